@@ -27,7 +27,7 @@ from posenc.extend.extension import export_variant, extend
 from posenc.extend.measure.samples import sample_windows
 from posenc.extend.options import Options
 from posenc.extend.variants.variant import WINDOW
-from posenc.hf.checkpoint.text import token_ids
+from posenc.hf.checkpoint.text import parse_token_ids
 from posenc.inspect.checkpoint.sheet import Request, measure_checkpoint
 from posenc.report.page.failure import RunFailed
 
@@ -131,7 +131,7 @@ def _try_family(family: str, auto: Any, scratch: Path) -> list[Row]:
     failed = [Row(family, "method", m, _kind(why), why) for m, why in outcome.failed.items()]
     worked = [Row(family, "method", m, WORKS, "") for m in outcome.measured]
     rows += worked + failed
-    windows = sample_windows(lambda text: token_ids(text, VOCABULARY), documents, TARGET, 1)
+    windows = sample_windows(lambda text: parse_token_ids(text, VOCABULARY), documents, TARGET, 1)
     for name, (variant, _) in outcome.measured.items():
         if name in ("none", WINDOW) or variant.needs_runtime:
             continue

@@ -13,7 +13,7 @@ from posenc.bench.cases import Case
 from posenc.bench.measure import Call
 from posenc.encodings import create
 from posenc.hf.attachment.attach import attach, shape_of
-from posenc.hf.capabilities import cache_argument
+from posenc.hf.capabilities import cache_argument_name
 from posenc.models.config import DecoderConfig
 from posenc.models.decoder import Decoder
 
@@ -29,7 +29,7 @@ def decode_calls(case: Case) -> dict[str, Call]:
         from transformers import DynamicCache
 
         model = _llama(case, attention).eval()
-        cache: dict[str, Any] = {str(cache_argument(model)): DynamicCache()}
+        cache: dict[str, Any] = {str(cache_argument_name(model)): DynamicCache()}
         model(prompt, **cache, logits_to_keep=1)
         return lambda: model(token, **cache)
 

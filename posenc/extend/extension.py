@@ -34,8 +34,8 @@ from posenc.extend.variants.candidates import (
 )
 from posenc.extend.variants.variant import DROPE, Variant, as_is
 from posenc.hf.checkpoint.loading import Checkpoint, load_checkpoint
-from posenc.hf.checkpoint.text import Windows, mask_token, text_encoder
-from posenc.hf.rope.apply import applied
+from posenc.hf.checkpoint.text import Windows, mask_token_id, text_encoder
+from posenc.hf.rope.apply import settings_applied
 from posenc.report.files.opened import remove_folder
 from posenc.report.page.failure import RunFailed, one_line
 from posenc.tasks.scoring import LEARNED
@@ -274,7 +274,7 @@ def _load(folder: str | Path, options: Options) -> Checkpoint:
         dtype = "float32"  # steps of a small rate are lost where weights have eight bits
     checkpoint = load_checkpoint(folder, dtype=dtype, device=options.device)
     if checkpoint.masked:
-        mask_token(checkpoint.folder)  # raises before anything is measured
+        mask_token_id(checkpoint.folder)  # raises before anything is measured
     return checkpoint
 
 
@@ -318,7 +318,7 @@ def export_variant(run: _Run, outcome: Outcome, chosen: Variant, out: Path, prov
     if recipe is not None and recipe.distill and not checkpoint.masked:
         teacher = copy.deepcopy(checkpoint.model)  # before it is stretched
     # A map of positions is a server's: its config is written for the model as trained.
-    stretched = applied(checkpoint.model, chosen.settings, outcome.target)
+    stretched = settings_applied(checkpoint.model, chosen.settings, outcome.target)
     with stretched if chosen.extra else chosen.active():
         if recipe is not None:
             outcome.tuning_losses = _tune(run, chosen, recipe, teacher)
@@ -361,7 +361,7 @@ def _tune(run: _Run, chosen: Variant, recipe: TuneConfig, teacher: Any) -> list[
     stretched, whose predictions are kept; None to learn from the text alone."""
     checkpoint = run.checkpoint
     assert run.fitting is not None
-    masked = mask_token(checkpoint.folder) if checkpoint.masked else None
+    masked = mask_token_id(checkpoint.folder) if checkpoint.masked else None
     short_share = 1.0 if chosen.name == DROPE else recipe.short_share
     return tune(
         checkpoint.model,

@@ -19,7 +19,7 @@ from posenc.extend.variants.variant import DROPE
 from posenc.hf import tables
 from posenc.hf.checkpoint.files import read_config, tokenizer_files
 from posenc.hf.checkpoint.loading import DEVICES, DTYPES, Checkpoint
-from posenc.hf.rope.apply import other_frequencies, rotary_frequencies, rotating_switches
+from posenc.hf.rope.apply import attentions_with_rope_switch, frequencies_differ, rotary_frequencies
 from posenc.hf.rope.settings import EXTENDED_LAYERS
 from posenc.report.files.atomic import check_outputs
 from posenc.report.files.opened import remove_folder
@@ -173,7 +173,7 @@ def _check_positions(checkpoint: Checkpoint) -> None:
             f"{checkpoint.folder}: a {whole.model_type} model reads more than text; "
             f"save its language model ({text.model_type}) by itself and extend that."
         )
-    if not checkpoint.rotary and tables.find_table(checkpoint.model) is None:
+    if not checkpoint.rotary and tables.growable_table(checkpoint.model) is None:
         raise ValueError(
             f"{checkpoint.folder}: a {checkpoint.config.model_type} model has neither rotary "
             "settings in its config nor a table of positions that posenc knows."
@@ -192,7 +192,7 @@ def _check_method(checkpoint: Checkpoint, method: str, writes: bool, options: Op
 
 def _check_drope(checkpoint: Checkpoint, options: Options) -> None:
     """Raise ValueError if the rotation of this model cannot be dropped."""
-    if not rotating_switches(checkpoint.model):
+    if not attentions_with_rope_switch(checkpoint.model):
         raise ValueError(
             f"{checkpoint.folder}: a {checkpoint.config.model_type} config has no no_rope_layers, "
             "so that it cannot say that no layer rotates, and no stock tool would load it."
@@ -244,7 +244,7 @@ def _nothing_to_extend(checkpoint: Checkpoint) -> str | None:
         return "it has ALiBi instead of a rotation, whose bias is defined at any distance"
     if rotary and (reason := _rotation_unreached(checkpoint)):
         return reason
-    if other_frequencies(checkpoint.model, rotary):
+    if frequencies_differ(checkpoint.model, rotary):
         return (
             f"a {config.model_type} model runs other frequencies than its rotary keys say to other "
             "models"

@@ -16,17 +16,17 @@ def is_cache(value: Any) -> bool:
     return hasattr(value, "get_seq_length") and not isinstance(value, nn.Module)
 
 
-def cache_among(values: Iterable[Any]) -> Any:
+def find_cache(values: Iterable[Any]) -> Any:
     """Return the KV cache among the arguments of a forward; None if there is none."""
     return next((value for value in values if is_cache(value)), None)
 
 
-def takes(model: nn.Module, name: str) -> bool:
+def forward_takes(model: nn.Module, name: str) -> bool:
     """Return True if the model's forward has an argument of this name."""
     return name in signature(model.forward).parameters
 
 
-def cache_argument(model: nn.Module) -> str | None:
+def cache_argument_name(model: nn.Module) -> str | None:
     """Return the name under which the model's forward takes a KV cache; None if it takes none.
 
     >>> from transformers import GPT2Config, GPT2Model
@@ -34,18 +34,18 @@ def cache_argument(model: nn.Module) -> str | None:
     >>> cache_argument(gpt2) in CACHE_ARGUMENTS
     True
     """
-    return next((name for name in CACHE_ARGUMENTS if takes(model, name)), None)
+    return next((name for name in CACHE_ARGUMENTS if forward_takes(model, name)), None)
 
 
-def continued(model: nn.Module, out: Any) -> dict[str, Any]:
+def arguments_for_next_step(model: nn.Module, out: Any) -> dict[str, Any]:
     """Return the arguments with which the model's next forward goes on from the cache in its output
     `out`. Empty if there is none, or the forward takes none."""
-    name = cache_argument(model)
-    cache = cache_among(out.values())
+    name = cache_argument_name(model)
+    cache = find_cache(out.values())
     return {} if name is None or cache is None else {name: cache, "use_cache": True}
 
 
-def chunks_each_text() -> bool:
+def counts_chunks_per_text() -> bool:
     """Return True if this transformers counts the chunks of chunked attention in each text of a
     packed row; others count them in the whole row."""
     from transformers import masking_utils
@@ -53,12 +53,13 @@ def chunks_each_text() -> bool:
     return hasattr(masking_utils, "packed_sequence_compatibility_function")
 
 
-def static_cache(model: Any, length: int, source_length: int = 0) -> dict[str, Any]:
-    """Return the argument with an empty cache of `length` tokens, as compiled generation makes it.
-    Empty if the model supports none. source_length: tokens that an encoder has read."""
+def static_cache_argument(model: Any, length: int, source_length: int = 0) -> dict[str, Any]:
+    """Return the argument {name: cache} with an empty cache for `length` tokens, as compiled
+    generation makes it; {} if the model supports none. source_length: tokens that an encoder has
+    read."""
     from transformers import EncoderDecoderCache, StaticCache
 
-    name = cache_argument(model)
+    name = cache_argument_name(model)
     if name is None or not getattr(model, "_can_compile_fullgraph", False):
         return {}
     config = model.config.get_text_config(decoder=True)
@@ -69,7 +70,7 @@ def static_cache(model: Any, length: int, source_length: int = 0) -> dict[str, A
     return {name: cache}
 
 
-def places_in_cache(given: dict[str, Any]) -> dict[str, Any]:
+def cache_update_options(given: dict[str, Any]) -> dict[str, Any]:
     """Return the options of `Cache.update` that say where a static cache stores the new tokens.
     Empty from transformers 5.4 on, where a cache counts its tokens itself.
 
@@ -80,17 +81,18 @@ def places_in_cache(given: dict[str, Any]) -> dict[str, Any]:
     return {} if index is None else {"cache_kwargs": {"cache_position": index}}
 
 
-def queries_requested(request: dict[str, Any]) -> tuple[int, Any]:
-    """Return the number of queries for which a mask is requested, and the index of the first."""
+def query_count_and_offset(request: dict[str, Any]) -> tuple[int, Any]:
+    """Return the number of queries for which a mask is requested, and the index of the first.
+    request: arguments that transformers hands to a mask function."""
     if "cache_position" in request:  # before transformers 5.4: the index of every query
         indices = request["cache_position"]
         return len(indices), indices[0]
     return request["q_length"], request.get("q_offset", 0)
 
 
-def padding_requested(request: dict[str, Any]) -> Tensor | None:
+def requested_padding_mask(request: dict[str, Any]) -> Tensor | None:
     """Return the padding mask of a requested mask, (batch, keys), indexed from the first token on;
-    None if there is none."""
+    None if there is none. request: arguments that transformers hands to a mask function."""
     from transformers.masking_utils import prepare_padding_mask
 
     # transformers 4 cuts off the tokens that have left a window, unless asked not to.
@@ -100,6 +102,7 @@ def padding_requested(request: dict[str, Any]) -> Tensor | None:
     return prepare_padding_mask(request.get("attention_mask"), keys, offset, **whole)
 
 
-def validate(config: Any) -> None:
-    """Let a config of transformers check itself. Early releases of 5 check its rotary keys only."""
+def validate_config(config: Any) -> None:
+    """Make a config of transformers check itself; it raises for values that it does not take. Early
+    releases of 5 check its rotary keys only."""
     (getattr(config, "validate", None) or config.validate_rope)()

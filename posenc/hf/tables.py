@@ -42,7 +42,11 @@ METHODS: dict[str, tuple[str, Callable[..., Tensor]]] = {
 
 @dataclass(frozen=True)
 class PositionTable:
-    """Describe a model's position table: its module, and how the config counts its rows."""
+    """Describe a model's position table: its module, and how the config counts its rows.
+
+    key: config key of its length. offset_rows: leading rows without a position. counted_rows: how
+    many of these the config's length counts.
+    """
 
     module: nn.Embedding
     key: str
@@ -55,12 +59,12 @@ class PositionTable:
         return self.module.weight.shape[0] - self.offset_rows
 
 
-def find_table(model: Any) -> PositionTable | None:
-    """Return the position table of a model of FAMILIES; None for others.
+def growable_table(model: Any) -> PositionTable | None:
+    """Return the position table of a model of FAMILIES, which can be lengthened; None for others.
 
     Raises: ValueError for a BERT whose config asks for relative positions as well.
     """
-    table = table_of(model)
+    table = position_table(model)
     if table is None:
         return None
     kind = getattr(model.config, "position_embedding_type", None) or "absolute"
@@ -72,7 +76,7 @@ def find_table(model: Any) -> PositionTable | None:
     return table
 
 
-def table_of(model: Any) -> PositionTable | None:
+def position_table(model: Any) -> PositionTable | None:
     """Return the position table of a model of FAMILIES, even if it has other positions too."""
     if model.config.model_type not in FAMILIES:
         return None
@@ -90,9 +94,10 @@ def table_of(model: Any) -> PositionTable | None:
 
 
 @contextmanager
-def grown(model: Any, method: str, length: int) -> Iterator[nn.Module]:
-    """Lengthen the model's table to `length` positions inside the block, and restore it after."""
-    table = find_table(model)
+def lengthened_table(model: Any, method: str, length: int) -> Iterator[nn.Module]:
+    """Lengthen the model's table to `length` positions inside the block, by a method of METHODS,
+    and restore it after. The config and buffers with a column for each position follow it."""
+    table = growable_table(model)
     assert table is not None
     module = table.module
     weight = module.weight
@@ -101,18 +106,18 @@ def grown(model: Any, method: str, length: int) -> Iterator[nn.Module]:
     maximum = getattr(config, table.key)
     # Older GPT-2 configs say the length twice, and llama.cpp's converter reads the other one.
     keys = [key for key in (table.key, "n_ctx") if getattr(config, key, None) == maximum]
-    grow_table = METHODS[method][1]
+    lengthen = METHODS[method][1]
     with torch.no_grad():
-        longer = grow_table(weight.detach(), length, offset_rows=table.offset_rows)
+        longer = lengthen(weight.detach(), length, offset_rows=table.offset_rows)
     before = table.length + table.counted_rows
     after = length + table.counted_rows
-    buffers = _buffers_of_positions(model, before)
+    buffers = _position_buffers(model, before)
     module.weight = nn.Parameter(longer)
     module.num_embeddings = len(longer)
     for key in keys:
         setattr(config, key, after)
     for owner, name, buffer in buffers:
-        setattr(owner, name, _lengthened(name, buffer, after))
+        setattr(owner, name, _longer_buffer(name, buffer, after))
     try:
         yield model
     finally:
@@ -125,14 +130,14 @@ def grown(model: Any, method: str, length: int) -> Iterator[nn.Module]:
 
 
 class _Buffer(NamedTuple):
-    """A buffer of a module, (..., positions)."""
+    """A buffer (..., positions) and where it is: the attribute `name` of the module `owner`."""
 
     owner: nn.Module
     name: str
     values: Tensor
 
 
-def _buffers_of_positions(model: nn.Module, length: int) -> list[_Buffer]:
+def _position_buffers(model: nn.Module, length: int) -> list[_Buffer]:
     """Return the buffers with one column per position, as in BERT."""
     return [
         _Buffer(owner, name, buffer)
@@ -142,8 +147,9 @@ def _buffers_of_positions(model: nn.Module, length: int) -> list[_Buffer]:
     ]
 
 
-def _lengthened(name: str, buffer: Tensor, length: int) -> Tensor:
-    """Return a buffer (1, length) like this one: positions, or the type 0 for all tokens."""
+def _longer_buffer(name: str, buffer: Tensor, length: int) -> Tensor:
+    """Return a buffer (1, length) for the buffer of this name: positions 0, 1, ..., or token type 0
+    everywhere."""
     if name == "position_ids":
         return torch.arange(length, device=buffer.device).expand(1, -1)
     return buffer.new_zeros(1, length)

@@ -29,7 +29,7 @@ from posenc.extend.variants.position_maps import position_maps
 from posenc.hf import tables
 from posenc.hf.checkpoint.loading import load_checkpoint
 from posenc.hf.checkpoint.text import Windows
-from posenc.hf.rope.apply import applied, rotary_frequencies
+from posenc.hf.rope.apply import rotary_frequencies, settings_applied
 from posenc.report.page.failure import RunFailed
 from posenc.report.page.page import page_of
 from posenc.report.page.report import as_json
@@ -432,7 +432,7 @@ TABLES = {
 @pytest.mark.parametrize(("family", "method"), [("gpt2", "hierarchical"), ("opt", "interpolate")])
 def test_a_learned_table_grows_and_the_export_is_proved(family, method, tmp_path):
     folder = save(family, tmp_path / family, vocab_size=257, **TABLES[family])
-    old = tables.find_table(load_checkpoint(folder).model)
+    old = tables.growable_table(load_checkpoint(folder).model)
     assert old is not None
     assert old.length == LENGTH
     outcome = hf.extend(
@@ -440,7 +440,7 @@ def test_a_learned_table_grows_and_the_export_is_proved(family, method, tmp_path
     )
     assert outcome.proof is not None
     assert outcome.proof.logits_error < 1e-5
-    new = tables.find_table(load_checkpoint(tmp_path / "out").model)
+    new = tables.growable_table(load_checkpoint(tmp_path / "out").model)
     assert new is not None
     assert new.length == TARGET
     config = json.loads((tmp_path / "out" / "config.json").read_text())
@@ -477,7 +477,7 @@ def test_a_grown_table_is_read_and_put_back(family, method, tmp_path, windows):
     model = load_checkpoint(save(family, tmp_path / family, vocab_size=257, **TABLES[family])).model
     with torch.inference_mode():
         before = model(windows.tokens[:1, :LENGTH]).logits
-        with tables.grown(model, method, TARGET):
+        with tables.lengthened_table(model, method, TARGET):
             assert model(windows.tokens[:1]).logits.isfinite().all()
             grown = model(windows.tokens[:1, :LENGTH]).logits
         after = model(windows.tokens[:1, :LENGTH]).logits
@@ -552,7 +552,7 @@ def test_evaluate_measures_a_folder_as_it_is(llama):
 
 def test_applied_settings_are_undone_after_an_error(llama):
     checkpoint = load_checkpoint(llama)
-    with pytest.raises(KeyError), applied(checkpoint.model, checkpoint.rotary, TARGET):
+    with pytest.raises(KeyError), settings_applied(checkpoint.model, checkpoint.rotary, TARGET):
         raise KeyError
     assert checkpoint.trained_length == LENGTH
 

@@ -16,7 +16,7 @@ from posenc.extend.variants import position_maps as maps
 from posenc.extend.variants.methods import METHODS, Method
 from posenc.extend.variants.position_maps import position_maps
 from posenc.hf.checkpoint.loading import load_checkpoint
-from posenc.hf.rope.apply import applied, rotary_frequencies
+from posenc.hf.rope.apply import rotary_frequencies, settings_applied
 from posenc.report.page.failure import RunFailed
 from tests.hf_models import COMMON, LENGTH, save
 from tests.hf_models import WORDS as DOCUMENTS
@@ -219,7 +219,7 @@ def test_a_linear_scaling_of_the_training_is_kept_and_stretched_further(tmp_path
     for method in ("linear", "ntk", "yarn", "llama3", "by-parts", "proportional"):
         settings = methods.stretch(checkpoint.rotary, METHODS[method], 2 * LENGTH)
         meant = [float(f) for f in settings[0].frequencies().inv_freq]
-        with applied(checkpoint.model, settings, 2 * LENGTH) as model:
+        with settings_applied(checkpoint.model, settings, 2 * LENGTH) as model:
             assert rotary_frequencies(model)[None][0].tolist() == pytest.approx(meant)
     out = tmp_path / "out"
     hf.extend(folder, 2 * LENGTH, DOCUMENTS, method="linear", out=out, options=QUICK)

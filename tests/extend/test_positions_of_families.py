@@ -16,7 +16,12 @@ from posenc.extend.tune import tuning
 from posenc.extend.tune.config import TuneConfig
 from posenc.extend.variants.methods import METHODS, stretch
 from posenc.hf.checkpoint.loading import load_checkpoint
-from posenc.hf.rope.apply import applied, other_frequencies, rebuild_rotary, rotary_frequencies
+from posenc.hf.rope.apply import (
+    frequencies_differ,
+    rebuild_rotary_modules,
+    rotary_frequencies,
+    settings_applied,
+)
 from posenc.hf.rope.settings import RopeSetting
 from posenc.inspect.checkpoint.positions import Rotation
 from posenc.inspect.checkpoint.sheet import Request, measure_checkpoint
@@ -92,9 +97,9 @@ def test_the_frequencies_are_those_that_the_model_runs(name, tmp_path):
         skip_if_yarn_is_for_all_layers()
     family, options = FAMILIES[name]
     checkpoint = load_checkpoint(save(family, tmp_path / family, **options))
-    if name == "a fixed alpha" and other_frequencies(checkpoint.model, checkpoint.rotary):
-        rebuild_rotary(checkpoint.model)
-        assert not other_frequencies(checkpoint.model, checkpoint.rotary)
+    if name == "a fixed alpha" and frequencies_differ(checkpoint.model, checkpoint.rotary):
+        rebuild_rotary_modules(checkpoint.model)
+        assert not frequencies_differ(checkpoint.model, checkpoint.rotary)
         pytest.skip("this transformers computes alpha's frequencies, and loses them as it loads")
     running = rotary_frequencies(checkpoint.model)
     assert checkpoint.rotary
@@ -104,7 +109,7 @@ def test_the_frequencies_are_those_that_the_model_runs(name, tmp_path):
         expected = torch.tensor([float(f) for f in said.inv_freq])
         torch.testing.assert_close(inv_freq, expected, rtol=1e-6, atol=1e-12)
         assert scale == pytest.approx(said.attention_factor, rel=1e-6)
-    assert not other_frequencies(checkpoint.model, checkpoint.rotary)
+    assert not frequencies_differ(checkpoint.model, checkpoint.rotary)
 
 
 def test_a_model_that_runs_other_frequencies_is_refused(tmp_path):
@@ -114,9 +119,9 @@ def test_a_model_that_runs_other_frequencies_is_refused(tmp_path):
     for wrong in (1.001, float("nan")):
         kept = inv_freq.clone()
         inv_freq[1] *= wrong
-        assert other_frequencies(checkpoint.model, checkpoint.rotary)
+        assert frequencies_differ(checkpoint.model, checkpoint.rotary)
         inv_freq.copy_(kept)
-    assert not other_frequencies(checkpoint.model, checkpoint.rotary)
+    assert not frequencies_differ(checkpoint.model, checkpoint.rotary)
 
 
 def test_a_model_whose_code_does_not_take_a_method_is_not_measured_with_it(tmp_path):
@@ -125,10 +130,10 @@ def test_a_model_whose_code_does_not_take_a_method_is_not_measured_with_it(tmp_p
     wanted = stretch(checkpoint.rotary, METHODS["ntk"], TARGET)
     with (
         pytest.raises(ValueError, match="granite_swa model does not take these frequencies"),
-        applied(checkpoint.model, wanted, TARGET),
+        settings_applied(checkpoint.model, wanted, TARGET),
     ):
         pass
-    assert not other_frequencies(checkpoint.model, checkpoint.rotary)
+    assert not frequencies_differ(checkpoint.model, checkpoint.rotary)
 
 
 FAR = ["sliding_attention", "full_attention"]
@@ -353,10 +358,10 @@ def test_a_config_that_transformers_would_not_load_is_not_measured(tmp_path):
     )
     with (
         pytest.raises(ValueError, match="transformers would not load a gemma4_text config"),
-        applied(checkpoint.model, lists, TARGET),
+        settings_applied(checkpoint.model, lists, TARGET),
     ):
         pass
-    assert not other_frequencies(checkpoint.model, checkpoint.rotary)
+    assert not frequencies_differ(checkpoint.model, checkpoint.rotary)
 
 
 def test_a_share_that_attention_reads_too_is_written_as_lists(tmp_path):

@@ -20,7 +20,7 @@ from posenc.extend.tune.tuning import STATE
 from posenc.extend.variants.methods import METHODS, stretch
 from posenc.hf.checkpoint.loading import load_checkpoint
 from posenc.hf.checkpoint.text import Windows
-from posenc.hf.rope.apply import applied
+from posenc.hf.rope.apply import settings_applied
 from tests.hf_models import LENGTH, OTHERS, save
 from tests.hf_models import WORDS as DOCUMENTS
 
@@ -59,7 +59,9 @@ class Tuning:
                 raise KeyboardInterrupt
 
         settings = stretch(checkpoint.rotary, METHODS[method], target)
-        with applied(model, settings, target) if checkpoint.rotary else torch.enable_grad():
+        with (
+            settings_applied(model, settings, target) if checkpoint.rotary else torch.enable_grad()
+        ):
             text = windows() if text is None else text
             losses = tuning.tune(model, text, LENGTH, config, self.state, progress, **options)
             return losses, {name: p.detach().clone() for name, p in model.state_dict().items()}

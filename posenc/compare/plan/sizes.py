@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from posenc.compare.options import Options
-from posenc.hf.checkpoint.config_values import text_config
+from posenc.hf.checkpoint.config_values import read_text_config
 
 DEFAULTS = {"width": 128, "layers": 4, "heads": 4}
 _KEYS = {
@@ -33,7 +33,7 @@ def sizes_of(options: Options) -> dict[str, int]:
     else:
         path = Path(options.config)
         path = path / "config.json" if path.is_dir() else path
-        of_config = _of_config(text_config(path), path, options.small, from_options)
+        of_config = _of_config(read_text_config(path), path, options.small, from_options)
         sizes = {**of_config, **from_options}
         if "heads" in from_options and "kv_heads" not in from_options:
             sizes["kv_heads"] = _shared_alike(of_config, from_options["heads"], path)

@@ -21,7 +21,7 @@ from posenc.compare.trial.material import task_of, train_tokens
 from posenc.compare.trial.objectives import objective_of
 from posenc.compare.trial.windows import read_split
 from posenc.encodings import create
-from posenc.hf.checkpoint.llama import export_llama, expressible
+from posenc.hf.checkpoint.llama import can_export_llama, export_llama
 from posenc.models import Decoder
 from posenc.report.files.atomic import write_atomically
 from posenc.report.machine import machine
@@ -71,7 +71,7 @@ def run_trial(
     # Copies, because layers may share a parameter, and safetensors refuses shared memory.
     weights = {name: value.cpu().clone() for name, value in model.state_dict().items()}
     write_atomically(folder / WEIGHTS, save(weights))
-    if task is None and type(model) is Decoder and expressible(model):
+    if task is None and type(model) is Decoder and can_export_llama(model):
         export_llama(model, folder / "huggingface", max_positions=config.train_length)
     save_result(folder, result)
     checkpoint.clear_checkpoint(folder)

@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import save
 from torch import Tensor
 
-from posenc.hf.capabilities import cache_argument
+from posenc.hf.capabilities import cache_argument_name
 from posenc.hf.checkpoint.loading import Checkpoint
 from posenc.hf.rope.apply import rotary_frequencies
 from posenc.report.files.atomic import write_atomically
@@ -104,7 +104,7 @@ class Prover:
         write_atomically(reference, save(expected))
         kind = "masked" if masked else "causal"
         dtype = str(model.dtype).removeprefix("torch.")
-        cache = cache_argument(model)
+        cache = cache_argument_name(model)
         asked = [str(folder.resolve()), str(reference), kind, dtype, str(model.device), cache]
         running = self.start()
         output, errors = running.communicate(json.dumps(asked))

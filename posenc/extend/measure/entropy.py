@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from posenc.hf.capabilities import continued
+from posenc.hf.capabilities import arguments_for_next_step
 
 BLOCK = 256
 """Queries at a time."""
@@ -53,7 +53,7 @@ def attention_entropy(model: Any, tokens: Tensor, *, whole: bool = False) -> Ten
         cache: dict[str, Any] = {} if whole else {"use_cache": True}
         for piece in [tokens] if whole else tokens.split(BLOCK, dim=1):
             out = model(piece, **cache)
-            cache = {} if whole else continued(model, out)
+            cache = {} if whole else arguments_for_next_step(model, out)
             if not layers:
                 return None
             pieces.append(torch.stack([layer.float().cpu() for layer in layers]).mean(0))

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from posenc.hf.capabilities import continued
+from posenc.hf.capabilities import arguments_for_next_step
 from posenc.hf.checkpoint.loading import text_config_of
 
 LOGITS_BUDGET = 1 << 24
@@ -88,7 +88,7 @@ def next_token_losses(model: Any, tokens: Tensor, *, whole: bool = False) -> Ten
     losses = []
     for start in range(0, length - 1, piece):
         out = model(tokens[:, start : start + piece], **cache)
-        cache = continued(model, out)
+        cache = arguments_for_next_step(model, out)
         targets = tokens[:, start + 1 : start + piece + 1]
         losses.append(_nats(out.logits[:, : targets.shape[1]], targets))
     return torch.cat(losses, dim=1)

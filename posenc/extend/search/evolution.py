@@ -17,7 +17,7 @@ from posenc.extend.restart import identity, read_sealed, write_sealed
 from posenc.extend.search.genome import Genome, apply_genome, monotone
 from posenc.extend.variants.methods import METHODS, stretch
 from posenc.hf.checkpoint.text import Windows
-from posenc.hf.rope.apply import applied
+from posenc.hf.rope.apply import settings_applied
 from posenc.hf.rope.settings import EXTENDED_LAYERS, RopeSetting
 
 SHORT_WEIGHT = 1.75
@@ -64,7 +64,7 @@ class Probe:
         length = tokens.shape[1]
         settings = apply_genome(self.settings, genome, length)
         try:
-            with applied(self.reader.model, settings, length):
+            with settings_applied(self.reader.model, settings, length):
                 losses = self.reader.all_losses(tokens[:first]).numpy()
                 early = self._weighted_loss(losses - self.reference[:first])
                 if early > bar:

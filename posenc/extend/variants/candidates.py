@@ -23,7 +23,7 @@ from posenc.extend.variants.variant import (
 )
 from posenc.hf import tables
 from posenc.hf.checkpoint.loading import Checkpoint
-from posenc.hf.checkpoint.text import Windows, mask_token
+from posenc.hf.checkpoint.text import Windows, mask_token_id
 
 SEARCH_WINDOWS = 36
 Builders = dict[str, Callable[[], Variant]]
@@ -86,7 +86,7 @@ def _search(
 ) -> Variant:
     """Search frequencies, or go on with a search that was stopped."""
     state = None if options.state is None else options.state / "search.json"
-    masked = mask_token(checkpoint.folder) if checkpoint.masked else None
+    masked = mask_token_id(checkpoint.folder) if checkpoint.masked else None
     search = Search(
         Reader(checkpoint.model, masked),
         checkpoint.rotary,
@@ -115,7 +115,7 @@ def measure_variant(
         for n in _doublings(trained // 4, windows.tokens.shape[1])
         if options.targets < n <= longest
     ]
-    masked = mask_token(checkpoint.folder) if checkpoint.masked else None
+    masked = mask_token_id(checkpoint.folder) if checkpoint.masked else None
     passkey, tasks = _task_grids(tuple(lengths), options, encode)
     # Neither a masked model nor a window is asked for what stands far back.
     only_losses = masked is not None or variant.window is not None

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from posenc.encodings import rope_scaling as rs
 from posenc.hf.rope.settings import EXTENDED_LAYERS, RopeSetting
-from posenc.hf.rope.write import STANDSTILL
+from posenc.hf.rope.write import NO_ROTATION_DIVISOR
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ def _clipped(setting: RopeSetting, factor: float) -> rs.Scaling:
     kept, pairs = _count_turned(setting)
     last = max(1, pairs - kept - 1)
     soft = [(1 + math.cos(math.pi * k / last)) / 2 for k in range(pairs - kept)]
-    divisors = (1.0,) * kept + tuple(1 / s if s else STANDSTILL for s in soft)
+    divisors = (1.0,) * kept + tuple(1 / s if s else NO_ROTATION_DIVISOR for s in soft)
     return rs.LongRoPE(
         max(1.0, factor), setting.original_length, divisors, divisors, attention_factor=1.0
     )

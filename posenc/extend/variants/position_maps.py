@@ -11,7 +11,7 @@ from posenc.encodings import DualChunk, PositionMap, ReRoPE, SelfExtend
 from posenc.encodings import rope_scaling as rs
 from posenc.extend.variants.variant import Variant
 from posenc.hf.attachment.attach import attached
-from posenc.hf.attachment.attention import exchangeable
+from posenc.hf.attachment.attention import attention_is_replaceable
 from posenc.hf.checkpoint.loading import Checkpoint
 from posenc.hf.rope.settings import head_size
 from posenc.report.page.failure import one_line
@@ -37,7 +37,7 @@ def position_maps(checkpoint: Checkpoint, target: int) -> list[Variant]:
         and checkpoint.rotary[0].layer_type is None
         and not getattr(checkpoint.config, "no_rope_layers", None)
     )
-    if not is_alike or not exchangeable(model):
+    if not is_alike or not attention_is_replaceable(model):
         return []
     setting = checkpoint.rotary[0]
     trained = checkpoint.trained_length

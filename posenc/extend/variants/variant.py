@@ -13,7 +13,7 @@ from posenc.extend.search.genome import apply_genome
 from posenc.extend.variants.methods import METHODS, stretch
 from posenc.hf import tables
 from posenc.hf.checkpoint.loading import Checkpoint
-from posenc.hf.rope.apply import applied, dropped
+from posenc.hf.rope.apply import rotation_dropped, settings_applied
 from posenc.hf.rope.settings import RopeSetting
 
 WINDOW, DROPE = "window", "drope"
@@ -43,7 +43,7 @@ def as_is(checkpoint: Checkpoint) -> Variant:
     """Return the unchanged checkpoint; a position table limits what it can read."""
     model = checkpoint.model
     summary = METHODS["none"].summary
-    limit = None if tables.find_table(model) is None else checkpoint.trained_length
+    limit = None if tables.growable_table(model) is None else checkpoint.trained_length
     return Variant("none", summary, lambda: nullcontext(model), checkpoint.rotary, limit=limit)
 
 
@@ -66,7 +66,7 @@ def rope_variant(checkpoint: Checkpoint, name: str, target: int) -> Variant:
     method = METHODS[name]
     settings = stretch(checkpoint.rotary, method, target)
     maximum = checkpoint.trained_length if method.keeps_maximum else target
-    active = partial(applied, checkpoint.model, settings, maximum)
+    active = partial(settings_applied, checkpoint.model, settings, maximum)
     return Variant(name, method.summary, active, settings, method.cache_safe)
 
 
@@ -77,13 +77,13 @@ def dropped_variant(checkpoint: Checkpoint, target: int) -> Variant:
     Source: Gelberg et al. 2025, arXiv:2512.12167.
     """
     summary = "no layer rotates, recalibrated at the training length"
-    return Variant(DROPE, summary, lambda: dropped(checkpoint.model, target))
+    return Variant(DROPE, summary, lambda: rotation_dropped(checkpoint.model, target))
 
 
 def table_variant(checkpoint: Checkpoint, name: str, target: int) -> Variant:
     """Return a longer table of learned positions."""
     summary = tables.METHODS[name][0]
-    return Variant(name, summary, lambda: tables.grown(checkpoint.model, name, target))
+    return Variant(name, summary, lambda: tables.lengthened_table(checkpoint.model, name, target))
 
 
 def searched_variant(checkpoint: Checkpoint, best: Found, target: int) -> Variant:
@@ -95,5 +95,5 @@ def searched_variant(checkpoint: Checkpoint, best: Found, target: int) -> Varian
         f"{best.genome.temperature**2:.3f}"
     )
     return Variant(
-        "search", summary, partial(applied, checkpoint.model, settings, target), settings
+        "search", summary, partial(settings_applied, checkpoint.model, settings, target), settings
     )

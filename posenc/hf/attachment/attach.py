@@ -1,26 +1,27 @@
 """Attach an encoding to a stock model of transformers, and detach it again.
 
-`attach` changes three kinds of things and records them in an Attachment, from which `_undo`
-restores the model: the attention implementation of its configs, hooks, and attributes. Then each
-forward of the model runs like this (file.function; what it sets or reads in calls.py):
+`attach` changes three kinds of things and records them in an Attachment, from which
+`_restore_model` restores the model: the attention implementation of its configs, hooks, and
+attributes. Then each forward of the model runs like this (in hooks.py unless another file is
+named; what it sets or reads is in calls.py):
 
-    model            hooks.note_ids       sets GIVEN_IDS, if its own code may drop position_ids
-    stack of layers  hooks.begin          sets FORWARD: positions, prepared encoding
-      embeddings     hooks.embedded       reads FORWARD: adds the encoding to token embeddings
-      own positions  own_positions        gives an identity rotation, zeros of a table, no bias
-      mask           attention.lazy_mask  reads FORWARD and keeps it, for recomputed layers
-      attention      hooks.enter          reads FORWARD, sets ATTENDING: encoding, states
-        cache        cached.Update        reads ATTENDING: stores positions and states with the
-                                          keys, and writes those of all keys to it
+    model            note_position_ids    sets GIVEN_IDS, if its own code may drop position_ids
+    stack of layers  begin_stack          sets FORWARD: positions, prepared encoding
+      embeddings     encode_embeddings    reads FORWARD: adds the encoding to token embeddings
+      own positions  own_positions.py     gives an identity rotation, zeros of a table, no bias
+      mask           attention.build_mask reads FORWARD and keeps it, for recomputed layers
+      attention      enter_attention      reads FORWARD, sets ATTENDING: encoding, states
+        cache        cached.PositionedUpdate  reads ATTENDING: stores positions and states with
+                                          the keys, and writes those of all keys to it
         interface    attention.attend     reads ATTENDING: calls posenc.attention
-                     hooks.leave          clears ATTENDING, also after an exception; refuses an
+                     leave_attention      clears ATTENDING, also after an exception; refuses an
                                           attention that posenc's did not compute
-                     hooks.end            clears FORWARD, also after an exception
-                     hooks.forget_ids     clears GIVEN_IDS, so too
+                     end_stack            clears FORWARD, also after an exception
+                     forget_position_ids  clears GIVEN_IDS, so too
 
 FORWARD and ATTENDING are context variables: each thread has its own. A cache gets its new `update`
-from cached.watch, which hooks.enter calls. find.trial sets TRIAL while `attach` tries the model:
-attention.attend then lists the calls that it gets.
+from cached.install_update, which enter_attention calls. find.recorded_attention sets TRIAL while
+`attach` tries the model: attention.attend then lists the calls that it gets.
 """
 
 from collections.abc import Iterator, Sequence
@@ -42,9 +43,16 @@ from posenc.encodings import (
 from posenc.hf.attachment import hooks, own_positions
 from posenc.hf.attachment.attention import NAME, register_attention
 from posenc.hf.attachment.calls import ATTACHMENT, CARRIES, COUNTS, ENCODING, HOOKED, LAYER
-from posenc.hf.attachment.find import Stack, example_of, run, shape_from, trial, try_out
+from posenc.hf.attachment.find import (
+    Stack,
+    build_example,
+    find_stacks,
+    recorded_attention,
+    run_in_evaluation,
+    stack_shape,
+)
 from posenc.hf.attachment.proof import prove
-from posenc.hf.attachment.save import save_beside
+from posenc.hf.attachment.save import hook_save_pretrained
 
 Own = Literal["replace", "keep"]
 
@@ -53,7 +61,9 @@ Own = Literal["replace", "keep"]
 class Attachment:
     """Record what `attach` changed, for `detach`: plain data, which a copy of the model copies too.
 
-    stacks: the modules whose layers have an encoding; an encoder before its decoder.
+    own: whether the model's own positions are removed or kept. stacks: the modules whose layers
+    have an encoding; an encoder before its decoder. handles: of hooks, which remove them.
+    implementations: each config of the model, with the attention implementation that it had.
     """
 
     own: Own
@@ -117,10 +127,10 @@ def attach(
     >>> posenc.hf.detach(model)[0]
     ALiBi(num_heads=4)
     """
-    return _attach(model, encoding, decoder, own, example, check=check)
+    return _attach_or_restore(model, encoding, decoder, own, example, check=check)
 
 
-def _attach(
+def _attach_or_restore(
     model: Any,
     encoding: PositionEncoding | str | None,
     decoder: PositionEncoding | str | None,
@@ -130,41 +140,52 @@ def _attach(
     alone: bool = True,
     check: bool = True,
 ) -> Any:
-    """Attach like `attach`. alone: raise if other layers depend on the order of tokens."""
+    """Attach the encodings and return the model, as `attach` does; after an exception the model is
+    as it was.
+
+    alone: raise if anything but the encoding, such as Mamba's layers, depends on the order of
+    tokens. example: None for the input that `build_example` makes. The others are those of
+    `attach`.
+    """
     _check_arguments(model, own, check)
-    example = example_of(model) if example is None else example
+    example = build_example(model) if example is None else example
     attachment = Attachment(own)
     setattr(model, ATTACHMENT, attachment)
     try:
-        stacks = _reach(model, attachment, example)
-        encodings = _encodings_of(model, stacks, encoding, decoder, example)
+        stacks = _replace_attention(model, attachment, example)
+        encodings = _resolve_stack_encodings(model, stacks, encoding, decoder, example)
+        # What is left of the model's own positions shows only before the encoding is hooked in.
         if own == "replace":
             for stack in stacks:
-                attachment.handles += own_positions.hide(stack.module, model)
+                attachment.handles += own_positions.disable_positions(stack.module, model)
             if alone:
-                own_positions.refuse_rest(model, stacks, example)
+                own_positions.refuse_remaining_order(model, stacks, example)
         else:
             for stack in stacks:
-                _keep_positions(attachment, stack.module, model)
+                _prepare_kept_positions(attachment, stack.module, model)
         for stack, stack_encoding in zip(stacks, encodings, strict=True):
-            _hook_stack(attachment, stack, stack_encoding, _reads_tokens(stacks, stack, example))
-            _note_hooked(attachment, stack, model)
-        if not hooks.takes_ids(model):
+            _attach_to_stack(
+                attachment, stack, stack_encoding, _reads_tokens(stacks, stack, example)
+            )
+            _record_hooked_modules(attachment, stack, model)
+        if not hooks.takes_position_ids(model):
             attachment.handles += [
-                model.register_forward_pre_hook(hooks.note_ids, with_kwargs=True),
-                model.register_forward_hook(hooks.forget_ids, with_kwargs=True, always_call=True),
+                model.register_forward_pre_hook(hooks.note_position_ids, with_kwargs=True),
+                model.register_forward_hook(
+                    hooks.forget_position_ids, with_kwargs=True, always_call=True
+                ),
             ]
-        with trial():
-            run(model, example)
+        with recorded_attention():  # a forward that fails with the hooks must fail now
+            run_in_evaluation(model, example)
         order_is_attentions = own == "replace" and alone
         if not order_is_attentions:
             for stack in stacks:
-                _note_carried_texts(attachment, stack, model, example)
+                _record_text_mixing(attachment, stack, model, example)
         if check:
             prove(model, example)
-        save_beside(model)
+        hook_save_pretrained(model)
     except BaseException:
-        _undo(model)
+        _restore_model(model)
         raise
     return model
 
@@ -202,7 +223,7 @@ def detach(model: Any) -> tuple[PositionEncoding, ...]:
     if not hasattr(model, ATTACHMENT):
         raise ValueError("detach: the model has no encoding attached.")
     encodings = tuple(getattr(s, ENCODING) for s in getattr(model, ATTACHMENT).stacks)
-    _undo(model)
+    _restore_model(model)
     return encodings
 
 
@@ -215,7 +236,9 @@ def attached(
     stacks. alone=False allows layers that depend on order, such as Mamba's; the caller must then
     compare the model with the original. Decoding and padding are not compared, see `attach`."""
     two = model.config.is_encoder_decoder
-    _attach(model, encoding, encoding if two else None, own, None, alone=alone, check=False)
+    _attach_or_restore(
+        model, encoding, encoding if two else None, own, None, alone=alone, check=False
+    )
     try:
         yield model
     finally:
@@ -235,20 +258,20 @@ def shape_of(
     >>> posenc.create("fire", posenc.hf.shape_of(gpt2)).num_heads
     4
     """
-    example = example_of(model) if example is None else example
+    example = build_example(model) if example is None else example
     before = getattr(model, ATTACHMENT, None)
     attachment = Attachment("keep")
     setattr(model, ATTACHMENT, attachment)
     try:
-        stacks = _reach(model, attachment, example)
-        return shape_from(stacks[0 if encoder else -1], model.config)
+        stacks = _replace_attention(model, attachment, example)
+        return stack_shape(stacks[0 if encoder else -1], model.config)
     finally:
-        _undo(model)
+        _restore_model(model)
         if before is not None:
             setattr(model, ATTACHMENT, before)
 
 
-def _reach(model: Any, attachment: Attachment, example: dict[str, Any]) -> list[Stack]:
+def _replace_attention(model: Any, attachment: Attachment, example: dict[str, Any]) -> list[Stack]:
     """Set the model's attention implementation to posenc's, and return its stacks of layers.
 
     Raises: ValueError if the attention cannot be replaced, or if there are more stacks than
@@ -257,11 +280,12 @@ def _reach(model: Any, attachment: Attachment, example: dict[str, Any]) -> list[
     register_attention()
     configs = {id(m.config): m.config for m in model.modules() if hasattr(m, "config")}
     attachment.implementations = [(c, c._attn_implementation) for c in configs.values()]
-    for module, new in own_positions.without_bias(model):
+    for module, new in own_positions.attributes_without_bias(model):
         replaced = {name: vars(module)[name] for name in new if name in vars(module)}
         attachment.changed.append((module, new, replaced))
         vars(module).update(new)
     if model.config.model_type == "bloom":
+        # transformers ignores the request for BLOOM, whose own code bypasses its interface.
         for config in configs.values():
             config._attn_implementation = NAME
     else:
@@ -271,7 +295,7 @@ def _reach(model: Any, attachment: Attachment, example: dict[str, Any]) -> list[
             f"attach: the attention of {type(model).__name__} cannot be replaced: transformers "
             "has it outside its attention interface."
         )
-    stacks = try_out(model, example)
+    stacks = find_stacks(model, example)
     if len(stacks) != 1 + bool(model.config.is_encoder_decoder):
         names = ", ".join(type(stack.module).__name__ for stack in stacks)
         raise ValueError(
@@ -281,31 +305,36 @@ def _reach(model: Any, attachment: Attachment, example: dict[str, Any]) -> list[
     return stacks
 
 
-def _encodings_of(
+def _resolve_stack_encodings(
     model: Any,
     stacks: Sequence[Stack],
     encoding: PositionEncoding | str | None,
     decoder: PositionEncoding | str | None,
     example: dict[str, Any],
 ) -> list[PositionEncoding]:
-    """Return the encoding of each stack, with one for every layer if its scope is a layer.
+    """Return one encoding for each stack, built from its name if it is a string. One of scope
+    "layer" comes as a PerLayer, with a copy for each attention.
 
-    Raises: ValueError if one does not fit its stack.
+    encoding, decoder: as in `attach`. Raises: ValueError if one does not fit its stack, or if
+    `decoder` is missing or there is no decoder for it.
     """
     if (decoder is not None) != (len(stacks) == 2):
         wanted = "two stacks: give decoder= too" if len(stacks) == 2 else "one stack: no decoder="
         raise ValueError(f"attach: {type(model).__name__} has {wanted}.")
     encodings = []
+    # Not strict: a single stack leaves `decoder` over, which is None here.
     for stack, chosen in zip(stacks, (encoding, decoder), strict=False):
         if isinstance(chosen, str):
-            chosen = create(chosen, shape_from(stack, model.config))
+            chosen = create(chosen, stack_shape(stack, model.config))
         stack_encoding = require_encoding("attach", chosen)
-        _check_fits(stack_encoding, stack, model, _reads_tokens(stacks, stack, example))
+        _refuse_unfit_encoding(stack_encoding, stack, model, _reads_tokens(stacks, stack, example))
         encodings.append(encoding_of_all_layers(stack_encoding, len(stack.attentions)))
     return encodings
 
 
-def _check_fits(encoding: PositionEncoding, stack: Stack, model: Any, reads_tokens: bool) -> None:
+def _refuse_unfit_encoding(
+    encoding: PositionEncoding, stack: Stack, model: Any, reads_tokens: bool
+) -> None:
     """Raise ValueError if the encoding cannot work in this stack."""
     causal = all(reached.causal for reached in stack.attentions)
     acts = bool(encoding.claims.places)
@@ -315,7 +344,7 @@ def _check_fits(encoding: PositionEncoding, stack: Stack, model: Any, reads_toke
             f"{type(stack.module).__name__} looks at the future too."
         )
     if not reads_tokens:
-        _refuse_without_tokens(encoding, stack.module)
+        _refuse_encoding_of_tokens(encoding, stack.module)
     three_components = any(hasattr(m, "get_rope_index") for m in model.modules())
     if encoding.claims.num_axes == 1 and three_components:
         raise ValueError(
@@ -326,14 +355,15 @@ def _check_fits(encoding: PositionEncoding, stack: Stack, model: Any, reads_toke
 
 
 def _reads_tokens(stacks: Sequence[Stack], stack: Stack, example: dict[str, Any]) -> bool:
-    """Return True if the stack reads tokens, which have positions, and no images or sound."""
+    """Return True if the stack reads tokens, which have positions, and no images or sound. Of two
+    stacks the last is the decoder."""
     names = {"input_ids", "inputs_embeds"}
     if len(stacks) == 2 and stack is stacks[-1]:
         names = {"decoder_input_ids", "decoder_inputs_embeds"}
     return bool(names & set(example))
 
 
-def _refuse_without_tokens(encoding: PositionEncoding, stack: nn.Module) -> None:
+def _refuse_encoding_of_tokens(encoding: PositionEncoding, stack: nn.Module) -> None:
     """Raise ValueError if the encoding needs the positions of tokens, and the stack has none."""
     name = type(encoding).__name__
     reader = type(stack).__name__
@@ -351,45 +381,49 @@ def _refuse_without_tokens(encoding: PositionEncoding, stack: nn.Module) -> None
         )
 
 
-def _hook_stack(
+def _attach_to_stack(
     attachment: Attachment, stack: Stack, encoding: PositionEncoding, has_positions: bool
 ) -> None:
     """Register the encoding as a part of the stack's module, and hooks on the module, on its token
-    embeddings if the encoding acts there, and on each attention; see hooks.Layer. has_positions:
-    False where the stack's forward gets none."""
+    embeddings if the encoding acts there, and on each attention. has_positions: False where the
+    stack's forward gets none, see hooks.AttachedLayer."""
     module = stack.module
     first = next(module.parameters())
     module.add_module(ENCODING, encoding.to(first.device))
     attachment.stacks.append(module)
     attachment.handles += [
-        module.register_forward_pre_hook(hooks.begin, with_kwargs=True),
-        module.register_forward_hook(hooks.end, with_kwargs=True, always_call=True),
+        module.register_forward_pre_hook(hooks.begin_stack, with_kwargs=True),
+        module.register_forward_hook(hooks.end_stack, with_kwargs=True, always_call=True),
     ]
     if 1 in encoding.claims.places:
         table = module.get_input_embeddings()  # type: ignore[operator]
-        attachment.handles.append(table.register_forward_hook(hooks.embedded))
-    for other in stack.beside:
+        attachment.handles.append(table.register_forward_hook(hooks.encode_embeddings))
+    for other in stack.cross_attentions:
         attachment.changed.append((other, {LAYER: None}, {}))
         vars(other)[LAYER] = None
     described = repr_in_one_line(encoding)
     for index, reached in enumerate(stack.attentions):
         attention: Any = reached.module
-        own = own_positions.own_bias(attention) if attachment.own == "keep" else None
+        own = own_positions.bias_as_encoding(attention) if attachment.own == "keep" else None
+        # The module itself updates the cache by this index.
         cache_index = getattr(attention, "layer_idx", None)
         if cache_index is None:
             cache_index = index
-        layer = hooks.Layer(module, index, cache_index, described, own, has_positions)
+        layer = hooks.AttachedLayer(module, index, cache_index, described, own, has_positions)
         attachment.changed.append((attention, {LAYER: layer}, {}))
         vars(attention)[LAYER] = layer
         attachment.handles += [
-            attention.register_forward_pre_hook(hooks.enter, with_kwargs=True),
-            attention.register_forward_hook(hooks.leave, with_kwargs=True, always_call=True),
+            attention.register_forward_pre_hook(hooks.enter_attention, with_kwargs=True),
+            attention.register_forward_hook(
+                hooks.leave_attention, with_kwargs=True, always_call=True
+            ),
         ]
 
 
-def _note_hooked(attachment: Attachment, stack: Stack, model: Any) -> None:
-    """Note which modules carry hooks, and where, for `hooks.begin` to find them again. A layer that
-    is exchanged takes its attention along, so that the layers are noted, too."""
+def _record_hooked_modules(attachment: Attachment, stack: Stack, model: Any) -> None:
+    """Record on the stack which modules carry hooks, and where, for `hooks.begin_stack` to find
+    them again. A layer that is exchanged takes its attention along, so that the layers are
+    recorded, too."""
     module = stack.module
     names = {child: name for name, child in module.named_modules()}
     hooked: list[nn.Module] = []
@@ -398,38 +432,43 @@ def _note_hooked(attachment: Attachment, stack: Stack, model: Any) -> None:
         paths = [".".join(parts[:depth]) for depth in range(1, len(parts) + 1)]
         hooked += [module.get_submodule(path) for path in paths]
     if attachment.own == "replace":
-        hooked += own_positions.rotations(module) + own_positions.tables(module, model)
+        hooked += own_positions.rotation_modules(module) + own_positions.position_tables(
+            module, model
+        )
     if 1 in getattr(module, ENCODING).claims.places:
         hooked.append(module.get_input_embeddings())  # type: ignore[operator]
-    noted = hooks.places_of(model, hooked)
+    noted = hooks.locate_modules(model, hooked)
     attachment.changed.append((module, {HOOKED: noted}, {}))
     vars(module)[HOOKED] = noted
 
 
-def _keep_positions(attachment: Attachment, stack: nn.Module, model: Any) -> None:
-    """Note which position_ids the stack's own positions need, and refuse those they ignore."""
-    has_tables = bool(own_positions.tables(stack, model))
-    takes_ids = hooks.takes_ids(stack)
+def _prepare_kept_positions(attachment: Attachment, stack: nn.Module, model: Any) -> None:
+    """Record on the stack whether its own rotation must be handed position_ids (COUNTS), and make
+    its forward refuse position_ids if it has a table that ignores them."""
+    has_tables = bool(own_positions.position_tables(stack, model))
+    takes_ids = hooks.takes_position_ids(stack)
     if has_tables and not takes_ids:
-        handle = stack.register_forward_pre_hook(hooks.refuse_ids, with_kwargs=True)
+        handle = stack.register_forward_pre_hook(hooks.refuse_position_ids, with_kwargs=True)
         attachment.handles.append(handle)
     # A table that counts padding is another matter: without posenc the model reads it so, too.
-    counts = takes_ids and not has_tables and bool(own_positions.rotations(stack))
+    counts = takes_ids and not has_tables and bool(own_positions.rotation_modules(stack))
     attachment.changed.append((stack, {COUNTS: counts}, {}))
     vars(stack)[COUNTS] = counts
 
 
-def _note_carried_texts(
+def _record_text_mixing(
     attachment: Attachment, stack: Stack, model: Any, example: dict[str, Any]
 ) -> None:
-    """Note whether the stack hands one text of a packed row on to the next, for `hooks.begin`."""
-    carries = own_positions.carries_texts(model, stack, example)
+    """Record on the stack whether its layers hand one text of a packed row on to the next, for
+    `hooks.begin_stack` to refuse such rows."""
+    carries = own_positions.mixes_packed_texts(model, stack, example)
     attachment.changed.append((stack.module, {CARRIES: carries}, {}))
     vars(stack.module)[CARRIES] = carries
 
 
-def _undo(model: Any) -> None:
-    """Take all back that `attach` changed, in the reverse order."""
+def _restore_model(model: Any) -> None:
+    """Restore everything that `attach` changed; attributes in the reverse order, because one may
+    have been changed twice."""
     attachment: Attachment = getattr(model, ATTACHMENT)
     for handle in attachment.handles:
         handle.remove()

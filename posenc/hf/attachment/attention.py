@@ -17,11 +17,11 @@ from posenc.hf.attachment.calls import (
     HOOKED,
     LAYER,
     TRIAL,
-    Attending,
-    Forward,
-    Reached,
+    AttentionCall,
+    RunningAttention,
+    RunningForward,
 )
-from posenc.hf.capabilities import padding_requested, queries_requested
+from posenc.hf.capabilities import query_count_and_offset, requested_padding_mask
 from posenc.masks import Mask, causal, document
 from posenc.positions import as_range, counted, length_of
 
@@ -38,33 +38,35 @@ def register_attention() -> None:
 
     AttentionInterface.register(NAME, attend)
     # Without a mask function of its own, transformers would silently drop padding.
-    AttentionMaskInterface.register(NAME, lazy_mask)
+    AttentionMaskInterface.register(NAME, build_mask)
 
 
 @dataclass(eq=False)
 class LazyMask:
     """Hold a mask of transformers without materializing it; it is evaluated block by block.
 
-    forward: the forward that made it, for layers that gradient checkpointing recomputes. plain:
-    "causal" or "full" if that describes the whole mask.
+    q_offset, kv_offset: what is added to the indices of queries and keys before `is_visible` sees
+    them. forward: the forward that made it, for layers that gradient checkpointing recomputes.
+    standard_mask: "causal" or "full" if that describes the whole mask.
     """
 
-    allowed: Callable[..., Tensor]
+    is_visible: Callable[..., Tensor]
     """Function of the indices (batch, head, query, key) that returns True for visible keys."""
     q_offset: int | Tensor
     kv_offset: int | Tensor
-    forward: Forward
-    plain: str | None = None
+    forward: RunningForward
+    standard_mask: str | None = None
     _bound: tuple[Any, Any, Mask] | None = None
 
-    def bound(self, q_positions: Tensor | range, kv_positions: Tensor | range) -> Mask:
-        """Bind the mask to positions, once for all layers of a forward."""
+    def bind(self, q_positions: Tensor | range, kv_positions: Tensor | range) -> Mask:
+        """Return a posenc mask for these positions; the last one is kept, because all layers of a
+        forward ask with the same ones."""
         if self._bound is not None:
             q, kv, mask = self._bound
             if q is q_positions and kv is kv_positions:
                 return mask
         mask = Mask(
-            lambda sight: self.allowed(
+            lambda sight: self.is_visible(
                 sight.batch, sight.head, sight.q_idx + self.q_offset, sight.kv_idx + self.kv_offset
             )
         ).bind(q_positions, kv_positions)
@@ -72,7 +74,7 @@ class LazyMask:
         return mask
 
 
-def lazy_mask(**request: Any) -> LazyMask | Tensor | None:
+def build_mask(**request: Any) -> LazyMask | Tensor | None:
     """Build the mask that transformers passes to `attend`, as its mask interface requests it.
 
     None means plain causal attention or no mask, as in SDPA. Outside of a forward with an attached
@@ -91,10 +93,10 @@ def lazy_mask(**request: Any) -> LazyMask | Tensor | None:
         return LazyMask(lambda b, h, q, k: dense[b, 0, q, k], 0, 0, forward)
     # A static cache hands out the tensor in which it counts its tokens, and counts on in place
     # before the first layer evaluates this mask.
-    allowed, kv_offset = request["mask_function"], _as_it_is_now(request.get("kv_offset", 0))
-    q_length, q_offset = queries_requested(request)
-    q_offset = _as_it_is_now(q_offset)
-    padding = padding_requested(request)
+    allowed, kv_offset = request["mask_function"], _copy_of_offset(request.get("kv_offset", 0))
+    q_length, q_offset = query_count_and_offset(request)
+    q_offset = _copy_of_offset(q_offset)
+    padding = requested_padding_mask(request)
     plain = None
     if padding is not None and not bool(padding.all()):
         allowed = theirs.and_masks(allowed, theirs.padding_mask_function(padding))
@@ -105,9 +107,10 @@ def lazy_mask(**request: Any) -> LazyMask | Tensor | None:
     return LazyMask(allowed, q_offset, kv_offset, forward, plain)
 
 
-def _as_it_is_now(offset: int | Tensor) -> int | Tensor:
-    """Return an offset that stays as it is. Copying a tensor, other than reading it, neither waits
-    for a device nor breaks a compiled graph."""
+def _copy_of_offset(offset: int | Tensor) -> int | Tensor:
+    """Return a copy of an offset, which stays as it is when transformers counts on in place.
+    Copying a tensor, other than reading it, neither waits for a device nor breaks a compiled
+    graph."""
     return offset.clone() if isinstance(offset, Tensor) else offset
 
 
@@ -124,13 +127,13 @@ def attend(
 ) -> tuple[Tensor, None]:
     """Attend as transformers' interface requires: from (batch, heads, len, head_dim) to (batch,
     len, heads, head_dim), and no weights."""
-    _refuse_unread(module, kwargs)
-    # Under autocast, a rotation by float32 angles leaves q and k in float32.
+    _refuse_unread_arguments(module, kwargs)
+    # Under autocast, the model's own rotation by float32 angles leaves q and k in float32.
     query = query.to(value.dtype)
     key = key.to(value.dtype)
     if is_causal is None:
         is_causal = bool(getattr(module, "is_causal", True))
-    now = _attending(module, key)
+    now = _running_attention(module, key)
     q_len, device = query.shape[2], query.device
     if attention_mask is None and is_causal and 1 < q_len < key.shape[2]:
         # In transformers' interface no mask means that query i sees key i: the queries are the
@@ -138,7 +141,7 @@ def attend(
         key = key[:, :, :q_len]
         value = value[:, :, :q_len]
         if now is not None:
-            now.cut_keys(q_len)
+            now.keep_first_keys(q_len)
     kv_len = key.shape[2]
     if now is None:
         first = kv_len - q_len  # below 0 where a long text reads a short one by cross-attention
@@ -154,10 +157,10 @@ def attend(
         state = now.state
         kv_state = now.kv_state
     sizes = (query.shape[0], query.shape[1], q_len, kv_len)
-    mask = _mask(attention_mask, is_causal, positions, kv_positions, sizes, now, module)
+    mask = _choose_mask(attention_mask, is_causal, positions, kv_positions, sizes, now, module)
     trial = TRIAL.get()
     if trial is not None:
-        reached = Reached(
+        call = AttentionCall(
             module,
             num_heads=query.shape[1],
             num_kv_heads=key.shape[1],
@@ -167,7 +170,7 @@ def attend(
             causal=is_causal,
             positions=positions,
         )
-        trial.reached.append(reached)
+        trial.calls.append(call)
         if trial.blind:
             mask = None
     out = attention(
@@ -182,14 +185,15 @@ def attend(
         mask=mask,
         sinks=kwargs.get("s_aux"),
         dropout_p=dropout if module.training else 0.0,
-        scale=_scale(encoding, scaling, query.shape[-1]),
+        scale=_score_scale(encoding, scaling, query.shape[-1]),
     )
     assert isinstance(out, Tensor)
     return out.transpose(1, 2).contiguous(), None
 
 
-def _scale(encoding: PositionEncoding, scaling: float | None, head_dim: int) -> float:
-    """Return the encoding's scale, times what the model's own differs from 1/sqrt(head_dim)."""
+def _score_scale(encoding: PositionEncoding, scaling: float | None, head_dim: int) -> float:
+    """Return the factor of q @ k: the encoding's own, times scaling * sqrt(head_dim), by which the
+    model's differs from the usual 1 / sqrt(head_dim). scaling: the model's, None for the usual."""
     usual = head_dim**-0.5
     scale = encoding.scale(head_dim)
     if scaling is None or math.isclose(scaling, usual) or math.isclose(scaling, scale):
@@ -197,10 +201,14 @@ def _scale(encoding: PositionEncoding, scaling: float | None, head_dim: int) -> 
     return scale * (scaling / usual)
 
 
-def _attending(module: nn.Module, key: Tensor) -> Attending | None:
-    """Return the running attention recorded for this module; None if it has no encoding."""
+def _running_attention(module: nn.Module, key: Tensor) -> RunningAttention | None:
+    """Return the record of this module's running attention, marked as computed by posenc; None if
+    it has no encoding.
+
+    Raises: ValueError if the module's hooks did not run, or positions are known of other keys.
+    """
     if vars(module).get(LAYER) is None:
-        _refuse_added(module)
+        _refuse_added_attention(module)
         return None
     now = ATTENDING.get()
     if now is None or now.module is not module:
@@ -215,11 +223,11 @@ def _attending(module: nn.Module, key: Tensor) -> Attending | None:
             f"{known} positions are known: its keys come from a cache that "
             "transformers' Cache.update did not fill."
         )
-    now.reached = True
+    now.computed_by_posenc = True
     return now
 
 
-def _refuse_added(module: nn.Module) -> None:
+def _refuse_added_attention(module: nn.Module) -> None:
     """Raise ValueError for an attention of a stack's kind that came after attach: it would attend
     without the encoding."""
     forward = FORWARD.get()
@@ -236,7 +244,7 @@ def _refuse_added(module: nn.Module) -> None:
         )
 
 
-def _refuse_unread(module: nn.Module, kwargs: dict[str, Any]) -> None:
+def _refuse_unread_arguments(module: nn.Module, kwargs: dict[str, Any]) -> None:
     """Raise ValueError for arguments of transformers' interface that change the scores, or ask for
     weights, and that posenc's attention does not read."""
     if kwargs.get("softcap") is not None:
@@ -251,25 +259,25 @@ def _refuse_unread(module: nn.Module, kwargs: dict[str, Any]) -> None:
         raise ValueError("posenc attention returns no weights: set output_attentions=False.")
 
 
-def _dense_mask(given: Tensor, sizes: tuple[int, int, int, int], module: nn.Module) -> Mask:
-    """Return a mask that somebody handed to the model as a tensor, (#batch, #heads, #q_len,
-    #kv_len). Raise ValueError for other sizes, which would hide other keys than were meant.
+def _mask_from_tensor(tensor: Tensor, sizes: tuple[int, int, int, int], module: nn.Module) -> Mask:
+    """Return the posenc mask of a tensor (#batch, #heads, #q_len, #kv_len) that somebody handed to
+    the model. Raise ValueError for other sizes, which would hide other keys than were meant.
 
     sizes: (batch, heads, q_len, kv_len) of this attention.
     """
-    fits = given.ndim == 4 and all(
-        size in (1, wanted) for size, wanted in zip(given.shape, sizes, strict=True)
+    fits = tensor.ndim == 4 and all(
+        size in (1, wanted) for size, wanted in zip(tensor.shape, sizes, strict=True)
     )
     if not fits:
         raise ValueError(
-            f"posenc attention: attention_mask has shape {tuple(given.shape)}, and "
+            f"posenc attention: attention_mask has shape {tuple(tensor.shape)}, and "
             f"{type(module).__name__} attends with (batch, heads, queries, keys) = {sizes}. Each "
             "must be that or 1. A layer with a window keeps its last keys only, and a static cache "
             "has room for keys to come."
         )
-    allowed = _visible(given).expand(-1, -1, sizes[2], sizes[3])
-    of_all_rows = given.shape[0] == 1
-    of_all_heads = given.shape[1] == 1
+    allowed = _visible_keys(tensor).expand(-1, -1, sizes[2], sizes[3])
+    of_all_rows = tensor.shape[0] == 1
+    of_all_heads = tensor.shape[1] == 1
 
     def sees(sight: Any) -> Tensor:
         batch = 0 if of_all_rows else sight.batch
@@ -279,7 +287,7 @@ def _dense_mask(given: Tensor, sizes: tuple[int, int, int, int], module: nn.Modu
     return Mask(sees)
 
 
-def _without_unseen_end(own: Tensor, kv_len: int) -> Tensor:
+def _cut_unseen_keys(own: Tensor, kv_len: int) -> Tensor:
     """Cut keys that no query sees from the end of a mask that the model itself has made.
 
     In early transformers 5 some families (StableLM, Persimmon) make room for one key more than
@@ -289,21 +297,22 @@ def _without_unseen_end(own: Tensor, kv_len: int) -> Tensor:
     if own.shape[-1] <= kv_len:  # nothing to read, which would break a compiled graph
         return own
     end = own[..., kv_len:]
-    return own if bool(_visible(end).any()) else own[..., :kv_len]
+    return own if bool(_visible_keys(end).any()) else own[..., :kv_len]
 
 
-def _mask(
+def _choose_mask(
     attention_mask: LazyMask | Tensor | None,
     is_causal: bool,
     q_positions: Tensor | range,
     kv_positions: Tensor | range,
     sizes: tuple[int, int, int, int],
-    now: Attending | None,
+    now: RunningAttention | None,
     module: nn.Module,
 ) -> Mask | None:
-    """Return the mask, by order in memory, because positions may restart in a packed row.
+    """Return posenc's mask for this call of the interface, None if every key is visible. Earlier
+    and later mean the order in memory, because positions may restart in a packed row.
 
-    sizes: (batch, heads, q_len, kv_len).
+    sizes: (batch, heads, q_len, kv_len). now: None for an attention without an encoding.
     """
     _, _, q_len, kv_len = sizes
     several = now is not None and now.encoding.claims.num_axes > 1
@@ -311,43 +320,43 @@ def _mask(
         device = kv_positions.device if isinstance(kv_positions, Tensor) else None
         kv_positions = counted(0, kv_len, device)
         q_positions = counted(kv_len - q_len, q_len, device)
-    apart = _between_documents(now, q_len, kv_len) if is_causal else None
-    if isinstance(attention_mask, LazyMask) and attention_mask.plain is None:
-        return _with_texts_apart(attention_mask.bound(q_positions, kv_positions), apart)
+    apart = _document_mask(now, q_len, kv_len) if is_causal else None
+    if isinstance(attention_mask, LazyMask) and attention_mask.standard_mask is None:
+        return _combine_masks(attention_mask.bind(q_positions, kv_positions), apart)
     if isinstance(attention_mask, Tensor):
-        if _is_the_models_own(now):
-            attention_mask = _without_unseen_end(attention_mask, kv_len)
-        dense = _dense_mask(attention_mask, sizes, module).bind(q_positions, kv_positions)
+        if _model_made_mask(now):
+            attention_mask = _cut_unseen_keys(attention_mask, kv_len)
+        dense = _mask_from_tensor(attention_mask, sizes, module).bind(q_positions, kv_positions)
         # A family's own code may have made it (OPT's of early transformers 5): it knows of no
         # packed rows. Beside a caller's mask of four dimensions there are no documents.
-        return _with_texts_apart(dense, apart)
+        return _combine_masks(dense, apart)
 
     # Here the mask is None, or a LazyMask that says what plain one it equals.
-    shows_all = attention_mask is not None and attention_mask.plain == "full"
+    shows_all = attention_mask is not None and attention_mask.standard_mask == "full"
     if q_len == 1 or not is_causal or shows_all:
         return None
     consecutive = as_range(q_positions) is not None and as_range(kv_positions) is not None
     if several or consecutive:
-        return _with_texts_apart(causal, apart)
+        return _combine_masks(causal, apart)
     in_memory = Mask(lambda sight: sight.q_idx + (kv_len - q_len) >= sight.kv_idx)
-    return _with_texts_apart(in_memory, apart).bind(q_positions, kv_positions)
+    return _combine_masks(in_memory, apart).bind(q_positions, kv_positions)
 
 
-def _with_texts_apart(mask: Mask, apart: Mask | None) -> Mask:
+def _combine_masks(mask: Mask, apart: Mask | None) -> Mask:
     """Return the mask that hides what `mask` hides and, unless it is None, what `apart` hides: the
     other documents of a packed row."""
     return mask if apart is None else mask & apart
 
 
-def _is_the_models_own(now: Attending | None) -> bool:
-    """Return True for a mask of four dimensions that the model's code has made, and no caller:
-    those that `attach` hands a model that it tries out, and those of a forward without any."""
+def _model_made_mask(now: RunningAttention | None) -> bool:
+    """Return True if a mask of four dimensions comes from the model's code and not from the caller:
+    while `attach` tries the model out, and in a forward that was called without a mask."""
     if now is None:
         return TRIAL.get() is not None
     return not now.forward.has_mask
 
 
-def _between_documents(now: Attending | None, q_len: int, kv_len: int) -> Mask | None:
+def _document_mask(now: RunningAttention | None, q_len: int, kv_len: int) -> Mask | None:
     """Return the mask that separates the documents of a packed row; None if there is only one."""
     if now is None or now.forward.documents is None:
         return None
@@ -357,9 +366,10 @@ def _between_documents(now: Attending | None, q_len: int, kv_len: int) -> Mask |
     return document(documents, F.pad(documents, (0, kv_len - q_len), value=-1))
 
 
-def _visible(mask: Tensor) -> Tensor:
-    """Return True for visible keys. Raise ValueError for numbers that would be a bias, where they
-    can be read without a graph break and without waiting for a device."""
+def _visible_keys(mask: Tensor) -> Tensor:
+    """Return a mask of bools, True for visible keys, of one with bools, or with 0 and large
+    negative numbers. Raise ValueError for numbers that would be a bias, where they can be read
+    without a graph break and without waiting for a device."""
     if mask.dtype == torch.bool:
         return mask
     visible = mask == 0
@@ -373,7 +383,7 @@ def _visible(mask: Tensor) -> Tensor:
     return visible
 
 
-def exchangeable(model: Any) -> bool:
+def attention_is_replaceable(model: Any) -> bool:
     """Return True if posenc can replace the model's attention. transformers silently ignores the
     request if the model's code bypasses its interface (Falcon)."""
     register_attention()

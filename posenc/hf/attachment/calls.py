@@ -20,20 +20,20 @@ COUNTS = "posenc_counts"
 the positions that posenc has counted, so that both rotate by the same ones."""
 HOOKED = "posenc_hooked"
 """Attribute of a stack that has the modules which carry its hooks, and the layers around them, a
-list of hooks.Hooked."""
+list of hooks.HookedModule."""
 LAYER = "posenc_layer"
-"""Attribute of an attention module that has the data of its encoding, a hooks.Layer; None in one
-that reads another stack, and has no encoding."""
+"""Attribute of an attention module that has the data of its encoding, a hooks.AttachedLayer; None
+in one that reads another stack, and has no encoding."""
 
 
 @dataclass(eq=False)
-class Forward:
+class RunningForward:
     """Record a running forward of a stack of layers.
 
     encoding: the stack's encoding, prepared for its positions. positions: (len) or (batch, len),
     plus an axis of components if the encoding takes several; None if the model has none (ViT).
     documents: (len) or (batch, len), the document of each token in a packed row; None if there is
-    only one. has_mask: whether the caller gave an attention_mask.
+    only one. has_mask: whether the caller gave an attention_mask. token: resets FORWARD afterwards.
     """
 
     stack: nn.Module
@@ -45,17 +45,19 @@ class Forward:
 
 
 @dataclass(eq=False)
-class Attending:
-    """The call of an attention module that is running now.
+class RunningAttention:
+    """Record the call of an attention module that is running now.
 
-    Its keys belong to the same tokens as its queries, until a cache puts earlier ones in front.
+    positions and state are those of its queries, kv_positions and kv_state those of its keys: the
+    same tokens, until a cache puts earlier ones in front.
 
-    reached: whether posenc's attention has computed it, and not an implementation that knows
-    nothing of the encoding.
+    layer: data of the module, a hooks.AttachedLayer. token: resets ATTENDING after the call.
+    computed_by_posenc: whether posenc's attention has computed it, and not an implementation that
+    knows nothing of the encoding.
     """
 
     module: nn.Module
-    forward: Forward
+    forward: RunningForward
     encoding: PositionEncoding
     positions: Tensor | range
     state: Tensor | None
@@ -63,10 +65,10 @@ class Attending:
     kv_state: Tensor | None
     layer: Any
     token: Any = None
-    reached: bool = False
+    computed_by_posenc: bool = False
 
-    def cut_keys(self, length: int) -> None:
-        """Keep the first `length` of the keys' positions and states."""
+    def keep_first_keys(self, length: int) -> None:
+        """Keep the positions and states of the first `length` keys, in place."""
         if isinstance(self.kv_positions, range):
             self.kv_positions = self.kv_positions[:length]
         else:
@@ -77,7 +79,7 @@ class Attending:
 
 
 @dataclass(eq=False)
-class Reached:
+class AttentionCall:
     """Record a call of transformers' attention interface: module, sizes of tensors, and the
     positions of the queries."""
 
@@ -92,15 +94,15 @@ class Reached:
 
 
 @dataclass(eq=False)
-class Trial:
+class AttentionRecord:
     """Collect the attention calls of a trial forward. blind: every token sees every other."""
 
     blind: bool = False
-    reached: list[Reached] = field(default_factory=list)
+    calls: list[AttentionCall] = field(default_factory=list)
 
 
 GIVEN_IDS: ContextVar[bool] = ContextVar("posenc position_ids", default=False)
 """Whether the running model was called with position_ids; set for models that may drop them."""
-FORWARD: ContextVar[Forward | None] = ContextVar("posenc forward", default=None)
-ATTENDING: ContextVar[Attending | None] = ContextVar("posenc attention", default=None)
-TRIAL: ContextVar[Trial | None] = ContextVar("posenc trial", default=None)
+FORWARD: ContextVar[RunningForward | None] = ContextVar("posenc forward", default=None)
+ATTENDING: ContextVar[RunningAttention | None] = ContextVar("posenc attention", default=None)
+TRIAL: ContextVar[AttentionRecord | None] = ContextVar("posenc trial", default=None)

@@ -10,15 +10,15 @@ import torch
 from torch import Tensor, nn
 
 from posenc.encodings import ModelShape
-from posenc.hf.attachment.calls import TRIAL, Reached, Trial
-from posenc.hf.capabilities import takes
+from posenc.hf.attachment.calls import TRIAL, AttentionCall, AttentionRecord
+from posenc.hf.capabilities import forward_takes
 from posenc.report.page.failure import one_line
 
 LENGTH, SOURCE_LENGTH = 5, 7
 """Tokens of a trial input, and tokens of the encoder input in an encoder-decoder."""
-EQUAL = {torch.float32: 1e-4, torch.float64: 1e-6}
+TOLERANCES = {torch.float32: 1e-4, torch.float64: 1e-6}
 """Largest change of hidden states, relative to the largest, by another order of computation."""
-HALF = 5e-2
+HALF_PRECISION_TOLERANCE = 5e-2
 """The same for half-precision dtypes."""
 
 
@@ -26,16 +26,17 @@ HALF = 5e-2
 class Stack:
     """Layers that share an encoding: the module that gets the positions and its attentions.
 
-    beside: attentions of its layers that read another stack, and get no encoding.
+    attentions: one call of each of its attention modules. embed_dim: width of its hidden states.
+    cross_attentions: modules of its layers that read another stack, and get no encoding.
     """
 
     module: nn.Module
-    attentions: list[Reached]
+    attentions: list[AttentionCall]
     embed_dim: int
-    beside: list[nn.Module] = field(default_factory=list)
+    cross_attentions: list[nn.Module] = field(default_factory=list)
 
 
-def example_of(model: Any) -> dict[str, Tensor]:
+def build_example(model: Any) -> dict[str, Tensor]:
     """Build a small input of the kind that the model takes: a few tokens, one image or one video.
 
     Raises: ValueError for a model that takes neither.
@@ -63,24 +64,25 @@ def example_of(model: Any) -> dict[str, Tensor]:
     return {"input_ids": source, "decoder_input_ids": ids}
 
 
-def try_out(model: Any, example: dict[str, Any]) -> list[Stack]:
-    """Run the model with posenc's attention, and return its stacks of attention modules.
+def find_stacks(model: Any, example: dict[str, Any]) -> list[Stack]:
+    """Run the model on the example with posenc's attention, and return its stacks of attention
+    modules, in the order in which they ran.
 
     Raises: ValueError if an attention module bypasses transformers' interface, or none calls it.
     """
     called: set[nn.Module] = set()
     widths: dict[nn.Module, int] = {}
 
-    def note(module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
+    def record_call(module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
         called.add(module)
         x = kwargs.get("hidden_states", args[0] if args else None)
         if isinstance(x, Tensor):
             widths[module] = x.shape[-1]
 
-    handles = [m.register_forward_pre_hook(note, with_kwargs=True) for m in model.modules()]
+    handles = [m.register_forward_pre_hook(record_call, with_kwargs=True) for m in model.modules()]
     try:
-        with trial() as seen:
-            run(model, example)
+        with recorded_attention() as record:
+            run_in_evaluation(model, example)
     except Exception as error:  # a family's code may raise anything
         raise ValueError(
             f"attach: {type(model).__name__} fails with {', '.join(example)} ({one_line(error)}). "
@@ -90,41 +92,43 @@ def try_out(model: Any, example: dict[str, Any]) -> list[Stack]:
         for handle in handles:
             handle.remove()
     names = {module: name for name, module in model.named_modules()}
-    _refuse_bypass(model, names, called, {each.module for each in seen.reached})
+    _refuse_bypassing_attention(model, names, called, {each.module for each in record.calls})
     stacks: dict[nn.Module, Stack] = {}
     reads_another: list[nn.Module] = []
-    for each in seen.reached:
-        if each.q_len != each.kv_len:
-            reads_another.append(each.module)
+    for call in record.calls:
+        if call.q_len != call.kv_len:
+            reads_another.append(call.module)
             continue
-        owner = _stack_of(model, names[each.module], called)
-        stack = stacks.setdefault(owner, Stack(owner, [], widths[each.module]))
-        if all(each.module is not other.module for other in stack.attentions):
-            stack.attentions.append(each)
+        owner = _innermost_called_model(model, names[call.module], called)
+        stack = stacks.setdefault(owner, Stack(owner, [], widths[call.module]))
+        if all(call.module is not other.module for other in stack.attentions):
+            stack.attentions.append(call)
     for module in reads_another:
-        owner = _stack_of(model, names[module], called)
+        owner = _innermost_called_model(model, names[module], called)
         if owner in stacks:
-            stacks[owner].beside.append(module)
+            stacks[owner].cross_attentions.append(module)
     return list(stacks.values())
 
 
 @contextmanager
-def trial(*, blind: bool = False) -> Iterator[Trial]:
-    """Record the calls of the attention interface inside the block."""
-    seen = Trial(blind)
-    token = TRIAL.set(seen)
+def recorded_attention(*, blind: bool = False) -> Iterator[AttentionRecord]:
+    """Record the calls of the attention interface inside the block. blind: they also ignore the
+    mask, so that every token sees every other."""
+    record = AttentionRecord(blind)
+    token = TRIAL.set(record)
     try:
-        yield seen
+        yield record
     finally:
         TRIAL.reset(token)
 
 
 @torch.no_grad()
-def run(model: Any, example: dict[str, Any]) -> Any:
-    """Run one forward in evaluation mode, then restore the training flags. It uses no cache, unless
-    the example asks for one."""
+def run_in_evaluation(model: Any, example: dict[str, Any]) -> Any:
+    """Return the model's output for the arguments `example`, computed in evaluation mode and
+    without gradients; training flags are restored. It uses no cache, unless the example asks for
+    one."""
     training = {module: module.training for module in model.modules()}
-    options = {"use_cache": False} if takes(model, "use_cache") else {}
+    options = {"use_cache": False} if forward_takes(model, "use_cache") else {}
     try:
         return model.eval()(**{**options, **example})
     finally:
@@ -132,20 +136,25 @@ def run(model: Any, example: dict[str, Any]) -> Any:
             module.training = was
 
 
-def tolerance(model: Any) -> float:
-    """Return the largest difference of hidden states, relative to the largest, between two orders
-    of the same computation."""
+def rounding_tolerance(model: Any) -> float:
+    """Return the largest difference of hidden states, relative to the largest of them, that
+    rounding brings between two orders of the same computation in the model's dtype."""
     device, exact = model.device.type, torch.get_float32_matmul_precision() == "highest"
     rounded = (
         getattr(model, "is_quantized", False)
         or torch.is_autocast_enabled(device)
         or (model.dtype == torch.float32 and not exact)  # TF32
     )
-    return HALF if rounded else EQUAL.get(model.dtype, HALF)
+    return (
+        HALF_PRECISION_TOLERANCE
+        if rounded
+        else TOLERANCES.get(model.dtype, HALF_PRECISION_TOLERANCE)
+    )
 
 
-def shape_from(stack: Stack, config: Any) -> ModelShape:
-    """Return the sizes of a stack for which an encoding is built."""
+def stack_shape(stack: Stack, config: Any) -> ModelShape:
+    """Return the sizes for which an encoding of this stack is built. Of a config without a maximum
+    length the training length is taken to be 512, chosen and not derived."""
     first = stack.attentions[0]
     text = config.get_text_config()
     lengths = [
@@ -163,7 +172,7 @@ def shape_from(stack: Stack, config: Any) -> ModelShape:
     )
 
 
-def _refuse_bypass(
+def _refuse_bypassing_attention(
     model: Any, names: dict[nn.Module, str], called: set[nn.Module], reached: set[nn.Module]
 ) -> None:
     """Raise ValueError if a module named Attention ran, and neither it nor a module inside or
@@ -174,7 +183,9 @@ def _refuse_bypass(
         for module, name in names.items()
         if module in called
         and "Attention" in type(module).__name__
-        and not any(_within(name, other) or _within(other, name) for other in arrived)
+        and not any(
+            _is_same_or_inside(name, other) or _is_same_or_inside(other, name) for other in arrived
+        )
     ]
     if not arrived or strangers:
         who = f"its {strangers[0]}" if strangers else type(model).__name__
@@ -184,12 +195,12 @@ def _refuse_bypass(
         )
 
 
-def _within(name: str, other: str) -> bool:
+def _is_same_or_inside(name: str, other: str) -> bool:
     """Return True if the module `name` is the module `other` or inside of it."""
     return name == other or name.startswith(f"{other}.")
 
 
-def _stack_of(model: Any, name: str, called: set[nn.Module]) -> nn.Module:
+def _innermost_called_model(model: Any, name: str, called: set[nn.Module]) -> nn.Module:
     """Return the innermost transformers model that was called and contains the module `name`."""
     from transformers import PreTrainedModel
 

@@ -10,7 +10,12 @@ from torch import Tensor, nn
 
 from posenc.encodings import Compose, PositionEncoding
 from posenc.hf.attachment.attention import NAME, LazyMask
-from posenc.hf.attachment.cached import past_positions, past_state, self_attention, watch
+from posenc.hf.attachment.cached import (
+    cached_positions,
+    cached_states,
+    install_update,
+    self_attention_cache,
+)
 from posenc.hf.attachment.calls import (
     ATTENDING,
     CARRIES,
@@ -20,19 +25,19 @@ from posenc.hf.attachment.calls import (
     GIVEN_IDS,
     HOOKED,
     LAYER,
-    Attending,
-    Forward,
+    RunningAttention,
+    RunningForward,
 )
-from posenc.hf.attachment.own_positions import refresh
+from posenc.hf.attachment.own_positions import refresh_table
 from posenc.hf.attachment.texts import (
-    documents_of,
-    one_row,
+    document_numbers,
+    drop_equal_rows,
     refuse_another_text,
-    refuse_carried_texts,
     refuse_chunks_of_packed_rows,
+    refuse_mixed_texts,
     refuse_packed_text,
 )
-from posenc.hf.capabilities import cache_among
+from posenc.hf.capabilities import find_cache
 from posenc.positions import (
     counted,
     positions_from_mask,
@@ -41,11 +46,12 @@ from posenc.positions import (
 
 
 @dataclass(eq=False)
-class Layer:
+class AttachedLayer:
     """Hold the data of an attention module to which an encoding is attached.
 
-    index, cache_index: index of the layer for the encoding, and for the cache. own: the model's own
-    bias if it is kept. has_positions: False in a Vision Transformer, whose forwards receive none.
+    stack: the module whose forward knows the positions. index, cache_index: index of the layer for
+    the encoding, and for the cache. own: the model's own bias if it is kept. has_positions: False
+    in a Vision Transformer, whose forwards receive none.
     described: the stack's encoding in one line, which a cache keeps.
     """
 
@@ -58,47 +64,48 @@ class Layer:
 
 
 @dataclass
-class Hooked:
-    """A module that carries hooks, or a layer around it, and where it was: an attribute of its
-    parent."""
+class HookedModule:
+    """A module that carries hooks, or a layer around it, and where it was when the encoding was
+    attached: the attribute `name` of `parent`."""
 
     parent: nn.Module
     name: str
     module: nn.Module
 
-    def is_there(self) -> bool:
+    def is_in_place(self) -> bool:
         """Return True if the module is still there, or in what somebody has wrapped around it."""
         there = getattr(self.parent, self.name, None)
         return isinstance(there, nn.Module) and any(m is self.module for m in there.modules())
 
 
-def places_of(model: nn.Module, modules: list[nn.Module]) -> list[Hooked]:
-    """Return where modules of a model are. One that is in several places is found in each."""
+def locate_modules(model: nn.Module, modules: list[nn.Module]) -> list[HookedModule]:
+    """Return where in a model these modules are; one that several parents have comes once for
+    each."""
     wanted = {id(module) for module in modules}
     return [
-        Hooked(parent, name, child)
+        HookedModule(parent, name, child)
         for parent in model.modules()
         for name, child in parent.named_children()
         if id(child) in wanted
     ]
 
 
-def takes_ids(model: nn.Module) -> bool:
+def takes_position_ids(model: nn.Module) -> bool:
     """Return True if the forward of a model names position_ids, and so hands them on."""
     return "position_ids" in inspect.signature(model.forward).parameters
 
 
-def note_ids(model: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
+def note_position_ids(model: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
     """Note whether a model that may drop position_ids is called with them, before its forward."""
     GIVEN_IDS.set(kwargs.get("position_ids") is not None)
 
 
-def forget_ids(model: nn.Module, args: tuple, kwargs: dict[str, Any], out: Any) -> None:
-    """Forget what `note_ids` noted, after the forward, also after an exception."""
+def forget_position_ids(model: nn.Module, args: tuple, kwargs: dict[str, Any], out: Any) -> None:
+    """Forget what `note_position_ids` noted, after the forward, also after an exception."""
     GIVEN_IDS.set(False)
 
 
-def refuse_ids(stack: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
+def refuse_position_ids(stack: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
     """Raise ValueError if a stack that keeps its own table, and counts the rows of it itself, is
     called with position_ids."""
     if kwargs.get("position_ids") is None:
@@ -109,68 +116,77 @@ def refuse_ids(stack: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
     )
 
 
-def begin(stack: nn.Module, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
-    """Find positions and prepare the encoding before the forward of a stack."""
-    given = _bound(stack, args, kwargs)
+def begin_stack(
+    stack: nn.Module, args: tuple, kwargs: dict[str, Any]
+) -> tuple[tuple, dict[str, Any]]:
+    """Find positions and prepare the encoding before the forward of a stack; return its arguments,
+    some of them changed.
+
+    A forward pre-hook. Raises: ValueError for arguments with which the encoding would be wrong.
+    """
+    given = _arguments_by_name(stack, args, kwargs)
     if given.get("output_attentions"):
         raise ValueError("posenc attention returns no weights: set output_attentions=False.")
     if not torch.compiler.is_compiling():
-        _refuse_exchanged(stack)
-    mask = _mask_beside_fractions(given)
+        _refuse_exchanged_modules(stack)
+    mask = _mask_for_fractional_positions(given)
     given = given | mask
     kwargs = kwargs | mask
     encoding: Any = getattr(stack, ENCODING)
-    positions, documents = _positions(given, encoding.claims.num_axes)
+    positions, documents = _positions_and_documents(given, encoding.claims.num_axes)
     if documents is not None and vars(stack).get(CARRIES):
-        refuse_carried_texts(stack, documents)
+        refuse_mixed_texts(stack, documents)
     if positions is None:
         prepared = encoding
     else:
+        # Only these encodings change with the length. Reading it waits for a device.
         changing = not encoding.claims.cache_safe
         last = tensor(positions)
         length = int(last.max()) + 1 if changing and last.numel() else None
         prepared = encoding.prepare(positions, length)
     has_mask = given.get("attention_mask") is not None
-    if _skip_padding(positions, given) and vars(stack).get(COUNTS):
+    if _positions_skip_padding(positions, given) and vars(stack).get(COUNTS):
         # Transformers would count the padding, too. That turns all keys and queries of a row alike,
         # but an encoding that changes them after this rotation needs not commute with it.
         kwargs = {**kwargs, "position_ids": positions}
-    forward = Forward(stack, prepared, positions, documents, has_mask)
+    forward = RunningForward(stack, prepared, positions, documents, has_mask)
     forward.token = FORWARD.set(forward)
     embeds = kwargs.get("inputs_embeds")
     if 1 in encoding.claims.places and embeds is not None:
-        embeds = _embed(forward, embeds)
+        embeds = _add_to_embeddings(forward, embeds)
         kwargs = {**kwargs, "inputs_embeds": embeds}
     return args, kwargs
 
 
-def _skip_padding(positions: Tensor | range | None, given: dict[str, Any]) -> bool:
-    """Return True for positions that posenc has counted and that differ by row, which skip padding.
-    Those without padding are a range, or (len) where torch.compile reads the forward."""
+def _positions_skip_padding(positions: Tensor | range | None, given: dict[str, Any]) -> bool:
+    """Return True if posenc has counted these positions and skipped padding: then they are a tensor
+    with a row for each text. Those without padding are a range, or (len) where torch.compile reads
+    the forward. given: arguments of the forward."""
     counted_here = given.get("position_ids") is None
     return counted_here and isinstance(positions, Tensor) and positions.ndim == 2
 
 
-def end(stack: nn.Module, args: tuple, kwargs: dict[str, Any], out: Any) -> None:
+def end_stack(stack: nn.Module, args: tuple, kwargs: dict[str, Any], out: Any) -> None:
     """Clear the record of the running forward, also after an exception."""
     forward = FORWARD.get()
     if forward is not None and forward.stack is stack:
         FORWARD.reset(forward.token)
 
 
-def embedded(table: nn.Module, args: tuple, out: Tensor) -> Tensor:
-    """Apply the encoding to the output of the token embeddings."""
+def encode_embeddings(table: nn.Module, args: tuple, out: Tensor) -> Tensor:
+    """Return token embeddings with the encoding added; a forward hook of the embeddings."""
     forward = FORWARD.get()
     if forward is None:
         raise ValueError(
             "posenc: the token embeddings were called outside of the model's forward, where "
             "positions are unknown."
         )
-    return _embed(forward, out)
+    return _add_to_embeddings(forward, out)
 
 
-def _embed(forward: Forward, embeddings: Tensor) -> Tensor:
-    """Add the encoding to embeddings. Raise ValueError if they are not those of tokens."""
+def _add_to_embeddings(forward: RunningForward, embeddings: Tensor) -> Tensor:
+    """Return embeddings (batch, len, embed_dim) with the encoding added. Raise ValueError if the
+    forward reads no tokens, and so has no positions."""
     if forward.positions is None:
         encoding, stack = type(forward.encoding).__name__, type(forward.stack).__name__
         raise ValueError(
@@ -180,15 +196,15 @@ def _embed(forward: Forward, embeddings: Tensor) -> Tensor:
     return forward.encoding.embed(embeddings, tensor(forward.positions, embeddings.device))
 
 
-def enter(module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
-    """Record encoding, positions and states before an attention module runs.
+def enter_attention(module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
+    """Record encoding, positions and states in ATTENDING before an attention module runs.
 
     Raises: ValueError if another attention implementation has been set since `attach`.
     """
-    layer: Layer = vars(module)[LAYER]
+    layer: AttachedLayer = vars(module)[LAYER]
     implementation = getattr(getattr(module, "config", None), "_attn_implementation", NAME)
     if implementation != NAME:
-        raise _bypassed(module, f"its implementation is {implementation!r}, no longer {NAME!r}")
+        raise _bypass_error(module, f"its implementation is {implementation!r}, no longer {NAME!r}")
     x = kwargs.get("hidden_states", args[0] if args else None)
     if not isinstance(x, Tensor):
         raise ValueError(
@@ -196,16 +212,16 @@ def enter(module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
             "this model passes them in a way that attach does not know."
         )
     everything = (*args, *kwargs.values())
-    forward = _forward_of(module, layer, everything)
+    forward = _find_forward(module, layer, everything)
     positions = forward.positions
     if positions is None:
         positions = counted(0, x.shape[1], x.device)
     encoding = forward.encoding.for_layer(layer.index)
     if layer.own is not None:
-        refresh(module, layer.own)
+        refresh_table(module, layer.own)
         nothing_added = type(encoding) is PositionEncoding
         encoding = layer.own if nothing_added else Compose(layer.own, encoding)
-    now = Attending(
+    now = RunningAttention(
         module,
         forward,
         encoding,
@@ -216,20 +232,23 @@ def enter(module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
         layer=layer,
     )
     past = None
-    cache = cache_among(everything)
+    cache = find_cache(everything)
     refuse_chunks_of_packed_rows(module, forward, x.shape[1], cache is not None)
     if cache is not None:
-        cache = self_attention(cache)
-        watch(cache)
-        past = past_state(cache, now, x.device)
+        cache = self_attention_cache(cache)
+        install_update(cache)
+        past = cached_states(cache, now, x.device)
     now.state = encoding.state(x, tensor(positions, x.device), past)
     now.kv_state = now.state
     now.token = ATTENDING.set(now)
 
 
-def _forward_of(module: nn.Module, layer: Layer, arguments: tuple[Any, ...]) -> Forward:
-    """Return the forward of the stack in which this attention runs: as its mask records it, because
-    a checkpoint recomputes a layer outside of the stack's forward, or the one that runs now."""
+def _find_forward(
+    module: nn.Module, layer: AttachedLayer, arguments: tuple[Any, ...]
+) -> RunningForward:
+    """Return the forward of the stack in which this attention runs: the one that its mask records,
+    because gradient checkpointing recomputes a layer outside of the stack's forward, or else the
+    one that runs now. arguments: all of the module's."""
     for argument in arguments:
         if isinstance(argument, LazyMask) and argument.forward is not None:
             return argument.forward
@@ -243,11 +262,11 @@ def _forward_of(module: nn.Module, layer: Layer, arguments: tuple[Any, ...]) -> 
             "layers or its forward method (peft calls the method of the model that it wraps: "
             "wrap the model with its head)."
         )
-    return Forward(layer.stack, getattr(layer.stack, ENCODING), None)
+    return RunningForward(layer.stack, getattr(layer.stack, ENCODING), None)
 
 
-def leave(module: nn.Module, args: tuple, kwargs: dict[str, Any], out: Any) -> None:
-    """Clear the record of the running attention after its module returns or raises.
+def leave_attention(module: nn.Module, args: tuple, kwargs: dict[str, Any], out: Any) -> None:
+    """Clear the record of the running attention after its module returns or raises (out: None).
 
     Raises: ValueError if it returned without posenc's attention: somebody has set another attention
     implementation, and the model's own positions are still removed.
@@ -257,11 +276,11 @@ def leave(module: nn.Module, args: tuple, kwargs: dict[str, Any], out: Any) -> N
         return
     ATTENDING.reset(now.token)
     has_returned = out is not None
-    if has_returned and not now.reached:
-        raise _bypassed(module, "it did not call the attention interface of transformers")
+    if has_returned and not now.computed_by_posenc:
+        raise _bypass_error(module, "it did not call the attention interface of transformers")
 
 
-def _bypassed(module: nn.Module, why: str) -> ValueError:
+def _bypass_error(module: nn.Module, why: str) -> ValueError:
     """Return the error for an attention that runs without its encoding; `why` says how we know."""
     return ValueError(
         f"posenc: {type(module).__name__} runs without the encoding attached to it: {why}. Call "
@@ -269,17 +288,17 @@ def _bypassed(module: nn.Module, why: str) -> ValueError:
     )
 
 
-def _bound(stack: nn.Module, args: tuple, kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Return all arguments of a forward by name."""
+def _arguments_by_name(stack: nn.Module, args: tuple, kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Return all arguments of a stack's forward by name, the positional ones too."""
     if not args:
         return kwargs
     return dict(inspect.signature(stack.forward).bind_partial(*args, **kwargs).arguments) | kwargs
 
 
-def _refuse_exchanged(stack: nn.Module) -> None:
+def _refuse_exchanged_modules(stack: nn.Module) -> None:
     """Raise ValueError if a module with hooks has been exchanged: the new one has none."""
     for hooked in vars(stack)[HOOKED]:
-        if not hooked.is_there():
+        if not hooked.is_in_place():
             raise ValueError(
                 f"posenc: {hooked.name} of {type(hooked.parent).__name__} was exchanged after "
                 "attach, and the new module knows nothing of the encoding. Call "
@@ -287,27 +306,31 @@ def _refuse_exchanged(stack: nn.Module) -> None:
             )
 
 
-def _mask_beside_fractions(given: dict[str, Any]) -> dict[str, Tensor]:
+def _mask_for_fractional_positions(given: dict[str, Any]) -> dict[str, Tensor]:
     """Return a mask that hides nothing for positions that may have fractions, if none is given.
 
     Without a mask and a cache transformers takes every token whose position is not one more than
-    the last for the first of a text. With a mask only `begins_text` tells texts apart.
+    the last for the first of a text. With a mask only `text_beginnings` tells texts apart.
     """
     ids = given.get("position_ids")
     tokens = given.get("input_ids")
     tokens = given.get("inputs_embeds") if tokens is None else tokens
-    cached = cache_among(given.values()) is not None
+    cached = find_cache(given.values()) is not None
     has_mask = given.get("attention_mask") is not None
     if ids is None or not ids.is_floating_point() or tokens is None or cached or has_mask:
         return {}
     return {"attention_mask": torch.ones(tokens.shape[:2], dtype=torch.long, device=tokens.device)}
 
 
-def _positions(given: dict[str, Any], axes: int) -> tuple[Tensor | range | None, Tensor | None]:
-    """Return the positions of the new tokens, and the document of each token in packed rows.
+def _positions_and_documents(
+    given: dict[str, Any], axes: int
+) -> tuple[Tensor | range | None, Tensor | None]:
+    """Return the positions of the new tokens, and the document of each token in packed rows, None
+    for rows of one text each. Without tokens both are None.
 
     Positions are position_ids if given. Otherwise tokens are counted after those in the cache,
-    without padding if there is an attention mask.
+    without padding if there is an attention mask. given: arguments of the forward. axes: components
+    of a position.
     """
     tokens = given.get("input_ids")
     tokens = given.get("inputs_embeds") if tokens is None else tokens
@@ -320,8 +343,8 @@ def _positions(given: dict[str, Any], axes: int) -> tuple[Tensor | range | None,
             "posenc: attention_mask must be (batch, len), which hides padding, or (batch, heads, "
             f"queries, keys), which says what each token sees, got shape {tuple(mask.shape)}."
         )
-    cache = cache_among(given.values())
-    past = 0 if cache is None else int(self_attention(cache).get_seq_length())
+    cache = find_cache(given.values())
+    past = 0 if cache is None else int(self_attention_cache(cache).get_seq_length())
     ids = given.get("position_ids")
     if ids is None and GIVEN_IDS.get():
         raise ValueError(
@@ -331,11 +354,11 @@ def _positions(given: dict[str, Any], axes: int) -> tuple[Tensor | range | None,
             "model.transformer(tokens, position_ids=ids)."
         )
     if ids is not None:
-        ids = _whole_if_they_are(ids)
-        numbers, ids = _numbers_and_positions(ids, axes)
-        positions = _positions_of(ids, axes)
+        ids = _integers_unless_fractional(ids)
+        numbers, ids = _split_token_numbers(ids, axes)
+        positions = _positions_from_ids(ids, axes)
         if cache is not None and past:
-            held = past_positions(self_attention(cache))
+            held = cached_positions(self_attention_cache(cache))
             if axes > 1:
                 held = None  # the cache holds components, and not the numbers of its tokens
             refuse_another_text(ids, numbers, held, mask, past)
@@ -343,7 +366,7 @@ def _positions(given: dict[str, Any], axes: int) -> tuple[Tensor | range | None,
         if numbers is None:
             refuse_packed_text(ids, mask)
             return positions, None
-        return positions, documents_of(numbers, mask)
+        return positions, document_numbers(numbers, mask)
     if axes > 1:
         raise ValueError(
             f"posenc: the encoding takes positions of {axes} components: hand the model "
@@ -357,7 +380,7 @@ def _positions(given: dict[str, Any], axes: int) -> tuple[Tensor | range | None,
     return real.to(tokens.device), None
 
 
-def _numbers_and_positions(ids: Tensor, axes: int) -> tuple[Tensor | None, Tensor]:
+def _split_token_numbers(ids: Tensor, axes: int) -> tuple[Tensor | None, Tensor]:
     """Return the number of each token in its text, None if position_ids do not have it, and the
     positions. Where positions have several components, generate() puts the number before them."""
     if axes == 1:
@@ -367,7 +390,7 @@ def _numbers_and_positions(ids: Tensor, axes: int) -> tuple[Tensor | None, Tenso
     return None, ids
 
 
-def _whole_if_they_are(ids: Tensor) -> Tensor:
+def _integers_unless_fractional(ids: Tensor) -> Tensor:
     """Return position_ids as integers, unless one has a fraction. A graph keeps their dtype."""
     if not ids.is_floating_point() or torch.compiler.is_compiling():
         return ids
@@ -375,8 +398,9 @@ def _whole_if_they_are(ids: Tensor) -> Tensor:
     return ids.long() if bool(whole.all()) else ids
 
 
-def _positions_of(ids: Tensor, axes: int) -> Tensor:
-    """Convert position_ids to posenc's shape."""
+def _positions_from_ids(ids: Tensor, axes: int) -> Tensor:
+    """Convert position_ids to the shape that encodings read: (len) or (batch, len), and with
+    several components (batch, len, axes) instead of (axes, batch, len)."""
     if ids.ndim == 3 or axes > 1:
         if ids.ndim != 3 or ids.shape[0] != axes:
             raise ValueError(
@@ -384,4 +408,4 @@ def _positions_of(ids: Tensor, axes: int) -> Tensor:
                 f"shape {tuple(ids.shape)}."
             )
         return ids.movedim(0, -1).contiguous()
-    return one_row(ids)
+    return drop_equal_rows(ids)

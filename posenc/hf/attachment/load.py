@@ -12,9 +12,21 @@ from posenc.dialects.files.json_object import read_json
 from posenc.encodings import PositionEncoding, repr_in_one_line
 from posenc.hf.attachment.attach import attach
 from posenc.hf.attachment.calls import ATTACHMENT, ENCODING
-from posenc.hf.attachment.save import FORMAT, NUMBERS, RECORD, classes_of, fingerprint, share
-from posenc.hf.attachment.written import rebuilt
-from posenc.hf.checkpoint.loading import STOCK, checked, quiet_transformers, refuse_not_finite
+from posenc.hf.attachment.save import (
+    FORMAT,
+    NUMBERS,
+    RECORD,
+    encoding_classes,
+    share_parameters,
+    weights_fingerprint,
+)
+from posenc.hf.attachment.written import encoding_from_json
+from posenc.hf.checkpoint.loading import (
+    STOCK,
+    import_quiet_transformers,
+    read_checked_folder,
+    refuse_nonfinite_weights,
+)
 from posenc.report.files.opened import bytes_of
 
 
@@ -57,31 +69,31 @@ def load(
         )
     record = read_json(path_inside(folder, RECORD, "posenc.hf.load"))
     numbers = path_inside(folder, NUMBERS, RECORD)
-    _check(folder, record, numbers)
+    _check_record(folder, record, numbers)
     given = (encoding, decoder)
     encodings = [
-        _encoding(folder / RECORD, stack, own)
+        _resolve_encoding(folder / RECORD, stack, own)
         for stack, own in zip(record["stacks"], given, strict=False)
     ]
-    transformers = quiet_transformers()
-    raw, _ = checked(folder)
+    transformers = import_quiet_transformers()
+    raw, _ = read_checked_folder(folder)
     kind = getattr(transformers, (raw.get("architectures") or [""])[0], None)
     if not isinstance(kind, type) or not issubclass(kind, transformers.PreTrainedModel):
         raise ValueError(f"{folder / 'config.json'}: architectures names no class of transformers.")
     model = kind.from_pretrained(folder, **STOCK, **options)  # twice the same: a TypeError
-    refuse_not_finite(model, folder)
+    refuse_nonfinite_weights(model, folder)
     second = encodings[1] if len(encodings) > 1 else None
     attach(model, encodings[0], decoder=second, own=record["own"])
     for attached_to, stack in zip(getattr(model, ATTACHMENT).stacks, record["stacks"], strict=True):
         try:
-            share(getattr(attached_to, ENCODING), _shared(stack))
+            share_parameters(getattr(attached_to, ENCODING), _read_shared_names(stack))
         except ValueError as error:
             raise ValueError(f"{folder / RECORD}: {error}") from error
-    _read_numbers(model, numbers)
+    _load_parameters(model, numbers)
     return model
 
 
-def _check(folder: Path, record: dict[str, Any], numbers: Path) -> None:
+def _check_record(folder: Path, record: dict[str, Any], numbers: Path) -> None:
     """Raise ValueError unless the record is complete and fits these weights and parameters."""
     path = folder / RECORD
     wanted = {"format", "own", "stacks", "weights", "numbers"}
@@ -95,7 +107,7 @@ def _check(folder: Path, record: dict[str, Any], numbers: Path) -> None:
         raise ValueError(f"{path}: stacks must be a list of one encoding or two, got {stacks!r}.")
     if hashlib.sha256(bytes_of(numbers, None)).hexdigest() != record["numbers"]:
         raise ValueError(f"{path}: {NUMBERS} is not the file that was written with it.")
-    if fingerprint(folder) != record["weights"]:
+    if weights_fingerprint(folder) != record["weights"]:
         raise ValueError(
             f"{path}: the weights in the folder are not those that it was written with: another "
             "model's, changed since, or saved again after detach. An encoding belongs to the "
@@ -103,13 +115,17 @@ def _check(folder: Path, record: dict[str, Any], numbers: Path) -> None:
         )
 
 
-def _encoding(path: Path, stack: Any, given: PositionEncoding | None) -> PositionEncoding:
-    """Return the encoding of a stack: `given`, or else the one that its record describes."""
+def _resolve_encoding(path: Path, stack: Any, given: PositionEncoding | None) -> PositionEncoding:
+    """Return the encoding of a stack: `given`, or else the one that its record describes, with
+    fresh parameters. stack: the record, an entry of "stacks" in posenc.json, at `path`.
+
+    Raises: ValueError if `given` is of another class, or the record describes none.
+    """
     if not isinstance(stack, dict) or "encoding" not in stack:
         raise ValueError(f"{path}: each of stacks must be an object with an encoding.")
     if given is not None:
-        if classes_of(given) != stack.get("is"):
-            raise ValueError(f"{path}: it has {stack.get('is')}, got {classes_of(given)}.")
+        if encoding_classes(given) != stack.get("is"):
+            raise ValueError(f"{path}: it has {stack.get('is')}, got {encoding_classes(given)}.")
         return given
     if stack["encoding"] is None:
         raise ValueError(
@@ -118,7 +134,7 @@ def _encoding(path: Path, stack: Any, given: PositionEncoding | None) -> Positio
             "posenc.hf.load(folder, encoding=...)."
         )
     try:
-        found = rebuilt(stack["encoding"])
+        found = encoding_from_json(stack["encoding"])
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
     if repr_in_one_line(found) != stack.get("says"):
@@ -129,21 +145,22 @@ def _encoding(path: Path, stack: Any, given: PositionEncoding | None) -> Positio
     return found
 
 
-def _shared(stack: dict[str, Any]) -> list[list[str]]:
-    """Return the names of each parameter that has several. Raises: ValueError for anything else."""
+def _read_shared_names(stack: dict[str, Any]) -> list[list[str]]:
+    """Return the names of each parameter that has several, from a stack's record in posenc.json.
+    Raise ValueError for anything else."""
     groups = stack.get("shared")
-    if not isinstance(groups, list) or not all(_are_names(group) for group in groups):
+    if not isinstance(groups, list) or not all(_is_list_of_names(group) for group in groups):
         raise ValueError(f"shared must be lists of two names or more, got {groups!r}.")
     return groups
 
 
-def _are_names(group: Any) -> bool:
+def _is_list_of_names(group: Any) -> bool:
     """Return True for a list of two strings or more."""
     is_list = isinstance(group, list) and len(group) > 1
     return is_list and all(isinstance(name, str) for name in group)
 
 
-def _read_numbers(model: Any, numbers: Path) -> None:
+def _load_parameters(model: Any, numbers: Path) -> None:
     """Load the saved parameters into the encodings. Raise ValueError if names or shapes differ."""
     from safetensors.torch import load_file
 
@@ -155,6 +172,7 @@ def _read_numbers(model: Any, numbers: Path) -> None:
             for name, tensor in tensors.items()
             if name.partition(".")[0] == str(index)
         }
+        # load_state_dict would round the saved numbers to the dtype that the encoding has now.
         floats = {t.dtype for t in own.values() if t.is_floating_point()}
         if len(floats) == 1:
             encoding.to(floats.pop())
@@ -162,4 +180,4 @@ def _read_numbers(model: Any, numbers: Path) -> None:
             encoding.load_state_dict(own)
         except RuntimeError as error:
             raise ValueError(f"{numbers}: it does not fit the encoding: {error}") from error
-        refuse_not_finite(encoding, numbers)
+        refuse_nonfinite_weights(encoding, numbers)

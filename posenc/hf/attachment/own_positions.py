@@ -11,10 +11,15 @@ from torch.nn import functional as F
 
 from posenc.encodings import ALiBi, T5Bias
 from posenc.hf.attachment.attention import attend
-from posenc.hf.attachment.find import Stack, run, tolerance, trial
-from posenc.hf.capabilities import places_in_cache
+from posenc.hf.attachment.find import (
+    Stack,
+    recorded_attention,
+    rounding_tolerance,
+    run_in_evaluation,
+)
+from posenc.hf.capabilities import cache_update_options
 from posenc.hf.rope.apply import rotary_modules
-from posenc.hf.tables import table_of
+from posenc.hf.tables import position_table
 
 TABLES = ("wpe", "embed_positions", "position_embeddings", "position_embedding")
 """Names of modules that map positions to vectors, which are added to token embeddings."""
@@ -24,24 +29,24 @@ T5S = ("t5", "mt5", "umt5")
 """Families with T5's blocks: one table for all layers, or in UMT5 one for each."""
 
 
-def hide(stack: nn.Module, model: Any) -> list[Any]:
+def disable_positions(stack: nn.Module, model: Any) -> list[Any]:
     """Disable rotations and position tables of a stack; return the hook handles that undo it."""
-    handles = [child.register_forward_hook(NoTurn()) for child in rotations(stack)]
-    for table in tables(stack, model):
+    handles = [child.register_forward_hook(IdentityRotation()) for child in rotation_modules(stack)]
+    for table in position_tables(stack, model):
         handles.append(table.register_forward_pre_hook(_set_endless_zeros))
         handles.append(table.register_forward_hook(_return_zeros))
         handles.append(table.register_forward_hook(_restore_weights, always_call=True))
     return handles
 
 
-def rotations(stack: nn.Module) -> list[nn.Module]:
+def rotation_modules(stack: nn.Module) -> list[nn.Module]:
     """Return the modules of a stack that compute its rotation, each once."""
     return list({id(child): child for _, _, child in rotary_modules(stack)}.values())
 
 
-def tables(stack: nn.Module, model: Any) -> list[nn.Module]:
+def position_tables(stack: nn.Module, model: Any) -> list[nn.Module]:
     """Return the modules of a stack that map positions to vectors."""
-    known = table_of(model)
+    known = position_table(model)
     found: dict[int, nn.Module] = {} if known is None else {id(known.module): known.module}
     for name, module in stack.named_modules():
         if name.rpartition(".")[2] in TABLES:
@@ -49,9 +54,9 @@ def tables(stack: nn.Module, model: Any) -> list[nn.Module]:
     return list(found.values())
 
 
-def own_bias(attention: Any) -> T5Bias | ALiBi | None:
+def bias_as_encoding(attention: Any) -> T5Bias | ALiBi | None:
     """Return the bias of T5's or BLOOM's own attention as an encoding; None for other families.
-    T5's table stays the model's parameter, so that it is trained; see `refresh`."""
+    T5's table stays the model's parameter, so that it is trained; see `refresh_table`."""
     if type(attention).__name__ == "BloomAttention":
         return ALiBi(attention.num_heads)
     table = getattr(attention, "posenc_table", None)
@@ -69,9 +74,9 @@ def own_bias(attention: Any) -> T5Bias | ALiBi | None:
 
 
 @dataclass
-class Table:
-    """The table of relative positions of T5, where the model has it: somebody may put another one
-    there, as load_state_dict(assign=True) does.
+class T5Table:
+    """A reference to T5's table of relative positions, read anew each time: somebody may put
+    another one in its place, as load_state_dict(assign=True) does.
 
     owner: the attention module that has it as `relative_attention_bias`.
     """
@@ -92,8 +97,9 @@ class Table:
         return weight
 
 
-def refresh(attention: Any, own: Any) -> None:
-    """Let the model's own bias read the table that the model has now."""
+def refresh_table(attention: Any, own: Any) -> None:
+    """Make the encoding `own`, the model's own bias, read the table that the model has now. It does
+    nothing for other biases than T5's."""
     table = getattr(attention, "posenc_table", None)
     if table is None:
         return
@@ -102,9 +108,10 @@ def refresh(attention: Any, own: Any) -> None:
         own.weight = weight
 
 
-def without_bias(model: Any) -> list[tuple[nn.Module, dict[str, Any]]]:
-    """Return new attributes for the attention modules of `T5S` and BLOOM that omit their own bias,
-    and send BLOOM's scores through transformers' interface."""
+def attributes_without_bias(model: Any) -> list[tuple[nn.Module, dict[str, Any]]]:
+    """Return attention modules with the attributes to set on each so that it omits its own bias:
+    those of `T5S`, and BLOOM's, whose scores then go through transformers' interface. Empty for
+    other families."""
     kind = model.config.model_type
     if kind == "bloom":
         blooms = [m for m in model.modules() if type(m).__name__ == "BloomAttention"]
@@ -113,7 +120,7 @@ def without_bias(model: Any) -> list[tuple[nn.Module, dict[str, Any]]]:
     if kind not in T5S:
         return changes
     # T5's first layer passes its bias on to the next; an empty one keeps those from computing it.
-    nothing = {"has_relative_attention_bias": True, "compute_bias": no_bias}
+    nothing = {"has_relative_attention_bias": True, "compute_bias": empty_bias}
     for stack in model.modules():
         blocks: Any = getattr(stack, "block", None)
         if blocks is None:
@@ -122,13 +129,13 @@ def without_bias(model: Any) -> list[tuple[nn.Module, dict[str, Any]]]:
         for block in blocks:
             attention = block.layer[0].SelfAttention
             owner = attention if hasattr(attention, "relative_attention_bias") else first
-            changes.append((attention, {**nothing, "posenc_table": Table(owner)}))
+            changes.append((attention, {**nothing, "posenc_table": T5Table(owner)}))
             if len(block.layer) > 2:
                 changes.append((block.layer[1].EncDecAttention, dict(nothing)))
     return changes
 
 
-def no_bias(*sizes: Any, **options: Any) -> Tensor:
+def empty_bias(*sizes: Any, **options: Any) -> Tensor:
     """Return an empty bias, instead of T5Attention.compute_bias."""
     return torch.empty(0)
 
@@ -147,7 +154,7 @@ def bloom_attention(
     """Compute BLOOM's attention by posenc, because BLOOM bypasses transformers' interface."""
     query, key, value = module._reshape(module.query_key_value(hidden_states))
     if layer_past is not None:
-        places = places_in_cache(kwargs)
+        places = cache_update_options(kwargs)
         key, value = layer_past.update(key, value, module.layer_idx, **places)
     out, _ = attend(
         module,
@@ -163,11 +170,11 @@ def bloom_attention(
     return out + residual, None
 
 
-def refuse_rest(model: Any, stacks: list[Stack], example: dict[str, Any]) -> None:
+def refuse_remaining_order(model: Any, stacks: list[Stack], example: dict[str, Any]) -> None:
     """Raise ValueError if the model still depends on the order of its tokens. Without positions and
     causal mask, permuted tokens must give permuted hidden states."""
     for stack in stacks:
-        name = _read_by(stack, example)
+        name = _token_argument(stack, example)
         if name is None:
             raise ValueError(
                 "attach: own positions are taken out of models that read tokens; those of "
@@ -175,10 +182,10 @@ def refuse_rest(model: Any, stacks: list[Stack], example: dict[str, Any]) -> Non
             )
         ids = example[name]
         order = torch.arange(ids.shape[1], device=ids.device).roll(2)
-        plain = _hidden(model, stack.module, example)
-        moved = _hidden(model, stack.module, {**example, name: ids[:, order]})
+        plain = _hidden_states(model, stack.module, example)
+        moved = _hidden_states(model, stack.module, {**example, name: ids[:, order]})
         error = float((moved - plain[:, order]).abs().max() / plain.abs().max())
-        if not error <= tolerance(model):
+        if not error <= rounding_tolerance(model):
             raise ValueError(
                 f"attach: {type(stack.module).__name__} still depends on the order of its tokens "
                 f"after its rotations and tables were removed (by {error:.1e}): it has positions "
@@ -187,8 +194,9 @@ def refuse_rest(model: Any, stacks: list[Stack], example: dict[str, Any]) -> Non
             )
 
 
-def _read_by(stack: Stack, example: dict[str, Any]) -> str | None:
-    """Return the name of the argument with the tokens that the stack reads."""
+def _token_argument(stack: Stack, example: dict[str, Any]) -> str | None:
+    """Return the name of the example's argument with the tokens that the stack reads; None if it
+    reads no tokens."""
     length = stack.attentions[0].q_len
     for name in ("decoder_input_ids", "input_ids"):
         if name in example and example[name].shape[1] == length:
@@ -196,10 +204,10 @@ def _read_by(stack: Stack, example: dict[str, Any]) -> str | None:
     return None
 
 
-def carries_texts(model: Any, stack: Stack, example: dict[str, Any]) -> bool:
+def mixes_packed_texts(model: Any, stack: Stack, example: dict[str, Any]) -> bool:
     """Return True if a text of a packed row changes the one after it, because layers that are no
     attention, such as Mamba's, hand on what they have read. False if that cannot be tried."""
-    name = _read_by(stack, example)
+    name = _token_argument(stack, example)
     takes_ids = "position_ids" in inspect.signature(model.forward).parameters
     if name != "input_ids" or "position_ids" in example or not takes_ids:
         return False
@@ -211,12 +219,12 @@ def carries_texts(model: Any, stack: Stack, example: dict[str, Any]) -> bool:
     other = ids.clone()
     other[:, :first] = ids[:, :first].flip(-1)
     try:
-        plain = _hidden(model, stack.module, packed, blind=False)
-        changed = _hidden(model, stack.module, {**packed, name: other}, blind=False)
+        plain = _hidden_states(model, stack.module, packed, blind=False)
+        changed = _hidden_states(model, stack.module, {**packed, name: other}, blind=False)
     except Exception:  # the family's code stops at a packed row, and will in the user's call
         return False
     error = float((changed - plain)[:, first:].abs().max() / plain.abs().max())
-    return not error <= min(tolerance(model), _SAME_ORDER)
+    return not error <= min(rounding_tolerance(model), _SAME_ORDER)
 
 
 _SAME_ORDER = 1e-2
@@ -224,24 +232,27 @@ _SAME_ORDER = 1e-2
 not their number: experts read their tokens together."""
 
 
-def _hidden(model: Any, stack: nn.Module, example: dict[str, Any], *, blind: bool = True) -> Tensor:
-    """Return the stack's output. blind: every token sees every other."""
-    found: list[Tensor] = []
+def _hidden_states(
+    model: Any, stack: nn.Module, example: dict[str, Any], *, blind: bool = True
+) -> Tensor:
+    """Return the hidden states (batch, len, dim) that the stack computes from the arguments
+    `example`. blind: every token sees every other."""
+    outputs: list[Tensor] = []
 
-    def note(module: nn.Module, args: tuple, out: Any) -> None:
-        found.append(out if isinstance(out, Tensor) else out[0])
+    def record_output(module: nn.Module, args: tuple, out: Any) -> None:
+        outputs.append(out if isinstance(out, Tensor) else out[0])
 
-    handle = stack.register_forward_hook(note)
+    handle = stack.register_forward_hook(record_output)
     try:
-        with trial(blind=blind):
-            run(model, example)
+        with recorded_attention(blind=blind):
+            run_in_evaluation(model, example)
     finally:
         handle.remove()
-    return found[-1]
+    return outputs[-1]
 
 
 @dataclass
-class NoTurn:
+class IdentityRotation:
     """Forward hook of a rotary module: return the identity rotation in the form of its output.
 
     sine_at: index of the sines, which most families return second, and GPT-J first. It is read from
@@ -256,9 +267,9 @@ class NoTurn:
         if self.sine_at is None:
             sums = [float(part.detach().float().abs().sum(-1).min()) for part in out]
             self.sine_at = sums.index(min(sums))
-        found = [torch.ones_like(part) for part in out]
-        found[self.sine_at].zero_()
-        return tuple(found)
+        parts = [torch.ones_like(part) for part in out]
+        parts[self.sine_at].zero_()
+        return tuple(parts)
 
 
 def _return_zeros(module: nn.Module, args: tuple, out: Tensor) -> Tensor:

@@ -15,15 +15,15 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from posenc.hf.attachment.calls import ATTACHMENT, ENCODING, LAYER
-from posenc.hf.attachment.find import run, tolerance, trial
-from posenc.hf.capabilities import continued, static_cache, takes
+from posenc.hf.attachment.find import recorded_attention, rounding_tolerance, run_in_evaluation
+from posenc.hf.capabilities import arguments_for_next_step, forward_takes, static_cache_argument
 from posenc.positions import tensor
 from posenc.report.machine.facts import versions
 from posenc.report.page.failure import one_line
 
 LOG = logging.getLogger("posenc.hf")
 """Logger of what could not be checked; it writes to stderr, and applications may redirect it."""
-CUT = 2
+MISSING_TOKENS = 2
 """Tokens that the shorter row of a padded batch lacks."""
 
 
@@ -41,8 +41,8 @@ class Outcome:
     causal: bool
     returned: Any
 
-    def rows(self, rows: slice, tokens: slice = slice(None)) -> "Outcome":
-        """Select some rows of the batch, and some tokens of them."""
+    def select(self, rows: slice, tokens: slice = slice(None)) -> "Outcome":
+        """Return the outcome of some rows of the batch, and of some of their tokens."""
         places = [p[rows, tokens] for p in self.positions]
         return Outcome(self.hidden[rows, tokens], places, self.causal, self.returned)
 
@@ -63,19 +63,19 @@ def prove(model: Any, example: dict[str, Any]) -> None:
     with torch.random.fork_rng(sorted(gpus, key=str)):
         proof = _Proof(model, example)
         if "pixel_values" in example and model.main_input_name == "pixel_values":
-            proof.prove_fixed_places()  # images are read at once, and without padding
+            proof.prove_patches_stay()  # images are read at once, and without padding
             return
-        unknown = proof.run()
+        unknown = proof.compare_all()
     if unknown:
         LOG.warning("attach: %s was not checked %s.", type(model).__name__, unknown)
 
 
-class _Failed(ValueError):
-    """A forward stopped with an exception."""
+class _ForwardFailed(ValueError):
+    """Raised if a forward of the model stops with an exception."""
 
 
 class _Proof:
-    """Forwards of one model and their comparisons.
+    """Run short forwards of one model and compare what they compute.
 
     per_token: names of the arguments that have an entry for each token of the last stack.
     """
@@ -91,11 +91,11 @@ class _Proof:
         self.per_token = ("input_ids", "inputs_embeds", "position_ids")
         if self.two_stacks:
             self.per_token = ("decoder_input_ids",)
-        self.tolerance = tolerance(model)
+        self.tolerance = rounding_tolerance(model)
         # Dynamic NTK rotates by the length read so far: steps differ from one pass by design.
         self.compares_numbers = all(e.claims.cache_safe for e in encodings)
 
-    def run(self) -> str | None:
+    def compare_all(self) -> str | None:
         """Make all comparisons. Return in words what could not be compared, and why."""
         tokens = [name for name in self.per_token[:2] if name in self.example]
         others = sorted(set(self.example) - set(self.per_token))
@@ -103,24 +103,24 @@ class _Proof:
             return f"in steps and with padding: its example has {', '.join(others) or 'no tokens'}"
         whole = self.finite_forward("a few tokens")
         length = whole.hidden.shape[1]
-        if length <= CUT:
+        if length <= MISSING_TOKENS:
             return f"in steps and with padding: its example has {length} tokens"
         bounds = sorted({0, length // 2, length - 1, length})
-        stepwise = self.in_steps(self.example, bounds)
+        stepwise = self.read_in_steps(self.example, bounds)
         if stepwise is not None:
             self.compare("in steps through its own cache", stepwise, whole)
-            if (static := self.in_static_steps(self.example, bounds)) is not None:
+            if (static := self.read_through_static_cache(self.example, bounds)) is not None:
                 self.compare("in steps through a static cache", static, whole)
-        if "input_ids" in self.example and takes(self.model, "attention_mask"):
+        if "input_ids" in self.example and forward_takes(self.model, "attention_mask"):
             self.prove_padding(whole, cached=stepwise is not None)
-        if stepwise is None and whole.causal and takes(self.model, "use_cache"):
+        if stepwise is None and whole.causal and forward_takes(self.model, "use_cache"):
             return "in steps: it returned no cache"
         return None
 
     def finite_forward(self, read: str) -> Outcome:
-        """Run the model on the example, called `read` in a message. Raises: ValueError if its
-        numbers cannot be compared."""
-        outcome = self.forward(self.example)
+        """Return the outcome of the example. Raise ValueError, calling the example `read`, if it is
+        NaN or infinite."""
+        outcome = self.run_forward(self.example)
         if not outcome.hidden.isfinite().all():
             raise ValueError(
                 f"attach: {type(self.model).__name__} returns NaN or infinity for {read}, so "
@@ -128,11 +128,11 @@ class _Proof:
             )
         return outcome
 
-    def prove_fixed_places(self) -> None:
-        """Compare two forwards of one image. ViTMAE draws the patches that it keeps, and their
-        order, which no attention sees."""
+    def prove_patches_stay(self) -> None:
+        """Raise ValueError if two forwards of one image differ. ViTMAE draws the patches that it
+        keeps, and their order, which no attention sees."""
         first = self.finite_forward("an image")
-        again = self.forward(self.example)
+        again = self.run_forward(self.example)
         same_places = first.hidden.shape == again.hidden.shape
         largest = float(first.hidden.abs().max())
         if same_places and (first.hidden - again.hidden).abs().max() <= self.tolerance * largest:
@@ -147,43 +147,47 @@ class _Proof:
         """Compare a row next to a shorter, padded one with the shorter row by itself."""
         source = self.example["input_ids"]
         batch, length = source.shape
-        short = self.cut_source(length - CUT)
-        alone = self.forward(short)
+        short = self.shortened_example(length - MISSING_TOKENS)
+        alone = self.run_forward(short)
         fill, other = int(source[0, 0]), int(source[0, -1])
         for side in ("left", "right"):
-            padded = self.padded(short, side, fill)
+            padded = self.padded_batch(short, side, fill)
             what = f"next to padding on the {side}"
             if side == "left" and cached and not self.two_stacks:
-                bounds = [0, length - CUT, length]
-                readings = {what: self.in_steps(padded, bounds)}
-                if (static := self.in_static_steps(padded, bounds)) is not None:
+                bounds = [0, length - MISSING_TOKENS, length]
+                readings = {what: self.read_in_steps(padded, bounds)}
+                if (static := self.read_through_static_cache(padded, bounds)) is not None:
                     readings[f"{what}, through a static cache,"] = static
             else:
-                readings = {what: self.forward(padded)}
+                readings = {what: self.run_forward(padded)}
             real = slice(None)
             if not self.two_stacks:  # the rows of a decoder are as long as its own tokens
-                real = slice(CUT, None) if side == "left" else slice(0, length - CUT)
+                real = (
+                    slice(MISSING_TOKENS, None)
+                    if side == "left"
+                    else slice(0, length - MISSING_TOKENS)
+                )
             want = alone
             if side == "left" and not self.replaced:
                 # The model's own positions may count padding, but no token may read it.
-                again = self.forward(self.padded(short, side, other))
-                want = again.rows(slice(batch, None), real)
+                again = self.run_forward(self.padded_batch(short, side, other))
+                want = again.select(slice(batch, None), real)
                 want.positions = alone.positions
             for what, got in readings.items():
                 assert got is not None
-                self.compare(what, got.rows(slice(batch, None), real), want)
+                self.compare(what, got.select(slice(batch, None), real), want)
                 if want is alone:
-                    self.compare(what, got.rows(slice(0, batch)), whole)
+                    self.compare(what, got.select(slice(0, batch)), whole)
 
-    def cut_source(self, length: int) -> dict[str, Any]:
-        """Return the example with fewer tokens: the encoder's, if there is one."""
+    def shortened_example(self, length: int) -> dict[str, Any]:
+        """Return the example with its first `length` tokens: of the encoder, if there is one."""
         if self.two_stacks:
             return {**self.example, "input_ids": self.example["input_ids"][:, :length]}
-        return self.part(self.example, 0, length)
+        return self.arguments_for_tokens(self.example, 0, length)
 
-    def padded(self, short: dict[str, Any], side: str, fill: int) -> dict[str, Any]:
+    def padded_batch(self, short: dict[str, Any], side: str, fill: int) -> dict[str, Any]:
         """Return a batch of the example's rows and the short ones, padded with the token `fill`."""
-        sizes = (CUT, 0) if side == "left" else (0, CUT)
+        sizes = (MISSING_TOKENS, 0) if side == "left" else (0, MISSING_TOKENS)
         found: dict[str, Any] = {}
         for name, value in self.example.items():
             row = short[name]
@@ -195,8 +199,11 @@ class _Proof:
         hidden = F.pad(torch.ones_like(short["input_ids"]), sizes)
         return {**found, "attention_mask": torch.cat([real, hidden])}
 
-    def part(self, arguments: dict[str, Any], first: int, last: int) -> dict[str, Any]:
-        """Return the arguments for the tokens first .. last of the last stack."""
+    def arguments_for_tokens(
+        self, arguments: dict[str, Any], first: int, last: int
+    ) -> dict[str, Any]:
+        """Return the arguments for the tokens from `first` to before `last` of the last stack; a
+        mask keeps the tokens before them."""
         found = dict(arguments)
         for name in self.per_token:
             if name in found:
@@ -206,61 +213,69 @@ class _Proof:
             found["attention_mask"] = found["attention_mask"][:, :last]
         return found
 
-    def in_steps(
+    def read_in_steps(
         self, arguments: dict[str, Any], bounds: list[int], empty: dict[str, Any] | None = None
     ) -> Outcome | None:
-        """Read the tokens in steps, through the cache that the model returns, or through the empty
-        one that is given. Return None if it returns none."""
-        if not takes(self.model, "use_cache"):
+        """Read the tokens in steps between `bounds`, and return the joined outcome. They go through
+        the cache that the model returns, or through the argument `empty`, an empty cache. Return
+        None if the model returns no cache."""
+        if not forward_takes(self.model, "use_cache"):
             return None
         steps: list[Outcome] = []
         cache: dict[str, Any] = {"use_cache": True, **(empty or {})}
         for first, last in pairwise(bounds):
             if not cache:
                 return None
-            steps.append(self.forward({**self.part(arguments, first, last), **cache}))
-            cache = continued(self.model, steps[-1].returned)
+            steps.append(
+                self.run_forward({**self.arguments_for_tokens(arguments, first, last), **cache})
+            )
+            cache = arguments_for_next_step(self.model, steps[-1].returned)
         by_layer = zip(*(step.positions for step in steps), strict=True)
         joined = [torch.cat(places, dim=1) for places in by_layer]
         hidden = torch.cat([step.hidden for step in steps], dim=1)
         return Outcome(hidden, joined, steps[0].causal, None)
 
-    def in_static_steps(self, arguments: dict[str, Any], bounds: list[int]) -> Outcome | None:
+    def read_through_static_cache(
+        self, arguments: dict[str, Any], bounds: list[int]
+    ) -> Outcome | None:
         """Read the tokens in steps through a static cache that has more places than they need.
         Return None if the model supports none or stops: then it never computes something else."""
         source = arguments["input_ids"].shape[1] if "input_ids" in arguments else 0
-        empty = static_cache(self.model, bounds[-1] + CUT, source)
+        empty = static_cache_argument(self.model, bounds[-1] + MISSING_TOKENS, source)
         if not empty:
             return None
         try:
-            return self.in_steps(arguments, bounds, empty)
-        except _Failed:
+            return self.read_in_steps(arguments, bounds, empty)
+        except _ForwardFailed:
             return None
 
-    def forward(self, arguments: dict[str, Any]) -> Outcome:
-        """Run the model once. Raise ValueError if it fails."""
-        found: list[Tensor] = []
+    def run_forward(self, arguments: dict[str, Any]) -> Outcome:
+        """Return the outcome of one forward with these arguments. Raise ValueError if it fails."""
+        outputs: list[Tensor] = []
 
-        def note(module: nn.Module, args: tuple, out: Any) -> None:
-            found.append(out if isinstance(out, Tensor) else out[0])
+        def record_output(module: nn.Module, args: tuple, out: Any) -> None:
+            outputs.append(out if isinstance(out, Tensor) else out[0])
 
-        handle = self.stack.register_forward_hook(note)
+        handle = self.stack.register_forward_hook(record_output)
         try:
-            with trial() as seen:
-                returned = run(self.model, arguments)
+            with recorded_attention() as record:
+                returned = run_in_evaluation(self.model, arguments)
         except Exception as error:  # a family's code may raise anything
             given = ", ".join(arguments)
-            raise self.refusal(f"fails with {given} ({one_line(error)})", _Failed) from error
+            raise self.error_naming_releases(
+                f"fails with {given} ({one_line(error)})", _ForwardFailed
+            ) from error
         finally:
             handle.remove()
-        layers = [(vars(reached.module).get(LAYER), reached) for reached in seen.reached]
+        layers = [(vars(reached.module).get(LAYER), reached) for reached in record.calls]
         own = [reached for layer, reached in layers if layer and layer.stack is self.stack]
-        hidden = found[-1].float()
-        places = [self.placed(reached.positions, hidden) for reached in own]
+        hidden = outputs[-1].float()
+        places = [self.positions_by_row(reached.positions, hidden) for reached in own]
         return Outcome(hidden, places, all(reached.causal for reached in own), returned)
 
-    def placed(self, positions: Tensor | range, hidden: Tensor) -> Tensor:
-        """Return positions with an axis for the rows of the batch."""
+    def positions_by_row(self, positions: Tensor | range, hidden: Tensor) -> Tensor:
+        """Return positions with an axis for the rows of the batch: (batch, len) or, with several
+        components, (batch, len, axes)."""
         places = tensor(positions, hidden.device)
         if places.ndim == 1 + (self.axes > 1):
             places = places.expand(hidden.shape[0], *places.shape)
@@ -270,19 +285,19 @@ class _Proof:
         """Raise ValueError if positions differ, or hidden states by more than rounding."""
         for found, meant in zip(got.positions, want.positions, strict=True):
             if not torch.equal(found, meant):
-                raise self.refusal(
+                raise self.error_naming_releases(
                     f"gets positions {found[0].tolist()} {what}, and {meant[0].tolist()} without"
                 )
         if not self.compares_numbers:
             return
         error = float((got.hidden - want.hidden).abs().max() / want.hidden.abs().max())
         if not error <= self.tolerance:
-            raise self.refusal(
+            raise self.error_naming_releases(
                 f"computes something else {what}: hidden states differ by {error:.1e} of the "
                 f"largest, expected at most {self.tolerance:.0e}"
             )
 
-    def refusal(self, said: str, kind: type[ValueError] = ValueError) -> ValueError:
+    def error_naming_releases(self, said: str, kind: type[ValueError] = ValueError) -> ValueError:
         """Return the error that this model with this encoding does what `said` says; it names the
         installed releases."""
         encoding = type(getattr(self.stack, ENCODING)).__name__

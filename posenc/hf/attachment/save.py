@@ -12,25 +12,27 @@ from torch import Tensor, nn
 from posenc.dialects.files.attached import MARK, RECORD
 from posenc.encodings import PerLayer, PositionEncoding, path_of_class, repr_in_one_line
 from posenc.hf.attachment.calls import ATTACHMENT, ENCODING
-from posenc.hf.attachment.written import written
+from posenc.hf.attachment.written import encoding_to_json
 from posenc.hf.checkpoint import files
 from posenc.report.files.atomic import write_atomically
 from posenc.report.files.record import strict_json
 
 NUMBERS = "posenc.safetensors"
 FORMAT = 2
-LOOKED_AT = 64
+HASHED_ELEMENTS = 64
 """Elements of each weight that are hashed to identify a model."""
 
 
-def save_beside(model: Any) -> None:
+def hook_save_pretrained(model: Any) -> None:
     """Make the model's save_pretrained write the encoding too, until it is detached."""
-    own = {"save_pretrained": partial(_save, model)}  # which pickles, unlike a bound function
+    own = {
+        "save_pretrained": partial(_save_with_encoding, model)
+    }  # which pickles, unlike a bound function
     getattr(model, ATTACHMENT).changed.append((model, own, {}))
     vars(model).update(own)
 
 
-def _save(
+def _save_with_encoding(
     self: Any,
     save_directory: Any,
     is_main_process: bool = True,
@@ -38,7 +40,11 @@ def _save(
     push_to_hub: bool = False,
     **options: Any,
 ) -> None:
-    """Save the model, and the encoding next to its weights."""
+    """Save the model, and the encoding next to its weights: the model's `save_pretrained` while an
+    encoding is attached, with its arguments.
+
+    The weights get a mark, MARK, by which posenc refuses to load them without the encoding.
+    """
     if push_to_hub:
         raise ValueError(
             "posenc: save_pretrained(push_to_hub=True) would upload the weights without their "
@@ -79,21 +85,21 @@ def write_encoding(model: Any, folder: Path) -> None:
         "own": attachment.own,
         "stacks": [
             {
-                "is": classes_of(encoding),
+                "is": encoding_classes(encoding),
                 "says": repr_in_one_line(encoding),
-                "encoding": written(encoding),
-                "shared": shared_names(encoding),
+                "encoding": encoding_to_json(encoding),
+                "shared": shared_parameter_names(encoding),
             }
             for encoding in encodings
         ],
-        "weights": fingerprint(folder),
+        "weights": weights_fingerprint(folder),
         "numbers": hashlib.sha256(numbers).hexdigest(),
     }
     write_atomically(folder / NUMBERS, numbers)
     write_atomically(folder / RECORD, strict_json(record, indent=2, ensure_ascii=False) + "\n")
 
 
-def classes_of(encoding: nn.Module) -> list[str]:
+def encoding_classes(encoding: nn.Module) -> list[str]:
     """Return "module:Class" of an encoding and of all encodings inside it, each once."""
     kinds = {
         path_of_class(type(m))
@@ -103,7 +109,7 @@ def classes_of(encoding: nn.Module) -> list[str]:
     return sorted(kinds)
 
 
-def shared_names(encoding: nn.Module) -> list[list[str]]:
+def shared_parameter_names(encoding: nn.Module) -> list[list[str]]:
     """Return the names of each parameter that has several, as that of DeBERTa's table, which all
     layers read."""
     names: dict[int, list[str]] = {}
@@ -112,8 +118,8 @@ def shared_names(encoding: nn.Module) -> list[list[str]]:
     return [of_one for of_one in names.values() if len(of_one) > 1]
 
 
-def share(encoding: nn.Module, groups: list[list[str]]) -> None:
-    """Make the parameters of each group one again, see `shared_names`.
+def share_parameters(encoding: nn.Module, groups: list[list[str]]) -> None:
+    """Make the parameters of each group one again, see `shared_parameter_names`.
 
     Raises: ValueError for a name that is no parameter, and for other shapes.
     """
@@ -129,8 +135,9 @@ def share(encoding: nn.Module, groups: list[list[str]]) -> None:
             raise ValueError(f"{', '.join([first, *others])} were one parameter: {error}") from None
 
 
-def fingerprint(folder: Path) -> str:
-    """Hash names, shapes and first elements of the weights in a folder."""
+def weights_fingerprint(folder: Path) -> str:
+    """Return a hash of the weights in a folder: of their names, dtypes, shapes and first elements,
+    because hashing all elements would read the whole file."""
     from safetensors import safe_open
 
     found = hashlib.sha256()
@@ -141,6 +148,6 @@ def fingerprint(folder: Path) -> str:
                 shape = part.get_shape()
                 found.update(f"{name} {part.get_dtype()} {shape}".encode())
                 tensor: Tensor = part[:1] if shape else opened.get_tensor(name)
-                first = tensor.flatten()[:LOOKED_AT].contiguous()
+                first = tensor.flatten()[:HASHED_ELEMENTS].contiguous()
                 found.update(first.view(torch.uint8).numpy().tobytes() if shape else b"")
     return found.hexdigest()

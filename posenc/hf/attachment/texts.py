@@ -6,12 +6,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from posenc.hf.attachment.calls import Forward
-from posenc.hf.capabilities import chunks_each_text
+from posenc.hf.attachment.calls import RunningForward
+from posenc.hf.capabilities import counts_chunks_per_text
 from posenc.positions import text_returns
 
 
-def begins_text(positions: Tensor, valid: Tensor) -> Tensor:
+def text_beginnings(positions: Tensor, valid: Tensor) -> Tensor:
     """Return True for each token that begins another text than the valid one before it in its row.
 
     A text goes on where whole positions grow by one, or by as much as the token stands later in the
@@ -32,22 +32,26 @@ def begins_text(positions: Tensor, valid: Tensor) -> Tensor:
     return valid & (previous >= 0) & ~goes_on
 
 
-def documents_of(numbers: Tensor, mask: Any) -> Tensor | None:
-    """Return the document of each token in packed rows; None if there is only one. A mask of four
-    dimensions, or of another kind, says itself what each token sees."""
+def document_numbers(numbers: Tensor, mask: Any) -> Tensor | None:
+    """Return the document of each token in packed rows, counted from 0, (batch, len), or (len) if
+    all rows are equal; None if there is only one, or if the mask has four dimensions or is of
+    another kind: it says itself what each token sees.
+
+    numbers: the number of each token in its text. mask: the caller's attention_mask.
+    """
     if mask is not None and (not isinstance(mask, Tensor) or mask.ndim != 2):
         return None
-    valid = valid_tokens(mask, numbers.shape[-1], numbers.device)
-    begins = begins_text(numbers, valid)
+    valid = valid_token_mask(mask, numbers.shape[-1], numbers.device)
+    begins = text_beginnings(numbers, valid)
     documents = begins.cumsum(dim=-1)
     if mask is not None and torch.compiler.is_compiling():
         return documents  # reading them would break the graph
-    return one_row(documents) if bool(begins.any()) else None
+    return drop_equal_rows(documents) if bool(begins.any()) else None
 
 
-def valid_tokens(mask: Tensor | None, length: int, device: torch.device) -> Tensor:
-    """Return False for padding, (#batch, length), as a mask of the first tokens says. All are valid
-    without a mask, or with one of fewer tokens."""
+def valid_token_mask(mask: Tensor | None, length: int, device: torch.device) -> Tensor:
+    """Return True for each of `length` tokens that is no padding, (#batch, length), by a padding
+    mask (batch, len). All are valid without a mask, or with one of fewer tokens."""
     if mask is None or mask.shape[-1] < length:
         return torch.ones(1, length, dtype=torch.bool, device=device)
     return (mask[:, :length] != 0).to(device)
@@ -56,8 +60,8 @@ def valid_tokens(mask: Tensor | None, length: int, device: torch.device) -> Tens
 def refuse_another_text(
     ids: Tensor, numbers: Tensor | None, held: Tensor | None, mask: Any, past: int
 ) -> None:
-    """Raise ValueError if new tokens and those of a cache are not one text, as `begins_text` has
-    it: a new token begins another one, or the cache holds several.
+    """Raise ValueError if new tokens and those of a cache are not one text: a new token begins
+    another one, see `text_beginnings`, or the cache holds several.
 
     Tokens of several components that nobody has numbered may share places (those of an image do),
     but only the first of a text has 0 on all axes.
@@ -75,7 +79,7 @@ def refuse_another_text(
     if mask is not None and (not isinstance(mask, Tensor) or mask.ndim != 2):
         return
     new = ids.shape[-1]
-    valid = valid_tokens(mask, past + new, ids.device)
+    valid = valid_token_mask(mask, past + new, ids.device)
     if numbers is None:
         begins = (ids == 0).all(dim=0) & valid[:, past:] & valid[:, :past].any(-1, keepdim=True)
     else:
@@ -84,7 +88,7 @@ def refuse_another_text(
         rows = max(len(held), numbers.shape[0] if numbers.ndim == 2 else 1)
         both = [held.to(ids.device).expand(rows, -1), numbers.expand(rows, new)]
         kept = held.shape[1] + new
-        begins = begins_text(torch.cat(both, dim=1), valid[:, -kept:])
+        begins = text_beginnings(torch.cat(both, dim=1), valid[:, -kept:])
     if not bool(begins.any()):
         return
     raise ValueError(
@@ -96,7 +100,8 @@ def refuse_another_text(
 
 
 def refuse_packed_text(ids: Tensor, mask: Any) -> None:
-    """Raise ValueError if positions of several components return to the text that begins a row."""
+    """Raise ValueError if positions of several components, (axes, batch, len), return to the text
+    that begins a row. Positions of one component pass: they tell texts apart."""
     if ids.ndim != 3:
         return
     valid = mask.bool() if isinstance(mask, Tensor) and mask.shape == ids.shape[1:] else None
@@ -110,8 +115,9 @@ def refuse_packed_text(ids: Tensor, mask: Any) -> None:
         )
 
 
-def refuse_carried_texts(stack: nn.Module, documents: Tensor) -> None:
-    """Raise ValueError for a packed row of several texts that layers of the stack hand on."""
+def refuse_mixed_texts(stack: nn.Module, documents: Tensor) -> None:
+    """Raise ValueError for packed rows of several texts in a stack whose layers hand one text on to
+    the next. documents: the document of each token."""
     if not bool((documents > 0).any()):  # a compiled forward always says documents
         return
     raise ValueError(
@@ -122,7 +128,7 @@ def refuse_carried_texts(stack: nn.Module, documents: Tensor) -> None:
 
 
 def refuse_chunks_of_packed_rows(
-    module: nn.Module, forward: Forward, length: int, has_cache: bool
+    module: nn.Module, forward: RunningForward, length: int, has_cache: bool
 ) -> None:
     """Raise ValueError if attention is cut into chunks of a packed row that is longer than one.
 
@@ -135,7 +141,7 @@ def refuse_chunks_of_packed_rows(
     if not bool((forward.documents > 0).any()):  # a compiled forward always says documents
         return
     when, cure = "This transformers", "Call the model with one text in a row."
-    if chunks_each_text():
+    if counts_chunks_per_text():
         if not has_cache and not forward.has_mask:
             return
         when = "With a cache or an attention_mask transformers"
@@ -146,7 +152,7 @@ def refuse_chunks_of_packed_rows(
     )
 
 
-def one_row(ids: Tensor) -> Tensor:
+def drop_equal_rows(ids: Tensor) -> Tensor:
     """Return position_ids without their batch if all rows are known to be equal."""
     on_cpu = ids.device.type == "cpu"
     if ids.ndim == 2 and (ids.shape[0] == 1 or (on_cpu and bool((ids == ids[:1]).all()))):

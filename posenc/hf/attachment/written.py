@@ -15,7 +15,7 @@ _OWN = "posenc."
 _PLAIN = (bool, int, float, str, type(None))
 
 
-def written(encoding: PositionEncoding) -> dict[str, Any] | None:
+def encoding_to_json(encoding: PositionEncoding) -> dict[str, Any] | None:
     """Return {"class": "module:Class", "arguments": {...}}. Return None if JSON cannot describe the
     class or an argument (a tensor, a custom mask).
 
@@ -24,29 +24,29 @@ def written(encoding: PositionEncoding) -> dict[str, Any] | None:
     {'class': 'posenc.encodings.scores.alibi:ALiBi', 'arguments': {'num_heads': 4}}
     """
     try:
-        return _written(encoding)
+        return _to_json(encoding)
     except TypeError:
         return None
 
 
-def rebuilt(record: Any) -> PositionEncoding:
-    """Build the encoding that `written` described, with fresh parameters.
+def encoding_from_json(record: Any) -> PositionEncoding:
+    """Build the encoding that `encoding_to_json` described, with fresh parameters.
 
     Raises: ValueError for an invalid record, or a class that is not posenc's.
     """
-    found = _built(record)
+    found = _from_json(record)
     if not isinstance(found, PositionEncoding):
         raise ValueError(f"an encoding was expected, got {record!r}.")
     return found
 
 
-def _written(value: Any) -> Any:
-    """Return a value as JSON has it, encodings and scalings by class and arguments; see
-    `written`."""
+def _to_json(value: Any) -> Any:
+    """Convert a value to plain JSON; encodings and scalings become their class and arguments. Raise
+    TypeError for what JSON cannot describe."""
     if isinstance(value, _PLAIN):
         return value
     if isinstance(value, list | tuple):
-        return [_written(each) for each in value]
+        return [_to_json(each) for each in value]
     own = type(value).__module__.startswith(_OWN)
     if own and isinstance(value, PositionEncoding):
         arguments = vars(value).get("_given", {})
@@ -56,21 +56,22 @@ def _written(value: Any) -> Any:
         raise TypeError(f"{type(value).__name__} cannot be written")
     return {
         "class": path_of_class(type(value)),
-        "arguments": {name: _written(each) for name, each in arguments.items()},
+        "arguments": {name: _to_json(each) for name, each in arguments.items()},
     }
 
 
-def _built(value: Any) -> Any:
-    """Build what `_written` described."""
+def _from_json(value: Any) -> Any:
+    """Build the value that `_to_json` converted; lists come back as tuples, as constructors take
+    them."""
     if isinstance(value, list):
-        return tuple(_built(each) for each in value)
+        return tuple(_from_json(each) for each in value)
     if not isinstance(value, dict):
         return value
-    kind = _class(value.get("class"))
+    kind = _posenc_class(value.get("class"))
     given = value.get("arguments")
     if not isinstance(given, dict):
         raise ValueError(f"arguments must be an object, got {given!r}.")
-    arguments = {name: _built(each) for name, each in given.items()}
+    arguments = {name: _from_json(each) for name, each in given.items()}
     positional: tuple = ()
     for name, parameter in inspect.signature(kind).parameters.items():
         if parameter.kind is parameter.VAR_POSITIONAL:
@@ -83,7 +84,7 @@ def _built(value: Any) -> Any:
         raise ValueError(f"{value['class']}: {error}") from error
 
 
-def _class(path: Any) -> Any:
+def _posenc_class(path: Any) -> Any:
     """Return the class at `path`, which must be an encoding or scaling of posenc."""
     module, _, name = path.partition(":") if isinstance(path, str) else ("", "", "")
     found = None

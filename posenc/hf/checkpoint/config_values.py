@@ -43,7 +43,7 @@ any text, "false" too, for true."""
 LARGEST = 2**31 - 1
 
 
-def text_config(path: Path) -> dict[str, Any]:
+def read_text_config(path: Path) -> dict[str, Any]:
     """Read the part of a config.json that describes a text model.
 
     Raises: ValueError for a file that cannot be read, or a value that no model can have.
@@ -51,17 +51,17 @@ def text_config(path: Path) -> dict[str, Any]:
     raw = read_json(path)
     inner = raw.get("text_config")
     raw = inner if isinstance(inner, dict) else raw
-    check_values(raw, path)
+    check_config_values(raw, path)
     return raw
 
 
-def check_values(raw: dict[str, Any], path: Path) -> None:
+def check_config_values(raw: dict[str, Any], path: Path) -> None:
     """Raise ValueError, naming file and key, if config.json has a value that no model can have."""
     for key, value in raw.items():
         if value is not None:
             _check_value(key, value, path)
         elif key in REQUIRED:
-            raise _no_count(key, value, path)
+            raise _count_error(key, value, path)
     names = raw.get("architectures")
     if names is not None and not _is_list_of_names(names):
         raise ValueError(f"{path}: architectures must be a list of names, got {names!r}.")
@@ -70,7 +70,7 @@ def check_values(raw: dict[str, Any], path: Path) -> None:
 def _check_value(key: str, value: Any, path: Path) -> None:
     """Raise ValueError for the value of a key, not null, that no model can have."""
     if key in COUNTS and not is_count(value):
-        raise _no_count(key, value, path)
+        raise _count_error(key, value, path)
     kind, expected = KINDS.get(key, (object, ""))
     if not isinstance(value, kind):
         raise ValueError(f"{path}: {key} must be {expected}, got {value!r:.60}.")
@@ -78,7 +78,7 @@ def _check_value(key: str, value: Any, path: Path) -> None:
         raise ValueError(f"{path}: {key} must be a positive number, got {value!r}.")
 
 
-def _no_count(key: str, value: Any, path: Path) -> ValueError:
+def _count_error(key: str, value: Any, path: Path) -> ValueError:
     """Return the error for a key that must be a whole number from 1 on."""
     return ValueError(f"{path}: {key} must be a whole number from 1 to {LARGEST}, got {value!r}.")
 
@@ -87,12 +87,12 @@ def _is_list_of_names(value: Any) -> bool:
     return isinstance(value, list) and all(isinstance(name, str) for name in value)
 
 
-def check_layers(raw: dict[str, Any], tensors: int, path: Path) -> None:
+def check_layer_count(raw: dict[str, Any], tensors: int, path: Path) -> None:
     """Raise ValueError if the config asks for many more layers than there are tensors: a million
     layers would take hours to build before the missing weights are noticed."""
     for key in ("num_hidden_layers", "n_layer", "n_layers", "num_layers"):
         layers = raw.get(key) or 0
-        if layers > max(128, tensors):
+        if layers > max(128, tensors):  # up to 128 build fast; the missing weights are named then
             raise ValueError(f"{path}: {key} is {layers}, but there are only {tensors} tensors.")
 
 

@@ -37,8 +37,12 @@ def read_config(folder: str | Path) -> dict[str, Any]:
     return config
 
 
-def refuse_code(folder: Path, raw_config: dict[str, Any], known_types: Any) -> None:
-    """Raise ValueError if the model cannot be loaded without code from its folder or elsewhere."""
+def refuse_unsafe_folder(folder: Path, raw_config: dict[str, Any], known_types: Any) -> None:
+    """Raise ValueError if loading the model would run code from its folder, or read anything but
+    its config and checked weights: other files, code to fetch, distributed parts, an adapter.
+
+    known_types: names of the model types that transformers has code for.
+    """
     kind = raw_config.get("model_type")
     if not isinstance(kind, str):
         raise ValueError(f"{folder / 'config.json'}: model_type must be a name, got {kind!r}.")
@@ -46,8 +50,8 @@ def refuse_code(folder: Path, raw_config: dict[str, Any], known_types: Any) -> N
         raise ValueError(
             f"{folder}: model type {kind!r} needs code from the folder, which is never run."
         )
-    for key, value in nested(raw_config):
-        _refuse_elsewhere(folder / "config.json", key, value)
+    for key, value in nested_items(raw_config):
+        _refuse_outside_files(folder / "config.json", key, value)
     for shard in sorted(folder.glob("shard-*.safetensors")):  # preferred to model.safetensors
         raise ValueError(
             f"{folder}: {shard.name} is a part of a distributed checkpoint, which is not read. "
@@ -59,7 +63,7 @@ def refuse_code(folder: Path, raw_config: dict[str, Any], known_types: Any) -> N
         )
 
 
-def _refuse_elsewhere(path: Path, key: str, value: Any) -> None:
+def _refuse_outside_files(path: Path, key: str, value: Any) -> None:
     """Raise ValueError for a key of a config that names other files, or code to fetch."""
     if key in ELSEWHERE:
         raise ValueError(
@@ -79,7 +83,7 @@ def weight_files(folder: Path) -> list[Path]:
     if (folder / WEIGHTS).exists():
         return [path_inside(folder, WEIGHTS, "the weights")]
     if (folder / INDEX).exists():
-        return _files_of_index(folder)
+        return _indexed_files(folder)
     pickles = sorted(p.name for pattern in PICKLES for p in folder.glob(pattern))
     instead = f"only {', '.join(pickles)}" if pickles else "none"
     raise ValueError(
@@ -88,7 +92,7 @@ def weight_files(folder: Path) -> list[Path]:
     )
 
 
-def _files_of_index(folder: Path) -> list[Path]:
+def _indexed_files(folder: Path) -> list[Path]:
     """Return the files among which an index divides the weights, each once."""
     file_of_weight = read_json(path_inside(folder, INDEX, "the index"), LARGEST_INDEX).get(
         "weight_map"
@@ -101,8 +105,8 @@ def _files_of_index(folder: Path) -> list[Path]:
 
 
 def tokenizer_files(folder: Path) -> list[Path]:
-    """Return the tokenizer's files. Raise ValueError for a link out of the folder, or a tokenizer
-    that needs code."""
+    """Return the paths of the tokenizer's files in a folder. Raise ValueError for a link out of the
+    folder, or a tokenizer that needs code."""
     files = [
         path_inside(folder, n, "its tokenizer") for n in TOKENIZER_FILES if (folder / n).exists()
     ]
@@ -120,10 +124,10 @@ def tokenizer_files(folder: Path) -> list[Path]:
     return files
 
 
-def nested(content: Any) -> list[tuple[str, Any]]:
+def nested_items(content: Any) -> list[tuple[str, Any]]:
     """Return all keys and values of a JSON object and of the objects inside it."""
     if isinstance(content, list):
-        return [pair for item in content for pair in nested(item)]
+        return [pair for item in content for pair in nested_items(item)]
     if not isinstance(content, dict):
         return []
-    return [*content.items(), *(pair for value in content.values() for pair in nested(value))]
+    return [*content.items(), *(pair for value in content.values() for pair in nested_items(value))]

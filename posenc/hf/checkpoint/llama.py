@@ -50,7 +50,7 @@ def export_llama(
 
     Raises: ValueError, before anything is written, if Llama cannot express the model.
     """
-    encoding = _rope_of_a_llama(model)
+    encoding = _require_llama_rope(model)
     config = {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
@@ -65,23 +65,23 @@ def export_llama(
         **{theirs: getattr(model.config, ours) for ours, theirs in _SIZES.items()},
     }
     state = model.state_dict()
-    weights = {theirs: state[ours].contiguous() for ours, theirs in _names(model)}
+    weights = {theirs: state[ours].contiguous() for ours, theirs in _weight_names(model)}
     folder = Path(folder)
     make_folder(folder)
     write_atomically(folder / "model.safetensors", save(weights, metadata={"format": "pt"}))
     write_atomically(folder / "config.json", json.dumps(config, indent=2) + "\n")
 
 
-def expressible(model: Decoder) -> bool:
+def can_export_llama(model: Decoder) -> bool:
     """Return True if `export_llama` can write the model."""
     try:
-        _rope_of_a_llama(model)
+        _require_llama_rope(model)
     except ValueError:
         return False
     return True
 
 
-def _names(model: Decoder) -> Iterator[tuple[str, str]]:
+def _weight_names(model: Decoder) -> Iterator[tuple[str, str]]:
     """Yield the name of each weight in posenc and in transformers' Llama."""
     yield "tokens.weight", "model.embed_tokens.weight"
     for name, _ in model.layers.named_parameters():
@@ -92,8 +92,9 @@ def _names(model: Decoder) -> Iterator[tuple[str, str]]:
         yield "head.weight", "lm_head.weight"
 
 
-def _rope_of_a_llama(model: Decoder) -> RoPE:
-    """Return the model's RoPE. Raise ValueError if no Llama computes the same."""
+def _require_llama_rope(model: Decoder) -> RoPE:
+    """Return the model's RoPE. Raise ValueError if Llama has no setting for what it, or another
+    part of the model, computes."""
     config = model.config
     encoding = model.encoding
     for name, needed in (

@@ -12,10 +12,10 @@ import torch
 from posenc.dialects.files.attached import refuse_attached_encoding
 from posenc.dialects.files.safetensors_header import read_header
 from posenc.hf.checkpoint import files
-from posenc.hf.checkpoint.config_values import check_layers, check_values
+from posenc.hf.checkpoint.config_values import check_config_values, check_layer_count
 from posenc.hf.rope.check import check_rotary_keys
 from posenc.hf.rope.settings import RopeSetting, read_settings
-from posenc.hf.tables import table_of
+from posenc.hf.tables import position_table
 from posenc.report.machine.machine import check_device
 from posenc.report.page.failure import one_line
 
@@ -53,8 +53,8 @@ class Checkpoint:
 
     @property
     def trained_length(self) -> int:
-        """Return the longest sequence that the config allows, in tokens. Raise ValueError if the
-        config has no limit."""
+        """Return `max_positions`, for which the model is taken to be trained. Raise ValueError if
+        the config has no limit."""
         if self.max_positions is None:
             raise ValueError(
                 f"{self.folder}: a {self.config.model_type} config names no maximum length."
@@ -70,7 +70,7 @@ def load_checkpoint(
     dtype: str = "float32",
     device: str = "cpu",
 ) -> Checkpoint:
-    """Load a causal or masked language model for evaluation.
+    """Load a causal or masked language model from a folder, in evaluation mode.
 
     Args:
         folder: a Hugging Face folder.
@@ -88,9 +88,9 @@ def load_checkpoint(
     folder = Path(folder)
     if dtype not in DTYPES:
         raise ValueError(f"dtype must be one of {', '.join(DTYPES)}, got {dtype!r}.")
-    place = resolved_device(device)
-    transformers = quiet_transformers()
-    raw, tensors = checked(folder)
+    place = resolve_device(device)
+    transformers = import_quiet_transformers()
+    raw, tensors = read_checked_folder(folder)
     refuse_attached_encoding(folder)
     try:
         config = transformers.AutoConfig.from_pretrained(folder, **STOCK)
@@ -100,7 +100,7 @@ def load_checkpoint(
             f"({one_line(error)})."
         ) from error
     auto = _auto_class(config, raw, folder, encoder_decoder)
-    settings, longest = _positions(text_config_of(config), folder)
+    settings, longest = _rope_settings_and_limit(text_config_of(config), folder)
     mapped = {"device_map": place} if place != "cpu" and has_accelerate() else {}
     try:
         model, report = auto.from_pretrained(
@@ -117,12 +117,12 @@ def load_checkpoint(
             f"{folder}: transformers {transformers.__version__} builds no model from it "
             f"({one_line(error)})."
         ) from error
-    _refuse_other_weights(report, raw, folder, type(model).__name__)
+    _refuse_mismatched_weights(report, raw, folder, type(model).__name__)
     if place != "cpu" and not mapped:
         model = model.to(place)
-    refuse_not_finite(model, folder)
-    _refuse_whole_numbers(model, tensors, folder)
-    table = table_of(model)
+    refuse_nonfinite_weights(model, folder)
+    _refuse_integer_weights(model, tensors, folder)
+    table = position_table(model)
     longest = longest if table is None else table.length
     masked = auto is transformers.AutoModelForMaskedLM
     stored = _most_common_dtype(tensors)
@@ -134,7 +134,7 @@ def _auto_class(config: Any, raw: dict[str, Any], folder: Path, encoder_decoder:
 
     Raises: ValueError for a model that predicts no tokens, or an encoder-decoder unless accepted.
     """
-    transformers = quiet_transformers()
+    transformers = import_quiet_transformers()
     causal = transformers.AutoModelForCausalLM
     masked = transformers.AutoModelForMaskedLM
     auto = causal
@@ -157,7 +157,7 @@ def _auto_class(config: Any, raw: dict[str, Any], folder: Path, encoder_decoder:
     return auto
 
 
-def _refuse_other_weights(
+def _refuse_mismatched_weights(
     report: dict[str, Any], raw: dict[str, Any], folder: Path, read_as: str
 ) -> None:
     """Raise ValueError for weights that are missing or of other shapes, and warn of those that are
@@ -183,26 +183,27 @@ def _refuse_other_weights(
 
 
 def _most_common_dtype(tensors: dict[str, dict[str, int]]) -> str:
-    """Return the dtype that most of the stored numbers have, of those that models are kept in.
-    tensors: the elements of each tensor by dtype and name."""
+    """Return torch's name of the dtype that most of the stored numbers have; float32 if it is none
+    of STORED. tensors: the number of elements of each tensor by dtype and name."""
     most = max(tensors, key=lambda kind: sum(tensors[kind].values()), default="F32")
     return STORED.get(most, "float32")
 
 
-def checked(folder: Path) -> tuple[dict[str, Any], dict[str, dict[str, int]]]:
-    """Return the config, and the elements of each tensor by dtype and name. Raise ValueError,
-    before a model is built, for a folder that is not safe or that no model can have."""
+def read_checked_folder(folder: Path) -> tuple[dict[str, Any], dict[str, dict[str, int]]]:
+    """Check a model's folder before a model is built. Return config.json, and the number of
+    elements of each stored tensor by dtype and name. Raise ValueError for a folder that is not
+    safe, or for values and tensors that no model can have."""
     raw = files.read_config(folder)
     path = folder / "config.json"
     inner = raw.get("text_config")
     parts = [raw, inner] if isinstance(inner, dict) else [raw]
     for part in parts:
-        check_values(part, path)
+        check_config_values(part, path)
         check_rotary_keys(part, path)
-    tensors = _tensors_of(files.weight_files(folder))
+    tensors = _count_elements(files.weight_files(folder))
     for part in parts:
-        check_layers(part, sum(map(len, tensors.values())), path)
-    files.refuse_code(folder, raw, quiet_transformers().CONFIG_MAPPING)
+        check_layer_count(part, sum(map(len, tensors.values())), path)
+    files.refuse_unsafe_folder(folder, raw, import_quiet_transformers().CONFIG_MAPPING)
     return raw, tensors
 
 
@@ -211,7 +212,7 @@ def has_accelerate() -> bool:
     return importlib.util.find_spec("accelerate") is not None
 
 
-def resolved_device(device: str) -> str:
+def resolve_device(device: str) -> str:
     """Return the device for a model. "auto" means the GPU if there is one, and stays "auto" if
     accelerate can distribute the weights over all GPUs and the CPU.
 
@@ -229,7 +230,7 @@ def resolved_device(device: str) -> str:
     return device
 
 
-def quiet_transformers() -> Any:
+def import_quiet_transformers() -> Any:
     """Import transformers and switch off its progress bars and advice."""
     import transformers
 
@@ -245,8 +246,11 @@ def text_config_of(config: Any) -> Any:
     return config if inner is None else inner
 
 
-def _positions(config: Any, folder: Path) -> tuple[tuple[RopeSetting, ...], int | None]:
-    """Return the rotary settings, and the longest sequence that the config allows."""
+def _rope_settings_and_limit(
+    config: Any, folder: Path
+) -> tuple[tuple[RopeSetting, ...], int | None]:
+    """Return the rotary settings of a config, and the longest sequence in tokens that it allows,
+    None if it names none. Raise ValueError, naming the folder, for keys that are not known."""
     try:
         names = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len")
         limits = (getattr(config, name, None) for name in names)
@@ -260,7 +264,7 @@ def _positions(config: Any, folder: Path) -> tuple[tuple[RopeSetting, ...], int 
         ) from error
 
 
-def _tensors_of(weights: list[Path]) -> dict[str, dict[str, int]]:
+def _count_elements(weights: list[Path]) -> dict[str, dict[str, int]]:
     """Count the elements of each tensor in the files, by dtype and name."""
     elements: dict[str, dict[str, int]] = {}
     for path in weights:
@@ -269,7 +273,7 @@ def _tensors_of(weights: list[Path]) -> dict[str, dict[str, int]]:
     return elements
 
 
-def _refuse_whole_numbers(model: Any, tensors: dict[str, dict[str, int]], folder: Path) -> None:
+def _refuse_integer_weights(model: Any, tensors: dict[str, dict[str, int]], folder: Path) -> None:
     """Raise ValueError if a weight is stored in a dtype that is not floating-point; buffers may
     be."""
     weights = tuple(name for name, _ in model.named_parameters())
@@ -282,7 +286,7 @@ def _refuse_whole_numbers(model: Any, tensors: dict[str, dict[str, int]], folder
                 )
 
 
-def refuse_not_finite(model: Any, folder: Path) -> None:
+def refuse_nonfinite_weights(model: Any, folder: Path) -> None:
     """Raise ValueError if an element of a weight in memory is NaN or infinite."""
     for name, weight in model.named_parameters():
         if weight.is_meta:  # accelerate keeps it on the disk

@@ -51,9 +51,9 @@ def text_encoder(
     spaces.
     Raises: ValueError if there is no tokenizer.
     """
-    kind = text_kind(folder, vocab_size, as_bytes=as_bytes, as_ids=as_ids)
+    kind = tokenization_kind(folder, vocab_size, as_bytes=as_bytes, as_ids=as_ids)
     if kind == "ids":
-        return lambda text: token_ids(text, vocab_size)
+        return lambda text: parse_token_ids(text, vocab_size)
     if kind == "bytes":
         start = [256] if vocab_size > 256 else []
         return lambda text: start + list(text.encode("utf-8"))
@@ -62,10 +62,12 @@ def text_encoder(
     return lambda text: start + tokenizer(text, add_special_tokens=False)["input_ids"]
 
 
-def text_kind(
+def tokenization_kind(
     folder: Path, vocab_size: int, *, as_bytes: bool = False, as_ids: bool = False
 ) -> Literal["ids", "bytes", "tokenizer"]:
-    """Return how text becomes tokens, see `text_encoder`. Raise ValueError if no way fits."""
+    """Return by what text becomes tokens in this folder: numbers in the text itself ("ids"), its
+    bytes, or a tokenizer; the arguments are those of `text_encoder`. Raise ValueError if none
+    fits."""
     if as_ids and as_bytes:
         raise ValueError("--bytes and --ids: a text is one or the other; leave one out.")
     if as_ids:
@@ -94,13 +96,13 @@ def load_tokenizer(folder: Path) -> Any:
 
     Raises: ValueError for a tokenizer that is missing, cannot be read, or needs code.
     """
-    from posenc.hf.checkpoint.loading import quiet_transformers
+    from posenc.hf.checkpoint.loading import import_quiet_transformers
 
     tokenizer_files(folder)
     if not _has_vocabulary(folder):  # transformers would invent one, with a mask token
         raise ValueError(f"{folder}: no tokenizer. Put tokenizer.json next to the weights.")
     try:
-        return quiet_transformers().AutoTokenizer.from_pretrained(
+        return import_quiet_transformers().AutoTokenizer.from_pretrained(
             folder, trust_remote_code=False, local_files_only=True
         )
     except Exception as error:  # its many classes may raise anything for a damaged file
@@ -108,7 +110,7 @@ def load_tokenizer(folder: Path) -> Any:
         raise ValueError(f"{folder}: {why}") from error
 
 
-def token_ids(text: str, vocab_size: int) -> list[int]:
+def parse_token_ids(text: str, vocab_size: int) -> list[int]:
     """Parse token ids between spaces. Raise ValueError for anything else."""
     try:
         ids = [int(word) for word in text.split()]
@@ -124,7 +126,8 @@ def token_ids(text: str, vocab_size: int) -> list[int]:
 def encode_until(
     encode: Callable[[str], list[int]], documents: Sequence[str], tokens: int
 ) -> list[list[int]]:
-    """Encode documents until there are at least `tokens` tokens, or no more documents."""
+    """Return the token ids of the first documents, as many documents as have at least `tokens`
+    tokens together; all if they have fewer."""
     encoded: list[list[int]] = []
     left = tokens
     for document in documents:
@@ -135,7 +138,7 @@ def encode_until(
     return encoded
 
 
-def mask_token(folder: Path) -> int:
+def mask_token_id(folder: Path) -> int:
     """Return the id of the mask token. Raise ValueError without a tokenizer that has one."""
     token = load_tokenizer(folder).mask_token_id
     if token is None:
@@ -144,7 +147,8 @@ def mask_token(folder: Path) -> int:
 
 
 def pack_windows(documents: list[list[int]], length: int, limit: int | None = None) -> Windows:
-    """Concatenate documents, cut them into windows of `length` tokens, and drop the rest.
+    """Concatenate documents of token ids, cut them into windows of `length` tokens, at most
+    `limit`, and drop the rest.
 
     Raises: ValueError if there are fewer tokens than one window needs.
     """

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from posenc.hf.capabilities import validate
+from posenc.hf.capabilities import validate_config
 from posenc.hf.rope.settings import RopeSetting
 from posenc.hf.rope.write import write_settings
 
@@ -25,7 +25,7 @@ def rotary_modules(model: Any) -> list[tuple[nn.Module, str, Any]]:
     ]
 
 
-def rebuild_rotary(model: Any) -> int:
+def rebuild_rotary_modules(model: Any) -> int:
     """Rebuild the rotary modules from the model's config; return their number."""
     count = 0
     for parent, name, child in rotary_modules(model):
@@ -36,9 +36,9 @@ def rebuild_rotary(model: Any) -> int:
     return count
 
 
-def attention_scales(model: Any) -> dict[Any, float]:
-    """Return the score scale that each attention module would get if built from the current config.
-    DeepSeek's reads mscale_all_dim only when it is built."""
+def configured_score_scales(model: Any) -> dict[Any, float]:
+    """Return, by module, the score scale that each attention module would get if it were built from
+    the current config. DeepSeek's reads mscale_all_dim only when it is built."""
     scales: dict[Any, float] = {}
     for module in model.modules():
         if isinstance(getattr(module, "scaling", None), float) and hasattr(module, "layer_idx"):
@@ -47,30 +47,30 @@ def attention_scales(model: Any) -> dict[Any, float]:
     return scales
 
 
-def _rescale(scales: Mapping[Any, float]) -> None:
-    """Set the score scale of each attention module, as `attention_scales` returns them."""
+def _set_score_scales(scales: Mapping[Any, float]) -> None:
+    """Set the score scale of each attention module. scales: by module."""
     for module, scale in scales.items():
         module.scaling = scale
 
 
 def rotary_frequencies(model: Any) -> dict[str | None, tuple[Tensor, float]]:
-    """Return inv_freq and attention factor of the rotation by layer type (None: all layers)."""
-    return dict(_running(model))
+    """Return inv_freq and attention factor of the rotation by layer type (None: all layers). Where
+    several modules have one layer type, the last is taken; see `distinct_frequencies`."""
+    return dict(_iterate_frequencies(model))
 
 
-def every_frequencies(model: Any) -> dict[str | None, list[tuple[Tensor, float]]]:
-    """Return inv_freq and attention factor of every rotary module, by layer type (None: all
-    layers): each rotation that differs from those before it, where `rotary_frequencies` has one
-    alone."""
+def distinct_frequencies(model: Any) -> dict[str | None, list[tuple[Tensor, float]]]:
+    """Return, by layer type (None: all layers), inv_freq and attention factor of its rotary
+    modules: one pair for each different rotation, where `rotary_frequencies` returns one alone."""
     rotations: dict[str | None, list[tuple[Tensor, float]]] = {}
-    for layer_type, (inv_freq, scaling) in _running(model):
+    for layer_type, (inv_freq, scaling) in _iterate_frequencies(model):
         of_layer_type = rotations.setdefault(layer_type, [])
         if not any(torch.equal(inv_freq, other) and scaling == s for other, s in of_layer_type):
             of_layer_type.append((inv_freq, scaling))
     return rotations
 
 
-def _running(model: Any) -> Iterator[tuple[str | None, tuple[Tensor, float]]]:
+def _iterate_frequencies(model: Any) -> Iterator[tuple[str | None, tuple[Tensor, float]]]:
     """Yield layer type, inv_freq and attention factor of each rotation of each rotary module."""
     for _, _, module in rotary_modules(model):
         for name, buffer in module.named_buffers(recurse=False):
@@ -82,35 +82,36 @@ def _running(model: Any) -> Iterator[tuple[str | None, tuple[Tensor, float]]]:
                 yield layer_type, (buffer, float(scaling))
 
 
-def other_frequencies(model: Any, settings: tuple[RopeSetting, ...]) -> bool:
+def frequencies_differ(model: Any, settings: tuple[RopeSetting, ...]) -> bool:
     """Return True if the model's frequencies differ from those of the settings, or are NaN."""
     running = rotary_frequencies(model)
     return any(
-        not is_of(setting, *running[setting.layer_type])
+        not matches_setting(setting, *running[setting.layer_type])
         for setting in settings
         if setting.layer_type in running
     )
 
 
-def is_of(setting: RopeSetting, inv_freq: Tensor, scale: float) -> bool:
+def matches_setting(setting: RopeSetting, inv_freq: Tensor, scale: float) -> bool:
     """Return True if a module's frequencies and attention factor are those of the setting."""
     frequencies = setting.frequencies()
     expected = torch.tensor([float(f) for f in frequencies.inv_freq], dtype=torch.float64)
     actual = inv_freq.detach().double().cpu()
     return (
         actual.shape == expected.shape
+        # Far above the rounding of float32, in which modules compute frequencies.
         and torch.allclose(actual, expected, rtol=1e-5, atol=1e-12)
         and abs(scale / frequencies.attention_factor - 1) <= 1e-5
     )
 
 
-def _validate(config: Any) -> None:
+def _refuse_invalid_config(config: Any) -> None:
     """Check the config as transformers does when it loads one.
 
     Raises: ValueError if transformers would not load it.
     """
     try:
-        validate(config)
+        validate_config(config)
     except Exception as error:  # each family has checks of its own
         what = f"{type(error).__name__}: {' '.join(str(error).split())[:120]}"
         raise ValueError(
@@ -120,7 +121,7 @@ def _validate(config: Any) -> None:
 
 
 @contextmanager
-def applied(
+def settings_applied(
     model: Any, settings: tuple[RopeSetting, ...], max_positions: int
 ) -> Iterator[nn.Module]:
     """Write settings to the model's config and rebuild its rotation inside the block; restore both
@@ -133,14 +134,14 @@ def applied(
         name: copy.deepcopy(getattr(config, name)) for name in _FIELDS if hasattr(config, name)
     }
     rescaled = any(s.mscale_all_dim for s in settings)
-    scales = attention_scales(model) if rescaled else {}
+    scales = configured_score_scales(model) if rescaled else {}
     try:
         write_settings(config, settings, max_positions)
-        _validate(config)
-        rebuild_rotary(model)
+        _refuse_invalid_config(config)
+        rebuild_rotary_modules(model)
         if rescaled:
-            _rescale(attention_scales(model))
-        if other_frequencies(model, settings):
+            _set_score_scales(configured_score_scales(model))
+        if frequencies_differ(model, settings):
             raise ValueError(
                 f"the code of a {config.model_type} model does not take these frequencies from its "
                 "config"
@@ -149,23 +150,24 @@ def applied(
     finally:
         for name, value in before.items():
             setattr(config, name, value)
-        rebuild_rotary(model)
-        _rescale(scales)
+        rebuild_rotary_modules(model)
+        _set_score_scales(scales)
 
 
-def rotating_switches(model: Any) -> list[Any]:
-    """Return the attention modules whose config can say that they do not rotate; empty if it has no
-    no_rope_layers."""
+def attentions_with_rope_switch(model: Any) -> list[Any]:
+    """Return the attention modules that have a switch for their rotation, `use_rope`; empty if the
+    config has no no_rope_layers to set them from."""
     if not getattr(model.config, "no_rope_layers", None):
         return []
     return [module for module in model.modules() if hasattr(module, "use_rope")]
 
 
 @contextmanager
-def dropped(model: Any, max_positions: int) -> Iterator[nn.Module]:
-    """Let no layer rotate inside the block, as the config says it; restore both after."""
+def rotation_dropped(model: Any, max_positions: int) -> Iterator[nn.Module]:
+    """Let no layer rotate inside the block, by the config's no_rope_layers and the modules' own
+    switches, with a new maximum length in tokens; restore all after."""
     config = model.config
-    layers = rotating_switches(model)
+    layers = attentions_with_rope_switch(model)
     before = [config.no_rope_layers, config.max_position_embeddings]
     rotated = [layer.use_rope for layer in layers]
     try:

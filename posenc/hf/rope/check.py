@@ -6,14 +6,14 @@ from typing import Any
 from posenc.dialects.runtimes.transformers5 import ALPHA
 from posenc.hf.checkpoint.config_values import is_count, is_positive
 
-FAR = "full_attention"
+FULL_ATTENTION = "full_attention"
 KNOWN_KEYS = frozenset(
     "rope_type type rope_theta partial_rotary_factor factor original_max_position_embeddings "
     "attention_factor beta_fast beta_slow mscale mscale_all_dim truncate short_factor long_factor "
     "short_mscale long_mscale low_freq_factor high_freq_factor mrope_section "
     "mrope_interleaved".split()
 )
-NEEDED: dict[str, tuple[str, ...]] = {
+REQUIRED_KEYS: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("default", "mrope", "proportional"), ()),
     **dict.fromkeys(("linear", "dynamic", "yarn"), ("factor",)),
     "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
@@ -21,7 +21,7 @@ NEEDED: dict[str, tuple[str, ...]] = {
 }
 """Keys that each known rope_type requires. "su" and "mrope" are old names."""
 NEED_ORIGINAL_LENGTH = ("yarn", "llama3", "longrope")
-NUMBERS = tuple(
+POSITIVE_KEYS = tuple(
     "rope_theta partial_rotary_factor factor attention_factor beta_fast beta_slow mscale "
     "mscale_all_dim short_mscale long_mscale low_freq_factor high_freq_factor alpha".split()
 )
@@ -32,22 +32,22 @@ def check_rotary_keys(raw: dict[str, Any], path: Path = Path("config.json")) -> 
 
     Raises: ValueError naming the file, the keys and what to do.
     """
-    new = _object(raw, "rope_parameters", path)
-    old = _object(raw, "rope_scaling", path)
-    if new and old and _canonical(_flat(new, old)) != _canonical(old):
+    new = _read_object(raw, "rope_parameters", path)
+    old = _read_object(raw, "rope_scaling", path)
+    if new and old and _canonical_keys(_described_by_scaling(new, old)) != _canonical_keys(old):
         raise ValueError(
             f"{path} has rope_parameters and another rope_scaling, and transformers takes "
             "rope_scaling: delete the one that is wrong."
         )
-    for layer_type, parameters in _by_layer_type(new or old).items():
+    for layer_type, parameters in _keys_by_layer_type(new or old).items():
         _check_parameters(parameters, raw, path)
-        if layer_type == FAR:  # to whose layers the rope_theta outside belongs
-            _check_one_theta(parameters, raw, path)
+        if layer_type == FULL_ATTENTION:  # to whose layers the rope_theta outside belongs
+            _check_thetas_agree(parameters, raw, path)
         if new:
-            _check_some_theta(parameters, raw, path)
+            _check_theta_given(parameters, raw, path)
 
 
-def _object(raw: dict[str, Any], key: str, path: Path) -> dict[str, Any]:
+def _read_object(raw: dict[str, Any], key: str, path: Path) -> dict[str, Any]:
     """Return the object under a key, {} if there is none. Raise ValueError for anything else."""
     value = raw.get(key)
     if value is not None and not isinstance(value, dict):
@@ -55,10 +55,11 @@ def _object(raw: dict[str, Any], key: str, path: Path) -> dict[str, Any]:
     return value or {}
 
 
-def _by_layer_type(rotary_keys: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """Return the rotary keys by layer type, without types that have none."""
+def _keys_by_layer_type(rotary_keys: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """Return the rotary keys by layer type, without types that have none. Keys without layer types
+    count as those of full attention."""
     nested = {key: value for key, value in rotary_keys.items() if isinstance(value, dict)}
-    by_layer_type = nested or {FAR: rotary_keys}
+    by_layer_type = nested or {FULL_ATTENTION: rotary_keys}
     return {key: parameters for key, parameters in by_layer_type.items() if parameters}
 
 
@@ -77,9 +78,9 @@ def _check_parameters(parameters: dict[str, Any], raw: dict[str, Any], path: Pat
             f"{', '.join(sorted(known))}."
         )
     kind = parameters.get("rope_type", parameters.get("type", "default"))
-    if not isinstance(kind, str) or kind not in NEEDED:
+    if not isinstance(kind, str) or kind not in REQUIRED_KEYS:
         raise ValueError(
-            f"{path}: unknown rope_type {kind!r}; known are {', '.join(sorted(NEEDED))}."
+            f"{path}: unknown rope_type {kind!r}; known are {', '.join(sorted(REQUIRED_KEYS))}."
         )
     _check_values(parameters, kind, path)
     names_original_length = bool(
@@ -93,7 +94,7 @@ def _check_parameters(parameters: dict[str, Any], raw: dict[str, Any], path: Pat
         )
 
 
-def _check_one_theta(parameters: dict[str, Any], raw: dict[str, Any], path: Path) -> None:
+def _check_thetas_agree(parameters: dict[str, Any], raw: dict[str, Any], path: Path) -> None:
     """Raise ValueError for two different bases, one in the rotary keys and one outside of them."""
     inside = parameters.get("rope_theta")
     outside = raw.get("rope_theta")
@@ -103,7 +104,7 @@ def _check_one_theta(parameters: dict[str, Any], raw: dict[str, Any], path: Path
         )
 
 
-def _check_some_theta(parameters: dict[str, Any], raw: dict[str, Any], path: Path) -> None:
+def _check_theta_given(parameters: dict[str, Any], raw: dict[str, Any], path: Path) -> None:
     """Raise ValueError if neither the rotary keys nor the config has a base."""
     if parameters.get("rope_theta") is None and raw.get("rope_theta") is None:
         raise ValueError(
@@ -114,10 +115,10 @@ def _check_some_theta(parameters: dict[str, Any], raw: dict[str, Any], path: Pat
 
 def _check_values(parameters: dict[str, Any], kind: str, path: Path) -> None:
     """Raise ValueError for a key that the rope_type lacks, or a value that no model can have."""
-    for key in NEEDED[kind]:
+    for key in REQUIRED_KEYS[kind]:
         if parameters.get(key) is None:
             raise ValueError(f"{path}: {kind} without {key}.")
-    _check_numbers(parameters, path)
+    _check_positive_numbers(parameters, path)
     length = parameters.get("original_max_position_embeddings")
     if length is not None and not is_count(length):
         raise ValueError(
@@ -126,32 +127,33 @@ def _check_values(parameters: dict[str, Any], kind: str, path: Path) -> None:
         )
     for key in ("short_factor", "long_factor"):
         factors = parameters.get(key)
-        if factors is not None and not _is_positive_list(factors):
+        if factors is not None and not _is_list_of_positive_numbers(factors):
             raise ValueError(f"{path}: {key} must be a list of positive numbers, got {factors!r}.")
 
 
-def _check_numbers(parameters: dict[str, Any], path: Path) -> None:
+def _check_positive_numbers(parameters: dict[str, Any], path: Path) -> None:
     """Raise ValueError for a number that is not above 0, or no number."""
-    for key in NUMBERS:
+    for key in POSITIVE_KEYS:
         value = parameters.get(key)
         means_none = value is None or (value == 0 and "mscale" in key)  # in transformers, too
         if not means_none and not is_positive(value):
             raise ValueError(f"{path}: {key} must be a positive number, got {value!r}.")
 
 
-def _is_positive_list(value: Any) -> bool:
+def _is_list_of_positive_numbers(value: Any) -> bool:
     """Return True for a list of one positive number or more."""
     return isinstance(value, list) and bool(value) and all(map(is_positive, value))
 
 
-def _flat(new: dict[str, Any], old: dict[str, Any]) -> dict[str, Any]:
-    """Return the part of rope_parameters that a rope_scaling without layer types describes."""
+def _described_by_scaling(new: dict[str, Any], old: dict[str, Any]) -> dict[str, Any]:
+    """Return the part of rope_parameters, `new`, that can be compared with rope_scaling, `old`: the
+    keys of full attention if `old` has no layer types, else all."""
     nested = any(isinstance(value, dict) for value in old.values())
-    far = new.get(FAR)
+    far = new.get(FULL_ATTENTION)
     return far if isinstance(far, dict) and not nested else new
 
 
-def _canonical(parameters: dict[str, Any]) -> dict[str, Any]:
+def _canonical_keys(parameters: dict[str, Any]) -> dict[str, Any]:
     """Rename type to rope_type and remove rope_theta, so that equal settings compare equal."""
     renamed = {("rope_type" if k == "type" else k): v for k, v in parameters.items()}
     return {k: v for k, v in renamed.items() if k != "rope_theta"}

@@ -67,7 +67,8 @@ class RopeSetting:
 
 
 def head_size(config: Any, layer_type: str | None = None) -> int:
-    """Return the head dimension of a layer type; some configs omit it, Gemma 4 has two."""
+    """Return the channels of a head in a layer type (None: in any layer). Some configs omit the
+    key, Gemma 4 has two sizes."""
     layer_types = getattr(config, "layer_types", None) or ()
     per_layer = getattr(config, "per_layer_config", None)
     if per_layer and layer_type in layer_types:
@@ -78,7 +79,8 @@ def head_size(config: Any, layer_type: str | None = None) -> int:
 
 
 def read_settings(config: Any) -> tuple[RopeSetting, ...]:
-    """Read the rotary settings of a transformers config; empty if it has none.
+    """Return the rotary settings of a transformers config, one for each layer type; empty if it has
+    none.
 
     Raises: ValueError for a rope_type that posenc does not know.
     """
@@ -87,11 +89,15 @@ def read_settings(config: Any) -> tuple[RopeSetting, ...]:
         return ()
     nested = {key: value for key, value in parameters.items() if isinstance(value, dict)}
     by_layer_type = nested or {None: parameters}
-    return tuple(_setting(layer_type, p, config) for layer_type, p in by_layer_type.items())
+    return tuple(
+        _read_layer_setting(layer_type, p, config) for layer_type, p in by_layer_type.items()
+    )
 
 
-def _setting(layer_type: str | None, parameters: dict[str, Any], config: Any) -> RopeSetting:
-    """Read the setting of one layer type from its rotary keys."""
+def _read_layer_setting(
+    layer_type: str | None, parameters: dict[str, Any], config: Any
+) -> RopeSetting:
+    """Return the setting of one layer type (None: all layers) from its rotary keys."""
     kind = parameters["rope_type"]
     rotary_dim = _rotary_dim(parameters, head_size(config, layer_type))
     maximum = _max_positions(config)
@@ -104,7 +110,7 @@ def _setting(layer_type: str | None, parameters: dict[str, Any], config: Any) ->
         return _yarn_setting(setting, parameters, config, maximum)
     alpha = parameters.get("alpha")
     if kind == "dynamic" and config.model_type in ALPHA and alpha:
-        exponent = rotary_dim / (rotary_dim - 2)
+        exponent = rotary_dim / (rotary_dim - 2)  # NTK's, so that the slowest pair slows by alpha
         return replace(setting, rope_theta=setting.rope_theta * float(alpha) ** exponent)
     attention_factor = parameters.get("attention_factor")
     scaling = rs.scaling_of(parameters, length, maximum, attention_factor)
@@ -153,7 +159,8 @@ def _original_length(parameters: dict[str, Any], config: Any) -> int | None:
 def _yarn_setting(
     setting: RopeSetting, parameters: dict[str, Any], config: Any, maximum: int
 ) -> RopeSetting:
-    """Add YaRN's scaling and temperatures to a setting without scaling."""
+    """Return a setting without scaling, with YaRN's scaling and temperatures added. maximum: the
+    config's longest length."""
     setting = replace(
         setting,
         mscale=parameters.get("mscale"),

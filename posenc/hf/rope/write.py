@@ -7,26 +7,28 @@ from typing import Any
 from posenc.encodings import rope_scaling as rs
 from posenc.hf.rope.settings import RopeSetting, head_size
 
-FEW_WORDS = ("phi3", "phi4_multimodal")
+ONLY_LONGROPE = ("phi3", "phi4_multimodal")
 """Families whose config accepts only the rope types "default" and "longrope"."""
 SECTIONS = ("mrope_section", "mrope_interleaved")
 """Keys that assign pairs to the components of positions in images; extending leaves them as they
 are."""
-STANDSTILL = 1e30
+NO_ROTATION_DIVISOR = 1e30
 """Divisor of a frequency after which float32 shows no rotation at any position."""
 
 
 def write_settings(config: Any, settings: tuple[RopeSetting, ...], max_positions: int) -> None:
     """Write settings and the new maximum length into a transformers config, in place."""
-    few_words = config.model_type in FEW_WORDS
+    only_longrope = config.model_type in ONLY_LONGROPE
     all_before = config.rope_parameters
     written = {}
     for setting in settings:
         before = all_before[setting.layer_type] if setting.layer_type else all_before
-        cut = before["rope_type"] == "proportional"
+        is_proportional = before["rope_type"] == "proportional"
         head_dim = head_size(config, setting.layer_type)
         sections = {key: before[key] for key in SECTIONS if key in before}
-        parameters = rope_parameters(setting, head_dim, few_words, cut=cut)
+        parameters = rope_parameters(
+            setting, head_dim, only_longrope, is_proportional=is_proportional
+        )
         written[setting.layer_type] = {**parameters, **sections}
     if None in written and "partial_rotary_factor" in all_before:
         # Phi-3 needs the key even if all channels are rotated.
@@ -42,36 +44,44 @@ def write_settings(config: Any, settings: tuple[RopeSetting, ...], max_positions
 
 
 def rope_parameters(
-    setting: RopeSetting, head_dim: int, few_words: bool = False, *, cut: bool = False
+    setting: RopeSetting,
+    head_dim: int,
+    only_longrope: bool = False,
+    *,
+    is_proportional: bool = False,
 ) -> dict[str, Any]:
     """Return rope_parameters with which stock transformers computes the setting's frequencies.
 
-    If transformers, or a family with few rope types, has no type for the frequencies, they are
-    written as longrope with equal short and long factors. cut: the model's type is proportional
-    already; other models would apply its fraction to attention too, and rotate fewer channels.
+    If transformers, or a family with few rope types (only_longrope), has no type for the
+    frequencies, they are written as longrope with equal short and long factors. is_proportional:
+    the model's type is proportional already; other models would apply its fraction to attention
+    too, and rotate fewer channels.
 
     Raises: ValueError if no type can express the setting.
     """
     common: dict[str, Any] = {"rope_theta": setting.rope_theta}
     if setting.rotary_dim != head_dim:
         common["partial_rotary_factor"] = setting.rotary_dim / head_dim
-    return {**common, **_keys_of_scaling(setting, few_words, cut)}
+    return {**common, **_scaling_keys(setting, only_longrope, is_proportional)}
 
 
-def _keys_of_scaling(setting: RopeSetting, few_words: bool, cut: bool) -> dict[str, Any]:
-    """Return the rope type and what belongs to it, see `rope_parameters`."""
+def _scaling_keys(
+    setting: RopeSetting, only_longrope: bool, is_proportional: bool
+) -> dict[str, Any]:
+    """Return the rope type and the keys that belong to it: rope_parameters without the fraction of
+    rotated channels. The arguments are those of `rope_parameters`."""
     scaling = setting.scaling
     compressed = setting.compression != 1.0
 
     # Every family has the types longrope and default.
     if isinstance(scaling, rs.LongRoPE):
-        return _longrope(setting, scaling)
+        return _longrope_keys(setting, scaling)
     if scaling is None and not compressed:
         return {"rope_type": "default"}
     if isinstance(scaling, rs.NTK) and not compressed:
         return {"rope_type": "default", "rope_theta": _ntk_base(setting, scaling)}
-    if few_words:
-        return _constant_as_longrope(setting)
+    if only_longrope:
+        return _fixed_frequencies_as_longrope(setting)
 
     # The compression is a linear scaling, and two of them are one by their product.
     if scaling is None:
@@ -79,11 +89,11 @@ def _keys_of_scaling(setting: RopeSetting, few_words: bool, cut: bool) -> dict[s
     if isinstance(scaling, rs.Linear):
         return {"rope_type": "linear", "factor": scaling.factor * setting.compression}
     if compressed:  # no rope type has the rest on top of a linear scaling
-        return _constant_as_longrope(setting)
-    return _own_type(setting, cut)
+        return _fixed_frequencies_as_longrope(setting)
+    return _stock_type_keys(setting, is_proportional)
 
 
-def _longrope(setting: RopeSetting, scaling: rs.LongRoPE) -> dict[str, Any]:
+def _longrope_keys(setting: RopeSetting, scaling: rs.LongRoPE) -> dict[str, Any]:
     """Return the keys of LongRoPE, which divides frequencies by a factor for each pair."""
     pairs = setting.rotary_dim // 2
     short = scaling.short_factor or (1.0,) * pairs
@@ -104,10 +114,10 @@ def _ntk_base(setting: RopeSetting, scaling: rs.NTK) -> float:
     return setting.rope_theta * scaling.factor**exponent
 
 
-def _own_type(setting: RopeSetting, cut: bool) -> dict[str, Any]:
+def _stock_type_keys(setting: RopeSetting, is_proportional: bool) -> dict[str, Any]:
     """Return the keys of the type that transformers has for this scaling, or longrope's.
 
-    cut: whether the type may be proportional, see `rope_parameters`.
+    is_proportional: whether the type may be proportional, see `rope_parameters`.
     """
     length = {"original_max_position_embeddings": setting.original_length}
     match setting.scaling:
@@ -129,16 +139,17 @@ def _own_type(setting: RopeSetting, cut: bool) -> dict[str, Any]:
                 "beta_fast": scaling.beta_fast,
                 "beta_slow": scaling.beta_slow,
                 "truncate": scaling.truncate,
-                **_temperatures(setting, scaling.factor),
+                **_temperature_keys(setting, scaling.factor),
             }
-        case rs.Proportional(p=share, factor=factor) if cut:
+        case rs.Proportional(p=share, factor=factor) if is_proportional:
             return {"rope_type": "proportional", "partial_rotary_factor": share, "factor": factor}
-    return _constant_as_longrope(setting)
+    return _fixed_frequencies_as_longrope(setting)
 
 
-def _temperatures(setting: RopeSetting, factor: float) -> dict[str, float]:
-    """Return attention_factor and, if the model has it, YaRN's pair. Return only the pair if it
-    means the same: next to attention_factor 1, vLLM omits it in DeepSeek's scores."""
+def _temperature_keys(setting: RopeSetting, factor: float) -> dict[str, float]:
+    """Return the keys of YaRN's temperature: attention_factor and, if the model has them, mscale
+    and mscale_all_dim. Return only these two if they mean the same: next to attention_factor 1,
+    vLLM omits them in DeepSeek's scores."""
     meant = setting.frequencies().attention_factor
     pair = {"mscale": setting.mscale, "mscale_all_dim": setting.mscale_all_dim}
     present = {key: value for key, value in pair.items() if value is not None}
@@ -147,10 +158,10 @@ def _temperatures(setting: RopeSetting, factor: float) -> dict[str, float]:
     return {"attention_factor": meant, **present}
 
 
-def _constant_as_longrope(setting: RopeSetting) -> dict[str, Any]:
-    """Return frequencies that do not change with the length as longrope.
+def _fixed_frequencies_as_longrope(setting: RopeSetting) -> dict[str, Any]:
+    """Return longrope's keys for frequencies that do not change with the length.
 
-    Raises: ValueError for others.
+    Raises: ValueError for a scaling that changes them.
     """
     scaling = setting.scaling
     if scaling is not None and scaling.depends_on_length:
@@ -158,22 +169,24 @@ def _constant_as_longrope(setting: RopeSetting) -> dict[str, Any]:
             f"{type(scaling).__name__} changes with the length, and on top of a linear scaling "
             "or in this family no config can say so"
         )
-    return _as_longrope(setting)
+    return _frequencies_as_longrope(setting)
 
 
-def _as_longrope(setting: RopeSetting) -> dict[str, Any]:
-    """Return any frequencies as longrope, which divides those without scaling by factors."""
+def _frequencies_as_longrope(setting: RopeSetting) -> dict[str, Any]:
+    """Return longrope's keys for the setting's frequencies at the training length: longrope divides
+    those without scaling by a factor for each pair."""
     frequencies = setting.frequencies()
     plain = rs.rope_frequencies(setting.rotary_dim, setting.rope_theta).inv_freq
     # longrope divides, so a pair that does not rotate gets a wavelength beyond any text.
     factors = [
-        float(p / f) if f else STANDSTILL for p, f in zip(plain, frequencies.inv_freq, strict=True)
+        float(p / f) if f else NO_ROTATION_DIVISOR
+        for p, f in zip(plain, frequencies.inv_freq, strict=True)
     ]
     return {
         "rope_type": "longrope",
         "original_max_position_embeddings": setting.original_length,
         "short_factor": factors,
         "long_factor": factors,
-        "factor": max(1.0, *(f for f in factors if f < STANDSTILL)),
+        "factor": max(1.0, *(f for f in factors if f < NO_ROTATION_DIVISOR)),
         "attention_factor": frequencies.attention_factor,
     }

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from posenc.hf import tables
 from posenc.hf.checkpoint.loading import Checkpoint, text_config_of
-from posenc.hf.rope.apply import every_frequencies, is_of, rotary_modules
+from posenc.hf.rope.apply import distinct_frequencies, matches_setting, rotary_modules
 from posenc.hf.rope.settings import RopeSetting, head_size
 from posenc.report.machine.facts import version
 
@@ -198,7 +198,7 @@ def _rotations(checkpoint: Checkpoint) -> Iterator[Rotation]:
     """
     model = checkpoint.model
     settings = {s.layer_type: s for s in checkpoint.rotary}
-    running = every_frequencies(_text_part(model)) if settings else {}
+    running = distinct_frequencies(_text_part(model)) if settings else {}
     for layer_type, rotations in running.items():
         setting = settings.get(layer_type)
         if setting is None or len(rotations) > 1:
@@ -225,12 +225,12 @@ def _of_module(
     the setting with as many pairs as the module has, nor unscaled ones.
     """
     model = checkpoint.model
-    if is_of(setting, inv_freq, scale):
+    if matches_setting(setting, inv_freq, scale):
         return _rotation(setting, model)
     pairs = len(inv_freq)
     differs = f"The config says {_in_words(setting)}; the model's rotary module has {{}}."
     as_many = replace(setting, rotary_dim=2 * pairs)
-    if is_of(as_many, inv_freq, scale):
+    if matches_setting(as_many, inv_freq, scale):
         return replace(_rotation(as_many, model), differs=differs.format(_in_words(as_many)))
     is_scaled = setting.scaling is not None or setting.compression != 1.0
     if is_scaled or scale != 1.0 or not inv_freq.isfinite().all():
@@ -308,7 +308,7 @@ def _wavelengths(inv_freq: Any) -> list[float | None]:
 
 def _table(name: str, module: nn.Embedding, model: Any) -> Table:
     """Return a table of positions without its reserved rows; cosines of every `step`-th row."""
-    known = tables.table_of(model)
+    known = tables.position_table(model)
     offset = known.offset_rows if known is not None and known.module is module else 0
     rows = module.weight[offset:].double()
     norms = rows.norm(dim=-1)

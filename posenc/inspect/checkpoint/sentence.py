@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
-from posenc.hf.checkpoint.text import load_tokenizer, text_kind, token_ids
+from posenc.hf.checkpoint.text import load_tokenizer, parse_token_ids, tokenization_kind
 
 Span = tuple[int, int]
 """First character and end; equal for a token without text."""
@@ -57,9 +57,9 @@ def tokenize_sentence(
     """
     if not text.strip():
         raise ValueError("--sentence is empty: give a sentence.")
-    kind = text_kind(folder, vocab_size, as_bytes=as_bytes, as_ids=as_ids)
+    kind = tokenization_kind(folder, vocab_size, as_bytes=as_bytes, as_ids=as_ids)
     if kind == "ids":
-        ids = token_ids(text, vocab_size)
+        ids = parse_token_ids(text, vocab_size)
         return _sentence(text, ids, _word_spans(text), {})
     if kind == "bytes":
         start = [256] if vocab_size > 256 else []

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from posenc.hf.checkpoint.loading import Checkpoint, load_checkpoint
-from posenc.hf.checkpoint.text import text_kind
+from posenc.hf.checkpoint.text import tokenization_kind
 from posenc.inspect.checkpoint import positions, structure
 from posenc.inspect.checkpoint import reading as readings
 from posenc.inspect.checkpoint.positions import Disentangled, Kind
@@ -116,7 +116,9 @@ def _text(request: Request, checkpoint: Checkpoint) -> tuple[str, tuple[str, str
     if request.text is not None:
         return request.text, request.words, ""
     vocabulary = checkpoint.config.vocab_size
-    kind = text_kind(request.folder, vocabulary, as_bytes=request.as_bytes, as_ids=request.as_ids)
+    kind = tokenization_kind(
+        request.folder, vocabulary, as_bytes=request.as_bytes, as_ids=request.as_ids
+    )
     if kind == "ids":
         count = min(DEFAULT_IDS, vocabulary)
         ids = [str(i * vocabulary // count) for i in range(count)]

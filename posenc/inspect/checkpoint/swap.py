@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from posenc.hf.attachment.own_positions import NoTurn
+from posenc.hf.attachment.own_positions import IdentityRotation
 from posenc.inspect.checkpoint.positions import DISENTANGLED, TABLE_NAMES
 from posenc.inspect.checkpoint.reading import Reading, read_sentence
 from posenc.inspect.checkpoint.sentence import Sentence, Span
@@ -167,7 +167,7 @@ def _remove(path: str, module: nn.Module, undo: ExitStack) -> str | None:
     positions."""
     name = path.rpartition(".")[2]
     if "RotaryEmbedding" in type(module).__name__:
-        hook = module.register_forward_hook(NoTurn())
+        hook = module.register_forward_hook(IdentityRotation())
         undo.callback(hook.remove)
         return f"the rotation {path}"
     if isinstance(module, nn.Embedding) and name in (*TABLE_NAMES, "relative_attention_bias"):

@@ -96,7 +96,7 @@ def test_an_encoder_reads_three_times_as_far_and_is_proved(family, tmp_path):
     checkpoint = load_checkpoint(folder)
     assert checkpoint.masked
     assert checkpoint.trained_length == LENGTH
-    assert (tables.find_table(checkpoint.model) is None) is (family in ROTARY)
+    assert (tables.growable_table(checkpoint.model) is None) is (family in ROTARY)
     method = "yarn" if family in ROTARY else "interpolate"
     outcome = hf.extend(folder, TARGET, DOCUMENTS, method=method, out=out, options=QUICK)
     assert outcome.proof is not None

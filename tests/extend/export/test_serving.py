@@ -18,7 +18,7 @@ from posenc.extend.search.genome import Genome, apply_genome
 from posenc.extend.tune.config import TuneConfig
 from posenc.extend.variants.methods import METHODS, stretch
 from posenc.hf.checkpoint.loading import load_checkpoint
-from posenc.hf.rope.apply import applied, rotary_frequencies
+from posenc.hf.rope.apply import rotary_frequencies, settings_applied
 from tests.doctor.judging import judge
 from tests.hf_models import (
     LENGTH,
@@ -52,7 +52,9 @@ def export_of(checkpoint, name):
     if name == "yarn" and any(setting.layer_type for setting in checkpoint.rotary):
         skip_if_yarn_is_for_all_layers()
     keeps = name != "search" and METHODS[name].keeps_maximum
-    with applied(checkpoint.model, stretched(checkpoint, name), LENGTH if keeps else TARGET):
+    with settings_applied(
+        checkpoint.model, stretched(checkpoint, name), LENGTH if keeps else TARGET
+    ):
         saved = json.loads(json.dumps(checkpoint.config.to_dict(), default=str))
     saved["architectures"] = [type(checkpoint.model).__name__]
     recipe, meaning = exported(saved, TARGET)
@@ -133,7 +135,7 @@ def test_the_lines_for_transformers_5_do_the_same_to_the_original_folder(checkpo
     names: dict = {}
     transformers.utils.logging.set_verbosity_error()
     exec(code, names)
-    with applied(checkpoint.model, stretched(checkpoint, name), TARGET):
+    with settings_applied(checkpoint.model, stretched(checkpoint, name), TARGET):
         wanted = {k: v[0].clone() for k, v in rotary_frequencies(checkpoint.model).items()}
     got = rotary_frequencies(names["model"])
     assert got.keys() == wanted.keys()

@@ -13,7 +13,7 @@ from posenc.extend.options import Options
 from posenc.extend.variants.methods import METHODS, stretch
 from posenc.hf.checkpoint.loading import load_checkpoint
 from posenc.hf.rope import apply
-from posenc.hf.rope.apply import applied, attention_scales, rotary_frequencies
+from posenc.hf.rope.apply import configured_score_scales, rotary_frequencies, settings_applied
 from tests.hf_models import COMMON, LENGTH, save
 from tests.hf_models import NUMBERS as DOCUMENTS
 
@@ -97,7 +97,9 @@ def test_yarn_stretched_further_has_the_temperatures_of_the_new_factor(family, p
     all_dim = pair["mscale_all_dim"]
     before = 16**-0.5 * on_scores(checkpoint, BEFORE, all_dim)
     assert scales(checkpoint) == pytest.approx([before] * 2)
-    with applied(checkpoint.model, stretch(checkpoint.rotary, METHODS["yarn"], TARGET), TARGET):
+    with settings_applied(
+        checkpoint.model, stretch(checkpoint.rotary, METHODS["yarn"], TARGET), TARGET
+    ):
         keys = checkpoint.config.rope_parameters
         assert (keys["factor"], keys["mscale_all_dim"]) == (AFTER, all_dim)
         assert ("attention_factor" in keys) == ("mscale" not in pair)
@@ -113,7 +115,9 @@ def test_yarn_stretched_further_has_the_temperatures_of_the_new_factor(family, p
 @pytest.mark.parametrize("name", ["ntk", "linear", "by-parts", "llama3"])
 def test_a_method_in_place_of_yarn_takes_its_temperatures_away(name, tmp_path):
     checkpoint = load_checkpoint(model(tmp_path, "deepseek_v3", PAIRS[0]))
-    with applied(checkpoint.model, stretch(checkpoint.rotary, METHODS[name], TARGET), TARGET):
+    with settings_applied(
+        checkpoint.model, stretch(checkpoint.rotary, METHODS[name], TARGET), TARGET
+    ):
         assert scales(checkpoint) == pytest.approx([16**-0.5] * 2)
         assert torch.equal(logits(checkpoint.model), logits(built_again(checkpoint.model)))
 
@@ -133,9 +137,11 @@ def test_the_export_has_the_new_pair_and_is_proved(tmp_path):
 
 def test_a_scale_that_stays_as_it_was_built_is_another_model(tmp_path, monkeypatch):
     """The planted case: what would be measured is not what is read back."""
-    monkeypatch.setattr(apply, "_rescale", lambda scales: None)
+    monkeypatch.setattr(apply, "_set_score_scales", lambda scales: None)
     checkpoint = load_checkpoint(model(tmp_path, "deepseek_v3", PAIRS[0]))
-    with applied(checkpoint.model, stretch(checkpoint.rotary, METHODS["yarn"], TARGET), TARGET):
+    with settings_applied(
+        checkpoint.model, stretch(checkpoint.rotary, METHODS["yarn"], TARGET), TARGET
+    ):
         fresh = built_again(checkpoint.model)
         assert (logits(checkpoint.model) - logits(fresh)).abs().max() > 0.1
 
@@ -144,8 +150,8 @@ def test_a_scale_that_stays_as_it_was_built_is_another_model(tmp_path, monkeypat
 def test_other_attention_takes_the_pair_on_cos_and_sin_only(pair, tmp_path):
     checkpoint = load_checkpoint(model(tmp_path, "llama", pair))
     settings = stretch(checkpoint.rotary, METHODS["yarn"], TARGET)
-    with applied(checkpoint.model, settings, TARGET):
-        assert set(attention_scales(checkpoint.model).values()) == {8**-0.5}
+    with settings_applied(checkpoint.model, settings, TARGET):
+        assert set(configured_score_scales(checkpoint.model).values()) == {8**-0.5}
         _, said = rotary_frequencies(checkpoint.model)[None]
         assert said == pytest.approx(on_cos(AFTER, pair))
 

@@ -9,7 +9,7 @@ from torch import Tensor
 import posenc
 from posenc import masks
 from posenc.hf import attach, detach
-from posenc.hf.capabilities import cache_argument, continued, is_cache
+from posenc.hf.capabilities import arguments_for_next_step, cache_argument_name, is_cache
 from tests.hf.attachment.models import TOKENS
 from tests.hf_models import COMMON, transformers
 
@@ -104,9 +104,9 @@ def test_an_attached_rove_gives_the_stock_answers_and_another_does_not(model):
     stock = model(TOKENS).logits
     attach(model, encoding())
     torch.testing.assert_close(model(TOKENS).logits, stock, rtol=1e-4, atol=1e-4)
-    empty = {cache_argument(model): transformers.DynamicCache(config=model.config)}
+    empty = {cache_argument_name(model): transformers.DynamicCache(config=model.config)}
     first = model(TOKENS[:, :9], use_cache=True, **empty)  # some releases return only a given one
-    rest = model(TOKENS[:, 9:], **continued(model, first)).logits
+    rest = model(TOKENS[:, 9:], **arguments_for_next_step(model, first)).logits
     torch.testing.assert_close(rest, stock[:, 9:], rtol=1e-4, atol=1e-4)
     detach(model)
     attach(model, encoding().rotation)  # values that are not rotated

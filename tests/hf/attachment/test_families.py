@@ -8,7 +8,7 @@ import torch
 import posenc
 from posenc.encodings.registry import known
 from posenc.hf import attach, detach, shape_of
-from posenc.hf.capabilities import continued
+from posenc.hf.capabilities import arguments_for_next_step
 from tests.compilers import compiles_models
 from tests.hf.attachment.models import ROTARY, TABLES, TOKENS, TWO_STACKS, build, own_rope
 from tests.hf_models import transformers
@@ -226,7 +226,7 @@ def test_tables_of_two_stacks_are_replaced_whatever_the_length_and_the_padding(f
     rest = model(
         encoder_outputs=(out.encoder_last_hidden_state,),
         decoder_input_ids=texts[:, 30:],
-        **continued(model, out),
+        **arguments_for_next_step(model, out),
     )
     torch.testing.assert_close(rest.logits, whole[:, 30:], rtol=0, atol=1e-4)
     short = model(input_ids=TOKENS, decoder_input_ids=TOKENS[:, :9]).logits

@@ -10,7 +10,12 @@ import torch
 
 import posenc
 from posenc.hf import attach, detach, shape_of
-from posenc.hf.capabilities import cache_among, cache_argument, chunks_each_text, continued
+from posenc.hf.capabilities import (
+    arguments_for_next_step,
+    cache_argument_name,
+    counts_chunks_per_text,
+    find_cache,
+)
 from tests.compilers import compiles_models
 from tests.hf.attachment.models import TOKENS, build
 from tests.hf_models import COMMON, transformers
@@ -47,7 +52,7 @@ def test_step_by_step_equals_at_once(family, name):
     out = model(TOKENS[:, :6], use_cache=True)
     logits = [out.logits]
     for first, last in ((6, 9), (9, 10), *((t, t + 1) for t in range(10, LENGTH))):
-        out = model(TOKENS[:, first:last], **continued(model, out))
+        out = model(TOKENS[:, first:last], **arguments_for_next_step(model, out))
         logits.append(out.logits)
     close(torch.cat(logits, 1), whole)
     assert cache_of(out).get_seq_length() == LENGTH
@@ -147,7 +152,7 @@ def test_chunks_are_counted_in_each_packed_text_or_refused():
     apart = [model(part).logits[0] for part in (row[:, :8], row[:, 8:])]
     mask = torch.ones_like(row)
     refused = [{}, {"attention_mask": mask}, {"attention_mask": mask, "use_cache": False}]
-    if chunks_each_text():
+    if counts_chunks_per_text():
         close(model(row, position_ids=starts, use_cache=False).logits[0], torch.cat(apart))
     else:
         refused.append({"use_cache": False})
@@ -205,7 +210,7 @@ STATIC = ["llama", "qwen2", "qwen3", "gemma3_text", "smollm3", "gpt_oss", "gpt2"
 def static_steps(model, tokens, **given):
     """Logits of tokens read in steps of 5, 4, 1 and 4 through a static cache that is longer."""
     cache = transformers.StaticCache(config=model.config, max_cache_len=LENGTH + 6)
-    name, logits = str(cache_argument(model)), []
+    name, logits = str(cache_argument_name(model)), []
     for first, last in ((0, 5), (5, 9), (9, 10), (10, LENGTH)):
         told = {k: v[:, :last] for k, v in given.items()}
         out = model(tokens[:, first:last], **told, **{name: cache}, use_cache=True)
@@ -314,7 +319,7 @@ def test_packed_texts_are_apart_in_a_static_cache_too(family):
     model = with_encoding(family, "alibi")
     starts = torch.cat([torch.arange(5), torch.arange(LENGTH - 5)])[None]
     cache = transformers.StaticCache(config=model.config, max_cache_len=LENGTH + 6)
-    told = {"position_ids": starts, str(cache_argument(model)): cache}
+    told = {"position_ids": starts, str(cache_argument_name(model)): cache}
     packed = model(TOKENS[:1], **told, use_cache=True).logits[0]
     apart = [model(part).logits[0] for part in (TOKENS[:1, :5], TOKENS[:1, 5:])]
     close(packed, torch.cat(apart))
@@ -496,7 +501,7 @@ def test_positions_and_states_stay_exact_in_keys_of_another_dtype(family, name, 
     assert torch.equal(kept[1], at[:, :6].expand(2, -1))
     assert kept[2] is None if exact[2] is None else torch.equal(kept[2], exact[2])
     held_as(cache_of(out), torch.float32)
-    told = {"position_ids": at[:, 6:], **continued(model, out)}
+    told = {"position_ids": at[:, 6:], **arguments_for_next_step(model, out)}
     got = model(TOKENS[:, 6:], **told).logits
     whole = model(TOKENS, position_ids=at).logits[:, 6:]
     rounding = 0.1 if dtype == torch.bfloat16 else 0.02
@@ -509,7 +514,7 @@ def test_a_prompt_under_autocast_is_read_on_without_it(name):
     model = with_encoding("gpt2", name)
     with torch.autocast("cpu", torch.bfloat16):
         out = model(TOKENS[:, :6], use_cache=True)
-    got = model(TOKENS[:, 6:], **continued(model, out)).logits
+    got = model(TOKENS[:, 6:], **arguments_for_next_step(model, out)).logits
     whole = model(TOKENS).logits[:, 6:]
     assert (got - whole).abs().max() <= 0.05 * whole.abs().max()
 
@@ -523,7 +528,7 @@ def test_later_position_ids_of_another_dtype(name, first, then):
     at = torch.arange(LENGTH)[None]
     out = model(TOKENS[:, :6], position_ids=at[:, :6].to(first), use_cache=True)
     told = {} if then is None else {"position_ids": at[:, 6:].to(then)}
-    told |= continued(model, out)
+    told |= arguments_for_next_step(model, out)
     close(model(TOKENS[:, 6:], **told).logits, model(TOKENS).logits[:, 6:])
 
 
@@ -532,7 +537,10 @@ def test_fractions_after_whole_positions_are_refused():
     """The cache would cut them off."""
     model = with_encoding("llama", "rope")
     out = model(TOKENS[:, :6], use_cache=True)
-    told = {"position_ids": torch.arange(6, LENGTH)[None] + 0.5, **continued(model, out)}
+    told = {
+        "position_ids": torch.arange(6, LENGTH)[None] + 0.5,
+        **arguments_for_next_step(model, out),
+    }
     with pytest.raises(ValueError, match="the cache holds integer positions"):
         model(TOKENS[:, 6:], **told)
 
@@ -547,7 +555,7 @@ def test_gradients_pass_through_a_cache(name):
         return torch.autograd.grad((logits * weights).sum(), parameters, allow_unused=True)
 
     first = model(TOKENS[:, :6], use_cache=True)
-    then = model(TOKENS[:, 6:], **continued(model, first))
+    then = model(TOKENS[:, 6:], **arguments_for_next_step(model, first))
     chunked = gradients(torch.cat([first.logits, then.logits], dim=1))
     whole = gradients(model(TOKENS, use_cache=False).logits)
     for got, want in zip(chunked, whole, strict=True):
@@ -563,7 +571,7 @@ def test_a_cache_is_pickled_and_copied_with_its_positions():
     whole = model(TOKENS).logits[:, 6:]
     for again in (pickle.loads(pickle.dumps(cache_of(out))), copy.deepcopy(cache_of(out))):
         close(model(TOKENS[:, 6:], past_key_values=again).logits, whole)
-    close(model(TOKENS[:, 6:], **continued(model, out)).logits, whole)
+    close(model(TOKENS[:, 6:], **arguments_for_next_step(model, out)).logits, whole)
 
 
 @torch.no_grad()
@@ -572,14 +580,14 @@ def test_a_cropped_cache_goes_on_from_there():
     whole = model(TOKENS, use_cache=False).logits
     out = model(TOKENS[:, :9], use_cache=True)
     cache_of(out).crop(-3)
-    out = model(TOKENS[:, 6:], **continued(model, out))
+    out = model(TOKENS[:, 6:], **arguments_for_next_step(model, out))
     close(out.logits, whole[:, 6:])
 
 
 @torch.no_grad()
 def test_a_cache_of_another_model_is_refused():
     model = build("llama")
-    cache = continued(model, model(TOKENS[:, :6], use_cache=True))
+    cache = arguments_for_next_step(model, model(TOKENS[:, :6], use_cache=True))
     attach(model, posenc.create("rope", shape_of(model)))
     with pytest.raises(ValueError, match="stored without their positions"):
         model(TOKENS[:, 6:], **cache)
@@ -621,7 +629,7 @@ def test_a_cache_that_rounds_is_refused_before_it_holds_anything(name):
     except ValueError as error:  # the others need packages of their own
         pytest.skip(f"{error}: this transformers has no fp8 cache")
     with pytest.raises(ValueError, match="a quantised cache rounds what it stores"):
-        model(TOKENS[:, :6], **{str(cache_argument(model)): cache}, use_cache=True)
+        model(TOKENS[:, :6], **{str(cache_argument_name(model)): cache}, use_cache=True)
     assert cache.get_seq_length() == 0
     assert cache_of(model(TOKENS[:, :6], use_cache=True)).get_seq_length() == 6
 
@@ -636,7 +644,7 @@ def test_embeddings_in_place_of_tokens_are_given_positions_too():
 
 
 def cache_of(out):
-    return cache_among(out.values())
+    return find_cache(out.values())
 
 
 def close(got, expected):

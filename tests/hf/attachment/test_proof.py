@@ -11,7 +11,7 @@ import torch
 import posenc
 from posenc.hf import attach, detach
 from posenc.hf.attachment import attention, proof
-from posenc.hf.capabilities import cache_among, cache_argument, continued
+from posenc.hf.capabilities import arguments_for_next_step, cache_argument_name, find_cache
 from tests.hf.attachment.models import TOKENS, build
 from tests.hf_models import transformers
 
@@ -58,7 +58,7 @@ def renamed(monkeypatch):
         store = kwargs.pop("kv_store", None)
         return kwargs if store is None else {**kwargs, back.name: store}
 
-    back.name = cache_argument(build("llama").model.layers[0])
+    back.name = cache_argument_name(build("llama").model.layers[0])
     planted(monkeypatch, llama.LlamaAttention, back)
     theirs = llama.LlamaDecoderLayer.__call__
 
@@ -80,7 +80,7 @@ def test_a_renamed_argument_of_an_attention_is_read_all_the_same(renamed, name):
     model = attach(build("llama"), name)
     whole = model(TOKENS, use_cache=False).logits
     first = model(TOKENS[:, :9], use_cache=True)
-    rest = model(TOKENS[:, 9:], **continued(model, first)).logits
+    rest = model(TOKENS[:, 9:], **arguments_for_next_step(model, first)).logits
     torch.testing.assert_close(rest, whole[:, 9:], rtol=1e-4, atol=1e-4)
 
 
@@ -196,7 +196,7 @@ def counts_in_place() -> bool:
 @pytest.mark.skipif(not counts_in_place(), reason="this transformers counts in a new tensor")
 @pytest.mark.parametrize("encoding", ["alibi", "fox"])
 def test_a_mask_that_follows_the_counter_of_a_static_cache_is_refused(monkeypatch, encoding):
-    monkeypatch.setattr(attention, "_as_it_is_now", lambda offset: offset)
+    monkeypatch.setattr(attention, "_copy_of_offset", lambda offset: offset)
     refused(STATIC, encoding=encoding)
 
 
@@ -205,7 +205,7 @@ def test_a_static_cache_that_drops_padding_is_refused(monkeypatch, own):
     theirs = llama.create_causal_mask
 
     def create(*args, **kwargs):
-        static = isinstance(cache_among(kwargs.values()), transformers.StaticCache)
+        static = isinstance(find_cache(kwargs.values()), transformers.StaticCache)
         return theirs(*args, **(kwargs | {"attention_mask": None} if static else kwargs))
 
     monkeypatch.setattr(llama, "create_causal_mask", create)
@@ -215,7 +215,7 @@ def test_a_static_cache_that_drops_padding_is_refused(monkeypatch, own):
 def test_models_that_support_no_static_cache_are_attached_to(monkeypatch):
     model = build("llama")
     monkeypatch.setattr(type(model), "_can_compile_fullgraph", False)
-    monkeypatch.setattr(attention, "_as_it_is_now", lambda offset: offset)
+    monkeypatch.setattr(attention, "_copy_of_offset", lambda offset: offset)
     attach(model, "alibi")
 
 
@@ -304,7 +304,7 @@ def test_rounding_of_the_users_choice_is_allowed():
 
 def test_the_cache_is_found_whatever_its_name():
     model = build("llama")
-    assert re.fullmatch("cache|past_key_values", str(cache_argument(model)))
-    assert cache_among([None, model, 3, transformers.DynamicCache()]) is not None
-    assert cache_among([None, model, 3]) is None
-    assert cache_argument(torch.nn.Linear(3, 3)) is None
+    assert re.fullmatch("cache|past_key_values", str(cache_argument_name(model)))
+    assert find_cache([None, model, 3, transformers.DynamicCache()]) is not None
+    assert find_cache([None, model, 3]) is None
+    assert cache_argument_name(torch.nn.Linear(3, 3)) is None

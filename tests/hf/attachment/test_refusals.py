@@ -9,7 +9,7 @@ from torch import nn
 
 import posenc
 from posenc.hf import attach, detach, shape_of
-from posenc.hf.attachment.attention import _without_unseen_end
+from posenc.hf.attachment.attention import _cut_unseen_keys
 from tests.hf.attachment.models import HYBRIDS, TOKENS, build
 from tests.hf_models import COMMON, transformers
 
@@ -330,11 +330,11 @@ def test_a_mask_of_the_models_own_is_read_only_where_it_is_too_long():
     """A tensor on the meta device has no numbers."""
     for keys in (1, 9):
         own = torch.empty(1, 1, 5, keys, device="meta")
-        assert _without_unseen_end(own, 9) is own
+        assert _cut_unseen_keys(own, 9) is own
     longer = torch.zeros(1, 1, 5, 11)
-    assert _without_unseen_end(longer, 9) is longer
+    assert _cut_unseen_keys(longer, 9) is longer
     longer[..., 9:] = torch.finfo(torch.float32).min
-    assert torch.equal(_without_unseen_end(longer, 9), longer[..., :9])
+    assert torch.equal(_cut_unseen_keys(longer, 9), longer[..., :9])
 
 
 def test_a_layer_of_a_vision_transformer_that_is_exchanged_after_attach():

@@ -13,8 +13,8 @@ import posenc
 from posenc import Claims, DistanceBias
 from posenc.encodings.numbers.precision import per_head
 from posenc.hf import attach, detach, load, shape_of
-from posenc.hf.attachment.written import rebuilt, written
-from posenc.hf.checkpoint.loading import refuse_not_finite
+from posenc.hf.attachment.written import encoding_from_json, encoding_to_json
+from posenc.hf.checkpoint.loading import refuse_nonfinite_weights
 from tests.hf.attachment.models import TOKENS, build, own_rope
 
 ALIBI = "posenc.encodings.scores.alibi:ALiBi"
@@ -75,7 +75,7 @@ def test_one_call_loads_what_was_saved(name, family, tmp_path):
     again = load(tmp_path)
     assert torch.equal(again(TOKENS).logits, model(TOKENS).logits)
     record = json.loads((tmp_path / "posenc.json").read_text())
-    assert record["stacks"][0]["encoding"] == written(detach(again)[0])
+    assert record["stacks"][0]["encoding"] == encoding_to_json(detach(again)[0])
     assert (again(TOKENS).logits - model(TOKENS).logits).abs().max() > 1e-3
 
 
@@ -191,7 +191,7 @@ def test_a_model_saved_after_detach_is_not_given_the_encoding_again(name, own, s
             "ALiBi: unknown argument a",
         ),
         (
-            {"stacks": [{"says": "x", "encoding": written(posenc.ALiBi(4))}]},
+            {"stacks": [{"says": "x", "encoding": encoding_to_json(posenc.ALiBi(4))}]},
             r"builds ALiBi\(num_heads=4\) from it, and x was saved",
         ),
     ],
@@ -270,10 +270,10 @@ def test_an_option_that_would_undo_the_checks_is_refused(option, tmp_path):
 
 def test_weights_that_are_not_in_memory_are_left_out(tmp_path):
     model = torch.nn.Sequential(torch.nn.Linear(2, 2, device="meta"), torch.nn.Linear(2, 2))
-    refuse_not_finite(model, tmp_path)
+    refuse_nonfinite_weights(model, tmp_path)
     model[1].weight.data[0, 0] = torch.inf
     with pytest.raises(ValueError, match=r"1 of 4 elements of 1\.weight are NaN or infinite"):
-        refuse_not_finite(model, tmp_path)
+        refuse_nonfinite_weights(model, tmp_path)
 
 
 def test_a_folder_without_an_encoding_is_refused(tmp_path):
@@ -303,8 +303,8 @@ def test_uploading_without_the_encoding_is_refused(tmp_path):
 def test_every_registered_encoding_can_be_written_and_built_again(name):
     shape = posenc.ModelShape(64, 4, train_length=64)
     encoding = posenc.create(name, shape)
-    record = written(encoding)
-    again = rebuilt(json.loads(json.dumps(record)))
+    record = encoding_to_json(encoding)
+    again = encoding_from_json(json.loads(json.dumps(record)))
     assert str(again) == str(encoding)
     assert {k: v.shape for k, v in again.state_dict().items()} == {
         k: v.shape for k, v in encoding.state_dict().items()
@@ -314,10 +314,10 @@ def test_every_registered_encoding_can_be_written_and_built_again(name):
 def test_compositions_and_layers_are_written_and_masks_are_not():
     model = build("gemma3_text")
     mixed = posenc.PerLayer([posenc.Compose(own_rope(build("llama")), posenc.ALiBi(4))] * 2)
-    assert str(rebuilt(written(mixed))) == str(mixed)
-    assert str(rebuilt(written(own_rope(model)))) == str(own_rope(model))
+    assert str(encoding_from_json(encoding_to_json(mixed))) == str(mixed)
+    assert str(encoding_from_json(encoding_to_json(own_rope(model)))) == str(own_rope(model))
     windowed = posenc.PerLayer([posenc.ALiBi(4)], windows=[posenc.masks.sliding_window(4)])
-    assert written(windowed) is None
+    assert encoding_to_json(windowed) is None
 
 
 def test_what_is_no_folder_is_answered(tmp_path):

@@ -10,10 +10,10 @@ from posenc.encodings.queries_keys import rope_scaling as rs
 from posenc.extend.export.config import exported
 from posenc.extend.variants.methods import METHODS, stretch
 from posenc.hf.checkpoint.loading import load_checkpoint
-from posenc.hf.rope.apply import applied, rotary_frequencies
+from posenc.hf.rope.apply import rotary_frequencies, settings_applied
 from posenc.hf.rope.check import check_rotary_keys
 from posenc.hf.rope.settings import RopeSetting, read_settings
-from posenc.hf.rope.write import FEW_WORDS, rope_parameters
+from posenc.hf.rope.write import ONLY_LONGROPE, rope_parameters
 from tests.hf_models import LENGTH, ROPE, save
 
 TARGET = 4 * LENGTH
@@ -40,13 +40,13 @@ def test_every_method_reaches_stock_transformers_exactly(checkpoint, name):
     plain = read_settings(checkpoint.config)
     if plain[0].rotary_dim < 4 and name.startswith(("ntk", "dynamic", "longrope")):
         pytest.skip("NTK needs two pairs of channels")
-    if checkpoint.config.model_type in FEW_WORDS and name == "dynamic":
+    if checkpoint.config.model_type in ONLY_LONGROPE and name == "dynamic":
         pytest.skip("its config has no word for it, see test_failing_methods")
     if name == "yarn" and len(plain) > 1 and not hasattr(checkpoint.config, "validate"):
         pytest.skip("this transformers cannot load YaRN by layer type")
     settings = stretch(plain, method, TARGET)
     before = {k: v[0].clone() for k, v in rotary_frequencies(checkpoint.model).items()}
-    with applied(checkpoint.model, settings, LENGTH if method.keeps_maximum else TARGET):
+    with settings_applied(checkpoint.model, settings, LENGTH if method.keeps_maximum else TARGET):
         held = rotary_frequencies(checkpoint.model)
         for setting in settings:
             inv_freq, factor = held.get(setting.layer_type) or held[None]
@@ -78,7 +78,7 @@ def test_the_carrier_holds_any_frequencies(tmp_path):
     (plain,) = read_settings(llama.config)
     odd = rs.LongRoPE(4.0, LENGTH, (1.0, 1.3, 2.9, 17.0), (1.0, 1.3, 2.9, 17.0), 1.07)
     settings = (RopeSetting(None, plain.rope_theta, plain.rotary_dim, odd, LENGTH),)
-    with applied(llama.model, settings, TARGET):
+    with settings_applied(llama.model, settings, TARGET):
         inv_freq, factor = rotary_frequencies(llama.model)[None]
         expected = [10000.0 ** (-t / 4) / f for t, f in enumerate((1.0, 1.3, 2.9, 17.0))]
         torch.testing.assert_close(inv_freq, torch.tensor(expected), rtol=1e-6, atol=0)
@@ -156,11 +156,11 @@ def test_exports_say_the_same_to_readers_of_both_dialects(checkpoint):
     assert before["rotary_emb_base" if neox else "rope_theta"] == next(
         s.rope_theta for s in plain if s.layer_type in (None, "full_attention")
     )
-    if checkpoint.config.model_type in FEW_WORDS:
+    if checkpoint.config.model_type in ONLY_LONGROPE:
         assert "rope_scaling" not in before
         return
     settings = stretch(plain, METHODS["by-parts"], TARGET)
-    with applied(checkpoint.model, settings, TARGET):
+    with settings_applied(checkpoint.model, settings, TARGET):
         saved = checkpoint.config.to_dict()
         recipe, _ = exported({**saved, "auto_map": {"AutoModel": "evil.Evil"}}, TARGET)
         config = recipe.config
@@ -186,7 +186,7 @@ def test_exports_say_the_same_to_readers_of_both_dialects(checkpoint):
 def test_an_extended_checkpoint_is_extended_further_from_where_it_was_trained(tmp_path):
     """The recipe's original length is the largest one; the training length stands beside it."""
     llama = load_checkpoint(save("llama", tmp_path / "llama"))
-    with applied(llama.model, stretch(llama.rotary, METHODS["by-parts"], TARGET), TARGET):
+    with settings_applied(llama.model, stretch(llama.rotary, METHODS["by-parts"], TARGET), TARGET):
         config = exported(llama.config.to_dict(), TARGET)[0].config
     assert config["rope_parameters"]["original_max_position_embeddings"] == TARGET
     again = type(llama.config)(**{k: v for k, v in config.items() if k != "model_type"})
