@@ -55,11 +55,11 @@ def test_a_row_that_was_killed_starts_again_but_not_for_ever(run_here, tmp_path)
     out, queue = tmp_path / "gpu.jsonl", experiment("gpu_queue")
     name = "decode/alibi/64"
     out.write_text(json.dumps({"row": name, "started": "00:00:00"}) + '\n{"row": "same/t5", "st')
-    assert queue.states_in(out) == (set(), {name: 1}), "the last line is of a lost machine"
+    assert queue.state_of(out) == (set(), {name: 1}), "the last line is of a lost machine"
     out.write_text((json.dumps({"row": name, "started": "00:00:00"}) + "\n") * queue.STARTS)
     run_here(out, "--only", name)
     assert "did not end" in lines(out)[-1]["failed"]
-    assert queue.states_in(out)[0] == {name}
+    assert queue.state_of(out)[0] == {name}
 
 
 def test_no_row_starts_that_is_not_expected_to_end_in_time(run_here, tmp_path):

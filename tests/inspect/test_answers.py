@@ -169,8 +169,8 @@ def test_what_is_seen_in_the_other_figures():
     assert "2 of 2 pairs complete a turn within 128 positions." == captions.in_turns(
         [1.0, 2.0], 128
     )
-    assert "after 4.0 tokens" in captions.read_in_steps(90.0)
-    assert captions.read_in_steps(0.0) == "This pair does not turn."
+    assert "after 4.0 tokens" in captions.in_steps(90.0)
+    assert captions.in_steps(0.0) == "This pair does not turn."
 
 
 def test_what_is_seen_in_biases():

@@ -232,7 +232,7 @@ def _rotation(encoding: PositionEncoding, sheet: SpecSheet) -> Iterator[Plot]:
         figures.rotation_steps(per_step, 6),
         "The fastest pair of channels: where it points at tokens 0 to 5.",
         "Six arrows from the centre of a circle, each rotated from the last.",
-        captions.read_in_steps(per_step),
+        captions.in_steps(per_step),
         f"{sheet.name}-steps",
     )
 
