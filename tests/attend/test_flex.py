@@ -397,7 +397,7 @@ def compiler():
 @pytest.mark.slow
 @needs_inductor
 @pytest.mark.usefixtures("compiler")
-@pytest.mark.filterwarnings("ignore:.*torch.jit.* is deprecated:DeprecationWarning")  # torch's own
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")  # torch's own
 @pytest.mark.parametrize("name", ["alibi", "kerple", "alibi+kerple", "t5", "deberta"])
 def test_flex_equals_the_reference(name):
     encoding = posenc.create(name, SHAPE).requires_grad_(False)
@@ -415,7 +415,7 @@ def test_flex_equals_the_reference(name):
 @pytest.mark.slow
 @needs_inductor
 @pytest.mark.usefixtures("compiler")
-@pytest.mark.filterwarnings("ignore:.*torch.jit.* is deprecated:DeprecationWarning")  # torch's own
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")  # torch's own
 def test_nothing_is_compiled_again_for_other_numbers(monkeypatch):
     """At the same lengths, because the CPU's kernels are compiled for one length."""
 

@@ -207,7 +207,7 @@ def test_compile_trains_the_compiled_model_to_the_same_curve(objective, tmp_path
 
 @needs_inductor
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:.*torch.jit.* is deprecated:DeprecationWarning")  # torch's own
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")  # torch's own
 def test_inductor_trains_to_the_same_curve(tmp_path):
     config = dataclasses.replace(TEXT, steps=4, encoding="t5")
     _, cursor, _ = trained(config, tmp_path / "plain")
