@@ -40,7 +40,7 @@ from tests.hf_models import WORDS as DOCUMENTS
 TARGET = 3 * LENGTH
 LLAMA = Path(__file__).parents[2].parent / "shared" / "checkpoints" / "llama2xs"
 STORIES = LLAMA.parents[1] / "data" / "tinystories_sample.txt"
-QUICK = Options(windows=2, search_evaluations=0, task_trials=1)
+QUICK = Options(windows=2, search_evaluations=0, task=["none"])
 
 
 @pytest.fixture(scope="module")
@@ -543,7 +543,8 @@ def test_token_ids_are_read_as_they_are(llama):
 
 
 def test_evaluate_measures_a_folder_as_it_is(llama):
-    measured = hf.evaluate(llama, DOCUMENTS, TARGET, options=QUICK)
+    options = dataclasses.replace(QUICK, task=None, task_trials=1)
+    measured = hf.evaluate(llama, DOCUMENTS, TARGET, options=options)
     assert measured.edges[-1] == TARGET
     assert set(measured.by_context) == {TARGET, 128}
     assert {length for length, _ in measured.passkey} == {LENGTH, 128, TARGET}

@@ -22,7 +22,7 @@ from tests.hf_models import COMMON, LENGTH, save
 from tests.hf_models import WORDS as DOCUMENTS
 
 TARGET = 3 * LENGTH
-QUICK = Options(windows=2, search_evaluations=0, task_trials=1)
+QUICK = Options(windows=2, search_evaluations=0, task=["none"])
 MAPS = ["self-extend", "rerope", "dual-chunk"]
 INTERLEAVED = ("cohere", "glm", "helium", "ernie4_5")
 """Families that rotate neighbouring channels, where the maps rotate halves."""
