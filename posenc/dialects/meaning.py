@@ -141,6 +141,10 @@ def _canonical_config(config: Mapping[str, Any], doubts: list[str]) -> dict[str,
     result = _with_usual_names_and_numbers(model, doubts)
     for name in ("rope_scaling", "rope_parameters"):
         rope_dict = result.get(name)
+        if rope_dict and not isinstance(rope_dict, Mapping):
+            raise ValueError(
+                f"config.json: {name} must be an object or null, got {rope_dict!r:.60}."
+            )
         if isinstance(rope_dict, Mapping):
             result[name] = _settle_rope_dicts(rope_dict, result, doubts)
     if model.has_rope_dict_per_kind:

@@ -92,8 +92,19 @@ def check_override(config: Mapping[str, Any], given: Mapping[str, Any], runtime:
                 f"--with: {family} has no {name}: {runtime} would stop there. Give its keys at the "
                 "top level."
             )
-    places = [given, given.get(key, {})] if key else [given]
-    for place in places:
+    _require_rope_dicts(given, key)
+
+
+def _require_rope_dicts(given: Mapping[str, Any], key: str) -> None:
+    """Raise ValueError if an override has anything but an object or null for a rope dict, or
+    anything but an object for the language model's config.
+
+    key: of the language model's own config; empty for the top level.
+    """
+    inner = given.get(key, {}) if key else {}
+    if not isinstance(inner, Mapping):
+        raise ValueError(f"--with: {key} must be an object, got {inner!r:.60}.")
+    for place in (given, inner):
         for name in DICTS:
             if place.get(name) is not None and not isinstance(place[name], Mapping):
                 raise ValueError(f"--with: {name} must be an object or null, got {place[name]!r}.")
@@ -125,8 +136,12 @@ def config_after_override(
 
 def intended(config: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
     """Return the config that the author of the overrides means: they count in either place, and
-    change what the file means."""
+    change what the file means.
+
+    Raises: ValueError for a rope dict, or a language model's config, that is no object.
+    """
     key = language_model_key_after_loading(config)
+    _require_rope_dicts(given, key)
     own = {k: v for k, v in given.items() if not key or k in OUTSIDE}
     own |= given.get(key, {}) if key else {}
     result, place = _copy_and_language_model_part(config)

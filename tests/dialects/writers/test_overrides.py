@@ -6,7 +6,7 @@ import pytest
 
 from posenc.dialects.meaning import meaning_of
 from posenc.dialects.runtimes import RUNTIMES
-from posenc.dialects.writers.overrides import config_after_override, override_options
+from posenc.dialects.writers.overrides import config_after_override, intended, override_options
 from tests.dialects.golden_cases import FOLDER, config
 from tests.doctor.threads import BASE, GLM4
 
@@ -138,3 +138,17 @@ def test_what_an_override_of_vllm_leaves_out_is_an_error(tmp_path, call):
     given = json.dumps({"rope_parameters": {**YARN, "rope_theta": 1e6}})
     code, out, _ = call("doctor", path, "--with", given, "--for", "vllm")
     assert code == 1 and "PD038" in out
+
+
+@pytest.mark.parametrize("name", ["rope_scaling", "rope_parameters"])
+def test_a_rope_dict_that_is_a_text_is_refused(name):
+    with pytest.raises(ValueError, match=f"^--with: {name} must be an object or null, got 'yarn'"):
+        intended(BASE, {name: "yarn"})
+    with pytest.raises(ValueError, match=f"{name} must be an object or null, got 'yarn'"):
+        meaning_of({**BASE, name: "yarn"})
+
+
+def test_a_language_model_that_is_a_text_is_refused():
+    outer = {"model_type": "gemma3", "text_config": {**BASE, "model_type": "gemma3_text"}}
+    with pytest.raises(ValueError, match=r"^--with: text_config must be an object, got 'yarn'"):
+        intended(outer, {"text_config": "yarn"})
