@@ -147,6 +147,31 @@ class Halved(Rotary):
         return super().inv_freq() / 2
 
 
+class OnePair(Rotary):
+    def inv_freq(self):
+        exact = super().inv_freq()
+        exact[17] *= 1.005
+        return exact
+
+
+class PairsExchanged(Rotary):
+    def inv_freq(self):
+        exact = super().inv_freq()
+        return torch.cat([exact[:-2], exact[[-1, -2]]])
+
+
+class PairsReversed(Rotary):
+    def inv_freq(self):
+        return super().inv_freq().flip(0)
+
+
+class SlowedDown(Rotary):
+    """Of its own: slower last pairs, as of a method for long texts that it does not name."""
+
+    def inv_freq(self):
+        return super().inv_freq() / torch.where(torch.arange(32) > 25, 4.0, 1.0)
+
+
 class CoarseFrequencies(Rotary):
     def inv_freq(self):
         return super().inv_freq().bfloat16().float()
@@ -310,6 +335,42 @@ class Learned(nn.Module):
         return x + self.rows(self.places(positions)).to(x.dtype)
 
 
+class Sinusoids(nn.Module):
+    """Right: sines and cosines of neighbouring channels."""
+
+    way, width = "add", 64
+
+    def __init__(self, dim: int = 64, base: float = 10000.0) -> None:
+        super().__init__()
+        self.dim, self.base = dim, base
+
+    def inv_freq(self) -> Tensor:
+        return self.base ** (-torch.arange(0, self.dim, 2).float() / self.dim)
+
+    def forward(self, x, positions):
+        angles = positions[..., None].float() * self.inv_freq()
+        table = torch.stack([angles.sin(), angles.cos()], dim=-1).flatten(-2)
+        return x + table.to(x.dtype)
+
+
+class SinusoidsDownToBase(Sinusoids):
+    """Right: of tensor2tensor, whose slowest pair has the frequency 1 / base."""
+
+    def inv_freq(self):
+        half = self.dim // 2
+        return self.base ** (-torch.arange(half).float() / (half - 1))
+
+
+class SinusoidsOfOtherBase(Sinusoids):
+    def inv_freq(self):
+        return 1000.0 ** (-torch.arange(0, self.dim, 2).float() / self.dim)
+
+
+class SinusoidsNotTwice(Sinusoids):
+    def inv_freq(self):
+        return self.base ** (-torch.arange(self.dim // 2).float() / self.dim)
+
+
 class LearnedBytes(Learned):
     def places(self, positions):
         return positions.to(torch.uint8).long()
@@ -359,6 +420,19 @@ class AlibiReversed(Alibi):
         return super().slopes().flip(0)
 
 
+class AlibiOneHead(Alibi):
+    def slopes(self):
+        slopes = super().slopes()
+        slopes[3] *= 1.02
+        return slopes
+
+
+class AlibiEarlierTooFar(Alibi):
+    def distances(self, n):
+        far = super().distances(n)
+        return far + (far > 0)
+
+
 class AlibiCoarse(Alibi):
     def distances(self, n):
         return super().distances(n).bfloat16().float()
@@ -385,7 +459,19 @@ class T5Backwards(T5):
     sign = -1
 
 
-RIGHT = (Rotary, XPos, Counting, Learned, Alibi, T5)
+RIGHT = (
+    Rotary,
+    XPos,
+    Counting,
+    Sinusoids,
+    SinusoidsDownToBase,
+    SlowedDown,
+    Learned,
+    Alibi,
+    T5,
+)
+OF_THEIR_BASE = (Rotary, XPos, Counting, Sinusoids, SinusoidsDownToBase)
+"""Right ones whose frequencies are those of the base that they state."""
 MISTAKES = {
     KeysInterleaved: ALIKE,
     HalvesWithInterleavedAngles: PAIRS,
@@ -399,6 +485,11 @@ MISTAKES = {
     NotTwice: FREQUENCIES,
     FromOne: FREQUENCIES,
     Halved: FREQUENCIES,
+    OnePair: FREQUENCIES,
+    PairsExchanged: FREQUENCIES,
+    PairsReversed: FREQUENCIES,
+    SinusoidsOfOtherBase: FREQUENCIES,
+    SinusoidsNotTwice: FREQUENCIES,
     CoarseFrequencies: FREQUENCIES,
     CoarseAngles: APART,
     LaterQueries: ALIKE,
@@ -422,6 +513,8 @@ MISTAKES = {
     AlibiOfTwelve: SLOPES,
     AlibiGrows: SLOPES,
     AlibiReversed: SLOPES,
+    AlibiOneHead: SLOPES,
+    AlibiEarlierTooFar: SLOPES,
     AlibiCoarse: SLOPES,
     T5Backwards: PAST,
 }

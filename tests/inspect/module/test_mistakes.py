@@ -28,8 +28,7 @@ def test_a_right_module_fails_no_check(module_class):
     cast = {mistakes.CAST, mistakes.ACTIVATIONS}  # bfloat16 rounds learned rows as they are
     wrong = {check: said for check, (holds, said) in found.items() if holds is False}
     assert not {check: said for check, said in wrong.items() if check not in cast}, wrong
-    rotates = module_class in (mistakes.Rotary, mistakes.XPos, mistakes.Counting)
-    assert found[mistakes.FREQUENCIES][0] is (True if rotates else None)
+    assert found[mistakes.FREQUENCIES][0] is (module_class in mistakes.OF_THEIR_BASE or None)
 
 
 @pytest.mark.quick(3)
@@ -49,7 +48,12 @@ def test_a_mistake_is_found_by_its_check(module_class):
         (mistakes.OtherWidth, "a width of 128 instead of 64"),
         (mistakes.FromOne, "they begin at i = 1"),
         (mistakes.Halved, "they are 0.5 times those"),
+        (mistakes.OnePair, "pair 17, from 0, turns 1.005 times as fast"),
+        (mistakes.PairsExchanged, "pairs have each other's frequencies"),
+        (mistakes.SinusoidsOfOtherBase, "they are those of base 1000"),
         (mistakes.CoarseFrequencies, "rounded to bfloat16"),
+        (mistakes.AlibiOneHead, "head 3, from 0, has 0.06375, not 0.0625"),
+        (mistakes.AlibiEarlierTooFar, "of every earlier key is one too large"),
         (mistakes.AlibiCoarse, "distances are rounded"),
         (mistakes.AlibiGrows, "the sign: distance is rewarded"),
         (mistakes.T5Backwards, "the sign of the distance is exchanged"),

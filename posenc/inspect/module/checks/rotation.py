@@ -122,12 +122,14 @@ def frequencies(subject: Subject) -> Measured:
         return None, "its heads have frequencies of their own, or none"
     bases = set(_stated(subject, _BASES))
     is_scaled = _is_scaled(subject)
-    if len(bases) != 1 or subject.view.how == "sinusoids":
+    if len(bases) != 1:
         return _unstated(inv_freq)
     (base,) = bases
     count = len(inv_freq)
     if _equal(inv_freq, _rope_frequencies(base, count)):
         return True, f"those of base {base:g} for {count} pairs"
+    if subject.view.how == "sinusoids" and _equal(inv_freq, _down_to_base(base, count)):
+        return True, f"those of {count} pairs from 1 down to 1/{base:g}, as in tensor2tensor"
     if is_scaled:
         return None, f"scaled, as it states; base {base:g}"
     return _not_of_base(inv_freq, base)
@@ -136,9 +138,19 @@ def frequencies(subject: Subject) -> Measured:
 def _not_of_base(inv_freq: Tensor, base: float) -> Measured:
     """Return the known mistake, if there is one, in frequencies that are not those of their
     base."""
+    exact = _rope_frequencies(base, len(inv_freq))
+    stated = f"states base {base:g} for {len(inv_freq)} pairs"
     for name, mistaken in _mistakes(inv_freq, base):
         if _equal(inv_freq, mistaken):
-            return False, f"states base {base:g} for {len(inv_freq)} pairs: {name}"
+            return False, f"{stated}: {name}"
+    if _equal(inv_freq.sort(descending=True).values, exact):
+        return False, f"{stated}: pairs have each other's frequencies"
+    off = ~_are_close(inv_freq, exact)
+    # Methods for long texts slow the last pairs down. None changes a few pairs before exact ones.
+    if off.sum() <= len(off) / 4 and not off[-1]:
+        pair = int(off.int().argmax())
+        speed = (inv_freq[pair] / exact[pair]).item()
+        return False, f"{stated}: pair {pair}, from 0, turns {speed:.4g} times as fast"
     return None, f"frequencies of its own for base {base:g}"
 
 
@@ -185,6 +197,12 @@ def _rope_frequencies(base: float, count: int) -> Tensor:
     return base ** (-torch.arange(count, dtype=torch.float64) / count)
 
 
+def _down_to_base(base: float, count: int) -> Tensor:
+    """Return frequencies that fall by one ratio from 1 to 1 / base, which tensor2tensor and fairseq
+    take for sinusoids: base^(-i / (count - 1))."""
+    return base ** (-torch.arange(count, dtype=torch.float64) / max(count - 1, 1))
+
+
 def _geometric(inv_freq: Tensor) -> float | None:
     """Return the base of frequencies that fall by one ratio; None if they do not."""
     ratios = inv_freq[1:] / inv_freq[:-1]
@@ -193,8 +211,14 @@ def _geometric(inv_freq: Tensor) -> float | None:
     return float((inv_freq[-1] / inv_freq[0]) ** (-len(inv_freq) / (len(inv_freq) - 1)))
 
 
-def _equal(a: Tensor, b: Tensor) -> bool:
-    return a.shape == b.shape and bool(((a - b).abs() <= 2e-4 * b + 1e-7).all())
+def _equal(measured: Tensor, exact: Tensor) -> bool:
+    """Return True if all frequencies are equal, but for what is measured wrongly."""
+    return measured.shape == exact.shape and bool(_are_close(measured, exact).all())
+
+
+def _are_close(measured: Tensor, exact: Tensor) -> Tensor:
+    """Return for each frequency whether it differs by less than the error of its measurement."""
+    return (measured - exact).abs() <= 2e-4 * exact + 1e-7
 
 
 def _frequencies_by_head(subject: Subject) -> list[Tensor | None]:
@@ -209,21 +233,37 @@ def _frequencies_by_head(subject: Subject) -> list[Tensor | None]:
 
 
 def _frequencies(seen: Tensor) -> Tensor | None:
-    """Return the frequency of each pair, in radians per position, the highest first; None where
-    some do not rotate. seen: (65 positions, pairs)."""
+    """Return the frequency of each pair, in radians per position; None where some do not rotate.
+
+    seen: (65 positions, pairs). A pair that stands in it several times is returned once.
+    """
     steps = [(seen[n] * seen[0].conj()).angle() for n in (1, 8, 64)]
     inv_freq = steps[0]
     for n, angle in zip((8, 64), steps[1:], strict=True):  # each step refines the one before
         off = torch.remainder(angle - n * inv_freq + math.pi, 2 * math.pi) - math.pi
         inv_freq = inv_freq + off / n
-    inv_freq = inv_freq.abs().sort(descending=True).values
-    while (
-        len(inv_freq)
-        and len(inv_freq) % 2 == 0
-        and (inv_freq[::2] - inv_freq[1::2]).abs().max() <= 1e-8
-    ):
-        inv_freq = inv_freq[::2]  # a cosine for each channel or head, and not for each pair
-    return None if not len(inv_freq) or inv_freq[-1] < 1e-9 else inv_freq
+    inv_freq = _without_copies(inv_freq.abs())
+    return None if not len(inv_freq) or inv_freq.min() < 1e-9 else inv_freq
+
+
+def _without_copies(inv_freq: Tensor) -> Tensor:
+    """Return each pair's frequency once, in order: there may be a cosine for each channel, and for
+    each head.
+
+    (1, 1, 0.1, 0.1) and (1, 0.1, 1, 0.1) become (1, 0.1).
+    """
+    count = len(inv_freq)
+    for size in range(1, count):
+        if count % size:
+            continue
+        copies = count // size
+        in_turn = inv_freq[:size]
+        side_by_side = inv_freq[::copies]
+        if (inv_freq - in_turn.repeat(copies)).abs().max() <= 1e-8:
+            return _without_copies(in_turn)
+        if (inv_freq - side_by_side.repeat_interleave(copies)).abs().max() <= 1e-8:
+            return _without_copies(side_by_side)
+    return inv_freq
 
 
 def _stated(subject: Subject, names: tuple[str, ...]) -> list[float]:
