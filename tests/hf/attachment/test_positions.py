@@ -44,6 +44,7 @@ def pairs():
     ]
 
 
+@pytest.mark.quick(4)
 @torch.no_grad()
 @pytest.mark.parametrize(("family", "name"), pairs())
 def test_step_by_step_equals_at_once(family, name):
@@ -58,6 +59,7 @@ def test_step_by_step_equals_at_once(family, name):
     assert cache_of(out).get_seq_length() == LENGTH
 
 
+@pytest.mark.quick(4)
 @torch.no_grad()
 @pytest.mark.parametrize(("family", "name"), pairs())
 def test_padding_on_the_left_changes_nothing(family, name):
@@ -84,6 +86,7 @@ def test_numbers_in_a_mask_are_never_lost():
             model(TOKENS, attention_mask=wrong)
 
 
+@pytest.mark.quick(4)
 @torch.no_grad()
 @pytest.mark.parametrize("use_cache", [False, True])
 @pytest.mark.parametrize("name", ENCODINGS)
@@ -164,6 +167,7 @@ def test_chunks_are_counted_in_each_packed_text_or_refused():
     close(model(row[:, :5], position_ids=short).logits[0], torch.cat(parts))
 
 
+@pytest.mark.slow
 @compiles_models
 @torch.no_grad()
 def test_a_compiled_model_counts_the_chunks_of_one_text():
@@ -188,6 +192,7 @@ def test_a_packed_text_of_one_token_is_apart_beside_padding_too():
     close(got, model(row[:, 1:-2]).logits)
 
 
+@pytest.mark.quick(3)
 @torch.no_grad()
 @pytest.mark.parametrize("name", ["rope", "fox", "learned"])
 @pytest.mark.parametrize("family", ["llama", "deepseek_v3"])
@@ -218,6 +223,7 @@ def static_steps(model, tokens, **given):
     return torch.cat(logits, 1)
 
 
+@pytest.mark.quick(3)
 @torch.no_grad()
 @pytest.mark.parametrize("name", ["rope", "fox"])
 @pytest.mark.parametrize(
@@ -237,6 +243,7 @@ def test_a_static_cache_computes_what_one_pass_does(family, sizes, name):
     close(padded * real, model(TOKENS, attention_mask=MASK, use_cache=False).logits * real)
 
 
+@pytest.mark.quick(3)
 @torch.no_grad()
 @pytest.mark.parametrize("family", STATIC)
 def test_no_token_of_a_static_cache_sees_a_later_one(family):
@@ -249,6 +256,7 @@ def test_no_token_of_a_static_cache_sees_a_later_one(family):
     assert (before[:, -1] - after[:, -1]).abs().max() > 1e-3
 
 
+@pytest.mark.quick(3)
 @torch.no_grad()
 @pytest.mark.parametrize("padded", [False, True])
 @pytest.mark.parametrize("family", STATIC)
@@ -276,6 +284,7 @@ def reads_prompts_in_chunks() -> bool:
     return torch.equal(in_chunks, stock.generate(TOKENS, **options))
 
 
+@pytest.mark.quick(3)
 @torch.no_grad()
 @pytest.mark.parametrize("name", ["alibi", "fox"])
 @pytest.mark.parametrize("cache", ["static", None])
@@ -325,6 +334,7 @@ def test_packed_texts_are_apart_in_a_static_cache_too(family):
     close(packed, torch.cat(apart))
 
 
+@pytest.mark.quick(2)
 @torch.no_grad()
 @pytest.mark.parametrize("static", [False, True])
 @pytest.mark.parametrize("family", ["llama", "gemma3_text"])
@@ -437,6 +447,7 @@ def test_a_cache_keeps_positions_and_states_to_the_bit(dtype):
     assert plain.shape[-1] == 8
 
 
+@pytest.mark.quick(4)
 @torch.no_grad()
 @pytest.mark.parametrize("use_cache", [False, True])
 @pytest.mark.parametrize("pad_id", [0, 1, 3, 10, 99])
@@ -486,6 +497,7 @@ def held_as(cache, dtype: torch.dtype):
         layer.keys, layer.values = layer.keys.to(dtype), layer.values.to(dtype)
 
 
+@pytest.mark.quick(4)
 @torch.no_grad()
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
 @pytest.mark.parametrize("name", ["alibi", "rope", "fox", "fire"])
@@ -519,6 +531,7 @@ def test_a_prompt_under_autocast_is_read_on_without_it(name):
     assert (got - whole).abs().max() <= 0.05 * whole.abs().max()
 
 
+@pytest.mark.quick(4)
 @torch.no_grad()
 @pytest.mark.parametrize("first", [torch.int64, torch.int32, torch.float32])
 @pytest.mark.parametrize("then", [None, torch.int32, torch.int64, torch.float32])
