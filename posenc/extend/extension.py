@@ -21,7 +21,7 @@ from posenc.extend.measure.tasks import Encode
 from posenc.extend.options import DEFAULTS, Options, Progress
 from posenc.extend.recommendation import best_method, recommend
 from posenc.extend.refusals import check_folders, check_request
-from posenc.extend.restart import locked, own_state
+from posenc.extend.restart import folder_locked, own_state
 from posenc.extend.tune.config import TuneConfig
 from posenc.extend.tune.lora import save_adapter
 from posenc.extend.tune.tuning import tune
@@ -32,7 +32,7 @@ from posenc.extend.variants.candidates import (
     measure_variant,
     needs_search,
 )
-from posenc.extend.variants.variant import DROPE, Variant, as_is
+from posenc.extend.variants.variant import DROPE, Variant, unchanged_variant
 from posenc.hf.checkpoint.loading import Checkpoint, load_checkpoint
 from posenc.hf.checkpoint.text import Windows, mask_token_id, text_encoder
 from posenc.hf.rope.apply import settings_applied
@@ -207,7 +207,7 @@ def _lock_of_state(run: _Run) -> AbstractContextManager[object]:
     """Return a lock on the restart state, which only search and tuning write."""
     if run.fitting is None or run.options.state is None:
         return nullcontext()
-    return locked(run.options.state)
+    return folder_locked(run.options.state)
 
 
 def _method_to_export(outcome: Outcome, method: str | None, options: Options) -> str | None:
@@ -264,7 +264,9 @@ def evaluate(
     encode = text_encoder(checkpoint.folder, vocabulary, as_bytes=as_bytes, as_ids=as_ids)
     windows = sample_windows(encode, documents, length, options.windows)
     words = None if as_ids else encode
-    return measure_variant(checkpoint, as_is(checkpoint), windows, options, progress, words)
+    return measure_variant(
+        checkpoint, unchanged_variant(checkpoint), windows, options, progress, words
+    )
 
 
 def _load(folder: str | Path, options: Options) -> Checkpoint:
@@ -334,7 +336,7 @@ def export_variant(run: _Run, outcome: Outcome, chosen: Variant, out: Path, prov
         outcome.config_diff, outcome.proof = export_checkpoint(
             checkpoint, out, prover, tokens, plan
         )
-        outcome.left_behind = _not_copied(checkpoint.folder, out)
+        outcome.left_behind = _names_not_copied(checkpoint.folder, out)
 
 
 def _plan(run: _Run, outcome: Outcome, chosen: Variant, *, changed: bool) -> Plan:
@@ -350,7 +352,7 @@ def _plan(run: _Run, outcome: Outcome, chosen: Variant, *, changed: bool) -> Pla
     )
 
 
-def _not_copied(folder: Path, out: Path) -> list[str]:
+def _names_not_copied(folder: Path, out: Path) -> list[str]:
     """Return the names of all in the old folder that the new one lacks."""
     copied = {path.name for path in out.iterdir()}
     return sorted(path.name for path in folder.iterdir() if path.name not in copied)

@@ -33,7 +33,7 @@ def own_state(out: Path) -> Path:
 
 
 @contextlib.contextmanager
-def locked(folder: Path) -> Iterator[None]:
+def folder_locked(folder: Path) -> Iterator[None]:
     """Lock `folder` for this run. It is made if missing, and removed if empty afterwards. Partial
     files of killed runs are deleted. The lock ends with the process, even if killed.
 
@@ -48,7 +48,7 @@ def locked(folder: Path) -> Iterator[None]:
         yield
 
 
-def identity(model: nn.Module, windows: Windows, **settings: Any) -> Identity:
+def run_identity(model: nn.Module, windows: Windows, **settings: Any) -> Identity:
     """Hash everything that a search or a tuning depends on: the weights and config of the model as
     it is now, the text and the settings."""
     config: Any = model.config

@@ -12,7 +12,7 @@ import torch
 from posenc import extend as hf
 from posenc.extend.measure.losses import Reader
 from posenc.extend.options import Options
-from posenc.extend.restart import locked, own_state
+from posenc.extend.restart import folder_locked, own_state
 from posenc.extend.search.evolution import Search
 from posenc.extend.tune import tuning
 from posenc.extend.tune.config import TuneConfig
@@ -228,12 +228,12 @@ def test_what_a_kill_left_half_written_is_cleared(tmp_path):
     (state / "tune").mkdir()
     (state / "tune" / ".tune-50.safetensors.123.partial").write_text("half")
     (state / ".somebody.elses.partial").write_text("kept")
-    with locked(state):
+    with folder_locked(state):
         assert sorted(path.name for path in state.rglob("*")) == [".somebody.elses.partial", "tune"]
 
 
 def test_a_folder_that_was_made_for_nothing_is_gone(tmp_path):
-    with locked(tmp_path / "state"):
+    with folder_locked(tmp_path / "state"):
         pass
     assert list(tmp_path.iterdir()) == []
 

@@ -225,11 +225,11 @@ def test_how_far_a_checkpoint_was_trained():
 
 def test_the_line_to_run():
     folder = Path("my model")
-    line = of_checkpoint.next_line(folder, [rotation()], structure(), 256)
+    line = of_checkpoint.extend_command(folder, [rotation()], structure(), 256)
     assert line == "posenc extend 'my model' --to 512"
-    assert of_checkpoint.next_line(folder, [rotation()], structure("gptj"), 256) is None
+    assert of_checkpoint.extend_command(folder, [rotation()], structure("gptj"), 256) is None
     bias = Bias("scores", "slopes", [0], [[0.0]])
-    assert of_checkpoint.next_line(folder, [bias], structure("bloom"), None) is None
+    assert of_checkpoint.extend_command(folder, [bias], structure("bloom"), None) is None
 
 
 def change(last, every) -> Change:
@@ -273,7 +273,12 @@ def test_what_is_seen_in_a_checkpoint():
     said = checkpoint_captions.in_changed_layers(layers, 1e-5)
     assert said == "With it moves from layer 1 on, up to 0.1; without nothing moves."
     changes = (0.0, 6e-8, 0.002, float("nan"))  # digits of rounding differ between processors
-    assert [page._moved(change) for change in changes] == ["0", "rounding", "0.002", "nan"]
+    assert [page._change_in_words(change) for change in changes] == [
+        "0",
+        "rounding",
+        "0.002",
+        "nan",
+    ]
     values = np.array([[1.0, 2.0], [0.5, 3.0]])
     assert "Head 1 of layer 1 looks farthest" in captions.in_attention_distance(values)
 

@@ -17,7 +17,7 @@ from posenc.dialects.writers.recipes import (
 )
 
 
-def exported(saved: Mapping[str, Any], longest: int) -> tuple[Recipe, Meaning | None]:
+def exported_config(saved: Mapping[str, Any], longest: int) -> tuple[Recipe, Meaning | None]:
     """Return the recipe for a model's rotary settings, and their meaning.
 
     The weights are not changed, so no temperature is folded into them.

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from posenc.dialects.files.json_object import read_json
 from posenc.dialects.writers.changes import config_changes
-from posenc.extend.export.config import exported
+from posenc.extend.export.config import exported_config
 from posenc.extend.export.pooling import (
     MODULES,
     copy_sentence_files,
@@ -75,7 +75,7 @@ def export_checkpoint(
             make_inside(temporary / ADAPTER)
             for path in plan.adapter.iterdir():
                 copy_file(path, temporary / ADAPTER / path.name)
-        config, serving = _described(checkpoint, temporary, out.name, plan)
+        config, serving = _config_and_serving_page(checkpoint, temporary, out.name, plan)
         write_atomically(temporary / "config.json", settings_text(config, "config.json"))
         write_atomically(temporary / SERVE, serving)
         proof = prove(checkpoint, temporary, prover, tokens)
@@ -125,7 +125,7 @@ def _with_rest(raw: Mapping[str, Any], text_config: Mapping[str, Any]) -> dict[s
     return {**raw, "text_config": text}
 
 
-def _described(
+def _config_and_serving_page(
     checkpoint: Checkpoint, folder: Path, name: str, plan: Plan
 ) -> tuple[dict[str, Any], str]:
     """Return config.json and SERVE.md of a folder that transformers 5 has written."""
@@ -134,7 +134,7 @@ def _described(
     nested = _text_of_more(checkpoint, changed=plan.changed)
     described = raw["text_config"] if nested else raw
     saved |= {k: v for k, v in described.items() if k in DTYPE_KEYS}
-    recipe, meaning = exported(saved, plan.longest)
+    recipe, meaning = exported_config(saved, plan.longest)
     if nested:
         recipe = replace(recipe, config=_with_rest(raw, recipe.config))
     if meaning is None:

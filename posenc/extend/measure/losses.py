@@ -69,7 +69,7 @@ class Reader:
         """Return the losses of tokens read at once, see `losses`."""
         if self.mask_token is not None:
             return masked_token_losses(self.model, tokens, self.mask_token)
-        losses = _finite(next_token_losses(self.model, tokens, whole=self.whole))
+        losses = _require_finite(next_token_losses(self.model, tokens, whole=self.whole))
         return torch.cat([torch.full_like(losses[:, :1], torch.nan), losses], dim=1)
 
 
@@ -83,14 +83,14 @@ def next_token_losses(model: Any, tokens: Tensor, *, whole: bool = False) -> Ten
     batch, length = tokens.shape
     piece = max(128, LOGITS_BUDGET // (batch * text_config_of(model.config).vocab_size))
     if whole or length <= piece:
-        return _nats(model(tokens, use_cache=False).logits[:, :-1], tokens[:, 1:])
+        return _cross_entropies(model(tokens, use_cache=False).logits[:, :-1], tokens[:, 1:])
     cache: dict[str, Any] = {"use_cache": True}
     losses = []
     for start in range(0, length - 1, piece):
         out = model(tokens[:, start : start + piece], **cache)
         cache = arguments_for_next_step(model, out)
         targets = tokens[:, start + 1 : start + piece + 1]
-        losses.append(_nats(out.logits[:, : targets.shape[1]], targets))
+        losses.append(_cross_entropies(out.logits[:, : targets.shape[1]], targets))
     return torch.cat(losses, dim=1)
 
 
@@ -100,11 +100,11 @@ def masked_token_losses(model: Any, tokens: Tensor, mask_token: int) -> Tensor:
     others, (batch, length)."""
     hidden = torch.rand(tokens.shape, generator=torch.Generator().manual_seed(0)) < 0.15
     shown = tokens.masked_fill(hidden, mask_token).to(model.device)
-    losses = _finite(_nats(model(shown).logits, tokens.to(model.device)))
+    losses = _require_finite(_cross_entropies(model(shown).logits, tokens.to(model.device)))
     return losses.masked_fill(~hidden, torch.nan)
 
 
-def _nats(logits: Tensor, targets: Tensor) -> Tensor:
+def _cross_entropies(logits: Tensor, targets: Tensor) -> Tensor:
     """Return -log p of each target in float32, (batch, length), on the CPU. It works a few rows at
     a time, so that logits in half precision are never widened all at once."""
     rows = [
@@ -116,7 +116,7 @@ def _nats(logits: Tensor, targets: Tensor) -> Tensor:
     return torch.cat(rows, dim=1) if rows else torch.zeros(targets.shape)
 
 
-def _finite(losses: Tensor) -> Tensor:
+def _require_finite(losses: Tensor) -> Tensor:
     """Return the losses as they are. Raises: NotFinite if one is NaN or infinite."""
     wrong = int((~losses.isfinite()).sum())
     if wrong:

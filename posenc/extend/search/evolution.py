@@ -13,7 +13,7 @@ import numpy as np
 from posenc.encodings import rope_scaling as rs
 from posenc.extend.measure.evaluation import position_edges
 from posenc.extend.measure.losses import NotFinite, Reader
-from posenc.extend.restart import identity, read_sealed, write_sealed
+from posenc.extend.restart import read_sealed, run_identity, write_sealed
 from posenc.extend.search.genome import Genome, apply_genome, monotone
 from posenc.extend.variants.methods import METHODS, stretch
 from posenc.hf.checkpoint.text import Windows
@@ -144,7 +144,7 @@ class Search:
         rest = Windows(windows.tokens[-held:], windows.documents[-held:]) if held else self.windows
         self.known: dict[str, Tried] = {}
         if state is not None:
-            self.identity = identity(
+            self.identity = run_identity(
                 reader.model,
                 windows,
                 settings=settings,

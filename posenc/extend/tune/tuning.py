@@ -12,7 +12,14 @@ from safetensors.torch import load, save
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from posenc.extend.restart import Identity, identity, read_sealed, sha256, start_again, write_sealed
+from posenc.extend.restart import (
+    Identity,
+    read_sealed,
+    run_identity,
+    sha256,
+    start_again,
+    write_sealed,
+)
 from posenc.extend.tune.config import TuneConfig
 from posenc.extend.tune.lora import add_lora, merge_lora
 from posenc.hf.checkpoint.text import Windows
@@ -46,7 +53,7 @@ def tune(
     """
     torch.manual_seed(config.seed)
     teaching = None if teacher is None else teacher.config.to_dict().get("rope_parameters", True)
-    whose = identity(
+    whose = run_identity(
         model, windows, tuning=config, trained=trained, mask_token=mask_token, teacher=teaching
     )
     size = sum(p.numel() for p in model.parameters())

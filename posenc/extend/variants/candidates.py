@@ -14,11 +14,11 @@ from posenc.extend.variants.variant import (
     DROPE,
     WINDOW,
     Variant,
-    as_is,
     dropped_variant,
+    lengthened_table_variant,
     rope_variant,
     searched_variant,
-    table_variant,
+    unchanged_variant,
     window_variant,
 )
 from posenc.hf import tables
@@ -45,12 +45,12 @@ def candidates(
 ) -> Builders:
     """Return the variants to measure: the unchanged model, `method` (None: every method) and a
     sliding window."""
-    builders: Builders = {"none": partial(as_is, checkpoint)}
+    builders: Builders = {"none": partial(unchanged_variant, checkpoint)}
     if checkpoint.rotary:
         builders |= _rotary_candidates(checkpoint, to, method, fitting, options, progress)
     else:
         for name in tables.METHODS if method is None else {method} & tables.METHODS.keys():
-            builders[name] = partial(table_variant, checkpoint, name, to)
+            builders[name] = partial(lengthened_table_variant, checkpoint, name, to)
     if not checkpoint.masked:
         builders[WINDOW] = partial(window_variant, checkpoint)
     return builders

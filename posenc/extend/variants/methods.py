@@ -60,7 +60,7 @@ def _proportional(setting: RopeSetting, factor: float) -> rs.Scaling:
     return rs.Proportional(kept / pairs)
 
 
-def _clipped(setting: RopeSetting, factor: float) -> rs.Scaling:
+def _clipped_scaling(setting: RopeSetting, factor: float) -> rs.Scaling:
     """Multiply the pairs that finish no turn in training by a half cosine, which falls from 1 to 0.
     Of a single pair it is 1, as in the authors' code."""
     kept, pairs = _count_turned(setting)
@@ -95,7 +95,7 @@ METHODS: dict[str, Method] = {
         Method("yarn", "YaRN, the released ramp", _yarn),
         Method("llama3", "Llama 3 scaling", lambda s, f: rs.Llama3(f, s.original_length)),
         Method("proportional", "rotate only pairs that finish a turn in training", _proportional),
-        Method("clip", "clipped RoPE: slow pairs fade to a standstill", _clipped),
+        Method("clip", "clipped RoPE: slow pairs fade to a standstill", _clipped_scaling),
         Method(
             "dynamic",
             "NTK by current length",

@@ -39,7 +39,7 @@ class Variant:
     extra: Mapping[str, Any] = field(default_factory=dict)
 
 
-def as_is(checkpoint: Checkpoint) -> Variant:
+def unchanged_variant(checkpoint: Checkpoint) -> Variant:
     """Return the unchanged checkpoint; a position table limits what it can read."""
     model = checkpoint.model
     summary = METHODS["none"].summary
@@ -80,7 +80,7 @@ def dropped_variant(checkpoint: Checkpoint, target: int) -> Variant:
     return Variant(DROPE, summary, lambda: rotation_dropped(checkpoint.model, target))
 
 
-def table_variant(checkpoint: Checkpoint, name: str, target: int) -> Variant:
+def lengthened_table_variant(checkpoint: Checkpoint, name: str, target: int) -> Variant:
     """Return a longer table of learned positions."""
     summary = tables.METHODS[name][0]
     return Variant(name, summary, lambda: tables.lengthened_table(checkpoint.model, name, target))

@@ -26,14 +26,14 @@ def answer(kinds: Sequence[Kind], longest: int | None) -> str:
             "posenc finds nothing that gives this model positions; an exchange of words "
             f"shows whether order matters to it.{allowed}"
         )
-    return " ".join(dict.fromkeys(_of_kind(kind) for kind in kinds))
+    return " ".join(dict.fromkeys(_limit_of_part(kind) for kind in kinds))
 
 
-def _of_kind(kind: Kind) -> str:
-    """Return up to where one part of the positions works."""
+def _limit_of_part(kind: Kind) -> str:
+    """Return a sentence: up to which length one kind of the model's positions works."""
     match kind:
         case Rotation():
-            return f"{_of_rotation(kind)} {kind.differs}".rstrip()
+            return f"{_limit_of_rotation(kind)} {kind.differs}".rstrip()
         case Table():
             return (
                 f"It knows {kind.rows:,} positions, the rows of {kind.where}: at token "
@@ -51,8 +51,9 @@ def _of_kind(kind: Kind) -> str:
             )
 
 
-def _of_rotation(kind: Rotation) -> str:
-    """Return up to where the angles of a rotation are in their trained range."""
+def _limit_of_rotation(kind: Rotation) -> str:
+    """Return a sentence: up to which length the angles of a rotation stay in the range that
+    training showed."""
     pairs, new = len(kind.wavelengths), len(kind.new_angles)
     where = "" if kind.layers == "all layers" else f" ({kind.layers})"
     start = f"Trained on {kind.trained:,} tokens{where}"
@@ -67,7 +68,7 @@ def _of_rotation(kind: Rotation) -> str:
     return f"{start}: beyond them {leaving} trained range; expect it to break there."
 
 
-def next_line(
+def extend_command(
     folder: Path, kinds: Sequence[Kind], built: Structure, longest: int | None
 ) -> str | None:
     """Return the command that extends the model to twice the length; None if `posenc extend`
@@ -86,14 +87,14 @@ def who_saw_whom(swap: Swap) -> str:
     whose = "the last token's state" if swap.causal else "some token's state"
     said = (
         f"With {swap.words[0]} and {swap.words[1]} exchanged, {whose} "
-        f"{_differs(swap.with_positions, swap.causal)}"
+        f"{_difference_in_words(swap.with_positions, swap.causal)}"
     )
     if swap.without is None:
         return f"{said}; nothing of its positions is known to be removable."
-    return f"{said}; without positions it {_differs(swap.without, swap.causal)}."
+    return f"{said}; without positions it {_difference_in_words(swap.without, swap.causal)}."
 
 
-def _differs(change: Change, causal: bool) -> str:
+def _difference_in_words(change: Change, causal: bool) -> str:
     """Return, as the end of a sentence, from which layer on states differ, and by how much in the
     last: those of the last token in a causal model, else the largest of any."""
     by_layer = change.last_by_layer if causal else change.all_by_layer

@@ -7,7 +7,7 @@ from pathlib import Path
 from rich.markup import escape
 
 from posenc.inspect.checkpoint import words as rows
-from posenc.inspect.checkpoint.answer import answer, next_line, who_saw_whom
+from posenc.inspect.checkpoint.answer import answer, extend_command, who_saw_whom
 from posenc.inspect.checkpoint.sheet import Request, Sheet, measure_checkpoint
 from posenc.lazy import require
 from posenc.report.files.atomic import check_outputs
@@ -49,7 +49,7 @@ def _print(sheet: Sheet) -> None:
     console.print(answer(sheet.positions, sheet.longest), markup=False, highlight=False)
     if sheet.swap:
         console.print(who_saw_whom(sheet.swap), markup=False, highlight=False)
-    line = next_line(sheet.folder, sheet.positions, sheet.structure, sheet.longest)
+    line = extend_command(sheet.folder, sheet.positions, sheet.structure, sheet.longest)
     if line is not None:
         console.print(f"To try twice the length: {line}", markup=False, highlight=False)
     facts = [*rows.structure_lines(sheet).items(), *rows.positions_lines(sheet.positions).items()]

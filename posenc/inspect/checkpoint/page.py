@@ -6,9 +6,9 @@ import numpy as np
 
 from posenc.inspect.checkpoint import captions, figures
 from posenc.inspect.checkpoint import words as rows
-from posenc.inspect.checkpoint.answer import answer, next_line, who_saw_whom
+from posenc.inspect.checkpoint.answer import answer, extend_command, who_saw_whom
 from posenc.inspect.checkpoint.positions import Bias, Disentangled, Rotation, Table
-from posenc.inspect.checkpoint.reading import by_group
+from posenc.inspect.checkpoint.reading import attention_by_group
 from posenc.inspect.checkpoint.sheet import Sheet
 from posenc.inspect.checkpoint.swap import ROUNDING, Swap
 from posenc.inspect.encoding import captions as encoding_captions
@@ -28,7 +28,7 @@ def make_page(sheet: Sheet, layers: Sequence[int], command: str) -> Page:
         f"{built.model_type}, {built.layers} layers of {built.heads} heads. Everything here is "
         "measured.",
     )
-    page.section("", *_first(sheet))
+    page.section("", *_first_answers(sheet))
     if sheet.swap:
         page.section("Who saw whom", *_swap(sheet.swap, sheet.sentence.labels))
     page.section(
@@ -53,12 +53,12 @@ def make_page(sheet: Sheet, layers: Sequence[int], command: str) -> Page:
     return page
 
 
-def _first(sheet: Sheet) -> Iterator[str | Headline | Code]:
+def _first_answers(sheet: Sheet) -> Iterator[str | Headline | Code]:
     """Yield the answers, and the command that tries twice the length."""
     yield Headline(answer(sheet.positions, sheet.longest))
     if sheet.swap:
         yield Headline(who_saw_whom(sheet.swap))
-    line = next_line(sheet.folder, sheet.positions, sheet.structure, sheet.longest)
+    line = extend_command(sheet.folder, sheet.positions, sheet.structure, sheet.longest)
     if line is not None:
         yield "To try twice the length, measure the methods on text of yours:"
         yield Code(f"{line} --text FILE")
@@ -69,7 +69,7 @@ def _swap(swap: Swap, labels: Sequence[str]) -> Iterator[str | Items | Rows | Pl
     yield (
         f"The tokens of {swap.words[0]} and {swap.words[1]} change places; no other token is "
         "touched. A state is the vector that a layer hands on for a token; it is compared with the "
-        f"state of the same word before. Without positions: {removed(swap)}."
+        f"state of the same word before. Without positions: {removed_in_words(swap)}."
     )
     yield Items(swap.verdicts)
     header, lines = rows.exchange_lines(swap)
@@ -82,7 +82,7 @@ def _swap(swap: Swap, labels: Sequence[str]) -> Iterator[str | Items | Rows | Pl
     yield from swap_plots(swap, labels)
 
 
-def removed(swap: Swap) -> str:
+def removed_in_words(swap: Swap) -> str:
     """Describe the removed positions."""
     if not swap.removed:
         return "nothing could be taken out"
@@ -158,7 +158,7 @@ def attention_plots(sheet: Sheet, layers: Sequence[int] = ()) -> Iterator[str | 
         if layers:  # of a stack with fewer layers, those that it has
             drawn = sorted(layer for layer in set(layers) if layer < count)
         else:
-            drawn = _fitting(count, heads * len(sentence.labels) ** 2)
+            drawn = _layers_to_draw(count, heads * len(sentence.labels) ** 2)
         if len(drawn) != count:
             yield f"{len(drawn)} of {count} layers are drawn; choose others with --layer."
         of_stack = f"{stack}, " if stack else ""
@@ -166,7 +166,7 @@ def attention_plots(sheet: Sheet, layers: Sequence[int] = ()) -> Iterator[str | 
         if stack == "decoder":  # its queries and keys are one token behind
             labels = ("[start]", *labels[:-1])
         for layer in drawn:
-            maps = by_group(weights[layer], sentence.groups).numpy()
+            maps = attention_by_group(weights[layer], sentence.groups).numpy()
             yield Plot(
                 figures.attention_of_heads(maps, labels),
                 f"Attention, {of_stack}layer {layer}: rows are queries, columns the keys they "
@@ -178,7 +178,7 @@ def attention_plots(sheet: Sheet, layers: Sequence[int] = ()) -> Iterator[str | 
             )
 
 
-def _fitting(layers: int, cells: int) -> list[int]:
+def _layers_to_draw(layers: int, cells: int) -> list[int]:
     """Return the layers to draw, of `layers`: all, or as many as MOST_CELLS allows, evenly spread
     from the first to the last, and at least three. cells: squares in the maps of one layer."""
     room = max(3, MOST_CELLS // max(cells, 40_000))
@@ -187,7 +187,7 @@ def _fitting(layers: int, cells: int) -> list[int]:
     return sorted({round(i * (layers - 1) / (room - 1)) for i in range(room)})
 
 
-def _moved(change: float) -> str:
+def _change_in_words(change: float) -> str:
     """Return one digit of a change, or the word for rounding, which differs between machines."""
     return "rounding" if 0 < change < ROUNDING else f"{change:.1g}"
 
@@ -209,7 +209,7 @@ def swap_plots(swap: Swap, labels: Sequence[str]) -> Iterator[Plot]:
     yield Plot(
         figures.changed_layers(by_layer, ROUNDING),
         f"By layer: how far {which} moves.",
-        "; ".join(f"{n}: {', '.join(map(_moved, vs))}" for n, vs in by_layer.items()),
+        "; ".join(f"{n}: {', '.join(map(_change_in_words, vs))}" for n, vs in by_layer.items()),
         captions.in_changed_layers(by_layer, ROUNDING),
         "changed-layers",
     )

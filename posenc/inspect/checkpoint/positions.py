@@ -204,7 +204,7 @@ def _rotations(checkpoint: Checkpoint) -> Iterator[Rotation]:
         if setting is None or len(rotations) > 1:
             raise ValueError(_why_unknown(checkpoint))
         ((inv_freq, scale),) = rotations
-        yield _of_module(checkpoint, setting, inv_freq, scale)
+        yield _rotation_of_module(checkpoint, setting, inv_freq, scale)
 
 
 def _text_part(model: Any) -> Any:
@@ -216,7 +216,7 @@ def _text_part(model: Any) -> Any:
     return decoder if rotary_modules(decoder) else model
 
 
-def _of_module(
+def _rotation_of_module(
     checkpoint: Checkpoint, setting: RopeSetting, inv_freq: Tensor, scale: float
 ) -> Rotation:
     """Return the rotation of a module with these frequencies; `setting` is what the config says.
@@ -228,10 +228,12 @@ def _of_module(
     if matches_setting(setting, inv_freq, scale):
         return _rotation(setting, model)
     pairs = len(inv_freq)
-    differs = f"The config says {_in_words(setting)}; the model's rotary module has {{}}."
+    differs = f"The config says {_setting_in_words(setting)}; the model's rotary module has {{}}."
     as_many = replace(setting, rotary_dim=2 * pairs)
     if matches_setting(as_many, inv_freq, scale):
-        return replace(_rotation(as_many, model), differs=differs.format(_in_words(as_many)))
+        return replace(
+            _rotation(as_many, model), differs=differs.format(_setting_in_words(as_many))
+        )
     is_scaled = setting.scaling is not None or setting.compression != 1.0
     if is_scaled or scale != 1.0 or not inv_freq.isfinite().all():
         raise ValueError(_why_unknown(checkpoint))
@@ -246,7 +248,7 @@ def _of_module(
     )
 
 
-def _in_words(setting: RopeSetting) -> str:
+def _setting_in_words(setting: RopeSetting) -> str:
     """Return pairs, base and scaling of a setting, for `Rotation.differs`."""
     scaling = "" if setting.scaling_name == "none" else f", scaling {setting.scaling_name}"
     return f"{setting.rotary_dim // 2} pairs, theta {setting.rope_theta:,.6g}{scaling}"

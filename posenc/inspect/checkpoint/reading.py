@@ -52,8 +52,8 @@ def read_sentence(model: Any, ids: Sequence[int]) -> Reading:
     Raises: ValueError if it does not run, or returns no attention weights.
     """
     name = model.config.model_type
-    inputs = _inputs(model, ids)
-    with last_layers(model) as handed_on:
+    inputs = _model_arguments(model, ids)
+    with recorded_last_layers(model) as handed_on:
         try:
             out = model(**inputs, output_attentions=True, output_hidden_states=True)
         except Exception as error:  # some configs build a model whose own parts do not fit
@@ -93,7 +93,7 @@ def _check_states(name: str, hidden: Sequence[Tensor], logits: Tensor) -> None:
         )
 
 
-def _inputs(model: Any, ids: Sequence[int]) -> dict[str, Tensor]:
+def _model_arguments(model: Any, ids: Sequence[int]) -> dict[str, Tensor]:
     """Return the text as a batch of one; a decoder beside an encoder is given it as well, from its
     start token on."""
     tokens = torch.tensor([ids])
@@ -116,7 +116,7 @@ def _without_batch(layers: Sequence[Tensor]) -> Tensor:
 
 
 @contextmanager
-def last_layers(model: Any) -> Iterator[list[tuple[int, Tensor]]]:
+def recorded_last_layers(model: Any) -> Iterator[list[tuple[int, Tensor]]]:
     """Record, inside the block and in the order of running, the output of the last module of each
     nn.ModuleList, with the list's length."""
     kept: list[tuple[int, Tensor]] = []
@@ -144,7 +144,7 @@ def _before_norm(hidden: Sequence[Tensor], handed_on: Sequence[tuple[int, Tensor
     return next(fitting, hidden[-1])
 
 
-def by_group(weights: Tensor, groups: Sequence[tuple[int, int]]) -> Tensor:
+def attention_by_group(weights: Tensor, groups: Sequence[tuple[int, int]]) -> Tensor:
     """Group attention (..., length, length) by tokens: sum over keys, mean over queries, so that
     rows still sum to 1."""
     keys = torch.stack([weights[..., a:b].sum(-1) for a, b in groups], dim=-1)
@@ -152,7 +152,7 @@ def by_group(weights: Tensor, groups: Sequence[tuple[int, int]]) -> Tensor:
 
 
 @contextmanager
-def listening(model: Any) -> Iterator[list[Tensor]]:
+def recorded_relative_scores(model: Any) -> Iterator[list[Tensor]]:
     """Record, inside the block, the terms that DeBERTa's first layer adds to its scores, (heads,
     length, length)."""
     heard: list[Tensor] = []

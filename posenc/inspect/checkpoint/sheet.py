@@ -83,7 +83,7 @@ def measure_checkpoint(request: Request, tell: Callable[[str], None] = lambda st
     # eager: the one that shows its weights
     checkpoint = load_checkpoint(request.folder, encoder_decoder=True, attention="eager")
     model = checkpoint.model
-    text, words, reason = _text(request, checkpoint)
+    text, words, reason = _text_and_words(request, checkpoint)
     vocabulary = checkpoint.config.vocab_size
     sentence = tokenize_sentence(
         request.folder, vocabulary, text, as_bytes=request.as_bytes, as_ids=request.as_ids
@@ -99,7 +99,7 @@ def measure_checkpoint(request: Request, tell: Callable[[str], None] = lambda st
         )
     tell("reading the text")
     kinds = positions.find_positions(checkpoint)
-    with readings.listening(model) as heard:
+    with readings.recorded_relative_scores(model) as heard:
         result = readings.read_sentence(model, sentence.ids)
     kinds = [k.with_means(heard[0]) if isinstance(k, Disentangled) and heard else k for k in kinds]
     exchanged = None
@@ -111,7 +111,9 @@ def measure_checkpoint(request: Request, tell: Callable[[str], None] = lambda st
     return Sheet(request.folder, built, longest, masked, kinds, sentence, reason, result, exchanged)
 
 
-def _text(request: Request, checkpoint: Checkpoint) -> tuple[str, tuple[str, str] | None, str]:
+def _text_and_words(
+    request: Request, checkpoint: Checkpoint
+) -> tuple[str, tuple[str, str] | None, str]:
     """Return the text, the words to exchange, and why a default was taken ("" where none was)."""
     if request.text is not None:
         return request.text, request.words, ""

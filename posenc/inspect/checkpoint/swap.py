@@ -115,7 +115,7 @@ def swap_words(model: Any, sentence: Sentence, words: tuple[str, str], masked: b
 
     def change() -> tuple[Change, Reading]:
         before, after = read_sentence(model, sentence.ids), read_sentence(model, ids)
-        return _change(before, after, order, sentence, masked), before
+        return _compare_readings(before, after, order, sentence, masked), before
 
     with_positions, before = change()
     with without_positions(model) as removed:
@@ -123,7 +123,7 @@ def swap_words(model: Any, sentence: Sentence, words: tuple[str, str], masked: b
     return Swap(words, order, before.causal, last < len(sentence), removed, with_positions, without)
 
 
-def _change(
+def _compare_readings(
     before: Reading, after: Reading, order: Sequence[int], sentence: Sentence, masked: bool
 ) -> Change:
     """Compare two readings of the same words in another order."""
@@ -157,14 +157,14 @@ def without_positions(model: nn.Module) -> Iterator[list[str]]:
     removed: list[str] = []
     with ExitStack() as undo:
         for path, module in model.named_modules():
-            if what := _remove(path, module, undo):
+            if what := _silence_positions(path, module, undo):
                 removed.append(what)
         yield removed
 
 
-def _remove(path: str, module: nn.Module, undo: ExitStack) -> str | None:
-    """Silence one module until `undo` runs; return its description, or None if it has no
-    positions."""
+def _silence_positions(path: str, module: nn.Module, undo: ExitStack) -> str | None:
+    """Take the positions out of one module until `undo` runs; return a description of what was
+    taken out, or None if the module has no positions."""
     name = path.rpartition(".")[2]
     if "RotaryEmbedding" in type(module).__name__:
         hook = module.register_forward_hook(IdentityRotation())
@@ -172,8 +172,8 @@ def _remove(path: str, module: nn.Module, undo: ExitStack) -> str | None:
         return f"the rotation {path}"
     if isinstance(module, nn.Embedding) and name in (*TABLE_NAMES, "relative_attention_bias"):
         kept = module.weight.detach().clone()
-        _fill(module.weight, torch.zeros_like(kept))
-        undo.callback(_fill, module.weight, kept)
+        _overwrite_weight(module.weight, torch.zeros_like(kept))
+        undo.callback(_overwrite_weight, module.weight, kept)
         return f"the table {path}"
     sines = getattr(module, "embed_positions", None)
     if isinstance(sines, Tensor):  # GPT-J and CodeGen: sines, then cosines
@@ -204,6 +204,6 @@ def _returning_zeros(method: Any) -> Any:
 
 
 @torch.no_grad()
-def _fill(weight: Tensor, values: Tensor) -> None:
+def _overwrite_weight(weight: Tensor, values: Tensor) -> None:
     """Write values into a weight, in place."""
     weight.copy_(values)

@@ -63,7 +63,7 @@ def answer(sheet: SpecSheet) -> Answer:
 def near_and_far(decay: Decay, by_content: bool) -> str:
     """Return, as the end of a sentence, the effect of distance on the weight of a key equal to the
     query and of another one."""
-    points = _points(decay)
+    points = _visible_points(decay)
     if len(points) < 2:
         return "sees a single token"
     near, far = points[0], points[-1]
@@ -79,7 +79,7 @@ def near_and_far(decay: Decay, by_content: bool) -> str:
     if abs(fall) <= LEVEL:
         return (
             f"favours neither near nor far: a token equal to the query gets weights that differ "
-            f"up to {_times(span)} in between{ends}"
+            f"up to {_weight_ratio_in_words(span)} in between{ends}"
         )
     if fall > 0:
         direction = favours.format("near tokens")
@@ -87,9 +87,7 @@ def near_and_far(decay: Decay, by_content: bool) -> str:
     else:
         direction = favours.format("far tokens")
         most, least = far, near
-    more = (
-        f"{_times(abs(fall))} as much weight at distance {most.distance:,} as at {least.distance:,}"
-    )
+    more = f"{_weight_ratio_in_words(abs(fall))} as much weight at distance {most.distance:,} as at {least.distance:,}"
     if by_content:
         return f"{direction}: {more}{ends}"
     other_fall = near.other - far.other
@@ -123,7 +121,7 @@ class _Point(NamedTuple):
     other: float
 
 
-def _points(decay: Decay) -> list[_Point]:
+def _visible_points(decay: Decay) -> list[_Point]:
     """Return the distances at which something is seen, without the query's own place if there is
     any other."""
     nearest = min(1, decay.distances[-1])
@@ -157,7 +155,7 @@ def limits(sheet: SpecSheet, encoding: PositionEncoding) -> str:
         _last_position(sheet, encoding),
         _changed_results(sheet),
         _beyond_training(sheet, encoding),
-        _unordered(sheet),
+        _order_limit(sheet),
     ]
     if sheet.direction == "symmetric":
         ends.append("by itself it cannot distinguish before from after; a causal mask must")
@@ -215,7 +213,7 @@ def _beyond_training(sheet: SpecSheet, encoding: PositionEncoding) -> str:
     return ""
 
 
-def _unordered(sheet: SpecSheet) -> str:
+def _order_limit(sheet: SpecSheet) -> str:
     """Return that tokens look alike wherever they stand, or from which distance on; "" if they do
     not."""
     if sheet.direction == "blind":
@@ -264,7 +262,7 @@ def new_angles(sheet: SpecSheet, encoding: PositionEncoding) -> NewAngles | None
     trained = sheet.shape.train_length
     waves = [math.inf if wave is None else wave for wave in sheet.wavelengths]
     firsts = []
-    for wave, unscaled in zip(waves, _unscaled(waves, sheet.shape), strict=True):
+    for wave, unscaled in zip(waves, _unscaled_wavelengths(waves, sheet.shape), strict=True):
         if unscaled > trained and wave < math.inf:
             firsts.append(max(trained, round(trained * wave / unscaled)))
     if not firsts:
@@ -273,7 +271,7 @@ def new_angles(sheet: SpecSheet, encoding: PositionEncoding) -> NewAngles | None
     return NewAngles(first, sum(position < 2 * first for position in firsts))
 
 
-def _unscaled(waves: list[float], shape: ModelShape) -> list[float]:
+def _unscaled_wavelengths(waves: list[float], shape: ModelShape) -> list[float]:
     """Return the wavelengths before their scaling: those of plain RoPE if none of `waves` is
     shorter than its own."""
     plain = angles_of(create("rope", shape))
@@ -287,7 +285,7 @@ def _unscaled(waves: list[float], shape: ModelShape) -> list[float]:
     return of_rope
 
 
-def _times(logits: float) -> str:
+def _weight_ratio_in_words(logits: float) -> str:
     """Return a difference of logits as a ratio of weights."""
     if logits > ALL:
         return "over 10,000 times"

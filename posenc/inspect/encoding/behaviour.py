@@ -29,13 +29,13 @@ def places(encoding: PositionEncoding, shape: ModelShape) -> list[int]:
     offsets = [0] if encoding.claims.max_positions is not None else [0, 4 * shape.train_length]
     acting: set[int] = set()
     for offset in offsets:
-        acting |= _places_at(encoding, shape, offset)
+        acting |= _places_acting_from(encoding, shape, offset)
     return sorted(acting)
 
 
-def _places_at(encoding: PositionEncoding, shape: ModelShape, offset: int) -> set[int]:
-    """Return the numbers of the places where the encoding changes anything, at a few positions from
-    `offset` on."""
+def _places_acting_from(encoding: PositionEncoding, shape: ModelShape, offset: int) -> set[int]:
+    """Return the places, numbered as in claims, where the encoding changes tensors at a few
+    positions from `offset` on."""
     encoding = copy.deepcopy(encoding).double()
     length = possible_length(encoding, 9)
     positions = successive_positions(encoding, length, offset)
@@ -44,7 +44,7 @@ def _places_at(encoding: PositionEncoding, shape: ModelShape, offset: int) -> se
     k = heads(hidden(length, shape, seed=3), shape)
     acting = set()
     embedded = encoding.embed(x, positions)
-    if not _same(embedded, x):
+    if not _equal_to_rounding(embedded, x):
         acting.add(EMBEDDINGS)
     encoding = encoding.for_layer(0)
     axes = encoding.claims.num_axes
@@ -52,10 +52,16 @@ def _places_at(encoding: PositionEncoding, shape: ModelShape, offset: int) -> se
     q_side = Tokens(q, positions, state, axes)
     k_side = Tokens(k, positions, state, axes)
     new_q, new_k = encoding.transform(q_side, k_side)
-    if not (_same(new_q, q) and _same(new_k, k)) or len(encoding.passes(positions, positions)) > 1:
+    if (
+        not (_equal_to_rounding(new_q, q) and _equal_to_rounding(new_k, k))
+        or len(encoding.passes(positions, positions)) > 1
+    ):
         acting.add(QUERIES_KEYS)
     new_values = encoding.transform_values(k_side)
-    if not (_same(new_values, k) and _same(encoding.transform_output(q_side), q)):
+    if not (
+        _equal_to_rounding(new_values, k)
+        and _equal_to_rounding(encoding.transform_output(q_side), q)
+    ):
         acting.add(VALUES)
     term = encoding.term(q_side, k_side)
     if term is not None:
@@ -69,18 +75,19 @@ def _places_of_term(term: Term, q: Tensor, k: Tensor) -> set[int]:
     acting = set()
     everything = slice(0, q.shape[-2])
     scores = q @ k.mT
-    if not _same(term.add(scores.clone(), everything, everything, None), scores):
+    if not _equal_to_rounding(term.add(scores.clone(), everything, everything, None), scores):
         acting.add(SCORES)
     if term.combine is not None:
         weights = scores.softmax(-1)
-        if not _same(term.combine(weights, k, everything, everything), weights @ k):
+        if not _equal_to_rounding(term.combine(weights, k, everything, everything), weights @ k):
             acting.add(VALUES)
     return acting
 
 
-def norm_ratio(encoding: PositionEncoding, shape: ModelShape) -> tuple[float, float] | None:
-    """Return the smallest and largest norm of a query or key after place 2, relative to before;
-    None if place 2 does nothing."""
+def norm_ratio_range(encoding: PositionEncoding, shape: ModelShape) -> tuple[float, float] | None:
+    """Return the smallest and the largest ratio of a vector's norm after the transformation of
+    queries and keys (place 2) to its norm before it; None if the encoding does not transform
+    them."""
     encoding = copy.deepcopy(encoding).double().for_layer(0)
     length = possible_length(encoding, 64)
     q = heads(hidden(length, shape), shape)
@@ -90,7 +97,7 @@ def norm_ratio(encoding: PositionEncoding, shape: ModelShape) -> tuple[float, fl
         positions = successive_positions(encoding, length, offset)
         side = Tokens(q, positions, num_axes=encoding.claims.num_axes)
         pair = encoding.transform(side, side)
-        if all(_same(t, q) for t in pair):
+        if all(_equal_to_rounding(t, q) for t in pair):
             continue
         ratios += [t.norm(dim=-1) / q.norm(dim=-1) for t in pair]
     if not ratios:
@@ -99,26 +106,30 @@ def norm_ratio(encoding: PositionEncoding, shape: ModelShape) -> tuple[float, fl
     return all_ratios.min().item(), all_ratios.max().item()
 
 
-def compiles(encoding: PositionEncoding, shape: ModelShape) -> str:
+def compile_outcome(encoding: PositionEncoding, shape: ModelShape) -> str:
     """Return "yes", or why torch.compile(fullgraph=True) does not trace a layer."""
-    return _traced(
+    return _try_tracing(
         encoding, shape, lambda layer, *_: torch.compile(layer, fullgraph=True, backend="eager")
     )
 
 
-def exports(encoding: PositionEncoding, shape: ModelShape) -> str:
+def export_outcome(encoding: PositionEncoding, shape: ModelShape) -> str:
     """Return "yes", or why torch.export does not make a program for any length: by compiling the
     code or, where that fails, by running it on fake tensors."""
     most = possible_length(encoding, 4096)
-    compiled = _traced(encoding, shape, lambda layer, x, at: exported(layer, x, at, most, True))
+    compiled = _try_tracing(
+        encoding, shape, lambda layer, x, at: exported(layer, x, at, most, True)
+    )
     if compiled == "yes":
         return "yes"
-    run = _traced(encoding, shape, lambda layer, x, at: exported(layer, x, at, most, False))
+    run = _try_tracing(encoding, shape, lambda layer, x, at: exported(layer, x, at, most, False))
     return run if run == "yes" else compiled
 
 
-def _traced(encoding: PositionEncoding, shape: ModelShape, trace: Callable[..., Any]) -> str:
-    """Return "yes" if what `trace` makes of a layer and its inputs is right for longer inputs."""
+def _try_tracing(encoding: PositionEncoding, shape: ModelShape, trace: Callable[..., Any]) -> str:
+    """Return "yes" if the program that `trace` makes of a layer and short inputs computes the same
+    as the layer for longer ones, else "no: " and why. trace: takes layer, hidden states and
+    positions, and returns a function of the last two."""
     layer = Layer(copy.deepcopy(encoding), shape, impl="reference").eval()
     first, last = (
         (hidden(n, shape).float(), successive_positions(encoding, n))
@@ -139,7 +150,9 @@ PAIRS = 21
 measurements."""
 
 
-def cost(encoding: PositionEncoding, shape: ModelShape) -> tuple[float, float, float]:
+def relative_forward_time(
+    encoding: PositionEncoding, shape: ModelShape
+) -> tuple[float, float, float]:
     """Time one layer's forward, divided by that of the layer without an encoding. Returns the
     median of interleaved runs with its confidence interval."""
     length = possible_length(encoding, COST_LENGTH)
@@ -166,5 +179,6 @@ def cost(encoding: PositionEncoding, shape: ModelShape) -> tuple[float, float, f
     return ratios[5], ratios[PAIRS // 2], ratios[-6]
 
 
-def _same(a: Tensor, b: Tensor) -> bool:
+def _equal_to_rounding(a: Tensor, b: Tensor) -> bool:
+    """Return True if float64 tensors differ by rounding at most, 1e-12 in each element."""
     return a.shape == b.shape and bool(((a - b).abs() <= 1e-12).all())

@@ -15,23 +15,23 @@ Array = np.ndarray
 def in_scores(decays: Mapping[str, Decay], *, same: bool) -> str:
     """Return how far scores move from the nearest token to the farthest, and which encoding moves
     most."""
-    moves = {name: _ends(decay, same=same) for name, decay in decays.items()}
+    moves = {name: _nearest_and_farthest_score(decay, same=same) for name, decay in decays.items()}
     what = "" if same else ", on average"
     if len(moves) == 1:
         ((name, (near, far)),) = moves.items()
-        return f"{name} {_verb(near, far)}: {number(near)} near, {number(far)} far{what}."
+        return f"{name} {_direction_verb(near, far)}: {format_number(near)} near, {format_number(far)} far{what}."
     most = max(moves, key=lambda name: abs(moves[name][0] - moves[name][1]))
-    level = [name for name, ends in moves.items() if _verb(*ends) == "stays level"]
+    level = [name for name, ends in moves.items() if _direction_verb(*ends) == "stays level"]
     if most in level:
         return f"No encoding here moves with distance{what}."
     near, far = moves[most]
     rest = ""
     if level:
         rest = f"; {listed(level)} {'stays' if len(level) == 1 else 'stay'} level"
-    return f"{most} {_verb(near, far)} most{what}, by {number(abs(near - far))} logits{rest}."
+    return f"{most} {_direction_verb(near, far)} most{what}, by {format_number(abs(near - far))} logits{rest}."
 
 
-def _ends(decay: Decay, *, same: bool) -> tuple[float, float]:
+def _nearest_and_farthest_score(decay: Decay, *, same: bool) -> tuple[float, float]:
     """Return the scores of the nearest and the farthest token that is seen, of keys equal to the
     query or of others; the query itself counts only where it is alone."""
     nearest = min(1, decay.distances[-1])
@@ -40,7 +40,7 @@ def _ends(decay: Decay, *, same: bool) -> tuple[float, float]:
     return (values[0], values[-1]) if values else (0.0, 0.0)
 
 
-def _verb(near: float, far: float) -> str:
+def _direction_verb(near: float, far: float) -> str:
     """Return what scores do from near to far."""
     if near - far > LEVEL:
         return "falls"
@@ -155,10 +155,10 @@ def in_bias(values: Array, distances: Sequence[int]) -> str:
     if np.abs(falls).max() <= LEVEL:
         return f"No head tells distance {distances[-1]:,} from distance {distances[start]:,}."
     if len(values) == 1 or falls[most] - falls[least] <= LEVEL:
-        return f"Every head {_moved(float(falls.mean()))} by distance {distances[-1]:,}."
+        return f"Every head {_change_in_words(float(falls.mean()))} by distance {distances[-1]:,}."
     return (
-        f"Head {most} {_moved(float(falls[most]))} by distance {distances[-1]:,}, head {least} "
-        f"{_moved(float(falls[least]))}."
+        f"Head {most} {_change_in_words(float(falls[most]))} by distance {distances[-1]:,}, head {least} "
+        f"{_change_in_words(float(falls[least]))}."
     )
 
 
@@ -203,14 +203,14 @@ def in_attention_distance(values: Array) -> str:
     )
 
 
-def _moved(fall: float) -> str:
+def _change_in_words(fall: float) -> str:
     """Return what scores do from near to far, which fall by so many logits, in words."""
     if abs(fall) <= LEVEL:
         return "stays level"
-    return f"{'falls' if fall > 0 else 'rises'} by {number(abs(fall))} logits"
+    return f"{'falls' if fall > 0 else 'rises'} by {format_number(abs(fall))} logits"
 
 
-def number(value: float) -> str:
+def format_number(value: float) -> str:
     """Write a number with three digits, or more if it is large."""
     if abs(value) < 1e-6:  # what is left of sums that cancel
         return "0"

@@ -45,7 +45,7 @@ def run(
     if as_json:
         print(json.dumps([sheet.to_json() for sheet in sheets], indent=1, allow_nan=False))
     else:
-        _print(sheets, compare)
+        _print_sheets(sheets, compare)
     if path is None and figures is None:
         return
     from posenc.inspect.encoding.page import make_page
@@ -80,7 +80,7 @@ def _layers_bytes(shape: ModelShape) -> int:
     return 2 * 4 * 4 * shape.embed_dim**2
 
 
-def _print(sheets: list[SpecSheet], compare: bool) -> None:
+def _print_sheets(sheets: list[SpecSheet], compare: bool) -> None:
     """Print the answers, then a table for each subject."""
     console = stdout(140)
     for sheet in sheets:

@@ -80,7 +80,7 @@ def _draw_lines(data: Data) -> Figure:
 
 def wavelengths(series: Mapping[str, Sequence[float | None]], train_length: int) -> Chart:
     """Draw the wavelength of each pair, before and after scaling; None does not rotate."""
-    curves = {name: (range(len(waves)), _gaps(waves)) for name, waves in series.items()}
+    curves = {name: (range(len(waves)), _nan_for_none(waves)) for name, waves in series.items()}
     data = stacked("frequency pair", "wavelength, tokens", curves)
     return Chart(data, partial(_draw_wavelengths, train_length=train_length))
 
@@ -189,11 +189,18 @@ def score_by_distance(decays: Mapping[str, Decay], *, same: bool) -> Chart:
     or draw the score of a vector with itself (`same` True)."""
     axes = "distance to the key, tokens", "score, logits"
     if same:
-        curves = {name: (decay.distances, _gaps(decay.same)) for name, decay in decays.items()}
+        curves = {
+            name: (decay.distances, _nan_for_none(decay.same)) for name, decay in decays.items()
+        }
         data = stacked(*axes, curves)
     else:
         bands = {
-            name: (decay.distances, _gaps(decay.mean), _gaps(decay.low), _gaps(decay.high))
+            name: (
+                decay.distances,
+                _nan_for_none(decay.mean),
+                _nan_for_none(decay.low),
+                _nan_for_none(decay.high),
+            )
             for name, decay in decays.items()
         }
         data = stacked(*axes, bands, LOW, HIGH)
@@ -253,7 +260,7 @@ def _draw_precision(data: Data, reach: Mapping[str, int]) -> Figure:
         axes.set_yticks(range(len(names)), names)
         axes.set_ylim(len(names) - 0.5, -0.5)
         ticks = starts[::8]
-        axes.set_xticks(ticks, [_short(tick) for tick in ticks])
+        axes.set_xticks(ticks, [_short_number(tick) for tick in ticks])
         axes.minorticks_off()
         axes.set_xlim(1, 2 * starts[-1])
         drawn.colorbar(image, ax=axes, label=unit.replace(" ", "\n"), ticks=[0, 0.5, 1])
@@ -299,13 +306,13 @@ def frame(axes) -> None:
         axes.spines[side].set_visible(True)
 
 
-def _gaps(values: Sequence[float | None]) -> list[float]:
+def _nan_for_none(values: Sequence[float | None]) -> list[float]:
     """Return values with NaN for None, which matplotlib leaves out."""
     return [math.nan if v is None else v for v in values]
 
 
-def _short(number: int) -> str:
-    """Return 65536 as 64 Ki."""
+def _short_number(number: int) -> str:
+    """Write a number with a binary unit if it is large: 65536 as "64 Ki"."""
     for power, unit in ((30, " Gi"), (20, " Mi"), (10, " Ki")):
         if number >= 2**power:
             return f"{number / 2**power:g}{unit}"

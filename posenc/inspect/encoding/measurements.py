@@ -105,7 +105,7 @@ def measure_encoding(
     measured: dict[str, Any] = {
         "decay": decay,
         "places": running.places(away, shape),
-        "norm_ratio": running.norm_ratio(away, shape),
+        "norm_ratio": running.norm_ratio_range(away, shape),
         "direction": scores.direction(away, shape),
     }
     tell("resolution and precision")
@@ -114,10 +114,10 @@ def measure_encoding(
     tell("padding, packing, batch and cache")
     measured["differences"] = invariance.measure(layer, shape)
     tell("compiling and exporting")
-    measured["compiles"] = running.compiles(layer, shape)
-    measured["exports"] = running.exports(layer, shape)
+    measured["compiles"] = running.compile_outcome(layer, shape)
+    measured["exports"] = running.export_outcome(layer, shape)
     tell("cost")
-    measured["cost"] = running.cost(layer, shape)
+    measured["cost"] = running.relative_forward_time(layer, shape)
     scaling = next((m.scaling for m in layer.modules() if getattr(m, "scaling", None)), None)
     axis = shape.train_length  # for three axes, too, where text counts along all at once
     if layer.claims.num_axes == 2:  # the side of a square grid

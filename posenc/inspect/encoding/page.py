@@ -36,15 +36,15 @@ def make_page(sheets: Sequence[SpecSheet], compare: bool, command: str) -> Page:
         f"{names}: {shape.num_heads} heads of {shape.head_dim}, trained on "
         f"{shape.train_length:,} tokens. Everything here is measured.",
     )
-    page.section("", *_answers(sheets))
+    page.section("", *_answer_blocks(sheets))
     groups = [sheets] if compare else [[sheet] for sheet in sheets]
     for group in groups:
         name = "" if len(group) == len(sheets) else group[0].name
         title = f"{name}: " if name else ""
-        page.section(f"{title}Curves", *_shared(group, name))
+        page.section(f"{title}Curves", *_shared_plots(group, name))
         if len(sheets) <= MOST_HEAT_MAPS:
             _add_insides(page, group, heat_maps_only=not are_few)
-        page.section(f"{title}All that was measured", *_measured(group, compare))
+        page.section(f"{title}All that was measured", *_measured_tables(group, compare))
     page.section("How to repeat it", Code(command))
     return page
 
@@ -52,14 +52,14 @@ def make_page(sheets: Sequence[SpecSheet], compare: bool, command: str) -> Page:
 def _add_insides(page: Page, sheets: Sequence[SpecSheet], *, heat_maps_only: bool) -> None:
     """Add a section for each encoding that has plots of its own."""
     for sheet in sheets:
-        plots = list(_own(sheet))
+        plots = list(_plots_of_one(sheet))
         if heat_maps_only:
             plots = [plot for plot in plots if plot.name.endswith(HEAT_MAPS)]
         if plots:
             page.section(f"Inside {sheet.name}", *plots)
 
 
-def _answers(sheets: Sequence[SpecSheet]) -> Iterator[Headline | Table | str]:
+def _answer_blocks(sheets: Sequence[SpecSheet]) -> Iterator[Headline | Table | str]:
     """Yield the answer about a single encoding, or a table of those about many."""
     if len(sheets) == 1:
         yield Headline(str(answer(sheets[0])))
@@ -75,7 +75,7 @@ def _answers(sheets: Sequence[SpecSheet]) -> Iterator[Headline | Table | str]:
         yield f"For all pictures of what an encoding does inside, name {MOST_ALONE} or fewer."
 
 
-def _measured(sheets: Sequence[SpecSheet], compare: bool) -> Iterator[Table]:
+def _measured_tables(sheets: Sequence[SpecSheet], compare: bool) -> Iterator[Table]:
     """Yield a table for each subject: encodings as rows, or a single one with explanations."""
     for subject, meanings, rows in tables(sheets):
         if compare:
@@ -86,12 +86,12 @@ def _measured(sheets: Sequence[SpecSheet], compare: bool) -> Iterator[Table]:
             yield Table(["", "measured", "what it says"], [*map(list, lines)], subject)
 
 
-def _shared(sheets: Sequence[SpecSheet], prefix: str) -> Iterator[Plot]:
+def _shared_plots(sheets: Sequence[SpecSheet], prefix: str) -> Iterator[Plot]:
     """Yield the figures in which all encodings share the axes. prefix: of the figures' names."""
     named = f"{prefix}-" * bool(prefix)
     decays = {sheet.name: sheet.decay for sheet in sheets}
     ends = "; ".join(
-        f"{name} from {_number(d.same[0])} at 0 to {_number(d.same[-1])} at {d.distances[-1]:,}"
+        f"{name} from {_score_or_hidden(d.same[0])} at 0 to {_score_or_hidden(d.same[-1])} at {d.distances[-1]:,}"
         for name, d in decays.items()
     )
     yield Plot(
@@ -127,13 +127,13 @@ def _shared(sheets: Sequence[SpecSheet], prefix: str) -> Iterator[Plot]:
         )
 
 
-def _number(value: float | None) -> str:
+def _score_or_hidden(value: float | None) -> str:
     """Return a score in three digits, "hidden" for None."""
     return "hidden" if value is None else f"{value:.3g}"
 
 
 @torch.no_grad()
-def _own(sheet: SpecSheet) -> Iterator[Plot]:
+def _plots_of_one(sheet: SpecSheet) -> Iterator[Plot]:
     """Yield the figures of one encoding alone."""
     torch.manual_seed(0)
     encoding = first_layer(create(sheet.name, sheet.shape))
@@ -154,11 +154,11 @@ def _own(sheet: SpecSheet) -> Iterator[Plot]:
             f"{sheet.name}-precision",
         )
     if 1 in sheet.places:
-        yield from _embedding(encoding, sheet)
+        yield from _embedding_plots(encoding, sheet)
     if 2 in sheet.places and sheet.wavelengths:
-        yield from _rotation(encoding, sheet)
+        yield from _rotation_plots(encoding, sheet)
     if isinstance(encoding, DistanceBias):
-        yield from _bias(encoding, sheet)
+        yield from _bias_plots(encoding, sheet)
 
 
 def _last_apart(measured: precision.Precision, name: str) -> str:
@@ -172,7 +172,7 @@ def _last_apart(measured: precision.Precision, name: str) -> str:
     return f"{apart[-1]:,}" if apart else "none"
 
 
-def _embedding(encoding: PositionEncoding, sheet: SpecSheet) -> Iterator[Plot]:
+def _embedding_plots(encoding: PositionEncoding, sheet: SpecSheet) -> Iterator[Plot]:
     """Draw what is added to the embeddings: all of it, some rows and columns, and cosines."""
     limit = encoding.claims.max_positions
     count = SHOWN if limit is None else min(SHOWN, limit)
@@ -213,7 +213,7 @@ def _embedding(encoding: PositionEncoding, sheet: SpecSheet) -> Iterator[Plot]:
     )
 
 
-def _rotation(encoding: PositionEncoding, sheet: SpecSheet) -> Iterator[Plot]:
+def _rotation_plots(encoding: PositionEncoding, sheet: SpecSheet) -> Iterator[Plot]:
     """Draw the angles by position, and the steps of the fastest pair."""
     angles = precision.angles_of(encoding)
     assert angles is not None
@@ -237,7 +237,7 @@ def _rotation(encoding: PositionEncoding, sheet: SpecSheet) -> Iterator[Plot]:
     )
 
 
-def _bias(encoding: DistanceBias, sheet: SpecSheet) -> Iterator[Plot]:
+def _bias_plots(encoding: DistanceBias, sheet: SpecSheet) -> Iterator[Plot]:
     """Draw the bias by distance and by query and key, and what it is made of."""
     distances = sheet.decay.distances
     values = encoding.bias(torch.tensor(distances)).numpy()

@@ -54,26 +54,37 @@ def measure(encoding: PositionEncoding) -> Precision | None:
     cos, sin = _cos_sin(angles, positions)
     used = torch.atan2(sin, cos).double()
     plain = {
-        name: _reach(
-            positions, angle_between(_plain(angles.inv_freq, positions, dtype).double(), exact)
+        name: _last_exact_position(
+            positions,
+            angle_between(_plain_angles(angles.inv_freq, positions, dtype).double(), exact),
         )
         for name, dtype in DTYPES.items()
     }
     starts = [2**i for i in range(limit.bit_length()) if 2**i + NEIGHBOURS <= limit]
     after = [torch.arange(start, start + NEIGHBOURS + 1) for start in starts]
-    apart = {"as used": [_apart(torch.cat(_cos_sin(angles, p), -1)) for p in after]}
+    apart = {
+        "as used": [
+            _fraction_of_distinct_neighbours(torch.cat(_cos_sin(angles, p), -1)) for p in after
+        ]
+    }
     for name, dtype in DTYPES.items():
-        apart[f"plain {name}"] = [_apart(_plain(angles.inv_freq, p, dtype)) for p in after]
-    return Precision(plain, _reach(positions, angle_between(used, exact)), starts, apart)
+        apart[f"plain {name}"] = [
+            _fraction_of_distinct_neighbours(_plain_angles(angles.inv_freq, p, dtype))
+            for p in after
+        ]
+    return Precision(
+        plain, _last_exact_position(positions, angle_between(used, exact)), starts, apart
+    )
 
 
 def _cos_sin(angles: Angles, positions: Tensor) -> tuple[Tensor, Tensor]:
-    """Return cos and sin as the encoding computes them; all components of a position are equal."""
+    """Return cos and sin, (positions, pairs), as the encoding computes them. A position of several
+    components gets the same number in each."""
     by_axis = positions[:, None].expand(-1, 1 + max(angles.axes or (0,)))
     return angles.cos_sin(by_axis if angles.axes else positions)
 
 
-def _apart(rows: Tensor) -> float:
+def _fraction_of_distinct_neighbours(rows: Tensor) -> float:
     """Return the fraction of neighbouring rows that differ anywhere."""
     return (rows[1:] != rows[:-1]).any(-1).double().mean().item()
 
@@ -94,7 +105,9 @@ def exact_angles(inv_freq: Sequence[Decimal | float], positions: Tensor) -> Tens
     return torch.tensor(rows, dtype=torch.float64)
 
 
-def _plain(inv_freq: Sequence[Decimal | float], positions: Tensor, dtype: torch.dtype) -> Tensor:
+def _plain_angles(
+    inv_freq: Sequence[Decimal | float], positions: Tensor, dtype: torch.dtype
+) -> Tensor:
     """Return position * inv_freq with both, and the product, in `dtype`."""
     frequencies = torch.tensor([float(f) for f in inv_freq], dtype=torch.float64).to(dtype)
     return positions.to(dtype)[:, None] * frequencies
@@ -107,7 +120,7 @@ def angle_between(a: Tensor, b: Tensor) -> Tensor:
     return torch.minimum(gap, turn - gap)
 
 
-def _reach(positions: Tensor, error: Tensor) -> int:
+def _last_exact_position(positions: Tensor, error: Tensor) -> int:
     """Return the last position before the first with too large an error; 0 if none is exact
     enough."""
     exact = int((error.amax(-1) < BOUND).cumprod(0).sum())

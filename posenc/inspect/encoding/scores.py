@@ -80,7 +80,7 @@ def decay(encoding: PositionEncoding, shape: ModelShape, pairs: int = PAIRS) -> 
     low, high = flat.masked_fill(~visible, torch.nan).quantile(cuts, dim=0)
     same_mean = same.flatten(0, 1).mean(0)
     statistics = (flat.mean(0), low, high, same_mean, _standard_error(random, count))
-    return Decay(distances, *map(_numbers, statistics))
+    return Decay(distances, *map(_rounded_or_none, statistics))
 
 
 def _last_position(encoding: PositionEncoding, shape: ModelShape) -> int:
@@ -112,8 +112,8 @@ def _scores_in_texts(
     x = hidden(last + 1, shape, batch=count)
     asked = hidden(1, shape, batch=count, seed=5)  # else a key at distance 0 is the query itself
     keys = last - torch.tensor(_distances(last))
-    signs = [_last_row(encoding, shape, x, sign * asked)[..., keys] for sign in (1, -1)]
-    same = _last_row(encoding, shape, x[:, -1:].expand_as(x))[..., keys]
+    signs = [_scores_of_last_token(encoding, shape, x, sign * asked)[..., keys] for sign in (1, -1)]
+    same = _scores_of_last_token(encoding, shape, x[:, -1:].expand_as(x))[..., keys]
     return torch.cat(signs), same
 
 
@@ -128,7 +128,7 @@ def _standard_error(scores: Tensor, count: int) -> Tensor:
     return by_pair.std(0) / count**0.5
 
 
-def _last_row(
+def _scores_of_last_token(
     encoding: PositionEncoding, shape: ModelShape, x: Tensor, query: Tensor | None = None
 ) -> Tensor:
     """Return the last token's scores with all tokens of x (batch, len, embed_dim), (batch,
@@ -211,8 +211,8 @@ def _tested_distances(encoding: PositionEncoding) -> list[int]:
 
 
 def direction(encoding: PositionEncoding, shape: ModelShape) -> str:
-    """ "symmetric" if exchanging the positions of query and key changes no score, "blind" if no
-    position changes a score, else "directed"."""
+    """Return "symmetric" if exchanging the positions of query and key changes no score, "blind" if
+    no position changes a score, else "directed"."""
     exact = copy.deepcopy(encoding).double()
     if not encoding.claims.permutation_invariant:
         return "directed"  # the tokens between are read only for the past
@@ -233,6 +233,6 @@ def _same(a: Tensor, b: Tensor) -> bool:
     )
 
 
-def _numbers(values: Tensor) -> list[float | None]:
+def _rounded_or_none(values: Tensor) -> list[float | None]:
     """Return numbers of six digits, None for those that are not finite."""
     return [float(f"{v:.6g}") if abs(v) < float("inf") else None for v in values.tolist()]

@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterator, Sequence
 
 from posenc.inspect.encoding.behaviour import COST_LENGTH
-from posenc.inspect.encoding.captions import number
+from posenc.inspect.encoding.captions import format_number
 from posenc.inspect.encoding.measurements import SpecSheet
 from posenc.inspect.encoding.precision import BOUND
 from posenc.inspect.encoding.scores import Decay, Resolution
@@ -117,17 +117,17 @@ def _norms(ratio: tuple[float, float] | None) -> str:
         return "untouched"
     if max(abs(end - 1) for end in ratio) < 1e-9:
         return "yes"
-    return f"no: {' to '.join(dict.fromkeys(map(number, ratio)))} times"
+    return f"no: {' to '.join(dict.fromkeys(map(format_number, ratio)))} times"
 
 
 def _resolution(sheet: SpecSheet) -> dict[str, str]:
     resolution = sheet.resolution
     if resolution is None:
         return {"neighbours": "by the tokens between, not by distance"}
-    return {f"neighbours, {dtype}": _told_apart(r) for dtype, r in resolution.items()}
+    return {f"neighbours, {dtype}": _resolution_in_words(r) for dtype, r in resolution.items()}
 
 
-def _told_apart(resolution: Resolution) -> str:
+def _resolution_in_words(resolution: Resolution) -> str:
     """Return up to where a query distinguishes neighbouring keys."""
     if not resolution.any:
         return "never"
@@ -164,7 +164,7 @@ def _decay(sheet: SpecSheet) -> dict[str, str]:
 
     def line(values: list[float | None]) -> str:
         return ", ".join(
-            f"{'hidden' if (v := values[i]) is None else number(v)} at {decay.distances[i]:,}"
+            f"{'hidden' if (v := values[i]) is None else format_number(v)} at {decay.distances[i]:,}"
             for i in picked
         )
 
@@ -184,11 +184,11 @@ def _with_error(decay: Decay, picked: Sequence[int]) -> str:
         if mean is None or error is None:
             words.append(f"hidden at {decay.distances[i]:,}")
         elif error <= 1e-3 * abs(mean):
-            words.append(f"{number(mean)} at {decay.distances[i]:,}")
+            words.append(f"{format_number(mean)} at {decay.distances[i]:,}")
         elif error < 1e-9:
             words.append(f"0 at {decay.distances[i]:,}")
         else:
-            words.append(f"{number(mean)} ± {error:.1g} at {decay.distances[i]:,}")
+            words.append(f"{format_number(mean)} ± {error:.1g} at {decay.distances[i]:,}")
     return ", ".join(words)
 
 

@@ -10,7 +10,7 @@ import torch
 
 from posenc import extend as hf
 from posenc.dialects.runtimes import RUNTIMES
-from posenc.extend.export.config import exported
+from posenc.extend.export.config import exported_config
 from posenc.extend.export.serving.described import Export
 from posenc.extend.export.serving.page import page
 from posenc.extend.options import Options
@@ -57,7 +57,7 @@ def export_of(checkpoint, name):
     ):
         saved = json.loads(json.dumps(checkpoint.config.to_dict(), default=str))
     saved["architectures"] = [type(checkpoint.model).__name__]
-    recipe, meaning = exported(saved, TARGET)
+    recipe, meaning = exported_config(saved, TARGET)
     assert meaning is not None
     return Export(
         checkpoint.folder,

@@ -21,7 +21,7 @@ from posenc.inspect.checkpoint import figures
 from posenc.inspect.checkpoint import sheet as sheet_of
 from posenc.inspect.checkpoint.page import attention_plots, make_page
 from posenc.inspect.checkpoint.positions import Bias, Disentangled, Rotation, Table
-from posenc.inspect.checkpoint.reading import by_group, mean_distance, read_sentence
+from posenc.inspect.checkpoint.reading import attention_by_group, mean_distance, read_sentence
 from posenc.inspect.checkpoint.sentence import tokenize_sentence
 from posenc.inspect.checkpoint.sheet import Request, measure_checkpoint
 from posenc.inspect.checkpoint.swap import exchanged_order, without_positions
@@ -353,7 +353,7 @@ def test_similarity_of_a_table(folders, sheets):
 def test_mean_distance_and_groups_of_tokens():
     weights = torch.tensor([[1.0, 0, 0], [0.5, 0.5, 0], [0.25, 0, 0.75]])
     assert mean_distance(weights).item() == pytest.approx((0 + 0.5 + 0.5) / 3)
-    grouped = by_group(weights, [(0, 1), (1, 3)])
+    grouped = attention_by_group(weights, [(0, 1), (1, 3)])
     assert torch.equal(grouped, torch.tensor([[1.0, 0], [0.375, 0.625]]))
 
 

@@ -74,10 +74,10 @@ class _Doubled(PositionEncoding):
 
 @torch.no_grad()
 def test_norms():
-    low, high = running.norm_ratio(build("rope"), SHAPE) or (0, 0)
+    low, high = running.norm_ratio_range(build("rope"), SHAPE) or (0, 0)
     assert low == pytest.approx(1, abs=1e-12) and high == pytest.approx(1, abs=1e-12)
-    assert running.norm_ratio(_Doubled(), SHAPE) == pytest.approx((1.0, 2.0))
-    assert running.norm_ratio(build("alibi"), SHAPE) is None
+    assert running.norm_ratio_range(_Doubled(), SHAPE) == pytest.approx((1.0, 2.0))
+    assert running.norm_ratio_range(build("alibi"), SHAPE) is None
 
 
 @torch.no_grad()
@@ -153,9 +153,9 @@ def test_standard_errors_are_those_of_the_mean():
 @pytest.fixture
 def quick(monkeypatch):
     """Sheets without what takes long and is tested elsewhere."""
-    monkeypatch.setattr(running, "compiles", lambda *_: "yes")
-    monkeypatch.setattr(running, "exports", lambda *_: "yes")
-    monkeypatch.setattr(running, "cost", lambda *_: (0.9, 1.0, 1.1))
+    monkeypatch.setattr(running, "compile_outcome", lambda *_: "yes")
+    monkeypatch.setattr(running, "export_outcome", lambda *_: "yes")
+    monkeypatch.setattr(running, "relative_forward_time", lambda *_: (0.9, 1.0, 1.1))
     monkeypatch.setattr(invariance, "measure", lambda *_: dict.fromkeys(KEYS, 0.0))
 
 
@@ -179,7 +179,7 @@ def test_scaling_is_named_and_what_is_untrained_is_called_so(quick):
 
 def test_an_encoding_costs_itself():
     """The interval of equal layers holds 1; that of one with several times the work does not."""
-    low, middle, high = running.cost(PositionEncoding(), SHAPE)
+    low, middle, high = running.relative_forward_time(PositionEncoding(), SHAPE)
     assert low <= middle <= high and low < 1.1 and high > 0.9
 
     class Slow(PositionEncoding):
@@ -188,7 +188,7 @@ def test_an_encoding_costs_itself():
         def embed(self, x, positions):
             return x + 1e-9 * (x @ x.mT).softmax(-1) @ x
 
-    assert running.cost(Slow(), SHAPE)[0] > 1.1
+    assert running.relative_forward_time(Slow(), SHAPE)[0] > 1.1
 
 
 @torch.no_grad()
@@ -223,9 +223,9 @@ def test_reach_ends_before_the_first_wrong_angle_also_where_it_is_no_number():
     positions = torch.tensor([1, 3, 7, 9])
     for wrong in (1.0, math.nan):
         error = torch.tensor([[0.0], [1e-4], [wrong], [0.0]])
-        assert precision._reach(positions, error) == 3
-    assert precision._reach(positions, torch.zeros(4, 1)) == 9
-    assert precision._reach(positions, torch.ones(4, 1)) == 0
+        assert precision._last_exact_position(positions, error) == 3
+    assert precision._last_exact_position(positions, torch.zeros(4, 1)) == 9
+    assert precision._last_exact_position(positions, torch.ones(4, 1)) == 0
 
 
 def test_neighbours_collide_where_a_dtype_holds_no_odd_numbers():
@@ -252,8 +252,8 @@ def test_what_does_not_trace_is_named():
         def embed(self, x, positions):
             return x if x.sum() > 0 else 2 * x
 
-    assert running.compiles(Reads(), SHAPE).startswith("no: ")
-    assert running.exports(Reads(), SHAPE).startswith("no: ")
+    assert running.compile_outcome(Reads(), SHAPE).startswith("no: ")
+    assert running.export_outcome(Reads(), SHAPE).startswith("no: ")
 
 
 def test_what_cannot_be_compiled_is_exported_by_running_it():
@@ -264,8 +264,8 @@ def test_what_cannot_be_compiled_is_exported_by_running_it():
             torch._dynamo.graph_break()
             return x + positions[..., None].cos()
 
-    assert running.compiles(Breaks(), SHAPE).startswith("no: ")
-    assert running.exports(Breaks(), SHAPE) == "yes"
+    assert running.compile_outcome(Breaks(), SHAPE).startswith("no: ")
+    assert running.export_outcome(Breaks(), SHAPE) == "yes"
 
 
 @pytest.mark.slow
