@@ -87,7 +87,8 @@ def near_and_far(decay: Decay, by_content: bool) -> str:
     else:
         direction = favours.format("far tokens")
         most, least = far, near
-    more = f"{_weight_ratio_in_words(abs(fall))} as much weight at distance {most.distance:,} as at {least.distance:,}"
+    ratio = _weight_ratio_in_words(abs(fall))
+    more = f"{ratio} as much weight at distance {most.distance:,} as at {least.distance:,}"
     if by_content:
         return f"{direction}: {more}{ends}"
     other_fall = near.other - far.other

@@ -19,7 +19,8 @@ def in_scores(decays: Mapping[str, Decay], *, same: bool) -> str:
     what = "" if same else ", on average"
     if len(moves) == 1:
         ((name, (near, far)),) = moves.items()
-        return f"{name} {_direction_verb(near, far)}: {format_number(near)} near, {format_number(far)} far{what}."
+        ends = f"{format_number(near)} near, {format_number(far)} far"
+        return f"{name} {_direction_verb(near, far)}: {ends}{what}."
     most = max(moves, key=lambda name: abs(moves[name][0] - moves[name][1]))
     level = [name for name, ends in moves.items() if _direction_verb(*ends) == "stays level"]
     if most in level:
@@ -28,7 +29,8 @@ def in_scores(decays: Mapping[str, Decay], *, same: bool) -> str:
     rest = ""
     if level:
         rest = f"; {listed(level)} {'stays' if len(level) == 1 else 'stay'} level"
-    return f"{most} {_direction_verb(near, far)} most{what}, by {format_number(abs(near - far))} logits{rest}."
+    change = format_number(abs(near - far))
+    return f"{most} {_direction_verb(near, far)} most{what}, by {change} logits{rest}."
 
 
 def _nearest_and_farthest_score(decay: Decay, *, same: bool) -> tuple[float, float]:
@@ -157,8 +159,8 @@ def in_bias(values: Array, distances: Sequence[int]) -> str:
     if len(values) == 1 or falls[most] - falls[least] <= LEVEL:
         return f"Every head {_change_in_words(float(falls.mean()))} by distance {distances[-1]:,}."
     return (
-        f"Head {most} {_change_in_words(float(falls[most]))} by distance {distances[-1]:,}, head {least} "
-        f"{_change_in_words(float(falls[least]))}."
+        f"Head {most} {_change_in_words(float(falls[most]))} by distance {distances[-1]:,}, head "
+        f"{least} {_change_in_words(float(falls[least]))}."
     )
 
 

@@ -91,7 +91,8 @@ def _shared_plots(sheets: Sequence[SpecSheet], prefix: str) -> Iterator[Plot]:
     named = f"{prefix}-" * bool(prefix)
     decays = {sheet.name: sheet.decay for sheet in sheets}
     ends = "; ".join(
-        f"{name} from {_score_or_hidden(d.same[0])} at 0 to {_score_or_hidden(d.same[-1])} at {d.distances[-1]:,}"
+        f"{name} from {_score_or_hidden(d.same[0])} at 0 to {_score_or_hidden(d.same[-1])} at "
+        f"{d.distances[-1]:,}"
         for name, d in decays.items()
     )
     yield Plot(

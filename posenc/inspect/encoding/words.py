@@ -164,7 +164,8 @@ def _decay(sheet: SpecSheet) -> dict[str, str]:
 
     def line(values: list[float | None]) -> str:
         return ", ".join(
-            f"{'hidden' if (v := values[i]) is None else format_number(v)} at {decay.distances[i]:,}"
+            f"{'hidden' if (v := values[i]) is None else format_number(v)} "
+            f"at {decay.distances[i]:,}"
             for i in picked
         )
 

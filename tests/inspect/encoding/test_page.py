@@ -20,7 +20,7 @@ MEGABYTE = 1_000_000
 @pytest.fixture(scope="module")
 def sheets():
     with pytest.MonkeyPatch.context() as patch:  # slow, and tested with the spec sheet
-        for name in ("compiles", "exports"):
+        for name in ("compile_outcome", "export_outcome"):
             patch.setattr(running, name, lambda encoding, shape: "yes")
         return {
             name: measure(name, SHAPE)
