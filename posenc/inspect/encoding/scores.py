@@ -149,7 +149,7 @@ def _scores_of_last_token(
     problem = Problem(
         new_q, new_k, q, asks, keys, term, encoding, None, scale, 0.0, False, needs_grad=False
     )
-    return problem.ready(1).scores(0, 1)[:, :, 0]
+    return problem.with_prepared_term(1).scores(0, 1)[:, :, 0]
 
 
 @dataclass(frozen=True)
