@@ -188,7 +188,7 @@ def stored(boards: Mapping[str, Study]) -> str:
 
 def draw(boards: Mapping[str, Study], figures: Path) -> None:
     """The score of every trial on the tasks of a study, as the leaderboard's page has it."""
-    for name, study in ((name, study) for name, study in boards.items() if study.drawn):
+    for name, study in ((name, study) for name, study in boards.items() if study.sequence_tasks):
         plot = next(plot for plot in figures_of(study) if plot.name == FIGURE)
         write_svg(plot.chart.figure, figures / f"leaderboard-{name}.svg", plot.description)
 

@@ -125,7 +125,7 @@ def context(study: str, name: str) -> str:
 
 def passed(study: str, task: str, name: str) -> str:
     """How many trials learned a task, or one of all tasks for "all"."""
-    tasks = studies()[study].drawn if task == "all" else (task,)
+    tasks = studies()[study].sequence_tasks if task == "all" else (task,)
     found = [result for each in tasks for result in _results(study, each, name)]
     return f"{sum(map(learned, found))} of {len(found)}"
 

@@ -145,7 +145,7 @@ def check_recipes(given: argparse.Namespace, pieces: list[Options]) -> None:
         rows[file] = [row.result.config for row in read_rows(file)]
     for options in pieces if any(rows.values()) else ():
         plan = with_text(make_plan(options), given.out)
-        (planned,), now = plan.tasks, {each.text: each.source for each in plan.compared}
+        (planned,), now = plan.task_trials, {each.text: each.source for each in plan.compared}
         of_task = {f: [c for c in each if c.task == planned.task] for f, each in rows.items()}
         new = f"{planned.task}-2"
         own = f"Give --rows and --out of their own: --rows {new}.jsonl --out runs/{new}"

@@ -10,12 +10,12 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from posenc.compare.options import Options
-from posenc.compare.plan.contract_gate import find_void
+from posenc.compare.plan.contract_gate import find_contract_failures
 from posenc.compare.plan.cost import check_cost
 from posenc.compare.plan.encodings import read_encodings
-from posenc.compare.plan.plan import plan_trials
-from posenc.compare.plan.splits import Need, cut_text
-from posenc.compare.study import check_ours
+from posenc.compare.plan.plan import plan_one_trial_per_task
+from posenc.compare.plan.splits import MinimumBytes, split_text
+from posenc.compare.study import check_out_folder
 from posenc.report.page.failure import RunFailed, Stopped, disk_is_full
 from posenc.tasks.known import TEXT
 from posenc.text import embedded, find_text
@@ -49,22 +49,22 @@ def check_runs(runs: Sequence[Options]) -> None:
 
     Raises: ValueError, OSError.
     """
-    needs: dict[Need, Options] = {}
+    needs: dict[MinimumBytes, Options] = {}
     for options in runs:
         assert options.encodings and options.out
         compared = read_encodings(options.encodings)
-        planned = plan_trials(options, compared)
+        planned = plan_one_trial_per_task(options, compared)
         check_cost(planned, [each.text for each in compared], 1, 1, yes=True)
         for trial in planned:
             if trial.task == TEXT:
-                need = Need(trial.train_length, max(trial.test_lengths), trial.batch)
+                need = MinimumBytes(trial.train_length, max(trial.test_lengths), trial.batch)
                 needs[need] = options
-        find_void(compared, allowed=False)
+        find_contract_failures(compared, allowed=False)
         check_folder("--out", options.out)
-        check_ours(options.out)
+        check_out_folder(options.out)
     for need, options in needs.items():
         assert options.out
-        cut_text(find_text(options.text) if options.text else embedded(), need, options.out)
+        split_text(find_text(options.text) if options.text else embedded(), need, options.out)
 
 
 def check_folder(option: str, folder: Path) -> None:

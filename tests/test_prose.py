@@ -116,7 +116,8 @@ def without_it_tie(first, second):
     """The tasks without which the second is tied with the first in mean rank."""
     study = boards()["tasks"]
     found = {
-        task: standing_of_tasks(study.of_task(*{*study.drawn} - {task})) for task in study.drawn
+        task: standing_of_tasks(study.of_task(*{*study.sequence_tasks} - {task}))
+        for task in study.sequence_tasks
     }
     assert all(each.order[0] == first for each in found.values())
     return {task for task, each in found.items() if second in each.first}

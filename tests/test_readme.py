@@ -67,7 +67,7 @@ def test_the_answer_and_the_figure_are_those_of_the_published_trials(document, t
     boards = script.leaderboard.boards()
     assert text == script.with_table(text, script.table(boards, document)), "run `make readme`"
     script.draw(boards, tmp_path)
-    studies = {name: study.drawn for name, study in boards.items() if study.drawn}
+    studies = {name: study.sequence_tasks for name, study in boards.items() if study.sequence_tasks}
     assert len(studies["tasks"]) == 6
     for name, tasks in studies.items():
         assert_same_picture(tmp_path / f"leaderboard-{name}.svg")

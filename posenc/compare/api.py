@@ -67,11 +67,11 @@ def run(
 
     texts = [text] if isinstance(text, str | Path) else text
     tasks = [task] if isinstance(task, str) else task
-    lengths = _several("test_lengths", test_lengths, Integral, "whole numbers")
+    lengths = _list_of_texts("test_lengths", test_lengths, Integral, "whole numbers")
     asked = Options(
-        _several("encodings", encodings, str, "names"),
-        _several("text", texts, str | Path, "paths"),
-        task=_several("task", tasks, str, "names"),
+        _list_of_texts("encodings", encodings, str, "names"),
+        _list_of_texts("text", texts, str | Path, "paths"),
+        task=_list_of_texts("task", tasks, str, "names"),
         test_lengths=None if lengths is None else ",".join(lengths),
         out=Path(out) if isinstance(out, str) else out,
         figures=Path(figures) if isinstance(figures, str) else figures,
@@ -81,13 +81,17 @@ def run(
     return run_study(asked, show=False)
 
 
-def _several(name: str, value: Any, kind: Any, what: str) -> list[str] | None:
-    """Return a list of texts. Raises ValueError if `value` is none or is empty."""
+def _list_of_texts(name: str, value: Any, kind: Any, what: str) -> list[str] | None:
+    """Return the items of the argument `name` as texts; None for None.
+
+    kind, what: type of an item, and its plural in the message.
+    Raises: ValueError if the value is no list of this type, or an empty one.
+    """
     if value is None:
         return None
     is_list = isinstance(value, Iterable) and not isinstance(value, str | bytes)
     items = list(value) if is_list else []
-    fit = [isinstance(item, kind) and not isinstance(item, bool) for item in items]
-    if not items or not all(fit):
+    are_fit = [isinstance(item, kind) and not isinstance(item, bool) for item in items]
+    if not items or not all(are_fit):
         raise ValueError(f"{name} must be a list of {what}, got {value!r}.")
     return [str(item) for item in items]

@@ -4,7 +4,8 @@ from typing import Any, NamedTuple
 
 
 class Budget(NamedTuple):
-    """Seeds and steps on text; for a suite also its tasks, and whether it checks learning rates."""
+    """How much a comparison trains: number of seeds, and steps of a trial on text; for a suite also
+    its tasks, "text" first, and whether learning rates are chosen first (--check-lr)."""
 
     seeds: int
     steps: int
@@ -26,11 +27,11 @@ default encodings as 400 steps do, if those agree in all seeds. 250 against 500 
 agree too. Only losses at the training length were used (experiments/budget.py,
 results/compare/budget.csv)."""
 
-_FOUR = ("text", "copy", "recall", "offset")
-ALL_TASKS = (*_FOUR, "flip_flop", "reverse", "copy_512")
+_QUICK_TASKS = ("text", "copy", "recall", "offset")
+ALL_TASKS = (*_QUICK_TASKS, "flip_flop", "reverse", "copy_512")
 """Text and the sequence tasks, the quick ones first."""
 SUITES = {
-    "quick": Budget(1, 600, _FOUR),
+    "quick": Budget(1, 600, _QUICK_TASKS),
     "standard": Budget(2, 600, ALL_TASKS),
     "thorough": Budget(3, 600, ALL_TASKS, check_lr=True),
 }

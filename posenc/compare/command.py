@@ -6,14 +6,15 @@ from typing import Any
 from posenc.compare.options import Options
 
 
-def compare(**given: Any) -> None:
+def compare(**options: Any) -> None:
     """Train each encoding short, test it long, and recommend one.
 
     The same command resumes an interrupted one and skips finished trials.
     """
     from posenc.compare import study
 
-    study.run_study(Options(**given))
+    study.run_study(Options(**options))
 
 
+# typer makes the command's options from the signature.
 compare.__signature__ = inspect.signature(Options, eval_str=True)  # type: ignore[attr-defined]

@@ -12,11 +12,12 @@ from posenc.list import complete
 from posenc.report.machine.options import Figures, Json, Lang, option
 
 DEFAULT_ENCODINGS = ("nope", "sinusoidal", "learned", "rope", "alibi", "t5")
+"""The encodings of a comparison that names none."""
 DEFAULT_BIDIRECTIONAL = ("sinusoidal", "learned", "rope", "alibi", "t5", "deberta")
-"""Without NoPE, which is blind to order without a causal mask."""
+"""The same for objectives without a causal mask, where NoPE is blind to order."""
 
 
-_EXPECTED: dict[Any, tuple[Any, str]] = {
+_ACCEPTED_TYPES: dict[Any, tuple[Any, str]] = {
     int: (int, "a whole number"),
     float: (int | float, "a number"),
     bool: (bool, "True or False"),
@@ -27,8 +28,8 @@ _EXPECTED: dict[Any, tuple[Any, str]] = {
 """For each type of an option: the accepted types of a value, and their name in messages."""
 
 
-def _listed(budgets: dict[str, Budget]) -> str:
-    """Return every budget with its name, for the help of an option."""
+def _describe_budgets(budgets: dict[str, Budget]) -> str:
+    """Return every budget with its name, for the help of an option: `quick: 1 seed, 200 steps`."""
     return "; ".join(f"{name}: {budget}" for name, budget in budgets.items())
 
 
@@ -70,7 +71,8 @@ class Options:
     suite: Annotated[
         bool,
         option(
-            f"Compare on text and all tasks, with a small decoder. --budget {_listed(SUITES)}.",
+            "Compare on text and all tasks, with a small decoder. --budget "
+            f"{_describe_budgets(SUITES)}.",
             "--suite",
         ),
     ] = False
@@ -101,9 +103,9 @@ class Options:
             panel="Data",
         ),
     ] = None
-    budget: Annotated[str, option(f"{_listed(BUDGETS)}. For budgets of --suite see --suite.")] = (
-        "standard"
-    )
+    budget: Annotated[
+        str, option(f"{_describe_budgets(BUDGETS)}. For budgets of --suite see --suite.")
+    ] = "standard"
     seeds: Annotated[
         int | None,
         option(
@@ -307,19 +309,21 @@ def check_options(options: Options) -> None:
         _check_option(option, value, kind, declared.min)
 
 
-def _check_option(option: str, value: Any, kind: Any, least: Any) -> None:
-    """Raise ValueError unless a value is of the type `kind`, not empty, and at least `least`."""
+def _check_option(option: str, value: Any, kind: Any, minimum: Any) -> None:
+    """Raise ValueError unless a value is of the type `kind`, not empty, and at least `minimum`.
+
+    option: its name in messages."""
     if "" in (value if isinstance(value, list) else [value]):
         raise ValueError(f"{option} is empty; it must name something.")
-    if not _is(value, kind) or (least is not None and value < least):
-        limit = "" if least is None else f" of at least {least}"
-        raise ValueError(f"{option} must be {_EXPECTED[kind][1]}{limit}, got {value!r}.")
+    if not _is_of_type(value, kind) or (minimum is not None and value < minimum):
+        limit = "" if minimum is None else f" of at least {minimum}"
+        raise ValueError(f"{option} must be {_ACCEPTED_TYPES[kind][1]}{limit}, got {value!r}.")
 
 
-def _is(value: Any, kind: Any) -> bool:
+def _is_of_type(value: Any, kind: Any) -> bool:
     """Return True if a value is of an option's type; True and False are no numbers here."""
-    if isinstance(value, bool):
+    if isinstance(value, bool):  # Python counts it as an int
         return kind is bool
-    if not isinstance(value, _EXPECTED[kind][0]):
+    if not isinstance(value, _ACCEPTED_TYPES[kind][0]):
         return False
     return kind != list[str] or all(isinstance(item, str) for item in value)

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from posenc.compare.results import RateCheck, RateTried, TrialResult
 
 
-def chosen_rates(results: Sequence[TrialResult]) -> tuple[RateCheck, ...]:
-    """Choose, for every task and encoding, the rate with the lowest validation loss at the end of
-    training, never one whose trial failed.
+def choose_rates(results: Sequence[TrialResult]) -> tuple[RateCheck, ...]:
+    """Return, for every task and encoding of the results, the rates tried and the one with the
+    lowest validation loss at the end of training, never one whose trial failed.
 
     Raises: ValueError for a trial that was tested beyond the training length.
     """
@@ -25,12 +25,13 @@ def chosen_rates(results: Sequence[TrialResult]) -> tuple[RateCheck, ...]:
         rates = tried.setdefault((config.task, config.encoding), [])
         rates.append(RateTried(config.lr, bits, result.reason))
     return tuple(
-        RateCheck(task, encoding, tuple(rates), _best(rates))
+        RateCheck(task, encoding, tuple(rates), _best_rate(rates))
         for (task, encoding), rates in tried.items()
     )
 
 
-def _best(rates: Sequence[RateTried]) -> float | None:
-    """Return the rate with the lowest finite loss, or None."""
+def _best_rate(rates: Sequence[RateTried]) -> float | None:
+    """Return the rate with the lowest finite loss, or None if none has one."""
     known = [rate for rate in rates if rate.bits is not None and math.isfinite(rate.bits)]
+    # `known` has no None; `or` tells this to the type checker.
     return min(known, key=lambda rate: rate.bits or 0.0).lr if known else None

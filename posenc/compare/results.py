@@ -189,13 +189,14 @@ class TrialResult(Record):
         else:
             has_others = bool(self.by_length)
             keys = [(score.length, score.variant) for score in self.by_case]
-        _check_once("score", keys)
+        _check_unique("score", keys)
         expected = self.config.test_lengths
         got = tuple(dict.fromkeys(length for length, _ in keys))
         is_incomplete = got != expected and self.reason is None
         if has_others or is_incomplete:
             raise ValueError(
-                f"expected scores at {_few(expected)}, its training length first, got {_few(got)}"
+                f"expected scores at {_join_lengths(expected)}, its training length first, "
+                f"got {_join_lengths(got)}"
             )
 
 
@@ -287,15 +288,16 @@ class TaskSummary(Record):
     cases: tuple[CaseSummary, ...]
 
 
-FACTORS = (0.5, 1.0, 2.0)
-"""Factors of --lr that are tried."""
-RATE_STEPS = 5
-"""A rate is chosen by trials of a fifth of the steps."""
+RATE_FACTORS = (0.5, 1.0, 2.0)
+"""What --check-lr multiplies --lr by: the rates that it tries."""
+RATE_STEPS_DIVISOR = 5
+"""A rate is chosen by trials of a fifth of the steps. Chosen, not derived."""
 
 
 @dataclass(frozen=True)
 class RateTried(Record):
-    """A learning rate: bits per byte or target on validation data, or why its trial failed."""
+    """A learning rate that was tried, and its trial's loss on validation data, in bits per byte or,
+    for a task, per target; or why the trial failed."""
 
     lr: float
     bits: float | None
@@ -317,9 +319,9 @@ class RateCheck(Record):
     chosen: float | None
 
     def check(self) -> None:
-        if len(self.tried) != len(FACTORS):
+        if len(self.tried) != len(RATE_FACTORS):
             raise ValueError(
-                f"expected {len(FACTORS)} rates that were tried, got {len(self.tried)}."
+                f"expected {len(RATE_FACTORS)} rates that were tried, got {len(self.tried)}."
             )
         if self.chosen is not None and self.chosen not in [rate.lr for rate in self.tried]:
             raise ValueError(f"the chosen rate {self.chosen:g} was not tried.")
@@ -373,8 +375,8 @@ class Study(Record):
         if not self.trials:
             raise ValueError("it has no trials.")
         self._check_recipes()
-        _check_once("trial", [(t.task, t.encoding, t.seed) for t in self.trials])
-        _check_once("result", [result.config for result in self.results])
+        _check_unique("trial", [(t.task, t.encoding, t.seed) for t in self.trials])
+        _check_unique("result", [result.config for result in self.results])
         planned = set(self.trials)
         if other := next((r.config for r in self.results if r.config not in planned), None):
             raise ValueError(f"it has a result of {other.folder}, which is none of its trials.")
@@ -395,14 +397,14 @@ class Study(Record):
         names = [self.labels.get(encoding, encoding) for encoding in self.encodings]
         for name in names:
             check_encoding_name(name)
-        _check_once("name of an encoding", names)
+        _check_unique("name of an encoding", names)
         known = {*self.encodings, *self.labels.values()}
         for text in (*self.labels, *self.unchecked, *(check.encoding for check in self.rates)):
             if text not in known:
                 raise ValueError(f"it names {text[:100]!r}, which is none of its encodings.")
 
     def of_task(self, *tasks: str) -> Self:
-        """Return the part of the study with trials of these tasks; "text" is one too."""
+        """Return the study with the trials and results of these tasks only; "text" is one too."""
         return replace(
             self,
             trials=tuple(t for t in self.trials if t.task in tasks),
@@ -415,22 +417,25 @@ class Study(Record):
         return tuple(dict.fromkeys(t.encoding for t in self.trials))
 
     @property
-    def drawn(self) -> tuple[str, ...]:
+    def sequence_tasks(self) -> tuple[str, ...]:
         """Return the tasks other than text, in the order given."""
         return tuple(dict.fromkeys(t.task for t in self.trials if not t.of_text))
 
     @property
     def reused(self) -> dict[str, int]:
-        """Return how many results come from another run, by its folder and processor."""
+        """Return the number of results from each other run, by a text with the run's folder and
+        processor: `{"runs/a (Intel ...)": 4}`."""
         timings = [r.timing for r in self.finished if r.timing and r.timing.reused_from]
         return Counter(f"{t.reused_from} ({t.processor or phrase('unknown CPU')})" for t in timings)
 
     @property
     def finished(self) -> tuple[TrialResult, ...]:
+        """Return the results of trials that did not fail."""
         return tuple(r for r in self.results if r.reason is None)
 
     @property
     def failed(self) -> tuple[TrialResult, ...]:
+        """Return the results of trials that failed."""
         return tuple(r for r in self.results if r.reason is not None)
 
     @property
@@ -441,35 +446,37 @@ class Study(Record):
 
 
 def check_loss(bits: float | None) -> None:
-    """Raise ValueError for a loss outside 0 to 100 bits per byte."""
+    """Raise ValueError for a loss outside 0 to 100 bits per byte; None is allowed.
+    A uniform guess has 8; 100 is chosen, far above what a trial gives."""
     if bits is not None and not 0 <= bits <= 100:
         raise ValueError(f"expected losses of 0 to 100 bits, got {bits:.3g}.")
 
 
-def _few(lengths: Sequence[int]) -> str:
-    """Return lengths in a message, ten at most."""
-    more = "; ..." if len(lengths) > 10 else ""
-    return "; ".join(map(str, lengths[:10])) + more
+def _join_lengths(lengths: Sequence[int]) -> str:
+    """Return lengths as text for a message, ten at most, with "..." for the others."""
+    others = "; ..." if len(lengths) > 10 else ""
+    return "; ".join(map(str, lengths[:10])) + others
 
 
-def _check_once(what: str, keys: Sequence[Hashable]) -> None:
-    """Raise ValueError if a key is there twice."""
+def _check_unique(what: str, keys: Sequence[Hashable]) -> None:
+    """Raise ValueError if one of the keys is there twice. what: name of a key in the message."""
     if twice := next((key for key, count in Counter(keys).items() if count > 1), None):
         raise ValueError(f"it has a {what} twice: {str(twice)[:100]}.")
 
 
-def labelled(study: Study) -> Study:
-    """Return the study with the user's labels instead of texts, for output."""
+def with_labels(study: Study) -> Study:
+    """Return the study for output: every encoding is named by the user's label where it has one,
+    and by its text otherwise."""
     if not study.labels:
         return study
 
-    def shown(trial: TrialConfig) -> TrialConfig:
+    def with_label(trial: TrialConfig) -> TrialConfig:
         return replace(trial, encoding=study.labels.get(trial.encoding, trial.encoding))
 
     return replace(
         study,
-        trials=tuple(map(shown, study.trials)),
-        results=tuple(replace(r, config=shown(r.config)) for r in study.results),
+        trials=tuple(map(with_label, study.trials)),
+        results=tuple(replace(r, config=with_label(r.config)) for r in study.results),
         labels={},
         rates=tuple(
             replace(check, encoding=study.labels.get(check.encoding, check.encoding))

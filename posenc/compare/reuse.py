@@ -22,30 +22,32 @@ from posenc.compare.trial.files import (
 from posenc.report.files.atomic import write_atomically
 from posenc.report.files.opened import bytes_of, make_inside, text_of
 
-MOST_BYTES = 1 << 23
-"""Maximum size of a result that is reused. One of 200 steps has 8 kB."""
-MOST_WEIGHTS = 1 << 30
-"""Maximum size of weights that are only tested again; larger ones are trained."""
+MAX_RESULT_BYTES = 1 << 23
+"""Maximum size of a result.json that is reused. One of 200 steps has 8 kB."""
+MAX_WEIGHTS_BYTES = 1 << 30
+"""Maximum size of weights that are read and only tested again; a larger model is trained again."""
 
 
-def runs_below(places: Sequence[Path]) -> list[Path]:
-    """Return the places and the folders in them. A link in a place is skipped."""
+def candidate_runs(places: Sequence[Path]) -> list[Path]:
+    """Return the folders that may be runs: the places, each of which is a run or has runs in it,
+    and the folders in them. A link in a place is skipped."""
     folders = list(places)
     for place in places:
-        folders += sorted(path for path in place.glob("*") if _is(stat.S_ISDIR, path))
+        folders += sorted(path for path in place.glob("*") if _has_kind(stat.S_ISDIR, path))
     return folders
 
 
 def reuse_trials(
     folder: Path, trials: Sequence[TrialConfig], runs: Sequence[Path]
 ) -> tuple[int, list[TrialConfig]]:
-    """Copy results of `trials` that other runs have finished into `folder`, and note the run; of
-    those that differ only in their test lengths, copy the weights.
+    """Copy results of `trials` that one of the `runs` has finished into `folder`, with the name of
+    that run; of a trial that differs only in its test lengths, copy the weights.
 
     A trial is found by the name of its folder, a hash of everything that determines its numbers
     except the CPU or GPU.
 
-    Returns: the number of copied results, and the trials that are only tested.
+    Returns: the number of copied results, and the trials whose weights were copied, so that they
+    need not be trained.
     """
     here = folder.resolve()
     others = [run for run in runs if run.resolve() != here]
@@ -66,12 +68,13 @@ def reuse_trials(
 
 
 def _reusable_result(trial: TrialConfig, runs: Sequence[Path]) -> TrialResult | None:
-    """Return the result of the first run that finished the trial, with a note of this run."""
+    """Return the result of the first run that finished the trial, with that run as `reused_from`;
+    None if no run has it."""
     for run in runs:
-        result = _finished(run, trial)
+        result = _finished_result(run, trial)
         if result is None:
             continue
-        if result.timing is None:
+        if result.timing is None:  # no finished trial is without; for the type checker
             return None
         source = result.timing.reused_from or str(run)
         return replace(result, timing=replace(result.timing, reused_from=source))
@@ -80,70 +83,72 @@ def _reusable_result(trial: TrialConfig, runs: Sequence[Path]) -> TrialResult | 
 
 def _copy_weights(folder: Path, trial: TrialConfig, runs: Sequence[Path]) -> bool:
     """Copy the weights of a finished trial with other test lengths, as the checkpoint after the
-    last step. Returns: True if there is one."""
+    last step. Return True if a run has one."""
     for run in runs:
         for home in sorted(run.glob(f"{trial.name}-*")):
-            trained = _trained(home, trial)
-            if trained is not None:
-                _write_last_checkpoint(folder, trial, trained, f"{home.parent}, tested again here")
+            training = _read_training(home, trial)
+            if training is not None:
+                reused_from = f"{home.parent}, tested again here"
+                _write_last_checkpoint(folder, trial, training, reused_from)
                 return True
     return False
 
 
-class _Trained(NamedTuple):
-    """What remains of a training to its last step."""
+class _FinishedTraining(NamedTuple):
+    """The files of a training to its last step: curve, duration and model.safetensors."""
 
     curve: tuple[TrainingPoint, ...]
     seconds: float
     weights: bytes
 
 
-def _trained(home: Path, trial: TrialConfig) -> _Trained | None:
-    """Read the folder of a finished trial that differs in its test lengths only; return None if it
-    is of another trial, incomplete or damaged."""
+def _read_training(home: Path, trial: TrialConfig) -> _FinishedTraining | None:
+    """Return the training in the folder `home` if its trial equals `trial` but for the test
+    lengths; None if it is another trial, incomplete or damaged."""
     try:
-        config = TrialResult.from_json(text_of(home / "result.json", MOST_BYTES)).config
+        config = TrialResult.from_json(text_of(home / "result.json", MAX_RESULT_BYTES)).config
         trains_the_same = replace(config, test_lengths=trial.test_lengths) == trial
         if home.name != config.folder or not trains_the_same:
             return None
-        result = _finished(home.parent, config)
-        if result is None or not _is(stat.S_ISREG, home / WEIGHTS):
+        result = _finished_result(home.parent, config)
+        if result is None or not _has_kind(stat.S_ISREG, home / WEIGHTS):
             return None
-        weights = bytes_of(home / WEIGHTS, MOST_WEIGHTS)
+        weights = bytes_of(home / WEIGHTS, MAX_WEIGHTS_BYTES)
     except (ValueError, OSError):
         return None
     curve = result.training
     seconds = result.timing.train_seconds if result.timing else 0.0
+    # Speed is computed from the seconds, which a foreign file may give as 0 or NaN.
     if not seconds > 0 or not curve or curve[-1].step != trial.steps:
         return None
-    return _Trained(curve, seconds, weights)
+    return _FinishedTraining(curve, seconds, weights)
 
 
 def _write_last_checkpoint(
-    folder: Path, trial: TrialConfig, trained: _Trained, reused_from: str
+    folder: Path, trial: TrialConfig, training: _FinishedTraining, reused_from: str
 ) -> None:
     """Write weights as the checkpoint of a trial that is trained and not yet tested."""
     home = make_inside(folder / trial.folder)
-    write_atomically(home / WEIGHTS, trained.weights)
+    write_atomically(home / WEIGHTS, training.weights)
     cursor = Cursor(
         trial.hash,
         trial.steps,
-        training=trained.curve,
-        train_seconds=trained.seconds,
+        training=training.curve,
+        train_seconds=training.seconds,
         tensors=WEIGHTS,
-        tensors_sha256=hashlib.sha256(trained.weights).hexdigest(),
+        tensors_sha256=hashlib.sha256(training.weights).hexdigest(),
         reused_from=reused_from,
     )
     write_atomically(home / STATE, cursor.to_json())
 
 
-def _finished(run: Path, trial: TrialConfig) -> TrialResult | None:
-    """Return the result of a finished trial, or None if it is missing, damaged, too large, or
-    behind a link."""
+def _finished_result(run: Path, trial: TrialConfig) -> TrialResult | None:
+    """Return the result of a trial that the run has finished; None if it is missing, damaged, too
+    large, a failure, without a score of each test length, or behind a link."""
     home = run / trial.folder
-    if not _is(stat.S_ISDIR, home):
+    if not _has_kind(stat.S_ISDIR, home):
         return None
-    if not (_is_small(home / "result.json") and _is_small(home / "timing.json")):
+    if not (_is_small_file(home / "result.json") and _is_small_file(home / "timing.json")):
         return None
     try:
         result = load_result(run, trial)
@@ -155,12 +160,12 @@ def _finished(run: Path, trial: TrialConfig) -> TrialResult | None:
     return result if measured == set(trial.test_lengths) else None
 
 
-def _is_small(path: Path) -> bool:
+def _is_small_file(path: Path) -> bool:
     """Return True for an ordinary file, no link, that is small enough for a result."""
-    return _is(stat.S_ISREG, path) and path.lstat().st_size <= MOST_BYTES
+    return _has_kind(stat.S_ISREG, path) and path.lstat().st_size <= MAX_RESULT_BYTES
 
 
-def _is(kind: Callable[[int], bool], path: Path) -> bool:
+def _has_kind(kind: Callable[[int], bool], path: Path) -> bool:
     """Return True if the path itself, not what it links to, is of this kind."""
     try:
         return kind(path.lstat().st_mode)

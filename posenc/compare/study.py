@@ -17,13 +17,13 @@ from posenc.compare.judge.answer import conclude
 from posenc.compare.options import Options
 from posenc.compare.page.show import show_study, write_figures_of, write_page
 from posenc.compare.page.watchers import watching
-from posenc.compare.plan.cost import check_seconds, opening
+from posenc.compare.plan.cost import check_seconds, opening_sentence
 from posenc.compare.plan.dry_run import dry_run
-from posenc.compare.plan.learning_rate_search import at_chosen_rates
+from posenc.compare.plan.learning_rate_search import with_chosen_rates
 from posenc.compare.plan.plan import Plan, check_plan, make_plan, with_text
 from posenc.compare.plan.time_estimate import expected_seconds
 from posenc.compare.results import FORMAT, OtherFormat, Study, TrialResult
-from posenc.compare.reuse import reuse_trials, runs_below
+from posenc.compare.reuse import candidate_runs, reuse_trials
 from posenc.compare.trial.config import TrialConfig
 from posenc.compare.trial.files import is_done, load_results
 from posenc.lazy import require
@@ -41,6 +41,7 @@ from posenc.report.page.progress import say
 from posenc.text import OURS, STUDY
 
 RUNS = Path("runs")
+"""Below it are the folders of runs without --out."""
 
 
 def run_study(options: Options, *, show: bool = True) -> Study:
@@ -53,58 +54,63 @@ def run_study(options: Options, *, show: bool = True) -> Study:
     """
     require("scipy", "the verdict")
     plan = make_plan(options)
-    engine = sweep.open_engine(plan.options, plan.tasks[0].device, plan.count)
+    engine = sweep.open_engine(plan.options, plan.task_trials[0].device, plan.num_trials)
     try:
-        return _run_on(engine, plan, stderr(), show)
+        return _run_plan(engine, plan, stderr(), show)
     except KeyboardInterrupt:
         raise Stopped("the same command goes on from here") from None
     finally:
         engine.cancel()
 
 
-def _run_on(engine: Engine, plan: Plan, console: Console, show: bool) -> Study:
-    """Run a plan on an engine: check it, cut its text, train what is left, report."""
+def _run_plan(engine: Engine, plan: Plan, console: Console, show: bool) -> Study:
+    """Check a plan, split its text, train its trials without a result on the engine, and write the
+    report. Return the study with all results; with --dry-run, the study before any trial.
+
+    Raises: ValueError for a plan that cannot run; RunFailed if a trial failed.
+    """
     options = plan.options
-    workers = min(engine.slots(), plan.count)
-    here = workers if options.engine == "local" else 1
-    unchecked = check_plan(plan, workers, here)
+    workers = min(engine.slots(), plan.num_trials)
+    local_workers = workers if options.engine == "local" else 1
+    unchecked = check_plan(plan, workers, local_workers)
     if options.out is not None:
-        check_ours(options.out)
+        check_out_folder(options.out)
     plan = with_text(plan, options.out or RUNS)
     if plan.note:
         say(console, f"Note: {plan.note}.")
     study = _new_study(plan, engine, workers, unchecked)
-    trials = (*plan.checks, *plan.trials)
+    trials = (*plan.rate_trials, *plan.trials)
     if options.dry_run:
         if show:
-            _show_dry_run(plan, trials, workers, here)
+            _show_dry_run(plan, trials, workers, local_workers)
         return replace(study, trials=trials)
-    folder = options.out or RUNS / _name_of(trials)
-    damaged = check_ours(folder)
+    folder = options.out or RUNS / _folder_name(trials)
+    damaged = check_out_folder(folder)
     new_folders = missing(folder)
     make_folder(folder)
     with locked(folder, "posenc compare"):
-        run = _Run(engine, plan, console, folder, workers, here, runs_below([RUNS]))
+        run = _Run(engine, plan, console, folder, workers, local_workers, candidate_runs([RUNS]))
         run.remove_leftovers()
         if "warning" in study.hardware:
             say(console, f"Note: {study.hardware['warning']}.")
-        with _removed_if_refused(folder, new_folders):
+        with _remove_new_folders_if_refused(folder, new_folders):
             seconds = run.prepare(study, trials, damaged)
-        say(console, opening(study, workers, folder, seconds))
+        say(console, opening_sentence(study, workers, folder, seconds))
         study = run.train_and_report(study)
-        run.show(study, with_table=show)
+        run.show_results(study, with_table=show)
     if study.failed:
         raise RunFailed(
-            f"{len(study.failed)} of {plan.count} trials failed; their logs are in {folder}. "
+            f"{len(study.failed)} of {plan.num_trials} trials failed; their logs are in {folder}. "
             "The same command tries them again."
         )
     return study
 
 
 @contextmanager
-def _removed_if_refused(folder: Path, new_folders: list[Path]) -> Iterator[None]:
-    """Remove the run's folder and those that were made for it if the block refuses the run: for a
-    disk that is too small, a storage that does not fit, or more than a week."""
+def _remove_new_folders_if_refused(folder: Path, new_folders: list[Path]) -> Iterator[None]:
+    """Remove the run's `folder` and the `new_folders` above it that were made for this run, if the
+    block under `with` raises ValueError: for a disk that is too small, a storage that does not fit,
+    or more than a week. A folder that was there before is kept."""
     try:
         yield
     except ValueError:
@@ -114,16 +120,19 @@ def _removed_if_refused(folder: Path, new_folders: list[Path]) -> Iterator[None]
         raise
 
 
-def _name_of(trials: Sequence[TrialConfig]) -> str:
-    """Name a run's folder by its trials, so that the same command finds it again."""
+def _folder_name(trials: Sequence[TrialConfig]) -> str:
+    """Return the name of a run's folder, made from its trials so that the same command finds it
+    again: `compare-` and eight hexadecimal digits."""
     hashes = " ".join(trial.hash for trial in trials)
     return f"compare-{hashlib.sha256(hashes.encode()).hexdigest()[:8]}"
 
 
-def _show_dry_run(plan: Plan, trials: Sequence[TrialConfig], workers: int, here: int) -> None:
-    """Print what a run would train, and what it would cost."""
-    table, sentence = dry_run(trials, plan.cut, workers, here)
-    console = stdout(160)
+def _show_dry_run(
+    plan: Plan, trials: Sequence[TrialConfig], workers: int, local_workers: int
+) -> None:
+    """Print the trials, tokens and time of a run that is not started."""
+    table, sentence = dry_run(trials, plan.splits, workers, local_workers)
+    console = stdout(160)  # columns where stdout is no terminal: fits the table
     console.print(table)
     console.print(sentence, markup=False, highlight=False, soft_wrap=True)
 
@@ -132,8 +141,8 @@ def _show_dry_run(plan: Plan, trials: Sequence[TrialConfig], workers: int, here:
 class _Run:
     """A plan that runs on an engine, in a folder that this process has locked.
 
-    workers, here: trials at a time, and those of them on this machine. own_runs: folders of runs
-    with no --out.
+    workers, local_workers: trials at a time, and those of them on this machine.
+    default_runs: RUNS and the folders in it.
     """
 
     engine: Engine
@@ -141,14 +150,14 @@ class _Run:
     console: Console
     folder: Path
     workers: int
-    here: int
-    own_runs: list[Path]
+    local_workers: int
+    default_runs: list[Path]
 
     @property
-    def runs(self) -> list[Path]:
-        """Return the folders whose finished trials are reused."""
-        named = [Path(place) for place in self.plan.options.reuse or ()]
-        return [*runs_below(named), *self.own_runs]
+    def reusable_runs(self) -> list[Path]:
+        """Return the folders whose finished trials are reused: those of --reuse come first."""
+        given_by_user = [Path(place) for place in self.plan.options.reuse or ()]
+        return [*candidate_runs(given_by_user), *self.default_runs]
 
     def remove_leftovers(self) -> None:
         """Delete what killed runs left: texts cut in part, partial files."""
@@ -159,26 +168,27 @@ class _Run:
     def prepare(
         self, study: Study, trials: Sequence[TrialConfig], damaged: str | None
     ) -> int | None:
-        """Write the study without results and its text, reuse other runs' trials, and refuse what
-        would take more than a week. Return the expected seconds; None if they are not known.
+        """Write the study without results and its text, reuse other runs' trials, and prepare the
+        engine. Return the expected seconds; None if they are not known.
 
         damaged: what is wrong with the study.json that was there.
+        Raises: ValueError if the trials would take more than a week.
         """
         options = self.plan.options
-        _save(study, self.folder)
-        cut = self.plan.cut
-        wrong_text = None if cut is None else cut.write(self.folder, self.own_runs)
-        for wrong in (damaged, wrong_text):
-            if wrong:
-                say(self.console, f"{wrong}; writing it again")
-        reused, tested = reuse_trials(self.folder, trials, self.runs)
+        _save_study(study, self.folder)
+        splits = self.plan.splits
+        damaged_text = None if splits is None else splits.write(self.folder, self.default_runs)
+        for damage in (damaged, damaged_text):
+            if damage:
+                say(self.console, f"{damage}; writing it again")
+        reused, tested = reuse_trials(self.folder, trials, self.reusable_runs)
         if reused:
             say(self.console, f"{reused} of {len(trials)} trials are reused from other runs.")
         if tested:
             say(self.console, f"{len(tested)} trials have weights in other runs: tested only.")
         self.engine.prepare(self.folder, trials, options.checkpoint_steps)
         to_train = [t for t in trials if not is_done(self.folder, t) and t not in tested]
-        seconds = expected_seconds(to_train, self.folder, self.workers, self.here)
+        seconds = expected_seconds(to_train, self.folder, self.workers, self.local_workers)
         if seconds is not None:
             check_seconds(to_train, seconds, options.yes)
         return seconds
@@ -187,9 +197,9 @@ class _Run:
         """Train what is left, after the trials that choose learning rates, and write the report.
         Return the study with all results."""
         try:
-            if self.plan.checks:
+            if self.plan.rate_trials:
                 study = self.choose_rates(study)
-                self.prepare_chosen(study)
+                self.prepare_at_chosen_rates(study)
             self.train(study)
         finally:
             # Even after Ctrl-C the report has all finished trials, unless the disk was removed.
@@ -199,7 +209,7 @@ class _Run:
                     study, _ = write_report(study, self.folder)
         return study
 
-    def show(self, study: Study, with_table: bool) -> None:
+    def show_results(self, study: Study, with_table: bool) -> None:
         """Write the figures that --figures asks for, and print the table if it is wanted."""
         options = self.plan.options
         with spoken(options.lang):
@@ -209,48 +219,53 @@ class _Run:
                 show_study(study, self.folder, self.console, options.as_json)
 
     def choose_rates(self, study: Study) -> Study:
-        """Train each encoding at three learning rates first, and return the study at its best."""
-        checks = self.plan.checks
-        say(self.console, f"{len(checks)} trials at three learning rates come first.")
-        self.train(replace(study, trials=checks))
-        tried, _ = load_results(self.folder, checks)
-        study = at_chosen_rates(study, list(tried.values()))
-        _save(study, self.folder)
+        """Train each encoding at three learning rates first, and return the study with its trials
+        at each encoding's best rate."""
+        rate_trials = self.plan.rate_trials
+        say(self.console, f"{len(rate_trials)} trials at three learning rates come first.")
+        self.train(replace(study, trials=rate_trials))
+        tried, _ = load_results(self.folder, rate_trials)
+        study = with_chosen_rates(study, list(tried.values()))
+        _save_study(study, self.folder)
         return study
 
-    def prepare_chosen(self, study: Study) -> None:
-        """Reuse what other runs have of a study at its chosen rates, and prepare the engine for its
-        trials."""
-        reuse_trials(self.folder, study.trials, self.runs)
+    def prepare_at_chosen_rates(self, study: Study) -> None:
+        """Reuse other runs' results of a study whose rates are chosen, and prepare the engine for
+        its trials. `prepare` could not, because their rates were not known yet."""
+        reuse_trials(self.folder, study.trials, self.reusable_runs)
         self.engine.prepare(self.folder, study.trials, self.plan.options.checkpoint_steps)
 
     def train(self, study: Study) -> None:
-        """Run the study's trials that have no result yet, and show how far they are."""
+        """Run the study's trials that have no result yet, and show their progress."""
         board = self.plan.options.tensorboard
         with watching(self.console, study, self.folder, self.workers, board) as watchers:
             sweep.run_trials(self.folder, study.trials, self.engine, watchers)
 
 
 def _new_study(plan: Plan, engine: Engine, workers: int, unchecked: dict[str, str]) -> Study:
-    """Return the study before any trial."""
-    device = plan.tasks[0].device
-    precision = plan.tasks[0].precision
+    """Return the study of a plan before any trial: versions, hardware, text and trials.
+
+    unchecked: why the losses of an encoding are meaningless, by its text, see `check_plan`.
+    """
+    device = plan.task_trials[0].device
+    precision = plan.task_trials[0].precision
     return Study(
         format=FORMAT,
         command=shlex.join(["posenc", *sys.argv[1:]]),
         started=datetime.now(UTC).isoformat(timespec="seconds"),
         versions=versions("torch", "numpy"),
         hardware=machine.describe(device, precision, workers) | engine.about,
-        corpus=None if plan.cut is None else plan.cut.info,
+        corpus=None if plan.splits is None else plan.splits.info,
         trials=plan.trials,
         labels={entry.text: entry.label for entry in plan.compared if entry.label != entry.text},
         unchecked=unchecked,
     )
 
 
-def collect(study: Study, folder: Path) -> tuple[Study, list[str]]:
-    """Return the study with the results on disk, and a line about every damaged result, which
-    counts as missing. A trial without a folder, as in a repository, keeps the study's result."""
+def collect_results(study: Study, folder: Path) -> tuple[Study, list[str]]:
+    """Return the study with the results in its `folder` and its verdict, and a line about every
+    damaged result, which counts as missing. A trial without a folder keeps the study's result: a
+    repository may have study.json without the trials."""
     kept = {r.config: r for r in study.results if not (folder / r.config.folder).exists()}
     loaded, damaged = load_results(folder, [t for t in study.trials if t not in kept])
     by_trial = kept | loaded
@@ -266,20 +281,24 @@ def _names_processor(result: TrialResult) -> bool:
 
 
 def write_report(study: Study, folder: Path) -> tuple[Study, list[str]]:
-    """Write a study with the results on disk, its page and its table into its folder."""
-    study, damaged = collect(study, folder)
-    _save(study, folder)
+    """Write study.json with the results on disk, report.html and results.csv into the folder.
+    Return the study, and a line about every damaged result."""
+    study, damaged = collect_results(study, folder)
+    _save_study(study, folder)
     write_page(study, folder)
     return study, damaged
 
 
-def _save(study: Study, folder: Path) -> None:
+def _save_study(study: Study, folder: Path) -> None:
+    """Write study.json."""
     write_atomically(folder / STUDY, study.to_json())
 
 
-def check_ours(folder: Path) -> str | None:
-    """Refuse a folder with foreign files or a study of another version.
-    Returns: what is wrong with an existing study.json, or None.
+def check_out_folder(folder: Path) -> str | None:
+    """Check that a run may write into the folder --out, which need not exist.
+
+    Returns: what is wrong with an existing study.json, which is then written again, or None.
+    Raises: ValueError for a folder with foreign files or a study of another version.
     """
     existing = next(path for path in (folder, *folder.parents) if path.exists())
     if not existing.is_dir():
@@ -288,9 +307,9 @@ def check_ours(folder: Path) -> str | None:
         return None
     content = bytes_of(folder / STUDY) if (folder / STUDY).is_file() else b""
     if OURS in content:
-        return _damage(folder, content)
+        return _damage_of_study(folder, content)
     for path in folder.iterdir():
-        if not _may_be_left(path):
+        if not _is_left_by_killed_run(path):
             raise ValueError(
                 f"--out: {folder} is not empty and was not written by posenc compare (it contains "
                 f"{path.name}). Choose another folder."
@@ -298,8 +317,8 @@ def check_ours(folder: Path) -> str | None:
     return None
 
 
-def _damage(folder: Path, content: bytes) -> str | None:
-    """Return what is wrong with the content of a study.json, or None.
+def _damage_of_study(folder: Path, content: bytes) -> str | None:
+    """Return what is wrong with the `content` of the study.json in `folder`, or None.
 
     Raises: ValueError for that of another version.
     """
@@ -315,8 +334,8 @@ def _damage(folder: Path, content: bytes) -> str | None:
     return None
 
 
-def _may_be_left(path: Path) -> bool:
-    """Return True for the lock, texts and partial files, which a run leaves that was killed before
-    it wrote study.json."""
-    is_text = path.name.lstrip(".").startswith("corpus-")
+def _is_left_by_killed_run(path: Path) -> bool:
+    """Return True for the lock, texts and partial files: a run that was killed before it wrote
+    study.json leaves only those."""
+    is_text = path.name.lstrip(".").startswith("corpus-")  # a dot before one that is not whole
     return path.name == LOCK or is_partial(path) or is_text

@@ -105,7 +105,10 @@ def test_one_more_length_only_tests(text, capsys):
     Path("copied").mkdir()
     Path("new").mkdir()
     assert reuse.reuse_trials(Path("copied"), asked, [Path("runs/other")])[1] == asked
-    for spoil in (lambda: os.truncate(weights, reuse.MOST_WEIGHTS + 1), lambda: link_to(weights)):
+    for spoil in (
+        lambda: os.truncate(weights, reuse.MAX_WEIGHTS_BYTES + 1),
+        lambda: link_to(weights),
+    ):
         spoil()
         assert reuse.reuse_trials(Path("new"), asked, [Path("runs/other")]) == (0, [])
         assert not list(Path("new").glob("*"))
@@ -186,7 +189,7 @@ def pipe(home):
 
 def grow(home):
     with (home / "result.json").open("a", encoding="utf-8") as file:
-        file.write(" " * reuse.MOST_BYTES)
+        file.write(" " * reuse.MAX_RESULT_BYTES)
 
 
 @pytest.mark.parametrize(

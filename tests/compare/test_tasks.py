@@ -17,7 +17,7 @@ from posenc.compare.page import tables
 from posenc.compare.page.page import make_page
 from posenc.compare.page.task_tables import page_table, task_notes
 from posenc.compare.plan.encodings import read_encodings
-from posenc.compare.plan.plan import plan_trials
+from posenc.compare.plan.plan import plan_one_trial_per_task
 from posenc.compare.results import CaseScore, Study, TrialResult
 from posenc.compare.trial import train
 from posenc.compare.trial.config import TrialConfig, read_trial, write_trial
@@ -50,7 +50,7 @@ NOTHING = np.empty(0, np.uint16)
 
 
 def planned(*encodings, **options):
-    return plan_trials(Options(**options), read_encodings(encodings or ("rope",)))
+    return plan_one_trial_per_task(Options(**options), read_encodings(encodings or ("rope",)))
 
 
 def result(encoding="rope", seed=0, exact=(1.0, 0.5), task="copy", **changes):

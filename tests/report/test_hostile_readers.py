@@ -14,7 +14,7 @@ import pytest
 from posenc.compare.reports.leaderboard import read_rows
 from posenc.compare.reports.report_runs import report_runs
 from posenc.compare.results import FORMAT, LengthScore, Study, Timing, TrialResult
-from posenc.compare.study import check_ours
+from posenc.compare.study import check_out_folder
 from posenc.compare.trial.config import read_trial
 from posenc.compare.trial.files import CorruptResult, load_result
 from posenc.dialects.files.gguf_reader import read_metadata
@@ -141,7 +141,7 @@ def test_a_file_of_eight_terabytes_is_refused_unread(home, caplog, name):
     reads = {
         "config.json": load,
         "result.json": result,
-        "study.json": lambda p: check_ours(p.parent),
+        "study.json": lambda p: check_out_folder(p.parent),
     }
     began = time.perf_counter()
     tracemalloc.start()

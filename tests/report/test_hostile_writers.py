@@ -14,7 +14,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from posenc.compare.page.watchers import EventFile
-from posenc.compare.plan.splits import Need, cut_text
+from posenc.compare.plan.splits import MinimumBytes, split_text
 from posenc.compare.plan.time_estimate import seconds_by_kind
 from posenc.compare.results import Timing, TrialResult
 from posenc.compare.trial import process
@@ -223,7 +223,7 @@ def test_nothing_grows_through_a_link(tmp_path, victim, writer, trap):
 def text_copy(folder):
     source = folder.parent / "text.txt"
     source.write_text("the quick brown fox. " * 200)
-    cut = cut_text(find_text([str(source)]), Need(8, 8, 1), folder)
+    cut = split_text(find_text([str(source)]), MinimumBytes(8, 8, 1), folder)
     target = folder / f"corpus-{cut.info.hash}"
     return target, lambda: cut.write(folder)
 

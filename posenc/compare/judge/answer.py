@@ -14,7 +14,7 @@ from posenc.compare.judge.standing import (
     standings,
 )
 from posenc.compare.judge.summary import learned, saved, summarise, summarise_tasks
-from posenc.compare.results import Study, labelled
+from posenc.compare.results import Study, with_labels
 from posenc.sentence import listed, phrase, speaking
 from posenc.statistics.pairs import Gap, level_of
 from posenc.tasks.known import TEXT
@@ -31,7 +31,7 @@ _NUMBERS = ("No", "One", "Two", "Three", "Four", "Five", "Six", "Seven", "Eight"
 
 def conclude(study: Study) -> Study:
     """Return the study with its summaries and its two lines, in English."""
-    shown = labelled(study)
+    shown = with_labels(study)
     text = shown.of_task(TEXT)
     study = replace(
         study, summary=summarise(text) if text.trials else (), tasks=summarise_tasks(shown)
@@ -61,7 +61,7 @@ def answer_and_use(study: Study) -> tuple[str, list[str]]:
     if any(result.config.task == TEXT for result in study.finished):
         said += _of_text(study.of_task(TEXT), brief=overall is not None)
     if overall is None:
-        said += filter(None, (_of_task(study, task) for task in study.drawn))
+        said += filter(None, (_of_task(study, task) for task in study.sequence_tasks))
     if void := study.unchecked:
         first |= {len(said)}  # a warning, which is never left out
         said.append((phrase("losses mean nothing", number=len(void), names=_some(void)), ()))
@@ -75,7 +75,7 @@ def limits(study: Study) -> str:
     if not study.finished:
         return ""
     trials = [result.config for result in study.finished]
-    steps, tasks = {trial.steps for trial in trials}, study.drawn
+    steps, tasks = {trial.steps for trial in trials}, study.sequence_tasks
     size = fmean(result.parameters for result in study.finished)
     counts = Counter((trial.task, trial.encoding) for trial in trials)
     seeds = min(median_high(n for (t, _), n in counts.items() if t == each) for each, _ in counts)

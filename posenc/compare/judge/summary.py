@@ -6,7 +6,7 @@ from itertools import pairwise
 from statistics import fmean
 
 from posenc.compare.results import (
-    RATE_STEPS,
+    RATE_STEPS_DIVISOR,
     CaseScore,
     CaseSummary,
     EncodingSummary,
@@ -98,7 +98,7 @@ def metric_of(task: str, score: CaseScore) -> float | None:
 def summarise_tasks(study: Study) -> tuple[TaskSummary, ...]:
     """Return one row per task and encoding with a finished trial, in the order given."""
     rows = []
-    for task in study.drawn:
+    for task in study.sequence_tasks:
         part = study.of_task(task)
         for encoding in part.encodings:
             results = [r for r in part.finished if r.config.encoding == encoding]
@@ -162,7 +162,7 @@ def saved(study: Study) -> dict[str, float]:
     first = {r.config.encoding: r for r in sorted(done, key=lambda r: -r.config.seed) if r.training}
     for check in (each for each in study.rates if each.task == TEXT and each.encoding in first):
         result = first[check.encoding]
-        more = math.log2(result.config.steps / max(1, result.config.steps // RATE_STEPS))
+        more = math.log2(result.config.steps / max(1, result.config.steps // RATE_STEPS_DIVISOR))
         for bits in (each.bits for each in check.tried if each.lr == check.chosen):
             if bits is not None and more:
                 found[check.encoding] = (bits - result.training[-1].valid) / more

@@ -10,7 +10,7 @@ from posenc.compare.judge.answer import answer_and_use
 from posenc.compare.judge.standing import Standing, standing_of_task, standing_of_tasks, standings
 from posenc.compare.judge.uses import which_for_what
 from posenc.compare.page.rows import verdict_of
-from posenc.compare.results import Study, labelled
+from posenc.compare.results import Study, with_labels
 from posenc.tasks.known import TASKS, TEXT
 
 
@@ -26,7 +26,7 @@ def board_of(boards: Mapping[str, Study], home: Path | None = None) -> dict[str,
     home: a folder with a subfolder of that name for each, if they are kept.
     """
     studies = {
-        name: answer_of(labelled(study), home and home / name) for name, study in boards.items()
+        name: answer_of(with_labels(study), home and home / name) for name, study in boards.items()
     }
     return {"answer": which_for_what(boards), "studies": studies}
 
@@ -69,7 +69,7 @@ def _places(study: Study) -> list[dict[str, Any]]:
     text = study.of_task(TEXT)
     if text.finished:
         places += [_place(standing, "bits per byte") for standing in standings(text)]
-    for task in study.drawn:
+    for task in study.sequence_tasks:
         standing = standing_of_task(study, task)
         if standing is not None:
             places.append(_place(standing, TASKS[task].metric))

@@ -55,8 +55,8 @@ def _what_was_tried(study: Study) -> str:
         text = study.corpus.name
         sentences.append(phrase("trained on text", train=train, longest=longest, text=text))
         sentences += filter(None, [phrase(objective_of(config).said)])
-    if study.drawn:
-        sentences.append(phrase("trained on tasks", names=phrase(", ").join(study.drawn)))
+    if study.sequence_tasks:
+        sentences.append(phrase("trained on tasks", names=phrase(", ").join(study.sequence_tasks)))
     return phrase(" ").join(sentences)
 
 

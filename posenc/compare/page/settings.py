@@ -1,6 +1,6 @@
 """Tables of the learning rates that were tried and of every encoding's settings."""
 
-from posenc.compare.results import FACTORS, RateCheck, Study, TrialResult
+from posenc.compare.results import RATE_FACTORS, RateCheck, Study, TrialResult
 from posenc.report.page.table import Heading, Table
 from posenc.sentence import phrase
 
@@ -9,7 +9,7 @@ def rate_rows(study: Study) -> list[list[str]]:
     """Return the header and a row for each task and encoding; [] if no rates were checked."""
     if not study.rates:
         return []
-    factors = [f"x{factor:g}" for factor in FACTORS]
+    factors = [f"x{factor:g}" for factor in RATE_FACTORS]
     rows = [[phrase("task"), phrase("encoding"), *factors, phrase("taken")]]
     failed = phrase("failed")
     for check in study.rates:

@@ -8,7 +8,7 @@ from rich.console import Console
 from posenc.compare.judge.answer import answer, limits
 from posenc.compare.page import tables, task_tables
 from posenc.compare.page.as_json import answer_json
-from posenc.compare.results import Study, labelled
+from posenc.compare.results import Study, with_labels
 from posenc.report.files.atomic import write_atomically
 from posenc.report.page.console import stdout
 from posenc.report.page.progress import say
@@ -28,7 +28,7 @@ def write_page(study: Study, folder: Path) -> None:
 
 def _shown(study: Study) -> Study:
     """Return the study with the user's labels, and its two lines in the reader's language."""
-    study = labelled(study)
+    study = with_labels(study)
     if in_english():
         return study
     return replace(study, recommendation=answer(study), limits=limits(study))
@@ -42,7 +42,7 @@ def write_figures_of(study: Study, figures: Path | None) -> list[str]:
     from posenc.report.page.figure_files import write_figures
 
     with speaking("en"):
-        notes = write_figures(make_page(labelled(study)).plots(), figures)
+        notes = write_figures(make_page(with_labels(study)).plots(), figures)
     return [*notes, phrase("Figures: {folder}", folder=figures)]
 
 
@@ -50,7 +50,7 @@ def show_study(study: Study, folder: Path, console: Console, as_json: bool = Fal
     """Print the tables, the two lines and the path of the page, or print the answer as JSON."""
     if as_json:
         with speaking("en"):
-            print(visible(answer_json(labelled(study), folder)))
+            print(visible(answer_json(with_labels(study), folder)))
         return
     out = stdout(160)
     labelled_study = _shown(study)

@@ -52,9 +52,11 @@ def matrix(study: Study) -> Iterator[Block]:
                 summary = summaries[name, key]
                 small = f"{summary.learned}/{summary.num_seeds}"
             row.append(_cell(standing, name, small))
-        of_tasks = [summaries[name, task] for task in study.drawn if (name, task) in summaries]
+        of_tasks = [
+            summaries[name, task] for task in study.sequence_tasks if (name, task) in summaries
+        ]
         by_every_seed = sum(summary.learned == summary.num_seeds for summary in of_tasks)
-        row.append(phrase("{part} of {whole}", part=by_every_seed, whole=len(study.drawn)))
+        row.append(phrase("{part} of {whole}", part=by_every_seed, whole=len(study.sequence_tasks)))
         cells.append(row)
     header = [phrase("encoding"), *(_heading(key) for key in standings)]
     header.append(Heading(phrase("tasks learned"), phrase("by every seed")))
@@ -91,9 +93,9 @@ def every_trial(study: Study) -> Chart:
     """Draw the score of every trial: a row per encoding, a marker per task."""
     names = rows.in_order(study, _columns(study).values())[::-1]
     passed = {result.config for result in study.finished if learned(result)}
-    scores = {task: scores_of_task(study, task) for task in study.drawn}
+    scores = {task: scores_of_task(study, task) for task in study.sequence_tasks}
     dots = []
-    for task in study.drawn:
+    for task in study.sequence_tasks:
         for trial in study.of_task(task).trials:
             by_seed = scores[task].get(trial.encoding, {})
             if trial.seed in by_seed:
@@ -104,7 +106,7 @@ def every_trial(study: Study) -> Chart:
     header = ("task", score, "encoding", "seed", "learned")
     columns = zip(*dots, strict=True) if dots else ((),) * len(header)
     data = dict(zip(header, columns, strict=True))
-    return Chart(data, partial(_draw_trials, names=names, tasks=study.drawn))
+    return Chart(data, partial(_draw_trials, names=names, tasks=study.sequence_tasks))
 
 
 def _draw_trials(data: Data, names: Sequence[str], tasks: Sequence[str]) -> Figure:
@@ -139,7 +141,7 @@ def _columns(study: Study) -> dict[str, Standing]:
     text = study.of_task(TEXT)
     if text.trials:
         columns |= {standing.where: standing for standing in standings(text)}
-    for task in study.drawn:
+    for task in study.sequence_tasks:
         columns[task] = standing_of_task(study, task)
     return {key: standing for key, standing in columns.items() if standing is not None}
 
@@ -167,7 +169,7 @@ def _heading(key: str) -> Heading:
 def _every_score(study: Study) -> str:
     """Write every score of every seed, the text alternative of the figure of all trials."""
     of_encoding: dict[str, list[str]] = {}
-    for task in study.drawn:
+    for task in study.sequence_tasks:
         for name, seeds in scores_of_task(study, task).items():
             values = phrase(", ").join(f"{value:.2f}" for value in seeds.values())
             of_encoding.setdefault(name, []).append(f"{task} {values}")

@@ -10,7 +10,7 @@ from posenc.compare.plan.splits import entropy
 from posenc.report.files.opened import open_ordinary
 from posenc.text import Source
 
-FORMATS = {
+FORMAT_OF_MAGIC = {
     b"\x1f\x8b": "gzip",
     b"\x28\xb5\x2f\xfd": "Zstandard",
     b"\xfd7zXZ\0": "xz",
@@ -19,17 +19,29 @@ FORMATS = {
     b"PAR1": "Parquet",
     b"%PDF-": "PDF",
 }
-"""The format of each first bytes, which may be letters of a text if the file has no zero byte."""
-SAMPLE, PIECES, LEAST = 1 << 20, 4, 1024
-"""Bytes read of all files, in how many pieces of a file, and the fewest that are judged."""
-RANDOM, SAME, HEADER = 0.98, 0.01, 64
-"""zlib's output as a fraction of its input, from which bytes count as random, and below which as
-repeated, with bytes for the first line. Measured: base64 of random bytes 0.76, Chinese 0.46, source
-code 0.40, DNA letters 0.30, a log whose lines differ in one digit 0.027."""
+"""The format of a file by its first bytes. Those that are letters (BZh, PAR1) may also begin a
+text, which has no zero byte."""
+SAMPLE_BYTES = 1 << 20
+"""Bytes read of all files together."""
+PIECES_OF_A_FILE = 4
+"""A sample is read in so many pieces, spread over its file."""
+MIN_BYTES = 1024
+"""A shorter sample is not judged."""
+RANDOM_RATIO = 0.98
+"""zlib's output as a fraction of its input from which on bytes count as random. Measured: base64 of
+random bytes 0.76, Chinese 0.46, source code 0.40, DNA letters 0.30."""
+REPEATED_RATIO, FIRST_LINE_BYTES = 0.01, 64
+"""A text counts as repeated below this fraction, with so many bytes more for the first line.
+Measured: a log whose lines differ in one digit 0.027."""
+RANDOM_BITS = 7
+"""Bytes with less entropy, in bits per byte, are not random, which have nearly 8: zlib need not
+try.
+"""
 
 
 def check_content(source: Source) -> str:
-    """Look at a sample of each file, and return a note on zero bytes or copies, or "".
+    """Look at a sample of each file, and return a note for the user on zero bytes or copies; "" if
+    there are none.
 
     Raises: ValueError for a text that is compressed, encrypted or random, or repeats itself.
     """
@@ -38,26 +50,28 @@ def check_content(source: Source) -> str:
     first_with: dict[bytes, Path] = {}
     is_split_by_file = len(source.files) > 2
     for _, path in source.files:
-        sample = _sample(path, max(PIECES * LEAST, SAMPLE // len(source.files)))
+        sample = _read_sample(
+            path, max(PIECES_OF_A_FILE * MIN_BYTES, SAMPLE_BYTES // len(source.files))
+        )
         _refuse_format(path, sample)
         _refuse_random(path, sample)
         if b"\0" in sample:
             note = f"{path} is binary or UTF-16, with zero bytes; it is compared byte by byte"
         other = first_with.setdefault(hashlib.sha256(sample).digest(), path)
-        is_copy = other != path and len(sample) >= LEAST
+        is_copy = other != path and len(sample) >= MIN_BYTES
         if is_copy and is_split_by_file:
             note = (
                 f"{path} looks like a copy of {other}; copies may bring training text into the test"
             )
-        if len(text) < SAMPLE:
+        if len(text) < SAMPLE_BYTES:
             text += sample
     _refuse_repetition(source.name, text)
     return note
 
 
 def _refuse_format(path: Path, sample: bytes) -> None:
-    """Raise ValueError for a file that begins as one of FORMATS."""
-    for magic, kind in FORMATS.items():
+    """Raise ValueError for a file that begins like one of FORMAT_OF_MAGIC."""
+    for magic, kind in FORMAT_OF_MAGIC.items():
         may_be_text = magic.isalnum() and b"\0" not in sample
         if sample.startswith(magic) and not may_be_text:
             advice = "Unpack it, or write its text into a text file."
@@ -65,11 +79,11 @@ def _refuse_format(path: Path, sample: bytes) -> None:
 
 
 def _refuse_random(path: Path, sample: bytes) -> None:
-    """Raise ValueError for bytes that are random, or look so."""
+    """Raise ValueError for bytes that are random, or look random: compressed or encrypted."""
     counts = np.bincount(np.frombuffer(sample, np.uint8), minlength=256)
-    if len(sample) < LEAST or entropy(counts) <= 7:
+    if len(sample) < MIN_BYTES or entropy(counts) <= RANDOM_BITS:
         return
-    if len(zlib.compress(sample)) >= RANDOM * len(sample):
+    if len(zlib.compress(sample)) >= RANDOM_RATIO * len(sample):
         raise ValueError(
             f"--text: {path} is compressed, encrypted or random: zlib makes its bytes no "
             "smaller, so there is nothing to learn from them. Give the text itself."
@@ -79,7 +93,7 @@ def _refuse_random(path: Path, sample: bytes) -> None:
 def _refuse_repetition(name: str, text: bytes) -> None:
     """Raise ValueError for the sample of a text that repeats itself."""
     packed = len(zlib.compress(text, 9))
-    if len(text) < LEAST or packed >= SAME * len(text) + HEADER:
+    if len(text) < MIN_BYTES or packed >= REPEATED_RATIO * len(text) + FIRST_LINE_BYTES:
         return
     what = f"it repeats itself: zlib packs {len(text):,} bytes of it into {packed:,}"
     if len(set(text)) == 1:
@@ -90,14 +104,15 @@ def _refuse_repetition(name: str, text: bytes) -> None:
     )
 
 
-def _sample(path: Path, most: int) -> bytes:
-    """Return at most `most` bytes of a file: its beginning, and pieces up to its end."""
+def _read_sample(path: Path, most: int) -> bytes:
+    """Return at most `most` bytes of a file: all of it, or pieces of equal size from its beginning
+    to its end."""
     size = path.stat().st_size
     pieces = b""
     with open_ordinary(path) as file:
         if size <= most:
             return file.read(most)
-        for i in range(PIECES):
-            file.seek(i * (size - most // PIECES) // (PIECES - 1))
-            pieces += file.read(most // PIECES)
+        for i in range(PIECES_OF_A_FILE):
+            file.seek(i * (size - most // PIECES_OF_A_FILE) // (PIECES_OF_A_FILE - 1))
+            pieces += file.read(most // PIECES_OF_A_FILE)
     return pieces

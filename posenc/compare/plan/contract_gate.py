@@ -8,8 +8,8 @@ from functools import partial
 
 import torch
 
-from posenc.compare.plan.cost import tested_tokens
-from posenc.compare.plan.encodings import Compared
+from posenc.compare.plan.cost import lengths_of_tests
+from posenc.compare.plan.encodings import ComparedEncoding
 from posenc.compare.trial.config import TrialConfig
 from posenc.compare.trial.material import shape_length
 from posenc.compare.trial.objectives import objective_of
@@ -26,12 +26,13 @@ from posenc.testing.harness import (
     successive_positions,
 )
 
-_CHECKS = {name: CHECKS[name] for name in VOIDING}
+_REQUIRED_CHECKS = {name: CHECKS[name] for name in VOIDING}
 
 
 @contextlib.contextmanager
-def without_exits() -> Iterator[None]:
-    """Raise ValueError with the line where an encoding ends the program."""
+def exits_as_errors() -> Iterator[None]:
+    """In the block under `with`, raise ValueError with the line where an encoding ends the program
+    (sys.exit) or interrupts it."""
     try:
         yield
     except (KeyboardInterrupt, SystemExit) as error:
@@ -40,28 +41,30 @@ def without_exits() -> Iterator[None]:
         raise
 
 
-def find_void(
-    compared: Sequence[Compared], allowed: bool, trials: Sequence[TrialConfig] = ()
+def find_contract_failures(
+    compared: Sequence[ComparedEncoding], allowed: bool, trials: Sequence[TrialConfig] = ()
 ) -> dict[str, str]:
-    """Return the user's encodings that break the contract: a dict from spec text to the reason.
+    """Return why results of an encoding would mean nothing: a dict from its text to the reason, for
+    the user's encodings that break the contract.
 
     posenc's own encodings are skipped, since the test suite checks them.
 
+    allowed: with --unchecked, return the reasons instead of raising.
     trials: one of each task, at whose shortest and longest length some checks are repeated.
     Raises: ValueError at the first such encoding, unless `allowed`.
     """
     reasons = {}
     causal = [t for t in trials if all(objective_of(t).stacks)]
-    tested = [(shape_length(t), tested_tokens(t)) for t in causal]
     lengths = set()
-    for train_length, tests in tested:
-        for length, _, _ in (tests[0], max(tests)):
-            lengths.add((train_length, length))
-    of_lengths = in_both_modes(partial(_check_lengths, sorted(lengths)))
-    checks = _CHECKS | {"lengths_of_the_study": of_lengths}
+    for trial in causal:
+        tested = lengths_of_tests(trial)
+        for length in (tested[0], max(tested)):
+            lengths.add((shape_length(trial), length))
+    check_lengths = in_both_modes(partial(_check_outputs_at_lengths, sorted(lengths)))
+    checks = _REQUIRED_CHECKS | {"lengths_of_the_study": check_lengths}
     for encoding in compared:
         with contextlib.redirect_stdout(sys.stderr):  # its prints are no output of the command
-            why = _why_void(encoding, checks) if encoding.code else None
+            why = _contract_failure(encoding, checks) if encoding.code else None
         if why is None:
             continue
         if not allowed:
@@ -73,25 +76,32 @@ def find_void(
     return reasons
 
 
-def _check_lengths(lengths: Sequence[tuple[int, int]], make: Make) -> None:
-    """Check the outputs of sequences of these training lengths and numbers of tokens."""
+def _check_outputs_at_lengths(lengths: Sequence[tuple[int, int]], make: Make) -> None:
+    """Check that outputs are finite, do not depend on later tokens, and are the same when later
+    tokens are missing.
+
+    lengths: the training length that the encoding is built for, and the tokens of a sequence.
+    Raises: AssertionError, as the checks of posenc.testing do.
+    """
     for train_length, length in lengths:
         model = layer(make, replace(SHAPE, train_length=train_length))
         positions = successive_positions(model.encoding, possible_length(model.encoding, length))
-        x = hidden(len(positions), batch=2)
-        same = len(positions) // 2 + 1
-        x[1, :same] = x[0, :same]
+        states = hidden(len(positions), batch=2)
+        prefix = len(positions) // 2 + 1  # two sequences that differ after it only
+        states[1, :prefix] = states[0, :prefix]
         with torch.no_grad():
-            out = model(x, positions, length=len(positions))
-            alone = model(x[:, :same], positions[:same], length=len(positions))
+            out = model(states, positions, length=len(positions))
+            alone = model(states[:, :prefix], positions[:prefix], length=len(positions))
         at = f"in sequences of {length:,} tokens"
-        finite = out.isfinite().all() and alone.isfinite().all()
-        assert finite, f"{VOIDING['outputs_are_finite']} {at}"
-        assert not differs(*out[:, :same]), f"{VOIDING['the_future_is_invisible']} {at}"
-        assert not differs(alone, out[:, :same]), f"{VOIDING['decoding_matches_prefill']} {at}"
+        is_finite = out.isfinite().all() and alone.isfinite().all()
+        assert is_finite, f"{VOIDING['outputs_are_finite']} {at}"
+        assert not differs(*out[:, :prefix]), f"{VOIDING['the_future_is_invisible']} {at}"
+        assert not differs(alone, out[:, :prefix]), f"{VOIDING['decoding_matches_prefill']} {at}"
 
 
-def _why_void(compared: Compared, checks: dict[str, Callable[[Make], None]]) -> str | None:
+def _contract_failure(
+    compared: ComparedEncoding, checks: dict[str, Callable[[Make], None]]
+) -> str | None:
     """Return why results of a user's encoding would mean nothing: the first check that one of its
     parts fails; None if all pass."""
     for part in dict.fromkeys(parse(compared.text).parts):

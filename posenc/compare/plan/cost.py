@@ -7,11 +7,10 @@ import torch
 
 from posenc.compare.results import Study
 from posenc.compare.trial.config import TrialConfig
-from posenc.compare.trial.evaluate import SEQUENCES, cannot, cannot_run
+from posenc.compare.trial.evaluate import cannot, cannot_run
 from posenc.compare.trial.material import shape_length, task_of, train_tokens, vocabulary_of
 from posenc.compare.trial.objectives import objective_of
 from posenc.compare.trial.train import shape_of, sizes_of
-from posenc.compare.trial.windows import HELD_OUT_BYTES
 from posenc.encodings import PositionEncoding, create, parse
 from posenc.report.files.bounds import check_room, check_time
 from posenc.report.machine import machine
@@ -20,7 +19,7 @@ from posenc.tasks.known import TEXT
 from posenc.tasks.task import Case
 
 STEPS_PER_SECOND = 1000
-"""No model takes more steps in a second, on any device."""
+"""No model takes more steps in a second, on any device: chosen, not measured."""
 BYTES_PER_PARAMETER = 16
 """Weights, gradients and AdamW's two averages in float32."""
 BYTES_PER_TRIAL = 2000
@@ -33,7 +32,7 @@ def check_cost(
     seeds: int,
     workers: int,
     yes: bool,
-    here: int | None = None,
+    local_workers: int | None = None,
 ) -> None:
     """Refuse a study that needs more memory than is available, or, unless `yes`, whose steps take
     more than a week at STEPS_PER_SECOND; `check_seconds` judges what was measured. Allocates
@@ -41,7 +40,7 @@ def check_cost(
 
     planned: one trial for each task.
     workers: trials at a time.
-    here: number of them on this machine, None for all; they must fit into its memory.
+    local_workers: those of them on this machine, None for all; they must fit into its memory.
 
     Raises: ValueError, also if an encoding cannot be built for this model or has too few positions
     for training.
@@ -53,15 +52,16 @@ def check_cost(
     )
     for trial in planned:
         # Check the model first: its sizes may exceed those of a tensor.
-        _check_model(trial, here or workers, 0)
+        _check_model_memory(trial, local_workers or workers, 0)
         most_parameters = 0
         for name in encodings:
-            encoding = _built(trial, name)
+            encoding = _build_encoding(trial, name)
             _check_positions(trial, name, encoding)
             most_parameters = max(most_parameters, sum(p.numel() for p in encoding.parameters()))
-        _check_model(trial, here or workers, most_parameters)
-    least = sum(trials_of_a_task * trial.steps for trial in planned) // STEPS_PER_SECOND // workers
-    _check_week(planned, count, least, yes)
+        _check_model_memory(trial, local_workers or workers, most_parameters)
+    steps = sum(trials_of_a_task * trial.steps for trial in planned)
+    least_seconds = steps // STEPS_PER_SECOND // workers
+    _check_week(planned, count, least_seconds, yes)
 
 
 def check_seconds(trials: Sequence[TrialConfig], seconds: int, yes: bool) -> None:
@@ -70,26 +70,25 @@ def check_seconds(trials: Sequence[TrialConfig], seconds: int, yes: bool) -> Non
 
 
 def _check_week(trials: Sequence[TrialConfig], count: int, seconds: int, yes: bool) -> None:
-    """Raise ValueError if `count` trials take more than a week, unless `yes`."""
+    """Raise ValueError if `count` trials take more than a week by `seconds`, unless `yes`; `trials`
+    gives the message their steps."""
     check_time(
-        f"{count:,} {'trial' if count == 1 else 'trials'} of {_steps(trials)} steps",
+        f"{count:,} {'trial' if count == 1 else 'trials'} of {_describe_steps(trials)} steps",
         seconds,
         yes,
         "Take fewer --steps or --seeds or a smaller model, or add --yes to start all the same.",
     )
 
 
-def tested_tokens(trial: TrialConfig) -> list[tuple[int, int, int]]:
-    """Return, for each test of a trial: tokens of a sequence, tokens of all, and how often they are
-    read."""
+def lengths_of_tests(trial: TrialConfig) -> list[int]:
+    """Return the tokens of a sequence in each test of a trial, the training length first."""
     task = task_of(trial)
     if task is None:
-        return [(length, HELD_OUT_BYTES, 2) for length in trial.test_lengths]
-    cases = [task.tokens(case) for case in task.cases(trial.test_lengths)]
-    return [(length, SEQUENCES * length, 1) for length in cases]
+        return list(trial.test_lengths)
+    return [task.tokens(case) for case in task.cases(trial.test_lengths)]
 
 
-def opening(study: Study, workers: int, folder: Path, seconds: int | None) -> str:
+def opening_sentence(study: Study, workers: int, folder: Path, seconds: int | None) -> str:
     """Return one sentence: what will run, on how much text, for how long if that was measured, and
     where results go."""
     trial = study.trials[0]
@@ -97,11 +96,11 @@ def opening(study: Study, workers: int, folder: Path, seconds: int | None) -> st
     names = len(study.encodings)
     count = len(study.trials)
     tasks = list(dict.fromkeys(t.task for t in study.trials))
-    drawn = [task for task in tasks if task != TEXT]
+    sequence_tasks = [task for task in tasks if task != TEXT]
     parts = [
         f"{count} {'trial' if count == 1 else 'trials'} (encodings: {names}, seeds: "
-        f"{count // names // len(tasks)}{', tasks: ' if drawn else ''}{', '.join(drawn)}) of "
-        f"{_steps(study.trials)} steps"
+        f"{count // names // len(tasks)}{', tasks: ' if sequence_tasks else ''}"
+        f"{', '.join(sequence_tasks)}) of {_describe_steps(study.trials)} steps"
     ]
     if text is not None:
         parts[0] += (
@@ -115,14 +114,15 @@ def opening(study: Study, workers: int, folder: Path, seconds: int | None) -> st
     return "; ".join([*parts, f"results in {folder}"]) + "."
 
 
-def _steps(trials: Sequence[TrialConfig]) -> str:
-    """Return the steps of a trial, or the range over all trials."""
+def _describe_steps(trials: Sequence[TrialConfig]) -> str:
+    """Return the steps of a trial as text, or the range over all trials: `200`, `200 to 1,000`."""
     steps = sorted({trial.steps for trial in trials})
     return f"{steps[0]:,}" if len(steps) == 1 else f"{steps[0]:,} to {steps[-1]:,}"
 
 
-def _parameters(trial: TrialConfig) -> int:
-    """Count the parameters in the model's matrices, without those of the encoding."""
+def _count_matrix_parameters(trial: TrialConfig) -> int:
+    """Count the parameters in the model's matrices, without those of the encoding: attention, a
+    gated feed-forward network of three matrices, and one table of tokens."""
     attention = 4 * trial.width**2
     vocabulary = vocabulary_of(trial)
     layer = attention + trial.width * 3 * (sizes_of(trial).ffn_dim or 0)
@@ -130,23 +130,24 @@ def _parameters(trial: TrialConfig) -> int:
     return trial.layers * (stacks * (layer + attention) - attention) + vocabulary * trial.width
 
 
-def _windows(trial: TrialConfig) -> str:
-    """Return in words what a step reads a batch of."""
+def _describe_rows(trial: TrialConfig) -> str:
+    """Return in words what the rows of a batch are: `windows of 128 bytes`."""
     length = train_tokens(trial)
     if trial.task == TEXT:
         return f"windows of {length:,} bytes"
     return f"sequences of {length:,} tokens"
 
 
-def _built(trial: TrialConfig, encoding: str) -> PositionEncoding:
-    """Build the encoding, without allocating memory if possible."""
+def _build_encoding(trial: TrialConfig, encoding: str) -> PositionEncoding:
+    """Build the encoding for the trial's model, without allocating memory if possible."""
     try:
         with torch.device("meta"):
             return create(encoding, shape_of(trial))
     except (NotImplementedError, RuntimeError, TypeError):
         if not any(part.attribute for part in parse(encoding).parts):
             raise
-        # A user's constructor that reads computed values; NumPy raises TypeError then.
+        # A user's constructor may read computed values, which tensors on "meta" do not have; NumPy
+        # raises TypeError then.
         return create(encoding, shape_of(trial))
 
 
@@ -167,11 +168,11 @@ def _check_positions(trial: TrialConfig, name: str, encoding: PositionEncoding) 
         )
 
 
-def _check_model(trial: TrialConfig, workers: int, encoding_parameters: int) -> None:
-    """Raise ValueError if the models of as many workers do not fit into memory, or that of a
-    GPU."""
-    parameters = _parameters(trial) + encoding_parameters
-    # float32, and gradients
+def _check_model_memory(trial: TrialConfig, workers: int, encoding_parameters: int) -> None:
+    """Raise ValueError if so many models at a time do not fit into the memory of the machine or,
+    on CUDA, of its smallest GPU."""
+    parameters = _count_matrix_parameters(trial) + encoding_parameters
+    # The logits and their gradients, in float32.
     logits = 2 * 4 * vocabulary_of(trial) * trial.batch * train_tokens(trial)
     bytes_of_one = BYTES_PER_PARAMETER * parameters + logits
     available = machine.memory_bytes()
@@ -179,11 +180,11 @@ def _check_model(trial: TrialConfig, workers: int, encoding_parameters: int) -> 
     num_gpus = torch.cuda.device_count() if trial.device == "cuda" else 0
     if num_gpus:  # otherwise there is none, or on another machine
         available = min(torch.cuda.get_device_properties(i).total_memory for i in range(num_gpus))
-        workers = -(-workers // num_gpus)
+        workers = -(-workers // num_gpus)  # rounded up: those that share a GPU
         where = " on one GPU"
     check_room(
         f"{workers} {'worker' if workers == 1 else 'workers'}{where} at a model of {parameters:,} "
-        f"parameters and {trial.batch:,} {_windows(trial)} a step",
+        f"parameters and {trial.batch:,} {_describe_rows(trial)} a step",
         workers * bytes_of_one,
         available,
         "Take a smaller --width, --layers, --train-length, --batch or --workers.",

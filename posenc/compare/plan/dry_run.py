@@ -6,53 +6,54 @@ from pathlib import Path
 
 from rich.table import Table
 
-from posenc.compare.plan.splits import Cut
-from posenc.compare.plan.time_estimate import kind_of, seconds_by_kind
+from posenc.compare.plan.splits import TextSplits
+from posenc.compare.plan.time_estimate import kind_of_trial, seconds_by_kind
 from posenc.compare.trial.config import TrialConfig
 from posenc.compare.trial.material import train_tokens
 from posenc.report.page.console import text_table
 from posenc.report.page.progress import clock
 
 
-def tokens_of(trial: TrialConfig) -> int:
-    """Return the number of tokens that a trial trains on, at most."""
+def most_training_tokens(trial: TrialConfig) -> int:
+    """Return the maximum number of tokens that a trial trains on: sequences of a task may be
+    shorter than its longest."""
     return trial.steps * trial.batch * train_tokens(trial)
 
 
 def dry_run(
-    trials: Sequence[TrialConfig], cut: Cut | None, workers: int, here: int
+    trials: Sequence[TrialConfig], splits: TextSplits | None, workers: int, local_workers: int
 ) -> tuple[Table, str]:
-    """Return a table with a row for each encoding and task, and a sentence for all.
+    """Return a table of trials, tokens and time with a row for each encoding and task, and a
+    sentence with the sums.
 
-    Times are from steps measured now, in processes like those of the trials, `here` at a time.
-    Nothing is left on disk.
+    workers, local_workers: trials at a time, and those of them on this machine. Times are from
+    steps measured now, in as many processes like those of the trials. Nothing is left on disk.
     """
     with tempfile.TemporaryDirectory(prefix="posenc-") as scratch:
         folder = Path(scratch)
-        if cut is not None:
-            cut.write(folder)
-        seconds = seconds_by_kind(trials, folder, here)
+        if splits is not None:
+            splits.write(folder)
+        seconds = seconds_by_kind(trials, folder, local_workers)
     kinds: dict[str, list[TrialConfig]] = {}
     for trial in trials:
-        kinds.setdefault(kind_of(trial), []).append(trial)
+        kinds.setdefault(kind_of_trial(trial), []).append(trial)
     rows = []
     for kind, alike in kinds.items():
-        tokens = f"{sum(map(tokens_of, alike)):,}"
+        tokens = f"{sum(map(most_training_tokens, alike)):,}"
         time = clock(seconds[kind]) if kind in seconds else "not measured"
         rows.append([kind, f"{len(alike)}", f"{alike[0].steps:,}", tokens, time])
     header = ("trials of", "trials", "steps", "tokens", "time of one")
-    named = "trials of"
     title = "What would run"
-    table = text_table(header, rows, named=named, title=title, title_justify="left")
+    table = text_table(header, rows, named=header[0], title=title, title_justify="left")
     counted = (
         f"{len(trials)} {'trial' if len(trials) == 1 else 'trials'}, "
-        f"{sum(map(tokens_of, trials)):,} tokens"
+        f"{sum(map(most_training_tokens, trials)):,} tokens"
     )
     device = trials[0].device
     if seconds.keys() != kinds.keys():
         return table, f"{counted}; their steps cannot be measured here. Nothing was trained."
-    total = sum(seconds[kind_of(trial)] for trial in trials)
-    longest = max(seconds.values())
+    total = sum(seconds[kind_of_trial(trial)] for trial in trials)
+    longest = max(seconds.values())  # no number of workers makes a trial faster
     where = f"{workers} {'worker' if workers == 1 else 'workers'}"
     free = "if the cores are free" if device == "cpu" else f"on {device}"
     return table, (

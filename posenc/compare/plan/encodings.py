@@ -14,8 +14,8 @@ from posenc.encodings import (
 
 
 @dataclass(frozen=True)
-class Compared:
-    """One row of a comparison.
+class ComparedEncoding:
+    """An encoding that is compared, as the user named it.
 
     text: argument for `posenc.create` in any process started in the same folder.
     label: name shown to the user.
@@ -29,29 +29,35 @@ class Compared:
     source: str = ""
 
 
-def read_encodings(texts: Sequence[str]) -> tuple[Compared, ...]:
-    """Read each encoding once, in the order given. Files are imported; nothing is built.
+def read_encodings(texts: Sequence[str]) -> tuple[ComparedEncoding, ...]:
+    """Return the encodings that the texts name, each once, in the order given. Files are imported;
+    nothing is built.
 
-    Raises: ValueError for a text that names no encoding, and for two equal ones.
+    Raises: ValueError for a text that names no encoding, for two encodings of one label, and for
+    one encoding with two labels.
     """
     encodings = tuple(dict.fromkeys(map(read_encoding, texts)))
-    for i, one in enumerate(encodings):
-        for other in encodings[:i]:
-            if one.label == other.label:
+    for i, later in enumerate(encodings):
+        for earlier in encodings[:i]:
+            if later.label == earlier.label:
                 raise ValueError(
-                    f"{one.label!r} names two encodings, {other.text} and {one.text}: give one of "
-                    f"them another label, as in {one.label}-2={one.text}."
+                    f"{later.label!r} names two encodings, {earlier.text} and {later.text}: give "
+                    f"one of them another label, as in {later.label}-2={later.text}."
                 )
-            if one.text == other.text:
+            if later.text == earlier.text:
                 raise ValueError(
-                    f"{other.label!r} and {one.label!r} are the same encoding, {one.text}: leave "
-                    "one out."
+                    f"{earlier.label!r} and {later.label!r} are the same encoding, {later.text}: "
+                    "leave one out."
                 )
     return encodings
 
 
-def read_encoding(text: str) -> Compared:
-    """Read one text."""
+def read_encoding(text: str) -> ComparedEncoding:
+    """Return the encoding that a text names, such as `rope`, `yarn:factor=8` or
+    `mine=./my.py:Mine`.
+
+    Raises: ValueError for a text that names no encoding, or whose label is the name of another.
+    """
     spec = parse(text)
     code = hash_of_user_code(text)
     text_anywhere = str(with_importable_classes(spec))
@@ -61,4 +67,4 @@ def read_encoding(text: str) -> Compared:
             f"{spec.label!r} is the name of an encoding, and {tidied} is another one: use another "
             f"label, as in my-{spec.label}={tidied}."
         )
-    return Compared(text_anywhere, spec.label or tidied, code, hash_of_posenc_code(text))
+    return ComparedEncoding(text_anywhere, spec.label or tidied, code, hash_of_posenc_code(text))

@@ -4,42 +4,44 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
-from posenc.compare.rates import chosen_rates
-from posenc.compare.results import FACTORS, RATE_STEPS, Study, TrialResult
+from posenc.compare.rates import choose_rates
+from posenc.compare.results import RATE_FACTORS, RATE_STEPS_DIVISOR, Study, TrialResult
 from posenc.compare.trial.config import TrialConfig
 
 
 def check_rates(lr: float) -> None:
-    """Raise ValueError if a rate that would be tried is not positive and finite."""
-    tried = [lr * factor for factor in FACTORS]
+    """Raise ValueError if a rate that --check-lr would try for --lr `lr` is not positive and
+    finite: `lr` may be close to the limits of a float."""
+    tried = [lr * factor for factor in RATE_FACTORS]
     if min(tried) <= 0 or max(tried) == math.inf:
+        factors = ", ".join(f"{factor:g}" for factor in RATE_FACTORS)
         raise ValueError(
-            f"--check-lr tries --lr {lr:g} times {', '.join(f'{factor:g}' for factor in FACTORS)}, "
-            f"and {min(tried):g} to {max(tried):g} are not all positive and finite. Use another "
-            "--lr."
+            f"--check-lr tries --lr {lr:g} times {factors}, and {min(tried):g} to {max(tried):g} "
+            "are not all positive and finite. Use another --lr."
         )
 
 
 def rate_trials(trials: Sequence[TrialConfig]) -> tuple[TrialConfig, ...]:
-    """Return trials of every task and encoding with its first seed at each rate, of a fifth of the
-    steps, tested at the training length only."""
+    """Return the trials that try learning rates: for every task and encoding its first seed at each
+    rate, with a fifth of the steps, tested at the training length only."""
+    # A dict keeps the last entry of a key: reversed, the first seed; reversed again, in order.
     first = {(trial.task, trial.encoding): trial for trial in reversed(trials)}
     return tuple(
         replace(
             trial,
             lr=trial.lr * factor,
-            steps=max(1, trial.steps // RATE_STEPS),
+            steps=max(1, trial.steps // RATE_STEPS_DIVISOR),
             test_lengths=(trial.train_length,),
         )
         for trial in reversed(first.values())
-        for factor in FACTORS
+        for factor in RATE_FACTORS
     )
 
 
-def at_chosen_rates(study: Study, results: Sequence[TrialResult]) -> Study:
+def with_chosen_rates(study: Study, results: Sequence[TrialResult]) -> Study:
     """Return the study with its trials at the rates chosen from `results` of `rate_trials`, or at
     --lr if no rate could be trained."""
-    rates = chosen_rates(results)
+    rates = choose_rates(results)
     chosen = {(rate.task, rate.encoding): rate.chosen for rate in rates}
     trials = tuple(
         replace(trial, lr=chosen.get((trial.task, trial.encoding)) or trial.lr)

@@ -13,13 +13,13 @@ import torch
 from posenc.compare.budget import BUDGETS, PAIR_SEEDS, SUITE_SIZES, SUITES, Budget
 from posenc.compare.options import DEFAULT_BIDIRECTIONAL, DEFAULT_ENCODINGS, Options, check_options
 from posenc.compare.plan.content import check_content
-from posenc.compare.plan.contract_gate import find_void, without_exits
+from posenc.compare.plan.contract_gate import exits_as_errors, find_contract_failures
 from posenc.compare.plan.cost import check_cost
-from posenc.compare.plan.encodings import Compared, read_encodings
+from posenc.compare.plan.encodings import ComparedEncoding, read_encodings
 from posenc.compare.plan.in_model import check_in_model
-from posenc.compare.plan.learning_rate_search import FACTORS, check_rates, rate_trials
-from posenc.compare.plan.sizes import sizes_of
-from posenc.compare.plan.splits import Cut, Need, cut_text
+from posenc.compare.plan.learning_rate_search import RATE_FACTORS, check_rates, rate_trials
+from posenc.compare.plan.sizes import decoder_sizes
+from posenc.compare.plan.splits import MinimumBytes, TextSplits, split_text
 from posenc.compare.trial.config import CAUSAL, TrialConfig
 from posenc.compare.trial.material import content_hash
 from posenc.compare.trial.objectives import OBJECTIVES, Objective
@@ -33,12 +33,12 @@ from posenc.tasks.task import Task
 from posenc.text import embedded, find_text
 
 TEXT_DEFAULTS = {"train_length": 128, "batch": 32}
-OWN = {
+ENGINE_OPTIONS = {
     "local": ("workers",),
     "ray": ("address", "storage", "max_parallel"),
     "slurm": ("partition", "max_parallel"),
 }
-"""The options of each engine."""
+"""The options that each engine has, of which others have none."""
 
 
 @dataclass(frozen=True)
@@ -48,121 +48,126 @@ class Plan:
     options: the options, including those of a suite.
     seeds: number of seeds.
     compared: the encodings.
-    tasks: one trial for each task, of the first encoding and seed 0.
-    cut: the text; None if no task reads one, and before `with_text`.
+    task_trials: one trial for each task, of the first encoding and seed 0.
+    splits: the text; None if no task reads one, and before `with_text`.
     note: what the user should know of the text, or "".
     """
 
     options: Options
     seeds: int
-    compared: tuple[Compared, ...]
-    tasks: tuple[TrialConfig, ...]
-    cut: Cut | None = None
+    compared: tuple[ComparedEncoding, ...]
+    task_trials: tuple[TrialConfig, ...]
+    splits: TextSplits | None = None
     note: str = ""
 
     @property
-    def count(self) -> int:
+    def num_trials(self) -> int:
         """Return the number of trials that are compared."""
-        return self.seeds * len(self.compared) * len(self.tasks)
+        return self.seeds * len(self.compared) * len(self.task_trials)
 
     @property
     def trials(self) -> tuple[TrialConfig, ...]:
         """Return the trials that are compared, by task, then seed, then encoding."""
         return tuple(
             replace(trial, encoding=entry.text, code=entry.code, source=entry.source, seed=seed)
-            for trial in self.tasks
+            for trial in self.task_trials
             for seed in range(self.seeds)
             for entry in self.compared
         )
 
     @property
-    def checks(self) -> tuple[TrialConfig, ...]:
-        """Return the trials that run first, to choose learning rates."""
+    def rate_trials(self) -> tuple[TrialConfig, ...]:
+        """Return the trials that run first, to choose learning rates; none without --check-lr."""
         return rate_trials(self.trials) if self.options.check_lr else ()
 
 
-@without_exits()
+@exits_as_errors()
 def make_plan(options: Options) -> Plan:
-    """Resolve the options, without reading the text.
+    """Return the plan of the options, without reading the text.
 
     Raises: ValueError if the options do not fit together, or an encoding does not fit a task.
     """
-    options = with_suite(options)
+    options = with_suite_defaults(options)
     check_outputs(options.figures)
     spoken(options.lang)
-    check_engine(options)
+    check_engine_options(options)
     if options.as_json and options.dry_run:
         raise ValueError("--json prints an answer, and --dry-run has none. Leave one of both out.")
     for place in options.reuse or ():
         if not Path(place).is_dir():
             raise ValueError(f"--reuse must be a folder of posenc compare, and {place} is none.")
-    usual = DEFAULT_ENCODINGS if options.objective == CAUSAL else DEFAULT_BIDIRECTIONAL
-    compared = _read(options.encodings or usual)
-    return Plan(options, _seeds(options, compared), compared, plan_trials(options, compared))
+    defaults = DEFAULT_ENCODINGS if options.objective == CAUSAL else DEFAULT_BIDIRECTIONAL
+    compared = _read_encodings(options.encodings or defaults)
+    return Plan(
+        options, _num_seeds(options, compared), compared, plan_one_trial_per_task(options, compared)
+    )
 
 
-def _seeds(options: Options, compared: Sequence[Compared]) -> int:
-    """Return the number of seeds: as given, or as the budget has it, or more for a pair."""
+def _num_seeds(options: Options, compared: Sequence[ComparedEncoding]) -> int:
+    """Return the number of seeds: that of --seeds, otherwise of the budget, for two encodings in
+    the standard budget PAIR_SEEDS."""
     is_standard = options.budget == "standard" and not options.suite
-    seeds = chosen(options).seeds
+    seeds = chosen_budget(options).seeds
     if len(compared) == 2 and options.seeds is None and is_standard:
         return PAIR_SEEDS
     return seeds
 
 
-@without_exits()
-def check_plan(plan: Plan, workers: int, here: int) -> dict[str, str]:
+@exits_as_errors()
+def check_plan(plan: Plan, workers: int, local_workers: int) -> dict[str, str]:
     """Refuse a plan that costs too much or has encodings that fail the contract.
 
-    workers, here: trials at a time, and those of them on this machine.
+    workers, local_workers: trials at a time, and those of them on this machine.
     Returns: for --unchecked, why the losses of an encoding are meaningless, by its text.
     Raises: ValueError.
     """
-    seeds = plan.seeds + (len(FACTORS) if plan.options.check_lr else 0)
+    seeds = plan.seeds + (len(RATE_FACTORS) if plan.options.check_lr else 0)
     texts = [entry.text for entry in plan.compared]
-    check_cost(plan.tasks, texts, seeds, workers, plan.options.yes, here)
-    for trial in plan.tasks:
+    check_cost(plan.task_trials, texts, seeds, workers, plan.options.yes, local_workers)
+    for trial in plan.task_trials:
         check_in_model(trial, plan.compared)
-    return find_void(plan.compared, plan.options.unchecked, plan.tasks)
+    return find_contract_failures(plan.compared, plan.options.unchecked, plan.task_trials)
 
 
 def with_text(plan: Plan, folder: Path) -> Plan:
-    """Return the plan with its text, cut for its trials.
+    """Return the plan with its text split into training, validation and test, if a task reads one.
+
     folder: a folder on the disk to which the text will be copied.
     Raises: ValueError for a text that cannot be read, is too short or has nothing to learn.
     """
-    trial = next((trial for trial in plan.tasks if trial.task == TEXT), None)
+    trial = next((trial for trial in plan.task_trials if trial.task == TEXT), None)
     if trial is None:
         return plan
     source = find_text(plan.options.text) if plan.options.text else embedded()
     note = check_content(source) if plan.options.text else ""
-    need = Need(trial.train_length, max(trial.test_lengths), trial.batch)
-    cut = cut_text(source, need, folder)
-    tasks = [replace(t, corpus=cut.info.hash) if t.task == TEXT else t for t in plan.tasks]
-    return replace(plan, cut=cut, tasks=tuple(tasks), note=note)
+    need = MinimumBytes(trial.train_length, max(trial.test_lengths), trial.batch)
+    splits = split_text(source, need, folder)
+    text_hash = splits.info.hash
+    trials = [replace(t, corpus=text_hash) if t.task == TEXT else t for t in plan.task_trials]
+    return replace(plan, splits=splits, task_trials=tuple(trials), note=note)
 
 
-def chosen(options: Options) -> Budget:
+def chosen_budget(options: Options) -> Budget:
     """Return the budget that --budget names, with --seeds and --steps if given.
 
     Raises: ValueError for an unknown name.
     """
     known = SUITES if options.suite else BUDGETS
-    named = known[check_choice("--budget", options.budget, known)]
-    return named._replace(
-        seeds=named.seeds if options.seeds is None else options.seeds,
-        steps=named.steps if options.steps is None else options.steps,
+    budget = known[check_choice("--budget", options.budget, known)]
+    return budget._replace(
+        seeds=budget.seeds if options.seeds is None else options.seeds,
+        steps=budget.steps if options.steps is None else options.steps,
     )
 
 
-def with_suite(options: Options) -> Options:
-    """Fill in the options that `--suite` implies, except those that the user gave.
+def with_suite_defaults(options: Options) -> Options:
+    """Return the options with those that `--suite` implies, except where the user gave others.
 
     Raises: ValueError for an unknown budget, or for --task.
     """
     if not options.suite:
         return options
-    budget = chosen(options)
+    budget = chosen_budget(options)
     if options.task:
         raise ValueError(
             f"--task: --suite has its own tasks ({', '.join(budget.tasks)}). Leave out one of both."
@@ -176,12 +181,12 @@ def with_suite(options: Options) -> Options:
     )
 
 
-def check_engine(options: Options) -> None:
-    """Raise ValueError for an unknown engine, or for an option of another."""
-    own_options = OWN[check_choice("--engine", options.engine, OWN)]
-    for name in dict.fromkeys(itertools.chain(*OWN.values())):
+def check_engine_options(options: Options) -> None:
+    """Raise ValueError for an unknown engine, or for an option that another engine has."""
+    own_options = ENGINE_OPTIONS[check_choice("--engine", options.engine, ENGINE_OPTIONS)]
+    for name in dict.fromkeys(itertools.chain(*ENGINE_OPTIONS.values())):
         if getattr(options, name) is not None and name not in own_options:
-            engines = " or ".join(engine for engine in OWN if name in OWN[engine])
+            engines = " or ".join(engine for engine, has in ENGINE_OPTIONS.items() if name in has)
             has = ", ".join(f"--{own.replace('_', '-')}" for own in own_options)
             raise ValueError(
                 f"--{name.replace('_', '-')} is an option of --engine {engines}; --engine "
@@ -189,23 +194,25 @@ def check_engine(options: Options) -> None:
             )
 
 
-def plan_trials(options: Options, compared: Sequence[Compared]) -> tuple[TrialConfig, ...]:
+def plan_one_trial_per_task(
+    options: Options, compared: Sequence[ComparedEncoding]
+) -> tuple[TrialConfig, ...]:
     """Return one trial per task, of the first encoding and seed 0, without the hash of its text.
 
     Raises: ValueError if the options do not fit together, or an encoding does not fit a task.
     """
     check_options(options)
     names = list(dict.fromkeys(name.replace("-", "_") for name in options.task or [TEXT]))
-    drawn = [name for name in names if name != TEXT]
-    for name in drawn:
+    sequence_tasks = [name for name in names if name != TEXT]
+    for name in sequence_tasks:
         task_named(name)
     _check_options_of_tasks(options, names)
     objective = OBJECTIVES[check_choice("--objective", options.objective, OBJECTIVES)]
     if not all(objective.stacks):
-        _check_both_directions(objective, drawn, compared)
-    shared = _shared(options, compared[0].text)
-    planned = tuple(_of_task(name, options, shared) for name in names)
-    for name in drawn:
+        _check_bidirectional(objective, sequence_tasks, compared)
+    shared = _shared_fields(options, compared[0].text)
+    planned = tuple(_plan_trial(name, options, shared) for name in names)
+    for name in sequence_tasks:
         if TASKS[name].num_axes > 1:
             _check_axes(TASKS[name], compared)
     return planned
@@ -234,14 +241,18 @@ def _check_options_of_tasks(options: Options, names: Sequence[str]) -> None:
         )
 
 
-def _shared(options: Options, encoding: str) -> dict[str, Any]:
-    """Return the options that the trials of all tasks share."""
+def _shared_fields(options: Options, encoding: str) -> dict[str, Any]:
+    """Return the fields of TrialConfig that the trials of all tasks share, by name. A size that the
+    tasks set themselves is None unless an option gives it.
+
+    Raises: ValueError for options that do not fit together or this machine.
+    """
     device, precision = _device_and_precision(options)
     if not 0 < options.lr <= sys.float_info.max:
         raise ValueError(f"--lr must be a positive number, got {options.lr}.")
     if options.check_lr:
         check_rates(options.lr)
-    sizes = sizes_of(options)
+    sizes = decoder_sizes(options)
     check_choice("--projections", options.projections, PROJECTIONS)
     if options.projections in ("q=k", "none") and sizes["kv_heads"] != sizes["heads"]:
         raise ValueError(
@@ -261,8 +272,10 @@ def _shared(options: Options, encoding: str) -> dict[str, Any]:
 
 
 def _device_and_precision(options: Options) -> tuple[str, str]:
-    """Return where trials run and in which numbers they multiply. Raise ValueError for what this
-    machine cannot do; of other machines nothing is known."""
+    """Return the device ("cpu" or "cuda") and the precision ("float32" or "bfloat16") of trials.
+
+    Raises: ValueError for what this machine cannot do; other machines cannot be asked.
+    """
     device = check_choice("--device", options.device, ("auto", "cpu", "cuda"))
     precision = check_choice("--precision", options.precision, ("auto", "float32", "bfloat16"))
     has_gpu = torch.cuda.is_available()
@@ -292,28 +305,37 @@ def _check_machine(device: str, precision: str, compiled: bool) -> None:
         raise ValueError(f"--compile needs {missing}. Install it, or leave out --compile.")
 
 
-def _of_task(name: str, options: Options, shared: dict[str, Any]) -> TrialConfig:
-    """Return the trial of a task, with the task's own sizes where no option gives them."""
+def _plan_trial(name: str, options: Options, shared: dict[str, Any]) -> TrialConfig:
+    """Return the trial of the task `name`, with the task's own sizes where no option gives them.
+
+    shared: fields of the trial, see `_shared_fields`.
+    """
     task = None if name == TEXT else TASKS[name]
-    sizes: dict[str, Any] = TEXT_DEFAULTS | {"steps": chosen(options).steps}
+    sizes: dict[str, Any] = TEXT_DEFAULTS | {"steps": chosen_budget(options).steps}
     if task is not None:
         sizes = {key: getattr(task, key) for key in sizes}
     sizes |= {key: shared[key] for key in sizes if shared[key] is not None}
     train_length = sizes["train_length"]
     if task is None:
-        lengths = _lengths(options.test_lengths, train_length, [1, 2, 4, 8])
+        lengths = _parse_test_lengths(options.test_lengths, train_length, [1, 2, 4, 8])
         return TrialConfig(**shared | sizes | {"task": TEXT, "test_lengths": lengths})
     lengths = tuple(length for length in task.test_lengths if length >= train_length)
     if options.test_lengths is not None or train_length != task.train_length:
-        lengths = _lengths(options.test_lengths, train_length, [1, 2, 4])
+        lengths = _parse_test_lengths(options.test_lengths, train_length, [1, 2, 4])
     task.check(train_length, lengths)
     corpus = content_hash(task, train_length, lengths)
     return TrialConfig(**shared | sizes | {"task": name, "test_lengths": lengths, "corpus": corpus})
 
 
-def _lengths(option: str | None, train_length: int, factors: Sequence[int]) -> tuple[int, ...]:
+def _parse_test_lengths(
+    option: str | None, train_length: int, factors: Sequence[int]
+) -> tuple[int, ...]:
     """Return the test lengths that --test-lengths names, with the training length, in order;
-    without the option that length times each factor. Raises: ValueError for lengths below it."""
+    without the option that length times each factor.
+
+    Raises: ValueError for an option that is no list of whole numbers, or lengths below
+    `train_length`.
+    """
     if option is None:
         return tuple(train_length * factor for factor in factors)
     try:
@@ -330,16 +352,18 @@ def _lengths(option: str | None, train_length: int, factors: Sequence[int]) -> t
     return tuple(sorted(lengths | {train_length}))
 
 
-def _check_both_directions(
-    objective: Objective, drawn: Sequence[str], compared: Sequence[Compared]
+def _check_bidirectional(
+    objective: Objective, sequence_tasks: Sequence[str], compared: Sequence[ComparedEncoding]
 ) -> None:
-    """Raise ValueError for tasks other than text, which are `drawn`, and for encodings that a stack
-    without causal attention cannot use."""
-    if drawn:
+    """Raise ValueError for any task other than text, and for encodings that work in causal
+    attention
+    only: the objective has a stack without it."""
+    if sequence_tasks:
         raise ValueError(
-            f"--objective {objective.name}: the task {drawn[0]} needs a causal decoder. Use --task "
-            "text."
+            f"--objective {objective.name}: the task {sequence_tasks[0]} needs a causal decoder. "
+            "Use --task text."
         )
+    # Any sizes do: whether an encoding is causal only does not depend on them.
     shape = ModelShape(embed_dim=128, num_heads=4, train_length=16, causal=False)
     for entry in compared:
         if create(entry.text, shape).claims.causal_only:
@@ -349,7 +373,7 @@ def _check_both_directions(
             )
 
 
-def _check_axes(task: Task, compared: Sequence[Compared]) -> None:
+def _check_axes(task: Task, compared: Sequence[ComparedEncoding]) -> None:
     """Raise ValueError for an encoding that cannot tell the rows and columns of the task apart."""
     shape = ModelShape(embed_dim=128, num_heads=4, train_length=16)  # axes do not depend on sizes
     for entry in compared:
@@ -367,8 +391,9 @@ def _check_axes(task: Task, compared: Sequence[Compared]) -> None:
             )
 
 
-def _read(texts: Sequence[str]) -> tuple[Compared, ...]:
-    """Read the encodings. Raises ValueError, with a hint if one is the path of a text."""
+def _read_encodings(texts: Sequence[str]) -> tuple[ComparedEncoding, ...]:
+    """Return the encodings that the texts name. Raises ValueError, with a hint where the path of a
+    text is given as an encoding."""
     try:
         return read_encodings(texts)
     except ValueError as error:

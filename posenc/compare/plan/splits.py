@@ -19,22 +19,28 @@ from posenc.text import Source
 
 SEPARATOR = 256
 """Symbol after each file."""
-HELD_OUT = 0.05
+HELD_OUT_FRACTION = 0.05
 """Fraction of the bytes in validation, and the same in test."""
 
-_CHUNK = 1 << 24
-COPIES, ADVICE = "The text's copies", "Give less text, or choose an --out on another disk."
+_CHUNK_BYTES = 1 << 24
+"""Bytes of a file that are in memory at a time."""
+_COPIES, _ADVICE = "The text's copies", "Give less text, or choose an --out on another disk."
+"""The subject and the advice of the message that the disk is too small."""
 
 Stretch = tuple[str, int, int]
 """A file's name, and its range of bytes [start, stop)."""
 
 
 @dataclass(frozen=True)
-class Need:
-    """Minimum of bytes in each split.
+class MinimumBytes:
+    """The minimum of bytes in each split.
 
     Training needs one batch of windows without overlap; validation and test need eight of their
-    longest windows.
+    longest windows (chosen, not derived). A window of n bytes needs n + 1: the last one predicts
+    the next.
+
+    longest: longest window of the test.
+    batch: windows of a training step.
     """
 
     train_length: int
@@ -43,15 +49,18 @@ class Need:
 
     @property
     def bytes(self) -> dict[str, int]:
-        """Return the fewest bytes of each split."""
+        """Return the minimum of bytes by the name of a split."""
         return {
             "train": self.batch * (self.train_length + 1),
             "valid": 8 * (self.train_length + 1),
             "test": 8 * (self.longest + 1),
         }
 
-    def complain(self, sizes: dict[str, int], source: Source) -> ValueError:
-        """Return the error for a text whose splits, in bytes, are too short."""
+    def too_short_error(self, sizes: dict[str, int], source: Source) -> ValueError:
+        """Return the error to raise for a text whose splits are too short.
+
+        sizes: bytes of each split.
+        """
         need = self.bytes
         total = sum(sizes.values())
         parts = ", ".join(f"{split} {sizes[split]:,} of {need[split]:,}" for split in SPLITS)
@@ -67,88 +76,96 @@ class Need:
 
 
 @dataclass(frozen=True)
-class Cut:
-    """A text and its splits.
+class TextSplits:
+    """A text, and which bytes of its files are for training, validation and test.
 
-    written: modification time of each file when it was cut, in nanoseconds.
+    stretches: the ranges of bytes of each split.
+    info: name, hash and sizes of the text.
+    modified: modification time of each file when it was split, in nanoseconds.
     """
 
     source: Source
     stretches: dict[str, list[Stretch]]
     info: CorpusInfo
-    written: dict[str, int]
+    modified: dict[str, int]
 
     def write(self, folder: Path, runs: Sequence[Path] = ()) -> str | None:
         """Write the splits into a folder below `folder`, named by the hash. Existing splits are
         compared with the text and written again if they differ. If one of the `runs` has the same
         splits on this disk, they are linked, so that a text is stored once.
+
         Returns: what was wrong with existing splits, or None.
-        Raises: ValueError if the text has changed after it was cut, or does not fit on the disk.
+        Raises: ValueError if the text has changed after it was split, or does not fit on the disk.
         """
         target = path_of(folder, self.info.hash)
-        wrong = self._difference(target) if target.exists() else None
-        if target.exists() and wrong is None:
+        damage = self._damage(target) if target.exists() else None
+        if target.exists() and damage is None:
             return None
         make_folder(folder)
         remove_folder(target)
         with new_folder(target) as partial:
-            if not any(self._link(path_of(run, self.info.hash), partial) for run in runs):
-                size = 2 * sum(b - a + 1 for s in SPLITS for _, a, b in self.stretches[s])
+            if not any(self._link_splits_of(path_of(run, self.info.hash), partial) for run in runs):
+                stretches = [stretch for split in SPLITS for stretch in self.stretches[split]]
+                # Two bytes for each symbol, and one separator after each stretch.
+                size = 2 * sum(stop - start + 1 for _, start, stop in stretches)
                 free = shutil.disk_usage(folder).free
-                check_room(COPIES, size, free, ADVICE, "disk")
+                check_room(_COPIES, size, free, _ADVICE, "disk")
                 for split in SPLITS:
                     path = target / f"{split}.u16"
                     with naming(path), open_new(partial / path.name) as out:
-                        for symbols in self._symbols(split):
-                            out.write(symbols)
+                        for piece in self._encoded_pieces(split):
+                            out.write(piece)
             self._check_unchanged()
-        return wrong
+        return damage
 
-    def _link(self, other: Path, partial: Path) -> bool:
-        """Link the splits of another run into `partial`. Return False, and leave nothing, if it
-        lacks them, is a link, is on another disk, or has other content."""
+    def _link_splits_of(self, other: Path, partial: Path) -> bool:
+        """Link the splits in the folder `other` of another run into the folder `partial`. Return
+        True if they are those of this text; otherwise leave nothing and return False: `other` lacks
+        them, is a link, is on another disk, or has other content."""
         try:
             for split in SPLITS if not other.is_symlink() else ():
                 os.link(other / f"{split}.u16", partial / f"{split}.u16", follow_symlinks=False)
-            same = self._difference(partial) is None
+            are_same = self._damage(partial) is None
         except OSError:
-            same = False
-        if not same:
+            are_same = False
+        if not are_same:
             for split in SPLITS:
                 (partial / f"{split}.u16").unlink(missing_ok=True)
-        return same
+        return are_same
 
-    def _symbols(self, split: str) -> Iterator[bytes]:
-        """Yield the content of a split's file, in pieces."""
+    def _encoded_pieces(self, split: str) -> Iterator[bytes]:
+        """Yield the content of a split's file in pieces: 16 bits for each byte of the text, because
+        the separator after each stretch is none of the 256."""
         files = dict(self.source.files)
         for name, start, stop in self.stretches[split]:
-            for chunk in _chunks(files[name], start, stop):
+            for chunk in _read_chunks(files[name], start, stop):
                 yield np.frombuffer(chunk, np.uint8).astype("<u2").tobytes()
             yield np.array([SEPARATOR], "<u2").tobytes()
 
-    def _difference(self, target: Path) -> str | None:
-        """Say in which way the files of splits in the folder `target` are not those of this text:
-        one is missing or damaged. None if they are. Raises ValueError if the text has changed."""
+    def _damage(self, target: Path) -> str | None:
+        """Return which file of splits in the folder `target` is missing or has other content than
+        this text; None if all are right. Raises ValueError if the text has changed since."""
         for split in SPLITS:
             path = target / f"{split}.u16"
             if not path.is_file():
                 return f"{path} is missing"
             with open_ordinary(path) as file:
-                same = all(file.read(len(part)) == part for part in self._symbols(split))
-                if not same or file.read(1):
+                parts = self._encoded_pieces(split)
+                begins_right = all(file.read(len(part)) == part for part in parts)
+                if not begins_right or file.read(1):
                     return f"{path} is damaged"
         self._check_unchanged()
         return None
 
     def _check_unchanged(self) -> None:
-        """Raise ValueError if a file was written to after the text was cut."""
+        """Raise ValueError if a file was written to after the text was split."""
         for name, path in self.source.files:
-            if path.stat().st_mtime_ns != self.written[name]:
+            if path.stat().st_mtime_ns != self.modified[name]:
                 raise ValueError(f"{path} changed while it was read. Start again.")
 
 
-def cut_text(source: Source, need: Need, folder: Path) -> Cut:
-    """Cut a text into training, validation and test.
+def split_text(source: Source, need: MinimumBytes, folder: Path) -> TextSplits:
+    """Split a text into training, validation and test.
 
     With three files or more each file belongs to one split, chosen by a hash of its name, the
     largest to training. With fewer, each file is cut into three contiguous stretches. Every machine
@@ -160,15 +177,15 @@ def cut_text(source: Source, need: Need, folder: Path) -> Cut:
     stats = {name: path.stat() for name, path in source.files}
     sizes = {name: stat.st_size for name, stat in stats.items()}
     by_file = len(source.files) >= 3
-    stretches = _by_file(sizes, need) if by_file else _by_stretch(sizes, need)
-    totals = {split: sum(b - a for _, a, b in stretches[split]) for split in SPLITS}
+    stretches = _assign_files(sizes, need) if by_file else _cut_each_file(sizes, need)
+    totals = {split: sum(stop - start for _, start, stop in stretches[split]) for split in SPLITS}
     if any(totals[split] < need.bytes[split] for split in SPLITS):
-        raise need.complain(totals, source)
+        raise need.too_short_error(totals, source)
     folders = (folder.absolute(), *folder.absolute().parents)
     existing = next(parent for parent in folders if parent.exists())
     disk = shutil.disk_usage(existing).total
-    check_room(COPIES, 2 * sum(sizes.values()), disk, ADVICE, "disk")
-    digest, counts = _read_all(source, sizes, stretches)
+    check_room(_COPIES, 2 * sum(sizes.values()), disk, _ADVICE, "disk")  # two bytes for each
+    digest, counts = _hash_and_count(source, sizes, stretches)
     info = CorpusInfo(
         name=source.name,
         hash=digest[:16],
@@ -179,18 +196,24 @@ def cut_text(source: Source, need: Need, folder: Path) -> Cut:
         split="by file" if by_file else "by contiguous stretches",
         byte_entropy=entropy(counts),
     )
-    return Cut(source, stretches, info, {name: stat.st_mtime_ns for name, stat in stats.items()})
+    return TextSplits(
+        source, stretches, info, {name: stat.st_mtime_ns for name, stat in stats.items()}
+    )
 
 
-def _read_all(
+def _hash_and_count(
     source: Source, sizes: dict[str, int], stretches: dict[str, list[Stretch]]
 ) -> tuple[str, np.ndarray]:
-    """Read a text once; return the hash of its files and cuts, and how often it has each byte."""
+    """Read a text once; return the hash of its files and stretches, and how often each of the 256
+    bytes occurs in it.
+
+    sizes: bytes of each file.
+    """
     digest = hashlib.sha256()
     counts = np.zeros(256, np.int64)
     for name, path in source.files:
         digest.update(f"{name}\0{sizes[name]}\0".encode(errors="surrogateescape"))
-        for chunk in _chunks(path, 0, sizes[name]):
+        for chunk in _read_chunks(path, 0, sizes[name]):
             digest.update(chunk)
             counts += np.bincount(np.frombuffer(chunk, np.uint8), minlength=256)
     digest.update(repr(sorted(stretches.items())).encode(errors="surrogateescape"))
@@ -198,14 +221,15 @@ def _read_all(
 
 
 def entropy(counts: np.ndarray) -> float:
-    """Return the entropy of these frequencies in bits."""
+    """Return the entropy, in bits, of symbols that occur as often as these counts say."""
     shares = counts[counts > 0] / counts.sum()
     return float(-(shares * np.log2(shares)).sum())
 
 
-def _by_file(sizes: dict[str, int], need: Need) -> dict[str, list[Stretch]]:
-    """Give each file to one split, in an order drawn from the names: test and validation until they
-    have enough, the largest file and all others to training."""
+def _assign_files(sizes: dict[str, int], need: MinimumBytes) -> dict[str, list[Stretch]]:
+    """Return the stretches of each split where a file belongs to one split only. In an order drawn
+    from the names, files go to test and then validation until both have enough; the largest file
+    and all others go to training."""
     order = sorted(
         sizes, key=lambda name: hashlib.sha256(name.encode(errors="surrogateescape")).digest()
     )
@@ -214,7 +238,7 @@ def _by_file(sizes: dict[str, int], need: Need) -> dict[str, list[Stretch]]:
     stretches: dict[str, list[Stretch]] = {split: [] for split in SPLITS}
     total = sum(sizes.values())
     for split in ("test", "valid"):
-        goal = max(HELD_OUT * total, need.bytes[split])
+        goal = max(HELD_OUT_FRACTION * total, need.bytes[split])
         while order and sum(stop for _, _, stop in stretches[split]) < goal:
             name = order.pop(0)
             stretches[split].append((name, 0, sizes[name]))
@@ -222,29 +246,36 @@ def _by_file(sizes: dict[str, int], need: Need) -> dict[str, list[Stretch]]:
     return stretches
 
 
-def _by_stretch(sizes: dict[str, int], need: Need) -> dict[str, list[Stretch]]:
-    """Cut each file into three stretches: training, validation and test."""
+def _cut_each_file(sizes: dict[str, int], need: MinimumBytes) -> dict[str, list[Stretch]]:
+    """Return the stretches of each split where every file is cut into three: training, validation
+    and test."""
     stretches: dict[str, list[Stretch]] = {split: [] for split in SPLITS}
     total = sum(sizes.values())
     for name, size in sizes.items():
-        held = {
-            split: round(size * max(HELD_OUT, need.bytes[split] / max(total, 1)) + 0.5)
+        # + 0.5 rounds up, so that the pieces of several files are enough together.
+        held_out = {
+            split: round(size * max(HELD_OUT_FRACTION, need.bytes[split] / max(total, 1)) + 0.5)
             for split in ("valid", "test")
         }
-        test = max(size - held["test"], 0)
-        valid = max(test - held["valid"], 0)
-        cuts = {"train": (0, valid), "valid": (valid, test), "test": (test, size)}
+        test_start = max(size - held_out["test"], 0)
+        valid_start = max(test_start - held_out["valid"], 0)
+        cuts = {
+            "train": (0, valid_start),
+            "valid": (valid_start, test_start),
+            "test": (test_start, size),
+        }
         for split, (start, stop) in cuts.items():
             stretches[split].append((name, start, stop))
     return stretches
 
 
-def _chunks(path: Path, start: int, stop: int) -> Iterator[bytes]:
-    """Yield the bytes [start, stop) of a file in pieces. Raises ValueError if it is shorter."""
+def _read_chunks(path: Path, start: int, stop: int) -> Iterator[bytes]:
+    """Yield the bytes [start, stop) of a file in pieces of at most _CHUNK_BYTES. Raises ValueError
+    if the file is shorter."""
     with open_ordinary(path) as file:
         file.seek(start)
         while start < stop:
-            chunk = file.read(min(_CHUNK, stop - start))
+            chunk = file.read(min(_CHUNK_BYTES, stop - start))
             if not chunk:
                 raise ValueError(
                     f"{path} ends after {start:,} bytes, expected at least {stop:,}. Is it being "

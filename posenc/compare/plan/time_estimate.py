@@ -26,59 +26,66 @@ if TYPE_CHECKING:
 WARM_UP, STEPS = 2, 2
 """Untimed steps, in which memory is allocated, and timed steps."""
 START_SECONDS = 3
-"""Time that a trial's process needs to import torch."""
-WORTH = 500
-"""Steps below which nothing is measured; measuring one encoding takes about 5 s."""
-PATIENCE = 120
-"""Seconds after which the measurement of an encoding is given up."""
+"""Time that a trial's process needs to import torch: chosen, not measured each time."""
+MIN_STEPS_TO_MEASURE = 500
+"""Steps of all trials together below which nothing is measured; measuring one encoding takes about
+5 s."""
+TIMEOUT_SECONDS = 120
+"""Seconds after which the measurement of an encoding is given up: chosen, not derived."""
 
 
 def expected_seconds(
-    trials: "Sequence[TrialConfig]", folder: Path, workers: int, here: int | None = None
+    trials: "Sequence[TrialConfig]", folder: Path, workers: int, local_workers: int | None = None
 ) -> int | None:
     """Return the seconds that these trials, with text in `folder`, take on `workers` workers; None
-    for few steps, and where an encoding cannot be measured here.
+    for few steps, and where an encoding cannot be measured on this machine.
 
-    Each encoding is measured in a process like those of the trials, `here` at a time (None:
-    `workers`), because cores share caches and memory.
+    Each encoding is measured in a process like those of the trials, `local_workers` at a time
+    (None: `workers`), because cores share caches and memory.
     """
-    if sum(trial.steps for trial in trials) < WORTH:
+    if sum(trial.steps for trial in trials) < MIN_STEPS_TO_MEASURE:
         return None
-    seconds = seconds_by_kind(trials, folder, here or workers)
-    if any(kind_of(trial) not in seconds for trial in trials):
+    seconds = seconds_by_kind(trials, folder, local_workers or workers)
+    if any(kind_of_trial(trial) not in seconds for trial in trials):
         return None
-    return round(sum(seconds[kind_of(trial)] for trial in trials) / workers)
+    return round(sum(seconds[kind_of_trial(trial)] for trial in trials) / workers)
 
 
 def seconds_by_kind(
     trials: "Sequence[TrialConfig]", folder: Path, at_once: int
 ) -> dict[str, float]:
-    """Return the seconds of one trial of each kind that can be measured here, `at_once` at a time;
-    {} without trials."""
+    """Return the seconds of one trial by its kind, see `kind_of_trial`; a kind that cannot be
+    measured here is left out.
+
+    at_once: number of processes that measure at the same time.
+    """
     if not trials:
         return {}
-    one_each = {kind_of(trial): trial for trial in trials}
-    for trial in one_each.values():
+    trial_by_kind = {kind_of_trial(trial): trial for trial in trials}
+    to_measure = list(trial_by_kind.values())
+    for trial in to_measure:
         write_trial(make_inside(folder / trial.folder), trial)
-    at_once = min(at_once, len(one_each))
-    shares = [list(one_each.values())[i::at_once] for i in range(at_once)]
+    at_once = min(at_once, len(to_measure))
+    shares = [to_measure[i::at_once] for i in range(at_once)]
     seconds: dict[str, float] = {}
     with ThreadPoolExecutor(len(shares)) as pool:
-        for of_share in pool.map(lambda share: _measured(share, folder), shares):
-            seconds |= of_share
+        for seconds_of_share in pool.map(lambda share: _measure_in_process(share, folder), shares):
+            seconds |= seconds_of_share
     return seconds
 
 
-def kind_of(trial: "TrialConfig") -> str:
-    """Return the kind of a trial; trials of a kind take equally long."""
+def kind_of_trial(trial: "TrialConfig") -> str:
+    """Return the kind of a trial as text, for the table: encoding and task, such as `rope on copy`.
+    Trials of a kind take equally long."""
     name = trial.encoding if trial.task == TEXT else f"{trial.encoding} on {trial.task}"
-    choosing = len(trial.test_lengths) == 1  # a rate, in a fifth of the steps
-    return f"{name}, {trial.steps:,} steps" if choosing else name
+    chooses_rate = len(trial.test_lengths) == 1  # in a fifth of the steps
+    return f"{name}, {trial.steps:,} steps" if chooses_rate else name
 
 
-def _measured(trials: "Sequence[TrialConfig]", folder: Path) -> dict[str, float]:
-    """Return the seconds of one trial of each encoding. One that cannot be measured is left out;
-    the log of the first trial has the reason."""
+def _measure_in_process(trials: "Sequence[TrialConfig]", folder: Path) -> dict[str, float]:
+    """Measure these trials, each of another kind, one after the other in a process of their own.
+    Return the seconds of each by its kind. One that cannot be measured is left out; the log of the
+    first trial has the reason."""
     homes = [folder / trial.folder for trial in trials]
     with (
         append_to(homes[0] / "log.txt") as log,
@@ -93,7 +100,7 @@ def _measured(trials: "Sequence[TrialConfig]", folder: Path) -> dict[str, float]
         ) as measuring,
     ):
         assert measuring.stdout is not None
-        patience = threading.Timer(PATIENCE * len(trials), measuring.kill)
+        patience = threading.Timer(TIMEOUT_SECONDS * len(trials), measuring.kill)
         patience.daemon = True
         patience.start()
         answer = measuring.stdout.read()
@@ -103,11 +110,15 @@ def _measured(trials: "Sequence[TrialConfig]", folder: Path) -> dict[str, float]
 
 
 def main(parent: str, study_folder: str, *trial_folders: str) -> int:
-    """Run the measuring process: print a JSON object from each kind of trial to its seconds."""
+    """Run the measuring process: print a JSON object from each kind of trial to its seconds.
+
+    parent: id of the process that waits for it.
+    Returns: the exit code, 0.
+    """
     process.end_with_parent(int(parent))
     # Prints of a user's encoding must not mix with the result.
     answer = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)
+    os.dup2(2, 1)  # stdout goes to stderr, the log
     import torch
 
     from posenc.compare.trial.config import read_trial
@@ -116,46 +127,54 @@ def main(parent: str, study_folder: str, *trial_folders: str) -> int:
     seconds = {}
     for trial in [read_trial(Path(folder)) for folder in trial_folders]:
         try:
-            seconds[kind_of(trial)] = _seconds_of_one(trial, Path(study_folder))
+            seconds[kind_of_trial(trial)] = _seconds_of_trial(trial, Path(study_folder))
         except Exception:  # torch or an encoding may raise anything
-            print(f"{kind_of(trial)} could not be timed:", file=sys.stderr, flush=True)
+            print(f"{kind_of_trial(trial)} could not be timed:", file=sys.stderr, flush=True)
             traceback.print_exc()
     answer.write(json.dumps(seconds))
     answer.flush()
     return 0
 
 
-def _seconds_of_one(trial: "TrialConfig", folder: Path) -> float:
-    """Measure how long a trial takes in all: start, training, validations and test. folder: that of
-    the study, which has the text."""
+def _seconds_of_trial(trial: "TrialConfig", folder: Path) -> float:
+    """Return how many seconds a trial takes in all: start, training, validations and test.
+
+    folder: folder of the study, which has the text.
+    """
     import numpy as np
 
     from posenc.compare.trial import train, windows
 
     model = train.build_model(trial)
-    text = trial.task == TEXT
-    symbols = windows.read_split(folder, "train", trial.corpus) if text else np.empty(0, np.uint16)
-    step = _seconds_per_step(model, trial, symbols)
-    testing = _seconds_without_gradients if text else _seconds_of_cases
-    return START_SECONDS + trial.steps * step + testing(model, trial)
+    symbols = np.empty(0, np.uint16)
+    evaluation = _seconds_of_task_evaluation
+    if trial.task == TEXT:
+        symbols = windows.read_split(folder, "train", trial.corpus)
+        evaluation = _seconds_of_text_evaluation
+    seconds_per_step = _seconds_per_step(model, trial, symbols)
+    return START_SECONDS + trial.steps * seconds_per_step + evaluation(model, trial)
 
 
 def _seconds_per_step(model: "nn.Module", trial: "TrialConfig", symbols: "np.ndarray") -> float:
-    """Return the mean seconds of a training step, after WARM_UP untimed ones."""
+    """Return the mean seconds of a training step, after WARM_UP untimed ones.
+
+    symbols: the training text; a task ignores it.
+    """
     from posenc.compare.trial import train
 
     optimizer = train.optimizer_for(model, trial)
     model = train.maybe_compiled(model, trial)
     for step in range(WARM_UP):
         train.take_step(model, optimizer, trial, symbols, step)
-    began = _now(trial)
+    began = _time_after_device(trial)
     for step in range(WARM_UP, WARM_UP + STEPS):
         train.take_step(model, optimizer, trial, symbols, step)
-    return (_now(trial) - began) / STEPS
+    return (_time_after_device(trial) - began) / STEPS
 
 
-def _now(trial: "TrialConfig") -> float:
-    """Return the time at which the device has done what it was asked for."""
+def _time_after_device(trial: "TrialConfig") -> float:
+    """Wait until the trial's device has done what it was asked for, and return the time then, in
+    seconds. A GPU works on while Python continues."""
     import torch
 
     if trial.device != "cpu":
@@ -163,7 +182,7 @@ def _now(trial: "TrialConfig") -> float:
     return time.perf_counter()
 
 
-def _seconds_of_cases(model: "nn.Module", trial: "TrialConfig") -> float:
+def _seconds_of_task_evaluation(model: "nn.Module", trial: "TrialConfig") -> float:
     """Return the seconds of a task's validations and tests; one piece of each case is timed after
     an untimed one."""
     from posenc.compare.trial import evaluate, forward, train
@@ -171,7 +190,7 @@ def _seconds_of_cases(model: "nn.Module", trial: "TrialConfig") -> float:
 
     task = task_of(trial)
     total = 0.0
-    assert task is not None
+    assert task is not None  # the caller has one
     model.eval()
     for case in task.cases(trial.test_lengths):
         if evaluate.cannot_run(model.encoding, task, case):  # type: ignore[arg-type]
@@ -179,16 +198,16 @@ def _seconds_of_cases(model: "nn.Module", trial: "TrialConfig") -> float:
         rows = max(1, evaluate.TASK_TOKENS_AT_ONCE // task.tokens(case))
         batch = task.test_batch(case, rows, trial.train_length)
         forward.answers(model, batch, trial, task.end, rows)
-        began = _now(trial)
+        began = _time_after_device(trial)
         forward.answers(model, batch, trial, task.end, rows)
-        seconds = (_now(trial) - began) / rows
+        seconds = (_time_after_device(trial) - began) / rows
         total += seconds * evaluate.SEQUENCES
         if case.length == trial.train_length and not case.variant:
             total += train.VALIDATIONS * seconds * evaluate.VALID_SEQUENCES
     return total
 
 
-def _seconds_without_gradients(model: "nn.Module", trial: "TrialConfig") -> float:
+def _seconds_of_text_evaluation(model: "nn.Module", trial: "TrialConfig") -> float:
     """Return the seconds of validations and test; one piece at each length is timed after an
     untimed one."""
     import torch
@@ -202,13 +221,14 @@ def _seconds_without_gradients(model: "nn.Module", trial: "TrialConfig") -> floa
     for length in trial.test_lengths:
         if evaluate.cannot(model.encoding, objective.longest_part(length)):  # type: ignore[arg-type]
             continue
+        # The time does not depend on the bytes; a row has the byte after its window, too.
         rows = torch.zeros(max(1, evaluate.TOKENS_AT_ONCE // length), length + 1, dtype=torch.long)
         asked = objective.ask_held_out(rows)
         with torch.no_grad():
             objective.losses(model, asked, trial)
-            began = _now(trial)
+            began = _time_after_device(trial)
             objective.losses(model, asked, trial)
-        per_token = (_now(trial) - began) / (rows.shape[0] * length)
+        per_token = (_time_after_device(trial) - began) / (rows.shape[0] * length)
         total += per_token * windows.HELD_OUT_BYTES
         if length == trial.train_length:
             count = min(windows.VALID_WINDOWS, windows.HELD_OUT_BYTES // length)

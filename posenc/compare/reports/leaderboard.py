@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from posenc.compare.rates import chosen_rates
+from posenc.compare.rates import choose_rates
 from posenc.compare.reports.board import BOARD, ROWS, published_file
 from posenc.compare.reports.merge import joined, joined_by_slashes, recipe_of
 from posenc.compare.results import FORMAT, CorpusInfo, RateCheck, Study, TrialResult
@@ -102,7 +102,7 @@ def study_of(rows: Sequence[Row], tried: Sequence[Row] = (), of: str = "The lead
     _check_each_trial_once(of, [row.result.config for row in all_rows])
     results = [row.result for row in rows]
     trials = [result.config for result in results]
-    rates = chosen_rates([row.result for row in tried])
+    rates = choose_rates([row.result for row in tried])
     same_recipe = trials
     if rates:
         _check_chosen_rates(of, trials, rates)

@@ -10,7 +10,7 @@ from posenc.compare.page import tables
 from posenc.compare.page.show import show_study, write_figures_of, write_page
 from posenc.compare.reports.merge import merge
 from posenc.compare.results import OtherFormat, Study
-from posenc.compare.study import RUNS, collect, write_report
+from posenc.compare.study import RUNS, collect_results, write_report
 from posenc.compare.trial.config import TrialConfig
 from posenc.compare.trial.objectives import objective_of
 from posenc.report.files.atomic import check_outputs, check_writable
@@ -94,7 +94,7 @@ def _read(folder: Path) -> Study:
 
 def _collected(folder: Path, lines: list[str], study: Study | None = None) -> tuple[Path, Study]:
     """Return a run with the results in its folder; add damaged ones to `lines`."""
-    study, damaged = collect(_read(folder) if study is None else study, folder)
+    study, damaged = collect_results(_read(folder) if study is None else study, folder)
     lines += damaged
     return folder, study
 

@@ -14,7 +14,7 @@ from posenc.compare.engines import sweep
 from posenc.compare.options import Options
 from posenc.compare.plan.cost import check_cost
 from posenc.compare.results import Timing
-from posenc.compare.study import collect
+from posenc.compare.study import collect_results
 from posenc.compare.trial import process
 from posenc.compare.trial.files import save_result
 from posenc.report.machine import machine
@@ -132,8 +132,8 @@ def test_kinds_of_gpus_are_noted_with_the_results(tmp_path, gpus):
         timed = dataclasses.replace(each, timing=Timing(1.0, 1.0, 1.0, kind))
         save_result(tmp_path / each.config.folder, timed)
     trials = [each.config for each in results]
-    hardware = collect(study(missing=trials), tmp_path)[0].hardware
+    hardware = collect_results(study(missing=trials), tmp_path)[0].hardware
     assert hardware["processor"] == "A100; EPYC, H100; EPYC"
     assert "different processors (A100; EPYC, H100; EPYC)" in hardware["warning"]
-    hardware = collect(study(missing=trials[::2]), tmp_path)[0].hardware
+    hardware = collect_results(study(missing=trials[::2]), tmp_path)[0].hardware
     assert hardware == {"processor": "H100; EPYC"}

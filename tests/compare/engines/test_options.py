@@ -12,7 +12,7 @@ import pytest
 
 from posenc.compare.engines.remote import MOST, Progress, Remote
 from posenc.compare.options import Options
-from posenc.compare.plan.plan import check_engine
+from posenc.compare.plan.plan import check_engine_options
 from posenc.report.machine.processor import processors_of
 from tests.compare.judge.test_summary import TRIAL
 
@@ -31,13 +31,13 @@ from tests.compare.judge.test_summary import TRIAL
 )
 def test_options_of_another_engine_are_refused(options, words):
     with pytest.raises(ValueError, match=words):
-        check_engine(Options(**options))
+        check_engine_options(Options(**options))
 
 
 def test_options_of_the_engine_are_taken():
-    check_engine(Options(workers=2))
-    check_engine(Options(engine="ray", address="auto", storage="s3://a/b", max_parallel=3))
-    check_engine(Options(engine="slurm", partition="cpu", max_parallel=3))
+    check_engine_options(Options(workers=2))
+    check_engine_options(Options(engine="ray", address="auto", storage="s3://a/b", max_parallel=3))
+    check_engine_options(Options(engine="slurm", partition="cpu", max_parallel=3))
 
 
 def test_losses_count_only_without_progress():

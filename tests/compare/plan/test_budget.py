@@ -9,7 +9,12 @@ import pytest
 from posenc.compare.budget import BUDGETS
 from posenc.compare.options import Options
 from posenc.compare.plan.encodings import read_encodings
-from posenc.compare.plan.plan import chosen, make_plan, plan_trials, with_suite
+from posenc.compare.plan.plan import (
+    chosen_budget,
+    make_plan,
+    plan_one_trial_per_task,
+    with_suite_defaults,
+)
 from posenc.compare.study import run_study
 from posenc.tasks.known import TASKS
 from tests.experiment import experiment
@@ -19,10 +24,10 @@ TABLE = Path(__file__).parents[3] / "results/compare/budget.csv"
 
 
 def test_a_budget_sets_seeds_and_steps_unless_options_do():
-    assert chosen(Options()) == BUDGETS["standard"]
-    assert chosen(Options(budget="quick")).seeds == 1
-    assert chosen(Options(budget="quick", seeds=4))[:2] == (4, BUDGETS["quick"].steps)
-    assert chosen(Options(budget="thorough", steps=7))[:2] == (BUDGETS["thorough"].seeds, 7)
+    assert chosen_budget(Options()) == BUDGETS["standard"]
+    assert chosen_budget(Options(budget="quick")).seeds == 1
+    assert chosen_budget(Options(budget="quick", seeds=4))[:2] == (4, BUDGETS["quick"].steps)
+    assert chosen_budget(Options(budget="thorough", steps=7))[:2] == (BUDGETS["thorough"].seeds, 7)
 
 
 @pytest.mark.parametrize(
@@ -85,33 +90,35 @@ def test_a_pair_that_turns_round_or_is_no_number_is_lost_and_recipes_stay_apart(
 
 
 def test_a_suite_is_its_tasks_sizes_and_seeds():
-    quick = with_suite(Options(suite=True, budget="quick"))
+    quick = with_suite_defaults(Options(suite=True, budget="quick"))
     assert quick.task == ["text", "copy", "recall", "offset"]
     assert (quick.width, quick.layers, quick.heads) == (64, 3, 4) and not quick.check_lr
-    assert chosen(quick)[:2] == (1, 600)
-    thorough = with_suite(Options(suite=True, budget="thorough", width=32))
+    assert chosen_budget(quick)[:2] == (1, 600)
+    thorough = with_suite_defaults(Options(suite=True, budget="thorough", width=32))
     chosen_one_by_one = {"grid", "needle_by_meaning", "variables", "common_words"}
     assert set(thorough.task or ()) == {"text", *TASKS} - chosen_one_by_one
-    assert thorough.check_lr and thorough.width == 32 and chosen(thorough).seeds == 3
-    assert with_suite(Options(task=["copy"])) == Options(task=["copy"])
+    assert thorough.check_lr and thorough.width == 32 and chosen_budget(thorough).seeds == 3
+    assert with_suite_defaults(Options(task=["copy"])) == Options(task=["copy"])
 
 
 def test_a_larger_budget_of_the_suite_goes_on_with_the_trials_of_a_smaller_one():
     def trials(budget):
-        options = with_suite(Options(suite=True, budget=budget))
-        planned = plan_trials(options, read_encodings(["rope"]))
-        return {replace(t, seed=seed) for t in planned for seed in range(chosen(options).seeds)}
+        options = with_suite_defaults(Options(suite=True, budget=budget))
+        planned = plan_one_trial_per_task(options, read_encodings(["rope"]))
+        return {
+            replace(t, seed=seed) for t in planned for seed in range(chosen_budget(options).seeds)
+        }
 
     assert trials("quick") < trials("standard") < trials("thorough")
 
 
 def test_a_suite_takes_no_other_tasks():
     with pytest.raises(ValueError, match=r"--task: --suite has its own tasks \(text, copy"):
-        with_suite(Options(suite=True, task=["reverse"]))
+        with_suite_defaults(Options(suite=True, task=["reverse"]))
     with pytest.raises(
         ValueError, match="--budget must be quick, standard or thorough, got 'huge'"
     ):
-        with_suite(Options(suite=True, budget="huge"))
+        with_suite_defaults(Options(suite=True, budget="huge"))
 
 
 def test_the_suite_runs_as_one_command(tmp_path, capsys):

@@ -30,7 +30,7 @@ def test_parameters_are_counted_as_they_are_built(objective):
     matrices = sum(p.numel() for p in model.parameters() if p.ndim > 1)
     tied = model.head.weight is model.tokens.weight
     built = matrices if tied else matrices - model.head.weight.numel()
-    assert cost._parameters(trial) == built
+    assert cost._count_matrix_parameters(trial) == built
 
 
 @pytest.mark.parametrize(
@@ -108,4 +108,4 @@ def test_a_constructor_that_reads_what_it_computes_is_counted_too(reads, tmp_pat
         "        self.learned = torch.nn.Parameter(torch.zeros(7))\n",
         encoding="utf-8",
     )
-    assert sum(p.numel() for p in cost._built(TRIAL, f"{mine}:Reads").parameters()) == 7
+    assert sum(p.numel() for p in cost._build_encoding(TRIAL, f"{mine}:Reads").parameters()) == 7

@@ -8,7 +8,7 @@ import pytest
 
 from posenc import compare
 from posenc.compare.plan import dry_run as module
-from posenc.compare.plan.dry_run import dry_run, tokens_of
+from posenc.compare.plan.dry_run import dry_run, most_training_tokens
 from posenc.compare.plan.learning_rate_search import rate_trials
 from tests.compare.judge.test_summary import TRIAL
 from tests.texts import prose
@@ -24,7 +24,7 @@ def test_the_sentence_counts_trials_tokens_and_time(monkeypatch):
         for seed in range(3)
         for name in seconds
     ]
-    assert tokens_of(trials[0]) == 3200
+    assert most_training_tokens(trials[0]) == 3200
     table, sentence = dry_run(trials, None, 2, 2)
     assert sentence.startswith("6 trials, 19,200 tokens, about 4:30 on 2 workers")
     assert [list(column.cells) for column in table.columns] == [

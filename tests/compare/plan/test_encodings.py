@@ -10,9 +10,9 @@ import pytest
 from posenc import ALiBi
 from posenc.compare.judge.standing import standing_at
 from posenc.compare.page.page import make_page
-from posenc.compare.plan.contract_gate import _check_lengths, find_void
+from posenc.compare.plan.contract_gate import _check_outputs_at_lengths, find_contract_failures
 from posenc.compare.plan.encodings import read_encodings
-from posenc.compare.results import Study, labelled
+from posenc.compare.results import Study, with_labels
 from posenc.encodings import hash_of_user_code
 from posenc.encodings.registry import known
 from posenc.testing import CHECKS, VOIDING, maker
@@ -116,9 +116,11 @@ def test_there_is_a_mistake_for_each_check_that_voids_a_comparison():
 def test_an_encoding_that_voids_a_comparison_is_refused(folder, check):
     name = MISTAKES[check]
     with pytest.raises(ValueError, match=f"{name}: .*--unchecked compares it") as raised:
-        find_void(read_encodings(["rope", f"planted.py:{name}"]), False)
+        find_contract_failures(read_encodings(["rope", f"planted.py:{name}"]), False)
     shutil.copy(folder / "planted.py", folder / "again.py")  # classes that remember nothing yet
-    (said,) = (found := find_void(read_encodings(["rope", f"again.py:{name}"]), True)).values()
+    (said,) = (
+        found := find_contract_failures(read_encodings(["rope", f"again.py:{name}"]), True)
+    ).values()
     assert list(found) == [f"again.py:{name}"]
     assert said in str(raised.value)
     # The first check that fails is named, which may be another one.
@@ -128,22 +130,27 @@ def test_an_encoding_that_voids_a_comparison_is_refused(folder, check):
 def test_numbers_that_depend_on_how_many_tokens_follow_are_seen_at_the_lengths_of_the_study():
     make = maker(planted.DividedByTheNumberOfKeys)
     CHECKS["decoding_matches_prefill"](make)  # shorter sequences do not show it
-    _check_lengths([(64, 600)], make)
+    _check_outputs_at_lengths([(64, 600)], make)
     with pytest.raises(AssertionError, match="cut into calls in sequences of 1,400 tokens"):
-        _check_lengths([(64, 600), (64, 1400)], make)
+        _check_outputs_at_lengths([(64, 600), (64, 1400)], make)
     with pytest.raises(AssertionError, match="not finite in sequences of 600 tokens"):
-        _check_lengths([(64, 600)], maker(planted.NotANumberWhereAQueryIsLast))
+        _check_outputs_at_lengths([(64, 600)], maker(planted.NotANumberWhereAQueryIsLast))
 
 
 def test_an_encoding_that_keeps_its_promises_is_not_refused(folder):
-    assert find_void(read_encodings(["rope", "my.py:LogALiBi", "rope+my.py:LogALiBi"]), False) == {}
+    assert (
+        find_contract_failures(
+            read_encodings(["rope", "my.py:LogALiBi", "rope+my.py:LogALiBi"]), False
+        )
+        == {}
+    )
 
 
 def test_one_that_cannot_be_built_for_the_check_is_not_compared_in_silence(folder):
     text = MINE.replace("super().__init__()", "super().__init__()\n        assert num_heads == 2")
     (folder / "my.py").write_text(text, encoding="utf-8")
     with pytest.raises(ValueError, match="could not be checked, because it cannot be built for 4"):
-        find_void(read_encodings(["my.py:LogALiBi"]), False)
+        find_contract_failures(read_encodings(["my.py:LogALiBi"]), False)
 
 
 def finished(folder: Path) -> dict[str, int]:
@@ -191,10 +198,10 @@ def test_unchecked_is_compared_said_and_never_recommended(folder, call):
     assert "The losses of cheat mean nothing: it fails a check." in " ".join(shown.split())
     assert "cheat is compared unchecked: " in " ".join(said.split())
     study = Study.from_json((folder / "out" / "study.json").read_text(encoding="utf-8"))
-    page = make_page(labelled(study)).html()
+    page = make_page(with_labels(study)).html()
     assert "cheat is compared unchecked" in page
     length = study.trials[0].train_length
-    assert standing_at(labelled(study), length).order == ("rope",)
+    assert standing_at(with_labels(study), length).order == ("rope",)
 
 
 @pytest.mark.parametrize(

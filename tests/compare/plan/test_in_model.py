@@ -4,7 +4,7 @@ import pytest
 
 from posenc import compare
 from posenc.compare.options import Options
-from posenc.compare.plan.in_model import twins
+from posenc.compare.plan.in_model import are_twins
 from posenc.compare.plan.plan import check_plan, make_plan
 from posenc.encodings import ModelShape, create
 
@@ -12,7 +12,7 @@ SHAPE = ModelShape(embed_dim=32, num_heads=4, train_length=16)
 
 
 def checked(*encodings: str, layers: int) -> None:
-    check_plan(make_plan(Options(list(encodings), layers=layers)), workers=1, here=1)
+    check_plan(make_plan(Options(list(encodings), layers=layers)), workers=1, local_workers=1)
 
 
 @pytest.mark.parametrize(
@@ -37,7 +37,7 @@ def test_a_hybrid_needs_as_many_layers_as_its_pattern(text, layers, enough):
 def test_a_suite_of_three_layers_refuses_a_pattern_of_four():
     plan = make_plan(Options(["rope", "rnope"], suite=True))
     with pytest.raises(ValueError, match="rnope: RNoPE repeats after 4 layers"):
-        check_plan(plan, workers=1, here=1)
+        check_plan(plan, workers=1, local_workers=1)
 
 
 def test_nothing_is_written_for_a_hybrid_that_does_not_fit(tmp_path):
@@ -77,7 +77,7 @@ OTHERS = [
 
 @pytest.mark.parametrize(("one", "other"), TWINS)
 def test_the_same_encoding_spelt_differently_is_a_twin(one, other):
-    assert twins(create(one, SHAPE), create(other, SHAPE), 4)
+    assert are_twins(create(one, SHAPE), create(other, SHAPE), 4)
 
 
 def test_twins_are_named_before_training():
@@ -87,10 +87,10 @@ def test_twins_are_named_before_training():
 
 @pytest.mark.parametrize(("one", "other"), OTHERS)
 def test_encodings_that_differ_are_no_twins(one, other):
-    assert not twins(create(one, SHAPE), create(other, SHAPE), 12)
+    assert not are_twins(create(one, SHAPE), create(other, SHAPE), 12)
 
 
 def test_long_lists_of_factors_are_compared_to_their_end():
     shape = ModelShape(embed_dim=256, num_heads=2)
     one, other = (create(f"longrope:long_factor={[2.5] * 63 + [end]}", shape) for end in (3, 4))
-    assert not twins(one, other, 1)
+    assert not are_twins(one, other, 1)

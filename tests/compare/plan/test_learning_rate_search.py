@@ -12,8 +12,8 @@ from posenc.compare.judge.summary import summarise_tasks
 from posenc.compare.options import Options
 from posenc.compare.page import tables
 from posenc.compare.page.page import make_page
-from posenc.compare.plan.learning_rate_search import at_chosen_rates, rate_trials
-from posenc.compare.rates import chosen_rates
+from posenc.compare.plan.learning_rate_search import rate_trials, with_chosen_rates
+from posenc.compare.rates import choose_rates
 from posenc.compare.reports.merge import merge
 from posenc.compare.results import Study, TrainingPoint, TrialResult
 from posenc.compare.study import run_study
@@ -64,9 +64,9 @@ def test_a_trial_that_was_tested_beyond_has_no_say():
         dataclasses.replace(r, config=dataclasses.replace(r.config, test_lengths=(4, 8)))
         for r in near
     ]
-    assert chosen_rates(near)[0].chosen == COPY.lr
+    assert choose_rates(near)[0].chosen == COPY.lr
     with pytest.raises(ValueError, match=r"at the training length 4 only, .* tested at 4, 8"):
-        chosen_rates([*near[:2], far[2]])
+        choose_rates([*near[:2], far[2]])
 
 
 def test_each_encoding_and_task_has_its_own_three_rates_of_one_seed():
@@ -97,16 +97,16 @@ def test_each_encoding_and_task_has_its_own_three_rates_of_one_seed():
     ],
 )
 def test_the_lowest_finite_loss_decides(losses, factor):
-    (check,) = chosen_rates(checked(losses))
+    (check,) = choose_rates(checked(losses))
     assert check.chosen == (None if factor is None else COPY.lr * factor)
-    study = at_chosen_rates(study_of(result()), checked(losses))
+    study = with_chosen_rates(study_of(result()), checked(losses))
     assert study.trials[0].lr == COPY.lr * (factor or 1)
 
 
 def test_a_trial_that_failed_is_not_chosen_and_says_so():
     low, usual, high = rate_trials([COPY])
     found = [tried(low, 0.9), tried(usual, 0.5), tried(high, 0.1, reason="the loss became nan")]
-    study = at_chosen_rates(study_of(result()), found)
+    study = with_chosen_rates(study_of(result()), found)
     assert study.rates[0].chosen == COPY.lr
     out = io.StringIO()
     for table in tables.rate_tables(study):
@@ -115,7 +115,7 @@ def test_a_trial_that_failed_is_not_chosen_and_says_so():
 
 
 def test_a_rate_at_the_edge_is_called_so_on_the_page(tmp_path):
-    study = at_chosen_rates(study_of(result(), result("t5")), checked((0.1, 0.2, 0.3)))
+    study = with_chosen_rates(study_of(result(), result("t5")), checked((0.1, 0.2, 0.3)))
     ran = zip(study.results, study.trials, strict=True)
     results = tuple(dataclasses.replace(each, config=trial) for each, trial in ran)
     study = dataclasses.replace(study, results=results)
@@ -134,10 +134,10 @@ def test_a_study_of_before_has_no_rates():
 
 
 def test_runs_whose_rates_differ_are_not_mixed(tmp_path):
-    low = at_chosen_rates(study_of(result()), checked((0.1, 0.2, 0.3)))
-    high = at_chosen_rates(study_of(result()), checked((0.3, 0.2, 0.1)))
+    low = with_chosen_rates(study_of(result()), checked((0.1, 0.2, 0.3)))
+    high = with_chosen_rates(study_of(result()), checked((0.3, 0.2, 0.1)))
     t5 = dataclasses.replace(COPY, encoding="t5")
-    other = at_chosen_rates(study_of(result("t5")), checked((0.3, 0.2, 0.1), t5))
+    other = with_chosen_rates(study_of(result("t5")), checked((0.3, 0.2, 0.1), t5))
     with pytest.raises(ValueError, match=r"rope on copy was checked to a learning rate of 0.0005"):
         merge([(tmp_path / "a", low), (tmp_path / "b", high)])
     with pytest.raises(ValueError, match=r"lr checked for each encoding and 0.001"):

@@ -9,7 +9,7 @@ from posenc import compare
 from posenc.compare import study
 from posenc.compare.options import Options, check_options
 from posenc.compare.plan.cost import check_cost
-from posenc.compare.plan.learning_rate_search import FACTORS
+from posenc.compare.plan.learning_rate_search import RATE_FACTORS
 from tests.compare.test_tasks import planned as of_options
 
 NUMPY = '''
@@ -159,4 +159,4 @@ def test_rates_to_try_that_are_no_numbers_are_refused(lr):
     assert planned(lr=lr)
     with pytest.raises(ValueError, match=rf"--check-lr tries --lr {re.escape(f'{lr:g}')} times"):
         planned(lr=lr, check_lr=True)
-    assert planned(lr=1e308 / max(FACTORS), check_lr=True)
+    assert planned(lr=1e308 / max(RATE_FACTORS), check_lr=True)

@@ -5,9 +5,9 @@ import json
 import pytest
 
 from posenc.compare.options import Options
-from posenc.compare.plan.encodings import Compared
-from posenc.compare.plan.plan import plan_trials
-from posenc.compare.plan.sizes import sizes_of
+from posenc.compare.plan.encodings import ComparedEncoding
+from posenc.compare.plan.plan import plan_one_trial_per_task
+from posenc.compare.plan.sizes import decoder_sizes
 
 LLAMA = {
     "hidden_size": 256,
@@ -25,7 +25,7 @@ def sizes(config, tmp_path, **options) -> tuple[int, ...]:
     if config is not None:
         path = tmp_path / "config.json"
         path.write_text(json.dumps(config), encoding="utf-8")
-    found = sizes_of(Options(config=path, **options))
+    found = decoder_sizes(Options(config=path, **options))
     return found["width"], found["layers"], found["heads"], found["kv_heads"]
 
 
@@ -56,7 +56,7 @@ def test_sizes(config, options, want, tmp_path):
 
 def test_a_folder_is_its_config(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(GPT2), encoding="utf-8")
-    assert sizes_of(Options(config=tmp_path))["width"] == 48
+    assert decoder_sizes(Options(config=tmp_path))["width"] == 48
 
 
 @pytest.mark.parametrize(
@@ -78,14 +78,14 @@ def test_a_config_without_usable_sizes_is_refused(config, options, said, tmp_pat
 
 def test_a_config_that_cannot_be_read_is_refused(tmp_path):
     with pytest.raises((ValueError, OSError), match=r"gone\.json"):
-        sizes_of(Options(config=tmp_path / "gone.json"))
+        decoder_sizes(Options(config=tmp_path / "gone.json"))
     (tmp_path / "config.json").write_text("{", encoding="utf-8")
     with pytest.raises(ValueError, match=r"config\.json"):
-        sizes_of(Options(config=tmp_path / "config.json"))
+        decoder_sizes(Options(config=tmp_path / "config.json"))
 
 
 def test_the_trials_have_the_sizes_of_the_config(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(LLAMA), encoding="utf-8")
     options = Options(config=tmp_path, small=True, device="cpu")
-    (trial,) = plan_trials(options, [Compared("rope", "rope", "")])
+    (trial,) = plan_one_trial_per_task(options, [ComparedEncoding("rope", "rope", "")])
     assert (trial.width, trial.layers, trial.heads, trial.kv_heads) == (128, 4, 4, 1)

@@ -15,7 +15,7 @@ from posenc.compare.trial.windows import read_split
 from posenc.report.files.atomic import mark_figures
 from posenc.text import embedded, find_text
 
-NEED = splits.Need(train_length=8, longest=16, batch=2)
+NEED = splits.MinimumBytes(train_length=8, longest=16, batch=2)
 
 
 def folder_of(root: Path, sizes: dict[str, int]) -> Path:
@@ -30,7 +30,7 @@ def folder_of(root: Path, sizes: dict[str, int]) -> Path:
 def test_each_file_is_in_one_split_and_nothing_is_lost(tmp_path):
     names = {f"part{i}/file{i}.txt": 100 + i for i in range(30)}
     source = find_text([str(folder_of(tmp_path / "text", names))])
-    cut = splits.cut_text(source, NEED, tmp_path)
+    cut = splits.split_text(source, NEED, tmp_path)
     owners = [name for split in SPLITS for name, _, _ in cut.stretches[split]]
     assert sorted(owners) == sorted(name for name, _ in source.files)
     assert all((a, b) == (0, names[n]) for split in SPLITS for n, a, b in cut.stretches[split])
@@ -40,8 +40,10 @@ def test_each_file_is_in_one_split_and_nothing_is_lost(tmp_path):
 
 def test_split_depends_on_names_below_the_folder_and_not_on_where_it_lies(tmp_path):
     sizes = {f"f{i}": 200 for i in range(12)}
-    a = splits.cut_text(find_text([str(folder_of(tmp_path / "a", sizes))]), NEED, tmp_path)
-    b = splits.cut_text(find_text([str(folder_of(tmp_path / "deep" / "b", sizes))]), NEED, tmp_path)
+    a = splits.split_text(find_text([str(folder_of(tmp_path / "a", sizes))]), NEED, tmp_path)
+    b = splits.split_text(
+        find_text([str(folder_of(tmp_path / "deep" / "b", sizes))]), NEED, tmp_path
+    )
     assert a.stretches == b.stretches
     assert a.info.hash == b.info.hash
 
@@ -51,30 +53,30 @@ def test_what_a_comparison_wrote_is_no_text_of_the_next_one(tmp_path, monkeypatc
     """posenc compare --text . twice: the second run must find the first one's trials again."""
     root = folder_of(tmp_path / "book", {f"f{i}": 200 for i in range(12)})
     monkeypatch.chdir(root)
-    before = splits.cut_text(find_text([text]), NEED, tmp_path).info.hash
+    before = splits.split_text(find_text([text]), NEED, tmp_path).info.hash
     run = folder_of(root / "runs" / "compare-1", {"report.html": 99, "trials/alibi/log.txt": 9})
     (run / "study.json").write_text('{"format": "posenc study 2", "command": "posenc compare"}')
     figures = folder_of(root / "figures", {"by-length.csv": 300})
     mark_figures(figures)
     folder_of(root / ".hidden", {"file": 400})
-    assert splits.cut_text(find_text([text]), NEED, tmp_path).info.hash == before
+    assert splits.split_text(find_text([text]), NEED, tmp_path).info.hash == before
     assert len(find_text(["runs/compare-1/report.html"]).files) == 1  # named by itself
     with pytest.raises(ValueError, match="apart from hidden ones and comparisons of posenc"):
         find_text([str(run)])
     (run / "study.json").write_text('{"format": "my own study", "about": "whales"}')
-    assert splits.cut_text(find_text([text]), NEED, tmp_path).info.hash != before
+    assert splits.split_text(find_text([text]), NEED, tmp_path).info.hash != before
 
 
 def test_hash_sees_one_changed_byte(tmp_path):
     root = folder_of(tmp_path, {f"f{i}": 200 for i in range(12)})
-    before = splits.cut_text(find_text([str(root)]), NEED, tmp_path).info.hash
+    before = splits.split_text(find_text([str(root)]), NEED, tmp_path).info.hash
     (root / "f3").write_bytes(b"x" * 199 + b"y")
-    assert splits.cut_text(find_text([str(root)]), NEED, tmp_path).info.hash != before
+    assert splits.split_text(find_text([str(root)]), NEED, tmp_path).info.hash != before
 
 
 def test_byte_entropy_is_that_of_all_bytes_and_tells_no_two_texts_apart(tmp_path):
     sizes = {f"f{i}": 100 * (1 + i % 3) for i in range(12)}
-    info = splits.cut_text(find_text([str(folder_of(tmp_path, sizes))]), NEED, tmp_path).info
+    info = splits.split_text(find_text([str(folder_of(tmp_path, sizes))]), NEED, tmp_path).info
     assert info.byte_entropy == pytest.approx(stats.entropy(list(sizes.values()), base=2))
     old = dataclasses.replace(info, byte_entropy=None)
     assert old == info and len({old, info}) == 1
@@ -83,7 +85,7 @@ def test_byte_entropy_is_that_of_all_bytes_and_tells_no_two_texts_apart(tmp_path
 def test_single_file_is_cut_into_contiguous_stretches(tmp_path):
     text = np.random.default_rng(0).integers(0, 256, 4000).astype(np.uint8).tobytes()
     (tmp_path / "book.bin").write_bytes(text)
-    cut = splits.cut_text(find_text([str(tmp_path / "book.bin")]), NEED, tmp_path)
+    cut = splits.split_text(find_text([str(tmp_path / "book.bin")]), NEED, tmp_path)
     cut.write(tmp_path / "out")
     parts = [read_split(tmp_path / "out", split, cut.info.hash) for split in SPLITS]
     assert all(part[-1] == splits.SEPARATOR for part in parts)
@@ -93,7 +95,7 @@ def test_single_file_is_cut_into_contiguous_stretches(tmp_path):
 
 def test_files_are_joined_by_the_separator(tmp_path):
     root = folder_of(tmp_path / "text", {f"f{i}": 300 for i in range(9)})
-    cut = splits.cut_text(find_text([str(root)]), NEED, tmp_path)
+    cut = splits.split_text(find_text([str(root)]), NEED, tmp_path)
     cut.write(tmp_path)
     for split in SPLITS:
         symbols = read_split(tmp_path, split, cut.info.hash)
@@ -135,12 +137,12 @@ def test_short_text_says_how_many_bytes_are_needed(tmp_path, size):
     (tmp_path / "a").write_bytes(b"x" * size)
     # 2 windows of 9 to train on, 8 of 9 to validate, 8 of 17 to test
     with pytest.raises(ValueError, match=rf"it has {size} bytes.* at least {18 + 72 + 136} "):
-        splits.cut_text(find_text([str(tmp_path / "a")]), NEED, tmp_path)
+        splits.split_text(find_text([str(tmp_path / "a")]), NEED, tmp_path)
 
 
 def test_least_text_that_is_said_to_be_enough_is_enough(tmp_path):
     (tmp_path / "a").write_bytes(b"x" * (sum(NEED.bytes.values()) + 2))  # two roundings
-    splits.cut_text(find_text([str(tmp_path / "a")]), NEED, tmp_path)
+    splits.split_text(find_text([str(tmp_path / "a")]), NEED, tmp_path)
 
 
 def test_embedded_corpus_is_python_source_without_tests():
@@ -153,7 +155,7 @@ def test_embedded_corpus_is_python_source_without_tests():
 
 def written(tmp_path):
     (tmp_path / "book.txt").write_bytes(bytes(range(256)) * 20)
-    cut = splits.cut_text(find_text([str(tmp_path / "book.txt")]), NEED, tmp_path)
+    cut = splits.split_text(find_text([str(tmp_path / "book.txt")]), NEED, tmp_path)
     assert cut.write(tmp_path) is None
     return cut, {s: path_of(tmp_path, cut.info.hash) / f"{s}.u16" for s in SPLITS}
 
@@ -184,7 +186,7 @@ def test_whole_splits_are_not_written_again(tmp_path):
 @pytest.mark.parametrize("content", [b"x" * 5120, b"x" * 100])
 def test_text_that_changes_after_it_was_cut_is_refused(tmp_path, content):
     (tmp_path / "book.txt").write_bytes(bytes(range(256)) * 20)
-    cut = splits.cut_text(find_text([str(tmp_path / "book.txt")]), NEED, tmp_path)
+    cut = splits.split_text(find_text([str(tmp_path / "book.txt")]), NEED, tmp_path)
     (tmp_path / "book.txt").write_bytes(content)
     os.utime(tmp_path / "book.txt", ns=(1, 1))
     with pytest.raises(ValueError, match=r"book\.txt (changed while|ends after 100 bytes)"):
@@ -195,13 +197,13 @@ def test_text_that_changes_after_it_was_cut_is_refused(tmp_path, content):
 def test_text_beyond_the_disk_is_refused_before_it_is_read(tmp_path, monkeypatch):
     (tmp_path / "huge").write_bytes(b"")
     os.truncate(tmp_path / "huge", 1 << 42)  # sparse: takes no room
-    monkeypatch.setattr(splits, "_chunks", lambda *arguments: pytest.fail("read"))
+    monkeypatch.setattr(splits, "_read_chunks", lambda *arguments: pytest.fail("read"))
     usage = splits.shutil._ntuple_diskusage(1 << 40, 0, 1 << 40)
     monkeypatch.setattr(splits.shutil, "disk_usage", lambda path: usage)
     with pytest.raises(
         ValueError, match=r"need at least 8,192\.0 GiB of disk, and there are 1,024\.0"
     ):
-        splits.cut_text(find_text([str(tmp_path / "huge")]), NEED, tmp_path / "not" / "made")
+        splits.split_text(find_text([str(tmp_path / "huge")]), NEED, tmp_path / "not" / "made")
 
 
 @pytest.mark.parametrize("name", ["/dev/zero", "/dev/urandom", "pipe"])
@@ -229,12 +231,12 @@ def test_no_more_than_a_bounded_number_of_files(tmp_path, monkeypatch):
 def test_file_that_claims_no_size_is_not_read(tmp_path):
     source = find_text(["/proc/cpuinfo"])  # has lines, and says that it has 0 bytes
     with pytest.raises(ValueError, match="it has 0 bytes"):
-        splits.cut_text(source, NEED, tmp_path)
+        splits.split_text(source, NEED, tmp_path)
 
 
 def test_name_in_no_encoding_is_a_name(tmp_path):
     for name in (b"caf\xe9", "道".encode()):
         path = os.fsencode(tmp_path) + b"/" + name
         Path(os.fsdecode(path)).write_bytes(b"x" * 1000)
-        cut = splits.cut_text(find_text([os.fsdecode(path)]), NEED, tmp_path)
+        cut = splits.split_text(find_text([os.fsdecode(path)]), NEED, tmp_path)
         assert cut.info.name == name.decode("utf-8", "surrogateescape")

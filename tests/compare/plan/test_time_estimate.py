@@ -25,7 +25,7 @@ def trials(*names: str, steps: int = 1000, seeds: int = 1):
 
 def test_a_trial_takes_its_steps_its_tests_and_its_start(monkeypatch, tmp_path):
     monkeypatch.setattr(windows, "read_split", lambda *args: np.zeros(5000, dtype=np.int64))
-    monkeypatch.setattr(time_estimate, "_seconds_without_gradients", lambda *args: 7.0)
+    monkeypatch.setattr(time_estimate, "_seconds_of_text_evaluation", lambda *args: 7.0)
     taken = []
 
     def step(model, optimizer, trial, symbols, index):
@@ -34,7 +34,7 @@ def test_a_trial_takes_its_steps_its_tests_and_its_start(monkeypatch, tmp_path):
         return 1.0
 
     monkeypatch.setattr(train, "take_step", step)
-    got = time_estimate._seconds_of_one(trials("rope")[0], tmp_path)
+    got = time_estimate._seconds_of_trial(trials("rope")[0], tmp_path)
     want = START_SECONDS + 7.0 + 1000 * SLEEP
     assert want <= got < 1.25 * want
     assert taken == list(range(time_estimate.WARM_UP + time_estimate.STEPS))
@@ -54,8 +54,8 @@ def test_each_encoding_has_its_own_pace_and_is_measured_once(workers, monkeypatc
         shares.append(share)
         return {trial.encoding: seconds[trial.encoding] for trial in share}
 
-    monkeypatch.setattr(time_estimate, "WORTH", 0)
-    monkeypatch.setattr(time_estimate, "_measured", measured)
+    monkeypatch.setattr(time_estimate, "MIN_STEPS_TO_MEASURE", 0)
+    monkeypatch.setattr(time_estimate, "_measure_in_process", measured)
     got = time_estimate.expected_seconds(trials(*seconds, seeds=4), tmp_path, workers)
     assert got == 4 * 450 / workers
     assert sorted(asked) == sorted(seconds)
@@ -63,8 +63,8 @@ def test_each_encoding_has_its_own_pace_and_is_measured_once(workers, monkeypatc
 
 
 def test_few_steps_are_not_measured(monkeypatch, tmp_path):
-    monkeypatch.setattr(time_estimate, "_measured", None)
-    few = trials("rope", steps=time_estimate.WORTH - 1)
+    monkeypatch.setattr(time_estimate, "_measure_in_process", None)
+    few = trials("rope", steps=time_estimate.MIN_STEPS_TO_MEASURE - 1)
     assert time_estimate.expected_seconds(few, tmp_path, 1) is None
     assert time_estimate.expected_seconds([], tmp_path, 1) is None
 
@@ -74,8 +74,8 @@ def study(tmp_path):
     """A folder with a text, and a trial that reads it."""
     text = tmp_path / "text.txt"
     text.write_text("the cat sat on the mat, and the dog did not. " * 400)
-    need = splits.Need(TRIAL.train_length, max(TRIAL.test_lengths), TRIAL.batch)
-    cut = splits.cut_text(find_text([str(text)]), need, tmp_path)
+    need = splits.MinimumBytes(TRIAL.train_length, max(TRIAL.test_lengths), TRIAL.batch)
+    cut = splits.split_text(find_text([str(text)]), need, tmp_path)
     cut.write(tmp_path)
     return tmp_path, dataclasses.replace(TRIAL, corpus=cut.info.hash)
 
@@ -87,14 +87,14 @@ def test_the_processes_that_measure_say_what_they_measured(study):
     for each in both:
         (folder / each.folder).mkdir()
         time_estimate.write_trial(folder / each.folder, each)
-    seconds = time_estimate._measured(both, folder)
+    seconds = time_estimate._measure_in_process(both, folder)
     assert seconds.keys() == {"rope", "alibi", f"{trial.encoding} on copy"}
     assert all(START_SECONDS < each < 600 for each in seconds.values())
 
 
 def test_an_encoding_that_cannot_be_built_is_the_trial_s_own_matter(study, monkeypatch):
     folder, trial = study
-    monkeypatch.setattr(time_estimate, "WORTH", 0)
+    monkeypatch.setattr(time_estimate, "MIN_STEPS_TO_MEASURE", 0)
     broken = dataclasses.replace(trial, encoding="no_such_encoding")
     assert time_estimate.expected_seconds([broken], folder, 1) is None
     log = (folder / broken.folder / "log.txt").read_text(encoding="utf-8")
@@ -106,7 +106,7 @@ def test_an_encoding_that_cannot_be_built_is_the_trial_s_own_matter(study, monke
 
 def test_a_device_that_is_not_here_is_not_estimated(study, monkeypatch):
     folder, trial = study
-    monkeypatch.setattr(time_estimate, "WORTH", 0)
+    monkeypatch.setattr(time_estimate, "MIN_STEPS_TO_MEASURE", 0)
     elsewhere = dataclasses.replace(trial, device="meta")
     assert time_estimate.expected_seconds([elsewhere], folder, 1) is None
 
@@ -115,8 +115,8 @@ def test_a_measurement_that_takes_too_long_is_given_up(study, monkeypatch):
     folder, trial = study
     (folder / trial.folder).mkdir()
     time_estimate.write_trial(folder / trial.folder, trial)
-    monkeypatch.setattr(time_estimate, "PATIENCE", 0.01)
-    assert time_estimate._measured([trial], folder) == {}
+    monkeypatch.setattr(time_estimate, "TIMEOUT_SECONDS", 0.01)
+    assert time_estimate._measure_in_process([trial], folder) == {}
 
 
 def test_a_measured_week_is_refused_and_leaves_no_folder(tmp_path, monkeypatch):

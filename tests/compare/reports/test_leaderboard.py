@@ -21,7 +21,7 @@ from posenc.compare.results import (
     TrainingPoint,
     TrialResult,
 )
-from posenc.compare.study import check_ours
+from posenc.compare.study import check_out_folder
 from posenc.compare.trial.files import is_done, load_result
 from posenc.report.page.failure import Stopped
 from tests.compare.test_tasks import TEXT, result
@@ -389,7 +389,7 @@ def test_trials_of_another_recipe_are_refused_before_any_is_trained(tmp_path, mo
         text=None,
         batch=None,
     )
-    (plan,) = script.make_plan(script.piece(["t5"], "copy", 1, given)).tasks
+    (plan,) = script.make_plan(script.piece(["t5"], "copy", 1, given)).task_trials
     good = script.rate_trials([plan])
 
     def refused(config, *more, rates=()):
@@ -445,7 +445,7 @@ def test_published_trials_are_not_run_again_and_others_are(tmp_path):
     other = dataclasses.replace(timed.config, recipe=TEXT.recipe + 1)
     older = rows(study(dataclasses.replace(timed, config=other)))
     assert script.lay_out(older, tmp_path / "older") == 0
-    check_ours(tmp_path)  # what a study asks of its folder
+    check_out_folder(tmp_path)  # what a study asks of its folder
     for change in ({"seed": 1}, {"recipe": TEXT.recipe + 1}):
         assert not is_done(tmp_path, dataclasses.replace(timed.config, **change))
 

@@ -17,9 +17,9 @@ from posenc.compare.page.tables import csv_text
 from posenc.compare.reports.leaderboard import Row, read_rows
 from posenc.compare.reports.merge import merge
 from posenc.compare.reports.report_runs import _read, report_runs
-from posenc.compare.results import RateCheck, RateTried, Study, labelled
+from posenc.compare.results import RateCheck, RateTried, Study, with_labels
 from posenc.compare.reuse import reuse_trials
-from posenc.compare.study import check_ours, collect
+from posenc.compare.study import check_out_folder, collect_results
 from posenc.compare.trial.files import load_results
 from posenc.report.files.record import SEAL, seal
 from tests.compare.judge.test_summary import study as text_study
@@ -117,9 +117,9 @@ def rewritten(path: Path, draw: random.Random) -> None:
 
 def told(study: Study, folder: Path) -> None:
     """Everything that is said of a study, but for drawing the page."""
-    study, _ = collect(study, folder)
-    csv_text(labelled(study))
-    answer_json(labelled(study), folder)
+    study, _ = collect_results(study, folder)
+    csv_text(with_labels(study))
+    answer_json(with_labels(study), folder)
     show_study(study, folder, Console(quiet=True))
 
 
@@ -140,7 +140,7 @@ def test_a_mutated_study_is_told_or_refused_in_one_line(seed, tmp_path, capsys):
             refused += 1
             assert one_line(error), error
         try:  # as a run that goes on from here
-            assert len((check_ours(tmp_path) or "").splitlines()) < 2
+            assert len((check_out_folder(tmp_path) or "").splitlines()) < 2
         except ValueError as error:
             assert one_line(error), error
     assert 20 < refused < 60

@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from posenc.compare.options import Options
 from posenc.compare.plan.encodings import read_encodings
-from posenc.compare.plan.plan import plan_trials
+from posenc.compare.plan.plan import plan_one_trial_per_task
 from posenc.compare.trial import run_trial, train
 from posenc.compare.trial.objectives import OBJECTIVES
 from posenc.tasks.known import TASKS
@@ -227,10 +227,10 @@ def test_compile_is_refused_without_a_compiler_and_for_tasks(monkeypatch):
     monkeypatch.setenv("CXX", os.devnull + "/none")
     asked = Options(["rope"], compile=True, device="cpu", precision="float32")
     with pytest.raises(ValueError, match=r"^--compile needs a C\+\+ compiler \(.*none is not in"):
-        plan_trials(asked, compared)
+        plan_one_trial_per_task(asked, compared)
     with pytest.raises(ValueError, match=r"^--compile is for text: batches of tasks differ"):
-        plan_trials(dataclasses.replace(asked, task=["copy"]), compared)
+        plan_one_trial_per_task(dataclasses.replace(asked, task=["copy"]), compared)
     monkeypatch.delenv("CXX")
     monkeypatch.setattr("posenc.report.machine.machine.shutil.which", lambda name: name)
-    (trial,) = plan_trials(asked, compared)
+    (trial,) = plan_one_trial_per_task(asked, compared)
     assert trial.compile

@@ -10,7 +10,7 @@ import torch
 from posenc.compare.options import DEFAULT_BIDIRECTIONAL, Options
 from posenc.compare.page.page import make_page
 from posenc.compare.plan.encodings import read_encodings
-from posenc.compare.plan.plan import plan_trials
+from posenc.compare.plan.plan import plan_one_trial_per_task
 from posenc.compare.study import run_study
 from posenc.compare.trial import train
 from posenc.compare.trial.objectives import OBJECTIVES
@@ -38,7 +38,7 @@ def rows_of(count=3, length=16):
 )
 def test_what_the_objective_cannot_use_is_refused_in_one_line(encodings, options, words):
     with pytest.raises(ValueError, match=words) as refused:
-        plan_trials(Options(objective="seq2seq", **options), read_encodings(encodings))
+        plan_one_trial_per_task(Options(objective="seq2seq", **options), read_encodings(encodings))
     assert "\n" not in str(refused.value)
 
 
