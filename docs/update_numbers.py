@@ -32,7 +32,7 @@ from posenc.compare.judge.standing import (
     standing_of_task,
     standing_of_tasks,
 )
-from posenc.compare.judge.summary import context_gains, learned, metric_of
+from posenc.compare.judge.summary import context_gains, has_learned, shown_score
 from posenc.compare.reports import leaderboard
 from posenc.compare.reports.board import PUBLISHED
 from posenc.compare.results import Study, TrialResult
@@ -127,13 +127,13 @@ def passed(study: str, task: str, name: str) -> str:
     """How many trials learned a task, or one of all tasks for "all"."""
     tasks = studies()[study].sequence_tasks if task == "all" else (task,)
     found = [result for each in tasks for result in _results(study, each, name)]
-    return f"{sum(map(learned, found))} of {len(found)}"
+    return f"{sum(map(has_learned, found))} of {len(found)}"
 
 
 def scores(study: str, task: str, name: str, place: str) -> str:
     """The score of each seed at a length, or at a variant whose blanks are underscores."""
     found = [
-        metric_of(task, case)
+        shown_score(task, case)
         for result in _results(study, task, name)
         for case in result.by_case
         if (case.variant or str(case.length)).replace(" ", "_") == place

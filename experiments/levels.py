@@ -27,7 +27,7 @@ from scipy import stats
 from tables import write_table
 
 from posenc.compare.reports.leaderboard import read_rows
-from posenc.compare.trial.evaluate import SEQUENCES
+from posenc.compare.trial.evaluate import TEST_SEQUENCES
 from posenc.statistics.pairs import studentized_range
 from posenc.tasks.known import TEXT
 
@@ -56,7 +56,7 @@ LADDER = (
 ASKED, MOST = 0.06, 0.065
 """Share of studies with a false alarm that a level is chosen for; the most that is taken where no
 level reaches it, which is 1 / 16 of five seeds that are all of one kind by chance."""
-TASKS, RESOLUTION = 3, 1 / SEQUENCES
+TASKS, RESOLUTION = 3, 1 / TEST_SEQUENCES
 STUDIES = 20_000
 Shape = tuple[int, int, int]
 World = Callable[[np.random.Generator, Shape], np.ndarray]

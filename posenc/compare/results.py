@@ -183,7 +183,7 @@ class TrialResult(Record):
 
     def _check_scores(self) -> None:
         """Raise ValueError unless there is a score of each test length, of text or of cases."""
-        if self.config.of_text:
+        if self.config.is_on_text:
             has_others = bool(self.by_case)
             keys = [(score.length, "") for score in self.by_length]
         else:
@@ -419,7 +419,7 @@ class Study(Record):
     @property
     def sequence_tasks(self) -> tuple[str, ...]:
         """Return the tasks other than text, in the order given."""
-        return tuple(dict.fromkeys(t.task for t in self.trials if not t.of_text))
+        return tuple(dict.fromkeys(t.task for t in self.trials if not t.is_on_text))
 
     @property
     def reused(self) -> dict[str, int]:

@@ -11,8 +11,8 @@ from typing import NamedTuple
 from posenc.compare.results import TrainingPoint, TrialResult
 from posenc.compare.trial.config import TrialConfig
 from posenc.compare.trial.files import (
-    STATE,
-    WEIGHTS,
+    CHECKPOINT_FILE,
+    WEIGHTS_FILE,
     CorruptResult,
     Cursor,
     is_done,
@@ -61,7 +61,7 @@ def reuse_trials(
             save_result(make_inside(folder / trial.folder), result)
             count += 1
             continue
-        has_checkpoint = (folder / trial.folder / STATE).exists()
+        has_checkpoint = (folder / trial.folder / CHECKPOINT_FILE).exists()
         if not has_checkpoint and _copy_weights(folder, trial, others):
             tested.append(trial)
     return count, tested
@@ -111,9 +111,9 @@ def _read_training(home: Path, trial: TrialConfig) -> _FinishedTraining | None:
         if home.name != config.folder or not trains_the_same:
             return None
         result = _finished_result(home.parent, config)
-        if result is None or not _has_kind(stat.S_ISREG, home / WEIGHTS):
+        if result is None or not _has_kind(stat.S_ISREG, home / WEIGHTS_FILE):
             return None
-        weights = bytes_of(home / WEIGHTS, MAX_WEIGHTS_BYTES)
+        weights = bytes_of(home / WEIGHTS_FILE, MAX_WEIGHTS_BYTES)
     except (ValueError, OSError):
         return None
     curve = result.training
@@ -129,17 +129,17 @@ def _write_last_checkpoint(
 ) -> None:
     """Write weights as the checkpoint of a trial that is trained and not yet tested."""
     home = make_inside(folder / trial.folder)
-    write_atomically(home / WEIGHTS, training.weights)
+    write_atomically(home / WEIGHTS_FILE, training.weights)
     cursor = Cursor(
         trial.hash,
         trial.steps,
         training=training.curve,
         train_seconds=training.seconds,
-        tensors=WEIGHTS,
+        tensors=WEIGHTS_FILE,
         tensors_sha256=hashlib.sha256(training.weights).hexdigest(),
         reused_from=reused_from,
     )
-    write_atomically(home / STATE, cursor.to_json())
+    write_atomically(home / CHECKPOINT_FILE, cursor.to_json())
 
 
 def _finished_result(run: Path, trial: TrialConfig) -> TrialResult | None:

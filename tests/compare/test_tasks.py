@@ -11,7 +11,7 @@ import torch
 
 from posenc import generate
 from posenc.compare.judge.answer import conclude
-from posenc.compare.judge.summary import learned, summarise_tasks
+from posenc.compare.judge.summary import has_learned, summarise_tasks
 from posenc.compare.options import Options
 from posenc.compare.page import tables
 from posenc.compare.page.page import make_page
@@ -22,7 +22,7 @@ from posenc.compare.results import CaseScore, Study, TrialResult
 from posenc.compare.trial import train
 from posenc.compare.trial.config import TrialConfig, read_trial, write_trial
 from posenc.compare.trial.evaluate import score_cases
-from posenc.compare.trial.forward import answers, positions_for, target_loss
+from posenc.compare.trial.forward import likeliest_tokens, positions_for, target_loss
 from posenc.encodings.registry import create
 from posenc.tasks.grid import places
 from posenc.tasks.known import TASKS
@@ -156,7 +156,7 @@ def test_encodings_of_rows_and_columns_learn_the_grid(encoding, tmp_path):
 
 def test_positions_of_the_grid_as_each_encoding_takes_them():
     batch = Batch(np.zeros((1, 5)), np.zeros((1, 5)), places(2, 2))
-    shape = train.shape_of(dataclasses.replace(TEXT, width=64))
+    shape = train.encoding_shape(dataclasses.replace(TEXT, width=64))
     three = positions_for(create("mrope", shape), batch, TEXT)
     assert three is not None
     assert three.tolist() == [[0, 0, 0], [1, 1, 1], [1, 1, 2], [1, 2, 1], [1, 2, 2]]
@@ -208,7 +208,7 @@ def test_exact_match_is_that_of_greedy_decoding():
     while step < 40 and not 5 <= exact.sum() <= 55:  # until some are right and some are not
         train.take_step(model, optimizer, config, NOTHING, step)
         step += 1
-        said, _ = answers(model, batch, config, task.end, 7)
+        said, _ = likeliest_tokens(model, batch, config, task.end, 7)
         exact = ((said == batch.targets) | (batch.targets == -100)).all(1)
     assert 0 < exact.sum() < 60
     prompts = torch.from_numpy(batch.tokens[:, :3])
@@ -218,9 +218,9 @@ def test_exact_match_is_that_of_greedy_decoding():
 
 
 def test_the_gate_reads_the_training_length_only():
-    assert learned(result(exact=(0.9, 0.0)))
-    assert not learned(result(exact=(0.89, 1.0)))
-    assert not learned(result(exact=(float("nan"), 1.0)))
+    assert has_learned(result(exact=(0.9, 0.0)))
+    assert not has_learned(result(exact=(0.89, 1.0)))
+    assert not has_learned(result(exact=(float("nan"), 1.0)))
 
 
 def test_what_was_not_learned_is_counted_and_enters_the_means():

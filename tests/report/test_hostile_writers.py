@@ -238,7 +238,10 @@ def tuned(folder):
 
 
 INNER = {
-    "a trial": lambda folder: (folder / TRIAL.folder, lambda: process.make_home(folder, TRIAL)),
+    "a trial": lambda folder: (
+        folder / TRIAL.folder,
+        lambda: process.make_trial_folder(folder, TRIAL),
+    ),
     "a failure": lambda folder: (
         folder / TRIAL.folder,
         lambda: process.write_failure(folder / TRIAL.folder, FAILED),
@@ -287,7 +290,7 @@ def test_results_behind_a_link_do_not_count(home, tmp_path):
     assert not is_done(home, TRIAL)
     (elsewhere / "checkpoint.json").write_text("precious")
     with pytest.raises(ValueError, match="a link"):
-        process.make_home(home, TRIAL)
+        process.make_trial_folder(home, TRIAL)
     assert (elsewhere / "checkpoint.json").exists() and (elsewhere / "result.json").exists()
 
 

@@ -16,7 +16,7 @@ from posenc.compare.engines.remote import Job, Remote, difference, facts
 from posenc.compare.engines.storage import Storage, answer
 from posenc.compare.results import TrialResult
 from posenc.compare.trial.config import TrialConfig
-from posenc.compare.trial.process import at_most_every
+from posenc.compare.trial.process import limit_step_events
 from posenc.lazy import require
 from posenc.report.machine.processor import processors_of
 from posenc.report.page.failure import RunFailed, one_line
@@ -123,7 +123,7 @@ class Mailbox:
 def run_job(job: Job, mailbox: Any) -> TrialResult:
     """Train the job's trial on the machine that Ray chose, and return its result. What happens goes
     into the mailbox, steps at most once a second."""
-    return job.run(at_most_every(1.0, lambda event: mailbox.put.remote(job.trial, event)))
+    return job.run(limit_step_events(1.0, lambda event: mailbox.put.remote(job.trial, event)))
 
 
 def connect(address: str | None, cores: int | None) -> Any:

@@ -13,8 +13,13 @@ from posenc.compare.engines.engine import Heard
 from posenc.compare.engines.storage import Mirror, Storage, replace_by_stored, take_result
 from posenc.compare.results import TrialResult
 from posenc.compare.trial.config import TrialConfig
-from posenc.compare.trial.files import is_done, load_results, path_of
-from posenc.compare.trial.process import Tell, TrialProcess, make_home, write_failure
+from posenc.compare.trial.files import folder_of_text, is_done, load_results
+from posenc.compare.trial.process import (
+    ReceiveEvent,
+    TrialProcess,
+    make_trial_folder,
+    write_failure,
+)
 from posenc.report.files.opened import make_inside, private_folder
 from posenc.report.machine.facts import difference, facts
 from posenc.report.page.failure import one_line
@@ -43,7 +48,7 @@ class Job:
     here: dict[str, str]
     cwd: str
 
-    def run(self, tell: Tell) -> TrialResult:
+    def run(self, tell: ReceiveEvent) -> TrialResult:
         """Run the trial on this machine. Raises: Lost."""
         differs = difference(self.here, facts())
         if differs is not None:
@@ -58,15 +63,15 @@ class Job:
             except OSError as error:
                 raise Lost(f"{self.storage}: {one_line(error)}") from error
 
-    def _run_with(self, storage: Storage, folder: Path, tell: Tell) -> TrialResult:
+    def _run_with(self, storage: Storage, folder: Path, tell: ReceiveEvent) -> TrialResult:
         """Run the trial in `folder` with its text and checkpoint from the storage, and copy there
         what it writes."""
-        if self.trial.of_text:
+        if self.trial.is_on_text:
             # Kept between trials; no other user can write there.
             texts = private_folder(Path(tempfile.gettempdir()) / f"posenc-texts-{os.getuid()}")
-            text_folder = path_of(texts, self.trial.corpus)
+            text_folder = folder_of_text(texts, self.trial.corpus)
             storage.take_text(text_folder)
-            path_of(folder, self.trial.corpus).symlink_to(text_folder)
+            folder_of_text(folder, self.trial.corpus).symlink_to(text_folder)
         home = folder / self.trial.folder
         replace_by_stored(storage, home)
         mirror = Mirror(storage, home)
@@ -82,7 +87,7 @@ class Job:
             mirror.copy_result()
         return result
 
-    def _run_below(self, folder: Path, tell: Tell) -> TrialResult:
+    def _run_below(self, folder: Path, tell: ReceiveEvent) -> TrialResult:
         """Run the trial as a process of this machine, below a study's folder that has its text."""
         if is_done(folder, self.trial):  # its machine was lost after the result was written
             return load_results(folder, [self.trial])[0][self.trial]
@@ -133,8 +138,8 @@ class Remote:
         self.checkpoint_steps = checkpoint_steps
         if self.storage is None:
             return
-        for corpus in {trial.corpus for trial in trials if trial.of_text}:
-            self.storage.give_text(path_of(folder, corpus))
+        for corpus in {trial.corpus for trial in trials if trial.is_on_text}:
+            self.storage.give_text(folder_of_text(folder, corpus))
         results = self.storage.fs.glob(self.storage.path("*/result.json"))
         finished = {PurePosixPath(result).parent.name for result in results}
         for trial in trials:
@@ -143,7 +148,7 @@ class Remote:
 
     def submit(self, trial: TrialConfig) -> None:
         """Send the trial as a job, from its last checkpoint where it has one."""
-        make_home(self.folder, trial)
+        make_trial_folder(self.folder, trial)
         self.progress[trial] = Progress()
         self.send(trial, self._job(trial))
 

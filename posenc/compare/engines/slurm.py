@@ -14,7 +14,7 @@ from typing import Any
 from posenc.compare.engines.remote import Job, Lost, Remote
 from posenc.compare.results import TrialResult
 from posenc.compare.trial.config import TrialConfig
-from posenc.compare.trial.process import at_most_every
+from posenc.compare.trial.process import limit_step_events
 from posenc.lazy import require
 from posenc.report.files.atomic import write_atomically
 from posenc.report.files.opened import make_inside, remove_folder, text_of
@@ -128,7 +128,7 @@ class SlurmTask:
     def __call__(self) -> TrialResult:
         """Run the trial. Raises: Lost."""
         self._check_run()
-        return self.job.run(at_most_every(POLL, self._tell))
+        return self.job.run(limit_step_events(POLL, self._tell))
 
     def checkpoint(self) -> Any:
         """Return what submitit queues again after a preemption or a timeout."""

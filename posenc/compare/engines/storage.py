@@ -14,7 +14,7 @@ from pathlib import Path, PurePosixPath
 import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
-from posenc.compare.trial.files import STATE, Cursor
+from posenc.compare.trial.files import CHECKPOINT_FILE, Cursor
 from posenc.lazy import require
 from posenc.report.files.atomic import is_partial, write_atomically
 from posenc.report.files.opened import (
@@ -165,7 +165,7 @@ class Mirror:
     def copy_checkpoint(self) -> None:
         """Copy the checkpoint if it is new; tensors first, for the state names them."""
         try:
-            state = text_of(self.home / STATE)
+            state = text_of(self.home / CHECKPOINT_FILE)
             if state == self.copied:
                 return
             name = Cursor.from_json(state).tensors
@@ -174,9 +174,9 @@ class Mirror:
             return
         try:
             self.storage.write(f"{self.home.name}/{name}", tensors)
-            self.storage.write(f"{self.home.name}/{STATE}", state.encode())
+            self.storage.write(f"{self.home.name}/{CHECKPOINT_FILE}", state.encode())
             self.copied = state
-            self._remove_checkpoints(keep=(STATE, name))
+            self._remove_checkpoints(keep=(CHECKPOINT_FILE, name))
         except Exception as error:  # of any of fsspec's file systems
             self.wrong = str(error)
 

@@ -9,7 +9,7 @@ from typing import Any
 from posenc.compare.engines.engine import Engine, Local
 from posenc.compare.options import Options
 from posenc.compare.results import TrialResult
-from posenc.compare.trial.checkpoint import clear_checkpoint
+from posenc.compare.trial.checkpoint import delete_checkpoint
 from posenc.compare.trial.config import TrialConfig
 from posenc.compare.trial.files import CorruptResult, load_result
 from posenc.report.machine.machine import gpus, num_cores
@@ -81,7 +81,7 @@ def _unfinished(
             tell("note", trial, f"the result is corrupt ({error}); running this trial again")
             result = None
         if result is not None and result.reason is None:
-            clear_checkpoint(folder / trial.folder)  # a kill after the result leaves it there
+            delete_checkpoint(folder / trial.folder)  # a kill after the result leaves it there
             tell("finished", trial, result)
         else:
             unfinished.append(trial)

@@ -13,24 +13,42 @@ from posenc.compare.judge.standing import (
     standing_of_tasks,
     standings,
 )
-from posenc.compare.judge.summary import learned, saved, summarise, summarise_tasks
+from posenc.compare.judge.summary import (
+    bits_saved_by_doubling,
+    has_learned,
+    summarise,
+    summarise_tasks,
+)
 from posenc.compare.results import Study, with_labels
 from posenc.sentence import listed, phrase, speaking
 from posenc.statistics.pairs import Gap, level_of
 from posenc.tasks.known import TEXT
 
 ANSWER_WORDS, LIMIT_WORDS = 60, 40
+"""The maximum of words in the answer and in the line of limits, so that both are read: chosen."""
 LAST_UNSCALED_T5 = 5
 """The last recipe in which `t5` meant what is `t5:unscaled=true` now."""
 BASELINES = ("rope", "alibi", "nope", "t5", "sinusoidal", "learned")
 """What an encoding of the user's own is compared with: the first of these in the study."""
-Said = tuple[str, Sequence[str]]
+Sentence = tuple[str, Sequence[str]]
 """A sentence, and the encodings that it says to use."""
-_NUMBERS = ("No", "One", "Two", "Three", "Four", "Five", "Six", "Seven", "Eight", "Nine", "Ten")
+_NUMBER_WORDS = (
+    "No",
+    "One",
+    "Two",
+    "Three",
+    "Four",
+    "Five",
+    "Six",
+    "Seven",
+    "Eight",
+    "Nine",
+    "Ten",
+)
 
 
 def conclude(study: Study) -> Study:
-    """Return the study with its summaries and its two lines, in English."""
+    """Return the study with its summaries, its recommendation and its limits, in English."""
     shown = with_labels(study)
     text = shown.of_task(TEXT)
     study = replace(
@@ -42,36 +60,39 @@ def conclude(study: Study) -> Study:
 
 
 def answer(study: Study) -> str:
-    """Say which encoding to use and why, in at most 60 words, or why none can be named."""
+    """Return the recommendation: which encoding to use and why, in at most ANSWER_WORDS words, or
+    why none can be named."""
     return answer_and_use(study)[0]
 
 
 def answer_and_use(study: Study) -> tuple[str, list[str]]:
-    """Return the answer, and the encodings that it says to use."""
+    """Return the recommendation, and the encodings that it says to use."""
     if not study.finished:
-        failed = _some(r.config.encoding for r in study.failed)
+        failed = _list_up_to_six(r.config.encoding for r in study.failed)
         none = "No trial has finished, and {names} failed." if failed else "No trial has finished."
         return phrase(none, names=failed), []
-    said: list[Said] = [(each, ()) for each in _own_first(study)]
-    first = {len(said)}
-    overall = standing_of_tasks(study) if any(map(learned, study.finished)) else None
+    said: list[Sentence] = [(sentence, ()) for sentence in _sentences_on_own_encodings(study)]
+    first = {len(said)}  # the next sentence, which names the encoding to use, is never left out
+    overall = standing_of_tasks(study) if any(map(has_learned, study.finished)) else None
     if overall is not None:
         rank = phrase("lowest mean rank over {where}", where=overall.where)
-        said.append(_use(phrase("Use"), phrase("Use perhaps"), [(overall, rank)]))
+        said.append(_recommend(phrase("Use"), phrase("Use perhaps"), [(overall, rank)]))
     if any(result.config.task == TEXT for result in study.finished):
-        said += _of_text(study.of_task(TEXT), brief=overall is not None)
+        said += _sentences_on_text(study.of_task(TEXT), brief=overall is not None)
     if overall is None:
-        said += filter(None, (_of_task(study, task) for task in study.sequence_tasks))
-    if void := study.unchecked:
-        first |= {len(said)}  # a warning, which is never left out
-        said.append((phrase("losses mean nothing", number=len(void), names=_some(void)), ()))
-    kept = _within(ANSWER_WORDS, [each for each, _ in said], first)
+        said += filter(None, (_sentence_on_task(study, task) for task in study.sequence_tasks))
+    if unchecked := study.unchecked:
+        first |= {len(said)}  # nor is this warning
+        names = _list_up_to_six(unchecked)
+        said.append((phrase("losses mean nothing", number=len(unchecked), names=names), ()))
+    kept = _select_within(ANSWER_WORDS, [each for each, _ in said], first)
     words = phrase(" ").join(said[i][0] for i in kept)
     return words, [*dict.fromkeys(name for i in kept for name in said[i][1])]
 
 
 def limits(study: Study) -> str:
-    """Say what the study cannot say, in at most 40 words."""
+    """Return what the study leaves open, in at most LIMIT_WORDS words: its few seeds, texts and
+    tasks, its small model, its short training, and encodings that are not in the verdict."""
     if not study.finished:
         return ""
     trials = [result.config for result in study.finished]
@@ -79,36 +100,41 @@ def limits(study: Study) -> str:
     size = fmean(result.parameters for result in study.finished)
     counts = Counter((trial.task, trial.encoding) for trial in trials)
     seeds = min(median_high(n for (t, _), n in counts.items() if t == each) for each, _ in counts)
-    parts = [phrase("{count} seed|{count} seeds", number=seeds, count=_in_words(seeds))]
+    parts = [phrase("{count} seed|{count} seeds", number=seeds, count=_number_word(seeds))]
     parts += [phrase("one text")] if TEXT in {trial.task for trial in trials} else []
     if tasks:
-        count = _in_words(len(tasks)).lower()
+        count = _number_word(len(tasks)).lower()
         parts.append(phrase("{count} task|{count} tasks", number=len(tasks), count=count))
     parameters = "{millions:.1f} M parameters" if size >= 5e4 else "{size:,.0f} parameters"
     parts.append(phrase(parameters, millions=size / 1e6, size=size))
     parts += [phrase("{steps:,} steps", steps=min(steps))] if len(steps) == 1 else []
-    first = phrase("{facts}: {turn}.", facts=phrase(", ").join(parts), turn=_may_turn(study))
+    first = phrase(
+        "{facts}: {turn}.", facts=phrase(", ").join(parts), turn=_effect_of_longer_training(study)
+    )
     older = any(t.encoding == "t5" and t.recipe <= LAST_UNSCALED_T5 for t in trials)
     named = [phrase("Its t5 is today's t5:unscaled=true.")] if older else []
-    said = [first, *named, *_left_out(study)]
+    said = [first, *named, *_sentences_on_exclusions(study)]
     needed = set(range(1 + len(named)))
-    return phrase(" ").join(said[i] for i in _within(LIMIT_WORDS, said, needed))
+    return phrase(" ").join(said[i] for i in _select_within(LIMIT_WORDS, said, needed))
 
 
-def _may_turn(study: Study) -> str:
-    """Say how much the loss still falls, and which differences may turn with twice the steps."""
-    fell = saved(study)
+def _effect_of_longer_training(study: Study) -> str:
+    """Return in words how much the loss still falls with twice the steps, and which differences of
+    encodings could change their sign by then."""
+    fell = bits_saved_by_doubling(study)
     if not fell:
         return phrase("what longer training changes was not measured")
     still = phrase("loss still falls", fall=fmean(fell.values()))
     if len(fell) == 1:
         return still
-    apart = max(0.01, math.sqrt(2) * stdev(fell.values()))  # the root mean square over all pairs
+    # The root mean square over all pairs; at least the last digit that is shown.
+    apart = max(0.01, math.sqrt(2) * stdev(fell.values()))
     return phrase("differences may turn", still=still, apart=apart)
 
 
 def why_unsure(standing: Standing) -> str | None:
-    """Say why no difference can be significant there and what to do; None if intervals exist."""
+    """Return why no difference in a standing can be significant and what to do; None if intervals
+    exist."""
     pairs = standing.pairs
     if pairs.least < math.inf or len(pairs.names) < 2:
         return None
@@ -123,12 +149,17 @@ def why_unsure(standing: Standing) -> str | None:
     return phrase("the seeds are equal to the last digit, and copies are no evidence")
 
 
-def _of_text(study: Study, brief: bool) -> Iterator[Said]:
-    """Yield the sentences on a text: which encoding to use, or why none. brief: one sentence, next
-    to those on tasks."""
+def _sentences_on_text(study: Study, brief: bool) -> Iterator[Sentence]:
+    """Yield the sentences on a text: which encoding to use, or why none.
+
+    study: its part on text.
+    brief: yield one sentence only, because others are on tasks.
+    """
     found = standings(study)
     if not found or found[0].pairs.where == "beyond":
-        if names := _some(name for name in study.encodings if name not in study.unchecked):
+        if names := _list_up_to_six(
+            name for name in study.encodings if name not in study.unchecked
+        ):
             yield phrase("{names} can run at no tested length.", names=names), ()
         return
     near, name = found[0], found[0].order[0]
@@ -148,25 +179,26 @@ def _of_text(study: Study, brief: bool) -> Iterator[Said]:
     loss = [phrase("lowest loss at {where}", where=each.where) for each in found]
     if brief:
         use, perhaps = phrase("On text use"), phrase("On text use perhaps")
-        yield _use(use, perhaps, [(found[-1], loss[-1])])
+        yield _recommend(use, perhaps, [(found[-1], loss[-1])])
         return
     loss[1:] = [phrase("lowest at {where}", where=each.where) for each in found[1:]]
-    yield _use(phrase("Use"), phrase("Use perhaps"), [*zip(found, loss, strict=True)])
-    yield from _another_text(found)
+    yield _recommend(phrase("Use"), phrase("Use perhaps"), [*zip(found, loss, strict=True)])
+    yield from _sentences_on_another_text(found)
 
 
-def _use(sure: str, unsure: str, places: Sequence[tuple[Standing, str]]) -> Said:
-    """Write the sentence that names the encoding to use.
+def _recommend(sure: str, unsure: str, places: Sequence[tuple[Standing, str]]) -> Sentence:
+    """Return the sentence that names the encoding to use.
 
     sure, unsure: its first words if differences have intervals, and if one has none.
     places: standings, and what the first of each has.
     """
-    name = _chosen([standing for standing, _ in places])
+    name = _choose_encoding([standing for standing, _ in places])
     why = next(filter(None, (why_unsure(standing) for standing, _ in places)), None)
     if name is None:  # another one at each length
         (near, _), (far, _) = places
         a, b = near.order[0], far.order[0]
-        here, there = {"a": a, "here": _numbers(near, a)}, {"b": b, "there": _numbers(far, b)}
+        here = {"a": a, "here": _mean_and_gaps(near, a)}
+        there = {"b": b, "there": _mean_and_gaps(far, b)}
         where = {"near": near.where, "far": far.where}
         return phrase("use one up to a length", **where, **here, **there), (a, b)
     said = []
@@ -174,9 +206,11 @@ def _use(sure: str, unsure: str, places: Sequence[tuple[Standing, str]]) -> Said
         if name not in standing.order:
             said.append(phrase("cannot run at {where}", where=standing.where))
         elif name == standing.order[0]:
-            said.append(phrase("{what} ({numbers})", what=what, numbers=_numbers(standing, name)))
+            said.append(
+                phrase("{what} ({numbers})", what=what, numbers=_mean_and_gaps(standing, name))
+            )
         else:
-            numbers = _numbers(standing, name)
+            numbers = _mean_and_gaps(standing, name)
             said.append(phrase("tied for the {what} ({numbers})", what=what, numbers=numbers))
     found = _joined_by_and(said)
     if why:
@@ -184,9 +218,10 @@ def _use(sure: str, unsure: str, places: Sequence[tuple[Standing, str]]) -> Said
     return phrase("{use} {name}: {found}.", use=sure, name=name, found=found), (name,)
 
 
-def _chosen(standings: Sequence[Standing]) -> str | None:
-    """Return the encoding that is first at the longest length and tied elsewhere, or the
-    reverse, or else tied everywhere; None if there is none."""
+def _choose_encoding(standings: Sequence[Standing]) -> str | None:
+    """Return the encoding to use at all of these places: the one that is first at the longest
+    length and tied for the best elsewhere, or the reverse, or else one that is tied everywhere;
+    None if there is none."""
     *_, last = standings
     tied = set.intersection(*(set(standing.first) for standing in standings))
     for standing in reversed(standings):
@@ -195,25 +230,27 @@ def _chosen(standings: Sequence[Standing]) -> str | None:
     return next((name for name in last.order if name in tied), None)
 
 
-def _numbers(standing: Standing, name: str) -> str:
-    """Write the mean of an encoding, those tied with it, and by how much the next one is worse."""
+def _mean_and_gaps(standing: Standing, name: str) -> str:
+    """Return the mean of an encoding as text, the encodings tied with it, and by how much the next
+    one is worse: `2.31; alibi +0.01 ± 0.02, tied; nope +0.20 ± 0.05`."""
     parts = [f"{standing.mean(name):.2f}"]
     tied = [other for other in standing.first if other != name]
     named = tied if len(tied) <= 2 else tied[:1]
     gaps = {other: standing.gap(other, name) for other in standing.order if other != name}
     if standing.pairs.least == math.inf:  # then all are tied
-        parts += [f"{other} {_signed(gap)}" for other, gap in [*gaps.items()][:1]]
+        parts += [f"{other} {_with_sign(gap)}" for other, gap in [*gaps.items()][:1]]
         return phrase("; ").join(parts)
-    parts += [phrase("{gap}, tied", gap=f"{other} {_signed(gaps[other])}") for other in named]
+    parts += [phrase("{gap}, tied", gap=f"{other} {_with_sign(gaps[other])}") for other in named]
     if len(named) < len(tied):
         parts.append(phrase("{count} others tied", count=len(tied) - 1))
     behind = [other for other in standing.order if (other, name) in standing.worse]
-    parts += [f"{other} {_interval(gaps[other])}" for other in behind[:1]]
+    parts += [f"{other} {_with_interval(gaps[other])}" for other in behind[:1]]
     return phrase("; ").join(parts)
 
 
-def _another_text(standings: Sequence[Standing]) -> Iterator[Said]:
-    """Name encodings whose significant difference has an interval over windows that includes 0."""
+def _sentences_on_another_text(standings: Sequence[Standing]) -> Iterator[Sentence]:
+    """Yield a sentence for each standing whose next encoding is significantly worse by seeds but
+    may be ahead on another text: the interval over windows of the text includes 0."""
     for standing in standings:
         best = standing.order[0]
         behind = [name for name in standing.order if (name, best) in standing.worse]
@@ -223,12 +260,12 @@ def _another_text(standings: Sequence[Standing]) -> Iterator[Said]:
             yield phrase("may be ahead on another text", name=behind[0], where=where), ()
 
 
-def _of_task(study: Study, task: str) -> Said | None:
+def _sentence_on_task(study: Study, task: str) -> Sentence | None:
     """Return the sentence on one task: which encoding to use, or why none; None if none ran it."""
     standing, part = standing_of_task(study, task), study.of_task(task)
     if standing is None:
         return None
-    passed = {result.config.encoding for result in part.finished if learned(result)}
+    passed = {result.config.encoding for result in part.finished if has_learned(result)}
     if not passed:
         return phrase("task not learned", task=task), ()
     metric = metric_beyond(task, part.trials[0].train_length)
@@ -237,11 +274,12 @@ def _of_task(study: Study, task: str) -> Said | None:
         score = standing.mean(name)
         return phrase("only one encoding on a task", name=name, score=score, metric=metric), ()
     highest = phrase("highest {metric}", metric=metric)
-    return _use(phrase("Use"), phrase("Use perhaps"), [(standing, highest)])
+    return _recommend(phrase("Use"), phrase("Use perhaps"), [(standing, highest)])
 
 
-def _own_first(study: Study) -> Iterator[str]:
-    """Compare the user's own encodings with a baseline."""
+def _sentences_on_own_encodings(study: Study) -> Iterator[str]:
+    """Yield a sentence for each of the user's own encodings: its difference from the first of
+    BASELINES in the study, at the training length and at the longest."""
     text = study.of_task(TEXT)
     own = [n for n in text.encodings if any(t.code for t in text.trials if t.encoding == n)]
     base = next((name for name in BASELINES if name in text.encodings and name not in own), None)
@@ -250,7 +288,7 @@ def _own_first(study: Study) -> Iterator[str]:
     found = standings(text)
     for name in own:
         said = [
-            phrase("{gap} at {where}", gap=_against(each, name, base), where=each.where)
+            phrase("{gap} at {where}", gap=_gap_and_verdict(each, name, base), where=each.where)
             for each in found
             if {name, base} <= set(each.order)
         ]
@@ -260,28 +298,30 @@ def _own_first(study: Study) -> Iterator[str]:
             )
 
 
-def _against(standing: Standing, name: str, base: str) -> str:
-    """Write the difference of an encoding from `base`, and whether it is tied, worse or better."""
+def _gap_and_verdict(standing: Standing, name: str, base: str) -> str:
+    """Return the difference of an encoding from `base` as text, with (tied), (worse) or
+    (better)."""
     gap = standing.gap(name, base)
     if gap.half == math.inf:
-        return _signed(gap)
+        return _with_sign(gap)
     verdict = "{gap} (tied)"
     if gap.significant:
         verdict = "{gap} (worse)" if (name, base) in standing.worse else "{gap} (better)"
-    return phrase(verdict, gap=_interval(gap))
+    return phrase(verdict, gap=_with_interval(gap))
 
 
-def _left_out(study: Study) -> Iterator[str]:
-    """Name encodings with failed trials, without a length that runs, or without a rank."""
+def _sentences_on_exclusions(study: Study) -> Iterator[str]:
+    """Yield sentences that name the encodings with failed trials, without a length that runs, or
+    without a rank."""
     done = {result.config.encoding for result in study.finished}
     failed = Counter(r.config.encoding for r in study.failed)
     of, part = Counter(trial.encoding for trial in study.trials), "{name} {part} of {whole}"
     if some := [phrase(part, name=n, part=count, whole=of[n]) for n, count in failed.items()]:
-        yield phrase("Failed trials: {names}.", names=_some(some))
+        yield phrase("Failed trials: {names}.", names=_list_up_to_six(some))
     rows = summarise(study.of_task(TEXT))
     nowhere = [row.encoding for row in rows if all(s.mean is None for s in row.by_length)]
     if nowhere and len(nowhere) < len(rows):
-        yield phrase("{names} can run at no tested length.", names=_some(nowhere))
+        yield phrase("{names} can run at no tested length.", names=_list_up_to_six(nowhere))
     ranks = found.pairs.values if (found := standing_of_tasks(study)) else {}
     keys = {(c.task, c.seed, c.encoding) for c in (result.config for result in study.finished)}
     others, seeds = [n for n in done if n not in ranks], next(iter(ranks.values()), ())
@@ -291,8 +331,9 @@ def _left_out(study: Study) -> Iterator[str]:
         yield phrase("Not ranked: {names} ({trial} is missing).", names=name, trial=trial)
 
 
-def _within(words: int, sentences: Sequence[str], first: set[int]) -> list[int]:
-    """Return the numbers of the sentences in `first` and of others for which there is room."""
+def _select_within(words: int, sentences: Sequence[str], first: set[int]) -> list[int]:
+    """Return the indices of sentences that have at most so many words together: those in `first`,
+    which are always kept, and then the others, in order, while there is room."""
     kept = first & {*range(len(sentences))}
     for i in range(len(sentences)):
         if num_words(" ".join(sentences[j] for j in {*kept, i})) <= words:
@@ -301,35 +342,37 @@ def _within(words: int, sentences: Sequence[str], first: set[int]) -> list[int]:
 
 
 def num_words(text: str) -> float:
-    """Count words; two Chinese characters count as one."""
+    """Return the number of words in a text; two Chinese characters count as one word."""
     return len(text.split()) + sum("一" <= character <= "鿿" for character in text) / 2
 
 
-def _some(names: Iterable[str]) -> str:
-    """List at most six names, and how many others there are."""
+def _list_up_to_six(names: Iterable[str]) -> str:
+    """Return up to six names as a list in words; of more names the first five and the number of
+    others."""
     found = list(dict.fromkeys(names))
     more = [phrase("{count} others", count=len(found) - 5)] if len(found) > 6 else []
     return listed([*found[:5], *more] if more else found) if found else ""
 
 
 def _joined_by_and(parts: Sequence[str]) -> str:
-    """Return one part as it is, or two joined by "and"."""
+    """Return a single part, or two parts joined by "and"."""
     return parts[0] if len(parts) == 1 else phrase("{one} and {two}", one=parts[0], two=parts[1])
 
 
-def _in_words(number: int) -> str:
-    """Return a small number as a word."""
-    return phrase(_NUMBERS[number]) if number < len(_NUMBERS) else str(number)
+def _number_word(number: int) -> str:
+    """Return a number up to ten as a word, "Two", and a larger one in digits."""
+    return phrase(_NUMBER_WORDS[number]) if number < len(_NUMBER_WORDS) else str(number)
 
 
-def _signed(gap: Gap) -> str:
-    """Write a difference with its sign, and three digits if it is below 0.01."""
+def _with_sign(gap: Gap) -> str:
+    """Return a difference as text with its sign, with three decimals if it is below 0.01."""
     digits = 2 if abs(gap.value) >= 0.01 else 3
     return f"{round(gap.value, digits) + 0.0:+.{digits}f}"  # no -0.000
 
 
-def _interval(gap: Gap) -> str:
-    """Write a difference and its half interval with enough digits to see whether it excludes 0."""
+def _with_interval(gap: Gap) -> str:
+    """Return a difference and its half interval as text, `+0.02 ± 0.01`, with a third decimal where
+    two do not show whether the interval excludes 0."""
     near = min(abs(gap.value), gap.half, abs(abs(gap.value) - gap.half))
     digits = 2 if near >= 0.01 else 3
     return f"{gap.value:+.{digits}f} ± {gap.half:.{digits}f}"

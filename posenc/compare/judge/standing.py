@@ -9,16 +9,16 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from statistics import fmean
 
-from posenc.compare.judge.summary import learned, metric_of
+from posenc.compare.judge.summary import has_learned, shown_score
 from posenc.compare.results import Study, TrialResult
-from posenc.compare.trial.evaluate import SEQUENCES
+from posenc.compare.trial.evaluate import TEST_SEQUENCES
 from posenc.sentence import phrase
 from posenc.statistics.pairs import Gap, Pairs, tiers
 from posenc.statistics.windows import window_gaps
 from posenc.tasks.known import TASKS, TEXT
 
-LEAST_TASKS = 3
-"""Tasks below which their ranks are not averaged."""
+MIN_TASKS = 3
+"""With fewer tasks their ranks are not averaged: chosen, not derived."""
 
 Values = dict[str, dict[int, float]]
 """One number by encoding and seed."""
@@ -26,7 +26,8 @@ Values = dict[str, dict[int, float]]
 
 @dataclass(frozen=True)
 class Standing:
-    """The order of encodings at one place, and which differences are significant by seeds.
+    """The order of encodings at one length, in one task or over all tasks, and which differences
+    are significant by seeds.
 
     where: in the reader's language, such as "128 bytes".
     pairs: the numbers, and the differences of all pairs.
@@ -45,11 +46,12 @@ class Standing:
         return tuple(sorted(self.pairs.names, key=self.mean, reverse=self.higher))
 
     @cached_property
-    def rest(self) -> "Standing | None":
-        """Judge the tied for the best again without the others: what breaks, and varies most, hides
-        their differences. None for tasks, if nothing is left out, or if only one remains."""
+    def among_best(self) -> "Standing | None":
+        """Return the standing of those tied for the best without the encodings that are worse: one
+        that breaks varies most and would hide their differences. None for tasks, if no encoding is
+        left out, or if only one remains."""
         behind = {a for a, _ in self.pairs.worse}
-        values = {n: each for n, each in self.pairs.values.items() if n not in behind}
+        values = {name: seeds for name, seeds in self.pairs.values.items() if name not in behind}
         if self.pairs.where not in ("at", "beyond") or not 1 < len(values) < len(self.pairs.values):
             return None
         again = replace(self, pairs=replace(self.pairs, values=values))
@@ -58,16 +60,18 @@ class Standing:
     @cached_property
     def worse(self) -> frozenset[tuple[str, str]]:
         """Return the pairs (a, b) in which `a` is significantly worse than `b`."""
-        above = self.pairs.worse | self.rest.worse if self.rest else self.pairs.worse
-        return frozenset((b, a) for a, b in above) if self.higher else above
+        pairs = self.pairs.worse | self.among_best.worse if self.among_best else self.pairs.worse
+        # Pairs calls the larger number worse.
+        return frozenset((b, a) for a, b in pairs) if self.higher else pairs
 
     @cached_property
     def tiers(self) -> tuple[tuple[str, ...], ...]:
-        """Group encodings: those worse than none, then those worse only than earlier groups."""
+        """Return groups of encodings: those worse than none, then those worse only than encodings
+        of earlier groups, and so on."""
         return tiers(self.order, self.worse)
 
     def tier(self, name: str) -> int:
-        """Return the number of its tier, from 1."""
+        """Return the number of an encoding's tier, from 1 for the best."""
         return next(i for i, names in enumerate(self.tiers, 1) if name in names)
 
     @cached_property
@@ -77,39 +81,44 @@ class Standing:
         return self.tiers[0]
 
     @property
-    def least(self) -> float:
-        """Return the smallest significant difference of encodings with all seeds; inf if none."""
-        return min(self.pairs.least, self.rest.least if self.rest else math.inf)
+    def least_significant_gap(self) -> float:
+        """Return the smallest difference that is significant, of two encodings that have all seeds;
+        inf if none can be."""
+        return min(
+            self.pairs.least, self.among_best.least_significant_gap if self.among_best else math.inf
+        )
 
     def mean(self, name: str) -> float:
-        """Return the mean of an encoding, without the effect of seeds if trials are missing. What
-        `rest` leaves out is as far from the best as all trials say, so that the order fits. A
-        score stays between 0 and 1."""
+        """Return the mean of an encoding over seeds, without the effect of seeds if trials are
+        missing. An encoding outside `among_best` is as far from the best as in all trials, so that
+        the order fits. A score stays between 0 and 1."""
         means, shift = self.pairs.means, 0.0
-        if self.rest:
-            if name in self.rest.pairs.values:
-                return self.rest.mean(name)
-            best = self.rest.order[0]
-            shift = round(self.rest.mean(best) - means[best], 11)  # 0 if no trial is missing
-        mean = round(means[name] + shift, 12) + 0.0
+        if self.among_best:
+            if name in self.among_best.pairs.values:
+                return self.among_best.mean(name)
+            best = self.among_best.order[0]
+            shift = round(self.among_best.mean(best) - means[best], 11)  # 0 if no trial is missing
+        mean = round(means[name] + shift, 12) + 0.0  # no -0.0
         return min(max(mean, 0.0), 1.0) if self.higher else mean
 
     def gap(self, name: str, other: str | None = None) -> Gap:
-        """Return the difference from another, or from the first of the order."""
+        """Return the difference of the encoding `name` from another, by default the first of the
+        order."""
         other = other or self.order[0]
         gap = self.pairs.gap(name, other)
-        if self.rest and {name, other} <= self.rest.pairs.values.keys():
-            again = self.rest.gap(name, other)
+        if self.among_best and {name, other} <= self.among_best.pairs.values.keys():
+            again = self.among_best.gap(name, other)
             same = abs(again.value - gap.value) < 1e-11  # False if a trial is missing
             return Gap(again.value, min(gap.half, again.half)) if same else again
         return gap
 
 
 def standing_at(study: Study, length: int) -> Standing | None:
-    """Compare bits per byte at a length of the text; None if no encoding runs there."""
+    """Return the standing by bits per byte at a length of the text; None if no encoding runs
+    there."""
     losses: Values = {}
     by_window: dict[str, list[Sequence[float]]] = {}
-    for result in _checked(study.of_task(TEXT)):
+    for result in _results_that_count(study.of_task(TEXT)):
         name = result.config.encoding
         for score in result.by_length:
             if score.length == length and score.bits_per_byte is not None:
@@ -121,7 +130,7 @@ def standing_at(study: Study, length: int) -> Standing | None:
     train = study.of_task(TEXT).trials[0].train_length
     pairs = Pairs(losses, "at" if length == train else "beyond")
     where = phrase("{length:,} bytes", length=length)
-    return Standing(where, pairs, windows=_over_windows(by_window))
+    return Standing(where, pairs, windows=_gaps_over_windows(by_window))
 
 
 def standings(study: Study) -> list[Standing]:
@@ -132,24 +141,28 @@ def standings(study: Study) -> list[Standing]:
 
 
 def standing_of_task(study: Study, task: str) -> Standing | None:
-    """Compare mean scores over all tests but that at the training length, of trials that learned or
-    did not, by the seeds that all encodings have, or by all seeds if these are fewer than two."""
+    """Return the standing in a task by mean scores over all tests but that at the training length;
+    None if no encoding has one. Trials that did not learn the task count, too. Compared are the
+    seeds that all encodings have, or all seeds if these are fewer than two."""
     scores = scores_of_task(study, task)
     shared = sorted(set.intersection(*map(set, scores.values()))) if scores else []
     if len(shared) > 1:
         scores = {name: {seed: seeds[seed] for seed in shared} for name, seeds in scores.items()}
-    return Standing(task, Pairs(scores, "task", 1 / SEQUENCES), higher=True) if scores else None
+    return (
+        Standing(task, Pairs(scores, "task", 1 / TEST_SEQUENCES), higher=True) if scores else None
+    )
 
 
 def standing_of_tasks(study: Study) -> Standing | None:
-    """Compare mean ranks over all tasks, including text, of the encodings that run all of them.
+    """Return the standing by mean ranks over all tasks, including text, of the encodings that run
+    all of them.
 
     The ranks are those of the trials of a seed. Trials that did not learn their task share the
     last ranks of it. None with fewer than three tasks or two encodings.
     """
     ranks = ranks_by_task(study)
     first = next(iter(ranks.values()), {})
-    if len(ranks) < LEAST_TASKS or len(first) < 2:
+    if len(ranks) < MIN_TASKS or len(first) < 2:
         return None
     means = {
         name: {seed: fmean(task[name][seed] for task in ranks.values()) for seed in seeds}
@@ -160,13 +173,14 @@ def standing_of_tasks(study: Study) -> Standing | None:
 
 
 def ranks_by_task(study: Study) -> dict[str, Values]:
-    """Return the rank of each trial among those of its task and seed; 1 is best.
+    """Return the rank of each trial among those of its task and seed, by task, encoding and seed; 1
+    is best.
 
-    Of the encodings that have the most seeds with all tasks, and of the seeds that all of these
+    Ranked are the encodings that have the most seeds with all tasks, by the seeds that all of these
     have.
     """
     tasks = list(dict.fromkeys(trial.task for trial in study.trials))
-    keys = {task: _keys(study, task) for task in tasks}
+    keys = {task: _sort_keys(study, task) for task in tasks}
     whole = {
         name: set.intersection(*(set(keys[task].get(name, {})) for task in tasks))
         for name in study.encodings
@@ -199,8 +213,8 @@ def ranks_without_a_task(study: Study) -> dict[str, tuple[int, int]]:
 def scores_of_task(study: Study, task: str) -> Values:
     """Return means of the task's metric over all tests but that at the training length."""
     scores: Values = {}
-    for result in _checked(study.of_task(task)):
-        found = [metric_of(task, score) for score in result.by_case[1:]]
+    for result in _results_that_count(study.of_task(task)):
+        found = [shown_score(task, score) for score in result.by_case[1:]]
         known = [value for value in found if value is not None]
         if known and len(known) == len(found):  # without a test it would be a mean of easier ones
             scores.setdefault(result.config.encoding, {})[result.config.seed] = fmean(known)
@@ -213,20 +227,24 @@ def metric_beyond(task: str, train_length: int) -> str:
     return phrase("metric beyond training", task=task, length=train_length, **words)
 
 
-def _keys(study: Study, task: str) -> Values:
-    """Return the key by which a task's trials are ranked, lower is better; inf if not learned."""
+def _sort_keys(study: Study, task: str) -> Values:
+    """Return the number by which a task's trials are ranked, by encoding and seed; lower is better,
+    inf if the trial has not learned the task."""
     part = study.of_task(task)
     if task == TEXT:
         found: Values = {}
+        # A model that has learned less than the frequencies of bytes has not learned the text.
         frequent = (study.corpus and study.corpus.byte_entropy) or math.inf
-        for result in _checked(part):
+        for result in _results_that_count(part):
             near, *far = (score.bits_per_byte for score in result.by_length)
             known = [value for value in far if value is not None]
             if known and len(known) == len(far):
                 key = fmean(known) if (near or 0.0) < frequent else math.inf
                 found.setdefault(result.config.encoding, {})[result.config.seed] = key
         return found
-    passed = {(r.config.encoding, r.config.seed) for r in _checked(part) if learned(r)}
+    passed = {
+        (r.config.encoding, r.config.seed) for r in _results_that_count(part) if has_learned(r)
+    }
     return {
         name: {seed: -v if (name, seed) in passed else math.inf for seed, v in seeds.items()}
         for name, seeds in scores_of_task(study, task).items()
@@ -234,20 +252,25 @@ def _keys(study: Study, task: str) -> Values:
 
 
 def _rank(keys: Values, names: Sequence[str], name: str, seed: int) -> float:
-    """Return the rank of a trial; equal keys share the mean of their ranks."""
+    """Return the rank, from 1, of the trial of encoding `name` and this seed among those of
+    `names`; equal keys share the mean of their ranks."""
     mine, all_of_them = keys[name][seed], [keys[other][seed] for other in names]
     equal = sum(key == mine for key in all_of_them)
     return sum(key < mine for key in all_of_them) + (equal + 1) / 2
 
 
-def _over_windows(by_window: Mapping[str, list[Sequence[float]]]) -> dict[tuple[str, str], Gap]:
-    """Compare means over seeds by windows of the text; {} if a result lacks windows."""
+def _gaps_over_windows(
+    by_window: Mapping[str, list[Sequence[float]]],
+) -> dict[tuple[str, str], Gap]:
+    """Return the differences of all pairs of encodings, with intervals over the windows of the
+    text, from means over seeds; {} if a result lacks windows."""
     if len({len(windows) for each in by_window.values() for windows in each}) != 1:
         return {}
     means = {n: list(map(fmean, zip(*each, strict=True))) for n, each in by_window.items()}
     return window_gaps(means)
 
 
-def _checked(study: Study) -> list[TrialResult]:
-    """Return the finished trials of encodings that pass the contract."""
+def _results_that_count(study: Study) -> list[TrialResult]:
+    """Return the results of finished trials but for those of encodings that fail the contract,
+    whose losses mean nothing."""
     return [r for r in study.finished if r.config.encoding not in study.unchecked]

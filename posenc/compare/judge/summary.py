@@ -20,10 +20,10 @@ from posenc.statistics.pairs import UNSEEN
 from posenc.tasks.known import TASKS, TEXT
 from posenc.tasks.scoring import LEARNED
 
-WITHIN = 1.05
+REACH_TOLERANCE = 1.05
 """How far above its own loss at the training length an encoding may come and still count as
 reaching."""
-HALF_SPENT = 0.313
+HALF_RATE_FRACTION = 0.313
 """Fraction of the steps after which half of the sum of the learning rates is spent, as much as in a
 run of half the steps (posenc.compare.trial.train.learning_rate)."""
 
@@ -35,7 +35,7 @@ def summarise(study: Study) -> tuple[EncodingSummary, ...]:
         results = [r for r in study.finished if r.config.encoding == name]
         if not results:
             continue
-        by_length = _by_length(results)
+        by_length = _summarise_lengths(results)
         speeds = [r.timing.tokens_per_second for r in results if r.timing]
         rows.append(
             EncodingSummary(
@@ -51,8 +51,9 @@ def summarise(study: Study) -> tuple[EncodingSummary, ...]:
 
 
 def _reach(scores: Sequence[LengthSummary], train_length: int) -> int | None:
-    """Return the last tested length before the loss first exceeds the bound."""
-    bound = WITHIN * mean_at(scores, train_length)
+    """Return the longest tested length up to which the mean loss stays within REACH_TOLERANCE times
+    that at the training length; None if there is none at the training length."""
+    bound = REACH_TOLERANCE * mean_at(scores, train_length)
     reach = None
     for score in sorted(scores, key=lambda score: score.length):
         if score.length < train_length:
@@ -63,7 +64,7 @@ def _reach(scores: Sequence[LengthSummary], train_length: int) -> int | None:
     return reach
 
 
-def _by_length(results: Sequence[TrialResult]) -> tuple[LengthSummary, ...]:
+def _summarise_lengths(results: Sequence[TrialResult]) -> tuple[LengthSummary, ...]:
     """Return the mean and spread over an encoding's trials at each length, or why it cannot run
     there."""
     rows = []
@@ -79,18 +80,19 @@ def _by_length(results: Sequence[TrialResult]) -> tuple[LengthSummary, ...]:
 
 
 def mean_at(scores: Sequence[LengthSummary], length: int) -> float:
-    """Return the mean at one length, inf if there is none."""
+    """Return the mean loss at one length in bits per byte, inf if there is none."""
     return next((s.mean for s in scores if s.length == length and s.mean is not None), math.inf)
 
 
-def learned(result: TrialResult) -> bool:
+def has_learned(result: TrialResult) -> bool:
     """Return True if a trial has learned its task, judged at the training length only."""
     score = result.by_case[0].exact_match if result.by_case else None
     return score is not None and score >= LEARNED
 
 
-def metric_of(task: str, score: CaseScore) -> float | None:
-    """Return the score shown in a task's table."""
+def shown_score(task: str, score: CaseScore) -> float | None:
+    """Return the score that a task's table shows, from 0 to 1: exact match or accuracy of tokens;
+    None if the encoding cannot run there."""
     exact = TASKS[task].metric == "exact match"
     return score.exact_match if exact else score.token_accuracy
 
@@ -103,7 +105,7 @@ def summarise_tasks(study: Study) -> tuple[TaskSummary, ...]:
         for encoding in part.encodings:
             results = [r for r in part.finished if r.config.encoding == encoding]
             if results:
-                rows.append(_row(task, encoding, results))
+                rows.append(_task_row(task, encoding, results))
     return tuple(rows)
 
 
@@ -124,11 +126,12 @@ def context_gains(study: Study, encoding: str) -> tuple[int, list[float]] | None
     return found[0][0], [gain for _, gain in found]
 
 
-def describe_gains(found: tuple[int, list[float]] | None) -> str:
-    """Describe what more context does, if all seeds agree."""
-    if found is None:
+def describe_gains(context_and_gains: tuple[int, list[float]] | None) -> str:
+    """Return in words what more context does to the loss if all seeds agree, from the result of
+    `context_gains`: `saves 0.120 bits`."""
+    if context_and_gains is None:
         return phrase("not measured")
-    _, gains = found
+    _, gains = context_and_gains
     if all(abs(gain) <= UNSEEN["at"] for gain in gains):
         return phrase("changes nothing")
     if not (all(g > 0 for g in gains) or all(g < 0 for g in gains)):
@@ -137,8 +140,8 @@ def describe_gains(found: tuple[int, list[float]] | None) -> str:
     return phrase(said, bits=abs(fmean(gains)))
 
 
-def falls(results: Sequence[TrialResult]) -> dict[str, float]:
-    """Estimate how many bits the last doubling of the steps saved, for each encoding.
+def estimate_bits_of_last_doubling(results: Sequence[TrialResult]) -> dict[str, float]:
+    """Return an estimate of the bits that the last doubling of the steps saved, by encoding.
 
     It is the fall of the validation loss since the step at which half of the sum of the learning
     rates was spent. For 400 steps it gives 0.59 bits on average; separate runs of 200 and of 400
@@ -146,35 +149,37 @@ def falls(results: Sequence[TrialResult]) -> dict[str, float]:
     """
     found: dict[str, list[float]] = {}
     for result in results:
-        curve, at = result.training, HALF_SPENT * result.config.steps
-        for one, two in pairwise(curve):
-            if one.step <= at < two.step:
-                share = (at - one.step) / (two.step - one.step)
-                fall = one.valid + share * (two.valid - one.valid) - curve[-1].valid
+        curve, at = result.training, HALF_RATE_FRACTION * result.config.steps
+        for before, after in pairwise(curve):
+            if before.step <= at < after.step:  # between two points: a straight line
+                share = (at - before.step) / (after.step - before.step)
+                fall = before.valid + share * (after.valid - before.valid) - curve[-1].valid
                 found.setdefault(result.config.encoding, []).append(fall)
     return {name: fmean(each) for name, each in found.items()}
 
 
-def saved(study: Study) -> dict[str, float]:
+def bits_saved_by_doubling(study: Study) -> dict[str, float]:
     """Return how many bits a doubling of the steps saved, for each encoding: on average since the
-    trials of a fifth of the steps that chose the rates, or else as `falls` estimates."""
+    trials of a fifth of the steps that chose the rates, or else as `estimate_bits_of_last_doubling`
+    estimates."""
     done, found = study.of_task(TEXT).finished, {}
     first = {r.config.encoding: r for r in sorted(done, key=lambda r: -r.config.seed) if r.training}
     for check in (each for each in study.rates if each.task == TEXT and each.encoding in first):
         result = first[check.encoding]
-        more = math.log2(result.config.steps / max(1, result.config.steps // RATE_STEPS_DIVISOR))
+        tried_steps = max(1, result.config.steps // RATE_STEPS_DIVISOR)
+        doublings = math.log2(result.config.steps / tried_steps)
         for bits in (each.bits for each in check.tried if each.lr == check.chosen):
-            if bits is not None and more:
-                found[check.encoding] = (bits - result.training[-1].valid) / more
-    return found if found.keys() == first.keys() else falls(done)
+            if bits is not None and doublings:
+                found[check.encoding] = (bits - result.training[-1].valid) / doublings
+    return found if found.keys() == first.keys() else estimate_bits_of_last_doubling(done)
 
 
-def _row(task: str, encoding: str, results: Sequence[TrialResult]) -> TaskSummary:
-    """Return the row of an encoding in a task's table, over its trials."""
+def _task_row(task: str, encoding: str, results: Sequence[TrialResult]) -> TaskSummary:
+    """Return the row of an encoding in a task's table, from its trials' results."""
     cases = []
     for scores in zip(*(result.by_case for result in results), strict=True):
         cannot = next((score.cannot for score in scores if score.cannot), None)
-        known = [value for s in scores if (value := metric_of(task, s)) is not None]
+        known = [value for s in scores if (value := shown_score(task, s)) is not None]
         cases.append(
             CaseSummary(
                 length=scores[0].length,
@@ -189,6 +194,6 @@ def _row(task: str, encoding: str, results: Sequence[TrialResult]) -> TaskSummar
         encoding=encoding,
         parameters=results[0].parameters,
         num_seeds=len(results),
-        learned=sum(map(learned, results)),
+        learned=sum(map(has_learned, results)),
         cases=tuple(cases),
     )

@@ -13,50 +13,71 @@ from posenc.tasks.known import TEXT
 
 
 def which_for_what(studies: Mapping[str, Study]) -> str:
-    """Say which encoding to use for short context, for long context and for tasks, in at most 40
-    words for two texts and one study of tasks.
+    """Return in words which encoding to use for short context, for long context and for tasks: at
+    most 40 words for two texts and one study of tasks.
+
+    studies: by the name of their text.
 
     On texts of one recipe it is one that no other beats significantly on any, or else the best one
-    of each; so it is over the tasks of studies that have several. "Perhaps" where no difference has
-    an interval.
+    of each text; the same holds for studies with several tasks. The line says "perhaps" where no
+    difference has an interval.
     """
     texts = {name: text for name, each in studies.items() if (text := each.of_task(TEXT)).finished}
     found = {name: each for name, text in texts.items() if (each := standings(text))}
     own = {"encoding": "", "seed": 0, "source": ""}
     trials = {(each.trials[0], bool(each.rates)) for each in texts.values()}
     recipes = {replace(t, lr=0.0 if chosen else t.lr, **own) for t, chosen in trials}
-    alike = len(recipes) == len(texts) and len({replace(t, corpus="") for t in recipes}) == 1
+    is_one_recipe = (
+        len(recipes) == len(texts) and len({replace(t, corpus="") for t in recipes}) == 1
+    )
     said = []
     for use, at in (("Short context", 0), ("Long context", -1)) if found else ():
         places = {name: each[at] for name, each in found.items()}
-        bits = partial(_bits, alone=len(places) == 1)
-        said.append(_use(use, _best(places, alike, bits), [*places.values()]))
+        bits = partial(_losses_with_texts, alone=len(places) == 1)
+        said.append(
+            _line_for_use(use, _best_encodings(places, is_one_recipe, bits), [*places.values()])
+        )
     if over := {n: each for n, study in studies.items() if (each := standing_of_tasks(study))}:
-        said.append(_use("Copying and recall", _best(over, True, _ranks), [*over.values()]))
+        said.append(
+            _line_for_use(
+                "Copying and recall",
+                _best_encodings(over, True, _ranks_with_task_counts),
+                [*over.values()],
+            )
+        )
     return phrase(" ").join(said)
 
 
-def _use(use: str, names: str, places: Sequence[Standing]) -> str:
-    """Write a line: which encodings to use for what, with "perhaps" if a place has no intervals."""
+def _line_for_use(use: str, names: str, places: Sequence[Standing]) -> str:
+    """Return the line of a use: which encodings to use for it, with "perhaps" if a standing has no
+    intervals."""
     sure = not any(map(why_unsure, places))
     said = "{use}: {names}." if sure else "{use}: perhaps {names}."
     return phrase(said, use=phrase(use), names=names)
 
 
-def _best(
-    places: Mapping[str, Standing], alike: bool, numbers: Callable[[Mapping, str], str]
+def _best_encodings(
+    places: Mapping[str, Standing], is_one_recipe: bool, numbers: Callable[[Mapping, str], str]
 ) -> str:
-    """Name the best encoding of all studies, or the best of each, with its number unless tied."""
+    """Return in words the best encoding of all studies or, if none is, the best of each.
+
+    places: standings by the name of their text.
+    is_one_recipe: True if the studies differ in the text only; otherwise each has its best.
+    numbers: writes the numbers of an encoding in these standings.
+    """
     tied = set.intersection(*(set(each.first) for each in places.values()))
-    if alike and tied:
+    if is_one_recipe and tied:
         best = min(tied, key=lambda name: fmean(each.mean(name) for each in places.values()))
-        return _named(best, numbers(places, best), len(tied))
+        return _with_numbers(best, numbers(places, best), len(tied))
     said = {n: phrase(n) if p.first[1:] else numbers({n: p}, p.order[0]) for n, p in places.items()}
-    return listed([_named(p.order[0], said[name], len(p.first)) for name, p in places.items()])
+    return listed(
+        [_with_numbers(p.order[0], said[name], len(p.first)) for name, p in places.items()]
+    )
 
 
-def _bits(places: Mapping[str, Standing], name: str, alone: bool = False) -> str:
-    """Write the losses of an encoding with their texts; without it if there is only one."""
+def _losses_with_texts(places: Mapping[str, Standing], name: str, alone: bool = False) -> str:
+    """Return the losses of an encoding in words, each with its text; without the text if `alone`:
+    `2.31 bits on code, 2.40 on novel`."""
     one = "{bits:.2f} bits" if alone else "{bits:.2f} bits on {text}"
     said = [
         phrase("{bits:.2f} on {text}" if i else one, bits=p.mean(name), text=phrase(text))
@@ -65,8 +86,8 @@ def _bits(places: Mapping[str, Standing], name: str, alone: bool = False) -> str
     return phrase(", ").join(said)
 
 
-def _ranks(places: Mapping[str, Standing], name: str) -> str:
-    """Write the mean ranks of an encoding with the number of tasks."""
+def _ranks_with_task_counts(places: Mapping[str, Standing], name: str) -> str:
+    """Return the mean ranks of an encoding in words, each with its number of tasks."""
     one = "mean rank {rank:.2f} over {where}"
     tied = "tied mean rank {rank:.2f} over {where}" if len(places) > 1 else one
     at = places.values()
@@ -74,9 +95,9 @@ def _ranks(places: Mapping[str, Standing], name: str) -> str:
     return phrase(", ").join(said)
 
 
-def _named(best: str, numbers: str, num_tied: int = 1) -> str:
-    """Write an encoding with its numbers in brackets, and how many are tied with it: "rope (2.31
-    bits; 1 tied)"."""
+def _with_numbers(best: str, numbers: str, num_tied: int = 1) -> str:
+    """Return an encoding with its numbers in brackets, and how many are tied with it: `rope (2.31
+    bits; 1 tied)`. num_tied counts it, too."""
     if num_tied > 1:
         numbers = phrase("{numbers}; {number} tied", numbers=numbers, number=num_tied - 1)
     return phrase("{what} ({numbers})", what=best, numbers=numbers)

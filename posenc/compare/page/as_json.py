@@ -99,7 +99,7 @@ def _place(standing: Standing, unit: str) -> dict[str, Any]:
         "unit": unit,
         "higher_is_better": standing.higher,
         "level": pairs.level,
-        "least_difference": _known(standing.least),
+        "least_difference": _known(standing.least_significant_gap),
         "first": list(standing.first),
         "encodings": [
             {

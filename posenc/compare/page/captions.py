@@ -2,7 +2,12 @@
 
 import math
 
-from posenc.compare.judge.summary import WITHIN, context_gains, mean_at, saved
+from posenc.compare.judge.summary import (
+    REACH_TOLERANCE,
+    bits_saved_by_doubling,
+    context_gains,
+    mean_at,
+)
 from posenc.compare.results import Study
 from posenc.sentence import listed, phrase, sentence
 
@@ -15,7 +20,7 @@ def in_by_length(study: Study) -> str:
     stays_low = [row.encoding for row in study.summary if row.reach == longest]
     parts = []
     if stays_low:
-        facts = {"longest": longest, "within": 100 * (WITHIN - 1), "train": train}
+        facts = {"longest": longest, "within": 100 * (REACH_TOLERANCE - 1), "train": train}
         parts.append(phrase("loss stays up to", names=listed(stays_low), **facts))
     if cannot:
         parts.append(phrase("{names} cannot run there", names=listed(cannot)))
@@ -36,7 +41,7 @@ def in_by_context(study: Study) -> str:
 
 def in_training(study: Study) -> str:
     """Say how much the losses still fall."""
-    fell = saved(study)
+    fell = bits_saved_by_doubling(study)
     if not fell:
         return phrase("The training was too short to estimate how much the loss still falls.")
     least = min(fell, key=fell.__getitem__)

@@ -7,7 +7,7 @@ from posenc.compare.judge.standing import Standing, standings
 from posenc.compare.page import captions, figures, rows, settings, task_page
 from posenc.compare.page.task_tables import by_task, page_table
 from posenc.compare.results import Study
-from posenc.compare.trial.config import TrialConfig, name_of
+from posenc.compare.trial.config import TrialConfig, describe_trial
 from posenc.compare.trial.objectives import objective_of
 from posenc.report.page.drawing import ranked_styles
 from posenc.report.page.page import (
@@ -54,7 +54,7 @@ def _what_was_tried(study: Study) -> str:
         longest = max(config.test_lengths)
         text = study.corpus.name
         sentences.append(phrase("trained on text", train=train, longest=longest, text=text))
-        sentences += filter(None, [phrase(objective_of(config).said)])
+        sentences += filter(None, [phrase(objective_of(config).scoring_note)])
     if study.sequence_tasks:
         sentences.append(phrase("trained on tasks", names=phrase(", ").join(study.sequence_tasks)))
     return phrase(" ").join(sentences)
@@ -74,7 +74,7 @@ def _answer(study: Study) -> Iterator[Block]:
     done = len(study.results)
     planned = len(study.trials)
     if study.missing:
-        names = phrase(", ").join(map(name_of, study.missing))
+        names = phrase(", ").join(map(describe_trial, study.missing))
         yield Caution(phrase("study not finished", done=done, planned=planned, names=names))
     if study.failed:
         yield Caution(phrase("trials failed", number=len(study.failed)))
@@ -166,7 +166,7 @@ def _details(study: Study) -> Iterator[Block]:
     """Yield what the page unfolds: failures, every seed, tasks, rates, settings, how to repeat
     it."""
     if study.failed:
-        failed = [[name_of(t.config), t.reason] for t in study.failed]
+        failed = [[describe_trial(t.config), t.reason] for t in study.failed]
         header = [*map(phrase, ("trial", "reason"))]
         yield Fold(phrase("Failed trials"), [Table(header, failed)])
     if study.summary:
@@ -228,10 +228,10 @@ def _text(study: Study) -> dict[str, str]:
 
 def _trained(trial: TrialConfig, study: Study) -> tuple[str, str]:
     """Say of which task a trial is, and how it was trained."""
-    name = "training" if trial.of_text else phrase("training on {task}", task=trial.task)
+    name = "training" if trial.is_on_text else phrase("training on {task}", task=trial.task)
     peaks = sorted({t.lr for t in study.trials if t.task == trial.task})
     rate = "rates in their table" if len(peaks) > 1 else "peak learning rate {low:g}"
-    unit = phrase("bytes" if trial.of_text else TASKS[trial.task].counts)
+    unit = phrase("bytes" if trial.is_on_text else TASKS[trial.task].counts)
     rate = phrase(rate, low=peaks[0], high=peaks[-1])
     recipe = phrase("facts of training", **vars(trial), unit=unit, rate=rate)
     return name, phrase("{said}, compiled", said=recipe) if trial.compile else recipe

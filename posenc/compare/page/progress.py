@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from rich.console import Console
 
 from posenc.compare.results import TrialResult
-from posenc.compare.trial.config import TrialConfig, name_of
+from posenc.compare.trial.config import TrialConfig, describe_trial
 from posenc.report.page.progress import Bars, Pace, clock, say
 from posenc.tasks.known import TEXT
 from posenc.tasks.task import Case
@@ -41,7 +41,7 @@ class PlainLines:
         self.note(trial, "testing")
 
     def note(self, trial: TrialConfig, text: str) -> None:
-        say(self.console, f"{name_of(trial)}: {text}")
+        say(self.console, f"{describe_trial(trial)}: {text}")
 
     def finished(self, trial: TrialConfig, result: TrialResult) -> None:
         say(self.console, outcome(trial, result))
@@ -72,17 +72,17 @@ class LiveBars:
         self.steps[trial] = step
         left = None if seconds is None else seconds * (trial.steps - step)
         remark = f"loss {loss:.3f} bits/{unit_of(trial)}"
-        self.bars.show(name_of(trial), step, trial.steps, remark, left)
+        self.bars.show(describe_trial(trial), step, trial.steps, remark, left)
         self._show_all()
 
     def testing(self, trial: TrialConfig) -> None:
-        self.bars.show(name_of(trial), trial.steps, trial.steps, "testing")
+        self.bars.show(describe_trial(trial), trial.steps, trial.steps, "testing")
 
     def note(self, trial: TrialConfig, text: str) -> None:
-        self.bars.say(f"{name_of(trial)}: {text}")
+        self.bars.say(f"{describe_trial(trial)}: {text}")
 
     def finished(self, trial: TrialConfig, result: TrialResult) -> None:
-        self.bars.remove(name_of(trial))
+        self.bars.remove(describe_trial(trial))
         self.steps[trial] = trial.steps
         self.bars.say(outcome(trial, result))
         self._show_all()
@@ -99,9 +99,9 @@ class LiveBars:
 def outcome(trial: TrialConfig, result: TrialResult) -> str:
     """Return a line about a trial that has ended."""
     if result.reason is not None:
-        return f"{name_of(trial)}: failed: {result.reason}"
+        return f"{describe_trial(trial)}: failed: {result.reason}"
     numbers = [(str(score.length), score.bits_per_byte) for score in result.by_length]
     numbers += [(str(Case(s.length, s.variant)), s.exact_match) for s in result.by_case]
     scores = ", ".join(f"{at}: {'cannot' if n is None else f'{n:.3f}'}" for at, n in numbers)
-    metric = "bits per byte" if trial.of_text else "exact match"
-    return f"{name_of(trial)}: done; {metric} at {scores}"
+    metric = "bits per byte" if trial.is_on_text else "exact match"
+    return f"{describe_trial(trial)}: done; {metric} at {scores}"

@@ -10,7 +10,7 @@ from rich.table import Table
 
 from posenc.compare.page import rows, settings
 from posenc.compare.results import Study, TrialResult
-from posenc.compare.trial.config import TrialConfig, name_of
+from posenc.compare.trial.config import TrialConfig, describe_trial
 from posenc.compare.trial.effective_spec import AXES
 from posenc.compare.trial.evaluate import CANNOT
 from posenc.report.page.console import text_table
@@ -66,9 +66,9 @@ def notes(study: Study) -> list[str]:
         lines += [phrase("Note: cannot run", name=row.encoding, reason=why) for why in reasons]
     lines += [phrase("Note: reused", count=n, where=where) for where, n in study.reused.items()]
     failed = "{trial} failed: {reason}"
-    lines += [phrase(failed, trial=name_of(r.config), reason=r.reason) for r in study.failed]
+    lines += [phrase(failed, trial=describe_trial(r.config), reason=r.reason) for r in study.failed]
     if study.missing:
-        names = phrase(", ").join(map(name_of, study.missing))
+        names = phrase(", ").join(map(describe_trial, study.missing))
         counts = {"part": len(study.missing), "whole": len(study.trials)}
         lines.append(phrase("Note: missing", names=names, **counts))
     return lines
@@ -76,7 +76,7 @@ def notes(study: Study) -> list[str]:
 
 def _is_in_a_row(config: TrialConfig) -> bool:
     """Return True if a trial's tokens have positions with one component."""
-    return config.of_text or TASKS[config.task].num_axes == 1
+    return config.is_on_text or TASKS[config.task].num_axes == 1
 
 
 def csv_text(study: Study) -> str:

@@ -14,7 +14,7 @@ from posenc.compare.judge.standing import (
     standing_of_tasks,
     standings,
 )
-from posenc.compare.judge.summary import learned
+from posenc.compare.judge.summary import has_learned
 from posenc.compare.page import rows
 from posenc.compare.page.task_tables import by_task
 from posenc.compare.results import Study, TaskSummary
@@ -92,7 +92,7 @@ def figures_of(study: Study) -> Iterator[Plot]:
 def every_trial(study: Study) -> Chart:
     """Draw the score of every trial: a row per encoding, a marker per task."""
     names = rows.in_order(study, _columns(study).values())[::-1]
-    passed = {result.config for result in study.finished if learned(result)}
+    passed = {result.config for result in study.finished if has_learned(result)}
     scores = {task: scores_of_task(study, task) for task in study.sequence_tasks}
     dots = []
     for task in study.sequence_tasks:

@@ -7,10 +7,10 @@ import torch
 
 from posenc.compare.results import Study
 from posenc.compare.trial.config import TrialConfig
-from posenc.compare.trial.evaluate import cannot, cannot_run
-from posenc.compare.trial.material import shape_length, task_of, train_tokens, vocabulary_of
+from posenc.compare.trial.evaluate import why_case_impossible, why_length_impossible
+from posenc.compare.trial.material import max_train_tokens, shape_length, task_of, vocabulary_size
 from posenc.compare.trial.objectives import objective_of
-from posenc.compare.trial.train import shape_of, sizes_of
+from posenc.compare.trial.train import decoder_config, encoding_shape
 from posenc.encodings import PositionEncoding, create, parse
 from posenc.report.files.bounds import check_room, check_time
 from posenc.report.machine import machine
@@ -124,15 +124,15 @@ def _count_matrix_parameters(trial: TrialConfig) -> int:
     """Count the parameters in the model's matrices, without those of the encoding: attention, a
     gated feed-forward network of three matrices, and one table of tokens."""
     attention = 4 * trial.width**2
-    vocabulary = vocabulary_of(trial)
-    layer = attention + trial.width * 3 * (sizes_of(trial).ffn_dim or 0)
+    vocabulary = vocabulary_size(trial)
+    layer = attention + trial.width * 3 * (decoder_config(trial).ffn_dim or 0)
     stacks = len(objective_of(trial).stacks)  # all but the first also attend to the first
     return trial.layers * (stacks * (layer + attention) - attention) + vocabulary * trial.width
 
 
 def _describe_rows(trial: TrialConfig) -> str:
     """Return in words what the rows of a batch are: `windows of 128 bytes`."""
-    length = train_tokens(trial)
+    length = max_train_tokens(trial)
     if trial.task == TEXT:
         return f"windows of {length:,} bytes"
     return f"sequences of {length:,} tokens"
@@ -142,13 +142,13 @@ def _build_encoding(trial: TrialConfig, encoding: str) -> PositionEncoding:
     """Build the encoding for the trial's model, without allocating memory if possible."""
     try:
         with torch.device("meta"):
-            return create(encoding, shape_of(trial))
+            return create(encoding, encoding_shape(trial))
     except (NotImplementedError, RuntimeError, TypeError):
         if not any(part.attribute for part in parse(encoding).parts):
             raise
         # A user's constructor may read computed values, which tensors on "meta" do not have; NumPy
         # raises TypeError then.
-        return create(encoding, shape_of(trial))
+        return create(encoding, encoding_shape(trial))
 
 
 def _check_positions(trial: TrialConfig, name: str, encoding: PositionEncoding) -> None:
@@ -156,10 +156,10 @@ def _check_positions(trial: TrialConfig, name: str, encoding: PositionEncoding) 
     are reported with the results instead."""
     task = task_of(trial)
     if task is not None:
-        why = cannot_run(encoding, task, Case(trial.train_length))
+        why = why_case_impossible(encoding, task, Case(trial.train_length))
     else:
         needed = shape_length(trial)
-        why = cannot(encoding, needed)
+        why = why_length_impossible(encoding, needed)
         why = None if why is None else f"{why}, and {needed:,} are needed"
     if why is not None:
         raise ValueError(
@@ -173,7 +173,7 @@ def _check_model_memory(trial: TrialConfig, workers: int, encoding_parameters: i
     on CUDA, of its smallest GPU."""
     parameters = _count_matrix_parameters(trial) + encoding_parameters
     # The logits and their gradients, in float32.
-    logits = 2 * 4 * vocabulary_of(trial) * trial.batch * train_tokens(trial)
+    logits = 2 * 4 * vocabulary_size(trial) * trial.batch * max_train_tokens(trial)
     bytes_of_one = BYTES_PER_PARAMETER * parameters + logits
     available = machine.memory_bytes()
     where = ""

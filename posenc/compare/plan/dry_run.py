@@ -9,7 +9,7 @@ from rich.table import Table
 from posenc.compare.plan.splits import TextSplits
 from posenc.compare.plan.time_estimate import kind_of_trial, seconds_by_kind
 from posenc.compare.trial.config import TrialConfig
-from posenc.compare.trial.material import train_tokens
+from posenc.compare.trial.material import max_train_tokens
 from posenc.report.page.console import text_table
 from posenc.report.page.progress import clock
 
@@ -17,7 +17,7 @@ from posenc.report.page.progress import clock
 def most_training_tokens(trial: TrialConfig) -> int:
     """Return the maximum number of tokens that a trial trains on: sequences of a task may be
     shorter than its longest."""
-    return trial.steps * trial.batch * train_tokens(trial)
+    return trial.steps * trial.batch * max_train_tokens(trial)
 
 
 def dry_run(

@@ -21,7 +21,7 @@ from posenc.compare.plan.learning_rate_search import RATE_FACTORS, check_rates, 
 from posenc.compare.plan.sizes import decoder_sizes
 from posenc.compare.plan.splits import MinimumBytes, TextSplits, split_text
 from posenc.compare.trial.config import CAUSAL, TrialConfig
-from posenc.compare.trial.material import content_hash
+from posenc.compare.trial.material import hash_task_sequences
 from posenc.compare.trial.objectives import OBJECTIVES, Objective
 from posenc.compare.trial.train import PROJECTIONS
 from posenc.encodings import ModelShape, create
@@ -323,7 +323,7 @@ def _plan_trial(name: str, options: Options, shared: dict[str, Any]) -> TrialCon
     if options.test_lengths is not None or train_length != task.train_length:
         lengths = _parse_test_lengths(options.test_lengths, train_length, [1, 2, 4])
     task.check(train_length, lengths)
-    corpus = content_hash(task, train_length, lengths)
+    corpus = hash_task_sequences(task, train_length, lengths)
     return TrialConfig(**shared | sizes | {"task": name, "test_lengths": lengths, "corpus": corpus})
 
 

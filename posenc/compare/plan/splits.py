@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from posenc.compare.results import CorpusInfo
-from posenc.compare.trial.files import SPLITS, path_of
+from posenc.compare.trial.files import SPLITS, folder_of_text
 from posenc.report.files.bounds import check_room
 from posenc.report.files.new_folder import new_folder
 from posenc.report.files.opened import make_folder, naming, open_new, open_ordinary, remove_folder
@@ -97,14 +97,16 @@ class TextSplits:
         Returns: what was wrong with existing splits, or None.
         Raises: ValueError if the text has changed after it was split, or does not fit on the disk.
         """
-        target = path_of(folder, self.info.hash)
+        target = folder_of_text(folder, self.info.hash)
         damage = self._damage(target) if target.exists() else None
         if target.exists() and damage is None:
             return None
         make_folder(folder)
         remove_folder(target)
         with new_folder(target) as partial:
-            if not any(self._link_splits_of(path_of(run, self.info.hash), partial) for run in runs):
+            if not any(
+                self._link_splits_of(folder_of_text(run, self.info.hash), partial) for run in runs
+            ):
                 stretches = [stretch for split in SPLITS for stretch in self.stretches[split]]
                 # Two bytes for each symbol, and one separator after each stretch.
                 size = 2 * sum(stop - start + 1 for _, start, stop in stretches)

@@ -96,7 +96,7 @@ def _measure_in_process(trials: "Sequence[TrialConfig]", folder: Path) -> dict[s
             stderr=log,
             text=True,
             encoding="utf-8",
-            env=process.environment(trials[0].device),
+            env=process.trial_environment(trials[0].device),
         ) as measuring,
     ):
         assert measuring.stdout is not None
@@ -163,7 +163,7 @@ def _seconds_per_step(model: "nn.Module", trial: "TrialConfig", symbols: "np.nda
     from posenc.compare.trial import train
 
     optimizer = train.optimizer_for(model, trial)
-    model = train.maybe_compiled(model, trial)
+    model = train.compile_if_asked(model, trial)
     for step in range(WARM_UP):
         train.take_step(model, optimizer, trial, symbols, step)
     began = _time_after_device(trial)
@@ -193,15 +193,15 @@ def _seconds_of_task_evaluation(model: "nn.Module", trial: "TrialConfig") -> flo
     assert task is not None  # the caller has one
     model.eval()
     for case in task.cases(trial.test_lengths):
-        if evaluate.cannot_run(model.encoding, task, case):  # type: ignore[arg-type]
+        if evaluate.why_case_impossible(model.encoding, task, case):  # type: ignore[arg-type]
             continue
         rows = max(1, evaluate.TASK_TOKENS_AT_ONCE // task.tokens(case))
         batch = task.test_batch(case, rows, trial.train_length)
-        forward.answers(model, batch, trial, task.end, rows)
+        forward.likeliest_tokens(model, batch, trial, task.end, rows)
         began = _time_after_device(trial)
-        forward.answers(model, batch, trial, task.end, rows)
+        forward.likeliest_tokens(model, batch, trial, task.end, rows)
         seconds = (_time_after_device(trial) - began) / rows
-        total += seconds * evaluate.SEQUENCES
+        total += seconds * evaluate.TEST_SEQUENCES
         if case.length == trial.train_length and not case.variant:
             total += train.VALIDATIONS * seconds * evaluate.VALID_SEQUENCES
     return total
@@ -219,15 +219,15 @@ def _seconds_of_text_evaluation(model: "nn.Module", trial: "TrialConfig") -> flo
     objective = objective_of(trial)
     total = 0.0
     for length in trial.test_lengths:
-        if evaluate.cannot(model.encoding, objective.longest_part(length)):  # type: ignore[arg-type]
+        if evaluate.why_length_impossible(model.encoding, objective.longest_stack_input(length)):  # type: ignore[arg-type]
             continue
         # The time does not depend on the bytes; a row has the byte after its window, too.
         rows = torch.zeros(max(1, evaluate.TOKENS_AT_ONCE // length), length + 1, dtype=torch.long)
-        asked = objective.ask_held_out(rows)
+        held_out = objective.held_out_targets(rows)
         with torch.no_grad():
-            objective.losses(model, asked, trial)
+            objective.losses(model, held_out, trial)
             began = _time_after_device(trial)
-            objective.losses(model, asked, trial)
+            objective.losses(model, held_out, trial)
         per_token = (_time_after_device(trial) - began) / (rows.shape[0] * length)
         total += per_token * windows.HELD_OUT_BYTES
         if length == trial.train_length:

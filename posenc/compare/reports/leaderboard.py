@@ -13,7 +13,7 @@ from posenc.compare.rates import choose_rates
 from posenc.compare.reports.board import BOARD, ROWS, published_file
 from posenc.compare.reports.merge import joined, joined_by_slashes, recipe_of
 from posenc.compare.results import FORMAT, CorpusInfo, RateCheck, Study, TrialResult
-from posenc.compare.trial.config import TrialConfig, name_of
+from posenc.compare.trial.config import TrialConfig, describe_trial
 from posenc.compare.trial.material import check_scores
 from posenc.report.files.opened import bytes_of
 from posenc.report.files.record import Record
@@ -135,7 +135,9 @@ def _check_each_trial_once(of: str, trials: Sequence[TrialConfig]) -> None:
             why = "twice"
         else:
             continue
-        raise ValueError(f"{of} has {name_of(trial)} {why}. Remove the row, or run it again.")
+        raise ValueError(
+            f"{of} has {describe_trial(trial)} {why}. Remove the row, or run it again."
+        )
 
 
 def _check_chosen_rates(of: str, trials: Sequence[TrialConfig], rates: Sequence[RateCheck]) -> None:

@@ -6,7 +6,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 from posenc.compare.results import RateCheck, Study, TrialResult
-from posenc.compare.trial.config import TrialConfig, name_of
+from posenc.compare.trial.config import TrialConfig, describe_trial
 
 _MAY_DIFFER = {"encoding", "seed", "code", "source"}
 """Fields in which the trials of one study differ; all others are its recipe. Where learning rates
@@ -153,7 +153,7 @@ def _results(
                 known, timing=None
             ):
                 label = study.labels.get(config.encoding, config.encoding)
-                name = name_of(replace(config, encoding=label))
+                name = describe_trial(replace(config, encoding=label))
                 conflicts.append(
                     f"{name} has other numbers in {folder} than in "
                     f"{source[config]}{_where(known, result)}; the latter count"

@@ -12,12 +12,13 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor, nn
 
-from posenc.compare.trial.files import STATE, Cursor
+from posenc.compare.trial.files import CHECKPOINT_FILE, Cursor
 from posenc.report.files.atomic import write_atomically
 from posenc.report.files.opened import beside, bytes_of, text_of
 
-HEADER = 1 << 24
-"""Bytes that a checkpoint may have besides the model and AdamW's two moments."""
+EXTRA_BYTES = 1 << 24
+"""Bytes that a checkpoint may have besides the tensors: its header, names and small numbers.
+Chosen, far above the need; a larger file is not read."""
 
 
 class CorruptCheckpoint(Exception):
@@ -27,9 +28,9 @@ class CorruptCheckpoint(Exception):
 def write_checkpoint(
     folder: Path, cursor: Cursor, model: nn.Module, optimizer: torch.optim.Optimizer
 ) -> None:
-    """Save model, optimizer and cursor. The JSON names the file of the tensors and is replaced
-    last, so the two always match."""
-    content = save(_tensors(model, optimizer))
+    """Save model, optimizer and cursor into the trial's folder. The JSON names the file of the
+    tensors and is replaced last, so that the two always match."""
+    content = save(_tensors_by_name(model, optimizer))
     name = f"checkpoint-{cursor.step}.safetensors"
     write_atomically(folder / name, content)
     state = replace(
@@ -38,75 +39,82 @@ def write_checkpoint(
         tensors=name,
         tensors_sha256=hashlib.sha256(content).hexdigest(),
     )
-    write_atomically(folder / STATE, state.to_json())
-    clear_checkpoint(folder, keep=name)
+    write_atomically(folder / CHECKPOINT_FILE, state.to_json())
+    delete_checkpoint(folder, keep=name)
 
 
 def restore_checkpoint(
     folder: Path, trial: str, model: nn.Module, optimizer: torch.optim.Optimizer
 ) -> Cursor | None:
-    """Load the checkpoint into model and optimizer; return None if there is none.
+    """Load the checkpoint in the trial's folder into model and optimizer, and set torch's
+    generator. Return its cursor; None if there is no checkpoint.
 
+    trial: hash of the trial's config, which must be that of the checkpoint.
     Raises: CorruptCheckpoint, with model and optimizer untouched.
     """
-    if not (folder / STATE).exists():
+    if not (folder / CHECKPOINT_FILE).exists():
         return None
     try:
-        saved = _read(folder, trial, model)
+        saved = _read_checkpoint(folder, trial, model)
     except (ValueError, OSError, SafetensorError) as error:
         raise CorruptCheckpoint(str(error)) from error
     weights = {
-        name.removeprefix(_MODEL): tensor
+        name.removeprefix(_MODEL_PREFIX): tensor
         for name, tensor in saved.tensors.items()
-        if name.startswith(_MODEL)
+        if name.startswith(_MODEL_PREFIX)
     }
     model.load_state_dict(weights)
-    _load_moments(optimizer, model, saved.tensors)
+    _load_optimizer_state(optimizer, model, saved.tensors)
     torch.set_rng_state(saved.rng)
     return saved.cursor
 
 
-class _Saved(NamedTuple):
-    """A checkpoint that belongs to the trial: tensors by name, and the state of torch's generator,
-    a tensor of bytes."""
+class _StoredCheckpoint(NamedTuple):
+    """A checkpoint that was read and belongs to the trial: the cursor, tensors by name, and the
+    state of torch's generator, a tensor of bytes."""
 
     cursor: Cursor
     tensors: dict[str, Tensor]
     rng: Tensor
 
 
-def _read(folder: Path, trial: str, model: nn.Module) -> _Saved:
-    """Read a checkpoint. Raise ValueError unless it is whole and fits the trial and its model."""
-    cursor = Cursor.from_json(text_of(folder / STATE))
+def _read_checkpoint(folder: Path, trial: str, model: nn.Module) -> _StoredCheckpoint:
+    """Read the checkpoint in a trial's folder. Raise ValueError unless it is whole and fits the
+    trial, given by its hash, and its model."""
+    cursor = Cursor.from_json(text_of(folder / CHECKPOINT_FILE))
     if cursor.trial != trial:
         raise ValueError("it belongs to another trial")
     size = sum(value.nbytes for value in model.state_dict().values())
-    content = bytes_of(beside(folder, cursor.tensors), 4 * size + HEADER)
+    # AdamW's two averages take twice the model's size; the fourth is spare.
+    content = bytes_of(beside(folder, cursor.tensors), 4 * size + EXTRA_BYTES)
     if hashlib.sha256(content).hexdigest() != cursor.tensors_sha256:
         raise ValueError(f"{cursor.tensors} was changed after it was written")
     tensors = load(content)
     if cursor.reused_from:  # a finished trial's weights alone
-        tensors = {f"{_MODEL}{name}": value for name, value in tensors.items()}
+        tensors = {f"{_MODEL_PREFIX}{name}": value for name, value in tensors.items()}
         cursor = replace(cursor, rng=_generator_state())
     rng = torch.frombuffer(bytearray(base64.b64decode(cursor.rng)), dtype=torch.uint8)
     shapes = {name: tensor.shape for name, tensor in tensors.items()}
-    if shapes != _shapes(model, tensors):
+    if shapes != _expected_shapes(model, tensors):
         raise ValueError(f"{cursor.tensors} belongs to another model")
-    return _Saved(cursor, tensors, rng)
+    return _StoredCheckpoint(cursor, tensors, rng)
 
 
-def _load_moments(
+def _load_optimizer_state(
     optimizer: torch.optim.Optimizer, model: nn.Module, tensors: dict[str, Tensor]
 ) -> None:
-    """Give the optimizer what AdamW has stored of each parameter of the model."""
+    """Give the optimizer AdamW's stored state of each parameter of the model.
+
+    tensors: those of a checkpoint, by name.
+    """
     names = {id(p): name for name, p in model.named_parameters()}
     for group in optimizer.param_groups:
         for p in group["params"]:
             state = {}
-            for key in _MOMENTS:
-                moment = tensors.get(f"{key}/{names[id(p)]}")
-                if moment is not None:
-                    state[key] = moment.to("cpu" if key == "step" else p.device)
+            for key in _OPTIMIZER_STATE:
+                value = tensors.get(f"{key}/{names[id(p)]}")
+                if value is not None:
+                    state[key] = value.to("cpu" if key == "step" else p.device)
             optimizer.state[p] = state
 
 
@@ -115,35 +123,38 @@ def _generator_state() -> str:
     return base64.b64encode(torch.get_rng_state().numpy().tobytes()).decode()
 
 
-def clear_checkpoint(folder: Path, keep: str | None = None) -> None:
-    """Delete the tensors of all checkpoints except `keep`; without it, the whole checkpoint."""
+def delete_checkpoint(folder: Path, keep: str | None = None) -> None:
+    """Delete the tensors of all checkpoints in a trial's folder except the file `keep`; without it,
+    also checkpoint.json."""
     if keep is None:
-        (folder / STATE).unlink(missing_ok=True)
+        (folder / CHECKPOINT_FILE).unlink(missing_ok=True)
     for path in folder.glob("checkpoint-*.safetensors"):
         if path.name != keep:
             path.unlink(missing_ok=True)
 
 
-def _tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """Return the model's tensors and those of AdamW by name, as copies on the CPU."""
-    tensors = {f"{_MODEL}{name}": value for name, value in model.state_dict().items()}
+def _tensors_by_name(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    """Return the model's tensors and AdamW's state by name, such as `model/head.weight` and
+    `exp_avg/head.weight`, as copies on the CPU: safetensors refuses shared memory."""
+    tensors = {f"{_MODEL_PREFIX}{name}": value for name, value in model.state_dict().items()}
     for name, p in model.named_parameters():
         for key, value in optimizer.state[p].items():
             tensors[f"{key}/{name}"] = value
     return {name: value.detach().cpu().contiguous().clone() for name, value in tensors.items()}
 
 
-_MODEL = "model/"
-"""Begins the name of a tensor of the model."""
-_MOMENTS = ("exp_avg", "exp_avg_sq", "step")
+_MODEL_PREFIX = "model/"
+"""The beginning of the name of a tensor of the model."""
+_OPTIMIZER_STATE = ("exp_avg", "exp_avg_sq", "step")
 """AdamW's state of a parameter that has had a gradient."""
 
 
-def _shapes(model: nn.Module, tensors: Container[str]) -> dict[str, torch.Size]:
-    """Return the shapes of the model's tensors, and of AdamW's state for those with gradients."""
-    shapes = {f"{_MODEL}{name}": value.shape for name, value in model.state_dict().items()}
+def _expected_shapes(model: nn.Module, tensors: Container[str]) -> dict[str, torch.Size]:
+    """Return the shape that each tensor of a checkpoint of this model must have, by name. Only a
+    parameter that has had a gradient has AdamW's state: one with any of it in `tensors`."""
+    shapes = {f"{_MODEL_PREFIX}{name}": value.shape for name, value in model.state_dict().items()}
     for name, p in model.named_parameters():
-        if not any(f"{key}/{name}" in tensors for key in _MOMENTS):
+        if not any(f"{key}/{name}" in tensors for key in _OPTIMIZER_STATE):
             continue
         shapes |= {f"exp_avg/{name}": p.shape, f"exp_avg_sq/{name}": p.shape}
         shapes[f"step/{name}"] = torch.Size([])

@@ -21,8 +21,10 @@ has the usual scale, which before was T5's own."""
 CAUSAL = "causal"
 """The objective of a decoder: predict the next byte."""
 SEPARATE = "separate"
+"""The default of --projections: queries, keys and values each have their own matrix."""
 MOST = 1000
-"""Letters of a name, test lengths of a trial and points of its curve that a page is drawn for."""
+"""The maximum of letters of a name, of test lengths of a trial and of points of its curve: a page
+with more would not be readable. Chosen, not derived."""
 LONGEST_NAME = 60
 """Maximum of letters of an encoding in the name of a folder."""
 
@@ -107,15 +109,16 @@ class TrialConfig:
 
     @property
     def name(self) -> str:
-        """Return a description in letters that a folder's name may have."""
+        """Return encoding, task and seed in letters that a folder's name may have, such as
+        `rope-copy-seed0`."""
         name = re.sub(r"[^\w.]+", "-", self.encoding).strip("-.")[:LONGEST_NAME]
         task = "" if self.task == TEXT else f"-{self.task}"
         task += "" if self.objective == CAUSAL else f"-{self.objective}"
         return name + re.sub(r"[^\w.]+", "-", f"{task}-seed{self.seed}")
 
     @property
-    def of_text(self) -> bool:
-        """Return True if it learns a text, not a task."""
+    def is_on_text(self) -> bool:
+        """Return True if the trial learns a text, not a sequence task."""
         return self.task == TEXT
 
     @property
@@ -133,15 +136,17 @@ def check_encoding_name(name: str) -> None:
         raise ValueError("the name of an encoding has a line break.")
 
 
-def name_of(trial: TrialConfig) -> str:
-    """Describe the trial in messages."""
+def describe_trial(trial: TrialConfig) -> str:
+    """Return a trial in words, for messages: `rope on copy seed 0`, for one that chooses a learning
+    rate also the rate."""
     name = trial.encoding
     if trial.task != TEXT:
         name = phrase("{name} on {task}", name=name, task=trial.task)
     name = phrase("{name} seed {seed}", name=name, seed=trial.seed)
     if len(trial.test_lengths) > 1:
         return name
-    return phrase("{name} at lr {rate:g}", name=name, rate=trial.lr)  # of the rates' search
+    # Only a trial that chooses a learning rate has one test length.
+    return phrase("{name} at lr {rate:g}", name=name, rate=trial.lr)
 
 
 def write_trial(folder: Path, config: TrialConfig) -> None:

@@ -11,11 +11,14 @@ AXES = "components of a position"
 
 
 def effective_spec(name: str, encoding: PositionEncoding, shape: ModelShape) -> dict[str, str]:
-    """Return every constructor argument of `encoding`, given or not, and its claims; for several
-    encodings, the text `name` that built them."""
+    """Return the settings of an encoding as texts, for the report: name, class, every constructor
+    argument, given or not, and its claims.
+
+    name: the text that built it; for several encodings together it replaces the arguments.
+    """
     spec = {"name": name, "class": type(encoding).__name__}
     parts = parse(name).parts
-    spec |= _arguments(name, encoding, shape) if len(parts) == 1 else {"made of": name}
+    spec |= _constructor_arguments(name, encoding, shape) if len(parts) == 1 else {"made of": name}
     limit = encoding.claims.max_positions
     axes = encoding.claims.num_axes
     if axes > 1:
@@ -31,7 +34,9 @@ def effective_spec(name: str, encoding: PositionEncoding, shape: ModelShape) -> 
     }
 
 
-def _arguments(name: str, encoding: PositionEncoding, shape: ModelShape) -> dict[str, str]:
+def _constructor_arguments(
+    name: str, encoding: PositionEncoding, shape: ModelShape
+) -> dict[str, str]:
     """Return the constructor arguments of an encoding as text: its own attributes or, where it
     keeps none, what it was built with."""
     (part,) = parse(name).parts

@@ -7,18 +7,21 @@ from torch import Tensor, nn
 
 from posenc.compare.results import CaseScore, LengthScore
 from posenc.compare.trial.config import TrialConfig
-from posenc.compare.trial.forward import answers, target_loss
+from posenc.compare.trial.forward import likeliest_tokens, target_loss
 from posenc.encodings import PositionEncoding
 from posenc.tasks.scoring import score_of
 from posenc.tasks.task import Case, Task
 
 TOKENS_AT_ONCE = 1 << 12
 """Tokens in one pass: a dense forward at length 1024 stays below 0.5 GB."""
-BUCKETS = 64
-SEQUENCES = 512
+MAX_POSITION_RUNS = 64
+"""Points that a curve of the loss by position has at most."""
+TEST_SEQUENCES = 512
 """Sequences of a case: the standard error of exact match is at most 0.022."""
 TASK_TOKENS_AT_ONCE = 1 << 13
+"""The same for a task, whose sequences are shorter."""
 VALID_SEQUENCES = 256
+"""Sequences of a task's validation."""
 CANNOT = (
     "it has {limit} positions",
     "it has {limit} positions, and {needed} are needed",
@@ -27,48 +30,50 @@ CANNOT = (
 """Why an encoding cannot run: stored in English, shown by `posenc.sentence.retold`."""
 
 
-def cannot(encoding: PositionEncoding, length: int) -> str | None:
-    """Return why the encoding cannot run at this length, or None."""
+def why_length_impossible(encoding: PositionEncoding, length: int) -> str | None:
+    """Return why the encoding cannot run at this length, for the report; None if it can."""
     limit = encoding.claims.max_positions
     if limit is not None and length > limit:
         return CANNOT[0].format(limit=limit)
     return None
 
 
-def length_score(length: int, parts: list[tuple[Tensor, Tensor]], held_out: Tensor) -> LengthScore:
-    """Return the score of a length, in all and in each held-out window.
+def score_length(length: int, parts: list[tuple[Tensor, Tensor]], held_out: Tensor) -> LengthScore:
+    """Return the score of a length in bits per byte, over all targets and in each held-out window.
 
-    parts: losses in nats and which of them count, (pieces * windows, length), the windows of a
-        piece one after the other.
+    parts: losses in nats, and 1 where they count or 0, both (pieces * windows, length); a part has
+        one piece of every window, then the next piece of every window.
+    held_out: the windows, (windows, longest).
     """
     num_windows = len(held_out)
-    losses = torch.stack([_by_window(part_losses, num_windows) for part_losses, _ in parts]).sum(0)
-    counts = torch.stack([_by_window(part_counts, num_windows) for _, part_counts in parts]).sum(0)
-    windows = tuple(round(bits(nats), 5) for nats in (losses / counts).tolist())
-    total_loss = sum(part_losses.sum().item() for part_losses, _ in parts)
-    total_count = sum(part_counts.sum().item() for _, part_counts in parts)
-    return LengthScore(length, bits(total_loss / total_count), windows=windows)
+    losses = torch.stack([_sum_by_window(nats, num_windows) for nats, _ in parts]).sum(0)
+    counts = torch.stack([_sum_by_window(counted, num_windows) for _, counted in parts]).sum(0)
+    windows = tuple(round(nats_to_bits(nats), 5) for nats in (losses / counts).tolist())
+    total_loss = sum(nats.sum().item() for nats, _ in parts)
+    total_count = sum(counted.sum().item() for _, counted in parts)
+    return LengthScore(length, nats_to_bits(total_loss / total_count), windows=windows)
 
 
-def _by_window(values: Tensor, num_windows: int) -> Tensor:
-    """Return the sum in each window of values (pieces * windows, length), (windows)."""
+def _sum_by_window(values: Tensor, num_windows: int) -> Tensor:
+    """Return the sum of the values (pieces * windows, length) in each window, (windows,)."""
     return values.view(-1, num_windows, values.shape[1]).sum((0, 2))
 
 
-def bits(nats: float) -> float:
+def nats_to_bits(nats: float) -> float:
     """Convert nats to bits."""
     return nats / math.log(2)
 
 
 def score_cases(model: nn.Module, task: Task, config: TrialConfig) -> tuple[CaseScore, ...]:
-    """Return the scores of every case, the training length first."""
+    """Return the scores of a model on every case of its task, the training length first."""
     model.eval()
-    return tuple(_score(model, task, case, config) for case in task.cases(config.test_lengths))
+    return tuple(_score_case(model, task, case, config) for case in task.cases(config.test_lengths))
 
 
-def cannot_run(encoding: PositionEncoding, task: Task, case: Case) -> str | None:
-    """Return why the encoding cannot run a case, or None."""
+def why_case_impossible(encoding: PositionEncoding, task: Task, case: Case) -> str | None:
+    """Return why the encoding cannot run a case of a task, for the report; None if it can."""
     limit = encoding.claims.max_positions
+    # With rows and columns, positions go up to the length of a side.
     needed = task.tokens(case) if task.num_axes == 1 else case.length
     if limit is None or needed <= limit:
         return None
@@ -85,13 +90,13 @@ def validation_bits(model: nn.Module, task: Task, config: TrialConfig) -> float:
     return bits
 
 
-def _score(model: nn.Module, task: Task, case: Case, config: TrialConfig) -> CaseScore:
+def _score_case(model: nn.Module, task: Task, case: Case, config: TrialConfig) -> CaseScore:
     """Return the score of one case of a task, or why the encoding cannot run it."""
-    reason = cannot_run(model.encoding, task, case)  # type: ignore[arg-type]
+    reason = why_case_impossible(model.encoding, task, case)  # type: ignore[arg-type]
     if reason is not None:
         return CaseScore(case.length, case.variant, cannot=reason)
-    batch = task.test_batch(case, SEQUENCES, config.train_length)
-    likeliest, likeliest_but_end = answers(
+    batch = task.test_batch(case, TEST_SEQUENCES, config.train_length)
+    likeliest, likeliest_but_end = likeliest_tokens(
         model, batch, config, task.end, max(1, TASK_TOKENS_AT_ONCE // task.tokens(case))
     )
     score = score_of(batch.targets, likeliest, likeliest_but_end, task.end)

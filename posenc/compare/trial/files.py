@@ -12,11 +12,11 @@ from posenc.report.files.record import Record
 
 SPLITS = ("train", "valid", "test")
 """The files of a text, without suffix."""
-STATE, WEIGHTS = "checkpoint.json", "model.safetensors"
+CHECKPOINT_FILE, WEIGHTS_FILE = "checkpoint.json", "model.safetensors"
 
 
-def path_of(folder: Path, corpus_hash: str) -> Path:
-    """Return the folder of the text with this hash in a study's folder."""
+def folder_of_text(folder: Path, corpus_hash: str) -> Path:
+    """Return the path of the text with this hash, which is a folder in a study's folder."""
     return folder / f"corpus-{corpus_hash}"
 
 
@@ -25,8 +25,8 @@ class CorruptResult(Exception):
 
 
 def save_result(home: Path, result: TrialResult) -> None:
-    """Write a finished trial into its folder: timing.json, then result.json, which depends only on
-    the config."""
+    """Write a finished trial into its folder `home`: timing.json, then result.json, which depends
+    only on the config. In this order, because a trial counts as finished by its result.json."""
     assert result.timing is not None
     write_atomically(home / "timing.json", result.timing.to_json())
     write_atomically(home / "result.json", replace(result, timing=None).to_json())
@@ -59,7 +59,8 @@ def load_result(folder: Path, trial: TrialConfig) -> TrialResult | None:
 def load_results(
     folder: Path, trials: Iterable[TrialConfig]
 ) -> tuple[dict[TrialConfig, TrialResult], list[str]]:
-    """Return the results in the study's folder, and a line about each damaged one."""
+    """Return the results of the trials in the study's folder, and a message about each damaged one.
+    A trial without a result is left out."""
     results: dict[TrialConfig, TrialResult] = {}
     damaged: list[str] = []
     for trial in trials:
@@ -85,7 +86,8 @@ def is_done(folder: Path, trial: TrialConfig) -> bool:
 
 @dataclass(frozen=True)
 class Cursor(Record):
-    """State of training. The batch and learning rate of a step depend only on its number.
+    """How far a training is, as it is stored in checkpoint.json. The batch and learning rate of a
+    step depend only on its number, so that nothing else is needed to go on.
 
     trial: hash of the trial's config.
     loss_sum and loss_count: nats since the last point of the training curve.

@@ -1,4 +1,4 @@
-"""Run a causal model on windows of a text or sequences of a task: losses and answers."""
+"""Run a causal model on windows of a text or sequences of a task: losses and likeliest tokens."""
 
 import contextlib
 
@@ -29,7 +29,8 @@ def on_device(tensor: Tensor, config: TrialConfig) -> Tensor:
 
 
 def token_losses(model: nn.Module, rows: Tensor, config: TrialConfig) -> Tensor:
-    """Return cross-entropy in nats, (batch, length), of rows with length + 1 symbols."""
+    """Return the cross-entropy in nats of each next symbol, (batch, length), in rows of length + 1
+    symbols."""
     rows = on_device(rows, config)
     with autocast(config):
         logits = model(rows[:, :-1], length=rows.shape[1] - 1)
@@ -45,11 +46,13 @@ def target_loss(model: nn.Module, batch: Batch, config: TrialConfig) -> Tensor:
 
 
 @torch.no_grad()
-def answers(
+def likeliest_tokens(
     model: nn.Module, batch: Batch, config: TrialConfig, end: int | None, at_once: int
 ) -> tuple[np.ndarray, np.ndarray | None]:
-    """Return the likeliest token after each token, (sequences, len), among all and all but `end`.
+    """Return the likeliest token after each token of the batch, (sequences, len), twice: among all
+    tokens, and among all but `end` (None if `end` is).
 
+    end: the token that ends an answer, for tasks that have one.
     at_once: number of sequences in one pass.
     Raises: FloatingPointError if a logit of a target is not finite.
     """
@@ -74,7 +77,7 @@ def answers(
 
 
 def task_logits(model: nn.Module, batch: Batch, config: TrialConfig) -> Tensor:
-    """Return logits (batch, len, vocabulary) in float32."""
+    """Return the model's logits (batch, len, vocabulary) for a task's sequences, in float32."""
     tokens = on_device(torch.from_numpy(batch.tokens), config)
     positions = positions_for(model.encoding, batch, config)  # type: ignore[arg-type]
     length = tokens.shape[1] if positions is None else None
@@ -83,9 +86,9 @@ def task_logits(model: nn.Module, batch: Batch, config: TrialConfig) -> Tensor:
 
 
 def positions_for(encoding: PositionEncoding, batch: Batch, config: TrialConfig) -> Tensor | None:
-    """Return positions for the encoding: None for 0, 1, 2, ...; (row, column); or three axes as in
-    multimodal RoPE. There the name of the offset is a text token at time 0, and the grid an image
-    at time 1 with rows and columns from 1 on."""
+    """Return the positions of a batch's tokens that an encoding takes: None for 0, 1, 2, ...; (row,
+    column); or three axes as in multimodal RoPE, (time, row, column). There tokens before the grid
+    are text at time 0, and the grid is an image at time 1 with rows and columns from 1 on."""
     axes = encoding.claims.num_axes
     if batch.positions is None or axes == 1:
         return None

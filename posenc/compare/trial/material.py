@@ -15,30 +15,31 @@ def task_of(config: TrialConfig) -> Task | None:
     return None if config.task == TEXT else task_named(config.task)
 
 
-def vocabulary_of(config: TrialConfig) -> int:
-    """Return the number of tokens."""
+def vocabulary_size(config: TrialConfig) -> int:
+    """Return the number of different tokens that a trial's model reads and predicts."""
     task = task_of(config)
     if task is not None:
         return task.vocabulary
-    return VOCABULARY + objective_of(config).marks
+    return VOCABULARY + objective_of(config).extra_symbols
 
 
-def train_tokens(config: TrialConfig) -> int:
+def max_train_tokens(config: TrialConfig) -> int:
     """Return the maximum number of tokens in a row of a training batch."""
     task = task_of(config)
     return config.train_length if task is None else task.tokens(Case(config.train_length))
 
 
 def shape_length(config: TrialConfig) -> int:
-    """Return the training length that an encoding is built for."""
+    """Return the training length that the trial's encoding is built for, in positions."""
     task = task_of(config)
     if task is None:
-        return objective_of(config).longest_part(config.train_length)
+        return objective_of(config).longest_stack_input(config.train_length)
     return task.shape_length(config.train_length)
 
 
-def content_hash(task: Task, train_length: int, test_lengths: tuple[int, ...]) -> str:
-    """Hash sequences that the task makes; a changed task gives another hash."""
+def hash_task_sequences(task: Task, train_length: int, test_lengths: tuple[int, ...]) -> str:
+    """Return a hash of a sample of the sequences that the task makes, as 16 hexadecimal digits. A
+    changed task gives another hash, so that its old results are not reused."""
     digest = hashlib.sha256()
     batches = [task.train_batch(0, 0, 8, train_length), task.valid_batch(8, train_length)]
     batches += [task.test_batch(case, 2, train_length) for case in task.cases(test_lengths)]
@@ -48,7 +49,8 @@ def content_hash(task: Task, train_length: int, test_lengths: tuple[int, ...]) -
 
 
 def check_scores(result: TrialResult) -> None:
-    """Raise ValueError for other tests than the config and its task have."""
+    """Raise ValueError for a result whose scores are of other tests than its config and task
+    have."""
     trial = result.config
     objective_of(trial)  # raises for an unknown one
     lengths = (trial.train_length, *trial.test_lengths[1:])

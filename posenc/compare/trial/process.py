@@ -24,7 +24,7 @@ if sys.platform == "linux":
 # The process must run the same posenc as this one, and no module from the user's current folder. -P
 # keeps the current folder out of the path; the folder of the package is in the path for one import
 # only.
-_START = """\
+_START_CODE = """\
 import importlib, sys, typing
 sys.path.insert(0, sys.argv[1])
 import posenc
@@ -33,31 +33,31 @@ sys.exit(importlib.import_module(sys.argv[2]).main(*sys.argv[3:]))
 """
 WORKER = "posenc.compare.trial.worker"
 """The module that a trial's process runs."""
-Tell = Callable[[dict[str, Any]], None]
+ReceiveEvent = Callable[[dict[str, Any]], None]
 """A function that receives an event of a trial."""
 ORPHANED = 3
 """Exit code of a process whose parent has ended."""
 
 
 def command(module: str, *arguments: object) -> list[str]:
-    """Return the command that calls `main` of a module with this process's id and the arguments, as
-    strings. `main` must call `end_with_parent` first."""
+    """Return the command line that starts Python and calls `main` of a module with this process's
+    id and the arguments, as strings. `main` must call `end_with_parent` first."""
     package = Path(__file__).resolve().parents[3]
     words = [package, module, os.getpid(), *arguments]
-    return [sys.executable, "-P", "-c", _START, *map(str, words)]
+    return [sys.executable, "-P", "-c", _START_CODE, *map(str, words)]
 
 
-def environment(device: str) -> dict[str, str]:
-    """Return the environment in which trials are trained and timed."""
-    environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
+def trial_environment(device: str) -> dict[str, str]:
+    """Return the environment variables of a process that trains or times trials on a device."""
+    variables = {**os.environ, "PYTHONUNBUFFERED": "1"}
     if device == "cpu":
         # One thread each: sums are bit-identical, and processes scale better than threads.
-        environment |= {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+        variables |= {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
         # glibc keeps freed blocks instead of returning them to the system at every step.
-        environment |= {"MALLOC_MMAP_THRESHOLD_": "1073741824", "MALLOC_TRIM_THRESHOLD_": "-1"}
+        variables |= {"MALLOC_MMAP_THRESHOLD_": "1073741824", "MALLOC_TRIM_THRESHOLD_": "-1"}
     else:
-        environment["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
-    return environment
+        variables["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
+    return variables
 
 
 def end_with_parent(parent: int) -> None:
@@ -76,15 +76,21 @@ def end_with_parent(parent: int) -> None:
 
 
 def _end_with_stdin() -> None:
-    # Not sys.stdin, whose lock must be free when the interpreter ends.
     """End this process, with the code ORPHANED, when the pipe of its stdin closes."""
+    # Not sys.stdin, whose lock must be free when the interpreter ends.
     while os.read(0, 1):
         pass
     os._exit(ORPHANED)
 
 
 class TrialProcess:
-    """A running trial below `folder`, which also has its text, on one GPU or any."""
+    """A process that runs a trial.
+
+    folder: folder of the study, which has the text and the trial's own folder.
+    checkpoint_steps: steps between two checkpoints.
+    module: the module that the process runs; see `command`.
+    gpu: the GPU that it sees, as in CUDA_VISIBLE_DEVICES; None for all.
+    """
 
     def __init__(
         self,
@@ -96,8 +102,8 @@ class TrialProcess:
     ) -> None:
         self.folder = folder
         self.trial = trial
-        self.home = make_home(folder, trial)
-        only = {} if gpu is None else {"CUDA_VISIBLE_DEVICES": gpu}
+        self.home = make_trial_folder(folder, trial)
+        visible_gpu = {} if gpu is None else {"CUDA_VISIBLE_DEVICES": gpu}
         with append_to(self.home / "log.txt") as log:
             self.process = subprocess.Popen(
                 command(module, folder, self.home, checkpoint_steps),
@@ -106,7 +112,7 @@ class TrialProcess:
                 stderr=log,
                 text=True,
                 encoding="utf-8",
-                env=environment(trial.device) | only,
+                env=trial_environment(trial.device) | visible_gpu,
                 start_new_session=True,  # only the sweep gets Ctrl-C, and ends its workers
             )
 
@@ -124,12 +130,14 @@ class TrialProcess:
         self.process.kill()
 
     def killed_by(self) -> str | None:
-        """Return the signal that ended the process, after `events`; None if there was none."""
+        """Return the name of the signal that ended the process, such as "SIGKILL"; None if none
+        did. Call it after `events`."""
         code = self.process.returncode
         return signal.Signals(-code).name if code < 0 else None
 
     def result(self) -> TrialResult:
-        """Return the result that the process wrote, or a failure with the way it ended."""
+        """Return the result that the process wrote. If there is none, write and return a failure
+        with the way in which the process ended."""
         try:
             result = load_result(self.folder, self.trial)
         except CorruptResult as error:
@@ -140,8 +148,8 @@ class TrialProcess:
         return result
 
     def _cause_of_death(self) -> str:
-        """Say how a process ended that wrote no result: its signal, or its code and the last line
-        of its log."""
+        """Return how the process, which wrote no result, ended: its signal, or its code and the
+        last line of its log."""
         name = self.killed_by()
         if name is not None:
             hint = ", perhaps because memory ran out" if name == signal.SIGKILL.name else ""
@@ -152,30 +160,31 @@ class TrialProcess:
         return f"its process ended with code {self.process.returncode}{last_line}"
 
 
-def make_home(folder: Path, trial: TrialConfig) -> Path:
-    """Make a trial's folder below `folder`, with its config and without a result."""
+def make_trial_folder(folder: Path, trial: TrialConfig) -> Path:
+    """Make and return a trial's folder below `folder`, with its config and without a result."""
     home = make_inside(folder / trial.folder)
     (home / "result.json").unlink(missing_ok=True)
     write_trial(home, trial)
     return home
 
 
-def at_most_every(seconds: float, tell: Tell) -> Tell:
-    """Return a function that passes on events, except steps within `seconds` of the last one."""
+def limit_step_events(seconds: float, tell: ReceiveEvent) -> ReceiveEvent:
+    """Return a function that passes its events on to `tell`, except a "step" within `seconds` of
+    the last event that was passed on."""
     last = 0.0
 
-    def told(event: dict[str, Any]) -> None:
+    def tell_or_drop(event: dict[str, Any]) -> None:
         nonlocal last
         now = time.monotonic()
         if event["kind"] != "step" or now - last >= seconds:
             last = now
             tell(event)
 
-    return told
+    return tell_or_drop
 
 
 def write_failure(home: Path, result: TrialResult) -> None:
-    """Write why a trial failed, if the disk has room."""
+    """Write the result of a trial that failed into its folder `home`, if the disk has room."""
     with contextlib.suppress(OSError):  # the disk may be full
         make_inside(home)
         write_atomically(home / "result.json", result.to_json())

@@ -16,8 +16,8 @@ from posenc.compare.trial import checkpoint, train
 from posenc.compare.trial.config import TrialConfig
 from posenc.compare.trial.effective_spec import effective_spec
 from posenc.compare.trial.evaluate import score_cases
-from posenc.compare.trial.files import SPLITS, WEIGHTS, save_result
-from posenc.compare.trial.material import task_of, train_tokens
+from posenc.compare.trial.files import SPLITS, WEIGHTS_FILE, save_result
+from posenc.compare.trial.material import max_train_tokens, task_of
 from posenc.compare.trial.objectives import objective_of
 from posenc.compare.trial.windows import read_split
 from posenc.encodings import create
@@ -51,17 +51,17 @@ def run_trial(
         scores |= zip(("by_length", "by_position", "by_context"), tested, strict=True)
     else:
         scores["by_case"] = score_cases(model, task, config)
-    shape = train.shape_of(config)
+    shape = train.encoding_shape(config)
     encoding = create(config.encoding, shape)  # of one layer, if each has its own
     result = TrialResult(
         config=config,
         parameters=sum(p.numel() for p in model.parameters()),
-        encoding_parameters=sum(p.numel() for p in train.learned_by_encodings(model)),
+        encoding_parameters=sum(p.numel() for p in train.encoding_parameters(model)),
         spec=effective_spec(config.encoding, encoding, shape),
         training=cursor.training,
         **scores,
         timing=Timing(
-            config.steps * config.batch * train_tokens(config) / cursor.train_seconds,
+            config.steps * config.batch * max_train_tokens(config) / cursor.train_seconds,
             cursor.train_seconds,
             time.perf_counter() - began,
             machine.processor_names(config.device),
@@ -70,15 +70,15 @@ def run_trial(
     )
     # Copies, because layers may share a parameter, and safetensors refuses shared memory.
     weights = {name: value.cpu().clone() for name, value in model.state_dict().items()}
-    write_atomically(folder / WEIGHTS, save(weights))
+    write_atomically(folder / WEIGHTS_FILE, save(weights))
     if task is None and type(model) is Decoder and can_export_llama(model):
         export_llama(model, folder / "huggingface", max_positions=config.train_length)
     save_result(folder, result)
-    checkpoint.clear_checkpoint(folder)
+    checkpoint.delete_checkpoint(folder)
 
 
 def _make_deterministic(device: str) -> None:
-    """Have torch compute the same numbers each time, as far as the device can."""
+    """Set torch to compute the same numbers each time, as far as the device can."""
     torch.set_float32_matmul_precision("highest")  # no TF32, whatever the environment says
     if device == "cpu":
         torch.set_num_threads(1)  # the last bits of sums depend on the number of threads
@@ -86,8 +86,9 @@ def _make_deterministic(device: str) -> None:
         torch.use_deterministic_algorithms(True, warn_only=True)
 
 
-def reason_of(error: Exception) -> str:
-    """Return one line for the user; the traceback is in the trial's log."""
+def failure_reason(error: Exception) -> str:
+    """Return one line for the user: why a trial failed with this error. The traceback is in the
+    trial's log."""
     text = " ".join(str(error).split())[:300]
     if isinstance(error, train.TrialFailed | FloatingPointError):
         return text

@@ -20,9 +20,9 @@ from posenc.compare.trial.checkpoint import Cursor
 from posenc.compare.trial.config import TrialConfig
 from posenc.compare.trial.evaluate import validation_bits
 from posenc.compare.trial.forward import target_loss
-from posenc.compare.trial.material import shape_length, task_of, vocabulary_of
+from posenc.compare.trial.material import shape_length, task_of, vocabulary_size
 from posenc.compare.trial.objectives import objective_of
-from posenc.compare.trial.windows import batch_of, valid_windows
+from posenc.compare.trial.windows import training_windows, validation_windows
 from posenc.encodings import ModelShape, PositionEncoding, create
 from posenc.models.config import DecoderConfig, Projections
 
@@ -38,12 +38,14 @@ has the lowest mean loss of six encodings at the training length: 2.22, 2.06, 2.
 (results/ablations/encoding_lr.csv).
 """
 WEIGHT_DECAY = 0.1
-CLIP = 1.0
+"""Of matrices only. Chosen as usual for decoders, not tuned."""
+MAX_GRADIENT_NORM = 1.0
+"""Gradients are scaled down to this norm. Chosen as usual for decoders, not tuned."""
 BETAS = (0.9, 0.98)
 """Short trainings need a shorter average of squared gradients than 0.999."""
 VALID_ROWS = 32
 """Number of validation windows in one pass."""
-SAME = 0.01
+REUSED_LOSS_TOLERANCE = 0.01
 """Bits by which the validation loss of reused weights may differ, on another CPU or GPU."""
 VALIDATIONS = 10
 """Number of validations in a training; each takes about as long as a step."""
@@ -60,8 +62,9 @@ class TrialFailed(Exception):
     """The trial has no result; the message has the reason."""
 
 
-def shape_of(config: TrialConfig, stack: int = -1) -> ModelShape:
-    """Return the shape for the encoding of one of the model's stacks."""
+def encoding_shape(config: TrialConfig, stack: int = -1) -> ModelShape:
+    """Return the sizes that the encoding of one of the model's stacks is built for; `stack` is an
+    index into the objective's stacks, by default the last."""
     return ModelShape(
         config.width,
         config.heads,
@@ -71,10 +74,10 @@ def shape_of(config: TrialConfig, stack: int = -1) -> ModelShape:
     )
 
 
-def sizes_of(config: TrialConfig) -> DecoderConfig:
+def decoder_config(config: TrialConfig) -> DecoderConfig:
     """Return the sizes of the trial's model."""
     return DecoderConfig(
-        vocabulary_of(config),
+        vocabulary_size(config),
         config.width,
         config.layers,
         config.heads,
@@ -87,18 +90,19 @@ def build_model(config: TrialConfig) -> nn.Module:
     """Return the model with its initial weights, which are the same for all encodings of a seed."""
     objective = objective_of(config)
     torch.manual_seed(config.seed)
-    shapes = [shape_of(config, stack) for stack in range(len(objective.stacks))]
+    shapes = [encoding_shape(config, stack) for stack in range(len(objective.stacks))]
     encodings = [create(config.encoding, shape) for shape in shapes]
-    torch.manual_seed(config.seed)
-    return objective.model(sizes_of(config), *encodings).to(config.device)
+    torch.manual_seed(config.seed)  # again: encodings may have drawn numbers
+    return objective.model(decoder_config(config), *encodings).to(config.device)
 
 
-def maybe_compiled(model: nn.Module, config: TrialConfig) -> nn.Module:
-    """Return the model as its training steps call it."""
+def compile_if_asked(model: nn.Module, config: TrialConfig) -> nn.Module:
+    """Return the model that training steps call: compiled by torch.compile with --compile,
+    otherwise the model itself."""
     return torch.compile(model, dynamic=False) if config.compile else model  # type: ignore[return-value]
 
 
-def learned_by_encodings(model: nn.Module) -> list[nn.Parameter]:
+def encoding_parameters(model: nn.Module) -> list[nn.Parameter]:
     """Return the parameters of the model's encodings, each once."""
     by_id: dict[int, nn.Parameter] = {}
     for module in model.modules():
@@ -110,7 +114,7 @@ def learned_by_encodings(model: nn.Module) -> list[nn.Parameter]:
 def optimizer_for(model: nn.Module, config: TrialConfig) -> torch.optim.AdamW:
     """Return AdamW with weight decay on matrices, and `ENCODING_LR` for the encodings."""
     in_linear = {id(p) for m in model.modules() if isinstance(m, nn.Linear) for p in m.parameters()}
-    in_encoding = {id(p) for p in learned_by_encodings(model)}
+    in_encoding = {id(p) for p in encoding_parameters(model)}
     encoding = []
     matrices = []
     vectors = []
@@ -139,7 +143,7 @@ def learning_rate(config: TrialConfig, step: int) -> float:
 
 
 class _Training(NamedTuple):
-    """A trial's model and optimizer, and how far their training is."""
+    """A trial's training: model, optimizer, and the cursor that says how far it is."""
 
     model: nn.Module
     optimizer: torch.optim.Optimizer
@@ -154,14 +158,15 @@ def train_model(
     event: Event,
     checkpoint_steps: int,
 ) -> tuple[nn.Module, Cursor]:
-    """Train to the end, from the checkpoint in `folder` if there is one.
+    """Train a trial's model to the last step, from the checkpoint in `folder` if there is one.
+    Return the model and the cursor after the last step.
 
     Writes a checkpoint every `checkpoint_steps` steps, which does not change the numbers. The
     symbols are those of a text; tasks ignore them.
     """
     model, optimizer, cursor = _begin_or_resume(config, valid_symbols, folder, event)
     model.train()
-    compiled = maybe_compiled(model, config)
+    compiled = compile_if_asked(model, config)
     validation_steps = max(1, config.steps // VALIDATIONS)
     unread: list[Tensor] = []
     while cursor.step < config.steps:
@@ -176,9 +181,9 @@ def train_model(
             losses = torch.stack(unread).tolist()
             unread = []
         seconds = time.perf_counter() - began
-        cursor = _after_step(cursor, losses, seconds, event)
+        cursor = _cursor_after_step(cursor, losses, seconds, event)
         if validates:
-            cursor = _after_validation(cursor, _validate(model, config, valid_symbols))
+            cursor = _cursor_after_validation(cursor, _validate(model, config, valid_symbols))
         if saves:
             checkpoint.write_checkpoint(folder, cursor, model, optimizer)
     return model, cursor
@@ -187,8 +192,8 @@ def train_model(
 def _begin_or_resume(
     config: TrialConfig, valid_symbols: np.ndarray, folder: Path, event: Event
 ) -> _Training:
-    """Return the training of the checkpoint in `folder`, or a new one if there is none or it is
-    corrupt."""
+    """Return the training of the checkpoint in `folder`, or a new one if there is no checkpoint or
+    it is corrupt."""
     model = build_model(config)
     optimizer = optimizer_for(model, config)
     try:
@@ -196,24 +201,27 @@ def _begin_or_resume(
         if cursor and cursor.reused_from:
             recorded = cursor.training[-1].valid
             measured = _validate(model, config, valid_symbols)
-            if not abs(measured - recorded) < SAME:  # NaN fails, too
+            if not abs(measured - recorded) < REUSED_LOSS_TOLERANCE:  # NaN fails, too
                 raise checkpoint.CorruptCheckpoint(
                     f"its loss is {measured:.3f}, not {recorded:.3f}"
                 )
     except checkpoint.CorruptCheckpoint as error:
         event("note", text=f"the checkpoint is corrupt ({error}); starting this trial again")
-        checkpoint.clear_checkpoint(folder)
+        checkpoint.delete_checkpoint(folder)
         model = build_model(config)
         optimizer = optimizer_for(model, config)
         cursor = None
     return _Training(model, optimizer, cursor or Cursor(config.hash, 0))
 
 
-def _after_step(cursor: Cursor, losses: Sequence[float], seconds: float, event: Event) -> Cursor:
-    """Return the cursor one step later, and tell what was read of the device.
+def _cursor_after_step(
+    cursor: Cursor, losses: Sequence[float], seconds: float, event: Event
+) -> Cursor:
+    """Return the cursor one step later, and send an event with each loss that was read from the
+    device.
 
     losses: the losses in nats of this step and of those before it that were not read yet, or none.
-    seconds: what the step took.
+    seconds: duration of the step.
 
     Raises: TrialFailed for a loss that is not finite.
     """
@@ -233,9 +241,9 @@ def _after_step(cursor: Cursor, losses: Sequence[float], seconds: float, event: 
     )
 
 
-def _after_validation(cursor: Cursor, valid: float) -> Cursor:
-    """Return the cursor with a point of the curve: the validation loss, and the mean training loss
-    since the point before, in bits.
+def _cursor_after_validation(cursor: Cursor, valid: float) -> Cursor:
+    """Return the cursor with another point of the training curve: the validation loss `valid`, and
+    the mean training loss since the point before, in bits.
 
     Raises: TrialFailed for a loss that is not finite.
     """
@@ -262,32 +270,35 @@ def take_step(
     loss = loss_of_step(model, config, symbols, step)
     optimizer.zero_grad(set_to_none=True)
     loss.backward()
-    nn.utils.clip_grad_norm_(model.parameters(), CLIP)
+    nn.utils.clip_grad_norm_(model.parameters(), MAX_GRADIENT_NORM)
     optimizer.step()
     return loss.detach()
 
 
 def loss_of_step(model: nn.Module, config: TrialConfig, symbols: np.ndarray, step: int) -> Tensor:
-    """Return the mean loss of a step's batch, in nats."""
+    """Return the mean loss of a step's batch, in nats. symbols: the training text; a task ignores
+    it."""
     task = task_of(config)
     if task is None:
         objective = objective_of(config)
-        asked = objective.ask(batch_of(symbols, config, step), config.seed, step)
-        return objective.losses(model, asked, config).mean()
+        rows = training_windows(symbols, config, step)
+        windows = objective.training_targets(rows, config.seed, step)
+        return objective.losses(model, windows, config).mean()
     batch = task.train_batch(config.seed, step, config.batch, config.train_length)
     return target_loss(model, batch, config)
 
 
 @torch.no_grad()
 def _validate(model: nn.Module, config: TrialConfig, symbols: np.ndarray) -> float:
-    """Return the loss of the held-out windows or examples of validation, in bits."""
+    """Return the mean loss of validation windows of the text, or of held-out sequences of a task,
+    in bits per target."""
     task = task_of(config)
     if task is not None:
         return validation_bits(model, task, config)
     objective = objective_of(config)
-    asked = objective.ask_held_out(valid_windows(symbols, config))
+    windows = objective.held_out_targets(validation_windows(symbols, config))
     model.eval()
-    parts = zip(*(tensor.split(VALID_ROWS) for tensor in asked), strict=True)
+    parts = zip(*(tensor.split(VALID_ROWS) for tensor in windows), strict=True)
     sums = [objective.losses(model, part, config).double().sum().item() for part in parts]
     model.train()
-    return sum(sums) / objective.count(asked) / math.log(2)
+    return sum(sums) / objective.count_targets(windows) / math.log(2)

@@ -108,7 +108,7 @@ def test_worker_i_has_gpu_i_and_more_workers_share_in_turn(
 
 def test_a_trial_on_the_cpu_sees_what_the_command_sees(monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
-    assert process.environment("cpu")["CUDA_VISIBLE_DEVICES"] == "3"
+    assert process.trial_environment("cpu")["CUDA_VISIBLE_DEVICES"] == "3"
     engine = sweep.open_engine(Options(workers=2), "cpu", 9)
     assert engine.slots() == 2 and not engine.gpus  # type: ignore[attr-defined]
 

@@ -24,7 +24,7 @@ from posenc.compare.engines.storage import (
     replace_by_stored,
     take_result,
 )
-from posenc.compare.trial.files import path_of
+from posenc.compare.trial.files import folder_of_text
 from posenc.report.machine import facts as machine_facts
 from tests.compare.engines.test_sweep import results, run_here, trial
 from tests.processes import processes
@@ -139,7 +139,7 @@ def test_what_another_machine_has_finished_is_taken_from_the_storage(study, url,
     config = trial(study, "rope")
     first = run(Direct(url), study, config)
     other = tmp_path / "other"
-    shutil.copytree(path_of(study, config.corpus), path_of(other, config.corpus))
+    shutil.copytree(folder_of_text(study, config.corpus), folder_of_text(other, config.corpus))
     engine = Direct(url)
     engine.prepare(other, [config], 5)
     assert results(other) == results(study) and first.reason is None
@@ -151,7 +151,7 @@ def test_a_result_whose_machine_was_lost_is_taken_and_not_made_again(study, tmp_
     config, url = trial(study, "rope"), f"file://{tmp_path}/kept" if stored else None
     job = Job(config, str(study), url, 5, facts(), str(study))
     if stored:
-        Storage(str(url)).give_text(path_of(study, config.corpus))
+        Storage(str(url)).give_text(folder_of_text(study, config.corpus))
     first, steps = job.run(lambda event: None), []
     kept = (tmp_path / "kept" if stored else study) / config.folder
     before = {path: path.read_bytes() for path in kept.rglob("*") if path.is_file()}
@@ -162,7 +162,7 @@ def test_a_result_whose_machine_was_lost_is_taken_and_not_made_again(study, tmp_
 
 def test_text_that_is_damaged_on_the_way_is_not_used(study, url, tmp_path):
     config = trial(study, "rope")
-    text, storage = path_of(study, config.corpus), Storage(url)
+    text, storage = folder_of_text(study, config.corpus), Storage(url)
     storage.give_text(text)
     copy = tmp_path / text.name
     storage.take_text(copy)
@@ -203,7 +203,7 @@ def test_a_storage_that_cannot_be_written_is_refused(tmp_path):
 
 
 def test_old_checkpoints_go_and_a_vanished_one_is_not_copied(tmp_path, study):
-    from posenc.compare.trial.files import STATE, Cursor
+    from posenc.compare.trial.files import CHECKPOINT_FILE, Cursor
 
     storage, home = Storage(f"file://{tmp_path}/kept"), tmp_path / "rope-seed0"
     home.mkdir()
@@ -212,19 +212,19 @@ def test_old_checkpoints_go_and_a_vanished_one_is_not_copied(tmp_path, study):
     for step in (5, 10):
         (home / f"checkpoint-{step}.safetensors").write_bytes(b"%d" % step)
         cursor = Cursor("t", step, tensors=f"checkpoint-{step}.safetensors")
-        (home / STATE).write_text(cursor.to_json(), encoding="utf-8")
+        (home / CHECKPOINT_FILE).write_text(cursor.to_json(), encoding="utf-8")
         mirror.copy_checkpoint()
-    kept = ["checkpoint-10.safetensors", STATE]
+    kept = ["checkpoint-10.safetensors", CHECKPOINT_FILE]
     assert sorted(storage.names(home.name)) == kept
     cursor = Cursor("t", 15, tensors="checkpoint-15.safetensors")
-    (home / STATE).write_text(cursor.to_json(), encoding="utf-8")
+    (home / CHECKPOINT_FILE).write_text(cursor.to_json(), encoding="utf-8")
     mirror.copy_checkpoint()
     assert sorted(storage.names(home.name)) == kept
     replace_by_stored(storage, home)
     assert sorted(path.name for path in home.iterdir()) == kept
-    assert Cursor.from_json((home / STATE).read_text(encoding="utf-8")).step == 10
+    assert Cursor.from_json((home / CHECKPOINT_FILE).read_text(encoding="utf-8")).step == 10
     take_result(storage, tmp_path / "other" / home.name)
-    assert not (tmp_path / "other" / home.name / STATE).exists()
+    assert not (tmp_path / "other" / home.name / CHECKPOINT_FILE).exists()
 
 
 def test_a_machine_with_another_version_does_not_run_the_trial(study):

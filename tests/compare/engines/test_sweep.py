@@ -279,7 +279,7 @@ def test_worker_that_dies_without_a_word_is_noticed(folder, monkeypatch):
 @pytest.mark.slow
 def test_full_disk_fails_the_trial_with_that_reason(folder, monkeypatch, fresh_process):
     config = trial(folder, "rope", width=64)
-    real = process.environment
+    real = process.trial_environment
     # A limit on the size of files stands in for a disk without room for the weights.
     (folder / "sitecustomize.py").write_text(
         "import resource, signal\n"
@@ -287,7 +287,7 @@ def test_full_disk_fails_the_trial_with_that_reason(folder, monkeypatch, fresh_p
         "resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, 50_000))\n"
     )
     paths = os.pathsep.join(filter(None, [str(folder), os.environ.get("PYTHONPATH")]))
-    monkeypatch.setattr(process, "environment", lambda device: real(device) | {"PYTHONPATH": paths})
+    monkeypatch.setattr(process, "trial_environment", lambda device: real(device) | {"PYTHONPATH": paths})
     log = Log()
     run_here_in(folder, [config], 1, log)
     assert log.results["rope"].reason.startswith("the disk is full")

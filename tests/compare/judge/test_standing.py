@@ -190,13 +190,18 @@ def test_what_breaks_does_not_hide_who_is_best():
     assert len(standing.pairs.worse) == 6 and standing.first == ("t5", "cope")
     assert ("alibi", "t5") in standing.worse and ("cope", "t5") not in standing.worse
     gap = standing.gap("alibi")
-    assert gap == standing.rest.pairs.gap("alibi", "t5") and gap.half < 0.1 < standing.pairs.least
-    again = standing.rest.pairs.gap("cope", "t5")
+    assert (
+        gap == standing.among_best.pairs.gap("alibi", "t5")
+        and gap.half < 0.1 < standing.pairs.least
+    )
+    again = standing.among_best.pairs.gap("cope", "t5")
     assert standing.gap("cope") == pytest.approx(again)
-    assert again.half < standing.rest.rest.gap("cope").half
+    assert again.half < standing.among_best.among_best.gap("cope").half
     assert standing.gap("rope", "alibi") == standing.pairs.gap("rope", "alibi")
-    assert standing.least == standing.rest.pairs.least
-    assert standing.least <= gap.half * (1 + 1e-12)  # which another numpy rounds otherwise
+    assert standing.least_significant_gap == standing.among_best.pairs.least
+    assert standing.least_significant_gap <= gap.half * (
+        1 + 1e-12
+    )  # which another numpy rounds otherwise
 
 
 def seeds_at(name, far):
@@ -235,7 +240,7 @@ def test_seeds_that_are_missing_do_not_move_a_mean_from_its_place():
     given = study(*(r for n, far in (best | broken).items() for r in seeds_at(n, far)))
     far = standing_at(given, 512)
     assert far.order[:3] == ("t5", "fire", "alibi") and far.first == ("t5", "fire")
-    for name in far.rest.order:
+    for name in far.among_best.order:
         assert far.gap(name).value == pytest.approx(far.mean(name) - far.mean("t5"), abs=1e-9)
     assert far.mean("alibi") == pytest.approx(1.7025, abs=0.003)
     zero = Standing("", Pairs({"a": {0: 0.1, 1: -0.1}, "b": {0: -0.1, 1: 0.1}}, "at"))
@@ -258,7 +263,7 @@ def test_an_interval_includes_zero_for_the_tied_where_a_trial_is_missing():
         "nope": {0: 2.97, 1: 3.08, 2: 2.97},
     }
     standing = Standing("", Pairs(losses, "at"))
-    assert standing.rest and standing.first == ("t5", "fire")
+    assert standing.among_best and standing.first == ("t5", "fire")
     assert not standing.gap("fire", "t5").significant
 
 
@@ -271,7 +276,7 @@ def test_no_encoding_is_before_one_that_it_is_worse_than():
     }
     given = study(*(r for n, far in (good | broken).items() for r in seeds_at(n, far)))
     far = standing_at(given, 512)
-    assert far.rest and far.order[0] in far.first
+    assert far.among_best and far.order[0] in far.first
     assert not any((one, other) in far.worse for one, other in combinations(far.order, 2))
     for name in far.order:
         assert far.gap(name).value == pytest.approx(far.mean(name) - far.mean("t5"), abs=1e-9)

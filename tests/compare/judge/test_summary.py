@@ -13,10 +13,10 @@ from rich.console import Console
 
 import posenc
 from posenc.compare.judge.summary import (
-    HALF_SPENT,
+    HALF_RATE_FRACTION,
     context_gains,
     describe_gains,
-    falls,
+    estimate_bits_of_last_doubling,
     summarise,
 )
 from posenc.compare.page.progress import LiveBars, PlainLines
@@ -142,15 +142,19 @@ def test_more_context_that_changes_nothing_is_no_dispute_of_seeds(gains):
 def test_a_fall_is_that_of_the_last_doubling_of_the_learning_rates():
     long = dataclasses.replace(TRIAL, steps=4000)
     spent = np.cumsum([learning_rate(long, step) for step in range(long.steps)])
-    assert np.searchsorted(spent, spent[-1] / 2) / long.steps == pytest.approx(HALF_SPENT, abs=1e-3)
+    assert np.searchsorted(spent, spent[-1] / 2) / long.steps == pytest.approx(
+        HALF_RATE_FRACTION, abs=1e-3
+    )
     curve = [(10, 6.0), (30, 5.0), (50, 4.0), (70, 3.5), (100, 3.1)]
     points = tuple(TrainingPoint(step, 9.0, loss) for step, loss in curve)
     one = dataclasses.replace(result("rope", 0, (2, 2, 2)), training=points)
     two = dataclasses.replace(result("rope", 1, (2, 2, 2)), training=points[1:4])
     first, second = 5.0 - 1.3 / 20 - 3.1, 5.0 - 1.3 / 20 - 3.5
-    assert falls([one]) == {"rope": pytest.approx(first)}
-    assert falls([one, two]) == {"rope": pytest.approx((first + second) / 2)}
-    assert falls([dataclasses.replace(one, training=points[2:])]) == {}
+    assert estimate_bits_of_last_doubling([one]) == {"rope": pytest.approx(first)}
+    assert estimate_bits_of_last_doubling([one, two]) == {
+        "rope": pytest.approx((first + second) / 2)
+    }
+    assert estimate_bits_of_last_doubling([dataclasses.replace(one, training=points[2:])]) == {}
 
 
 def test_a_fall_is_near_what_separate_runs_of_half_the_steps_lack():
@@ -168,7 +172,7 @@ def test_a_fall_is_near_what_separate_runs_of_half_the_steps_lack():
         for steps in ("200", "400")
     }
     given = Study.from_json((RESULTS / "compare/study.json").read_text(encoding="utf-8"))
-    fell = falls(given.finished)
+    fell = estimate_bits_of_last_doubling(given.finished)
     measured = {n: fmean(ends["200"][n]) - fmean(ends["400"][n]) for n in fell}
     assert len(fell) == 6 and fmean(measured.values()) == pytest.approx(0.50, abs=0.01)
     assert fmean(fell.values()) == pytest.approx(0.59, abs=0.01)

@@ -10,7 +10,7 @@ from scipy import stats
 
 import posenc.text as sources
 from posenc.compare.plan import splits
-from posenc.compare.trial.files import SPLITS, path_of
+from posenc.compare.trial.files import SPLITS, folder_of_text
 from posenc.compare.trial.windows import read_split
 from posenc.report.files.atomic import mark_figures
 from posenc.text import embedded, find_text
@@ -157,7 +157,7 @@ def written(tmp_path):
     (tmp_path / "book.txt").write_bytes(bytes(range(256)) * 20)
     cut = splits.split_text(find_text([str(tmp_path / "book.txt")]), NEED, tmp_path)
     assert cut.write(tmp_path) is None
-    return cut, {s: path_of(tmp_path, cut.info.hash) / f"{s}.u16" for s in SPLITS}
+    return cut, {s: folder_of_text(tmp_path, cut.info.hash) / f"{s}.u16" for s in SPLITS}
 
 
 @pytest.mark.parametrize("split", SPLITS)

@@ -142,7 +142,7 @@ def test_a_trial_that_is_there_twice_is_refused():
         with pytest.raises(ValueError, match=r"has t5 on (copy|reverse) seed 0 twice"):
             study_of([first, *others, again])
     tried = [
-        changed(row, lr=0.5, test_lengths=(16,)) for row in rows() if row.result.config.of_text
+        changed(row, lr=0.5, test_lengths=(16,)) for row in rows() if row.result.config.is_on_text
     ]
     with pytest.raises(ValueError, match=r"has t5 seed 0 at lr 0.5 twice"):
         study_of(rows(), [*tried, tried[0]], "novel.jsonl")

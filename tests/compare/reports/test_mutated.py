@@ -184,7 +184,7 @@ def with_trials(study: Study, **fields: Any) -> Study:
     """The study with other fields in the configs of all trials of its text."""
 
     def other(trial):
-        return dataclasses.replace(trial, **fields) if trial.of_text else trial
+        return dataclasses.replace(trial, **fields) if trial.is_on_text else trial
 
     return dataclasses.replace(
         study,

@@ -16,12 +16,12 @@ from posenc.compare.study import run_study
 from posenc.compare.trial import train
 from posenc.compare.trial.objectives import OBJECTIVES
 from posenc.compare.trial.objectives.masked import (
-    MASK,
+    MASK_SYMBOL,
     MaskedModel,
-    hidden_in_tests,
-    hidden_in_training,
+    draw_test_mask,
+    draw_training_mask,
 )
-from posenc.compare.trial.windows import windows
+from posenc.compare.trial.windows import windows_at
 from posenc.models import Decoder
 from tests.compare.test_tasks import TEXT
 from tests.texts import prose
@@ -31,7 +31,7 @@ WORDS = np.frombuffer(b"the cat sat on the mat. " * 60, np.uint8).astype(np.uint
 
 
 def rows_of(count=3, length=16):
-    return windows(WORDS, np.arange(count) * 5, length)[:, :-1]
+    return windows_at(WORDS, np.arange(count) * 5, length)[:, :-1]
 
 
 def test_a_trial_of_another_objective_is_another_trial():
@@ -73,7 +73,7 @@ def test_hidden_bytes_are_not_seen_and_both_sides_are(encoding):
     def logits(changed):
         row = rows.clone()
         row[0, changed] = 90
-        return model(row.masked_fill(hidden, MASK), length=16)[0, 7]
+        return model(row.masked_fill(hidden, MASK_SYMBOL), length=16)[0, 7]
 
     seen = logits(slice(0, 0))
     assert torch.equal(logits(7), seen)
@@ -91,12 +91,12 @@ def test_a_decoder_in_its_place_would_not_see_what_follows():
 
 def test_what_is_hidden_is_drawn_from_seed_and_step_and_held_out_apart():
     rows = torch.zeros(64, 128, dtype=torch.long)
-    one = hidden_in_training(rows, 0, 0)
-    assert torch.equal(one, hidden_in_training(rows, 0, 0))
-    others = [hidden_in_training(rows, 1, 0), hidden_in_training(rows, 0, 1), hidden_in_tests(rows)]
+    one = draw_training_mask(rows, 0, 0)
+    assert torch.equal(one, draw_training_mask(rows, 0, 0))
+    others = [draw_training_mask(rows, 1, 0), draw_training_mask(rows, 0, 1), draw_test_mask(rows)]
     assert not any(torch.equal(one, other) for other in others)
     assert 0.13 < one.float().mean() < 0.18
-    assert hidden_in_training(torch.zeros(500, 2), 0, 0).any(1).all()
+    assert draw_training_mask(torch.zeros(500, 2), 0, 0).any(1).all()
 
 
 class Uniform(torch.nn.Module):
@@ -107,18 +107,18 @@ class Uniform(torch.nn.Module):
         self.encoding = train.build_model(MASKED).encoding
 
     def forward(self, tokens, length):
-        assert tokens.shape[1] == length and (tokens == MASK).any()
-        return torch.zeros(*tokens.shape, MASK + 1)
+        assert tokens.shape[1] == length and (tokens == MASK_SYMBOL).any()
+        return torch.zeros(*tokens.shape, MASK_SYMBOL + 1)
 
 
 def test_every_length_position_and_context_is_scored_in_bits_of_hidden_bytes():
     config = dataclasses.replace(MASKED, test_lengths=(16, 24, 64))  # 24 leaves a rest of 64
     by_length, by_position, by_context = OBJECTIVES["masked"].test(Uniform(), WORDS, config)
     for score in (*by_length, *by_context):
-        assert score.bits_per_byte == pytest.approx(math.log2(MASK + 1))
+        assert score.bits_per_byte == pytest.approx(math.log2(MASK_SYMBOL + 1))
     assert [s.length for s in by_length] == [16, 24, 64]
     assert [s.length for s in by_context] == [8, 16, 24, 64]
-    assert all(s.bits_per_byte == pytest.approx(math.log2(MASK + 1)) for s in by_position)
+    assert all(s.bits_per_byte == pytest.approx(math.log2(MASK_SYMBOL + 1)) for s in by_position)
     assert by_position[-1].stop == 64
 
 
@@ -134,8 +134,8 @@ def test_a_loss_that_is_not_finite_fails_the_trial():
 def test_a_loss_for_each_hidden_byte():
     model = train.build_model(MASKED)
     rows = rows_of(8)
-    losses = OBJECTIVES["masked"].losses(model, (rows, hidden_in_tests(rows)), MASKED)
-    assert losses.shape == (int(hidden_in_tests(rows).sum()),)
+    losses = OBJECTIVES["masked"].losses(model, (rows, draw_test_mask(rows)), MASKED)
+    assert losses.shape == (int(draw_test_mask(rows).sum()),)
 
 
 def test_the_command_compares_and_says_what_was_hidden(tmp_path):

@@ -14,8 +14,8 @@ from posenc.compare.plan.plan import plan_one_trial_per_task
 from posenc.compare.study import run_study
 from posenc.compare.trial import train
 from posenc.compare.trial.objectives import OBJECTIVES
-from posenc.compare.trial.objectives.seq2seq import BEGIN, Continuation
-from posenc.compare.trial.windows import held_out_windows, windows
+from posenc.compare.trial.objectives.seq2seq import BEGIN_SYMBOL, ContinuationModel
+from posenc.compare.trial.windows import held_out_windows, windows_at
 from posenc.models import EncoderDecoder
 from tests.compare.test_tasks import TEXT
 from tests.texts import prose
@@ -26,7 +26,7 @@ WORDS = np.frombuffer(b"the cat sat on the mat. " * 60, np.uint8).astype(np.uint
 
 
 def rows_of(count=3, length=16):
-    return windows(WORDS, np.arange(count) * 5, length)
+    return windows_at(WORDS, np.arange(count) * 5, length)
 
 
 @pytest.mark.parametrize(
@@ -50,7 +50,7 @@ def test_a_byte_is_predicted_from_the_whole_source_and_earlier_bytes(encoding):
     def losses(changed):
         rows = rows_of(1)
         rows[0, changed] = 90
-        return OBJECTIVE.losses(model, OBJECTIVE.ask_held_out(rows), config).detach()
+        return OBJECTIVE.losses(model, OBJECTIVE.held_out_targets(rows), config).detach()
 
     plain = losses(slice(0, 0))
     assert plain.shape == (8,)  # of 16 bytes the second half
@@ -65,13 +65,13 @@ def test_a_byte_is_predicted_from_the_whole_source_and_earlier_bytes(encoding):
 def test_losses_are_those_of_the_plain_model_with_a_mark_in_front():
     model, rows = train.build_model(SEQ2SEQ).eval(), rows_of(3, 17)  # an odd length: 9 and 8
     assert isinstance(model, EncoderDecoder)
-    asked = OBJECTIVE.ask(rows, seed=0, step=0)
+    asked = OBJECTIVE.training_targets(rows, seed=0, step=0)
     source, said = rows[:, :9], rows[:, 9:17]
-    heard = torch.cat([torch.full((3, 1), BEGIN), said[:, :-1]], 1)
+    heard = torch.cat([torch.full((3, 1), BEGIN_SYMBOL), said[:, :-1]], 1)
     chances = model(source, heard).softmax(-1).gather(2, said[..., None])
     got = OBJECTIVE.losses(model, asked, SEQ2SEQ).reshape(3, 8)
     torch.testing.assert_close(got, -chances.log()[..., 0])
-    assert OBJECTIVE.count(asked) == got.numel()
+    assert OBJECTIVE.count_targets(asked) == got.numel()
 
 
 def test_encodings_of_both_stacks_are_built_for_their_own_and_learn_at_their_own_rate():
@@ -79,19 +79,19 @@ def test_encodings_of_both_stacks_are_built_for_their_own_and_learn_at_their_own
     model = train.build_model(config)
     tables = [model.encoder.encoding, model.decoder.encoding]
     assert [t.bidirectional for t in tables] == [True, False]
-    learned = train.learned_by_encodings(model)
+    learned = train.encoding_parameters(model)
     assert {id(p) for p in learned} == {id(p) for t in tables for p in t.parameters()}
     *_, group = train.optimizer_for(model, config).param_groups
     assert group["factor"] == train.ENCODING_LR and len(group["params"]) == len(learned)
-    assert train.shape_of(config).train_length == 8  # a stack never sees more in training
+    assert train.encoding_shape(config).train_length == 8  # a stack never sees more in training
 
 
 def test_every_length_is_scored_on_the_same_bytes_and_contexts_on_the_last_ones():
     config = dataclasses.replace(SEQ2SEQ, test_lengths=(16, 24, 64))  # 12 leaves a rest of 32
-    held_out = OBJECTIVE.ask_held_out(held_out_windows(np.arange(640, dtype=np.uint16), config))
+    held_out = OBJECTIVE.held_out_targets(held_out_windows(np.arange(640, dtype=np.uint16), config))
     for length in config.test_lengths:
         said, read = [], []
-        for rows, asked in OBJECTIVE.cut(held_out, length):
+        for rows, asked in OBJECTIVE.cut_pieces(held_out, length):
             said += rows[asked].tolist()
             read += [int((~row).sum()) for row in asked]
         wanted = [b for row in held_out[0].tolist() for b in row[32:]]
@@ -99,16 +99,16 @@ def test_every_length_is_scored_on_the_same_bytes_and_contexts_on_the_last_ones(
         assert set(read) == {length - length // 2}
 
 
-class Recorded(Continuation):
+class Recorded(ContinuationModel):
     """Every symbol is as likely as every other; remembers how much it read and said."""
 
     def given(self, source, length):
         assert source.shape[1] == length
 
         def said(heard, length):
-            assert heard.shape[1] == length and (heard[:, 0] == BEGIN).all()
+            assert heard.shape[1] == length and (heard[:, 0] == BEGIN_SYMBOL).all()
             self.seen.add((source.shape[1], length))
-            return torch.zeros(*heard.shape, BEGIN + 1)
+            return torch.zeros(*heard.shape, BEGIN_SYMBOL + 1)
 
         return said
 
@@ -118,7 +118,7 @@ def test_the_test_reads_what_each_length_says_and_skips_what_an_encoding_has_not
     model = train.build_model(config)
     model.__class__, model.seen = Recorded, set()
     by_length, by_position, by_context = OBJECTIVE.test(model, WORDS, config)
-    uniform = pytest.approx(math.log2(BEGIN + 1))
+    uniform = pytest.approx(math.log2(BEGIN_SYMBOL + 1))
     assert [s.bits_per_byte for s in by_length] == [uniform, None, None]
     assert [s.length for s in by_context] == [16, 24, 64]
     assert by_length[1].cannot == "it has 8 positions"

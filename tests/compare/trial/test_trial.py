@@ -150,7 +150,9 @@ def test_corrupt_checkpoint_starts_again_and_says_so(tmp_path, damage):
         bigger = dataclasses.replace(TINY, width=64)
         model = train.build_model(bigger)
         optimizer = train.optimizer_for(model, bigger)
-        forward.token_losses(model, windows.batch_of(TEXT, bigger, 0), bigger).mean().backward()
+        forward.token_losses(
+            model, windows.training_windows(TEXT, bigger, 0), bigger
+        ).mean().backward()
         optimizer.step()
         checkpoint.write_checkpoint(home, checkpoint.Cursor(TINY.hash, 5), model, optimizer)
     said = []
@@ -176,15 +178,18 @@ def test_batches_and_model_weights_are_the_same_for_all_encodings():
         assert weights[0].keys() == other_weights.keys()
         assert all(torch.equal(weights[0][k], other_weights[k]) for k in weights[0])
     batches = [
-        windows.batch_of(TEXT, dataclasses.replace(TINY, encoding=e), 3) for e in ("nope", "t5")
+        windows.training_windows(TEXT, dataclasses.replace(TINY, encoding=e), 3)
+        for e in ("nope", "t5")
     ]
     assert torch.equal(*batches)
 
 
 def test_seeds_and_steps_give_other_batches():
-    first = windows.batch_of(TEXT, TINY, 0)
-    assert not torch.equal(first, windows.batch_of(TEXT, TINY, 1))
-    assert not torch.equal(first, windows.batch_of(TEXT, dataclasses.replace(TINY, seed=1), 0))
+    first = windows.training_windows(TEXT, TINY, 0)
+    assert not torch.equal(first, windows.training_windows(TEXT, TINY, 1))
+    assert not torch.equal(
+        first, windows.training_windows(TEXT, dataclasses.replace(TINY, seed=1), 0)
+    )
 
 
 def test_tables_of_all_encodings_have_the_same_faster_rate_and_no_decay():
@@ -224,7 +229,7 @@ def test_a_step_gives_each_group_its_own_rate():
 def test_windows_begin_at_every_place_of_a_text():
     """The last one ends with the text's last symbol."""
     text = np.arange(TINY.train_length + 3)
-    batches = [windows.batch_of(text, TINY, step) for step in range(20)]
+    batches = [windows.training_windows(text, TINY, step) for step in range(20)]
     assert {int(start) for batch in batches for start in batch[:, 0]} == {0, 1, 2}
     assert max(int(batch.max()) for batch in batches) == text[-1]
 

@@ -7,18 +7,18 @@ from torch.nn import functional as F
 
 from posenc.compare.trial.config import TrialConfig
 from posenc.compare.trial.forward import autocast, on_device
-from posenc.compare.trial.objectives.objective import Asked, Objective
+from posenc.compare.trial.objectives.objective import MarkedWindows, Objective
 from posenc.compare.trial.windows import VOCABULARY
 from posenc.encodings import PositionEncoding
 from posenc.models import Decoder, DecoderConfig, Encoder
 from posenc.models.stack import require_bidirectional
 
-MASK = VOCABULARY
+MASK_SYMBOL = VOCABULARY
 """The symbol that replaces a masked byte."""
-SHARE = 0.15
+MASKED_FRACTION = 0.15
 """Fraction of masked bytes, as in BERT. All are replaced by the mask, because no fine-tuning
 without masks follows."""
-_HELD_OUT = 1 << 62
+_HELD_OUT_KEY = 1 << 62
 """First half of the random key for held-out masks; training uses seeds, which are smaller."""
 
 
@@ -37,46 +37,54 @@ class MaskedModel(Decoder):
         super().__init__(config, encoding)
 
 
-def hidden_in_training(rows: Tensor, seed: int, step: int) -> Tensor:
-    """Return True for masked bytes of a step's windows, drawn from the seed and the step."""
+def draw_training_mask(rows: Tensor, seed: int, step: int) -> Tensor:
+    """Return True for the bytes of a training step's windows that are masked, (windows, length).
+    They depend only on the seed and the step."""
     # jumped, because the same key draws the start of windows.
-    return _drawn(rows, np.random.Philox(key=[seed, step]).jumped())
+    return _draw_mask(rows, np.random.Philox(key=[seed, step]).jumped())
 
 
-def hidden_in_tests(rows: Tensor) -> Tensor:
-    """Return True for masked bytes of held-out windows, the same for all seeds and encodings."""
-    return _drawn(rows, np.random.Philox(key=np.array([_HELD_OUT, rows.shape[1]], np.uint64)))
+def draw_test_mask(rows: Tensor) -> Tensor:
+    """Return True for the bytes of held-out windows that are masked, (windows, length), the same
+    for all seeds and encodings."""
+    return _draw_mask(
+        rows, np.random.Philox(key=np.array([_HELD_OUT_KEY, rows.shape[1]], np.uint64))
+    )
 
 
-class Masked(Objective):
+class MaskedObjective(Objective):
+    """Predict masked bytes. The second tensor of its windows is True for those."""
+
     name = "masked"
     model = MaskedModel
     stacks = (False,)
-    marks = 1
-    said = f"{SHARE:.0%} of the bytes are hidden, and only those are scored."
+    extra_symbols = 1
+    scoring_note = f"{MASKED_FRACTION:.0%} of the bytes are hidden, and only those are scored."
 
-    def ask(self, rows: Tensor, seed: int, step: int) -> Asked:
+    def training_targets(self, rows: Tensor, seed: int, step: int) -> MarkedWindows:
         rows = rows[:, :-1]
-        return rows, hidden_in_training(rows, seed, step)
+        return rows, draw_training_mask(rows, seed, step)
 
-    def ask_held_out(self, rows: Tensor) -> Asked:
+    def held_out_targets(self, rows: Tensor) -> MarkedWindows:
         rows = rows[:, :-1]
-        return rows, hidden_in_tests(rows)
+        return rows, draw_test_mask(rows)
 
-    def losses(self, model: nn.Module, asked: Asked, config: TrialConfig) -> Tensor:
-        rows, hidden = asked
-        seen = on_device(rows.masked_fill(hidden, MASK), config)
-        targets = on_device(rows[hidden], config)
+    def losses(self, model: nn.Module, windows: MarkedWindows, config: TrialConfig) -> Tensor:
+        rows, is_masked = windows
+        visible = on_device(rows.masked_fill(is_masked, MASK_SYMBOL), config)
+        targets = on_device(rows[is_masked], config)
         # Indices from the CPU: a mask on the device would be counted there, and waited for.
-        row, column = (on_device(index, config) for index in hidden.nonzero(as_tuple=True))
+        row, column = (on_device(index, config) for index in is_masked.nonzero(as_tuple=True))
         with autocast(config):
-            logits = model(seen, length=rows.shape[1])
+            logits = model(visible, length=rows.shape[1])
         return F.cross_entropy(logits[row, column].float(), targets, reduction="none")
 
 
-def _drawn(rows: Tensor, bits: np.random.BitGenerator) -> Tensor:
-    """Draw SHARE of the bytes, and at least one of each window."""
+def _draw_mask(rows: Tensor, bits: np.random.BitGenerator) -> Tensor:
+    """Return True for MASKED_FRACTION of the bytes, drawn from the generator `bits`, and for at
+    least one of each window, so that every window has a loss."""
     random = np.random.Generator(bits)
-    hidden = random.random(tuple(rows.shape)) < SHARE
-    hidden[np.arange(len(hidden)), random.integers(hidden.shape[1], size=len(hidden))] = True
-    return torch.from_numpy(hidden)
+    is_masked = random.random(tuple(rows.shape)) < MASKED_FRACTION
+    at_least_one = random.integers(is_masked.shape[1], size=len(is_masked))
+    is_masked[np.arange(len(is_masked)), at_least_one] = True
+    return torch.from_numpy(is_masked)

@@ -10,20 +10,27 @@ from torch import Tensor, nn
 
 from posenc.compare.results import LengthScore, PositionScore
 from posenc.compare.trial.config import CAUSAL, TrialConfig
-from posenc.compare.trial.evaluate import BUCKETS, TOKENS_AT_ONCE, bits, cannot, length_score
+from posenc.compare.trial.evaluate import (
+    MAX_POSITION_RUNS,
+    TOKENS_AT_ONCE,
+    nats_to_bits,
+    score_length,
+    why_length_impossible,
+)
 from posenc.compare.trial.forward import on_device, token_losses
 from posenc.compare.trial.windows import held_out_windows
 from posenc.encodings import PositionEncoding
 from posenc.models import Decoder
 
-Asked = tuple[Tensor, ...]
-"""Windows, which of their bytes are targets, and more: tensors with one row for each window."""
+MarkedWindows = tuple[Tensor, ...]
+"""Windows, True for those of their bytes that are targets, and what else an objective needs:
+tensors with one row for each window."""
 Scores = tuple[tuple[LengthScore, ...], tuple[PositionScore, ...], tuple[LengthScore, ...]]
 """Scores by length, by position in the longest window, and by context before the same targets."""
 
 
-class _ByLength(NamedTuple):
-    """Scores by test length, and by position at the last of them.
+class _LengthTests(NamedTuple):
+    """The tests at every length: scores by length, and by position at the longest that runs.
 
     at_the_end: by length, the losses of the last targets of each window, (windows, targets), where
         the pieces end with the window, so that they need not be computed again.
@@ -41,31 +48,33 @@ class Objective(ABC):
     model: makes the model from its sizes and one encoding for each of its stacks.
     stacks: for each stack of layers with an encoding, True if it is causal; reports show the
         arguments of the last stack's encoding.
-    marks: number of symbols in addition to those of the text.
-    said: a sentence for the report on what is scored; "" for every byte.
+    extra_symbols: number of symbols in addition to those of the text.
+    scoring_note: a sentence for the report on what is scored; "" for every byte.
     """
 
     name: ClassVar[str]
     model: ClassVar[Callable[..., nn.Module]]
     stacks: ClassVar[tuple[bool, ...]]
-    marks: ClassVar[int] = 0
-    said: ClassVar[str] = ""
+    extra_symbols: ClassVar[int] = 0
+    scoring_note: ClassVar[str] = ""
 
-    def ask(self, rows: Tensor, seed: int, step: int) -> Asked:
-        """Return the windows and targets of a training step, from rows of length + 1 symbols."""
-        return self.ask_held_out(rows)
+    def training_targets(self, rows: Tensor, seed: int, step: int) -> MarkedWindows:
+        """Return the windows of a training step with their targets marked, from rows of length + 1
+        symbols."""
+        return self.held_out_targets(rows)
 
     @abstractmethod
-    def ask_held_out(self, rows: Tensor) -> Asked:
-        """Return held-out windows and targets, the same for all seeds."""
+    def held_out_targets(self, rows: Tensor) -> MarkedWindows:
+        """Return held-out windows with their targets marked, the same for all seeds, from rows of
+        length + 1 symbols."""
 
-    def count(self, asked: Asked) -> int:
+    def count_targets(self, windows: MarkedWindows) -> int:
         """Return the number of target bytes, which the second tensor marks."""
-        return int(asked[1].sum())
+        return int(windows[1].sum())
 
     @abstractmethod
-    def losses(self, model: nn.Module, asked: Asked, config: TrialConfig) -> Tensor:
-        """Return the cross-entropy in nats of each target byte, row by row."""
+    def losses(self, model: nn.Module, windows: MarkedWindows, config: TrialConfig) -> Tensor:
+        """Return the cross-entropy in nats of each target byte, (targets,), row by row."""
 
     @torch.no_grad()
     def test(self, model: nn.Module, symbols: np.ndarray, config: TrialConfig) -> Scores:
@@ -76,13 +85,15 @@ class Objective(ABC):
         Raises: FloatingPointError for a loss that is not finite.
         """
         model.eval()
-        held_out = self.ask_held_out(held_out_windows(symbols, config))
+        held_out = self.held_out_targets(held_out_windows(symbols, config))
         by_length = self._test_lengths(model, held_out, config)
         by_context = self._test_contexts(model, held_out, config, by_length.at_the_end)
         return tuple(by_length.scores), by_length.by_position, tuple(by_context)
 
-    def _test_lengths(self, model: nn.Module, held_out: Asked, config: TrialConfig) -> _ByLength:
-        """Test held-out windows cut into pieces of each length."""
+    def _test_lengths(
+        self, model: nn.Module, held_out: MarkedWindows, config: TrialConfig
+    ) -> _LengthTests:
+        """Return the scores of held-out windows that are cut into pieces of each test length."""
         windows = held_out[0]
         is_target = held_out[1]
         encoding: PositionEncoding = model.encoding  # type: ignore[assignment]
@@ -90,76 +101,82 @@ class Objective(ABC):
         by_position: tuple[PositionScore, ...] = ()
         at_the_end: dict[int, Tensor] = {}
         for length in config.test_lengths:
-            reason = cannot(encoding, self.longest_part(length))
+            reason = why_length_impossible(encoding, self.longest_stack_input(length))
             if reason:
                 scores.append(LengthScore(length, None, reason))
                 continue
-            pieces = [piece for piece in self.cut(held_out, length) if piece[1].any()]
+            pieces = [piece for piece in self.cut_pieces(held_out, length) if piece[1].any()]
             losses = [self._losses_by_byte(model, piece, config) for piece in pieces]
             targets = [piece[1] for piece in pieces]
             counts = [of_piece.double() for of_piece in targets]
             scored = list(zip(losses, counts, strict=True))
-            scores.append(length_score(length, scored, windows))
-            by_position = _by_position(losses[0], targets[0])
+            scores.append(score_length(length, scored, windows))
+            by_position = _score_positions(losses[0], targets[0])
             ends_with_a_piece = windows.shape[1] % length == 0
             if is_target.all() and ends_with_a_piece:
                 last = losses[0][-len(windows) :]
-                at_the_end[length] = last[:, -_targets(config) :]
-        return _ByLength(scores, by_position, at_the_end)
+                at_the_end[length] = last[:, -_num_context_targets(config) :]
+        return _LengthTests(scores, by_position, at_the_end)
 
     def _test_contexts(
         self,
         model: nn.Module,
-        held_out: Asked,
+        held_out: MarkedWindows,
         config: TrialConfig,
         at_the_end: dict[int, Tensor],
     ) -> list[LengthScore]:
-        """Test the last bytes of the windows after contexts of each length; `at_the_end` has losses
-        that are known."""
+        """Return the scores of the last bytes of each window after contexts of each length.
+
+        at_the_end: losses that were computed before, by length; see `_LengthTests`.
+        """
         encoding: PositionEncoding = model.encoding  # type: ignore[assignment]
-        targets = _targets(config)
+        targets = _num_context_targets(config)
         lengths = set(config.test_lengths)
         if len(self.stacks) == 1:  # an encoder needs some input
             lengths.add(targets)
         by_context = []
         for length in sorted(lengths):
-            reason = cannot(encoding, self.longest_part(length, targets))
+            reason = why_length_impossible(encoding, self.longest_stack_input(length, targets))
             if reason:
                 by_context.append(LengthScore(length, None, reason))
                 continue
-            # Ask for bytes among the targets only: masks before them would remove context.
+            # Mark bytes among the last targets only: masks before them would remove context.
             tokens, is_target, *rest = (tensor[:, -length:].clone() for tensor in held_out)
             is_target[:, :-targets] = False
             losses = at_the_end.get(length)
             if losses is None:
                 losses = self._losses_by_byte(model, (tokens, is_target, *rest), config)
-            by_context.append(LengthScore(length, bits((losses.sum() / is_target.sum()).item())))
+            by_context.append(
+                LengthScore(length, nats_to_bits((losses.sum() / is_target.sum()).item()))
+            )
         return by_context
 
-    def _losses_by_byte(self, model: nn.Module, asked: Asked, config: TrialConfig) -> Tensor:
-        """Return the loss of each byte of the windows asked for, (rows, length) in nats, in float64
-        on the CPU; 0 for a byte that is no target. It reads a few rows at a time.
+    def _losses_by_byte(
+        self, model: nn.Module, windows: MarkedWindows, config: TrialConfig
+    ) -> Tensor:
+        """Return the loss of each byte of the windows, (rows, length) in nats, in float64 on the
+        CPU; 0 for a byte that is no target. It reads a few rows at a time.
 
         Raises: FloatingPointError for a loss that is not finite.
         """
-        windows = asked[0]
-        is_target = asked[1]
-        length = windows.shape[1]
+        tokens = windows[0]
+        is_target = windows[1]
+        length = tokens.shape[1]
         rows_at_once = max(1, TOKENS_AT_ONCE // length)
-        pieces = zip(*(tensor.split(rows_at_once) for tensor in asked), strict=True)
+        pieces = zip(*(tensor.split(rows_at_once) for tensor in windows), strict=True)
         parts = [self.losses(model, piece, config).double().cpu() for piece in pieces]
-        losses = torch.zeros(windows.shape, dtype=torch.float64)
+        losses = torch.zeros(tokens.shape, dtype=torch.float64)
         losses[is_target] = torch.cat(parts)
         if not losses.isfinite().all():
             raise FloatingPointError(f"the loss is not finite at test length {length}")
         return losses
 
-    def longest_part(self, length: int, targets: int | None = None) -> int:
+    def longest_stack_input(self, length: int, targets: int | None = None) -> int:
         """Return the maximum number of positions in a stack for a window of this length whose last
         `targets` bytes are targets."""
         return length
 
-    def cut(self, whole: Asked, length: int) -> Iterator[Asked]:
+    def cut_pieces(self, whole: MarkedWindows, length: int) -> Iterator[MarkedWindows]:
         """Cut held-out windows into pieces of `length` with the same targets, each once; then yield
         the rest."""
         longest = whole[0].shape[1]
@@ -170,36 +187,40 @@ class Objective(ABC):
             yield tuple(tensor[:, stop:] for tensor in whole)
 
 
-class Causal(Objective):
-    """Predict the next byte. The third tensor of what it asks has the byte after each one."""
+class CausalObjective(Objective):
+    """Predict the next byte. All bytes are targets; the third tensor of its windows has the byte
+    after each one."""
 
     name = CAUSAL
     model = Decoder
     stacks = (True,)
 
-    def ask_held_out(self, rows: Tensor) -> Asked:
+    def held_out_targets(self, rows: Tensor) -> MarkedWindows:
         return rows[:, :-1], torch.ones_like(rows[:, :-1], dtype=torch.bool), rows[:, 1:]
 
-    def losses(self, model: nn.Module, asked: Asked, config: TrialConfig) -> Tensor:
-        tokens, wanted, following = asked
+    def losses(self, model: nn.Module, windows: MarkedWindows, config: TrialConfig) -> Tensor:
+        tokens, is_target, following = windows
         losses = token_losses(model, torch.cat([tokens, following[:, -1:]], dim=1), config)
-        return losses.flatten() if wanted.all() else losses[on_device(wanted, config)]
+        return losses.flatten() if is_target.all() else losses[on_device(is_target, config)]
 
 
-def _targets(config: TrialConfig) -> int:
+def _num_context_targets(config: TrialConfig) -> int:
     """Return how many bytes at the end of a window are targets after every context."""
     return max(1, config.train_length // 2)
 
 
-def _by_position(losses: Tensor, is_target: Tensor) -> tuple[PositionScore, ...]:
-    """Return the scores of up to BUCKETS runs of positions; both are (rows, length)."""
-    width = max(1, -(-losses.shape[1] // BUCKETS))
+def _score_positions(losses: Tensor, is_target: Tensor) -> tuple[PositionScore, ...]:
+    """Return the mean loss in bits of up to MAX_POSITION_RUNS runs of equally many positions.
+
+    losses, is_target: both (rows, length); losses in nats, 0 for a byte that is no target.
+    """
+    width = max(1, -(-losses.shape[1] // MAX_POSITION_RUNS))
     sums = losses.double().sum(0).split(width)
     counts = is_target.double().sum(0).split(width)
     scores = []
     for i, (loss, count) in enumerate(zip(sums, counts, strict=True)):
         if count.sum() > 0:
             first = i * width
-            mean = bits((loss.sum() / count.sum()).item())
+            mean = nats_to_bits((loss.sum() / count.sum()).item())
             scores.append(PositionScore(first, first + len(loss), mean))
     return tuple(scores)

@@ -10,16 +10,16 @@ from torch.nn import functional as F
 
 from posenc.compare.trial.config import TrialConfig
 from posenc.compare.trial.forward import autocast, on_device
-from posenc.compare.trial.objectives.objective import Asked, Objective
+from posenc.compare.trial.objectives.objective import MarkedWindows, Objective
 from posenc.compare.trial.windows import VOCABULARY
 from posenc.encodings import PositionEncoding
 from posenc.models import EncoderDecoder
 
-BEGIN = VOCABULARY
+BEGIN_SYMBOL = VOCABULARY
 """The symbol that the decoder reads before its first byte."""
 
 
-class Continuation(EncoderDecoder):
+class ContinuationModel(EncoderDecoder):
     """Predict the continuation of a source. Each stack has its own encoding, built from the same
     text; cross-attention has none, as in the original Transformer and in T5."""
 
@@ -35,54 +35,54 @@ class Continuation(EncoderDecoder):
         return self.decoder.encoding
 
 
-class Seq2Seq(Objective):
+class Seq2SeqObjective(Objective):
     """Predict each byte of the second half of a window from the first half and the bytes before it.
 
     Source: prefix language modelling in Raffel et al. 2020, arXiv:1910.10683, section 3.3.1.
     """
 
     name = "seq2seq"
-    model = Continuation
+    model = ContinuationModel
     stacks = (False, True)
-    marks = 1
-    said = (
+    extra_symbols = 1
+    scoring_note = (
         "An encoder reads the first half of each window and a decoder predicts the second; only "
         "the second is scored."
     )
 
-    def ask_held_out(self, rows: Tensor) -> Asked:
-        return _targets_from(rows[:, :-1], self.longest_part(rows.shape[1] - 1))
+    def held_out_targets(self, rows: Tensor) -> MarkedWindows:
+        return _mark_targets_from(rows[:, :-1], self.longest_stack_input(rows.shape[1] - 1))
 
-    def losses(self, model: nn.Module, asked: Asked, config: TrialConfig) -> Tensor:
-        rows = on_device(asked[0], config)
-        begin = int(asked[1][0].int().argmax())
+    def losses(self, model: nn.Module, windows: MarkedWindows, config: TrialConfig) -> Tensor:
+        rows = on_device(windows[0], config)
+        begin = int(windows[1][0].int().argmax())  # the first target, the same in all rows
         source = rows[:, :begin]
         targets = rows[:, begin:]
-        inputs = F.pad(targets[:, :-1], (1, 0), value=BEGIN)
+        inputs = F.pad(targets[:, :-1], (1, 0), value=BEGIN_SYMBOL)
         with autocast(config):
             logits = model(source, inputs)
         return F.cross_entropy(logits.float().flatten(0, 1), targets.flatten(), reduction="none")
 
-    def longest_part(self, length: int, targets: int | None = None) -> int:
+    def longest_stack_input(self, length: int, targets: int | None = None) -> int:
         if targets is None:
             targets = length // 2
         return max(targets, length - targets)
 
-    def cut(self, whole: Asked, length: int) -> Iterator[Asked]:
+    def cut_pieces(self, whole: MarkedWindows, length: int) -> Iterator[MarkedWindows]:
         rows = whole[0]
-        first = int(whole[1][0].int().argmax())
+        first = int(whole[1][0].int().argmax())  # the first target, the same in all rows
         targets = length // 2
-        source = self.longest_part(length)
+        source = self.longest_stack_input(length)
         starts = range(first, rows.shape[1], targets)
         pieces = [rows[:, start - source : start + targets] for start in starts]
         full = [piece for piece in pieces if piece.shape[1] == length]
-        yield _targets_from(torch.cat(full), source)
+        yield _mark_targets_from(torch.cat(full), source)
         if len(full) < len(pieces):
-            yield _targets_from(pieces[-1], source)
+            yield _mark_targets_from(pieces[-1], source)
 
 
-def _targets_from(rows: Tensor, begin: int) -> Asked:
-    """Return the windows, and that their bytes from `begin` on are targets."""
+def _mark_targets_from(rows: Tensor, begin: int) -> MarkedWindows:
+    """Return the windows, and a tensor that marks their bytes from `begin` on as targets."""
     is_target = torch.zeros_like(rows, dtype=torch.bool)
     is_target[:, begin:] = True
     return rows, is_target
