@@ -93,7 +93,7 @@ def above_the_best(found: Standing) -> list[Dot]:
 def extrapolation() -> Drawn:
     found = text()
     styles = line_styles(best_first(found))
-    return figures.by_length(found, styles).figure, page.describe_by_length(found)
+    return figures.chart_by_length(found, styles).figure, page.describe_by_length(found)
 
 
 def context() -> Drawn:
@@ -196,7 +196,7 @@ def projections() -> Drawn:
 
 
 def tasks() -> Drawn:
-    plots = task_page.figures_of(studies()[OF_TASKS])
+    plots = task_page.task_plots(studies()[OF_TASKS])
     plot = next(plot for plot in plots if plot.name == "every-trial")
     return plot.chart.figure, plot.description
 

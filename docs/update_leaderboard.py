@@ -16,8 +16,8 @@ from posenc.compare.judge.standing import (
     standings,
 )
 from posenc.compare.judge.summary import summarise_tasks
-from posenc.compare.page.as_json import board_of
-from posenc.compare.page.task_page import figures_of
+from posenc.compare.page.as_json import leaderboard_object
+from posenc.compare.page.task_page import task_plots
 from posenc.compare.reports import board, leaderboard
 from posenc.compare.results import Study
 from posenc.report.files.atomic import write_atomically
@@ -156,7 +156,7 @@ def with_table(text: str, made: str) -> str:
 
 
 def main(figures: Path = DOCS / "figures") -> None:
-    boards = leaderboard.boards()
+    boards = leaderboard.published_studies()
     for name in HEADERS:
         path = DOCS / name
         text = path.read_text(encoding="utf-8")
@@ -168,9 +168,9 @@ def main(figures: Path = DOCS / "figures") -> None:
 def stored(boards: Mapping[str, Study]) -> str:
     """What `posenc leaderboard` prints."""
     boards = {name: conclude(study) for name, study in boards.items()}
-    made = board_of(boards)
+    made = leaderboard_object(boards)
     with speaking("zh"):
-        chinese = board_of(
+        chinese = leaderboard_object(
             {
                 name: replace(study, recommendation=answer(study), limits=limits(study))
                 for name, study in boards.items()
@@ -189,7 +189,7 @@ def stored(boards: Mapping[str, Study]) -> str:
 def draw(boards: Mapping[str, Study], figures: Path) -> None:
     """The score of every trial on the tasks of a study, as the leaderboard's page has it."""
     for name, study in ((name, study) for name, study in boards.items() if study.sequence_tasks):
-        plot = next(plot for plot in figures_of(study) if plot.name == FIGURE)
+        plot = next(plot for plot in task_plots(study) if plot.name == FIGURE)
         write_svg(plot.chart.figure, figures / f"leaderboard-{name}.svg", plot.description)
 
 

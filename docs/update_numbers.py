@@ -59,7 +59,7 @@ MARK = re.compile(r"<!--= (.+?) -->(.*?)<!--/-->")
 @cache
 def studies() -> dict[str, Study]:
     others = (ROOT / f"results/ablations/{name}.jsonl" for name in ("text_600", "copy_longer"))
-    return leaderboard.boards() | {
+    return leaderboard.published_studies() | {
         path.stem: leaderboard.study_of(leaderboard.read_rows(path)) for path in others
     }
 
@@ -258,7 +258,7 @@ def hours(study: str) -> str:
         timing.train_seconds + timing.test_seconds
         for file in files
         if (ROOT / PUBLISHED / file).is_file()
-        for row in leaderboard.published(file)
+        for row in leaderboard.published_rows(file)
         if (timing := row.result.timing) is not None
     ]
     return f"{sum(found) / 3600:.1f}"

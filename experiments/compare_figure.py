@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from posenc.compare.page.figures import by_length
+from posenc.compare.page.figures import chart_by_length
 from posenc.compare.page.page import describe_by_length
 from posenc.compare.page.rows import best_first
 from posenc.compare.results import Study
@@ -15,4 +15,4 @@ if __name__ == "__main__":
     source, target = map(Path, sys.argv[1:])
     study = Study.from_json(source.read_text(encoding="utf-8"))
     styles = ranked_styles(best_first(study))
-    write_svg(by_length(study, styles).figure, target, describe_by_length(study))
+    write_svg(chart_by_length(study, styles).figure, target, describe_by_length(study))

@@ -11,7 +11,7 @@ from markdown_it import MarkdownIt
 import posenc
 from posenc.compare.judge.standing import standing_of_tasks
 from posenc.compare.judge.uses import which_for_what
-from posenc.compare.reports.leaderboard import boards
+from posenc.compare.reports.leaderboard import published_studies
 from tests.test_numbers import (
     MARKS,
     ROOT,
@@ -108,13 +108,13 @@ def lowest(table, length, **where):
 
 def answered():
     """Whether the leaderboard names DAPE for short and for long context."""
-    said = which_for_what(boards())
+    said = which_for_what(published_studies())
     return all(f"{use} context: dape (" in said for use in ("Short", "Long"))
 
 
 def without_it_tie(first, second):
     """The tasks without which the second is tied with the first in mean rank."""
-    study = boards()["tasks"]
+    study = published_studies()["tasks"]
     found = {
         task: standing_of_tasks(study.of_task(*{*study.sequence_tasks} - {task}))
         for task in study.sequence_tasks

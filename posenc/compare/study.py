@@ -16,7 +16,7 @@ from posenc.compare.engines.engine import Engine
 from posenc.compare.judge.answer import conclude
 from posenc.compare.options import Options
 from posenc.compare.page.show import show_study, write_figures_of, write_page
-from posenc.compare.page.watchers import watching
+from posenc.compare.page.watchers import open_watchers
 from posenc.compare.plan.cost import check_seconds, opening_sentence
 from posenc.compare.plan.dry_run import dry_run
 from posenc.compare.plan.learning_rate_search import with_chosen_rates
@@ -238,7 +238,7 @@ class _Run:
     def train(self, study: Study) -> None:
         """Run the study's trials that have no result yet, and show their progress."""
         board = self.plan.options.tensorboard
-        with watching(self.console, study, self.folder, self.workers, board) as watchers:
+        with open_watchers(self.console, study, self.folder, self.workers, board) as watchers:
             sweep.run_trials(self.folder, study.trials, self.engine, watchers)
 
 

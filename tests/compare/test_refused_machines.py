@@ -5,12 +5,12 @@ import pytest
 from posenc import compare
 from posenc.compare import study
 from posenc.compare.engines import sweep
-from posenc.compare.engines.engine import Local
+from posenc.compare.engines.engine import LocalEngine
 
 TINY = {"task": "copy", "steps": 1, "seeds": 1, "width": 16, "layers": 1, "heads": 1}
 
 
-class Refuses(Local):
+class Refuses(LocalEngine):
     def prepare(self, folder, trials, checkpoint_steps):
         assert (folder / "study.json").exists()
         raise ValueError("--storage s3://a: it is not shared")

@@ -15,7 +15,7 @@ from posenc.compare.judge.summary import has_learned, summarise_tasks
 from posenc.compare.options import Options
 from posenc.compare.page import tables
 from posenc.compare.page.page import make_page
-from posenc.compare.page.task_tables import page_table, task_notes
+from posenc.compare.page.task_tables import task_notes, task_page_table
 from posenc.compare.plan.encodings import read_encodings
 from posenc.compare.plan.plan import plan_one_trial_per_task
 from posenc.compare.results import CaseScore, Study, TrialResult
@@ -239,7 +239,7 @@ def test_what_was_not_learned_is_counted_and_enters_the_means():
         (0.75, (1.0, 0.5)),
         (0.3, (0.6, 0.0)),
     ]
-    cells = [cell.text for cell in page_table("copy", rows).rows[1][2:4]]
+    cells = [cell.text for cell in task_page_table("copy", rows).rows[1][2:4]]
     assert cells == ["0.200 (0.20)", "0.100 (0.10)"]
 
 

@@ -10,7 +10,7 @@ from posenc.compare.results import TrialResult
 from posenc.compare.trial.config import TrialConfig
 from posenc.compare.trial.process import TrialProcess
 
-Heard = dict[str, Any] | TrialResult
+TrialEvent = dict[str, Any] | TrialResult
 """An event of a trial, of the kinds step, testing and note; or the result with which it ended."""
 
 
@@ -35,7 +35,7 @@ class Engine(Protocol):
     def submit(self, trial: TrialConfig) -> None:
         """Begin a trial, from its last checkpoint where it has one."""
 
-    def wait(self) -> tuple[TrialConfig, Heard]:
+    def wait(self) -> tuple[TrialConfig, TrialEvent]:
         """Wait for the next that happens to a trial that was submitted."""
         ...
 
@@ -43,7 +43,7 @@ class Engine(Protocol):
         """End what still runs. Results and checkpoints stay."""
 
 
-class Local:
+class LocalEngine:
     """`workers` trials at a time, each with a thread that listens to it.
 
     gpus: as CUDA_VISIBLE_DEVICES names them; a trial gets the one with the fewest trials.
@@ -71,7 +71,7 @@ class Local:
         self.running[trial] = started, listener, gpu
         listener.start()
 
-    def wait(self) -> tuple[TrialConfig, Heard]:
+    def wait(self) -> tuple[TrialConfig, TrialEvent]:
         trial, event = self.heard.get()
         return trial, self.running.pop(trial)[0].result() if event is None else event
 

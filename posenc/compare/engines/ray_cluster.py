@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from posenc.compare.engines.remote import Job, Remote, difference, facts
-from posenc.compare.engines.storage import Storage, answer
+from posenc.compare.engines.storage import Storage, storage_problem
 from posenc.compare.results import TrialResult
 from posenc.compare.trial.config import TrialConfig
 from posenc.compare.trial.process import limit_step_events
@@ -21,13 +21,15 @@ from posenc.lazy import require
 from posenc.report.machine.processor import processors_of
 from posenc.report.page.failure import RunFailed, one_line
 
-PATIENCE = 10.0
+ANSWER_SECONDS = 10.0
 """Seconds for an address to answer at all, and for an answer from a cluster that is joined."""
-JOIN = 60.0
+JOIN_SECONDS = 60.0
 """Seconds for Ray to answer at an address, and for all machines of its cluster."""
-POLL = 0.5
+POLL_SECONDS = 0.5
 """Seconds between two looks for what trials have told."""
-_TRY = "import ray, sys; ray.init(sys.argv[1], logging_level=40, log_to_driver=False)"  # errors
+_TRY_TO_JOIN = (
+    "import ray, sys; ray.init(sys.argv[1], logging_level=40, log_to_driver=False)"  # errors
+)
 
 
 class RayCluster(Remote):
@@ -48,7 +50,7 @@ class RayCluster(Remote):
         self.resource = "GPU" if device == "cuda" else "CPU"
         self.running: dict[Any, TrialConfig] = {}
         try:
-            self.nodes = look_at(self.ray, self.resource)
+            self.nodes = facts_of_nodes(self.ray, self.resource)
             check_nodes(self.here, self.nodes)
             self.about = {"engine": "ray", "machines": str(len(self.nodes))}
             builds = {node["build of torch"] for node in self.nodes.values()}
@@ -74,13 +76,15 @@ class RayCluster(Remote):
 
     def poll(self) -> None:
         try:
-            done, _ = self.ray.wait(list(self.running), num_returns=1, timeout=POLL)
+            done, _ = self.ray.wait(list(self.running), num_returns=1, timeout=POLL_SECONDS)
             with contextlib.suppress(self.ray.exceptions.RayError):  # Ray makes a new mailbox
-                for trial, event in self.ray.get(self.mailbox.take.remote(), timeout=PATIENCE):
+                for trial, event in self.ray.get(
+                    self.mailbox.take.remote(), timeout=ANSWER_SECONDS
+                ):
                     if trial in self.progress:
                         self.told(trial, event)
             for reference in done:
-                self._end(self.running.pop(reference), reference)
+                self._report_end(self.running.pop(reference), reference)
         except (ConnectionError, self.ray.exceptions.RaySystemError) as error:
             gone = f"The Ray cluster is gone ({one_line(error)})."
             raise RunFailed(f"{gone} The same command goes on from here.") from error
@@ -95,10 +99,10 @@ class RayCluster(Remote):
         with contextlib.suppress(Exception):
             self.ray.shutdown()
 
-    def _end(self, trial: TrialConfig, reference: Any) -> None:
+    def _report_end(self, trial: TrialConfig, reference: Any) -> None:
         """Pass on how a task ended: with its result, or lost."""
         try:
-            self.ended(trial, self.ray.get(reference, timeout=PATIENCE))
+            self.ended(trial, self.ray.get(reference, timeout=ANSWER_SECONDS))
         except self.ray.exceptions.RayTaskError as error:
             self.lost(trial, one_line(error.cause))
         except self.ray.exceptions.RayError as error:
@@ -161,17 +165,20 @@ def _check_address(address: str) -> None:
         expected = "--address must be ray://HOST:PORT, HOST:PORT or auto"
         raise ValueError(f"{expected}, got {address!r}. {ports}")
     try:
-        socket.create_connection((host.strip("[]"), int(port)), PATIENCE).close()
+        socket.create_connection((host.strip("[]"), int(port)), ANSWER_SECONDS).close()
     except (OSError, OverflowError) as error:
         advice = "Is the cluster running, and its port open to this machine?"
         why = f"nothing answers there ({one_line(error)}). {advice}"
         raise ValueError(f"--address {address}: {why}") from None
     # In a process of its own: Ray may wait for minutes, and may end its process.
-    command = [sys.executable, "-P", "-c", _TRY, address]
+    command = [sys.executable, "-P", "-c", _TRY_TO_JOIN, address]
     try:
-        tried = subprocess.run(command, capture_output=True, text=True, timeout=JOIN)
+        tried = subprocess.run(command, capture_output=True, text=True, timeout=JOIN_SECONDS)
     except subprocess.TimeoutExpired:
-        why = f"something answers there, but within {JOIN:.0f} seconds it did not as a Ray cluster"
+        why = (
+            f"something answers there, but within {JOIN_SECONDS:.0f} seconds it did not as a Ray "
+            "cluster"
+        )
         raise ValueError(f"--address {address}: {why}. {ports}") from None
     if tried.returncode:
         lines = [line for line in tried.stderr.splitlines() if line.strip() and line[0] != " "]
@@ -181,7 +188,7 @@ def _check_address(address: str) -> None:
         )
 
 
-def look_at(ray: Any, resource: str) -> dict[str, dict[str, str]]:
+def facts_of_nodes(ray: Any, resource: str) -> dict[str, dict[str, str]]:
     """Return the facts of every machine that can take trials, by Ray's id of it. Raises: ValueError
     where there is none, or one does not answer or has no posenc."""
     nodes = {
@@ -217,7 +224,7 @@ def check_folder(
         where = f"--storage {storage.url}"
         advice = "Give a URL that all machines reach, with the same credentials."
     with storage.token() as (name, word):
-        answers = ask(ray, nodes, answer, storage.url, name, word)
+        answers = ask(ray, nodes, storage_problem, storage.url, name, word)
         for node, wrong in answers.items():
             if wrong is not None:
                 raise ValueError(f"{where}: machine {nodes[node]['name']}: {wrong}. {advice}")
@@ -230,7 +237,7 @@ def ask(ray: Any, nodes: dict[str, dict[str, str]], question: Any, *args: Any) -
 
     remote = ray.remote(num_cpus=0, max_retries=0)(question)
     asked = {n: remote.options(scheduling_strategy=On(n, soft=False)).remote(*args) for n in nodes}
-    end = time.monotonic() + JOIN
+    end = time.monotonic() + JOIN_SECONDS
     answers = {}
     for node, reference in asked.items():
         try:
@@ -241,7 +248,7 @@ def ask(ray: Any, nodes: dict[str, dict[str, str]], question: Any, *args: Any) -
         except ray.exceptions.RayError as error:
             if not _is_alive(ray, node):
                 continue
-            why = f"does not answer within {JOIN:.0f} seconds ({one_line(error)})."
+            why = f"does not answer within {JOIN_SECONDS:.0f} seconds ({one_line(error)})."
         raise ValueError(f"--engine ray: machine {nodes[node]['name']} {why}")
     return answers
 

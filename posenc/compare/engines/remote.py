@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from posenc.compare.engines.engine import Heard
-from posenc.compare.engines.storage import Mirror, Storage, replace_by_stored, take_result
+from posenc.compare.engines.engine import TrialEvent
+from posenc.compare.engines.storage import Mirror, Storage, replace_with_stored_files, take_result
 from posenc.compare.results import TrialResult
 from posenc.compare.trial.config import TrialConfig
 from posenc.compare.trial.files import folder_of_text, is_done, load_results
@@ -24,7 +24,7 @@ from posenc.report.files.opened import make_inside, private_folder
 from posenc.report.machine.facts import difference, facts
 from posenc.report.page.failure import one_line
 
-MOST = 3
+MAX_LOSSES = 3
 """Losses in a row without a step beyond those before; one more, and the trial counts as failed."""
 
 
@@ -56,14 +56,14 @@ class Job:
         if self.trial.code and Path(self.cwd).is_dir():
             os.chdir(self.cwd)
         if self.storage is None:
-            return self._run_below(Path(self.folder), tell)
+            return self._run_in_process(Path(self.folder), tell)
         with tempfile.TemporaryDirectory(prefix="posenc-") as scratch:
             try:
-                return self._run_with(Storage(self.storage), Path(scratch), tell)
+                return self._run_with_storage(Storage(self.storage), Path(scratch), tell)
             except OSError as error:
                 raise Lost(f"{self.storage}: {one_line(error)}") from error
 
-    def _run_with(self, storage: Storage, folder: Path, tell: ReceiveEvent) -> TrialResult:
+    def _run_with_storage(self, storage: Storage, folder: Path, tell: ReceiveEvent) -> TrialResult:
         """Run the trial in `folder` with its text and checkpoint from the storage, and copy there
         what it writes."""
         if self.trial.is_on_text:
@@ -73,21 +73,21 @@ class Job:
             storage.take_text(text_folder)
             folder_of_text(folder, self.trial.corpus).symlink_to(text_folder)
         home = folder / self.trial.folder
-        replace_by_stored(storage, home)
+        replace_with_stored_files(storage, home)
         mirror = Mirror(storage, home)
 
         def keep_and_tell(event: dict[str, Any]) -> None:
             mirror.copy_checkpoint()
             tell(event)
 
-        result = self._run_below(folder, keep_and_tell)
+        result = self._run_in_process(folder, keep_and_tell)
         if mirror.wrong:
             tell({"kind": "note", "text": f"a checkpoint could not be kept: {mirror.wrong}"})
         if result.reason is None:
             mirror.copy_result()
         return result
 
-    def _run_below(self, folder: Path, tell: ReceiveEvent) -> TrialResult:
+    def _run_in_process(self, folder: Path, tell: ReceiveEvent) -> TrialResult:
         """Run the trial as a process of this machine, below a study's folder that has its text."""
         if is_done(folder, self.trial):  # its machine was lost after the result was written
             return load_results(folder, [self.trial])[0][self.trial]
@@ -115,7 +115,7 @@ class Progress:
         """Count a loss. Returns: whether the trial is worth another start."""
         self.losses = 1 if self.step > self.step_when_lost else self.losses + 1
         self.step_when_lost = self.step
-        return self.losses <= MOST
+        return self.losses <= MAX_LOSSES
 
 
 class Remote:
@@ -129,7 +129,7 @@ class Remote:
         self.storage = None if storage is None else Storage(storage)
         self.here = facts()
         self.progress: dict[TrialConfig, Progress] = {}
-        self.heard: deque[tuple[TrialConfig, Heard]] = deque()
+        self.heard: deque[tuple[TrialConfig, TrialEvent]] = deque()
 
     def prepare(self, folder: Path, trials: Sequence[TrialConfig], checkpoint_steps: int) -> None:
         """Copy the texts of these trials to the storage, if there is one, and finished trials from
@@ -152,7 +152,7 @@ class Remote:
         self.progress[trial] = Progress()
         self.send(trial, self._job(trial))
 
-    def wait(self) -> tuple[TrialConfig, Heard]:
+    def wait(self) -> tuple[TrialConfig, TrialEvent]:
         while not self.heard:
             self.poll()
         return self.heard.popleft()

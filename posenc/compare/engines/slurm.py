@@ -20,9 +20,9 @@ from posenc.report.files.atomic import write_atomically
 from posenc.report.files.opened import make_inside, remove_folder, text_of
 from posenc.report.page.failure import one_line
 
-POLL = 2.0
+POLL_SECONDS = 2.0
 """Seconds between two looks at the jobs, and between two steps of a trial that are told."""
-MINUTES = 24 * 60
+TIME_LIMIT_MINUTES = 24 * 60
 """The time limit that is asked for. A trial that needs longer is queued again and goes on."""
 LONGEST_ARRAY = 1000
 """Tasks of an array; Slurm's own limit is 1001 unless it is set higher."""
@@ -52,7 +52,7 @@ class Slurm(Remote):
         self.submitit = submitit
         self.cluster = cluster
         self.max_parallel = max_parallel
-        self.asked = {"name": "posenc", "cpus_per_task": 1, "timeout_min": MINUTES}
+        self.asked = {"name": "posenc", "cpus_per_task": 1, "timeout_min": TIME_LIMIT_MINUTES}
         self.asked |= {} if partition is None else {"slurm_partition": partition}
         self.asked |= {"gpus_per_node": 1} if device == "cuda" else {}
         self.running: dict[TrialConfig, Any] = {}
@@ -78,8 +78,8 @@ class Slurm(Remote):
 
     def poll(self) -> None:
         if self.waiting:
-            self._send_all()
-        time.sleep(POLL)
+            self._submit_waiting()
+        time.sleep(POLL_SECONDS)
         for trial, job in list(self.running.items()):
             words = self.run / f"{trial.folder}.json"
             with contextlib.suppress(OSError):  # it has said nothing more
@@ -87,7 +87,7 @@ class Slurm(Remote):
                 words.unlink()
                 self.told(trial, event)
             if job.done():
-                self._end(trial, job)
+                self._report_end(trial, job)
 
     def cancel(self) -> None:
         for job in self.running.values():
@@ -95,7 +95,7 @@ class Slurm(Remote):
                 job.cancel(check=False)
         self.running.clear()
 
-    def _send_all(self) -> None:
+    def _submit_waiting(self) -> None:
         """Submit all that wait as one array."""
         batch = self.waiting
         self.waiting = []
@@ -107,7 +107,7 @@ class Slurm(Remote):
             raise ValueError(why) from error
         self.running |= {trial: job for (trial, _), job in zip(batch, jobs, strict=True)}
 
-    def _end(self, trial: TrialConfig, job: Any) -> None:
+    def _report_end(self, trial: TrialConfig, job: Any) -> None:
         """Pass on how a job ended: with its result, or lost."""
         del self.running[trial]
         if (error := job.exception()) is None:
@@ -128,7 +128,7 @@ class SlurmTask:
     def __call__(self) -> TrialResult:
         """Run the trial. Raises: Lost."""
         self._check_run()
-        return self.job.run(limit_step_events(POLL, self._tell))
+        return self.job.run(limit_step_events(POLL_SECONDS, self._tell))
 
     def checkpoint(self) -> Any:
         """Return what submitit queues again after a preemption or a timeout."""

@@ -194,7 +194,7 @@ class Mirror:
         self.storage.remove(f"{self.home.name}/{name}" for name in old)
 
 
-def replace_by_stored(storage: Storage, home: Path) -> None:
+def replace_with_stored_files(storage: Storage, home: Path) -> None:
     """Make `home` anew with what the storage has of it: a checkpoint, a result, or nothing."""
     remove_folder(home)
     make_inside(home)
@@ -219,7 +219,7 @@ def _hashes(folder: Path) -> dict[str, str]:
     return {path.name: hashlib.sha256(bytes_of(path, None)).hexdigest() for path in files}
 
 
-def answer(url: str, name: str, word: str) -> str | None:
+def storage_problem(url: str, name: str, word: str) -> str | None:
     """Return what is wrong with a storage on the machine that this runs on; None if nothing.
 
     name, word: the file that another machine wrote there by `Storage.token`, and its content.

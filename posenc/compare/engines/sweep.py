@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from posenc.compare.engines.engine import Engine, Local
+from posenc.compare.engines.engine import Engine, LocalEngine
 from posenc.compare.options import Options
 from posenc.compare.results import TrialResult
 from posenc.compare.trial.checkpoint import delete_checkpoint
@@ -23,7 +23,7 @@ def open_engine(options: Options, device: str, count: int) -> Engine:
     """
     if options.engine == "local":
         seen = gpus() if device == "cuda" else []
-        return Local(min(options.workers or len(seen) or num_cores(), count), seen)
+        return LocalEngine(min(options.workers or len(seen) or num_cores(), count), seen)
     if options.engine == "ray":
         from posenc.compare.engines.ray_cluster import RayCluster
 

@@ -15,28 +15,29 @@ from posenc.tasks.known import TASKS, TEXT
 
 
 def answer_json(study: Study, folder: Path | None = None) -> str:
-    """Return `answer_of` as JSON."""
-    return as_text(answer_of(study, folder))
+    """Return `answer_object` as JSON."""
+    return json_text(answer_object(study, folder))
 
 
-def board_of(boards: Mapping[str, Study], home: Path | None = None) -> dict[str, Any]:
+def leaderboard_object(boards: Mapping[str, Study], home: Path | None = None) -> dict[str, Any]:
     """Return the JSON object of the leaderboard: "answer", which encoding to use for what by all
-    studies, and "studies", with `answer_of` each by its name.
+    studies, and "studies", with `answer_object` each by its name.
 
     home: a folder with a subfolder of that name for each, if they are kept.
     """
     studies = {
-        name: answer_of(with_labels(study), home and home / name) for name, study in boards.items()
+        name: answer_object(with_labels(study), home and home / name)
+        for name, study in boards.items()
     }
     return {"answer": which_for_what(boards), "studies": studies}
 
 
-def as_text(content: dict[str, Any]) -> str:
+def json_text(content: dict[str, Any]) -> str:
     """Return content as JSON text, with letters of any script as they are."""
     return json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False)
 
 
-def answer_of(study: Study, folder: Path | None = None) -> dict[str, Any]:
+def answer_object(study: Study, folder: Path | None = None) -> dict[str, Any]:
     """Return what becomes one JSON object; a number is None if unknown.
 
     Its "use" lists the encodings that the answer says to use. "places" has one item for all tasks,
@@ -46,11 +47,11 @@ def answer_of(study: Study, folder: Path | None = None) -> dict[str, Any]:
         "answer": study.recommendation,
         "cannot_say": study.limits,
         "use": answer_and_use(study)[1],
-        "places": _places(study),
+        "places": _standing_objects(study),
         "trials": {
             "planned": len(study.trials),
             "finished": len(study.finished),
-            "reused": _reused(study),
+            "reused": _reused_trials(study),
             "failed": {result.config.folder: result.reason for result in study.failed},
         },
     }
@@ -60,23 +61,23 @@ def answer_of(study: Study, folder: Path | None = None) -> dict[str, Any]:
     return content
 
 
-def _places(study: Study) -> list[dict[str, Any]]:
+def _standing_objects(study: Study) -> list[dict[str, Any]]:
     """Return the standing over all tasks, at each length of the text, and on each task."""
     places = []
     overall = standing_of_tasks(study)
     if overall is not None:
-        places.append(_place(overall, "mean rank"))
+        places.append(_standing_object(overall, "mean rank"))
     text = study.of_task(TEXT)
     if text.finished:
-        places += [_place(standing, "bits per byte") for standing in standings(text)]
+        places += [_standing_object(standing, "bits per byte") for standing in standings(text)]
     for task in study.sequence_tasks:
         standing = standing_of_task(study, task)
         if standing is not None:
-            places.append(_place(standing, TASKS[task].metric))
+            places.append(_standing_object(standing, TASKS[task].metric))
     return places
 
 
-def _reused(study: Study) -> dict[str, dict[str, str | None]]:
+def _reused_trials(study: Study) -> dict[str, dict[str, str | None]]:
     """Return, by a trial's folder, which other run trained it, and on which processor."""
     reused = {}
     for result in study.finished:
@@ -89,7 +90,7 @@ def _reused(study: Study) -> dict[str, dict[str, str | None]]:
     return reused
 
 
-def _place(standing: Standing, unit: str) -> dict[str, Any]:
+def _standing_object(standing: Standing, unit: str) -> dict[str, Any]:
     """Return one of "places": who is first there, and each encoding, best first, with its
     differences from the first. unit: of the numbers."""
     pairs = standing.pairs
@@ -99,7 +100,7 @@ def _place(standing: Standing, unit: str) -> dict[str, Any]:
         "unit": unit,
         "higher_is_better": standing.higher,
         "level": pairs.level,
-        "least_difference": _known(standing.least_significant_gap),
+        "least_difference": _finite_or_none(standing.least_significant_gap),
         "first": list(standing.first),
         "encodings": [
             {
@@ -107,8 +108,10 @@ def _place(standing: Standing, unit: str) -> dict[str, Any]:
                 "mean": standing.mean(name),
                 "seeds": {str(seed): value for seed, value in sorted(pairs.values[name].items())},
                 "minus_first": None if name == first else standing.gap(name).value,
-                "half_over_seeds": _known(standing.gap(name).half) if name != first else None,
-                "half_over_windows": _known(standing.windows[name, first].half)
+                "half_over_seeds": _finite_or_none(standing.gap(name).half)
+                if name != first
+                else None,
+                "half_over_windows": _finite_or_none(standing.windows[name, first].half)
                 if (name, first) in standing.windows
                 else None,
                 "verdict": verdict_of(standing, name),
@@ -119,6 +122,6 @@ def _place(standing: Standing, unit: str) -> dict[str, Any]:
     }
 
 
-def _known(number: float) -> float | None:
+def _finite_or_none(number: float) -> float | None:
     """Return a number that is finite; None for another, which JSON lacks."""
     return number if math.isfinite(number) else None

@@ -12,7 +12,7 @@ from posenc.compare.results import Study
 from posenc.sentence import listed, phrase, sentence
 
 
-def in_by_length(study: Study) -> str:
+def caption_by_length(study: Study) -> str:
     """Name the encodings whose loss stays up to the longest length."""
     train = study.trials[0].train_length
     longest = max(study.trials[0].test_lengths)
@@ -27,7 +27,7 @@ def in_by_length(study: Study) -> str:
     return sentence(parts) if parts else ""
 
 
-def in_by_context(study: Study) -> str:
+def caption_by_context(study: Study) -> str:
     """Name the encodings that gain from context beyond the training length in every seed."""
     gains = {r.encoding: context_gains(study, r.encoding) for r in study.summary}
     measured = {name: of_seeds[1] for name, of_seeds in gains.items() if of_seeds is not None}
@@ -39,7 +39,7 @@ def in_by_context(study: Study) -> str:
     return sentence([phrase("no context beyond training")])
 
 
-def in_training(study: Study) -> str:
+def caption_training(study: Study) -> str:
     """Say how much the losses still fall."""
     fell = bits_saved_by_doubling(study)
     if not fell:

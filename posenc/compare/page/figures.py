@@ -17,7 +17,7 @@ BATCHES = ", training batches"
 """Ends the name of the curve of an encoding's losses on training batches."""
 
 
-def by_length(study: Study, styles: Styles) -> Chart:
+def chart_by_length(study: Study, styles: Styles) -> Chart:
     """Draw mean bits per byte at each test length; bars span the seeds."""
     curves = {}
     for row in study.summary:
@@ -29,10 +29,12 @@ def by_length(study: Study, styles: Styles) -> Chart:
         if points:
             curves[row.encoding] = [*zip(*points, strict=True)]
     axes = phrase("test length, bytes"), phrase("bits per byte")
-    return _over_length(study, stacked(*axes, curves, LOW, HIGH), styles, _lengths(study))
+    return _chart_over_lengths(
+        study, stacked(*axes, curves, LOW, HIGH), styles, _tested_lengths(study)
+    )
 
 
-def by_context(study: Study, styles: Styles) -> Chart:
+def chart_by_context(study: Study, styles: Styles) -> Chart:
     """Draw mean bits per byte of the same target bytes, by length of context."""
 
     def points(trial: TrialResult) -> list[tuple[float, float]]:
@@ -42,31 +44,31 @@ def by_context(study: Study, styles: Styles) -> Chart:
             if score.bits_per_byte is not None
         ]
 
-    curves = {name: _mean_curve(trials, points) for name, trials in _by_encoding(study)}
+    curves = {name: _mean_curve(trials, points) for name, trials in _trials_by_encoding(study)}
     shown = sorted({round(length) for lengths, _ in curves.values() for length in lengths})
     axes = phrase("window that ends in the targets, bytes"), phrase("bits per byte")
-    return _over_length(study, stacked(*axes, curves), styles, shown)
+    return _chart_over_lengths(study, stacked(*axes, curves), styles, shown)
 
 
-def by_position(study: Study, styles: Styles) -> Chart:
+def chart_by_position(study: Study, styles: Styles) -> Chart:
     """Draw mean bits per byte by position inside the longest window."""
 
     def points(trial: TrialResult) -> list[tuple[float, float]]:
-        return _merged(trial.by_position, trial.config.train_length)
+        return _merge_position_scores(trial.by_position, trial.config.train_length)
 
-    curves = {name: _mean_curve(trials, points) for name, trials in _by_encoding(study)}
-    longest = max(_lengths(study))
+    curves = {name: _mean_curve(trials, points) for name, trials in _trials_by_encoding(study)}
+    longest = max(_tested_lengths(study))
     first = min([longest, *(middle for middles, _ in curves.values() for middle in middles)])
     doublings = [2**i for i in range(max(0, round(log2(first))), 40) if 2**i <= longest]
     ticks = doublings[:: 1 + len(doublings) // 9]
     axes = phrase("position in the window, bytes"), phrase("bits per byte")
-    return _over_length(study, stacked(*axes, curves), styles, ticks)
+    return _chart_over_lengths(study, stacked(*axes, curves), styles, ticks)
 
 
-def training(study: Study, styles: Styles) -> Chart:
+def chart_of_training(study: Study, styles: Styles) -> Chart:
     """Draw bits per byte in training: validation with markers, batches as thin lines."""
     curves = {}
-    for name, trials in _by_encoding(study):
+    for name, trials in _trials_by_encoding(study):
         curves[name] = _mean_curve(trials, lambda t: [(p.step, p.valid) for p in t.training])
         batches = _mean_curve(trials, lambda t: [(p.step, p.train) for p in t.training])
         curves[f"{name}{BATCHES}"] = batches
@@ -89,13 +91,13 @@ def _draw_training(data: Data, styles: Styles) -> Figure:
     return drawn
 
 
-def _over_length(study: Study, data: Data, styles: Styles, ticks: Sequence[int]) -> Chart:
+def _chart_over_lengths(study: Study, data: Data, styles: Styles, ticks: Sequence[int]) -> Chart:
     """Return a chart of curves over a logarithmic axis of lengths."""
     look = {"styles": styles, "ticks": ticks, "train_length": study.trials[0].train_length}
     return Chart(data, partial(curves_by_length, **look))
 
 
-def _merged(buckets: Sequence[PositionScore], cut: int) -> list[tuple[float, float]]:
+def _merge_position_scores(buckets: Sequence[PositionScore], cut: int) -> list[tuple[float, float]]:
     """Return middles and means of wider buckets, each a quarter longer than what lies before it, so
     that noise does not hide the curve; none spans the position `cut`."""
     groups: list[list[PositionScore]] = []
@@ -112,12 +114,12 @@ def _merged(buckets: Sequence[PositionScore], cut: int) -> list[tuple[float, flo
     return points
 
 
-def _lengths(study: Study) -> list[int]:
+def _tested_lengths(study: Study) -> list[int]:
     """Return all test lengths of the study, in order."""
     return sorted({length for trial in study.trials for length in trial.test_lengths})
 
 
-def _by_encoding(study: Study) -> Iterable[tuple[str, list[TrialResult]]]:
+def _trials_by_encoding(study: Study) -> Iterable[tuple[str, list[TrialResult]]]:
     """Yield each encoding with its finished trials."""
     for encoding in study.encodings:
         trials = [t for t in study.finished if t.config.encoding == encoding]

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 
 from posenc.compare.judge.standing import Standing, standings
 from posenc.compare.page import captions, figures, rows, settings, task_page
-from posenc.compare.page.task_tables import by_task, page_table
+from posenc.compare.page.task_tables import group_by_task, task_page_table
 from posenc.compare.results import Study
 from posenc.compare.trial.config import TrialConfig, describe_trial
 from posenc.compare.trial.objectives import objective_of
@@ -31,21 +31,21 @@ _PAPER = re.compile(r"arXiv:(\d{4}\.\d{4,5})")
 
 def make_page(study: Study) -> Page:
     """Return the page of a study, finished or not; it says what is missing and what failed."""
-    page = Page(phrase("Which position encoding?"), _what_was_tried(study), contents=True)
-    page.section("", *_answer(study))
+    page = Page(phrase("Which position encoding?"), _subtitle(study), contents=True)
+    page.section("", *_answer_blocks(study))
     text = study.of_task(TEXT)
     if study.tasks:
-        page.section(phrase("Tasks"), *task_page.matrix(study))
+        page.section(phrase("Tasks"), *task_page.task_matrix(study))
     if study.summary:
-        page.section(phrase("Text"), *_table(text))
-        page.section(phrase("Curves"), *_curves(text))
+        page.section(phrase("Text"), *_text_table_blocks(text))
+        page.section(phrase("Curves"), *_curve_plots(text))
     if study.tasks:
-        page.section(phrase("Tasks by length"), *task_page.figures_of(study))
-    page.section(phrase("Details"), *_details(study))
+        page.section(phrase("Tasks by length"), *task_page.task_plots(study))
+    page.section(phrase("Details"), *_detail_blocks(study))
     return page
 
 
-def _what_was_tried(study: Study) -> str:
+def _subtitle(study: Study) -> str:
     """Write the line below the title: text and tasks, and the lengths of training and test."""
     sentences = []
     if study.corpus is not None:
@@ -60,7 +60,7 @@ def _what_was_tried(study: Study) -> str:
     return phrase(" ").join(sentences)
 
 
-def _answer(study: Study) -> Iterator[Block]:
+def _answer_blocks(study: Study) -> Iterator[Block]:
     """Yield the two lines of the study and what limits them: what is reused, unchecked, missing or
     failed."""
     if study.recommendation:
@@ -80,7 +80,7 @@ def _answer(study: Study) -> Iterator[Block]:
         yield Caution(phrase("trials failed", number=len(study.failed)))
 
 
-def _table(study: Study) -> Iterator[Block]:
+def _text_table_blocks(study: Study) -> Iterator[Block]:
     """Yield the table of the text, a row for each encoding, best first, and what its words mean."""
     lengths = study.trials[0].test_lengths
     header = [
@@ -94,13 +94,15 @@ def _table(study: Study) -> Iterator[Block]:
     for of, losses, context in rows.text_rows(study):
         name = of.encoding
         speed = of.tokens_per_second and round(of.tokens_per_second)
-        cells.append([name, *(_cell(name, x) for x in losses), context, of.parameters, speed])
-    caption = phrase("Best first. {detectable}", detectable=rows.detectable(study))
+        cells.append([name, *(_loss_cell(name, x) for x in losses), context, of.parameters, speed])
+    caption = phrase(
+        "Best first. {detectable}", detectable=rows.describe_detectable_difference(study)
+    )
     yield Table(header, cells, caption, cards=True)
     yield phrase("explain the table of a text")
 
 
-def _cell(encoding: str, loss: rows.Loss) -> Cell:
+def _loss_cell(encoding: str, loss: rows.Loss) -> Cell:
     """Return the cell of a loss, or of the reason why there is none, on the page."""
     if loss.mean is None:
         return Cell(phrase("cannot"), note=f"{encoding}: {loss.cannot}")
@@ -110,14 +112,14 @@ def _cell(encoding: str, loss: rows.Loss) -> Cell:
     return Cell(f"{loss.mean:.3f}", strong=is_first, small=small, tone=tone)
 
 
-def _by_seeds_and_windows(standing: Standing) -> Table:
+def _table_of_seeds_and_intervals(standing: Standing) -> Table:
     """Return a table of every seed, and of differences from the first with both intervals."""
     first = standing.order[0]
     cells = []
     for name in standing.order:
         seeds = standing.pairs.values[name]
         of_seeds = " ".join(f"{seeds[seed]:.3f}" for seed in sorted(seeds))
-        apart = "–" if name == first else rows.said(standing, name)
+        apart = "–" if name == first else rows.difference_from_first(standing, name)
         over_windows = standing.windows.get((name, first))
         windows = "–" if over_windows is None else f"± {over_windows.half:.3f}"
         verdict = phrase(rows.verdict_of(standing, name))
@@ -135,15 +137,15 @@ def _by_seeds_and_windows(standing: Standing) -> Table:
     )
 
 
-def _curves(study: Study) -> Iterator[Plot]:
+def _curve_plots(study: Study) -> Iterator[Plot]:
     """Yield the four figures of a text: losses by length, by context, by position, and in
     training."""
     styles = ranked_styles(rows.best_first(study))
     for name, draw, see in (
-        ("by-length", figures.by_length, captions.in_by_length),
-        ("by-context", figures.by_context, captions.in_by_context),
-        ("by-position", figures.by_position, lambda _: ""),
-        ("training", figures.training, captions.in_training),
+        ("by-length", figures.chart_by_length, captions.caption_by_length),
+        ("by-context", figures.chart_by_context, captions.caption_by_context),
+        ("by-position", figures.chart_by_position, lambda _: ""),
+        ("training", figures.chart_of_training, captions.caption_training),
     ):
         has_numbers = name == "by-length"
         alternative = describe_by_length(study) if has_numbers else phrase(f"alternative {name}")
@@ -162,7 +164,7 @@ def describe_by_length(study: Study) -> str:
     return phrase("Bits per byte by test length. {found}.", found=phrase("; ").join(lines))
 
 
-def _details(study: Study) -> Iterator[Block]:
+def _detail_blocks(study: Study) -> Iterator[Block]:
     """Yield what the page unfolds: failures, every seed, tasks, rates, settings, how to repeat
     it."""
     if study.failed:
@@ -170,11 +172,13 @@ def _details(study: Study) -> Iterator[Block]:
         header = [*map(phrase, ("trial", "reason"))]
         yield Fold(phrase("Failed trials"), [Table(header, failed)])
     if study.summary:
-        tables = map(_by_seeds_and_windows, standings(study.of_task(TEXT)))
+        tables = map(_table_of_seeds_and_intervals, standings(study.of_task(TEXT)))
         explanation = phrase("explain both intervals")
         yield Fold(phrase("Every seed, and both intervals"), [*tables, explanation])
     if study.tasks:
-        tables = [page_table(task, summaries) for task, summaries in by_task(study.tasks)]
+        tables = [
+            task_page_table(task, summaries) for task, summaries in group_by_task(study.tasks)
+        ]
         yield Fold(phrase("Every task"), tables)
     if study.rates:
         header, *tried = settings.rate_rows(study)
@@ -182,12 +186,12 @@ def _details(study: Study) -> Iterator[Block]:
         yield Fold(phrase("Learning rates"), blocks)
     if study.finished:
         yield Fold(phrase("The settings of every encoding"), [settings.specs_table(study)])
-    yield Fold(phrase("How to repeat it"), [Code(study.command), Facts(_facts(study))])
+    yield Fold(phrase("How to repeat it"), [Code(study.command), Facts(_facts_to_repeat(study))])
     yield phrase("Method, tasks and statistics are described in docs/compare.md of the repository.")
-    yield _papers(study)
+    yield _paper_links(study)
 
 
-def _papers(study: Study) -> Links:
+def _paper_links(study: Study) -> Links:
     """Return the addresses of the papers that describe the encodings."""
     sources = {result.config.encoding: result.spec.get("source", "") for result in study.finished}
     addresses = {}
@@ -197,13 +201,13 @@ def _papers(study: Study) -> Links:
     return Links(addresses)
 
 
-def _facts(study: Study) -> Mapping[str, object]:
+def _facts_to_repeat(study: Study) -> Mapping[str, object]:
     """Return what a reader needs to repeat the study, by names in the reader's language."""
     codes = dict.fromkeys(f"{t.encoding} {t.code}" for t in study.trials if t.code)
     facts = {
-        **_text(study),
+        **_text_facts(study),
         "model": phrase("facts of the model", **vars(study.trials[0])),
-        **dict(_trained(trial, study) for trial in study.trials),
+        **dict(_training_fact(trial, study) for trial in study.trials),
         "seeds": phrase(", ").join(str(s) for s in sorted({t.seed for t in study.trials})),
         "started": study.started,
         **study.versions,
@@ -213,7 +217,7 @@ def _facts(study: Study) -> Mapping[str, object]:
     return {phrase(fact): value for fact, value in facts.items()}
 
 
-def _text(study: Study) -> dict[str, str]:
+def _text_facts(study: Study) -> dict[str, str]:
     """Return the facts of the text; {} if there is none."""
     corpus = study.corpus
     if corpus is None:
@@ -226,7 +230,7 @@ def _text(study: Study) -> dict[str, str]:
     }
 
 
-def _trained(trial: TrialConfig, study: Study) -> tuple[str, str]:
+def _training_fact(trial: TrialConfig, study: Study) -> tuple[str, str]:
     """Say of which task a trial is, and how it was trained."""
     name = "training" if trial.is_on_text else phrase("training on {task}", task=trial.task)
     peaks = sorted({t.lr for t in study.trials if t.task == trial.task})

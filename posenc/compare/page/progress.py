@@ -10,12 +10,12 @@ from posenc.report.page.progress import Bars, Pace, clock, say
 from posenc.tasks.known import TEXT
 from posenc.tasks.task import Case
 
-LINES = 10
+LINES_PER_TRIAL = 10
 """Plain lines per trial."""
-ALL = "all trials"
+ALL_TRIALS = "all trials"
 
 
-def unit_of(trial: TrialConfig) -> str:
+def unit_of_loss(trial: TrialConfig) -> str:
     """Return the unit of a loss."""
     return "byte" if trial.task == TEXT else "target"
 
@@ -30,11 +30,13 @@ class PlainLines:
 
     def step(self, trial: TrialConfig, step: int, loss: float) -> None:
         pace = self.paces.setdefault(trial, Pace(step))
-        part = step * LINES // trial.steps
-        if part > self.said.setdefault(trial, pace.first * LINES // trial.steps):
+        part = step * LINES_PER_TRIAL // trial.steps
+        if part > self.said.setdefault(trial, pace.first * LINES_PER_TRIAL // trial.steps):
             self.said[trial] = part
             left = (pace.seconds_per_step(step) or 0.0) * (trial.steps - step)
-            progress = f"step {step} of {trial.steps}, loss {loss:.3f} bits per {unit_of(trial)}"
+            progress = (
+                f"step {step} of {trial.steps}, loss {loss:.3f} bits per {unit_of_loss(trial)}"
+            )
             self.note(trial, f"{progress}, {clock(left)} left")
 
     def testing(self, trial: TrialConfig) -> None:
@@ -44,7 +46,7 @@ class PlainLines:
         say(self.console, f"{describe_trial(trial)}: {text}")
 
     def finished(self, trial: TrialConfig, result: TrialResult) -> None:
-        say(self.console, outcome(trial, result))
+        say(self.console, describe_outcome(trial, result))
 
 
 class LiveBars:
@@ -71,7 +73,7 @@ class LiveBars:
         self.seconds_per_step = seconds or self.seconds_per_step
         self.steps[trial] = step
         left = None if seconds is None else seconds * (trial.steps - step)
-        remark = f"loss {loss:.3f} bits/{unit_of(trial)}"
+        remark = f"loss {loss:.3f} bits/{unit_of_loss(trial)}"
         self.bars.show(describe_trial(trial), step, trial.steps, remark, left)
         self._show_all()
 
@@ -84,7 +86,7 @@ class LiveBars:
     def finished(self, trial: TrialConfig, result: TrialResult) -> None:
         self.bars.remove(describe_trial(trial))
         self.steps[trial] = trial.steps
-        self.bars.say(outcome(trial, result))
+        self.bars.say(describe_outcome(trial, result))
         self._show_all()
 
     def _show_all(self) -> None:
@@ -93,10 +95,10 @@ class LiveBars:
         if self.seconds_per_step is not None:
             left = self.seconds_per_step * (self.total - done) / self.workers
         ended = sum(step == trial.steps for trial, step in self.steps.items())
-        self.bars.show(ALL, done, self.total, f"{ended} of {len(self.steps)}", left)
+        self.bars.show(ALL_TRIALS, done, self.total, f"{ended} of {len(self.steps)}", left)
 
 
-def outcome(trial: TrialConfig, result: TrialResult) -> str:
+def describe_outcome(trial: TrialConfig, result: TrialResult) -> str:
     """Return a line about a trial that has ended."""
     if result.reason is not None:
         return f"{describe_trial(trial)}: failed: {result.reason}"

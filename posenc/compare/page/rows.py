@@ -27,10 +27,10 @@ class Loss:
 
 def best_first(study: Study) -> list[str]:
     """Sort encodings by the longest length; those that run only at shorter ones come later."""
-    return in_order(study, reversed(standings(study)))
+    return order_by_standings(study, reversed(standings(study)))
 
 
-def in_order(study: Study, ordered: Iterable[Standing]) -> list[str]:
+def order_by_standings(study: Study, ordered: Iterable[Standing]) -> list[str]:
     """Sort encodings by the first of these standings, then by the next ones."""
     names: dict[str, None] = {}
     for standing in ordered:
@@ -50,12 +50,14 @@ def text_rows(study: Study) -> list[tuple[EncodingSummary, list[Loss], str]]:
         losses = []
         for score in row.by_length:
             standing = standing_at_length[score.length]
-            losses.append(_loss(standing, row.encoding, score, judged=score.length in ends))
+            losses.append(
+                _loss_of_score(standing, row.encoding, score, judged=score.length in ends)
+            )
         rows.append((row, losses, describe_gains(context_gains(study, row.encoding))))
     return rows
 
 
-def detectable(study: Study) -> str:
+def describe_detectable_difference(study: Study) -> str:
     """Say the least difference that the study could detect, at each tested length."""
     at = "{number:.2f} at {where}"
     all_standings = standings(study)
@@ -80,14 +82,16 @@ def verdict_of(standing: Standing, name: str) -> str:
     return "best" if len(standing.first) == 1 else "tied"
 
 
-def said(standing: Standing, name: str) -> str:
+def difference_from_first(standing: Standing, name: str) -> str:
     """Write the difference from the first, and half of its interval if it has one."""
     gap = standing.gap(name)
     half = f" ± {gap.half:.3f}" if gap.half < math.inf else ""
     return f"{round(gap.value, 3) + 0.0:+.3f}{half}"
 
 
-def _loss(standing: Standing | None, name: str, score: LengthSummary, judged: bool) -> Loss:
+def _loss_of_score(
+    standing: Standing | None, name: str, score: LengthSummary, judged: bool
+) -> Loss:
     """Return the cell of an encoding at one length. judged: with its verdict against the best."""
     if score.mean is None:
         return Loss(None, cannot=retold(score.cannot or phrase("no reason given"), CANNOT))
@@ -95,5 +99,5 @@ def _loss(standing: Standing | None, name: str, score: LengthSummary, judged: bo
         return Loss(score.mean)
     if not judged:
         return Loss(standing.mean(name))
-    apart = "" if name == standing.order[0] else said(standing, name)
+    apart = "" if name == standing.order[0] else difference_from_first(standing, name)
     return Loss(standing.mean(name), verdict_of(standing, name), apart)

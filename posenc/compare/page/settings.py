@@ -17,11 +17,11 @@ def rate_rows(study: Study) -> list[list[str]]:
         for tried in check.tried:
             loss = failed if tried.bits is None else f"{tried.bits:.3f}"
             cells.append(f"{tried.lr:g}: {loss}")
-        rows.append([check.task, check.encoding, *cells, _taken(check)])
+        rows.append([check.task, check.encoding, *cells, _describe_chosen_rate(check)])
     return rows
 
 
-def _taken(check: RateCheck) -> str:
+def _describe_chosen_rate(check: RateCheck) -> str:
     """Return the chosen rate, and a note if it is the lowest or highest tried."""
     if check.chosen is None:
         return phrase("none trained")
@@ -31,7 +31,7 @@ def _taken(check: RateCheck) -> str:
     return edge.get(check.chosen, f"{check.chosen:g}")
 
 
-_SAID_ELSEWHERE = {"name", "class", "source", "parameters shared by", "num_heads", "head_dim"}
+_OMITTED_KEYS = {"name", "class", "source", "parameters shared by", "num_heads", "head_dim"}
 """Keys of a spec that are left out: names in the code, and sizes of the model."""
 
 
@@ -39,7 +39,9 @@ def specs_table(study: Study) -> Table:
     """Return a row for each encoding, or for each task if its settings depend on the task."""
     specs: dict[str, dict[str, list[str | int | None]]] = {}
     for trial in study.finished:
-        specs.setdefault(trial.config.encoding, {}).setdefault(trial.config.task, _spec(trial))
+        specs.setdefault(trial.config.encoding, {}).setdefault(
+            trial.config.task, _setting_cells(trial)
+        )
     rows = []
     for name, by_task in specs.items():
         first, *others = by_task.values()
@@ -58,10 +60,10 @@ def specs_table(study: Study) -> Table:
     return Table(header, rows, cards=True)
 
 
-def _spec(trial: TrialResult) -> list[str | int | None]:
+def _setting_cells(trial: TrialResult) -> list[str | int | None]:
     """Return the cells of an encoding's settings: parameters, what shares them, its arguments, its
     source."""
-    spec = {k: v for k, v in trial.spec.items() if k not in _SAID_ELSEWHERE and "<" not in v}
+    spec = {k: v for k, v in trial.spec.items() if k not in _OMITTED_KEYS and "<" not in v}
     settings = ", ".join(f"{k.replace('_', ' ')} {v}" for k, v in spec.items() if v != "None")
     shared = trial.spec.get("parameters shared by", "")
     return [trial.encoding_parameters, phrase(shared), settings, trial.spec.get("source")]

@@ -21,12 +21,12 @@ def write_page(study: Study, folder: Path) -> None:
     """Write report.html and results.csv."""
     from posenc.compare.page.page import make_page
 
-    labelled_study = _shown(study)
+    labelled_study = _for_reader(study)
     write_atomically(folder / "results.csv", tables.csv_text(labelled_study))
     make_page(labelled_study).write(folder / "report.html")
 
 
-def _shown(study: Study) -> Study:
+def _for_reader(study: Study) -> Study:
     """Return the study with the user's labels, and its two lines in the reader's language."""
     study = with_labels(study)
     if in_english():
@@ -53,7 +53,7 @@ def show_study(study: Study, folder: Path, console: Console, as_json: bool = Fal
             print(visible(answer_json(with_labels(study), folder)))
         return
     out = stdout(160)
-    labelled_study = _shown(study)
+    labelled_study = _for_reader(study)
     if study.corpus is not None:
         out.print(tables.summary_table(labelled_study.of_task(TEXT)))
     for table in (*task_tables.task_tables(study.tasks), *tables.rate_tables(labelled_study)):
@@ -61,6 +61,6 @@ def show_study(study: Study, folder: Path, console: Console, as_json: bool = Fal
     cannot = phrase("What this cannot say: {limits}", limits=labelled_study.limits)
     for line in (labelled_study.recommendation, cannot if labelled_study.limits else ""):
         say(out, line)
-    for line in (*tables.notes(labelled_study), *task_tables.task_notes(study.tasks)):
+    for line in (*tables.study_notes(labelled_study), *task_tables.task_notes(study.tasks)):
         say(console, line)
     say(console, phrase("Report: {page}", page=folder / "report.html"))

@@ -34,10 +34,10 @@ def summary_table(study: Study) -> Table:
             some = phrase("{part} of {whole}", part=summary.num_seeds, whole=most_seeds)
             name = f"{name} ({some})"
         speed = "" if summary.tokens_per_second is None else f"{summary.tokens_per_second:,.0f}"
-        lines.append([name, *map(_cell, losses), context, f"{summary.parameters:,}", speed])
+        lines.append([name, *map(_loss_text, losses), context, f"{summary.parameters:,}", speed])
     title = phrase("Bits per byte by window length (lower is better)")
     table = text_table(header, lines, named=named, title=title, title_justify="left")
-    table.caption = rows.detectable(study)
+    table.caption = rows.describe_detectable_difference(study)
     table.caption_justify = "left"
     return table
 
@@ -52,14 +52,14 @@ def rate_tables(study: Study) -> list[Table]:
     return [text_table(header_and_rows[0], header_and_rows[1:], title=title, **style)]
 
 
-def notes(study: Study) -> list[str]:
+def study_notes(study: Study) -> list[str]:
     """Return what the table does not show: encodings that fail a check, lengths that cannot run,
     encodings of several axes in a row of tokens, failed trials, missing trials."""
     lines = [phrase("Note: unchecked", name=n, why=why) for n, why in study.unchecked.items()]
     lines += dict.fromkeys(
         phrase("several axes", name=trial.config.encoding, axes=trial.spec[AXES])
         for trial in study.finished
-        if AXES in trial.spec and _is_in_a_row(trial.config)
+        if AXES in trial.spec and _has_one_axis(trial.config)
     )
     for row in study.summary:
         reasons = dict.fromkeys(retold(s.cannot, CANNOT) for s in row.by_length if s.cannot)
@@ -74,7 +74,7 @@ def notes(study: Study) -> list[str]:
     return lines
 
 
-def _is_in_a_row(config: TrialConfig) -> bool:
+def _has_one_axis(config: TrialConfig) -> bool:
     """Return True if a trial's tokens have positions with one component."""
     return config.is_on_text or TASKS[config.task].num_axes == 1
 
@@ -137,7 +137,7 @@ def _numbers_of_cases(result: TrialResult) -> Iterator[_Number]:
 CASE_MEASURES = ("exact_match", "token_accuracy", "exact_match_cut", "token_accuracy_cut")
 
 
-def _cell(loss: rows.Loss) -> str:
+def _loss_text(loss: rows.Loss) -> str:
     """Return the text of a loss with its verdict, on the terminal."""
     if loss.mean is None:
         return phrase("cannot")

@@ -16,7 +16,7 @@ from posenc.compare.judge.standing import (
 )
 from posenc.compare.judge.summary import has_learned
 from posenc.compare.page import rows
-from posenc.compare.page.task_tables import by_task
+from posenc.compare.page.task_tables import group_by_task
 from posenc.compare.results import Study, TaskSummary
 from posenc.report.page.chart import Chart, Data, stacked
 from posenc.report.page.drawing import (
@@ -33,65 +33,65 @@ from posenc.sentence import phrase
 from posenc.tasks.known import TASKS, TEXT
 from posenc.tasks.scoring import LEARNED
 
-TONES = 4
+MAX_TONE = 4
 
 
-def matrix(study: Study) -> Iterator[Block]:
+def task_matrix(study: Study) -> Iterator[Block]:
     """Yield a table with a row per encoding, best first, and a column per task."""
-    standings = _columns(study)
+    standings = _standing_by_column(study)
     ranks = ranks_without_a_task(study) if "all" in standings else {}
     summaries = {(row.encoding, row.task): row for row in study.tasks}
     cells = []
-    for name in rows.in_order(study, standings.values()):
+    for name in rows.order_by_standings(study, standings.values()):
         row: list = [name]
         for key, standing in standings.items():
             small = ""
             if key == "all" and name in ranks:
-                small = _in_brackets(*ranks[name])
+                small = _rank_range(*ranks[name])
             elif (name, key) in summaries:
                 summary = summaries[name, key]
                 small = f"{summary.learned}/{summary.num_seeds}"
-            row.append(_cell(standing, name, small))
+            row.append(_mean_cell(standing, name, small))
         of_tasks = [
             summaries[name, task] for task in study.sequence_tasks if (name, task) in summaries
         ]
         by_every_seed = sum(summary.learned == summary.num_seeds for summary in of_tasks)
         row.append(phrase("{part} of {whole}", part=by_every_seed, whole=len(study.sequence_tasks)))
         cells.append(row)
-    header = [phrase("encoding"), *(_heading(key) for key in standings)]
+    header = [phrase("encoding"), *(_column_heading(key) for key in standings)]
     header.append(Heading(phrase("tasks learned"), phrase("by every seed")))
     yield Table(header, cells, phrase("caption of all tasks"), cards=True)
     yield phrase("explain the table of tasks")
 
 
-def _in_brackets(lowest: int, highest: int) -> str:
+def _rank_range(lowest: int, highest: int) -> str:
     """Return a range, or one number if both are the same, in brackets."""
     return f"({lowest})" if lowest == highest else f"({lowest}–{highest})"
 
 
-def figures_of(study: Study) -> Iterator[Plot]:
+def task_plots(study: Study) -> Iterator[Plot]:
     """Yield a figure of each task by length, and one of all trials as dots."""
-    styles = ranked_styles(rows.in_order(study, _columns(study).values()))
-    for task, summaries in by_task(study.tasks):
+    styles = ranked_styles(rows.order_by_standings(study, _standing_by_column(study).values()))
+    for task, summaries in group_by_task(study.tasks):
         yield Plot(
-            _by_length(task, summaries, styles),
+            _chart_by_length(task, summaries, styles),
             phrase("The task {task} by length, mean over all seeds.", task=task),
-            _described(task, summaries),
-            _finding(task, summaries),
+            _describe_means(task, summaries),
+            _caption_of_task(task, summaries),
             f"task-{task.replace('_', '-')}",
         )
     yield Plot(
-        every_trial(study),
+        chart_of_every_trial(study),
         phrase("caption every-trial"),
-        _every_score(study),
+        _describe_every_score(study),
         phrase("Dots of one kind that lie far apart are seeds that disagree."),
         "every-trial",
     )
 
 
-def every_trial(study: Study) -> Chart:
+def chart_of_every_trial(study: Study) -> Chart:
     """Draw the score of every trial: a row per encoding, a marker per task."""
-    names = rows.in_order(study, _columns(study).values())[::-1]
+    names = rows.order_by_standings(study, _standing_by_column(study).values())[::-1]
     passed = {result.config for result in study.finished if has_learned(result)}
     scores = {task: scores_of_task(study, task) for task in study.sequence_tasks}
     dots = []
@@ -135,7 +135,7 @@ def _draw_trials(data: Data, names: Sequence[str], tasks: Sequence[str]) -> Figu
     return drawn
 
 
-def _columns(study: Study) -> dict[str, Standing]:
+def _standing_by_column(study: Study) -> dict[str, Standing]:
     """Return the standing of each column: all tasks, text at two lengths, each task."""
     columns: dict[str, Standing | None] = {"all": standing_of_tasks(study)}
     text = study.of_task(TEXT)
@@ -146,17 +146,17 @@ def _columns(study: Study) -> dict[str, Standing]:
     return {key: standing for key, standing in columns.items() if standing is not None}
 
 
-def _cell(standing: Standing, name: str, small: str) -> Cell:
+def _mean_cell(standing: Standing, name: str, small: str) -> Cell:
     """Return an encoding's mean, coloured by its tier if differences can be significant; a dash
     where it does not run. small: the second line."""
     if name not in standing.order:
         return Cell("–", small=small)
     decided = standing.pairs.least < math.inf
-    tone = min(standing.tier(name), TONES) if decided else 0
+    tone = min(standing.tier(name), MAX_TONE) if decided else 0
     return Cell(f"{standing.mean(name):.2f}", small=small, tone=tone, strong=tone == 1)
 
 
-def _heading(key: str) -> Heading:
+def _column_heading(key: str) -> Heading:
     """Return the heading of a column: its key is "all", a task, or a length of the text in
     words."""
     if key == "all":
@@ -166,7 +166,7 @@ def _heading(key: str) -> Heading:
     return Heading(key, phrase(TASKS[key].metric))
 
 
-def _every_score(study: Study) -> str:
+def _describe_every_score(study: Study) -> str:
     """Write every score of every seed, the text alternative of the figure of all trials."""
     of_encoding: dict[str, list[str]] = {}
     for task in study.sequence_tasks:
@@ -180,28 +180,33 @@ def _every_score(study: Study) -> str:
     return phrase(" ").join(lines)
 
 
-def _by_length(task: str, summaries: Sequence[TaskSummary], styles: dict[str, LineStyle]) -> Chart:
+def _chart_by_length(
+    task: str, summaries: Sequence[TaskSummary], styles: dict[str, LineStyle]
+) -> Chart:
     """Return the chart of a task: each encoding's mean score by test length."""
     definition = TASKS[task]
     x_label = phrase("test length, {counts}", counts=phrase(definition.counts))
-    curves = {row.encoding: ([*_points(row)], [*_points(row).values()]) for row in summaries}
+    curves = {
+        row.encoding: ([*_means_by_length(row)], [*_means_by_length(row).values()])
+        for row in summaries
+    }
     tested = sorted({length for lengths, _ in curves.values() for length in lengths})
     look = {"styles": styles, "ticks": tested, "train_length": min(tested)}
     data = stacked(x_label, phrase(definition.metric), curves)
     return Chart(data, partial(curves_by_length, **look))
 
 
-def _points(row: TaskSummary) -> dict[int, float]:
+def _means_by_length(row: TaskSummary) -> dict[int, float]:
     """Return the mean scores by length, of the cases without a variant that could run."""
     return {c.length: c.mean for c in row.cases if not c.variant and c.mean is not None}
 
 
-def _described(task: str, summaries: Sequence[TaskSummary]) -> str:
+def _describe_means(task: str, summaries: Sequence[TaskSummary]) -> str:
     """Write the mean scores by length, the text alternative of a task's figure."""
     at = "{number:.2f} at {where}"
     lines = []
     for row in summaries:
-        points = [phrase(at, number=mean, where=n) for n, mean in _points(row).items()]
+        points = [phrase(at, number=mean, where=n) for n, mean in _means_by_length(row).items()]
         of_encoding = phrase(", ").join(points)
         lines.append(phrase("{name}: {found}", name=row.encoding, found=of_encoding))
     metric = phrase(TASKS[task].metric).capitalize()
@@ -209,10 +214,10 @@ def _described(task: str, summaries: Sequence[TaskSummary]) -> str:
     return phrase("{metric} by length. {found}.", metric=metric, found=scores)
 
 
-def _finding(task: str, summaries: Sequence[TaskSummary]) -> str:
+def _caption_of_task(task: str, summaries: Sequence[TaskSummary]) -> str:
     """Name the encodings that keep the task to the longest length."""
-    longest = max(n for row in summaries for n in _points(row))
-    ends = {row.encoding: _points(row).get(longest) for row in summaries}
+    longest = max(n for row in summaries for n in _means_by_length(row))
+    ends = {row.encoding: _means_by_length(row).get(longest) for row in summaries}
     learned_at_end = [name for name, end in ends.items() if end is not None and end >= LEARNED]
     facts = {"least": LEARNED, "length": longest, "counts": phrase(TASKS[task].counts)}
     caption = "task stays above" if learned_at_end else "task stays above nowhere"

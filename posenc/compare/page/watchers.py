@@ -19,7 +19,7 @@ EVENTS = "events.jsonl"
 
 
 @contextlib.contextmanager
-def watching(
+def open_watchers(
     console: Console, study: Study, folder: Path, workers: int, tensorboard: bool
 ) -> Iterator[list[Any]]:
     """Open the watchers of a comparison."""

@@ -44,20 +44,20 @@ def show_published(as_json: bool, lang: str | None = None) -> None:
         out = stdout(160)
         named = phrase("encoding")
         of = "{what}: {name}"
-        tight: Any = {"box": SIMPLE_HEAD, "show_edge": False, "padding": 0, "whole": True}
+        compact: Any = {"box": SIMPLE_HEAD, "show_edge": False, "padding": 0, "whole": True}
         for name, study in studies:
             wheres = (place["where"] for place in texts["studies"][name]["places"])
             header = [named, *("\n".join(re.split("[ _]", where)) for where in wheres)]
             what = phrase(of, what=phrase("Published leaderboard"), name=phrase(name))
             title: Any = {"title": what, "title_justify": "left"}
-            print_table(out, header, matrix(study), named=named, **tight, **title)
+            print_table(out, header, leaderboard_rows(study), named=named, **compact, **title)
             limits = phrase(of, what=phrase(name), name=texts["studies"][name]["cannot_say"])
             lines.append(phrase("What this cannot say: {limits}", limits=limits))
         for line in (*lines, phrase("explain the leaderboard")):
             say(out, line)
 
 
-def matrix(study: dict[str, Any]) -> list[list[str]]:
+def leaderboard_rows(study: dict[str, Any]) -> list[list[str]]:
     """Return a row for each encoding, sorted by the first place, then by the next ones."""
     cells: dict[str, dict[str, str]] = {}
     for place in study["places"]:

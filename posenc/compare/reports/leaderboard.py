@@ -11,7 +11,7 @@ from pathlib import Path
 
 from posenc.compare.rates import choose_rates
 from posenc.compare.reports.board import BOARD, ROWS, published_file
-from posenc.compare.reports.merge import joined, joined_by_slashes, recipe_of
+from posenc.compare.reports.merge import join_distinct_values, joined_by_slashes, recipe_of
 from posenc.compare.results import FORMAT, CorpusInfo, RateCheck, Study, TrialResult
 from posenc.compare.trial.config import TrialConfig, describe_trial
 from posenc.compare.trial.material import check_scores
@@ -51,19 +51,20 @@ def read_rows(path: Path) -> list[Row]:
     return rows
 
 
-def published(name: str = ROWS) -> list[Row]:
+def published_rows(name: str = ROWS) -> list[Row]:
     """Return the rows of a published file. Raises: ValueError where there is none."""
     return read_rows(published_file(name))
 
 
-def boards() -> dict[str, Study]:
-    """Return the published studies by the names of their files. Raises: ValueError as `published`
-    and `study_of`, and for a file that lacks a trial or is of rates without a study."""
+def published_studies() -> dict[str, Study]:
+    """Return the published studies by the names of their files. Raises: ValueError as
+    `published_rows` and `study_of`, and for a file that lacks a trial or is of rates without a
+    study."""
     folder = published_file(BOARD).parent
     files = {path.stem: read_rows(path) for path in folder.glob("*.jsonl")}
     for name, rows in files.items():
         study = name.removesuffix(RATES)
-        why = _incomplete(rows)
+        why = _missing_trials(rows)
         if study not in files:
             why = f"has rates for {study}.jsonl, which is missing"
         if why:
@@ -75,7 +76,7 @@ def boards() -> dict[str, Study]:
     }
 
 
-def _incomplete(rows: Sequence[Row]) -> str:
+def _missing_trials(rows: Sequence[Row]) -> str:
     """Return what a file lacks if some of its encodings have fewer trials than others, or ""."""
     if not rows:
         return "has no row"
@@ -112,8 +113,8 @@ def study_of(rows: Sequence[Row], tried: Sequence[Row] = (), of: str = "The lead
         format=FORMAT,
         command="posenc leaderboard",
         started="",
-        versions=joined([row.versions | {"commit": row.commit} for row in rows]),
-        hardware=joined([row.hardware for row in rows]),
+        versions=join_distinct_values([row.versions | {"commit": row.commit} for row in rows]),
+        hardware=join_distinct_values([row.hardware for row in rows]),
         corpus=next(iter(corpora), None),
         trials=tuple(trials),
         results=tuple(results),

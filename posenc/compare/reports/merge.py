@@ -13,7 +13,7 @@ _MAY_DIFFER = {"encoding", "seed", "code", "source"}
 were checked, they differ too."""
 
 
-def merge(runs: Sequence[tuple[Path, Study]]) -> tuple[Study, list[str]]:
+def merge_runs(runs: Sequence[tuple[Path, Study]]) -> tuple[Study, list[str]]:
     """Join runs into one study, with a line about each trial whose numbers differ between runs.
 
     A trial counts once, however many runs have it: the first that finished. Equal seeds are paired
@@ -24,10 +24,10 @@ def merge(runs: Sequence[tuple[Path, Study]]) -> tuple[Study, list[str]]:
     """
     for folder, study in runs:
         check_recipe(*runs[0], folder, study)
-    return merge_checked(runs)
+    return merge_runs_of_checked_recipes(runs)
 
 
-def merge_checked(runs: Sequence[tuple[Path, Study]]) -> tuple[Study, list[str]]:
+def merge_runs_of_checked_recipes(runs: Sequence[tuple[Path, Study]]) -> tuple[Study, list[str]]:
     """Join runs of different tasks whose recipes have been checked."""
     first = runs[0][1]
     labels: dict[str, str] = {}
@@ -35,16 +35,16 @@ def merge_checked(runs: Sequence[tuple[Path, Study]]) -> tuple[Study, list[str]]
     for _, study in runs:
         labels = study.labels | labels
         unchecked |= study.unchecked
-    _check_codes(runs)
-    rates = _rates(runs)
-    _check_labels(runs, labels)
-    results, conflicts = _results(runs)
+    _check_same_code(runs)
+    rates = _merge_rates(runs)
+    _check_unique_labels(runs, labels)
+    results, conflicts = _merge_results(runs)
     merged = replace(
         first,
         command=shlex.join(["posenc", "report", *(str(folder) for folder, _ in runs)]),
         started=min(study.started for _, study in runs),
-        versions=joined([study.versions for _, study in runs]),
-        hardware=joined([study.hardware for _, study in runs]),
+        versions=join_distinct_values([study.versions for _, study in runs]),
+        hardware=join_distinct_values([study.hardware for _, study in runs]),
         trials=tuple(dict.fromkeys(trial for _, study in runs for trial in study.trials)),
         results=tuple(results.values()),
         labels=labels,
@@ -92,7 +92,7 @@ def joined_by_slashes(values: set[object]) -> str:
     return "/".join(sorted(map(str, values)))
 
 
-def _check_codes(runs: Sequence[tuple[Path, Study]]) -> None:
+def _check_same_code(runs: Sequence[tuple[Path, Study]]) -> None:
     """Raise ValueError if an encoding's code, or posenc's, changed between runs."""
     seen: dict[str, tuple[Path, str]] = {}
     for folder, study in runs:
@@ -106,7 +106,7 @@ def _check_codes(runs: Sequence[tuple[Path, Study]]) -> None:
                 )
 
 
-def _rates(runs: Sequence[tuple[Path, Study]]) -> tuple[RateCheck, ...]:
+def _merge_rates(runs: Sequence[tuple[Path, Study]]) -> tuple[RateCheck, ...]:
     """Return the rate checks of all runs. Raises ValueError if two runs chose different rates."""
     seen: dict[tuple[str, str], tuple[Path, RateCheck]] = {}
     for folder, study in runs:
@@ -121,7 +121,7 @@ def _rates(runs: Sequence[tuple[Path, Study]]) -> tuple[RateCheck, ...]:
     return tuple(check for _, check in seen.values())
 
 
-def _check_labels(runs: Sequence[tuple[Path, Study]], labels: dict[str, str]) -> None:
+def _check_unique_labels(runs: Sequence[tuple[Path, Study]], labels: dict[str, str]) -> None:
     """Raise ValueError if a label names two encodings."""
     texts: dict[str, str] = {}
     for _, study in runs:
@@ -134,7 +134,7 @@ def _check_labels(runs: Sequence[tuple[Path, Study]], labels: dict[str, str]) ->
                 )
 
 
-def _results(
+def _merge_results(
     runs: Sequence[tuple[Path, Study]],
 ) -> tuple[dict[TrialConfig, TrialResult], list[str]]:
     """Return the first finished result of each trial, else a failed one, and a line about each that
@@ -156,12 +156,12 @@ def _results(
                 name = describe_trial(replace(config, encoding=label))
                 conflicts.append(
                     f"{name} has other numbers in {folder} than in "
-                    f"{source[config]}{_where(known, result)}; the latter count"
+                    f"{source[config]}{_where_most_different(known, result)}; the latter count"
                 )
     return results, conflicts
 
 
-def _where(a: TrialResult, b: TrialResult) -> str:
+def _where_most_different(a: TrialResult, b: TrialResult) -> str:
     """Name the window length at which two results of one trial differ most."""
     gaps = [
         (abs(x.bits_per_byte - y.bits_per_byte), x.length, y.bits_per_byte, x.bits_per_byte)
@@ -172,7 +172,7 @@ def _where(a: TrialResult, b: TrialResult) -> str:
     return f" (at {length:,} bytes {theirs:.6g} and {ours:.6g})" if gap else ""
 
 
-def joined(records: Sequence[dict[str, str]]) -> dict[str, str]:
+def join_distinct_values(records: Sequence[dict[str, str]]) -> dict[str, str]:
     """Return every value of each key once."""
     values: dict[str, dict[str, None]] = {}
     for record in records:

@@ -8,7 +8,7 @@ from pathlib import Path
 from posenc.compare.judge.answer import conclude
 from posenc.compare.page import tables
 from posenc.compare.page.show import show_study, write_figures_of, write_page
-from posenc.compare.reports.merge import merge
+from posenc.compare.reports.merge import merge_runs
 from posenc.compare.results import OtherFormat, Study
 from posenc.compare.study import RUNS, collect_results, write_report
 from posenc.compare.trial.config import TrialConfig
@@ -39,7 +39,7 @@ def report_runs(
     """
     check_outputs(figures)
     spoken(lang)
-    runs = [(folder, _read(folder)) for folder in folders]
+    runs = [(folder, _read_study(folder)) for folder in folders]
     if len(runs) == 1 and out is None:
         ((home, study),) = runs
         writer = "posenc compare, which writes the report when it ends,"
@@ -52,18 +52,20 @@ def report_runs(
             raise ValueError(f"{home} is not yours to write. Give --out FOLDER.") from error
     else:
         damaged: list[str] = []
-        study, conflicts = merge([_collected(folder, damaged, each) for folder, each in runs])
+        study, conflicts = merge_runs(
+            [_collect_run(folder, damaged, each) for folder, each in runs]
+        )
         study = conclude(study)
         lines = damaged + conflicts
-        home = _new_folder(study.trials, out, "report")
+        home = _make_report_folder(study.trials, out, "report")
         with spoken(lang):
             write_page(study, home)
     with spoken(lang):
-        _tell(study, lines, home, figures, as_json)
+        _print_report(study, lines, home, figures, as_json)
     return study
 
 
-def _tell(
+def _print_report(
     study: Study, lines: Sequence[str], home: Path, figures: Path | None, as_json: bool
 ) -> None:
     """Print notes, figures and tables."""
@@ -73,7 +75,7 @@ def _tell(
     show_study(study, home, console, as_json)
 
 
-def _read(folder: Path) -> Study:
+def _read_study(folder: Path) -> Study:
     """Read the study of a run. Raises: ValueError for a folder that has none, or one that cannot be
     read."""
     path = folder / STUDY
@@ -92,14 +94,14 @@ def _read(folder: Path) -> Study:
         ) from None
 
 
-def _collected(folder: Path, lines: list[str], study: Study | None = None) -> tuple[Path, Study]:
+def _collect_run(folder: Path, lines: list[str], study: Study | None = None) -> tuple[Path, Study]:
     """Return a run with the results in its folder; add damaged ones to `lines`."""
-    study, damaged = collect_results(_read(folder) if study is None else study, folder)
+    study, damaged = collect_results(_read_study(folder) if study is None else study, folder)
     lines += damaged
     return folder, study
 
 
-def _new_folder(trials: Sequence[TrialConfig], out: Path | None, name: str) -> Path:
+def _make_report_folder(trials: Sequence[TrialConfig], out: Path | None, name: str) -> Path:
     """Make the folder of a page, `out` or one named by the trials. Raise ValueError where no page
     can be written: at a file, into a run, or over files that are not of an earlier report."""
     hashes = " ".join(sorted(trial.hash for trial in trials))

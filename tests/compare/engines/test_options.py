@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from posenc.compare.engines.remote import MOST, Progress, Remote
+from posenc.compare.engines.remote import MAX_LOSSES, Progress, Remote
 from posenc.compare.options import Options
 from posenc.compare.plan.plan import check_engine_options
 from posenc.report.machine.processor import processors_of
@@ -42,11 +42,11 @@ def test_options_of_the_engine_are_taken():
 
 def test_losses_count_only_without_progress():
     progress = Progress()
-    assert [progress.lost() for _ in range(MOST + 1)] == [True] * MOST + [False]
+    assert [progress.lost() for _ in range(MAX_LOSSES + 1)] == [True] * MOST + [False]
     for step in range(1, 50):
         progress.step = step
         assert progress.lost()
-    assert [progress.lost() for _ in range(MOST)] == [True] * (MOST - 1) + [False]
+    assert [progress.lost() for _ in range(MAX_LOSSES)] == [True] * (MOST - 1) + [False]
 
 
 def test_other_processors_are_named():
@@ -90,7 +90,7 @@ def test_something_else_at_the_address_is_refused_in_bounded_time(monkeypatch):
     pytest.importorskip("ray", reason="Ray is not installed (extra ray)")
     from posenc.compare.engines import ray_cluster
 
-    monkeypatch.setattr(ray_cluster, "JOIN", 3.0)
+    monkeypatch.setattr(ray_cluster, "JOIN_SECONDS", 3.0)
     with socket.socket() as silent:
         silent.bind(("127.0.0.1", 0))
         silent.listen()

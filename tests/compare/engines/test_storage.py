@@ -20,8 +20,8 @@ from posenc.compare.engines.remote import Job, Lost, Remote, difference, facts
 from posenc.compare.engines.storage import (
     Mirror,
     Storage,
-    answer,
-    replace_by_stored,
+    replace_with_stored_files,
+    storage_problem,
     take_result,
 )
 from posenc.compare.trial.files import folder_of_text
@@ -184,9 +184,9 @@ def test_text_that_is_damaged_on_the_way_is_not_used(study, url, tmp_path):
 def test_a_storage_that_is_not_shared_is_seen(url, tmp_path):
     storage = Storage(url)
     with storage.token() as (name, word):
-        assert answer(url, name, word) is None
+        assert storage_problem(url, name, word) is None
         other = f"file://{tmp_path}/elsewhere"
-        assert "not shared" in (answer(other, name, word) or "")
+        assert "not shared" in (storage_problem(other, name, word) or "")
     assert storage.names("") == []
 
 
@@ -220,7 +220,7 @@ def test_old_checkpoints_go_and_a_vanished_one_is_not_copied(tmp_path, study):
     (home / CHECKPOINT_FILE).write_text(cursor.to_json(), encoding="utf-8")
     mirror.copy_checkpoint()
     assert sorted(storage.names(home.name)) == kept
-    replace_by_stored(storage, home)
+    replace_with_stored_files(storage, home)
     assert sorted(path.name for path in home.iterdir()) == kept
     assert Cursor.from_json((home / CHECKPOINT_FILE).read_text(encoding="utf-8")).step == 10
     take_result(storage, tmp_path / "other" / home.name)

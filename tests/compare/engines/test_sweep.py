@@ -15,7 +15,7 @@ import torch
 
 import posenc
 from posenc.compare.engines import sweep
-from posenc.compare.engines.engine import Local
+from posenc.compare.engines.engine import LocalEngine
 from posenc.compare.plan import splits
 from posenc.compare.results import LengthScore, Study, Timing, TrialResult
 from posenc.compare.trial import files, process
@@ -79,7 +79,7 @@ def trial(folder: Path, encoding: str, **changes) -> TrialConfig:
 
 def run_here_in(folder: Path, trials, workers: int, log) -> None:
     """Run trials on this machine."""
-    engine = Local(workers)
+    engine = LocalEngine(workers)
     engine.prepare(folder, trials, 50)
     try:
         sweep.run_trials(folder, trials, engine, [log])
@@ -287,7 +287,9 @@ def test_full_disk_fails_the_trial_with_that_reason(folder, monkeypatch, fresh_p
         "resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, 50_000))\n"
     )
     paths = os.pathsep.join(filter(None, [str(folder), os.environ.get("PYTHONPATH")]))
-    monkeypatch.setattr(process, "trial_environment", lambda device: real(device) | {"PYTHONPATH": paths})
+    monkeypatch.setattr(
+        process, "trial_environment", lambda device: real(device) | {"PYTHONPATH": paths}
+    )
     log = Log()
     run_here_in(folder, [config], 1, log)
     assert log.results["rope"].reason.startswith("the disk is full")

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from posenc.compare.judge.answer import ANSWER_WORDS, LIMIT_WORDS, answer, conclude, limits
-from posenc.compare.page.as_json import answer_of
+from posenc.compare.page.as_json import answer_object
 from posenc.compare.reports import leaderboard
 from posenc.compare.results import RateCheck, RateTried, TrialResult
 from posenc.tasks.known import TEXT
@@ -81,7 +81,7 @@ def test_an_older_t5_is_named_as_it_is_today():
     assert says not in limits(of_recipe(6, six())) and says not in limits(six())
     others = [r for r in six().results if r.config.encoding != "t5"]
     assert says not in limits(of_recipe(5, study(*others)))
-    assert says in limits(leaderboard.study_of(leaderboard.published()))
+    assert says in limits(leaderboard.study_of(leaderboard.published_rows()))
 
 
 def test_many_ties_are_counted():
@@ -420,7 +420,8 @@ def test_all_tasks_together():
 def test_the_published_studies_end_in_an_encoding():
     made = conclude(
         leaderboard.study_of(
-            leaderboard.read_rows(RESULTS / "ablations/text_600.jsonl") + leaderboard.published()
+            leaderboard.read_rows(RESULTS / "ablations/text_600.jsonl")
+            + leaderboard.published_rows()
         )
     )
     assert made.recommendation.startswith(
@@ -477,7 +478,7 @@ USED = {
 
 @pytest.mark.parametrize("begin", USED)
 def test_json_lists_what_the_sentence_says_to_use(begin):
-    found = answer_of(conclude(USED[begin]))
+    found = answer_object(conclude(USED[begin]))
     assert found["answer"].startswith(begin)
     names = {"t5", "rope", "alibi", "nope"}
     head = re.sub(r" \(.*?\)|tied for .*", "", found["answer"].partition(". ")[0])

@@ -171,7 +171,7 @@ def test_a_default_run_decides_most_pairs_with_two_seeds(length, level, pairs):
 
 def test_the_published_twelve_are_told_apart_with_three_seeds():
     board = leaderboard.study_of(
-        leaderboard.read_rows(RESULTS / "ablations/text_600.jsonl") + leaderboard.published()
+        leaderboard.read_rows(RESULTS / "ablations/text_600.jsonl") + leaderboard.published_rows()
     )
     for standing, pairs in zip(standings(board.of_task(TEXT)), ([60, 0], [39, 4, 0]), strict=True):
         losses = losses_at(board, int(standing.where.split()[0].replace(",", "")))
@@ -372,7 +372,7 @@ def test_one_task_that_decides_a_place_shows():
 
 def test_text_is_ranked_by_its_loss_beyond_the_training_length():
     board = leaderboard.study_of(
-        leaderboard.read_rows(RESULTS / "ablations/text_600.jsonl") + leaderboard.published()
+        leaderboard.read_rows(RESULTS / "ablations/text_600.jsonl") + leaderboard.published_rows()
     )
     ranks = ranks_by_task(board)[TEXT]
     assert ranks["t5"][0] <= 2 and ranks["sinusoidal"][0] >= 10 and "learned" not in ranks

@@ -20,7 +20,7 @@ from posenc.compare.judge.summary import (
     summarise,
 )
 from posenc.compare.page.progress import LiveBars, PlainLines
-from posenc.compare.page.tables import notes
+from posenc.compare.page.tables import study_notes
 from posenc.compare.results import (
     FORMAT,
     CorpusInfo,
@@ -182,7 +182,7 @@ def test_a_fall_is_near_what_separate_runs_of_half_the_steps_lack():
 def test_what_failed_and_what_is_missing_are_listed():
     failed = TrialResult(TRIAL, reason="nan")
     given = study(failed, missing=(dataclasses.replace(TRIAL, seed=1),))
-    assert notes(given) == ["rope seed 0 failed: nan", "missing 1 of 2 trials: rope seed 1"]
+    assert study_notes(given) == ["rope seed 0 failed: nan", "missing 1 of 2 trials: rope seed 1"]
 
 
 def test_axes_that_a_row_of_tokens_does_not_have_are_told():
@@ -194,12 +194,12 @@ def test_axes_that_a_row_of_tokens_does_not_have_are_told():
         return TrialResult(config, spec=spec)
 
     given = study(*(ran(n, t) for n in ("rope", "axial_rope", "mrope") for t in ("text", "copy")))
-    lines = notes(given)
+    lines = study_notes(given)
     assert [line.partition(" components")[0] for line in lines] == [
         "axial_rope: a position has 2",
         "mrope: a position has 3",
     ]
-    assert notes(study(ran("axial_rope", "grid"))) == []
+    assert study_notes(study(ran("axial_rope", "grid"))) == []
 
 
 def tell(opened):

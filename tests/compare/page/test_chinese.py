@@ -50,7 +50,7 @@ def of_tasks() -> Study:
     rows = [
         row
         for row in leaderboard.read_rows(RESULTS / "ablations/text_600.jsonl")
-        + leaderboard.published()
+        + leaderboard.published_rows()
         if row.result.config.encoding in ("alibi", "t5", "learned", "dape")
         and row.result.config.task in ("text", "copy", "recall", "flip_flop")
     ]

@@ -9,9 +9,9 @@ import pytest
 from posenc import ModelShape, PositionEncoding
 from posenc.compare import run
 from posenc.compare.page import captions
-from posenc.compare.page.figures import _merged
+from posenc.compare.page.figures import _merge_position_scores
 from posenc.compare.page.page import make_page
-from posenc.compare.page.rows import detectable
+from posenc.compare.page.rows import describe_detectable_difference
 from posenc.compare.page.settings import specs_table
 from posenc.compare.results import (
     FORMAT,
@@ -206,7 +206,7 @@ def test_report_of_a_study_without_results(tmp_path):
 
 def test_positions_are_merged_into_wider_buckets():
     fine = [PositionScore(i, i + 8, 2.0 + i / 1000) for i in range(0, 1024, 8)]
-    merged = _merged(fine, 128)
+    merged = _merge_position_scores(fine, 128)
     assert 15 < len(merged) < 30
     mean = sum(score.bits_per_byte for score in fine) / len(fine)
     edges = [0.0]
@@ -231,7 +231,7 @@ def test_one_encoding_has_no_difference():
     results = tuple(r for r in study().results if r.config.encoding == "rope")
     alone = dataclasses.replace(study(), summary=(summary("rope"),), results=results)
     assert len({r.config.seed for r in results}) > 1
-    assert detectable(alone) == "With one encoding there is no difference."
+    assert describe_detectable_difference(alone) == "With one encoding there is no difference."
 
 
 def test_report_is_reproducible(page, tmp_path):
@@ -267,22 +267,22 @@ def test_what_was_not_checked_is_never_the_lowest():
 
 def test_what_is_seen_in_the_figures():
     found = study()
-    said = captions.in_by_length(found)
+    said = captions.caption_by_length(found)
     assert "up to 1,024 bytes the loss of alibi stays within 5 % of that at 128" in said.lower()
     assert "most" not in said and "learned cannot run" in said  # no interval carries an order
     alone = dataclasses.replace(found, summary=(summary("alibi"),))
-    assert captions.in_by_length(alone).startswith("Up to 1,024 bytes the loss of alibi stays")
+    assert captions.caption_by_length(alone).startswith("Up to 1,024 bytes the loss of alibi stays")
     rises = dataclasses.replace(found, summary=(summary("sinusoidal"),))
-    assert captions.in_by_length(rises) == ""
-    assert "No encoding here gets better" in captions.in_by_context(found)
-    assert "most" not in captions.in_by_context(found)
+    assert captions.caption_by_length(rises) == ""
+    assert "No encoding here gets better" in captions.caption_by_context(found)
+    assert "most" not in captions.caption_by_context(found)
     better = dataclasses.replace(found, results=tuple(map(reading_better, found.results)))
-    assert "Better from more context than in training: " in captions.in_by_context(better)
+    assert "Better from more context than in training: " in captions.caption_by_context(better)
     short = dataclasses.replace(found, results=tuple(map(without_context, found.results)))
-    assert "was given more context" in captions.in_by_context(short)
-    assert "A doubling of the steps (estimated) " in captions.in_training(found)
+    assert "was given more context" in captions.caption_by_context(short)
+    assert "A doubling of the steps (estimated) " in captions.caption_training(found)
     untold = tuple(dataclasses.replace(r, training=r.training[-1:]) for r in found.results)
-    assert "too short to estimate" in captions.in_training(
+    assert "too short to estimate" in captions.caption_training(
         dataclasses.replace(found, results=untold)
     )
 

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from posenc.compare.engines.sweep import run_trials
 from posenc.compare.page import watchers
-from posenc.compare.page.watchers import EventFile, TensorBoard, watching
+from posenc.compare.page.watchers import EventFile, TensorBoard, open_watchers
 from posenc.compare.results import Study, TrainingPoint, TrialResult
 from tests.compare.judge.test_summary import TRIAL
 
@@ -149,7 +149,7 @@ def test_tensorboard_that_is_not_installed_is_refused_first(tmp_path, monkeypatc
     assert (code, said) == (2, "") and not out.parent.exists()
     assert err.endswith('tensorboard is not installed: pip install "posenc[tensorboard]"\n')
     study = Study("", "", "", {}, {}, None, (TRIAL,))
-    with watching(Console(), study, tmp_path, 1, False) as found:
+    with open_watchers(Console(), study, tmp_path, 1, False) as found:
         assert len(found) == 2
 
 

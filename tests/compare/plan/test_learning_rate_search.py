@@ -14,7 +14,7 @@ from posenc.compare.page import tables
 from posenc.compare.page.page import make_page
 from posenc.compare.plan.learning_rate_search import rate_trials, with_chosen_rates
 from posenc.compare.rates import choose_rates
-from posenc.compare.reports.merge import merge
+from posenc.compare.reports.merge import merge_runs
 from posenc.compare.results import Study, TrainingPoint, TrialResult
 from posenc.compare.study import run_study
 from posenc.compare.trial.material import task_of
@@ -139,10 +139,10 @@ def test_runs_whose_rates_differ_are_not_mixed(tmp_path):
     t5 = dataclasses.replace(COPY, encoding="t5")
     other = with_chosen_rates(study_of(result("t5")), checked((0.3, 0.2, 0.1), t5))
     with pytest.raises(ValueError, match=r"rope on copy was checked to a learning rate of 0.0005"):
-        merge([(tmp_path / "a", low), (tmp_path / "b", high)])
+        merge_runs([(tmp_path / "a", low), (tmp_path / "b", high)])
     with pytest.raises(ValueError, match=r"lr checked for each encoding and 0.001"):
-        merge([(tmp_path / "a", low), (tmp_path / "b", study_of(result("t5")))])
-    both, _ = merge([(tmp_path / "a", low), (tmp_path / "b", other)])
+        merge_runs([(tmp_path / "a", low), (tmp_path / "b", study_of(result("t5")))])
+    both, _ = merge_runs([(tmp_path / "a", low), (tmp_path / "b", other)])
     assert [(t.encoding, t.lr) for t in both.trials] == [("rope", 0.0005), ("t5", 0.002)]
     assert [check.encoding for check in both.rates] == ["rope", "t5"]
 

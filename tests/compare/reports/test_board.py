@@ -27,7 +27,7 @@ def test_what_is_printed_is_what_the_published_trials_give():
     from tests.test_readme import load_script
 
     script = load_script("update_leaderboard")
-    made = script.stored(leaderboard.boards())
+    made = script.stored(leaderboard.published_studies())
     kept = board.published_file(board.BOARD).read_text(encoding="utf-8")
 
     def numbers(text):  # to six digits: another processor may round the last ones otherwise
@@ -64,7 +64,7 @@ def test_the_command_shows_the_stored_answer(call, tmp_path, monkeypatch):
     def never(*given, **options):
         raise AssertionError("the trials are read")
 
-    monkeypatch.setattr(leaderboard, "boards", never)
+    monkeypatch.setattr(leaderboard, "published_studies", never)
     assert call("leaderboard")[1].startswith("Published leaderboard")
     code, _, said = call("leaderboard", "--mine", tmp_path)
     assert code == 2 and "No such option" in said and "--mine" in said
@@ -108,7 +108,7 @@ def test_the_matrix_has_one_line_an_encoding_at_80_columns(call, monkeypatch, la
     monkeypatch.setenv("COLUMNS", "80")
     lines = call("leaderboard", "--lang", lang)[1].splitlines()
     found = json.loads(board.published_file(board.BOARD).read_text(encoding="utf-8"))
-    made = [row for study in found["studies"].values() for row in board.matrix(study)]
+    made = [row for study in found["studies"].values() for row in board.leaderboard_rows(study)]
     names = {row[0] for row in made}
     rows = [line for line in lines if line.split(" ")[0] in names]
     for line, cells in zip(rows, made, strict=True):

@@ -166,27 +166,27 @@ def test_a_file_that_would_be_left_out_is_refused(tmp_path, monkeypatch):
     add_rows(folder / "novel.jsonl", rows())
     (folder / "board.json").touch()
     monkeypatch.setattr(leaderboard, "published_file", lambda name: folder / name)
-    assert list(leaderboard.boards()) == ["novel"]
+    assert list(leaderboard.published_studies()) == ["novel"]
     *others, last = rows()
     (folder / "novel.jsonl").unlink()
     add_rows(folder / "novel.jsonl", others)
     name = last.result.config.encoding
     with pytest.raises(ValueError, match=rf"novel.jsonl lacks trials of {name}; run them"):
-        leaderboard.boards()
+        leaderboard.published_studies()
     add_rows(folder / "novel.jsonl", [last])
     (folder / "novel_rates.jsonl").touch()
     with pytest.raises(ValueError, match=r"novel_rates.jsonl has no row"):
-        leaderboard.boards()
+        leaderboard.published_studies()
     (folder / "novel_rates.jsonl").unlink()
     (folder / "novel.jsonl").rename(folder / "novel_rates.jsonl")
     with pytest.raises(
         ValueError, match=r"novel_rates.jsonl has rates for novel.jsonl, which is missing"
     ):
-        leaderboard.boards()
+        leaderboard.published_studies()
     (folder / "novel_rates.jsonl").unlink()
     add_rows(folder / "book.jsonl", [changed(r, lr=0.1 * (1 + i)) for i, r in enumerate(rows())])
     with pytest.raises(ValueError, match=r"^book.jsonl .* lr 0.*book_rates.jsonl"):
-        leaderboard.boards()
+        leaderboard.published_studies()
 
 
 @pytest.mark.parametrize(
@@ -254,7 +254,7 @@ def test_each_text_is_a_study_of_its_own(tmp_path, monkeypatch):
         add_rows(folder / f"{name}.jsonl", rows(each))
     (folder / "board.json").touch()
     monkeypatch.setattr(leaderboard, "published_file", lambda name: folder / name)
-    found = leaderboard.boards()
+    found = leaderboard.published_studies()
     assert {name: board.corpus.hash for name, board in found.items()} == {"code": "a", "novel": "b"}
 
 
@@ -283,7 +283,7 @@ def test_rows_at_another_rate_than_the_chosen_one_are_refused():
 
 
 def test_the_published_rows_are_of_the_suite():
-    found = leaderboard.published()
+    found = leaderboard.published_rows()
     board = study_of(found)
     assert {trial.task for trial in board.trials} <= set(ALL_TASKS)
     sizes = {(t.width, t.layers, t.heads, t.kv_heads, t.lr) for t in board.trials}
@@ -295,9 +295,9 @@ def test_the_published_rows_are_of_the_suite():
 def test_the_rows_of_copying_for_longer_stand_by_themselves():
     longer = read_rows(ROOT / "results/ablations/copy_longer.jsonl")
     assert {t.steps for t in study_of(longer).trials} == {10000}
-    assert not {row.hash for row in longer} & {row.hash for row in leaderboard.published()}
+    assert not {row.hash for row in longer} & {row.hash for row in leaderboard.published_rows()}
     with pytest.raises(ValueError, match="different recipes for copy: steps 10000/2500"):
-        study_of([*longer, *leaderboard.published()])
+        study_of([*longer, *leaderboard.published_rows()])
 
 
 @pytest.mark.slow

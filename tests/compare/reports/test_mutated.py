@@ -15,8 +15,8 @@ from posenc.compare.page.as_json import answer_json
 from posenc.compare.page.show import show_study
 from posenc.compare.page.tables import csv_text
 from posenc.compare.reports.leaderboard import Row, read_rows
-from posenc.compare.reports.merge import merge
-from posenc.compare.reports.report_runs import _read, report_runs
+from posenc.compare.reports.merge import merge_runs
+from posenc.compare.reports.report_runs import _read_study, report_runs
 from posenc.compare.results import RateCheck, RateTried, Study, with_labels
 from posenc.compare.reuse import reuse_trials
 from posenc.compare.study import check_out_folder, collect_results
@@ -135,7 +135,7 @@ def test_a_mutated_study_is_told_or_refused_in_one_line(seed, tmp_path, capsys):
     for _ in range(60):
         (tmp_path / "study.json").write_text(seal(mutated(base, draw)), encoding="utf-8")
         try:
-            told(_read(tmp_path), tmp_path)
+            told(_read_study(tmp_path), tmp_path)
         except ValueError as error:
             refused += 1
             assert one_line(error), error
@@ -266,5 +266,5 @@ def test_what_no_run_writes_is_refused_before_anything_is_written(name, tmp_path
 
 def test_the_unmutated_study_is_read_and_told(tmp_path):
     (tmp_path / "study.json").write_text(BASE.to_json(), encoding="utf-8")
-    told(_read(tmp_path), tmp_path)
-    assert merge([(tmp_path, BASE), (tmp_path, BASE)])[1] == []
+    told(_read_study(tmp_path), tmp_path)
+    assert merge_runs([(tmp_path, BASE), (tmp_path, BASE)])[1] == []

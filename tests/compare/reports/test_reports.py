@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from posenc.compare.reports.merge import merge
+from posenc.compare.reports.merge import merge_runs
 from posenc.compare.reports.report_runs import report_runs
 from posenc.compare.results import PositionScore, Study, TrialResult
 from posenc.compare.trial.config import RECIPE
@@ -54,7 +54,7 @@ def test_seeds_of_two_machines_are_paired():
     theirs = study(whole("rope", 1), whole("t5", 1, 3.0), whole("alibi", 1))
     theirs = dataclasses.replace(theirs, hardware={"processor": "other"}, started="earlier")
     ours = dataclasses.replace(ours, hardware={"processor": "one"})
-    merged, conflicts = merge([(A, ours), (B, theirs)])
+    merged, conflicts = merge_runs([(A, ours), (B, theirs)])
     assert conflicts == [] and len(merged.trials) == len(merged.results) == 5
     assert merged.hardware == {"processor": "one; other"} and merged.started == "earlier"
     assert merged.command == "posenc report a b"
@@ -63,7 +63,7 @@ def test_seeds_of_two_machines_are_paired():
 def test_a_trial_of_two_runs_counts_once():
     ours = study(whole("rope", 0), whole("t5", 0))
     slower = dataclasses.replace(whole("rope", 0), timing=None)  # other seconds, same numbers
-    merged, conflicts = merge([(A, ours), (B, study(slower, whole("rope", 1)))])
+    merged, conflicts = merge_runs([(A, ours), (B, study(slower, whole("rope", 1)))])
     assert [(r.config.encoding, r.config.seed) for r in merged.results] == [
         ("rope", 0),
         ("t5", 0),
@@ -73,7 +73,7 @@ def test_a_trial_of_two_runs_counts_once():
 
 
 def test_other_numbers_of_one_trial_are_named():
-    merged, (said,) = merge([(A, study(whole("rope", 0))), (B, study(whole("rope", 0, 2.5)))])
+    merged, (said,) = merge_runs([(A, study(whole("rope", 0))), (B, study(whole("rope", 0, 2.5)))])
     assert said == (
         "rope seed 0 has other numbers in b than in a (at 512 bytes 2.5 and 2); the latter count"
     )
@@ -85,7 +85,7 @@ def test_other_numbers_of_one_task_say_which_task():
         (folder, study_of(of_task(exact=(1.0, far)), of_task(task="recall")))
         for folder, far in ((A, 0.5), (B, 0.4))
     ]
-    merged, (said,) = merge(runs)
+    merged, (said,) = merge_runs(runs)
     assert said == "rope on copy seed 0 has other numbers in b than in a; the latter count"
     assert merged.results[0].by_case[1].exact_match == 0.5 and len(merged.results) == 2
 
@@ -96,14 +96,14 @@ def test_what_failed_in_one_run_and_finished_in_the_other_has_finished():
         [(A, study(failed)), (B, study(whole("rope", 0)))],
         [(A, study(whole("rope", 0))), (B, study(failed))],
     ):
-        merged, conflicts = merge(runs)
+        merged, conflicts = merge_runs(runs)
         assert not merged.failed and len(merged.finished) == 1 and conflicts == []
 
 
 def test_what_is_missing_in_one_run_may_be_in_the_other():
     missing = (whole("t5", 0).config,)
     runs = [(A, study(whole("rope", 0), missing=missing)), (B, study(whole("t5", 0)))]
-    assert merge(runs)[0].missing == ()
+    assert merge_runs(runs)[0].missing == ()
 
 
 @pytest.mark.parametrize(
@@ -120,7 +120,7 @@ def test_what_is_missing_in_one_run_may_be_in_the_other():
 def test_other_recipes_are_refused_by_name(fields, said):
     ours, theirs = study(whole("rope", 0)), changed(study(whole("rope", 1)), **fields)
     with pytest.raises(ValueError, match=said):
-        merge([(A, ours), (B, theirs)])
+        merge_runs([(A, ours), (B, theirs)])
 
 
 def test_every_field_of_a_trial_is_recipe_but_what_a_study_varies():
@@ -138,7 +138,7 @@ def test_every_field_of_a_trial_is_recipe_but_what_a_study_varies():
             else f"{value}x"
         )
         with pytest.raises(ValueError, match=rf"different recipes \({field.name} "):
-            merge(
+            merge_runs(
                 [
                     (A, study(whole("rope", 0))),
                     (B, changed(study(whole("rope", 1)), **{field.name: other})),
@@ -150,13 +150,13 @@ def test_changed_code_and_double_labels_are_refused():
     ours = changed(study(whole("rope", 0)), encoding="my.py:Mine", code="abc")
     theirs = changed(study(whole("rope", 1)), encoding="my.py:Mine", code="def")
     with pytest.raises(ValueError, match=r"my.py:Mine was other code in b \(hash def\) than in a"):
-        merge([(A, ours), (B, theirs)])
+        merge_runs([(A, ours), (B, theirs)])
     one, two = (changed(study(whole("rope", n)), source=s) for n, s in enumerate(("abc", "def")))
     with pytest.raises(ValueError, match=r"rope was other code in b \(hash def\) than in a"):
-        merge([(A, one), (B, two)])
+        merge_runs([(A, one), (B, two)])
     ours = dataclasses.replace(ours, labels={"my.py:Mine": "rope"})
     with pytest.raises(ValueError, match=r"'rope' names two encodings, my\.py:Mine and rope"):
-        merge([(A, ours), (B, study(whole("rope", 1)))])
+        merge_runs([(A, ours), (B, study(whole("rope", 1)))])
 
 
 def test_several_runs_are_one_page_and_stay_as_they_were(tmp_path, call, monkeypatch):
