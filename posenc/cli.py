@@ -20,7 +20,7 @@ from posenc import __version__
 from posenc.lazy import EXTRAS, hint
 from posenc.report.machine import facts
 from posenc.report.machine.options import PANELS, option
-from posenc.report.page.failure import RunFailed, Stopped, disk_is_full, in_words
+from posenc.report.page.failure import RunFailed, Stopped, describe_os_error, disk_is_full
 from posenc.report.page.visible import visible
 
 COMMANDS = {
@@ -161,9 +161,9 @@ def _answer(error: BaseException, arguments: Sequence[str]) -> int:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return 1
         case OSError() if disk_is_full(error):
-            return _complain(f"the disk is full: {in_words(error)}", 1, error)
+            return _complain(f"the disk is full: {describe_os_error(error)}", 1, error)
         case OSError():
-            return _complain(in_words(error), 2, error)
+            return _complain(describe_os_error(error), 2, error)
         case ModuleNotFoundError():
             return _say_what_is_missing(error, arguments)
         case ValueError() | TypeError() | ImportError():

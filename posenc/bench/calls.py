@@ -14,51 +14,51 @@ from posenc import masks
 from posenc.attend.attention import attention
 from posenc.attend.multihead import Attention
 from posenc.bench.cases import Case
-from posenc.bench.measure import Call, live_bytes
+from posenc.bench.measure import Call, peak_bytes
 from posenc.encodings import ModelShape, PositionEncoding, RoPE, create, encoding_of_all_layers
 
-Pair = Callable[[Tensor, Tensor], Sequence[Tensor]]
+RotationFunction = Callable[[Tensor, Tensor], Sequence[Tensor]]
 
 
 def attention_calls(case: Case) -> dict[str, Call]:
     """Return calls of causal SDPA without positions and of causal attention with each encoding.
     Raise AssertionError if the last rows of an encoding differ from the reference."""
-    inputs = _inputs(case)
+    inputs = _random_q_k_v(case)
     grad = torch.randn_like(inputs[0])
-    runs: dict[str, Callable[..., Any]] = {"SDPA": _sdpa(case)}
+    runs: dict[str, Callable[..., Any]] = {"SDPA": _sdpa_function(case)}
     weights: dict[str, list[Tensor]] = {}
     for run in case.runs:
         name, _, how = run.partition(", ")
-        encoding = _encoding(name, case)
-        runs[run] = _attend(case, encoding, how)
+        encoding = _build_encoding(name, case)
+        runs[run] = _attention_function(case, encoding, how)
         weights[run] = [w for w in encoding.parameters() if w.requires_grad]
         with torch.no_grad():
             few = slice(-min(64, case.q_len), None)
             q, k, v = inputs
             got = runs[run](q, k, v)
-            want = _attend(case, encoding, "reference", few)(q, k, v)
+            want = _attention_function(case, encoding, "reference", few)(q, k, v)
             exact = case.dtype == "float32"  # differs only by the order of sums
             torch.testing.assert_close(
                 got[:, :, few], want, rtol=1e-3 if exact else 0.1, atol=1e-4 if exact else 0.05
             )
     return {
-        run: _call(attend, inputs, weights.get(run, []), (grad,), case.backward)
+        run: _timed_call(attend, inputs, weights.get(run, []), (grad,), case.backward)
         for run, attend in runs.items()
     }
 
 
 def attention_memory(case: Case) -> dict[str, int]:
     """Return the peak bytes beyond inputs, output and gradients of each attention call."""
-    inputs = _inputs(case)
+    inputs = _random_q_k_v(case)
     known = inputs[0].nbytes + (sum(t.nbytes for t in inputs) if case.backward else 0)
     peaks = {}
     for run, call in attention_calls(case).items():
         call()
         gradient_bytes = 0
         if case.backward and run in case.runs:
-            weights = _encoding(run.partition(", ")[0], case).parameters()
+            weights = _build_encoding(run.partition(", ")[0], case).parameters()
             gradient_bytes = sum(w.nbytes for w in weights if w.requires_grad)
-        peaks[run] = max(0, live_bytes(call) - known - gradient_bytes)
+        peaks[run] = max(0, peak_bytes(call) - known - gradient_bytes)
     return peaks
 
 
@@ -68,7 +68,7 @@ def layer_calls(case: Case) -> dict[str, Call]:
     sides = (case.heads, case.kv_heads, case.kv_heads)
     q_k_v = [nn.Linear(case.width, heads * case.head_dim, bias=False) for heads in sides]
     out = nn.Linear(case.width, case.width, bias=False)
-    attend = _sdpa(case)
+    attend = _sdpa_function(case)
 
     def plain() -> Tensor:
         q, k, v = (
@@ -77,7 +77,9 @@ def layer_calls(case: Case) -> dict[str, Call]:
         return out(attend(q, k, v).transpose(1, 2).flatten(-2))
 
     def encoded(name: str) -> Call:
-        layer = Attention(case.width, case.heads, case.kv_heads, encoding=_encoding(name, case))
+        layer = Attention(
+            case.width, case.heads, case.kv_heads, encoding=_build_encoding(name, case)
+        )
         return lambda: layer(x, range(case.q_len), mask=masks.causal)
 
     calls = {"plain layer": plain} | {name: encoded(name) for name in case.runs}
@@ -88,26 +90,26 @@ def rotation_calls(case: Case) -> dict[str, Call]:
     """Return calls that copy q and k, rotate them by RoPE in both layouts, and by transformers if
     it is installed. A run computes cos and sin in each call unless it is named "same positions"."""
     q, k = (
-        _random(case, case.batch, case.q_len, heads, case.head_dim).transpose(1, 2)
+        _random_tensor(case, case.batch, case.q_len, heads, case.head_dim).transpose(1, 2)
         for heads in (case.heads, case.kv_heads)
     )  # memory layout as after projections
-    runs: dict[str, Pair] = {"clone": lambda q, k: (q.clone(), k.clone())}
+    runs: dict[str, RotationFunction] = {"clone": lambda q, k: (q.clone(), k.clone())}
     for run in case.runs:
         layout, _, same = run.partition(", ")
-        runs[run] = _rotate(case, layout == "interleaved", bool(same))
+        runs[run] = _rotation_function(case, layout == "interleaved", bool(same))
     if not case.device and importlib.util.find_spec("transformers") is not None:
         theirs = _transformers_rotation(case)
-        ours = _rotate(case, False, True)
+        ours = _rotation_function(case, False, True)
         off = (theirs(q, k)[0].float() - ours(q, k)[0].float()).abs().max().item()
         # Its float32 angles are off by 1e-3 at 16k, and it rounds every product to bfloat16.
         if off < (2e-2 if case.dtype == "float32" else 0.15):
             runs["transformers"] = theirs
         else:
             print(f"bench: transformers is left out: off by {off:.2g}", file=sys.stderr)
-    return {run: _call(pair, (q, k), [], (q, k), case.backward) for run, pair in runs.items()}
+    return {run: _timed_call(pair, (q, k), [], (q, k), case.backward) for run, pair in runs.items()}
 
 
-def _rotate(case: Case, interleaved: bool, same: bool) -> Pair:
+def _rotation_function(case: Case, interleaved: bool, same: bool) -> RotationFunction:
     """Return a rotation of q and k. same: at the same positions in every call, else one later
     each."""
     rope = RoPE(case.head_dim, interleaved=interleaved)
@@ -120,7 +122,7 @@ def _rotate(case: Case, interleaved: bool, same: bool) -> Pair:
     return rotate
 
 
-def _transformers_rotation(case: Case) -> Pair:
+def _transformers_rotation(case: Case) -> RotationFunction:
     """Return transformers' Llama rotation, which computes cos and sin in each call."""
     from transformers import LlamaConfig
     from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb
@@ -131,7 +133,7 @@ def _transformers_rotation(case: Case) -> Pair:
     return lambda q, k: apply_rotary_pos_emb(q, k, *tables(q, positions))
 
 
-def _attend(
+def _attention_function(
     case: Case, encoding: PositionEncoding, how: str, queries: slice | None = None
 ) -> Callable[..., Any]:
     """Return a function of q, k and v, each (batch, heads, len, head_dim): causal attention of the
@@ -155,7 +157,7 @@ def _attend(
     return lambda q, k, v: attention(q[:, :, few], k, v, encoding, impl=impl, **options)
 
 
-def _sdpa(case: Case) -> Callable[..., Tensor]:
+def _sdpa_function(case: Case) -> Callable[..., Tensor]:
     """Return torch's own attention, causal if there are no keys of earlier tokens."""
     is_causal = case.q_len == case.keys
     shares_keys = case.heads != case.kv_heads
@@ -164,7 +166,7 @@ def _sdpa(case: Case) -> Callable[..., Tensor]:
     )
 
 
-def _call(
+def _timed_call(
     run: Callable[..., Any],
     inputs: Sequence[Tensor],
     weights: Sequence[Tensor],
@@ -185,7 +187,7 @@ def _call(
     return call
 
 
-def _encoding(name: str, case: Case) -> PositionEncoding:
+def _build_encoding(name: str, case: Case) -> PositionEncoding:
     """Return the encoding of this name for layer 0 of a model with one layer in the sizes of the
     case."""
     torch.manual_seed(0)
@@ -194,13 +196,13 @@ def _encoding(name: str, case: Case) -> PositionEncoding:
     return one_layer.for_layer(0).to(case.device or "cpu")
 
 
-def _inputs(case: Case) -> tuple[Tensor, ...]:
+def _random_q_k_v(case: Case) -> tuple[Tensor, ...]:
     """Return random q, k and v, (batch, heads, len, head_dim), the same in every call."""
     sides = ((case.heads, case.q_len), (case.kv_heads, case.keys), (case.kv_heads, case.keys))
     torch.manual_seed(0)
-    return tuple(_random(case, case.batch, *side, case.head_dim) for side in sides)
+    return tuple(_random_tensor(case, case.batch, *side, case.head_dim) for side in sides)
 
 
-def _random(case: Case, *shape: int) -> Tensor:
+def _random_tensor(case: Case, *shape: int) -> Tensor:
     """Return normal random numbers in the dtype and on the device of the case."""
     return torch.randn(shape).to(case.device or "cpu", getattr(torch, case.dtype))

@@ -21,7 +21,7 @@ NEEDS_TRANSFORMERS = ("decode", "training", "attach")
 DISTANCE = ("alibi", "t5", "kerple", "sandwich")
 CONTENT = ("fire", "cope", "shaw", "transformer_xl", "deberta", "fox", "dape")
 ENCODINGS = ("nope", "rope", *DISTANCE, *CONTENT)
-KEPT = ("transformer_xl, prepared", "deberta, prepared")
+PREPARED = ("transformer_xl, prepared", "deberta, prepared")
 """Content encodings whose tables are computed before the timed call."""
 
 
@@ -93,7 +93,7 @@ class Case:
         return self.layers * (4 * self.width**2 + 3 * self.width * ffn_dim)
 
     def flops(self) -> int:
-        """Estimate the additions and multiplications of a run without positions."""
+        """Return an estimate of the additions and multiplications of a run without positions."""
         tokens = self.batch * self.q_len
         if self.group == "rotation":
             count = 40 * tokens * (self.heads + self.kv_heads) * self.head_dim
@@ -103,7 +103,11 @@ class Case:
         return count * (3 if self.backward else 1)
 
     def round_seconds(self, threads: int, speed: float = 3e10) -> float:
-        """Estimate the seconds of a round of all runs. speed: operations a second, per thread."""
+        """Return an estimate of the seconds of a round of all runs.
+
+        speed: operations a second, per thread.
+        """
+        # In times of attention without positions: chosen, not derived.
         weights = sum(4 if run.partition(",")[0] in CONTENT else 1.3 for run in self.runs)
         return self.flops() * (weights + len(self.baselines)) / (speed * threads)
 
@@ -117,7 +121,7 @@ class Case:
         return count + item * projecting * self.width**2
 
 
-def chosen(
+def select_cases(
     groups: Sequence[str],
     lengths: Sequence[int] = (),
     heads: int | None = None,
@@ -152,7 +156,7 @@ def _sized(case: Case, heads: int | None, kv_heads: int | None, head_dim: int | 
     return replace(case, heads=heads, kv_heads=kv_heads, head_dim=head_dim or case.head_dim)
 
 
-def on_device(device: str, lengths: Sequence[int], heads: int, dtype: str) -> list[Case]:
+def device_cases(device: str, lengths: Sequence[int], heads: int, dtype: str) -> list[Case]:
     """Return the cases that measure a device's kernels: by length, so that a kernel that is
     compiled again at a third length is seen. FlexAttention has no backward pass on the CPU."""
     impls = ("blocks",) if device == "cpu" else ("flex", "blocks")
@@ -174,45 +178,59 @@ def _thousands(n: int) -> str:
 
 
 _SDPA = ("SDPA",)
-_LAYER = ("nope", "rope", "alibi", "t5", "deberta")
+_LAYER_ENCODINGS = ("nope", "rope", "alibi", "t5", "deberta")
 _ROTATIONS = ("interleaved", "half-split", "half-split, same positions")
-_OVER = ("clone", "transformers")
-_LLAMAS, _HALF = ("Llama, sdpa", "Llama, eager"), "Llama, bfloat16"
+_ROTATION_BASELINES = ("clone", "transformers")
+_LLAMAS, _LLAMA_BFLOAT16 = ("Llama, sdpa", "Llama, eager"), "Llama, bfloat16"
 _SIZES = {"batch": 32, "heads": 4, "kv_heads": 4, "head_dim": 32, "layers": 4}
-_SMALL: dict[str, Any] = {**_SIZES, "backward": True}
+# The default decoder of posenc compare and its batch.
+_TRAINING_SIZES: dict[str, Any] = {**_SIZES, "backward": True}
 
 CASES = (
     # First, because memory freed by earlier cases is reused: a clone of 32 MiB takes 4 instead of
     # 20 ms.
-    Case("rotation", _ROTATIONS, _OVER, 1024, heads=32),
-    Case("rotation", _ROTATIONS, _OVER, 4096, heads=32),
-    Case("rotation", _ROTATIONS, _OVER, 4096, heads=32, backward=True),
-    Case("rotation", _ROTATIONS, _OVER, 128, heads=32, dtype="bfloat16", backward=True),
-    Case("rotation", _ROTATIONS, _OVER, 1024, heads=32, dtype="bfloat16", backward=True),
-    Case("rotation", _ROTATIONS, _OVER, 4096, heads=32, dtype="bfloat16"),
-    Case("rotation", _ROTATIONS, _OVER, 4096, heads=32, dtype="bfloat16", backward=True),
-    Case("rotation", _ROTATIONS, _OVER, 4096, heads=32, head_dim=128),
-    Case("rotation", _ROTATIONS, _OVER, 16384, heads=32),
+    Case("rotation", _ROTATIONS, _ROTATION_BASELINES, 1024, heads=32),
+    Case("rotation", _ROTATIONS, _ROTATION_BASELINES, 4096, heads=32),
+    Case("rotation", _ROTATIONS, _ROTATION_BASELINES, 4096, heads=32, backward=True),
+    Case(
+        "rotation", _ROTATIONS, _ROTATION_BASELINES, 128, heads=32, dtype="bfloat16", backward=True
+    ),
+    Case(
+        "rotation", _ROTATIONS, _ROTATION_BASELINES, 1024, heads=32, dtype="bfloat16", backward=True
+    ),
+    Case("rotation", _ROTATIONS, _ROTATION_BASELINES, 4096, heads=32, dtype="bfloat16"),
+    Case(
+        "rotation", _ROTATIONS, _ROTATION_BASELINES, 4096, heads=32, dtype="bfloat16", backward=True
+    ),
+    Case("rotation", _ROTATIONS, _ROTATION_BASELINES, 4096, heads=32, head_dim=128),
+    Case("rotation", _ROTATIONS, _ROTATION_BASELINES, 16384, heads=32),
     Case("attention", ENCODINGS, _SDPA, 128, batch=8),
     Case("attention", ENCODINGS, _SDPA, 256, batch=8),
     Case("attention", ENCODINGS, _SDPA, 512, batch=8),
-    Case("attention", ENCODINGS + KEPT, _SDPA, 1024),
+    Case("attention", ENCODINGS + PREPARED, _SDPA, 1024),
     Case("attention", ENCODINGS, _SDPA, 1024, dtype="bfloat16"),
     Case("attention", DISTANCE, _SDPA, 2048),
     Case("attention", DISTANCE + CONTENT, _SDPA, 4096),
     Case("attention", DISTANCE, _SDPA, 8192),
     Case("attention", DISTANCE, _SDPA, 16384),
-    Case("attention", (*ENCODINGS, "t5, prepared", *KEPT), _SDPA, 1, 4096),
+    Case("attention", (*ENCODINGS, "t5, prepared", *PREPARED), _SDPA, 1, 4096),
     Case("backward", ("alibi", "t5", *CONTENT), _SDPA, 1024, backward=True),
     Case("backward", ("alibi", "t5"), _SDPA, 4096, backward=True),
     Case("memory", DISTANCE + CONTENT, _SDPA, 8192),
     Case("memory", DISTANCE, _SDPA, 8192, backward=True),
-    Case("layer", _LAYER, ("plain layer",), 128, layers=1),
-    Case("layer", _LAYER, ("plain layer",), 512, layers=1),
-    Case("layer", _LAYER, ("plain layer",), 128, batch=32, layers=1),
+    Case("layer", _LAYER_ENCODINGS, ("plain layer",), 128, layers=1),
+    Case("layer", _LAYER_ENCODINGS, ("plain layer",), 512, layers=1),
+    Case("layer", _LAYER_ENCODINGS, ("plain layer",), 128, batch=32, layers=1),
     Case("decode", ("rope", "alibi", "t5", "rerope"), _LLAMAS, 1, 4096, layers=2),
-    Case("training", ("rope", "alibi", "t5"), _LLAMAS, 128, **_SMALL),
-    Case("training", ("rope", "alibi", "t5", _HALF), _LLAMAS, 128, dtype="bfloat16", **_SMALL),
+    Case("training", ("rope", "alibi", "t5"), _LLAMAS, 128, **_TRAINING_SIZES),
+    Case(
+        "training",
+        ("rope", "alibi", "t5", _LLAMA_BFLOAT16),
+        _LLAMAS,
+        128,
+        dtype="bfloat16",
+        **_TRAINING_SIZES,
+    ),
     Case("attach", ("rope", "alibi", "fox"), ("stock",), 2048, layers=2),
     Case("attach", ("rope", "alibi", "fox"), ("stock",), 2048, layers=2, backward=True),
 )

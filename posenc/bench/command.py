@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from posenc.bench.cases import Case
 
 _LARGE_BYTES = 2 * 10**9
-_LARGE_SECONDS, _LARGE_QUICK = 60, 10
+"""Size of the tensors of a case, at most, that was not asked for."""
+_LARGE_SECONDS, _LARGE_SECONDS_QUICK = 60, 10
 """Maximum seconds of a case that was not asked for: by default, and with --quick."""
 
 
@@ -33,6 +34,7 @@ class _Rounds(NamedTuple):
 _ROUNDS = _Rounds(101, 10.0, 7)
 _QUICK_ROUNDS = _Rounds(15, 1.0, 3)
 _DEVICE_LENGTHS = (2048, 8192)
+"""Lengths that --device times."""
 _LONG_DEVICE_LENGTHS = (32_768, 65_536)
 """Lengths that --device times with --all only."""
 _DEVICE_SECONDS = 270.0
@@ -95,7 +97,7 @@ def bench(
     CPU time, several in wall time.
     """
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # keep torch's profiler from writing to stderr
-    sizes = () if lengths is None else _numbers("--lengths", lengths, "1024,4096")
+    sizes = () if lengths is None else _parse_numbers("--lengths", lengths, "1024,4096")
     if device is not None:
         _refuse_beside_device(
             {
@@ -107,25 +109,25 @@ def bench(
                 "--threads": threads != "1",
             }
         )
-        _on_device(device, sizes, heads or 16, every, out, as_json)
+        _check_and_time_device(device, sizes, heads or 16, every, out, as_json)
         return
-    groups = _groups(only)
+    groups = _chosen_groups(only)
     if head_dim is not None and head_dim % 2:
         raise ValueError(f"bench: --head-dim needs an even number, got {head_dim}.")
     counts = _thread_counts(threads)
-    from posenc.bench.cases import chosen
+    from posenc.bench.cases import select_cases
     from posenc.report.files.atomic import check_results
 
-    cases = chosen(groups, sizes, heads, kv_heads, head_dim)
-    cases, notes = _runnable(cases, only is not None)
-    rounds = _rounds(quick, repeats)
+    cases = select_cases(groups, sizes, heads, kv_heads, head_dim)
+    cases, notes = _runnable_cases(cases, only is not None)
+    rounds = _rounds_of_options(quick, repeats)
     named = every or only is not None or lengths is not None
-    limit = _LARGE_QUICK if quick else _LARGE_SECONDS
-    cases, more_notes = _planned(cases, counts, rounds, limit, named)
+    limit = _LARGE_SECONDS_QUICK if quick else _LARGE_SECONDS
+    cases, more_notes = _cases_within_limits(cases, counts, rounds, limit, named)
     if out is not None:
-        check_results(out, _BEGIN)
+        check_results(out, _FILE_BEGIN)
     print(*notes, *more_notes, sep="\n", file=sys.stderr)
-    _measure(cases, counts, rounds, out, as_json)
+    _measure_cases(cases, counts, rounds, out, as_json)
 
 
 def _refuse_beside_device(options: Mapping[str, bool]) -> None:
@@ -135,20 +137,20 @@ def _refuse_beside_device(options: Mapping[str, bool]) -> None:
             raise ValueError(f"bench: --device does not take {name}.")
 
 
-def _rounds(quick: bool, repeats: int | None) -> _Rounds:
+def _rounds_of_options(quick: bool, repeats: int | None) -> _Rounds:
     """Return how often each case is measured; --repeats counts more than --quick."""
     if repeats:
         return _Rounds(repeats, float("inf"), repeats)
     return _QUICK_ROUNDS if quick else _ROUNDS
 
 
-def _groups(only: str | None) -> tuple[str, ...]:
+def _chosen_groups(only: str | None) -> tuple[str, ...]:
     """Return the groups of cases that --only names, or all."""
     from posenc.bench.cases import GROUPS
 
     if only is None:
         return tuple(GROUPS)
-    groups = _listed(only)
+    groups = _comma_separated(only)
     for name in groups:
         check_choice("--only", name, GROUPS)
     return groups
@@ -158,7 +160,7 @@ def _thread_counts(threads: str) -> tuple[int, ...]:
     """Return the numbers of --threads, none above the cores of this machine."""
     from posenc.report.machine.machine import num_cores
 
-    counts = _numbers("--threads", threads, "1,2")
+    counts = _parse_numbers("--threads", threads, "1,2")
     cores = num_cores()
     if max(counts) > cores:
         raise ValueError(
@@ -167,7 +169,7 @@ def _thread_counts(threads: str) -> tuple[int, ...]:
     return counts
 
 
-def _measure(
+def _measure_cases(
     cases: "Sequence[Case]",
     threads: Sequence[int],
     rounds: _Rounds,
@@ -182,22 +184,22 @@ def _measure(
     console = stderr() if as_json else stdout(80)
     results = {"machine": run.machine(), "rows": []}
     for case in cases:
-        rows = run.measured(case, threads, rounds)
-        results["rows"] += [_columns(case) | row for row in rows]
+        rows = run.measure_case(case, threads, rounds)
+        results["rows"] += [_case_columns(case) | row for row in rows]
         for count in dict.fromkeys(row["threads"] for row in rows):
-            lines = [_line(row) for row in rows if row["threads"] == count]
+            lines = [_table_cells(row) for row in rows if row["threads"] == count]
             title = f"\n{case.group} {case.title}, {count} {'thread' if count == 1 else 'threads'}"
             measures_memory = "mib" in rows[0]  # then all rows of the case do
             header = ("run", "memory") if measures_memory else _HEADER
             look: Any = {"title": title, "title_justify": "left", "box": None, "pad_edge": False}
             print_table(console, header, lines, named="run", **look)
         if out is not None:
-            write_atomically(out, _json(results))
+            write_atomically(out, _results_json(results))
     if as_json:
-        print(_json(results), end="")
+        print(_results_json(results), end="")
 
 
-def _on_device(
+def _check_and_time_device(
     name: str, lengths: Sequence[int], heads: int, every: bool, out: Path | None, as_json: bool
 ) -> None:
     """Check and time the encodings on a device; write one file with its name. Exit with 1 if a
@@ -211,7 +213,7 @@ def _on_device(
     machine, dtypes = _machine_and_dtypes(name)
     card = "-".join(re.findall(r"[A-Za-z0-9]+", machine["device"]))
     out = Path(f"bench-{card}.json") if out is None else out
-    check_results(out, _BEGIN)
+    check_results(out, _FILE_BEGIN)
     results: dict[str, Any] = {"machine": machine, "rows": []}
 
     for row in _device_rows(name, lengths, heads, every, dtypes):
@@ -221,9 +223,9 @@ def _on_device(
         is_right = row.get("ok", False)
         if not is_right:
             print(json.dumps(row), file=sys.stderr)
-        write_atomically(out, _json(results))
+        write_atomically(out, _results_json(results))
     if as_json:
-        print(_json(results), end="")
+        print(_results_json(results), end="")
     _print_verdict(results["rows"], out)
 
 
@@ -235,13 +237,13 @@ def _device_rows(
 
     all_but_longest = device.LENGTHS[:-1]
     checked = lengths or (device.LENGTHS if every else all_but_longest)
-    yield from device.checks(name, checked, dtypes, _DEVICE_SECONDS)
+    yield from device.check_encodings(name, checked, dtypes, _DEVICE_SECONDS)
     timed = lengths or _DEVICE_LENGTHS + (_LONG_DEVICE_LENGTHS if every else ())
     began = time.perf_counter()
-    for case in cases.on_device(name, timed, heads, dtypes[-1]):
+    for case in cases.device_cases(name, timed, heads, dtypes[-1]):
         is_late = time.perf_counter() - began > _DEVICE_SECONDS
-        for row in [{"left_out": "out of time"}] if is_late else _timed(case):
-            yield _columns(case) | row
+        for row in [{"left_out": "out of time"}] if is_late else _timing_rows(case):
+            yield _case_columns(case) | row
 
 
 def _print_verdict(rows: Sequence[dict[str, Any]], out: Path) -> None:
@@ -252,12 +254,12 @@ def _print_verdict(rows: Sequence[dict[str, Any]], out: Path) -> None:
         raise typer.Exit(1)
 
 
-def _timed(case: "Case") -> list[dict[str, Any]]:
+def _timing_rows(case: "Case") -> list[dict[str, Any]]:
     """Return the rows of a case on a device, or one with its error."""
     from posenc.bench import device, run
 
     try:
-        return run.measured(case, (1,), _QUICK_ROUNDS)
+        return run.measure_case(case, (1,), _QUICK_ROUNDS)
     except Exception as error:  # such as too little memory; the others are measured
         return [{"error": device.first_line(error), "ok": False}]
 
@@ -280,7 +282,7 @@ def _machine_and_dtypes(device: str) -> tuple[dict[str, Any], list[str]]:
     return machine, dtypes
 
 
-def _runnable(cases: "list[Case]", named: bool) -> "tuple[list[Case], list[str]]":
+def _runnable_cases(cases: "list[Case]", named: bool) -> "tuple[list[Case], list[str]]":
     """Return the cases that this machine and its packages can run, and a line for each that they
     cannot. Raise ValueError for such a case if it was `named`."""
     from importlib.util import find_spec
@@ -307,11 +309,14 @@ def _runnable(cases: "list[Case]", named: bool) -> "tuple[list[Case], list[str]]
     return runnable, notes
 
 
-def _planned(
+def _cases_within_limits(
     cases: "list[Case]", threads: Sequence[int], rounds: _Rounds, limit: float, named: bool
 ) -> "tuple[list[Case], list[str]]":
-    """Return the cases to run, and lines with their estimated durations. Leave out cases above
-    `limit` seconds or 2 GB unless `named`. Raise ValueError for cases that cannot run."""
+    """Return the cases to run, and lines for the user with their estimated durations. Cases above
+    `limit` seconds or _LARGE_BYTES are left out unless `named`: asked for by an option.
+
+    Raises: ValueError for a case that needs too much memory, or more than a week.
+    """
     from posenc.report.files.bounds import check_room, check_time, readable_size
     from posenc.report.machine.machine import memory_bytes
 
@@ -324,19 +329,19 @@ def _planned(
         size = case.bytes()
         check_room(f"bench: tensors of {name}", size, memory_bytes(), advice)
         of_case = _Rounds(1, 0.0, 1) if case.group == "memory" else rounds
-        takes = sum(_seconds(case, of_case, count) for count in threads)
+        takes = sum(_expected_seconds(case, of_case, count) for count in threads)
         least = int(_least_seconds(case, of_case, threads))
         check_time(f"bench: {name}", least, False, advice)
         large = takes > limit or size > _LARGE_BYTES
         if large:
-            needs = f"{_duration(takes)}, at least {readable_size(size)}"
+            needs = f"{_describe_duration(takes)}, at least {readable_size(size)}"
             notes.append(f"bench: {'' if named else 'left out '}{name}: {needs}")
         if named or not large:
             planned.append(case)
             total += takes
     tail = "; --all or --only runs those left out" if len(planned) < len(cases) else ""
     count = f"{len(planned)} {'case' if len(planned) == 1 else 'cases'}"
-    return planned, [*notes, f"bench: {count}, {_duration(total)}{tail}"]
+    return planned, [*notes, f"bench: {count}, {_describe_duration(total)}{tail}"]
 
 
 def _least_seconds(case: "Case", rounds: _Rounds, threads: Sequence[int]) -> float:
@@ -349,26 +354,26 @@ def _least_seconds(case: "Case", rounds: _Rounds, threads: Sequence[int]) -> flo
     return seconds + rounds.least // _FASTEST_CALLS
 
 
-def _seconds(case: "Case", rounds: _Rounds, threads: int) -> float:
+def _expected_seconds(case: "Case", rounds: _Rounds, threads: int) -> float:
     """Estimate how long a case takes with its first calls, which take longer than later rounds."""
     one = case.round_seconds(threads)
-    # A short call runs twice in each round, see measure.interleaved. The first, slow calls count
-    # for one such round.
+    # A short call runs twice in each round, see measure.time_interleaved_rounds. The first, slow
+    # calls count for one such round.
     fewest_rounds = 2 * (rounds.least + 1) * one
     return max(fewest_rounds, min(rounds.seconds, rounds.most * one))
 
 
-_BEGIN = '{"machine": '
+_FILE_BEGIN = '{"machine": '
 """Begins a file of results."""
 
 
-def _json(results: dict[str, Any]) -> str:
+def _results_json(results: dict[str, Any]) -> str:
     """Return the results as JSON with one line for each row."""
     rows = ",\n".join(map(json.dumps, results["rows"]))
-    return f'{_BEGIN}{json.dumps(results["machine"])},\n"rows": [\n{rows}\n]}}\n'
+    return f'{_FILE_BEGIN}{json.dumps(results["machine"])},\n"rows": [\n{rows}\n]}}\n'
 
 
-def _columns(case: "Case") -> dict[str, Any]:
+def _case_columns(case: "Case") -> dict[str, Any]:
     """Return what each row of a case's results says of the case: its title, group and sizes."""
     columns = asdict(case) | {"kv_len": case.keys}
     for name in ("runs", "baselines"):
@@ -376,7 +381,7 @@ def _columns(case: "Case") -> dict[str, Any]:
     return {"case": case.title} | columns
 
 
-def _line(row: dict[str, Any]) -> tuple[str, ...]:
+def _table_cells(row: dict[str, Any]) -> tuple[str, ...]:
     """Return the cells of a run: its name, and its memory or its time and ratios."""
     if "mib" in row:
         return row["run"], f"{row['mib']:.1f} MiB"
@@ -388,22 +393,22 @@ def _line(row: dict[str, Any]) -> tuple[str, ...]:
     return row["run"], f"{row['milliseconds']:.3f} ms", "\n".join(ratios)
 
 
-def _duration(seconds: float) -> str:
+def _describe_duration(seconds: float) -> str:
     """Return an estimated time in words, in seconds or minutes."""
     if seconds < 10:  # the first calls take longer than the rounds
         return "a few seconds"
     return f"about {seconds:.0f} s" if seconds < 100 else f"about {seconds / 60:.0f} minutes"
 
 
-def _listed(text: str) -> tuple[str, ...]:
+def _comma_separated(text: str) -> tuple[str, ...]:
     """Return the parts of an option's value between commas, each once."""
     return tuple(dict.fromkeys(part.strip() for part in text.split(",")))
 
 
-def _numbers(option: str, text: str, example: str) -> tuple[int, ...]:
+def _parse_numbers(option: str, text: str, example: str) -> tuple[int, ...]:
     """Return the numbers of an option. Raises: ValueError, with an example, for anything else."""
     try:
-        numbers = tuple(int(part) for part in _listed(text))
+        numbers = tuple(int(part) for part in _comma_separated(text))
     except ValueError:
         numbers = ()
     if not numbers or min(numbers) < 1:

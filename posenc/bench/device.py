@@ -26,7 +26,7 @@ up to 0.26 at 300 tokens. So a larger error counts if it is one from float64 wit
 the CPU, in all encodings at 17 to 300 tokens, is at most 0.016 from that."""
 
 
-def checks(
+def check_encodings(
     device: str,
     lengths: Sequence[int],
     dtypes: Sequence[str],
@@ -51,12 +51,12 @@ def checks(
                 continue
             exact = _exact_layer(encoding, length)
             for dtype in dtypes:
-                for checked in _checks_of_dtype(exact, device, dtype):
+                for checked in _check_dtype(exact, device, dtype):
                     yield row | {"dtype": dtype} | checked
 
 
 @dataclass(frozen=True)
-class _Exact:
+class _ExactLayer:
     """A layer with an encoding, in bfloat16 on the CPU, and its results in float64.
 
     x: (1, length, embed_dim). grad: of the output. positions: a range, or (length, axes).
@@ -69,7 +69,7 @@ class _Exact:
     results: Sequence[Any]
 
 
-def _exact_layer(encoding: PositionEncoding, length: int) -> _Exact:
+def _exact_layer(encoding: PositionEncoding, length: int) -> _ExactLayer:
     """Build a layer with this encoding and compute its exact results."""
     positions: Any = range(length)
     if encoding.claims.num_axes > 1:
@@ -77,42 +77,48 @@ def _exact_layer(encoding: PositionEncoding, length: int) -> _Exact:
     # Rounded to bfloat16, so that all dtypes compute from the same numbers.
     model = _Layer(encoding).bfloat16()
     x, grad = (torch.randn(1, length, SHAPE.embed_dim).bfloat16() for _ in range(2))
-    results = _results(copy.deepcopy(model).double(), x.double(), positions, grad, "auto")
-    return _Exact(model, x, grad, positions, results)
+    results = _output_and_gradients(
+        copy.deepcopy(model).double(), x.double(), positions, grad, "auto"
+    )
+    return _ExactLayer(model, x, grad, positions, results)
 
 
-def _checks_of_dtype(exact: _Exact, device: str, dtype: str) -> Iterator[dict[str, Any]]:
+def _check_dtype(exact: _ExactLayer, device: str, dtype: str) -> Iterator[dict[str, Any]]:
     """Yield what is to be added to the row of each implementation, or one for all of them."""
     kind = getattr(torch, dtype)
-    if too_large := _overflows(exact.results, kind):
+    if too_large := _overflow_reason(exact.results, kind):
         yield {"left_out": too_large}
         return
     layer = copy.deepcopy(exact.model).to(device, kind)
     for impl in ("auto", "flex", "blocks"):
-        yield {"impl": impl} | _check(exact, layer, device, dtype, impl)
+        yield {"impl": impl} | _check_implementation(exact, layer, device, dtype, impl)
 
 
-def _check(exact: _Exact, layer: "_Layer", device: str, dtype: str, impl: str) -> dict[str, Any]:
+def _check_implementation(
+    exact: _ExactLayer, layer: "_Layer", device: str, dtype: str, impl: str
+) -> dict[str, Any]:
     """Return the error of one implementation, and whether it is `ok`, or why it does not run."""
     positions = exact.positions
     if not isinstance(positions, range):
         positions = positions.to(device)
     try:
         x = exact.x.to(device, getattr(torch, dtype))
-        results = _results(layer, x, positions, exact.grad, impl)
+        results = _output_and_gradients(layer, x, positions, exact.grad, impl)
     except Exception as error:  # of this case; the others are checked all the same
         if isinstance(error, ValueError) and "cannot run" in str(error):
             return {"left_out": first_line(error)}
         return {"error": first_line(error), "ok": False}
-    off = _error(results, exact.results, together=dtype != "float32")
+    off = _largest_error(results, exact.results, together=dtype != "float32")
     if dtype == "bfloat16" and not off <= BOUNDS[dtype]:
-        rounded = _rounding(copy.deepcopy(exact.model).double())
-        expected = _results(rounded, exact.x.double(), exact.positions, exact.grad, "auto")
-        off = _error(results, expected, together=True)
+        rounded = _round_projections(copy.deepcopy(exact.model).double())
+        expected = _output_and_gradients(
+            rounded, exact.x.double(), exact.positions, exact.grad, "auto"
+        )
+        off = _largest_error(results, expected, together=True)
     return {"error": round(off, 6), "ok": off <= BOUNDS[dtype]}
 
 
-def _overflows(want: Sequence[Any], dtype: torch.dtype) -> str | None:
+def _overflow_reason(want: Sequence[Any], dtype: torch.dtype) -> str | None:
     """Return why this dtype cannot hold the exact numbers `want`, with room for partial sums, or
     None if it can."""
     largest = max(t.abs().max().item() for t in want if t is not None)
@@ -138,7 +144,7 @@ class _Layer(nn.Module):
                 p *= 2.5
 
 
-def _rounding(layer: _Layer) -> _Layer:
+def _round_projections(layer: _Layer) -> _Layer:
     """Round the results of all projections to bfloat16, in place."""
     for module in layer.attention.modules():
         if isinstance(module, nn.Linear):
@@ -146,7 +152,9 @@ def _rounding(layer: _Layer) -> _Layer:
     return layer
 
 
-def _results(layer: Any, x: Tensor, positions: Any, grad: Tensor, impl: str) -> list[Any]:
+def _output_and_gradients(
+    layer: Any, x: Tensor, positions: Any, grad: Tensor, impl: str
+) -> list[Any]:
     """Return the layer's output, and the gradients of its input and parameters."""
     leaves = [x.requires_grad_(), *(p for p in layer.parameters() if p.requires_grad)]
     encoding = layer.encoding.prepare(positions, x.shape[1])
@@ -157,7 +165,7 @@ def _results(layer: Any, x: Tensor, positions: Any, grad: Tensor, impl: str) -> 
     return [out, *torch.autograd.grad(out, leaves, grad.to(out), allow_unused=True)]
 
 
-def _error(got: Sequence[Any], want: Sequence[Any], together: bool) -> float:
+def _largest_error(got: Sequence[Any], want: Sequence[Any], together: bool) -> float:
     """Return the largest relative error of any tensor; infinite if any is not finite. `together`:
     relative to the largest of all, for those after output and gradient of the input."""
     sizes = [0.0 if t is None else t.abs().max().item() for t in want]

@@ -16,11 +16,11 @@ from torch.profiler import ProfilerActivity, profile
 
 Call = Callable[[], Any]
 
-_SHORT = 0.5
+_SHORT_SECONDS = 0.5
 """Seconds below which a call is first run untimed: caches still affect its time."""
 
 
-def interleaved(
+def time_interleaved_rounds(
     calls: Mapping[str, Call], rounds: int, seconds: float = math.inf, least: int = 0
 ) -> dict[str, list[float]]:
     """Return the seconds of each call in each round, without a first round.
@@ -33,7 +33,7 @@ def interleaved(
     """
     names = list(calls)
     times: dict[str, list[float]] = {name: [] for name in names}
-    short = {name for name, call in calls.items() if _time(call) < _SHORT}
+    short = {name for name, call in calls.items() if _seconds_of_call(call) < _SHORT_SECONDS}
     collecting = gc.isenabled()
     results: list[Any] = []
     gc.collect()
@@ -48,7 +48,9 @@ def interleaved(
             for name in names[first:] + names[:first]:
                 if name in short:
                     results.append(calls[name]())
-                times[name].append(_time(lambda name=name: results.append(calls[name]())))
+                times[name].append(
+                    _seconds_of_call(lambda name=name: results.append(calls[name]()))
+                )
             results.clear()
             gc.collect()
     finally:
@@ -58,7 +60,7 @@ def interleaved(
     return times
 
 
-def _time(call: Call) -> float:
+def _seconds_of_call(call: Call) -> float:
     """Run the call; return its seconds by the clock of `clock_name`, work on a GPU included."""
     clock = time.thread_time if clock_name() == "thread" else time.perf_counter
     start = clock()
@@ -69,8 +71,8 @@ def _time(call: Call) -> float:
 
 
 def clock_name() -> str:
-    """Return the clock that `interleaved` reads: "thread" (CPU time) if torch has one thread,
-    "wall" if it has several, or uses a GPU."""
+    """Return the clock that `time_interleaved_rounds` reads: "thread" (CPU time) if torch has one
+    thread, "wall" if it has several, or uses a GPU."""
     wall = torch.get_num_threads() > 1 or torch.cuda.is_initialized()
     return "wall" if wall else "thread"
 
@@ -88,7 +90,7 @@ def compiles(call: Call) -> bool:
     return False
 
 
-def ratio(values: Sequence[float], baseline: Sequence[float]) -> list[float] | None:
+def median_ratio(values: Sequence[float], baseline: Sequence[float]) -> list[float] | None:
     """Return the median of the ratios of values to baseline, round by round, and its confidence
     interval. Return None if a baseline time was 0.
 
@@ -107,7 +109,7 @@ def ratio(values: Sequence[float], baseline: Sequence[float]) -> list[float] | N
     return [statistics.median_low(ratios), ratios[low], ratios[count - 1 - low]]
 
 
-def live_bytes(call: Call) -> int:
+def peak_bytes(call: Call) -> int:
     """Return the peak bytes that torch allocates during `call`, result included, on the GPU if one
     is used, otherwise on the CPU. Freed memory that the system keeps is not counted."""
     if torch.cuda.is_initialized():
@@ -133,10 +135,10 @@ def timed_rows(
     calls: Mapping[str, Call], baselines: Sequence[str], rounds: int, seconds: float, least: int
 ) -> list[dict[str, Any]]:
     """Return a dict for each call: median time, and ratio to each baseline with interval."""
-    times = interleaved(calls, rounds, seconds, least)
+    times = time_interleaved_rounds(calls, rounds, seconds, least)
 
     def over(values: Sequence[float], base: str) -> list[float] | None:
-        interval = ratio(values, times[base])
+        interval = median_ratio(values, times[base])
         return None if interval is None else [round(x, 4) for x in interval]
 
     return [

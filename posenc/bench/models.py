@@ -52,11 +52,11 @@ def training_calls(case: Case) -> dict[str, Call]:
     def llama(how: str) -> Call:
         model = _llama(case, "eager" if how == "eager" else "sdpa")
         forward = lambda tokens: model(tokens, use_cache=False).logits  # noqa: E731
-        return _step(case, model, forward, how == "bfloat16")
+        return _training_step(case, model, forward, how == "bfloat16")
 
     def ours(name: str) -> Call:
         model = _decoder(case, name)
-        return _step(case, model, model, autocast)
+        return _training_step(case, model, model, autocast)
 
     return _calls_of_runs(case, llama, ours)
 
@@ -99,7 +99,9 @@ def _calls_of_runs(
     return calls
 
 
-def _step(case: Case, model: nn.Module, logits: Callable[[Tensor], Tensor], autocast: bool) -> Call:
+def _training_step(
+    case: Case, model: nn.Module, logits: Callable[[Tensor], Tensor], autocast: bool
+) -> Call:
     """Return a call that trains a model for one step on the same random tokens."""
     tokens = torch.randint(VOCABULARY, (case.batch, case.q_len + 1))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)

@@ -22,7 +22,7 @@ MAKERS = {
 }
 
 
-def measured(
+def measure_case(
     case: Case, threads: Sequence[int], rounds: tuple[int, float, int]
 ) -> list[dict[str, Any]]:
     """Return a row for each run and number of threads: `milliseconds`, `ratios` and `rounds`, or
@@ -48,7 +48,9 @@ def measured(
                 rows.append(row | {"threads": count} | of_run[row["run"]])
         if case.device and case.group == "rotation":
             for row in rows:
-                row["gb_per_second"] = round(_moved_bytes(case) / row["milliseconds"] / 1e6, 3)
+                row["gb_per_second"] = round(
+                    _bytes_moved_by_rotation(case) / row["milliseconds"] / 1e6, 3
+                )
         return rows
     finally:
         torch.set_num_threads(before)
@@ -62,7 +64,7 @@ def _memory_rows(case: Case) -> list[dict[str, Any]]:
     ]
 
 
-def _moved_bytes(case: Case) -> int:
+def _bytes_moved_by_rotation(case: Case) -> int:
     """Return the bytes of a rotation: queries and keys are read once and written once."""
     numbers = case.batch * case.q_len * (case.heads + case.kv_heads) * case.head_dim
     return 2 * numbers * getattr(torch, case.dtype).itemsize

@@ -34,7 +34,7 @@ from posenc.doctor.rules.rest import OVERRIDES
 from posenc.lazy import require
 from posenc.report.files.record import bounded_json, strict_json
 from posenc.report.machine.options import check_choice
-from posenc.report.page.failure import in_words
+from posenc.report.page.failure import describe_os_error
 from posenc.report.page.visible import inert
 
 MODEL = ("model_type", "architectures", "n_heads")
@@ -273,7 +273,7 @@ def _judge_or_skip(path: Path, options: Options, answers: RuntimeAnswers) -> tup
     except NoRotationError as nothing:
         return f"skipped: {nothing}", 0
     except OSError as error:
-        return in_words(error), 2
+        return describe_os_error(error), 2
     except ValueError as error:
         return f"{error}" if str(path) in str(error) else f"{path}: {error}", 2
 

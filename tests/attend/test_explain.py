@@ -5,7 +5,7 @@ import torch
 
 import posenc
 from posenc import masks
-from posenc.bench.measure import live_bytes
+from posenc.bench.measure import peak_bytes
 
 HEADS, HEAD_DIM, LENGTH, MIB = 4, 64, 768, 2**20
 NAMES = (
@@ -52,7 +52,7 @@ def measured(name: str, impl: str, grad: bool, mask: posenc.Mask) -> tuple[float
     with torch.set_grad_enabled(grad):
         said = posenc.explain(*leaves, encoding, **options).extra_bytes
         case()
-        held = live_bytes(case)
+        held = peak_bytes(case)
     results = 5 if grad else 1  # the output; its gradient and those of q, k and v
     return said / MIB, (held - results * leaves[0].numel() * 4) / MIB
 

@@ -6,7 +6,7 @@ import torch
 import posenc
 from posenc import masks
 from posenc.attend.ways import sdpa
-from posenc.bench.measure import live_bytes
+from posenc.bench.measure import peak_bytes
 
 HEADS, WIDTH = 4, 16
 
@@ -142,7 +142,7 @@ def test_memory_of_vectors_for_many_distances():
         with torch.set_grad_enabled(grad):
             said = posenc.explain(*leaves, shaw, **where).extra_bytes
             case()
-            held = live_bytes(case) - (3 if grad else 1) * leaves[0].nbytes
+            held = peak_bytes(case) - (3 if grad else 1) * leaves[0].nbytes
         assert held <= 1.25 * said + 2**20 and said <= 4 * held + 2 * 2**20
 
 

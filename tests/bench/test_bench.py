@@ -12,7 +12,7 @@ import torch
 
 import posenc
 from posenc.bench import calls, cases, device, measure, run
-from posenc.bench.cases import CASES, GROUPS, NEEDS_TRANSFORMERS, Case, chosen
+from posenc.bench.cases import CASES, GROUPS, NEEDS_TRANSFORMERS, Case, select_cases
 from tests.test_readme import load_script
 
 TINY = ("--lengths", "16", "--heads", "2", "--kv-heads", "2", "--head-dim", "8", "--repeats", "1")
@@ -22,7 +22,7 @@ TINY = ("--lengths", "16", "--heads", "2", "--kv-heads", "2", "--head-dim", "8",
 def dry(monkeypatch):
     """Nothing is measured; the cases that would be."""
     found = []
-    monkeypatch.setattr(run, "measured", lambda case, *rest: found.append(case) or [])
+    monkeypatch.setattr(run, "measure_case", lambda case, *rest: found.append(case) or [])
     return found
 
 
@@ -37,7 +37,7 @@ def test_every_case_runs_at_tiny_sizes_and_makes_a_page(groups, tmp_path, call):
     found = json.loads(path.read_text(encoding="utf-8"))
     assert code == 0 and json.loads(said) == found
     assert {"date", "device", "torch", "transformers"} <= set(found["machine"])
-    for case in chosen(tuple(groups.split(",")), (16,), 2, 2, 8):
+    for case in select_cases(tuple(groups.split(",")), (16,), 2, 2, 8):
         if case.dtype == "bfloat16" and case.group == "training":
             continue  # not on every CPU
         rows = {
@@ -242,7 +242,7 @@ def test_a_wrong_result_is_not_timed(monkeypatch):
         lambda *args, impl, **options: right(*args, impl=impl, **options) + (impl == "auto"),
     )
     with pytest.raises(AssertionError, match="not close"):
-        run.measured(Case("attention", ("t5",), ("SDPA",), 16), (1,), (1, 0.0, 1))
+        run.measure_case(Case("attention", ("t5",), ("SDPA",), 16), (1,), (1, 0.0, 1))
 
 
 def test_several_threads_are_timed_by_the_wall():
@@ -250,9 +250,9 @@ def test_several_threads_are_timed_by_the_wall():
     before = torch.get_num_threads()
     try:
         torch.set_num_threads(1)
-        own = measure.interleaved({"sleep": lambda: time.sleep(0.02)}, 1)
+        own = measure.time_interleaved_rounds({"sleep": lambda: time.sleep(0.02)}, 1)
         torch.set_num_threads(2)
-        wall = measure.interleaved({"sleep": lambda: time.sleep(0.02)}, 1)
+        wall = measure.time_interleaved_rounds({"sleep": lambda: time.sleep(0.02)}, 1)
     finally:
         torch.set_num_threads(before)
     assert own["sleep"][0] < 0.01 < 0.02 <= wall["sleep"][0]
@@ -260,21 +260,25 @@ def test_several_threads_are_timed_by_the_wall():
 
 def test_rounds_end_with_the_time_but_not_before_the_least():
     made = []
-    seconds = measure.interleaved({"a": lambda: made.append(1)}, 9, seconds=0.0, least=3)
+    seconds = measure.time_interleaved_rounds(
+        {"a": lambda: made.append(1)}, 9, seconds=0.0, least=3
+    )
     assert len(seconds["a"]) == 3
     assert len(made) == 7, "once first, then twice a round"
-    assert len(measure.interleaved({"a": int}, 4)["a"]) == 4
+    assert len(measure.time_interleaved_rounds({"a": int}, 4)["a"]) == 4
 
 
 def test_every_round_begins_with_another_call():
     order = []
-    measure.interleaved({name: lambda name=name: order.append(name) for name in "ab"}, 2)
+    measure.time_interleaved_rounds(
+        {name: lambda name=name: order.append(name) for name in "ab"}, 2
+    )
     assert "".join(order) == "ab" + "aabb" + "bbaa"
 
 
 def test_garbage_is_collected_between_rounds_only_and_as_before_afterwards():
     seen = []
-    measure.interleaved({"a": lambda: seen.append(gc.isenabled())}, 2)
+    measure.time_interleaved_rounds({"a": lambda: seen.append(gc.isenabled())}, 2)
     assert seen[1:] == [False] * 4
     assert gc.isenabled() and gc.get_freeze_count() == 0
 
@@ -282,27 +286,27 @@ def test_garbage_is_collected_between_rounds_only_and_as_before_afterwards():
 def test_threads_are_the_callers_again():
     before = torch.get_num_threads()
     case = Case("rotation", ("half-split",), ("clone",), 16)
-    rows = run.measured(case, (1, 2), (1, 0.0, 1))
+    rows = run.measure_case(case, (1, 2), (1, 0.0, 1))
     assert {row["threads"] for row in rows} == {1, 2}
     assert torch.get_num_threads() == before
 
 
 def test_the_interval_contains_the_median_of_ratios_within_rounds():
     floor = [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0]  # a machine that grows slower and slower
-    assert measure.ratio([2 * x for x in floor], floor) == [2.0, 2.0, 2.0]
+    assert measure.median_ratio([2 * x for x in floor], floor) == [2.0, 2.0, 2.0]
     noisy = [x * r for x, r in zip(floor, (9.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0), strict=True)]
-    assert measure.ratio(noisy, floor) == [4.0, 1.0, 9.0]
+    assert measure.median_ratio(noisy, floor) == [4.0, 1.0, 9.0]
     ratios = [float(r) for r in range(1, 22)]  # ranks 6 and 16 of 21: tables of the sign test
-    assert measure.ratio(ratios, [1.0] * 21) == [11.0, 6.0, 16.0]
+    assert measure.median_ratio(ratios, [1.0] * 21) == [11.0, 6.0, 16.0]
 
 
 def test_a_ratio_is_of_rounds_and_not_of_medians():
     floor = [1.0] * 10 + [10.0] * 11  # a machine that changed its speed; medians are 10 and 1
-    assert measure.ratio([*floor[:-2], 0.5, 0.5], floor) == [1.0, 1.0, 1.0]
+    assert measure.median_ratio([*floor[:-2], 0.5, 0.5], floor) == [1.0, 1.0, 1.0]
 
 
 def test_clock_that_shows_no_time_gives_no_ratio():
-    assert measure.ratio([1.0], [0.0]) is None
+    assert measure.median_ratio([1.0], [0.0]) is None
 
 
 def test_a_rotation_gets_other_positions_in_each_call_unless_it_says_the_same(monkeypatch):
@@ -330,7 +334,7 @@ def test_live_bytes_are_those_alive_together():
         kept = torch.empty(500_000, dtype=torch.uint8)
         return kept, torch.empty(1_700_000, dtype=torch.uint8)
 
-    assert measure.live_bytes(case) == pytest.approx(2_200_000, abs=1000)
+    assert measure.peak_bytes(case) == pytest.approx(2_200_000, abs=1000)
 
 
 def test_memory_is_what_is_beyond_inputs_output_and_gradients(monkeypatch):
@@ -341,9 +345,11 @@ def test_memory_is_what_is_beyond_inputs_output_and_gradients(monkeypatch):
     case = Case("memory", ("nope",), ("SDPA",), 64, backward=True)
     small, more = calls.attention_memory(case)["SDPA"], 3 * 2**20
     assert small < 2 * size
-    plain = calls._sdpa(case)
+    plain = calls._sdpa_function(case)
     monkeypatch.setattr(
-        calls, "_sdpa", lambda case: lambda *qkv: plain(*qkv) + 0 * torch.zeros(more // 4)[0]
+        calls,
+        "_sdpa_function",
+        lambda case: lambda *qkv: plain(*qkv) + 0 * torch.zeros(more // 4)[0],
     )
     large = calls.attention_memory(case)["SDPA"]
     assert large - small == pytest.approx(more, rel=0.2)
@@ -387,11 +393,11 @@ def test_only_what_is_not_right_is_told_line_by_line(call, tmp_path, monkeypatch
 
 
 def test_a_device_that_computes_wrongly_ends_with_1(call, tmp_path, two, monkeypatch):
-    right, path = device._results, tmp_path / "card.json"
+    right, path = device._output_and_gradients, tmp_path / "card.json"
     for wrong in (0.5, float("nan")):
         monkeypatch.setattr(
             device,
-            "_results",
+            "_output_and_gradients",
             lambda layer, x, *rest, wrong=wrong: [
                 t if t is None or x.dtype == torch.float64 else t + wrong
                 for t in right(layer, x, *rest)
@@ -410,9 +416,11 @@ def test_a_device_that_computes_wrongly_ends_with_1(call, tmp_path, two, monkeyp
     ],
 )
 def test_a_wrong_table_is_seen_in_16_bits(name, spoil, monkeypatch):
-    right = device._results
+    right = device._output_and_gradients
     monkeypatch.setattr(device, "names", lambda: (name,))
-    assert all(row["ok"] for row in device.checks("cpu", (40,), ("bfloat16",), 99) if "ok" in row)
+    assert all(
+        row["ok"] for row in device.check_encodings("cpu", (40,), ("bfloat16",), 99) if "ok" in row
+    )
 
     def wrong(layer, x, *rest):
         if x.dtype == torch.bfloat16:
@@ -421,20 +429,20 @@ def test_a_wrong_table_is_seen_in_16_bits(name, spoil, monkeypatch):
                 spoil(table)
         return right(layer, x, *rest)
 
-    monkeypatch.setattr(device, "_results", wrong)
-    rows = [row for row in device.checks("cpu", (40,), ("bfloat16",), 99) if "ok" in row]
+    monkeypatch.setattr(device, "_output_and_gradients", wrong)
+    rows = [row for row in device.check_encodings("cpu", (40,), ("bfloat16",), 99) if "ok" in row]
     assert rows and not any(row["ok"] for row in rows)
 
 
 def test_rounding_alone_is_no_error_of_cope(monkeypatch):
     """At 300 tokens bfloat16 is 0.255 from float64, and 0.007 from float64 with q, k, v rounded."""
     monkeypatch.setattr(device, "names", lambda: ("cope",))
-    rows = [row for row in device.checks("cpu", (300,), ("bfloat16",), 99) if "ok" in row]
+    rows = [row for row in device.check_encodings("cpu", (300,), ("bfloat16",), 99) if "ok" in row]
     assert rows and all(row["ok"] and row["error"] < 0.02 for row in rows)
 
 
 def test_a_gradient_that_float16_cannot_hold_is_left_out_with_its_size():
-    (row,) = device.checks("cpu", (1100,), ("float16",), 99, ["mixed_rope"])
+    (row,) = device.check_encodings("cpu", (1100,), ("float16",), 99, ["mixed_rope"])
     assert "gradients reach 41,106" in row["left_out"] and "65,504" in row["left_out"]
     assert "error" not in row and "ok" not in row
 
@@ -442,13 +450,13 @@ def test_a_gradient_that_float16_cannot_hold_is_left_out_with_its_size():
 def test_the_gradient_of_a_bias_that_cancels_in_the_softmax_may_be_rounding_in_16_bits():
     zero, one = torch.zeros(1), torch.ones(1)
     want, noise = [one, one, 5 * one, zero], [one, one, 5 * one, torch.full((1,), 0.02)]
-    assert device._error(noise, want, together=True) == pytest.approx(0.004)
+    assert device._largest_error(noise, want, together=True) == pytest.approx(0.004)
     wrong = [one, one, 6 * one, zero]
-    assert device._error(wrong, want, together=True) == pytest.approx(0.2)
+    assert device._largest_error(wrong, want, together=True) == pytest.approx(0.2)
 
 
 def test_checks_without_time_are_left_out_and_named(two):
-    rows = list(device.checks("cpu", (4,), ("float32",), -1.0))
+    rows = list(device.check_encodings("cpu", (4,), ("float32",), -1.0))
     assert [(row["check"], row["left_out"]) for row in rows] == [
         ("t5", "out of time"),
         ("learned_2d", "out of time"),
@@ -485,9 +493,9 @@ def test_a_card_without_bfloat16_is_checked_and_timed_in_float32(half, call, tmp
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "A card")
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: half)
     monkeypatch.setattr(
-        device, "checks", lambda _, sizes, dtypes, seconds: seen.extend(dtypes) or []
+        device, "check_encodings", lambda _, sizes, dtypes, seconds: seen.extend(dtypes) or []
     )
-    monkeypatch.setattr(cases, "on_device", lambda *sizes: seen.append(sizes[-1]) or [])
+    monkeypatch.setattr(cases, "device_cases", lambda *sizes: seen.append(sizes[-1]) or [])
     assert call("bench", "--device", "cuda", "--out", tmp_path / "card.json")[0] == 0
     assert seen == (["float32", "bfloat16", "bfloat16"] if half else ["float32", "float32"])
 
@@ -505,7 +513,7 @@ def test_table_fits_the_columns_with_names_whole(columns, call, monkeypatch):
                 rows.append(row | {"threads": threads})
         return rows
 
-    monkeypatch.setattr(run, "measured", measured)
+    monkeypatch.setattr(run, "measure_case", measured)
     monkeypatch.setattr("posenc.report.machine.machine.num_cores", lambda: 2)
     monkeypatch.setenv("COLUMNS", str(columns))
     code, said, _ = call("bench", "--all", "--threads", "1,2")

@@ -108,7 +108,7 @@ def written(drawn: Plot, folder):
 
 
 def test_chinese_letters_are_drawn_where_there_is_a_font(tmp_path):
-    if not {*figure_files.CHINESE} & {*figure_files.font_manager.get_font_names()}:
+    if not {*figure_files.CHINESE_FONTS} & {*figure_files.font_manager.get_font_names()}:
         pytest.skip("no font of this machine has Chinese letters")
     folder = written(plot("公司"), tmp_path)
     assert ">公司<" in (folder / "figure.svg").read_text(encoding="utf-8")
@@ -116,7 +116,7 @@ def test_chinese_letters_are_drawn_where_there_is_a_font(tmp_path):
 
 
 def test_letters_without_a_font_are_told_and_stay_text_in_svg(tmp_path, monkeypatch):
-    monkeypatch.setattr(figure_files, "CHINESE", ())
+    monkeypatch.setattr(figure_files, "CHINESE_FONTS", ())
     check_outputs(tmp_path)
     (line,) = write_figures([plot("公司")], tmp_path)
     assert "letters 公 司" in line and "boxes" in line

@@ -164,13 +164,14 @@ class Remote:
         raise NotImplementedError
 
     def told(self, trial: TrialConfig, event: dict[str, Any]) -> None:
-        """Pass on what a running trial has said."""
+        """Queue an event of a running trial for `wait`, and note its step."""
         progress = self.progress[trial]
         progress.step = max(progress.step, event.get("step", 0))
         self.heard.append((trial, event))
 
     def ended(self, trial: TrialConfig, result: TrialResult) -> None:
-        """Store the result of a finished trial, which may be an error that the trial raised."""
+        """Write the result of a trial that has ended into its folder, and queue it for `wait`. The
+        result may be a failure."""
         del self.progress[trial]
         if result.reason is not None:
             write_failure(self.folder / trial.folder, result)

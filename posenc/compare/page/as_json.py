@@ -15,7 +15,7 @@ from posenc.tasks.known import TASKS, TEXT
 
 
 def answer_json(study: Study, folder: Path | None = None) -> str:
-    """Return `answer_object` as JSON."""
+    """Return the answer of a study and its numbers, see `answer_object`, as JSON text."""
     return json_text(answer_object(study, folder))
 
 
@@ -91,8 +91,8 @@ def _reused_trials(study: Study) -> dict[str, dict[str, str | None]]:
 
 
 def _standing_object(standing: Standing, unit: str) -> dict[str, Any]:
-    """Return one of "places": who is first there, and each encoding, best first, with its
-    differences from the first. unit: of the numbers."""
+    """Return a standing as one object of "places": the first encodings, and each encoding, best
+    first, with its differences from the first. unit: unit of the numbers, in words."""
     pairs = standing.pairs
     first = standing.order[0]
     return {

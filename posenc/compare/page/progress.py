@@ -16,7 +16,7 @@ ALL_TRIALS = "all trials"
 
 
 def unit_of_loss(trial: TrialConfig) -> str:
-    """Return the unit of a loss."""
+    """Return what a trial's loss in bits is counted for: "byte" of a text, "target" of a task."""
     return "byte" if trial.task == TEXT else "target"
 
 

@@ -26,12 +26,14 @@ class Loss:
 
 
 def best_first(study: Study) -> list[str]:
-    """Sort encodings by the longest length; those that run only at shorter ones come later."""
+    """Return the encodings, best first at the longest length; those that run only at shorter ones
+    come later."""
     return order_by_standings(study, reversed(standings(study)))
 
 
 def order_by_standings(study: Study, ordered: Iterable[Standing]) -> list[str]:
-    """Sort encodings by the first of these standings, then by the next ones."""
+    """Return all encodings, sorted by the first of these standings; those that it lacks are sorted
+    by the next ones."""
     names: dict[str, None] = {}
     for standing in ordered:
         names |= dict.fromkeys(standing.order)
@@ -83,7 +85,8 @@ def verdict_of(standing: Standing, name: str) -> str:
 
 
 def difference_from_first(standing: Standing, name: str) -> str:
-    """Write the difference from the first, and half of its interval if it has one."""
+    """Return the difference of an encoding from the first as text, and half of its interval if it
+    has one: `+0.021 ± 0.010`."""
     gap = standing.gap(name)
     half = f" ± {gap.half:.3f}" if gap.half < math.inf else ""
     return f"{round(gap.value, 3) + 0.0:+.3f}{half}"

@@ -27,7 +27,8 @@ def write_page(study: Study, folder: Path) -> None:
 
 
 def _for_reader(study: Study) -> Study:
-    """Return the study with the user's labels, and its two lines in the reader's language."""
+    """Return the study with the user's labels, and its recommendation and limits in the reader's
+    language."""
     study = with_labels(study)
     if in_english():
         return study

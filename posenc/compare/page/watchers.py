@@ -22,7 +22,8 @@ EVENTS = "events.jsonl"
 def open_watchers(
     console: Console, study: Study, folder: Path, workers: int, tensorboard: bool
 ) -> Iterator[list[Any]]:
-    """Open the watchers of a comparison."""
+    """Open what follows the trials, for the block under `with`: the screen, a file of events in the
+    study's folder and, with `tensorboard`, files for TensorBoard."""
     live = console.is_terminal
     plain = contextlib.nullcontext(PlainLines(console))
     screen = LiveBars(console, study.trials, workers) if live else plain

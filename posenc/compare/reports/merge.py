@@ -162,7 +162,8 @@ def _merge_results(
 
 
 def _where_most_different(a: TrialResult, b: TrialResult) -> str:
-    """Name the window length at which two results of one trial differ most."""
+    """Return in words at which window length two results of one trial differ most, and how; "" if
+    they do not at any."""
     gaps = [
         (abs(x.bits_per_byte - y.bits_per_byte), x.length, y.bits_per_byte, x.bits_per_byte)
         for x, y in zip(a.by_length, b.by_length, strict=False)
@@ -173,7 +174,8 @@ def _where_most_different(a: TrialResult, b: TrialResult) -> str:
 
 
 def join_distinct_values(records: Sequence[dict[str, str]]) -> dict[str, str]:
-    """Return every value of each key once."""
+    """Return one record with all keys, in which the different values of a key are joined by
+    semicolons."""
     values: dict[str, dict[str, None]] = {}
     for record in records:
         for key, value in record.items():

@@ -68,7 +68,10 @@ def report_runs(
 def _print_report(
     study: Study, lines: Sequence[str], home: Path, figures: Path | None, as_json: bool
 ) -> None:
-    """Print notes, figures and tables."""
+    """Write the figures that were asked for, and print notes and tables.
+
+    lines: notes on damaged or different results. home: folder of the report.
+    """
     console = stderr()
     for line in (*lines, *write_figures_of(study, figures)):
         say(console, line)

@@ -64,7 +64,7 @@ def run_trial(
             config.steps * config.batch * max_train_tokens(config) / cursor.train_seconds,
             cursor.train_seconds,
             time.perf_counter() - began,
-            machine.processor_names(config.device),
+            machine.names_of_cpu_and_gpus(config.device),
             cursor.reused_from,
         ),
     )

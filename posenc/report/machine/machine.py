@@ -89,8 +89,9 @@ def gpus() -> list[str]:
     return [named[i] if named else str(i) for i in range(torch.cuda.device_count())]
 
 
-def processor_names(device: str) -> str:
-    """Return the names of the CPU and, for "cuda", of the GPUs that torch sees."""
+def names_of_cpu_and_gpus(device: str) -> str:
+    """Return the names of the CPU and, for "cuda", of the GPUs that torch sees, as one text with
+    semicolons."""
     seen = range(torch.cuda.device_count() if device == "cuda" else 0)
     return "; ".join([*sorted({torch.cuda.get_device_name(i) for i in seen}), processor()])
 
@@ -98,7 +99,7 @@ def processor_names(device: str) -> str:
 def describe(device: str, precision: str, workers: int) -> dict[str, str]:
     """Return facts about the machine for a report."""
     return {
-        "processor": processor_names(device),
+        "processor": names_of_cpu_and_gpus(device),
         "cores": str(num_cores()),
         "system": f"{platform.system()} {platform.machine()}",
         "device": device,

@@ -88,7 +88,7 @@ def axes_of(data: Data) -> list[str]:
     return [name for name in data if name not in (SERIES, PANEL, LOW, HIGH)]
 
 
-def described(data: Data) -> str:
+def describe_curve_ends(data: Data) -> str:
     """Return the first and the last point of each curve in words; "" without curves."""
     axes = axes_of(data)
     if SERIES not in data or len(axes) != 2:
@@ -107,11 +107,13 @@ def csv_text(data: Data) -> str:
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(map(visible, data))
-    writer.writerows([_cell(value) for value in row] for row in zip(*data.values(), strict=True))
+    writer.writerows(
+        [_csv_cell(value) for value in row] for row in zip(*data.values(), strict=True)
+    )
     return out.getvalue()
 
 
-def _cell(value: Any) -> str:
+def _csv_cell(value: Any) -> str:
     if value is None or isinstance(value, str):
         return visible(value or "")
     return "" if np.isnan(value) else f"{value:.9g}"

@@ -83,12 +83,12 @@ def show(report: Report, console: Console) -> None:
     for section in report.sections:
         if not section.detail:
             for block in section.blocks:
-                _show(block, console)
+                _show_block(block, console)
     for caution in report.cautions:
         say(console, caution)
 
 
-def _show(block: Block, console: Console) -> None:
+def _show_block(block: Block, console: Console) -> None:
     """Print a block, if it has something for the terminal."""
     match block:
         case rows.Table():
@@ -118,8 +118,8 @@ def split(table: rows.Table, width: int) -> Iterator[Table]:
     names = columns[:1]
     rest = columns[1:]
     while rest:
-        count = _how_many_fit(names[0], rest, width)
-        yield _table_of(names[0], rest[:count])
+        count = _count_fitting_columns(names[0], rest, width)
+        yield _table_of_columns(names[0], rest[:count])
         rest = rest[count:]
 
 
@@ -139,13 +139,13 @@ def _columns(table: rows.Table) -> list[_Column]:
     for i, is_numeric in enumerate(rows.numeric_columns(table)):
         name = table.header[i]
         heading = name.text if isinstance(name, rows.Heading) else name
-        cells = [_text(row[i], notes) for row in table.rows]
+        cells = [_cell_text(row[i], notes) for row in table.rows]
         width = max(cell_len(visible(text)) for text in (heading, *cells)) + FRAME
         columns.append(_Column(heading, cells, is_numeric, width))
     return columns
 
 
-def _how_many_fit(first: _Column, rest: Sequence[_Column], width: int) -> int:
+def _count_fitting_columns(first: _Column, rest: Sequence[_Column], width: int) -> int:
     """Return how many columns of `rest`, at least one, fit beside the first one."""
     count = len(rest)
     while count > 1 and first.width + sum(column.width for column in rest[:count]) + 1 > width:
@@ -153,7 +153,7 @@ def _how_many_fit(first: _Column, rest: Sequence[_Column], width: int) -> int:
     return count
 
 
-def _table_of(first: _Column, others: Sequence[_Column]) -> Table:
+def _table_of_columns(first: _Column, others: Sequence[_Column]) -> Table:
     """Return columns as a table; names of rows and numbers are not broken into lines."""
     table = Table()
     columns = [first, *others]
@@ -172,7 +172,7 @@ def _notes(table: rows.Table) -> list[str]:
     return [*dict.fromkeys(cell.note for cell in cells if cell.note)]
 
 
-def _text(value: rows.Value, notes: Sequence[str]) -> str:
+def _cell_text(value: rows.Value, notes: Sequence[str]) -> str:
     """Return the text of a cell, with the number of its note if it has one."""
     noted = isinstance(value, rows.Cell) and value.note
     return f"{rows.text_of(value)} [{notes.index(noted) + 1}]" if noted else rows.text_of(value)

@@ -50,9 +50,9 @@ FONTS = (
     '"Microsoft YaHei", "WenQuanYi Micro Hei", "DejaVu Sans", sans-serif'
 )
 
-OWN = "DejaVu Sans"
+FIGURE_FONT = "DejaVu Sans"
 """The font of all figures, which matplotlib includes."""
-CHINESE = (
+CHINESE_FONTS = (
     "Noto Sans CJK SC",
     "Noto Sans SC",
     "Source Han Sans SC",
@@ -161,7 +161,7 @@ def _fonts_of_other_letters() -> list[str]:
     fonts of this machine take its place; without any, such a letter is measured as 0.6 em.
     """
     known = {*font_manager.get_font_names()}
-    return [] if LAST_RESORT in known else [name for name in CHINESE if name in known]
+    return [] if LAST_RESORT in known else [name for name in CHINESE_FONTS if name in known]
 
 
 @contextmanager
@@ -173,7 +173,7 @@ def style() -> Iterator[None]:
         matplotlib.rcdefaults()  # ignore the user's settings
         matplotlib.rcParams.update(_STYLE)  # type: ignore[call-overload]
         # Only to measure text; the reader's browser draws it in FONTS.
-        matplotlib.rcParams["font.family"] = [OWN, *_fonts_of_other_letters()]
+        matplotlib.rcParams["font.family"] = [FIGURE_FONT, *_fonts_of_other_letters()]
         yield
 
 
@@ -303,7 +303,7 @@ def to_svg(drawn: Figure, description: str, prefix: str = "f") -> str:
             named = ElementTree.Element(f"{{{_SVG}}}title")
             named.text = readable(element.attrib.pop("id").removeprefix(HOVER))
             element.insert(0, named)
-        _adapt(element.attrib, prefix)
+        _adapt_attributes(element.attrib, prefix)
     del root.attrib["width"], root.attrib["height"]
     root.set("role", "img")
     root.set("aria-labelledby", f"{prefix}-title")
@@ -313,7 +313,7 @@ def to_svg(drawn: Figure, description: str, prefix: str = "f") -> str:
     return ElementTree.tostring(root, encoding="unicode")
 
 
-def _adapt(attributes: dict[str, str], prefix: str) -> None:
+def _adapt_attributes(attributes: dict[str, str], prefix: str) -> None:
     """Rename identifiers, and replace colours and fonts by the page's variables."""
     for key, value in attributes.items():
         if key == "id":

@@ -19,7 +19,7 @@ def one_line(error: BaseException) -> str:
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
-def in_words(error: OSError) -> str:
+def describe_os_error(error: OSError) -> str:
     """Return which file the system could not open, and why."""
     why = "no such file or folder" if error.errno == errno.ENOENT else error.strerror
     return f"{error.filename}: {why}." if error.filename else f"{error}"

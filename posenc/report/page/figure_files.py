@@ -17,7 +17,7 @@ from matplotlib.text import Text
 
 from posenc.report.files.atomic import mark_figures, write_atomically
 from posenc.report.page.chart import csv_text
-from posenc.report.page.drawing import CHINESE, OWN, readable, style
+from posenc.report.page.drawing import CHINESE_FONTS, FIGURE_FONT, readable, style
 from posenc.report.page.page import Page, Plot
 from posenc.report.page.report import table_csv
 from posenc.report.page.visible import visible
@@ -41,7 +41,7 @@ def write_figures(plots: Sequence[Plot], folder: Path) -> list[str]:
     for plot in plots:
         if not plot.name:
             raise ValueError(f"The figure {plot.caption!r} has no name for its files.")
-        files, missing = _drawn(plot.chart.figure)
+        files, missing = _figure_bytes(plot.chart.figure)
         lacking |= missing
         for kind, content in files.items():
             write_atomically(folder / f"{plot.name}.{kind}", content)
@@ -54,12 +54,13 @@ def write_figures(plots: Sequence[Plot], folder: Path) -> list[str]:
     ]
 
 
-def _drawn(figure: Figure) -> tuple[dict[str, bytes], set[str]]:
-    """Return the figure's files by their kind, and the letters that no font has."""
+def _figure_bytes(figure: Figure) -> tuple[dict[str, bytes], set[str]]:
+    """Return the content of the figure's files by their kind ("svg", "pdf", "png"), and the letters
+    that no font of this machine has."""
     texts = [text for text in figure.findobj(Text) if isinstance(text, Text)]
     for text in texts:
         text.set_text(readable(text.get_text()))
-    foreign = _foreign({letter for text in texts for letter in text.get_text()})
+    foreign = _letters_without_glyph({letter for text in texts for letter in text.get_text()})
     # 42 ("truetype") keeps letters selectable, as journals require; most Chinese fonts do not fit
     # it, and their letters are then drawn one by one.
     fonts: dict[Any, Any] = {"pdf.fonttype": 3 if foreign else 42}
@@ -77,7 +78,7 @@ def _drawn(figure: Figure) -> tuple[dict[str, bytes], set[str]]:
                 written, format=kind, dpi=DOTS_PER_INCH, facecolor="white", metadata=metadata
             )
             files[kind] = written.getvalue()
-    return files, _letters_of(str(warning.message) for warning in caught)
+    return files, _letters_in_warnings(str(warning.message) for warning in caught)
 
 
 @contextmanager
@@ -89,13 +90,13 @@ def _fonts_of_machine(texts: Sequence[Text]) -> Iterator[None]:
     families = [text.get_fontfamily() for text in texts]
     installed = {*font_manager.get_font_names()}
     for text in texts:
-        text.set_fontfamily([OWN, *(name for name in CHINESE if name in installed)])
+        text.set_fontfamily([FIGURE_FONT, *(name for name in CHINESE_FONTS if name in installed)])
     yield
     for text, family in zip(texts, families, strict=True):
         text.set_fontfamily(family)
 
 
-def _letters_of(warned: Iterable[str]) -> set[str]:
+def _letters_in_warnings(warned: Iterable[str]) -> set[str]:
     """Return the letters of which matplotlib warns that no font has them."""
     letters = set()
     for message in warned:
@@ -104,9 +105,9 @@ def _letters_of(warned: Iterable[str]) -> set[str]:
     return letters
 
 
-def _foreign(letters: set[str]) -> set[str]:
+def _letters_without_glyph(letters: set[str]) -> set[str]:
     """Return the letters that the figures' own font lacks."""
-    font = FT2Font(font_manager.findfont(OWN))
+    font = FT2Font(font_manager.findfont(FIGURE_FONT))
     visible_letters = {letter for letter in letters if not letter.isspace()}
     return {letter for letter in visible_letters if not font.get_char_index(ord(letter))}
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from posenc.report.files.atomic import write_atomically
-from posenc.report.page.chart import described
+from posenc.report.page.chart import describe_curve_ends
 from posenc.report.page.drawing import SVG_RULES, css_variables, to_svg
 from posenc.report.page.report import (
     Block,
@@ -83,13 +83,13 @@ class Page:
     def html(self) -> str:
         """Return the whole page."""
         plots = count(1)
-        sections = [_section(heading, blocks, plots) for heading, blocks in self._sections]
+        sections = [_section_html(heading, blocks, plots) for heading, blocks in self._sections]
         subtitle = f"<p class=subtitle>{escape(self.subtitle)}</p>" if self.subtitle else ""
         return _PAGE.format(
             title=escape(self.title),
             subtitle=subtitle,
             contents=self._contents(),
-            body=_linked("\n".join(sections)),
+            body=_link_words("\n".join(sections)),
             style=_style_sheet(),
             language=phrase("en"),
         )
@@ -98,7 +98,10 @@ class Page:
         headings = [heading for heading, _ in self._sections if heading]
         if not self.contents or len(headings) < 2:
             return ""
-        links = [f'<a href="#{_anchor(heading)}">{escape(heading)}</a>' for heading in headings]
+        links = [
+            f'<a href="#{_anchor_of_heading(heading)}">{escape(heading)}</a>'
+            for heading in headings
+        ]
         return f"<nav>{' · '.join(links)}</nav>"
 
     def write(self, path: str | Path) -> None:
@@ -112,11 +115,11 @@ def _style_sheet() -> str:
     return f":root{{{css_variables('light')}{SVG_RULES}}}{dark}\n{rules}"
 
 
-def _section(heading: str, blocks: Sequence[Block], plots: Iterator[int]) -> str:
+def _section_html(heading: str, blocks: Sequence[Block], plots: Iterator[int]) -> str:
     """Return a section as HTML; `plots` counts the figures of a page, for identifiers."""
-    parts = [f'<h2 id="{_anchor(heading)}">{escape(heading)}</h2>'] if heading else []
+    parts = [f'<h2 id="{_anchor_of_heading(heading)}">{escape(heading)}</h2>'] if heading else []
     for is_plot, group in groupby(blocks, key=lambda b: isinstance(b, Plot)):
-        of_group = [_block(block, plots) for block in group]
+        of_group = [_block_html(block, plots) for block in group]
         parts += ["<div class=figures>", *of_group, "</div>"] if is_plot else of_group
     return "<section>" + "\n".join(parts) + "</section>"
 
@@ -136,7 +139,7 @@ def repository() -> str:
     return next((url[12:] for url in urls if url.startswith("Repository, ")), "")
 
 
-def _linked(body: str) -> str:
+def _link_words(body: str) -> str:
     """Return a page's body in which each word leads to the document that explains it, where an
     explanation or the heading of a column first has it. Without an address it names the file."""
     for word, target in words().items():
@@ -153,13 +156,13 @@ def _linked(body: str) -> str:
     return body
 
 
-def _anchor(heading: str) -> str:
+def _anchor_of_heading(heading: str) -> str:
     """Return the name by which a link finds a heading."""
     return re.sub(r"\W+", "-", heading.lower()).strip("-")
 
 
-def _block(block: Block, plots: Iterator[int]) -> str:
-    """Return a block as HTML; `plots` as in `_section`."""
+def _block_html(block: Block, plots: Iterator[int]) -> str:
+    """Return a block as HTML; `plots` as in `_section_html`."""
     match block:
         case str():
             return f"<p>{escape(block)}</p>"
@@ -169,50 +172,50 @@ def _block(block: Block, plots: Iterator[int]) -> str:
             start = f"<strong>{phrase('What this cannot say.')}</strong>"
             return f"<p class=limits>{start} {escape(text)}</p>"
         case Links(items):
-            return _links(items)
+            return _links_html(items)
         case Fold():
-            return _fold(block, plots)
+            return _fold_html(block, plots)
         case Caution(text):
             return f"<p class=warning role=note>{escape(text)}</p>"
         case Code(text):
             return f"<pre tabindex=0><code>{escape(text)}</code></pre>"
         case Items(texts):
-            return _list(texts)
+            return _list_html(texts)
         case Facts(items):
-            return _definitions(items)
+            return _definitions_html(items)
         case Plot():
-            return _plot(block, f"f{next(plots)}")
+            return _plot_html(block, f"f{next(plots)}")
         case Table():
             return table_html(block)
 
 
-def _links(addresses: Mapping[str, str]) -> str:
+def _links_html(addresses: Mapping[str, str]) -> str:
     """Return a line of links; `addresses` are by what is shown of them."""
     links = (f'<a href="{escape(to)}">{escape(name)}</a>' for name, to in addresses.items())
     return f"<p>{' · '.join(links)}</p>"
 
 
-def _fold(fold: Fold, plots: Iterator[int]) -> str:
+def _fold_html(fold: Fold, plots: Iterator[int]) -> str:
     """Return blocks that a click on their summary shows."""
-    inner = "".join(_block(block, plots) for block in fold.blocks)
+    inner = "".join(_block_html(block, plots) for block in fold.blocks)
     return f"<details><summary>{escape(fold.summary)}</summary>{inner}</details>"
 
 
-def _list(texts: Sequence[str]) -> str:
+def _list_html(texts: Sequence[str]) -> str:
     return "<ul>" + "".join(f"<li>{escape(text)}</li>" for text in texts) + "</ul>"
 
 
-def _definitions(facts: Mapping[str, Any]) -> str:
+def _definitions_html(facts: Mapping[str, Any]) -> str:
     """Return facts, by their names, as a list of definitions."""
     pairs = (f"<dt>{escape(k)}</dt><dd>{escape(str(v))}</dd>" for k, v in facts.items())
     return "<dl>" + "".join(pairs) + "</dl>"
 
 
-def _plot(plot: Plot, prefix: str) -> str:
+def _plot_html(plot: Plot, prefix: str) -> str:
     """Return a figure with its caption as HTML. prefix: of identifiers in its SVG."""
     size = " class=wide" if plot.wide else ""
     scroll = f' role=region tabindex=0 aria-label="{escape(plot.caption)}"' if plot.wide else ""
-    description = plot.description or f"{plot.caption} {described(plot.chart.data)}"
+    description = plot.description or f"{plot.caption} {describe_curve_ends(plot.chart.data)}"
     svg = to_svg(plot.chart.figure, description, prefix)
     width = 72 * plot.chart.figure.get_figwidth()  # makes its letters as large as the page's
     seen = f"<strong>{escape(plot.seen)}</strong> " if plot.seen else ""

@@ -145,18 +145,19 @@ def as_json(report: Report) -> str:
     A number that is not finite is null, for which JSON has no other word.
     """
     tables = {name: rows_of(table) for name, table in report.tables().items()}
-    content = plain({**report.facts, "tables": tables})
+    content = json_value({**report.facts, "tables": tables})
     return visible(json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False))
 
 
-def plain(value: Any) -> Any:
-    """Return a value as JSON has it: dataclasses as mappings, tuples as lists, no NaN."""
+def json_value(value: Any) -> Any:
+    """Return a value that JSON can hold: dataclasses become mappings, tuples lists, and numbers
+    that are not finite None."""
     if isinstance(value, Mapping):
-        return {str(name): plain(item) for name, item in value.items()}
+        return {str(name): json_value(item) for name, item in value.items()}
     if isinstance(value, list | tuple):
-        return [plain(item) for item in value]
+        return [json_value(item) for item in value]
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {f.name: plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
+        return {f.name: json_value(getattr(value, f.name)) for f in dataclasses.fields(value)}
     if isinstance(value, float) and not math.isfinite(value):
         return None
     return value
@@ -172,11 +173,11 @@ def rows_of(table: Table) -> list[dict[str, Any]]:
     columns: dict[str, list[Any]] = {}
     for heading, cells in zip(table.header, zip(*table.rows, strict=True), strict=True):
         name = heading.text if isinstance(heading, Heading) else heading
-        columns |= _with_ends(name, [measured(cell) for cell in cells])
+        columns |= _column_with_ends(name, [measured(cell) for cell in cells])
     return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
 
-def _with_ends(name: str, measured_values: Sequence[Any]) -> dict[str, list[Any]]:
+def _column_with_ends(name: str, measured_values: Sequence[Any]) -> dict[str, list[Any]]:
     """Return a column by its name, and the ends of its intervals if it has any."""
     numbers = [value for value in measured_values if isinstance(value, Number)]
     values = [value.value if isinstance(value, Number) else value for value in measured_values]
@@ -194,7 +195,7 @@ def measured(cell: Value) -> Any:
 
 def table_csv(table: Table) -> str:
     """Return a table as CSV. Numbers have all their digits; what is unknown is empty."""
-    rows = plain(rows_of(table))
+    rows = json_value(rows_of(table))
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     for line in ([*rows[0]] if rows else [], *(row.values() for row in rows)):

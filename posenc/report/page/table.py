@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 from posenc.report.page.visible import escape
 
-LONG = 24
-"""Number of letters above which a cell gets more width, against tall narrow columns."""
+LONG_LETTERS = 24
+"""A cell with more letters gets more width, against tall narrow columns."""
 
 
 @dataclass(frozen=True)
@@ -84,11 +84,11 @@ def table_html(table: Table) -> str:
     headings = [h if isinstance(h, Heading) else Heading(h) for h in table.header]
     numeric = numeric_columns(table)
     notes: dict[str, int] = {}
-    head = "".join(map(_column_heading, headings, numeric))
+    head = "".join(map(_heading_html, headings, numeric))
     labels = [""] * len(headings)
     if table.cards:
         labels = [f' data-label="{escape(heading.text)}"' for heading in headings]
-    rows = [_row(row, numeric, labels, notes) for row in table.rows]
+    rows = [_row_html(row, numeric, labels, notes) for row in table.rows]
     caption = f"<p class=caption>{escape(table.caption)}</p>" if table.caption else ""
     name = table.caption or ", ".join(heading.text for heading in headings)
     kind = '"table cards"' if table.cards else "table"
@@ -101,17 +101,19 @@ def table_html(table: Table) -> str:
     )
 
 
-def _row(
+def _row_html(
     row: Sequence[Value], numeric: Sequence[bool], labels: Sequence[str], notes: dict[str, int]
 ) -> str:
     """Return a row as HTML, and number its notes; `labels` are attributes of its cells."""
-    cells = [f"<th scope=row{_class(False, row[0])}>{_cell(row[0], notes)}</th>"]
+    cells = [f"<th scope=row{_class_attribute(False, row[0])}>{_cell_html(row[0], notes)}</th>"]
     for value, is_numeric, label in zip(row[1:], numeric[1:], labels[1:], strict=True):
-        cells.append(f"<td{_class(is_numeric, value)}{label}>{_cell(value, notes)}</td>")
+        cells.append(
+            f"<td{_class_attribute(is_numeric, value)}{label}>{_cell_html(value, notes)}</td>"
+        )
     return f"<tr>{''.join(cells)}</tr>"
 
 
-def _cell(value: Value, notes: dict[str, int]) -> str:
+def _cell_html(value: Value, notes: dict[str, int]) -> str:
     """Return a cell's content as HTML, with the number of its note, which `notes` keeps."""
     if not isinstance(value, Cell):
         return escape(text_of(value))
@@ -137,17 +139,17 @@ def text_of(value: Value) -> str:
     return f"{value:,}" if isinstance(value, int) else f"{value:.4g}"
 
 
-def _column_heading(heading: Heading, is_numeric: bool) -> str:
+def _heading_html(heading: Heading, is_numeric: bool) -> str:
     meaning = f"<small>{escape(heading.meaning)}</small>" if heading.meaning else ""
-    return f"<th scope=col{_class(is_numeric)}>{escape(heading.text)}{meaning}</th>"
+    return f"<th scope=col{_class_attribute(is_numeric)}>{escape(heading.text)}{meaning}</th>"
 
 
-def _class(number: bool, value: Value = None) -> str:
+def _class_attribute(number: bool, value: Value = None) -> str:
     """Return the attribute `class` of a cell: a number, a long text, a colour; "" without any."""
     names = []
     if number:
         names.append("number")
-    elif isinstance(value, str) and len(value) > LONG:
+    elif isinstance(value, str) and len(value) > LONG_LETTERS:
         names.append("long")
     if isinstance(value, Cell) and value.tone:
         names.append(f"tone{value.tone}")

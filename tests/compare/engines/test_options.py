@@ -42,11 +42,11 @@ def test_options_of_the_engine_are_taken():
 
 def test_losses_count_only_without_progress():
     progress = Progress()
-    assert [progress.lost() for _ in range(MAX_LOSSES + 1)] == [True] * MOST + [False]
+    assert [progress.lost() for _ in range(MAX_LOSSES + 1)] == [True] * MAX_LOSSES + [False]
     for step in range(1, 50):
         progress.step = step
         assert progress.lost()
-    assert [progress.lost() for _ in range(MAX_LOSSES)] == [True] * (MOST - 1) + [False]
+    assert [progress.lost() for _ in range(MAX_LOSSES)] == [True] * (MAX_LOSSES - 1) + [False]
 
 
 def test_other_processors_are_named():

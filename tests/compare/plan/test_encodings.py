@@ -86,12 +86,12 @@ def test_what_a_program_registers_is_found_by_its_module_in_a_new_process(folder
     assert mine.text == "tests.encodings.base.planted:ClaimsTooMuch:bias_max=4"
     assert mine.label == "mine" and mine.code
 
-    class LocalEngine(ALiBi):
+    class Local(ALiBi):
         pass
 
-    known.register("local", LocalEngine)
+    known.register("local", Local)
     known.register("odd", planted.NamesNoPaper, bias_max=object())
-    with pytest.raises(ValueError, match=r"define .*LocalEngine at the top of a file"):
+    with pytest.raises(ValueError, match=r"define .*Local at the top of a file"):
         read_encodings(["rope", "local"])
     with pytest.raises(ValueError, match=r"which cannot be passed to another process"):
         read_encodings(["odd"])
