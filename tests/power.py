@@ -19,7 +19,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).parents[1]
-COPIED = ("posenc", "tests", "docs", "results", "experiments", "benchmarks", "pyproject.toml")
+COPIED = (
+    *("posenc", "tests", "docs", "results", "experiments", "benchmarks", "explorer"),
+    *("pyproject.toml", "hatch_build.py", "Makefile"),
+)
 LEFT_OUT = "not slow and not prose and not nightly"
 SECONDS = 1200
 """Longest run of one mutation's tests."""
@@ -298,6 +301,16 @@ def copied(folder: Path) -> None:
         shutil.copy(path, folder / path.name)
 
 
+def collect(folder: Path) -> None:
+    """Raise RuntimeError where a file of tests lacks something in `folder`, which would pass for a
+    mutation that is seen."""
+    command = [sys.executable, "-m", "pytest", "-q", "--collect-only", "-p", "no:cacheprovider"]
+    environment = {**os.environ, "PYTHONPATH": str(folder)}
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
+    if done.returncode:
+        raise RuntimeError(done.stdout[-4000:])
+
+
 def seen_by(mutation: Mutation, folder: Path) -> str:
     """Return the first test that fails with the mutation in place; empty if none does."""
     path = folder / "posenc" / mutation.file
@@ -332,6 +345,7 @@ def main(out: Path | None) -> int:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         copied(folder)
+        collect(folder)
         for label, mutation in names():
             if label not in known:
                 known[label] = seen_by(mutation, folder)
