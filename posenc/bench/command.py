@@ -301,7 +301,7 @@ def _runnable_cases(cases: "list[Case]", named: bool) -> "tuple[list[Case], list
                 require("transformers", f"bench: {case.group}")
             needs = "transformers"
         elif case.group == "training" and case.dtype == "bfloat16":
-            needs = "" if cpu_multiplies_bfloat16() else "a CPU that multiplies bfloat16"
+            needs = "" if cpu_multiplies_bfloat16() else "a CPU with bfloat16"
         if needs:
             notes.append(f"bench: {case.group} {case.title} needs {needs}: left out")
         else:

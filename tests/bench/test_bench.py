@@ -515,6 +515,7 @@ def test_table_fits_the_columns_with_names_whole(columns, call, monkeypatch):
 
     monkeypatch.setattr(run, "measure_case", measured)
     monkeypatch.setattr("posenc.report.machine.machine.num_cores", lambda: 2)
+    monkeypatch.setattr("posenc.report.machine.machine.cpu_multiplies_bfloat16", lambda: True)
     monkeypatch.setenv("COLUMNS", str(columns))
     code, said, _ = call("bench", "--all", "--threads", "1,2")
     assert code == 0 and max(map(len, said.splitlines())) <= columns
