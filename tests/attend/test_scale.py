@@ -182,6 +182,7 @@ def test_a_layer_of_a_given_scale(mode):
     torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.quick(2)
 @needs_whole_graphs
 @pytest.mark.parametrize("name", ["sincos_2d", "deberta", "dape", "rope+shaw"])
 def test_compiled_code_uses_the_given_scale(name):
@@ -201,7 +202,7 @@ def test_compiled_code_uses_the_given_scale(name):
     torch.compiler.reset()
 
 
-@pytest.mark.quick(3)
+@pytest.mark.quick(1)
 @needs_whole_graphs
 @pytest.mark.parametrize("name", known.names())
 def test_compiled_code_prepares_an_encoding_and_gives_it_a_scale(name):

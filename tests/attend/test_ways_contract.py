@@ -267,7 +267,7 @@ def test_ways_that_cannot_drop_weights_refuse():
         case.run("sdpa", dropout_p=0.1)
 
 
-@pytest.mark.quick(3)
+@pytest.mark.quick(1)
 @needs_whole_graphs
 @pytest.mark.parametrize("name", one_of_each_kind())
 def test_the_host_traces_without_a_graph_break(name):

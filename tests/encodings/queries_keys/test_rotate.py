@@ -73,6 +73,7 @@ def test_rotation_equals_pairs_by_hand_in_every_layout(
 of_torch = pytest.mark.filterwarnings("ignore:.*torch.jit.script.*:DeprecationWarning")
 
 
+@pytest.mark.quick(2)
 @of_torch
 @pytest.mark.parametrize("interleaved", [False, True])
 def test_rotation_and_its_gradients_pass_gradcheck(interleaved, way):
@@ -89,6 +90,7 @@ def test_rotation_and_its_gradients_pass_gradcheck(interleaved, way):
     assert torch.autograd.gradgradcheck(call, (x,))
 
 
+@pytest.mark.quick(4)
 @of_torch
 @pytest.mark.parametrize("learned", ["cos", "sin", "both", "all"])
 @pytest.mark.parametrize("interleaved", [False, True])
@@ -167,6 +169,7 @@ def test_nothing_of_x_is_kept_for_the_backward_pass_where_tables_are_fixed(way):
     assert seen() is None and out.requires_grad
 
 
+@pytest.mark.quick(4)
 @pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning", "ignore::DeprecationWarning")
 @pytest.mark.parametrize("grad", [False, True])
 @pytest.mark.parametrize("interleaved", [False, True])

@@ -90,6 +90,7 @@ def test_a_mask_of_other_dimensions_is_refused(mask):
         model(TOKENS, attention_mask=mask)
 
 
+@pytest.mark.quick(4)
 @torch.no_grad()
 @pytest.mark.parametrize("name", ["rope_interleaved", "pope", "transformer_xl", "alibi"])
 @pytest.mark.parametrize("family", ["llama", "qwen3", "gemma3_text"])
@@ -110,6 +111,7 @@ def test_padding_beside_a_kept_rotation_changes_nothing(family, name):
     torch.testing.assert_close(steps, alone, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.quick(1)
 @torch.no_grad()
 @compiles_models
 @pytest.mark.parametrize("padded", [False, True])

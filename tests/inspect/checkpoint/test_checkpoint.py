@@ -191,6 +191,7 @@ UNREAD = {
 }
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("name", UNREAD)
 def test_a_rotation_is_that_of_the_models_module_where_a_key_is_not_read(name, tmp_path, call):
     family, keys = UNREAD[name]

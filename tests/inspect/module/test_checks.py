@@ -145,6 +145,7 @@ def checked(module_class) -> dict[str, tuple[bool | None, str]]:
     return {verdict.check: (verdict.holds, verdict.measured) for verdict in found}
 
 
+@pytest.mark.quick(4)
 @pytest.mark.parametrize("module_class", RIGHT, ids=lambda c: c.__name__)
 def test_right_modules_get_yes_and_no_no(module_class):
     found = checked(module_class)
@@ -245,6 +246,7 @@ RIGHT_HEADS = {
 }
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("name", RIGHT_HEADS)
 def test_heads_that_differ_on_purpose_are_not_accused(name):
     side = RIGHT_HEADS[name]

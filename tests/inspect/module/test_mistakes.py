@@ -31,14 +31,14 @@ def test_a_right_module_fails_no_check(module_class):
     assert found[mistakes.FREQUENCIES][0] is (module_class in mistakes.OF_THEIR_BASE or None)
 
 
-@pytest.mark.quick(3)
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("module_class", mistakes.MISTAKES, ids=lambda c: c.__name__)
 def test_a_mistake_is_found_by_its_check(module_class):
     holds, said = checked(module_class)[mistakes.MISTAKES[module_class]]
     assert holds is False, said
 
 
-@pytest.mark.quick(3)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     ("module_class", "said"),
     [
