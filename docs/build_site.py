@@ -24,7 +24,7 @@ from posenc.encodings.base.shape import ModelShape
 from posenc.encodings.registry import create, entry, names
 from posenc.inspect.encoding import figures
 from posenc.inspect.encoding.scores import decay
-from posenc.list import encodings
+from posenc.list import build_rows
 from posenc.report.page.drawing import write_svg
 
 DOCS = Path(__file__).parent
@@ -167,7 +167,7 @@ def lay_out(source: Path) -> None:
     head = "# Rules of the doctor\n\n| rule | what it finds | severity |\n|---|---|---|\n"
     pages["rules/index.md"] = head + "".join(rules) + toctree(list(RULES))
     pages |= {f"api/{name}.md": text for name, text in api().items()}
-    pages |= {f"cards/{row['name']}.md": card(row) for row in encodings()[0]}
+    pages |= {f"cards/{row['name']}.md": card(row) for row in build_rows()[0]}
     for name, text in pages.items():
         (source / name).parent.mkdir(parents=True, exist_ok=True)
         (source / name).write_text(text, encoding="utf-8")

@@ -23,7 +23,7 @@ from posenc.compare.results import Study
 from posenc.report.files.atomic import write_atomically
 from posenc.report.files.record import seal
 from posenc.report.page.drawing import write_svg
-from posenc.sentence import speaking
+from posenc.sentence import use_language
 from posenc.tasks.known import TASKS, TEXT
 
 DOCS = Path(__file__).parent
@@ -169,7 +169,7 @@ def stored(boards: Mapping[str, Study]) -> str:
     """What `posenc leaderboard` prints."""
     boards = {name: conclude(study) for name, study in boards.items()}
     made = leaderboard_object(boards)
-    with speaking("zh"):
+    with use_language("zh"):
         chinese = leaderboard_object(
             {
                 name: replace(study, recommendation=answer(study), limits=limits(study))

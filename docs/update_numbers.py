@@ -36,7 +36,7 @@ from posenc.compare.judge.summary import context_gains, has_learned, shown_score
 from posenc.compare.reports import leaderboard
 from posenc.compare.reports.board import PUBLISHED
 from posenc.compare.results import Study, TrialResult
-from posenc.sentence import listed, speaking
+from posenc.sentence import join_names, use_language
 from posenc.tasks.known import TASKS, TEXT
 
 ROOT = Path(__file__).parents[1]
@@ -108,7 +108,7 @@ def tied(study: str, place: str) -> str:
 
 def best(study: str, place: str) -> str:
     """Their names, best mean first."""
-    return listed([TITLES.get(name, name) for name in _standing(study, place).first])
+    return join_names([TITLES.get(name, name) for name in _standing(study, place).first])
 
 
 def several(study: str, place: str) -> str:
@@ -120,7 +120,7 @@ def context(study: str, name: str) -> str:
     """The bits that context beyond the training length saves on the same bytes, in each seed."""
     found = context_gains(studies()[study].of_task("text"), name)
     assert found is not None
-    return listed([f"{round(gain, 3) + 0.0:+.3f}" for gain in sorted(found[1])])
+    return join_names([f"{round(gain, 3) + 0.0:+.3f}" for gain in sorted(found[1])])
 
 
 def passed(study: str, task: str, name: str) -> str:
@@ -138,7 +138,7 @@ def scores(study: str, task: str, name: str, place: str) -> str:
         for case in result.by_case
         if (case.variant or str(case.length)).replace(" ", "_") == place
     ]
-    return listed([f"{value:.2f}" for value in found if value is not None])
+    return join_names([f"{value:.2f}" for value in found if value is not None])
 
 
 def changed(table: str, length: str, encoding: str, arm: str = "") -> str:
@@ -169,7 +169,7 @@ def cells(table: str, column: str, *where: str) -> str:
         if wanted.items() <= {key: value.replace(" ", "_") for key, value in row.items()}.items()
     ]
     assert found, f"{table} has no row {wanted}"
-    return listed([each if each.isdigit() else f"{float(each):.2f}" for each in found])
+    return join_names([each if each.isdigit() else f"{float(each):.2f}" for each in found])
 
 
 def agreed(study: str, source: str) -> str:
@@ -224,7 +224,7 @@ def reseeded(study: str, length: str) -> str:
         sum((a[one] < b[one]) != (a[two] < b[two]) for a, b in pairs)
         for one, two in combinations(sorted(set.intersection(*map(set, losses.values()))), 2)
     ]
-    return f"{listed([str(count) for count in sorted(found)])} of {len(pairs)}"
+    return f"{join_names([str(count) for count in sorted(found)])} of {len(pairs)}"
 
 
 def same_order(study: str, other: str, length: str) -> str:
@@ -326,7 +326,7 @@ def value_of(mark: str) -> str:
     """What stands at a mark, in Chinese if it ends in zh. Raises: KeyError for an unknown
     function."""
     name, *given = mark.removesuffix(" zh").split()
-    with speaking("zh" if mark.endswith(" zh") else "en"):
+    with use_language("zh" if mark.endswith(" zh") else "en"):
         return KNOWN[name](*given)
 
 

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from posenc.list import STORED, encodings
+from posenc.list import STORED_ROWS, build_rows
 
 START, END = "<!-- encodings: written by make readme -->\n", "<!-- end of encodings -->"
 
@@ -37,7 +37,7 @@ def with_table(page: str, table: str) -> str:
 
 def current_rows() -> list[dict[str, Any]]:
     """Return the claims of posenc's own encodings."""
-    return [row for row in encodings()[0] if not row["origin"]]
+    return [row for row in build_rows()[0] if not row["origin"]]
 
 
 def as_json(rows: list[dict[str, Any]]) -> str:
@@ -70,6 +70,6 @@ def pages(root: Path) -> dict[Path, str]:
 
 
 if __name__ == "__main__":
-    STORED.write_text(as_json(current_rows()), encoding="utf-8")
+    STORED_ROWS.write_text(as_json(current_rows()), encoding="utf-8")
     for path, text in pages(Path(__file__).parents[1]).items():
         path.write_text(text, encoding="utf-8")

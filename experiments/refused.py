@@ -18,7 +18,7 @@ from posenc.compare.plan.splits import MinimumBytes, split_text
 from posenc.compare.study import check_out_folder
 from posenc.report.page.failure import RunFailed, Stopped, disk_is_full
 from posenc.tasks.known import TEXT
-from posenc.text import embedded, find_text
+from posenc.text import find_text, standard_library_text
 
 
 @contextlib.contextmanager
@@ -64,7 +64,9 @@ def check_runs(runs: Sequence[Options]) -> None:
         check_out_folder(options.out)
     for need, options in needs.items():
         assert options.out
-        split_text(find_text(options.text) if options.text else embedded(), need, options.out)
+        split_text(
+            find_text(options.text) if options.text else standard_library_text(), need, options.out
+        )
 
 
 def check_folder(option: str, folder: Path) -> None:

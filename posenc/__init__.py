@@ -4,7 +4,7 @@ from posenc import lazy
 
 __version__ = "0.1.0"
 
-_NAMES = lazy.listed(__file__)
+_NAMES = lazy.names_in_stub(__file__)
 _MODULES = {
     name: f"{where}.{name}"
     for name, where in _NAMES.items()
@@ -19,11 +19,11 @@ __all__ = sorted(_PUBLIC)  # pyright: ignore[reportUnsupportedDunderAll]
 def __getattr__(name: str) -> object:
     try:
         if name in _PUBLIC:
-            return getattr(lazy.load(_PUBLIC[name]), name)
+            return getattr(lazy.load_module(_PUBLIC[name]), name)
         if name in _MODULES:
-            return lazy.load(_MODULES[name])
+            return lazy.load_module(_MODULES[name])
     except ModuleNotFoundError as error:
-        said = lazy.hint(error)
+        said = lazy.install_hint(error)
         # For a module an AttributeError: help, hasattr and inspect.getmembers go on without it, or
         # without what it needs, such as the backend of an installed keras.
         if name in _MODULES and not (error.name or "").startswith("posenc"):
@@ -36,7 +36,7 @@ def __getattr__(name: str) -> object:
 
 
 def __dir__() -> list[str]:
-    return lazy.shown(__name__, (*__all__, *_MODULES))
+    return lazy.names_for_dir(__name__, (*__all__, *_MODULES))
 
 
 def _hint(name: str) -> str:

@@ -23,7 +23,7 @@ _HOW = {
 }
 """What to write for an argument that has no default."""
 
-_OTHERS: dict[str, tuple[str, ...]] = {
+_REPLACEMENTS: dict[str, tuple[str, ...]] = {
     "is_causal": ("mask=posenc.masks.causal", "causal"),
     "causal": ("mask=posenc.masks.causal", "is_causal"),
     "attn_mask": ("mask=, made by posenc.masks",),
@@ -106,7 +106,7 @@ def answered(function: Callable[P, R]) -> Callable[P, R]:
         try:
             return function(*args, **kwargs)
         except TypeError:
-            wrong = misfit(function, args, kwargs)
+            wrong = describe_misfit(function, args, kwargs)
             if not wrong:  # raised inside of the function
                 raise
         raise TypeError(wrong)
@@ -120,7 +120,9 @@ def answered_class(kind: C) -> C:
     return kind
 
 
-def misfit(function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
+def describe_misfit(
+    function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> str:
     """Return the sentence that says what is wrong with a call; "" if it fits the signature."""
     signature = inspect.signature(function)
     with contextlib.suppress(TypeError):
@@ -135,12 +137,12 @@ def misfit(function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[
         # A module is built and called by the name of its class.
         owner = kind.__name__ if owner in ("__init__", "forward") else f"{kind.__name__}.{owner}"
         args = args[1:]
-    wrong = _Misfit(parameters, args, kwargs)
-    tail = f" It takes {_listed(parameters)}." if wrong.unexplained else ""
+    wrong = _MisfitClauses(parameters, args, kwargs)
+    tail = f" It takes {_list_parameters(parameters)}." if wrong.unexplained else ""
     return f"{owner}: {'; '.join(wrong.clauses)}.{tail}"
 
 
-class _Misfit:
+class _MisfitClauses:
     """Describe what is wrong with a call.
 
     clauses: parts of the sentence. unexplained: one of them does not say what to write.
@@ -221,7 +223,7 @@ def instead_of(name: str, accepted: Iterable[str]) -> str:
     'interleaved='
     """
     accepted = tuple(accepted)
-    for other in _OTHERS.get(name, ()):
+    for other in _REPLACEMENTS.get(name, ()):
         argument, equals, _ = other.partition("=")
         if argument in accepted:
             return other if equals else f"{other}="
@@ -229,7 +231,7 @@ def instead_of(name: str, accepted: Iterable[str]) -> str:
     return f"{near[0]}=" if near else ""
 
 
-def _listed(parameters: Mapping[str, inspect.Parameter]) -> str:
+def _list_parameters(parameters: Mapping[str, inspect.Parameter]) -> str:
     parts = [
         name if p.default is p.empty else f"{name}={p.default!r}"
         for name, p in parameters.items()
@@ -238,13 +240,15 @@ def _listed(parameters: Mapping[str, inspect.Parameter]) -> str:
     return ", ".join(parts) or "none"
 
 
-LARGEST = 2**31
+LARGEST_SIZE = 2**31
 """Largest size that something is allocated for."""
-FARTHEST = 2**62
+FARTHEST_POSITION = 2**62
 """Whole numbers below it can be added to positions in int64."""
 
 
-def check_count(owner: str, name: str, value: Any, least: int = 1, most: int = LARGEST) -> None:
+def check_count(
+    owner: str, name: str, value: Any, least: int = 1, most: int = LARGEST_SIZE
+) -> None:
     """Raise TypeError unless `value` is a whole number, ValueError unless it is within bounds."""
     check_number(owner, name, value, whole=True)
     if value < least:

@@ -17,7 +17,7 @@ import typer
 from rich.markup import escape
 
 from posenc import __version__
-from posenc.lazy import EXTRAS, hint
+from posenc.lazy import EXTRAS, install_hint
 from posenc.report.machine import facts
 from posenc.report.machine.options import PANELS, option
 from posenc.report.page.failure import RunFailed, Stopped, describe_os_error, disk_is_full
@@ -35,15 +35,17 @@ COMMANDS = {
     "explore": "posenc.doctor.explore:explore",
 }
 """The function of each command, as "module:function"."""
-NEEDS: dict[str, str] = dict.fromkeys(("compare", "report", "leaderboard", "inspect"), "compare")
-NEEDS |= {"inspect model": "hf", "extend": "hf", "doctor": "doctor"}
+SUFFICIENT_EXTRAS: dict[str, str] = dict.fromkeys(
+    ("compare", "report", "leaderboard", "inspect"), "compare"
+)
+SUFFICIENT_EXTRAS |= {"inspect model": "hf", "extend": "hf", "doctor": "doctor"}
 """The extra that is enough for a command; "torch" for others."""
 
 METAVARS = {int: "N", float: "X", str: "TEXT", Path: "PATH", bool: ""}
 
 CTRL_C = 130
 """Exit code after Ctrl-C, the same as typer's."""
-AGAIN = "stopped; the same command starts from the beginning."
+RESTART_HINT = "stopped; the same command starts from the beginning."
 """What to know after Ctrl-C, unless `Stopped` says more."""
 
 # typer may contain its own copy of click, so this class comes from typer.
@@ -58,7 +60,7 @@ def app() -> Any:
         pretty_exceptions_enable=False,
         context_settings={"help_option_names": ["--help", "-h"]},
     )
-    application.callback(invoke_without_command=True)(_root)
+    application.callback(invoke_without_command=True)(_without_command)
     for name, path in COMMANDS.items():
         module, _, attribute = path.partition(":")
         function_or_group = getattr(importlib.import_module(module), attribute)
@@ -68,24 +70,24 @@ def app() -> Any:
             application.command(name)(function_or_group)
     group: Any = typer.main.get_command(application)
     group.commands = {name: group.commands[name] for name in COMMANDS}  # groups would be last
-    _finish(group, application)
+    _arrange_help(group, application)
     return group
 
 
-def _finish(group: Any, application: typer.Typer) -> None:
+def _arrange_help(group: Any, application: typer.Typer) -> None:
     """Join the lines of each command's help, and arrange its options."""
     for info in application.registered_commands:
         command = group.commands[info.name]
         paragraphs = inspect.cleandoc(command.help or "").split("\n\n")  # none under -OO
         command.help = "\n\n".join(" ".join(text.split()) for text in paragraphs)
         assert info.callback is not None
-        _arrange(command.params, info.callback)
+        _sort_options(command.params, info.callback)
     for info in application.registered_groups:
         assert info.typer_instance is not None
-        _finish(group.commands[info.name], info.typer_instance)
+        _arrange_help(group.commands[info.name], info.typer_instance)
 
 
-def _arrange(params: list[Any], function: Callable[..., Any]) -> None:
+def _sort_options(params: list[Any], function: Callable[..., Any]) -> None:
     """Sort options by their panels, with short names of types that leave room for the help."""
     parameters = inspect.signature(function, eval_str=True).parameters
     for param in params:
@@ -115,15 +117,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """
     arguments = sys.argv[1:] if arguments is None else arguments
     _prepare_streams()
-    ctrl_c = _CtrlC()
+    ctrl_c = _InterruptWatcher()
     try:
         _refuse_empty(arguments)
         code = app()(args=list(arguments), standalone_mode=False, prog_name="posenc")
         sys.stdout.flush()
         if code == CTRL_C:  # typer caught the interrupt
-            _complain(AGAIN, CTRL_C)
+            _write_error(RESTART_HINT, CTRL_C)
     except (Exception, KeyboardInterrupt, _Abort) as error:
-        code = _answer(error, arguments)
+        code = _report_error(error, arguments)
     finally:
         ctrl_c.forget()
     sys.exit(code if isinstance(code, int) else 0)
@@ -134,7 +136,7 @@ def _prepare_streams() -> None:
     if sys.stdout is None or sys.stderr is None:
         # Closed by the shell: the next file that is opened would get what is printed.
         if sys.stderr is not None:
-            _complain("standard output is closed; write >/dev/null to print nothing.", 2)
+            _write_error("standard output is closed; write >/dev/null to print nothing.", 2)
         sys.exit(2)
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):  # for "±" in an ASCII locale, and names not in UTF-8
@@ -144,43 +146,45 @@ def _prepare_streams() -> None:
         os.environ.pop("COLUMNS", None)
 
 
-def _answer(error: BaseException, arguments: Sequence[str]) -> int:
+def _report_error(error: BaseException, arguments: Sequence[str]) -> int:
     """Say in one line why a command ended, and return its exit code."""
     match error:
         case Stopped():
-            return _complain(f"stopped; {error}.", CTRL_C)
+            return _write_error(f"stopped; {error}.", CTRL_C)
         case KeyboardInterrupt() | _Abort():
-            return _complain(AGAIN, CTRL_C)
+            return _write_error(RESTART_HINT, CTRL_C)
         case _UsageError():
             usage: Any = error
-            command = usage.ctx.command_path if usage.ctx else _command_of(arguments)
-            return _complain(f"{usage.format_message().rstrip('.')}; see {command} --help.", 2)
+            command = usage.ctx.command_path if usage.ctx else _command_path(arguments)
+            return _write_error(f"{usage.format_message().rstrip('.')}; see {command} --help.", 2)
         case RunFailed():
-            return _complain(str(error), 1)
+            return _write_error(str(error), 1)
         case BrokenPipeError():  # `posenc list | head`
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return 1
         case OSError() if disk_is_full(error):
-            return _complain(f"the disk is full: {describe_os_error(error)}", 1, error)
+            return _write_error(f"the disk is full: {describe_os_error(error)}", 1, error)
         case OSError():
-            return _complain(describe_os_error(error), 2, error)
+            return _write_error(describe_os_error(error), 2, error)
         case ModuleNotFoundError():
-            return _say_what_is_missing(error, arguments)
+            return _report_missing_package(error, arguments)
         case ValueError() | TypeError() | ImportError():
-            return _complain(str(error), 2, error)
+            return _write_error(str(error), 2, error)
         case _:
-            return _complain(f"{type(error).__name__}: {error}", 1, error)
+            return _write_error(f"{type(error).__name__}: {error}", 1, error)
 
 
-def _say_what_is_missing(error: ModuleNotFoundError, arguments: Sequence[str]) -> int:
+def _report_missing_package(error: ModuleNotFoundError, arguments: Sequence[str]) -> int:
     """Name the extra that a command needs, if what is missing belongs to one."""
     command = " ".join(arguments[:2])
-    needed = NEEDS.get(command) or NEEDS.get(command.partition(" ")[0], "torch")
-    extra = hint(error, needed)
-    return _complain(extra or f"{error}", 2 if extra else 1, error)
+    needed = SUFFICIENT_EXTRAS.get(command) or SUFFICIENT_EXTRAS.get(
+        command.partition(" ")[0], "torch"
+    )
+    extra = install_hint(error, needed)
+    return _write_error(extra or f"{error}", 2 if extra else 1, error)
 
 
-def _root(
+def _without_command(
     context: typer.Context,
     version: Annotated[
         bool, option("Print the version and exit.", "--version", is_eager=True, metavar="")
@@ -200,7 +204,7 @@ def _root(
         sys.stdout.write(context.get_help())  # empty if rich has printed it
 
 
-def _command_of(arguments: Sequence[str]) -> str:
+def _command_path(arguments: Sequence[str]) -> str:
     """Return the command that a line calls, as in "posenc inspect model"."""
     command = app()
     words = ["posenc"]
@@ -222,7 +226,7 @@ def _refuse_empty(arguments: Sequence[str]) -> None:
         option = argument if argument.startswith("-") else ""
 
 
-class _CtrlC:
+class _InterruptWatcher:
     """Note that Ctrl-C was pressed: a library that is being imported may turn the interrupt into an
     error of its own, which would blame what was read at that moment."""
 
@@ -237,21 +241,21 @@ class _CtrlC:
 
     def _press(self, number: int, frame: Any) -> None:
         """Note the interrupt, and do what Python does."""
-        _CtrlC.pressed = True
+        _InterruptWatcher.pressed = True
         signal.default_int_handler(number, frame)
 
     def forget(self) -> None:
         """Restore Python's own handler."""
-        _CtrlC.pressed = False
+        _InterruptWatcher.pressed = False
         if self._changed and signal.getsignal(signal.SIGINT) == self._press:
             signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-def _complain(text: str, code: int, error: BaseException | None = None) -> int:
+def _write_error(text: str, code: int, error: BaseException | None = None) -> int:
     """Write one line on stderr, and return the exit code; both those of Ctrl-C if it was pressed.
     error: its traceback is printed with POSENC_TRACEBACK."""
-    if _CtrlC.pressed and code != CTRL_C:
-        text = AGAIN
+    if _InterruptWatcher.pressed and code != CTRL_C:
+        text = RESTART_HINT
         code = CTRL_C
     if error is not None and os.environ.get("POSENC_TRACEBACK"):
         import traceback

@@ -23,7 +23,7 @@ OLDEST_TORCH = [2, 6]
 """As in pyproject.toml, which does not hold for a torch that another package brought."""
 
 
-def hint(error: ModuleNotFoundError, least: str = "torch") -> str:
+def install_hint(error: ModuleNotFoundError, least: str = "torch") -> str:
     """Return the pip command that installs the missing package; "" if it is not posenc's.
 
     Args:
@@ -38,14 +38,14 @@ def hint(error: ModuleNotFoundError, least: str = "torch") -> str:
     return f'{package} is not installed: pip install "posenc[{extra}]"'
 
 
-def require(package: str, option: str) -> None:
+def require_package(package: str, option: str) -> None:
     """Raise ValueError if a package that an option needs is not installed."""
     if importlib.util.find_spec(package) is None:
-        raise ValueError(f"{option}: {hint(ModuleNotFoundError(name=package))}")
+        raise ValueError(f"{option}: {install_hint(ModuleNotFoundError(name=package))}")
 
 
 @functools.cache
-def version(package: str) -> str:
+def installed_version(package: str) -> str:
     """Return the version of an installed package, and "" for any other."""
     from importlib import metadata  # half of what `import posenc` would take
 
@@ -55,9 +55,9 @@ def version(package: str) -> str:
         return ""
 
 
-def load(module: str) -> ModuleType:
+def load_module(module: str) -> ModuleType:
     """Import a module of posenc. Raises ImportError if torch is installed and too old."""
-    installed = version("torch")
+    installed = installed_version("torch")
     if installed and [int(part) for part in installed.split(".")[:2]] < OLDEST_TORCH:
         oldest = ".".join(map(str, OLDEST_TORCH))
         cure = 'pip install --upgrade "posenc[torch]"'
@@ -65,7 +65,7 @@ def load(module: str) -> ModuleType:
     return importlib.import_module(module)
 
 
-def listed(file: str) -> dict[str, str]:
+def names_in_stub(file: str) -> dict[str, str]:
     """Map each name that the stub next to `file` imports to its module.
 
     >>> listed(posenc.compare.__file__)["Study"]
@@ -76,7 +76,7 @@ def listed(file: str) -> dict[str, str]:
     return {alias.name: str(node.module) for node in imports for alias in node.names}
 
 
-def shown(module: str, public: Iterable[str]) -> list[str]:
+def names_for_dir(module: str, public: Iterable[str]) -> list[str]:
     """Return what `dir` lists of a module: its public names, and Python's own such as __doc__. What
     the module imports for itself is not completed."""
     of_python = [name for name in vars(sys.modules[module]) if name.startswith("__")]
@@ -90,18 +90,18 @@ def attach(
 
     moved: what to write now, by the former name.
     """
-    public = listed(file)
+    public = names_in_stub(file)
 
     def getattribute(name: str) -> Any:
         if name in public:
-            found_module = load(public[name])
+            found_module = load_module(public[name])
             # A name may be a module of a package that has not imported it.
-            return vars(found_module).get(name) or load(f"{public[name]}.{name}")
+            return vars(found_module).get(name) or load_module(f"{public[name]}.{name}")
         if moved is not None and name in moved:
             raise AttributeError(f"{package}.{name} is gone: use {package}.{moved[name]}.")
         raise AttributeError(f"module {package!r} has no attribute {name!r}")
 
     def names() -> list[str]:
-        return shown(package, public)
+        return names_for_dir(package, public)
 
     return getattribute, names, sorted(public)

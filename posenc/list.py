@@ -24,11 +24,11 @@ KERAS_LAYERS = {
     "Shaw": "ShawAttention",
 }
 """Class name of an encoding, and of the layer in posenc.keras that computes the same."""
-STORED = Path(__file__).with_suffix(".json")
+STORED_ROWS = Path(__file__).with_suffix(".json")
 """File with the listed facts of posenc's own encodings, so that the command loads no torch."""
 
 
-def complete(incomplete: str) -> list[str]:
+def complete_name(incomplete: str) -> list[str]:
     """Return the names of encodings that begin so, for the shell."""
     from posenc.encodings import names
 
@@ -41,7 +41,7 @@ def list_encodings(
         typer.Argument(
             help="Names, module:Class or file.py:Class, with options; see docs/grammar.md.",
             show_default="every name",
-            autocompletion=complete,
+            autocompletion=complete_name,
         ),
     ] = None,
     as_json: Annotated[
@@ -61,14 +61,14 @@ def list_encodings(
         raise ValueError("posenc list: choose one of --json and --markdown.")
     from posenc.encodings import problems
 
-    stored = [] if names else json.loads(STORED.read_text(encoding="utf-8"))
-    rows, wrong = encodings(names, stored)
+    stored = [] if names else json.loads(STORED_ROWS.read_text(encoding="utf-8"))
+    rows, wrong = build_rows(names, stored)
     for line in wrong if names else (*problems(), *wrong):
         sys.stderr.write(f"posenc: {visible(line)}\n")
     if as_json:
         print(visible(json.dumps(rows, indent=1, ensure_ascii=False)))
     elif markdown:
-        print(_markdown(rows))
+        print(_markdown_table(rows))
     else:
         from rich.box import SIMPLE_HEAD
 
@@ -78,12 +78,12 @@ def list_encodings(
         # What a narrow terminal has no room for is in --json.
         count = len(_HEADINGS) if console.width >= WIDE else _HEADINGS.index("keras")
         tight: Any = {"box": SIMPLE_HEAD, "show_edge": False, "padding": 0}
-        table = text_table(_HEADINGS[:count], (_cells(row)[:count] for row in rows), **tight)
+        table = text_table(_HEADINGS[:count], (_table_cells(row)[:count] for row in rows), **tight)
         table.columns[0].no_wrap = True
         console.print(table)
 
 
-def encodings(
+def build_rows(
     asked: Sequence[str] | None = None, stored: Sequence[dict[str, Any]] = ()
 ) -> tuple[list[dict[str, Any]], list[str]]:
     """Return a dict for each encoding asked for (by default all that are registered): its claims,
@@ -108,7 +108,7 @@ def encodings(
         if is_name_alone:
             entry = registry.entry(spec.parts[0].where)
         try:
-            rows.append(_row(name, spec.label or str(spec), entry))
+            rows.append(_build_row(name, spec.label or str(spec), entry))
         except Exception as error:  # of another package: its constructor may raise anything
             if asked or not entry.origin:
                 raise
@@ -116,7 +116,7 @@ def encodings(
     return rows, wrong
 
 
-def _row(name: str, label: str, entry: "Entry") -> dict[str, Any]:
+def _build_row(name: str, label: str, entry: "Entry") -> dict[str, Any]:
     """Build an encoding, and return what is listed of it under its label."""
     from posenc.encodings import registry
     from posenc.encodings.base.shape import ModelShape
@@ -134,7 +134,7 @@ def _row(name: str, label: str, entry: "Entry") -> dict[str, Any]:
     }
 
 
-def _cells(row: dict[str, Any]) -> list[str]:
+def _table_cells(row: dict[str, Any]) -> list[str]:
     """Return the cells of an encoding in the table."""
     claims = {
         "shift invariant": row["shift_invariant"],
@@ -164,11 +164,11 @@ WIDE = 120
 _HEADINGS = ["encoding", "place", "parameters", "claims", "checked", "keras", "source"]
 
 
-def _markdown(rows: list[dict[str, Any]]) -> str:
+def _markdown_table(rows: list[dict[str, Any]]) -> str:
     lines = [
         _HEADINGS,
         ["---"] * len(_HEADINGS),
-        *([f"`{c[0]}`", *c[1:]] for c in map(_cells, rows)),
+        *([f"`{c[0]}`", *c[1:]] for c in map(_table_cells, rows)),
     ]
     return "\n".join(
         "| " + " | ".join(c.replace("|", r"\|") for c in line) + " |" for line in lines

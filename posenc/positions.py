@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Bool, Float, Int, Real, Shaped
 from torch import Tensor
 
-from posenc.arguments import FARTHEST, answered, check_count
+from posenc.arguments import FARTHEST_POSITION, answered, check_count
 
 __all__ = [
     "distances",
@@ -47,7 +47,7 @@ ContextPositions = (
 MemoryPositions = (
     Real[Tensor, "#batch memory_len *memory_axes"] | Real[Tensor, "memory_len *memory_axes"] | range
 )
-Known = Shaped[Tensor, "..."] | range
+AnyPositions = Shaped[Tensor, "..."] | range
 """Positions of any shape, as a tensor or a range."""
 FlatQueries = Real[Tensor, "*#batch q_len"]
 """Positions of queries with one component, (q_len) or (batch, q_len)."""
@@ -55,13 +55,13 @@ FlatKeys = Real[Tensor, "*#batch kv_len"]
 Documents = Int[Tensor, "*batch len"]
 
 
-def counted(
+def consecutive_positions(
     start: int, length: int, device: torch.device | None = None
 ) -> Int[Tensor, " length"] | range:
     """Return positions start, start + 1, ... as a range, or under torch.compile as a tensor,
     because it would recompile for each range.
 
-    >>> posenc.positions.counted(3, 4)
+    >>> posenc.positions.consecutive_positions(3, 4)
     range(3, 7)
     """
     if torch.compiler.is_compiling():
@@ -69,8 +69,8 @@ def counted(
     return range(start, start + length)
 
 
-def tensor(
-    positions: Known, device: torch.device | None = None
+def as_tensor(
+    positions: AnyPositions, device: torch.device | None = None
 ) -> Shaped[Tensor, "*batch_len_axes"]:
     """Convert positions to a tensor; a range is created on `device`."""
     if isinstance(positions, range):
@@ -78,14 +78,14 @@ def tensor(
     return positions
 
 
-def length_of(positions: Known, num_axes: int = 1) -> int:
+def num_tokens(positions: AnyPositions, num_axes: int = 1) -> int:
     """Return the number of tokens that the positions are for."""
     if isinstance(positions, range):
         return len(positions)
     return positions.shape[-1 if num_axes == 1 else -2]
 
 
-def as_range(positions: Known) -> range | None:
+def as_range(positions: AnyPositions) -> range | None:
     """Return consecutive positions as a range; None unless all rows are known to be one range.
 
     Tensors are read only on the CPU and not while tracing, where this needs no synchronisation.
@@ -94,7 +94,7 @@ def as_range(positions: Known) -> range | None:
         return None
     if isinstance(positions, range):
         return positions if positions.step == 1 and len(positions) else None
-    if not _readable(positions) or positions.is_floating_point() or not positions.numel():
+    if not _is_readable(positions) or positions.is_floating_point() or not positions.numel():
         return None
     start = int(positions[(0,) * positions.ndim])
     stop = start + positions.shape[-1]
@@ -102,7 +102,7 @@ def as_range(positions: Known) -> range | None:
     return range(start, stop) if torch.equal(positions.long(), consecutive) else None
 
 
-def run_shift(q_positions: Known, kv_positions: Known) -> int | None:
+def shift_of_runs(q_positions: AnyPositions, kv_positions: AnyPositions) -> int | None:
     """Return the first query's position minus the first key's; None unless both are known to be
     consecutive, see `as_range`."""
     q = as_range(q_positions)
@@ -125,30 +125,33 @@ def take(
     return positions[index] if positions.ndim == 1 else positions[batch, index]
 
 
-def placeless(positions: Real[Tensor, "*where axes"]) -> Shaped[Tensor, "*where"]:
+def has_no_place(positions: Real[Tensor, "*where axes"]) -> Shaped[Tensor, "*where"]:
     """Return booleans, True for tokens with a component that is NaN, which have no place on a grid,
     such as the class token of a Vision Transformer. Integers are always a place, negative ones too.
 
-    >>> posenc.positions.placeless(posenc.positions.grid(1, 2, class_tokens=1))
+    >>> posenc.positions.has_no_place(posenc.positions.grid(1, 2, class_tokens=1))
     tensor([ True, False, False])
     """
     return positions.isnan().any(-1)
 
 
-def placed(positions: Real[Tensor, "*where axes"]) -> Real[Tensor, "*where axes"]:
-    """Return positions with tokens that have no place moved to 0 on every axis; see `placeless`."""
+def move_placeless_to_origin(positions: Real[Tensor, "*where axes"]) -> Real[Tensor, "*where axes"]:
+    """Return positions with tokens that have no place moved to 0 on every axis; see
+    `has_no_place`."""
     if not positions.is_floating_point():
         return positions
-    return positions.masked_fill(placeless(positions)[..., None], 0)
+    return positions.masked_fill(has_no_place(positions)[..., None], 0)
 
 
-def join(first: Known, second: Known, axis: int, batch: int, device: torch.device) -> Known:
+def concatenate(
+    first: AnyPositions, second: AnyPositions, axis: int, batch: int, device: torch.device
+) -> AnyPositions:
     """Concatenate positions along `axis`, which counts from the end; those without a batch are
     repeated for `batch` rows, and those of one row for the rows of the other."""
     if isinstance(first, range) and isinstance(second, range):
         if first.step == second.step == 1 and first.stop == second.start:
             return range(first.start, second.stop)
-    tensors = [tensor(t, device) for t in (first, second)]
+    tensors = [as_tensor(t, device) for t in (first, second)]
     ndim = max(t.ndim for t in tensors)
     tensors = [t if t.ndim == ndim else t.expand(batch, *t.shape) for t in tensors]
     if ndim + axis > 0:
@@ -157,7 +160,7 @@ def join(first: Known, second: Known, axis: int, batch: int, device: torch.devic
     return torch.cat(tensors, dim=axis)
 
 
-def goes_back(
+def positions_restart(
     positions: Real[Tensor, "*#batch len"] | range, valid: Bool[Tensor, "*#rows len"] | None = None
 ) -> bool:
     """Return True if positions are known to restart in a row, as in packed documents: two of the
@@ -169,9 +172,9 @@ def goes_back(
     looks like two events at one time, or like padding. Positions are read only on the CPU and not
     while tracing, where this needs no synchronisation.
     """
-    if isinstance(positions, range) or not _readable(positions):
+    if isinstance(positions, range) or not _is_readable(positions):
         return False
-    if valid is not None and not _readable(valid):
+    if valid is not None and not _is_readable(valid):
         return False
     if not (positions[..., 1:] < positions[..., :-1]).any():
         return False
@@ -194,7 +197,7 @@ def goes_back(
     return bool((repeated & ~padding).any())
 
 
-def text_returns(
+def first_text_returns(
     positions: Real[Tensor, "*#batch len axes"], valid: Bool[Tensor, "*#rows len"] | None = None
 ) -> bool:
     """Return True if positions of several components are known to return to the text that begins
@@ -204,13 +207,13 @@ def text_returns(
     its first two tokens are (p, p, p) and (p + 1, p + 1, p + 1), and returns to it where the same
     two follow one another again. Grids have no such pair, row by row or column by column, and may
     repeat their places. Tokens that are not `valid` do not count; positions are read as by
-    `goes_back`.
+    `positions_restart`.
     """
-    if not _readable(positions):  # first: while tracing, the length must stay any length
+    if not _is_readable(positions):  # first: while tracing, the length must stay any length
         return False
     if positions.shape[-2] < 4:
         return False
-    if valid is not None and not _readable(valid):
+    if valid is not None and not _is_readable(valid):
         return False
     number = positions[..., 0]
     in_text = (positions == number[..., None]).all(-1)
@@ -227,13 +230,15 @@ def text_returns(
     return bool((begins[..., 0] & (like_first.sum(-1) > 1)).any())
 
 
-def ends_differ(
+def last_positions_differ(
     q_positions: Real[Tensor, "*#batch q_len axes"],
     kv_positions: Real[Tensor, "*#batch kv_len axes"],
 ) -> bool:
     """Return True if the last queries are known to be at other places than the last keys. Positions
-    are read as by `goes_back`; tokens without a place are at one place."""
-    if q_positions is kv_positions or not (_readable(q_positions) and _readable(kv_positions)):
+    are read as by `positions_restart`; tokens without a place are at one place."""
+    if q_positions is kv_positions or not (
+        _is_readable(q_positions) and _is_readable(kv_positions)
+    ):
         return False
     count = min(q_positions.shape[-2], kv_positions.shape[-2])
     q = q_positions[..., q_positions.shape[-2] - count :, :]
@@ -241,7 +246,7 @@ def ends_differ(
     return not bool(((q == k) | (q.isnan() & k.isnan())).all())
 
 
-def repeated_position(cached: Known, new: Known) -> int | float | None:
+def repeated_position(cached: AnyPositions, new: AnyPositions) -> int | float | None:
     """Return the position of a new token that a cached token of its batch row has, too; None if all
     are new, or if positions are not known, see `as_range`.
 
@@ -252,9 +257,9 @@ def repeated_position(cached: Known, new: Known) -> int | float | None:
         return in_both.start if len(in_both) else None
     if torch.compiler.is_compiling():
         return None
-    cached = tensor(cached)
-    new = tensor(new)
-    if not (_readable(cached) and _readable(new)) or not cached.numel() or not new.numel():
+    cached = as_tensor(cached)
+    new = as_tensor(new)
+    if not (_is_readable(cached) and _is_readable(new)) or not cached.numel() or not new.numel():
         return None
     cached_rows = cached[None] if cached.ndim == 1 else cached
     new_rows = new[None] if new.ndim == 1 else new
@@ -273,13 +278,13 @@ def _first_repeated(cached: Tensor, new: Tensor) -> int | float | None:
     return None
 
 
-def _readable(positions: Tensor) -> bool:
+def _is_readable(positions: Tensor) -> bool:
     """Return True if reading positions neither waits for a device nor breaks a trace."""
     traced = torch.compiler.is_compiling() or torch.jit.is_tracing()  # type: ignore[attr-defined]
     return type(positions) is Tensor and positions.device.type == "cpu" and not traced
 
 
-def same(a: Known, b: Known) -> bool:
+def known_equal(a: AnyPositions, b: AnyPositions) -> bool:
     """Return True if both are known to be equal without synchronising: on the CPU by value,
     elsewhere only if they are one tensor or equal ranges."""
     if a is b:
@@ -294,17 +299,17 @@ def same(a: Known, b: Known) -> bool:
         return len(b) > 0 and as_range(a) == b
     if a.shape != b.shape or a.dtype != b.dtype:
         return False
-    return _readable(a) and _readable(b) and _equal(a, b)
+    return _is_readable(a) and _is_readable(b) and _all_equal(a, b)
 
 
-def _equal(a: Tensor, b: Tensor) -> bool:
+def _all_equal(a: Tensor, b: Tensor) -> bool:
     """Return True if all positions are equal; NaN, which marks class tokens, equals NaN."""
     if a.is_floating_point():
         return torch.allclose(a, b, rtol=0, atol=0, equal_nan=True)
     return torch.equal(a, b)
 
 
-class Remembered:
+class RememberedPositions:
     """Remember the positions for which a result was computed, to compare them with others.
 
     A range, and a copy of a tensor on the CPU, are compared by value. A tensor on another device is
@@ -312,14 +317,14 @@ class Remembered:
     In a trace, positions fit if they are the same tensor.
     """
 
-    def __init__(self, positions: Known) -> None:
-        self._positions: Known | None = positions
+    def __init__(self, positions: AnyPositions) -> None:
+        self._positions: AnyPositions | None = positions
         if isinstance(positions, Tensor) and not torch.compiler.is_compiling():
-            self._positions = positions.clone() if _readable(positions) else None
+            self._positions = positions.clone() if _is_readable(positions) else None
 
-    def fits(self, positions: Known) -> bool:
+    def fits(self, positions: AnyPositions) -> bool:
         """Return True if the positions are known to equal the remembered ones."""
-        return self._positions is not None and same(positions, self._positions)
+        return self._positions is not None and known_equal(positions, self._positions)
 
 
 def distances(
@@ -330,11 +335,11 @@ def distances(
     Raises: ValueError unless both are (len) or (batch, len).
     """
     check_flat(q_positions, kv_positions)
-    q_positions, kv_positions = _comparable(q_positions, kv_positions)
+    q_positions, kv_positions = _to_common_dtype(q_positions, kv_positions)
     return q_positions[..., :, None] - kv_positions[..., None, :]
 
 
-def from_origin(
+def subtract_first_key(
     q_positions: FlatQueries, kv_positions: FlatKeys
 ) -> tuple[Float[Tensor, "*#batch q_len"], Float[Tensor, "*#batch kv_len"]]:
     """Return both in float64, minus the position of the first key of their batch row, so that far
@@ -343,14 +348,14 @@ def from_origin(
     Whole positions are subtracted as whole numbers. The results are exact if they are below 2^53:
     rows may lie anywhere, but one row must not span more.
     """
-    q_positions, kv_positions = _comparable(q_positions, kv_positions)
+    q_positions, kv_positions = _to_common_dtype(q_positions, kv_positions)
     if kv_positions.shape[-1]:
         origin = kv_positions[..., :1]
         q_positions, kv_positions = q_positions - origin, kv_positions - origin
     return q_positions.double(), kv_positions.double()
 
 
-def _comparable(q_positions: Tensor, kv_positions: Tensor) -> tuple[Tensor, Tensor]:
+def _to_common_dtype(q_positions: Tensor, kv_positions: Tensor) -> tuple[Tensor, Tensor]:
     """Return both in float64 if only one has whole numbers, which torch would round to the dtype of
     the other."""
     if q_positions.is_floating_point() == kv_positions.is_floating_point():
@@ -380,9 +385,9 @@ def check_tensor(owner: str, name: str, given: Any, what: str) -> None:
 def check_valid(owner: str, valid: Any) -> None:
     """Raise TypeError unless `valid` is a tensor, and ValueError if it is known to be a mask that
     is added to scores, in which 0 marks the valid tokens: it has negative numbers. It is read as
-    positions are by `goes_back`."""
+    positions are by `positions_restart`."""
     check_tensor(owner, "valid", valid, "booleans, True for tokens that are no padding")
-    if valid.dtype == torch.bool or not _readable(valid):
+    if valid.dtype == torch.bool or not _is_readable(valid):
         return
     if valid.is_complex() or not bool((valid >= 0).all()):
         raise ValueError(
@@ -408,7 +413,7 @@ def positions_from_mask(
     is added to scores (give mask == 0).
     """
     check_valid("positions_from_mask", valid)
-    check_count("positions_from_mask", "start", start, 1 - FARTHEST, FARTHEST - 1)
+    check_count("positions_from_mask", "start", start, 1 - FARTHEST_POSITION, FARTHEST_POSITION - 1)
     valid = valid.bool()
     counted = valid.long().cumsum(-1) + (start - 1)
     return counted.masked_fill(~valid, max(start - 1, 0))

@@ -13,7 +13,7 @@ LANGUAGES = ("en", "zh")
 _language: ContextVar[str] = ContextVar("language", default="en")
 
 
-def usual_language() -> str:
+def language_of_environment() -> str:
     """Return the language that the environment asks for, found as gettext finds it."""
     names = ("LANGUAGE", "LC_ALL", "LC_MESSAGES", "LANG")
     locale = next(filter(None, map(os.environ.get, names)), "")
@@ -21,7 +21,7 @@ def usual_language() -> str:
 
 
 @contextmanager
-def speaking(language: str) -> Iterator[None]:
+def use_language(language: str) -> Iterator[None]:
     """Make `phrase` speak one of LANGUAGES inside the `with`."""
     token = _language.set(language)
     try:
@@ -30,7 +30,7 @@ def speaking(language: str) -> Iterator[None]:
         _language.reset(token)
 
 
-def in_english() -> bool:
+def is_english() -> bool:
     """Return True unless another language is spoken."""
     return _language.get() == "en"
 
@@ -57,7 +57,7 @@ def phrase(template: str, **values: object) -> str:
     return form.format(**values)
 
 
-def retold(text: str, templates: Sequence[str]) -> str:
+def translate_stored_text(text: str, templates: Sequence[str]) -> str:
     """Say in the reader's language what is stored in English: one of the templates, filled. Any
     other text is returned as it is."""
     for template in templates:
@@ -67,7 +67,7 @@ def retold(text: str, templates: Sequence[str]) -> str:
     return text
 
 
-def listed(names: Sequence[str]) -> str:
+def join_names(names: Sequence[str]) -> str:
     """Join names by commas, the last by "and".
 
     >>> listed(["rope", "alibi", "t5"])
@@ -78,7 +78,7 @@ def listed(names: Sequence[str]) -> str:
     return phrase("{names} and {last}", names=phrase(", ").join(names[:-1]), last=names[-1])
 
 
-def sentence(parts: Sequence[str]) -> str:
+def join_clauses(parts: Sequence[str]) -> str:
     """Join clauses into one sentence.
 
     >>> sentence(["nothing moves", "all hold"])

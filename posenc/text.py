@@ -14,21 +14,21 @@ from posenc.report.files.opened import open_ordinary
 
 STUDY = "study.json"
 """File of a comparison that says what was compared."""
-OURS = b'"format": "posenc study '
+STUDY_MARK = b'"format": "posenc study '
 """Begins the content of that file, before its version."""
 _SKIPPED = {"site-packages", "dist-packages", "__pycache__", "test", "tests", "idle_test"}
 MOST_FILES = 1_000_000
 
 
 @dataclass(frozen=True)
-class Source:
+class TextSource:
     """List the files of a text, and the names under which they are hashed."""
 
     name: str
     files: tuple[tuple[str, Path], ...]
 
 
-def embedded() -> Source:
+def standard_library_text() -> TextSource:
     """Return the source of the running Python's standard library, without tests, which some
     installations lack."""
     root = Path(sysconfig.get_path("stdlib"))
@@ -39,10 +39,10 @@ def embedded() -> Source:
     ]
     if not files:
         raise ValueError(f"No Python source in {root}. Give your own text with --text.")
-    return Source(f"Python {platform.python_version()} standard library", tuple(sorted(files)))
+    return TextSource(f"Python {platform.python_version()} standard library", tuple(sorted(files)))
 
 
-def find_text(texts: Sequence[str]) -> Source:
+def find_text(texts: Sequence[str]) -> TextSource:
     """Return the files that `texts` name: files, folders (without hidden files) and globs.
 
     Folders and globs leave out what comparisons wrote, so that the same command reads the same text
@@ -51,12 +51,13 @@ def find_text(texts: Sequence[str]) -> Source:
     Raises: ValueError for a text that names no file, a pipe or a device, and for more than
     `MOST_FILES` files.
     """
-    _is_ours.cache_clear()  # since the last call a comparison may have begun, or been deleted
+    # Since the last call a comparison may have begun, or been deleted.
+    _is_comparison_folder.cache_clear()
     paths: dict[Path, None] = {}  # without repeats, in the order in which they are named
     count = 0
     for text in texts:
         count_before = count
-        for file in _files_named(text):
+        for file in _iterate_named_files(text):
             count += 1
             if count > MOST_FILES:
                 raise ValueError(
@@ -65,14 +66,16 @@ def find_text(texts: Sequence[str]) -> Source:
                 )
             paths[file.resolve()] = None
         if count == count_before:
-            raise ValueError(f"{_nothing_in(text)}: {text}. --text takes files, folders and globs.")
+            raise ValueError(
+                f"{_why_no_file(text)}: {text}. --text takes files, folders and globs."
+            )
     root = Path(os.path.commonpath([path.parent for path in paths]))
-    named = sorted((_utf8(path.relative_to(root).as_posix()), path) for path in paths)
-    name = ", ".join(_utf8(Path(text).name or text) for text in texts)
-    return Source(name, tuple(named))
+    named = sorted((_decode_as_utf8(path.relative_to(root).as_posix()), path) for path in paths)
+    name = ", ".join(_decode_as_utf8(Path(text).name or text) for text in texts)
+    return TextSource(name, tuple(named))
 
 
-def _nothing_in(text: str) -> str:
+def _why_no_file(text: str) -> str:
     """Return why one value of --text names no file."""
     if Path(text).is_dir():
         return "No file in the folder, apart from hidden ones and comparisons of posenc"
@@ -80,7 +83,7 @@ def _nothing_in(text: str) -> str:
     return "No file has a name like" if is_glob else "No such file"
 
 
-def _files_named(text: str) -> Iterator[Path]:
+def _iterate_named_files(text: str) -> Iterator[Path]:
     """Yield the ordinary files that one value of --text names."""
     path = Path(text)
     if path.is_file():
@@ -94,7 +97,7 @@ def _files_named(text: str) -> Iterator[Path]:
     else:
         # glob.iglob, because Path.glob refuses absolute patterns.
         for match in map(Path, glob.iglob(text, recursive=True)):  # noqa: PTH207
-            if any(map(_is_ours, match.parents)):
+            if any(map(_is_comparison_folder, match.parents)):
                 continue
             if match.is_dir():
                 yield from _files_below(match)
@@ -105,7 +108,7 @@ def _files_named(text: str) -> Iterator[Path]:
 def _files_below(folder: Path, skipped: Set[str] = frozenset({"__pycache__"})) -> Iterator[Path]:
     """Yield the ordinary files in a folder, except hidden ones, skipped names and comparisons."""
     for parent, folders, files in os.walk(folder):
-        if _is_ours(Path(parent)):
+        if _is_comparison_folder(Path(parent)):
             folders.clear()
             continue
         folders[:] = sorted(name for name in folders if name[0] != "." and name not in skipped)
@@ -116,7 +119,7 @@ def _files_below(folder: Path, skipped: Set[str] = frozenset({"__pycache__"})) -
 
 
 @cache
-def _is_ours(folder: Path) -> bool:
+def _is_comparison_folder(folder: Path) -> bool:
     """Return True for a folder of a comparison or of its figures."""
     if (folder / OF_FIGURES).is_file():
         return True
@@ -124,9 +127,9 @@ def _is_ours(folder: Path) -> bool:
     if not study.is_file():
         return False
     with open_ordinary(study) as file:
-        return OURS in file.read(1000)
+        return STUDY_MARK in file.read(1000)
 
 
-def _utf8(name: str) -> str:
+def _decode_as_utf8(name: str) -> str:
     """Decode a file name as UTF-8, whatever the locale."""
     return os.fsencode(name).decode("utf-8", "surrogateescape")

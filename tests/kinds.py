@@ -10,10 +10,10 @@ import pytest
 from posenc import create, names
 from posenc.testing.harness import (
     SHAPE,
-    heads,
-    hidden,
+    as_tokens,
     possible_length,
-    sides,
+    random_embeddings,
+    random_qkv,
     successive_positions,
 )
 
@@ -24,9 +24,9 @@ def kind(name: str) -> Hashable:
     encoding = create(name, SHAPE).double()
     claims, first = encoding.claims, encoding.for_layer(0)
     positions = successive_positions(encoding, possible_length(encoding, 5))
-    x, (q, _, _) = hidden(len(positions)), heads(len(positions))
+    x, (q, _, _) = random_embeddings(len(positions)), random_qkv(len(positions))
     state = first.state(x, positions)
-    term = first.term(*sides(q, q, positions, positions, state, state, claims.num_axes))
+    term = first.term(*as_tokens(q, q, positions, positions, state, state, claims.num_axes))
     return claims.places, claims.num_axes > 1, state is None, type(term)
 
 

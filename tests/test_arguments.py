@@ -161,9 +161,9 @@ def test_every_replacement_is_an_argument_somewhere():
         for called in (thing, getattr(thing, "forward", thing))
         for parameter in inspect.signature(called).parameters
     }
-    from posenc.arguments import _OTHERS
+    from posenc.arguments import _REPLACEMENTS
 
-    for other, replacements in _OTHERS.items():
+    for other, replacements in _REPLACEMENTS.items():
         for text in replacements:
             assert text.partition("=")[0] in accepted, (other, text)
 

@@ -8,7 +8,7 @@ import posenc
 from posenc import Decoder, DecoderConfig, masks
 from posenc.encodings.terms.tokens import Tokens
 from posenc.models.stack import default_positions
-from posenc.positions import as_range, counted, join, same, tensor
+from posenc.positions import as_range, as_tensor, concatenate, consecutive_positions, known_equal
 
 META, CPU = torch.device("meta"), torch.device("cpu")
 
@@ -46,16 +46,18 @@ def test_a_models_own_positions_are_known():
 
 
 def test_ranges_that_follow_each_other_are_joined():
-    assert join(range(3), range(3, 5), -1, 1, CPU) == range(5)
-    assert torch.equal(join(range(3), range(7, 9), -1, 1, CPU), torch.tensor([0, 1, 2, 7, 8]))
-    joined = join(torch.zeros(2, 2, dtype=torch.int64), range(2, 4), -1, 2, CPU)
+    assert concatenate(range(3), range(3, 5), -1, 1, CPU) == range(5)
+    assert torch.equal(
+        concatenate(range(3), range(7, 9), -1, 1, CPU), torch.tensor([0, 1, 2, 7, 8])
+    )
+    joined = concatenate(torch.zeros(2, 2, dtype=torch.int64), range(2, 4), -1, 2, CPU)
     assert torch.equal(joined, torch.tensor([[0, 0, 2, 3]] * 2))
 
 
 def test_equal_positions_are_equal_in_any_form():
-    assert same(range(3), range(3)) and not same(range(3), range(1, 4))
-    assert same(range(3), torch.arange(3)) and not same(torch.arange(1, 4), range(3))
-    assert not same(torch.arange(3, device="meta"), torch.arange(3, device="meta"))
+    assert known_equal(range(3), range(3)) and not known_equal(range(3), range(1, 4))
+    assert known_equal(range(3), torch.arange(3)) and not known_equal(torch.arange(1, 4), range(3))
+    assert not known_equal(torch.arange(3, device="meta"), torch.arange(3, device="meta"))
 
 
 @pytest.mark.parametrize("name", ["nope", "rope", "alibi", "t5", "fire", "shaw", "xpos", "pope"])
@@ -65,7 +67,7 @@ def test_a_range_gives_what_the_tensor_gives(name):
     q, k, v = torch.randn(3, 2, 4, 40, 16)
     for count in (40, 7, 1):
         where = {"q_positions": range(45 - count, 45), "kv_positions": range(5, 45)}
-        read = {name: tensor(positions) for name, positions in where.items()}
+        read = {name: as_tensor(positions) for name, positions in where.items()}
         got, want = (
             posenc.attention(q[:, :, -count:], k, v, encoding, mask=masks.causal, **positions)
             for positions in (where, read)
@@ -124,8 +126,8 @@ def test_a_models_positions_compile_once_for_all_lengths():
 
 
 def test_counted_positions_are_a_range():
-    assert counted(3, 4) == range(3, 7)
-    assert tensor(counted(3, 4), META).device.type == "meta"
+    assert consecutive_positions(3, 4) == range(3, 7)
+    assert as_tensor(consecutive_positions(3, 4), META).device.type == "meta"
 
 
 @pytest.mark.parametrize("name", ["rope", "t5", "alibi", "cope"])

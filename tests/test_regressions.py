@@ -31,7 +31,7 @@ from posenc.encodings.queries_keys.xpos import XPos
 from posenc.encodings.scores.alibi import ALiBi
 from posenc.encodings.scores.t5 import T5Bias
 from posenc.positions import positions_from_mask
-from posenc.testing.harness import turned
+from posenc.testing.harness import transform_queries_keys
 from tests.attending import attend
 
 SHAPE = ModelShape(embed_dim=32, num_heads=4, train_length=16)
@@ -76,7 +76,7 @@ def test_b3_xpos_scales_a_decoded_query_as_in_the_full_run():
     xpos, q, k = XPos(16, interleaved=True), randn(1, 1, 100, 16), randn(1, 1, 100, 16, seed=1)
     positions = torch.arange(100)
     full_q, full_k = xpos(q, k, positions)
-    last_q, all_k = turned(xpos, q[:, :, 99:], k, positions[99:], positions)
+    last_q, all_k = transform_queries_keys(xpos, q[:, :, 99:], k, positions[99:], positions)
     torch.testing.assert_close(last_q @ all_k.mT, full_q[:, :, 99:] @ full_k.mT)
 
 

@@ -12,7 +12,14 @@ from posenc.compare.trial.evaluate import CANNOT
 from posenc.compare.trial.objectives import OBJECTIVES
 from posenc.report.machine import machine
 from posenc.report.page.page import words
-from posenc.sentence import catalogue, listed, phrase, retold, speaking, usual_language
+from posenc.sentence import (
+    catalogue,
+    join_names,
+    language_of_environment,
+    phrase,
+    translate_stored_text,
+    use_language,
+)
 from posenc.tasks.known import TASKS
 
 FIGURES = ("by-length", "by-context", "by-position", "training")
@@ -148,12 +155,12 @@ def fields(template: str) -> set[tuple[str | None, str | None]]:
 def test_what_is_stored_in_english_is_retold_where_it_is_one_of_the_templates():
     for template in CANNOT:
         english = template.format(limit="1,024", needed="2,048")
-        assert retold(english, CANNOT) == english
-        with speaking("zh"):
-            chinese = retold(english, CANNOT)
+        assert translate_stored_text(english, CANNOT) == english
+        with use_language("zh"):
+            chinese = translate_stored_text(english, CANNOT)
             assert chinese == phrase(template, limit="1,024", needed="2,048") != english
-    with speaking("zh"):
-        assert retold("it stopped", CANNOT) == "it stopped"
+    with use_language("zh"):
+        assert translate_stored_text("it stopped", CANNOT) == "it stopped"
 
 
 def test_the_catalogue_is_complete():
@@ -205,14 +212,14 @@ def test_a_phrase_is_filled_in_the_language_that_is_spoken():
         "1 task",
         "2 tasks",
     ]
-    with speaking("zh"):
+    with use_language("zh"):
         assert [phrase(template, number=n, count=n) for n in (1, 2)] == ["1 个任务", "2 个任务"]
         assert phrase("{unknown} words", unknown="{a}") == "{a} words"
         assert phrase("a key {of} someone's file") == "a key {of} someone's file"
-        assert listed(["rope", "t5", "nope"]) == "rope、t5 和 nope"
-        with speaking("en"):
-            assert listed(["rope", "t5", "nope"]) == "rope, t5 and nope"
-        assert sentence.sentence(["甲", "乙"]) == "甲；乙。"
+        assert join_names(["rope", "t5", "nope"]) == "rope、t5 和 nope"
+        with use_language("en"):
+            assert join_names(["rope", "t5", "nope"]) == "rope, t5 and nope"
+        assert sentence.join_clauses(["甲", "乙"]) == "甲；乙。"
     assert phrase("cannot") == "cannot"
 
 
@@ -234,7 +241,7 @@ def test_the_usual_language_is_that_of_messages(monkeypatch, environment, expect
         monkeypatch.delenv(name, raising=False)
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    assert usual_language() == expected
+    assert language_of_environment() == expected
 
 
 def test_long_templates_have_names():

@@ -65,9 +65,9 @@ def test_the_list_comes_from_a_table():
 
 
 def test_the_table_is_what_the_command_prints():
-    from posenc.list import encodings
+    from posenc.list import build_rows
 
-    rows, _ = encodings()
+    rows, _ = build_rows()
     own = [row for row in rows if not row["origin"]]
     assert own == json.loads((ROOT / "posenc/list.json").read_text("utf-8"))
 
@@ -169,8 +169,8 @@ def test_versions_are_those_of_what_is_installed():
 def test_what_another_package_lacks_is_not_blamed_on_an_extra():
     """A package that no extra brings keeps its own message."""
     done = run(
-        "from posenc.lazy import hint\ntry: import rich\n"
-        "except ModuleNotFoundError as e: print(repr(hint(e)))",
+        "from posenc.lazy import install_hint\ntry: import rich\n"
+        "except ModuleNotFoundError as e: print(repr(install_hint(e)))",
         names=["rich"],
     )
     assert done.stdout == "''\n"

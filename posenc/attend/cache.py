@@ -7,11 +7,11 @@ import torch
 from jaxtyping import Float, Int, Real, Shaped
 from torch import Tensor
 
-from posenc.arguments import FARTHEST, answered, check_count, check_number
+from posenc.arguments import FARTHEST_POSITION, answered, check_count, check_number
 from posenc.encodings.base.arguments import are_alike, repr_in_one_line
 from posenc.encodings.base.base import PositionEncoding
 from posenc.encodings.base.placed import check_span_of_integers
-from posenc.positions import join, tensor
+from posenc.positions import as_tensor, concatenate
 
 _MADE = "made "
 """Prefix of a buffer's name. After a shift "k" holds keys at the positions they have now, which
@@ -78,7 +78,7 @@ class KVCache:
         """Return the positions of the cached tokens as a tensor, None if the cache is empty."""
         if self.where is None:
             return None
-        return tensor(self.where, self._buffers["k"].device)
+        return as_tensor(self.where, self._buffers["k"].device)
 
     def _check_fits(
         self, new: dict[str, Tensor], positions: Tensor | range, position_axis: int
@@ -164,11 +164,11 @@ class KVCache:
                 self._store(_MADE + name, new, end)
         self._token_axis = position_axis
         if self._made_at is not None:
-            self._made_at = join(self._made_at, positions, position_axis, len(k), k.device)
+            self._made_at = concatenate(self._made_at, positions, position_axis, len(k), k.device)
         if self.where is None:  # a caller may count on in place
             self.where = positions.clone() if isinstance(positions, Tensor) else positions
         else:
-            self.where = join(self.where, positions, position_axis, len(k), k.device)
+            self.where = concatenate(self.where, positions, position_axis, len(k), k.device)
         self.length = end
         return self.k, self.v, self.where, self.state
 
@@ -264,7 +264,7 @@ class KVCache:
             return where[:start]
         if isinstance(where, range) and start == 0:
             return where[stop:]
-        where = tensor(where, self._buffers["k"].device)
+        where = as_tensor(where, self._buffers["k"].device)
         axis = self._token_axis
         before = where.narrow(axis, 0, start)
         after = where.narrow(axis, stop, self.length - stop)
@@ -290,17 +290,17 @@ class KVCache:
         check_count("KVCache.shift", "start", start, 0, self.length)
         real = isinstance(self.where, Tensor) and self.where.is_floating_point()
         check_number("KVCache.shift", "delta", delta, whole=not real)
-        if not abs(delta) < FARTHEST:
+        if not abs(delta) < FARTHEST_POSITION:
             raise ValueError(f"KVCache.shift: delta must be below 2^62, got {delta}.")
         if start == self.length or not delta:
             return
         encoding = self._encoding_that_moves_keys()
         assert self.where is not None  # only an empty cache has no positions
         after = self._shifted_positions(start, delta)
-        made_at = tensor(self.where if self._made_at is None else self._made_at, self.k.device)
+        made_at = as_tensor(self.where if self._made_at is None else self._made_at, self.k.device)
         moving = (self._token_axis, start, self.length - start)
         made_there = made_at.narrow(*moving)
-        moved_there = tensor(after, self.k.device).narrow(*moving)
+        moved_there = as_tensor(after, self.k.device).narrow(*moving)
 
         moves: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {"v": encoding.move_values}
         if not encoding.claims.needs_raw_k:
@@ -348,7 +348,7 @@ class KVCache:
         if isinstance(where, range) and start == 0:
             after = range(where.start + int(delta), where.stop + int(delta), where.step)
         else:
-            after = tensor(where, self.k.device).clone()
+            after = as_tensor(where, self.k.device).clone()
             after.narrow(self._token_axis, start, self.length - start).add_(delta)
         check_span_of_integers("KVCache.shift", "positions", after)
         return after

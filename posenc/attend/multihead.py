@@ -19,7 +19,13 @@ from posenc.encodings.base.boundary import (
     validated_embedding_positions,
 )
 from posenc.masks import Mask
-from posenc.positions import ContextPositions, MemoryPositions, QueryPositions, join, tensor
+from posenc.positions import (
+    ContextPositions,
+    MemoryPositions,
+    QueryPositions,
+    as_tensor,
+    concatenate,
+)
 
 Projections = Literal["separate", "k=v", "q=k", "none"]
 
@@ -152,19 +158,19 @@ class Attention(nn.Module):
             source_positions = checked(context, context_positions, name="context")
             if cache is not None and cache.length:  # the context is cached: append nothing
                 source = x[:, :0]
-                source_positions = tensor(source_positions, x.device).narrow(token_axis, 0, 0)
+                source_positions = as_tensor(source_positions, x.device).narrow(token_axis, 0, 0)
         elif memory is not None:
             earlier = checked(memory, memory_positions, name="memory")
             source = torch.cat([memory, x], dim=1)
-            source_positions = join(earlier, positions, token_axis, x.shape[0], x.device)
+            source_positions = concatenate(earlier, positions, token_axis, x.shape[0], x.device)
         else:
             source = x
             source_positions = positions
 
         past = None if cache is None or not cache.length else cache.state
-        kv_state = encoding.state(source, tensor(source_positions, x.device), past)
+        kv_state = encoding.state(source, as_tensor(source_positions, x.device), past)
         if kv_state is not None and context is not None:  # no query is among the keys
-            q_state = encoding.state(x, tensor(positions, x.device))
+            q_state = encoding.state(x, as_tensor(positions, x.device))
         else:
             q_state = kv_state
         if q_state is not None:  # queries are the last tokens

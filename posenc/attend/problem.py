@@ -18,7 +18,7 @@ from posenc.encodings.numbers.heads import for_every_head, grouped_matmul
 from posenc.encodings.numbers.precision import at_least_float32, without_autocast
 from posenc.encodings.numbers.torch_abilities import autocast_enabled
 from posenc.masks import Mask
-from posenc.positions import same
+from posenc.positions import known_equal
 
 BEYOND_ANY_DISTANCE = 2**62
 """A distance that no pair reaches, in place of infinity."""
@@ -94,7 +94,7 @@ class Problem:
             return True
         assert mask.q_positions is not None and mask.kv_positions is not None
         # Causality and windows show a query the key at its own position.
-        return mask.exact and same(mask.q_positions, mask.kv_positions)
+        return mask.exact and known_equal(mask.q_positions, mask.kv_positions)
 
     @property
     def visible_distances(self) -> tuple[int, int]:
@@ -177,8 +177,8 @@ class Problem:
         if mask is None or not mask.causal:
             return False
         assert mask.q_positions is not None and mask.kv_positions is not None
-        same_q = same(self.queries.where, mask.q_positions)
-        return same_q and same(self.keys.where, mask.kv_positions)
+        same_q = known_equal(self.queries.where, mask.q_positions)
+        return same_q and known_equal(self.keys.where, mask.kv_positions)
 
     def with_keys(self, first: int, last: int) -> "Problem":
         """Return the attention from all queries to keys [first, last) of this problem only, counted

@@ -24,8 +24,8 @@ from posenc.encodings.base.base import PositionEncoding, QueriesKeys
 from posenc.encodings.base.placed import validated_positions
 from posenc.encodings.numbers.heads import for_every_head
 from posenc.encodings.numbers.precision import without_autocast
-from posenc.masks import Mask, bind_in_memory, check_documents, check_mask
-from posenc.positions import repeated_position, run_shift
+from posenc.masks import Mask, bind_to_memory_order, check_documents, check_mask
+from posenc.positions import repeated_position, shift_of_runs
 
 _OWNER = "attention"
 
@@ -244,7 +244,7 @@ def _bind_to_tokens(mask: Mask, queries: Tokens, keys: Tokens) -> Mask:
     """Return the mask bound to the positions of the tokens, or to their order in memory if
     positions have several components."""
     if queries.num_axes > 1:
-        return bind_in_memory(mask, queries.positions, keys.positions)
+        return bind_to_memory_order(mask, queries.positions, keys.positions)
     return mask.bind(queries.where, keys.where)
 
 
@@ -285,7 +285,7 @@ def _build_problem(
     with without_autocast(q.device):
         term = _checked_term(encoding, queries, keys)
     mask = _mask_of_pass(inputs.mask, shared_mask, call.queries, stored.keys)
-    shift = run_shift(queries.where, keys.where)
+    shift = shift_of_runs(queries.where, keys.where)
     vectors_and_states = (q, k, stored.v, queries.x, queries.state, keys.x, keys.state)
     return Problem(
         q=q,
@@ -355,7 +355,7 @@ def _mask_shift(mask: Mask | None, queries: Tokens, keys: Tokens, shift: int | N
     at_q, at_k = mask.q_positions, mask.kv_positions
     if at_q is queries.where and at_k is keys.where:
         return shift
-    return run_shift(at_q, at_k)  # type: ignore[arg-type]
+    return shift_of_runs(at_q, at_k)  # type: ignore[arg-type]
 
 
 def _autograd_tracks(encoding: PositionEncoding, tensors: tuple[Tensor | None, ...]) -> bool:

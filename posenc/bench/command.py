@@ -288,7 +288,7 @@ def _runnable_cases(cases: "list[Case]", named: bool) -> "tuple[list[Case], list
     from importlib.util import find_spec
 
     from posenc.bench.cases import NEEDS_TRANSFORMERS
-    from posenc.lazy import require
+    from posenc.lazy import require_package
     from posenc.report.machine.machine import cpu_multiplies_bfloat16
 
     lacks = find_spec("transformers") is None
@@ -298,7 +298,7 @@ def _runnable_cases(cases: "list[Case]", named: bool) -> "tuple[list[Case], list
         needs = ""
         if lacks and case.group in NEEDS_TRANSFORMERS:
             if named:
-                require("transformers", f"bench: {case.group}")
+                require_package("transformers", f"bench: {case.group}")
             needs = "transformers"
         elif case.group == "training" and case.dtype == "bfloat16":
             needs = "" if cpu_multiplies_bfloat16() else "a CPU with bfloat16"

@@ -7,8 +7,8 @@ from typing import Annotated, Any, get_args, get_type_hints
 import typer
 
 from posenc.compare.budget import BUDGETS, PAIR_SEEDS, SUITES, Budget
-from posenc.lazy import require
-from posenc.list import complete
+from posenc.lazy import require_package
+from posenc.list import complete_name
 from posenc.report.machine.options import Figures, Json, Lang, option
 
 DEFAULT_ENCODINGS = ("nope", "sinusoidal", "learned", "rope", "alibi", "t5")
@@ -47,7 +47,7 @@ class Options:
             "num_kv_heads, head_dim, train_length and causal that its constructor names. See "
             "docs/grammar.md.",
             show_default=" ".join(DEFAULT_ENCODINGS),
-            autocompletion=complete,
+            autocompletion=complete_name,
         ),
     ] = None
     text: Annotated[
@@ -298,7 +298,7 @@ def check_options(options: Options) -> None:
     Raises: ValueError.
     """
     if options.tensorboard:
-        require("tensorboard", "--tensorboard")
+        require_package("tensorboard", "--tensorboard")
     for name, hint in get_type_hints(Options, include_extras=True).items():
         annotated, declared = get_args(hint)
         kind, *or_none = get_args(annotated) or (annotated,)

@@ -26,7 +26,7 @@ from posenc.compare.results import FORMAT, OtherFormat, Study, TrialResult
 from posenc.compare.reuse import candidate_runs, reuse_trials
 from posenc.compare.trial.config import TrialConfig
 from posenc.compare.trial.files import is_done, load_results
-from posenc.lazy import require
+from posenc.lazy import require_package
 from posenc.report.files.atomic import is_partial, remove_partials, write_atomically
 from posenc.report.files.lock import LOCK, locked
 from posenc.report.files.new_folder import UNPROVED
@@ -38,7 +38,7 @@ from posenc.report.machine.processor import processors_of
 from posenc.report.page.console import stderr, stdout
 from posenc.report.page.failure import RunFailed, Stopped
 from posenc.report.page.progress import say
-from posenc.text import OURS, STUDY
+from posenc.text import STUDY, STUDY_MARK
 
 RUNS = Path("runs")
 """Below it are the folders of runs without --out."""
@@ -52,7 +52,7 @@ def run_study(options: Options, *, show: bool = True) -> Study:
     Raises: ValueError for wrong input, before anything is written; RunFailed if a trial failed;
     Stopped after Ctrl-C.
     """
-    require("scipy", "the verdict")
+    require_package("scipy", "the verdict")
     plan = make_plan(options)
     engine = sweep.open_engine(plan.options, plan.task_trials[0].device, plan.num_trials)
     try:
@@ -306,7 +306,7 @@ def check_out_folder(folder: Path) -> str | None:
     if existing != folder:
         return None
     content = bytes_of(folder / STUDY) if (folder / STUDY).is_file() else b""
-    if OURS in content:
+    if STUDY_MARK in content:
         return _damage_of_study(folder, content)
     for path in folder.iterdir():
         if not _is_left_by_killed_run(path):

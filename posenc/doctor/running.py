@@ -31,7 +31,7 @@ from posenc.doctor.refusals import check_options, ignored_codes
 from posenc.doctor.rule import Finding
 from posenc.doctor.rules import RULES, findings
 from posenc.doctor.rules.rest import OVERRIDES
-from posenc.lazy import require
+from posenc.lazy import require_package
 from posenc.report.files.record import bounded_json, strict_json
 from posenc.report.machine.options import check_choice
 from posenc.report.page.failure import describe_os_error
@@ -306,7 +306,7 @@ def _write_adapter(options: Options) -> str:
 def _measure_or_convert_layout(options: Options) -> tuple[str, int]:
     """Do what --layout or --convert-layout asks for; return what to print, and the exit code."""
     if options.layout:
-        require("transformers", "--layout")
+        require_package("transformers", "--layout")
     from posenc.doctor.cures import layout
 
     folder = options.paths[0]

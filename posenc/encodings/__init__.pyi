@@ -1,13 +1,15 @@
 # The names that the folders above import, each on first use.
 
-from posenc.encodings.base.arguments import repr_in_one_line as repr_in_one_line
 from posenc.encodings.base.arguments import classes_and_arguments as classes_and_arguments
+from posenc.encodings.base.arguments import repr_in_one_line as repr_in_one_line
 from posenc.encodings.base.base import PositionEncoding as PositionEncoding
 from posenc.encodings.base.base import require_encoding as require_encoding
 from posenc.encodings.base.base import without_position as without_position
-from posenc.encodings.base.boundary import validated_embedding_positions as validated_embedding_positions
-from posenc.encodings.base.boundary import require_attention_encoding as require_attention_encoding
 from posenc.encodings.base.boundary import check_tokens as check_tokens
+from posenc.encodings.base.boundary import require_attention_encoding as require_attention_encoding
+from posenc.encodings.base.boundary import (
+    validated_embedding_positions as validated_embedding_positions,
+)
 from posenc.encodings.base.compose import Compose as Compose
 from posenc.encodings.base.distance_bias import DistanceBias as DistanceBias
 from posenc.encodings.base.per_layer import PerLayer as PerLayer
@@ -34,19 +36,19 @@ from posenc.encodings.queries_keys.rope_scaling import YaRN as YaRN
 from posenc.encodings.queries_keys.rope_scaling import rope_frequencies as rope_frequencies
 from posenc.encodings.queries_keys.rotation.rotate import has_triton as has_triton
 from posenc.encodings.queries_keys.xpos import XPos as XPos
-from posenc.encodings.registry.build import create as create
 from posenc.encodings.registry.build import build_if_named as build_if_named
+from posenc.encodings.registry.build import create as create
+from posenc.encodings.registry.code import hash_of_posenc_code as hash_of_posenc_code
 from posenc.encodings.registry.code import hash_of_user_code as hash_of_user_code
-from posenc.encodings.registry.code import load_object as load_object
 from posenc.encodings.registry.code import is_encoding as is_encoding
 from posenc.encodings.registry.code import line_in_user_code as line_in_user_code
+from posenc.encodings.registry.code import load_object as load_object
 from posenc.encodings.registry.code import path_of_class as path_of_class
-from posenc.encodings.registry.code import hash_of_posenc_code as hash_of_posenc_code
 from posenc.encodings.registry.grammar import parse as parse
-from posenc.encodings.registry.known import with_importable_classes as with_importable_classes
 from posenc.encodings.registry.known import entry as entry
 from posenc.encodings.registry.known import names as names
 from posenc.encodings.registry.known import problems as problems
+from posenc.encodings.registry.known import with_importable_classes as with_importable_classes
 from posenc.encodings.registry.known import with_relative_paths as with_relative_paths
 from posenc.encodings.scores.alibi import ALiBi as ALiBi
 from posenc.encodings.scores.forgetting import FoX as FoX

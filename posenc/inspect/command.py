@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from posenc.list import complete
+from posenc.list import complete_name
 from posenc.report.machine.options import Figures, option
 from posenc.report.page.failure import RunFailed
 
@@ -92,7 +92,7 @@ _Encodings = Annotated[
     list[str],
     typer.Argument(
         help="Encodings, see posenc list and docs/grammar.md; or file.py:Class of your own.",
-        autocompletion=complete,
+        autocompletion=complete_name,
     ),
 ]
 _Out = Annotated[

@@ -11,7 +11,7 @@ tensor([[1, 0, 0, 0],
         [0, 0, 1, 1]], dtype=torch.int32)
 """
 
-from posenc.masks.base import Mask, Read, Sight, bind_in_memory, check_documents, check_mask
+from posenc.masks.base import Mask, Read, Sight, bind_to_memory_order, check_documents, check_mask
 from posenc.masks.kinds import (
     attention_sinks,
     causal,
@@ -29,7 +29,7 @@ __all__ = [
     "Read",
     "Sight",
     "attention_sinks",
-    "bind_in_memory",
+    "bind_to_memory_order",
     "causal",
     "check_documents",
     "check_mask",

@@ -14,13 +14,13 @@ from posenc.arguments import answered, answered_class
 from posenc.positions import (
     FlatKeys,
     FlatQueries,
-    counted,
-    ends_differ,
-    goes_back,
-    length_of,
-    same,
+    consecutive_positions,
+    first_text_returns,
+    known_equal,
+    last_positions_differ,
+    num_tokens,
+    positions_restart,
     take,
-    text_returns,
 )
 
 Predicate = Callable[["Sight"], Tensor]
@@ -86,9 +86,9 @@ class Mask:
     parts: tuple["Mask", ...] = ()
 
     def __call__(self, batch: Tensor, head: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
-        return self._shown(batch, head, q_idx, kv_idx)
+        return self._visible_pairs(batch, head, q_idx, kv_idx)
 
-    def _shown(self, batch: Tensor, head: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
+    def _visible_pairs(self, batch: Tensor, head: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
         """Return True for visible pairs of a query and a key. torch.compile of torch 2.6 asks an
         object for its truth before it calls it, and a mask has none; a method it just calls."""
         q_position = take(self.q_positions, batch, q_idx)
@@ -99,30 +99,30 @@ class Mask:
         _require_mask(other, "&")
         windows = [m.window for m in (self, other) if m.window is not None]
         return Mask(
-            partial(_both, self.predicate, other.predicate),
+            partial(_both_show, self.predicate, other.predicate),
             causal=self.causal or other.causal,
             window=min(windows, default=None),
             exact=self.exact and other.exact,
             reads=self.reads + other.reads,
             operator="&",
             parts=(self, other),
-        )._bound_like(self, other)
+        )._bind_like(self, other)
 
     def __or__(self, other: "Mask") -> "Mask":
         _require_mask(other, "|")
         windows = [m.window for m in (self, other) if m.window is not None]
         return Mask(
-            partial(_either, self.predicate, other.predicate),
+            partial(_either_shows, self.predicate, other.predicate),
             causal=self.causal and other.causal,
             window=max(windows) if len(windows) == 2 else None,
             reads=self.reads + other.reads,
             operator="|",
             parts=(self, other),
-        )._bound_like(self, other)
+        )._bind_like(self, other)
 
     def __invert__(self) -> "Mask":
         return Mask(
-            partial(_not, self.predicate),
+            partial(_does_not_show, self.predicate),
             q_positions=self.q_positions,
             kv_positions=self.kv_positions,
             reads=self.reads,
@@ -138,18 +138,18 @@ class Mask:
 
         Raises: TypeError for anything but numbers, ValueError for other shapes or batch sizes.
         """
-        _check_both(q_positions, kv_positions)
+        _check_bind_positions(q_positions, kv_positions)
         return replace(
             self,
-            q_positions=_without_overflow(q_positions),
-            kv_positions=_without_overflow(kv_positions),
+            q_positions=_widen_integers(q_positions),
+            kv_positions=_widen_integers(kv_positions),
         )
 
-    def _bound_like(self, a: "Mask", b: "Mask") -> "Mask":
+    def _bind_like(self, a: "Mask", b: "Mask") -> "Mask":
         """Return the mask, bound to the positions of the two masks that it joins."""
         if not (a.bound or b.bound):
             return self
-        if a.bound and b.bound and not _bound_alike(a, b):
+        if a.bound and b.bound and not _have_same_positions(a, b):
             raise ValueError(
                 "Masks bound to different positions cannot be combined: combine, then bind."
             )
@@ -186,19 +186,19 @@ class Mask:
                 [0, 0, 1, 1]], dtype=torch.int32)
         """
         if not self.bound:
-            return self._bound_in_order(length, queries)._at_its_positions()
+            return self._bind_in_order(length, queries)._visible_at_positions()
         if length is not None or queries is not None:
             raise ValueError(
                 "Mask.tensor: this mask is bound to positions, which say how many tokens there "
                 "are: leave out length and queries."
             )
-        return self._at_its_positions()
+        return self._visible_at_positions()
 
-    def _bound_in_order(self, length: int | None, queries: int | None) -> "Mask":
+    def _bind_in_order(self, length: int | None, queries: int | None) -> "Mask":
         """Return the mask bound to `length` keys at positions 0, 1, ..., and to the last `queries`
         of them, None for all. Raise TypeError for length None, which an unbound mask needs."""
-        kv_len = _checked_count("length", length)
-        q_len = kv_len if queries is None else _checked_count("queries", queries)
+        kv_len = _token_count("length", length)
+        q_len = kv_len if queries is None else _token_count("queries", queries)
         if q_len > kv_len:
             raise ValueError(
                 f"Mask.tensor: queries are the last of the {kv_len} tokens, got {q_len}. For "
@@ -206,11 +206,11 @@ class Mask:
             )
         return self.bind(range(kv_len - q_len, kv_len), range(kv_len))
 
-    def _at_its_positions(self) -> Tensor:
+    def _visible_at_positions(self) -> Tensor:
         """Return a bound mask as booleans, see `tensor`."""
         assert self.q_positions is not None and self.kv_positions is not None
-        q_len = length_of(self.q_positions)
-        kv_len = length_of(self.kv_positions)
+        q_len = num_tokens(self.q_positions)
+        kv_len = num_tokens(self.kv_positions)
         tensors = [read.tensor for read in self.reads]
         batches = [len(read.tensor) for read in self.reads if read.axes[0] == "batch"]
         for positions in (self.q_positions, self.kv_positions):
@@ -238,7 +238,7 @@ class Mask:
     ) -> Bool[Tensor, "#{batch} #{num_heads} #{stop-start} #{kv_len}"]:
         """Return the mask of queries [start, stop) and kv_len keys from first_key on, True for
         visible keys. It broadcasts to (batch, num_heads, stop - start, kv_len)."""
-        visible = self._shown(
+        visible = self._visible_pairs(
             torch.arange(batch, device=device)[:, None, None, None],
             torch.arange(num_heads, device=device)[:, None, None],
             torch.arange(start, stop, device=device)[:, None],
@@ -263,15 +263,15 @@ _PACKED_TEXT = (
 
 def check_documents(mask: Mask) -> None:
     """Raise ValueError if positions show packed documents that a bound mask does not separate."""
-    if _others_shown(mask) is not _OtherDocuments.BY_POSITION:
+    if _other_documents_shown(mask) is not _OtherDocuments.BY_POSITION:
         return
     assert mask.kv_positions is not None
-    if goes_back(mask.kv_positions, _valid_keys(mask)):
+    if positions_restart(mask.kv_positions, _keys_without_padding(mask)):
         raise ValueError(_PACKED)
 
 
 @answered
-def bind_in_memory(
+def bind_to_memory_order(
     mask: Mask,
     q_positions: Real[Tensor, "*#q_batch q_len axes"],
     kv_positions: Real[Tensor, "*#kv_batch kv_len axes"],
@@ -283,15 +283,18 @@ def bind_in_memory(
     tracing, show that the order in memory is not meant, because the last queries are elsewhere than
     the last keys, or that the row returns to its first text and the mask does not separate the two.
     """
-    if _compares_positions(mask) and ends_differ(q_positions, kv_positions):
+    if _compares_positions(mask) and last_positions_differ(q_positions, kv_positions):
         raise ValueError(_ELSEWHERE)
-    by_position = _others_shown(mask) is _OtherDocuments.BY_POSITION
-    if by_position and text_returns(kv_positions, _valid_keys(mask)):
+    by_position = _other_documents_shown(mask) is _OtherDocuments.BY_POSITION
+    if by_position and first_text_returns(kv_positions, _keys_without_padding(mask)):
         raise ValueError(_PACKED_TEXT)
     q_len = q_positions.shape[-2]
     kv_len = kv_positions.shape[-2]
     device = kv_positions.device
-    return mask.bind(counted(kv_len - q_len, q_len, device), counted(0, kv_len, device))
+    return mask.bind(
+        consecutive_positions(kv_len - q_len, q_len, device),
+        consecutive_positions(0, kv_len, device),
+    )
 
 
 _IN_MEMORY = (
@@ -325,11 +328,11 @@ class _OtherDocuments(IntEnum):
     """Keys at the positions of its own document, which the other documents repeat."""
 
 
-def _others_shown(mask: Mask, inverted: bool = False) -> _OtherDocuments:
+def _other_documents_shown(mask: Mask, inverted: bool = False) -> _OtherDocuments:
     """Return the keys of other documents that a mask, or if `inverted` its inverse, may show by
     mistake."""
     if mask.operator == "~":
-        return _others_shown(mask.parts[0], not inverted)
+        return _other_documents_shown(mask.parts[0], not inverted)
     if not mask.parts:
         # What a mask reads does not change with `inverted`: ~causal compares positions, as causal
         # does, and ~document names documents.
@@ -339,28 +342,28 @@ def _others_shown(mask: Mask, inverted: bool = False) -> _OtherDocuments:
             False: _OtherDocuments.BY_POSITION,
         }
         return kinds[mask.separates]
-    of_parts = [_others_shown(part, inverted) for part in mask.parts]
-    if _needs_all(mask, inverted) and _OtherDocuments.NONE in of_parts:
+    of_parts = [_other_documents_shown(part, inverted) for part in mask.parts]
+    if _needs_all_parts(mask, inverted) and _OtherDocuments.NONE in of_parts:
         return _OtherDocuments.NONE
     return max(of_parts)
 
 
-def _valid_keys(mask: Mask, inverted: bool = False) -> Tensor | None:
+def _keys_without_padding(mask: Mask, inverted: bool = False) -> Tensor | None:
     """Return the keys that padding does not hide from all queries, (batch, kv_len); None for all of
     them."""
     if mask.operator == "~":
-        return _valid_keys(mask.parts[0], not inverted)
+        return _keys_without_padding(mask.parts[0], not inverted)
     if not mask.parts:
-        padding = _padding_of(mask)
+        padding = _padding_tensor(mask)
         return ~padding if inverted and padding is not None else padding
-    of_parts = [_valid_keys(part, inverted) for part in mask.parts]
+    of_parts = [_keys_without_padding(part, inverted) for part in mask.parts]
     known = [valid for valid in of_parts if valid is not None]
-    if _needs_all(mask, inverted):
+    if _needs_all_parts(mask, inverted):
         return torch.stack(known).all(0) if known else None
     return torch.stack(known).any(0) if len(known) == len(of_parts) else None
 
 
-def _padding_of(mask: Mask) -> Tensor | None:
+def _padding_tensor(mask: Mask) -> Tensor | None:
     """Return the tensor of masks.padding, True for tokens, if a mask without parts reads one."""
     for read in mask.reads:
         if read.name == "padding":
@@ -368,7 +371,7 @@ def _padding_of(mask: Mask) -> Tensor | None:
     return None
 
 
-def _needs_all(mask: Mask, inverted: bool) -> bool:
+def _needs_all_parts(mask: Mask, inverted: bool) -> bool:
     """Return True if a key must be shown by all parts of a mask, or of its inverse: the inverse of
     a & b is ~a | ~b."""
     return (mask.operator == "&") != inverted
@@ -380,8 +383,9 @@ def check_mask(owner: str, mask: Any, batch: int, q_len: int, kv_len: int) -> No
         return
     if not isinstance(mask, Mask):
         raise TypeError(
-            f"{owner}: mask must be a posenc.masks.Mask, got {_what(mask)}. Convert a tensor of "
-            "valid tokens by posenc.masks.padding(valid), a mask_mod by posenc.masks.Mask."
+            f"{owner}: mask must be a posenc.masks.Mask, got {_describe_argument(mask)}. Convert "
+            "a tensor of valid tokens by posenc.masks.padding(valid), a mask_mod by "
+            "posenc.masks.Mask."
         )
     sizes = {"batch": batch, "q_len": q_len, "kv_len": kv_len}
     for read in mask.reads:
@@ -391,11 +395,11 @@ def check_mask(owner: str, mask: Any, batch: int, q_len: int, kv_len: int) -> No
                     f"{owner}: the mask's {read.name} has shape {tuple(read.tensor.shape)}, and "
                     f"axis {axis} must be {name} = {sizes[name]}."
                 )
-    _check_bound(owner, "q_positions", mask.q_positions, batch, q_len)
-    _check_bound(owner, "kv_positions", mask.kv_positions, batch, kv_len)
+    _check_bound_sizes(owner, "q_positions", mask.q_positions, batch, q_len)
+    _check_bound_sizes(owner, "kv_positions", mask.kv_positions, batch, kv_len)
 
 
-def _check_bound(
+def _check_bound_sizes(
     owner: str, name: str, positions: Tensor | range | None, batch: int, length: int
 ) -> None:
     """Raise ValueError if a mask is bound to positions of other sizes than those of attention."""
@@ -410,26 +414,26 @@ def _check_bound(
         )
 
 
-def _what(mask: Any) -> str:
+def _describe_argument(mask: Any) -> str:
     """Return what came instead of a Mask, for a message."""
     if callable(mask) and not isinstance(mask, Tensor):
         return f"{getattr(mask, '__name__', type(mask).__name__)} (call it, or wrap it in Mask)"
     return f"a {type(mask).__name__}"
 
 
-def _both(a: Predicate, b: Predicate, sight: Sight) -> Tensor:
+def _both_show(a: Predicate, b: Predicate, sight: Sight) -> Tensor:
     return a(sight) & b(sight)
 
 
-def _either(a: Predicate, b: Predicate, sight: Sight) -> Tensor:
+def _either_shows(a: Predicate, b: Predicate, sight: Sight) -> Tensor:
     return a(sight) | b(sight)
 
 
-def _not(a: Predicate, sight: Sight) -> Tensor:
+def _does_not_show(a: Predicate, sight: Sight) -> Tensor:
     return ~a(sight)
 
 
-def _checked_count(name: str, count: Any) -> int:
+def _token_count(name: str, count: Any) -> int:
     """Return a number of tokens. Raise TypeError or ValueError unless it is whole and not below
     0."""
     if not hasattr(count, "__index__") or isinstance(count, bool):
@@ -439,23 +443,23 @@ def _checked_count(name: str, count: Any) -> int:
     return int(count)
 
 
-def _without_overflow(positions: Tensor | range) -> Tensor | range:
+def _widen_integers(positions: Tensor | range) -> Tensor | range:
     """Return positions in numbers whose differences do not wrap, as those of small integers do."""
     if isinstance(positions, range) or positions.is_floating_point():
         return positions
     return positions.long()
 
 
-def _bound_alike(a: Mask, b: Mask) -> bool:
+def _have_same_positions(a: Mask, b: Mask) -> bool:
     """Return True if two bound masks are known to be bound to the same positions."""
-    same_queries = same(a.q_positions, b.q_positions)  # type: ignore[arg-type]
-    return same_queries and same(a.kv_positions, b.kv_positions)  # type: ignore[arg-type]
+    same_queries = known_equal(a.q_positions, b.q_positions)  # type: ignore[arg-type]
+    return same_queries and known_equal(a.kv_positions, b.kv_positions)  # type: ignore[arg-type]
 
 
-def _check_both(q_positions: Any, kv_positions: Any) -> None:
+def _check_bind_positions(q_positions: Any, kv_positions: Any) -> None:
     """Raise unless both are positions that a mask can compare, see `Mask.bind`."""
-    _check_one("q_positions", q_positions)
-    _check_one("kv_positions", kv_positions)
+    _check_flat_positions("q_positions", q_positions)
+    _check_flat_positions("kv_positions", kv_positions)
     if isinstance(q_positions, range) or isinstance(kv_positions, range):
         return
     both_have_rows = q_positions.ndim == kv_positions.ndim == 2
@@ -467,7 +471,7 @@ def _check_both(q_positions: Any, kv_positions: Any) -> None:
         )
 
 
-def _check_one(name: str, positions: Any) -> None:
+def _check_flat_positions(name: str, positions: Any) -> None:
     """Raise unless these are positions with one component, (len), (batch, len) or a range."""
     if isinstance(positions, range):
         return

@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Int, Shaped
 from torch import Tensor
 
-from posenc.arguments import FARTHEST, answered, check_count
+from posenc.arguments import FARTHEST_POSITION, answered, check_count
 from posenc.masks.base import Mask, Read, Sight
 from posenc.positions import check_tensor, check_valid, take
 
@@ -14,18 +14,18 @@ from posenc.positions import check_tensor, check_valid, take
 # of `sight` broadcasts.
 
 
-def _everyone(sight: Sight) -> Tensor:
+def _shows_all_keys(sight: Sight) -> Tensor:
     return torch.ones_like(sight.q_position >= sight.kv_position)
 
 
-def _not_later(sight: Sight) -> Tensor:
+def _key_is_not_later(sight: Sight) -> Tensor:
     return sight.q_position >= sight.kv_position
 
 
-full = Mask(_everyone, exact=True, separates=None)
+full = Mask(_shows_all_keys, exact=True, separates=None)
 """Mask that shows all keys to all queries."""
 
-causal = Mask(_not_later, causal=True, exact=True, separates=False)
+causal = Mask(_key_is_not_later, causal=True, exact=True, separates=False)
 """Mask that shows keys at the query's own and at earlier positions, in any order in memory.
 
 Documents packed into one row, each with positions from 0 on, see one another: add `&
@@ -48,12 +48,12 @@ def sliding_window(window_size: int) -> Mask:
     `causal & sliding_window(w)` shows w keys counting the query itself, as Hugging Face and Gemma
     do. Without causal, Gemma shows 2w - 1 keys like this function, Hugging Face 2w + 1: use w + 1.
     """
-    check_count("sliding_window", "window_size", window_size, most=FARTHEST)
-    near = partial(_near, window_size)
+    check_count("sliding_window", "window_size", window_size, most=FARTHEST_POSITION)
+    near = partial(_key_is_within_window, window_size)
     return Mask(near, window=window_size, exact=True, separates=False)
 
 
-def _near(window_size: int, sight: Sight) -> Tensor:
+def _key_is_within_window(window_size: int, sight: Sight) -> Tensor:
     return (sight.q_position - sight.kv_position).abs() < window_size
 
 
@@ -71,10 +71,10 @@ def padding(valid: Shaped[Tensor, "batch kv_len"]) -> Mask:
         )
     valid = valid.bool()
     read = Read("padding", valid, ("batch", "kv_len"))
-    return Mask(partial(_valid, valid), reads=(read,), separates=None)
+    return Mask(partial(_key_is_no_padding, valid), reads=(read,), separates=None)
 
 
-def _valid(valid: Tensor, sight: Sight) -> Tensor:
+def _key_is_no_padding(valid: Tensor, sight: Sight) -> Tensor:
     return valid[sight.batch, sight.kv_idx]
 
 
@@ -93,7 +93,7 @@ def document(
         for ids in (q_documents, q_documents if kv_documents is None else kv_documents)
     )
     return Mask(
-        partial(_same_document, q_ids, kv_ids),
+        partial(_key_is_in_same_document, q_ids, kv_ids),
         reads=(
             Read("documents of queries", q_ids, ("batch", "q_len")[-q_ids.ndim :]),
             Read("documents of keys", kv_ids, ("batch", "kv_len")[-kv_ids.ndim :]),
@@ -101,7 +101,7 @@ def document(
     )
 
 
-def _same_document(q_ids: Tensor, kv_ids: Tensor, sight: Sight) -> Tensor:
+def _key_is_in_same_document(q_ids: Tensor, kv_ids: Tensor, sight: Sight) -> Tensor:
     mine, other = take(q_ids, sight.batch, sight.q_idx), take(kv_ids, sight.batch, sight.kv_idx)
     return mine == other
 
@@ -113,19 +113,19 @@ def prefix(length: int | Int[Tensor, " batch"]) -> Mask:
     `causal | prefix(n)` is the prefix language model: the first n tokens see one another.
     """
     if not isinstance(length, Tensor):
-        check_count("prefix", "length", length, 0, FARTHEST)
-        return Mask(partial(_below, length), separates=False)
+        check_count("prefix", "length", length, 0, FARTHEST_POSITION)
+        return Mask(partial(_key_is_below, length), separates=False)
     if length.ndim != 1:
         raise ValueError(f"prefix: length must have shape (batch,), got {tuple(length.shape)}.")
     read = Read("prefix", length, ("batch",))
-    return Mask(partial(_below_own, length), reads=(read,), separates=False)
+    return Mask(partial(_key_is_below_row_length, length), reads=(read,), separates=False)
 
 
-def _below(length: int, sight: Sight) -> Tensor:
+def _key_is_below(length: int, sight: Sight) -> Tensor:
     return sight.kv_position < length
 
 
-def _below_own(length: Tensor, sight: Sight) -> Tensor:
+def _key_is_below_row_length(length: Tensor, sight: Sight) -> Tensor:
     return sight.kv_position < length[sight.batch]
 
 
@@ -135,19 +135,19 @@ def attention_sinks(num_sinks: int, window_size: int) -> Mask:
 
     Source: Xiao et al. 2023, arXiv:2309.17453.
     """
-    check_count("attention_sinks", "num_sinks", num_sinks, 0, FARTHEST)
-    check_count("attention_sinks", "window_size", window_size, most=FARTHEST)
+    check_count("attention_sinks", "num_sinks", num_sinks, 0, FARTHEST_POSITION)
+    check_count("attention_sinks", "window_size", window_size, most=FARTHEST_POSITION)
     return causal & (sliding_window(window_size) | prefix(num_sinks))
 
 
 @answered
 def chunked(chunk_size: int) -> Mask:
     """Show only keys in the query's own chunk of positions; `causal & chunked(n)` is Llama 4's."""
-    check_count("chunked", "chunk_size", chunk_size, most=FARTHEST)
-    return Mask(partial(_own_chunk, chunk_size), window=chunk_size, separates=False)
+    check_count("chunked", "chunk_size", chunk_size, most=FARTHEST_POSITION)
+    return Mask(partial(_key_is_in_same_chunk, chunk_size), window=chunk_size, separates=False)
 
 
-def _own_chunk(chunk_size: int, sight: Sight) -> Tensor:
+def _key_is_in_same_chunk(chunk_size: int, sight: Sight) -> Tensor:
     return sight.q_position // chunk_size == sight.kv_position // chunk_size
 
 
@@ -195,7 +195,7 @@ def permutation(
                 "that may be negative are rank=."
             )
     return Mask(
-        partial(_earlier, rank, stream == "content"),
+        partial(_key_is_earlier_in_order, rank, stream == "content"),
         reads=(
             Read("rank", rank, ("batch", "kv_len")[-rank.ndim :]),
             Read("rank of queries", rank, ("batch", "q_len")[-rank.ndim :]),
@@ -204,7 +204,7 @@ def permutation(
     )
 
 
-def _earlier(rank: Tensor, and_itself: bool, sight: Sight) -> Tensor:
+def _key_is_earlier_in_order(rank: Tensor, and_itself: bool, sight: Sight) -> Tensor:
     of_query = take(rank, sight.batch, sight.q_idx)
     of_key = take(rank, sight.batch, sight.kv_idx)
     earlier = (of_key < of_query) | (of_key < 0)

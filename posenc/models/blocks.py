@@ -117,13 +117,13 @@ class Layer(nn.Module):
         context: Context | None = None,
         context_cache: KVCache | None = None,
     ) -> Float[Tensor, "batch len embed_dim"]:
-        y = self._before(self.attention_norm, x)
+        y = self._sublayer_input(self.attention_norm, x)
         y = self.attention(y, positions, cache=cache, mask=mask, encoding=encoding)
-        x = self._after(self.attention_norm, x, y)
+        x = self._add_sublayer_output(self.attention_norm, x, y)
         if context is not None:
             assert self.cross_attention is not None and self.cross_norm is not None
             y = self.cross_attention(
-                self._before(self.cross_norm, x),
+                self._sublayer_input(self.cross_norm, x),
                 positions,
                 context=context.hidden,
                 context_positions=context.positions,
@@ -131,14 +131,16 @@ class Layer(nn.Module):
                 mask=context.mask,
                 encoding=context.encoding,
             )
-            x = self._after(self.cross_norm, x, y)
-        return self._after(self.ffn_norm, x, self.ffn(self._before(self.ffn_norm, x)))
+            x = self._add_sublayer_output(self.cross_norm, x, y)
+        return self._add_sublayer_output(
+            self.ffn_norm, x, self.ffn(self._sublayer_input(self.ffn_norm, x))
+        )
 
-    def _before(self, norm: nn.Module, x: Tensor) -> Tensor:
+    def _sublayer_input(self, norm: nn.Module, x: Tensor) -> Tensor:
         """Return what a sublayer reads of x: with pre-norm x after the norm."""
         return norm(x) if self.pre else x
 
-    def _after(self, norm: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    def _add_sublayer_output(self, norm: nn.Module, x: Tensor, y: Tensor) -> Tensor:
         """Add the output y of a sublayer, with dropout, to x; with post-norm apply the norm."""
         if self.dropout:
             y = F.dropout(y, self.dropout, self.training)

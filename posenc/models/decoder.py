@@ -13,7 +13,7 @@ from posenc.encodings import PositionEncoding, build_if_named, check_tokens
 from posenc.masks import Mask
 from posenc.models.blocks import head_layer
 from posenc.models.config import DecoderConfig
-from posenc.models.initial import initialise
+from posenc.models.initial import draw_initial_weights
 from posenc.models.stack import Stack, check_caches
 from posenc.positions import Positions
 
@@ -54,7 +54,7 @@ class Decoder(Stack):
 
     def reset_parameters(self, seed: int | None = None) -> None:
         """Draw new initial weights, except those of the encoding."""
-        initialise(self, self.config, seed, tied_to=None if self.head else self.last_norm)
+        draw_initial_weights(self, self.config, seed, tied_to=None if self.head else self.last_norm)
 
     def new_caches(self) -> list[KVCache]:
         """Return an empty cache for each layer."""
@@ -82,7 +82,7 @@ class Decoder(Stack):
         """
         check_tokens("Decoder", tokens, self.config.vocab_size)
         check_caches("Decoder", caches, len(self.layers))
-        x = self.hidden(
+        x = self.hidden_states(
             self.tokens(tokens),
             positions,
             self.default_mask if mask is None else mask,

@@ -8,7 +8,7 @@ from posenc.arguments import answered
 from posenc.encodings import PositionEncoding, build_if_named, check_tokens
 from posenc.masks import Mask
 from posenc.models.config import DecoderConfig
-from posenc.models.initial import initialise
+from posenc.models.initial import draw_initial_weights
 from posenc.models.stack import Stack, require_bidirectional
 from posenc.positions import Positions
 
@@ -48,7 +48,7 @@ class Encoder(Stack):
 
     def reset_parameters(self, seed: int | None = None) -> None:
         """Draw new initial weights, except those of the encoding."""
-        initialise(self, self.config, seed)
+        draw_initial_weights(self, self.config, seed)
 
     @answered
     def forward(
@@ -71,4 +71,4 @@ class Encoder(Stack):
         check_tokens("Encoder", tokens, self.config.vocab_size)
         x = self.tokens(tokens)
         mask = self.default_mask if mask is None else mask
-        return self.hidden(x, positions, mask, length=length)
+        return self.hidden_states(x, positions, mask, length=length)

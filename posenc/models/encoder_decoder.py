@@ -20,7 +20,7 @@ from posenc.encodings import (
 from posenc.masks import Mask
 from posenc.models.blocks import Context, head_layer
 from posenc.models.config import DecoderConfig
-from posenc.models.initial import initialise
+from posenc.models.initial import draw_initial_weights
 from posenc.models.stack import Stack, check_caches, default_positions, require_bidirectional
 from posenc.positions import Positions
 
@@ -85,7 +85,9 @@ class EncoderDecoder(nn.Module):
 
     def reset_parameters(self, seed: int | None = None) -> None:
         """Draw new initial weights, except those of the encodings."""
-        initialise(self, self.config, seed, tied_to=None if self.head else self.decoder.last_norm)
+        draw_initial_weights(
+            self, self.config, seed, tied_to=None if self.head else self.decoder.last_norm
+        )
 
     @answered
     def given(
@@ -108,7 +110,9 @@ class EncoderDecoder(nn.Module):
         mask = masks.full if source_valid is None else masks.padding(source_valid)
         if source_positions is None:
             source_positions = default_positions(source, 0, self.encoder.encoding, source_valid)
-        hidden = self.encoder.hidden(self.tokens(source), source_positions, mask, length=length)
+        hidden = self.encoder.hidden_states(
+            self.tokens(source), source_positions, mask, length=length
+        )
         return Conditioned(self, hidden, source_positions, source_valid)
 
     @answered
@@ -167,7 +171,7 @@ class Conditioned:
         check_tokens("EncoderDecoder", tokens, self.model.config.vocab_size)
         num_layers = self.model.config.num_layers
         check_caches("EncoderDecoder", caches, 2 * num_layers)
-        x = self.model.decoder.hidden(
+        x = self.model.decoder.hidden_states(
             self.model.tokens(tokens),
             positions,
             masks.causal if mask is None else mask,

@@ -58,23 +58,23 @@ def generate(
     >>> posenc.generate(model, torch.tensor([[5, 7, 9]]), max_new_tokens=4).shape
     torch.Size([1, 7])
     """
-    _check(
+    _check_arguments(
         tokens, max_new_tokens, temperature, top_k, top_p, num_beams, length_penalty, valid, length
     )
-    with evaluating(model):
-        writer = _Writer(model, tokens, valid, length)
-        vocab_size = writer.logits.shape[-1]
+    with eval_mode(model):
+        state = _GenerationState(model, tokens, valid, length)
+        vocab_size = state.logits.shape[-1]
         if stop_token is not None:
             check_count("generate", "stop_token", stop_token, 0, vocab_size - 1)
         if num_beams > 1:
-            return _beam_search(writer, max_new_tokens, num_beams, length_penalty, stop_token)
-        return _sample(
-            writer, max_new_tokens, float(temperature), top_k, top_p, stop_token, generator
+            return _beam_search(state, max_new_tokens, num_beams, length_penalty, stop_token)
+        return _sample_tokens(
+            state, max_new_tokens, float(temperature), top_k, top_p, stop_token, generator
         )
 
 
 @contextmanager
-def evaluating(model: LanguageModel) -> Iterator[None]:
+def eval_mode(model: LanguageModel) -> Iterator[None]:
     """Put the model in eval mode inside the block, and restore its mode after it."""
     module = model if isinstance(model, nn.Module) else model.model
     training = [m for m in module.modules() if m.training]
@@ -87,8 +87,8 @@ def evaluating(model: LanguageModel) -> Iterator[None]:
             m.training = True
 
 
-def _sample(
-    writer: "_Writer",
+def _sample_tokens(
+    state: "_GenerationState",
     max_new_tokens: int,
     temperature: float,
     top_k: int | None,
@@ -97,14 +97,14 @@ def _sample(
     generator: torch.Generator | None,
 ) -> Tensor:
     """Sample one token after the other, or take the likeliest if the temperature is 0."""
-    tokens = writer.tokens
+    tokens = state.tokens
     done = torch.zeros(tokens.shape[0], dtype=torch.bool, device=tokens.device)
     for _ in range(max_new_tokens):
         if temperature == 0:
-            chosen = writer.logits.argmax(-1)
+            chosen = state.logits.argmax(-1)
         else:
-            above = writer.logits - writer.logits.amax(-1, keepdim=True)  # 0 at most: no overflow
-            probabilities = _truncated(above / temperature, top_k, top_p).softmax(-1)
+            above = state.logits - state.logits.amax(-1, keepdim=True)  # 0 at most: no overflow
+            probabilities = _hide_unlikely_tokens(above / temperature, top_k, top_p).softmax(-1)
             chosen = torch.multinomial(probabilities, 1, generator=generator)[:, 0]
         if stop_token is not None:
             chosen = chosen.masked_fill(done, stop_token)
@@ -112,11 +112,11 @@ def _sample(
         tokens = torch.cat([tokens, chosen[:, None]], dim=1)
         if stop_token is not None and done.all():
             break
-        writer.write(chosen)
+        state.append(chosen)
     return tokens
 
 
-class _Writer:
+class _GenerationState:
     """Hold the state of generation: caches, positions, padding, logits of the next token."""
 
     def __init__(
@@ -130,15 +130,15 @@ class _Writer:
         positions = None
         if self.valid is not None:  # padding is not counted
             positions = (self.valid.cumsum(1) - 1).clamp(min=0)
-        self._run(tokens, positions)
+        self._feed(tokens, positions)
 
-    def write(self, chosen: Tensor) -> None:
+    def append(self, chosen: Tensor) -> None:
         """Append one token per row."""
         positions = None
         if self.valid is not None:
             positions = self.valid.sum(1, keepdim=True)
             self.valid = torch.cat([self.valid, torch.ones_like(self.valid[:, :1])], dim=1)
-        self._run(chosen[:, None], positions)
+        self._feed(chosen[:, None], positions)
 
     def reorder(self, rows: Tensor) -> None:
         """Continue with these rows of the batch, in this order."""
@@ -147,7 +147,7 @@ class _Writer:
         self.logits = self.logits[rows]
         self.valid = None if self.valid is None else self.valid[rows]
 
-    def _run(self, tokens: Tensor, positions: Tensor | None) -> None:
+    def _feed(self, tokens: Tensor, positions: Tensor | None) -> None:
         """Append tokens (batch, new) to the caches, and keep the logits after the last one."""
         num_axes = self.model.encoding.claims.num_axes
         if positions is not None and num_axes > 1:  # text has the same place on every axis
@@ -158,7 +158,11 @@ class _Writer:
 
 
 def _beam_search(
-    writer: _Writer, max_new_tokens: int, num_beams: int, length_penalty: float, stop: int | None
+    state: _GenerationState,
+    max_new_tokens: int,
+    num_beams: int,
+    length_penalty: float,
+    stop: int | None,
 ) -> Tensor:
     """Extend the num_beams likeliest unfinished continuations of each row, and return the best
     finished one. These are the rules of transformers with early_stopping=False.
@@ -167,12 +171,12 @@ def _beam_search(
     `ended`, with log-probabilities per length `best`. Both have num_beams for each row. A row is
     searched as long as its best unfinished one scores more than its worst finished one.
     """
-    batch = writer.tokens.shape[0]
-    device = writer.tokens.device
+    batch = state.tokens.shape[0]
+    device = state.tokens.device
     row = torch.arange(batch, device=device)[:, None]  # (batch, 1), to index beams of each row
-    writer.reorder(row.expand(-1, num_beams).flatten())
+    state.reorder(row.expand(-1, num_beams).flatten())
     stop = -1 if stop is None else stop
-    tokens = writer.tokens[:, None].expand(-1, num_beams, -1)
+    tokens = state.tokens[:, None].expand(-1, num_beams, -1)
     ended = tokens
     # All beams of a row start equal, so only the first is extended in the first step.
     scores = torch.full((batch, num_beams), -torch.inf, device=device)
@@ -180,7 +184,7 @@ def _beam_search(
     scores[:, 0] = 0
     searching = torch.ones(batch, 1, dtype=torch.bool, device=device)
     for step in range(1, max_new_tokens + 1):
-        log_probabilities = writer.logits.log_softmax(-1).view(batch, num_beams, -1)
+        log_probabilities = state.logits.log_softmax(-1).view(batch, num_beams, -1)
         vocab_size = log_probabilities.shape[-1]
         # Twice as many as are kept: each beam may end with its likeliest token.
         total = (scores[..., None] + log_probabilities).flatten(1)
@@ -204,12 +208,12 @@ def _beam_search(
         searching = searching & (scores[:, :1] / step**length_penalty > best[:, -1:])
         if not searching.any():
             break
-        writer.reorder((beam.gather(1, place) + row * num_beams).flatten())
-        writer.write(tokens[..., -1].flatten())
+        state.reorder((beam.gather(1, place) + row * num_beams).flatten())
+        state.append(tokens[..., -1].flatten())
     return ended[:, 0]
 
 
-def _truncated(logits: Tensor, top_k: int | None, top_p: float | None) -> Tensor:
+def _hide_unlikely_tokens(logits: Tensor, top_k: int | None, top_p: float | None) -> Tensor:
     """Set the logits of tokens outside of top_k and top_p to -inf."""
     if top_k is not None:
         least = logits.topk(min(top_k, logits.shape[-1])).values[:, -1:]
@@ -223,7 +227,7 @@ def _truncated(logits: Tensor, top_k: int | None, top_p: float | None) -> Tensor
     return logits
 
 
-def _check(
+def _check_arguments(
     tokens: Tensor,
     max_new_tokens: int,
     temperature: float,

@@ -9,7 +9,7 @@ from posenc.encodings import PositionEncoding
 from posenc.models.config import DecoderConfig
 
 
-def initialise(
+def draw_initial_weights(
     model: nn.Module,
     config: DecoderConfig,
     seed: int | None = None,
@@ -52,18 +52,18 @@ def initialise(
             continue
         if isinstance(module, nn.Linear):
             std = gains.get(name.rpartition(".")[2], 1.0) * module.in_features**-0.5
-            _fill(module.weight, std, f"{name}.weight", seed)
+            _fill_weight(module.weight, std, f"{name}.weight", seed)
             if module.bias is not None:
                 nn.init.zeros_(module.bias)
         elif name.rpartition(".")[2] == "tokens":
-            _fill(module.weight, 1.0, f"{name}.weight", seed)  # type: ignore[arg-type]
+            _fill_weight(module.weight, 1.0, f"{name}.weight", seed)  # type: ignore[arg-type]
         elif isinstance(module, nn.RMSNorm | nn.LayerNorm):
             module.reset_parameters()
     if tied_to is not None:
         nn.init.constant_(tied_to.weight, config.embed_dim**-0.75)  # type: ignore[arg-type]
 
 
-def _fill(weight: Tensor, std: float, name: str, seed: int) -> None:
+def _fill_weight(weight: Tensor, std: float, name: str, seed: int) -> None:
     """Fill a weight with normal numbers that depend only on its name, its shape and the seed, so
     that models with other encodings begin with the same ones."""
     if weight.is_meta:

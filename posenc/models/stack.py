@@ -19,7 +19,7 @@ from posenc.encodings import (
 from posenc.masks import Mask, check_mask
 from posenc.models.blocks import Context, Layer, norm_layer
 from posenc.models.config import DecoderConfig
-from posenc.positions import Positions, counted, positions_from_mask, tensor
+from posenc.positions import Positions, as_tensor, consecutive_positions, positions_from_mask
 
 
 class Stack(nn.Module):
@@ -47,7 +47,7 @@ class Stack(nn.Module):
         """Return the norm that computes the output of the stack."""
         return self.layers[-1].ffn_norm if self.norm is None else self.norm  # type: ignore[return-value]
 
-    def hidden(
+    def hidden_states(
         self,
         x: Float[Tensor, "batch len embed_dim"],
         positions: Positions | None,
@@ -69,12 +69,12 @@ class Stack(nn.Module):
             owner, x, positions, num_axes=self.encoding.claims.num_axes
         )
         encoding = self.encoding.prepare(positions, length)
-        mask = bind(mask, positions, past, encoding)
-        x = encoding.embed(x, tensor(positions, x.device))
+        mask = bind_mask(mask, positions, past, encoding)
+        x = encoding.embed(x, as_tensor(positions, x.device))
         if self.config.dropout:
             x = F.dropout(x, self.config.dropout, self.training)
-        cache_of_layer = _one_per_layer(caches, len(self.layers))
-        context_cache_of_layer = _one_per_layer(context_caches, len(self.layers))
+        cache_of_layer = _caches_by_layer(caches, len(self.layers))
+        context_cache_of_layer = _caches_by_layer(context_caches, len(self.layers))
         with ExitStack() as unchanged:  # if a layer fails, all caches are restored
             for cache in (*(caches or ()), *(context_caches or ())):
                 unchanged.enter_context(cache.unchanged_on_error())
@@ -97,7 +97,7 @@ def _check_length(owner: str, length: Any) -> None:
         raise TypeError(f"{owner}: length must be a whole number of tokens, got {length!r}.")
 
 
-def _one_per_layer(caches: Sequence[KVCache] | None, num_layers: int) -> Sequence[KVCache | None]:
+def _caches_by_layer(caches: Sequence[KVCache] | None, num_layers: int) -> Sequence[KVCache | None]:
     """Return the cache of each layer; None for each if there are none."""
     return [None] * num_layers if caches is None else caches
 
@@ -111,17 +111,17 @@ def default_positions(
     """Return positions past, past + 1, ..., equal in all components, and in all rows unless `valid`
     says which tokens are no padding: these are not counted."""
     if valid is None:
-        positions = counted(past, tokens.shape[1], tokens.device)
+        positions = consecutive_positions(past, tokens.shape[1], tokens.device)
     else:
         positions = positions_from_mask(valid, start=past)
     axes = encoding.claims.num_axes
     if axes == 1:
         return positions
-    positions = tensor(positions, tokens.device)[..., None]
+    positions = as_tensor(positions, tokens.device)[..., None]
     return positions.expand(*positions.shape[:-1], axes).contiguous()
 
 
-def bind(mask: Mask, positions: Tensor | range, past: int, encoding: PositionEncoding) -> Mask:
+def bind_mask(mask: Mask, positions: Tensor | range, past: int, encoding: PositionEncoding) -> Mask:
     """Give the mask the tokens' positions, once for all layers. With a cache it stays as it is,
     because attention binds it in each call.
 

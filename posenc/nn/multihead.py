@@ -15,10 +15,10 @@ from posenc.encodings import (
     require_attention_encoding,
 )
 from posenc.masks import Mask, causal, padding
-from posenc.positions import as_range, counted, positions_from_mask, tensor
+from posenc.positions import as_range, as_tensor, consecutive_positions, positions_from_mask
 
 
-def _is_called(module: nn.Module, args: tuple[Any, ...]) -> None:
+def _do_nothing_before_call(module: nn.Module, args: tuple[Any, ...]) -> None:
     """Do nothing: a module with a hook is called."""
 
 
@@ -84,7 +84,7 @@ class MultiheadAttention(nn.MultiheadAttention):
         self.encoding = require_attention_encoding("MultiheadAttention", built)
         # In evaluation without gradients torch's own encoder layer computes from the weights of its
         # attention and never calls it, unless hooks are attached.
-        self.register_forward_pre_hook(_is_called)
+        self.register_forward_pre_hook(_do_nothing_before_call)
 
     @answered
     def forward(  # type: ignore[override]
@@ -112,17 +112,21 @@ class MultiheadAttention(nn.MultiheadAttention):
             raise ValueError("MultiheadAttention: nested tensors are not supported; pad the rows.")
         batched = query.ndim == 3
         to_itself = key is query
-        query = self._with_batch_first(query, batched)
-        key = self._with_batch_first(key, batched)
-        value = self._with_batch_first(value, batched)
+        query = self._to_batch_first(query, batched)
+        key = self._to_batch_first(key, batched)
+        value = self._to_batch_first(value, batched)
         if key_padding_mask is not None and not batched:
             key_padding_mask = key_padding_mask[None]
         if positions is None:
-            positions = _counted(query, key_padding_mask if to_itself else None)
+            positions = _positions_without_padding(query, key_padding_mask if to_itself else None)
         if key_positions is None:
-            key_positions = positions if to_itself else _counted(key, key_padding_mask)
+            key_positions = (
+                positions if to_itself else _positions_without_padding(key, key_padding_mask)
+            )
         sizes = (query.shape[0], self.num_heads, query.shape[1], key.shape[1])
-        mask = self._mask(attn_mask, key_padding_mask, sizes, is_causal, positions, key_positions)
+        mask = self._build_mask(
+            attn_mask, key_padding_mask, sizes, is_causal, positions, key_positions
+        )
         out, weights = self._attend(
             query, key, value, positions, key_positions, mask, to_itself, need_weights
         )
@@ -130,15 +134,15 @@ class MultiheadAttention(nn.MultiheadAttention):
             weights = weights.mean(1) if average_attn_weights else weights
             weights = weights.to(out.dtype)
             weights = weights if batched else weights[0]
-        return self._in_order_of_torch(out, batched), weights
+        return self._to_order_of_call(out, batched), weights
 
-    def _with_batch_first(self, x: Tensor, batched: bool) -> Tensor:
+    def _to_batch_first(self, x: Tensor, batched: bool) -> Tensor:
         """Return an argument of a call as (batch, len, dim)."""
         if not batched:
             return x[None]
         return x if self.batch_first else x.transpose(0, 1)
 
-    def _in_order_of_torch(self, out: Tensor, batched: bool) -> Tensor:
+    def _to_order_of_call(self, out: Tensor, batched: bool) -> Tensor:
         """Return an output (batch, len, embed_dim) with its dimensions as the call gave them."""
         if not batched:
             return out[0]
@@ -157,12 +161,12 @@ class MultiheadAttention(nn.MultiheadAttention):
     ) -> tuple[Tensor, Tensor | None]:
         """Attend from (batch, len, dim) to (batch, len, embed_dim), with the weights of each head,
         (batch, heads, q_len, kv_len), if they are needed."""
-        kv_state = self.encoding.state(key, tensor(key_positions, key.device))
+        kv_state = self.encoding.state(key, as_tensor(key_positions, key.device))
         if to_itself and key_positions is positions:
             q_state = kv_state
         else:
-            q_state = self.encoding.state(query, tensor(positions, query.device))
-        q, k, v = (self._heads(x) for x in self._project(query, key, value))
+            q_state = self.encoding.state(query, as_tensor(positions, query.device))
+        q, k, v = (self._split_heads(x) for x in self._project(query, key, value))
         options: dict[str, Any] = {
             "q_positions": positions,
             "kv_positions": key_positions,
@@ -177,7 +181,7 @@ class MultiheadAttention(nn.MultiheadAttention):
         weights = attention_weights(q, k, self.encoding, **options) if need_weights else None
         return out, weights
 
-    def _mask(
+    def _build_mask(
         self,
         attn_mask: Tensor | None,
         key_padding_mask: Tensor | None,
@@ -189,7 +193,7 @@ class MultiheadAttention(nn.MultiheadAttention):
         """Return the mask of a call, bound to its positions unless they have several components."""
         run = as_range(positions)
         in_order = run is not None and run == as_range(key_positions)
-        mask = mask_of(attn_mask, key_padding_mask, sizes, is_causal, in_order)
+        mask = mask_from_torch(attn_mask, key_padding_mask, sizes, is_causal, in_order)
         if mask is not None and self.encoding.claims.num_axes == 1:
             return mask.bind(positions, key_positions)
         return mask
@@ -207,22 +211,22 @@ class MultiheadAttention(nn.MultiheadAttention):
         projections = zip((query, key, value), weights, biases, strict=True)
         return tuple(F.linear(x, weight, bias) for x, weight, bias in projections)
 
-    def _heads(self, x: Tensor) -> Tensor:
+    def _split_heads(self, x: Tensor) -> Tensor:
         """Split (batch, len, embed_dim) into (batch, num_heads, len, head_dim)."""
         return x.unflatten(-1, (self.num_heads, self.head_dim)).transpose(1, 2)
 
 
-def _counted(x: Tensor, padding: Tensor | None) -> Tensor | range:
+def _positions_without_padding(x: Tensor, padding: Tensor | None) -> Tensor | range:
     """Return positions 0, 1, ... of the tokens of x (batch, len, embed_dim) that are no padding."""
     if padding is None:
-        return counted(0, x.shape[1], x.device)
+        return consecutive_positions(0, x.shape[1], x.device)
     real = padding == 0 if padding.is_floating_point() else ~padding
     if bool(real.all()):
-        return counted(0, x.shape[1], x.device)
+        return consecutive_positions(0, x.shape[1], x.device)
     return positions_from_mask(real)
 
 
-def mask_of(
+def mask_from_torch(
     attn_mask: Tensor | None,
     key_padding_mask: Tensor | None,
     sizes: tuple[int, int, int, int],
@@ -244,23 +248,23 @@ def mask_of(
         by_index = Mask(lambda sight: sight.q_idx >= sight.kv_idx, separates=False)
         parts.append(causal if in_order else by_index)
     elif attn_mask is not None:
-        parts.append(_mask_of_pairs(attn_mask, sizes))
+        parts.append(_mask_from_attn_mask(attn_mask, sizes))
     if key_padding_mask is not None:
         if key_padding_mask.shape != (batch, kv_len):
             raise ValueError(
                 f"key_padding_mask must be ({batch}, {kv_len}), got "
                 f"{tuple(key_padding_mask.shape)}."
             )
-        parts.append(padding(~_hidden("key_padding_mask", key_padding_mask)))
+        parts.append(padding(~_hidden_keys("key_padding_mask", key_padding_mask)))
     if len(parts) == 2:
         return parts[0] & parts[1]
     return parts[0] if parts else None
 
 
-def _mask_of_pairs(attn_mask: Tensor, sizes: tuple[int, int, int, int]) -> Mask:
+def _mask_from_attn_mask(attn_mask: Tensor, sizes: tuple[int, int, int, int]) -> Mask:
     """Return the mask of an attn_mask (q_len, kv_len) or (batch * num_heads, q_len, kv_len)."""
     batch, heads, q_len, kv_len = sizes
-    seen = ~_hidden("attn_mask", attn_mask)
+    seen = ~_hidden_keys("attn_mask", attn_mask)
     if seen.shape == (q_len, kv_len):
         return Mask(lambda sight: seen[sight.q_idx, sight.kv_idx])
     if seen.shape != (batch * heads, q_len, kv_len):
@@ -272,7 +276,7 @@ def _mask_of_pairs(attn_mask: Tensor, sizes: tuple[int, int, int, int]) -> Mask:
     return Mask(lambda sight: of_heads[sight.batch, sight.head, sight.q_idx, sight.kv_idx])
 
 
-def _hidden(name: str, mask: Tensor) -> Tensor:
+def _hidden_keys(name: str, mask: Tensor) -> Tensor:
     """Convert a mask of bools or of 0 and -inf to bools, True for hidden keys.
 
     Raises: ValueError, which begins with `name`, for other numbers, which are a bias.

@@ -13,15 +13,15 @@ from posenc.arguments import answered
 from posenc.attend.attention import attention
 from posenc.encodings import PositionEncoding, encoding_of_all_layers, require_attention_encoding
 from posenc.masks import Mask, causal
-from posenc.positions import counted, grid, normalized_grid, tensor
+from posenc.positions import as_tensor, consecutive_positions, grid, normalized_grid
 
-_PARTS = ("qkv", "q_norm", "k_norm", "attn_drop", "norm", "gate", "proj", "proj_drop")
-_ARGUMENTS = ("self", "x", "attn_mask", "is_causal")
+_SUBMODULES = ("qkv", "q_norm", "k_norm", "attn_drop", "norm", "gate", "proj", "proj_drop")
+_FORWARD_ARGUMENTS = ("self", "x", "attn_mask", "is_causal")
 """Arguments of the forward of timm's Attention."""
 
 
 @dataclass(frozen=True)
-class _Grid:
+class _GridPositions:
     """Make the positions of a picture's tokens from the model's current grid of patches.
 
     It reads patch_embed.grid_size at each call, which the model's set_input_size changes.
@@ -69,21 +69,21 @@ class VisionAttention(nn.Module):
         positions: Tensor | None = None,
     ) -> None:
         super().__init__()
-        if difference := _difference(attention):
+        if difference := _difference_from_timm(attention):
             raise TypeError(
                 "VisionAttention: expected an attention like timm.layers.Attention, with one layer "
                 f"qkv, got a {type(attention).__name__} {difference}."
             )
-        for name in _PARTS:
+        for name in _SUBMODULES:
             setattr(self, name, getattr(attention, name, None))
         self.num_heads = attention.num_heads
         self.scale = attention.scale
         self.encoding = PositionEncoding()
         self.register_buffer("positions", None, persistent=False)
-        self._grid: _Grid | None = None
+        self._grid: _GridPositions | None = None
         self.training = attention.training
         if not isinstance(attention, VisionAttention):  # which has an encoding of its own
-            _check_same(attention, self)
+            _check_computes_same(attention, self)
         self.encoding = require_attention_encoding("VisionAttention", encoding)
         self.positions = positions
 
@@ -94,10 +94,10 @@ class VisionAttention(nn.Module):
         """Attend from x (batch, len, dim); attn_mask is bool, True for visible tokens."""
         qkv = self.qkv(x).unflatten(-1, (3, self.num_heads, -1))
         q, k, v = (part.transpose(1, 2) for part in qkv.unbind(2))
-        q = self._normed(self.q_norm, q)
-        k = self._normed(self.k_norm, k)
-        positions = self._positions(x)
-        state = self.encoding.state(x, tensor(positions, x.device))
+        q = self._apply_norm(self.q_norm, q)
+        k = self._apply_norm(self.k_norm, k)
+        positions = self._token_positions(x)
+        state = self.encoding.state(x, as_tensor(positions, x.device))
         drops = self.training and isinstance(self.attn_drop, nn.Dropout)
         out = attention(
             q,
@@ -108,30 +108,30 @@ class VisionAttention(nn.Module):
             kv_positions=positions,
             q_state=state,
             kv_state=state,
-            mask=_mask(attn_mask, is_causal),
+            mask=_mask_from_timm(attn_mask, is_causal),
             dropout_p=self.attn_drop.p if drops else 0.0,
-            scale=self._scale(q.shape[-1]),
+            scale=self._attention_scale(q.shape[-1]),
         )
         assert isinstance(out, Tensor)
-        out = self._normed(self.norm, out.transpose(1, 2).flatten(2))
+        out = self._apply_norm(self.norm, out.transpose(1, 2).flatten(2))
         if self.gate is not None:
             out = out * self.gate(x).sigmoid()
         out = self.proj(out)
         return out if self.proj_drop is None else self.proj_drop(out)
 
-    def _scale(self, head_dim: int) -> float:
+    def _attention_scale(self, head_dim: int) -> float:
         """Return the model's scale, times the encoding's factor of the usual one."""
         usual = head_dim**-0.5
         return self.scale / usual * self.encoding.scale(head_dim)
 
-    def _positions(self, x: Tensor) -> Tensor | range:
+    def _token_positions(self, x: Tensor) -> Tensor | range:
         """Return the positions of the tokens of x."""
         if self._grid is not None:
             positions = self._grid.positions(x.device)
         elif self.positions is not None:
             positions = self.positions
         else:
-            return counted(0, x.shape[1], x.device)
+            return consecutive_positions(0, x.shape[1], x.device)
         if len(positions) != x.shape[1]:
             raise ValueError(
                 f"VisionAttention: made for {len(positions)} tokens, got {x.shape[1]}: the "
@@ -140,7 +140,7 @@ class VisionAttention(nn.Module):
         return positions
 
     @staticmethod
-    def _normed(norm: nn.Module | None, x: Tensor) -> Tensor:
+    def _apply_norm(norm: nn.Module | None, x: Tensor) -> Tensor:
         """Return x after a norm, or as it is without one."""
         return x if norm is None else norm(x)
 
@@ -175,14 +175,14 @@ def attach_to_vit(
     )
     attentions = []
     for index, block in enumerate(blocks):
-        attentions.append(_attention_of(block, of_model.for_layer(index), model, positions))
+        attentions.append(_build_attention(block, of_model.for_layer(index), model, positions))
     # All are built before the first is put in, so that an error changes nothing.
     for block, attn in zip(blocks, attentions, strict=True):
         block.attn = attn
     return model
 
 
-def _attention_of(
+def _build_attention(
     block: Any, encoding: PositionEncoding, model: Any, positions: Tensor | None
 ) -> VisionAttention:
     """Return the attention that replaces a block's; raise if its tokens have no fixed place."""
@@ -190,24 +190,24 @@ def _attention_of(
     several_axes = encoding.claims.num_axes > 1
     ignores_places = type(encoding) is PositionEncoding and not several_axes
     if not ignores_places:
-        _check_places(model, encoding, positions)
+        _check_token_places(model, encoding, positions)
     if several_axes and positions is None:
         normalized = encoding.claims.coordinates == "normalized"
-        attn._grid = _Grid(model.patch_embed, model.num_prefix_tokens, normalized)
+        attn._grid = _GridPositions(model.patch_embed, model.num_prefix_tokens, normalized)
     return attn
 
 
-def _difference(attention: Any) -> str:
+def _difference_from_timm(attention: Any) -> str:
     """Return how a module differs from timm's Attention, "" if it does not."""
     for name in ("qkv", "proj", "num_heads", "scale"):
         if getattr(attention, name, None) is None:
             return f"without {name}"
     ours = ("encoding",) if isinstance(attention, VisionAttention) else ()
     for name, _ in attention.named_children():
-        if name not in (*_PARTS, *ours):
+        if name not in (*_SUBMODULES, *ours):
             return f"with {name}"
     for name in inspect.signature(type(attention).forward).parameters:
-        if name not in _ARGUMENTS:
+        if name not in _FORWARD_ARGUMENTS:
             why = ": it rotates queries and keys itself" if name == "rope" else ""
             return f"whose forward takes {name}{why}"
     dropout = getattr(attention, "attn_drop", None)
@@ -219,7 +219,7 @@ def _difference(attention: Any) -> str:
 
 
 @torch.no_grad()
-def _check_same(attention: nn.Module, ours: VisionAttention) -> None:
+def _check_computes_same(attention: nn.Module, ours: VisionAttention) -> None:
     """Raise ValueError unless both compute the same from a few random tokens, without positions."""
     width = getattr(attention.qkv, "in_features", None)
     weights = [p for p in attention.parameters() if p.is_floating_point()]
@@ -256,7 +256,7 @@ def _is_near(actual: Tensor, expected: Tensor, allowed: float) -> bool:
     return bool((actual - expected).abs().max() <= allowed * expected.abs().max())
 
 
-def _check_places(model: Any, encoding: PositionEncoding, positions: Tensor | None) -> None:
+def _check_token_places(model: Any, encoding: PositionEncoding, positions: Tensor | None) -> None:
     """Raise unless each token of the model has a fixed place that the encoding can take."""
     name = type(model).__name__
     if getattr(getattr(model, "patch_drop", None), "prob", 0):
@@ -269,7 +269,7 @@ def _check_places(model: Any, encoding: PositionEncoding, positions: Tensor | No
     has_grid = hasattr(patches, "grid_size") and hasattr(model, "num_prefix_tokens")
     one_size = has_grid and patches.grid_size and getattr(patches, "strict_img_size", True)
     if positions is not None:
-        _check_given(model, encoding, positions, patches.grid_size if one_size else None)
+        _check_given_positions(model, encoding, positions, patches.grid_size if one_size else None)
         return
     if not has_grid:
         raise TypeError(
@@ -291,7 +291,7 @@ def _check_places(model: Any, encoding: PositionEncoding, positions: Tensor | No
         )
 
 
-def _check_given(
+def _check_given_positions(
     model: Any, encoding: PositionEncoding, positions: Tensor, grid_size: Sequence[int] | None
 ) -> None:
     """Raise ValueError unless there is a position of the encoding's shape for each token; the
@@ -313,7 +313,7 @@ def _check_given(
         )
 
 
-def _mask(attn_mask: Tensor | None, is_causal: bool) -> Mask | None:
+def _mask_from_timm(attn_mask: Tensor | None, is_causal: bool) -> Mask | None:
     """Return timm's two arguments as one mask; None if all tokens see one another.
 
     attn_mask: booleans of up to four axes that broadcast to (batch, heads, len, len), True where a

@@ -18,7 +18,7 @@ import numpy as np
 
 ROUNDING = 1e-12
 """Standard deviation, relative to the largest value, below which it is rounding error."""
-UNSEEN = {"at": 5e-4, "beyond": 5e-4}
+SMALLEST_DIFFERENCES = {"at": 5e-4, "beyond": 5e-4}
 """Bits per byte that are no difference, however equal the seeds are: they print as 0.000, and two
 computations of one formula differ by their rounding."""
 
@@ -73,9 +73,9 @@ class Pairs:
         return tuple(self.values)
 
     @cached_property
-    def _fit(self) -> "_Fit":
+    def _fit(self) -> "_LeastSquaresFit":
         """Return the least-squares fit of one mean per encoding and one effect per seed."""
-        return _least_squares(self.values)
+        return _fit_least_squares(self.values)
 
     @property
     def means(self) -> dict[str, float]:
@@ -94,7 +94,9 @@ class Pairs:
         With missing trials it is that of a complete study with about as many degrees of freedom.
         """
         k = len(self.names)
-        return level_of(self.where, k, 1 + round(self.freedom / (k - 1))) if k > 1 else None
+        return (
+            significance_level(self.where, k, 1 + round(self.freedom / (k - 1))) if k > 1 else None
+        )
 
     @property
     def least(self) -> float:
@@ -130,7 +132,7 @@ class Pairs:
             return math.inf
         quantile = studentized_range(self.level, len(self.names), self.freedom)
         half = quantile * math.sqrt(max(variance, pooled) * factor / 2)
-        return max(half, UNSEEN.get(self.where, 0.0))
+        return max(half, SMALLEST_DIFFERENCES.get(self.where, 0.0))
 
     @cached_property
     def worse(self) -> frozenset[tuple[str, str]]:
@@ -143,7 +145,9 @@ class Pairs:
         return frozenset(worse)
 
 
-def tiers(order: Sequence[str], worse: frozenset[tuple[str, str]]) -> tuple[tuple[str, ...], ...]:
+def group_into_tiers(
+    order: Sequence[str], worse: frozenset[tuple[str, str]]
+) -> tuple[tuple[str, ...], ...]:
     """Group encodings: those that are worse than none, then those worse only than these, and so on.
 
     order: the best first. Within a tier it is kept, but has no meaning.
@@ -161,7 +165,7 @@ def tiers(order: Sequence[str], worse: frozenset[tuple[str, str]]) -> tuple[tupl
     return tuple(groups)
 
 
-class _Fit(NamedTuple):
+class _LeastSquaresFit(NamedTuple):
     """Hold a fit of value = encoding + seed + residual.
 
     design: a row per trial, with a 1 in the column of its encoding and in that of its seed.
@@ -177,7 +181,7 @@ class _Fit(NamedTuple):
     freedom: int
 
 
-def _least_squares(values: Mapping[str, Mapping[int, float]]) -> _Fit:
+def _fit_least_squares(values: Mapping[str, Mapping[int, float]]) -> _LeastSquaresFit:
     """Fit an effect of each encoding and each seed to the values."""
     seeds = sorted({seed for by_seed in values.values() for seed in by_seed})
     count = sum(map(len, values.values()))
@@ -197,7 +201,7 @@ def _least_squares(values: Mapping[str, Mapping[int, float]]) -> _Fit:
     freedom = len(y) - int(np.linalg.matrix_rank(design))
     variance = float(residuals @ residuals) / freedom if freedom else 0.0
     means = effects[: len(values)] + effects[len(values) :].mean()
-    return _Fit(design, inverse, means, variance, freedom)
+    return _LeastSquaresFit(design, inverse, means, variance, freedom)
 
 
 @lru_cache(maxsize=256)
@@ -211,7 +215,7 @@ def studentized_range(level: float, count: int, freedom: int) -> float:
     return float(stats.studentized_range.isf(level, count, freedom))
 
 
-def level_of(where: str, encodings: int, seeds: int) -> float | None:
+def significance_level(where: str, encodings: int, seeds: int) -> float | None:
     """Return the significance level of `levels.csv`, calibrated by simulated studies
     (experiments/levels.py): with it at most 7 % of studies of equal encodings find any difference.
 
@@ -220,7 +224,7 @@ def level_of(where: str, encodings: int, seeds: int) -> float | None:
 
     Returns: None if no level is low enough, or for fewer than two seeds.
     """
-    table = _levels()[where]
+    table = _levels_from_file()[where]
     most_seeds = max(seeds_in_table for _, seeds_in_table in table)
     sizes = {encodings_in_table for encodings_in_table, _ in table}
     size = min((size for size in sizes if size >= encodings), default=max(sizes))
@@ -229,7 +233,7 @@ def level_of(where: str, encodings: int, seeds: int) -> float | None:
 
 
 @lru_cache(maxsize=1)
-def _levels() -> dict[str, dict[tuple[int, int], float]]:
+def _levels_from_file() -> dict[str, dict[tuple[int, int], float]]:
     """Return the levels of `levels.csv`: by what the values are, then by (encodings, seeds)."""
     text = resources.files("posenc.statistics").joinpath("levels.csv").read_text(encoding="utf-8")
     levels: dict[str, dict[tuple[int, int], float]] = {}

@@ -7,7 +7,7 @@ import numpy as np
 
 from posenc.statistics.pairs import ROUNDING, Gap
 
-DRAWS, LEAST = 2000, 8
+BOOTSTRAP_SAMPLES, MIN_WINDOWS = 2000, 8
 """Number of bootstrap samples; minimum number of windows."""
 
 
@@ -31,14 +31,14 @@ def window_gaps(losses: Mapping[str, Sequence[float]]) -> dict[tuple[str, str], 
     (0.6, True)
     """
     counts = {len(each) for each in losses.values()}
-    if len(counts) != 1 or len(losses) < 2 or min(counts) < LEAST:
+    if len(counts) != 1 or len(losses) < 2 or min(counts) < MIN_WINDOWS:
         return {}
     (count,) = counts
     pairs = list(combinations(losses, 2))
     apart = np.array([np.subtract(losses[a], losses[b]) for a, b in pairs])
     means = apart.mean(1)
     random = np.random.default_rng(0)
-    drawn = random.multinomial(count, np.full(count, 1 / count), size=DRAWS) / count
+    drawn = random.multinomial(count, np.full(count, 1 / count), size=BOOTSTRAP_SAMPLES) / count
     moved = drawn @ apart.T - means
     errors = np.sqrt((drawn @ (apart.T - means) ** 2 - moved**2).clip(0) / (count - 1))
     known = errors > ROUNDING * np.abs(apart).max()

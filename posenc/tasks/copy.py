@@ -24,16 +24,16 @@ class Copy(Task):
     test_lengths = (20, 24, 30, 40, 80)
     steps = 2500
 
-    def row(self, random: np.random.Generator, case: Case) -> Row:
-        x = FIRST + self.drawn(random, case.length)
+    def draw_row(self, random: np.random.Generator, case: Case) -> Row:
+        x = FIRST + self.draw_symbols(random, case.length)
         return question_then_answer(
             np.array([BEGIN, *x, SEPARATOR]), np.array([*self.answer(x), END])
         )
 
-    def tokens(self, case: Case) -> int:
+    def max_tokens(self, case: Case) -> int:
         return 2 * case.length + 2
 
-    def drawn(self, random: np.random.Generator, length: int) -> np.ndarray:
+    def draw_symbols(self, random: np.random.Generator, length: int) -> np.ndarray:
         """Draw `length` symbols, as indices from 0."""
         return random.integers(0, self.symbols, size=length)
 
@@ -52,7 +52,7 @@ class CopyDistinct(Copy):
     most = symbols
     steps = 3500
 
-    def drawn(self, random: np.random.Generator, length: int) -> np.ndarray:
+    def draw_symbols(self, random: np.random.Generator, length: int) -> np.ndarray:
         return random.permutation(self.symbols)[:length]
 
 

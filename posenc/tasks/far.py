@@ -6,7 +6,13 @@ from typing import ClassVar
 
 import numpy as np
 
-from posenc.tasks.puzzles import Draw, frequent, needles, spread, variables
+from posenc.tasks.puzzles import (
+    DrawPuzzle,
+    draw_needles_puzzle,
+    draw_variables_puzzle,
+    draw_word_stream,
+    insert_facts,
+)
 from posenc.tasks.task import Case, Row, Task, question_then_answer
 
 BEGIN = 0
@@ -32,7 +38,7 @@ class Far(Task):
     vocabulary = FIRST + 2 * SYMBOLS
     train_length = 32
     test_lengths = (32, 64, 128, 512)
-    puzzle: ClassVar[Draw]
+    puzzle: ClassVar[DrawPuzzle]
     depths: ClassVar[dict[str, float]] = DEPTHS
     asked_as: ClassVar[int] = 0
     """What is added to the token of a symbol in the question."""
@@ -42,19 +48,19 @@ class Far(Task):
         at_depths = tuple(Case(length, depth) for length in beyond for depth in self.depths)
         return super().cases(test_lengths) + at_depths
 
-    def row(self, random: np.random.Generator, case: Case) -> Row:
+    def draw_row(self, random: np.random.Generator, case: Case) -> Row:
         depth = DEPTHS[case.variant] if case.variant else random.uniform()
         puzzle = type(self).puzzle(random, depth)
         token_of = FIRST + random.permutation(SYMBOLS)  # of each symbol of the puzzle
         facts = [(at, [FACT, *token_of[list(symbols)]]) for at, symbols in puzzle.facts]
         fillers = random.integers(FACT + 1, FIRST, size=case.length - 3 * len(facts))
-        text = spread(fillers.tolist(), facts)
+        text = insert_facts(fillers.tolist(), facts)
         asked = token_of[list(puzzle.asked)] + self.asked_as
         question = np.array([BEGIN, *text, SEPARATOR, *asked])
         return question_then_answer(question, token_of[list(puzzle.answer)])
 
-    def tokens(self, case: Case) -> int:
-        return len(self.row(np.random.default_rng(0), case)[0])
+    def max_tokens(self, case: Case) -> int:
+        return len(self.draw_row(np.random.default_rng(0), case)[0])
 
 
 class NeedleByMeaning(Far):
@@ -72,7 +78,7 @@ class NeedleByMeaning(Far):
     shortest = 12
     least = 12
     steps = 2000
-    puzzle = staticmethod(needles)
+    puzzle = staticmethod(draw_needles_puzzle)
     asked_as = SYMBOLS
 
 
@@ -91,7 +97,7 @@ class Variables(Far):
     test_lengths = (64, 128, 256, 1024)
     steps = 2000
     batch = 32
-    puzzle = staticmethod(variables)
+    puzzle = staticmethod(draw_variables_puzzle)
 
 
 class CommonWords(Far):
@@ -108,8 +114,8 @@ class CommonWords(Far):
     least = 12
     steps = 1500
 
-    def row(self, random: np.random.Generator, case: Case) -> Row:
+    def draw_row(self, random: np.random.Generator, case: Case) -> Row:
         words = FIRST + random.permutation(SYMBOLS)
-        text = islice(frequent(random, COMMON, SYMBOLS - COMMON), case.length)
+        text = islice(draw_word_stream(random, COMMON, SYMBOLS - COMMON), case.length)
         question = np.array([BEGIN, *words[list(text)], SEPARATOR])
         return question_then_answer(question, np.sort(words[:COMMON]))

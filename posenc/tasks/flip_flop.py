@@ -45,7 +45,7 @@ class FlipFlop(Task):
         length = VARIANTS_AT * test_lengths[0]
         return usual + tuple(Case(length, variant) for variant in _SHARES if variant)
 
-    def row(self, random: np.random.Generator, case: Case) -> Row:
+    def draw_row(self, random: np.random.Generator, case: Case) -> Row:
         count = case.length
         ignored = _SHARES[case.variant]
         others = (1 - ignored) / 2
@@ -60,5 +60,5 @@ class FlipFlop(Task):
         targets[::2] = np.where(kinds == READ, bits, IGNORED)
         return tokens, targets
 
-    def tokens(self, case: Case) -> int:
+    def max_tokens(self, case: Case) -> int:
         return 2 * case.length - 1

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from posenc.tasks.task import IGNORED, Batch, Case, Row, Task, stacked
+from posenc.tasks.task import IGNORED, Batch, Case, Row, Task, stack_rows
 
 OFFSETS = ((0, 3), (2, 1), (3, -2))
 """(rows up, columns left) named by tokens 0, 1 and 2; all lead backwards in reading order."""
@@ -35,28 +35,30 @@ class Grid(Task):
     steps = 1500
     batch = 32
 
-    def row(self, random: np.random.Generator, case: Case) -> Row:
-        return self._row(random, case.length, case.length)
+    def draw_row(self, random: np.random.Generator, case: Case) -> Row:
+        return self._draw_row(random, case.length, case.length)
 
-    def tokens(self, case: Case) -> int:
+    def max_tokens(self, case: Case) -> int:
         return case.length**2 + 1
 
-    def shape_length(self, train_length: int) -> int:
+    def encoding_train_length(self, train_length: int) -> int:
         return train_length**2
 
     def test_batch(self, case: Case, batch: int, train_length: int) -> Batch:
         made = super().test_batch(case, batch, train_length)
-        return replace(made, positions=places(case.length, case.length))
+        return replace(made, positions=grid_positions(case.length, case.length))
 
-    def within(self, case: Case, train_length: int) -> np.ndarray:
-        return np.all(~(places(case.length, case.length) >= train_length), axis=1)
+    def tokens_of_training_length(self, case: Case, train_length: int) -> np.ndarray:
+        return np.all(~(grid_positions(case.length, case.length) >= train_length), axis=1)
 
-    def _drawn(self, random: np.random.Generator, batch: int, train_length: int) -> Batch:
+    def _draw_training_batch(
+        self, random: np.random.Generator, batch: int, train_length: int
+    ) -> Batch:
         height, width = random.integers(self.shortest, train_length + 1, size=2)
-        rows = [self._row(random, height, width) for _ in range(batch)]
-        return replace(stacked(rows, len(rows[0][0])), positions=places(height, width))
+        rows = [self._draw_row(random, height, width) for _ in range(batch)]
+        return replace(stack_rows(rows, len(rows[0][0])), positions=grid_positions(height, width))
 
-    def _row(self, random: np.random.Generator, height: int, width: int) -> Row:
+    def _draw_row(self, random: np.random.Generator, height: int, width: int) -> Row:
         """Draw the name of an offset and a grid of patches, row by row. The target of a patch is
         the patch at the offset, if that is on the grid."""
         name = int(random.integers(len(OFFSETS)))
@@ -70,7 +72,7 @@ class Grid(Task):
         return np.array([name, *patches.ravel()]), np.array([IGNORED, *targets.ravel()])
 
 
-def places(height: int, width: int) -> np.ndarray:
+def grid_positions(height: int, width: int) -> np.ndarray:
     """Return (row, column) of each token, (height * width + 1, 2); the first is NOWHERE."""
     cells = np.arange(height * width)
     return np.concatenate([[NOWHERE], np.stack([cells // width, cells % width], axis=1)])

@@ -21,7 +21,7 @@ TASKS: dict[str, Task] = {
 }
 
 
-def task_named(name: str) -> Task:
+def find_task(name: str) -> Task:
     """Return the task of this name. Raise ValueError, with the nearest name, if there is none.
 
     >>> task_named("copy").test_lengths

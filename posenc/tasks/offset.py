@@ -27,7 +27,7 @@ class Offset(Task):
     steps = 1000
     batch = 32
 
-    def row(self, random: np.random.Generator, case: Case) -> Row:
+    def draw_row(self, random: np.random.Generator, case: Case) -> Row:
         name = int(random.integers(len(OFFSETS)))
         distance = OFFSETS[name]
         x = len(OFFSETS) + random.integers(0, SYMBOLS, size=case.length)
@@ -35,11 +35,11 @@ class Offset(Task):
         targets[1 + distance :] = x[:-distance]
         return np.array([name, *x]), targets
 
-    def train_row(self, random: np.random.Generator, train_length: int) -> Row:
-        return self.row(random, Case(train_length))
+    def draw_train_row(self, random: np.random.Generator, train_length: int) -> Row:
+        return self.draw_row(random, Case(train_length))
 
-    def tokens(self, case: Case) -> int:
+    def max_tokens(self, case: Case) -> int:
         return case.length + 1
 
-    def within(self, case: Case, train_length: int) -> slice:
+    def tokens_of_training_length(self, case: Case, train_length: int) -> slice:
         return slice(train_length + 1)

@@ -25,20 +25,20 @@ class Puzzle(NamedTuple):
     answer: tuple[int, ...]
 
 
-Draw = Callable[[np.random.Generator, float], Puzzle]
+DrawPuzzle = Callable[[np.random.Generator, float], Puzzle]
 
 
-def needle(random: np.random.Generator, depth: float, count: int = 1) -> Puzzle:
+def draw_needle_puzzle(random: np.random.Generator, depth: float, count: int = 1) -> Puzzle:
     """Draw `count` pairs, and ask for the second symbol of the one at `depth`."""
     places = [depth, *random.uniform(0, 1, count - 1)]
     facts = tuple((float(at), (i, count + i)) for i, at in enumerate(places))
     return Puzzle(facts, (0,), (count,))
 
 
-needles = partial(needle, count=KEYS)
+draw_needles_puzzle = partial(draw_needle_puzzle, count=KEYS)
 
 
-def variables(random: np.random.Generator, depth: float) -> Puzzle:
+def draw_variables_puzzle(random: np.random.Generator, depth: float) -> Puzzle:
     """Draw two chains in which a number is passed from name to name, and ask for the names of the
     chain that starts at `depth`. The numbers are the last two symbols."""
     facts: list[tuple[float, tuple[int, int]]] = []
@@ -51,7 +51,7 @@ def variables(random: np.random.Generator, depth: float) -> Puzzle:
     return Puzzle(tuple(facts), (2 * HOPS,), tuple(range(HOPS)))
 
 
-def frequent(random: np.random.Generator, common: int, rare: int) -> Iterator[int]:
+def draw_word_stream(random: np.random.Generator, common: int, rare: int) -> Iterator[int]:
     """Yield symbols without end: half of them are 0 .. common - 1, alike often; each of the `rare`
     others is rarer."""
     while True:
@@ -60,7 +60,7 @@ def frequent(random: np.random.Generator, common: int, rare: int) -> Iterator[in
         yield from (int(symbol) for symbol in random.permutation(drawn))
 
 
-def spread(text: Sequence[int], facts: Sequence[tuple[float, Sequence[int]]]) -> list[int]:
+def insert_facts(text: Sequence[int], facts: Sequence[tuple[float, Sequence[int]]]) -> list[int]:
     """Insert facts (depth, tokens) into a text of tokens."""
     with_facts: list[int] = []
     done = 0
@@ -71,9 +71,9 @@ def spread(text: Sequence[int], facts: Sequence[tuple[float, Sequence[int]]]) ->
     return [*with_facts, *text[done:]]
 
 
-def passkey(
+def draw_passkey_text(
     random: np.random.Generator, filler: np.ndarray, words: np.ndarray, depth: float, secret: int
 ) -> list[int]:
     """Draw `secret` different words, and return them at a depth of the filler and at its end."""
     drawn = random.permutation(words)[:secret].tolist()
-    return [*spread(filler.tolist(), [(depth, drawn)]), *drawn]
+    return [*insert_facts(filler.tolist(), [(depth, drawn)]), *drawn]

@@ -38,17 +38,17 @@ class Recall(Task):
         usual = super().cases(test_lengths)
         return usual if len(usual) == 1 else (*usual, Case(test_lengths[0], _MORE))
 
-    def row(self, random: np.random.Generator, case: Case) -> Row:
-        return self._row(random, _pairs(case), case.length)
+    def draw_row(self, random: np.random.Generator, case: Case) -> Row:
+        return self._draw_row(random, _pairs(case), case.length)
 
-    def train_row(self, random: np.random.Generator, train_length: int) -> Row:
+    def draw_train_row(self, random: np.random.Generator, train_length: int) -> Row:
         pairs = int(random.integers(FEWEST, PAIRS + 1))
-        return self._row(random, pairs, int(random.integers(0, train_length + 1)))
+        return self._draw_row(random, pairs, int(random.integers(0, train_length + 1)))
 
-    def tokens(self, case: Case) -> int:
+    def max_tokens(self, case: Case) -> int:
         return 4 * _pairs(case) + case.length + 1
 
-    def _row(self, random: np.random.Generator, pairs: int, gap: int) -> Row:
+    def _draw_row(self, random: np.random.Generator, pairs: int, gap: int) -> Row:
         """Draw `pairs` keys with their values, `gap` fillers, and the keys again in another order,
         each followed by its value, which is the target."""
         keys = FIRST_KEY + random.permutation(KEYS)[:pairs]

@@ -28,7 +28,7 @@ class Score:
     token_accuracy_cut: float | None
 
 
-def score_of(
+def score_answers(
     targets: np.ndarray, said: np.ndarray, said_cut: np.ndarray | None, end: int | None
 ) -> Score:
     """Return the score of a model's answers.
@@ -41,24 +41,29 @@ def score_of(
     Raises: ValueError if the shapes differ, or if a sequence has no target.
 
     >>> targets = np.array([[-100, 5, 6, 2]])
-    >>> score_of(targets, np.array([[0, 5, 2, 2]]), np.array([[0, 5, 6, 0]]), end=2)
+    >>> score_answers(targets, np.array([[0, 5, 2, 2]]), np.array([[0, 5, 6, 0]]), end=2)
     Score(exact_match=0.0, token_accuracy=0.6666666666666666, exact_match_cut=1.0, \
 token_accuracy_cut=1.0)
     """
-    whole = _shares_right(targets, said, targets != IGNORED)
+    whole = _fractions_right(targets, said, targets != IGNORED)
     if (end is None) != (said_cut is None):
-        raise ValueError("score_of: give said_cut exactly if the task has an end symbol.")
+        raise ValueError("score_answers: give said_cut exactly if the task has an end symbol.")
     if said_cut is None:
         return Score(*whole, None, None)
-    return Score(*whole, *_shares_right(targets, said_cut, (targets != IGNORED) & (targets != end)))
+    return Score(
+        *whole, *_fractions_right(targets, said_cut, (targets != IGNORED) & (targets != end))
+    )
 
 
-def _shares_right(targets: np.ndarray, said: np.ndarray, asked: np.ndarray) -> tuple[float, float]:
+def _fractions_right(
+    targets: np.ndarray, said: np.ndarray, asked: np.ndarray
+) -> tuple[float, float]:
     """Return the fraction of sequences in which all `asked` tokens are right, and that of right
-    tokens among the asked ones. All three are (sequences, len). Raise ValueError as `score_of`."""
+    tokens among the asked ones. All three are (sequences, len). Raise ValueError as
+    `score_answers`."""
     if said.shape != targets.shape:
-        raise ValueError(f"score_of: {said.shape} answers for {targets.shape} targets.")
+        raise ValueError(f"score_answers: {said.shape} answers for {targets.shape} targets.")
     if not asked.size or not asked.any(1).all():
-        raise ValueError("score_of: a sequence has no target.")
+        raise ValueError("score_answers: a sequence has no target.")
     right = said == targets
     return float((right | ~asked).all(1).mean()), float(right[asked].mean())

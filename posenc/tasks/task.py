@@ -74,49 +74,51 @@ class Task(ABC):
     batch: ClassVar[int] = 64
 
     @abstractmethod
-    def row(self, random: np.random.Generator, case: Case) -> Row:
+    def draw_row(self, random: np.random.Generator, case: Case) -> Row:
         """Draw one sequence of a case."""
 
     @abstractmethod
-    def tokens(self, case: Case) -> int:
+    def max_tokens(self, case: Case) -> int:
         """Return the maximum number of tokens that a model reads in a sequence of the case."""
 
-    def shape_length(self, train_length: int) -> int:
+    def encoding_train_length(self, train_length: int) -> int:
         """Return the train_length, in tokens, for which an encoding is built."""
-        return self.tokens(Case(train_length))
+        return self.max_tokens(Case(train_length))
 
     def cases(self, test_lengths: Sequence[int]) -> tuple[Case, ...]:
         """Return the tests of a trained model, that at the training length first. Variants are
         included only if there are longer lengths too."""
         return tuple(Case(length) for length in test_lengths)
 
-    def train_row(self, random: np.random.Generator, train_length: int) -> Row:
+    def draw_train_row(self, random: np.random.Generator, train_length: int) -> Row:
         """Draw one training sequence, of a length drawn uniformly up to the training length."""
-        return self.row(random, Case(int(random.integers(self.shortest, train_length + 1))))
+        return self.draw_row(random, Case(int(random.integers(self.shortest, train_length + 1))))
 
     def train_batch(self, seed: int, step: int, batch: int, train_length: int) -> Batch:
         """Return the training batch of a step; it depends only on the seed and the step."""
-        return self._drawn(_random(seed, step), batch, train_length)
+        return self._draw_training_batch(_random_generator(seed, step), batch, train_length)
 
     def valid_batch(self, batch: int, train_length: int) -> Batch:
         """Return held-out sequences with training lengths, the same for all seeds."""
-        return self._drawn(_random(_VALID, train_length), batch, train_length)
+        return self._draw_training_batch(
+            _random_generator(_VALID, train_length), batch, train_length
+        )
 
     def test_batch(self, case: Case, batch: int, train_length: int) -> Batch:
         """Return held-out sequences of a case, the same for all seeds and encodings. Targets that
         do not need more than the training length are removed if there are others."""
-        random = _random(_TEST, case.length, zlib.crc32(case.variant.encode()))
-        rows = [self.row(random, case) for _ in range(batch)]
-        made = stacked(rows, len(rows[0][0]))
+        random = _random_generator(_TEST, case.length, zlib.crc32(case.variant.encode()))
+        rows = [self.draw_row(random, case) for _ in range(batch)]
+        made = stack_rows(rows, len(rows[0][0]))
         if case.length > train_length:
-            made.targets[:, self.within(case, train_length)] = IGNORED
+            made.targets[:, self.tokens_of_training_length(case, train_length)] = IGNORED
         return made
 
-    def within(self, case: Case, train_length: int) -> slice | np.ndarray:
+    def tokens_of_training_length(self, case: Case, train_length: int) -> slice | np.ndarray:
         """Return the tokens of a case that do not need more than the training length."""
         return slice(0)
 
-    def check(self, train_length: int, test_lengths: Sequence[int]) -> None:
+    def check_lengths(self, train_length: int, test_lengths: Sequence[int]) -> None:
         """Raise ValueError for lengths at which the task has no sequences."""
         for option, length, least in (
             ("--train-length", train_length, self.least),
@@ -129,13 +131,15 @@ class Task(ABC):
                     f"{self.counts}, got {length:,}."
                 )
 
-    def _drawn(self, random: np.random.Generator, batch: int, train_length: int) -> Batch:
+    def _draw_training_batch(
+        self, random: np.random.Generator, batch: int, train_length: int
+    ) -> Batch:
         """Draw a batch of training sequences, padded to those of the training length."""
-        rows = [self.train_row(random, train_length) for _ in range(batch)]
-        return stacked(rows, self.tokens(Case(train_length)))
+        rows = [self.draw_train_row(random, train_length) for _ in range(batch)]
+        return stack_rows(rows, self.max_tokens(Case(train_length)))
 
 
-def stacked(rows: Sequence[Row], width: int) -> Batch:
+def stack_rows(rows: Sequence[Row], width: int) -> Batch:
     """Stack sequences, padded at the end to `width` with token 0 and no target."""
     tokens = np.zeros((len(rows), width), np.int64)
     targets = np.full((len(rows), width), IGNORED, np.int64)
@@ -153,7 +157,7 @@ def question_then_answer(question: np.ndarray, answer: np.ndarray) -> Row:
     return whole[:-1], targets
 
 
-def _random(first: int, second: int, third: int = 0) -> np.random.Generator:
+def _random_generator(first: int, second: int, third: int = 0) -> np.random.Generator:
     """Return a generator for these numbers, the same in every process and on every machine. `third`
     is below 2^32."""
     key = np.array([first, second + (third << 32)], dtype=np.uint64)

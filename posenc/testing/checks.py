@@ -22,7 +22,7 @@ VOIDING = {
 """Checks without which results of a comparison mean nothing, and what a failure says."""
 
 
-def in_both_modes(check: Callable[[Make], None]) -> Callable[[Make], None]:
+def check_in_both_modes(check: Callable[[Make], None]) -> Callable[[Make], None]:
     """Return the check of an encoding as it trains and, once more, after `eval()`: some encodings
     act when they do not train only, as Qwen's factors of log n do."""
 
@@ -48,21 +48,21 @@ def _quick_checks() -> Iterator[tuple[str, Callable[[Make], None]]]:
                 continue
             name = full_name.removeprefix("assert_")
             if module is sequences or name in VOIDING:
-                function = in_both_modes(function)
+                function = check_in_both_modes(function)
             yield name, function
 
 
 CHECKS: dict[str, Callable[[Make], None]] = dict(_quick_checks())
 """Checks that take milliseconds."""
 
-TRACED: dict[str, Callable[[Make], None]] = {
+SLOW_CHECKS: dict[str, Callable[[Make], None]] = {
     name.removeprefix("assert_"): function
     for name, function in vars(tracing).items()
     if name.startswith("assert_") and function.__module__ == tracing.__name__
 }
 """Checks that take seconds."""
 
-HARMLESS = {
+HARMLESS_OPTIONS = {
     "every": "decides which layers of RNoPE rotate; layer 0, which is checked, always does",
     "num_positions": "limits CoPE's count of open gates, which is smaller at the checked length",
     "init_std": "changes initial values, which a checkpoint replaces",
@@ -83,9 +83,9 @@ class Verdict:
 def every_check(harmless: Collection[str] = ()) -> dict[str, Callable[[Make], None]]:
     """Return all checks by name. harmless: further numeric options that may change nothing."""
     options = functools.partial(
-        modules.assert_no_option_is_ignored, harmless=frozenset({*HARMLESS, *harmless})
+        modules.assert_no_option_is_ignored, harmless=frozenset({*HARMLESS_OPTIONS, *harmless})
     )
-    return {**CHECKS, "no_option_is_ignored": options, **TRACED}
+    return {**CHECKS, "no_option_is_ignored": options, **SLOW_CHECKS}
 
 
 def maker(encoding: type[PositionEncoding] | str, **options: Any) -> Make:
@@ -108,10 +108,10 @@ def verdicts(make: Make, checks: dict[str, Callable[[Make], None]]) -> Iterator[
     if not __debug__:
         raise ValueError("The contract needs assertions: run Python without -O.")
     for name, check in checks.items():
-        yield Verdict(name, *_failure(check, make))
+        yield Verdict(name, *_run_check(check, make))
 
 
-def _failure(check: Callable[[Make], None], make: Make) -> tuple[str | None, bool]:
+def _run_check(check: Callable[[Make], None], make: Make) -> tuple[str | None, bool]:
     """Run a check; return why it fails, None if it passes, and True if the encoding raised an error
     instead of giving other numbers."""
     try:

@@ -11,19 +11,19 @@ from posenc.encodings import PositionEncoding, without_position
 from posenc.testing.harness import (
     SHAPE,
     Make,
-    build,
+    add_term_to_scores,
+    as_tokens,
+    build_encoding,
+    build_example,
+    build_layer,
     differs,
-    example,
-    heads,
-    hidden,
-    layer,
     possible_length,
-    scored,
-    sides,
+    random_embeddings,
+    random_qkv,
     successive_positions,
-    turned,
+    transform_queries_keys,
 )
-from posenc.testing.sequences import in_steps, shifted
+from posenc.testing.sequences import results_after_shift, results_in_steps
 
 
 def _assert_claimed_right(name: str, claimed: bool, holds: bool) -> None:
@@ -33,18 +33,18 @@ def _assert_claimed_right(name: str, claimed: bool, holds: bool) -> None:
 
 def assert_shift_invariance_as_claimed(make: Make) -> None:
     """Check that adding a number to all positions changes nothing if and only if it is claimed."""
-    model = layer(make)
-    changed = any(differs(moved, plain) for moved, plain, _ in shifted(model, SHAPE))
+    model = build_layer(make)
+    changed = any(differs(moved, plain) for moved, plain, _ in results_after_shift(model, SHAPE))
     _assert_claimed_right("shift_invariant", model.encoding.claims.shift_invariant, not changed)
 
 
 def assert_permutation_invariance_as_claimed(make: Make) -> None:
     """Check that permuting keys, with values, positions and states, changes nothing if claimed."""
-    encoding = build(make, dtype=torch.float64).for_layer(0)
+    encoding = build_encoding(make, dtype=torch.float64).for_layer(0)
     length = possible_length(encoding)
     positions = successive_positions(encoding, length)
     order = torch.randperm(length, generator=torch.Generator().manual_seed(4))
-    x, (q, k, v) = hidden(length), heads(length)
+    x, (q, k, v) = random_embeddings(length), random_qkv(length)
     state = encoding.state(x, positions)
     moved = encoding.state(x[:, order], positions[order])
     # With several axes a causal mask compares the order in memory, which is permuted here.
@@ -67,7 +67,7 @@ def assert_permutation_invariance_as_claimed(make: Make) -> None:
 
 def assert_order_is_seen_without_a_mask(make: Make) -> None:
     """Check that without causal_only, permuted tokens do not merely give permuted outputs."""
-    model, x, positions = example(make)
+    model, x, positions = build_example(make)
     order = torch.randperm(len(positions), generator=torch.Generator().manual_seed(4))
     if model.encoding.claims.causal_only:
         return
@@ -77,14 +77,14 @@ def assert_order_is_seen_without_a_mask(make: Make) -> None:
 
 def assert_cache_safety_as_claimed(make: Make) -> None:
     """Check that decoding steps, which get only the length so far, equal one pass if claimed."""
-    model = layer(make)
-    changed = any(differs(steps, full) for steps, full, _ in in_steps(model, SHAPE))
+    model = build_layer(make)
+    changed = any(differs(steps, full) for steps, full, _ in results_in_steps(model, SHAPE))
     _assert_claimed_right("cache_safe", model.encoding.claims.cache_safe, not changed)
 
 
 def assert_places_as_claimed(make: Make) -> None:
     """Check that the encoding acts at each claimed place and at no other."""
-    encoding = build(make, dtype=torch.float64)
+    encoding = build_encoding(make, dtype=torch.float64)
     at_values = ("transform_values", "transform_output")
     methods = {1: ("embed",), 2: ("transform",), 3: ("term",), 4: ("term", *at_values)}
     for place, names in methods.items():
@@ -92,42 +92,52 @@ def assert_places_as_claimed(make: Make) -> None:
         if place in encoding.claims.places:
             assert any(acts), f"place {place} is claimed, but {names[0]} is not overridden"
     length = possible_length(encoding, 9)
-    positions, x, (q, k, v) = successive_positions(encoding, length), hidden(length), heads(length)
+    positions, x, (q, k, v) = (
+        successive_positions(encoding, length),
+        random_embeddings(length),
+        random_qkv(length),
+    )
     if 1 not in encoding.claims.places:
         assert encoding.embed(x, positions) is x
     encoding = encoding.for_layer(0)
     if 2 not in encoding.claims.places:
-        new_q, new_k = turned(encoding, q, k, positions, positions)
+        new_q, new_k = transform_queries_keys(encoding, q, k, positions, positions)
         assert new_q is q and new_k is k
     axes = encoding.claims.num_axes
     if 4 not in encoding.claims.places:
-        values, _ = sides(v, None, positions, positions, num_axes=axes)
+        values, _ = as_tokens(v, None, positions, positions, num_axes=axes)
         assert all(getattr(encoding, name)(values) is v for name in at_values)
     if not {3, 4} & set(encoding.claims.places):
-        assert encoding.term(*sides(q, None, positions, positions, num_axes=axes)) is None
+        assert encoding.term(*as_tokens(q, None, positions, positions, num_axes=axes)) is None
 
 
 def assert_additive_as_claimed(make: Make) -> None:
     """Check that the term adds the same numbers to any scores if and only if `additive` is claimed,
     and that a term with additive=True does."""
-    encoding = build(make, dtype=torch.float64).for_layer(0)
+    encoding = build_encoding(make, dtype=torch.float64).for_layer(0)
     if 3 not in encoding.claims.places:
         return
     length = possible_length(encoding, 40)  # beyond the training length, where scores may grow
-    positions, x, (q, k, _) = successive_positions(encoding, length), hidden(length), heads(length)
+    positions, x, (q, k, _) = (
+        successive_positions(encoding, length),
+        random_embeddings(length),
+        random_qkv(length),
+    )
     state = encoding.state(x, positions)
     keys = k.repeat_interleave(2, 1) if encoding.claims.needs_raw_k else None
     where, added = (q, keys, positions, positions, state, state), []
     for scores in (torch.zeros(1, 4, length, length).double(), q @ q.mT):
-        added.append(scored(encoding, scores, *where) - scores)
+        added.append(add_term_to_scores(encoding, scores, *where) - scores)
     holds = not differs(*added)
     _assert_claimed_right("additive", encoding.claims.additive, holds)
-    term = encoding.term(*sides(*where))
+    term = encoding.term(*as_tokens(*where))
     if term is not None and term.additive:
         _assert_claimed_right("the term's additive", True, holds)
 
 
-def _gain(q: Tensor, k: Tensor, encoding: PositionEncoding, options: dict[str, Any]) -> Tensor:
+def _gain_of_doubled_queries(
+    q: Tensor, k: Tensor, encoding: PositionEncoding, options: dict[str, Any]
+) -> Tensor:
     """Return what the scores gain, up to a number per row, if all queries are doubled. What does
     not depend on the query, such as the decay of FoX, is not in it."""
     once, twice = (attention_weights(n * q, k, encoding, **options) for n in (1, 2))
@@ -135,7 +145,7 @@ def _gain(q: Tensor, k: Tensor, encoding: PositionEncoding, options: dict[str, A
     return gain - gain.mean(-1, keepdim=True)
 
 
-def _alone(k: Tensor) -> Tensor:
+def _sequences_with_one_key(k: Tensor) -> Tensor:
     """Return one sequence per token of k, (len, heads, len, width), whose other keys are zero."""
     length = k.shape[2]
     own_token = torch.eye(length, dtype=k.dtype)[:, None, :, None]
@@ -150,16 +160,16 @@ def assert_own_scale_as_claimed(make: Make) -> None:
     An encoding that is not permutation invariant may turn tokens by their order, wherever they are.
     Of it only the score of each token with itself is compared, which no turn changes.
     """
-    encoding = build(make, dtype=torch.float64).for_layer(0)
+    encoding = build_encoding(make, dtype=torch.float64).for_layer(0)
     claimed, limit = encoding.claims.own_scale, encoding.claims.max_positions
     with torch.no_grad():
         for parameter in encoding.parameters():
             parameter.zero_()
     length, far = 6, 8 * SHAPE.train_length  # beyond training, where a temperature may begin
-    x, (q, k, _) = hidden(length), heads(length)
+    x, (q, k, _) = random_embeddings(length), random_qkv(length)
     with_itself_only = not encoding.claims.permutation_invariant
     if with_itself_only:
-        x, q, k = x.expand(length, -1, -1), q.expand(length, -1, -1, -1), _alone(k)
+        x, q, k = x.expand(length, -1, -1), q.expand(length, -1, -1, -1), _sequences_with_one_key(k)
     changed = False
     for place in (0, far if limit is None else limit - 1):
         positions = torch.full_like(successive_positions(encoding, length), place)
@@ -169,7 +179,10 @@ def assert_own_scale_as_claimed(make: Make) -> None:
         own = {**where, "q_state": state, "kv_state": state}
         with torch.no_grad():
             plain = without_position(encoding.claims.num_axes)
-            expected, found = _gain(q, k, plain, where), _gain(q, k, encoding, own)
+            expected, found = (
+                _gain_of_doubled_queries(q, k, plain, where),
+                _gain_of_doubled_queries(q, k, encoding, own),
+            )
         if with_itself_only:
             token = torch.arange(length)
             expected, found = expected[token, :, token], found[token, :, token]

@@ -18,7 +18,7 @@ Make = Callable[[ModelShape], PositionEncoding]
 SHAPE = ModelShape(embed_dim=64, num_heads=4, num_kv_heads=2, head_dim=16, train_length=24)
 
 
-def build(
+def build_encoding(
     make: Make, shape: ModelShape = SHAPE, dtype: torch.dtype = torch.float32
 ) -> PositionEncoding:
     """Build the encoding in `dtype`, with noise added to its initial parameters."""
@@ -30,22 +30,26 @@ def build(
     return encoding.to(dtype)
 
 
-def layer(make: Make, shape: ModelShape = SHAPE, dtype: torch.dtype = torch.float64) -> Layer:
+def build_layer(make: Make, shape: ModelShape = SHAPE, dtype: torch.dtype = torch.float64) -> Layer:
     """Build a layer with the encoding. In float64, equal results differ by at most 1e-12, unequal
     ones by far more."""
-    return Layer(build(make, shape, dtype), shape).to(dtype)
+    return Layer(build_encoding(make, shape, dtype), shape).to(dtype)
 
 
-def example(
+def build_example(
     make: Make, want: int = LENGTH, dtype: torch.dtype = torch.float64, batch: int = 1
 ) -> tuple[Layer, Tensor, Tensor]:
     """Build a layer, and embeddings and positions of `want` tokens, or as many as it can have."""
-    model = layer(make, dtype=dtype)
+    model = build_layer(make, dtype=dtype)
     length = possible_length(model.encoding, want)
-    return model, hidden(length, batch, dtype=dtype), successive_positions(model.encoding, length)
+    return (
+        model,
+        random_embeddings(length, batch, dtype=dtype),
+        successive_positions(model.encoding, length),
+    )
 
 
-def hidden(
+def random_embeddings(
     length: int,
     batch: int = 1,
     *,
@@ -54,10 +58,10 @@ def hidden(
     seed: int = 2,
 ) -> Tensor:
     """Return random token embeddings (batch, length, embed_dim)."""
-    return probe.hidden(length, shape, batch, seed).to(dtype)
+    return probe.random_embeddings(length, shape, batch, seed).to(dtype)
 
 
-def heads(
+def random_qkv(
     length: int, *, shape: ModelShape = SHAPE, dtype: torch.dtype = torch.float64
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return random, untransformed q, k, v of one sequence, (1, heads, length, head_dim)."""
@@ -84,7 +88,7 @@ def differs(a: Tensor, b: Tensor) -> bool:
     return (a - b).abs().max().item() > 1e-6
 
 
-def sides(
+def as_tokens(
     q: Tensor,
     k: Tensor | None,
     q_positions: Tensor,
@@ -97,15 +101,15 @@ def sides(
     return Tokens(q, q_positions, q_state, num_axes), Tokens(k, kv_positions, kv_state, num_axes)
 
 
-def turned(
+def transform_queries_keys(
     encoding: PositionEncoding, q: Tensor, k: Tensor, q_positions: Tensor, kv_positions: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Transform q and k by the encoding."""
     axes = encoding.claims.num_axes
-    return encoding.transform(*sides(q, k, q_positions, kv_positions, num_axes=axes))
+    return encoding.transform(*as_tokens(q, k, q_positions, kv_positions, num_axes=axes))
 
 
-def scored(
+def add_term_to_scores(
     encoding: PositionEncoding,
     scores: Tensor,
     q: Tensor,
@@ -117,7 +121,7 @@ def scored(
     mask: Tensor | None = None,
 ) -> Tensor:
     """Return a copy of the scores with the encoding's term applied to all pairs."""
-    term = encoding.term(*sides(q, k, q_positions, kv_positions, q_state, kv_state))
+    term = encoding.term(*as_tokens(q, k, q_positions, kv_positions, q_state, kv_state))
     assert term is not None
     rows, keys = slice(0, scores.shape[-2]), slice(0, scores.shape[-1])
     return term.ready(scores.shape[-2], False).add(scores.clone(), rows, keys, mask)

@@ -44,12 +44,12 @@ class Layer(nn.Module):
         return self.attention(x, positions, mask=mask, cache=cache, encoding=encoding.for_layer(0))
 
 
-def first_layer(encoding: PositionEncoding) -> PositionEncoding:
+def encoding_of_first_layer(encoding: PositionEncoding) -> PositionEncoding:
     """Return the encoding of layer 0, including what acts at the embeddings."""
     return encoding.members[0] if isinstance(encoding, PerLayer) else encoding
 
 
-def moved(encoding: PositionEncoding, amount: float = 0.2) -> PositionEncoding:
+def add_parameter_noise(encoding: PositionEncoding, amount: float = 0.2) -> PositionEncoding:
     """Add noise to the encoding's parameters, whose initial values can hide their effect."""
     torch.manual_seed(0)
     with torch.no_grad():
@@ -75,20 +75,20 @@ def successive_positions(encoding: PositionEncoding, length: int, offset: int = 
     return torch.stack(cells, dim=-1) + offset
 
 
-def line(encoding: PositionEncoding, steps: Tensor) -> Tensor:
+def diagonal_positions(encoding: PositionEncoding, steps: Tensor) -> Tensor:
     """Return positions with all components equal to `steps`."""
     if encoding.claims.num_axes == 1:
         return steps
     return steps[..., None].expand(*steps.shape, encoding.claims.num_axes).contiguous()
 
 
-def hidden(length: int, shape: ModelShape, batch: int = 1, seed: int = 2) -> Tensor:
+def random_embeddings(length: int, shape: ModelShape, batch: int = 1, seed: int = 2) -> Tensor:
     """Return random token embeddings (batch, length, embed_dim) in float64."""
     generator = torch.Generator().manual_seed(seed)
     return torch.randn(batch, length, shape.embed_dim, generator=generator, dtype=torch.float64)
 
 
-def heads(x: Tensor, shape: ModelShape) -> Tensor:
+def split_heads(x: Tensor, shape: ModelShape) -> Tensor:
     """Split embeddings (batch, length, embed_dim) into heads without any projection."""
     assert shape.head_dim is not None
     return x.unflatten(-1, (shape.num_heads, shape.head_dim)).transpose(1, 2)
@@ -114,11 +114,14 @@ def pair_scores(
     one_key = bool((kv_steps == kv_steps[:1]).all())
     if one_key:
         kv_steps = kv_steps[:1]
-    q_positions, kv_positions = line(encoding, q_steps), line(encoding, kv_steps)
+    q_positions, kv_positions = (
+        diagonal_positions(encoding, q_steps),
+        diagonal_positions(encoding, kv_steps),
+    )
 
     def split(x: Tensor, positions: Tensor) -> tuple[Tensor, Tensor | None]:
         embedded = encoding.embed(x[:, None].repeat(1, len(positions), 1), positions)
-        return heads(embedded, shape), encoding.state(embedded, positions)
+        return split_heads(embedded, shape), encoding.state(embedded, positions)
 
     (q, q_state), (k, kv_state) = split(x_q, q_positions), split(x_k, kv_positions)
     where: dict[str, Any] = {"q_positions": q_positions, "kv_positions": kv_positions}

@@ -13,9 +13,9 @@ from posenc.testing.harness import (
     SHAPE,
     Layer,
     Make,
-    build,
-    hidden,
+    build_encoding,
     possible_length,
+    random_embeddings,
     successive_positions,
 )
 
@@ -31,7 +31,7 @@ Setting = Callable[[Layer, Tensor], list[Tensor]]
 
 def assert_frozen_parameters_change_nothing(make: Make) -> None:
     """Check results in grad mode if no parameter needs gradients."""
-    _assert_unchanged_in(make, lambda model, x: _outputs(model.requires_grad_(False), x))
+    _assert_unchanged_in(make, lambda model, x: _layer_outputs(model.requires_grad_(False), x))
 
 
 def assert_inference_mode_changes_nothing(make: Make) -> None:
@@ -39,7 +39,7 @@ def assert_inference_mode_changes_nothing(make: Make) -> None:
 
     def infer(model: Layer, x: Tensor) -> list[Tensor]:
         with torch.inference_mode():
-            return _outputs(model, x)
+            return _layer_outputs(model, x)
 
     _assert_unchanged_in(make, infer)
 
@@ -49,7 +49,7 @@ def assert_inputs_need_no_gradient(make: Make) -> None:
 
     def train(model: Layer, x: Tensor) -> list[Tensor]:
         model.attention.requires_grad_(False)
-        return _with_gradients(model, x)
+        return _outputs_and_gradients(model, x)
 
     _assert_unchanged_in(make, train)
 
@@ -59,13 +59,13 @@ def _assert_unchanged_in(make: Make, setting: Setting) -> None:
     gradients, in each dtype and implementation, also if new memory is full of NaN or large numbers.
     """
     for dtype, bound in BOUNDS.items():
-        encoding = build(make, dtype=dtype)
+        encoding = build_encoding(make, dtype=dtype)
         model = Layer(encoding, SHAPE, "reference").to(dtype)
-        x = hidden(possible_length(encoding, LENGTH), batch=BATCH, dtype=dtype)
-        wanted = _with_gradients(model, x.clone().requires_grad_())
+        x = random_embeddings(possible_length(encoding, LENGTH), batch=BATCH, dtype=dtype)
+        wanted = _outputs_and_gradients(model, x.clone().requires_grad_())
         for impl in ("auto", *(WAYS if dtype == torch.float64 else ())):
             model.attention.impl = impl
-            for spoil in (_nan, _large):
+            for spoil in (_fill_new_memory_with_nan, _fill_freed_memory_with_large_numbers):
                 try:
                     with spoil():
                         found = setting(model, x)
@@ -79,7 +79,7 @@ def _assert_unchanged_in(make: Make, setting: Setting) -> None:
                     assert off <= most, f"{impl} in {dtype}: off by {off:.3g} > {most:.3g}"
 
 
-def _outputs(model: Layer, x: Tensor) -> list[Tensor]:
+def _layer_outputs(model: Layer, x: Tensor) -> list[Tensor]:
     """Return the outputs of a whole sequence, and of its last token decoded with a cache."""
     length = x.shape[1]
     positions = successive_positions(model.encoding, length)
@@ -89,9 +89,9 @@ def _outputs(model: Layer, x: Tensor) -> list[Tensor]:
     return [model(x, positions, length=length), decoded]
 
 
-def _with_gradients(model: Layer, x: Tensor) -> list[Tensor]:
+def _outputs_and_gradients(model: Layer, x: Tensor) -> list[Tensor]:
     """Return the outputs, and the gradients of the encoding's parameters, 0 for unused ones."""
-    outputs = _outputs(model, x)
+    outputs = _layer_outputs(model, x)
     parameters = [p for p in model.encoding.parameters() if p.requires_grad]
     if not parameters:
         return outputs
@@ -104,7 +104,7 @@ def _with_gradients(model: Layer, x: Tensor) -> list[Tensor]:
 
 
 @contextmanager
-def _nan() -> Iterator[None]:
+def _fill_new_memory_with_nan() -> Iterator[None]:
     """Fill new memory with NaN inside the block."""
     before = torch.are_deterministic_algorithms_enabled()
     only_warned = torch.is_deterministic_algorithms_warn_only_enabled()
@@ -116,7 +116,7 @@ def _nan() -> Iterator[None]:
 
 
 @contextmanager
-def _large() -> Iterator[None]:
+def _fill_freed_memory_with_large_numbers() -> Iterator[None]:
     """Fill freed memory of many sizes with large numbers before the block."""
     held = [torch.full((count << size,), 1e30) for size in range(6, 18) for count in (2, 3)]
     del held

@@ -12,19 +12,19 @@ from posenc.testing.harness import (
     Layer,
     Make,
     assert_same,
-    build,
+    build_encoding,
+    build_example,
+    build_layer,
     differs,
-    example,
-    hidden,
-    layer,
     possible_length,
+    random_embeddings,
     successive_positions,
 )
 
 
 def assert_device_follows_input(make: Make) -> None:
     """Check that the layer runs on the meta device, whose tensors have no numbers."""
-    model, x, positions = example(make, 9)
+    model, x, positions = build_example(make, 9)
     out = model.to("meta")(x.to("meta"), positions.to("meta"))
     assert out.device.type == "meta" and out.shape == x.shape
 
@@ -32,14 +32,14 @@ def assert_device_follows_input(make: Make) -> None:
 def assert_meta_construction_materialises(make: Make) -> None:
     """Check that a layer built without memory (device "meta") gives the same results after
     `to_empty` and loading, and finite ones after `reset_parameters`."""
-    want, x, positions = example(make, 9)
+    want, x, positions = build_example(make, 9)
     with torch.device("meta"):
         bare = Layer(make(SHAPE), SHAPE).double()
     bare.to_empty(device="cpu")
-    _spoil(bare)
+    _fill_with_nan(bare)
     bare.load_state_dict(want.state_dict())
     assert_same(bare(x, positions), want(x, positions), "loaded after meta construction")
-    _spoil(bare.encoding)
+    _fill_with_nan(bare.encoding)
     for module in bare.modules():
         if isinstance(module, PositionEncoding):
             module.reset_parameters()
@@ -48,7 +48,7 @@ def assert_meta_construction_materialises(make: Make) -> None:
     assert bare(x, positions).isfinite().all()
 
 
-def _spoil(module: torch.nn.Module) -> None:
+def _fill_with_nan(module: torch.nn.Module) -> None:
     """Fill parameters and buffers with NaN, because uninitialised memory may have valid numbers."""
     with torch.no_grad():
         for value in (*module.parameters(), *module.buffers()):
@@ -58,7 +58,7 @@ def _spoil(module: torch.nn.Module) -> None:
 
 def assert_state_dict_round_trip(make: Make) -> None:
     """Check that a layer that loads another one's state gives the same results."""
-    first, x, positions = example(make)
+    first, x, positions = build_example(make)
     torch.manual_seed(9)
     second = Layer(make(SHAPE), SHAPE).double()
     missing = second.load_state_dict(first.state_dict())
@@ -68,7 +68,7 @@ def assert_state_dict_round_trip(make: Make) -> None:
 
 def assert_positions_survive_a_cast(make: Make) -> None:
     """Check that casting to bfloat16 and back to float64 rounds nothing but parameters."""
-    model, x, positions = example(make)
+    model, x, positions = build_example(make)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.copy_(parameter.bfloat16())
@@ -79,16 +79,16 @@ def assert_positions_survive_a_cast(make: Make) -> None:
 
 def assert_instances_share_nothing(make: Make) -> None:
     """Check that building and running other instances between two runs changes nothing."""
-    first, x, positions = example(make, 9)
+    first, x, positions = build_example(make, 9)
     want = first(x, positions)
     other_shape = ModelShape(embed_dim=96, num_heads=6, train_length=40)
-    other = layer(make, other_shape)
-    other(hidden(len(positions), shape=other_shape), positions)
+    other = build_layer(make, other_shape)
+    other(random_embeddings(len(positions), shape=other_shape), positions)
     assert torch.equal(first(x, positions), want)
-    assert torch.equal(layer(make)(x, positions), want)
+    assert torch.equal(build_layer(make)(x, positions), want)
 
 
-def options(make: Make) -> dict[str, float]:
+def numeric_options(make: Make) -> dict[str, float]:
     """Return the constructor's numeric arguments that have a default, with their defaults."""
     cls = type(make(SHAPE))
     return {
@@ -101,8 +101,8 @@ def options(make: Make) -> dict[str, float]:
 def assert_no_option_is_ignored(make: Make, harmless: frozenset[str]) -> None:
     """Check that each numeric option changes the result, even after other instances ran."""
     length = possible_length(make(SHAPE))
-    x = hidden(length)
-    for name, default in options(make).items():
+    x = random_embeddings(length)
+    for name, default in numeric_options(make).items():
         if name in harmless:
             continue
         for value in (2 * default, default + 2, default / 2):
@@ -121,8 +121,8 @@ def assert_no_option_is_ignored(make: Make, harmless: frozenset[str]) -> None:
         positions = successive_positions(changed, length)
         if changed.claims.num_axes == 1 and changed.claims.max_positions is None:
             positions = torch.where(positions < length // 2, positions, positions * 97)
-        a = layer(make)(x, positions)
-        b = layer(lambda shape, n=name, v=value, d=default: make(shape, **{n: type(d)(v)}))(  # type: ignore[call-arg]
+        a = build_layer(make)(x, positions)
+        b = build_layer(lambda shape, n=name, v=value, d=default: make(shape, **{n: type(d)(v)}))(  # type: ignore[call-arg]
             x, positions
         )
         assert differs(a, b), f"{name}={value} gives the same result as {name}={default}"
@@ -130,7 +130,7 @@ def assert_no_option_is_ignored(make: Make, harmless: frozenset[str]) -> None:
 
 def assert_wrong_shapes_are_named(make: Make) -> None:
     """Check that another number or size of heads works, or raises a ValueError that states it."""
-    encoding = build(make)
+    encoding = build_encoding(make)
     length = possible_length(encoding, 5)
     positions = successive_positions(encoding, length)
     other = ModelShape(embed_dim=66, num_heads=6, train_length=24)  # head_dim 11
@@ -139,12 +139,14 @@ def assert_wrong_shapes_are_named(make: Make) -> None:
     except ValueError as error:
         assert any(number in str(error) for number in ("11", "66")), error
     else:
-        out = Layer(odd, other)(hidden(length, shape=other, dtype=torch.float32), positions)
+        out = Layer(odd, other)(
+            random_embeddings(length, shape=other, dtype=torch.float32), positions
+        )
         assert out.isfinite().all()
     for count in (2, 8):  # the encoding was built for 4 heads of 16
         model = Layer(encoding, ModelShape(embed_dim=64, num_heads=count))
         try:
-            out = model(hidden(length, dtype=torch.float32), positions)
+            out = model(random_embeddings(length, dtype=torch.float32), positions)
         except ValueError as error:
             assert any(re.search(rf"\b{n}\b", str(error)) for n in (count, 64 // count)), error
         else:
@@ -155,6 +157,6 @@ def assert_wrong_shapes_are_named(make: Make) -> None:
 
 def assert_masks_are_optional(make: Make) -> None:
     """Check that mask=None gives the same results as masks.full."""
-    model, x, positions = example(make, 9)
+    model, x, positions = build_example(make, 9)
     if not model.encoding.claims.causal_only:
         assert_same(model(x, positions, None), model(x, positions, masks.full), "masks.full")

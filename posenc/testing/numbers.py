@@ -15,11 +15,11 @@ from posenc.testing.harness import (
     LENGTH,
     SHAPE,
     Make,
-    build,
-    example,
-    heads,
-    hidden,
+    build_encoding,
+    build_example,
     possible_length,
+    random_embeddings,
+    random_qkv,
     successive_positions,
 )
 
@@ -29,7 +29,7 @@ q and k are rounded, and so is the output. float32: sums over channels and keys,
 scores near 10."""
 
 
-def outputs(
+def encoding_outputs(
     encoding: PositionEncoding,
     dtype: torch.dtype,
     source: torch.dtype,
@@ -40,8 +40,8 @@ def outputs(
 ) -> tuple[Tensor, Tensor]:
     """Return encoded embeddings and attention output in `dtype`; inputs are rounded to `source`."""
     positions = successive_positions(encoding, length, offset)
-    x = hidden(length, shape=shape, dtype=source).to(dtype)
-    q, k, v = (t.to(dtype) for t in heads(length, shape=shape, dtype=source))
+    x = random_embeddings(length, shape=shape, dtype=source).to(dtype)
+    q, k, v = (t.to(dtype) for t in random_qkv(length, shape=shape, dtype=source))
     acting = encoding.for_layer(0)
     state = acting.state(x, positions)
     where: dict[str, Any] = {"q_positions": positions, "kv_positions": positions}
@@ -51,11 +51,11 @@ def outputs(
     return encoding.embed(x, positions), out
 
 
-def precision(
+def check_precision(
     make: Make, dtype: torch.dtype, length: int = LENGTH, offset: int = 0, shape: ModelShape = SHAPE
 ) -> None:
     """Check that results in `dtype` equal those in float64 for the same inputs and parameters."""
-    encoding = build(make, shape, dtype)
+    encoding = build_encoding(make, shape, dtype)
     length = possible_length(encoding, length)
     limit = encoding.claims.max_positions
     if isinstance(encoding, XPos):  # its limit is lower in float16 than the claim for float32
@@ -63,9 +63,9 @@ def precision(
     if limit is not None:
         offset = 0 if encoding.claims.num_axes > 1 else min(offset, limit - length)
     causal = shape.causal or encoding.claims.causal_only
-    got = outputs(encoding, dtype, dtype, length, offset, shape, causal)
+    got = encoding_outputs(encoding, dtype, dtype, length, offset, shape, causal)
     exact = copy.deepcopy(encoding).double()
-    want = outputs(exact, torch.float64, dtype, length, offset, shape, causal)
+    want = encoding_outputs(exact, torch.float64, dtype, length, offset, shape, causal)
     for place, a, b in zip(("embed", "attention"), got, want, strict=True):
         assert a.shape == b.shape, f"{place}: shape {tuple(a.shape)}, expected {tuple(b.shape)}"
         assert a.dtype == dtype, f"{place}: {dtype} became {a.dtype}"
@@ -76,9 +76,13 @@ def precision(
 
 def assert_inputs_are_not_written_to(make: Make) -> None:
     """Check that no method changes the values of its inputs."""
-    encoding = build(make, dtype=torch.float64)
+    encoding = build_encoding(make, dtype=torch.float64)
     length = possible_length(encoding, 9)
-    x, positions, (q, k, v) = hidden(length), successive_positions(encoding, length), heads(length)
+    x, positions, (q, k, v) = (
+        random_embeddings(length),
+        successive_positions(encoding, length),
+        random_qkv(length),
+    )
     given = {"x": x, "positions": positions, "q": q, "k": k, "v": v}
     before = {name: tensor.clone() for name, tensor in given.items()}
     encoding.embed(x, positions)
@@ -92,19 +96,19 @@ def assert_inputs_are_not_written_to(make: Make) -> None:
 
 def assert_float32_is_precise(make: Make) -> None:
     """Check float32 against float64, from positions 0 and 5,000 on."""
-    precision(make, torch.float32)
-    precision(make, torch.float32, offset=5000)
+    check_precision(make, torch.float32)
+    check_precision(make, torch.float32, offset=5000)
 
 
 def assert_bfloat16_is_precise_far_out(make: Make) -> None:
     """Check bfloat16, which cannot tell 8,192 from 8,193, against float64, from 0 and 8,192 on."""
-    precision(make, torch.bfloat16)
-    precision(make, torch.bfloat16, offset=8192)
+    check_precision(make, torch.bfloat16)
+    check_precision(make, torch.bfloat16, offset=8192)
 
 
 def assert_bfloat16_is_precise_at_far_distances(make: Make) -> None:
     """Check bfloat16 if queries see only keys 8,192 positions away."""
-    model, x, positions = example(make, dtype=torch.bfloat16)
+    model, x, positions = build_example(make, dtype=torch.bfloat16)
     length = len(positions)
     half = length // 2
     limit = model.encoding.claims.max_positions
@@ -119,7 +123,7 @@ def assert_bfloat16_is_precise_at_far_distances(make: Make) -> None:
     assert error <= bound, f"across 8,192 positions: off by {error:.3g} > {bound:.3g}"
 
 
-class _NoHalves(TorchDispatchMode):
+class _ForbidHalfPrecision(TorchDispatchMode):
     """Raise AssertionError at the first operation that returns bfloat16 or float16."""
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
@@ -132,27 +136,27 @@ class _NoHalves(TorchDispatchMode):
 
 def assert_float32_is_never_halved(make: Make) -> None:
     """Check that nothing is rounded to 16 bits, which comparisons miss if all dtypes do it."""
-    model, x, positions = example(make, dtype=torch.float32)
-    with _NoHalves():
+    model, x, positions = build_example(make, dtype=torch.float32)
+    with _ForbidHalfPrecision():
         model(x, positions)
 
 
 def assert_float16_is_precise(make: Make) -> None:
     """Check float16 against float64, from position 500 on."""
-    precision(make, torch.float16, offset=500)
+    check_precision(make, torch.float16, offset=500)
 
 
 def assert_float64_is_kept(make: Make) -> None:
     """Check that everything that the encoding returns for float64 is float64."""
-    encoding = build(make, dtype=torch.float64)
-    for out in outputs(encoding, torch.float64, torch.float64, 7, 0):
+    encoding = build_encoding(make, dtype=torch.float64)
+    for out in encoding_outputs(encoding, torch.float64, torch.float64, 7, 0):
         assert out.dtype == torch.float64
 
 
 def assert_works_or_refuses_beyond_training(make: Make) -> None:
     """Check that far positions give finite outputs or, if the encoding claims max_positions, that
     the first one too many raises a ValueError that names it."""
-    model, x, positions = example(make, 3, torch.float32)
+    model, x, positions = build_example(make, 3, torch.float32)
     limit, far = model.encoding.claims.max_positions, 4 * SHAPE.train_length
     if limit is None:
         assert model(x, positions + far).isfinite().all(), f"not finite at position {far}"
@@ -169,14 +173,14 @@ def assert_works_or_refuses_beyond_training(make: Make) -> None:
 def assert_outputs_are_finite(make: Make) -> None:
     """Check outputs at lengths within and beyond the training length."""
     for want in (9, LENGTH):
-        model, x, positions = example(make, want, torch.float32)
+        model, x, positions = build_example(make, want, torch.float32)
         finite = model(x, positions).isfinite().all()
         assert finite, f"not finite in a sequence of {len(positions)} tokens"
 
 
 def assert_gradients_are_right(make: Make) -> None:
     """Check gradients of inputs and parameters against finite differences."""
-    model, x, positions = example(make, 5)
+    model, x, positions = build_example(make, 5)
     names = [name for name, _ in model.encoding.named_parameters()]
     values = [p.detach().clone().requires_grad_() for p in model.encoding.parameters()]
 
@@ -190,7 +194,7 @@ def assert_gradients_are_right(make: Make) -> None:
 def assert_gradients_are_finite(make: Make) -> None:
     """Check gradients of inputs and parameters in float32 and bfloat16."""
     for dtype in (torch.float32, torch.bfloat16):
-        model, x, positions = example(make, dtype=dtype)
+        model, x, positions = build_example(make, dtype=dtype)
         model(x.requires_grad_(), positions).float().square().sum().backward()
         for name, parameter in (("x", x), *model.encoding.named_parameters()):
             if parameter.grad is not None:

@@ -14,11 +14,11 @@ from posenc.testing.harness import (
     Layer,
     Make,
     assert_same,
+    build_example,
+    build_layer,
     differs,
-    example,
-    hidden,
-    layer,
     possible_length,
+    random_embeddings,
     successive_positions,
 )
 
@@ -26,18 +26,18 @@ FAR = 20_011
 """Shift of positions that changes every absolute method; prime, so no multiple of a group size."""
 LONG = 600
 """Tokens of a text in which an encoding that changes at some length shows it."""
-Pairs = Iterator[tuple[Tensor, Tensor, str]]
+ResultPairs = Iterator[tuple[Tensor, Tensor, str]]
 """Results that should be equal, and a few words on the first."""
 
 
 def assert_decoding_matches_prefill(make: Make) -> None:
     """Check that decoding token by token, or in pieces, equals one pass, all with one `length`. A
     long text is read in pieces only."""
-    model, x, positions = example(make, batch=2)
+    model, x, positions = build_example(make, batch=2)
     length = len(positions)
     _assert_cuts_change_nothing(model, x, positions, [1] * length)
     _assert_cuts_change_nothing(model, x, positions, _three_pieces(length))
-    model, x, positions = example(make, LONG, batch=2)
+    model, x, positions = build_example(make, LONG, batch=2)
     _assert_cuts_change_nothing(model, x, positions, _three_pieces(len(positions)))
 
 
@@ -66,7 +66,7 @@ def _assert_cuts_change_nothing(
 def assert_moved_keys_are_made_anew(make: Make) -> None:
     """Check that `KVCache.shift` gives the keys and values that the encoding makes at the new
     positions. An encoding that cannot move them raises ValueError, and passes."""
-    model = layer(make)
+    model = build_layer(make)
     encoding = model.encoding
     limit, axes = encoding.claims.max_positions, encoding.claims.num_axes
     length = possible_length(encoding, 11)
@@ -74,7 +74,7 @@ def assert_moved_keys_are_made_anew(make: Make) -> None:
     if limit is not None:
         length = max(1, min(length, limit // 2)) if axes == 1 else length
         by = min(by, limit // 2)
-    x, positions = hidden(length, batch=2), successive_positions(encoding, length)
+    x, positions = random_embeddings(length, batch=2), successive_positions(encoding, length)
     if limit is not None and axes > 1:
         positions = positions % max(1, limit // 2)
     cache = KVCache()
@@ -93,25 +93,27 @@ def assert_moved_keys_are_made_anew(make: Make) -> None:
 def assert_earlier_calls_leave_no_trace(make: Make) -> None:
     """Check that results do not depend on calls before: longer ones, in another dtype, or with as
     many tokens at other positions."""
-    model, x, positions = example(make, 9)
+    model, x, positions = build_example(make, 9)
     encoding = model.encoding
     first = model(x, positions)
     longer = possible_length(encoding, 64)
-    model(hidden(longer), successive_positions(encoding, longer), length=longer)
+    model(random_embeddings(longer), successive_positions(encoding, longer), length=longer)
     model.to(torch.bfloat16)(x.bfloat16(), positions)
-    fresh = layer(make)
-    fresh(hidden(longer), successive_positions(encoding, longer))
+    fresh = build_layer(make)
+    fresh(random_embeddings(longer), successive_positions(encoding, longer))
     assert torch.equal(fresh(x, positions), first), "another result after other calls"
     here, results = positions.flip(0), []
     for calls in ([here], [positions.roll(1, 0), here]):
-        plain = layer(make)
+        plain = build_layer(make)
         acting = plain.encoding.for_layer(0)  # itself, and no prepared copy
         outs = [plain.attention(x, p, mask=masks.causal, encoding=acting) for p in calls]
         results.append(outs[-1])
     assert torch.equal(*results), "another result after as many tokens at other positions"
 
 
-def padded(encoding: PositionEncoding, lengths: list[int], *, left: bool) -> tuple[Tensor, Tensor]:
+def padded_rows(
+    encoding: PositionEncoding, lengths: list[int], *, left: bool
+) -> tuple[Tensor, Tensor]:
     """Return a mask of valid tokens (batch, longest), and positions that begin at 0 in each row."""
     total = max(lengths)
     valid = torch.zeros(len(lengths), total, dtype=torch.bool)
@@ -125,13 +127,13 @@ def padded(encoding: PositionEncoding, lengths: list[int], *, left: bool) -> tup
     return valid, torch.stack(rows)
 
 
-def next_to_padding(model: Layer, shape: ModelShape) -> Pairs:
+def results_next_to_padding(model: Layer, shape: ModelShape) -> ResultPairs:
     """Yield the result of each padded sequence, its result alone, and which sequence it is."""
     encoding = model.encoding
     lengths = [possible_length(encoding, 13), 5, 1]
     for left in (True, False):
-        valid, positions = padded(encoding, lengths, left=left)
-        x = hidden(valid.shape[1], batch=3, shape=shape)
+        valid, positions = padded_rows(encoding, lengths, left=left)
+        x = random_embeddings(valid.shape[1], batch=3, shape=shape)
         out = model(x, positions, masks.causal & masks.padding(valid))
         side = "left" if left else "right"
         for row, length in enumerate(lengths):
@@ -139,13 +141,13 @@ def next_to_padding(model: Layer, shape: ModelShape) -> Pairs:
             yield out[row : row + 1, valid[row]], alone, f"{length} tokens, {side} padding"
 
 
-def in_a_pack(model: Layer, shape: ModelShape) -> Pairs:
+def results_in_a_pack(model: Layer, shape: ModelShape) -> ResultPairs:
     """Yield the result of each document of a packed sequence, its result alone, and which it is."""
     encoding = model.encoding
     lengths = [6, 1, possible_length(encoding, 10)]
     documents = torch.repeat_interleave(torch.arange(3), torch.tensor(lengths))
     positions = torch.cat([successive_positions(encoding, length) for length in lengths])
-    x = hidden(len(documents), shape=shape)
+    x = random_embeddings(len(documents), shape=shape)
     out = model(x, positions, masks.causal & masks.document(documents))
     for number, length in enumerate(lengths):
         own = documents == number
@@ -153,13 +155,16 @@ def in_a_pack(model: Layer, shape: ModelShape) -> Pairs:
         yield out[:, own], alone, f"document {number} of {length} tokens"
 
 
-def among_other_rows(model: Layer, shape: ModelShape) -> Pairs:
+def results_among_other_rows(model: Layer, shape: ModelShape) -> ResultPairs:
     """Yield results of rows of a batch, their results alone, and what is next to them: rows at far
     positions, and with other content."""
     encoding = model.encoding
     near = successive_positions(encoding, possible_length(encoding, 17))
     far = near + 5000 if encoding.claims.max_positions is None else near.flip(0)
-    x, positions = hidden(len(near), batch=3, shape=shape), torch.stack([near, far, near])
+    x, positions = (
+        random_embeddings(len(near), batch=3, shape=shape),
+        torch.stack([near, far, near]),
+    )
     alone, together = model(x[:1], near[None]), model(x, positions)
     yield together[:1], alone, "first of three rows"
     yield together[2:], model(x[2:], near), "batched against shared positions"
@@ -167,12 +172,12 @@ def among_other_rows(model: Layer, shape: ModelShape) -> Pairs:
     yield model(other, positions)[:1], alone, "next to other rows"
 
 
-def in_steps(model: Layer, shape: ModelShape) -> Pairs:
+def results_in_steps(model: Layer, shape: ModelShape) -> ResultPairs:
     """Yield the result of decoding token by token, that of one pass, and how it was decoded. Each
     step knows the length so far, which passes the training length on the way."""
     encoding = model.encoding
     length = possible_length(encoding)
-    x, positions = hidden(length, shape=shape), successive_positions(encoding, length)
+    x, positions = random_embeddings(length, shape=shape), successive_positions(encoding, length)
     cache, before = KVCache(), max(0, shape.train_length - length // 2)
     steps = [
         model(x[:, t : t + 1], positions[t : t + 1], cache=cache, length=before + t + 1)
@@ -181,12 +186,16 @@ def in_steps(model: Layer, shape: ModelShape) -> Pairs:
     yield torch.cat(steps, dim=1), model(x, positions, length=before + length), "token by token"
 
 
-def shifted(model: Layer, shape: ModelShape) -> Pairs:
+def results_after_shift(model: Layer, shape: ModelShape) -> ResultPairs:
     """Yield the result with all positions shifted by one number, that without, and the number."""
     encoding = model.encoding
     limit, axes = encoding.claims.max_positions, encoding.claims.num_axes
     length = LENGTH if limit is None or axes > 1 else max(1, min(LENGTH, limit // 2))
-    x, positions, by = hidden(length, shape=shape), successive_positions(encoding, length), FAR
+    x, positions, by = (
+        random_embeddings(length, shape=shape),
+        successive_positions(encoding, length),
+        FAR,
+    )
     if limit is not None and axes > 1:
         positions, by = positions % max(1, limit // 2), limit // 2
     elif limit is not None:
@@ -196,7 +205,7 @@ def shifted(model: Layer, shape: ModelShape) -> Pairs:
     yield model(x, positions + by), model(x, positions), f"shifted by {by}"
 
 
-def _assert_equal(pairs: Pairs) -> None:
+def _assert_equal_results(pairs: ResultPairs) -> None:
     """Assert that both results of each pair are equal up to rounding."""
     for result, alone, which in pairs:
         assert_same(result, alone, which)
@@ -204,23 +213,23 @@ def _assert_equal(pairs: Pairs) -> None:
 
 def assert_padding_is_invisible(make: Make) -> None:
     """Check that a row gives the same results next to padding as alone."""
-    _assert_equal(next_to_padding(layer(make), SHAPE))
+    _assert_equal_results(results_next_to_padding(build_layer(make), SHAPE))
 
 
 def assert_packing_is_invisible(make: Make) -> None:
     """Check that documents give the same results packed into one row as alone."""
-    _assert_equal(in_a_pack(layer(make), SHAPE))
+    _assert_equal_results(results_in_a_pack(build_layer(make), SHAPE))
 
 
 def assert_rows_are_independent(make: Make) -> None:
     """Check that a row of a batch gives the same results as alone."""
-    _assert_equal(among_other_rows(layer(make), SHAPE))
+    _assert_equal_results(results_among_other_rows(build_layer(make), SHAPE))
 
 
 def assert_the_future_is_invisible(make: Make) -> None:
     """Check that a change of later tokens changes their own outputs, and no earlier one."""
     for tokens_read in (19, LONG):
-        model, x, positions = example(make, tokens_read)
+        model, x, positions = build_example(make, tokens_read)
         length = len(positions)
         before = slice(0, length - 8)
         changed = slice(length - 8, length)
@@ -236,7 +245,7 @@ def assert_the_future_is_invisible(make: Make) -> None:
 
 def assert_blind_rows_give_zeros(make: Make) -> None:
     """Check that a query that sees no key gives zeros and has no gradient."""
-    model, x, positions = example(make, 11)
+    model, x, positions = build_example(make, 11)
     encoding = model.encoding
     valid = torch.ones(1, len(positions), dtype=torch.bool)
     valid[:, :4] = False  # the first four queries see only these keys

@@ -9,10 +9,10 @@ from posenc.testing.harness import (
     Layer,
     Make,
     assert_same,
-    example,
-    hidden,
-    layer,
+    build_example,
+    build_layer,
     possible_length,
+    random_embeddings,
     successive_positions,
 )
 
@@ -21,19 +21,19 @@ def assert_compiles_without_recompiling_per_length(make: Make) -> None:
     """Check that one graph, and one more when the length first changes, fit all lengths."""
     from torch._dynamo.testing import CompileCounter  # takes seconds, which commands need not pay
 
-    model = layer(make)
+    model = build_layer(make)
     encoding = model.encoding
     lengths = sorted({possible_length(encoding, n) for n in (7, 12, 19, 31)})
     torch._dynamo.reset()
     counter = CompileCounter()
     compiled = torch.compile(model, fullgraph=True, backend=counter)
     for length in lengths:
-        x, positions = hidden(length), successive_positions(encoding, length)
+        x, positions = random_embeddings(length), successive_positions(encoding, length)
         assert_same(compiled(x, positions), model(x, positions), f"length {length}")
     assert counter.frame_count <= 2, f"{counter.frame_count} graphs for lengths {lengths}"
 
 
-def exported(
+def export_layer(
     model: Layer, x: Tensor, positions: Tensor, most: int, strict: bool
 ) -> Callable[..., Tensor]:
     """Export a layer for 2 to `most` tokens, from the first of them; return the program.
@@ -50,19 +50,19 @@ def exported(
 def assert_exports_with_any_length(make: Make, strict: bool | None = None) -> None:
     """Check that an exported program is right for fewer and for more tokens than it was made of.
 
-    strict: as in `exported`; None: False where this torch cannot compile the code.
+    strict: as in `export_layer`; None: False where this torch cannot compile the code.
     """
     from torch._dynamo.exc import Unsupported  # takes seconds, which commands need not pay
 
-    model, x, positions = example(make, 12)
+    model, x, positions = build_example(make, 12)
     encoding, model.attention.impl = model.encoding, "reference"
     given = model.eval(), x, positions, possible_length(encoding, 4096)
     try:
-        program = exported(*given, strict=strict is not False)
+        program = export_layer(*given, strict=strict is not False)
     except Unsupported:
         if strict:
             raise
-        program = exported(*given, strict=False)
+        program = export_layer(*given, strict=False)
     for n in (possible_length(encoding, 5), possible_length(encoding, 31)):
-        x, positions = hidden(n), successive_positions(encoding, n)
+        x, positions = random_embeddings(n), successive_positions(encoding, n)
         assert_same(program(x, positions), model(x, positions), f"length {n}")

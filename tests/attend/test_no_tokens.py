@@ -7,13 +7,19 @@ import torch
 import posenc
 from posenc import masks
 from posenc.testing.checks import maker
-from posenc.testing.harness import SHAPE, Layer, build, hidden, successive_positions
+from posenc.testing.harness import (
+    SHAPE,
+    Layer,
+    build_encoding,
+    random_embeddings,
+    successive_positions,
+)
 
 
 def attend(encoding: posenc.PositionEncoding, q_len: int, kv_len: int, dtype=torch.float32):
     """Of tokens that need no gradient themselves."""
     positions = successive_positions(encoding, max(q_len, kv_len))
-    x = hidden(len(positions), batch=2, dtype=dtype)
+    x = random_embeddings(len(positions), batch=2, dtype=dtype)
     state = encoding.state(x, positions)
     q, k, v = (
         torch.randn(2, heads, n, 16, dtype=dtype)
@@ -43,7 +49,7 @@ def gradients(encoding: posenc.PositionEncoding, out: torch.Tensor) -> dict[str,
 @pytest.mark.parametrize(("q_len", "kv_len"), [(0, 0), (0, 5), (5, 0)])
 @pytest.mark.parametrize("name", posenc.names())
 def test_parameters_get_zero_gradients(name, q_len, kv_len):
-    encoding = build(maker(name)).for_layer(0)
+    encoding = build_encoding(maker(name)).for_layer(0)
     wanted = set(gradients(encoding, attend(encoding, 5, 5)))
     out = attend(encoding, q_len, kv_len)
     assert out.shape == (2, 4, q_len, 16) and not out.any()
@@ -54,10 +60,10 @@ def test_parameters_get_zero_gradients(name, q_len, kv_len):
 
 @pytest.mark.parametrize("name", posenc.names())
 def test_a_layer_of_no_tokens_trains_nothing(name):
-    model = Layer(build(maker(name)), SHAPE)
+    model = Layer(build_encoding(maker(name)), SHAPE)
     for length in (5, 0):
         model.zero_grad()
-        x = hidden(length, batch=2, dtype=torch.float32)
+        x = random_embeddings(length, batch=2, dtype=torch.float32)
         model(x, successive_positions(model.encoding, length)).sum().backward()
         found = {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
         if length:

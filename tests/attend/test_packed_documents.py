@@ -7,7 +7,7 @@ import torch
 
 import posenc
 from posenc import masks
-from posenc.positions import goes_back
+from posenc.positions import positions_restart
 from tests import attending
 from tests.compilers import needs_whole_graphs
 
@@ -120,7 +120,7 @@ def test_neither_repeats_nor_another_order_are_refused(positions):
     positions = torch.tensor(positions, dtype=torch.long)
     attend(positions, masks.causal)
     attend(torch.stack([positions, positions]), masks.causal)
-    assert not goes_back(positions)
+    assert not positions_restart(positions)
 
 
 @pytest.mark.parametrize(
@@ -164,7 +164,7 @@ def test_it_goes_back_as_the_words_say():
         ]
         if len(set(runs[0])) == 1:  # padding on the left, before its own text
             shared = [pair for pair in shared if pair != (0, 1)]
-        assert goes_back(torch.tensor(row)) == bool(shared), row
+        assert positions_restart(torch.tensor(row)) == bool(shared), row
         again = any(row[i] < row[i - 1] and row[i] in row[:i] for i in range(1, length))
         assert not again or shared, "a text that begins at an earlier token's position"
         seen.add(bool(shared))

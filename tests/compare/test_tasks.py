@@ -24,7 +24,7 @@ from posenc.compare.trial.config import TrialConfig, read_trial, write_trial
 from posenc.compare.trial.evaluate import score_cases
 from posenc.compare.trial.forward import likeliest_tokens, positions_for, target_loss
 from posenc.encodings.registry import create
-from posenc.tasks.grid import places
+from posenc.tasks.grid import grid_positions
 from posenc.tasks.known import TASKS
 from posenc.tasks.task import Batch, Case
 
@@ -155,14 +155,14 @@ def test_encodings_of_rows_and_columns_learn_the_grid(encoding, tmp_path):
 
 
 def test_positions_of_the_grid_as_each_encoding_takes_them():
-    batch = Batch(np.zeros((1, 5)), np.zeros((1, 5)), places(2, 2))
+    batch = Batch(np.zeros((1, 5)), np.zeros((1, 5)), grid_positions(2, 2))
     shape = train.encoding_shape(dataclasses.replace(TEXT, width=64))
     three = positions_for(create("mrope", shape), batch, TEXT)
     assert three is not None
     assert three.tolist() == [[0, 0, 0], [1, 1, 1], [1, 1, 2], [1, 2, 1], [1, 2, 2]]
     two = positions_for(create("axial_rope", shape), batch, TEXT)
     assert two is not None
-    np.testing.assert_array_equal(two, places(2, 2))  # NaN equals NaN
+    np.testing.assert_array_equal(two, grid_positions(2, 2))  # NaN equals NaN
     assert positions_for(create("nope", shape), batch, TEXT) is None
 
 

@@ -33,7 +33,7 @@ from posenc.hf.rope.apply import rotary_frequencies, settings_applied
 from posenc.report.page.failure import RunFailed
 from posenc.report.page.page import page_of
 from posenc.report.page.report import as_json
-from posenc.tasks.puzzles import passkey
+from posenc.tasks.puzzles import draw_passkey_text
 from tests.hf_models import LENGTH, save, transformers
 from tests.hf_models import WORDS as DOCUMENTS
 
@@ -359,7 +359,7 @@ def test_long_windows_in_pieces_give_the_same_losses(llama, windows, monkeypatch
 def test_a_passkey_stands_at_its_depth_and_is_asked_for_at_the_end():
     filler, words = np.zeros(44, dtype=np.int64), np.arange(100, 200)
     for depth in (0.0, 0.5, 1.0):
-        prompt = torch.tensor(passkey(np.random.default_rng(1), filler, words, depth, 10))
+        prompt = torch.tensor(draw_passkey_text(np.random.default_rng(1), filler, words, depth, 10))
         assert len(prompt) == 64
         secret, at = prompt[-10:], round(depth * 44)
         assert torch.equal(prompt[at : at + 10], secret)

@@ -113,7 +113,7 @@ def test_a_mask_that_is_off_by_one_is_found(monkeypatch):
     def near(window_size, sight):
         return (sight.q_position - sight.kv_position).abs() <= window_size
 
-    monkeypatch.setattr(kinds, "_near", near)
+    monkeypatch.setattr(kinds, "_key_is_within_window", near)
     cases = drawn(40, lambda c: c.mask is not None and "window" in c.mask.leaves)
     assert wrongs(cases)
 

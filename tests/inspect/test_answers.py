@@ -19,7 +19,7 @@ from posenc.inspect.encoding import answer as of_encoding
 from posenc.inspect.encoding import captions, scores
 from posenc.inspect.encoding.measurements import SpecSheet
 from posenc.inspect.encoding.scores import Decay, Resolution
-from posenc.testing.layer import first_layer
+from posenc.testing.layer import encoding_of_first_layer
 
 SHAPE = ModelShape(embed_dim=64, num_heads=4, head_dim=16, train_length=128)
 HOLDS = dict.fromkeys(("shift", "padding", "packing", "batch", "cache"), 0.0)
@@ -98,14 +98,14 @@ def test_what_counts_by_content_says_so():
 )
 def test_limits(changes, said):
     found = sheet(**changes)
-    assert said in of_encoding.limits(found, first_layer(create("nope", SHAPE)))
+    assert said in of_encoding.limits(found, encoding_of_first_layer(create("nope", SHAPE)))
     assert ("nothing" in said) == ("nothing" in str(of_encoding.answer(found)).lower())
 
 
 def measured(name: str, **options) -> tuple[SpecSheet, PositionEncoding]:
     from posenc.inspect.encoding.precision import angles_of
 
-    encoding = first_layer(create(name, SHAPE, **options))
+    encoding = encoding_of_first_layer(create(name, SHAPE, **options))
     angles = angles_of(encoding)
     assert angles is not None
     waves = [2 * np.pi / float(f) if float(f) else None for f in angles.inv_freq]
@@ -295,7 +295,7 @@ def test_an_answer_is_of_what_was_measured():
 
 
 def test_new_angles_on_a_larger_grid():
-    encoding = first_layer(create("axial_rope", SHAPE))
+    encoding = encoding_of_first_layer(create("axial_rope", SHAPE))
     found = sheet(
         name="axial_rope", places=[2], num_pairs=8, unfinished_pairs=[6, 7], axis_length=12
     )

@@ -225,7 +225,7 @@ def test_bert(transformers):
     valid = torch.ones_like(tokens)
     valid[1, 8:] = 0
     x = embedding(tokens, torch.arange(12), segments)
-    got = mine.hidden(x, range(12), masks.padding(valid))
+    got = mine.hidden_states(x, range(12), masks.padding(valid))
     want = theirs(tokens, attention_mask=valid, token_type_ids=segments).last_hidden_state
     torch.testing.assert_close(got[0], want[0], rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(got[1, :8], want[1, :8], rtol=1e-5, atol=1e-5)

@@ -11,7 +11,7 @@ from posenc.report.page.chart import Chart
 from posenc.report.page.drawing import figure
 from posenc.report.page.page import Caution, Code, Headline, Page, Plot, words
 from posenc.report.page.table import Cell, Heading, Table
-from posenc.sentence import catalogue, speaking
+from posenc.sentence import catalogue, use_language
 from posenc.tasks.known import TASKS
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -121,7 +121,7 @@ def test_answers_commands_and_foreign_markup_stay():
 
 
 def test_a_chinese_page_leads_to_chinese_explanations():
-    with speaking("zh"):
+    with use_language("zh"):
         found = LINK.findall(html("“并列”：每字节比特数相同。"))
     assert [(to.removeprefix(IN_DOCS), said) for to, _, said in found] == [
         ("compare.zh-CN.md#差别怎样判定", "并列"),

@@ -10,7 +10,13 @@ import pytest
 from scipy import stats
 
 from posenc.statistics import pairs
-from posenc.statistics.pairs import Gap, Pairs, level_of, studentized_range, tiers
+from posenc.statistics.pairs import (
+    Gap,
+    Pairs,
+    group_into_tiers,
+    significance_level,
+    studentized_range,
+)
 from tests.experiment import experiment
 
 levels = experiment("levels")
@@ -47,7 +53,7 @@ def drawn(k, n, seed=0, apart=0.0):
 def test_two_encodings_are_compared_by_the_paired_t(n):
     a, b = drawn(2, n, n)
     found = study([a, b])
-    confidence = 1 - level_of("at", 2, n)
+    confidence = 1 - significance_level("at", 2, n)
     low, high = stats.ttest_rel(a, b).confidence_interval(confidence)
     gap = found.gap("e0", "e1")
     assert (gap.value - gap.half, gap.value + gap.half) == pytest.approx((low, high))
@@ -112,7 +118,9 @@ def test_missing_trials_are_left_out_by_least_squares():
         error *= max(1.0, own * found.freedom / float(left[0]))
         quantile = studentized_range(found.level, 5, found.freedom)
         assert gap.half == pytest.approx(quantile * math.sqrt(error / 2))
-    assert found.level == level_of("at", 5, 3)  # 8 degrees of freedom are those of 3 whole seeds
+    assert found.level == significance_level(
+        "at", 5, 3
+    )  # 8 degrees of freedom are those of 3 whole seeds
     assert study(np.where(np.arange(12).reshape(6, 2) == 7, NAN, drawn(6, 2))).level == 0.05
 
 
@@ -159,11 +167,11 @@ def test_what_is_no_number_is_refused(wrong):
 
 
 def test_tiers_stand_on_what_is_significant_and_not_on_means():
-    assert tiers("abc", frozenset({("c", "b")})) == (("a", "b"), ("c",))
+    assert group_into_tiers("abc", frozenset({("c", "b")})) == (("a", "b"), ("c",))
     circle = frozenset({("a", "b"), ("b", "c"), ("c", "a")})
-    assert tiers("abc", circle) == (("a", "b", "c"),)
+    assert group_into_tiers("abc", circle) == (("a", "b", "c"),)
     steps = frozenset({("b", "a"), ("c", "b"), ("c", "a")})
-    assert tiers("abc", steps) == (("a",), ("b",), ("c",))
+    assert group_into_tiers("abc", steps) == (("a",), ("b",), ("c",))
 
 
 def test_no_world_of_the_table_has_more_than_seven_false_alarms_in_a_hundred():
@@ -179,12 +187,12 @@ def test_no_world_of_the_table_has_more_than_seven_false_alarms_in_a_hundred():
 
 
 def test_levels_of_studies_that_the_table_does_not_have():
-    assert level_of("at", 6, 2) == 0.05
-    assert level_of("at", 20, 3) == level_of("at", 24, 3)
-    assert level_of("at", 96, 3) == pytest.approx(level_of("at", 48, 3) / 2)
-    assert level_of("beyond", 6, 20) == level_of("beyond", 6, 8)
-    assert level_of("at", 6, 1) is None
-    assert all(level_of("task", 6, n) is None for n in (2, 3, 4))
+    assert significance_level("at", 6, 2) == 0.05
+    assert significance_level("at", 20, 3) == significance_level("at", 24, 3)
+    assert significance_level("at", 96, 3) == pytest.approx(significance_level("at", 48, 3) / 2)
+    assert significance_level("beyond", 6, 20) == significance_level("beyond", 6, 8)
+    assert significance_level("at", 6, 1) is None
+    assert all(significance_level("task", 6, n) is None for n in (2, 3, 4))
 
 
 def alarms(world, k, n, where, studies, keep=None):
@@ -202,7 +210,7 @@ def alarms(world, k, n, where, studies, keep=None):
 def test_the_simulation_judges_as_the_library_does(k, n):
     random = np.random.default_rng(5)
     values = random.normal(size=(60, k, n)) + random.choice([0, 0, 3], size=(60, k, 1))
-    quantile = studentized_range(level_of("at", k, n), k, (k - 1) * (n - 1))
+    quantile = studentized_range(significance_level("at", k, n), k, (k - 1) * (n - 1))
     simulated = levels.largest(values) > quantile
     assert [bool(study(each).worse) for each in values] == simulated.tolist()
     assert 5 < simulated.sum() < 55
@@ -216,7 +224,7 @@ def test_equal_encodings_are_seldom_told_to_differ(keep):
 
 
 def test_five_percent_would_be_too_many_where_variances_differ(monkeypatch):
-    monkeypatch.setattr(pairs, "level_of", lambda *_: 0.05)
+    monkeypatch.setattr(pairs, "significance_level", lambda *_: 0.05)
     worlds = levels.worlds()["beyond"]
     assert alarms(worlds["published"], 12, 2, "beyond", 300) > 0.1
 
@@ -237,7 +245,7 @@ def test_the_power_of_six_encodings_is_as_documented(where, n, gap, power):
     left = values - values.mean(2, keepdims=True) - values.mean(1, keepdims=True)
     left += values.mean((1, 2), keepdims=True)
     pooled = (left**2).sum((1, 2)) / (5 * (n - 1))
-    quantile = studentized_range(level_of(where, 6, n), 6, 5 * (n - 1))
+    quantile = studentized_range(significance_level(where, 6, n), 6, 5 * (n - 1))
     found = []
     for a in range(6):
         for b in set(range(6)) - {a}:

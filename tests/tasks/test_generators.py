@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from posenc.tasks import copy, far, flip_flop, grid, offset, recall
-from posenc.tasks.known import TASKS, task_named
+from posenc.tasks.known import TASKS, find_task
 from posenc.tasks.task import IGNORED, Case
 
 EVERY = pytest.mark.parametrize("task", TASKS.values(), ids=TASKS)
@@ -18,7 +18,7 @@ def random():
 
 def rows(task, case, count=50):
     generator = random()
-    return [tuple(map(list, task.row(generator, case))) for _ in range(count)]
+    return [tuple(map(list, task.draw_row(generator, case))) for _ in range(count)]
 
 
 class Fixed:
@@ -34,20 +34,20 @@ class Fixed:
 
 
 def test_copy_by_hand():
-    tokens, targets = copy.Copy().row(Fixed([4, 0, 4]), Case(3))
+    tokens, targets = copy.Copy().draw_row(Fixed([4, 0, 4]), Case(3))
     assert tokens.tolist() == [0, 7, 3, 7, 1, 7, 3, 7]
     assert targets.tolist() == [-100, -100, -100, -100, 7, 3, 7, 2]
 
 
 def test_reverse_by_hand():
-    tokens, targets = copy.Reverse().row(Fixed([4, 0, 5]), Case(3))
+    tokens, targets = copy.Reverse().draw_row(Fixed([4, 0, 5]), Case(3))
     assert tokens.tolist() == [0, 7, 3, 8, 1, 8, 3, 7]
     assert targets.tolist() == [-100, -100, -100, -100, 8, 3, 7, 2]
 
 
 def test_recall_by_hand():
     order = [1, 0]
-    tokens, targets = recall.Recall()._row(Fixed([5, 3, 9], [8, 6], [0, 13, 1], order), 2, 3)
+    tokens, targets = recall.Recall()._draw_row(Fixed([5, 3, 9], [8, 6], [0, 13, 1], order), 2, 3)
     told = [7, 34, 5, 32]
     assert tokens.tolist() == [0, *told, 50, 63, 51, 1, 5, 32, 7]
     assert targets.tolist() == [-100] * 9 + [32, -100, 34]
@@ -55,14 +55,14 @@ def test_recall_by_hand():
 
 def test_flip_flop_by_hand():
     kinds = [flip_flop.READ, flip_flop.IGNORE, flip_flop.READ, flip_flop.WRITE, flip_flop.WRITE]
-    tokens, targets = flip_flop.FlipFlop().row(Fixed(kinds, [1, 0, 0, 0, 1]), Case(5))
+    tokens, targets = flip_flop.FlipFlop().draw_row(Fixed(kinds, [1, 0, 0, 0, 1]), Case(5))
     # write 1, ignore 0, read 1, write 0, read 0
     assert tokens.tolist() == [2, 1, 4, 0, 3, 1, 2, 0, 3]
     assert targets.tolist() == [-100, -100, -100, -100, 1, -100, -100, -100, 0]
 
 
 def test_offset_by_hand():
-    tokens, targets = offset.Offset().row(Fixed(0, [9, 8, 7, 6, 5]), Case(5))
+    tokens, targets = offset.Offset().draw_row(Fixed(0, [9, 8, 7, 6, 5]), Case(5))
     assert tokens.tolist() == [0, 12, 11, 10, 9, 8]
     assert targets.tolist() == [-100, -100, -100, -100, 12, 11]
 
@@ -77,14 +77,14 @@ def test_offset_by_hand():
 )
 def test_grid_by_hand(name, expected):
     patches = np.arange(16).reshape(4, 4)
-    tokens, targets = grid.Grid().row(Fixed(name, patches), Case(4))
+    tokens, targets = grid.Grid().draw_row(Fixed(name, patches), Case(4))
     assert tokens.tolist() == [name, *range(3, 19)]
     wanted = [IGNORED if cell is None else cell + 3 for row in expected for cell in row]
     assert targets.tolist() == [IGNORED, *wanted]
 
 
 def test_places_of_a_grid_by_hand():
-    named, *cells = grid.places(2, 3).tolist()
+    named, *cells = grid.grid_positions(2, 3).tolist()
     assert all(map(math.isnan, named))
     assert cells == [[0, 0], [0, 1], [0, 2], [1, 0], [1, 1], [1, 2]]
 
@@ -128,7 +128,7 @@ def test_batches_have_the_shapes_and_tokens_that_are_promised(task):
         assert (batch.targets != IGNORED).any(1).all()  # every sequence asks something
         assert (batch.positions is None) == (task.num_axes == 1)
     for batch, case in zip(batches[3:], task.cases(task.test_lengths), strict=True):
-        assert batch.tokens.shape[1] == task.tokens(case)
+        assert batch.tokens.shape[1] == task.max_tokens(case)
 
 
 @EVERY
@@ -140,7 +140,7 @@ def test_training_has_all_lengths_and_none_beyond(task):
         for step in range(40)
         for row in task.train_batch(0, step, 32, task.train_length).targets
     }
-    longest = task.tokens(Case(task.train_length)) - 1
+    longest = task.max_tokens(Case(task.train_length)) - 1
     assert max(lengths) == longest
     assert min(lengths) < longest / 2 and len(lengths) > 5
 
@@ -204,7 +204,7 @@ def test_common_words_are_the_most_frequent_ones():
 
 
 def test_variants_of_one_length_are_drawn_apart():
-    task = task_named("recall")
+    task = find_task("recall")
     keys = [
         task.test_batch(case, 1, 16).tokens[0, 1:17:2].tolist()
         for case in (Case(16), Case(16, "16 pairs"))
@@ -247,19 +247,19 @@ def test_far_tests_of_grid_ask_only_outside_of_training():
 
 @EVERY
 def test_lengths_that_cannot_be_made_are_refused(task):
-    task.check(task.train_length, task.test_lengths)
+    task.check_lengths(task.train_length, task.test_lengths)
     if task.least:
         with pytest.raises(ValueError, match=rf"--train-length: the task {task.name} takes"):
-            task.check(task.least - 1, (task.train_length,))
+            task.check_lengths(task.least - 1, (task.train_length,))
     with pytest.raises(ValueError, match=rf"--test-lengths: the task {task.name} takes"):
-        task.check(task.train_length, (task.train_length - 1,))
+        task.check_lengths(task.train_length, (task.train_length - 1,))
 
 
 def test_more_different_symbols_than_there_are_are_refused():
     with pytest.raises(ValueError, match=r"copy_512 takes 20 to 512 symbols, got 513"):
-        task_named("copy_512").check(20, (20, 513))
+        find_task("copy_512").check_lengths(20, (20, 513))
 
 
 def test_unknown_task_names_the_nearest():
     with pytest.raises(ValueError, match=r"Unknown task 'flipflop'\. Did you mean 'flip_flop'"):
-        task_named("flipflop")
+        find_task("flipflop")

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from posenc.tasks.known import TASKS
-from posenc.tasks.scoring import Score, score_of
+from posenc.tasks.scoring import Score, score_answers
 from posenc.tasks.task import IGNORED
 
 EVERY = pytest.mark.parametrize("task", TASKS.values(), ids=TASKS)
@@ -20,7 +20,7 @@ def test_right_answers_score_one_whatever_is_said_elsewhere(task):
     batch, said = batch_of(task)
     said[said == IGNORED] = 1
     cut = None if task.end is None else said
-    found = score_of(batch.targets, said, cut, task.end)
+    found = score_answers(batch.targets, said, cut, task.end)
     assert (found.exact_match, found.token_accuracy) == (1.0, 1.0)
     expected = None if task.end is None else 1.0
     assert (found.exact_match_cut, found.token_accuracy_cut) == (expected, expected)
@@ -33,7 +33,7 @@ def test_one_wrong_token_costs_its_sequence(task):
     row, place = asked[0]
     said[row, place] += 1
     cut = None if task.end is None else said
-    found = score_of(batch.targets, said, cut, task.end)
+    found = score_answers(batch.targets, said, cut, task.end)
     assert found.exact_match == 15 / 16
     assert found.token_accuracy == pytest.approx(1 - 1 / len(asked))
 
@@ -42,7 +42,7 @@ def test_a_model_that_stops_too_early_scores_without_the_end_symbol_only():
     targets = np.array([[IGNORED, 5, 6, 2], [IGNORED, 7, 7, 2]])
     said = np.array([[9, 5, 2, 2], [9, 7, 7, 7]])  # stops early; never stops
     cut = np.array([[9, 5, 6, 6], [9, 7, 7, 7]])
-    assert score_of(targets, said, cut, end=2) == Score(0.0, pytest.approx(4 / 6), 1.0, 1.0)
+    assert score_answers(targets, said, cut, end=2) == Score(0.0, pytest.approx(4 / 6), 1.0, 1.0)
 
 
 @pytest.mark.parametrize(
@@ -58,4 +58,4 @@ def test_a_model_that_stops_too_early_scores_without_the_end_symbol_only():
 def test_what_cannot_be_scored_is_refused(targets, said, cut, end, words):
     arrays = [None if each is None else np.array(each) for each in (targets, said, cut)]
     with pytest.raises(ValueError, match=words):
-        score_of(*arrays, end)
+        score_answers(*arrays, end)

@@ -23,7 +23,7 @@ from posenc.encodings import ScoreMod, formulas_need_gradient
 from posenc.encodings.numbers.precision import without_autocast
 from posenc.encodings.numbers.torch_abilities import compile_with_own_limit
 from posenc.masks import Mask
-from posenc.positions import tensor
+from posenc.positions import as_tensor
 
 LARGEST_EXACT_INTEGER = 2**24
 """float32 has all whole numbers up to this one."""
@@ -396,7 +396,7 @@ def _mask_with_tensors(mask: Mask, device: torch.device) -> Mask:
     """Return the mask with its positions, and the whole numbers that its predicate uses, as
     tensors, because FlexAttention compiles the kernel anew for other Python numbers."""
     assert mask.q_positions is not None and mask.kv_positions is not None
-    mask = mask.bind(tensor(mask.q_positions, device), tensor(mask.kv_positions, device))
+    mask = mask.bind(as_tensor(mask.q_positions, device), as_tensor(mask.kv_positions, device))
     return replace(mask, predicate=_predicate_with_tensors(mask.predicate, device))
 
 

@@ -17,7 +17,7 @@ from posenc.compare.engines.storage import Storage, storage_problem
 from posenc.compare.results import TrialResult
 from posenc.compare.trial.config import TrialConfig
 from posenc.compare.trial.process import limit_step_events
-from posenc.lazy import require
+from posenc.lazy import require_package
 from posenc.report.machine.processor import processors_of
 from posenc.report.page.failure import RunFailed, one_line
 
@@ -132,7 +132,7 @@ def run_job(job: Job, mailbox: Any) -> TrialResult:
 
 def connect(address: str | None, cores: int | None) -> Any:
     """Return the module ray, connected. Raises: ValueError where it is missing or not answered."""
-    require("ray", "--engine ray")
+    require_package("ray", "--engine ray")
     import ray
 
     quiet: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": False}

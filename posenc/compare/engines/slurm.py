@@ -15,7 +15,7 @@ from posenc.compare.engines.remote import Job, Lost, Remote
 from posenc.compare.results import TrialResult
 from posenc.compare.trial.config import TrialConfig
 from posenc.compare.trial.process import limit_step_events
-from posenc.lazy import require
+from posenc.lazy import require_package
 from posenc.report.files.atomic import write_atomically
 from posenc.report.files.opened import make_inside, remove_folder, text_of
 from posenc.report.page.failure import one_line
@@ -39,7 +39,7 @@ class Slurm(Remote):
     def __init__(
         self, partition: str | None, max_parallel: int, device: str, cluster: str = "slurm"
     ) -> None:
-        require("submitit", "--engine slurm")
+        require_package("submitit", "--engine slurm")
         import submitit
 
         if cluster == "slurm" and not (shutil.which("sbatch") and shutil.which("srun")):

@@ -15,7 +15,7 @@ import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
 from posenc.compare.trial.files import CHECKPOINT_FILE, Cursor
-from posenc.lazy import require
+from posenc.lazy import require_package
 from posenc.report.files.atomic import is_partial, write_atomically
 from posenc.report.files.opened import (
     bytes_of,
@@ -46,7 +46,7 @@ class Storage:
     def __init__(self, url: str) -> None:
         self.url = url
         if url.startswith("s3:"):
-            require("s3fs", f"--storage {url}")
+            require_package("s3fs", f"--storage {url}")
         try:
             # No listing is kept: other machines write here.
             self.fs, root = fsspec.core.url_to_fs(url, use_listings_cache=False)

@@ -20,8 +20,8 @@ from posenc.compare.judge.summary import (
     summarise_tasks,
 )
 from posenc.compare.results import Study, with_labels
-from posenc.sentence import listed, phrase, speaking
-from posenc.statistics.pairs import Gap, level_of
+from posenc.sentence import join_names, phrase, use_language
+from posenc.statistics.pairs import Gap, significance_level
 from posenc.tasks.known import TEXT
 
 ANSWER_WORDS, LIMIT_WORDS = 60, 40
@@ -55,7 +55,7 @@ def conclude(study: Study) -> Study:
         study, summary=summarise(text) if text.trials else (), tasks=summarise_tasks(shown)
     )
     shown = replace(shown, summary=study.summary)
-    with speaking("en"):
+    with use_language("en"):
         return replace(study, recommendation=answer(shown), limits=limits(shown))
 
 
@@ -142,7 +142,9 @@ def why_unsure(standing: Standing) -> str | None:
     if len(set().union(*pairs.values.values())) < 2:
         return phrase("one seed has no interval: take --seeds 3")
     if pairs.level is None:
-        needed = next(n for n in range(2, 99) if level_of(pairs.where, len(pairs.names), n))
+        needed = next(
+            n for n in range(2, 99) if significance_level(pairs.where, len(pairs.names), n)
+        )
         if pairs.freedom < 1 or needed <= most:
             return phrase("they have too few seeds in common: run the same seeds of all")
         return phrase("too few seeds", most=most, needed=needed)
@@ -351,7 +353,7 @@ def _list_up_to_six(names: Iterable[str]) -> str:
     others."""
     found = list(dict.fromkeys(names))
     more = [phrase("{count} others", count=len(found) - 5)] if len(found) > 6 else []
-    return listed([*found[:5], *more] if more else found) if found else ""
+    return join_names([*found[:5], *more] if more else found) if found else ""
 
 
 def _joined_by_and(parts: Sequence[str]) -> str:

@@ -13,7 +13,7 @@ from posenc.compare.judge.summary import has_learned, shown_score
 from posenc.compare.results import Study, TrialResult
 from posenc.compare.trial.evaluate import TEST_SEQUENCES
 from posenc.sentence import phrase
-from posenc.statistics.pairs import Gap, Pairs, tiers
+from posenc.statistics.pairs import Gap, Pairs, group_into_tiers
 from posenc.statistics.windows import window_gaps
 from posenc.tasks.known import TASKS, TEXT
 
@@ -68,7 +68,7 @@ class Standing:
     def tiers(self) -> tuple[tuple[str, ...], ...]:
         """Return groups of encodings: those worse than none, then those worse only than encodings
         of earlier groups, and so on."""
-        return tiers(self.order, self.worse)
+        return group_into_tiers(self.order, self.worse)
 
     def tier(self, name: str) -> int:
         """Return the number of an encoding's tier, from 1 for the best."""

@@ -16,7 +16,7 @@ from posenc.compare.results import (
     TrialResult,
 )
 from posenc.sentence import phrase
-from posenc.statistics.pairs import UNSEEN
+from posenc.statistics.pairs import SMALLEST_DIFFERENCES
 from posenc.tasks.known import TASKS, TEXT
 from posenc.tasks.scoring import LEARNED
 
@@ -132,7 +132,7 @@ def describe_gains(context_and_gains: tuple[int, list[float]] | None) -> str:
     if context_and_gains is None:
         return phrase("not measured")
     _, gains = context_and_gains
-    if all(abs(gain) <= UNSEEN["at"] for gain in gains):
+    if all(abs(gain) <= SMALLEST_DIFFERENCES["at"] for gain in gains):
         return phrase("changes nothing")
     if not (all(g > 0 for g in gains) or all(g < 0 for g in gains)):
         return phrase("seeds disagree")

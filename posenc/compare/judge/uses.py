@@ -8,7 +8,7 @@ from statistics import fmean
 from posenc.compare.judge.answer import why_unsure
 from posenc.compare.judge.standing import Standing, standing_of_tasks, standings
 from posenc.compare.results import Study
-from posenc.sentence import listed, phrase
+from posenc.sentence import join_names, phrase
 from posenc.tasks.known import TEXT
 
 
@@ -70,7 +70,7 @@ def _best_encodings(
         best = min(tied, key=lambda name: fmean(each.mean(name) for each in places.values()))
         return _with_numbers(best, numbers(places, best), len(tied))
     said = {n: phrase(n) if p.first[1:] else numbers({n: p}, p.order[0]) for n, p in places.items()}
-    return listed(
+    return join_names(
         [_with_numbers(p.order[0], said[name], len(p.first)) for name, p in places.items()]
     )
 

@@ -9,7 +9,7 @@ from posenc.compare.judge.summary import (
     mean_at,
 )
 from posenc.compare.results import Study
-from posenc.sentence import listed, phrase, sentence
+from posenc.sentence import join_clauses, join_names, phrase
 
 
 def caption_by_length(study: Study) -> str:
@@ -21,10 +21,10 @@ def caption_by_length(study: Study) -> str:
     parts = []
     if stays_low:
         facts = {"longest": longest, "within": 100 * (REACH_TOLERANCE - 1), "train": train}
-        parts.append(phrase("loss stays up to", names=listed(stays_low), **facts))
+        parts.append(phrase("loss stays up to", names=join_names(stays_low), **facts))
     if cannot:
-        parts.append(phrase("{names} cannot run there", names=listed(cannot)))
-    return sentence(parts) if parts else ""
+        parts.append(phrase("{names} cannot run there", names=join_names(cannot)))
+    return join_clauses(parts) if parts else ""
 
 
 def caption_by_context(study: Study) -> str:
@@ -35,8 +35,8 @@ def caption_by_context(study: Study) -> str:
     if not measured:
         return phrase("No encoding here was given more context than in training.")
     if falls:
-        return sentence([phrase("better from context", names=listed(falls))])
-    return sentence([phrase("no context beyond training")])
+        return join_clauses([phrase("better from context", names=join_names(falls))])
+    return join_clauses([phrase("no context beyond training")])
 
 
 def caption_training(study: Study) -> str:

@@ -8,7 +8,7 @@ from posenc.compare.judge.standing import Standing, standing_at, standings
 from posenc.compare.judge.summary import context_gains, describe_gains
 from posenc.compare.results import EncodingSummary, LengthSummary, Study
 from posenc.compare.trial.evaluate import CANNOT
-from posenc.sentence import phrase, retold
+from posenc.sentence import phrase, translate_stored_text
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,9 @@ def _loss_of_score(
 ) -> Loss:
     """Return the cell of an encoding at one length. judged: with its verdict against the best."""
     if score.mean is None:
-        return Loss(None, cannot=retold(score.cannot or phrase("no reason given"), CANNOT))
+        return Loss(
+            None, cannot=translate_stored_text(score.cannot or phrase("no reason given"), CANNOT)
+        )
     if standing is None or name not in standing.order:
         return Loss(score.mean)
     if not judged:

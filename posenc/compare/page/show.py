@@ -13,7 +13,7 @@ from posenc.report.files.atomic import write_atomically
 from posenc.report.page.console import stdout
 from posenc.report.page.progress import say
 from posenc.report.page.visible import visible
-from posenc.sentence import in_english, phrase, speaking
+from posenc.sentence import is_english, phrase, use_language
 from posenc.tasks.known import TEXT
 
 
@@ -30,7 +30,7 @@ def _for_reader(study: Study) -> Study:
     """Return the study with the user's labels, and its recommendation and limits in the reader's
     language."""
     study = with_labels(study)
-    if in_english():
+    if is_english():
         return study
     return replace(study, recommendation=answer(study), limits=limits(study))
 
@@ -42,7 +42,7 @@ def write_figures_of(study: Study, figures: Path | None) -> list[str]:
     from posenc.compare.page.page import make_page
     from posenc.report.page.figure_files import write_figures
 
-    with speaking("en"):
+    with use_language("en"):
         notes = write_figures(make_page(with_labels(study)).plots(), figures)
     return [*notes, phrase("Figures: {folder}", folder=figures)]
 
@@ -50,7 +50,7 @@ def write_figures_of(study: Study, figures: Path | None) -> list[str]:
 def show_study(study: Study, folder: Path, console: Console, as_json: bool = False) -> None:
     """Print the tables, the two lines and the path of the page, or print the answer as JSON."""
     if as_json:
-        with speaking("en"):
+        with use_language("en"):
             print(visible(answer_json(with_labels(study), folder)))
         return
     out = stdout(160)

@@ -14,7 +14,7 @@ from posenc.compare.trial.config import TrialConfig, describe_trial
 from posenc.compare.trial.effective_spec import AXES
 from posenc.compare.trial.evaluate import CANNOT
 from posenc.report.page.console import text_table
-from posenc.sentence import phrase, retold
+from posenc.sentence import phrase, translate_stored_text
 from posenc.tasks.known import TASKS
 
 COLUMNS = ("measure", "at", "bits_per_byte", "note", "tokens_per_second")
@@ -62,7 +62,9 @@ def study_notes(study: Study) -> list[str]:
         if AXES in trial.spec and _has_one_axis(trial.config)
     )
     for row in study.summary:
-        reasons = dict.fromkeys(retold(s.cannot, CANNOT) for s in row.by_length if s.cannot)
+        reasons = dict.fromkeys(
+            translate_stored_text(s.cannot, CANNOT) for s in row.by_length if s.cannot
+        )
         lines += [phrase("Note: cannot run", name=row.encoding, reason=why) for why in reasons]
     lines += [phrase("Note: reused", count=n, where=where) for where, n in study.reused.items()]
     failed = "{trial} failed: {reason}"

@@ -9,7 +9,7 @@ from posenc.compare.results import CaseSummary, TaskSummary
 from posenc.compare.trial.evaluate import CANNOT
 from posenc.report.page.console import text_table
 from posenc.report.page.table import Cell, Heading, Table
-from posenc.sentence import listed, phrase, retold
+from posenc.sentence import join_names, phrase, translate_stored_text
 from posenc.tasks.known import TASKS
 from posenc.tasks.scoring import LEARNED
 
@@ -45,8 +45,10 @@ def task_notes(rows: Rows) -> Iterator[str]:
                 reasons.setdefault(row.encoding, {}).setdefault(row.task, case.cannot)
     for name, tasks in reasons.items():
         (task, why), *_ = tasks.items()
-        reason = retold(why, CANNOT)
-        note = phrase("Note: cannot run tasks", name=name, tasks=listed([*tasks]), reason=reason)
+        reason = translate_stored_text(why, CANNOT)
+        note = phrase(
+            "Note: cannot run tasks", name=name, tasks=join_names([*tasks]), reason=reason
+        )
         if len(tasks) > 1:
             note = phrase("{said} (on {task}; see the report for the others)", said=note, task=task)
         yield note
@@ -89,6 +91,8 @@ def _score_text(case: CaseSummary) -> str:
 def _score_cell(row: TaskSummary, case: CaseSummary) -> Cell:
     """Return the mean score of a case with that of every seed, or a note why there is none."""
     if case.cannot:
-        return Cell(phrase("cannot"), note=f"{row.encoding}: {retold(case.cannot, CANNOT)}")
+        return Cell(
+            phrase("cannot"), note=f"{row.encoding}: {translate_stored_text(case.cannot, CANNOT)}"
+        )
     seeds = ", ".join(f"{value:.2f}" for value in case.seeds)
     return Cell(f"{_score_text(case)} ({seeds})")

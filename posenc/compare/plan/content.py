@@ -8,7 +8,7 @@ import numpy as np
 
 from posenc.compare.plan.splits import entropy
 from posenc.report.files.opened import open_ordinary
-from posenc.text import Source
+from posenc.text import TextSource
 
 FORMAT_OF_MAGIC = {
     b"\x1f\x8b": "gzip",
@@ -39,7 +39,7 @@ try.
 """
 
 
-def check_content(source: Source) -> str:
+def check_content(source: TextSource) -> str:
     """Look at a sample of each file, and return a note for the user on zero bytes or copies; "" if
     there are none.
 

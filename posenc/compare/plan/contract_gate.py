@@ -15,14 +15,14 @@ from posenc.compare.trial.material import shape_length
 from posenc.compare.trial.objectives import objective_of
 from posenc.encodings import create, entry, line_in_user_code, parse
 from posenc.testing import CHECKS, VOIDING, maker, verdicts
-from posenc.testing.checks import in_both_modes
+from posenc.testing.checks import check_in_both_modes
 from posenc.testing.harness import (
     SHAPE,
     Make,
+    build_layer,
     differs,
-    hidden,
-    layer,
     possible_length,
+    random_embeddings,
     successive_positions,
 )
 
@@ -60,7 +60,7 @@ def find_contract_failures(
         tested = lengths_of_tests(trial)
         for length in (tested[0], max(tested)):
             lengths.add((shape_length(trial), length))
-    check_lengths = in_both_modes(partial(_check_outputs_at_lengths, sorted(lengths)))
+    check_lengths = check_in_both_modes(partial(_check_outputs_at_lengths, sorted(lengths)))
     checks = _REQUIRED_CHECKS | {"lengths_of_the_study": check_lengths}
     for encoding in compared:
         with contextlib.redirect_stdout(sys.stderr):  # its prints are no output of the command
@@ -84,9 +84,9 @@ def _check_outputs_at_lengths(lengths: Sequence[tuple[int, int]], make: Make) ->
     Raises: AssertionError, as the checks of posenc.testing do.
     """
     for train_length, length in lengths:
-        model = layer(make, replace(SHAPE, train_length=train_length))
+        model = build_layer(make, replace(SHAPE, train_length=train_length))
         positions = successive_positions(model.encoding, possible_length(model.encoding, length))
-        states = hidden(len(positions), batch=2)
+        states = random_embeddings(len(positions), batch=2)
         prefix = len(positions) // 2 + 1  # two sequences that differ after it only
         states[1, :prefix] = states[0, :prefix]
         with torch.no_grad():

@@ -85,7 +85,7 @@ def lengths_of_tests(trial: TrialConfig) -> list[int]:
     task = task_of(trial)
     if task is None:
         return list(trial.test_lengths)
-    return [task.tokens(case) for case in task.cases(trial.test_lengths)]
+    return [task.max_tokens(case) for case in task.cases(trial.test_lengths)]
 
 
 def opening_sentence(study: Study, workers: int, folder: Path, seconds: int | None) -> str:

@@ -28,9 +28,9 @@ from posenc.encodings import ModelShape, create
 from posenc.report.files.atomic import check_outputs
 from posenc.report.machine import machine
 from posenc.report.machine.options import check_choice, spoken
-from posenc.tasks.known import TASKS, TEXT, task_named
+from posenc.tasks.known import TASKS, TEXT, find_task
 from posenc.tasks.task import Task
-from posenc.text import embedded, find_text
+from posenc.text import find_text, standard_library_text
 
 TEXT_DEFAULTS = {"train_length": 128, "batch": 32}
 ENGINE_OPTIONS = {
@@ -138,7 +138,7 @@ def with_text(plan: Plan, folder: Path) -> Plan:
     trial = next((trial for trial in plan.task_trials if trial.task == TEXT), None)
     if trial is None:
         return plan
-    source = find_text(plan.options.text) if plan.options.text else embedded()
+    source = find_text(plan.options.text) if plan.options.text else standard_library_text()
     note = check_content(source) if plan.options.text else ""
     need = MinimumBytes(trial.train_length, max(trial.test_lengths), trial.batch)
     splits = split_text(source, need, folder)
@@ -205,7 +205,7 @@ def plan_one_trial_per_task(
     names = list(dict.fromkeys(name.replace("-", "_") for name in options.task or [TEXT]))
     sequence_tasks = [name for name in names if name != TEXT]
     for name in sequence_tasks:
-        task_named(name)
+        find_task(name)
     _check_options_of_tasks(options, names)
     objective = OBJECTIVES[check_choice("--objective", options.objective, OBJECTIVES)]
     if not all(objective.stacks):
@@ -322,7 +322,7 @@ def _plan_trial(name: str, options: Options, shared: dict[str, Any]) -> TrialCon
     lengths = tuple(length for length in task.test_lengths if length >= train_length)
     if options.test_lengths is not None or train_length != task.train_length:
         lengths = _parse_test_lengths(options.test_lengths, train_length, [1, 2, 4])
-    task.check(train_length, lengths)
+    task.check_lengths(train_length, lengths)
     corpus = hash_task_sequences(task, train_length, lengths)
     return TrialConfig(**shared | sizes | {"task": name, "test_lengths": lengths, "corpus": corpus})
 

@@ -15,7 +15,7 @@ from posenc.compare.trial.files import SPLITS, folder_of_text
 from posenc.report.files.bounds import check_room
 from posenc.report.files.new_folder import new_folder
 from posenc.report.files.opened import make_folder, naming, open_new, open_ordinary, remove_folder
-from posenc.text import Source
+from posenc.text import TextSource
 
 SEPARATOR = 256
 """Symbol after each file."""
@@ -56,7 +56,7 @@ class MinimumBytes:
             "test": 8 * (self.longest + 1),
         }
 
-    def too_short_error(self, sizes: dict[str, int], source: Source) -> ValueError:
+    def too_short_error(self, sizes: dict[str, int], source: TextSource) -> ValueError:
         """Return the error to raise for a text whose splits are too short.
 
         sizes: bytes of each split.
@@ -84,7 +84,7 @@ class TextSplits:
     modified: modification time of each file when it was split, in nanoseconds.
     """
 
-    source: Source
+    source: TextSource
     stretches: dict[str, list[Stretch]]
     info: CorpusInfo
     modified: dict[str, int]
@@ -166,7 +166,7 @@ class TextSplits:
                 raise ValueError(f"{path} changed while it was read. Start again.")
 
 
-def split_text(source: Source, need: MinimumBytes, folder: Path) -> TextSplits:
+def split_text(source: TextSource, need: MinimumBytes, folder: Path) -> TextSplits:
     """Split a text into training, validation and test.
 
     With three files or more each file belongs to one split, chosen by a hash of its name, the
@@ -204,7 +204,7 @@ def split_text(source: Source, need: MinimumBytes, folder: Path) -> TextSplits:
 
 
 def _hash_and_count(
-    source: Source, sizes: dict[str, int], stretches: dict[str, list[Stretch]]
+    source: TextSource, sizes: dict[str, int], stretches: dict[str, list[Stretch]]
 ) -> tuple[str, np.ndarray]:
     """Read a text once; return the hash of its files and stretches, and how often each of the 256
     bytes occurs in it.

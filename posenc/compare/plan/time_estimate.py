@@ -195,7 +195,7 @@ def _seconds_of_task_evaluation(model: "nn.Module", trial: "TrialConfig") -> flo
     for case in task.cases(trial.test_lengths):
         if evaluate.why_case_impossible(model.encoding, task, case):  # type: ignore[arg-type]
             continue
-        rows = max(1, evaluate.TASK_TOKENS_AT_ONCE // task.tokens(case))
+        rows = max(1, evaluate.TASK_TOKENS_AT_ONCE // task.max_tokens(case))
         batch = task.test_batch(case, rows, trial.train_length)
         forward.likeliest_tokens(model, batch, trial, task.end, rows)
         began = _time_after_device(trial)

@@ -12,7 +12,7 @@ from posenc.report.files.record import unseal
 from posenc.report.machine.options import spoken
 from posenc.report.page.console import print_table, stdout
 from posenc.report.page.progress import say
-from posenc.sentence import in_english, phrase
+from posenc.sentence import is_english, phrase
 
 PUBLISHED = Path("results/leaderboard")
 """Folder of the files in the repository; a wheel has them next to this module."""
@@ -38,7 +38,7 @@ def show_published(as_json: bool, lang: str | None = None) -> None:
         if as_json:
             print(text, end="")
             return
-        texts = board if in_english() else board["zh"]
+        texts = board if is_english() else board["zh"]
         lines = [texts["answer"]]
         studies = board["studies"].items()
         out = stdout(160)

@@ -17,7 +17,7 @@ from posenc.compare.trial.config import TrialConfig, describe_trial
 from posenc.compare.trial.material import check_scores
 from posenc.report.files.opened import bytes_of
 from posenc.report.files.record import Record
-from posenc.sentence import listed
+from posenc.sentence import join_names
 
 RATES = "_rates"
 
@@ -83,7 +83,7 @@ def _missing_trials(rows: Sequence[Row]) -> str:
     counts = Counter(row.result.config.encoding for row in rows)
     most = max(counts.values())
     too_few = [encoding for encoding, count in counts.items() if count < most]
-    return f"lacks trials of {listed(too_few)}; run them" if too_few else ""
+    return f"lacks trials of {join_names(too_few)}; run them" if too_few else ""
 
 
 def study_of(rows: Sequence[Row], tried: Sequence[Row] = (), of: str = "The leaderboard") -> Study:

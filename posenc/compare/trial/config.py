@@ -11,7 +11,7 @@ from posenc.report.files.atomic import write_atomically
 from posenc.report.files.opened import text_of
 from posenc.report.files.record import check_count, check_rising, check_text_length
 from posenc.sentence import phrase
-from posenc.tasks.known import TEXT, task_named
+from posenc.tasks.known import TEXT, find_task
 
 RECIPE = 6
 """Increase it if the same config would give other numbers, so that old results are not reused. 5:
@@ -97,7 +97,7 @@ class TrialConfig:
             if isinstance(value := getattr(self, field.name), str):
                 check_text_length(field.name, value, MOST)
         if self.task != TEXT:
-            task_named(self.task)
+            find_task(self.task)
 
     @property
     def hash(self) -> str:

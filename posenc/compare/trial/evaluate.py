@@ -9,7 +9,7 @@ from posenc.compare.results import CaseScore, LengthScore
 from posenc.compare.trial.config import TrialConfig
 from posenc.compare.trial.forward import likeliest_tokens, target_loss
 from posenc.encodings import PositionEncoding
-from posenc.tasks.scoring import score_of
+from posenc.tasks.scoring import score_answers
 from posenc.tasks.task import Case, Task
 
 TOKENS_AT_ONCE = 1 << 12
@@ -74,7 +74,7 @@ def why_case_impossible(encoding: PositionEncoding, task: Task, case: Case) -> s
     """Return why the encoding cannot run a case of a task, for the report; None if it can."""
     limit = encoding.claims.max_positions
     # With rows and columns, positions go up to the length of a side.
-    needed = task.tokens(case) if task.num_axes == 1 else case.length
+    needed = task.max_tokens(case) if task.num_axes == 1 else case.length
     if limit is None or needed <= limit:
         return None
     return CANNOT[1 if task.num_axes == 1 else 2].format(limit=f"{limit:,}", needed=f"{needed:,}")
@@ -97,7 +97,7 @@ def _score_case(model: nn.Module, task: Task, case: Case, config: TrialConfig) -
         return CaseScore(case.length, case.variant, cannot=reason)
     batch = task.test_batch(case, TEST_SEQUENCES, config.train_length)
     likeliest, likeliest_but_end = likeliest_tokens(
-        model, batch, config, task.end, max(1, TASK_TOKENS_AT_ONCE // task.tokens(case))
+        model, batch, config, task.end, max(1, TASK_TOKENS_AT_ONCE // task.max_tokens(case))
     )
-    score = score_of(batch.targets, likeliest, likeliest_but_end, task.end)
+    score = score_answers(batch.targets, likeliest, likeliest_but_end, task.end)
     return CaseScore(case.length, case.variant, **vars(score))

@@ -6,13 +6,13 @@ from posenc.compare.results import TrialResult
 from posenc.compare.trial.config import TrialConfig
 from posenc.compare.trial.objectives import objective_of
 from posenc.compare.trial.windows import VOCABULARY
-from posenc.tasks.known import TEXT, task_named
+from posenc.tasks.known import TEXT, find_task
 from posenc.tasks.task import Case, Task
 
 
 def task_of(config: TrialConfig) -> Task | None:
     """Return the task that makes a trial's sequences, or None for text."""
-    return None if config.task == TEXT else task_named(config.task)
+    return None if config.task == TEXT else find_task(config.task)
 
 
 def vocabulary_size(config: TrialConfig) -> int:
@@ -26,7 +26,7 @@ def vocabulary_size(config: TrialConfig) -> int:
 def max_train_tokens(config: TrialConfig) -> int:
     """Return the maximum number of tokens in a row of a training batch."""
     task = task_of(config)
-    return config.train_length if task is None else task.tokens(Case(config.train_length))
+    return config.train_length if task is None else task.max_tokens(Case(config.train_length))
 
 
 def shape_length(config: TrialConfig) -> int:
@@ -34,7 +34,7 @@ def shape_length(config: TrialConfig) -> int:
     task = task_of(config)
     if task is None:
         return objective_of(config).longest_stack_input(config.train_length)
-    return task.shape_length(config.train_length)
+    return task.encoding_train_length(config.train_length)
 
 
 def hash_task_sequences(task: Task, train_length: int, test_lengths: tuple[int, ...]) -> str:

@@ -9,7 +9,14 @@ from typing import Any
 
 from torch import nn
 
-from posenc.arguments import FARTHEST, check_count, check_flag, check_number, instead_of, misfit
+from posenc.arguments import (
+    FARTHEST_POSITION,
+    check_count,
+    check_flag,
+    check_number,
+    describe_misfit,
+    instead_of,
+)
 
 _AT_LEAST_ONE = (
     "embed_dim",
@@ -56,7 +63,7 @@ def check_arguments(init: Callable[..., None]) -> Callable[..., None]:
         try:
             bound = signature.bind(*args, **kwargs)
         except TypeError:
-            raise TypeError(misfit(init, args, kwargs)) from None
+            raise TypeError(describe_misfit(init, args, kwargs)) from None
         encoding = args[0]
         owner = type(encoding).__name__
         with_self = dict(bound.arguments)
@@ -189,7 +196,7 @@ def _check_argument(owner: str, name: str, value: Any, annotation: Any, is_posen
         check_flag(owner, name, value)
         return
     check_number(owner, name, value, whole=kind == "int")
-    if kind == "int" and not -FARTHEST < value < FARTHEST:
+    if kind == "int" and not -FARTHEST_POSITION < value < FARTHEST_POSITION:
         raise ValueError(f"{owner}: {name} must be below 2^62, got {value}.")
     if is_posencs:
         _check_by_name(owner, name, value)

@@ -6,9 +6,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from posenc.arguments import FARTHEST
+from posenc.arguments import FARTHEST_POSITION
 from posenc.encodings.numbers.tracking import extremes_if_readable
-from posenc.positions import check_flat, placed, tensor
+from posenc.positions import as_tensor, check_flat, move_placeless_to_origin
 
 _FIRST_WITH_GAPS = {torch.float32: 2**24, torch.float64: 2**53}
 """The whole number from which on a dtype lacks some: it rounds neighbouring positions to one."""
@@ -122,7 +122,9 @@ def _as_int64_or_real(owner: str, name: str, positions: Tensor, num_axes: int) -
     """Return integer positions as int64, and real ones unchanged. Raise ValueError for numbers that
     are not finite or too large. On several axes NaN is allowed: a token without a place."""
     if positions.is_floating_point():
-        _check_floats(owner, name, positions if num_axes == 1 else placed(positions))
+        _check_floats(
+            owner, name, positions if num_axes == 1 else move_placeless_to_origin(positions)
+        )
         return positions
     whole = positions if positions.dtype == torch.int64 else positions.long()
     low, high = extremes_if_readable(whole) or (0, 0)
@@ -137,7 +139,7 @@ def _range_as_tensor(
 ) -> Tensor:
     """Return a range of positions as an int64 tensor (len). Raise ValueError if it reaches 2^62."""
     _check_span(owner, name, positions.start, positions.stop)
-    return tensor(positions, device)
+    return as_tensor(positions, device)
 
 
 def check_span_of_integers(owner: str, name: str, positions: Tensor | range) -> None:
@@ -154,7 +156,7 @@ def _check_span(owner: str, name: str, low: float, high: float) -> None:
     if torch.compiler.is_compiling():
         return
     furthest = max(low, high, key=abs)
-    if abs(furthest) >= FARTHEST:
+    if abs(furthest) >= FARTHEST_POSITION:
         raise ValueError(
             f"{owner}: {name} reach {furthest}, and differences of positions fit int64 only below "
             "2^62. Subtract an offset from all of them."

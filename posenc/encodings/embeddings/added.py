@@ -9,7 +9,7 @@ from posenc.encodings.base.base import Embedded, PositionEncoding
 from posenc.encodings.base.boundary import validated_embedding_positions
 from posenc.encodings.base.claims import Claims
 from posenc.encodings.numbers.precision import at_least_float32
-from posenc.positions import tensor
+from posenc.positions import as_tensor
 
 
 class AddedEmbedding(PositionEncoding):
@@ -35,7 +35,7 @@ class AddedEmbedding(PositionEncoding):
     def embed(self, x: Embedded, positions: Real[Tensor, "..."]) -> Embedded:
         name, num_axes = type(self).__name__, self.claims.num_axes
         checked = validated_embedding_positions(name, x, positions, self.embed_dim, num_axes)
-        positions = tensor(checked, x.device)
+        positions = as_tensor(checked, x.device)
         dtype = at_least_float32(x.dtype)
         return (x.to(dtype) + self.table(positions, dtype)).to(x.dtype)
 

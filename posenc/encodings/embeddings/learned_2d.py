@@ -14,7 +14,7 @@ from posenc.encodings.embeddings.added import AddedEmbedding
 from posenc.encodings.embeddings.grow import interpolate_2d
 from posenc.encodings.embeddings.learned import check_row_indices
 from posenc.encodings.numbers.tracking import extremes_if_readable
-from posenc.positions import placed, placeless
+from posenc.positions import has_no_place, move_placeless_to_origin
 
 
 class Learned2D(AddedEmbedding):
@@ -100,14 +100,14 @@ class Learned2D(AddedEmbedding):
         check_row_indices("Learned2D", "row", row, self.height)
         check_row_indices("Learned2D", "column", column, self.width)
         rows = F.embedding(row * self.width + column, self.weight).to(dtype)
-        return rows.masked_fill(placeless(positions)[..., None], 0)
+        return rows.masked_fill(has_no_place(positions)[..., None], 0)
 
     def _cells(self, positions: Tensor) -> Tensor:
         """Return (row, column) positions as integers, 0 for tokens without a place. Raise
         ValueError for positions between two cells, found on the CPU only."""
         if not positions.is_floating_point():
             return positions
-        cells = placed(positions)
+        cells = move_placeless_to_origin(positions)
         whole = cells.floor()
         _, most = extremes_if_readable(cells - whole) or (0, 0)
         if not most == 0:

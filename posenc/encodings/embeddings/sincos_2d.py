@@ -9,7 +9,7 @@ from torch import Tensor
 from posenc.encodings.embeddings.added import AddedEmbedding
 from posenc.encodings.numbers.angles import Angles
 from posenc.encodings.numbers.frequencies import inverse_frequencies
-from posenc.positions import placed, placeless
+from posenc.positions import has_no_place, move_placeless_to_origin
 
 
 class SinCos2D(AddedEmbedding):
@@ -52,7 +52,7 @@ class SinCos2D(AddedEmbedding):
     ) -> Float[Tensor, "*where {self.embed_dim}"]:
         """Return the vector to add at each (row, column)."""
         cos, sin = self.angles.cos_sin(
-            placed(positions).flip(-1), dtype
+            move_placeless_to_origin(positions).flip(-1), dtype
         )  # (..., column and row, pairs)
         rows = torch.stack([sin, cos], dim=-2).flatten(-3)
-        return rows.masked_fill(placeless(positions)[..., None], 0)
+        return rows.masked_fill(has_no_place(positions)[..., None], 0)

@@ -18,7 +18,7 @@ from posenc.encodings.queries_keys.rope_scaling import Frequencies
 from posenc.encodings.queries_keys.rotation.base import RotatedQueriesKeys, Rotation
 from posenc.encodings.queries_keys.rotation.rotate import rotate
 from posenc.encodings.terms.tokens import Tokens
-from posenc.positions import placed
+from posenc.positions import move_placeless_to_origin
 
 
 class AxialRoPE(Rotation):
@@ -180,7 +180,7 @@ class MixedRoPE(QueryKeyEncoding):
     def _rotate(self, x: Tensor, positions: Tensor) -> Tensor:
         """Rotate x (batch, heads, len, head_dim) at positions (len, 2) or (batch, len, 2)."""
         dtype = torch.promote_types(at_least_float32(x.dtype), self.weight.dtype)
-        positions = placed(positions)
+        positions = move_placeless_to_origin(positions)
         _check_reach(positions)
         row_weight, column_weight = self.weight.double()[:, :, None]  # (num_kv_heads, 1, pairs)
         # (..., 1, len, 1), to broadcast over heads and pairs

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from posenc.arguments import FARTHEST, answered, check_count
+from posenc.arguments import FARTHEST_POSITION, answered, check_count
 from posenc.encodings.queries_keys.rope import RoPE
 from posenc.encodings.queries_keys.rope_scaling import Frequencies, Scaling
 
@@ -144,7 +144,7 @@ def mrope_positions(
             [0, 1, 2, 3, 2, 3, 4]])
     """
     owner = "mrope_positions"
-    check_count(owner, "start", start, 1 - FARTHEST, FARTHEST - 1)
+    check_count(owner, "start", start, 1 - FARTHEST_POSITION, FARTHEST_POSITION - 1)
     if not isinstance(segments, Sequence) or isinstance(segments, str | bytes) or not segments:
         raise TypeError(
             f"{owner}: segments must be a list of lengths of texts and (time, height, width) of "

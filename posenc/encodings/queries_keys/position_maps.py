@@ -17,7 +17,14 @@ from posenc.encodings.numbers.tracking import outside_inference_mode
 from posenc.encodings.queries_keys.rope import RoPE
 from posenc.encodings.queries_keys.rope_scaling import Scaling
 from posenc.masks import Mask, sliding_window
-from posenc.positions import KeyPlaces, Positions, QueryPlaces, Remembered, from_origin, same
+from posenc.positions import (
+    KeyPlaces,
+    Positions,
+    QueryPlaces,
+    RememberedPositions,
+    known_equal,
+    subtract_first_key,
+)
 
 
 class PositionMap(RoPE):
@@ -28,7 +35,7 @@ class PositionMap(RoPE):
 
     claims = replace(RoPE.claims, needs_raw_k=True, causal_only=True)
 
-    _prepared_passes: tuple[Remembered, tuple[Pass, ...]] | None = None
+    _prepared_passes: tuple[RememberedPositions, tuple[Pass, ...]] | None = None
 
     def parts(self, q_positions: QueryPlaces, kv_positions: KeyPlaces) -> tuple[Pass, ...]:
         """Return the passes, each with mapped positions and the mask of its pairs."""
@@ -48,10 +55,10 @@ class PositionMap(RoPE):
         with outside_inference_mode():
             positions = positions.clone()  # the caller may write to its own
             parts = self.passes(positions, positions)
-        prepared._prepared_passes = (Remembered(positions), parts)
+        prepared._prepared_passes = (RememberedPositions(positions), parts)
         for part in parts:
             for mapped in (part.q_positions, part.kv_positions):
-                if not same(mapped, positions):  # these have their tables already
+                if not known_equal(mapped, positions):  # these have their tables already
                     prepared._ready += (prepared.remember_cos_sin(mapped),)
         return prepared
 
@@ -120,7 +127,7 @@ class ReRoPE(PositionMap):
             kv_far = torch.zeros_like(kv_positions)
         else:
             # Small numbers, because a quotient of far positions would lose digits.
-            q_small, kv_small = from_origin(q_positions, kv_positions)
+            q_small, kv_small = subtract_first_key(q_positions, kv_positions)
             q_far = q_small / self.leak + (self.window - self.window / self.leak)
             kv_far = kv_small / self.leak
         return _near_and_far_passes(q_positions, kv_positions, self.window, q_far, kv_far)
@@ -189,7 +196,7 @@ class SelfExtend(PositionMap):
         if shift.is_integer():
             q_group = q_group + int(shift)
         else:
-            q_group, kv_group = from_origin(q_group, kv_group)
+            q_group, kv_group = subtract_first_key(q_group, kv_group)
             q_group = q_group + shift
         return _near_and_far_passes(q_positions, kv_positions, self.window, q_group, kv_group)
 

@@ -14,7 +14,7 @@ from posenc.encodings.numbers.slopes_and_buckets import alibi_slopes_and_sides
 from posenc.encodings.terms.dense import Dense
 from posenc.encodings.terms.term import Formula
 from posenc.encodings.terms.tokens import Tokens
-from posenc.positions import from_origin
+from posenc.positions import subtract_first_key
 
 
 class ALiBi(DistanceBias):
@@ -129,7 +129,7 @@ class ALiBi(DistanceBias):
         """Return (row, key), each (num_heads, len) or (batch, num_heads, len) in float64, with bias
         = row[i] - key[j] for past keys. Positions count from the first key of each batch row, which
         keeps both numbers small."""
-        q_positions, kv_positions = from_origin(q_positions, kv_positions)
+        q_positions, kv_positions = subtract_first_key(q_positions, kv_positions)
         slope = self._slopes_like(q_positions)[:, None]
         return -slope * q_positions.unsqueeze(-2), -slope * kv_positions.unsqueeze(-2)
 

@@ -21,7 +21,7 @@ from posenc.encodings.numbers.tracking import is_readable
 from posenc.encodings.scores.fewer_hidden_units import Layers, shrink_network
 from posenc.encodings.terms.dense import Dense
 from posenc.encodings.terms.tokens import Tokens
-from posenc.positions import FlatKeys, FlatQueries, distances, run_shift
+from posenc.positions import FlatKeys, FlatQueries, distances, shift_of_runs
 
 
 class FIRE(PositionEncoding):
@@ -132,7 +132,7 @@ class FIRE(PositionEncoding):
             query 1:    1 0 -1
             query 2:  2 1 0
         """
-        shift = run_shift(q.where, k.where)
+        shift = shift_of_runs(q.where, k.where)
         if shift is None:
             return _psi(c * distances(q.positions, k.positions).to(c.dtype))
         greatest = shift + len(q) - 1

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from posenc.encodings.terms.skew import Part, add_parts, skew
 from posenc.encodings.terms.tokens import Tokens
-from posenc.positions import run_shift
+from posenc.positions import shift_of_runs
 
 Table = Callable[[Tensor], Tensor]
 """Function from distances (distances,) to vectors, (num_heads or 1, distances, width)."""
@@ -89,7 +89,7 @@ class Bands:
         `ends` are the lowest and highest distance at which the tables change; None: no limit. If
         `causal`, blocks need no distance below -rows.
         """
-        shift = run_shift(q.where, k.where)
+        shift = shift_of_runs(q.where, k.where)
         if shift is None:
             return None
         # The distances of the first query to the last key, and of the last query to the first key.

@@ -4,7 +4,7 @@ import torch
 from jaxtyping import Float, Shaped
 from torch import Tensor
 
-from posenc.positions import Positions, as_range, tensor
+from posenc.positions import Positions, as_range, as_tensor
 
 
 class Tokens:
@@ -50,7 +50,7 @@ class Tokens:
         self.device = device
         consecutive = as_range(positions) if num_axes == 1 else None
         if isinstance(positions, range) and consecutive is None:
-            positions = tensor(positions, self.device)
+            positions = as_tensor(positions, self.device)
         self._tensor = positions if isinstance(positions, Tensor) else None
         self.where: Tensor | range = positions if consecutive is None else consecutive
 
@@ -58,7 +58,7 @@ class Tokens:
     def positions(self) -> Shaped[Tensor, "..."]:
         """Return the positions as a tensor."""
         if self._tensor is None:
-            self._tensor = tensor(self.where, self.device)
+            self._tensor = as_tensor(self.where, self.device)
         return self._tensor
 
     def __getitem__(self, span: slice) -> "Tokens":

@@ -151,9 +151,12 @@ def read_documents(texts: list[Path]) -> list[str]:
     Raises: ValueError for a file that is missing, not UTF-8 or empty.
     """
     if not texts:
-        from posenc.text import embedded
+        from posenc.text import standard_library_text
 
-        return [path.read_text(encoding="utf-8", errors="replace") for _, path in embedded().files]
+        return [
+            path.read_text(encoding="utf-8", errors="replace")
+            for _, path in standard_library_text().files
+        ]
     documents = []
     for path in texts:
         if not path.is_file():

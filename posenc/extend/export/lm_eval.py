@@ -5,7 +5,7 @@ import sys
 from itertools import chain
 from pathlib import Path
 
-from posenc.lazy import require
+from posenc.lazy import require_package
 from posenc.report.page.failure import RunFailed
 
 RESULTS = "lm-eval"
@@ -17,7 +17,7 @@ def check_lm_eval(tasks: str, out: Path | None) -> None:
         raise ValueError(f"--lm-eval {tasks} reads the exported folder: name one with --out.")
     if "," in str(out):
         raise ValueError(f"--lm-eval cannot name a folder with a comma in it: {out}.")
-    require("lm_eval", "--lm-eval")
+    require_package("lm_eval", "--lm-eval")
 
 
 def run_lm_eval(folder: Path, tasks: str, dtype: str, device: str) -> Path:

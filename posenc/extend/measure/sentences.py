@@ -5,7 +5,14 @@ from typing import NamedTuple
 
 import numpy as np
 
-from posenc.tasks.puzzles import COMMON, RARE, frequent, needle, needles, variables
+from posenc.tasks.puzzles import (
+    COMMON,
+    RARE,
+    draw_needle_puzzle,
+    draw_needles_puzzle,
+    draw_variables_puzzle,
+    draw_word_stream,
+)
 
 CONSONANTS, VOWELS = "bdfgklmnprstvz", "aeiou"
 CITIES = {
@@ -25,14 +32,14 @@ CITIES = {
 """Cities and their countries, which have no word in common."""
 SECRET = "The secret number of {} is"
 SENTENCES = {
-    "needle": (needle, SECRET + " {}.", SECRET),
-    "needles": (needles, SECRET + " {}.", SECRET),
+    "needle": (draw_needle_puzzle, SECRET + " {}.", SECRET),
+    "needles": (draw_needles_puzzle, SECRET + " {}.", SECRET),
     "variables": (
-        variables,
+        draw_variables_puzzle,
         "Let {} = {}.",
         "The names that stand for {}, in the order of the text, are",
     ),
-    "needle-by-meaning": (needles, "In {} lives {}.", "In a city of {} lives"),
+    "needle-by-meaning": (draw_needles_puzzle, "In {} lives {}.", "In a city of {} lives"),
 }
 """Per task: the puzzle, the sentence of a fact and the beginning of the answer's."""
 COMMON_WORDS = "common-words"
@@ -77,7 +84,7 @@ def _common_words(rng: np.random.Generator) -> PuzzleInWords:
     """Write a text of words of which some stand in it often, and ask for these."""
     words = _names(rng, COMMON + RARE)
     question = f"The {COMMON} words that stand most often, in the order of the alphabet, are"
-    text = (words[i] for i in frequent(rng, COMMON, RARE))
+    text = (words[i] for i in draw_word_stream(rng, COMMON, RARE))
     return PuzzleInWords((), question, " ".join(sorted(words[:COMMON])), text)
 
 

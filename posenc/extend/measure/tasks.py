@@ -15,7 +15,7 @@ from posenc.extend.measure.losses import ROWS_BUDGET, Reader, last_logits
 from posenc.extend.measure.sentences import PUZZLES, write_puzzle
 from posenc.hf.checkpoint.text import Windows
 from posenc.report.machine.options import check_choice
-from posenc.tasks.puzzles import passkey, spread
+from posenc.tasks.puzzles import draw_passkey_text, insert_facts
 
 PASSKEY = "passkey"
 TASKS = (PASSKEY, *PUZZLES)
@@ -126,7 +126,7 @@ class TaskGrid:
             text = []
             while len(text) < body:
                 text += self._ids_without_start(f" {next(puzzle.words)}", start)
-        pieces = [*start, *spread(text[:body], facts), *whole]
+        pieces = [*start, *insert_facts(text[:body], facts), *whole]
         return Prompt(torch.tensor(pieces), len(whole) - len(question))
 
     def _ids_without_start(self, text: str, start: list[int]) -> list[int]:
@@ -211,7 +211,7 @@ class PasskeyGrid:
             for depth, starts_of_depth in zip(self.depths, starts, strict=True):
                 for start in starts_of_depth:
                     text = filler[start : start + body].numpy()
-                    prompts.append(passkey(random, text, words, depth, secret))
+                    prompts.append(draw_passkey_text(random, text, words, depth, secret))
             shares = self._accuracy(reader, torch.tensor(prompts)).view(len(self.depths), -1)
             for depth, share in zip(self.depths, shares, strict=True):
                 grid[length, depth] = float(share.mean())

@@ -23,7 +23,7 @@ from posenc.hf.attachment.calls import (
 )
 from posenc.hf.capabilities import query_count_and_offset, requested_padding_mask
 from posenc.masks import Mask, causal, document
-from posenc.positions import as_range, counted, length_of
+from posenc.positions import as_range, consecutive_positions, num_tokens
 
 NAME = "posenc"
 
@@ -145,8 +145,8 @@ def attend(
     kv_len = key.shape[2]
     if now is None:
         first = kv_len - q_len  # below 0 where a long text reads a short one by cross-attention
-        kv_positions = counted(0, kv_len, device)
-        positions = kv_positions if first == 0 else counted(first, q_len, device)
+        kv_positions = consecutive_positions(0, kv_len, device)
+        positions = kv_positions if first == 0 else consecutive_positions(first, q_len, device)
         encoding = PositionEncoding()
         state = None
         kv_state = None
@@ -216,7 +216,7 @@ def _running_attention(module: nn.Module, key: Tensor) -> RunningAttention | Non
             f"posenc: the forward of {type(module).__name__} was called directly, which bypasses "
             "the encoding attached to it. Call the module, not its forward."
         )
-    known = length_of(now.kv_positions, now.encoding.claims.num_axes)
+    known = num_tokens(now.kv_positions, now.encoding.claims.num_axes)
     if known != key.shape[2]:
         raise ValueError(
             f"posenc: {type(module).__name__} attends to {key.shape[2]} keys, and "
@@ -318,8 +318,8 @@ def _choose_mask(
     several = now is not None and now.encoding.claims.num_axes > 1
     if several:  # positions with several components have no order
         device = kv_positions.device if isinstance(kv_positions, Tensor) else None
-        kv_positions = counted(0, kv_len, device)
-        q_positions = counted(kv_len - q_len, q_len, device)
+        kv_positions = consecutive_positions(0, kv_len, device)
+        q_positions = consecutive_positions(kv_len - q_len, q_len, device)
     apart = _document_mask(now, q_len, kv_len) if is_causal else None
     if isinstance(attention_mask, LazyMask) and attention_mask.standard_mask is None:
         return _combine_masks(attention_mask.bind(q_positions, kv_positions), apart)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from posenc.hf.attachment.calls import ATTENDING, RunningAttention
-from posenc.positions import tensor
+from posenc.positions import as_tensor
 
 
 @dataclass(frozen=True)
@@ -220,7 +220,7 @@ class PositionedUpdate:
             self._refuse_after_detach(key_states, layer_idx)
             return update(self.cache, key_states, value_states, layer_idx, *args, **options)
         columns = self._channels_of_new_keys(now, key_states, layer_idx)
-        positions = tensor(now.positions, key_states.device)
+        positions = as_tensor(now.positions, key_states.device)
         joined = columns.append_to_keys(key_states, positions, now.state)
         joined, values = update(self.cache, joined, value_states, layer_idx, *args, **options)
         self.columns[layer_idx] = columns

@@ -39,9 +39,9 @@ from posenc.hf.attachment.texts import (
 )
 from posenc.hf.capabilities import find_cache
 from posenc.positions import (
-    counted,
+    as_tensor,
+    consecutive_positions,
     positions_from_mask,
-    tensor,
 )
 
 
@@ -141,7 +141,7 @@ def begin_stack(
     else:
         # Only these encodings change with the length. Reading it waits for a device.
         changing = not encoding.claims.cache_safe
-        last = tensor(positions)
+        last = as_tensor(positions)
         length = int(last.max()) + 1 if changing and last.numel() else None
         prepared = encoding.prepare(positions, length)
     has_mask = given.get("attention_mask") is not None
@@ -193,7 +193,7 @@ def _add_to_embeddings(forward: RunningForward, embeddings: Tensor) -> Tensor:
             f"posenc: {encoding} adds positions to the embeddings of tokens, and this forward of "
             f"{stack} got neither input_ids nor inputs_embeds."
         )
-    return forward.encoding.embed(embeddings, tensor(forward.positions, embeddings.device))
+    return forward.encoding.embed(embeddings, as_tensor(forward.positions, embeddings.device))
 
 
 def enter_attention(module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
@@ -215,7 +215,7 @@ def enter_attention(module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> N
     forward = _find_forward(module, layer, everything)
     positions = forward.positions
     if positions is None:
-        positions = counted(0, x.shape[1], x.device)
+        positions = consecutive_positions(0, x.shape[1], x.device)
     encoding = forward.encoding.for_layer(layer.index)
     if layer.own is not None:
         refresh_table(module, layer.own)
@@ -238,7 +238,7 @@ def enter_attention(module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> N
         cache = self_attention_cache(cache)
         install_update(cache)
         past = cached_states(cache, now, x.device)
-    now.state = encoding.state(x, tensor(positions, x.device), past)
+    now.state = encoding.state(x, as_tensor(positions, x.device), past)
     now.kv_state = now.state
     now.token = ATTENDING.set(now)
 
@@ -375,7 +375,7 @@ def _positions_and_documents(
     if given.get("cu_seq_lens_q") is not None:
         raise ValueError("posenc: packed rows need position_ids, which restart in each document.")
     if not isinstance(mask, Tensor) or mask.ndim != 2 or bool((mask != 0).all()):
-        return counted(past, length, tokens.device), None
+        return consecutive_positions(past, length, tokens.device), None
     real = positions_from_mask(mask)[:, past : past + length]
     return real.to(tokens.device), None
 

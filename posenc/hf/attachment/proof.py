@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from posenc.hf.attachment.calls import ATTACHMENT, ENCODING, LAYER
 from posenc.hf.attachment.find import recorded_attention, rounding_tolerance, run_in_evaluation
 from posenc.hf.capabilities import arguments_for_next_step, forward_takes, static_cache_argument
-from posenc.positions import tensor
+from posenc.positions import as_tensor
 from posenc.report.machine.facts import versions
 from posenc.report.page.failure import one_line
 
@@ -276,7 +276,7 @@ class _Proof:
     def positions_by_row(self, positions: Tensor | range, hidden: Tensor) -> Tensor:
         """Return positions with an axis for the rows of the batch: (batch, len) or, with several
         components, (batch, len, axes)."""
-        places = tensor(positions, hidden.device)
+        places = as_tensor(positions, hidden.device)
         if places.ndim == 1 + (self.axes > 1):
             places = places.expand(hidden.shape[0], *places.shape)
         return places.expand(hidden.shape[0], *places.shape[1:])

@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 from posenc.hf.attachment.calls import RunningForward
 from posenc.hf.capabilities import counts_chunks_per_text
-from posenc.positions import text_returns
+from posenc.positions import first_text_returns
 
 
 def text_beginnings(positions: Tensor, valid: Tensor) -> Tensor:
@@ -105,7 +105,7 @@ def refuse_packed_text(ids: Tensor, mask: Any) -> None:
     if ids.ndim != 3:
         return
     valid = mask.bool() if isinstance(mask, Tensor) and mask.shape == ids.shape[1:] else None
-    if text_returns(ids.movedim(0, -1), valid):
+    if first_text_returns(ids.movedim(0, -1), valid):
         axes = len(ids)
         raise ValueError(
             f"posenc: position_ids of {axes} components return to the text that begins their row, "

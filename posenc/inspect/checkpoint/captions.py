@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from posenc.sentence import sentence
+from posenc.sentence import join_clauses
 
 Array = np.ndarray
 MOSTLY = 0.5
@@ -56,4 +56,4 @@ def in_changed_layers(series: Mapping[str, Sequence[float]], rounding: float) ->
             if first is None
             else f"{name} it moves from layer {first} on, up to {max(values):.2g}"
         )
-    return sentence(parts)
+    return join_clauses(parts)

@@ -9,7 +9,7 @@ from rich.markup import escape
 from posenc.inspect.checkpoint import words as rows
 from posenc.inspect.checkpoint.answer import answer, extend_command, who_saw_whom
 from posenc.inspect.checkpoint.sheet import Request, Sheet, measure_checkpoint
-from posenc.lazy import require
+from posenc.lazy import require_package
 from posenc.report.files.atomic import check_outputs
 from posenc.report.page.console import print_table, stdout
 from posenc.report.page.progress import tell
@@ -23,7 +23,7 @@ def inspect_checkpoint(
     path = out or (None if as_json else Path("runs/inspect.html"))
     importlib.import_module("transformers")  # if it is missing, no folder is made
     if path or figures:
-        require("matplotlib", "the page")
+        require_package("matplotlib", "the page")
     check_outputs(figures, path)
     sheet = measure_checkpoint(request, tell)
     tell("")

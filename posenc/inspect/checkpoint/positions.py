@@ -12,7 +12,7 @@ from posenc.hf import tables
 from posenc.hf.checkpoint.loading import Checkpoint, text_config_of
 from posenc.hf.rope.apply import distinct_frequencies, matches_setting, rotary_modules
 from posenc.hf.rope.settings import RopeSetting, head_size
-from posenc.report.machine.facts import version
+from posenc.report.machine.facts import installed_version
 
 TABLE_NAMES = ("position_embeddings", "wpe", "embed_positions")
 """Names of absolute position tables in transformers' families."""
@@ -269,8 +269,8 @@ def _why_unknown(checkpoint: Checkpoint) -> str:
     setting."""
     return (
         f"{checkpoint.folder}: a {checkpoint.config.model_type} model of transformers "
-        f"{version('transformers')} rotates by other frequencies than its rotary keys say, so that "
-        "nothing can be said about its positions. Another release may follow them."
+        f"{installed_version('transformers')} rotates by other frequencies than its rotary keys "
+        "say, so that nothing can be said about its positions. Another release may follow them."
     )
 
 

@@ -11,7 +11,7 @@ from posenc.encodings import ModelShape, PerLayer, PositionEncoding, create
 from posenc.inspect.encoding.measurements import SpecSheet
 from posenc.inspect.encoding.precision import angles_of
 from posenc.inspect.encoding.scores import Decay
-from posenc.testing.layer import first_layer
+from posenc.testing.layer import encoding_of_first_layer
 
 LEVEL = math.log(1.25)
 """A smaller change of a score, in logits, counts as none: a quarter more weight."""
@@ -54,7 +54,7 @@ def answer(sheet: SpecSheet) -> Answer:
         sheet.name,
         near_and_far(sheet.decay, sheet.resolution is None),
         cost(sheet),
-        limits(sheet, first_layer(encoding)),
+        limits(sheet, encoding_of_first_layer(encoding)),
         sheet.parameters > 0,
         encoding.period if isinstance(encoding, PerLayer) else 1,
     )

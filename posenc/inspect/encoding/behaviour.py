@@ -12,8 +12,14 @@ from torch import Tensor
 
 from posenc import masks
 from posenc.encodings import ModelShape, PositionEncoding, Term, Tokens
-from posenc.testing.layer import Layer, heads, hidden, possible_length, successive_positions
-from posenc.testing.tracing import exported
+from posenc.testing.layer import (
+    Layer,
+    possible_length,
+    random_embeddings,
+    split_heads,
+    successive_positions,
+)
+from posenc.testing.tracing import export_layer
 
 EMBEDDINGS, QUERIES_KEYS, SCORES, VALUES = 1, 2, 3, 4
 """The places where an encoding may act, as numbered in its claims; values include the output."""
@@ -39,9 +45,9 @@ def _places_acting_from(encoding: PositionEncoding, shape: ModelShape, offset: i
     encoding = copy.deepcopy(encoding).double()
     length = possible_length(encoding, 9)
     positions = successive_positions(encoding, length, offset)
-    x = hidden(length, shape)
-    q = heads(x, shape)
-    k = heads(hidden(length, shape, seed=3), shape)
+    x = random_embeddings(length, shape)
+    q = split_heads(x, shape)
+    k = split_heads(random_embeddings(length, shape, seed=3), shape)
     acting = set()
     embedded = encoding.embed(x, positions)
     if not _equal_to_rounding(embedded, x):
@@ -90,7 +96,7 @@ def norm_ratio_range(encoding: PositionEncoding, shape: ModelShape) -> tuple[flo
     them."""
     encoding = copy.deepcopy(encoding).double().for_layer(0)
     length = possible_length(encoding, 64)
-    q = heads(hidden(length, shape), shape)
+    q = split_heads(random_embeddings(length, shape), shape)
     offsets = [0] if encoding.claims.max_positions is not None else [0, shape.train_length]
     ratios = []
     for offset in offsets:
@@ -118,11 +124,13 @@ def export_outcome(encoding: PositionEncoding, shape: ModelShape) -> str:
     code or, where that fails, by running it on fake tensors."""
     most = possible_length(encoding, 4096)
     compiled = _try_tracing(
-        encoding, shape, lambda layer, x, at: exported(layer, x, at, most, True)
+        encoding, shape, lambda layer, x, at: export_layer(layer, x, at, most, True)
     )
     if compiled == "yes":
         return "yes"
-    run = _try_tracing(encoding, shape, lambda layer, x, at: exported(layer, x, at, most, False))
+    run = _try_tracing(
+        encoding, shape, lambda layer, x, at: export_layer(layer, x, at, most, False)
+    )
     return run if run == "yes" else compiled
 
 
@@ -132,7 +140,7 @@ def _try_tracing(encoding: PositionEncoding, shape: ModelShape, trace: Callable[
     positions, and returns a function of the last two."""
     layer = Layer(copy.deepcopy(encoding), shape, impl="reference").eval()
     first, last = (
-        (hidden(n, shape).float(), successive_positions(encoding, n))
+        (random_embeddings(n, shape).float(), successive_positions(encoding, n))
         for n in (possible_length(encoding, 12), possible_length(encoding, 31))
     )
     torch._dynamo.reset()
@@ -156,7 +164,7 @@ def relative_forward_time(
     """Time one layer's forward, divided by that of the layer without an encoding. Returns the
     median of interleaved runs with its confidence interval."""
     length = possible_length(encoding, COST_LENGTH)
-    x = hidden(length, shape).float()
+    x = random_embeddings(length, shape).float()
     layers = [
         (Layer(e, shape).float().eval(), successive_positions(e, length))
         for e in (PositionEncoding(), copy.deepcopy(encoding))

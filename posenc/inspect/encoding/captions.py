@@ -7,7 +7,7 @@ import numpy as np
 
 from posenc.inspect.encoding.answer import LEVEL
 from posenc.inspect.encoding.scores import Decay
-from posenc.sentence import listed
+from posenc.sentence import join_names
 
 Array = np.ndarray
 
@@ -28,7 +28,7 @@ def in_scores(decays: Mapping[str, Decay], *, same: bool) -> str:
     near, far = moves[most]
     rest = ""
     if level:
-        rest = f"; {listed(level)} {'stays' if len(level) == 1 else 'stay'} level"
+        rest = f"; {join_names(level)} {'stays' if len(level) == 1 else 'stay'} level"
     change = format_number(abs(near - far))
     return f"{most} {_direction_verb(near, far)} most{what}, by {change} logits{rest}."
 
@@ -91,8 +91,8 @@ def in_precision(reach: Mapping[str, int], last: int) -> str:
         return f"Every way is right to the last position tested, {last:,}."
     parts = [f"{name} only to {position:,}" for name, position in wrong.items()]
     if not right:
-        return f"Right {listed(parts)}."
-    return f"Right throughout: {listed(right)}; {listed(parts)}."
+        return f"Right {join_names(parts)}."
+    return f"Right throughout: {join_names(right)}; {join_names(parts)}."
 
 
 def in_added(table: Array) -> str:

@@ -14,13 +14,13 @@ from posenc.inspect.encoding.answer import answer
 from posenc.inspect.encoding.measurements import SpecSheet, measure
 from posenc.inspect.encoding.scores import decay_bytes
 from posenc.inspect.encoding.words import tables
-from posenc.lazy import require
+from posenc.lazy import require_package
 from posenc.report.files.atomic import check_outputs
 from posenc.report.files.bounds import check_room
 from posenc.report.machine.machine import memory_bytes
 from posenc.report.page.console import print_table, stdout
 from posenc.report.page.progress import tell
-from posenc.testing.layer import first_layer
+from posenc.testing.layer import encoding_of_first_layer
 
 ADVICE = "Take fewer --heads, or a smaller --head-dim."
 MOST_COLUMNS = 4
@@ -38,7 +38,7 @@ def run(
     """Print the answers and the spec sheets, write the page, and its figures into `figures`."""
     path = out or (None if as_json else Path("runs/inspect.html"))
     if path or figures:
-        require("matplotlib", "the page")
+        require_package("matplotlib", "the page")
     check_outputs(figures, path)
     sheets = measure_all(names, shape, tell)
     tell("")
@@ -66,7 +66,9 @@ def measure_all(
     for name in names:
         with suppress(RuntimeError, NotImplementedError), torch.device("meta"):
             encoding = create(name, shape)  # nothing is allocated; a user's code may read a tensor
-            needed = max(decay_bytes(first_layer(encoding), shape), _layers_bytes(shape))
+            needed = max(
+                decay_bytes(encoding_of_first_layer(encoding), shape), _layers_bytes(shape)
+            )
             check_room(f"inspect encoding: tensors of {name}", needed, memory_bytes(), ADVICE)
     unique = list(dict.fromkeys(n if s.label else str(s) for n, s in specs.items()))
     return [

@@ -11,23 +11,29 @@ import torch
 from torch import Tensor
 
 from posenc.encodings import ModelShape, PositionEncoding
-from posenc.testing.layer import Layer, moved
-from posenc.testing.sequences import among_other_rows, in_a_pack, in_steps, next_to_padding, shifted
+from posenc.testing.layer import Layer, add_parameter_noise
+from posenc.testing.sequences import (
+    results_after_shift,
+    results_among_other_rows,
+    results_in_a_pack,
+    results_in_steps,
+    results_next_to_padding,
+)
 
 ROUNDING = 1e-9
 CHANGES = {
-    "shift": shifted,
-    "padding": next_to_padding,
-    "packing": in_a_pack,
-    "batch": among_other_rows,
-    "cache": in_steps,
+    "shift": results_after_shift,
+    "padding": results_next_to_padding,
+    "packing": results_in_a_pack,
+    "batch": results_among_other_rows,
+    "cache": results_in_steps,
 }
 
 
 @torch.no_grad()
 def measure(encoding: PositionEncoding, shape: ModelShape) -> dict[str, float]:
     """Measure every difference, by name."""
-    encoding = moved(copy.deepcopy(encoding)).double()
+    encoding = add_parameter_noise(copy.deepcopy(encoding)).double()
     layer = Layer(encoding, shape).double().eval()
     largest = {}
     for name, pairs in CHANGES.items():

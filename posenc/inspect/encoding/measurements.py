@@ -16,7 +16,7 @@ from posenc.inspect.encoding import invariance, precision, scores
 from posenc.inspect.encoding.precision import Precision
 from posenc.inspect.encoding.scores import Decay, Resolution
 from posenc.testing import CHECKS, maker, verdicts
-from posenc.testing.layer import first_layer, moved
+from posenc.testing.layer import add_parameter_noise, encoding_of_first_layer
 
 
 @dataclass(frozen=True)
@@ -95,11 +95,11 @@ def measure_encoding(
     tell: Callable[[str], None] = lambda step: None,
 ) -> SpecSheet:
     """Measure layer 0 of an encoding as it is. Raises: ValueError for scores of NaN."""
-    layer = first_layer(encoding)
+    layer = encoding_of_first_layer(encoding)
     tell("decay")
     decay = scores.decay(layer, shape)  # first: it refuses scores that say nothing
     tell("places and norms")
-    away = moved(copy.deepcopy(layer))
+    away = add_parameter_noise(copy.deepcopy(layer))
     angles = precision.angles_of(layer)
     waves = [] if angles is None else _wavelengths(angles.inv_freq)
     measured: dict[str, Any] = {

@@ -12,7 +12,7 @@ from posenc.inspect.encoding.measurements import SpecSheet
 from posenc.inspect.encoding.words import tables
 from posenc.report.page.page import Code, Headline, Page, Plot
 from posenc.report.page.table import Heading, Table
-from posenc.testing.layer import first_layer, line
+from posenc.testing.layer import diagonal_positions, encoding_of_first_layer
 
 SHOWN = 128
 """Positions drawn in a heat map."""
@@ -137,7 +137,7 @@ def _score_or_hidden(value: float | None) -> str:
 def _plots_of_one(sheet: SpecSheet) -> Iterator[Plot]:
     """Yield the figures of one encoding alone."""
     torch.manual_seed(0)
-    encoding = first_layer(create(sheet.name, sheet.shape))
+    encoding = encoding_of_first_layer(create(sheet.name, sheet.shape))
     if sheet.precision is not None:
         measured = sheet.precision
         reach = {"as used": measured.as_used} | {f"plain {n}": p for n, p in measured.plain.items()}
@@ -178,7 +178,7 @@ def _embedding_plots(encoding: PositionEncoding, sheet: SpecSheet) -> Iterator[P
     limit = encoding.claims.max_positions
     count = SHOWN if limit is None else min(SHOWN, limit)
     x = torch.zeros(1, count, sheet.shape.embed_dim)
-    table = encoding.embed(x, line(encoding, torch.arange(count)))[0].numpy()
+    table = encoding.embed(x, diagonal_positions(encoding, torch.arange(count)))[0].numpy()
     yield Plot(
         figures.heat_map(table, "dimension", "position, tokens", "value added"),
         "What is added to the embeddings.",

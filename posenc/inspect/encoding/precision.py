@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from posenc.encodings import PRECISION, TWO_PI, Angles, PositionEncoding
-from posenc.testing.layer import first_layer
+from posenc.testing.layer import encoding_of_first_layer
 
 BOUND = 1e-3
 """Radians of error that count as precise."""
@@ -36,7 +36,7 @@ class Precision:
 
 def angles_of(encoding: PositionEncoding) -> Angles | None:
     """Return the angles by which an encoding rotates, if it has a single set of them."""
-    for module in first_layer(encoding).modules():
+    for module in encoding_of_first_layer(encoding).modules():
         angles = getattr(module, "angles", None)
         if isinstance(angles, Angles):
             return angles

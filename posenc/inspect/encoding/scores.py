@@ -9,7 +9,7 @@ from torch import Tensor
 
 from posenc.attend.problem import Problem
 from posenc.encodings import ModelShape, PositionEncoding, Tokens
-from posenc.testing.layer import heads, hidden, line, pair_scores
+from posenc.testing.layer import diagonal_positions, pair_scores, random_embeddings, split_heads
 
 FARTHEST = 2**16
 """The largest distance at which resolution is tested, in tokens."""
@@ -95,7 +95,7 @@ def _scores_of_pairs(
 ) -> tuple[Tensor, Tensor]:
     """Return the scores of independent vectors, for each choice of their signs, and those of equal
     vectors: (4 * pairs, num_heads, distances) and (pairs, num_heads, distances)."""
-    x, y = hidden(2 * pairs, shape)[0].split(pairs)
+    x, y = random_embeddings(2 * pairs, shape)[0].split(pairs)
     queries = torch.cat([x, x, -x, -x])
     keys = torch.cat([y, -y, y, -y])
     near = last - torch.tensor(_distances(last))
@@ -109,8 +109,10 @@ def _scores_in_texts(
 ) -> tuple[Tensor, Tensor]:
     """Return the same for a method that reads the tokens between: the scores of the last token of
     `count` random texts for two signs, and those in a text of equal tokens."""
-    x = hidden(last + 1, shape, batch=count)
-    asked = hidden(1, shape, batch=count, seed=5)  # else a key at distance 0 is the query itself
+    x = random_embeddings(last + 1, shape, batch=count)
+    asked = random_embeddings(
+        1, shape, batch=count, seed=5
+    )  # else a key at distance 0 is the query itself
     keys = last - torch.tensor(_distances(last))
     signs = [_scores_of_last_token(encoding, shape, x, sign * asked)[..., keys] for sign in (1, -1)]
     same = _scores_of_last_token(encoding, shape, x[:, -1:].expand_as(x))[..., keys]
@@ -134,11 +136,11 @@ def _scores_of_last_token(
     """Return the last token's scores with all tokens of x (batch, len, embed_dim), (batch,
     num_heads, len), for methods that read the tokens between. query: the asking token instead of
     the last one, (batch, 1, embed_dim)."""
-    positions = line(encoding, torch.arange(x.shape[1]))
+    positions = diagonal_positions(encoding, torch.arange(x.shape[1]))
     embedded = encoding.embed(x, positions)
-    q = heads(embedded, shape)
+    q = split_heads(embedded, shape)
     state = encoding.state(embedded, positions)
-    asked = None if query is None else heads(encoding.embed(query, positions[-1:]), shape)
+    asked = None if query is None else split_heads(encoding.embed(query, positions[-1:]), shape)
     encoding = encoding.for_layer(0)
     last = len(positions) - 1
     keys = Tokens(q, positions, state, encoding.claims.num_axes)
@@ -176,7 +178,7 @@ def resolution(encoding: PositionEncoding, shape: ModelShape) -> dict[str, Resol
         return dict.fromkeys(DTYPES, Resolution(0, 0))
     steps = torch.tensor(distances)
     origin = torch.zeros_like(steps)
-    x, y = hidden(16, shape)[0].split(8)
+    x, y = random_embeddings(16, shape)[0].split(8)
 
     def change(dtype: torch.dtype) -> Tensor:
         used = copy.deepcopy(encoding).to(dtype)
@@ -219,7 +221,7 @@ def direction(encoding: PositionEncoding, shape: ModelShape) -> str:
     limit = 32 if encoding.claims.max_positions is None else min(32, encoding.claims.max_positions)
     steps = torch.arange(limit)
     origin = torch.zeros_like(steps)
-    x, y = hidden(16, shape)[0].split(8)
+    x, y = random_embeddings(16, shape)[0].split(8)
     past = pair_scores(exact, shape, x, y, steps, origin)
     future = pair_scores(exact, shape, x, y, origin, steps)
     if _same(past, past[..., :1].expand_as(past)) and _same(past, future):

@@ -6,7 +6,7 @@ import platform
 from pathlib import Path
 
 from posenc import __version__
-from posenc.lazy import version
+from posenc.lazy import installed_version
 from posenc.report.machine.processor import processor
 
 
@@ -17,16 +17,18 @@ def facts() -> dict[str, str]:
         "python": platform.python_version(),
         "posenc": __version__,
         "code": code_hash(),
-        "torch": version("torch").partition("+")[0],  # 2.13.0+cpu may start trials on 2.13.0+cu126
-        "numpy": version("numpy"),
-        "build of torch": version("torch"),
+        "torch": installed_version("torch").partition("+")[
+            0
+        ],  # 2.13.0+cpu may start trials on 2.13.0+cu126
+        "numpy": installed_version("numpy"),
+        "build of torch": installed_version("torch"),
         "processor": processor(),
     }
 
 
 def versions(*packages: str) -> dict[str, str]:
     """Return the versions of posenc, of those packages that are installed, and of Python."""
-    installed = {name: number for name in packages if (number := version(name))}
+    installed = {name: number for name in packages if (number := installed_version(name))}
     return {"posenc": __version__, **installed, "python": platform.python_version()}
 
 

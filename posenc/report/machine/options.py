@@ -11,7 +11,7 @@ from typing import Annotated, Any, get_type_hints
 import typer
 from typer.models import OptionInfo
 
-from posenc.sentence import LANGUAGES, speaking, usual_language
+from posenc.sentence import LANGUAGES, language_of_environment, use_language
 
 PANELS = ("What", "Data", "Model", "Training", "Where", "Output")
 """Headings of the help below which options stand, in this order."""
@@ -65,7 +65,7 @@ Json = Annotated[bool, option("Print JSON on stdout and nothing else.", "--json"
 
 def spoken(lang: str | None) -> AbstractContextManager[None]:
     """Return a `with` that speaks the language of --lang. Raises: ValueError for an unknown one."""
-    return speaking(check_choice("--lang", lang or usual_language(), LANGUAGES))
+    return use_language(check_choice("--lang", lang or language_of_environment(), LANGUAGES))
 
 
 def with_options_of(*records: type) -> Callable[[Callable[..., Any]], Callable[..., Any]]:

@@ -26,7 +26,7 @@ from posenc.compare.judge.summary import summarise
 from posenc.compare.page.rows import text_rows
 from posenc.compare.reports import leaderboard
 from posenc.compare.results import CaseScore, LengthScore, Study
-from posenc.statistics.pairs import Pairs, level_of
+from posenc.statistics.pairs import Pairs, significance_level
 from posenc.tasks.known import TEXT
 from tests.compare.judge.test_summary import TRIAL, result, seeds, study
 from tests.compare.test_tasks import result as task_result
@@ -102,7 +102,7 @@ def pairs_that_differ(losses: dict[str, list[float]], where: str) -> list[int]:
     found: list[int] = []
     while len(losses) > 1:
         names, k, n = list(losses), len(losses), len(next(iter(losses.values())))
-        level = level_of(where, k, n)
+        level = significance_level(where, k, n)
         table = np.array([losses[name] for name in names])
         left = table - table.mean(1)[:, None] - table.mean(0) + table.mean()
         pooled = (left**2).sum() / ((k - 1) * (n - 1))

@@ -24,7 +24,7 @@ from posenc.compare.plan.plan import make_plan
 from posenc.compare.reports import board, leaderboard, report_runs
 from posenc.compare.results import Study
 from posenc.report.page.console import stderr
-from posenc.sentence import speaking
+from posenc.sentence import use_language
 from tests.browser import DESKTOP, PHONE, needs_chromium
 from tests.compare.judge.test_answer import drawn
 from tests.compare.judge.test_summary import result
@@ -107,7 +107,7 @@ def text_of(page: str) -> str:
 @pytest.mark.parametrize("name", STUDIES)
 def test_nothing_is_left_in_english(name, tmp_path, capsys):
     study = STUDIES[name]()
-    with speaking("zh"):
+    with use_language("zh"):
         write_page(study, tmp_path)
         show_study(study, tmp_path, stderr())
     page = (tmp_path / "report.html").read_text(encoding="utf-8")
@@ -130,7 +130,7 @@ def test_a_sentence_in_english_is_seen():
 
 
 def said(study: Study, language: str) -> tuple[str, str]:
-    with speaking(language):
+    with use_language(language):
         return answer(study), limits(study)
 
 
@@ -224,7 +224,7 @@ def test_the_published_leaderboard_is_printed_in_chinese(capsys):
 @pytest.mark.parametrize("width", [PHONE, DESKTOP])
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
 def test_the_page_is_well_shown(browser, tmp_path, width, dark):
-    with speaking("zh"):
+    with use_language("zh"):
         write_page(default_run(), tmp_path)
     seen = browser.open(tmp_path / "report.html", width, dark=dark)
     seen.assert_well_shown(num_figures=4)

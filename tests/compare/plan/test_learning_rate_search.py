@@ -55,7 +55,7 @@ def test_trials_that_choose_a_rate_measure_nothing_beyond_the_training_length(ta
         if made is not None:
             (case,) = made.cases(each.test_lengths)
             assert (case.length, case.variant) == (trial.train_length, "")
-            assert made.tokens(case) == made.tokens(made.cases(trial.test_lengths)[0])
+            assert made.max_tokens(case) == made.max_tokens(made.cases(trial.test_lengths)[0])
 
 
 def test_a_trial_that_was_tested_beyond_has_no_say():

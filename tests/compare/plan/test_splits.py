@@ -13,7 +13,7 @@ from posenc.compare.plan import splits
 from posenc.compare.trial.files import SPLITS, folder_of_text
 from posenc.compare.trial.windows import read_split
 from posenc.report.files.atomic import mark_figures
-from posenc.text import embedded, find_text
+from posenc.text import find_text, standard_library_text
 
 NEED = splits.MinimumBytes(train_length=8, longest=16, batch=2)
 
@@ -146,7 +146,7 @@ def test_least_text_that_is_said_to_be_enough_is_enough(tmp_path):
 
 
 def test_embedded_corpus_is_python_source_without_tests():
-    source = embedded()
+    source = standard_library_text()
     names = [name for name, _ in source.files]
     assert "json/decoder.py" in names
     assert not any("site-packages" in name or name.startswith("test/") for name in names)

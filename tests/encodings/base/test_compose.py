@@ -9,7 +9,7 @@ from posenc.encodings.base.claims import Claims
 from posenc.encodings.base.compose import Compose
 from posenc.encodings.base.within import Within
 from posenc.encodings.terms.dense import Dense
-from posenc.testing.harness import scored, sides
+from posenc.testing.harness import add_term_to_scores, as_tokens
 from tests.attending import attend, decoded
 
 
@@ -76,10 +76,10 @@ def test_biases_add_up_and_values_keep_their_owner():
     shaw = random_shaw().double()
     both = Compose(shaw, posenc.ALiBi(2))
     bias = posenc.ALiBi(2)(p.double(), p.double())
-    rows = scored(shaw, torch.zeros(1, 2, 7, 7).double(), q, None, p, p)
+    rows = add_term_to_scores(shaw, torch.zeros(1, 2, 7, 7).double(), q, None, p, p)
     scores = q @ k.mT * 8**-0.5 + bias + rows
     weights = scores.masked_fill(~torch.ones(7, 7).bool().tril(), -torch.inf).softmax(-1)
-    want = shaw.term(*sides(q, None, p, p)).combine(weights, v, slice(0, 7), slice(0, 7))
+    want = shaw.term(*as_tokens(q, None, p, p)).combine(weights, v, slice(0, 7), slice(0, 7))
     got = posenc.attention(q, k, v, both, q_positions=p, kv_positions=p, mask=masks.causal)
     torch.testing.assert_close(got, want)
     assert both.claims.places == (3, 4) and both.claims.scope == "layer"
@@ -116,10 +116,10 @@ def test_whole_row_methods_see_what_came_before_them():
     q, k, v = qkv()
     p = torch.arange(7)
     both = Compose(cope, posenc.ALiBi(2))
-    assert both.term(*sides(q, None, p, p)).pair is None
+    assert both.term(*as_tokens(q, None, p, p)).pair is None
     seen = torch.ones(7, 7).bool().tril()
     scores = q @ k.mT * 8**-0.5
-    term = scored(cope, scores, q, None, p, p, mask=seen[None, None]) - scores
+    term = add_term_to_scores(cope, scores, q, None, p, p, mask=seen[None, None]) - scores
     want = dense(q, k, v, term + posenc.ALiBi(2)(p.double(), p.double()), seen)
     got = posenc.attention(q, k, v, both, q_positions=p, kv_positions=p, mask=masks.causal)
     torch.testing.assert_close(got, want)

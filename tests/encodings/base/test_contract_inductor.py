@@ -6,7 +6,12 @@ import pytest
 import torch
 
 from posenc import create, names
-from posenc.testing.harness import hidden, layer, possible_length, successive_positions
+from posenc.testing.harness import (
+    build_layer,
+    possible_length,
+    random_embeddings,
+    successive_positions,
+)
 from tests.compilers import needs_inductor, needs_whole_graphs
 
 PLACES = {1: "sinusoidal", 2: "rope", 3: "t5", 4: "shaw"}
@@ -15,7 +20,7 @@ PLACES = {1: "sinusoidal", 2: "rope", 3: "t5", 4: "shaw"}
 def test_the_four_act_at_the_four_places():
     assert all(name in names() for name in PLACES.values())
     for place, name in PLACES.items():
-        assert place in layer(functools.partial(create, name)).encoding.claims.places
+        assert place in build_layer(functools.partial(create, name)).encoding.claims.places
 
 
 @needs_whole_graphs
@@ -25,14 +30,14 @@ def test_the_four_act_at_the_four_places():
 @pytest.mark.parametrize("name", PLACES.values())
 def test_inductor_gives_the_same_values(name: str):
     """Forward alone, to keep the compile time of the suite in bounds."""
-    model = layer(functools.partial(create, name), dtype=torch.float32)
+    model = build_layer(functools.partial(create, name), dtype=torch.float32)
     encoding = model.encoding
     torch._dynamo.reset()
     compiled = torch.compile(model, fullgraph=True, dynamic=True)
     with torch.no_grad():
         for length in (possible_length(encoding, 12), possible_length(encoding, 19)):
             x, positions = (
-                hidden(length, dtype=torch.float32),
+                random_embeddings(length, dtype=torch.float32),
                 successive_positions(encoding, length),
             )
             got, want = compiled(x, positions), model(x, positions)

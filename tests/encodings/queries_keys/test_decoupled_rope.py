@@ -6,7 +6,7 @@ import torch
 
 from posenc.encodings.queries_keys.decoupled import DecoupledRoPE, join
 from posenc.encodings.queries_keys.rope_scaling import YaRN
-from posenc.testing.harness import turned
+from posenc.testing.harness import transform_queries_keys
 from tests.attending import attend
 from tests.references import decoupled_rope as paper
 
@@ -18,7 +18,7 @@ def test_decoupled_rope_matches_the_paper():
     q_positions, kv_positions = torch.tensor([3, 8, 100]), torch.arange(5)
     q_content, q_rotary = torch.randn(1, 2, 3, 8).double(), torch.randn(1, 2, 3, 6).double()
     k_content, k_rotary = torch.randn(1, 2, 5, 8).double(), torch.randn(1, 1, 5, 6).double()
-    q, k = turned(
+    q, k = transform_queries_keys(
         encoding, join(q_content, q_rotary), join(k_content, k_rotary), q_positions, kv_positions
     )
     want = paper.scores(

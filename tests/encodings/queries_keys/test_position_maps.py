@@ -12,7 +12,7 @@ from posenc.encodings.queries_keys.position_maps import (
     SelfExtend,
 )
 from posenc.encodings.queries_keys.rope import RoPE
-from posenc.testing.harness import sides
+from posenc.testing.harness import as_tokens
 from tests.attending import attend
 from tests.golden_values import Case, cases
 
@@ -31,7 +31,7 @@ def logits_of(encoding: PositionEncoding, q, k, positions) -> torch.Tensor:
     i, j = torch.arange(n)[:, None], torch.arange(n)
     out = torch.full((*q.shape[:3], n), float("nan"), dtype=q.dtype)
     for part in encoding.passes(positions, positions):
-        own_q, own_k = sides(q, k, positions, positions)
+        own_q, own_k = as_tokens(q, k, positions, positions)
         pass_q, pass_k = encoding.transform(own_q.at(part.q_positions), own_k.at(part.kv_positions))
         pass_k = pass_k.repeat_interleave(q.shape[1] // k.shape[1], dim=1)
         assert part.mask is not None

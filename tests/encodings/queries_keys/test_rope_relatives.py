@@ -13,7 +13,7 @@ from posenc.encodings.queries_keys.pope import PoPE
 from posenc.encodings.queries_keys.query_temperature import Llama4Temperature, LogN
 from posenc.encodings.queries_keys.rope import RoPE
 from posenc.encodings.queries_keys.xpos import XPos
-from posenc.testing.harness import turned
+from posenc.testing.harness import transform_queries_keys
 from tests.golden_values import Case, cases
 
 
@@ -26,13 +26,13 @@ def test_xpos(case: Case):
     xpos = XPos(d, base, interleaved=True, scale_base=scale_base, origin=origin)
     q, k = (case.inputs[name][None] for name in "qk")
     positions = case.inputs["q_positions"], case.inputs["kv_positions"]
-    got_q, got_k = turned(xpos, q, k, *positions)
+    got_q, got_k = transform_queries_keys(xpos, q, k, *positions)
     case.assert_close("q", got_q[0])
     case.assert_close("k", got_k[0])
     case.assert_close("logits", (got_q @ got_k.mT)[0])
     # The origin changes no score.
     fixed = XPos(d, base, interleaved=True, scale_base=scale_base)
-    fixed_q, fixed_k = turned(fixed, q, k, *positions)
+    fixed_q, fixed_k = transform_queries_keys(fixed, q, k, *positions)
     case.assert_close("logits", (fixed_q @ fixed_k.mT)[0])
 
 
@@ -50,8 +50,8 @@ def test_xpos_scores_follow_the_papers_closed_form():
                 fade = ((2 * t / d + 0.4) / 1.4) ** ((i - j) / scale_base)
                 angle = (i - j) * 10000.0 ** (-2 * t / d)
                 a, b = (complex(*x[0, 0, n, 2 * t : 2 * t + 2]) for x, n in ((q, i), (k, j)))
-                turned = complex(math.cos(angle), math.sin(angle))
-                score += fade * (a * turned * b.conjugate()).real
+                transform_queries_keys = complex(math.cos(angle), math.sin(angle))
+                score += fade * (a * transform_queries_keys * b.conjugate()).real
             assert float(got_q[0, 0, i] @ got_k[0, 0, j]) == pytest.approx(score, rel=1e-9)
 
 
@@ -102,7 +102,7 @@ def test_pope(case: Case):
     with torch.no_grad():
         pope.weight.copy_(case.inputs["learned_bias"][:, 0])
     positions = case.inputs["q_positions"], case.inputs["kv_positions"]
-    q, k = turned(pope, case.inputs["q"], case.inputs["k"], *positions)
+    q, k = transform_queries_keys(pope, case.inputs["q"], case.inputs["k"], *positions)
     case.assert_close("q", q)
     case.assert_close("k", k)
     case.assert_close("logits", q @ k.mT)

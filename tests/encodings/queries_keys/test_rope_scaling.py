@@ -16,7 +16,7 @@ from posenc.encodings.queries_keys import rope_scaling as rs
 from posenc.encodings.queries_keys.rope import RoPE
 from posenc.encodings.queries_keys.rope_scaling import rope_frequencies
 from posenc.encodings.queries_keys.rotation.rotate import rotate as rotate_pairs
-from posenc.testing.harness import turned
+from posenc.testing.harness import transform_queries_keys
 from tests.compilers import needs_whole_graphs
 from tests.golden_values import Case, cases
 
@@ -265,7 +265,7 @@ def test_two_graphs_serve_all_lengths_that_frequencies_follow(scaling: rs.Scalin
 
     def rotate(q, positions, length):
         prepared = rope.prepare(positions, length)
-        return turned(prepared, q, q, positions, positions.clone())
+        return transform_queries_keys(prepared, q, q, positions, positions.clone())
 
     torch._dynamo.reset()
     counter = CompileCounter()

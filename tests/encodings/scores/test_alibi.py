@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from posenc import ALiBi, attention
-from posenc.testing.harness import sides
+from posenc.testing.harness import as_tokens
 from tests.attending import attend
 from tests.golden_values import Case, cases
 from tests.references import alibi_left_right
@@ -120,7 +120,7 @@ def test_the_split_term_is_the_causal_bias():
 
 def term_of(encoding: ALiBi):
     q = torch.zeros(1, len(encoding.slopes), len(POSITIONS), 4)
-    return encoding.term(*sides(q, None, POSITIONS, POSITIONS))
+    return encoding.term(*as_tokens(q, None, POSITIONS, POSITIONS))
 
 
 @pytest.mark.parametrize(

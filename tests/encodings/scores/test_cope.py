@@ -7,7 +7,7 @@ import torch
 import posenc
 from posenc import masks
 from posenc.encodings.scores.cope import CoPE
-from posenc.testing.harness import scored
+from posenc.testing.harness import add_term_to_scores
 from tests.attending import attend, decoded
 from tests.golden_values import Case, cases
 from tests.references import cope as paper
@@ -40,7 +40,7 @@ def test_cope_matches_the_authors_code(case: Case):
     out = attend(q, k, v, encoding, positions, mask=mask, kv_state=state)
     case.assert_close("output", out[:, 0])
     scores = q @ k.mT * encoding.scale(p["head_dim"])
-    with_term = scored(
+    with_term = add_term_to_scores(
         encoding, scores, q, None, positions, positions, None, state, mask=seen[None, None]
     )
     case.assert_close("logits", with_term.masked_fill(~seen, -torch.inf)[:, 0])
@@ -53,7 +53,7 @@ def test_undivided_cope_matches_x_transformers(case: Case):
     positions = torch.arange(case.inputs["q"].shape[2])
     scores = case.inputs["attn_logits"]
     q, scores = case.inputs["q"].double(), scores.double()
-    with_term = scored(encoding.double(), scores, q, None, positions, positions)
+    with_term = add_term_to_scores(encoding.double(), scores, q, None, positions, positions)
     shown = scores > -1e6  # a hidden key carries the lowest float, in which a term is lost
     case.assert_close("cope_term", with_term - scores, where=shown)
 
@@ -66,7 +66,9 @@ def test_cope_matches_the_paper(divide: bool):
     visible[5, 2] = False
     positions = torch.arange(9)
     scores = q @ k.mT / 2
-    with_term = scored(encoding, scores, q, None, positions, positions, mask=visible[None, None])
+    with_term = add_term_to_scores(
+        encoding, scores, q, None, positions, positions, mask=visible[None, None]
+    )
     got = (with_term - scores)[0, 0].detach().numpy()
     want = paper.term(
         q[0, 0].numpy(), k[0, 0].numpy(), encoding.e.detach().numpy(), visible.numpy(), divide
@@ -160,7 +162,7 @@ def test_counting_in_parts_changes_nothing(openness: float, rows: int):
     seen = torch.ones(length, length).bool().tril()[-rows:]
     seen[64:128] = False
     where = positions[-rows:], positions
-    got = scored(encoding, scores, q, None, *where, mask=seen[None, None]) - scores
+    got = add_term_to_scores(encoding, scores, q, None, *where, mask=seen[None, None]) - scores
     gates = scores.sigmoid().masked_fill(~seen, 0)
     count = gates.flip(-1).cumsum(-1).flip(-1).clamp(max=39)
     table = q @ encoding.e.mT * 8**-0.5

@@ -8,7 +8,7 @@ from posenc.encodings.numbers.precision import without_autocast
 from posenc.encodings.scores.dape import DAPE
 from posenc.encodings.scores.forgetting import FoX
 from posenc.encodings.scores.relative_logits import RelativeLogits
-from posenc.testing.harness import scored
+from posenc.testing.harness import add_term_to_scores
 from tests.encodings.scores.test_fire import fire
 from tests.encodings.scores.test_kerple import kerple
 from tests.golden_values import Case, cases
@@ -36,7 +36,7 @@ def test_logits_equal_the_authors(case: Case):
     }
     encoding.load_state_dict({**encoding.state_dict(), **weights})
     x, positions = case.inputs["x"], case.inputs["positions"]
-    logits = scored(encoding, x, x, None, positions, positions)
+    logits = add_term_to_scores(encoding, x, x, None, positions, positions)
     case.assert_close("logits", logits, where=positions[:, None] >= positions)
 
 
@@ -45,7 +45,7 @@ def test_a_silent_network_leaves_the_inner_bias():
     torch.nn.init.zeros_(encoding.out.weight)
     torch.nn.init.zeros_(encoding.out.bias)
     x, positions = torch.randn(2, 4, 6, 6), torch.arange(6)
-    got = scored(encoding, x, x, None, positions, positions)
+    got = add_term_to_scores(encoding, x, x, None, positions, positions)
     torch.testing.assert_close(got, x + encoding.inner(positions, positions))
     assert encoding.scale(64) == 1.0, "T5's, which has no 1/sqrt(head_dim)"
 
@@ -77,7 +77,7 @@ def test_autocast_does_not_round_the_network():
 
     def logits():
         with without_autocast(x.device):  # as kernels ask
-            return scored(encoding, x, x, None, positions, positions)
+            return add_term_to_scores(encoding, x, x, None, positions, positions)
 
     want = logits()
     with torch.autocast("cpu", dtype=torch.bfloat16):

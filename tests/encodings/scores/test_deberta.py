@@ -7,7 +7,7 @@ import torch
 import posenc
 from posenc import masks
 from posenc.encodings.scores.deberta import DeBERTa
-from posenc.testing.harness import scored
+from posenc.testing.harness import add_term_to_scores
 from tests.attending import decoded
 from tests.golden_values import Case, cases
 from tests.references import deberta as paper
@@ -53,9 +53,9 @@ def test_deberta_matches_the_authors_code(case: Case):
     case.assert_close("relative_pos", encoding.bucket(positions[:, None] - positions))
     q, k = case.expected["q"][None], case.expected["k"][None]
     content = q @ k.mT * encoding.scale(q.shape[-1])
-    added = scored(encoding, torch.zeros_like(content), q, k, positions, positions)
+    added = add_term_to_scores(encoding, torch.zeros_like(content), q, k, positions, positions)
     case.assert_close("rel_att", added[0])
-    logits = scored(encoding, content, q, k, positions, positions)[0]
+    logits = add_term_to_scores(encoding, content, q, k, positions, positions)[0]
     case.assert_close("logits_minus_max", logits - logits.amax(-1, keepdim=True))
     keep = case.inputs["attention_mask"].bool()
     mask = masks.Mask(lambda sight: keep[sight.q_idx, sight.kv_idx])
@@ -79,7 +79,7 @@ def test_deberta_matches_the_paper(num_buckets, paper_p2c: bool, scattered: bool
     positions = torch.randperm(40)[:9] if scattered else torch.arange(9)
     q, k = (torch.randn(1, 2, 9, 4).double() for _ in range(2))
     content = q @ k.mT * encoding.scale(4)
-    got = scored(encoding, content, q, k, positions, positions)[0]
+    got = add_term_to_scores(encoding, content, q, k, positions, positions)[0]
 
     def table(projection):
         rows = encoding.table @ projection.weight.T + projection.bias
@@ -105,7 +105,9 @@ def test_deberta_table_is_normalised_where_asked():
     plain.table.data = torch.nn.functional.layer_norm(plain.table.data, (8,), eps=1e-7)
     q, p = torch.randn(1, 2, 5, 4), torch.arange(5)
     zeros = torch.zeros(1, 2, 5, 5)
-    torch.testing.assert_close(scored(normed, zeros, q, q, p, p), scored(plain, zeros, q, q, p, p))
+    torch.testing.assert_close(
+        add_term_to_scores(normed, zeros, q, q, p, p), add_term_to_scores(plain, zeros, q, q, p, p)
+    )
 
 
 def test_deberta_shares_grouped_projections_without_owning_them():

@@ -6,7 +6,7 @@ from torch.nn import functional as F
 
 from posenc import ALiBi, Attention, KVCache, attention, masks
 from posenc.encodings.scores.forgetting import FoX
-from posenc.testing.harness import scored
+from posenc.testing.harness import add_term_to_scores
 from tests.attending import attend
 from tests.golden_values import Case, cases
 
@@ -40,8 +40,8 @@ def test_logits_and_output_equal_the_authors(case: Case):
     seen = mask.bind(q_positions, kv_positions)(*grid).expand(batch, heads, q_len, kv_len)
     where = (q, None, q_positions, kv_positions, q_state, kv_state)
     zeros = q.new_zeros(batch, heads, q_len, kv_len)
-    case.assert_close("decay_bias", scored(fox, zeros, *where), where=seen)
-    logits = scored(fox, q @ k.mT * case.params["sm_scale"], *where)
+    case.assert_close("decay_bias", add_term_to_scores(fox, zeros, *where), where=seen)
+    logits = add_term_to_scores(fox, q @ k.mT * case.params["sm_scale"], *where)
     case.assert_close("logits", logits.masked_fill(~seen, -torch.inf))
     out = attention(
         q * (case.params["sm_scale"] * q.shape[-1] ** 0.5),
@@ -67,7 +67,7 @@ def test_bias_equals_xtransformers(case: Case):
     positions = torch.arange(x.shape[1])
     state = fox.state(x, positions)
     zeros = x.new_zeros(x.shape[0], heads, len(positions), len(positions))
-    bias = scored(fox, zeros, zeros, None, positions, positions, state, state)
+    bias = add_term_to_scores(fox, zeros, zeros, None, positions, positions, state, state)
     past = (positions[:, None] >= positions).expand(bias.shape)
     case.assert_close("score_bias", bias, where=past if causal else None)
 
@@ -79,7 +79,9 @@ def test_bidirectional_gates_sum_over_the_tokens_between():
     x, positions = torch.randn(1, 5, 6, dtype=torch.float64), torch.arange(5)
     state = fox.state(x, positions)
     q = x.new_zeros(1, 2, 5, 1)
-    bias = scored(fox, x.new_zeros(1, 2, 5, 5), q, None, positions, positions, state, state)
+    bias = add_term_to_scores(
+        fox, x.new_zeros(1, 2, 5, 5), q, None, positions, positions, state, state
+    )
     log_f = F.logsigmoid(fox.gate(x))[0].T.reshape(2, 2, 5)  # direction, head, token
     for head in range(2):
         for i in range(5):

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from posenc.encodings.scores.relative_logits import RelativeLogits
-from posenc.testing.harness import scored
+from posenc.testing.harness import add_term_to_scores
 from tests.attending import attend
 from tests.references import relative_logits
 
@@ -22,7 +22,7 @@ def draw(log_scaling=None, extent: int = 6):
 
 
 def modified(encoding, scores, positions, state):
-    return scored(encoding, scores, scores, None, positions, positions, state, state)
+    return add_term_to_scores(encoding, scores, scores, None, positions, positions, state, state)
 
 
 @pytest.mark.reference("inkling")

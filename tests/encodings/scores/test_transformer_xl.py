@@ -7,7 +7,7 @@ import torch
 import posenc
 from posenc import masks
 from posenc.encodings.scores.transformer_xl import TransformerXL
-from posenc.testing.harness import scored, turned
+from posenc.testing.harness import add_term_to_scores, transform_queries_keys
 from tests.attending import attend, decoded
 from tests.golden_values import Case, cases
 from tests.references import transformer_xl as paper
@@ -22,9 +22,9 @@ def filled(embed_dim: int = 8, heads: int = 2, head_dim: int = 4, **options) -> 
 
 
 def logits_of(encoding, q, k, q_positions, kv_positions):
-    moved, _ = turned(encoding, q, k, q_positions, kv_positions)
+    moved, _ = transform_queries_keys(encoding, q, k, q_positions, kv_positions)
     scores = moved @ k.mT * q.shape[-1] ** -0.5
-    return scored(encoding, scores, q, None, q_positions, kv_positions)
+    return add_term_to_scores(encoding, scores, q, None, q_positions, kv_positions)
 
 
 @pytest.mark.golden("transformer_xl")

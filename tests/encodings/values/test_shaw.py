@@ -7,7 +7,7 @@ import torch
 import posenc
 from posenc import masks
 from posenc.encodings.values.shaw import Shaw
-from posenc.testing.harness import scored, sides
+from posenc.testing.harness import add_term_to_scores, as_tokens
 from tests.attending import attend
 from tests.golden_values import Case, cases
 from tests.references import shaw as paper
@@ -33,7 +33,9 @@ def test_shaw_matches_the_authors_code(case: Case):
     # The authors' function leaves the scale to its caller.
     q = inputs["q"] * inputs["q"].shape[-1] ** 0.5
     scores = q @ inputs["k"].mT * q.shape[-1] ** -0.5
-    logits = scored(encoding, scores, q, None, q_positions, kv_positions) + inputs["bias"]
+    logits = (
+        add_term_to_scores(encoding, scores, q, None, q_positions, kv_positions) + inputs["bias"]
+    )
     case.assert_close("logits", logits)
     seen = inputs["bias"][0, 0] > -1
     mask = masks.Mask(lambda sight: seen[sight.q_idx, sight.kv_idx])
@@ -90,9 +92,9 @@ def test_shaw_pointwise_and_block_forms_agree():
     ):
         where = (q, None, torch.arange(4, 9), kv_positions)
         scores = torch.zeros(2, 2, 5, 9).double()
-        pair = encoding.term(*sides(*where)).pair()
+        pair = encoding.term(*as_tokens(*where)).pair()
         torch.testing.assert_close(
-            pair(scores, batch, head, q_idx, kv_idx), scored(encoding, scores, *where)
+            pair(scores, batch, head, q_idx, kv_idx), add_term_to_scores(encoding, scores, *where)
         )
 
 
@@ -100,7 +102,9 @@ def test_shaw_is_constant_from_max_distance_on():
     encoding = filled(4, 3)
     q = torch.randn(1, 1, 1, 4).double()
     zeros = torch.zeros(1, 1, 1, 200).double()
-    row = scored(encoding, zeros, q, None, torch.tensor([100]), torch.arange(200))[0, 0, 0]
+    row = add_term_to_scores(encoding, zeros, q, None, torch.tensor([100]), torch.arange(200))[
+        0, 0, 0
+    ]
     assert row[:98].unique().numel() == 1 and row[103:].unique().numel() == 1
     assert row[97:104].unique().numel() == 7
 

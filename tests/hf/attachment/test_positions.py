@@ -438,7 +438,7 @@ def test_a_cache_keeps_positions_and_states_to_the_bit(dtype):
     cache = cache_of(out)
     keys = cache.layers[0].keys
     assert keys.dtype == dtype
-    plain, positions, state = cache.update.columns[0].split(keys)
+    plain, positions, state = cache.update.columns[0].split_keys(keys)
     assert torch.equal(positions, torch.arange(1001, 1007).expand(2, -1))
     assert state is not None
     assert state.dtype == torch.float64

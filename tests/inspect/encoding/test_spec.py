@@ -15,7 +15,7 @@ from posenc.inspect.encoding import behaviour as running
 from posenc.inspect.encoding import invariance, precision, scores
 from posenc.inspect.encoding.measurements import measure
 from posenc.inspect.encoding.words import rows
-from posenc.testing.layer import first_layer, moved
+from posenc.testing.layer import add_parameter_noise, encoding_of_first_layer
 from tests.compilers import traces_attributes
 from tests.kinds import one_of_each_kind
 
@@ -24,7 +24,7 @@ SHAPE = ModelShape(embed_dim=64, num_heads=4, head_dim=16, train_length=128)
 
 def build(name: str, shape: ModelShape = SHAPE, **options) -> PositionEncoding:
     torch.manual_seed(0)
-    return first_layer(moved(create(name, shape, **options))).eval()
+    return encoding_of_first_layer(add_parameter_noise(create(name, shape, **options))).eval()
 
 
 @pytest.mark.parametrize("name", one_of_each_kind())

@@ -5,7 +5,7 @@ from decimal import Decimal, localcontext
 from numbers import Real
 from typing import Any, ClassVar, NamedTuple, get_type_hints
 
-from posenc.arguments import FARTHEST
+from posenc.arguments import FARTHEST_POSITION
 from posenc.encodings.numbers.frequencies import PRECISION, inverse_frequencies
 
 
@@ -69,7 +69,7 @@ class Scaling:
                 )
             if kind is int:
                 number: Any = value  # for the type checker, which does not know its type
-                whole = number == int(number) and abs(number) < FARTHEST
+                whole = number == int(number) and abs(number) < FARTHEST_POSITION
                 require(self, whole, f"{name} must be a whole number", repr(value))
         checks = {"factor": require_factor, "original_max_positions": require_length}
         for name, check in checks.items():

@@ -15,7 +15,14 @@ from posenc.encodings.queries_keys.query_key import QueryKeyEncoding
 from posenc.encodings.queries_keys.rope_scaling import Frequencies
 from posenc.encodings.queries_keys.rotation.rotate import rotate_together
 from posenc.encodings.terms.tokens import Tokens
-from posenc.positions import Places, Positions, Remembered, placed, same, tensor
+from posenc.positions import (
+    Places,
+    Positions,
+    RememberedPositions,
+    as_tensor,
+    known_equal,
+    move_placeless_to_origin,
+)
 
 RotatedQueriesKeys = tuple[
     Float[Tensor, "batch num_heads {len(q)} {self.head_dim}"],
@@ -37,7 +44,7 @@ class Rotation(QueryKeyEncoding):
         super().__init__()
         self.head_dim = head_dim
         self.interleaved = interleaved
-        self._ready: tuple[tuple[Remembered, Tensor, Tensor], ...] = ()
+        self._ready: tuple[tuple[RememberedPositions, Tensor, Tensor], ...] = ()
 
     def _set_frequencies(self, frequencies: Frequencies, axes: Sequence[int] | None = None) -> None:
         """Set the frequencies of all pairs. If positions have components, axes[t] is the one that
@@ -56,7 +63,9 @@ class Rotation(QueryKeyEncoding):
         attention_factor. `device` is used if positions are a range."""
         if isinstance(positions, range):
             key = positions, dtype, device
-            return self.cached(key, lambda: self._compute_cos_sin(tensor(positions, device), dtype))
+            return self.cached(
+                key, lambda: self._compute_cos_sin(as_tensor(positions, device), dtype)
+            )
         for ready, cos, sin in self._ready:
             if dtype == cos.dtype and ready.fits(positions):
                 return cos, sin
@@ -65,7 +74,7 @@ class Rotation(QueryKeyEncoding):
     def _compute_cos_sin(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """Compute the tables that `cos_sin` returns, for positions in a tensor."""
         if self.angles.axes is not None:  # tokens without a place are not rotated
-            positions = placed(positions)
+            positions = move_placeless_to_origin(positions)
         return self.angles.cos_sin(positions, dtype, self.attention_factor)
 
     def prepare(self, positions: Positions, length: int | None = None) -> Self:
@@ -74,11 +83,11 @@ class Rotation(QueryKeyEncoding):
             prepared._ready = (self.remember_cos_sin(positions),)
         return prepared
 
-    def remember_cos_sin(self, positions: Places) -> tuple[Remembered, Table, Table]:
+    def remember_cos_sin(self, positions: Places) -> tuple[RememberedPositions, Table, Table]:
         """Return a copy of the positions, with their cos and sin, for the `_ready` of a prepared
         encoding."""
         with outside_inference_mode():
-            return Remembered(positions), *self.cos_sin(positions)
+            return RememberedPositions(positions), *self.cos_sin(positions)
 
     def transform(self, q: Tokens, k: Tokens) -> RotatedQueriesKeys:
         assert q.x is not None and k.x is not None
@@ -86,7 +95,7 @@ class Rotation(QueryKeyEncoding):
         self._check_width(k.x)
         dtype = at_least_float32(q.x.dtype)
         cos, sin = self.cos_sin(q.where, dtype, q.device)
-        if same(q.where, k.where):
+        if known_equal(q.where, k.where):
             new_q, new_k = self.rotate_channels((q.x, k.x), cos, sin)
             return new_q, new_k
         (new_q,) = self.rotate_channels((q.x,), cos, sin)
