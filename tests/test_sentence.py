@@ -41,7 +41,7 @@ def computed() -> dict[str, set[str]]:
         "TASKS[trial.task].counts": counts,
         "definition.title": {t.title for t in tasks},
         "case.variant": {c.variant for t in tasks for c in t.cases(t.test_lengths)},
-        "objective_of(config).said": {o.said for o in OBJECTIVES.values()},
+        "objective_of(config).scoring_note": {o.scoring_note for o in OBJECTIVES.values()},
         "loss.verdict": {"best", "tied", "worse"},
         "rows.verdict_of(standing, name)": {"best", "tied", "worse"},
         "f'caption {name}'": {f"caption {name}" for name in FIGURES},
