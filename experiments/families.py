@@ -23,7 +23,7 @@ from tiny_models import LENGTH, VOCABULARY, tiny_folder
 
 from posenc.extend.export import proof
 from posenc.extend.export.prover import Prover
-from posenc.extend.extension import export_variant, extend
+from posenc.extend.extension import extend, tune_and_export
 from posenc.extend.measure.samples import sample_windows
 from posenc.extend.options import Options
 from posenc.extend.variants.variant import WINDOW
@@ -139,7 +139,7 @@ def _try_family(family: str, auto: Any, scratch: Path) -> list[Row]:
 
         def export(variant: Any = variant, out: Path = out) -> Any:
             with HereProver() as prover:
-                export_variant(outcome, variant, out, prover, None, windows, QUICK)
+                tune_and_export(outcome, variant, out, prover, None, windows, QUICK)
 
         rows.append(attempt(family, "export", name, export)[0])
     return rows

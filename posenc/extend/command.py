@@ -73,15 +73,15 @@ def extend(
         Path | None, option("Where to write the page.", shown="OUT/extend.html", panel="Output")
     ] = None,
     figures: Figures = None,
-    **given: Any,
+    **option_values: Any,
 ) -> None:
     """Give a trained checkpoint a longer context: try, measure, recommend, tune, export, prove."""
     from posenc.extend.answer.terminal import extend_and_show
 
-    tuning = record_of(TuneConfig, given)
-    if unread := [] if tuning.steps else changed_options(tuning):
-        raise ValueError(f"{', '.join(unread)}: nothing is tuned without --tune STEPS.")
-    options = replace(record_of(Options, given), tune=tuning if tuning.steps else None)
+    tuning = record_of(TuneConfig, option_values)
+    if ignored := [] if tuning.steps else changed_options(tuning):
+        raise ValueError(f"{', '.join(ignored)}: nothing is tuned without --tune STEPS.")
+    options = replace(record_of(Options, option_values), tune=tuning if tuning.steps else None)
     command = shlex.join(["posenc", *sys.argv[1:]])
     extend_and_show(
         model,

@@ -11,26 +11,26 @@ from typing import Any
 import numpy as np
 import torch
 
-from posenc.extend.export.folder import ADAPTER, Plan, export_checkpoint
+from posenc.extend.export.folder import ADAPTER, ExportPlan, export_checkpoint
 from posenc.extend.export.prover import Proof, Prover
-from posenc.extend.measure.evaluation import Evaluation, regression, short_pieces
+from posenc.extend.measure.evaluation import Evaluation, loss_rise, short_pieces
 from posenc.extend.measure.intervals import Estimate
 from posenc.extend.measure.losses import NotFinite
-from posenc.extend.measure.samples import halves, sample_windows
+from posenc.extend.measure.samples import sample_windows, split_for_fitting_and_measuring
 from posenc.extend.measure.tasks import Encode
 from posenc.extend.options import DEFAULTS, Options, Progress
 from posenc.extend.recommendation import best_method, recommend
-from posenc.extend.refusals import check_folders, check_request
-from posenc.extend.restart import folder_locked, own_state
+from posenc.extend.refusals import check_after_loading, check_before_loading
+from posenc.extend.restart import default_state_folder, folder_locked
 from posenc.extend.tune.config import TuneConfig
 from posenc.extend.tune.lora import save_adapter
 from posenc.extend.tune.tuning import tune
 from posenc.extend.variants.candidates import (
     SEARCH_WINDOWS,
-    Builders,
-    candidates,
+    VariantBuilders,
     measure_variant,
     needs_search,
+    variant_builders,
 )
 from posenc.extend.variants.variant import DROPE, Variant, unchanged_variant
 from posenc.hf.checkpoint.loading import Checkpoint, load_checkpoint
@@ -63,20 +63,21 @@ class Outcome:
     left_behind: list[str] = field(default_factory=list)
     proof: Proof | None = None
 
-    def short_text(self) -> dict[str, Estimate]:
-        """Return the extra loss on short texts, read by themselves, in nats per token by name."""
+    def short_text_rises(self) -> dict[str, Estimate]:
+        """Return by method how much its loss on texts of the training length, read by themselves,
+        is above that of the unchanged model, in nats per token; {} if it was not measured."""
         before = self.measured["none"][1].short_text
         if before is None or self.short_documents is None:
             return {}
         return {
-            name: regression(before, evaluation.short_text, self.short_documents)
+            name: loss_rise(before, evaluation.short_text, self.short_documents)
             for name, evaluation in self.evaluations().items()
             if evaluation.short_text is not None and name != "none"
         }
 
-    def counts(self, task: str, length: int) -> bool:
-        """Return True unless no method answers the task at the shortest length: fractions of right
-        answers in longer texts then say nothing."""
+    def score_is_meaningful(self, task: str, length: int) -> bool:
+        """Return True if the fractions of right answers to this task at this length mean something:
+        at the shortest length always, beyond it only if some method answers the task there."""
         score_tables = [evaluation.tasks for evaluation in self.evaluations().values()]
         shortest = min(at for scores in score_tables for name, at in scores if name == task)
         scores = [table[task, shortest] for table in score_tables if (task, shortest) in table]
@@ -98,10 +99,10 @@ class NotExported(RunFailed):
 
 @dataclass(frozen=True)
 class _Run:
-    """What the steps of one extension read.
+    """The inputs that the steps of one call of `extend` share.
 
-    windows: to measure on. fitting: windows for search and tuning; None if there is neither.
-    encode: text to tokens, for tasks in words; None without a tokenizer.
+    windows: the text to measure on. fitting: other text, for search and tuning; None if there is
+    neither. encode: text to tokens, for tasks in words; None without a tokenizer.
     """
 
     checkpoint: Checkpoint
@@ -151,22 +152,24 @@ def extend(
     if type(to) is not int:
         raise TypeError(f"extend: to must be a whole number of tokens, got {to!r}.")
     out = None if out is None else Path(out)
-    check_folders(Path(folder), out, method, options)
-    checkpoint = _load(folder, options)
-    check_request(checkpoint, to, method, writes=out is not None, options=options, words=not as_ids)
+    check_before_loading(Path(folder), out, method, options)
+    checkpoint = _load_in_requested_dtype(folder, options)
+    check_after_loading(
+        checkpoint, to, method, writes=out is not None, options=options, words=not as_ids
+    )
     vocabulary = checkpoint.config.vocab_size
     encode = text_encoder(checkpoint.folder, vocabulary, as_bytes=as_bytes, as_ids=as_ids)
-    to_fit, to_measure = halves(documents, to)
+    to_fit, to_measure = split_for_fitting_and_measuring(documents, to)
     windows = sample_windows(encode, to_measure, to, options.windows)
     fitting = _fitting_windows(checkpoint, encode, to_fit, to, method, options)
     if options.state is None and out is not None:
-        options = replace(options, state=own_state(out))
+        options = replace(options, state=default_state_folder(out))
     run = _Run(checkpoint, windows, fitting, options, progress, None if as_ids else encode)
-    with _lock_of_state(run), Prover() as prover:
+    with _state_lock(run), Prover() as prover:
         if out is not None and options.tune is None:
             prover.start()  # imports while variants are measured; during tuning it would only wait
-        builders = candidates(checkpoint, to, method, fitting, options, progress)
-        measured, failed = _measure_all(run, builders, method)
+        builders = variant_builders(checkpoint, to, method, fitting, options, progress)
+        measured, failed = _measure_variants(run, builders, method)
         judge = partial(
             recommend,
             measured,
@@ -181,7 +184,7 @@ def extend(
         chosen = _method_to_export(outcome, method, options)
         if out is not None and chosen is not None:
             _export_and_judge(run, outcome, chosen, out, prover, judge)
-            remove_folder(own_state(out))
+            remove_folder(default_state_folder(out))
     return outcome
 
 
@@ -203,8 +206,9 @@ def _fitting_windows(
     return sample_windows(encode, documents, to, count)
 
 
-def _lock_of_state(run: _Run) -> AbstractContextManager[object]:
-    """Return a lock on the restart state, which only search and tuning write."""
+def _state_lock(run: _Run) -> AbstractContextManager[object]:
+    """Return a context manager that locks the folder of the restart state; one that does nothing if
+    there is neither search nor tuning, which alone write there."""
     if run.fitting is None or run.options.state is None:
         return nullcontext()
     return folder_locked(run.options.state)
@@ -230,12 +234,13 @@ def _export_and_judge(
     prover: Prover,
     judge: Callable[[tuple[str, Evaluation]], tuple[str, str]],
 ) -> None:
-    """Tune, write and prove a method. judge: recommends again once it is tuned.
+    """Tune, write and prove a method. judge: makes the recommendation again, given the name of the
+    method and what was measured after tuning.
 
     Raises: NotExported.
     """
     try:
-        export_variant(run, outcome, outcome.measured[chosen][0], out, prover)
+        tune_and_export(run, outcome, outcome.measured[chosen][0], out, prover)
     except RunFailed as error:
         raise NotExported(str(error), outcome) from error
     finally:
@@ -259,7 +264,7 @@ def evaluate(
 
     Raises: ValueError for a folder that cannot be loaded, or too little text.
     """
-    checkpoint = _load(folder, options)
+    checkpoint = _load_in_requested_dtype(folder, options)
     vocabulary = checkpoint.config.vocab_size
     encode = text_encoder(checkpoint.folder, vocabulary, as_bytes=as_bytes, as_ids=as_ids)
     windows = sample_windows(encode, documents, length, options.windows)
@@ -269,8 +274,12 @@ def evaluate(
     )
 
 
-def _load(folder: str | Path, options: Options) -> Checkpoint:
-    """Load the checkpoint in the dtype in which it is measured and tuned."""
+def _load_in_requested_dtype(folder: str | Path, options: Options) -> Checkpoint:
+    """Load the checkpoint in the dtype of --precision; if it is "auto", in float32 for tuning and
+    in that of the files otherwise.
+
+    Raises: ValueError, for a masked model, if its tokenizer has no mask token.
+    """
     dtype = options.precision
     if dtype == "auto" and options.tune is not None:
         dtype = "float32"  # steps of a small rate are lost where weights have eight bits
@@ -280,21 +289,26 @@ def _load(folder: str | Path, options: Options) -> Checkpoint:
     return checkpoint
 
 
-def _measure_all(
-    run: _Run, builders: Builders, method: str | None
+def _measure_variants(
+    run: _Run, builders: VariantBuilders, method: str | None
 ) -> tuple[dict[str, tuple[Variant, Evaluation]], dict[str, str]]:
-    """Measure every variant, and note why some could not be measured. A method that this model's
-    code refuses must not cost hours of measuring."""
+    """Measure every variant. Return the variants with their evaluations, and why others could not
+    be measured, by name: one method that this model's code refuses must not end a run of hours.
+
+    Raises: ValueError or RunFailed if the unchanged model or `method`, the one that was asked for,
+    cannot be measured.
+    """
     measured: dict[str, tuple[Variant, Evaluation]] = {}
     failed: dict[str, str] = {}
     for done, (name, build) in enumerate(builders.items()):
 
-        def report(what: str, share: float, done: int = done, name: str = name) -> None:
+        def report_progress(what: str, share: float, done: int = done, name: str = name) -> None:
+            """Report the progress of one variant as a part of the whole run."""
             run.progress(f"{name}: {what}", (done + share) / len(builders))
 
         try:
             variant = build()
-            evaluation = run.measure(variant, report)
+            evaluation = run.measure(variant, report_progress)
         except Exception as error:  # a family's code may raise anything for what it does not expect
             is_own = isinstance(error, ValueError)
             reason = " ".join(str(error).split()) if is_own else one_line(error)
@@ -310,9 +324,11 @@ def _measure_all(
     return measured, failed
 
 
-def export_variant(run: _Run, outcome: Outcome, chosen: Variant, out: Path, prover: Prover) -> None:
-    """Tune a measured variant if requested, write it and prove it; the results go into the
-    outcome."""
+def tune_and_export(
+    run: _Run, outcome: Outcome, chosen: Variant, out: Path, prover: Prover
+) -> None:
+    """Tune a measured variant if requested, write it to `out` and prove it; the results are put
+    into `outcome`."""
     checkpoint = run.checkpoint
     recipe = run.options.tune
     changed = recipe is not None or not checkpoint.rotary
@@ -323,47 +339,50 @@ def export_variant(run: _Run, outcome: Outcome, chosen: Variant, out: Path, prov
     stretched = settings_applied(checkpoint.model, chosen.settings, outcome.target)
     with stretched if chosen.extra else chosen.active():
         if recipe is not None:
-            outcome.tuning_losses = _tune(run, chosen, recipe, teacher)
+            outcome.tuning_losses = _tune_stretched_model(run, chosen, recipe, teacher)
         if changed:
-            _round_as_stored(checkpoint)
+            _round_to_stored_dtype(checkpoint)
         if recipe is not None:
-            same = replace(chosen, active=lambda: nullcontext(checkpoint.model))
-            outcome.tuned = run.measure(same, run.progress)
+            tuned_variant = replace(chosen, active=lambda: nullcontext(checkpoint.model))
+            outcome.tuned = run.measure(tuned_variant, run.progress)
         # Slightly beyond the training length, so that the proof is quick for large models.
         tokens = run.windows.tokens[:1, : checkpoint.trained_length + 64]
         tokens = tokens.to(torch.int64).contiguous()
-        plan = _plan(run, outcome, chosen, changed=changed)
+        plan = _export_plan(run, outcome, chosen, changed=changed)
         outcome.config_diff, outcome.proof = export_checkpoint(
             checkpoint, out, prover, tokens, plan
         )
         outcome.left_behind = _names_not_copied(checkpoint.folder, out)
 
 
-def _plan(run: _Run, outcome: Outcome, chosen: Variant, *, changed: bool) -> Plan:
-    """Return what to write. changed: True if the weights are not those of the checkpoint."""
+def _export_plan(run: _Run, outcome: Outcome, chosen: Variant, *, changed: bool) -> ExportPlan:
+    """Return the description of the export. changed: True if the weights are not those of the
+    checkpoint."""
     recipe = run.options.tune
-    return Plan(
+    return ExportPlan(
         f"{chosen.name}, {chosen.summary}",
         outcome.target,
         chosen.cache_safe,
         changed=changed,
         extra=chosen.extra,
-        adapter=_adapter(run) if recipe is not None and recipe.adapter else None,
+        adapter=_adapter_folder(run) if recipe is not None and recipe.adapter else None,
     )
 
 
 def _names_not_copied(folder: Path, out: Path) -> list[str]:
-    """Return the names of all in the old folder that the new one lacks."""
+    """Return the sorted names of files in the old folder that the new one lacks."""
     copied = {path.name for path in out.iterdir()}
     return sorted(path.name for path in folder.iterdir() if path.name not in copied)
 
 
-def _tune(run: _Run, chosen: Variant, recipe: TuneConfig, teacher: Any) -> list[float]:
+def _tune_stretched_model(
+    run: _Run, chosen: Variant, recipe: TuneConfig, teacher: Any
+) -> list[float]:
     """Tune the stretched model in place and return the losses. teacher: the model before it was
     stretched, whose predictions are kept; None to learn from the text alone."""
     checkpoint = run.checkpoint
     assert run.fitting is not None
-    masked = mask_token_id(checkpoint.folder) if checkpoint.masked else None
+    mask_token = mask_token_id(checkpoint.folder) if checkpoint.masked else None
     short_share = 1.0 if chosen.name == DROPE else recipe.short_share
     return tune(
         checkpoint.model,
@@ -372,9 +391,9 @@ def _tune(run: _Run, chosen: Variant, recipe: TuneConfig, teacher: Any) -> list[
         replace(recipe, short_share=short_share),
         _tuning_folder(run),
         run.progress,
-        masked,
+        mask_token,
         teacher,
-        partial(save_adapter, checkpoint.model, _adapter(run), checkpoint.folder),
+        partial(save_adapter, checkpoint.model, _adapter_folder(run), checkpoint.folder),
     )
 
 
@@ -384,12 +403,12 @@ def _tuning_folder(run: _Run) -> Path:
     return run.options.state / "tune"
 
 
-def _adapter(run: _Run) -> Path:
-    """Return where tuning keeps the adapter until the export copies it."""
+def _adapter_folder(run: _Run) -> Path:
+    """Return the folder in which tuning saves the adapter until the export copies it."""
     return _tuning_folder(run) / ADAPTER
 
 
-def _round_as_stored(checkpoint: Checkpoint) -> None:
+def _round_to_stored_dtype(checkpoint: Checkpoint) -> None:
     """Round the weights to the dtype of the files: what is measured is what is written."""
     stored = getattr(torch, checkpoint.stored)
     for weight in checkpoint.model.parameters():

@@ -7,13 +7,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from posenc.extend.measure.evaluation import Evaluation
-from posenc.extend.measure.intervals import Estimate, estimate
+from posenc.extend.measure.intervals import Estimate, estimate_mean
 from posenc.extend.options import Options
 from posenc.extend.variants.variant import WINDOW, Variant
 
 Measured = dict[str, tuple[Variant, Evaluation]]
-LEVEL = 0.02
-"""A smaller difference from the window, in nats per token, decides nothing."""
+DECISIVE_DIFFERENCE = 0.02
+"""A smaller difference from the baseline, in nats per token, decides nothing; chosen, not
+derived."""
 UNREADABLE = math.log(1000)
 """A model with a higher loss within its training length, in nats, does not know this text."""
 
@@ -24,7 +25,7 @@ def best_method(measured: Measured, options: Options) -> str | None:
     Every bucket counts the same, so that neither the short range nor the long one is sacrificed.
     """
     allowed = {
-        name: evaluation.average()
+        name: evaluation.mean_over_buckets()
         for name, (variant, evaluation) in measured.items()
         if name != "none"
         and not variant.needs_runtime
@@ -53,8 +54,10 @@ def recommend(
     and the reason, whose first sentence says what to do.
     """
     base = measured["none"][1]
-    if foreign and not base.short(trained) <= UNREADABLE:
-        perplexity = math.exp(min(base.short(trained), 50))
+    # Written with "not", so that a loss of NaN is refused, too.
+    if foreign and not base.mean_within(trained) <= UNREADABLE:
+        # The cap keeps exp() from overflowing.
+        perplexity = math.exp(min(base.mean_within(trained), 50))
         return "", (
             "No recommendation: the model does not know this text, its perplexity is "
             f"{perplexity:,.0f} within its training length. Give --text with text like the model's "
@@ -65,16 +68,19 @@ def recommend(
     else:
         name = best_method(measured, options)
         chosen = base if name is None else measured[name][1]
-    case = _Case(measured, trained, documents, tuned is not None)
-    if name is None or not chosen.average() < base.average():
-        return "none", _why_no_method(case)
-    return _against_rival(case, name, chosen)
+    evidence = _Evidence(measured, trained, documents, tuned is not None)
+    if name is None or not chosen.mean_over_buckets() < base.mean_over_buckets():
+        return "none", _why_no_method(evidence)
+    return _compare_with_baseline(evidence, name, chosen)
 
 
 @dataclass(frozen=True)
-class _Case:
-    """What a method is judged by. documents: the document of every measured token, or None. tuned:
-    True if the method was tuned."""
+class _Evidence:
+    """The measurements on which a recommendation rests.
+
+    trained: the training length in tokens. documents: the document of every measured token, or
+    None. tuned: True if the method was tuned.
+    """
 
     measured: Measured
     trained: int
@@ -83,117 +89,127 @@ class _Case:
 
     @property
     def base(self) -> Evaluation:
-        """Return what was measured of the unchanged model."""
+        """Return the evaluation of the unchanged model."""
         return self.measured["none"][1]
 
     @property
     def window(self) -> Evaluation | None:
-        """Return the same on the last tokens alone; None if that was not measured."""
+        """Return the evaluation of the unchanged model with a window of the training length; None
+        if it was not measured."""
         return self.measured[WINDOW][1] if WINDOW in self.measured else None
 
     @property
-    def cut(self) -> str:
-        """Return the window in words."""
+    def window_in_words(self) -> str:
+        """Return the name of this baseline for sentences, as "cutting to the last 512 tokens"."""
         return f"cutting to the last {self.trained} tokens"
 
     @property
-    def hint(self) -> str:
+    def tuning_hint(self) -> str:
         """Return a space and a sentence on what else to try, for a model that is left as it is."""
         return "" if self.tuned else " Tuning may change that (--tune)."
 
 
-def _why_no_method(case: _Case) -> str:
+def _why_no_method(evidence: _Evidence) -> str:
     """Return the reason to leave a model whose mean loss no method lowers."""
-    base, window = case.base, case.window
-    if window is not None and _is_lower(difference(window, base, case.documents)):
+    base, window = evidence.base, evidence.window
+    if window is not None and _is_clearly_lower(loss_difference(window, base, evidence.documents)):
         return (
-            f"Do not extend this one: {case.cut} reads better. Against the unchanged model it "
-            f"{_beyond(window, base, case.trained)}, and no method saves anything over all "
-            f"positions.{case.hint}"
+            f"Do not extend this one: {evidence.window_in_words} reads better. Against the "
+            f"unchanged model it {_change_beyond_in_words(window, base, evidence.trained)}, "
+            f"and no method saves anything over all positions.{evidence.tuning_hint}"
         )
     leave_it = "Leave this one as it is: no method that stock tools load lowers its mean loss."
-    return f"{leave_it}{case.hint}{_better_map(case.measured, base)}"
+    return f"{leave_it}{evidence.tuning_hint}{_better_map_remark(evidence.measured, base)}"
 
 
-def _against_rival(case: _Case, name: str, chosen: Evaluation) -> tuple[str, str]:
-    """Compare a method that lowers the mean loss with the window, without one with the unchanged
-    model; return what to use and the reason."""
-    base, trained = case.base, case.trained
-    within = _saved(chosen.short(trained) - base.short(trained))
+def _compare_with_baseline(evidence: _Evidence, name: str, chosen: Evaluation) -> tuple[str, str]:
+    """Compare a method that lowers the mean loss with the window or, if that was not measured, with
+    the unchanged model. Return (what to use: the method or "none", the reason)."""
+    base, trained = evidence.base, evidence.trained
+    change_within = _change_in_words(chosen.mean_within(trained) - base.mean_within(trained))
     against = (
-        f"against the unchanged model it {within} within {trained} tokens and "
-        f"{_beyond(chosen, base, trained)}."
+        f"against the unchanged model it {change_within} within {trained} tokens and "
+        f"{_change_beyond_in_words(chosen, base, trained)}."
     )
-    rest = f"{_better_map(case.measured, chosen)}{_retrieval(chosen)}"
-    label = f"{name}, tuned," if case.tuned else name
+    remarks = f"{_better_map_remark(evidence.measured, chosen)}{_retrieval_remark(chosen)}"
+    label = f"{name}, tuned," if evidence.tuned else name
     extend_it = f"Extend it with {label.rstrip(',')}"
-    if case.window is None:
+    if evidence.window is None:
         rival, rival_evaluation = "the unchanged model", base
     else:
-        rival, rival_evaluation = case.cut, case.window
-    gap = difference(chosen, rival_evaluation, case.documents)
+        rival, rival_evaluation = evidence.window_in_words, evidence.window
+    gap = loss_difference(chosen, rival_evaluation, evidence.documents)
     if gap.mean == -math.inf:  # the rival cannot read the longest texts
-        return name, f"{extend_it}: {against}{rest}"
-    interval = _interval(gap)
+        return name, f"{extend_it}: {against}{remarks}"
+    interval = _interval_in_words(gap)
     distance = f"{label} is {abs(gap.mean):.2f} nats per token"
-    if gap.mean > LEVEL and gap.low > 0:
+    if gap.mean > DECISIVE_DIFFERENCE and gap.low > 0:
         worse = f"{distance} worse over all positions{interval}; {against}"
-        return "none", f"Do not extend this one: {rival} reads better. {worse}{case.hint}{rest}"
-    if not _is_lower(gap):
+        return (
+            "none",
+            f"Do not extend this one: {rival} reads better. {worse}{evidence.tuning_hint}{remarks}",
+        )
+    if not _is_clearly_lower(gap):
         alike = f"{label} and {rival} differ by {gap.mean:+z.2f} nats per token{interval}"
         return "none", (
-            f"Do not extend this one on this evidence: {alike}; {against}{case.hint}{rest}"
+            f"Do not extend this one on this evidence: {alike}; {against}{evidence.tuning_hint}"
+            f"{remarks}"
         )
     return name, (
         f"{extend_it}: it reads better than {rival}. {distance} better over all positions"
-        f"{interval}; {against}{rest}"
+        f"{interval}; {against}{remarks}"
     )
 
 
-def difference(a: Evaluation, b: Evaluation, documents: np.ndarray | None) -> Estimate:
+def loss_difference(a: Evaluation, b: Evaluation, documents: np.ndarray | None) -> Estimate:
     """Return the mean loss of `a` minus that of `b` on the same tokens, in nats, each bucket of
     positions with the same weight. The interval is NaN without the losses of every token; all is
     infinite where only one of them could be evaluated in every bucket."""
-    if not math.isfinite(gap := a.average() - b.average()):
+    if not math.isfinite(gap := a.mean_over_buckets() - b.mean_over_buckets()):
         return Estimate(gap, gap, gap, 0)
     if a.losses is None or b.losses is None or documents is None:
         return Estimate(gap, math.nan, math.nan, 0)
     buckets = list(itertools.pairwise(a.edges))
     gaps = a.losses - b.losses
+    # The mean over all tokens becomes the mean over buckets: each bucket is weighted by the inverse
+    # of its share of the tokens.
     for low, high in buckets:
         gaps[:, low:high] *= np.isfinite(gaps).sum() / (
             len(buckets) * np.isfinite(gaps[:, low:high]).sum()
         )
-    return estimate(gaps, documents)
+    return estimate_mean(gaps, documents)
 
 
-def _is_lower(gap: Estimate) -> bool:
-    """Return True if a loss is lower by more than LEVEL, and by an interval that excludes 0."""
-    return gap.mean < -LEVEL and gap.high < 0
+def _is_clearly_lower(gap: Estimate) -> bool:
+    """Return True if a difference of losses is below -DECISIVE_DIFFERENCE, and its whole interval
+    below 0."""
+    return gap.mean < -DECISIVE_DIFFERENCE and gap.high < 0
 
 
-def _interval(gap: Estimate) -> str:
-    """Return the interval of a difference in brackets, after a space."""
+def _interval_in_words(gap: Estimate) -> str:
+    """Return the interval of a difference as text in brackets, after a space."""
     if math.isnan(gap.low):
         return " (too few documents for an interval)"
     return f" (95 % interval {gap.low:+z.2f} to {gap.high:+z.2f})"
 
 
-def _saved(change: float) -> str:
-    """Return a rise of the mean loss in words: "costs" for one above 0, else "saves"."""
+def _change_in_words(change: float) -> str:
+    """Return a change of the mean loss in words: 0.5 -> "costs 0.50 nats per token", and "saves"
+    for one below 0."""
     return f"{'costs' if change > 0 else 'saves'} {abs(change):.2f} nats per token"
 
 
-def _beyond(better: Evaluation, base: Evaluation, trained: int) -> str:
+def _change_beyond_in_words(better: Evaluation, base: Evaluation, trained: int) -> str:
     """Return how the loss beyond the training length, `trained` tokens, changes from `base` to
     `better`, in words."""
-    change = better.long(trained) - base.long(trained)
+    change = better.mean_beyond(trained) - base.mean_beyond(trained)
     if math.isnan(change):  # a table that ends
-        return f"saves all text beyond, which it reads at {better.long(trained):.2f} nats per token"
-    return f"{_saved(change)} beyond"
+        loss = better.mean_beyond(trained)
+        return f"saves all text beyond, which it reads at {loss:.2f} nats per token"
+    return f"{_change_in_words(change)} beyond"
 
 
-def _retrieval(chosen: Evaluation) -> str:
+def _retrieval_remark(chosen: Evaluation) -> str:
     """Return a sentence, after a space, on whether the method was asked for facts from far back."""
     if chosen.passkey or chosen.tasks:
         shown = "tasks" if chosen.tasks else "passkeys on the page (--report)"
@@ -201,17 +217,20 @@ def _retrieval(chosen: Evaluation) -> str:
     return " Whether it finds facts from far back was not measured."
 
 
-def _better_map(measured: Measured, chosen: Evaluation) -> str:
-    """Return a sentence about a position map that reads better than all that stock tools load."""
+def _better_map_remark(measured: Measured, chosen: Evaluation) -> str:
+    """Return a sentence, after a space, on the best position map, which no stock tool runs, if its
+    mean loss is lower than that of the chosen method; else ""."""
     maps = {
-        name: evaluation.average()
+        name: evaluation.mean_over_buckets()
         for name, (variant, evaluation) in measured.items()
         if variant.needs_runtime and variant.window is None
     }
     best_map = min(maps, key=lambda name: maps[name], default=None)
-    if best_map is None or not chosen.average() - maps[best_map] > LEVEL:  # NaN is none
+    if best_map is None:
         return ""
-    gain = chosen.average() - maps[best_map]
+    gain = chosen.mean_over_buckets() - maps[best_map]
+    if not gain > DECISIVE_DIFFERENCE:  # written with "not", so that a NaN gives no remark
+        return ""
     return (
         f" {best_map} reads {gain:.2f} nats better over all positions, but no stock tool runs it."
     )

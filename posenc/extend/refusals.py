@@ -10,9 +10,9 @@ from posenc.dialects.files.json_object import require_strict_json
 from posenc.dialects.runtimes.transformers5 import ALPHA
 from posenc.extend.export.folder import SERVE
 from posenc.extend.export.pooling import sentence_files, settings_text
-from posenc.extend.measure.tasks import PASSKEY, check_tasks
+from posenc.extend.measure.tasks import PASSKEY, tasks_named
 from posenc.extend.options import Options
-from posenc.extend.restart import own_state
+from posenc.extend.restart import default_state_folder
 from posenc.extend.variants.methods import METHODS
 from posenc.extend.variants.position_maps import DUAL_CHUNK, position_maps
 from posenc.extend.variants.variant import DROPE
@@ -25,16 +25,18 @@ from posenc.report.files.atomic import check_outputs
 from posenc.report.files.opened import remove_folder
 from posenc.report.machine.options import check_choice
 
-ROTATING = (*METHODS, "search", DROPE, DUAL_CHUNK)
+ROTARY_METHODS = (*METHODS, "search", DROPE, DUAL_CHUNK)
 """Methods for models with rotary keys."""
 DUAL_CHUNK_READERS = ("qwen2", "qwen2_moe", "qwen3", "qwen3_moe")
-NEAR = {"sliding_attention", "chunked_attention"}
+WINDOWED_LAYERS = {"sliding_attention", "chunked_attention"}
 """Kinds of layers with a window."""
-RECURRENT = {"linear_attention", "conv", "mamba"}
+RECURRENT_LAYERS = {"linear_attention", "conv", "mamba"}
 """Kinds of layers with a recurrent state instead of keys."""
-NEAR_ROTATE_ALONE = tuple(n for n, f in all_families().items() if "only" in f.get("rotates", ()))
+ONLY_WINDOWED_LAYERS_ROTATE = tuple(
+    n for n, f in all_families().items() if "only" in f.get("rotates", ())
+)
 """Families whose other layers do not rotate, by their code in transformers 5.23."""
-SCALED = ("default", "yarn")
+MSCALE_ALL_DIM_TYPES = ("default", "yarn")
 """rope_types with which the meaning of mscale_all_dim is known; default ignores it."""
 NO_EXTENSION = {
     "t5": "T5's bias saturates at a distance, so that any length has a bias; it needs no extension",
@@ -47,41 +49,46 @@ NO_EXTENSION = {
 }
 
 
-def check_folders(folder: Path, out: Path | None, method: str | None, options: Options) -> None:
-    """Refuse before the model is loaded, if possible. Raises: ValueError with the reason."""
-    check_tasks(options.task)
+def check_before_loading(
+    folder: Path, out: Path | None, method: str | None, options: Options
+) -> None:
+    """Refuse what folders, config and options rule out before the model is loaded. out: the new
+    folder, or None. Raises: ValueError with the reason."""
+    tasks_named(options.task)
     check_choice("--device", options.device, DEVICES)
     check_choice("--precision", options.precision, DTYPES)
     if method is not None:
-        check_choice("--method", method, (*ROTATING, *tables.METHODS))
+        check_choice("--method", method, (*ROTARY_METHODS, *tables.METHODS))
     raw = read_config(folder)
     reason = NO_EXTENSION.get(str(raw.get("model_type")))
     if reason:
         raise ValueError(f"{folder}: {reason}.")
     if out is not None and (out.exists() or out.is_symlink()):
-        raise ValueError(f"{out} exists already{_finish_stopped(out)}; give a new folder.")
+        raise ValueError(
+            f"{out} exists already{_clean_up_finished_export(out)}; give a new folder."
+        )
     if options.tune is not None and out is None:
         raise ValueError("Tuning changes the weights: say with --out where to write them.")
-    _check_state(options.state, out)
+    _check_state_folder(options.state, out)
     if out is not None:
         parent = next(path for path in out.absolute().parents if path.exists())
         if not (parent.is_dir() and os.access(parent, os.W_OK)):
             raise ValueError(f"{out}: no folder can be written in {parent}.")
-        _check_copied(folder, raw, tuned=options.tune is not None)
+        _check_files_to_copy(folder, raw, tuned=options.tune is not None)
 
 
-def _check_state(state: Path | None, out: Path | None) -> None:
+def _check_state_folder(state: Path | None, out: Path | None) -> None:
     """Raise ValueError for a --state that cannot be a folder beside the new one."""
     if state is None:
         return
     if state.exists() and not state.is_dir():
         raise ValueError(f"--state: {state} is not a folder.")
-    if out is not None and _inside(state, out):
+    if out is not None and _is_within(state, out):
         raise ValueError(f"--state: {state} is in the new folder, which must not exist yet.")
 
 
-def _check_copied(folder: Path, raw: Mapping[str, Any], *, tuned: bool) -> None:
-    """Refuse files that would be copied and that strict readers of JSON refuse.
+def _check_files_to_copy(folder: Path, raw: Mapping[str, Any], *, tuned: bool) -> None:
+    """Check the files of the folder that the export copies.
 
     Raises: ValueError naming a file with NaN or an infinity, or one that leads out of the folder.
     """
@@ -108,35 +115,35 @@ def prepare_outputs(
     if out is not None and written:
         page = page or out / "extend.html"
     elif out is not None:
-        if page is not None and _inside(page, out):
-            is_file_in_it = _inside(page.parent, out)  # and not the new folder itself
+        if page is not None and _is_within(page, out):
+            is_file_in_it = _is_within(page.parent, out)  # and not the new folder itself
             if page.suffix != ".html" or not is_file_in_it:
                 raise ValueError(f"{page}: a page in the new folder must be a file NAME.html.")
             page = None
-        if _inside(figures, out):
+        if _is_within(figures, out):
             figures = None
     check_outputs(figures, page)
     return page, figures
 
 
-def _inside(path: Path | None, out: Path) -> bool:
+def _is_within(path: Path | None, out: Path) -> bool:
     """Return True if the path is `out` or in it; links are followed."""
     real = None if path is None else Path(os.path.realpath(path))
     return real is not None and Path(os.path.realpath(out)) in (real, *real.parents)
 
 
-def _finish_stopped(out: Path) -> str:
-    """Return the end of a refusal's sentence if `out` holds a complete export that lacks only its
-    page, because its command was stopped, and delete the restart state of that command. Otherwise
-    return "" and leave all as it is."""
-    state = own_state(out)
+def _clean_up_finished_export(out: Path) -> str:
+    """If `out` holds a complete export that lacks only its page, because its command was stopped:
+    delete the restart state of that command, and return a clause that says so for the refusal.
+    Otherwise return ""."""
+    state = default_state_folder(out)
     if not (state.exists() and (out / SERVE).exists()):
         return ""
     remove_folder(state)
     return ": it is written and proved, only its page is not, since the command was stopped"
 
 
-def check_request(
+def check_after_loading(
     checkpoint: Checkpoint,
     to: int,
     method: str | None,
@@ -145,21 +152,24 @@ def check_request(
     options: Options,
     words: bool = True,
 ) -> None:
-    """Refuse what only the loaded model can rule out. words: True if there is a tokenizer.
+    """Refuse a request that only the loaded model can rule out.
+
+    to: the new length in tokens. writes: True if the result is to be exported. words: True if there
+    is a tokenizer.
 
     Raises: ValueError with the reason.
     """
-    if (in_words := set(check_tasks(options.task)) - {PASSKEY}) and not words:
+    if (in_words := set(tasks_named(options.task)) - {PASSKEY}) and not words:
         raise ValueError(f"--task {', '.join(sorted(in_words))}: --ids leaves no words to write.")
     _check_positions(checkpoint)
     if to <= checkpoint.trained_length:
         raise ValueError(
             f"--to {to} is not beyond the training length of {checkpoint.trained_length} tokens."
         )
-    if reason := _nothing_to_extend(checkpoint):
+    if reason := _why_not_extendable(checkpoint):
         raise ValueError(f"{checkpoint.folder}: {reason}.")
     if method is not None:
-        known = ROTATING if checkpoint.rotary else ("none", *tables.METHODS)
+        known = ROTARY_METHODS if checkpoint.rotary else ("none", *tables.METHODS)
         check_choice("--method", method, known)
         _check_method(checkpoint, method, writes, options)
 
@@ -187,7 +197,7 @@ def _check_method(checkpoint: Checkpoint, method: str, writes: bool, options: Op
     if method == DROPE:
         _check_drope(checkpoint, options)
     if writes:
-        _check_written_method(checkpoint, method, options)
+        _check_method_can_be_written(checkpoint, method, options)
 
 
 def _check_drope(checkpoint: Checkpoint, options: Options) -> None:
@@ -201,13 +211,13 @@ def _check_drope(checkpoint: Checkpoint, options: Options) -> None:
         raise ValueError("drope: without its rotation a model must be recalibrated; give --tune.")
 
 
-def _check_written_method(checkpoint: Checkpoint, method: str, options: Options) -> None:
+def _check_method_can_be_written(checkpoint: Checkpoint, method: str, options: Options) -> None:
     """Raise ValueError for a method that can be measured on this model, but not written."""
     if method == "none":
         raise ValueError(
             "none stretches nothing, so that there is nothing to write; leave out --out."
         )
-    if method == DUAL_CHUNK and (reason := _no_dual_chunk(checkpoint, options)):
+    if method == DUAL_CHUNK and (reason := _why_no_dual_chunk(checkpoint, options)):
         raise ValueError(f"{checkpoint.folder}: {reason}.")
     breaks_cache = method in METHODS and not METHODS[method].cache_safe
     if breaks_cache and not options.allow_cache_unsafe:
@@ -218,7 +228,7 @@ def _check_written_method(checkpoint: Checkpoint, method: str, options: Options)
         )
 
 
-def _no_dual_chunk(checkpoint: Checkpoint, options: Options) -> str | None:
+def _why_no_dual_chunk(checkpoint: Checkpoint, options: Options) -> str | None:
     """Return why vLLM could not run this model with dual chunk attention, or None."""
     kind = checkpoint.config.model_type
     setting = checkpoint.rotary[0]
@@ -236,30 +246,31 @@ def _no_dual_chunk(checkpoint: Checkpoint, options: Options) -> str | None:
     return None
 
 
-def _nothing_to_extend(checkpoint: Checkpoint) -> str | None:
-    """Return what in this model's own config prevents an extension, or None."""
+def _why_not_extendable(checkpoint: Checkpoint) -> str | None:
+    """Return why no method can extend this model, or need not, by its config and code; else
+    None."""
     config = checkpoint.config
     rotary = checkpoint.rotary
     if getattr(config, "alibi", False):
         return "it has ALiBi instead of a rotation, whose bias is defined at any distance"
-    if rotary and (reason := _rotation_unreached(checkpoint)):
+    if rotary and (reason := _why_rotation_not_stretchable(checkpoint)):
         return reason
     if frequencies_differ(checkpoint.model, rotary):
         return (
             f"a {config.model_type} model runs other frequencies than its rotary keys say to other "
             "models"
         )
-    if reason := _never_far(config, rotates=bool(rotary)):
+    if reason := _why_no_untrained_distance(config, rotates=bool(rotary)):
         return reason
     if getattr(config, "layer_rope_theta", None):
         return (
             "each of its layers takes its base from layer_rope_theta, and from there no method "
             "stretches it"
         )
-    return _unknown_scale(config)
+    return _why_scale_unknown(config)
 
 
-def _rotation_unreached(checkpoint: Checkpoint) -> str | None:
+def _why_rotation_not_stretchable(checkpoint: Checkpoint) -> str | None:
     """Return why posenc cannot stretch the rotation that the config describes, or None."""
     kinds = [setting.layer_type for setting in checkpoint.rotary]
     if not any(kind in (None, *EXTENDED_LAYERS) for kind in kinds):
@@ -274,17 +285,17 @@ def _rotation_unreached(checkpoint: Checkpoint) -> str | None:
     return None
 
 
-def _never_far(config: Any, *, rotates: bool) -> str | None:
-    """Return why no position meets a distance beyond those of training, or None."""
-    if rotates and not _rotates_far(config):
+def _why_no_untrained_distance(config: Any, *, rotates: bool) -> str | None:
+    """Return why no rotation of this model meets a longer distance in a longer text, or None."""
+    if rotates and not _full_attention_rotates(config):
         return (
             "only windowed layers rotate, so that no rotation meets a distance beyond those of "
             "training"
         )
     layers = set(getattr(config, "layer_types", None) or ())
-    if layers and layers <= RECURRENT:
+    if layers and layers <= RECURRENT_LAYERS:
         return "none of its layers attends, so that its rotation is never used"
-    window = _window(config)
+    window = _window_shorter_than_training(config)
     all_in_window = layers <= {"sliding_attention"}  # a config may name no kinds of layers
     if rotates and window and all_in_window:
         return (
@@ -294,13 +305,17 @@ def _never_far(config: Any, *, rotates: bool) -> str | None:
     return None
 
 
-def _unknown_scale(config: Any) -> str | None:
-    """Return which scaling leaves the scale of the scores unknown, or None."""
+def _why_scale_unknown(config: Any) -> str | None:
+    """Return a sentence on rotary keys whose effect on the softmax scale is unknown, or None."""
     rotary_keys = getattr(config, "rope_parameters", None) or {}
     by_layer_kind = [keys for keys in rotary_keys.values() if isinstance(keys, dict)]
     for keys in by_layer_kind or [rotary_keys]:
         kind = keys.get("rope_type", "default")
-        if keys.get("mscale_all_dim") and kind not in SCALED and config.model_type not in ALPHA:
+        if (
+            keys.get("mscale_all_dim")
+            and kind not in MSCALE_ALL_DIM_TYPES
+            and config.model_type not in ALPHA
+        ):
             return (
                 f"its rotary keys have mscale_all_dim with rope_type {kind}, and its effect on the "
                 "scale of the scores is known only for yarn"
@@ -308,19 +323,20 @@ def _unknown_scale(config: Any) -> str | None:
     return None
 
 
-def _rotates_far(config: Any) -> bool:
+def _full_attention_rotates(config: Any) -> bool:
     """Return True if any full-attention layer rotates."""
     kinds = getattr(config, "layer_types", None)
-    if not kinds or not set(kinds) & NEAR:
+    if not kinds or not set(kinds) & WINDOWED_LAYERS:
         return True
-    if config.model_type in NEAR_ROTATE_ALONE:
+    if config.model_type in ONLY_WINDOWED_LAYERS_ROTATE:
         return getattr(config, "sliding_window", None) is None
     rotates = getattr(config, "no_rope_layers", None) or [1] * len(kinds)  # 1: it does rotate
-    return any(r and kind not in NEAR for r, kind in zip(rotates, kinds, strict=False))
+    return any(on and kind not in WINDOWED_LAYERS for on, kind in zip(rotates, kinds, strict=False))
 
 
-def _window(config: Any) -> int | None:
-    """Return the window that the config sets, if it is shorter than the training length."""
+def _window_shorter_than_training(config: Any) -> int | None:
+    """Return the sliding window that the config sets, in tokens; None if there is none or it is not
+    shorter than the training length."""
     window = getattr(config, "sliding_window", None)
     on = getattr(config, "use_sliding_window", True)
     return window if on and window and window < config.max_position_embeddings else None

@@ -26,9 +26,9 @@ Identity = dict[str, str]
 """Hashes, by name, of everything that a result depends on."""
 
 
-def own_state(out: Path) -> Path:
-    """Return the folder in which a restart without --state finds finished work. It is deleted after
-    the export."""
+def default_state_folder(out: Path) -> Path:
+    """Return the folder beside `out` that keeps the work of search and tuning for restarts, unless
+    --state names another. It is deleted after the export."""
     return out.parent / f".{out.name}.state"
 
 
@@ -49,71 +49,74 @@ def folder_locked(folder: Path) -> Iterator[None]:
 
 
 def run_identity(model: nn.Module, windows: Windows, **settings: Any) -> Identity:
-    """Hash everything that a search or a tuning depends on: the weights and config of the model as
-    it is now, the text and the settings."""
+    """Return hashes of everything that a search or a tuning depends on: the present weights and
+    config of the model, the text and the settings."""
     config: Any = model.config
-    plain = {k: v for k, v in config.to_dict().items() if k not in _OF_THE_FOLDER}
+    config_keys = {k: v for k, v in config.to_dict().items() if k not in _KEYS_ABOUT_SAVING}
     weights = hashlib.sha256()
     for name, tensor in model.state_dict().items():
         weights.update(repr((name, tensor.dtype, tensor.shape)).encode())
-        weights.update(_bytes(tensor))
-    text = hashlib.sha256(_bytes(windows.tokens))
+        weights.update(_tensor_bytes(tensor))
+    text = hashlib.sha256(_tensor_bytes(windows.tokens))
     text.update(repr(windows.tokens.shape).encode())
-    text.update(_bytes(windows.documents))
+    text.update(_tensor_bytes(windows.documents))
     return {
         "weights": weights.hexdigest(),
-        "config": _hash(json.dumps(plain, sort_keys=True, default=str)),
+        "config": _sha256_of_text(json.dumps(config_keys, sort_keys=True, default=str)),
         "text": text.hexdigest(),
-        **{name: _hash(repr(value)) for name, value in settings.items()},
+        **{name: _sha256_of_text(repr(value)) for name, value in settings.items()},
     }
 
 
-_OF_THE_FOLDER = ("_name_or_path", "transformers_version")
+_KEYS_ABOUT_SAVING = ("_name_or_path", "transformers_version")
 """Config keys that depend on the place and software of saving."""
 
 
-def write_sealed(path: Path, whose: Identity, content: dict[str, Any]) -> None:
-    """Write content with the identity of its run and a hash."""
-    write_atomically(path, seal({"of": whose, "content": content}))
+def write_sealed(path: Path, identity: Identity, content: dict[str, Any]) -> None:
+    """Write content as JSON, with the identity of its run and a hash that shows damage."""
+    write_atomically(path, seal({"of": identity, "content": content}))
 
 
-def read_sealed(path: Path, whose: Identity) -> dict[str, Any] | None:
-    """Read what `write_sealed` wrote. Returns None if there is no file, or, with a warning, if it
-    is damaged.
+def read_sealed(path: Path, identity: Identity) -> dict[str, Any] | None:
+    """Return the content that `write_sealed` wrote. Returns None if there is no file, or, with a
+    warning, if it is damaged.
 
-    Raises: ValueError where it belongs to something else.
+    Raises: ValueError if it was written for another identity.
     """
     if not path.exists():
         return None
     try:
         sealed = unseal(text_of(path))
-        differs = [
-            k for k in sorted({*whose, *sealed["of"]}) if sealed["of"].get(k) != whose.get(k)
+        differing = [
+            k for k in sorted({*identity, *sealed["of"]}) if sealed["of"].get(k) != identity.get(k)
         ]
     except (ValueError, KeyError, AttributeError, TypeError) as error:
-        start_again(path, error)
+        discard_damaged_state(path, error)
         return None
-    if differs:
+    if differing:
         raise ValueError(
-            f"{path} was made with other {', '.join(differs)}. Delete it, or give another --state."
+            f"{path} was made with other {', '.join(differing)}. Delete it, or give another "
+            "--state."
         )
     return sealed["content"]
 
 
-def start_again(path: Path, error: BaseException) -> None:
-    """Say that a file cannot be used, and delete it."""
+def discard_damaged_state(path: Path, error: BaseException) -> None:
+    """Warn that a saved file cannot be used because of `error`, and delete it."""
     LOG.warning("%s", visible(f"{path} is damaged ({error}): its work is done again."))
     path.unlink(missing_ok=True)
 
 
 def sha256(content: bytes) -> str:
+    """Return the SHA-256 hash in hexadecimal digits."""
     return hashlib.sha256(content).hexdigest()
 
 
-def _hash(text: str) -> str:
+def _sha256_of_text(text: str) -> str:
+    """Return the SHA-256 hash of the text in UTF-8."""
     return sha256(text.encode("utf-8"))
 
 
-def _bytes(tensor: Tensor) -> Any:
+def _tensor_bytes(tensor: Tensor) -> Any:
     """Return the tensor's bytes as a buffer, without a copy."""
     return tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data

@@ -97,17 +97,17 @@ def test_a_killed_command_ends_as_an_undisturbed_one():
 
 def test_a_few_long_documents_are_cut_and_shared_out():
     text = " ".join(map(str, range(4000)))
-    fit, measured = samples.halves([text], 64)
-    assert len(fit) == len(measured) == samples.STRETCHES // 2
+    fit, measured = samples.split_for_fitting_and_measuring([text], 64)
+    assert len(fit) == len(measured) == samples.FEWEST_DOCUMENTS // 2
     assert sorted("".join(fit + measured)) == sorted(text)
     assert min(map(len, fit + measured)) >= 8 * 64
     assert not set(fit) & set(measured)
     many = [str(i) for i in range(40)]
-    fit, measured = samples.halves(many, 64)
+    fit, measured = samples.split_for_fitting_and_measuring(many, 64)
     assert sorted(fit + measured) == sorted(many)
     assert set(fit) == set(many[:20])
     assert fit != many[:20]
-    assert samples.halves(["short"], 64)[0] == []
+    assert samples.split_for_fitting_and_measuring(["short"], 64)[0] == []
 
 
 def test_windows_come_from_as_many_documents_as_possible():

@@ -15,10 +15,10 @@ import torch
 from posenc import extend as hf
 from posenc.extend.answer.report import report_of
 from posenc.extend.export import proof as export_proof
-from posenc.extend.export.prover import Proof, _carried
+from posenc.extend.export.prover import Proof, _logits_change_by_frequency_error
 from posenc.extend.measure.entropy import attention_entropy
 from posenc.extend.measure.evaluation import measure_reader
-from posenc.extend.measure.intervals import estimate
+from posenc.extend.measure.intervals import estimate_mean
 from posenc.extend.measure.losses import Reader
 from posenc.extend.measure.tasks import PasskeyGrid
 from posenc.extend.options import Options
@@ -226,7 +226,7 @@ def test_what_frequencies_carry_is_measured_and_hides_no_wrong_one(tmp_path, win
     tokens = windows.tokens[:1]
     with torch.inference_mode():
         before = model(tokens).logits
-        carried = _carried(model, tokens)
+        carried = _logits_change_by_frequency_error(model, tokens)
         torch.testing.assert_close(model(tokens).logits, before, rtol=0, atol=0)
         assert 0 < carried < 0.1
         for inv_freq, _ in rotary_frequencies(model).values():
@@ -299,10 +299,10 @@ def test_a_search_goes_on_where_it_stopped(llama, windows, tmp_path):
     with pytest.raises(KeyboardInterrupt):
         search(state).evolve(40, stop)
     again = search(state)
-    assert len(again.known) == 30
+    assert len(again.scored) == 30
     scored = []
-    plain = again.probe.score
-    again.probe.score = lambda *args: scored.append(args) or plain(*args)  # type: ignore[method-assign]
+    plain = again.scorer.score
+    again.scorer.score = lambda *args: scored.append(args) or plain(*args)  # type: ignore[method-assign]
     found = again.evolve(40, lambda what, share: None)
     assert len(scored) == 10
     assert found == whole
@@ -312,14 +312,14 @@ def test_a_search_goes_on_where_it_stopped(llama, windows, tmp_path):
 
 def test_too_few_documents_give_no_interval():
     losses, documents = np.array([[1.0, 2.0], [3.0, 4.0]]), np.array([[0, 0], [1, 1]])
-    got = estimate(losses, documents)
+    got = estimate_mean(losses, documents)
     assert got.mean == 2.5 and math.isnan(got.low) and math.isnan(got.high)
 
 
 def test_means_weigh_tokens_and_intervals_resample_documents():
     losses = np.array([[1.0, 1.0, 1.0, 5.0], [np.nan, 2.0, 2.0, 9.0]])
     documents = np.array([[0, 0, 0, 1], [1, 2, 2, 2]])
-    got = estimate(losses, documents)
+    got = estimate_mean(losses, documents)
     plain = [x for row in losses for x in row if x == x]
     assert got.mean == pytest.approx(sum(plain) / len(plain))
     assert got.tokens == len(plain)
@@ -371,10 +371,10 @@ def test_a_passkey_stands_at_its_depth_and_is_asked_for_at_the_end():
 def test_passkeys_are_not_asked_where_they_do_not_fit(llama, windows):
     reader = Reader(load_checkpoint(llama).model)
     grid = PasskeyGrid((16, 20, 21), depths=(0.5,), trials=1)
-    found = grid.shares(reader, windows, lambda what, share: None)
+    found = grid.right_shares(reader, windows, lambda what, share: None)
     assert list(found) == [(21, 0.5)]
     few = Windows(windows.tokens % 9, windows.documents)
-    assert grid.shares(reader, few, lambda what, share: None) == {}
+    assert grid.right_shares(reader, few, lambda what, share: None) == {}
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma3_text", "gpt_oss"])
@@ -448,8 +448,8 @@ def test_a_learned_table_grows_and_the_export_is_proved(family, method, tmp_path
     kept = old.offset_rows + (LENGTH if method != "interpolate" else 1)
     torch.testing.assert_close(new.module.weight[:kept], old.module.weight[:kept])
     base = outcome.measured["none"][1]
-    assert math.isnan(base.long(LENGTH))  # the table has no rows there
-    assert math.isfinite(outcome.measured[method][1].long(LENGTH))
+    assert math.isnan(base.mean_beyond(LENGTH))  # the table has no rows there
+    assert math.isfinite(outcome.measured[method][1].mean_beyond(LENGTH))
     found = json.loads(as_json(report_of(outcome, "again")))  # JSON has no NaN
     beyond = [e for e in found["measured"]["none"]["by_position"] if e["from"] >= LENGTH]
     assert beyond and all(e["mean"] is None for e in beyond)

@@ -74,7 +74,7 @@ def test_a_run_that_fails_leaves_no_empty_state(llama, tmp_path, monkeypatch):
     def fail(*given, **options):
         raise ValueError("cannot")
 
-    monkeypatch.setattr("posenc.extend.extension.candidates", fail)
+    monkeypatch.setattr("posenc.extend.extension.variant_builders", fail)
     texts, options = TEXT.split("<|endoftext|>"), extend.Options(windows=2)
     with pytest.raises(ValueError, match="cannot"):
         extend.extend(llama, TARGET, texts, out=tmp_path / "out", options=options)

@@ -9,7 +9,7 @@ import pytest
 
 from posenc.extend import extension
 from posenc.extend.options import DEFAULTS
-from posenc.extend.refusals import check_folders
+from posenc.extend.refusals import check_before_loading
 from posenc.hf.checkpoint.text import mask_token_id
 from tests.hf_models import LENGTH, save
 
@@ -218,7 +218,7 @@ def test_the_word_nan_in_a_string_is_copied(models, tmp_path):
     folder = tmp_path / "model"
     shutil.copytree(models / "llama", folder)
     (folder / "added_tokens.json").write_text('{"NaN": 3, "Infinity": 4, "large": 1e999}')
-    check_folders(folder, tmp_path / "out", "ntk", DEFAULTS)
+    check_before_loading(folder, tmp_path / "out", "ntk", DEFAULTS)
 
 
 @pytest.mark.parametrize("message", OPTIONS)

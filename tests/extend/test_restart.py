@@ -12,7 +12,7 @@ import torch
 from posenc import extend as hf
 from posenc.extend.measure.losses import Reader
 from posenc.extend.options import Options
-from posenc.extend.restart import folder_locked, own_state
+from posenc.extend.restart import default_state_folder, folder_locked
 from posenc.extend.search.evolution import Search
 from posenc.extend.tune import tuning
 from posenc.extend.tune.config import TuneConfig
@@ -203,7 +203,7 @@ def test_a_damaged_search_starts_again_and_says_so(damage, llama, tmp_path, capl
     found = search(llama, state).evolve(0, lambda what, share: None)
     DAMAGE[damage](state)
     again = search(llama, state)
-    assert again.known == {}
+    assert again.scored == {}
     assert "is done again" in caplog.text
     assert again.evolve(0, lambda what, share: None) == found
 
@@ -285,7 +285,7 @@ def _umask() -> int:
 
 def test_what_was_kept_is_gone_once_the_export_stands(tmp_path, call):
     """A kill between the export's name and its page."""
-    out, state = tmp_path / "out", own_state(tmp_path / "out")
+    out, state = tmp_path / "out", default_state_folder(tmp_path / "out")
     model = save("llama", tmp_path / "llama")
     for folder in (out, state):
         folder.mkdir()

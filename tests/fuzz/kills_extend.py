@@ -213,13 +213,13 @@ def child(asked: dict[str, Any]) -> None:
 
     def prepare(search: Any, *args: Any, plain: Any = Search.__init__) -> None:
         plain(search, *args)
-        score = search.probe.score  # the other probe's scores, of the finalists, are not kept
+        score = search.scorer.score  # the other scorer's scores, of the finalists, are not kept
 
         def telling(genome: Any, *bar: float) -> Any:
             tell("scored", genome.key)
             return score(genome, *bar)
 
-        search.probe.score = telling
+        search.scorer.score = telling
 
     def fsync(handle: int, plain: Any = os.fsync) -> None:
         write = next(writes)

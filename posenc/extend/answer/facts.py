@@ -8,9 +8,10 @@ from posenc.extend.measure.evaluation import Evaluation
 
 
 def facts_of(outcome: Outcome) -> dict[str, Any]:
-    """Return all that was measured, recommended and written. Losses are in nats per token. A number
-    that could not be measured is NaN: of a learned table, all beyond its last row."""
-    short = outcome.short_text()
+    """Return all that was measured, recommended and written, by the keys of --json. Losses are in
+    nats per token. A number that could not be measured is NaN, as for a learned table all positions
+    beyond its last row."""
+    short = outcome.short_text_rises()
     measured = {}
     for name, evaluation in outcome.evaluations().items():
         variant = outcome.measured[name][0] if name in outcome.measured else None
@@ -18,7 +19,7 @@ def facts_of(outcome: Outcome) -> dict[str, Any]:
             "summary": variant.summary if variant else "",
             "stock_tools_load_it": variant is None or not variant.needs_runtime,
             "cache_is_exact": variant is None or variant.cache_safe,
-            **_evaluation(evaluation, outcome),
+            **_facts_of_evaluation(evaluation, outcome),
             "short_text_rise": short.get(name),
         }
     return {
@@ -36,7 +37,7 @@ def facts_of(outcome: Outcome) -> dict[str, Any]:
     }
 
 
-def _evaluation(evaluation: Evaluation, outcome: Outcome) -> dict[str, Any]:
+def _facts_of_evaluation(evaluation: Evaluation, outcome: Outcome) -> dict[str, Any]:
     """Return the measurements of one method as plain lists and dicts."""
     buckets = itertools.pairwise(evaluation.edges)
     return {
@@ -55,7 +56,7 @@ def _evaluation(evaluation: Evaluation, outcome: Outcome) -> dict[str, Any]:
             {
                 "task": task,
                 "length": length,
-                "counts": outcome.counts(task, length),
+                "counts": outcome.score_is_meaningful(task, length),
                 "exact": score.exact,
                 "loss": score.loss,
                 "by_depth": [

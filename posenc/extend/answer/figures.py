@@ -30,15 +30,17 @@ Lines = Mapping[str, Mapping[Any, float]]
 """By method, the points of a curve."""
 
 
-def curves(outcome: Outcome) -> Iterator[Plot]:
-    """Draw what was measured of each method: loss by position, loss by context and entropy."""
+def curve_plots(outcome: Outcome) -> Iterator[Plot]:
+    """Yield the plots with a curve for each method: loss by position, loss by context and entropy,
+    the last two only if they were measured."""
     evaluations = outcome.evaluations()
     styles = line_styles(list(evaluations))
     trained = outcome.checkpoint.trained_length
     edges = next(iter(evaluations.values())).edges
     middles = [(a + b) / 2 for a, b in itertools.pairwise(edges)]
 
-    def draw(x: str, y: str, lines: Lines, ticks: Sequence[int]) -> Chart:
+    def curve_chart(x: str, y: str, lines: Lines, ticks: Sequence[int]) -> Chart:
+        """Return the chart of one curve per method, with these labels of the axes."""
         data = stacked(x, y, {name: ([*line], [*line.values()]) for name, line in lines.items()})
         look = {"styles": styles, "ticks": ticks, "train_length": trained}
         return Chart(data, partial(curves_by_length, **look))
@@ -49,7 +51,7 @@ def curves(outcome: Outcome) -> Iterator[Plot]:
         for name, evaluation in evaluations.items()
     }
     yield Plot(
-        draw(where, "loss, nats per token", by_position, edges[1:]),
+        curve_chart(where, "loss, nats per token", by_position, edges[1:]),
         "Loss by position, mean of each bucket; lower is better.",
         name="loss-by-position",
     )
@@ -57,7 +59,9 @@ def curves(outcome: Outcome) -> Iterator[Plot]:
     if by_context:
         lengths = sorted(set().union(*by_context.values()))
         yield Plot(
-            draw("context, tokens", "loss of the same last tokens, nats", by_context, lengths),
+            curve_chart(
+                "context, tokens", "loss of the same last tokens, nats", by_context, lengths
+            ),
             "Loss of the same target tokens as their context grows; it falls where it is used.",
             name="loss-by-context",
         )
@@ -68,7 +72,7 @@ def curves(outcome: Outcome) -> Iterator[Plot]:
     }
     if entropies:
         yield Plot(
-            draw(where, "entropy of attention, nats", entropies, edges[1:]),
+            curve_chart(where, "entropy of attention, nats", entropies, edges[1:]),
             "Mean entropy of attention over layers and heads: how widely a token looks. Its "
             "exponential is a number of tokens: 3 nats are about 20.",
             name="attention-entropy",
@@ -76,11 +80,12 @@ def curves(outcome: Outcome) -> Iterator[Plot]:
 
 
 def _means(estimates: Iterable[Estimate]) -> list[float]:
+    """Return the mean of each estimate, without its interval."""
     return [estimate.mean for estimate in estimates]
 
 
 def _losses_by_context(evaluations: Mapping[str, Evaluation]) -> dict[str, dict[int, float]]:
-    """Return, for each method of which it was measured, the mean loss by length of the context."""
+    """Return by method the mean loss by length of the context; methods without it are left out."""
     losses = {}
     for name, evaluation in evaluations.items():
         by_context = evaluation.by_context
@@ -89,29 +94,30 @@ def _losses_by_context(evaluations: Mapping[str, Evaluation]) -> dict[str, dict[
     return losses
 
 
-def frequencies(outcome: Outcome) -> Iterator[Plot]:
-    """Draw the wavelengths of each kind of layers."""
+def wavelength_plots(outcome: Outcome) -> Iterator[Plot]:
+    """Yield a plot of the wavelengths for each kind of layers."""
     for setting in outcome.measured["none"][0].settings:
         yield Plot(
-            wavelengths(outcome, setting),
+            wavelength_chart(outcome, setting),
             "Wavelength of each pair of channels: the number of tokens for one full turn. A pair "
             "above the dotted line does not finish a turn within the training length, so the "
-            f"model has not seen all of its angles: {unfinished(setting)} of "
+            f"model has not seen all of its angles: {count_unfinished_pairs(setting)} of "
             f"{setting.rotary_dim // 2} pairs never finish a turn in {setting.original_length:,} "
             "tokens.",
             name=f"wavelengths{f'-{setting.layer_type}' * bool(setting.layer_type)}",
         )
 
 
-def unfinished(setting: RopeSetting) -> int:
-    """Count the pairs that finish no turn within the training length."""
+def count_unfinished_pairs(setting: RopeSetting) -> int:
+    """Return how many pairs of channels finish no turn within the training length."""
     return sum(
         float(f) * setting.original_length < 2 * math.pi for f in setting.frequencies().inv_freq
     )
 
 
-def wavelengths(outcome: Outcome, base: RopeSetting) -> Chart:
-    """Draw the wavelength of each pair, for every method with frequencies of its own."""
+def wavelength_chart(outcome: Outcome, base: RopeSetting) -> Chart:
+    """Return a chart of wavelength by pair of channels, for every method with frequencies of its
+    own. base: the setting of the unchanged model for the kind of layers to draw."""
     curves = {}
     for name, (variant, _) in outcome.measured.items():
         if not variant.settings or variant.needs_runtime:
@@ -126,6 +132,7 @@ def wavelengths(outcome: Outcome, base: RopeSetting) -> Chart:
 
 
 def _draw_wavelengths(data: Data, styles: Mapping[str, LineStyle], trained: int) -> Figure:
+    """Draw a curve per method, and a dotted line at the training length."""
     x_label, y_label = axes_of(data)
     with figure(x_label, y_label) as (drawn, axes):
         for name, part in parts(data).items():
@@ -137,8 +144,9 @@ def _draw_wavelengths(data: Data, styles: Mapping[str, LineStyle], trained: int)
     return drawn
 
 
-def passkeys(outcome: Outcome) -> Iterator[Plot]:
-    """Draw one grid of depth by length for each method that was asked for keys."""
+def passkey_plots(outcome: Outcome) -> Iterator[Plot]:
+    """Yield one plot with a grid of depth by length for each method that was tested with passkeys;
+    nothing if none was."""
     grids = {name: e.passkey for name, e in outcome.evaluations().items() if e.passkey}
     if not grids:
         return
@@ -180,20 +188,21 @@ def _draw_passkeys(data: Data) -> Figure:
             shares = grid[unit].reshape(len(depths), len(lengths))
             axes.set_axis_on()
             axes.grid(False)
+            # The same colours in all panels, so that the one colour bar is true for each.
             image = axes.imshow(shares, vmin=0, vmax=1, aspect="auto")
             axes.set_title(name)
             axes.set_xticks(range(len(lengths)), [f"{n:,}" for n in lengths], rotation=45)
             axes.set_yticks(range(len(depths)), [*depths])
             for (y, x), share in np.ndenumerate(shares):
-                axes.text(x, y, **_percent(share), ha="center", va="center", fontsize=8)
+                axes.text(x, y, **_percent_text(share), ha="center", va="center", fontsize=8)
         drawn.supxlabel(x_label, fontsize=9.5)
         drawn.supylabel(y_label, fontsize=9.5)
         drawn.colorbar(image, ax=panels, label=unit, shrink=0.8)  # pyright: ignore
     return drawn
 
 
-def _percent(share: float) -> dict[str, str]:
-    """Return the text of a cell and a colour that is read on it; a dash for one not measured."""
+def _percent_text(share: float) -> dict[str, str]:
+    """Return the text of a cell and its colour, as arguments of Axes.text; NaN gives a dash."""
     if math.isnan(share):
         return {"s": "–", "color": INK}
     return {"s": f"{100 * share:.0f}", "color": "black" if share > 0.6 else "white"}

@@ -22,7 +22,8 @@ OUT_OF_DOMAIN = (
 
 
 def report_of(outcome: Outcome, command: str, caution: str | None = None) -> Report:
-    """Return the report. command: the line that repeats it. caution: of the measured text."""
+    """Return the report of an extension. command: the line that repeats it. caution: a warning
+    about the text on which it was measured."""
     checkpoint = outcome.checkpoint
     trained = checkpoint.trained_length
     return Report(
@@ -38,32 +39,32 @@ def report_of(outcome: Outcome, command: str, caution: str | None = None) -> Rep
 
 def _sections(outcome: Outcome, trained: int) -> Iterator[Section]:
     """Yield the sections of the report, those that were not measured left out."""
-    yield Section("Perplexity by position", _by_position(outcome, trained))
+    yield Section("Perplexity by position", _perplexity_section(outcome, trained))
     tried = {name: variant.summary for name, (variant, _) in outcome.measured.items()}
     yield Section("What was tried", [Facts({k: v for k, v in tried.items() if v})])
     if outcome.failed:
         failed = {name: f"not measured: {why}" for name, why in outcome.failed.items()}
         yield Section("What could not be measured on this model", [Facts(failed)])
     nats = "The loss is in nats: one nat less divides the perplexity by 2.7."
-    yield Section("Curves", [nats, *figures.curves(outcome)], detail=True)
+    yield Section("Curves", [nats, *figures.curve_plots(outcome)], detail=True)
     if outcome.measured["none"][0].settings:
-        yield Section("Frequencies", [*figures.frequencies(outcome)], detail=True)
-    yield Section("Passkeys", _passkeys(outcome), detail=True)
+        yield Section("Frequencies", [*figures.wavelength_plots(outcome)], detail=True)
+    yield Section("Passkeys", _passkey_section(outcome), detail=True)
     if (table := task_table(outcome)) is not None:
         yield Section("Tasks and short texts", [table])
     if outcome.proof is not None:
         yield Section(
             "Export, read back by stock transformers in a fresh process",
             [
-                Facts(_proved(outcome.proof)),
+                Facts(_proof_facts(outcome.proof)),
                 "What changed in config.json:",
                 Code("\n".join(outcome.config_diff)),
             ],
         )
 
 
-def _by_position(outcome: Outcome, trained: int) -> list[Block]:
-    """Return the table of perplexity by method and bucket, and what its numbers mean."""
+def _perplexity_section(outcome: Outcome, trained: int) -> list[Block]:
+    """Return an explanation and the table of perplexity by method and bucket of positions."""
     explained = (
         "Perplexity is the exponential of the loss: 1 is certain, lower is better. Up to "
         f"{trained:,} tokens it shows what a method costs within the training length, beyond them "
@@ -78,12 +79,14 @@ def _by_position(outcome: Outcome, trained: int) -> list[Block]:
     rows = []
     for name, evaluation in outcome.evaluations().items():
         variant = outcome.measured[name][0] if name in outcome.measured else None
-        rows.append([name, *map(_perplexity, evaluation.by_position), _loads(variant)])
+        rows.append(
+            [name, *map(_perplexity_cell, evaluation.by_position), _stock_tools_verdict(variant)]
+        )
     caption = "Perplexity by position, tokens; in brackets a 95 % interval over documents"
     return [explained, Table(header, rows, caption, name="perplexity-by-position")]
 
 
-def _perplexity(e: Estimate) -> Value:
+def _perplexity_cell(e: Estimate) -> Value:
     """Return the cell of a loss as perplexity with its interval, or a note on what is missing."""
     if not e.tokens:
         return Cell("cannot", note="Its table of positions has no rows there.")
@@ -93,8 +96,9 @@ def _perplexity(e: Estimate) -> Value:
     return Number(e.perplexity, low, high, ".2f")
 
 
-def _loads(variant: Variant | None) -> str:
-    """Return whether stock tools load a variant."""
+def _stock_tools_verdict(variant: Variant | None) -> str:
+    """Return the cell that says whether stock tools load a variant; None is the tuned
+    checkpoint."""
     if variant is None:
         return "yes"
     if variant.window is not None:
@@ -110,7 +114,7 @@ def task_table(outcome: Outcome) -> Table | None:
     For each task and length it has the fraction of prompts answered exactly and the loss of the
     answer.
     """
-    short_texts = outcome.short_text()
+    short_texts = outcome.short_text_rises()
     asked: list[tuple[str, int]] = []
     for evaluation in outcome.evaluations().values():
         asked += [key for key in evaluation.tasks if key not in asked]
@@ -122,9 +126,9 @@ def task_table(outcome: Outcome) -> Table | None:
         row: list[Value] = [name]
         for task, length in asked:
             score = evaluation.tasks.get((task, length))
-            row += _task_cells(score, learned=outcome.counts(task, length))
+            row += _task_cells(score, learned=outcome.score_is_meaningful(task, length))
         if short_texts:
-            row.append(_rise(short_texts[name]) if name in short_texts else None)
+            row.append(_perplexity_rise(short_texts[name]) if name in short_texts else None)
         rows.append(row)
     return Table(header, rows, _task_caption(bool(asked), bool(short_texts)), name="tasks")
 
@@ -166,8 +170,9 @@ def _task_caption(has_tasks: bool, has_short_texts: bool) -> str:
     return f"{tasks}. Last: {short_texts}"
 
 
-def _rise(loss: Estimate) -> Number:
-    """Return a rise of the loss and its interval, NaN for none, as one of the perplexity."""
+def _perplexity_rise(loss: Estimate) -> Number:
+    """Return a rise of the loss, in nats, and its interval as a rise of perplexity in percent. A
+    NaN interval is left out."""
     mean, low, high = (
         100 * math.expm1(min(nats, 50.0)) for nats in (loss.mean, loss.low, loss.high)
     )
@@ -175,18 +180,19 @@ def _rise(loss: Estimate) -> Number:
     return Number(mean, low if known else None, high if known else None, "+z.1f", " %")
 
 
-def _passkeys(outcome: Outcome) -> list[Block]:
-    """Return the section on passkeys: their grids, and a warning if no method reads keys at all."""
-    plots = [*figures.passkeys(outcome)]
+def _passkey_section(outcome: Outcome) -> list[Block]:
+    """Return the blocks on passkeys: a warning if no method finds keys at all, and the grids."""
+    plots = [*figures.passkey_plots(outcome)]
     if not plots:
         return ["Not measured."]
     grids = [e.passkey for e in outcome.evaluations().values() if e.passkey]
-    unread = keys_unread(grids)
+    unread = unread_keys_warning(grids)
     return [*([unread] if unread else []), *plots]
 
 
-def keys_unread(grids: Sequence[Mapping[tuple[int, float], float]]) -> str:
-    """Return a warning where no method finds half of the keys in the shortest text; else ""."""
+def unread_keys_warning(grids: Sequence[Mapping[tuple[int, float], float]]) -> str:
+    """Return a warning if no method finds half of the keys in the shortest text; else "". grids: by
+    method, the fraction of right tokens by (length, depth)."""
     shortest = min(length for grid in grids for length, _ in grid)
     for grid in grids:
         shares = [share for (length, _), share in grid.items() if length == shortest]
@@ -198,8 +204,8 @@ def keys_unread(grids: Sequence[Mapping[tuple[int, float], float]]) -> str:
     )
 
 
-def _proved(proof: Proof) -> dict[str, object]:
-    """Return what the fresh process found, by what it compared."""
+def _proof_facts(proof: Proof) -> dict[str, object]:
+    """Return the findings of the fresh process as texts, by the quantity that it compared."""
     padded = proof.padding_error
     return {
         "largest relative error of a frequency": f"{proof.inv_freq_error:.1e}",

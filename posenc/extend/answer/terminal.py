@@ -8,7 +8,7 @@ from posenc.extend.answer.report import OUT_OF_DOMAIN, report_of
 from posenc.extend.export.lm_eval import check_lm_eval, run_lm_eval
 from posenc.extend.extension import NotExported, Outcome, extend
 from posenc.extend.refusals import prepare_outputs
-from posenc.extend.restart import own_state
+from posenc.extend.restart import default_state_folder
 from posenc.hf.checkpoint.text import split_documents
 from posenc.report.files.atomic import write_atomically
 from posenc.report.files.opened import bytes_of, text_of
@@ -20,7 +20,7 @@ from posenc.report.page.report import Report
 from posenc.report.page.report import as_json as json_of
 
 COLUMNS = ("method", "start", "stop", "loss", "low", "high", "tokens")
-"""Of the table next to the page."""
+"""Headings of the CSV table next to the page."""
 
 
 def extend_and_show(
@@ -35,7 +35,7 @@ def extend_and_show(
     as_json: bool = False,
     lm_eval: str | None = None,
     figures: Path | None = None,
-    **asked: Any,
+    **settings: Any,
 ) -> None:
     """Extend a checkpoint and show the outcome.
 
@@ -51,15 +51,15 @@ def extend_and_show(
     failed: NotExported | None = None
     try:
         with Narrator(console) as narrate:
-            asked |= {"method": method, "out": out, "foreign": not texts, "progress": narrate}
-            outcome = extend(folder, to, documents, **asked)
+            settings |= {"method": method, "out": out, "foreign": not texts, "progress": narrate}
+            outcome = extend(folder, to, documents, **settings)
     except NotExported as error:
         outcome = error.outcome
         failed = error
     except KeyboardInterrupt:
-        raise Stopped(_what_goes_on(asked["options"].state, out)) from None
+        raise Stopped(_next_start_in_words(settings["options"].state, out)) from None
     answer = report_of(outcome, command, None if texts else OUT_OF_DOMAIN)
-    _print(answer, as_json)
+    _print_report(answer, as_json)
     page, figures = prepare_outputs(out, report, figures, written=outcome.proof is not None)
     _write_page(answer, outcome, page, figures)
     if failed is not None:
@@ -75,7 +75,8 @@ def extend_and_show(
 
 
 def _refuse_foreign_table(report: Path | None) -> None:
-    """Raise ValueError if the table beside the page would replace a file that is none."""
+    """Raise ValueError if the CSV table beside the page would replace a file that is not such a
+    table."""
     if report is None:
         return
     table = report.with_suffix(".csv")
@@ -83,17 +84,19 @@ def _refuse_foreign_table(report: Path | None) -> None:
         raise ValueError(f"{table} exists already and is no table of this page; name another.")
 
 
-def _what_goes_on(state: Path | None, out: Path | None) -> str:
-    """Return what the same command would do after Ctrl-C. state: the folder of --state."""
+def _next_start_in_words(state: Path | None, out: Path | None) -> str:
+    """Return a clause on what the same command would do after Ctrl-C. state: the folder of
+    --state."""
     if state is None and out is not None:
-        state = own_state(out)
+        state = default_state_folder(out)
     kept = state is not None and any(path.is_file() for path in state.rglob("*"))
     if kept:
         return "the same command goes on from the saved search or tuning"
     return "the same command starts from the beginning"
 
 
-def _print(report: Report, as_json: bool) -> None:
+def _print_report(report: Report, as_json: bool) -> None:
+    """Print the report on stdout, as JSON or for people. Of JSON the cautions go to stderr, too."""
     if not as_json:
         show(report, stdout(140))
         return
@@ -111,20 +114,21 @@ def _write_page(report: Report, outcome: Outcome, page: Path | None, figures: Pa
 
     write_and_say(page_of(report), page, figures)
     if page is not None:
-        write_csv(outcome, page.with_suffix(".csv"))
+        write_loss_table(outcome, page.with_suffix(".csv"))
 
 
 def _say_written(outcome: Outcome, out: Path, lm_eval: str | None) -> None:
-    """Say on stderr what was written and what was not, and what lm-eval finds in its tasks."""
+    """Say on stderr what was written and what was left behind, and run the tasks of lm-eval if
+    any."""
     console = stderr()
     console.print(f"Written and proved: {out}", markup=False)
     if outcome.left_behind:
         say(console, f"Left behind: {', '.join(outcome.left_behind)}")
     if lm_eval is not None:
-        _evaluate(outcome, out, lm_eval)
+        _evaluate_with_lm_eval(outcome, out, lm_eval)
 
 
-def _evaluate(outcome: Outcome, written: Path, tasks: str) -> None:
+def _evaluate_with_lm_eval(outcome: Outcome, written: Path, tasks: str) -> None:
     """Run lm-eval on the written checkpoint, in the dtype and on the device of the measurements."""
     model = outcome.checkpoint.model
     dtype = str(model.dtype).removeprefix("torch.")
@@ -132,7 +136,7 @@ def _evaluate(outcome: Outcome, written: Path, tasks: str) -> None:
     stderr().print(f"lm-eval: {scores}", markup=False)
 
 
-def write_csv(outcome: Outcome, path: Path) -> None:
+def write_loss_table(outcome: Outcome, path: Path) -> None:
     """Write the losses by position next to the page: a row per method and bucket, nats per
     token."""
     rows = []

@@ -17,8 +17,8 @@ from posenc.dialects.writers.recipes import (
 )
 
 
-def exported_config(saved: Mapping[str, Any], longest: int) -> tuple[Recipe, Meaning | None]:
-    """Return the recipe for a model's rotary settings, and their meaning.
+def exported_recipe(saved: Mapping[str, Any], longest: int) -> tuple[Recipe, Meaning | None]:
+    """Return the config.json to write, as a recipe, and what its rotary keys mean.
 
     The weights are not changed, so no temperature is folded into them.
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from posenc.dialects.files.json_object import read_json
 from posenc.dialects.writers.changes import config_changes
-from posenc.extend.export.config import exported_config
+from posenc.extend.export.config import exported_recipe
 from posenc.extend.export.pooling import (
     MODULES,
     copy_sentence_files,
@@ -20,7 +20,7 @@ from posenc.extend.export.pooling import (
 )
 from posenc.extend.export.prover import Proof, Prover, prove
 from posenc.extend.export.serving.described import Export
-from posenc.extend.export.serving.page import mapped_page, page, plain_page
+from posenc.extend.export.serving.page import dual_chunk_page, page_without_emulators, serving_page
 from posenc.hf.checkpoint.files import INDEX, tokenizer_files, weight_files
 from posenc.hf.checkpoint.loading import Checkpoint
 from posenc.report.files.atomic import write_atomically
@@ -35,11 +35,11 @@ DTYPE_KEYS = ("dtype", "torch_dtype")
 
 
 @dataclass(frozen=True)
-class Plan:
-    """Properties of an export. method: its description. longest: the new length. cache_safe: True
-    if step-by-step decoding must equal one pass. changed: True if the weights differ from the
-    original's. extra: keys of config.json by which a server maps positions. adapter: a folder of
-    adapters to include."""
+class ExportPlan:
+    """The description of an export. method: the method of extending, in words. longest: the new
+    length. cache_safe: True if step-by-step decoding must equal one pass. changed: True if the
+    weights differ from the original's. extra: keys of config.json by which a server maps positions.
+    adapter: a folder of adapters to include."""
 
     method: str
     longest: int
@@ -50,7 +50,7 @@ class Plan:
 
 
 def export_checkpoint(
-    checkpoint: Checkpoint, out: Path, prover: Prover, tokens: Tensor, plan: Plan
+    checkpoint: Checkpoint, out: Path, prover: Prover, tokens: Tensor, plan: ExportPlan
 ) -> tuple[list[str], Proof]:
     """Save the model in memory and prove the folder; nothing is left at `out` if that fails.
 
@@ -67,7 +67,7 @@ def export_checkpoint(
     Raises: RunFailed if stock transformers computes something else.
     """
     with new_folder(out) as temporary:
-        write_weights(checkpoint, temporary, changed=plan.changed)
+        write_weights_and_config(checkpoint, temporary, changed=plan.changed)
         copy_tokenizer(checkpoint.folder, temporary, plan.longest)
         raise_generation_limit(temporary, checkpoint.trained_length, plan.longest)
         copy_sentence_files(checkpoint.folder, temporary, plan.longest)
@@ -81,17 +81,19 @@ def export_checkpoint(
         proof = prove(checkpoint, temporary, prover, tokens)
         if failures := proof.failures(cache_safe=plan.cache_safe):
             raise RunFailed(f"not exported, the proof failed: {'; '.join(failures)}.")
-    return config_changes(_with_defaults(checkpoint, config), config), proof
+    return config_changes(_original_config_with_defaults(checkpoint, config), config), proof
 
 
-def _with_defaults(checkpoint: Checkpoint, config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the config as it was, with the keys that transformers adds when it reads one: they say
-    nothing new."""
+def _original_config_with_defaults(
+    checkpoint: Checkpoint, config: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return the original config with those keys of the new `config` that transformers adds to it
+    on reading, so that a comparison does not show them as changes."""
     read = type(checkpoint.config).from_pretrained(checkpoint.folder).to_dict()
     return {k: v for k, v in read.items() if k in config} | dict(checkpoint.raw_config)
 
 
-def write_weights(checkpoint: Checkpoint, folder: Path, *, changed: bool) -> None:
+def write_weights_and_config(checkpoint: Checkpoint, folder: Path, *, changed: bool) -> None:
     """Write the weights in their dtype and shards, and the config of the model in memory. Files
     whose weights did not change are copied."""
     model = checkpoint.model
@@ -111,36 +113,40 @@ def write_weights(checkpoint: Checkpoint, folder: Path, *, changed: bool) -> Non
     model.config.save_pretrained(folder)
 
 
-def _text_of_more(checkpoint: Checkpoint, *, changed: bool) -> bool:
-    """Return True if the folder's weights are those of a model that reads more than the text of the
-    model in memory (Qwen3.5). Weights that were tuned are written without the rest."""
+def _is_text_of_larger_model(checkpoint: Checkpoint, *, changed: bool) -> bool:
+    """Return True if the exported weights include those of a larger model, as for images, of which
+    the model in memory reads the text only (Qwen3.5). Changed weights are written without the
+    others."""
     return isinstance(checkpoint.raw_config.get("text_config"), dict) and not changed
 
 
-def _with_rest(raw: Mapping[str, Any], text_config: Mapping[str, Any]) -> dict[str, Any]:
-    """Put the text's new config into that of the whole model: its images keep their weights, so
-    they keep their config."""
+def _nest_text_config(raw: Mapping[str, Any], text_config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the config of the larger model, `raw`, with the new config of its text model inside.
+    The part for images keeps its weights, so it keeps its config."""
     outer = ("architectures", "transformers_version")
     text = {key: value for key, value in text_config.items() if key not in outer}
     return {**raw, "text_config": text}
 
 
 def _config_and_serving_page(
-    checkpoint: Checkpoint, folder: Path, name: str, plan: Plan
+    checkpoint: Checkpoint, folder: Path, name: str, plan: ExportPlan
 ) -> tuple[dict[str, Any], str]:
-    """Return config.json and SERVE.md of a folder that transformers 5 has written."""
+    """Return the content of config.json and the text of SERVE.md. folder: where transformers 5 has
+    written the config of the model in memory. name: the final name of the folder."""
     saved = {k: v for k, v in read_json(folder / "config.json").items() if k not in DTYPE_KEYS}
     raw = checkpoint.raw_config
-    nested = _text_of_more(checkpoint, changed=plan.changed)
-    described = raw["text_config"] if nested else raw
-    saved |= {k: v for k, v in described.items() if k in DTYPE_KEYS}
-    recipe, meaning = exported_config(saved, plan.longest)
+    nested = _is_text_of_larger_model(checkpoint, changed=plan.changed)
+    text_config = raw["text_config"] if nested else raw
+    saved |= {k: v for k, v in text_config.items() if k in DTYPE_KEYS}
+    recipe, meaning = exported_recipe(saved, plan.longest)
     if nested:
-        recipe = replace(recipe, config=_with_rest(raw, recipe.config))
+        recipe = replace(recipe, config=_nest_text_config(raw, recipe.config))
     if meaning is None:
         kind = "AutoModelForMaskedLM" if checkpoint.masked else "AutoModelForCausalLM"
         sentences = (checkpoint.folder / MODULES).is_file()
-        serve_page = plain_page(name, plan.longest, recipe.name, kind, sentences=sentences)
+        serve_page = page_without_emulators(
+            name, plan.longest, recipe.name, kind, sentences=sentences
+        )
         return recipe.config, serve_page
     export = Export(
         folder=folder,
@@ -155,13 +161,13 @@ def _config_and_serving_page(
         before=None if plan.changed else raw,
     )
     if plan.extra:
-        return {**recipe.config, **plan.extra}, mapped_page(export, plan.extra)
-    return recipe.config, page(export)
+        return {**recipe.config, **plan.extra}, dual_chunk_page(export, plan.extra)
+    return recipe.config, serving_page(export)
 
 
 def raise_generation_limit(folder: Path, trained: int, longest: int) -> None:
-    """Let generate() read prompts of `longest` tokens, if its own limit was the old length. A lower
-    one is somebody's choice, and stays."""
+    """Raise max_length in generation_config.json to `longest` tokens, if it was at least the
+    training length. A lower limit is somebody's choice, and stays."""
     path = folder / GENERATION
     limit = read_json(path).get("max_length") if path.exists() else None
     if isinstance(limit, int) and not isinstance(limit, bool) and limit >= trained:
@@ -169,7 +175,8 @@ def raise_generation_limit(folder: Path, trained: int, longest: int) -> None:
 
 
 def copy_tokenizer(source: Path, target: Path, longest: int) -> None:
-    """Copy missing files of the tokenizer, and let it read `longest` tokens."""
+    """Copy the files of the tokenizer that `target` lacks, and raise the tokenizer's limit of
+    tokens to `longest`."""
     for path in tokenizer_files(source):
         if not (target / path.name).exists():
             copy_file(path, target / path.name)

@@ -12,7 +12,8 @@ RESULTS = "lm-eval"
 
 
 def check_lm_eval(tasks: str, out: Path | None) -> None:
-    """Check, before anything is measured, that lm-eval can run. Raises ValueError."""
+    """Raise ValueError, before anything is measured, unless lm-eval is installed and there is a
+    folder that it can name. tasks: names of lm-eval, between commas."""
     if out is None:
         raise ValueError(f"--lm-eval {tasks} reads the exported folder: name one with --out.")
     if "," in str(out):
@@ -21,8 +22,8 @@ def check_lm_eval(tasks: str, out: Path | None) -> None:
 
 
 def run_lm_eval(folder: Path, tasks: str, dtype: str, device: str) -> Path:
-    """Run lm-eval's Hugging Face model on the folder in its own process, which shows its table. Its
-    JSON is written to OUT/lm-eval.
+    """Run tasks of lm-eval on the folder, in another process that prints its table on stderr.
+    Return the folder of its JSON, OUT/lm-eval.
 
     Raises: RunFailed where it ends with an error.
     """
@@ -37,7 +38,9 @@ def run_lm_eval(folder: Path, tasks: str, dtype: str, device: str) -> Path:
     }
     command = [sys.executable, "-P", "-m", "lm_eval", *chain.from_iterable(options.items())]
     # The table is printed on stderr like all text for people; stdout is for --json.
-    ended = subprocess.run(command, stdout=sys.stderr.fileno(), check=False)
-    if ended.returncode:
-        raise RunFailed(f"lm-eval ended with {ended.returncode}; {folder} is written and proved.")
+    completed = subprocess.run(command, stdout=sys.stderr.fileno(), check=False)
+    if completed.returncode:
+        raise RunFailed(
+            f"lm-eval ended with {completed.returncode}; {folder} is written and proved."
+        )
     return results

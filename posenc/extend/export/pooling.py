@@ -11,15 +11,15 @@ from posenc.report.files.record import bounded_json, strict_json
 
 MODULES = "modules.json"
 LENGTH_FILE = "sentence_bert_config.json"
-FILES = (MODULES, LENGTH_FILE, "config_sentence_transformers.json")
+TOP_FILES = (MODULES, LENGTH_FILE, "config_sentence_transformers.json")
 MODULE_FILES = ("config.json", "model.safetensors")
 """Files copied of a module after the encoder (pooling, dense layer, norm): data, never pickles
 or code."""
 
 
 def sentence_files(source: Path) -> list[tuple[str, Path]]:
-    """Return the files that make a folder one of sentence-transformers: the name of each inside the
-    folder, and where it is. Empty for another folder.
+    """Return the files that make a folder one of sentence-transformers, as (name inside the folder,
+    path). Empty for another folder.
 
     Raises: ValueError for a modules.json that leads out of the folder.
     """
@@ -27,7 +27,7 @@ def sentence_files(source: Path) -> list[tuple[str, Path]]:
         return []
     files = [
         (name, path_inside(source, name, "sentence-transformers"))
-        for name in FILES
+        for name in TOP_FILES
         if (source / name).exists()
     ]
     for folder in _module_folders(source):
@@ -38,8 +38,8 @@ def sentence_files(source: Path) -> list[tuple[str, Path]]:
 
 
 def copy_sentence_files(source: Path, target: Path, longest: int) -> list[str]:
-    """Copy the modules next to the weights, for an encoder that reads `longest` tokens. Returns:
-    the modules' folders.
+    """Copy the files of sentence-transformers next to the weights, and raise their limit of tokens
+    to `longest`. Returns: the names of the folders of modules.
 
     Raises: ValueError for a modules.json that leads out of the folder.
     """
@@ -56,11 +56,12 @@ def copy_sentence_files(source: Path, target: Path, longest: int) -> list[str]:
 
 
 def raise_limit(path: Path, key: str, longest: int) -> None:
-    """Let a settings file, if there is one, allow `longest` tokens."""
-    kept = read_json(path) if path.exists() else {}
-    limit = kept.get(key)
+    """Raise the number at `key` of a JSON file to `longest` tokens, if the file exists and has a
+    lower one there."""
+    settings = read_json(path) if path.exists() else {}
+    limit = settings.get(key)
     if isinstance(limit, int | float) and limit < longest:
-        write_atomically(path, settings_text({**kept, key: longest}, path.name))
+        write_atomically(path, settings_text({**settings, key: longest}, path.name))
 
 
 def settings_text(content: dict[str, Any], name: str) -> str:
@@ -73,7 +74,8 @@ def settings_text(content: dict[str, Any], name: str) -> str:
 
 
 def _module_folders(source: Path) -> list[str]:
-    """Return the folders next to modules.json that it names. Raises: ValueError for any other."""
+    """Return the names of the folders that modules.json lists and that exist next to it. Raises:
+    ValueError for a path that leads elsewhere."""
     path = path_inside(source, MODULES, "sentence-transformers")
     try:
         listed = bounded_json(text_of(path))

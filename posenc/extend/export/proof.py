@@ -15,13 +15,13 @@ from typing import Any
 
 if __name__ == "__main__":
     # Before the imports, which take seconds and would go on if the parent were killed.
-    def end_with(parent: int) -> None:
+    def end_with_parent(parent: int) -> None:
         """End this process soon after the process `parent`, even in the middle of work."""
         while os.getppid() == parent:
             time.sleep(0.2)
         os._exit(1)
 
-    threading.Thread(target=end_with, args=(int(sys.argv[1]),), daemon=True).start()
+    threading.Thread(target=end_with_parent, args=(int(sys.argv[1]),), daemon=True).start()
 
 import torch
 import transformers
@@ -35,7 +35,8 @@ READ_PADDING = ("convbert", "mobilebert")
 
 
 def rotary_buffers(model: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """Return inv_freq of every layer type, before a forward could change it."""
+    """Return a copy of inv_freq by layer type ("" for a single one). To be called before the model
+    reads anything, since that could change it."""
     buffers = {}
     for module in model.modules():
         if "RotaryEmbedding" not in type(module).__name__:
@@ -47,8 +48,8 @@ def rotary_buffers(model: torch.nn.Module) -> dict[str, torch.Tensor]:
     return buffers
 
 
-def relative_error(got: torch.Tensor, expected: torch.Tensor) -> float:
-    """Return the largest error of a frequency, as a fraction of it."""
+def largest_relative_error(got: torch.Tensor, expected: torch.Tensor) -> float:
+    """Return the largest error of a frequency in `got`, as a fraction of the expected one."""
     # Below 1e-12 radians per token a pair does not rotate in any text.
     return float(((got - expected).abs() / expected.abs().clamp(min=1e-12)).max())
 
@@ -72,16 +73,17 @@ def logits_in_steps(
     return torch.cat(rows, dim=1)
 
 
-class Dictated(transformers.LogitsProcessor):
-    """Let generation write given tokens, of which each row has the same number."""
+class ForcedTokens(transformers.LogitsProcessor):
+    """Makes generate() write the given tokens, (rows, steps), whatever the model predicts. prompt:
+    the length of the prompts in tokens."""
 
     def __init__(self, tokens: torch.Tensor, prompt: int) -> None:
         self.tokens, self.prompt = tokens, prompt
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         step = input_ids.shape[1] - self.prompt
-        dictated = torch.full_like(scores, -torch.inf)
-        return dictated.scatter(1, self.tokens[:, step : step + 1], 0.0)
+        forced = torch.full_like(scores, -torch.inf)
+        return forced.scatter(1, self.tokens[:, step : step + 1], 0.0)
 
 
 def padding_error(model: Any, tokens: torch.Tensor, kind: str) -> float | None:
@@ -117,9 +119,9 @@ def padding_error(model: Any, tokens: torch.Tensor, kind: str) -> float | None:
             attention_mask=mask[:, :prompt],
             max_new_tokens=STEPS,
             do_sample=False,
-            eos_token_id=-1,  # the dictated tokens may contain the end of a text
+            eos_token_id=-1,  # the forced tokens may contain the end of a text
             pad_token_id=0,
-            logits_processor=[Dictated(ids[:, prompt:], prompt)],
+            logits_processor=[ForcedTokens(ids[:, prompt:], prompt)],
             output_logits=True,
             return_dict_in_generate=True,
         )
@@ -134,7 +136,11 @@ def padding_error(model: Any, tokens: torch.Tensor, kind: str) -> float | None:
 def main(
     folder: str, reference: str, kind: str, dtype: str, device: str, cache: str | None
 ) -> None:
-    """Print how far a folder, read by stock transformers, is from what was expected."""
+    """Load a folder with stock transformers, compare it with the tensors in the file `reference`,
+    and print the largest errors as one line of JSON.
+
+    kind: "causal" or "masked". cache: the argument of the model for its KV cache; None without.
+    """
     transformers.utils.logging.disable_progress_bar()
     transformers.utils.logging.set_verbosity_error()
     auto = (
@@ -147,7 +153,7 @@ def main(
     expected = load_file(reference)
     buffers = rotary_buffers(model)
     errors = [
-        relative_error(buffers[name.partition("/")[2]], value)
+        largest_relative_error(buffers[name.partition("/")[2]], value)
         for name, value in expected.items()
         if name.startswith("inv_freq/")
     ]

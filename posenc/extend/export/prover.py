@@ -55,6 +55,7 @@ class Proof:
         """Return in words which checks failed and what would pass; empty if the export is
         proved."""
         exact_steps = max(1e-3 * min(1.0, self.largest), STEPS_APART * self.rounding)
+        # Without a safe cache, decoding is expected to differ by any amount.
         decoding = exact_steps if cache_safe else math.inf
         logits = max(1e-5, self.rounding, self.carried)
         method, exact = "another --method may pass", "--precision float32 may pass"
@@ -67,23 +68,25 @@ class Proof:
         return [
             f"{what} off by {error:.1e}, expected at most {bound:.0e} ({advice})"
             for what, error, bound, advice in checks
-            if not error <= bound  # NaN is none
+            if not error <= bound  # written with "not", so that NaN fails
         ]
 
 
 class Prover:
-    """The fresh process. It may start early, so that its imports overlap with other work."""
+    """Runs the comparison in a fresh process with stock transformers. The process may start early,
+    so that its imports overlap with other work."""
 
     def __init__(self) -> None:
         self._scratch = tempfile.TemporaryDirectory()
-        self._running: subprocess.Popen[str] | None = None
+        self._process: subprocess.Popen[str] | None = None
 
     def start(self) -> subprocess.Popen[str]:
-        """Start the process, which waits for a line with the comparison."""
-        if self._running is None:
+        """Start the process, unless it runs, and return it. It waits for a line of JSON on its
+        stdin."""
+        if self._process is None:
             script = Path(__file__).with_name("proof.py")
             # -P: the script imports no posenc, and its folder is not on the path.
-            self._running = subprocess.Popen(
+            self._process = subprocess.Popen(
                 [sys.executable, "-P", str(script), str(os.getpid())],
                 cwd=self._scratch.name,
                 text=True,
@@ -91,12 +94,13 @@ class Prover:
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
             )
-        return self._running
+        return self._process
 
     def compare(
         self, folder: Path, expected: dict[str, Tensor], model: Any, *, masked: bool
     ) -> Proof:
-        """Compare the folder with expectations, in the model's dtype and on its device.
+        """Compare the folder with expected tensors (frequencies, tokens, logits), in the dtype and
+        on the device of the model.
 
         Raises: RunFailed where the folder does not load there.
         """
@@ -106,9 +110,9 @@ class Prover:
         dtype = str(model.dtype).removeprefix("torch.")
         cache = cache_argument_name(model)
         asked = [str(folder.resolve()), str(reference), kind, dtype, str(model.device), cache]
-        running = self.start()
-        output, errors = running.communicate(json.dumps(asked))
-        if running.returncode:
+        process = self.start()
+        output, errors = process.communicate(json.dumps(asked))
+        if process.returncode:
             last = errors.strip().splitlines()[-1:] or ["no message"]
             raise RunFailed(f"the exported folder does not load in stock transformers: {last[0]}")
         eps = 0.0 if model.dtype == torch.float32 else torch.finfo(model.dtype).eps
@@ -120,15 +124,16 @@ class Prover:
         return self
 
     def __exit__(self, *exc: object) -> None:
-        if self._running is not None and self._running.poll() is None:
-            self._running.kill()
-            self._running.communicate()
+        if self._process is not None and self._process.poll() is None:
+            self._process.kill()
+            self._process.communicate()
         self._scratch.cleanup()
 
 
 @torch.inference_mode()
 def prove(checkpoint: Checkpoint, folder: Path, prover: Prover, tokens: Tensor) -> Proof:
-    """Compare what a fresh process reads from the folder with the model in memory."""
+    """Return how what a fresh process reads from the folder differs from the model in memory.
+    tokens: (1, length), the text on which logits are compared."""
     model = checkpoint.model
     # Before the model runs: some frequencies change with the length that was read last.
     expected = {
@@ -138,12 +143,12 @@ def prove(checkpoint: Checkpoint, folder: Path, prover: Prover, tokens: Tensor) 
     logits = model(tokens.to(model.device)).logits
     expected |= {"tokens": tokens, "logits": logits.cpu().contiguous()}
     proof = prover.compare(folder, expected, model, masked=checkpoint.masked)
-    return replace(proof, carried=_carried(model, tokens))
+    return replace(proof, carried=_logits_change_by_frequency_error(model, tokens))
 
 
-def _carried(model: Any, tokens: Tensor) -> float:
-    """Return how far logits move if all frequencies are off by FREQUENCY_ERROR, plus how far if
-    every second one is off in the other direction."""
+def _logits_change_by_frequency_error(model: Any, tokens: Tensor) -> float:
+    """Return the largest change of a logit if all frequencies are off by FREQUENCY_ERROR, plus that
+    if every second one is off in the other direction. The frequencies are restored."""
     frequencies = [inv_freq for inv_freq, _ in rotary_frequencies(model).values()]
     before = [inv_freq.clone() for inv_freq in frequencies]
     moved = 0.0

@@ -13,14 +13,14 @@ BLOCK = 256
 """Queries at a time."""
 SCORES_BUDGET = 1 << 23
 """Scores in memory at once."""
-NAME = "posenc_entropy"
-"""Of the implementation of attention that is registered with transformers."""
+IMPLEMENTATION = "posenc_entropy"
+"""The name under which the attention below is registered with transformers."""
 
 
 @torch.inference_mode()
 def attention_entropy(model: Any, tokens: Tensor, *, whole: bool = False) -> Tensor | None:
-    """Return the mean entropy, in nats, of each position's attention over layers and heads,
-    (length). None if the model's attention does not go through the interface.
+    """Return the entropy of each position's attention in nats, (length), the mean over layers and
+    heads. None if the model's attention does not go through the interface.
 
     A sink logit counts as one more key. Tokens are read in pieces through the model's cache, so
     that no mask of length times length is held; `whole` reads them at once, for models without an
@@ -40,15 +40,17 @@ def attention_entropy(model: Any, tokens: Tensor, *, whole: bool = False) -> Ten
         attention_mask: Tensor | None,
         **kwargs: Any,
     ) -> tuple[Tensor, None]:
-        out, entropy = _attend(module, query, key, value, attention_mask, kwargs)
+        """Compute attention as transformers' interface asks for it, and keep the layer's
+        entropy."""
+        out, entropy = _attend_with_entropy(module, query, key, value, attention_mask, kwargs)
         layers.append(entropy)
         return out.transpose(1, 2).contiguous(), None
 
     before = model.config._attn_implementation
-    AttentionInterface.register(NAME, attend)
-    AttentionMaskInterface.register(NAME, sdpa_mask)
+    AttentionInterface.register(IMPLEMENTATION, attend)
+    AttentionMaskInterface.register(IMPLEMENTATION, sdpa_mask)
     try:
-        model.set_attn_implementation(NAME)
+        model.set_attn_implementation(IMPLEMENTATION)
         pieces: list[Tensor] = []
         cache: dict[str, Any] = {} if whole else {"use_cache": True}
         for piece in [tokens] if whole else tokens.split(BLOCK, dim=1):
@@ -65,7 +67,7 @@ def attention_entropy(model: Any, tokens: Tensor, *, whole: bool = False) -> Ten
     return torch.cat(pieces)
 
 
-def _attend(
+def _attend_with_entropy(
     module: nn.Module,
     query: Tensor,
     key: Tensor,
@@ -91,25 +93,25 @@ def _attend(
         if options.get("softcap") is not None:
             scores = torch.tanh(scores / options["softcap"]) * options["softcap"]
         if mask is not None:
-            scores = scores.masked_fill(~_allowed(mask[:, :, rows]), -torch.inf)
+            scores = scores.masked_fill(~_boolean_mask(mask[:, :, rows]), -torch.inf)
         elif is_causal:
             seen = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device)
             scores = scores.masked_fill(~seen.tril(first + start), -torch.inf)
-        weights = _with_sinks(scores, options.get("s_aux")).softmax(-1)
+        weights = _append_sinks(scores, options.get("s_aux")).softmax(-1)
         entropy[rows] = torch.special.entr(weights).sum(-1).mean((0, 1))
         out[:, :, rows] = weights[..., : key.shape[2]].to(value.dtype) @ value
     return out, entropy
 
 
-def _allowed(mask: Tensor) -> Tensor:
+def _boolean_mask(mask: Tensor) -> Tensor:
     """Return the mask as booleans, True where a query sees a key."""
     if mask.dtype == torch.bool:
         return mask
-    return mask == 0  # OPT's, in early releases of transformers 5
+    return mask == 0  # added to the scores, as in OPT in early releases of transformers 5
 
 
-def _with_sinks(scores: Tensor, sinks: Tensor | None) -> Tensor:
-    """Append the sink logit of each head to its scores as one more key."""
+def _append_sinks(scores: Tensor, sinks: Tensor | None) -> Tensor:
+    """Return the scores with the sink logit of each head as one more key at the end."""
     if sinks is None:
         return scores
     sinks = sinks.view(1, -1, 1, 1).expand(*scores.shape[:-1], 1)

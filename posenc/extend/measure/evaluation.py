@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from posenc.extend.measure.entropy import attention_entropy
-from posenc.extend.measure.intervals import Estimate, estimate
+from posenc.extend.measure.intervals import Estimate, estimate_mean
 from posenc.extend.measure.losses import Reader
 from posenc.extend.measure.tasks import PasskeyGrid, Score, TaskGrid
 from posenc.hf.checkpoint.text import Windows
@@ -38,25 +38,25 @@ class Evaluation:
     """Losses of every token by window and position, NaN for tokens that are not predicted."""
     seconds: float = 0.0
 
-    def short(self, trained: int) -> float:
-        """Return the mean loss within the training length."""
-        return _pooled(self, lambda edge: edge <= trained)
+    def mean_within(self, trained: int) -> float:
+        """Return the mean loss per token within the training length."""
+        return _mean_over_tokens(self, lambda edge: edge <= trained)
 
-    def long(self, trained: int) -> float:
-        """Return the mean loss beyond the training length."""
-        return _pooled(self, lambda edge: edge > trained)
+    def mean_beyond(self, trained: int) -> float:
+        """Return the mean loss per token beyond the training length."""
+        return _mean_over_tokens(self, lambda edge: edge > trained)
 
-    def average(self) -> float:
-        """Return the mean over buckets, equally weighted; inf if any bucket could not be
-        evaluated."""
+    def mean_over_buckets(self) -> float:
+        """Return the mean loss over buckets, each with the same weight; inf if any bucket could not
+        be evaluated."""
         if not all(e.tokens for e in self.by_position):
             return math.inf
         return sum(e.mean for e in self.by_position) / len(self.by_position)
 
 
-def _pooled(evaluation: Evaluation, keep: Callable[[int], bool]) -> float:
-    """Return the mean loss per token of the buckets whose last edge is kept; NaN if one has
-    none."""
+def _mean_over_tokens(evaluation: Evaluation, keep: Callable[[int], bool]) -> float:
+    """Return the mean loss over all tokens of the buckets whose upper edge `keep` accepts; NaN if
+    one of them has no tokens."""
     kept = [
         e
         for edge, e in zip(evaluation.edges[1:], evaluation.by_position, strict=True)
@@ -69,8 +69,8 @@ def _pooled(evaluation: Evaluation, keep: Callable[[int], bool]) -> float:
 
 
 def position_edges(trained: int, target: int) -> tuple[int, ...]:
-    """Return a quarter, half and all of the training length, then 1.5, 2, 3, 4, 6, 8 ... times it,
-    up to the target."""
+    """Return the edges of the buckets of positions, from 0 to `target` tokens: a quarter, half and
+    all of the training length, then 1.5, 2, 3, 4, 6, 8 ... times it."""
     edges = [0, trained // 4, trained // 2, trained]
     step = 1
     while edges[-1] < target:
@@ -102,7 +102,7 @@ def measure_reader(
             first half of the windows.
         passkey: the grid of lengths and depths; None to leave it out.
         tasks: the same for tasks in words.
-        short_text: read short texts by themselves, too, see `regression`.
+        short_text: read short texts by themselves, too, see `loss_rise`.
         entropy: measure the entropy of attention on the first window.
         progress: called with the current measurement and the fraction done.
     """
@@ -112,7 +112,7 @@ def measure_reader(
     loss = _losses_of_windows(reader, windows, progress)
     documents = windows.documents.numpy()
     by_position = tuple(
-        estimate(loss[:, low:high], documents[:, low:high])
+        estimate_mean(loss[:, low:high], documents[:, low:high])
         for low, high in itertools.pairwise(edges)
     )
     by_context = {}
@@ -122,17 +122,17 @@ def measure_reader(
             # With all of the window before them, the targets were read above.
             read = loss[half]
         else:
-            read = reader.all_losses(windows.tokens[half, -context:]).numpy()
-        by_context[context] = estimate(read[:, -targets:], documents[half, -targets:])
+            read = reader.losses_in_batches(windows.tokens[half, -context:]).numpy()
+        by_context[context] = estimate_mean(read[:, -targets:], documents[half, -targets:])
         progress("loss by context", (i + 1) / len(contexts))
-    passkey_shares = {} if passkey is None else passkey.shares(reader, windows, progress)
+    passkey_shares = {} if passkey is None else passkey.right_shares(reader, windows, progress)
     entropy_means = _entropy_by_bucket(reader, windows, edges) if entropy else ()
     scores, left_out = {}, {}
     if tasks is not None:
         scores, left_out = tasks.scores(reader, windows.tokens.flatten(), progress)
     short_losses = None
     if short_text:
-        short_losses = reader.all_losses(short_pieces(windows, trained).tokens).numpy()
+        short_losses = reader.losses_in_batches(short_pieces(windows, trained).tokens).numpy()
     return Evaluation(
         edges,
         by_position,
@@ -152,8 +152,9 @@ def _losses_of_windows(
 ) -> np.ndarray:
     """Return the loss of every token, (windows, length)."""
     losses = []
+    # About eight parts, so that progress is shown on the way.
     for part in windows.tokens.split(max(1, len(windows) // 8)):
-        losses.append(reader.all_losses(part).numpy())
+        losses.append(reader.losses_in_batches(part).numpy())
         progress("loss by position", sum(map(len, losses)) / len(windows))
     return np.concatenate(losses)
 
@@ -171,20 +172,20 @@ def _entropy_by_bucket(
     return tuple(float(curve[a:b].mean()) for a, b in itertools.pairwise(edges))
 
 
-MOST = 64
+MOST_SHORT_TEXTS = 64
 """Short texts that are read, at most."""
 
 
 def short_pieces(windows: Windows, trained: int) -> Windows:
     """Cut the windows into texts of the training length, equally many from every window."""
     pieces = windows.tokens.shape[1] // trained
-    per_window = max(1, min(pieces, MOST // len(windows)))
+    per_window = max(1, min(pieces, MOST_SHORT_TEXTS // len(windows)))
     tokens = windows.tokens[:, : per_window * trained].reshape(-1, trained)
     documents = windows.documents[:, : per_window * trained].reshape(-1, trained)
-    return Windows(tokens[:MOST], documents[:MOST])
+    return Windows(tokens[:MOST_SHORT_TEXTS], documents[:MOST_SHORT_TEXTS])
 
 
-def regression(before: np.ndarray, after: np.ndarray, documents: np.ndarray) -> Estimate:
-    """Return the mean rise of the loss over the same tokens, in nats per token, with a 95 %
-    interval from resampled documents. Above 0, short texts got worse."""
-    return estimate(after - before, documents)
+def loss_rise(before: np.ndarray, after: np.ndarray, documents: np.ndarray) -> Estimate:
+    """Return the mean of `after` minus `before`, the losses of the same tokens in nats, with a 95 %
+    interval from resampled documents. Above 0, the texts are predicted worse."""
+    return estimate_mean(after - before, documents)

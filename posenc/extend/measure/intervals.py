@@ -6,9 +6,11 @@ from dataclasses import dataclass
 import numpy as np
 
 BOOTSTRAPS = 200
+"""Resampled sets of documents per interval; chosen, not derived."""
 FEWEST = 3
 """Documents that an interval needs; of fewer, no resampling says how much texts differ."""
 Z95 = 1.959963984540054
+"""95 % of a normal distribution lies within this many standard deviations."""
 
 
 @dataclass(frozen=True)
@@ -27,9 +29,9 @@ class Estimate:
         return math.exp(min(self.mean, 50.0))
 
 
-def estimate(losses: np.ndarray, documents: np.ndarray) -> Estimate:
-    """Return the token-weighted mean of the finite losses, and its interval from resampled
-    documents."""
+def estimate_mean(losses: np.ndarray, documents: np.ndarray) -> Estimate:
+    """Return the mean of all losses that are not NaN, and its interval from resampled documents.
+    documents: the document of every loss, in the same shape."""
     kept = ~np.isnan(losses)
     owners, index = np.unique(documents[kept], return_inverse=True)
     sums = np.bincount(index, losses[kept], len(owners))
@@ -45,14 +47,16 @@ def estimate(losses: np.ndarray, documents: np.ndarray) -> Estimate:
     return Estimate(mean, float(low), float(high), tokens)
 
 
-def share_interval(right: int, of: int) -> tuple[float, float]:
-    """Return Wilson's 95 % interval of a fraction.
+def share_interval(right: int, total: int) -> tuple[float, float]:
+    """Return the lower and upper end of Wilson's 95 % interval of a fraction, `right` of `total`.
 
     Source: Wilson 1927, doi:10.1080/01621459.1927.10502953.
     >>> [round(bound, 4) for bound in share_interval(9, 10)]
     [0.5958, 0.9821]
     """
-    share, z2 = right / of, Z95 * Z95
-    middle = (share + z2 / (2 * of)) / (1 + z2 / of)
-    half = Z95 / (1 + z2 / of) * math.sqrt(share * (1 - share) / of + z2 / (4 * of * of))
+    share, z2 = right / total, Z95 * Z95
+    middle = (share + z2 / (2 * total)) / (1 + z2 / total)
+    half = (
+        Z95 / (1 + z2 / total) * math.sqrt(share * (1 - share) / total + z2 / (4 * total * total))
+    )
     return middle - half, middle + half

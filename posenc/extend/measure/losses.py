@@ -13,7 +13,7 @@ from posenc.hf.checkpoint.loading import text_config_of
 
 LOGITS_BUDGET = 1 << 24
 """Logits in memory at once; a longer window is read in pieces through the model's cache."""
-ROWS = 512
+WIDENED_ROWS = 512
 """Tokens whose logits are widened to float32 at once."""
 ROWS_BUDGET = 4096
 """Tokens read in one batch, or one window where it is longer."""
@@ -25,11 +25,12 @@ class NotFinite(ValueError):
 
 @dataclass(frozen=True)
 class Reader:
-    """Reads a model's losses, of next tokens or of masked ones.
+    """Computes the losses of a model, of next tokens or of masked ones.
 
-    whole: True to never read in pieces through the cache. limit: the most tokens that the model can
-    read. window: beyond that many tokens, each is read with only the last ones before it, between
-    three quarters of `window` and all of it.
+    mask_token: the id of the mask token of a masked model; None for a causal one. whole: True to
+    never read in pieces through the cache. limit: the most tokens that the model can read. window:
+    beyond that many tokens, each is read with only the last ones before it, between three quarters
+    of `window` and all of it.
     """
 
     model: Any
@@ -43,30 +44,31 @@ class Reader:
         NotFinite."""
         length = tokens.shape[1]
         if self.limit is not None and length > self.limit:
-            read = self._losses(tokens[:, : self.limit])
+            read = self._losses_at_once(tokens[:, : self.limit])
             return F.pad(read, (0, length - self.limit), value=torch.nan)
         if self.window is not None and length > self.window:
-            return self._slide(tokens, self.window)
-        return self._losses(tokens)
+            return self._sliding_losses(tokens, self.window)
+        return self._losses_at_once(tokens)
 
-    def all_losses(self, windows: Tensor) -> Tensor:
-        """Compute `losses` of many windows, a few at a time."""
+    def losses_in_batches(self, windows: Tensor) -> Tensor:
+        """Return the losses of many windows, (windows, length), as `losses` does, a few at a
+        time."""
         rows = max(1, ROWS_BUDGET // windows.shape[1])
         return torch.cat([self.losses(part) for part in windows.split(rows)])
 
-    def _slide(self, tokens: Tensor, window: int) -> Tensor:
-        """Return the losses of tokens that see the last window only, a quarter of a window at a
-        time."""
+    def _sliding_losses(self, tokens: Tensor, window: int) -> Tensor:
+        """Return the losses of tokens of which each is read with at most `window` tokens. The
+        window moves by a quarter of itself, and only the tokens new in it are taken."""
         step = max(1, window // 4)
-        parts = [self._losses(tokens[:, :window])]
+        parts = [self._losses_at_once(tokens[:, :window])]
         for stop in range(window + step, tokens.shape[1] + step, step):
             seen = tokens[:, min(stop, tokens.shape[1]) - window : stop]
             new = step - max(0, stop - tokens.shape[1])
-            parts.append(self._losses(seen)[:, -new:])
+            parts.append(self._losses_at_once(seen)[:, -new:])
         return torch.cat(parts, dim=1)
 
-    def _losses(self, tokens: Tensor) -> Tensor:
-        """Return the losses of tokens read at once, see `losses`."""
+    def _losses_at_once(self, tokens: Tensor) -> Tensor:
+        """Return losses as `losses` does, regardless of `limit` and `window`."""
         if self.mask_token is not None:
             return masked_token_losses(self.model, tokens, self.mask_token)
         losses = _require_finite(next_token_losses(self.model, tokens, whole=self.whole))
@@ -94,11 +96,15 @@ def next_token_losses(model: Any, tokens: Tensor, *, whole: bool = False) -> Ten
     return torch.cat(losses, dim=1)
 
 
+MASKED_SHARE = 0.15
+"""Fraction of the tokens that a masked model has to predict, as in BERT."""
+
+
 @torch.inference_mode()
 def masked_token_losses(model: Any, tokens: Tensor, mask_token: int) -> Tensor:
     """Return the loss of a random 15 % of the tokens, each replaced by the mask token; NaN for the
     others, (batch, length)."""
-    hidden = torch.rand(tokens.shape, generator=torch.Generator().manual_seed(0)) < 0.15
+    hidden = torch.rand(tokens.shape, generator=torch.Generator().manual_seed(0)) < MASKED_SHARE
     shown = tokens.masked_fill(hidden, mask_token).to(model.device)
     losses = _require_finite(_cross_entropies(model(shown).logits, tokens.to(model.device)))
     return losses.masked_fill(~hidden, torch.nan)
@@ -111,13 +117,15 @@ def _cross_entropies(logits: Tensor, targets: Tensor) -> Tensor:
         F.cross_entropy(some.flatten(0, 1).float(), wanted.flatten(), reduction="none")
         .view(wanted.shape)
         .cpu()
-        for some, wanted in zip(logits.split(ROWS, 1), targets.split(ROWS, 1), strict=True)
+        for some, wanted in zip(
+            logits.split(WIDENED_ROWS, 1), targets.split(WIDENED_ROWS, 1), strict=True
+        )
     ]
     return torch.cat(rows, dim=1) if rows else torch.zeros(targets.shape)
 
 
 def _require_finite(losses: Tensor) -> Tensor:
-    """Return the losses as they are. Raises: NotFinite if one is NaN or infinite."""
+    """Return the losses unchanged. Raises: NotFinite if one is NaN or infinite."""
     wrong = int((~losses.isfinite()).sum())
     if wrong:
         raise NotFinite(f"{wrong} of {losses.numel()} losses are NaN or infinite")

@@ -6,22 +6,28 @@ import numpy as np
 
 from posenc.hf.checkpoint.text import Windows, encode_until, pack_windows
 
-STRETCHES = 16
+FEWEST_DOCUMENTS = 16
 """Fewer documents are cut into this many: both halves need some, and intervals resample them."""
-CHARACTERS = 8
-"""The shortest stretch, in characters per token of the new length: about two windows."""
+CHARACTERS_PER_TOKEN = 8
+"""Characters of the shortest stretch of text per token of the new length: about two windows."""
 
 
-def halves(documents: Sequence[str], length: int) -> tuple[list[str], list[str]]:
-    """Split documents into those to fit on and those to measure on. Each half is in a fixed random
-    order, so that its first few come from everywhere.
+def split_for_fitting_and_measuring(
+    documents: Sequence[str], length: int
+) -> tuple[list[str], list[str]]:
+    """Return the documents for search and tuning, and those to measure on. Each half is in a fixed
+    random order, so that its first few come from everywhere.
 
     A few long documents are cut into stretches of text.
     """
     parts = list(documents)
-    if len(parts) < STRETCHES:
-        most = -(-STRETCHES // max(1, len(parts)))
-        parts = [piece for part in parts for piece in _cut(part, most, CHARACTERS * length)]
+    if len(parts) < FEWEST_DOCUMENTS:
+        most = -(-FEWEST_DOCUMENTS // max(1, len(parts)))
+        parts = [
+            piece
+            for part in parts
+            for piece in _cut_into_pieces(part, most, CHARACTERS_PER_TOKEN * length)
+        ]
     middle = len(parts) // 2
     return _shuffled(parts[:middle]), _shuffled(parts[middle:])
 
@@ -35,14 +41,17 @@ def sample_windows(
     """
     needed = length * count
     share = max(length, -(-needed // max(1, len(documents))))
-    heads = [encode(_head(text, CHARACTERS * share))[:share] for text in documents[:count]]
+    heads = [
+        encode(_first_characters(text, CHARACTERS_PER_TOKEN * share))[:share]
+        for text in documents[:count]
+    ]
     if sum(map(len, heads)) < needed:
         heads = encode_until(encode, documents, needed)
     return pack_windows(heads, length, count)
 
 
-def _head(text: str, most: int) -> str:
-    """Return at most the first `most` characters, up to a space where there is one."""
+def _first_characters(text: str, most: int) -> str:
+    """Return the first `most` characters of a text, or fewer, up to the last space among them."""
     if len(text) <= most:
         return text
     space = text.rfind(" ", 0, most)
@@ -54,9 +63,9 @@ def _shuffled(documents: list[str]) -> list[str]:
     return [documents[i] for i in np.random.default_rng(0).permutation(len(documents))]
 
 
-def _cut(text: str, most: int, least: int) -> list[str]:
-    """Cut a text after spaces into up to `most` pieces of nearly equal size, of at least `least`
-    characters each."""
+def _cut_into_pieces(text: str, most: int, least: int) -> list[str]:
+    """Return a text cut after spaces into up to `most` pieces of nearly equal size, of about
+    `least` characters or more each."""
     count = max(1, min(most, len(text) // least))
     start = 0
     pieces = []

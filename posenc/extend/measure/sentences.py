@@ -57,9 +57,10 @@ class PuzzleInWords(NamedTuple):
 
 
 def write_puzzle(name: str, rng: np.random.Generator, depth: float) -> PuzzleInWords:
-    """Write a puzzle. A list of words has no depth."""
+    """Return a puzzle of the task `name` in words. depth: where its fact is, from 0 at the start of
+    the text to 1 at its end; the task common-words ignores it."""
     if name == COMMON_WORDS:
-        return _common_words(rng)
+        return _common_words_puzzle(rng)
     draw, fact, question = SENTENCES[name]
     puzzle = draw(rng, depth)
     keys = dict.fromkeys(key for _, (key, _) in puzzle.facts)
@@ -68,10 +69,11 @@ def write_puzzle(name: str, rng: np.random.Generator, depth: float) -> PuzzleInW
     words: dict[int, str]  # of each symbol
     if name == "needle-by-meaning":
         words = dict(zip(keys, rng.permutation(list(CITIES)), strict=False))
-        words |= zip(only_values, _names(rng, len(only_values)), strict=True)
+        words |= zip(only_values, _random_names(rng, len(only_values)), strict=True)
         asked = [CITIES[words[city]] for city in puzzle.asked]
     else:
-        words = dict(zip(keys, _names(rng, len(keys)), strict=True))
+        words = dict(zip(keys, _random_names(rng, len(keys)), strict=True))
+        # Numbers of five digits, 10000 to 99999.
         draws = rng.choice(90000, len(only_values), replace=False)
         words |= zip(only_values, (str(10000 + int(i)) for i in draws), strict=True)
         asked = [words[symbol] for symbol in puzzle.asked]
@@ -80,16 +82,17 @@ def write_puzzle(name: str, rng: np.random.Generator, depth: float) -> PuzzleInW
     return PuzzleInWords(facts, question.format(*asked), answer)
 
 
-def _common_words(rng: np.random.Generator) -> PuzzleInWords:
-    """Write a text of words of which some stand in it often, and ask for these."""
-    words = _names(rng, COMMON + RARE)
+def _common_words_puzzle(rng: np.random.Generator) -> PuzzleInWords:
+    """Return a puzzle whose text is a list of words, and whose answer are the most frequent
+    ones."""
+    words = _random_names(rng, COMMON + RARE)
     question = f"The {COMMON} words that stand most often, in the order of the alphabet, are"
     text = (words[i] for i in draw_word_stream(rng, COMMON, RARE))
     return PuzzleInWords((), question, " ".join(sorted(words[:COMMON])), text)
 
 
-def _names(rng: np.random.Generator, count: int) -> list[str]:
-    """Return different three-syllable words of no language."""
+def _random_names(rng: np.random.Generator, count: int) -> list[str]:
+    """Return `count` different three-syllable words of no language, such as "bafiko"."""
     names: dict[str, None] = {}  # a set in the order of drawing
     while len(names) < count:
         letters = [rng.choice(list(kind)) for kind in (CONSONANTS, VOWELS) * 3]

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from posenc.extend.measure.intervals import Estimate, estimate, share_interval
+from posenc.extend.measure.intervals import Estimate, estimate_mean, share_interval
 from posenc.extend.measure.losses import ROWS_BUDGET, Reader, last_logits
 from posenc.extend.measure.sentences import PUZZLES, write_puzzle
 from posenc.hf.checkpoint.text import Windows
@@ -23,9 +23,9 @@ DEPTHS = (0.0, 0.25, 0.5, 0.75, 1.0)
 Encode = Callable[[str], list[int]]
 
 
-class Cell(NamedTuple):
-    """One depth: fraction of prompts answered exactly, and the mean loss of the answer in nats
-    per token."""
+class DepthScore(NamedTuple):
+    """The score at one depth: the fraction of prompts answered exactly, and the mean loss of the
+    answer in nats per token."""
 
     exact: float
     loss: float
@@ -47,17 +47,17 @@ class Score:
 
     exact: Estimate
     loss: Estimate
-    by_depth: dict[float, Cell]
+    by_depth: dict[float, DepthScore]
 
 
-def check_tasks(names: Sequence[str] | None) -> tuple[str, ...]:
-    """Return each task once: passkeys for None, none for ["none"]. Raises: ValueError for a name
-    that is no task."""
+def tasks_named(names: Sequence[str] | None) -> tuple[str, ...]:
+    """Return the tasks of --task, each once: (PASSKEY,) for None, () for ["none"]. Raises:
+    ValueError for a name that is no task."""
     if names is None:
         return (PASSKEY,)
     if list(names) == ["none"]:
         return ()
-    names = [name.replace("_", "-") for name in names]  # as posenc compare spells them
+    names = [name.replace("_", "-") for name in names]  # posenc compare spells them with _
     return tuple(dict.fromkeys(check_choice("--task", name, TASKS) for name in names))
 
 
@@ -88,31 +88,35 @@ class TaskGrid:
         asked = [(name, length) for name in self.names for length in self.lengths]
         for done, (name, length) in enumerate(asked):
             try:
-                prompts = self.prompts(name, length, filler)
+                prompts = self.make_prompts(name, length, filler)
             except TooShort as reason:
                 left_out[name, length] = str(reason)
             else:
-                scores[name, length] = self._score(reader, prompts)
+                scores[name, length] = self._score_answers(reader, prompts)
             progress(name, (done + 1) / len(asked))
         return scores, left_out
 
-    def prompts(self, name: str, length: int, filler: Tensor) -> list[Prompt]:
-        """Make `trials` prompts per depth. Raises: TooShort where the task does not fit."""
+    def make_prompts(self, name: str, length: int, filler: Tensor) -> list[Prompt]:
+        """Return `trials` prompts for each depth in turn. filler: tokens of text. Raises: TooShort
+        where the task does not fit."""
         rng = np.random.default_rng([length, *name.encode()])
         prompts = []
         for depth in self.depths:
             for _ in range(self.trials):
-                prompts.append(self._prompt(name, length, depth, filler, rng))
+                prompts.append(self._make_prompt(name, length, depth, filler, rng))
         return prompts
 
-    def _prompt(
+    def _make_prompt(
         self, name: str, length: int, depth: float, filler: Tensor, rng: np.random.Generator
     ) -> Prompt:
-        """Make a prompt with the facts at their places in text."""
+        """Return a prompt of `length` tokens: text with the facts of a puzzle at their depths, the
+        question and the answer. Raises: TooShort."""
         start = self.encode("")
         puzzle = write_puzzle(name, rng, depth)
         question = self._ids_without_start(puzzle.question, start)
         whole = self._ids_without_start(f"{puzzle.question} {puzzle.answer}", start)
+        # A tokenizer may merge the end of the question with the answer: then they are joined as
+        # ids.
         if whole[: len(question)] != question or len(whole) == len(question):
             whole = question + self._ids_without_start(puzzle.answer, start)
         facts = [(at, self._ids_without_start(f" {fact} ", start)) for at, fact in puzzle.facts]
@@ -134,8 +138,9 @@ class TaskGrid:
         every text."""
         return self.encode(text)[len(start) :]
 
-    def _score(self, reader: Reader, prompts: Sequence[Prompt]) -> Score:
-        """Score the model's answers to prompts in the order of depths."""
+    def _score_answers(self, reader: Reader, prompts: Sequence[Prompt]) -> Score:
+        """Return the score of the model's answers. prompts: equally many for each depth, in
+        order."""
         is_right: list[bool] = []
         losses: list[np.ndarray] = []
         rows = max(1, ROWS_BUDGET // len(prompts[0].ids))
@@ -152,22 +157,22 @@ class TaskGrid:
         nats_by_depth = np.array([loss.mean() for loss in losses]).reshape(right_by_depth.shape)
         by_depth = {}
         for depth, shares, nats in zip(self.depths, right_by_depth, nats_by_depth, strict=True):
-            by_depth[depth] = Cell(float(shares.mean()), float(nats.mean()))
+            by_depth[depth] = DepthScore(float(shares.mean()), float(nats.mean()))
         return Score(exact, _mean_loss(losses), by_depth)
 
 
 def _mean_loss(losses: Sequence[np.ndarray]) -> Estimate:
-    """Return the mean loss per token of answers, with an interval over answers."""
+    """Return the mean loss per token of answers, with an interval from resampled answers."""
     longest = max(len(loss) for loss in losses)
     padded = np.full((len(losses), longest), math.nan)  # answers may have different lengths
     for row, loss in zip(padded, losses, strict=True):
         row[: len(loss)] = loss
     owners = np.arange(len(losses))[:, None].repeat(longest, 1)
-    return estimate(padded, owners)
+    return estimate_mean(padded, owners)
 
 
 class TooShort(Exception):
-    """A task does not fit into a length."""
+    """Raised where a task does not fit into a length."""
 
 
 def _logits_of_answers(reader: Reader, prompts: Sequence[Prompt]) -> list[Tensor]:
@@ -192,7 +197,7 @@ class PasskeyGrid:
     key_tokens: int = 6
     marker_tokens: int = 4
 
-    def shares(
+    def right_shares(
         self, reader: Reader, windows: Windows, progress: Callable[[str, float], None]
     ) -> dict[tuple[int, float], float]:
         """Return the fraction of key tokens that are right, by (length, depth). Lengths too short
@@ -219,7 +224,7 @@ class PasskeyGrid:
         return grid
 
     def _accuracy(self, reader: Reader, tokens: Tensor) -> Tensor:
-        """Return the fraction of the key's tokens that are right in each prompt."""
+        """Return the fraction of the key's tokens that the model predicts right, (prompts)."""
         right = []
         for part in tokens.split(max(1, ROWS_BUDGET // tokens.shape[1])):
             logits = last_logits(reader.model, part, self.key_tokens + 1)[:, :-1]

@@ -14,7 +14,7 @@ from posenc.encodings import rope_scaling as rs
 from posenc.extend.measure.evaluation import position_edges
 from posenc.extend.measure.losses import NotFinite, Reader
 from posenc.extend.restart import read_sealed, run_identity, write_sealed
-from posenc.extend.search.genome import Genome, apply_genome, monotone
+from posenc.extend.search.genome import Genome, apply_genome, monotone_factors
 from posenc.extend.variants.methods import METHODS, stretch
 from posenc.hf.checkpoint.text import Windows
 from posenc.hf.rope.apply import settings_applied
@@ -25,16 +25,17 @@ SHORT_WEIGHT = 1.75
 
 
 @dataclass(frozen=True)
-class Tried:
-    """A genome's score on all windows (inf if it was given up), and on the first ones."""
+class ScoredGenome:
+    """A genome with its score on all windows (inf if it was given up), and its score on the first
+    third of them; lower is better."""
 
     genome: Genome
     score: float
     first: float
 
 
-class Probe:
-    """The windows on which all genomes are compared.
+class GenomeScorer:
+    """Scores genomes by the losses of the model on the same windows.
 
     Every loss is relative to the trained model's loss on the same token in a window of its training
     length, so that a bucket of hard text does not count against a genome.
@@ -50,14 +51,14 @@ class Probe:
         sliding = replace(reader, window=trained)
         self.reference = np.zeros(windows.tokens.shape)
         if reader.mask_token is None:
-            self.reference = sliding.all_losses(windows.tokens).numpy()
+            self.reference = sliding.losses_in_batches(windows.tokens).numpy()
 
-    def score(self, genome: Genome, bar: float = math.inf) -> Tried:
-        """Return the larger of two losses plus a quarter of their sum, in nats: the worst bucket
-        beyond the training length, and SHORT_WEIGHT times what is lost within it.
+    def score(self, genome: Genome, give_up_above: float = math.inf) -> ScoredGenome:
+        """Score a genome: the larger of two losses plus a quarter of their sum, in nats. One is the
+        worst bucket beyond the training length, the other SHORT_WEIGHT times the loss within it.
 
-        A genome that the first third of the windows puts above `bar`, or whose losses are not
-        finite, is given up.
+        A genome whose loss on the first third of the windows is above `give_up_above`, or whose
+        losses are not finite, is given up: its score is infinite.
         """
         tokens = self.windows.tokens
         first = -(-len(tokens) // 3)
@@ -65,45 +66,50 @@ class Probe:
         settings = apply_genome(self.settings, genome, length)
         try:
             with settings_applied(self.reader.model, settings, length):
-                losses = self.reader.all_losses(tokens[:first]).numpy()
+                losses = self.reader.losses_in_batches(tokens[:first]).numpy()
                 early = self._weighted_loss(losses - self.reference[:first])
-                if early > bar:
-                    return Tried(genome, math.inf, early)
+                if early > give_up_above:
+                    return ScoredGenome(genome, math.inf, early)
                 if first < len(tokens):
-                    rest = self.reader.all_losses(tokens[first:]).numpy()
+                    rest = self.reader.losses_in_batches(tokens[first:]).numpy()
                     losses = np.concatenate([losses, rest])
         except NotFinite:
-            return Tried(genome, math.inf, math.inf)
-        return Tried(genome, self._weighted_loss(losses - self.reference), early)
+            return ScoredGenome(genome, math.inf, math.inf)
+        return ScoredGenome(genome, self._weighted_loss(losses - self.reference), early)
 
     def _weighted_loss(self, excess: np.ndarray) -> float:
-        """Return the loss of `score` in nats, from losses (windows, length) of which those of the
-        trained model are subtracted."""
+        """Return the score in nats, see `score`. excess: losses (windows, length) minus those of
+        the trained model."""
         beyond = max(
             float(np.nanmean(excess[:, low:high]))
             for low, high in itertools.pairwise(self.edges)
             if high > self.trained
         )
         within = SHORT_WEIGHT * float(np.nanmean(excess[:, : self.trained]))
+        # The worse of the two decides; a quarter of the sum, chosen and not derived, ranks those
+        # that are equally bad there.
         return max(beyond, within) + 0.25 * (beyond + within)
 
 
 PARENTS = 6
 CHILDREN = 8
 FINALISTS = 4
+"""Best genomes that have children, children of a generation, and best genomes that are scored again
+at the end; chosen, not derived, as are the numbers below."""
 MARGIN = 0.05
 """A genome whose first windows are at most this many nats worse than the parents' is read on."""
 SEEDS = ("linear", "ntk", "ntk-1.5x", "ntk-2x", "by-parts", "yarn", "llama3")
 BANDED = ("ntk-1.5x", "ntk-2x")
 """Seeds whose bands of pairs are also tried stretched more and less."""
 BAND_STEPS = (0.88, 1.2)
+"""Multiples of the factors of a band in these seeds."""
 STEPS = (0.02, 0.07, 0.25)
 """Standard deviations of a mutation, in logs: some to settle and some to get away."""
 
 
 @dataclass(frozen=True)
-class Found:
-    """The best genome, its score and the number tried."""
+class SearchResult:
+    """The best genome, its score and the number of genomes tried."""
 
     genome: Genome
     score: float
@@ -111,7 +117,7 @@ class Found:
 
 
 class Search:
-    """Evolve frequency factors for one checkpoint; resumes from `state` if the file exists.
+    """Evolves frequency factors for one checkpoint; resumes from `state` if the file exists.
 
     Children lie between or a little beyond two parents, with a band of neighbouring pairs and the
     temperature multiplied by log-normal noise, made monotone again. The best few are compared once
@@ -139,10 +145,10 @@ class Search:
         self.settings = settings
         self.state = state
         self.target = windows.tokens.shape[1]
-        held = len(windows) // 3
+        held = len(windows) // 3  # reserved for the comparison of the finalists
         self.windows = windows.take(len(windows) - held)
         rest = Windows(windows.tokens[-held:], windows.documents[-held:]) if held else self.windows
-        self.known: dict[str, Tried] = {}
+        self.scored: dict[str, ScoredGenome] = {}
         if state is not None:
             self.identity = run_identity(
                 reader.model,
@@ -156,28 +162,28 @@ class Search:
             for factors, temperature, *scores in kept["tried"]:
                 genome = Genome(tuple(factors), temperature)
                 score, first = (math.inf if s is None else s for s in scores)
-                self.known[genome.key] = Tried(genome, score, first)
-        self.probe = Probe(reader, settings, self.windows, trained)
-        self.check = Probe(reader, settings, rest, trained)
-        self.tried: dict[str, Tried] = {}
+                self.scored[genome.key] = ScoredGenome(genome, score, first)
+        self.scorer = GenomeScorer(reader, settings, self.windows, trained)
+        self.final_scorer = GenomeScorer(reader, settings, rest, trained)
+        self.tried: dict[str, ScoredGenome] = {}
 
-    def evolve(self, tries: int, progress: Callable[[str, float], None]) -> Found:
-        """Try this many sets of frequencies, the seeds first.
+    def evolve(self, tries: int, progress: Callable[[str, float], None]) -> SearchResult:
+        """Try `tries` sets of frequencies, the seeds first, and return the best.
 
-        Each depends on the scores before it. A restart reuses stored scores and ends with the
-        result of an uninterrupted search.
+        Which sets are tried depends on the scores before. A restart reuses stored scores and ends
+        with the result of an uninterrupted search.
         """
         self.tried.clear()
         began = time.perf_counter()
-        before = len(self.known)
+        before = len(self.scored)
         for generation in itertools.count():
             for genome in self._children(generation) if generation else self._seeds():
                 if self.tried and len(self.tried) >= tries:
-                    return self._choose()
-                self._try(genome)
-                best = self._best(1)[0].score
+                    return self._choose_finalist()
+                self._score_and_count(genome)
+                best = self._best_tried(1)[0].score
                 share = min(1.0, len(self.tried) / max(1, tries))
-                seconds_each = (time.perf_counter() - began) / max(1, len(self.known) - before)
+                seconds_each = (time.perf_counter() - began) / max(1, len(self.scored) - before)
                 left = max(0, tries - len(self.tried)) * seconds_each
                 status = (
                     f"search, {len(self.tried)} tried, best {best:.3f}, about {left:.0f} s left"
@@ -185,18 +191,26 @@ class Search:
                 progress(status, share)
         raise AssertionError("generations never end")
 
-    def _choose(self) -> Found:
-        """Return the finalist with the best mean of both scores."""
-        checked = [(best, self.check.score(best.genome).score) for best in self._best(FINALISTS)]
+    def _choose_finalist(self) -> SearchResult:
+        """Score the best genomes once more, on windows that none was chosen on; return the one
+        whose two scores have the lowest sum."""
+        checked = [
+            (best, self.final_scorer.score(best.genome).score)
+            for best in self._best_tried(FINALISTS)
+        ]
         best, _ = min(checked, key=lambda pair: pair[0].score + pair[1])
-        return Found(best.genome, best.score, len(self.tried))
+        return SearchResult(best.genome, best.score, len(self.tried))
 
-    def _best(self, count: int) -> list[Tried]:
-        """Return the `count` genomes with the lowest scores, the best first."""
+    def _best_tried(self, count: int) -> list[ScoredGenome]:
+        """Return the `count` tried genomes with the lowest scores, the best first."""
         return sorted(self.tried.values(), key=lambda tried: tried.score)[:count]
 
     def _searched_setting(self) -> RopeSetting:
-        """Return the rotation whose frequencies are searched, which must turn every pair."""
+        """Return the rotation setting whose frequencies are searched: that of the layers that look
+        beyond a window.
+
+        Raises: ValueError if some of its pairs of channels do not rotate.
+        """
         searched = next(
             s for s in self.settings if s.layer_type is None or s.layer_type in EXTENDED_LAYERS
         )
@@ -208,7 +222,8 @@ class Search:
         return searched
 
     def _seeds(self) -> list[Genome]:
-        """Return the known methods, then those with one band of pairs moved."""
+        """Return the genomes to begin with: those of the methods SEEDS, then those of BANDED with
+        the factors of one band of pairs changed."""
         searched = self._searched_setting()
         plain = rs.rope_frequencies(searched.rotary_dim, searched.rope_theta).inv_freq
         turns = [float(f) * searched.original_length / (2 * np.pi) for f in plain]
@@ -220,61 +235,63 @@ class Search:
             factors = np.array(
                 [float(p / f) for p, f in zip(plain, frequencies.inv_freq, strict=True)]
             )
-            seeds.append(Genome(monotone(factors), frequencies.attention_factor))
+            seeds.append(Genome(monotone_factors(factors), frequencies.attention_factor))
             if name in BANDED:
-                for band, step in itertools.product(_bands(turns), BAND_STEPS):
+                for band, step in itertools.product(_bands_by_turns(turns), BAND_STEPS):
                     moved = np.where(band, factors * step, factors)
-                    banded.append(Genome(monotone(moved), frequencies.attention_factor))
+                    banded.append(Genome(monotone_factors(moved), frequencies.attention_factor))
         return seeds + banded
 
     def _children(self, generation: int) -> list[Genome]:
-        """Return genomes made from two of the best parents each. The same state has the same
-        children."""
+        """Return CHILDREN genomes, each made from two of the best ones. The same tried genomes have
+        the same children, so that a restart repeats them."""
         rng = np.random.default_rng((len(self.tried), generation))
-        parents = [tried.genome for tried in self._best(PARENTS) if tried.score < math.inf]
+        parents = [tried.genome for tried in self._best_tried(PARENTS) if tried.score < math.inf]
         if not parents:
             raise ValueError("no set of frequencies that was tried gives finite losses")
         children = []
         for _ in range(CHILDREN):
             mother, father = (parents[i] for i in rng.choice(len(parents), 2))
-            share = rng.uniform(-0.3, 1.3)
-            logs = share * _logs(mother) + (1 - share) * _logs(father)
+            share = rng.uniform(-0.3, 1.3)  # outside of 0 to 1: beyond one of the parents
+            logs = share * _logarithms(mother) + (1 - share) * _logarithms(father)
             start, stop = sorted(rng.integers(0, len(logs), 2))
             logs[start : stop + 1] += rng.normal(0, rng.choice(STEPS))
             *factors, temperature = np.exp(logs)
-            children.append(Genome(monotone(factors), float(temperature)))
+            children.append(Genome(monotone_factors(factors), float(temperature)))
         return children
 
-    def _try(self, genome: Genome) -> None:
+    def _score_and_count(self, genome: Genome) -> None:
         """Score a genome, unless its score is known, and count it as tried."""
         if genome.key in self.tried:
             return
-        # All read the same windows, so that a part of them compares fairly.
-        best = self._best(PARENTS)
-        bar = max(tried.first for tried in best) + MARGIN if len(best) == PARENTS else math.inf
-        if genome.key not in self.known:
-            self.known[genome.key] = self.probe.score(genome, bar)
-            self._remember()
-        self.tried[genome.key] = self.known[genome.key]
+        # All genomes read the same first windows, so that their scores there compare fairly.
+        best = self._best_tried(PARENTS)
+        give_up_above = (
+            max(tried.first for tried in best) + MARGIN if len(best) == PARENTS else math.inf
+        )
+        if genome.key not in self.scored:
+            self.scored[genome.key] = self.scorer.score(genome, give_up_above)
+            self._save_scores()
+        self.tried[genome.key] = self.scored[genome.key]
 
-    def _remember(self) -> None:
+    def _save_scores(self) -> None:
         """Write the scores of all genomes to the restart state, if there is one."""
         if self.state is not None:
             rows = []
-            for tried in self.known.values():  # JSON lacks infinity
+            for tried in self.scored.values():  # JSON lacks infinity
                 scores = [None if s == math.inf else s for s in (tried.score, tried.first)]
                 rows.append([list(tried.genome.factors), tried.genome.temperature, *scores])
             write_sealed(self.state, self.identity, {"tried": rows})
 
 
-def _bands(turns: Sequence[float]) -> list[np.ndarray]:
-    """Group the pairs into those that finish a turn within the training length, those that finish a
-    quarter, and the rest."""
+def _bands_by_turns(turns: Sequence[float]) -> list[np.ndarray]:
+    """Return a mask over pairs for each band that has any: pairs that finish a turn within the
+    training length, those that finish a quarter of one, and the rest. turns: by pair."""
     turned = np.array(turns)
     bands = [turned >= 1, (turned < 1) & (turned >= 0.25), turned < 0.25]
     return [band for band in bands if band.any()]
 
 
-def _logs(genome: Genome) -> np.ndarray:
+def _logarithms(genome: Genome) -> np.ndarray:
     """Return the logarithms of a genome's factors and, at the end, of its temperature."""
     return np.log([*genome.factors, genome.temperature])

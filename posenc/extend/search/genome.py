@@ -19,27 +19,29 @@ class Genome:
 
     @property
     def key(self) -> str:
-        """Return the values in four digits: genomes that agree in these count as one."""
+        """Return the values in four digits as a text: genomes with the same text count as one."""
         return ",".join(f"{x:.4g}" for x in (*self.factors, self.temperature))
 
     def scaling(self, setting: RopeSetting, factor: float) -> rs.Scaling:
-        """Return the genome as a scaling with these factors at any length. factor: how many times
-        longer texts become."""
+        """Return the genome as a scaling with the same factors for short and long texts. factor:
+        how many times longer texts become."""
         return rs.LongRoPE(
             max(1.0, factor), setting.original_length, self.factors, self.factors, self.temperature
         )
 
 
-def monotone(factors: Sequence[float] | np.ndarray) -> tuple[float, ...]:
-    """Clip factors to at least 1, never falling from the fastest pair to the slowest."""
+def monotone_factors(factors: Sequence[float] | np.ndarray) -> tuple[float, ...]:
+    """Return the factors raised to at least 1 and to the largest before them, so that they never
+    fall from the fastest pair to the slowest: (0.5, 2, 1) -> (1.0, 2.0, 2.0)."""
     return tuple(float(f) for f in np.maximum.accumulate(np.maximum(factors, 1.0)))
 
 
 def apply_genome(
     settings: tuple[RopeSetting, ...], genome: Genome, target: int
 ) -> tuple[RopeSetting, ...]:
-    """Put the searched frequencies into every layer that looks beyond a window. A genome's factors
-    start from the frequencies of rope_theta, so they include any compression."""
+    """Return the settings with the genome's frequencies in every layer that looks beyond a window.
+    target: the new length in tokens. A genome's factors start from the frequencies of rope_theta,
+    so they include any compression."""
     return tuple(
         replace(s, scaling=genome.scaling(s, target / s.original_length), compression=1.0)
         if s.layer_type is None or s.layer_type in EXTENDED_LAYERS

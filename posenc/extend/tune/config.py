@@ -82,11 +82,12 @@ class TuneConfig:
             raise ValueError("--adapter: there are none without --lora RANK.")
 
     def schedule(self, step: int) -> float:
-        """Return the fraction of the peak learning rate at a step."""
+        """Return the learning rate at a step, counted from 0, as a fraction of the peak: a rise
+        over `warmup` steps, then constant, then a fall to zero over the second half."""
         return min(1.0, (step + 1) / self.warmup, (self.steps - step) / (0.5 * self.steps))
 
     def rate(self, parameters: int) -> float:
-        """Return the peak learning rate for a model of this size."""
+        """Return the peak learning rate for a model with this many parameters."""
         if self.lr is not None:
             return self.lr
         return min(1e-3, 2e-5 * math.sqrt(max(1.0, 1e9 / parameters)))

@@ -33,19 +33,22 @@ class LoRALinear(nn.Module):
         inputs, outputs = (rows, columns) if self.transposed else (columns, rows)
         self.down = nn.Parameter(self._weight.new_empty(rank, inputs, dtype=torch.float32))
         self.up = nn.Parameter(self._weight.new_zeros(outputs, rank, dtype=torch.float32))
+        # As the LoRA authors' code and nn.Linear do it.
         nn.init.kaiming_uniform_(self.down, a=math.sqrt(5))
 
     @property
     def _weight(self) -> Tensor:
+        """Return the frozen weight of the base layer."""
         assert isinstance(self.base.weight, Tensor)
         return self.base.weight
 
     def forward(self, x: Tensor) -> Tensor:
+        """Return the output of the base layer plus that of the adapters, in the dtype of `x`."""
         added = (x.to(self.down.dtype) @ self.down.T @ self.up.T) * self.scale
         return self.base(x) + added.to(x.dtype)
 
     @torch.no_grad()
-    def merged(self) -> nn.Module:
+    def merge_into_base(self) -> nn.Module:
         """Add the adapters to the weights of the layer, in place, and return the layer."""
         change = self.up @ self.down * self.scale
         self._weight.add_((change.T if self.transposed else change).to(self._weight.dtype))
@@ -63,10 +66,10 @@ def add_lora(
     for name, parameter in model.named_parameters():
         kept = "embed" in name or "norm" in name.lower()
         parameter.requires_grad_(kept and not only_adapters)
-    maps = list(projections(model))
-    if not maps:
+    layers = list(projections(model))
+    if not layers:
         raise ValueError("LoRA: found no projections of attention; tune the full model instead.")
-    for path, child in maps:
+    for path, child in layers:
         parent, _, name = path.rpartition(".")
         setattr(model.get_submodule(parent), name, LoRALinear(child, rank, alpha))
     return sum(p.numel() for p in model.parameters() if p.requires_grad)
@@ -83,16 +86,18 @@ def projections(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
 
 
 def merge_lora(model: nn.Module) -> None:
-    """Put plain linear layers with the adapters' effect back in place."""
+    """Replace every LoRALinear in the model by its base layer with the adapters added to the
+    weights, and make all parameters trainable again."""
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
             if isinstance(child, LoRALinear):
-                setattr(parent, name, child.merged())
+                setattr(parent, name, child.merge_into_base())
     model.requires_grad_(True)
 
 
 def save_adapter(model: Any, folder: Path, base: Path) -> None:
-    """Write the adapters as peft reads them, for the weights in `base`."""
+    """Write the adapters of the model to `folder` in the format of peft. base: the folder of the
+    weights that they are to be added to."""
     adapters = {n: m for n, m in model.named_modules() if isinstance(m, LoRALinear)}
     tensors = {}
     first = next(iter(adapters.values()))

@@ -14,10 +14,10 @@ from torch.nn import functional as F
 
 from posenc.extend.restart import (
     Identity,
+    discard_damaged_state,
     read_sealed,
     run_identity,
     sha256,
-    start_again,
     write_sealed,
 )
 from posenc.extend.tune.config import TuneConfig
@@ -28,6 +28,11 @@ from posenc.report.files.opened import beside, bytes_of, make_inside
 from posenc.report.page.failure import RunFailed
 
 SAVE_EVERY = 50
+"""Steps between two saved states; chosen, not derived."""
+STEP_SEED_STRIDE = 1_000_003
+"""Distance between the seeds of two runs, above any number of steps: no two share a step's seed."""
+MASKED_SHARE = 0.15
+"""Fraction of the tokens that a masked model has to predict, as in BERT."""
 Trainable = dict[str, nn.Parameter]
 """The weights that are tuned, by name."""
 
@@ -52,44 +57,53 @@ def tune(
     gradient is not finite.
     """
     torch.manual_seed(config.seed)
-    teaching = None if teacher is None else teacher.config.to_dict().get("rope_parameters", True)
-    whose = run_identity(
-        model, windows, tuning=config, trained=trained, mask_token=mask_token, teacher=teaching
+    teacher_rotation = (
+        None if teacher is None else teacher.config.to_dict().get("rope_parameters", True)
+    )
+    identity = run_identity(
+        model,
+        windows,
+        tuning=config,
+        trained=trained,
+        mask_token=mask_token,
+        teacher=teacher_rotation,
     )
     size = sum(p.numel() for p in model.parameters())
     if config.lora_rank:
         rank = config.lora_rank
         add_lora(model, rank, 2.0 * rank, only_adapters=config.adapter)
     if config.recompute:
-        _recompute(model, True)
+        _set_gradient_checkpointing(model, True)
     trainable = {name: p for name, p in model.named_parameters() if p.requires_grad}
     optimizer = torch.optim.AdamW(trainable.values(), betas=(0.9, 0.95), weight_decay=0.0)
-    losses = restore_tuning(folder, whose, trainable, optimizer)
+    losses = restore_tuning(folder, identity, trainable, optimizer)
     model.train()
     for step in range(len(losses), config.steps):
-        torch.manual_seed(config.seed * 1_000_003 + step)  # dropout, too, follows from the step
-        _set_rate(optimizer, config.rate(size) * config.schedule(step))
+        torch.manual_seed(
+            config.seed * STEP_SEED_STRIDE + step
+        )  # so that a restart drops out alike
+        _set_learning_rate(optimizer, config.rate(size) * config.schedule(step))
         tokens = step_tokens(windows, trained, config, step)
         if mask_token is None:
             loss = next_token_loss(model, tokens, trained, teacher)
         else:
             loss = masked_token_loss(model, tokens, mask_token)
-        _descend(loss, trainable, optimizer, step)
+        _take_optimizer_step(loss, trainable, optimizer, step)
         losses.append(loss.item())
         if (step + 1) % SAVE_EVERY == 0 or step + 1 == config.steps:
-            save_tuning(folder, whose, trainable, optimizer, losses)
+            save_tuning(folder, identity, trainable, optimizer, losses)
         progress(f"tuning, loss {losses[-1]:.3f}", (step + 1) / config.steps)
-    _finish(model, config, keep_adapter)
+    _finish_tuning(model, config, keep_adapter)
     return losses
 
 
-def _set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
-    """Set the learning rate of all parameters."""
+def _set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
+    """Set the learning rate of every group of parameters."""
     for group in optimizer.param_groups:
         group["lr"] = rate
 
 
-def _descend(
+def _take_optimizer_step(
     loss: Tensor, trainable: Trainable, optimizer: torch.optim.Optimizer, step: int
 ) -> None:
     """Change the weights by one step down the gradient of the loss.
@@ -107,18 +121,19 @@ def _descend(
     optimizer.zero_grad(set_to_none=True)
 
 
-def _finish(model: Any, config: TuneConfig, keep_adapter: Callable[[], None]) -> None:
-    """Let the tuned model predict again: without recomputing, and with its adapters merged."""
+def _finish_tuning(model: Any, config: TuneConfig, keep_adapter: Callable[[], None]) -> None:
+    """Turn off training mode and gradient checkpointing, save the adapters if they are asked for,
+    and merge them into the weights."""
     model.eval()
     if config.recompute:
-        _recompute(model, False)
+        _set_gradient_checkpointing(model, False)
     if config.adapter:
         keep_adapter()
     if config.lora_rank:
         merge_lora(model)
 
 
-def _recompute(model: Any, on: bool) -> None:
+def _set_gradient_checkpointing(model: Any, on: bool) -> None:
     """Turn transformers' gradient checkpointing on or off."""
     if not model.supports_gradient_checkpointing:
         raise ValueError(f"--recompute: {type(model).__name__} has no such code in transformers.")
@@ -131,8 +146,9 @@ def _recompute(model: Any, on: bool) -> None:
 
 
 def step_tokens(windows: Windows, trained: int, config: TuneConfig, step: int) -> Tensor:
-    """Return the step's windows, a pure function of the seed and the step."""
-    generator = torch.Generator().manual_seed(config.seed * 1_000_003 + step)
+    """Return the tokens of one step, (rows, length), which depend on the seed and the step only.
+    With probability `short_share` the windows are cut into rows of the training length."""
+    generator = torch.Generator().manual_seed(config.seed * STEP_SEED_STRIDE + step)
     rows = torch.randint(0, len(windows), (config.batch,), generator=generator)
     tokens = windows.tokens[rows]
     if float(torch.rand((), generator=generator)) < config.short_share:
@@ -142,8 +158,8 @@ def step_tokens(windows: Windows, trained: int, config: TuneConfig, step: int) -
 
 
 def next_token_loss(model: Any, tokens: Tensor, trained: int, teacher: Any) -> Tensor:
-    """Return the mean loss in nats: over the text or, up to the training length, against the
-    teacher's predictions."""
+    """Return the mean loss in nats of predicting each next token: against the text or, with a
+    teacher, up to the training length `trained` against the teacher's predictions."""
     tokens = tokens.to(model.device)
     logits = model(tokens, use_cache=False).logits[:, :-1].float()
     known = 0 if teacher is None else min(trained, logits.shape[1])
@@ -159,10 +175,10 @@ def next_token_loss(model: Any, tokens: Tensor, trained: int, teacher: Any) -> T
 
 
 def masked_token_loss(model: Any, tokens: Tensor, mask_token: int) -> Tensor:
-    """Return the mean loss in nats over hidden tokens. The text determines which are hidden, so
-    that a restart hides the same."""
+    """Return the mean loss in nats of the tokens that are replaced by `mask_token`. The text
+    determines which ones, so that a restart masks the same."""
     generator = torch.Generator().manual_seed(int(tokens.sum()))
-    hidden = torch.rand(tokens.shape, generator=generator) < 0.15
+    hidden = torch.rand(tokens.shape, generator=generator) < MASKED_SHARE
     logits = model(tokens.masked_fill(hidden, mask_token).to(model.device)).logits
     return F.cross_entropy(
         logits[hidden.to(logits.device)].float(), tokens[hidden].to(logits.device)
@@ -176,12 +192,13 @@ MOMENTS = ("exp_avg", "exp_avg_sq", "step")
 
 def save_tuning(
     folder: Path,
-    whose: Identity,
+    identity: Identity,
     trainable: Trainable,
     optimizer: torch.optim.Optimizer,
     losses: list[float],
 ) -> None:
-    """Save weights and optimizer after the last of `losses`."""
+    """Save the trained weights, the state of the optimizer and the losses so far to `folder`, and
+    delete the older state."""
     tensors: dict[str, Tensor] = {f"weight/{name}": p for name, p in trainable.items()}
     for name, p in trainable.items():
         tensors |= {f"{key}/{name}": optimizer.state[p][key] for key in MOMENTS}
@@ -191,20 +208,21 @@ def save_tuning(
     write_atomically(path, content)
     # The JSON is replaced last, so that it never names tensors that are not there.
     kept = {"losses": losses, "tensors": path.name, "tensors_sha256": sha256(content)}
-    write_sealed(folder / STATE, whose, kept)
+    write_sealed(folder / STATE, identity, kept)
     for old in folder.glob(TENSORS.format(step="*")):
         if old != path:
             old.unlink()
 
 
 def restore_tuning(
-    folder: Path, whose: Identity, trainable: Trainable, optimizer: torch.optim.Optimizer
+    folder: Path, identity: Identity, trainable: Trainable, optimizer: torch.optim.Optimizer
 ) -> list[float]:
-    """Load saved state and return its losses; [] if there is no complete state.
+    """Load a saved state into the weights and the optimizer, and return the losses of its steps; []
+    if there is no complete state.
 
     Raises: ValueError if the folder has the state of another tuning.
     """
-    kept = read_sealed(folder / STATE, whose)
+    kept = read_sealed(folder / STATE, identity)
     if kept is None:
         return []
     try:
@@ -213,7 +231,7 @@ def restore_tuning(
             raise ValueError(f"{kept['tensors']} is not what was written")
         tensors = load(content)
     except (OSError, ValueError, SafetensorError) as error:
-        start_again(folder / STATE, error)
+        discard_damaged_state(folder / STATE, error)
         return []
     with torch.no_grad():
         for name, p in trainable.items():

@@ -5,7 +5,7 @@ from functools import partial
 
 from posenc.extend.measure.evaluation import Evaluation, PasskeyGrid, measure_reader
 from posenc.extend.measure.losses import Reader
-from posenc.extend.measure.tasks import PASSKEY, Encode, TaskGrid, check_tasks
+from posenc.extend.measure.tasks import PASSKEY, Encode, TaskGrid, tasks_named
 from posenc.extend.options import Options, Progress
 from posenc.extend.search.evolution import Search
 from posenc.extend.variants.methods import METHODS
@@ -14,7 +14,7 @@ from posenc.extend.variants.variant import (
     DROPE,
     WINDOW,
     Variant,
-    dropped_variant,
+    drope_variant,
     lengthened_table_variant,
     rope_variant,
     searched_variant,
@@ -26,28 +26,33 @@ from posenc.hf.checkpoint.loading import Checkpoint
 from posenc.hf.checkpoint.text import Windows, mask_token_id
 
 SEARCH_WINDOWS = 36
-Builders = dict[str, Callable[[], Variant]]
+"""Windows for a search, of which a third is for its finalists; chosen, not derived."""
+VariantBuilders = dict[str, Callable[[], Variant]]
 """Functions that build each variant, by name. Building may take long, or fail."""
 
 
 def needs_search(method: str | None, options: Options) -> bool:
-    """Return True if frequencies are to be searched, provided that the checkpoint has any."""
+    """Return True if the request includes a search of frequencies, for checkpoints that have
+    any."""
     return method == "search" or (method is None and options.search_evaluations > 0)
 
 
-def candidates(
+def variant_builders(
     checkpoint: Checkpoint,
     to: int,
     method: str | None,
     fitting: Windows | None,
     options: Options,
     progress: Progress,
-) -> Builders:
-    """Return the variants to measure: the unchanged model, `method` (None: every method) and a
-    sliding window."""
-    builders: Builders = {"none": partial(unchanged_variant, checkpoint)}
+) -> VariantBuilders:
+    """Return functions that build the variants to measure: the unchanged model, `method` (None:
+    every method) and a sliding window.
+
+    to: the new length in tokens. fitting: the text for a search; None if there is none.
+    """
+    builders: VariantBuilders = {"none": partial(unchanged_variant, checkpoint)}
     if checkpoint.rotary:
-        builders |= _rotary_candidates(checkpoint, to, method, fitting, options, progress)
+        builders |= _rotary_builders(checkpoint, to, method, fitting, options, progress)
     else:
         for name in tables.METHODS if method is None else {method} & tables.METHODS.keys():
             builders[name] = partial(lengthened_table_variant, checkpoint, name, to)
@@ -56,24 +61,27 @@ def candidates(
     return builders
 
 
-def _rotary_candidates(
+def _rotary_builders(
     checkpoint: Checkpoint,
     to: int,
     method: str | None,
     fitting: Windows | None,
     options: Options,
     progress: Progress,
-) -> Builders:
-    """Return the variants that change frequencies or positions of rotary layers."""
-    builders: Builders = {}
+) -> VariantBuilders:
+    """Return functions that build the variants with other frequencies or positions in rotary
+    layers."""
+    builders: VariantBuilders = {}
     for name in METHODS if method is None else {method} & METHODS.keys():
         if name != "none":
             builders[name] = partial(rope_variant, checkpoint, name, to)
     if needs_search(method, options):
         assert fitting is not None
-        builders["search"] = partial(_search, checkpoint, to, fitting, options, progress)
+        builders["search"] = partial(
+            _search_for_variant, checkpoint, to, fitting, options, progress
+        )
     if method == DROPE:
-        builders[DROPE] = partial(dropped_variant, checkpoint, to)
+        builders[DROPE] = partial(drope_variant, checkpoint, to)
     if method in (None, DUAL_CHUNK):
         for variant in position_maps(checkpoint, to):
             if method in (None, variant.name):
@@ -81,10 +89,11 @@ def _rotary_candidates(
     return builders
 
 
-def _search(
+def _search_for_variant(
     checkpoint: Checkpoint, to: int, fitting: Windows, options: Options, progress: Progress
 ) -> Variant:
-    """Search frequencies, or go on with a search that was stopped."""
+    """Search frequencies, or go on with a search that was stopped; return the variant with the
+    best."""
     state = None if options.state is None else options.state / "search.json"
     masked = mask_token_id(checkpoint.folder) if checkpoint.masked else None
     search = Search(
@@ -142,8 +151,9 @@ def measure_variant(
 def _task_grids(
     lengths: tuple[int, ...], options: Options, encode: Encode | None
 ) -> tuple[PasskeyGrid | None, TaskGrid | None]:
-    """Return the lengths and depths at which --task asks for keys and for answers in words."""
-    names = check_tasks(options.task)
+    """Return the passkeys and the tasks in words that --task asks for, at these lengths in tokens;
+    None for one that is not asked for. encode: None without a tokenizer."""
+    names = tasks_named(options.task)
     passkey: PasskeyGrid | None = None
     if PASSKEY in names:
         passkey = PasskeyGrid(lengths, trials=options.task_trials)
@@ -156,7 +166,7 @@ def _task_grids(
 def _doublings(start: int, stop: int) -> list[int]:
     """Return start, 2 start, 4 start ... below stop, and stop."""
     lengths = []
-    start = max(1, start)
+    start = max(1, start)  # doubling 0 would never end
     while start < stop:
         lengths.append(start)
         start *= 2

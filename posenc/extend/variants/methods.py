@@ -23,8 +23,9 @@ class Method:
     length from it."""
 
 
-def _turns_that_stay(setting: RopeSetting) -> float:
-    """Return from how many turns in training on a pair keeps its frequency: 32, as the paper says.
+def _turns_without_scaling(setting: RopeSetting) -> float:
+    """Return the number of turns within the training length from which on a pair of channels keeps
+    its frequency: 32, as the paper says.
 
     Below 402 tokens no pair makes that many: the fastest turns by one radian a token, so it makes
     length / (2 pi) turns. The ramp then begins at half of these, and not below 2.
@@ -32,38 +33,40 @@ def _turns_that_stay(setting: RopeSetting) -> float:
     return min(32.0, max(2.0, setting.original_length / (4 * math.pi)))
 
 
-def _yarn(setting: RopeSetting, factor: float) -> rs.Scaling:
-    """Return YaRN for this factor; a setting that has YaRN already keeps its other values, and its
-    temperature follows the factor."""
+def _yarn_scaling(setting: RopeSetting, factor: float) -> rs.Scaling:
+    """Return YaRN that makes texts `factor` times longer. A setting that has YaRN already keeps its
+    other values, and its temperature follows the factor."""
     if isinstance(setting.scaling, rs.YaRN):
         temperature = setting.yarn_temperature(factor)
         return replace(setting.scaling, factor=factor, attention_factor=temperature)
-    return rs.YaRN(factor, setting.original_length, beta_fast=_turns_that_stay(setting))
+    return rs.YaRN(factor, setting.original_length, beta_fast=_turns_without_scaling(setting))
 
 
-def _by_parts(setting: RopeSetting, factor: float) -> rs.Scaling:
-    """Return the paper's NTK-by-parts for this factor: a ramp over turns in training, and no
-    temperature."""
-    return rs.NTKByParts(factor, setting.original_length, beta=_turns_that_stay(setting))
+def _by_parts_scaling(setting: RopeSetting, factor: float) -> rs.Scaling:
+    """Return NTK-by-parts as in the YaRN paper, for texts `factor` times longer: a ramp over the
+    turns of a pair within the training length, and no temperature."""
+    return rs.NTKByParts(factor, setting.original_length, beta=_turns_without_scaling(setting))
 
 
-def _count_turned(setting: RopeSetting) -> tuple[int, int]:
-    """Return how many pairs finish a turn in training, and how many there are."""
+def _count_pairs_with_a_full_turn(setting: RopeSetting) -> tuple[int, int]:
+    """Return how many pairs of channels finish a turn within the training length, and how many
+    pairs there are."""
     plain = rs.rope_frequencies(setting.rotary_dim, setting.rope_theta).inv_freq
     kept = sum(float(f) * setting.original_length >= 2 * math.pi for f in plain)
     return kept, len(plain)
 
 
-def _proportional(setting: RopeSetting, factor: float) -> rs.Scaling:
-    """Keep the pairs that finish a turn in training."""
-    kept, pairs = _count_turned(setting)
+def _proportional_scaling(setting: RopeSetting, factor: float) -> rs.Scaling:
+    """Return a scaling with which only the pairs rotate that finish a turn within the training
+    length, at their old frequencies."""
+    kept, pairs = _count_pairs_with_a_full_turn(setting)
     return rs.Proportional(kept / pairs)
 
 
 def _clipped_scaling(setting: RopeSetting, factor: float) -> rs.Scaling:
-    """Multiply the pairs that finish no turn in training by a half cosine, which falls from 1 to 0.
-    Of a single pair it is 1, as in the authors' code."""
-    kept, pairs = _count_turned(setting)
+    """Return a scaling that multiplies the frequencies of pairs that finish no turn in training by
+    a half cosine, which falls from 1 to 0. For a single pair it is 1, as in the authors' code."""
+    kept, pairs = _count_pairs_with_a_full_turn(setting)
     last = max(1, pairs - kept - 1)
     soft = [(1 + math.cos(math.pi * k / last)) / 2 for k in range(pairs - kept)]
     divisors = (1.0,) * kept + tuple(1 / s if s else NO_ROTATION_DIVISOR for s in soft)
@@ -72,7 +75,7 @@ def _clipped_scaling(setting: RopeSetting, factor: float) -> rs.Scaling:
     )
 
 
-def _switching(setting: RopeSetting, factor: float) -> rs.Scaling:
+def _switching_scaling(setting: RopeSetting, factor: float) -> rs.Scaling:
     """Return LongRoPE with the frequencies of training up to the training length, and NTK's beyond
     it."""
     plain = rs.rope_frequencies(setting.rotary_dim, setting.rope_theta).inv_freq
@@ -91,10 +94,14 @@ METHODS: dict[str, Method] = {
         Method("ntk", "NTK-aware base", lambda s, f: rs.NTK(f)),
         Method("ntk-1.5x", "NTK-aware, half as far again", lambda s, f: rs.NTK(1.5 * f)),
         Method("ntk-2x", "NTK-aware, twice as far", lambda s, f: rs.NTK(2 * f)),
-        Method("by-parts", "NTK-by-parts, the paper's ramp", _by_parts),
-        Method("yarn", "YaRN, the released ramp", _yarn),
+        Method("by-parts", "NTK-by-parts, the paper's ramp", _by_parts_scaling),
+        Method("yarn", "YaRN, the released ramp", _yarn_scaling),
         Method("llama3", "Llama 3 scaling", lambda s, f: rs.Llama3(f, s.original_length)),
-        Method("proportional", "rotate only pairs that finish a turn in training", _proportional),
+        Method(
+            "proportional",
+            "rotate only pairs that finish a turn in training",
+            _proportional_scaling,
+        ),
         Method("clip", "clipped RoPE: slow pairs fade to a standstill", _clipped_scaling),
         Method(
             "dynamic",
@@ -106,21 +113,22 @@ METHODS: dict[str, Method] = {
         Method(
             "longrope-switch",
             "as trained for texts up to the training length, NTK for all of a longer one",
-            _switching,
+            _switching_scaling,
             cache_safe=False,
         ),
     )
 }
 
 
-SEVERAL_PAIRS = ("ntk", "ntk-1.5x", "ntk-2x", "dynamic", "longrope-switch")
-"""Methods that need at least two pairs."""
+METHODS_OF_SEVERAL_PAIRS = ("ntk", "ntk-1.5x", "ntk-2x", "dynamic", "longrope-switch")
+"""Methods that keep the fastest pair and stretch the slowest, so that they need at least two."""
 
 
 def stretch(
     settings: tuple[RopeSetting, ...], method: Method, target: int
 ) -> tuple[RopeSetting, ...]:
-    """Apply `method` to the setting of every layer that looks beyond a window.
+    """Return the settings for `target` tokens: `method` is applied to that of every kind of layers
+    that looks beyond a window.
 
     A scaling with an original length is replaced, never stacked: the factor is relative to that
     length. A linear scaling from training is kept, and pairs that did not rotate in training stay
@@ -132,7 +140,7 @@ def stretch(
     stretched = []
     for setting in settings:
         if setting.layer_type is None or setting.layer_type in EXTENDED_LAYERS:
-            if setting.rotary_dim < 4 and method.name in SEVERAL_PAIRS:
+            if setting.rotary_dim < 4 and method.name in METHODS_OF_SEVERAL_PAIRS:
                 raise ValueError(
                     "it keeps the fastest pair of channels and stretches the slowest, and here "
                     "only one pair rotates"
@@ -142,7 +150,7 @@ def stretch(
             if isinstance(setting.scaling, rs.Proportional) and setting.scaling != rs.Proportional(
                 1
             ):
-                setting = _stretch_share(setting, setting.scaling, method, factor)
+                setting = _stretch_proportional(setting, setting.scaling, method, factor)
             else:
                 plain = replace(setting, original_length=setting.compressed_length, compression=1.0)
                 setting = replace(setting, scaling=method.scale(plain, factor))
@@ -150,10 +158,14 @@ def stretch(
     return tuple(stretched)
 
 
-def _stretch_share(
+def _stretch_proportional(
     setting: RopeSetting, trained: rs.Proportional, method: Method, factor: float
 ) -> RopeSetting:
-    """Stretch a setting in which only the fastest pairs rotate: the same pairs, slower.
+    """Return a stretched setting for a model in which only the fastest pairs rotate: the same pairs
+    rotate, slower.
+
+    trained: the scaling of training, with the fraction of pairs that rotate. factor: how many times
+    longer texts become.
 
     Raises: ValueError for a method that no config can express for some of the pairs.
     """

@@ -25,10 +25,10 @@ least this many last bits. Rounding is far below, another rotation far above."""
 
 
 def position_maps(checkpoint: Checkpoint, target: int) -> list[Variant]:
-    """Return the position maps of this checkpoint. Empty if layers differ in their rotation, or
-    the attention cannot be replaced (Falcon).
+    """Return variants of this checkpoint that map positions up to `target` into the training
+    length. Empty if layers differ in their rotation, or the attention cannot be replaced (Falcon).
 
-    Whether a map rotates as the model does is not read from names: see `exact_inside`.
+    Whether a map rotates as the model does is not read from names: see `checked_map_attached`.
     """
     model = checkpoint.model
     # A map rotates all layers alike.
@@ -41,7 +41,9 @@ def position_maps(checkpoint: Checkpoint, target: int) -> list[Variant]:
         return []
     setting = checkpoint.rotary[0]
     trained = checkpoint.trained_length
+    # Chosen, not derived.
     window, chunk, local = trained // 2, trained * 3 // 4, trained // 16
+    # The fewest tokens per group with which the last one is within the training length.
     group = max(2, -(-(target - window) // (trained - window)))
     scaling = setting.scaling
     if scaling is None and setting.compression != 1.0:
@@ -69,7 +71,7 @@ def position_maps(checkpoint: Checkpoint, target: int) -> list[Variant]:
         Variant(
             name,
             summaries[name],
-            lambda e=encoding: exact_inside(checkpoint, e, window),
+            lambda e=encoding: checked_map_attached(checkpoint, e, window),
             checkpoint.rotary,
             needs_runtime=True,
             extra=extra.get(name, {}),
@@ -79,9 +81,12 @@ def position_maps(checkpoint: Checkpoint, target: int) -> list[Variant]:
 
 
 @contextmanager
-def exact_inside(checkpoint: Checkpoint, encoding: PositionMap, window: int) -> Iterator[nn.Module]:
-    """Attach a map inside the block after comparing it with the model itself. Within its window a
-    map must change nothing; it does if the model pairs other channels.
+def checked_map_attached(
+    checkpoint: Checkpoint, encoding: PositionMap, window: int
+) -> Iterator[nn.Module]:
+    """Yield the model with a position map attached, after comparing the two on random tokens.
+    Within its `window` of tokens a map must change nothing; it does if the model pairs other
+    channels.
 
     Raises: ValueError with the difference, where there is one.
     """
@@ -91,11 +96,11 @@ def exact_inside(checkpoint: Checkpoint, encoding: PositionMap, window: int) -> 
     expected = _logits(checkpoint.model, tokens)
     dtype = checkpoint.model.dtype
     half = 0.0 if dtype == torch.float32 else torch.finfo(dtype).eps
-    with ExitStack() as held:
+    with ExitStack() as stack:
         try:
-            model = held.enter_context(attached(checkpoint.model, encoding, alone=False))
+            model = stack.enter_context(attached(checkpoint.model, encoding, alone=False))
             logits = _logits(model, tokens)
-        except ValueError:
+        except ValueError:  # has a sentence for the user already
             raise
         except Exception as error:  # a family's code may raise anything with another attention
             attention = f"the attention of {type(checkpoint.model).__name__}"
@@ -111,4 +116,5 @@ def exact_inside(checkpoint: Checkpoint, encoding: PositionMap, window: int) -> 
 
 @torch.inference_mode()
 def _logits(model: Any, tokens: Tensor) -> Tensor:
+    """Return the logits in float32, (batch, length, vocabulary), without a cache."""
     return model(tokens.to(model.device), use_cache=False).logits.float()

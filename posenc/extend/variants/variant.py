@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import nn
 
-from posenc.extend.search.evolution import Found
+from posenc.extend.search.evolution import SearchResult
 from posenc.extend.search.genome import apply_genome
 from posenc.extend.variants.methods import METHODS, stretch
 from posenc.hf import tables
@@ -17,11 +17,13 @@ from posenc.hf.rope.apply import rotation_dropped, settings_applied
 from posenc.hf.rope.settings import RopeSetting
 
 WINDOW, DROPE = "window", "drope"
+"""Names of the sliding-window baseline and of the model without its rotation."""
 
 
 @dataclass(frozen=True)
 class Variant:
-    """One method of extending, applied. `active()` yields the model with it.
+    """A checkpoint with one method of extending. `active()` is a context manager that yields the
+    model with the method applied, and restores the model afterwards.
 
     cache_safe: step-by-step decoding equals the full pass. needs_runtime: stock tools cannot load
     it. limit: the most tokens it can read. window: each token is read with at most this many
@@ -40,7 +42,7 @@ class Variant:
 
 
 def unchanged_variant(checkpoint: Checkpoint) -> Variant:
-    """Return the unchanged checkpoint; a position table limits what it can read."""
+    """Return the variant that changes nothing. A position table limits the tokens it can read."""
     model = checkpoint.model
     summary = METHODS["none"].summary
     limit = None if tables.growable_table(model) is None else checkpoint.trained_length
@@ -62,7 +64,8 @@ def window_variant(checkpoint: Checkpoint) -> Variant:
 
 
 def rope_variant(checkpoint: Checkpoint, name: str, target: int) -> Variant:
-    """Return a method of METHODS on this checkpoint. Raises: ValueError where it does not apply."""
+    """Return the variant of the method METHODS[name] for `target` tokens. Raises: ValueError where
+    the method does not apply to this checkpoint."""
     method = METHODS[name]
     settings = stretch(checkpoint.rotary, method, target)
     maximum = checkpoint.trained_length if method.keeps_maximum else target
@@ -70,9 +73,9 @@ def rope_variant(checkpoint: Checkpoint, name: str, target: int) -> Variant:
     return Variant(name, method.summary, active, settings, method.cache_safe)
 
 
-def dropped_variant(checkpoint: Checkpoint, target: int) -> Variant:
-    """Return the model without its rotation, which must be tuned. Its causal mask still orders the
-    tokens.
+def drope_variant(checkpoint: Checkpoint, target: int) -> Variant:
+    """Return the variant without rotation (DroPE), which must be tuned before it is of use. Its
+    causal mask still orders the tokens.
 
     Source: Gelberg et al. 2025, arXiv:2512.12167.
     """
@@ -81,13 +84,14 @@ def dropped_variant(checkpoint: Checkpoint, target: int) -> Variant:
 
 
 def lengthened_table_variant(checkpoint: Checkpoint, name: str, target: int) -> Variant:
-    """Return a longer table of learned positions."""
+    """Return the variant with a table of learned positions lengthened to `target` rows by the
+    method tables.METHODS[name]."""
     summary = tables.METHODS[name][0]
     return Variant(name, summary, lambda: tables.lengthened_table(checkpoint.model, name, target))
 
 
-def searched_variant(checkpoint: Checkpoint, best: Found, target: int) -> Variant:
-    """Return the frequencies that a search found."""
+def searched_variant(checkpoint: Checkpoint, best: SearchResult, target: int) -> Variant:
+    """Return the variant with the frequencies that a search found, for `target` tokens."""
     settings = apply_genome(checkpoint.rotary, best.genome, target)
     factors = ", ".join(f"{f:.3g}" for f in best.genome.factors)
     summary = (

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from posenc.extend import run
-from posenc.extend.answer.report import keys_unread, report_of
-from posenc.extend.answer.terminal import extend_and_show, write_csv
+from posenc.extend.answer.report import report_of, unread_keys_warning
+from posenc.extend.answer.terminal import extend_and_show, write_loss_table
 from posenc.extend.export.prover import Proof
 from posenc.extend.extension import Outcome
 from posenc.extend.measure.evaluation import Evaluation, position_edges
@@ -108,7 +108,7 @@ def test_a_table_that_ends_says_so(tmp_path):
 
 
 def test_csv_holds_every_bucket_that_could_be_read(tmp_path):
-    write_csv(outcome(TRAINED), tmp_path / "extend.csv")
+    write_loss_table(outcome(TRAINED), tmp_path / "extend.csv")
     header, *rows = (tmp_path / "extend.csv").read_text(encoding="utf-8").splitlines()
     assert header == "method,start,stop,loss,low,high,tokens"
     assert len([row for row in rows if row.startswith("none,")]) == 3
@@ -195,10 +195,10 @@ def test_figures_are_written_with_their_numbers(page):
 
 def test_keys_that_are_never_found_are_not_to_be_read():
     found = {(256, 0.0): 0.9, (512, 0.0): 0.1}
-    assert keys_unread([found, dict.fromkeys(found, 0.1)]) == ""
-    poor = keys_unread([dict.fromkeys(found, 0.1)])
+    assert unread_keys_warning([found, dict.fromkeys(found, 0.1)]) == ""
+    poor = unread_keys_warning([dict.fromkeys(found, 0.1)])
     assert poor.startswith("Read nothing into this: not even at 256 tokens")
-    assert keys_unread([{(256, 0.0): math.nan}]) != ""
+    assert unread_keys_warning([{(256, 0.0): math.nan}]) != ""
 
 
 def test_a_folder_for_figures_that_cannot_be_written_is_refused_first(tmp_path):

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from posenc.extend.measure.evaluation import Evaluation
-from posenc.extend.measure.intervals import Estimate, estimate
+from posenc.extend.measure.intervals import Estimate, estimate_mean
 from posenc.extend.options import Options
 from posenc.extend.recommendation import recommend
 from posenc.extend.variants.variant import Variant
@@ -69,7 +69,7 @@ def read(count, *losses):
     noise = np.linspace(-0.1, 0.1, count)[:, None]
     rows = np.repeat(np.array(losses, dtype=float)[None], count, 0) + noise * [1, 1, 1, 1]
     owners = np.arange(count)[:, None].repeat(4, 1)
-    means = tuple(estimate(rows[:, i : i + 2], owners[:, i : i + 2]) for i in (0, 2))
+    means = tuple(estimate_mean(rows[:, i : i + 2], owners[:, i : i + 2]) for i in (0, 2))
     return Evaluation((0, 2, 4), means, losses=rows)
 
 
@@ -120,7 +120,7 @@ def test_noise_recommends_nothing(count, better, window):
     assert base.losses is not None
     one = (np.arange(count) == 0)[:, None]
     rows = base.losses - 1e-6 + np.where(one, -better * count, better / 10)
-    means = tuple(estimate(rows[:, i : i + 2], documents[:, i : i + 2]) for i in (0, 2))
+    means = tuple(estimate_mean(rows[:, i : i + 2], documents[:, i : i + 2]) for i in (0, 2))
     measured = named(none=base, ntk=Evaluation((0, 2, 4), means, losses=rows))
     if window:
         measured |= named(window=base)

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from posenc.extend.export.folder import _with_defaults, raise_generation_limit
+from posenc.extend.export.folder import _original_config_with_defaults, raise_generation_limit
 from posenc.extend.export.pooling import raise_limit, settings_text
 
 transformers = pytest.importorskip("transformers")
@@ -19,7 +19,7 @@ def test_config_with_an_infinite_number_is_compared(tmp_path):
         config=transformers.BambaConfig.from_pretrained(tmp_path), raw_config=raw, folder=tmp_path
     )
     assert raw["time_step_limit"] == [0.0, {"__float__": "Infinity"}]
-    assert _with_defaults(checkpoint, raw) == raw  # type: ignore[arg-type]
+    assert _original_config_with_defaults(checkpoint, raw) == raw  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(("value", "word"), [("Infinity", "inf"), ("NaN", "nan")])

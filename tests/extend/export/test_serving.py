@@ -10,9 +10,9 @@ import torch
 
 from posenc import extend as hf
 from posenc.dialects.runtimes import RUNTIMES
-from posenc.extend.export.config import exported_config
+from posenc.extend.export.config import exported_recipe
 from posenc.extend.export.serving.described import Export
-from posenc.extend.export.serving.page import page
+from posenc.extend.export.serving.page import serving_page
 from posenc.extend.options import Options
 from posenc.extend.search.genome import Genome, apply_genome
 from posenc.extend.tune.config import TuneConfig
@@ -57,7 +57,7 @@ def export_of(checkpoint, name):
     ):
         saved = json.loads(json.dumps(checkpoint.config.to_dict(), default=str))
     saved["architectures"] = [type(checkpoint.model).__name__]
-    recipe, meaning = exported_config(saved, TARGET)
+    recipe, meaning = exported_recipe(saved, TARGET)
     assert meaning is not None
     return Export(
         checkpoint.folder,
@@ -83,10 +83,10 @@ def test_the_doctor_raises_no_error_for_the_runtimes_that_are_named_right(checkp
     if (kind, name) == ("phi3", "dynamic") or (name == "search" and kind in ("gpt_neox",)):
         pytest.skip("no config of this family can say so, or its head has other pairs")
     export = export_of(checkpoint, name)
-    assert "transformers-5" in export.right
-    assert errors(export.recipe.config, export.right) == []
-    said = page(export)
-    for runtime in export.right:
+    assert "transformers-5" in export.correct_runtimes
+    assert errors(export.recipe.config, export.correct_runtimes) == []
+    said = serving_page(export)
+    for runtime in export.correct_runtimes:
         assert re.search(rf"^\| {re.escape(runtime)} \|.*\| as meant \|$", said, re.M)
     for runtime, why in export.recipe.cannot.items():
         assert why.removeprefix("refuses: ") in said.partition("## ")[0], runtime
@@ -95,7 +95,7 @@ def test_the_doctor_raises_no_error_for_the_runtimes_that_are_named_right(checkp
 def test_what_only_transformers_5_reads_is_an_error(checkpoint):
     """The planted case: the same settings in the newer dialect alone."""
     export = export_of(checkpoint, "yarn")
-    if "transformers-4" not in export.right:
+    if "transformers-4" not in export.correct_runtimes:
         pytest.skip("it does not read this family's yarn in any spelling")
     newer = {k: v for k, v in export.recipe.config.items() if k not in ("rope_theta",)}
     newer.pop("rope_scaling", None)
@@ -112,8 +112,8 @@ def test_most_methods_reach_every_runtime_of_a_llama_but_for_what_is_told(name, 
         "by-parts": {"llama.cpp"},
         "search": {"llama.cpp", "mlx-lm"},
     }[name]
-    assert set(ALL) - set(export.right) == missing
-    said = page(export)
+    assert set(ALL) - set(export.correct_runtimes) == missing
+    said = serving_page(export)
     if "mlx-lm" in missing:
         assert "--for mlx-lm --fix --out NEW` (longrope with short = long, the temperature" in said
     if "llama.cpp" in missing:
@@ -130,7 +130,7 @@ def blocks(said, title, language):
 
 @pytest.mark.parametrize("name", ["ntk", "by-parts", "yarn", "linear", "llama3"])
 def test_the_lines_for_transformers_5_do_the_same_to_the_original_folder(checkpoint, name):
-    said = page(export_of(checkpoint, name))
+    said = serving_page(export_of(checkpoint, name))
     _, code = blocks(said, "transformers 5", "python")
     names: dict = {}
     transformers.utils.logging.set_verbosity_error()
@@ -145,7 +145,7 @@ def test_the_lines_for_transformers_5_do_the_same_to_the_original_folder(checkpo
 
 def test_the_lines_for_transformers_4_set_what_a_loaded_gpt_neox_reads(tmp_path):
     """Its class copies rotary_emb_base to rope_theta when it is built, and rotates by that."""
-    said = page(export_of(load_checkpoint(save("gpt_neox", tmp_path / "neox")), "ntk"))
+    said = serving_page(export_of(load_checkpoint(save("gpt_neox", tmp_path / "neox")), "ntk"))
     _, code = blocks(said, "transformers 4", "python")
     assert re.findall(r"config.(rope_theta|rotary_emb_base) = (\S+)", code) == [
         ("rotary_emb_base", "90000.0"),
@@ -155,7 +155,7 @@ def test_the_lines_for_transformers_4_set_what_a_loaded_gpt_neox_reads(tmp_path)
 
 def test_llama_cpp_takes_what_its_command_line_knows(tmp_path):
     llama = load_checkpoint(save("llama", tmp_path / "llama"))
-    said = {n: page(export_of(llama, n)) for n in ("ntk", "linear", "yarn", "by-parts")}
+    said = {n: serving_page(export_of(llama, n)) for n in ("ntk", "linear", "yarn", "by-parts")}
     assert "--rope-freq-base 43267.4871" in said["ntk"]
     assert "--rope-scaling linear --rope-scale 3" in said["linear"]
     assert "--rope-scaling yarn --rope-scale 3 --yarn-orig-ctx 64" in said["yarn"]

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from posenc.extend.measure.intervals import estimate
+from posenc.extend.measure.intervals import estimate_mean
 
 
 def test_the_interval_is_that_of_the_normal_distribution_for_many_documents():
@@ -12,7 +12,7 @@ def test_the_interval_is_that_of_the_normal_distribution_for_many_documents():
     for seed in range(40):
         count = 300 + seed
         losses = np.random.default_rng(seed).normal(2.0, 0.5, size=count)
-        found = estimate(losses, documents=np.arange(count))
+        found = estimate_mean(losses, documents=np.arange(count))
         assert found.mean == pytest.approx(losses.mean()) and found.tokens == count
         error = losses.std(ddof=1) / count**0.5
         widths.append((found.high - found.low) / 2 / error)
@@ -23,6 +23,6 @@ def test_the_interval_is_that_of_the_normal_distribution_for_many_documents():
 def test_documents_are_drawn_and_not_their_tokens():
     """Tokens of a document are alike: a hundred of each tell no more than one."""
     of_document = np.random.default_rng(1).normal(2.0, 0.5, size=400)
-    once = estimate(of_document, np.arange(400))
-    often = estimate(np.repeat(of_document, 100), np.repeat(np.arange(400), 100))
+    once = estimate_mean(of_document, np.arange(400))
+    often = estimate_mean(np.repeat(of_document, 100), np.repeat(np.arange(400), 100))
     assert often.high - often.low == pytest.approx(once.high - once.low, rel=0.01)

@@ -11,13 +11,13 @@ import pytest
 import torch
 
 from posenc import extend as hf
-from posenc.extend.answer.report import _rise, task_table
+from posenc.extend.answer.report import _perplexity_rise, task_table
 from posenc.extend.extension import Outcome
-from posenc.extend.measure.evaluation import regression, short_pieces
+from posenc.extend.measure.evaluation import loss_rise, short_pieces
 from posenc.extend.measure.intervals import Estimate, share_interval
 from posenc.extend.measure.losses import Reader
 from posenc.extend.measure.sentences import CITIES, PUZZLES
-from posenc.extend.measure.tasks import TASKS, Score, TaskGrid, check_tasks
+from posenc.extend.measure.tasks import TASKS, Score, TaskGrid, tasks_named
 from posenc.extend.options import Options
 from posenc.hf.checkpoint.text import Windows
 from posenc.report.page import table as tables
@@ -44,7 +44,7 @@ def text_of(ids: torch.Tensor) -> str:
 
 @pytest.mark.parametrize("name", PUZZLES)
 def test_a_prompt_has_the_length_and_ends_with_its_answer(name):
-    prompts = grid(name, trials=3).prompts(name, TARGET, FILLER)
+    prompts = grid(name, trials=3).make_prompts(name, TARGET, FILLER)
     assert len(prompts) == 15
     assert len({text_of(ids) for ids, _ in prompts}) == 15
     for ids, count in prompts:
@@ -79,7 +79,7 @@ def answer_of(name: str, text: str) -> str:
 
 @pytest.mark.parametrize("depth", [0.0, 0.5, 1.0])
 def test_a_needle_stands_at_its_depth(depth):
-    ((ids, _),) = grid("needle", trials=1, depths=(depth,)).prompts("needle", TARGET, FILLER)
+    ((ids, _),) = grid("needle", trials=1, depths=(depth,)).make_prompts("needle", TARGET, FILLER)
     text = text_of(ids)
     before = text.index(" The secret")
     body = len(re.sub(r" The secret .*?\d+\. ", "", text)) - len(text[text.rindex("The secret") :])
@@ -87,7 +87,7 @@ def test_a_needle_stands_at_its_depth(depth):
 
 
 def test_every_variant_reads_the_same_prompts():
-    once, again = (grid("needles").prompts("needles", TARGET, FILLER) for _ in range(2))
+    once, again = (grid("needles").make_prompts("needles", TARGET, FILLER) for _ in range(2))
     assert all(torch.equal(a, b) for (a, _), (b, _) in zip(once, again, strict=True))
 
 
@@ -140,8 +140,11 @@ def test_a_far_score_counts_only_where_some_method_answers_the_short_text(right,
         for name in ("none", "ntk")
     }
     outcome: Any = Outcome(None, 256, {}, "", "")  # type: ignore[arg-type]
-    outcome.evaluations, outcome.short_text = (lambda: found), dict
-    assert outcome.counts("needle", 64) and outcome.counts("needle", 256) == counted
+    outcome.evaluations, outcome.short_text_rises = (lambda: found), dict
+    assert (
+        outcome.score_is_meaningful("needle", 64)
+        and outcome.score_is_meaningful("needle", 256) == counted
+    )
     table = task_table(outcome)
     assert table is not None
     names = [getattr(each, "text", each) for each in table.header]
@@ -169,15 +172,15 @@ def test_a_task_that_does_not_fit_says_so():
 @pytest.mark.parametrize("said", [[""], ["needel"], ["needle", "none"], ["passkey", "haystack"]])
 def test_an_unknown_task_is_refused_with_the_known_ones(said):
     with pytest.raises(ValueError, match=r"--task must be passkey, needle, needles, variables"):
-        check_tasks(said)
+        tasks_named(said)
 
 
 def test_names_of_tasks_are_read():
-    assert check_tasks(["none"]) == ()
-    assert check_tasks(None) == ("passkey",)
-    assert check_tasks(["needle", "variables", "needle"]) == ("needle", "variables")
-    assert set(check_tasks(TASKS)) == set(TASKS)
-    assert check_tasks(["common_words", "common-words"]) == ("common-words",)
+    assert tasks_named(["none"]) == ()
+    assert tasks_named(None) == ("passkey",)
+    assert tasks_named(["needle", "variables", "needle"]) == ("needle", "variables")
+    assert set(tasks_named(TASKS)) == set(TASKS)
+    assert tasks_named(["common_words", "common-words"]) == ("common-words",)
 
 
 def test_short_texts_are_the_same_before_and_after():
@@ -189,22 +192,22 @@ def test_short_texts_are_the_same_before_and_after():
     before = np.ones((12, 64))
     before[:, 0] = np.nan
     after = before + 0.25
-    rise = regression(before, after, pieces.documents.numpy())
+    rise = loss_rise(before, after, pieces.documents.numpy())
     assert (rise.mean, rise.low, rise.high) == (0.25, 0.25, 0.25)
     assert rise.tokens == 12 * 63
 
 
 def test_no_change_has_no_sign_of_a_gain():
-    assert str(_rise(Estimate(-1e-6, math.nan, math.nan, 9))) == "+0.0 %"
-    assert str(_rise(Estimate(0.1, -0.0001, 0.2, 9))) == "+10.5 % (+0.0 to +22.1)"
+    assert str(_perplexity_rise(Estimate(-1e-6, math.nan, math.nan, 9))) == "+0.0 %"
+    assert str(_perplexity_rise(Estimate(0.1, -0.0001, 0.2, 9))) == "+10.5 % (+0.0 to +22.1)"
 
 
 def test_what_short_texts_cost_is_measured_and_the_baseline_is_not_in_it(tmp_path):
     folder = save("llama", tmp_path / "llama", spread=0.5)
     options = Options(windows=2, search_evaluations=0, task=["none"])
     outcome = hf.extend(folder, 3 * LENGTH, DOCUMENTS, method="linear", options=options)
-    assert set(outcome.short_text()) == {"linear"}
-    assert outcome.short_text()["linear"].mean != 0
+    assert set(outcome.short_text_rises()) == {"linear"}
+    assert outcome.short_text_rises()["linear"].mean != 0
     assert outcome.measured["none"][1].passkey == {}
 
 

@@ -32,8 +32,9 @@ class Export:
     before: Mapping[str, Any] | None = None
 
     @property
-    def right(self) -> tuple[str, ...]:
-        """Return the runtimes that have the model and read the folder correctly."""
+    def correct_runtimes(self) -> tuple[str, ...]:
+        """Return the names of the runtimes that know the model and compute the right rotation from
+        the folder."""
         known = emulate(self.recipe.config)
         return tuple(n for n in RUNTIMES if known[n].is_known and n not in self.recipe.cannot)
 
@@ -41,30 +42,31 @@ class Export:
 PACKAGES = {"transformers-5": "transformers>=5", "transformers-4": "transformers>=4.56,<5"}
 
 
-def serve(name: str, folder: str, longest: int) -> Iterator[str]:
+def serving_lines(name: str, folder: str, longest: int) -> Iterator[str]:
     """Yield the instructions that serve the folder with `longest` tokens of context in the runtime
     `name`; not for llama.cpp, which reads a GGUF file."""
     quoted = shlex.quote(folder)
     if name == "vllm":
-        yield from fenced("sh", f"vllm serve {quoted} --max-model-len {longest}")
+        yield from code_block("sh", f"vllm serve {quoted} --max-model-len {longest}")
     elif name == "sglang":
         launch = f"python -m sglang.launch_server --model-path {quoted}"
-        yield from fenced("sh", f"{launch} --context-length {longest}")
+        yield from code_block("sh", f"{launch} --context-length {longest}")
     elif name == "mlx-lm":
-        yield from fenced("sh", f"mlx_lm.server --model {quoted}")
+        yield from code_block("sh", f"mlx_lm.server --model {quoted}")
     else:
-        yield from load(name, folder)
+        yield from loading_lines(name, folder)
 
 
-def load(name: str, folder: str, kind: str = "AutoModelForCausalLM") -> Iterator[str]:
-    """Yield the lines for transformers. kind: the class that reads the folder."""
-    yield from fenced("sh", f'pip install "{PACKAGES[name]}"')
+def loading_lines(name: str, folder: str, kind: str = "AutoModelForCausalLM") -> Iterator[str]:
+    """Yield the lines that load the folder in the runtime `name`, a version of transformers. kind:
+    the class that reads the folder."""
+    yield from code_block("sh", f'pip install "{PACKAGES[name]}"')
     call = f"model = {kind}.from_pretrained({json.dumps(folder)})"
-    yield from fenced("python", f"from transformers import {kind}", "", call)
+    yield from code_block("python", f"from transformers import {kind}", "", call)
 
 
-def fenced(language: str, *lines: str) -> Iterator[str]:
-    """Yield a code block."""
+def code_block(language: str, *lines: str) -> Iterator[str]:
+    """Yield the lines of a code block in Markdown."""
     yield f"```{language}"
     yield from lines
     yield "```"

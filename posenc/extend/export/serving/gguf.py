@@ -13,10 +13,10 @@ from posenc.dialects.model import model_of
 from posenc.dialects.runtimes.gguf_converter import converted_metadata
 from posenc.dialects.writers import gguf_edit
 from posenc.dialects.writers.recipes import Recipe, what_changes_with_length
-from posenc.extend.export.serving.described import Export, fenced
+from posenc.extend.export.serving.described import Export, code_block
 
 
-def lines(export: Export) -> Iterator[str]:
+def conversion_lines(export: Export) -> Iterator[str]:
     """Yield the lines that convert the export, edit the file if its config cannot express the
     rest, and serve it."""
     why = export.recipe.cannot.get("llama.cpp")
@@ -24,7 +24,7 @@ def lines(export: Export) -> Iterator[str]:
     steps = [f"python convert_hf_to_gguf.py {shlex.quote(export.name)} --outfile {file}"]
     if why is not None:
         yield f"The converter loses something: {why}."
-        reason = uneditable(export.recipe, export.meaning)
+        reason = why_not_editable(export.recipe, export.meaning)
         if reason:
             yield f"No edit of the GGUF file cures that: {reason}."
             return
@@ -32,12 +32,12 @@ def lines(export: Export) -> Iterator[str]:
         like = shlex.quote(f"{export.name}/config.json")
         steps.append(f"posenc doctor {file} --like {like} --fix --out fixed.gguf")
         file = "fixed.gguf"
-    yield from fenced("sh", *steps, f"llama-server -m {file} -c {export.longest}")
+    yield from code_block("sh", *steps, f"llama-server -m {file} -c {export.longest}")
     yield "For Ollama, a Modelfile of two lines, and `ollama create NAME -f Modelfile`:"
-    yield from fenced("text", f"FROM ./{file}", f"PARAMETER num_ctx {export.longest}")
+    yield from code_block("text", f"FROM ./{file}", f"PARAMETER num_ctx {export.longest}")
 
 
-def uneditable(recipe: Recipe, meaning: Meaning) -> str:
+def why_not_editable(recipe: Recipe, meaning: Meaning) -> str:
     """Return why no edit of the converted file makes libllama compute the export's frequencies; ""
     if one does."""
     what = what_changes_with_length(meaning)
@@ -52,14 +52,14 @@ def uneditable(recipe: Recipe, meaning: Meaning) -> str:
     return ""
 
 
-def options(before: Mapping[str, Any], meaning: Meaning) -> str:
+def llama_cpp_options(before: Mapping[str, Any], meaning: Meaning) -> str:
     """Return llama.cpp options with which the original's GGUF file computes the same as the export.
 
     Raises: ValueError if there are none.
     """
     if set(meaning.parameters) != {"all"} or what_changes_with_length(meaning):
         raise ValueError("its command line accepts only one set of static frequencies")
-    dim = _unscaled_dim(before)
+    dim = _rotary_dim_of_unscaled_file(before)
     wanted = meaning.computed.layers["all"]
     parameters = meaning.parameters["all"]
     for option in (_base_option, _linear_option, _yarn_option):
@@ -69,8 +69,8 @@ def options(before: Mapping[str, Any], meaning: Meaning) -> str:
     raise ValueError("its options cover only a base, linear and yarn")
 
 
-def _unscaled_dim(before: Mapping[str, Any]) -> int:
-    """Return the number of rotary channels in the original's GGUF file.
+def _rotary_dim_of_unscaled_file(before: Mapping[str, Any]) -> int:
+    """Return the number of rotary channels that the converter writes for the original config.
 
     Raises: ValueError if the converter refuses the config, or writes a scaling: the options would
     come on top of it.
@@ -86,32 +86,34 @@ def _unscaled_dim(before: Mapping[str, Any]) -> int:
 
 
 def _base_option(wanted: LayerRotation, dim: int, parameters: Mapping[str, Any]) -> str | None:
-    """Return the option of another base; None if no base gives the frequencies."""
-    base = _base(wanted, dim)
+    """Return the llama.cpp option of another base; None if no base gives the frequencies
+    `wanted`."""
+    base = _base_of_plain_rope(wanted, dim)
     return None if base is None else f"--rope-freq-base {base:.9g}"
 
 
 def _linear_option(wanted: LayerRotation, dim: int, parameters: Mapping[str, Any]) -> str | None:
-    """Return the options that divide all frequencies alike; None if that does not give them."""
-    factor = _factor(parameters)
+    """Return the llama.cpp options that divide all frequencies by one factor; None if that does not
+    give the frequencies `wanted`."""
+    factor = _scaling_factor(parameters)
     plain = formulas.rope_frequencies(dim, float(parameters["rope_theta"]))
-    if not _same(wanted, LayerRotation(formulas.divide_each(plain, [factor] * len(plain)))):
+    if not _rotate_alike(wanted, LayerRotation(formulas.divide_each(plain, [factor] * len(plain)))):
         return None
     return f"--rope-scaling linear --rope-scale {factor:.9g}"
 
 
 def _yarn_option(wanted: LayerRotation, dim: int, parameters: Mapping[str, Any]) -> str | None:
-    """Return the options of YaRN; None if it does not give the frequencies."""
+    """Return the llama.cpp options of YaRN; None if it does not give the frequencies `wanted`."""
     if parameters["rope_type"] != "yarn":
         return None
-    factor = _factor(parameters)
+    factor = _scaling_factor(parameters)
     original = parameters["original_max_position_embeddings"]
     fast = float(parameters.get("beta_fast") or 32)
     slow = float(parameters.get("beta_slow") or 1)
     yarn = formulas.yarn_frequencies(
         dim, float(parameters["rope_theta"]), factor, original, fast, slow
     )
-    if not _same(wanted, LayerRotation(yarn, formulas.yarn_mscale(factor))):
+    if not _rotate_alike(wanted, LayerRotation(yarn, formulas.yarn_mscale(factor))):
         return None
     return (
         f"--rope-scaling yarn --rope-scale {factor:.9g} --yarn-orig-ctx {original} "
@@ -119,20 +121,23 @@ def _yarn_option(wanted: LayerRotation, dim: int, parameters: Mapping[str, Any])
     )
 
 
-def _factor(parameters: Mapping[str, Any]) -> float:
-    """Return how many times longer the wavelengths of a scaling become."""
+def _scaling_factor(parameters: Mapping[str, Any]) -> float:
+    """Return the factor in the rotary keys of a config, 1 where there is none."""
     return float(parameters.get("factor") or 1.0)
 
 
-def _base(wanted: LayerRotation, dim: int) -> float | None:
+def _base_of_plain_rope(wanted: LayerRotation, dim: int) -> float | None:
     """Return the base of plain RoPE with these frequencies; None if no base has them."""
     if len(wanted.inv_freq) < 2 or not wanted.inv_freq[1]:
         return None
+    # inv_freq[i] is base^(-2 i / dim).
     base = wanted.inv_freq[1] ** (-dim / 2)
-    return base if _same(wanted, LayerRotation(formulas.rope_frequencies(dim, base))) else None
+    return (
+        base if _rotate_alike(wanted, LayerRotation(formulas.rope_frequencies(dim, base))) else None
+    )
 
 
-def _same(a: LayerRotation, b: LayerRotation) -> bool:
+def _rotate_alike(a: LayerRotation, b: LayerRotation) -> bool:
     """Return True if two layers rotate alike: the same frequencies and multiplier, to a
     millionth."""
     pairs = zip((*a.inv_freq, a.multiplier), (*b.inv_freq, b.multiplier), strict=True)

@@ -12,42 +12,47 @@ from posenc.dialects.writers.overrides import override_options
 from posenc.dialects.writers.proof import reasons_for_disagreement
 from posenc.dialects.writers.recipes import what_changes_with_length
 from posenc.extend.export.serving import gguf
-from posenc.extend.export.serving.described import Export, fenced
+from posenc.extend.export.serving.described import Export, code_block
 
-LONGEST = "max_position_embeddings"
-NEW = ("rope_parameters", "original_max_position_embeddings", LONGEST)
+LENGTH_KEY = "max_position_embeddings"
+KEYS_OF_LOADED_CONFIG = ("rope_parameters", "original_max_position_embeddings", LENGTH_KEY)
 """Keys that transformers 5 computes from once a config is loaded."""
-KEYS = {
-    "transformers-5": NEW,
-    "transformers-4": (*(key for key in OURS if key != "rope_parameters"), LONGEST),
-    "mlx-lm": (*OURS, LONGEST),
+KEYS_BY_RUNTIME = {
+    "transformers-5": KEYS_OF_LOADED_CONFIG,
+    "transformers-4": (*(key for key in OURS if key != "rope_parameters"), LENGTH_KEY),
+    "mlx-lm": (*OURS, LENGTH_KEY),
 }
 
 
-def lines(export: Export, name: str, source: Path, before: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the lines to serve the extension from the original folder and its config, or why that
-    fails."""
+def lines_without_copy(
+    export: Export, name: str, source: Path, before: Mapping[str, Any]
+) -> Iterator[str]:
+    """Yield the lines to serve the extension in the runtime `name` from the original folder
+    `source`, or why that fails. before: the original config."""
     yield ""
     try:
-        code = list(_code(export, name, source, before))
+        code_lines = list(_code_lines(export, name, source, before))
     except ValueError as error:
         yield f"From `{source}` without this copy: not possible, {str(error).rstrip('.')}."
         return
     yield f"The same from `{source}`, without this copy:"
-    yield from code
+    yield from code_lines
 
 
-def _code(export: Export, name: str, source: Path, before: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the lines to serve the original folder with the keys or options of one runtime."""
+def _code_lines(
+    export: Export, name: str, source: Path, before: Mapping[str, Any]
+) -> Iterator[str]:
+    """Yield the code block that serves the original folder, with the new rotary keys or options of
+    the runtime `name`. Raises: ValueError if it cannot."""
     folder = json.dumps(str(source))
     quoted = shlex.quote(str(source))
-    if name in KEYS:
-        changed = changes(export, name, before)
+    if name in KEYS_BY_RUNTIME:
+        changed = changed_rotary_keys(export, name, before)
         if name == "mlx-lm":
             load = f"model, tokenizer = load({folder}, model_config={changed!r})"
-            yield from fenced("python", "from mlx_lm import load", "", load)
+            yield from code_block("python", "from mlx_lm import load", "", load)
             return
-        yield from fenced(
+        yield from code_block(
             "python",
             "from transformers import AutoConfig, AutoModelForCausalLM",
             "",
@@ -56,24 +61,24 @@ def _code(export: Export, name: str, source: Path, before: Mapping[str, Any]) ->
             f"model = AutoModelForCausalLM.from_pretrained({folder}, config=config)",
         )
     elif name == "llama.cpp":
-        options = gguf.options(before, export.meaning)
-        yield from fenced("sh", f"llama-server -m original.gguf -c {export.longest} {options}")
+        options = gguf.llama_cpp_options(before, export.meaning)
+        yield from code_block("sh", f"llama-server -m original.gguf -c {export.longest} {options}")
     else:
         if what := what_changes_with_length(export.meaning):
             raise ValueError(f"{what} is read otherwise there")
         options = override_options(before, export.meaning, name)
         server = "vllm serve" if name == "vllm" else "python -m sglang.launch_server --model-path"
-        yield from fenced("sh", f"{server} {quoted} {options}")
+        yield from code_block("sh", f"{server} {quoted} {options}")
 
 
-def changes(export: Export, name: str, before: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the rotary keys with which a runtime that takes them in Python computes the extension
-    from the original's config.
+def changed_rotary_keys(export: Export, name: str, before: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the rotary keys to change in the original config, so that the runtime `name`, which
+    takes them in Python, computes the extension.
 
     Raises: ValueError where it would compute something else with them.
     """
     target = export.saved if name == "transformers-5" else export.recipe.config
-    changed = {k: target.get(k) for k in KEYS[name] if target.get(k) != before.get(k)}
+    changed = {k: target.get(k) for k in KEYS_BY_RUNTIME[name] if target.get(k) != before.get(k)}
     merged = {**before, **changed}
     if name == "transformers-5":
         merged.pop("rope_scaling", None)  # loading moved it into rope_parameters

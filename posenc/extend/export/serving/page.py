@@ -11,9 +11,9 @@ from posenc.dialects.runtimes import VERSIONS, emulate
 from posenc.dialects.weights.fold import why_not_foldable
 from posenc.dialects.writers.recipes import best_recipe, what_changes_with_length
 from posenc.extend.export.serving import gguf, original
-from posenc.extend.export.serving.described import Export, fenced, load, serve
+from posenc.extend.export.serving.described import Export, code_block, loading_lines, serving_lines
 
-NAMES = {
+TITLES = {
     "transformers-5": "transformers 5",
     "transformers-4": "transformers 4",
     "vllm": "vLLM",
@@ -25,26 +25,32 @@ SENTENCES = 'pip install "sentence-transformers" "transformers>=5"'
 CHUNKED = "VLLM_USE_V1=0 VLLM_ATTENTION_BACKEND=DUAL_CHUNK_FLASH_ATTN"
 
 
-def plain_page(name: str, longest: int, what: str, kind: str, *, sentences: bool) -> str:
-    """Return SERVE.md of a model that posenc's emulators do not know. kind: transformers' class
-    that reads it. sentences: True if sentence-transformers reads it too."""
+def page_without_emulators(
+    name: str, longest: int, what: str, kind: str, *, sentences: bool
+) -> str:
+    """Return the text of SERVE.md for a model that posenc's emulators do not know. what: the
+    content of config.json in words. kind: the class of transformers that reads it. sentences: True
+    if sentence-transformers reads it too."""
     lines = [
         f"# Serve {name}",
         "",
         f"It reads {longest} tokens. config.json holds {what}. It was proved in transformers 5; "
         "posenc has not read how other runtimes compute such a model.",
         "",
-        *load("transformers-5", name, kind),
+        *loading_lines("transformers-5", name, kind),
     ]
     if sentences:
         call = f"model = SentenceTransformer({json.dumps(name)})"
-        lines += ["", "For embeddings of sentences:", *fenced("sh", SENTENCES)]
-        lines += fenced("python", "from sentence_transformers import SentenceTransformer", "", call)
+        lines += ["", "For embeddings of sentences:", *code_block("sh", SENTENCES)]
+        lines += code_block(
+            "python", "from sentence_transformers import SentenceTransformer", "", call
+        )
     return "\n".join(lines) + "\n"
 
 
-def mapped_page(export: Export, extra: Mapping[str, Any]) -> str:
-    """Return SERVE.md of dual chunk attention, which older releases of one server run."""
+def dual_chunk_page(export: Export, extra: Mapping[str, Any]) -> str:
+    """Return the text of SERVE.md for dual chunk attention, which older releases of vLLM run.
+    extra: the keys of config.json that turn it on."""
     overrides = {**extra, "max_position_embeddings": export.longest}
     folder = shlex.quote(export.name)
     quoted_overrides = shlex.quote(json.dumps(overrides))
@@ -58,12 +64,12 @@ def mapped_page(export: Export, extra: Mapping[str, Any]) -> str:
         "By its code, which posenc has read and not run, vLLM 0.8.5 to 0.10 computes it, on the "
         "engine that 0.11 took out:",
         "",
-        *fenced("sh", f"{CHUNKED} vllm serve {folder} {serve_it}"),
+        *code_block("sh", f"{CHUNKED} vllm serve {folder} {serve_it}"),
     ]
     if export.source is not None:
         source = shlex.quote(str(export.source))
         lines += ["", f"The same from `{export.source}`, without this copy:"]
-        lines += fenced(
+        lines += code_block(
             "sh", f"{CHUNKED} vllm serve {source} --hf-overrides {quoted_overrides} {serve_it}"
         )
     lines += [
@@ -76,16 +82,16 @@ def mapped_page(export: Export, extra: Mapping[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def page(export: Export) -> str:
-    """Return the text of SERVE.md."""
-    lines = [f"# Serve {export.name}", "", *_meaning(export), "", *_table(export)]
-    for name, title in NAMES.items():
-        lines += ["", f"## {title}", "", *_runtime(export, name)]
+def serving_page(export: Export) -> str:
+    """Return the text of SERVE.md for a model that posenc's emulators know."""
+    lines = [f"# Serve {export.name}", "", *_meaning_lines(export), "", *_table_lines(export)]
+    for name, title in TITLES.items():
+        lines += ["", f"## {title}", "", *_runtime_lines(export, name)]
     return "\n".join(lines) + "\n"
 
 
-def _meaning(export: Export) -> Iterator[str]:
-    """Yield what the checkpoint computes, whatever runs it."""
+def _meaning_lines(export: Export) -> Iterator[str]:
+    """Yield the lines on what the checkpoint should compute in any runtime."""
     record = record_of_meaning(export.meaning, "transformers", None)
     yield (
         f"It reads {export.longest} tokens, {export.trained} before it was stretched. Method: "
@@ -93,7 +99,7 @@ def _meaning(export: Export) -> Iterator[str]:
     )
     yield ""
     for kind in record.kinds:
-        yield f"- {_kind(kind)}"
+        yield f"- {_layers_in_words(kind)}"
     yield f"- softmax scale {record.softmax_scale:.6g}"
     what = what_changes_with_length(export.meaning)
     if what:
@@ -104,7 +110,7 @@ def _meaning(export: Export) -> Iterator[str]:
         yield f"Note: {note}."
 
 
-def _kind(kind: LayerKind) -> str:
+def _layers_in_words(kind: LayerKind) -> str:
     """Return the rotation of one kind of layers in words."""
     name = "all layers" if kind.name == "all" else kind.name
     slowest = min((f for f in kind.inv_freq if f), default=0.0)
@@ -114,8 +120,8 @@ def _kind(kind: LayerKind) -> str:
     )
 
 
-def _table(export: Export) -> Iterator[str]:
-    """Yield a row for each runtime with what it computes from the exported folder."""
+def _table_lines(export: Export) -> Iterator[str]:
+    """Yield the lines of a table: for each runtime, what it computes from the exported folder."""
     yield "What each runtime computes from this folder, by posenc's emulator of its code:"
     yield ""
     yield "| runtime | version | computes |"
@@ -130,27 +136,28 @@ def _table(export: Export) -> Iterator[str]:
         yield f"| {name} | {VERSIONS[name]} | {verdict} |"
 
 
-def _runtime(export: Export, name: str) -> Iterator[str]:
-    """Yield how to serve the export with one runtime, from its own folder or from the original."""
+def _runtime_lines(export: Export, name: str) -> Iterator[str]:
+    """Yield the lines on how to serve the export with the runtime `name`, from the new folder and,
+    if the weights are the same, from the original one."""
     computed = emulate(export.recipe.config, names=[name])[name]
     why = export.recipe.cannot.get(name)
     if not computed.is_known:
         yield f"{computed.error}."
         return
     if name == "llama.cpp":
-        yield from gguf.lines(export)
+        yield from gguf.conversion_lines(export)
     elif why is None:
-        yield from serve(name, export.name, export.longest)
+        yield from serving_lines(name, export.name, export.longest)
     else:
         yield f"Not from this folder: {why}."
-        yield from _cure(export, name)
+        yield from _fix_lines(export, name)
     if export.source is not None and export.before is not None:
-        yield from original.lines(export, name, export.source, export.before)
+        yield from original.lines_without_copy(export, name, export.source, export.before)
 
 
-def _cure(export: Export, name: str) -> Iterator[str]:
-    """Yield how to write a copy for this runtime, if one exists, with the temperature in the
-    weights."""
+def _fix_lines(export: Export, name: str) -> Iterator[str]:
+    """Yield the lines with the command that writes a copy which the runtime `name` reads correctly,
+    or a sentence that none exists."""
     if what_changes_with_length(export.meaning):
         yield f"`posenc doctor {export.name} --fix --length N --out NEW` writes the frequencies of "
         yield "N tokens for all lengths."
