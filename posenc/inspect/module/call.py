@@ -33,13 +33,15 @@ RETURNS = {
     "add": "x with its positions added, or a row for each position",
 }
 
-WORDS = frozenset(("x", "q", "k", "positions", "n", "q_len", "kv_len", "scores", "dtype"))
+_SELF_EXPLAINING_NAMES = frozenset(
+    ("x", "q", "k", "positions", "n", "q_len", "kv_len", "scores", "dtype")
+)
 """Names of arguments that say by themselves what they get, as in an adapter."""
-ON_REQUEST = frozenset(("offset", "starts"))
+_OPTIONAL_NAMES = frozenset(("offset", "starts"))
 """Optional arguments by name: a number added to the positions that the module counts, and for each
 row of the batch the index of its first token that is no padding."""
 
-CONTENTS = {"rotate": ("bhnw", "bnw"), "add": ("bnw", "nbw")}
+_CONTENT_SHAPES = {"rotate": ("bhnw", "bnw"), "add": ("bnw", "nbw")}
 """Shapes of x, q and k to try, in this order: b rows, h heads, n tokens, w channels."""
 
 
@@ -77,8 +79,9 @@ class Inputs:
         rows = 1 if self.positions.ndim == 1 else self.positions.shape[0]
         return rows if self.starts is None else len(self.starts)
 
-    def value(self, word: str, content: str, flat: bool) -> Any:
-        """Return the value of the argument that `word` means, see WAYS, WORDS and ON_REQUEST.
+    def argument_value(self, word: str, content: str, flat: bool) -> Any:
+        """Return the value of the argument that `word` of WAYS or of the two sets below it
+        stands for: "n" -> 24.
 
         content: the shape of x, q and k. flat: positions are (n) for a batch of one, and not
         (1, n).
@@ -88,7 +91,7 @@ class Inputs:
                 positions = self.positions.clone()  # which the module may write into
                 return positions if flat or positions.ndim == 2 else positions[None]
             case "x" | "q" | "k":
-                return self._content_as(word, content)
+                return self._content_in_shape(word, content)
             case "n" | "kv_len":
                 return self.length
             case "q_len":
@@ -113,8 +116,9 @@ class Inputs:
                 return self.starts
         raise AssertionError(word)
 
-    def _content_as(self, word: str, shape: str) -> Tensor:
-        """Return content in a shape such as bhnw: batch, heads, tokens (n), width."""
+    def _content_in_shape(self, word: str, shape: str) -> Tensor:
+        """Return x, q or k in the shape that the letters of `shape` name: b for batch, h for heads,
+        n for tokens, w for width, as "bhnw"."""
         rows = self._content(word)
         if word == "q" and self.last is not None:
             rows = rows[:, -self.last :]
@@ -123,15 +127,16 @@ class Inputs:
         return rows if shape == "bnw" else rows.transpose(0, 1).contiguous()
 
     def _content(self, name: str) -> Tensor:
-        """Return content (batch, len, width) that bfloat16 represents exactly, different for each
-        name."""
+        """Return x, q or k as (batch, len, width): random numbers that bfloat16 represents exactly,
+        others for each name, or `probe`; the same for each token but the changed one."""
         if self.probe is None:
             seed = torch.Generator().manual_seed(zlib.crc32(name.encode()))
-            row = torch.randn(self.width, generator=seed).bfloat16()
+            row = torch.randn(self.width, generator=seed).bfloat16()  # the same in every dtype
         else:
             row = self.probe
         rows = row.to(self.dtype).repeat(self.batch, self.length, 1)
         if self.changed is not None:
+            # Any other content does: other channels, sign, length and mean, even for zeros.
             rows[:, self.changed] = -2 * rows[:, self.changed].flip(-1) + 1
         return rows
 
@@ -152,17 +157,17 @@ class Form:
 
     @property
     def words(self) -> frozenset[str]:
-        """Return the words of all arguments that it always gets."""
+        """Return the words, as "x" or "positions", of all arguments that it always gets."""
         return frozenset((*self.in_order, *self.by_name))
 
     @property
-    def places_tokens(self) -> bool:
+    def takes_positions(self) -> bool:
         """Return True if it gets the positions of its tokens; otherwise it counts from zero."""
         return "positions" in self.words
 
     @property
     def name(self) -> str:
-        """Return the call as text, with the shape of the content."""
+        """Return the call as text: "(x, positions), x (1, n, width)"."""
         call = f"({', '.join([*self.in_order, *self.by_name])})"
         content = [word for word in ("x", "q", "k") if word in self.words]
         if not content:
@@ -171,21 +176,24 @@ class Form:
         shape = ", ".join(axes[letter] for letter in self.content)
         return f"{call}, {' and '.join(content)} ({shape})"
 
-    def counting(self) -> "Form | None":
-        """Return the form without positions, by which the module counts; None if it needs them."""
+    def without_positions(self) -> "Form | None":
+        """Return this form without positions, so that the module counts them; None if it must be
+        given them."""
         if not self.may_count:
             return None
         return replace(self, by_name=tuple(w for w in self.by_name if w != "positions"))
 
     def arguments(self, inputs: Inputs) -> tuple[list[Any], dict[str, Any]]:
-        """Return the values by place, and those by keyword."""
+        """Return the arguments of a call with these inputs: by place, and by keyword."""
         by_name = list(self.by_name)
         if inputs.offset and "offset" in self.on_request:
             by_name.append("offset")
         if inputs.starts is not None:
             by_name.append("starts")
-        ordered = [inputs.value(word, self.content, self.flat) for word in self.in_order]
-        return ordered, {word: inputs.value(word, self.content, self.flat) for word in by_name}
+        ordered = [inputs.argument_value(word, self.content, self.flat) for word in self.in_order]
+        return ordered, {
+            word: inputs.argument_value(word, self.content, self.flat) for word in by_name
+        }
 
     def call(self, module: nn.Module, inputs: Inputs) -> Any:
         """Call the module with these inputs; return what it returns."""
@@ -193,48 +201,53 @@ class Form:
         return module(*ordered, **named)
 
 
-def calls_of(way: str) -> str:
-    """Return the calls of a way as text.
+def calls_in_words(way: str) -> str:
+    """Return the arguments that a module may take by a word of --as, as text.
 
-    >>> calls_of("add")
+    >>> calls_in_words("add")
     '(x) or (x, positions)'
     """
     return " or ".join(f"({', '.join(words)})" for words in WAYS[way])
 
 
-class Unbound(ValueError):
+class UnknownArguments(ValueError):
     """A module whose required arguments are not those of a way to call it."""
 
 
-def forms(module: nn.Module, way: str) -> Iterator[Form]:
+def possible_forms(module: nn.Module, way: str) -> Iterator[Form]:
     """Yield the call of `way`, in each layout of its content and positions.
 
-    Required arguments that all have names of WORDS get what the names say, and any others get what
-    their number says. Raises: Unbound, with the calls of this way.
+    If all required arguments have names of _SELF_EXPLAINING_NAMES, each gets what its name says. If
+    not, they get the values of the call in WAYS that has as many arguments.
+
+    Raises: UnknownArguments, with the calls of this way.
     """
     parameters = inspect.signature(module.forward).parameters.values()
-    plain = [p for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
-    required = [p for p in plain if p.default is p.empty]
+    named = [p for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
+    required = [p for p in named if p.default is p.empty]
     names = tuple(p.name for p in required)
     in_order: tuple[str, ...] = ()
     by_name: tuple[str, ...] = ()
-    if names and WORDS.issuperset(names):
+    if names and _SELF_EXPLAINING_NAMES.issuperset(names):
         by_name = names
     else:
-        in_order = _in_order(required, way)
-    optional = {p.name for p in plain if p.default is not p.empty}
+        in_order = _words_in_order(required, way)
+    optional = {p.name for p in named if p.default is not p.empty}
     by_name += tuple(word for word in ("positions", "dtype") if word in optional)
     may_count = "positions" in optional or "positions" not in (*in_order, *by_name)
     flats = (True, False) if "positions" in (*in_order, *by_name) else (True,)
-    for content, flat in product(CONTENTS.get(way, ("bnw",)), flats):
-        yield Form(in_order, by_name, may_count, ON_REQUEST & optional, content, flat)
+    for content, flat in product(_CONTENT_SHAPES.get(way, ("bnw",)), flats):
+        yield Form(in_order, by_name, may_count, _OPTIONAL_NAMES & optional, content, flat)
 
 
-def _in_order(required: list[inspect.Parameter], way: str) -> tuple[str, ...]:
-    """Return what as many required arguments get in the calls of `way`. Raises: Unbound."""
+def _words_in_order(required: list[inspect.Parameter], way: str) -> tuple[str, ...]:
+    """Return the call in WAYS[way] that has as many arguments as are required.
+
+    Raises: UnknownArguments if there is none, or if an argument cannot be given by place.
+    """
     by_place = not any(p.kind is p.KEYWORD_ONLY for p in required)
     for words in WAYS[way]:
         if len(words) == len(required) and by_place:
             return words
     takes = ", ".join(p.name for p in required)
-    raise Unbound(f"it takes ({takes}), and --as {way} calls {calls_of(way)}")
+    raise UnknownArguments(f"it takes ({takes}), and --as {way} calls {calls_in_words(way)}")

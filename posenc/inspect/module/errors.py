@@ -1,4 +1,4 @@
-"""Measure a module's errors: in radians, in logits by row, or in fractions of a row."""
+"""Measure how far results of a module are from those they should be."""
 
 from dataclasses import dataclass
 
@@ -7,16 +7,17 @@ from torch import Tensor
 
 from posenc.inspect.module.view import Kind
 
-QUERIES = 16
+_QUERIES = 16
 """Rows of a bias that are checked, spread over all."""
 
 
 @dataclass(frozen=True)
-class Error:
-    """The error of each position, in the units of `bound`; `said` describes the largest."""
+class RowErrors:
+    """The error of each position, or of each query of a bias, in the units of `measure_errors`.
+    description: the largest in words, "0.004 rad"."""
 
     by_row: Tensor
-    said: str
+    description: str
 
     @property
     def worst(self) -> float:
@@ -24,14 +25,16 @@ class Error:
         return self.by_row.max().item()
 
 
-def bound(dtype: torch.dtype) -> float:
+def allowed_error(dtype: torch.dtype) -> float:
     """Return the error allowed in `dtype`: a few roundings of elements of size one."""
+    # Four roundings: chosen, not derived.
     return 4 * torch.finfo(dtype).eps
 
 
-def error(kind: Kind, got: Tensor, want: Tensor) -> Error:
-    """Return the error: for rotations, angles in radians and relative lengths; for values, relative
-    to their row's largest.
+def measure_errors(kind: Kind, got: Tensor, want: Tensor) -> RowErrors:
+    """Return the error of each position of `got`. For rotations it is the larger of the angle in
+    radians and the logarithm of the ratio of lengths, for values the difference relative to the
+    largest of the row in `want`.
 
     For biases it is |got - want| / (1 + |want|), both relative to the row's largest, because a
     softmax sees only differences within a row, and far smaller logits have no weight.
@@ -41,17 +44,21 @@ def error(kind: Kind, got: Tensor, want: Tensor) -> Error:
     if kind == "rotation":
         angle = (got * want.conj()).angle().abs()
         by_row = torch.maximum(angle, (got.abs() / want.abs()).log().abs()).amax(-1)
-        return Error(by_row, f"{by_row.max():.2g} rad")
+        return RowErrors(by_row, f"{by_row.max():.2g} rad")
     if kind == "bias":
-        return _of_bias(got, want)
-    scale = want.abs().amax(-1).clamp(min=1e-30)
+        return _bias_error(got, want)
+    scale = want.abs().amax(-1).clamp(min=1e-30)  # a row may be all zeros
     by_row = (got - want).abs().amax(-1) / scale
-    return Error(by_row, f"{by_row.max():.2g} of a row's largest")
+    return RowErrors(by_row, f"{by_row.max():.2g} of a row's largest")
 
 
-def below_largest(bias: Tensor, queries: Tensor, later: float = 0.0) -> Tensor:
-    """Return the bias of past keys minus the row's largest, (heads, queries, keys); `later`
-    beyond."""
+def logits_below_largest(bias: Tensor, queries: Tensor, later: float = 0.0) -> Tensor:
+    """Return the bias of keys up to each query minus the largest in its row, (heads, queries,
+    keys).
+
+    bias: (heads, queries, keys), or (heads, 1, keys) with one row for all queries. queries: the
+    rows to return. later: the value for later keys, and for those that the bias hides.
+    """
     keys = torch.arange(bias.shape[-1])
     shown = bias.expand(-1, len(queries), -1) if bias.shape[1] == 1 else bias[:, queries]
     past = (keys <= queries[:, None]) & shown.isfinite()
@@ -59,31 +66,40 @@ def below_largest(bias: Tensor, queries: Tensor, later: float = 0.0) -> Tensor:
     return (hidden - hidden.amax(-1, keepdim=True)).masked_fill(~past, later)
 
 
-def _of_bias(got: Tensor, want: Tensor) -> Error:
-    """Return the error of a bias, see `error`, and how far it moves weights of a softmax."""
+def _bias_error(got: Tensor, want: Tensor) -> RowErrors:
+    """Return the errors of a bias as `measure_errors` defines them; the description adds how far
+    they move the weights of a softmax, at most."""
     keys = want.shape[-1]  # queries are spread over all, the last among them
-    queries = torch.linspace(keys - 1, max(1, keys // QUERIES), QUERIES).long().unique()
+    queries = torch.linspace(keys - 1, max(1, keys // _QUERIES), _QUERIES).long().unique()
     if got.isnan().any():
-        return Error(torch.full((len(queries),), torch.nan), "NaN")
-    inexact, exact = below_largest(got, queries), below_largest(want, queries)
+        return RowErrors(torch.full((len(queries),), torch.nan), "NaN")
+    inexact, exact = logits_below_largest(got, queries), logits_below_largest(want, queries)
     logits = (inexact - exact).abs()
     shares = logits / (1 + exact.abs())
-    weights = [below_largest(b, queries, -torch.inf).softmax(-1) for b in (got, want)]
+    weights = [logits_below_largest(b, queries, -torch.inf).softmax(-1) for b in (got, want)]
     moved = (weights[0] - weights[1]).abs().sum(-1).max() / 2
     worst = logits.flatten()[shares.argmax()]
-    return Error(shares.amax((0, 2)), f"{worst:.2g} logits within a row, weights by {moved:.2g}")
+    return RowErrors(
+        shares.amax((0, 2)), f"{worst:.2g} logits within a row, weights by {moved:.2g}"
+    )
 
 
-def in_head(errors: Tensor) -> str:
-    """Return in which head the largest error is; "" if there is one head. errors: (..., heads,
-    pairs)."""
+def worst_head_in_words(errors: Tensor) -> str:
+    """Return the head with the largest error as text: " in head 2 of 8", counted from 0; "" if
+    there is one head.
+
+    errors: (..., heads, pairs).
+    """
     heads = errors.movedim(-2, 0).flatten(1).amax(-1)
     return f" in head {int(heads.argmax())} of {len(heads)}" if len(heads) > 1 else ""
 
 
-def distinct(kind: Kind, seen: Tensor, dtype: torch.dtype | None = None) -> tuple[int, int]:
-    """Count the different values that positions have (of a bias: distances, in the head with most),
-    and the positions. dtype: compare after rounding to it."""
+def count_distinct(kind: Kind, seen: Tensor, dtype: torch.dtype | None = None) -> tuple[int, int]:
+    """Return how many positions (of a bias: distances, in the head with most) differ in their
+    values, and how many positions there are: (1000, 1024).
+
+    seen: what View.read returns. dtype: compare after rounding to it.
+    """
     if kind == "bias":
         row = seen[:, -1]
         row = row if dtype is None else row.to(dtype)

@@ -15,10 +15,11 @@ from posenc.encodings import load_object
 from posenc.report.page.failure import one_line
 
 
-class Function(nn.Module):
+class FunctionModule(nn.Module):
     """A function as a module; `forward` is the function, so that its arguments keep their names.
 
-    held: the modules among the globals that the function names, so that a cast reaches them.
+    held_modules: the modules among the globals that the function uses, so that .bfloat16() casts
+    them, too.
     """
 
     def __init__(self, function: Callable[..., Any]) -> None:
@@ -26,7 +27,7 @@ class Function(nn.Module):
         self.forward = function
         names = getattr(getattr(function, "__code__", None), "co_names", ())
         known = getattr(function, "__globals__", {})
-        self.held = nn.ModuleList(
+        self.held_modules = nn.ModuleList(
             known[name] for name in names if isinstance(known.get(name), nn.Module)
         )
 
@@ -51,8 +52,9 @@ def parse_arguments(arguments: Sequence[str]) -> dict[str, Any]:
     return options
 
 
-def load(path: str, options: Mapping[str, Any]) -> Callable[[], nn.Module]:
-    """Import "package.module:NAME" or "file.py:NAME", and return a maker of fresh copies.
+def load_maker(path: str, options: Mapping[str, Any]) -> Callable[[], nn.Module]:
+    """Import "package.module:NAME" or "file.py:NAME", and return a function that makes new copies
+    of it.
 
     A class is built with `options`, and so is a function that makes a module or a function: it is
     called with `options` where there are any. Any other function is taken as it is; its file is run
@@ -61,72 +63,82 @@ def load(path: str, options: Mapping[str, Any]) -> Callable[[], nn.Module]:
 
     Raises: ValueError for a path or an argument that does not work.
     """
-    named = imported(path)
+    named = import_named(path)
     if isinstance(named, nn.Module):
         if options:
             raise ValueError(f"{path}: is built already; --arg is for a class.")
         return lambda: copy.deepcopy(named).eval()
     if isinstance(named, type) or (options and callable(named)):
-        return lambda: _built(path, named, options)
+        return lambda: _build_module(path, named, options)
     if not callable(named):
-        raise ValueError(f"{path}: must be a class, a module or a function, not {_kind_of(named)}.")
-    return lambda: Function(_run_again(path)).eval()
+        raise ValueError(
+            f"{path}: must be a class, a module or a function, not {_type_in_words(named)}."
+        )
+    return lambda: FunctionModule(_import_again(path)).eval()
 
 
-def imported(path: str) -> Any:
+def import_named(path: str) -> Any:
     """Import "package.module:NAME", or "file.py:NAME" with or without quotes around the file.
 
     Raises: ValueError with the reason.
     """
-    where, colon, attribute = path.rpartition(":")
+    source, colon, attribute = path.rpartition(":")
     if not colon:
         raise ValueError(f"{path!r}: name a class or function, as in file.py:NAME or package:NAME.")
     try:
-        return load_object(where.strip("'\""), attribute)
+        return load_object(source.strip("'\""), attribute)
     except (ValueError, AttributeError) as error:
         why = str(error).rstrip(".")
         raise ValueError(f"{path}: cannot be imported ({why}).") from error
 
 
-def _run_again(path: str) -> Any:
-    """Import the function again; a file is run again, a package is not."""
+def _import_again(path: str) -> Any:
+    """Import the function once more. A file is executed again, so that its globals are as new; a
+    package is not."""
     if path.rpartition(":")[0].strip("'\"").endswith(".py"):
-        sys.modules.pop(imported(path).__module__, None)
-    with _same_weights():
-        return imported(path)
+        sys.modules.pop(import_named(path).__module__, None)
+    with _fixed_seed():
+        return import_named(path)
 
 
 @contextmanager
-def _same_weights() -> Iterator[None]:
-    """Draw the same random numbers as for every other copy, and leave those of calls as they
-    are."""
+def _fixed_seed() -> Iterator[None]:
+    """Seed torch with 0 inside the block, so that all copies get the same weights; restore its
+    random state after it."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         yield
 
 
-def _built(path: str, made_by: Callable[..., Any], options: Mapping[str, Any]) -> nn.Module:
-    """Build the module, in evaluation mode. Raises: ValueError for arguments that it refuses."""
+def _build_module(
+    path: str, constructor: Callable[..., Any], options: Mapping[str, Any]
+) -> nn.Module:
+    """Call the constructor with the options, and return the module that it makes, in evaluation
+    mode.
+
+    Raises: ValueError for arguments that it refuses, or if it makes no module or function.
+    """
     try:
-        with _same_weights():
-            built = made_by(**_with_config(options))
+        with _fixed_seed():
+            built = constructor(**_with_transformers_config(options))
     except Exception as error:  # a foreign constructor: any exception is its refusal
         raise ValueError(
             f"{path}: refuses these arguments: {one_line(error).rstrip('.')}. It takes "
-            f"{_parameters(made_by)}; give each as --arg name=value."
+            f"{_signature_in_words(constructor)}; give each as --arg name=value."
         ) from error
     if isinstance(built, nn.Module):
         return built.eval()
     if callable(built):
-        return Function(built).eval()
+        return FunctionModule(built).eval()
     raise ValueError(
-        f"{path}: must make a torch module or a function, made {_kind_of(built)}. "
+        f"{path}: must make a torch module or a function, made {_type_in_words(built)}. "
         "What is called at each position takes no --arg."
     )
 
 
-def _with_config(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Make transformers' config object of a config that is given as a dict with a model_type."""
+def _with_transformers_config(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options; a `config` that is a dict with a model_type becomes the config object of
+    transformers."""
     config = options.get("config")
     if not isinstance(config, dict) or "model_type" not in config:
         return dict(options)
@@ -136,14 +148,14 @@ def _with_config(options: Mapping[str, Any]) -> dict[str, Any]:
     return {**options, "config": AutoConfig.for_model(config["model_type"], **fields)}
 
 
-def _kind_of(thing: Any) -> str:
-    """Return the type of a thing in words: "a Linear"."""
+def _type_in_words(thing: Any) -> str:
+    """Return the type of an object with its article: "a Linear"."""
     return f"a {type(thing).__name__}"
 
 
-def _parameters(made_by: Any) -> str:
-    """Return the signature of what makes the module, for a message."""
+def _signature_in_words(constructor: Any) -> str:
+    """Return the signature of a constructor, for a message: "(dim, base=10000)"."""
     try:
-        return str(inspect.signature(made_by))
+        return str(inspect.signature(constructor))
     except (TypeError, ValueError):
         return "arguments that Python cannot list"

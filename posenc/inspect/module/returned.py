@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 
 
-def tensors(returned: Any) -> list[Tensor]:
-    """Return every floating or complex tensor with two axes or more in a module's result."""
+def floating_tensors(returned: Any) -> list[Tensor]:
+    """Return every floating or complex tensor with two axes or more in a module's result, which may
+    nest tuples, lists, mappings and dataclasses."""
     if isinstance(returned, Tensor):
         numbers = returned.is_floating_point() or returned.is_complex()
         return [returned.detach()] if numbers and returned.ndim >= 2 else []
@@ -18,12 +19,13 @@ def tensors(returned: Any) -> list[Tensor]:
     if isinstance(returned, Mapping):
         returned = list(returned.values())
     if isinstance(returned, (tuple, list)):
-        return [tensor for part in returned for tensor in tensors(part)]
+        return [tensor for part in returned for tensor in floating_tensors(part)]
     return []
 
 
 def position_axes(short: Tensor, long: Tensor, counts: tuple[int, int]) -> tuple[int, ...]:
-    """Return the axes, counted from the last, whose sizes are the two counts of positions."""
+    """Return the axes, as negative numbers, whose sizes are counts[0] in `short` and counts[1] in
+    `long`: these tensors were returned for so many positions."""
     if short.ndim != long.ndim:
         return ()
     return tuple(
@@ -31,19 +33,21 @@ def position_axes(short: Tensor, long: Tensor, counts: tuple[int, int]) -> tuple
     )
 
 
-def rows(tensor: Tensor, axis: int) -> Tensor:
-    """Return (positions, features) of the batch's first row; the features of all heads."""
+def rows_by_position(tensor: Tensor, axis: int) -> Tensor:
+    """Reshape a tensor, of a batch of one, to (positions, features): `axis` comes first, and all
+    others are flattened."""
     moved = tensor.movedim(axis, 0)
     return moved.reshape(len(moved), -1)
 
 
-def channels(tensor: Tensor, axis: int) -> Tensor:
-    """Return (positions, heads, channels), for results in the shape of queries."""
+def channels_by_position(tensor: Tensor, axis: int) -> Tensor:
+    """Reshape a tensor in the shape of queries, of a batch of one, to (positions, heads, channels):
+    `axis` is that of positions."""
     moved = tensor.movedim(axis, 0)
     return moved.reshape(len(moved), -1, moved.shape[-1])
 
 
-def matrix(tensor: Tensor, axes: tuple[int, ...]) -> Tensor:
+def bias_matrix(tensor: Tensor, axes: tuple[int, ...]) -> Tensor:
     """Reorder a tensor whose axes of positions are `axes` to (heads, queries, keys); with one
     such axis every query gets the same row of keys."""
     if len(axes) == 1:
@@ -53,24 +57,28 @@ def matrix(tensor: Tensor, axes: tuple[int, ...]) -> Tensor:
     return moved.reshape(-1, *moved.shape[-2:])
 
 
-def wide(tensor: Tensor) -> Tensor:
-    """Convert to float64 or complex128, where differences are exact."""
+def to_double_precision(tensor: Tensor) -> Tensor:
+    """Convert to float64 or complex128, so that subtracting adds no error of its own."""
     return tensor.to(torch.complex128) if tensor.is_complex() else tensor.double()
 
 
-def gap(a: Tensor, b: Tensor) -> Tensor:
-    """Return |a - b|. Equal infinities (hidden keys) give 0; NaN stays NaN."""
-    a, b = wide(a), wide(b)
+def absolute_difference(a: Tensor, b: Tensor) -> Tensor:
+    """Return |a - b| element by element. Equal infinities (hidden keys) give 0; NaN stays NaN."""
+    a, b = to_double_precision(a), to_double_precision(b)
     return torch.where(a == b, 0.0, (a - b).abs())
 
 
-def size(a: Tensor) -> float:
-    """Return the largest finite magnitude."""
-    finite = wide(a).abs()[torch.isfinite(wide(a).abs())]
+def largest_magnitude(a: Tensor) -> float:
+    """Return the largest finite magnitude in a tensor; 0 if it has no finite number."""
+    magnitudes = to_double_precision(a).abs()
+    finite = magnitudes[magnitudes.isfinite()]
     return finite.max().item() if len(finite) else 0.0
 
 
-def same(a: Tensor, b: Tensor, close: float) -> bool:
-    """Return True if a and b differ by less than `close` of the largest magnitude; NaN never is the
-    same."""
-    return a.shape == b.shape and bool((gap(a, b) <= close * max(size(b), 1e-30)).all())
+def are_close(a: Tensor, b: Tensor, close: float) -> bool:
+    """Return True if a and b have one shape and differ nowhere by more than `close` times the
+    largest magnitude in b; False if either has NaN."""
+    if a.shape != b.shape:
+        return False
+    allowed = close * max(largest_magnitude(b), 1e-30)
+    return bool((absolute_difference(a, b) <= allowed).all())

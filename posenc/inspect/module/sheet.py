@@ -11,34 +11,34 @@ from typing import Any
 import torch
 
 from posenc.arguments import answered
-from posenc.inspect.module.call import HEADS, RETURNS, WAYS, WIDTH, calls_of
+from posenc.inspect.module.call import HEADS, RETURNS, WAYS, WIDTH, calls_in_words
 from posenc.inspect.module.checks import calls, compiled, precision, rotation, slopes
-from posenc.inspect.module.load import load, parse_arguments
-from posenc.inspect.module.subject import ADAPTER, Measured, Subject, find_subject
+from posenc.inspect.module.load import load_maker, parse_arguments
+from posenc.inspect.module.subject import ADAPTER, Finding, Subject, find_subject
 from posenc.report.page.console import print_table, stdout
 from posenc.report.page.failure import one_line
 from posenc.report.page.progress import tell
 
-CHECKS: dict[str, Callable[[Subject], Measured]] = {
-    "position 0 leaves content as it is": rotation.position_zero,
-    "pairs of channels are rotated": rotation.pairs,
-    "scores depend on distance only": rotation.shift,
-    "frequencies are those of its base and width": rotation.frequencies,
-    "keys before a query differ by distance": slopes.past,
-    "what it is given stays as it is": calls.untouched,
-    "positions stay distinct": precision.apart,
-    "bfloat16 activations keep positions": precision.activations,
-    "module.bfloat16() keeps positions": precision.cast,
-    "earlier calls leave no trace": calls.history,
-    "a position keeps its values as the sequence grows": calls.growth,
-    "a token alone is the token in its sequence": calls.alone,
-    "queries and keys are rotated alike": calls.sides,
-    "a row does not depend on the batch's farthest": calls.other_rows,
-    "its own start moves its positions": calls.own_start,
-    "positions are right as far as it states": precision.reach,
-    "it runs beyond its length if it claims to": precision.beyond,
-    "slopes of ALiBi are the authors'": slopes.slopes,
-    "one compiled graph works for all lengths": compiled.one_graph,
+CHECKS: dict[str, Callable[[Subject], Finding]] = {  # in the order of the table
+    "position 0 leaves content as it is": rotation.judge_position_zero,
+    "pairs of channels are rotated": rotation.judge_rotation_of_pairs,
+    "scores depend on distance only": rotation.judge_shifted_scores,
+    "frequencies are those of its base and width": rotation.judge_frequencies,
+    "keys before a query differ by distance": slopes.judge_past_keys,
+    "what it is given stays as it is": calls.judge_writes_into_arguments,
+    "positions stay distinct": precision.judge_distinct_positions,
+    "bfloat16 activations keep positions": precision.judge_bfloat16_activations,
+    "module.bfloat16() keeps positions": precision.judge_bfloat16_module,
+    "earlier calls leave no trace": calls.judge_repeated_calls,
+    "a position keeps its values as the sequence grows": calls.judge_growing_length,
+    "a token alone is the token in its sequence": calls.judge_single_token,
+    "queries and keys are rotated alike": calls.judge_queries_against_keys,
+    "a row does not depend on the batch's farthest": calls.judge_batch_rows,
+    "its own start moves its positions": calls.judge_start_arguments,
+    "positions are right as far as it states": precision.judge_far_positions,
+    "it runs beyond its length if it claims to": precision.judge_promised_length,
+    "slopes of ALiBi are the authors'": slopes.judge_slopes,
+    "one compiled graph works for all lengths": compiled.judge_compiled_graphs,
 }
 
 
@@ -63,7 +63,7 @@ class ModuleSheet:
 
     @property
     def wrong(self) -> list[Verdict]:
-        """Return the checks that fail."""
+        """Return the verdicts of the checks that fail."""
         return [verdict for verdict in self.checks if verdict.holds is False]
 
     @property
@@ -104,23 +104,28 @@ def measure_module(
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # other people's deprecations
-        fresh = load(path, arguments or {})
+        fresh = load_maker(path, arguments or {})
         constructor_arguments = dict(arguments or {})
         name = path.rpartition(":")[2]
-        way = _way(way, path, name)
+        way = _resolve_way(way, path, name)
         subject = find_subject(fresh, way, name, width, heads, constructor_arguments)
         called_as = name + subject.form.name
-        shows = _SHOWS[subject.view.how]
-        return ModuleSheet(name, called_as, shows, subject.length, verdicts(subject))
+        shows = _RESULT_IN_WORDS[subject.view.how]
+        return ModuleSheet(name, called_as, shows, subject.length, judge_subject(subject))
 
 
-def _way(given: str | None, path: str, name: str) -> str:
-    """Return the word of --as. Raises: ValueError with all of them, and how to write an adapter."""
+def _resolve_way(given: str | None, path: str, name: str) -> str:
+    """Return the word of --as: `given`, or without it the `name` of the function if it is one.
+
+    Raises: ValueError with all words, and how to write an adapter.
+    """
     if given in WAYS:
         return given
     if given is None and name.replace("_", "-") in WAYS:
         return name.replace("_", "-")
-    calls = "; ".join(f"--as {word}: {calls_of(word)} returns {RETURNS[word]}" for word in WAYS)
+    calls = "; ".join(
+        f"--as {word}: {calls_in_words(word)} returns {RETURNS[word]}" for word in WAYS
+    )
     came = f", got {given!r}" if given is not None else ""
     raise ValueError(
         f"say what {name} returns by --as{came}, as in `posenc inspect module {shlex.quote(path)} "
@@ -129,7 +134,7 @@ def _way(given: str | None, path: str, name: str) -> str:
     )
 
 
-_SHOWS = {
+_RESULT_IN_WORDS = {
     "rotated content": "rotated queries or keys",
     "sinusoids": "sines and cosines of positions",
     "cos and sin": "cosines and sines of angles",
@@ -140,18 +145,19 @@ _SHOWS = {
 
 
 @torch.no_grad()
-def verdicts(subject: Subject) -> list[Verdict]:
-    """Check what every encoding of posenc must satisfy, as far as the module's form allows."""
+def judge_subject(subject: Subject) -> list[Verdict]:
+    """Return a verdict for each of CHECKS; where the module ignores the positions that it is given,
+    one that says so, and the others as not applicable."""
     used = "positions that it takes are used"
     if subject.ignores:
         alike = f"{subject.form.name} gives the same wherever its tokens are"
         unknown = [Verdict(check, None, "its positions change nothing") for check in CHECKS]
         return [Verdict(used, False, alike), *unknown]
-    return [_verdict(check, subject) for check in CHECKS]
+    return [_run_check(check, subject) for check in CHECKS]
 
 
-def _verdict(check: str, subject: Subject) -> Verdict:
-    """Run one check, and put its result into a verdict."""
+def _run_check(check: str, subject: Subject) -> Verdict:
+    """Return the verdict of one of CHECKS; the error as its text if the check raises one."""
     try:
         return Verdict(check, *CHECKS[check](subject))
     except Exception as error:  # foreign code: any exception is the finding
@@ -179,7 +185,7 @@ def run(
         return
     words = {True: "yes", False: "no", None: "–"}
     rows = [(verdict.check, words[verdict.holds], verdict.measured) for verdict in sheet.checks]
-    console = stdout(140)
+    console = stdout(140)  # columns where stdout is no terminal
     console.print(sheet.answer, markup=False, highlight=False)
     title = f"{path}, called as {sheet.called_as}, {sheet.length:,} tokens"
     console.print(title, markup=False, highlight=False, style="dim")

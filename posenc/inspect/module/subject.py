@@ -9,26 +9,46 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from posenc.inspect.module.call import HEADS, RETURNS, WAYS, WIDTH, Form, Inputs, Unbound, forms
-from posenc.inspect.module.load import Function
-from posenc.inspect.module.returned import gap, position_axes, rows, same, tensors
-from posenc.inspect.module.view import CLOSE, Unfit, View, find_view
+from posenc.inspect.module.call import (
+    HEADS,
+    RETURNS,
+    WAYS,
+    WIDTH,
+    Form,
+    Inputs,
+    UnknownArguments,
+    possible_forms,
+)
+from posenc.inspect.module.load import FunctionModule
+from posenc.inspect.module.returned import (
+    absolute_difference,
+    are_close,
+    floating_tensors,
+    position_axes,
+    rows_by_position,
+)
+from posenc.inspect.module.view import CLOSE, UnfitCall, View, find_view
 from posenc.report.page.failure import one_line
 
-Measured = tuple[bool | None, str]
-"""True if a property holds (None: it does not apply), and the numbers."""
+Finding = tuple[bool | None, str]
+"""What a check returns: True if a property holds (None: it does not apply), and the measured
+numbers in words."""
 
 
-LONGEST = 4096
+_LONGEST = 4096
+"""Tokens of the longest sequence that the checks use; chosen, not derived."""
 SLOW = 0.3
 """If a call takes longer, in seconds, no longer sequence is tried."""
-MOST_NUMBERS = 2**23
-_STATED = tuple(
+_MOST_NUMBERS = 2**23
+"""Numbers of the largest bias that is tried, 64 MiB in float64; other results may have twice as
+many."""
+_STATED_NAMES = tuple(
     "max_position_embeddings max_positions max_seq_len max_seq_len_cached "
     "max_sequence_length max_seqlen max_length max_len num_positions num_embeddings".split()
 )
-_COUNTS = (7, 11, 13, 17)
-"""Lengths; two that no other axis has, so that axes of positions can be recognized."""
+_LENGTHS_TRIED = (7, 11, 13, 17)
+"""Lengths of calls; the first two that are neither width nor heads are used, so that axes of
+positions can be recognized by their size."""
 
 ADAPTER = (
     r"printf 'import torch\ndef cos_sin(x, positions):\n a = positions[:, None] / 1e4 ** "
@@ -38,12 +58,12 @@ ADAPTER = (
 """A line that writes an adapter and inspects it."""
 
 
-class Mixes(Unfit):
-    """The module mixes tokens."""
+class MixesTokens(UnfitCall):
+    """The module computes the result of one token from other tokens."""
 
 
-class CountsHeads(Unfit):
-    """The module counts positions along the heads."""
+class CountsHeads(UnfitCall):
+    """The module takes the axis of heads for that of positions."""
 
 
 @dataclass(frozen=True)
@@ -56,9 +76,12 @@ class Limit:
 
 @dataclass(frozen=True)
 class Subject:
-    """A module under test. fresh: makes an unused copy. way: the word of --as. length: number of
-    tokens in the checks. stated: number of positions that it claims, or None. ignores: True if the
-    positions that it is given change nothing. given: the arguments of its constructor.
+    """A module under test, and how it is called and read.
+
+    fresh: makes an unused copy. way: the word of --as. width, heads: sizes of what it is given.
+    length: number of tokens in the checks. limit: where it refuses more, if it does. stated: number
+    of positions that it claims, or None. ignores: True if the positions that it is given change
+    nothing. constructor_arguments: as the user gave them.
     """
 
     module: nn.Module
@@ -68,34 +91,42 @@ class Subject:
     view: View
     width: int = WIDTH
     heads: int = HEADS
-    length: int = LONGEST
+    length: int = _LONGEST
     limit: Limit | None = None
     stated: int | None = None
     ignores: bool = False
-    given: Mapping[str, Any] = field(default_factory=dict)
+    constructor_arguments: Mapping[str, Any] = field(default_factory=dict)
 
-    def inputs(self, positions: Tensor | int, **given: Any) -> Inputs:
-        """Return the inputs of a call at these positions, or at the first `positions` ones."""
+    def make_inputs(self, positions: Tensor | int, **given: Any) -> Inputs:
+        """Return the inputs of a call at these positions, or at 0 to positions - 1 for a number.
+
+        given: other fields of Inputs.
+        """
         if isinstance(positions, int):
             positions = torch.arange(positions)
         given = {"probe": self.view.probe, **given}
         return Inputs(positions, self.width, heads=self.heads, **given)
 
-    def see(
+    def read_result(
         self,
         inputs: Inputs,
         module: nn.Module | None = None,
         form: Form | None = None,
         row: int = 0,
     ) -> Tensor:
-        """Return the module's result for these inputs, from a fresh copy unless one is given."""
+        """Return the module's result for these inputs as View.read reads it.
+
+        module: the copy to call; None for an unused one. form: how to call it; None for
+        `self.form`. row: of the batch.
+        """
         returned = (form or self.form).call(self.fresh() if module is None else module, inputs)
         return self.view.read(returned, inputs.batch, row)
 
 
-def modules_of(module: nn.Module) -> Iterator[nn.Module]:
-    """Yield the module and those inside it, but the shell of a function."""
-    shells = Function | nn.ModuleList
+def own_modules(module: nn.Module) -> Iterator[nn.Module]:
+    """Yield the module and those inside it, without those that only hold others: FunctionModule,
+    which wraps a plain function, and ModuleList."""
+    shells = FunctionModule | nn.ModuleList
     return (part for part in module.modules() if not isinstance(part, shells))
 
 
@@ -105,9 +136,13 @@ def find_subject(
     name: str = "",
     width: int = WIDTH,
     heads: int = HEADS,
-    given: Mapping[str, Any] | None = None,
+    constructor_arguments: Mapping[str, Any] | None = None,
 ) -> Subject:
-    """Call a module in a way, in the first layout in which its result depends on positions.
+    """Return the module as a subject of checks, called in the first form of `way` in which its
+    result depends on positions.
+
+    fresh: builds the module. way: the word of --as. name: of the module, for a message.
+    constructor_arguments: what `fresh` passes to the constructor.
 
     Raises: ValueError with what was tried and two ways out.
     """
@@ -115,20 +150,20 @@ def find_subject(
     module = fresh()
     name = name or type(module).__name__
     try:
-        for form in forms(module, way):
+        for form in possible_forms(module, way):
             try:
-                subject = _proved(fresh, way, form, width, heads)
-            except (Mixes, CountsHeads) as unfit:
+                subject = _prove_subject(fresh, way, form, width, heads)
+            except (MixesTokens, CountsHeads) as unfit:
                 tried = {form.name: str(unfit)}
                 break
-            except Unfit as unfit:
+            except UnfitCall as unfit:
                 tried[form.name] = str(unfit)
             except Exception as error:  # a call that does not fit may fail in any way
                 tried.setdefault(form.name, one_line(error))
             else:
-                subject = replace(subject, given=given or {})
-                return subject if subject.ignores else with_length(subject)
-    except Unbound as unbound:
+                subject = replace(subject, constructor_arguments=constructor_arguments or {})
+                return subject if subject.ignores else with_longest_length(subject)
+    except UnknownArguments as unbound:
         reason = str(unbound)
     else:
         reason = f"--as {way} calls " + "; ".join(f"{form}: {why}" for form, why in tried.items())
@@ -140,7 +175,7 @@ def find_subject(
     )
 
 
-def _proved(
+def _prove_subject(
     fresh: Callable[[], nn.Module], way: str, form: Form, width: int, heads: int
 ) -> Subject:
     """Return the module as a subject of checks, called in this form, if it can be judged so.
@@ -149,70 +184,84 @@ def _proved(
     positions, no NaN, and the same for the same input; and positions must change what it returns.
 
     fresh: builds the module. way: what --as says that it returns. form: how it is called.
-    Raises: Unfit, with the first of these that fails.
+    Raises: UnfitCall, with the first of these that fails.
     """
-    few, many, *_ = (n for n in _COUNTS if n not in (width, heads))
+    few, many, *_ = (n for n in _LENGTHS_TRIED if n not in (width, heads))
 
     def run(inputs: Inputs) -> Any:
         return form.call(fresh(), replace(inputs, heads=heads))
 
-    axes = _axes_of_results(run, width, (few, many))
+    axes = _find_position_axes(run, width, (few, many))
 
     def see(**changes: Any) -> list[Tensor]:
         """Return the tensors with an axis of positions, of a call with `changes` of its inputs."""
-        parts = tensors(run(replace(Inputs(torch.arange(many), width), **changes)))
+        parts = floating_tensors(run(replace(Inputs(torch.arange(many), width), **changes)))
         return [part for part, has_positions in zip(parts, axes, strict=True) if has_positions]
 
     plain = see()
-    _refuse_chance(plain, see)
+    _refuse_random_results(plain, see)
     axes_seen = [part_axes for part_axes in axes if part_axes]
-    _refuse_mixing(form, plain, axes_seen, see, many)
-    if not _any_place_differs(plain, axes_seen):
-        _refuse_heads(form, plain)
-        raise Unfit("no position reaches what it returns: equal tokens get equal rows")
+    _refuse_mixing_tokens(form, plain, axes_seen, see, many)
+    if not _depends_on_place(plain, axes_seen):
+        _refuse_counting_heads(form, plain)
+        raise UnfitCall("no position reaches what it returns: equal tokens get equal rows")
     ignores = False
-    if form.places_tokens:
+    if form.takes_positions:
         spread = see(positions=2 * torch.arange(many))
         ignores = not any(_differ(a, b) for a, b in zip(spread, plain, strict=True))
     view = find_view(run, way, form, width, axes)
     module = fresh()
-    stated = stated_positions(module)
+    stated = stated_max_positions(module)
     return Subject(module, fresh, way, form, view, width, heads, stated=stated, ignores=ignores)
 
 
-def _axes_of_results(
+def _find_position_axes(
     run: Callable[[Inputs], Any], width: int, counts: tuple[int, int]
 ) -> list[tuple[int, ...]]:
-    """Return the axes of positions of each tensor that is returned, from calls with two counts."""
-    short, long = (tensors(run(Inputs(torch.arange(count), width))) for count in counts)
+    """Return the axes of positions of each tensor that the module returns: those whose size follows
+    the number of positions in two calls, with counts[0] and counts[1].
+
+    Raises: UnfitCall if there is no such axis.
+    """
+    short, long = (floating_tensors(run(Inputs(torch.arange(count), width))) for count in counts)
     if len(short) != len(long) or not long:
-        raise Unfit("returns no tensor of floating point")
+        raise UnfitCall("returns no tensor of floating point")
     axes = [position_axes(a, b, counts) for a, b in zip(short, long, strict=True)]
     if not any(axes):
-        raise Unfit("returns nothing with an axis of positions")
+        raise UnfitCall("returns nothing with an axis of positions")
     return axes
 
 
-def _refuse_chance(plain: list[Tensor], see: Callable[[], list[Tensor]]) -> None:
-    """Refuse NaN, and results that change from one call to the same call again."""
+def _refuse_random_results(plain: list[Tensor], see: Callable[[], list[Tensor]]) -> None:
+    """Raise UnfitCall for NaN in the results `plain`, and if `see`, the same call again, returns
+    others."""
     if any(t.isnan().any() for t in plain):
-        raise Unfit("returns NaN")
+        raise UnfitCall("returns NaN")
     if any(not torch.equal(a, b) for a, b in zip(plain, see(), strict=True)):
-        raise Unfit("gives another result for the same call: it is random, or keeps count outside")
+        raise UnfitCall(
+            "gives another result for the same call: it is random, or keeps count outside"
+        )
 
 
-def _any_place_differs(parts: list[Tensor], axes: list[tuple[int, ...]]) -> bool:
-    """Return True if equal tokens get different results at another place."""
+def _depends_on_place(parts: list[Tensor], axes: list[tuple[int, ...]]) -> bool:
+    """Return True if equal tokens get different results at different places.
+
+    axes: the axes of positions of each of `parts`.
+    """
     for part, part_axes in zip(parts, axes, strict=True):
         if any(_differ(part.roll(1, axis), part) for axis in part_axes):
             return True
     return False
 
 
-def _refuse_mixing(
+def _refuse_mixing_tokens(
     form: Form, plain: list[Tensor], axes: list[tuple[int, ...]], see: Any, count: int
 ) -> None:
-    """Refuse layers that mix the sequence, in which a row depends on earlier rows."""
+    """Raise MixesTokens for a layer in which the row of one token depends on another token.
+
+    plain: the results of a call. axes: their axes of positions. see: repeats the call with another
+    content of token `changed`. count: its number of tokens.
+    """
     if not form.words & {"x", "q", "k"}:
         return
     for changed in (0, count - 1):
@@ -220,18 +269,18 @@ def _refuse_mixing(
         for before, after, part_axes in zip(plain, see(changed=changed), axes, strict=True):
             if len(part_axes) != 1:
                 continue
-            rows_before = rows(before, part_axes[0])[others]
-            rows_after = rows(after, part_axes[0])[others]
+            rows_before = rows_by_position(before, part_axes[0])[others]
+            rows_after = rows_by_position(after, part_axes[0])[others]
             if _differ(rows_before, rows_after):
-                moved = gap(rows_before, rows_after).max().item()
-                raise Mixes(
+                moved = absolute_difference(rows_before, rows_after).max().item()
+                raise MixesTokens(
                     f"another content of token {changed} moves other tokens' rows by {moved:.2g}: "
                     "a layer that reads the sequence, and no position module"
                 )
 
 
-def _refuse_heads(form: Form, plain: list[Tensor]) -> None:
-    """Refuse a module whose equal heads get different rows: it counts along the heads."""
+def _refuse_counting_heads(form: Form, plain: list[Tensor]) -> None:
+    """Raise CountsHeads if equal heads get different rows in the results `plain`."""
     if form.content != "bhnw" or not form.words & {"x", "q", "k"}:
         return
     for part in plain:
@@ -243,47 +292,49 @@ def _refuse_heads(form: Form, plain: list[Tensor]) -> None:
 
 
 def _differ(a: Tensor, b: Tensor) -> bool:
-    """Return True if a and b differ by more than rounding."""
-    return not same(a, b, CLOSE / 100)
+    """Return True if a and b differ by more than the rounding of one call, 1e-6 of the largest
+    magnitude."""
+    return not are_close(a, b, CLOSE / 100)
 
 
-def stated_positions(module: nn.Module) -> int | None:
-    """Return how many positions a module, one inside it or its config says it has."""
-    for part in modules_of(module):
+def stated_max_positions(module: nn.Module) -> int | None:
+    """Return the number of positions that a module, one inside it or its config states, or None."""
+    for part in own_modules(module):
         claimed = getattr(getattr(part, "claims", None), "max_positions", None)
         if claimed is not None:
             return claimed
         config = getattr(part, "config", None)
-        for name, holder in itertools.product(_STATED, (config, part)):
+        for name, holder in itertools.product(_STATED_NAMES, (config, part)):
             value = getattr(holder, name, None)
             if isinstance(value, int) and value > 0:
                 return value
     return None
 
 
-def with_length(subject: Subject) -> Subject:
-    """Return the subject with the longest sequence that it runs in reasonable time, up to
-    LONGEST."""
-    good = 11
-    for count in (2**i for i in range(4, LONGEST.bit_length())):
+def with_longest_length(subject: Subject) -> Subject:
+    """Return the subject with `length` set to the longest power of two that it runs in reasonable
+    time, up to _LONGEST; with `limit` set and the exact length if it refuses an earlier one."""
+    good = 11  # `_prove_subject` has called it with as many at least
+    for count in (2**i for i in range(4, _LONGEST.bit_length())):  # 16, 32, ..., _LONGEST
         start = time.perf_counter()
-        error = _refusal(subject, count)
+        error = _error_of_call(subject, count)
         if error is not None:
-            return _bisected(subject, good, count, error)
+            return _with_limit_between(subject, good, count, error)
         good = count
-        size = subject.see(subject.inputs(count)).numel()
+        size = subject.read_result(subject.make_inputs(count)).numel()
         is_bias = subject.view.kind == "bias"
-        most = MOST_NUMBERS if is_bias else 2 * MOST_NUMBERS
+        most = _MOST_NUMBERS if is_bias else 2 * _MOST_NUMBERS
         if time.perf_counter() - start > SLOW or size * (4 if is_bias else 2) > most:
             break
     return replace(subject, length=good)
 
 
-def _bisected(subject: Subject, good: int, bad: int, error: str) -> Subject:
-    """Find the smallest number of tokens that is refused, above `good` and up to `bad`."""
+def _with_limit_between(subject: Subject, good: int, bad: int, error: str) -> Subject:
+    """Return the subject with its `length` and `limit`: bisect between `good` tokens, which run,
+    and `bad` tokens, which are refused with `error`."""
     while bad - good > 1:
         middle = (good + bad) // 2
-        refusal = _refusal(subject, middle)
+        refusal = _error_of_call(subject, middle)
         if refusal is None:
             good = middle
         else:
@@ -292,11 +343,11 @@ def _bisected(subject: Subject, good: int, bad: int, error: str) -> Subject:
     return replace(subject, length=good, limit=Limit(bad, error))
 
 
-def _refusal(subject: Subject, count: int) -> str | None:
+def _error_of_call(subject: Subject, count: int) -> str | None:
     """Return the message of the error that a call with `count` tokens ends with; None if it
     runs."""
     try:
-        subject.see(subject.inputs(count))
+        subject.read_result(subject.make_inputs(count))
     except Exception as error:  # foreign code: any exception is its limit
         return one_line(error)
     return None

@@ -8,7 +8,14 @@ import torch
 from torch import Tensor
 
 from posenc.inspect.module.call import Form, Inputs
-from posenc.inspect.module.returned import channels, matrix, rows, same, tensors, wide
+from posenc.inspect.module.returned import (
+    are_close,
+    bias_matrix,
+    channels_by_position,
+    floating_tensors,
+    rows_by_position,
+    to_double_precision,
+)
 
 Kind = Literal["rotation", "bias", "values"]
 How = Literal["rotated content", "cos and sin", "sinusoids", "complex", "bias", "values"]
@@ -20,8 +27,8 @@ CLOSE = 1e-4
 """Smaller relative differences are rounding of float32 sums and sines."""
 
 
-class Unfit(ValueError):
-    """The reason why one way to call a module shows nothing about positions."""
+class UnfitCall(ValueError):
+    """One form of calling a module shows nothing about positions; the message says why."""
 
 
 @dataclass(frozen=True)
@@ -45,44 +52,50 @@ class View:
 
         `row`: of the batch."""
         if self.how == "rotated content":
-            return torch.cat([side.flatten(1) for side in self.sides(returned, batch, row)], -1)
-        parts = self.parts(returned, batch, row)
+            return torch.cat(
+                [side.flatten(1) for side in self.rotated_sides(returned, batch, row)], -1
+            )
+        parts = self.tensors_of_row(returned, batch, row)
         axes = list(self.axes.values())
         match self.how:
             case "bias":
-                return wide(matrix(parts[0], axes[0]))
+                return to_double_precision(bias_matrix(parts[0], axes[0]))
             case "cos and sin":
-                cos, sin = (wide(rows(p, a[0])) for p, a in zip(parts, axes, strict=True))
+                cos, sin = (
+                    to_double_precision(rows_by_position(p, a[0]))
+                    for p, a in zip(parts, axes, strict=True)
+                )
                 return torch.complex(cos, sin)
             case "sinusoids":
-                table = wide(rows(parts[0], axes[0][0]))
+                table = to_double_precision(rows_by_position(parts[0], axes[0][0]))
                 first, second = (list(side) for side in zip(*self.pairs, strict=True))
                 return torch.complex(table[:, first], table[:, second])
             case "complex":
-                return wide(rows(parts[0], axes[0][0]))
-        all_rows = [rows(part, a[0]) for part, a in zip(parts, axes, strict=True)]
-        return wide(torch.cat(all_rows, -1))
+                return to_double_precision(rows_by_position(parts[0], axes[0][0]))
+        all_rows = [rows_by_position(part, a[0]) for part, a in zip(parts, axes, strict=True)]
+        return to_double_precision(torch.cat(all_rows, -1))
 
-    def sides(self, returned: Any, batch: int = 1, row: int = 0) -> list[Tensor]:
+    def rotated_sides(self, returned: Any, batch: int = 1, row: int = 0) -> list[Tensor]:
         """Return the rotated queries, and rotated keys if they are returned too: (positions, heads,
         pairs) complex."""
         first, second = (list(side) for side in zip(*self.pairs, strict=True))
-        rotated = self.channels(returned, batch, row)
+        rotated = self.rotated_channels(returned, batch, row)
         return [torch.complex(side[..., first], side[..., second]) for side in rotated]
 
     def by_head(self, seen: Tensor) -> Tensor:
-        """Reshape what `read` returned of rotated content to (positions, sides, heads, pairs)."""
+        """Reshape what `read` returned of rotated content to (positions, sides, heads, pairs); the
+        sides are queries, and keys if they are returned, too."""
         return seen.reshape(len(seen), len(self.axes), -1, len(self.pairs))
 
-    def channels(self, returned: Any, batch: int = 1, row: int = 0) -> list[Tensor]:
+    def rotated_channels(self, returned: Any, batch: int = 1, row: int = 0) -> list[Tensor]:
         """Return the rotated queries, and keys if they are returned too: (positions, heads,
         channels)."""
-        parts = zip(self.parts(returned, batch, row), self.axes.values(), strict=True)
-        return [wide(channels(part, axis[0])) for part, axis in parts]
+        parts = zip(self.tensors_of_row(returned, batch, row), self.axes.values(), strict=True)
+        return [to_double_precision(channels_by_position(part, axis[0])) for part, axis in parts]
 
-    def parts(self, returned: Any, batch: int, row: int) -> list[Tensor]:
-        """Return the tensors that are read, of one row of the batch."""
-        returned_tensors = tensors(returned)
+    def tensors_of_row(self, returned: Any, batch: int, row: int) -> list[Tensor]:
+        """Return the tensors that this view reads of a result, cut to one row of the batch."""
+        returned_tensors = floating_tensors(returned)
         parts = [returned_tensors[index] for index in self.axes]
         if batch > 1:
             parts = [part[row][None] if len(part) == batch else part for part in parts]
@@ -90,63 +103,75 @@ class View:
 
 
 def find_view(run: Run, way: str, form: Form, width: int, axes: list[tuple[int, ...]]) -> View:
-    """Find how to read the tensors whose position axes are `axes` (empty: not read).
+    """Return how to read the results of a module.
 
-    Raises: Unfit where it is not what the way must return.
+    run: calls the module. way: the word of --as. form: how it is called. width: channels of a
+    token or head. axes: the axes of positions of each tensor that it returns; a tensor with none
+    is not read.
+
+    Raises: UnfitCall if the results are not what RETURNS[way] promises.
     """
     by_index = {index: part_axes for index, part_axes in enumerate(axes) if part_axes}
     match way:
         case "cos-sin":
-            return _of_cos_sin(run, width, by_index)
+            return _cos_sin_view(run, width, by_index)
         case "rotate":
-            return _of_rotated(run, form, width, by_index)
+            return _rotated_content_view(run, form, width, by_index)
         case "bias" | "scores":
-            return _of_bias(by_index)
-    return _of_added(run, width, by_index)
+            return _bias_view(by_index)
+    return _added_content_view(run, width, by_index)
 
 
-def _of_bias(axes: Axes) -> View:
-    """Read the first tensor that has a number for each query and key, or one row of keys for all
-    queries."""
+def _bias_view(axes: Axes) -> View:
+    """Return a view of the first tensor that has a number for each query and key, or one row of
+    keys for all queries."""
     for index, part_axes in axes.items():
         is_same_row_for_every_query = part_axes == (-1,)
         if len(part_axes) > 1 or is_same_row_for_every_query:
             return View("bias", "bias", {index: part_axes})
-    raise Unfit("returns nothing by query and key, and no row by key")
+    raise UnfitCall("returns nothing by query and key, and no row by key")
 
 
-def _of_cos_sin(run: Run, width: int, axes: Axes) -> View:
-    """Read cosines and sines, two real tensors or one complex one, that no content changes."""
-    parts = tensors(run(Inputs(torch.arange(11), width)))
+def _cos_sin_view(run: Run, width: int, axes: Axes) -> View:
+    """Return a view of cosines and sines: two real tensors or one complex one.
+
+    Raises: UnfitCall if there are others, or if they change with the content of x.
+    """
+    parts = floating_tensors(run(Inputs(torch.arange(11), width)))
     tables = [parts[index] for index in axes]
-    others = tensors(run(Inputs(torch.arange(11), width, probe=torch.zeros(width))))
-    if not all(_same(part, others[index]) for part, index in zip(tables, axes, strict=True)):
-        raise Unfit("what it returns depends on the content of x, and not on positions only")
+    others = floating_tensors(run(Inputs(torch.arange(11), width, probe=torch.zeros(width))))
+    if not all(_are_close(part, others[index]) for part, index in zip(tables, axes, strict=True)):
+        raise UnfitCall("what it returns depends on the content of x, and not on positions only")
     if tables[0].is_complex():
         return View("rotation", "complex", dict(list(axes.items())[:1]))
     if len(tables) != 2:
-        raise Unfit(f"returns {len(tables)} real tensors by position, and not cosines and sines")
+        raise UnfitCall(
+            f"returns {len(tables)} real tensors by position, and not cosines and sines"
+        )
     widths = [
-        rows(part, axis[0]).shape[-1] for part, axis in zip(tables, axes.values(), strict=True)
+        rows_by_position(part, axis[0]).shape[-1]
+        for part, axis in zip(tables, axes.values(), strict=True)
     ]
     if widths[0] != widths[1]:
-        raise Unfit(f"returns cosines and sines of {widths[0]} and {widths[1]} channels")
+        raise UnfitCall(f"returns cosines and sines of {widths[0]} and {widths[1]} channels")
     return View("rotation", "cos and sin", axes)
 
 
-def _of_rotated(run: Run, form: Form, width: int, axes: Axes) -> View:
-    """Read rotated queries, keys or x: as a rotation if no two pairs share a channel, else as
-    values."""
+def _rotated_content_view(run: Run, form: Form, width: int, axes: Axes) -> View:
+    """Return a view of rotated queries, keys or x: as a rotation if no two pairs share a channel,
+    else as values."""
     content = len(form.words & {"x", "q", "k"})
-    parts = tensors(run(Inputs(torch.arange(11), width)))
+    parts = floating_tensors(run(Inputs(torch.arange(11), width)))
     rotated = [parts[index] for index in axes]
     if len(rotated) != content or any(part.shape[-1] != width for part in rotated):
         shapes = ", ".join(str(tuple(part.shape)) for part in rotated)
-        raise Unfit(f"returns {shapes}, and not {content} tensors in the shape of what it is given")
-    sides = turning_pairs(run, width, axes)
+        raise UnfitCall(
+            f"returns {shapes}, and not {content} tensors in the shape of what it is given"
+        )
+    sides = find_rotated_pairs(run, width, axes)
     if sides is None:
         return View("values", "values", axes)
-    pairs_of_all = _all_pairs(sides)
+    pairs_of_all = _union_of_pairs(sides)
     if pairs_of_all and not _share_channels(pairs_of_all):
         probe = torch.zeros(width)  # heads, or a side, may leave some of these pairs as they are
         probe[[i for i, _ in pairs_of_all]] = 1
@@ -155,8 +180,11 @@ def _of_rotated(run: Run, form: Form, width: int, axes: Axes) -> View:
     return View("values", "values", axes, () if alike else pairs_of_all)
 
 
-def _all_pairs(sides: list[list[Pairs]]) -> Pairs:
-    """Return each pair that any head of any side rotates, once and in order."""
+def _union_of_pairs(sides: list[list[Pairs]]) -> Pairs:
+    """Return each pair that any head of any side rotates, once and sorted.
+
+    sides: for queries and keys, the pairs of each head.
+    """
     pairs: set[tuple[int, int]] = set()
     for heads in sides:
         pairs.update(*heads)
@@ -169,47 +197,53 @@ def _share_channels(pairs: Pairs) -> bool:
     return len(set(members)) < len(members)
 
 
-def _of_added(run: Run, width: int, axes: Axes) -> View:
-    """Read what is added to x: as sinusoids or values, or as values if content changes it."""
+def _added_content_view(run: Run, width: int, axes: Axes) -> View:
+    """Return a view of x with positions added, or of the added rows alone: as sinusoids if they are
+    such, else as values."""
     if any(len(part_axes) > 1 for part_axes in axes.values()):
-        raise Unfit("returns something for each pair of positions, and not for each position")
+        raise UnfitCall("returns something for each pair of positions, and not for each position")
 
     def see(probe: Tensor | None = None) -> list[Tensor]:
-        parts = tensors(run(Inputs(torch.arange(11), width, probe=probe)))
+        parts = floating_tensors(run(Inputs(torch.arange(11), width, probe=probe)))
         return [parts[index] for index in axes]
 
     parts = see()
     nothing = see(torch.zeros(width))
-    if all(_same(a, b) for a, b in zip(parts, nothing, strict=True)):  # content plays no part
-        return _of_tables(parts, axes)
+    if all(_are_close(a, b) for a, b in zip(parts, nothing, strict=True)):  # content plays no part
+        return _table_view(parts, axes)
     if all(map(_adds_same_content, parts, nothing, axes.values())):
-        return replace(_of_tables(nothing, axes), probe=torch.zeros(width))
+        return replace(_table_view(nothing, axes), probe=torch.zeros(width))
     if not any(part.any() for part in nothing):  # as of a rotation
-        raise Unfit("what it returns is not its input with a row added for each position")
+        raise UnfitCall("what it returns is not its input with a row added for each position")
     return View("values", "values", axes)  # as where a norm follows
 
 
 def _adds_same_content(with_content: Tensor, without: Tensor, axes: tuple[int, ...]) -> bool:
-    """Return True if the content of equal tokens changes the row of each position alike."""
-    gap = rows(with_content, axes[0]) - rows(without, axes[0])
-    return _same(gap, gap[:1].expand_as(gap))
+    """Return True if content adds the same to the row of each position.
+
+    with_content, without: results for equal tokens, and for tokens of zeros. axes: the axis of
+    positions of both.
+    """
+    gap = rows_by_position(with_content, axes[0]) - rows_by_position(without, axes[0])
+    return _are_close(gap, gap[:1].expand_as(gap))
 
 
-def _of_tables(parts: list[Tensor], axes: Axes) -> View:
-    """Read a table as sinusoids if its channels are sines and cosines in pairs, else as values."""
+def _table_view(parts: list[Tensor], axes: Axes) -> View:
+    """Return a view of a table of positions: as sinusoids if its channels are sines and cosines in
+    pairs, else as values."""
     first = parts[0]
     axis = next(iter(axes.values()))
-    table = wide(rows(first, axis[0]))
-    for pairs in _layouts(table.shape[-1]) if len(parts) == 1 else ():
+    table = to_double_precision(rows_by_position(first, axis[0]))
+    for pairs in _pair_layouts(table.shape[-1]) if len(parts) == 1 else ():
         a, b = (table[:, list(side)] for side in zip(*pairs, strict=True))
-        if _circles(a, b):
+        if _are_cosine_and_sine(a, b):
             return View("rotation", "sinusoids", axes, pairs)
     return View("values", "values", axes)
 
 
-def _layouts(width: int) -> tuple[Pairs, ...]:
+def _pair_layouts(width: int) -> tuple[Pairs, ...]:
     """Return the layouts in which sine and cosine of one angle may be: neighbours, or one in each
-    half."""
+    half. 4 -> (((0, 1), (2, 3)), ((0, 2), (1, 3))); an odd width has none."""
     if width % 2 or not width:
         return ()
     half = width // 2
@@ -217,48 +251,54 @@ def _layouts(width: int) -> tuple[Pairs, ...]:
     return neighbours, tuple((i, i + half) for i in range(half))
 
 
-def _circles(a: Tensor, b: Tensor) -> bool:
-    """Return True if a and b are the cosine and sine of the same angles, up to a factor."""
+def _are_cosine_and_sine(a: Tensor, b: Tensor) -> bool:
+    """Return True if a and b (positions, pairs) may be cosines and sines of the same angles, up to
+    a factor for each pair: their squares have the same sum at each position."""
     squares = a**2 + b**2
-    return bool((squares > 0).all()) and _same(squares, squares[:1].expand_as(squares))
+    return bool((squares > 0).all()) and _are_close(squares, squares[:1].expand_as(squares))
 
 
-def turning_pairs(run: Run, width: int, axes: Axes) -> list[list[Pairs]] | None:
-    """Find the pairs of channels that rotate together in each head of each tensor, from single
-    channels given to the module. None if a head mixes more than two, or is not linear."""
-    inputs = Inputs(torch.arange(24), width)
+def find_rotated_pairs(run: Run, width: int, axes: Axes) -> list[list[Pairs]] | None:
+    """Return for each tensor and each of its heads the pairs of channels that rotate together. None
+    if a head mixes more than two channels, or is not linear.
+
+    They are seen in the last of 24 positions, where the module is given one channel at a time.
+    """
+    positions = torch.arange(24)  # so many: chosen, not derived
 
     def last_row(content: Inputs) -> list[Tensor]:
-        parts = tensors(run(content))
-        return [channels(parts[i], a[0])[-1].double() for i, a in axes.items()]
+        parts = floating_tensors(run(content))
+        return [channels_by_position(parts[i], a[0])[-1].double() for i, a in axes.items()]
 
-    columns = [
-        last_row(Inputs(inputs.positions, width, probe=torch.eye(width)[i])) for i in range(width)
-    ]
+    columns = [last_row(Inputs(positions, width, probe=torch.eye(width)[i])) for i in range(width)]
     probe = torch.linspace(-1, 1, width)
-    mixed = last_row(Inputs(inputs.positions, width, probe=probe))
+    mixed = last_row(Inputs(positions, width, probe=probe))
     by_side: list[list[Pairs]] = []
     for side, expected in enumerate(mixed):
         turned = torch.stack([column[side] for column in columns], dim=-1)  # (heads, out, in)
-        if not _same(turned @ probe.double(), expected):
+        if not _are_close(turned @ probe.double(), expected):
             return None
-        heads = [_partners(head) for head in turned]
+        heads = [_pairs_rotated_by_head(head) for head in turned]
         if any(pairs is None for pairs in heads):
             return None
         by_side.append([pairs for pairs in heads if pairs is not None])
     return by_side
 
 
-def _partners(turned: Tensor) -> Pairs | None:
-    """Return the pairs of channels that one head rotates; None if it mixes others."""
+def _pairs_rotated_by_head(turned: Tensor) -> Pairs | None:
+    """Return the pairs of channels that one head rotates; None if it mixes others.
+
+    turned: the linear map of the head, (channels out, channels in).
+    """
     across = turned.abs().clone()
     across.fill_diagonal_(0)
-    size, partner = across.max(0)
+    size, partner = across.max(0)  # the other channel that each channel moves most
     pairs = tuple((i, int(j)) for i, j in enumerate(partner.tolist()) if size[i] > 1e-9 and i < j)
     for i, j in pairs:
         across[i, j] = across[j, i] = 0
     return pairs if across.max() <= CLOSE * turned.abs().max() else None
 
 
-def _same(a: Tensor, b: Tensor) -> bool:
-    return same(a, b, CLOSE)
+def _are_close(a: Tensor, b: Tensor) -> bool:
+    """Return True if a and b differ by rounding only, see CLOSE."""
+    return are_close(a, b, CLOSE)

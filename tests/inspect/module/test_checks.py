@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from posenc.inspect.module.sheet import CHECKS, verdicts
+from posenc.inspect.module.sheet import CHECKS, judge_subject
 from posenc.inspect.module.subject import find_subject
 from tests.compilers import compiles_each_number
 from tests.inspect.module import mistakes, planted
@@ -141,7 +141,7 @@ def checked(module_class) -> dict[str, tuple[bool | None, str]]:
     torch.manual_seed(0)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        found = verdicts(subject_of(module_class()))
+        found = judge_subject(subject_of(module_class()))
     return {verdict.check: (verdict.holds, verdict.measured) for verdict in found}
 
 

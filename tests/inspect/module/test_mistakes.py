@@ -5,7 +5,7 @@ import warnings
 
 import pytest
 
-from posenc.inspect.module.sheet import verdicts
+from posenc.inspect.module.sheet import judge_subject
 from posenc.inspect.module.subject import find_subject
 from tests.inspect.module import mistakes
 
@@ -17,7 +17,7 @@ def checked(module_class) -> dict[str, tuple[bool | None, str]]:
         subject = find_subject(
             lambda: copy.deepcopy(module), module.way, width=module.width, heads=heads
         )
-        found = verdicts(subject)
+        found = judge_subject(subject)
     return {verdict.check: (verdict.holds, verdict.measured) for verdict in found}
 
 

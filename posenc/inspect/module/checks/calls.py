@@ -6,19 +6,22 @@ import torch
 from torch import Tensor, nn
 
 from posenc.inspect.module.call import Form
-from posenc.inspect.module.errors import below_largest, error, in_head
-from posenc.inspect.module.returned import gap, same, tensors
-from posenc.inspect.module.subject import Measured, Subject
+from posenc.inspect.module.errors import logits_below_largest, measure_errors, worst_head_in_words
+from posenc.inspect.module.returned import absolute_difference, are_close, floating_tensors
+from posenc.inspect.module.subject import Finding, Subject
 from posenc.report.page.failure import one_line
 
-CLOSE = 1e-4
+_CLOSE = 1e-4
 """Radians, logits or fractions: float32's difference when it adds in another order."""
-NEAR = 16
-_LATER = 3
+_FEW_TOKENS = 16
+"""Tokens of a short call. This number and the next are chosen, not derived."""
+_LATER_START = 3
+"""Position at which a row starts that does not start at 0."""
 
 
-def history(subject: Subject) -> Measured:
-    """Compare each call of a sequence of calls with the same call of a fresh module."""
+def judge_repeated_calls(subject: Subject) -> Finding:
+    """Check that earlier calls, with other dtypes, lengths and positions, change no later one: each
+    must give what a fresh module gives."""
     wide = torch.float32
     narrow = torch.bfloat16
     whole = torch.arange(subject.length)
@@ -31,21 +34,24 @@ def history(subject: Subject) -> Measured:
     for calls in (dtypes, dtypes[2:], lengths, places):
         used = subject.fresh()
         for positions, dtype in calls:
-            differences += _after(subject, used, positions, dtype)
+            differences += _differences_from_fresh(subject, used, positions, dtype)
     return not differences, "; ".join(dict.fromkeys(differences)) or "all calls as if fresh"
 
 
-def _after(subject: Subject, used: nn.Module, positions: Tensor, dtype: torch.dtype) -> list[str]:
-    """Return how a call of a module that was used before differs from one of a fresh module."""
-    inputs = subject.inputs(positions, dtype=dtype)
+def _differences_from_fresh(
+    subject: Subject, used: nn.Module, positions: Tensor, dtype: torch.dtype
+) -> list[str]:
+    """Return how a call of `used`, which was called before, differs from one of a fresh module: one
+    line of text, or an empty list if it does not."""
+    inputs = subject.make_inputs(positions, dtype=dtype)
     name = str(dtype).removeprefix("torch.")
     call = f"{len(positions):,} tokens" + (f" from {positions[0]:,} on" if positions[0] else "")
     try:
-        want = tensors(subject.form.call(subject.fresh(), inputs))
+        want = floating_tensors(subject.form.call(subject.fresh(), inputs))
     except Exception:  # what a fresh module refuses as well says nothing about history
         return []
     try:
-        got = tensors(subject.form.call(used, inputs))
+        got = floating_tensors(subject.form.call(used, inputs))
     except Exception as failed:
         return [f"{call} in {name} after others: {one_line(failed)}"]
     for a, b in zip(got, want, strict=True):
@@ -54,14 +60,14 @@ def _after(subject: Subject, used: nn.Module, positions: Tensor, dtype: torch.dt
         if a.shape != b.shape:
             return [f"{call} after others return {tuple(a.shape)}, fresh {tuple(b.shape)}"]
         if not torch.equal(a, b):
-            off = gap(a, b).max().item()
+            off = absolute_difference(a, b).max().item()
             return [f"{call} in {name} after others are off by {off:.2g}"]
     return []
 
 
-def untouched(subject: Subject) -> Measured:
-    """Compare what the module was given with copies that were made before."""
-    ordered, named = subject.form.arguments(subject.inputs(min(64, subject.length)))
+def judge_writes_into_arguments(subject: Subject) -> Finding:
+    """Check that the module writes into none of the tensors that it is given."""
+    ordered, named = subject.form.arguments(subject.make_inputs(min(64, subject.length)))
     arguments = dict(zip(subject.form.in_order, ordered, strict=True)) | named
     copies = {word: v.clone() for word, v in arguments.items() if isinstance(v, Tensor)}
     if not copies:
@@ -73,82 +79,86 @@ def untouched(subject: Subject) -> Measured:
     return True, f"{' and '.join(copies)} as before"
 
 
-def growth(subject: Subject) -> Measured:
-    """Compare the first positions of a long call with those of a short one."""
-    count = min(NEAR, subject.length)
+def judge_growing_length(subject: Subject) -> Finding:
+    """Check that the first positions have the same values in a long call as in a short one."""
+    count = min(_FEW_TOKENS, subject.length)
     if count == subject.length:
         return None, f"does {subject.length} tokens only"
-    long, short = (subject.see(subject.inputs(n)) for n in (subject.length, count))
-    worst = _apart(subject, _first(subject, long, count), _first(subject, short, count))
+    long, short = (subject.read_result(subject.make_inputs(n)) for n in (subject.length, count))
+    worst = _largest_difference(
+        subject, _first_positions(subject, long, count), _first_positions(subject, short, count)
+    )
     text = f"positions below {count} move by {worst:.2g} at length {subject.length:,}"
-    return worst <= CLOSE, text
+    return worst <= _CLOSE, text
 
 
-def _first(subject: Subject, seen: Tensor, count: int) -> Tensor:
-    """Return what a call shows of its first `count` positions."""
+def _first_positions(subject: Subject, seen: Tensor, count: int) -> Tensor:
+    """Return the part of `seen`, as View.read returns it, for the first `count` positions."""
     if subject.view.kind != "bias":
         return seen[:count]
     return seen[:, :count, :count]
 
 
-def _apart(subject: Subject, a: Tensor, b: Tensor) -> float:
+def _largest_difference(subject: Subject, a: Tensor, b: Tensor) -> float:
     """Return the largest difference between what two calls show of the same positions; of biases
     relative to each row's largest, because a softmax sees nothing else."""
     if subject.view.kind == "bias":
         rows = torch.arange(b.shape[-1])
-        return (below_largest(a, rows) - below_largest(b, rows)).abs().max().item()
-    return error(subject.view.kind, a, b).worst
+        return (logits_below_largest(a, rows) - logits_below_largest(b, rows)).abs().max().item()
+    return measure_errors(subject.view.kind, a, b).worst
 
 
-def alone(subject: Subject) -> Measured:
-    """Compare the last token of a call with the same token by itself, as in decoding."""
+def judge_single_token(subject: Subject) -> Finding:
+    """Check that the last token of a call has the same result by itself, as in decoding."""
     words = subject.form.words
     count = min(64, subject.length)
-    whole = subject.see(subject.inputs(count))
+    whole = subject.read_result(subject.make_inputs(count))
     last = count - 1
-    if {"q", "k"} <= words and not subject.form.places_tokens:
-        return _cached_keys(subject, whole, count)
+    if {"q", "k"} <= words and not subject.form.takes_positions:
+        return _judge_query_over_cached_keys(subject, whole, count)
     if {"q_len", "kv_len"} <= words:
-        return _single_query(subject, whole, count)
+        return _judge_single_query_of_bias(subject, whole, count)
     if subject.view.kind != "bias" and "positions" in words:
-        one = subject.see(subject.inputs(torch.tensor([last])))
+        one = subject.read_result(subject.make_inputs(torch.tensor([last])))
     elif subject.view.kind != "bias" and "offset" in subject.form.on_request:
-        one = subject.see(subject.inputs(1, offset=last))
+        one = subject.read_result(subject.make_inputs(1, offset=last))
     else:
         return None, "cannot be asked for one token"
-    return _judged(error(subject.view.kind, one, whole[-1:]).worst, count)
+    return _judge_last_token_alone(measure_errors(subject.view.kind, one, whole[-1:]).worst, count)
 
 
-def _judged(worst: float, count: int) -> Measured:
-    """Return whether the last of `count` tokens is the same alone."""
+def _judge_last_token_alone(worst: float, count: int) -> Finding:
+    """Return the finding for the last of `count` tokens, which alone differs by `worst`."""
     text = f"token {count - 1} alone differs by {worst:.2g} from the same in {count}"
-    return worst <= CLOSE, text
+    return worst <= _CLOSE, text
 
 
-def _single_query(subject: Subject, whole: Tensor, count: int) -> Measured:
-    """Compare the row of a bias for one query over all keys with the last row of the whole."""
-    one = subject.see(subject.inputs(count, last=1))
+def _judge_single_query_of_bias(subject: Subject, whole: Tensor, count: int) -> Finding:
+    """Check that a bias for one query over all keys is the last row of the `whole` bias of `count`
+    tokens."""
+    one = subject.read_result(subject.make_inputs(count, last=1))
     if subject.view.kind != "bias" or one.shape[-1] != count:
         return None, "returns no row of a bias"
     last = torch.tensor([count - 1])
-    expected = below_largest(whole, last)
-    worst = (below_largest(one[:, -1:], last) - expected).abs().max().item()
+    expected = logits_below_largest(whole, last)
+    worst = (logits_below_largest(one[:, -1:], last) - expected).abs().max().item()
     takes_no_offset = "offset" not in subject.form.on_request
-    if worst > CLOSE and takes_no_offset and same(one[:, -1], whole[:, 0], CLOSE):
+    if worst > _CLOSE and takes_no_offset and are_close(one[:, -1], whole[:, 0], _CLOSE):
         return None, f"given only counts, it takes one query over {count} keys for the first"
-    return _judged(worst, count)
+    return _judge_last_token_alone(worst, count)
 
 
-def _cached_keys(subject: Subject, whole: Tensor, count: int) -> Measured:
-    """Return the scores of one query with all keys. Both sides may be scaled, so only products are
-    compared."""
+def _judge_query_over_cached_keys(subject: Subject, whole: Tensor, count: int) -> Finding:
+    """Check that the last query, when it is given alone with all `count` keys, has the same scores
+    as in the `whole` call. Both sides may be scaled, so only products are compared."""
     try:
-        one = subject.form.call(subject.fresh(), subject.inputs(count, last=1))
+        one = subject.form.call(subject.fresh(), subject.make_inputs(count, last=1))
     except Exception as failed:
         return None, f"takes no single query: {one_line(failed)}"
     if subject.view.how != "rotated content" or len(subject.view.axes) != 2:
         return None, "does not return queries and keys"
-    single = subject.view.sides(one)  # (1, heads, pairs), and keys (count, heads, pairs)
+    # Queries (1, heads, pairs), and keys (count, heads, pairs).
+    single = subject.view.rotated_sides(one)
     both = subject.view.by_head(whole).unbind(1)
     want = both[0][-1:] * both[1].conj()
     got = single[0][-1:] * single[1].conj()
@@ -156,80 +166,90 @@ def _cached_keys(subject: Subject, whole: Tensor, count: int) -> Measured:
         return None, "returns other shapes for one query"
     worst = ((got - want).abs().amax(-1) / want.abs().amax(-1)).max().item()
     first = both[0][:1] * both[1].conj()
-    if worst > CLOSE and (got - first).abs().max() <= CLOSE * first.abs().max():
+    if worst > _CLOSE and (got - first).abs().max() <= _CLOSE * first.abs().max():
         return None, f"given no positions, it takes one query with {count} keys for the first"
     text = f"scores of one query with {count} keys are off by {worst:.2g} of their size"
-    return worst <= CLOSE, text
+    return worst <= _CLOSE, text
 
 
-def sides(subject: Subject) -> Measured:
-    """Compare the angles of queries with those of keys at the same positions: where they differ, a
+def judge_queries_against_keys(subject: Subject) -> Finding:
+    """Check that queries and keys at the same position have the same angles: if they differ, a
     token's distance to itself is not zero."""
     if subject.view.how == "values" and subject.view.pairs:
         return False, "queries and keys rotate other pairs of channels"
     if subject.view.how != "rotated content" or len(subject.view.axes) != 2:
         return None, "does not return queries and keys"
-    queries, keys = subject.view.by_head(subject.see(subject.inputs(subject.length))).unbind(1)
+    queries, keys = subject.view.by_head(
+        subject.read_result(subject.make_inputs(subject.length))
+    ).unbind(1)
     off = (queries * keys.conj()).angle().abs()
     worst = off.max().item()
     text = f"apart by {worst:.2g} rad at the same position"
-    if not worst <= CLOSE:
-        first = int((~(off <= CLOSE)).flatten(1).any(-1).nonzero()[0])
-        text += f"{in_head(off)}, from position {first:,} on"
-    return worst <= CLOSE, text
+    if not worst <= _CLOSE:
+        first = int((~(off <= _CLOSE)).flatten(1).any(-1).nonzero()[0])
+        text += f"{worst_head_in_words(off)}, from position {first:,} on"
+    return worst <= _CLOSE, text
 
 
-def other_rows(subject: Subject) -> Measured:
-    """Compare a row of near positions by itself with the same row in a batch with a far one."""
-    if not subject.form.places_tokens:
+def judge_batch_rows(subject: Subject) -> Finding:
+    """Check that a row of near positions has the same result by itself as in a batch with a row of
+    far ones."""
+    if not subject.form.takes_positions:
         return None, "takes no positions"
-    near = torch.arange(min(NEAR, subject.length))
+    near = torch.arange(min(_FEW_TOKENS, subject.length))
+    # Eight times the length: chosen, not derived.
     last = (subject.stated or subject.length * 8) if subject.limit is None else subject.length
     far = near + max(0, max(last, subject.length) - len(near))
-    single = subject.see(subject.inputs(near))
+    single = subject.read_result(subject.make_inputs(near))
     try:
         # Three rows: two would be taken for the two heads by a module that knows no batch. The
         # first is a far one, because some modules take its positions for all.
-        both = subject.see(subject.inputs(torch.stack([far, near, far])), row=1)
+        both = subject.read_result(subject.make_inputs(torch.stack([far, near, far])), row=1)
     except Exception as failed:
         return None, f"takes no batch of positions: {one_line(failed)}"
     if both.shape != single.shape:
         return None, "takes no batch of positions"
-    worst = _apart(subject, both, single)
-    return worst <= CLOSE, f"next to positions from {far[0]:,} on a row changes by {worst:.2g}"
+    worst = _largest_difference(subject, both, single)
+    return worst <= _CLOSE, f"next to positions from {far[0]:,} on a row changes by {worst:.2g}"
 
 
-def own_start(subject: Subject) -> Measured:
+def judge_start_arguments(subject: Subject) -> Finding:
     """Check that the module's own offset, or first real token, shifts the positions by as much."""
-    counting = subject.form.counting()
+    counting = subject.form.without_positions()
     if counting is None or subject.view.kind == "bias":
         return None, "has no argument for where it starts"
-    whole = subject.see(subject.inputs(NEAR), form=counting)
+    whole = subject.read_result(subject.make_inputs(_FEW_TOKENS), form=counting)
     later: dict[str, dict[str, Any]] = {
-        "offset": {"offset": _LATER},
-        "starts": {"starts": torch.tensor([0, _LATER])},
+        "offset": {"offset": _LATER_START},
+        "starts": {"starts": torch.tensor([0, _LATER_START])},
     }
-    results: list[Measured] = []
+    results: list[Finding] = []
     for name, inputs in later.items():
         if name in counting.on_request:
-            results.append(_shifted(subject, counting, whole, name, inputs))
+            results.append(_judge_later_start(subject, counting, whole, name, inputs))
     if not results:
         return None, "has no argument for where it starts"
     return all(holds is True for holds, _ in results), "; ".join(text for _, text in results)
 
 
-def _shifted(
+def _judge_later_start(
     subject: Subject, counting: Form, whole: Tensor, name: str, inputs: dict[str, Any]
-) -> Measured:
-    """Compare a row that starts later, by the argument `name`, with the rows of the whole."""
+) -> Finding:
+    """Check that a row that starts _LATER_START positions later, by the argument `name`, has the
+    same results as those positions in the `whole` row.
+
+    counting: the form in which the module counts positions. inputs: fields of Inputs for `name`.
+    """
     try:
-        moved = subject.see(subject.inputs(NEAR - _LATER, **inputs), form=counting, row=-1)
+        moved = subject.read_result(
+            subject.make_inputs(_FEW_TOKENS - _LATER_START, **inputs), form=counting, row=-1
+        )
     except Exception as failed:
         return False, f"{name}: {one_line(failed)}"
     if name == "offset":
-        expected = whole[_LATER:]
+        expected = whole[_LATER_START:]
     else:  # the first tokens are padding
-        expected = whole[: len(moved) - _LATER]
-        moved = moved[_LATER:]
-    worst = error(subject.view.kind, moved, expected).worst
-    return worst <= CLOSE, f"{name} = {_LATER} is off by {worst:.2g}"
+        expected = whole[: len(moved) - _LATER_START]
+        moved = moved[_LATER_START:]
+    worst = measure_errors(subject.view.kind, moved, expected).worst
+    return worst <= _CLOSE, f"{name} = {_LATER_START} is off by {worst:.2g}"

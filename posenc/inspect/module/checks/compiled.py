@@ -6,37 +6,40 @@ from typing import Any
 
 import torch
 
-from posenc.inspect.module.subject import Measured, Subject
+from posenc.inspect.module.subject import Finding, Subject
 from posenc.report.page.failure import one_line
 
-LENGTHS = (16, 24, 40, 56, 72, 88)
+_LENGTHS = (16, 24, 40, 56, 72, 88)
+"""Lengths of the calls of one compiled module; chosen, not derived, none of them 0 or 1, for which
+torch always makes graphs of their own."""
 
 
-def one_graph(subject: Subject) -> Measured:
-    """Count the graphs for sequences of growing length; the second one must work for any length."""
-    lengths = [n for n in LENGTHS if n <= subject.length]
-    if len(lengths) < len(LENGTHS):
+def judge_compiled_graphs(subject: Subject) -> Finding:
+    """Check that the last two of six growing lengths need no new graph of torch.compile."""
+    lengths = [n for n in _LENGTHS if n <= subject.length]
+    if len(lengths) < len(_LENGTHS):
         return None, f"does {subject.length} tokens only"
     graphs = 0
 
-    def count(module: torch.fx.GraphModule, example: Any) -> Any:
+    def count_graph(module: torch.fx.GraphModule, example: Any) -> Any:
+        """Count a graph as a backend of torch.compile, and run it as it is."""
         nonlocal graphs
         graphs += 1
         return module.forward
 
     counts = []
     module = subject.fresh()
-    torch._dynamo.reset()
+    torch._dynamo.reset()  # graphs of other modules would count for the limit of recompiling
     logger = logging.getLogger("torch._dynamo")
     level = logger.level
     logger.setLevel(logging.ERROR)  # graph breaks of others are no news on stderr
     with warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("ignore")
-        compiled = torch.compile(module, backend=count)
+        compiled = torch.compile(module, backend=count_graph)
         try:
             for length in lengths:
                 before = graphs
-                ordered, named = subject.form.arguments(subject.inputs(length))
+                ordered, named = subject.form.arguments(subject.make_inputs(length))
                 compiled(*ordered, **named)
                 counts.append(graphs - before)
         except Exception as failed:  # the tracers have classes of their own for what they lack

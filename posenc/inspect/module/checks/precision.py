@@ -3,82 +3,90 @@
 import inspect
 import math
 import re
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from posenc.inspect.module.errors import bound, distinct, error
-from posenc.inspect.module.subject import Measured, Subject, modules_of
+from posenc.inspect.module.errors import allowed_error, count_distinct, measure_errors
+from posenc.inspect.module.subject import Finding, Subject, own_modules
 from posenc.report.page.failure import one_line
 
 _NARROW = torch.bfloat16
-_STILL = 1e-4
-"""Radians by which no position of a head is rotated that rotates nothing."""
-_ACTIVATIONS = {"x", "q", "k", "scores", "score", "dtype"}
+_LEAST_ROTATION = 1e-4
+"""Radians; a head that rotates no position by more rotates nothing."""
+_ACTIVATION_ARGUMENTS = {"x", "q", "k", "scores", "score", "dtype"}
 
 
-def apart(subject: Subject) -> Measured:
-    """Check that no two positions give the same rotation in float32. Angles that were rounded to
-    half precision are coarse in every dtype, so comparing two dtypes would not show it."""
+def judge_distinct_positions(subject: Subject) -> Finding:
+    """Check that no two positions give the same rotation, or row, in float32. Angles that were
+    rounded to half precision are coarse in every dtype, so comparing two dtypes would not show
+    it."""
     if subject.view.kind == "bias":
         return None, "a bias may give several places the same"
     if subject.view.kind == "values":
-        return _repeated(subject)
-    seen = subject.see(subject.inputs(subject.length))
-    counts = [distinct("rotation", part) for part in _rotating_parts(subject, seen)]
+        return _judge_distinct_rows(subject)
+    seen = subject.read_result(subject.make_inputs(subject.length))
+    counts = [count_distinct("rotation", part) for part in _rotating_parts(subject, seen)]
     have, count = min(counts, default=(len(seen), len(seen)))
     return have == count, f"{have:,} of {count:,} positions distinct in float32"
 
 
 def _rotating_parts(subject: Subject, seen: Tensor) -> list[Tensor]:
-    """Return each head of each side that rotates anything; for what has no heads, all of it."""
+    """Return each head (positions, pairs) of queries and keys that rotates anything; of cosines and
+    sines, which have no heads, all."""
     if subject.view.how != "rotated content":
         return [seen]
     heads = subject.view.by_head(seen).flatten(1, 2).unbind(1)
-    return [head for head in heads if (head * head[:1].conj()).angle().abs().max() > _STILL]
+    return [
+        head for head in heads if (head * head[:1].conj()).angle().abs().max() > _LEAST_ROTATION
+    ]
 
 
-def _repeated(subject: Subject) -> Measured:
-    """Check that no row of a table is that of an earlier place, as where numbers of 8 bits wrap."""
+def _judge_distinct_rows(subject: Subject) -> Finding:
+    """Check that no two rows are equal, as they are if positions are kept in 8 bits and wrap."""
     count = min(subject.length, subject.stated or subject.length)
-    seen = subject.see(subject.inputs(count))
-    have, _ = distinct("values", seen)
+    seen = subject.read_result(subject.make_inputs(count))
+    have, _ = count_distinct("values", seen)
     is_last = have < count and bool((seen[have:] == seen[-1]).all())
     if is_last and subject.stated is None:
         return None, f"{have:,} of {count:,} rows distinct, the last for all that follow"
     return have == count, f"{have:,} of {count:,} rows distinct in float32"
 
 
-def activations(subject: Subject) -> Measured:
-    """Compare results for bfloat16 activations with those for float32 activations."""
-    if not subject.form.words & _ACTIVATIONS:
+def judge_bfloat16_activations(subject: Subject) -> Finding:
+    """Check that results for bfloat16 activations are those for float32, up to rounding."""
+    if not subject.form.words & _ACTIVATION_ARGUMENTS:
         return None, "takes no activations"
-    exact = subject.see(subject.inputs(subject.length))
-    rounded = subject.see(subject.inputs(subject.length, dtype=_NARROW))
-    return _judged(subject, exact, rounded)
+    exact = subject.read_result(subject.make_inputs(subject.length))
+    rounded = subject.read_result(subject.make_inputs(subject.length, dtype=_NARROW))
+    return _judge_rounded_result(subject, exact, rounded)
 
 
-def cast(subject: Subject) -> Measured:
-    """Check the same after module.bfloat16()."""
-    if not any(modules_of(subject.module)):
+def judge_bfloat16_module(subject: Subject) -> Finding:
+    """Check that results after module.bfloat16() are those of the module in float32, up to
+    rounding."""
+    if not any(own_modules(subject.module)):
         return None, "a function holds no numbers"
-    exact = subject.see(subject.inputs(subject.length))
-    inputs = subject.inputs(subject.length, dtype=_NARROW)
-    return _judged(subject, exact, subject.see(inputs, subject.fresh().bfloat16()))
+    exact = subject.read_result(subject.make_inputs(subject.length))
+    inputs = subject.make_inputs(subject.length, dtype=_NARROW)
+    return _judge_rounded_result(
+        subject, exact, subject.read_result(inputs, subject.fresh().bfloat16())
+    )
 
 
-def _judged(subject: Subject, exact: Tensor, rounded: Tensor) -> Measured:
-    """Hold what a module returns for bfloat16 to what it returns for float32: the error, and how
-    many positions stay distinct."""
+def _judge_rounded_result(subject: Subject, exact: Tensor, rounded: Tensor) -> Finding:
+    """Check that `rounded`, the result in bfloat16, is as near to `exact`, the one in float32, as
+    is allowed; the numbers also say how many positions stay distinct."""
     kind = subject.view.kind
-    off = error(kind, rounded, exact)
-    allowed = bound(_NARROW)
-    distinct_rounded, count = distinct(kind, rounded)
-    distinct_at_best, _ = distinct(kind, exact, _NARROW)
-    distinct_exact, _ = distinct(kind, exact)
+    off = measure_errors(kind, rounded, exact)
+    allowed = allowed_error(_NARROW)
+    distinct_rounded, count = count_distinct(kind, rounded)
+    distinct_at_best, _ = count_distinct(kind, exact, _NARROW)
+    distinct_exact, _ = count_distinct(kind, exact)
     thing = "distances" if kind == "bias" else "positions"
-    text = f"off by {off.said} (allowed {allowed:.2g}"
+    text = f"off by {off.description} (allowed {allowed:.2g}"
     text += " and that share)" if kind == "bias" else ")"
     text += f"; {distinct_rounded:,} of {count:,} {thing} distinct"
     if distinct_exact < count:
@@ -90,18 +98,26 @@ def _judged(subject: Subject, exact: Tensor, rounded: Tensor) -> Measured:
     return off.worst <= allowed, text
 
 
-BOUND = 2 * torch.finfo(torch.bfloat16).eps
-"""Radians by which bfloat16 may round two cosines."""
-UNSTATED = 2**16
-"""Positions at which a module without a stated limit is judged."""
-_MOST = 2**24
+_ALLOWED_ANGLE = 2 * torch.finfo(torch.bfloat16).eps
+"""Radians by which bfloat16 may round two cosines. Rows that are no rotation are held to the same
+number, as a difference of cosines."""
+_CLAIM_IF_UNSTATED = 2**16
+"""Positions up to which a module without a stated limit is judged; chosen, not derived."""
+_POWERS_TRIED = [2**i for i in range(8, 25)]
+_FARTHEST_TRIED = _POWERS_TRIED[-1]
+"""Numbers of positions. From 2^24 on float32 skips integers."""
 _STEP, _ROWS = 3, 8
-_PROMISE = re.compile(r"exceed|longer than|beyond", re.I)
-_KEEPS = re.compile(r"recomput|re-comput|rebuil|regenerat|recreat|grow|extend", re.I)
+"""Positions between the two that are compared, and positions read at each place; chosen."""
+_WORDS_OF_EXCEEDING = re.compile(r"exceed|longer than|beyond", re.I)
+_WORDS_OF_REBUILDING = re.compile(r"recomput|re-comput|rebuil|regenerat|recreat|grow|extend", re.I)
+"""A docstring promises more than the limit if one sentence has a word of both."""
+
+StepEffect = Callable[..., Tensor]
+"""Start and number of positions -> effect of moving by _STEP, see `_make_step_effect`."""
 
 
-class _Far(NamedTuple):
-    """What a module gives at far positions. right_to: the largest number of positions that was
+class _FarPositions(NamedTuple):
+    """How right a module is at far positions. right_to: the largest number of positions that was
     right. worst: the largest error up to the claimed number, NaN if one is. refusal: why a call up
     to that number failed, or ""."""
 
@@ -110,146 +126,164 @@ class _Far(NamedTuple):
     refusal: str = ""
 
 
-def reach(subject: Subject) -> Measured:
-    """Find up to where differences of positions rotate by the angle that they have at the start,
-    and twice a position by twice its angle."""
-    differences = _differences(subject)
-    if differences is None:
-        return _counted(subject)
-    claimed = subject.stated or UNSTATED
+def judge_far_positions(subject: Subject) -> Finding:
+    """Check that as far as the module states (or to _CLAIM_IF_UNSTATED) a difference of positions
+    rotates by the angle that it has at the start, and twice a position by twice its angle."""
+    step_effect = _make_step_effect(subject)
+    if step_effect is None:
+        return _judge_counted_positions(subject)
+    claimed = subject.stated or _CLAIM_IF_UNSTATED
     try:
-        start = differences(0)
-        near = _worse(_gap(differences(100), start), _error_of_twice(subject, 100))
+        start = step_effect(0)
+        near = _larger_error(
+            _largest_difference(step_effect(100), start), _error_of_doubling(subject, 100)
+        )
     except Exception as failed:
         return None, f"cannot be asked for far positions: {one_line(failed)}"
-    if not near <= BOUND:
+    if not near <= _ALLOWED_ANGLE:
         turns = subject.view.kind == "rotation" and "positions" in subject.form.words
         off_at_100 = f"at position 100 a difference is off by {near:.2g} from the same at 0"
-        # Tables of places owe nothing to differences.
+        # A table of learned positions need not show differences.
         return False if turns else None, off_at_100
-    far = _try_far(subject, differences, start, claimed)
+    far = _try_far_positions(subject, step_effect, start, claimed)
     if far.refusal:
         return None, f"right up to {far.right_to:,}; {far.refusal}"
     if math.isnan(far.worst) and not subject.stated:
         # As xPos, whose scales leave float32 far away.
         return None, f"right to {far.right_to:,}; no number at {claimed:,}, which it does not state"
-    along, place = _along(subject, differences, start, min(subject.length, claimed))
-    if not along <= BOUND and far.worst <= BOUND:
+    nearby, place = _largest_error_up_to(subject, step_effect, start, min(subject.length, claimed))
+    if not nearby <= _ALLOWED_ANGLE and far.worst <= _ALLOWED_ANGLE:
         return False, (
-            f"a difference is off by {along:.2g} rad at position {place:,} from the same at 0 "
-            f"(allowed {BOUND:.2g})"
+            f"a difference is off by {nearby:.2g} rad at position {place:,} from the same at 0 "
+            f"(allowed {_ALLOWED_ANGLE:.2g})"
         )
-    return far.worst <= BOUND, _reach_in_words(far, claimed, is_stated=bool(subject.stated))
-
-
-def _reach_in_words(far: _Far, claimed: int, *, is_stated: bool) -> str:
-    """Return up to where a module is right, and how wrong it is at the claimed position."""
-    and_more = " and more" if far.right_to == _MOST else ""
-    limit = f"states {claimed:,}" if is_stated else f"states no limit, judged at {claimed:,}"
-    return (
-        f"right to {far.right_to:,}{and_more}; {limit}, off by {far.worst:.2g} rad "
-        f"there (allowed {BOUND:.2g})"
+    return far.worst <= _ALLOWED_ANGLE, _describe_far_positions(
+        far, claimed, is_stated=bool(subject.stated)
     )
 
 
-def _try_far(subject: Subject, differences: Any, start: Tensor, claimed: int) -> _Far:
+def _describe_far_positions(far: _FarPositions, claimed: int, *, is_stated: bool) -> str:
+    """Return up to where a module is right, and how wrong it is at the claimed position."""
+    and_more = " and more" if far.right_to == _FARTHEST_TRIED else ""
+    limit = f"states {claimed:,}" if is_stated else f"states no limit, judged at {claimed:,}"
+    return (
+        f"right to {far.right_to:,}{and_more}; {limit}, off by {far.worst:.2g} rad "
+        f"there (allowed {_ALLOWED_ANGLE:.2g})"
+    )
+
+
+def _try_far_positions(
+    subject: Subject, step_effect: StepEffect, start: Tensor, claimed: int
+) -> _FarPositions:
     """Find up to how many positions the module is right: the claimed number and powers of two are
-    tried, the smallest first, until one is wrong. Its error is the larger of two: of differences at
-    its end, which must be those at the `start`, and of `_error_of_twice`."""
+    tried, the smallest first, until one is wrong. The error at a number is the larger of two: how
+    far `step_effect` there is from that at position 0, `start`; and `_error_of_doubling`.
+    """
     right_to = 0
     worst = 0.0
-    for last in sorted({*(2**i for i in range(8, 25)), claimed}):
+    for last in sorted({*_POWERS_TRIED, claimed}):
         try:
-            off = _worse(_gap(differences(last - _ROWS), start), _error_of_twice(subject, last - 1))
+            off = _larger_error(
+                _largest_difference(step_effect(last - _ROWS), start),
+                _error_of_doubling(subject, last - 1),
+            )
         except Exception as failed:
             if last <= claimed:
-                return _Far(right_to, worst, f"{last:,} positions: {one_line(failed)}")
+                return _FarPositions(right_to, worst, f"{last:,} positions: {one_line(failed)}")
             break  # the module owes nothing there, as where a table ends
         if last <= claimed:
-            worst = _worse(off, worst)
-        if not off <= BOUND:
+            worst = _larger_error(off, worst)
+        if not off <= _ALLOWED_ANGLE:
             break
         right_to = last
-    return _Far(right_to, worst)
+    return _FarPositions(right_to, worst)
 
 
-def _along(subject: Subject, differences: Any, start: Tensor, count: int) -> tuple[float, int]:
-    """Return the largest error of a difference among the first `count` positions, and where it
-    is."""
+def _largest_error_up_to(
+    subject: Subject, step_effect: StepEffect, start: Tensor, count: int
+) -> tuple[float, int]:
+    """Return how far, at most, `step_effect` among the first `count` positions is from that at
+    position 0, `start`; and the position with this error."""
     if count <= _ROWS:
         return 0.0, 0
-    moved = differences(0, count)
+    moved = step_effect(0, count)
     off = (moved * start[:1].conj()).angle() if moved.is_complex() else moved - start[:1]
     by_place = off.abs() if off.ndim == 1 else off.abs().amax(-1)
     return by_place.max().item(), int(by_place.argmax())
 
 
-def _counted(subject: Subject) -> Measured:
+def _judge_counted_positions(subject: Subject) -> Finding:
     """Judge a module that counts its positions itself, so that none far away can be asked for:
     twice a position must have twice its angle, up to the length of the checks."""
     if subject.view.kind != "rotation":
         return None, "a bias" if subject.view.kind == "bias" else "shows no angles"
-    seen = subject.see(subject.inputs(subject.length))
+    seen = subject.read_result(subject.make_inputs(subject.length))
     by_first = seen * seen[0].conj()
     half = (subject.length + 1) // 2
-    worst = _gap(by_first[: 2 * half : 2], by_first[:half] ** 2)
+    worst = _largest_difference(by_first[: 2 * half : 2], by_first[:half] ** 2)
     text = f"twice a position is off by {worst:.2g} rad from twice its angle"
-    return worst <= BOUND, f"{text}, up to {subject.length:,} (allowed {BOUND:.2g})"
+    return (
+        worst <= _ALLOWED_ANGLE,
+        f"{text}, up to {subject.length:,} (allowed {_ALLOWED_ANGLE:.2g})",
+    )
 
 
-def _error_of_twice(subject: Subject, last: int) -> float:
-    """Return how far the angle of position `last`, or the one before, is from twice the angle of
-    half of it, in radians; 0 for a module that shows no angles."""
+def _error_of_doubling(subject: Subject, last: int) -> float:
+    """Return how far the angle of the largest even position up to `last` is from twice the angle of
+    half that position, in radians; 0 for a module that shows no angles."""
     if subject.view.kind != "rotation":
         return 0.0
     half = last // 2
-    if subject.form.places_tokens:
-        first, middle, end = subject.see(subject.inputs(torch.tensor([0, half, 2 * half])))
+    if subject.form.takes_positions:
+        first, middle, end = subject.read_result(
+            subject.make_inputs(torch.tensor([0, half, 2 * half]))
+        )
     else:
-        counting = subject.form.counting()
+        counting = subject.form.without_positions()
         first, middle, end = (
-            subject.see(subject.inputs(1, offset=start), form=counting)[0]
+            subject.read_result(subject.make_inputs(1, offset=start), form=counting)[0]
             for start in (0, half, 2 * half)
         )
-    return _gap(end * first.conj(), (middle * first.conj()) ** 2)
+    return _largest_difference(end * first.conj(), (middle * first.conj()) ** 2)
 
 
-def _worse(a: float, b: float) -> float:
-    """Return the larger of two errors; NaN if one is."""
+def _larger_error(a: float, b: float) -> float:
+    """Return the larger of two errors; NaN if one is, where max() may ignore it."""
     return torch.tensor([a, b]).max().item()
 
 
-def _gap(a: Tensor, b: Tensor) -> float:
+def _largest_difference(a: Tensor, b: Tensor) -> float:
     """Return the largest difference: of complex numbers that of their angles, in radians."""
-    gap = (a * b.conj()).angle() if a.is_complex() else a - b
-    return gap.abs().max().item()
+    difference = (a * b.conj()).angle() if a.is_complex() else a - b
+    return difference.abs().max().item()
 
 
-def _differences(subject: Subject):
-    """Return the effect of moving by three positions, by start: the rotation of each pair, or the
-    cosine of two rows. None if there is nothing to compare."""
-    counting = subject.form.counting()
+def _make_step_effect(subject: Subject) -> StepEffect | None:
+    """Return a function that measures the effect of moving by _STEP positions, for the rows after a
+    start: the rotation of each pair (rows, pairs), or the cosine of two rows (rows). None if the
+    module returns a bias, or cannot be asked for far positions."""
+    counting = subject.form.without_positions()
     if subject.view.kind == "bias":
         return None
-    placed = subject.form.places_tokens
+    placed = subject.form.takes_positions
     if not placed and (counting is None or "offset" not in counting.on_request):
         return None
 
-    def differences(start: int, count: int = _ROWS) -> Tensor:
+    def step_effect(start: int, count: int = _ROWS) -> Tensor:
         if placed:
-            rows = subject.see(subject.inputs(torch.arange(start, start + count)))
+            rows = subject.read_result(subject.make_inputs(torch.arange(start, start + count)))
         else:
-            rows = subject.see(subject.inputs(count, offset=start), form=counting)
+            rows = subject.read_result(subject.make_inputs(count, offset=start), form=counting)
         if subject.view.kind == "rotation":
             return rows[_STEP:] * rows[:-_STEP].conj()
         rows = torch.nn.functional.normalize(rows, dim=-1)
         return (rows[_STEP:] * rows[:-_STEP]).sum(-1)
 
-    return differences
+    return step_effect
 
 
-def beyond(subject: Subject) -> Measured:
-    """Check that the module runs beyond its stated length if its own words say that it does."""
+def judge_promised_length(subject: Subject) -> Finding:
+    """Check that the docstrings of a module with a limit promise nothing beyond it."""
     if subject.limit is None:
         return None, f"no limit met up to {subject.length:,} tokens"
     limit = f"{subject.limit.tokens:,} tokens: {subject.limit.error}"
@@ -257,7 +291,7 @@ def beyond(subject: Subject) -> Measured:
         filter(None, map(inspect.getdoc, (type(subject.module), subject.module.forward)))
     )
     for sentence in re.split(r"(?<=[.;])\s+|\n\s*\n", words):
-        promise = _KEEPS.search(sentence)
-        if promise and _PROMISE.search(sentence):
+        promise = _WORDS_OF_REBUILDING.search(sentence)
+        if promise and _WORDS_OF_EXCEEDING.search(sentence):
             return False, f"its words promise “…{promise.group(0)}…” beyond it; {limit}"
     return None, f"ends at {subject.length:,}, and promises no more; {limit}"

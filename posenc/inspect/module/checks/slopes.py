@@ -7,52 +7,59 @@ import torch
 from torch import Tensor, nn
 
 from posenc.encodings import ALiBi
-from posenc.inspect.module.subject import Measured, Subject
+from posenc.inspect.module.subject import Finding, Subject
 
 _CLOSE = 1e-3
-_ROUNDING = 2**-7
+"""Relative difference below which two slopes are one; chosen, not derived."""
+_BFLOAT16_ROUNDING = 2**-7
 """Largest relative error of a number that was rounded to bfloat16."""
-_HIDDEN = -1e4
+_HIDDEN_BELOW = -1e4
 """Logits that hide a key: less than any slope gives at the lengths of these checks."""
-_USUAL = 8.0
+_USUAL_EXPONENT = 8.0
 """ALiBi's bias_max: the last of a power of two heads has the slope 2^-8."""
 
 
-def slopes(subject: Subject) -> Measured:
-    """Compare with the authors' slopes, and with the mistakes in `_mistakes`."""
+def judge_slopes(subject: Subject) -> Finding:
+    """Check that the slopes of a linear bias are those of ALiBi's authors; if not, name the known
+    mistake that makes them, or take them for slopes of its own (None)."""
     if subject.view.kind != "bias":
         return None, "no bias"
-    bias = subject.see(subject.inputs(min(64, subject.length)))
+    bias = subject.read_result(subject.make_inputs(min(64, subject.length)))
     measured = _line_slopes(bias)
     if measured is None:
         # Without the query's own place the line is straight, and begins one step too far away.
         earlier = _line_slopes(bias[..., :-1])
         own_step = bias[:, -1, -1] - bias[:, -1, -2]
-        if earlier is not None and _equal(own_step.abs(), 2 * earlier.abs()):
+        if earlier is not None and _all_are_close(own_step.abs(), 2 * earlier.abs()):
             return False, "the distance of every earlier key is one too large"
         return None, "no straight line"
     rewarded = bool((measured < 0).all())
     if not (rewarded or (measured > 0).all()):
         return None, "does not fall with distance"
-    far, is_rounded = _far(subject, measured)
+    far, is_rounded = _describe_departure_from_line(subject, measured)
     if is_rounded:
         return False, far
     size = measured.abs()
     count = len(measured)
-    shown = f"{count} heads: {_few(measured)}, ...{_ahead(bias)}"
-    power = _stated_power(subject.module)
-    authors = _authors(count, power)
+    shown = (
+        f"{count} heads: {_first_three_in_words(measured)}, ...{_describe_rewarded_future(bias)}"
+    )
+    power = _stated_exponent(subject.module)
+    authors = _authors_slopes(count, power)
     wrong = ["the sign: distance is rewarded"] if rewarded else []
-    if not _equal(size, authors):
-        name = _mistake(size, power) or _few_others(size, authors)
+    if not _all_are_close(size, authors):
+        name = _name_mistake(size, power) or _describe_odd_head(size, authors)
         if name is None:
-            text = f"slopes of its own: {shown}{_multiple(size, authors)}"
+            text = f"slopes of its own: {shown}{_describe_multiple(size, authors)}"
             return None, f"{text}; {far}" if far else text
         wrong.append(name)
     if far:
         wrong.append(far)
     if wrong:
-        return False, f"{shown}; the authors' {_few(authors)}, ...: {'; '.join(wrong)}"
+        return (
+            False,
+            f"{shown}; the authors' {_first_three_in_words(authors)}, ...: {'; '.join(wrong)}",
+        )
     return True, shown
 
 
@@ -66,12 +73,12 @@ def _line_slopes(bias: Tensor) -> Tensor | None:
     return last if is_straight else None
 
 
-def past(subject: Subject) -> Measured:
-    """Check that keys before a query differ by distance. Where only those after it do, the sign of
-    the distance is exchanged."""
+def judge_past_keys(subject: Subject) -> Finding:
+    """Check that a bias of keys before a query differs by distance. If only that of keys after it
+    does, the sign of the distance is exchanged."""
     if subject.view.kind != "bias":
         return None, "no bias"
-    bias = subject.see(subject.inputs(min(64, subject.length)))
+    bias = subject.read_result(subject.make_inputs(min(64, subject.length)))
     if bias.shape[1] == 1:
         return None, "a bias by key"
     before, after = (_num_distinct(bias[:, query]) for query in (-1, 0))
@@ -82,63 +89,73 @@ def past(subject: Subject) -> Measured:
 
 
 def _num_distinct(rows: Tensor) -> int:
-    """Return how many different numbers the bias of one query (heads, keys) has, in the head with
-    the most."""
+    """Return how many different numbers the bias of one query has, in the head with the most.
+
+    rows: (heads, keys).
+    """
     return max(len(head.unique()) for head in rows)
 
 
-def _far(subject: Subject, slopes: Tensor) -> tuple[str, bool]:
-    """Return where the biases of earlier keys leave the line that they have near the query ("" if
-    they keep it), and True if they do so because distances are rounded."""
-    bias = subject.see(subject.inputs(subject.length))
+def _describe_departure_from_line(subject: Subject, slopes: Tensor) -> tuple[str, bool]:
+    """Return as text where, at full length, the biases of earlier keys leave the lines with these
+    slopes ("" if they keep them), and True if they do so because distances are rounded."""
+    bias = subject.read_result(subject.make_inputs(subject.length))
     count = bias.shape[-1]
     queries = torch.arange(count)[-bias.shape[1] :]  # of a bias by key the last query
     distance = (queries[:, None] - torch.arange(count)).double()
     by_head = torch.stack(
-        [_off_line(*row, distance).max() for row in zip(bias, slopes, strict=True)]
+        [_relative_error_of_line(*row, distance).max() for row in zip(bias, slopes, strict=True)]
     )
     head = int(by_head.argmax())  # which takes NaN for the largest
     worst = by_head[head].item()
     if worst <= _CLOSE:
         return "", False
-    off = _off_line(bias[head], slopes[head], distance)
+    off = _relative_error_of_line(bias[head], slopes[head], distance)
     at = int(off.argmax())
     far = distance.flatten()[at].item()
-    if worst <= _ROUNDING:
+    if worst <= _BFLOAT16_ROUNDING:
         distinct = f"{_num_distinct(bias[:, -1]):,} of {count:,} distinct"
         return f"distances are rounded: off by {worst:.2g} of {far:,.0f}; {distinct}", True
     first = distance[~(off <= _CLOSE)].min().item()
-    fall = _below_own(bias[head], distance).flatten()[at].item()
+    fall = _drop_from_own_place(bias[head], distance).flatten()[at].item()
     return (
         f"head {head} leaves its line from distance {first:,.0f} on: {-fall:.4g} and not "
         f"{-slopes[head].item() * far:.4g} at {far:,.0f}"
     ), False
 
 
-def _off_line(bias: Tensor, slope: Tensor, distance: Tensor) -> Tensor:
-    """Return how far the biases (queries, keys) of one head are from slope * distance, relative to
-    it; 0 for later keys, and for hidden ones, as beyond a window."""
-    off = (_below_own(bias, distance) - slope * distance).abs()
+def _relative_error_of_line(bias: Tensor, slope: Tensor, distance: Tensor) -> Tensor:
+    """Return how far each bias's drop, from that at the query's own position, is from slope *
+    distance, relative to it; 0 for later keys, and for hidden ones, as beyond a window.
+
+    bias, distance, result: (queries, keys). slope: one number.
+    """
+    off = (_drop_from_own_place(bias, distance) - slope * distance).abs()
     off = off / (slope.abs() * distance.clamp(min=1))
-    return off.masked_fill((distance <= 0) | (bias <= _HIDDEN), 0.0)
+    return off.masked_fill((distance <= 0) | (bias <= _HIDDEN_BELOW), 0.0)
 
 
-def _below_own(bias: Tensor, distance: Tensor) -> Tensor:
-    """Return by how much the bias of each key is below that of the query's own place."""
+def _drop_from_own_place(bias: Tensor, distance: Tensor) -> Tensor:
+    """Return by how much the bias of each key is below that at the query's own position, where
+    `distance` is 0; all are (queries, keys)."""
     own_place = (distance == 0).int().argmax(-1, keepdim=True)
     return bias.gather(1, own_place) - bias
 
 
-def _mistake(measured: Tensor, usual: float) -> str | None:
-    """Return the name of the known mistake that gives these slopes."""
-    for name, mistaken in _mistakes(measured, usual):
-        if _equal(measured, mistaken):
+def _name_mistake(measured: Tensor, usual: float) -> str | None:
+    """Return the name of the known mistake that gives these slopes; None if there is none.
+
+    usual: the exponent of the right slopes, see `_mistaken_slopes`.
+    """
+    for name, mistaken in _mistaken_slopes(measured, usual):
+        if _all_are_close(measured, mistaken):
             return name
     return None
 
 
-def _few_others(measured: Tensor, authors: Tensor) -> str | None:
-    """Return which head has another slope than the authors', where at most a quarter has."""
+def _describe_odd_head(measured: Tensor, authors: Tensor) -> str | None:
+    """Return as text the first head with another slope than the authors'; None if more than a
+    quarter of the heads have others, which is no slip but another rule."""
     off = ~((measured - authors).abs() <= _CLOSE * authors)
     if off.sum() > len(off) / 4:
         return None
@@ -146,7 +163,7 @@ def _few_others(measured: Tensor, authors: Tensor) -> str | None:
     return f"head {head}, from 0, has {measured[head]:.4g}, not {authors[head]:.4g}"
 
 
-def _mistakes(measured: Tensor, usual: float) -> Iterator[tuple[str, Tensor]]:
+def _mistaken_slopes(measured: Tensor, usual: float) -> Iterator[tuple[str, Tensor]]:
     """Yield names of known mistakes, with the slopes that they give for this number of heads.
 
     usual: the exponent b of the right slopes 2^(-b h / H).
@@ -156,13 +173,13 @@ def _mistakes(measured: Tensor, usual: float) -> Iterator[tuple[str, Tensor]]:
         return
     heads = torch.arange(1, count + 1, dtype=torch.float64)
     power = 1 << (count.bit_length() - 1)
-    authors, twice = _authors(count, usual), _authors(2 * power, usual)
+    authors, twice = _authors_slopes(count, usual), _authors_slopes(2 * power, usual)
     yield "heads are in reversed order", authors.flip(0)
     if count > power:  # the authors add every second slope of twice as many heads
         first_heads = authors[:power]
         more = count - power
         only = "holds for powers of two only"
-        yield f"2^(-{usual:g} h / H) {only}", _geometric(heads, count, usual)
+        yield f"2^(-{usual:g} h / H) {only}", _geometric_slopes(heads, count, usual)
         yield "further heads repeat the first ones", torch.cat([first_heads, first_heads[:more]])
         first_slopes = (
             f"further heads take the first slopes of {2 * power} heads, not every second one"
@@ -172,12 +189,12 @@ def _mistakes(measured: Tensor, usual: float) -> Iterator[tuple[str, Tensor]]:
     for start in (0, 2, 0.5, 1.5):
         shift = start - 1
         counted = f"heads are counted from {start:g}, not from 1"
-        yield counted, _geometric(heads + shift, count, usual)
+        yield counted, _geometric_slopes(heads + shift, count, usual)
         for between in (shift, 2 * shift):  # further heads, where they are counted as the others
             further = torch.arange(1, 2 * power + 1, 2)[: count - power] + between
             whole = [
-                _geometric(heads[:power] + shift, power, usual),
-                _geometric(further, 2 * power, usual),
+                _geometric_slopes(heads[:power] + shift, power, usual),
+                _geometric_slopes(further, 2 * power, usual),
             ]
             yield counted, torch.cat(whole)
     order = torch.empty_like(authors)
@@ -185,76 +202,81 @@ def _mistakes(measured: Tensor, usual: float) -> Iterator[tuple[str, Tensor]]:
     yield "heads are in another order", order
     natural = "the base is e, not 2"
     yield natural, torch.exp(-usual * heads / count)
-    yield natural, _authors(count, usual / math.log(2))
+    yield natural, _authors_slopes(count, usual / math.log(2))
     if count < 3:  # any two slopes are of some exponent
         return
-    for name, exponent, slopes in _of_exponents(measured, heads, power):
+    for name, exponent, slopes in _slopes_of_other_exponents(measured, heads, power):
         yield f"{name}the exponent is {exponent:.3g}, not {usual:g}", slopes
 
 
-def _of_exponents(
+def _slopes_of_other_exponents(
     measured: Tensor, heads: Tensor, power: int
 ) -> Iterator[tuple[str, float, Tensor]]:
-    """Yield slopes 2^(-b h / H) with the exponent b of the first head, or of the first two."""
+    """Yield slopes 2^(-b h / H) for exponents b read from the first head, or from the first two: a
+    remark for before the exponent, the exponent and the slopes.
+
+    heads: 1, 2, ... power: the largest power of two that is no more than their number.
+    """
     count = len(measured)
     first = -math.log2(measured[0].item())
     if first > 0:
-        yield "", first * power, _authors(count, first * power)
+        yield "", first * power, _authors_slopes(count, first * power)
         yield (
             "2^(-b h / H) holds for powers of two only, and ",
             first * count,
-            _geometric(heads, count, first * count),
+            _geometric_slopes(heads, count, first * count),
         )
     ratio = -math.log2((measured[1] / measured[0]).item()) * count
     if ratio > 0:
         yield (
             "heads are counted from 0, not from 1, and ",
             ratio,
-            _geometric(heads - 1, count, ratio),
+            _geometric_slopes(heads - 1, count, ratio),
         )
 
 
-def _geometric(heads: Tensor, count: int, exponent: float) -> Tensor:
+def _geometric_slopes(heads: Tensor, count: int, exponent: float) -> Tensor:
     """Return the slopes 2^(-exponent * h / count) of these heads h."""
     return 2.0 ** (-exponent * heads.double() / count)
 
 
-def _authors(count: int, power: float = _USUAL) -> Tensor:
-    """Return the slopes of ALiBi's authors for `count` heads, the last of which is 2^-power if they
-    are a power of two."""
+def _authors_slopes(count: int, power: float = _USUAL_EXPONENT) -> Tensor:
+    """Return the slopes of ALiBi's authors for `count` heads. If `count` is a power of two, the
+    last one is 2^-power."""
     return torch.tensor(ALiBi(count, bias_max=power).slopes, dtype=torch.float64)
 
 
-def _stated_power(module: nn.Module) -> float:
+def _stated_exponent(module: nn.Module) -> float:
     """Return the exponent that the module or its config states, as MPT's alibi_bias_max; or 8."""
     for holder in (module, getattr(module, "config", None)):
         for name in ("bias_max", "alibi_bias_max"):
             stated = getattr(holder, name, None)
             if isinstance(stated, int | float) and 0 < stated < math.inf:
                 return float(stated)
-    return _USUAL
+    return _USUAL_EXPONENT
 
 
-def _multiple(measured: Tensor, authors: Tensor) -> str:
-    """Return that the slopes are a multiple of the authors', as in Falcon, which adds its bias
-    before the division by sqrt(head_dim); "" if they are not."""
+def _describe_multiple(measured: Tensor, authors: Tensor) -> str:
+    """Return a remark if the slopes are a multiple of the authors': "; 8 times the authors'"; "" if
+    not. So are those of Falcon, which adds its bias before the division by sqrt(head_dim)."""
     factor = (measured[0] / authors[0]).item()
-    same = _equal(measured, factor * authors)
+    same = _all_are_close(measured, factor * authors)
     return f"; {factor:.4g} times the authors'" if same else ""
 
 
-def _equal(a: Tensor, b: Tensor) -> bool:
+def _all_are_close(a: Tensor, b: Tensor) -> bool:
+    """Return True if a and b have one shape and all slopes in a are those in b, see _CLOSE."""
     return a.shape == b.shape and bool(((a - b).abs() <= _CLOSE * b).all())
 
 
-def _few(slopes: Tensor) -> str:
-    """Return the first three slopes as text."""
+def _first_three_in_words(slopes: Tensor) -> str:
+    """Return the first three slopes as text: "0.5, 0.25, 0.125"."""
     return ", ".join(f"{slope:.3g}" for slope in slopes[:3].tolist())
 
 
-def _ahead(bias: Tensor) -> str:
-    """Return a remark if the first query has a larger bias for the last key than for its own place;
-    "" if not."""
+def _describe_rewarded_future(bias: Tensor) -> str:
+    """Return a remark if the first query has a larger bias for the last key, which is ahead of it,
+    than for its own position; "" if not."""
     if bias.shape[1] == 1 or not (gain := (bias[:, 0, -1] - bias[:, 0, 0]).max().item()) > 0:
         return ""
     return f"; keys ahead are rewarded, by {gain:.3g} logits at {bias.shape[-1] - 1}: causal only"
