@@ -57,7 +57,7 @@ def measure_encodings(
         from posenc.inspect.encoding.page import make_page
 
         made_by = f"posenc.inspect.measure_encodings({names!r})"
-        _write(make_page(sheets, len(sheets) > 1, made_by), out, figures)
+        _write_outputs(make_page(sheets, len(sheets) > 1, made_by), out, figures)
     return sheets
 
 
@@ -95,11 +95,14 @@ def measure_model(
     asked = Request(Path(folder), text, swap, as_bytes=as_bytes, as_ids=as_ids)
     sheet = measure_checkpoint(asked)
     if out is not None or figures is not None:
-        _write(make_page(sheet, (), f"posenc.inspect.measure_model({folder!r})"), out, figures)
+        _write_outputs(
+            make_page(sheet, (), f"posenc.inspect.measure_model({folder!r})"), out, figures
+        )
     return sheet
 
 
-def _write(page: Page, out: str | Path | None, figures: str | Path | None) -> None:
+def _write_outputs(page: Page, out: str | Path | None, figures: str | Path | None) -> None:
+    """Write the page and its figures where a place is given, and warn with the notes on them."""
     from posenc.report.page.figure_files import write_page
 
     for line in write_page(page, out, figures):

@@ -15,11 +15,11 @@ from posenc.list import complete_name
 from posenc.report.machine.options import Figures, option
 from posenc.report.page.failure import RunFailed
 
-_MOST = 8192
+_LARGEST_SIZE = 8192
 """Heads, or channels of a head, of a model that fits this machine and is measured in minutes."""
 _HELP = ("--help", "-h")
-_OF_MODEL = ("--sentence", "--swap", "--layer", "--bytes", "--ids")
-_OF_MODULE = ("--arg", "--as", "--width")
+_MODEL_OPTIONS = ("--sentence", "--swap", "--layer", "--bytes", "--ids")
+_MODULE_OPTIONS = ("--arg", "--as", "--width")
 
 
 class Subcommands(TyperGroup):
@@ -35,29 +35,30 @@ class Subcommands(TyperGroup):
             is_option = first.startswith("-")
             misspelt = not is_option and get_close_matches(first, self.commands, n=1)
             if first not in (*self.commands, *_HELP) and not misspelt:
-                lines = ", or ".join(f"`{line}`" for line in _with_subcommand(args))
+                lines = ", or ".join(f"`{line}`" for line in _lines_with_subcommand(args))
                 ctx.fail(f"posenc inspect takes the kind first: {lines}")
         return super().parse_args(ctx, args)
 
 
-def _with_subcommand(args: list[str]) -> list[str]:
-    """Return the lines that may be meant by arguments without a subcommand."""
+def _lines_with_subcommand(args: list[str]) -> list[str]:
+    """Return the command lines that may be meant by arguments without a subcommand."""
     options = {arg.partition("=")[0] for arg in args}
     if "--contract" in args:
         kinds = ["contract"]
         args = [arg for arg in args if arg != "--contract"]
-    elif options.intersection(_OF_MODEL):
+    elif options.intersection(_MODEL_OPTIONS):
         kinds = ["model"]
-    elif options.intersection(_OF_MODULE):
+    elif options.intersection(_MODULE_OPTIONS):
         kinds = ["module"]
     else:
         names = [arg for arg in args if not arg.startswith("-")]
-        kinds = _kinds_of(names[0] if names else "")
+        kinds = _likely_subcommands(names[0] if names else "")
     return [shlex.join(["posenc", "inspect", kind, *args]) for kind in kinds]
 
 
-def _kinds_of(name: str) -> list[str]:
-    """Return the subcommands that may be meant by what is named."""
+def _likely_subcommands(name: str) -> list[str]:
+    """Return the subcommands that may be meant with the argument `name`: a file's class, a
+    folder, or an encoding."""
     file, colon, _ = name.rpartition(":")
     if colon and (file.strip("'\"").endswith(".py") or "." in file):
         return ["encoding", "module"]
@@ -66,7 +67,7 @@ def _kinds_of(name: str) -> list[str]:
 
 
 @contextmanager
-def _no_exit() -> Iterator[None]:
+def _report_sys_exit() -> Iterator[None]:
     """Report that code which is measured calls sys.exit, instead of ending as if all were well."""
     try:
         yield
@@ -104,11 +105,15 @@ _Out = Annotated[
 
 
 @inspect.command("encoding")
-@_no_exit()
+@_report_sys_exit()
 def encoding(
     names: _Encodings,
-    head_dim: Annotated[int, option("Size of one head.", min=1, max=_MOST, panel="Model")] = 64,
-    heads: Annotated[int, option("Number of query heads.", min=1, max=_MOST, panel="Model")] = 8,
+    head_dim: Annotated[
+        int, option("Size of one head.", min=1, max=_LARGEST_SIZE, panel="Model")
+    ] = 64,
+    heads: Annotated[
+        int, option("Number of query heads.", min=1, max=_LARGEST_SIZE, panel="Model")
+    ] = 8,
     train_length: Annotated[
         int, option("Longest sequence of the training, in tokens.", min=1, panel="Data")
     ] = 2048,
@@ -152,7 +157,7 @@ def _refuse_what_is_no_encoding(name: str) -> None:
 
 
 @inspect.command("model")
-@_no_exit()
+@_report_sys_exit()
 def model(
     folder: Annotated[Path, typer.Argument(help="A Hugging Face folder with safetensors.")],
     sentence: Annotated[
@@ -195,7 +200,7 @@ def model(
 
 
 @inspect.command("module")
-@_no_exit()
+@_report_sys_exit()
 def module(
     path: Annotated[
         str,
@@ -218,10 +223,10 @@ def module(
         ),
     ] = None,
     width: Annotated[
-        int, option("Channels of a token, or of a head.", min=2, max=_MOST, panel="Model")
+        int, option("Channels of a token, or of a head.", min=2, max=_LARGEST_SIZE, panel="Model")
     ] = 64,
     heads: Annotated[
-        int, option("Heads of queries, keys and scores.", min=1, max=_MOST, panel="Model")
+        int, option("Heads of queries, keys and scores.", min=1, max=_LARGEST_SIZE, panel="Model")
     ] = 8,
     as_json: Annotated[bool, option("Print JSON.", "--json", panel="Output")] = False,
 ) -> None:
@@ -232,7 +237,7 @@ def module(
 
 
 @inspect.command("contract")
-@_no_exit()
+@_report_sys_exit()
 def contract(
     names: _Encodings,
     as_json: Annotated[bool, option("Print JSON.", "--json", panel="Output")] = False,

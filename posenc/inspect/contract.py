@@ -21,15 +21,15 @@ def run(names: Sequence[str], as_json: bool) -> None:
     encoding fails a check, after all of them.
     """
     for name in names:
-        _check_size(name)
-    verdicts_of = {name: _checked(name) for name in dict.fromkeys(names)}
+        _refuse_unbuildable(name)
+    verdicts_of = {name: _run_checks(name) for name in dict.fromkeys(names)}
     tell("")
     if as_json:
-        rows = [_row(name, outcomes) for name, outcomes in verdicts_of.items()]
+        rows = [_json_object(name, outcomes) for name, outcomes in verdicts_of.items()]
         print(json.dumps(rows, indent=1))
     else:
         for name, outcomes in verdicts_of.items():
-            _print(name, outcomes)
+            _print_verdicts(name, outcomes)
     failed = []
     for name, outcomes in verdicts_of.items():
         count = sum(verdict.failure is not None for verdict in outcomes)
@@ -39,8 +39,8 @@ def run(names: Sequence[str], as_json: bool) -> None:
         raise RunFailed(f"checks that fail: {', '.join(failed)}.")
 
 
-def _row(name: str, outcomes: list[Verdict]) -> dict[str, Any]:
-    """Return the verdicts on one encoding for JSON."""
+def _json_object(name: str, outcomes: list[Verdict]) -> dict[str, Any]:
+    """Return the verdicts on one encoding as an object of the JSON output."""
     return {
         "encoding": name,
         "checks": {v.check: {"holds": not v.failure, "failure": v.failure} for v in outcomes},
@@ -48,7 +48,7 @@ def _row(name: str, outcomes: list[Verdict]) -> dict[str, Any]:
     }
 
 
-def _check_size(name: str) -> None:
+def _refuse_unbuildable(name: str) -> None:
     """Raise ValueError if the encoding cannot be built for the model of the checks."""
     try:
         create(name, SHAPE)
@@ -59,10 +59,11 @@ def _check_size(name: str) -> None:
         ) from error
 
 
-def _checked(name: str) -> list[Verdict]:
-    """Run every check of the contract on one encoding and say which on stderr."""
+def _run_checks(name: str) -> list[Verdict]:
+    """Run every check of the contract on one encoding, and return their verdicts; stderr shows
+    which check runs."""
     checks = every_check()
-    say(stderr(), f"{name}: {_counted(checks)} of its behaviour, about half a minute.")
+    say(stderr(), f"{name}: {_number_of_checks(checks)} of its behaviour, about half a minute.")
     outcomes = []
     with _without_logs():
         for i, verdict in enumerate(verdicts(maker(name), checks), 1):
@@ -71,8 +72,8 @@ def _checked(name: str) -> list[Verdict]:
     return outcomes
 
 
-def _counted(checks: Sized) -> str:
-    """Return how many checks there are, in words."""
+def _number_of_checks(checks: Sized) -> str:
+    """Return how many checks there are, as text: "12 checks"."""
     return f"{len(checks)} {'check' if len(checks) == 1 else 'checks'}"
 
 
@@ -88,7 +89,7 @@ def _without_logs() -> Iterator[None]:
         logging.disable(before)
 
 
-def _print(name: str, outcomes: list[Verdict]) -> None:
+def _print_verdicts(name: str, outcomes: list[Verdict]) -> None:
     """Print how many checks fail, and a table with the failing ones first."""
     console = stdout(140)
     failed = [v for v in outcomes if v.failure is not None]
@@ -96,9 +97,9 @@ def _print(name: str, outcomes: list[Verdict]) -> None:
     not_finite = void.get("outputs_are_finite")
     if not_finite:  # NaN differs from itself, so all others may hold
         void = {"": f"{not_finite}, so that no check can compare them"}
-    text = f"{name} passes the contract: {_counted(outcomes)}."
+    text = f"{name} passes the contract: {_number_of_checks(outcomes)}."
     if failed:
-        text = f"{name} fails {len(failed)} of {_counted(outcomes)}."
+        text = f"{name} fails {len(failed)} of {_number_of_checks(outcomes)}."
     if void:
         text += f" Comparing it would mean nothing: {'; '.join(void.values())}."
     console.print(text, markup=False, highlight=False)

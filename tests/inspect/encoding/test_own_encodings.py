@@ -11,7 +11,7 @@ from rich.markup import escape
 
 import posenc
 from posenc import ModelShape
-from posenc.inspect.command import _no_exit
+from posenc.inspect.command import _report_sys_exit
 from posenc.inspect.encoding.command import measure_all
 from posenc.inspect.encoding.words import rows
 from posenc.report.page.console import print_table, stderr, stdout
@@ -233,7 +233,7 @@ def test_a_reader_that_goes_is_not_called_an_exit_of_what_is_measured():
     """As in `posenc inspect encoding rope | head -1`, where rich ends the program."""
     console = Console(file=ClosedPipe())
     ended = (SystemExit, BrokenPipeError)  # older releases of rich leave it to the caller
-    with pytest.raises(ended), _no_exit():
+    with pytest.raises(ended), _report_sys_exit():
         console.print("a line")
 
 
