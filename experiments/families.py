@@ -23,7 +23,7 @@ from tiny_models import LENGTH, VOCABULARY, tiny_folder
 
 from posenc.extend.export import proof
 from posenc.extend.export.prover import Prover
-from posenc.extend.extension import extend, tune_and_export
+from posenc.extend.extension import ExtensionRun, extend, tune_and_export
 from posenc.extend.measure.samples import sample_windows
 from posenc.extend.options import Options
 from posenc.extend.variants.variant import WINDOW
@@ -132,6 +132,7 @@ def _try_family(family: str, auto: Any, scratch: Path) -> list[Row]:
     worked = [Row(family, "method", m, WORKS, "") for m in outcome.measured]
     rows += worked + failed
     windows = sample_windows(lambda text: parse_token_ids(text, VOCABULARY), documents, TARGET, 1)
+    run = ExtensionRun(outcome.checkpoint, windows, None, QUICK, lambda what, share: None, None)
     for name, (variant, _) in outcome.measured.items():
         if name in ("none", WINDOW) or variant.needs_runtime:
             continue
@@ -139,7 +140,7 @@ def _try_family(family: str, auto: Any, scratch: Path) -> list[Row]:
 
         def export(variant: Any = variant, out: Path = out) -> Any:
             with HereProver() as prover:
-                tune_and_export(outcome, variant, out, prover, None, windows, QUICK)
+                tune_and_export(run, outcome, variant, out, prover)
 
         rows.append(attempt(family, "export", name, export)[0])
     return rows

@@ -98,7 +98,7 @@ class NotExported(RunFailed):
 
 
 @dataclass(frozen=True)
-class _Run:
+class ExtensionRun:
     """The inputs that the steps of one call of `extend` share.
 
     windows: the text to measure on. fitting: other text, for search and tuning; None if there is
@@ -164,7 +164,7 @@ def extend(
     fitting = _fitting_windows(checkpoint, encode, to_fit, to, method, options)
     if options.state is None and out is not None:
         options = replace(options, state=default_state_folder(out))
-    run = _Run(checkpoint, windows, fitting, options, progress, None if as_ids else encode)
+    run = ExtensionRun(checkpoint, windows, fitting, options, progress, None if as_ids else encode)
     with _state_lock(run), Prover() as prover:
         if out is not None and options.tune is None:
             prover.start()  # imports while variants are measured; during tuning it would only wait
@@ -206,7 +206,7 @@ def _fitting_windows(
     return sample_windows(encode, documents, to, count)
 
 
-def _state_lock(run: _Run) -> AbstractContextManager[object]:
+def _state_lock(run: ExtensionRun) -> AbstractContextManager[object]:
     """Return a context manager that locks the folder of the restart state; one that does nothing if
     there is neither search nor tuning, which alone write there."""
     if run.fitting is None or run.options.state is None:
@@ -227,7 +227,7 @@ def _method_to_export(outcome: Outcome, method: str | None, options: Options) ->
 
 
 def _export_and_judge(
-    run: _Run,
+    run: ExtensionRun,
     outcome: Outcome,
     chosen: str,
     out: Path,
@@ -290,7 +290,7 @@ def _load_in_requested_dtype(folder: str | Path, options: Options) -> Checkpoint
 
 
 def _measure_variants(
-    run: _Run, builders: VariantBuilders, method: str | None
+    run: ExtensionRun, builders: VariantBuilders, method: str | None
 ) -> tuple[dict[str, tuple[Variant, Evaluation]], dict[str, str]]:
     """Measure every variant. Return the variants with their evaluations, and why others could not
     be measured, by name: one method that this model's code refuses must not end a run of hours.
@@ -325,7 +325,7 @@ def _measure_variants(
 
 
 def tune_and_export(
-    run: _Run, outcome: Outcome, chosen: Variant, out: Path, prover: Prover
+    run: ExtensionRun, outcome: Outcome, chosen: Variant, out: Path, prover: Prover
 ) -> None:
     """Tune a measured variant if requested, write it to `out` and prove it; the results are put
     into `outcome`."""
@@ -355,7 +355,9 @@ def tune_and_export(
         outcome.left_behind = _names_not_copied(checkpoint.folder, out)
 
 
-def _export_plan(run: _Run, outcome: Outcome, chosen: Variant, *, changed: bool) -> ExportPlan:
+def _export_plan(
+    run: ExtensionRun, outcome: Outcome, chosen: Variant, *, changed: bool
+) -> ExportPlan:
     """Return the description of the export. changed: True if the weights are not those of the
     checkpoint."""
     recipe = run.options.tune
@@ -376,7 +378,7 @@ def _names_not_copied(folder: Path, out: Path) -> list[str]:
 
 
 def _tune_stretched_model(
-    run: _Run, chosen: Variant, recipe: TuneConfig, teacher: Any
+    run: ExtensionRun, chosen: Variant, recipe: TuneConfig, teacher: Any
 ) -> list[float]:
     """Tune the stretched model in place and return the losses. teacher: the model before it was
     stretched, whose predictions are kept; None to learn from the text alone."""
@@ -397,13 +399,13 @@ def _tune_stretched_model(
     )
 
 
-def _tuning_folder(run: _Run) -> Path:
+def _tuning_folder(run: ExtensionRun) -> Path:
     """Return the folder of the restart state of tuning."""
     assert run.options.state is not None
     return run.options.state / "tune"
 
 
-def _adapter_folder(run: _Run) -> Path:
+def _adapter_folder(run: ExtensionRun) -> Path:
     """Return the folder in which tuning saves the adapter until the export copies it."""
     return _tuning_folder(run) / ADAPTER
 
