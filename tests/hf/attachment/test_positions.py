@@ -507,9 +507,9 @@ def test_positions_and_states_stay_exact_in_keys_of_another_dtype(family, name, 
     at = torch.arange(1001, 1001 + LENGTH)[None]
     out = model(TOKENS[:, :6], position_ids=at[:, :6], use_cache=True)
     columns = cache_of(out).update.columns[1]
-    exact = columns.split(cache_of(out).layers[1].keys)
+    exact = columns.split_keys(cache_of(out).layers[1].keys)
     held_as(cache_of(out), dtype)
-    kept = columns.split(cache_of(out).layers[1].keys)
+    kept = columns.split_keys(cache_of(out).layers[1].keys)
     assert torch.equal(kept[1], at[:, :6].expand(2, -1))
     assert kept[2] is None if exact[2] is None else torch.equal(kept[2], exact[2])
     held_as(cache_of(out), torch.float32)
