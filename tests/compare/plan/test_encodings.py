@@ -112,6 +112,7 @@ def test_there_is_a_mistake_for_each_check_that_voids_a_comparison():
     assert set(MISTAKES) == set(VOIDING)
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("check", MISTAKES)
 def test_an_encoding_that_voids_a_comparison_is_refused(folder, check):
     name = MISTAKES[check]

@@ -15,6 +15,7 @@ def checked(*encodings: str, layers: int) -> None:
     check_plan(make_plan(Options(list(encodings), layers=layers)), workers=1, local_workers=1)
 
 
+@pytest.mark.quick(3)
 @pytest.mark.parametrize(
     ("text", "layers", "enough"),
     [
