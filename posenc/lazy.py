@@ -68,7 +68,7 @@ def load_module(module: str) -> ModuleType:
 def names_in_stub(file: str) -> dict[str, str]:
     """Map each name that the stub next to `file` imports to its module.
 
-    >>> listed(posenc.compare.__file__)["Study"]
+    >>> names_in_stub(posenc.compare.__file__)["Study"]
     'posenc.compare.results'
     """
     stub = ast.parse(Path(file).with_suffix(".pyi").read_text(encoding="utf-8"))

@@ -70,7 +70,7 @@ def translate_stored_text(text: str, templates: Sequence[str]) -> str:
 def join_names(names: Sequence[str]) -> str:
     """Join names by commas, the last by "and".
 
-    >>> listed(["rope", "alibi", "t5"])
+    >>> join_names(["rope", "alibi", "t5"])
     'rope, alibi and t5'
     """
     if len(names) == 1:
@@ -81,7 +81,7 @@ def join_names(names: Sequence[str]) -> str:
 def join_clauses(parts: Sequence[str]) -> str:
     """Join clauses into one sentence.
 
-    >>> sentence(["nothing moves", "all hold"])
+    >>> join_clauses(["nothing moves", "all hold"])
     'Nothing moves; all hold.'
     """
     text = phrase("; ").join(parts)

@@ -18,7 +18,7 @@ def rope_frequencies(dim: int, theta: float) -> tuple[float, ...]:
 
     Raises: ValueError for more dims than a head can have.
 
-    >>> plain(4, 10000.0)
+    >>> rope_frequencies(4, 10000.0)
     (1.0, 0.01)
     """
     if not 0 <= dim <= LARGEST_DIM:
@@ -94,7 +94,7 @@ def stretched_length(original: float, factor: float) -> int:
 
     A product just below an integer, by rounding of floats, counts for that integer.
 
-    >>> stretched(3, 5 / 3)
+    >>> stretched_length(3, 5 / 3)
     5
     """
     return int(original * factor * (1 + 1e-12))

@@ -31,7 +31,7 @@ def cache_argument_name(model: nn.Module) -> str | None:
 
     >>> from transformers import GPT2Config, GPT2Model
     >>> gpt2 = GPT2Model(GPT2Config(vocab_size=90, n_embd=32, n_layer=1, n_head=4))
-    >>> cache_argument(gpt2) in CACHE_ARGUMENTS
+    >>> cache_argument_name(gpt2) in CACHE_ARGUMENTS
     True
     """
     return next((name for name in CACHE_ARGUMENTS if forward_takes(model, name)), None)

@@ -152,7 +152,7 @@ def group_into_tiers(
 
     order: the best first. Within a tier it is kept, but has no meaning.
 
-    >>> tiers(["t5", "alibi", "rope"], frozenset({("rope", "t5")}))
+    >>> group_into_tiers(["t5", "alibi", "rope"], frozenset({("rope", "t5")}))
     (('t5', 'alibi'), ('rope',))
     """
     groups = []

@@ -24,7 +24,7 @@ TASKS: dict[str, Task] = {
 def find_task(name: str) -> Task:
     """Return the task of this name. Raise ValueError, with the nearest name, if there is none.
 
-    >>> task_named("copy").test_lengths
+    >>> find_task("copy").test_lengths
     (20, 24, 30, 40, 80)
     """
     if name in TASKS:

@@ -27,7 +27,7 @@ NEWEST: Mapping[str, str] = {}
 def version_numbers(version: str) -> tuple[int, ...]:
     """Return the numbers of a version, for comparisons.
 
-    >>> number_of("5.9") < number_of("5.10.4") < number_of("5.11")
+    >>> version_numbers("5.9") < version_numbers("5.10.4") < version_numbers("5.11")
     True
     """
     return tuple(int(part) for part in version.lstrip("b").split("."))

@@ -51,7 +51,7 @@ def _permute_rows(rows: RotatedRows, *, to_interleaved: bool) -> None:
 def row_permutation(width: int, *, to_interleaved: bool) -> list[int]:
     """Return the permutation new[i] = old[order[i]] of the `width` rotary dimensions of one head.
 
-    >>> order(6, to_interleaved=False)
+    >>> row_permutation(6, to_interleaved=False)
     [0, 2, 4, 1, 3, 5]
     """
     half = width // 2

@@ -20,7 +20,7 @@ def encoding_to_json(encoding: PositionEncoding) -> dict[str, Any] | None:
     class or an argument (a tensor, a custom mask).
 
     >>> from posenc import ALiBi
-    >>> written(ALiBi(num_heads=4))
+    >>> encoding_to_json(ALiBi(num_heads=4))
     {'class': 'posenc.encodings.scores.alibi:ALiBi', 'arguments': {'num_heads': 4}}
     """
     try:
