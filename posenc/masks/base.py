@@ -28,7 +28,8 @@ Predicate = Callable[["Sight"], Tensor]
 
 @dataclass(frozen=True)
 class Sight:
-    """Hold what a predicate gets: FlexAttention's four indices, positions of the pair."""
+    """Hold what a predicate gets of pairs of a query and a key: FlexAttention's four indices, and
+    the positions of the two. All six are tensors that broadcast to one shape."""
 
     batch: Int[Tensor, "..."]
     head: Int[Tensor, "..."]
@@ -114,6 +115,7 @@ class Mask:
         return Mask(
             partial(_either_shows, self.predicate, other.predicate),
             causal=self.causal and other.causal,
+            # A mask without a window shows keys at any distance, and so does the union.
             window=max(windows) if len(windows) == 2 else None,
             reads=self.reads + other.reads,
             operator="|",
@@ -146,7 +148,8 @@ class Mask:
         )
 
     def _bind_like(self, a: "Mask", b: "Mask") -> "Mask":
-        """Return the mask, bound to the positions of the two masks that it joins."""
+        """Return this mask, which joins `a` and `b`, bound to the positions of those; unbound if
+        both are. Raise ValueError if they are bound to different ones."""
         if not (a.bound or b.bound):
             return self
         if a.bound and b.bound and not _have_same_positions(a, b):
@@ -221,6 +224,7 @@ class Mask:
         batch = max(batches, default=1)
         device = tensors[0].device if tensors else torch.device("cpu")
         check_mask("Mask.tensor", self, batch, q_len, kv_len)
+        # A predicate need not differ between rows and queries, so its result may have size 1 there.
         of_head_0 = self.rows(batch, 1, 0, q_len, kv_len, device)[:, 0]
         visible = of_head_0.expand(-1, q_len, kv_len)
         return visible[0] if len(visible) == 1 else visible
@@ -364,7 +368,8 @@ def _keys_without_padding(mask: Mask, inverted: bool = False) -> Tensor | None:
 
 
 def _padding_tensor(mask: Mask) -> Tensor | None:
-    """Return the tensor of masks.padding, True for tokens, if a mask without parts reads one."""
+    """Return the tensor (batch, kv_len) of masks.padding, True for tokens that are no padding, of a
+    mask without parts; None for a mask of another kind."""
     for read in mask.reads:
         if read.name == "padding":
             return read.tensor
@@ -378,7 +383,8 @@ def _needs_all_parts(mask: Mask, inverted: bool) -> bool:
 
 
 def check_mask(owner: str, mask: Any, batch: int, q_len: int, kv_len: int) -> None:
-    """Raise TypeError unless `mask` is a Mask or None, ValueError unless it fits these sizes."""
+    """Raise TypeError unless `mask` is a Mask or None, ValueError unless the tensors that it reads
+    and the positions to which it is bound fit these sizes. owner: the function, for the message."""
     if mask is None:
         return
     if not isinstance(mask, Mask):
@@ -402,7 +408,11 @@ def check_mask(owner: str, mask: Any, batch: int, q_len: int, kv_len: int) -> No
 def _check_bound_sizes(
     owner: str, name: str, positions: Tensor | range | None, batch: int, length: int
 ) -> None:
-    """Raise ValueError if a mask is bound to positions of other sizes than those of attention."""
+    """Raise ValueError if a mask is bound to positions of other sizes than those of attention.
+
+    owner, name: the function and the positions, for the message. positions: None if the mask is
+    not bound. batch, length: the sizes that attention has.
+    """
     if positions is None:
         return
     shape = (len(positions),) if isinstance(positions, range) else tuple(positions.shape)
@@ -415,21 +425,24 @@ def _check_bound_sizes(
 
 
 def _describe_argument(mask: Any) -> str:
-    """Return what came instead of a Mask, for a message."""
+    """Return words for an argument that is no Mask, such as "a Tensor", for an error message."""
     if callable(mask) and not isinstance(mask, Tensor):
         return f"{getattr(mask, '__name__', type(mask).__name__)} (call it, or wrap it in Mask)"
     return f"a {type(mask).__name__}"
 
 
 def _both_show(a: Predicate, b: Predicate, sight: Sight) -> Tensor:
+    """Return True where both predicates do: the predicate of a & b."""
     return a(sight) & b(sight)
 
 
 def _either_shows(a: Predicate, b: Predicate, sight: Sight) -> Tensor:
+    """Return True where at least one of the predicates does: the predicate of a | b."""
     return a(sight) | b(sight)
 
 
 def _does_not_show(a: Predicate, sight: Sight) -> Tensor:
+    """Return True where the predicate does not: the predicate of ~a."""
     return ~a(sight)
 
 
@@ -457,7 +470,8 @@ def _have_same_positions(a: Mask, b: Mask) -> bool:
 
 
 def _check_bind_positions(q_positions: Any, kv_positions: Any) -> None:
-    """Raise unless both are positions that a mask can compare, see `Mask.bind`."""
+    """Raise TypeError or ValueError unless both are positions that a mask can compare, with batch
+    sizes that fit each other; see `Mask.bind`."""
     _check_flat_positions("q_positions", q_positions)
     _check_flat_positions("kv_positions", kv_positions)
     if isinstance(q_positions, range) or isinstance(kv_positions, range):
@@ -472,7 +486,8 @@ def _check_bind_positions(q_positions: Any, kv_positions: Any) -> None:
 
 
 def _check_flat_positions(name: str, positions: Any) -> None:
-    """Raise unless these are positions with one component, (len), (batch, len) or a range."""
+    """Raise TypeError unless `positions` are numbers or a range, ValueError unless they have one
+    component: (len) or (batch, len). `name`: the argument, for the message."""
     if isinstance(positions, range):
         return
     if not isinstance(positions, Tensor) or positions.dtype == torch.bool:

@@ -15,10 +15,12 @@ from posenc.positions import check_tensor, check_valid, take
 
 
 def _shows_all_keys(sight: Sight) -> Tensor:
+    """Return True for each pair: `full`. The comparison is made for its shape alone."""
     return torch.ones_like(sight.q_position >= sight.kv_position)
 
 
 def _key_is_not_later(sight: Sight) -> Tensor:
+    """Return True where the key's position is not above the query's: `causal`."""
     return sight.q_position >= sight.kv_position
 
 
@@ -54,6 +56,7 @@ def sliding_window(window_size: int) -> Mask:
 
 
 def _key_is_within_window(window_size: int, sight: Sight) -> Tensor:
+    """Return True where query and key are less than `window_size` positions apart."""
     return (sight.q_position - sight.kv_position).abs() < window_size
 
 
@@ -75,6 +78,7 @@ def padding(valid: Shaped[Tensor, "batch kv_len"]) -> Mask:
 
 
 def _key_is_no_padding(valid: Tensor, sight: Sight) -> Tensor:
+    """Return True where `valid` (batch, kv_len) is True for the key."""
     return valid[sight.batch, sight.kv_idx]
 
 
@@ -88,6 +92,7 @@ def document(
     check_tensor("document", "q_documents", q_documents, "document ids")
     if kv_documents is not None:
         check_tensor("document", "kv_documents", kv_documents, "document ids")
+    # Ids of one batch row are those of every row, whatever the batch size of attention is.
     q_ids, kv_ids = (
         ids[0] if ids.ndim == 2 and ids.shape[0] == 1 else ids
         for ids in (q_documents, q_documents if kv_documents is None else kv_documents)
@@ -95,6 +100,7 @@ def document(
     return Mask(
         partial(_key_is_in_same_document, q_ids, kv_ids),
         reads=(
+            # Axes of ids (len) are the last one alone, those of (batch, len) both.
             Read("documents of queries", q_ids, ("batch", "q_len")[-q_ids.ndim :]),
             Read("documents of keys", kv_ids, ("batch", "kv_len")[-kv_ids.ndim :]),
         ),
@@ -102,6 +108,7 @@ def document(
 
 
 def _key_is_in_same_document(q_ids: Tensor, kv_ids: Tensor, sight: Sight) -> Tensor:
+    """Return True where query and key have the same document id; ids are (len) or (batch, len)."""
     mine, other = take(q_ids, sight.batch, sight.q_idx), take(kv_ids, sight.batch, sight.kv_idx)
     return mine == other
 
@@ -122,10 +129,12 @@ def prefix(length: int | Int[Tensor, " batch"]) -> Mask:
 
 
 def _key_is_below(length: int, sight: Sight) -> Tensor:
+    """Return True where the key's position is below `length`, for every query."""
     return sight.kv_position < length
 
 
 def _key_is_below_row_length(length: Tensor, sight: Sight) -> Tensor:
+    """Return True where the key's position is below the length of its batch row, of (batch,)."""
     return sight.kv_position < length[sight.batch]
 
 
@@ -144,10 +153,14 @@ def attention_sinks(num_sinks: int, window_size: int) -> Mask:
 def chunked(chunk_size: int) -> Mask:
     """Show only keys in the query's own chunk of positions; `causal & chunked(n)` is Llama 4's."""
     check_count("chunked", "chunk_size", chunk_size, most=FARTHEST_POSITION)
+    # Tokens of one chunk are less than chunk_size apart, and tokens that are this near may be in
+    # two chunks: the window is true, but does not describe the mask, so it is not `exact`.
     return Mask(partial(_key_is_in_same_chunk, chunk_size), window=chunk_size, separates=False)
 
 
 def _key_is_in_same_chunk(chunk_size: int, sight: Sight) -> Tensor:
+    """Return True where the positions of query and key are in one chunk: chunks begin at the
+    multiples of `chunk_size`."""
     return sight.q_position // chunk_size == sight.kv_position // chunk_size
 
 
@@ -189,6 +202,7 @@ def permutation(
         assert order is not None
         rank = order.argsort(-1)
         every = torch.arange(order.shape[-1], device=order.device)
+        # Reading numbers would break a trace, so a compiled call trusts the order.
         if not torch.compiler.is_compiling() and not bool((order.gather(-1, rank) == every).all()):
             raise ValueError(
                 f"permutation: order must name each token from 0 to {len(every) - 1} once; places "
@@ -205,6 +219,8 @@ def permutation(
 
 
 def _key_is_earlier_in_order(rank: Tensor, and_itself: bool, sight: Sight) -> Tensor:
+    """Return True where the key's rank is below the query's, where it is negative, which marks
+    context, and with `and_itself` where the key is the query's own token."""
     of_query = take(rank, sight.batch, sight.q_idx)
     of_key = take(rank, sight.batch, sight.kv_idx)
     earlier = (of_key < of_query) | (of_key < 0)
