@@ -14,14 +14,21 @@ from posenc.inspect.encoding.scores import Decay
 from posenc.testing.layer import encoding_of_first_layer
 
 LEVEL = math.log(1.25)
-"""A smaller change of a score, in logits, counts as none: a quarter more weight."""
-ALL = math.log(10_000)
-"""Logits beyond which a softmax leaves no weight worth a number."""
+"""A smaller change of a score, in logits, counts as none: a quarter more weight.
+
+Chosen, not derived."""
+LOGITS_OF_LARGEST_RATIO = math.log(10_000)
+"""Larger differences of logits are written as "over 10,000 times" the weight."""
 
 
 @dataclass(frozen=True)
 class Answer:
-    """The first answers about an encoding."""
+    """What to say first about an encoding; each text is the end of a sentence.
+
+    name: of the encoding, as registered. near_and_far: what distance does to the weight of a key.
+    cost: parameters and time. limits: where it stops working. untrained: True if it has parameters,
+    which are still random.
+    """
 
     name: str
     near_and_far: str
@@ -48,7 +55,8 @@ class Answer:
 
 
 def answer(sheet: SpecSheet) -> Answer:
-    """Return the first sentences about an encoding, from its spec sheet."""
+    """Return in words what distance does to weights, what the encoding costs and where it stops
+    working."""
     encoding = create(sheet.name, sheet.shape)
     return Answer(
         sheet.name,
@@ -62,7 +70,10 @@ def answer(sheet: SpecSheet) -> Answer:
 
 def near_and_far(decay: Decay, by_content: bool) -> str:
     """Return, as the end of a sentence, the effect of distance on the weight of a key equal to the
-    query and of another one."""
+    query and of another one.
+
+    by_content: True for a method that reads the tokens between query and key.
+    """
     points = _visible_points(decay)
     if len(points) < 2:
         return "sees a single token"
@@ -70,7 +81,7 @@ def near_and_far(decay: Decay, by_content: bool) -> str:
     ends = ""
     if far.distance != decay.distances[-1]:
         ends = f", and sees nothing beyond {far.distance:,} tokens"
-    level, favours = _BY_CONTENT if by_content else _BY_DISTANCE
+    level, favours = _PHRASES_BY_CONTENT if by_content else _PHRASES_BY_DISTANCE
     scores = [point.equal for point in points]
     span = max(scores) - min(scores)
     if span <= LEVEL:
@@ -103,15 +114,15 @@ def near_and_far(decay: Decay, by_content: bool) -> str:
     )
 
 
-_BY_DISTANCE = ("treats near and far alike", "favours {}")
-_BY_CONTENT = (
+_PHRASES_BY_DISTANCE = ("treats near and far alike", "favours {}")
+_PHRASES_BY_CONTENT = (
     "weighs a key by the tokens between, not by distance itself; of equal tokens in a row all get "
     "the same weight",
     "weighs a key by the tokens between, not by distance itself; of equal tokens in a row it "
     "favours {}",
 )
-"""What is said where scores of equal tokens are level, and where they are not, by what the method
-reads."""
+"""What is said where scores of equal tokens are level, and where they are not ({}: near or far
+tokens): of methods that read only positions, and of those that read the tokens between."""
 
 
 class _Point(NamedTuple):
@@ -123,8 +134,8 @@ class _Point(NamedTuple):
 
 
 def _visible_points(decay: Decay) -> list[_Point]:
-    """Return the distances at which something is seen, without the query's own place if there is
-    any other."""
+    """Return the scores at each distance at which a key is visible; distance 0, the query itself,
+    only if there is no other."""
     nearest = min(1, decay.distances[-1])
     points = []
     for distance, equal, other in zip(decay.distances, decay.same, decay.mean, strict=True):
@@ -152,11 +163,11 @@ def cost(sheet: SpecSheet) -> str:
 def limits(sheet: SpecSheet, encoding: PositionEncoding) -> str:
     """Return where the encoding stops working, the hardest limit first, two at most."""
     ends = [
-        _broken_promises(sheet),
-        _last_position(sheet, encoding),
-        _changed_results(sheet),
-        _beyond_training(sheet, encoding),
-        _order_limit(sheet),
+        _failed_checks_in_words(sheet),
+        _position_limit_in_words(sheet, encoding),
+        _unwanted_changes_in_words(sheet),
+        _untrained_positions_in_words(sheet, encoding),
+        _order_limit_in_words(sheet),
     ]
     if sheet.direction == "symmetric":
         ends.append("by itself it cannot distinguish before from after; a causal mask must")
@@ -169,8 +180,8 @@ def limits(sheet: SpecSheet, encoding: PositionEncoding) -> str:
     return "; ".join(known[:2])
 
 
-def _broken_promises(sheet: SpecSheet) -> str:
-    """Return which of the checks of the contract fail; "" if none does."""
+def _failed_checks_in_words(sheet: SpecSheet) -> str:
+    """Return how many checks of the contract fail, and the first of them; "" if none does."""
     if not sheet.contract:
         return ""
     return (
@@ -179,22 +190,24 @@ def _broken_promises(sheet: SpecSheet) -> str:
     )
 
 
-def _last_position(sheet: SpecSheet, encoding: PositionEncoding) -> str:
-    """Return the last position that is accepted; "" without a limit."""
+def _position_limit_in_words(sheet: SpecSheet, encoding: PositionEncoding) -> str:
+    """Return a clause with the last position that the encoding accepts; "" without a limit."""
     if sheet.max_positions is None:
         return ""
     axis = " on any axis" if encoding.claims.num_axes > 1 else ""
     return f"it accepts no position beyond {sheet.max_positions - 1:,}{axis}"
 
 
-def _changed_results(sheet: SpecSheet) -> str:
-    """Return what changes results and must not; "" if nothing does."""
-    causes = [words for key, words in _WRONG.items() if not sheet.holds[key]]
+def _unwanted_changes_in_words(sheet: SpecSheet) -> str:
+    """Return a clause with all that changes results and must not, such as padding; "" if nothing
+    does."""
+    causes = [words for key, words in _UNWANTED_CAUSES.items() if not sheet.holds[key]]
     return f"its results change {' and '.join(causes)}" if causes else ""
 
 
-def _beyond_training(sheet: SpecSheet, encoding: PositionEncoding) -> str:
-    """Return what is new to a model beyond its training length; "" if nothing is known to be."""
+def _untrained_positions_in_words(sheet: SpecSheet, encoding: PositionEncoding) -> str:
+    """Return a clause with the angles or positions that are new to a model beyond its training
+    length; "" if none are known to be."""
     trained = sheet.shape.train_length
     new = new_angles(sheet, encoding)
     if new is not None:
@@ -214,19 +227,20 @@ def _beyond_training(sheet: SpecSheet, encoding: PositionEncoding) -> str:
     return ""
 
 
-def _order_limit(sheet: SpecSheet) -> str:
-    """Return that tokens look alike wherever they stand, or from which distance on; "" if they do
-    not."""
+def _order_limit_in_words(sheet: SpecSheet) -> str:
+    """Return a clause that the encoding distinguishes no positions, or no neighbouring ones from
+    some distance on; "" if neither is so."""
     if sheet.direction == "blind":
         return "by itself it does not encode order; a causal mask must"
     resolution = (sheet.resolution or {}).get("float32")
     reach = min(sheet.shape.train_length, sheet.max_positions or sheet.shape.train_length)
+    # A resolution up to half of the training length counts as enough: chosen, not derived.
     if resolution is not None and 2 * resolution.every < reach:
         return f"beyond {resolution.every:,} tokens some neighbouring distances look alike to it"
     return ""
 
 
-_WRONG = {
+_UNWANTED_CAUSES = {
     "padding": "with padding",
     "packing": "with other documents in the window",
     "batch": "with the other rows of a batch",
@@ -235,12 +249,13 @@ _WRONG = {
 
 
 def _rotates_along_one_axis(sheet: SpecSheet, encoding: PositionEncoding) -> bool:
-    """Return True for a rotation by the position itself, with the same frequencies at any
-    length."""
+    """Return True for a rotation by the position itself, with the same frequencies at any length;
+    False for several axes, and for other positions than the text's, as by a map."""
     if encoding.claims.num_axes != 1 or angles_of(encoding) is None:
         return False
     steps = torch.arange(2)
-    is_mapped = len(encoding.passes(steps, steps)) > 1
+    is_mapped = len(encoding.passes(steps, steps)) > 1  # one pass by each map of positions
+    # Frequencies that depend on the length make a cached pass differ from a whole one.
     return not is_mapped and sheet.holds["cache"] and 2 in sheet.places
 
 
@@ -261,9 +276,10 @@ def new_angles(sheet: SpecSheet, encoding: PositionEncoding) -> NewAngles | None
     if not _rotates_along_one_axis(sheet, encoding):
         return None
     trained = sheet.shape.train_length
-    waves = [math.inf if wave is None else wave for wave in sheet.wavelengths]
+    waves = [math.inf if wave is None else wave for wave in sheet.wavelengths]  # None: no rotation
     firsts = []
     for wave, unscaled in zip(waves, _unscaled_wavelengths(waves, sheet.shape), strict=True):
+        # Training showed `trained` / `unscaled` turns; scaled, they take this many tokens.
         if unscaled > trained and wave < math.inf:
             firsts.append(max(trained, round(trained * wave / unscaled)))
     if not firsts:
@@ -276,19 +292,20 @@ def _unscaled_wavelengths(waves: list[float], shape: ModelShape) -> list[float]:
     """Return the wavelengths before their scaling: those of plain RoPE if none of `waves` is
     shorter than its own."""
     plain = angles_of(create("rope", shape))
-    assert plain is not None
+    assert plain is not None  # RoPE rotates
     of_rope = [2 * math.pi / float(f) for f in plain.inv_freq]
     # Of some of the channels, or of another base, nothing is known to be stretched.
     if len(of_rope) != len(waves):
         return waves
+    # Shorter by less than a thousandth counts as equal: chosen, not derived.
     if any(wave < 0.999 * unscaled for wave, unscaled in zip(waves, of_rope, strict=True)):
         return waves
     return of_rope
 
 
 def _weight_ratio_in_words(logits: float) -> str:
-    """Return a difference of logits as a ratio of weights."""
-    if logits > ALL:
+    """Return the ratio of weights that a difference of logits makes: "2.7 times" for 1."""
+    if logits > LOGITS_OF_LARGEST_RATIO:
         return "over 10,000 times"
     ratio = math.exp(logits)
     return f"{ratio:,.0f} times" if ratio >= 10 else f"{ratio:.1f} times"

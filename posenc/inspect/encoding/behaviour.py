@@ -24,7 +24,17 @@ from posenc.testing.tracing import export_layer
 EMBEDDINGS, QUERIES_KEYS, SCORES, VALUES = 1, 2, 3, 4
 """The places where an encoding may act, as numbered in its claims; values include the output."""
 COST_LENGTH = 512
-"""Tokens of the timed layer."""
+"""Tokens of the timed layer; this number and those below are chosen, not derived."""
+_FAR_OFFSET = 4
+"""Training lengths after which large positions begin, at which an encoding is tried, too."""
+_TRIED_TOKENS = 9
+"""Tokens by which the places are found."""
+_NORM_TOKENS = 64
+"""Tokens whose norms are compared."""
+_LONGEST_EXPORT = 4096
+"""Tokens up to which an exported program must serve."""
+_TRACED_TOKENS, _CHECKED_TOKENS = 12, 31
+"""Tokens of the call that is traced, and of a longer one by which its program is checked."""
 
 
 def places(encoding: PositionEncoding, shape: ModelShape) -> list[int]:
@@ -32,7 +42,9 @@ def places(encoding: PositionEncoding, shape: ModelShape) -> list[int]:
 
     1: embeddings; 2: q and k; 3: scores; 4: values or output.
     """
-    offsets = [0] if encoding.claims.max_positions is not None else [0, 4 * shape.train_length]
+    offsets = (
+        [0] if encoding.claims.max_positions is not None else [0, _FAR_OFFSET * shape.train_length]
+    )
     acting: set[int] = set()
     for offset in offsets:
         acting |= _places_acting_from(encoding, shape, offset)
@@ -43,11 +55,11 @@ def _places_acting_from(encoding: PositionEncoding, shape: ModelShape, offset: i
     """Return the places, numbered as in claims, where the encoding changes tensors at a few
     positions from `offset` on."""
     encoding = copy.deepcopy(encoding).double()
-    length = possible_length(encoding, 9)
+    length = possible_length(encoding, _TRIED_TOKENS)
     positions = successive_positions(encoding, length, offset)
     x = random_embeddings(length, shape)
     q = split_heads(x, shape)
-    k = split_heads(random_embeddings(length, shape, seed=3), shape)
+    k = split_heads(random_embeddings(length, shape, seed=3), shape)  # keys unlike the queries
     acting = set()
     embedded = encoding.embed(x, positions)
     if not _equal_to_rounding(embedded, x):
@@ -95,7 +107,7 @@ def norm_ratio_range(encoding: PositionEncoding, shape: ModelShape) -> tuple[flo
     queries and keys (place 2) to its norm before it; None if the encoding does not transform
     them."""
     encoding = copy.deepcopy(encoding).double().for_layer(0)
-    length = possible_length(encoding, 64)
+    length = possible_length(encoding, _NORM_TOKENS)
     q = split_heads(random_embeddings(length, shape), shape)
     offsets = [0] if encoding.claims.max_positions is not None else [0, shape.train_length]
     ratios = []
@@ -104,7 +116,7 @@ def norm_ratio_range(encoding: PositionEncoding, shape: ModelShape) -> tuple[flo
         side = Tokens(q, positions, num_axes=encoding.claims.num_axes)
         pair = encoding.transform(side, side)
         if all(_equal_to_rounding(t, q) for t in pair):
-            continue
+            continue  # it changes nothing at these positions, so there is no ratio to report
         ratios += [t.norm(dim=-1) / q.norm(dim=-1) for t in pair]
     if not ratios:
         return None
@@ -113,23 +125,24 @@ def norm_ratio_range(encoding: PositionEncoding, shape: ModelShape) -> tuple[flo
 
 
 def compile_outcome(encoding: PositionEncoding, shape: ModelShape) -> str:
-    """Return "yes", or why torch.compile(fullgraph=True) does not trace a layer."""
+    """Return "yes", or why torch.compile(fullgraph=True) does not trace a layer:
+    "no: " and the error."""
     return _try_tracing(
         encoding, shape, lambda layer, *_: torch.compile(layer, fullgraph=True, backend="eager")
     )
 
 
 def export_outcome(encoding: PositionEncoding, shape: ModelShape) -> str:
-    """Return "yes", or why torch.export does not make a program for any length: by compiling the
-    code or, where that fails, by running it on fake tensors."""
-    most = possible_length(encoding, 4096)
+    """Return "yes" if torch.export makes a program for any length, by compiling the code or by
+    running it on fake tensors; else why compiling it fails."""
+    longest = possible_length(encoding, _LONGEST_EXPORT)
     compiled = _try_tracing(
-        encoding, shape, lambda layer, x, at: export_layer(layer, x, at, most, True)
+        encoding, shape, lambda layer, x, at: export_layer(layer, x, at, longest, True)
     )
     if compiled == "yes":
         return "yes"
     run = _try_tracing(
-        encoding, shape, lambda layer, x, at: export_layer(layer, x, at, most, False)
+        encoding, shape, lambda layer, x, at: export_layer(layer, x, at, longest, False)
     )
     return run if run == "yes" else compiled
 
@@ -139,16 +152,19 @@ def _try_tracing(encoding: PositionEncoding, shape: ModelShape, trace: Callable[
     as the layer for longer ones, else "no: " and why. trace: takes layer, hidden states and
     positions, and returns a function of the last two."""
     layer = Layer(copy.deepcopy(encoding), shape, impl="reference").eval()
-    first, last = (
-        (random_embeddings(n, shape).float(), successive_positions(encoding, n))
-        for n in (possible_length(encoding, 12), possible_length(encoding, 31))
+    lengths = (
+        possible_length(encoding, _TRACED_TOKENS),
+        possible_length(encoding, _CHECKED_TOKENS),
     )
-    torch._dynamo.reset()
+    short, long = (
+        (random_embeddings(n, shape).float(), successive_positions(encoding, n)) for n in lengths
+    )
+    torch._dynamo.reset()  # else earlier graphs of the class count towards its limit of recompiles
     with warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("ignore")
         try:
-            right = torch.allclose(trace(layer, *first)(*last), layer(*last), atol=1e-4)
-            return "yes" if right else "no: another result"
+            is_equal = torch.allclose(trace(layer, *short)(*long), layer(*long), atol=1e-4)
+            return "yes" if is_equal else "no: another result"
         except Exception as error:  # the tracers have classes of their own for what they lack
             return f"no: {type(error).__name__}: {str(error).strip().splitlines()[0][:120]}"
 
@@ -161,8 +177,8 @@ measurements."""
 def relative_forward_time(
     encoding: PositionEncoding, shape: ModelShape
 ) -> tuple[float, float, float]:
-    """Time one layer's forward, divided by that of the layer without an encoding. Returns the
-    median of interleaved runs with its confidence interval."""
+    """Time a layer, and return its time divided by that of a layer without an encoding: low end of
+    the confidence interval, median of interleaved runs, and high end."""
     length = possible_length(encoding, COST_LENGTH)
     x = random_embeddings(length, shape).float()
     layers = [
@@ -179,12 +195,12 @@ def relative_forward_time(
     ratios = []
     with torch.no_grad():
         for turn in range(PAIRS + 1):  # the first warms up
-            order = (0, 1) if turn % 2 else (1, 0)
+            order = (0, 1) if turn % 2 else (1, 0)  # neither is always the first
             times = {which: seconds(which) for which in order}
             if turn:
                 ratios.append(times[1] / times[0])
     ratios.sort()
-    return ratios[5], ratios[PAIRS // 2], ratios[-6]
+    return ratios[5], ratios[PAIRS // 2], ratios[-6]  # 6th, median and 16th, see PAIRS
 
 
 def _equal_to_rounding(a: Tensor, b: Tensor) -> bool:

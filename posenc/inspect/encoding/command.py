@@ -35,7 +35,11 @@ def run(
     out: Path | None,
     figures: Path | None = None,
 ) -> None:
-    """Print the answers and the spec sheets, write the page, and its figures into `figures`."""
+    """Print the answers and the spec sheets, write the page, and its figures into `figures`.
+
+    compare: put the encodings into shared tables. as_json: print JSON instead, and write a page
+    only where `out` names one.
+    """
     path = out or (None if as_json else Path("runs/inspect.html"))
     if path or figures:
         require_package("matplotlib", "the page")
@@ -60,6 +64,8 @@ def measure_all(
 ) -> list[SpecSheet]:
     """Measure each named encoding once and return the spec sheets.
 
+    tell: is called with the name of each step as it begins.
+
     Raises: ValueError for a name that is wrong, before anything is measured.
     """
     specs = {name: parse(name) for name in names}
@@ -67,9 +73,10 @@ def measure_all(
         with suppress(RuntimeError, NotImplementedError), torch.device("meta"):
             encoding = create(name, shape)  # nothing is allocated; a user's code may read a tensor
             needed = max(
-                decay_bytes(encoding_of_first_layer(encoding), shape), _layers_bytes(shape)
+                decay_bytes(encoding_of_first_layer(encoding), shape), _bytes_of_timed_layers(shape)
             )
             check_room(f"inspect encoding: tensors of {name}", needed, memory_bytes(), ADVICE)
+    # Two ways to write one encoding are measured once; a user's label is kept.
     unique = list(dict.fromkeys(n if s.label else str(s) for n, s in specs.items()))
     return [
         measure(name, shape, lambda step, n=name, i=i: tell(f"{n} ({i} of {len(unique)}): {step}"))
@@ -77,14 +84,16 @@ def measure_all(
     ]
 
 
-def _layers_bytes(shape: ModelShape) -> int:
-    """Return the size of the two layers, of four matrices each, whose times are compared."""
+def _bytes_of_timed_layers(shape: ModelShape) -> int:
+    """Return the bytes of the two layers whose times are compared."""
+    # Two layers of four matrices in float32.
     return 2 * 4 * 4 * shape.embed_dim**2
 
 
 def _print_sheets(sheets: list[SpecSheet], compare: bool) -> None:
-    """Print the answers, then a table for each subject."""
-    console = stdout(140)
+    """Print the answers, then a table for each subject: shared by all encodings with `compare`,
+    else of each encoding in turn."""
+    console = stdout(140)  # columns, where no terminal says how many it has
     for sheet in sheets:
         console.print(str(answer(sheet)), markup=False, highlight=False)
     groups = [sheets] if compare else [[sheet] for sheet in sheets]

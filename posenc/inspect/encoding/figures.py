@@ -26,12 +26,15 @@ from posenc.report.page.drawing import (
 )
 
 Array = np.ndarray
-_PLAIN = FuncFormatter(lambda value, _: f"{value:,.0f}".replace("-", "−"))
+# Sizes and limits of axes in this file are chosen by eye.
+_WHOLE_NUMBERS = FuncFormatter(lambda value, _: f"{value:,.0f}".replace("-", "−"))
 
 
 def heat_map(values: Array, x_label: str, y_label: str, unit: str, step: int = 1) -> Chart:
-    """Draw a matrix, rows downwards: positions by dimensions, queries by keys, every `step`-th. If
-    values have both signs, the middle colour is zero."""
+    """Draw a matrix, rows downwards: positions by dimensions, or queries by keys.
+
+    step: rows and columns are those of every `step`-th position.
+    """
     height, width = values.shape
     xs, ys = step * np.arange(width), step * np.arange(height)
     data = matrix(x_label, y_label, unit, xs, ys, values)
@@ -39,20 +42,22 @@ def heat_map(values: Array, x_label: str, y_label: str, unit: str, step: int = 1
 
 
 def _draw_matrix(data: Data, labels: tuple[str, str], width: int, step: int) -> Figure:
-    """Draw a heat map; around 0 for values of both signs."""
+    """Draw the heat map of a table with `width` columns; colours are symmetric about 0 for values
+    of both signs."""
     unit = axes_of(data)[-1]
     values = np.asarray(data[unit]).reshape(-1, width)
     height = len(values)
     with figure(*labels, grid=False) as (drawn, axes):
+        # Not 0, or the colours of zeros have no range.
         largest = float(np.abs(values[np.isfinite(values)]).max(initial=1e-12))
-        signed = values.min() < 0 < values.max()
+        has_both_signs = values.min() < 0 < values.max()
         image = axes.imshow(
             values,
             aspect="auto",
             interpolation="nearest",
             extent=(-0.5 * step, (width - 0.5) * step, (height - 0.5) * step, -0.5 * step),
-            vmin=-largest if signed else None,
-            vmax=largest if signed else None,
+            vmin=-largest if has_both_signs else None,
+            vmax=largest if has_both_signs else None,
         )
         drawn.colorbar(image, ax=axes, label=unit)
         frame(axes)
@@ -79,18 +84,20 @@ def _draw_lines(data: Data) -> Figure:
 
 
 def wavelengths(series: Mapping[str, Sequence[float | None]], train_length: int) -> Chart:
-    """Draw the wavelength of each pair, before and after scaling; None does not rotate."""
+    """Draw the wavelength of each pair in tokens, a curve for each name; None for a pair that does
+    not rotate."""
     curves = {name: (range(len(waves)), _nan_for_none(waves)) for name, waves in series.items()}
     data = stacked("frequency pair", "wavelength, tokens", curves)
     return Chart(data, partial(_draw_wavelengths, train_length=train_length))
 
 
 def _draw_wavelengths(data: Data, train_length: int) -> Figure:
+    """Draw wavelengths on a logarithmic axis, with a line at the training length."""
     drawn = _draw_lines(data)
     with style():
         (axes,) = drawn.axes
         axes.set_yscale("log")
-        axes.yaxis.set_major_formatter(_PLAIN)
+        axes.yaxis.set_major_formatter(_WHOLE_NUMBERS)
         axes.xaxis.set_major_locator(MaxNLocator(8, integer=True))
         # Waves grow to the right: below the line it is free there.
         level(axes, train_length, f"training length, {train_length:,}")
@@ -102,10 +109,11 @@ def bias_by_distance(values: Array, distances: Sequence[int]) -> Chart:
     future."""
     ahead = "; ahead is negative" if min(distances) < 0 else ""
     x_label = f"distance to the key, tokens{ahead}"
-    return Chart(_by_head(x_label, "bias, logits", distances, values), _draw_bias)
+    return Chart(_table_of_heads(x_label, "bias, logits", distances, values), _draw_bias)
 
 
 def _draw_bias(data: Data) -> Figure:
+    """Draw a curve per head over distances, whose axis is logarithmic both ways from 0."""
     x_label, y_label = axes_of(data)
     distances = np.asarray(data[x_label])
     with figure(x_label, y_label) as (drawn, axes):
@@ -123,6 +131,7 @@ def slopes(values: Sequence[float]) -> Chart:
 
 
 def _draw_slopes(data: Data) -> Figure:
+    """Draw a dot for each head, on a stem from half of the smallest slope, as the axis has no 0."""
     x_label, y_label = axes_of(data)
     heads, values = data[x_label], data[y_label]
     with figure(x_label, y_label) as (drawn, axes):
@@ -144,6 +153,7 @@ def buckets(past: Sequence[int], future: Sequence[int] | None) -> Chart:
 
 
 def _draw_buckets(data: Data) -> Figure:
+    """Draw the buckets of the past as a staircase, and those of the future, dashed, if any."""
     x_label, y_label = axes_of(data)
     curves = parts(data)
     with figure(x_label, y_label) as (drawn, axes):
@@ -157,16 +167,17 @@ def _draw_buckets(data: Data) -> Figure:
 
 def rotation_steps(degrees: float, steps: int) -> Chart:
     """Draw one pair of channels of a unit vector, rotated by `degrees` per position."""
-    turned = np.radians(degrees) * np.arange(steps)
+    angles = np.radians(degrees) * np.arange(steps)
     data = {
         "position": range(steps),
-        "first channel of the pair": np.cos(turned),
-        "second channel": np.sin(turned),
+        "first channel of the pair": np.cos(angles),
+        "second channel": np.sin(angles),
     }
     return Chart(data, _draw_steps)
 
 
 def _draw_steps(data: Data) -> Figure:
+    """Draw an arrow for each position from the centre of a circle, with the position at its tip."""
     position, x_label, y_label = data
     with figure(x_label, y_label) as (drawn, axes):
         drawn.set_size_inches(4.4, 4.4)
@@ -177,6 +188,7 @@ def _draw_steps(data: Data) -> Figure:
         for step, x, y, colour in zip(*data.values(), colours, strict=True):
             arrow = {"arrowstyle": "-|>", "color": colour, "linewidth": 1.4}
             axes.annotate("", (x, y), (0, 0), arrowprops=arrow)
+            # The number stands a little outside of the circle.
             axes.annotate(str(step), (1.13 * x, 1.13 * y), ha="center", va="center")
         axes.set(xlim=(-1.3, 1.3), ylim=(-1.3, 1.3), aspect="equal")
         axes.set_xticks([-1, 0, 1])
@@ -185,8 +197,10 @@ def _draw_steps(data: Data) -> Figure:
 
 
 def score_by_distance(decays: Mapping[str, Decay], *, same: bool) -> Chart:
-    """Draw the mean score at each distance. Bands contain nine of ten random pairs (`same` False);
-    or draw the score of a vector with itself (`same` True)."""
+    """Draw the mean score at each distance, a curve for each encoding.
+
+    same: of a vector with itself; else of random pairs, with a band that contains nine of ten.
+    """
     axes = "distance to the key, tokens", "score, logits"
     if same:
         curves = {
@@ -208,7 +222,8 @@ def score_by_distance(decays: Mapping[str, Decay], *, same: bool) -> Chart:
 
 
 def _draw_scores(data: Data) -> Figure:
-    """Draw curves with bands over distance; far below 0 on a logarithmic axis."""
+    """Draw curves over distance, with bands if the table has them; scores far below 0 on a
+    logarithmic axis."""
     x_label, y_label = axes_of(data)
     with figure(x_label, y_label) as (drawn, axes):
         curves = parts(data)
@@ -216,12 +231,13 @@ def _draw_scores(data: Data) -> Figure:
             part = curves[name]
             axes.plot(part[x_label], part[y_label], label=name, **look.curve(len(part[x_label])))
             if LOW in part:
-                pale = {"color": look.color, "alpha": 0.18, "linewidth": 0}
-                axes.fill_between(part[x_label], part[LOW], part[HIGH], **pale)
+                band_style = {"color": look.color, "alpha": 0.18, "linewidth": 0}
+                axes.fill_between(part[x_label], part[LOW], part[HIGH], **band_style)
         axes.set_xscale("symlog", base=2, linthresh=1)
+        # A linear axis would flatten the curves of all other encodings; 50 logits are chosen.
         if np.nanmin(np.asarray(data[y_label], dtype=float)) < -50:
             axes.set_yscale("symlog", linthresh=10)
-            axes.yaxis.set_major_formatter(_PLAIN)
+            axes.yaxis.set_major_formatter(_WHOLE_NUMBERS)
         _distance_ticks(axes, max(data[x_label]))
         legend_above(drawn)
     return drawn
@@ -231,7 +247,11 @@ def precision_map(
     apart: Mapping[str, Sequence[float]], starts: Sequence[int], reach: Mapping[str, int]
 ) -> Chart:
     """Draw where adjacent positions collide: one row per way to compute angles, one column per
-    power of two. The darker, the fewer neighbours differ. A mark in a row is its `reach`."""
+    power of two. The darker, the fewer neighbours differ.
+
+    apart: for each way, the fraction of distinct neighbours at each of `starts`. reach: for each
+    way, the last position with exact angles, which a mark shows.
+    """
     shares = np.array([*apart.values()])
     data = matrix("position", "row", "distinct neighbours", starts, [*apart], shares)
     return Chart(data, partial(_draw_precision, reach=reach))
@@ -244,7 +264,7 @@ def _draw_precision(data: Data, reach: Mapping[str, int]) -> Figure:
     names = [*rows]
     starts = next(iter(rows.values()))[x_label].tolist()
     with figure(x_label, "", grid=False) as (drawn, axes):
-        drawn.set_figheight(1.4 + 0.42 * len(names))
+        drawn.set_figheight(1.4 + 0.42 * len(names))  # inches: axis and labels, and each row
         image = axes.pcolormesh(
             [*starts, 2 * starts[-1]],
             np.arange(len(names) + 1) - 0.5,
@@ -255,11 +275,11 @@ def _draw_precision(data: Data, reach: Mapping[str, int]) -> Figure:
         )
         axes.set_xscale("log", base=2)
         for row, name in enumerate(names):
-            at = [max(1, reach[name])] * 2
-            axes.plot(at, [row - 0.5, row + 0.5], color="#C24A00", linewidth=2.4)
+            mark = [max(1, reach[name])] * 2
+            axes.plot(mark, [row - 0.5, row + 0.5], color="#C24A00", linewidth=2.4)
         axes.set_yticks(range(len(names)), names)
         axes.set_ylim(len(names) - 0.5, -0.5)
-        ticks = starts[::8]
+        ticks = starts[::8]  # more would touch
         axes.set_xticks(ticks, [_short_number(tick) for tick in ticks])
         axes.minorticks_off()
         axes.set_xlim(1, 2 * starts[-1])
@@ -271,10 +291,11 @@ def _draw_precision(data: Data, reach: Mapping[str, int]) -> Figure:
 def attention_distance(values: Array) -> Chart:
     """Draw the mean distance of attention in tokens, one dot per head; values (layers, heads)."""
     y_label = "mean distance of attention, tokens"
-    return Chart(_by_head("layer", y_label, range(len(values)), values.T), _draw_distances)
+    return Chart(_table_of_heads("layer", y_label, range(len(values)), values.T), _draw_distances)
 
 
 def _draw_distances(data: Data) -> Figure:
+    """Draw a dot for each head over layers."""
     x_label, y_label = axes_of(data)
     with figure(x_label, y_label) as (drawn, axes):
         _plot_heads(axes, data, "o")
@@ -284,17 +305,22 @@ def _draw_distances(data: Data) -> Figure:
     return drawn
 
 
-def _by_head(x_label: str, y_label: str, x: Sequence[int], values: Array) -> Data:
-    """Return the table of values (heads, x)."""
+def _table_of_heads(x_label: str, y_label: str, x: Sequence[int], values: Array) -> Data:
+    """Return the table of a chart with a curve per head; values (heads, x)."""
     return stacked(x_label, y_label, {f"head {i}": (x, row) for i, row in enumerate(values)})
 
 
 def _plot_heads(axes: Axes, data: Data, *marker: str) -> None:
-    """Plot a curve per head. The legend names as many as fit; colours follow their order."""
+    """Plot a curve per head in order of colours; the legend names up to four of them, of more the
+    first, the middle and the last.
+
+    marker: matplotlib's format, for dots instead of lines.
+    """
     x_label, y_label = axes_of(data)
     curves = parts(data)
     heads = len(curves)
     named = range(heads) if heads <= 4 else (0, heads // 2, heads - 1)
+    # matplotlib leaves a label that begins with "_" out of the legend.
     for head, (name, part) in enumerate(curves.items()):
         look = {"color": ordered_colours(heads)[head], "label": name if head in named else "_"}
         axes.plot(part[x_label], part[y_label], *marker, **look)
@@ -312,7 +338,7 @@ def _nan_for_none(values: Sequence[float | None]) -> list[float]:
 
 
 def _short_number(number: int) -> str:
-    """Write a number with a binary unit if it is large: 65536 as "64 Ki"."""
+    """Return a number as text, with a binary unit if it is large: "64 Ki" for 65536."""
     for power, unit in ((30, " Gi"), (20, " Mi"), (10, " Ki")):
         if number >= 2**power:
             return f"{number / 2**power:g}{unit}"
@@ -322,7 +348,7 @@ def _short_number(number: int) -> str:
 def _distance_ticks(axes, last: int, ahead: int = 0) -> None:
     """Label an axis of distances at 0 and at powers of 4, up to `last` in the past and `ahead` in
     the future, which has negative numbers."""
-    powers = [4**i for i in range(16)]
+    powers = [4**i for i in range(16)]  # powers of 2 would touch
     ticks = [*(-p for p in powers if p <= ahead), 0, *(p for p in powers if p <= last)]
     axes.set_xticks(ticks, [f"{t:,}".replace("-", "−") for t in ticks])
     axes.minorticks_off()

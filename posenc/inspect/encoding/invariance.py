@@ -21,6 +21,7 @@ from posenc.testing.sequences import (
 )
 
 ROUNDING = 1e-9
+"""Smaller relative differences of outputs in float64 count as none."""
 CHANGES = {
     "shift": results_after_shift,
     "padding": results_next_to_padding,
@@ -28,20 +29,23 @@ CHANGES = {
     "batch": results_among_other_rows,
     "cache": results_in_steps,
 }
+"""For each change, the function that yields results with it and without."""
 
 
 @torch.no_grad()
 def measure(encoding: PositionEncoding, shape: ModelShape) -> dict[str, float]:
-    """Measure every difference, by name."""
+    """Return by name, for each of CHANGES, the largest relative difference that it makes; NaN if a
+    result is NaN."""
     encoding = add_parameter_noise(copy.deepcopy(encoding)).double()
     layer = Layer(encoding, shape).double().eval()
     largest = {}
     for name, pairs in CHANGES.items():
         gaps = [_relative_gap(changed, plain) for changed, plain, _ in pairs(layer, shape)]
-        largest[name] = torch.stack(gaps).max().item()  # of tensors: NaN stays
+        largest[name] = torch.stack(gaps).max().item()  # max() of Python could lose a NaN
     return largest
 
 
 def _relative_gap(a: Tensor, b: Tensor) -> Tensor:
-    """Return the largest difference, relative to the largest of b."""
+    """Return the largest difference between a and b, relative to the largest number in b."""
+    # The clamp keeps outputs of zeros from a division by 0.
     return (a - b).abs().max() / b.abs().max().clamp(min=1e-30)

@@ -60,7 +60,7 @@ class SpecSheet:
     cost: tuple[float, float, float]
     contract: dict[str, str] | None = None
     holds: dict[str, bool] = field(init=False)
-    """By difference, True if it is only rounding."""
+    """For each name in `differences`, True if that difference is only rounding."""
 
     def __post_init__(self) -> None:
         holds = {name: gap < invariance.ROUNDING for name, gap in self.differences.items()}
@@ -68,17 +68,22 @@ class SpecSheet:
 
     def to_json(self) -> dict[str, Any]:
         """Return plain numbers, strings, lists and dicts; None for NaN and infinite numbers."""
-        plain = json.dumps(dataclasses.asdict(self))
-        return json.loads(plain, parse_constant=lambda not_finite: None)
+        json_text = json.dumps(dataclasses.asdict(self))
+        return json.loads(json_text, parse_constant=lambda not_finite: None)
 
 
 def measure(
     name: str, shape: ModelShape, tell: Callable[[str], None] = lambda step: None
 ) -> SpecSheet:
-    """Measure the registered encoding `name`; `tell` is called with each step's name."""
+    """Return the spec sheet of the registered encoding `name`, with random parameters of a fixed
+    seed.
+
+    tell: is called with the name of each step as it begins.
+    """
     torch.manual_seed(0)
     encoding = create(name, shape).eval()
     sheet = measure_encoding(name, encoding, shape, tell)
+    # The contract is run for encodings that posenc does not test itself.
     parts = [m for m in encoding.modules() if isinstance(m, PositionEncoding)]
     if all(type(m).__module__.startswith("posenc.") for m in parts):
         return sheet
@@ -94,22 +99,27 @@ def measure_encoding(
     shape: ModelShape,
     tell: Callable[[str], None] = lambda step: None,
 ) -> SpecSheet:
-    """Measure layer 0 of an encoding as it is. Raises: ValueError for scores of NaN."""
+    """Return the spec sheet of layer 0 of an encoding with its present parameters.
+
+    tell: is called with the name of each step as it begins.
+
+    Raises: ValueError for scores of NaN or +inf.
+    """
     layer = encoding_of_first_layer(encoding)
     tell("decay")
     decay = scores.decay(layer, shape)  # first: it refuses scores that say nothing
     tell("places and norms")
-    away = add_parameter_noise(copy.deepcopy(layer))
+    with_noise = add_parameter_noise(copy.deepcopy(layer))  # initial zeros hide effects
     angles = precision.angles_of(layer)
     waves = [] if angles is None else _wavelengths(angles.inv_freq)
     measured: dict[str, Any] = {
         "decay": decay,
-        "places": running.places(away, shape),
-        "norm_ratio": running.norm_ratio_range(away, shape),
-        "direction": scores.direction(away, shape),
+        "places": running.places(with_noise, shape),
+        "norm_ratio": running.norm_ratio_range(with_noise, shape),
+        "direction": scores.direction(with_noise, shape),
     }
     tell("resolution and precision")
-    measured["resolution"] = scores.resolution(away, shape)
+    measured["resolution"] = scores.resolution(with_noise, shape)
     measured["precision"] = precision.measure(layer)
     tell("padding, packing, batch and cache")
     measured["differences"] = invariance.measure(layer, shape)
@@ -138,7 +148,8 @@ def measure_encoding(
 
 
 def _wavelengths(inv_freq: Iterable[Any]) -> list[float]:
-    """Return the tokens of one turn for each frequency, infinite for one of 0."""
+    """Return the tokens of one turn for each frequency in radians per token, infinite for one of
+    0."""
     waves = []
     for frequency in map(float, inv_freq):
         waves.append(2 * math.pi / abs(frequency) if frequency else math.inf)

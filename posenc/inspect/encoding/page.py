@@ -15,13 +15,22 @@ from posenc.report.page.table import Heading, Table
 from posenc.testing.layer import diagonal_positions, encoding_of_first_layer
 
 SHOWN = 128
-"""Positions drawn in a heat map."""
+"""Positions drawn in a heat map; chosen, as are the numbers of curves and arrows below."""
 MOST_ALONE = 3
 """Up to this many encodings get their own sections; more share tables and curves, so that a page
 stays below a megabyte."""
 MOST_HEAT_MAPS = 8
 """Up to this many encodings keep a heat map each."""
 HEAT_MAPS = ("-added", "-turns", "-matrix")
+"""Ends of the names of the figures that stay if only heat maps are drawn."""
+_DRAWN_DIMENSIONS = 48
+"""Dimensions of a position's row that are drawn as a curve."""
+_MATRIX_SIZE = 64
+"""Queries and keys of a bias matrix."""
+_BUCKET_DISTANCES = 200
+"""Distances whose buckets are drawn, beyond the 128 after which T5's share one."""
+_ROTATION_STEPS = 6
+"""Arrows of a pair of channels; the captions count them, too."""
 
 
 def make_page(sheets: Sequence[SpecSheet], compare: bool, command: str) -> Page:
@@ -43,16 +52,21 @@ def make_page(sheets: Sequence[SpecSheet], compare: bool, command: str) -> Page:
         title = f"{name}: " if name else ""
         page.section(f"{title}Curves", *_shared_plots(group, name))
         if len(sheets) <= MOST_HEAT_MAPS:
-            _add_insides(page, group, heat_maps_only=not are_few)
+            _add_sections_of_own_plots(page, group, heat_maps_only=not are_few)
         page.section(f"{title}All that was measured", *_measured_tables(group, compare))
     page.section("How to repeat it", Code(command))
     return page
 
 
-def _add_insides(page: Page, sheets: Sequence[SpecSheet], *, heat_maps_only: bool) -> None:
-    """Add a section for each encoding that has plots of its own."""
+def _add_sections_of_own_plots(
+    page: Page, sheets: Sequence[SpecSheet], *, heat_maps_only: bool
+) -> None:
+    """Add a section to the page for each encoding that has figures which it shares with no other.
+
+    heat_maps_only: leave out the others, see HEAT_MAPS.
+    """
     for sheet in sheets:
-        plots = list(_plots_of_one(sheet))
+        plots = list(_plots_of_encoding(sheet))
         if heat_maps_only:
             plots = [plot for plot in plots if plot.name.endswith(HEAT_MAPS)]
         if plots:
@@ -87,7 +101,10 @@ def _measured_tables(sheets: Sequence[SpecSheet], compare: bool) -> Iterator[Tab
 
 
 def _shared_plots(sheets: Sequence[SpecSheet], prefix: str) -> Iterator[Plot]:
-    """Yield the figures in which all encodings share the axes. prefix: of the figures' names."""
+    """Yield the figures in which all encodings share the axes: scores by distance, wavelengths.
+
+    prefix: what the figures' names begin with.
+    """
     named = f"{prefix}-" * bool(prefix)
     decays = {sheet.name: sheet.decay for sheet in sheets}
     ends = "; ".join(
@@ -114,9 +131,10 @@ def _shared_plots(sheets: Sequence[SpecSheet], prefix: str) -> Iterator[Plot]:
     if waves:
         if "rope" not in waves and any(2 in s.places for s in sheets):
             plain = precision.angles_of(create("rope", sheets[0].shape))
-            assert plain is not None
+            assert plain is not None  # RoPE rotates
             unscaled = [2 * math.pi / float(f) for f in plain.inv_freq]
             waves = {"rope, unscaled": unscaled, **waves}
+        # One line for all: they differ where some are measured on a grid.
         trained = max(sheet.axis_length for sheet in sheets if sheet.wavelengths)
         yield Plot(
             figures.wavelengths(waves, trained),
@@ -134,9 +152,9 @@ def _score_or_hidden(value: float | None) -> str:
 
 
 @torch.no_grad()
-def _plots_of_one(sheet: SpecSheet) -> Iterator[Plot]:
-    """Yield the figures of one encoding alone."""
-    torch.manual_seed(0)
+def _plots_of_encoding(sheet: SpecSheet) -> Iterator[Plot]:
+    """Yield the figures of one encoding: precision, and what it does at each of its places."""
+    torch.manual_seed(0)  # the random start of parameters that was measured
     encoding = encoding_of_first_layer(create(sheet.name, sheet.shape))
     if sheet.precision is not None:
         measured = sheet.precision
@@ -148,7 +166,8 @@ def _plots_of_one(sheet: SpecSheet) -> Iterator[Plot]:
             f"in each row is the last position with every angle within {precision.BOUND:g} rad of "
             "exact arithmetic: long before positions collide, their angles are wrong.",
             "; ".join(
-                f"{name}: right to {p:,}, neighbours differ up to {_last_apart(measured, name)}"
+                f"{name}: right to {p:,}, neighbours differ up to "
+                f"{_last_start_without_collision(measured, name)}"
                 for name, p in reach.items()
             ),
             captions.in_precision(reach, max(reach.values())),
@@ -162,9 +181,12 @@ def _plots_of_one(sheet: SpecSheet) -> Iterator[Plot]:
         yield from _bias_plots(encoding, sheet)
 
 
-def _last_apart(measured: precision.Precision, name: str) -> str:
-    """Return the last start just after which all neighbouring positions differ, "none" without
-    one."""
+def _last_start_without_collision(measured: precision.Precision, name: str) -> str:
+    """Return the last power of two just after which all neighbouring positions have different
+    angles, as text; "none" without one.
+
+    name: the way in which angles are computed.
+    """
     apart = [
         start
         for start, share in zip(measured.starts, measured.apart[name], strict=True)
@@ -174,7 +196,8 @@ def _last_apart(measured: precision.Precision, name: str) -> str:
 
 
 def _embedding_plots(encoding: PositionEncoding, sheet: SpecSheet) -> Iterator[Plot]:
-    """Draw what is added to the embeddings: all of it, some rows and columns, and cosines."""
+    """Yield figures of what is added to the embeddings: all of it, some rows and columns, and
+    cosines."""
     limit = encoding.claims.max_positions
     count = SHOWN if limit is None else min(SHOWN, limit)
     x = torch.zeros(1, count, sheet.shape.embed_dim)
@@ -197,10 +220,10 @@ def _embedding_plots(encoding: PositionEncoding, sheet: SpecSheet) -> Iterator[P
     )
     rows_picked = sorted({0, 1, count // 2})
     yield Plot(
-        figures.single_lines(table.T[:48], rows_picked, "dimension", "position"),
+        figures.single_lines(table.T[:_DRAWN_DIMENSIONS], rows_picked, "dimension", "position"),
         "Single positions over the first dimensions.",
         "One curve for each of three positions.",
-        captions.in_lines(table.T[:48], rows_picked, "position"),
+        captions.in_lines(table.T[:_DRAWN_DIMENSIONS], rows_picked, "position"),
         f"{sheet.name}-positions",
     )
     unit = torch.nn.functional.normalize(torch.from_numpy(table), dim=-1)
@@ -215,9 +238,9 @@ def _embedding_plots(encoding: PositionEncoding, sheet: SpecSheet) -> Iterator[P
 
 
 def _rotation_plots(encoding: PositionEncoding, sheet: SpecSheet) -> Iterator[Plot]:
-    """Draw the angles by position, and the steps of the fastest pair."""
+    """Yield figures of the angles by position, and of the steps of the fastest pair."""
     angles = precision.angles_of(encoding)
-    assert angles is not None
+    assert angles is not None  # as the encoding has wavelengths
     steps = torch.arange(SHOWN)
     positions = steps[:, None].expand(-1, 1 + max(angles.axes)) if angles.axes else steps
     cos, _ = angles.cos_sin(positions)
@@ -228,18 +251,19 @@ def _rotation_plots(encoding: PositionEncoding, sheet: SpecSheet) -> Iterator[Pl
         captions.in_turns([float(f) for f in angles.inv_freq], SHOWN),
         f"{sheet.name}-turns",
     )
-    per_step = float(angles.inv_freq[0]) * 180 / torch.pi
+    degrees_per_step = float(angles.inv_freq[0]) * 180 / torch.pi
     yield Plot(
-        figures.rotation_steps(per_step, 6),
+        figures.rotation_steps(degrees_per_step, _ROTATION_STEPS),
         "The fastest pair of channels: where it points at tokens 0 to 5.",
         "Six arrows from the centre of a circle, each rotated from the last.",
-        captions.in_steps(per_step),
+        captions.in_steps(degrees_per_step),
         f"{sheet.name}-steps",
     )
 
 
 def _bias_plots(encoding: DistanceBias, sheet: SpecSheet) -> Iterator[Plot]:
-    """Draw the bias by distance and by query and key, and what it is made of."""
+    """Yield figures of the bias by distance and by query and key, and of ALiBi's slopes or T5's
+    buckets."""
     distances = sheet.decay.distances
     values = encoding.bias(torch.tensor(distances)).numpy()
     untrained = " Drawn as it starts, before any training." if sheet.parameters else ""
@@ -250,7 +274,7 @@ def _bias_plots(encoding: DistanceBias, sheet: SpecSheet) -> Iterator[Plot]:
         captions.in_bias(values, distances),
         f"{sheet.name}-bias",
     )
-    positions = torch.arange(64)
+    positions = torch.arange(_MATRIX_SIZE)
     matrix = encoding(positions, positions)[0].numpy()
     yield Plot(
         figures.heat_map(matrix, "key position", "query position", "bias, logits"),
@@ -268,9 +292,9 @@ def _bias_plots(encoding: DistanceBias, sheet: SpecSheet) -> Iterator[Plot]:
             f"{sheet.name}-slopes",
         )
     if isinstance(encoding, T5Bias):
-        both = torch.arange(200)
-        past = encoding.bucket(both).tolist()
-        future = encoding.bucket(-both).tolist() if encoding.bidirectional else None
+        bucket_distances = torch.arange(_BUCKET_DISTANCES)
+        past = encoding.bucket(bucket_distances).tolist()
+        future = encoding.bucket(-bucket_distances).tolist() if encoding.bidirectional else None
         yield Plot(
             figures.buckets(past, future),
             "The bucket of each distance: distances in one bucket share one learned number.",

@@ -13,8 +13,9 @@ from posenc.testing.layer import encoding_of_first_layer
 BOUND = 1e-3
 """Radians of error that count as precise."""
 LIMIT = 2**31
+"""Last position tested of an encoding that has no limit; chosen, not derived."""
 NEIGHBOURS = 64
-"""Pairs of neighbouring positions after each power of two."""
+"""Pairs of neighbouring positions compared after each power of two; chosen, not derived."""
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
@@ -44,7 +45,8 @@ def angles_of(encoding: PositionEncoding) -> Angles | None:
 
 
 def measure(encoding: PositionEncoding) -> Precision | None:
-    """Measure how exact the encoding's angles are; None for an encoding without angles."""
+    """Return up to where the encoding's angles are exact, and where positions collide; None for an
+    encoding without angles."""
     angles = angles_of(encoding)
     if angles is None:
         return None
@@ -52,7 +54,7 @@ def measure(encoding: PositionEncoding) -> Precision | None:
     positions = test_positions(limit)
     exact = exact_angles(angles.inv_freq, positions)
     cos, sin = _cos_sin(angles, positions)
-    used = torch.atan2(sin, cos).double()
+    angles_in_use = torch.atan2(sin, cos).double()
     plain = {
         name: _last_exact_position(
             positions,
@@ -73,7 +75,7 @@ def measure(encoding: PositionEncoding) -> Precision | None:
             for p in after
         ]
     return Precision(
-        plain, _last_exact_position(positions, angle_between(used, exact)), starts, apart
+        plain, _last_exact_position(positions, angle_between(angles_in_use, exact)), starts, apart
     )
 
 
@@ -85,15 +87,17 @@ def _cos_sin(angles: Angles, positions: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _fraction_of_distinct_neighbours(rows: Tensor) -> float:
-    """Return the fraction of neighbouring rows that differ anywhere."""
+    """Return the fraction of neighbouring rows that differ in any column."""
     return (rows[1:] != rows[:-1]).any(-1).double().mean().item()
 
 
 def test_positions(limit: int) -> Tensor:
-    """Return positions up to `limit` except powers of two, which every float format represents
-    exactly."""
-    steps = {min(limit, int(2 ** (i / 4)) | 1) for i in range(4 * limit.bit_length())}
-    return torch.tensor(sorted(steps), dtype=torch.int64)
+    """Return increasing positions to test, about four to each doubling, up to `limit`.
+
+    They are odd, except perhaps `limit`: every float format represents powers of two exactly.
+    """
+    positions_tested = {min(limit, int(2 ** (i / 4)) | 1) for i in range(4 * limit.bit_length())}
+    return torch.tensor(sorted(positions_tested), dtype=torch.int64)
 
 
 def exact_angles(inv_freq: Sequence[Decimal | float], positions: Tensor) -> Tensor:
@@ -108,20 +112,24 @@ def exact_angles(inv_freq: Sequence[Decimal | float], positions: Tensor) -> Tens
 def _plain_angles(
     inv_freq: Sequence[Decimal | float], positions: Tensor, dtype: torch.dtype
 ) -> Tensor:
-    """Return position * inv_freq with both, and the product, in `dtype`."""
+    """Return position * inv_freq in radians, (positions, pairs), with both factors and the product
+    in `dtype`."""
     frequencies = torch.tensor([float(f) for f in inv_freq], dtype=torch.float64).to(dtype)
     return positions.to(dtype)[:, None] * frequencies
 
 
 def angle_between(a: Tensor, b: Tensor) -> Tensor:
     """Return the angle between two directions, which are angles themselves: 0 to pi, in radians."""
-    turn = float(TWO_PI)
-    gap = torch.remainder(a - b, turn)
-    return torch.minimum(gap, turn - gap)
+    full_turn = float(TWO_PI)
+    gap = torch.remainder(a - b, full_turn)
+    return torch.minimum(gap, full_turn - gap)
 
 
 def _last_exact_position(positions: Tensor, error: Tensor) -> int:
-    """Return the last position before the first with too large an error; 0 if none is exact
-    enough."""
+    """Return the last position before the first with an error of BOUND or more; 0 if the first has
+    one.
+
+    error: radians, (positions, pairs).
+    """
     exact = int((error.amax(-1) < BOUND).cumprod(0).sum())
     return int(positions[exact - 1]) if exact else 0

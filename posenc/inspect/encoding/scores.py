@@ -12,7 +12,9 @@ from posenc.encodings import ModelShape, PositionEncoding, Tokens
 from posenc.testing.layer import diagonal_positions, pair_scores, random_embeddings, split_heads
 
 FARTHEST = 2**16
-"""The largest distance at which resolution is tested, in tokens."""
+"""The largest distance at which resolution is tested, in tokens.
+
+The numbers of distances, tokens and pairs in this file are chosen, not derived."""
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
@@ -36,6 +38,15 @@ class Decay:
 
 PAIRS = 64
 """Random pairs of query and key whose scores are averaged, each with four choices of signs."""
+_MOST_TEXT_TOKENS = 2**14
+"""Tokens of all random texts together, for methods that read the tokens between: they get fewer
+texts instead of PAIRS, but at least two."""
+_NEAR_DISTANCES = 160
+"""Up to this distance in tokens, resolution is tested at every one, then at powers of two."""
+_RESOLUTION_PAIRS = 8
+"""Random pairs of query and key by which resolution and direction are measured."""
+_DIRECTION_POSITIONS = 32
+"""Positions at which scores of past and future are compared."""
 
 
 def decay_bytes(encoding: PositionEncoding, shape: ModelShape) -> int:
@@ -44,6 +55,7 @@ def decay_bytes(encoding: PositionEncoding, shape: ModelShape) -> int:
     if not encoding.claims.permutation_invariant:
         return 0
     steps = len(_distances(_last_position(encoding, shape)))
+    # Three tensors of 8 bytes a number, for four choices of signs.
     return 3 * 8 * 4 * PAIRS * shape.num_heads * steps**2
 
 
@@ -54,7 +66,10 @@ def _distances(last: int) -> list[int]:
 
 
 def decay(encoding: PositionEncoding, shape: ModelShape, pairs: int = PAIRS) -> Decay:
-    """Return scores by distance within the training length, in float64.
+    """Return scores by distance within the training length, measured in float64.
+
+    pairs: random pairs of query and key, or random texts for methods that read the tokens between;
+    of long texts there are fewer.
 
     Raises: ValueError for scores of NaN or +inf, from which a softmax makes NaN.
     """
@@ -65,7 +80,7 @@ def decay(encoding: PositionEncoding, shape: ModelShape, pairs: int = PAIRS) -> 
         count = pairs
         random, same = _scores_of_pairs(exact, shape, last, pairs)
     else:
-        count = max(2, min(pairs, 2**14 // (last + 1)))
+        count = max(2, min(pairs, _MOST_TEXT_TOKENS // (last + 1)))
         random, same = _scores_in_texts(exact, shape, last, count)
     flat = random.flatten(0, 1)
     if (wrong := flat.isnan() | (flat == torch.inf)).any():
@@ -107,12 +122,12 @@ def _scores_of_pairs(
 def _scores_in_texts(
     encoding: PositionEncoding, shape: ModelShape, last: int, count: int
 ) -> tuple[Tensor, Tensor]:
-    """Return the same for a method that reads the tokens between: the scores of the last token of
-    `count` random texts for two signs, and those in a text of equal tokens."""
+    """Return scores of a method that reads the tokens between: of the last token of `count` random
+    texts, for two signs of its query, (2 * count, num_heads, distances); and of the last token of
+    texts of equal tokens, (count, num_heads, distances)."""
     x = random_embeddings(last + 1, shape, batch=count)
-    asked = random_embeddings(
-        1, shape, batch=count, seed=5
-    )  # else a key at distance 0 is the query itself
+    # Of another seed, or the key at distance 0 is the query itself.
+    asked = random_embeddings(1, shape, batch=count, seed=5)
     keys = last - torch.tensor(_distances(last))
     signs = [_scores_of_last_token(encoding, shape, x, sign * asked)[..., keys] for sign in (1, -1)]
     same = _scores_of_last_token(encoding, shape, x[:, -1:].expand_as(x))[..., keys]
@@ -126,16 +141,18 @@ def _standard_error(scores: Tensor, count: int) -> Tensor:
     one choice of their signs, then for the next. Only different pairs are independent, so the
     scores of a pair are averaged over signs and heads first.
     """
-    by_pair = scores.unflatten(0, (-1, count)).mean((0, 2))
-    return by_pair.std(0) / count**0.5
+    mean_by_pair = scores.unflatten(0, (-1, count)).mean((0, 2))
+    return mean_by_pair.std(0) / count**0.5
 
 
 def _scores_of_last_token(
     encoding: PositionEncoding, shape: ModelShape, x: Tensor, query: Tensor | None = None
 ) -> Tensor:
-    """Return the last token's scores with all tokens of x (batch, len, embed_dim), (batch,
-    num_heads, len), for methods that read the tokens between. query: the asking token instead of
-    the last one, (batch, 1, embed_dim)."""
+    """Return the scores of the last token with all tokens, (batch, num_heads, len), for methods
+    that read the tokens between.
+
+    x: tokens, (batch, len, embed_dim). query: (batch, 1, embed_dim), asks instead of the last.
+    """
     positions = diagonal_positions(encoding, torch.arange(x.shape[1]))
     embedded = encoding.embed(x, positions)
     q = split_heads(embedded, shape)
@@ -144,12 +161,12 @@ def _scores_of_last_token(
     encoding = encoding.for_layer(0)
     last = len(positions) - 1
     keys = Tokens(q, positions, state, encoding.claims.num_axes)
-    asks = keys[last:] if asked is None else keys[last:].with_vectors(asked)
-    new_q, new_k = encoding.transform(asks, keys)
-    term = encoding.term(asks, keys)
+    query_side = keys[last:] if asked is None else keys[last:].with_vectors(asked)
+    new_q, new_k = encoding.transform(query_side, keys)
+    term = encoding.term(query_side, keys)
     scale = encoding.scale(q.shape[-1])
     problem = Problem(
-        new_q, new_k, q, asks, keys, term, encoding, None, scale, 0.0, False, needs_grad=False
+        new_q, new_k, q, query_side, keys, term, encoding, None, scale, 0.0, False, needs_grad=False
     )
     return problem.with_prepared_term(1).scores(0, 1)[:, :, 0]
 
@@ -178,9 +195,10 @@ def resolution(encoding: PositionEncoding, shape: ModelShape) -> dict[str, Resol
         return dict.fromkeys(DTYPES, Resolution(0, 0))
     steps = torch.tensor(distances)
     origin = torch.zeros_like(steps)
-    x, y = random_embeddings(16, shape)[0].split(8)
+    x, y = random_embeddings(2 * _RESOLUTION_PAIRS, shape)[0].split(_RESOLUTION_PAIRS)
 
     def change(dtype: torch.dtype) -> Tensor:
+        """Return how scores change to the next distance, (pairs, num_heads, distances)."""
         used = copy.deepcopy(encoding).to(dtype)
         a, b = x.bfloat16().to(dtype), y.bfloat16().to(dtype)  # the same numbers in every dtype
         near, far = (pair_scores(used, shape, a, b, q, origin) for q in (steps, steps + 1))
@@ -192,6 +210,7 @@ def resolution(encoding: PositionEncoding, shape: ModelShape) -> dict[str, Resol
     resolutions = {}
     for name, dtype in DTYPES.items():
         right = (change(dtype) - exact).abs() < exact.abs() / 2
+        # A change of 1e-12 logits is rounding of float64 itself.
         distinct = ((right & (exact.abs() > 1e-12)).double().mean(0).amax(0) >= 0.5).tolist()
         before_first_lost = itertools.takewhile(bool, distinct)
         resolutions[name] = Resolution(
@@ -202,13 +221,14 @@ def resolution(encoding: PositionEncoding, shape: ModelShape) -> dict[str, Resol
 
 
 def _tested_distances(encoding: PositionEncoding) -> list[int]:
-    """Return every distance up to 160, then powers of two up to FARTHEST or the last position."""
+    """Return each distance that has a next one: all up to _NEAR_DISTANCES, then powers of two, up
+    to FARTHEST or the last position."""
     limit = FARTHEST
     if encoding.claims.max_positions is not None:
-        limit = encoding.claims.max_positions - 2
+        limit = encoding.claims.max_positions - 2  # the next distance must be possible, too
     if limit <= 0:
         return []
-    distances = [*range(1, 161), *(2**i for i in range(8, limit.bit_length()))]
+    distances = [*range(1, _NEAR_DISTANCES + 1), *(2**i for i in range(8, limit.bit_length()))]
     return [distance for distance in distances if distance <= limit]
 
 
@@ -218,23 +238,24 @@ def direction(encoding: PositionEncoding, shape: ModelShape) -> str:
     exact = copy.deepcopy(encoding).double()
     if not encoding.claims.permutation_invariant:
         return "directed"  # the tokens between are read only for the past
-    limit = 32 if encoding.claims.max_positions is None else min(32, encoding.claims.max_positions)
+    limit = min(_DIRECTION_POSITIONS, encoding.claims.max_positions or _DIRECTION_POSITIONS)
     steps = torch.arange(limit)
     origin = torch.zeros_like(steps)
-    x, y = random_embeddings(16, shape)[0].split(8)
+    x, y = random_embeddings(2 * _RESOLUTION_PAIRS, shape)[0].split(_RESOLUTION_PAIRS)
     past = pair_scores(exact, shape, x, y, steps, origin)
     future = pair_scores(exact, shape, x, y, origin, steps)
-    if _same(past, past[..., :1].expand_as(past)) and _same(past, future):
+    if _are_equal_scores(past, past[..., :1].expand_as(past)) and _are_equal_scores(past, future):
         return "blind"
-    return "symmetric" if _same(past, future) else "directed"
+    return "symmetric" if _are_equal_scores(past, future) else "directed"
 
 
-def _same(a: Tensor, b: Tensor) -> bool:
+def _are_equal_scores(a: Tensor, b: Tensor) -> bool:
+    """Return True if float64 scores differ by rounding at most, and the same keys are hidden."""
     return bool(torch.equal(a.isfinite(), b.isfinite())) and bool(
         ((a - b).nan_to_num().abs() <= 1e-9 * (1 + b.nan_to_num().abs())).all()
     )
 
 
 def _rounded_or_none(values: Tensor) -> list[float | None]:
-    """Return numbers of six digits, None for those that are not finite."""
+    """Return numbers rounded to six digits, None for those that are not finite."""
     return [float(f"{v:.6g}") if abs(v) < float("inf") else None for v in values.tolist()]

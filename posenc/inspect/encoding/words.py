@@ -52,18 +52,22 @@ GROUPS: dict[str, dict[str, str]] = {
 """The measured properties by subject, and what each name means."""
 
 
-_INVARIANT = {
+_NAMES_OF_INVARIANCES = {
     "shift": "shift invariant",
     "padding": "padding invisible",
     "packing": "packing invisible",
     "batch": "rows independent",
     "cache": "cache consistent",
 }
+"""The name in GROUPS of each measured change that should leave a result alone."""
 
 
 def tables(sheets: Sequence[SpecSheet]) -> Iterator[tuple[str, dict[str, str], list[list[str]]]]:
-    """Return, by subject, the measured properties with their meaning, and a row for each sheet that
-    begins with its name. Properties that no sheet has are left out."""
+    """Yield for each subject its name, the meaning of each of its properties, and a row of values
+    for each sheet, which begins with the sheet's name.
+
+    Properties that no sheet has are left out; a value that a sheet lacks is "–".
+    """
     lines = [rows(sheet) for sheet in sheets]
     for subject, group in GROUPS.items():
         meanings = {}
@@ -78,22 +82,27 @@ def tables(sheets: Sequence[SpecSheet]) -> Iterator[tuple[str, dict[str, str], l
 
 
 def rows(sheet: SpecSheet) -> dict[str, str]:
-    """Return the lines of one sheet, in order."""
+    """Return the properties of one sheet: name, as in GROUPS, and value in words."""
     longest = "no limit"
     if sheet.max_positions is not None:
         longest = f"{sheet.max_positions - 1:,}"
     lines = {
         "places": ", ".join(map(str, sheet.places)) or "none",
-        "parameters": _parameters(sheet),
+        "parameters": _parameters_in_words(sheet),
         "longest position": longest,
     }
-    for key, words in _INVARIANT.items():
+    for key, words in _NAMES_OF_INVARIANCES.items():
         gap = sheet.differences[key]
         off = f"off by {gap:.2g} of the largest output" if math.isfinite(gap) else "it is NaN"
         lines[words] = "yes" if sheet.holds[key] else f"no: {off}"
-    lines["norm of q, k kept"] = _norms(sheet.norm_ratio)
+    lines["norm of q, k kept"] = _norm_ratio_in_words(sheet.norm_ratio)
     lines["past and future"] = sheet.direction
-    lines |= _resolution(sheet) | _precision(sheet) | _turns(sheet) | _decay(sheet)
+    lines |= (
+        _resolution_lines(sheet)
+        | _precision_lines(sheet)
+        | _frequency_lines(sheet)
+        | _score_lines(sheet)
+    )
     lines["compiles"] = sheet.compiles
     lines["exports"] = sheet.exports
     if sheet.contract is not None:
@@ -104,7 +113,8 @@ def rows(sheet: SpecSheet) -> dict[str, str]:
     return lines
 
 
-def _parameters(sheet: SpecSheet) -> str:
+def _parameters_in_words(sheet: SpecSheet) -> str:
+    """Return the number of trainable parameters, with a warning that they are random."""
     if not sheet.parameters:
         return "0"
     per_layer = " per layer" if sheet.per_layer else ""
@@ -112,15 +122,18 @@ def _parameters(sheet: SpecSheet) -> str:
     return f"{sheet.parameters:,}{per_layer}, {untrained}"
 
 
-def _norms(ratio: tuple[float, float] | None) -> str:
+def _norm_ratio_in_words(ratio: tuple[float, float] | None) -> str:
+    """Return whether queries and keys keep their norms: "yes", or "no" with the smallest and the
+    largest ratio of a norm to the one before."""
     if ratio is None:
         return "untouched"
-    if max(abs(end - 1) for end in ratio) < 1e-9:
+    if max(abs(end - 1) for end in ratio) < 1e-9:  # rounding in float64
         return "yes"
     return f"no: {' to '.join(dict.fromkeys(map(format_number, ratio)))} times"
 
 
-def _resolution(sheet: SpecSheet) -> dict[str, str]:
+def _resolution_lines(sheet: SpecSheet) -> dict[str, str]:
+    """Return the lines of the distances at which neighbouring keys are distinguished, by dtype."""
     resolution = sheet.resolution
     if resolution is None:
         return {"neighbours": "by the tokens between, not by distance"}
@@ -137,15 +150,18 @@ def _resolution_in_words(resolution: Resolution) -> str:
     return f"{every}, some up to {resolution.any:,}"
 
 
-def _precision(sheet: SpecSheet) -> dict[str, str]:
+def _precision_lines(sheet: SpecSheet) -> dict[str, str]:
+    """Return the lines of the last position with exact angles, by the way to compute them; none
+    without angles."""
     if sheet.precision is None:
         return {}
     plain = {f"angles, plain {name}": f"{p:,}" for name, p in sheet.precision.plain.items()}
     return {"angles, as used": f"{sheet.precision.as_used:,}"} | plain
 
 
-def _turns(sheet: SpecSheet) -> dict[str, str]:
-    """Return how many rotary pairs turn less than once in training, and the scaling."""
+def _frequency_lines(sheet: SpecSheet) -> dict[str, str]:
+    """Return the lines of the rotary pairs that turn less than once in training, and of the
+    scaling if there is one."""
     label = "unfinished pairs"
     pairs = sheet.unfinished_pairs
     if not sheet.num_pairs:
@@ -157,8 +173,8 @@ def _turns(sheet: SpecSheet) -> dict[str, str]:
     return stretched | {label: f"{len(pairs)} of {sheet.num_pairs}{which}{grid}"}
 
 
-def _decay(sheet: SpecSheet) -> dict[str, str]:
-    """Return scores at a few distances."""
+def _score_lines(sheet: SpecSheet) -> dict[str, str]:
+    """Return the lines of scores at a few distances, of keys equal to the query and of others."""
     decay = sheet.decay
     picked = [i for i, d in enumerate(decay.distances) if d in (1, 16, 256, decay.distances[-1])]
 
@@ -171,22 +187,23 @@ def _decay(sheet: SpecSheet) -> dict[str, str]:
 
     return {
         "score of equals": line(decay.same),
-        "random, mean": _with_error(decay, picked),
+        "random, mean": _means_with_errors(decay, picked),
         "random, 5 %": line(decay.low),
         "random, 95 %": line(decay.high),
     }
 
 
-def _with_error(decay: Decay, picked: Sequence[int]) -> str:
-    """Return means with their standard errors, where these are more than rounding."""
+def _means_with_errors(decay: Decay, picked: Sequence[int]) -> str:
+    """Return the mean scores at the distances of these indices, with their standard errors where
+    these are more than rounding."""
     words = []
     for i in picked:
         mean, error = decay.mean[i], decay.mean_error[i]
         if mean is None or error is None:
             words.append(f"hidden at {decay.distances[i]:,}")
-        elif error <= 1e-3 * abs(mean):
+        elif error <= 1e-3 * abs(mean):  # less than the three digits shown
             words.append(f"{format_number(mean)} at {decay.distances[i]:,}")
-        elif error < 1e-9:
+        elif error < 1e-9:  # sums in float64 that cancel
             words.append(f"0 at {decay.distances[i]:,}")
         else:
             words.append(f"{format_number(mean)} ± {error:.1g} at {decay.distances[i]:,}")
@@ -194,7 +211,7 @@ def _with_error(decay: Decay, picked: Sequence[int]) -> str:
 
 
 def ranges(numbers: Sequence[int]) -> str:
-    """Return numbers as ranges: 3, 5-9, 12."""
+    """Return increasing numbers as text with ranges: ranges([3, 5, 6, 7]) -> "3, 5-7"."""
     parts: list[list[int]] = []
     for n in numbers:
         if parts and n == parts[-1][1] + 1:
