@@ -19,7 +19,10 @@ from posenc.inspect.checkpoint.swap import ROUNDING, Change, Swap
 
 
 def answer(kinds: Sequence[Kind], longest: int | None) -> str:
-    """Return how far the model was trained, and which part of it breaks beyond."""
+    """Return sentences: how far the model was trained, and which part of it breaks beyond.
+
+    longest: tokens that the config allows, None without a limit.
+    """
     if not kinds:
         allowed = "" if longest is None else f" Its config allows {longest:,} tokens."
         return (
@@ -71,27 +74,28 @@ def _limit_of_rotation(kind: Rotation) -> str:
 def extend_command(
     folder: Path, kinds: Sequence[Kind], built: Structure, longest: int | None
 ) -> str | None:
-    """Return the command that extends the model to twice the length; None if `posenc extend`
-    cannot."""
+    """Return the command line that extends the model in `folder` to twice its length; None if
+    `posenc extend` cannot, or the config names no longest length."""
     rotations = [kind for kind in kinds if isinstance(kind, Rotation)]
     if any(kind.differs for kind in rotations):
         return None
-    takes = rotations and built.model_type not in FIXED_ROTATIONS
-    if longest is None or not (takes or built.model_type in FAMILIES):
+    has_rotation_settings = rotations and built.model_type not in FIXED_ROTATIONS
+    if longest is None or not (has_rotation_settings or built.model_type in FAMILIES):
         return None
     return shlex.join(["posenc", "extend", str(folder), "--to", str(2 * longest)])
 
 
 def who_saw_whom(swap: Swap) -> str:
-    """Return one sentence about the effect of exchanging two words, with and without positions."""
-    whose = "the last token's state" if swap.causal else "some token's state"
-    said = (
-        f"With {swap.words[0]} and {swap.words[1]} exchanged, {whose} "
+    """Return one sentence: from which layer on states differ if two words are exchanged, with the
+    model's positions and without."""
+    state = "the last token's state" if swap.causal else "some token's state"
+    finding = (
+        f"With {swap.words[0]} and {swap.words[1]} exchanged, {state} "
         f"{_difference_in_words(swap.with_positions, swap.causal)}"
     )
     if swap.without is None:
-        return f"{said}; nothing of its positions is known to be removable."
-    return f"{said}; without positions it {_difference_in_words(swap.without, swap.causal)}."
+        return f"{finding}; nothing of its positions is known to be removable."
+    return f"{finding}; without positions it {_difference_in_words(swap.without, swap.causal)}."
 
 
 def _difference_in_words(change: Change, causal: bool) -> str:

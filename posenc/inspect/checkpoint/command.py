@@ -19,7 +19,11 @@ from posenc.report.page.visible import visible
 def inspect_checkpoint(
     request: Request, as_json: bool, out: Path | None, command: str, figures: Path | None = None
 ) -> None:
-    """Print the answer and the measurements, write the page, and its figures into `figures`."""
+    """Measure the checkpoint, print the answer and the measurements, write the page to `out`, and
+    its figures into `figures`.
+
+    as_json: print JSON instead, and write a page only where `out` names one. command: to repeat it.
+    """
     path = out or (None if as_json else Path("runs/inspect.html"))
     importlib.import_module("transformers")  # if it is missing, no folder is made
     if path or figures:
@@ -31,7 +35,7 @@ def inspect_checkpoint(
         text = json.dumps(sheet.to_json(), indent=1, ensure_ascii=False, allow_nan=False)
         print(visible(text))
     else:
-        _print(sheet)
+        _print_sheet(sheet)
     if path is None and figures is None:
         return
     from posenc.inspect.checkpoint.page import make_page
@@ -43,9 +47,9 @@ def inspect_checkpoint(
     write_and_say(page, path, figures)
 
 
-def _print(sheet: Sheet) -> None:
+def _print_sheet(sheet: Sheet) -> None:
     """Print the answer first, then tables of structure, positions, attention and the exchange."""
-    console = stdout(140)
+    console = stdout(140)  # columns, where no terminal says how many it has
     console.print(answer(sheet.positions, sheet.longest), markup=False, highlight=False)
     if sheet.swap:
         console.print(who_saw_whom(sheet.swap), markup=False, highlight=False)

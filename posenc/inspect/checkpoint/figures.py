@@ -24,8 +24,9 @@ from posenc.report.page.drawing import (
 
 Array = np.ndarray
 MOST_LABELS = 40
-"""Tokens that an axis can name; longer axes count them."""
-_WIDEST = 9.6
+"""Tokens that an axis can name; longer axes count them. As all sizes in this file, chosen by
+eye."""
+_MOST_WIDTH = 9.6
 """Total width of a layer's heads, in inches."""
 
 
@@ -47,11 +48,11 @@ def _draw_heads(data: Data, labels: Sequence[str]) -> Figure:
     """Draw the squares of heads in a grid, with one bar of colours."""
     count = len(labels)
     weights = np.asarray(data["attention weight"]).reshape(-1, count, count)
-    tokens = [_short(label) for label in labels] if count <= MOST_LABELS else None
-    grid = _grid(len(weights), count, tokens)
+    tokens = [_shorten_label(label) for label in labels] if count <= MOST_LABELS else None
+    grid = _arrange_heads(len(weights), count, tokens)
     with style():
         drawn = Figure(figsize=(grid.width, grid.height))
-        drawn.set_layout_engine("none")
+        drawn.set_layout_engine("none")  # see _Grid
         for head in range(len(weights)):
             axes = drawn.add_axes(grid.place(head))
             image = axes.imshow(weights[head], vmin=0, vmax=1, interpolation="nearest")
@@ -60,7 +61,7 @@ def _draw_heads(data: Data, labels: Sequence[str]) -> Figure:
             axes.tick_params(labelsize=8, length=2)
             frame(axes)
             is_lowest = head + grid.columns >= len(weights)
-            _set_ticks(axes, count, tokens, is_lowest, is_first=head % grid.columns == 0)
+            _label_tokens(axes, count, tokens, is_lowest, is_first=head % grid.columns == 0)
             if head == 0:
                 bar = drawn.add_axes(grid.place_of_bar())
                 drawn.colorbar(image, cax=bar, label="attention weight")
@@ -87,17 +88,21 @@ class _Grid:
     ABOVE = 0.3
     """For the title of a square."""
     BESIDE = 0.12
+    """Between neighbouring squares."""
 
     @property
     def left(self) -> float:
+        """Return the left edge of the first column, after the axis's title and the names."""
         return 0.3 + self.room
 
     @property
     def width(self) -> float:
+        """Return the figure's width, with room for the bar of colours at the right."""
         return self.left + self.columns * (self.side + self.BESIDE) + 0.9
 
     @property
     def height(self) -> float:
+        """Return the figure's height, with names and the axis's title at the bottom."""
         return self.rows * (self.ABOVE + self.side) + self.gap + self.room + 0.3
 
     def place(self, head: int) -> tuple[float, float, float, float]:
@@ -125,22 +130,25 @@ class _Grid:
         )
 
 
-def _grid(heads: int, count: int, tokens: Sequence[str] | None) -> _Grid:
-    """Place the squares of `count` tokens in as few rows as the width allows. tokens: the names on
-    the axes, None for numbers."""
+def _arrange_heads(heads: int, count: int, tokens: Sequence[str] | None) -> _Grid:
+    """Return the layout of one square per head, of `count` tokens a side, in as few rows as the
+    width allows.
+
+    tokens: the names on the axes, None for numbers.
+    """
     if tokens is None:
         side = 2.4
         room = 0.3
     else:
         side = max(1.5, 0.15 * count)
-        room = 0.1 + 0.065 * max(map(_width, tokens))
-    most_columns = max(1, min(heads, int(_WIDEST // side)))
-    rows = -(-heads // most_columns)
+        room = 0.1 + 0.065 * max(map(_width_in_letters, tokens))
+    most_columns = max(1, min(heads, int(_MOST_WIDTH // side)))
+    rows = -(-heads // most_columns)  # rounded up
     columns = -(-heads // rows)  # 2 and 2 instead of 3 and 1
     return _Grid(rows, columns, side, room, gap=room * bool(heads % columns))
 
 
-def _set_ticks(
+def _label_tokens(
     axes: Axes, count: int, tokens: Sequence[str] | None, is_lowest: bool, *, is_first: bool
 ) -> None:
     """Name the keys below the lowest squares and the queries left of the first ones; numbers stay
@@ -153,7 +161,7 @@ def _set_ticks(
         axes.set_yticks([], [])
     elif tokens is not None:
         axes.set_yticks(range(count), tokens)
-    _upright(axes)
+    _set_wide_characters_upright(axes)
 
 
 def similarity(values: Array, step: int) -> Chart:
@@ -163,6 +171,7 @@ def similarity(values: Array, step: int) -> Chart:
 
 
 def _draw_similarity(data: Data, draw: Callable[[Data], Figure]) -> Figure:
+    """Draw the heat map by `draw`, and put whole positions on both axes."""
     drawn = draw(data)
     axes = drawn.axes[0]
     for axis in (axes.xaxis, axes.yaxis):
@@ -172,7 +181,10 @@ def _draw_similarity(data: Data, draw: Callable[[Data], Figure]) -> Figure:
 
 
 def changed_words(series: Mapping[str, Sequence[float]], labels: Sequence[str]) -> Chart:
-    """Draw how far the state of each token moves, one row of dots per setting."""
+    """Draw how far the state of each token moves, one bar per token and setting.
+
+    series: relative change of each token's state, by setting.
+    """
     names = labels if len(labels) <= MOST_LABELS else range(len(labels))
     curves = {name: (names, values) for name, values in series.items()}
     data = stacked("token", "change of its state, relative", curves)
@@ -185,28 +197,32 @@ def _draw_words(data: Data, labels: Sequence[str]) -> Figure:
     with figure(x_label, y_label) as (drawn, axes):
         drawn.set_figwidth(max(5.0, 1.2 + 0.2 * min(len(labels), MOST_LABELS)))
         settings = parts(data)
-        width = 0.8 / len(settings)
+        width = 0.8 / len(settings)  # the rest is the gap to the next token
         for index, (name, part) in enumerate(settings.items()):
             values = part[y_label]
-            at = np.arange(len(values)) + (index - (len(settings) - 1) / 2) * width
-            axes.bar(at, values, width, color=LIGHT[index], label=name)
+            centres = np.arange(len(values)) + (index - (len(settings) - 1) / 2) * width
+            axes.bar(centres, values, width, color=LIGHT[index], label=name)
         if len(labels) <= MOST_LABELS:
-            axes.set_xticks(range(len(labels)), [_short(t) for t in labels], rotation=90)
-            _upright(axes)
+            axes.set_xticks(range(len(labels)), [_shorten_label(t) for t in labels], rotation=90)
+            _set_wide_characters_upright(axes)
         axes.grid(axis="x", visible=False)
         legend_above(drawn)
     return drawn
 
 
 def changed_layers(series: Mapping[str, Sequence[float]], rounding: float) -> Chart:
-    """Draw how far states move by layer, on a logarithmic axis that ends at rounding."""
+    """Draw how far states move by layer, on a logarithmic axis with a line at rounding.
+
+    series: relative change in each layer, by setting. rounding: smaller changes mean nothing.
+    """
     curves = {name: (range(len(values)), values) for name, values in series.items()}
     data = stacked("layer; 0 are the embeddings", "change, relative", curves)
     return Chart(data, partial(_draw_layers, rounding=rounding))
 
 
 def _draw_layers(data: Data, rounding: float) -> Figure:
-    lowest = 1e-9
+    """Draw a curve of dots over layers for each setting, with a line at rounding."""
+    lowest = 1e-9  # a logarithmic axis has no 0: smaller changes are drawn here
     x_label, y_label = axes_of(data)
     with figure(x_label, y_label) as (drawn, axes):
         settings = parts(data)
@@ -223,18 +239,19 @@ def _draw_layers(data: Data, rounding: float) -> Figure:
     return drawn
 
 
-def _upright(axes: Axes) -> None:
-    """Turn back single Chinese characters, which are as wide as high."""
+def _set_wide_characters_upright(axes: Axes) -> None:
+    """Set labels of one wide character, such as a Chinese one, upright on the axis of keys, whose
+    labels are vertical: it needs no more room so."""
     for label in axes.get_xticklabels():
-        if len(label.get_text()) == 1 and _width(label.get_text()) == 2:
+        if len(label.get_text()) == 1 and _width_in_letters(label.get_text()) == 2:
             label.set_rotation(0)
 
 
-def _short(label: str) -> str:
+def _shorten_label(label: str) -> str:
     """Return a label cut to 14 letters, with hidden characters as escapes."""
     return readable(label if len(label) <= 14 else f"{label[:13]}…")
 
 
-def _width(label: str) -> int:
+def _width_in_letters(label: str) -> int:
     """Return the width of a label in Latin letters."""
     return sum(2 if east_asian_width(c) in "WF" else 1 for c in label)

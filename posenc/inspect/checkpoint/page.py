@@ -17,11 +17,19 @@ from posenc.report.page.page import Code, Facts, Headline, Items, Page, Plot
 from posenc.report.page.table import Table as Rows
 
 MOST_CELLS = 2_000_000
-"""Squares in all attention maps of a page; with more, only some layers are drawn."""
+"""Squares in all attention maps of a page; with more, only some layers are drawn. Chosen, not
+derived."""
+_FEWEST_LAYERS = 3
+"""Layers that are drawn however many squares they have: the first, the middle and the last."""
+_LEAST_CELLS = 40_000
+"""Squares that a layer counts as at least: short texts, too, have no more than 50 layers drawn."""
 
 
 def make_page(sheet: Sheet, layers: Sequence[int], command: str) -> Page:
-    """Build the page. layers: whose attention is drawn; empty for as many as fit."""
+    """Build the page of a measured checkpoint, answers first.
+
+    layers: whose attention is drawn; empty for as many as fit. command: to repeat it.
+    """
     built = sheet.structure
     page = Page(
         f"What position does in {sheet.folder.resolve().name}",
@@ -30,7 +38,7 @@ def make_page(sheet: Sheet, layers: Sequence[int], command: str) -> Page:
     )
     page.section("", *_first_answers(sheet))
     if sheet.swap:
-        page.section("Who saw whom", *_swap(sheet.swap, sheet.sentence.labels))
+        page.section("Who saw whom", *_exchange_blocks(sheet.swap, sheet.sentence.labels))
     page.section(
         "Where its positions live",
         Facts(rows.positions_lines(sheet.positions)),
@@ -64,7 +72,7 @@ def _first_answers(sheet: Sheet) -> Iterator[str | Headline | Code]:
         yield Code(f"{line} --text FILE")
 
 
-def _swap(swap: Swap, labels: Sequence[str]) -> Iterator[str | Items | Rows | Plot]:
+def _exchange_blocks(swap: Swap, labels: Sequence[str]) -> Iterator[str | Items | Rows | Plot]:
     """Yield what the exchange of two words changes: words, a table and curves."""
     yield (
         f"The tokens of {swap.words[0]} and {swap.words[1]} change places; no other token is "
@@ -83,7 +91,7 @@ def _swap(swap: Swap, labels: Sequence[str]) -> Iterator[str | Items | Rows | Pl
 
 
 def removed_in_words(swap: Swap) -> str:
-    """Describe the removed positions."""
+    """Return which positions were removed for the second run, in words."""
     if not swap.removed:
         return "nothing could be taken out"
     more = f" and {len(swap.removed) - 1} more" if len(swap.removed) > 1 else ""
@@ -91,7 +99,8 @@ def removed_in_words(swap: Swap) -> str:
 
 
 def position_plots(sheet: Sheet) -> Iterator[Plot]:
-    """Draw everything that gives the model its positions."""
+    """Yield figures of everything that gives the model its positions: wavelengths, cosines of a
+    table, biases and slopes."""
     for kind in sheet.positions:
         match kind:
             case Rotation():
@@ -117,11 +126,11 @@ def position_plots(sheet: Sheet) -> Iterator[Plot]:
                     f"similarity-{kind.where}",
                 )
             case Bias() | Disentangled() if kind.values:
-                learned = ": of this sentence on average, first layer"
+                averaged = ": of this sentence on average, first layer"
                 yield Plot(
                     encodings.bias_by_distance(np.array(kind.values), kind.distances),
                     f"The model's own bias by distance, one curve per head"
-                    f"{learned * isinstance(kind, Disentangled)}; {kind.where}.",
+                    f"{averaged * isinstance(kind, Disentangled)}; {kind.where}.",
                     f"{len(kind.values)} curves from distance {kind.distances[0]} to "
                     f"{kind.distances[-1]}.",
                     encoding_captions.in_bias(np.array(kind.values), kind.distances),
@@ -138,7 +147,8 @@ def position_plots(sheet: Sheet) -> Iterator[Plot]:
 
 
 def distance_plots(sheet: Sheet) -> Iterator[Plot]:
-    """Draw the mean distance of attention, one dot per head."""
+    """Yield, for each stack of layers, the figure of the mean distance of attention, one dot per
+    head."""
     for stack, values in sheet.reading.distances().items():
         of_stack = f" of the {stack}" if stack else ""
         yield Plot(
@@ -151,7 +161,11 @@ def distance_plots(sheet: Sheet) -> Iterator[Plot]:
 
 
 def attention_plots(sheet: Sheet, layers: Sequence[int] = ()) -> Iterator[str | Plot]:
-    """Draw the attention of every head of the chosen layers, tokens on both axes."""
+    """Yield for each layer that is drawn a figure of the attention of all its heads, after a note
+    if some layers are left out.
+
+    layers: to draw; empty for as many as fit.
+    """
     sentence = sheet.sentence
     for stack, weights in sheet.reading.attention.items():
         count, heads = weights.shape[:2]
@@ -181,19 +195,21 @@ def attention_plots(sheet: Sheet, layers: Sequence[int] = ()) -> Iterator[str | 
 def _layers_to_draw(layers: int, cells: int) -> list[int]:
     """Return the layers to draw, of `layers`: all, or as many as MOST_CELLS allows, evenly spread
     from the first to the last, and at least three. cells: squares in the maps of one layer."""
-    room = max(3, MOST_CELLS // max(cells, 40_000))
+    room = max(_FEWEST_LAYERS, MOST_CELLS // max(cells, _LEAST_CELLS))
     if layers <= room:
         return list(range(layers))
     return sorted({round(i * (layers - 1) / (room - 1)) for i in range(room)})
 
 
 def _change_in_words(change: float) -> str:
-    """Return one digit of a change, or the word for rounding, which differs between machines."""
+    """Return a relative change in one digit; "rounding" for one so small that its digits differ
+    between machines."""
     return "rounding" if 0 < change < ROUNDING else f"{change:.1g}"
 
 
 def swap_plots(swap: Swap, labels: Sequence[str]) -> Iterator[Plot]:
-    """Draw how far exchanging two words moves the hidden states, by token and by layer."""
+    """Yield the two figures of how far exchanging two words moves the hidden states: by token, and
+    by layer."""
     settings = {"with positions": swap.with_positions, "without positions": swap.without}
     changes = {name: change for name, change in settings.items() if change is not None}
     yield Plot(
@@ -202,7 +218,7 @@ def swap_plots(swap: Swap, labels: Sequence[str]) -> Iterator[Plot]:
         "; ".join(f"{name} up to {max(c.by_group):.2g}" for name, c in changes.items()),
         captions.in_changed_words({n: c.by_group for n, c in changes.items()}, labels),
         "changed-words",
-        wide=len(labels) > 20,
+        wide=len(labels) > 20,  # chosen by eye
     )
     which = "the last token's state" if swap.causal else "any token's state, the largest"
     by_layer = {n: c.last_by_layer if swap.causal else c.all_by_layer for n, c in changes.items()}

@@ -20,7 +20,10 @@ DISENTANGLED = ("disentangled_attention_bias", "disentangled_att_bias")
 """Methods of DeBERTa-v2 and DeBERTa that add position to the scores."""
 FIXED_ROTATIONS = ("gptj", "codegen")
 """Families that rotate interleaved pairs, by a table of sines in every layer."""
+_GPTJ_BASE = 10000.0
+"""The base of FIXED_ROTATIONS in transformers' code."""
 SHOWN_DISTANCE = 128
+"""Farthest distance of the biases drawn, and about the rows of a table; chosen, not derived."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +71,8 @@ class Rotation:
         return 0.0 if wave is None else length / wave
 
     def _trained_turns(self, pair: int) -> float:
-        """Return how many turns the pair made in training, rounded up a little."""
+        """Return how many turns the pair made in training, a little rounded up, so that rounding
+        makes no angle new."""
         wave = self.unscaled[pair]
         return 0.0 if wave is None else self.trained / wave * (1 + 1e-9)
 
@@ -141,33 +145,33 @@ def find_positions(checkpoint: Checkpoint) -> list[Kind]:
     model = checkpoint.model
     return [
         *_rotations(checkpoint),
-        *_tables_and_buckets(model),
+        *_tables_and_t5_biases(model),
         *_fixed_rotation(model),
-        *_alibi(model),
-        *_disentangled(model),
+        *_alibi_bias(model),
+        *_disentangled_tables(model),
     ]
 
 
-def _tables_and_buckets(model: Any) -> Iterator[Table | Bias]:
+def _tables_and_t5_biases(model: Any) -> Iterator[Table | Bias]:
     """Yield the tables of absolute positions and T5's of relative ones, in the order of modules."""
     for name, module in model.named_modules():
         if name.rpartition(".")[2] in TABLE_NAMES and isinstance(module, nn.Embedding):
-            yield _table(name, module, model)
+            yield _position_table(name, module, model)
         if hasattr(module, "relative_attention_bias") and hasattr(module, "compute_bias"):
-            yield from _t5(name, module)
+            yield from _t5_bias(name, module)
 
 
 def _fixed_rotation(model: Any) -> Iterator[Rotation]:
-    """Yield the rotation of a family whose config does not describe it."""
+    """Yield the rotation of GPT-J or CodeGen, whose configs do not describe it."""
     config = text_config_of(model.config)
     if config.model_type in FIXED_ROTATIONS:
         rotary_dim = config.rotary_dim or config.hidden_size // config.num_attention_heads
         longest = config.max_position_embeddings
-        yield _rotation(RopeSetting(None, 10000.0, rotary_dim, None, longest), model)
+        yield _rotation_of_setting(RopeSetting(None, _GPTJ_BASE, rotary_dim, None, longest), model)
 
 
-def _alibi(model: Any) -> Iterator[Bias]:
-    """Yield ALiBi's bias, with the slopes that it has."""
+def _alibi_bias(model: Any) -> Iterator[Bias]:
+    """Yield ALiBi's bias and its slopes, as the model computes them; nothing without ALiBi."""
     values = alibi_by_distance(model, SHOWN_DISTANCE + 1)
     if values is None:
         return
@@ -177,8 +181,8 @@ def _alibi(model: Any) -> Iterator[Bias]:
     yield Bias("scores of every layer", words, distances, values.tolist(), slopes)
 
 
-def _disentangled(model: Any) -> Iterator[Disentangled]:
-    """Yield DeBERTa's table of relative positions."""
+def _disentangled_tables(model: Any) -> Iterator[Disentangled]:
+    """Yield DeBERTa's table of relative positions; nothing for other models."""
     config = text_config_of(model.config)
     if not getattr(config, "relative_attention", False):
         return
@@ -198,11 +202,11 @@ def _rotations(checkpoint: Checkpoint) -> Iterator[Rotation]:
     """
     model = checkpoint.model
     settings = {s.layer_type: s for s in checkpoint.rotary}
-    running = distinct_frequencies(_text_part(model)) if settings else {}
-    for layer_type, rotations in running.items():
+    rotations_by_layer_type = distinct_frequencies(_text_part(model)) if settings else {}
+    for layer_type, rotations in rotations_by_layer_type.items():
         setting = settings.get(layer_type)
         if setting is None or len(rotations) > 1:
-            raise ValueError(_why_unknown(checkpoint))
+            raise ValueError(_unknown_frequencies_message(checkpoint))
         ((inv_freq, scale),) = rotations
         yield _rotation_of_module(checkpoint, setting, inv_freq, scale)
 
@@ -226,21 +230,21 @@ def _rotation_of_module(
     """
     model = checkpoint.model
     if matches_setting(setting, inv_freq, scale):
-        return _rotation(setting, model)
+        return _rotation_of_setting(setting, model)
     pairs = len(inv_freq)
     differs = f"The config says {_setting_in_words(setting)}; the model's rotary module has {{}}."
     as_many = replace(setting, rotary_dim=2 * pairs)
     if matches_setting(as_many, inv_freq, scale):
         return replace(
-            _rotation(as_many, model), differs=differs.format(_setting_in_words(as_many))
+            _rotation_of_setting(as_many, model), differs=differs.format(_setting_in_words(as_many))
         )
     is_scaled = setting.scaling is not None or setting.compression != 1.0
     if is_scaled or scale != 1.0 or not inv_freq.isfinite().all():
-        raise ValueError(_why_unknown(checkpoint))
-    waves, base = _wavelengths(inv_freq.double()), _base(inv_freq.double())
+        raise ValueError(_unknown_frequencies_message(checkpoint))
+    waves, base = _wavelengths(inv_freq.double()), _base_of_frequencies(inv_freq.double())
     theta = "frequencies of no theta" if base is None else f"theta {base:,.6g}"
     return replace(
-        _rotation(as_many, model),
+        _rotation_of_setting(as_many, model),
         rope_theta=base,
         wavelengths=waves,
         unscaled=waves,
@@ -254,7 +258,7 @@ def _setting_in_words(setting: RopeSetting) -> str:
     return f"{setting.rotary_dim // 2} pairs, theta {setting.rope_theta:,.6g}{scaling}"
 
 
-def _base(inv_freq: Tensor) -> float | None:
+def _base_of_frequencies(inv_freq: Tensor) -> float | None:
     """Return the theta whose frequencies theta^(-i / pairs) these are; None if there is none."""
     pairs = len(inv_freq)
     if pairs < 2 or not inv_freq[-1] > 0:
@@ -264,7 +268,7 @@ def _base(inv_freq: Tensor) -> float | None:
     return base if torch.allclose(inv_freq, exact, rtol=1e-5, atol=0.0) else None
 
 
-def _why_unknown(checkpoint: Checkpoint) -> str:
+def _unknown_frequencies_message(checkpoint: Checkpoint) -> str:
     """Return the sentence that refuses a model whose own frequencies follow from no known
     setting."""
     return (
@@ -274,8 +278,8 @@ def _why_unknown(checkpoint: Checkpoint) -> str:
     )
 
 
-def _rotation(setting: RopeSetting, model: Any) -> Rotation:
-    """Return a rotation as its setting describes it."""
+def _rotation_of_setting(setting: RopeSetting, model: Any) -> Rotation:
+    """Return the rotation that a setting of the config describes, at the longest length allowed."""
     config = text_config_of(model.config)
     longest = config.max_position_embeddings
     plain = replace(setting, scaling=None)
@@ -308,15 +312,18 @@ def _wavelengths(inv_freq: Any) -> list[float | None]:
     return [2 * math.pi / float(f) if float(f) else None for f in inv_freq]
 
 
-def _table(name: str, module: nn.Embedding, model: Any) -> Table:
-    """Return a table of positions without its reserved rows; cosines of every `step`-th row."""
-    known = tables.position_table(model)
-    offset = known.offset_rows if known is not None and known.module is module else 0
+def _position_table(name: str, module: nn.Embedding, model: Any) -> Table:
+    """Return what a table of positions looks like, without its reserved rows.
+
+    name, module: of the table in the model.
+    """
+    table = tables.position_table(model)
+    offset = table.offset_rows if table is not None and table.module is module else 0
     rows = module.weight[offset:].double()
     norms = rows.norm(dim=-1)
-    unit = rows / norms.clamp(min=1e-30)[:, None]
+    unit = rows / norms.clamp(min=1e-30)[:, None]  # a row of zeros stays
     step = max(1, len(rows) // SHOWN_DISTANCE)
-    few = unit[::step]
+    sampled = unit[::step]
     return Table(
         where=name,
         rows=len(rows),
@@ -324,12 +331,16 @@ def _table(name: str, module: nn.Embedding, model: Any) -> Table:
         neighbours=(unit[1:] * unit[:-1]).sum(-1).mean().item(),
         norms=(norms.min().item(), norms.mean().item(), norms.max().item()),
         step=step,
-        similarity=(few @ few.mT).tolist(),
+        similarity=(sampled @ sampled.mT).tolist(),
     )
 
 
-def _t5(name: str, attention: Any) -> list[Bias]:
-    """Return T5's bias by distance; nothing for a layer that takes it from another."""
+def _t5_bias(name: str, attention: Any) -> list[Bias]:
+    """Return T5's bias by distance, in a list; an empty list for a layer that takes its bias from
+    another.
+
+    name, attention: of the module in the model.
+    """
     if not attention.has_relative_attention_bias:
         return []
     length = SHOWN_DISTANCE + 1
@@ -366,5 +377,6 @@ def alibi_by_distance(model: Any, length: int) -> Tensor | None:
         else:
             continue
         row = row.view(heads, length)
+        # The last key stands at the query's own position; flipped, distances count from there.
         return (row - row[:, -1:]).flip(-1)
     return None

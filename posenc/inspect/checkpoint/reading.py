@@ -16,7 +16,7 @@ from posenc.report.page.failure import one_line
 
 @dataclass(frozen=True)
 class Reading:
-    """The result of a run.
+    """What a model computes for one text.
 
     attention: (layers, heads, length, length) by stack, "" if there is one. hidden: (layers + 1,
     length, width) of the stack that reads the text, embeddings first. The last is the last layer's
@@ -41,13 +41,13 @@ class Reading:
 
 def mean_distance(weights: Tensor) -> Tensor:
     """Return sum_j weight[i, j] |i - j|, averaged over queries i; weights (..., length, length)."""
-    at = torch.arange(weights.shape[-1], dtype=weights.dtype)
-    return (weights * (at[:, None] - at).abs()).sum(-1).mean(-1)
+    positions = torch.arange(weights.shape[-1], dtype=weights.dtype)
+    return (weights * (positions[:, None] - positions).abs()).sum(-1).mean(-1)
 
 
 @torch.inference_mode()
 def read_sentence(model: Any, ids: Sequence[int]) -> Reading:
-    """Run the model on one sentence.
+    """Run the model on the token ids of one sentence, and return its attention, states and logits.
 
     Raises: ValueError if it does not run, or returns no attention weights.
     """
@@ -60,8 +60,8 @@ def read_sentence(model: Any, ids: Sequence[int]) -> Reading:
             raise ValueError(
                 f"A {name} model of this config does not run: its own code raises {one_line(error)}"
             ) from error
-    two_stacks = model.config.is_encoder_decoder
-    if two_stacks:
+    has_two_stacks = model.config.is_encoder_decoder
+    if has_two_stacks:
         attention = {"encoder": out.encoder_attentions, "decoder": out.decoder_attentions}
         hidden = out.encoder_hidden_states
         logits = out.logits[0, :1]
@@ -71,7 +71,7 @@ def read_sentence(model: Any, ids: Sequence[int]) -> Reading:
         logits = out.logits[0]
     if any(not layers or layers[0] is None for layers in attention.values()):
         raise ValueError(f"A {name} model shows no attention weights.")
-    if not two_stacks and _shapes_differ(out.attentions):
+    if not has_two_stacks and _shapes_differ(out.attentions):
         raise ValueError(f"The layers of a {name} model look at different numbers of keys.")
     _check_states(name, hidden, logits)
     states = [*hidden[:-1], _before_norm(hidden, handed_on)]
@@ -94,8 +94,8 @@ def _check_states(name: str, hidden: Sequence[Tensor], logits: Tensor) -> None:
 
 
 def _model_arguments(model: Any, ids: Sequence[int]) -> dict[str, Tensor]:
-    """Return the text as a batch of one; a decoder beside an encoder is given it as well, from its
-    start token on."""
+    """Return the arguments of the model's forward: the text as a batch of one. A decoder beside an
+    encoder is given it as well, after its start token."""
     tokens = torch.tensor([ids])
     if not model.config.is_encoder_decoder:
         return {"input_ids": tokens}
@@ -107,11 +107,12 @@ def _model_arguments(model: Any, ids: Sequence[int]) -> dict[str, Tensor]:
 
 
 def _shapes_differ(tensors: Sequence[Tensor]) -> bool:
+    """Return True if not all tensors have the same shape."""
     return len({tensor.shape for tensor in tensors}) > 1
 
 
 def _without_batch(layers: Sequence[Tensor]) -> Tensor:
-    """Stack the only row of each layer's batch."""
+    """Return tensors (1, ...) of all layers as one, (layers, ...)."""
     return torch.stack([layer[0] for layer in layers])
 
 
@@ -119,25 +120,31 @@ def _without_batch(layers: Sequence[Tensor]) -> Tensor:
 def recorded_last_layers(model: Any) -> Iterator[list[tuple[int, Tensor]]]:
     """Record, inside the block and in the order of running, the output of the last module of each
     nn.ModuleList, with the list's length."""
-    kept: list[tuple[int, Tensor]] = []
+    outputs: list[tuple[int, Tensor]] = []
 
-    def keep(count: int, module: nn.Module, inputs: Any, handed: Any) -> None:
-        state = handed[0] if isinstance(handed, tuple) else handed
+    def record_output(count: int, module: nn.Module, inputs: Any, returned: Any) -> None:
+        state = returned[0] if isinstance(returned, tuple) else returned
         if isinstance(state, Tensor):
-            kept.append((count, state))
+            outputs.append((count, state))
 
     stacks = [m for m in model.modules() if isinstance(m, nn.ModuleList) and len(m)]
-    hooks = [stack[-1].register_forward_hook(partial(keep, len(stack))) for stack in stacks]
+    hooks = [
+        stack[-1].register_forward_hook(partial(record_output, len(stack))) for stack in stacks
+    ]
     try:
-        yield kept
+        yield outputs
     finally:
         for hook in hooks:
             hook.remove()
 
 
 def _before_norm(hidden: Sequence[Tensor], handed_on: Sequence[tuple[int, Tensor]]) -> Tensor:
-    """Return the last state before the final norm, which transformers returns only after it. The
-    stack that reads the text runs first."""
+    """Return the last layer's states before the final norm, which transformers returns only after
+    it; those after the norm if no recorded output fits.
+
+    hidden: states as transformers returns them. handed_on: outputs by `recorded_last_layers`.
+    """
+    # The first that fits: the stack that reads the text runs first.
     count = len(hidden) - 1
     shape = hidden[-1].shape
     fitting = (state for layers, state in handed_on if layers == count and state.shape == shape)
@@ -145,8 +152,11 @@ def _before_norm(hidden: Sequence[Tensor], handed_on: Sequence[tuple[int, Tensor
 
 
 def attention_by_group(weights: Tensor, groups: Sequence[tuple[int, int]]) -> Tensor:
-    """Group attention (..., length, length) by tokens: sum over keys, mean over queries, so that
-    rows still sum to 1."""
+    """Return attention between groups of tokens, (..., groups, groups): the sum over the keys of a
+    group, the mean over its queries, so that rows still sum to 1.
+
+    weights: (..., length, length). groups: first and last + 1 of each.
+    """
     keys = torch.stack([weights[..., a:b].sum(-1) for a, b in groups], dim=-1)
     return torch.stack([keys[..., a:b, :].mean(-2) for a, b in groups], dim=-2)
 
@@ -155,7 +165,7 @@ def attention_by_group(weights: Tensor, groups: Sequence[tuple[int, int]]) -> Te
 def recorded_relative_scores(model: Any) -> Iterator[list[Tensor]]:
     """Record, inside the block, the terms that DeBERTa's first layer adds to its scores, (heads,
     length, length)."""
-    heard: list[Tensor] = []
+    terms: list[Tensor] = []
     owner: nn.Module | None = None
     name = ""
     for module, candidate in product(model.modules(), DISENTANGLED):
@@ -163,17 +173,17 @@ def recorded_relative_scores(model: Any) -> Iterator[list[Tensor]]:
             owner, name = module, candidate
             break
     if owner is None:
-        yield heard
+        yield terms
         return
     method = getattr(owner, name)
 
-    def listen(*args: Any, **kwargs: Any) -> Tensor:
+    def record_terms(*args: Any, **kwargs: Any) -> Tensor:
         added = method(*args, **kwargs)
-        heard.append(added.reshape(-1, *added.shape[-2:]))
+        terms.append(added.reshape(-1, *added.shape[-2:]))
         return added
 
-    setattr(owner, name, listen)
+    setattr(owner, name, record_terms)
     try:
-        yield heard
+        yield terms
     finally:
         delattr(owner, name)

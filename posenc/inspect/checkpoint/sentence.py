@@ -37,21 +37,23 @@ class Sentence:
         if start < 0:
             raise ValueError(f"--swap: {word!r} is not in the text {self.text!r}.")
         stop = start + len(word)
-        held = [i for i, (a, b) in enumerate(self.spans) if a < stop and b > start and a < b]
-        first, last = self.spans[held[0]][0], self.spans[held[-1]][1]
+        indices = [i for i, (a, b) in enumerate(self.spans) if a < stop and b > start and a < b]
+        first, last = self.spans[indices[0]][0], self.spans[indices[-1]][1]
         outside = self.text[first:start] + self.text[stop:last]
         if outside.strip():
             raise ValueError(
                 f"--swap: the tokens of {word!r} hold {outside.strip()!r} as well; give whole "
                 "words."
             )
-        return held[0], held[-1] + 1
+        return indices[0], indices[-1] + 1
 
 
 def tokenize_sentence(
     folder: Path, vocab_size: int, text: str, *, as_bytes: bool = False, as_ids: bool = False
 ) -> Sentence:
-    """Split the sentence into tokens, with the special tokens that the tokenizer adds.
+    """Split the text into tokens, with the special tokens that the tokenizer adds.
+
+    as_bytes, as_ids: read the text without a tokenizer, as bytes or as token ids between spaces.
 
     Raises: ValueError where there is no tokenizer, see posenc.hf.checkpoint.text, or no text.
     """
@@ -60,14 +62,14 @@ def tokenize_sentence(
     kind = tokenization_kind(folder, vocab_size, as_bytes=as_bytes, as_ids=as_ids)
     if kind == "ids":
         ids = parse_token_ids(text, vocab_size)
-        return _sentence(text, ids, _word_spans(text), {})
+        return _labelled_sentence(text, ids, _word_spans(text), {})
     if kind == "bytes":
-        start = [256] if vocab_size > 256 else []
+        start = [256] if vocab_size > 256 else []  # the id after those of all bytes
         ids = start + list(text.encode("utf-8"))
         spans = [(0, 0)] * len(start) + [
             (i, i + 1) for i, character in enumerate(text) for _ in character.encode("utf-8")
         ]
-        return _sentence(text, ids, spans, dict.fromkeys(start, "[start]"))
+        return _labelled_sentence(text, ids, spans, dict.fromkeys(start, "[start]"))
     tokenizer = load_tokenizer(folder)
     if not tokenizer.is_fast:
         raise ValueError(
@@ -77,11 +79,11 @@ def tokenize_sentence(
     encoded = tokenizer(text, return_offsets_mapping=True)
     ids = encoded["input_ids"]
     names = dict(zip(ids, tokenizer.convert_ids_to_tokens(ids), strict=True))
-    return _sentence(text, ids, [tuple(s) for s in encoded["offset_mapping"]], names)
+    return _labelled_sentence(text, ids, [tuple(s) for s in encoded["offset_mapping"]], names)
 
 
 def _word_spans(text: str) -> list[Span]:
-    """Return where each word between spaces begins and ends."""
+    """Return first character and end of each word between spaces."""
     spans = []
     at = 0
     for word in text.split():
@@ -91,10 +93,13 @@ def _word_spans(text: str) -> list[Span]:
     return spans
 
 
-def _sentence(
+def _labelled_sentence(
     text: str, ids: Sequence[int], spans: Sequence[Span], names: dict[int, str]
 ) -> Sentence:
-    """Group tokens that share a character, as bytes of one do, and label each group."""
+    """Return the sentence of these tokens, in groups that share a character, as bytes of one do.
+
+    names: of the ids, for tokens without text; "·" labels a token that has no name either.
+    """
     starts = [0]
     for index, (before, here) in enumerate(pairwise(spans), 1):
         shared = here[0] < before[1] and here[0] < here[1]

@@ -20,15 +20,24 @@ from posenc.inspect.checkpoint.swap import Swap, swap_words
 
 DEFAULT_TEXT = "The company bought its rival."
 DEFAULT_WORDS = ("company", "rival")
+"""Words of DEFAULT_TEXT that are exchanged."""
 DEFAULT_REASON = "No --sentence was given: in this sentence only positions tell who buys whom."
+"""Why DEFAULT_TEXT is read, for the terminal and the page."""
 DEFAULT_IDS = 16
+"""Token ids that are read by default where there is no tokenizer; chosen, not derived."""
 MOST_TOKENS = 512
-"""Most tokens. The attention of all heads is kept, so a text is a sentence or a paragraph."""
+"""Most tokens of a text; chosen, not derived. The attention of all heads is kept, so a text is a
+sentence or a paragraph."""
 
 
 @dataclass(frozen=True)
 class Request:
-    """Arguments of the command line."""
+    """What to measure of a checkpoint, as the command line says.
+
+    folder: of the checkpoint. text: to read, None for a default. words: of the text, to exchange;
+    None for those of the default text. layers: whose attention is drawn; empty for as many as fit.
+    as_bytes, as_ids: read the text as bytes, or as token ids, without a tokenizer.
+    """
 
     folder: Path
     text: str | None = None
@@ -40,8 +49,12 @@ class Request:
 
 @dataclass(frozen=True)
 class Sheet:
-    """Findings about positions in a checkpoint. longest: tokens that its config allows, None
-    without a limit. masked: it predicts masked tokens instead of the next one."""
+    """Findings about positions in a checkpoint.
+
+    longest: tokens that its config allows, None without a limit. masked: it predicts masked tokens
+    instead of the next one. reason: why a default text was read, "" for one of the user. swap: None
+    if no words were exchanged.
+    """
 
     folder: Path
     structure: Structure
@@ -55,7 +68,7 @@ class Sheet:
 
     def to_json(self) -> dict[str, Any]:
         """Return plain numbers, strings, lists and dicts; attention as its mean distances."""
-        spent = {name or "all": d.tolist() for name, d in self.reading.distances().items()}
+        distances = {name or "all": d.tolist() for name, d in self.reading.distances().items()}
         return {
             "folder": str(self.folder),
             "structure": dataclasses.asdict(self.structure)
@@ -69,13 +82,15 @@ class Sheet:
             "text": self.sentence.text,
             "tokens": list(self.sentence.labels),
             "token_ids": list(self.sentence.ids),
-            "attention_distance": spent,
+            "attention_distance": distances,
             "swap": self.swap and {**dataclasses.asdict(self.swap), "verdicts": self.swap.verdicts},
         }
 
 
 def measure_checkpoint(request: Request, tell: Callable[[str], None] = lambda step: None) -> Sheet:
-    """Load the folder, read the sentence, exchange the words.
+    """Load a checkpoint, read the sentence, exchange the words, and return all findings.
+
+    tell: is called with the name of each step as it begins.
 
     Raises: ValueError for a folder that cannot be loaded, or a text that does not fit it.
     """
@@ -91,7 +106,8 @@ def measure_checkpoint(request: Request, tell: Callable[[str], None] = lambda st
     longest = checkpoint.max_positions
     _check_length(sentence, longest, request.folder)
     if words:
-        _ = [sentence.tokens_of(word) for word in words]  # before the model runs
+        # A missing word is refused before the model runs.
+        _ = [sentence.tokens_of(word) for word in words]
     built = structure.measure_structure(model)
     if wrong := [layer for layer in request.layers if not 0 <= layer < built.layers]:
         raise ValueError(
@@ -99,16 +115,21 @@ def measure_checkpoint(request: Request, tell: Callable[[str], None] = lambda st
         )
     tell("reading the text")
     kinds = positions.find_positions(checkpoint)
-    with readings.recorded_relative_scores(model) as heard:
-        result = readings.read_sentence(model, sentence.ids)
-    kinds = [k.with_means(heard[0]) if isinstance(k, Disentangled) and heard else k for k in kinds]
+    with readings.recorded_relative_scores(model) as relative_scores:
+        reading = readings.read_sentence(model, sentence.ids)
+    kinds = [
+        k.with_means(relative_scores[0]) if isinstance(k, Disentangled) and relative_scores else k
+        for k in kinds
+    ]
     exchanged = None
     if words:
         tell("exchanging two words")
         with torch.inference_mode():
             exchanged = swap_words(model, sentence, words, checkpoint.masked)
     masked = checkpoint.masked
-    return Sheet(request.folder, built, longest, masked, kinds, sentence, reason, result, exchanged)
+    return Sheet(
+        request.folder, built, longest, masked, kinds, sentence, reason, reading, exchanged
+    )
 
 
 def _text_and_words(
@@ -124,14 +145,16 @@ def _text_and_words(
     if kind == "ids":
         count = min(DEFAULT_IDS, vocabulary)
         ids = [str(i * vocabulary // count) for i in range(count)]
+        # By default, ids at a third and at two thirds of the text.
         words = request.words or (ids[count // 3], ids[2 * count // 3])
-        why = "No --sentence was given: token ids spread over the vocabulary."
-        return " ".join(ids), words, why
+        reason = "No --sentence was given: token ids spread over the vocabulary."
+        return " ".join(ids), words, reason
     return DEFAULT_TEXT, request.words or DEFAULT_WORDS, DEFAULT_REASON
 
 
 def _check_length(sentence: Sentence, longest: int | None, folder: Path) -> None:
-    """Raise ValueError for a sentence that the model cannot read or nobody can see drawn."""
+    """Raise ValueError for a sentence of one token, of more than MOST_TOKENS, or of more than the
+    model can read."""
     count = len(sentence)
     if longest is not None and count > longest:
         raise ValueError(

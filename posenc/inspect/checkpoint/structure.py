@@ -9,11 +9,13 @@ from torch import nn
 from posenc.hf.checkpoint.loading import text_config_of
 
 PARTS = ("embeddings", "positions", "attention", "feed-forward", "norms", "head", "other")
+"""Parts of a model by which its weights are counted."""
 
 _POSITIONS = tuple(
     "position wpe embed_positions relative_attention_bias rel_embeddings pos_proj "
     "pos_q_proj pos_key_proj pos_query_proj".split()
 )
+# Parts of the names of weights in transformers' families, as those of tables above.
 _FEED_FORWARD = tuple(
     "mlp fc1 fc2 intermediate output.dense densereludense feed_forward ffn".split()
 )
@@ -42,8 +44,10 @@ class Structure:
 
 
 def measure_structure(model: Any) -> Structure:
-    """Read the structure of a loaded transformers model. Raises: ValueError where it has no
-    heads."""
+    """Return the structure of a loaded transformers model, from its config and weights.
+
+    Raises: ValueError where it has no attention heads.
+    """
     config = text_config_of(model.config)
     if not getattr(config, "num_attention_heads", None):
         raise ValueError(f"A {config.model_type} model has no attention heads to look at.")
@@ -61,7 +65,7 @@ def measure_structure(model: Any) -> Structure:
         width=width,
         vocabulary=config.vocab_size,
         tied=head is not None and head.weight is embeddings.weight,
-        parts=_parts(model, embeddings, head),
+        parts=_weights_by_part(model, embeddings, head),
     )
 
 
@@ -73,39 +77,44 @@ def _head_dim(config: Any) -> int | None:
 
 
 def _kv_heads(config: Any) -> int:
-    """Return the number of key heads, by the names that families give it."""
+    """Return the number of key heads, which configs name in several ways; without such a name, that
+    of query heads."""
     if getattr(config, "multi_query", False) and not getattr(
         config, "new_decoder_architecture", False
     ):
         return 1  # Falcon's first, GPT-BigCode
-    named = ("num_key_value_heads", "num_kv_heads")
-    counts = (getattr(config, name, None) for name in named)
+    names_of_families = ("num_key_value_heads", "num_kv_heads")
+    counts = (getattr(config, name, None) for name in names_of_families)
     return next((heads for heads in counts if heads), config.num_attention_heads)
 
 
-def _parts(model: nn.Module, embeddings: nn.Module, head: nn.Module | None) -> dict[str, int]:
-    """Count the weights of each part of the model, shared ones once."""
+def _weights_by_part(
+    model: nn.Module, embeddings: nn.Module, head: nn.Module | None
+) -> dict[str, int]:
+    """Return the number of weights in each of PARTS, shared weights counted once, and then with the
+    embeddings."""
     counts: dict[str, int] = dict.fromkeys(PARTS, 0)
     seen: set[int] = set()
-    inside = {id(p) for p in embeddings.parameters()}
+    of_embeddings = {id(p) for p in embeddings.parameters()}
     of_head = {id(p) for p in head.parameters()} if head is not None else set()
     for path, module in model.named_modules():
         for name, parameter in module.named_parameters(recurse=False):
             if id(parameter) in seen:
                 continue
             seen.add(id(parameter))
-            if id(parameter) in inside:
+            if id(parameter) in of_embeddings:
                 part = "embeddings"
             elif id(parameter) in of_head:
                 part = "head"
             else:
-                part = _part(f"{path}.{name}".lower(), type(module).__name__.lower())
+                part = _part_of_weight(f"{path}.{name}".lower(), type(module).__name__.lower())
             counts[part] += parameter.numel()
     return counts
 
 
-def _part(name: str, owner: str) -> str:
-    """Return the part of a weight from its name and its module's class, both in lower case."""
+def _part_of_weight(name: str, owner: str) -> str:
+    """Return to which of PARTS a weight belongs, from its path in the model and its module's class,
+    both in lower case."""
     if any(word in name for word in _POSITIONS):
         return "positions"
     if name.startswith(("cls.", "lm_head", "lm_predictions", "predictions")):

@@ -17,7 +17,7 @@ from posenc.inspect.checkpoint.sentence import Sentence, Span
 ALIBI_ARGUMENTS = {"BloomAttention": "alibi", "MptAttention": "position_bias"}
 """The argument that passes the bias to a layer's attention."""
 ROUNDING = 1e-5
-"""Smaller relative differences are float32 sums in another order."""
+"""Smaller relative differences are float32 sums in another order; chosen, not derived."""
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,8 @@ class Swap:
 
 
 def exchanged_order(length: int, a: Span, b: Span) -> list[int]:
-    """Return the order of the old tokens after two spans have changed places.
+    """Return the old place of each token after two spans of tokens, (first, last + 1), have changed
+    places: exchanged_order(5, (1, 2), (3, 4)) -> [0, 3, 2, 1, 4].
 
     Raises: ValueError where the spans overlap.
     """
@@ -106,14 +107,20 @@ def exchanged_order(length: int, a: Span, b: Span) -> list[int]:
 
 
 def swap_words(model: Any, sentence: Sentence, words: tuple[str, str], masked: bool) -> Swap:
-    """Run the sentence with two words exchanged, token for token, so that only the order changes.
-    Raises: ValueError if the sentence lacks a word."""
+    """Return what changes if two words of the sentence exchange their tokens, so that only the
+    order differs: with the model's positions, and without.
+
+    masked: True for a model that predicts masked tokens.
+
+    Raises: ValueError if the sentence lacks a word.
+    """
     spans = [sentence.tokens_of(word) for word in words]
     order = exchanged_order(len(sentence), *spans)
     ids = [sentence.ids[i] for i in order]
     last = max(b for _, b in spans)
 
     def change() -> tuple[Change, Reading]:
+        """Return what the exchange changes in the present model, and the reading before it."""
         before, after = read_sentence(model, sentence.ids), read_sentence(model, ids)
         return _compare_readings(before, after, order, sentence, masked), before
 
@@ -126,19 +133,23 @@ def swap_words(model: Any, sentence: Sentence, words: tuple[str, str], masked: b
 def _compare_readings(
     before: Reading, after: Reading, order: Sequence[int], sentence: Sentence, masked: bool
 ) -> Change:
-    """Compare two readings of the same words in another order."""
+    """Return how much states and predictions differ between two readings of the same tokens.
+
+    order: for each place in `after`, the place of the same token in `before`.
+    """
     old = before.hidden[:, torch.tensor(order)]  # the same words side by side
-    gaps = (after.hidden - old).norm(dim=-1) / old.norm(dim=-1).clamp(min=1e-30)
-    where = torch.tensor(order).argsort()  # back to the places of the original sentence
-    final = gaps[-1, where]
+    gaps = (after.hidden - old).norm(dim=-1) / old.norm(dim=-1).clamp(min=1e-30)  # of zeros
+    # Back to the places of the original sentence.
+    original_places = torch.tensor(order).argsort()
+    last_layer_gaps = gaps[-1, original_places]
     new_logits, old_logits = after.logits, before.logits
-    if masked:
+    if masked:  # a prediction at each token, else only the next token's, at the last one
         old_logits = old_logits[torch.tensor(order)]
     else:
         new_logits, old_logits = new_logits[-1:], old_logits[-1:]
     p, q = old_logits.log_softmax(-1), new_logits.log_softmax(-1)
     return Change(
-        by_group=[final[a:b].max().item() for a, b in sentence.groups],
+        by_group=[last_layer_gaps[a:b].max().item() for a, b in sentence.groups],
         last_by_layer=gaps[:, -1].tolist(),
         all_by_layer=gaps.amax(-1).tolist(),
         logits=(new_logits - old_logits).abs().max().item(),
@@ -157,8 +168,8 @@ def without_positions(model: nn.Module) -> Iterator[list[str]]:
     removed: list[str] = []
     with ExitStack() as undo:
         for path, module in model.named_modules():
-            if what := _silence_positions(path, module, undo):
-                removed.append(what)
+            if removed_part := _silence_positions(path, module, undo):
+                removed.append(removed_part)
         yield removed
 
 
@@ -171,9 +182,9 @@ def _silence_positions(path: str, module: nn.Module, undo: ExitStack) -> str | N
         undo.callback(hook.remove)
         return f"the rotation {path}"
     if isinstance(module, nn.Embedding) and name in (*TABLE_NAMES, "relative_attention_bias"):
-        kept = module.weight.detach().clone()
-        _overwrite_weight(module.weight, torch.zeros_like(kept))
-        undo.callback(_overwrite_weight, module.weight, kept)
+        weights_before = module.weight.detach().clone()
+        _overwrite_weight(module.weight, torch.zeros_like(weights_before))
+        undo.callback(_overwrite_weight, module.weight, weights_before)
         return f"the table {path}"
     sines = getattr(module, "embed_positions", None)
     if isinstance(sines, Tensor):  # GPT-J and CodeGen: sines, then cosines
@@ -182,24 +193,29 @@ def _silence_positions(path: str, module: nn.Module, undo: ExitStack) -> str | N
         undo.callback(setattr, module, "embed_positions", sines)
         return f"the rotation of {path}"
     if argument := ALIBI_ARGUMENTS.get(type(module).__name__):
-        hook = module.register_forward_pre_hook(partial(_no_bias, argument), with_kwargs=True)
+        hook = module.register_forward_pre_hook(
+            partial(_zero_bias_argument, argument), with_kwargs=True
+        )
         undo.callback(hook.remove)
         return f"the bias of {path}"
+    # An attribute hides the class's method; without it, the method is found again.
     for method in DISENTANGLED:
         if hasattr(module, method):
-            setattr(module, method, _returning_zeros(getattr(module, method)))
+            setattr(module, method, _zeros_like_results_of(getattr(module, method)))
             undo.callback(delattr, module, method)
             return f"the bias of {path}"
     return None
 
 
-def _no_bias(argument: str, module: nn.Module, inputs: Any, named: dict[str, Any]) -> Any:
+def _zero_bias_argument(
+    argument: str, module: nn.Module, inputs: Any, named: dict[str, Any]
+) -> Any:
     """Forward pre-hook: hand the module zeros in place of the keyword argument `argument`."""
     return inputs, {**named, argument: torch.zeros_like(named[argument])}
 
 
-def _returning_zeros(method: Any) -> Any:
-    """Return a function that calls the method, and returns zeros of its result's shape."""
+def _zeros_like_results_of(method: Any) -> Any:
+    """Return a function that calls `method`, and returns zeros of its result's shape."""
     return lambda *args, **kwargs: torch.zeros_like(method(*args, **kwargs))
 
 

@@ -12,7 +12,7 @@ Lines = dict[str, str]
 
 
 def structure_lines(sheet: Sheet) -> Lines:
-    """Return sizes, and parameters by part."""
+    """Return by name, in words, the sizes of the model and its parameters by part."""
     built = sheet.structure
     stacks = f"{built.layers}"
     if built.decoder_layers is not None:
@@ -32,7 +32,8 @@ def structure_lines(sheet: Sheet) -> Lines:
 
 
 def parts(built: Structure) -> Lines:
-    """Return the parameters of each part that has any, and their fraction of the total."""
+    """Return by name the parameters of each part that has any, with their fraction of the total;
+    positions always."""
     shown = {}
     for part, count in built.parts.items():
         if count or part == "positions":
@@ -42,14 +43,14 @@ def parts(built: Structure) -> Lines:
 
 
 def positions_lines(kinds: Sequence[Kind]) -> Lines:
-    """Return where positions enter, with what settings."""
+    """Return by name, in words, where the model's positions are, and their settings."""
     if not kinds:
         return {"positions": "nothing that posenc knows; an exchange of words shows what they do"}
     lines: Lines = {}
     for kind in kinds:
         match kind:
             case Rotation():
-                lines |= _rotation(kind)
+                lines |= _rotation_lines(kind)
             case Table():
                 low, mean, high = kind.norms
                 reserved = (
@@ -66,7 +67,7 @@ def positions_lines(kinds: Sequence[Kind]) -> Lines:
     return lines
 
 
-def _rotation(kind: Rotation) -> Lines:
+def _rotation_lines(kind: Rotation) -> Lines:
     """Return the lines of a rotation: its settings, and pairs that leave their trained range."""
     pairs = len(kind.wavelengths)
     name = f"rotation, {kind.layers}"
@@ -91,17 +92,20 @@ def distances_lines(sheet: Sheet) -> tuple[list[str], list[list[str]]]:
     query to the keys that it attends to, in tokens, and the heads with the smallest and the largest
     one, "2.3 (head 0)"."""
     header = ["layer", "mean", "nearest head", "farthest head"]
-    found = []
+    rows_of_layers = []
     for stack, values in sheet.reading.distances().items():
         for layer, heads in enumerate(values):
             near, far = int(heads.argmin()), int(heads.argmax())
             nearest, farthest = (f"{heads[head]:.1f} (head {head})" for head in (near, far))
-            found.append([f"{stack} {layer}".strip(), f"{heads.mean():.1f}", nearest, farthest])
-    return header, found
+            rows_of_layers.append(
+                [f"{stack} {layer}".strip(), f"{heads.mean():.1f}", nearest, farthest]
+            )
+    return header, rows_of_layers
 
 
 def exchange_lines(swap: Swap) -> tuple[list[str], list[list[str]]]:
-    """Return header and rows: what the exchange changes, with and without positions."""
+    """Return the header, and a row for each thing that the exchange changes: its name, and the
+    change with the model's positions and without."""
     settings = {"with positions": swap.with_positions, "without": swap.without}
     changes = {name: change for name, change in settings.items() if change is not None}
 
