@@ -18,7 +18,8 @@ class LayerKind:
 
     layers: their indices. rotary_dim: rotary dimensions of each head. inv_freq: radians per
     position of each pair, 0 if it does not rotate. multiplier: of cos and sin. window: number of
-    visible keys including the query itself, None for all.
+    visible keys including the query itself, None for all. states_window: the file says so; where it
+    does not, its family may have a default.
     """
 
     name: str
@@ -27,6 +28,7 @@ class LayerKind:
     inv_freq: tuple[float, ...]
     multiplier: float
     window: int | None = None
+    states_window: bool = False
 
 
 @dataclass(frozen=True)
@@ -89,15 +91,23 @@ def _layer_kinds(model: Model, computed: ComputedPositions) -> tuple[LayerKind, 
     """Return the kinds of layers with their rotations, and the window of those that have one."""
     window = model.config.get("sliding_window")
     window = window if isinstance(window, int) and window > 0 else None
+    states_window = "sliding_window" in model.config
     if model.config.get("use_sliding_window") is False:
         window = None
+        states_window = True
     found = []
     for name, layer in computed.layers.items():
         indices = tuple(i for i in model.layers_of_kind(name) if i not in computed.without_rotation)
-        seen = window if name == "sliding_attention" or (name == "all" and window) else None
+        seen = window if name in ("sliding_attention", "all") else None
         found.append(
             LayerKind(
-                name, indices, 2 * len(layer.inv_freq), layer.inv_freq, layer.multiplier, seen
+                name,
+                indices,
+                2 * len(layer.inv_freq),
+                layer.inv_freq,
+                layer.multiplier,
+                seen,
+                states_window,
             )
         )
     return tuple(found)

@@ -93,6 +93,8 @@ def _layer_kind_differences(name: str, a: LayerKind, b: LayerKind) -> list[str]:
             )
     if not abs(a.multiplier - b.multiplier) <= TOLERANCE * b.multiplier:
         lines.append(f"multiplier{where}: {a.multiplier:.7g} and {b.multiplier:.7g}")
-    if a.window != b.window and a.window is not None and b.window is not None:
-        lines.append(f"window{where}: {a.window} and {b.window}")
+    # A GGUF file does not say its window here, and a missing key may mean the family's default.
+    if a.window != b.window and a.states_window and b.states_window:
+        windows = ["all keys" if kind.window is None else str(kind.window) for kind in (a, b)]
+        lines.append(f"window{where}: {' and '.join(windows)}")
     return lines

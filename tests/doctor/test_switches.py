@@ -107,3 +107,16 @@ def test_nothing_is_tried_for_what_never_changes(tmp_path):
 
     (tmp_path / "config.json").write_text(json.dumps(PLAIN))
     assert lengths_around_switches(record_of(load(tmp_path / "config.json"))) == []
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "said"),
+    [(64, None, "window: 64 and all keys"), (None, 64, "window: all keys and 64"), (64, 64, "")],
+)
+def test_a_window_is_compared_with_none_at_all(first, second, said, tmp_path):
+    mistral = PLAIN | {"model_type": "mistral"}
+    windowed = [mistral | {"sliding_window": window} for window in (first, second)]
+    answer, code = two(tmp_path, *windowed)
+    assert code == bool(said) and said in answer
+    # A missing key may mean the default of the family, or of the runtime.
+    assert two(tmp_path, windowed[0], mistral)[1] == 0
