@@ -228,10 +228,13 @@ def _has_window(problem: Problem) -> bool:
 
 
 def _takes_bias_rows(problem: Problem) -> bool:
-    """Return True if a kernel of torch takes the term as a mask of a few queries. On CUDA it is the
-    fastest: one query and 32,768 keys, 4 rows and 16 heads of 128 channels in bfloat16, take an
-    H100 0.41 to 0.53 ms with such a row, 0.35 without, 1.3 by FlexAttention with ALiBi's formula,
-    and 2.9 by `reference`."""
+    """Return True if a kernel of torch takes the term as an additive mask: on CUDA for any term
+    without gradients, dropout or compilation, elsewhere where `blocks` says so.
+
+    It is the fastest for few queries: one query and 32,768 keys, 4 rows and 16 heads of 128
+    channels in bfloat16, take an H100 0.41 to 0.53 ms with such a row, 0.35 without, 1.3 by
+    FlexAttention with ALiBi's formula, and 2.9 by `reference`.
+    """
     if problem.q.device.type == "cuda":
         return problem.kv_len > 0 and blocks.is_inference_with_bias(problem)
     return blocks.takes_bias_as_mask(problem)

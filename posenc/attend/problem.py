@@ -3,7 +3,7 @@
 A `Problem` answers what the ways of attention ask: which keys a mask may show to some queries
 (`maybe_visible`) and which it shows for sure (`all_visible`), the scores and the bias of some
 queries, and the sum of values. Queries and keys are counted by index, from 0. `first_key` is above
-0 if a problem was restricted to some keys by `with_keys`.
+0 if a problem was restricted to some keys by `restricted_to_keys`.
 """
 
 import math
@@ -157,7 +157,7 @@ class Problem:
         Return the mask of these pairs, True for visible ones; None if it hides none."""
         if first >= last:
             return None
-        visible = self.with_keys(first, last).visible(start, stop)
+        visible = self.restricted_to_keys(first, last).visible(start, stop)
         if visible is not None:
             scores[..., first:last].masked_fill_(~visible, -torch.inf)
         return visible
@@ -180,7 +180,7 @@ class Problem:
         same_q = known_equal(self.queries.where, mask.q_positions)
         return same_q and known_equal(self.keys.where, mask.kv_positions)
 
-    def with_keys(self, first: int, last: int) -> "Problem":
+    def restricted_to_keys(self, first: int, last: int) -> "Problem":
         """Return the attention from all queries to keys [first, last) of this problem only, counted
         from 0. Its `first_key` counts the keys left out before them, because mask, term and
         `visible_distances` keep the indices of all keys."""

@@ -88,7 +88,7 @@ class ComputedPositions:
         return [v for name, v in self.layers.items() if name == "all" or name.startswith(kind)]
 
     @property
-    def answer_in_words(self) -> str:
+    def status_in_words(self) -> str:
         """Return "computes", "refuses", "no such model" or "not known to posenc"."""
         if self.known != "yes":
             return {"no model": "no such model", "unknown": "not known to posenc"}[self.known]
@@ -97,7 +97,7 @@ class ComputedPositions:
     def as_json(self) -> dict[str, Any]:
         """Return the object that `posenc doctor --json` prints for a runtime."""
         return {
-            "answer": self.answer_in_words,
+            "answer": self.status_in_words,
             "version": self.version,
             "asked": self.asked,
             "read": self.read,

@@ -138,7 +138,7 @@ class Case:
         return {**others, name: own}
 
     @cached_property
-    def contradicted_aspects(self) -> dict[str, frozenset[Aspect]]:
+    def aspects_that_contradict_emulator(self) -> dict[str, frozenset[Aspect]]:
         """Return, by runtime that was asked, the aspects in which its own answer differs from
         posenc's emulator of the same version; runtimes without a difference are left out."""
         found = {}
@@ -174,7 +174,7 @@ class Case:
         if not self.judged_runtimes:
             answers = [(name, self.computed[name]) for name in self.named]
             said = [
-                f"{n}: {c.error if n in self.versions else c.answer_in_words}" for n, c in answers
+                f"{n}: {c.error if n in self.versions else c.status_in_words}" for n, c in answers
             ]
             own = self.model.model_type if self.metadata is None else self.metadata.architecture
             raise UnknownFamilyError(f"{own}: {'; '.join(said)}")

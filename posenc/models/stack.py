@@ -64,7 +64,7 @@ class Stack(nn.Module):
         check_mask(owner, mask, x.shape[0], x.shape[1], past + x.shape[1])
         if positions is None:
             positions = default_positions(x, past, self.encoding)
-        _check_length(owner, length)
+        _check_whole_length(owner, length)
         positions = validated_embedding_positions(
             owner, x, positions, num_axes=self.encoding.claims.num_axes
         )
@@ -91,7 +91,7 @@ class Stack(nn.Module):
         return x if self.norm is None else self.norm(x)
 
 
-def _check_length(owner: str, length: Any) -> None:
+def _check_whole_length(owner: str, length: Any) -> None:
     """Raise TypeError unless `length` is None or a whole number, which torch.compile may trace."""
     if not isinstance(length, int | torch.SymInt | None):
         raise TypeError(f"{owner}: length must be a whole number of tokens, got {length!r}.")

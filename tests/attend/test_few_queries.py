@@ -116,7 +116,7 @@ def problem(q_positions, mask, first_key: int = 0) -> Problem:
         return_lse=False,
     )
     (found,) = found
-    return found.with_keys(first_key, 20)
+    return found.restricted_to_keys(first_key, 20)
 
 
 @pytest.mark.parametrize("first, last", [(0, 20), (4, 8), (4, 20), (6, 7), (0, 8)])
@@ -124,7 +124,7 @@ def problem(q_positions, mask, first_key: int = 0) -> Problem:
 def test_keys_that_may_be_visible_are_counted_among_those_of_the_problem(first, last, window):
     mask = masks.causal & masks.sliding_window(window)
     whole = problem(torch.arange(20), mask)
-    some = whole.with_keys(first, last)
+    some = whole.restricted_to_keys(first, last)
     for start, stop in ((6, 8), (5, 6), (0, 20)):
         begin, end = some.maybe_visible(start, stop)
         visible = whole.visible(start, stop)[0, 0, :, first:last].any(0).nonzero().flatten()

@@ -240,6 +240,7 @@ def test_a_missing_base_is_said_and_is_no_mistake(tmp_path):
     "keys, words",
     [
         ({"rope__scaling__finetuned": 1.0}, "finetuned must be true or false"),
+        ({"context_length": 1.5}, "context_length must be a whole number, got 1.5"),
         ({"attention__scale": -1.0}, "attention.scale must be a number above 0"),
         ({"attention__scale": math.nan}, "attention.scale must be a number above 0"),
         ({"attention__sliding_window_pattern": 2.5}, "must be an integer, or a list of flags"),

@@ -97,7 +97,7 @@ def run(problem: Problem) -> tuple[Tensor, Tensor | None]:
     for start in range(0, problem.q_len, rows):
         stop = min(start + rows, problem.q_len)
         first, last = problem.maybe_visible(start, stop)
-        out, lse = attend(problem.with_keys(first, last), start, stop)
+        out, lse = attend(problem.restricted_to_keys(first, last), start, stop)
         outs.append(out)
         if lse is not None:
             lses.append(lse)

@@ -152,12 +152,15 @@ def _first_key_that_matters(
 
 
 def _block_part(problem: Problem, bias: Tensor, rows: slice, keys: slice) -> BlockPart:
-    """Return the part of these queries (`rows`) and these keys. `bias`: of all keys, (batch or 1,
-    num_heads, 1, kv_len)."""
+    """Return what is added to the scores of these queries (`rows`) and these keys: the bias, and
+    -inf where the mask hides a key.
+
+    bias: of all keys, (batch or 1, num_heads, 1, kv_len).
+    """
     batch, num_heads = problem.q.shape[:2]
     shape = (batch, num_heads, rows.stop - rows.start, keys.stop - keys.start)
     added = bias[..., keys].expand(shape)
-    visible = problem.with_keys(keys.start, keys.stop).visible(rows.start, rows.stop)
+    visible = problem.restricted_to_keys(keys.start, keys.stop).visible(rows.start, rows.stop)
     if visible is not None:
         added = added.masked_fill(~visible, -torch.inf)
     return BlockPart(rows, keys, added, visible)

@@ -53,7 +53,7 @@ def _attend_without_term(problem: Problem) -> Tensor:
     for start in range(0, problem.q_len, MASKED_ROWS):
         stop = min(start + MASKED_ROWS, problem.q_len)
         first, last = problem.maybe_visible(start, stop)
-        outs.append(_call_kernel(problem.with_keys(first, last), start, stop))
+        outs.append(_call_kernel(problem.restricted_to_keys(first, last), start, stop))
     return torch.cat(outs, dim=2)
 
 

@@ -59,7 +59,8 @@ class Standing:
 
     @cached_property
     def worse(self) -> frozenset[tuple[str, str]]:
-        """Return the pairs (a, b) in which `a` is significantly worse than `b`."""
+        """Return the pairs (a, b) in which `a` is significantly worse than `b`; none with too few
+        seeds for an interval."""
         pairs = self.pairs.worse | self.among_best.worse if self.among_best else self.pairs.worse
         # Pairs calls the larger number worse.
         return frozenset((b, a) for a, b in pairs) if self.higher else pairs

@@ -70,8 +70,10 @@ def check_seconds(trials: Sequence[TrialConfig], seconds: int, yes: bool) -> Non
 
 
 def _check_week(trials: Sequence[TrialConfig], count: int, seconds: int, yes: bool) -> None:
-    """Raise ValueError if `count` trials take more than a week by `seconds`, unless `yes`; `trials`
-    gives the message their steps."""
+    """Raise ValueError if `count` trials together take more than a week, unless `yes`.
+
+    seconds: their expected time together. trials: those whose steps the message names.
+    """
     check_time(
         f"{count:,} {'trial' if count == 1 else 'trials'} of {_describe_steps(trials)} steps",
         seconds,

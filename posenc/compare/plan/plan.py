@@ -27,7 +27,7 @@ from posenc.compare.trial.train import PROJECTIONS
 from posenc.encodings import ModelShape, create
 from posenc.report.files.atomic import check_outputs
 from posenc.report.machine import machine
-from posenc.report.machine.options import check_choice, spoken
+from posenc.report.machine.options import check_choice, output_language
 from posenc.tasks.known import TASKS, TEXT, find_task
 from posenc.tasks.task import Task
 from posenc.text import find_text, standard_library_text
@@ -89,7 +89,7 @@ def make_plan(options: Options) -> Plan:
     """
     options = with_suite_defaults(options)
     check_outputs(options.figures)
-    spoken(options.lang)
+    output_language(options.lang)
     check_engine_options(options)
     if options.as_json and options.dry_run:
         raise ValueError("--json prints an answer, and --dry-run has none. Leave one of both out.")
@@ -132,8 +132,9 @@ def check_plan(plan: Plan, workers: int, local_workers: int) -> dict[str, str]:
 def with_text(plan: Plan, folder: Path) -> Plan:
     """Return the plan with its text split into training, validation and test, if a task reads one.
 
-    folder: a folder on the disk to which the text will be copied.
-    Raises: ValueError for a text that cannot be read, is too short or has nothing to learn.
+    folder: a folder on the disk that must have room for a copy of the text; nothing is written.
+    Raises: ValueError for a text that cannot be read, is too short, has nothing to learn or is
+    larger than the disk.
     """
     trial = next((trial for trial in plan.task_trials if trial.task == TEXT), None)
     if trial is None:

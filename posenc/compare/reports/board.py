@@ -9,7 +9,7 @@ from rich.box import SIMPLE_HEAD
 
 from posenc.report.files.opened import text_of
 from posenc.report.files.record import unseal
-from posenc.report.machine.options import spoken
+from posenc.report.machine.options import output_language
 from posenc.report.page.console import print_table, stdout
 from posenc.report.page.progress import say
 from posenc.sentence import is_english, phrase
@@ -26,7 +26,7 @@ def show_published(as_json: bool, lang: str | None = None) -> None:
     language.
     """
     path = published_file(BOARD)
-    with spoken(lang):
+    with output_language(lang):
         try:
             text = text_of(path)
             board = unseal(text)

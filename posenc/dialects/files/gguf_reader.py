@@ -134,6 +134,8 @@ def _what_value_must_be(name: str, value: Any) -> str:
         return "" if is_integer else "an integer, or a list of flags"
     is_finite = isinstance(value, int | float) and math.isfinite(value)
     may_be = is_finite and (value > 0 or (value == 0 and name in MAY_BE_ZERO))
+    if may_be and name in WHOLE and value != int(value):
+        return "a whole number"
     return "" if may_be else "a number above 0"
 
 

@@ -47,7 +47,7 @@ def _resolve_flat(model: Model) -> Parameters:
         parameters.setdefault("partial_rotary_factor", share)
     theta = config.get(facts.get("theta_key", "rope_theta"), facts.get("rope_theta", 10000.0))
     _fill_missing_keys(parameters, model, theta, model.rotated_share)
-    _use_class_name_of_type(parameters, model)
+    _replace_type_by_loaded_one(parameters, model)
     if parameters["rope_type"] in STRETCHED:  # for which the top level wins (:837)
         outer = (model if model.facts.get("original_field") else config).get(ORIGINAL)
         if outer is not None:
@@ -76,7 +76,7 @@ def _flat_rope_dict(model: Model) -> Parameters:
             _validate_unread(written, model)
         written = None
     if written is None:
-        written = deepcopy(facts.get("rope", {}))  # its base counts, too
+        written = deepcopy(facts.get("rope", {}))  # with the class's own base
     return dict(written)
 
 
@@ -90,7 +90,7 @@ def _validate_unread(written: Mapping[str, Any], model: Model) -> None:
         raise RefusedError(NO_LENGTH)
 
 
-def _use_class_name_of_type(parameters: Parameters, model: Model) -> None:
+def _replace_type_by_loaded_one(parameters: Parameters, model: Model) -> None:
     """Replace a type, in `parameters` itself, by the type as which the family's class loads it."""
     if model.model_type in NAMED_MROPE and parameters["rope_type"] == "mrope":
         parameters["rope_type"] = "default"

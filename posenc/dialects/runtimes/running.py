@@ -38,8 +38,8 @@ def emulator(
 
     The emulator takes a config.json's dict and a version, and returns a refusal as a result.
 
-    A family whose facts of this runtime are missing is never emulated: a row is null if the runtime
-    has no such model, and absent if nobody has read it.
+    A family without facts of this runtime is never emulated. In its line of families.json the
+    runtime's key is null if the runtime has no such model, and absent if nobody has read it.
     """
 
     def decorate(compute: Callable[[Model, int | None], ComputedPositions]) -> Emulator:

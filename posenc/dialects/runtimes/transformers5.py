@@ -255,7 +255,7 @@ def _refuse_values(model: Model) -> None:
     for name in ("rope_scaling", "rope_parameters"):
         outer_dict = model.outer_config.get(name)
         if isinstance(outer_dict, Mapping):
-            _validate_outer(outer_dict, model)
+            _validate_outer_rope_dict(outer_dict, model)
 
 
 def _class_accepts(mark: str, key: str, value: Any, config: Mapping[str, Any]) -> bool:
@@ -283,7 +283,7 @@ def _refuse_short_list(model: Model) -> None:
         raise RefusedError("IndexError: list index out of range")
 
 
-def _validate_outer(outer_dict: Mapping[str, Any], model: Model) -> None:
+def _validate_outer_rope_dict(outer_dict: Mapping[str, Any], model: Model) -> None:
     """Raise RefusedError where validation stops at a rope dict next to the language model's own
     config, where nothing else reads it."""
     kind = outer_dict.get("rope_type", outer_dict.get("type", "default"))

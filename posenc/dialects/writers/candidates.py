@@ -51,7 +51,7 @@ def candidate_settings(
     fold: yield also those that leave a share.
     """
     own = {kind: without_default_keys(p, kind, meaning) for kind, p in meaning.parameters.items()}
-    simple = _plain_rope_if_enough(meaning)
+    simple = _plain_rope_if_equal(meaning)
     if simple is not None:
         yield "the base and nothing else, in both dialects", simple, 1.0
     if all(p["rope_type"] in ("default", "linear", "llama3", "yarn") for p in own.values()):
@@ -125,7 +125,7 @@ def _longrope_per_kind(meaning: Meaning, own: Mapping[str, Parameters]) -> dict[
     return carried
 
 
-def _plain_rope_if_enough(meaning: Meaning) -> dict[str, Parameters] | None:
+def _plain_rope_if_equal(meaning: Meaning) -> dict[str, Parameters] | None:
     """Return the rope dict of unscaled RoPE with the base that gives the frequencies meant; None if
     no base does."""
     if set(meaning.parameters) != {"all"}:

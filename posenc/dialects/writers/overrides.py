@@ -135,8 +135,10 @@ def config_after_override(
 
 
 def intended(config: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the config that the author of the overrides means: they count in either place, and
-    change what the file means.
+    """Return the config that the author of the overrides means. They change what the file means:
+    given rope keys replace those of the file, whichever names these have.
+
+    Keys of the language model count in its own config; at the top level only those in OUTSIDE do.
 
     Raises: ValueError for a rope dict, or a language model's config, that is no object.
     """

@@ -98,7 +98,7 @@ def _how_and_version(computed: ComputedPositions) -> str:
 def _contradiction_lines(case: Case) -> list[str]:
     """Return lines about each runtime whose own answer differs from posenc's emulator of it."""
     lines = []
-    for name, aspects in case.contradicted_aspects.items():
+    for name, aspects in case.aspects_that_contradict_emulator.items():
         lines += [
             "",
             f"{name} {case.computed[name].version} itself answers otherwise than posenc recorded "
@@ -147,7 +147,7 @@ def _table_row(case: Case, name: str) -> tuple[str, ...]:
     differing = case.differences[name]
     source = _how_and_version(computed)
     if not computed.is_known:
-        return (name, source, computed.answer_in_words, "", "", "", "")
+        return (name, source, computed.status_in_words, "", "", "", "")
     if computed.error is not None:
         return (name, source, "refuses", "", "", "", _longest_sequence_in_words(computed))
     rotates_otherwise = {"pairs", "frequencies", "layers"} & differing

@@ -242,7 +242,7 @@ def _proof_lines(
     proved = f"proved by their emulators, from {written.looked_at}: {', '.join(right) or 'none'}"
     return [
         proved,
-        *(f"not proved: {n}: {a.answer_in_words}" for n, a in answers.items() if not a.is_known),
+        *(f"not proved: {n}: {a.status_in_words}" for n, a in answers.items() if not a.is_known),
     ]
 
 

@@ -83,7 +83,7 @@ def measure_layout(folder: Path, text: Path) -> LayoutVerdict:
 
     Raises: ValueError where the folder, its tokenizer or its rows cannot be read.
     """
-    model = _load_model(folder, "--layout")
+    model = _describe_model(folder, "--layout")
     tokens = _first_tokens(folder, text)
     expected = WORDS[model.interleaved]
     if len(tokens) < FEWEST:
@@ -122,7 +122,7 @@ def write_converted_copy(folder: Path, out: Path, target: str) -> str:
     Raises: ValueError where `out` exists, the rows are not to be found, or target is no layout.
     """
     to_interleaved = is_interleaved(target)
-    model = _load_model(folder, "--convert-layout")
+    model = _describe_model(folder, "--convert-layout")
     with new_folder(out) as temporary:
         copy_files(folder, temporary)
         changed = permute_folder(temporary, model, to_interleaved=to_interleaved)
@@ -152,7 +152,7 @@ def _write_layout_key(path: Path, model: Model, to_interleaved: bool) -> str:
     return key
 
 
-def _load_model(folder: Path, option: str) -> Model:
+def _describe_model(folder: Path, option: str) -> Model:
     """Return the sizes and the family of the model in a folder; its weights are not read.
 
     option: the option that needs a folder, for the message.

@@ -66,7 +66,8 @@ def report_exchanged_bounds(case: Case) -> Iterator[Hit]:
 
 
 def _report_bounds_of_llama3(case: Case) -> Iterator[Hit]:
-    """Report bounds of llama3's ramp that are equal or exchanged."""
+    """Report bounds of llama3's ramp that are equal or exchanged; not the equal ones with which
+    Llama 4 was published."""
     for name, p in case.rope_dicts_of_type("llama3"):
         bounds_of_ramp = _values_if_all_numbers(p, "low_freq_factor", "high_freq_factor")
         if not bounds_of_ramp:

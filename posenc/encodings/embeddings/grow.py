@@ -42,7 +42,10 @@ def interpolate(
 def tile(
     table: Float[Tensor, "rows dim"], num_positions: int, *, offset_rows: int = 0
 ) -> Float[Tensor, "new_rows dim"]:
-    """Repeat the table: row p is old row p mod old. Used to train models with local windows.
+    """Repeat the table to `num_positions` rows: row p is old row p mod old. Used to train models
+    with local windows.
+
+    offset_rows: rows before that of position 0, which are kept once and not counted by p and old.
 
     Source: Beltagy et al. 2020, arXiv:2004.05150, section 5.
     """

@@ -64,6 +64,7 @@ class PoPE(QueryKeyEncoding):
         nn.init.zeros_(self.weight)
 
     def prepare(self, positions: Positions, length: int | None = None) -> "PoPE":
+        """Return a copy that caches its table; positions and length are not used."""
         return self.with_table_cache()
 
     def transform(

@@ -192,6 +192,7 @@ class RoPE(Rotation):
         return rope_frequencies(self.rotary_dim, self.rope_theta, self.scaling, length)
 
     def scale(self, head_dim: int) -> float:
+        """Return the factor of q.k before the softmax, with that of the scaling of frequencies."""
         return super().scale(head_dim) * (1 if self.scaling is None else self.scaling.logit_scale)
 
     def prepare(self, positions: Positions, length: int | None = None) -> Self:

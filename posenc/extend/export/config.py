@@ -17,7 +17,7 @@ from posenc.dialects.writers.recipes import (
 )
 
 
-def exported_recipe(saved: Mapping[str, Any], longest: int) -> tuple[Recipe, Meaning | None]:
+def config_to_write(saved: Mapping[str, Any], longest: int) -> tuple[Recipe, Meaning | None]:
     """Return the config.json to write, as a recipe, and what its rotary keys mean.
 
     The weights are not changed, so no temperature is folded into them.

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from posenc.dialects.files.json_object import read_json
 from posenc.dialects.writers.changes import config_changes
-from posenc.extend.export.config import exported_recipe
+from posenc.extend.export.config import config_to_write
 from posenc.extend.export.pooling import (
     MODULES,
     copy_sentence_files,
@@ -138,7 +138,7 @@ def _config_and_serving_page(
     nested = _is_text_of_larger_model(checkpoint, changed=plan.changed)
     text_config = raw["text_config"] if nested else raw
     saved |= {k: v for k, v in text_config.items() if k in DTYPE_KEYS}
-    recipe, meaning = exported_recipe(saved, plan.longest)
+    recipe, meaning = config_to_write(saved, plan.longest)
     if nested:
         recipe = replace(recipe, config=_nest_text_config(raw, recipe.config))
     if meaning is None:

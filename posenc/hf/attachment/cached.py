@@ -132,7 +132,10 @@ def self_attention_cache(cache: Any) -> Any:
 
 def cached_states(cache: Any, now: RunningAttention, device: torch.device) -> Tensor | None:
     """Return the states of earlier tokens that the layer of the running attention `now` has cached,
-    on `device`; None if there are none."""
+    on `device`; None if there are none.
+
+    Raises: ValueError for a cache that a model without this encoding has filled.
+    """
     index = now.layer.cache_index
     columns = cache.update.columns.get(index)
     if columns is None or columns.state is None:

@@ -145,7 +145,8 @@ class Inputs:
 class Form:
     """One call of a module. in_order: the words of arguments by place. by_name: those by keyword.
     may_count: True if it counts positions where it is given none. on_request: optional arguments
-    that are given only where a check asks. content, flat: see Inputs.value.
+    that are given only where a check asks. content, flat: see
+    Inputs.argument_value.
     """
 
     in_order: tuple[str, ...]

@@ -46,11 +46,12 @@ class View:
     probe: Tensor | None = None
 
     def read(self, returned: Any, batch: int = 1, row: int = 0) -> Tensor:
-        """Return (positions, pairs) complex, (heads, queries, keys) or (positions, features), in
-        float64. Of rotated content the pairs are those of all heads of the queries, and then those
-        of all heads of the keys.
+        """Return what is read, in float64: of a rotation (positions, pairs) complex, of a bias
+        (heads, queries, keys), of values (positions, features).
 
-        `row`: of the batch."""
+        Of rotated content the pairs are those of all heads of the queries, and then those of all
+        heads of the keys. batch: rows that the call had. row: which of them is read.
+        """
         if self.how == "rotated content":
             return torch.cat(
                 [side.flatten(1) for side in self.rotated_sides(returned, batch, row)], -1

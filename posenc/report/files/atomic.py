@@ -32,8 +32,8 @@ def _folder_of(path: Path) -> Iterator[int | None]:
 @contextlib.contextmanager
 def _new_file(path: Path, *, replace: bool = True) -> Iterator[tuple[BinaryIO, Path]]:
     """Yield a new file next to `path`, and its name, which cannot be predicted. At the end of the
-    block it is flushed to disk and, with `replace`, takes the place of `path`; after an error it is
-    deleted.
+    block it is flushed to disk and, with `replace`, takes the place of `path`. Without `replace`
+    it is always deleted, which tries only whether `path` can be written; after an error, too.
 
     Raises: OSError that names `path`, also where something else has the name of the new file by
     then, or `path` is a pipe, a device or a folder.
@@ -43,7 +43,7 @@ def _new_file(path: Path, *, replace: bool = True) -> Iterator[tuple[BinaryIO, P
     with naming(path, old, str(partial)), _folder_of(path) as folder:
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0)
         flags |= getattr(os, "O_BINARY", 0)
-        with contextlib.suppress(FileNotFoundError):  # nobody gets a device or a pipe back
+        with contextlib.suppress(FileNotFoundError):  # os.replace would destroy a device or a pipe
             mode = os.stat(new, dir_fd=folder, follow_symlinks=False).st_mode
             if not stat.S_ISREG(mode) and not stat.S_ISLNK(mode):
                 raise FileExistsError(f"{path}: {NOT_ORDINARY}")

@@ -63,7 +63,7 @@ Lang = Annotated[
 Json = Annotated[bool, option("Print JSON on stdout and nothing else.", "--json", panel="Output")]
 
 
-def spoken(lang: str | None) -> AbstractContextManager[None]:
+def output_language(lang: str | None) -> AbstractContextManager[None]:
     """Return a `with` that speaks the language of --lang. Raises: ValueError for an unknown one."""
     return use_language(check_choice("--lang", lang or language_of_environment(), LANGUAGES))
 

@@ -303,7 +303,7 @@ def to_svg(drawn: Figure, description: str, prefix: str = "f") -> str:
             named = ElementTree.Element(f"{{{_SVG}}}title")
             named.text = readable(element.attrib.pop("id").removeprefix(HOVER))
             element.insert(0, named)
-        _adapt_attributes(element.attrib, prefix)
+        _adopt_page_style_and_ids(element.attrib, prefix)
     del root.attrib["width"], root.attrib["height"]
     root.set("role", "img")
     root.set("aria-labelledby", f"{prefix}-title")
@@ -313,7 +313,7 @@ def to_svg(drawn: Figure, description: str, prefix: str = "f") -> str:
     return ElementTree.tostring(root, encoding="unicode")
 
 
-def _adapt_attributes(attributes: dict[str, str], prefix: str) -> None:
+def _adopt_page_style_and_ids(attributes: dict[str, str], prefix: str) -> None:
     """Rename identifiers, and replace colours and fonts by the page's variables."""
     for key, value in attributes.items():
         if key == "id":

@@ -10,7 +10,7 @@ import torch
 
 from posenc import extend as hf
 from posenc.dialects.runtimes import RUNTIMES
-from posenc.extend.export.config import exported_recipe
+from posenc.extend.export.config import config_to_write
 from posenc.extend.export.serving.described import Export
 from posenc.extend.export.serving.page import serving_page
 from posenc.extend.options import Options
@@ -57,7 +57,7 @@ def export_of(checkpoint, name):
     ):
         saved = json.loads(json.dumps(checkpoint.config.to_dict(), default=str))
     saved["architectures"] = [type(checkpoint.model).__name__]
-    recipe, meaning = exported_recipe(saved, TARGET)
+    recipe, meaning = config_to_write(saved, TARGET)
     assert meaning is not None
     return Export(
         checkpoint.folder,

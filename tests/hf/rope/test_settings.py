@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from posenc.encodings.queries_keys import rope_scaling as rs
-from posenc.extend.export.config import exported_recipe
+from posenc.extend.export.config import config_to_write
 from posenc.extend.variants.methods import METHODS, stretch
 from posenc.hf.checkpoint.loading import load_checkpoint
 from posenc.hf.rope.apply import rotary_frequencies, settings_applied
@@ -151,7 +151,7 @@ def floats(decimals) -> torch.Tensor:
 def test_exports_say_the_same_to_readers_of_both_dialects(checkpoint):
     """transformers 5 takes rope_scaling where both stand; 4 knows rope_theta and rope_scaling."""
     plain = read_settings(checkpoint.config)
-    before = exported_recipe(checkpoint.config.to_dict(), LENGTH)[0].config
+    before = config_to_write(checkpoint.config.to_dict(), LENGTH)[0].config
     neox = checkpoint.config.model_type == "gpt_neox"
     assert before["rotary_emb_base" if neox else "rope_theta"] == next(
         s.rope_theta for s in plain if s.layer_type in (None, "full_attention")
@@ -162,7 +162,7 @@ def test_exports_say_the_same_to_readers_of_both_dialects(checkpoint):
     settings = stretch(plain, METHODS["by-parts"], TARGET)
     with settings_applied(checkpoint.model, settings, TARGET):
         saved = checkpoint.config.to_dict()
-        recipe, _ = exported_recipe({**saved, "auto_map": {"AutoModel": "evil.Evil"}}, TARGET)
+        recipe, _ = config_to_write({**saved, "auto_map": {"AutoModel": "evil.Evil"}}, TARGET)
         config = recipe.config
         check_rotary_keys(config)
         assert "auto_map" not in config
@@ -187,7 +187,7 @@ def test_an_extended_checkpoint_is_extended_further_from_where_it_was_trained(tm
     """The recipe's original length is the largest one; the training length stands beside it."""
     llama = load_checkpoint(save("llama", tmp_path / "llama"))
     with settings_applied(llama.model, stretch(llama.rotary, METHODS["by-parts"], TARGET), TARGET):
-        config = exported_recipe(llama.config.to_dict(), TARGET)[0].config
+        config = config_to_write(llama.config.to_dict(), TARGET)[0].config
     assert config["rope_parameters"]["original_max_position_embeddings"] == TARGET
     again = type(llama.config)(**{k: v for k, v in config.items() if k != "model_type"})
     (setting,) = stretch(read_settings(again), METHODS["ntk"], 2 * TARGET)
