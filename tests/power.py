@@ -139,8 +139,8 @@ MUTATIONS = (
     ),
     Mutation(
         "masks/kinds.py",
-        "return mine == other",
-        "return torch.ones_like(mine == other)",
+        "return q_document == kv_document",
+        "return torch.ones_like(q_document == kv_document)",
         "test_masks.py attend",
     ),
     Mutation(
@@ -225,8 +225,8 @@ MUTATIONS = (
     ),
     Mutation(
         "statistics/windows.py",
-        "halves = np.quantile(largest, 0.95) * apart.std(1, ddof=1) / np.sqrt(count)",
-        "halves = np.quantile(largest, 0.95) * apart.std(1, ddof=0) / count",
+        "halves = np.quantile(largest, 0.95) * differences.std(1, ddof=1) / np.sqrt(count)",
+        "halves = np.quantile(largest, 0.95) * differences.std(1, ddof=0) / count",
         "statistics",
     ),
     Mutation(
@@ -237,8 +237,8 @@ MUTATIONS = (
     ),
     Mutation(
         "tasks/scoring.py",
-        "return float((right | ~asked).all(1).mean()), float(right[asked].mean())",
-        "return float((right & asked).all(1).mean()), float(right[asked].mean())",
+        "return float((right | ~scored).all(1).mean()), float(right[scored].mean())",
+        "return float((right & scored).all(1).mean()), float(right[scored].mean())",
         "tasks",
     ),
     # Extend, attach, checkpoints

@@ -109,8 +109,9 @@ def document(
 
 def _key_is_in_same_document(q_ids: Tensor, kv_ids: Tensor, sight: Sight) -> Tensor:
     """Return True where query and key have the same document id; ids are (len) or (batch, len)."""
-    mine, other = take(q_ids, sight.batch, sight.q_idx), take(kv_ids, sight.batch, sight.kv_idx)
-    return mine == other
+    q_document = take(q_ids, sight.batch, sight.q_idx)
+    kv_document = take(kv_ids, sight.batch, sight.kv_idx)
+    return q_document == kv_document
 
 
 @answered
@@ -201,12 +202,14 @@ def permutation(
         check_tensor("permutation", "order", order, "tokens")
         assert order is not None
         rank = order.argsort(-1)
-        every = torch.arange(order.shape[-1], device=order.device)
+        all_tokens = torch.arange(order.shape[-1], device=order.device)
         # Reading numbers would break a trace, so a compiled call trusts the order.
-        if not torch.compiler.is_compiling() and not bool((order.gather(-1, rank) == every).all()):
+        if not torch.compiler.is_compiling() and not bool(
+            (order.gather(-1, rank) == all_tokens).all()
+        ):
             raise ValueError(
-                f"permutation: order must name each token from 0 to {len(every) - 1} once; places "
-                "that may be negative are rank=."
+                "permutation: order must name each token from 0 to "
+                f"{len(all_tokens) - 1} once; places that may be negative are rank=."
             )
     return Mask(
         partial(_key_is_earlier_in_order, rank, stream == "content"),
@@ -221,7 +224,7 @@ def permutation(
 def _key_is_earlier_in_order(rank: Tensor, and_itself: bool, sight: Sight) -> Tensor:
     """Return True where the key's rank is below the query's, where it is negative, which marks
     context, and with `and_itself` where the key is the query's own token."""
-    of_query = take(rank, sight.batch, sight.q_idx)
-    of_key = take(rank, sight.batch, sight.kv_idx)
-    earlier = (of_key < of_query) | (of_key < 0)
+    q_rank = take(rank, sight.batch, sight.q_idx)
+    kv_rank = take(rank, sight.batch, sight.kv_idx)
+    earlier = (kv_rank < q_rank) | (kv_rank < 0)
     return earlier | (sight.q_idx == sight.kv_idx) if and_itself else earlier

@@ -17,14 +17,16 @@ from typing import NamedTuple
 import numpy as np
 
 ROUNDING = 1e-12
-"""Standard deviation, relative to the largest value, below which it is rounding error."""
+"""Standard deviation, relative to the largest value, below which it is rounding error: some
+thousand times float64's epsilon of 2e-16."""
 SMALLEST_DIFFERENCES = {"at": 5e-4, "beyond": 5e-4}
 """Bits per byte that are no difference, however equal the seeds are: they print as 0.000, and two
 computations of one formula differ by their rounding."""
 
 
 class Gap(NamedTuple):
-    """Hold a difference and the half-width of its simultaneous confidence interval (inf: unknown).
+    """Hold a difference and the half-width of its confidence interval, which holds for all pairs at
+    once; inf if it is unknown.
 
     >>> Gap(0.15, 0.07).significant, Gap(0.08, 0.12).significant
     (True, False)
@@ -70,6 +72,7 @@ class Pairs:
 
     @property
     def names(self) -> tuple[str, ...]:
+        """Return the names of the encodings, in the order of `values`."""
         return tuple(self.values)
 
     @cached_property
@@ -93,16 +96,19 @@ class Pairs:
 
         With missing trials it is that of a complete study with about as many degrees of freedom.
         """
-        k = len(self.names)
-        return (
-            significance_level(self.where, k, 1 + round(self.freedom / (k - 1))) if k > 1 else None
-        )
+        count = len(self.names)
+        if count < 2:
+            return None
+        # A complete study has (encodings - 1) * (seeds - 1) degrees of freedom.
+        seeds = 1 + round(self.freedom / (count - 1))
+        return significance_level(self.where, count, seeds)
 
     @property
     def least(self) -> float:
         """Return the smallest significant difference between two encodings that have all seeds; inf
         if there is none."""
         count = max(map(len, self.values.values()), default=0)
+        # The variance of a difference of two means of `count` values is 2 / count of a value's.
         return self._half(self._fit.variance, 2 / count) if count else math.inf
 
     def gap(self, a: str, b: str) -> Gap:
@@ -120,6 +126,7 @@ class Pairs:
             return Gap(value, math.inf)  # no chain of common seeds joins the two
         common = sorted(self.values[a].keys() & self.values[b].keys())
         differences = [self.values[a][seed] - self.values[b][seed] for seed in common]
+        # Half of it, as a difference of two residuals has twice the variance of one.
         own_variance = float(np.var(differences, ddof=1)) / 2 if len(differences) > 1 else 0.0
         factor = float(contrast @ fit.inverse @ contrast)
         return Gap(value, self._half(max(fit.variance, own_variance), factor))
@@ -130,6 +137,7 @@ class Pairs:
         pooled = max(self._fit.variance, self.resolution**2)
         if self.level is None or not pooled > (ROUNDING * largest) ** 2:
             return math.inf
+        # The range is in units of one mean's standard deviation, of which a difference has sqrt(2).
         quantile = studentized_range(self.level, len(self.names), self.freedom)
         half = quantile * math.sqrt(max(variance, pooled) * factor / 2)
         return max(half, SMALLEST_DIFFERENCES.get(self.where, 0.0))
@@ -170,8 +178,8 @@ class _LeastSquaresFit(NamedTuple):
 
     design: a row per trial, with a 1 in the column of its encoding and in that of its seed.
     inverse: the pseudoinverse of design^T design.
-    means: the effect of each encoding plus the mean effect of a seed.
-    variance, freedom: of the residuals.
+    means: the effect of each encoding plus the mean effect of a seed, in the order of encodings.
+    variance, freedom: the variance of the residuals, and their degrees of freedom.
     """
 
     design: np.ndarray
@@ -182,23 +190,24 @@ class _LeastSquaresFit(NamedTuple):
 
 
 def _fit_least_squares(values: Mapping[str, Mapping[int, float]]) -> _LeastSquaresFit:
-    """Fit an effect of each encoding and each seed to the values."""
+    """Fit an effect of each encoding and each seed to the values, one number by encoding and seed;
+    trials that did not run are missing."""
     seeds = sorted({seed for by_seed in values.values() for seed in by_seed})
     count = sum(map(len, values.values()))
     design = np.zeros((count, len(values) + len(seeds)))
-    y = np.empty(count)
+    observed = np.empty(count)
     trial = 0
     for encoding, by_seed in enumerate(values.values()):
         for seed, value in by_seed.items():
             design[trial, encoding] = 1
             design[trial, len(values) + seeds.index(seed)] = 1
-            y[trial] = value
+            observed[trial] = value
             trial += 1
     # Only differences of effects are determined, so there is no inverse but the pseudoinverse.
     inverse = np.linalg.pinv(design.T @ design, hermitian=True)
-    effects = inverse @ design.T @ y
-    residuals = y - design @ effects
-    freedom = len(y) - int(np.linalg.matrix_rank(design))
+    effects = inverse @ design.T @ observed
+    residuals = observed - design @ effects
+    freedom = count - int(np.linalg.matrix_rank(design))
     variance = float(residuals @ residuals) / freedom if freedom else 0.0
     means = effects[: len(values)] + effects[len(values) :].mean()
     return _LeastSquaresFit(design, inverse, means, variance, freedom)
@@ -210,7 +219,7 @@ def studentized_range(level: float, count: int, freedom: int) -> float:
     probability `level`. For two means it is Student's t times the square root of 2."""
     from scipy import special, stats
 
-    if count == 2:
+    if count == 2:  # exact, where scipy integrates numerically
         return float(special.stdtrit(freedom, 1 - level / 2)) * math.sqrt(2)
     return float(stats.studentized_range.isf(level, count, freedom))
 

@@ -7,8 +7,10 @@ import numpy as np
 
 from posenc.statistics.pairs import ROUNDING, Gap
 
-BOOTSTRAP_SAMPLES, MIN_WINDOWS = 2000, 8
-"""Number of bootstrap samples; minimum number of windows."""
+BOOTSTRAP_SAMPLES = 2000
+"""Number of bootstrap samples; chosen, not derived: about 100 lie above the 95 % quantile."""
+MIN_WINDOWS = 8
+"""Number of windows below which there are no intervals; chosen, not derived."""
 
 
 def window_gaps(losses: Mapping[str, Sequence[float]]) -> dict[tuple[str, str], Gap]:
@@ -30,21 +32,26 @@ def window_gaps(losses: Mapping[str, Sequence[float]]) -> dict[tuple[str, str], 
     >>> round(gap.value, 2), 0.0 < gap.half < 0.1
     (0.6, True)
     """
-    counts = {len(each) for each in losses.values()}
+    counts = {len(of_windows) for of_windows in losses.values()}
     if len(counts) != 1 or len(losses) < 2 or min(counts) < MIN_WINDOWS:
         return {}
     (count,) = counts
     pairs = list(combinations(losses, 2))
-    apart = np.array([np.subtract(losses[a], losses[b]) for a, b in pairs])
-    means = apart.mean(1)
-    random = np.random.default_rng(0)
-    drawn = random.multinomial(count, np.full(count, 1 / count), size=BOOTSTRAP_SAMPLES) / count
-    moved = drawn @ apart.T - means
-    errors = np.sqrt((drawn @ (apart.T - means) ** 2 - moved**2).clip(0) / (count - 1))
-    known = errors > ROUNDING * np.abs(apart).max()
-    largest = np.divide(np.abs(moved), errors, out=np.zeros_like(moved), where=known).max(1)
-    halves = np.quantile(largest, 0.95) * apart.std(1, ddof=1) / np.sqrt(count)
-    found = {}
+    differences = np.array([np.subtract(losses[a], losses[b]) for a, b in pairs])
+    means = differences.mean(1)
+    random = np.random.default_rng(0)  # of a fixed seed: equal losses give equal intervals
+    # Share of each window in each sample, (samples, windows); a window may be drawn repeatedly.
+    shares = random.multinomial(count, np.full(count, 1 / count), size=BOOTSTRAP_SAMPLES) / count
+    changes = shares @ differences.T - means  # (samples, pairs)
+    # Variance as mean square minus squared mean, which rounding may leave below 0.
+    variances = (shares @ (differences.T - means) ** 2 - changes**2).clip(0)
+    errors = np.sqrt(variances / (count - 1))
+    # A pair whose differences are all alike in a sample has no error to divide by.
+    varies = errors > ROUNDING * np.abs(differences).max()
+    largest = np.divide(np.abs(changes), errors, out=np.zeros_like(changes), where=varies).max(1)
+    halves = np.quantile(largest, 0.95) * differences.std(1, ddof=1) / np.sqrt(count)
+    gaps = {}
     for (a, b), mean, half in zip(pairs, means.tolist(), halves.tolist(), strict=True):
-        found[a, b], found[b, a] = Gap(mean, half), Gap(-mean, half)
-    return found
+        gaps[a, b] = Gap(mean, half)
+        gaps[b, a] = Gap(-mean, half)
+    return gaps

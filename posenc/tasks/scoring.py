@@ -8,7 +8,7 @@ from posenc.tasks.task import IGNORED
 
 LEARNED = 0.9
 """The exact match at the training length below which a task is not learned, so that its scores at
-other lengths say nothing."""
+other lengths say nothing; chosen, not derived."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,8 @@ def score_answers(
     Args:
         targets: (sequences, len), IGNORED for tokens that are not scored.
         said: like targets, the model's likeliest token after each token.
-        said_cut: the likeliest of all tokens but `end`; None exactly if `end` is None.
+        said_cut: like `said`, the likeliest of all tokens but `end`; None exactly if `end` is None.
+        end: the token that ends an answer; None if the task has none.
 
     Raises: ValueError if the shapes differ, or if a sequence has no target.
 
@@ -50,20 +51,21 @@ token_accuracy_cut=1.0)
         raise ValueError("score_answers: give said_cut exactly if the task has an end symbol.")
     if said_cut is None:
         return Score(*whole, None, None)
-    return Score(
-        *whole, *_fractions_right(targets, said_cut, (targets != IGNORED) & (targets != end))
-    )
+    without_end = (targets != IGNORED) & (targets != end)
+    return Score(*whole, *_fractions_right(targets, said_cut, without_end))
 
 
 def _fractions_right(
-    targets: np.ndarray, said: np.ndarray, asked: np.ndarray
+    targets: np.ndarray, predicted: np.ndarray, scored: np.ndarray
 ) -> tuple[float, float]:
-    """Return the fraction of sequences in which all `asked` tokens are right, and that of right
-    tokens among the asked ones. All three are (sequences, len). Raise ValueError as
-    `score_answers`."""
-    if said.shape != targets.shape:
-        raise ValueError(f"score_answers: {said.shape} answers for {targets.shape} targets.")
-    if not asked.size or not asked.any(1).all():
+    """Return the fraction of sequences in which all scored tokens are predicted right, and that of
+    right tokens among all scored ones. Raise ValueError as `score_answers`.
+
+    All three are (sequences, len); `scored` is True for tokens that count.
+    """
+    if predicted.shape != targets.shape:
+        raise ValueError(f"score_answers: {predicted.shape} answers for {targets.shape} targets.")
+    if not scored.size or not scored.any(1).all():
         raise ValueError("score_answers: a sequence has no target.")
-    right = said == targets
-    return float((right | ~asked).all(1).mean()), float(right[asked].mean())
+    right = predicted == targets
+    return float((right | ~scored).all(1).mean()), float(right[scored].mean())
