@@ -54,15 +54,15 @@ class FeedForward(nn.Module):
 
     def __init__(self, config: DecoderConfig) -> None:
         super().__init__()
-        wide = config.embed_dim
-        width = config.ffn_dim
+        embed_dim = config.embed_dim
+        ffn_dim = config.ffn_dim
         bias = config.ffn_bias
-        assert width is not None
+        assert ffn_dim is not None  # DecoderConfig replaces None
         self.activation = config.activation
         gated = config.activation == "swiglu"
-        self.gate_proj = nn.Linear(wide, width, bias=bias) if gated else None
-        self.up_proj = nn.Linear(wide, width, bias=bias)
-        self.down_proj = nn.Linear(width, wide, bias=bias)
+        self.gate_proj = nn.Linear(embed_dim, ffn_dim, bias=bias) if gated else None
+        self.up_proj = nn.Linear(embed_dim, ffn_dim, bias=bias)
+        self.down_proj = nn.Linear(ffn_dim, embed_dim, bias=bias)
 
     def forward(self, x: Float[Tensor, "*batch embed_dim"]) -> Float[Tensor, "*batch embed_dim"]:
         if self.gate_proj is not None:
@@ -76,7 +76,11 @@ class FeedForward(nn.Module):
 
 @dataclass(frozen=True)
 class Context:
-    """Hold the tokens to which a decoder attends in addition to its own."""
+    """Hold the tokens to which a decoder attends in addition to its own: those of a source.
+
+    hidden: the encoder's output. positions: those of the source. mask: hides its padding; None
+    hides nothing.
+    """
 
     hidden: Float[Tensor, "batch context_len embed_dim"]
     positions: Positions
@@ -85,6 +89,7 @@ class Context:
     """Position encoding of the attention to the context."""
 
     def for_layer(self, index: int) -> "Context":
+        """Return the context with the encoding of the layer at this index."""
         return replace(self, encoding=self.encoding.for_layer(index))
 
 
@@ -117,6 +122,16 @@ class Layer(nn.Module):
         context: Context | None = None,
         context_cache: KVCache | None = None,
     ) -> Float[Tensor, "batch len embed_dim"]:
+        """Return x after the layer's sublayers.
+
+        Args:
+            positions: positions of the tokens.
+            encoding: the encoding of this layer's self-attention.
+            mask: which keys a query sees; None for all.
+            cache: keys and values of earlier calls, to which those of x are appended.
+            context: the source to attend to; None leaves out attention to a source.
+            context_cache: keys and values of the source.
+        """
         y = self._sublayer_input(self.attention_norm, x)
         y = self.attention(y, positions, cache=cache, mask=mask, encoding=encoding)
         x = self._add_sublayer_output(self.attention_norm, x, y)

@@ -1,5 +1,6 @@
 """Sizes and choices that describe a model, except its position encoding."""
 
+import math
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -95,18 +96,26 @@ class DecoderConfig:
         for name, choices in _CHOICES.items():
             check_choice("DecoderConfig", name, getattr(self, name), get_args(choices))
         check_share("DecoderConfig", "dropout", self.dropout)
+        # Defaults that depend on other sizes. The class is frozen, so they are set past its check.
         shape = self.shape()
         object.__setattr__(self, "num_kv_heads", shape.num_kv_heads)
         object.__setattr__(self, "head_dim", shape.head_dim)
         if self.final_norm is None:
             object.__setattr__(self, "final_norm", self.norm_position == "pre")
         if self.ffn_dim is None:
-            gated = -(-8 * self.embed_dim // 96) * 32
-            width = gated if self.activation == "swiglu" else 4 * self.embed_dim
+            # SwiGLU has three matrices instead of two, so 2/3 of the usual width 4 embed_dim keeps
+            # the number of parameters (Shazeer 2020, section 3). Llama rounds this up to a multiple
+            # of 256; 32 is chosen, not derived.
+            gated_width = math.ceil(8 * self.embed_dim / (3 * 32)) * 32
+            width = gated_width if self.activation == "swiglu" else 4 * self.embed_dim
             object.__setattr__(self, "ffn_dim", width)
 
     def shape(self, train_length: int = 2048, causal: bool = True) -> ModelShape:
-        """Return the sizes from which posenc.create builds an encoding for this model."""
+        """Return the sizes from which posenc.create builds an encoding for this model.
+
+        train_length: the training length in tokens; 2048 is an example of one, not a limit.
+        causal: False for an encoder, whose tokens see later ones.
+        """
         return ModelShape(
             self.embed_dim, self.num_heads, self.num_kv_heads, self.head_dim, train_length, causal
         )

@@ -132,7 +132,11 @@ class EncoderDecoder(nn.Module):
 
 
 class Conditioned:
-    """Predict tokens from an encoded source: the result of EncoderDecoder.given."""
+    """Predict tokens from an encoded source: the result of EncoderDecoder.given.
+
+    model: the model, whose decoder predicts. hidden: the source, encoded. positions: those of the
+    source. valid: (batch, source_len), False for padding of the source; None if there is none.
+    """
 
     @answered
     def __init__(
@@ -149,6 +153,7 @@ class Conditioned:
 
     @property
     def encoding(self) -> PositionEncoding:
+        """Return the decoder's position encoding, to which the positions of tokens belong."""
         return self.model.decoder.encoding
 
     def new_caches(self) -> list[KVCache]:
@@ -194,6 +199,7 @@ class Conditioned:
             )
 
         def for_rows(t: Tensor) -> Tensor:
+            """Repeat each row of the source for the consecutive rows of tokens that share it."""
             return t if batch == rows else t.repeat_interleave(batch // rows, dim=0)
 
         axes = self.model.encoder.encoding.claims.num_axes
@@ -201,6 +207,7 @@ class Conditioned:
         positions = self.positions
         if not cross.claims.places:  # nothing reads them, and they may have other components
             positions = default_positions(self.source, 0, cross)
+        # Positions without a batch are those of all rows.
         elif isinstance(positions, Tensor) and positions.ndim != (1 if axes == 1 else 2):
             positions = for_rows(positions)
         mask = None if self.valid is None else masks.padding(for_rows(self.valid))

@@ -96,15 +96,17 @@ def _sample_tokens(
     stop_token: int | None,
     generator: torch.Generator | None,
 ) -> Tensor:
-    """Sample one token after the other, or take the likeliest if the temperature is 0."""
+    """Return the prompts with up to max_new_tokens tokens appended, each sampled, or the likeliest
+    one if the temperature is 0. A row that has its stop_token is filled with it."""
     tokens = state.tokens
     done = torch.zeros(tokens.shape[0], dtype=torch.bool, device=tokens.device)
     for _ in range(max_new_tokens):
         if temperature == 0:
             chosen = state.logits.argmax(-1)
         else:
-            above = state.logits - state.logits.amax(-1, keepdim=True)  # 0 at most: no overflow
-            probabilities = _hide_unlikely_tokens(above / temperature, top_k, top_p).softmax(-1)
+            # At most 0, so that a division by a low temperature does not overflow.
+            shifted = state.logits - state.logits.amax(-1, keepdim=True)
+            probabilities = _hide_unlikely_tokens(shifted / temperature, top_k, top_p).softmax(-1)
             chosen = torch.multinomial(probabilities, 1, generator=generator)[:, 0]
         if stop_token is not None:
             chosen = chosen.masked_fill(done, stop_token)
@@ -117,7 +119,11 @@ def _sample_tokens(
 
 
 class _GenerationState:
-    """Hold the state of generation: caches, positions, padding, logits of the next token."""
+    """Hold the state of generation: caches, padding, and logits of the next token (batch, vocab).
+
+    tokens: the prompts, which are read at once. valid: False for padding; None if there is none.
+    length: the final length for encodings whose frequencies depend on it, or None.
+    """
 
     def __init__(
         self, model: LanguageModel, tokens: Tensor, valid: Tensor | None, length: int | None
@@ -128,15 +134,15 @@ class _GenerationState:
         self.caches = model.new_caches()
         self.valid = None if valid is None else valid.bool()
         positions = None
-        if self.valid is not None:  # padding is not counted
+        if self.valid is not None:  # padding is not counted; it gets 0, and the mask hides it
             positions = (self.valid.cumsum(1) - 1).clamp(min=0)
         self._feed(tokens, positions)
 
     def append(self, chosen: Tensor) -> None:
-        """Append one token per row."""
+        """Read one more token per row, `chosen` (batch,), and compute the logits after it."""
         positions = None
         if self.valid is not None:
-            positions = self.valid.sum(1, keepdim=True)
+            positions = self.valid.sum(1, keepdim=True)  # counted from 0: that of the next token
             self.valid = torch.cat([self.valid, torch.ones_like(self.valid[:, :1])], dim=1)
         self._feed(chosen[:, None], positions)
 
@@ -154,7 +160,7 @@ class _GenerationState:
             positions = positions[..., None].expand(-1, -1, num_axes)
         mask = None if self.valid is None else masks.causal & masks.padding(self.valid)
         logits = self.model(tokens, positions, caches=self.caches, mask=mask, length=self.length)
-        self.logits = logits[:, -1].float()
+        self.logits = logits[:, -1].float()  # sampling and sums of log-probabilities in float32
 
 
 def _beam_search(
@@ -175,7 +181,7 @@ def _beam_search(
     device = state.tokens.device
     row = torch.arange(batch, device=device)[:, None]  # (batch, 1), to index beams of each row
     state.reorder(row.expand(-1, num_beams).flatten())
-    stop = -1 if stop is None else stop
+    stop = -1 if stop is None else stop  # no token is -1
     tokens = state.tokens[:, None].expand(-1, num_beams, -1)
     ended = tokens
     # All beams of a row start equal, so only the first is extended in the first step.
@@ -187,34 +193,36 @@ def _beam_search(
         log_probabilities = state.logits.log_softmax(-1).view(batch, num_beams, -1)
         vocab_size = log_probabilities.shape[-1]
         # Twice as many as are kept: each beam may end with its likeliest token.
-        total = (scores[..., None] + log_probabilities).flatten(1)
-        total, index = total.topk(min(2 * num_beams, total.shape[1]))
+        totals = (scores[..., None] + log_probabilities).flatten(1)
+        totals, index = totals.topk(min(2 * num_beams, totals.shape[1]))
         beam = index // vocab_size
         chosen = index % vocab_size
-        grown = torch.cat([tokens[row, beam], chosen[..., None]], dim=-1)
+        extended = torch.cat([tokens[row, beam], chosen[..., None]], dim=-1)
         ends = (chosen == stop) | (step == max_new_tokens)
 
         # Finished: one counts only if it is among the num_beams likeliest of a row in search.
         counts = ends & searching
         counts[:, num_beams:] = False
-        new = (total / step**length_penalty).masked_fill(~counts, -torch.inf)
-        best, place = torch.cat([best, new], dim=1).topk(num_beams)
+        finished = (totals / step**length_penalty).masked_fill(~counts, -torch.inf)
+        best, place = torch.cat([best, finished], dim=1).topk(num_beams)
         padded = nn.functional.pad(ended, (0, 1), value=stop)
-        ended = torch.cat([padded, grown], 1)[row, place]
+        ended = torch.cat([padded, extended], 1)[row, place]
 
         # Unfinished: the likeliest that do not end.
-        scores, place = total.masked_fill(ends, -torch.inf).topk(num_beams)
-        tokens = grown[row, place]
+        scores, place = totals.masked_fill(ends, -torch.inf).topk(num_beams)
+        tokens = extended[row, place]
         searching = searching & (scores[:, :1] / step**length_penalty > best[:, -1:])
         if not searching.any():
             break
+        # The caches have a row for each beam: those of the beams that were extended go on.
         state.reorder((beam.gather(1, place) + row * num_beams).flatten())
         state.append(tokens[..., -1].flatten())
-    return ended[:, 0]
+    return ended[:, 0]  # topk sorts: the best is first
 
 
 def _hide_unlikely_tokens(logits: Tensor, top_k: int | None, top_p: float | None) -> Tensor:
-    """Set the logits of tokens outside of top_k and top_p to -inf."""
+    """Return the logits (batch, vocab) with -inf for tokens that are not among the top_k likeliest,
+    or not among the likeliest with total probability top_p; None sets no limit."""
     if top_k is not None:
         least = logits.topk(min(top_k, logits.shape[-1])).values[:, -1:]
         logits = logits.masked_fill(logits < least, -torch.inf)
@@ -223,6 +231,7 @@ def _hide_unlikely_tokens(logits: Tensor, top_k: int | None, top_p: float | None
         shares = values.softmax(-1)
         # A token stays if the likelier ones together are below top_p; the first always stays.
         out = shares.cumsum(-1) - shares >= top_p
+        # From the order of probabilities back to that of tokens.
         logits = logits.masked_fill(out.scatter(1, order, out), -torch.inf)
     return logits
 
@@ -261,7 +270,8 @@ def _check_arguments(
 
 
 def _check_prompts(tokens: Tensor, valid: Tensor | None) -> None:
-    """Raise unless the prompts are padded on the left and have one token or more."""
+    """Raise TypeError unless both are tensors, ValueError unless the prompts have one token or more
+    and `valid` fits them and ends with True in every row: padding is on the left."""
     if not isinstance(tokens, Tensor):
         raise TypeError(f"generate: tokens must be a tensor, got {type(tokens).__name__}.")
     if valid is not None and not isinstance(valid, Tensor):

@@ -42,8 +42,12 @@ def draw_initial_weights(
         "k_proj": config.shape().head_dim ** -0.25,  # type: ignore[operator]
         "o_proj": (2 * config.num_layers) ** -0.5,
         "down_proj": (2 * config.num_layers) ** -0.5,
+        # The last norm gives numbers of size 1, so logits start with a standard deviation of 1/4:
+        # the first loss is near that of equal probabilities, log(vocab_size). 1/4 is chosen, not
+        # derived.
         "head": 0.25,
     }
+    # Encodings draw their own parameters, in their reset_parameters.
     skipped = tuple(
         f"{name}." for name, m in model.named_modules() if isinstance(m, PositionEncoding)
     )
@@ -51,6 +55,7 @@ def draw_initial_weights(
         if f"{name}.".startswith(skipped):
             continue
         if isinstance(module, nn.Linear):
+            # A variance of 1 / fan_in keeps the size of numbers; `gains` has what differs.
             std = gains.get(name.rpartition(".")[2], 1.0) * module.in_features**-0.5
             _fill_weight(module.weight, std, f"{name}.weight", seed)
             if module.bias is not None:
@@ -64,11 +69,11 @@ def draw_initial_weights(
 
 
 def _fill_weight(weight: Tensor, std: float, name: str, seed: int) -> None:
-    """Fill a weight with normal numbers that depend only on its name, its shape and the seed, so
-    that models with other encodings begin with the same ones."""
-    if weight.is_meta:
+    """Fill a weight with normal numbers of mean 0 that depend only on its name, its shape, the seed
+    and `std`, so that models with other encodings begin with the same ones."""
+    if weight.is_meta:  # it has no memory yet; `reset_parameters` is called once it has
         return
-    # torch's CPU generator reads 32 bits of its seed.
+    # A checksum, because torch's CPU generator reads 32 bits of its seed.
     generator = torch.Generator().manual_seed(zlib.crc32(f"{seed} {name}".encode()))
     values = torch.randn(weight.shape, generator=generator, dtype=torch.float32)
     with torch.no_grad():

@@ -134,7 +134,8 @@ def bind_mask(mask: Mask, positions: Tensor | range, past: int, encoding: Positi
 
 
 def check_caches(owner: str, caches: Sequence[KVCache] | None, needed: int) -> None:
-    """Raise unless `caches` is None or a list of `needed` caches."""
+    """Raise TypeError unless `caches` is None or a list of KVCaches, ValueError unless these are
+    `needed` many. owner: the model, for the message."""
     if caches is None:
         return
     if isinstance(caches, KVCache) or not all(isinstance(c, KVCache) for c in caches):
