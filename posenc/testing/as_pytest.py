@@ -27,7 +27,7 @@ def test_contract(
     Raises: TypeError for anything but classes and texts; ValueError for a text that names no
     encoding.
     """
-    import pytest
+    import pytest  # not above: posenc.testing runs without it
 
     if not encodings:
         raise TypeError("test_contract: give at least one encoding.")
@@ -46,6 +46,7 @@ def test_contract(
     @pytest.mark.parametrize("check", checks)
     @pytest.mark.parametrize("encoding", subjects)
     def contract(encoding: str, check: str) -> None:
+        """Run one check with one encoding."""
         checks[check](subjects[encoding])
 
     return contract

@@ -19,15 +19,16 @@ VOIDING = {
     "decoding_matches_prefill": "its results depend on how a sequence is cut into calls",
     "rows_are_independent": "its results depend on other rows of the batch",
 }
-"""Checks without which results of a comparison mean nothing, and what a failure says."""
+"""Checks without which results of a comparison mean nothing, and what a failure of each means."""
 
 
 def check_in_both_modes(check: Callable[[Make], None]) -> Callable[[Make], None]:
-    """Return the check of an encoding as it trains and, once more, after `eval()`: some encodings
-    act when they do not train only, as Qwen's factors of log n do."""
+    """Return a check that runs `check` with the encoding in training mode and again after `eval()`:
+    some encodings act in evaluation only, as Qwen's factors of log n do."""
 
     @functools.wraps(check)
     def checked(make: Make) -> None:
+        """Run the check in both modes; a failure of the second one begins with "after eval()"."""
         check(make)
         try:
             check(lambda shape: make(shape).eval())
@@ -43,6 +44,7 @@ def _quick_checks() -> Iterator[tuple[str, Callable[[Make], None]]]:
     """Yield the name and the function of each check that takes milliseconds."""
     for module in (numbers, claims, sequences, modules, memory):
         for full_name, function in vars(module).items():
+            # Only asserts of the module itself that need no argument but the builder.
             is_check = full_name.startswith("assert_") and function.__module__ == module.__name__
             if not is_check or len(inspect.signature(function).parameters) != 1:
                 continue
@@ -93,6 +95,7 @@ def maker(encoding: type[PositionEncoding] | str, **options: Any) -> Make:
     `posenc.create`."""
 
     def make(shape: ModelShape, **more: Any) -> PositionEncoding:
+        """Build the encoding for a shape; `more` options take precedence."""
         if isinstance(encoding, str):
             return create(encoding, shape, **{**options, **more})
         return encoding.from_shape(shape, **{**options, **more})
@@ -117,9 +120,10 @@ def _run_check(check: Callable[[Make], None], make: Make) -> tuple[str | None, b
     try:
         check(make)
     except (Exception, SystemExit) as error:  # a user's encoding may raise anything
-        line, text = line_in_user_code(error), " ".join(str(error).split())[:300]
+        line = line_in_user_code(error)
+        text = " ".join(str(error).split())[:300]  # one line of a table
         if isinstance(error, AssertionError) and not line:  # of the check
             return text or "fails", False
-        said = f"{type(error).__name__}: {text}".rstrip(" .:")
-        return f"{said}, at {line}" if line else said, True
+        reason = f"{type(error).__name__}: {text}".rstrip(" .:")
+        return f"{reason}, at {line}" if line else reason, True
     return None, False

@@ -39,18 +39,20 @@ def assert_shift_invariance_as_claimed(make: Make) -> None:
 
 
 def assert_permutation_invariance_as_claimed(make: Make) -> None:
-    """Check that permuting keys, with values, positions and states, changes nothing if claimed."""
+    """Check that permuting keys, with values, positions and states, changes nothing if and only if
+    it is claimed."""
     encoding = build_encoding(make, dtype=torch.float64).for_layer(0)
     length = possible_length(encoding)
     positions = successive_positions(encoding, length)
     order = torch.randperm(length, generator=torch.Generator().manual_seed(4))
     x, (q, k, v) = random_embeddings(length), random_qkv(length)
     state = encoding.state(x, positions)
-    moved = encoding.state(x[:, order], positions[order])
+    permuted_state = encoding.state(x[:, order], positions[order])
     # With several axes a causal mask compares the order in memory, which is permuted here.
     mask = masks.causal if encoding.claims.num_axes == 1 else None
 
     def attend(k: Tensor, v: Tensor, kv_positions: Tensor, kv_state: Tensor | None) -> Tensor:
+        """Return the output of attention from the same queries to these keys and values."""
         where: dict[str, Any] = {"q_positions": positions, "kv_positions": kv_positions}
         out = attention(q, k, v, encoding, q_state=state, kv_state=kv_state, mask=mask, **where)
         assert isinstance(out, Tensor)
@@ -58,7 +60,7 @@ def assert_permutation_invariance_as_claimed(make: Make) -> None:
 
     changed = differs(
         attend(k, v, positions, state),
-        attend(k[:, :, order], v[:, :, order], positions[order], moved),
+        attend(k[:, :, order], v[:, :, order], positions[order], permuted_state),
     )
     _assert_claimed_right(
         "permutation_invariant", encoding.claims.permutation_invariant, not changed
@@ -76,7 +78,8 @@ def assert_order_is_seen_without_a_mask(make: Make) -> None:
 
 
 def assert_cache_safety_as_claimed(make: Make) -> None:
-    """Check that decoding steps, which get only the length so far, equal one pass if claimed."""
+    """Check that decoding steps, which get only the length so far, equal one pass if and only if it
+    is claimed."""
     model = build_layer(make)
     changed = any(differs(steps, full) for steps, full, _ in results_in_steps(model, SHAPE))
     _assert_claimed_right("cache_safe", model.encoding.claims.cache_safe, not changed)
@@ -138,9 +141,11 @@ def assert_additive_as_claimed(make: Make) -> None:
 def _gain_of_doubled_queries(
     q: Tensor, k: Tensor, encoding: PositionEncoding, options: dict[str, Any]
 ) -> Tensor:
-    """Return what the scores gain, up to a number per row, if all queries are doubled. What does
-    not depend on the query, such as the decay of FoX, is not in it."""
+    """Return how much each score grows, minus the mean of its row, if all queries are doubled, as
+    (batch, heads, q_len, kv_len). Terms that do not depend on the query, such as the decay of FoX,
+    cancel."""
     once, twice = (attention_weights(n * q, k, encoding, **options) for n in (1, 2))
+    # The logarithm of a weight is its score minus one number per row, which the mean takes away.
     gain = twice.log() - once.log()
     return gain - gain.mean(-1, keepdim=True)
 
@@ -179,16 +184,15 @@ def assert_own_scale_as_claimed(make: Make) -> None:
         own = {**where, "q_state": state, "kv_state": state}
         with torch.no_grad():
             plain = without_position(encoding.claims.num_axes)
-            expected, found = (
-                _gain_of_doubled_queries(q, k, plain, where),
-                _gain_of_doubled_queries(q, k, encoding, own),
-            )
+            expected = _gain_of_doubled_queries(q, k, plain, where)
+            gain = _gain_of_doubled_queries(q, k, encoding, own)
         if with_itself_only:
             token = torch.arange(length)
-            expected, found = expected[token, :, token], found[token, :, token]
-        if not found.isfinite().all():
+            expected = expected[token, :, token]
+            gain = gain[token, :, token]
+        if not gain.isfinite().all():
             return
-        changed = changed or differs(found, expected)
+        changed = changed or differs(gain, expected)
     _assert_claimed_right("own_scale", claimed, changed)
 
 
@@ -216,9 +220,10 @@ def assert_claims_have_their_types(make: Make) -> None:
 
 
 def unsourced(encoding: PositionEncoding) -> str | None:
-    """Return what a reader will miss in the words of an encoding, or None.
+    """Return a note if the encoding's `claims.source` has no digit, so it names no paper and year;
+    None if it has one.
 
-    A note and no failure: the contract judges behaviour.
+    The contract does not fail for it: it judges behaviour.
     """
     if any(character.isdigit() for character in encoding.claims.source):
         return None

@@ -16,16 +16,19 @@ Make = Callable[[ModelShape], PositionEncoding]
 """A function that builds the encoding under test for a model of this shape."""
 
 SHAPE = ModelShape(embed_dim=64, num_heads=4, num_kv_heads=2, head_dim=16, train_length=24)
+"""Model of most checks: small, with grouped heads, and a training length below LENGTH."""
 
 
 def build_encoding(
     make: Make, shape: ModelShape = SHAPE, dtype: torch.dtype = torch.float32
 ) -> PositionEncoding:
-    """Build the encoding in `dtype`, with noise added to its initial parameters."""
+    """Build the encoding in `dtype`, with noise added to its parameters, whose initial values can
+    hide their effect."""
     torch.manual_seed(0)
     encoding = make(shape)
     with torch.no_grad():
         for parameter in encoding.parameters():
+            # The size of the noise is chosen, not derived.
             parameter += 0.2 * torch.randn(parameter.shape)
     return encoding.to(dtype)
 
@@ -70,6 +73,7 @@ def random_qkv(
     assert shape.num_kv_heads is not None and head_dim is not None
 
     def draw(count: int) -> Tensor:
+        """Draw numbers for `count` heads, in float64, so that each dtype rounds the same ones."""
         size = (1, count, length, head_dim)
         return torch.randn(*size, generator=generator, dtype=torch.float64).to(dtype)
 
@@ -77,7 +81,7 @@ def random_qkv(
 
 
 def assert_same(got: Tensor, want: Tensor, message: str) -> None:
-    """Assert that both are equal up to rounding in float64."""
+    """Assert that both are equal up to rounding in float64. message: what was compared."""
     torch.testing.assert_close(
         got, want, rtol=0, atol=1e-9, msg=lambda detail: f"{message}: {detail}"
     )
@@ -85,6 +89,7 @@ def assert_same(got: Tensor, want: Tensor, message: str) -> None:
 
 def differs(a: Tensor, b: Tensor) -> bool:
     """Return True if two float64 results differ by more than rounding."""
+    # Far above rounding, which is at most 1e-12 here, see build_layer.
     return (a - b).abs().max().item() > 1e-6
 
 
@@ -97,14 +102,14 @@ def as_tokens(
     kv_state: Tensor | None = None,
     num_axes: int = 1,
 ) -> tuple[Tokens, Tokens]:
-    """Return queries and keys as Tokens."""
+    """Return queries and keys as Tokens, for the methods of an encoding."""
     return Tokens(q, q_positions, q_state, num_axes), Tokens(k, kv_positions, kv_state, num_axes)
 
 
 def transform_queries_keys(
     encoding: PositionEncoding, q: Tensor, k: Tensor, q_positions: Tensor, kv_positions: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Transform q and k by the encoding."""
+    """Return q and k after the encoding's `transform`, such as a rotation."""
     axes = encoding.claims.num_axes
     return encoding.transform(*as_tokens(q, k, q_positions, kv_positions, num_axes=axes))
 

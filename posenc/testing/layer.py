@@ -13,23 +13,27 @@ from posenc.encodings import ModelShape, PerLayer, PositionEncoding
 from posenc.masks import Mask
 
 LENGTH = 41
-"""Tokens of most checks: odd, and longer than the training length."""
+"""Tokens of most checks: odd, and longer than the training length of `harness.SHAPE`, 24."""
+_PROJECTION_FACTOR = 2.5
+"""Factor of the initial weights, with which scores of random embeddings have a standard deviation
+of about 2, so that the softmax is neither flat nor one key alone."""
 
 
 class Layer(nn.Module):
-    """Apply the encoding to embeddings, then one attention layer, so that all of it acts."""
+    """Apply an encoding to embeddings, then one attention layer with it, so that the encoding acts
+    at every place that it has."""
 
     def __init__(self, encoding: PositionEncoding, shape: ModelShape, impl: str = "auto") -> None:
         super().__init__()
-        torch.manual_seed(1)
+        torch.manual_seed(1)  # the same weights whatever the encoding is
         self.attention = Attention(
             shape.embed_dim, shape.num_heads, shape.num_kv_heads, head_dim=shape.head_dim, impl=impl
         )
         self.encoding = encoding
         with torch.no_grad():
             for module in self.attention.children():
-                if isinstance(module, nn.Linear):  # scores of about +-2, as in trained models
-                    module.weight *= 2.5
+                if isinstance(module, nn.Linear):
+                    module.weight *= _PROJECTION_FACTOR
 
     def forward(
         self,
@@ -39,6 +43,11 @@ class Layer(nn.Module):
         cache: KVCache | None = None,
         length: int | None = None,
     ) -> Tensor:
+        """Return the output (batch, len, embed_dim) for embeddings x of this shape.
+
+        positions: those of the tokens of x. cache: keys and values of earlier calls, to which those
+        of x are appended. length: the current length, for encodings that depend on it.
+        """
         encoding = self.encoding.prepare(positions, length)
         x = encoding.embed(x, positions)
         return self.attention(x, positions, mask=mask, cache=cache, encoding=encoding.for_layer(0))
@@ -50,7 +59,8 @@ def encoding_of_first_layer(encoding: PositionEncoding) -> PositionEncoding:
 
 
 def add_parameter_noise(encoding: PositionEncoding, amount: float = 0.2) -> PositionEncoding:
-    """Add noise to the encoding's parameters, whose initial values can hide their effect."""
+    """Add noise to the encoding's parameters, whose initial values can hide their effect; return the
+    encoding. amount: standard deviation of the noise; 0.2 is chosen, not derived."""
     torch.manual_seed(0)
     with torch.no_grad():
         for parameter in encoding.parameters():
@@ -65,18 +75,21 @@ def possible_length(encoding: PositionEncoding, want: int = LENGTH) -> int:
 
 
 def successive_positions(encoding: PositionEncoding, length: int, offset: int = 0) -> Tensor:
-    """Return positions offset, offset + 1, ...; with several axes those of a grid, row by row."""
+    """Return positions offset, offset + 1, ..., (length); with several axes those of a grid, row by
+    row, (length, axes)."""
     steps = torch.arange(length)
     if encoding.claims.num_axes == 1:
         return steps + offset
     limit = encoding.claims.max_positions
+    # A side of 5 is chosen, not derived; a table with fewer positions has a smaller one.
     side = 5 if limit is None else max(1, min(5, limit - offset))
     cells = [steps // side**axis % side for axis in reversed(range(encoding.claims.num_axes))]
     return torch.stack(cells, dim=-1) + offset
 
 
 def diagonal_positions(encoding: PositionEncoding, steps: Tensor) -> Tensor:
-    """Return positions with all components equal to `steps`."""
+    """Return positions with all components equal to `steps`: `steps` itself for one axis, else
+    (*steps.shape, axes)."""
     if encoding.claims.num_axes == 1:
         return steps
     return steps[..., None].expand(*steps.shape, encoding.claims.num_axes).contiguous()
@@ -120,6 +133,7 @@ def pair_scores(
     )
 
     def split(x: Tensor, positions: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Return x (pairs, embed_dim), repeated at all positions, split into heads, and its state."""
         embedded = encoding.embed(x[:, None].repeat(1, len(positions), 1), positions)
         return split_heads(embedded, shape), encoding.state(embedded, positions)
 
@@ -136,3 +150,4 @@ def pair_scores(
 
 
 _OWN_KEY = Mask(lambda sight: sight.q_idx == sight.kv_idx)
+"""Mask that shows query i only key i."""

@@ -19,8 +19,10 @@ from posenc.testing.harness import (
     successive_positions,
 )
 
-LENGTH, BATCH = 130, 4
-"""Tokens and rows: enough for several blocks of queries and for tables by distance."""
+LENGTH = 130
+"""Tokens: enough for several blocks of queries and for tables by distance."""
+BATCH = 4
+"""Rows of the batch."""
 BOUNDS = {torch.float32: 1e-4, torch.float64: 1e-9}
 """Maximum errors, relative to the largest number. Implementations are selected by name in float64
 only, which FlexAttention refuses, because it would compile for seconds."""
@@ -38,6 +40,7 @@ def assert_inference_mode_changes_nothing(make: Make) -> None:
     """Check that results in torch.inference_mode are those with gradients."""
 
     def infer(model: Layer, x: Tensor) -> list[Tensor]:
+        """Return the layer's outputs in torch.inference_mode."""
         with torch.inference_mode():
             return _layer_outputs(model, x)
 
@@ -48,6 +51,7 @@ def assert_inputs_need_no_gradient(make: Make) -> None:
     """Check results if the encoding's parameters need gradients, but q, k and v do not."""
 
     def train(model: Layer, x: Tensor) -> list[Tensor]:
+        """Return outputs and gradients where only the encoding's parameters need gradients."""
         model.attention.requires_grad_(False)
         return _outputs_and_gradients(model, x)
 
@@ -68,12 +72,13 @@ def _assert_unchanged_in(make: Make, setting: Setting) -> None:
             for spoil in (_fill_new_memory_with_nan, _fill_freed_memory_with_large_numbers):
                 try:
                     with spoil():
-                        found = setting(model, x)
+                        results = setting(model, x)
                 except ValueError as refusal:
                     if "cannot run" not in str(refusal):
                         raise
                     continue
-                for got, want in zip(found, wanted, strict=False):
+                # A setting without gradients returns outputs only, which come first.
+                for got, want in zip(results, wanted, strict=False):
                     most = bound * max(1.0, want.abs().max().item())
                     off = (got - want).abs().max().item()
                     assert off <= most, f"{impl} in {dtype}: off by {off:.3g} > {most:.3g}"
@@ -105,7 +110,7 @@ def _outputs_and_gradients(model: Layer, x: Tensor) -> list[Tensor]:
 
 @contextmanager
 def _fill_new_memory_with_nan() -> Iterator[None]:
-    """Fill new memory with NaN inside the block."""
+    """Fill new memory with NaN inside the block, as torch does with deterministic algorithms."""
     before = torch.are_deterministic_algorithms_enabled()
     only_warned = torch.is_deterministic_algorithms_warn_only_enabled()
     torch.use_deterministic_algorithms(True, warn_only=True)
@@ -118,6 +123,7 @@ def _fill_new_memory_with_nan() -> Iterator[None]:
 @contextmanager
 def _fill_freed_memory_with_large_numbers() -> Iterator[None]:
     """Fill freed memory of many sizes with large numbers before the block."""
+    # Blocks of 128 to 393,216 numbers, in steps of 1.5 or less: the allocator gives them again.
     held = [torch.full((count << size,), 1e30) for size in range(6, 18) for count in (2, 3)]
     del held
     yield

@@ -59,10 +59,10 @@ def _fill_with_nan(module: torch.nn.Module) -> None:
 def assert_state_dict_round_trip(make: Make) -> None:
     """Check that a layer that loads another one's state gives the same results."""
     first, x, positions = build_example(make)
-    torch.manual_seed(9)
+    torch.manual_seed(9)  # another seed than the first layer's, so that weights must be loaded
     second = Layer(make(SHAPE), SHAPE).double()
-    missing = second.load_state_dict(first.state_dict())
-    assert not missing.missing_keys and not missing.unexpected_keys
+    differing_keys = second.load_state_dict(first.state_dict())
+    assert not differing_keys.missing_keys and not differing_keys.unexpected_keys
     assert torch.equal(second(x, positions), first(x, positions))
 
 
@@ -105,6 +105,7 @@ def assert_no_option_is_ignored(make: Make, harmless: frozenset[str]) -> None:
     for name, default in numeric_options(make).items():
         if name in harmless:
             continue
+        # The first of three other values that the encoding accepts, with as many positions.
         for value in (2 * default, default + 2, default / 2):
             try:
                 changed = make(SHAPE, **{name: type(default)(value)})  # type: ignore[call-arg]
@@ -119,6 +120,7 @@ def assert_no_option_is_ignored(make: Make, harmless: frozenset[str]) -> None:
         else:
             continue
         positions = successive_positions(changed, length)
+        # Far positions too, as some options act on them only; 97 is chosen, not derived.
         if changed.claims.num_axes == 1 and changed.claims.max_positions is None:
             positions = torch.where(positions < length // 2, positions, positions * 97)
         a = build_layer(make)(x, positions)
@@ -156,7 +158,8 @@ def assert_wrong_shapes_are_named(make: Make) -> None:
 
 
 def assert_masks_are_optional(make: Make) -> None:
-    """Check that mask=None gives the same results as masks.full."""
+    """Check that mask=None gives the same results as masks.full, and that a query that sees no key
+    gives zeros, without a gradient for hidden tokens."""
     model, x, positions = build_example(make, 9)
     if not model.encoding.claims.causal_only:
         assert_same(model(x, positions, None), model(x, positions, masks.full), "masks.full")

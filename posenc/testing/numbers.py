@@ -38,7 +38,8 @@ def encoding_outputs(
     shape: ModelShape = SHAPE,
     causal: bool = True,
 ) -> tuple[Tensor, Tensor]:
-    """Return encoded embeddings and attention output in `dtype`; inputs are rounded to `source`."""
+    """Return encoded embeddings and attention output of layer 0 in `dtype`, for random inputs that
+    are first rounded to the dtype `source`, at positions offset, offset + 1, ..."""
     positions = successive_positions(encoding, length, offset)
     x = random_embeddings(length, shape=shape, dtype=source).to(dtype)
     q, k, v = (t.to(dtype) for t in random_qkv(length, shape=shape, dtype=source))
@@ -54,7 +55,9 @@ def encoding_outputs(
 def check_precision(
     make: Make, dtype: torch.dtype, length: int = LENGTH, offset: int = 0, shape: ModelShape = SHAPE
 ) -> None:
-    """Check that results in `dtype` equal those in float64 for the same inputs and parameters."""
+    """Assert that results in `dtype` are within ROUNDINGS of those in float64 for the same inputs
+    and parameters, from position `offset` on. An encoding with fewer positions gets those it has.
+    """
     encoding = build_encoding(make, shape, dtype)
     length = possible_length(encoding, length)
     limit = encoding.claims.max_positions
@@ -157,6 +160,7 @@ def assert_works_or_refuses_beyond_training(make: Make) -> None:
     """Check that far positions give finite outputs or, if the encoding claims max_positions, that
     the first one too many raises a ValueError that names it."""
     model, x, positions = build_example(make, 3, torch.float32)
+    # Four times the training length: any number beyond it would do.
     limit, far = model.encoding.claims.max_positions, 4 * SHAPE.train_length
     if limit is None:
         assert model(x, positions + far).isfinite().all(), f"not finite at position {far}"
@@ -185,6 +189,7 @@ def assert_gradients_are_right(make: Make) -> None:
     values = [p.detach().clone().requires_grad_() for p in model.encoding.parameters()]
 
     def run(x: Tensor, *values: Tensor) -> Tensor:
+        """Return the layer's output for x, with these values of the encoding's parameters."""
         state = {f"encoding.{n}": v for n, v in zip(names, values, strict=True)}
         return torch.func.functional_call(model, state, (x, positions))
 

@@ -42,7 +42,7 @@ def assert_decoding_matches_prefill(make: Make) -> None:
 
 
 def _three_pieces(length: int) -> list[int]:
-    """Return the tokens of a prompt, of one step, and of a last call."""
+    """Return how many of `length` tokens a prompt, one decoding step, and a last call get."""
     last = length // 3
     return [length - last, 1, last - 1]
 
@@ -50,7 +50,8 @@ def _three_pieces(length: int) -> list[int]:
 def _assert_cuts_change_nothing(
     model: Layer, x: Tensor, positions: Tensor, sizes: list[int]
 ) -> None:
-    """Assert that calls of so many tokens, through a cache, give what one call gives."""
+    """Assert that calls of sizes[0], sizes[1], ... tokens, through a cache, give together the
+    outputs of one call without a cache."""
     length = len(positions)
     want = model(x, positions, length=length)
     cache = KVCache()
@@ -70,7 +71,7 @@ def assert_moved_keys_are_made_anew(make: Make) -> None:
     encoding = model.encoding
     limit, axes = encoding.claims.max_positions, encoding.claims.num_axes
     length = possible_length(encoding, 11)
-    by = 7
+    by = 7  # any small number; less for an encoding with few positions
     if limit is not None:
         length = max(1, min(length, limit // 2)) if axes == 1 else length
         by = min(by, limit // 2)

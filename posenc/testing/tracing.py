@@ -36,7 +36,9 @@ def assert_compiles_without_recompiling_per_length(make: Make) -> None:
 def export_layer(
     model: Layer, x: Tensor, positions: Tensor, most: int, strict: bool
 ) -> Callable[..., Tensor]:
-    """Export a layer for 2 to `most` tokens, from the first of them; return the program.
+    """Export a layer for 2 to `most` tokens; return the program, which takes x and positions.
+
+    x, positions: an example of its inputs.
 
     The layer's implementation must be fixed: "auto" would specialise the program to one length.
     strict: compile the layer's code, instead of running it on fake tensors.
@@ -55,14 +57,16 @@ def assert_exports_with_any_length(make: Make, strict: bool | None = None) -> No
     from torch._dynamo.exc import Unsupported  # takes seconds, which commands need not pay
 
     model, x, positions = build_example(make, 12)
-    encoding, model.attention.impl = model.encoding, "reference"
-    given = model.eval(), x, positions, possible_length(encoding, 4096)
+    encoding = model.encoding
+    model.attention.impl = "reference"
+    # 4096 is any number above the lengths that are tried.
+    to_export = model.eval(), x, positions, possible_length(encoding, 4096)
     try:
-        program = export_layer(*given, strict=strict is not False)
+        program = export_layer(*to_export, strict=strict is not False)
     except Unsupported:
         if strict:
             raise
-        program = export_layer(*given, strict=False)
+        program = export_layer(*to_export, strict=False)
     for n in (possible_length(encoding, 5), possible_length(encoding, 31)):
         x, positions = random_embeddings(n), successive_positions(encoding, n)
         assert_same(program(x, positions), model(x, positions), f"length {n}")
