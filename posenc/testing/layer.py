@@ -59,8 +59,8 @@ def encoding_of_first_layer(encoding: PositionEncoding) -> PositionEncoding:
 
 
 def add_parameter_noise(encoding: PositionEncoding, amount: float = 0.2) -> PositionEncoding:
-    """Add noise to the encoding's parameters, whose initial values can hide their effect; return the
-    encoding. amount: standard deviation of the noise; 0.2 is chosen, not derived."""
+    """Add noise to the encoding's parameters, whose initial values can hide their effect; return
+    the encoding. amount: standard deviation of the noise; 0.2 is chosen, not derived."""
     torch.manual_seed(0)
     with torch.no_grad():
         for parameter in encoding.parameters():
@@ -133,7 +133,7 @@ def pair_scores(
     )
 
     def split(x: Tensor, positions: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Return x (pairs, embed_dim), repeated at all positions, split into heads, and its state."""
+        """Return heads of x (pairs, embed_dim), repeated at all positions, and their state."""
         embedded = encoding.embed(x[:, None].repeat(1, len(positions), 1), positions)
         return split_heads(embedded, shape), encoding.state(embedded, positions)
 
