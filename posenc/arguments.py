@@ -232,6 +232,8 @@ def instead_of(name: str, accepted: Iterable[str]) -> str:
 
 
 def _list_parameters(parameters: Mapping[str, inspect.Parameter]) -> str:
+    """Return the names of parameters, with their defaults, such as "q, causal=False", without *args
+    and **kwargs; "none" if there are none."""
     parts = [
         name if p.default is p.empty else f"{name}={p.default!r}"
         for name, p in parameters.items()

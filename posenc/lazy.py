@@ -93,6 +93,7 @@ def attach(
     public = names_in_stub(file)
 
     def getattribute(name: str) -> Any:
+        """Import a public name; raise AttributeError for others."""
         if name in public:
             found_module = load_module(public[name])
             # A name may be a module of a package that has not imported it.

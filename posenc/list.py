@@ -165,6 +165,7 @@ _HEADINGS = ["encoding", "place", "parameters", "claims", "checked", "keras", "s
 
 
 def _markdown_table(rows: list[dict[str, Any]]) -> str:
+    """Return the table of the listed encodings in Markdown."""
     lines = [
         _HEADINGS,
         ["---"] * len(_HEADINGS),

@@ -32,6 +32,8 @@ class _GridPositions:
     normalized: bool
 
     def positions(self, device: torch.device | None = None) -> Tensor:
+        """Return (row, column) of each token, or with `normalized` its coordinates, as (len, 2);
+        class tokens get NaN."""
         height, width = self.patch_embed.grid_size
         make = normalized_grid if self.normalized else grid
         return make(height, width, class_tokens=self.class_tokens, device=device)
@@ -242,6 +244,7 @@ def _check_computes_same(attention: nn.Module, ours: VisionAttention) -> None:
         ours.training = training[attention]
         for module, before in training.items():
             module.training = before
+    # Roundings of other kernels, in low precision more; both numbers are chosen, not derived.
     allowed = max(1e-3, 50 * torch.finfo(x.dtype).eps)
     same_shape = actual.shape == expected.shape
     if not same_shape or not _is_near(actual, expected, allowed):
@@ -329,6 +332,7 @@ def _mask_from_timm(attn_mask: Tensor | None, is_causal: bool) -> Mask | None:
     seen = attn_mask.view(*(1,) * (4 - attn_mask.ndim), *attn_mask.shape)
 
     def visible(sight: Any) -> Tensor:
+        """Return True where the mask, and with is_causal the order, shows the key to the query."""
         batch = sight.batch % seen.shape[0]  # 0 where one mask is for all
         head = sight.head % seen.shape[1]
         rows = sight.q_idx % seen.shape[2]

@@ -25,6 +25,7 @@ SYMBOLS = 24
 DEPTHS = {"at the start": 0.0, "in the middle": 0.5, "at the end": 1.0}
 """Places of the fact that is asked for; elsewhere it is drawn uniformly."""
 COMMON = 3
+"""Number of frequent words in CommonWords."""
 
 
 class Far(Task):
@@ -53,6 +54,7 @@ class Far(Task):
         puzzle = type(self).puzzle(random, depth)
         token_of = FIRST + random.permutation(SYMBOLS)  # of each symbol of the puzzle
         facts = [(at, [FACT, *token_of[list(symbols)]]) for at, symbols in puzzle.facts]
+        # A fact is three tokens: FACT and two symbols.
         fillers = random.integers(FACT + 1, FIRST, size=case.length - 3 * len(facts))
         text = insert_facts(fillers.tolist(), facts)
         asked = token_of[list(puzzle.asked)] + self.asked_as

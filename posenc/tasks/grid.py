@@ -10,6 +10,7 @@ from posenc.tasks.task import IGNORED, Batch, Case, Row, Task, stack_rows
 OFFSETS = ((0, 3), (2, 1), (3, -2))
 """(rows up, columns left) named by tokens 0, 1 and 2; all lead backwards in reading order."""
 SYMBOLS = 32
+"""Number of different patches; chosen, not derived."""
 NOWHERE = (math.nan, math.nan)
 """Position of the token that names the offset, which is not on the grid."""
 
@@ -49,6 +50,7 @@ class Grid(Task):
         return replace(made, positions=grid_positions(case.length, case.length))
 
     def tokens_of_training_length(self, case: Case, train_length: int) -> np.ndarray:
+        # Written so that NOWHERE, of which every comparison is False, counts as within.
         return np.all(~(grid_positions(case.length, case.length) >= train_length), axis=1)
 
     def _draw_training_batch(

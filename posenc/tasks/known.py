@@ -30,6 +30,7 @@ def find_task(name: str) -> Task:
     if name in TASKS:
         return TASKS[name]
     known = (TEXT, *TASKS)
+    # Below difflib's 0.6, as there are few names; chosen, not derived.
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.4)
     hint = f" Did you mean {near[0]!r}?" if near else ""
     raise ValueError(f"Unknown task {name!r}.{hint or ' Known: ' + ', '.join(known) + '.'}")

@@ -7,6 +7,7 @@ from posenc.tasks.task import IGNORED, Case, Row, Task
 OFFSETS = (3, 7, 13)
 """Distances named by tokens 0, 1 and 2."""
 SYMBOLS = 32
+"""Number of different symbols; chosen, not derived."""
 
 
 class Offset(Task):

@@ -29,7 +29,8 @@ DrawPuzzle = Callable[[np.random.Generator, float], Puzzle]
 
 
 def draw_needle_puzzle(random: np.random.Generator, depth: float, count: int = 1) -> Puzzle:
-    """Draw `count` pairs, and ask for the second symbol of the one at `depth`."""
+    """Draw `count` pairs of symbols, one at `depth` and the others anywhere, and ask for the second
+    symbol of the one at `depth`."""
     places = [depth, *random.uniform(0, 1, count - 1)]
     facts = tuple((float(at), (i, count + i)) for i, at in enumerate(places))
     return Puzzle(facts, (0,), (count,))
@@ -63,7 +64,7 @@ def draw_word_stream(random: np.random.Generator, common: int, rare: int) -> Ite
 def insert_facts(text: Sequence[int], facts: Sequence[tuple[float, Sequence[int]]]) -> list[int]:
     """Insert facts (depth, tokens) into a text of tokens."""
     with_facts: list[int] = []
-    done = 0
+    done = 0  # tokens of the text that are in the result already
     for depth, tokens in sorted(facts, key=lambda fact: fact[0]):
         stop = round(depth * len(text))
         with_facts += [*text[done:stop], *tokens]

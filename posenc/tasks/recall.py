@@ -7,11 +7,14 @@ import numpy as np
 from posenc.tasks.task import IGNORED, Case, Row, Task
 
 BEGIN, SEPARATOR = 0, 1
+"""Tokens before the pairs, and before the keys that are asked for."""
 KEYS, VALUES, FILLERS = 24, 24, 14
+"""Numbers of different keys, values and fillers; chosen, not derived."""
 FIRST_KEY = 2
 FIRST_VALUE = FIRST_KEY + KEYS
 FIRST_FILLER = FIRST_VALUE + VALUES
 FEWEST, PAIRS, MORE_PAIRS = 2, 8, 16
+"""Pairs of a sequence: fewest and most in training, and in the test with more of them."""
 _MORE = f"{MORE_PAIRS} pairs"
 
 
@@ -60,6 +63,7 @@ class Recall(Task):
             [[BEGIN], facts.ravel(), fillers, [SEPARATOR], facts[order].ravel()[:-1]]
         )
         targets = np.full(len(tokens), IGNORED, np.int64)
+        # Before the first key that is asked for are BEGIN, the pairs, the gap and SEPARATOR.
         targets[2 * pairs + gap + 2 :: 2] = values[order]
         return tokens, targets
 

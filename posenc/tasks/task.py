@@ -11,7 +11,8 @@ import numpy as np
 IGNORED = -100
 """Target of tokens that are not scored; torch's cross_entropy ignores it."""
 _VALID, _TEST = 1 << 62, 1 << 63
-"""First halves of random keys for validation and test; seeds of training are smaller."""
+"""First halves of random keys for validation and test; training has its seed there, which is
+smaller."""
 
 Row = tuple[np.ndarray, np.ndarray]
 """Tokens of one sequence, and the target after each token."""
@@ -56,6 +57,9 @@ class Task(ABC):
     shortest: the smallest length of a training sequence.
     least: the smallest training length at which sequences have a target.
     most: the largest possible length; None: no limit.
+    train_length, test_lengths: default lengths, in units of `counts`.
+    steps, batch: default training steps, and sequences in each; like the lengths they are chosen,
+        not derived.
     """
 
     name: ClassVar[str]
