@@ -12,14 +12,16 @@ from typing import BinaryIO
 from posenc.report.files.opened import NOT_ORDINARY, bytes_of, make_folder, naming
 
 _PARTIAL = re.compile(r"\..+\.[0-9a-f]{16}\.partial")
-_BY_FOLDER = os.rename in os.supports_dir_fd
-"""False on Windows, where names are resolved each time."""
+_NAMES_IN_FOLDER = os.rename in os.supports_dir_fd
+"""True where a file can be named relative to an open folder; False on Windows, where each call
+resolves the whole path again."""
 
 
 @contextlib.contextmanager
-def _folder_of(path: Path) -> Iterator[int | None]:
-    """Yield a handle of the file's folder, so that no other one can take its place meanwhile."""
-    if not _BY_FOLDER:
+def _open_folder_of(path: Path) -> Iterator[int | None]:
+    """Yield a handle of the file's folder, so that no other folder can take its place meanwhile;
+    None on Windows, which has no such handles."""
+    if not _NAMES_IN_FOLDER:
         yield None
         return
     handle = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -30,7 +32,7 @@ def _folder_of(path: Path) -> Iterator[int | None]:
 
 
 @contextlib.contextmanager
-def _new_file(path: Path, *, replace: bool = True) -> Iterator[tuple[BinaryIO, Path]]:
+def _open_partial_file(path: Path, *, replace: bool = True) -> Iterator[tuple[BinaryIO, Path]]:
     """Yield a new file next to `path`, and its name, which cannot be predicted. At the end of the
     block it is flushed to disk and, with `replace`, takes the place of `path`. Without `replace`
     it is always deleted, which tries only whether `path` can be written; after an error, too.
@@ -39,35 +41,38 @@ def _new_file(path: Path, *, replace: bool = True) -> Iterator[tuple[BinaryIO, P
     then, or `path` is a pipe, a device or a folder.
     """
     partial = path.with_name(f".{path.name}.{secrets.token_hex(8)}.partial")
-    old, new = (partial.name, path.name) if _BY_FOLDER else (partial, path)
-    with naming(path, old, str(partial)), _folder_of(path) as folder:
+    source, target = (partial.name, path.name) if _NAMES_IN_FOLDER else (partial, path)
+    with naming(path, source, str(partial)), _open_folder_of(path) as folder:
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0)
-        flags |= getattr(os, "O_BINARY", 0)
-        with contextlib.suppress(FileNotFoundError):  # os.replace would destroy a device or a pipe
-            mode = os.stat(new, dir_fd=folder, follow_symlinks=False).st_mode
+        flags |= getattr(os, "O_BINARY", 0)  # or Windows would write \n as \r\n
+        # A link may be replaced, but not a device, a pipe or a folder: none of them could be
+        # restored.
+        with contextlib.suppress(FileNotFoundError):
+            mode = os.stat(target, dir_fd=folder, follow_symlinks=False).st_mode
             if not stat.S_ISREG(mode) and not stat.S_ISLNK(mode):
                 raise FileExistsError(f"{path}: {NOT_ORDINARY}")
-        handle = os.open(old, flags, 0o666, dir_fd=folder)
+        handle = os.open(source, flags, 0o666, dir_fd=folder)  # as the user's umask allows
         try:
             with os.fdopen(handle, "wb") as file:
                 yield file, partial
                 file.flush()
                 os.fsync(handle)
-                named = os.stat(old, dir_fd=folder, follow_symlinks=False)
-                if not os.path.samestat(named, os.fstat(handle)):
+                # Another process may have put a file of its own in the place of this one.
+                status_by_name = os.stat(source, dir_fd=folder, follow_symlinks=False)
+                if not os.path.samestat(status_by_name, os.fstat(handle)):
                     raise OSError(f"{partial} was exchanged while it was written.")
             if replace:
-                os.replace(old, new, src_dir_fd=folder, dst_dir_fd=folder)
+                os.replace(source, target, src_dir_fd=folder, dst_dir_fd=folder)
         finally:
             with contextlib.suppress(FileNotFoundError):
-                os.unlink(old, dir_fd=folder)
+                os.unlink(source, dir_fd=folder)
 
 
 @contextlib.contextmanager
 def atomically(path: Path) -> Iterator[Path]:
     """Yield the name of a partial file next to `path`. At the end of the block it is flushed to
     disk and replaces `path`; after an error it is deleted."""
-    with _new_file(path) as (_, partial):
+    with _open_partial_file(path) as (_, partial):
         yield partial
 
 
@@ -79,7 +84,7 @@ def write_atomically(path: str | Path, content: str | bytes) -> None:
     file next to `path`, which `remove_partials` deletes.
     """
     data = content.encode(errors="replace") if isinstance(content, str) else content
-    with _new_file(Path(path)) as (file, _):
+    with _open_partial_file(Path(path)) as (file, _):
         file.write(data)
 
 
@@ -107,13 +112,17 @@ def check_writable(path: Path) -> None:
     if path.is_dir():
         raise IsADirectoryError(f"{path} is a folder; name a file in it.")
     make_folder(path.parent)
-    with _new_file(path, replace=False):
+    with _open_partial_file(path, replace=False):
         pass
 
 
 def check_page(path: Path, mark: str = '<meta name="generator" content="posenc">') -> None:
-    """Check as `check_writable`. Raises: ValueError also where a file would be lost that is not
-    empty and no page with `mark`."""
+    """Make the folders of a page and check that it can be written, before work begins.
+
+    mark: text that every page of this command contains.
+    Raises: OSError; ValueError if `path` is a file that is neither empty nor a page with `mark`,
+    and would be lost.
+    """
     if path.is_file() and (content := bytes_of(path)):
         if not (content.startswith(b"<!doctype html>") and mark.encode() in content):
             raise ValueError(f"{path} exists already and is no page of this command; name another.")
@@ -121,8 +130,12 @@ def check_page(path: Path, mark: str = '<meta name="generator" content="posenc">
 
 
 def check_results(path: Path, mark: str) -> None:
-    """Check as `check_writable`. Raises: ValueError also where a file would be lost that is not
-    empty and does not begin with `mark`, as results of this command do."""
+    """Make the folders of a file of results and check that it can be written, before work begins.
+
+    mark: text with which all results of this command begin.
+    Raises: OSError; ValueError if `path` is a file that is neither empty nor begins with `mark`,
+    and would be lost.
+    """
     if path.is_file() and (content := bytes_of(path)) and not content.startswith(mark.encode()):
         raise ValueError(
             f"{path} exists already and holds no results of this command; name another."
@@ -143,7 +156,7 @@ def check_outputs(folder: str | Path | None, page: str | Path | None = None) -> 
 
 
 OF_FIGURES = "posenc-figures.txt"
-"""File that says of a folder that posenc may replace the figures in it."""
+"""Name of the file that marks a folder of figures as posenc's, so that posenc may replace them."""
 
 
 def check_figures(folder: Path) -> None:
@@ -167,6 +180,7 @@ def check_figures(folder: Path) -> None:
 
 
 def mark_figures(folder: Path) -> None:
-    """Say in a folder that posenc writes figures to it, so that it may replace them."""
+    """Write the file OF_FIGURES into a folder, so that a later run may replace the figures
+    there."""
     text = "posenc writes figures and their numbers here, and replaces files of the same name.\n"
     write_atomically(folder / OF_FIGURES, text)

@@ -2,6 +2,7 @@
 
 MOST_DAYS = 7
 """Longest expected time, in days, that needs no --yes."""
+_SECONDS_PER_DAY = 86400
 
 
 def check_room(
@@ -25,10 +26,16 @@ def check_room(
 def check_time(what: str, seconds: int, yes: bool, advice: str) -> None:
     """Refuse work that is expected to take more than a week, unless `yes`.
 
+    Args:
+        what: subject of the message.
+        seconds: expected time.
+        yes: True if the user allows any time.
+        advice: what to do instead.
+
     Raises: ValueError with the number of days.
     """
-    if seconds > MOST_DAYS * 86400 and not yes:
-        raise ValueError(f"{what} would take about {seconds // 86400:,} days. {advice}")
+    if seconds > MOST_DAYS * _SECONDS_PER_DAY and not yes:
+        raise ValueError(f"{what} would take about {seconds // _SECONDS_PER_DAY:,} days. {advice}")
 
 
 def readable_size(count: int) -> str:

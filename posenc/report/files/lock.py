@@ -15,7 +15,7 @@ except ImportError:  # Windows has no such locks
 
 LOCK = ".lock"
 _NO_LINK = getattr(os, "O_NOFOLLOW", 0)
-_WRONG = "it is a link, or not of the kind that a lock needs; remove it."
+_NOT_LOCKABLE = "it is a link, or not of the kind that a lock needs; remove it."
 
 
 @contextlib.contextmanager
@@ -28,9 +28,9 @@ def locked(folder: Path, what: str) -> Iterator[None]:
     if the lock is a link or no ordinary file.
     """
     busy = f"Another {what} is running in {folder}. Wait until it ends, or choose another folder."
-    handle = open_as(folder / LOCK, os.O_RDWR | os.O_CREAT | _NO_LINK, wrong=_WRONG)
+    handle = open_as(folder / LOCK, os.O_RDWR | os.O_CREAT | _NO_LINK, wrong=_NOT_LOCKABLE)
     try:
-        _hold(handle, busy)
+        _lock_until_closed(handle, busy)
         yield
     finally:
         os.close(handle)
@@ -46,14 +46,14 @@ def held(folder: Path, busy: str) -> Iterator[None]:
     make_folder(folder)
     with contextlib.ExitStack() as stack:
         if fcntl is not None:
-            handle = open_as(folder, os.O_RDONLY | _NO_LINK, stat.S_ISDIR, _WRONG)
+            handle = open_as(folder, os.O_RDONLY | _NO_LINK, stat.S_ISDIR, _NOT_LOCKABLE)
             stack.callback(os.close, handle)
-            _hold(handle, busy)
+            _lock_until_closed(handle, busy)
         stack.callback(remove_empty, [folder])
         yield
 
 
-def _hold(handle: int, busy: str) -> None:
+def _lock_until_closed(handle: int, busy: str) -> None:
     """Lock the open file until it is closed; Windows, which has no fcntl, locks nothing. Raises:
     ValueError with the message `busy` if another process has the lock."""
     if fcntl is not None:

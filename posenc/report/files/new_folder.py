@@ -12,6 +12,7 @@ from posenc.report.files.lock import held
 from posenc.report.files.opened import is_own_folder, make_folder, remove_folder
 
 UNPROVED = ".unproved"
+"""Ends the name of a folder until everything in it has been written."""
 
 
 @contextlib.contextmanager
@@ -29,10 +30,10 @@ def new_folder(out: Path) -> Iterator[Path]:
     with contextlib.ExitStack() as stack:
         try:
             make_folder(out.parent)
-            for left in out.parent.glob(f".{glob.escape(out.name)}.*{UNPROVED}"):
-                if is_own_folder(left):
-                    with held(left, busy):
-                        shutil.rmtree(left)
+            for leftover in out.parent.glob(f".{glob.escape(out.name)}.*{UNPROVED}"):
+                if is_own_folder(leftover):
+                    with held(leftover, busy):  # refused while another process still writes it
+                        shutil.rmtree(leftover)
             temporary = out.parent / f".{out.name}.{secrets.token_hex(8)}{UNPROVED}"
             temporary.mkdir()
             stack.enter_context(held(temporary, busy))
@@ -42,10 +43,10 @@ def new_folder(out: Path) -> Iterator[Path]:
         try:
             yield temporary
         except OSError as error:
-            if error.filename is not None:
+            if error.filename is not None:  # name the folder that the user gave
                 error.filename = str(error.filename).replace(temporary.name, out.name)
             raise
-        _to_disk(temporary)
+        _flush_to_disk(temporary)
         try:
             temporary.rename(out)
         except OSError as error:
@@ -54,8 +55,8 @@ def new_folder(out: Path) -> Iterator[Path]:
             raise ValueError(f"{out} was made by another process meanwhile.") from error
 
 
-def _to_disk(folder: Path) -> None:
-    """Flush everything to disk before the folder gets its name."""
+def _flush_to_disk(folder: Path) -> None:
+    """Flush a folder and everything in it to disk, so that after a crash no file of it is empty."""
     for path in (*folder.rglob("*"), folder):
         handle = os.open(path, os.O_RDONLY)
         try:

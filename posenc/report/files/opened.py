@@ -14,21 +14,31 @@ LARGEST = 64 << 20
 NOT_ORDINARY = "not an ordinary file, but a pipe, a device or a folder."
 CLONE = 0x40049409
 """Linux's FICLONE: the copy shares the original's blocks until one of them is written."""
+_PIECE_BYTES = 1 << 24
+"""Bytes that are copied at a time, so that a large file needs little memory: 16 MiB, chosen."""
 _NO_LINK = getattr(os, "O_NOFOLLOW", 0)
 # A pipe is not waited for, no terminal is taken over, no child inherits the handle.
-_ALWAYS = sum(getattr(os, name, 0) for name in ("O_NONBLOCK", "O_NOCTTY", "O_CLOEXEC", "O_BINARY"))
+_FLAGS_OF_EVERY_OPEN = sum(
+    getattr(os, name, 0) for name in ("O_NONBLOCK", "O_NOCTTY", "O_CLOEXEC", "O_BINARY")
+)
 
 
 def open_as(
     path: Path, flags: int, right: Callable[[int], bool] = stat.S_ISREG, wrong: str = NOT_ORDINARY
 ) -> int:
-    """Return a handle of a file whose mode is `right`. With O_NOFOLLOW in `flags` it is no link.
+    """Open a file and return its handle. With O_NOFOLLOW in `flags` a link is refused.
+
+    Args:
+        flags: those of os.open.
+        right: returns True for the mode of a file that may be opened.
+        wrong: what the message says of any other file.
 
     Raises: ValueError with the path and `wrong`; OSError where it cannot be opened.
     """
     try:
-        handle = os.open(path, flags | _ALWAYS, 0o666)
+        handle = os.open(path, flags | _FLAGS_OF_EVERY_OPEN, 0o666)  # as the umask allows
     except OSError as error:
+        # A link or a folder, for instance, fails with an error that does not say what is wrong.
         with contextlib.suppress(OSError):
             mode = Path(path).stat(follow_symlinks=not flags & _NO_LINK).st_mode
             if not right(mode):
@@ -42,7 +52,8 @@ def open_as(
 
 @contextlib.contextmanager
 def naming(path: Path, *hidden: object) -> Iterator[None]:
-    """Make errors of the system that name nothing, or one of `hidden`, name `path`."""
+    """Let each OSError inside of the `with` name `path`, if it names no file or one of `hidden`,
+    which the user has never heard of."""
     try:
         yield
     except OSError as error:
@@ -60,11 +71,13 @@ def open_ordinary(path: Path, *, follow: bool = True) -> BinaryIO:
 
 
 def bytes_of(path: Path, largest: int | None = LARGEST) -> bytes:
-    """Return the content of an ordinary file. Raises: ValueError for more than `largest` bytes."""
+    """Return the content of an ordinary file. Raises: ValueError for more than `largest` bytes;
+    with None any size is read."""
     with open_ordinary(path) as file:
         if largest is None:
             return file.read()
         size = os.fstat(file.fileno()).st_size
+        # One byte more than allowed, because the file may have grown since its size was asked.
         content = b"" if size > largest else file.read(largest + 1)
     if max(size, len(content)) > largest:
         raise ValueError(f"{path}: {max(size, len(content))} bytes, expected at most {largest}.")
@@ -99,7 +112,9 @@ def open_to_change(path: Path) -> BinaryIO:
 
 def open_new(path: Path) -> BinaryIO:
     """Open a file that is not there yet. Raises: FileExistsError where it is, or a link."""
-    return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _ALWAYS, 0o666), "wb")
+    return os.fdopen(
+        os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _FLAGS_OF_EVERY_OPEN, 0o666), "wb"
+    )
 
 
 def copy_file(source: Path, target: Path, *, follow: bool = True) -> None:
@@ -113,7 +128,7 @@ def copy_file(source: Path, target: Path, *, follow: bool = True) -> None:
 
             fcntl.ioctl(out.fileno(), CLONE, file.fileno())
         except (ImportError, OSError):
-            while piece := file.read(1 << 24):
+            while piece := file.read(_PIECE_BYTES):
                 out.write(piece)
 
 
@@ -156,7 +171,8 @@ def private_folder(folder: Path) -> Path:
 
 
 def beside(folder: Path, name: object) -> Path:
-    """Return the path of a file of the folder. Raises: ValueError for a name that leads out."""
+    """Return the path of the file `name` in a folder. Raises: ValueError for anything but the name
+    of a file directly in it, such as `../other`."""
     if not isinstance(name, str) or Path(name).name != name:
         raise ValueError(f"{name!r} is not a file of {folder}")
     return folder / name

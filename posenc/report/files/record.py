@@ -14,13 +14,16 @@ from typing import Any, NoReturn, Self
 SEAL = "sha256"
 """Key of the hash of all other fields."""
 DEEPEST, MOST_DIGITS = 64, 300
-"""Bounds of JSON that another program may have written."""
+"""Bounds of nesting and of the digits of a whole number, in JSON that another program may have
+written: chosen. A number of 300 digits still fits into a float."""
 LARGEST = 1e60
 """Bound of a number, so that statistics of its square do not overflow."""
 MOST_LETTERS, MOST_ITEMS = 100_000, 100_000
 """Bounds of a text and of a list."""
 LARGEST_COUNT = 1 << 53
 """Bound of a whole number that counts something, which float64 still holds exactly."""
+_LONGEST_NAME_SHOWN = 60
+"""Letters of a key that a message shows; a damaged file may have keys of any length."""
 
 
 def seal(content: dict[str, Any]) -> str:
@@ -33,8 +36,9 @@ def seal(content: dict[str, Any]) -> str:
     Raises: ValueError for NaN or an infinity, which JSON lacks.
     """
     assert SEAL not in content
-    plain = json.dumps(content, ensure_ascii=False, allow_nan=False)
-    content = json.loads(plain.encode(errors="replace"))
+    # Hash what will be read: a tuple comes back as a list, a lone surrogate as a question mark.
+    unsealed = json.dumps(content, ensure_ascii=False, allow_nan=False)
+    content = json.loads(unsealed.encode(errors="replace"))
     return json.dumps({SEAL: _hash(content), **content}, indent=1, ensure_ascii=False)
 
 
@@ -57,21 +61,24 @@ def strict_json(value: Any, **options: Any) -> str:
 
     Raises: ValueError naming the place of NaN or an infinity, which JSON lacks.
     """
-    for where, number in _not_finite(value, ""):
+    for where, number in _numbers_not_finite(value, ""):
         raise ValueError(f"{where or 'the number'} is {number}, which JSON has no word for")
     return json.dumps(value, allow_nan=False, **options)
 
 
-def _not_finite(value: Any, where: str) -> Iterator[tuple[str, float]]:
-    """Yield the place of each number that is not finite."""
+def _numbers_not_finite(value: Any, where: str) -> Iterator[tuple[str, float]]:
+    """Yield each number in a JSON value that is NaN or infinite, after its place: `limits[1]`.
+
+    where: place of the value itself; "" for the whole.
+    """
     if isinstance(value, float) and not math.isfinite(value):
         yield where, value
     elif isinstance(value, dict):
         for key, inner in value.items():
-            yield from _not_finite(inner, f"{where}.{key}" if where else str(key))
+            yield from _numbers_not_finite(inner, f"{where}.{key}" if where else str(key))
     elif isinstance(value, list | tuple):
         for index, inner in enumerate(value):
-            yield from _not_finite(inner, f"{where}[{index}]")
+            yield from _numbers_not_finite(inner, f"{where}[{index}]")
 
 
 def parse_object(text: str) -> dict[str, Any]:
@@ -86,18 +93,18 @@ def bounded_json(text: str, **hooks: Any) -> Any:
     """Parse JSON that is nested at most DEEPEST times and whose whole numbers fit into a float.
     `hooks` are json's. Raises: ValueError."""
     try:
-        content = json.loads(text, parse_int=_whole, **hooks)
+        content = json.loads(text, parse_int=_parse_whole_number, **hooks)
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
     containers = [content] if isinstance(content, dict | list) else []
     for _ in range(DEEPEST):
-        containers = _one_level_deeper(containers)
+        containers = _containers_in(containers)
         if not containers:
             return content
     raise ValueError(f"it is nested more than {DEEPEST} times")
 
 
-def _one_level_deeper(containers: list[Any]) -> list[Any]:
+def _containers_in(containers: list[Any]) -> list[Any]:
     """Return the dicts and lists that are items of these dicts and lists."""
     inner = []
     for container in containers:
@@ -106,7 +113,7 @@ def _one_level_deeper(containers: list[Any]) -> list[Any]:
     return inner
 
 
-def _whole(digits: str) -> int:
+def _parse_whole_number(digits: str) -> int:
     """Convert the digits of a whole number. Raises: ValueError for too many, which take long."""
     if len(digits) > MOST_DIGITS:
         raise ValueError(f"a number of {len(digits)} digits, expected at most {MOST_DIGITS}")
@@ -121,11 +128,13 @@ class Record:
     """
 
     def to_json(self) -> str:
+        """Return the record as JSON text with its hash."""
         return seal(dataclasses.asdict(self))  # type: ignore[call-overload]
 
     @classmethod
     def from_json(cls, text: str) -> Self:
-        return _typed(cls, unseal(text), cls.__name__)
+        """Return the record that `to_json` wrote. Raises: ValueError, see the class."""
+        return _convert(cls, unseal(text), cls.__name__)
 
     def check(self) -> None:
         """Raise ValueError for values that posenc never writes; called after reading."""
@@ -154,15 +163,17 @@ def check_rising(name: str, values: Sequence[int], most: int) -> None:
 
 
 def _hash(content: dict[str, Any]) -> str:
+    """Return the SHA-256, in hex digits, of content as JSON with its keys sorted."""
     text = json.dumps(content, sort_keys=True, allow_nan=False)
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 def _refuse_constant(name: str) -> NoReturn:
+    """Raise ValueError for NaN, Infinity or -Infinity, which json passes to this by name."""
     raise ValueError(f"it holds {name}, which is no number")
 
 
-def _typed(kind: Any, value: Any, where: str) -> Any:
+def _convert(kind: Any, value: Any, where: str) -> Any:
     """Convert `value` from JSON to the type `kind`: a dataclass, a union with None, a tuple of one
     kind, a dict with texts as keys, a number or a text.
 
@@ -170,24 +181,24 @@ def _typed(kind: Any, value: Any, where: str) -> Any:
     """
     origin = typing.get_origin(kind)
     if origin is types.UnionType:
-        return _typed_optional(kind, value, where)
+        return _convert_optional(kind, value, where)
     _refuse_large(value, where)
     if origin is tuple:
-        return _typed_tuple(kind, value, where)
+        return _convert_tuple(kind, value, where)
     if origin is dict:
-        return _typed_dict(kind, value, where)
+        return _convert_dict(kind, value, where)
     if dataclasses.is_dataclass(kind):
-        return _typed_dataclass(kind, value, where)
+        return _convert_dataclass(kind, value, where)
     if kind is float:
-        return _typed_float(value, where)
+        return _convert_float(value, where)
     if kind is int and isinstance(value, bool):  # which isinstance(value, int) would let through
         raise ValueError(f"{where}: expected a number, got {value}.")
     if isinstance(kind, type) and isinstance(value, kind):
         return value
-    raise _wrong_type(kind, value, where)
+    raise _wrong_type_error(kind, value, where)
 
 
-def _wrong_type(kind: Any, value: Any, where: str) -> ValueError:
+def _wrong_type_error(kind: Any, value: Any, where: str) -> ValueError:
     """Return the error that names the expected type and the one that came."""
     return ValueError(f"{where}: expected {kind}, got {type(value).__name__}.")
 
@@ -202,53 +213,54 @@ def _refuse_large(value: Any, where: str) -> None:
         )
 
 
-def _typed_optional(kind: Any, value: Any, where: str) -> Any:
-    """Convert a value to the first type of a union that is not None, or leave None as it is."""
+def _convert_optional(kind: Any, value: Any, where: str) -> Any:
+    """Convert a value to the first type of a union that is not None. None stays None if the union
+    has it."""
     alternatives = typing.get_args(kind)
     if value is None and types.NoneType in alternatives:
         return None
     for alternative in alternatives:
         if alternative is not types.NoneType:
-            return _typed(alternative, value, where)
+            return _convert(alternative, value, where)
     raise AssertionError(f"{kind} allows nothing but None")
 
 
-def _typed_tuple(kind: Any, value: Any, where: str) -> tuple[Any, ...]:
+def _convert_tuple(kind: Any, value: Any, where: str) -> tuple[Any, ...]:
     """Convert a list to the type `kind`, a tuple of any number of values of one type."""
     if not isinstance(value, list):
-        raise _wrong_type(kind, value, where)
+        raise _wrong_type_error(kind, value, where)
     item_kind = typing.get_args(kind)[0]
-    return tuple(_typed(item_kind, item, f"{where}[{i}]") for i, item in enumerate(value))
+    return tuple(_convert(item_kind, item, f"{where}[{i}]") for i, item in enumerate(value))
 
 
-def _typed_dict(kind: Any, value: Any, where: str) -> dict[str, Any]:
+def _convert_dict(kind: Any, value: Any, where: str) -> dict[str, Any]:
     """Convert the values of a dict to the second type of `kind`, and check its keys."""
     if not isinstance(value, dict):
-        raise _wrong_type(kind, value, where)
+        raise _wrong_type_error(kind, value, where)
     item_kind = typing.get_args(kind)[1]
     converted: dict[str, Any] = {}
     for key, item in value.items():
-        name = _typed(str, key, f"{where}: a key")
-        converted[name] = _typed(item_kind, item, f"{where}[{key[:60]!r}]")
+        name = _convert(str, key, f"{where}: a key")
+        converted[name] = _convert(item_kind, item, f"{where}[{key[:_LONGEST_NAME_SHOWN]!r}]")
     return converted
 
 
-def _typed_float(value: Any, where: str) -> float:
+def _convert_float(value: Any, where: str) -> float:
     """Convert a number to a float, and refuse what is too large, NaN or a bool."""
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise _wrong_type(float, value, where)
+        raise _wrong_type_error(float, value, where)
     if not abs(value) <= LARGEST:  # NaN fails, too
         raise ValueError(f"{where}: expected a number of at most {LARGEST}, got {value:.3g}.")
     return float(value)
 
 
-def _typed_dataclass(kind: Any, value: Any, where: str) -> Any:
+def _convert_dataclass(kind: Any, value: Any, where: str) -> Any:
     """Build the dataclass `kind` of the fields in `value`, and let its `check` look at it."""
     if not isinstance(value, dict):
-        raise _wrong_type(kind, value, where)
+        raise _wrong_type_error(kind, value, where)
     _check_fields(kind, value, where)
     hints = typing.get_type_hints(kind)
-    fields = {name: _typed(hints[name], v, f"{where}.{name}") for name, v in value.items()}
+    fields = {name: _convert(hints[name], v, f"{where}.{name}") for name, v in value.items()}
     instance = kind(**fields)
     check = getattr(instance, "check", None)
     if check is None:
@@ -269,6 +281,6 @@ def _check_fields(kind: Any, value: dict[str, Any], where: str) -> None:
     missing = needed - value.keys()
     unknown = value.keys() - fields.keys()
     if wrong := sorted(missing | unknown):
-        short = [name[:60] for name in wrong]
-        names = ", ".join(name if name.isidentifier() else repr(name) for name in short)
+        cut_names = [name[:_LONGEST_NAME_SHOWN] for name in wrong]
+        names = ", ".join(name if name.isidentifier() else repr(name) for name in cut_names)
         raise ValueError(f"{where}: missing or unknown fields: {names}.")

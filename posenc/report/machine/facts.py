@@ -1,4 +1,5 @@
-"""What of a machine decides numbers, without importing torch, and how two machines differ."""
+"""Facts of a machine that decide the numbers of a trial, without importing torch, and how two
+machines differ in them."""
 
 import functools
 import hashlib
@@ -13,15 +14,14 @@ from posenc.report.machine.processor import processor
 def facts() -> dict[str, str]:
     """Return the versions that decide numbers, and the CPU, of the machine that this runs on."""
     # Loads no torch, which would take as long as the shortest trials.
+    build_of_torch = installed_version("torch")
     return {
         "python": platform.python_version(),
         "posenc": __version__,
         "code": code_hash(),
-        "torch": installed_version("torch").partition("+")[
-            0
-        ],  # 2.13.0+cpu may start trials on 2.13.0+cu126
+        "torch": build_of_torch.partition("+")[0],  # 2.13.0+cpu may start trials on 2.13.0+cu126
         "numpy": installed_version("numpy"),
-        "build of torch": installed_version("torch"),
+        "build of torch": build_of_torch,
         "processor": processor(),
     }
 
@@ -48,7 +48,8 @@ def difference(here: dict[str, str], there: dict[str, str]) -> str | None:
 
 @functools.cache
 def code_hash() -> str:
-    """Hash posenc's own source, which differs between two checkouts of one version."""
+    """Return a hash of posenc's own source, which differs between two checkouts of one version: 12
+    hex digits."""
     root = Path(__file__).parents[2]
     digest = hashlib.sha256()
     for path in sorted(root.rglob("*")):

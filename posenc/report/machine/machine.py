@@ -48,16 +48,17 @@ def cpu_multiplies_bfloat16() -> bool:
     flags = set(instructions().split())
     if flags:
         return bool(flags & {"avx512_bf16", "amx_bf16"})
-    ask = getattr(torch.cpu, "_is_avx512_bf16_supported", None)
-    return bool(ask is not None and ask())
+    # Not on Linux: torch has a private function that asks the CPU, but not in every release.
+    asks_cpu = getattr(torch.cpu, "_is_avx512_bf16_supported", None)
+    return bool(asks_cpu is not None and asks_cpu())
 
 
 def missing_compiler(device: str) -> str | None:
     """Return what torch.compile lacks here to make code for the device, or None."""
     if device == "cuda":
         return None if find_spec("triton") else "Triton"
-    usual = {"darwin": "clang++", "win32": "cl"}.get(sys.platform, "g++")
-    compiler = os.environ.get("CXX", usual)
+    default_compiler = {"darwin": "clang++", "win32": "cl"}.get(sys.platform, "g++")
+    compiler = os.environ.get("CXX", default_compiler)  # as torch chooses it
     return None if shutil.which(compiler) else f"a C++ compiler ({compiler} is not in PATH)"
 
 
@@ -97,7 +98,8 @@ def names_of_cpu_and_gpus(device: str) -> str:
 
 
 def describe(device: str, precision: str, workers: int) -> dict[str, str]:
-    """Return facts about the machine for a report."""
+    """Return what a report says of the machine, by name: processors, cores, system, and the options
+    with which a command runs on it."""
     return {
         "processor": names_of_cpu_and_gpus(device),
         "cores": str(num_cores()),

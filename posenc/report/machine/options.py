@@ -22,7 +22,9 @@ def option(
 ) -> Any:
     """Return typer's option with this help.
 
+    names: spellings such as "--json"; without any, typer derives one from the parameter.
     shown: what the help says of the default. panel: one of PANELS, below which the option stands.
+    limits: further arguments of typer.Option, such as min and max.
     """
     return typer.Option(*names, help=help, show_default=shown, rich_help_panel=panel, **limits)
 
@@ -73,10 +75,11 @@ def with_options_of(*records: type) -> Callable[[Callable[..., Any]], Callable[.
     keywords. So each option is defined once, next to its value."""
 
     def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
+        """Replace **keywords in the signature of a command, which typer reads, by the options."""
         declared = inspect.signature(command, eval_str=True).parameters.values()
         parameters = [p for p in declared if p.kind is not inspect.Parameter.VAR_KEYWORD]
         for record in records:
-            for name, hint, default in _options(record):
+            for name, hint, default in _option_fields(record):
                 parameters.append(
                     inspect.Parameter(
                         name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=hint
@@ -90,26 +93,29 @@ def with_options_of(*records: type) -> Callable[[Callable[..., Any]], Callable[.
 
 
 def record_of(record: type, keywords: dict[str, Any]) -> Any:
-    """Build the dataclass from the command's keywords."""
-    return record(**{name: keywords[name] for name, _, _ in _options(record)})
+    """Return an instance of the dataclass `record`, its annotated fields taken from the keywords
+    that a command decorated by `with_options_of` has received."""
+    return record(**{name: keywords[name] for name, _, _ in _option_fields(record)})
 
 
 def changed_options(record: Any) -> list[str]:
     """Return the options, as spelled on the command line, that differ from their defaults."""
     names = []
-    for name, hint, default in _options(type(record)):
+    for name, hint, default in _option_fields(type(record)):
         if getattr(record, name) != default:
             (info,) = (m for m in hint.__metadata__ if isinstance(m, OptionInfo))
             # In Annotated, typer stores the first option name in place of the default.
             spelling = info.default
             if not isinstance(spelling, str):
                 spelling = "--" + name.replace("_", "-")
+            # A switch that is on by default can only have been turned off.
             names.append(spelling.replace("--", "--no-") if default is True else spelling)
     return names
 
 
-def _options(record: type) -> list[tuple[str, Any, Any]]:
-    """Return name, annotation and default of each annotated field."""
+def _option_fields(record: type) -> list[tuple[str, Any, Any]]:
+    """Return name, annotation and default of each field of a dataclass that is an option: one that
+    is Annotated and has a default."""
     hints = get_type_hints(record, include_extras=True)
     return [
         (field.name, hints[field.name], field.default)

@@ -6,12 +6,13 @@ from pathlib import Path
 
 
 def processor() -> str:
-    """Return the name of the CPU, if known."""
-    return _cpuinfo("model name") or platform.processor() or platform.machine()
+    """Return the name of the CPU or, where the system gives none, of its architecture."""
+    return _cpuinfo_value("model name") or platform.processor() or platform.machine()
 
 
 def processors_of(machines: Iterable[dict[str, str]]) -> dict[str, str]:
-    """Name the processors of machines, with a warning if they differ."""
+    """Return the distinct names of the machines' processors as "processor", joined by commas, and a
+    "warning" if there are several."""
     names = sorted({machine["processor"] for machine in machines})
     processors = ", ".join(names)
     warning = (
@@ -23,10 +24,10 @@ def processors_of(machines: Iterable[dict[str, str]]) -> dict[str, str]:
 
 def instructions() -> str:
     """Return the CPU's extensions as Linux lists them; "" on other systems."""
-    return _cpuinfo("flags") or _cpuinfo("Features")
+    return _cpuinfo_value("flags") or _cpuinfo_value("Features")  # of x86, of ARM
 
 
-def _cpuinfo(field: str) -> str:
+def _cpuinfo_value(field: str) -> str:
     """Return the value of the first line with this name in Linux's /proc/cpuinfo; "" on others."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()

@@ -47,9 +47,13 @@ class Chart:
 def stacked(
     x: str, y: str, curves: Mapping[str, Sequence[Column]], *more: str, by: str = SERIES
 ) -> Data:
-    """Return a table of curves, one below the other.
+    """Return a table of curves, the rows of one below those of the other.
 
-    x, y, more: names of the columns that each curve has. by: the column with the curves' names.
+    >>> stacked("step", "loss", {"rope": ([1, 2], [3.0, 2.5])})
+    {'series': ['rope', 'rope'], 'step': [1, 2], 'loss': [3.0, 2.5]}
+
+    curves: the columns of each curve by its name, in the order of x, y and more.
+    x, y, more: names of these columns. by: name of the column with the curves' names.
     """
     columns: dict[str, list[Any]] = {name: [] for name in (by, x, y, *more)}
     for name, curve in curves.items():
@@ -61,6 +65,8 @@ def stacked(
 
 def matrix(x: str, y: str, unit: str, xs: Column, ys: Column, values: np.ndarray) -> Data:
     """Return a matrix (ys, xs) as a table with a row for each cell, row by row.
+
+    x, y, unit: names of the columns with the places and the values. xs, ys: the places.
 
     Both axes of one name are told apart by "(column)" and "(row)".
     """
@@ -74,7 +80,8 @@ def matrix(x: str, y: str, unit: str, xs: Column, ys: Column, values: np.ndarray
 
 
 def parts(data: Data, by: str = SERIES) -> dict[Any, dict[str, np.ndarray]]:
-    """Return the table of each value in the column `by`, without that column, in their order."""
+    """Split a table: return the rows of each value in the column `by` as a table of its own,
+    without that column. The values keep their order; it undoes `stacked`."""
     names = np.asarray(data[by], dtype=object)
     rest = {name: np.asarray(column) for name, column in data.items() if name != by}
     return {
@@ -96,7 +103,7 @@ def describe_curve_ends(data: Data) -> str:
     x, y = axes
     descriptions = []
     for name, curve in parts(data).items():
-        ends = dict.fromkeys([0, len(curve[x]) - 1])
+        ends = dict.fromkeys([0, len(curve[x]) - 1])  # once for a curve of one point
         points = (f"{curve[y][i]:.3g} at {curve[x][i]:,g}" for i in ends)
         descriptions.append(f"{name}: {', '.join(points)}")
     return f"{'; '.join(descriptions)}."
@@ -114,6 +121,7 @@ def csv_text(data: Data) -> str:
 
 
 def _csv_cell(value: Any) -> str:
+    """Return a word or a number as the text of a CSV cell; "" for None or NaN."""
     if value is None or isinstance(value, str):
         return visible(value or "")
     return "" if np.isnan(value) else f"{value:.9g}"

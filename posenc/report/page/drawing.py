@@ -30,10 +30,13 @@ _INK_DARK, _GRID_DARK = "#e4e6e8", "#3a3f46"
 # lightness: under simulated protanopia and deuteranopia any two colours differ by at least 16
 # CIELAB units, in the light and in the dark variant.
 LIGHT = ("#0064A8", "#C24A00", "#009E73", "#B4629A", "#DD9700", "#56A8DD", INK)
+NUM_RANKED_COLOURS = len(LIGHT) - 1  # all but ink, which the other encodings have, faintly
 DARK = ("#4197D6", "#E8703A", "#1DB489", "#D98BB8", "#E9AB2B", "#8CCBF0", _INK_DARK)
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "p", "*")
 _DASHES = ("-", (0, (6, 2)), (0, (2, 1.5)), (0, (6, 2, 1.5, 2)), (0, (9, 2, 3, 2)))
 
+LEGEND_ROW_INCHES = 0.19
+"""Height of a row of a legend: a line of 8.5 points and the space below it, estimated."""
 MOST_MARKERS = 12
 """Points of a curve up to which each of them has a marker."""
 HOVER = "hover:"
@@ -122,7 +125,8 @@ class LineStyle(NamedTuple):
         return self._asdict()
 
     def curve(self, num_points: int) -> dict[str, Any]:
-        """Return arguments of `plot` for a curve of many points, six of them with a marker."""
+        """Return arguments of `plot` for a curve of many points, about six of them with a
+        marker."""
         return {**self.points(), "markevery": max(1, num_points // 6)}
 
 
@@ -139,16 +143,18 @@ def line_styles(names: Sequence[str]) -> dict[str, LineStyle]:
 
 
 def ranked_styles(best_first: Sequence[str]) -> dict[str, LineStyle]:
-    """Colours for the first six, in the order of the palette, and grey for all others."""
+    """Return a style for each encoding: the first six have the colours of the palette, in its
+    order, and all others are grey."""
     styles = line_styles(best_first)
     return {
-        name: look if rank < 6 else look._replace(color=INK, alpha=0.4)
+        name: look if rank < NUM_RANKED_COLOURS else look._replace(color=INK, alpha=0.4)
         for rank, (name, look) in enumerate(styles.items())
     }
 
 
 def ordered_colours(count: int) -> list[str]:
-    """Return colours for `count` ordered things, readable on white and on black."""
+    """Return colours for `count` ordered things, from blue to orange, readable on white and
+    black."""
     ramp = LinearSegmentedColormap.from_list("posenc", ["#0a7fc2", "#b0609a", "#d98200"])
     return [to_hex(ramp(i / max(1, count - 1))) for i in range(count)]
 
@@ -204,9 +210,10 @@ def legend_above(drawn: Figure) -> None:
             entries.setdefault(label, handle)
     if not entries:
         return
-    room = 72 * drawn.get_figwidth()
+    room = 72 * drawn.get_figwidth()  # in points; an inch has 72
     columns = next((n for n in (4, 3, 2) if _legend_width(list(entries), n) <= room), 1)
-    drawn.set_figheight(drawn.get_figheight() + 0.19 * -(-len(entries) // columns))
+    rows = -(-len(entries) // columns)
+    drawn.set_figheight(drawn.get_figheight() + LEGEND_ROW_INCHES * rows)
     with style():  # the `with` in which the axes were drawn may have ended
         drawn.legend(
             list(entries.values()),
@@ -220,12 +227,16 @@ def legend_above(drawn: Figure) -> None:
 
 
 def _legend_width(labels: Sequence[str], columns: int) -> float:
-    """Estimate the width of a legend with this many columns, in points."""
+    """Return the estimated width of a legend with this many columns, in points."""
     rows = -(-len(labels) // columns)
+    # Of the longest label of each column, in units of the font size. A Chinese letter is 1 wide; a
+    # Latin one is counted as 0.62: chosen.
     widest = [
         max(sum(1.0 if east_asian_width(c) in "WF" else 0.62 for c in label) for label in column)
         for column in (labels[i : i + rows] for i in range(0, len(labels), rows))
     ]
+    # Besides its labels a column has a line of 3.2, see legend_above, a space of 0.8 after it,
+    # which is matplotlib's default, and a space of 1.2 to the next column.
     return _STYLE["legend.fontsize"] * (sum(widest) + 5.2 * len(widest))
 
 
@@ -236,9 +247,9 @@ def length_axis(axes: Axes, lengths: Sequence[int], train_length: int | None = N
     axes.minorticks_off()
     if train_length is not None:
         axes.axvline(train_length, color=INK, linewidth=0.8, linestyle=(0, (1, 2)), zorder=1)
-        style = {"textcoords": "offset points", "ha": "center", "fontsize": 8}
-        place = {"xy": (train_length, 1), "xycoords": ("data", "axes fraction")}
-        axes.annotate(phrase("training length"), xytext=(0, 3), **place, **style)
+        text_style = {"textcoords": "offset points", "ha": "center", "fontsize": 8}
+        top_of_line = {"xy": (train_length, 1), "xycoords": ("data", "axes fraction")}
+        axes.annotate(phrase("training length"), xytext=(0, 3), **top_of_line, **text_style)
 
 
 def curves_by_length(
@@ -252,24 +263,24 @@ def curves_by_length(
             x, y = part[x_label], part[y_label]
             has_markers = len(x) <= MOST_MARKERS
             look = styles[name].points() if has_markers else styles[name].curve(len(x))
-            named = {"label": name, "gid": HOVER + name}
+            label_and_gid = {"label": name, "gid": HOVER + name}
             if LOW in part:
                 bars = axes.errorbar(x, y, yerr=[y - part[LOW], part[HIGH] - y], **look)
-                bars[0].set(**named)
-                bars.set_label(name)
+                bars[0].set(**label_and_gid)  # the line, which shows its name under the mouse
+                bars.set_label(name)  # line and bars together, which the legend shows
             else:
-                axes.plot(x, y, **named, **look)
+                axes.plot(x, y, **label_and_gid, **look)
         length_axis(axes, ticks, train_length)
         legend_above(drawn)
     return drawn
 
 
 def level(axes: Axes, at: float, text: str) -> None:
-    """Draw a dotted line across the axes, with a word below its right end."""
+    """Draw a dotted horizontal line at the height `at`, with a text below its right end."""
     axes.axhline(at, color=INK, linewidth=0.8, linestyle=(0, (1, 2)))
-    style = {"textcoords": "offset points", "ha": "right", "va": "top", "fontsize": 8}
-    place = {"xy": (1, at), "xycoords": ("axes fraction", "data")}
-    axes.annotate(text, xytext=(-3, -3), **place, **style)
+    text_style = {"textcoords": "offset points", "ha": "right", "va": "top", "fontsize": 8}
+    right_end = {"xy": (1, at), "xycoords": ("axes fraction", "data")}
+    axes.annotate(text, xytext=(-3, -3), **right_end, **text_style)
 
 
 def readable(text: str) -> str:
@@ -300,10 +311,11 @@ def to_svg(drawn: Figure, description: str, prefix: str = "f") -> str:
             root.remove(element)
     for element in root.iter():
         if element.get("id", "").startswith(HOVER):
-            named = ElementTree.Element(f"{{{_SVG}}}title")
-            named.text = readable(element.attrib.pop("id").removeprefix(HOVER))
-            element.insert(0, named)
+            hover_title = ElementTree.Element(f"{{{_SVG}}}title")
+            hover_title.text = readable(element.attrib.pop("id").removeprefix(HOVER))
+            element.insert(0, hover_title)
         _adopt_page_style_and_ids(element.attrib, prefix)
+    # The page sets the size; the view box keeps the shape.
     del root.attrib["width"], root.attrib["height"]
     root.set("role", "img")
     root.set("aria-labelledby", f"{prefix}-title")
@@ -314,7 +326,8 @@ def to_svg(drawn: Figure, description: str, prefix: str = "f") -> str:
 
 
 def _adopt_page_style_and_ids(attributes: dict[str, str], prefix: str) -> None:
-    """Rename identifiers, and replace colours and fonts by the page's variables."""
+    """Adapt the attributes of an SVG element to a page, in place: begin identifiers and references
+    to them with `prefix`, and replace colours and fonts by the page's CSS variables."""
     for key, value in attributes.items():
         if key == "id":
             value = f"{prefix}-{value}"
@@ -334,12 +347,14 @@ SVG_RULES = f"--font:{FONTS};stroke-linejoin:round;stroke-linecap:butt"
 
 
 def css_variables(scheme: str) -> str:
-    """Return the colours of the "light" or "dark" scheme for a style sheet."""
+    """Return the colours of the "light" or "dark" scheme as definitions of CSS variables:
+    `--ink:#1d2126;--grid:...`."""
     return "".join(f"--{name}:{value};" for name, value in VARIABLES[scheme].items())
 
 
 def write_svg(drawn: Figure, path: str | Path, description: str) -> None:
     """Write the figure as an SVG file that follows the reader's light or dark scheme."""
+    # At 122 pixels per inch, letters of 9.5 points are 16 pixels high.
     width, height = (round(122 * inches) for inches in drawn.get_size_inches())
     svg = to_svg(drawn, description)
     svg = svg.replace("<svg ", f'<svg width="{width}" height="{height}" ', 1)

@@ -22,7 +22,8 @@ def say(console: Console, text: str) -> None:
 
 
 def clock(seconds: float) -> str:
-    """Return minutes and seconds, hours and minutes, or days.
+    """Return a duration in words: minutes and seconds, hours and minutes, or, from 48 hours on,
+    days.
 
     >>> clock(61.4), clock(7260), clock(200_000)
     ('1:01', '2 h 01 min', '2.3 days')
@@ -32,18 +33,18 @@ def clock(seconds: float) -> str:
         return f"{minutes}:{rest:02}"
     if minutes < 48 * 60:
         return f"{minutes // 60} h {minutes % 60:02} min"
-    return f"{minutes / 1440:,.1f} days"
+    return f"{minutes / (24 * 60):,.1f} days"
 
 
 class Pace:
-    """Measure seconds per step, from the first step seen."""
+    """Measures seconds per step, from the step with which it is made."""
 
     def __init__(self, step: int) -> None:
         self.began = time.monotonic()
         self.first = step
 
     def seconds_per_step(self, step: int) -> float | None:
-        """Return seconds per step; None until a second step has been seen."""
+        """Return the mean seconds per step until `step`; None before the second one."""
         if step <= self.first:
             return None
         return (time.monotonic() - self.began) / (step - self.first)
@@ -61,21 +62,22 @@ class Bars(Progress):
             console=console,
             expand=True,
         )
-        self.named: dict[str, TaskID] = {}
+        self.bar_ids: dict[str, TaskID] = {}
 
     def show(
         self, name: str, done: int, total: int, remark: str = "", seconds_left: float | None = None
     ) -> None:
-        """Update the bar `name`; the first call makes it."""
-        if name not in self.named:
-            self.named[name] = self.add_task(visible(name), total=total, remark="", left="")
+        """Update the bar `name`, of which `done` of `total` units are done; the first call makes
+        it."""
+        if name not in self.bar_ids:
+            self.bar_ids[name] = self.add_task(visible(name), total=total, remark="", left="")
         left = "" if seconds_left is None else f"{clock(seconds_left)} left"
-        self.update(self.named[name], completed=done, remark=remark, left=left)
+        self.update(self.bar_ids[name], completed=done, remark=remark, left=left)
 
     def remove(self, name: str) -> None:
         """Remove the bar, if there is one."""
-        if name in self.named:
-            self.remove_task(self.named.pop(name))
+        if name in self.bar_ids:
+            self.remove_task(self.bar_ids.pop(name))
 
     def say(self, text: str) -> None:
         """Print a line above the bars."""
@@ -102,8 +104,8 @@ class Narrator(Progress):
             disable=not console.is_terminal,
         )
         self.task = self.add_task("", total=1.0)
-        self.last = ""
-        self.said = 0.0
+        self.last_task = ""
+        self.last_line_time = 0.0
 
     def stop(self) -> None:
         """End the bar. Nothing was begun without a terminal, where rich 13 prints an empty line."""
@@ -111,9 +113,11 @@ class Narrator(Progress):
             super().stop()
 
     def __call__(self, what: str, share: float) -> None:
+        """Show the current task `what`, and the fraction `share` of the whole job that is done."""
         self.update(self.task, description=visible(what), completed=share)
         now = time.monotonic()
-        if not self.console.is_terminal and what != self.last and now - self.said > self.PAUSE:
+        is_due = now - self.last_line_time > self.PAUSE
+        if not self.console.is_terminal and what != self.last_task and is_due:
             say(self.console, f"{what} ({share:.0%})")
-            self.last = what
-            self.said = now
+            self.last_task = what
+            self.last_line_time = now
