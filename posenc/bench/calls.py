@@ -18,6 +18,8 @@ from posenc.bench.measure import Call, peak_bytes
 from posenc.encodings import ModelShape, PositionEncoding, RoPE, create, encoding_of_all_layers
 
 RotationFunction = Callable[[Tensor, Tensor], Sequence[Tensor]]
+NUM_CHECKED_ROWS = 64
+"""Queries, the last ones, that are compared with the reference before a call is timed: chosen."""
 
 
 def attention_calls(case: Case) -> dict[str, Call]:
@@ -33,13 +35,17 @@ def attention_calls(case: Case) -> dict[str, Call]:
         runs[run] = _attention_function(case, encoding, how)
         weights[run] = [w for w in encoding.parameters() if w.requires_grad]
         with torch.no_grad():
-            few = slice(-min(64, case.q_len), None)
+            # Only a few rows: the reference holds all scores of its rows at once.
+            last_rows = slice(-min(NUM_CHECKED_ROWS, case.q_len), None)
             q, k, v = inputs
             got = runs[run](q, k, v)
-            want = _attention_function(case, encoding, "reference", few)(q, k, v)
-            exact = case.dtype == "float32"  # differs only by the order of sums
+            want = _attention_function(case, encoding, "reference", last_rows)(q, k, v)
+            exact = case.dtype == "float32"  # differs only by the order of sums; bounds are chosen
             torch.testing.assert_close(
-                got[:, :, few], want, rtol=1e-3 if exact else 0.1, atol=1e-4 if exact else 0.05
+                got[:, :, last_rows],
+                want,
+                rtol=1e-3 if exact else 0.1,
+                atol=1e-4 if exact else 0.05,
             )
     return {
         run: _timed_call(attend, inputs, weights.get(run, []), (grad,), case.backward)
@@ -50,39 +56,43 @@ def attention_calls(case: Case) -> dict[str, Call]:
 def attention_memory(case: Case) -> dict[str, int]:
     """Return the peak bytes beyond inputs, output and gradients of each attention call."""
     inputs = _random_q_k_v(case)
-    known = inputs[0].nbytes + (sum(t.nbytes for t in inputs) if case.backward else 0)
+    # The output has the size of q; the inputs were there before. A gradient has its input's size.
+    output_and_gradients = inputs[0].nbytes
+    if case.backward:
+        output_and_gradients += sum(t.nbytes for t in inputs)
     peaks = {}
     for run, call in attention_calls(case).items():
-        call()
-        gradient_bytes = 0
+        call()  # what is built and cached by the first call is not counted
+        weight_gradients = 0
         if case.backward and run in case.runs:
             weights = _build_encoding(run.partition(", ")[0], case).parameters()
-            gradient_bytes = sum(w.nbytes for w in weights if w.requires_grad)
-        peaks[run] = max(0, peak_bytes(call) - known - gradient_bytes)
+            weight_gradients = sum(w.nbytes for w in weights if w.requires_grad)
+        peaks[run] = max(0, peak_bytes(call) - output_and_gradients - weight_gradients)
     return peaks
 
 
 def layer_calls(case: Case) -> dict[str, Call]:
     """Return calls of posenc.Attention with each encoding, and of a layer without positions."""
     x = torch.randn(case.batch, case.q_len, case.width)
-    sides = (case.heads, case.kv_heads, case.kv_heads)
-    q_k_v = [nn.Linear(case.width, heads * case.head_dim, bias=False) for heads in sides]
+    head_counts = (case.heads, case.kv_heads, case.kv_heads)
+    q_k_v = [nn.Linear(case.width, heads * case.head_dim, bias=False) for heads in head_counts]
     out = nn.Linear(case.width, case.width, bias=False)
     attend = _sdpa_function(case)
 
-    def plain() -> Tensor:
+    def call_without_positions() -> Tensor:
         q, k, v = (
             project(x).unflatten(-1, (-1, case.head_dim)).transpose(1, 2) for project in q_k_v
         )
         return out(attend(q, k, v).transpose(1, 2).flatten(-2))
 
-    def encoded(name: str) -> Call:
+    def call_with_encoding(name: str) -> Call:
         layer = Attention(
             case.width, case.heads, case.kv_heads, encoding=_build_encoding(name, case)
         )
         return lambda: layer(x, range(case.q_len), mask=masks.causal)
 
-    calls = {"plain layer": plain} | {name: encoded(name) for name in case.runs}
+    calls = {"plain layer": call_without_positions}
+    calls |= {name: call_with_encoding(name) for name in case.runs}
     return {name: torch.no_grad()(call) for name, call in calls.items()}
 
 
@@ -95,25 +105,32 @@ def rotation_calls(case: Case) -> dict[str, Call]:
     )  # memory layout as after projections
     runs: dict[str, RotationFunction] = {"clone": lambda q, k: (q.clone(), k.clone())}
     for run in case.runs:
-        layout, _, same = run.partition(", ")
-        runs[run] = _rotation_function(case, layout == "interleaved", bool(same))
+        layout, _, same_positions = run.partition(", ")
+        runs[run] = _rotation_function(case, layout == "interleaved", bool(same_positions))
     if not case.device and importlib.util.find_spec("transformers") is not None:
         theirs = _transformers_rotation(case)
         ours = _rotation_function(case, False, True)
-        off = (theirs(q, k)[0].float() - ours(q, k)[0].float()).abs().max().item()
+        largest_error = (theirs(q, k)[0].float() - ours(q, k)[0].float()).abs().max().item()
         # Its float32 angles are off by 1e-3 at 16k, and it rounds every product to bfloat16.
-        if off < (2e-2 if case.dtype == "float32" else 0.15):
+        if largest_error < (2e-2 if case.dtype == "float32" else 0.15):
             runs["transformers"] = theirs
         else:
-            print(f"bench: transformers is left out: off by {off:.2g}", file=sys.stderr)
-    return {run: _timed_call(pair, (q, k), [], (q, k), case.backward) for run, pair in runs.items()}
+            print(f"bench: transformers is left out: off by {largest_error:.2g}", file=sys.stderr)
+    # q and k also serve as gradients of the results, which have their shapes.
+    return {
+        run: _timed_call(rotate, (q, k), [], (q, k), case.backward) for run, rotate in runs.items()
+    }
 
 
-def _rotation_function(case: Case, interleaved: bool, same: bool) -> RotationFunction:
-    """Return a rotation of q and k. same: at the same positions in every call, else one later
-    each."""
+def _rotation_function(case: Case, interleaved: bool, same_positions: bool) -> RotationFunction:
+    """Return a function that rotates q and k by RoPE.
+
+    interleaved: the layout, half-split if False.
+    same_positions: every call has the same positions, whose cos and sin are then computed once; if
+        False, each call begins one position later than the one before.
+    """
     rope = RoPE(case.head_dim, interleaved=interleaved)
-    starts = itertools.count(step=0 if same else 1)
+    starts = itertools.count(step=0 if same_positions else 1)
 
     def rotate(q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
         start = next(starts)
@@ -147,14 +164,18 @@ def _attention_function(
     torch.manual_seed(0)  # the reference gets the same state
     state = encoding.state(torch.randn(case.batch, case.keys, case.width), torch.arange(case.keys))
     state = None if state is None else state.detach()
-    last = slice(case.keys - case.q_len, None) if queries is None else queries
+    rows_of_q = slice(None) if queries is None else queries
+    tokens_of_q = slice(case.keys - case.q_len, None) if queries is None else queries
     prepared = encoding.prepare(positions) if how == "prepared" else None
-    q_state = None if state is None else state[:, :, last]
+    q_state = None if state is None else state[:, :, tokens_of_q]
     options: dict[str, Any] = {"q_state": q_state, "kv_state": state, "mask": masks.causal}
-    options |= {"q_positions": positions[last], "kv_positions": positions, "prepared": prepared}
+    options |= {
+        "q_positions": positions[tokens_of_q],
+        "kv_positions": positions,
+        "prepared": prepared,
+    }
     impl = "auto" if how in ("", "prepared") else how
-    few = slice(None) if queries is None else queries
-    return lambda q, k, v: attention(q[:, :, few], k, v, encoding, impl=impl, **options)
+    return lambda q, k, v: attention(q[:, :, rows_of_q], k, v, encoding, impl=impl, **options)
 
 
 def _sdpa_function(case: Case) -> Callable[..., Tensor]:
@@ -179,9 +200,11 @@ def _timed_call(
         return torch.no_grad()(lambda: run(*inputs))
 
     def call() -> None:
+        # Detached anew, so that no call sees the graph of another.
         leaves = [t.detach().requires_grad_() for t in inputs]
         out = run(*leaves)
         outs = [out] if isinstance(out, Tensor) else list(out)
+        # allow_unused: not every weight of an encoding takes part in every call.
         torch.autograd.grad(outs, [*leaves, *weights], grads, allow_unused=True)
 
     return call
@@ -198,9 +221,9 @@ def _build_encoding(name: str, case: Case) -> PositionEncoding:
 
 def _random_q_k_v(case: Case) -> tuple[Tensor, ...]:
     """Return random q, k and v, (batch, heads, len, head_dim), the same in every call."""
-    sides = ((case.heads, case.q_len), (case.kv_heads, case.keys), (case.kv_heads, case.keys))
+    sizes = ((case.heads, case.q_len), (case.kv_heads, case.keys), (case.kv_heads, case.keys))
     torch.manual_seed(0)
-    return tuple(_random_tensor(case, case.batch, *side, case.head_dim) for side in sides)
+    return tuple(_random_tensor(case, case.batch, *size, case.head_dim) for size in sizes)
 
 
 def _random_tensor(case: Case, *shape: int) -> Tensor:

@@ -67,16 +67,17 @@ class Case:
 
     @property
     def ffn_dim(self) -> int:
-        """Return the width inside the feed-forward blocks."""
+        """Return the width inside the feed-forward blocks: 352 for a model of width 128, as in the
+        default decoder of posenc compare, and in proportion for others."""
         return self.width * 11 // 4
 
     @property
     def title(self) -> str:
         """Return the case in a few words, unique in its group."""
-        length = _thousands(self.q_len)
+        length = _abbreviate_length(self.q_len)
         if self.keys != self.q_len:
             length = f"{length} {'query' if self.q_len == 1 else 'queries'}"
-            length += f", {_thousands(self.keys)} keys"
+            length += f", {_abbreviate_length(self.keys)} keys"
         words = [length if self.batch == 1 else f"{self.batch} x {length}"]
         if self.group == "rotation" and self.head_dim != 64:
             words.append(f"heads of {self.head_dim}")
@@ -96,16 +97,21 @@ class Case:
         """Return an estimate of the additions and multiplications of a run without positions."""
         tokens = self.batch * self.q_len
         if self.group == "rotation":
+            # Forty operations for each channel of queries and keys: chosen, not derived.
             count = 40 * tokens * (self.heads + self.kv_heads) * self.head_dim
         else:
+            # Two products, q k^T and weights v, each with a multiplication and an addition for
+            # every pair and channel. A causal mask hides half of the pairs where q and k are as
+            # long.
             pairs = tokens * self.keys // (2 if self.keys == self.q_len else 1)
             count = 4 * pairs * self.width * max(self.layers, 1) + 2 * tokens * self.layer_weights
+        # Gradients of both factors of each product take two more products.
         return count * (3 if self.backward else 1)
 
     def round_seconds(self, threads: int, speed: float = 3e10) -> float:
         """Return an estimate of the seconds of a round of all runs.
 
-        speed: operations a second, per thread.
+        speed: operations a second, per thread; the default is chosen, not derived.
         """
         # In times of attention without positions: chosen, not derived.
         weights = sum(4 if run.partition(",")[0] in CONTENT else 1.3 for run in self.runs)
@@ -115,8 +121,10 @@ class Case:
         """Return the bytes of inputs, outputs and weights, a lower bound of the memory needed."""
         item = 4 if self.dtype == "float32" or self.layers else 2
         tokens = self.batch * max(self.q_len, self.keys) * max(self.layers, 1)
+        # Five tensors of the size of q, of all layers: chosen, not derived.
         count = 5 * item * tokens * max(self.heads, self.kv_heads) * self.head_dim
         count += item * self.layer_weights * (len(self.runs) + len(self.baselines))
+        # These project the vectors of relative positions by a weight of their own.
         projecting = sum(run.startswith(("transformer_xl", "deberta")) for run in self.runs)
         return count + item * projecting * self.width**2
 
@@ -133,7 +141,7 @@ def select_cases(
     for case in CASES:
         if case.group not in groups:
             continue
-        sized = _sized(case, heads, kv_heads, head_dim)
+        sized = _with_sizes(case, heads, kv_heads, head_dim)
         for length in lengths or (0,):
             if length and sized.kv_len:
                 sized = replace(sized, kv_len=length)
@@ -143,7 +151,7 @@ def select_cases(
     return list(cases.values())
 
 
-def _sized(case: Case, heads: int | None, kv_heads: int | None, head_dim: int | None) -> Case:
+def _with_sizes(case: Case, heads: int | None, kv_heads: int | None, head_dim: int | None) -> Case:
     """Return the case with the given sizes. Raises: ValueError for heads that share no keys."""
     heads = heads or case.heads
     if not kv_heads:
@@ -173,7 +181,8 @@ def device_cases(device: str, lengths: Sequence[int], heads: int, dtype: str) ->
     return cases
 
 
-def _thousands(n: int) -> str:
+def _abbreviate_length(n: int) -> str:
+    """Return a number of tokens as text, multiples of 1024 with a k: `16k` for 16384, `128`."""
     return f"{n // 1024}k" if n % 1024 == 0 else str(n)
 
 
@@ -182,10 +191,11 @@ _LAYER_ENCODINGS = ("nope", "rope", "alibi", "t5", "deberta")
 _ROTATIONS = ("interleaved", "half-split", "half-split, same positions")
 _ROTATION_BASELINES = ("clone", "transformers")
 _LLAMAS, _LLAMA_BFLOAT16 = ("Llama, sdpa", "Llama, eager"), "Llama, bfloat16"
-_SIZES = {"batch": 32, "heads": 4, "kv_heads": 4, "head_dim": 32, "layers": 4}
 # The default decoder of posenc compare and its batch.
+_SIZES = {"batch": 32, "heads": 4, "kv_heads": 4, "head_dim": 32, "layers": 4}
 _TRAINING_SIZES: dict[str, Any] = {**_SIZES, "backward": True}
 
+# Lengths, batches and heads are chosen, not derived.
 CASES = (
     # First, because memory freed by earlier cases is reused: a clone of 32 MiB takes 4 instead of
     # 20 ms.

@@ -24,7 +24,8 @@ _LARGE_SECONDS, _LARGE_SECONDS_QUICK = 60, 10
 
 
 class _Rounds(NamedTuple):
-    """Of one case: at most `most` rounds; after `seconds` none begins, but the first `least`."""
+    """How often a case is measured: at most `most` rounds, of which none begins after `seconds`,
+    but for the first `least`."""
 
     most: int
     seconds: float
@@ -37,6 +38,8 @@ _DEVICE_LENGTHS = (2048, 8192)
 """Lengths that --device times."""
 _LONG_DEVICE_LENGTHS = (32_768, 65_536)
 """Lengths that --device times with --all only."""
+_DEVICE_HEADS = 16
+"""Heads that --device times without --heads: chosen."""
 _DEVICE_SECONDS = 270.0
 """Seconds after which --device begins no check, and as many for its times: ten minutes in all."""
 _HEADER = ("run", "median", "ratio (95 % interval)")
@@ -109,7 +112,7 @@ def bench(
                 "--threads": threads != "1",
             }
         )
-        _check_and_time_device(device, sizes, heads or 16, every, out, as_json)
+        _check_and_time_device(device, sizes, heads or _DEVICE_HEADS, every, out, as_json)
         return
     groups = _chosen_groups(only)
     if head_dim is not None and head_dim % 2:
@@ -291,12 +294,12 @@ def _runnable_cases(cases: "list[Case]", named: bool) -> "tuple[list[Case], list
     from posenc.lazy import require_package
     from posenc.report.machine.machine import cpu_multiplies_bfloat16
 
-    lacks = find_spec("transformers") is None
+    lacks_transformers = find_spec("transformers") is None
     runnable: list[Case] = []
     notes: list[str] = []
     for case in cases:
         needs = ""
-        if lacks and case.group in NEEDS_TRANSFORMERS:
+        if lacks_transformers and case.group in NEEDS_TRANSFORMERS:
             if named:
                 require_package("transformers", f"bench: {case.group}")
             needs = "transformers"
@@ -321,27 +324,28 @@ def _cases_within_limits(
     from posenc.report.machine.machine import memory_bytes
 
     advice = "Take smaller --lengths, --heads or --head-dim, or fewer --repeats."
-    planned: list[Case] = []
+    selected: list[Case] = []
     notes: list[str] = []
     total = 0.0
     for case in cases:
         name = f"{case.group} {case.title}"
         size = case.bytes()
         check_room(f"bench: tensors of {name}", size, memory_bytes(), advice)
-        of_case = _Rounds(1, 0.0, 1) if case.group == "memory" else rounds
-        takes = sum(_expected_seconds(case, of_case, count) for count in threads)
-        least = int(_least_seconds(case, of_case, threads))
+        # Memory is measured in one call: it does not vary as time does.
+        rounds_of_case = _Rounds(1, 0.0, 1) if case.group == "memory" else rounds
+        takes = sum(_expected_seconds(case, rounds_of_case, count) for count in threads)
+        least = int(_least_seconds(case, rounds_of_case, threads))
         check_time(f"bench: {name}", least, False, advice)
         large = takes > limit or size > _LARGE_BYTES
         if large:
             needs = f"{_describe_duration(takes)}, at least {readable_size(size)}"
             notes.append(f"bench: {'' if named else 'left out '}{name}: {needs}")
         if named or not large:
-            planned.append(case)
+            selected.append(case)
             total += takes
-    tail = "; --all or --only runs those left out" if len(planned) < len(cases) else ""
-    count = f"{len(planned)} {'case' if len(planned) == 1 else 'cases'}"
-    return planned, [*notes, f"bench: {count}, {_describe_duration(total)}{tail}"]
+    tail = "; --all or --only runs those left out" if len(selected) < len(cases) else ""
+    count = f"{len(selected)} {'case' if len(selected) == 1 else 'cases'}"
+    return selected, [*notes, f"bench: {count}, {_describe_duration(total)}{tail}"]
 
 
 def _least_seconds(case: "Case", rounds: _Rounds, threads: Sequence[int]) -> float:
@@ -356,11 +360,11 @@ def _least_seconds(case: "Case", rounds: _Rounds, threads: Sequence[int]) -> flo
 
 def _expected_seconds(case: "Case", rounds: _Rounds, threads: int) -> float:
     """Estimate how long a case takes with its first calls, which take longer than later rounds."""
-    one = case.round_seconds(threads)
+    round_seconds = case.round_seconds(threads)
     # A short call runs twice in each round, see measure.time_interleaved_rounds. The first, slow
     # calls count for one such round.
-    fewest_rounds = 2 * (rounds.least + 1) * one
-    return max(fewest_rounds, min(rounds.seconds, rounds.most * one))
+    fewest_rounds = 2 * (rounds.least + 1) * round_seconds
+    return max(fewest_rounds, min(rounds.seconds, rounds.most * round_seconds))
 
 
 _FILE_BEGIN = '{"machine": '

@@ -15,7 +15,10 @@ from posenc.attend.multihead import Attention
 from posenc.encodings import ModelShape, PositionEncoding, create, names
 
 LENGTHS = (1, 17, 127, 129, 1000, 8193)
+"""Lengths to check: one token, some that fill no block, and those just below and above multiples of
+128, the size of FlexAttention's blocks."""
 SHAPE = ModelShape(64, 2, 1, 32)
+"""Small sizes, with query heads that share keys: chosen."""
 BOUNDS = {"float32": 5e-3, "float16": 0.02, "bfloat16": 0.05}
 """Maximum error of outputs and gradients, relative to the largest number of each; in 16 bits those
 of parameters relative to the largest of all, because small ones are differences of large ones. The
@@ -49,7 +52,7 @@ def check_encodings(
             if most is not None and length > most:
                 yield row | {"left_out": f"at most {most} positions"}
                 continue
-            exact = _exact_layer(encoding, length)
+            exact = _build_exact_layer(encoding, length)
             for dtype in dtypes:
                 for checked in _check_dtype(exact, device, dtype):
                     yield row | {"dtype": dtype} | checked
@@ -69,7 +72,7 @@ class _ExactLayer:
     results: Sequence[Any]
 
 
-def _exact_layer(encoding: PositionEncoding, length: int) -> _ExactLayer:
+def _build_exact_layer(encoding: PositionEncoding, length: int) -> _ExactLayer:
     """Build a layer with this encoding and compute its exact results."""
     positions: Any = range(length)
     if encoding.claims.num_axes > 1:
@@ -84,12 +87,13 @@ def _exact_layer(encoding: PositionEncoding, length: int) -> _ExactLayer:
 
 
 def _check_dtype(exact: _ExactLayer, device: str, dtype: str) -> Iterator[dict[str, Any]]:
-    """Yield what is to be added to the row of each implementation, or one for all of them."""
-    kind = getattr(torch, dtype)
-    if too_large := _overflow_reason(exact.results, kind):
+    """Yield for each implementation what its row says besides encoding, length and dtype; one row
+    for all of them if the dtype cannot hold the exact results."""
+    torch_dtype = getattr(torch, dtype)
+    if too_large := _overflow_reason(exact.results, torch_dtype):
         yield {"left_out": too_large}
         return
-    layer = copy.deepcopy(exact.model).to(device, kind)
+    layer = copy.deepcopy(exact.model).to(device, torch_dtype)
     for impl in ("auto", "flex", "blocks"):
         yield {"impl": impl} | _check_implementation(exact, layer, device, dtype, impl)
 
@@ -104,18 +108,18 @@ def _check_implementation(
     try:
         x = exact.x.to(device, getattr(torch, dtype))
         results = _output_and_gradients(layer, x, positions, exact.grad, impl)
-    except Exception as error:  # of this case; the others are checked all the same
-        if isinstance(error, ValueError) and "cannot run" in str(error):
-            return {"left_out": first_line(error)}
-        return {"error": first_line(error), "ok": False}
-    off = _largest_error(results, exact.results, together=dtype != "float32")
-    if dtype == "bfloat16" and not off <= BOUNDS[dtype]:
+    except Exception as raised:  # by this case; the others are checked all the same
+        if isinstance(raised, ValueError) and "cannot run" in str(raised):
+            return {"left_out": first_line(raised)}
+        return {"error": first_line(raised), "ok": False}
+    error = _largest_error(results, exact.results, together=dtype != "float32")
+    if dtype == "bfloat16" and not error <= BOUNDS[dtype]:  # see BOUNDS
         rounded = _round_projections(copy.deepcopy(exact.model).double())
         expected = _output_and_gradients(
             rounded, exact.x.double(), exact.positions, exact.grad, "auto"
         )
-        off = _largest_error(results, expected, together=True)
-    return {"error": round(off, 6), "ok": off <= BOUNDS[dtype]}
+        error = _largest_error(results, expected, together=True)
+    return {"error": round(error, 6), "ok": error <= BOUNDS[dtype]}
 
 
 def _overflow_reason(want: Sequence[Any], dtype: torch.dtype) -> str | None:
@@ -176,11 +180,12 @@ def _largest_error(got: Sequence[Any], want: Sequence[Any], together: bool) -> f
         if tensor is None or exact is None:
             return math.inf
         compared_sizes = sizes[2:] if together and i > 1 else [sizes[i]]
-        off = (tensor.detach().double().cpu() - exact).abs().max().item()
-        off /= max(1e-2, *compared_sizes)
-        if not math.isfinite(off):
+        error = (tensor.detach().double().cpu() - exact).abs().max().item()
+        # At least 0.01, chosen: relative to a tensor of zeros any rounding would be infinite.
+        error /= max(1e-2, *compared_sizes)
+        if not math.isfinite(error):
             return math.inf
-        worst = max(worst, off)
+        worst = max(worst, error)
     return worst
 
 

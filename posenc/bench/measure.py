@@ -34,7 +34,7 @@ def time_interleaved_rounds(
     names = list(calls)
     times: dict[str, list[float]] = {name: [] for name in names}
     short = {name for name, call in calls.items() if _seconds_of_call(call) < _SHORT_SECONDS}
-    collecting = gc.isenabled()
+    was_collecting = gc.isenabled()
     results: list[Any] = []
     gc.collect()
     gc.freeze()  # existing objects are not searched after every round
@@ -55,7 +55,7 @@ def time_interleaved_rounds(
             gc.collect()
     finally:
         gc.unfreeze()
-        if collecting:
+        if was_collecting:
             gc.enable()
     return times
 
@@ -104,7 +104,9 @@ def median_ratio(values: Sequence[float], baseline: Sequence[float]) -> list[flo
     # The median lies below the k-th smallest ratio if fewer than k of all are below the median,
     # each of which is so with a chance of one half. chances: of this for k = 1, 2, ...
     chances = itertools.accumulate(math.comb(count, k) / 2**count for k in range(count))
-    rank = sum(chance <= 0.025 for chance in chances)  # the largest such k; 0 without any
+    # The largest k whose chance is at most half of 5 %, as the interval has two ends; 0 without
+    # any.
+    rank = sum(chance <= 0.025 for chance in chances)
     low = max(rank - 1, 0)  # its index, which counts from 0
     return [statistics.median_low(ratios), ratios[low], ratios[count - 1 - low]]
 
@@ -115,14 +117,15 @@ def peak_bytes(call: Call) -> int:
     if torch.cuda.is_initialized():
         before = torch.cuda.memory_allocated()
         torch.cuda.reset_peak_memory_stats()
-        kept = call()  # noqa: F841
+        kept = call()  # noqa: F841 - its memory counts, too
         return torch.cuda.max_memory_allocated() - before
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         call()
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "trace.json"
-        seen.export_chrome_trace(str(path))
+        profiler.export_chrome_trace(str(path))
         events = json.loads(path.read_text(encoding="utf-8", errors="replace"))["traceEvents"]
+    # Allocations and, negative, releases, in the order of time; "Ev Idx" orders those of one time.
     changes = sorted(
         (event["ts"], event["args"]["Ev Idx"], event["args"]["Bytes"])
         for event in events
@@ -134,10 +137,14 @@ def peak_bytes(call: Call) -> int:
 def timed_rows(
     calls: Mapping[str, Call], baselines: Sequence[str], rounds: int, seconds: float, least: int
 ) -> list[dict[str, Any]]:
-    """Return a dict for each call: median time, and ratio to each baseline with interval."""
+    """Time the calls in interleaved rounds. Return a dict for each call: `run` (its name),
+    `milliseconds` (median), `ratios` to each baseline with their intervals, see `median_ratio`, the
+    number of `rounds`, and the `clock`.
+
+    rounds, seconds, least: as those of `time_interleaved_rounds`."""
     times = time_interleaved_rounds(calls, rounds, seconds, least)
 
-    def over(values: Sequence[float], base: str) -> list[float] | None:
+    def rounded_ratio(values: Sequence[float], base: str) -> list[float] | None:
         interval = median_ratio(values, times[base])
         return None if interval is None else [round(x, 4) for x in interval]
 
@@ -145,7 +152,7 @@ def timed_rows(
         {
             "run": name,
             "milliseconds": round(1e3 * statistics.median_low(values), 4),
-            "ratios": {base: over(values, base) for base in baselines if base in times},
+            "ratios": {base: rounded_ratio(values, base) for base in baselines if base in times},
             "rounds": len(values),
             "clock": clock_name(),
         }

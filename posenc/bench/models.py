@@ -18,6 +18,7 @@ from posenc.models.config import DecoderConfig
 from posenc.models.decoder import Decoder
 
 VOCABULARY = 512
+"""Size of the vocabulary of all models, with tokens drawn at random: chosen."""
 
 
 def decode_calls(case: Case) -> dict[str, Call]:
@@ -25,22 +26,22 @@ def decode_calls(case: Case) -> dict[str, Call]:
     prompt = torch.randint(VOCABULARY, (case.batch, case.keys))
     token = prompt[:, :1]
 
-    def llama(attention: str) -> Call:
+    def call_of_llama(attention: str) -> Call:
         from transformers import DynamicCache
 
-        model = _llama(case, attention).eval()
+        model = _build_llama(case, attention).eval()
         cache: dict[str, Any] = {str(cache_argument_name(model)): DynamicCache()}
         model(prompt, **cache, logits_to_keep=1)
         return lambda: model(token, **cache)
 
-    def ours(name: str) -> Call:
-        model = _decoder(case, name).eval()
+    def call_of_decoder(name: str) -> Call:
+        model = _build_decoder(case, name).eval()
         caches = model.new_caches()
         model(prompt, caches=caches)
         return lambda: model(token, caches=caches)
 
     with torch.no_grad():
-        calls = _calls_of_runs(case, llama, ours)
+        calls = _calls_of_runs(case, call_of_llama, call_of_decoder)
     return {name: torch.no_grad()(call) for name, call in calls.items()}
 
 
@@ -49,24 +50,25 @@ def training_calls(case: Case) -> dict[str, Call]:
     posenc's run under autocast, Llama only if its name ends with ", bfloat16"."""
     autocast = case.dtype == "bfloat16"
 
-    def llama(how: str) -> Call:
-        model = _llama(case, "eager" if how == "eager" else "sdpa")
+    def step_of_llama(variant: str) -> Call:
+        model = _build_llama(case, "eager" if variant == "eager" else "sdpa")
         forward = lambda tokens: model(tokens, use_cache=False).logits  # noqa: E731
-        return _training_step(case, model, forward, how == "bfloat16")
+        return _training_step(case, model, forward, variant == "bfloat16")
 
-    def ours(name: str) -> Call:
-        model = _decoder(case, name)
+    def step_of_decoder(name: str) -> Call:
+        model = _build_decoder(case, name)
         return _training_step(case, model, model, autocast)
 
-    return _calls_of_runs(case, llama, ours)
+    return _calls_of_runs(case, step_of_llama, step_of_decoder)
 
 
 def attach_calls(case: Case) -> dict[str, Call]:
-    """Return calls of transformers' Llama, plain and with each encoding attached."""
+    """Return calls of transformers' Llama, plain ("stock") and with each encoding attached: a
+    forward pass or, with `backward`, also the gradients of all weights."""
     tokens = torch.randint(VOCABULARY, (case.batch, case.q_len))
-    stock = _llama(case, "sdpa")
+    stock = _build_llama(case, "sdpa")
 
-    def called(model: Any) -> Call:
+    def forward_or_step(model: Any) -> Call:
         def forward() -> None:
             with torch.no_grad():
                 model.eval()(tokens, use_cache=False)
@@ -77,11 +79,11 @@ def attach_calls(case: Case) -> dict[str, Call]:
 
         return step if case.backward else forward
 
-    calls = {"stock": called(stock)}
+    calls = {"stock": forward_or_step(stock)}
     for name in case.runs:
         model = copy.deepcopy(stock)
         attach(model, create(name, shape_of(model)))
-        calls[name] = called(model)
+        calls[name] = forward_or_step(model)
     return calls
 
 
@@ -93,9 +95,9 @@ def _calls_of_runs(
     from the whole name. All models draw their weights from one seed."""
     calls = {}
     for run in (*case.baselines, *case.runs):
-        name, _, how = run.partition(", ")
+        name, _, variant = run.partition(", ")
         torch.manual_seed(0)
-        calls[run] = llama(how) if name == "Llama" else ours(run)
+        calls[run] = llama(variant) if name == "Llama" else ours(run)
     return calls
 
 
@@ -104,11 +106,12 @@ def _training_step(
 ) -> Call:
     """Return a call that trains a model for one step on the same random tokens."""
     tokens = torch.randint(VOCABULARY, (case.batch, case.q_len + 1))
+    # The values of learning rate and clipping do not change how long a step takes.
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
 
     def step() -> None:
-        cast = torch.autocast("cpu", torch.bfloat16) if autocast else contextlib.nullcontext()
-        with cast:
+        precision = torch.autocast("cpu", torch.bfloat16) if autocast else contextlib.nullcontext()
+        with precision:
             out = logits(tokens[:, :-1])
         F.cross_entropy(out.float().flatten(0, 1), tokens[:, 1:].flatten()).backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -118,15 +121,16 @@ def _training_step(
     return step
 
 
-def _decoder(case: Case, name: str) -> Decoder:
+def _build_decoder(case: Case, name: str) -> Decoder:
+    """Return posenc's decoder with the encoding `name` in the sizes of the case."""
     config = DecoderConfig(
         VOCABULARY, case.width, case.layers, case.heads, case.kv_heads, ffn_dim=case.ffn_dim
     )
     return Decoder(config, create(name, config.shape(train_length=case.keys)))
 
 
-def _llama(case: Case, attention: str) -> Any:
-    """Return transformers' Llama in the sizes of the case."""
+def _build_llama(case: Case, attention: str) -> Any:
+    """Return transformers' Llama in the sizes of the case. attention: "sdpa" or "eager"."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     sizes: dict[str, Any] = {

@@ -11,7 +11,7 @@ from posenc.bench.cases import Case
 from posenc.report.machine import machine as this_machine
 from posenc.report.machine.facts import versions
 
-MAKERS = {
+BUILDERS_OF_CALLS = {
     "attention": calls.attention_calls,
     "backward": calls.attention_calls,
     "layer": calls.layer_calls,
@@ -20,6 +20,8 @@ MAKERS = {
     "training": models.training_calls,
     "attach": models.attach_calls,
 }
+"""The functions that build the calls of a case, by its group; "memory" has none, see
+`_memory_rows`."""
 
 
 def measure_case(
@@ -31,21 +33,23 @@ def measure_case(
     rounds: maximum of rounds, seconds after which none begins, minimum of rounds. The number of
     threads is restored afterwards.
     """
-    before = torch.get_num_threads()
+    threads_before = torch.get_num_threads()
     try:
         if case.group == "memory":
             torch.set_num_threads(1)  # the profiler does not see worker threads
             return _memory_rows(case)
         torch.set_num_threads(threads[0])  # for what is built, checked or compiled before any round
-        runs = MAKERS[case.group](case)
-        of_run: dict[str, dict[str, Any]] = {name: {} for name in runs}
+        runs = BUILDERS_OF_CALLS[case.group](case)
+        columns_of_run: dict[str, dict[str, Any]] = {name: {} for name in runs}
         if case.device:
-            of_run = {name: {"compiled": measure.compiles(call)} for name, call in runs.items()}
+            columns_of_run = {
+                name: {"compiled": measure.compiles(call)} for name, call in runs.items()
+            }
         rows: list[dict[str, Any]] = []
         for count in threads:
             torch.set_num_threads(count)
             for row in measure.timed_rows(runs, case.baselines, *rounds):
-                rows.append(row | {"threads": count} | of_run[row["run"]])
+                rows.append(row | {"threads": count} | columns_of_run[row["run"]])
         if case.device and case.group == "rotation":
             for row in rows:
                 row["gb_per_second"] = round(
@@ -53,7 +57,7 @@ def measure_case(
                 )
         return rows
     finally:
-        torch.set_num_threads(before)
+        torch.set_num_threads(threads_before)
 
 
 def _memory_rows(case: Case) -> list[dict[str, Any]]:
