@@ -36,7 +36,7 @@ class Engine(Protocol):
         """Begin a trial, from its last checkpoint where it has one."""
 
     def wait(self) -> tuple[TrialConfig, TrialEvent]:
-        """Wait for the next that happens to a trial that was submitted."""
+        """Wait for the next event of any submitted trial; return the trial and the event."""
         ...
 
     def cancel(self) -> None:
@@ -54,16 +54,19 @@ class LocalEngine:
         self.gpus = gpus
         self.about = {}
         self.running: dict[TrialConfig, tuple[TrialProcess, threading.Thread, str | None]] = {}
-        self.heard: queue.Queue[tuple[TrialConfig, dict[str, Any] | None]] = queue.Queue()
+        self.events: queue.Queue[tuple[TrialConfig, dict[str, Any] | None]] = queue.Queue()
 
     def slots(self) -> int:
+        """Return the number of workers."""
         return self.workers
 
     def prepare(self, folder: Path, trials: Sequence[TrialConfig], checkpoint_steps: int) -> None:
+        """Keep the folder, which trials of this machine can read and write."""
         self.folder = folder
         self.checkpoint_steps = checkpoint_steps
 
     def submit(self, trial: TrialConfig) -> None:
+        """Start the process of a trial, and a thread that listens to it."""
         used = [gpu for _, _, gpu in self.running.values()]
         gpu = min(self.gpus, key=used.count, default=None)
         started = TrialProcess(self.folder, trial, self.checkpoint_steps, gpu=gpu)
@@ -72,16 +75,19 @@ class LocalEngine:
         listener.start()
 
     def wait(self) -> tuple[TrialConfig, TrialEvent]:
-        trial, event = self.heard.get()
+        """Return a trial and its next event, or its result if its process has ended."""
+        trial, event = self.events.get()
         return trial, self.running.pop(trial)[0].result() if event is None else event
 
     def cancel(self) -> None:
+        """Kill all processes, and wait for the threads that listen to them."""
         for started, _, _ in self.running.values():
             started.kill()
         for _, listener, _ in self.running.values():
             listener.join()
 
     def _listen(self, started: TrialProcess) -> None:
+        """Queue the events of a trial for `wait`, and None when its process has ended."""
         for event in started.events():
-            self.heard.put((started.trial, event))
-        self.heard.put((started.trial, None))
+            self.events.put((started.trial, event))
+        self.events.put((started.trial, None))

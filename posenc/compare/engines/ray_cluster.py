@@ -64,17 +64,22 @@ class RayCluster(Remote):
             raise
 
     def slots(self) -> int:
+        """Return how many trials the cluster has cores or GPUs for, now."""
         available = int(self.ray.cluster_resources().get(self.resource, 0))
         return max(1, min(available, self.max_parallel or available))
 
     def prepare(self, folder: Path, trials: Sequence[TrialConfig], checkpoint_steps: int) -> None:
+        """Check that every machine reads and writes the folder or storage, and copy texts there."""
         check_folder(self.ray, self.nodes, folder.absolute(), self.storage)
         super().prepare(folder, trials, checkpoint_steps)
 
     def send(self, trial: TrialConfig, job: Job) -> None:
+        """Start the job as a task of Ray."""
         self.running[self.run.remote(job, self.mailbox)] = trial
 
     def poll(self) -> None:
+        """Wait a moment for a task to end, and pass on what trials told and how tasks ended.
+        Raises: RunFailed if the cluster is gone."""
         try:
             done, _ = self.ray.wait(list(self.running), num_returns=1, timeout=POLL_SECONDS)
             with contextlib.suppress(self.ray.exceptions.RayError):  # Ray makes a new mailbox
@@ -90,6 +95,7 @@ class RayCluster(Remote):
             raise RunFailed(f"{gone} The same command goes on from here.") from error
 
     def cancel(self) -> None:
+        """End all tasks and the connection to the cluster."""
         if not self.ray.is_initialized():
             return
         with contextlib.suppress(Exception):  # the cluster may be gone, and so are the trials
@@ -113,7 +119,7 @@ class Mailbox:
     """Keeps the newest of what trials tell until the command asks for it."""
 
     def __init__(self) -> None:
-        self.mail: deque[tuple[TrialConfig, dict[str, Any]]] = deque(maxlen=10_000)
+        self.mail: deque[tuple[TrialConfig, dict[str, Any]]] = deque(maxlen=10_000)  # chosen
 
     def put(self, trial: TrialConfig, event: dict[str, Any]) -> None:
         """Keep what a trial tells, and forget the oldest if there is too much."""
@@ -173,15 +179,15 @@ def _check_address(address: str) -> None:
     # In a process of its own: Ray may wait for minutes, and may end its process.
     command = [sys.executable, "-P", "-c", _TRY_TO_JOIN, address]
     try:
-        tried = subprocess.run(command, capture_output=True, text=True, timeout=JOIN_SECONDS)
+        attempt = subprocess.run(command, capture_output=True, text=True, timeout=JOIN_SECONDS)
     except subprocess.TimeoutExpired:
         why = (
             f"something answers there, but within {JOIN_SECONDS:.0f} seconds it did not as a Ray "
             "cluster"
         )
         raise ValueError(f"--address {address}: {why}. {ports}") from None
-    if tried.returncode:
-        lines = [line for line in tried.stderr.splitlines() if line.strip() and line[0] != " "]
+    if attempt.returncode:
+        lines = [line for line in attempt.stderr.splitlines() if line.strip() and line[0] != " "]
         reason = next((line for line in reversed(lines) if "Error" in line), (lines or ["?"])[-1])
         raise ValueError(
             f"--address {address}: Ray cannot join the cluster: {reason.strip()[:400]}"
@@ -231,15 +237,20 @@ def check_folder(
 
 
 def ask(ray: Any, nodes: dict[str, dict[str, str]], question: Any, *args: Any) -> dict[str, Any]:
-    """Return what each machine answers, but for those that have left the cluster meanwhile. Raises:
-    ValueError where a machine does not answer."""
+    """Call the function `question` with `args` on each machine; return the results by Ray's ids of
+    the machines, but for those that have left the cluster meanwhile.
+
+    Raises: ValueError where a machine does not answer.
+    """
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy as On
 
     remote = ray.remote(num_cpus=0, max_retries=0)(question)
-    asked = {n: remote.options(scheduling_strategy=On(n, soft=False)).remote(*args) for n in nodes}
+    references = {
+        n: remote.options(scheduling_strategy=On(n, soft=False)).remote(*args) for n in nodes
+    }
     end = time.monotonic() + JOIN_SECONDS
     answers = {}
-    for node, reference in asked.items():
+    for node, reference in references.items():
         try:
             answers[node] = ray.get(reference, timeout=max(0.1, end - time.monotonic()))
             continue

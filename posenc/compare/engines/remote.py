@@ -25,7 +25,8 @@ from posenc.report.machine.facts import difference, facts
 from posenc.report.page.failure import one_line
 
 MAX_LOSSES = 3
-"""Losses in a row without a step beyond those before; one more, and the trial counts as failed."""
+"""How often in a row a trial may be lost without a step beyond those before: chosen. One more, and
+it counts as failed."""
 
 
 class Lost(Exception):
@@ -49,7 +50,11 @@ class Job:
     cwd: str
 
     def run(self, tell: ReceiveEvent) -> TrialResult:
-        """Run the trial on this machine. Raises: Lost."""
+        """Run the trial on this machine and return its result, which may be a failure.
+
+        tell: called with each event of the trial.
+        Raises: Lost if the trial could not run to its end here, through no fault of its own.
+        """
         differs = difference(self.here, facts())
         if differs is not None:
             raise Lost(f"{platform.node()}: {differs}")
@@ -129,7 +134,7 @@ class Remote:
         self.storage = None if storage is None else Storage(storage)
         self.here = facts()
         self.progress: dict[TrialConfig, Progress] = {}
-        self.heard: deque[tuple[TrialConfig, TrialEvent]] = deque()
+        self.events: deque[tuple[TrialConfig, TrialEvent]] = deque()
 
     def prepare(self, folder: Path, trials: Sequence[TrialConfig], checkpoint_steps: int) -> None:
         """Copy the texts of these trials to the storage, if there is one, and finished trials from
@@ -153,21 +158,24 @@ class Remote:
         self.send(trial, self._job(trial))
 
     def wait(self) -> tuple[TrialConfig, TrialEvent]:
-        while not self.heard:
+        """Wait for the next event of any submitted trial; return the trial and the event."""
+        while not self.events:
             self.poll()
-        return self.heard.popleft()
+        return self.events.popleft()
 
     def send(self, trial: TrialConfig, job: Job) -> None:
+        """Start a job on some machine."""
         raise NotImplementedError
 
     def poll(self) -> None:
+        """Wait a moment, and report what happened by `told`, `ended` and `lost`."""
         raise NotImplementedError
 
     def told(self, trial: TrialConfig, event: dict[str, Any]) -> None:
         """Queue an event of a running trial for `wait`, and note its step."""
         progress = self.progress[trial]
         progress.step = max(progress.step, event.get("step", 0))
-        self.heard.append((trial, event))
+        self.events.append((trial, event))
 
     def ended(self, trial: TrialConfig, result: TrialResult) -> None:
         """Write the result of a trial that has ended into its folder, and queue it for `wait`. The
@@ -178,7 +186,7 @@ class Remote:
         elif self.storage is not None:
             make_inside(self.folder / trial.folder)  # raises if the disk was removed
             take_result(self.storage, self.folder / trial.folder)
-        self.heard.append((trial, result))
+        self.events.append((trial, result))
 
     def lost(self, trial: TrialConfig, why: str) -> None:
         """Start a trial again that has ended through no fault of its own."""

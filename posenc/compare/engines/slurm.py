@@ -52,13 +52,18 @@ class Slurm(Remote):
         self.submitit = submitit
         self.cluster = cluster
         self.max_parallel = max_parallel
-        self.asked = {"name": "posenc", "cpus_per_task": 1, "timeout_min": TIME_LIMIT_MINUTES}
-        self.asked |= {} if partition is None else {"slurm_partition": partition}
-        self.asked |= {"gpus_per_node": 1} if device == "cuda" else {}
+        self.job_parameters = {
+            "name": "posenc",
+            "cpus_per_task": 1,
+            "timeout_min": TIME_LIMIT_MINUTES,
+        }
+        self.job_parameters |= {} if partition is None else {"slurm_partition": partition}
+        self.job_parameters |= {"gpus_per_node": 1} if device == "cuda" else {}
         self.running: dict[TrialConfig, Any] = {}
         self.waiting: list[tuple[TrialConfig, Job]] = []
 
     def slots(self) -> int:
+        """Return how many jobs may be queued or run at a time."""
         return min(self.max_parallel, LONGEST_ARRAY)
 
     def prepare(self, folder: Path, trials: Sequence[TrialConfig], checkpoint_steps: int) -> None:
@@ -71,25 +76,28 @@ class Slurm(Remote):
         self.run = home / f"run-{secrets.token_hex(8)}"
         make_inside(self.run)
         self.executor = self.submitit.AutoExecutor(home, cluster=self.cluster)
-        self.executor.update_parameters(**self.asked)
+        self.executor.update_parameters(**self.job_parameters)
 
     def send(self, trial: TrialConfig, job: Job) -> None:
+        """Keep the job for the next array, which `poll` submits."""
         self.waiting.append((trial, job))
 
     def poll(self) -> None:
+        """Submit the jobs that wait, and pass on what trials told and how jobs ended."""
         if self.waiting:
             self._submit_waiting()
         time.sleep(POLL_SECONDS)
         for trial, job in list(self.running.items()):
-            words = self.run / f"{trial.folder}.json"
+            message_file = self.run / f"{trial.folder}.json"
             with contextlib.suppress(OSError):  # it has said nothing more
-                event = json.loads(text_of(words))
-                words.unlink()
+                event = json.loads(text_of(message_file))
+                message_file.unlink()
                 self.told(trial, event)
             if job.done():
                 self._report_end(trial, job)
 
     def cancel(self) -> None:
+        """Cancel all jobs."""
         for job in self.running.values():
             with contextlib.suppress(Exception):
                 job.cancel(check=False)
@@ -127,8 +135,8 @@ class SlurmTask:
 
     def __call__(self) -> TrialResult:
         """Run the trial. Raises: Lost."""
-        self._check_run()
-        return self.job.run(limit_step_events(POLL_SECONDS, self._tell))
+        self._raise_if_replaced()
+        return self.job.run(limit_step_events(POLL_SECONDS, self._write_message))
 
     def checkpoint(self) -> Any:
         """Return what submitit queues again after a preemption or a timeout."""
@@ -136,11 +144,12 @@ class SlurmTask:
 
         return DelayedSubmission(self)
 
-    def _tell(self, event: dict[str, Any]) -> None:
-        self._check_run()
+    def _write_message(self, event: dict[str, Any]) -> None:
+        """Write an event to the file `words`, in place of one that was not read yet."""
+        self._raise_if_replaced()
         write_atomically(self.words, json.dumps(event))
 
-    def _check_run(self) -> None:
+    def _raise_if_replaced(self) -> None:
         """Raise Lost if the command was started again, whose newer job does this trial."""
         if not Path(self.words).parent.is_dir():
             raise Lost("a newer run of the same command does this trial")

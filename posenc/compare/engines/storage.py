@@ -51,8 +51,8 @@ class Storage:
             # No listing is kept: other machines write here.
             self.fs, root = fsspec.core.url_to_fs(url, use_listings_cache=False)
         except (ImportError, ValueError) as error:
-            said = f"--storage {url}: {one_line(error)}. Give a URL that fsspec knows."
-            raise ValueError(said) from None
+            message = f"--storage {url}: {one_line(error)}. Give a URL that fsspec knows."
+            raise ValueError(message) from None
         self.root: str = root.rstrip("/")
 
     def path(self, name: str) -> str:
@@ -127,7 +127,7 @@ class Storage:
 
     def give_text(self, folder: Path) -> None:
         """Copy the folder of a text to the storage, unless it is there whole."""
-        contents = _hashes(folder)
+        contents = _hash_text_files(folder)
         name = f"{folder.name}/{CONTENTS}"
         sealed = seal(contents).encode()
         if self.read(name) != sealed:
@@ -140,13 +140,13 @@ class Storage:
             contents = unseal((self.read(f"{folder.name}/{CONTENTS}") or b"").decode())
         except ValueError:
             raise OSError(f"{self.url} does not hold {folder.name} whole") from None
-        if _hashes(folder) == contents:
+        if _hash_text_files(folder) == contents:
             return
         remove_folder(folder)
         with tempfile.TemporaryDirectory(prefix=".text-", dir=folder.parent) as scratch:
             partial = Path(scratch) / folder.name
             self.take(partial, contents)
-            if _hashes(partial) != contents:
+            if _hash_text_files(partial) != contents:
                 raise OSError(f"{self.url}/{folder.name} is damaged; delete it there")
             with contextlib.suppress(OSError):  # another trial was faster
                 partial.rename(folder)
@@ -184,7 +184,7 @@ class Mirror:
         """Copy all that a finished trial wrote, its result last, and forget its checkpoint."""
         files = [path for path in self.home.rglob("*") if path.is_file() and not is_partial(path)]
         names = (path.relative_to(self.home).as_posix() for path in files)
-        self.storage.give(self.home, _result_last(names))
+        self.storage.give(self.home, _names_with_result_last(names))
         self._remove_checkpoints()
 
     def _remove_checkpoints(self, keep: tuple[str, ...] = ()) -> None:
@@ -203,16 +203,17 @@ def replace_with_stored_files(storage: Storage, home: Path) -> None:
 
 def take_result(storage: Storage, home: Path) -> None:
     """Copy a finished trial from the storage into `home`, its result last."""
-    storage.take(home, _result_last(storage.names(home.name)))
+    storage.take(home, _names_with_result_last(storage.names(home.name)))
 
 
-def _result_last(names: Iterable[str]) -> list[str]:
-    """Return the files of a finished trial, in the order in which they are copied."""
+def _names_with_result_last(names: Iterable[str]) -> list[str]:
+    """Return the names without those of checkpoints, sorted, but result.json last: where it is, a
+    trial counts as finished, so all else must be there before."""
     names = [name for name in sorted(names) if not name.startswith("checkpoint")]
     return sorted(names, key=lambda name: name == "result.json")
 
 
-def _hashes(folder: Path) -> dict[str, str]:
+def _hash_text_files(folder: Path) -> dict[str, str]:
     """Return the SHA-256 of each file of symbols (*.u16) in the folder of a text, by its name; {}
     for a folder that is not there."""
     files = sorted(folder.glob("*.u16"))

@@ -22,8 +22,9 @@ def open_engine(options: Options, device: str, count: int) -> Engine:
     Raises: ValueError where it cannot be reached, or its machines differ from this one.
     """
     if options.engine == "local":
-        seen = gpus() if device == "cuda" else []
-        return LocalEngine(min(options.workers or len(seen) or num_cores(), count), seen)
+        gpu_names = gpus() if device == "cuda" else []
+        workers = options.workers or len(gpu_names) or num_cores()
+        return LocalEngine(min(workers, count), gpu_names)
     if options.engine == "ray":
         from posenc.compare.engines.ray_cluster import RayCluster
 
@@ -44,11 +45,12 @@ def run_trials(
     Raises: RunFailed if the folder vanishes, which is then not made again.
     """
 
-    def tell(event: str, *values: Any, **named: Any) -> None:
+    def tell(event_kind: str, *values: Any, **named_values: Any) -> None:
+        """Call the method of this name of every watcher."""
         for watcher in watchers:
-            getattr(watcher, event)(*values, **named)
+            getattr(watcher, event_kind)(*values, **named_values)
 
-    waiting = deque(_unfinished(folder, trials, tell))
+    waiting = deque(_unfinished_trials(folder, trials, tell))
     running = 0
     device = folder.stat().st_dev
     try:
@@ -56,19 +58,19 @@ def run_trials(
             while waiting and running < engine.slots():
                 engine.submit(waiting.popleft())
                 running += 1
-            trial, heard = engine.wait()
-            _check_there(folder, device)
-            if isinstance(heard, TrialResult):
+            trial, event = engine.wait()
+            _check_folder_is_there(folder, device)
+            if isinstance(event, TrialResult):
                 running -= 1
-                tell("finished", trial, heard)
+                tell("finished", trial, event)
             else:
-                tell(heard.pop("kind"), trial, **heard)
-    except OSError:
-        _check_there(folder, device)
+                tell(event.pop("kind"), trial, **event)
+    except OSError:  # which a folder that is gone explains
+        _check_folder_is_there(folder, device)
         raise
 
 
-def _unfinished(
+def _unfinished_trials(
     folder: Path, trials: Sequence[TrialConfig], tell: Callable[..., None]
 ) -> list[TrialConfig]:
     """Return the trials without a result, or with one that failed or is corrupt; tell of the
@@ -88,7 +90,7 @@ def _unfinished(
     return unfinished
 
 
-def _check_there(folder: Path, device: int) -> None:
+def _check_folder_is_there(folder: Path, device: int) -> None:
     """Raise RunFailed if the folder is gone, or is on another device: a mount point without its
     disk is an empty folder."""
     with contextlib.suppress(OSError):

@@ -71,23 +71,27 @@ def answer_and_use(study: Study) -> tuple[str, list[str]]:
         failed = _list_up_to_six(r.config.encoding for r in study.failed)
         none = "No trial has finished, and {names} failed." if failed else "No trial has finished."
         return phrase(none, names=failed), []
-    said: list[Sentence] = [(sentence, ()) for sentence in _sentences_on_own_encodings(study)]
-    first = {len(said)}  # the next sentence, which names the encoding to use, is never left out
+    sentences: list[Sentence] = [(text, ()) for text in _sentences_on_own_encodings(study)]
+    needed = {
+        len(sentences)
+    }  # the next sentence, which names the encoding to use, is never left out
     overall = standing_of_tasks(study) if any(map(has_learned, study.finished)) else None
     if overall is not None:
         rank = phrase("lowest mean rank over {where}", where=overall.where)
-        said.append(_recommend(phrase("Use"), phrase("Use perhaps"), [(overall, rank)]))
+        sentences.append(_recommend(phrase("Use"), phrase("Use perhaps"), [(overall, rank)]))
     if any(result.config.task == TEXT for result in study.finished):
-        said += _sentences_on_text(study.of_task(TEXT), brief=overall is not None)
+        sentences += _sentences_on_text(study.of_task(TEXT), brief=overall is not None)
     if overall is None:
-        said += filter(None, (_sentence_on_task(study, task) for task in study.sequence_tasks))
+        on_tasks = (_sentence_on_task(study, task) for task in study.sequence_tasks)
+        sentences += filter(None, on_tasks)
     if unchecked := study.unchecked:
-        first |= {len(said)}  # nor is this warning
+        needed |= {len(sentences)}  # nor is this warning
         names = _list_up_to_six(unchecked)
-        said.append((phrase("losses mean nothing", number=len(unchecked), names=names), ()))
-    kept = _select_within(ANSWER_WORDS, [each for each, _ in said], first)
-    words = phrase(" ").join(said[i][0] for i in kept)
-    return words, [*dict.fromkeys(name for i in kept for name in said[i][1])]
+        warning = phrase("losses mean nothing", number=len(unchecked), names=names)
+        sentences.append((warning, ()))
+    kept = _select_within(ANSWER_WORDS, [text for text, _ in sentences], needed)
+    recommendation = phrase(" ").join(sentences[i][0] for i in kept)
+    return recommendation, [*dict.fromkeys(name for i in kept for name in sentences[i][1])]
 
 
 def limits(study: Study) -> str:
@@ -113,9 +117,10 @@ def limits(study: Study) -> str:
     )
     older = any(t.encoding == "t5" and t.recipe <= LAST_UNSCALED_T5 for t in trials)
     named = [phrase("Its t5 is today's t5:unscaled=true.")] if older else []
-    said = [first, *named, *_sentences_on_exclusions(study)]
+    sentences = [first, *named, *_sentences_on_exclusions(study)]
     needed = set(range(1 + len(named)))
-    return phrase(" ").join(said[i] for i in _select_within(LIMIT_WORDS, said, needed))
+    kept = _select_within(LIMIT_WORDS, sentences, needed)
+    return phrase(" ").join(sentences[i] for i in kept)
 
 
 def _effect_of_longer_training(study: Study) -> str:
@@ -157,14 +162,14 @@ def _sentences_on_text(study: Study, brief: bool) -> Iterator[Sentence]:
     study: its part on text.
     brief: yield one sentence only, because others are on tasks.
     """
-    found = standings(study)
-    if not found or found[0].pairs.where == "beyond":
+    at_lengths = standings(study)
+    if not at_lengths or at_lengths[0].pairs.where == "beyond":
         if names := _list_up_to_six(
             name for name in study.encodings if name not in study.unchecked
         ):
             yield phrase("{names} can run at no tested length.", names=names), ()
         return
-    near, name = found[0], found[0].order[0]
+    near, name = at_lengths[0], at_lengths[0].order[0]
     lowest = near.mean(name)
     frequent = study.corpus.byte_entropy if study.corpus else None
     if frequent is not None and not lowest < frequent:
@@ -174,18 +179,18 @@ def _sentences_on_text(study: Study, brief: bool) -> Iterator[Sentence]:
         return
     if len(near.order) == 1 and not brief:
         at = "{number:.2f} at {where}"
-        runs = [each for each in found if name in each.order]
+        runs = [each for each in at_lengths if name in each.order]
         losses = _joined_by_and([phrase(at, number=s.mean(name), where=s.where) for s in runs])
         yield phrase("only one encoding", name=name, losses=losses), ()
         return
-    loss = [phrase("lowest loss at {where}", where=each.where) for each in found]
+    loss = [phrase("lowest loss at {where}", where=each.where) for each in at_lengths]
     if brief:
         use, perhaps = phrase("On text use"), phrase("On text use perhaps")
-        yield _recommend(use, perhaps, [(found[-1], loss[-1])])
+        yield _recommend(use, perhaps, [(at_lengths[-1], loss[-1])])
         return
-    loss[1:] = [phrase("lowest at {where}", where=each.where) for each in found[1:]]
-    yield _recommend(phrase("Use"), phrase("Use perhaps"), [*zip(found, loss, strict=True)])
-    yield from _sentences_on_another_text(found)
+    loss[1:] = [phrase("lowest at {where}", where=each.where) for each in at_lengths[1:]]
+    yield _recommend(phrase("Use"), phrase("Use perhaps"), [*zip(at_lengths, loss, strict=True)])
+    yield from _sentences_on_another_text(at_lengths)
 
 
 def _recommend(sure: str, unsure: str, places: Sequence[tuple[Standing, str]]) -> Sentence:
@@ -203,21 +208,21 @@ def _recommend(sure: str, unsure: str, places: Sequence[tuple[Standing, str]]) -
         there = {"b": b, "there": _mean_and_gaps(far, b)}
         where = {"near": near.where, "far": far.where}
         return phrase("use one up to a length", **where, **here, **there), (a, b)
-    said = []
+    reasons = []
     for standing, what in places:
         if name not in standing.order:
-            said.append(phrase("cannot run at {where}", where=standing.where))
+            reasons.append(phrase("cannot run at {where}", where=standing.where))
         elif name == standing.order[0]:
-            said.append(
+            reasons.append(
                 phrase("{what} ({numbers})", what=what, numbers=_mean_and_gaps(standing, name))
             )
         else:
             numbers = _mean_and_gaps(standing, name)
-            said.append(phrase("tied for the {what} ({numbers})", what=what, numbers=numbers))
-    found = _joined_by_and(said)
+            reasons.append(phrase("tied for the {what} ({numbers})", what=what, numbers=numbers))
+    text = _joined_by_and(reasons)
     if why:
-        sure, found = unsure, phrase("{found}; but {why}", found=found, why=why)
-    return phrase("{use} {name}: {found}.", use=sure, name=name, found=found), (name,)
+        sure, text = unsure, phrase("{found}; but {why}", found=text, why=why)
+    return phrase("{use} {name}: {found}.", use=sure, name=name, found=text), (name,)
 
 
 def _choose_encoding(standings: Sequence[Standing]) -> str | None:
@@ -287,16 +292,16 @@ def _sentences_on_own_encodings(study: Study) -> Iterator[str]:
     base = next((name for name in BASELINES if name in text.encodings and name not in own), None)
     if not own or base is None:
         return
-    found = standings(text)
+    at_lengths = standings(text)
     for name in own:
-        said = [
+        gaps = [
             phrase("{gap} at {where}", gap=_gap_and_verdict(each, name, base), where=each.where)
-            for each in found
+            for each in at_lengths
             if {name, base} <= set(each.order)
         ]
-        if said:
+        if gaps:
             yield phrase(
-                "{name} - {base}: {gaps}.", name=name, base=base, gaps=_joined_by_and(said)
+                "{name} - {base}: {gaps}.", name=name, base=base, gaps=_joined_by_and(gaps)
             )
 
 
@@ -324,7 +329,8 @@ def _sentences_on_exclusions(study: Study) -> Iterator[str]:
     nowhere = [row.encoding for row in rows if all(s.mean is None for s in row.by_length)]
     if nowhere and len(nowhere) < len(rows):
         yield phrase("{names} can run at no tested length.", names=_list_up_to_six(nowhere))
-    ranks = found.pairs.values if (found := standing_of_tasks(study)) else {}
+    overall = standing_of_tasks(study)
+    ranks = overall.pairs.values if overall else {}
     keys = {(c.task, c.seed, c.encoding) for c in (result.config for result in study.finished)}
     others, seeds = [n for n in done if n not in ranks], next(iter(ranks.values()), ())
     lacks = {(t, s, n) for t, _, _ in keys for s in seeds for n in others} - keys
@@ -333,10 +339,10 @@ def _sentences_on_exclusions(study: Study) -> Iterator[str]:
         yield phrase("Not ranked: {names} ({trial} is missing).", names=name, trial=trial)
 
 
-def _select_within(words: int, sentences: Sequence[str], first: set[int]) -> list[int]:
-    """Return the indices of sentences that have at most so many words together: those in `first`,
+def _select_within(words: int, sentences: Sequence[str], needed: set[int]) -> list[int]:
+    """Return the indices of sentences that have at most so many words together: those in `needed`,
     which are always kept, and then the others, in order, while there is room."""
-    kept = first & {*range(len(sentences))}
+    kept = needed & {*range(len(sentences))}
     for i in range(len(sentences)):
         if num_words(" ".join(sentences[j] for j in {*kept, i})) <= words:
             kept.add(i)
@@ -351,9 +357,9 @@ def num_words(text: str) -> float:
 def _list_up_to_six(names: Iterable[str]) -> str:
     """Return up to six names as a list in words; of more names the first five and the number of
     others."""
-    found = list(dict.fromkeys(names))
-    more = [phrase("{count} others", count=len(found) - 5)] if len(found) > 6 else []
-    return join_names([*found[:5], *more] if more else found) if found else ""
+    unique = list(dict.fromkeys(names))
+    others = [phrase("{count} others", count=len(unique) - 5)] if len(unique) > 6 else []
+    return join_names([*unique[:5], *others] if others else unique) if unique else ""
 
 
 def _joined_by_and(parts: Sequence[str]) -> str:

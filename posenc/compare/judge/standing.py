@@ -1,6 +1,6 @@
 """Who is first: how the encodings of a study stand at one length, at one task, or over all tasks.
 
-All that is said or shown of an order asks `Standing`.
+Texts, tables and figures take every order of encodings from a `Standing`.
 """
 
 import math
@@ -138,7 +138,8 @@ def standings(study: Study) -> list[Standing]:
     """Return the standings at the training length and at the longest, where an encoding runs."""
     config = study.trials[0]
     lengths = dict.fromkeys([config.train_length, max(config.test_lengths)])
-    return [found for length in lengths if (found := standing_at(study, length)) is not None]
+    at_lengths = (standing_at(study, length) for length in lengths)
+    return [standing for standing in at_lengths if standing is not None]
 
 
 def standing_of_task(study: Study, task: str) -> Standing | None:
@@ -200,24 +201,28 @@ def ranks_by_task(study: Study) -> dict[str, Values]:
 
 def ranks_without_a_task(study: Study) -> dict[str, tuple[int, int]]:
     """Return each encoding's best and worst rank if any one task is left out."""
-    ranks, found = ranks_by_task(study), {}
-    for left in ranks:
-        rest = [each for task, each in ranks.items() if task != left]
-        means = {n: fmean(r for each in rest for r in each[n].values()) for n in ranks[left]}
+    ranks, best_and_worst = ranks_by_task(study), {}
+    for left_out in ranks:
+        others = [of_task for task, of_task in ranks.items() if task != left_out]
+        means = {
+            name: fmean(rank for of_task in others for rank in of_task[name].values())
+            for name in ranks[left_out]
+        }
         for name, mean in means.items():
+            # Means that differ by the rounding of sums only are equal.
             place = 1 + sum(other < mean - 1e-9 for other in means.values())
-            low, high = found.get(name, (place, place))
-            found[name] = min(low, place), max(high, place)
-    return found
+            low, high = best_and_worst.get(name, (place, place))
+            best_and_worst[name] = min(low, place), max(high, place)
+    return best_and_worst
 
 
 def scores_of_task(study: Study, task: str) -> Values:
     """Return means of the task's metric over all tests but that at the training length."""
     scores: Values = {}
     for result in _results_that_count(study.of_task(task)):
-        found = [shown_score(task, score) for score in result.by_case[1:]]
-        known = [value for value in found if value is not None]
-        if known and len(known) == len(found):  # without a test it would be a mean of easier ones
+        shown = [shown_score(task, score) for score in result.by_case[1:]]
+        known = [value for value in shown if value is not None]
+        if known and len(known) == len(shown):  # without a test it would be a mean of easier ones
             scores.setdefault(result.config.encoding, {})[result.config.seed] = fmean(known)
     return {name: scores[name] for name in study.encodings if name in scores}
 
@@ -233,7 +238,7 @@ def _sort_keys(study: Study, task: str) -> Values:
     inf if the trial has not learned the task."""
     part = study.of_task(task)
     if task == TEXT:
-        found: Values = {}
+        keys: Values = {}
         # A model that has learned less than the frequencies of bytes has not learned the text.
         frequent = (study.corpus and study.corpus.byte_entropy) or math.inf
         for result in _results_that_count(part):
@@ -241,8 +246,8 @@ def _sort_keys(study: Study, task: str) -> Values:
             known = [value for value in far if value is not None]
             if known and len(known) == len(far):
                 key = fmean(known) if (near or 0.0) < frequent else math.inf
-                found.setdefault(result.config.encoding, {})[result.config.seed] = key
-        return found
+                keys.setdefault(result.config.encoding, {})[result.config.seed] = key
+        return keys
     passed = {
         (r.config.encoding, r.config.seed) for r in _results_that_count(part) if has_learned(r)
     }

@@ -112,7 +112,8 @@ def summarise_tasks(study: Study) -> tuple[TaskSummary, ...]:
 def context_gains(study: Study, encoding: str) -> tuple[int, list[float]] | None:
     """Return the longest context, and for each seed the bits per byte it saves on the same bytes
     against context of the training length; None if not measured."""
-    train_length, found = study.trials[0].train_length, []
+    train_length = study.trials[0].train_length
+    contexts_and_gains = []
     for result in study.finished:
         if result.config.encoding != encoding:
             continue
@@ -120,10 +121,10 @@ def context_gains(study: Study, encoding: str) -> tuple[int, list[float]] | None
         far = max(scores, default=0)
         if train_length not in scores or far <= train_length:
             return None
-        found.append((far, scores[train_length] - scores[far]))
-    if not found or len({far for far, _ in found}) > 1:
+        contexts_and_gains.append((far, scores[train_length] - scores[far]))
+    if len({far for far, _ in contexts_and_gains}) != 1:  # none, or seeds of different tests
         return None
-    return found[0][0], [gain for _, gain in found]
+    return contexts_and_gains[0][0], [gain for _, gain in contexts_and_gains]
 
 
 def describe_gains(context_and_gains: tuple[int, list[float]] | None) -> str:
@@ -136,8 +137,8 @@ def describe_gains(context_and_gains: tuple[int, list[float]] | None) -> str:
         return phrase("changes nothing")
     if not (all(g > 0 for g in gains) or all(g < 0 for g in gains)):
         return phrase("seeds disagree")
-    said = "saves {bits:.3f}" if gains[0] > 0 else "costs {bits:.3f}"
-    return phrase(said, bits=abs(fmean(gains)))
+    template = "saves {bits:.3f}" if gains[0] > 0 else "costs {bits:.3f}"
+    return phrase(template, bits=abs(fmean(gains)))
 
 
 def estimate_bits_of_last_doubling(results: Sequence[TrialResult]) -> dict[str, float]:
@@ -147,22 +148,22 @@ def estimate_bits_of_last_doubling(results: Sequence[TrialResult]) -> dict[str, 
     rates was spent. For 400 steps it gives 0.59 bits on average; separate runs of 200 and of 400
     steps differ by 0.50. An encoding is left out if its curve begins later.
     """
-    found: dict[str, list[float]] = {}
+    falls: dict[str, list[float]] = {}
     for result in results:
         curve, at = result.training, HALF_RATE_FRACTION * result.config.steps
         for before, after in pairwise(curve):
             if before.step <= at < after.step:  # between two points: a straight line
                 share = (at - before.step) / (after.step - before.step)
                 fall = before.valid + share * (after.valid - before.valid) - curve[-1].valid
-                found.setdefault(result.config.encoding, []).append(fall)
-    return {name: fmean(each) for name, each in found.items()}
+                falls.setdefault(result.config.encoding, []).append(fall)
+    return {name: fmean(of_trials) for name, of_trials in falls.items()}
 
 
 def bits_saved_by_doubling(study: Study) -> dict[str, float]:
     """Return how many bits a doubling of the steps saved, for each encoding: on average since the
     trials of a fifth of the steps that chose the rates, or else as `estimate_bits_of_last_doubling`
     estimates."""
-    done, found = study.of_task(TEXT).finished, {}
+    done, saved = study.of_task(TEXT).finished, {}
     first = {r.config.encoding: r for r in sorted(done, key=lambda r: -r.config.seed) if r.training}
     for check in (each for each in study.rates if each.task == TEXT and each.encoding in first):
         result = first[check.encoding]
@@ -170,8 +171,8 @@ def bits_saved_by_doubling(study: Study) -> dict[str, float]:
         doublings = math.log2(result.config.steps / tried_steps)
         for bits in (each.bits for each in check.tried if each.lr == check.chosen):
             if bits is not None and doublings:
-                found[check.encoding] = (bits - result.training[-1].valid) / doublings
-    return found if found.keys() == first.keys() else estimate_bits_of_last_doubling(done)
+                saved[check.encoding] = (bits - result.training[-1].valid) / doublings
+    return saved if saved.keys() == first.keys() else estimate_bits_of_last_doubling(done)
 
 
 def _task_row(task: str, encoding: str, results: Sequence[TrialResult]) -> TaskSummary:

@@ -23,37 +23,38 @@ def which_for_what(studies: Mapping[str, Study]) -> str:
     difference has an interval.
     """
     texts = {name: text for name, each in studies.items() if (text := each.of_task(TEXT)).finished}
-    found = {name: each for name, text in texts.items() if (each := standings(text))}
+    by_text = {name: each for name, text in texts.items() if (each := standings(text))}
     own = {"encoding": "", "seed": 0, "source": ""}
     trials = {(each.trials[0], bool(each.rates)) for each in texts.values()}
     recipes = {replace(t, lr=0.0 if chosen else t.lr, **own) for t, chosen in trials}
     is_one_recipe = (
         len(recipes) == len(texts) and len({replace(t, corpus="") for t in recipes}) == 1
     )
-    said = []
-    for use, at in (("Short context", 0), ("Long context", -1)) if found else ():
-        places = {name: each[at] for name, each in found.items()}
+    lines = []
+    # The first standing of a text is at the training length, the last at the longest.
+    for use, at in (("Short context", 0), ("Long context", -1)) if by_text else ():
+        places = {name: at_lengths[at] for name, at_lengths in by_text.items()}
         bits = partial(_losses_with_texts, alone=len(places) == 1)
-        said.append(
+        lines.append(
             _line_for_use(use, _best_encodings(places, is_one_recipe, bits), [*places.values()])
         )
     if over := {n: each for n, study in studies.items() if (each := standing_of_tasks(study))}:
-        said.append(
+        lines.append(
             _line_for_use(
                 "Copying and recall",
                 _best_encodings(over, True, _ranks_with_task_counts),
                 [*over.values()],
             )
         )
-    return phrase(" ").join(said)
+    return phrase(" ").join(lines)
 
 
 def _line_for_use(use: str, names: str, places: Sequence[Standing]) -> str:
     """Return the line of a use: which encodings to use for it, with "perhaps" if a standing has no
     intervals."""
     sure = not any(map(why_unsure, places))
-    said = "{use}: {names}." if sure else "{use}: perhaps {names}."
-    return phrase(said, use=phrase(use), names=names)
+    template = "{use}: {names}." if sure else "{use}: perhaps {names}."
+    return phrase(template, use=phrase(use), names=names)
 
 
 def _best_encodings(
@@ -69,9 +70,13 @@ def _best_encodings(
     if is_one_recipe and tied:
         best = min(tied, key=lambda name: fmean(each.mean(name) for each in places.values()))
         return _with_numbers(best, numbers(places, best), len(tied))
-    said = {n: phrase(n) if p.first[1:] else numbers({n: p}, p.order[0]) for n, p in places.items()}
+    # The numbers of the best of each study; only the name of the text where others are tied with
+    # it.
+    texts = {
+        n: phrase(n) if p.first[1:] else numbers({n: p}, p.order[0]) for n, p in places.items()
+    }
     return join_names(
-        [_with_numbers(p.order[0], said[name], len(p.first)) for name, p in places.items()]
+        [_with_numbers(p.order[0], texts[name], len(p.first)) for name, p in places.items()]
     )
 
 
@@ -79,11 +84,11 @@ def _losses_with_texts(places: Mapping[str, Standing], name: str, alone: bool = 
     """Return the losses of an encoding in words, each with its text; without the text if `alone`:
     `2.31 bits on code, 2.40 on novel`."""
     one = "{bits:.2f} bits" if alone else "{bits:.2f} bits on {text}"
-    said = [
+    losses = [
         phrase("{bits:.2f} on {text}" if i else one, bits=p.mean(name), text=phrase(text))
         for i, (text, p) in enumerate(places.items())
     ]
-    return phrase(", ").join(said)
+    return phrase(", ").join(losses)
 
 
 def _ranks_with_task_counts(places: Mapping[str, Standing], name: str) -> str:
@@ -91,8 +96,8 @@ def _ranks_with_task_counts(places: Mapping[str, Standing], name: str) -> str:
     one = "mean rank {rank:.2f} over {where}"
     tied = "tied mean rank {rank:.2f} over {where}" if len(places) > 1 else one
     at = places.values()
-    said = [phrase(tied if p.first[1:] else one, rank=p.mean(name), where=p.where) for p in at]
-    return phrase(", ").join(said)
+    ranks = [phrase(tied if p.first[1:] else one, rank=p.mean(name), where=p.where) for p in at]
+    return phrase(", ").join(ranks)
 
 
 def _with_numbers(best: str, numbers: str, num_tied: int = 1) -> str:

@@ -33,7 +33,7 @@ def leaderboard_object(boards: Mapping[str, Study], home: Path | None = None) ->
 
 
 def json_text(content: dict[str, Any]) -> str:
-    """Return content as JSON text, with letters of any script as they are."""
+    """Return content as JSON text; letters beyond ASCII are not escaped."""
     return json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False)
 
 

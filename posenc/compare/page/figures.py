@@ -59,8 +59,11 @@ def chart_by_position(study: Study, styles: Styles) -> Chart:
     curves = {name: _mean_curve(trials, points) for name, trials in _trials_by_encoding(study)}
     longest = max(_tested_lengths(study))
     first = min([longest, *(middle for middles, _ in curves.values() for middle in middles)])
-    doublings = [2**i for i in range(max(0, round(log2(first))), 40) if 2**i <= longest]
-    ticks = doublings[:: 1 + len(doublings) // 9]
+    first_doubling = max(0, round(log2(first)))
+    doublings = [
+        2**i for i in range(first_doubling, 40) if 2**i <= longest
+    ]  # 2^40: longer than any
+    ticks = doublings[:: 1 + len(doublings) // 9]  # at most nine, so that their labels fit
     axes = phrase("position in the window, bytes"), phrase("bits per byte")
     return _chart_over_lengths(study, stacked(*axes, curves), styles, ticks)
 
@@ -77,6 +80,8 @@ def chart_of_training(study: Study, styles: Styles) -> Chart:
 
 
 def _draw_training(data: Data, styles: Styles) -> Figure:
+    """Draw the curves of a table: those of validation with markers and names, and those of BATCHES
+    as thin lines in the colours of their encodings."""
     x_label, y_label = axes_of(data)
     with figure(x_label, y_label) as (drawn, axes):
         for name, part in parts(data).items():
@@ -98,8 +103,12 @@ def _chart_over_lengths(study: Study, data: Data, styles: Styles, ticks: Sequenc
 
 
 def _merge_position_scores(buckets: Sequence[PositionScore], cut: int) -> list[tuple[float, float]]:
-    """Return middles and means of wider buckets, each a quarter longer than what lies before it, so
-    that noise does not hide the curve; none spans the position `cut`."""
+    """Join neighbouring buckets of positions into wider ones, so that noise does not hide the
+    curve. Return the middle position of each and its mean bits per byte.
+
+    A wider bucket ends at most a quarter behind its start (chosen). None spans the position `cut`,
+    at which the curve may jump.
+    """
     groups: list[list[PositionScore]] = []
     for bucket in buckets:
         if groups and bucket.start != cut and bucket.stop <= 1.25 * groups[-1][0].start:
@@ -130,7 +139,10 @@ def _trials_by_encoding(study: Study) -> Iterable[tuple[str, list[TrialResult]]]
 def _mean_curve(
     trials: list[TrialResult], points: Callable[[TrialResult], list[tuple[float, float]]]
 ) -> tuple[list[float], list[float]]:
-    """Return the mean over trials at every x that all of them have."""
+    """Return a mean curve, as its xs and ys: at every x that all trials have, the mean of their ys.
+
+    points: returns the points (x, y) of a trial.
+    """
     curves = [dict(points(trial)) for trial in trials]
     shared = sorted(set.intersection(*(set(curve) for curve in curves)))
     return shared, [fmean(curve[x] for curve in curves) for x in shared]

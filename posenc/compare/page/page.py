@@ -231,7 +231,7 @@ def _text_facts(study: Study) -> dict[str, str]:
 
 
 def _training_fact(trial: TrialConfig, study: Study) -> tuple[str, str]:
-    """Say of which task a trial is, and how it was trained."""
+    """Return how the trials of this one's task were trained, as the name of a fact and its text."""
     name = "training" if trial.is_on_text else phrase("training on {task}", task=trial.task)
     peaks = sorted({t.lr for t in study.trials if t.task == trial.task})
     rate = "rates in their table" if len(peaks) > 1 else "peak learning rate {low:g}"

@@ -11,8 +11,9 @@ from posenc.tasks.known import TEXT
 from posenc.tasks.task import Case
 
 LINES_PER_TRIAL = 10
-"""Plain lines per trial."""
+"""Plain lines per trial: chosen."""
 ALL_TRIALS = "all trials"
+"""Name of the bar of all trials together."""
 
 
 def unit_of_loss(trial: TrialConfig) -> str:
@@ -26,13 +27,16 @@ class PlainLines:
     def __init__(self, console: Console) -> None:
         self.console = console
         self.paces: dict[TrialConfig, Pace] = {}
-        self.said: dict[TrialConfig, int] = {}
+        self.tenths_printed: dict[TrialConfig, int] = {}
 
     def step(self, trial: TrialConfig, step: int, loss: float) -> None:
+        """Print step, loss and the time left if the trial has come to another tenth."""
         pace = self.paces.setdefault(trial, Pace(step))
-        part = step * LINES_PER_TRIAL // trial.steps
-        if part > self.said.setdefault(trial, pace.first * LINES_PER_TRIAL // trial.steps):
-            self.said[trial] = part
+        tenth = step * LINES_PER_TRIAL // trial.steps
+        # A trial that goes on from a checkpoint begins with the tenth it had reached.
+        first_tenth = pace.first * LINES_PER_TRIAL // trial.steps
+        if tenth > self.tenths_printed.setdefault(trial, first_tenth):
+            self.tenths_printed[trial] = tenth
             left = (pace.seconds_per_step(step) or 0.0) * (trial.steps - step)
             progress = (
                 f"step {step} of {trial.steps}, loss {loss:.3f} bits per {unit_of_loss(trial)}"
@@ -40,12 +44,15 @@ class PlainLines:
             self.note(trial, f"{progress}, {clock(left)} left")
 
     def testing(self, trial: TrialConfig) -> None:
+        """Print that the trial is tested now."""
         self.note(trial, "testing")
 
     def note(self, trial: TrialConfig, text: str) -> None:
+        """Print a line about the trial."""
         say(self.console, f"{describe_trial(trial)}: {text}")
 
     def finished(self, trial: TrialConfig, result: TrialResult) -> None:
+        """Print the scores of a trial that has ended, or why it failed."""
         say(self.console, describe_outcome(trial, result))
 
 
@@ -59,7 +66,7 @@ class LiveBars:
         self.workers = workers
         self.paces: dict[TrialConfig, Pace] = {}
         self.seconds_per_step: float | None = None
-        self._show_all()
+        self._show_total()
 
     def __enter__(self) -> "LiveBars":
         self.bars.start()
@@ -69,27 +76,33 @@ class LiveBars:
         self.bars.stop()
 
     def step(self, trial: TrialConfig, step: int, loss: float) -> None:
+        """Update the bars of the trial and of all trials."""
         seconds = self.paces.setdefault(trial, Pace(step)).seconds_per_step(step)
         self.seconds_per_step = seconds or self.seconds_per_step
         self.steps[trial] = step
         left = None if seconds is None else seconds * (trial.steps - step)
         remark = f"loss {loss:.3f} bits/{unit_of_loss(trial)}"
         self.bars.show(describe_trial(trial), step, trial.steps, remark, left)
-        self._show_all()
+        self._show_total()
 
     def testing(self, trial: TrialConfig) -> None:
+        """Fill the bar of the trial, and show that it is tested now."""
         self.bars.show(describe_trial(trial), trial.steps, trial.steps, "testing")
 
     def note(self, trial: TrialConfig, text: str) -> None:
+        """Print a line about the trial above the bars."""
         self.bars.say(f"{describe_trial(trial)}: {text}")
 
     def finished(self, trial: TrialConfig, result: TrialResult) -> None:
+        """Replace the bar of a trial that has ended by a line with its scores, or why it failed."""
         self.bars.remove(describe_trial(trial))
         self.steps[trial] = trial.steps
         self.bars.say(describe_outcome(trial, result))
-        self._show_all()
+        self._show_total()
 
-    def _show_all(self) -> None:
+    def _show_total(self) -> None:
+        """Update the bar of all trials: steps done, trials ended, and the time left if all workers
+        are as fast as the last step that was seen."""
         done = sum(self.steps.values())
         left = None
         if self.seconds_per_step is not None:

@@ -13,8 +13,10 @@ from posenc.sentence import phrase, translate_stored_text
 
 @dataclass(frozen=True)
 class Loss:
-    """One cell: the mean over seeds, and its verdict against the best at its length.
+    """One cell: the mean over seeds in bits per byte, and its verdict against the best at its
+    length.
 
+    mean: None where the encoding cannot run, and `cannot` has the reason.
     verdict: "best", "tied" or "worse"; "" at a length that is not tested, or without intervals.
     apart: the difference from the best, and half of its interval.
     """
@@ -45,6 +47,7 @@ def text_rows(study: Study) -> list[tuple[EncodingSummary, list[Loss], str]]:
     and what more context does in words."""
     lengths = study.trials[0].test_lengths
     standing_at_length = {n: standing_at(study, n) for n in lengths}
+    # Only there the judge looks for significant differences.
     ends = (lengths[0], lengths[-1])
     order = best_first(study)
     rows = []
@@ -60,7 +63,8 @@ def text_rows(study: Study) -> list[tuple[EncodingSummary, list[Loss], str]]:
 
 
 def describe_detectable_difference(study: Study) -> str:
-    """Say the least difference that the study could detect, at each tested length."""
+    """Return in words the least difference that the study could detect, at the training length and
+    at the longest."""
     at = "{number:.2f} at {where}"
     all_standings = standings(study)
     if all(len(standing.order) < 2 for standing in all_standings):

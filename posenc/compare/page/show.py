@@ -18,15 +18,15 @@ from posenc.tasks.known import TEXT
 
 
 def write_page(study: Study, folder: Path) -> None:
-    """Write report.html and results.csv."""
+    """Write report.html and results.csv of a study into the folder."""
     from posenc.compare.page.page import make_page
 
-    labelled_study = _for_reader(study)
+    labelled_study = _label_and_translate(study)
     write_atomically(folder / "results.csv", tables.csv_text(labelled_study))
     make_page(labelled_study).write(folder / "report.html")
 
 
-def _for_reader(study: Study) -> Study:
+def _label_and_translate(study: Study) -> Study:
     """Return the study with the user's labels, and its recommendation and limits in the reader's
     language."""
     study = with_labels(study)
@@ -54,7 +54,7 @@ def show_study(study: Study, folder: Path, console: Console, as_json: bool = Fal
             print(visible(answer_json(with_labels(study), folder)))
         return
     out = stdout(160)
-    labelled_study = _for_reader(study)
+    labelled_study = _label_and_translate(study)
     if study.corpus is not None:
         out.print(tables.summary_table(labelled_study.of_task(TEXT)))
     for table in (*task_tables.task_tables(study.tasks), *tables.rate_tables(labelled_study)):

@@ -93,16 +93,17 @@ def csv_text(study: Study) -> str:
         fields["test_lengths"] = " ".join(map(str, result.config.test_lengths))
         speed = "" if result.timing is None else round(result.timing.tokens_per_second)
         settings_of_trial = [fields[name] for name in config]
-        for number in _numbers(result):
-            value = "" if number.value is None else repr(number.value)
+        for measured in _measurements(result):
+            value = "" if measured.value is None else repr(measured.value)
             writer.writerow(
-                [number.measure, number.at, value, number.note, speed, *settings_of_trial]
+                [measured.measure, measured.at, value, measured.note, speed, *settings_of_trial]
             )
     return out.getvalue()
 
 
-class _Number(NamedTuple):
-    """A number of a trial: what was measured, at which length, position or step."""
+class _Measurement(NamedTuple):
+    """A number of a trial: what was measured, at which length, position or step. `value` is None
+    for a failure or a test that cannot run, and `note` says why."""
 
     measure: str
     at: int | str
@@ -110,33 +111,34 @@ class _Number(NamedTuple):
     note: str
 
 
-def _numbers(result: TrialResult) -> Iterator[_Number]:
+def _measurements(result: TrialResult) -> Iterator[_Measurement]:
     """Yield every number of a trial, or why it failed."""
     if result.reason is not None:
-        yield _Number("failed", "", None, result.reason)
+        yield _Measurement("failed", "", None, result.reason)
     for score in result.by_length:
-        yield _Number("by_length", score.length, score.bits_per_byte, score.cannot or "")
+        yield _Measurement("by_length", score.length, score.bits_per_byte, score.cannot or "")
     for score in result.by_context:
-        yield _Number("by_context", score.length, score.bits_per_byte, score.cannot or "")
+        yield _Measurement("by_context", score.length, score.bits_per_byte, score.cannot or "")
     for bucket in result.by_position:
         until = f"to {bucket.stop - 1}"
-        yield _Number("by_position", bucket.start, bucket.bits_per_byte, until)
-    yield from _numbers_of_cases(result)
+        yield _Measurement("by_position", bucket.start, bucket.bits_per_byte, until)
+    yield from _measurements_of_cases(result)
     for point in result.training:
-        yield _Number("train", point.step, point.train, "")
-        yield _Number("valid", point.step, point.valid, "")
+        yield _Measurement("train", point.step, point.train, "")
+        yield _Measurement("valid", point.step, point.valid, "")
 
 
-def _numbers_of_cases(result: TrialResult) -> Iterator[_Number]:
+def _measurements_of_cases(result: TrialResult) -> Iterator[_Measurement]:
     """Yield the scores of a task's tests, and why a test cannot run under each measure."""
     for case in result.by_case:
         for measure in CASE_MEASURES:
             value = getattr(case, measure)
             if value is not None or case.cannot:
-                yield _Number(measure, case.length, value, case.cannot or case.variant)
+                yield _Measurement(measure, case.length, value, case.cannot or case.variant)
 
 
 CASE_MEASURES = ("exact_match", "token_accuracy", "exact_match_cut", "token_accuracy_cut")
+"""Fields of a CaseScore that become rows of results.csv."""
 
 
 def _loss_text(loss: rows.Loss) -> str:

@@ -34,6 +34,7 @@ from posenc.tasks.known import TASKS, TEXT
 from posenc.tasks.scoring import LEARNED
 
 MAX_TONE = 4
+"""Colour of the fourth tier and all later ones; 1 is that of the best."""
 
 
 def task_matrix(study: Study) -> Iterator[Block]:
@@ -91,7 +92,7 @@ def task_plots(study: Study) -> Iterator[Plot]:
 
 def chart_of_every_trial(study: Study) -> Chart:
     """Draw the score of every trial: a row per encoding, a marker per task."""
-    names = rows.order_by_standings(study, _standing_by_column(study).values())[::-1]
+    names = rows.order_by_standings(study, _standing_by_column(study).values())[::-1]  # from below
     passed = {result.config for result in study.finished if has_learned(result)}
     scores = {task: scores_of_task(study, task) for task in study.sequence_tasks}
     dots = []
@@ -110,14 +111,17 @@ def chart_of_every_trial(study: Study) -> Chart:
 
 
 def _draw_trials(data: Data, names: Sequence[str], tasks: Sequence[str]) -> Figure:
-    height = 1.0 + 0.32 * len(names)
+    """Draw the table of `chart_of_every_trial`: a row for each of `names`, from below, and in it a
+    marker for each trial, of another shape and colour for each task; a cross if it is not
+    learned."""
+    height = 1.0 + 0.32 * len(names)  # inches: axis and legend, and each row; chosen
     styles = line_styles(tasks)
     _, score, *_ = data
     with figure(score, "", height=height) as (drawn, axes):
         for i, task in enumerate(tasks):
-            place = styles[task]
+            look = styles[task]
             shift = 0.6 * ((i + 0.5) / len(tasks) - 0.5)  # equal scores hide no other
-            for learned_it, marker in ((True, place.marker), (False, "x")):
+            for learned_it, marker in ((True, look.marker), (False, "x")):
                 points = [
                     (value, names.index(name) - shift)
                     for where, value, name, is_learned in zip(
@@ -127,10 +131,10 @@ def _draw_trials(data: Data, names: Sequence[str], tasks: Sequence[str]) -> Figu
                 ]
                 x, y = zip(*points, strict=True) if points else ((), ())
                 label = task if learned_it else None
-                axes.scatter(x, y, s=22, marker=marker, color=place.color, label=label, alpha=0.8)
+                axes.scatter(x, y, s=22, marker=marker, color=look.color, label=label, alpha=0.8)
         axes.scatter((), (), s=22, marker="x", color="gray", label=phrase("not learned"))
         axes.set_yticks(range(len(names)), names)
-        axes.set_xlim(-0.03, 1.03)
+        axes.set_xlim(-0.03, 1.03)  # whole markers at the scores 0 and 1
         legend_above(drawn)
     return drawn
 

@@ -16,6 +16,7 @@ from posenc.compare.trial.config import TrialConfig
 from posenc.report.files.opened import append_to, make_inside
 
 EVENTS = "events.jsonl"
+"""Name of the file of events in a study's folder."""
 
 
 @contextlib.contextmanager
@@ -24,12 +25,11 @@ def open_watchers(
 ) -> Iterator[list[Any]]:
     """Open what follows the trials, for the block under `with`: the screen, a file of events in the
     study's folder and, with `tensorboard`, files for TensorBoard."""
-    live = console.is_terminal
-    plain = contextlib.nullcontext(PlainLines(console))
-    screen = LiveBars(console, study.trials, workers) if live else plain
+    plain_lines = contextlib.nullcontext(PlainLines(console))
+    bars_or_lines = LiveBars(console, study.trials, workers) if console.is_terminal else plain_lines
     boards = [TensorBoard(folder / "tensorboard")] if tensorboard else []
     with contextlib.ExitStack() as stack:
-        watchers = (screen, EventFile(folder / EVENTS), *boards)
+        watchers = (bars_or_lines, EventFile(folder / EVENTS), *boards)
         yield [stack.enter_context(watcher) for watcher in watchers]
 
 
@@ -45,7 +45,7 @@ class EventFile:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.last: dict[TrialConfig, float] = {}
+        self.last_step_time: dict[TrialConfig, float] = {}
 
     def __enter__(self) -> "EventFile":
         self.file = append_to(self.path)
@@ -56,23 +56,28 @@ class EventFile:
             self.file.close()
 
     def step(self, trial: TrialConfig, step: int, loss: float) -> None:
+        """Write a step, at most once a second of each trial."""
         now = time.monotonic()
-        if now - self.last.get(trial, -1.0) >= 1.0:
-            self.last[trial] = now
+        if now - self.last_step_time.get(trial, -1.0) >= 1.0:  # -1: the first step always
+            self.last_step_time[trial] = now
             self._write("step", trial, step=step, steps=trial.steps, loss=loss)
 
     def testing(self, trial: TrialConfig) -> None:
-        self.last.setdefault(trial, 0.0)
+        """Write that the trial is tested now."""
+        self.last_step_time.setdefault(trial, 0.0)  # `finished` tells by it that the trial ran
         self._write("testing", trial)
 
     def note(self, trial: TrialConfig, text: str) -> None:
+        """Write a note on the trial."""
         self._write("note", trial, text=text)
 
     def finished(self, trial: TrialConfig, result: TrialResult) -> None:
-        if self.last.pop(trial, None) is not None or result.reason is not None:
+        """Write that the trial has ended, unless it had finished before this run."""
+        if self.last_step_time.pop(trial, None) is not None or result.reason is not None:
             self._write("finished", trial, reason=result.reason)
 
     def _write(self, event: str, trial: TrialConfig, **values: Any) -> None:
+        """Append a line with the event, the time, the trial and these values."""
         record = {
             "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
             "event": event,
@@ -97,7 +102,7 @@ class TensorBoard(contextlib.AbstractContextManager):
         from torch.utils.tensorboard import SummaryWriter
 
         self.folder = make_inside(folder)
-        self.make = SummaryWriter
+        self.writer_class = SummaryWriter
         self.writers: dict[TrialConfig, Any] = {}
 
     def __exit__(self, *exc: object) -> None:
@@ -105,15 +110,19 @@ class TensorBoard(contextlib.AbstractContextManager):
             writer.close()
 
     def step(self, trial: TrialConfig, step: int, loss: float) -> None:
-        self._writer(trial).add_scalar("loss", loss, step)
+        """Add the loss of a step to the curve of a running trial."""
+        self._writer_of(trial).add_scalar("loss", loss, step)
 
     def testing(self, trial: TrialConfig) -> None:
-        self._writer(trial)
+        """Make the trial's run if there is none, so that `finished` adds its curves."""
+        self._writer_of(trial)
 
     def note(self, trial: TrialConfig, text: str) -> None:
-        self._writer(trial).add_text("note", text)
+        """Add a text to the trial's run."""
+        self._writer_of(trial).add_text("note", text)
 
     def finished(self, trial: TrialConfig, result: TrialResult) -> None:
+        """Add the curves of training and validation, and close the trial's run."""
         if trial not in self.writers:  # finished in an earlier run, which wrote it
             return
         writer = self.writers.pop(trial)
@@ -122,7 +131,8 @@ class TensorBoard(contextlib.AbstractContextManager):
             writer.add_scalar("validation", point.valid, point.step)
         writer.close()
 
-    def _writer(self, trial: TrialConfig) -> Any:
+    def _writer_of(self, trial: TrialConfig) -> Any:
+        """Return the TensorBoard writer of a trial; the first call makes it."""
         if trial not in self.writers:
-            self.writers[trial] = self.make(str(self.folder / trial.folder))
+            self.writers[trial] = self.writer_class(str(self.folder / trial.folder))
         return self.writers[trial]

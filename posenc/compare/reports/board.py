@@ -17,6 +17,7 @@ from posenc.sentence import is_english, phrase
 PUBLISHED = Path("results/leaderboard")
 """Folder of the files in the repository; a wheel has them next to this module."""
 BOARD, ROWS = "board.json", "tasks.jsonl"
+"""Names of the published files: answers and matrices, and the trials of the tasks."""
 
 
 def show_published(as_json: bool, lang: str | None = None) -> None:
@@ -43,15 +44,15 @@ def show_published(as_json: bool, lang: str | None = None) -> None:
         studies = board["studies"].items()
         out = stdout(160)
         named = phrase("encoding")
-        of = "{what}: {name}"
+        label = "{what}: {name}"
         compact: Any = {"box": SIMPLE_HEAD, "show_edge": False, "padding": 0, "whole": True}
         for name, study in studies:
             wheres = (place["where"] for place in texts["studies"][name]["places"])
             header = [named, *("\n".join(re.split("[ _]", where)) for where in wheres)]
-            what = phrase(of, what=phrase("Published leaderboard"), name=phrase(name))
+            what = phrase(label, what=phrase("Published leaderboard"), name=phrase(name))
             title: Any = {"title": what, "title_justify": "left"}
             print_table(out, header, leaderboard_rows(study), named=named, **compact, **title)
-            limits = phrase(of, what=phrase(name), name=texts["studies"][name]["cannot_say"])
+            limits = phrase(label, what=phrase(name), name=texts["studies"][name]["cannot_say"])
             lines.append(phrase("What this cannot say: {limits}", limits=limits))
         for line in (*lines, phrase("explain the leaderboard")):
             say(out, line)

@@ -64,7 +64,7 @@ def recipe_of(trials: Iterable[TrialConfig]) -> dict[str, set[object]]:
     return fields
 
 
-def _recipe(study: Study) -> dict[str, set[object]]:
+def _recipe_of_study(study: Study) -> dict[str, set[object]]:
     """Return the recipe of a study's trials, see `recipe_of`."""
     fields = recipe_of(study.trials)
     if study.rates:
@@ -74,8 +74,8 @@ def _recipe(study: Study) -> dict[str, set[object]]:
 
 def check_recipe(first: Path, study: Study, folder: Path, other: Study) -> None:
     """Raise ValueError if two studies, in these folders, are of different recipes."""
-    ours = _recipe(study)
-    theirs = _recipe(other)
+    ours = _recipe_of_study(study)
+    theirs = _recipe_of_study(other)
     differ = [name for name in ours if ours[name] != theirs.get(name)]
     if differ:
         differences = ", ".join(

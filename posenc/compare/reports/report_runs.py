@@ -38,7 +38,7 @@ def report_runs(
     recipes of the runs differ, or if `out` is a run itself.
     """
     check_outputs(figures)
-    output_language(lang)
+    output_language(lang)  # refuses an unknown language before work begins
     runs = [(folder, _read_study(folder)) for folder in folders]
     if len(runs) == 1 and out is None:
         ((home, study),) = runs
@@ -97,10 +97,11 @@ def _read_study(folder: Path) -> Study:
         ) from None
 
 
-def _collect_run(folder: Path, lines: list[str], study: Study | None = None) -> tuple[Path, Study]:
-    """Return a run with the results in its folder; add damaged ones to `lines`."""
+def _collect_run(folder: Path, notes: list[str], study: Study | None = None) -> tuple[Path, Study]:
+    """Return the folder, and its study with the results that lie there now; add a line about each
+    damaged result to `notes`. study: as read before; None: read it here."""
     study, damaged = collect_results(_read_study(folder) if study is None else study, folder)
-    lines += damaged
+    notes += damaged
     return folder, study
 
 
@@ -117,10 +118,10 @@ def _make_report_folder(trials: Sequence[TrialConfig], out: Path | None, name: s
             "another folder."
         )
     rows = folder / "results.csv"
-    begin = ",".join(tables.COLUMNS).encode()
-    ours = rows.is_file() and bytes_of(rows, None).startswith(begin)
+    header = ",".join(tables.COLUMNS).encode()
+    is_report = rows.is_file() and bytes_of(rows, None).startswith(header)
     for path in (rows, folder / "report.html"):
-        if path.exists() and not ours:
+        if path.exists() and not is_report:
             raise ValueError(f"--out: {path} is not posenc's. Choose another folder.")
     check_writable(folder / "report.html")
     return folder
