@@ -60,6 +60,7 @@ def check_arguments(init: Callable[..., None]) -> Callable[..., None]:
 
     @functools.wraps(init)
     def check_and_init(*args: Any, **kwargs: Any) -> None:
+        """Check and record arguments, of which the first is the encoding, and call `init`."""
         try:
             bound = signature.bind(*args, **kwargs)
         except TypeError:

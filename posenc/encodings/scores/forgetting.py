@@ -144,6 +144,7 @@ class FoXTerm(Dense):
         k_high, k_low = _split_into_two_float32(k)
 
         def mod(score: Tensor, batch: Tensor, head: Tensor, q_idx: Tensor, kv_idx: Tensor):
+            """Return the score of a pair plus the difference of its two sums."""
             # A state with one row serves the whole batch.
             q_row = torch.zeros_like(batch) if len(q_high) == 1 else batch
             k_row = torch.zeros_like(batch) if len(k_high) == 1 else batch

@@ -101,6 +101,8 @@ class Bands:
             high = min(max(high, ends[0]), ends[1])
 
         def band(table: Table | None, first: int, last: int, step: int) -> Band | None:
+            """Return the band of a table at distances first, first + step, ..., last; None without
+            a table."""
             if table is None:
                 return None
 

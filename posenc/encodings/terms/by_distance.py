@@ -139,6 +139,7 @@ class ByDistance(Term):
         low, high = (torch.full((), end, device=self.q.device) for end in self.ends)
 
         def mod(score: Tensor, batch: Tensor, head: Tensor, q_idx: Tensor, kv_idx: Tensor):
+            """Return the score of a pair plus its products with the vectors of its distance."""
             distance = take(q_positions, batch, q_idx) - take(kv_positions, batch, kv_idx)
             row = _round_down(distance).clamp(low, high) - low
             if q_products is not None:

@@ -255,7 +255,7 @@ def shape_of(
 
     >>> from transformers import GPT2Config, GPT2Model
     >>> gpt2 = GPT2Model(GPT2Config(vocab_size=90, n_embd=32, n_layer=1, n_head=4))
-    >>> posenc.create("fire", posenc.hf.shape_of(gpt2)).num_heads
+    >>> posenc.hf.shape_of(gpt2).num_heads
     4
     """
     example = build_example(model) if example is None else example
