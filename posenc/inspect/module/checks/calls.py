@@ -14,23 +14,28 @@ from posenc.report.page.failure import one_line
 _CLOSE = 1e-4
 """Radians, logits or fractions: float32's difference when it adds in another order."""
 _FEW_TOKENS = 16
-"""Tokens of a short call. This number and the next are chosen, not derived."""
+"""Tokens of a short call. This number and the next ones are chosen, not derived."""
 _LATER_START = 3
 """Position at which a row starts that does not start at 0."""
+_MANY_TOKENS = 64
+"""Tokens of a longer call, in which a check repeats or takes apart what the module does."""
+_FEWEST_TOKENS = 8
+"""Tokens of the shorter call for a module that does few."""
 
 
 def judge_repeated_calls(subject: Subject) -> Finding:
     """Check that earlier calls, with other dtypes, lengths and positions, change no later one: each
     must give what a fresh module gives."""
-    wide = torch.float32
-    narrow = torch.bfloat16
+    float32 = torch.float32
+    bfloat16 = torch.bfloat16
     whole = torch.arange(subject.length)
-    first = whole[: min(64, max(8, subject.length // 2))]
+    first = whole[: min(_MANY_TOKENS, max(_FEWEST_TOKENS, subject.length // 2))]
     later = first + subject.length - len(first)
-    dtypes = [(whole, wide), (first, wide), (whole, narrow), (whole, wide)]
-    lengths = [(first, wide), (whole, wide), (first, wide)]
-    places = [(first, wide), (later, wide), (first, wide)]
+    dtypes = [(whole, float32), (first, float32), (whole, bfloat16), (whole, float32)]
+    lengths = [(first, float32), (whole, float32), (first, float32)]
+    places = [(first, float32), (later, float32), (first, float32)]
     differences = []
+    # Also without the first two calls, so that a module sees bfloat16 first.
     for calls in (dtypes, dtypes[2:], lengths, places):
         used = subject.fresh()
         for positions, dtype in calls:
@@ -47,14 +52,14 @@ def _differences_from_fresh(
     name = str(dtype).removeprefix("torch.")
     call = f"{len(positions):,} tokens" + (f" from {positions[0]:,} on" if positions[0] else "")
     try:
-        want = floating_tensors(subject.form.call(subject.fresh(), inputs))
+        expected = floating_tensors(subject.form.call(subject.fresh(), inputs))
     except Exception:  # what a fresh module refuses as well says nothing about history
         return []
     try:
         got = floating_tensors(subject.form.call(used, inputs))
     except Exception as failed:
         return [f"{call} in {name} after others: {one_line(failed)}"]
-    for a, b in zip(got, want, strict=True):
+    for a, b in zip(got, expected, strict=True):
         if a.dtype != b.dtype:
             return [f"{name} after others returns {a.dtype}, fresh {b.dtype}"]
         if a.shape != b.shape:
@@ -67,7 +72,7 @@ def _differences_from_fresh(
 
 def judge_writes_into_arguments(subject: Subject) -> Finding:
     """Check that the module writes into none of the tensors that it is given."""
-    ordered, named = subject.form.arguments(subject.make_inputs(min(64, subject.length)))
+    ordered, named = subject.form.arguments(subject.make_inputs(min(_MANY_TOKENS, subject.length)))
     arguments = dict(zip(subject.form.in_order, ordered, strict=True)) | named
     copies = {word: v.clone() for word, v in arguments.items() if isinstance(v, Tensor)}
     if not copies:
@@ -111,7 +116,7 @@ def _largest_difference(subject: Subject, a: Tensor, b: Tensor) -> float:
 def judge_single_token(subject: Subject) -> Finding:
     """Check that the last token of a call has the same result by itself, as in decoding."""
     words = subject.form.words
-    count = min(64, subject.length)
+    count = min(_MANY_TOKENS, subject.length)
     whole = subject.read_result(subject.make_inputs(count))
     last = count - 1
     if {"q", "k"} <= words and not subject.form.takes_positions:
@@ -119,12 +124,14 @@ def judge_single_token(subject: Subject) -> Finding:
     if {"q_len", "kv_len"} <= words:
         return _judge_single_query_of_bias(subject, whole, count)
     if subject.view.kind != "bias" and "positions" in words:
-        one = subject.read_result(subject.make_inputs(torch.tensor([last])))
+        alone = subject.read_result(subject.make_inputs(torch.tensor([last])))
     elif subject.view.kind != "bias" and "offset" in subject.form.on_request:
-        one = subject.read_result(subject.make_inputs(1, offset=last))
+        alone = subject.read_result(subject.make_inputs(1, offset=last))
     else:
         return None, "cannot be asked for one token"
-    return _judge_last_token_alone(measure_errors(subject.view.kind, one, whole[-1:]).worst, count)
+    return _judge_last_token_alone(
+        measure_errors(subject.view.kind, alone, whole[-1:]).worst, count
+    )
 
 
 def _judge_last_token_alone(worst: float, count: int) -> Finding:
@@ -136,14 +143,14 @@ def _judge_last_token_alone(worst: float, count: int) -> Finding:
 def _judge_single_query_of_bias(subject: Subject, whole: Tensor, count: int) -> Finding:
     """Check that a bias for one query over all keys is the last row of the `whole` bias of `count`
     tokens."""
-    one = subject.read_result(subject.make_inputs(count, last=1))
-    if subject.view.kind != "bias" or one.shape[-1] != count:
+    alone = subject.read_result(subject.make_inputs(count, last=1))
+    if subject.view.kind != "bias" or alone.shape[-1] != count:
         return None, "returns no row of a bias"
     last = torch.tensor([count - 1])
     expected = logits_below_largest(whole, last)
-    worst = (logits_below_largest(one[:, -1:], last) - expected).abs().max().item()
+    worst = (logits_below_largest(alone[:, -1:], last) - expected).abs().max().item()
     takes_no_offset = "offset" not in subject.form.on_request
-    if worst > _CLOSE and takes_no_offset and are_close(one[:, -1], whole[:, 0], _CLOSE):
+    if worst > _CLOSE and takes_no_offset and are_close(alone[:, -1], whole[:, 0], _CLOSE):
         return None, f"given only counts, it takes one query over {count} keys for the first"
     return _judge_last_token_alone(worst, count)
 
@@ -152,19 +159,19 @@ def _judge_query_over_cached_keys(subject: Subject, whole: Tensor, count: int) -
     """Check that the last query, when it is given alone with all `count` keys, has the same scores
     as in the `whole` call. Both sides may be scaled, so only products are compared."""
     try:
-        one = subject.form.call(subject.fresh(), subject.make_inputs(count, last=1))
+        alone = subject.form.call(subject.fresh(), subject.make_inputs(count, last=1))
     except Exception as failed:
         return None, f"takes no single query: {one_line(failed)}"
     if subject.view.how != "rotated content" or len(subject.view.axes) != 2:
         return None, "does not return queries and keys"
     # Queries (1, heads, pairs), and keys (count, heads, pairs).
-    single = subject.view.rotated_sides(one)
+    single = subject.view.rotated_sides(alone)
     both = subject.view.by_head(whole).unbind(1)
-    want = both[0][-1:] * both[1].conj()
+    expected = both[0][-1:] * both[1].conj()
     got = single[0][-1:] * single[1].conj()
-    if got.shape != want.shape:
+    if got.shape != expected.shape:
         return None, "returns other shapes for one query"
-    worst = ((got - want).abs().amax(-1) / want.abs().amax(-1)).max().item()
+    worst = ((got - expected).abs().amax(-1) / expected.abs().amax(-1)).max().item()
     first = both[0][:1] * both[1].conj()
     if worst > _CLOSE and (got - first).abs().max() <= _CLOSE * first.abs().max():
         return None, f"given no positions, it takes one query with {count} keys for the first"

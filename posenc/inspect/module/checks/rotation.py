@@ -23,7 +23,11 @@ _SCALING_NAMES = re.compile(r"scal|factor|alpha|ntk|yarn|interpol|freqs_for|cust
 _NOT_SCALED = ("default", "lang")
 """Values of options with such names that mean RoPE's own frequencies; as 0, 1, None and False."""
 _DISTANCES = (1, 8, 64)
-"""Positions over which angles are read to measure a frequency."""
+"""Positions over which angles are read to measure a frequency: each refines the one before."""
+_ZERO_TOKENS = 8
+"""Tokens of the call in which position 0 is read. This number and the next are chosen."""
+_SCALE_TOKENS = 24
+"""Tokens of the call in which the lengths of cosines and sines are compared."""
 _USUAL_BASES = (10000.0, 500000.0, 1000000.0)
 """Bases at which a module that states none is looked for rounded frequencies."""
 
@@ -33,7 +37,7 @@ def judge_position_zero(subject: Subject) -> Finding:
     positions begin elsewhere."""
     if subject.view.kind != "rotation" or subject.view.how == "sinusoids":
         return None, "rotates nothing"
-    first = subject.read_result(subject.make_inputs(min(8, subject.length)))[:1]
+    first = subject.read_result(subject.make_inputs(min(_ZERO_TOKENS, subject.length)))[:1]
     worst = first.angle().abs().max().item()
     quarter = (first.angle().abs() - math.pi / 2).abs().max().item() <= _CLOSE
     text = f"position 0 is rotated by up to {worst:.2g} rad"
@@ -46,7 +50,7 @@ def judge_rotation_of_pairs(subject: Subject) -> Finding:
     """Check that each pair of channels is rotated and scaled, and nothing else: both channels get
     the same cosine, and sines of opposite signs; of cosines and sines, that no position scales."""
     if subject.view.how in ("cos and sin", "complex"):
-        lengths = subject.read_result(subject.make_inputs(min(24, subject.length))).abs()
+        lengths = subject.read_result(subject.make_inputs(min(_SCALE_TOKENS, subject.length))).abs()
         worst = (lengths / lengths[:1] - 1).abs().max().item()
         return worst <= _CLOSE, f"cos² + sin² changes by up to {worst:.2g} with the position"
     if subject.view.how != "rotated content":
@@ -246,12 +250,12 @@ def _frequencies_by_head(subject: Subject) -> list[Tensor | None]:
 def _measure_frequencies(seen: Tensor) -> Tensor | None:
     """Return the frequency of each pair, in radians per position; None where some do not rotate.
 
-    seen: (positions, pairs), at least 65 positions. A pair that stands in it several
-    times is returned once.
+    seen: complex (positions, pairs), for all of _DISTANCES and position 0. A pair that stands in it
+    several times is returned once.
     """
     angles = [(seen[n] * seen[0].conj()).angle() for n in _DISTANCES]
     inv_freq = angles[0]
-    for n, angle in zip(_DISTANCES[1:], angles[1:], strict=True):  # each refines the one before
+    for n, angle in zip(_DISTANCES[1:], angles[1:], strict=True):
         off = torch.remainder(angle - n * inv_freq + math.pi, 2 * math.pi) - math.pi
         inv_freq = inv_freq + off / n
     inv_freq = _without_copies(inv_freq.abs())

@@ -15,6 +15,8 @@ _BFLOAT16_ROUNDING = 2**-7
 """Largest relative error of a number that was rounded to bfloat16."""
 _HIDDEN_BELOW = -1e4
 """Logits that hide a key: less than any slope gives at the lengths of these checks."""
+_TOKENS = 64
+"""Tokens of the call in which slopes are read; chosen, not derived."""
 _USUAL_EXPONENT = 8.0
 """ALiBi's bias_max: the last of a power of two heads has the slope 2^-8."""
 
@@ -24,7 +26,7 @@ def judge_slopes(subject: Subject) -> Finding:
     mistake that makes them, or take them for slopes of its own (None)."""
     if subject.view.kind != "bias":
         return None, "no bias"
-    bias = subject.read_result(subject.make_inputs(min(64, subject.length)))
+    bias = subject.read_result(subject.make_inputs(min(_TOKENS, subject.length)))
     measured = _line_slopes(bias)
     if measured is None:
         # Without the query's own place the line is straight, and begins one step too far away.
@@ -36,25 +38,25 @@ def judge_slopes(subject: Subject) -> Finding:
     rewarded = bool((measured < 0).all())
     if not (rewarded or (measured > 0).all()):
         return None, "does not fall with distance"
-    far, is_rounded = _describe_departure_from_line(subject, measured)
+    departure, is_rounded = _describe_departure_from_line(subject, measured)
     if is_rounded:
-        return False, far
+        return False, departure
     size = measured.abs()
     count = len(measured)
     shown = (
         f"{count} heads: {_first_three_in_words(measured)}, ...{_describe_rewarded_future(bias)}"
     )
-    power = _stated_exponent(subject.module)
-    authors = _authors_slopes(count, power)
+    exponent = _stated_exponent(subject.module)
+    authors = _authors_slopes(count, exponent)
     wrong = ["the sign: distance is rewarded"] if rewarded else []
     if not _all_are_close(size, authors):
-        name = _name_mistake(size, power) or _describe_odd_head(size, authors)
+        name = _name_mistake(size, exponent) or _describe_odd_head(size, authors)
         if name is None:
             text = f"slopes of its own: {shown}{_describe_multiple(size, authors)}"
-            return None, f"{text}; {far}" if far else text
+            return None, f"{text}; {departure}" if departure else text
         wrong.append(name)
-    if far:
-        wrong.append(far)
+    if departure:
+        wrong.append(departure)
     if wrong:
         return (
             False,
@@ -69,6 +71,7 @@ def _line_slopes(bias: Tensor) -> Tensor | None:
     steps = bias[:, -1].diff(dim=-1)
     last = steps[:, -1]
     off = (steps - last[:, None]).abs()
+    # 1e-9 for steps of 0, no fraction of which is left for rounding.
     is_straight = off.le(_CLOSE * last.abs()[:, None] + 1e-9).all()
     return last if is_straight else None
 
@@ -78,7 +81,7 @@ def judge_past_keys(subject: Subject) -> Finding:
     does, the sign of the distance is exchanged."""
     if subject.view.kind != "bias":
         return None, "no bias"
-    bias = subject.read_result(subject.make_inputs(min(64, subject.length)))
+    bias = subject.read_result(subject.make_inputs(min(_TOKENS, subject.length)))
     if bias.shape[1] == 1:
         return None, "a bias by key"
     before, after = (_num_distinct(bias[:, query]) for query in (-1, 0))
@@ -111,13 +114,13 @@ def _describe_departure_from_line(subject: Subject, slopes: Tensor) -> tuple[str
     if worst <= _CLOSE:
         return "", False
     off = _relative_error_of_line(bias[head], slopes[head], distance)
-    at = int(off.argmax())
-    far = distance.flatten()[at].item()
+    farthest_off = int(off.argmax())
+    far = distance.flatten()[farthest_off].item()
     if worst <= _BFLOAT16_ROUNDING:
         distinct = f"{_num_distinct(bias[:, -1]):,} of {count:,} distinct"
         return f"distances are rounded: off by {worst:.2g} of {far:,.0f}; {distinct}", True
     first = distance[~(off <= _CLOSE)].min().item()
-    fall = _drop_from_own_place(bias[head], distance).flatten()[at].item()
+    fall = _drop_from_own_place(bias[head], distance).flatten()[farthest_off].item()
     return (
         f"head {head} leaves its line from distance {first:,.0f} on: {-fall:.4g} and not "
         f"{-slopes[head].item() * far:.4g} at {far:,.0f}"
