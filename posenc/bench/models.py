@@ -22,7 +22,10 @@ VOCABULARY = 512
 
 
 def decode_calls(case: Case) -> dict[str, Call]:
-    """Return calls that decode one token with each model after `kv_len` tokens in its cache."""
+    """Return calls that decode one token with each model after `kv_len` tokens in its cache.
+
+    Each call adds its token to the cache: a few more than the thousands that are there already.
+    """
     prompt = torch.randint(VOCABULARY, (case.batch, case.keys))
     token = prompt[:, :1]
 

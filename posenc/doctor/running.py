@@ -327,7 +327,8 @@ def _runtimes_named_by_for(options: Options) -> tuple[str, ...]:
         if options.for_ is None
         else [name for name, _ in _runtimes_and_versions_in_for(options)]
     )
-    return tuple(dict.fromkeys(check_choice("--for", name, RUNTIMES) for name in names or [""]))
+    names = names or [""]  # only commas: refused like an unknown name
+    return tuple(dict.fromkeys(check_choice("--for", name, RUNTIMES) for name in names))
 
 
 def _runtimes_and_versions_in_for(options: Options) -> list[tuple[str, str | None]]:

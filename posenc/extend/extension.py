@@ -200,7 +200,7 @@ def _fitting_windows(
     searches = bool(checkpoint.rotary) and needs_search(method, options)
     if not searches and options.tune is None:
         return None
-    count = SEARCH_WINDOWS
+    count = SEARCH_WINDOWS  # tuning alone takes as many at least; a number chosen
     if options.tune is not None:
         count = max(count, options.tune.steps * options.tune.batch)
     return sample_windows(encode, documents, to, count)

@@ -7,7 +7,7 @@ from typing import Any
 
 from posenc.dialects.families import all_families
 from posenc.dialects.files.json_object import require_strict_json
-from posenc.dialects.runtimes.transformers5 import ALPHA
+from posenc.dialects.runtimes.transformers5 import HUNYUAN
 from posenc.extend.export.folder import SERVE
 from posenc.extend.export.pooling import sentence_files, settings_text
 from posenc.extend.measure.tasks import PASSKEY, tasks_named
@@ -314,7 +314,7 @@ def _why_scale_unknown(config: Any) -> str | None:
         if (
             keys.get("mscale_all_dim")
             and kind not in MSCALE_ALL_DIM_TYPES
-            and config.model_type not in ALPHA
+            and config.model_type not in HUNYUAN
         ):
             return (
                 f"its rotary keys have mscale_all_dim with rope_type {kind}, and its effect on the "

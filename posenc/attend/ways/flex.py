@@ -60,7 +60,7 @@ def cost(problem: Problem) -> Cost:
         mask_bytes = pairs // BLOCK**2 * 8  # a number for each block, by queries and by keys
     else:
         mask_bytes = 2 * _num_mask_rows(problem) * pairs  # torch computes it for all pairs
-    extra = 4 * problem.q.shape[1] * numbers + mask_bytes
+    extra = 4 * problem.q.shape[1] * numbers + mask_bytes  # a bias of float32
     if learning and problem.has_bias_by_distance:
         extra += diagonals.extra_bytes(problem)
     return Cost("O(visible blocks)", extra)

@@ -57,7 +57,7 @@ def _scaling_fields(model: Model, parameters: Mapping[str, Any], dims: int) -> d
     """Return the keys and factor tensors of the type of scaling."""
     facts = model.facts["gguf"]
     kind = str(parameters.get("rope_type", "default"))
-    if model.model_type in transformers5.ALPHA and kind == "dynamic":
+    if model.model_type in transformers5.HUNYUAN and kind == "dynamic":
         return _hunyuan_fields(model, parameters, dims)
     if facts["architecture"] in WRITES_FACTORS:
         return _longrope_fields(model, parameters, kind, dims)

@@ -246,7 +246,7 @@ def _dynamic_base(
     """Return the base of dynamic NTK. HunYuan's is stretched by alpha up to the trained length, and
     by the length alone beyond it, where its class forgets alpha."""
     trained = model.max_positions
-    if model.model_type in transformers5.ALPHA and length <= trained:
+    if model.model_type in transformers5.HUNYUAN and length <= trained:
         alpha = require_number(require_key(scaling, "alpha"), "alpha")
         return formulas.ntk_theta(theta, alpha, dim)
     return formulas.dynamic_theta(theta, factor, length, trained, dim)

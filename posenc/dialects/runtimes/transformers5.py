@@ -32,7 +32,7 @@ from posenc.dialects.runtimes.running import emulator
 
 MARKS = "?+!~%"
 """Of the words of `values`, see `_refuse_values`."""
-ALPHA = ("hunyuan_v1_dense", "hunyuan_v1_moe")
+HUNYUAN = ("hunyuan_v1_dense", "hunyuan_v1_moe")
 """Families whose class stretches the base by a fixed alpha where the type is dynamic."""
 OWN_MSCALES = ("phimoe",)
 """Families whose module multiplies by short_mscale and long_mscale."""
@@ -140,7 +140,7 @@ def _scaling_factor(parameters: Parameters, trained: int) -> float:
 def _fixed_alpha(model: Model, parameters: Parameters) -> Any:
     """Return the alpha by which HunYuan's class stretches its base at any length; None where the
     length decides."""
-    if model.model_type not in ALPHA:
+    if model.model_type not in HUNYUAN:
         return None
     return parameters.get("alpha") or None  # the class takes 0 for none
 

@@ -104,8 +104,8 @@ def largest_length(model: Model, resolved: Mapping[str, Mapping[str, Any]]) -> i
     _refuse_scalars_beside_kinds(model)
     given = [model.get(key) for key in LENGTH_KEYS]
     lengths = [require_number(v, "max_position_embeddings") for v in given if v is not None]
-    length = min(lengths, default=2048)
-    if "gemma3" in model.model_type:
+    length = min(lengths, default=2048)  # vLLM's own default
+    if "gemma3" in model.model_type:  # vLLM, too, looks for this part of the name
         return int(length)
     factor: Any = 1.0
     for p in resolved.values():

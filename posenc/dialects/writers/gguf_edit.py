@@ -128,7 +128,7 @@ def _edit_that_keeps_scaling(
     meta: Metadata, keys: Mapping[str, Any], wanted: ComputedPositions
 ) -> Edit | None:
     """Return the edit that leaves the file's scaling unchanged; None where libllama would then
-    compute something else than wanted, or change it with the context otherwise.
+    compute something else than wanted, or change it with the context in another way.
 
     So a file that is right keeps both its lists of divisors: every other candidate has one list.
     """

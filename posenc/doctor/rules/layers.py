@@ -141,7 +141,11 @@ def _dicts_with_partial_rotation(case: Case) -> list[tuple[str, Mapping[str, Any
 
 
 def _report_share_in_whole_head_family(case: Case) -> Iterator[Hit]:
-    """Report a share in a family without one. Of proportional, in nested dicts, it is a setting."""
+    """Report a share of rotated channels in a family that rotates whole heads.
+
+    A rope dict of the type proportional that stands for one kind of layers may have one: it is the
+    setting of that type.
+    """
     places: list[str] = []
     for name, p in _dicts_with_partial_rotation(case):
         if rope_type_of(p) != "proportional" or not case.model.has_rope_dict_per_kind:

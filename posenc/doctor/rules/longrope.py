@@ -34,7 +34,7 @@ def report_two_factor_lists(case: Case) -> Iterator[Hit]:
                 f"{case.original_length(p)} tokens, vLLM and llama.cpp by the length they are "
                 "started for, SGLang one token later and per batch, mlx-lm takes the long ones "
                 "always",
-                (),
+                (),  # no runtime is wrong: each follows a rule of its own
                 ALL,
             )
 

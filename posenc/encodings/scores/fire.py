@@ -170,6 +170,7 @@ class FIRETerm(Dense):
 
     def __init__(self, q: Tokens, k: Tokens, fire: FIRE) -> None:
         assert q.x is not None
+        # The function runs after this constructor, when `dtype` is set.
         super().__init__(q, k, lambda q, k: fire.bias_of_quotient(fire.quotient(q, k, self.dtype)))
         self.fire = fire
         self.dtype = q.x.dtype

@@ -9,7 +9,8 @@ from posenc.hf.checkpoint.text import Windows, encode_until, pack_windows
 FEWEST_DOCUMENTS = 16
 """Fewer documents are cut into this many: both halves need some, and intervals resample them."""
 CHARACTERS_PER_TOKEN = 8
-"""Characters of the shortest stretch of text per token of the new length: about two windows."""
+"""Characters that are taken for a token, more than most tokenizers need: a text of this many for
+each token of a window has at least that window, and of English about two."""
 
 
 def split_for_fitting_and_measuring(

@@ -57,6 +57,7 @@ def tune(
     gradient is not finite.
     """
     torch.manual_seed(config.seed)
+    # True stands for a teacher without rope keys: None, without a teacher, is another tuning.
     teacher_rotation = (
         None if teacher is None else teacher.config.to_dict().get("rope_parameters", True)
     )
@@ -71,7 +72,8 @@ def tune(
     size = sum(p.numel() for p in model.parameters())
     if config.lora_rank:
         rank = config.lora_rank
-        add_lora(model, rank, 2.0 * rank, only_adapters=config.adapter)
+        alpha = 2.0 * rank  # chosen, not derived: adapters act at twice their product
+        add_lora(model, rank, alpha, only_adapters=config.adapter)
     if config.recompute:
         _set_gradient_checkpointing(model, True)
     trainable = {name: p for name, p in model.named_parameters() if p.requires_grad}

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from posenc.dialects.runtimes.transformers5 import ALPHA
+from posenc.dialects.runtimes.transformers5 import HUNYUAN
 from posenc.hf.checkpoint.config_values import is_count, is_positive
 
 FULL_ATTENTION = "full_attention"
@@ -70,7 +70,7 @@ def _check_parameters(parameters: dict[str, Any], raw: dict[str, Any], path: Pat
             f"{path} gives attn_factor, which multiplies YaRN's temperature, where transformers "
             "reads attention_factor, which replaces it: write attention_factor with the product."
         )
-    known = KNOWN_KEYS | ({"alpha"} if raw.get("model_type") in ALPHA else set())
+    known = KNOWN_KEYS | ({"alpha"} if raw.get("model_type") in HUNYUAN else set())
     unknown = sorted(set(parameters) - known)
     if unknown:
         raise ValueError(

@@ -6,7 +6,7 @@ from typing import Any
 
 from posenc.dialects.meaning import is_length
 from posenc.dialects.model import TRAINED_KEY
-from posenc.dialects.runtimes.transformers5 import ALPHA
+from posenc.dialects.runtimes.transformers5 import HUNYUAN
 from posenc.encodings import rope_scaling as rs
 
 EXTENDED_LAYERS = ("full_attention",)
@@ -109,7 +109,7 @@ def _read_layer_setting(
     if kind == "yarn":
         return _yarn_setting(setting, parameters, config, maximum)
     alpha = parameters.get("alpha")
-    if kind == "dynamic" and config.model_type in ALPHA and alpha:
+    if kind == "dynamic" and config.model_type in HUNYUAN and alpha:
         exponent = rotary_dim / (rotary_dim - 2)  # NTK's, so that the slowest pair slows by alpha
         return replace(setting, rope_theta=setting.rope_theta * float(alpha) ** exponent)
     attention_factor = parameters.get("attention_factor")
