@@ -124,10 +124,10 @@ def _note_on_runtimes(seen: list[int], got: list[Any], wanted: list[Any], later:
 
 def _grids_by_kind(batch: Mapping[str, Any], model: Model) -> dict[int, list[Grid]]:
     """Return the (t, h, w) of the batch's images and videos, in patches before they are merged."""
-    videos = _require_grids(batch, "video_grid_thw")
+    videos = _read_grids(batch, "video_grid_thw")
     if MROPE[model.model_type]:  # each frame of a video is a grid of its own
         videos = [(1, h, w) for t, h, w in videos for _ in range(t)]
-    return {IMAGE: _require_grids(batch, "image_grid_thw"), VIDEO: videos}
+    return {IMAGE: _read_grids(batch, "image_grid_thw"), VIDEO: videos}
 
 
 def _patches_per_side(model: Model) -> int:
@@ -283,7 +283,7 @@ def _rows_beside_positions(
     return value
 
 
-def _require_grids(batch: Mapping[str, Any], name: str) -> list[Grid]:
+def _read_grids(batch: Mapping[str, Any], name: str) -> list[Grid]:
     """Return the (t, h, w) of each grid in the batch's list of this name; empty without a list.
 
     Raises: ValueError for anything but three numbers above 0.

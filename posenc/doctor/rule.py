@@ -118,7 +118,7 @@ def rule(code: str, severity: Severity) -> Callable[[Check], Check]:
     >>> @rule("PD099", "W")  # doctest: +SKIP
     ... def no_heads(case: Case) -> Iterator[Hit]:
     ...     if case.config.get("num_attention_heads") == 0:
-    ...         yield wrong("the model has no heads")
+    ...         yield contradiction_hit("the model has no heads")
     """
 
     def add(check: Check) -> Check:

@@ -267,7 +267,7 @@ _PACKED_TEXT = (
 
 def check_documents(mask: Mask) -> None:
     """Raise ValueError if positions show packed documents that a bound mask does not separate."""
-    if _other_documents_shown(mask) is not _OtherDocuments.BY_POSITION:
+    if _possible_leak(mask) is not _OtherDocuments.BY_POSITION:
         return
     assert mask.kv_positions is not None
     if positions_restart(mask.kv_positions, _keys_without_padding(mask)):
@@ -289,7 +289,7 @@ def bind_to_memory_order(
     """
     if _compares_positions(mask) and last_positions_differ(q_positions, kv_positions):
         raise ValueError(_ELSEWHERE)
-    by_position = _other_documents_shown(mask) is _OtherDocuments.BY_POSITION
+    by_position = _possible_leak(mask) is _OtherDocuments.BY_POSITION
     if by_position and first_text_returns(kv_positions, _keys_without_padding(mask)):
         raise ValueError(_PACKED_TEXT)
     q_len = q_positions.shape[-2]
@@ -332,11 +332,11 @@ class _OtherDocuments(IntEnum):
     """Keys at the positions of its own document, which the other documents repeat."""
 
 
-def _other_documents_shown(mask: Mask, inverted: bool = False) -> _OtherDocuments:
+def _possible_leak(mask: Mask, inverted: bool = False) -> _OtherDocuments:
     """Return the keys of other documents that a mask, or if `inverted` its inverse, may show by
     mistake."""
     if mask.operator == "~":
-        return _other_documents_shown(mask.parts[0], not inverted)
+        return _possible_leak(mask.parts[0], not inverted)
     if not mask.parts:
         # What a mask reads does not change with `inverted`: ~causal compares positions, as causal
         # does, and ~document names documents.
@@ -346,7 +346,7 @@ def _other_documents_shown(mask: Mask, inverted: bool = False) -> _OtherDocument
             False: _OtherDocuments.BY_POSITION,
         }
         return kinds[mask.separates]
-    of_parts = [_other_documents_shown(part, inverted) for part in mask.parts]
+    of_parts = [_possible_leak(part, inverted) for part in mask.parts]
     if _needs_all_parts(mask, inverted) and _OtherDocuments.NONE in of_parts:
         return _OtherDocuments.NONE
     return max(of_parts)

@@ -33,7 +33,9 @@ Setting = Callable[[Layer, Tensor], list[Tensor]]
 
 def assert_frozen_parameters_change_nothing(make: Make) -> None:
     """Check results in grad mode if no parameter needs gradients."""
-    _assert_unchanged_in(make, lambda model, x: _layer_outputs(model.requires_grad_(False), x))
+    _assert_unchanged_in(
+        make, lambda model, x: _whole_and_decoded_outputs(model.requires_grad_(False), x)
+    )
 
 
 def assert_inference_mode_changes_nothing(make: Make) -> None:
@@ -42,7 +44,7 @@ def assert_inference_mode_changes_nothing(make: Make) -> None:
     def infer(model: Layer, x: Tensor) -> list[Tensor]:
         """Return the layer's outputs in torch.inference_mode."""
         with torch.inference_mode():
-            return _layer_outputs(model, x)
+            return _whole_and_decoded_outputs(model, x)
 
     _assert_unchanged_in(make, infer)
 
@@ -84,7 +86,7 @@ def _assert_unchanged_in(make: Make, setting: Setting) -> None:
                     assert off <= most, f"{impl} in {dtype}: off by {off:.3g} > {most:.3g}"
 
 
-def _layer_outputs(model: Layer, x: Tensor) -> list[Tensor]:
+def _whole_and_decoded_outputs(model: Layer, x: Tensor) -> list[Tensor]:
     """Return the outputs of a whole sequence, and of its last token decoded with a cache."""
     length = x.shape[1]
     positions = successive_positions(model.encoding, length)
@@ -96,7 +98,7 @@ def _layer_outputs(model: Layer, x: Tensor) -> list[Tensor]:
 
 def _outputs_and_gradients(model: Layer, x: Tensor) -> list[Tensor]:
     """Return the outputs, and the gradients of the encoding's parameters, 0 for unused ones."""
-    outputs = _layer_outputs(model, x)
+    outputs = _whole_and_decoded_outputs(model, x)
     parameters = [p for p in model.encoding.parameters() if p.requires_grad]
     if not parameters:
         return outputs

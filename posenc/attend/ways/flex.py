@@ -365,7 +365,7 @@ def _exact_block_mask(
             return (
                 shown
                 if every_block
-                else shown & _block_offset_is_chosen(q_idx, kv_idx, *chosen_ends)
+                else shown & _block_offset_is_within(q_idx, kv_idx, *chosen_ends)
             )
 
         return BlockMask.from_kv_blocks(
@@ -377,7 +377,7 @@ def _exact_block_mask(
         )
 
 
-def _block_offset_is_chosen(q_idx: Tensor, kv_idx: Tensor, first: Tensor, stop: Tensor) -> Tensor:
+def _block_offset_is_within(q_idx: Tensor, kv_idx: Tensor, first: Tensor, stop: Tensor) -> Tensor:
     """Return True where the offset, the number of the query's block minus that of the key's block,
     is in [first, stop)."""
     offset = q_idx // BLOCK - kv_idx // BLOCK

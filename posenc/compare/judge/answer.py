@@ -147,6 +147,7 @@ def why_unsure(standing: Standing) -> str | None:
     if len(set().union(*pairs.values.values())) < 2:
         return phrase("one seed has no interval: take --seeds 3")
     if pairs.level is None:
+        # With the most seeds of the table, fewer than 99, there is a level.
         needed = next(
             n for n in range(2, 99) if significance_level(pairs.where, len(pairs.names), n)
         )
@@ -190,7 +191,7 @@ def _sentences_on_text(study: Study, brief: bool) -> Iterator[Sentence]:
         return
     loss[1:] = [phrase("lowest at {where}", where=each.where) for each in at_lengths[1:]]
     yield _recommend(phrase("Use"), phrase("Use perhaps"), [*zip(at_lengths, loss, strict=True)])
-    yield from _sentences_on_another_text(at_lengths)
+    yield from _sentences_on_who_may_lead_elsewhere(at_lengths)
 
 
 def _recommend(sure: str, unsure: str, places: Sequence[tuple[Standing, str]]) -> Sentence:
@@ -255,7 +256,7 @@ def _mean_and_gaps(standing: Standing, name: str) -> str:
     return phrase("; ").join(parts)
 
 
-def _sentences_on_another_text(standings: Sequence[Standing]) -> Iterator[Sentence]:
+def _sentences_on_who_may_lead_elsewhere(standings: Sequence[Standing]) -> Iterator[Sentence]:
     """Yield a sentence for each standing whose next encoding is significantly worse by seeds but
     may be ahead on another text: the interval over windows of the text includes 0."""
     for standing in standings:

@@ -59,7 +59,8 @@ def show_published(as_json: bool, lang: str | None = None) -> None:
 
 
 def leaderboard_rows(study: dict[str, Any]) -> list[list[str]]:
-    """Return a row for each encoding, sorted by the first place, then by the next ones."""
+    """Return a row for each encoding, in the order of the first place, which names the best first;
+    then those that only later places have."""
     cells: dict[str, dict[str, str]] = {}
     for place in study["places"]:
         decided = place["least_difference"] is not None

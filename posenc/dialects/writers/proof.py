@@ -53,7 +53,9 @@ def disagreement(computed: ComputedPositions, meant: ComputedPositions, folded: 
         return f"the layers {list(computed.without_rotation)} do not rotate"
     ours = computed.softmax_scale
     theirs = meant.softmax_scale
-    if ours is None or theirs is None or not abs(ours - theirs) <= TOLERANCE * theirs:
+    if ours is None or theirs is None:
+        return "the softmax scale is not known"
+    if not abs(ours - theirs) <= TOLERANCE * theirs:
         return f"the softmax scale is {ours}, {theirs} is meant"
     return ""
 

@@ -52,7 +52,7 @@ def answer_for_terminal(
         [HEADER, *(_table_row(case, name) for name in RUNTIMES if name in case.named)]
     )
     lines += ["", LEGEND]
-    lines += _contradiction_lines(case)
+    lines += _emulator_contradiction_lines(case)
     if case.record is not None and case.record.doubts:
         lines += ["", *(f"assumed: {doubt}" for doubt in case.record.doubts)]
     for finding in found:
@@ -95,7 +95,7 @@ def _how_and_version(computed: ComputedPositions) -> str:
     return f"{'asked' if computed.asked else 'known'}, {computed.version}"
 
 
-def _contradiction_lines(case: Case) -> list[str]:
+def _emulator_contradiction_lines(case: Case) -> list[str]:
     """Return lines about each runtime whose own answer differs from posenc's emulator of it."""
     lines = []
     for name, aspects in case.aspects_that_contradict_emulator.items():

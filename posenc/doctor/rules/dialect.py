@@ -7,7 +7,7 @@ from typing import Any
 from posenc.dialects.files.spelling import NUMBERS, ROTARY_BASES
 from posenc.dialects.meaning import Meaning, differing_keys
 from posenc.doctor.case import ALL, Case, rope_type_of
-from posenc.doctor.rule import Hit, join_names, rule
+from posenc.doctor.rule import Hit, contradiction_hit, join_names, rule
 
 OLD_READERS = ("transformers-4", "mlx-lm")
 
@@ -117,7 +117,7 @@ def _case_with_base_written(case: Case, meaning: Meaning) -> Case:
 
 @rule("PD005", "E")
 def report_numbers_as_text(case: Case) -> Iterator[Hit]:
-    """Report a number that is written as text."""
+    """Report a number that is written as text, or as true or false; and `truncate` as text."""
     places = [("the top level", case.config), *case.flat_rope_dicts()]
     for place, values in places:
         for name in NUMBERS:
@@ -131,7 +131,7 @@ def report_numbers_as_text(case: Case) -> Iterator[Hit]:
                 )
         truncate = values.get("truncate")
         if isinstance(truncate, str):
-            yield Hit(f"truncate in {place} is {truncate!r}, expected true or false", (), ALL, True)
+            yield contradiction_hit(f"truncate in {place} is {truncate!r}, expected true or false")
 
 
 @rule("PD056", "E")

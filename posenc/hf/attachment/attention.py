@@ -196,6 +196,7 @@ def _score_scale(encoding: PositionEncoding, scaling: float | None, head_dim: in
     model's differs from the usual 1 / sqrt(head_dim). scaling: the model's, None for the usual."""
     usual = head_dim**-0.5
     scale = encoding.scale(head_dim)
+    # A model with the encoding's own scale, as T5 has 1, must not get it twice.
     if scaling is None or math.isclose(scaling, usual) or math.isclose(scaling, scale):
         return scale
     return scale * (scaling / usual)

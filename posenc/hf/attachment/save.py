@@ -137,7 +137,7 @@ def share_parameters(encoding: nn.Module, groups: list[list[str]]) -> None:
 
 def weights_fingerprint(folder: Path) -> str:
     """Return a hash of the weights in a folder: of their names, dtypes, shapes and first elements,
-    because hashing all elements would read the whole file."""
+    because hashing all elements would read the whole file. Scalars count without their value."""
     from safetensors import safe_open
 
     found = hashlib.sha256()

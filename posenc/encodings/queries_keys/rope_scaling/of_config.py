@@ -81,7 +81,7 @@ def rotation_of(
     config = _config_as_dict(config, f"{owner}.from_config")
     try:
         require_known_family(model_of(config))
-        _check_rotary_keys(config, owner)
+        _check_rotary_values(config, owner)
         meant = meaning_of(config)
     except UnknownFamilyError as error:
         return _arguments_of_unknown_family(config, interleaved, owner, error)
@@ -169,7 +169,7 @@ def _axes_alternate(family: str, owner: str) -> bool:
     )
 
 
-def _check_rotary_keys(config: Mapping[str, Any], owner: str) -> None:
+def _check_rotary_values(config: Mapping[str, Any], owner: str) -> None:
     """Raise ValueError if a config has a rope_scaling or rope_parameters that is no dict, or a
     rope_theta that is not a finite number above 0."""
     for part in (config, config.get("text_config")):
