@@ -147,8 +147,8 @@ def test_every_shape_in_a_signature_is_checked():
 
 
 class _Headless(posenc.ALiBi):
-    def dense(self, q_positions, kv_positions, double=False):
-        return super().dense(q_positions, kv_positions, double)[0]
+    def bias_of_pairs(self, q_positions, kv_positions, double=False):
+        return super().bias_of_pairs(q_positions, kv_positions, double)[0]
 
 
 class _Swapped(posenc.RoPE):

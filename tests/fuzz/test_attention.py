@@ -69,7 +69,7 @@ def by_key_rows(case):
 
 def test_products_of_absolute_positions_are_found(monkeypatch):
     absolute = lambda q, k: (q.double(), k.double())  # noqa: E731
-    monkeypatch.setattr(alibi, "from_origin", absolute)
+    monkeypatch.setattr(alibi, "subtract_first_key", absolute)
     monkeypatch.setattr(key_rows, "why_cannot_run", lambda problem: None)
     monkeypatch.setattr(key_rows, "_block_size", lambda row: 128)
     cases = drawn(
@@ -95,7 +95,7 @@ def test_gradients_of_slopes_from_gradients_per_key_are_found(monkeypatch):
         return term
 
     monkeypatch.setattr(alibi.ALiBi, "term", per_key)
-    monkeypatch.setattr(alibi, "from_origin", lambda q, k: (q.double(), k.double()))
+    monkeypatch.setattr(alibi, "subtract_first_key", lambda q, k: (q.double(), k.double()))
     monkeypatch.setattr(key_rows, "why_cannot_run", lambda problem: None)
     monkeypatch.setattr(key_rows, "_block_size", lambda row: 128)
     cases = drawn(3, lambda c: by_key_rows(c) and c.long and c.name == "alibi:learned=true")

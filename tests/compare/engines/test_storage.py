@@ -239,13 +239,13 @@ def test_a_machine_with_another_version_does_not_run_the_trial(study):
 
 def test_builds_of_one_torch_are_the_same_version(monkeypatch):
     cpu, cuda = ({"torch": f"2.13.0+{each}", "numpy": "2.4.0"} for each in ("cpu", "cu126"))
-    monkeypatch.setattr(machine_facts, "version", cpu.get)
+    monkeypatch.setattr(machine_facts, "installed_version", cpu.get)
     here = facts()
-    monkeypatch.setattr(machine_facts, "version", cuda.get)
+    monkeypatch.setattr(machine_facts, "installed_version", cuda.get)
     assert difference(here, facts()) is None
     assert facts()["build of torch"] == "2.13.0+cu126"
     other = {"torch": "2.13.1+cpu", "numpy": "2.4.0"}
-    monkeypatch.setattr(machine_facts, "version", other.get)
+    monkeypatch.setattr(machine_facts, "installed_version", other.get)
     assert difference(here, facts()) == "it has torch 2.13.1, and here is 2.13.0"
 
 
