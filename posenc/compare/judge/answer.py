@@ -1,5 +1,6 @@
 """The two lines of a study: which encoding to use, and what the study cannot say."""
 
+import itertools
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -321,23 +322,39 @@ def _gap_and_verdict(standing: Standing, name: str, base: str) -> str:
 def _sentences_on_exclusions(study: Study) -> Iterator[str]:
     """Yield sentences that name the encodings with failed trials, without a length that runs, or
     without a rank."""
-    done = {result.config.encoding for result in study.finished}
-    failed = Counter(r.config.encoding for r in study.failed)
-    of, part = Counter(trial.encoding for trial in study.trials), "{name} {part} of {whole}"
-    if some := [phrase(part, name=n, part=count, whole=of[n]) for n, count in failed.items()]:
-        yield phrase("Failed trials: {names}.", names=_list_up_to_six(some))
+    failed = Counter(result.config.encoding for result in study.failed)
+    planned = Counter(trial.encoding for trial in study.trials)
+    counts = []
+    for name, count in failed.items():
+        counts.append(
+            phrase("{name} {part} of {whole}", name=name, part=count, whole=planned[name])
+        )
+    if counts:
+        yield phrase("Failed trials: {names}.", names=_list_up_to_six(counts))
     rows = summarise(study.of_task(TEXT))
     nowhere = [row.encoding for row in rows if all(s.mean is None for s in row.by_length)]
     if nowhere and len(nowhere) < len(rows):
         yield phrase("{names} can run at no tested length.", names=_list_up_to_six(nowhere))
-    overall = standing_of_tasks(study)
-    ranks = overall.pairs.values if overall else {}
-    keys = {(c.task, c.seed, c.encoding) for c in (result.config for result in study.finished)}
-    others, seeds = [n for n in done if n not in ranks], next(iter(ranks.values()), ())
-    lacks = {(t, s, n) for t, _, _ in keys for s in seeds for n in others} - keys
-    for name, (task, seed) in {n: (t, s) for t, s, n in sorted(lacks, reverse=True)}.items():
+    for name, (task, seed) in _first_missing_trials(study).items():
         trial = phrase("{name} seed {seed}", name=task, seed=seed)
         yield phrase("Not ranked: {names} ({trial} is missing).", names=name, trial=trial)
+
+
+def _first_missing_trials(study: Study) -> dict[str, tuple[str, int]]:
+    """Return, for each encoding without a rank, the first task and seed for which it has no
+    result. An encoding is ranked with results of all tasks, for each seed of the ranked ones."""
+    overall = standing_of_tasks(study)
+    ranks = overall.pairs.values if overall else {}
+    ranked_seeds = next(iter(ranks.values()), ())  # the same for every ranked encoding
+    configs = [result.config for result in study.finished]
+    finished = {(config.task, config.seed, config.encoding) for config in configs}
+    unranked = {config.encoding for config in configs} - ranks.keys()
+    tasks = {config.task for config in configs}
+    needed = set(itertools.product(tasks, ranked_seeds, unranked))
+    first: dict[str, tuple[str, int]] = {}
+    for task, seed, name in sorted(needed - finished, reverse=True):
+        first[name] = (task, seed)  # what comes first is written last, and stays
+    return first
 
 
 def _select_within(words: int, sentences: Sequence[str], needed: set[int]) -> list[int]:

@@ -27,7 +27,8 @@ def emulate(
 ) -> dict[str, ComputedPositions]:
     """Return what each of these runtimes (default: all six) computes from a config.json's dict.
 
-    length: tokens of the text, for frequencies that change with it; None for the longest meant.
+    length: tokens of the text, for frequencies that change with it; None for the config's
+    max_position_embeddings.
     versions: runtime -> its version, if it is not the one that was read.
 
     A refusal, or that a runtime does not know the family, is a result and is not raised.

@@ -138,7 +138,8 @@ def intended(config: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, A
     """Return the config that the author of the overrides means. They change what the file means:
     given rope keys replace those of the file, whichever names these have.
 
-    Keys of the language model count in its own config; at the top level only those in OUTSIDE do.
+    Of a multimodal config, keys of the language model count in its own config, and at the top level
+    only those in OUTSIDE.
 
     Raises: ValueError for a rope dict, or a language model's config, that is no object.
     """

@@ -511,6 +511,8 @@ def test_an_encoding_without_a_rank_is_named_with_the_trial_that_it_lacks():
     two = limits(without(("t5", "copy", 2), ("rope", "recall", 1)))
     assert "Not ranked: t5 (copy seed 2 is missing)." in two
     assert "Not ranked: rope (recall seed 1 is missing)." in two
+    several = without(("t5", "recall", 0), ("t5", "copy", 1), ("t5", "copy", 2))
+    assert "Not ranked: t5 (copy seed 1 is missing)." in limits(several)  # the first of them
     assert len(two.split()) <= LIMIT_WORDS
     failed = [
         dataclasses.replace(r, reason="its loss is nan") if r == whole.results[0] else r

@@ -216,11 +216,20 @@ def _tensor2tensor_frequencies(base: float, count: int) -> Tensor:
 
 
 def _base_if_geometric(inv_freq: Tensor) -> float | None:
-    """Return the base of frequencies that fall by one ratio, as RoPE's; None if they do not."""
-    ratios = inv_freq[1:] / inv_freq[:-1]
-    if len(inv_freq) < 3 or not (ratios / ratios[0] - 1).abs().max() <= _CLOSE or ratios[0] >= 1:
+    """Return the base of frequencies that fall by one ratio, as RoPE's; None if they do not.
+
+    RoPE's are base^(-i / n) for n pairs. From the first to the last there are n - 1 steps, so that
+    last / first = base^(-(n - 1) / n).
+    """
+    count = len(inv_freq)
+    if count < 3:
         return None
-    return float((inv_freq[-1] / inv_freq[0]) ** (-len(inv_freq) / (len(inv_freq) - 1)))
+    ratios = inv_freq[1:] / inv_freq[:-1]
+    is_one_ratio = (ratios / ratios[0] - 1).abs().max() <= _CLOSE
+    if not is_one_ratio or not ratios[0] < 1:
+        return None
+    fall = inv_freq[-1] / inv_freq[0]
+    return float(fall ** (-count / (count - 1)))
 
 
 def _all_are_close(measured: Tensor, exact: Tensor) -> bool:
