@@ -99,10 +99,11 @@ def layer_calls(case: Case) -> dict[str, Call]:
 def rotation_calls(case: Case) -> dict[str, Call]:
     """Return calls that copy q and k, rotate them by RoPE in both layouts, and by transformers if
     it is installed. A run computes cos and sin in each call unless it is named "same positions"."""
+    # Transposed, so that they lie in memory as after projections.
     q, k = (
         _random_tensor(case, case.batch, case.q_len, heads, case.head_dim).transpose(1, 2)
         for heads in (case.heads, case.kv_heads)
-    )  # memory layout as after projections
+    )
     runs: dict[str, RotationFunction] = {"clone": lambda q, k: (q.clone(), k.clone())}
     for run in case.runs:
         layout, _, same_positions = run.partition(", ")

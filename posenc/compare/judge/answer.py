@@ -73,9 +73,8 @@ def answer_and_use(study: Study) -> tuple[str, list[str]]:
         none = "No trial has finished, and {names} failed." if failed else "No trial has finished."
         return phrase(none, names=failed), []
     sentences: list[Sentence] = [(text, ()) for text in _sentences_on_own_encodings(study)]
-    needed = {
-        len(sentences)
-    }  # the next sentence, which names the encoding to use, is never left out
+    # The next sentence, which names the encoding to use, is never left out.
+    needed = {len(sentences)}
     overall = standing_of_tasks(study) if any(map(has_learned, study.finished)) else None
     if overall is not None:
         rank = phrase("lowest mean rank over {where}", where=overall.where)

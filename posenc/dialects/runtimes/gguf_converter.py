@@ -76,10 +76,8 @@ def _divisors_that_stop_unrotated_pairs(
     """Return the divisors of Gemma 4's frequencies: 1 for pairs of the rotated share, STANDSTILL
     for the others. dims: channels of a head."""
     share = float(parameters["partial_rotary_factor"])
-    # Any base above 1 does: only which frequencies are 0 is read.
-    proportional = formulas.proportional_frequencies(
-        dims, 2.0, share
-    )  # 0 where a pair does not rotate
+    # A pair that does not rotate has frequency 0. Nothing else is read, so any base above 1 does.
+    proportional = formulas.proportional_frequencies(dims, 2.0, share)
     return tuple(1.0 if frequency else STANDSTILL for frequency in proportional)
 
 

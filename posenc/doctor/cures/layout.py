@@ -92,9 +92,8 @@ def measure_layout(folder: Path, text: Path) -> LayoutVerdict:
     with tempfile.TemporaryDirectory() as scratch:
         copy = Path(scratch)
         copy_files(folder, copy)
-        permute_folder(
-            copy, model, to_interleaved=model.interleaved
-        )  # right if they were in the other
+        # To the family's layout: right if the weights are in the other one.
+        permute_folder(copy, model, to_interleaved=model.interleaved)
         first, second = _loss_of_each_token(folder, tokens), _loss_of_each_token(copy, tokens)
     difference = first - second
     gap = float(difference.mean())

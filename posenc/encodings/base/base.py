@@ -226,10 +226,8 @@ class PositionEncoding(nn.Module):
         it."""
         scaled = self.shallow_copy()
         scaled.scale = lambda head_dim: scale  # also read by the terms that multiply with it
-        scaled._attribute_names = (
-            *self._attribute_names,
-            "scale",
-        )  # a copy of this copy has it too
+        # A copy of this copy has it, too.
+        scaled._attribute_names = (*self._attribute_names, "scale")
         return scaled
 
     def passes(self, q_positions: QueryPlaces, kv_positions: KeyPlaces) -> tuple[Pass, ...]:

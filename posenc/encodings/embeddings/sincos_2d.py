@@ -51,8 +51,7 @@ class SinCos2D(AddedEmbedding):
         self, positions: Real[Tensor, "*where 2"], dtype: torch.dtype = torch.float32
     ) -> Float[Tensor, "*where {self.embed_dim}"]:
         """Return the vector to add at each (row, column)."""
-        cos, sin = self.angles.cos_sin(
-            move_placeless_to_origin(positions).flip(-1), dtype
-        )  # (..., column and row, pairs)
+        column_and_row = move_placeless_to_origin(positions).flip(-1)
+        cos, sin = self.angles.cos_sin(column_and_row, dtype)  # (..., column and row, pairs)
         rows = torch.stack([sin, cos], dim=-2).flatten(-3)
         return rows.masked_fill(has_no_place(positions)[..., None], 0)

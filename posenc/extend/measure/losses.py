@@ -15,6 +15,8 @@ LOGITS_BUDGET = 1 << 24
 """Logits in memory at once; a longer window is read in pieces through the model's cache."""
 WIDENED_ROWS = 512
 """Tokens whose logits are widened to float32 at once."""
+MASKED_SHARE = 0.15
+"""Fraction of the tokens that a masked model has to predict, as in BERT."""
 ROWS_BUDGET = 4096
 """Tokens read in one batch, or one window where it is longer."""
 
@@ -96,14 +98,10 @@ def next_token_losses(model: Any, tokens: Tensor, *, whole: bool = False) -> Ten
     return torch.cat(losses, dim=1)
 
 
-MASKED_SHARE = 0.15
-"""Fraction of the tokens that a masked model has to predict, as in BERT."""
-
-
 @torch.inference_mode()
 def masked_token_losses(model: Any, tokens: Tensor, mask_token: int) -> Tensor:
-    """Return the loss of a random 15 % of the tokens, each replaced by the mask token; NaN for the
-    others, (batch, length)."""
+    """Return the losses (batch, length) of a random MASKED_SHARE of the tokens, which are replaced
+    by the mask token; NaN for the others."""
     hidden = torch.rand(tokens.shape, generator=torch.Generator().manual_seed(0)) < MASKED_SHARE
     shown = tokens.masked_fill(hidden, mask_token).to(model.device)
     losses = _require_finite(_cross_entropies(model(shown).logits, tokens.to(model.device)))

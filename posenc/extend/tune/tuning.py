@@ -12,6 +12,7 @@ from safetensors.torch import load, save
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from posenc.extend.measure.losses import MASKED_SHARE
 from posenc.extend.restart import (
     Identity,
     discard_damaged_state,
@@ -31,8 +32,6 @@ SAVE_EVERY = 50
 """Steps between two saved states; chosen, not derived."""
 STEP_SEED_STRIDE = 1_000_003
 """Distance between the seeds of two runs, above any number of steps: no two share a step's seed."""
-MASKED_SHARE = 0.15
-"""Fraction of the tokens that a masked model has to predict, as in BERT."""
 Trainable = dict[str, nn.Parameter]
 """The weights that are tuned, by name."""
 
@@ -81,9 +80,8 @@ def tune(
     losses = restore_tuning(folder, identity, trainable, optimizer)
     model.train()
     for step in range(len(losses), config.steps):
-        torch.manual_seed(
-            config.seed * STEP_SEED_STRIDE + step
-        )  # so that a restart drops out alike
+        # Dropout, too, depends on the step only, so that a restart drops the same numbers.
+        torch.manual_seed(config.seed * STEP_SEED_STRIDE + step)
         _set_learning_rate(optimizer, config.rate(size) * config.schedule(step))
         tokens = step_tokens(windows, trained, config, step)
         if mask_token is None:
