@@ -230,12 +230,12 @@ def test_biases_are_those_of_posenc(page):
 
     positions = torch.tensor([0, 1, 63, 511, 2047])
     q = Tokens(None, positions.double())
-    share = fire.share(q, q, torch.float64)
+    quotient = fire.quotient(q, q, torch.float64)
     for i, j in itertools.product(range(5), range(5)):
         if i >= j:
             d, p = int(positions[i] - positions[j]), int(positions[i])
             shown = page(f"explorer.formulas.fireShare({d}, {p}, 0.1, 512)")
-            assert shown == pytest.approx(share[i, j].item(), rel=1e-6, abs=1e-9)
+            assert shown == pytest.approx(quotient[i, j].item(), rel=1e-6, abs=1e-9)
 
 
 @needs_chromium
