@@ -1,4 +1,7 @@
-"""Second derivatives by the default way, for every encoding, mask and kind of input."""
+"""Second derivatives by the default way, for every encoding, mask and kind of input.
+
+`fast_mode` compares along random directions instead of along every element of every input.
+"""
 
 import pytest
 import torch
@@ -45,7 +48,7 @@ def functions(name, mask, dtype=torch.float64):
 @pytest.mark.parametrize("name", NAMES)
 def test_every_encoding_has_a_second_derivative(name):
     attend, inputs = functions(name, masks.causal)
-    assert torch.autograd.gradgradcheck(attend, inputs, raise_exception=True)
+    assert torch.autograd.gradgradcheck(attend, inputs, fast_mode=True)
 
 
 VALID = torch.tensor([[False, True, True, True, False]])
@@ -63,8 +66,8 @@ MASKS = {
 @pytest.mark.parametrize("name", ["nope", "rope", "rove"])
 def test_every_mask_has_a_second_derivative(name, mask):
     attend, inputs = functions(name, MASKS[mask])
-    assert torch.autograd.gradcheck(attend, inputs)
-    assert torch.autograd.gradgradcheck(attend, inputs)
+    assert torch.autograd.gradcheck(attend, inputs, fast_mode=True)
+    assert torch.autograd.gradgradcheck(attend, inputs, fast_mode=True)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -73,7 +73,7 @@ def test_a_query_without_keys_gives_zeros_and_its_sink():
     out, lse = run(q, k, v, sinks)
     assert not out[:, :, :4].any()
     torch.testing.assert_close(lse[0, :, 0], sinks)
-    assert torch.autograd.gradcheck(run, (q, k, v, sinks))
+    assert torch.autograd.gradcheck(run, (q, k, v, sinks), fast_mode=True)
 
 
 def test_a_sink_of_minus_infinity_changes_nothing_and_half_precision_stays():
