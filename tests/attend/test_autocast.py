@@ -7,7 +7,7 @@ import posenc
 from posenc import masks
 from tests.attending import attend
 
-HEADS, WIDTH, LENGTH = 4, 16, 1200
+HEADS, WIDTH, LENGTH = 4, 16, 600
 POSITIONS = torch.arange(LENGTH)
 
 

@@ -107,6 +107,7 @@ def test_captured_numbers_are_found():
     assert numbers_in(masks.chunked(7).bind(range(3), range(3))) == [7, range(3), range(3)]
 
 
+@pytest.mark.quick(4)
 @pytest.mark.parametrize("window", [None, 1, 40, 200])
 @pytest.mark.parametrize("causal", [False, True])
 def test_exact_block_masks_are_those_that_torch_finds_pair_by_pair(causal, window):
@@ -156,14 +157,19 @@ CASES = {
     "queries without a key": {"mask": masks.causal & masks.sliding_window(20), "q_at": 100},
     **{f"mask {name}": {"mask": mask} for name, mask in MASKS.items()},
 }
+KINDS_AND_CASES = (
+    *((name, "odd lengths") for name in MODS),
+    *(("t5", case) for case in CASES if case != "odd lengths"),
+    *(("deberta", case) for case in ("one query", "documents", "positions of each row")),
+)
+"""Every kind of term once; every case where a distance has a parameter, and a few where a pair has
+one. Each is traced by torch for half a second."""
 
 
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile:UserWarning")
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")  # torch's own
-@pytest.mark.parametrize(
-    ("name", "case"),
-    [*itertools.product(("t5", "deberta"), CASES), *((name, "odd lengths") for name in MODS)],
-)
+@pytest.mark.quick(5)
+@pytest.mark.parametrize(("name", "case"), KINDS_AND_CASES)
 def test_values_and_gradients_equal_the_reference_and_are_no_nan(name, case, monkeypatch):
     """Uncompiled, where FlexAttention has a backward pass, and reads the mask pair by pair."""
     monkeypatch.setattr(flex, "_compiled_flex", lambda *kind: flex._attend_to_parts)

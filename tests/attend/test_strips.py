@@ -122,6 +122,7 @@ class Steps(posenc.DistanceBias):
         return torch.stack(rows).masked_fill(distance == self.blind, -torch.inf)
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("blind", [-1, 0])
 @pytest.mark.parametrize("kv_heads", [1, 2])
 def test_heads_of_one_call_that_hide_other_keys(kv_heads, blind):
@@ -220,6 +221,7 @@ def test_distances_that_do_not_count_change_nothing(period):
     torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.quick(4)
 @pytest.mark.parametrize("window", [None, 500, 1500])
 @pytest.mark.parametrize("form", ["symmetric", "left_right", "left_right, heads together"])
 @pytest.mark.parametrize("rows", [1100, 2300])
@@ -364,6 +366,7 @@ def test_no_weight_in_the_backward_pass_is_below_the_smallest_normal_number(far,
         assert ((weights == 0) | (weights >= torch.finfo(torch.float32).tiny)).all()
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("positions", [None, range(3000)])
 def test_shapes_of_a_long_text_are_found_without_numbers(positions):
     with FakeTensorMode():

@@ -282,6 +282,7 @@ def test_the_host_traces_without_a_graph_break(name):
     torch.compiler.reset()
 
 
+@pytest.mark.quick(4)
 @pytest.mark.parametrize("impl", IMPLS)
 @pytest.mark.parametrize("width", [8, 24])
 @pytest.mark.parametrize("name", ["pope", "alibi", "t5", "fox", "cope"])

@@ -24,6 +24,8 @@ INTERLEAVED: dict[str, dict[str, Any]] = {
 }
 HALVES: dict[str, dict[str, Any]] = {
     **ROPE,
+    "gemma3_text": _HEADS_OF_8
+    | {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 16},
     "apertus": COMMON,
     "arcee": COMMON,
     "exaone4": COMMON,

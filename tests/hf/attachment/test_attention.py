@@ -63,6 +63,7 @@ def test_attention_that_cannot_be_exchanged_is_refused(tmp_path):
     assert position_maps(checkpoint, 4 * checkpoint.trained_length) == []
 
 
+@pytest.mark.quick(3)
 @torch.no_grad()
 @pytest.mark.parametrize("padded", [False, True])
 @pytest.mark.parametrize("family", ["t5", "bloom", "llama"])

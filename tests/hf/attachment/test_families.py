@@ -71,6 +71,7 @@ def test_a_learned_table_is_replaced_and_comes_back(family):
     assert torch.equal(model(TOKENS).logits, stock)
 
 
+@pytest.mark.quick(3)
 @torch.no_grad()
 @pytest.mark.parametrize("family", ["t5", "mt5", "umt5", "bloom"])
 def test_a_bias_of_the_models_own_is_replaced_or_kept(family):
@@ -247,12 +248,12 @@ def test_an_encoding_may_be_given_as_create_reads_it():
         assert torch.equal(by_name(TOKENS).logits, built(TOKENS).logits)
 
 
-@pytest.mark.quick(1)
+@pytest.mark.slow
 @compiles_models
 @torch.no_grad()
-@pytest.mark.parametrize("name", ["alibi", "t5", "kerple", "fire", "fox", "rope", "rope+alibi"])
+@pytest.mark.parametrize("name", ["t5", "fire", "fox", "rope+alibi"])
 def test_a_compiled_model_computes_what_it_does_by_itself(name):
-    model = build("llama")
+    model = build("llama", num_hidden_layers=1)
     attach(model, name)
     expected = model(TOKENS).logits
     compiled = torch.compile(model, backend="eager")(TOKENS).logits

@@ -9,6 +9,8 @@ from tests.compilers import compiles_models
 from tests.hf.attachment.models import TOKENS, build
 from tests.hf_models import transformers
 
+pytestmark = pytest.mark.usefixtures("without_proof")
+
 LENGTH = TOKENS.shape[1]
 HEADS = 4
 CAUSAL = torch.ones(LENGTH, LENGTH, dtype=torch.bool).tril()
@@ -111,12 +113,12 @@ def test_padding_beside_a_kept_rotation_changes_nothing(family, name):
     torch.testing.assert_close(steps, alone, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.quick(1)
+@pytest.mark.slow
 @torch.no_grad()
 @compiles_models
 @pytest.mark.parametrize("padded", [False, True])
 def test_a_compiled_model_that_keeps_its_rotation(padded):
-    model = build("llama")
+    model = build("llama", num_hidden_layers=1)
     attach(model, "alibi", own="keep")
     mask = torch.ones_like(TOKENS)
     mask[0, : 3 * padded] = 0

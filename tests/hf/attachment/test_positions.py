@@ -20,6 +20,7 @@ from tests.compilers import compiles_models
 from tests.hf.attachment.models import TOKENS, build
 from tests.hf_models import COMMON, transformers
 
+pytestmark = pytest.mark.usefixtures("without_proof")
 ENCODINGS = "rope alibi fox cope fire learned yarn self_extend transformer_xl".split()
 FAMILIES = ["llama", "gpt2", "gemma3_text", "bloom", "gpt_neox", "opt"]
 LENGTH = TOKENS.shape[1]
@@ -417,7 +418,8 @@ def test_packed_positions_with_fractions_are_apart_where_they_fall(use_cache):
 @torch.no_grad()
 @pytest.mark.parametrize("padded", [False, True])
 def test_a_compiled_model_tells_packed_texts_apart_beside_padding(padded):
-    model = with_encoding("llama", "alibi")
+    model = build("llama", num_hidden_layers=1)
+    attach(model, "alibi")
     compiled = torch.compile(model, backend="eager")
     row = TOKENS[:1, :8]
     told = {"attention_mask": torch.tensor([[1] * 6 + [1 - padded] * 2]), "use_cache": False}

@@ -17,6 +17,8 @@ from posenc.hf.attachment.written import encoding_from_json, encoding_to_json
 from posenc.hf.checkpoint.loading import refuse_nonfinite_weights
 from tests.hf.attachment.models import TOKENS, build, own_rope
 
+pytestmark = pytest.mark.usefixtures("without_proof")
+
 ALIBI = "posenc.encodings.scores.alibi:ALiBi"
 
 
@@ -160,6 +162,7 @@ def test_the_encoding_of_other_weights_is_refused(tmp_path):
     load(tmp_path / "one")
 
 
+@pytest.mark.quick(4)
 @pytest.mark.parametrize("name", ["alibi", "rope", "fox"])
 @pytest.mark.parametrize("own", ["keep", "replace"])
 @pytest.mark.parametrize("shards", [1, 3])
