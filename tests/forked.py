@@ -1,20 +1,26 @@
-"""Trials in forks of this process, which has loaded torch: a process of their own, as users have,
-takes four seconds to begin."""
+"""Trials, and probes of transformers, in forks of this process, which has loaded what they need: a
+process of their own, as users have, takes four seconds to begin."""
 
 import importlib
 import io
 import os
+import runpy
 import signal
+import subprocess
 import sys
+import traceback
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
 from posenc.compare.plan import time_estimate
 from posenc.compare.trial import process
+from posenc.dialects.ask import asking
 
 
 class Fork:
@@ -76,7 +82,77 @@ def _run(module: str, *arguments: str) -> None:
         os._exit(code)
 
 
+class ForkedProbe:
+    """The part of subprocess.Popen that asking transformers needs."""
+
+    def __init__(
+        self,
+        command: Sequence[Path],
+        *,
+        stdout: io.BufferedIOBase,
+        stderr: io.BufferedIOBase,
+        cwd: Path,
+        env: Mapping[str, str],
+    ) -> None:
+        # What nearly every probe loads is loaded once here, and not in each fork.
+        import transformers.models.llama.modeling_llama  # noqa: F401
+
+        self.returncode: int | None = None
+        question, self._question = os.pipe()
+        with warnings.catch_warnings(action="ignore"):  # this process may have threads
+            self.pid = os.fork()
+        if self.pid:
+            os.close(question)
+            return
+        os.close(self._question)
+        os.setsid()
+        os.chdir(cwd)
+        os.environ.update(env)
+        for mine, there in ((question, 0), (stdout.fileno(), 1), (stderr.fileno(), 2)):
+            os.dup2(mine, there)
+        _run_file(command[1])
+
+    def communicate(self, question: bytes, timeout: float) -> None:
+        """Write the question and wait for the end, however long that takes."""
+        with os.fdopen(self._question, "wb") as pipe:
+            pipe.write(question)
+        self.wait()
+
+    def wait(self) -> None:
+        if self.returncode is None:
+            self.returncode = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+
+
+def _run_file(file: Path) -> None:
+    """Run a Python file with the standard streams of this process, and end."""
+    code = 1
+    sys.stdin = os.fdopen(0, encoding="utf-8")
+    out = sys.stdout = os.fdopen(1, "w", encoding="utf-8")
+    sys.stderr = os.fdopen(2, "w", buffering=1, encoding="utf-8")
+    try:
+        runpy.run_path(str(file), run_name="__main__")
+        out.flush()
+        code = 0
+    except Exception:
+        traceback.print_exc()
+    finally:
+        os._exit(code)
+
+
+def start_probe(
+    command: Sequence[Path], *, stdin: int, start_new_session: bool, **others: Any
+) -> ForkedProbe | subprocess.Popen:
+    """Fork where the interpreter is the one that runs the tests; start any other."""
+    if command[0] == Path(sys.executable).absolute():
+        return ForkedProbe(command, **others)
+    return subprocess.Popen([*command], stdin=stdin, start_new_session=start_new_session, **others)
+
+
 def install(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fork where posenc starts a process for a trial, or for measuring one."""
+    """Fork where posenc starts a process for a trial, for measuring one, or for a probe."""
     for module in (process, time_estimate):
         monkeypatch.setattr(module, "subprocess", SimpleNamespace(Popen=Fork, PIPE=-1))
+    probes = SimpleNamespace(
+        Popen=start_probe, PIPE=subprocess.PIPE, TimeoutExpired=subprocess.TimeoutExpired
+    )
+    monkeypatch.setattr(asking, "subprocess", probes)

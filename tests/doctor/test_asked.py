@@ -224,10 +224,17 @@ def test_an_interpreter_that_gave_no_answer_about_an_unknown_family_is_said(doct
 
 
 @pytest.mark.asks
-@pytest.mark.parametrize(
-    "options", [(), pytest.param(("--ask", sys.executable), marks=pytest.mark.slow)]
-)
-def test_the_installed_release_is_asked(call, tmp_path, options):
+def test_the_installed_release_is_asked(call, tmp_path):
+    assert_the_installed_release_answers(call, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.asks
+def test_an_interpreter_of_its_own_is_asked(call, tmp_path, fresh_process):
+    assert_the_installed_release_answers(call, tmp_path, "--ask", sys.executable)
+
+
+def assert_the_installed_release_answers(call, tmp_path, *options):
     pytest.importorskip("transformers")
     path = tmp_path / "config.json"
     path.write_text(json.dumps(SIMPLE), encoding="utf-8")
@@ -237,7 +244,6 @@ def test_the_installed_release_is_asked(call, tmp_path, options):
     assert row[1:5] == ["asked,", version("transformers"), "as", "meant"]
 
 
-@pytest.mark.slow
 @pytest.mark.asks
 def test_the_installed_release_is_asked_from_python():
     pytest.importorskip("transformers")

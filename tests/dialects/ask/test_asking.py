@@ -90,24 +90,38 @@ def test_it_prints_other_things(tmp_path, answer):
     assert said(path).startswith("expected the answer of transformers, got b'")
 
 
-def test_more_memory_than_it_is_given():
+def test_more_memory_than_it_is_given(fresh_process):
     said = r"more memory than a probe is given|ended|failed to map"
     with pytest.raises(AskError, match=said):
         ask(QUESTION, memory=64 * 2**20)
 
 
-def test_code_of_a_folder_is_never_run_and_a_module_beside_the_user_not_imported(
-    tmp_path, monkeypatch
-):
-    """The probe is run in an empty folder, so a torch.py of a stranger's folder stays there."""
-    (tmp_path / "modeling_own.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
+def test_code_of_a_folder_is_never_run(tmp_path, monkeypatch):
+    assert_code_of_a_stranger_is_not_run(tmp_path, monkeypatch)
+
+
+@pytest.mark.slow
+def test_an_interpreter_of_its_own_runs_no_code_of_a_folder(tmp_path, monkeypatch, fresh_process):
     (tmp_path / "transformers.py").write_text("raise SystemExit(7)")
+    assert_code_of_a_stranger_is_not_run(tmp_path, monkeypatch)
+
+
+def assert_code_of_a_stranger_is_not_run(tmp_path, monkeypatch):
+    (tmp_path / "modeling_own.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
     monkeypatch.chdir(tmp_path)
     own = {"AutoConfig": "modeling_own.Config", "AutoModel": "modeling_own.Model"}
     stranger, llama = ask([({"model_type": "of_a_stranger", "auto_map": own}, [16]), *QUESTION])
     assert "custom code" in stranger.refuses or "trust_remote_code" in stranger.refuses
     assert not (tmp_path / "ran").exists()
     assert llama.model == "LlamaForCausalLM"
+
+
+def test_a_module_beside_the_user_is_not_imported(tmp_path, monkeypatch):
+    """The probe is run in an empty folder, so a torch.py of a stranger's folder stays there."""
+    (tmp_path / "transformers.py").write_text("raise SystemExit(7)")
+    monkeypatch.chdir(tmp_path)
+    path = program(tmp_path, f'#!/bin/sh\nexec {sys.executable} -S -E "$@"\n')
+    assert said(path).startswith("it has no such runtime: ModuleNotFoundError")
 
 
 def test_another_interpreter_takes_no_packages_from_this_one(tmp_path, monkeypatch):

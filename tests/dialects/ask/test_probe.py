@@ -66,7 +66,6 @@ NO_MULTIPLIER = ("multiplier = float(cos[0].max())", "multiplier = 1.0")
 YARN, LONGROPE = "10_", "27_"
 
 
-@pytest.mark.quick(1)
 @needs_the_recorded_release
 @pytest.mark.parametrize(
     ("mistakes", "case"),
@@ -82,7 +81,6 @@ def test_a_probe_with_a_mistake_is_found(monkeypatch, tmp_path, mistakes, case):
     assert not agrees(case)
 
 
-@pytest.mark.slow
 @needs_the_recorded_release
 def test_a_call_corrects_a_buffer_that_is_not_applied(monkeypatch, tmp_path):
     plant(monkeypatch, tmp_path, WRONG_BUFFER)
