@@ -5,10 +5,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
-from posenc.compare.judge.answer import answer, conclude, limits
+from posenc.compare.judge.answer import conclude
 from posenc.compare.judge.standing import (
     Standing,
     standing_of_task,
@@ -23,7 +23,6 @@ from posenc.compare.results import Study
 from posenc.report.files.atomic import write_atomically
 from posenc.report.files.record import seal
 from posenc.report.page.drawing import write_svg
-from posenc.sentence import use_language
 from posenc.tasks.known import TASKS, TEXT
 
 DOCS = Path(__file__).parent
@@ -167,23 +166,8 @@ def main(figures: Path = DOCS / "figures") -> None:
 
 def stored(boards: Mapping[str, Study]) -> str:
     """What `posenc leaderboard` prints."""
-    boards = {name: conclude(study) for name, study in boards.items()}
-    made = leaderboard_object(boards)
-    with use_language("zh"):
-        chinese = leaderboard_object(
-            {
-                name: replace(study, recommendation=answer(study), limits=limits(study))
-                for name, study in boards.items()
-            }
-        )
-    said = {
-        name: {
-            "cannot_say": each["cannot_say"],
-            "places": [{"where": p["where"]} for p in each["places"]],
-        }
-        for name, each in chinese["studies"].items()
-    }
-    return seal(made | {"zh": {"answer": chinese["answer"], "studies": said}}) + "\n"
+    concluded = {name: conclude(study) for name, study in boards.items()}
+    return seal(leaderboard_object(concluded)) + "\n"
 
 
 def draw(boards: Mapping[str, Study], figures: Path) -> None:

@@ -36,7 +36,7 @@ from posenc.compare.judge.summary import context_gains, has_learned, shown_score
 from posenc.compare.reports import leaderboard
 from posenc.compare.reports.board import PUBLISHED
 from posenc.compare.results import Study, TrialResult
-from posenc.sentence import join_names, use_language
+from posenc.sentence import join_names
 from posenc.tasks.known import TASKS, TEXT
 
 ROOT = Path(__file__).parents[1]
@@ -323,11 +323,11 @@ def _interval(value: float, half: float) -> str:
 
 
 def value_of(mark: str) -> str:
-    """What stands at a mark, in Chinese if it ends in zh. Raises: KeyError for an unknown
-    function."""
+    """What stands at a mark; its numbers are joined as in Chinese if it ends in zh. Raises:
+    KeyError for an unknown function."""
     name, *given = mark.removesuffix(" zh").split()
-    with use_language("zh" if mark.endswith(" zh") else "en"):
-        return KNOWN[name](*given)
+    value = KNOWN[name](*given)
+    return value.replace(", ", "、").replace(" and ", " 和 ") if mark.endswith(" zh") else value
 
 
 def with_numbers(text: str) -> str:

@@ -276,7 +276,6 @@ MISSPELT = {
     "compare rope --device cdua": "cuda",
     "compare rope --precision bflot16": "bfloat16",
     "compare rope --projections seperate": "separate",
-    "leaderboard --lang zhh": "zh",
     "bench --only attenton": "attention",
     "bench --device cdua": "cuda",
     "extend {model} --to 192 --method yran": "yarn",

@@ -367,16 +367,14 @@ def same_order(study, other, length):
     return [sum((one[a] - one[b]) * (two[a] - two[b]) > 0 for a, b in pairs), len(pairs)]
 
 
-def cannot_say(study, language="en"):
+def cannot_say(study):
     """Parameters in millions, steps, the fall of the loss per doubling of the steps since the
     trials that chose the rates, and the root mean square of its differences."""
     first = trials(study)[0]
     doublings = np.log2(first["config"]["steps"] / trials(f"{study}_rates")[0]["config"]["steps"])
     falls = [(early - late) / doublings for early, late in trained(study).values()]
     apart = np.sqrt(np.mean([(a - b) ** 2 for a, b in permutations(falls, 2)]))
-    seeds = [len({each["config"]["seed"] for each in trials(study)}), 1]  # in English as words
-    found = [first["parameters"] / 1e6, first["config"]["steps"], np.mean(falls), apart]
-    return seeds * (language == "zh") + found
+    return [first["parameters"] / 1e6, first["config"]["steps"], np.mean(falls), apart]
 
 
 def hours(study):

@@ -39,7 +39,6 @@ ALLOWED = {
     "posenc/report/machine/processor.py": {"read_text"},
     "posenc/report/machine/facts.py": {"read_bytes"},
     "posenc/lazy.py": {"read_text"},
-    "posenc/sentence.py": {"read_text"},
     "posenc/list.py": {"read_text"},
     "posenc/doctor/rule.py": {"read_text"},
     "posenc/extend/answer/terminal.py": {"read_text"},

@@ -40,7 +40,7 @@ def run(
         options: suite, objective, train_length, budget, seeds, steps, batch, width, layers, heads,
             kv_heads, projections, config, small, lr, check_lr, device, precision, compile, workers,
             checkpoint_steps, reuse, unchecked, as_json, engine, address, storage, partition,
-            max_parallel, tensorboard, lang and dry_run: fields of `posenc.compare.Options` with its
+            max_parallel, tensorboard and dry_run: fields of `posenc.compare.Options` with its
             defaults.
 
     Raises: ValueError for wrong input, before anything is written; TypeError for an unknown option;

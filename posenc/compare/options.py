@@ -9,7 +9,7 @@ import typer
 from posenc.compare.budget import BUDGETS, PAIR_SEEDS, SUITES, Budget
 from posenc.lazy import require_package
 from posenc.list import complete_name
-from posenc.report.machine.options import Figures, Json, Lang, option
+from posenc.report.machine.options import Figures, Json, option
 
 DEFAULT_ENCODINGS = ("nope", "sinusoidal", "learned", "rope", "alibi", "t5")
 """The encodings of a comparison that names none."""
@@ -260,7 +260,6 @@ class Options:
         ),
     ] = None
     figures: Figures = None
-    lang: Lang = None
     as_json: Json = False
     tensorboard: Annotated[
         bool,

@@ -40,7 +40,6 @@ from posenc.report.files.record import (
     check_text_length,
     parse_object,
 )
-from posenc.sentence import phrase
 
 FORMAT = "posenc study 2"
 
@@ -426,7 +425,7 @@ class Study(Record):
         """Return the number of results from each other run, by a text with the run's folder and
         processor: `{"runs/a (Intel ...)": 4}`."""
         timings = [r.timing for r in self.finished if r.timing and r.timing.reused_from]
-        return Counter(f"{t.reused_from} ({t.processor or phrase('unknown CPU')})" for t in timings)
+        return Counter(f"{t.reused_from} ({t.processor or 'unknown CPU'})" for t in timings)
 
     @property
     def finished(self) -> tuple[TrialResult, ...]:

@@ -33,7 +33,6 @@ from posenc.report.files.new_folder import UNPROVED
 from posenc.report.files.opened import bytes_of, make_folder, missing, remove_empty, remove_folder
 from posenc.report.machine import machine
 from posenc.report.machine.facts import versions
-from posenc.report.machine.options import output_language
 from posenc.report.machine.processor import processors_of
 from posenc.report.page.console import stderr, stdout
 from posenc.report.page.failure import RunFailed, Stopped
@@ -205,18 +204,16 @@ class _Run:
             # Even after Ctrl-C the report has all finished trials, unless the disk was removed.
             self.engine.cancel()
             if (self.folder / LOCK).exists():
-                with output_language(self.plan.options.lang):
-                    study, _ = write_report(study, self.folder)
+                study, _ = write_report(study, self.folder)
         return study
 
     def show_results(self, study: Study, with_table: bool) -> None:
         """Write the figures that --figures asks for, and print the table if it is wanted."""
         options = self.plan.options
-        with output_language(options.lang):
-            for line in write_figures_of(study, options.figures):
-                say(self.console, line)
-            if with_table:
-                show_study(study, self.folder, self.console, options.as_json)
+        for line in write_figures_of(study, options.figures):
+            say(self.console, line)
+        if with_table:
+            show_study(study, self.folder, self.console, options.as_json)
 
     def choose_rates(self, study: Study) -> Study:
         """Train each encoding at three learning rates first, and return the study with its trials

@@ -209,7 +209,7 @@ def sound(rng: random.Random, command: str) -> list[str]:
             ["--quick", "--json"],
             ["--quick", "--only", "attention", "--head-dim", "8", "--out", f"{fresh}.json"],
         ],
-        "leaderboard": [[], ["--json"], ["--lang", "zh"]],
+        "leaderboard": [[], ["--json"]],
         "explore": [["--out", f"{fresh}.html"]],
         "inspect encoding": [
             [name],

@@ -11,7 +11,6 @@ from posenc.report.page.chart import Chart
 from posenc.report.page.drawing import figure
 from posenc.report.page.page import Caution, Code, Headline, Page, Plot, words
 from posenc.report.page.table import Cell, Heading, Table
-from posenc.sentence import catalogue, use_language
 from posenc.tasks.known import TASKS
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -64,11 +63,8 @@ def dead(targets: Iterator[str]) -> list[str]:
     return found
 
 
-def test_every_word_leads_to_a_section_that_exists_in_both_languages():
-    targets = set(words().values())
-    assert dead(targets) == []
-    assert dead(catalogue("zh")[target] for target in targets) == []
-    assert all(".zh-CN" in catalogue("zh")[target] for target in targets)
+def test_every_word_leads_to_a_section_that_exists():
+    assert dead(set(words().values())) == []
 
 
 @pytest.mark.parametrize("target", ["none", "none#tasks", "compare#no-such-section", "learn"])
@@ -82,7 +78,7 @@ def test_every_word_is_on_a_page():
     ]
     text = " ".join(p.read_text(encoding="utf-8") for room in rooms for p in room.rglob("*.py"))
     text = re.sub(r'"\s*f?"', "", text).lower()
-    text += "".join([*(task.metric for task in TASKS.values()), *catalogue("en").values()]).lower()
+    text += "".join(task.metric for task in TASKS.values()).lower()
     assert [word for word in words() if word.lower() not in text] == []
 
 
@@ -118,12 +114,3 @@ def test_answers_commands_and_foreign_markup_stay():
     page = html(Headline("tied"), Caution("tied"), Code("tied"), "untied <i>tied</i> unTied")
     assert len(LINK.findall(page)) == 1 and "&lt;i&gt;<a " in page
     assert LINK.findall(html("untied, tied-up, Tiedown")) == []
-
-
-def test_a_chinese_page_leads_to_chinese_explanations():
-    with use_language("zh"):
-        found = LINK.findall(html("“并列”：每字节比特数相同。"))
-    assert [(to.removeprefix(IN_DOCS), said) for to, _, said in found] == [
-        ("compare.zh-CN.md#差别怎样判定", "并列"),
-        ("compare.zh-CN.md#怎样读结果", "每字节比特数"),
-    ]

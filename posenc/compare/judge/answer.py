@@ -21,7 +21,7 @@ from posenc.compare.judge.summary import (
     summarise_tasks,
 )
 from posenc.compare.results import Study, with_labels
-from posenc.sentence import join_names, phrase, use_language
+from posenc.sentence import join_names
 from posenc.statistics.pairs import Gap, significance_level
 from posenc.tasks.known import TEXT
 
@@ -49,15 +49,14 @@ _NUMBER_WORDS = (
 
 
 def conclude(study: Study) -> Study:
-    """Return the study with its summaries, its recommendation and its limits, in English."""
+    """Return the study with its summaries, its recommendation and its limits."""
     shown = with_labels(study)
     text = shown.of_task(TEXT)
     study = replace(
         study, summary=summarise(text) if text.trials else (), tasks=summarise_tasks(shown)
     )
     shown = replace(shown, summary=study.summary)
-    with use_language("en"):
-        return replace(study, recommendation=answer(shown), limits=limits(shown))
+    return replace(study, recommendation=answer(shown), limits=limits(shown))
 
 
 def answer(study: Study) -> str:
@@ -70,15 +69,16 @@ def answer_and_use(study: Study) -> tuple[str, list[str]]:
     """Return the recommendation, and the encodings that it says to use."""
     if not study.finished:
         failed = _list_up_to_six(r.config.encoding for r in study.failed)
-        none = "No trial has finished, and {names} failed." if failed else "No trial has finished."
-        return phrase(none, names=failed), []
+        if failed:
+            return f"No trial has finished, and {failed} failed.", []
+        return "No trial has finished.", []
     sentences: list[Sentence] = [(text, ()) for text in _sentences_on_own_encodings(study)]
     # The next sentence, which names the encoding to use, is never left out.
     needed = {len(sentences)}
     overall = standing_of_tasks(study) if any(map(has_learned, study.finished)) else None
     if overall is not None:
-        rank = phrase("lowest mean rank over {where}", where=overall.where)
-        sentences.append(_recommend(phrase("Use"), phrase("Use perhaps"), [(overall, rank)]))
+        rank = f"lowest mean rank over {overall.where}"
+        sentences.append(_recommend("Use", "Use perhaps", [(overall, rank)]))
     if any(result.config.task == TEXT for result in study.finished):
         sentences += _sentences_on_text(study.of_task(TEXT), brief=overall is not None)
     if overall is None:
@@ -87,10 +87,11 @@ def answer_and_use(study: Study) -> tuple[str, list[str]]:
     if unchecked := study.unchecked:
         needed |= {len(sentences)}  # nor is this warning
         names = _list_up_to_six(unchecked)
-        warning = phrase("losses mean nothing", number=len(unchecked), names=names)
+        fail = "it fails" if len(unchecked) == 1 else "they fail"
+        warning = f"The losses of {names} mean nothing: {fail} a check."
         sentences.append((warning, ()))
     kept = _select_within(ANSWER_WORDS, [text for text, _ in sentences], needed)
-    recommendation = phrase(" ").join(sentences[i][0] for i in kept)
+    recommendation = " ".join(sentences[i][0] for i in kept)
     return recommendation, [*dict.fromkeys(name for i in kept for name in sentences[i][1])]
 
 
@@ -104,23 +105,22 @@ def limits(study: Study) -> str:
     size = fmean(result.parameters for result in study.finished)
     counts = Counter((trial.task, trial.encoding) for trial in trials)
     seeds = min(median_high(n for (t, _), n in counts.items() if t == each) for each, _ in counts)
-    parts = [phrase("{count} seed|{count} seeds", number=seeds, count=_number_word(seeds))]
-    parts += [phrase("one text")] if TEXT in {trial.task for trial in trials} else []
+    parts = [f"{_number_word(seeds)} {'seed' if seeds == 1 else 'seeds'}"]
+    parts += ["one text"] if TEXT in {trial.task for trial in trials} else []
     if tasks:
         count = _number_word(len(tasks)).lower()
-        parts.append(phrase("{count} task|{count} tasks", number=len(tasks), count=count))
-    parameters = "{millions:.1f} M parameters" if size >= 5e4 else "{size:,.0f} parameters"
-    parts.append(phrase(parameters, millions=size / 1e6, size=size))
-    parts += [phrase("{steps:,} steps", steps=min(steps))] if len(steps) == 1 else []
-    first = phrase(
-        "{facts}: {turn}.", facts=phrase(", ").join(parts), turn=_effect_of_longer_training(study)
-    )
+        parts.append(f"{count} {'task' if len(tasks) == 1 else 'tasks'}")
+    parameters = f"{size / 1e6:.1f} M" if size >= 5e4 else f"{size:,.0f}"
+    parts.append(f"{parameters} parameters")
+    parts += [f"{min(steps):,} steps"] if len(steps) == 1 else []
+    facts = ", ".join(parts)
+    first = f"{facts}: {_effect_of_longer_training(study)}."
     older = any(t.encoding == "t5" and t.recipe <= LAST_UNSCALED_T5 for t in trials)
-    named = [phrase("Its t5 is today's t5:unscaled=true.")] if older else []
+    named = ["Its t5 is today's t5:unscaled=true."] if older else []
     sentences = [first, *named, *_sentences_on_exclusions(study)]
     needed = set(range(1 + len(named)))
     kept = _select_within(LIMIT_WORDS, sentences, needed)
-    return phrase(" ").join(sentences[i] for i in kept)
+    return " ".join(sentences[i] for i in kept)
 
 
 def _effect_of_longer_training(study: Study) -> str:
@@ -128,13 +128,13 @@ def _effect_of_longer_training(study: Study) -> str:
     encodings could change their sign by then."""
     fell = bits_saved_by_doubling(study)
     if not fell:
-        return phrase("what longer training changes was not measured")
-    still = phrase("loss still falls", fall=fmean(fell.values()))
+        return "what longer training changes was not measured"
+    still = f"the loss still falls {fmean(fell.values()):.2f} bits per doubling of the steps"
     if len(fell) == 1:
         return still
     # The root mean square over all pairs; at least the last digit that is shown.
     apart = max(0.01, math.sqrt(2) * stdev(fell.values()))
-    return phrase("differences may turn", still=still, apart=apart)
+    return f"{still}, so differences under {apart:.2f} may turn with twice the steps"
 
 
 def why_unsure(standing: Standing) -> str | None:
@@ -145,16 +145,16 @@ def why_unsure(standing: Standing) -> str | None:
         return None
     most = max(map(len, pairs.values.values()))
     if len(set().union(*pairs.values.values())) < 2:
-        return phrase("one seed has no interval: take --seeds 3")
+        return "one seed has no interval: take --seeds 3"
     if pairs.level is None:
         # With the most seeds of the table, fewer than 99, there is a level.
         needed = next(
             n for n in range(2, 99) if significance_level(pairs.where, len(pairs.names), n)
         )
         if pairs.freedom < 1 or needed <= most:
-            return phrase("they have too few seeds in common: run the same seeds of all")
-        return phrase("too few seeds", most=most, needed=needed)
-    return phrase("the seeds are equal to the last digit, and copies are no evidence")
+            return "they have too few seeds in common: run the same seeds of all"
+        return f"{most} seeds cannot decide this: take --seeds {needed}"
+    return "the seeds are equal to the last digit, and copies are no evidence"
 
 
 def _sentences_on_text(study: Study, brief: bool) -> Iterator[Sentence]:
@@ -168,29 +168,34 @@ def _sentences_on_text(study: Study, brief: bool) -> Iterator[Sentence]:
         if names := _list_up_to_six(
             name for name in study.encodings if name not in study.unchecked
         ):
-            yield phrase("{names} can run at no tested length.", names=names), ()
+            yield f"{names} can run at no tested length.", ()
         return
     near, name = at_lengths[0], at_lengths[0].order[0]
     lowest = near.mean(name)
     frequent = study.corpus.byte_entropy if study.corpus else None
     if frequent is not None and not lowest < frequent:
-        numbers = {"lowest": lowest, "frequent": frequent}
-        use = phrase("On text use none yet" if brief else "Use none yet")
-        yield phrase("no loss below byte frequencies", use=use, name=name, **numbers), ()
+        use = "On text use none yet" if brief else "Use none yet"
+        yield (
+            (
+                f"{use}: even the lowest loss ({name}, {lowest:.2f} bits per byte) is not below "
+                f"{frequent:.2f}, the loss of predicting from byte frequencies alone. Give more "
+                "--steps."
+            ),
+            (),
+        )
         return
     if len(near.order) == 1 and not brief:
-        at = "{number:.2f} at {where}"
         runs = [each for each in at_lengths if name in each.order]
-        losses = _joined_by_and([phrase(at, number=s.mean(name), where=s.where) for s in runs])
-        yield phrase("only one encoding", name=name, losses=losses), ()
+        losses = _joined_by_and([f"{s.mean(name):.2f} at {s.where}" for s in runs])
+        yield f"{name} is the only encoding: {losses} (bits per byte). Add another.", ()
         return
-    loss = [phrase("lowest loss at {where}", where=each.where) for each in at_lengths]
+    loss = [f"lowest loss at {each.where}" for each in at_lengths]
     if brief:
-        use, perhaps = phrase("On text use"), phrase("On text use perhaps")
+        use, perhaps = "On text use", "On text use perhaps"
         yield _recommend(use, perhaps, [(at_lengths[-1], loss[-1])])
         return
-    loss[1:] = [phrase("lowest at {where}", where=each.where) for each in at_lengths[1:]]
-    yield _recommend(phrase("Use"), phrase("Use perhaps"), [*zip(at_lengths, loss, strict=True)])
+    loss[1:] = [f"lowest at {each.where}" for each in at_lengths[1:]]
+    yield _recommend("Use", "Use perhaps", [*zip(at_lengths, loss, strict=True)])
     yield from _sentences_on_who_may_lead_elsewhere(at_lengths)
 
 
@@ -205,25 +210,25 @@ def _recommend(sure: str, unsure: str, places: Sequence[tuple[Standing, str]]) -
     if name is None:  # another one at each length
         (near, _), (far, _) = places
         a, b = near.order[0], far.order[0]
-        here = {"a": a, "here": _mean_and_gaps(near, a)}
-        there = {"b": b, "there": _mean_and_gaps(far, b)}
-        where = {"near": near.where, "far": far.where}
-        return phrase("use one up to a length", **where, **here, **there), (a, b)
+        here = _mean_and_gaps(near, a)
+        there = _mean_and_gaps(far, b)
+        text = (
+            f"Use {a} up to {near.where} (lowest loss: {here}) and {b} for {far.where} ({there})."
+        )
+        return text, (a, b)
     reasons = []
     for standing, what in places:
         if name not in standing.order:
-            reasons.append(phrase("cannot run at {where}", where=standing.where))
+            reasons.append(f"cannot run at {standing.where}")
         elif name == standing.order[0]:
-            reasons.append(
-                phrase("{what} ({numbers})", what=what, numbers=_mean_and_gaps(standing, name))
-            )
+            reasons.append(f"{what} ({_mean_and_gaps(standing, name)})")
         else:
             numbers = _mean_and_gaps(standing, name)
-            reasons.append(phrase("tied for the {what} ({numbers})", what=what, numbers=numbers))
+            reasons.append(f"tied for the {what} ({numbers})")
     text = _joined_by_and(reasons)
     if why:
-        sure, text = unsure, phrase("{found}; but {why}", found=text, why=why)
-    return phrase("{use} {name}: {found}.", use=sure, name=name, found=text), (name,)
+        sure, text = unsure, f"{text}; but {why}"
+    return f"{sure} {name}: {text}.", (name,)
 
 
 def _choose_encoding(standings: Sequence[Standing]) -> str | None:
@@ -247,13 +252,13 @@ def _mean_and_gaps(standing: Standing, name: str) -> str:
     gaps = {other: standing.gap(other, name) for other in standing.order if other != name}
     if standing.pairs.least == math.inf:  # then all are tied
         parts += [f"{other} {_with_sign(gap)}" for other, gap in [*gaps.items()][:1]]
-        return phrase("; ").join(parts)
-    parts += [phrase("{gap}, tied", gap=f"{other} {_with_sign(gaps[other])}") for other in named]
+        return "; ".join(parts)
+    parts += [f"{other} {_with_sign(gaps[other])}, tied" for other in named]
     if len(named) < len(tied):
-        parts.append(phrase("{count} others tied", count=len(tied) - 1))
+        parts.append(f"{len(tied) - 1} others tied")
     behind = [other for other in standing.order if (other, name) in standing.worse]
     parts += [f"{other} {_with_interval(gaps[other])}" for other in behind[:1]]
-    return phrase("; ").join(parts)
+    return "; ".join(parts)
 
 
 def _sentences_on_who_may_lead_elsewhere(standings: Sequence[Standing]) -> Iterator[Sentence]:
@@ -265,7 +270,7 @@ def _sentences_on_who_may_lead_elsewhere(standings: Sequence[Standing]) -> Itera
         gap = standing.windows.get((behind[0], best)) if behind else None
         if gap is not None and not gap.significant:
             where = standing.where
-            yield phrase("may be ahead on another text", name=behind[0], where=where), ()
+            yield f"On another text like this one {behind[0]} may be ahead at {where}.", ()
 
 
 def _sentence_on_task(study: Study, task: str) -> Sentence | None:
@@ -275,14 +280,14 @@ def _sentence_on_task(study: Study, task: str) -> Sentence | None:
         return None
     passed = {result.config.encoding for result in part.finished if has_learned(result)}
     if not passed:
-        return phrase("task not learned", task=task), ()
+        return f"No trial has learned {task}, so nothing is said of it: give more --steps.", ()
     metric = metric_beyond(task, part.trials[0].train_length)
     if len(standing.order) == 1:
         (name,) = standing.order
         score = standing.mean(name)
-        return phrase("only one encoding on a task", name=name, score=score, metric=metric), ()
-    highest = phrase("highest {metric}", metric=metric)
-    return _recommend(phrase("Use"), phrase("Use perhaps"), [(standing, highest)])
+        return f"{name} is the only encoding: {score:.2f} {metric}. Add another.", ()
+    highest = f"highest {metric}"
+    return _recommend("Use", "Use perhaps", [(standing, highest)])
 
 
 def _sentences_on_own_encodings(study: Study) -> Iterator[str]:
@@ -296,14 +301,12 @@ def _sentences_on_own_encodings(study: Study) -> Iterator[str]:
     at_lengths = standings(text)
     for name in own:
         gaps = [
-            phrase("{gap} at {where}", gap=_gap_and_verdict(each, name, base), where=each.where)
+            f"{_gap_and_verdict(each, name, base)} at {each.where}"
             for each in at_lengths
             if {name, base} <= set(each.order)
         ]
         if gaps:
-            yield phrase(
-                "{name} - {base}: {gaps}.", name=name, base=base, gaps=_joined_by_and(gaps)
-            )
+            yield f"{name} - {base}: {_joined_by_and(gaps)}."
 
 
 def _gap_and_verdict(standing: Standing, name: str, base: str) -> str:
@@ -312,10 +315,10 @@ def _gap_and_verdict(standing: Standing, name: str, base: str) -> str:
     gap = standing.gap(name, base)
     if gap.half == math.inf:
         return _with_sign(gap)
-    verdict = "{gap} (tied)"
+    verdict = "tied"
     if gap.significant:
-        verdict = "{gap} (worse)" if (name, base) in standing.worse else "{gap} (better)"
-    return phrase(verdict, gap=_with_interval(gap))
+        verdict = "worse" if (name, base) in standing.worse else "better"
+    return f"{_with_interval(gap)} ({verdict})"
 
 
 def _sentences_on_exclusions(study: Study) -> Iterator[str]:
@@ -325,18 +328,16 @@ def _sentences_on_exclusions(study: Study) -> Iterator[str]:
     planned = Counter(trial.encoding for trial in study.trials)
     counts = []
     for name, count in failed.items():
-        counts.append(
-            phrase("{name} {part} of {whole}", name=name, part=count, whole=planned[name])
-        )
+        counts.append(f"{name} {count} of {planned[name]}")
     if counts:
-        yield phrase("Failed trials: {names}.", names=_list_up_to_six(counts))
+        yield f"Failed trials: {_list_up_to_six(counts)}."
     rows = summarise(study.of_task(TEXT))
     nowhere = [row.encoding for row in rows if all(s.mean is None for s in row.by_length)]
     if nowhere and len(nowhere) < len(rows):
-        yield phrase("{names} can run at no tested length.", names=_list_up_to_six(nowhere))
+        yield f"{_list_up_to_six(nowhere)} can run at no tested length."
     for name, (task, seed) in _first_missing_trials(study).items():
-        trial = phrase("{name} seed {seed}", name=task, seed=seed)
-        yield phrase("Not ranked: {names} ({trial} is missing).", names=name, trial=trial)
+        trial = f"{task} seed {seed}"
+        yield f"Not ranked: {name} ({trial} is missing)."
 
 
 def _first_missing_trials(study: Study) -> dict[str, tuple[str, int]]:
@@ -366,27 +367,27 @@ def _select_within(words: int, sentences: Sequence[str], needed: set[int]) -> li
     return sorted(kept)
 
 
-def num_words(text: str) -> float:
-    """Return the number of words in a text; two Chinese characters count as one word."""
-    return len(text.split()) + sum("一" <= character <= "鿿" for character in text) / 2
+def num_words(text: str) -> int:
+    """Return the number of words in a text."""
+    return len(text.split())
 
 
 def _list_up_to_six(names: Iterable[str]) -> str:
     """Return up to six names as a list in words; of more names the first five and the number of
     others."""
     unique = list(dict.fromkeys(names))
-    others = [phrase("{count} others", count=len(unique) - 5)] if len(unique) > 6 else []
+    others = [f"{len(unique) - 5} others"] if len(unique) > 6 else []
     return join_names([*unique[:5], *others] if others else unique) if unique else ""
 
 
 def _joined_by_and(parts: Sequence[str]) -> str:
     """Return a single part, or two parts joined by "and"."""
-    return parts[0] if len(parts) == 1 else phrase("{one} and {two}", one=parts[0], two=parts[1])
+    return parts[0] if len(parts) == 1 else f"{parts[0]} and {parts[1]}"
 
 
 def _number_word(number: int) -> str:
     """Return a number up to ten as a word, "Two", and a larger one in digits."""
-    return phrase(_NUMBER_WORDS[number]) if number < len(_NUMBER_WORDS) else str(number)
+    return _NUMBER_WORDS[number] if number < len(_NUMBER_WORDS) else str(number)
 
 
 def _with_sign(gap: Gap) -> str:

@@ -12,7 +12,6 @@ from statistics import fmean
 from posenc.compare.judge.summary import has_learned, shown_score
 from posenc.compare.results import Study, TrialResult
 from posenc.compare.trial.evaluate import TEST_SEQUENCES
-from posenc.sentence import phrase
 from posenc.statistics.pairs import Gap, Pairs, group_into_tiers
 from posenc.statistics.windows import window_gaps
 from posenc.tasks.known import TASKS, TEXT
@@ -29,7 +28,7 @@ class Standing:
     """The order of encodings at one length, in one task or over all tasks, and which differences
     are significant by seeds.
 
-    where: in the reader's language, such as "128 bytes".
+    where: in words, such as "128 bytes".
     pairs: the numbers, and the differences of all pairs.
     higher: True if higher is better.
     windows: the same differences, with intervals over the windows of the text instead of seeds.
@@ -130,7 +129,7 @@ def standing_at(study: Study, length: int) -> Standing | None:
         return None
     train = study.of_task(TEXT).trials[0].train_length
     pairs = Pairs(losses, "at" if length == train else "beyond")
-    where = phrase("{length:,} bytes", length=length)
+    where = f"{length:,} bytes"
     return Standing(where, pairs, windows=_gaps_over_windows(by_window))
 
 
@@ -171,7 +170,7 @@ def standing_of_tasks(study: Study) -> Standing | None:
         for name, seeds in first.items()
     }
     half_a_rank = 0.5 / len(ranks)  # in one task
-    return Standing(phrase("{count} tasks", count=len(ranks)), Pairs(means, "tasks", half_a_rank))
+    return Standing(f"{len(ranks)} tasks", Pairs(means, "tasks", half_a_rank))
 
 
 def ranks_by_task(study: Study) -> dict[str, Values]:
@@ -229,8 +228,8 @@ def scores_of_task(study: Study, task: str) -> Values:
 
 def metric_beyond(task: str, train_length: int) -> str:
     """Return words for the scores of `scores_of_task`: "METRIC on TASK beyond LENGTH UNIT"."""
-    words = {"metric": phrase(TASKS[task].metric), "counts": phrase(TASKS[task].counts)}
-    return phrase("metric beyond training", task=task, length=train_length, **words)
+    definition = TASKS[task]
+    return f"{definition.metric} on {task} beyond {train_length:,} {definition.counts}"
 
 
 def _sort_keys(study: Study, task: str) -> Values:

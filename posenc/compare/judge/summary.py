@@ -15,7 +15,6 @@ from posenc.compare.results import (
     TaskSummary,
     TrialResult,
 )
-from posenc.sentence import phrase
 from posenc.statistics.pairs import SMALLEST_DIFFERENCES
 from posenc.tasks.known import TASKS, TEXT
 from posenc.tasks.scoring import LEARNED
@@ -131,14 +130,14 @@ def describe_gains(context_and_gains: tuple[int, list[float]] | None) -> str:
     """Return in words what more context does to the loss if all seeds agree, from the result of
     `context_gains`: `saves 0.120 bits`."""
     if context_and_gains is None:
-        return phrase("not measured")
+        return "not measured"
     _, gains = context_and_gains
     if all(abs(gain) <= SMALLEST_DIFFERENCES["at"] for gain in gains):
-        return phrase("changes nothing")
+        return "changes nothing"
     if not (all(g > 0 for g in gains) or all(g < 0 for g in gains)):
-        return phrase("seeds disagree")
-    template = "saves {bits:.3f}" if gains[0] > 0 else "costs {bits:.3f}"
-    return phrase(template, bits=abs(fmean(gains)))
+        return "seeds disagree"
+    verb = "saves" if gains[0] > 0 else "costs"
+    return f"{verb} {abs(fmean(gains)):.3f}"
 
 
 def estimate_bits_of_last_doubling(results: Sequence[TrialResult]) -> dict[str, float]:

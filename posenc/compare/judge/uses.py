@@ -8,7 +8,7 @@ from statistics import fmean
 from posenc.compare.judge.answer import why_unsure
 from posenc.compare.judge.standing import Standing, standing_of_tasks, standings
 from posenc.compare.results import Study
-from posenc.sentence import join_names, phrase
+from posenc.sentence import join_names
 from posenc.tasks.known import TEXT
 
 
@@ -46,15 +46,14 @@ def which_for_what(studies: Mapping[str, Study]) -> str:
                 [*over.values()],
             )
         )
-    return phrase(" ").join(lines)
+    return " ".join(lines)
 
 
 def _line_for_use(use: str, names: str, places: Sequence[Standing]) -> str:
     """Return the line of a use: which encodings to use for it, with "perhaps" if a standing has no
     intervals."""
     sure = not any(map(why_unsure, places))
-    template = "{use}: {names}." if sure else "{use}: perhaps {names}."
-    return phrase(template, use=phrase(use), names=names)
+    return f"{use}: {names}." if sure else f"{use}: perhaps {names}."
 
 
 def _best_encodings(
@@ -72,9 +71,7 @@ def _best_encodings(
         return _with_numbers(best, numbers(places, best), len(tied))
     # The numbers of the best of each study; only the name of the text where others are tied with
     # it.
-    texts = {
-        n: phrase(n) if p.first[1:] else numbers({n: p}, p.order[0]) for n, p in places.items()
-    }
+    texts = {n: n if p.first[1:] else numbers({n: p}, p.order[0]) for n, p in places.items()}
     return join_names(
         [_with_numbers(p.order[0], texts[name], len(p.first)) for name, p in places.items()]
     )
@@ -83,26 +80,27 @@ def _best_encodings(
 def _losses_with_texts(places: Mapping[str, Standing], name: str, alone: bool = False) -> str:
     """Return the losses of an encoding in words, each with its text; without the text if `alone`:
     `2.31 bits on code, 2.40 on novel`."""
-    one = "{bits:.2f} bits" if alone else "{bits:.2f} bits on {text}"
-    losses = [
-        phrase("{bits:.2f} on {text}" if i else one, bits=p.mean(name), text=phrase(text))
-        for i, (text, p) in enumerate(places.items())
-    ]
-    return phrase(", ").join(losses)
+    losses = []
+    for i, (text, standing) in enumerate(places.items()):
+        unit = "" if i else " bits"  # once, after the first number
+        where = "" if alone else f" on {text}"
+        losses.append(f"{standing.mean(name):.2f}{unit}{where}")
+    return ", ".join(losses)
 
 
 def _ranks_with_task_counts(places: Mapping[str, Standing], name: str) -> str:
     """Return the mean ranks of an encoding in words, each with its number of tasks."""
-    one = "mean rank {rank:.2f} over {where}"
-    tied = "tied mean rank {rank:.2f} over {where}" if len(places) > 1 else one
-    at = places.values()
-    ranks = [phrase(tied if p.first[1:] else one, rank=p.mean(name), where=p.where) for p in at]
-    return phrase(", ").join(ranks)
+    ranks = []
+    for standing in places.values():
+        is_tied = len(places) > 1 and len(standing.first) > 1
+        tied = "tied " if is_tied else ""
+        ranks.append(f"{tied}mean rank {standing.mean(name):.2f} over {standing.where}")
+    return ", ".join(ranks)
 
 
 def _with_numbers(best: str, numbers: str, num_tied: int = 1) -> str:
     """Return an encoding with its numbers in brackets, and how many are tied with it: `rope (2.31
     bits; 1 tied)`. num_tied counts it, too."""
     if num_tied > 1:
-        numbers = phrase("{numbers}; {number} tied", numbers=numbers, number=num_tied - 1)
-    return phrase("{what} ({numbers})", what=best, numbers=numbers)
+        numbers = f"{numbers}; {num_tied - 1} tied"
+    return f"{best} ({numbers})"

@@ -9,7 +9,7 @@ from posenc.compare.judge.summary import (
     mean_at,
 )
 from posenc.compare.results import Study
-from posenc.sentence import join_clauses, join_names, phrase
+from posenc.sentence import join_clauses, join_names
 
 
 def caption_by_length(study: Study) -> str:
@@ -20,10 +20,13 @@ def caption_by_length(study: Study) -> str:
     stays_low = [row.encoding for row in study.summary if row.reach == longest]
     parts = []
     if stays_low:
-        facts = {"longest": longest, "within": 100 * (REACH_TOLERANCE - 1), "train": train}
-        parts.append(phrase("loss stays up to", names=join_names(stays_low), **facts))
+        within = 100 * (REACH_TOLERANCE - 1)
+        parts.append(
+            f"up to {longest:,} bytes the loss of {join_names(stays_low)} stays within "
+            f"{within:.0f} % of that at {train:,}"
+        )
     if cannot:
-        parts.append(phrase("{names} cannot run there", names=join_names(cannot)))
+        parts.append(f"{join_names(cannot)} cannot run there")
     return join_clauses(parts) if parts else ""
 
 
@@ -33,18 +36,20 @@ def caption_by_context(study: Study) -> str:
     measured = {name: of_seeds[1] for name, of_seeds in gains.items() if of_seeds is not None}
     falls = [name for name, of_seeds in measured.items() if all(g > 0 for g in of_seeds)]
     if not measured:
-        return phrase("No encoding here was given more context than in training.")
+        return "No encoding here was given more context than in training."
     if falls:
-        return join_clauses([phrase("better from context", names=join_names(falls))])
-    return join_clauses([phrase("no context beyond training")])
+        return join_clauses([f"better from more context than in training: {join_names(falls)}"])
+    return join_clauses(["no encoding here gets better from more context than in training"])
 
 
 def caption_training(study: Study) -> str:
     """Say how much the losses still fall."""
     fell = bits_saved_by_doubling(study)
     if not fell:
-        return phrase("The training was too short to estimate how much the loss still falls.")
+        return "The training was too short to estimate how much the loss still falls."
     least = min(fell, key=fell.__getitem__)
     most = max(fell, key=fell.__getitem__)
-    facts = {"most": most, "high": fell[most], "least": least, "low": fell[least]}
-    return phrase("loss in the last doubling", **facts)
+    return (
+        f"A doubling of the steps (estimated) lowered the loss of {most} most, by "
+        f"{fell[most]:.2f} bits, and that of {least} least, by {fell[least]:.2f}."
+    )

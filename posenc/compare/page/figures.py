@@ -10,7 +10,6 @@ from matplotlib.figure import Figure
 from posenc.compare.results import PositionScore, Study, TrialResult
 from posenc.report.page.chart import HIGH, LOW, Chart, Data, axes_of, parts, stacked
 from posenc.report.page.drawing import HOVER, LineStyle, curves_by_length, figure, legend_above
-from posenc.sentence import phrase
 
 Styles = Mapping[str, LineStyle]
 BATCHES = ", training batches"
@@ -28,7 +27,7 @@ def chart_by_length(study: Study, styles: Styles) -> Chart:
         ]
         if points:
             curves[row.encoding] = [*zip(*points, strict=True)]
-    axes = phrase("test length, bytes"), phrase("bits per byte")
+    axes = "test length, bytes", "bits per byte"
     return _chart_over_lengths(
         study, stacked(*axes, curves, LOW, HIGH), styles, _tested_lengths(study)
     )
@@ -46,7 +45,7 @@ def chart_by_context(study: Study, styles: Styles) -> Chart:
 
     curves = {name: _mean_curve(trials, points) for name, trials in _trials_by_encoding(study)}
     shown = sorted({round(length) for lengths, _ in curves.values() for length in lengths})
-    axes = phrase("window that ends in the targets, bytes"), phrase("bits per byte")
+    axes = "window that ends in the targets, bytes", "bits per byte"
     return _chart_over_lengths(study, stacked(*axes, curves), styles, shown)
 
 
@@ -64,7 +63,7 @@ def chart_by_position(study: Study, styles: Styles) -> Chart:
         2**i for i in range(first_doubling, 40) if 2**i <= longest
     ]  # 2^40: longer than any
     ticks = doublings[:: 1 + len(doublings) // 9]  # at most nine, so that their labels fit
-    axes = phrase("position in the window, bytes"), phrase("bits per byte")
+    axes = "position in the window, bytes", "bits per byte"
     return _chart_over_lengths(study, stacked(*axes, curves), styles, ticks)
 
 
@@ -75,7 +74,7 @@ def chart_of_training(study: Study, styles: Styles) -> Chart:
         curves[name] = _mean_curve(trials, lambda t: [(p.step, p.valid) for p in t.training])
         batches = _mean_curve(trials, lambda t: [(p.step, p.train) for p in t.training])
         curves[f"{name}{BATCHES}"] = batches
-    table = stacked(phrase("training step"), phrase("bits per byte"), curves)
+    table = stacked("training step", "bits per byte", curves)
     return Chart(table, partial(_draw_training, styles=styles))
 
 

@@ -23,7 +23,6 @@ from posenc.report.page.page import (
     Plot,
 )
 from posenc.report.page.table import Cell, Heading, Table
-from posenc.sentence import phrase
 from posenc.tasks.known import TASKS, TEXT
 
 _PAPER = re.compile(r"arXiv:(\d{4}\.\d{4,5})")
@@ -31,17 +30,17 @@ _PAPER = re.compile(r"arXiv:(\d{4}\.\d{4,5})")
 
 def make_page(study: Study) -> Page:
     """Return the page of a study, finished or not; it says what is missing and what failed."""
-    page = Page(phrase("Which position encoding?"), _subtitle(study), contents=True)
+    page = Page("Which position encoding?", _subtitle(study), contents=True)
     page.section("", *_answer_blocks(study))
     text = study.of_task(TEXT)
     if study.tasks:
-        page.section(phrase("Tasks"), *task_page.task_matrix(study))
+        page.section("Tasks", *task_page.task_matrix(study))
     if study.summary:
-        page.section(phrase("Text"), *_text_table_blocks(text))
-        page.section(phrase("Curves"), *_curve_plots(text))
+        page.section("Text", *_text_table_blocks(text))
+        page.section("Curves", *_curve_plots(text))
     if study.tasks:
-        page.section(phrase("Tasks by length"), *task_page.task_plots(study))
-    page.section(phrase("Details"), *_detail_blocks(study))
+        page.section("Tasks by length", *task_page.task_plots(study))
+    page.section("Details", *_detail_blocks(study))
     return page
 
 
@@ -53,11 +52,14 @@ def _subtitle(study: Study) -> str:
         train = config.train_length
         longest = max(config.test_lengths)
         text = study.corpus.name
-        sentences.append(phrase("trained on text", train=train, longest=longest, text=text))
-        sentences += filter(None, [phrase(objective_of(config).scoring_note)])
+        sentences.append(
+            f"Trained on {train:,} bytes at a time, tested up to {longest:,}. Text: {text}."
+        )
+        sentences += filter(None, [objective_of(config).scoring_note])
     if study.sequence_tasks:
-        sentences.append(phrase("trained on tasks", names=phrase(", ").join(study.sequence_tasks)))
-    return phrase(" ").join(sentences)
+        names = ", ".join(study.sequence_tasks)
+        sentences.append(f"Trained on short sequences, tested on longer ones: {names}.")
+    return " ".join(sentences)
 
 
 def _answer_blocks(study: Study) -> Iterator[Block]:
@@ -68,47 +70,56 @@ def _answer_blocks(study: Study) -> Iterator[Block]:
     if study.limits:
         yield Limits(study.limits)
     for where, count in study.reused.items():
-        yield phrase("trials reused", number=count, where=where)
+        yield f"{count:,} {'trial' if count == 1 else 'trials'} reused from {where}."
     for name, why in study.unchecked.items():
-        yield Caution(phrase("compared unchecked", name=name, why=why))
+        yield Caution(f"{name} is compared unchecked, and its losses mean nothing: {why}.")
     done = len(study.results)
     planned = len(study.trials)
     if study.missing:
-        names = phrase(", ").join(map(describe_trial, study.missing))
-        yield Caution(phrase("study not finished", done=done, planned=planned, names=names))
+        names = ", ".join(map(describe_trial, study.missing))
+        yield Caution(
+            f"This study is not finished: {done} of {planned} trials have run. Missing: {names}. "
+            "Run the command below again; it goes on where it stopped."
+        )
     if study.failed:
-        yield Caution(phrase("trials failed", number=len(study.failed)))
+        count = len(study.failed)
+        trials = "trial" if count == 1 else "trials"
+        yield Caution(f"{count:,} {trials} failed; the reasons are in the details.")
 
 
 def _text_table_blocks(study: Study) -> Iterator[Block]:
     """Yield the table of the text, a row for each encoding, best first, and what its words mean."""
     lengths = study.trials[0].test_lengths
     header = [
-        phrase("encoding"),
-        *(Heading(phrase("{length:,} bytes", length=n), phrase("bits per byte")) for n in lengths),
-        Heading(phrase("more context"), phrase("bits per byte, on the same bytes")),
-        Heading(phrase("parameters"), phrase("of the whole model")),
-        Heading(phrase("tokens/s"), phrase("in training, one worker")),
+        "encoding",
+        *(Heading(f"{n:,} bytes", "bits per byte") for n in lengths),
+        Heading("more context", "bits per byte, on the same bytes"),
+        Heading("parameters", "of the whole model"),
+        Heading("tokens/s", "in training, one worker"),
     ]
     cells = []
     for of, losses, context in rows.text_rows(study):
         name = of.encoding
         speed = of.tokens_per_second and round(of.tokens_per_second)
         cells.append([name, *(_loss_cell(name, x) for x in losses), context, of.parameters, speed])
-    caption = phrase(
-        "Best first. {detectable}", detectable=rows.describe_detectable_difference(study)
-    )
+    caption = f"Best first. {rows.describe_detectable_difference(study)}"
     yield Table(header, cells, caption, cards=True)
-    yield phrase("explain the table of a text")
+    yield (
+        "Bits per byte is the loss on held-out text; lower is better. Every length reads the "
+        "same bytes. Best: significantly better than all others there. Tied: no encoding is "
+        "significantly better. Worse: at least one is. More context: what the same bytes "
+        "save or cost after a longer text; an encoding that ignores distant text saves "
+        "nothing."
+    )
 
 
 def _loss_cell(encoding: str, loss: rows.Loss) -> Cell:
     """Return the cell of a loss, or of the reason why there is none, on the page."""
     if loss.mean is None:
-        return Cell(phrase("cannot"), note=f"{encoding}: {loss.cannot}")
+        return Cell("cannot", note=f"{encoding}: {loss.cannot}")
     is_first = loss.verdict in ("best", "tied")
     tone = {"best": 1, "tied": 2}.get(loss.verdict, 0)
-    small = f"{loss.apart} {phrase(loss.verdict)}".strip()
+    small = f"{loss.apart} {loss.verdict}".strip()
     return Cell(f"{loss.mean:.3f}", strong=is_first, small=small, tone=tone)
 
 
@@ -122,17 +133,19 @@ def _table_of_seeds_and_intervals(standing: Standing) -> Table:
         apart = "–" if name == first else rows.difference_from_first(standing, name)
         over_windows = standing.windows.get((name, first))
         windows = "–" if over_windows is None else f"± {over_windows.half:.3f}"
-        verdict = phrase(rows.verdict_of(standing, name))
+        verdict = rows.verdict_of(standing, name)
         cells.append([name, f"{standing.mean(name):.3f}", Cell(of_seeds), apart, windows, verdict])
     return Table(
         [
-            *map(phrase, ("encoding", "mean", "each seed")),
-            Heading(phrase("minus {name}", name=first), phrase("± over other seeds")),
-            Heading(phrase("on another text"), phrase("± over windows like these")),
-            phrase("verdict"),
+            "encoding",
+            "mean",
+            "each seed",
+            Heading(f"minus {first}", "± over other seeds"),
+            Heading("on another text", "± over windows like these"),
+            "verdict",
         ],
         cells,
-        phrase("Bits per byte at {where}.", where=standing.where),
+        f"Bits per byte at {standing.where}.",
         cards=True,
     )
 
@@ -141,27 +154,47 @@ def _curve_plots(study: Study) -> Iterator[Plot]:
     """Yield the four figures of a text: losses by length, by context, by position, and in
     training."""
     styles = ranked_styles(rows.best_first(study))
-    for name, draw, see in (
-        ("by-length", figures.chart_by_length, captions.caption_by_length),
-        ("by-context", figures.chart_by_context, captions.caption_by_context),
-        ("by-position", figures.chart_by_position, lambda _: ""),
-        ("training", figures.chart_of_training, captions.caption_training),
-    ):
-        has_numbers = name == "by-length"
-        alternative = describe_by_length(study) if has_numbers else phrase(f"alternative {name}")
-        yield Plot(draw(study, styles), phrase(f"caption {name}"), alternative, see(study), name)
+    yield Plot(
+        figures.chart_by_length(study, styles),
+        "Loss by test length. Every length reads the same held-out bytes, cut into windows that do "
+        "not overlap.",
+        describe_by_length(study),
+        captions.caption_by_length(study),
+        "by-length",
+    )
+    yield Plot(
+        figures.chart_by_context(study, styles),
+        "Loss of the same target bytes with growing context. A line that falls uses what it is "
+        "shown; a flat line ignores it.",
+        "One line for each encoding over the length of the window before fixed target bytes.",
+        captions.caption_by_context(study),
+        "by-context",
+    )
+    yield Plot(
+        figures.chart_by_position(study, styles),
+        "Loss by position inside the longest window that an encoding can run.",
+        "One line for each encoding over the position inside the window.",
+        name="by-position",
+    )
+    yield Plot(
+        figures.chart_of_training(study, styles),
+        "Training: validation text with markers, training batches as thin lines.",
+        "One line for each encoding over training steps.",
+        captions.caption_training(study),
+        "training",
+    )
 
 
 def describe_by_length(study: Study) -> str:
     """Describe the curves over test length in words, for readers who cannot see them."""
     lines = []
     for row in study.summary:
-        at = "{number:.2f} at {where}"
         scores = [s for s in row.by_length if s.mean is not None]
-        points = [phrase(at, number=s.mean, where=s.length) for s in scores]
-        of_encoding = phrase(", ").join(points) or phrase("no result")
-        lines.append(phrase("{name}: {found}", name=row.encoding, found=of_encoding))
-    return phrase("Bits per byte by test length. {found}.", found=phrase("; ").join(lines))
+        points = [f"{s.mean:.2f} at {s.length}" for s in scores]
+        of_encoding = ", ".join(points) or "no result"
+        lines.append(f"{row.encoding}: {of_encoding}")
+    found = "; ".join(lines)
+    return f"Bits per byte by test length. {found}."
 
 
 def _detail_blocks(study: Study) -> Iterator[Block]:
@@ -169,25 +202,38 @@ def _detail_blocks(study: Study) -> Iterator[Block]:
     it."""
     if study.failed:
         failed = [[describe_trial(t.config), t.reason] for t in study.failed]
-        header = [*map(phrase, ("trial", "reason"))]
-        yield Fold(phrase("Failed trials"), [Table(header, failed)])
+        yield Fold("Failed trials", [Table(["trial", "reason"], failed)])
     if study.summary:
         tables = map(_table_of_seeds_and_intervals, standings(study.of_task(TEXT)))
-        explanation = phrase("explain both intervals")
-        yield Fold(phrase("Every seed, and both intervals"), [*tables, explanation])
+        explanation = (
+            "± over seeds is half of an interval that holds for all pairs together: the residual "
+            "spread of a least-squares fit of encodings and seeds, pooled over all encodings, "
+            "and the studentized range at a level that simulated studies set; those tied for the "
+            "best are judged again without the others. ± over windows is a paired bootstrap over "
+            "the windows of this text, for all pairs together. Significant means by seeds."
+        )
+        yield Fold("Every seed, and both intervals", [*tables, explanation])
     if study.tasks:
         tables = [
             task_page_table(task, summaries) for task, summaries in group_by_task(study.tasks)
         ]
-        yield Fold(phrase("Every task"), tables)
+        yield Fold("Every task", tables)
     if study.rates:
         header, *tried = settings.rate_rows(study)
-        blocks = [phrase("explain learning rates"), Table(header, tried)]
-        yield Fold(phrase("Learning rates"), blocks)
+        blocks = [
+            (
+                "Each rate was tried with one seed. Bits per byte or target are on validation data "
+                "of the training length; longer lengths were not measured in these trials, so they "
+                "had no influence on the choice. If the chosen rate is the lowest or the highest "
+                "tried, a better one may lie beyond."
+            ),
+            Table(header, tried),
+        ]
+        yield Fold("Learning rates", blocks)
     if study.finished:
-        yield Fold(phrase("The settings of every encoding"), [settings.specs_table(study)])
-    yield Fold(phrase("How to repeat it"), [Code(study.command), Facts(_facts_to_repeat(study))])
-    yield phrase("Method, tasks and statistics are described in docs/compare.md of the repository.")
+        yield Fold("The settings of every encoding", [settings.specs_table(study)])
+    yield Fold("How to repeat it", [Code(study.command), Facts(_facts_to_repeat(study))])
+    yield "Method, tasks and statistics are described in docs/compare.md of the repository."
     yield _paper_links(study)
 
 
@@ -202,19 +248,26 @@ def _paper_links(study: Study) -> Links:
 
 
 def _facts_to_repeat(study: Study) -> Mapping[str, object]:
-    """Return what a reader needs to repeat the study, by names in the reader's language."""
+    """Return what a reader needs to repeat the study, by name."""
     codes = dict.fromkeys(f"{t.encoding} {t.code}" for t in study.trials if t.code)
-    facts = {
+    return {
         **_text_facts(study),
-        "model": phrase("facts of the model", **vars(study.trials[0])),
+        "model": _model_fact(study.trials[0]),
         **dict(_training_fact(trial, study) for trial in study.trials),
-        "seeds": phrase(", ").join(str(s) for s in sorted({t.seed for t in study.trials})),
+        "seeds": ", ".join(str(s) for s in sorted({t.seed for t in study.trials})),
         "started": study.started,
         **study.versions,
         **study.hardware,
-        **({"hash of the code": phrase(", ").join(codes)} if codes else {}),
+        **({"hash of the code": ", ".join(codes)} if codes else {}),
     }
-    return {phrase(fact): value for fact, value in facts.items()}
+
+
+def _model_fact(config: TrialConfig) -> str:
+    """Return the sizes of the trials' model."""
+    return (
+        f"decoder, {config.layers} layers, width {config.width}, {config.heads} heads on "
+        f"{config.kv_heads} key/value heads, projections {config.projections}"
+    )
 
 
 def _text_facts(study: Study) -> dict[str, str]:
@@ -222,20 +275,26 @@ def _text_facts(study: Study) -> dict[str, str]:
     corpus = study.corpus
     if corpus is None:
         return {}
-    name = corpus.name
-    number = corpus.num_files
+    files = "file" if corpus.num_files == 1 else "files"
     return {
-        "text": phrase("facts of the text", text=name, number=number, hash=corpus.hash),
-        "split": phrase("facts of the split", **vars(corpus) | {"split": phrase(corpus.split)}),
+        "text": f"{corpus.name}, {corpus.num_files:,} {files}, hash {corpus.hash}",
+        "split": (
+            f"{corpus.split}: {corpus.train_bytes:,} bytes to train on, {corpus.valid_bytes:,} to "
+            f"validate, {corpus.test_bytes:,} to test"
+        ),
     }
 
 
 def _training_fact(trial: TrialConfig, study: Study) -> tuple[str, str]:
     """Return how the trials of this one's task were trained, as the name of a fact and its text."""
-    name = "training" if trial.is_on_text else phrase("training on {task}", task=trial.task)
+    name = "training" if trial.is_on_text else f"training on {trial.task}"
     peaks = sorted({t.lr for t in study.trials if t.task == trial.task})
-    rate = "rates in their table" if len(peaks) > 1 else "peak learning rate {low:g}"
-    unit = phrase("bytes" if trial.is_on_text else TASKS[trial.task].counts)
-    rate = phrase(rate, low=peaks[0], high=peaks[-1])
-    recipe = phrase("facts of training", **vars(trial), unit=unit, rate=rate)
-    return name, phrase("{said}, compiled", said=recipe) if trial.compile else recipe
+    rate = f"peak learning rate {peaks[0]:g}"
+    if len(peaks) > 1:
+        rate = f"peak learning rates from {peaks[0]:g} to {peaks[-1]:g} as in their table"
+    unit = "bytes" if trial.is_on_text else TASKS[trial.task].counts
+    recipe = (
+        f"{trial.steps:,} steps of {trial.batch} × {trial.train_length:,} {unit}, {rate}, "
+        f"{trial.precision} on {trial.device}"
+    )
+    return name, f"{recipe}, compiled" if trial.compile else recipe

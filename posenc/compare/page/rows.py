@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from posenc.compare.judge.standing import Standing, standing_at, standings
 from posenc.compare.judge.summary import context_gains, describe_gains
 from posenc.compare.results import EncodingSummary, LengthSummary, Study
-from posenc.compare.trial.evaluate import CANNOT
-from posenc.sentence import phrase, translate_stored_text
 
 
 @dataclass(frozen=True)
@@ -65,18 +63,18 @@ def text_rows(study: Study) -> list[tuple[EncodingSummary, list[Loss], str]]:
 def describe_detectable_difference(study: Study) -> str:
     """Return in words the least difference that the study could detect, at the training length and
     at the longest."""
-    at = "{number:.2f} at {where}"
     all_standings = standings(study)
     if all(len(standing.order) < 2 for standing in all_standings):
-        return phrase("With one encoding there is no difference.")
+        return "With one encoding there is no difference."
     differences = []
     for standing in all_standings:
         least = standing.pairs.least
         if least < math.inf:
-            differences.append(phrase(at, number=least, where=standing.where))
+            differences.append(f"{least:.2f} at {standing.where}")
     if not differences:
-        return phrase("Without two seeds that differ no difference has an interval.")
-    return phrase("least difference", found=phrase(", ").join(differences))
+        return "Without two seeds that differ no difference has an interval."
+    found = ", ".join(differences)
+    return f"Least difference that this study could detect among the best: {found}."
 
 
 def verdict_of(standing: Standing, name: str) -> str:
@@ -101,9 +99,7 @@ def _loss_of_score(
 ) -> Loss:
     """Return the cell of an encoding at one length. judged: with its verdict against the best."""
     if score.mean is None:
-        return Loss(
-            None, cannot=translate_stored_text(score.cannot or phrase("no reason given"), CANNOT)
-        )
+        return Loss(None, cannot=score.cannot or "no reason given")
     if standing is None or name not in standing.order:
         return Loss(score.mean)
     if not judged:

@@ -2,7 +2,6 @@
 
 from posenc.compare.results import RATE_FACTORS, RateCheck, Study, TrialResult
 from posenc.report.page.table import Heading, Table
-from posenc.sentence import phrase
 
 
 def rate_rows(study: Study) -> list[list[str]]:
@@ -10,12 +9,11 @@ def rate_rows(study: Study) -> list[list[str]]:
     if not study.rates:
         return []
     factors = [f"x{factor:g}" for factor in RATE_FACTORS]
-    rows = [[phrase("task"), phrase("encoding"), *factors, phrase("taken")]]
-    failed = phrase("failed")
+    rows = [["task", "encoding", *factors, "taken"]]
     for check in study.rates:
         cells = []
         for tried in check.tried:
-            loss = failed if tried.bits is None else f"{tried.bits:.3f}"
+            loss = "failed" if tried.bits is None else f"{tried.bits:.3f}"
             cells.append(f"{tried.lr:g}: {loss}")
         rows.append([check.task, check.encoding, *cells, _describe_chosen_rate(check)])
     return rows
@@ -24,10 +22,10 @@ def rate_rows(study: Study) -> list[list[str]]:
 def _describe_chosen_rate(check: RateCheck) -> str:
     """Return the chosen rate, and a note if it is the lowest or highest tried."""
     if check.chosen is None:
-        return phrase("none trained")
+        return "none trained"
     rates = sorted(t.lr for t in check.tried)
-    edge = {rates[0]: phrase("{rate:g}, the lowest tried", rate=rates[0])}
-    edge[rates[-1]] = phrase("{rate:g}, the highest tried", rate=rates[-1])
+    edge = {rates[0]: f"{rates[0]:g}, the lowest tried"}
+    edge[rates[-1]] = f"{rates[-1]:g}, the highest tried"
     return edge.get(check.chosen, f"{check.chosen:g}")
 
 
@@ -48,14 +46,13 @@ def specs_table(study: Study) -> Table:
         if all(spec == first for spec in others):
             rows.append([name, *first])
         else:
-            on = "{name} on {task}"
-            rows += [[phrase(on, name=name, task=task), *spec] for task, spec in by_task.items()]
+            rows += [[f"{name} on {task}", *spec] for task, spec in by_task.items()]
     header = [
-        phrase("encoding"),
-        Heading(phrase("own parameters"), phrase("trained")),
-        Heading(phrase("shared by"), phrase("layers or heads")),
-        phrase("settings"),
-        phrase("source"),
+        "encoding",
+        Heading("own parameters", "trained"),
+        Heading("shared by", "layers or heads"),
+        "settings",
+        "source",
     ]
     return Table(header, rows, cards=True)
 
@@ -66,4 +63,4 @@ def _setting_cells(trial: TrialResult) -> list[str | int | None]:
     spec = {k: v for k, v in trial.spec.items() if k not in _OMITTED_KEYS and "<" not in v}
     settings = ", ".join(f"{k.replace('_', ' ')} {v}" for k, v in spec.items() if v != "None")
     shared = trial.spec.get("parameters shared by", "")
-    return [trial.encoding_parameters, phrase(shared), settings, trial.spec.get("source")]
+    return [trial.encoding_parameters, shared, settings, trial.spec.get("source")]

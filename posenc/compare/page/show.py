@@ -1,11 +1,9 @@
 """What a reader gets of a study: the page, rows for a spreadsheet, tables on the terminal."""
 
-from dataclasses import replace
 from pathlib import Path
 
 from rich.console import Console
 
-from posenc.compare.judge.answer import answer, limits
 from posenc.compare.page import tables, task_tables
 from posenc.compare.page.as_json import answer_json
 from posenc.compare.results import Study, with_labels
@@ -13,7 +11,6 @@ from posenc.report.files.atomic import write_atomically
 from posenc.report.page.console import stdout
 from posenc.report.page.progress import say
 from posenc.report.page.visible import visible
-from posenc.sentence import is_english, phrase, use_language
 from posenc.tasks.known import TEXT
 
 
@@ -21,47 +18,36 @@ def write_page(study: Study, folder: Path) -> None:
     """Write report.html and results.csv of a study into the folder."""
     from posenc.compare.page.page import make_page
 
-    labelled_study = _label_and_translate(study)
+    labelled_study = with_labels(study)
     write_atomically(folder / "results.csv", tables.csv_text(labelled_study))
     make_page(labelled_study).write(folder / "report.html")
 
 
-def _label_and_translate(study: Study) -> Study:
-    """Return the study with the user's labels, and its recommendation and limits in the reader's
-    language."""
-    study = with_labels(study)
-    if is_english():
-        return study
-    return replace(study, recommendation=answer(study), limits=limits(study))
-
-
 def write_figures_of(study: Study, figures: Path | None) -> list[str]:
-    """Write the figures, in English as all data, where they were asked for; return notes."""
+    """Write the figures where they were asked for; return notes."""
     if figures is None:
         return []
     from posenc.compare.page.page import make_page
     from posenc.report.page.figure_files import write_figures
 
-    with use_language("en"):
-        notes = write_figures(make_page(with_labels(study)).plots(), figures)
-    return [*notes, phrase("Figures: {folder}", folder=figures)]
+    notes = write_figures(make_page(with_labels(study)).plots(), figures)
+    return [*notes, f"Figures: {figures}"]
 
 
 def show_study(study: Study, folder: Path, console: Console, as_json: bool = False) -> None:
     """Print the tables, the two lines and the path of the page, or print the answer as JSON."""
     if as_json:
-        with use_language("en"):
-            print(visible(answer_json(with_labels(study), folder)))
+        print(visible(answer_json(with_labels(study), folder)))
         return
     out = stdout(160)
-    labelled_study = _label_and_translate(study)
+    labelled_study = with_labels(study)
     if study.corpus is not None:
         out.print(tables.summary_table(labelled_study.of_task(TEXT)))
     for table in (*task_tables.task_tables(study.tasks), *tables.rate_tables(labelled_study)):
         out.print(table)
-    cannot = phrase("What this cannot say: {limits}", limits=labelled_study.limits)
+    cannot = f"What this cannot say: {labelled_study.limits}"
     for line in (labelled_study.recommendation, cannot if labelled_study.limits else ""):
         say(out, line)
     for line in (*tables.study_notes(labelled_study), *task_tables.task_notes(study.tasks)):
         say(console, line)
-    say(console, phrase("Report: {page}", page=folder / "report.html"))
+    say(console, f"Report: {folder / 'report.html'}")

@@ -12,9 +12,7 @@ from posenc.compare.page import rows, settings
 from posenc.compare.results import Study, TrialResult
 from posenc.compare.trial.config import TrialConfig, describe_trial
 from posenc.compare.trial.effective_spec import AXES
-from posenc.compare.trial.evaluate import CANNOT
 from posenc.report.page.console import text_table
-from posenc.sentence import phrase, translate_stored_text
 from posenc.tasks.known import TASKS
 
 COLUMNS = ("measure", "at", "bits_per_byte", "note", "tokens_per_second")
@@ -24,18 +22,18 @@ COLUMNS = ("measure", "at", "bits_per_byte", "note", "tokens_per_second")
 def summary_table(study: Study) -> Table:
     """Return one row per encoding, best first: losses by length, gain from context, speed."""
     lengths = [f"{length:,}" for length in study.trials[0].test_lengths]
-    named = phrase("encoding")
-    header = [named, *lengths, phrase("more context"), phrase("parameters"), phrase("tokens/s")]
+    named = "encoding"
+    header = [named, *lengths, "more context", "parameters", "tokens/s"]
     lines = []
     most_seeds = max((row.num_seeds for row in study.summary), default=0)
     for summary, losses, context in rows.text_rows(study):
         name = summary.encoding
         if summary.num_seeds != most_seeds:
-            some = phrase("{part} of {whole}", part=summary.num_seeds, whole=most_seeds)
+            some = f"{summary.num_seeds} of {most_seeds}"
             name = f"{name} ({some})"
         speed = "" if summary.tokens_per_second is None else f"{summary.tokens_per_second:,.0f}"
         lines.append([name, *map(_loss_text, losses), context, f"{summary.parameters:,}", speed])
-    title = phrase("Bits per byte by window length (lower is better)")
+    title = "Bits per byte by window length (lower is better)"
     table = text_table(header, lines, named=named, title=title, title_justify="left")
     table.caption = rows.describe_detectable_difference(study)
     table.caption_justify = "left"
@@ -47,32 +45,31 @@ def rate_tables(study: Study) -> list[Table]:
     header_and_rows = settings.rate_rows(study)
     if not header_and_rows:
         return []
-    title = phrase("title of learning rates")
-    style: dict[str, Any] = {"named": phrase("encoding"), "title_justify": "left"}
+    title = "Learning rates, by the loss on validation data like that of training"
+    style: dict[str, Any] = {"named": "encoding", "title_justify": "left"}
     return [text_table(header_and_rows[0], header_and_rows[1:], title=title, **style)]
 
 
 def study_notes(study: Study) -> list[str]:
     """Return what the table does not show: encodings that fail a check, lengths that cannot run,
     encodings of several axes in a row of tokens, failed trials, missing trials."""
-    lines = [phrase("Note: unchecked", name=n, why=why) for n, why in study.unchecked.items()]
+    lines = [f"{n} is compared unchecked: {why}" for n, why in study.unchecked.items()]
     lines += dict.fromkeys(
-        phrase("several axes", name=trial.config.encoding, axes=trial.spec[AXES])
+        (
+            f"{trial.config.encoding}: a position has {trial.spec[AXES]} components, and in a row "
+            "of tokens each of them is the token's number; compare it on --task grid too"
+        )
         for trial in study.finished
         if AXES in trial.spec and _has_one_axis(trial.config)
     )
     for row in study.summary:
-        reasons = dict.fromkeys(
-            translate_stored_text(s.cannot, CANNOT) for s in row.by_length if s.cannot
-        )
-        lines += [phrase("Note: cannot run", name=row.encoding, reason=why) for why in reasons]
-    lines += [phrase("Note: reused", count=n, where=where) for where, n in study.reused.items()]
-    failed = "{trial} failed: {reason}"
-    lines += [phrase(failed, trial=describe_trial(r.config), reason=r.reason) for r in study.failed]
+        reasons = dict.fromkeys(score.cannot for score in row.by_length if score.cannot)
+        lines += [f"{row.encoding}: cannot run at some lengths: {why}" for why in reasons]
+    lines += [f"reused {n} trials from {where}" for where, n in study.reused.items()]
+    lines += [f"{describe_trial(result.config)} failed: {result.reason}" for result in study.failed]
     if study.missing:
-        names = phrase(", ").join(map(describe_trial, study.missing))
-        counts = {"part": len(study.missing), "whole": len(study.trials)}
-        lines.append(phrase("Note: missing", names=names, **counts))
+        names = ", ".join(map(describe_trial, study.missing))
+        lines.append(f"missing {len(study.missing)} of {len(study.trials)} trials: {names}")
     return lines
 
 
@@ -144,5 +141,5 @@ CASE_MEASURES = ("exact_match", "token_accuracy", "exact_match_cut", "token_accu
 def _loss_text(loss: rows.Loss) -> str:
     """Return the text of a loss with its verdict, on the terminal."""
     if loss.mean is None:
-        return phrase("cannot")
-    return f"{loss.mean:.3f} {phrase(loss.verdict)}".strip()
+        return "cannot"
+    return f"{loss.mean:.3f} {loss.verdict}".strip()

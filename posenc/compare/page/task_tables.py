@@ -6,10 +6,9 @@ from itertools import groupby
 from rich.table import Table as Printed
 
 from posenc.compare.results import CaseSummary, TaskSummary
-from posenc.compare.trial.evaluate import CANNOT
 from posenc.report.page.console import text_table
 from posenc.report.page.table import Cell, Heading, Table
-from posenc.sentence import join_names, phrase, translate_stored_text
+from posenc.sentence import join_names
 from posenc.tasks.known import TASKS
 from posenc.tasks.scoring import LEARNED
 
@@ -26,13 +25,12 @@ def task_tables(rows: Rows) -> Iterator[Printed]:
     """Yield a table per task: how many seeds learned it, and its metric in every case."""
     for task, group in group_by_task(rows):
         definition = TASKS[task]
-        named = phrase("encoding")
-        header = [named, phrase("learned"), *map(_case_heading, group[0].cases)]
+        named = "encoding"
+        header = [named, "learned", *map(_case_heading, group[0].cases)]
         lines = [
             [r.encoding, f"{r.learned}/{r.num_seeds}", *map(_score_text, r.cases)] for r in group
         ]
-        words = {"metric": phrase(definition.metric), "counts": phrase(definition.counts)}
-        title = phrase("title of a task", task=task, **words)
+        title = f"{task}: {definition.metric} by {definition.counts} (higher is better)"
         yield text_table(header, lines, named=named, title=title, title_justify="left")
 
 
@@ -45,26 +43,25 @@ def task_notes(rows: Rows) -> Iterator[str]:
                 reasons.setdefault(row.encoding, {}).setdefault(row.task, case.cannot)
     for name, tasks in reasons.items():
         (task, why), *_ = tasks.items()
-        reason = translate_stored_text(why, CANNOT)
-        note = phrase(
-            "Note: cannot run tasks", name=name, tasks=join_names([*tasks]), reason=reason
-        )
+        note = f"{name} on {join_names([*tasks])}: cannot run at some lengths: {why}"
         if len(tasks) > 1:
-            note = phrase("{said} (on {task}; see the report for the others)", said=note, task=task)
+            note = f"{note} (on {task}; see the report for the others)"
         yield note
 
 
 def task_page_table(task: str, rows: Rows) -> Table:
     """Return the table of one task, with every seed behind each mean."""
     definition = TASKS[task]
-    in_distribution = "exact match of {least} in distribution"
-    metric = phrase(definition.metric).capitalize()
-    caption = phrase("caption of a task", task=task, title=phrase(definition.title), metric=metric)
+    metric = definition.metric.capitalize()
+    caption = (
+        f"The task {task}: {definition.title}. {metric}, the mean over all seeds, at the "
+        "longest length of training first; in brackets every seed."
+    )
     header = [
-        phrase("encoding"),
-        Heading(phrase("learned"), phrase(in_distribution, least=LEARNED)),
-        *(Heading(_case_heading(case), phrase(definition.counts)) for case in rows[0].cases),
-        Heading(phrase("parameters"), phrase("of the whole model")),
+        "encoding",
+        Heading("learned", f"exact match of {LEARNED} in distribution"),
+        *(Heading(_case_heading(case), definition.counts) for case in rows[0].cases),
+        Heading("parameters", "of the whole model"),
     ]
     cells = []
     for row in rows:
@@ -80,19 +77,17 @@ def _case_heading(case: CaseSummary) -> str:
     """Return the heading of a case: its length, and its variant if it is one."""
     if not case.variant:
         return f"{case.length:,}"
-    return phrase("{length:,}, {variant}", length=case.length, variant=phrase(case.variant))
+    return f"{case.length:,}, {case.variant}"
 
 
 def _score_text(case: CaseSummary) -> str:
     """Return the mean score of a case, or that it cannot run, as text."""
-    return phrase("cannot") if case.mean is None else f"{case.mean:.3f}"
+    return "cannot" if case.mean is None else f"{case.mean:.3f}"
 
 
 def _score_cell(row: TaskSummary, case: CaseSummary) -> Cell:
     """Return the mean score of a case with that of every seed, or a note why there is none."""
     if case.cannot:
-        return Cell(
-            phrase("cannot"), note=f"{row.encoding}: {translate_stored_text(case.cannot, CANNOT)}"
-        )
+        return Cell("cannot", note=f"{row.encoding}: {case.cannot}")
     seeds = ", ".join(f"{value:.2f}" for value in case.seeds)
     return Cell(f"{_score_text(case)} ({seeds})")

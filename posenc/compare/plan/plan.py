@@ -27,7 +27,7 @@ from posenc.compare.trial.train import PROJECTIONS
 from posenc.encodings import ModelShape, create
 from posenc.report.files.atomic import check_outputs
 from posenc.report.machine import machine
-from posenc.report.machine.options import check_choice, output_language
+from posenc.report.machine.options import check_choice
 from posenc.tasks.known import TASKS, TEXT, find_task
 from posenc.tasks.task import Task
 from posenc.text import find_text, standard_library_text
@@ -89,7 +89,6 @@ def make_plan(options: Options) -> Plan:
     """
     options = with_suite_defaults(options)
     check_outputs(options.figures)
-    output_language(options.lang)
     check_engine_options(options)
     if options.as_json and options.dry_run:
         raise ValueError("--json prints an answer, and --dry-run has none. Leave one of both out.")

@@ -9,53 +9,49 @@ from rich.box import SIMPLE_HEAD
 
 from posenc.report.files.opened import text_of
 from posenc.report.files.record import unseal
-from posenc.report.machine.options import output_language
 from posenc.report.page.console import print_table, stdout
 from posenc.report.page.progress import say
-from posenc.sentence import is_english, phrase
 
 PUBLISHED = Path("results/leaderboard")
 """Folder of the files in the repository; a wheel has them next to this module."""
 BOARD, ROWS = "board.json", "tasks.jsonl"
 """Names of the published files: answers and matrices, and the trials of the tasks."""
+EXPLANATION = (
+    "Columns with a length: bits per byte of text, lower is better. Tasks: accuracy or exact "
+    "match, higher is better. Over several tasks: mean rank, 1 is best. In brackets: the tier; no "
+    "encoding is significantly better than one of tier 1. Without brackets: not decided. For "
+    "programs: posenc leaderboard --json"
+)
 
 
-def show_published(as_json: bool, lang: str | None = None) -> None:
+def show_published(as_json: bool) -> None:
     """Print the answer and the matrices of the published trials, or print them as JSON.
 
-    Raises: ValueError if this installation lacks the file or it was changed, or for an unknown
-    language.
+    Raises: ValueError if this installation lacks the file or it was changed.
     """
     path = published_file(BOARD)
-    with output_language(lang):
-        try:
-            text = text_of(path)
-            board = unseal(text)
-        except ValueError as error:
-            raise ValueError(
-                f"{path} cannot be read ({error}). Install posenc again, or run `make readme` in "
-                "its repository."
-            ) from None
-        if as_json:
-            print(text, end="")
-            return
-        texts = board if is_english() else board["zh"]
-        lines = [texts["answer"]]
-        studies = board["studies"].items()
-        out = stdout(160)
-        named = phrase("encoding")
-        label = "{what}: {name}"
-        compact: Any = {"box": SIMPLE_HEAD, "show_edge": False, "padding": 0, "whole": True}
-        for name, study in studies:
-            wheres = (place["where"] for place in texts["studies"][name]["places"])
-            header = [named, *("\n".join(re.split("[ _]", where)) for where in wheres)]
-            what = phrase(label, what=phrase("Published leaderboard"), name=phrase(name))
-            title: Any = {"title": what, "title_justify": "left"}
-            print_table(out, header, leaderboard_rows(study), named=named, **compact, **title)
-            limits = phrase(label, what=phrase(name), name=texts["studies"][name]["cannot_say"])
-            lines.append(phrase("What this cannot say: {limits}", limits=limits))
-        for line in (*lines, phrase("explain the leaderboard")):
-            say(out, line)
+    try:
+        text = text_of(path)
+        board = unseal(text)
+    except ValueError as error:
+        raise ValueError(
+            f"{path} cannot be read ({error}). Install posenc again, or run `make readme` in "
+            "its repository."
+        ) from None
+    if as_json:
+        print(text, end="")
+        return
+    lines = [board["answer"]]
+    out = stdout(160)
+    compact: Any = {"box": SIMPLE_HEAD, "show_edge": False, "padding": 0, "whole": True}
+    for name, study in board["studies"].items():
+        wheres = (place["where"] for place in study["places"])
+        header = ["encoding", *("\n".join(re.split("[ _]", where)) for where in wheres)]
+        title: Any = {"title": f"Published leaderboard: {name}", "title_justify": "left"}
+        print_table(out, header, leaderboard_rows(study), named="encoding", **compact, **title)
+        lines.append(f"What this cannot say: {name}: {study['cannot_say']}")
+    for line in (*lines, EXPLANATION):
+        say(out, line)
 
 
 def leaderboard_rows(study: dict[str, Any]) -> list[list[str]]:

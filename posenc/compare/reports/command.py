@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from posenc.report.machine.options import Figures, Json, Lang, option
+from posenc.report.machine.options import Figures, Json, option
 
 
 def report(
@@ -25,17 +25,16 @@ def report(
         ),
     ] = None,
     figures: Figures = None,
-    lang: Lang = None,
     as_json: Json = False,
 ) -> None:
     """Write report.html and results.csv again from the trials of runs, and print the tables."""
     from posenc.compare.reports import report_runs
 
-    report_runs.report_runs(runs, out, figures, as_json, lang)
+    report_runs.report_runs(runs, out, figures, as_json)
 
 
-def leaderboard(lang: Lang = None, as_json: Json = False) -> None:
+def leaderboard(as_json: Json = False) -> None:
     """Print the published leaderboard: the best encodings for each task, with significance."""
     from posenc.compare.reports.board import show_published
 
-    show_published(as_json, lang)
+    show_published(as_json)

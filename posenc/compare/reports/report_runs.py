@@ -16,7 +16,6 @@ from posenc.compare.trial.objectives import objective_of
 from posenc.report.files.atomic import check_outputs, check_writable
 from posenc.report.files.lock import locked
 from posenc.report.files.opened import bytes_of, text_of
-from posenc.report.machine.options import output_language
 from posenc.report.page.console import stderr
 from posenc.report.page.progress import say
 from posenc.text import STUDY
@@ -27,7 +26,6 @@ def report_runs(
     out: Path | None = None,
     figures: Path | None = None,
     as_json: bool = False,
-    lang: str | None = None,
 ) -> Study:
     """Write and print the report of runs, finished or not.
 
@@ -38,13 +36,12 @@ def report_runs(
     recipes of the runs differ, or if `out` is a run itself.
     """
     check_outputs(figures)
-    output_language(lang)  # refuses an unknown language before work begins
     runs = [(folder, _read_study(folder)) for folder in folders]
     if len(runs) == 1 and out is None:
         ((home, study),) = runs
         writer = "posenc compare, which writes the report when it ends,"
         try:
-            with locked(home, writer), output_language(lang):
+            with locked(home, writer):
                 study, lines = write_report(study, home)
         except OSError as error:
             if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
@@ -58,10 +55,8 @@ def report_runs(
         study = conclude(study)
         lines = damaged + conflicts
         home = _make_report_folder(study.trials, out, "report")
-        with output_language(lang):
-            write_page(study, home)
-    with output_language(lang):
-        _print_report(study, lines, home, figures, as_json)
+        write_page(study, home)
+    _print_report(study, lines, home, figures, as_json)
     return study
 
 

@@ -10,7 +10,6 @@ from pathlib import Path
 from posenc.report.files.atomic import write_atomically
 from posenc.report.files.opened import text_of
 from posenc.report.files.record import check_count, check_rising, check_text_length
-from posenc.sentence import phrase
 from posenc.tasks.known import TEXT, find_task
 
 RECIPE = 6
@@ -141,12 +140,12 @@ def describe_trial(trial: TrialConfig) -> str:
     rate also the rate."""
     name = trial.encoding
     if trial.task != TEXT:
-        name = phrase("{name} on {task}", name=name, task=trial.task)
-    name = phrase("{name} seed {seed}", name=name, seed=trial.seed)
+        name = f"{name} on {trial.task}"
+    name = f"{name} seed {trial.seed}"
     if len(trial.test_lengths) > 1:
         return name
     # Only a trial that chooses a learning rate has one test length.
-    return phrase("{name} at lr {rate:g}", name=name, rate=trial.lr)
+    return f"{name} at lr {trial.lr:g}"
 
 
 def write_trial(folder: Path, config: TrialConfig) -> None:

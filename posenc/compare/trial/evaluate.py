@@ -22,19 +22,13 @@ TASK_TOKENS_AT_ONCE = 1 << 13
 """The same for a task, whose sequences are shorter."""
 VALID_SEQUENCES = 256
 """Sequences of a task's validation."""
-CANNOT = (
-    "it has {limit} positions",
-    "it has {limit} positions, and {needed} are needed",
-    "it has {limit} positions along an axis, and {needed} are needed",
-)
-"""Why an encoding cannot run: stored in English, shown by `posenc.sentence.retold`."""
 
 
 def why_length_impossible(encoding: PositionEncoding, length: int) -> str | None:
     """Return why the encoding cannot run at this length, for the report; None if it can."""
     limit = encoding.claims.max_positions
     if limit is not None and length > limit:
-        return CANNOT[0].format(limit=limit)
+        return f"it has {limit} positions"
     return None
 
 
@@ -77,7 +71,8 @@ def why_case_impossible(encoding: PositionEncoding, task: Task, case: Case) -> s
     needed = task.max_tokens(case) if task.num_axes == 1 else case.length
     if limit is None or needed <= limit:
         return None
-    return CANNOT[1 if task.num_axes == 1 else 2].format(limit=f"{limit:,}", needed=f"{needed:,}")
+    along_an_axis = "" if task.num_axes == 1 else " along an axis"
+    return f"it has {limit:,} positions{along_an_axis}, and {needed:,} are needed"
 
 
 @torch.no_grad()

@@ -2,7 +2,6 @@
 
 import inspect
 from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager
 from dataclasses import MISSING, fields
 from difflib import get_close_matches
 from pathlib import Path
@@ -10,8 +9,6 @@ from typing import Annotated, Any, get_type_hints
 
 import typer
 from typer.models import OptionInfo
-
-from posenc.sentence import LANGUAGES, language_of_environment, use_language
 
 PANELS = ("What", "Data", "Model", "Training", "Where", "Output")
 """Headings of the help below which options stand, in this order."""
@@ -54,20 +51,7 @@ Figures = Annotated[
         panel="Output",
     ),
 ]
-Lang = Annotated[
-    str | None,
-    option(
-        "Language of page and tables: en or zh.",
-        shown="as LANGUAGE, LC_ALL or LANG says",
-        panel="Output",
-    ),
-]
 Json = Annotated[bool, option("Print JSON on stdout and nothing else.", "--json", panel="Output")]
-
-
-def output_language(lang: str | None) -> AbstractContextManager[None]:
-    """Return a `with` that speaks the language of --lang. Raises: ValueError for an unknown one."""
-    return use_language(check_choice("--lang", lang or language_of_environment(), LANGUAGES))
 
 
 def with_options_of(*records: type) -> Callable[[Callable[..., Any]], Callable[..., Any]]:

@@ -14,7 +14,6 @@ from posenc.report.page import table as rows
 from posenc.report.page.progress import say
 from posenc.report.page.report import Block, Code, Facts, Items, Report
 from posenc.report.page.visible import visible
-from posenc.sentence import phrase
 
 FRAME = 3
 """Characters that the frame of a table takes for each column."""
@@ -79,7 +78,7 @@ def show(report: Report, console: Console) -> None:
     """
     say(console, report.headline)
     if report.limits:
-        say(console, phrase("What this cannot say: {limits}", limits=report.limits))
+        say(console, f"What this cannot say: {report.limits}")
     for section in report.sections:
         if not section.detail:
             for block in section.blocks:

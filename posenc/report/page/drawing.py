@@ -21,7 +21,6 @@ from matplotlib.text import Text
 from posenc.report.files.atomic import write_atomically
 from posenc.report.page.chart import HIGH, LOW, Data, axes_of, parts
 from posenc.report.page.visible import visible
-from posenc.sentence import phrase
 
 INK, GRID = "#1d2126", "#d9dce0"
 _INK_DARK, _GRID_DARK = "#e4e6e8", "#3a3f46"
@@ -249,7 +248,7 @@ def length_axis(axes: Axes, lengths: Sequence[int], train_length: int | None = N
         axes.axvline(train_length, color=INK, linewidth=0.8, linestyle=(0, (1, 2)), zorder=1)
         text_style = {"textcoords": "offset points", "ha": "center", "fontsize": 8}
         top_of_line = {"xy": (train_length, 1), "xycoords": ("data", "axes fraction")}
-        axes.annotate(phrase("training length"), xytext=(0, 3), **top_of_line, **text_style)
+        axes.annotate("training length", xytext=(0, 3), **top_of_line, **text_style)
 
 
 def curves_by_length(

@@ -33,7 +33,6 @@ from posenc.report.page.report import (
 )
 from posenc.report.page.table import Table, table_html
 from posenc.report.page.visible import escape
-from posenc.sentence import phrase
 
 _HEADING = r"th scope=col[^>]*(?:>[^<]*<small)?"
 _OPEN = rf"<(?:p|p class=caption|figcaption(?:><strong>[^<]*</strong)?|{_HEADING})>"
@@ -91,7 +90,6 @@ class Page:
             contents=self._contents(),
             body=_link_words("\n".join(sections)),
             style=_style_sheet(),
-            language=phrase("en"),
         )
 
     def _contents(self) -> str:
@@ -143,14 +141,14 @@ def _link_words(body: str) -> str:
     """Return a page's body in which each word leads to the document that explains it, where an
     explanation or the heading of a column first has it. Without an address it names the file."""
     for word, target in words().items():
-        page, hash_, place = phrase(target).partition("#")
+        page, hash_, place = target.partition("#")
         file = f"docs/{page}.md"
         start = "<abbr"
         end = "</abbr>"
         if repository():
             start = f'<a href="{repository()}/blob/main/{file}{hash_}{place}"'
             end = "</a>"
-        pattern = rf"({_OPEN}[^<]*?(?<![A-Za-z-]))({re.escape(escape(phrase(word)))})(?![A-Za-z-])"
+        pattern = rf"({_OPEN}[^<]*?(?<![A-Za-z-]))({re.escape(escape(word))})(?![A-Za-z-])"
         link = rf'\1{start} title="{file}">\2{end}'
         body = re.sub(pattern, link, body, count=1, flags=re.IGNORECASE)
     return body
@@ -169,8 +167,7 @@ def _block_html(block: Block, plots: Iterator[int]) -> str:
         case Headline(text):
             return f"<p class=headline>{escape(text)}</p>"
         case Limits(text):
-            start = f"<strong>{phrase('What this cannot say.')}</strong>"
-            return f"<p class=limits>{start} {escape(text)}</p>"
+            return f"<p class=limits><strong>What this cannot say.</strong> {escape(text)}</p>"
         case Links(items):
             return _links_html(items)
         case Fold():
@@ -227,7 +224,7 @@ def _plot_html(plot: Plot, prefix: str) -> str:
 
 
 _PAGE = """<!doctype html>
-<html lang="{language}">
+<html lang="en">
 <head>
 <meta charset="utf-8">
 <meta name="viewport" content="width=device-width, initial-scale=1">

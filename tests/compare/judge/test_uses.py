@@ -4,7 +4,6 @@ from dataclasses import replace
 
 from posenc.compare.judge.answer import num_words
 from posenc.compare.judge.uses import which_for_what
-from posenc.sentence import use_language
 from tests.compare.judge.test_standing import of_tasks
 from tests.compare.judge.test_summary import result, study
 
@@ -73,14 +72,6 @@ def test_one_seed_is_perhaps_and_nothing_is_nothing():
     assert which_for_what({}) == ""
     failed = replace(alone, results=())
     assert which_for_what({"any": failed}) == ""
-
-
-def test_it_is_said_in_chinese():
-    bits = {"t5": (1.6, 1.5), "rope": (1.7, 4.0)}
-    code = of_text(bits)
-    with use_language("zh"):
-        said = which_for_what({"code": code, "novel": of_text(bits, corpus="novel")})
-    assert said.startswith("短上下文：t5（代码 1.60 比特、小说 1.60）。长上下文：")
 
 
 def test_texts_of_other_recipes_and_one_text_twice_are_not_averaged():

@@ -39,7 +39,7 @@ def test_what_is_printed_is_what_the_published_trials_give():
 
 def test_the_published_answer_has_at_most_forty_words():
     kept = json.loads(board.published_file(board.BOARD).read_text(encoding="utf-8"))
-    assert 20 < num_words(kept["answer"]) <= 40 and 20 < num_words(kept["zh"]["answer"]) <= 40
+    assert 20 < num_words(kept["answer"]) <= 40
 
 
 def test_the_published_matrix_is_printed_without_computing_anything(capsys):
@@ -97,16 +97,15 @@ def test_one_changed_field_of_the_leaderboard_is_refused(call, tmp_path, monkeyp
     path = tmp_path / "board.json"
     path.write_text(change(text), encoding="utf-8")
     monkeypatch.setattr(board, "published_file", lambda name: path)
-    for given in ((), ("--lang", "zh"), ("--json",)):
+    for given in ((), ("--json",)):
         code, out, said = call("leaderboard", *given)
         assert (code, out) == (2, "") and said.count("\n") == 1
         assert f"{path} cannot be read (" in said and why in said and "Install posenc again" in said
 
 
-@pytest.mark.parametrize("lang", ["en", "zh"])
-def test_the_matrix_has_one_line_an_encoding_at_80_columns(call, monkeypatch, lang):
+def test_the_matrix_has_one_line_an_encoding_at_80_columns(call, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
-    lines = call("leaderboard", "--lang", lang)[1].splitlines()
+    lines = call("leaderboard")[1].splitlines()
     found = json.loads(board.published_file(board.BOARD).read_text(encoding="utf-8"))
     made = [row for study in found["studies"].values() for row in board.leaderboard_rows(study)]
     names = {row[0] for row in made}
