@@ -18,13 +18,14 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
-from posenc.dialects import formulas
+from posenc import dialects
 from posenc.dialects.computed import ComputedPositions, LayerRotation
 from posenc.dialects.families import WITHOUT_ROTATION, all_families
 from posenc.dialects.runtimes import RECORD, RUNTIMES
 from posenc.dialects.runtimes.running import CELLS
+from posenc.frequencies import floats
 
-DIALECTS = Path(formulas.__file__).parent
+DIALECTS = Path(str(dialects.__file__)).parent
 SIZES = {"hidden_size": 384, "num_attention_heads": 4, "num_hidden_layers": 4}
 HEAD_DIM, EVEN = 80, 96
 LENGTHS = {"max": 10240, "inner": 1280, "outer": 2304}
@@ -175,17 +176,17 @@ def _size(dim: int, head: str) -> dict[str, Any] | None:
 
 @cache
 def _candidates(dim: int, base: float, original: int) -> dict[str, tuple[float, ...]]:
-    plain = formulas.rope_frequencies(dim, base)
+    plain = floats.rope_frequencies(dim, base)
     longest = FACTOR * LENGTHS["max"]
-    stretched = formulas.dynamic_theta(base, FACTOR, longest, original, dim)
-    divisors = formulas.llama3_divisors(dim, base, FACTOR, LOW, HIGH, original)
+    stretched = floats.dynamic_theta(base, FACTOR, longest, original, dim)
+    divisors = floats.llama3_divisors(dim, base, FACTOR, LOW, HIGH, original)
     return {
         "default": plain,
         "linear": tuple(f / FACTOR for f in plain),
-        "ntk": formulas.rope_frequencies(dim, formulas.ntk_theta(base, FACTOR, dim)),
-        "dynamic": formulas.rope_frequencies(dim, stretched),
-        "yarn": formulas.yarn_frequencies(dim, base, FACTOR, original),
-        "llama3": formulas.divide_each(plain, divisors),
+        "ntk": floats.rope_frequencies(dim, floats.ntk_theta(base, FACTOR, dim)),
+        "dynamic": floats.rope_frequencies(dim, stretched),
+        "yarn": floats.yarn_frequencies(dim, base, FACTOR, original),
+        "llama3": floats.divide_each(plain, divisors),
         "short": tuple(f / SHORT for f in plain),
         "long": tuple(f / LONG for f in plain),
     }
@@ -205,14 +206,14 @@ def _rotation(layer: LayerRotation, defaults: set[float]) -> dict[str, Any] | No
 
 
 def _scale(multiplier: float) -> str | None:
-    named = {"1": 1.0, "yarn": formulas.yarn_mscale(FACTOR)}
+    named = {"1": 1.0, "yarn": floats.yarn_temperature(FACTOR)}
     for place in ("inner", "outer"):
         original = LENGTHS[place]
-        named[f"longrope factor {place}"] = formulas.longrope_multiplier(FACTOR, original)
-        named[f"longrope max {place}"] = formulas.longrope_multiplier(
+        named[f"longrope factor {place}"] = floats.longrope_temperature(FACTOR, original)
+        named[f"longrope max {place}"] = floats.longrope_temperature(
             LENGTHS["max"] / original, original
         )
-    named["longrope factor max"] = formulas.longrope_multiplier(FACTOR, LENGTHS["max"])
+    named["longrope factor max"] = floats.longrope_temperature(FACTOR, LENGTHS["max"])
     near = (n for n, v in named.items() if math.isclose(v, multiplier, rel_tol=1e-9))
     return next(near, None)
 

@@ -47,17 +47,6 @@ from posenc.encodings.queries_keys.query_temperature import LogN as LogN
 from posenc.encodings.queries_keys.repo import RePo as RePo
 from posenc.encodings.queries_keys.rnope import RNoPE as RNoPE
 from posenc.encodings.queries_keys.rope import RoPE as RoPE
-from posenc.encodings.queries_keys.rope_scaling import NTK as NTK
-from posenc.encodings.queries_keys.rope_scaling import DynamicLinear as DynamicLinear
-from posenc.encodings.queries_keys.rope_scaling import DynamicNTK as DynamicNTK
-from posenc.encodings.queries_keys.rope_scaling import DynamicYaRN as DynamicYaRN
-from posenc.encodings.queries_keys.rope_scaling import Linear as Linear
-from posenc.encodings.queries_keys.rope_scaling import Llama3 as Llama3
-from posenc.encodings.queries_keys.rope_scaling import LongRoPE as LongRoPE
-from posenc.encodings.queries_keys.rope_scaling import NTKByParts as NTKByParts
-from posenc.encodings.queries_keys.rope_scaling import NTKByPartsV1 as NTKByPartsV1
-from posenc.encodings.queries_keys.rope_scaling import Proportional as Proportional
-from posenc.encodings.queries_keys.rope_scaling import YaRN as YaRN
 from posenc.encodings.queries_keys.rove import RoVE as RoVE
 from posenc.encodings.queries_keys.xpos import XPos as XPos
 from posenc.encodings.registry import create as create
@@ -77,6 +66,7 @@ from posenc.encodings.scores.transformer_xl import TransformerXL as TransformerX
 from posenc.encodings.terms.term import Term as Term
 from posenc.encodings.terms.tokens import Tokens as Tokens
 from posenc.encodings.values.shaw import Shaw as Shaw
+from posenc.frequencies.scalings import *  # noqa: F403 - all of them are public
 from posenc.masks import Mask as Mask
 from posenc.models.config import DecoderConfig as DecoderConfig
 from posenc.models.decoder import Decoder as Decoder

@@ -71,9 +71,24 @@ def names_in_stub(file: str) -> dict[str, str]:
     >>> names_in_stub(posenc.compare.__file__)["Study"]
     'posenc.compare.results'
     """
-    stub = ast.parse(Path(file).with_suffix(".pyi").read_text(encoding="utf-8"))
-    imports = [node for node in stub.body if isinstance(node, ast.ImportFrom)]
-    return {alias.name: str(node.module) for node in imports for alias in node.names}
+    return _imported_names(Path(file).with_suffix(".pyi"))
+
+
+def _imported_names(file: Path) -> dict[str, str]:
+    """Map each name that a file imports to its module; those of a star to the modules from which
+    the package imports them."""
+    modules: dict[str, str] = {}
+    for node in ast.parse(file.read_text(encoding="utf-8")).body:
+        if not isinstance(node, ast.ImportFrom):
+            continue
+        for alias in node.names:
+            if alias.name == "*":
+                package = importlib.util.find_spec(str(node.module))
+                assert package is not None and package.origin is not None
+                modules |= _imported_names(Path(package.origin))
+            else:
+                modules[alias.name] = str(node.module)
+    return modules
 
 
 def names_for_dir(module: str, public: Iterable[str]) -> list[str]:

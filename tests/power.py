@@ -83,7 +83,7 @@ MUTATIONS = (
     ),
     # Queries and keys
     Mutation(
-        "encodings/numbers/frequencies.py",
+        "frequencies/series.py",
         "return geometric_series(dim // 2, base, Decimal(2) / dim)",
         "return geometric_series(dim // 2, base, Decimal(2) / (dim + 1))",
         "encodings/queries_keys",
@@ -101,19 +101,19 @@ MUTATIONS = (
         "encodings/queries_keys",
     ),
     Mutation(
-        "encodings/queries_keys/rope_scaling/yarn.py",
+        "frequencies/floats.py",
         "return 0.1 * mscale * math.log(factor) + 1.0 if factor > 1 else 1.0",
         "return 0.1 * mscale * math.log(factor) if factor > 1 else 1.0",
         "encodings/queries_keys",
     ),
     Mutation(
-        "encodings/queries_keys/rope_scaling/by_parts.py",
+        "frequencies/scalings/by_parts.py",
         "low = Decimal(math.floor(low))",
         "low = Decimal(math.ceil(low))",
         "encodings/queries_keys",
     ),
     Mutation(
-        "encodings/queries_keys/rope_scaling/uniform.py",
+        "frequencies/scalings/ntk.py",
         "factor ** (Decimal(rotary_dim) / (rotary_dim - 2))",
         "factor",
         "encodings/queries_keys",
@@ -262,13 +262,13 @@ MUTATIONS = (
     ),
     # Runtimes and the doctor
     Mutation(
-        "dialects/formulas.py",
+        "frequencies/floats.py",
         "return theta * factor ** (dim / (dim - 2))",
         "return theta * factor",
         "dialects doctor",
     ),
     Mutation(
-        "dialects/formulas.py",
+        "frequencies/floats.py",
         "if wavelength > original / low:",
         "if wavelength > original / high:",
         "dialects doctor",

@@ -14,13 +14,13 @@ ROOT = Path(__file__).parents[1]
 FACES = {"posenc/__init__.py", "posenc/cli.py"}
 NAMES = ("posenc.__version__", "posenc.encodings", "posenc.json", "posenc.safetensors")
 """What looks like a module and is none: the version, a group of entry points, files."""
-MAX_LOOSE, MAX_LINES, MAX_MODULES, MAX_ARROWS = 9, 550, 12, 95
+MAX_LOOSE, MAX_LINES, MAX_MODULES, MAX_ARROWS = 9, 550, 12, 104
 HOUSES = ("encodings",)
 """Rooms whose inner rooms stand on floors of their own."""
 DIVIDED = (*HOUSES, "compare")
 """Rooms whose inner rooms are counted where arrows are."""
-CATALOGUES = ("embeddings", "queries_keys", "scores", "values", "rules", "runtimes")
-"""Folders with one method, rule or runtime a file, however many there are."""
+CATALOGUES = ("embeddings", "queries_keys", "scores", "values", "scalings", "rules", "runtimes")
+"""Folders with one method, scaling, rule or runtime a file, however many there are."""
 
 
 def floors_of(document: str) -> list[list[str]]:

@@ -114,7 +114,7 @@ def test_each_text_of_the_grammars_page_is_read(row):
 
 LEFT_OUT = ".git", ".venv*", ".*_cache", "__pycache__", "runs"
 TUTORIALS = {
-    "CONTRIBUTING.md": ("square_root",),
+    "CONTRIBUTING.md": ("square_root", "quadratic"),
     "docs/your-own-encoding.md": ("carope", "fading_match"),
 }
 """The encodings that a document adds."""
@@ -126,6 +126,9 @@ def follow(text: str, copy: Path) -> None:
         (copy / path).write_text(source, encoding="utf-8")
     for path, line in re.findall(r"^```python line=(\S+)\n(.*?)^```$", text, FENCED):
         before = (copy / path).read_text(encoding="utf-8")
+        if path.endswith("__init__.py"):  # a list of imports
+            (copy / path).write_text(before + line, encoding="utf-8")
+            continue
         head = "_ENTRIES: dict[str, Entry] = {\n"
         assert before.count(head) == 1
         (copy / path).write_text(before.replace(head, f"{head}    {line}"), encoding="utf-8")

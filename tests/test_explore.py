@@ -18,12 +18,7 @@ import posenc
 from posenc.dialects.runtimes import emulate
 from posenc.encodings import TWO_PI
 from posenc.encodings.numbers.slopes_and_buckets import alibi_slopes, t5_bucket_edges
-from posenc.encodings.queries_keys.rope_scaling import (
-    by_parts,
-    longrope,
-    uniform,
-    yarn,
-)
+from posenc.frequencies.scalings import NTK, DynamicNTK, Linear, Llama3, LongRoPE, NTKByParts, YaRN
 from posenc.inspect.encoding import precision
 from tests.browser import DESKTOP, PHONE, Browser, needs_chromium
 from tests.doctor.threads import BASE
@@ -94,7 +89,6 @@ def script(name):
     return module
 
 
-@pytest.mark.prose
 def test_scores_are_what_posenc_measures():
     fresh = script("data").scores()
     assert DATA["scores"].keys() == fresh.keys()
@@ -171,7 +165,6 @@ def view(browser, **state):
     )
 
 
-@pytest.mark.quick(2)
 @needs_chromium
 @pytest.mark.parametrize("width", [DESKTOP, PHONE])
 @pytest.mark.parametrize("dark", [False, True])
@@ -194,14 +187,14 @@ def test_frequencies_are_those_of_posenc(page, setting):
     target = int(original * factor)
     factors = [1 + i / 4 for i in range(dim // 2)]
     expected = {
-        "none": uniform.Linear(1.0),
-        "linear": uniform.Linear(factor),
-        "ntk": uniform.NTK(factor),
-        "dynamic": uniform.DynamicNTK(factor, original),
-        "byparts": by_parts.NTKByParts(factor, original),
-        "yarn": yarn.YaRN(factor, original),
-        "llama3": by_parts.Llama3(factor, original),
-        "longrope": longrope.LongRoPE(factor, original, long_factor=factors),
+        "none": Linear(1.0),
+        "linear": Linear(factor),
+        "ntk": NTK(factor),
+        "dynamic": DynamicNTK(factor, original),
+        "byparts": NTKByParts(factor, original),
+        "yarn": YaRN(factor, original),
+        "llama3": Llama3(factor, original),
+        "longrope": LongRoPE(factor, original, long_factor=factors),
     }
     assert page("explorer.formulas.SCALINGS") == list(expected)
     given = {"dim": dim, "base": base, "factor": factor, "original": original, "longrope": factors}
@@ -240,7 +233,6 @@ def test_biases_are_those_of_posenc(page):
             assert shown == pytest.approx(quotient[i, j].item(), rel=1e-6, abs=1e-9)
 
 
-@pytest.mark.quick(4)
 @needs_chromium
 @pytest.mark.parametrize("causal", [0, 1])
 @pytest.mark.parametrize("window", [0, 3])
@@ -323,7 +315,7 @@ def test_page_says_of_runtimes_what_the_emulators_compute_or_nothing(page, confi
         path = ROOT / "tests/dialects/runtimes/vendors.json"
         given = list(json.loads(path.read_text("utf-8")).values())
     else:
-        given = list(drawn_configs(400))
+        given = list(drawn_configs(1500))
     said = page(f"{json.dumps(given)}.map(each => explorer.answers(JSON.stringify(each)))")
     reason = script("runtimes").reason
     counted = dict.fromkeys(("computes", "refuses", "doctor"), 0)
@@ -342,11 +334,10 @@ def test_page_says_of_runtimes_what_the_emulators_compute_or_nothing(page, confi
                 assert answer["freq"] == pytest.approx(layer.inv_freq, rel=1e-6), (name, config)
                 assert answer["scale"] == pytest.approx(layer.multiplier, rel=1e-9), (name, config)
                 assert answer["limit"] == real.max_length, (name, config)
-    floors = {"published": (150, 0), "drawn": (400, 25)}[configs]
+    floors = {"published": (150, 0), "drawn": (1500, 100)}[configs]
     assert counted["computes"] >= floors[0] and counted["refuses"] >= floors[1], counted
 
 
-@pytest.mark.prose
 @needs_chromium
 def test_the_readmes_picture_is_made_by_its_command(tmp_path):
     script = load_script("update_explorer_figure")
@@ -380,7 +371,6 @@ BAD = {
 }
 
 
-@pytest.mark.quick(4)
 @needs_chromium
 @pytest.mark.parametrize("language", ["en", "zh"])
 @pytest.mark.parametrize("case", BAD)

@@ -11,33 +11,35 @@ from pathlib import Path
 import pytest
 
 import posenc
-from posenc.encodings.queries_keys import rope_scaling
 from posenc.encodings.registry import other_names
+from posenc.frequencies.registry import SCALINGS
 
 ROOT = Path(__file__).parents[1]
 OPTIONAL = ("transformers", "keras", "jax", "ray", "peft", "tensorflow")
 TOOL = ("matplotlib", "typer", "rich")
 
 
-LOADED = "print(*{name.partition('.')[0] for name in sys.modules})"
-STEPS = (
-    "import posenc",
-    "[getattr(posenc, name) for name in posenc.__all__]",
-    "from posenc.encodings import registry as r; [r.encoding_class(n) for n in r.names()]",
-    "import posenc.compare.page.page, posenc.compare.results",
-)
-
-
-def test_importing_loads_only_what_is_used():
-    """The library and every encoding need neither tool nor extras, a study no extras. One fresh
-    interpreter takes the steps, because each would load torch for seconds."""
-    code = "\n".join(["import sys", *(f"{step}\n{LOADED}" for step in STEPS)])
+def loaded_after(statement: str) -> set[str]:
+    """Top-level modules in a fresh interpreter after `statement`."""
+    code = f"import sys; {statement}; print(*{{name.partition('.')[0] for name in sys.modules}})"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    imported, library, encodings, study = (set(line.split()) for line in done.stdout.splitlines())
-    assert not imported & {"torch", "numpy", *TOOL, *OPTIONAL}
-    assert not library & {*TOOL, *OPTIONAL}
-    assert not encodings & {*TOOL, *OPTIONAL}
-    assert not study & {*OPTIONAL}
+    return set(done.stdout.split())
+
+
+def test_import_is_light():
+    assert not loaded_after("import posenc") & {"torch", "numpy", *TOOL, *OPTIONAL}
+
+
+def test_the_library_and_every_encoding_need_neither_tool_nor_extras():
+    statement = (
+        "import posenc; [getattr(posenc, name) for name in posenc.__all__]; "
+        "from posenc.encodings import registry as r; [r.encoding_class(n) for n in r.names()]"
+    )
+    assert not loaded_after(statement) & {*TOOL, *OPTIONAL}
+
+
+def test_study_needs_no_extras():
+    assert not loaded_after("import posenc.compare.page.page, posenc.compare.results") & {*OPTIONAL}
 
 
 @pytest.mark.parametrize("name", posenc.__all__)
@@ -122,7 +124,7 @@ def test_no_other_name_hides_a_name_of_posenc():
 
 
 def test_every_scaling_has_a_public_name():
-    for scaling in rope_scaling.SCALINGS.values():
+    for scaling in SCALINGS.values():
         assert getattr(posenc, scaling.__name__) is scaling
         assert scaling.__name__ in posenc.__all__
 
@@ -151,6 +153,11 @@ def test_type_checkers_see_what_is_loaded(package: str):
     offered = importlib.import_module(package)
     for node in stub_of(package):
         (alias,) = node.names
+        if alias.name == "*":
+            listed = vars(importlib.import_module(str(node.module)))
+            for name in [n for n, value in listed.items() if isinstance(value, type)]:
+                assert getattr(offered, name) is listed[name] and name in offered.__all__
+            continue
         assert alias.name == alias.asname, f"{alias.name}: `as` makes it public"
         if node.module in ("posenc", "posenc.encodings"):
             found = importlib.util.find_spec(f"{node.module}.{alias.name}")
@@ -200,14 +207,9 @@ def test_package_is_typed():
 
 WITHOUT = """
 import inspect, pydoc, sys
-sys.path.insert(0, sys.argv[1])
-sys.modules["transformers"] = None
+for package in ("keras", "transformers"):
+    sys.modules[package] = None
 import posenc
-try:
-    posenc.keras
-except AttributeError as error:
-    print(error)
-sys.modules["keras"] = None
 assert not hasattr(posenc, "keras"), "keras"
 assert "ALiBi" in dict(inspect.getmembers(posenc))
 shown = pydoc.render_doc(posenc)
@@ -219,12 +221,18 @@ except AttributeError as error:
 """
 
 
-def test_help_works_without_optional_packages_and_with_a_keras_that_lacks_its_backend(tmp_path):
+def test_help_works_with_a_keras_that_lacks_its_backend(tmp_path):
     (tmp_path / "keras.py").write_text("import no_such_backend")
-    command = [sys.executable, "-c", WITHOUT, str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True)
+    code = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import inspect, posenc; "
+    code += "assert not hasattr(posenc, 'keras') and inspect.getmembers(posenc); posenc.keras"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    said = "AttributeError: posenc.keras: No module named 'no_such_backend'"
+    assert done.stderr.splitlines()[-1] == said
+
+
+def test_help_works_without_optional_packages():
+    done = subprocess.run([sys.executable, "-c", WITHOUT], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines() == [
-        "posenc.keras: No module named 'no_such_backend'",
-        'posenc.keras: keras is not installed: pip install "posenc[keras]"',
-    ]
+    assert done.stdout.strip() == (
+        'posenc.keras: keras is not installed: pip install "posenc[keras]"'
+    )

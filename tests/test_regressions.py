@@ -26,10 +26,11 @@ from posenc import Attention, KVCache, ModelShape, attention, create, masks
 from posenc.encodings.embeddings import grow
 from posenc.encodings.embeddings.sinusoidal import Sinusoidal
 from posenc.encodings.queries_keys.rope import RoPE
-from posenc.encodings.queries_keys.rope_scaling import DynamicNTK, LongRoPE, YaRN, rope_frequencies
 from posenc.encodings.queries_keys.xpos import XPos
 from posenc.encodings.scores.alibi import ALiBi
 from posenc.encodings.scores.t5 import T5Bias
+from posenc.frequencies.scaling import rope_frequencies
+from posenc.frequencies.scalings import DynamicNTK, LongRoPE, YaRN
 from posenc.positions import positions_from_mask
 from posenc.testing.harness import transform_queries_keys
 from tests.attending import attend

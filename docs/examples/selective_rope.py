@@ -9,11 +9,11 @@ from torch.nn import functional as F
 
 from posenc.encodings.base import Claims, PositionEncoding
 from posenc.encodings.base.base import QueriesKeys, check_head_dim
-from posenc.encodings.numbers.frequencies import inverse_frequencies
 from posenc.encodings.numbers.heads import for_every_head
 from posenc.encodings.numbers.precision import at_least_float32
 from posenc.encodings.queries_keys.rotation.rotate import rotate
 from posenc.encodings.terms.tokens import Tokens
+from posenc.frequencies.series import inverse_frequencies
 
 TAPS = 4
 """Tokens that the convolution reads, the present one included."""

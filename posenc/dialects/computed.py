@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from posenc.dialects import formulas
+from posenc.frequencies import floats
 
 Known = Literal["yes", "no model", "unknown"]
 """Whether a runtime has the model, and whether posenc has read what it computes from it."""
@@ -160,8 +160,8 @@ def llama3_rotation(parameters: Mapping[str, Any], dim: int, theta: float) -> La
     Raises: RefusedError where a key is missing or no number.
     """
     values = [require_number(require_key(parameters, key), key) for key in LLAMA3]
-    divisors = formulas.llama3_divisors(dim, theta, *values)
-    return LayerRotation(formulas.divide_each(formulas.rope_frequencies(dim, theta), divisors))
+    divisors = floats.llama3_divisors(dim, theta, *values)
+    return LayerRotation(floats.divide_each(floats.rope_frequencies(dim, theta), divisors))
 
 
 def require_factors(parameters: Mapping[str, Any], name: str, pairs: int) -> tuple[float, ...]:

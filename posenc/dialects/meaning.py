@@ -12,18 +12,21 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, TypeGuard
 
-from posenc.dialects import formulas
 from posenc.dialects.computed import (
     ARITHMETIC,
     ComputedPositions,
     LayerRotation,
     RefusedError,
+    Switch,
     first_changing_switch,
 )
 from posenc.dialects.families import all_families
 from posenc.dialects.files.spelling import NUMBERS, with_vendors_keys_renamed
 from posenc.dialects.model import TRAINED_KEY, BadConfigError, Model, model_of
 from posenc.dialects.runtimes import transformers5
+from posenc.frequencies import floats
+from posenc.frequencies.registry import ROPE_TYPES, scaling_of
+from posenc.frequencies.scaling import Scaling, rope_frequencies
 
 OLD_NAMES = {"su": "longrope", "mrope": "default", "deepseek_yarn": "yarn", "ntk-aware": "ntk"}
 ORIGINAL = transformers5.ORIGINAL
@@ -90,9 +93,7 @@ def meaning_of(config: Mapping[str, Any], length: int | None = None) -> Meaning:
         None,
         layers,
         scale,
-        first_changing_switch(
-            transformers5.frequency_switch(model, p) for p in parameters.values()
-        ),
+        first_changing_switch(_frequency_switch(p, model) for p in parameters.values()),
         longest,
         model.without_rotation,
     )
@@ -107,8 +108,36 @@ def _rotations_by_kind(
     layers: dict[str, LayerRotation] = {}
     for kind, p in parameters.items():
         if len(model.without_rotation) < model.num_layers:
-            layers[kind] = transformers5.rotation(dict(p), model.with_sizes_of_kind(kind), length)
+            layers[kind] = _rotation(dict(p), model.with_sizes_of_kind(kind), length)
     return layers
+
+
+def _rotation(p: Parameters, model: Model, length: int) -> LayerRotation:
+    """Return the rotation of one kind of layer at a length."""
+    scaling = _scaling_without_type(p, model)
+    if scaling is None:
+        return transformers5.rotation(p, model, length)
+    rotary_dim = int(model.head_dim * p.get("partial_rotary_factor", 1.0))
+    frequencies = rope_frequencies(rotary_dim, p["rope_theta"], scaling, length)
+    inv_freq = tuple(float(f) for f in frequencies.inv_freq)
+    return LayerRotation(inv_freq, frequencies.attention_factor)
+
+
+def _frequency_switch(p: Parameters, model: Model) -> Switch:
+    """Return when the frequencies of one kind of layer change."""
+    scaling = _scaling_without_type(p, model)
+    if scaling is None:
+        return transformers5.frequency_switch(model, p)
+    return "length" if scaling.depends_on_length else "static"
+
+
+def _scaling_without_type(p: Parameters, model: Model) -> Scaling | None:
+    """Return the scaling that posenc has under a rope_type that transformers 5 does not have; None
+    for any other rope_type."""
+    if p["rope_type"] in transformers5.TYPES or p["rope_type"] not in ROPE_TYPES:
+        return None
+    trained = _trained_length(p, model)
+    return scaling_of(p, trained, model.max_positions, p.get("attention_factor"))
 
 
 def require_known_family(model: Model) -> None:
@@ -320,7 +349,7 @@ def _stretch_base(p: Parameters, factor: Any, model: Model) -> None:
     """Replace a fixed NTK scaling by the larger base that it amounts to, in `p` itself."""
     dim = int(model.head_dim * p.get("partial_rotary_factor", 1.0))
     factor = float(factor)
-    p["rope_theta"] = formulas.ntk_theta(float(p["rope_theta"]), factor, dim)
+    p["rope_theta"] = floats.ntk_theta(float(p["rope_theta"]), factor, dim)
     p["rope_type"] = "default"
 
 
@@ -340,10 +369,15 @@ def _take_attn_factor(p: Parameters, doubts: list[str]) -> None:
 def _trained_length(p: Mapping[str, Any], model: Model) -> int:
     """Return the length at which the unscaled frequencies were trained, in tokens."""
     original = p.get("original_max_position_embeddings")
-    if p["rope_type"] in transformers5.STRETCHED and isinstance(original, int | float):
+    if _has_original_length(p["rope_type"]) and isinstance(original, int | float):
         kept = model.config.get(TRAINED_KEY)
         return kept if is_length(kept) else int(original)
     return model.max_positions
+
+
+def _has_original_length(rope_type: str) -> bool:
+    """Return True for a type of which original_max_position_embeddings is the training length."""
+    return rope_type in ROPE_TYPES and ROPE_TYPES[rope_type].has_original_length
 
 
 def is_length(value: Any) -> TypeGuard[int]:
@@ -355,5 +389,5 @@ def _longest_length(p: Mapping[str, Any], model: Model) -> int:
     """Return max_position_embeddings, or the length that yarn stretches to if that is longer."""
     longest, factor = model.max_positions, p.get("factor")
     if p["rope_type"] == "yarn" and isinstance(factor, int | float):
-        return max(longest, formulas.stretched_length(_trained_length(p, model), factor))
+        return max(longest, floats.stretched_length(_trained_length(p, model), factor))
     return longest

@@ -10,6 +10,7 @@ import typer
 
 from posenc.extend.options import Options
 from posenc.extend.tune.config import TuneConfig
+from posenc.frequencies.registry import SCALINGS
 from posenc.report.machine.options import (
     Figures,
     changed_options,
@@ -17,6 +18,11 @@ from posenc.report.machine.options import (
     record_of,
     with_options_of,
 )
+
+_NAMES_OF_SCALINGS = ", ".join(
+    scaling.extend_method.name for scaling in SCALINGS.values() if scaling.extend_method is not None
+)
+"""The methods that are one scaling each."""
 
 
 @with_options_of(TuneConfig, Options)
@@ -26,10 +32,9 @@ def extend(
     method: Annotated[
         str | None,
         option(
-            "One method instead of all: none, linear, ntk, ntk-1.5x, ntk-2x, by-parts, "
-            "yarn, llama3, proportional, clip, dynamic, longrope-switch, search, drope to drop the "
-            "rotation, or dual-chunk for vLLM; for learned tables none, interpolate, tile or "
-            "hierarchical.",
+            f"One method instead of all: none, {_NAMES_OF_SCALINGS}, ntk-1.5x, ntk-2x, by-parts, "
+            "yarn, proportional, clip, longrope-switch, search, drope to drop the rotation, or "
+            "dual-chunk for vLLM; for learned tables none, interpolate, tile or hierarchical.",
             shown="try all, recommend",
         ),
     ] = None,

@@ -6,8 +6,9 @@ from typing import Any
 
 import keras
 
-from posenc.encodings import rope_scaling
-from posenc.encodings.numbers.frequencies import inverse_frequencies
+from posenc.frequencies.registry import SCALINGS
+from posenc.frequencies.scaling import Scaling, rope_frequencies
+from posenc.frequencies.series import inverse_frequencies
 from posenc.keras.angles import Phases
 from posenc.keras.layer import PositionLayer, at_least_float32, ops, token_positions
 
@@ -23,7 +24,7 @@ class RotaryEmbedding(PositionLayer):
         interleaved: pairs are (2t, 2t+1); False: (t, t + rotary_dim/2). Required, because a
             checkpoint needs the layout that it was trained with.
         rotary_dim: rotate only the first channels, with the whole spectrum; None means all.
-        scaling: one of posenc.encodings.queries_keys.rope_scaling, as an object or as
+        scaling: one of posenc.frequencies.scalings, as an object or as
             {"name": "yarn", "factor": 4.0, ...}.
 
     Call: x (batch, seq_len, head_dim) or (batch, seq_len, heads, head_dim), positions (seq_len) or
@@ -41,7 +42,7 @@ class RotaryEmbedding(PositionLayer):
         *,
         interleaved: bool,
         rotary_dim: int | None = None,
-        scaling: rope_scaling.Scaling | dict[str, Any] | None = None,
+        scaling: Scaling | dict[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
@@ -124,32 +125,31 @@ class RotaryEmbedding(PositionLayer):
     def get_config(self) -> dict[str, Any]:
         config, scaling = super().get_config(), self.scaling
         if scaling is not None:
-            (name,) = [n for n, kind in rope_scaling.SCALINGS.items() if kind is type(scaling)]
-            config["scaling"] = {"name": name, **dataclasses.asdict(scaling)}  # pyright: ignore
+            config["scaling"] = {"name": scaling.name, **dataclasses.asdict(scaling)}  # pyright: ignore
         return config
 
 
 @lru_cache(maxsize=128)
 def _cached_phases(
-    rotary_dim: int, rope_theta: float, scaling: rope_scaling.Scaling | None, length: int | None
+    rotary_dim: int, rope_theta: float, scaling: Scaling | None, length: int | None
 ) -> tuple[Phases, float]:
     """Return the frequencies of rope_frequencies as Phases, and the factor of cos and sin. Cached,
     because decimal arithmetic is slow."""
-    inv_freq, factor = rope_scaling.rope_frequencies(rotary_dim, rope_theta, scaling, length)
+    inv_freq, factor = rope_frequencies(rotary_dim, rope_theta, scaling, length)
     return Phases(inv_freq), factor
 
 
 def _scaling_from_config(
-    scaling: rope_scaling.Scaling | dict[str, Any] | None,
-) -> rope_scaling.Scaling | None:
+    scaling: Scaling | dict[str, Any] | None,
+) -> Scaling | None:
     """Return the scaling that a dict {"name": ..., option: value, ...} describes; return anything
     but a dict unchanged."""
     if not isinstance(scaling, dict):
         return scaling
     options = dict(scaling)
     name = options.pop("name", None)
-    if name not in rope_scaling.SCALINGS:
+    if name not in SCALINGS:
         raise ValueError(
-            f"RotaryEmbedding: unknown scaling {name!r}; known: {', '.join(rope_scaling.SCALINGS)}."
+            f"RotaryEmbedding: unknown scaling {name!r}; known: {', '.join(SCALINGS)}."
         )
-    return rope_scaling.SCALINGS[name](**options)
+    return SCALINGS[name](**options)

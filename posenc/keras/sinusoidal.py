@@ -4,7 +4,7 @@ from typing import Any
 
 import keras
 
-from posenc.encodings.numbers.frequencies import sinusoidal_frequencies
+from posenc.frequencies.series import sinusoidal_frequencies
 from posenc.keras.angles import Phases
 from posenc.keras.layer import PositionLayer, at_least_float32, ops, token_positions
 

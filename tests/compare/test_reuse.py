@@ -276,6 +276,9 @@ def test_the_source_of_an_encoding_is_what_its_module_imports(tmp_path, monkeypa
     monkeypatch.setattr(code, "_read_or_empty", lambda f: read(f) + b"#" * (f.name == "alibi.py"))
     after = {name: hash_of_posenc_code(name) for name in before}
     assert [name for name in before if after[name] != before[name]] == ["own.py:Own", "alibi"]
+    monkeypatch.setattr(code, "_read_or_empty", lambda f: read(f) + b"#" * (f.name == "yarn.py"))
+    after = {name: hash_of_posenc_code(name) for name in before}
+    assert [name for name in before if after[name] != before[name]] == ["own.py:Own", "rope"]
 
 
 def other_disk(*_, **__):

@@ -4,8 +4,8 @@ import dataclasses
 
 import pytest
 
-from posenc.dialects.formulas import yarn_frequencies
 from posenc.dialects.runtimes import RUNTIMES
+from posenc.frequencies.floats import yarn_frequencies
 from tests.dialects.golden_cases import TRIED, cells, config
 
 CELLS = cells()

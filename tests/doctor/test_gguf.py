@@ -5,7 +5,6 @@ import json
 import numpy as np
 import pytest
 
-from posenc.dialects import formulas
 from posenc.dialects.computed import ComputedPositions, LayerRotation
 from posenc.dialects.files.gguf_metadata import KEYS
 from posenc.dialects.files.gguf_reader import read_metadata
@@ -19,6 +18,7 @@ from posenc.doctor.cures.fixing import fix
 from posenc.doctor.options import Options
 from posenc.doctor.rules import findings
 from posenc.doctor.running import run
+from posenc.frequencies import floats
 from tests.dialects.golden_cases import config
 from tests.doctor.threads import BASE, EIGHT
 
@@ -68,7 +68,7 @@ def test_the_keys_are_read(tmp_path):
     assert (meta.architecture, meta.head_dim, meta.dimension_count) == ("llama", 16, 16)
     assert (meta.freq_base, meta.original_length, meta.context_length) == (10000, 1024, 4096)
     got = compute_from_metadata(meta, None).layers["all"]
-    assert got.inv_freq == pytest.approx(formulas.yarn_frequencies(16, 10000.0, 4.0, 1024))
+    assert got.inv_freq == pytest.approx(floats.yarn_frequencies(16, 10000.0, 4.0, 1024))
     assert got.multiplier == pytest.approx(1.1386294)
 
 
@@ -97,7 +97,7 @@ def test_a_sound_file_has_nothing_to_complain_about(tmp_path):
     assert code == 0
     layer = json.loads(text)["runtimes"]["llama.cpp"]["layers"]["all"]
     assert layer["inv_freq"] == pytest.approx(
-        [p / f for p, f in zip(formulas.rope_frequencies(16, 1e4), EIGHT, strict=True)]
+        [p / f for p, f in zip(floats.rope_frequencies(16, 1e4), EIGHT, strict=True)]
     )
 
 
@@ -124,7 +124,7 @@ def test_ignored_keys_become_ones_that_are_read(tmp_path):
     meta = read_metadata(tmp_path / "b.gguf")
     got = compute_from_metadata(meta, None).layers["all"]
     assert got.inv_freq == pytest.approx(
-        formulas.yarn_frequencies(16, 1e4, 4.0, 1024, 64.0, 4.0), rel=1e-6
+        floats.yarn_frequencies(16, 1e4, 4.0, 1024, 64.0, 4.0), rel=1e-6
     )
     assert got.multiplier == pytest.approx(1.0, rel=1e-6)
     assert codes(tmp_path / "b.gguf") == []
@@ -138,7 +138,7 @@ def test_a_temperature_alone_keeps_yarn(tmp_path):
     fix(load(path), tmp_path / "b.gguf", ALL)
     meta = read_metadata(tmp_path / "b.gguf")
     assert meta.scaling_type == "yarn" and meta.rope_freqs is None
-    assert meta.attn_factor == pytest.approx(1 / formulas.yarn_mscale(4.0))
+    assert meta.attn_factor == pytest.approx(1 / floats.yarn_temperature(4.0))
     assert compute_from_metadata(meta, None).layers["all"].multiplier == pytest.approx(1.0)
 
 
@@ -166,7 +166,7 @@ def test_what_an_architecture_cannot_is_said(tmp_path):
 def test_a_failed_proof_leaves_nothing(tmp_path):
     path = write(tmp_path / "a.gguf", freq_base=10000.0)
     wanted = ComputedPositions(
-        None, {"all": LayerRotation(formulas.rope_frequencies(16, 20000.0))}, 16**-0.5
+        None, {"all": LayerRotation(floats.rope_frequencies(16, 20000.0))}, 16**-0.5
     )
     edit = gguf_edit.Edit({"freq_base": 30000.0})
     with pytest.raises(ValueError, match="proof failed"):

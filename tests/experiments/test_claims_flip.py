@@ -10,10 +10,11 @@ from experiments.claims import biases, context, embeddings, masking, rotary, siz
 from experiments.claims.sheet import GROUPS
 from posenc import masks
 from posenc.encodings.queries_keys.rope import RoPE
-from posenc.encodings.queries_keys.rope_scaling import NTK, NTKByParts, rope_frequencies
 from posenc.encodings.scores.alibi import ALiBi
 from posenc.encodings.scores.forgetting import FoX
 from posenc.encodings.scores.t5 import T5Bias
+from posenc.frequencies.scaling import rope_frequencies
+from posenc.frequencies.scalings import NTK, NTKByParts
 
 pytestmark = pytest.mark.nightly
 

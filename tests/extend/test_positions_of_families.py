@@ -10,11 +10,11 @@ import torch
 import transformers
 
 from posenc import extend as hf
-from posenc.encodings.queries_keys.rope_scaling import LongRoPE, Proportional
 from posenc.extend.options import Options
 from posenc.extend.tune import tuning
 from posenc.extend.tune.config import TuneConfig
 from posenc.extend.variants.methods import METHODS, stretch
+from posenc.frequencies.scalings import LongRoPE, Proportional
 from posenc.hf.checkpoint.loading import load_checkpoint
 from posenc.hf.rope.apply import (
     frequencies_differ,

@@ -12,8 +12,22 @@ from keras import ops
 import posenc
 from posenc import keras as pk
 from posenc.encodings.embeddings import grow
-from posenc.encodings.numbers import frequencies
-from posenc.encodings.queries_keys import rope_scaling as s
+from posenc.frequencies import registry
+from posenc.frequencies.fixed_point import turns_in_fixed_point
+from posenc.frequencies.scalings import (
+    NTK,
+    DynamicLinear,
+    DynamicNTK,
+    DynamicYaRN,
+    Linear,
+    Llama3,
+    LongRoPE,
+    NTKByParts,
+    NTKByPartsV1,
+    Proportional,
+    YaRN,
+)
+from posenc.frequencies.series import inverse_frequencies
 from posenc.keras.angles import Phases
 from tests.golden_values import cases
 from tests.keras_layers.common import (
@@ -30,7 +44,7 @@ FAR = np.array([0, 1, 1000, 10**6, 2**31 - 1, -5, -(2**31) + 1], "int32")
 
 
 def test_angles_are_exact_at_every_int32_position():
-    inv_freq = frequencies.inverse_frequencies(16, 10000.0)
+    inv_freq = inverse_frequencies(16, 10000.0)
     cos, sin = (array(t).astype("float64") for t in Phases(inv_freq).cos_sin(FAR))
     with mpmath.workdps(60):
         angles = [[int(p) * mpmath.mpf(str(f)) for f in inv_freq] for p in FAR]
@@ -42,8 +56,8 @@ def test_angles_are_exact_at_every_int32_position():
 
 def test_angles_are_exact_at_many_positions_and_in_compiled_code():
     positions = np.random.default_rng(0).integers(-(2**31) + 1, 2**31, 4000).astype("int32")
-    inv_freq = frequencies.inverse_frequencies(64, 500000.0)
-    phases, turns = Phases(inv_freq), frequencies.turns_in_fixed_point(inv_freq)
+    inv_freq = inverse_frequencies(64, 500000.0)
+    phases, turns = Phases(inv_freq), turns_in_fixed_point(inv_freq)
     angle = np.array([[p * t % 2**64 for t in turns] for p in positions.tolist()], "float64")
     angle *= 2 * math.pi / 2**64
     compute = phases.cos_sin
@@ -64,7 +78,7 @@ def test_angles_are_exact_at_many_positions_and_in_compiled_code():
 
 def test_real_positions():
     positions = np.array([0.25, -0.5, 1000.5, 65536.25], "float32")
-    inv_freq = frequencies.inverse_frequencies(16, 10000.0)
+    inv_freq = inverse_frequencies(16, 10000.0)
     cos, _ = Phases(inv_freq).cos_sin(positions)
     want = np.cos(positions.astype("float64")[:, None] * [float(f) for f in inv_freq])
     np.testing.assert_allclose(array(cos), want, rtol=0, atol=2e-7)
@@ -148,23 +162,23 @@ def test_bert_embedding():
 
 SCALINGS = [
     None,
-    s.Linear(4.0),
-    s.NTK(4.0),
-    s.NTKByParts(4.0, 32),
-    s.NTKByPartsV1(4.0, 32),
-    s.YaRN(4.0, 32),
-    s.YaRN(4.0, 32, truncate=False, mscale=0.7, mscale_all_dim=0.5),
-    s.Llama3(8.0, 64),
-    s.LongRoPE(4.0, 32, short_factor=(1.0, 1.5, 2.0, 3.0), exempt_tokens=3),
-    s.Proportional(0.5, 2.0),
-    s.DynamicLinear(32),
-    s.DynamicNTK(2.0, 32),
-    s.DynamicYaRN(32),
+    Linear(4.0),
+    NTK(4.0),
+    NTKByParts(4.0, 32),
+    NTKByPartsV1(4.0, 32),
+    YaRN(4.0, 32),
+    YaRN(4.0, 32, truncate=False, mscale=0.7, mscale_all_dim=0.5),
+    Llama3(8.0, 64),
+    LongRoPE(4.0, 32, short_factor=(1.0, 1.5, 2.0, 3.0), exempt_tokens=3),
+    Proportional(0.5, 2.0),
+    DynamicLinear(32),
+    DynamicNTK(2.0, 32),
+    DynamicYaRN(32),
 ]
 
 
 def test_every_scaling_is_checked():
-    assert {type(x) for x in SCALINGS if x is not None} == set(s.SCALINGS.values())
+    assert {type(x) for x in SCALINGS if x is not None} == set(registry.SCALINGS.values())
 
 
 @pytest.mark.parametrize("scaling", SCALINGS, ids=str)
@@ -239,7 +253,7 @@ def test_biases(name):
 
 TORCH = {
     "none": lambda: None,
-    "rotary": lambda: posenc.RoPE(8, interleaved=True, rotary_dim=4, scaling=s.YaRN(4.0, 32)),
+    "rotary": lambda: posenc.RoPE(8, interleaved=True, rotary_dim=4, scaling=YaRN(4.0, 32)),
     "alibi": lambda: posenc.ALiBi(4, form="left_right", learned=True),
     "t5": lambda: posenc.T5Bias(4, bidirectional=True, num_buckets=8, max_distance=20),
     "t5_unscaled": lambda: posenc.T5Bias(4, unscaled=True),

@@ -4,11 +4,11 @@ import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from posenc.dialects import formulas
 from posenc.dialects.computed import LLAMA3, NotReadError, RefusedError, require_number
 from posenc.dialects.files.gguf_metadata import Metadata
 from posenc.dialects.model import Model
 from posenc.dialects.runtimes import transformers5
+from posenc.frequencies import floats
 
 HUNYUAN_LENGTH = 256 << 10
 """Tokens: the length that the converter writes for every model of HunYuan."""
@@ -77,7 +77,7 @@ def _divisors_that_stop_unrotated_pairs(
     for the others. dims: channels of a head."""
     share = float(parameters["partial_rotary_factor"])
     # A pair that does not rotate has frequency 0. Nothing else is read, so any base above 1 does.
-    proportional = formulas.proportional_frequencies(dims, 2.0, share)
+    proportional = floats.proportional_frequencies(dims, 2.0, share)
     return tuple(1.0 if frequency else STANDSTILL for frequency in proportional)
 
 
@@ -216,7 +216,7 @@ def _hunyuan_fields(model: Model, p: Mapping[str, Any], dims: int) -> dict[str, 
     if base != 10000.0 or not length_is_published or not alpha_is_published:
         raise RefusedError("AssertionError: HunYuan dynamic RoPE scaling assumptions changed")
     return {
-        "freq_base": formulas.ntk_theta(base, alpha, dims),
+        "freq_base": floats.ntk_theta(base, alpha, dims),
         "scaling_type": "none",
         "scaling_factor": 1.0,
         "original_length": HUNYUAN_LENGTH,
@@ -242,9 +242,9 @@ def _longrope_fields(model: Model, p: Mapping[str, Any], kind: str, dims: int) -
         return fields
     scale = model.max_positions / original
     if kind in ("su", "longrope"):
-        fields["attn_factor"] = formulas.longrope_multiplier(scale, original)
+        fields["attn_factor"] = floats.longrope_temperature(scale, original)
     elif kind == "yarn":
-        fields["attn_factor"] = formulas.yarn_mscale(scale)
+        fields["attn_factor"] = floats.yarn_temperature(scale)
     else:
         raise RefusedError(
             f"NotImplementedError: The rope scaling type {kind} is not supported yet"
@@ -270,4 +270,4 @@ def _llama3_divisors(p: Mapping[str, Any], dims: int, *, asserts: bool) -> tuple
     )
     if asserts and math.isclose(low, high):
         raise RefusedError("AssertionError: low_freq_wavelen != high_freq_wavelen")
-    return formulas.llama3_divisors(dims, theta, factor, low, high, original)
+    return floats.llama3_divisors(dims, theta, factor, low, high, original)

@@ -3,7 +3,6 @@
 from dataclasses import replace
 from functools import cache
 
-from posenc.dialects import formulas
 from posenc.dialects.computed import (
     ComputedPositions,
     LayerRotation,
@@ -18,6 +17,7 @@ from posenc.dialects.runtimes import llama_cpp_attention as attention
 from posenc.dialects.runtimes.gguf_converter import converted_metadata
 from posenc.dialects.runtimes.running import emulator
 from posenc.dialects.runtimes.versions import RECORD
+from posenc.frequencies import floats
 
 ARCHITECTURES = json_table("architectures")
 LOADS_FREQS = ARCHITECTURES["loads rope_freqs.weight"]
@@ -154,15 +154,15 @@ def full_attention_rotation(meta: Metadata, length: int) -> LayerRotation:
     divisors = _divisors(meta, length)
     factor = 1.0 if meta.scaling_type == "none" else meta.scaling_factor
     if meta.scaling_type != "yarn":
-        plain = formulas.divide_each(formulas.rope_frequencies(dim, theta), divisors)
-        return LayerRotation(formulas.linear_frequencies(plain, factor), meta.attn_factor)
+        plain = floats.divide_each(floats.rope_frequencies(dim, theta), divisors)
+        return LayerRotation(floats.linear_frequencies(plain, factor), meta.attn_factor)
     fast = 32.0
     slow = 1.0
     if meta.architecture in READS_BETAS:
         fast = meta.beta_fast or fast
         slow = meta.beta_slow or slow
-    inv_freq = formulas.yarn_frequencies(dim, theta, factor, meta.original_length, fast, slow)
-    return LayerRotation(formulas.divide_each(inv_freq, divisors), _yarn_multiplier(meta, factor))
+    inv_freq = floats.yarn_frequencies(dim, theta, factor, meta.original_length, fast, slow)
+    return LayerRotation(floats.divide_each(inv_freq, divisors), _yarn_multiplier(meta, factor))
 
 
 def sliding_base(meta: Metadata) -> float:
@@ -184,17 +184,15 @@ def sliding_window_rotation(meta: Metadata) -> LayerRotation:
         like_full = replace(meta, freq_base=base, dimension_count=dims)
         return full_attention_rotation(like_full, meta.context_length)
     if meta.architecture in PLAIN_SLIDING:
-        return LayerRotation(formulas.rope_frequencies(dims, base))
+        return LayerRotation(floats.rope_frequencies(dims, base))
     multiplier = meta.attn_factor
     if meta.scaling_type == "yarn":  # whose own temperature goes with the factor, which is 1 here
         factor = meta.scaling_factor
-        multiplier = _yarn_multiplier(meta, factor) / formulas.yarn_mscale(factor)
+        multiplier = _yarn_multiplier(meta, factor) / floats.yarn_temperature(factor)
     freqs = meta.rope_freqs
     if freqs is None or meta.architecture in FREQS_OF_FULL_LAYERS:
         freqs = (1.0,) * ((dims + 1) // 2)
-    return LayerRotation(
-        formulas.divide_each(formulas.rope_frequencies(dims, base), freqs), multiplier
-    )
+    return LayerRotation(floats.divide_each(floats.rope_frequencies(dims, base), freqs), multiplier)
 
 
 def _divisors(meta: Metadata, length: int) -> tuple[float, ...]:
@@ -219,8 +217,8 @@ def _yarn_multiplier(meta: Metadata, factor: float) -> float:
     """Return yarn's multiplier of cos and sin, times attn_factor."""
     all_dim = _mscale_all_dim(meta)
     mscale = all_dim if meta.architecture == "deepseek2" and all_dim else 1.0
-    upper = formulas.yarn_mscale(factor, mscale)
-    return upper / formulas.yarn_mscale(factor, all_dim) * meta.attn_factor
+    upper = floats.yarn_temperature(factor, mscale)
+    return upper / floats.yarn_temperature(factor, all_dim) * meta.attn_factor
 
 
 def _softmax_scale(meta: Metadata, model: Model | None) -> float | None:
@@ -230,7 +228,7 @@ def _softmax_scale(meta: Metadata, model: Model | None) -> float | None:
         return base
     factor = meta.scaling_factor if meta.scaling_type == "yarn" else 1.0
     rotation = _yarn_multiplier(meta, factor) if factor > 1 else meta.attn_factor
-    return base * (rotation * formulas.yarn_mscale(factor, _mscale_all_dim(meta))) ** 2
+    return base * (rotation * floats.yarn_temperature(factor, _mscale_all_dim(meta))) ** 2
 
 
 def _frequency_switch(meta: Metadata) -> Switch:

@@ -4,7 +4,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from posenc.dialects import formulas
 from posenc.dialects.computed import (
     LLAMA3,
     ComputedPositions,
@@ -19,6 +18,7 @@ from posenc.dialects.computed import (
 )
 from posenc.dialects.model import Model
 from posenc.dialects.runtimes.running import emulator
+from posenc.frequencies import floats
 
 YARN_TYPES = ("yarn", "deepseek_yarn", "telechat3-yarn")
 Scaling = Mapping[str, Any] | None
@@ -126,13 +126,13 @@ def _rotations_by_kind(
         return {"all": full}
     if facts["file"] == "olmo3":
         theta = require_number(model.config["rope_theta"], "rope_theta")
-        sliding = LayerRotation(formulas.rope_frequencies(model.head_dim, theta))
+        sliding = LayerRotation(floats.rope_frequencies(model.head_dim, theta))
         return {kind: sliding if "sliding" in kind else full for kind in model.layer_kinds}
     local = model.config.get("rope_local_base_freq", facts.get("rope_local_base_freq"))
     if local is None:
         return _rotations_of_dicts_with_base(model, full)
     sliding = LayerRotation(
-        formulas.rope_frequencies(model.head_dim, require_number(local, "rope_local_base_freq"))
+        floats.rope_frequencies(model.head_dim, require_number(local, "rope_local_base_freq"))
     )
     every = model.config.get("sliding_window_pattern", facts.get("sliding_window_pattern", 6))
     layers: dict[str, LayerRotation] = {}
@@ -202,7 +202,7 @@ def _softmax_scale(model: Model, scaling: Scaling) -> float:
     if not all_dim:
         return model.softmax_scale
     factor = require_number(require_key(scaling, "factor"), "factor")
-    return model.softmax_scale * formulas.yarn_mscale(factor, all_dim) ** 2
+    return model.softmax_scale * floats.yarn_temperature(factor, all_dim) ** 2
 
 
 def _rotated_channels(model: Model, facts: Mapping[str, Any]) -> int:
@@ -241,7 +241,7 @@ def rotation(
     if scaling and "only_types" in facts:
         _check_type(scaling, facts["only_types"])
     way = facts["scaling"]
-    plain = formulas.rope_frequencies(dim, theta)
+    plain = floats.rope_frequencies(dim, theta)
     if way == "minicpm3" and scaling is not None:
         return _minicpm3_rotation(model, scaling, plain)
     if not scaling or way == "none":
@@ -276,7 +276,7 @@ def _hunyuan_rotation(scaling: Mapping[str, Any], theta: float, dim: int) -> Lay
             f"{', '.join(missing)}"
         )
     alpha = require_number(scaling["alpha"], "alpha")
-    return LayerRotation(formulas.rope_frequencies(dim, formulas.ntk_theta(theta, alpha, dim)))
+    return LayerRotation(floats.rope_frequencies(dim, floats.ntk_theta(theta, alpha, dim)))
 
 
 def initialize_rope(
@@ -287,7 +287,7 @@ def initialize_rope(
     Raises: RefusedError for a type that it does not know.
     """
     kind = scaling.get("type") or scaling.get("rope_type", "default")
-    plain = formulas.rope_frequencies(dim, theta)
+    plain = floats.rope_frequencies(dim, theta)
     if kind == "default":
         return LayerRotation(plain)
     if kind in ("linear", "dynamic", "llama3"):
@@ -302,7 +302,7 @@ def initialize_rope(
     if kind == "proportional":
         share = require_number(scaling.get("partial_rotary_factor", 1.0), "partial_rotary_factor")
         factor = require_number(scaling.get("factor", 1.0), "factor")
-        return LayerRotation(formulas.proportional_frequencies(dim, theta, share, factor))
+        return LayerRotation(floats.proportional_frequencies(dim, theta, share, factor))
     if kind == "mrope":
         sections = scaling.get("mrope_section", [])
         if len(sections) != 3:
@@ -322,11 +322,9 @@ def _rotation_by_factor(
         return llama3_rotation({**LLAMA3, **scaling}, dim, theta)
     factor = require_number(factor, "factor")
     if kind == "linear":
-        return LayerRotation(
-            formulas.linear_frequencies(formulas.rope_frequencies(dim, theta), factor)
-        )
-    base = formulas.dynamic_theta(theta, factor, length, model.max_positions, dim)
-    return LayerRotation(formulas.rope_frequencies(dim, base))
+        return LayerRotation(floats.linear_frequencies(floats.rope_frequencies(dim, theta), factor))
+    base = floats.dynamic_theta(theta, factor, length, model.max_positions, dim)
+    return LayerRotation(floats.rope_frequencies(dim, base))
 
 
 def _yarn_rotation(scaling: Mapping[str, Any], theta: float, dim: int) -> LayerRotation:
@@ -335,7 +333,7 @@ def _yarn_rotation(scaling: Mapping[str, Any], theta: float, dim: int) -> LayerR
     factor = require_number(require_key(scaling, "factor"), "factor")
     mscale = require_number(scaling.get("mscale", 1), "mscale")
     all_dim = require_number(scaling.get("mscale_all_dim", 0), "mscale_all_dim")
-    inv_freq = formulas.yarn_frequencies(
+    inv_freq = floats.yarn_frequencies(
         dim,
         theta,
         factor,
@@ -343,7 +341,7 @@ def _yarn_rotation(scaling: Mapping[str, Any], theta: float, dim: int) -> LayerR
         require_number(scaling.get("beta_fast", 32), "beta_fast"),
         require_number(scaling.get("beta_slow", 1), "beta_slow"),
     )
-    multiplier = formulas.yarn_mscale(factor, mscale) / formulas.yarn_mscale(factor, all_dim)
+    multiplier = floats.yarn_temperature(factor, mscale) / floats.yarn_temperature(factor, all_dim)
     return LayerRotation(inv_freq, multiplier)
 
 
@@ -359,8 +357,8 @@ def _rotation_by_long_list(
             "broadcast."
         )
     require_key(scaling, "short_factor")
-    scale = formulas.longrope_multiplier(trained / original, original)
-    inv_freq = formulas.divide_each(plain, require_factors(scaling, "long_factor", len(plain)))
+    scale = floats.longrope_temperature(trained / original, original)
+    inv_freq = floats.divide_each(plain, require_factors(scaling, "long_factor", len(plain)))
     return LayerRotation(inv_freq, require_number(mscale, "long_mscale") if mscale else scale)
 
 
@@ -370,7 +368,7 @@ def _linear_rotation(scaling: Mapping[str, Any], plain: tuple[float, ...]) -> La
     if "factor" not in scaling or scaling["type"] != "linear":
         raise RefusedError("ValueError: rope_scaling 'type' currently only supports 'linear'")
     factor = require_number(scaling["factor"], "factor")
-    return LayerRotation(formulas.linear_frequencies(plain, factor))
+    return LayerRotation(floats.linear_frequencies(plain, factor))
 
 
 def _phi3_rotation(
@@ -395,7 +393,7 @@ def _phi3_rotation(
         factor = scaling.get("factor")
         if not isinstance(factor, float):
             raise RefusedError(f"AssertionError: factor is {factor!r}, expected a float")
-        return LayerRotation(formulas.linear_frequencies(plain, factor))
+        return LayerRotation(floats.linear_frequencies(plain, factor))
     return LayerRotation(plain)
 
 
@@ -407,9 +405,9 @@ def _minicpm3_rotation(
     original = require_number(
         scaling.get("original_max_position_embeddings", 4096), "original length"
     )
-    scale = formulas.longrope_multiplier(model.max_positions / original, original)
+    scale = floats.longrope_temperature(model.max_positions / original, original)
     if "long_factor" not in scaling:
         return LayerRotation(plain, scale)
     return LayerRotation(
-        formulas.divide_each(plain, require_factors(scaling, "long_factor", len(plain))), scale
+        floats.divide_each(plain, require_factors(scaling, "long_factor", len(plain))), scale
     )

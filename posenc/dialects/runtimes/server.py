@@ -3,7 +3,6 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from posenc.dialects import formulas
 from posenc.dialects.computed import (
     ComputedPositions,
     LayerRotation,
@@ -15,6 +14,7 @@ from posenc.dialects.computed import (
     require_number,
 )
 from posenc.dialects.model import Model
+from posenc.frequencies import floats
 
 Parameters = Mapping[str, Any]
 LENGTH_OPTIONS = {
@@ -88,6 +88,6 @@ def longrope_rotation(
     lists = {name: require_factors(p, f"{name}_factor", len(plain)) for name in ("short", "long")}
     chosen = "long" if long else "short"
     given = p.get(f"{chosen}_mscale")
-    scale = formulas.longrope_multiplier(model.max_positions / original, original)
+    scale = floats.longrope_temperature(model.max_positions / original, original)
     multiplier = scale if given is None else require_number(given, f"{chosen}_mscale")
-    return LayerRotation(formulas.divide_each(plain, lists[chosen]), multiplier)
+    return LayerRotation(floats.divide_each(plain, lists[chosen]), multiplier)

@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 from typing import Any
 
-from posenc.dialects import formulas
 from posenc.dialects.computed import (
     LLAMA3,
     ComputedPositions,
@@ -19,6 +18,7 @@ from posenc.dialects.model import Model
 from posenc.dialects.runtimes import transformers5
 from posenc.dialects.runtimes.running import emulator
 from posenc.dialects.runtimes.server import SCALED_TEXT, compute_for_server, longrope_rotation
+from posenc.frequencies import floats
 
 LENGTH_KEYS = tuple(
     "max_sequence_length seq_length max_seq_len model_max_length max_position_embeddings".split()
@@ -70,7 +70,7 @@ def rotation(p: Mapping[str, Any], model: Model, length: int) -> LayerRotation:
     head_dim = model.head_dim
     theta = require_number(p["rope_theta"], "rope_theta")
     dim = _rotated_channels(p, model)
-    plain = formulas.rope_frequencies(dim, theta)
+    plain = floats.rope_frequencies(dim, theta)
     if kind == "default" or not model.facts["sglang"].get("scaling", True):
         return LayerRotation(plain)
     if kind == "deepseek_yarn" or _is_latent(model):
@@ -78,15 +78,15 @@ def rotation(p: Mapping[str, Any], model: Model, length: int) -> LayerRotation:
     if p.get("mrope_section") and kind in SCALED_TEXT:
         raise NotReadError(f"{kind} with mrope_section")
     if kind == "proportional":
-        return LayerRotation(formulas.proportional_frequencies(head_dim, theta, dim / head_dim))
+        return LayerRotation(floats.proportional_frequencies(head_dim, theta, dim / head_dim))
     if kind == "longrope":
         original = p.get("original_max_position_embeddings", model.max_positions)
         original = require_number(original, "original length")
         # The largest position of the batch decides, not its length.
         return longrope_rotation(p, model, plain, original, long=length - 1 > original)
     if kind == "dynamic" and "alpha" in p:
-        base = formulas.ntk_theta(theta, require_number(p["alpha"], "alpha"), dim)
-        return LayerRotation(formulas.rope_frequencies(dim, base))
+        base = floats.ntk_theta(theta, require_number(p["alpha"], "alpha"), dim)
+        return LayerRotation(floats.rope_frequencies(dim, base))
     return _rotation_by_factor(p, model, theta, dim)
 
 
@@ -113,13 +113,11 @@ def _rotation_by_factor(
     factor = require_number(p.get("factor", 1.0), "factor")
     trained = model.max_positions
     if kind == "linear":
-        return LayerRotation(
-            formulas.linear_frequencies(formulas.rope_frequencies(dim, theta), factor)
-        )
+        return LayerRotation(floats.linear_frequencies(floats.rope_frequencies(dim, theta), factor))
     if kind == "dynamic":
         # Its table is made once, for the length that the factor reaches.
-        base = formulas.dynamic_theta(theta, factor, trained * factor, trained, dim)
-        return LayerRotation(formulas.rope_frequencies(dim, base))
+        base = floats.dynamic_theta(theta, factor, trained * factor, trained, dim)
+        return LayerRotation(floats.rope_frequencies(dim, base))
     if kind == "llama3":
         original = require_number(
             p.get("original_max_position_embeddings", trained), "original length"
@@ -143,7 +141,7 @@ def _yarn_rotation(
     original = require_number(p.get("original_max_position_embeddings", trained), "original length")
     if not latent and "mrope_section" in p:
         _refuse_mscale_with_sections(p)
-    inv_freq = formulas.yarn_frequencies(
+    inv_freq = floats.yarn_frequencies(
         dim,
         theta,
         factor,
@@ -174,9 +172,10 @@ def _yarn_multiplier(p: Mapping[str, Any], factor: float, *, latent: bool) -> fl
     all_dim = p.get("mscale_all_dim", 0 if latent else None)
     times = require_number(p.get("attn_factor", 1), "attn_factor")
     if mscale is None or all_dim is None:
-        return formulas.yarn_mscale(factor) * times
-    upper = formulas.yarn_mscale(factor, require_number(mscale, "mscale"))
-    return upper / formulas.yarn_mscale(factor, require_number(all_dim, "mscale_all_dim")) * times
+        return floats.yarn_temperature(factor) * times
+    upper = floats.yarn_temperature(factor, require_number(mscale, "mscale"))
+    lower = floats.yarn_temperature(factor, require_number(all_dim, "mscale_all_dim"))
+    return upper / lower * times
 
 
 def _frequency_switch(p: Mapping[str, Any], model: Model) -> Switch:
@@ -193,4 +192,4 @@ def _softmax_scale(model: Model, p: Mapping[str, Any]) -> float:
         return model.softmax_scale
     factor = require_number(require_key(p, "factor"), "factor")
     all_dim = require_number(p.get("mscale_all_dim") or 0, "mscale_all_dim")
-    return model.softmax_scale * formulas.yarn_mscale(factor, all_dim) ** 2
+    return model.softmax_scale * floats.yarn_temperature(factor, all_dim) ** 2

@@ -5,7 +5,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from posenc.dialects import formulas
 from posenc.dialects.computed import (
     LLAMA3,
     ComputedPositions,
@@ -20,6 +19,7 @@ from posenc.dialects.computed import (
 from posenc.dialects.model import Model
 from posenc.dialects.runtimes import loaded_dicts, transformers5
 from posenc.dialects.runtimes.running import emulator
+from posenc.frequencies import floats
 
 NEEDED = {"default": (), **transformers5.NEEDED, "llama3": tuple(LLAMA3)}
 ORIGINAL = transformers5.ORIGINAL
@@ -71,7 +71,7 @@ def _sliding_window_rotation(model: Model) -> LayerRotation:
     else:
         theta = require_number(local_base, "rope_local_base_freq")
     return LayerRotation(
-        formulas.rope_frequencies(int(model.head_dim * _rotated_share(model)), theta)
+        floats.rope_frequencies(int(model.head_dim * _rotated_share(model)), theta)
     )
 
 
@@ -211,7 +211,7 @@ def rotation(
     facts = model.facts["transformers4"]
     head_dim = int(model.get(facts.get("head_key", "")) or model.head_dim)
     dim = int(head_dim * _rotated_share(model))
-    plain = formulas.rope_frequencies(dim, theta)
+    plain = floats.rope_frequencies(dim, theta)
     if facts.get("null_head") == "refused" and model.config.get("head_dim", 0) is None:
         raise RefusedError("TypeError: unsupported operand type(s) for *: 'int' and 'NoneType'")
     if scaling is None or scaling["rope_type"] == "default":
@@ -228,10 +228,10 @@ def rotation(
         )
     factor = require_number(scaling["factor"], "factor")
     if kind == "linear":
-        return LayerRotation(formulas.linear_frequencies(plain, factor))
+        return LayerRotation(floats.linear_frequencies(plain, factor))
     if kind == "dynamic":
         base = _dynamic_base(model, scaling, theta, dim, factor, length)
-        return LayerRotation(formulas.rope_frequencies(dim, base))
+        return LayerRotation(floats.rope_frequencies(dim, base))
     if kind == "llama3":
         return llama3_rotation(scaling, dim, theta)
     original = scaling.get("original_max_position_embeddings") or trained
@@ -248,8 +248,8 @@ def _dynamic_base(
     trained = model.max_positions
     if model.model_type in transformers5.HUNYUAN and length <= trained:
         alpha = require_number(require_key(scaling, "alpha"), "alpha")
-        return formulas.ntk_theta(theta, alpha, dim)
-    return formulas.dynamic_theta(theta, factor, length, trained, dim)
+        return floats.ntk_theta(theta, alpha, dim)
+    return floats.dynamic_theta(theta, factor, length, trained, dim)
 
 
 def _with_own_mscale(
@@ -300,9 +300,9 @@ def _longrope_rotation(
         ratio = scaling.get("factor")
         if original.is_given:
             ratio = model.max_positions / original.length
-        temperature = formulas.longrope_multiplier(require_number(ratio, "factor"), original.length)
+        temperature = floats.longrope_temperature(require_number(ratio, "factor"), original.length)
     list_at_length = long if length > original.length else short
-    inv_freq = formulas.divide_each(plain, list_at_length)
+    inv_freq = floats.divide_each(plain, list_at_length)
     return LayerRotation(inv_freq, require_number(temperature, "attention_factor"))
 
 
@@ -322,4 +322,4 @@ def softmax_scale(model: Model, scaling: dict[str, Any] | None) -> float:
         return model.softmax_scale
     factor = require_number(require_key(scaling, "factor"), "factor")
     all_dim = require_number(scaling.get("mscale_all_dim") or 0, "mscale_all_dim")
-    return model.softmax_scale * (formulas.yarn_mscale(factor, all_dim) ** 2 if all_dim else 1.0)
+    return model.softmax_scale * (floats.yarn_temperature(factor, all_dim) ** 2 if all_dim else 1.0)

@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from posenc.dialects import formulas
 from posenc.dialects.computed import (
     ComputedPositions,
     LayerRotation,
@@ -29,7 +28,10 @@ from posenc.dialects.runtimes.loaded_dicts import (
     resolve_rope_dicts,
 )
 from posenc.dialects.runtimes.running import emulator
+from posenc.frequencies import floats
 
+TYPES = ("default", "proportional", *NEEDED)
+"""The types that its functions compute."""
 MARKS = "?+!~%"
 """Of the words of `values`, see `_refuse_values`."""
 HUNYUAN = ("hunyuan_v1_dense", "hunyuan_v1_moe")
@@ -46,10 +48,10 @@ def yarn_multiplier(parameters: Mapping[str, Any], factor: float) -> float:
         return require_number(given, "attention_factor")
     mscale, all_dim = parameters.get("mscale"), parameters.get("mscale_all_dim")
     if mscale and all_dim:
-        return formulas.yarn_mscale(
+        return floats.yarn_temperature(
             factor, require_number(mscale, "mscale")
-        ) / formulas.yarn_mscale(factor, require_number(all_dim, "mscale_all_dim"))
-    return formulas.yarn_mscale(factor)
+        ) / floats.yarn_temperature(factor, require_number(all_dim, "mscale_all_dim"))
+    return floats.yarn_temperature(factor)
 
 
 def rotation(parameters: Parameters, model: Model, length: int) -> LayerRotation:
@@ -67,11 +69,11 @@ def rotation(parameters: Parameters, model: Model, length: int) -> LayerRotation
         return _axial_rotation(kind, facts, head_dim, theta)
     if kind == "proportional":
         factor = require_number(parameters.get("factor", 1.0), "factor")
-        return LayerRotation(formulas.proportional_frequencies(head_dim, theta, share, factor))
+        return LayerRotation(floats.proportional_frequencies(head_dim, theta, share, factor))
     if kind == "default":
         # Each class has a function of its own for this type, and few of them read the share.
         dim = int(head_dim * share) if model.supports_partial_rotation else head_dim
-        return LayerRotation(formulas.rope_frequencies(dim, theta))
+        return LayerRotation(floats.rope_frequencies(dim, theta))
     dim = int(head_dim * share)
     _refuse_null_head(kind, model)
     if kind == "longrope":
@@ -79,16 +81,14 @@ def rotation(parameters: Parameters, model: Model, length: int) -> LayerRotation
     _refuse_scaling(kind, dim, model)
     factor = _scaling_factor(parameters, trained)
     if kind == "linear":
-        return LayerRotation(
-            formulas.linear_frequencies(formulas.rope_frequencies(dim, theta), factor)
-        )
+        return LayerRotation(floats.linear_frequencies(floats.rope_frequencies(dim, theta), factor))
     if kind == "dynamic":
         alpha = _fixed_alpha(model, parameters)
         if alpha is not None:
-            base = formulas.ntk_theta(theta, require_number(alpha, "alpha"), head_dim)
-            return LayerRotation(formulas.rope_frequencies(head_dim, base))
-        base = formulas.dynamic_theta(theta, factor, length, trained, dim)
-        return LayerRotation(formulas.rope_frequencies(dim, base))
+            base = floats.ntk_theta(theta, require_number(alpha, "alpha"), head_dim)
+            return LayerRotation(floats.rope_frequencies(head_dim, base))
+        base = floats.dynamic_theta(theta, factor, length, trained, dim)
+        return LayerRotation(floats.rope_frequencies(dim, base))
     original = require_number(parameters[ORIGINAL], ORIGINAL)
     if kind == "llama3":
         return llama3_rotation(parameters, dim, theta)
@@ -102,9 +102,9 @@ def _axial_rotation(
     if kind not in ("default", "axial"):
         raise RefusedError(f"ValueError: supports only axial rope, but requested {kind}")
     if facts.get("shared_axes"):  # height and width take the frequencies of one head in turn
-        both_axes = formulas.rope_frequencies(head_dim, theta)
+        both_axes = floats.rope_frequencies(head_dim, theta)
         return LayerRotation(both_axes[0::2] + both_axes[1::2])
-    return LayerRotation(formulas.rope_frequencies(head_dim // facts["axes"], theta))
+    return LayerRotation(floats.rope_frequencies(head_dim // facts["axes"], theta))
 
 
 def _refuse_null_head(kind: str, model: Model) -> None:
@@ -152,7 +152,7 @@ def yarn_rotation(
     fast = require_number(p.get("beta_fast") or 32, "beta_fast")
     slow = require_number(p.get("beta_slow") or 1, "beta_slow")
     truncate = bool(p.get("truncate", True))
-    inv_freq = formulas.yarn_frequencies(dim, theta, factor, original, fast, slow, truncate)
+    inv_freq = floats.yarn_frequencies(dim, theta, factor, original, fast, slow, truncate)
     return LayerRotation(inv_freq, yarn_multiplier(p, factor))
 
 
@@ -168,9 +168,9 @@ def _longrope_rotation(
     ratio = trained / original if factor is None else require_number(factor, "factor")
     scale = p.get("attention_factor")
     if scale is None:
-        scale = formulas.longrope_multiplier(ratio, original)
+        scale = floats.longrope_temperature(ratio, original)
     list_at_length = long if length > original else short
-    inv_freq = formulas.divide_each(formulas.rope_frequencies(dim, theta), list_at_length)
+    inv_freq = floats.divide_each(floats.rope_frequencies(dim, theta), list_at_length)
     return LayerRotation(inv_freq, require_number(scale, "it"))
 
 
@@ -193,7 +193,7 @@ def softmax_scale(model: Model, parameters: Parameters) -> float:
     factor = require_number(require_key(parameters, "factor"), "factor")
     return (
         model.softmax_scale
-        * formulas.yarn_mscale(factor, require_number(all_dim, "mscale_all_dim")) ** 2
+        * floats.yarn_temperature(factor, require_number(all_dim, "mscale_all_dim")) ** 2
     )
 
 

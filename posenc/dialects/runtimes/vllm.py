@@ -5,7 +5,6 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from posenc.dialects import formulas
 from posenc.dialects.computed import (
     ComputedPositions,
     LayerRotation,
@@ -20,6 +19,7 @@ from posenc.dialects.model import LAYER_KINDS, Model
 from posenc.dialects.runtimes import transformers5
 from posenc.dialects.runtimes.running import emulator
 from posenc.dialects.runtimes.server import SCALED_TEXT, compute_for_server, longrope_rotation
+from posenc.frequencies import floats
 
 LENGTH_KEYS = tuple(
     "max_position_embeddings n_positions max_seq_len seq_length model_max_length "
@@ -138,12 +138,12 @@ def rotation(p: Mapping[str, Any], model: Model, length: int) -> LayerRotation:
         raise RefusedError(f"ValueError: partial_rotary_factor={share} must be between 0.0 and 1.0")
     theta = require_number(p["rope_theta"], "rope_theta")
     dim = int(head_dim * share)
-    plain = formulas.rope_frequencies(dim, theta)
+    plain = floats.rope_frequencies(dim, theta)
     _check_sections(p, dim)
     if kind == "default":
         return LayerRotation(plain)
     if kind == "proportional":
-        return LayerRotation(formulas.proportional_frequencies(head_dim, theta, dim / head_dim))
+        return LayerRotation(floats.proportional_frequencies(head_dim, theta, dim / head_dim))
     if kind == "longrope":
         original = require_number(
             require_key(p, "original_max_position_embeddings"), "original length"
@@ -155,7 +155,7 @@ def rotation(p: Mapping[str, Any], model: Model, length: int) -> LayerRotation:
         raise RefusedError(f"ValueError: Unknown RoPE scaling type {kind}")
     factor = require_number(require_key(p, "factor"), "factor")
     if kind == "linear":
-        return LayerRotation(formulas.linear_frequencies(plain, factor))
+        return LayerRotation(floats.linear_frequencies(plain, factor))
     if kind == "ntk":
         return LayerRotation(_ntk_frequencies(theta, factor, dim, p.get("mixed_b")))
     original = require_number(require_key(p, "original_max_position_embeddings"), "original length")
@@ -200,7 +200,7 @@ def _yarn_rotation(
     else:
         fast = p.get("beta_fast", 32)
         slow = p.get("beta_slow", 1)
-    inv_freq = formulas.yarn_frequencies(
+    inv_freq = floats.yarn_frequencies(
         dim,
         theta,
         factor,
@@ -210,13 +210,13 @@ def _yarn_rotation(
         True if latent else bool(p.get("truncate", True)),
     )
     if latent:
-        upper = formulas.yarn_mscale(factor, require_number(p.get("mscale", 1), "mscale"))
-        lower = formulas.yarn_mscale(
+        upper = floats.yarn_temperature(factor, require_number(p.get("mscale", 1), "mscale"))
+        lower = floats.yarn_temperature(
             factor, require_number(p.get("mscale_all_dim", 0), "mscale_all_dim")
         )
         return LayerRotation(inv_freq, upper / lower)
     if model.model_type == "gpt_oss":
-        return LayerRotation(inv_freq, formulas.yarn_mscale(factor))
+        return LayerRotation(inv_freq, floats.yarn_temperature(factor))
     return LayerRotation(inv_freq, transformers5.yarn_multiplier(p, factor))
 
 
@@ -225,14 +225,14 @@ def _dynamic_frequencies(
 ) -> tuple[float, ...]:
     """Return the frequencies of dynamic NTK: fixed by alpha, else by the model's own length."""
     if "alpha" in p:
-        return formulas.rope_frequencies(
-            dim, formulas.ntk_theta(theta, require_number(p["alpha"], "alpha"), dim)
+        return floats.rope_frequencies(
+            dim, floats.ntk_theta(theta, require_number(p["alpha"], "alpha"), dim)
         )
     factor = require_number(p["factor"], "factor")
     positions = model.max_positions
     trained = require_number(p.get("max_trained_positions", positions), "max_trained_positions")
     stretch = factor * positions / trained - (factor - 1)
-    return formulas.rope_frequencies(dim, formulas.ntk_theta(theta, stretch, dim))
+    return floats.rope_frequencies(dim, floats.ntk_theta(theta, stretch, dim))
 
 
 def _ntk_frequencies(theta: float, factor: float, dim: int, mixed_b: Any) -> tuple[float, ...]:
@@ -243,12 +243,10 @@ def _ntk_frequencies(theta: float, factor: float, dim: int, mixed_b: Any) -> tup
     form.
     """
     if mixed_b is None:
-        return tuple(
-            f / factor ** (2 / dim) for f in formulas.rope_frequencies(dim, theta * factor)
-        )
+        return tuple(f / factor ** (2 / dim) for f in floats.rope_frequencies(dim, theta * factor))
     power = require_number(mixed_b, "mixed_b")
     rate = math.log(factor) / (dim / 2) ** power
-    plain = formulas.rope_frequencies(dim, theta)
+    plain = floats.rope_frequencies(dim, theta)
     return tuple(f / math.exp(rate * (i + 1) ** power) for i, f in enumerate(plain))
 
 
@@ -266,4 +264,4 @@ def _softmax_scale(model: Model, p: Mapping[str, Any]) -> float:
         return model.softmax_scale
     factor = require_number(p["factor"], "factor")
     all_dim = require_number(p.get("mscale_all_dim", 0), "mscale_all_dim")
-    return model.softmax_scale * formulas.yarn_mscale(factor, all_dim) ** 2
+    return model.softmax_scale * floats.yarn_temperature(factor, all_dim) ** 2

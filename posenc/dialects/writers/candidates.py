@@ -4,11 +4,11 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from posenc.dialects import formulas
 from posenc.dialects.computed import LayerRotation
 from posenc.dialects.meaning import Meaning
 from posenc.dialects.runtimes.loaded_dicts import PHI3
 from posenc.dialects.writers import dual
+from posenc.frequencies import floats
 
 TEMPERATURES = ("attention_factor", "mscale", "mscale_all_dim")
 APART = ("mrope_section", "mrope_interleaved", "llama_4_scaling_beta")
@@ -24,7 +24,7 @@ def max_positions_to_write(parameters: Mapping[str, Parameters], meaning: Meanin
     for p in parameters.values():
         if p["rope_type"] == "yarn":
             return max(
-                formulas.stretched_length(p["original_max_position_embeddings"], p["factor"]), 1
+                floats.stretched_length(p["original_max_position_embeddings"], p["factor"]), 1
             )
         if p["rope_type"] in ("linear", "dynamic"):
             return meaning.model.max_positions
@@ -95,7 +95,7 @@ def _candidates_where_all_layers_rotate_alike(
     yield NEW_ONLY, {"all": carried}, 1.0
     if fold and p["rope_type"] == "yarn":
         rest = {k: v for k, v in own.items() if k not in TEMPERATURES}
-        usual = formulas.yarn_mscale(float(p["factor"]))
+        usual = floats.yarn_temperature(float(p["factor"]))
         yield "yarn, the rest of its temperature in q", {"all": rest}, layer.multiplier / usual
     if fold:
         without_multiplier = LayerRotation(layer.inv_freq)
@@ -139,7 +139,7 @@ def _plain_rope_if_equal(meaning: Meaning) -> dict[str, Parameters] | None:
     written_theta = float(p["rope_theta"])
     if math.isclose(theta, written_theta, rel_tol=1e-9):
         theta = written_theta
-    for ours, plain in zip(layer.inv_freq, formulas.rope_frequencies(dim, theta), strict=True):
+    for ours, plain in zip(layer.inv_freq, floats.rope_frequencies(dim, theta), strict=True):
         if not abs(ours - plain) <= 1e-9 * plain:
             return None
     simple: Parameters = {"rope_type": "default", "rope_theta": theta}
@@ -151,7 +151,7 @@ def _plain_rope_if_equal(meaning: Meaning) -> dict[str, Parameters] | None:
 
 def _linear_factor(layer: LayerRotation, theta: float) -> float | None:
     """Return the one factor that divides all plain frequencies; None if there is none."""
-    plain = formulas.rope_frequencies(2 * len(layer.inv_freq), theta)
+    plain = floats.rope_frequencies(2 * len(layer.inv_freq), theta)
     if not all(layer.inv_freq):
         return None  # a pair stands still, which no factor gives
     ratios = [p / f for p, f in zip(plain, layer.inv_freq, strict=True)]
@@ -181,6 +181,6 @@ def without_default_keys(given: Mapping[str, Any], kind: str, meaning: Meaning) 
     multiplier = meaning.computed.layers[kind].multiplier
     for key in ("attention_factor", "mscale", "mscale_all_dim"):
         p.pop(key, None)
-    if not math.isclose(multiplier, formulas.yarn_mscale(p["factor"]), rel_tol=1e-9):
+    if not math.isclose(multiplier, floats.yarn_temperature(p["factor"]), rel_tol=1e-9):
         p |= dual.yarn_keys_of_multiplier(multiplier, p["factor"])
     return p

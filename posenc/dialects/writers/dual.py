@@ -5,11 +5,11 @@ from collections.abc import Mapping
 from copy import deepcopy
 from typing import Any
 
-from posenc.dialects import formulas
 from posenc.dialects.computed import LayerRotation
 from posenc.dialects.meaning import Meaning
 from posenc.dialects.model import Model, language_model_key
 from posenc.dialects.runtimes.loaded_dicts import PHI3
+from posenc.frequencies import floats
 
 STANDSTILL = 1e30
 """A factor after which float32 sees no rotation at any position."""
@@ -187,7 +187,7 @@ def longrope_of_any_rotation(layer: LayerRotation, theta: float, largest: int) -
     Its original length is the largest one, so that nothing switches. A pair's factor is its
     frequency without scaling over the wanted one.
     """
-    plain = formulas.rope_frequencies(2 * len(layer.inv_freq), theta)
+    plain = floats.rope_frequencies(2 * len(layer.inv_freq), theta)
     ratios = [p / f if f else STANDSTILL for p, f in zip(plain, layer.inv_freq, strict=True)]
     return {
         "rope_type": "longrope",

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from posenc.dialects import formulas
 from posenc.dialects.computed import ComputedPositions, LayerRotation, RefusedError
 from posenc.dialects.files.gguf_header import (
     F32,
@@ -23,6 +22,7 @@ from posenc.dialects.files.gguf_reader import FACTORS, read_metadata
 from posenc.dialects.runtimes.llama_cpp import compute_from_metadata
 from posenc.dialects.writers.dual import STANDSTILL
 from posenc.dialects.writers.proof import disagreement
+from posenc.frequencies import floats
 from posenc.report.files.atomic import atomically
 from posenc.report.files.opened import open_ordinary, open_to_change
 
@@ -72,7 +72,7 @@ def meaning_of_metadata(meta: Metadata) -> ComputedPositions:
     if meta.scaling_type != "yarn" or not layers:
         return computed
     factor = meta.scaling_factor
-    inv_freq = formulas.yarn_frequencies(
+    inv_freq = floats.yarn_frequencies(
         meta.dimension_count,
         meta.freq_base,
         factor,
@@ -80,7 +80,7 @@ def meaning_of_metadata(meta: Metadata) -> ComputedPositions:
         meta.beta_fast or 32.0,
         meta.beta_slow or 1.0,
     )
-    usual = formulas.yarn_mscale(factor)
+    usual = floats.yarn_temperature(factor)
     given = meta.yarn_attn_factor
     full = LayerRotation(inv_freq, (usual if given is None else given) * meta.attn_factor)
     return replace(computed, layers={**layers, FULL if FULL in layers else "all": full})
@@ -149,14 +149,14 @@ def _scaling_candidates(
     """Yield (keys of the scaling, rope_freqs.weight) that give the rotation of the full-attention
     layers, the simplest first; None for no such tensor."""
     dim, multiplier = meta.dimension_count, full.multiplier
-    plain = formulas.rope_frequencies(dim, theta)
+    plain = floats.rope_frequencies(dim, theta)
     if _nearly_equal(full.inv_freq, plain):
         yield {"attn_factor": multiplier}, None
     ratios = tuple(p / f if f else STANDSTILL for p, f in zip(plain, full.inv_freq, strict=True))
     if meta.scaling_type == "yarn":
-        kept = formulas.yarn_frequencies(dim, theta, meta.scaling_factor, meta.original_length)
+        kept = floats.yarn_frequencies(dim, theta, meta.scaling_factor, meta.original_length)
         if _nearly_equal(full.inv_freq, kept):
-            usual = formulas.yarn_mscale(meta.scaling_factor)
+            usual = floats.yarn_temperature(meta.scaling_factor)
             yarn = {name: getattr(meta, name) for name in SCALING_KEYS[:3]}
             yield {**yarn, "attn_factor": multiplier / usual}, None
     if all(math.isclose(r, ratios[0], rel_tol=1e-9) for r in ratios):

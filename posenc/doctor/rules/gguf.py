@@ -2,12 +2,12 @@
 
 from collections.abc import Iterator
 
-from posenc.dialects import formulas
 from posenc.dialects.files.gguf_metadata import Metadata
 from posenc.dialects.files.gguf_reader import FACTORS
 from posenc.dialects.runtimes.llama_cpp import READS_BETAS, READS_LOG_MULTIPLIER
 from posenc.doctor.case import Case
 from posenc.doctor.rule import Hit, join_names, rule
+from posenc.frequencies import floats
 
 LLAMA_CPP = ("llama.cpp",)
 RESTORE = (
@@ -45,7 +45,7 @@ def _messages_about_unread_keys(meta: Metadata, prefix: str) -> Iterator[str]:
     prefix: the architecture's name and ".rope", with which the keys begin.
     """
     if meta.architecture not in READS_BETAS:
-        usual = formulas.yarn_mscale(meta.scaling_factor)
+        usual = floats.yarn_temperature(meta.scaling_factor)
         for name, value, default in (
             ("yarn_beta_fast", meta.beta_fast, 32.0),
             ("yarn_beta_slow", meta.beta_slow, 1.0),

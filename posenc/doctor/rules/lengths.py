@@ -3,10 +3,10 @@
 import math
 from collections.abc import Iterator
 
-from posenc.dialects import formulas
 from posenc.dialects.model import LENGTHS
 from posenc.doctor.case import ALL, ORIGINAL, Case
 from posenc.doctor.rule import Hit, join_names, rule
+from posenc.frequencies import floats
 
 SERVERS = ("vllm", "sglang")
 
@@ -97,7 +97,7 @@ def report_yarn_table_too_short(case: Case) -> Iterator[Hit]:
     for name, p in case.rope_dicts_of_type("yarn"):
         factor, original = p.get("factor"), case.original_length(p)
         if isinstance(factor, int | float) and isinstance(original, int | float):
-            rows = formulas.stretched_length(original, factor)
+            rows = floats.stretched_length(original, factor)
             if largest > rows:
                 yield Hit(
                     f"max_position_embeddings is {largest}, and {name} stretches {original:g} to "
@@ -116,7 +116,7 @@ def report_unraised_max_length(case: Case) -> Iterator[Hit]:
         if not (isinstance(factor, int | float) and factor > 1):
             continue
         if original is not None and original == largest:
-            reached = formulas.stretched_length(original, factor)
+            reached = floats.stretched_length(original, factor)
             yield Hit(
                 f"{name} stretches {original} by {factor:g}, and max_position_embeddings is still "
                 f"{largest}: vLLM and SGLang refuse more than {largest} tokens",

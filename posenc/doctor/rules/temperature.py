@@ -3,9 +3,9 @@
 import math
 from collections.abc import Iterator
 
-from posenc.dialects import formulas
 from posenc.doctor.case import ALL, Case
 from posenc.doctor.rule import Hit, join_names, rule
+from posenc.frequencies import floats
 
 IGNORE = ("sglang", "mlx-lm", "llama.cpp")
 
@@ -17,7 +17,7 @@ def report_unread_attention_factor(case: Case) -> Iterator[Hit]:
         t, factor = p.get("attention_factor"), p.get("factor")
         if not isinstance(t, int | float) or not isinstance(factor, int | float):
             continue
-        usual = formulas.yarn_mscale(factor)
+        usual = floats.yarn_temperature(factor)
         if not math.isclose(t, usual, rel_tol=1e-4):
             affected = case.runtimes_that_differ(IGNORE, "multiplier", "scale", nothing_else=True)
             if affected:

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from posenc.encodings.embeddings.added import AddedEmbedding
 from posenc.encodings.numbers.angles import Angles
-from posenc.encodings.numbers.frequencies import inverse_frequencies
+from posenc.frequencies.series import inverse_frequencies
 from posenc.positions import has_no_place, move_placeless_to_origin
 
 

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from posenc.encodings.embeddings.added import AddedEmbedding
 from posenc.encodings.numbers.angles import Angles
-from posenc.encodings.numbers.frequencies import sinusoidal_frequencies
+from posenc.frequencies.series import sinusoidal_frequencies
 
 
 class Sinusoidal(AddedEmbedding):

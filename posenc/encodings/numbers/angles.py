@@ -7,10 +7,10 @@ from decimal import Decimal
 import torch
 from torch import Tensor
 
-from posenc.encodings.numbers import frequencies
 from posenc.encodings.numbers.device_copies import Constants
+from posenc.frequencies import fixed_point
 
-_RADIANS_PER_UNIT = 2 * math.pi / frequencies.TURN
+_RADIANS_PER_UNIT = 2 * math.pi / fixed_point.TURN
 
 
 class Angles:
@@ -35,8 +35,8 @@ class Angles:
         """
         self.inv_freq = tuple(inv_freq)
         self.axes = None if axes is None else tuple(axes)
-        self.turns = Constants(frequencies.turns_in_fixed_point(self.inv_freq))
-        self._radians_rounded_away = Constants(frequencies.radians_rounded_away(self.inv_freq))
+        self.turns = Constants(fixed_point.turns_in_fixed_point(self.inv_freq))
+        self._radians_rounded_away = Constants(fixed_point.radians_rounded_away(self.inv_freq))
         self._axis_of_frequency = Constants(() if axes is None else axes)
         self._radians_per_position = Constants([float(f) for f in self.inv_freq])
 

@@ -9,15 +9,15 @@ from torch import Tensor, nn
 from posenc.arguments import answered
 from posenc.encodings.base.base import Cached, CachedPlaces
 from posenc.encodings.base.claims import Claims
-from posenc.encodings.numbers.frequencies import PRECISION, TWO_PI, inverse_frequencies
 from posenc.encodings.numbers.heads import for_every_head
 from posenc.encodings.numbers.precision import at_least_float32
 from posenc.encodings.numbers.tracking import extremes_if_readable
 from posenc.encodings.queries_keys.query_key import QueryKeyEncoding, check_keys
-from posenc.encodings.queries_keys.rope_scaling import Frequencies
 from posenc.encodings.queries_keys.rotation.base import RotatedQueriesKeys, Rotation
 from posenc.encodings.queries_keys.rotation.rotate import rotate
 from posenc.encodings.terms.tokens import Tokens
+from posenc.frequencies.scaling import Frequencies
+from posenc.frequencies.series import PRECISION, TWO_PI, inverse_frequencies
 from posenc.positions import move_placeless_to_origin
 
 

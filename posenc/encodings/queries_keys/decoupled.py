@@ -7,8 +7,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from posenc.encodings.queries_keys.rope import RoPE
-from posenc.encodings.queries_keys.rope_scaling import Scaling
 from posenc.encodings.queries_keys.rotation.base import Pairs, Vectors
+from posenc.frequencies.scaling import Scaling
 
 
 class DecoupledRoPE(RoPE):

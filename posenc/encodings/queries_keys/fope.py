@@ -7,13 +7,13 @@ from torch import Tensor, nn
 
 from posenc.encodings.base.claims import Claims
 from posenc.encodings.numbers.angles import Angles
-from posenc.encodings.numbers.frequencies import inverse_frequencies
 from posenc.encodings.numbers.heads import for_every_head
 from posenc.encodings.numbers.precision import at_least_float32
 from posenc.encodings.queries_keys.query_key import QueryKeyEncoding, check_keys
 from posenc.encodings.queries_keys.rotation.base import RotatedQueriesKeys
 from posenc.encodings.queries_keys.rotation.rotate import rotate
 from posenc.encodings.terms.tokens import Tokens
+from posenc.frequencies.series import inverse_frequencies
 
 
 class FoPE(QueryKeyEncoding):

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from posenc.arguments import FARTHEST_POSITION, answered, check_count
 from posenc.encodings.queries_keys.rope import RoPE
-from posenc.encodings.queries_keys.rope_scaling import Frequencies, Scaling
+from posenc.frequencies.scaling import Frequencies, Scaling
 
 
 class MRoPE(RoPE):

@@ -10,11 +10,11 @@ from torch.nn import functional as F
 from posenc.encodings.base.base import Cached, CachedPlaces
 from posenc.encodings.base.claims import Claims
 from posenc.encodings.numbers.angles import Angles
-from posenc.encodings.numbers.frequencies import inverse_frequencies
 from posenc.encodings.numbers.precision import at_least_float32
 from posenc.encodings.queries_keys.query_key import QueryKeyEncoding, check_keys
 from posenc.encodings.queries_keys.rotation.rotate import rotate
 from posenc.encodings.terms.tokens import Tokens
+from posenc.frequencies.series import inverse_frequencies
 from posenc.positions import Positions
 
 

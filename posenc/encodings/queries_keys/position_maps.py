@@ -15,7 +15,7 @@ from posenc.encodings.base.base import Pass
 from posenc.encodings.base.shape import ModelShape
 from posenc.encodings.numbers.tracking import outside_inference_mode
 from posenc.encodings.queries_keys.rope import RoPE
-from posenc.encodings.queries_keys.rope_scaling import Scaling
+from posenc.frequencies.scaling import Scaling
 from posenc.masks import Mask, sliding_window
 from posenc.positions import (
     KeyPlaces,

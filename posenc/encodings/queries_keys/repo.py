@@ -14,11 +14,11 @@ from posenc.encodings.base.base import (
 from posenc.encodings.base.claims import Claims
 from posenc.encodings.base.linear import read_linear
 from posenc.encodings.numbers.angles import Angles
-from posenc.encodings.numbers.frequencies import inverse_frequencies
 from posenc.encodings.numbers.heads import for_every_head
 from posenc.encodings.numbers.precision import at_least_float32
 from posenc.encodings.queries_keys.rotation.rotate import rotate
 from posenc.encodings.terms.tokens import Tokens
+from posenc.frequencies.series import inverse_frequencies
 
 
 class RePo(PositionEncoding):

@@ -11,19 +11,12 @@ from posenc.arguments import answered
 from posenc.encodings.base.arguments import UnknownOption
 from posenc.encodings.base.shape import ModelShape
 from posenc.encodings.numbers.angles import Angles
-from posenc.encodings.numbers.frequencies import inverse_frequencies
-from posenc.encodings.queries_keys.rope_scaling import (
-    SCALINGS,
-    Frequencies,
-    Scaling,
-    rope_frequencies,
-    rotation_of,
-)
-from posenc.encodings.queries_keys.rope_scaling.traced_length import (
-    cos_sin_at_length,
-    store_arguments,
-)
 from posenc.encodings.queries_keys.rotation.base import Rotation
+from posenc.encodings.queries_keys.rotation.of_config import rotation_of
+from posenc.encodings.queries_keys.rotation.traced_length import cos_sin_at_length, store_arguments
+from posenc.frequencies.registry import SCALINGS
+from posenc.frequencies.scaling import Frequencies, Scaling, rope_frequencies
+from posenc.frequencies.series import inverse_frequencies
 from posenc.positions import Positions
 
 

@@ -7,13 +7,13 @@ import torch
 from torch import Tensor
 
 from posenc.encodings.numbers.device_copies import Constants
-from posenc.encodings.numbers.frequencies import inverse_frequencies
 from posenc.encodings.numbers.precision import at_least_float32
 from posenc.encodings.numbers.tracking import extremes_if_readable
-from posenc.encodings.queries_keys.rope_scaling import Frequencies
 from posenc.encodings.queries_keys.rotation.base import RotatedQueriesKeys, Rotation
 from posenc.encodings.queries_keys.rotation.rotate import rotate
 from posenc.encodings.terms.tokens import Tokens
+from posenc.frequencies.scaling import Frequencies
+from posenc.frequencies.series import inverse_frequencies
 
 _HEADROOM = 256
 """Largest absolute value of a channel of q or k that must not overflow at the farthest position.

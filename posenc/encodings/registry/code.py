@@ -226,7 +226,11 @@ def hash_of_posenc_code(text: str) -> str:
         if all(map(_is_in_posenc, modules)):
             files: Iterable[Path] = files_of_module(modules[0])
         else:
-            files = sorted((_POSENC_FOLDER / "encodings").rglob("*.py"))
+            files = [
+                file
+                for folder in ("encodings", "frequencies")
+                for file in sorted((_POSENC_FOLDER / folder).rglob("*.py"))
+            ]
         options = {} if part.attribute else entry(part.where).defaults
         digests.append(_hash_files(files) + repr(sorted(options.items())))
     return hashlib.sha256(" ".join(digests).encode()).hexdigest()[:12]

@@ -2,6 +2,8 @@
 
 from typing import Any, NamedTuple
 
+from posenc.frequencies.registry import SCALINGS
+
 
 class Entry(NamedTuple):
     """Describe an encoding that has a name."""
@@ -23,9 +25,15 @@ _ROPE = f"{_QK}.rope:RoPE"
 _MAPS = f"{_QK}.position_maps"
 
 
-def _rope_with_scaling(scaling: str, checked: str = "golden", **options: Any) -> Entry:
-    """Return the entry of a RoPE with this scaling, a name in SCALINGS, and options of both."""
-    return Entry(_ROPE, checked, {"interleaved": False, "scaling": scaling, **options})
+def _entries_of_scalings() -> dict[str, Entry]:
+    """Return the entries of RoPE with each scaling that is a named encoding."""
+    entries = {}
+    for scaling in SCALINGS.values():
+        encoding = scaling.encoding
+        if encoding is not None:
+            options = {"interleaved": False, "scaling": scaling.name, **encoding.options}
+            entries[encoding.name] = Entry(_ROPE, encoding.checked, options)
+    return entries
 
 
 _ENTRIES: dict[str, Entry] = {
@@ -43,14 +51,7 @@ _ENTRIES: dict[str, Entry] = {
     "rope": Entry(_ROPE, "golden", {"interleaved": False}),
     "rope_interleaved": Entry(_ROPE, "golden", {"interleaved": True}),
     "partial_rope": Entry(_ROPE, "golden", {"interleaved": False, "partial_rotary_factor": 0.5}),
-    "p_rope": _rope_with_scaling("proportional", p=0.75),
-    "linear": _rope_with_scaling("linear", factor=4.0),
-    "ntk": _rope_with_scaling("ntk", factor=4.0),
-    "dynamic_ntk": _rope_with_scaling("dynamic_ntk", factor=4.0),
-    "ntk_by_parts": _rope_with_scaling("ntk_by_parts", checked="reference", factor=4.0),
-    "yarn": _rope_with_scaling("yarn", factor=4.0),
-    "llama3": _rope_with_scaling("llama3", factor=4.0),
-    "longrope": _rope_with_scaling("longrope", factor=4.0),
+    **_entries_of_scalings(),
     "rerope": Entry(f"{_MAPS}:ReRoPE", "golden", {"interleaved": False}),
     "leaky_rerope": Entry(f"{_MAPS}:ReRoPE", "golden", {"interleaved": False, "leak": 8.0}),
     "self_extend": Entry(f"{_MAPS}:SelfExtend", "golden", {"interleaved": False}),

@@ -1,5 +1,6 @@
 """Find what other libraries and papers call by another name."""
 
+import importlib
 import re
 
 _ALSO_CALLED = {
@@ -33,19 +34,6 @@ _ALSO_CALLED = {
         "attentionwithlinearbiases linearbias linearbiases alibibias alibipositionalbias "
         "alibiposbias alibislopes"
     ),
-    ("Linear", "linear"): (
-        "pi positioninterpolation positionalinterpolation interpolation linearscaling "
-        "linearinterpolation linearscalingrotaryembedding"
-    ),
-    ("NTK", "ntk"): "ntkaware ntkawarescaling ntkscaling ntkrope",
-    ("DynamicNTK", "dynamic_ntk"): (
-        "dynamic dynamicscaling dynamicntkscaling dynntk dynamicntkscalingrotaryembedding"
-    ),
-    ("NTKByParts", "ntk_by_parts"): "byparts",
-    ("YaRN", "yarn"): "yarnscaling yarnrope yarnrotaryembedding",
-    ("Llama3", "llama3"): "llama31 llama3scaling llama3rope",
-    ("LongRoPE", "longrope"): "su surope suscaled longropescaling",
-    ("Proportional", "p_rope"): "prope proportional proportionalrope",
     ("PositionEncoding", "nope"): (
         "none nopos noposition nopositionencoding nopositionalencoding identity"
     ),
@@ -74,9 +62,22 @@ _ALSO_CALLED = {
     ("KVCache", ""): "cache dynamiccache staticcache pastkeyvalues",
 }
 """Other names, in lower case without underscores, of each public class of posenc; with it the name
-in the registry, "" if it has none."""
+in the registry, "" if it has none. Scalings have theirs in their classes."""
 
-OTHER_NAMES = {other: known for known, text in _ALSO_CALLED.items() for other in text.split()}
+
+def _other_names() -> dict[str, tuple[str, str]]:
+    """Return the public class and the registered name by each other name."""
+    # By a string: every encoding imports the package, and with it this file, and a scaling that
+    # changes must not count as a change of every encoding (see code.py).
+    scalings = importlib.import_module("posenc.frequencies.registry").SCALINGS
+    also_called = dict(_ALSO_CALLED)
+    for scaling in scalings.values():
+        registered = "" if scaling.encoding is None else scaling.encoding.name
+        also_called[scaling.__name__, registered] = scaling.also_called
+    return {other: known for known, text in also_called.items() for other in text.split()}
+
+
+OTHER_NAMES = _other_names()
 
 
 def meant_by(name: str) -> tuple[str, str] | None:

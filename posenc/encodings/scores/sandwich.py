@@ -10,8 +10,8 @@ from torch import Tensor
 from posenc.encodings.base.distance_bias import BiasMatrix, DistanceBias
 from posenc.encodings.numbers.angles import Angles
 from posenc.encodings.numbers.device_copies import Constants
-from posenc.encodings.numbers.frequencies import geometric_series
 from posenc.encodings.numbers.precision import per_head, real
+from posenc.frequencies.series import geometric_series
 from posenc.positions import FlatKeys, FlatQueries
 
 DISTANCES_AT_ONCE = 256

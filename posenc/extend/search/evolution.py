@@ -10,12 +10,12 @@ from pathlib import Path
 
 import numpy as np
 
-from posenc.encodings import rope_scaling as rs
 from posenc.extend.measure.evaluation import position_edges
 from posenc.extend.measure.losses import NotFinite, Reader
 from posenc.extend.restart import read_sealed, run_identity, write_sealed
 from posenc.extend.search.genome import Genome, apply_genome, monotone_factors
 from posenc.extend.variants.methods import METHODS, stretch
+from posenc.frequencies.scaling import rope_frequencies
 from posenc.hf.checkpoint.text import Windows
 from posenc.hf.rope.apply import settings_applied
 from posenc.hf.rope.settings import EXTENDED_LAYERS, RopeSetting
@@ -225,7 +225,7 @@ class Search:
         """Return the genomes to begin with: those of the methods SEEDS, then those of BANDED with
         the factors of one band of pairs changed."""
         searched = self._searched_setting()
-        plain = rs.rope_frequencies(searched.rotary_dim, searched.rope_theta).inv_freq
+        plain = rope_frequencies(searched.rotary_dim, searched.rope_theta).inv_freq
         turns = [float(f) * searched.original_length / (2 * np.pi) for f in plain]
         seeds, banded = [], []
         for name in SEEDS:

@@ -5,7 +5,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from posenc.encodings import rope_scaling as rs
+from posenc.frequencies.scaling import Scaling
+from posenc.frequencies.scalings import LongRoPE
 from posenc.hf.rope.settings import EXTENDED_LAYERS, RopeSetting
 
 
@@ -22,10 +23,10 @@ class Genome:
         """Return the values in four digits as a text: genomes with the same text count as one."""
         return ",".join(f"{x:.4g}" for x in (*self.factors, self.temperature))
 
-    def scaling(self, setting: RopeSetting, factor: float) -> rs.Scaling:
+    def scaling(self, setting: RopeSetting, factor: float) -> Scaling:
         """Return the genome as a scaling with the same factors for short and long texts. factor:
         how many times longer texts become."""
-        return rs.LongRoPE(
+        return LongRoPE(
             max(1.0, factor), setting.original_length, self.factors, self.factors, self.temperature
         )
 

@@ -3,9 +3,20 @@ exact."""
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
-from posenc.encodings import rope_scaling as rs
+from posenc.frequencies.registry import SCALINGS
+from posenc.frequencies.scaling import Scaling, rope_frequencies
+from posenc.frequencies.scalings import (
+    NTK,
+    DynamicNTK,
+    Linear,
+    Llama3,
+    LongRoPE,
+    NTKByParts,
+    Proportional,
+    YaRN,
+)
 from posenc.hf.rope.settings import EXTENDED_LAYERS, RopeSetting
 from posenc.hf.rope.write import NO_ROTATION_DIVISOR
 
@@ -16,7 +27,7 @@ class Method:
 
     name: str
     summary: str
-    scale: Callable[[RopeSetting, float], rs.Scaling | None]
+    scale: Callable[[RopeSetting, float], Scaling | None]
     cache_safe: bool = True
     keeps_maximum: bool = False
     """True if max_position_embeddings must not change, because transformers reads the training
@@ -33,56 +44,75 @@ def _turns_without_scaling(setting: RopeSetting) -> float:
     return min(32.0, max(2.0, setting.original_length / (4 * math.pi)))
 
 
-def _yarn_scaling(setting: RopeSetting, factor: float) -> rs.Scaling:
+def _yarn_scaling(setting: RopeSetting, factor: float) -> Scaling:
     """Return YaRN that makes texts `factor` times longer. A setting that has YaRN already keeps its
     other values, and its temperature follows the factor."""
-    if isinstance(setting.scaling, rs.YaRN):
+    if isinstance(setting.scaling, YaRN):
         temperature = setting.yarn_temperature(factor)
         return replace(setting.scaling, factor=factor, attention_factor=temperature)
-    return rs.YaRN(factor, setting.original_length, beta_fast=_turns_without_scaling(setting))
+    return YaRN(factor, setting.original_length, beta_fast=_turns_without_scaling(setting))
 
 
-def _by_parts_scaling(setting: RopeSetting, factor: float) -> rs.Scaling:
+def _by_parts_scaling(setting: RopeSetting, factor: float) -> Scaling:
     """Return NTK-by-parts as in the YaRN paper, for texts `factor` times longer: a ramp over the
     turns of a pair within the training length, and no temperature."""
-    return rs.NTKByParts(factor, setting.original_length, beta=_turns_without_scaling(setting))
+    return NTKByParts(factor, setting.original_length, beta=_turns_without_scaling(setting))
 
 
 def _count_pairs_with_a_full_turn(setting: RopeSetting) -> tuple[int, int]:
     """Return how many pairs of channels finish a turn within the training length, and how many
     pairs there are."""
-    plain = rs.rope_frequencies(setting.rotary_dim, setting.rope_theta).inv_freq
+    plain = rope_frequencies(setting.rotary_dim, setting.rope_theta).inv_freq
     kept = sum(float(f) * setting.original_length >= 2 * math.pi for f in plain)
     return kept, len(plain)
 
 
-def _proportional_scaling(setting: RopeSetting, factor: float) -> rs.Scaling:
+def _proportional_scaling(setting: RopeSetting, factor: float) -> Scaling:
     """Return a scaling with which only the pairs rotate that finish a turn within the training
     length, at their old frequencies."""
     kept, pairs = _count_pairs_with_a_full_turn(setting)
-    return rs.Proportional(kept / pairs)
+    return Proportional(kept / pairs)
 
 
-def _clipped_scaling(setting: RopeSetting, factor: float) -> rs.Scaling:
+def _clipped_scaling(setting: RopeSetting, factor: float) -> Scaling:
     """Return a scaling that multiplies the frequencies of pairs that finish no turn in training by
     a half cosine, which falls from 1 to 0. For a single pair it is 1, as in the authors' code."""
     kept, pairs = _count_pairs_with_a_full_turn(setting)
     last = max(1, pairs - kept - 1)
     soft = [(1 + math.cos(math.pi * k / last)) / 2 for k in range(pairs - kept)]
     divisors = (1.0,) * kept + tuple(1 / s if s else NO_ROTATION_DIVISOR for s in soft)
-    return rs.LongRoPE(
+    return LongRoPE(
         max(1.0, factor), setting.original_length, divisors, divisors, attention_factor=1.0
     )
 
 
-def _switching_scaling(setting: RopeSetting, factor: float) -> rs.Scaling:
+def _switching_scaling(setting: RopeSetting, factor: float) -> Scaling:
     """Return LongRoPE with the frequencies of training up to the training length, and NTK's beyond
     it."""
-    plain = rs.rope_frequencies(setting.rotary_dim, setting.rope_theta).inv_freq
-    ntk = rs.rope_frequencies(setting.rotary_dim, setting.rope_theta, rs.NTK(factor)).inv_freq
+    plain = rope_frequencies(setting.rotary_dim, setting.rope_theta).inv_freq
+    ntk = rope_frequencies(setting.rotary_dim, setting.rope_theta, NTK(factor)).inv_freq
     long = tuple(float(p / f) for p, f in zip(plain, ntk, strict=True))
-    return rs.LongRoPE(
+    return LongRoPE(
         factor, setting.original_length, (1.0,) * len(plain), long, attention_factor=1.0
+    )
+
+
+def _by_factor_alone(scaling: type[Scaling]) -> Method:
+    """Return the method of a scaling that the factor and the training length determine."""
+    names = [field.name for field in fields(scaling)]  # pyright: ignore[reportArgumentType]
+
+    def scale(setting: RopeSetting, factor: float) -> Scaling:
+        numbers = {"factor": factor, "original_max_positions": setting.original_length}
+        return scaling(**{name: numbers[name] for name in names if name in numbers})
+
+    assert scaling.extend_method is not None
+    rope_type = scaling.rope_type
+    reads_maximum = rope_type is not None and not rope_type.has_original_length
+    return Method(
+        *scaling.extend_method,
+        scale,
+        cache_safe=not scaling.depends_on_length,
+        keeps_maximum=scaling.depends_on_length and reads_maximum,
     )
 
 
@@ -90,26 +120,20 @@ METHODS: dict[str, Method] = {
     m.name: m
     for m in (
         Method("none", "as trained, the baseline", lambda s, f: s.scaling),
-        Method("linear", "position interpolation", lambda s, f: rs.Linear(f)),
-        Method("ntk", "NTK-aware base", lambda s, f: rs.NTK(f)),
-        Method("ntk-1.5x", "NTK-aware, half as far again", lambda s, f: rs.NTK(1.5 * f)),
-        Method("ntk-2x", "NTK-aware, twice as far", lambda s, f: rs.NTK(2 * f)),
+        _by_factor_alone(Linear),
+        _by_factor_alone(NTK),
+        Method("ntk-1.5x", "NTK-aware, half as far again", lambda s, f: NTK(1.5 * f)),
+        Method("ntk-2x", "NTK-aware, twice as far", lambda s, f: NTK(2 * f)),
         Method("by-parts", "NTK-by-parts, the paper's ramp", _by_parts_scaling),
         Method("yarn", "YaRN, the released ramp", _yarn_scaling),
-        Method("llama3", "Llama 3 scaling", lambda s, f: rs.Llama3(f, s.original_length)),
+        _by_factor_alone(Llama3),
         Method(
             "proportional",
             "rotate only pairs that finish a turn in training",
             _proportional_scaling,
         ),
         Method("clip", "clipped RoPE: slow pairs fade to a standstill", _clipped_scaling),
-        Method(
-            "dynamic",
-            "NTK by current length",
-            lambda s, f: rs.DynamicNTK(f, s.original_length),
-            cache_safe=False,
-            keeps_maximum=True,
-        ),
+        _by_factor_alone(DynamicNTK),
         Method(
             "longrope-switch",
             "as trained for texts up to the training length, NTK for all of a longer one",
@@ -118,6 +142,9 @@ METHODS: dict[str, Method] = {
         ),
     )
 }
+for _scaling in SCALINGS.values():
+    if _scaling.extend_method is not None and _scaling.extend_method.name not in METHODS:
+        METHODS[_scaling.extend_method.name] = _by_factor_alone(_scaling)
 
 
 METHODS_OF_SEVERAL_PAIRS = ("ntk", "ntk-1.5x", "ntk-2x", "dynamic", "longrope-switch")
@@ -147,9 +174,7 @@ def stretch(
                 )
             # Without its compression, the same rotation was trained on a shorter text.
             factor = target / setting.original_length
-            if isinstance(setting.scaling, rs.Proportional) and setting.scaling != rs.Proportional(
-                1
-            ):
+            if isinstance(setting.scaling, Proportional) and setting.scaling != Proportional(1):
                 setting = _stretch_proportional(setting, setting.scaling, method, factor)
             else:
                 plain = replace(setting, original_length=setting.compressed_length, compression=1.0)
@@ -159,7 +184,7 @@ def stretch(
 
 
 def _stretch_proportional(
-    setting: RopeSetting, trained: rs.Proportional, method: Method, factor: float
+    setting: RopeSetting, trained: Proportional, method: Method, factor: float
 ) -> RopeSetting:
     """Return a stretched setting for a model in which only the fastest pairs rotate: the same pairs
     rotate, slower.
@@ -171,13 +196,13 @@ def _stretch_proportional(
     """
     pairs = int(trained.p * setting.rotary_dim // 2)
     match method.scale(setting, factor):
-        case rs.Linear(factor=slower):
+        case Linear(factor=slower):
             return replace(setting, scaling=replace(trained, factor=trained.factor * slower))
-        case rs.NTK(factor=slower) if pairs > 1:
+        case NTK(factor=slower) if pairs > 1:
             # The slowest pair that rotates is slower by the whole factor, the fastest not at all.
             base = setting.rope_theta * slower ** (setting.rotary_dim / (2 * pairs - 2))
             return replace(setting, rope_theta=base)
-        case rs.Proportional(p=share):
+        case Proportional(p=share):
             return replace(setting, scaling=replace(trained, p=min(share, trained.p)))
     raise ValueError(
         f"only {pairs} of {setting.rotary_dim // 2} pairs of channels rotate in this model, and no "

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from posenc.encodings import DualChunk, PositionMap, ReRoPE, SelfExtend
-from posenc.encodings import rope_scaling as rs
 from posenc.extend.variants.variant import Variant
+from posenc.frequencies.scalings import Linear
 from posenc.hf.attachment.attach import attached
 from posenc.hf.attachment.attention import attention_is_replaceable
 from posenc.hf.checkpoint.loading import Checkpoint
@@ -47,7 +47,7 @@ def position_maps(checkpoint: Checkpoint, target: int) -> list[Variant]:
     group = max(2, -(-(target - window) // (trained - window)))
     scaling = setting.scaling
     if scaling is None and setting.compression != 1.0:
-        scaling = rs.Linear(setting.compression)
+        scaling = Linear(setting.compression)
     rope: dict[str, Any] = {
         "head_dim": head_size(checkpoint.config),
         "rope_theta": setting.rope_theta,

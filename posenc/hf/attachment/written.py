@@ -9,7 +9,7 @@ from dataclasses import fields, is_dataclass
 from typing import Any
 
 from posenc.encodings import PositionEncoding, path_of_class
-from posenc.encodings import rope_scaling as rs
+from posenc.frequencies.scaling import Scaling
 
 _OWN = "posenc."
 _PLAIN = (bool, int, float, str, type(None))
@@ -93,6 +93,6 @@ def _posenc_class(path: Any) -> Any:
             found = getattr(importlib.import_module(module), name, None)
         except ImportError:
             found = None
-    if not isinstance(found, type) or not issubclass(found, PositionEncoding | rs.Scaling):
+    if not isinstance(found, type) or not issubclass(found, PositionEncoding | Scaling):
         raise ValueError(f"{path!r} is no encoding of posenc: other code is not run from a file.")
     return found

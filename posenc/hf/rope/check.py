@@ -4,23 +4,22 @@ from pathlib import Path
 from typing import Any
 
 from posenc.dialects.runtimes.transformers5 import HUNYUAN
+from posenc.frequencies.registry import ROPE_TYPES
 from posenc.hf.checkpoint.config_values import is_count, is_positive
 
 FULL_ATTENTION = "full_attention"
 KNOWN_KEYS = frozenset(
-    "rope_type type rope_theta partial_rotary_factor factor original_max_position_embeddings "
-    "attention_factor beta_fast beta_slow mscale mscale_all_dim truncate short_factor long_factor "
-    "short_mscale long_mscale low_freq_factor high_freq_factor mrope_section "
-    "mrope_interleaved".split()
-)
+    "rope_type type rope_theta partial_rotary_factor original_max_position_embeddings "
+    "mrope_section mrope_interleaved".split()
+).union(*((*known.required, *known.optional) for known in ROPE_TYPES.values()))
 REQUIRED_KEYS: dict[str, tuple[str, ...]] = {
-    **dict.fromkeys(("default", "mrope", "proportional"), ()),
-    **dict.fromkeys(("linear", "dynamic", "yarn"), ("factor",)),
-    "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
-    **dict.fromkeys(("longrope", "su"), ("short_factor", "long_factor")),
+    "default": (),
+    "mrope": (),
+    "su": ROPE_TYPES["longrope"].required,
+    **{name: known.required for name, known in ROPE_TYPES.items()},
 }
 """Keys that each known rope_type requires. "su" and "mrope" are old names."""
-NEED_ORIGINAL_LENGTH = ("yarn", "llama3", "longrope")
+NEED_ORIGINAL_LENGTH = [name for name, known in ROPE_TYPES.items() if known.has_original_length]
 POSITIVE_KEYS = tuple(
     "rope_theta partial_rotary_factor factor attention_factor beta_fast beta_slow mscale "
     "mscale_all_dim short_mscale long_mscale low_freq_factor high_freq_factor alpha".split()

@@ -7,7 +7,10 @@ from typing import Any
 from posenc.dialects.meaning import is_length
 from posenc.dialects.model import TRAINED_KEY
 from posenc.dialects.runtimes.transformers5 import HUNYUAN
-from posenc.encodings import rope_scaling as rs
+from posenc.frequencies.floats import ntk_theta, yarn_temperature
+from posenc.frequencies.registry import scaling_of
+from posenc.frequencies.scaling import Frequencies, Scaling, rope_frequencies
+from posenc.frequencies.scalings import Linear
 
 EXTENDED_LAYERS = ("full_attention",)
 """Layer types without a window, the only ones in which distances grow with the context."""
@@ -28,7 +31,7 @@ class RopeSetting:
     layer_type: str | None
     rope_theta: float
     rotary_dim: int
-    scaling: rs.Scaling | None
+    scaling: Scaling | None
     original_length: int
     """Training length, in tokens, of the frequencies without `scaling`."""
     compression: float = 1.0
@@ -39,9 +42,9 @@ class RopeSetting:
         """Return YaRN's factor of cos and sin as transformers computes it: from mscale and
         mscale_all_dim if both are given, otherwise from `factor`."""
         if self.mscale and self.mscale_all_dim:
-            all_dim = rs.yarn_temperature(factor, self.mscale_all_dim)
-            return rs.yarn_temperature(factor, self.mscale) / all_dim
-        return rs.yarn_temperature(factor)
+            all_dim = yarn_temperature(factor, self.mscale_all_dim)
+            return yarn_temperature(factor, self.mscale) / all_dim
+        return yarn_temperature(factor)
 
     @property
     def compressed_length(self) -> int:
@@ -52,14 +55,14 @@ class RopeSetting:
     def scaling_name(self) -> str:
         """Return the class name of the scaling; "none" if there is none."""
         if self.scaling is None:
-            return "none" if self.compression == 1.0 else rs.Linear.__name__
+            return "none" if self.compression == 1.0 else Linear.__name__
         return type(self.scaling).__name__
 
-    def frequencies(self, length: int | None = None) -> rs.Frequencies:
+    def frequencies(self, length: int | None = None) -> Frequencies:
         """Return the frequencies at a length in tokens; None means the training length."""
         if length is not None:
             length = max(1, round(length / self.compression))
-        scaled = rs.rope_frequencies(self.rotary_dim, self.rope_theta, self.scaling, length)
+        scaled = rope_frequencies(self.rotary_dim, self.rope_theta, self.scaling, length)
         if self.compression == 1.0:
             return scaled
         divisor = Decimal(self.compression)
@@ -110,10 +113,10 @@ def _read_layer_setting(
         return _yarn_setting(setting, parameters, config, maximum)
     alpha = parameters.get("alpha")
     if kind == "dynamic" and config.model_type in HUNYUAN and alpha:
-        exponent = rotary_dim / (rotary_dim - 2)  # NTK's, so that the slowest pair slows by alpha
-        return replace(setting, rope_theta=setting.rope_theta * float(alpha) ** exponent)
+        # The slowest pair slows by alpha.
+        return replace(setting, rope_theta=ntk_theta(setting.rope_theta, float(alpha), rotary_dim))
     attention_factor = parameters.get("attention_factor")
-    scaling = rs.scaling_of(parameters, length, maximum, attention_factor)
+    scaling = scaling_of(parameters, length, maximum, attention_factor)
     return replace(setting, scaling=scaling)
 
 
@@ -172,5 +175,5 @@ def _yarn_setting(
     # transformers 5 looks for it outside of the layer types
     truncate = config.rope_parameters.get("truncate", True)
     parameters = {**parameters, "truncate": True if truncate is None else truncate}
-    scaling = rs.scaling_of(parameters, setting.original_length, maximum, attention_factor)
+    scaling = scaling_of(parameters, setting.original_length, maximum, attention_factor)
     return replace(setting, scaling=scaling)

@@ -4,7 +4,9 @@ frequencies."""
 import math
 from typing import Any
 
-from posenc.encodings import rope_scaling as rs
+from posenc.frequencies.floats import ntk_theta
+from posenc.frequencies.scaling import Scaling, rope_frequencies
+from posenc.frequencies.scalings import NTK, Linear, LongRoPE, Proportional, YaRN
 from posenc.hf.rope.settings import RopeSetting, head_size
 
 ONLY_LONGROPE = ("phi3", "phi4_multimodal")
@@ -74,44 +76,42 @@ def _scaling_keys(
     compressed = setting.compression != 1.0
 
     # Every family has the types longrope and default.
-    if isinstance(scaling, rs.LongRoPE):
+    if isinstance(scaling, LongRoPE):
         return _longrope_keys(setting, scaling)
     if scaling is None and not compressed:
         return {"rope_type": "default"}
-    if isinstance(scaling, rs.NTK) and not compressed:
-        return {"rope_type": "default", "rope_theta": _ntk_base(setting, scaling)}
+    if isinstance(scaling, NTK) and not compressed:
+        base = ntk_theta(setting.rope_theta, scaling.factor, setting.rotary_dim)
+        return {"rope_type": "default", "rope_theta": base}
     if only_longrope:
         return _fixed_frequencies_as_longrope(setting)
 
     # The compression is a linear scaling, and two of them are one by their product.
     if scaling is None:
         return {"rope_type": "linear", "factor": setting.compression}
-    if isinstance(scaling, rs.Linear):
+    if isinstance(scaling, Linear):
         return {"rope_type": "linear", "factor": scaling.factor * setting.compression}
     if compressed:  # no rope type has the rest on top of a linear scaling
         return _fixed_frequencies_as_longrope(setting)
     return _stock_type_keys(setting, is_proportional)
 
 
-def _longrope_keys(setting: RopeSetting, scaling: rs.LongRoPE) -> dict[str, Any]:
+def _longrope_keys(setting: RopeSetting, scaling: LongRoPE) -> dict[str, Any]:
     """Return the keys of LongRoPE, which divides frequencies by a factor for each pair."""
-    pairs = setting.rotary_dim // 2
-    short = scaling.short_factor or (1.0,) * pairs
-    long = scaling.long_factor or (scaling.factor,) * pairs
-    return {
-        "rope_type": "longrope",
-        "original_max_position_embeddings": setting.original_length,
-        "factor": scaling.factor,
-        "short_factor": [factor * setting.compression for factor in short],
-        "long_factor": [factor * setting.compression for factor in long],
-        "attention_factor": setting.frequencies().attention_factor,
-    }
+    keys = _type_and_keys(setting, scaling)
+    for name in ("short_factor", "long_factor"):
+        keys[name] = [factor * setting.compression for factor in keys[name]]
+    return keys
 
 
-def _ntk_base(setting: RopeSetting, scaling: rs.NTK) -> float:
-    """Return the base of NTK's frequencies, rope_theta * factor^(dim / (dim - 2))."""
-    exponent = setting.rotary_dim / (setting.rotary_dim - 2)
-    return setting.rope_theta * scaling.factor**exponent
+def _type_and_keys(setting: RopeSetting, scaling: Scaling) -> dict[str, Any]:
+    """Return the type that transformers has for a scaling, the length of the training, if the type
+    has it, and the keys of the scaling itself."""
+    assert scaling.rope_type is not None
+    keys: dict[str, Any] = {"rope_type": scaling.rope_type.name}
+    if scaling.rope_type.has_original_length:
+        keys["original_max_position_embeddings"] = setting.original_length
+    return {**keys, **scaling.rope_parameters(setting.rotary_dim)}
 
 
 def _stock_type_keys(setting: RopeSetting, is_proportional: bool) -> dict[str, Any]:
@@ -119,31 +119,15 @@ def _stock_type_keys(setting: RopeSetting, is_proportional: bool) -> dict[str, A
 
     is_proportional: whether the type may be proportional, see `rope_parameters`.
     """
-    length = {"original_max_position_embeddings": setting.original_length}
-    match setting.scaling:
-        case rs.DynamicNTK(factor=factor):
-            return {"rope_type": "dynamic", "factor": factor}
-        case rs.Llama3() as scaling:
-            return {
-                "rope_type": "llama3",
-                **length,
-                "factor": scaling.factor,
-                "low_freq_factor": scaling.low_freq_factor,
-                "high_freq_factor": scaling.high_freq_factor,
-            }
-        case rs.YaRN() as scaling:
-            return {
-                "rope_type": "yarn",
-                **length,
-                "factor": scaling.factor,
-                "beta_fast": scaling.beta_fast,
-                "beta_slow": scaling.beta_slow,
-                "truncate": scaling.truncate,
-                **_temperature_keys(setting, scaling.factor),
-            }
-        case rs.Proportional(p=share, factor=factor) if is_proportional:
-            return {"rope_type": "proportional", "partial_rotary_factor": share, "factor": factor}
-    return _fixed_frequencies_as_longrope(setting)
+    scaling = setting.scaling
+    assert scaling is not None
+    if scaling.rope_type is None or (isinstance(scaling, Proportional) and not is_proportional):
+        return _fixed_frequencies_as_longrope(setting)
+    keys = _type_and_keys(setting, scaling)
+    if isinstance(scaling, YaRN):
+        del keys["attention_factor"]
+        keys.update(_temperature_keys(setting, scaling.factor))
+    return keys
 
 
 def _temperature_keys(setting: RopeSetting, factor: float) -> dict[str, float]:
@@ -176,7 +160,7 @@ def _frequencies_as_longrope(setting: RopeSetting) -> dict[str, Any]:
     """Return longrope's keys for the setting's frequencies at the training length: longrope divides
     those without scaling by a factor for each pair."""
     frequencies = setting.frequencies()
-    plain = rs.rope_frequencies(setting.rotary_dim, setting.rope_theta).inv_freq
+    plain = rope_frequencies(setting.rotary_dim, setting.rope_theta).inv_freq
     # longrope divides, so a pair that does not rotate gets a wavelength beyond any text.
     factors = [
         float(p / f) if f else NO_ROTATION_DIVISOR

@@ -4,13 +4,13 @@ import json
 
 import pytest
 
-from posenc.dialects import formulas
 from posenc.dialects.files.source import load
 from posenc.dialects.files.spelling import as_transformers, name_of_spelling
 from posenc.dialects.meaning import meaning_of
 from posenc.dialects.record import record_of
 from posenc.doctor.case import Case
 from posenc.doctor.rules import findings
+from posenc.frequencies import floats
 from tests.doctor.threads import BASE
 
 META = {
@@ -62,35 +62,33 @@ def layer(raw):
 
 def test_meta():
     assert name_of_spelling(META) == "meta"
-    assert layer(META).inv_freq == pytest.approx(formulas.rope_frequencies(16, 500000.0))
+    assert layer(META).inv_freq == pytest.approx(floats.rope_frequencies(16, 500000.0))
     scaled = layer({**META, "use_scaled_rope": True})
-    factors = formulas.llama3_divisors(16, 500000.0, 8.0, 1.0, 4.0, 8192)
+    factors = floats.llama3_divisors(16, 500000.0, 8.0, 1.0, 4.0, 8192)
     assert scaled.inv_freq == pytest.approx(
-        formulas.divide_each(formulas.rope_frequencies(16, 500000.0), factors)
+        floats.divide_each(floats.rope_frequencies(16, 500000.0), factors)
     )
-    assert scaled.inv_freq[-1] == pytest.approx(formulas.rope_frequencies(16, 500000.0)[-1] / 8)
+    assert scaled.inv_freq[-1] == pytest.approx(floats.rope_frequencies(16, 500000.0)[-1] / 8)
 
 
 def test_mistral():
     assert name_of_spelling(MISTRAL) == "mistral"
-    assert layer(MISTRAL).inv_freq == pytest.approx(formulas.rope_frequencies(16, 1e6))
+    assert layer(MISTRAL).inv_freq == pytest.approx(floats.rope_frequencies(16, 1e6))
     yarn = {"original_max_position_embeddings": 2048, "factor": 4, "beta": 32.0, "alpha": 1.0}
     on = layer({**MISTRAL, "yarn": {**yarn, "apply_scale": True}})
     off = layer({**MISTRAL, "yarn": {**yarn, "apply_scale": False}})
-    assert on.inv_freq == off.inv_freq == pytest.approx(formulas.yarn_frequencies(16, 1e6, 4, 2048))
-    assert (on.multiplier, off.multiplier) == (pytest.approx(formulas.yarn_mscale(4)), 1.0)
+    assert on.inv_freq == off.inv_freq == pytest.approx(floats.yarn_frequencies(16, 1e6, 4, 2048))
+    assert (on.multiplier, off.multiplier) == (pytest.approx(floats.yarn_temperature(4)), 1.0)
 
 
 def test_deepseek():
     assert name_of_spelling(DEEPSEEK) == "deepseek"
     meant = meaning_of(as_transformers(DEEPSEEK)).computed
-    assert meant.layers["all"].inv_freq == pytest.approx(
-        formulas.yarn_frequencies(16, 1e4, 40, 4096)
-    )
+    assert meant.layers["all"].inv_freq == pytest.approx(floats.yarn_frequencies(16, 1e4, 40, 4096))
     assert meant.layers["all"].multiplier == pytest.approx(1.0)
-    assert meant.softmax_scale == pytest.approx(32**-0.5 * formulas.yarn_mscale(40) ** 2)
+    assert meant.softmax_scale == pytest.approx(32**-0.5 * floats.yarn_temperature(40) ** 2)
     short = meaning_of(as_transformers({**DEEPSEEK, "max_seq_len": 4096})).computed
-    assert short.layers["all"].inv_freq == pytest.approx(formulas.rope_frequencies(16, 1e4))
+    assert short.layers["all"].inv_freq == pytest.approx(floats.rope_frequencies(16, 1e4))
     assert short.softmax_scale == pytest.approx(32**-0.5)
 
 
@@ -138,11 +136,11 @@ def test_a_yarn_that_is_no_object_is_refused():
 
 def test_other_names_of_base_and_share():
     neox = {**BASE, "model_type": "gpt_neox", "rotary_emb_base": 20000, "rotary_pct": 0.5}
-    assert layer(neox).inv_freq == pytest.approx(formulas.rope_frequencies(8, 20000.0))
+    assert layer(neox).inv_freq == pytest.approx(floats.rope_frequencies(8, 20000.0))
     chatglm = {**BASE, "rope_ratio": 50}
-    assert layer(chatglm).inv_freq == pytest.approx(formulas.rope_frequencies(16, 500000.0))
+    assert layer(chatglm).inv_freq == pytest.approx(floats.rope_frequencies(16, 500000.0))
     assert layer({**BASE, "rotary_base": 30000}).inv_freq == pytest.approx(
-        formulas.rope_frequencies(16, 30000.0)
+        floats.rope_frequencies(16, 30000.0)
     )
 
 
@@ -165,7 +163,7 @@ def test_a_record_tells_what_was_assumed(tmp_path):
     record = record_of(load(tmp_path))
     assert any("string" in doubt for doubt in record.doubts)
     assert any("ntk" in doubt for doubt in record.doubts)
-    wanted = formulas.rope_frequencies(16, formulas.ntk_theta(1e4, 4.0, 16))
+    wanted = floats.rope_frequencies(16, floats.ntk_theta(1e4, 4.0, 16))
     assert record.kinds[0].inv_freq == pytest.approx(wanted)
 
 
@@ -196,7 +194,7 @@ def test_a_flat_dict_of_a_nested_family_is_meant_for_full_attention():
     meant = meaning_of({**gemma, "rope_parameters": flat})
     layers = meant.computed.layers
     assert layers["full_attention"].inv_freq == pytest.approx(
-        [f / 8 for f in formulas.rope_frequencies(16, 1e6)]
+        [f / 8 for f in floats.rope_frequencies(16, 1e6)]
     )
-    assert layers["sliding_attention"].inv_freq == pytest.approx(formulas.rope_frequencies(16, 1e4))
+    assert layers["sliding_attention"].inv_freq == pytest.approx(floats.rope_frequencies(16, 1e4))
     assert any("flat" in doubt for doubt in meant.doubts)

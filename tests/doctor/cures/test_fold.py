@@ -6,13 +6,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from posenc.dialects import formulas
 from posenc.dialects.files.source import load
 from posenc.dialects.model import model_of
 from posenc.dialects.runtimes import RUNTIMES
 from posenc.dialects.weights.fold import fold_multiplier, why_not_foldable
 from posenc.dialects.weights.tensors import decode_floats, encode_floats, read_entries
 from posenc.doctor.cures.fixing import fix
+from posenc.frequencies import floats
 from tests.doctor.threads import BASE, EIGHT
 
 torch = pytest.importorskip("torch")
@@ -84,7 +84,7 @@ def test_folded_weights_give_the_same_logits(family, tmp_path):
         assert code == 1 and "cannot: transformers-4: refuses: ValueError" in said
         named = named[1:]
     text, code = fix(load(source / "config.json"), tmp_path / "out", named)
-    factor = 1.69 / (formulas.yarn_mscale(4.0) ** 2 if family == "glm4" else 1)
+    factor = 1.69 / (floats.yarn_temperature(4.0) ** 2 if family == "glm4" else 1)
     assert code == 0 and f"rotated rows * {factor:.7g}" in text, text
     written = json.loads((tmp_path / "out" / "config.json").read_text())
     assert written["rope_parameters"].get("attention_factor", 1.0) == 1.0

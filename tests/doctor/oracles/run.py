@@ -23,9 +23,9 @@ from pathlib import Path
 
 import numpy as np
 
-from posenc.dialects.formulas import rope_frequencies
 from posenc.doctor.options import Options
 from posenc.doctor.running import run
+from posenc.frequencies.floats import rope_frequencies
 from tests.doctor.oracles import exports
 
 HERE = Path(__file__).parent

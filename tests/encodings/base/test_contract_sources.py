@@ -16,9 +16,9 @@ import pytest
 from torch import Tensor
 
 from posenc import PositionEncoding, names, registry
-from posenc.encodings.queries_keys.rope_scaling import SCALINGS
 from posenc.encodings.scores.alibi import ALiBi
 from posenc.encodings.terms.term import Term
+from posenc.frequencies.registry import SCALINGS
 from tests.golden_values import Case, cases
 
 TESTS = Path(__file__).parents[2]

@@ -11,8 +11,8 @@ from posenc.encodings.embeddings.learned import Learned
 from posenc.encodings.embeddings.sinusoidal import Sinusoidal
 from posenc.encodings.numbers import slopes_and_buckets as bias_numbers
 from posenc.encodings.queries_keys.rope import RoPE
-from posenc.encodings.queries_keys.rope_scaling import Linear, yarn
 from posenc.encodings.scores.alibi import ALiBi
+from posenc.frequencies.scalings import Linear, yarn
 from posenc.testing import CHECKS, every_check, maker, verdicts
 from tests import test_masks
 from tests.encodings.base import planted

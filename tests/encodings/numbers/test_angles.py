@@ -12,21 +12,21 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from posenc import ModelShape, create
 from posenc.encodings.numbers.angles import Angles
-from posenc.encodings.numbers.frequencies import TWO_PI, inverse_frequencies
-from posenc.encodings.queries_keys import rope_scaling as rs
 from posenc.encodings.queries_keys.axial import AxialRoPE
 from posenc.encodings.queries_keys.rope import RoPE
+from posenc.frequencies.scalings import NTK, Linear, Llama3, LongRoPE, NTKByPartsV1, YaRN
+from posenc.frequencies.series import TWO_PI, inverse_frequencies
 from tests.golden_values import Case, cases
 
 SCALINGS = [
     None,
-    rs.Linear(3.7),
-    rs.NTK(5),
-    rs.YaRN(16, 4096),
-    rs.YaRN(32, 4096, truncate=False),
-    rs.Llama3(8, 8192),
-    rs.LongRoPE(8, 4096, long_factor=tuple(1 + t / 7 for t in range(32))),
-    rs.NTKByPartsV1(8, 4096),
+    Linear(3.7),
+    NTK(5),
+    YaRN(16, 4096),
+    YaRN(32, 4096, truncate=False),
+    Llama3(8, 8192),
+    LongRoPE(8, 4096, long_factor=tuple(1 + t / 7 for t in range(32))),
+    NTKByPartsV1(8, 4096),
 ]
 
 
@@ -93,7 +93,7 @@ def test_real_positions_are_as_exact_as_they_are_given():
 def test_interpolated_positions_at_multiples_equal_the_original_ones():
     steps = torch.arange(50)
     plain = RoPE(64, interleaved=False).cos_sin(steps)[0]
-    interpolated = RoPE(64, interleaved=False, scaling=rs.Linear(4))
+    interpolated = RoPE(64, interleaved=False, scaling=Linear(4))
     torch.testing.assert_close(interpolated.cos_sin(steps * 4)[0], plain, rtol=0, atol=1.2e-7)
     torch.testing.assert_close(interpolated.cos_sin(steps * 4.0)[0], plain, rtol=0, atol=1.2e-7)
 
@@ -107,7 +107,7 @@ def test_the_dtype_of_positions_does_not_matter(dtype: torch.dtype):
 
 
 def test_a_position_has_the_same_angle_alone_and_in_any_batch():
-    rope = RoPE(32, interleaved=False, scaling=rs.YaRN(4, 64))
+    rope = RoPE(32, interleaved=False, scaling=YaRN(4, 64))
     steps = torch.randint(1 << 30, (3, 50))
     together = rope.cos_sin(steps)
     prepared = rope.prepare(steps).cos_sin(steps)

@@ -36,7 +36,7 @@ ROTATIONS: dict[str, Any] = {
     "exempt": posenc.RoPE(
         8,
         interleaved=False,
-        scaling=posenc.encodings.rope_scaling.LongRoPE(
+        scaling=posenc.LongRoPE(
             4.0, 16, (1.0,) * 4, (2.0,) * 4, attention_factor=1.3, exempt_tokens=3
         ),
     ),

@@ -5,7 +5,7 @@ import math
 import pytest
 
 import posenc
-from posenc.encodings.queries_keys import rope_scaling as rs
+from posenc.frequencies.scalings import YaRN
 
 
 @pytest.mark.parametrize("share", [0.0, 0.3, 1.0])
@@ -25,4 +25,4 @@ def test_yarns_extrapolation_factor_is_how_much_of_fast_pairs_is_kept(share):
 @pytest.mark.parametrize("share", [-0.1, 1.1, math.nan])
 def test_yarn_keeps_between_nothing_and_all(share):
     with pytest.raises(ValueError, match=r"extrapolation_factor must be (between|a finite)"):
-        rs.YaRN(40, 4096, extrapolation_factor=share)
+        YaRN(40, 4096, extrapolation_factor=share)

@@ -104,12 +104,12 @@ def test_what_is_not_known_is_refused(changes, message):
 
 
 def test_another_reading_than_the_doctors_is_refused(monkeypatch):
-    from posenc.encodings.queries_keys.rope_scaling import of_config
-
     sizes = {"hidden_size": 64, "num_attention_heads": 4, "max_position_embeddings": 512}
     rope = {"rope_type": "linear", "factor": 4.0, "rope_theta": 1e4}
     config = {"model_type": "llama", **sizes, "rope_parameters": rope}
-    assert posenc.RoPE.from_config(config).scaling == of_config.Linear(4.0)
-    monkeypatch.setattr(of_config, "Linear", lambda factor: of_config.DynamicNTK(factor, 512))
+    assert posenc.RoPE.from_config(config).scaling == posenc.Linear(4.0)
+    monkeypatch.setattr(
+        posenc.Linear, "from_rope_parameters", lambda *keys: posenc.DynamicNTK(4.0, 512)
+    )
     with pytest.raises(ValueError, match="this config's linear is not computed here"):
         posenc.RoPE.from_config(config)

@@ -6,9 +6,9 @@ import re
 import pytest
 import torch
 
-from posenc.encodings.queries_keys import rope_scaling as rs
 from posenc.extend.export.config import config_to_write
 from posenc.extend.variants.methods import METHODS, stretch
+from posenc.frequencies.scalings import NTK, DynamicYaRN, LongRoPE, YaRN
 from posenc.hf.checkpoint.loading import load_checkpoint
 from posenc.hf.rope.apply import rotary_frequencies, settings_applied
 from posenc.hf.rope.check import check_rotary_keys
@@ -67,7 +67,7 @@ def test_a_sliding_layer_keeps_its_frequencies(tmp_path):
 def test_yarn_on_yarn_is_edited_and_never_stacked(tmp_path):
     oss = load_checkpoint(save("gpt_oss", tmp_path / "oss"))
     (setting,) = stretch(read_settings(oss.config), METHODS["yarn"], TARGET)
-    assert isinstance(setting.scaling, rs.YaRN)
+    assert isinstance(setting.scaling, YaRN)
     assert setting.scaling.factor == TARGET / (LENGTH // 2)
     assert setting.scaling.truncate is False
     assert setting.scaling.beta_fast == 8.0
@@ -76,7 +76,7 @@ def test_yarn_on_yarn_is_edited_and_never_stacked(tmp_path):
 def test_the_carrier_holds_any_frequencies(tmp_path):
     llama = load_checkpoint(save("llama", tmp_path / "llama"))
     (plain,) = read_settings(llama.config)
-    odd = rs.LongRoPE(4.0, LENGTH, (1.0, 1.3, 2.9, 17.0), (1.0, 1.3, 2.9, 17.0), 1.07)
+    odd = LongRoPE(4.0, LENGTH, (1.0, 1.3, 2.9, 17.0), (1.0, 1.3, 2.9, 17.0), 1.07)
     settings = (RopeSetting(None, plain.rope_theta, plain.rotary_dim, odd, LENGTH),)
     with settings_applied(llama.model, settings, TARGET):
         inv_freq, factor = rotary_frequencies(llama.model)[None]
@@ -192,10 +192,10 @@ def test_an_extended_checkpoint_is_extended_further_from_where_it_was_trained(tm
     again = type(llama.config)(**{k: v for k, v in config.items() if k != "model_type"})
     (setting,) = stretch(read_settings(again), METHODS["ntk"], 2 * TARGET)
     assert setting.original_length == LENGTH
-    assert setting.scaling == rs.NTK(2 * TARGET / LENGTH)
+    assert setting.scaling == NTK(2 * TARGET / LENGTH)
 
 
 def test_a_scaling_that_changes_with_the_length_is_never_written_as_a_constant():
-    setting = RopeSetting(None, 1e4, 16, rs.DynamicYaRN(2048), 2048)
+    setting = RopeSetting(None, 1e4, 16, DynamicYaRN(2048), 2048)
     with pytest.raises(ValueError, match="changes with the length"):
         rope_parameters(setting, 16)

@@ -12,9 +12,9 @@ from posenc.encodings.numbers.angles import Angles
 from posenc.encodings.numbers.precision import at_least_float32
 from posenc.encodings.numbers.tracking import outside_inference_mode
 from posenc.encodings.queries_keys.query_key import QueryKeyEncoding
-from posenc.encodings.queries_keys.rope_scaling import Frequencies
 from posenc.encodings.queries_keys.rotation.rotate import rotate_together
 from posenc.encodings.terms.tokens import Tokens
+from posenc.frequencies.scaling import Frequencies
 from posenc.positions import (
     Places,
     Positions,

@@ -6,7 +6,6 @@ import shlex
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from posenc.dialects import formulas
 from posenc.dialects.computed import LayerRotation, RefusedError
 from posenc.dialects.meaning import Meaning
 from posenc.dialects.model import model_of
@@ -14,6 +13,7 @@ from posenc.dialects.runtimes.gguf_converter import converted_metadata
 from posenc.dialects.writers import gguf_edit
 from posenc.dialects.writers.recipes import Recipe, what_changes_with_length
 from posenc.extend.export.serving.described import Export, code_block
+from posenc.frequencies import floats
 
 
 def conversion_lines(export: Export) -> Iterator[str]:
@@ -96,8 +96,8 @@ def _linear_option(wanted: LayerRotation, dim: int, parameters: Mapping[str, Any
     """Return the llama.cpp options that divide all frequencies by one factor; None if that does not
     give the frequencies `wanted`."""
     factor = _scaling_factor(parameters)
-    plain = formulas.rope_frequencies(dim, float(parameters["rope_theta"]))
-    if not _rotate_alike(wanted, LayerRotation(formulas.divide_each(plain, [factor] * len(plain)))):
+    plain = floats.rope_frequencies(dim, float(parameters["rope_theta"]))
+    if not _rotate_alike(wanted, LayerRotation(floats.divide_each(plain, [factor] * len(plain)))):
         return None
     return f"--rope-scaling linear --rope-scale {factor:.9g}"
 
@@ -110,10 +110,10 @@ def _yarn_option(wanted: LayerRotation, dim: int, parameters: Mapping[str, Any])
     original = parameters["original_max_position_embeddings"]
     fast = float(parameters.get("beta_fast") or 32)
     slow = float(parameters.get("beta_slow") or 1)
-    yarn = formulas.yarn_frequencies(
+    yarn = floats.yarn_frequencies(
         dim, float(parameters["rope_theta"]), factor, original, fast, slow
     )
-    if not _rotate_alike(wanted, LayerRotation(yarn, formulas.yarn_mscale(factor))):
+    if not _rotate_alike(wanted, LayerRotation(yarn, floats.yarn_temperature(factor))):
         return None
     return (
         f"--rope-scaling yarn --rope-scale {factor:.9g} --yarn-orig-ctx {original} "
@@ -133,7 +133,7 @@ def _base_of_plain_rope(wanted: LayerRotation, dim: int) -> float | None:
     # inv_freq[i] is base^(-2 i / dim).
     base = wanted.inv_freq[1] ** (-dim / 2)
     return (
-        base if _rotate_alike(wanted, LayerRotation(formulas.rope_frequencies(dim, base))) else None
+        base if _rotate_alike(wanted, LayerRotation(floats.rope_frequencies(dim, base))) else None
     )
 
 

@@ -3,25 +3,20 @@
 import math
 from dataclasses import dataclass
 from decimal import Decimal
-from typing import ClassVar
+from typing import Any, Self
 
 from posenc.arguments import answered_class
-from posenc.encodings.numbers.frequencies import inverse_frequencies
-from posenc.encodings.queries_keys.rope_scaling.scaling import (
+from posenc.frequencies.floats import longrope_temperature
+from posenc.frequencies.scaling import (
     Frequencies,
+    NamedEncoding,
+    RopeType,
     Scaling,
     current_or_training_length,
     require,
     require_temperature,
 )
-
-
-def longrope_temperature(factor: float, original_max_positions: int) -> float:
-    """Return LongRoPE's factor of cos and sin, sqrt(1 + ln(factor) / ln(original_max_positions)); 1
-    if factor <= 1."""
-    if factor <= 1:
-        return 1.0
-    return math.sqrt(1 + math.log(factor) / math.log(original_max_positions))
+from posenc.frequencies.series import inverse_frequencies
 
 
 @answered_class
@@ -51,7 +46,16 @@ class LongRoPE(Scaling):
     long_factor: tuple[float, ...] | None = None
     attention_factor: float | None = None
     exempt_tokens: int = 0
-    source: ClassVar[str] = "Ding et al. 2024, arXiv:2402.13753, section 3"
+    name = "longrope"
+    source = "Ding et al. 2024, arXiv:2402.13753, section 3"
+    also_called = "su surope suscaled longropescaling"
+    encoding = NamedEncoding("longrope", "golden", {"factor": 4.0})
+    rope_type = RopeType(
+        "longrope",
+        required=("short_factor", "long_factor"),
+        optional=("factor", "attention_factor", "short_mscale", "long_mscale"),
+        has_original_length=True,
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -65,6 +69,32 @@ class LongRoPE(Scaling):
                 object.__setattr__(self, name, tuple(float(f) for f in factors))
                 valid = all(math.isfinite(f) and f > 0 for f in factors)
                 require(self, valid, f"{name} must be positive numbers", list(factors))
+
+    @classmethod
+    def from_rope_parameters(cls, parameters, original, maximum, attention_factor) -> Self:
+        return cls(
+            parameters.get("factor") or maximum / original,
+            original,
+            short_factor=tuple(parameters["short_factor"]),
+            long_factor=tuple(parameters["long_factor"]),
+            attention_factor=attention_factor,
+        )
+
+    def rope_parameters(self, rotary_dim) -> dict[str, Any]:
+        pairs = rotary_dim // 2
+        return {
+            "factor": self.factor,
+            "short_factor": list(self.short_factor or (1.0,) * pairs),
+            "long_factor": list(self.long_factor or (self.factor,) * pairs),
+            "attention_factor": self.temperature,
+        }
+
+    @property
+    def temperature(self) -> float:
+        """Return the factor of cos and sin, at every length."""
+        return self.attention_factor or longrope_temperature(
+            self.factor, self.original_max_positions
+        )
 
     @property
     def depends_on_length(self) -> bool:  # type: ignore[override]
@@ -81,6 +111,5 @@ class LongRoPE(Scaling):
             factors = self.long_factor or (self.factor,) * pairs
         else:
             factors = self.short_factor or (1.0,) * pairs
-        temperature = self.attention_factor or longrope_temperature(self.factor, trained)
         scaled = tuple(f / Decimal(x) for f, x in zip(inv_freq, factors, strict=True))
-        return Frequencies(scaled, temperature)
+        return Frequencies(scaled, self.temperature)

@@ -1,12 +1,14 @@
 """Base class of RoPE's scalings, and checks of their arguments."""
 
 import math
+from collections.abc import Mapping
+from dataclasses import fields
 from decimal import Decimal, localcontext
 from numbers import Real
-from typing import Any, ClassVar, NamedTuple, get_type_hints
+from typing import Any, ClassVar, NamedTuple, Self, get_type_hints
 
 from posenc.arguments import FARTHEST_POSITION
-from posenc.encodings.numbers.frequencies import PRECISION, inverse_frequencies
+from posenc.frequencies.series import PRECISION, inverse_frequencies
 
 
 class Frequencies(NamedTuple):
@@ -40,13 +42,56 @@ def _is_finite_number(value: Any) -> bool:
     return abs(number) < math.inf
 
 
+class RopeType(NamedTuple):
+    """Say how the rope_parameters of a transformers config name a scaling."""
+
+    name: str
+    """The value of rope_type."""
+    required: tuple[str, ...] = ()
+    """Keys that the type must have."""
+    optional: tuple[str, ...] = ()
+    """Further keys that it may have."""
+    has_original_length: bool = False
+    """True if original_max_position_embeddings is the training length; where it is False, that is
+    max_position_embeddings."""
+
+
+class NamedEncoding(NamedTuple):
+    """Say how `posenc.names()` lists RoPE with a scaling."""
+
+    name: str
+    checked: str
+    """What its tests compare it with, as in `posenc.encodings.registry.Entry`."""
+    options: Mapping[str, Any]
+    """Arguments of the scaling where a text that names the encoding gives none."""
+
+
+class ExtendMethod(NamedTuple):
+    """Say how `posenc extend` lists a scaling by a factor and the training length alone."""
+
+    name: str
+    summary: str
+
+
 class Scaling:
     """Base class of all scalings.
 
-    A subclass defines `frequencies`, which is called in a decimal context of 50 digits.
+    A subclass is a frozen dataclass and defines `frequencies`, which is called in a decimal context
+    of 50 digits. What the rest of posenc knows of it are the facts below.
     """
 
+    name: ClassVar[str]
+    """Its name in `posenc.frequencies.registry`."""
     source: ClassVar[str]
+    """Where the formula was published."""
+    also_called: ClassVar[str] = ""
+    """Names in other libraries and papers, in lower case without underscores, between spaces."""
+    encoding: ClassVar[NamedEncoding | None] = None
+    """RoPE with this scaling as a named encoding; None if it has no name of its own."""
+    rope_type: ClassVar[RopeType | None] = None
+    """What transformers calls it; None if it has no such type, and longrope stands for it."""
+    extend_method: ClassVar[ExtendMethod | None] = None
+    """The method of `posenc extend`; None if it is none, or one that needs more numbers."""
     exempt_tokens: int = 0
     """Number of first positions that keep the unscaled rotation."""
 
@@ -75,6 +120,44 @@ class Scaling:
         for name, check in checks.items():
             if hasattr(self, name):
                 check(self, getattr(self, name))
+
+    @classmethod
+    def from_rope_parameters(
+        cls,
+        parameters: Mapping[str, Any],
+        original: int,
+        maximum: int,
+        attention_factor: float | None,
+    ) -> Self:
+        """Build the scaling that a config describes.
+
+        By default each key is an argument of the same name, and the training length is where
+        `rope_type` says.
+
+        Args:
+            parameters: rope_parameters of the config, with defaults filled in.
+            original: the training length in tokens.
+            maximum: max_position_embeddings.
+            attention_factor: factor of cos and sin that YaRN and LongRoPE take; None: their
+                formula.
+        """
+        assert cls.rope_type is not None
+        length = original if cls.rope_type.has_original_length else maximum
+        arguments: dict[str, Any] = {}
+        for field in fields(cls):  # pyright: ignore[reportArgumentType]
+            is_given = parameters.get(field.name) is not None
+            if field.name == "original_max_positions":
+                arguments[field.name] = length
+            elif field.name in cls.rope_type.required or is_given:
+                arguments[field.name] = parameters[field.name]
+        return cls(**arguments)
+
+    def rope_parameters(self, rotary_dim: int) -> dict[str, Any]:
+        """Return the keys of a config that describe the scaling of `rotary_dim` channels, without
+        type and training length; by default each is the argument of the same name."""
+        assert self.rope_type is not None
+        keys = (*self.rope_type.required, *self.rope_type.optional)
+        return {key: getattr(self, key) for key in keys}
 
     @property
     def logit_scale(self) -> float:

@@ -1,26 +1,22 @@
 """YaRN: scale by parts, with a temperature of the logits."""
 
-import math
 from dataclasses import dataclass
 from decimal import Decimal
-from typing import ClassVar
+from typing import Any, Self
 
 from posenc.arguments import answered_class
-from posenc.encodings.numbers.frequencies import inverse_frequencies
-from posenc.encodings.queries_keys.rope_scaling.by_parts import blend_frequencies, ramp, ramp_ends
-from posenc.encodings.queries_keys.rope_scaling.scaling import (
+from posenc.frequencies.floats import yarn_temperature
+from posenc.frequencies.scaling import (
     Frequencies,
+    NamedEncoding,
+    RopeType,
     Scaling,
     current_or_training_length,
     require,
     require_temperature,
 )
-
-
-def yarn_temperature(factor: float, mscale: float = 1.0) -> float:
-    """Return YaRN's factor of cos and sin, sqrt(1/t) = 0.1 mscale ln(factor) + 1; 1 if factor <=
-    1."""
-    return 0.1 * mscale * math.log(factor) + 1.0 if factor > 1 else 1.0
+from posenc.frequencies.scalings.by_parts import blend_frequencies, ramp, ramp_ends
+from posenc.frequencies.series import inverse_frequencies
 
 
 @answered_class
@@ -53,7 +49,23 @@ class YaRN(Scaling):
     mscale: float = 1.0
     mscale_all_dim: float = 0.0
     extrapolation_factor: float = 1.0
-    source: ClassVar[str] = "Peng et al. 2023, arXiv:2309.00071, section 3"
+    name = "yarn"
+    source = "Peng et al. 2023, arXiv:2309.00071, section 3"
+    also_called = "yarnscaling yarnrope yarnrotaryembedding"
+    encoding = NamedEncoding("yarn", "golden", {"factor": 4.0})
+    rope_type = RopeType(
+        "yarn",
+        required=("factor",),
+        optional=(
+            "beta_fast",
+            "beta_slow",
+            "truncate",
+            "attention_factor",
+            "mscale",
+            "mscale_all_dim",
+        ),
+        has_original_length=True,
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -69,6 +81,35 @@ class YaRN(Scaling):
             "give attention_factor, or mscale and mscale_all_dim, not both",
             f"{self.attention_factor}, {self.mscale} and {self.mscale_all_dim}",
         )
+
+    @classmethod
+    def from_rope_parameters(cls, parameters, original, maximum, attention_factor) -> Self:
+        return cls(
+            parameters["factor"],
+            original,
+            # transformers takes the defaults for null and 0, too
+            beta_fast=parameters.get("beta_fast") or 32.0,
+            beta_slow=parameters.get("beta_slow") or 1.0,
+            truncate=parameters.get("truncate", True) is not False,
+            attention_factor=attention_factor,
+        )
+
+    def rope_parameters(self, rotary_dim) -> dict[str, Any]:
+        return {
+            "factor": self.factor,
+            "beta_fast": self.beta_fast,
+            "beta_slow": self.beta_slow,
+            "truncate": self.truncate,
+            "attention_factor": self.temperature,
+        }
+
+    @property
+    def temperature(self) -> float:
+        """Return the factor of cos and sin, at every length."""
+        if self.attention_factor is not None:
+            return self.attention_factor
+        upper = yarn_temperature(self.factor, self.mscale)
+        return upper / yarn_temperature(self.factor, self.mscale_all_dim)
 
     @property
     def logit_scale(self) -> float:
@@ -87,11 +128,8 @@ class YaRN(Scaling):
         inv_freq = inverse_frequencies(rotary_dim, rope_theta)
         most_kept = Decimal(self.extrapolation_factor)
         kept = [(1 - interpolated) * most_kept for interpolated in ramp(low, high, len(inv_freq))]
-        temperature = self.attention_factor
-        if temperature is None:
-            temperature = yarn_temperature(self.factor, self.mscale)
-            temperature /= yarn_temperature(self.factor, self.mscale_all_dim)
-        return Frequencies(blend_frequencies(inv_freq, Decimal(self.factor), kept), temperature)
+        scaled = blend_frequencies(inv_freq, Decimal(self.factor), kept)
+        return Frequencies(scaled, self.temperature)
 
 
 @answered_class
@@ -109,7 +147,8 @@ class DynamicYaRN(Scaling):
     beta_fast: float = 32.0
     beta_slow: float = 1.0
     depends_on_length = True
-    source: ClassVar[str] = "github.com/jquesnelle/yarn, LlamaDynamicYaRNScaledRotaryEmbedding"
+    name = "dynamic_yarn"
+    source = "github.com/jquesnelle/yarn, LlamaDynamicYaRNScaledRotaryEmbedding"
 
     def __post_init__(self) -> None:
         super().__post_init__()

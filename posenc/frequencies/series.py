@@ -1,10 +1,9 @@
-"""Exact frequencies: as decimals, and as turns per position in 64-bit fixed point.
+"""Geometric series of frequencies, as decimals of 50 digits.
 
 float64 is not enough: an inverse frequency rounded to 53 bits is off by 2.4e-7 radians at position
-2^31. Nothing here imports torch or NumPy, so every framework uses the same numbers.
+2^31.
 """
 
-from collections.abc import Sequence
 from decimal import Context, Decimal, localcontext
 from functools import lru_cache
 
@@ -12,8 +11,6 @@ PRECISION = Context(prec=50)
 """Decimal context of 50 digits; 64-bit phases at position 2^40 need 32."""
 
 TWO_PI = Decimal("6.2831853071795864769252867665590057683943387987502116419498891846")
-TURN = 1 << 64
-"""A full turn in fixed point, so that phases wrap exactly where 64-bit integers do."""
 
 
 @lru_cache(maxsize=256)
@@ -68,45 +65,3 @@ def sinusoidal_frequencies(
         inv_freq = inverse_frequencies(embed_dim, ratio)
     with localcontext(PRECISION):
         return tuple(f / Decimal(min_timescale) for f in inv_freq)
-
-
-def turns_in_fixed_point(inv_freq: Sequence[Decimal | float]) -> tuple[int, ...]:
-    """Return the turns per position of each frequency, modulo one turn, in units of 2^-64 turn, as
-    signed 64-bit integers."""
-    with localcontext(PRECISION):
-        units = [int((Decimal(f) / TWO_PI * TURN).to_integral_value()) for f in inv_freq]
-    return tuple((u + TURN // 2) % TURN - TURN // 2 for u in units)
-
-
-def radians_rounded_away(inv_freq: Sequence[Decimal | float]) -> tuple[float, ...]:
-    """Return the part of each frequency that `turns_in_fixed_point` rounds away, in radians per
-    position: below 2e-19, which matters for positions from 2^40 on."""
-    with localcontext(PRECISION):
-        units = [Decimal(f) / TWO_PI * TURN for f in inv_freq]
-        return tuple(float((u - u.to_integral_value()) / TURN * TWO_PI) for u in units)
-
-
-DIGIT_BITS = 11
-"""Bits of each of the three digits of a position; a digit times a 20-bit number fits int32."""
-PART_BITS = 20
-"""Bits of each of the two parts, high and low, into which 40 bits of a turn are split."""
-
-
-def digit_turns(
-    inv_freq: Sequence[Decimal | float],
-) -> tuple[tuple[tuple[int, ...], ...], tuple[tuple[int, ...], ...]]:
-    """Return the turns that each of a position's three 11-bit digits adds, for int32 arithmetic.
-
-    Returns (high, low), each [digit][frequency]: one unit of digit k rotates by high[k] / 2^20 +
-    low[k] / 2^40 of a full turn.
-    """
-    high = []
-    low = []
-    for digit in range(3):
-        # One unit of the digit is 2^11 positions more than one of the digit before; of its turn
-        # modulo one, in units of 2^-64, the upper 40 bits count.
-        of_unit = [(t << (digit * DIGIT_BITS)) % TURN for t in turns_in_fixed_point(inv_freq)]
-        upper_bits = [t >> (64 - 2 * PART_BITS) for t in of_unit]
-        high.append(tuple(bits >> PART_BITS for bits in upper_bits))
-        low.append(tuple(bits % (1 << PART_BITS) for bits in upper_bits))
-    return tuple(high), tuple(low)

@@ -48,7 +48,7 @@ def dynamic_theta(theta: float, factor: float, length: float, trained: float, di
     return ntk_theta(theta, factor * longer / trained - (factor - 1), dim)
 
 
-def yarn_mscale(factor: float, mscale: float = 1.0) -> float:
+def yarn_temperature(factor: float, mscale: float = 1.0) -> float:
     """Return YaRN's multiplier of cos and sin for a factor: 0.1 mscale ln(factor) + 1, or 1 for a
     factor of at most 1."""
     return 0.1 * mscale * math.log(factor) + 1.0 if factor > 1 else 1.0
@@ -100,7 +100,7 @@ def stretched_length(original: float, factor: float) -> int:
     return int(original * factor * (1 + 1e-12))
 
 
-def longrope_multiplier(ratio: float, original: float) -> float:
+def longrope_temperature(ratio: float, original: float) -> float:
     """Return longrope's multiplier of cos and sin: sqrt(1 + ln(ratio) / ln(original)), or 1 for a
     ratio of at most 1.
 

@@ -4,12 +4,11 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from decimal import Decimal
-from typing import ClassVar
 
 from posenc.arguments import answered_class
-from posenc.encodings.numbers.frequencies import TWO_PI, inverse_frequencies
-from posenc.encodings.queries_keys.rope_scaling.scaling import Frequencies, Scaling, require
-from posenc.encodings.queries_keys.rope_scaling.uniform import ntk_frequencies
+from posenc.frequencies.scaling import Frequencies, NamedEncoding, Scaling, require
+from posenc.frequencies.scalings.ntk import ntk_frequencies
+from posenc.frequencies.series import TWO_PI, inverse_frequencies
 
 
 def blend_frequencies(
@@ -74,7 +73,10 @@ class NTKByParts(Scaling):
     original_max_positions: int
     alpha: float = 1.0
     beta: float = 32.0
-    source: ClassVar[str] = "Peng et al. 2023, arXiv:2309.00071, definition 2"
+    name = "ntk_by_parts"
+    source = "Peng et al. 2023, arXiv:2309.00071, definition 2"
+    also_called = "byparts"
+    encoding = NamedEncoding("ntk_by_parts", "reference", {"factor": 4.0})
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -100,38 +102,6 @@ class NTKByParts(Scaling):
 
 @answered_class
 @dataclass(frozen=True)
-class Llama3(Scaling):
-    """Scale as Llama 3.1, with L = original_max_positions: keep wavelengths below
-    L/high_freq_factor, multiply those above L/low_freq_factor by `factor`, and blend frequencies
-    frequencies between.
-
-    This is the paper's NTK-by-parts with alpha = low_freq_factor, beta = high_freq_factor.
-    Source: Meta 2024, github.com/meta-llama/llama-models, apply_scaling.
-
-    >>> rope = posenc.RoPE(64, interleaved=False, scaling=posenc.Llama3(8.0, 8192))
-    """
-
-    factor: float
-    original_max_positions: int
-    low_freq_factor: float = 1.0
-    high_freq_factor: float = 4.0
-    source: ClassVar[str] = "Meta 2024, github.com/meta-llama/llama-models, apply_scaling"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        low, high = self.low_freq_factor, self.high_freq_factor
-        expected = "low_freq_factor must be positive and below high_freq_factor"
-        require(self, 0 < low < high, expected, f"{low} and {high}")
-
-    def frequencies(self, rotary_dim, rope_theta, length=None) -> Frequencies:
-        by_parts = NTKByParts(
-            self.factor, self.original_max_positions, self.low_freq_factor, self.high_freq_factor
-        )
-        return by_parts.frequencies(rotary_dim, rope_theta)
-
-
-@answered_class
-@dataclass(frozen=True)
 class NTKByPartsV1(Scaling):
     """Scale as bloc97's first by-parts: two ramps over the pair index, from interpolated to
     NTK-aware and from there to unscaled frequencies.
@@ -148,7 +118,8 @@ class NTKByPartsV1(Scaling):
     original_max_positions: int
     ntk_factor: float = 1.0
     extrapolation_factor: float = 1.0
-    source: ClassVar[str] = "github.com/jquesnelle/yarn, LlamaPartNTKScaledRotaryEmbedding"
+    name = "ntk_by_parts_v1"
+    source = "github.com/jquesnelle/yarn, LlamaPartNTKScaledRotaryEmbedding"
 
     def __post_init__(self) -> None:
         super().__post_init__()

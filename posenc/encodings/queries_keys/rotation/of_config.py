@@ -5,58 +5,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from posenc.encodings.queries_keys.rope_scaling.by_parts import Llama3
-from posenc.encodings.queries_keys.rope_scaling.longrope import LongRoPE
-from posenc.encodings.queries_keys.rope_scaling.scaling import Scaling, rope_frequencies
-from posenc.encodings.queries_keys.rope_scaling.uniform import DynamicNTK, Linear, Proportional
-from posenc.encodings.queries_keys.rope_scaling.yarn import YaRN
-
-
-def scaling_of(
-    rope: Mapping[str, Any], original: int, maximum: int, attention_factor: float | None
-) -> Scaling | None:
-    """Return the scaling that the rope_parameters of a config describe, in the spelling of
-    transformers 5; None for rope_type "default".
-
-    Args:
-        rope: the rope_parameters, with defaults filled in.
-        original: the training length in tokens.
-        maximum: max_position_embeddings.
-        attention_factor: factor of cos and sin that YaRN and LongRoPE take; None: their formula.
-
-    Raises: ValueError for a rope_type that posenc does not know.
-    """
-    kind = rope["rope_type"]
-    if kind == "default":
-        return None
-    if kind == "linear":
-        return Linear(rope["factor"])
-    if kind == "dynamic":
-        return DynamicNTK(rope["factor"], maximum)
-    if kind == "llama3":
-        return Llama3(rope["factor"], original, rope["low_freq_factor"], rope["high_freq_factor"])
-    if kind == "proportional":
-        return Proportional(rope.get("partial_rotary_factor", 1.0), rope.get("factor", 1.0))
-    if kind == "longrope":
-        return LongRoPE(
-            rope.get("factor") or maximum / original,
-            original,
-            short_factor=tuple(rope["short_factor"]),
-            long_factor=tuple(rope["long_factor"]),
-            attention_factor=attention_factor,
-        )
-    if kind == "yarn":
-        return YaRN(
-            rope["factor"],
-            original,
-            beta_fast=rope.get("beta_fast") or 32.0,
-            beta_slow=rope.get("beta_slow") or 1.0,
-            truncate=rope.get("truncate", True) is not False,
-            attention_factor=attention_factor,
-        )
-    raise ValueError(
-        f"rope_type {kind!r} is not one that posenc knows; nothing is assumed about it."
-    )
+from posenc.frequencies.registry import scaling_of
+from posenc.frequencies.scaling import rope_frequencies
 
 
 def rotation_of(

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from posenc.encodings.numbers.angles import Angles
-from posenc.encodings.queries_keys.rope_scaling import Scaling, rope_frequencies
+from posenc.frequencies.scaling import Scaling, rope_frequencies
 
 _STORED_ARGUMENTS: dict[str, tuple[int, float, Scaling]] = {}
 """Arguments of `rope_frequencies` by key: an operator takes strings, but no dataclasses."""

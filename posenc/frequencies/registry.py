@@ -1,0 +1,38 @@
+"""All scalings, by name and by what transformers calls them."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from posenc.frequencies import scalings
+from posenc.frequencies.scaling import RopeType, Scaling
+
+SCALINGS: dict[str, type[Scaling]] = {
+    scaling.name: scaling for scaling in vars(scalings).values() if isinstance(scaling, type)
+}
+"""The scalings by the names that posenc's registry and commands use."""
+ROPE_TYPES: dict[str, RopeType] = {
+    scaling.rope_type.name: scaling.rope_type
+    for scaling in SCALINGS.values()
+    if scaling.rope_type is not None
+}
+"""The types that transformers has for scalings, by their names."""
+
+
+def scaling_of(
+    parameters: Mapping[str, Any], original: int, maximum: int, attention_factor: float | None
+) -> Scaling | None:
+    """Return the scaling that the rope_parameters of a config describe, in the spelling of
+    transformers 5; None for rope_type "default". The arguments are those of
+    `Scaling.from_rope_parameters`.
+
+    Raises: ValueError for a rope_type that posenc does not know.
+    """
+    kind = parameters["rope_type"]
+    if kind == "default":
+        return None
+    for scaling in SCALINGS.values():
+        if scaling.rope_type is not None and scaling.rope_type.name == kind:
+            return scaling.from_rope_parameters(parameters, original, maximum, attention_factor)
+    raise ValueError(
+        f"rope_type {kind!r} is not one that posenc knows; nothing is assumed about it."
+    )

@@ -1,0 +1,63 @@
+"""Linear: divide all frequencies by one number, which interpolates positions."""
+
+from dataclasses import dataclass
+from decimal import Decimal
+
+from posenc.arguments import answered_class
+from posenc.frequencies.scaling import (
+    ExtendMethod,
+    Frequencies,
+    NamedEncoding,
+    RopeType,
+    Scaling,
+    current_or_training_length,
+)
+from posenc.frequencies.series import inverse_frequencies
+
+
+@answered_class
+@dataclass(frozen=True)
+class Linear(Scaling):
+    """Interpolate positions: theta' = theta / factor, which is RoPE at real positions p / factor.
+
+    Source: Chen et al. 2023, arXiv:2306.15595, section 2.3. Hugging Face: "linear".
+
+    >>> rope = posenc.RoPE(64, interleaved=False, scaling=posenc.Linear(4.0))
+    """
+
+    factor: float
+    name = "linear"
+    source = "Chen et al. 2023, arXiv:2306.15595, section 2.3"
+    also_called = (
+        "pi positioninterpolation positionalinterpolation interpolation linearscaling "
+        "linearinterpolation linearscalingrotaryembedding"
+    )
+    encoding = NamedEncoding("linear", "golden", {"factor": 4.0})
+    rope_type = RopeType("linear", required=("factor",))
+    extend_method = ExtendMethod("linear", "position interpolation")
+
+    def frequencies(self, rotary_dim, rope_theta, length=None) -> Frequencies:
+        factor = Decimal(self.factor)
+        return Frequencies(tuple(f / factor for f in inverse_frequencies(rotary_dim, rope_theta)))
+
+
+@answered_class
+@dataclass(frozen=True)
+class DynamicLinear(Scaling):
+    """Interpolate positions if the current length l exceeds the training length L: theta' = theta
+    L/l.
+
+    Source: github.com/jquesnelle/yarn, LlamaDynamicScaledRotaryEmbedding with ntk=False.
+
+    >>> rope = posenc.RoPE(64, interleaved=False, scaling=posenc.DynamicLinear(4096))
+    """
+
+    original_max_positions: int
+    depends_on_length = True
+    name = "dynamic_linear"
+    source = "github.com/jquesnelle/yarn, LlamaDynamicScaledRotaryEmbedding"
+
+    def frequencies(self, rotary_dim, rope_theta, length=None) -> Frequencies:
+        trained = self.original_max_positions
+        ratio = Decimal(trained) / current_or_training_length(self, length, trained)
+        return Frequencies(tuple(f * ratio for f in inverse_frequencies(rotary_dim, rope_theta)))

@@ -1,0 +1,62 @@
+"""What the classes of scalings say of themselves holds wherever posenc reads it."""
+
+from dataclasses import fields
+
+import pytest
+
+import posenc
+from posenc.dialects.runtimes.loaded_dicts import NEEDED, STRETCHED
+from posenc.extend.variants.methods import METHODS
+from posenc.frequencies.registry import ROPE_TYPES, SCALINGS
+from posenc.frequencies.scaling import RopeType, Scaling, rope_frequencies
+from posenc.hf.rope.settings import RopeSetting
+from posenc.hf.rope.write import rope_parameters
+
+NUMBERS = {"factor": 4.0, "original_max_positions": 512, "p": 0.5}
+SIZES = {"hidden_size": 64, "num_attention_heads": 4, "num_hidden_layers": 2}
+WITH_A_TYPE = [scaling for scaling in SCALINGS.values() if scaling.rope_type is not None]
+
+
+def example(scaling: type[Scaling]) -> Scaling:
+    names = {field.name for field in fields(scaling)}  # pyright: ignore[reportArgumentType]
+    return scaling(**{name: number for name, number in NUMBERS.items() if name in names})
+
+
+@pytest.mark.parametrize("name", SCALINGS)
+def test_every_scaling_has_a_source_and_is_found_by_its_name(name: str):
+    scaling = SCALINGS[name]
+    assert scaling.name == name
+    assert scaling.source
+    if scaling.encoding is not None:
+        assert posenc.registry.entry(scaling.encoding.name).defaults["scaling"] == name
+
+
+@pytest.mark.parametrize("scaling", WITH_A_TYPE)
+def test_a_config_that_was_written_is_read_as_the_same_scaling(scaling: type[Scaling]):
+    written = example(scaling)
+    keys = rope_parameters(RopeSetting(None, 1e4, 16, written, 512), 16, is_proportional=True)
+    assert scaling.rope_type is not None
+    assert keys["rope_type"] == scaling.rope_type.name
+    longest = 2048 if scaling.rope_type.has_original_length else 512
+    config = {"model_type": "llama", **SIZES, "max_position_embeddings": longest}
+    read = posenc.RoPE.from_config({**config, "rope_parameters": keys}).scaling
+    assert type(read) is scaling
+    for length in (100, 2048):
+        expected = rope_frequencies(16, 1e4, written, length)
+        assert rope_frequencies(16, 1e4, read, length) == expected
+
+
+@pytest.mark.parametrize("rope_type", [r for r in ROPE_TYPES.values() if r.name in NEEDED])
+def test_a_type_has_the_keys_that_transformers_needs(rope_type: RopeType):
+    assert set(rope_type.required) == set(NEEDED[rope_type.name])
+    assert rope_type.has_original_length is (rope_type.name in STRETCHED)
+
+
+@pytest.mark.parametrize("scaling", [s for s in SCALINGS.values() if s.extend_method is not None])
+def test_a_method_of_extend_is_exact_with_a_cache_unless_lengths_matter(scaling: type[Scaling]):
+    assert scaling.extend_method is not None
+    method = METHODS[scaling.extend_method.name]
+    assert method.summary == scaling.extend_method.summary
+    found = method.scale(RopeSetting(None, 1e4, 16, None, 512), 4.0)
+    assert found == example(scaling)
+    assert method.cache_safe is not found.depends_on_length
