@@ -1,5 +1,5 @@
-"""The encodings by kind: what takes seconds is run for one of each kind by `make test`, and for
-all by `make test-all`."""
+"""The encodings by kind: what takes seconds is run for a few kinds by `make test`, for one encoding
+of each kind by `make test-all`, and for all by `make nightly`."""
 
 import functools
 from collections.abc import Hashable
@@ -32,11 +32,11 @@ def kind(name: str) -> Hashable:
 
 @functools.cache
 def one_of_each_kind() -> list[Any]:
-    """Every name as a parameter of a test; all but the first of each kind are slow."""
+    """Every name as a parameter of a test; all but the first of each kind are nightly."""
     seen: set[Hashable] = set()
     found = []
     for name in names():
         new = (its := kind(name)) not in seen
         seen.add(its)
-        found.append(name if new else pytest.param(name, marks=pytest.mark.slow))
+        found.append(name if new else pytest.param(name, marks=pytest.mark.nightly))
     return found

@@ -188,7 +188,11 @@ for name in ("repo", "fox", "inkling"):
 """
 
 
-@pytest.mark.parametrize("optimized", [False, True], ids=["python", "python -O"])
+@pytest.mark.parametrize(
+    "optimized",
+    [False, pytest.param(True, marks=pytest.mark.slow)],
+    ids=["python", "python -O"],
+)
 def test_attention_without_a_state_says_where_to_take_it(optimized, capsys):
     if optimized:
         command = [sys.executable, "-O", "-c", WITHOUT_A_STATE]

@@ -503,6 +503,7 @@ def test_what_killed_runs_left_is_taken_for_ours_and_removed(call, planned):
     assert not half_text.exists()
 
 
+@pytest.mark.slow
 def test_text_with_a_chinese_name_is_read_in_an_ascii_locale(planned):
     out, _ = planned
     ascii_only = {"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"}

@@ -26,7 +26,13 @@ def run(documented: object, name: str) -> doctest.TestResults:
     return doctest.DocTestRunner(verbose=False).run(test)
 
 
-@pytest.mark.parametrize("name", [*sorted({*PUBLIC} - ELSEWHERE), *RUNS])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *sorted({*PUBLIC} - ELSEWHERE),
+        *(pytest.param(name, marks=pytest.mark.slow) for name in RUNS),
+    ],
+)
 def test_example(name: str):
     failed, tried = run(attrgetter(name)(posenc), name)
     assert tried > 0, f"posenc.{name} has no example"

@@ -182,7 +182,7 @@ def test_random_trees_over_packed_rows_are_refused_or_keep_documents_apart():
     """What runs shows no key of another document, and what cannot show one runs."""
     rng, seen = random.Random(0), {True: 0, False: 0}
     q, k, v = (t[..., :2].contiguous() for t in qkv())
-    for _ in range(1500):
+    for _ in range(500):
         mask, leaks = random_tree(rng, rng.randint(0, 4))
         seen[leaks] += 1
         given: dict[str, Any] = {"q_positions": PACKED, "kv_positions": PACKED, "mask": mask}
@@ -195,7 +195,7 @@ def test_random_trees_over_packed_rows_are_refused_or_keep_documents_apart():
         assert not (shown & (IDS[:, None] != IDS)).any()
         unique = mask.bind(torch.arange(LENGTH), torch.arange(LENGTH))
         posenc.explain(q, k, v, **{**given, "mask": unique})
-    assert min(seen.values()) >= 300
+    assert min(seen.values()) >= 100
 
 
 def test_windows_of_layers_do_not_hide_what_a_mask_joins():

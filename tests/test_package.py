@@ -19,27 +19,25 @@ OPTIONAL = ("transformers", "keras", "jax", "ray", "peft", "tensorflow")
 TOOL = ("matplotlib", "typer", "rich")
 
 
-def loaded_after(statement: str) -> set[str]:
-    """Top-level modules in a fresh interpreter after `statement`."""
-    code = f"import sys; {statement}; print(*{{name.partition('.')[0] for name in sys.modules}})"
+LOADED = "print(*{name.partition('.')[0] for name in sys.modules})"
+STEPS = (
+    "import posenc",
+    "[getattr(posenc, name) for name in posenc.__all__]",
+    "from posenc.encodings import registry as r; [r.encoding_class(n) for n in r.names()]",
+    "import posenc.compare.page.page, posenc.compare.results",
+)
+
+
+def test_importing_loads_only_what_is_used():
+    """The library and every encoding need neither tool nor extras, a study no extras. One fresh
+    interpreter takes the steps, because each would load torch for seconds."""
+    code = "\n".join(["import sys", *(f"{step}\n{LOADED}" for step in STEPS)])
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    return set(done.stdout.split())
-
-
-def test_import_is_light():
-    assert not loaded_after("import posenc") & {"torch", "numpy", *TOOL, *OPTIONAL}
-
-
-def test_the_library_and_every_encoding_need_neither_tool_nor_extras():
-    statement = (
-        "import posenc; [getattr(posenc, name) for name in posenc.__all__]; "
-        "from posenc.encodings import registry as r; [r.encoding_class(n) for n in r.names()]"
-    )
-    assert not loaded_after(statement) & {*TOOL, *OPTIONAL}
-
-
-def test_study_needs_no_extras():
-    assert not loaded_after("import posenc.compare.page.page, posenc.compare.results") & {*OPTIONAL}
+    imported, library, encodings, study = (set(line.split()) for line in done.stdout.splitlines())
+    assert not imported & {"torch", "numpy", *TOOL, *OPTIONAL}
+    assert not library & {*TOOL, *OPTIONAL}
+    assert not encodings & {*TOOL, *OPTIONAL}
+    assert not study & {*OPTIONAL}
 
 
 @pytest.mark.parametrize("name", posenc.__all__)
@@ -207,9 +205,14 @@ def test_package_is_typed():
 
 WITHOUT = """
 import inspect, pydoc, sys
-for package in ("keras", "transformers"):
-    sys.modules[package] = None
+sys.path.insert(0, sys.argv[1])
+sys.modules["transformers"] = None
 import posenc
+try:
+    posenc.keras
+except AttributeError as error:
+    print(error)
+sys.modules["keras"] = None
 assert not hasattr(posenc, "keras"), "keras"
 assert "ALiBi" in dict(inspect.getmembers(posenc))
 shown = pydoc.render_doc(posenc)
@@ -221,18 +224,12 @@ except AttributeError as error:
 """
 
 
-def test_help_works_with_a_keras_that_lacks_its_backend(tmp_path):
+def test_help_works_without_optional_packages_and_with_a_keras_that_lacks_its_backend(tmp_path):
     (tmp_path / "keras.py").write_text("import no_such_backend")
-    code = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import inspect, posenc; "
-    code += "assert not hasattr(posenc, 'keras') and inspect.getmembers(posenc); posenc.keras"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    said = "AttributeError: posenc.keras: No module named 'no_such_backend'"
-    assert done.stderr.splitlines()[-1] == said
-
-
-def test_help_works_without_optional_packages():
-    done = subprocess.run([sys.executable, "-c", WITHOUT], capture_output=True, text=True)
+    command = [sys.executable, "-c", WITHOUT, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.strip() == (
-        'posenc.keras: keras is not installed: pip install "posenc[keras]"'
-    )
+    assert done.stdout.splitlines() == [
+        "posenc.keras: No module named 'no_such_backend'",
+        'posenc.keras: keras is not installed: pip install "posenc[keras]"',
+    ]

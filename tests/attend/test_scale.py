@@ -11,9 +11,9 @@ from torch.nn import functional as F
 import posenc
 from posenc import masks
 from posenc.encodings import names
-from posenc.encodings.registry import known
 from tests.attending import attend
 from tests.compilers import needs_whole_graphs
+from tests.kinds import one_of_each_kind
 
 HEADS, HEAD_DIM, LENGTH = 4, 16, 9
 USUAL = 1 / math.sqrt(HEAD_DIM)
@@ -182,7 +182,7 @@ def test_a_layer_of_a_given_scale(mode):
     torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 @needs_whole_graphs
 @pytest.mark.parametrize("name", ["sincos_2d", "deberta", "dape", "rope+shaw"])
 def test_compiled_code_uses_the_given_scale(name):
@@ -204,7 +204,7 @@ def test_compiled_code_uses_the_given_scale(name):
 
 @pytest.mark.quick(1)
 @needs_whole_graphs
-@pytest.mark.parametrize("name", known.names())
+@pytest.mark.parametrize("name", one_of_each_kind())
 def test_compiled_code_prepares_an_encoding_and_gives_it_a_scale(name):
     """As models with an attached encoding do: each step copies the encoding, and the second copy
     has what the first has."""

@@ -18,7 +18,7 @@ from tests.kinds import one_of_each_kind
 NAMES = names()
 
 
-@pytest.mark.quick(150)  # every encoding and every check
+@pytest.mark.quick(75)  # every encoding and every check, though not together
 @pytest.mark.parametrize("check", CHECKS)
 @pytest.mark.parametrize("name", NAMES)
 def test_contract(name: str, check: str):
@@ -62,14 +62,14 @@ def test_compiles_without_recompiling_per_length(name: str):
     assert_compiles_without_recompiling_per_length(maker(name))
 
 
-@pytest.mark.quick(3)
+@pytest.mark.quick(1)
 @needs_whole_graphs
 @pytest.mark.parametrize("name", one_of_each_kind())
 def test_exports_with_any_length(name: str):
     assert_exports_with_any_length(maker(name), strict=True)
 
 
-@pytest.mark.quick(3)
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("name", one_of_each_kind())
 def test_exports_what_its_python_code_does_for_any_length(name: str):
     if name in ("rnope_swa", "irope"):

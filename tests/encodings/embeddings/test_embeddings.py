@@ -178,6 +178,7 @@ def test_learned_tables_start_as_asked():
     assert sines.weight.requires_grad
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("padding_idx", [0, 3])
 def test_bert_embedding_is_hugging_faces(padding_idx: int):
     from transformers import BertConfig

@@ -269,6 +269,7 @@ def test_frequencies_follow_the_length_asked_for_and_nothing_else(scaling: Scali
     assert torch.equal(rope.prepare(positions, length=8).cos_sin(positions)[0], short)
 
 
+@pytest.mark.quick(1)
 @needs_whole_graphs
 @pytest.mark.parametrize("scaling", [DynamicNTK(2, 16), LongRoPE(4, 16, exempt_tokens=3)])
 def test_two_graphs_serve_all_lengths_that_frequencies_follow(scaling: Scaling):

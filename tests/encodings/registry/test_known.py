@@ -148,6 +148,7 @@ def test_own_names_do_not_look_at_what_is_installed(monkeypatch):
     assert entry("alibi").checked == "golden"
 
 
+@pytest.mark.slow
 def test_a_real_package_is_found_in_a_new_process(tmp_path):
     """An installed distribution is its files: a module and a dist-info folder on the path."""
     (tmp_path / "theirs.py").write_text(
