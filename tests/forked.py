@@ -27,6 +27,11 @@ class Fork:
     """The part of subprocess.Popen that a trial's process needs."""
 
     def __init__(self, command: Sequence[str], *, stderr: io.TextIOBase, **others: object) -> None:
+        # What every trial loads is loaded once here, and not in each fork.
+        import torch._dynamo  # noqa: F401 - the first optimizer of a process would
+
+        from posenc.compare.trial import run_trial  # noqa: F401
+
         (out, said), (held, holds) = os.pipe(), os.pipe()
         with warnings.catch_warnings(action="ignore"):  # this process may have threads
             self.pid = os.fork()
