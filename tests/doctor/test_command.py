@@ -345,8 +345,8 @@ def test_a_config_is_judged_in_under_a_second_without_torch(file):
         "heavy = {'torch', 'transformers', 'matplotlib', 'numpy', 'gguf'} & set(sys.modules)\n"
         "assert not heavy, heavy\n"
     )
-    spent = []
-    for _ in range(3):
+    spent = [1.0]
+    while min(spent) >= 1.0 and len(spent) < 4:  # up to three tries, on a busy machine
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
         run = subprocess.run(
             [sys.executable, "-c", code], capture_output=True, text=True, check=False

@@ -190,7 +190,7 @@ def test_page_has_the_doctors_words(page):  # noqa: F811
 @needs_chromium
 def test_page_gives_no_all_clear_where_the_doctor_complains(page):  # noqa: F811
     drawn, draw = [*SOUND.values(), *UNJUDGED.values()], random.Random(0)
-    for config in drawn_configs(400):
+    for config in drawn_configs(100):
         rope = {k: v for k, v in (config.get("rope_scaling") or {}).items() if k != "beta_fast"}
         if "num_key_value_heads" in config:
             config["num_key_value_heads"] = 2
@@ -211,7 +211,7 @@ def test_page_gives_no_all_clear_where_the_doctor_complains(page):  # noqa: F811
         said += len(shown["found"])
         clear += shown["clear"]
         assert not shown["clear"] or doctor(config) == (set(), ""), config
-    assert clear >= 10 and said > 1000, (clear, said)
+    assert clear >= 10 and said > 250, (clear, said)
 
 
 @needs_chromium

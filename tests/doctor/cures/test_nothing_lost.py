@@ -125,12 +125,14 @@ def lost(raw, wheres, folder):
     return found
 
 
-def test_no_number_of_a_file_is_lost(tmp_path):
-    names = [
-        f"{name}: {place}"
-        for name, raw in cases().items()
-        for place in lost(raw, [where for where, _ in leaves(raw)], tmp_path)
-    ]
+@pytest.mark.parametrize(
+    "share", [6, pytest.param(1, marks=pytest.mark.slow)], ids=["a sixth", "all"]
+)
+def test_no_number_of_a_file_is_lost(share, tmp_path):
+    names = []
+    for name, raw in [*cases().items()][::share]:
+        places = [where for where, _ in leaves(raw)]
+        names += [f"{name}: {place}" for place in lost(raw, places, tmp_path)]
     assert names == []
 
 
@@ -145,16 +147,16 @@ def added(raw, draw):
 
 
 @pytest.mark.quick(1)
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(12))
 def test_no_number_is_lost_wherever_it_stands(seed, tmp_path):
     draw, names, written = random.Random(seed), [], 0
     every = cases()
-    for _ in range(75):
+    for _ in range(25):
         name = draw.choice(sorted(every))
         raw, own = added(every[name], draw)
         names += [f"{name}: {place}" for place in lost(raw, own, tmp_path)]
         written += outcome(raw, tmp_path)[0] == "written"
-    assert names == [] and written > 5
+    assert names == [] and written > 1
 
 
 def test_a_fix_that_drops_a_scaling_is_seen(tmp_path, monkeypatch):
