@@ -120,6 +120,16 @@ def fresh_process():
     """What is started, a trial or the proof of an export, is started as users start it."""
 
 
+@pytest.fixture
+def undrawn(monkeypatch):
+    """Figures are empty: drawing them takes most of the time of a test that looks at none."""
+    from matplotlib.figure import Figure
+
+    from posenc.report.page.chart import Chart
+
+    monkeypatch.setattr(Chart, "figure", property(lambda self: Figure(figsize=(1, 1))))
+
+
 @pytest.fixture(scope="session")
 def browser(tmp_path_factory):
     with browsers.Browser(tmp_path_factory.mktemp("profile")) as running:

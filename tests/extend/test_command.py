@@ -25,7 +25,7 @@ def text(tmp_path_factory) -> Path:
     return path
 
 
-def test_a_folder_that_compare_exported_is_extended(text, tmp_path, call):
+def test_a_folder_that_compare_exported_is_extended(text, tmp_path, call, undrawn):
     tiny = "--steps 5 --seeds 1 --width 32 --layers 1 --heads 2 --train-length 64 --workers 1"
     where = ("--text", text, "--out", tmp_path / "study")
     assert call("compare", "rope", *tiny.split(), "--batch", 2, *where)[0] == 0

@@ -203,7 +203,7 @@ def test_transformers_that_reads_padding_otherwise_fails_the_proof(
     assert not out.exists()
 
 
-def test_padding_is_compared_or_said_not_to_be(llama, tmp_path, monkeypatch):
+def test_padding_is_compared_or_said_not_to_be(llama, tmp_path, monkeypatch, undrawn):
     given = {"method": "ntk", "options": QUICK}
     proof = hf.extend(llama, TARGET, DOCUMENTS, out=tmp_path / "read", **given).proof
     assert proof is not None and proof.padding_error is not None

@@ -17,7 +17,7 @@ def asked(llama, tmp_path):
     return ("extend", llama, "--to", TARGET, *where)
 
 
-def test_the_page_and_the_figures_may_be_in_the_new_folder(asked, tmp_path, call):
+def test_the_page_and_the_figures_may_be_in_the_new_folder(asked, tmp_path, call, undrawn):
     (tmp_path / "link").symlink_to(tmp_path)
     out = tmp_path / "out"
     where = ("--report", tmp_path / "link" / "out" / "extend.html", "--figures", out / "figures")
@@ -29,7 +29,8 @@ def test_the_page_and_the_figures_may_be_in_the_new_folder(asked, tmp_path, call
 def test_a_folder_that_is_not_written_holds_no_page(asked, tmp_path, call, monkeypatch):
     monkeypatch.setattr("posenc.extend.extension.recommend", lambda *_, **__: ("none", "Leave it."))
     out = tmp_path / "out"
-    code, _, said = call(*asked, "--out", out, "--report", out / "extend.html")
+    where = ("--out", out, "--report", out / "extend.html")
+    code, _, said = call(*asked, "--search-evaluations", 0, *where)
     assert code == 1 and f"{out} is not written: Leave it" in said and not out.exists()
 
 
@@ -41,7 +42,7 @@ def test_a_page_in_the_new_folder_replaces_no_file_of_the_model(asked, page, tmp
     assert not (tmp_path / "out.html").exists()
 
 
-def test_the_table_beside_a_page_replaces_no_other_file(asked, tmp_path, call):
+def test_the_table_beside_a_page_replaces_no_other_file(asked, tmp_path, call, undrawn):
     mine = tmp_path / "page.csv"
     mine.write_text("my,numbers\n")
     given = ("--method", "ntk", "--report", tmp_path / "page.html")
@@ -102,7 +103,7 @@ def test_the_function_replaces_no_file_by_a_page(llama, tmp_path):
     assert thesis.read_text() == "mine"
 
 
-def test_the_function_writes_its_page_into_the_new_folder(llama, tmp_path):
+def test_the_function_writes_its_page_into_the_new_folder(llama, tmp_path, undrawn):
     out, texts = tmp_path / "out", TEXT.split("<|endoftext|>")
     given = {"method": "ntk", "out": out, "options": OPTIONS}
     assert extend.run(llama, TARGET, texts, report=out / "mine.html", **given).proof is not None

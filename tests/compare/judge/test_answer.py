@@ -172,9 +172,10 @@ def drawn(case):
     return study(*found) if found else six()
 
 
-def test_both_lines_keep_to_their_words_and_name_an_encoding():
+@pytest.mark.parametrize("count", [15, pytest.param(60, marks=pytest.mark.slow)])
+def test_both_lines_keep_to_their_words_and_name_an_encoding(count):
     begins = ("Use ", "No trial has finished", "None", " is the only encoding")
-    for case in range(60):
+    for case in range(count):
         given = drawn(case)
         text, rest = answer(given), limits(given)
         assert 0 < len(text.split()) <= ANSWER_WORDS, text

@@ -121,7 +121,7 @@ def test_a_suite_takes_no_other_tasks():
         with_suite_defaults(Options(suite=True, budget="huge"))
 
 
-def test_the_suite_runs_as_one_command(tmp_path, capsys):
+def test_the_suite_runs_as_one_command(tmp_path, capsys, undrawn):
     text = tmp_path / "text.txt"
     text.write_bytes(prose(19_200))
     study = run_study(

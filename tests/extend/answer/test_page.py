@@ -156,7 +156,7 @@ def test_a_narrow_terminal_cuts_no_number(width):
     assert shown.count("│ self-extend ") == shown.count("┏")
 
 
-def test_every_number_of_the_table_is_equal_in_json_and_on_the_page():
+def test_every_number_of_the_table_is_equal_in_json_and_on_the_page(undrawn):
     made = report_of(outcome(), "posenc extend")
     rows = json.loads(as_json(made))["tables"]["perplexity-by-position"]
     html = page_of(made).html()
