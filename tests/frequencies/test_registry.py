@@ -1,12 +1,14 @@
 """What the classes of scalings say of themselves holds wherever posenc reads it."""
 
-from dataclasses import fields
+from dataclasses import dataclass, fields
 
 import pytest
 
 import posenc
+from posenc.dialects.meaning import meaning_of
 from posenc.dialects.runtimes.loaded_dicts import NEEDED, STRETCHED
 from posenc.extend.variants.methods import METHODS
+from posenc.frequencies import scalings
 from posenc.frequencies.registry import ROPE_TYPES, SCALINGS
 from posenc.frequencies.scaling import RopeType, Scaling, rope_frequencies
 from posenc.hf.rope.settings import RopeSetting
@@ -29,6 +31,11 @@ def test_every_scaling_has_a_source_and_is_found_by_its_name(name: str):
     assert scaling.source
     if scaling.encoding is not None:
         assert posenc.registry.entry(scaling.encoding.name).defaults["scaling"] == name
+
+
+def test_no_two_scalings_have_one_name():
+    classes = [value for value in vars(scalings).values() if isinstance(value, type)]
+    assert [*SCALINGS.values()] == classes
 
 
 @pytest.mark.parametrize("scaling", WITH_A_TYPE)
@@ -60,3 +67,35 @@ def test_a_method_of_extend_is_exact_with_a_cache_unless_lengths_matter(scaling:
     found = method.scale(RopeSetting(None, 1e4, 16, None, 512), 4.0)
     assert found == example(scaling)
     assert method.cache_safe is not found.depends_on_length
+
+
+@dataclass(frozen=True)
+class Planted(posenc.NTK):
+    name = "planted"
+    rope_type = RopeType("planted", required=("factor",))
+
+
+@dataclass(frozen=True)
+class PlantedDynamic(posenc.DynamicNTK):
+    name = "planted"
+    rope_type = RopeType("planted", required=("factor",))
+
+
+@pytest.mark.parametrize(("planted", "switch"), [(Planted, "static"), (PlantedDynamic, "length")])
+def test_a_type_that_transformers_lacks_means_what_the_scaling_computes(
+    planted: type[Scaling], switch: str, monkeypatch: pytest.MonkeyPatch
+):
+    assert planted.rope_type is not None
+    rope = {"rope_type": "planted", "rope_theta": 1e4, "factor": 4.0}
+    config = {"model_type": "llama", **SIZES, "max_position_embeddings": 512}
+    config["rope_parameters"] = rope
+    with pytest.raises(ValueError, match="'planted' is not one that posenc knows"):
+        posenc.RoPE.from_config(config)
+    monkeypatch.setitem(SCALINGS, "planted", planted)
+    monkeypatch.setitem(ROPE_TYPES, "planted", planted.rope_type)
+    assert posenc.RoPE.from_config(config).scaling == example(planted)
+    meant = meaning_of(config).computed
+    assert meant.switch == switch
+    assert meant.layers["all"].inv_freq == tuple(
+        float(f) for f in rope_frequencies(16, 1e4, example(planted), 512).inv_freq
+    )
