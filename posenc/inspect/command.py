@@ -118,10 +118,10 @@ def encoding(
         int, option("Longest sequence of the training, in tokens.", min=1, panel="Data")
     ] = 2048,
     compare: Annotated[
-        bool, option("One table and shared figures, side by side.", "--compare")
+        bool, option("One table and shared figures, as for more than three.", "--compare")
     ] = False,
     as_json: Annotated[
-        bool, option("Print JSON: a list with one object per name.", "--json", panel="Output")
+        bool, option("Print JSON: an object per name, and the tables.", "--json", panel="Output")
     ] = False,
     out: _Out = None,
     figures: Figures = None,
@@ -231,9 +231,17 @@ def module(
     as_json: Annotated[bool, option("Print JSON.", "--json", panel="Output")] = False,
 ) -> None:
     """Check a position module of another library, or one of your own, for known mistakes."""
-    from posenc.inspect.module.sheet import run
+    from posenc.inspect.module.load import parse_arguments
+    from posenc.inspect.module.report import report_of
+    from posenc.inspect.module.sheet import measure_module
+    from posenc.report.page.console import print_report
+    from posenc.report.page.progress import tell
 
-    run(path, way, arguments or [], width, heads, as_json)
+    constructor_arguments = parse_arguments(arguments or [])
+    tell(f"measuring {path}")
+    sheet = measure_module(path, way, arguments=constructor_arguments, width=width, heads=heads)
+    tell("")
+    print_report(report_of(sheet), as_json)
 
 
 @inspect.command("contract")
@@ -243,6 +251,9 @@ def contract(
     as_json: Annotated[bool, option("Print JSON.", "--json", panel="Output")] = False,
 ) -> None:
     """Run the checks that posenc's own encodings pass, and print which fail and why."""
-    from posenc.inspect.contract import run
+    from posenc.inspect.contract import check_contract, refuse_failures, report_of
+    from posenc.report.page.console import print_report
 
-    run(names, as_json)
+    outcomes = check_contract(names)
+    print_report(report_of(outcomes), as_json)
+    refuse_failures(outcomes)

@@ -1,51 +1,97 @@
-"""`posenc inspect NAME --contract`: hold encodings to the contract and print what fails."""
+"""`posenc inspect contract NAMES`: hold encodings to the contract and say what fails."""
 
-import json
 import logging
 from collections.abc import Iterator, Sequence, Sized
 from contextlib import contextmanager
-from typing import Any
+from dataclasses import dataclass
 
 from posenc.encodings import create
-from posenc.report.page.console import print_table, stderr, stdout
+from posenc.report.page.console import stderr
 from posenc.report.page.failure import RunFailed
 from posenc.report.page.progress import say, tell
+from posenc.report.page.report import Block, Report, Section
+from posenc.report.page.table import Table
 from posenc.testing import VOIDING, Verdict, every_check, maker, unsourced, verdicts
 from posenc.testing.harness import SHAPE
 
 
-def run(names: Sequence[str], as_json: bool) -> None:
-    """Print a verdict for each check of each encoding.
+@dataclass(frozen=True)
+class Outcome:
+    """The verdicts of every check on one encoding. note: what its words lack, which no check
+    judges; None if nothing."""
 
-    Raises: ValueError for a name that is wrong, before anything is checked; RunFailed where an
-    encoding fails a check, after all of them.
+    name: str
+    verdicts: list[Verdict]
+    note: str | None
+
+    @property
+    def failed(self) -> list[Verdict]:
+        """Return the verdicts of the checks that fail."""
+        return [verdict for verdict in self.verdicts if verdict.failure is not None]
+
+
+def check_contract(names: Sequence[str]) -> list[Outcome]:
+    """Run every check on each encoding once; stderr shows which one runs.
+
+    Raises: ValueError for a name that is wrong, before anything is checked.
     """
     for name in names:
         _refuse_unbuildable(name)
-    verdicts_of = {name: _run_checks(name) for name in dict.fromkeys(names)}
+    outcomes = []
+    for name in dict.fromkeys(names):
+        outcomes.append(Outcome(name, _run_checks(name), unsourced(create(name, SHAPE))))
     tell("")
-    if as_json:
-        rows = [_json_object(name, outcomes) for name, outcomes in verdicts_of.items()]
-        print(json.dumps(rows, indent=1))
-    else:
-        for name, outcomes in verdicts_of.items():
-            _print_verdicts(name, outcomes)
-    failed = []
-    for name, outcomes in verdicts_of.items():
-        count = sum(verdict.failure is not None for verdict in outcomes)
-        if count:
-            failed.append(f"{name} {count}")
+    return outcomes
+
+
+def refuse_failures(outcomes: Sequence[Outcome]) -> None:
+    """Raise RunFailed if a check fails, with the number of them by encoding."""
+    failed = [f"{outcome.name} {len(outcome.failed)}" for outcome in outcomes if outcome.failed]
     if failed:
         raise RunFailed(f"checks that fail: {', '.join(failed)}.")
 
 
-def _json_object(name: str, outcomes: list[Verdict]) -> dict[str, Any]:
-    """Return the verdicts on one encoding as an object of the JSON output."""
-    return {
-        "encoding": name,
-        "checks": {v.check: {"holds": not v.failure, "failure": v.failure} for v in outcomes},
-        "note": unsourced(create(name, SHAPE)),
-    }
+def report_of(outcomes: Sequence[Outcome]) -> Report:
+    """Return the report: how many checks fail, and for each encoding a table, the failing first."""
+    encodings = []
+    for outcome in outcomes:
+        checks = {
+            verdict.check: {"holds": not verdict.failure, "failure": verdict.failure}
+            for verdict in outcome.verdicts
+        }
+        encodings.append({"encoding": outcome.name, "checks": checks, "note": outcome.note})
+    return Report(
+        "The contract",
+        " ".join(map(_answer, outcomes)),
+        {"encodings": encodings},
+        [Section(outcome.name, [*_blocks(outcome)]) for outcome in outcomes],
+    )
+
+
+def _answer(outcome: Outcome) -> str:
+    """Return how many checks fail, and what of a comparison would mean nothing for it."""
+    count = _number_of_checks(outcome.verdicts)
+    if not outcome.failed:
+        return f"{outcome.name} passes the contract: {count}."
+    answer = f"{outcome.name} fails {len(outcome.failed)} of {count}."
+    void = {v.check: VOIDING[v.check] for v in outcome.failed if v.check in VOIDING}
+    not_finite = void.get("outputs_are_finite")
+    if not_finite:  # NaN differs from itself, so all others may hold
+        void = {"": f"{not_finite}, so that no check can compare them"}
+    if void:
+        answer += f" Comparing it would mean nothing: {'; '.join(void.values())}."
+    return answer
+
+
+def _blocks(outcome: Outcome) -> Iterator[Block]:
+    """Yield the table of an encoding's checks, and the note on its words."""
+    rows = []
+    for verdict in sorted(outcome.verdicts, key=lambda verdict: verdict.failure is None):
+        holds = "no" if verdict.failure is not None else "yes"
+        rows.append([verdict.check.replace("_", " "), holds, verdict.failure or ""])
+    yield Table(["check", "holds", "what it found"], rows, outcome.name)
+    if outcome.note:
+        yield f"Note on its words, which the contract does not judge: {outcome.note}."
 
 
 def _refuse_unbuildable(name: str) -> None:
@@ -87,26 +133,3 @@ def _without_logs() -> Iterator[None]:
         yield
     finally:
         logging.disable(before)
-
-
-def _print_verdicts(name: str, outcomes: list[Verdict]) -> None:
-    """Print how many checks fail, and a table with the failing ones first."""
-    console = stdout(140)
-    failed = [v for v in outcomes if v.failure is not None]
-    void = {v.check: VOIDING[v.check] for v in failed if v.check in VOIDING}
-    not_finite = void.get("outputs_are_finite")
-    if not_finite:  # NaN differs from itself, so all others may hold
-        void = {"": f"{not_finite}, so that no check can compare them"}
-    text = f"{name} passes the contract: {_number_of_checks(outcomes)}."
-    if failed:
-        text = f"{name} fails {len(failed)} of {_number_of_checks(outcomes)}."
-    if void:
-        text += f" Comparing it would mean nothing: {'; '.join(void.values())}."
-    console.print(text, markup=False, highlight=False)
-    rows = [
-        [v.check.replace("_", " "), "no" if v.failure is not None else "yes", v.failure or ""]
-        for v in sorted(outcomes, key=lambda v: v.failure is None)
-    ]
-    print_table(console, ("check", "holds", "what it found"), rows, overflow="fold")
-    if note := unsourced(create(name, SHAPE)):
-        say(console, f"Note on its words, which the contract does not judge: {note}.")

@@ -13,11 +13,10 @@ from posenc.hf.checkpoint.text import split_documents
 from posenc.report.files.atomic import write_atomically
 from posenc.report.files.opened import bytes_of, text_of
 from posenc.report.page.chart import csv_text
-from posenc.report.page.console import show, stderr, stdout
+from posenc.report.page.console import print_report, stderr
 from posenc.report.page.failure import RunFailed, Stopped
 from posenc.report.page.progress import Narrator, say
 from posenc.report.page.report import Report
-from posenc.report.page.report import as_json as json_of
 
 COLUMNS = ("method", "start", "stop", "loss", "low", "high", "tokens")
 """Headings of the CSV table next to the page."""
@@ -59,7 +58,7 @@ def extend_and_show(
     except KeyboardInterrupt:
         raise Stopped(_next_start_in_words(settings["options"].state, out)) from None
     answer = report_of(outcome, command, None if texts else OUT_OF_DOMAIN)
-    _print_report(answer, as_json)
+    print_report(answer, as_json)
     page, figures = prepare_outputs(out, report, figures, written=outcome.proof is not None)
     _write_page(answer, outcome, page, figures)
     if failed is not None:
@@ -93,16 +92,6 @@ def _next_start_in_words(state: Path | None, out: Path | None) -> str:
     if kept:
         return "the same command goes on from the saved search or tuning"
     return "the same command starts from the beginning"
-
-
-def _print_report(report: Report, as_json: bool) -> None:
-    """Print the report on stdout, as JSON or for people. Of JSON the cautions go to stderr, too."""
-    if not as_json:
-        show(report, stdout(140))
-        return
-    print(json_of(report))
-    for line in report.cautions:
-        say(stderr(), line)
 
 
 def _write_page(report: Report, outcome: Outcome, page: Path | None, figures: Path | None) -> None:

@@ -1,10 +1,8 @@
-"""Run every check on a foreign module, and write the sentence that comes first."""
+"""Run every check on a foreign module."""
 
-import dataclasses
-import json
 import shlex
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,11 +11,10 @@ import torch
 from posenc.arguments import answered
 from posenc.inspect.module.call import HEADS, RETURNS, WAYS, WIDTH, calls_in_words
 from posenc.inspect.module.checks import calls, compiled, precision, rotation, slopes
-from posenc.inspect.module.load import load_maker, parse_arguments
+from posenc.inspect.module.load import load_maker
 from posenc.inspect.module.subject import ADAPTER, Finding, Subject, find_subject
-from posenc.report.page.console import print_table, stdout
+from posenc.inspect.module.view import How
 from posenc.report.page.failure import one_line
-from posenc.report.page.progress import tell
 
 CHECKS: dict[str, Callable[[Subject], Finding]] = {  # in the order of the table
     "position 0 leaves content as it is": rotation.judge_position_zero,
@@ -53,11 +50,13 @@ class Verdict:
 
 @dataclass(frozen=True)
 class ModuleSheet:
-    """The findings about a module. called_as: how it was called. shows: what it returns."""
+    """The findings about a module. path: as it was named. called_as: how it was called. shows: the
+    meaning of the numbers that it returns. length: tokens of the longest call."""
 
+    path: str
     name: str
     called_as: str
-    shows: str
+    shows: How
     length: int
     checks: list[Verdict]
 
@@ -65,16 +64,6 @@ class ModuleSheet:
     def wrong(self) -> list[Verdict]:
         """Return the verdicts of the checks that fail."""
         return [verdict for verdict in self.checks if verdict.holds is False]
-
-    @property
-    def answer(self) -> str:
-        """Return the finding in one or two sentences."""
-        held = sum(verdict.holds is True for verdict in self.checks)
-        start = f"{self.name} returns {self.shows}, which depend on positions."
-        if not self.wrong:
-            return f"{start} All {held} checks that apply pass."
-        names = "; ".join(verdict.check for verdict in self.wrong)
-        return f"{start} {len(self.wrong)} of {held + len(self.wrong)} checks fail: {names}."
 
 
 @answered
@@ -110,8 +99,9 @@ def measure_module(
         way = _resolve_way(way, path, name)
         subject = find_subject(fresh, way, name, width, heads, constructor_arguments)
         called_as = name + subject.form.name
-        shows = _RESULT_IN_WORDS[subject.view.how]
-        return ModuleSheet(name, called_as, shows, subject.length, judge_subject(subject))
+        shows = subject.view.how
+        checks = judge_subject(subject)
+        return ModuleSheet(path, name, called_as, shows, subject.length, checks)
 
 
 def _resolve_way(given: str | None, path: str, name: str) -> str:
@@ -134,16 +124,6 @@ def _resolve_way(given: str | None, path: str, name: str) -> str:
     )
 
 
-_RESULT_IN_WORDS = {
-    "rotated content": "rotated queries or keys",
-    "sinusoids": "sines and cosines of positions",
-    "cos and sin": "cosines and sines of angles",
-    "complex": "angles as complex numbers",
-    "bias": "a bias of the scores",
-    "values": "values by position",
-}
-
-
 @torch.no_grad()
 def judge_subject(subject: Subject) -> list[Verdict]:
     """Return a verdict for each of CHECKS; where the module ignores the positions that it is given,
@@ -162,31 +142,3 @@ def _run_check(check: str, subject: Subject) -> Verdict:
         return Verdict(check, *CHECKS[check](subject))
     except Exception as error:  # foreign code: any exception is the finding
         return Verdict(check, None, f"does not run: {one_line(error)}")
-
-
-def run(
-    path: str, way: str | None, arguments: Sequence[str], width: int, heads: int, as_json: bool
-) -> None:
-    """Print the finding in a sentence, how the module is called, and a verdict for each check."""
-    options = parse_arguments(arguments)
-    tell(f"measuring {path}")
-    sheet = measure_module(path, way, arguments=options, width=width, heads=heads)
-    tell("")
-    if as_json:
-        content = {
-            "module": path,
-            "called_as": sheet.called_as,
-            "shows": sheet.shows,
-            "length": sheet.length,
-            "answer": sheet.answer,
-            "checks": [dataclasses.asdict(verdict) for verdict in sheet.checks],
-        }
-        print(json.dumps(content, indent=1, allow_nan=False))
-        return
-    words = {True: "yes", False: "no", None: "–"}
-    rows = [(verdict.check, words[verdict.holds], verdict.measured) for verdict in sheet.checks]
-    console = stdout(140)  # columns where stdout is no terminal
-    console.print(sheet.answer, markup=False, highlight=False)
-    title = f"{path}, called as {sheet.called_as}, {sheet.length:,} tokens"
-    console.print(title, markup=False, highlight=False, style="dim")
-    print_table(console, ("check", "holds", "measured"), rows)

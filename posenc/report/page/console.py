@@ -12,11 +12,13 @@ from rich.text import Text
 
 from posenc.report.page import table as rows
 from posenc.report.page.progress import say
-from posenc.report.page.report import Block, Code, Facts, Items, Report
+from posenc.report.page.report import Block, Code, Facts, Items, Report, as_json
 from posenc.report.page.visible import visible
 
 FRAME = 3
 """Characters that the frame of a table takes for each column."""
+WIDTH_WITHOUT_TERMINAL = 140
+"""Columns of a report on a standard output that is no terminal and does not say its own."""
 
 
 class Terminal(Console):
@@ -71,12 +73,24 @@ def print_table(console: Console, *given: Any, **options: Any) -> None:
     console.print(text_table(*given, **options))
 
 
+def print_report(report: Report, in_json: bool) -> None:
+    """Print a report on standard output, for people or as JSON. Of JSON the cautions go to standard
+    error, too."""
+    if not in_json:
+        show(report, stdout(WIDTH_WITHOUT_TERMINAL))
+        return
+    print(as_json(report))
+    for line in report.cautions:
+        say(stderr(), line)
+
+
 def show(report: Report, console: Console) -> None:
     """Print a report: the answer first, what it does not say, and the sections that are no detail.
 
     Of a figure the terminal shows nothing.
     """
-    say(console, report.headline)
+    if report.headline:
+        say(console, report.headline)
     if report.limits:
         say(console, f"What this cannot say: {report.limits}")
     for section in report.sections:
@@ -112,7 +126,7 @@ def _show_block(block: Block, console: Console) -> None:
 
 def split(table: rows.Table, width: int) -> Iterator[Table]:
     """Yield the table for a console of `width` columns: as many tables as its columns need, each
-    with the names of the rows. No number is broken or cut."""
+    with the names of the rows. No number is broken or cut; long texts are broken between words."""
     columns = _columns(table)
     names = columns[:1]
     rest = columns[1:]
@@ -123,11 +137,13 @@ def split(table: rows.Table, width: int) -> Iterator[Table]:
 
 
 class _Column(NamedTuple):
-    """A column as the terminal shows it; `width` is in characters, with its frame."""
+    """A column as the terminal shows it. width: the least that it needs, in characters, with its
+    frame. is_whole: no cell may be broken into lines."""
 
     heading: str
     cells: list[str]
     is_numeric: bool
+    is_whole: bool
     width: int
 
 
@@ -139,9 +155,17 @@ def _columns(table: rows.Table) -> list[_Column]:
         name = table.header[i]
         heading = name.text if isinstance(name, rows.Heading) else name
         cells = [_cell_text(row[i], notes) for row in table.rows]
-        width = max(cell_len(visible(text)) for text in (heading, *cells)) + FRAME
-        columns.append(_Column(heading, cells, is_numeric, width))
+        texts = [visible(text) for text in (heading, *cells)]
+        whole = max(map(cell_len, texts))
+        least = whole if is_numeric else min(whole, max(map(_broken_width, texts)))
+        columns.append(_Column(heading, cells, is_numeric, least == whole, least + FRAME))
     return columns
+
+
+def _broken_width(text: str) -> int:
+    """Return the width that a text needs in lines: of its longest word, or of what counts as a long
+    text if that is more."""
+    return max([rows.LONG_LETTERS, *map(cell_len, text.split())])
 
 
 def _count_fitting_columns(first: _Column, rest: Sequence[_Column], width: int) -> int:
@@ -153,13 +177,13 @@ def _count_fitting_columns(first: _Column, rest: Sequence[_Column], width: int) 
 
 
 def _table_of_columns(first: _Column, others: Sequence[_Column]) -> Table:
-    """Return columns as a table; names of rows and numbers are not broken into lines."""
+    """Return columns as a table; numbers and short texts are not broken into lines."""
     table = Table()
     columns = [first, *others]
     for column in columns:
         side = "right" if column.is_numeric else "left"
-        whole = column is first or column.is_numeric
-        table.add_column(escape(column.heading), justify=side, no_wrap=whole, overflow="fold")
+        heading = escape(column.heading)
+        table.add_column(heading, justify=side, no_wrap=column.is_whole, overflow="fold")
     for line in zip(*(column.cells for column in columns), strict=True):
         table.add_row(*map(escape, line))
     return table

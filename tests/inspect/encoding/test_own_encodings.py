@@ -104,7 +104,7 @@ def test_contract_as_a_report(folder, call):
     assert code == 0 and "my.py:LogALiBi passes the contract" in out
     code, out, err = call("inspect", "contract", "planted.py:PeeksAhead", "--json")
     assert code == 1
-    (found,) = json.loads(out)
+    (found,) = json.loads(out)["encodings"]
     assert found["encoding"] == "planted.py:PeeksAhead"
     assert not found["checks"]["the_future_is_invisible"]["holds"]
     assert found["checks"]["claims_have_their_types"] == {"holds": True, "failure": None}
