@@ -93,7 +93,7 @@ def wavelengths(name: str) -> list[float]:
 
 def of_checkpoint(name: str, folder: Path, text: str, words: tuple[str, str]) -> Plot:
     """The figure of a checkpoint that the last part of `name` names."""
-    from posenc.inspect.checkpoint import page
+    from posenc.inspect.checkpoint.figures import attention_plots, swap_plots
     from posenc.inspect.checkpoint.sheet import Request, measure_checkpoint
 
     part = name.rpartition("-")[2]
@@ -101,8 +101,8 @@ def of_checkpoint(name: str, folder: Path, text: str, words: tuple[str, str]) ->
         raise SystemExit(f"{name} must end with one of {', '.join(PARTS)}.")
     sheet = measure_checkpoint(Request(folder, text, words))
     assert sheet.swap is not None
-    drawn = [*page.attention_plots(sheet, [sheet.structure.layers - 1])]
-    drawn += page.swap_plots(sheet.swap, sheet.sentence.labels)
+    drawn = [*attention_plots(sheet, [sheet.structure.layers - 1])]
+    drawn += swap_plots(sheet.swap, sheet.sentence.labels)
     plots = [plot for plot in drawn if isinstance(plot, Plot)]
     return plots[PARTS.index(part)]
 
@@ -115,7 +115,7 @@ def main(arguments: list[str], target: Path = FIGURES) -> None:
     else:
         plots = of_encodings()
     for name, plot in plots.items():
-        write_svg(plot.chart.figure, target / f"{name}.svg", plot.description)
+        write_svg(plot.chart.figure, target / f"{name}.svg", plot.description or plot.caption)
 
 
 if __name__ == "__main__":

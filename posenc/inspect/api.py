@@ -9,7 +9,7 @@ from posenc.arguments import answered
 from posenc.encodings import ModelShape
 from posenc.inspect.encoding.measurements import SpecSheet
 from posenc.report.files.atomic import check_outputs
-from posenc.report.page.page import Page
+from posenc.report.page.page import Page, page_of
 
 if TYPE_CHECKING:
     from posenc.inspect.checkpoint.sheet import Sheet
@@ -54,10 +54,13 @@ def measure_encodings(
     names = [names] if isinstance(names, str) else list(names)
     sheets = measure_all(names, shape or ModelShape(512, 8, head_dim=64, train_length=2048))
     if out is not None or figures is not None:
-        from posenc.inspect.encoding.page import make_page
+        from posenc.inspect.encoding.judgement import judge
+        from posenc.inspect.encoding.report import report_of
 
         made_by = f"posenc.inspect.measure_encodings({names!r})"
-        _write_outputs(make_page(sheets, len(sheets) > 1, made_by), out, figures)
+        judged = [judge(sheet) for sheet in sheets]
+        report = report_of(judged, made_by, compare=len(sheets) > 1, has_figures=True)
+        _write_outputs(page_of(report), out, figures)
     return sheets
 
 
@@ -89,15 +92,17 @@ def measure_model(
     cannot be written, before anything is measured.
     """
     check_outputs(figures, out)
-    from posenc.inspect.checkpoint.page import make_page
     from posenc.inspect.checkpoint.sheet import Request, measure_checkpoint
 
     asked = Request(Path(folder), text, swap, as_bytes=as_bytes, as_ids=as_ids)
     sheet = measure_checkpoint(asked)
     if out is not None or figures is not None:
-        _write_outputs(
-            make_page(sheet, (), f"posenc.inspect.measure_model({folder!r})"), out, figures
-        )
+        from posenc.inspect.checkpoint.judgement import judge
+        from posenc.inspect.checkpoint.report import report_of
+
+        made_by = f"posenc.inspect.measure_model({folder!r})"
+        report = report_of(judge(sheet), made_by, has_figures=True)
+        _write_outputs(page_of(report), out, figures)
     return sheet
 
 

@@ -1,22 +1,20 @@
-"""Answers and captions of a page, on data that show a property and on data that show its
-opposite."""
+"""Answers of a report, on data that show a property and on data that show its opposite."""
 
 import dataclasses
 from collections.abc import Sequence
-from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from posenc import ModelShape, PositionEncoding, create
-from posenc.inspect.checkpoint import answer as of_checkpoint
-from posenc.inspect.checkpoint import captions as checkpoint_captions
-from posenc.inspect.checkpoint import page
+from posenc.inspect.checkpoint import report as of_checkpoint
+from posenc.inspect.checkpoint.judgement import extended_length, heads_by_target, judge_exchange
 from posenc.inspect.checkpoint.positions import Bias, Rotation, Table
 from posenc.inspect.checkpoint.structure import Structure
 from posenc.inspect.checkpoint.swap import Change, Swap
-from posenc.inspect.encoding import answer as of_encoding
-from posenc.inspect.encoding import captions, scores
+from posenc.inspect.encoding import judgement, scores
+from posenc.inspect.encoding import report as of_encoding
 from posenc.inspect.encoding.measurements import SpecSheet
 from posenc.inspect.encoding.scores import Decay, Resolution
 from posenc.testing.layer import encoding_of_first_layer
@@ -58,6 +56,19 @@ def sheet(**changes) -> SpecSheet:
     return SpecSheet(**{**plain, **changes})
 
 
+def near_and_far(measured_decay: Decay, by_content: bool = False) -> str:
+    judged = judgement.judge_distances(measured_decay, by_content=by_content)
+    return of_encoding.near_and_far_in_words(judged)
+
+
+def limits(found: SpecSheet, encoding: PositionEncoding) -> str:
+    return of_encoding.limits_in_words(judgement.judge_limits(found, encoding), found)
+
+
+def cost(found: SpecSheet) -> str:
+    return of_encoding.cost_in_words(judgement.judge(found))
+
+
 @pytest.mark.parametrize(
     ("same", "mean", "said"),
     [
@@ -73,13 +84,13 @@ def sheet(**changes) -> SpecSheet:
     ],
 )
 def test_near_and_far(same, mean, said):
-    assert said in of_encoding.near_and_far(decay(same, mean), by_content=False)
+    assert said in near_and_far(decay(same, mean))
 
 
 def test_what_counts_by_content_says_so():
-    said = of_encoding.near_and_far(decay([8.0] * 5), by_content=True)
+    said = near_and_far(decay([8.0] * 5), by_content=True)
     assert "by the tokens between" in said and "same weight" in said
-    said = of_encoding.near_and_far(decay([8, 8, 6, 4, 1.0]), by_content=True)
+    said = near_and_far(decay([8, 8, 6, 4, 1.0]), by_content=True)
     assert "favours near tokens" in said
 
 
@@ -98,8 +109,9 @@ def test_what_counts_by_content_says_so():
 )
 def test_limits(changes, said):
     found = sheet(**changes)
-    assert said in of_encoding.limits(found, encoding_of_first_layer(create("nope", SHAPE)))
-    assert ("nothing" in said) == ("nothing" in str(of_encoding.answer(found)).lower())
+    assert said in limits(found, encoding_of_first_layer(create("nope", SHAPE)))
+    answer = of_encoding.answer_in_words(judgement.judge(found))
+    assert ("nothing" in said) == ("nothing" in answer.lower())
 
 
 def measured(name: str, **options) -> tuple[SpecSheet, PositionEncoding]:
@@ -114,84 +126,25 @@ def measured(name: str, **options) -> tuple[SpecSheet, PositionEncoding]:
 
 def test_new_angles_begin_where_the_stretch_ends():
     slow = sum(2 * np.pi * 10000 ** (i / 8) > 128 for i in range(8))
-    assert of_encoding.new_angles(*measured("rope")) == (128, slow)
-    assert of_encoding.new_angles(*measured("linear", factor=4.0)) == (512, slow)
-    assert of_encoding.new_angles(*measured("rope", rope_theta=3.0)) is None
-    assert of_encoding.new_angles(*measured("self_extend")) is None  # maps back what lies beyond
+    assert judgement.new_angles(*measured("rope")) == (128, slow)
+    assert judgement.new_angles(*measured("linear", factor=4.0)) == (512, slow)
+    assert judgement.new_angles(*measured("rope", rope_theta=3.0)) is None
+    assert judgement.new_angles(*measured("self_extend")) is None  # maps back what lies beyond
 
 
 def test_costs():
-    assert of_encoding.cost(sheet()) == "no parameters and no measurable time"
+    assert cost(sheet()) == "no parameters and no measurable time"
     layered = sheet(parameters=4104, per_layer=True, cost=(1.2, 1.3, 1.4))
-    assert of_encoding.cost(layered) == (
+    assert cost(layered) == (
         "4,104 parameters in every layer, and a layer takes 1.30 times as long (1.20 to 1.40)"
     )
-    assert "0.80 times as long" in of_encoding.cost(sheet(cost=(0.7, 0.8, 0.9)))
+    assert "0.80 times as long" in cost(sheet(cost=(0.7, 0.8, 0.9)))
     unknown = sheet(cost=(float("nan"),) * 3)
-    assert "no measurable time" in of_encoding.cost(unknown)
-    assert "before training" in of_encoding.answer(layered).cells()[1]
-    assert "Before any training" in str(of_encoding.answer(layered))
-
-
-def test_what_is_seen_in_scores():
-    falls, level = decay([8, 8, 7, 5, 1.0]), decay([8.0] * 5)
-    assert captions.in_scores({"a": falls}, same=True) == "a falls: 8 near, 1 far."
-    assert captions.in_scores({"a": level}, same=True) == "a stays level: 8 near, 8 far."
-    nothing = decay([-8.67e-19] + [0.0] * 4)
-    assert captions.in_scores({"a": nothing}, same=True) == "a stays level: 0 near, 0 far."
-    both = captions.in_scores({"a": falls, "b": level}, same=True)
-    assert both == "a falls most, by 7 logits; b stays level."
-    rises = decay([1, 1, 2, 4, 9.0])
-    assert "c rises most, by 8 logits" in captions.in_scores({"a": falls, "c": rises}, same=True)
-    assert "No encoding here" in captions.in_scores({"a": level, "b": level}, same=True)
-    assert "on average" in captions.in_scores({"a": falls}, same=False)
-
-
-def test_what_is_seen_in_the_other_figures():
-    assert "2 of 3 pairs" in captions.in_wavelengths({"a": [6.0, 200.0, None]}, 128)
-    assert captions.in_wavelengths({"a": [6.0]}, 128) == "Every pair completes a turn in training."
-    stretched = captions.in_wavelengths({"a": [6.0, 200.0], "b": [6.0, 800.0]}, 128)
-    assert "b has wavelengths 1 to 4 times those of a" in stretched
-    assert "Right throughout: x; y only to 5." == captions.in_precision({"x": 9, "y": 5}, 9)
-    assert "Every way is right" in captions.in_precision({"x": 9, "y": 9}, 9)
-    table = np.stack([np.sin(np.arange(9.0)), np.ones(9)], axis=1)
-    assert "1 of 2 dimensions change sign" in captions.in_added(table)
-    assert "Dimension 0 moves most, dimension 1 least" in captions.in_lines(
-        table, [0, 1], "dimension"
-    )
-    assert "about as much" in captions.in_lines(table[:, [0, 0]], [0, 1], "dimension")
-    near = np.exp(-0.5 * np.abs(np.subtract.outer(np.arange(8), np.arange(8))))
-    assert "Neighbours are alike" in captions.in_similarity(near)
-    assert "positions 8 apart" in captions.in_similarity(near, step=2)
-    assert "are as alike" in captions.in_similarity(np.eye(8))
-    assert "are more alike" in captions.in_similarity(1 - near)
-    assert "1 of 2 pairs complete a turn" in captions.in_turns([1.0, 0.001], 128)
-    assert "2 of 2 pairs complete a turn within 128 positions." == captions.in_turns(
-        [1.0, 2.0], 128
-    )
-    assert "after 4.0 tokens" in captions.in_steps(90.0)
-    assert captions.in_steps(0.0) == "This pair does not turn."
-
-
-def test_what_is_seen_in_biases():
-    distances = [0, 1, 2]
-    falling = np.array([[0, -1, -2.0], [0, -4, -8.0]])
-    assert "Head 1 falls by 8 logits" in captions.in_bias(falling, distances)
-    assert "Head 0 rises by 2 logits" in captions.in_bias(
-        -falling[:, ::1], distances
-    ) or "rises" in (captions.in_bias(-falling, distances))
-    assert "nothing has been learned" in captions.in_bias(falling / 1000, distances)
-    assert "No head tells" in captions.in_bias(np.ones((2, 3)), distances)
-    assert "Every head falls" in captions.in_bias(falling[:1], distances)
-    assert "far keys lose" in captions.in_matrix(np.array([[0, -9.0], [-9.0, 0]]))
-    assert "far keys gain" in captions.in_matrix(np.array([[0, 9.0], [9.0, 0]]))
-    assert "Much the same" in captions.in_matrix(np.zeros((2, 2)))
-    assert "every 1.39 tokens" in captions.in_slopes([0.5, 0.25])
-    assert "from 0 to 0.5" in captions.in_slopes([0.5, 0.0])
-    assert "Distances 0 to 2 have a bucket each; the last bucket shown begins at 3." == (
-        captions.in_buckets([0, 1, 2, 3, 3, 3])
-    )
-    assert captions.in_buckets([0, 0, 0]) == "All distances share one bucket."
+    assert "no measurable time" in cost(unknown)
+    judged = judgement.judge(layered)
+    (row,) = of_encoding.answer_table([judged]).rows
+    assert "before training" in str(row[1])
+    assert "Before any training" in of_encoding.answer_in_words(judged)
 
 
 def rotation(trained=256, longest=256, factor=1.0) -> Rotation:
@@ -205,31 +158,29 @@ def structure(model_type="llama") -> Structure:
 
 
 def test_how_far_a_checkpoint_was_trained():
-    said = of_checkpoint.answer([rotation()], 256)
+    said = of_checkpoint.answer_in_words([rotation()], 256)
     assert said == (
         "Trained on 256 tokens: beyond them 2 of its 4 rotary pairs leave their trained range; "
         "expect it to break there."
     )
-    stretched = of_checkpoint.answer([rotation(longest=1024, factor=4.0)], 1024)
+    stretched = of_checkpoint.answer_in_words([rotation(longest=1024, factor=4.0)], 1024)
     assert "stretched to 1,024 by yarn: up to there all 4 rotary pairs stay" in stretched
-    half = of_checkpoint.answer([rotation(longest=1024, factor=2.0)], 1024)
+    half = of_checkpoint.answer_in_words([rotation(longest=1024, factor=2.0)], 1024)
     assert "up to there 2 of its 4 rotary pairs" in half
-    done = of_checkpoint.answer([rotation(trained=10**4, longest=10**4)], 10**4)
+    done = of_checkpoint.answer_in_words([rotation(trained=10**4, longest=10**4)], 10**4)
     assert "all 4 rotary pairs completed a turn" in done
     table = Table("wpe", 512, 0, 0.9, (1.0, 1.0, 1.0), 4, [])
-    assert "at token 513 it has no row" in of_checkpoint.answer([table], 512)
+    assert "at token 513 it has no row" in of_checkpoint.answer_in_words([table], 512)
     bias = Bias("scores", "slopes", [0], [[0.0]])
-    assert "no length breaks it" in of_checkpoint.answer([bias], None)
-    assert "posenc finds nothing" in of_checkpoint.answer([], 512)
+    assert "no length breaks it" in of_checkpoint.answer_in_words([bias], None)
+    assert "posenc finds nothing" in of_checkpoint.answer_in_words([], 512)
 
 
-def test_the_line_to_run():
-    folder = Path("my model")
-    line = of_checkpoint.extend_command(folder, [rotation()], structure(), 256)
-    assert line == "posenc extend 'my model' --to 512"
-    assert of_checkpoint.extend_command(folder, [rotation()], structure("gptj"), 256) is None
+def test_the_length_that_extend_can_reach():
+    assert extended_length([rotation()], structure(), 256) == 512
+    assert extended_length([rotation()], structure("gptj"), 256) is None
     bias = Bias("scores", "slopes", [0], [[0.0]])
-    assert of_checkpoint.extend_command(folder, [bias], structure("bloom"), None) is None
+    assert extended_length([bias], structure("bloom"), None) is None
 
 
 def change(last, every) -> Change:
@@ -250,48 +201,32 @@ def change(last, every) -> Change:
 def test_who_saw_whom(causal, removed, said):
     kept = change([0, 0.1, 0.25], [0, 0.1, 0.25])
     swap = Swap(("dog", "cat"), [1, 0], causal, True, ["rope"] if removed else [], kept, removed)
-    found = of_checkpoint.who_saw_whom(swap)
+    found = of_checkpoint.who_saw_whom(swap, judge_exchange(swap))
     assert found.startswith("With dog and cat exchanged") and said in found
     assert "differs from layer 1 on, by 0.25 of its norm in the last layer" in found
 
 
-def test_what_is_seen_in_a_checkpoint():
-    eye = np.eye(4)
-    assert "2 look mostly at the token itself" in checkpoint_captions.in_attention(
-        np.stack([eye] * 2)
-    )
-    first = np.zeros((1, 4, 4))
+def test_heads_are_counted_by_what_they_look_at():
+    eye = torch.eye(4)
+    first = torch.zeros(1, 4, 4)
     first[..., 0] = 1
-    assert "1 looks mostly at the first token" in checkpoint_captions.in_attention(first)
-    flat = np.full((3, 4, 4), 0.25)
-    assert "None of the 3 heads" in checkpoint_captions.in_attention(flat)
-    mixed = checkpoint_captions.in_attention(np.concatenate([first, flat]))
-    assert mixed.endswith("; 3 elsewhere.")
-    moved = checkpoint_captions.in_changed_words({"with positions": [0.1, 0.9]}, ["a", "b"])
-    assert moved == "With positions, 'b' moves most (0.9) and 'a' least (0.1)."
-    layers = {"with": [0, 0.1], "without": [0.0, 1e-9]}
-    said = checkpoint_captions.in_changed_layers(layers, 1e-5)
-    assert said == "With it moves from layer 1 on, up to 0.1; without nothing moves."
-    changes = (0.0, 6e-8, 0.002, float("nan"))  # digits of rounding differ between processors
-    assert [page._change_in_words(change) for change in changes] == [
-        "0",
-        "rounding",
-        "0.002",
-        "nan",
-    ]
-    values = np.array([[1.0, 2.0], [0.5, 3.0]])
-    assert "Head 1 of layer 1 looks farthest" in captions.in_attention_distance(values)
+    previous = torch.eye(4).roll(-1, 1)[None]
+    flat = torch.full((3, 4, 4), 0.25)
+    assert heads_by_target(torch.stack([eye] * 2)) == (0, 2, 0)
+    assert heads_by_target(torch.cat([first, flat])) == (1, 0, 0)
+    assert heads_by_target(torch.cat([previous, flat])) == (0, 0, 1)
+    assert heads_by_target(flat) == (0, 0, 0)
 
 
 def test_an_answer_is_of_what_was_measured():
     """The same words come from the measured scores of a real encoding and of its opposite."""
     alibi = create("alibi", SHAPE)
     measured_decay = scores.decay(alibi, SHAPE)
-    assert "favours near tokens, whatever" in of_encoding.near_and_far(measured_decay, False)
+    assert "favours near tokens, whatever" in near_and_far(measured_decay)
     opposite = dataclasses.replace(
         measured_decay, same=measured_decay.same[::-1], mean=measured_decay.mean[::-1]
     )
-    assert "favours far tokens, whatever" in of_encoding.near_and_far(opposite, False)
+    assert "favours far tokens, whatever" in near_and_far(opposite)
 
 
 def test_new_angles_on_a_larger_grid():
@@ -299,7 +234,7 @@ def test_new_angles_on_a_larger_grid():
     found = sheet(
         name="axial_rope", places=[2], num_pairs=8, unfinished_pairs=[6, 7], axis_length=12
     )
-    said = of_encoding.limits(found, encoding)
+    said = limits(found, encoding)
     assert said.startswith("on grids of more than 12 cells to a side, 2 of its 8 rotary pairs")
     done = sheet(name="axial_rope", places=[2], num_pairs=8, axis_length=12)
-    assert "grids" not in of_encoding.limits(done, encoding)
+    assert "grids" not in limits(done, encoding)

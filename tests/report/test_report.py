@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from posenc.report.page.chart import Chart, stacked
+from posenc.report.page.chart import Chart, describe_curve_ends, stacked
 from posenc.report.page.console import Terminal, show
 from posenc.report.page.page import page_of
 from posenc.report.page.report import (
@@ -115,6 +115,18 @@ def test_a_narrow_terminal_breaks_no_number_and_names_every_row(width):
     assert "…" not in shown
 
 
+def test_a_long_text_is_broken_between_words_and_stays_beside_its_name():
+    said = "the sign of the distance is exchanged, and every earlier key is one too large"
+    rows = [["keys before a query differ by distance, as they must", "no", said]]
+    table = Table(["check", "holds", "measured"], rows)
+    shown = printed(
+        report(headline="", limits="", cautions=[], sections=[Section("", [table])]), 64
+    )
+    assert shown.startswith("┏") and shown.count("┏") == 1 and "…" not in shown
+    assert all(word in shown for word in f"{rows[0][0]} {said}".split())
+    assert max(map(len, shown.splitlines())) == 64
+
+
 def test_foreign_text_moves_no_cursor_and_is_no_markup():
     hostile = "\x1b[31m[bold]x[/bold]<script>"
     made = report(
@@ -143,6 +155,11 @@ def test_a_figure_without_a_description_reads_the_ends_of_its_curves():
 
     page = page_of(report(sections=[Section("", [Plot(Chart(data, draw), "Loss.")])])).html()
     assert re.search(r"<\w*:?title[^>]*>Loss\. rope: 2\.5 at 64, 3\.12 at 1,024\.<", page)
+
+
+def test_a_figure_over_words_reads_its_ends():
+    data = stacked("token", "change", {"with": (["Tom", "saw", "Lily"], [0.5, 0.0, 0.25])})
+    assert describe_curve_ends(data) == "with: 0.5 at Tom, 0.25 at Lily."
 
 
 def test_a_table_without_rows_is_written_empty():

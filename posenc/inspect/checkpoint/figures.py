@@ -1,6 +1,6 @@
-"""The figures of a checkpoint; each function returns a Chart: a table, and its drawing."""
+"""The figures of a checkpoint's page, each a table and its drawing."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from unicodedata import east_asian_width
@@ -10,6 +10,11 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
+from posenc.inspect.checkpoint.positions import Bias, Disentangled, Rotation, Table
+from posenc.inspect.checkpoint.reading import attention_by_group
+from posenc.inspect.checkpoint.sheet import Sheet
+from posenc.inspect.checkpoint.swap import ROUNDING, Swap
+from posenc.inspect.encoding import figures as encodings
 from posenc.inspect.encoding.figures import frame, heat_map
 from posenc.report.page.chart import PANEL, Chart, Data, axes_of, parts, stacked
 from posenc.report.page.drawing import (
@@ -21,6 +26,7 @@ from posenc.report.page.drawing import (
     readable,
     style,
 )
+from posenc.report.page.report import Plot
 
 Array = np.ndarray
 MOST_LABELS = 40
@@ -28,6 +34,123 @@ MOST_LABELS = 40
 eye."""
 _MOST_WIDTH = 9.6
 """Total width of a layer's heads, in inches."""
+MOST_CELLS = 2_000_000
+"""Squares in all attention maps of a page; with more, only some layers are drawn. Chosen, not
+derived."""
+_FEWEST_LAYERS = 3
+"""Layers that are drawn however many squares they have: the first, the middle and the last."""
+_LEAST_CELLS = 40_000
+"""Squares that a layer counts as at least: short texts, too, have no more than 50 layers drawn."""
+
+
+def position_plots(sheet: Sheet) -> Iterator[Plot]:
+    """Yield figures of everything that gives the model its positions: wavelengths, cosines of a
+    table, biases and slopes."""
+    for kind in sheet.positions:
+        match kind:
+            case Rotation():
+                waves = {"unscaled": kind.unscaled}
+                if kind.scaling != "none":
+                    waves[f"as it runs, {kind.scaling}"] = kind.wavelengths
+                yield Plot(
+                    encodings.wavelengths(waves, kind.trained),
+                    f"Tokens per turn of each pair of channels, {kind.layers}. One above the "
+                    f"dotted line turns less than once in {kind.trained:,} tokens; unless it is "
+                    "stretched, it meets new angles beyond them.",
+                    name=f"wavelengths-{kind.layers.replace(' ', '-')}",
+                )
+            case Table():
+                yield Plot(
+                    similarity(np.array(kind.similarity), kind.step),
+                    f"Similarity of positions: cosines between rows of {kind.where}.",
+                    name=f"similarity-{kind.where}",
+                )
+            case Bias() | Disentangled() if kind.values:
+                averaged = ": of this sentence on average, first layer"
+                yield Plot(
+                    encodings.bias_by_distance(np.array(kind.values), kind.distances),
+                    f"The model's own bias by distance, one curve per head"
+                    f"{averaged * isinstance(kind, Disentangled)}; {kind.where}.",
+                    name=f"bias-{kind.where.replace(' ', '-')}",
+                )
+                if isinstance(kind, Bias) and kind.slopes:
+                    yield Plot(
+                        encodings.slopes(kind.slopes),
+                        "The slope of each head: logits taken off for each token of distance.",
+                        name="slopes",
+                    )
+
+
+def distance_plots(sheet: Sheet) -> Iterator[Plot]:
+    """Yield, for each stack of layers, the figure of the mean distance of attention, one dot per
+    head."""
+    for stack, values in sheet.reading.distances().items():
+        of_stack = f" of the {stack}" if stack else ""
+        yield Plot(
+            encodings.attention_distance(values.numpy()),
+            f"Mean distance of attention of each head{of_stack}.",
+            name=f"attention-distance{f'-{stack}' * bool(stack)}",
+        )
+
+
+def attention_plots(sheet: Sheet, layers: Sequence[int] = ()) -> Iterator[str | Plot]:
+    """Yield for each layer that is drawn a figure of the attention of all its heads, after a note
+    if some layers are left out.
+
+    layers: to draw; empty for as many as fit.
+    """
+    sentence = sheet.sentence
+    for stack, weights in sheet.reading.attention.items():
+        count, heads = weights.shape[:2]
+        if layers:  # of a stack with fewer layers, those that it has
+            drawn = sorted(layer for layer in set(layers) if layer < count)
+        else:
+            drawn = _layers_to_draw(count, heads * len(sentence.labels) ** 2)
+        if len(drawn) != count:
+            yield f"{len(drawn)} of {count} layers are drawn; choose others with --layer."
+        of_stack = f"{stack}, " if stack else ""
+        labels = sentence.labels
+        if stack == "decoder":  # its queries and keys are one token behind
+            labels = ("[start]", *labels[:-1])
+        for layer in drawn:
+            maps = attention_by_group(weights[layer], sentence.groups).numpy()
+            yield Plot(
+                attention_of_heads(maps, labels),
+                f"Attention, {of_stack}layer {layer}: rows are queries, columns the keys they "
+                "look at.",
+                name=f"attention{f'-{stack}' * bool(stack)}-layer-{layer}",
+                wide=True,
+            )
+
+
+def _layers_to_draw(layers: int, cells: int) -> list[int]:
+    """Return the layers to draw, of `layers`: all, or as many as MOST_CELLS allows, evenly spread
+    from the first to the last, and at least three. cells: squares in the maps of one layer."""
+    room = max(_FEWEST_LAYERS, MOST_CELLS // max(cells, _LEAST_CELLS))
+    if layers <= room:
+        return list(range(layers))
+    return sorted({round(i * (layers - 1) / (room - 1)) for i in range(room)})
+
+
+def swap_plots(swap: Swap, labels: Sequence[str]) -> Iterator[Plot]:
+    """Yield the two figures of how far exchanging two words moves the hidden states: by token, and
+    by layer."""
+    settings = {"with positions": swap.with_positions, "without positions": swap.without}
+    changes = {name: change for name, change in settings.items() if change is not None}
+    yield Plot(
+        changed_words({name: change.by_group for name, change in changes.items()}, labels),
+        "How far the last layer's state of each token moves when the words change places.",
+        name="changed-words",
+        wide=len(labels) > 20,  # chosen by eye
+    )
+    which = "the last token's state" if swap.causal else "any token's state, the largest"
+    caption = f"By layer: how far {which} moves."
+    yield Plot(
+        changed_layers({n: swap.by_layer(change) for n, change in changes.items()}, ROUNDING),
+        caption,
+        caption,  # without numbers: the digits of rounding differ between machines
+        name="changed-layers",
+    )
 
 
 def attention_of_heads(weights: Array, labels: Sequence[str]) -> Chart:

@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -21,13 +21,13 @@ from posenc.inspect.checkpoint.swap import Swap, swap_words
 DEFAULT_TEXT = "The company bought its rival."
 DEFAULT_WORDS = ("company", "rival")
 """Words of DEFAULT_TEXT that are exchanged."""
-DEFAULT_REASON = "No --sentence was given: in this sentence only positions tell who buys whom."
-"""Why DEFAULT_TEXT is read, for the terminal and the page."""
 DEFAULT_IDS = 16
 """Token ids that are read by default where there is no tokenizer; chosen, not derived."""
 MOST_TOKENS = 512
 """Most tokens of a text; chosen, not derived. The attention of all heads is kept, so a text is a
 sentence or a paragraph."""
+
+Origin = Literal["user", "default text", "default ids"]
 
 
 @dataclass(frozen=True)
@@ -52,8 +52,8 @@ class Sheet:
     """Findings about positions in a checkpoint.
 
     longest: tokens that its config allows, None without a limit. masked: it predicts masked tokens
-    instead of the next one. reason: why a default text was read, "" for one of the user. swap: None
-    if no words were exchanged.
+    instead of the next one. text_origin: whose text was read: the user's, DEFAULT_TEXT, or token
+    ids spread over the vocabulary. swap: None if no words were exchanged.
     """
 
     folder: Path
@@ -62,7 +62,7 @@ class Sheet:
     masked: bool
     positions: list[Kind]
     sentence: Sentence
-    reason: str
+    text_origin: Origin
     reading: Reading
     swap: Swap | None
 
@@ -83,7 +83,7 @@ class Sheet:
             "tokens": list(self.sentence.labels),
             "token_ids": list(self.sentence.ids),
             "attention_distance": distances,
-            "swap": self.swap and {**dataclasses.asdict(self.swap), "verdicts": self.swap.verdicts},
+            "swap": self.swap and dataclasses.asdict(self.swap),
         }
 
 
@@ -98,7 +98,7 @@ def measure_checkpoint(request: Request, tell: Callable[[str], None] = lambda st
     # eager: the one that shows its weights
     checkpoint = load_checkpoint(request.folder, encoder_decoder=True, attention="eager")
     model = checkpoint.model
-    text, words, reason = _text_and_words(request, checkpoint)
+    text, words, origin = _text_and_words(request, checkpoint)
     vocabulary = checkpoint.config.vocab_size
     sentence = tokenize_sentence(
         request.folder, vocabulary, text, as_bytes=request.as_bytes, as_ids=request.as_ids
@@ -128,16 +128,16 @@ def measure_checkpoint(request: Request, tell: Callable[[str], None] = lambda st
             exchanged = swap_words(model, sentence, words, checkpoint.masked)
     masked = checkpoint.masked
     return Sheet(
-        request.folder, built, longest, masked, kinds, sentence, reason, reading, exchanged
+        request.folder, built, longest, masked, kinds, sentence, origin, reading, exchanged
     )
 
 
 def _text_and_words(
     request: Request, checkpoint: Checkpoint
-) -> tuple[str, tuple[str, str] | None, str]:
-    """Return the text, the words to exchange, and why a default was taken ("" where none was)."""
+) -> tuple[str, tuple[str, str] | None, Origin]:
+    """Return the text, the words to exchange, and whose text it is."""
     if request.text is not None:
-        return request.text, request.words, ""
+        return request.text, request.words, "user"
     vocabulary = checkpoint.config.vocab_size
     kind = tokenization_kind(
         request.folder, vocabulary, as_bytes=request.as_bytes, as_ids=request.as_ids
@@ -147,9 +147,8 @@ def _text_and_words(
         ids = [str(i * vocabulary // count) for i in range(count)]
         # By default, ids at a third and at two thirds of the text.
         words = request.words or (ids[count // 3], ids[2 * count // 3])
-        reason = "No --sentence was given: token ids spread over the vocabulary."
-        return " ".join(ids), words, reason
-    return DEFAULT_TEXT, request.words or DEFAULT_WORDS, DEFAULT_REASON
+        return " ".join(ids), words, "default ids"
+    return DEFAULT_TEXT, request.words or DEFAULT_WORDS, "default text"
 
 
 def _check_length(sentence: Sentence, longest: int | None, folder: Path) -> None:

@@ -55,41 +55,10 @@ class Swap:
     with_positions: Change
     without: Change | None
 
-    @property
-    def verdicts(self) -> list[str]:
-        """Return the findings without positions, in words and numbers."""
-        change = self.without
-        if change is None:
-            return ["Nothing of this model's positions is known to be removable."]
-        if not self.causal:
-            gap = max(change.all_by_layer)
-            holds = "is blind to order" if gap < ROUNDING else "still tells order apart"
-            return [
-                f"Without positions every token's state goes with its word to {gap:.1g} in all "
-                f"layers: attention that looks both ways {holds}."
-            ]
-        if not self.last_stays:
-            return [
-                "The last token is part of an exchanged word, so that nothing need be the same "
-                "there: end the text with another word or a full stop to see what the mask keeps."
-            ]
-        first, later = change.last_by_layer[1], change.last_by_layer[2:]
-        if first >= ROUNDING:
-            return [
-                f"Without positions the last token differs after one layer, by {first:.2g}: "
-                "something other than positions depends on order, such as windowed attention."
-            ]
-        sentences = [
-            f"Without positions the last token is the same after one layer, to {first:.1g}: "
-            "under a causal mask it sees the same set of tokens in either order."
-        ]
-        if later:
-            differs = "differs" if max(later) >= ROUNDING else "is the same"
-            sentences.append(
-                f"After two layers or more it {differs}, by up to {max(later):.2g}: tokens "
-                "between the words have seen other sets, and only the mask depends on order."
-            )
-        return sentences
+    def by_layer(self, change: Change) -> list[float]:
+        """Return how far states move in each layer: that of the last token in a causal model, else
+        the largest of any."""
+        return change.last_by_layer if self.causal else change.all_by_layer
 
 
 def exchanged_order(length: int, a: Span, b: Span) -> list[int]:

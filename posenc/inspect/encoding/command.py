@@ -1,6 +1,5 @@
-"""Measure encodings, print the result, and write the page."""
+"""Run `posenc inspect encoding`: measure, judge, print the report, write the page."""
 
-import json
 import shlex
 import sys
 from collections.abc import Callable, Sequence
@@ -10,21 +9,19 @@ from pathlib import Path
 import torch
 
 from posenc.encodings import ModelShape, create, parse
-from posenc.inspect.encoding.answer import answer
+from posenc.inspect.encoding.judgement import judge
 from posenc.inspect.encoding.measurements import SpecSheet, measure
+from posenc.inspect.encoding.report import report_of
 from posenc.inspect.encoding.scores import decay_bytes
-from posenc.inspect.encoding.words import tables
 from posenc.lazy import require_package
 from posenc.report.files.atomic import check_outputs
 from posenc.report.files.bounds import check_room
 from posenc.report.machine.machine import memory_bytes
-from posenc.report.page.console import print_table, stdout
+from posenc.report.page.console import print_report
 from posenc.report.page.progress import tell
 from posenc.testing.layer import encoding_of_first_layer
 
 ADVICE = "Take fewer --heads, or a smaller --head-dim."
-MOST_COLUMNS = 4
-"""Up to this many encodings have a column each; of more, each has a row."""
 
 
 def run(
@@ -35,28 +32,26 @@ def run(
     out: Path | None,
     figures: Path | None = None,
 ) -> None:
-    """Print the answers and the spec sheets, write the page, and its figures into `figures`.
+    """Print the report, write its page to `out`, and its figures into `figures`.
 
     compare: put the encodings into shared tables. as_json: print JSON instead, and write a page
     only where `out` names one.
     """
     path = out or (None if as_json else Path("runs/inspect.html"))
-    if path or figures:
+    has_figures = path is not None or figures is not None
+    if has_figures:
         require_package("matplotlib", "the page")
     check_outputs(figures, path)
-    sheets = measure_all(names, shape, tell)
+    judged = [judge(sheet) for sheet in measure_all(names, shape, tell)]
     tell("")
-    if as_json:
-        print(json.dumps([sheet.to_json() for sheet in sheets], indent=1, allow_nan=False))
-    else:
-        _print_sheets(sheets, compare)
-    if path is None and figures is None:
-        return
-    from posenc.inspect.encoding.page import make_page
-    from posenc.report.page.figure_files import write_and_say
-
     command = shlex.join(["posenc", *sys.argv[1:]])
-    write_and_say(make_page(sheets, compare, command), path, figures)
+    report = report_of(judged, command, compare=compare, has_figures=has_figures)
+    print_report(report, as_json)
+    if has_figures:
+        from posenc.report.page.figure_files import write_and_say
+        from posenc.report.page.page import page_of
+
+        write_and_say(page_of(report), path, figures)
 
 
 def measure_all(
@@ -88,27 +83,3 @@ def _bytes_of_timed_layers(shape: ModelShape) -> int:
     """Return the bytes of the two layers whose times are compared."""
     # Two layers of four matrices in float32.
     return 2 * 4 * 4 * shape.embed_dim**2
-
-
-def _print_sheets(sheets: list[SpecSheet], compare: bool) -> None:
-    """Print the answers, then a table for each subject: shared by all encodings with `compare`,
-    else of each encoding in turn."""
-    console = stdout(140)  # columns, where no terminal says how many it has
-    for sheet in sheets:
-        console.print(str(answer(sheet)), markup=False, highlight=False)
-    groups = [sheets] if compare else [[sheet] for sheet in sheets]
-    for group in groups:
-        for subject, meanings, rows in tables(group):
-            if not compare:
-                header = ["", "measured", "what it says"]
-                lines = zip(meanings, rows[0][1:], meanings.values(), strict=True)
-                title = f"{group[0].name}: {subject[:1].lower()}{subject[1:]}"
-            elif len(rows) > MOST_COLUMNS:
-                header = ["", *meanings]
-                lines = rows
-                title = subject
-            else:
-                header = ["", *(row[0] for row in rows)]
-                lines = zip(meanings, *(row[1:] for row in rows), strict=True)
-                title = subject
-            print_table(console, header, lines, title=title, overflow="fold")

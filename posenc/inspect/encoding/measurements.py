@@ -2,7 +2,6 @@
 
 import copy
 import dataclasses
-import json
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -15,6 +14,7 @@ from posenc.inspect.encoding import behaviour as running
 from posenc.inspect.encoding import invariance, precision, scores
 from posenc.inspect.encoding.precision import Precision
 from posenc.inspect.encoding.scores import Decay, Resolution
+from posenc.report.page.report import json_value
 from posenc.testing import CHECKS, maker, verdicts
 from posenc.testing.layer import add_parameter_noise, encoding_of_first_layer
 
@@ -68,8 +68,7 @@ class SpecSheet:
 
     def to_json(self) -> dict[str, Any]:
         """Return plain numbers, strings, lists and dicts; None for NaN and infinite numbers."""
-        json_text = json.dumps(dataclasses.asdict(self))
-        return json.loads(json_text, parse_constant=lambda not_finite: None)
+        return json_value(self)
 
 
 def measure(

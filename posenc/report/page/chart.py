@@ -104,9 +104,14 @@ def describe_curve_ends(data: Data) -> str:
     descriptions = []
     for name, curve in parts(data).items():
         ends = dict.fromkeys([0, len(curve[x]) - 1])  # once for a curve of one point
-        points = (f"{curve[y][i]:.3g} at {curve[x][i]:,g}" for i in ends)
+        points = (f"{curve[y][i]:.3g} at {_place_in_words(curve[x][i])}" for i in ends)
         descriptions.append(f"{name}: {', '.join(points)}")
     return f"{'; '.join(descriptions)}."
+
+
+def _place_in_words(place: Any) -> str:
+    """Return a place on an axis, a number or a word, as text."""
+    return place if isinstance(place, str) else f"{place:,g}"
 
 
 def csv_text(data: Data) -> str:

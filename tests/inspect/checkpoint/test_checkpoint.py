@@ -19,13 +19,16 @@ from posenc.encodings.scores.t5 import T5Bias
 from posenc.hf.checkpoint.loading import load_checkpoint
 from posenc.inspect.checkpoint import figures
 from posenc.inspect.checkpoint import sheet as sheet_of
-from posenc.inspect.checkpoint.page import attention_plots, make_page
+from posenc.inspect.checkpoint.figures import attention_plots
+from posenc.inspect.checkpoint.judgement import judge, judge_exchange
 from posenc.inspect.checkpoint.positions import Bias, Disentangled, Rotation, Table
 from posenc.inspect.checkpoint.reading import attention_by_group, mean_distance, read_sentence
+from posenc.inspect.checkpoint.report import report_of, verdicts_in_words
 from posenc.inspect.checkpoint.sentence import tokenize_sentence
-from posenc.inspect.checkpoint.sheet import Request, measure_checkpoint
-from posenc.inspect.checkpoint.swap import exchanged_order, without_positions
+from posenc.inspect.checkpoint.sheet import Request, Sheet, measure_checkpoint
+from posenc.inspect.checkpoint.swap import Swap, exchanged_order, without_positions
 from posenc.report.page.drawing import to_svg
+from posenc.report.page.page import Page, page_of
 from tests.browser import DESKTOP, PHONE, needs_chromium
 from tests.charts import assert_drawn_from_its_table
 from tests.hf_models import COMMON, LENGTH, save
@@ -62,6 +65,14 @@ def sheets(folders):
     }
 
 
+def page_about(sheet: Sheet, layers=()) -> Page:
+    return page_of(report_of(judge(sheet), "posenc inspect", layers, has_figures=True))
+
+
+def verdicts(swap: Swap) -> list[str]:
+    return verdicts_in_words(swap, judge_exchange(swap))
+
+
 @pytest.mark.parametrize("family", KINDS)
 def test_structure_and_positions_of_each_family(sheets, folders, family):
     sheet = sheets[family]
@@ -85,13 +96,13 @@ def test_without_positions_the_order_of_words_is_lost_as_far_as_the_mask_allows(
     if found.causal:
         assert found.without.last_by_layer[1] < 1e-5 < 1e-4 < found.without.last_by_layer[2]
         assert found.with_positions.last_by_layer[1] > 1e-4
-        assert "same after one layer" in found.verdicts[0]
-        assert "two layers or more it differs" in found.verdicts[1]
+        assert "same after one layer" in verdicts(found)[0]
+        assert "two layers or more it differs" in verdicts(found)[1]
     else:
         assert max(found.without.all_by_layer) < 1e-5
         assert max(found.with_positions.all_by_layer) > 1e-2
         assert found.without.logits < 1e-4 < found.with_positions.logits
-        assert "blind to order" in found.verdicts[0]
+        assert "blind to order" in verdicts(found)[0]
 
 
 @pytest.mark.parametrize("family", KINDS)
@@ -161,7 +172,7 @@ def test_a_window_of_attention_is_not_blamed_on_positions(tmp_path):
     save("gemma3_text", tmp_path, spread=0.3)
     long = "The dog was seen by nobody but its cat."
     found = measure_checkpoint(Request(tmp_path, long, WORDS, as_bytes=True)).swap
-    assert "windowed attention" in found.verdicts[0]
+    assert "windowed attention" in verdicts(found)[0]
 
 
 @pytest.mark.parametrize(("family", "theta"), [("llama", 200.0), ("gpt_neox", 10000.0)])
@@ -390,7 +401,7 @@ def test_the_command_prints_and_writes_a_page(folders, tmp_path, call):
     page = tmp_path / "inspect.html"
     code, said, err = call("inspect", "model", folders["llama"], "--out", page)
     assert code == 0, err
-    for shown in ("key/value heads", "no full turn in 64 tokens", "farthest head", "exchanged"):
+    for shown in ("key/value heads", "no full turn in 64 tokens", "farthest", "exchanged"):
         assert shown in said
     assert "No --sentence was given" in said
     assert page.read_text().count("<svg") == 6
@@ -454,7 +465,7 @@ def test_unknown_names_end_with_one_line(name, call):
 
 @pytest.mark.parametrize("family", ["opt", "bloom", "deberta-v2"])
 def test_pages_of_other_families(sheets, tmp_path, family):
-    make_page(sheets[family], (1,), "posenc inspect").write(tmp_path / "inspect.html")
+    page_about(sheets[family], (1,)).write(tmp_path / "inspect.html")
     page = (tmp_path / "inspect.html").read_text()
     assert page.count("<svg") == (6 if family == "bloom" else 5)
     assert "1 of 2 layers are drawn" in page
@@ -493,9 +504,9 @@ def shown(folders, tmp_path_factory):
     """A page with Chinese tokens."""
     path = tmp_path_factory.mktemp("page") / "inspect.html"
     request = Request(folders["t5"], "公司收购了对手。", ("公司", "对手"), as_bytes=True)
-    page = make_page(measure_checkpoint(request), (), "posenc inspect")
+    page = page_about(measure_checkpoint(request))
     page.write(path)
-    assert all(plot.seen.endswith(".") for plot in page.plots())
+    assert all(plot.caption.endswith(".") for plot in page.plots())
     assert len({plot.name for plot in page.plots()}) == len(page.plots()) == 10
     for plot in page.plots():
         assert_drawn_from_its_table(plot.chart)

@@ -13,7 +13,7 @@ import posenc
 from posenc import ModelShape
 from posenc.inspect.command import _report_sys_exit
 from posenc.inspect.encoding.command import measure_all
-from posenc.inspect.encoding.words import rows
+from posenc.inspect.encoding.report import properties
 from posenc.report.page.console import print_table, stderr, stdout
 from posenc.testing import CHECKS, VOIDING
 from tests.compare.plan.test_encodings import MINE
@@ -88,14 +88,17 @@ def test_an_encoding_in_a_file_gets_the_whole_sheet(folder):
     own, registered = measure_all(["my.py:LogALiBi:slope=2", "alibi"], SHAPE)
     assert own.name == "my.py:LogALiBi:slope=2"
     assert own.contract == {} and registered.contract is None
-    assert set(rows(own)) == {*rows(registered), "contract"} and rows(own)["contract"] == "holds"
+    assert (
+        set(properties(own)) == {*properties(registered), "contract"}
+        and properties(own)["contract"] == "holds"
+    )
 
 
 @pytest.mark.slow
 def test_the_sheet_says_what_of_the_contract_fails(folder):
     (sheet,) = measure_all(["planted.py:ClaimsByANumber"], SHAPE)
     assert list(sheet.contract or {}) == ["claims_have_their_types"]
-    assert rows(sheet)["contract"] == "fails: claims have their types"
+    assert properties(sheet)["contract"] == "fails: claims have their types"
 
 
 @pytest.mark.slow
@@ -190,7 +193,7 @@ def test_scores_of_nan_are_not_measured(own, call, name, first, options):
 @pytest.mark.slow
 def test_a_difference_of_nan_is_no_number(own):
     (sheet,) = measure_all(["own.py:FarNaN"], ModelShape(32, 2, train_length=2048))
-    assert "NaN" in rows(sheet)["shift invariant"]
+    assert "NaN" in properties(sheet)["shift invariant"]
     found = json.loads(json.dumps(sheet.to_json(), allow_nan=False))
     assert found["differences"]["shift"] is None and found["holds"]["shift"] is False
 

@@ -2,14 +2,18 @@
 
 import csv
 import dataclasses
+import json
 
 import pytest
 
 from posenc import ModelShape, names
 from posenc.inspect.encoding import behaviour as running
+from posenc.inspect.encoding.judgement import judge
 from posenc.inspect.encoding.measurements import measure
-from posenc.inspect.encoding.page import make_page
+from posenc.inspect.encoding.report import report_of
 from posenc.report.files.atomic import OF_FIGURES
+from posenc.report.page.page import Page, page_of
+from posenc.report.page.report import as_json
 from tests.browser import DESKTOP, PHONE, needs_chromium
 from tests.charts import assert_drawn_from_its_table
 
@@ -28,6 +32,11 @@ def sheets():
         }
 
 
+def page_about(sheets, compare: bool = False) -> Page:
+    judged = [judge(sheet) for sheet in sheets]
+    return page_of(report_of(judged, "posenc inspect", compare=compare, has_figures=True))
+
+
 @pytest.fixture(scope="module")
 def pages(sheets, tmp_path_factory):
     """One page for each kind of encoding, and one for all side by side: how many figures it has,
@@ -37,7 +46,7 @@ def pages(sheets, tmp_path_factory):
     shown["all"] = [*sheets.values()]
     found = {}
     for name, group in shown.items():
-        page = make_page(group, len(group) > 1, "posenc inspect")
+        page = page_about(group, len(group) > 1)
         page.write(folder / f"{name}.html")
         found[name] = (len(page.plots()), folder / f"{name}.html")
     return found
@@ -75,18 +84,28 @@ def test_every_page_is_below_a_megabyte(sheets):
         dataclasses.replace(sheets["learned"], name=name, shape=default)
         for name in ("learned", "learned_2d", "sincos_2d")
     ]
-    assert len(make_page(large, False, "").html().encode()) < MEGABYTE
+    assert len(page_about(large).html().encode()) < MEGABYTE
     many = [dataclasses.replace(sheets["sinusoidal"], name=name) for name in names()]
-    assert len(make_page(many, False, "").html().encode()) < MEGABYTE
+    assert len(page_about(many).html().encode()) < MEGABYTE
 
 
-def test_every_figure_says_what_to_see_and_has_a_name(sheets):
+def test_every_figure_says_what_it_shows_and_has_a_name(sheets):
     for sheet in sheets.values():
-        plots = make_page([sheet], False, "").plots()
-        assert all(plot.seen.endswith(".") for plot in plots)
+        plots = page_about([sheet]).plots()
+        assert all(plot.caption.endswith(".") for plot in plots)
         assert len({plot.name for plot in plots}) == len(plots)
         for plot in plots:
             assert_drawn_from_its_table(plot.chart)
+
+
+def test_without_figures_a_report_has_the_same_tables(sheets):
+    judged = [judge(sheets["rope"]), judge(sheets["alibi"])]
+    bare = report_of(judged, "", compare=True, has_figures=False)
+    drawn = report_of(judged, "", compare=True, has_figures=True)
+    assert bare.tables() == drawn.tables() and {*bare.tables()} > {"answers", "near-and-far"}
+    assert not page_of(bare).plots() and len(page_of(drawn).plots()) == 9
+    rows = json.loads(as_json(bare))["tables"]["angles"]
+    assert [row["rope"] for row in rows][:2] == ["5 of 8: 3-7", "2,147,483,648"]
 
 
 def test_figures_are_written_with_their_data(tmp_path, monkeypatch, sheets, call):
@@ -94,8 +113,11 @@ def test_figures_are_written_with_their_data(tmp_path, monkeypatch, sheets, call
     monkeypatch.setattr("posenc.inspect.encoding.command.measure_all", lambda *_: [sheets["alibi"]])
     assert call("inspect", "encoding", "alibi", "--figures", "fig", "--json")[0] == 0
     files = {path.name for path in (tmp_path / "fig").iterdir()} - {OF_FIGURES}
-    stems = {name.rpartition(".")[0] for name in files}
-    assert files == {f"{stem}.{kind}" for stem in stems for kind in ("svg", "pdf", "png", "csv")}
+    stems = {name.removesuffix(".svg") for name in files if name.endswith(".svg")}
+    tables = {"near-and-far.csv", "what-leaves-a-result-unchanged.csv", "angles.csv"}
+    tables |= {"cost-and-limits.csv"}
+    drawn = {f"{stem}.{kind}" for stem in stems for kind in ("svg", "pdf", "png", "csv")}
+    assert files == drawn | tables
     assert {"score-of-equals", "alibi-slopes", "alibi-bias"} <= stems
     assert not (tmp_path / "runs").exists()
     rows = list(csv.DictReader((tmp_path / "fig/alibi-slopes.csv").read_text().splitlines()))
@@ -108,7 +130,7 @@ def test_a_comparison_of_few_breaks_no_word_at_80_columns(monkeypatch, sheets, c
     monkeypatch.setattr("posenc.inspect.encoding.command.measure_all", lambda *_: few)
     monkeypatch.setattr("posenc.report.page.figure_files.write_and_say", lambda *_: None)
     code, out, _ = call("inspect", "encoding", "alibi", "yarn", "--compare")
-    assert code == 0 and out.count("│ alibi") == 0
+    assert code == 0 and out.count("│ alibi") == 2  # of the answers; below it has columns
     for words in ("rows independent", "cache consistent", "symmetric", "directed", "untouched"):
         assert words in out
 

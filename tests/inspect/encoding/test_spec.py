@@ -14,7 +14,7 @@ from posenc.encodings.base.claims import Claims
 from posenc.inspect.encoding import behaviour as running
 from posenc.inspect.encoding import invariance, precision, scores
 from posenc.inspect.encoding.measurements import measure
-from posenc.inspect.encoding.words import rows
+from posenc.inspect.encoding.report import properties
 from posenc.testing.layer import add_parameter_noise, encoding_of_first_layer
 from tests.compilers import traces_attributes
 from tests.kinds import one_of_each_kind
@@ -166,15 +166,15 @@ def test_two_axes_are_measured_against_the_side_of_their_grid(quick):
     """A grid of 46 by 46 holds 2,048 cells: 18 of 32 pairs complete no turn on it."""
     found = measure("axial_rope", ModelShape(embed_dim=512, num_heads=8, train_length=2048))
     assert found.axis_length == 46 and len(found.unfinished_pairs) == 18
-    assert "18 of 32" in rows(found)["unfinished pairs"]
-    assert "on an axis of 46" in rows(found)["unfinished pairs"]
+    assert "18 of 32" in properties(found)["unfinished pairs"]
+    assert "on an axis of 46" in properties(found)["unfinished pairs"]
 
 
 def test_scaling_is_named_and_what_is_untrained_is_called_so(quick):
-    found = rows(measure("yarn", SHAPE))
+    found = properties(measure("yarn", SHAPE))
     assert found["scaling"].startswith("YaRN(factor=") and "untrained" not in found["parameters"]
-    assert "untrained here" in rows(measure("t5", SHAPE))["parameters"]
-    assert "scaling" not in rows(measure("rope", SHAPE))
+    assert "untrained here" in properties(measure("t5", SHAPE))["parameters"]
+    assert "scaling" not in properties(measure("rope", SHAPE))
 
 
 def test_an_encoding_costs_itself():
@@ -269,11 +269,11 @@ def test_what_cannot_be_compiled_is_exported_by_running_it():
 
 
 @pytest.mark.slow
-def test_json_is_a_list_of_objects(call):
+def test_json_has_an_object_for_each_encoding(call):
     options = ["--json", "--head-dim", "8", "--heads", "2", "--train-length", "32"]
     code, out, _ = call("inspect", "encoding", "p_rope", *options)
     assert code == 0
-    (sheet,) = json.loads(out)
+    (sheet,) = json.loads(out)["encodings"]
     assert sheet["places"] == [2] and sheet["parameters"] == 0
     assert sheet["exports"] == "yes"
     assert (sheet["compiles"] == "yes") == traces_attributes(), sheet["compiles"]

@@ -1,0 +1,341 @@
+"""The words of a measured checkpoint: its judgement as a report, for the terminal, the page and
+JSON."""
+
+import shlex
+from collections.abc import Callable, Iterator, Sequence
+from statistics import fmean
+from typing import Any
+
+from posenc.inspect.checkpoint.judgement import Exchange, Judgement
+from posenc.inspect.checkpoint.positions import Bias, Disentangled, Kind, Rotation, Table
+from posenc.inspect.checkpoint.sheet import Sheet
+from posenc.inspect.checkpoint.structure import Structure
+from posenc.inspect.checkpoint.swap import Change, Swap
+from posenc.inspect.encoding.report import ranges
+from posenc.report.page.report import Block, Code, Facts, Items, Report, Section
+from posenc.report.page.table import Number
+from posenc.report.page.table import Table as Rows
+
+_ORIGINS = {
+    "user": "",
+    "default text": "No --sentence was given: in this sentence only positions tell who buys whom.",
+    "default ids": "No --sentence was given: token ids spread over the vocabulary.",
+}
+"""Why a text was read, by its origin."""
+
+
+def report_of(
+    judgement: Judgement, command: str, layers: Sequence[int] = (), *, has_figures: bool
+) -> Report:
+    """Return the report of a checkpoint.
+
+    command: the line that repeats it. layers: whose attention is drawn; empty for as many as fit.
+    has_figures: with figures, which need matplotlib.
+    """
+    sheet = judgement.sheet
+    built = sheet.structure
+    answers = [answer_in_words(sheet.positions, sheet.longest)]
+    if sheet.swap is not None and judgement.exchange is not None:
+        answers.append(who_saw_whom(sheet.swap, judgement.exchange))
+    return Report(
+        f"What position does in {sheet.folder.resolve().name}",
+        " ".join(answers),
+        _facts(judgement),
+        [*_sections(judgement, command, layers, has_figures)],
+        f"{built.model_type}, {built.layers} layers of {built.heads} heads. Everything here is "
+        "measured.",
+    )
+
+
+def _facts(judgement: Judgement) -> dict[str, Any]:
+    """Return all that was measured, by the keys of --json, with the verdicts on the exchange."""
+    facts = judgement.sheet.to_json()
+    swap = judgement.sheet.swap
+    if swap is not None and judgement.exchange is not None:
+        facts["swap"]["verdicts"] = verdicts_in_words(swap, judgement.exchange)
+    return facts
+
+
+def _sections(
+    judgement: Judgement, command: str, layers: Sequence[int], has_figures: bool
+) -> Iterator[Section]:
+    """Yield the sections of the report, those that were not measured left out."""
+    sheet = judgement.sheet
+    of_exchange, of_positions, of_distances, of_attention = [], [], [], []
+    if has_figures:
+        from posenc.inspect.checkpoint import figures
+
+        of_exchange = [*figures.swap_plots(sheet.swap, sheet.sentence.labels)] if sheet.swap else []
+        of_positions = [*figures.position_plots(sheet)]
+        of_distances = [*figures.distance_plots(sheet)]
+        of_attention = [*figures.attention_plots(sheet, layers)]
+    if judgement.extends_to is not None:
+        line = ["posenc", "extend", str(sheet.folder), "--to", str(judgement.extends_to)]
+        advice = "To try twice the length, measure the methods on text of yours:"
+        yield Section("", [advice, Code(f"{shlex.join(line)} --text FILE")])
+    if sheet.swap is not None and judgement.exchange is not None:
+        blocks = _exchange_blocks(sheet.swap, judgement.exchange)
+        yield Section("Who saw whom", [*blocks, *of_exchange])
+    positions = Facts(positions_in_words(sheet.positions))
+    yield Section("Where its positions live", [positions, *of_positions])
+    yield Section("How far attention looks", [attention_table(judgement), *of_distances])
+    if of_attention:
+        yield Section("Attention", of_attention, detail=True)
+    origin = _ORIGINS[sheet.text_origin]
+    labels = sheet.sentence.labels
+    text = Facts({"text": sheet.sentence.text, f"{len(sheet.sentence)} tokens": " | ".join(labels)})
+    yield Section("What it read", [*([origin] if origin else []), text])
+    yield Section("How it is built", [Facts(structure_in_words(sheet))])
+    yield Section("How to repeat it", [Code(command)], detail=True)
+
+
+def answer_in_words(kinds: Sequence[Kind], longest: int | None) -> str:
+    """Return sentences: how far the model was trained, and which part of it breaks beyond.
+
+    longest: tokens that the config allows, None without a limit.
+    """
+    if not kinds:
+        allowed = "" if longest is None else f" Its config allows {longest:,} tokens."
+        return (
+            "posenc finds nothing that gives this model positions; an exchange of words "
+            f"shows whether order matters to it.{allowed}"
+        )
+    return " ".join(dict.fromkeys(_limit_of_part(kind) for kind in kinds))
+
+
+def _limit_of_part(kind: Kind) -> str:
+    """Return a sentence: up to which length one kind of the model's positions works."""
+    match kind:
+        case Rotation():
+            return f"{_limit_of_rotation(kind)} {kind.differs}".rstrip()
+        case Table():
+            return (
+                f"It knows {kind.rows:,} positions, the rows of {kind.where}: at token "
+                f"{kind.rows + 1:,} it has no row and cannot read on."
+            )
+        case Bias():
+            return (
+                "Its positions are a bias on the scores that has a value at any distance, so that "
+                "no length breaks it; how well it reads beyond its training is not measured here."
+            )
+        case Disentangled():
+            return (
+                "Its table of relative positions covers every distance, with one row for all far "
+                "ones, so no length breaks it."
+            )
+
+
+def _limit_of_rotation(kind: Rotation) -> str:
+    """Return a sentence: up to which length the angles of a rotation stay in the range that
+    training showed."""
+    pairs, new = len(kind.wavelengths), len(kind.new_angles)
+    where = "" if kind.layers == "all layers" else f" ({kind.layers})"
+    start = f"Trained on {kind.trained:,} tokens{where}"
+    leaving = f"{new} of its {pairs} rotary pairs {'leaves its' if new == 1 else 'leave their'}"
+    if kind.longest > kind.trained:
+        start += f" and stretched to {kind.longest:,} by {kind.scaling}"
+        if not new:
+            return f"{start}: up to there all {pairs} rotary pairs stay in their trained range."
+        return f"{start}: up to there {leaving} trained range."
+    if not new:
+        return f"{start}: all {pairs} rotary pairs completed a turn in training."
+    return f"{start}: beyond them {leaving} trained range; expect it to break there."
+
+
+def who_saw_whom(swap: Swap, exchange: Exchange) -> str:
+    """Return one sentence: from which layer on states differ if two words are exchanged, with the
+    model's positions and without."""
+    state = "the last token's state" if swap.causal else "some token's state"
+    finding = (
+        f"With {swap.words[0]} and {swap.words[1]} exchanged, {state} "
+        f"{_difference_in_words(swap, swap.with_positions, exchange.first_with)}"
+    )
+    if swap.without is None:
+        return f"{finding}; nothing of its positions is known to be removable."
+    without = _difference_in_words(swap, swap.without, exchange.first_without)
+    return f"{finding}; without positions it {without}."
+
+
+def _difference_in_words(swap: Swap, change: Change, first: int | None) -> str:
+    """Return, as the end of a sentence, from which layer on states differ, and by how much in the
+    last."""
+    if first is None:
+        return "stays the same in all layers"
+    last = swap.by_layer(change)[-1]
+    return f"differs from layer {first} on, by {last:.2g} of its norm in the last layer"
+
+
+def _exchange_blocks(swap: Swap, exchange: Exchange) -> Iterator[Block]:
+    """Yield what the exchange of two words changes: words and a table."""
+    yield (
+        f"The tokens of {swap.words[0]} and {swap.words[1]} change places; no other token is "
+        "touched. A state is the vector that a layer hands on for a token; it is compared with the "
+        f"state of the same word before. Without positions: {_removed_in_words(swap)}."
+    )
+    yield Items(verdicts_in_words(swap, exchange))
+    settings = {"with positions": swap.with_positions, "without": swap.without}
+    changes = {name: change for name, change in settings.items() if change is not None}
+
+    def row(label: str, number: Callable[[Change], float]) -> list[str | Number]:
+        return [label, *(Number(number(change), form=".2g") for change in changes.values())]
+
+    rows = [
+        row("last token, layer 1", lambda c: c.last_by_layer[1]),
+        row("last token, last", lambda c: c.last_by_layer[-1]),
+        row("any token, layer 1", lambda c: c.all_by_layer[1]),
+        row("any token, last", lambda c: c.all_by_layer[-1]),
+        row("logits", lambda c: c.logits),
+        row("prediction, nats", lambda c: c.divergence),
+    ]
+    yield Rows(
+        ["changed", *changes],
+        rows,
+        "The largest change: of states after the first layer and the last, relative to their "
+        "length; of a logit; from the old prediction to the new one.",
+        name="exchange",
+    )
+
+
+def _removed_in_words(swap: Swap) -> str:
+    """Return which positions were removed for the second run, in words."""
+    if not swap.removed:
+        return "nothing could be taken out"
+    more = f" and {len(swap.removed) - 1} more" if len(swap.removed) > 1 else ""
+    return f"the same weights without {swap.removed[0]}{more}"
+
+
+def verdicts_in_words(swap: Swap, exchange: Exchange) -> list[str]:
+    """Return the findings without positions, in words and numbers."""
+    change = swap.without
+    if change is None:
+        return ["Nothing of this model's positions is known to be removable."]
+    first = change.last_by_layer[1]
+    match exchange.finding:
+        case "blind to order" | "order told by more":
+            is_blind = exchange.finding == "blind to order"
+            holds = "is blind to order" if is_blind else "still tells order apart"
+            return [
+                f"Without positions every token's state goes with its word to "
+                f"{max(change.all_by_layer):.1g} in all layers: attention that looks both ways "
+                f"{holds}."
+            ]
+        case "last token exchanged":
+            return [
+                "The last token is part of an exchanged word, so that nothing need be the same "
+                "there: end the text with another word or a full stop to see what the mask keeps."
+            ]
+        case "first layer differs":
+            return [
+                f"Without positions the last token differs after one layer, by {first:.2g}: "
+                "something other than positions depends on order, such as windowed attention."
+            ]
+    sentences = [
+        f"Without positions the last token is the same after one layer, to {first:.1g}: "
+        "under a causal mask it sees the same set of tokens in either order."
+    ]
+    later = change.last_by_layer[2:]
+    if later:
+        differs = "differs" if exchange.later_differ else "is the same"
+        sentences.append(
+            f"After two layers or more it {differs}, by up to {max(later):.2g}: tokens "
+            "between the words have seen other sets, and only the mask depends on order."
+        )
+    return sentences
+
+
+def attention_table(judgement: Judgement) -> Rows:
+    """Return a row for each layer: the mean of its heads' mean distances from a query to the keys
+    that it attends to, the heads with the smallest and the largest one, and where heads look."""
+    rows = []
+    for layer in judgement.attention:
+        heads = layer.distances
+        near, far = (end(range(len(heads)), key=heads.__getitem__) for end in (min, max))
+        nearest, farthest = (f"{heads[head]:.1f} (head {head})" for head in (near, far))
+        mean = Number(fmean(heads), form=".1f")
+        name = f"{layer.stack} {layer.layer}".strip()
+        targets = [layer.at_first, layer.at_itself, layer.at_previous]
+        rows.append([name, mean, nearest, farthest, *targets])
+    return Rows(
+        ["layer", "mean", "nearest", "farthest", "first token", "itself", "before"],
+        rows,
+        "Mean distance of attention in tokens, over all queries of the text: of all heads, of the "
+        "nearest head and of the farthest. Then how many heads look mostly at the first token, at "
+        "the token itself, and at the one before.",
+        name="attention-by-layer",
+    )
+
+
+def structure_in_words(sheet: Sheet) -> dict[str, str]:
+    """Return by name, in words, the sizes of the model and its parameters by part."""
+    built = sheet.structure
+    stacks = f"{built.layers}"
+    if built.decoder_layers is not None:
+        stacks = f"{built.layers} of the encoder, {built.decoder_layers} of the decoder"
+    lines = {
+        "model": built.model_type,
+        "layers": stacks,
+        "heads": f"{built.heads} of {built.head_dim}, on {built.kv_heads} key/value heads",
+        "width, vocabulary": f"{built.width:,}, {built.vocabulary:,}",
+        "longest text": f"{sheet.longest:,} tokens"
+        if sheet.longest
+        else "its config names no limit",
+        "attention looks": "back only" if sheet.reading.causal else "both ways",
+        "parameters": f"{built.parameters:,}",
+    }
+    return lines | _parts(built)
+
+
+def _parts(built: Structure) -> dict[str, str]:
+    """Return by name the parameters of each part that has any, with their fraction of the total;
+    positions always."""
+    shown = {}
+    for part, count in built.parts.items():
+        if count or part == "positions":
+            tied = ", which are the head too" if part == "embeddings" and built.tied else ""
+            shown[f"  {part}"] = f"{count:,} ({count / built.parameters:.1%}){tied}"
+    return shown
+
+
+def positions_in_words(kinds: Sequence[Kind]) -> dict[str, str]:
+    """Return by name, in words, where the model's positions are, and their settings."""
+    if not kinds:
+        return {"positions": "nothing that posenc knows; an exchange of words shows what they do"}
+    lines: dict[str, str] = {}
+    for kind in kinds:
+        match kind:
+            case Rotation():
+                lines |= _rotation_lines(kind)
+            case Table():
+                low, mean, high = kind.norms
+                reserved = (
+                    f", and {kind.reserved} that stand for no position" if kind.reserved else ""
+                )
+                lines[f"table {kind.where}"] = (
+                    f"{kind.rows:,} rows{reserved}; length of a row {low:.3g} to {high:.3g}, mean "
+                    f"{mean:.3g}; cosine of a row with the next {kind.neighbours:.3f}"
+                )
+            case Bias():
+                lines[f"bias, {kind.where}"] = kind.settings
+            case Disentangled():
+                lines[f"relative table, {kind.where}"] = kind.settings
+    return lines
+
+
+def _rotation_lines(kind: Rotation) -> dict[str, str]:
+    """Return the lines of a rotation: its settings, and pairs that leave their trained range."""
+    pairs = len(kind.wavelengths)
+    name = f"rotation, {kind.layers}"
+    theta = "none" if kind.rope_theta is None else f"{kind.rope_theta:,g}"
+    part = "" if kind.rotary_dim == kind.head_dim else f" of {kind.head_dim}"
+    unfinished = f": {ranges(kind.unfinished)}" if kind.unfinished else ""
+    new = f": {ranges(kind.new_angles)}" if kind.new_angles else ""
+    return {
+        name: f"{kind.rotary_dim}{part} channels in {pairs} pairs, theta {theta}, "
+        f"scaling {kind.scaling}, trained on {kind.trained:,} tokens, allowed {kind.longest:,}",
+        f"{name}, no full turn in {kind.trained:,} tokens": (
+            f"{len(kind.unfinished)} of {pairs} pairs{unfinished}"
+        ),
+        f"{name}, new angles at {kind.beyond:,} tokens": (
+            f"{len(kind.new_angles)} of {pairs} pairs{new}"
+        ),
+    }

@@ -1,0 +1,244 @@
+"""Judge a spec sheet: what distance does to the weight of a key, and where the encoding ends."""
+
+import math
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import torch
+
+from posenc.encodings import ModelShape, PerLayer, PositionEncoding, create
+from posenc.inspect.encoding.measurements import SpecSheet
+from posenc.inspect.encoding.precision import angles_of
+from posenc.inspect.encoding.scores import Decay
+from posenc.testing.layer import encoding_of_first_layer
+
+LEVEL = math.log(1.25)
+"""A smaller change of a score, in logits, counts as none: a quarter more weight.
+
+Chosen, not derived."""
+
+
+class Point(NamedTuple):
+    """A distance in tokens, and the scores in logits of a key equal to the query and of another."""
+
+    distance: int
+    equal: float
+    other: float
+
+
+@dataclass(frozen=True)
+class NearAndFar:
+    """What distance does to the weight of a key.
+
+    favours: the end with more weight for a key equal to the query; "neither" where both ends are
+    level and distances between them are not; "nothing" where all are level. none_is_seen: no key
+    but one is visible, and the rest says nothing.
+    by_content: the encoding reads the tokens between, so that distance alone decides nothing.
+    near, far: the nearest and the farthest distance that is seen.
+    span: logits between the largest and the smallest score of an equal key.
+    ends: the last distance that is seen, where farther ones are hidden; else None.
+    of_others: how the score of an unrelated key moves against that of an equal one: "alike" if it
+    is at least half of the move, "level", or "less".
+    """
+
+    favours: Literal["near", "far", "neither", "nothing"]
+    by_content: bool
+    near: Point
+    far: Point
+    span: float
+    ends: int | None
+    of_others: Literal["alike", "level", "less"]
+
+
+class NewAngles(NamedTuple):
+    """The first position at which some pair turns further than ever in training, and how many pairs
+    do so before twice that position."""
+
+    position: int
+    pairs: int
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Where an encoding stops working; None, empty or False where it does not.
+
+    failed_checks: names of checks of the contract.
+    last_position: the last one that it accepts, on each of num_axes axes.
+    changed_by: what changes results and must not, by the names of SpecSheet.differences.
+    new_angles: where rotary pairs reach angles that training never showed.
+    pairs_new_on_grids: how many do on grids with a longer side than that of the training.
+    has_new_positions: what it adds beyond the training length was never seen in training.
+    is_blind: it does not encode order. is_symmetric: it cannot distinguish before from after.
+    distinct_to: the distance up to which neighbours are distinguished, where that is less than
+    half of the training length.
+    """
+
+    failed_checks: list[str]
+    last_position: int | None
+    num_axes: int
+    changed_by: list[str]
+    new_angles: NewAngles | None
+    pairs_new_on_grids: int
+    has_new_positions: bool
+    is_blind: bool
+    is_symmetric: bool
+    distinct_to: int | None
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """A spec sheet and what follows from it.
+
+    near_and_far: None if a query sees a single token. takes_time: the interval of the relative time
+    excludes 1. pattern: layers after which a hybrid's encodings repeat; 1 if all layers are alike.
+    """
+
+    sheet: SpecSheet
+    near_and_far: NearAndFar | None
+    takes_time: bool
+    limits: Limits
+    pattern: int
+
+    @property
+    def is_untrained(self) -> bool:
+        """Return True if the encoding has parameters, which are still random."""
+        return self.sheet.parameters > 0
+
+
+def judge(sheet: SpecSheet) -> Judgement:
+    """Return what distance does to weights, what the encoding costs, and where it stops working."""
+    encoding = create(sheet.name, sheet.shape)
+    low, _, high = sheet.cost
+    return Judgement(
+        sheet,
+        judge_distances(sheet.decay, by_content=sheet.resolution is None),
+        low > 1 or high < 1,
+        judge_limits(sheet, encoding_of_first_layer(encoding)),
+        encoding.period if isinstance(encoding, PerLayer) else 1,
+    )
+
+
+def judge_distances(decay: Decay, *, by_content: bool) -> NearAndFar | None:
+    """Return the effect of distance on the weight of a key; None if a query sees a single token.
+
+    by_content: True for a method that reads the tokens between query and key.
+    """
+    points = _visible_points(decay)
+    if len(points) < 2:
+        return None
+    near, far = points[0], points[-1]
+    scores = [point.equal for point in points]
+    span = max(scores) - min(scores)
+    fall = near.equal - far.equal
+    if span <= LEVEL:
+        favours = "nothing"
+    elif abs(fall) <= LEVEL:
+        favours = "neither"
+    else:
+        favours = "near" if fall > 0 else "far"
+    other_fall = near.other - far.other
+    if fall * other_fall > 0 and abs(other_fall) >= abs(fall) / 2:
+        of_others = "alike"
+    else:
+        of_others = "level" if abs(other_fall) <= LEVEL else "less"
+    ends = far.distance if far.distance != decay.distances[-1] else None
+    return NearAndFar(favours, by_content, near, far, span, ends, of_others)
+
+
+def _visible_points(decay: Decay) -> list[Point]:
+    """Return the scores at each distance at which a key is visible; distance 0, the query itself,
+    only if there is no other."""
+    nearest = min(1, decay.distances[-1])
+    points = []
+    for distance, equal, other in zip(decay.distances, decay.same, decay.mean, strict=True):
+        if equal is not None and other is not None and distance >= nearest:
+            points.append(Point(distance, equal, other))
+    return points
+
+
+def judge_limits(sheet: SpecSheet, encoding: PositionEncoding) -> Limits:
+    """Return where the encoding stops working."""
+    num_axes = encoding.claims.num_axes
+    is_on_grid = num_axes == 2 and 2 in sheet.places
+    limit = sheet.max_positions
+    return Limits(
+        failed_checks=[*(sheet.contract or {})],
+        last_position=None if limit is None else limit - 1,
+        num_axes=num_axes,
+        changed_by=[name for name in _UNWANTED_CAUSES if not sheet.holds[name]],
+        new_angles=new_angles(sheet, encoding),
+        pairs_new_on_grids=len(sheet.unfinished_pairs) if is_on_grid else 0,
+        has_new_positions=1 in sheet.places and limit is None,
+        is_blind=sheet.direction == "blind",
+        is_symmetric=sheet.direction == "symmetric",
+        distinct_to=_short_resolution(sheet),
+    )
+
+
+_UNWANTED_CAUSES = ("padding", "packing", "batch", "cache")
+"""Differences of a spec sheet that should be rounding for every encoding."""
+
+
+def _short_resolution(sheet: SpecSheet) -> int | None:
+    """Return the distance up to which float32 distinguishes all neighbours, None if it is enough.
+
+    Half of the training length, or of the positions that the encoding accepts, counts as enough:
+    chosen, not derived.
+    """
+    resolution = (sheet.resolution or {}).get("float32")
+    reach = min(sheet.shape.train_length, sheet.max_positions or sheet.shape.train_length)
+    if resolution is None or 2 * resolution.every >= reach:
+        return None
+    return resolution.every
+
+
+def _rotates_along_one_axis(sheet: SpecSheet, encoding: PositionEncoding) -> bool:
+    """Return True for a rotation by the position itself, with the same frequencies at any length;
+    False for several axes, and for other positions than the text's, as by a map."""
+    if encoding.claims.num_axes != 1 or angles_of(encoding) is None:
+        return False
+    steps = torch.arange(2)
+    is_mapped = len(encoding.passes(steps, steps)) > 1  # one pass by each map of positions
+    # Frequencies that depend on the length make a cached pass differ from a whole one.
+    return not is_mapped and sheet.holds["cache"] and 2 in sheet.places
+
+
+def new_angles(sheet: SpecSheet, encoding: PositionEncoding) -> NewAngles | None:
+    """Return where rotary pairs reach angles that training never showed; None if no pair does.
+
+    A scaled rotation is treated as trained before its scaling. Returns None for position maps,
+    several axes, and frequencies that depend on the length.
+    """
+    if not _rotates_along_one_axis(sheet, encoding):
+        return None
+    trained = sheet.shape.train_length
+    waves = [math.inf if wave is None else wave for wave in sheet.wavelengths]  # None: no rotation
+    firsts = []
+    for wave, unscaled in zip(waves, _unscaled_wavelengths(waves, sheet.shape), strict=True):
+        # Training showed `trained` / `unscaled` turns; scaled, they take this many tokens.
+        if unscaled > trained and wave < math.inf:
+            firsts.append(max(trained, round(trained * wave / unscaled)))
+    if not firsts:
+        return None
+    first = min(firsts)
+    return NewAngles(first, sum(position < 2 * first for position in firsts))
+
+
+def _unscaled_wavelengths(waves: list[float], shape: ModelShape) -> list[float]:
+    """Return the wavelengths before their scaling: those of plain RoPE if none of `waves` is
+    shorter than its own."""
+    of_rope = plain_wavelengths(shape)
+    # Of some of the channels, or of another base, nothing is known to be stretched.
+    if len(of_rope) != len(waves):
+        return waves
+    # Shorter by less than a thousandth counts as equal: chosen, not derived.
+    if any(wave < 0.999 * unscaled for wave, unscaled in zip(waves, of_rope, strict=True)):
+        return waves
+    return of_rope
+
+
+def plain_wavelengths(shape: ModelShape) -> list[float]:
+    """Return the tokens per turn of each pair of plain RoPE."""
+    plain = angles_of(create("rope", shape))
+    assert plain is not None  # RoPE rotates
+    return [2 * math.pi / float(f) for f in plain.inv_freq]

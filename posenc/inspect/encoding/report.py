@@ -1,0 +1,457 @@
+"""The words of measured encodings: judgements as a report, for the terminal, the page and JSON."""
+
+import math
+from collections.abc import Iterator, Sequence
+
+from posenc.inspect.encoding.behaviour import COST_LENGTH
+from posenc.inspect.encoding.judgement import Judgement, Limits, NearAndFar
+from posenc.inspect.encoding.measurements import SpecSheet
+from posenc.inspect.encoding.precision import BOUND
+from posenc.inspect.encoding.scores import Decay, Resolution
+from posenc.report.page.report import Code, Report, Section
+from posenc.report.page.table import Heading, Table
+
+MOST_ALONE = 3
+"""Up to this many encodings get their own sections; more share tables and curves, so that a page
+stays below a megabyte. This number and the next two are chosen."""
+MOST_HEAT_MAPS = 8
+"""Up to this many encodings keep a heat map each."""
+MOST_COLUMNS = 4
+"""Up to this many encodings have a column each; of more, each has a row."""
+LOGITS_OF_LARGEST_RATIO = math.log(10_000)
+"""Larger differences of logits are written as "over 10,000 times" the weight."""
+
+GROUPS: dict[str, dict[str, str]] = {
+    "Near and far": {
+        "score of equals": "what a query gives a key equal to it, in logits; one more logit is 2.7 "
+        "times the weight",
+        "random, mean": "what it gives an unrelated key, on average, ± its standard error",
+        "random, 5 %": "what all but 5 of 100 unrelated keys exceed",
+        "random, 95 %": "what 5 of 100 unrelated keys exceed",
+        "past and future": "directed: before and after differ; symmetric: only the distance "
+        "counts; blind: neither",
+        "neighbours": "score difference by which a query distinguishes neighbouring keys",
+        "neighbours, float32": "distances at which a query distinguishes a key from the next one",
+        "neighbours, bfloat16": "the same in bfloat16 (8 significant bits)",
+    },
+    "What leaves a result unchanged": {
+        "shift invariant": "moving the whole text along: only distances count",
+        "padding invisible": "empty places before the text",
+        "packing invisible": "another document in the same window",
+        "rows independent": "other texts in the batch",
+        "cache consistent": "reading token by token instead of in one pass",
+        "norm of q, k kept": "the length of queries and keys stays",
+    },
+    "Angles": {
+        "scaling": "how its frequencies are stretched",
+        "unfinished pairs": "rotary pairs that turn less than once in the training length, "
+        "or along their axis",
+        "angles, as used": f"last position with every angle within {BOUND:g} rad of exact",
+        "angles, plain float32": "the same for position times frequency, both in float32",
+        "angles, plain bfloat16": "the same, both in bfloat16",
+    },
+    "Cost and limits": {
+        "places": "1 the embeddings, 2 queries and keys, 3 the scores, 4 the values",
+        "parameters": "trainable parameters",
+        "longest position": "the largest position that it accepts",
+        "contract": "what posenc's own encodings are tested for; --contract lists all",
+        "compiles": "torch.compile compiles a layer as one graph",
+        "exports": "torch.export makes a program for any length",
+        "time over none": f"of a layer at {COST_LENGTH} tokens, over the same without an encoding: "
+        "median of interleaved runs, and its confidence interval",
+    },
+}
+"""The measured properties by subject, and what each name means."""
+
+
+_NAMES_OF_INVARIANCES = {
+    "shift": "shift invariant",
+    "padding": "padding invisible",
+    "packing": "packing invisible",
+    "batch": "rows independent",
+    "cache": "cache consistent",
+}
+"""The name in GROUPS of each measured change that should leave a result alone."""
+
+
+def report_of(
+    judged: Sequence[Judgement], command: str, *, compare: bool, has_figures: bool
+) -> Report:
+    """Return the report of measured encodings.
+
+    command: the line that repeats it. compare: share tables and curves, as more than MOST_ALONE
+    encodings always do; else each encoding has sections of its own. has_figures: with figures,
+    which need matplotlib.
+    """
+    sheets = [judgement.sheet for judgement in judged]
+    names = ", ".join(sheet.name for sheet in sheets)
+    shape = sheets[0].shape
+    are_few = len(sheets) <= MOST_ALONE
+    groups = [sheets] if compare or not are_few else [[sheet] for sheet in sheets]
+    sections = []
+    headline = answer_in_words(judged[0])
+    if len(judged) > 1:
+        headline = ""
+        sections.append(Section("", [answer_table(judged)]))
+    for group in groups:
+        owner = "" if len(group) == len(sheets) else group[0].name
+        if has_figures:
+            sections += _figure_sections(group, owner, len(sheets))
+        tables = [*property_tables(group, owner)]
+        sections.append(Section(_title(owner, "All that was measured"), tables))
+    sections.append(Section("How to repeat it", [Code(command)], detail=True))
+    return Report(
+        f"What position does: {names}" if are_few else "What position does",
+        headline,
+        {"encodings": sheets},
+        sections,
+        f"{names}: {shape.num_heads} heads of {shape.head_dim}, trained on "
+        f"{shape.train_length:,} tokens. Everything here is measured.",
+    )
+
+
+def _title(owner: str, subject: str) -> str:
+    """Return the heading of a section about an encoding, or about all if `owner` is ""."""
+    return f"{owner}: {subject}" if owner else subject
+
+
+def _figure_sections(sheets: Sequence[SpecSheet], owner: str, count: int) -> Iterator[Section]:
+    """Yield the sections with figures: curves that the encodings share, and what is inside each.
+
+    owner: the encoding that they are about; "" for all. count: of encodings in the report.
+    """
+    from posenc.inspect.encoding.plots import HEAT_MAPS, curve_plots, plots_of_encoding
+
+    few_only = f"For all pictures of what an encoding does inside, name {MOST_ALONE} or fewer."
+    notes = [] if count <= MOST_ALONE else [few_only]
+    yield Section(_title(owner, "Curves"), [*notes, *curve_plots(sheets, owner)], detail=True)
+    if count > MOST_HEAT_MAPS:
+        return
+    for sheet in sheets:
+        plots = [*plots_of_encoding(sheet)]
+        if count > MOST_ALONE:
+            plots = [plot for plot in plots if plot.name.endswith(HEAT_MAPS)]
+        if plots:
+            yield Section(f"Inside {sheet.name}", plots, detail=True)
+
+
+def answer_in_words(judgement: Judgement) -> str:
+    """Return in sentences what an encoding does with near and far, what it costs and where it
+    ends."""
+    sheet = judgement.sheet
+    before = "Before any training, which may change this, " if judgement.is_untrained else ""
+    near_and_far = near_and_far_in_words(judgement.near_and_far)
+    limits = limits_in_words(judgement.limits, sheet)
+    ends = limits.capitalize() if limits.startswith("nothing") else f"Where it ends: {limits}"
+    layers = ""
+    if judgement.pattern > 1:
+        layers = f" This is its first layer: {judgement.pattern} layers are a pattern."
+    cost = cost_in_words(judgement)
+    return f"{before}{sheet.name} {near_and_far}. It costs {cost}. {ends}.{layers}"
+
+
+def answer_table(judged: Sequence[Judgement]) -> Table:
+    """Return the answers about several encodings, a row for each."""
+    header = [
+        "encoding",
+        Heading("near and far", "what distance does to the weight that tokens get"),
+        Heading("cost", "what a model learns for it"),
+        Heading("limits", "where it ends"),
+    ]
+    return Table(header, [_answer_cells(judgement) for judgement in judged], name="answers")
+
+
+def _answer_cells(judgement: Judgement) -> list[str]:
+    """Return the name of an encoding and the parts of its answer."""
+    sheet = judgement.sheet
+    near_and_far = near_and_far_in_words(judgement.near_and_far)
+    if judgement.is_untrained:
+        near_and_far = f"before training {near_and_far}"
+    limits = limits_in_words(judgement.limits, sheet)
+    return [sheet.name, near_and_far, cost_in_words(judgement), limits]
+
+
+def near_and_far_in_words(judged: NearAndFar | None) -> str:
+    """Return, as the end of a sentence, the effect of distance on the weight of a key equal to the
+    query and of another one."""
+    if judged is None:
+        return "sees a single token"
+    ends = "" if judged.ends is None else f", and sees nothing beyond {judged.ends:,} tokens"
+    fall = judged.near.equal - judged.far.equal
+    most, least = (judged.near, judged.far) if fall > 0 else (judged.far, judged.near)
+    ratio = _weight_ratio_in_words(abs(fall))
+    more = f"{ratio} as much weight at distance {most.distance:,} as at {least.distance:,}"
+    tokens = f"{judged.favours} tokens"
+    match judged.favours:
+        case "nothing" if judged.by_content:
+            return f"{_BY_CONTENT} all get the same weight{ends}"
+        case "nothing":
+            return f"treats near and far alike{ends}"
+        case "neither":
+            return (
+                "favours neither near nor far: a token equal to the query gets weights that differ "
+                f"up to {_weight_ratio_in_words(judged.span)} in between{ends}"
+            )
+    if judged.by_content:
+        return f"{_BY_CONTENT} it favours {tokens}: {more}{ends}"
+    if judged.of_others == "alike":
+        return f"favours {tokens}, whatever their content: one equal to the query gets {more}{ends}"
+    unrelated = "much the same" if judged.of_others == "level" else "less differently"
+    return (
+        f"favours {tokens} that match the query: they get {more}, while unrelated ones weigh "
+        f"{unrelated} near and far{ends}"
+    )
+
+
+_BY_CONTENT = "weighs a key by the tokens between, not by distance itself; of equal tokens in a row"
+
+
+def _weight_ratio_in_words(logits: float) -> str:
+    """Return the ratio of weights that a difference of logits makes: "2.7 times" for 1."""
+    if logits > LOGITS_OF_LARGEST_RATIO:
+        return "over 10,000 times"
+    ratio = math.exp(logits)
+    return f"{ratio:,.0f} times" if ratio >= 10 else f"{ratio:.1f} times"
+
+
+def cost_in_words(judgement: Judgement) -> str:
+    """Return, as the end of "It costs", the number of parameters and the time of a layer, relative
+    to one without an encoding where they are known to differ."""
+    sheet = judgement.sheet
+    learned = "no parameters"
+    if sheet.parameters:
+        learned = f"{sheet.parameters:,} parameters{' in every layer' if sheet.per_layer else ''}"
+    if not judgement.takes_time:
+        return f"{learned} and no measurable time"
+    low, middle, high = sheet.cost
+    times = f"{middle:.2f} times as long ({low:.2f} to {high:.2f})"
+    return f"{learned}, and a layer takes {times}"
+
+
+def limits_in_words(limits: Limits, sheet: SpecSheet) -> str:
+    """Return where the encoding stops working, the hardest limit first, two at most."""
+    clauses = [*_limit_clauses(limits, sheet)]
+    if not clauses:
+        return (
+            f"nothing that was measured here ends with the {sheet.shape.train_length:,} tokens of "
+            "the training"
+        )
+    return "; ".join(clauses[:2])
+
+
+def _limit_clauses(limits: Limits, sheet: SpecSheet) -> Iterator[str]:
+    """Yield a clause for each limit, the hardest first."""
+    trained = sheet.shape.train_length
+    if limits.failed_checks:
+        yield (
+            f"it breaks {len(limits.failed_checks)} of the promises that posenc's own encodings "
+            f"keep, such as: {limits.failed_checks[0].replace('_', ' ')}"
+        )
+    if limits.last_position is not None:
+        axis = " on any axis" if limits.num_axes > 1 else ""
+        yield f"it accepts no position beyond {limits.last_position:,}{axis}"
+    if limits.changed_by:
+        yield f"its results change {' and '.join(_CAUSES[name] for name in limits.changed_by)}"
+    if limits.new_angles is not None:
+        yield (
+            f"from position {limits.new_angles.position:,} on, {limits.new_angles.pairs} of its "
+            f"{sheet.num_pairs} rotary pairs reach angles that training on {trained:,} tokens "
+            "never showed"
+        )
+    elif limits.pairs_new_on_grids:
+        yield (
+            f"on grids of more than {sheet.axis_length:,} cells to a side, "
+            f"{limits.pairs_new_on_grids} of its {sheet.num_pairs} rotary pairs reach angles that "
+            "training never showed"
+        )
+    elif limits.has_new_positions:
+        yield f"positions from {trained:,} on are new to a model trained on {trained:,}"
+    if limits.is_blind:
+        yield "by itself it does not encode order; a causal mask must"
+    elif limits.distinct_to is not None:
+        yield f"beyond {limits.distinct_to:,} tokens some neighbouring distances look alike to it"
+    if limits.is_symmetric:
+        yield "by itself it cannot distinguish before from after; a causal mask must"
+
+
+_CAUSES = {
+    "padding": "with padding",
+    "packing": "with other documents in the window",
+    "batch": "with the other rows of a batch",
+    "cache": "between one pass and token by token",
+}
+"""What changes results and must not, by the names of SpecSheet.differences."""
+
+
+def property_tables(sheets: Sequence[SpecSheet], owner: str = "") -> Iterator[Table]:
+    """Yield a table for each subject with a column for each encoding, or with a row for each of
+    many. Properties that none has are left out.
+
+    owner: what the names of the tables begin with.
+    """
+    columns = [properties(sheet) for sheet in sheets]
+    for subject, group in GROUPS.items():
+        name = subject.lower().replace(" ", "-")
+        meanings = {}
+        for label, meaning in group.items():
+            if any(label in column for column in columns):
+                meanings[label] = meaning
+        if not meanings:
+            continue
+        rows = []
+        if len(sheets) > MOST_COLUMNS:
+            header = ["encoding", *(Heading(*line) for line in meanings.items())]
+            for sheet, column in zip(sheets, columns, strict=True):
+                rows.append([sheet.name, *(column.get(label, "–") for label in meanings)])
+        else:
+            header = ["", *(sheet.name for sheet in sheets), "what it says"]
+            for label, meaning in meanings.items():
+                rows.append([label, *(column.get(label, "–") for column in columns), meaning])
+        yield Table(header, rows, subject, name=f"{owner}-{name}" if owner else name)
+
+
+def properties(sheet: SpecSheet) -> dict[str, str]:
+    """Return the measured properties of an encoding: name, as in GROUPS, and value in words."""
+    longest = "no limit"
+    if sheet.max_positions is not None:
+        longest = f"{sheet.max_positions - 1:,}"
+    lines = {
+        "places": ", ".join(map(str, sheet.places)) or "none",
+        "parameters": _parameters_in_words(sheet),
+        "longest position": longest,
+    }
+    for key, words in _NAMES_OF_INVARIANCES.items():
+        gap = sheet.differences[key]
+        off = f"off by {gap:.2g} of the largest output" if math.isfinite(gap) else "it is NaN"
+        lines[words] = "yes" if sheet.holds[key] else f"no: {off}"
+    lines["norm of q, k kept"] = _norm_ratio_in_words(sheet.norm_ratio)
+    lines["past and future"] = sheet.direction
+    lines |= (
+        _resolution_lines(sheet)
+        | _precision_lines(sheet)
+        | _frequency_lines(sheet)
+        | _score_lines(sheet)
+    )
+    lines["compiles"] = sheet.compiles
+    lines["exports"] = sheet.exports
+    if sheet.contract is not None:
+        failed = ", ".join(check.replace("_", " ") for check in sheet.contract)
+        lines["contract"] = f"fails: {failed}" if failed else "holds"
+    low, middle, high = sheet.cost
+    lines["time over none"] = f"{middle:.2f} times ({low:.2f} to {high:.2f})"
+    return lines
+
+
+def _parameters_in_words(sheet: SpecSheet) -> str:
+    """Return the number of trainable parameters, with a warning that they are random."""
+    if not sheet.parameters:
+        return "0"
+    per_layer = " per layer" if sheet.per_layer else ""
+    untrained = "untrained here: scores are those of its random start"
+    return f"{sheet.parameters:,}{per_layer}, {untrained}"
+
+
+def _norm_ratio_in_words(ratio: tuple[float, float] | None) -> str:
+    """Return whether queries and keys keep their norms: "yes", or "no" with the smallest and the
+    largest ratio of a norm to the one before."""
+    if ratio is None:
+        return "untouched"
+    if max(abs(end - 1) for end in ratio) < 1e-9:  # rounding in float64
+        return "yes"
+    return f"no: {' to '.join(dict.fromkeys(map(format_number, ratio)))} times"
+
+
+def _resolution_lines(sheet: SpecSheet) -> dict[str, str]:
+    """Return the lines of the distances at which neighbouring keys are distinguished, by dtype."""
+    resolution = sheet.resolution
+    if resolution is None:
+        return {"neighbours": "by the tokens between, not by distance"}
+    return {f"neighbours, {dtype}": _resolution_in_words(r) for dtype, r in resolution.items()}
+
+
+def _resolution_in_words(resolution: Resolution) -> str:
+    """Return up to where a query distinguishes neighbouring keys."""
+    if not resolution.any:
+        return "never"
+    every = f"all up to {resolution.every:,}"
+    if resolution.any <= resolution.every:
+        return every
+    return f"{every}, some up to {resolution.any:,}"
+
+
+def _precision_lines(sheet: SpecSheet) -> dict[str, str]:
+    """Return the lines of the last position with exact angles, by the way to compute them; none
+    without angles."""
+    if sheet.precision is None:
+        return {}
+    plain = {f"angles, plain {name}": f"{p:,}" for name, p in sheet.precision.plain.items()}
+    return {"angles, as used": f"{sheet.precision.as_used:,}"} | plain
+
+
+def _frequency_lines(sheet: SpecSheet) -> dict[str, str]:
+    """Return the lines of the rotary pairs that turn less than once in training, and of the
+    scaling if there is one."""
+    label = "unfinished pairs"
+    pairs = sheet.unfinished_pairs
+    if not sheet.num_pairs:
+        return {label: "no frequencies"}
+    which = f": {ranges(pairs)}" if pairs else ""
+    axis = sheet.axis_length
+    grid = f", on an axis of {axis}" if axis != sheet.shape.train_length else ""
+    stretched = {} if sheet.scaling is None else {"scaling": sheet.scaling}
+    return stretched | {label: f"{len(pairs)} of {sheet.num_pairs}{which}{grid}"}
+
+
+def _score_lines(sheet: SpecSheet) -> dict[str, str]:
+    """Return the lines of scores at a few distances, of keys equal to the query and of others."""
+    decay = sheet.decay
+    picked = [i for i, d in enumerate(decay.distances) if d in (1, 16, 256, decay.distances[-1])]
+
+    def line(values: list[float | None]) -> str:
+        return ", ".join(
+            f"{'hidden' if (v := values[i]) is None else format_number(v)} "
+            f"at {decay.distances[i]:,}"
+            for i in picked
+        )
+
+    return {
+        "score of equals": line(decay.same),
+        "random, mean": _means_with_errors(decay, picked),
+        "random, 5 %": line(decay.low),
+        "random, 95 %": line(decay.high),
+    }
+
+
+def _means_with_errors(decay: Decay, picked: Sequence[int]) -> str:
+    """Return the mean scores at the distances of these indices, with their standard errors where
+    these are more than rounding."""
+    words = []
+    for i in picked:
+        mean, error = decay.mean[i], decay.mean_error[i]
+        if mean is None or error is None:
+            words.append(f"hidden at {decay.distances[i]:,}")
+        elif error <= 1e-3 * abs(mean):  # less than the three digits shown
+            words.append(f"{format_number(mean)} at {decay.distances[i]:,}")
+        elif error < 1e-9:  # sums in float64 that cancel
+            words.append(f"0 at {decay.distances[i]:,}")
+        else:
+            words.append(f"{format_number(mean)} ± {error:.1g} at {decay.distances[i]:,}")
+    return ", ".join(words)
+
+
+def ranges(numbers: Sequence[int]) -> str:
+    """Return increasing numbers as text with ranges: ranges([3, 5, 6, 7]) -> "3, 5-7"."""
+    parts: list[list[int]] = []
+    for n in numbers:
+        if parts and n == parts[-1][1] + 1:
+            parts[-1][1] = n
+        else:
+            parts.append([n, n])
+    return ", ".join(f"{a}" if a == b else f"{a}-{b}" for a, b in parts)
+
+
+def format_number(value: float) -> str:
+    """Return a number as text with three digits, or more if it is large."""
+    if abs(value) < 1e-6:  # what is left of sums that cancel
+        return "0"
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
