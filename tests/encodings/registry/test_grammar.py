@@ -112,7 +112,7 @@ _PARTS = st.one_of(
 _LAYERS = st.lists(_PARTS, min_size=1, max_size=2).map(tuple)
 
 
-@settings(max_examples=60, deadline=None, derandomize=True, database=None)
+@settings(max_examples=30, deadline=None, derandomize=True, database=None)
 @given(st.lists(_LAYERS, min_size=1, max_size=3), st.integers(2, 9), st.booleans())
 def test_every_spec_goes_to_text_and_back(layers, every, use):
     spec = Spec(tuple(layers), every if use and len(layers) == 2 else None)

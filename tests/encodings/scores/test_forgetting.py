@@ -160,6 +160,7 @@ def test_states_are_asked_for():
         attend(q, q, q, FoX(8, 2), torch.arange(3))
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("gate", [-3.0, 0.0, 7.0])
 @torch.no_grad()
 def test_a_row_of_bias_per_block_equals_the_reference(gate):
