@@ -168,6 +168,7 @@ def test_several_components_are_refused_before_generate_and_three_run():
     assert model.generate(tokens, max_new_tokens=3, eos_token_id=-1).shape == (1, 9)
 
 
+@pytest.mark.quick(4)
 @pytest.mark.parametrize("family", ["llama", "gpt2", "bert", "t5"])
 @pytest.mark.parametrize("implementation", ["sdpa", "eager"])
 def test_another_implementation_set_later(family, implementation):

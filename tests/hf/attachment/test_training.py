@@ -14,6 +14,7 @@ def attached_model(name="fox", family="llama"):
     return model
 
 
+@pytest.mark.quick(3)
 @pytest.mark.filterwarnings("ignore:.*_checkpointing:FutureWarning")
 @pytest.mark.parametrize("reentrant", [False, True])
 @pytest.mark.parametrize(("family", "name"), [("llama", "fox"), ("gpt2", "cope"), ("bert", "t5")])
