@@ -17,6 +17,7 @@ from posenc.inspect.encoding import judgement, scores
 from posenc.inspect.encoding import report as of_encoding
 from posenc.inspect.encoding.measurements import SpecSheet
 from posenc.inspect.encoding.scores import Decay, Resolution
+from posenc.report.page.table import Cell
 from posenc.testing.layer import encoding_of_first_layer
 
 SHAPE = ModelShape(embed_dim=64, num_heads=4, head_dim=16, train_length=128)
@@ -216,6 +217,16 @@ def test_heads_are_counted_by_what_they_look_at():
     assert heads_by_target(torch.cat([first, flat])) == (1, 0, 0)
     assert heads_by_target(torch.cat([previous, flat])) == (0, 0, 1)
     assert heads_by_target(flat) == (0, 0, 0)
+
+
+def test_a_hybrid_is_said_to_be_its_first_layer():
+    for name, said in (("irope", True), ("nope", False)):
+        judged = judgement.judge(sheet(name=name))
+        sentence = f"This is its first layer: {judged.pattern} layers are a pattern."
+        (row,) = of_encoding.answer_table([judged]).rows
+        assert isinstance(row[0], Cell) and row[0].text == name
+        assert (row[0].note == sentence) is said
+        assert of_encoding.answer_in_words(judged).endswith(sentence) is said
 
 
 def test_an_answer_is_of_what_was_measured():

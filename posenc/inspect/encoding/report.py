@@ -9,7 +9,7 @@ from posenc.inspect.encoding.measurements import SpecSheet
 from posenc.inspect.encoding.precision import BOUND
 from posenc.inspect.encoding.scores import Decay, Resolution
 from posenc.report.page.report import Code, Report, Section
-from posenc.report.page.table import Heading, Table
+from posenc.report.page.table import Cell, Heading, Table
 
 MOST_ALONE = 3
 """Up to this many encodings get their own sections; more share tables and curves, so that a page
@@ -143,11 +143,13 @@ def answer_in_words(judgement: Judgement) -> str:
     near_and_far = near_and_far_in_words(judgement.near_and_far)
     limits = limits_in_words(judgement.limits, sheet)
     ends = limits.capitalize() if limits.startswith("nothing") else f"Where it ends: {limits}"
-    layers = ""
-    if judgement.pattern > 1:
-        layers = f" This is its first layer: {judgement.pattern} layers are a pattern."
+    layers = f" {_FIRST_LAYER.format(judgement.pattern)}" if judgement.pattern > 1 else ""
     cost = cost_in_words(judgement)
     return f"{before}{sheet.name} {near_and_far}. It costs {cost}. {ends}.{layers}"
+
+
+_FIRST_LAYER = "This is its first layer: {} layers are a pattern."
+"""What is said of a hybrid, whose encodings repeat after so many layers."""
 
 
 def answer_table(judged: Sequence[Judgement]) -> Table:
@@ -161,14 +163,15 @@ def answer_table(judged: Sequence[Judgement]) -> Table:
     return Table(header, [_answer_cells(judgement) for judgement in judged], name="answers")
 
 
-def _answer_cells(judgement: Judgement) -> list[str]:
-    """Return the name of an encoding and the parts of its answer."""
+def _answer_cells(judgement: Judgement) -> list[str | Cell]:
+    """Return the name of an encoding and the parts of its answer, a hybrid's with a note."""
     sheet = judgement.sheet
     near_and_far = near_and_far_in_words(judgement.near_and_far)
     if judgement.is_untrained:
         near_and_far = f"before training {near_and_far}"
+    note = _FIRST_LAYER.format(judgement.pattern) if judgement.pattern > 1 else ""
     limits = limits_in_words(judgement.limits, sheet)
-    return [sheet.name, near_and_far, cost_in_words(judgement), limits]
+    return [Cell(sheet.name, note), near_and_far, cost_in_words(judgement), limits]
 
 
 def near_and_far_in_words(judged: NearAndFar | None) -> str:
