@@ -6,6 +6,8 @@ from tests.compare.judge.test_summary import study
 from tests.compare.reports.test_reports import on_disk, whole
 from tests.texts import prose
 
+pytestmark = pytest.mark.usefixtures("undrawn")
+
 TINY = (
     "--steps 1 --batch 1 --width 8 --layers 1 --heads 1 --train-length 16 --test-lengths 16 "
     "--seeds 1 --workers 1 --text text.txt"

@@ -21,6 +21,8 @@ from posenc.encodings import hash_of_posenc_code
 from posenc.encodings.registry import code
 from tests.texts import prose
 
+pytestmark = pytest.mark.usefixtures("undrawn")
+
 SMALL = {
     "train_length": 16,
     "test_lengths": "32",

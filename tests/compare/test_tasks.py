@@ -28,6 +28,8 @@ from posenc.tasks.grid import grid_positions
 from posenc.tasks.known import TASKS
 from posenc.tasks.task import Batch, Case
 
+pytestmark = pytest.mark.usefixtures("undrawn")
+
 TEXT = TrialConfig(
     encoding="rope",
     seed=0,

@@ -15,6 +15,8 @@ from posenc.compare.page.watchers import EventFile, TensorBoard, open_watchers
 from posenc.compare.results import Study, TrainingPoint, TrialResult
 from tests.compare.judge.test_summary import TRIAL
 
+pytestmark = pytest.mark.usefixtures("undrawn")
+
 DONE = TrialResult(TRIAL, training=(TrainingPoint(5, 3.5, 3.25), TrainingPoint(10, 2.5, 2.75)))
 
 

@@ -20,6 +20,8 @@ from tests.compare.engines.test_sweep import Log, run_here_in, trial
 from tests.encodings.base import planted
 from tests.texts import prose
 
+pytestmark = pytest.mark.usefixtures("undrawn")
+
 MINE = """\
 import posenc
 import torch

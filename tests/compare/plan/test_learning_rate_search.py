@@ -21,6 +21,8 @@ from posenc.compare.trial.material import task_of
 from posenc.tasks.known import TASKS
 from tests.compare.test_tasks import COPY, TEXT, planned, result, study_of
 
+pytestmark = pytest.mark.usefixtures("undrawn")
+
 SMALL = {
     "width": 16,
     "layers": 1,

@@ -15,6 +15,8 @@ from posenc.testing import CHECKS, VOIDING, maker, verdicts
 from posenc.testing.harness import SHAPE
 from tests.compare.test_tasks import planned as of_options
 
+pytestmark = pytest.mark.usefixtures("undrawn")
+
 HEAD = "import numpy as np\nimport torch\nfrom torch import nn\nimport posenc\n\nCALLS = [0]\n"
 CLASS = "class Mine(posenc.{0}):\n    claims = posenc.Claims(places=({1},), source='me 2026')\n"
 BIAS = "    def bias(self, distance):\n        {0}\n        return -distance.abs().float()[None]\n"

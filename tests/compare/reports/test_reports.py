@@ -13,6 +13,8 @@ from tests.compare.judge.test_summary import OFFSETS, result, study
 from tests.compare.test_tasks import result as of_task
 from tests.compare.test_tasks import study_of
 
+pytestmark = pytest.mark.usefixtures("undrawn")
+
 A, B = Path("a"), Path("b")
 
 

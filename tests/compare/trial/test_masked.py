@@ -26,6 +26,8 @@ from posenc.models import Decoder
 from tests.compare.test_tasks import TEXT
 from tests.texts import prose
 
+pytestmark = pytest.mark.usefixtures("undrawn")
+
 MASKED = dataclasses.replace(TEXT, objective="masked")
 WORDS = np.frombuffer(b"the cat sat on the mat. " * 60, np.uint8).astype(np.uint16)
 

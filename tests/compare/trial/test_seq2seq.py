@@ -20,6 +20,8 @@ from posenc.models import EncoderDecoder
 from tests.compare.test_tasks import TEXT
 from tests.texts import prose
 
+pytestmark = pytest.mark.usefixtures("undrawn")
+
 SEQ2SEQ = dataclasses.replace(TEXT, objective="seq2seq")
 OBJECTIVE = OBJECTIVES["seq2seq"]
 WORDS = np.frombuffer(b"the cat sat on the mat. " * 60, np.uint8).astype(np.uint16)
