@@ -13,11 +13,12 @@ from agreement import sign_agreement
 from matplotlib.figure import Figure
 from update_numbers import change, published_pairs, rows, studies, trained
 
-from posenc.compare.judge.standing import Standing, standings
+from posenc.compare.judge.standing import Standing, best_first, standings
 from posenc.compare.judge.summary import context_gains, summarise
-from posenc.compare.page import figures, page, task_page
-from posenc.compare.page.rows import best_first
+from posenc.compare.page import figures
+from posenc.compare.page.figures import task_plots
 from posenc.compare.results import Study
+from posenc.report.page.chart import describe_curve_ends
 from posenc.report.page.drawing import INK, figure, legend_above, line_styles, write_svg
 from posenc.tasks.known import TEXT
 
@@ -93,7 +94,8 @@ def above_the_best(found: Standing) -> list[Dot]:
 def extrapolation() -> Drawn:
     found = text()
     styles = line_styles(best_first(found))
-    return figures.chart_by_length(found, styles).figure, page.describe_by_length(found)
+    chart = figures.chart_by_length(found, styles)
+    return chart.figure, f"Bits per byte by test length. {describe_curve_ends(chart.data)}"
 
 
 def context() -> Drawn:
@@ -196,9 +198,9 @@ def projections() -> Drawn:
 
 
 def tasks() -> Drawn:
-    plots = task_page.task_plots(studies()[OF_TASKS])
+    plots = task_plots(studies()[OF_TASKS])
     plot = next(plot for plot in plots if plot.name == "every-trial")
-    return plot.chart.figure, plot.description
+    return plot.chart.figure, plot.caption
 
 
 def text() -> Study:

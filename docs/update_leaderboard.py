@@ -16,8 +16,8 @@ from posenc.compare.judge.standing import (
     standings,
 )
 from posenc.compare.judge.summary import summarise_tasks
-from posenc.compare.page.as_json import leaderboard_object
-from posenc.compare.page.task_page import task_plots
+from posenc.compare.page.facts import facts_of_leaderboard
+from posenc.compare.page.figures import task_plots
 from posenc.compare.reports import board, leaderboard
 from posenc.compare.results import Study
 from posenc.report.files.atomic import write_atomically
@@ -167,14 +167,14 @@ def main(figures: Path = DOCS / "figures") -> None:
 def stored(boards: Mapping[str, Study]) -> str:
     """What `posenc leaderboard` prints."""
     concluded = {name: conclude(study) for name, study in boards.items()}
-    return seal(leaderboard_object(concluded)) + "\n"
+    return seal(facts_of_leaderboard(concluded)) + "\n"
 
 
 def draw(boards: Mapping[str, Study], figures: Path) -> None:
     """The score of every trial on the tasks of a study, as the leaderboard's page has it."""
     for name, study in ((name, study) for name, study in boards.items() if study.sequence_tasks):
         plot = next(plot for plot in task_plots(study) if plot.name == FIGURE)
-        write_svg(plot.chart.figure, figures / f"leaderboard-{name}.svg", plot.description)
+        write_svg(plot.chart.figure, figures / f"leaderboard-{name}.svg", plot.caption)
 
 
 if __name__ == "__main__":

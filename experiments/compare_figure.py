@@ -5,14 +5,16 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+from posenc.compare.judge.standing import best_first
 from posenc.compare.page.figures import chart_by_length
-from posenc.compare.page.page import describe_by_length
-from posenc.compare.page.rows import best_first
 from posenc.compare.results import Study
+from posenc.report.page.chart import describe_curve_ends
 from posenc.report.page.drawing import ranked_styles, write_svg
 
 if __name__ == "__main__":
     source, target = map(Path, sys.argv[1:])
     study = Study.from_json(source.read_text(encoding="utf-8"))
     styles = ranked_styles(best_first(study))
-    write_svg(chart_by_length(study, styles).figure, target, describe_by_length(study))
+    chart = chart_by_length(study, styles)
+    description = f"Bits per byte by test length. {describe_curve_ends(chart.data)}"
+    write_svg(chart.figure, target, description)

@@ -25,7 +25,7 @@ def never(monkeypatch):
         "posenc.inspect.checkpoint.sheet.load_checkpoint",
         "posenc.bench.run.measure_case",
         "posenc.extend.extension.load_checkpoint",
-        "posenc.compare.reports.report_runs.write_page",
+        "posenc.compare.reports.report_runs.write_report_files",
     ):
         monkeypatch.setattr(name, lambda *given, name=name: pytest.fail(f"came to {name}"))
 

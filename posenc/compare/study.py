@@ -15,7 +15,7 @@ from posenc.compare.engines import sweep
 from posenc.compare.engines.engine import Engine
 from posenc.compare.judge.answer import conclude
 from posenc.compare.options import Options
-from posenc.compare.page.show import show_study, write_figures_of, write_page
+from posenc.compare.page.show import show_study, write_figures, write_report_files
 from posenc.compare.page.watchers import open_watchers
 from posenc.compare.plan.cost import check_seconds, opening_sentence
 from posenc.compare.plan.dry_run import dry_run
@@ -34,7 +34,7 @@ from posenc.report.files.opened import bytes_of, make_folder, missing, remove_em
 from posenc.report.machine import machine
 from posenc.report.machine.facts import versions
 from posenc.report.machine.processor import processors_of
-from posenc.report.page.console import stderr, stdout
+from posenc.report.page.console import print_report, stderr
 from posenc.report.page.failure import RunFailed, Stopped
 from posenc.report.page.progress import say
 from posenc.text import STUDY, STUDY_MARK
@@ -81,7 +81,7 @@ def _run_plan(engine: Engine, plan: Plan, console: Console, show: bool) -> Study
     trials = (*plan.rate_trials, *plan.trials)
     if options.dry_run:
         if show:
-            _show_dry_run(plan, trials, workers, local_workers)
+            print_report(dry_run(trials, plan.splits, workers, local_workers), in_json=False)
         return replace(study, trials=trials)
     folder = options.out or RUNS / _folder_name(trials)
     damaged = check_out_folder(folder)
@@ -124,16 +124,6 @@ def _folder_name(trials: Sequence[TrialConfig]) -> str:
     again: `compare-` and eight hexadecimal digits."""
     hashes = " ".join(trial.hash for trial in trials)
     return f"compare-{hashlib.sha256(hashes.encode()).hexdigest()[:8]}"
-
-
-def _show_dry_run(
-    plan: Plan, trials: Sequence[TrialConfig], workers: int, local_workers: int
-) -> None:
-    """Print the trials, tokens and time of a run that is not started."""
-    table, sentence = dry_run(trials, plan.splits, workers, local_workers)
-    console = stdout(160)  # columns where stdout is no terminal: fits the table
-    console.print(table)
-    console.print(sentence, markup=False, highlight=False, soft_wrap=True)
 
 
 @dataclass
@@ -210,7 +200,7 @@ class _Run:
     def show_results(self, study: Study, with_table: bool) -> None:
         """Write the figures that --figures asks for, and print the table if it is wanted."""
         options = self.plan.options
-        for line in write_figures_of(study, options.figures):
+        for line in write_figures(study, options.figures):
             say(self.console, line)
         if with_table:
             show_study(study, self.folder, self.console, options.as_json)
@@ -282,7 +272,7 @@ def write_report(study: Study, folder: Path) -> tuple[Study, list[str]]:
     Return the study, and a line about every damaged result."""
     study, damaged = collect_results(study, folder)
     _save_study(study, folder)
-    write_page(study, folder)
+    write_report_files(study, folder)
     return study, damaged
 
 

@@ -12,13 +12,14 @@ from safetensors.torch import load_file, save_file
 from posenc.compare import reuse
 from posenc.compare.engines import sweep
 from posenc.compare.options import Options
-from posenc.compare.page.as_json import answer_json
-from posenc.compare.page.page import make_page
+from posenc.compare.page.report import report_of
 from posenc.compare.results import LengthScore, Study, Timing, TrialResult
 from posenc.compare.study import run_study
 from posenc.compare.trial.config import TrialConfig
 from posenc.encodings import hash_of_posenc_code
 from posenc.encodings.registry import code
+from posenc.report.page.page import page_of
+from posenc.report.page.report import as_json
 from tests.texts import prose
 
 pytestmark = pytest.mark.usefixtures("undrawn")
@@ -66,7 +67,9 @@ def trained(monkeypatch):
                 reuse.save_result(home, made)
 
     monkeypatch.setattr(sweep, "run_trials", run)
-    monkeypatch.setattr("posenc.compare.study.write_page", lambda *_: None)  # it takes a second
+    monkeypatch.setattr(
+        "posenc.compare.study.write_report_files", lambda *_: None
+    )  # it takes a second
     return found
 
 
@@ -129,9 +132,9 @@ def test_what_was_reused_is_marked(text, trained):
     assert trained == ["nope-seed0"]
     # A chain of runs names the run that trained.
     assert study.reused == {"runs/one (Little CPU)": 1, "runs/two (Little CPU)": 1}
-    assert "1 trial reused from runs/one (Little CPU)." in make_page(study).html()
+    assert "1 trial reused from runs/one (Little CPU)." in page_of(report_of(study)).html()
     kept = Study.from_json(Path("runs/three/study.json").read_text(encoding="utf-8"))
-    reused = json.loads(answer_json(kept))["trials"]["reused"]
+    reused = json.loads(as_json(report_of(kept)))["trials"]["reused"]
     assert next(iter(reused.values())) == {"from": "runs/one", "processor": "Little CPU"}
     run(trained, ["rope"], text, seeds=2)
     assert trained == ["rope-seed1"]

@@ -13,9 +13,8 @@ from posenc import generate
 from posenc.compare.judge.answer import conclude
 from posenc.compare.judge.summary import has_learned, summarise_tasks
 from posenc.compare.options import Options
-from posenc.compare.page import tables
-from posenc.compare.page.page import make_page
-from posenc.compare.page.task_tables import task_notes, task_page_table
+from posenc.compare.page.report import report_of
+from posenc.compare.page.results_csv import csv_text
 from posenc.compare.plan.encodings import read_encodings
 from posenc.compare.plan.plan import plan_one_trial_per_task
 from posenc.compare.results import CaseScore, Study, TrialResult
@@ -24,6 +23,8 @@ from posenc.compare.trial.config import TrialConfig, read_trial, write_trial
 from posenc.compare.trial.evaluate import score_cases
 from posenc.compare.trial.forward import likeliest_tokens, positions_for, target_loss
 from posenc.encodings.registry import create
+from posenc.report.page.page import page_of
+from posenc.report.page.table import Cell
 from posenc.tasks.grid import grid_positions
 from posenc.tasks.known import TASKS
 from posenc.tasks.task import Batch, Case
@@ -226,13 +227,12 @@ def test_the_gate_reads_the_training_length_only():
 
 
 def test_what_was_not_learned_is_counted_and_enters_the_means():
-    rows = summarise_tasks(
-        study_of(
-            result(seed=0, exact=(1.0, 0.6)),
-            result(seed=1, exact=(0.5, 0.0)),
-            result("t5", seed=0, exact=(0.2, 0.1)),
-        )
+    study = study_of(
+        result(seed=0, exact=(1.0, 0.6)),
+        result(seed=1, exact=(0.5, 0.0)),
+        result("t5", seed=0, exact=(0.2, 0.1)),
     )
+    rows = summarise_tasks(study)
     assert [(row.encoding, row.learned, row.num_seeds) for row in rows] == [
         ("rope", 1, 2),
         ("t5", 0, 1),
@@ -241,8 +241,11 @@ def test_what_was_not_learned_is_counted_and_enters_the_means():
         (0.75, (1.0, 0.5)),
         (0.3, (0.6, 0.0)),
     ]
-    cells = [cell.text for cell in task_page_table("copy", rows).rows[1][2:4]]
-    assert cells == ["0.200 (0.20)", "0.100 (0.10)"]
+    cells = report_of(conclude(study)).tables()["scores-copy"].rows[1][2:4]
+    assert [(str(cell.text), cell.small) for cell in cells] == [
+        ("0.200", "0.20"),
+        ("0.100", "0.10"),
+    ]
 
 
 def test_what_cannot_run_says_why():
@@ -250,33 +253,28 @@ def test_what_cannot_run_says_why():
         result("learned"),
         by_case=(CaseScore(4, "", 1.0, 1.0, 1.0, 1.0), CaseScore(8, cannot="it has 10 positions")),
     )
-    (row,) = summarise_tasks(study_of(cannot))
+    study = study_of(cannot)
+    (row,) = summarise_tasks(study)
     assert row.cases[1].mean is None and row.cases[1].seeds == ()
-    assert list(task_notes([row])) == [
-        "learned on copy: cannot run at some lengths: it has 10 positions"
-    ]
-    both = [row, dataclasses.replace(row, task="offset")]
-    assert list(task_notes(both)) == [
-        "learned on copy and offset: cannot run at some lengths: it has 10 positions "
-        "(on copy; see the report for the others)"
-    ]
+    (shown,) = report_of(conclude(study)).tables()["scores-copy"].rows
+    assert shown[3] == Cell("cannot", note="learned: it has 10 positions")
 
 
 def test_page_and_spreadsheet_of_a_study_without_text_hold_the_tasks(tmp_path):
     study = study_of(result(seed=0), result(seed=1, exact=(0.5, 0.0)), result("t5"))
     study = conclude(study)
     assert Study.from_json(study.to_json()) == study
-    make_page(study).write(tmp_path / "report.html")
+    page_of(report_of(study)).write(tmp_path / "report.html")
     html = (tmp_path / "report.html").read_text(encoding="utf-8")
     for words in (
         "The task copy",
-        "0.250 (0.50, 0.00)",
+        "0.250<small>0.50, 0.00</small>",
         "<small>1/2</small>",
         "training on copy",
         "Use perhaps rope: highest exact match on copy",
     ):
         assert words in html
-    rows = list(csv.DictReader(io.StringIO(tables.csv_text(study))))
+    rows = list(csv.DictReader(io.StringIO(csv_text(study))))
     found = [r for r in rows if r["measure"] == "exact_match" and r["at"] == "8"]
     assert [(r["encoding"], r["seed"], r["task"], float(r["bits_per_byte"])) for r in found] == [
         ("rope", "0", "copy", 0.5),

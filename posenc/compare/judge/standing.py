@@ -4,7 +4,7 @@ Texts, tables and figures take every order of encodings from a `Standing`.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from statistics import fmean
@@ -80,6 +80,14 @@ class Standing:
         none."""
         return self.tiers[0]
 
+    def verdict(self, name: str) -> str:
+        """Return "best", "tied" or "worse"; "" if nothing can be significant."""
+        if self.pairs.least == math.inf or len(self.order) < 2:
+            return ""
+        if name not in self.first:
+            return "worse"
+        return "best" if len(self.first) == 1 else "tied"
+
     @property
     def least_significant_gap(self) -> float:
         """Return the smallest difference that is significant, of two encodings that have all seeds;
@@ -139,6 +147,33 @@ def standings(study: Study) -> list[Standing]:
     lengths = dict.fromkeys([config.train_length, max(config.test_lengths)])
     at_lengths = (standing_at(study, length) for length in lengths)
     return [standing for standing in at_lengths if standing is not None]
+
+
+def best_first(study: Study) -> list[str]:
+    """Return the encodings, best first at the longest length; those that run only at shorter ones
+    come later."""
+    return order_by_standings(study, reversed(standings(study)))
+
+
+def order_by_standings(study: Study, ordered: Iterable[Standing]) -> list[str]:
+    """Return all encodings, sorted by the first of these standings; those that it lacks are sorted
+    by the next ones."""
+    names: dict[str, None] = {}
+    for standing in ordered:
+        names |= dict.fromkeys(standing.order)
+    return list(names | dict.fromkeys(study.encodings))
+
+
+def standing_by_column(study: Study) -> dict[str, Standing]:
+    """Return the standing of each column of the table of tasks: "all" tasks, the text at two
+    lengths, each task."""
+    columns: dict[str, Standing | None] = {"all": standing_of_tasks(study)}
+    text = study.of_task(TEXT)
+    if text.trials:
+        columns |= {standing.where: standing for standing in standings(text)}
+    for task in study.sequence_tasks:
+        columns[task] = standing_of_task(study, task)
+    return {key: standing for key, standing in columns.items() if standing is not None}
 
 
 def standing_of_task(study: Study, task: str) -> Standing | None:

@@ -1,8 +1,8 @@
 """From trials to one row per encoding."""
 
 import math
-from collections.abc import Sequence
-from itertools import pairwise
+from collections.abc import Iterator, Sequence
+from itertools import groupby, pairwise
 from statistics import fmean
 
 from posenc.compare.results import (
@@ -106,6 +106,12 @@ def summarise_tasks(study: Study) -> tuple[TaskSummary, ...]:
             if results:
                 rows.append(_task_row(task, encoding, results))
     return tuple(rows)
+
+
+def group_by_task(rows: Sequence[TaskSummary]) -> Iterator[tuple[str, list[TaskSummary]]]:
+    """Yield each task with its rows."""
+    for task, group in groupby(rows, key=lambda row: row.task):
+        yield task, list(group)
 
 
 def context_gains(study: Study, encoding: str) -> tuple[int, list[float]] | None:

@@ -1,19 +1,84 @@
-"""The figures of a study, each a function of the study and the line style of every encoding."""
+"""The figures of a study, each a table and its drawing."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from math import log2
 from statistics import fmean
+from typing import Any
 
 from matplotlib.figure import Figure
 
-from posenc.compare.results import PositionScore, Study, TrialResult
+from posenc.compare.judge.standing import (
+    best_first,
+    order_by_standings,
+    scores_of_task,
+    standing_by_column,
+)
+from posenc.compare.judge.summary import group_by_task, has_learned
+from posenc.compare.results import PositionScore, Study, TaskSummary, TrialResult
 from posenc.report.page.chart import HIGH, LOW, Chart, Data, axes_of, parts, stacked
-from posenc.report.page.drawing import HOVER, LineStyle, curves_by_length, figure, legend_above
+from posenc.report.page.drawing import (
+    HOVER,
+    LineStyle,
+    curves_by_length,
+    figure,
+    legend_above,
+    line_styles,
+    ranked_styles,
+)
+from posenc.report.page.report import Plot
+from posenc.tasks.known import TASKS
 
 Styles = Mapping[str, LineStyle]
 BATCHES = ", training batches"
 """Ends the name of the curve of an encoding's losses on training batches."""
+
+
+def curve_plots(study: Study) -> Iterator[Plot]:
+    """Yield the four figures of a text: losses by length, by context, by position, and in
+    training."""
+    styles = ranked_styles(best_first(study))
+    yield Plot(
+        chart_by_length(study, styles),
+        "Loss by test length. Every length reads the same held-out bytes, cut into windows that do "
+        "not overlap.",
+        name="by-length",
+    )
+    yield Plot(
+        chart_by_context(study, styles),
+        "Loss of the same target bytes with growing context. A line that falls uses what it is "
+        "shown; a flat line ignores it.",
+        name="by-context",
+    )
+    yield Plot(
+        chart_by_position(study, styles),
+        "Loss by position inside the longest window that an encoding can run.",
+        name="by-position",
+    )
+    yield Plot(
+        chart_of_training(study, styles),
+        "Training: validation text with markers, training batches as thin lines.",
+        name="training",
+    )
+
+
+def task_plots(study: Study) -> Iterator[Plot]:
+    """Yield a figure of each task by length, and one of all trials as dots."""
+    names = order_by_standings(study, standing_by_column(study).values())
+    styles = ranked_styles(names)
+    for task, summaries in group_by_task(study.tasks):
+        yield Plot(
+            chart_of_task(task, summaries, styles),
+            f"The task {task} by length, mean over all seeds.",
+            name=f"task-{task.replace('_', '-')}",
+        )
+    yield Plot(
+        chart_of_every_trial(study, names),
+        "The score of every trial beyond the training length, one dot for each seed and task; a "
+        "cross for one that has not learned its task. Dots of one kind that lie far apart are "
+        "seeds that disagree.",
+        name="every-trial",
+    )
 
 
 def chart_by_length(study: Study, styles: Styles) -> Chart:
@@ -91,6 +156,68 @@ def _draw_training(data: Data, styles: Styles) -> Figure:
                 colour = styles[name.removesuffix(BATCHES)].color
                 thin = {"color": colour, "linewidth": 0.7, "alpha": 0.6}
                 axes.plot(part[x_label], part[y_label], **thin)
+        legend_above(drawn)
+    return drawn
+
+
+def chart_of_task(task: str, summaries: Sequence[TaskSummary], styles: Styles) -> Chart:
+    """Draw each encoding's mean score on a task by test length, without the task's variants."""
+    definition = TASKS[task]
+    curves = {}
+    for row in summaries:
+        points = {c.length: c.mean for c in row.cases if not c.variant and c.mean is not None}
+        curves[row.encoding] = ([*points], [*points.values()])
+    tested = sorted({length for lengths, _ in curves.values() for length in lengths})
+    look = {"styles": styles, "ticks": tested, "train_length": min(tested)}
+    data = stacked(f"test length, {definition.counts}", definition.metric, curves)
+    return Chart(data, partial(curves_by_length, **look))
+
+
+def chart_of_every_trial(study: Study, names: Sequence[str]) -> Chart:
+    """Draw the score of every trial: a row per encoding, in the order of `names`, a marker per
+    task."""
+    passed = {result.config for result in study.finished if has_learned(result)}
+    dots = []
+    for task in study.sequence_tasks:
+        scores = scores_of_task(study, task)
+        for trial in study.of_task(task).trials:
+            by_seed = scores.get(trial.encoding, {})
+            if trial.seed in by_seed:
+                is_learned = trial in passed
+                dots.append((task, by_seed[trial.seed], trial.encoding, trial.seed, is_learned))
+    score = "score beyond the training length"
+    header = ("task", score, "encoding", "seed", "learned")
+    columns = zip(*dots, strict=True) if dots else ((),) * len(header)
+    data: Data = dict[str, Any](zip(header, columns, strict=True))
+    from_below = names[::-1]
+    return Chart(data, partial(_draw_trials, names=from_below, tasks=study.sequence_tasks))
+
+
+def _draw_trials(data: Data, names: Sequence[str], tasks: Sequence[str]) -> Figure:
+    """Draw the table of `chart_of_every_trial`: a row for each of `names`, from below, and in it a
+    marker for each trial, of another shape and colour for each task; a cross if it is not
+    learned."""
+    height = 1.0 + 0.32 * len(names)  # inches: axis and legend, and each row; chosen
+    styles = line_styles(tasks)
+    _, score, *_ = data
+    with figure(score, "", height=height) as (drawn, axes):
+        for i, task in enumerate(tasks):
+            look = styles[task]
+            shift = 0.6 * ((i + 0.5) / len(tasks) - 0.5)  # equal scores hide no other
+            for learned_it, marker in ((True, look.marker), (False, "x")):
+                points = [
+                    (value, names.index(name) - shift)
+                    for where, value, name, is_learned in zip(
+                        data["task"], data[score], data["encoding"], data["learned"], strict=True
+                    )
+                    if where == task and is_learned == learned_it
+                ]
+                x, y = zip(*points, strict=True) if points else ((), ())
+                label = task if learned_it else None
+                axes.scatter(x, y, s=22, marker=marker, color=look.color, label=label, alpha=0.8)
+        axes.scatter((), (), s=22, marker="x", color="gray", label="not learned")
+        axes.set_yticks(range(len(names)), names)
+        axes.set_xlim(-0.03, 1.03)  # whole markers at the scores 0 and 1
         legend_above(drawn)
     return drawn
 

@@ -4,14 +4,13 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from rich.table import Table
-
 from posenc.compare.plan.splits import TextSplits
 from posenc.compare.plan.time_estimate import kind_of_trial, seconds_by_kind
 from posenc.compare.trial.config import TrialConfig
 from posenc.compare.trial.material import max_train_tokens
-from posenc.report.page.console import text_table
 from posenc.report.page.progress import clock
+from posenc.report.page.report import Report, Section
+from posenc.report.page.table import Table
 
 
 def most_training_tokens(trial: TrialConfig) -> int:
@@ -22,9 +21,9 @@ def most_training_tokens(trial: TrialConfig) -> int:
 
 def dry_run(
     trials: Sequence[TrialConfig], splits: TextSplits | None, workers: int, local_workers: int
-) -> tuple[Table, str]:
-    """Return a table of trials, tokens and time with a row for each encoding and task, and a
-    sentence with the sums.
+) -> Report:
+    """Return the report of a run that is not started: trials, tokens and time, with a row for each
+    encoding and task.
 
     workers, local_workers: trials at a time, and those of them on this machine. Times are from
     steps measured now, in as many processes like those of the trials. Nothing is left on disk.
@@ -39,24 +38,36 @@ def dry_run(
         kinds.setdefault(kind_of_trial(trial), []).append(trial)
     rows = []
     for kind, alike in kinds.items():
-        tokens = f"{sum(map(most_training_tokens, alike)):,}"
+        tokens = sum(map(most_training_tokens, alike))
         time = clock(seconds[kind]) if kind in seconds else "not measured"
-        rows.append([kind, f"{len(alike)}", f"{alike[0].steps:,}", tokens, time])
+        rows.append([kind, len(alike), alike[0].steps, tokens, time])
     header = ("trials of", "trials", "steps", "tokens", "time of one")
-    title = "What would run"
-    table = text_table(header, rows, named=header[0], title=title, title_justify="left")
+    table = Table(header, rows, "What would run", name="trials")
+    total = None
+    if seconds.keys() == kinds.keys():
+        of_trials = sum(seconds[kind_of_trial(trial)] for trial in trials)
+        # No number of workers makes a trial faster.
+        total = max(of_trials / workers, *seconds.values())
+    return Report(
+        "What would run",
+        _sentence(trials, total, workers),
+        {"seconds": total, "seconds_of_one": seconds},
+        [Section("", [table])],
+    )
+
+
+def _sentence(trials: Sequence[TrialConfig], seconds: float | None, workers: int) -> str:
+    """Return how many trials and tokens would run, and how long; `seconds`: None if unknown."""
     counted = (
         f"{len(trials)} {'trial' if len(trials) == 1 else 'trials'}, "
         f"{sum(map(most_training_tokens, trials)):,} tokens"
     )
+    if seconds is None:
+        return f"{counted}; their steps cannot be measured here. Nothing was trained."
     device = trials[0].device
-    if seconds.keys() != kinds.keys():
-        return table, f"{counted}; their steps cannot be measured here. Nothing was trained."
-    total = sum(seconds[kind_of_trial(trial)] for trial in trials)
-    longest = max(seconds.values())  # no number of workers makes a trial faster
     where = f"{workers} {'worker' if workers == 1 else 'workers'}"
     free = "if the cores are free" if device == "cpu" else f"on {device}"
-    return table, (
-        f"{counted}, about {clock(max(total / workers, longest))} on {where} {free}, from steps "
-        "measured now. Nothing was trained."
+    return (
+        f"{counted}, about {clock(seconds)} on {where} {free}, from steps measured now. Nothing "
+        "was trained."
     )

@@ -1,16 +1,14 @@
-"""Print the published leaderboard from a stored file, without computing anything."""
+"""The report of the published leaderboard, from a stored file, without computing anything."""
 
-import re
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from rich.box import SIMPLE_HEAD
-
 from posenc.report.files.opened import text_of
 from posenc.report.files.record import unseal
-from posenc.report.page.console import print_table, stdout
-from posenc.report.page.progress import say
+from posenc.report.page.console import print_report
+from posenc.report.page.report import Report, Section
+from posenc.report.page.table import Number, Table
 
 PUBLISHED = Path("results/leaderboard")
 """Folder of the files in the repository; a wheel has them next to this module."""
@@ -25,47 +23,48 @@ EXPLANATION = (
 
 
 def show_published(as_json: bool) -> None:
-    """Print the answer and the matrices of the published trials, or print them as JSON.
+    """Print the report of the published trials, or print it as JSON.
 
     Raises: ValueError if this installation lacks the file or it was changed.
     """
     path = published_file(BOARD)
     try:
-        text = text_of(path)
-        board = unseal(text)
+        board = unseal(text_of(path))
     except ValueError as error:
         raise ValueError(
             f"{path} cannot be read ({error}). Install posenc again, or run `make readme` in "
             "its repository."
         ) from None
-    if as_json:
-        print(text, end="")
-        return
-    lines = [board["answer"]]
-    out = stdout(160)
-    compact: Any = {"box": SIMPLE_HEAD, "show_edge": False, "padding": 0, "whole": True}
+    print_report(report_of(board), as_json)
+
+
+def report_of(board: dict[str, Any]) -> Report:
+    """Return the report of the published leaderboard."""
+    sections = []
     for name, study in board["studies"].items():
-        wheres = (place["where"] for place in study["places"])
-        header = ["encoding", *("\n".join(re.split("[ _]", where)) for where in wheres)]
-        title: Any = {"title": f"Published leaderboard: {name}", "title_justify": "left"}
-        print_table(out, header, leaderboard_rows(study), named="encoding", **compact, **title)
-        lines.append(f"What this cannot say: {name}: {study['cannot_say']}")
-    for line in (*lines, EXPLANATION):
-        say(out, line)
+        limits = f"What this cannot say: {study['cannot_say']}"
+        sections.append(Section(name, [leaderboard_table(name, study), limits]))
+    return Report(
+        "Published leaderboard",
+        board["answer"],
+        board,
+        [*sections, Section("", [EXPLANATION])],
+    )
 
 
-def leaderboard_rows(study: dict[str, Any]) -> list[list[str]]:
+def leaderboard_table(name: str, study: dict[str, Any]) -> Table:
     """Return a row for each encoding, in the order of the first place, which names the best first;
-    then those that only later places have."""
-    cells: dict[str, dict[str, str]] = {}
+    then those that only later places have. Behind a mean is its tier."""
+    cells: dict[str, dict[str, Number]] = {}
     for place in study["places"]:
-        decided = place["least_difference"] is not None
+        is_decided = place["least_difference"] is not None
         for encoding in place["encodings"]:
-            tier = f" ({encoding['tier']})" if decided else ""
-            row = cells.setdefault(encoding["encoding"], {})
-            row[place["where"]] = f"{encoding['mean']:.2f}{tier}"
+            tier = f" ({encoding['tier']})" if is_decided else ""
+            mean = Number(encoding["mean"], form=".2f", unit=tier)
+            cells.setdefault(encoding["encoding"], {})[place["where"]] = mean
     wheres = [place["where"] for place in study["places"]]
-    return [[name, *(row.get(where, "–") for where in wheres)] for name, row in cells.items()]
+    rows = [[encoding, *(row.get(where) for where in wheres)] for encoding, row in cells.items()]
+    return Table(["encoding", *wheres], rows, f"Published leaderboard: {name}", name=name)
 
 
 def published_file(name: str) -> Path:

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from posenc.compare.judge.answer import conclude
-from posenc.compare.page import tables
-from posenc.compare.page.show import show_study, write_figures_of, write_page
+from posenc.compare.page.results_csv import COLUMNS
+from posenc.compare.page.show import show_study, write_figures, write_report_files
 from posenc.compare.reports.merge import merge_runs
 from posenc.compare.results import OtherFormat, Study
 from posenc.compare.study import RUNS, collect_results, write_report
@@ -55,7 +55,7 @@ def report_runs(
         study = conclude(study)
         lines = damaged + conflicts
         home = _make_report_folder(study.trials, out, "report")
-        write_page(study, home)
+        write_report_files(study, home)
     _print_report(study, lines, home, figures, as_json)
     return study
 
@@ -68,7 +68,7 @@ def _print_report(
     lines: notes on damaged or different results. home: folder of the report.
     """
     console = stderr()
-    for line in (*lines, *write_figures_of(study, figures)):
+    for line in (*lines, *write_figures(study, figures)):
         say(console, line)
     show_study(study, home, console, as_json)
 
@@ -113,7 +113,7 @@ def _make_report_folder(trials: Sequence[TrialConfig], out: Path | None, name: s
             "another folder."
         )
     rows = folder / "results.csv"
-    header = ",".join(tables.COLUMNS).encode()
+    header = ",".join(COLUMNS).encode()
     is_report = rows.is_file() and bytes_of(rows, None).startswith(header)
     for path in (rows, folder / "report.html"):
         if path.exists() and not is_report:

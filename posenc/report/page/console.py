@@ -1,6 +1,7 @@
 """Print reports and tables on standard output."""
 
 import os
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -155,7 +156,9 @@ def _columns(table: rows.Table) -> list[_Column]:
         name = table.header[i]
         heading = name.text if isinstance(name, rows.Heading) else name
         cells = [_cell_text(row[i], notes) for row in table.rows]
-        texts = [visible(text) for text in (heading, *cells)]
+        if is_numeric:
+            heading = _break_heading(heading, max(map(cell_len, cells)))
+        texts = [visible(text) for text in (*heading.split("\n"), *cells)]
         whole = max(map(cell_len, texts))
         least = whole if is_numeric else min(whole, max(map(_broken_width, texts)))
         columns.append(_Column(heading, cells, is_numeric, least == whole, least + FRAME))
@@ -166,6 +169,19 @@ def _broken_width(text: str) -> int:
     """Return the width that a text needs in lines: of its longest word, or of what counts as a long
     text if that is more."""
     return max([rows.LONG_LETTERS, *map(cell_len, text.split())])
+
+
+def _break_heading(heading: str, width: int) -> str:
+    """Return the heading in lines of at most `width` columns, or of one word: it is broken at
+    spaces and after underscores."""
+    lines: list[str] = []
+    for word in re.findall(r"[^ _]+_?|_", heading):
+        space = "" if not lines or lines[-1].endswith("_") else " "
+        if lines and cell_len(lines[-1] + space + word) <= width:
+            lines[-1] += space + word
+        else:
+            lines.append(word)
+    return "\n".join(lines)
 
 
 def _count_fitting_columns(first: _Column, rest: Sequence[_Column], width: int) -> int:

@@ -34,6 +34,8 @@ from posenc.report.page.report import (
 from posenc.report.page.table import Table, table_html
 from posenc.report.page.visible import escape
 
+FEWEST_LINKED = 3
+"""Sections with headings from which on a page begins with links to them: chosen."""
 _HEADING = r"th scope=col[^>]*(?:>[^<]*<small)?"
 _OPEN = rf"<(?:p|p class=caption|figcaption(?:><strong>[^<]*</strong)?|{_HEADING})>"
 """Begins the elements in which words become links."""
@@ -56,13 +58,11 @@ class Page:
     Args:
         title: heading and title of the page.
         subtitle: one line under it.
-        contents: True for a line of links to the sections.
     """
 
-    def __init__(self, title: str, subtitle: str = "", *, contents: bool = False) -> None:
+    def __init__(self, title: str, subtitle: str = "") -> None:
         self.title = title
         self.subtitle = subtitle
-        self.contents = contents
         self._sections: list[tuple[str, tuple[Block, ...]]] = []
 
     def section(self, heading: str, *blocks: Block) -> None:
@@ -93,8 +93,9 @@ class Page:
         )
 
     def _contents(self) -> str:
+        """Return a line of links to the sections; "" for a page of few."""
         headings = [heading for heading, _ in self._sections if heading]
-        if not self.contents or len(headings) < 2:
+        if len(headings) < FEWEST_LINKED:
             return ""
         links = [
             f'<a href="#{_anchor_of_heading(heading)}">{escape(heading)}</a>'

@@ -13,7 +13,7 @@ LONG_LETTERS = 24
 class Number:
     """A measured number and its interval, which are None if there is none.
 
-    form: how they are written, as in f"{value:.2f}". unit: follows them.
+    form: how they are written, as in f"{value:.2f}". unit: follows them; a verdict may, too.
     """
 
     value: float
@@ -34,8 +34,8 @@ class Number:
 class Cell:
     """A table cell with more than its text.
 
-    text: or a Number. note: shown below the table. small: a second line. tone: 1 to 4, a colour
-    that fades.
+    text: or a Number. note: shown below the table. small: a second line, only on the page. tone: 1
+    to 4, a colour that fades.
     """
 
     text: str | Number
@@ -133,7 +133,7 @@ def text_of(value: Value) -> str:
     if value is None:
         return "–"
     if isinstance(value, Cell):
-        return f"{value.text} {value.small}".rstrip()
+        return str(value.text)
     if isinstance(value, bool) or not isinstance(value, int | float):
         return str(value)
     return f"{value:,}" if isinstance(value, int) else f"{value:.4g}"

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from posenc.compare.judge.answer import ANSWER_WORDS, LIMIT_WORDS, answer, conclude, limits
-from posenc.compare.page.as_json import answer_object
+from posenc.compare.page.facts import facts_of
 from posenc.compare.reports import leaderboard
 from posenc.compare.results import RateCheck, RateTried, TrialResult
 from posenc.tasks.known import TEXT
@@ -479,7 +479,7 @@ USED = {
 
 @pytest.mark.parametrize("begin", USED)
 def test_json_lists_what_the_sentence_says_to_use(begin):
-    found = answer_object(conclude(USED[begin]))
+    found = facts_of(conclude(USED[begin]))
     assert found["answer"].startswith(begin)
     names = {"t5", "rope", "alibi", "nope"}
     head = re.sub(r" \(.*?\)|tied for .*", "", found["answer"].partition(". ")[0])

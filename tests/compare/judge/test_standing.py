@@ -23,9 +23,11 @@ from posenc.compare.judge.standing import (
     standings,
 )
 from posenc.compare.judge.summary import summarise
-from posenc.compare.page.rows import text_rows
+from posenc.compare.page.report import report_of
 from posenc.compare.reports import leaderboard
 from posenc.compare.results import CaseScore, LengthScore, Study
+from posenc.report.page.report import measured
+from posenc.report.page.table import text_of
 from posenc.statistics.pairs import Pairs, significance_level
 from posenc.tasks.known import TEXT
 from tests.compare.judge.test_summary import TRIAL, result, seeds, study
@@ -57,18 +59,18 @@ def test_the_best_is_named_with_those_that_are_tied():
 
 def test_tables_and_page_show_what_the_standing_says():
     given = study(*WHOLE)
-    shown = text_rows(dataclasses.replace(given, summary=summarise(given)))
-    rows = {row.encoding: losses for row, losses, _ in shown}
+    table = report_of(dataclasses.replace(given, summary=summarise(given))).tables()["text"]
+    rows = {name: cells[:3] for name, *cells in table.rows}
     assert list(rows) == ["t5", "alibi", "nope", "rope"]  # by the longest length
-    verdicts = {name: [loss.verdict for loss in losses] for name, losses in rows.items()}
-    assert verdicts == {
-        "t5": ["tied", "", "tied"],
-        "alibi": ["tied", "", "tied"],
-        "rope": ["worse", "", ""],
-        "nope": ["worse", "", "worse"],
+    shown = {name: [text_of(cell) for cell in cells] for name, cells in rows.items()}
+    assert shown == {
+        "t5": ["2.000 tied", "2.000", "2.000 tied"],
+        "alibi": ["2.001 tied", "2.500", "2.001 tied"],
+        "rope": ["2.500 worse", "cannot", "cannot"],
+        "nope": ["3.000 worse", "3.000", "3.000 worse"],
     }
-    assert rows["nope"][0].apart.startswith("+1.000 ± 0.0")
-    assert rows["rope"][1].cannot == "it has 128 positions"
+    assert rows["nope"][0].small.startswith("+1.000 ± 0.0")
+    assert rows["rope"][1].note == "rope: it has 128 positions"
 
 
 def test_one_seed_decides_nothing():
@@ -250,9 +252,10 @@ def test_seeds_that_are_missing_do_not_move_a_mean_from_its_place():
 def test_the_table_has_the_means_of_the_answer_where_a_trial_is_missing():
     whole = [(name, seed) for name in ("t5", "rope") for seed in range(3)]
     part = study(*(result(name, seed, [2 + seed, 3 + seed, 4]) for name, seed in whole[:-1]))
-    for row, losses, _ in text_rows(dataclasses.replace(part, summary=summarise(part))):
-        for length, loss in zip(TRIAL.test_lengths, losses, strict=True):
-            assert loss.mean == standing_at(part, length).mean(row.encoding)
+    table = report_of(dataclasses.replace(part, summary=summarise(part))).tables()["text"]
+    for name, *losses in table.rows:
+        for length, loss in zip(TRIAL.test_lengths, losses[:3], strict=True):
+            assert measured(loss).value == standing_at(part, length).mean(name)
 
 
 def test_an_interval_includes_zero_for_the_tied_where_a_trial_is_missing():

@@ -19,8 +19,8 @@ from posenc.compare.judge.summary import (
     estimate_bits_of_last_doubling,
     summarise,
 )
-from posenc.compare.page.progress import LiveBars, PlainLines
-from posenc.compare.page.tables import study_notes
+from posenc.compare.page.report import cautions_of, report_of
+from posenc.compare.page.watchers import LiveBars, PlainLines
 from posenc.compare.results import (
     FORMAT,
     CorpusInfo,
@@ -182,7 +182,11 @@ def test_a_fall_is_near_what_separate_runs_of_half_the_steps_lack():
 def test_what_failed_and_what_is_missing_are_listed():
     failed = TrialResult(TRIAL, reason="nan")
     given = study(failed, missing=(dataclasses.replace(TRIAL, seed=1),))
-    assert study_notes(given) == ["rope seed 0 failed: nan", "missing 1 of 2 trials: rope seed 1"]
+    report = report_of(given)
+    assert report.tables()["failed"].rows == [["rope seed 0", "nan"]]
+    missing, failed = report.cautions
+    assert "1 of 2 trials have run. Missing: rope seed 1. " in missing
+    assert failed == "1 trial failed; the reasons are in a table."
 
 
 def test_axes_that_a_row_of_tokens_does_not_have_are_told():
@@ -194,12 +198,12 @@ def test_axes_that_a_row_of_tokens_does_not_have_are_told():
         return TrialResult(config, spec=spec)
 
     given = study(*(ran(n, t) for n in ("rope", "axial_rope", "mrope") for t in ("text", "copy")))
-    lines = study_notes(given)
+    lines = [*cautions_of(given)]
     assert [line.partition(" components")[0] for line in lines] == [
         "axial_rope: a position has 2",
         "mrope: a position has 3",
     ]
-    assert study_notes(study(ran("axial_rope", "grid"))) == []
+    assert [*cautions_of(study(ran("axial_rope", "grid")))] == []
 
 
 def tell(opened):

@@ -8,11 +8,9 @@ import pytest
 
 from posenc import ModelShape, PositionEncoding
 from posenc.compare import run
-from posenc.compare.page import captions
+from posenc.compare.judge.summary import bits_saved_by_doubling
 from posenc.compare.page.figures import _merge_position_scores
-from posenc.compare.page.page import make_page
-from posenc.compare.page.rows import describe_detectable_difference
-from posenc.compare.page.settings import specs_table
+from posenc.compare.page.report import describe_detectable_difference, report_of, specs_table
 from posenc.compare.results import (
     FORMAT,
     CorpusInfo,
@@ -28,7 +26,8 @@ from posenc.compare.results import (
 from posenc.compare.trial.config import TrialConfig
 from posenc.compare.trial.effective_spec import effective_spec
 from posenc.report.files.atomic import OF_FIGURES
-from posenc.report.page.figure_files import write_figures
+from posenc.report.page.figure_files import write_page
+from posenc.report.page.page import page_of
 from tests.browser import DESKTOP, PHONE, needs_chromium
 from tests.charts import assert_drawn_from_its_table
 
@@ -143,7 +142,7 @@ def not_begun() -> Study:
 @pytest.fixture(scope="module")
 def page(tmp_path_factory):
     path = tmp_path_factory.mktemp("page") / "report.html"
-    make_page(study()).write(path)
+    page_of(report_of(study())).write(path)
     return path
 
 
@@ -161,7 +160,7 @@ def test_report_is_well_shown(browser, page, width, dark):
 @needs_chromium
 @pytest.mark.parametrize("width", [PHONE, DESKTOP])
 def test_half_finished_report_is_well_shown(browser, tmp_path, width):
-    make_page(half_finished()).write(tmp_path / "report.html")
+    page_of(report_of(half_finished())).write(tmp_path / "report.html")
     browser.open(tmp_path / "report.html", width).assert_well_shown(num_figures=4)
 
 
@@ -174,7 +173,7 @@ def test_the_first_screen_is_the_verdict(browser, page, width):
 
 def test_report_repeats_the_numbers(page):
     html = page.read_text(encoding="utf-8")
-    assert "<strong>2.210</strong>" in html
+    assert "<strong>2.210 tied</strong>" in html
     assert "3.249" in html  # rope at 512 bytes: 2.21 + 0.6 * sqrt(3)
     assert "853,000" in html and "33,000" in html
     assert "Every seed, and both intervals" in html and "2.200 2.220" in html
@@ -189,7 +188,7 @@ def test_report_says_why_an_encoding_cannot(page):
 
 
 def test_unfinished_report_says_what_is_missing(tmp_path):
-    make_page(half_finished()).write(tmp_path / "report.html")
+    page_of(report_of(half_finished())).write(tmp_path / "report.html")
     html = (tmp_path / "report.html").read_text(encoding="utf-8")
     assert "2 of 12 trials have run" in html
     assert "t5 seed 0" in html and "nope seed 1" in html
@@ -198,7 +197,7 @@ def test_unfinished_report_says_what_is_missing(tmp_path):
 
 
 def test_report_of_a_study_without_results(tmp_path):
-    make_page(not_begun()).write(tmp_path / "report.html")
+    page_of(report_of(not_begun())).write(tmp_path / "report.html")
     html = (tmp_path / "report.html").read_text(encoding="utf-8")
     assert "0 of 12 trials have run" in html
     assert "<svg" not in html
@@ -223,7 +222,7 @@ def test_one_seed_has_no_spread(tmp_path):
         study(), summary=(dataclasses.replace(summary("rope"), num_seeds=1),)
     )
     seeds = tuple(r for r in alone.results if r.config.seed == 0)
-    made = make_page(dataclasses.replace(alone, results=seeds)).html()
+    made = page_of(report_of(dataclasses.replace(alone, results=seeds))).html()
     assert "Without two seeds that differ no difference has an interval." in made
 
 
@@ -235,7 +234,7 @@ def test_one_encoding_has_no_difference():
 
 
 def test_report_is_reproducible(page, tmp_path):
-    make_page(study()).write(tmp_path / "again.html")
+    page_of(report_of(study())).write(tmp_path / "again.html")
     assert (tmp_path / "again.html").read_bytes() == page.read_bytes()
 
 
@@ -259,53 +258,37 @@ def test_settings_that_follow_the_length_of_a_task_are_shown_for_each():
 
 
 def test_what_was_not_checked_is_never_the_lowest():
-    html = make_page(dataclasses.replace(study(), unchecked={"alibi": "it sees later"})).html()
+    html = page_of(
+        report_of(dataclasses.replace(study(), unchecked={"alibi": "it sees later"}))
+    ).html()
     row = html[html.index("<th scope=row>alibi") :]
     assert "<strong>" not in row[: row.index("</tr>")]
     assert "alibi is compared unchecked, and its losses mean nothing: it sees later." in html
 
 
-def test_what_is_seen_in_the_figures():
+def test_what_the_curves_show_is_a_table():
     found = study()
-    said = captions.caption_by_length(found)
-    assert "up to 1,024 bytes the loss of alibi stays within 5 % of that at 128" in said.lower()
-    assert "most" not in said and "learned cannot run" in said  # no interval carries an order
-    alone = dataclasses.replace(found, summary=(summary("alibi"),))
-    assert captions.caption_by_length(alone).startswith("Up to 1,024 bytes the loss of alibi stays")
-    rises = dataclasses.replace(found, summary=(summary("sinusoidal"),))
-    assert captions.caption_by_length(rises) == ""
-    assert "No encoding here gets better" in captions.caption_by_context(found)
-    assert "most" not in captions.caption_by_context(found)
-    better = dataclasses.replace(found, results=tuple(map(reading_better, found.results)))
-    assert "Better from more context than in training: " in captions.caption_by_context(better)
-    short = dataclasses.replace(found, results=tuple(map(without_context, found.results)))
-    assert "was given more context" in captions.caption_by_context(short)
-    assert "A doubling of the steps (estimated) " in captions.caption_training(found)
+    rows = {row[0]: row[1:] for row in report_of(found).tables()["curves"].rows}
+    assert (rows["alibi"][0], rows["rope"][0], rows["learned"][0]) == (1024, 128, None)
+    fell = bits_saved_by_doubling(found)
+    assert {name: row[1].value for name, row in rows.items()} == fell
     untold = tuple(dataclasses.replace(r, training=r.training[-1:]) for r in found.results)
-    assert "too short to estimate" in captions.caption_training(
-        dataclasses.replace(found, results=untold)
-    )
-
-
-def reading_better(result: TrialResult) -> TrialResult:
-    scores = tuple(LengthScore(n, 3 - n / 1024) for n in LENGTHS)
-    return dataclasses.replace(result, by_context=scores)
-
-
-def without_context(result: TrialResult) -> TrialResult:
-    return dataclasses.replace(result, by_context=result.by_context[:1])
+    table = report_of(dataclasses.replace(found, results=untold)).tables()["curves"]
+    assert {row[2] for row in table.rows} == {None}
 
 
 def test_figures_are_written_with_their_numbers(tmp_path, request):
-    plots = make_page(study()).plots()
-    for each in plots:
+    page = page_of(report_of(study()))
+    for each in page.plots():
         assert_drawn_from_its_table(each.chart)
     request.getfixturevalue("undrawn")  # what the files show is held by tests/report
-    write_figures(plots, tmp_path)
+    write_page(page, None, tmp_path)
     stems = {"by-length", "by-context", "by-position", "training"}
+    tables = {"text", "curves", "settings", "seeds-at-128-bytes", "seeds-at-1024-bytes"}
     kinds = ("svg", "pdf", "png", "csv")
     written = {path.name for path in tmp_path.iterdir()}
-    assert written == {OF_FIGURES, *(f"{stem}.{kind}" for stem in stems for kind in kinds)}
+    of_figures = {f"{stem}.{kind}" for stem in stems for kind in kinds}
+    assert written == {OF_FIGURES, *of_figures, *(f"{name}.csv" for name in tables)}
     rows = list(csv.DictReader((tmp_path / "by-length.csv").read_text().splitlines()))
     (row,) = [r for r in rows if r["series"] == "rope" and r["test length, bytes"] == "512"]
     assert float(row["bits per byte"]) == pytest.approx(2.21 + 0.6 * 3**0.5, abs=1e-8)

@@ -25,40 +25,39 @@ def test_the_sentence_counts_trials_tokens_and_time(monkeypatch):
         for name in seconds
     ]
     assert most_training_tokens(trials[0]) == 3200
-    table, sentence = dry_run(trials, None, 2, 2)
-    assert sentence.startswith("6 trials, 19,200 tokens, about 4:30 on 2 workers")
-    assert [list(column.cells) for column in table.columns] == [
-        ["rope", "t5"],
-        ["3", "3"],
-        ["100", "100"],
-        ["9,600", "9,600"],
-        ["1:00", "2:00"],
+    report = dry_run(trials, None, 2, 2)
+    assert report.headline.startswith("6 trials, 19,200 tokens, about 4:30 on 2 workers")
+    assert report.tables()["trials"].rows == [
+        ["rope", 3, 100, 9600, "1:00"],
+        ["t5", 3, 100, 9600, "2:00"],
     ]
-    assert "about 2:00 on 600 workers" in dry_run(trials, None, 600, 1)[1]
+    assert report.facts["seconds"] == 270
+    assert "about 2:00 on 600 workers" in dry_run(trials, None, 600, 1).headline
 
 
 def test_trials_that_choose_a_rate_have_a_row_of_their_own(monkeypatch):
     seconds = {"rope": 60.0, "rope, 20 steps": 12.0}
     monkeypatch.setattr(module, "seconds_by_kind", lambda trials, folder, at_once: seconds)
     trials = (*rate_trials([TRIAL]), TRIAL)
-    table, sentence = dry_run(trials, None, 1, 1)
-    assert sentence.startswith("4 trials, 40,960 tokens, about 1:36 on 1 worker")
-    names, counts, steps, *_ = (list(column.cells) for column in table.columns)
-    assert (names, counts, steps) == (["rope, 20 steps", "rope"], ["3", "1"], ["20", "100"])
+    report = dry_run(trials, None, 1, 1)
+    assert report.headline.startswith("4 trials, 40,960 tokens, about 1:36 on 1 worker")
+    rows = [row[:3] for row in report.tables()["trials"].rows]
+    assert rows == [["rope, 20 steps", 3, 20], ["rope", 1, 100]]
 
 
 def test_what_cannot_be_measured_is_not_estimated(monkeypatch):
     monkeypatch.setattr(module, "seconds_by_kind", lambda *arguments: {"t5": 60.0})
     both = [dataclasses.replace(TRIAL, encoding=name) for name in ("rope", "t5")]
-    table, sentence = dry_run(both, None, 1, 1)
-    assert "their steps cannot be measured here" in sentence and "about" not in sentence
-    assert [*list(table.columns)[-1].cells] == ["not measured", "1:00"]
+    report = dry_run(both, None, 1, 1)
+    assert "their steps cannot be measured here" in report.headline
+    assert "about" not in report.headline and report.facts["seconds"] is None
+    assert [row[-1] for row in report.tables()["trials"].rows] == ["not measured", "1:00"]
 
 
 def test_the_device_is_named(monkeypatch):
     monkeypatch.setattr(module, "seconds_by_kind", lambda *arguments: {"rope": 60.0})
     trial = dataclasses.replace(TRIAL, encoding="rope", device="cuda")
-    assert "about 1:00 on 1 worker on cuda, from steps" in dry_run([trial], None, 1, 1)[1]
+    assert "about 1:00 on 1 worker on cuda, from steps" in dry_run([trial], None, 1, 1).headline
 
 
 @pytest.mark.slow

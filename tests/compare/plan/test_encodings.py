@@ -9,12 +9,13 @@ import pytest
 
 from posenc import ALiBi
 from posenc.compare.judge.standing import standing_at
-from posenc.compare.page.page import make_page
+from posenc.compare.page.report import report_of
 from posenc.compare.plan.contract_gate import _check_outputs_at_lengths, find_contract_failures
 from posenc.compare.plan.encodings import read_encodings
 from posenc.compare.results import Study, with_labels
 from posenc.encodings import hash_of_user_code
 from posenc.encodings.registry import known
+from posenc.report.page.page import page_of
 from posenc.testing import CHECKS, VOIDING, maker
 from tests.compare.engines.test_sweep import Log, run_here_in, trial
 from tests.encodings.base import planted
@@ -199,9 +200,9 @@ def test_unchecked_is_compared_said_and_never_recommended(folder, call):
     code, shown, said = call(*command, "--unchecked")
     assert code == 0
     assert "The losses of cheat mean nothing: it fails a check." in " ".join(shown.split())
-    assert "cheat is compared unchecked: " in " ".join(said.split())
+    assert "cheat is compared unchecked, and its losses" in " ".join(shown.split())
     study = Study.from_json((folder / "out" / "study.json").read_text(encoding="utf-8"))
-    page = make_page(with_labels(study)).html()
+    page = page_of(report_of(with_labels(study))).html()
     assert "cheat is compared unchecked" in page
     length = study.trials[0].train_length
     assert standing_at(with_labels(study), length).order == ("rope",)

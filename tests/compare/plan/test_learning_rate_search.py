@@ -2,22 +2,20 @@
 
 import dataclasses
 import html
-import io
 import json
 
 import pytest
-from rich.console import Console
 
 from posenc.compare.judge.summary import summarise_tasks
 from posenc.compare.options import Options
-from posenc.compare.page import tables
-from posenc.compare.page.page import make_page
+from posenc.compare.page.report import report_of
 from posenc.compare.plan.learning_rate_search import rate_trials, with_chosen_rates
 from posenc.compare.rates import choose_rates
 from posenc.compare.reports.merge import merge_runs
 from posenc.compare.results import Study, TrainingPoint, TrialResult
 from posenc.compare.study import run_study
 from posenc.compare.trial.material import task_of
+from posenc.report.page.page import page_of
 from posenc.tasks.known import TASKS
 from tests.compare.test_tasks import COPY, TEXT, planned, result, study_of
 
@@ -110,10 +108,8 @@ def test_a_trial_that_failed_is_not_chosen_and_says_so():
     found = [tried(low, 0.9), tried(usual, 0.5), tried(high, 0.1, reason="the loss became nan")]
     study = with_chosen_rates(study_of(result()), found)
     assert study.rates[0].chosen == COPY.lr
-    out = io.StringIO()
-    for table in tables.rate_tables(study):
-        Console(file=out, width=120).print(table)
-    assert "0.002: failed" in out.getvalue() and "0.0005: 0.900" in out.getvalue()
+    (row,) = report_of(study).tables()["learning-rates"].rows
+    assert "0.002: failed" in row and "0.0005: 0.900" in row
 
 
 def test_a_rate_at_the_edge_is_called_so_on_the_page(tmp_path):
@@ -123,7 +119,7 @@ def test_a_rate_at_the_edge_is_called_so_on_the_page(tmp_path):
     study = dataclasses.replace(study, results=results)
     study = dataclasses.replace(study, tasks=summarise_tasks(study))
     assert Study.from_json(study.to_json()) == study
-    make_page(study).write(tmp_path / "report.html")
+    page_of(report_of(study)).write(tmp_path / "report.html")
     page = html.unescape((tmp_path / "report.html").read_text(encoding="utf-8"))
     for words in ("Learning rates", "0.0005, the lowest tried", "from 0.0005 to 0.001"):
         assert words in page
@@ -132,7 +128,7 @@ def test_a_rate_at_the_edge_is_called_so_on_the_page(tmp_path):
 def test_a_study_of_before_has_no_rates():
     fields = json.loads(study_of(result()).to_json())
     assert fields["rates"] == []
-    assert tables.rate_tables(study_of(result())) == []
+    assert "learning-rates" not in report_of(study_of(result())).tables()
 
 
 def test_runs_whose_rates_differ_are_not_mixed(tmp_path):

@@ -12,10 +12,12 @@ from rich.cells import cell_len
 from posenc.compare import study as studies
 from posenc.compare.judge.answer import num_words
 from posenc.compare.options import Options
-from posenc.compare.page.as_json import answer_json
+from posenc.compare.page.report import report_of
 from posenc.compare.plan.plan import make_plan
 from posenc.compare.reports import board, leaderboard, report_runs
 from posenc.report.files.record import SEAL
+from posenc.report.page.report import as_json
+from posenc.report.page.table import text_of
 from tests.compare.judge.test_answer import six
 from tests.compare.judge.test_standing import of_tasks
 from tests.compare.judge.test_summary import result, study
@@ -65,7 +67,7 @@ def test_the_command_shows_the_stored_answer(call, tmp_path, monkeypatch):
         raise AssertionError("the trials are read")
 
     monkeypatch.setattr(leaderboard, "published_studies", never)
-    assert call("leaderboard")[1].startswith("Published leaderboard")
+    assert call("leaderboard")[1].startswith("Short context: ")
     code, _, said = call("leaderboard", "--mine", tmp_path)
     assert code == 2 and "No such option" in said and "--mine" in said
 
@@ -107,17 +109,17 @@ def test_the_matrix_has_one_line_an_encoding_at_80_columns(call, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     lines = call("leaderboard")[1].splitlines()
     found = json.loads(board.published_file(board.BOARD).read_text(encoding="utf-8"))
-    made = [row for study in found["studies"].values() for row in board.leaderboard_rows(study)]
-    names = {row[0] for row in made}
-    rows = [line for line in lines if line.split(" ")[0] in names]
+    made = [row for table in board.report_of(found).tables().values() for row in table.rows]
+    rows = [line for line in lines if line.startswith("│")]
     for line, cells in zip(rows, made, strict=True):
-        assert line.split() == " ".join(cells).split()
+        shown = [text.strip() for text in line.strip("│").split("│")]
+        assert shown == [text_of(cell) for cell in cells]
         assert cell_len(line) <= 80 and "…" not in line
 
 
 def test_json_has_the_numbers_behind_the_answer(tmp_path):
     given = studies.conclude(six())
-    found = json.loads(answer_json(given, tmp_path))
+    found = json.loads(as_json(report_of(given, tmp_path)))
     assert "report" not in found and "study" not in found  # neither file exists
     assert found["answer"] == given.recommendation and found["cannot_say"] == given.limits
     near, far = found["places"]
@@ -128,10 +130,10 @@ def test_json_has_the_numbers_behind_the_answer(tmp_path):
     assert (first["encoding"], first["verdict"], first["minus_first"]) == ("t5", "best", None)
     assert last["verdict"] == "worse" and last["minus_first"] > last["half_over_seeds"] > 0
     assert last["seeds"].keys() == {"0", "1"} and last["half_over_windows"] is None
-    alone = json.loads(answer_json(studies.conclude(study(result("rope", 0, (2.0, 2, 2))))))
+    alone = json.loads(as_json(report_of(studies.conclude(study(result("rope", 0, (2.0, 2, 2)))))))
     assert alone["places"][0]["least_difference"] is None and "report" not in alone
     scores = {"t5": (0.9, 0.8), "rope": (0.1, 0.3), "nope": (0.2, 0.2)}
-    ranks, *tasks = json.loads(answer_json(studies.conclude(of_tasks(scores))))["places"]
+    ranks, *tasks = json.loads(as_json(report_of(studies.conclude(of_tasks(scores)))))["places"]
     assert ranks["unit"] == "mean rank" and not ranks["higher_is_better"]
     assert [each["where"] for each in tasks] == ["copy", "reverse", "recall"]
     assert all(each["higher_is_better"] for each in tasks)
@@ -151,5 +153,5 @@ def test_json_of_a_dry_run_is_refused():
 
 def test_what_was_not_tested_is_null_and_no_number():
     given = studies.conclude(study(result("rope", 0, (2.0, 2, None)), result("t5", 0, (2.1, 2, 2))))
-    text = answer_json(given)
+    text = as_json(report_of(given))
     assert "NaN" not in text and "Infinity" not in text and str(math.inf) not in text.split()

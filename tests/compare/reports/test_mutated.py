@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from posenc.compare.page.as_json import answer_json
+from posenc.compare.page.report import report_of
+from posenc.compare.page.results_csv import csv_text
 from posenc.compare.page.show import show_study
-from posenc.compare.page.tables import csv_text
 from posenc.compare.reports.leaderboard import Row, read_rows
 from posenc.compare.reports.merge import merge_runs
 from posenc.compare.reports.report_runs import _read_study, report_runs
@@ -22,6 +22,7 @@ from posenc.compare.reuse import reuse_trials
 from posenc.compare.study import check_out_folder, collect_results
 from posenc.compare.trial.files import load_results
 from posenc.report.files.record import SEAL, seal
+from posenc.report.page.report import as_json
 from tests.compare.judge.test_summary import study as text_study
 from tests.compare.reports.test_reports import on_disk, whole
 from tests.compare.test_tasks import result as task_result
@@ -119,7 +120,7 @@ def told(study: Study, folder: Path) -> None:
     """Everything that is said of a study, but for drawing the page."""
     study, _ = collect_results(study, folder)
     csv_text(with_labels(study))
-    answer_json(with_labels(study), folder)
+    as_json(report_of(with_labels(study), folder))
     show_study(study, folder, Console(quiet=True))
 
 

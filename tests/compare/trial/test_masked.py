@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from posenc.compare.options import DEFAULT_BIDIRECTIONAL, Options
-from posenc.compare.page.page import make_page
+from posenc.compare.page.report import report_of
 from posenc.compare.plan.encodings import read_encodings
 from posenc.compare.plan.plan import plan_one_trial_per_task
 from posenc.compare.study import run_study
@@ -23,6 +23,7 @@ from posenc.compare.trial.objectives.masked import (
 )
 from posenc.compare.trial.windows import windows_at
 from posenc.models import Decoder
+from posenc.report.page.page import page_of
 from tests.compare.test_tasks import TEXT
 from tests.texts import prose
 
@@ -164,7 +165,7 @@ def test_the_command_compares_and_says_what_was_hidden(tmp_path):
     learned, deberta = study.summary
     assert learned.by_length[1].cannot == "it has 16 positions"
     assert deberta.by_length[1].mean is not None
-    make_page(study).write(tmp_path / "page.html")
+    page_of(report_of(study)).write(tmp_path / "page.html")
     page = (tmp_path / "page.html").read_text(encoding="utf-8")
     assert "15% of the bytes are hidden" in page
     assert not list((tmp_path / "out").glob("*/huggingface"))

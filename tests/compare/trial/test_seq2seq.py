@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from posenc.compare.options import DEFAULT_BIDIRECTIONAL, Options
-from posenc.compare.page.page import make_page
+from posenc.compare.page.report import report_of
 from posenc.compare.plan.encodings import read_encodings
 from posenc.compare.plan.plan import plan_one_trial_per_task
 from posenc.compare.study import run_study
@@ -17,6 +17,7 @@ from posenc.compare.trial.objectives import OBJECTIVES
 from posenc.compare.trial.objectives.seq2seq import BEGIN_SYMBOL, ContinuationModel
 from posenc.compare.trial.windows import held_out_windows, windows_at
 from posenc.models import EncoderDecoder
+from posenc.report.page.page import page_of
 from tests.compare.test_tasks import TEXT
 from tests.texts import prose
 
@@ -169,7 +170,7 @@ def test_the_command_compares_and_says_what_is_scored(tmp_path):
     learned, t5 = study.summary
     assert learned.by_length[1].cannot == "it has 8 positions"
     assert t5.by_length[1].mean is not None
-    make_page(study).write(tmp_path / "page.html")
+    page_of(report_of(study)).write(tmp_path / "page.html")
     page = (tmp_path / "page.html").read_text(encoding="utf-8")
     assert "An encoder reads the first half of each window" in page
     assert not list((tmp_path / "out").glob("*/huggingface"))

@@ -1,6 +1,5 @@
-"""The answer of a study and its numbers, as JSON."""
+"""The numbers of a study, by the names that programs read."""
 
-import json
 import math
 from collections.abc import Mapping
 from pathlib import Path
@@ -9,39 +8,23 @@ from typing import Any
 from posenc.compare.judge.answer import answer_and_use
 from posenc.compare.judge.standing import Standing, standing_of_task, standing_of_tasks, standings
 from posenc.compare.judge.uses import which_for_what
-from posenc.compare.page.rows import verdict_of
 from posenc.compare.results import Study, with_labels
 from posenc.tasks.known import TASKS, TEXT
 
 
-def answer_json(study: Study, folder: Path | None = None) -> str:
-    """Return the answer of a study and its numbers, see `answer_object`, as JSON text."""
-    return json_text(answer_object(study, folder))
+def facts_of_leaderboard(studies: Mapping[str, Study]) -> dict[str, Any]:
+    """Return the facts of the leaderboard: "answer", which encoding to use for what by all studies,
+    and "studies", with `facts_of` each by its name."""
+    by_name = {name: facts_of(with_labels(study)) for name, study in studies.items()}
+    return {"answer": which_for_what(studies), "studies": by_name}
 
 
-def leaderboard_object(boards: Mapping[str, Study], home: Path | None = None) -> dict[str, Any]:
-    """Return the JSON object of the leaderboard: "answer", which encoding to use for what by all
-    studies, and "studies", with `answer_object` each by its name.
+def facts_of(study: Study, folder: Path | None = None) -> dict[str, Any]:
+    """Return the answer of a study and the numbers behind it; a number is None if unknown.
 
-    home: a folder with a subfolder of that name for each, if they are kept.
-    """
-    studies = {
-        name: answer_object(with_labels(study), home and home / name)
-        for name, study in boards.items()
-    }
-    return {"answer": which_for_what(boards), "studies": studies}
-
-
-def json_text(content: dict[str, Any]) -> str:
-    """Return content as JSON text; letters beyond ASCII are not escaped."""
-    return json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False)
-
-
-def answer_object(study: Study, folder: Path | None = None) -> dict[str, Any]:
-    """Return what becomes one JSON object; a number is None if unknown.
-
-    Its "use" lists the encodings that the answer says to use. "places" has one item for all tasks,
-    for each tested length of the text, and for each task.
+    folder: where its page and study.json lie, if they are kept. "use" lists the encodings that the
+    answer says to use. "places" has one item for all tasks, for each tested length of the text, and
+    for each task.
     """
     content = {
         "answer": study.recommendation,
@@ -114,7 +97,7 @@ def _standing_object(standing: Standing, unit: str) -> dict[str, Any]:
                 "half_over_windows": _finite_or_none(standing.windows[name, first].half)
                 if (name, first) in standing.windows
                 else None,
-                "verdict": verdict_of(standing, name),
+                "verdict": standing.verdict(name),
                 "tier": standing.tier(name),
             }
             for name in standing.order
