@@ -15,7 +15,7 @@ import sys
 import sysconfig
 import traceback
 from collections.abc import Iterable, Iterator
-from functools import lru_cache
+from functools import cache, lru_cache
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple, TypeGuard
@@ -298,6 +298,9 @@ def _file_and_imported_files(start: Path, root: Path) -> set[Path]:
     if package is None and not is_in_posenc:
         roots += _python_path_folders()
 
+    # Most files of a package import from the same modules: look for each of these once, and anew
+    # in the next walk, since a user may have written another file by then.
+    files_at = cache(_files_of_package_or_module)
     files: set[Path] = set()
     waiting = [_FileBelowRoot(start, root)]
     while waiting:
@@ -310,10 +313,8 @@ def _file_and_imported_files(start: Path, root: Path) -> set[Path]:
         for name in _imported_names(_read_or_empty(file), file.relative_to(above).parent.parts):
             if package is None or name.partition(".")[0] == package:
                 for place in roots:
-                    waiting += [
-                        _FileBelowRoot(f, place)
-                        for f in _files_run_by_import(place, name.split("."))
-                    ]
+                    for where in _packages_and_module(place, name):
+                        waiting += [_FileBelowRoot(f, place) for f in files_at(where, place)]
     return files
 
 
@@ -345,14 +346,24 @@ def _iterate_imported_names(tree: ast.Module, package: tuple[str, ...]) -> Itera
             yield from (f"{start}.{alias.name}".lstrip(".") for alias in node.names)
 
 
-def _files_run_by_import(root: Path, names: list[str]) -> Iterator[Path]:
-    """Yield the files below `root` that an import of names a, b, c (for a.b.c) runs: the files of
-    the packages and of the module."""
-    for depth in range(1, len(names) + 1):
-        place = root.joinpath(*names[:depth])
-        for file in (place.with_suffix(".py"), place / "__init__.py"):
-            if file.is_file():
-                yield file.resolve() if file.resolve().is_relative_to(root) else file
+def _packages_and_module(root: Path, name: str) -> Iterator[Path]:
+    """Yield the places below `root` of what an import of a name such as "a.b.c" runs: a, a/b and
+    a/b/c."""
+    place = root
+    for part in name.split("."):
+        place = place / part
+        yield place
+
+
+def _files_of_package_or_module(place: Path, root: Path) -> tuple[Path, ...]:
+    """Return the files there are of the module or package at a place such as a/b below `root`:
+    a/b.py, a/b/__init__.py."""
+    files = []
+    for file in (place.with_suffix(".py"), place / "__init__.py"):
+        if file.is_file():
+            resolved = file.resolve()
+            files.append(resolved if resolved.is_relative_to(root) else file)
+    return tuple(files)
 
 
 def _read_or_empty(file: Path) -> bytes:
