@@ -125,7 +125,7 @@ def test_compare_writes_report_table_and_results_and_then_skips(call, text, tmp_
     code, shown, told = call(*command)
     assert code == 0, told
     assert "cannot" in shown and "Use none yet: even the lowest loss (learned, " in shown
-    assert "cannot run at some lengths: it has 16 positions" in told
+    assert "[1] learned: it has 16 positions" in shown
     study = Study.from_json((out / "study.json").read_text(encoding="utf-8"))
     (result,) = study.finished
     assert result.spec["max_positions"] == "16"
@@ -163,9 +163,9 @@ def test_report_of_a_half_finished_study_says_what_is_missing(call, text, tmp_pa
     out = tmp_path / "out"
     assert call("compare", "rope", "t5", "--text", text, "--out", out, *TINY)[0] == 0
     (out / "report.html").unlink()
-    code, _, told = call("report", out)
+    code, shown, _ = call("report", out)
     assert code == 0
-    assert "missing 2 of 2 trials: rope seed 0, t5 seed 0" in told
+    assert "0 of 2 trials have run. Missing: rope seed 0, t5 seed 0. " in shown
     assert "t5 seed 0" in (out / "report.html").read_text(encoding="utf-8")
 
 
@@ -178,9 +178,10 @@ def test_failed_trial_gives_code_1_and_its_reason(call, text, tmp_path, monkeypa
             watchers[0].finished(trial, result)
 
     monkeypatch.setattr(sweep, "run_trials", fail)
-    code, _, told = call("compare", "rope", "--text", text, "--out", tmp_path / "out", *TINY)
+    code, shown, told = call("compare", "rope", "--text", text, "--out", tmp_path / "out", *TINY)
     assert code == 1
-    assert "rope seed 0 failed: out of [memory]" in told
+    assert "rope seed 0: failed: out of [memory]" in told
+    assert "│ rope seed 0 │ out of [memory] │" in shown
     assert "1 of 1 trials failed" in told.splitlines()[-1]
     assert (tmp_path / "out" / "report.html").exists()
 
@@ -455,11 +456,11 @@ def test_report_names_a_damaged_result(call, planned, change, reason):
     home, trial = trial_folder(out)
     result = change(TrialResult(trial, reason="out of memory").to_json())
     (home / "result.json").write_text(result, encoding="utf-8")
-    code, _, told = call("report", out)
+    code, shown, told = call("report", out)
     assert code == 0
     assert f"{home / 'result.json'} is damaged ({reason}" in told
     assert "the same posenc compare repeats it" in told
-    assert "missing 1 of 1 trials" in told
+    assert "0 of 1 trials have run" in shown
 
 
 def test_study_of_another_version_is_refused_and_kept(call, planned):
