@@ -108,14 +108,14 @@ def test_every_public_name_has_a_place(site):
 
 
 def test_a_card_says_what_the_registry_says(site):
-    (row,) = [row for row in site.encodings()[0] if row["name"] == "alibi"]
+    (row,) = [row for row in site.build_rows()[0] if row["name"] == "alibi"]
     card = site.card(row)
     assert "| acts on | scores |" in card and row["source"] in card and "BLOOM, MPT" in card
     assert re.search(r"\| attention takes \| 1\.\d\d \(", card)
 
 
 def test_a_card_has_no_row_for_what_is_not_known(site):
-    cards = {row["name"]: site.card(row) for row in site.encodings()[0]}
+    cards = {row["name"]: site.card(row) for row in site.build_rows()[0]}
     assert all("not recorded" not in card and "| None |" not in card for card in cards.values())
     assert {name for name, card in cards.items() if "| used by |" in card} == set(site.USED)
     assert {name for name in cards if "| attention takes |" not in cards[name]} == {
