@@ -132,7 +132,7 @@ docs: .venv/.installed-docs
 
 .venv-middle/.installed: pyproject.toml
 	test -x .venv-middle/bin/python || $(PYTHON) -m venv .venv-middle
-	.venv-middle/bin/python -m pip install -q "torch==2.11.0" "transformers==5.20.0" \
+	.venv-middle/bin/python -m pip install -q "torch==2.11.0" "transformers==5.12.1" \
 		-e ".[doctor,hf]" $(TESTERS)
 	touch $@
 
@@ -143,8 +143,9 @@ docs: .venv/.installed-docs
 	.venv-newest/bin/python -m pip install -q -U -e ".[doctor,hf]" $(TESTERS)
 
 TESTERS := beartype hypothesis mpmath pytest pytest-xdist pyyaml
-RELEASES := tests/attend tests/encodings tests/hf tests/compare/page tests/extend tests/inspect \
-	tests/report tests/statistics tests/test_cli.py tests/test_package.py
+RELEASES := tests/attend tests/encodings tests/frequencies tests/models tests/nn tests/hf \
+	tests/compare tests/extend tests/inspect tests/report tests/statistics tests/testing \
+	tests/test_cli.py tests/test_cookbook.py tests/test_package.py
 # Seconds, 0 for any number; what has failed by then is listed.
 LIMIT ?= 0
 OF_RELEASE = -m pytest -q -rfE -n auto -p no:cacheprovider --tb=short --show-capture=no \
