@@ -239,7 +239,7 @@ def test_another_text_source_or_setting_is_trained(text, trained, monkeypatch, w
     elif what == "source":  # in a file that rope.py imports
         changed = b"\n# mended"
         monkeypatch.setattr(
-            code, "_read_or_empty", lambda f: read(f) + changed * (f.name == "frequencies.py")
+            code, "_read_or_empty", lambda f: read(f) + changed * (f.name == "series.py")
         )
     elif what == "registry":
         monkeypatch.setattr(
