@@ -4,6 +4,7 @@ import dataclasses
 import errno
 import fcntl
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -71,13 +72,28 @@ class Tuning:
             self.run(step, **options)
 
 
+@pytest.fixture(scope="module")
+def whole(llama, tmp_path_factory) -> tuple[list[float], dict[str, torch.Tensor]]:
+    """What a tuning that nobody stops gives."""
+    return Tuning(llama, tmp_path_factory.mktemp("whole") / "state").run()
+
+
+@pytest.fixture(scope="module")
+def state_of_a_cut(llama, tmp_path_factory) -> Path:
+    """The state of the second step, of a tuning that was stopped after its third."""
+    state = tmp_path_factory.mktemp("cut") / "state"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tuning, "SAVE_EVERY", 2)
+        Tuning(llama, state).stop_after(3)
+    return state
+
+
 @pytest.fixture
-def cut(llama, tmp_path, monkeypatch) -> Tuning:
+def cut(llama, state_of_a_cut, tmp_path, monkeypatch) -> Tuning:
     """A tuning that was stopped after its third step, with the state of its second."""
     monkeypatch.setattr(tuning, "SAVE_EVERY", 2)
-    found = Tuning(llama, tmp_path / "state")
-    found.stop_after(3)
-    return found
+    shutil.copytree(state_of_a_cut, tmp_path / "state")
+    return Tuning(llama, tmp_path / "state")
 
 
 @pytest.mark.parametrize("family", ["gpt2", "llama"])
@@ -152,7 +168,7 @@ DAMAGE = {
 
 @pytest.mark.parametrize("damage", [*DAMAGE, "gone"])
 @pytest.mark.parametrize("name", [STATE, "tune-2.safetensors"])
-def test_a_damaged_tuning_starts_again_and_says_so(name, damage, cut, tmp_path, caplog):
+def test_a_damaged_tuning_starts_again_and_says_so(name, damage, cut, whole, caplog):
     if damage == "a digit changed" and name != STATE:
         pytest.skip("no text")
     path = cut.state / name
@@ -160,12 +176,11 @@ def test_a_damaged_tuning_starts_again_and_says_so(name, damage, cut, tmp_path, 
         path.unlink()
     else:
         DAMAGE[damage](path)
-    whole, expected = Tuning(cut.folder, tmp_path / "whole").run()
-    caplog.clear()
     losses, weights = cut.run()
     assert cut.steps == 5
-    assert losses == whole
-    assert all(torch.equal(weights[name], expected[name]) for name in expected)
+    losses_of_whole, weights_of_whole = whole
+    assert losses == losses_of_whole
+    assert all(torch.equal(weights[name], weights_of_whole[name]) for name in weights_of_whole)
     said = [record.getMessage() for record in caplog.records if record.name == "posenc.extend"]
     if not (damage == "gone" and name == STATE):  # then there is nothing to miss
         (line,) = said

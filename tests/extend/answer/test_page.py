@@ -6,6 +6,7 @@ import itertools
 import json
 import math
 from contextlib import nullcontext
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -24,7 +25,7 @@ from posenc.hf.rope.settings import RopeSetting
 from posenc.report.files.atomic import OF_FIGURES
 from posenc.report.page.console import Terminal, show
 from posenc.report.page.figure_files import write_page
-from posenc.report.page.page import page_of
+from posenc.report.page.page import Page, page_of
 from posenc.report.page.report import as_json
 from tests.browser import DESKTOP, PHONE, needs_chromium
 from tests.charts import assert_drawn_from_its_table
@@ -70,13 +71,14 @@ def outcome(limit: int = TARGET, *, rotary: bool = True) -> Outcome:
     )
 
 
+def page_of_nasty_names() -> Page:
+    return page_of(report_of(outcome(), f"posenc extend '{NASTY}'", "Mind the text."))
+
+
 @pytest.fixture(scope="module")
-def page(tmp_path_factory):
+def page(tmp_path_factory) -> Path:
     path = tmp_path_factory.mktemp("page") / "extend.html"
-    made = page_of(report_of(outcome(), f"posenc extend '{NASTY}'", "Mind the text."))
-    assert write_page(made, path, path.parent) == []
-    for plot in made.plots():
-        assert_drawn_from_its_table(plot.chart)
+    page_of_nasty_names().write(path)
     return path
 
 
@@ -86,7 +88,7 @@ def page(tmp_path_factory):
 def test_page_is_well_shown(browser, page, width, dark):
     seen = browser.open(page, width, dark=dark)
     seen.assert_well_shown(5)
-    assert seen.text.index("linear is best") < seen.text.index("Perplexity by position")
+    assert seen.text.index("linear is best") < seen.text.index("Perplexity is the exponential")
     assert seen.scripts == 0
     for shown in (
         "Mind the text.",
@@ -98,10 +100,15 @@ def test_page_is_well_shown(browser, page, width, dark):
         assert shown in seen.text or shown in page.read_text(encoding="utf-8"), shown
 
 
-def test_a_table_that_ends_says_so(tmp_path):
-    page = tmp_path / "extend.html"
-    page_of(report_of(outcome(TRAINED, rotary=False), "posenc extend")).write(page)
-    text = page.read_text(encoding="utf-8")
+def test_figures_show_the_numbers_of_their_tables():
+    plots = page_of_nasty_names().plots()
+    assert len(plots) == 5
+    for plot in plots:
+        assert_drawn_from_its_table(plot.chart)
+
+
+def test_a_table_that_ends_says_so():
+    text = page_of(report_of(outcome(TRAINED, rotary=False), "posenc extend")).html()
     assert "cannot" in text
     assert "no rows there" in text
     assert "nan" not in text.lower().replace("nano", "").replace("dominan", "")
@@ -168,7 +175,8 @@ def test_every_number_of_the_table_is_equal_in_json_and_on_the_page(undrawn):
     assert rows[0]["256–384, low"] == pytest.approx(math.exp(5.9))
 
 
-def test_figures_are_written_with_their_numbers(page):
+def test_figures_are_written_with_their_numbers(tmp_path, undrawn):
+    assert write_page(page_of_nasty_names(), None, tmp_path) == []
     stems = {
         "loss-by-position",
         "loss-by-context",
@@ -177,12 +185,12 @@ def test_figures_are_written_with_their_numbers(page):
         "passkeys",
     }
     kinds = ("svg", "pdf", "png", "csv")
-    written = {path.name for path in page.parent.iterdir()} - {page.name, OF_FIGURES}
+    written = {path.name for path in tmp_path.iterdir()} - {OF_FIGURES}
     figures = {f"{stem}.{kind}" for stem in stems for kind in kinds}
     assert written == figures | {"perplexity-by-position.csv"}
 
     def rows(stem: str) -> list[dict[str, str]]:
-        return list(csv.DictReader((page.parent / f"{stem}.csv").read_text().splitlines()))
+        return list(csv.DictReader((tmp_path / f"{stem}.csv").read_text().splitlines()))
 
     losses = [float(r["loss, nats per token"]) for r in rows("loss-by-position")]
     assert losses[:3] == [2.2] * 3 and losses[3:7] == [6.0] * 4
