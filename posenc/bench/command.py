@@ -42,7 +42,6 @@ _DEVICE_HEADS = 16
 """Heads that --device times without --heads: chosen."""
 _DEVICE_SECONDS = 270.0
 """Seconds after which --device begins no check, and as many for its times: ten minutes in all."""
-_HEADER = ("run", "median", "ratio (95 % interval)")
 _FASTEST_CALLS = 10_000
 """Calls per second that no core reaches."""
 _SPEED_LIMIT = 1e11
@@ -177,38 +176,43 @@ def _measure_cases(
     threads: Sequence[int],
     rounds: _Rounds,
     out: Path | None,
-    as_json: bool,
+    in_json: bool,
 ) -> None:
     """Measure the cases one by one; print a table of each, and write all of them so far."""
     from posenc.bench import run
+    from posenc.bench.report import measured_sections, report_of
     from posenc.report.files.atomic import write_atomically
-    from posenc.report.page.console import print_table, stderr, stdout
+    from posenc.report.page.console import print_report, show_section, stdout
+    from posenc.report.page.progress import say
 
-    console = stderr() if as_json else stdout(80)
-    results = {"machine": run.machine(), "rows": []}
+    console = stdout(80)
+    machine = run.machine()
+    rows: list[dict[str, Any]] = []
     for case in cases:
-        rows = run.measure_case(case, threads, rounds)
-        results["rows"] += [_case_columns(case) | row for row in rows]
-        for count in dict.fromkeys(row["threads"] for row in rows):
-            lines = [_table_cells(row) for row in rows if row["threads"] == count]
-            title = f"\n{case.group} {case.title}, {count} {'thread' if count == 1 else 'threads'}"
-            measures_memory = "mib" in rows[0]  # then all rows of the case do
-            header = ("run", "memory") if measures_memory else _HEADER
-            look: Any = {"title": title, "title_justify": "left", "box": None, "pad_edge": False}
-            print_table(console, header, lines, named="run", **look)
+        of_case = [_case_columns(case) | row for row in run.measure_case(case, threads, rounds)]
+        rows += of_case
+        if not in_json:
+            for section in measured_sections(of_case):
+                show_section(section, console)
         if out is not None:
-            write_atomically(out, _results_json(results))
-    if as_json:
-        print(_results_json(results), end="")
+            write_atomically(out, _file_of_results(machine, rows))
+    report = report_of(machine, rows)
+    if in_json:
+        print_report(report, in_json=True)
+    else:
+        say(console, report.headline)
 
 
 def _check_and_time_device(
-    name: str, lengths: Sequence[int], heads: int, every: bool, out: Path | None, as_json: bool
+    name: str, lengths: Sequence[int], heads: int, every: bool, out: Path | None, in_json: bool
 ) -> None:
     """Check and time the encodings on a device; write one file with its name. Exit with 1 if a
     result is wrong."""
+    from posenc.bench.report import report_of
     from posenc.report.files.atomic import check_results, write_atomically
     from posenc.report.machine.machine import check_device
+    from posenc.report.page.console import print_report, stderr
+    from posenc.report.page.progress import say, tell
 
     check_choice("--device", name, ("cpu", "cuda"))
     if name == "cuda":
@@ -217,19 +221,16 @@ def _check_and_time_device(
     card = "-".join(re.findall(r"[A-Za-z0-9]+", machine["device"]))
     out = Path(f"bench-{card}.json") if out is None else out
     check_results(out, _FILE_BEGIN)
-    results: dict[str, Any] = {"machine": machine, "rows": []}
-
+    rows: list[dict[str, Any]] = []
     for row in _device_rows(name, lengths, heads, every, dtypes):
-        results["rows"].append(row)
-        # The many right results are only counted. Shown are the wrong ones, and the rows that have
-        # no "ok": times, and what was left out, which says why.
-        is_right = row.get("ok", False)
-        if not is_right:
-            print(json.dumps(row), file=sys.stderr)
-        write_atomically(out, _results_json(results))
-    if as_json:
-        print(_results_json(results), end="")
-    _print_verdict(results["rows"], out)
+        rows.append(row)
+        tell(f"bench: {len(rows)} results")
+        write_atomically(out, _file_of_results(machine, rows))
+    tell("")
+    print_report(report_of(machine, rows), in_json)
+    say(stderr(), f"Results: {out}")
+    if any(row.get("ok") is False for row in rows):
+        raise typer.Exit(1)
 
 
 def _device_rows(
@@ -247,14 +248,6 @@ def _device_rows(
         is_late = time.perf_counter() - began > _DEVICE_SECONDS
         for row in [{"left_out": "out of time"}] if is_late else _timing_rows(case):
             yield _case_columns(case) | row
-
-
-def _print_verdict(rows: Sequence[dict[str, Any]], out: Path) -> None:
-    """Say how many results are wrong, and exit with 1 if any is."""
-    verdicts = [row["ok"] for row in rows if "ok" in row]
-    print(f"bench: {len(verdicts)} checks, {verdicts.count(False)} wrong: {out}", file=sys.stderr)
-    if not all(verdicts):
-        raise typer.Exit(1)
 
 
 def _timing_rows(case: "Case") -> list[dict[str, Any]]:
@@ -371,10 +364,10 @@ _FILE_BEGIN = '{"machine": '
 """Begins a file of results."""
 
 
-def _results_json(results: dict[str, Any]) -> str:
-    """Return the results as JSON with one line for each row."""
-    rows = ",\n".join(map(json.dumps, results["rows"]))
-    return f'{_FILE_BEGIN}{json.dumps(results["machine"])},\n"rows": [\n{rows}\n]}}\n'
+def _file_of_results(machine: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> str:
+    """Return the measured numbers as JSON with one line for each row."""
+    lines = ",\n".join(map(json.dumps, rows))
+    return f'{_FILE_BEGIN}{json.dumps(machine)},\n"rows": [\n{lines}\n]}}\n'
 
 
 def _case_columns(case: "Case") -> dict[str, Any]:
@@ -383,18 +376,6 @@ def _case_columns(case: "Case") -> dict[str, Any]:
     for name in ("runs", "baselines"):
         del columns[name]
     return {"case": case.title} | columns
-
-
-def _table_cells(row: dict[str, Any]) -> tuple[str, ...]:
-    """Return the cells of a run: its name, and its memory or its time and ratios."""
-    if "mib" in row:
-        return row["run"], f"{row['mib']:.1f} MiB"
-    ratios = [
-        f"{r[0]:.2f} ({r[1]:.2f} to {r[2]:.2f}) x {base}"
-        for base, r in row["ratios"].items()
-        if r is not None and base != row["run"]
-    ]
-    return row["run"], f"{row['milliseconds']:.3f} ms", "\n".join(ratios)
 
 
 def _describe_duration(seconds: float) -> str:

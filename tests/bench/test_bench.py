@@ -35,7 +35,7 @@ def test_every_case_runs_at_tiny_sizes_and_makes_a_page(groups, tmp_path, call):
     options = ("--only", groups, "--threads", 1, "--json", "--out", path)
     code, said, _ = call("bench", *TINY, *options)
     found = json.loads(path.read_text(encoding="utf-8"))
-    assert code == 0 and json.loads(said) == found
+    assert code == 0 and json.loads(said) == {**found, "tables": {}}
     assert {"date", "device", "torch", "transformers"} <= set(found["machine"])
     for case in select_cases(tuple(groups.split(",")), (16,), 2, 2, 8):
         if case.dtype == "bfloat16" and case.group == "training":
@@ -382,14 +382,26 @@ def test_a_device_is_checked_and_measured_by_one_command(call, tmp_path, two):
     assert all(row["compiled"] is False for row in timed if row["group"] != "memory")
 
 
-def test_only_what_is_not_right_is_told_line_by_line(call, tmp_path, monkeypatch):
-    rows = [{"check": "a", "ok": True}, {"check": "b", "ok": False}]
-    rows += [{"check": "c", "left_out": "out of time"}, {"run": "d", "milliseconds": 1.0}]
+def test_a_device_is_told_what_is_wrong_and_what_was_left_out(call, tmp_path, monkeypatch):
+    sizes = {"length": 9, "dtype": "bfloat16", "impl": "blocks"}
+    rows = [
+        {"check": "right", **sizes, "error": 0.01, "ok": True},
+        {"check": "inexact", **sizes, "error": 0.25, "ok": False},
+        {"check": "late", "length": 9, "left_out": "out of time"},
+        {"check": "late", "length": 1, "left_out": "out of time"},
+        {"case": "1k", "group": "memory", "q_len": 1024, "error": "no memory", "ok": False},
+        {"case": "1k", "group": "memory", "run": "alibi", "threads": 1, "mib": 2.0},
+    ]
     monkeypatch.setattr("posenc.bench.command._device_rows", lambda *given: iter(rows))
-    code, _, said = call("bench", *DEVICE, "--out", tmp_path / "card.json")
-    *told, verdict = said.splitlines()
-    assert code == 1 and [json.loads(line) for line in told] == rows[1:]
-    assert verdict.startswith("bench: 2 checks, 1 wrong: ")
+    path = tmp_path / "card.json"
+    code, said, told = call("bench", *DEVICE, "--out", path)
+    assert code == 1 and said.startswith("3 checks, 2 wrong; 1 case measured on ")
+    cells = [[cell.strip() for cell in line.split("│")[1:-1]] for line in said.splitlines()]
+    assert ["inexact", "9", "bfloat16", "blocks", "0.25"] in cells
+    assert ["memory 1k", "1,024", "–", "–", "no memory"] in cells
+    assert ["late", "2", "out of time"] in cells and ["alibi", "2.0 MiB"] in cells
+    assert "right" not in said and told == f"Results: {path}\n"
+    assert json.loads(path.read_text(encoding="utf-8"))["rows"] == rows
 
 
 def test_a_device_that_computes_wrongly_ends_with_1(call, tmp_path, two, monkeypatch):
@@ -403,8 +415,8 @@ def test_a_device_that_computes_wrongly_ends_with_1(call, tmp_path, two, monkeyp
                 for t in right(layer, x, *rest)
             ],
         )
-        code, _, said = call("bench", *DEVICE, "--out", path)
-        assert code == 1 and "0 wrong" not in said, said
+        code, said, _ = call("bench", *DEVICE, "--out", path)
+        assert code == 1 and " wrong" in said and " 0 wrong" not in said, said
 
 
 @pytest.mark.parametrize(
@@ -500,8 +512,7 @@ def test_a_card_without_bfloat16_is_checked_and_timed_in_float32(half, call, tmp
     assert seen == (["float32", "bfloat16", "bfloat16"] if half else ["float32", "float32"])
 
 
-@pytest.mark.parametrize("columns", [40, 80])
-def test_table_fits_the_columns_with_names_whole(columns, call, monkeypatch):
+def test_tables_fit_the_columns_with_numbers_whole(call, monkeypatch):
     def measured(case, counts, rounds):
         if case.group == "memory":
             return [{"run": "transformer_xl", "threads": 1, "mib": 1234.56}]
@@ -516,11 +527,14 @@ def test_table_fits_the_columns_with_names_whole(columns, call, monkeypatch):
     monkeypatch.setattr(run, "measure_case", measured)
     monkeypatch.setattr("posenc.report.machine.machine.num_cores", lambda: 2)
     monkeypatch.setattr("posenc.report.machine.machine.cpu_multiplies_bfloat16", lambda: True)
-    monkeypatch.setenv("COLUMNS", str(columns))
+    monkeypatch.setenv("COLUMNS", "80")
     code, said, _ = call("bench", "--all", "--threads", "1,2")
-    assert code == 0 and max(map(len, said.splitlines())) <= columns
-    lines = [line.rstrip() for line in said.splitlines()]
+    lines = said.splitlines()
+    assert code == 0 and max(map(len, lines)) <= 80
     assert "attention 1 query, 4k keys, 2 threads" in lines and "1234.6 MiB" in said
-    assert {name for case in CASES for name in case.runs} <= {n.split("  ")[0] for n in lines}
-    if columns == 80:
-        assert any("98765.432 ms  99.99 (98.77 to 123.46) x plain layer" in n for n in lines)
+    cells = [[cell.strip() for cell in line.split("│")[1:-1]] for line in lines]
+    assert ["interleaved", "98765.432 ms", "99.99 (98.77–123.46)"] in cells
+    assert ["plain layer", "98765.432 ms", "–"] in cells, "no ratio to itself"
+    named = {row[0] for row in cells if row}
+    assert {name for case in CASES for name in case.runs} <= named
+    assert lines[-1].startswith(f"{len(CASES)} cases measured on ")

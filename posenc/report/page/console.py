@@ -13,7 +13,7 @@ from rich.text import Text
 
 from posenc.report.page import table as rows
 from posenc.report.page.progress import say
-from posenc.report.page.report import Block, Code, Facts, Items, Report, as_json
+from posenc.report.page.report import Block, Code, Facts, Items, Report, Section, as_json
 from posenc.report.page.visible import visible
 
 FRAME = 3
@@ -96,10 +96,15 @@ def show(report: Report, console: Console) -> None:
         say(console, f"What this cannot say: {report.limits}")
     for section in report.sections:
         if not section.detail:
-            for block in section.blocks:
-                _show_block(block, console)
+            show_section(section, console)
     for caution in report.cautions:
         say(console, caution)
+
+
+def show_section(section: Section, console: Console) -> None:
+    """Print the blocks of a section."""
+    for block in section.blocks:
+        _show_block(block, console)
 
 
 def _show_block(block: Block, console: Console) -> None:

@@ -1,0 +1,113 @@
+"""The words of measurements: what each run costs, and what a device computes wrongly."""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from posenc.bench.cases import GROUPS
+from posenc.report.page.report import Report, Section
+from posenc.report.page.table import Heading, Number, Table, Value
+
+Row = dict[str, Any]
+"""A measured run of a case, a check of an encoding on a device, or what was left out and why: a
+line of the file that --out writes."""
+
+
+def report_of(machine: dict[str, Any], rows: Sequence[Row]) -> Report:
+    """Return the report: the checks of a device if there are any, and what each run costs."""
+    verdicts = [row["ok"] for row in rows if "ok" in row]
+    cases = {(row["group"], row["case"]) for row in rows if "run" in row}
+    headline = f"{_count(len(cases), 'case')} measured on {machine['device']}."
+    if verdicts:
+        wrong = verdicts.count(False)
+        headline = f"{_count(len(verdicts), 'check')}, {wrong} wrong; {headline}"
+    return Report(
+        "What position encodings cost",
+        headline,
+        {"machine": machine, "rows": rows},
+        [*_wrong_section(rows), *measured_sections(rows), *_left_out_section(rows)],
+    )
+
+
+def _count(number: int, name: str) -> str:
+    return f"{number} {name}{'' if number == 1 else 's'}"
+
+
+def _wrong_section(rows: Sequence[Row]) -> list[Section]:
+    """Return the section about wrong results; none without any."""
+    wrong = [_wrong_cells(row) for row in rows if row.get("ok") is False]
+    if not wrong:
+        return []
+    header = ["of", "tokens", "dtype", "implementation", "error"]
+    return [Section("Wrong results", [Table(header, wrong, "Wrong results")])]
+
+
+def _left_out_section(rows: Sequence[Row]) -> list[Section]:
+    """Return the section about what was left out, with a line for each reason; none without
+    any."""
+    names_by_reason: dict[str, list[str]] = {}
+    for row in rows:
+        if "left_out" in row:
+            names_by_reason.setdefault(row["left_out"], []).append(_name(row))
+    if not names_by_reason:
+        return []
+    lines = [
+        [", ".join(dict.fromkeys(names)), len(names), reason]
+        for reason, names in names_by_reason.items()
+    ]
+    return [Section("Left out", [Table(["of", "results", "why"], lines, "Left out")])]
+
+
+def _name(row: Row) -> str:
+    """Return the encoding that a row checks, or the case that it measures."""
+    return row["check"] if "check" in row else f"{row['group']} {row['case']}"
+
+
+def _wrong_cells(row: Row) -> list[Value]:
+    """Return the cells of a wrong result. Its error is a number, or the message that it raised."""
+    tokens = row.get("length", row.get("q_len"))
+    return [_name(row), tokens, row.get("dtype"), row.get("impl"), row.get("error")]
+
+
+def measured_sections(rows: Iterable[Row]) -> list[Section]:
+    """Return a section for each group, with a table for each case and number of threads."""
+    rows_by_table: dict[tuple[str, str, int], list[Row]] = {}
+    for row in rows:
+        if "run" in row:
+            key = (row["group"], row["case"], row["threads"])
+            rows_by_table.setdefault(key, []).append(row)
+    tables_by_group: dict[str, list[Table]] = {}
+    for (group, case, threads), rows_of_table in rows_by_table.items():
+        caption = f"{group} {case}, {_count(threads, 'thread')}"
+        table = _table_of_runs(rows_of_table, caption)
+        tables_by_group.setdefault(group, []).append(table)
+    return [Section(GROUPS[group], tables) for group, tables in tables_by_group.items()]
+
+
+def _table_of_runs(rows: Sequence[Row], caption: str) -> Table:
+    """Return the table of a case: for each run its memory, or its time and its ratios."""
+    if "mib" in rows[0]:  # then all rows of the case have it
+        lines = [[row["run"], Number(row["mib"], form=".1f", unit=" MiB")] for row in rows]
+        return Table(["run", "memory"], lines, caption)
+    bases = [*rows[0]["ratios"]]
+    header: list[str | Heading] = ["run", "median"]
+    header += [Heading(f"ratio to {base}", "with its 95 % interval") for base in bases]
+    has_rates = "gb_per_second" in rows[0]
+    has_compiled = "compiled" in rows[0]
+    header += ["memory moved"] if has_rates else []
+    header += ["compiled again"] if has_compiled else []
+    cells: list[list[Value]] = []
+    for row in rows:
+        line: list[Value] = [row["run"], Number(row["milliseconds"], form=".3f", unit=" ms")]
+        line += [_ratio(row, base) for base in bases]
+        if has_rates:
+            line.append(Number(row["gb_per_second"], form=".3f", unit=" GB/s"))
+        if has_compiled:
+            line.append("yes" if row["compiled"] else "no")
+        cells.append(line)
+    return Table(header, cells, caption)
+
+
+def _ratio(row: Row, base: str) -> Number | None:
+    """Return a run's ratio to a baseline; None for the baseline itself, or without a time."""
+    ratio = row["ratios"][base]
+    return None if ratio is None or base == row["run"] else Number(*ratio, form=".2f")
