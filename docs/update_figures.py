@@ -20,7 +20,7 @@ from posenc.inspect.encoding import figures
 from posenc.inspect.encoding.precision import angles_of
 from posenc.inspect.encoding.scores import decay
 from posenc.report.page.drawing import write_svg
-from posenc.report.page.page import Plot
+from posenc.report.page.page import Plot, describe_plot
 
 FIGURES = Path(__file__).parent / "figures"
 SHAPE = ModelShape(512, 8, head_dim=64, train_length=2048)
@@ -115,7 +115,7 @@ def main(arguments: list[str], target: Path = FIGURES) -> None:
     else:
         plots = of_encodings()
     for name, plot in plots.items():
-        write_svg(plot.chart.figure, target / f"{name}.svg", plot.description or plot.caption)
+        write_svg(plot.chart.figure, target / f"{name}.svg", describe_plot(plot))
 
 
 if __name__ == "__main__":

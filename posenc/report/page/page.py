@@ -209,18 +209,22 @@ def _definitions_html(facts: Mapping[str, Any]) -> str:
     return "<dl>" + "".join(pairs) + "</dl>"
 
 
+def describe_plot(plot: Plot) -> str:
+    """Return the text alternative of a figure: its own, or its caption and the ends of its
+    curves."""
+    return plot.description or f"{plot.caption} {describe_curve_ends(plot.chart.data)}".strip()
+
+
 def _plot_html(plot: Plot, prefix: str) -> str:
     """Return a figure with its caption as HTML. prefix: of identifiers in its SVG."""
     size = " class=wide" if plot.wide else ""
     scroll = f' role=region tabindex=0 aria-label="{escape(plot.caption)}"' if plot.wide else ""
-    description = plot.description or f"{plot.caption} {describe_curve_ends(plot.chart.data)}"
-    svg = to_svg(plot.chart.figure, description, prefix)
+    svg = to_svg(plot.chart.figure, describe_plot(plot), prefix)
     width = 72 * plot.chart.figure.get_figwidth()  # makes its letters as large as the page's
-    seen = f"<strong>{escape(plot.seen)}</strong> " if plot.seen else ""
     return (
         f'<figure{size}><div class=drawing{scroll} style="--natural:{width:g}px">'
         f"{svg}</div>"
-        f"<figcaption>{seen}{escape(plot.caption)}</figcaption></figure>"
+        f"<figcaption>{escape(plot.caption)}</figcaption></figure>"
     )
 
 

@@ -27,7 +27,7 @@ class Plot:
     """A chart, its caption, and a text alternative for readers who cannot see it.
 
     caption: describes what is drawn. description: if it is empty, the first and the last point of
-    each curve. seen: the finding, computed from its data, before the caption.
+    each curve.
     name: name of its files, see posenc.report.page.figure_files. wide: use the whole width, and
     scroll sideways on a narrow screen instead of shrinking.
     """
@@ -35,7 +35,6 @@ class Plot:
     chart: "Chart"
     caption: str
     description: str = ""
-    seen: str = ""
     name: str = ""
     wide: bool = False
 
