@@ -132,8 +132,9 @@ def test_what_does_not_fit_is_refused_in_one_line(options, words):
     assert "\n" not in str(refused.value)
 
 
+@pytest.mark.quick(3)  # a table, a rotation by rows and columns, one by three numbers
 @pytest.mark.parametrize(
-    "encoding", ["sincos_2d", "learned_2d", "axial_rope", "mixed_rope", "mrope", "nope"]
+    "encoding", ["learned_2d", "sincos_2d", "axial_rope", "mixed_rope", "nope", "mrope"]
 )
 def test_encodings_of_rows_and_columns_learn_the_grid(encoding, tmp_path):
     (config,) = planned(encoding, task=["grid"])

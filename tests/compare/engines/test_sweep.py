@@ -258,12 +258,12 @@ def test_worker_that_dies_without_a_word_is_noticed(folder, monkeypatch):
     config = trial(folder, "rope", steps=100_000)
     killer = Log()
     pids = []
-    real = subprocess.Popen
+    real = process.subprocess.Popen
 
     def popen(*args, **kwargs):
-        process = real(*args, **kwargs)
-        pids.append(process.pid)
-        return process
+        started = real(*args, **kwargs)
+        pids.append(started.pid)
+        return started
 
     def kill_at_first_step(trial, step, loss):
         os.kill(pids[0], signal.SIGKILL)
