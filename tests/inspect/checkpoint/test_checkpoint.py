@@ -520,4 +520,4 @@ def test_the_page_is_well_shown(browser, shown, width, dark):
     seen = browser.open(shown, width, dark=dark)
     seen.assert_well_shown(num_figures=10)
     assert "With 公司 and 对手 exchanged" in seen.text and "blind to order" in seen.text
-    assert seen.text.index("exchanged") < seen.text.index("Who saw whom")
+    assert seen.text.index("exchanged") < seen.text.index("\nWho saw whom\n")

@@ -3,6 +3,8 @@
 import csv
 import dataclasses
 import json
+from functools import cache
+from pathlib import Path
 
 import pytest
 
@@ -38,43 +40,57 @@ def page_about(sheets, compare: bool = False) -> Page:
 
 
 @pytest.fixture(scope="module")
-def pages(sheets, tmp_path_factory):
-    """One page for each kind of encoding, and one for all side by side: how many figures it has,
-    and where it lies."""
+def shown_page(sheets, tmp_path_factory):
+    """shown_page(kind) -> how many figures the page of an encoding, or of "all" side by side, has,
+    and where it lies; it is drawn once."""
     folder = tmp_path_factory.mktemp("pages")
-    shown = {name: [sheets[name]] for name in ("sinusoidal", "yarn", "t5")}
-    shown["all"] = [*sheets.values()]
-    found = {}
-    for name, group in shown.items():
+
+    @cache
+    def drawn(kind: str) -> tuple[int, Path]:
+        group = [*sheets.values()] if kind == "all" else [sheets[kind]]
         page = page_about(group, len(group) > 1)
-        page.write(folder / f"{name}.html")
-        found[name] = (len(page.plots()), folder / f"{name}.html")
-    return found
+        page.write(folder / f"{kind}.html")
+        return len(page.plots()), folder / f"{kind}.html"
+
+    return drawn
 
 
 @needs_chromium
 @pytest.mark.parametrize("width", [PHONE, DESKTOP])
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
-@pytest.mark.parametrize("kind", ["sinusoidal", "yarn", "t5", "all"])
-def test_page_is_well_shown(browser, pages, width, dark, kind):
-    num_figures, path = pages[kind]
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "yarn",
+        "all",
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("sinusoidal", "t5")),
+    ],
+)
+def test_page_is_well_shown(browser, shown_page, width, dark, kind):
+    num_figures, path = shown_page(kind)
     seen = browser.open(path, width, dark=dark)
     seen.assert_well_shown(num_figures)
     assert "mathdefault" not in seen.text
     for meaning in ("trainable parameters", "what it gives an unrelated key"):
         assert meaning in seen.text
-    assert num_figures == {"sinusoidal": 8, "yarn": 6, "t5": 5, "all": 9}[kind]
+
+
+def test_an_encoding_has_the_figures_of_its_places(sheets):
+    found = {name: len(page_about([sheet]).plots()) for name, sheet in sheets.items()}
+    assert (found["sinusoidal"], found["yarn"], found["t5"]) == (8, 6, 5)
+    assert len(page_about([*sheets.values()], True).plots()) == 9
 
 
 @needs_chromium
 @pytest.mark.parametrize("width", [PHONE, DESKTOP])
-def test_the_first_screen_is_the_answer(browser, sheets, pages, width):
-    text = browser.open(pages["yarn"][1], width).text
+def test_the_first_screen_is_the_answer(browser, sheets, shown_page, width):
+    text = browser.open(shown_page("yarn")[1], width).text
+    curves = text.index("\nCurves\n")  # the section, which the contents name before the answer
     first = text.index("yarn favours near tokens that match the query")
-    assert first < text.index("Where it ends: from position 512 on") < text.index("Curves")
-    text = browser.open(pages["all"][1], width).text
+    assert first < text.index("Where it ends: from position 512 on") < curves
+    text = browser.open(shown_page("all")[1], width).text
     for name in sheets:
-        assert text.index(f"\n{name}\t") < text.index("Curves")
+        assert text.index(f"\n{name}\t") < text.index("\nCurves\n")
 
 
 @pytest.mark.slow
@@ -108,7 +124,7 @@ def test_without_figures_a_report_has_the_same_tables(sheets):
     assert [row["rope"] for row in rows][:2] == ["5 of 8: 3-7", "2,147,483,648"]
 
 
-def test_figures_are_written_with_their_data(tmp_path, monkeypatch, sheets, call):
+def test_figures_are_written_with_their_data(tmp_path, monkeypatch, sheets, call, undrawn):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("posenc.inspect.encoding.command.measure_all", lambda *_: [sheets["alibi"]])
     assert call("inspect", "encoding", "alibi", "--figures", "fig", "--json")[0] == 0

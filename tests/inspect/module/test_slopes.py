@@ -10,7 +10,10 @@ from posenc.inspect.module.checks.slopes import judge_slopes as check
 from posenc.inspect.module.sheet import measure_module
 from posenc.inspect.module.subject import find_subject
 
-COUNTS = (1, 2, 3, 5, 8, 12, 20, 32, 40)
+COUNTS = [
+    *(1, 3, 8, 12),
+    *(pytest.param(count, marks=pytest.mark.slow) for count in (2, 5, 20, 32, 40)),
+]
 
 
 def authors(n: int, bias_max: float = 8.0) -> list[float]:
@@ -148,6 +151,7 @@ FAR = {
 }
 
 
+@pytest.mark.quick(4)
 @pytest.mark.parametrize("name", FAR)
 def test_a_bias_that_leaves_its_line_far_away_is_not_the_authors(name):
     change, text = FAR[name]
