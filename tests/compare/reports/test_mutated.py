@@ -128,6 +128,7 @@ def one_line(error: ValueError) -> bool:
     return len(str(error).splitlines()) == 1 and len(str(error)) < 2000
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("seed", range(6))
 def test_a_mutated_study_is_told_or_refused_in_one_line(seed, tmp_path, capsys):
     draw, base = random.Random(seed), json.loads(sealed_study().to_json())

@@ -182,6 +182,7 @@ def test_autocast_is_as_the_trial_says():
 
 
 @needs_whole_graphs
+@pytest.mark.quick(2)  # of one stack, and of two
 @pytest.mark.parametrize("objective", OBJECTIVES)
 def test_compile_trains_the_compiled_model_to_the_same_curve(objective, tmp_path, monkeypatch):
     calls = []
