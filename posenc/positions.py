@@ -265,10 +265,10 @@ def repeated_position(cached: AnyPositions, new: AnyPositions) -> int | float | 
     new_rows = new[None] if new.ndim == 1 else new
     if bool((new_rows.amin(-1) > cached_rows.amax(-1)).all()):  # as nearly always
         return None
-    return _first_repeated(cached_rows, new_rows)
+    return _first_already_cached(cached_rows, new_rows)
 
 
-def _first_repeated(cached: Tensor, new: Tensor) -> int | float | None:
+def _first_already_cached(cached: Tensor, new: Tensor) -> int | float | None:
     """Return a position of `new` (rows or 1, new_len) that the same row of `cached` has, if any."""
     rows = max(len(cached), len(new))
     for cached_row, new_row in zip(cached.expand(rows, -1), new.expand(rows, -1), strict=True):

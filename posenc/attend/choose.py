@@ -280,7 +280,7 @@ def _why_not_key_rows(problem: Problem) -> str | None:
         return "its blocks depend on values that only uncompiled code on the CPU reads"
     if problem.mask is None or not problem.mask.causal:
         return "a bias per key suffices under a causal mask only"
-    if term is None or term.per_key is None or term.combine is not None:
+    if term is None or term.row_and_key is None or term.combine is not None:
         return "the bias is no term of the query minus a term of the key"
     if problem.q.numel() == 0 or problem.kv_len == 0:
         return None  # it has no largest number to look at

@@ -84,7 +84,7 @@ def reads_pairs(problem: Problem) -> bool:
     term = problem.term
     if term is None or problem.has_bias_by_distance:
         return False
-    computed = term.formulas is not None or term.per_key is not None
+    computed = term.formulas is not None or term.row_and_key is not None
     return bias_may_learn(problem) or not computed
 
 

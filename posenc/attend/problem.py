@@ -79,7 +79,8 @@ class Problem:
 
     @property
     def is_causal_by_index(self) -> bool:
-        """Return True if the mask equals torch's is_causal: query i sees keys 0 to i."""
+        """Return True if the mask equals torch's is_causal: query i sees keys 0 to i, of a problem
+        that is not restricted to some keys."""
         mask = self.mask
         if mask is None or not mask.causal or not mask.exact:
             return False

@@ -23,13 +23,14 @@ _SHORT_SECONDS = 0.5
 def time_interleaved_rounds(
     calls: Mapping[str, Call], rounds: int, seconds: float = math.inf, least: int = 0
 ) -> dict[str, list[float]]:
-    """Return the seconds of each call in each round, without a first round.
+    """Return the seconds of each call in each round.
 
     Each round runs all calls, beginning with another one each time, so a busy machine slows all of
     them. A short call runs once untimed before it is timed, so its data are in the CPU's cache.
     Results are freed after the round: each call writes to new memory, which costs more than memory
-    that the previous call freed. No round begins after `least` rounds and `seconds`. The garbage
-    collector runs between rounds only. `clock_name` returns which time is measured.
+    that the previous call freed. Once `seconds` have passed and `least` rounds are done, no further
+    round begins. The garbage collector runs between rounds only. `clock_name` returns which time
+    is measured.
     """
     names = list(calls)
     times: dict[str, list[float]] = {name: [] for name in names}

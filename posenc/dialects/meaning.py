@@ -239,8 +239,9 @@ def _with_type_and_base(rope_dict: Mapping[str, Any], config: Mapping[str, Any])
     """Return a copy of a rope dict with its type under rope_type, the top level's base where it has
     none, and without nulls, so that two dicts can be compared."""
     p = dict(rope_dict)
-    kind = p.pop("type", None)
-    p.setdefault("rope_type", "default" if kind is None else kind)
+    older_type = p.pop("type", None)
+    if p.get("rope_type") is None:
+        p["rope_type"] = "default" if older_type is None else older_type
     if p.get("rope_theta") is None and config.get("rope_theta") is not None:
         p["rope_theta"] = config["rope_theta"]
     return {k: v for k, v in p.items() if v is not None}

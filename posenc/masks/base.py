@@ -283,9 +283,11 @@ def bind_to_memory_order(
     """Return a mask bound to the order in memory, for positions of several components: queries are
     the last tokens. With more queries than keys, the first queries precede all keys.
 
-    Raises: ValueError if the mask compares positions, and these, read on the CPU only and not while
-    tracing, show that the order in memory is not meant, because the last queries are elsewhere than
-    the last keys, or that the row returns to its first text and the mask does not separate the two.
+    Raises: ValueError for a mask that compares positions, if these (read on the CPU only, and not
+    while tracing) show one of two things:
+
+    - the order in memory is not meant: the last queries are elsewhere than the last keys;
+    - the row returns to its first text, and the mask does not separate the two.
     """
     if _compares_positions(mask) and last_positions_differ(q_positions, kv_positions):
         raise ValueError(_ELSEWHERE)

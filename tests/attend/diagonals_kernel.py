@@ -30,7 +30,7 @@ def main() -> None:
         gradient.BLOCK = kernel.block_size(q, v)
         offsets = gradient._block_offsets(built, gradient.BLOCK, 10**6)
         tensors = gradient.ScoreInputs(q, k, v, grad, lse, mean, row)
-        want = gradient._diagonal_block_sums(built, tensors, offsets)
+        want = gradient._score_gradients_by_block_offset(built, tensors, offsets)
         got = kernel.diagonal_block_sums(*tensors, built.scale, built.visible_distances, offsets)
         # float32 sums in another order; weights are up to exp of scores, of any size here
         assert (got - want).abs().max() <= 1e-5 * want.abs().max()

@@ -10,7 +10,7 @@ import pytest
 
 from posenc.report.files.atomic import OF_FIGURES, check_outputs
 from posenc.report.page import figure_files
-from posenc.report.page.chart import HIGH, LOW, Chart, csv_text, matrix, parts, stacked
+from posenc.report.page.chart import HIGH, LOW, Chart, csv_text, long_table, matrix, parts
 from posenc.report.page.drawing import curves_by_length, figure, line_styles, to_svg
 from posenc.report.page.figure_files import write_figures
 from posenc.report.page.page import Plot
@@ -23,7 +23,7 @@ def rows(data) -> list[dict[str, str]]:
 
 def test_curves_and_intervals_are_rows_with_gaps():
     curves = {"a": ([1, 2, 4], [0.5, float("nan"), 1 / 3], [0, 0, 0], [1, None, 2]), "b": [[]] * 4}
-    data = stacked("distance, tokens", "score, logits", curves, LOW, HIGH)
+    data = long_table("distance, tokens", "score, logits", curves, LOW, HIGH)
     found = rows(data)
     assert [*found[0]] == ["series", "distance, tokens", "score, logits", "low", "high"]
     assert [r["series"] for r in found] == ["a"] * 3
@@ -46,7 +46,7 @@ def test_a_matrix_has_a_row_for_each_cell():
 
 
 def test_parts_are_the_curves_in_their_order():
-    data = stacked("x", "y", {"second": ([1, 2], [3, 4]), "first": ([5], [6])})
+    data = long_table("x", "y", {"second": ([1, 2], [3, 4]), "first": ([5], [6])})
     found = parts(data)
     assert [*found] == ["second", "first"]
     assert found["second"]["y"].tolist() == [3, 4] and found["first"]["x"].tolist() == [5]
@@ -63,11 +63,11 @@ def test_a_figure_without_a_name_is_refused(tmp_path):
 
 
 def test_a_drawing_that_does_not_follow_its_table_is_seen():
-    data = stacked("test length", "loss", {"a": ([64, 128], [1.0, 2.0])})
+    data = long_table("test length", "loss", {"a": ([64, 128], [1.0, 2.0])})
     styles = line_styles(["a"])
     honest = Chart(data, lambda d: curves_by_length(d, styles, [64, 128], 64))
     assert_drawn_from_its_table(honest)
-    other = stacked("test length", "loss", {"a": ([64, 128], [1.0, 2.5])})
+    other = long_table("test length", "loss", {"a": ([64, 128], [1.0, 2.5])})
     with pytest.raises(AssertionError, match=r"not in the table: \[2\.5\]"):
         assert_drawn_from_its_table(Chart(data, lambda _: honest.draw(other)))
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from posenc.report.page.chart import Chart, describe_curve_ends, stacked
+from posenc.report.page.chart import Chart, describe_curve_ends, long_table
 from posenc.report.page.console import Terminal, show
 from posenc.report.page.page import page_of
 from posenc.report.page.report import (
@@ -146,7 +146,7 @@ def test_tables_in_folds_are_data_too_and_those_without_a_name_are_not():
 
 
 def test_a_figure_without_a_description_reads_the_ends_of_its_curves():
-    data = stacked("length", "loss", {"rope": ([64, 128, 1024], [2.5, 2.25, 3.125])})
+    data = long_table("length", "loss", {"rope": ([64, 128, 1024], [2.5, 2.25, 3.125])})
 
     def draw(given):
         from posenc.report.page.drawing import curves_by_length, line_styles
@@ -158,7 +158,7 @@ def test_a_figure_without_a_description_reads_the_ends_of_its_curves():
 
 
 def test_a_figure_over_words_reads_its_ends():
-    data = stacked("token", "change", {"with": (["Tom", "saw", "Lily"], [0.5, 0.0, 0.25])})
+    data = long_table("token", "change", {"with": (["Tom", "saw", "Lily"], [0.5, 0.0, 0.25])})
     assert describe_curve_ends(data) == "with: 0.5 at Tom, 0.25 at Lily."
 
 

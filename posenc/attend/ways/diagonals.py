@@ -139,7 +139,7 @@ def _row_gradient(problem: Problem, inputs: ScoreInputs, grad_lse: Tensor | None
         )
     else:
         offsets = _block_offsets(problem, BLOCK, constant_from)
-        block_sums = _diagonal_block_sums(problem, inputs, offsets)
+        block_sums = _score_gradients_by_block_offset(problem, inputs, offsets)
     d_row = _sum_along_diagonals(block_sums, offsets[0], problem.q_len, row.shape[1])
     if constant_from <= problem.q_len - 1:
         # The gradients of a query's scores sum to that of its log-sum-exp, because its weights sum
@@ -191,7 +191,9 @@ class KeyBlocks(NamedTuple):
     v: Tensor
 
 
-def _diagonal_block_sums(problem: Problem, inputs: ScoreInputs, offsets: range) -> Tensor:
+def _score_gradients_by_block_offset(
+    problem: Problem, inputs: ScoreInputs, offsets: range
+) -> Tensor:
     """Return, for each of the offsets, the sum of the gradients of the scores of all blocks with
     this offset: (len(offsets), num_heads, BLOCK, BLOCK)."""
     q, k, v, grad, lse, mean, row = inputs
@@ -251,7 +253,7 @@ def _split_into_blocks(t: Tensor, blocks: int, value: float = 0.0) -> Tensor:
     return F.pad(t, (0, 0, 0, missing), value=value).unflatten(2, (blocks, BLOCK))
 
 
-def _row_indices(offset: int, q_len: int, device: torch.device) -> Tensor:
+def _places_in_bias_row(offset: int, q_len: int, device: torch.device) -> Tensor:
     """Return which element of the bias's row each pair of a block reads, (BLOCK, BLOCK).
 
     The row has the bias of each distance, the largest first: element q_len - 1 - d is that of
@@ -265,7 +267,7 @@ def _row_indices(offset: int, q_len: int, device: torch.device) -> Tensor:
 def _block_bias(row: Tensor, offset: int, q_len: int) -> Tensor:
     """Return the bias of all blocks with this offset, (num_heads, BLOCK, BLOCK)."""
     # Padding may read outside of the row: any entry will do, its weight is 0.
-    return row[:, _row_indices(offset, q_len, row.device).clamp(0, row.shape[1] - 1)]
+    return row[:, _places_in_bias_row(offset, q_len, row.device).clamp(0, row.shape[1] - 1)]
 
 
 def _sum_score_gradients(

@@ -60,9 +60,10 @@ def why_cannot_run(problem: Problem) -> str | None:
 
 
 def _row_and_key_terms(problem: Problem) -> tuple[Tensor, Tensor]:
-    """Return row and key of the term, each (batch or 1, num_heads, len)."""
-    assert problem.term is not None and problem.term.per_key is not None
-    row, key = problem.term.per_key()
+    """Return the two parts of the bias, bias[i, j] = row[i] - key[j]: (batch or 1, num_heads,
+    q_len) and (batch or 1, num_heads, kv_len)."""
+    assert problem.term is not None and problem.term.row_and_key is not None
+    row, key = problem.term.row_and_key()
     return _add_batch_axis(row), _add_batch_axis(key)
 
 

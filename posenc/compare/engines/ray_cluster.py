@@ -220,7 +220,10 @@ def check_nodes(here: dict[str, str], nodes: dict[str, dict[str, str]]) -> None:
 def check_folder(
     ray: Any, nodes: dict[str, dict[str, str]], folder: Path, storage: Storage | None
 ) -> None:
-    """Refuse a folder or a storage that a machine cannot read or write. Raises: ValueError."""
+    """Refuse a folder or a storage that a machine cannot read or write.
+
+    Raises: ValueError; FileNotFoundError for a folder that is not there.
+    """
     if storage is None:
         folder.stat()  # raises where there is none, which writing would make
         storage = Storage(f"file://{folder}")

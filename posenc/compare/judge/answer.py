@@ -34,17 +34,17 @@ BASELINES = ("rope", "alibi", "nope", "t5", "sinusoidal", "learned")
 Sentence = tuple[str, Sequence[str]]
 """A sentence, and the encodings that it says to use."""
 _NUMBER_WORDS = (
-    "No",
-    "One",
-    "Two",
-    "Three",
-    "Four",
-    "Five",
-    "Six",
-    "Seven",
-    "Eight",
-    "Nine",
-    "Ten",
+    "no",
+    "one",
+    "two",
+    "three",
+    "four",
+    "five",
+    "six",
+    "seven",
+    "eight",
+    "nine",
+    "ten",
 )
 
 
@@ -105,10 +105,10 @@ def limits(study: Study) -> str:
     size = fmean(result.parameters for result in study.finished)
     counts = Counter((trial.task, trial.encoding) for trial in trials)
     seeds = min(median_high(n for (t, _), n in counts.items() if t == each) for each, _ in counts)
-    parts = [f"{_number_word(seeds)} {'seed' if seeds == 1 else 'seeds'}"]
+    parts = [f"{_number_word(seeds).capitalize()} {'seed' if seeds == 1 else 'seeds'}"]
     parts += ["one text"] if TEXT in {trial.task for trial in trials} else []
     if tasks:
-        count = _number_word(len(tasks)).lower()
+        count = _number_word(len(tasks))
         parts.append(f"{count} {'task' if len(tasks) == 1 else 'tasks'}")
     parameters = f"{size / 1e6:.1f} M" if size >= 5e4 else f"{size:,.0f}"
     parts.append(f"{parameters} parameters")
@@ -322,8 +322,8 @@ def _gap_and_verdict(standing: Standing, name: str, base: str) -> str:
 
 
 def _sentences_on_exclusions(study: Study) -> Iterator[str]:
-    """Yield sentences that name the encodings with failed trials, without a length that runs, or
-    without a rank."""
+    """Yield sentences that name the encodings with failed trials, those that run at no tested
+    length, and those without a rank because a trial is missing."""
     failed = Counter(result.config.encoding for result in study.failed)
     planned = Counter(trial.encoding for trial in study.trials)
     counts = []
@@ -386,7 +386,7 @@ def _joined_by_and(parts: Sequence[str]) -> str:
 
 
 def _number_word(number: int) -> str:
-    """Return a number up to ten as a word, "Two", and a larger one in digits."""
+    """Return a number up to ten as a word, "two", and a larger one in digits."""
     return _NUMBER_WORDS[number] if number < len(_NUMBER_WORDS) else str(number)
 
 

@@ -213,7 +213,8 @@ def ranks_by_task(study: Study) -> dict[str, Values]:
     is best.
 
     Ranked are the encodings that have the most seeds with all tasks, by the seeds that all of these
-    have.
+    have; one that cannot run at some longer length has no rank. Equal trials share the mean of
+    their ranks.
     """
     tasks = list(dict.fromkeys(trial.task for trial in study.trials))
     keys = {task: _sort_keys(study, task) for task in tasks}

@@ -146,7 +146,7 @@ def describe_gains(context_and_gains: tuple[int, list[float]] | None) -> str:
     return f"{verb} {abs(fmean(gains)):.3f}"
 
 
-def estimate_bits_of_last_doubling(results: Sequence[TrialResult]) -> dict[str, float]:
+def estimate_bits_of_doubling_steps(results: Sequence[TrialResult]) -> dict[str, float]:
     """Return an estimate of the bits that the last doubling of the steps saved, by encoding.
 
     It is the fall of the validation loss since the step at which half of the sum of the learning
@@ -166,8 +166,8 @@ def estimate_bits_of_last_doubling(results: Sequence[TrialResult]) -> dict[str, 
 
 def bits_saved_by_doubling(study: Study) -> dict[str, float]:
     """Return how many bits a doubling of the steps saved, for each encoding: on average since the
-    trials of a fifth of the steps that chose the rates, or else as `estimate_bits_of_last_doubling`
-    estimates."""
+    trials of a fifth of the steps that chose the rates, or else as
+    `estimate_bits_of_doubling_steps` estimates."""
     done, saved = study.of_task(TEXT).finished, {}
     first = {r.config.encoding: r for r in sorted(done, key=lambda r: -r.config.seed) if r.training}
     for check in (each for each in study.rates if each.task == TEXT and each.encoding in first):
@@ -177,7 +177,7 @@ def bits_saved_by_doubling(study: Study) -> dict[str, float]:
         for bits in (each.bits for each in check.tried if each.lr == check.chosen):
             if bits is not None and doublings:
                 saved[check.encoding] = (bits - result.training[-1].valid) / doublings
-    return saved if saved.keys() == first.keys() else estimate_bits_of_last_doubling(done)
+    return saved if saved.keys() == first.keys() else estimate_bits_of_doubling_steps(done)
 
 
 def _task_row(task: str, encoding: str, results: Sequence[TrialResult]) -> TaskSummary:

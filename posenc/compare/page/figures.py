@@ -16,7 +16,7 @@ from posenc.compare.judge.standing import (
 )
 from posenc.compare.judge.summary import group_by_task, has_learned
 from posenc.compare.results import PositionScore, Study, TaskSummary, TrialResult
-from posenc.report.page.chart import HIGH, LOW, Chart, Data, axes_of, parts, stacked
+from posenc.report.page.chart import HIGH, LOW, Chart, Data, axes_of, long_table, parts
 from posenc.report.page.drawing import (
     HOVER,
     LineStyle,
@@ -94,7 +94,7 @@ def chart_by_length(study: Study, styles: Styles) -> Chart:
             curves[row.encoding] = [*zip(*points, strict=True)]
     axes = "test length, bytes", "bits per byte"
     return _chart_over_lengths(
-        study, stacked(*axes, curves, LOW, HIGH), styles, _tested_lengths(study)
+        study, long_table(*axes, curves, LOW, HIGH), styles, _tested_lengths(study)
     )
 
 
@@ -111,7 +111,7 @@ def chart_by_context(study: Study, styles: Styles) -> Chart:
     curves = {name: _mean_curve(trials, points) for name, trials in _trials_by_encoding(study)}
     shown = sorted({round(length) for lengths, _ in curves.values() for length in lengths})
     axes = "window that ends in the targets, bytes", "bits per byte"
-    return _chart_over_lengths(study, stacked(*axes, curves), styles, shown)
+    return _chart_over_lengths(study, long_table(*axes, curves), styles, shown)
 
 
 def chart_by_position(study: Study, styles: Styles) -> Chart:
@@ -129,7 +129,7 @@ def chart_by_position(study: Study, styles: Styles) -> Chart:
     ]  # 2^40: longer than any
     ticks = doublings[:: 1 + len(doublings) // 9]  # at most nine, so that their labels fit
     axes = "position in the window, bytes", "bits per byte"
-    return _chart_over_lengths(study, stacked(*axes, curves), styles, ticks)
+    return _chart_over_lengths(study, long_table(*axes, curves), styles, ticks)
 
 
 def chart_of_training(study: Study, styles: Styles) -> Chart:
@@ -139,7 +139,7 @@ def chart_of_training(study: Study, styles: Styles) -> Chart:
         curves[name] = _mean_curve(trials, lambda t: [(p.step, p.valid) for p in t.training])
         batches = _mean_curve(trials, lambda t: [(p.step, p.train) for p in t.training])
         curves[f"{name}{BATCHES}"] = batches
-    table = stacked("training step", "bits per byte", curves)
+    table = long_table("training step", "bits per byte", curves)
     return Chart(table, partial(_draw_training, styles=styles))
 
 
@@ -169,7 +169,7 @@ def chart_of_task(task: str, summaries: Sequence[TaskSummary], styles: Styles) -
         curves[row.encoding] = ([*points], [*points.values()])
     tested = sorted({length for lengths, _ in curves.values() for length in lengths})
     look = {"styles": styles, "ticks": tested, "train_length": min(tested)}
-    data = stacked(f"test length, {definition.counts}", definition.metric, curves)
+    data = long_table(f"test length, {definition.counts}", definition.metric, curves)
     return Chart(data, partial(curves_by_length, **look))
 
 

@@ -434,10 +434,11 @@ def why_rotating_stops(attentions, rows):
 
 
 def why_width_stops(module, function, width):
-    """Return the words with which the function stops at the channels that an attention gives it,
-    by cos and sin of `width` channels; "" if it runs, or nothing is known.
+    """Return the error of `function`, which rotates, for queries with as many channels as `module`
+    rotates, and cos and sin of `width` channels; "" if there is none.
 
-    It is called with zeros, in a way in which it runs for as many channels as cos and sin have.
+    The module's number of rotated channels must be known. The function is called with zeros, in a
+    way in which it runs for as many channels as cos and sin have; "" if no such way is found.
     """
     part = rotated_channels(module)
     if part == width:

@@ -39,10 +39,14 @@ LONGEST_TEXT, LONGEST_KEPT = 16 << 20, 1 << 16
 MOST_NUMBERS = 1 << 12
 """Numbers of an array that is kept, such as one for each layer."""
 MOST_FACTORS = 1 << 16
+"""Numbers of a list of factors, one for each pair of channels: no head has nearly as many."""
 BLOCK = 1 << 20
 """Bytes that are read at once where strings are skipped."""
 MOST_DIMENSIONS = 4
+"""Dimensions of a tensor, of which ggml has no more."""
 SMALLEST_ALIGNMENT, LARGEST_ALIGNMENT = 8, 1 << 16
+"""Bytes to whose multiples data are aligned; 32 unless the file says otherwise. Chosen, not
+derived: real files say 32 or 64."""
 
 
 class Field(NamedTuple):

@@ -81,8 +81,8 @@ def _unrotated_in_exaone4(meta: Metadata) -> Iterator[int]:
 
 
 def _unrotated_in_cohere2moe(meta: Metadata) -> Iterator[int]:
-    """Yield the layers with full attention, the first of each 4, behind the dense layers that come
-    first."""
+    """Yield the layers with full attention, the first of each n (the file's n, or 4), behind the
+    dense layers that come first."""
     return (i for i in _layers_without_window(meta, first=True) if i >= meta.leading_dense)
 
 

@@ -284,8 +284,12 @@ def _refuse_short_list(model: Model) -> None:
 
 
 def _validate_outer_rope_dict(outer_dict: Mapping[str, Any], model: Model) -> None:
-    """Raise RefusedError where validation stops at a rope dict next to the language model's own
-    config, where nothing else reads it."""
+    """Check a rope dict at the top level of a multimodal config: transformers validates it, and
+    reads only the one inside the language model's own config.
+
+    Raises: RefusedError where a required key or the length is missing; NotReadError for a type that
+    stretches, if the top level does say a length.
+    """
     kind = outer_dict.get("rope_type", outer_dict.get("type", "default"))
     check_required_keys({**outer_dict, "rope_type": kind})
     if kind in STRETCHED:

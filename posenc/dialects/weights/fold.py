@@ -98,10 +98,12 @@ def fold_multiplier(folder: Path, model: Model, multiplier: float) -> list[str]:
 def scale_rows(wanted: list[RotatedRows], model: Model, square: float) -> list[str]:
     """Multiply the wanted rows by `square` in place and return the names of the changed tensors.
 
-    Scores grow by `square` if the rows are those of one of the two sides, q or k.
+    square: the square of a factor of cos and sin, which multiplies q and k alike. Scores grow by it
+        if the rows are those of one of the two sides, q or k.
     """
     for rows in wanted:
         one_plus = rows.norm and _norm_adds_one(model.model_type)
+        # In a tensor of q and k together, the heads of q come first.
         groups = rows.groups[: model.num_heads] if rows.side == "qk" else rows.groups
 
         def change(

@@ -238,7 +238,7 @@ class PositionEncoding(nn.Module):
         """Compute the state per token that `transform` and `term` read, (batch, heads, len, ...).
 
         x are hidden states. The state is cached next to k and v; `past` is that of the tokens
-        before x.
+        before x. None, the default, for an encoding that needs no state.
         """
         return None
 
@@ -326,7 +326,8 @@ def check_heads(encoding: PositionEncoding, num_heads: int, q: Tensor) -> None:
 
 def check_state_shape(encoding: PositionEncoding, state: Tensor, heads: int, *rest: int) -> None:
     """Raise ValueError unless a state has the shape (batch, heads, len, *rest)."""
-    if (state.shape[1], *state.shape[3:]) != (heads, *rest):
+    num_axes = 3 + len(rest)
+    if state.ndim != num_axes or (state.shape[1], *state.shape[3:]) != (heads, *rest):
         wanted = ", ".join(map(str, ("batch", heads, "len", *rest)))
         raise ValueError(
             f"{type(encoding).__name__}: q_state and kv_state must be ({wanted}), as "

@@ -94,9 +94,9 @@ class PerLayer(PositionEncoding):
         Raises: ValueError if a PerLayer has a longer pattern than num_layers.
         """
         if not isinstance(encoding, PerLayer):
-            return PerLayer([_copy_for_layer(encoding) for _ in range(num_layers)])
+            return PerLayer([_shared_or_copied(encoding) for _ in range(num_layers)])
         encoding.check_layers("PerLayer.replicate", num_layers)
-        return PerLayer([_copy_for_layer(encoding.acting_encoding(i)) for i in range(num_layers)])
+        return PerLayer([_shared_or_copied(encoding.acting_encoding(i)) for i in range(num_layers)])
 
     @property
     def period(self) -> int:
@@ -205,8 +205,9 @@ def _restrict_to_window(encoding: PositionEncoding, window: int | Mask | None) -
     return Compose(encoding, Within(mask))
 
 
-def _copy_for_layer(encoding: PositionEncoding) -> PositionEncoding:
-    """Copy the encoding with new parameters, except those that all layers share."""
+def _shared_or_copied(encoding: PositionEncoding) -> PositionEncoding:
+    """Return the encoding itself if all layers share it, else a copy for one more layer: its
+    parameters are new, except those that all layers share."""
     if encoding.claims.scope == "model":
         return encoding
     shared = [encoding.get_parameter(name) for name in encoding.claims.shared_parameters]

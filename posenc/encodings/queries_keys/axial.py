@@ -75,9 +75,11 @@ class AxialRoPE(Rotation):
         first, second = (column, row) if column_first else (row, column)
         if alternating:
             series = inverse_frequencies(head_dim, rope_theta)
-            inv_freq = series[first::2] + series[second::2]  # even terms for the row
+            # The row has the terms with even indices, the column the others, whichever comes first.
+            inv_freq = series[first::2] + series[second::2]
         else:
-            inv_freq = inverse_frequencies(head_dim // 2, rope_theta) * 2
+            of_one_axis = inverse_frequencies(head_dim // 2, rope_theta)
+            inv_freq = of_one_axis + of_one_axis
         if in_turns:
             self.claims = replace(self.claims, coordinates="normalized")
             inv_freq = tuple(PRECISION.multiply(f, TWO_PI) for f in inv_freq)

@@ -140,7 +140,9 @@ def problems() -> tuple[str, ...]:
 def with_importable_classes(spec: Spec) -> Spec:
     """Replace names that `register` gave by the file or module of their class, so that another
     process, started in the same folder, can build the spec. Raise SpecError if it could not."""
-    layers = tuple(tuple(_importable_part(spec, part) for part in layer) for layer in spec.layers)
+    layers = tuple(
+        tuple(_part_for_another_process(spec, part) for part in layer) for layer in spec.layers
+    )
     return replace(spec, layers=layers)
 
 
@@ -152,7 +154,7 @@ def with_relative_paths(spec: Spec) -> Spec:
     )
 
 
-def _importable_part(spec: Spec, part: Part) -> Part:
+def _part_for_another_process(spec: Spec, part: Part) -> Part:
     """Return a part that another process can build. A name that `register` gave is replaced by
     module and class, with its defaults as options.
 

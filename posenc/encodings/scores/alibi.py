@@ -110,7 +110,7 @@ class ALiBi(DistanceBias):
         # Not for learned slopes: their gradient is a sum of score gradients times distances.
         # Computed from one gradient per key, it would be a difference of large sums.
         if self._sides is None and not needs_gradient:
-            term.per_key = lambda: self._row_and_key_summands(q.positions, k.positions)
+            term.row_and_key = lambda: self._row_and_key_summands(q.positions, k.positions)
         if self.computes_bias_of(ALiBi):
             term.formulas = lambda: [self._formula(q.device)]
         return term

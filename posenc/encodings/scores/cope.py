@@ -36,8 +36,8 @@ class CoPE(PositionEncoding):
     Args:
         head_dim: size of one head; e is shared by all heads.
         num_positions: rows of e; larger counts use the last (npos_max).
-        divide: multiply the term by scale, as the authors' code does by default; False: as in the
-            paper's listing and x-transformers.
+        divide: divide the term by sqrt(head_dim) as scores are, which is the authors' code by
+            default; False: as in the paper's listing and x-transformers.
         gates: vectors that are multiplied with the query to compute its gates: "key";
             "separate_key", another projection; "value", the values, passed to posenc.attention as
             kv_state.

@@ -250,8 +250,8 @@ class DeBERTa(PositionEncoding):
 
 
 def _buckets_fit(num_buckets: int | None, max_distance: int) -> bool:
-    """Return True if half of the buckets can hold one distance each and the others, at least one,
-    reach max_distance - 1."""
+    """Return True for no buckets, or an even number of at least 4, of which half hold one distance
+    each and the others reach farther: max_distance - 1 > num_buckets / 2."""
     if num_buckets is None:
         return True
     return num_buckets >= 4 and num_buckets % 2 == 0 and max_distance - 1 > num_buckets // 2

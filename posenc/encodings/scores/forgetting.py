@@ -117,9 +117,9 @@ class FoXTerm(Dense):
     def __init__(self, q: Tokens, k: Tokens, bidirectional: bool) -> None:
         super().__init__(q, k, _log_gates_on_either_side if bidirectional else _log_gates_since_key)
         if not bidirectional:
-            self.per_key = self._per_key
+            self.row_and_key = self._row_and_key
 
-    def _per_key(self) -> tuple[Tensor, Tensor]:
+    def _row_and_key(self) -> tuple[Tensor, Tensor]:
         """Return the running sums of log gates at the queries and at the keys, each (batch,
         num_heads, len) in float64: the bias of a pair is the first minus the second."""
         assert self.q.state is not None and self.k.state is not None
@@ -137,7 +137,7 @@ class FoXTerm(Dense):
         k = self.k.state
         assert x is not None and q is not None and k is not None
         needs_gradient = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad)
-        bidirectional = self.per_key is None
+        bidirectional = self.row_and_key is None
         if bidirectional or needs_gradient or x.dtype == torch.float64:
             return super().pair()
         q_high, q_low = _split_into_two_float32(q)

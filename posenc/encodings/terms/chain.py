@@ -9,8 +9,8 @@ from posenc.encodings.terms.tokens import Tokens
 
 
 class Chain(Term):
-    """Apply terms in order. The chain has an optional form, such as `pair`, if all its terms have
-    it, see Term.
+    """Apply terms in order. Term names cheaper forms that a term may have, such as `pair`; the
+    chain has those that all its terms have.
 
     Raises: ValueError if two act on the values.
     """
@@ -28,8 +28,8 @@ class Chain(Term):
             self.by_distance = self._by_distance
         if all(t.formulas is not None for t in terms):
             self.formulas = self._formulas
-        if all(t.per_key is not None for t in terms):
-            self.per_key = self._per_key
+        if all(t.row_and_key is not None for t in terms):
+            self.row_and_key = self._row_and_key
         if all(t.pair is not None for t in terms):
             self.pair = self._pair
 
@@ -54,9 +54,9 @@ class Chain(Term):
         """Return the formulas of all terms, whose biases are added."""
         return [formula for t in self.terms for formula in t.formulas()]  # type: ignore[misc]
 
-    def _per_key(self) -> tuple[Tensor, Tensor]:
+    def _row_and_key(self) -> tuple[Tensor, Tensor]:
         """Return the sums (row, key) of the terms' numbers per query and per key."""
-        rows, keys = zip(*(t.per_key() for t in self.terms), strict=True)  # type: ignore[misc]
+        rows, keys = zip(*(t.row_and_key() for t in self.terms), strict=True)  # type: ignore[misc]
         return sum(rows), sum(keys)  # type: ignore[return-value]
 
     def _pair(self) -> ScoreMod:

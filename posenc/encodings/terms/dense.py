@@ -27,7 +27,7 @@ class Dense(Term):
     Args:
         values: function from the tokens of a block to (num_heads, rows, keys) or (batch, num_heads,
             rows, keys).
-        by_distance, per_key: as in Term.
+        by_distance, row_and_key: as in Term.
     """
 
     additive = True
@@ -41,12 +41,12 @@ class Dense(Term):
         values: Callable[[Tokens, Tokens], Tensor],
         *,
         by_distance: BiasOfDistances | None = None,
-        per_key: Callable[[], tuple[Tensor, Tensor]] | None = None,
+        row_and_key: Callable[[], tuple[Tensor, Tensor]] | None = None,
     ) -> None:
         super().__init__(q, k)
         self._values = values
         self.by_distance = by_distance
-        self.per_key = per_key
+        self.row_and_key = row_and_key
 
     def values(self, rows: slice, keys: slice) -> Float[Tensor, "batch num_heads rows keys"]:
         """Return the numbers to add for a block, (batch or 1, num_heads, rows, keys)."""

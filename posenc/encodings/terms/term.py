@@ -26,8 +26,7 @@ class Formula(NamedTuple):
         each of `numbers`; element by element, without control flow, and finite.
     numbers: tensors (num_heads,) in float32.
     slower_than_table: computing it takes a kernel longer than reading a table by distance, as with
-    logarithms
-        and powers. It still needs no table of all pairs.
+        logarithms and powers. It still needs no table of all pairs.
     """
 
     compute: Callable[..., Tensor]
@@ -59,8 +58,8 @@ class Term:
     formulas: function that returns the bias that by_distance returns as a sum of formulas, for
         kernels in which arithmetic is faster than reading a table.
     constant_from: distance from which on by_distance returns one parameter per head.
-    per_key: function that returns (row, key), each (num_heads, len) or (batch, num_heads, len), in
-        float64, if the term only adds row[i] - key[j] for keys not later than the query.
+    row_and_key: function that returns (row, key), each (num_heads, len) or (batch, num_heads,
+        len), in float64, if the term only adds row[i] - key[j] for keys not later than the query.
     pair: function that computes tables and returns a score_mod for FlexAttention, which only reads
         and combines elements of them.
     far_from: distance from which on the term adds one vector to all keys, and one to all values.
@@ -83,7 +82,7 @@ class Term:
     by_distance: BiasOfDistances | None = None
     formulas: Callable[[], list[Formula]] | None = None
     constant_from: int | None = None
-    per_key: Callable[[], tuple[Tensor, Tensor]] | None = None
+    row_and_key: Callable[[], tuple[Tensor, Tensor]] | None = None
     far_from: int | None = None
     attend_near: Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]] | None = None
     far: Callable[[Tensor], tuple[Tensor, Tensor]] | None = None

@@ -14,7 +14,7 @@ from posenc.extend.extension import Outcome
 from posenc.extend.measure.evaluation import Evaluation
 from posenc.extend.measure.intervals import Estimate
 from posenc.hf.rope.settings import RopeSetting
-from posenc.report.page.chart import PANEL, Chart, Data, axes_of, parts, stacked
+from posenc.report.page.chart import PANEL, Chart, Data, axes_of, long_table, parts
 from posenc.report.page.drawing import (
     INK,
     LineStyle,
@@ -41,7 +41,7 @@ def curve_plots(outcome: Outcome) -> Iterator[Plot]:
 
     def curve_chart(x: str, y: str, lines: Lines, ticks: Sequence[int]) -> Chart:
         """Return the chart of one curve per method, with these labels of the axes."""
-        data = stacked(x, y, {name: ([*line], [*line.values()]) for name, line in lines.items()})
+        data = long_table(x, y, {name: ([*line], [*line.values()]) for name, line in lines.items()})
         look = {"styles": styles, "ticks": ticks, "train_length": trained}
         return Chart(data, partial(curves_by_length, **look))
 
@@ -126,7 +126,7 @@ def wavelength_chart(outcome: Outcome, base: RopeSetting) -> Chart:
         inv_freq = np.array([float(f) for f in setting.frequencies(outcome.target).inv_freq])
         (turning,) = np.nonzero(inv_freq > 0)
         curves[name] = (turning, 2 * np.pi / inv_freq[turning])
-    data = stacked("pair of channels, fastest first", "wavelength, tokens", curves)
+    data = long_table("pair of channels, fastest first", "wavelength, tokens", curves)
     look = {"styles": line_styles([*outcome.measured]), "trained": base.original_length}
     return Chart(data, partial(_draw_wavelengths, **look))
 

@@ -16,7 +16,7 @@ from posenc.inspect.checkpoint.sheet import Sheet
 from posenc.inspect.checkpoint.swap import ROUNDING, Swap
 from posenc.inspect.encoding import figures as encodings
 from posenc.inspect.encoding.figures import frame, heat_map
-from posenc.report.page.chart import PANEL, Chart, Data, axes_of, parts, stacked
+from posenc.report.page.chart import PANEL, Chart, Data, axes_of, long_table, parts
 from posenc.report.page.drawing import (
     LIGHT,
     figure,
@@ -310,7 +310,7 @@ def changed_words(series: Mapping[str, Sequence[float]], labels: Sequence[str]) 
     """
     names = labels if len(labels) <= MOST_LABELS else range(len(labels))
     curves = {name: (names, values) for name, values in series.items()}
-    data = stacked("token", "change of its state, relative", curves)
+    data = long_table("token", "change of its state, relative", curves)
     return Chart(data, partial(_draw_words, labels=labels))
 
 
@@ -339,7 +339,7 @@ def changed_layers(series: Mapping[str, Sequence[float]], rounding: float) -> Ch
     series: relative change in each layer, by setting. rounding: smaller changes mean nothing.
     """
     curves = {name: (range(len(values)), values) for name, values in series.items()}
-    data = stacked("layer; 0 are the embeddings", "change, relative", curves)
+    data = long_table("layer; 0 are the embeddings", "change, relative", curves)
     return Chart(data, partial(_draw_layers, rounding=rounding))
 
 

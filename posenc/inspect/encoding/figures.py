@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from posenc.inspect.encoding.scores import Decay
-from posenc.report.page.chart import HIGH, LOW, Chart, Data, axes_of, matrix, parts, stacked
+from posenc.report.page.chart import HIGH, LOW, Chart, Data, axes_of, long_table, matrix, parts
 from posenc.report.page.drawing import (
     GRID,
     LIGHT,
@@ -68,7 +68,7 @@ def single_lines(values: Array, picked: Sequence[int], x_label: str, what: str) 
     """Draw the columns `picked` of values (points, lines) as curves labelled by `what` and their
     index."""
     curves = {f"{what} {index}": (range(len(values)), values[:, index]) for index in picked}
-    return Chart(stacked(x_label, "value added", curves), _draw_lines)
+    return Chart(long_table(x_label, "value added", curves), _draw_lines)
 
 
 def _draw_lines(data: Data) -> Figure:
@@ -87,7 +87,7 @@ def wavelengths(series: Mapping[str, Sequence[float | None]], train_length: int)
     """Draw the wavelength of each pair in tokens, a curve for each name; None for a pair that does
     not rotate."""
     curves = {name: (range(len(waves)), _nan_for_none(waves)) for name, waves in series.items()}
-    data = stacked("frequency pair", "wavelength, tokens", curves)
+    data = long_table("frequency pair", "wavelength, tokens", curves)
     return Chart(data, partial(_draw_wavelengths, train_length=train_length))
 
 
@@ -148,7 +148,7 @@ def buckets(past: Sequence[int], future: Sequence[int] | None) -> Chart:
     curves = {"past": (range(len(past)), past)}
     if future is not None:
         curves["future"] = (range(0, -len(future), -1), future)
-    data = stacked("distance, tokens; the past is positive", "bucket", curves)
+    data = long_table("distance, tokens; the past is positive", "bucket", curves)
     return Chart(data, _draw_buckets)
 
 
@@ -206,7 +206,7 @@ def score_by_distance(decays: Mapping[str, Decay], *, same: bool) -> Chart:
         curves = {
             name: (decay.distances, _nan_for_none(decay.same)) for name, decay in decays.items()
         }
-        data = stacked(*axes, curves)
+        data = long_table(*axes, curves)
     else:
         bands = {
             name: (
@@ -217,7 +217,7 @@ def score_by_distance(decays: Mapping[str, Decay], *, same: bool) -> Chart:
             )
             for name, decay in decays.items()
         }
-        data = stacked(*axes, bands, LOW, HIGH)
+        data = long_table(*axes, bands, LOW, HIGH)
     return Chart(data, _draw_scores)
 
 
@@ -307,7 +307,7 @@ def _draw_distances(data: Data) -> Figure:
 
 def _table_of_heads(x_label: str, y_label: str, x: Sequence[int], values: Array) -> Data:
     """Return the table of a chart with a curve per head; values (heads, x)."""
-    return stacked(x_label, y_label, {f"head {i}": (x, row) for i, row in enumerate(values)})
+    return long_table(x_label, y_label, {f"head {i}": (x, row) for i, row in enumerate(values)})
 
 
 def _plot_heads(axes: Axes, data: Data, *marker: str) -> None:

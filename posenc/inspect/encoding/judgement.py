@@ -31,8 +31,7 @@ class NearAndFar:
     """What distance does to the weight of a key.
 
     favours: the end with more weight for a key equal to the query; "neither" where both ends are
-    level and distances between them are not; "nothing" where all are level. none_is_seen: no key
-    but one is visible, and the rest says nothing.
+    level and distances between them are not; "nothing" where all are level.
     by_content: the encoding reads the tokens between, so that distance alone decides nothing.
     near, far: the nearest and the farthest distance that is seen.
     span: logits between the largest and the smallest score of an equal key.

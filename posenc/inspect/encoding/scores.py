@@ -166,7 +166,18 @@ def _scores_of_last_token(
     term = encoding.term(query_side, keys)
     scale = encoding.scale(q.shape[-1])
     problem = Problem(
-        new_q, new_k, q, query_side, keys, term, encoding, None, scale, 0.0, False, needs_grad=False
+        q=new_q,
+        k=new_k,
+        v=q,  # never read: only scores are computed
+        queries=query_side,
+        keys=keys,
+        term=term,
+        encoding=encoding,
+        mask=None,
+        scale=scale,
+        dropout_p=0.0,
+        needs_lse=False,
+        needs_grad=False,
     )
     return problem.with_prepared_term(1).scores(0, 1)[:, :, 0]
 
@@ -181,7 +192,8 @@ class Resolution:
 
 
 def resolution(encoding: PositionEncoding, shape: ModelShape) -> dict[str, Resolution] | None:
-    """Return, by dtype, the distances at which a query distinguishes a key from its neighbour.
+    """Return, by dtype of the module and its inputs (DTYPES), the distances at which a query
+    distinguishes a key from its neighbour: those up to which it always does, and the greatest.
 
     Distances D and D + 1 are distinct if the score of one query and one key changes between them,
     and the change in the dtype is within half of that in float64, for half of the random pairs, in

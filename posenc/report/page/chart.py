@@ -1,6 +1,6 @@
 """A figure and the table that it is drawn from, which its CSV file has.
 
-data = stacked("distance, tokens", "score, logits", {"rope": ([1, 2], [0.5, 0.25])})
+data = long_table("distance, tokens", "score, logits", {"rope": ([1, 2], [0.5, 0.25])})
 chart = Chart(data, draw)  # `draw` takes `data` and returns a matplotlib Figure
 """
 
@@ -44,12 +44,12 @@ class Chart:
         return self.draw(self.data)
 
 
-def stacked(
+def long_table(
     x: str, y: str, curves: Mapping[str, Sequence[Column]], *more: str, by: str = SERIES
 ) -> Data:
     """Return a table of curves, the rows of one below those of the other.
 
-    >>> stacked("step", "loss", {"rope": ([1, 2], [3.0, 2.5])})
+    >>> long_table("step", "loss", {"rope": ([1, 2], [3.0, 2.5])})
     {'series': ['rope', 'rope'], 'step': [1, 2], 'loss': [3.0, 2.5]}
 
     curves: the columns of each curve by its name, in the order of x, y and more.
@@ -81,7 +81,7 @@ def matrix(x: str, y: str, unit: str, xs: Column, ys: Column, values: np.ndarray
 
 def parts(data: Data, by: str = SERIES) -> dict[Any, dict[str, np.ndarray]]:
     """Split a table: return the rows of each value in the column `by` as a table of its own,
-    without that column. The values keep their order; it undoes `stacked`."""
+    without that column. The values keep their order; it undoes `long_table`."""
     names = np.asarray(data[by], dtype=object)
     rest = {name: np.asarray(column) for name, column in data.items() if name != by}
     return {

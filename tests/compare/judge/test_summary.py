@@ -16,7 +16,7 @@ from posenc.compare.judge.summary import (
     HALF_RATE_FRACTION,
     context_gains,
     describe_gains,
-    estimate_bits_of_last_doubling,
+    estimate_bits_of_doubling_steps,
     summarise,
 )
 from posenc.compare.page.report import cautions_of, report_of
@@ -150,11 +150,11 @@ def test_a_fall_is_that_of_the_last_doubling_of_the_learning_rates():
     one = dataclasses.replace(result("rope", 0, (2, 2, 2)), training=points)
     two = dataclasses.replace(result("rope", 1, (2, 2, 2)), training=points[1:4])
     first, second = 5.0 - 1.3 / 20 - 3.1, 5.0 - 1.3 / 20 - 3.5
-    assert estimate_bits_of_last_doubling([one]) == {"rope": pytest.approx(first)}
-    assert estimate_bits_of_last_doubling([one, two]) == {
+    assert estimate_bits_of_doubling_steps([one]) == {"rope": pytest.approx(first)}
+    assert estimate_bits_of_doubling_steps([one, two]) == {
         "rope": pytest.approx((first + second) / 2)
     }
-    assert estimate_bits_of_last_doubling([dataclasses.replace(one, training=points[2:])]) == {}
+    assert estimate_bits_of_doubling_steps([dataclasses.replace(one, training=points[2:])]) == {}
 
 
 def test_a_fall_is_near_what_separate_runs_of_half_the_steps_lack():
@@ -172,7 +172,7 @@ def test_a_fall_is_near_what_separate_runs_of_half_the_steps_lack():
         for steps in ("200", "400")
     }
     given = Study.from_json((RESULTS / "compare/study.json").read_text(encoding="utf-8"))
-    fell = estimate_bits_of_last_doubling(given.finished)
+    fell = estimate_bits_of_doubling_steps(given.finished)
     measured = {n: fmean(ends["200"][n]) - fmean(ends["400"][n]) for n in fell}
     assert len(fell) == 6 and fmean(measured.values()) == pytest.approx(0.50, abs=0.01)
     assert fmean(fell.values()) == pytest.approx(0.59, abs=0.01)

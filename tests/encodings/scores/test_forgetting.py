@@ -5,6 +5,7 @@ import torch
 from torch.nn import functional as F
 
 from posenc import ALiBi, Attention, KVCache, attention, masks
+from posenc.encodings.base.base import check_state_shape
 from posenc.encodings.scores.forgetting import FoX
 from posenc.testing.harness import add_term_to_scores
 from tests.attending import attend
@@ -179,3 +180,9 @@ def test_a_row_of_bias_per_block_equals_the_reference(gate):
     torch.testing.assert_close(
         run("sdpa").double(), run("reference", torch.float64), rtol=0, atol=5e-5
     )
+
+
+@pytest.mark.parametrize("shape", [(4,), (1, 4), (1, 4, 3, 1)])
+def test_a_state_with_other_axes_is_refused(shape):
+    with pytest.raises(ValueError, match=r"q_state and kv_state must be \(batch, 4, len\)"):
+        check_state_shape(FoX(32, 4), torch.zeros(shape), 4)

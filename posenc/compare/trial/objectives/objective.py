@@ -125,9 +125,11 @@ class Objective(ABC):
         config: TrialConfig,
         at_the_end: dict[int, Tensor],
     ) -> list[LengthScore]:
-        """Return the scores of the last bytes of each window after contexts of each length.
+        """Return the scores of the last bytes of each window, the same ones for every length, read
+        after a context of each length.
 
-        at_the_end: losses that were computed before, by length; see `_LengthTests`.
+        at_the_end: losses of these bytes that the tests of lengths have computed already, by
+            length; see `_LengthTests`.
         """
         encoding: PositionEncoding = model.encoding  # type: ignore[assignment]
         targets = _num_context_targets(config)
