@@ -35,10 +35,8 @@ COMMANDS = {
     "explore": "posenc.doctor.explore:explore",
 }
 """The function of each command, as "module:function"."""
-SUFFICIENT_EXTRAS: dict[str, str] = dict.fromkeys(
-    ("compare", "report", "leaderboard", "inspect"), "compare"
-)
-SUFFICIENT_EXTRAS |= {"inspect model": "hf", "extend": "hf", "doctor": "doctor"}
+SUFFICIENT_EXTRAS = {"doctor": "doctor"}
+SUFFICIENT_EXTRAS |= dict.fromkeys(("compare", "report", "inspect", "extend"), "hf")
 """The extra that is enough for a command; "torch" for others."""
 
 METAVARS = {int: "N", float: "X", str: "TEXT", Path: "PATH", bool: ""}
@@ -176,10 +174,8 @@ def _report_error(error: BaseException, arguments: Sequence[str]) -> int:
 
 def _report_missing_package(error: ModuleNotFoundError, arguments: Sequence[str]) -> int:
     """Name the extra that a command needs, if what is missing belongs to one."""
-    command = " ".join(arguments[:2])
-    needed = SUFFICIENT_EXTRAS.get(command) or SUFFICIENT_EXTRAS.get(
-        command.partition(" ")[0], "torch"
-    )
+    command = arguments[0] if arguments else ""
+    needed = SUFFICIENT_EXTRAS.get(command, "torch")
     extra = install_hint(error, needed)
     return _write_error(extra or f"{error}", 2 if extra else 1, error)
 

@@ -12,12 +12,12 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-EXTRAS = {"transformers": "hf", "keras": "keras", "lm_eval": "lm-eval"}
-EXTRAS |= {"ray": "ray", "submitit": "slurm", "s3fs": "storage", "tensorboard": "tensorboard"}
-EXTRAS |= {"numpy": "doctor", "scipy": "compare", "matplotlib": "compare"}
+EXTRAS = {"numpy": "doctor", "keras": "keras"}
 EXTRAS |= dict.fromkeys(("torch", "safetensors", "jaxtyping"), "torch")
+EXTRAS |= dict.fromkeys(("transformers", "scipy", "matplotlib"), "hf")
+EXTRAS |= dict.fromkeys(("ray", "submitit", "s3fs", "tensorboard"), "cluster")
 """The extra of posenc that installs a package. Without extras it needs only typer and rich."""
-_LARGER = ("doctor", "torch", "compare", "hf")
+_LARGER = ("doctor", "torch", "hf")
 """Extras, each of which brings the packages above that the extras before it bring."""
 OLDEST_TORCH = [2, 6]
 """As in pyproject.toml, which does not hold for a torch that another package brought."""

@@ -110,7 +110,7 @@ def test_arguments_are_named_in_capitals_and_in_the_singular():
 
 
 def test_help_keeps_brackets(call):
-    assert "posenc[lm-eval]" in call("extend", "--help")[1]
+    assert "lm-eval[hf]" in call("extend", "--help")[1]
 
 
 def test_tables_are_as_wide_as_columns_says(call, monkeypatch):

@@ -75,9 +75,9 @@ def test_the_table_is_what_the_command_prints():
 @pytest.mark.parametrize(
     ("command", "extra"),
     [
-        ("compare", "compare"),
-        ("report runs", "compare"),
-        ("inspect encoding rope", "compare"),
+        ("compare", "hf"),
+        ("report runs", "hf"),
+        ("inspect encoding rope", "hf"),
         ("inspect model model", "hf"),
         ("extend model --to 64", "hf"),
         ("bench", "torch"),
@@ -104,13 +104,12 @@ def test_a_command_that_needs_more_names_all_that_it_needs_in_one_line(command, 
         ("transformers", "hf", "inspect model model"),
         ("transformers", "hf", "extend model --to 64"),
         ("transformers", "hf", "bench --only decode"),
-        ("scipy", "compare", "compare rope --task copy --out new"),
-        ("matplotlib", "compare", "inspect encoding rope"),
-        ("lm_eval", "lm-eval", "extend model --to 64 --out new --lm-eval piqa"),
-        ("ray", "ray", "compare rope --task copy --out new --engine ray"),
-        ("submitit", "slurm", "compare rope --task copy --out new --engine slurm"),
-        ("s3fs", "storage", "compare rope --task copy --out new --engine ray --storage s3://a/b"),
-        ("tensorboard", "tensorboard", "compare rope --task copy --out new --tensorboard"),
+        ("scipy", "hf", "compare rope --task copy --out new"),
+        ("matplotlib", "hf", "inspect encoding rope"),
+        ("ray", "cluster", "compare rope --task copy --out new --engine ray"),
+        ("submitit", "cluster", "compare rope --task copy --out new --engine slurm"),
+        ("s3fs", "cluster", "compare rope --task copy --out new --engine ray --storage s3://a/b"),
+        ("tensorboard", "cluster", "compare rope --task copy --out new --tensorboard"),
     ],
 )
 def test_a_missing_extra_is_one_line_before_anything_is_written(package, extra, command, tmp_path):
@@ -193,8 +192,8 @@ def test_the_base_needs_typer_and_rich_only():
     assert {d.partition(">")[0] for d in PROJECT["dependencies"]} == {"typer", "rich"}
     assert brought("doctor") == {"numpy"}
     assert brought("torch") == {"torch", "jaxtyping", "numpy", "safetensors"}
-    assert brought("compare") == brought("torch") | {"scipy", "matplotlib"}
-    assert brought("hf") == brought("compare") | {"transformers"}
+    assert brought("hf") == brought("torch") | {"scipy", "matplotlib", "transformers"}
+    assert brought("cluster") == brought("hf") | {"ray", "submitit", "s3fs", "tensorboard"}
 
 
 def test_each_package_comes_with_the_extra_that_its_hint_names():

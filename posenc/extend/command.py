@@ -69,7 +69,7 @@ def extend(
         str | None,
         option(
             "Run these tasks of lm-eval on the exported folder; "
-            "needs pip install 'posenc[lm-eval]'.",
+            "needs pip install 'lm-eval[hf]>=0.4.9'.",
             shown=False,
             metavar="TASKS",
         ),

@@ -194,20 +194,20 @@ def check_base(here: Environment) -> None:
     assert "alibi" in here("posenc", "list")
     here("posenc", "explore", "config.json", "--out", "page.html")
     here("python", "-c", "import posenc, sys; assert not {'torch', 'numpy'} & {*sys.modules}")
-    for command, extra in (("compare", "compare"), ("bench", "torch"), ("inspect rope", "compare")):
+    for command, extra in (("compare", "hf"), ("bench", "torch"), ("inspect rope", "hf")):
         said = here("posenc", *command.split(), code=2)
         assert said.endswith(f'pip install "posenc[{extra}]"\n') and said.count("\n") == 1, said
 
 
 def check_readme(here: Environment, wheel: Path) -> None:
-    """Run the README's Python with [torch], and its commands with [compare]."""
+    """Run the README's Python with [torch], and its commands with [hf]."""
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     blocks = re.findall(r"^```(\w+)(?: file=(\S+))?\n(.*?)^```$", readme, re.M | re.S)
     code = [text for kind, file, text in blocks if kind == "python" and not file]
     (here.folder / "readme.py").write_text("".join(code), encoding="utf-8")
     assert "torch.Size([2, 100, 256])" in here("python", "readme.py")
     assert "jaxtyping" in here("posenc", "--versions")
-    here.install(wheel, "[compare]")
+    here.install(wheel, "[hf]")
     for _, file, text in blocks:
         if file:
             (here.folder / file).write_text(text, encoding="utf-8")

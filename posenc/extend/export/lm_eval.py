@@ -1,14 +1,15 @@
 """Run lm-eval's tasks on the exported folder, if lm-eval is installed."""
 
+import importlib.util
 import subprocess
 import sys
 from itertools import chain
 from pathlib import Path
 
-from posenc.lazy import require_package
 from posenc.report.page.failure import RunFailed
 
 RESULTS = "lm-eval"
+INSTALL = 'pip install "lm-eval[hf]>=0.4.9"'
 
 
 def check_lm_eval(tasks: str, out: Path | None) -> None:
@@ -18,7 +19,8 @@ def check_lm_eval(tasks: str, out: Path | None) -> None:
         raise ValueError(f"--lm-eval {tasks} reads the exported folder: name one with --out.")
     if "," in str(out):
         raise ValueError(f"--lm-eval cannot name a folder with a comma in it: {out}.")
-    require_package("lm_eval", "--lm-eval")
+    if importlib.util.find_spec("lm_eval") is None:
+        raise ValueError(f"--lm-eval: lm_eval is not installed: {INSTALL}")
 
 
 def run_lm_eval(folder: Path, tasks: str, dtype: str, device: str) -> Path:

@@ -72,7 +72,7 @@ ROOT = Path(__file__).parents[3]
 
 
 def test_an_address_that_does_not_answer_is_refused():
-    pytest.importorskip("ray", reason="Ray is not installed (extra ray)")
+    pytest.importorskip("ray", reason="Ray is not installed (extra cluster)")
     from posenc.compare.engines import ray_cluster
 
     with socket.socket() as free:
@@ -87,7 +87,7 @@ def test_an_address_that_does_not_answer_is_refused():
 
 
 def test_something_else_at_the_address_is_refused_in_bounded_time(monkeypatch):
-    pytest.importorskip("ray", reason="Ray is not installed (extra ray)")
+    pytest.importorskip("ray", reason="Ray is not installed (extra cluster)")
     from posenc.compare.engines import ray_cluster
 
     monkeypatch.setattr(ray_cluster, "JOIN_SECONDS", 3.0)

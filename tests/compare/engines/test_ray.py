@@ -20,7 +20,7 @@ from posenc.compare.engines.remote import facts
 from tests.compare.engines.test_sweep import Log, results, run_here, trial
 from tests.processes import above, supervisor_of
 
-ray = pytest.importorskip("ray", reason="Ray is not installed (extra ray)")
+ray = pytest.importorskip("ray", reason="Ray is not installed (extra cluster)")
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("default")]
 
 

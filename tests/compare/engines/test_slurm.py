@@ -15,7 +15,7 @@ from posenc.compare.engines.slurm import Slurm, SlurmTask
 from tests.compare.engines.test_sweep import Log, results, run_here, trial
 from tests.processes import supervisor_of
 
-pytest.importorskip("submitit", reason="submitit is not installed (extra slurm)")
+pytest.importorskip("submitit", reason="submitit is not installed (extra cluster)")
 
 
 class Disturber(Log):

@@ -38,7 +38,7 @@ def own_texts(tmp_path, monkeypatch):
 @pytest.fixture(scope="module")
 def server():
     """The address of a server of S3 that keeps all in its memory."""
-    pytest.importorskip("s3fs", reason="s3fs is not installed (extra storage)")
+    pytest.importorskip("s3fs", reason="s3fs is not installed (extra cluster)")
     pytest.importorskip("moto.server", reason="moto[server] is not installed")
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))

@@ -123,7 +123,7 @@ def test_all_watchers_hear_all(tmp_path):
 
 
 def test_tensorboard_shows_the_curves(tmp_path):
-    pytest.importorskip("tensorboard", reason="tensorboard is not installed (extra tensorboard)")
+    pytest.importorskip("tensorboard", reason="tensorboard is not installed (extra cluster)")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     with TensorBoard(tmp_path) as board:
@@ -149,7 +149,7 @@ def test_tensorboard_that_is_not_installed_is_refused_first(tmp_path, monkeypatc
     out = tmp_path / "runs" / "out"
     code, said, err = call("compare", "rope", "--task", "copy", "--tensorboard", "--out", out)
     assert (code, said) == (2, "") and not out.parent.exists()
-    assert err.endswith('tensorboard is not installed: pip install "posenc[tensorboard]"\n')
+    assert err.endswith('tensorboard is not installed: pip install "posenc[cluster]"\n')
     study = Study("", "", "", {}, {}, None, (TRIAL,))
     with open_watchers(Console(), study, tmp_path, 1, False) as found:
         assert len(found) == 2

@@ -56,7 +56,7 @@ def test_its_failure_is_a_failed_run(installed, tmp_path):
     [
         ([], "name one with --out"),
         (["--out", "a,b"], "a folder with a comma"),
-        (["--out", "new"], 'lm_eval is not installed: pip install "posenc[lm-eval]"'),
+        (["--out", "new"], 'lm_eval is not installed: pip install "lm-eval[hf]>=0.4.9"'),
     ],
 )
 def test_what_is_missing_is_said_first(options, message, tmp_path, monkeypatch, call):
