@@ -17,7 +17,6 @@ from posenc.dialects.computed import (
     ComputedPositions,
     LayerRotation,
     RefusedError,
-    Switch,
     first_changing_switch,
 )
 from posenc.dialects.families import all_families
@@ -25,8 +24,7 @@ from posenc.dialects.files.spelling import NUMBERS, with_vendors_keys_renamed
 from posenc.dialects.model import TRAINED_KEY, BadConfigError, Model, model_of
 from posenc.dialects.runtimes import transformers5
 from posenc.frequencies import floats
-from posenc.frequencies.registry import ROPE_TYPES, scaling_of
-from posenc.frequencies.scaling import Scaling, rope_frequencies
+from posenc.frequencies.registry import ROPE_TYPES
 
 OLD_NAMES = {"su": "longrope", "mrope": "default", "deepseek_yarn": "yarn", "ntk-aware": "ntk"}
 ORIGINAL = transformers5.ORIGINAL
@@ -93,7 +91,9 @@ def meaning_of(config: Mapping[str, Any], length: int | None = None) -> Meaning:
         None,
         layers,
         scale,
-        first_changing_switch(_frequency_switch(p, model) for p in parameters.values()),
+        first_changing_switch(
+            transformers5.frequency_switch(model, p) for p in parameters.values()
+        ),
         longest,
         model.without_rotation,
     )
@@ -108,36 +108,8 @@ def _rotations_by_kind(
     layers: dict[str, LayerRotation] = {}
     for kind, p in parameters.items():
         if len(model.without_rotation) < model.num_layers:
-            layers[kind] = _rotation(dict(p), model.with_sizes_of_kind(kind), length)
+            layers[kind] = transformers5.rotation(dict(p), model.with_sizes_of_kind(kind), length)
     return layers
-
-
-def _rotation(p: Parameters, model: Model, length: int) -> LayerRotation:
-    """Return the rotation of one kind of layer at a length."""
-    scaling = _scaling_without_type(p, model)
-    if scaling is None:
-        return transformers5.rotation(p, model, length)
-    rotary_dim = int(model.head_dim * p.get("partial_rotary_factor", 1.0))
-    frequencies = rope_frequencies(rotary_dim, p["rope_theta"], scaling, length)
-    inv_freq = tuple(float(f) for f in frequencies.inv_freq)
-    return LayerRotation(inv_freq, frequencies.attention_factor)
-
-
-def _frequency_switch(p: Parameters, model: Model) -> Switch:
-    """Return when the frequencies of one kind of layer change."""
-    scaling = _scaling_without_type(p, model)
-    if scaling is None:
-        return transformers5.frequency_switch(model, p)
-    return "length" if scaling.depends_on_length else "static"
-
-
-def _scaling_without_type(p: Parameters, model: Model) -> Scaling | None:
-    """Return the scaling that posenc has under a rope_type that transformers 5 does not have; None
-    for any other rope_type."""
-    if p["rope_type"] in transformers5.TYPES or p["rope_type"] not in ROPE_TYPES:
-        return None
-    trained = _trained_length(p, model)
-    return scaling_of(p, trained, model.max_positions, p.get("attention_factor"))
 
 
 def require_known_family(model: Model) -> None:

@@ -1,11 +1,11 @@
 """What the classes of scalings say of themselves holds wherever posenc reads it."""
 
-from dataclasses import dataclass, fields
+from dataclasses import fields
 
 import pytest
 
 import posenc
-from posenc.dialects.meaning import meaning_of
+from posenc.dialects.runtimes import transformers5
 from posenc.dialects.runtimes.loaded_dicts import NEEDED, STRETCHED
 from posenc.extend.variants.methods import METHODS
 from posenc.frequencies import scalings
@@ -15,7 +15,6 @@ from posenc.hf.rope.settings import RopeSetting
 from posenc.hf.rope.write import rope_parameters
 
 NUMBERS = {"factor": 4.0, "original_max_positions": 512, "p": 0.5}
-SIZES = {"hidden_size": 64, "num_attention_heads": 4, "num_hidden_layers": 2}
 WITH_A_TYPE = [scaling for scaling in SCALINGS.values() if scaling.rope_type is not None]
 
 
@@ -69,33 +68,6 @@ def test_a_method_of_extend_is_exact_with_a_cache_unless_lengths_matter(scaling:
     assert method.cache_safe is not found.depends_on_length
 
 
-@dataclass(frozen=True)
-class Planted(posenc.NTK):
-    name = "planted"
-    rope_type = RopeType("planted", required=("factor",))
-
-
-@dataclass(frozen=True)
-class PlantedDynamic(posenc.DynamicNTK):
-    name = "planted"
-    rope_type = RopeType("planted", required=("factor",))
-
-
-@pytest.mark.parametrize(("planted", "switch"), [(Planted, "static"), (PlantedDynamic, "length")])
-def test_a_type_that_transformers_lacks_means_what_the_scaling_computes(
-    planted: type[Scaling], switch: str, monkeypatch: pytest.MonkeyPatch
-):
-    assert planted.rope_type is not None
-    rope = {"rope_type": "planted", "rope_theta": 1e4, "factor": 4.0}
-    config = {"model_type": "llama", **SIZES, "max_position_embeddings": 512}
-    config["rope_parameters"] = rope
-    with pytest.raises(ValueError, match="'planted' is not one that posenc knows"):
-        posenc.RoPE.from_config(config)
-    monkeypatch.setitem(SCALINGS, "planted", planted)
-    monkeypatch.setitem(ROPE_TYPES, "planted", planted.rope_type)
-    assert posenc.RoPE.from_config(config).scaling == example(planted)
-    meant = meaning_of(config).computed
-    assert meant.switch == switch
-    assert meant.layers["all"].inv_freq == tuple(
-        float(f) for f in rope_frequencies(16, 1e4, example(planted), 512).inv_freq
-    )
+def test_a_rope_type_is_one_that_transformers_has():
+    """Without one, a config says longrope, or nothing: no runtime would read another word."""
+    assert ROPE_TYPES.keys() <= set(transformers5.TYPES)
