@@ -21,6 +21,7 @@ from posenc.compare.judge.summary import (
     summarise_tasks,
 )
 from posenc.compare.results import Study, with_labels
+from posenc.compare.trial.config import TrialConfig
 from posenc.sentence import join_names
 from posenc.statistics.pairs import Gap, significance_level
 from posenc.tasks.known import TEXT
@@ -103,8 +104,7 @@ def limits(study: Study) -> str:
     trials = [result.config for result in study.finished]
     steps, tasks = {trial.steps for trial in trials}, study.sequence_tasks
     size = fmean(result.parameters for result in study.finished)
-    counts = Counter((trial.task, trial.encoding) for trial in trials)
-    seeds = min(median_high(n for (t, _), n in counts.items() if t == each) for each, _ in counts)
+    seeds = _fewest_usual_seeds(trials)
     parts = [f"{_number_word(seeds).capitalize()} {'seed' if seeds == 1 else 'seeds'}"]
     parts += ["one text"] if TEXT in {trial.task for trial in trials} else []
     if tasks:
@@ -121,6 +121,15 @@ def limits(study: Study) -> str:
     needed = set(range(1 + len(named)))
     kept = _select_within(LIMIT_WORDS, sentences, needed)
     return " ".join(sentences[i] for i in kept)
+
+
+def _fewest_usual_seeds(trials: Sequence[TrialConfig]) -> int:
+    """Return how many seeds an encoding usually has (the median over the encodings), for the task
+    that has the fewest."""
+    seeds_by_task: dict[str, Counter[str]] = {}
+    for trial in trials:
+        seeds_by_task.setdefault(trial.task, Counter())[trial.encoding] += 1
+    return min(median_high(seeds.values()) for seeds in seeds_by_task.values())
 
 
 def _effect_of_longer_training(study: Study) -> str:
