@@ -18,7 +18,7 @@ from posenc.frequencies.scalings.by_parts import NTKByParts
 @dataclass(frozen=True)
 class Llama3(Scaling):
     """Scale as Llama 3.1, with L = original_max_positions: keep wavelengths below
-    L/high_freq_factor, multiply those above L/low_freq_factor by `factor`, and blend frequencies
+    L/high_freq_factor, multiply those above L/low_freq_factor by `factor`, and blend the
     frequencies between.
 
     This is the paper's NTK-by-parts with alpha = low_freq_factor, beta = high_freq_factor.

@@ -37,7 +37,7 @@ from posenc.report.page.visible import escape
 FEWEST_LINKED = 3
 """Sections with headings from which on a page begins with links to them: chosen."""
 _HEADING = r"th scope=col[^>]*(?:>[^<]*<small)?"
-_OPEN = rf"<(?:p|p class=caption|figcaption(?:><strong>[^<]*</strong)?|{_HEADING})>"
+_OPEN = rf"<(?:p|p class=caption|figcaption|{_HEADING})>"
 """Begins the elements in which words become links."""
 
 
