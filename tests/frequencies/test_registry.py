@@ -15,6 +15,7 @@ from posenc.hf.rope.settings import RopeSetting
 from posenc.hf.rope.write import rope_parameters
 
 NUMBERS = {"factor": 4.0, "original_max_positions": 512, "p": 0.5}
+SIZES = {"hidden_size": 64, "num_attention_heads": 4, "num_hidden_layers": 2}
 WITH_A_TYPE = [scaling for scaling in SCALINGS.values() if scaling.rope_type is not None]
 
 
