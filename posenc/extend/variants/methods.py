@@ -157,7 +157,7 @@ def stretch(
     """Return the settings for `target` tokens: `method` is applied to that of every kind of layers
     that looks beyond a window.
 
-    A scaling with an original length is replaced, never long_table: the factor is relative to that
+    A scaling with an original length is replaced, never stacked: the factor is relative to that
     length. A linear scaling from training is kept, and pairs that did not rotate in training stay
     unrotated.
 
