@@ -9,8 +9,6 @@ BOOTSTRAPS = 200
 """Resampled sets of documents per interval; chosen, not derived."""
 FEWEST = 3
 """Documents that an interval needs; of fewer, no resampling says how much texts differ."""
-Z95 = 1.959963984540054
-"""95 % of a normal distribution lies within this many standard deviations."""
 
 
 @dataclass(frozen=True)
@@ -54,9 +52,8 @@ def share_interval(right: int, total: int) -> tuple[float, float]:
     >>> [round(bound, 4) for bound in share_interval(9, 10)]
     [0.5958, 0.9821]
     """
-    share, z2 = right / total, Z95 * Z95
-    middle = (share + z2 / (2 * total)) / (1 + z2 / total)
-    half = (
-        Z95 / (1 + z2 / total) * math.sqrt(share * (1 - share) / total + z2 / (4 * total * total))
-    )
-    return middle - half, middle + half
+    # Loaded here, because it takes half a second, and only tasks with answers need it.
+    from scipy.stats import binomtest
+
+    bounds = binomtest(right, total).proportion_ci(0.95, method="wilson")
+    return float(bounds.low), float(bounds.high)
