@@ -1,5 +1,19 @@
 """Results of a study and its trials: frozen dataclasses that are written to JSON and read back.
 
+A trial trains once and is read in several ways; posenc.compare.rows makes a row of each:
+
+    Row = (encoding, reading, seed), reading in scores.READINGS = ("trained", "window", "tuned")
+    Row.loss[L]             LengthScore: mean bits per byte over windows of L
+    Row.near                the same where L is train_length
+    Row.far[L]              FarScore, L > train_length: the last train_length tokens of each window
+        .far                their bits per byte with all L tokens of the window
+        .far_near           the same tokens, with at most train_length tokens of context
+        .windows, .near_windows     both in each window, for intervals over the text
+    Row.seconds, .steps_per_second, .parameters, .settings, .curve
+
+A result of posenc 0.1 or earlier has no `far` and no `readings`: its rows are "trained" only, and
+`Row.far` is {}. A length that an encoding cannot run has None, and `cannot` says why.
+
 {"sha256": "9c...",                             of everything below; every record on disk has it
  "format": "posenc study 2",
  "command": "posenc compare rope learned --steps 500",
@@ -16,7 +30,9 @@
     "by_length": [{"length": 128, "bits_per_byte": 2.19, "cannot": null, "windows": [2.1, ...]},
                   {"length": 256, "bits_per_byte": null, "cannot": "has 128 positions"}],
     "by_position": [{"start": 0, "stop": 16, "bits_per_byte": 3.1}, ...],
-    "by_context": [{"length": 64, "bits_per_byte": 2.5, "cannot": null}, ...],
+    "far": [{"length": 256, "far": 2.3, "far_near": 2.2, "cannot": null,
+             "windows": [2.4, ...], "near_windows": [2.3, ...]}, ...],
+    "readings": [{"name": "window", "by_length": [...], "far": [...], "cannot": null}, ...],
     "timing": {"tokens_per_second": 12000.0, "train_seconds": 160.0, "test_seconds": 9.0}},
    {"config": {...}, "reason": "loss became nan at step 40", ...}],   one that failed
  "summary": [{"encoding": "rope", "parameters": 853000, "num_seeds": 2,
@@ -31,6 +47,7 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Self
 
+from posenc.compare.scores import CaseScore, FarScore, LengthScore, PositionScore, Reading
 from posenc.compare.trial.config import MOST, TrialConfig, check_encoding_name
 from posenc.report.files.record import (
     MOST_LETTERS,
@@ -42,67 +59,6 @@ from posenc.report.files.record import (
 )
 
 FORMAT = "posenc study 2"
-
-
-@dataclass(frozen=True)
-class LengthScore(Record):
-    """Bits per byte at one window length, or the reason why the encoding cannot run there.
-
-    windows: bits per byte of each held-out window of the longest length, cut to this length, in
-        the order of the text; empty if they were not kept.
-    """
-
-    length: int
-    bits_per_byte: float | None
-    cannot: str | None = None
-    windows: tuple[float, ...] = ()
-
-    def check(self) -> None:
-        check_count("length", self.length, 1)
-        for loss in (self.bits_per_byte, *self.windows):
-            check_loss(loss)
-        check_text_length("the reason", self.cannot or "", MOST)
-        if (self.bits_per_byte is None) == (self.cannot is None):
-            raise ValueError("expected a loss, or the reason why there is none.")
-
-
-@dataclass(frozen=True)
-class PositionScore(Record):
-    """Bits per byte of the targets at positions [start, stop) inside the window."""
-
-    start: int
-    stop: int
-    bits_per_byte: float
-
-    def check(self) -> None:
-        check_count("start", self.start)
-        check_count("stop", self.stop, self.start + 1)
-        check_loss(self.bits_per_byte)
-
-
-@dataclass(frozen=True)
-class CaseScore(Record):
-    """Scores of a model on the held-out sequences of a task's case, see posenc.tasks.scoring, or
-    the reason why the encoding cannot run there; `variant` as in posenc.tasks.task.Case."""
-
-    length: int
-    variant: str = ""
-    exact_match: float | None = None
-    token_accuracy: float | None = None
-    exact_match_cut: float | None = None
-    token_accuracy_cut: float | None = None
-    cannot: str | None = None
-
-    def check(self) -> None:
-        check_count("length", self.length, 1)
-        check_text_length("variant", self.variant, MOST)
-        check_text_length("the reason", self.cannot or "", MOST)
-        fractions = (self.exact_match, self.token_accuracy)
-        for fraction in (*fractions, self.exact_match_cut, self.token_accuracy_cut):
-            if fraction is not None and not 0 <= fraction <= 1:
-                raise ValueError(f"expected a fraction from 0 to 1, got {fraction:g}.")
-        if (fractions == (None, None)) == (self.cannot is None):
-            raise ValueError("expected a score, or the reason why there is none.")
 
 
 @dataclass(frozen=True)
@@ -125,16 +81,17 @@ class TrainingPoint(Record):
 @dataclass(frozen=True)
 class Timing(Record):
     """Wall-clock cost of a trial on one worker, the names of its CPU and GPU, and the folder of the
-    run that trained it, if it was reused."""
+    run that trained it, if it was reused. tuning_seconds: of the reading "tuned"."""
 
     tokens_per_second: float
     train_seconds: float
     test_seconds: float
     processor: str = ""
     reused_from: str = ""
+    tuning_seconds: float = 0.0
 
     def check(self) -> None:
-        for name in ("tokens_per_second", "train_seconds", "test_seconds"):
+        for name in ("tokens_per_second", "train_seconds", "test_seconds", "tuning_seconds"):
             if not getattr(self, name) >= 0:
                 raise ValueError(f"{name} must not be negative, got {getattr(self, name):g}.")
         check_text_length("processor", self.processor, MOST)
@@ -144,10 +101,12 @@ class Timing(Record):
 class TrialResult(Record):
     """The result of one trial; `reason` is why it failed, or None.
 
-    by_length: losses over non-overlapping windows of each test length, on the same held-out bytes.
+    by_length: losses over non-overlapping windows of each test length.
     by_position: losses by position inside the longest window that the encoding can run.
-    by_context: losses of the same target bytes (the last train_length // 2 of each longest window)
-        at the end of windows of growing length.
+    far: losses of the last train_length targets of each longer window; () in old results.
+    readings: scores of the same weights read in other ways; () in old results.
+    by_context: in old results, losses of the same target bytes (the last train_length // 2 of each
+        longest window) at the end of windows of growing length.
     spec: all settings of the encoding in this trial.
     by_case: scores of every test of a task, the training length first.
     """
@@ -163,6 +122,8 @@ class TrialResult(Record):
     by_context: tuple[LengthScore, ...] = ()
     timing: Timing | None = None
     by_case: tuple[CaseScore, ...] = ()
+    far: tuple[FarScore, ...] = ()
+    readings: tuple[Reading, ...] = ()
 
     def check(self) -> None:
         """Raise ValueError for other tests than the config has, or impossible numbers."""
@@ -175,6 +136,8 @@ class TrialResult(Record):
         if self.training and self.training[-1].step > self.config.steps:
             raise ValueError(f"the training curve goes beyond {self.config.steps} steps.")
         check_rising("lengths of contexts", [s.length for s in self.by_context], MOST)
+        check_rising("lengths of far targets", [s.length for s in self.far], MOST)
+        _check_unique("reading", [reading.name for reading in self.readings])
         check_rising("positions", [p.start for p in self.by_position], MOST)
         for before, after in itertools.pairwise(self.by_position):
             check_rising("positions", [before.stop - 1, after.start], MOST)
@@ -386,8 +349,9 @@ class Study(Record):
         rates were chosen, also in the rate."""
         recipes: dict[str, TrialConfig] = {}
         for trial in self.trials:
-            rate = 0.0 if self.rates else trial.lr
-            same = replace(trial, encoding="", seed=0, code="", source="", lr=rate)
+            same = replace(trial, encoding="", seed=0, code="", source="")
+            if self.rates:
+                same = replace(same, lr=0.0, encoding_lr=0.0)
             if recipes.setdefault(trial.task, same) != same:
                 raise ValueError(f"its trials on {trial.task} are of different recipes.")
 
@@ -442,13 +406,6 @@ class Study(Record):
         """Return planned trials that have no result yet."""
         known = {r.config for r in self.results}
         return tuple(t for t in self.trials if t not in known)
-
-
-def check_loss(bits: float | None) -> None:
-    """Raise ValueError for a loss outside 0 to 100 bits per byte; None is allowed.
-    A uniform guess has 8; 100 is chosen, far above what a trial gives."""
-    if bits is not None and not 0 <= bits <= 100:
-        raise ValueError(f"expected losses of 0 to 100 bits, got {bits:.3g}.")
 
 
 def _join_lengths(lengths: Sequence[int]) -> str:

@@ -5,7 +5,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from posenc.compare.results import CaseScore, LengthScore
+from posenc.compare.scores import CaseScore, LengthScore
 from posenc.compare.trial.config import TrialConfig
 from posenc.compare.trial.forward import likeliest_tokens, target_loss
 from posenc.encodings import PositionEncoding

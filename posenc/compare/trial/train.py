@@ -26,17 +26,6 @@ from posenc.compare.trial.windows import training_windows, validation_windows
 from posenc.encodings import ModelShape, PositionEncoding, create
 from posenc.models.config import DecoderConfig, Projections
 
-ENCODING_LR = 20.0
-"""Learning rate of an encoding's tables and scalars, in multiples of the model's. Its linear layers
-use the model's rate. Neither has weight decay.
-
-AdamW moves every parameter by about the learning rate per step, however large its gradient. A
-weight in a matrix acts together with its whole row, but a bias in the scores acts by itself and
-must move by several logits. At the model's rate it would stay close to its initial value in a short
-training, and the comparison would measure that instead of the method. Of 1, 5, 20 and 80 times, 20
-has the lowest mean loss of six encodings at the training length: 2.22, 2.06, 2.02 and 2.04 bits
-(results/ablations/encoding_lr.csv).
-"""
 WEIGHT_DECAY = 0.1
 """Of matrices only. Chosen as usual for decoders, not tuned."""
 MAX_GRADIENT_NORM = 1.0
@@ -112,7 +101,7 @@ def encoding_parameters(model: nn.Module) -> list[nn.Parameter]:
 
 
 def optimizer_for(model: nn.Module, config: TrialConfig) -> torch.optim.AdamW:
-    """Return AdamW with weight decay on matrices, and `ENCODING_LR` for the encodings."""
+    """Return AdamW with weight decay on matrices, and a rate of its own for the encodings."""
     in_linear = {id(p) for m in model.modules() if isinstance(m, nn.Linear) for p in m.parameters()}
     in_encoding = {id(p) for p in encoding_parameters(model)}
     encoding = []
@@ -126,7 +115,7 @@ def optimizer_for(model: nn.Module, config: TrialConfig) -> torch.optim.AdamW:
     groups = [
         {"params": matrices, "weight_decay": WEIGHT_DECAY, "factor": 1.0},
         {"params": vectors, "weight_decay": 0.0, "factor": 1.0},
-        {"params": encoding, "weight_decay": 0.0, "factor": ENCODING_LR},
+        {"params": encoding, "weight_decay": 0.0, "factor": config.encoding_lr},
     ]
     groups = [group for group in groups if group["params"]]
     return torch.optim.AdamW(groups, lr=config.lr, betas=BETAS, fused=True)

@@ -13,6 +13,7 @@ from posenc.compare.plan.encodings import read_encodings
 from posenc.compare.plan.plan import plan_one_trial_per_task
 from posenc.compare.study import run_study
 from posenc.compare.trial import train
+from posenc.compare.trial.config import ENCODING_LR
 from posenc.compare.trial.objectives import OBJECTIVES
 from posenc.compare.trial.objectives.seq2seq import BEGIN_SYMBOL, ContinuationModel
 from posenc.compare.trial.windows import held_out_windows, windows_at
@@ -85,7 +86,7 @@ def test_encodings_of_both_stacks_are_built_for_their_own_and_learn_at_their_own
     learned = train.encoding_parameters(model)
     assert {id(p) for p in learned} == {id(p) for t in tables for p in t.parameters()}
     *_, group = train.optimizer_for(model, config).param_groups
-    assert group["factor"] == train.ENCODING_LR and len(group["params"]) == len(learned)
+    assert group["factor"] == ENCODING_LR and len(group["params"]) == len(learned)
     assert train.encoding_shape(config).train_length == 8  # a stack never sees more in training
 
 

@@ -10,7 +10,7 @@ import torch
 
 from posenc.compare.results import TrialResult
 from posenc.compare.trial import checkpoint, forward, train, windows
-from posenc.compare.trial.config import CAUSAL, TrialConfig, read_trial, write_trial
+from posenc.compare.trial.config import CAUSAL, ENCODING_LR, TrialConfig, read_trial, write_trial
 from posenc.compare.trial.objectives import OBJECTIVES
 from posenc.models import Decoder, DecoderConfig
 
@@ -201,7 +201,7 @@ def test_tables_of_all_encodings_have_the_same_faster_rate_and_no_decay():
         assert own
         for group in train.optimizer_for(model, config).param_groups:
             for p in group["params"]:
-                assert (group["factor"] == train.ENCODING_LR) == (id(p) in own)
+                assert (group["factor"] == ENCODING_LR) == (id(p) in own)
                 assert id(p) not in own or group["weight_decay"] == 0
 
 
@@ -223,8 +223,8 @@ def test_a_step_gives_each_group_its_own_rate():
     train.take_step(model, optimizer, config, TEXT, step=3)
     rate = train.learning_rate(config, 3)
     groups = {group["factor"]: group["lr"] for group in optimizer.param_groups}
-    assert groups == {1.0: rate, train.ENCODING_LR: rate * train.ENCODING_LR}
-    assert train.ENCODING_LR != 1
+    assert groups == {1.0: rate, ENCODING_LR: rate * ENCODING_LR}
+    assert ENCODING_LR != 1
 
 
 def test_windows_begin_at_every_place_of_a_text():

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from posenc.compare.results import LengthScore, PositionScore
+from posenc.compare.scores import LengthScore, PositionScore
 from posenc.compare.trial.config import CAUSAL, TrialConfig
 from posenc.compare.trial.evaluate import (
     MAX_POSITION_RUNS,
