@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from importlib import resources
-from itertools import combinations
 from typing import NamedTuple
 
 import numpy as np
@@ -109,48 +108,83 @@ class Pairs:
         if there is none."""
         count = max(map(len, self.values.values()), default=0)
         # The variance of a difference of two means of `count` values is 2 / count of a value's.
-        return self._half(self._fit.variance, 2 / count) if count else math.inf
+        return float(self._half(self._fit.variance, 2 / count)) if count else math.inf
 
     def gap(self, a: str, b: str) -> Gap:
         """Return the value of `a` minus that of `b`, with its simultaneous confidence interval."""
-        fit = self._fit
         i = self.names.index(a)
         j = self.names.index(b)
-        value = float(fit.means[i] - fit.means[j])
-        contrast = np.zeros(len(fit.design[0]))
-        contrast[i] = 1
-        contrast[j] = -1
-        # Projected on what the trials determine, a contrast that they determine does not change.
-        projected = fit.inverse @ fit.design.T @ fit.design @ contrast
-        if not np.allclose(projected, contrast):
-            return Gap(value, math.inf)  # no chain of common seeds joins the two
-        common = sorted(self.values[a].keys() & self.values[b].keys())
-        differences = [self.values[a][seed] - self.values[b][seed] for seed in common]
-        # Half of it, as a difference of two residuals has twice the variance of one.
-        own_variance = float(np.var(differences, ddof=1)) / 2 if len(differences) > 1 else 0.0
-        factor = float(contrast @ fit.inverse @ contrast)
-        return Gap(value, self._half(max(fit.variance, own_variance), factor))
+        fit = self._fit
+        return Gap(float(fit.means[i] - fit.means[j]), float(self._halves[i, j]))
 
-    def _half(self, variance: float, factor: float) -> float:
-        """Return the interval's half-width for a difference with variance factor * variance."""
+    @cached_property
+    def _halves(self) -> np.ndarray:
+        """Return the half-widths of the intervals of all pairs, (encodings, encodings); inf if no
+        chain of common seeds joins the two. The diagonal has no meaning."""
+        fit = self._fit
+        count = len(self.names)
+        # Variance factors of the differences: those of both means, less twice their covariance.
+        own_factors = np.diagonal(fit.inverse)[:count]
+        factors = own_factors[:, None] + own_factors - 2 * fit.inverse[:count, :count]
+        own_variances = _variances_of_differences(self.values) / 2
+        variances = np.maximum(fit.variance, own_variances)
+        halves = self._half(variances, factors)
+        return np.where(self._are_determined, halves, math.inf)
+
+    @cached_property
+    def _are_determined(self) -> np.ndarray:
+        """Return True for the pairs whose difference the trials determine, (encodings, encodings).
+        Projected on what they determine, a contrast that they determine does not change."""
+        count = len(self.names)
+        # What the projection changes of each encoding's effect, a column each.
+        changes = (self._projector - np.eye(len(self._projector)))[:, :count]
+        determined = np.empty((count, count), bool)
+        for i in range(count):
+            determined[i] = np.abs(changes - changes[:, i : i + 1]).max(0) < 1e-6
+        return determined
+
+    @cached_property
+    def _projector(self) -> np.ndarray:
+        """Return the projector on the contrasts of encodings and seeds that the trials
+        determine."""
+        design = self._fit.design
+        return self._fit.inverse @ (design.T @ design)
+
+    def _half(self, variance: np.ndarray | float, factor: np.ndarray | float) -> np.ndarray:
+        """Return the interval's half-width for differences with variance factor * variance."""
         largest = max(abs(v) for seeds in self.values.values() for v in seeds.values())
         pooled = max(self._fit.variance, self.resolution**2)
         if self.level is None or not pooled > (ROUNDING * largest) ** 2:
-            return math.inf
+            return np.full(np.shape(variance), math.inf)
         # The range is in units of one mean's standard deviation, of which a difference has sqrt(2).
         quantile = studentized_range(self.level, len(self.names), self.freedom)
-        half = quantile * math.sqrt(max(variance, pooled) * factor / 2)
-        return max(half, SMALLEST_DIFFERENCES.get(self.where, 0.0))
+        halves = quantile * np.sqrt(np.maximum(variance, pooled) * factor / 2)
+        return np.maximum(halves, SMALLEST_DIFFERENCES.get(self.where, 0.0))
 
     @cached_property
     def worse(self) -> frozenset[tuple[str, str]]:
         """Return the pairs (a, b) in which `a` has a significantly higher value than `b`."""
-        worse = set()
-        for a, b in combinations(self.names, 2):
-            gap = self.gap(a, b)
-            if gap.significant:
-                worse.add((a, b) if gap.value > 0 else (b, a))
-        return frozenset(worse)
+        means = self._fit.means
+        differences = means[:, None] - means
+        significant = np.argwhere(differences > self._halves)
+        return frozenset((self.names[i], self.names[j]) for i, j in significant)
+
+
+def _variances_of_differences(values: Mapping[str, Mapping[int, float]]) -> np.ndarray:
+    """Return the variance over seeds of each pair's differences, (encodings, encodings), from the
+    seeds that both have; 0 for fewer than two such seeds."""
+    seeds = sorted({seed for by_seed in values.values() for seed in by_seed})
+    table = np.full((len(values), len(seeds)), math.nan)
+    for row, by_seed in zip(table, values.values(), strict=True):
+        for seed, value in by_seed.items():
+            row[seeds.index(seed)] = value
+    differences = table[:, None] - table
+    is_shared = np.isfinite(differences)
+    counts = is_shared.sum(2)
+    kept = np.where(is_shared, differences, 0.0)
+    means = kept.sum(2) / np.maximum(counts, 1)
+    squares = np.where(is_shared, (differences - means[:, :, None]) ** 2, 0.0).sum(2)
+    return np.where(counts > 1, squares / np.maximum(counts - 1, 1), 0.0)
 
 
 def group_into_tiers(

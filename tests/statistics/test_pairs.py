@@ -254,3 +254,19 @@ def test_the_power_of_six_encodings_is_as_documented(where, n, gap, power):
             scale = np.maximum(pooled, apart.var(1, ddof=1) / 2)
             found.append((apart.mean(1) > quantile * np.sqrt(scale / n)).mean())
     assert np.mean(found) == pytest.approx(power, abs=0.02)
+
+
+def test_two_thousand_trials_are_compared_in_one_pass():
+    """Two-way residuals in closed form, for 400 encodings of five seeds."""
+    values = drawn(400, 5, 3, 0.05)
+    found = study(values)
+    residuals = values - values.mean(1, keepdims=True) - values.mean(0) + values.mean()
+    pooled = (residuals**2).sum() / (399 * 4)
+    quantile = studentized_range(found.level, 400, 399 * 4)
+    means = values.mean(1)
+    expected = set()
+    for i in range(400):
+        own = np.var(values[i] - values, axis=1, ddof=1) / 2
+        halves = quantile * np.sqrt(np.maximum(pooled, own) / 5)
+        expected |= {(f"e{i}", f"e{j}") for j in np.flatnonzero(means[i] - means > halves)}
+    assert found.worse == expected and len(expected) > 10_000
