@@ -168,6 +168,8 @@ class CorpusInfo(Record):
 
     byte_entropy: entropy of its bytes' frequencies, in bits per byte: the loss of a model that
         knows only these frequencies. None if it was not stored.
+    pair_entropy: entropy of a byte of the training text given the byte before it: the loss of a
+        table of byte pairs on its own text. None if it was not stored.
     """
 
     name: str
@@ -179,14 +181,17 @@ class CorpusInfo(Record):
     split: str
     """Description of the split."""
     byte_entropy: float | None = field(default=None, compare=False)
+    pair_entropy: float | None = field(default=None, compare=False)
 
     def check(self) -> None:
         for name in ("num_files", "train_bytes", "valid_bytes", "test_bytes"):
             check_count(name, getattr(self, name))
         for name in ("name", "hash", "split"):
             check_text_length(name, getattr(self, name), MOST)
-        if self.byte_entropy is not None and not 0 <= self.byte_entropy <= 8:
-            raise ValueError(f"byte_entropy must be from 0 to 8 bits, got {self.byte_entropy:g}.")
+        for name in ("byte_entropy", "pair_entropy"):
+            bits = getattr(self, name)
+            if bits is not None and not 0 <= bits <= 8:
+                raise ValueError(f"{name} must be from 0 to 8 bits, got {bits:g}.")
 
 
 @dataclass(frozen=True)

@@ -188,6 +188,7 @@ def split_text(source: TextSource, need: MinimumBytes, folder: Path) -> TextSpli
     disk = shutil.disk_usage(existing).total
     check_room(_COPIES, 2 * sum(sizes.values()), disk, _ADVICE, "disk")  # two bytes for each
     digest, counts = _hash_and_count(source, sizes, stretches)
+    pairs = _count_pairs(source, stretches["train"])
     info = CorpusInfo(
         name=source.name,
         hash=digest[:16],
@@ -197,6 +198,7 @@ def split_text(source: TextSource, need: MinimumBytes, folder: Path) -> TextSpli
         test_bytes=totals["test"],
         split="by file" if by_file else "by contiguous stretches",
         byte_entropy=entropy(counts),
+        pair_entropy=conditional_entropy(pairs),
     )
     return TextSplits(
         source, stretches, info, {name: stat.st_mtime_ns for name, stat in stats.items()}
@@ -226,6 +228,34 @@ def entropy(counts: np.ndarray) -> float:
     """Return the entropy, in bits, of symbols that occur as often as these counts say."""
     shares = counts[counts > 0] / counts.sum()
     return float(-(shares * np.log2(shares)).sum())
+
+
+def _count_pairs(source: TextSource, stretches: Sequence[Stretch]) -> np.ndarray:
+    """Return how often each byte follows each other one in these stretches of a text, (256, 256):
+    the first byte chooses the row. A pair never spans two stretches."""
+    files = dict(source.files)
+    counts = np.zeros(1 << 16, np.int64)
+    for name, start, stop in stretches:
+        last = np.zeros(0, np.uint8)  # the last byte of the piece before
+        for chunk in _read_chunks(files[name], start, stop):
+            symbols = np.concatenate([last, np.frombuffer(chunk, np.uint8)]).astype(np.int64)
+            counts += np.bincount(256 * symbols[:-1] + symbols[1:], minlength=1 << 16)
+            last = symbols[-1:].astype(np.uint8)
+    return counts.reshape(256, 256)
+
+
+def conditional_entropy(pairs: np.ndarray) -> float | None:
+    """Return the entropy in bits of the second symbol of a pair given the first, from counts of
+    pairs (first, second); None without a pair. It is the loss of a table of pairs of bytes on its
+    own text.
+
+    >>> conditional_entropy(np.array([[0, 8], [4, 4]]))
+    0.5
+    """
+    total = int(pairs.sum())
+    if not total:
+        return None
+    return entropy(pairs.ravel()) - entropy(pairs.sum(1))
 
 
 def _assign_files(sizes: dict[str, int], need: MinimumBytes) -> dict[str, list[Stretch]]:

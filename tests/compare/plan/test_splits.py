@@ -1,6 +1,8 @@
 """The text of a study: what is read, how it is cut, and what is refused."""
 
 import dataclasses
+import itertools
+import math
 import os
 from pathlib import Path
 
@@ -80,6 +82,30 @@ def test_byte_entropy_is_that_of_all_bytes_and_tells_no_two_texts_apart(tmp_path
     assert info.byte_entropy == pytest.approx(stats.entropy(list(sizes.values()), base=2))
     old = dataclasses.replace(info, byte_entropy=None)
     assert old == info and len({old, info}) == 1
+
+
+@pytest.mark.parametrize("chunk", [7, 1 << 24])
+def test_pair_entropy_is_the_loss_of_a_table_of_pairs_of_the_training_text(
+    tmp_path, monkeypatch, chunk
+):
+    """In plain loops over the text that is trained on, also where it is read in small pieces."""
+    monkeypatch.setattr(splits, "_CHUNK_BYTES", chunk)
+    text = bytes(np.random.default_rng(1).integers(0, 6, 4000).cumsum() % 11)
+    (tmp_path / "book.bin").write_bytes(text)
+    cut = splits.split_text(find_text([str(tmp_path / "book.bin")]), NEED, tmp_path)
+    ((_, start, stop),) = cut.stretches["train"]
+    trained = text[start:stop]
+    follows: dict[int, list[int]] = {}
+    for first, second in itertools.pairwise(trained):
+        follows.setdefault(first, []).append(second)
+    bits = [
+        -math.log2(followers.count(second) / len(followers))
+        for followers in follows.values()
+        for second in followers
+    ]
+    assert cut.info.pair_entropy == pytest.approx(np.mean(bits))
+    assert cut.info.pair_entropy < cut.info.byte_entropy - 0.5
+    assert splits.conditional_entropy(np.zeros((2, 2))) is None
 
 
 def test_single_file_is_cut_into_contiguous_stretches(tmp_path):
