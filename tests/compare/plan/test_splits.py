@@ -90,7 +90,8 @@ def test_pair_entropy_is_the_loss_of_a_table_of_pairs_of_the_training_text(
 ):
     """In plain loops over the text that is trained on, also where it is read in small pieces."""
     monkeypatch.setattr(splits, "_CHUNK_BYTES", chunk)
-    text = bytes(np.random.default_rng(1).integers(0, 6, 4000).cumsum() % 11)
+    steps = np.random.default_rng(1).integers(0, 6, 4000)
+    text = (steps.cumsum() % 11).astype(np.uint8).tobytes()
     (tmp_path / "book.bin").write_bytes(text)
     cut = splits.split_text(find_text([str(tmp_path / "book.bin")]), NEED, tmp_path)
     ((_, start, stop),) = cut.stretches["train"]
