@@ -9,24 +9,30 @@ from posenc.dialects.ask import Asked
 
 
 def ask(
-    config: Mapping[str, Any], python: str | Path | None = None, *, length: int = 4096
+    config: Mapping[str, Any],
+    python: str | Path | None = None,
+    *,
+    runtime: str = "transformers",
+    length: int = 4096,
 ) -> Asked:
-    """Ask an installed transformers what it computes from a config.json's object.
+    """Ask an installed runtime what it computes from a config.json's object.
 
     Args:
         config: the object, as in the file.
-        python: the interpreter that has transformers; None for the one that runs.
+        python: the interpreter that has the runtime; None for the one that runs.
+        runtime: "transformers" or "mlx-lm".
         length: tokens to judge at. Whether frequencies change is compared with those at 2, 1,025
             and twice as many tokens.
 
     Returns: its own answer: rotations (radians per token, one a pair, and the multiplier of cos and
     sin, for each kind of layers), softmax scales, whether frequencies change with the length; or
     its words of refusal.
-    Raises: ValueError, in one line, if the interpreter gives no answer.
+    Raises: ValueError, in one line, if the interpreter gives no answer, or no probe asks the
+    runtime.
 
     >>> answer = posenc.doctor.ask({"model_type": "llama", "rope_theta": 5e5})  # doctest: +SKIP
     >>> answer.version, answer.rotations[0].inv_freq[:2]  # doctest: +SKIP
     ('5.23.0', (1.0, 0.81461...))
     """
-    (answer,) = asking.ask([(config, [length, 2, 1025, 2 * length])], python)
+    (answer,) = asking.ask([(config, [length, 2, 1025, 2 * length])], python, runtime)
     return answer

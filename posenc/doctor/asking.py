@@ -1,12 +1,22 @@
 """Decide whom `posenc doctor` asks, and ask each interpreter once for all files."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from typing import NamedTuple
 
-from posenc.dialects.ask import Asked, AskError, ask, installed_version, runtime_name_of
+from posenc.dialects.ask import (
+    PROBES,
+    Asked,
+    AskError,
+    ask,
+    installed_version,
+    runtime_name_of,
+    runtimes_of,
+)
 from posenc.dialects.files.source import Source
 from posenc.dialects.meaning import UnknownFamilyError, meaning_of
 
-RUNTIME = "transformers"
+READS = "transformers"
+"""The spelling of the files that runtimes are asked about: the config.json of transformers."""
 NOBODY = "none"
 SHORT = 2
 """A length at which frequencies are compared with those at the length that is judged."""
@@ -14,60 +24,113 @@ LONGEST_WITHOUT_MEANING = 4096
 """Tokens to judge at where neither the user nor the config names a length."""
 
 
-def interpreters_to_ask(asked_for: Sequence[str] | None) -> list[str | None]:
-    """Return the interpreters to ask; None is the one that runs posenc.
+class Interpreter(NamedTuple):
+    """An interpreter to ask.
 
-    asked_for: the values of --ask; None if it was not given.
+    python: its path; None for the one that runs posenc. runtime: the one that is asked of it, a key
+    of PROBES; None for all that it has.
+    """
+
+    python: str | None
+    runtime: str | None = None
+
+
+def interpreters_to_ask(asked_for: Sequence[str] | None) -> list[Interpreter]:
+    """Return the interpreters to ask.
+
+    asked_for: the values of --ask, `PYTHON` or `RUNTIME=PYTHON`; None if it was not given.
 
     Raises: ValueError for `none` beside an interpreter.
     """
     if asked_for is None:
-        return [None] if installed_version(RUNTIME) is not None else []
+        return [Interpreter(None, name) for name in PROBES if installed_version(name) is not None]
     if NOBODY in asked_for:
         if len(asked_for) > 1:
             raise ValueError("--ask none asks nobody: it goes with no other --ask.")
         return []
-    return list(asked_for)
+    return [_interpreter_named(value) for value in asked_for]
+
+
+def _interpreter_named(value: str) -> Interpreter:
+    """Return the interpreter that a value of --ask names. A path may have a = of its own."""
+    runtime, separator, python = value.partition("=")
+    if separator and runtime in PROBES:
+        return Interpreter(python, runtime)
+    return Interpreter(value)
+
+
+def is_asked_of(runtime: str, rows: Collection[str]) -> bool:
+    """Return True if a runtime, a key of PROBES, answers for one of these rows of the table."""
+    return any(row == runtime or row.startswith(f"{runtime}-") for row in rows)
 
 
 def ask_about_sources(
-    sources: Sequence[Source], length: int | None, asked_for: Sequence[str] | None
+    sources: Sequence[Source],
+    length: int | None,
+    asked_for: Sequence[str] | None,
+    rows: Collection[str],
 ) -> tuple[list[dict[str, Asked]], list[list[str]]]:
-    """Ask the interpreters about all files, each interpreter once.
+    """Ask the interpreters about all files, each runtime of an interpreter once.
 
-    Returns: for each source, runtime -> its own answer; and for each source, the lines to print
-    about interpreters that gave no answer.
+    rows: the rows of the table that the user wants; other runtimes are not asked.
 
-    transformers is asked about its own configs, whatever the file is called: it opens no GGUF file
-    and none of Meta's, Mistral's or DeepSeek's params.json.
+    Returns: for each source, row -> its own answer; and for each source, the lines to print about
+    interpreters that gave no answer.
+
+    Runtimes are asked about configs of transformers, whatever the file is called: they open no GGUF
+    file and none of Meta's, Mistral's or DeepSeek's params.json.
 
     Raises: ValueError if two interpreters have the same runtime, as of transformers 5.
     """
     by_source: list[dict[str, Asked]] = [{} for _ in sources]
     notes: list[list[str]] = [[] for _ in sources]
-    pythons = interpreters_to_ask(asked_for)
+    interpreters = interpreters_to_ask(asked_for)
     about: list[int] = []
     for i, source in enumerate(sources):
-        if source.spelling == RUNTIME:
+        if source.spelling == READS:
             about.append(i)
-        elif asked_for is not None and pythons:
+        elif asked_for is not None and interpreters:
             notes[i].append(
-                f"--ask: transformers reads no file of this kind ({source.spelling}). What posenc "
-                "knows is shown."
+                f"--ask: the runtimes that are asked read no file of this kind ({source.spelling})."
+                " What posenc knows is shown."
             )
     if not about:
         return by_source, notes
     questions = [(sources[i].raw, lengths_to_ask_at(sources[i], length)) for i in about]
-    for python in pythons:
+    for interpreter in interpreters:
         try:
-            answers_of_one = ask(questions, python)
+            runtimes = _runtimes_to_ask(interpreter, rows)
         except AskError as error:
             for i in about:
                 notes[i].append(f"{error} What posenc knows is shown.")
             continue
-        for i, answer in zip(about, answers_of_one, strict=True):
-            _add_answer(by_source[i], answer)
+        for runtime in runtimes:
+            try:
+                answers_of_one = ask(questions, interpreter.python, runtime)
+            except AskError as error:
+                for i in about:
+                    notes[i].append(f"{error} What posenc knows is shown.")
+                continue
+            for i, answer in zip(about, answers_of_one, strict=True):
+                _add_answer(by_source[i], answer)
     return by_source, notes
+
+
+def _runtimes_to_ask(interpreter: Interpreter, rows: Collection[str]) -> list[str]:
+    """Return the runtimes that an interpreter is asked as: the one that the user named, else those
+    that it has and that answer for one of the rows.
+
+    Raises: AskError if it has none that can be asked, or is no interpreter.
+    """
+    if interpreter.runtime is not None:
+        return [interpreter.runtime] if is_asked_of(interpreter.runtime, rows) else []
+    found = runtimes_of(interpreter.python)
+    if not found:
+        raise AskError(
+            f"--ask {interpreter.python}: it has no such runtime: none of {', '.join(PROBES)} can "
+            "be imported."
+        )
+    return [runtime for runtime in found if is_asked_of(runtime, rows)]
 
 
 def _add_answer(answers_to_one: dict[str, Asked], answer: Asked) -> None:
@@ -79,7 +142,8 @@ def _add_answer(answers_to_one: dict[str, Asked], answer: Asked) -> None:
     if row in answers_to_one:
         raise ValueError(
             f"--ask: two interpreters have {row}: {answers_to_one[row].version} and "
-            f"{answer.version}; ask them one after the other."
+            f"{answer.version}; ask them one after the other, or name the runtime to ask, as in "
+            "--ask vllm=PYTHON."
         )
     answers_to_one[row] = answer
 

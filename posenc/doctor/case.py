@@ -110,7 +110,8 @@ class Case:
         could be measured, else the answer of posenc's emulator."""
         known = self.known_results
         answers = {
-            n: as_computed(asked, known[n]).with_stop_as_refusal for n, asked in self.asked.items()
+            name: as_computed(asked, known[name], self.model).with_stop_as_refusal
+            for name, asked in self.asked.items()
         }
         return {**known, **{name: a for name, a in answers.items() if a.known != "unknown"}}
 

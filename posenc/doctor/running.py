@@ -151,12 +151,14 @@ def _write_fixed_copy(case: Case, options: Options) -> tuple[str, int]:
 def _ask_runtimes(sources: Sequence[Source], options: Options) -> list[RuntimeAnswers]:
     """Ask the runtimes at hand about files, each interpreter once; return one answer per file, in
     their order."""
-    if not any(name.startswith(asking.RUNTIME) for name in _runtimes_named_by_for(options)):
-        if options.ask is not None:
-            raise ValueError(f"--ask asks {asking.RUNTIME}, which --for leaves out.")
-        return [RuntimeAnswers() for _ in sources]
-    answers_by_file, notes_by_file = asking.ask_about_sources(sources, options.length, options.ask)
     runtimes = _runtimes_named_by_for(options)
+    if not any(asking.is_asked_of(runtime, runtimes) for runtime in asking.PROBES):
+        if options.ask is not None:
+            raise ValueError(f"--ask asks {', '.join(asking.PROBES)}, which --for leaves out.")
+        return [RuntimeAnswers() for _ in sources]
+    answers_by_file, notes_by_file = asking.ask_about_sources(
+        sources, options.length, options.ask, runtimes
+    )
     versions = _versions_named_by_for(options)
     return [
         RuntimeAnswers(asking.answers_of_named_runtimes(answers, runtimes, versions), tuple(notes))

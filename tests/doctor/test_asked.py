@@ -37,7 +37,7 @@ def doctor(call, tmp_path, monkeypatch):
     def run(config, answers, *options):
         asked = []
 
-        def ask(questions, python):
+        def ask(questions, python, runtime):
             asked.append(len(questions))
             given = answers[python]
             if isinstance(given, AskError):
@@ -46,8 +46,17 @@ def doctor(call, tmp_path, monkeypatch):
 
         monkeypatch.setattr(asking, "ask", ask)
         monkeypatch.setattr(
-            asking, "installed_version", lambda runtime: "5" if None in answers else None
+            asking,
+            "installed_version",
+            lambda runtime: "5" if runtime == "transformers" and None in answers else None,
         )
+
+        def runtimes_of(python):
+            if isinstance(answers[python], AskError):
+                raise answers[python]
+            return {answers[python].runtime: answers[python].version}
+
+        monkeypatch.setattr(asking, "runtimes_of", runtimes_of)
         path = tmp_path / "config.json"
         path.write_text(json.dumps(config), encoding="utf-8")
         run.asked = asked
@@ -154,6 +163,37 @@ def test_two_interpreters_of_two_releases(doctor):
     assert "asked, 5.1.0" in cells(out, "transformers-5")
 
 
+def mlx():
+    rotation = Rotation("layers.0.self_attn.rope", "", PAIRS, 1.0, called=True, layers=(0, 1))
+    return Asked("mlx-lm", "0.99.0", rotations=(rotation,), softmax_scales=(KNOWN.softmax_scale,))
+
+
+def test_another_runtime_is_asked_and_its_row_says_so(doctor):
+    _, out, _ = doctor(SIMPLE, {"/mlx": mlx(), "/five": answer("5.1.0")}, "--ask", "/mlx")
+    assert "asked, 0.99.0" in cells(out, "mlx-lm")
+    assert "known, 5" in cells(out, "transformers-5")
+
+
+def test_one_runtime_of_an_interpreter_can_be_named(doctor):
+    _, out, _ = doctor(SIMPLE, {"/a=b": mlx()}, "--ask", "mlx-lm=/a=b")
+    assert "asked, 0.99.0" in cells(out, "mlx-lm")
+
+
+def test_a_runtime_that_for_leaves_out_is_not_asked(doctor):
+    """Its answer would be an error, and nothing is said of it."""
+    answers = {"/mlx": mlx(), "/five": answer("5.1.0")}
+    options = ("--ask", "/mlx", "--ask", "/five", "--for", "transformers-5")
+    _, out, _ = doctor(SIMPLE, answers, *options)
+    assert "asked, 5.1.0" in cells(out, "transformers-5")
+    assert doctor.asked == [1]
+
+
+def test_a_runtime_without_such_a_model_has_none(doctor):
+    refuses = {"refuses": "ValueError: Model type llama not supported.", "no_model": True}
+    _, out, _ = doctor(SIMPLE, {"/mlx": Asked("mlx-lm", "0.99.0", **refuses)}, "--ask", "/mlx")
+    assert "no such model" in cells(out, "mlx-lm")
+
+
 def test_two_interpreters_of_one_release_line(doctor):
     answers = {"/one": answer("5.2.0"), "/two": answer("5.1.0")}
     code, _, err = doctor(SIMPLE, answers, "--ask", "/one", "--ask", "/two")
@@ -210,7 +250,7 @@ def test_an_interpreter_that_is_named_for_a_file_of_another_kind_is_not_passed_b
     path = tmp_path / "params.json"
     meta = {"dim": 64, "n_layers": 2, "n_heads": 4, "vocab_size": 100, "rope_theta": 10000.0}
     path.write_text(json.dumps(meta), encoding="utf-8")
-    said = "--ask: transformers reads no file of this kind (meta)"
+    said = "--ask: the runtimes that are asked read no file of this kind (meta)"
     for options, expected in (((), False), (("--ask", "none"), False), (("--ask", "python"), True)):
         _, out, err = call("doctor", path, *options)
         assert (said in out + err) == expected

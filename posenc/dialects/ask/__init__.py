@@ -1,9 +1,18 @@
 """Ask installed runtimes what they compute."""
 
 from posenc.dialects.ask.answers import as_computed, runtime_name_of
-from posenc.dialects.ask.asking import Asked, AskError, Rotation, ask, installed_version
+from posenc.dialects.ask.asking import (
+    PROBES,
+    Asked,
+    AskError,
+    Rotation,
+    ask,
+    installed_version,
+    runtimes_of,
+)
 
 __all__ = [
+    "PROBES",
     "AskError",
     "Asked",
     "Rotation",
@@ -11,4 +20,5 @@ __all__ = [
     "ask",
     "installed_version",
     "runtime_name_of",
+    "runtimes_of",
 ]

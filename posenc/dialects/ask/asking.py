@@ -21,8 +21,12 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-PROBES = {"transformers": "transformers_probe.py"}
+PROBES = {"transformers": "transformers_probe.py", "mlx-lm": "mlx_lm_probe.py"}
 """Runtime -> the file of this folder that asks it."""
+WHICH = "which_probe.py"
+"""The file of this folder that says which runtimes an interpreter has."""
+PACKAGES = {"transformers": ("transformers", "torch"), "mlx-lm": ("mlx_lm", "mlx")}
+"""Runtime -> what must be importable for its probe to ask it; its own package first."""
 SECONDS = 60.0
 """Time for starting and the first config."""
 SECONDS_MORE = 20.0
@@ -47,7 +51,8 @@ class Rotation:
 
     module: its name in the model. kind: of the layers that it serves, "" for all. inv_freq: radians
     per token, one a pair. multiplier: of cos and sin. called: whether a call has shown both, and
-    not only what the module keeps.
+    not only what the module keeps. layers: those that apply it; None where the module does not tell
+    and `kind` says it.
     """
 
     module: str
@@ -55,25 +60,29 @@ class Rotation:
     inv_freq: tuple[float, ...]
     multiplier: float
     called: bool
+    layers: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True)
 class Asked:
     """One runtime's own answer for a config.
 
-    runtime, version: who answers. refuses: its words, where it does not build the model. stops:
-    its words, where a forward pass of the model that it builds stops as it rotates.
+    runtime, version: who answers. refuses: its words, where it does not build the model. no_model:
+    whether it refuses because it has no model of this architecture. stops: its words, where a
+    forward pass of the model that it builds stops as it rotates.
     unmeasured: why nothing is known, where it builds the model and its rotation cannot be read.
     model: the class that it builds. softmax_scales: what attention multiplies q . k by, each value
     once. changes: whether frequencies depend on the length. without_rotation: layers whose
     attention rotates nothing; None if no attention tells. interleaved: whether channels 2i and
-    2i + 1 are a pair; None if that could not be measured. admits: the config's
-    max_position_embeddings.
+    2i + 1 are a pair; None if that could not be measured. admits: tokens of the longest sequence
+    that a server admits; of transformers, which admits any, the config's max_position_embeddings.
+    read: what of the answer was not asked but read in the source, one sentence; "" for nothing.
     """
 
     runtime: str
     version: str
     refuses: str = ""
+    no_model: bool = False
     stops: str = ""
     unmeasured: str = ""
     model: str = ""
@@ -83,17 +92,39 @@ class Asked:
     without_rotation: tuple[int, ...] | None = None
     interleaved: bool | None = None
     admits: int | None = None
+    read: str = ""
 
 
 def installed_version(runtime: str) -> str | None:
     """Return the version of a runtime that can be imported beside posenc; None without one."""
-    needed = (runtime, "torch") if runtime == "transformers" else (runtime,)
-    if any(util.find_spec(name) is None for name in needed):
+    if any(util.find_spec(name) is None for name in PACKAGES[runtime]):
         return None
     try:
         return metadata.version(runtime)
     except metadata.PackageNotFoundError:
         return None
+
+
+def runtimes_of(python: str | Path | None = None) -> dict[str, str]:
+    """Return the runtimes that an interpreter has and that a probe can ask, each with its version.
+
+    python: the interpreter; None for the one that runs posenc.
+    Raises: AskError if it cannot be run, takes too long, dies, or prints what is no answer.
+
+    >>> runtimes_of("/opt/vllm/bin/python")  # doctest: +SKIP
+    {'transformers': '5.23.0', 'vllm': '0.33.0'}
+    """
+    if python is None:
+        versions = {runtime: installed_version(runtime) for runtime in PROBES}
+        return {runtime: version for runtime, version in versions.items() if version is not None}
+    interpreter = os.fspath(python)
+    probe = (files("posenc.dialects.ask") / WHICH).read_text(encoding="utf-8")
+    said = _run_probe(interpreter, probe, json.dumps(PACKAGES), SECONDS, own_packages=False)
+    try:
+        versions = dict(json.loads(said))
+        return {name: str(versions[name])[:WORDS] for name in PROBES if name in versions}
+    except (ValueError, TypeError, RecursionError):
+        raise _no_answer(said, "a Python interpreter", interpreter) from None
 
 
 def ask(
@@ -110,7 +141,7 @@ def ask(
         configs: (a config.json's object, lengths in tokens), one or more. The answer is that at
             the first length; the others tell whether it changes with the length.
         python: the interpreter that has the runtime; None for the one that runs posenc.
-        runtime: "transformers".
+        runtime: a key of PROBES.
         seconds: time for all of them; None for a minute and 20 seconds for each config but the
             first.
         memory: bytes of data that the process may hold.
@@ -218,16 +249,21 @@ def _why_ended(interpreter: str, code: int, last: str) -> str:
     return f"--ask {interpreter}: {how}: {last or 'it said nothing'}"
 
 
+def _no_answer(said: bytes, expected: str, interpreter: str) -> AskError:
+    """Return the error about what an interpreter printed, where an answer was expected."""
+    return AskError(
+        f"--ask {interpreter}: expected the answer of {expected}, got {said[:60]!r}; is it a "
+        "Python interpreter?"
+    )
+
+
 def _parse_answers(said: bytes, runtime: str, interpreter: str, count: int) -> list[Asked]:
     """Return the answers that an interpreter printed, every part of which is checked.
 
     count: how many there must be.
     Raises: AskError for anything that is no answer of this runtime.
     """
-    wrong = AskError(
-        f"--ask {interpreter}: expected the answer of {runtime}, got {said[:60]!r}; is it a Python "
-        "interpreter?"
-    )
+    wrong = _no_answer(said, runtime, interpreter)
     try:
         answer = json.loads(said)
         cases = answer["cases"]
@@ -242,7 +278,8 @@ def _parse_answers(said: bytes, runtime: str, interpreter: str, count: int) -> l
 def _parse_answer(case: Mapping[str, Any], runtime: str, version: str) -> Asked:
     """Return one answer of the probe. Raises: KeyError, TypeError, ValueError for another form."""
     if "refuses" in case:
-        return Asked(runtime, version, refuses=str(case["refuses"])[:WORDS])
+        no_model = bool(case.get("no_model"))
+        return Asked(runtime, version, refuses=str(case["refuses"])[:WORDS], no_model=no_model)
     if "unmeasured" in case:
         return Asked(runtime, version, unmeasured=str(case["unmeasured"])[:WORDS])
     interleaved, admits = case["interleaved"], case["admits"]
@@ -258,18 +295,21 @@ def _parse_answer(case: Mapping[str, Any], runtime: str, version: str) -> Asked:
         without_rotation=None if without_rotation is None else tuple(map(int, without_rotation)),
         interleaved=None if interleaved is None else bool(interleaved),
         admits=admits if isinstance(admits, int) else None,
+        read=str(case.get("read", ""))[:WORDS],
     )
 
 
 def _parse_rotation(row: Mapping[str, Any]) -> Rotation:
     """Return one rotation of an answer. Raises: KeyError, TypeError, ValueError for another
     form."""
+    layers = row.get("layers")
     return Rotation(
         str(row["module"])[:WORDS],
         str(row["kind"])[:WORDS],
         tuple(_finite_number(value) for value in row["inv_freq"]),
         _finite_number(row["multiplier"]),
         bool(row["called"]),
+        None if layers is None else tuple(map(int, layers)),
     )
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from posenc.dialects.ask import AskError, ask, asking
+from posenc.dialects.ask import AskError, ask, asking, runtimes_of
 
 QUESTION = [({"model_type": "llama"}, [16])]
 
@@ -133,6 +133,39 @@ def test_another_interpreter_takes_no_packages_from_this_one(tmp_path, monkeypat
 def test_an_unknown_runtime():
     with pytest.raises(ValueError, match="no probe asks 'keras'; expected one of transformers"):
         ask(QUESTION, runtime="keras")
+
+
+def named(tmp_path: Path, *packages: str) -> Path:
+    """An interpreter that can import packages of these names, all of which are empty, and of which
+    each is of version 1.2."""
+    for package in packages:
+        (tmp_path / package).mkdir()
+        (tmp_path / package / "__init__.py").write_text("raise SystemExit(7)")
+        about = tmp_path / f"{package}-1.2.dist-info"
+        about.mkdir()
+        (about / "METADATA").write_text(f"Name: {package.replace('_', '-')}\nVersion: 1.2\n")
+    return program(tmp_path, f'#!/bin/sh\nPYTHONPATH={tmp_path} exec {sys.executable} -S -P "$@"\n')
+
+
+def test_the_runtimes_of_an_interpreter_are_found_without_an_import(tmp_path):
+    python = named(tmp_path, "transformers", "torch", "mlx_lm", "mlx")
+    assert runtimes_of(python) == {"transformers": "1.2", "mlx-lm": "1.2"}
+
+
+def test_a_runtime_without_what_its_probe_imports_is_none(tmp_path):
+    assert runtimes_of(named(tmp_path, "transformers", "mlx_lm", "mlx")) == {"mlx-lm": "1.2"}
+
+
+def test_an_interpreter_without_runtimes_has_none(tmp_path):
+    assert runtimes_of(named(tmp_path)) == {}
+
+
+@pytest.mark.parametrize("answer", ["hello", "[1]", "3", "[" * 100000])
+def test_what_is_no_interpreter_has_no_runtimes(tmp_path, answer):
+    (tmp_path / "answer").write_text(answer, encoding="utf-8")
+    path = program(tmp_path, f"#!/bin/sh\ncat > /dev/null\ncat {tmp_path}/answer\n")
+    with pytest.raises(AskError, match="expected the answer of a Python interpreter, got b'"):
+        runtimes_of(path)
 
 
 def test_there_is_a_probe_for_each_named_runtime():

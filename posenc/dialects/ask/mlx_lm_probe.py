@@ -1,0 +1,281 @@
+"""Say what the mlx-lm of this interpreter computes from configs.
+
+`posenc.dialects.ask` runs this text in the interpreter that is asked, in an empty folder. It uses
+the standard library, mlx and mlx-lm only.
+
+It reads a question from the standard input, a JSON object:
+
+    {"memory": 8589934592,
+     "cases": [{"config": {"model_type": "llama", ...}, "lengths": [4096, 131072]}]}
+
+and writes the answer to the standard output, one JSON object in one line:
+
+    {"runtime": "mlx-lm", "version": "0.32.2", "cases": [{...}, ...]}
+
+An answer to a case is {"refuses": "words of mlx-lm"}, {"unmeasured": "why"} or what `measure_model`
+returns. A model is built as mlx-lm builds it; arrays of mlx take no memory before they are needed,
+so its weights take none. Its rotary modules are then called with unit vectors, which shows which
+channels are a pair, by what angle they turn, and how much longer they become.
+"""
+
+import json
+import math
+import os
+import re
+import resource
+import socket
+import sys
+from importlib import metadata
+
+WORDS = 300
+"""Letters of a refusal that are passed on."""
+LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
+OF_IMAGES_OR_SOUND = re.compile(r"vis(ion|ual)|audio|image|speech")
+ROTATES = re.compile(r"rope|rotary", re.IGNORECASE)
+"""Name of a class that rotates."""
+SCALES = ("scale", "softmax_scale", "scaling")
+"""Names by which an attention keeps what it multiplies q . k by."""
+LONGEST_SEQUENCE = 2**21
+"""Tokens of the longest sequence that a module is called with."""
+ALIKE = 0.1
+"""Radians at the last position, where frequencies need not be measured again."""
+
+
+def main():
+    """Read the question from the standard input, and write the answer to the standard output."""
+    question = json.load(sys.stdin)
+    answer_to = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)  # libraries print where they like
+    limit_process(question["memory"])
+    import mlx.core as mx
+
+    mx.set_default_device(mx.cpu)
+    version = metadata.version("mlx-lm")
+    cases = [answer_case(case) for case in question["cases"]]
+    json.dump({"runtime": "mlx-lm", "version": version, "cases": cases}, answer_to)
+    answer_to.write("\n")
+    answer_to.flush()
+
+
+def limit_process(memory):
+    """Limit this process to so many bytes of data, and refuse all connections."""
+    resource.setrlimit(resource.RLIMIT_DATA, (memory, memory))
+
+    def refuse(*_):
+        raise OSError("the probe connects to nothing")
+
+    socket.socket.connect = refuse
+
+
+def answer_case(case):
+    """Return the answer to one case, see the top of this file."""
+    config = case["config"]
+    if config.get("model_file") is not None:
+        return {"unmeasured": "the config names a model_file, which is code, and is not run"}
+    try:
+        model = build_model(config)
+    except Exception as error:  # whatever a model file raises is its answer
+        return {"refuses": error_in_one_line(error), "no_model": is_unsupported(error)}
+    try:
+        return measure_model(model, case["lengths"])
+    except Exception as error:
+        return {"unmeasured": error_in_one_line(error)}
+
+
+def is_unsupported(error):
+    """Return True if mlx-lm has no model of this type."""
+    return isinstance(error, ValueError) and "not supported" in str(error)
+
+
+def error_in_one_line(error):
+    """Return the type and the message of an error in one line."""
+    said = " ".join(str(error).split())
+    return f"{type(error).__name__}: {said}"[:WORDS]
+
+
+def build_model(config):
+    """Return the model of a config. Its own code is never run: `model_file` is not followed."""
+    from mlx_lm.utils import _get_classes
+
+    model_class, arguments = _get_classes(config)
+    return model_class(arguments.from_dict(config))
+
+
+def measure_model(model, lengths):
+    """Return what the model computes at the first length.
+
+    class                  its name
+    stops                  "": no forward pass is tried
+    rotations              each different rotation once, with the `layers` that apply it
+    changes                whether the frequencies at the other lengths are others
+    softmax_scales         what attention multiplies q . k by, each value once
+    without_rotation       indices of the layers that rotate nothing
+    interleaved            whether pairs are channels (2i, 2i + 1); null if no pair turns
+    admits                 null: mlx-lm refuses no length
+    """
+    modules = dict(model.named_modules())
+    ropes = {}
+    count = 0
+    for path, module in modules.items():
+        where = LAYER.search(f"{path}.")
+        if where is None or OF_IMAGES_OR_SOUND.search(path):
+            continue
+        index = int(where[1])
+        count = max(count, index + 1)
+        if ROTATES.search(type(module).__name__) and index not in ropes:
+            ropes[index] = (path, module)
+    if not count:
+        return {"unmeasured": f"{type(model).__name__} of {type(model).__module__} has no layers"}
+    rows = distinct_rotations(ropes, lengths[0])
+    interleaved = {row.pop("interleaved") for row in rows} - {None}
+    others = [distinct_rotations(ropes, length) for length in lengths[1:]]
+    frequencies = [row["inv_freq"] for row in rows]
+    return {
+        "class": f"{type(model).__module__.rpartition('.')[2]}.{type(model).__name__}",
+        "stops": "",
+        "rotations": rows,
+        "changes": any([row["inv_freq"] for row in other] != frequencies for other in others),
+        "softmax_scales": softmax_scales(modules),
+        "without_rotation": [index for index in range(count) if index not in ropes],
+        "interleaved": interleaved.pop() if len(interleaved) == 1 else None,
+        "admits": None,
+    }
+
+
+def distinct_rotations(ropes, length):
+    """Return each different rotation at a length once, as a dict: `module` (its path), `kind` (""),
+    `layers` (that apply it), `inv_freq` (radians per token), `multiplier` (of cos and sin),
+    `called` (true) and `interleaved`.
+
+    ropes: index of a layer -> path and rotary module.
+    """
+    rows, by_settings = [], {}
+    for index in sorted(ropes):
+        path, module = ropes[index]
+        settings = settings_of(module)
+        if settings not in by_settings:
+            by_settings[settings] = measure_rotation(module, length)
+        measured = by_settings[settings]
+        for row in rows:
+            if all(row[key] == value for key, value in measured.items()):
+                row["layers"].append(index)
+                break
+        else:
+            rows.append({"module": path, "kind": "", "layers": [index], "called": True, **measured})
+    return rows
+
+
+def settings_of(module):
+    """Return a text that is equal for modules that compute the same: their class, and everything
+    that they keep."""
+    kept = {**vars(module), **dict(module)}
+    texts = []
+    for key in sorted(kept):
+        value = kept[key]
+        texts.append(f"{key}={value.tolist() if hasattr(value, 'tolist') else value!r}")
+    return f"{type(module).__name__} {' '.join(texts)}"
+
+
+def rotated_width(module):
+    """Return how many channels a rotary module is given."""
+    for name in ("dims", "dim", "rope_head_dim", "qk_rope_head_dim", "head_dim"):
+        width = getattr(module, name, None)
+        if isinstance(width, int):
+            return width
+    return 2 * module._freqs.size
+
+
+def measure_rotation(module, length):
+    """Return `inv_freq`, `multiplier` and `interleaved` of a rotary module in a text of `length`
+    tokens.
+
+    Of each unit vector, a step of one position shows the partner, and then of all first channels at
+    once the angle, so that slow pairs are as exact as fast ones.
+    """
+    import mlx.core as mx
+
+    width = rotated_width(module)
+    units = mx.eye(width)[None, :, None, :]
+    rows = [row[0] for row in module(units, offset=1)[0].tolist()]
+    pairs = pairs_of(rows)
+    inv_freq = angles_between(pairs, module, width, 2)
+    last = last_turn(pairs, module, width, length)
+    turned = zip(inv_freq, last, strict=True)
+    if any(abs(math.remainder(f * (length - 1) - a, 2 * math.pi)) > ALIKE for f, a in turned):
+        inv_freq = angles_between(pairs, module, width, min(length, LONGEST_SEQUENCE))
+    multiplier = max(math.hypot(rows[first][first], rows[first][second]) for first, second in pairs)
+    adjacent = {second - first == 1 for first, second in pairs if rows[first][second]}
+    interleaved = adjacent.pop() if len(adjacent) == 1 and width > 2 else None
+    return {"inv_freq": inv_freq, "multiplier": multiplier, "interleaved": interleaved}
+
+
+def pairs_of(rows):
+    """Return the pairs of channels (first, second), in the order of the first ones.
+
+    rows: what became of each unit vector. A pair that does not turn shows no partner: such channels
+    are paired as the ones that turn are, adjacent or half the width apart.
+    """
+    width = len(rows)
+    partners = {}
+    for first, row in enumerate(rows):
+        others = [channel for channel, value in enumerate(row) if channel != first and value]
+        if len(others) > 1:
+            raise ValueError(f"channel {first} turns with {len(others)} others")
+        if others:
+            partners[first] = others[0]
+    apart = 1 if partners.get(0) == 1 else width // 2
+    pairs, taken = [], set()
+    for first in range(width):
+        if first in taken:
+            continue
+        second = partners.get(first, first + apart)
+        if second >= width or second in taken:
+            raise ValueError(f"channel {first} has no partner")
+        taken |= {first, second}
+        pairs.append((first, second))
+    return pairs
+
+
+def first_channels(pairs, width, tokens):
+    """Return a text of `tokens` vectors, each 1 in the first channel of every pair; (1, 1, tokens,
+    width)."""
+    import mlx.core as mx
+
+    vector = [0.0] * width
+    for first, _ in pairs:
+        vector[first] = 1.0
+    return mx.broadcast_to(mx.array(vector), (1, 1, tokens, width))
+
+
+def angles_between(pairs, module, width, tokens):
+    """Return by what angle each pair turns from position 0 to 1, in a text of `tokens`."""
+    turned = module(first_channels(pairs, width, tokens), offset=0)[0, 0, 1].tolist()
+    return [abs(math.atan2(turned[second], turned[first])) for first, second in pairs]
+
+
+def last_turn(pairs, module, width, length):
+    """Return by what angle each pair has turned at the last of `length` positions, in (-pi, pi]."""
+    turned = module(first_channels(pairs, width, 1), offset=length - 1)[0, 0, 0].tolist()
+    angles = [math.atan2(turned[second], turned[first]) for first, second in pairs]
+    step = module(first_channels(pairs, width, 1), offset=1)[0, 0, 0].tolist()
+    clockwise = any(step[second] < 0 for _, second in pairs)
+    return [-angle for angle in angles] if clockwise else angles
+
+
+def softmax_scales(modules):
+    """Return what attention multiplies q . k by, each value once, in the order of the layers."""
+    values = []
+    for path, module in modules.items():
+        if "Attention" not in type(module).__name__ or OF_IMAGES_OR_SOUND.search(path):
+            continue
+        for name in SCALES:
+            value = getattr(module, name, None)
+            if isinstance(value, float):
+                if value not in values:
+                    values.append(value)
+                break
+    return values
+
+
+if __name__ == "__main__":
+    main()
