@@ -1,6 +1,7 @@
 """Every test draws the same numbers, whatever ran before it in the same process, and checks the
 shapes in posenc's signatures."""
 
+import gc
 import os
 import signal
 import sys
@@ -11,6 +12,8 @@ import torch
 from tests import browser as browsers
 from tests import shapes
 
+# What is imported and collected stays: to search it for garbage meanwhile doubles the time.
+gc.disable()
 shapes.install()
 for size in ("COLUMNS", "LINES"):  # xdist sets them, and posenc's tables follow them
     os.environ.pop(size, None)
@@ -69,6 +72,20 @@ def leave_most_cases_to_test_all(items: list[pytest.Item]) -> None:
         for index, item in enumerate(of_function):
             if index not in quick:
                 item.add_marker(pytest.mark.slow)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtestloop():
+    """Search for garbage from now on, but not among a million objects that the tests began with.
+    Each search would take a second; `posenc bench` starts one after each round."""
+    gc.freeze()
+    gc.enable()
+
+
+@pytest.fixture(autouse=True)
+def frozen(monkeypatch):
+    """What was frozen before the first test stays so after `posenc bench`."""
+    monkeypatch.setattr(gc, "unfreeze", lambda: None)
 
 
 def keep_those_of_encodings(config, items):
