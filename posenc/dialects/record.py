@@ -140,14 +140,13 @@ def _defaults_for_missing_keys(meta: Metadata) -> Iterator[str]:
     """Yield a sentence for each key that decides the rotation and is missing from a GGUF file:
     which default libllama takes for it."""
     stretched = meta.scaling_factor != 1
-    two_lists = meta.factors_long != meta.factors_short and meta.rope_freqs is None
     taken = {}
     taken["freq_base"] = f"{meta.freq_base:g}"
     if stretched:
         taken["scaling_type"] = meta.scaling_type
     if meta.scaling_type in ("linear", "yarn") and "scaling_type" in meta.given:
         taken["scaling_factor"] = f"{meta.scaling_factor:g}"
-    if (meta.scaling_type == "yarn" and stretched) or two_lists:
+    if (meta.scaling_type == "yarn" and stretched) or meta.chooses_list_by_length:
         taken["original_length"] = f"context_length, {meta.context_length}"
     for name, value in taken.items():
         if name not in meta.given:

@@ -57,7 +57,7 @@ def _check_options_for_one_or_two_paths(options: Options) -> None:
             "--help."
         )
     _check_options_that_go_together(options)
-    actions = _actions_asked_for(options)
+    actions = actions_asked_for(options)
     if len(actions) > 1:
         raise ValueError(f"give {actions[0]} or {actions[1]}, not both.")
     compares = len(options.paths) == 2
@@ -104,7 +104,7 @@ def _refuse_judging_options(options: Options) -> None:
         raise ValueError("--ignore goes with judging a file, and with no other action.")
 
 
-def _actions_asked_for(options: Options) -> list[str]:
+def actions_asked_for(options: Options) -> list[str]:
     """Return the names of the given options that ask for something else than judging a file."""
     is_given = {
         "--positions": options.positions is not None,

@@ -27,7 +27,7 @@ from posenc.doctor import asking, comparing
 from posenc.doctor.answer import terminal
 from posenc.doctor.case import Case
 from posenc.doctor.options import Options
-from posenc.doctor.refusals import check_options, ignored_codes
+from posenc.doctor.refusals import actions_asked_for, check_options, ignored_codes
 from posenc.doctor.rule import Finding
 from posenc.doctor.rules import RULES, findings
 from posenc.doctor.rules.rest import OVERRIDES
@@ -52,13 +52,27 @@ class RuntimeAnswers(NamedTuple):
     notes: tuple[str, ...] = ()
 
 
-def run(options: Options, answers: RuntimeAnswers | None = None) -> tuple[str, int]:
+def run(options: Options) -> tuple[str, int]:
     """Return what to print, and the exit code: 1 if an E fired, a fix is incomplete, or two files
     differ; 3 if posenc knows of no named runtime what it computes for the family.
 
+    Raises: ValueError and OSError for bad input.
+    """
+    try:
+        return _run_on_rotating_model(options, None)
+    except NoRotationError as nothing:
+        if not _only_judges(options):
+            raise
+        why = str(nothing)
+        return (_json({"judged": False, "why": why}) if options.as_json else why), 0
+
+
+def _run_on_rotating_model(options: Options, answers: RuntimeAnswers | None) -> tuple[str, int]:
+    """Return what to print, and the exit code, as `run` does.
+
     answers: what the runtimes at hand answered for the one file; None to ask them here.
 
-    Raises: ValueError and OSError for bad input.
+    Raises: NoRotationError for a model that rotates nothing; ValueError and OSError for bad input.
     """
     try:
         output, code = _do_what_options_ask(options, answers)
@@ -72,6 +86,11 @@ def run(options: Options, answers: RuntimeAnswers | None = None) -> tuple[str, i
     if options.as_json and options.out is not None:
         output = _json({"written": str(options.out), "said": output})
     return output, code
+
+
+def _only_judges(options: Options) -> bool:
+    """Return True if the options ask for the judgement of one file, and for nothing else."""
+    return len(options.paths) == 1 and not actions_asked_for(options)
 
 
 def _do_what_options_ask(options: Options, answers: RuntimeAnswers | None) -> tuple[str, int]:
@@ -271,7 +290,9 @@ def _judge_or_skip(path: Path, options: Options, answers: RuntimeAnswers) -> tup
     try:
         if _describes_no_model(path):
             return f"{path}: skipped, it describes no model.", 0
-        return run(replace(options, paths=(path,), each=False, strict=False), answers)
+        return _run_on_rotating_model(
+            replace(options, paths=(path,), each=False, strict=False), answers
+        )
     except NoRotationError as nothing:
         return f"skipped: {nothing}", 0
     except OSError as error:

@@ -225,6 +225,7 @@ def test_a_missing_base_is_said_and_is_no_mistake(tmp_path):
     bare = gguf.GGUFWriter(str(tmp_path / "b.gguf"), "llama")
     bare.add_context_length(4096)
     bare.add_key_length(16)
+    bare.add_tensor("token_embd.weight", np.ones((3, 64), np.float32))
     bare.write_header_to_file()
     bare.write_kv_data_to_file()
     bare.write_tensors_to_file()

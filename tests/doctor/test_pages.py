@@ -19,7 +19,8 @@ from posenc.doctor.running import run
 from tests.doctor.judging import judge
 
 PAGES = Path(__file__).parents[2] / "posenc/doctor/pages"
-FILES = ("PD034", "PD035", "PD036", "PD054")
+GGUF_FILES = ("PD034", "PD059", "PD060")
+FILES = (*GGUF_FILES, "PD035", "PD036", "PD054")
 """Rules about other files than a config's values."""
 LLAMA = {("llama.cpp",)}
 
@@ -66,22 +67,29 @@ def test_the_example_gets_its_rule_and_the_cured_one_does_not(code):
 
 
 def metadata(text: str) -> Metadata:
-    names: dict[str, str] = {"type": "scaling_type", "factor": "scaling_factor"}
+    names = {
+        "type": "scaling_type",
+        "factor": "scaling_factor",
+        "original_context_length": "original_length",
+    }
     given: dict[str, Any] = {}
     for line in text.strip().splitlines():
         key, _, value = line.partition(" = ")
         name = key.split(".")[-1]
         given[names.get(name, name)] = json.loads(value)
-    return replace(Metadata("llama", 4096, 64, 64, 2, **given), given=frozenset(given))
+    given.setdefault("context_length", 4096)
+    meta = Metadata("llama", dimension_count=64, head_dim=64, num_layers=2, **given)
+    return replace(meta, given=frozenset(given))
 
 
-def test_the_gguf_example():
+@pytest.mark.parametrize("code", GGUF_FILES)
+def test_the_gguf_example(code):
     def judged(text):
         source = Source(Path("none.gguf"), "gguf", metadata=metadata(text))
         return {f.code for f in findings(Case(source))}
 
-    bad, good = blocks("PD034")
-    assert "PD034" in judged(bad) and "PD034" not in judged(good)
+    bad, good = blocks(code)
+    assert code in judged(bad) and code not in judged(good)
 
 
 def test_the_weights_example(tmp_path):

@@ -70,12 +70,25 @@ class Metadata:
     rope_freqs: tuple[float, ...] | None = None
     factors_long: tuple[float, ...] | None = None
     factors_short: tuple[float, ...] | None = None
+    has_weights: bool = True
+    """False for a file without tensors, such as a vocabulary; the first part of a split file may
+    have none either."""
     given: frozenset[str] = frozenset()
     """The fields that the file names."""
 
     def __post_init__(self) -> None:
         if not self.original_length:
             object.__setattr__(self, "original_length", float(self.context_length))
+
+    @property
+    def has_factor_lists(self) -> bool:
+        """Return True if the file has one of longrope's lists of divisors."""
+        return self.factors_long is not None or self.factors_short is not None
+
+    @property
+    def chooses_list_by_length(self) -> bool:
+        """Return True if the frequencies depend on the context: longrope with two lists."""
+        return self.factors_long != self.factors_short and self.rope_freqs is None
 
     @property
     def lost_factors(self) -> tuple[str, ...]:

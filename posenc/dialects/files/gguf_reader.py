@@ -33,6 +33,8 @@ WHOLE = (
 FLAGS = ("window_pattern", "rope_pattern")
 """They may be lists with a flag per layer."""
 LARGEST_LAYERS = 2000
+SPLIT_PART = "split.no"
+"""The number of a part of a split file, from 0 on."""
 
 
 def read_metadata(path: Path) -> Metadata:
@@ -44,6 +46,7 @@ def read_metadata(path: Path) -> Metadata:
         header = read_header(file, path)
         factors = _read_factor_tensors(file, path, header)
     said = {name: field.value for name, field in header.fields.items()}
+    _require_keys_of_language_model(path, said)
     architecture = said.get("general.architecture")
     if not isinstance(architecture, str):
         raise ValueError(f"{path}: the GGUF file has no general.architecture.")
@@ -66,9 +69,25 @@ def read_metadata(path: Path) -> Metadata:
         head_dim=head_dim,
         num_layers=_num_layers(values, architecture, path),
         width_per_head=_width_per_head(values, architecture) or 0,
+        has_weights=bool(header.tensors) or SPLIT_PART in said,
         given=given,
         **fields,
     )
+
+
+def _require_keys_of_language_model(path: Path, said: dict[str, Any]) -> None:
+    """Raise ValueError for a later part of a split file, which has no keys, and for the encoder of
+    pictures and sounds beside a language model. said: the file's keys and values."""
+    part = said.get(SPLIT_PART)
+    if isinstance(part, int) and part > 0:
+        raise ValueError(
+            f"{path}: is part {part + 1} of a split GGUF file; the keys are in the first part."
+        )
+    if said.get("general.architecture") == "clip":
+        raise ValueError(
+            f"{path}: is the encoder (mmproj) of a multimodal model; give the GGUF file of its "
+            "language model."
+        )
 
 
 def _num_layers(values: dict[str, Any], architecture: str, path: Path) -> int:

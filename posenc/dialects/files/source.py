@@ -61,15 +61,26 @@ def load(path: Path) -> Source:
     with open_ordinary(path) as file:
         is_gguf = file.read(4) == b"GGUF"
     if is_gguf or path.suffix == ".gguf":
-        from posenc.dialects.files.gguf_reader import read_metadata
-
-        return Source(path, "gguf", metadata=read_metadata(path))
+        return Source(path, "gguf", metadata=_read_metadata(path))
     raw = read_json(path)
     name = with_language_model_on_top(raw).get("model_type")
     if isinstance(name, str) and name in WITHOUT_ROTATION and not _says_that_it_rotates(raw):
-        raise NoRotationError(f"{path}: {name} has no rotary positions; there is nothing to read.")
+        raise NoRotationError(f"{path}: {name} has no rotary positions; there is nothing to judge.")
     with path_in_errors(path):
         return Source(path, name_of_spelling(raw), as_transformers(raw), raw)
+
+
+def _read_metadata(path: Path) -> Metadata:
+    """Return the settings of a GGUF file. Raises: NoRotationError for one without weights."""
+    from posenc.dialects.files.gguf_reader import read_metadata
+
+    metadata = read_metadata(path)
+    if not metadata.has_weights:
+        raise NoRotationError(
+            f"{path}: the GGUF file has no tensors, as a vocabulary alone has none; there is "
+            "nothing to judge."
+        )
+    return metadata
 
 
 def _config_path_in_folder(folder: Path) -> Path:

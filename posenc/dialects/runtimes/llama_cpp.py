@@ -23,6 +23,9 @@ ARCHITECTURES = json_table("architectures")
 LOADS_FREQS = ARCHITECTURES["loads rope_freqs.weight"]
 """The others refuse a file that has it."""
 LOADS_FACTORS = ARCHITECTURES["loads rope_factors"]
+LOADS_FACTORS_OF_ANY_TYPE = ("minicpm3", "phi3", "phimoe")
+"""Of these, those that load rope_factors whatever rope.scaling.type is (phi3.cpp; libllama of
+b11549 was run). The others load them only with the type longrope."""
 READS_BETAS = ARCHITECTURES["reads betas"]
 READS_LOG_MULTIPLIER = ARCHITECTURES["reads yarn_log_multiplier"]
 WHOLE_HEAD_ONLY = ARCHITECTURES["whole head only"]
@@ -135,6 +138,7 @@ def refuse_tensors_or_scaling(meta: Metadata) -> None:
                 "llama.cpp: with rope.scaling.type longrope it wants rope_factors_long.weight, "
                 "not rope_freqs.weight; the model fails to load"
             )
+    _refuse_unread_factor_lists(meta)
     if meta.architecture in WHOLE_HEAD_ONLY and meta.dimension_count != meta.head_dim:
         raise RefusedError(
             f"llama.cpp: invalid n_rot: {meta.dimension_count}, expected {meta.head_dim}"
@@ -145,6 +149,20 @@ def refuse_tensors_or_scaling(meta: Metadata) -> None:
             raise RefusedError(
                 f"llama.cpp: {name} has {len(values)} values for {meta.dimension_count // 2} pairs"
             )
+
+
+def _refuse_unread_factor_lists(meta: Metadata) -> None:
+    """Raise RefusedError for longrope's lists where the architecture does not load them: the loader
+    then counts more tensors than it has asked for."""
+    if not meta.has_factor_lists or meta.architecture in LOADS_FACTORS_OF_ANY_TYPE:
+        return
+    if meta.architecture not in LOADS_FACTORS:
+        why = f"the architecture {meta.architecture} loads no rope_factors"
+    elif meta.scaling_type != "longrope":
+        why = f"rope_factors are loaded only with {meta.architecture}.rope.scaling.type longrope"
+    else:
+        return
+    raise RefusedError(f"llama.cpp: {why}: wrong number of tensors, the model fails to load")
 
 
 def full_attention_rotation(meta: Metadata, length: int) -> LayerRotation:

@@ -1,6 +1,7 @@
 """Keys of a GGUF file that its architecture does not read, or that are missing."""
 
 from collections.abc import Iterator
+from typing import NamedTuple
 
 from posenc.dialects.files.gguf_metadata import Metadata
 from posenc.dialects.files.gguf_reader import FACTORS
@@ -21,6 +22,35 @@ RELOAD = (
     "loads: a tensor of divisors has one value for each rotated pair of channels."
 )
 
+TAKE_FROM_FOLDER = (
+    "`posenc doctor model.gguf --like FOLDER --fix --out new.gguf` takes it from the folder of the "
+    "model."
+)
+
+
+class ScaledFamily(NamedTuple):
+    """Models that were all published with divided frequencies, which a GGUF file holds as
+    rope_freqs.weight.
+
+    architecture, freq_base: as in their GGUF files. beyond: a longer context_length than this, in
+    tokens, tells them from older models with the same base.
+    """
+
+    architecture: str
+    freq_base: float
+    beyond: int
+    name: str
+
+
+SCALED_FAMILIES = (
+    ScaledFamily("llama", 500000.0, 8192, "Llama 3.1, 3.2 and 3.3"),
+    ScaledFamily("deci", 500000.0, 8192, "Llama Nemotron"),
+    ScaledFamily("apertus", 12000000.0, 8192, "Apertus"),
+    ScaledFamily("exaone", 1000000.0, 8192, "EXAONE 3.5"),
+    ScaledFamily("exaone4", 1000000.0, 8192, "EXAONE 4.0"),
+)
+"""Read in their published config.json: rope_type llama3, original_max_position_embeddings 8192."""
+
 
 @rule("PD034", "E")
 def report_unread_gguf_keys(case: Case) -> Iterator[Hit]:
@@ -32,42 +62,152 @@ def report_unread_gguf_keys(case: Case) -> Iterator[Hit]:
     prefix = f"{meta.architecture}.rope"
     if meta.lost_factors:
         yield Hit(_message_about_lost_factors(meta, prefix), concerned, LLAMA_CPP, cure=RESTORE)
-    for message in _messages_about_unread_keys(meta, prefix):
-        yield Hit(message, concerned, LLAMA_CPP)
+    yield from _report_unread_keys(meta, prefix, concerned)
     error = case.computed["llama.cpp"].error
     if error:
         yield Hit(error, concerned, LLAMA_CPP, cure=RELOAD)
 
 
-def _messages_about_unread_keys(meta: Metadata, prefix: str) -> Iterator[str]:
-    """Yield a message for each key whose value libllama does not use as its author must expect.
+def _report_unread_keys(meta: Metadata, prefix: str, concerned: tuple[str, ...]) -> Iterator[Hit]:
+    """Report each key whose value libllama does not use as its author must expect.
 
     prefix: the architecture's name and ".rope", with which the keys begin.
     """
     if meta.architecture not in READS_BETAS:
-        usual = floats.yarn_temperature(meta.scaling_factor)
-        for name, value, default in (
-            ("yarn_beta_fast", meta.beta_fast, 32.0),
-            ("yarn_beta_slow", meta.beta_slow, 1.0),
-            ("yarn_attn_factor", meta.yarn_attn_factor, usual),
-        ):
-            # Files hold float32 and often few digits: smaller differences are rounding.
-            if value is not None and not abs(value - default) <= 1e-4 * default:
-                yield (
-                    f"{prefix}.scaling.{name} is {value:g}, which the architecture "
-                    f"{meta.architecture} does not read: {default:g} holds"
-                )
+        yield from _report_unread_yarn_keys(meta, prefix, concerned)
     if meta.yarn_ext_factor is not None and meta.yarn_ext_factor != 1:
-        yield (
+        yield Hit(
             f"{prefix}.scaling.yarn_ext_factor is {meta.yarn_ext_factor:g}; it is the share of the "
-            "extrapolated frequencies, 1, and not the factor"
+            "extrapolated frequencies, 1, and not the factor",
+            concerned,
+            LLAMA_CPP,
+            cure=f"Drop {prefix}.scaling.yarn_ext_factor; the factor is {prefix}.scaling.factor.",
         )
     known = meta.architecture in READS_LOG_MULTIPLIER
     if meta.log_multiplier is not None and not known:
-        yield (
+        yield Hit(
             f"{prefix}.scaling.yarn_log_multiplier is {meta.log_multiplier:g}, which the "
-            f"architecture {meta.architecture} does not read"
+            f"architecture {meta.architecture} does not read",
+            concerned,
+            LLAMA_CPP,
+            cure=f"Drop the key; a temperature is {prefix}.scaling.attn_factor, by which every "
+            "architecture multiplies cos and sin.",
         )
+
+
+def _report_unread_yarn_keys(
+    meta: Metadata, prefix: str, concerned: tuple[str, ...]
+) -> Iterator[Hit]:
+    """Report bounds of yarn's ramp and its temperature that differ from the defaults which the
+    architecture takes for them."""
+    usual = floats.yarn_temperature(meta.scaling_factor)
+    into_tensor = (
+        "Write the frequencies as the tensor rope_freqs.weight, where the architecture loads it: "
+        "`posenc doctor model.gguf --fix --out new.gguf`."
+    )
+    temperature = meta.yarn_attn_factor
+    into_attn_factor = (
+        ""
+        if temperature is None
+        else f"Write {prefix}.scaling.attn_factor {temperature / usual:.6g}, by which every "
+        "architecture multiplies yarn's own temperature: `posenc doctor model.gguf --fix --out "
+        "new.gguf`."
+    )
+    for name, value, default, cure in (
+        ("yarn_beta_fast", meta.beta_fast, 32.0, into_tensor),
+        ("yarn_beta_slow", meta.beta_slow, 1.0, into_tensor),
+        ("yarn_attn_factor", temperature, usual, into_attn_factor),
+    ):
+        # Files hold float32 and often few digits: smaller differences are rounding.
+        if value is not None and not abs(value - default) <= 1e-4 * default:
+            yield Hit(
+                f"{prefix}.scaling.{name} is {value:g}, which the architecture "
+                f"{meta.architecture} does not read: {default:g} holds",
+                concerned,
+                LLAMA_CPP,
+                cure=cure,
+            )
+
+
+@rule("PD059", "E")
+def report_half_written_scaling(case: Case) -> Iterator[Hit]:
+    """Report a scaling in a GGUF file of which a key is missing, or contradicts another one."""
+    meta = case.metadata
+    if meta is None or case.computed["llama.cpp"].error is not None:
+        return
+    concerned = case.named_and_known(LLAMA_CPP)
+    for message, cure in _half_written_scalings(meta):
+        yield Hit(message, concerned, LLAMA_CPP, cure=f"{cure} {TAKE_FROM_FOLDER}")
+
+
+def _half_written_scalings(meta: Metadata) -> Iterator[tuple[str, str]]:
+    """Yield what is missing of a scaling, or contradicts it, and which key to write."""
+    scaling = f"{meta.architecture}.rope.scaling"
+    typed = "scaling_type" in meta.given
+    stretches = meta.scaling_factor != 1
+    kind = meta.scaling_type
+    if typed and kind in ("yarn", "linear") and "scaling_factor" not in meta.given:
+        yield (
+            f"{scaling}.type is {kind} and {scaling}.factor is missing: libllama takes 1, which "
+            "stretches nothing",
+            f"Write {scaling}.factor.",
+        )
+    needs_original = (kind == "yarn" and stretches) or meta.chooses_list_by_length
+    if needs_original and "original_length" not in meta.given:
+        yield (
+            f"{scaling}.type is {kind} and {scaling}.original_context_length is missing: libllama "
+            f"takes context_length, {meta.context_length}, for the training length",
+            f"Write {scaling}.original_context_length, the length before stretching.",
+        )
+    if kind == "none" and stretches:
+        yield (
+            f"{scaling}.factor is {meta.scaling_factor:g} and {scaling}.type none, which "
+            "stretches nothing",
+            f"Write the type that the factor is for into {scaling}.type, or drop the factor.",
+        )
+    if 0 < meta.scaling_factor < 1:
+        inverse = 1 / meta.scaling_factor
+        yield (
+            f"{scaling}.factor is {meta.scaling_factor:g}; stretching to {inverse:g} times the "
+            f"length is factor {inverse:g}",
+            f"Write {scaling}.factor {inverse:g} if it is to be stretched.",
+        )
+    if meta.original_length > meta.context_length:
+        yield (
+            f"{scaling}.original_context_length is {meta.original_length:g}, above "
+            f"{meta.architecture}.context_length {meta.context_length}",
+            f"Write the length before stretching into {scaling}.original_context_length.",
+        )
+    divides = stretches or meta.rope_freqs is not None or meta.has_factor_lists
+    if meta.original_length < meta.context_length and not divides and not meta.lost_factors:
+        if not (typed and kind in ("yarn", "linear")):  # reported for its missing factor
+            yield (
+                f"{scaling}.original_context_length is {meta.original_length:g} of "
+                f"{meta.context_length}, and nothing in the file stretches the frequencies",
+                f"Write {scaling}.type and {scaling}.factor.",
+            )
+
+
+@rule("PD060", "W")
+def report_lost_rope_freqs(case: Case) -> Iterator[Hit]:
+    """Report a GGUF file without rope_freqs.weight that looks like a model which was published with
+    divided frequencies."""
+    meta = case.metadata
+    if meta is None or meta.rope_freqs is not None or meta.scaling_factor != 1:
+        return
+    if meta.has_factor_lists or meta.lost_factors:
+        return
+    for family in SCALED_FAMILIES:
+        is_alike = meta.architecture == family.architecture and meta.freq_base == family.freq_base
+        if is_alike and meta.context_length > family.beyond:
+            yield Hit(
+                f"{meta.architecture} with freq_base {meta.freq_base:g} and context_length "
+                f"{meta.context_length} looks like {family.name}, and the file has no "
+                f"rope_freqs.weight: it goes wrong beyond {family.beyond} tokens",
+                (),
+                LLAMA_CPP,
+                cure=f"Convert the model again. {TAKE_FROM_FOLDER}",
+            )
 
 
 def _message_about_lost_factors(meta: Metadata, prefix: str) -> str:
