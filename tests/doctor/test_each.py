@@ -117,10 +117,17 @@ def test_each_takes_no_other_option(each, more):
     assert each()[0] == 2
 
 
-def test_a_model_without_rotation_is_bad_input_by_itself(call, repository):
+def test_a_model_without_rotation_has_nothing_to_judge(call, repository):
     code, out, err = call("doctor", repository / "bert")
-    assert (code, out) == (2, "")
-    assert "bert has no rotary positions" in err
+    assert (code, err) == (0, "")
+    assert "bert has no rotary positions; there is nothing to judge." in out
+    code, out, _ = call("doctor", repository / "bert", "--json")
+    assert code == 0 and json.loads(out)["judged"] is False
+
+
+def test_a_model_without_rotation_cannot_be_fixed(call, repository, tmp_path):
+    code, out, err = call("doctor", repository / "bert", "--fix", "--out", tmp_path / "new")
+    assert (code, out) == (2, "") and "bert has no rotary positions" in err
 
 
 def test_no_rotary_family_is_named_as_without_rotation():
