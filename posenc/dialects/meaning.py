@@ -12,6 +12,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, TypeGuard
 
+from posenc.dialects.classes import first_class
 from posenc.dialects.computed import (
     ARITHMETIC,
     ComputedPositions,
@@ -126,7 +127,14 @@ def require_known_family(model: Model) -> None:
             "config.json has no model_type, and its architectures name no family that posenc "
             "knows: write model_type"
         )
-    parts = "text" in all_families().get(model.model_type, {})
+    family = all_families().get(model.model_type, {})
+    other = family.get("other_architectures", {}).get(first_class(model.config))
+    if other is not None:
+        raise UnknownFamilyError(
+            f"{first_class(model.config)} ({other}) is another architecture with the model_type "
+            f"{model.model_type!r} than {family['architecture']}, the one that posenc has read"
+        )
+    parts = "text" in family
     close = get_close_matches(model.model_type, all_families(), 1)
     near = f" (did you mean {close[0]!r}?)" if close else ""
     hint = " without a text_config" if parts else near

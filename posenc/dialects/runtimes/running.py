@@ -5,6 +5,7 @@ from dataclasses import replace
 from functools import wraps
 from typing import Any, Protocol
 
+from posenc.dialects.classes import CHOOSE_BY_CLASS, class_of_unknown_code
 from posenc.dialects.computed import ARITHMETIC, ComputedPositions, NotReadError, RefusedError
 from posenc.dialects.families import facts_of_family
 from posenc.dialects.model import BadConfigError, Model, model_of
@@ -63,6 +64,8 @@ def emulator(
             name = model.model_type or "a config without model_type"
             why = f"posenc does not know what {runtime} computes for {name}"
             unread = ComputedPositions(why, known="unknown", version=version)
+            if runtime in CHOOSE_BY_CLASS and class_of_unknown_code(config, model.model_type):
+                return unread
             if (
                 not facts
                 or model.has_null_head_dim

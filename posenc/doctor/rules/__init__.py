@@ -3,6 +3,7 @@
 from posenc.doctor.case import Case
 from posenc.doctor.rule import TABLE, Finding, Rule
 from posenc.doctor.rules import (  # noqa: F401 - importing a file fills the table
+    classes,
     dialect,
     gguf,
     layers,

@@ -6,7 +6,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from typing import Any, NamedTuple
 
-from posenc.dialects.families import WITHOUT_ROTATION, all_families, json_table
+from posenc.dialects.classes import letters_and_digits
+from posenc.dialects.families import json_table
 from posenc.dialects.files.spelling import DICTS, ROTARY_BASES, ROTARY_SHARES
 from posenc.dialects.meaning import OLD_NAMES, Meaning, differing_keys
 from posenc.dialects.model import (
@@ -31,14 +32,6 @@ TOWER = {"hidden_size", "num_hidden_layers", "depth", "d_model"}
 KINDS = frozenset(json_table("keys")["layer types"])
 """Names of layers that transformers 5.23 accepts; anything else in layer_types is an error."""
 LAYER_TYPE_READERS = ("transformers-5", "vllm", "sglang")
-BY_CLASS = ("vllm", "sglang", "llama.cpp")
-"""Runtimes that choose the code by the class in architectures."""
-
-
-def _letters_and_digits(name: str) -> str:
-    """Return a name in small letters and digits alone, so that spellings of it compare equal:
-    "Rope-Theta" -> "ropetheta"."""
-    return re.sub(r"[^a-z0-9]", "", name.lower())
 
 
 def _as_number(value: Any) -> float | None:
@@ -104,7 +97,7 @@ def _report_foreign_names(case: Case) -> Iterator[Hit]:
 
 def _is_name_of_base(name: str) -> bool:
     """Return True for a name of a base in any family, however it is spelled."""
-    return name in ROTARY_BASES or BASE.fullmatch(_letters_and_digits(name)) is not None
+    return name in ROTARY_BASES or BASE.fullmatch(letters_and_digits(name)) is not None
 
 
 def _base_changes_nothing(number: float, case: Case) -> bool:
@@ -236,8 +229,8 @@ def _is_rope_dict(key: str, value: Mapping[str, Any]) -> bool:
 def _most_similar_key(key: str, keys: tuple[str, ...] | list[str], cutoff: float) -> str:
     """Return the key of `keys` that is spelled most like `key`; empty if none reaches `cutoff`, a
     similarity between 0 and 1 as difflib measures it."""
-    spelled = {_letters_and_digits(known): known for known in keys}
-    found = get_close_matches(_letters_and_digits(key), spelled, 1, cutoff)
+    spelled = {letters_and_digits(known): known for known in keys}
+    found = get_close_matches(letters_and_digits(key), spelled, 1, cutoff)
     return spelled[found[0]] if found else ""
 
 
@@ -250,7 +243,7 @@ def report_keys_not_understood(case: Case) -> Iterator[Hit]:
     keys: list[str] = []
     for key in unknown_keys(case.config, case.model):
         in_rope_dict = "." in key
-        if not in_rope_dict and key not in slips and not BASE.fullmatch(_letters_and_digits(key)):
+        if not in_rope_dict and key not in slips and not BASE.fullmatch(letters_and_digits(key)):
             keys.append(key)
     keys += _keys_of_other_families(case)
     keys = [key for key in keys if key != TRAINED_KEY]
@@ -375,64 +368,6 @@ def _with_one_type_and_no_base(p: Mapping[str, Any]) -> dict[str, Any]:
     return {k: v for k, v in p.items() if k not in ("type", "rope_theta")} | {
         "rope_type": OLD_NAMES.get(kind, kind)
     }
-
-
-@rule("PD048", "E")
-def report_class_of_another_family(case: Case) -> Iterator[Hit]:
-    """Report a class in architectures that belongs to another family than model_type."""
-    if case.metadata is not None or not case.model.is_known:
-        return
-    listed = case.config.get("architectures")
-    first = listed[0] if isinstance(listed, list) and listed else None
-    model_type = case.source.config.get("model_type", case.model.model_type)
-    if not isinstance(first, str) or not isinstance(model_type, str):
-        return
-    others = _families_of_class(first)
-    if model_type in others or _is_class_of(first, model_type, case, exactly=bool(others)):
-        return
-    if others:
-        whose = f"of {min(others, key=len)}"
-    else:
-        whose = f"which posenc does not know; {join_names(BY_CLASS)} choose the code by it"
-    right_class = case.model.facts.get("architecture", "")
-    yield Hit(
-        f"architectures is {first}, {whose}, and model_type is {model_type}",
-        (),
-        ALL if others else BY_CLASS,
-        contradiction=bool(others),
-        cure=f'If model_type is right, write "architectures": ["{right_class}"]; if the class is '
-        "right, write its model_type.",
-    )
-
-
-def _families_of_class(name: str) -> list[str]:
-    """Return the families with a class of this stem, also those that rotate nothing."""
-    stem = _class_name_without_task(name)
-    families = [
-        model_type
-        for model_type, facts in all_families().items()
-        if "architecture" in facts and _class_name_without_task(facts["architecture"]) == stem
-    ]
-    return families + [name for name in WITHOUT_ROTATION if _letters_and_digits(name) == stem]
-
-
-def _is_class_of(name: str, model_type: str, case: Case, *, exactly: bool) -> bool:
-    """Return True if a class is named like the family; unless exactly, its name may be longer or
-    shorter, as those of classes for other tasks are."""
-    stem = _class_name_without_task(name)
-    family_class = all_families().get(case.model.model_type, {}).get("architecture", "")
-    right_stems = {_class_name_without_task(family_class), _letters_and_digits(model_type)}
-    if exactly:
-        return stem in right_stems
-    return any(stem.startswith(right) or right.startswith(stem) for right in right_stems)
-
-
-def _class_name_without_task(name: str) -> str:
-    """Return a class name in small letters, without the task that it ends with.
-
-    "LlamaForCausalLM" -> "llama".
-    """
-    return _letters_and_digits(re.split(r"(?<=.)(?:For[A-Z]|LMHead|Model$|TextModel$)", name)[0])
 
 
 @rule("PD050", "E")

@@ -1,0 +1,75 @@
+"""Whose class a name in `architectures` is: some runtimes choose a model's code by it."""
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from posenc.dialects.families import WITHOUT_ROTATION, all_families, facts_of_family
+
+CHOOSE_BY_CLASS = ("vllm", "sglang", "llama.cpp")
+"""Runtimes that choose the code by the first class in architectures; the others by model_type."""
+
+
+def letters_and_digits(name: str) -> str:
+    """Return a name in small letters and digits only, so that spellings of it compare equal.
+
+    >>> letters_and_digits("Rope-Theta")
+    'ropetheta'
+    """
+    return re.sub(r"[^a-z0-9]", "", name.lower())
+
+
+def first_class(config: Mapping[str, Any]) -> str | None:
+    """Return the first name in a config's architectures; None where it has none. Of a multimodal
+    config only the outermost list counts, as no runtime reads another."""
+    listed = config.get("architectures")
+    first = listed[0] if isinstance(listed, list) and listed else None
+    return first if isinstance(first, str) else None
+
+
+def families_of_class(name: str) -> list[str]:
+    """Return the families with a class of this name, whatever its task is; also those that rotate
+    nothing."""
+    stem = _class_name_without_task(name)
+    families = [
+        model_type
+        for model_type, facts in all_families().items()
+        if "architecture" in facts and _class_name_without_task(facts["architecture"]) == stem
+    ]
+    return families + [name for name in WITHOUT_ROTATION if letters_and_digits(name) == stem]
+
+
+def is_named_like(name: str, *families: str, exactly: bool) -> bool:
+    """Return True if a class is named like one of these families; unless exactly, its name may be
+    longer or shorter, as those of classes for other tasks are."""
+    stem = _class_name_without_task(name)
+    right_stems = set()
+    for model_type in families:
+        family_class = (facts_of_family(model_type) or {}).get("architecture", "")
+        right_stems |= {_class_name_without_task(family_class), letters_and_digits(model_type)}
+    right_stems.discard("")
+    if exactly:
+        return stem in right_stems
+    return any(stem.startswith(right) or right.startswith(stem) for right in right_stems)
+
+
+def _class_name_without_task(name: str) -> str:
+    """Return a class name in small letters, without the task that it ends with.
+
+    "LlamaForCausalLM" -> "llama".
+    """
+    return letters_and_digits(re.split(r"(?<=.)(?:For[A-Z]|LMHead|Model$|TextModel$)", name)[0])
+
+
+def class_of_unknown_code(config: Mapping[str, Any], model_type: str) -> str | None:
+    """Return the first class of a config if no family has it and it is not named like the config's
+    own: what a runtime that chooses by the class does with it, nobody has read. None otherwise.
+
+    model_type: of the language model, as posenc has read it.
+    """
+    name = first_class(config)
+    if name is None or families_of_class(name):
+        return None
+    outer = config.get("model_type")
+    names = [model_type, *([outer] if isinstance(outer, str) else [])]
+    return None if is_named_like(name, *names, exactly=False) else name

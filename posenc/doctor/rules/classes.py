@@ -1,0 +1,48 @@
+"""A class in architectures that belongs to another family than model_type."""
+
+from collections.abc import Iterator
+
+from posenc.dialects.classes import (
+    CHOOSE_BY_CLASS,
+    class_of_unknown_code,
+    families_of_class,
+    first_class,
+    is_named_like,
+)
+from posenc.doctor.case import ALL, Case
+from posenc.doctor.rule import Hit, join_names, rule
+
+
+@rule("PD048", "E")
+def report_class_of_another_family(case: Case) -> Iterator[Hit]:
+    """Report a class in architectures that belongs to another family than model_type."""
+    if case.metadata is not None or not case.model.is_known:
+        return
+    config = case.source.config
+    name = first_class(config)
+    model_type = config.get("model_type", case.model.model_type)
+    if name is None or not isinstance(model_type, str):
+        return
+    if class_of_unknown_code(config, case.model.model_type):
+        yield _hit(case, name, model_type, "which posenc does not know", CHOOSE_BY_CLASS)
+        return
+    others = families_of_class(name)
+    if others and model_type not in others:
+        if not is_named_like(name, case.model.model_type, model_type, exactly=True):
+            whose = f"of {min(others, key=len)}"
+            yield _hit(case, name, model_type, whose, ALL)
+
+
+def _hit(case: Case, name: str, model_type: str, whose: str, affected: tuple[str, ...]) -> Hit:
+    """Return the report of a class. whose: the class, in words; affected: runtimes."""
+    right_class = case.model.facts.get("architecture", "")
+    of_another = affected == ALL
+    by_class = "" if of_another else f"; {join_names(affected)} choose the code by it"
+    return Hit(
+        f"architectures is {name}, {whose}{by_class}, and model_type is {model_type}",
+        (),
+        affected,
+        contradiction=of_another,
+        cure=f'If model_type is right, write "architectures": ["{right_class}"]; if the class is '
+        "right, write its model_type.",
+    )

@@ -1,0 +1,59 @@
+"""Classes in architectures: of another network with the same model_type, and of no known one."""
+
+import pytest
+
+from posenc.dialects.runtimes import RUNTIMES, emulate
+from tests.doctor.judging import case, judge
+from tests.doctor.threads import BASE
+
+LING26 = {
+    "architectures": ["BailingMoeV2_5ForCausalLM"],
+    "model_type": "bailing_hybrid",
+    "hidden_size": 4096,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "head_dim": 128,
+    "layer_group_size": 8,
+    "kv_lora_rank": 512,
+    "qk_rope_head_dim": 64,
+    "qk_nope_head_dim": 128,
+    "partial_rotary_factor": 0.5,
+    "rope_theta": 6000000,
+    "max_position_embeddings": 131072,
+}
+"""Ling 2.6: its linear layers rotate 64 of 128 channels, and the other layers another 64."""
+VISION = {"model_type": "smolvlm", "architectures": ["SmolVLMForConditionalGeneration"]}
+
+
+def test_another_network_with_the_same_model_type_is_not_judged(tmp_path):
+    from posenc.dialects.files.json_object import read_json
+    from posenc.doctor.options import Options
+    from posenc.doctor.running import run
+    from posenc.report.files.record import strict_json
+
+    path = tmp_path / "config.json"
+    path.write_text(strict_json(LING26))
+    assert read_json(path) == LING26
+    said, code = run(Options((path,), ask=["none"]))
+    assert code == 3 and "as meant" not in said and "PD0" not in said
+    assert "BailingMoeV2_5ForCausalLM (Ling 2.5 and 2.6" in said
+    assert "BailingHybridForCausalLM, the one that posenc has read" in said
+    assert {c.known for c in emulate(LING26).values()} == {"unknown"}
+    assert case({**LING26, "architectures": ["BailingHybridForCausalLM"]}).judged_runtimes
+
+
+@pytest.mark.parametrize("name", RUNTIMES)
+def test_what_is_chosen_by_a_class_of_unknown_code_is_not_judged(name):
+    plain = {**BASE, "rope_theta": 10000.0}
+    by_class = name in ("vllm", "sglang", "llama.cpp")
+    known = emulate({**plain, "architectures": ["FooForCausalLM"]}, names=[name])[name].known
+    assert known == ("unknown" if by_class else "yes")
+    for right in ("LlamaForCausalLM", "LlamaForCausalLMEagle3", "LlamaForSequenceClassification"):
+        assert emulate({**plain, "architectures": [right]}, names=[name])[name].known == "yes"
+
+
+def test_the_class_of_a_part_is_not_looked_at():
+    inner = {**BASE, "rope_theta": 10000.0, "architectures": ["VLlama3ForCausalLM"]}
+    assert "PD048" not in {f.code for f in judge({**VISION, "text_config": inner})}
+    wrong = {**VISION, "architectures": ["FooForConditionalGeneration"], "text_config": inner}
+    assert "PD048" in {f.code for f in judge(wrong)}
