@@ -52,17 +52,29 @@ KINDS = {
 LLAMA2XS = Path(__file__).parents[3].parent / "shared/checkpoints/llama2xs"
 
 
+class Made(dict):
+    """What `make` gives for a family, made when it is first asked for."""
+
+    def __init__(self, make) -> None:
+        super().__init__()
+        self.make = make
+
+    def __missing__(self, family: str):
+        self[family] = self.make(family)
+        return self[family]
+
+
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory):
-    return {family: save(family, tmp_path_factory.mktemp(family), spread=0.3) for family in KINDS}
+    return Made(lambda family: save(family, tmp_path_factory.mktemp(family), spread=0.3))
 
 
 @pytest.fixture(scope="module")
 def sheets(folders):
-    return {
-        family: measure_checkpoint(Request(folder, TEXT, WORDS, as_bytes=True))
-        for family, folder in folders.items()
-    }
+    def measured(family):
+        return measure_checkpoint(Request(folders[family], TEXT, WORDS, as_bytes=True))
+
+    return Made(measured)
 
 
 def page_about(sheet: Sheet, layers=()) -> Page:
@@ -202,7 +214,7 @@ UNREAD = {
 }
 
 
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("name", UNREAD)
 def test_a_rotation_is_that_of_the_models_module_where_a_key_is_not_read(name, tmp_path, call):
     family, keys = UNREAD[name]
@@ -463,6 +475,7 @@ def test_unknown_names_end_with_one_line(name, call):
     assert name in err
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("family", ["opt", "bloom", "deberta-v2"])
 def test_pages_of_other_families(sheets, tmp_path, family):
     page_about(sheets[family], (1,)).write(tmp_path / "inspect.html")

@@ -181,6 +181,7 @@ def own(folder):
     return folder
 
 
+@pytest.mark.quick(3)
 @pytest.mark.parametrize("options", [(), ("--json",), ("--compare",)])
 @pytest.mark.parametrize(("name", "first"), [("NaN", 0), ("Infinite", 11)])
 def test_scores_of_nan_are_not_measured(own, call, name, first, options):

@@ -153,6 +153,7 @@ def test_right_modules_get_yes_and_no_no(module_class):
     assert not {check: said for check, (holds, said) in found.items() if holds is False}
 
 
+@pytest.mark.quick(5)
 @pytest.mark.parametrize("module_class", WRONG, ids=lambda c: c.__name__)
 def test_each_mistake_is_found(module_class):
     found = checked(module_class)
@@ -173,8 +174,9 @@ def test_every_check_is_seen_both_ways():
 def test_a_bias_counts_within_its_rows_in_logits():
     """By key alone 0.5 * 1023 has steps of 2 in bfloat16; by distance the same rounding hides where
     nothing has weight."""
-    assert "4 logits within a row, weights by 0." in checked(planted.ByKey)[ACTIVATIONS][1]
-    holds, said = checked(planted.Alibi)[ACTIVATIONS]
+    _, said = CHECKS[ACTIVATIONS](subject_of(planted.ByKey()))
+    assert "4 logits within a row, weights by 0." in said
+    holds, said = CHECKS[ACTIVATIONS](subject_of(planted.Alibi()))
     assert holds and "513 of 1,024 distances distinct, as in any bfloat16" in said
 
 

@@ -4,41 +4,54 @@ import copy
 import warnings
 
 import pytest
+import torch
 
-from posenc.inspect.module.sheet import judge_subject
-from posenc.inspect.module.subject import find_subject
+from posenc.inspect.module.sheet import CHECKS, judge_subject
+from posenc.inspect.module.subject import Subject, find_subject
 from tests.inspect.module import mistakes
 
 
-def checked(module_class) -> dict[str, tuple[bool | None, str]]:
-    module, heads = module_class().eval(), getattr(module_class, "heads", mistakes.HEADS)
+@pytest.fixture(autouse=True)
+def deprecations_are_not_ours():
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        subject = find_subject(
-            lambda: copy.deepcopy(module), module.way, width=module.width, heads=heads
-        )
-        found = judge_subject(subject)
-    return {verdict.check: (verdict.holds, verdict.measured) for verdict in found}
+        yield
 
 
-@pytest.mark.quick(2)
+def subject_of(module_class) -> Subject:
+    module, heads = module_class().eval(), getattr(module_class, "heads", mistakes.HEADS)
+    return find_subject(lambda: copy.deepcopy(module), module.way, width=module.width, heads=heads)
+
+
+@torch.no_grad()
+def verdict_on(module_class) -> tuple[bool | None, str]:
+    """What the check says that is to find the mistake of this class."""
+    subject, check = subject_of(module_class), mistakes.MISTAKES[module_class]
+    if check == mistakes.USED:  # judged before the others, which then do not apply
+        verdict = judge_subject(subject)[0]
+        return verdict.holds, verdict.measured
+    holds, said = CHECKS[check](subject)
+    return holds, said
+
+
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("module_class", mistakes.RIGHT, ids=lambda c: c.__name__)
 def test_a_right_module_fails_no_check(module_class):
-    found = checked(module_class)
+    found = {v.check: (v.holds, v.measured) for v in judge_subject(subject_of(module_class))}
     cast = {mistakes.CAST, mistakes.ACTIVATIONS}  # bfloat16 rounds learned rows as they are
     wrong = {check: said for check, (holds, said) in found.items() if holds is False}
     assert not {check: said for check, said in wrong.items() if check not in cast}, wrong
     assert found[mistakes.FREQUENCIES][0] is (module_class in mistakes.OF_THEIR_BASE or None)
 
 
-@pytest.mark.quick(2)
+@pytest.mark.quick(4)
 @pytest.mark.parametrize("module_class", mistakes.MISTAKES, ids=lambda c: c.__name__)
 def test_a_mistake_is_found_by_its_check(module_class):
-    holds, said = checked(module_class)[mistakes.MISTAKES[module_class]]
+    holds, said = verdict_on(module_class)
     assert holds is False, said
 
 
-@pytest.mark.quick(1)
+@pytest.mark.quick(3)
 @pytest.mark.parametrize(
     ("module_class", "said"),
     [
@@ -62,7 +75,7 @@ def test_a_mistake_is_found_by_its_check(module_class):
     ids=lambda value: value.__name__ if isinstance(value, type) else "",
 )
 def test_a_mistake_has_its_name(module_class, said):
-    assert said in checked(module_class)[mistakes.MISTAKES[module_class]][1]
+    assert said in verdict_on(module_class)[1]
 
 
 def test_a_module_that_takes_heads_for_tokens_is_refused_with_the_reason():
