@@ -529,6 +529,7 @@ def test_an_old_python_is_one_line(monkeypatch, capsys):
     )
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("flag", ["-O", "-OO"])
 def test_the_version_needs_no_docstrings(flag):
     done = subprocess.run(

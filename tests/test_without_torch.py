@@ -72,6 +72,7 @@ def test_the_table_is_what_the_command_prints():
     assert own == json.loads((ROOT / "posenc/list.json").read_text("utf-8"))
 
 
+@pytest.mark.quick(5)
 @pytest.mark.parametrize(
     ("command", "extra"),
     [
@@ -97,7 +98,7 @@ def test_a_command_that_needs_more_names_all_that_it_needs_in_one_line(command, 
     assert done.stderr.count("\n") == 1 and sorted(tmp_path.iterdir()) == before
 
 
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     ("package", "extra", "command"),
     [

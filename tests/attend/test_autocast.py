@@ -46,6 +46,7 @@ def test_a_bias_of_hundreds_is_not_rounded(name, rows, mask):
     assert error <= allowed, f"off by {error:.3f}, half types by {allowed / 2:.3f}"
 
 
+@pytest.mark.quick(4)
 @pytest.mark.parametrize(
     "name, impl, exact",
     [

@@ -97,6 +97,7 @@ def test_bursts_of_tokens_are_as_exact_as_a_run():
     torch.testing.assert_close(got.double(), near("alibi", q, positions), rtol=0, atol=1e-5)
 
 
+@pytest.mark.quick(4)
 @pytest.mark.parametrize("rows", ["one", "apart"])
 @pytest.mark.parametrize("offset", [0, 10**4, 10**7, CLOCK])
 def test_gradients_of_learned_slopes(offset, rows):

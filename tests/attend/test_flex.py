@@ -168,7 +168,7 @@ one. Each is traced by torch for half a second."""
 
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile:UserWarning")
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")  # torch's own
-@pytest.mark.quick(5)
+@pytest.mark.quick(4)
 @pytest.mark.parametrize(("name", "case"), KINDS_AND_CASES)
 def test_values_and_gradients_equal_the_reference_and_are_no_nan(name, case, monkeypatch):
     """Uncompiled, where FlexAttention has a backward pass, and reads the mask pair by pair."""

@@ -104,6 +104,7 @@ def plant(monkeypatch):
     return planted
 
 
+@pytest.mark.quick(5)
 @pytest.mark.parametrize(("name", "kernel", "forms"), PLANTED)
 def test_the_trial_finds_a_wrong_kernel(name, kernel, forms, plant):
     before = kernels.wrong_forms()

@@ -37,6 +37,7 @@ def form(shaw, tensors, **options) -> str:
     return posenc.explain(*tensors, shaw, **where).reason
 
 
+@pytest.mark.quick(4)
 @pytest.mark.parametrize("values", [True, False])
 @pytest.mark.parametrize("distance", [1, 5, 16, 32])
 @pytest.mark.parametrize("length", [512, 515, 700])

@@ -92,6 +92,7 @@ def test_the_gradients_of_a_table_whose_far_entries_are_one_parameter(case, make
         torch.testing.assert_close(got.double(), want, rtol=1e-4, atol=1e-4 * size)
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("spoiled", [None, "q", "k", "v"])
 def test_keys_with_tiny_weights_are_left_out_unless_a_number_is_not_finite(spoiled, monkeypatch):
     pairs, plain = [], flash.attend
@@ -221,7 +222,7 @@ def test_distances_that_do_not_count_change_nothing(period):
     torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.quick(4)
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("window", [None, 500, 1500])
 @pytest.mark.parametrize("form", ["symmetric", "left_right", "left_right, heads together"])
 @pytest.mark.parametrize("rows", [1100, 2300])

@@ -197,6 +197,7 @@ def grow(home):
         file.write(" " * reuse.MAX_RESULT_BYTES)
 
 
+@pytest.mark.quick(5)
 @pytest.mark.parametrize(
     "spoil",
     [

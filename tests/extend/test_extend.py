@@ -183,6 +183,7 @@ def _positions_count_padding(kwargs):
     return {**kwargs, "position_ids": None}
 
 
+@pytest.mark.quick(4)
 @pytest.mark.parametrize(
     ("family", "owner", "change", "method"),
     [

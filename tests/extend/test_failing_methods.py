@@ -34,6 +34,7 @@ def sizes(family: str) -> dict[str, Any]:
     return COMMON | ({"head_dim": 8} if family in ("glm", "helium") else {})
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("family", INTERLEAVED)
 def test_a_map_with_another_rotation_than_the_models_is_not_measured(family, tmp_path):
     checkpoint = load_checkpoint(save(family, tmp_path, spread=0.3, **sizes(family)))
@@ -85,6 +86,7 @@ def test_a_map_beside_layers_that_keep_a_state_is_exact_inside_its_window(tmp_pa
         pass
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("family", [*PARTIAL, "gpt_oss"])
 def test_a_map_on_part_of_the_channels_or_beside_sinks_is_exact_inside_its_window(family, tmp_path):
     checkpoint = load_checkpoint(save(family, tmp_path, spread=0.3, **sizes(family)))

@@ -96,6 +96,7 @@ def cut(llama, state_of_a_cut, tmp_path, monkeypatch) -> Tuning:
     return Tuning(llama, tmp_path / "state")
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("family", ["gpt2", "llama"])
 @pytest.mark.parametrize("rank", [None, 2])
 def test_a_resumed_tuning_ends_bit_for_bit_where_a_whole_one_does(
@@ -166,6 +167,7 @@ DAMAGE = {
 }
 
 
+@pytest.mark.quick(4)
 @pytest.mark.parametrize("damage", [*DAMAGE, "gone"])
 @pytest.mark.parametrize("name", [STATE, "tune-2.safetensors"])
 def test_a_damaged_tuning_starts_again_and_says_so(name, damage, cut, whole, caplog):
@@ -212,6 +214,7 @@ def test_a_search_for_something_else_is_never_gone_on_with(what, llama, tmp_path
         search(other, state, text)
 
 
+@pytest.mark.quick(3)
 @pytest.mark.parametrize("damage", DAMAGE)
 def test_a_damaged_search_starts_again_and_says_so(damage, llama, tmp_path, caplog):
     state = tmp_path / "search.json"

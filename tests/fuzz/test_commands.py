@@ -11,7 +11,7 @@ from tests.fuzz import commands
 
 def test_command_lines_end_well(tmp_path):
     (tmp_path / "inner").mkdir()
-    assert commands.fuzz(60, 20261121, tmp_path / "inner", only=("list", "compare", "report")) == []
+    assert commands.fuzz(30, 20261121, tmp_path / "inner", only=("list", "compare", "report")) == []
 
 
 @pytest.mark.slow

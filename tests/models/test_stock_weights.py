@@ -148,6 +148,7 @@ def test_gpt2(gpt2):
     torch.testing.assert_close(mine(tokens), want, rtol=1e-5, atol=1e-5 * float(want.abs().max()))
 
 
+@pytest.mark.quick(4)
 @pytest.mark.parametrize("length_penalty", [0.0, 1.0, 2.0])
 @pytest.mark.parametrize("num_beams", [2, 3, 5])
 def test_beams_end_as_in_transformers(gpt2, num_beams, length_penalty):

@@ -128,7 +128,7 @@ def one_line(error: ValueError) -> bool:
     return len(str(error).splitlines()) == 1 and len(str(error)) < 2000
 
 
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("seed", range(6))
 def test_a_mutated_study_is_told_or_refused_in_one_line(seed, tmp_path, capsys):
     draw, base = random.Random(seed), json.loads(sealed_study().to_json())
@@ -155,7 +155,7 @@ def test_mutated_results_count_as_damaged(tmp_path):
     kept = on_disk(tmp_path / "kept", base)
     files = sorted(kept.glob("*/*.json"))
     (tmp_path / "new").mkdir()
-    for _ in range(60):
+    for _ in range(30):
         before = {file: file.read_bytes() for file in files}
         rewritten(file := draw.choice(files), draw)
         found, damaged = load_results(kept, base.trials)

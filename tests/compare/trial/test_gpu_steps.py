@@ -36,6 +36,7 @@ def trained(config, folder, every=5):
     return model.state_dict(), dataclasses.replace(cursor, train_seconds=0.0), events
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("steps", [2, 7, 20])
 def test_rare_reads_change_no_bit_and_no_event(steps, tmp_path, monkeypatch):
     config = dataclasses.replace(TEXT, steps=23, encoding="t5")
@@ -46,6 +47,7 @@ def test_rare_reads_change_no_bit_and_no_event(steps, tmp_path, monkeypatch):
     assert all(map(torch.equal, weights.values(), rare.values()))
 
 
+@pytest.mark.quick(4)
 @pytest.mark.parametrize("encoding", ["rope", "t5", "cope", "fox", "fire", "kerple", "dape"])
 @pytest.mark.parametrize("at", [8, 22])
 def test_rare_reads_name_the_step_that_failed(encoding, at, tmp_path, monkeypatch):
@@ -182,7 +184,7 @@ def test_autocast_is_as_the_trial_says():
 
 
 @needs_whole_graphs
-@pytest.mark.quick(2)  # of one stack, and of two
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("objective", OBJECTIVES)
 def test_compile_trains_the_compiled_model_to_the_same_curve(objective, tmp_path, monkeypatch):
     calls = []

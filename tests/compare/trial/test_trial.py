@@ -96,6 +96,7 @@ def test_same_config_gives_same_bits(tmp_path):
     assert all(map(torch.equal, first.state_dict().values(), second.state_dict().values()))
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("step", [3, 5, 11])
 def test_interrupted_training_gives_the_same_bits(tmp_path, step):
     config = dataclasses.replace(TINY, encoding="t5")
@@ -120,7 +121,7 @@ def test_interrupted_training_with_parameters_that_stay_as_they_are(tmp_path):
     assert all(map(torch.equal, whole.state_dict().values(), resumed.state_dict().values()))
 
 
-@pytest.mark.quick(3)
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("damage", ["cut", "flip", "json", "digit", "missing", "other", "trial"])
 def test_corrupt_checkpoint_starts_again_and_says_so(tmp_path, damage):
     whole, _ = run(TINY, tmp_path / "whole")

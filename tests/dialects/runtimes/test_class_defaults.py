@@ -289,7 +289,7 @@ def answered():
     return lambda raw: by_config[json.dumps(raw)]
 
 
-@pytest.mark.quick(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("raw", STOPPING, ids=lambda raw: raw["model_type"])
 def test_a_forward_pass_that_stops_is_known_and_answered(answered, raw):
     assert stops(raw)
@@ -300,6 +300,7 @@ def test_a_forward_pass_that_stops_is_known_and_answered(answered, raw):
     assert "must match the size" in answer.stops
 
 
+@pytest.mark.slow
 def test_a_forward_pass_that_runs_is_no_refusal(answered):
     for raw in RUNNING:
         answer = answered(raw)
@@ -308,7 +309,7 @@ def test_a_forward_pass_that_runs_is_no_refusal(answered):
         assert not RUNTIMES["transformers-5"](raw, None, VERSION).stops
 
 
-@pytest.mark.quick(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("decoder", DECODERS)
 def test_moonshine_rotates_heads_as_wide_as_its_encoders(answered, decoder):
     """The encoder's layers write their number of heads into the config that both parts share."""

@@ -135,6 +135,7 @@ def real_error(folder, raw):
     return ""
 
 
+@pytest.mark.quick(5)
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", CASES)
 def test_what_transformers_5_cannot_load_it_is_said_to_refuse(name, tmp_path):

@@ -175,6 +175,7 @@ def test_the_layers_that_do_not_rotate_are_the_real_ones(name):
     assert every - rotating == set(model_of(raw).without_rotation)
 
 
+@pytest.mark.slow
 def test_every_class_is_known_or_listed():
     """A class of a new transformers must be looked at before it is known."""
     found = {c.model_type for c in real.config_classes().values()} - {""}

@@ -55,7 +55,7 @@ def test_any_shape_and_dtype(name: str):
     check()
 
 
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 @needs_whole_graphs
 @pytest.mark.parametrize("name", one_of_each_kind())
 def test_compiles_without_recompiling_per_length(name: str):

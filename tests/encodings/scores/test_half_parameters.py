@@ -49,6 +49,7 @@ def test_a_score_is_as_exact_as_with_the_same_numbers_in_float32(name, dtype):
     torch.testing.assert_close(log_sum_exp(half, dtype), want, rtol=2e-6, atol=2e-6)
 
 
+@pytest.mark.quick(4)
 @pytest.mark.parametrize("name", NAMES)
 def test_gradients_of_parameters_are_those_of_wide_products(name):
     """With q, k and v in bfloat16. Sums over keys that cancel would show what was rounded."""

@@ -14,6 +14,7 @@ from tests.hf.attachment.models import ROTARY, TABLES, TOKENS, TWO_STACKS, build
 from tests.hf_models import transformers
 
 
+@pytest.mark.quick(5)
 @torch.no_grad()
 @pytest.mark.parametrize("family", ROTARY)
 def test_rope_with_the_models_own_theta_gives_the_stock_answers(family):
@@ -71,7 +72,7 @@ def test_a_learned_table_is_replaced_and_comes_back(family):
     assert torch.equal(model(TOKENS).logits, stock)
 
 
-@pytest.mark.quick(3)
+@pytest.mark.quick(2)
 @torch.no_grad()
 @pytest.mark.parametrize("family", ["t5", "mt5", "umt5", "bloom"])
 def test_a_bias_of_the_models_own_is_replaced_or_kept(family):

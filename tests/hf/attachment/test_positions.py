@@ -413,7 +413,7 @@ def test_packed_positions_with_fractions_are_apart_where_they_fall(use_cache):
     assert (model(row, position_ids=at.sort().values).logits - packed).abs().max() > 1e-3
 
 
-@pytest.mark.quick(1)
+@pytest.mark.slow
 @compiles_models
 @torch.no_grad()
 @pytest.mark.parametrize("padded", [False, True])
