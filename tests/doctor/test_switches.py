@@ -58,6 +58,41 @@ def test_switch_says_whether_the_numbers_change_at_any_length_admitted(runtime, 
     assert emulate(config, None).switch == expected
 
 
+SETTINGS = {
+    "dynamic": {"factor": 4.0},
+    "linear": {"factor": 4.0},
+    "yarn": {"factor": 4.0, "original_max_position_embeddings": 1024},
+    "llama3": {
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 1024,
+    },
+    "longrope": {
+        "short_factor": SHORT,
+        "long_factor": LONG,
+        "factor": 4.0,
+        "original_max_position_embeddings": 1024,
+    },
+}
+FAMILIES = {"llama": "LlamaForCausalLM", "phi3": "Phi3ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
+
+
+@pytest.mark.parametrize("original", [1024, 4096, 16384])
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("kind", SETTINGS)
+@pytest.mark.parametrize("runtime", RUNTIMES)
+def test_no_runtime_is_called_static_whose_numbers_change(runtime, kind, family, original):
+    config = {**PLAIN, "model_type": family, "architectures": [FAMILIES[family]], "head_dim": 16}
+    if family == "phi3":
+        config["original_max_position_embeddings"] = original
+    config["rope_scaling"] = {"rope_type": kind, **SETTINGS[kind]}
+    answers = [RUNTIMES[runtime](config, n) for n in (4, 1024, 1025, 4096, 4097, 16385, 40000)]
+    computed = [answer for answer in answers if answer.is_known and answer.error is None]
+    if any(answer.layers != computed[0].layers for answer in computed):
+        assert {answer.switch for answer in computed} != {"static"}
+
+
 def two(tmp_path, first, second, **options):
     paths = []
     for name, config in (("a.json", first), ("b.json", second)):

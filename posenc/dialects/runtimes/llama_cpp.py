@@ -250,7 +250,6 @@ def _softmax_scale(meta: Metadata, model: Model | None) -> float | None:
 
 
 def _frequency_switch(meta: Metadata) -> Switch:
-    """Return when the frequencies change: those of two lists, with the context's length."""
-    if meta.rope_freqs is not None or meta.factors_long is None:
-        return "static"
-    return "start" if meta.original_length < meta.context_length else "static"
+    """Return when the frequencies change: those of two different lists do with the context for
+    which the program is started, which may be longer than the file's."""
+    return "start" if meta.chooses_list_by_length else "static"
