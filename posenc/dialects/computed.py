@@ -7,8 +7,14 @@ from typing import Any, Literal
 
 from posenc.frequencies import floats
 
-Known = Literal["yes", "no model", "unknown"]
-"""Whether a runtime has the model, and whether posenc has read what it computes from it."""
+Known = Literal["yes", "no model", "no such file", "unknown"]
+"""Whether a runtime has the model and opens files of this kind, and whether posenc has read what it
+computes from them."""
+STATUS_OF_UNJUDGED: Mapping[Known, str] = {
+    "no model": "no such model",
+    "no such file": "opens no such file",
+    "unknown": "not known to posenc",
+}
 Switch = Literal["static", "length", "batch", "start"]
 """When the frequencies change: never, with the current length, with the longest sequence of a
 batch, or with the length that the server was started for."""
@@ -55,9 +61,10 @@ class ComputedPositions:
     stops: the words with which the first forward pass of the model stops, though it can be built.
     layers: kind of layer -> its rotation. softmax_scale: factor of q.k. max_length: the longest
     sequence admitted, None for no limit. without_rotation: layers that do not rotate. known: "no
-    model" if the runtime has none of this architecture, or reads no such file; "unknown" if posenc
-    has not read it. version: of the runtime, empty for a meaning. read: the file and line of that
-    version. asked: whether an installed runtime has answered itself.
+    model" if the runtime has none of this architecture; "no such file" if it does not open files
+    of this kind; "unknown" if posenc has not read it. version: of the runtime, empty for a
+    meaning. read: the file and line of that version. asked: whether an installed
+    runtime has answered itself.
     """
 
     error: str | None = None
@@ -89,9 +96,9 @@ class ComputedPositions:
 
     @property
     def status_in_words(self) -> str:
-        """Return "computes", "refuses", "no such model" or "not known to posenc"."""
+        """Return "computes", "refuses", or one of STATUS_OF_UNJUDGED."""
         if self.known != "yes":
-            return {"no model": "no such model", "unknown": "not known to posenc"}[self.known]
+            return STATUS_OF_UNJUDGED[self.known]
         return "refuses" if self.error is not None else "computes"
 
     def as_json(self) -> dict[str, Any]:

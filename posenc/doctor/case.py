@@ -1,7 +1,7 @@
 """The data that rules judge: a file, its meaning, and what each runtime computes from it."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Literal, get_args
 
@@ -20,6 +20,7 @@ from posenc.dialects.model import BadConfigError, Model, model_of
 from posenc.dialects.record import Record, record_of, record_of_meaning
 from posenc.dialects.runtimes import RECORD, RUNTIMES, emulate
 from posenc.dialects.runtimes.llama_cpp import compute_from_metadata
+from posenc.dialects.runtimes.params_files import emulate_params_file
 from posenc.dialects.runtimes.running import unrecorded_version
 from posenc.dialects.runtimes.versions import is_recorded
 
@@ -118,25 +119,37 @@ class Case:
     @cached_property
     def known_results(self) -> dict[str, ComputedPositions]:
         """Return, by runtime, what posenc's emulator says that it computes from the file."""
-        if self.metadata is None:
-            served = self.source.config if self.served is None else self.served
+        if self.metadata is not None:
+            return self._known_results_of_gguf(self.metadata)
+        served = self.source.config if self.served is None else self.served
+        if self.source.spelling == "transformers":
             answers = emulate(served, self.length, versions=self.versions)
-            return {name: computed.with_stop_as_refusal for name, computed in answers.items()}
+        else:
+            answers = emulate_params_file(served, self.source.spelling, self.length, self.versions)
+        return {name: computed.with_stop_as_refusal for name, computed in answers.items()}
+
+    def _known_results_of_gguf(self, metadata: Metadata) -> dict[str, ComputedPositions]:
+        """Return, by runtime, what is known of it for a GGUF file."""
         name = "llama.cpp"
         version = self.versions.get(name)
         try:
             if version is not None and not is_recorded(name, version):
                 own = unrecorded_version(name, version)
             else:
-                own = compute_from_metadata(self.metadata, self.length)
+                own = compute_from_metadata(metadata, self.length)
         except RefusedError as refused:
             known = "unknown" if isinstance(refused, NotReadError) else "yes"
             own = ComputedPositions(str(refused), known=known, version=RECORD[name][2])
+        opens_none = ComputedPositions("mlx-lm opens no GGUF file", known="no such file")
         others = {
-            r: ComputedPositions(f"{r} reads no GGUF files", known="no model", version=RECORD[r][2])
+            r: ComputedPositions(
+                f"posenc does not know what {r} computes from GGUF", known="unknown"
+            )
             for r in RUNTIMES
         }
-        return {**others, name: own}
+        results = {**others, "mlx-lm": opens_none}
+        dated = {r: replace(result, version=RECORD[r][2]) for r, result in results.items()}
+        return {**dated, name: own}
 
     @cached_property
     def aspects_that_contradict_emulator(self) -> dict[str, frozenset[Aspect]]:
@@ -167,11 +180,18 @@ class Case:
         model, or those whose code nobody has read."""
         return tuple(name for name in self.named if self.computed[name].known == known)
 
+    @property
+    def is_opened_by_no_runtime(self) -> bool:
+        """Return True if the file can be read by posenc, and by none of the named runtimes."""
+        return {self.computed[name].known for name in self.named} == {"no such file"}
+
     def require_known(self) -> None:
         """Raise UnknownFamilyError if nothing can be judged: the family is not known, or no named
         runtime is known to have it."""
         if self.metadata is None:
             require_known_family(self.model)
+        if self.is_opened_by_no_runtime:
+            return
         if not self.judged_runtimes:
             answers = [(name, self.computed[name]) for name in self.named]
             said = [

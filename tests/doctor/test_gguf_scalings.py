@@ -179,3 +179,16 @@ def test_each_unread_key_has_a_cure_of_its_own(tmp_path):
     cures = {hit.message.split(" is ")[0]: hit.cure for hit in hits}
     assert "attn_factor 0.878249" in cures["llama.rope.scaling.yarn_attn_factor"]
     assert "rope_freqs.weight" in cures["llama.rope.scaling.yarn_beta_fast"]
+
+
+def test_runtimes_that_open_gguf_files_are_not_said_to_have_no_such_model(tmp_path):
+    case = Case(load(write(tmp_path / "a.gguf", **YARN)))
+    status = {name: computed.status_in_words for name, computed in case.computed.items()}
+    assert status == {
+        "transformers-4": "not known to posenc",
+        "transformers-5": "not known to posenc",
+        "vllm": "not known to posenc",
+        "sglang": "not known to posenc",
+        "mlx-lm": "opens no such file",
+        "llama.cpp": "computes",
+    }

@@ -202,9 +202,16 @@ def _closing_line(case: Case, found: Sequence[Finding], silenced: bool, *, fixes
     warnings = sum(f.severity == "W" for f in found)
     unread = case.named_runtimes_known_as("unknown")
     rest = f" Not known to posenc, and not judged: {', '.join(unread)}." if unread else ""
+    if case.is_opened_by_no_runtime:
+        rest += (
+            f" No named runtime opens {case.source.path.name}: convert the model, and compare: "
+            f"`posenc doctor {case.source.path} CONVERTED`."
+        )
     if case.metadata is not None:
         rest += f" `posenc doctor {case.source.path} FOLDER` compares it with its model's folder."
     if not found:
+        if case.is_opened_by_no_runtime:
+            return rest.strip()
         nothing = "Nothing else to complain about" if silenced else "Nothing to complain about"
         return f"{nothing}, for {', '.join(case.judged_runtimes)}.{rest}"
     counts = f"{errors} error{'s' * (errors != 1)}, {warnings} warning{'s' * (warnings != 1)}."
