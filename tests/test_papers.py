@@ -14,6 +14,8 @@ from tests.compare.test_tasks import result as task_result
 from tests.compare.test_tasks import study_of
 from tests.test_readme import load_script
 
+pytestmark = pytest.mark.prose
+
 agreement = load_script("agreement")
 agreement_p, sign_agreement = agreement.agreement_p, agreement.sign_agreement
 separated_pairs, spearman = agreement.separated_pairs, agreement.spearman

@@ -27,6 +27,7 @@ from tests.test_numbers import (
     turned,
 )
 
+pytestmark = pytest.mark.prose
 TEXTS = "code", "novel"
 OTHERS = "ALiBi", "CABLE", "Kazemnejad,_copy", "Kazemnejad,_reverse"
 

@@ -8,6 +8,8 @@ import pytest
 
 yaml = pytest.importorskip("yaml", reason="comes with pre-commit")
 
+pytestmark = pytest.mark.prose
+
 ROOT = Path(__file__).parents[1]
 WORKFLOWS = sorted((ROOT / ".github/workflows").glob("*.yml"))
 TEMPLATES = [p for p in (ROOT / ".github/ISSUE_TEMPLATE").glob("*.yml") if p.stem != "config"]

@@ -12,6 +12,8 @@ import posenc
 from tests.release import check
 from tests.release.check import ROOT
 
+pytestmark = pytest.mark.prose
+
 ADDRESS = "https://example.org/me/posenc"
 README = (ROOT / "README.md").read_text("utf-8")
 
