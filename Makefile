@@ -2,8 +2,9 @@
 PYTHON ?= python3
 BIN := .venv/bin
 # One thread a process: the tests run in parallel, and threads of their own would fight. Bytecode is
-# kept, whatever the shell says: hundreds of processes would each compile the library anew.
-PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -rs -n auto
+# kept, whatever the shell says: hundreds of processes would each compile the library anew. Tests of
+# one file run beside each other, in one worker, which shares what their fixtures made.
+PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -rs -n auto --dist worksteal
 
 .PHONY: compare check test test-all test-engines nightly lint bench performance readme docs oracles kernels explorer test-floors test-newest release-check clean
 
