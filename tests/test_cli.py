@@ -351,6 +351,7 @@ def test_python_m_posenc_is_the_command_line():
     assert (done.returncode, done.stdout) == (0, f"posenc {posenc.__version__}\n")
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize(
     ("words", "expected"),
     [

@@ -451,6 +451,7 @@ def test_other_code_computes_the_same(mark, said):
         assert abs(float(number) - value) <= 0.50001 * 10**-digits, (mark, said, wanted)
 
 
+@pytest.mark.prose
 def test_a_wrong_number_is_put_right_and_an_unknown_one_is_told():
     mark = "<!--= rank tasks rope -->9.99<!--/-->"
     assert "9.99" not in numbers.with_numbers(mark)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.prose
 ROOT = Path(__file__).parents[1]
 ROOM = "posenc/report/files/"
 WRITES = {"write_text", "write_bytes", "mkdir", "makedirs", "touch", "rmtree", "copyfile", "copy2"}

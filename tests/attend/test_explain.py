@@ -57,6 +57,7 @@ def measured(name: str, impl: str, grad: bool, mask: posenc.Mask) -> tuple[float
     return said / MIB, (held - results * leaves[0].numel() * 4) / MIB
 
 
+@pytest.mark.quick(5)
 @pytest.mark.parametrize("grad", [False, True])
 @pytest.mark.parametrize("impl", ["auto", "blocks"])
 @pytest.mark.parametrize("name", NAMES)

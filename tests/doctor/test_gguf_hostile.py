@@ -190,6 +190,7 @@ def peak(path):
         tracemalloc.stop()
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("name", LARGE)
 def test_memory_is_bounded_by_the_size_of_the_file(tmp_path, name):
     make, _ = LARGE[name]

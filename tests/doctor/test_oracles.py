@@ -167,6 +167,7 @@ def test_a_refusal_without_its_key_is_seen():
     assert verdict(Fixed("a", {}, ("PD004", "rope_theta"), None, "PD013: the factor"))
 
 
+@pytest.mark.slow
 def test_strangers_are_mended_without_harm(tmp_path):
     """A tenth of the configs of the nightly check, in the transformers of the tests."""
     pytest.importorskip("transformers", minversion="5.0")

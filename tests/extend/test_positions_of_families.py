@@ -416,6 +416,7 @@ def with_images(family, folder, **text):
     return model
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("family", ["qwen3_5", "qwen3_5_moe"])
 def test_the_text_of_a_model_with_images_is_extended_and_the_images_stay(family, tmp_path):
     before = with_images(family, tmp_path / "before")

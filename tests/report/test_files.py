@@ -145,6 +145,7 @@ def text_without_encoding(source: str) -> list[int]:
     return lines
 
 
+@pytest.mark.prose
 def test_every_text_file_names_its_encoding():
     planted = "p.read_text()\np.open('w')\nos.fdopen(3, 'w')\np.open('rb')\nos.open(a, b)\n"
     planted += "browser.open(a)\n"

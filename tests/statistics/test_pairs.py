@@ -217,6 +217,7 @@ def test_the_simulation_judges_as_the_library_does(k, n):
     assert 5 < simulated.sum() < 55
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("keep", [None, 0.8])
 def test_equal_encodings_are_seldom_told_to_differ(keep):
     """Also where a fifth of the trials is missing; 7 %, and two standard errors."""

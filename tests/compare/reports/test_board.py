@@ -25,6 +25,7 @@ from tests.compare.reports.test_reports import on_disk, whole
 from tests.test_numbers import bits, rank
 
 
+@pytest.mark.slow
 def test_what_is_printed_is_what_the_published_trials_give():
     from tests.test_readme import load_script
 

@@ -159,6 +159,7 @@ def test_a_tangent_of_forward_mode_passes_through_without_autograd(way):
     torch.testing.assert_close(tangent, want)
 
 
+@pytest.mark.quick(1)
 def test_nothing_of_x_is_kept_for_the_backward_pass_where_tables_are_fixed(way):
     x, cos, sin = tensors("tokens first", torch.float32, False, 16)
     x = x.clone().requires_grad_() * 1

@@ -86,6 +86,7 @@ def skip_where_transformers_own_code_ends(folder: Path) -> None:
             pytest.skip(f"this transformers' own model ends at its trained length: {ended}")
 
 
+@pytest.mark.quick(4)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_an_encoder_reads_three_times_as_far_and_is_proved(family, tmp_path):
     folder, out = save_encoder(family, tmp_path / family), tmp_path / "out"
