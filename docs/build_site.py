@@ -263,7 +263,7 @@ def draw(folder: Path) -> None:
     """Write the picture of each card."""
     for name in names():
         shape = SHAPE if create(name, SHAPE).claims.num_axes == 1 else GRID
-        chart = figures.score_by_distance({name: decay(create(name, shape), shape)}, same=True)
+        chart = figures.score_chart({name: decay(create(name, shape), shape)}, same=True)
         write_svg(chart.figure, folder / f"{name}.svg", f"Score by distance of {name}.")
 
 

@@ -49,7 +49,7 @@ def write(path: Path) -> None:
     """Draw the lines."""
     from matplotlib.ticker import FuncFormatter
 
-    from posenc.report.page.drawing import figure, legend_above, line_styles, write_svg
+    from posenc.report.page.drawing import draw_legend_above, figure, line_styles, write_svg
 
     waves = lines()
     said = "; ".join(f"{label}, up to {max(each):,.0f} tokens" for label, each in waves.items())
@@ -58,7 +58,7 @@ def write(path: Path) -> None:
             axes.plot(waves[label], label=label, **style.curve(len(waves[label])))
         axes.set_yscale("log")
         axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
-        legend_above(drawn)
+        draw_legend_above(drawn)
     write_svg(drawn, path, f"Wavelength of each rotated pair. {said}.")
 
 

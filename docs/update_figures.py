@@ -43,41 +43,39 @@ def of_encodings() -> dict[str, Plot]:
     added = create("sinusoidal", TABLE).embed(torch.zeros(1, 128, 64), torch.arange(128))[0]
     drawn = {
         "inspect-decay": (
-            figures.score_by_distance({name: decays[name] for name in names[1:]}, same=True),
+            figures.score_chart({name: decays[name] for name in names[1:]}, same=True),
             "Score of a random vector with itself by distance for sinusoidal, rope and alibi.",
         ),
         "learn-order": (
-            figures.score_by_distance(
-                {name: decays[name] for name in ("nope", "alibi")}, same=True
-            ),
+            figures.score_chart({name: decays[name] for name in ("nope", "alibi")}, same=True),
             "Score by distance: a flat line without positions, a falling one with ALiBi.",
         ),
         "learn-sinusoidal": (
-            figures.heat_map(added.numpy(), "dimension", "position, tokens", "value added"),
+            figures.heat_map_chart(added.numpy(), "dimension", "position, tokens", "value added"),
             "The sinusoidal table: waves that get longer from left to right.",
         ),
         "learn-rope": (
-            figures.rotation_steps(math.degrees(1), 6),
+            figures.rotation_chart(math.degrees(1), 6),
             "The fastest pair of channels at positions 0 to 5, a radian further each time.",
         ),
         "learn-biases": (
-            figures.bias_by_distance(alibi.bias(far[:65]).numpy(), range(65)),
+            figures.bias_chart(alibi.bias(far[:65]).numpy(), range(65)),
             "ALiBi's bias by distance, one straight line for each of eight heads.",
         ),
         "learn-buckets": (
-            figures.buckets(t5.bucket(far).tolist(), None),
+            figures.bucket_chart(t5.bucket(far).tolist(), None),
             "T5's bucket by distance: one each up to 15, then wider and wider, the last from 113.",
         ),
         "learn-wavelengths": (
-            figures.wavelengths({"rope": waves["rope"]}, SHAPE.train_length),
+            figures.wavelength_chart({"rope": waves["rope"]}, SHAPE.train_length),
             "Wavelength of each pair of RoPE; the slow pairs lie above the training length.",
         ),
         "learn-scaling": (
-            figures.wavelengths(waves, SHAPE.train_length),
+            figures.wavelength_chart(waves, SHAPE.train_length),
             "Wavelengths of RoPE and of three scalings by four.",
         ),
         "learn-slopes": (
-            figures.slopes(posenc.ALiBi(num_heads=12).slopes),
+            figures.slope_chart(posenc.ALiBi(num_heads=12).slopes),
             "ALiBi's slopes of twelve heads: those of eight heads, then four of those of sixteen.",
         ),
     }

@@ -19,7 +19,7 @@ from posenc.compare.page import figures
 from posenc.compare.page.figures import task_plots
 from posenc.compare.results import Study
 from posenc.report.page.chart import describe_curve_ends
-from posenc.report.page.drawing import INK, figure, legend_above, line_styles, write_svg
+from posenc.report.page.drawing import INK, draw_legend_above, figure, line_styles, write_svg
 from posenc.tasks.known import TEXT
 
 FIGURES = Path(__file__).parent / "figures"
@@ -72,7 +72,7 @@ def dots(x_label: str, found: Sequence[Dot], line: float, ticks: Sequence[float]
             axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
         axes.set_yticks(range(len(names)), names)
         axes.set_ylim(-0.5, len(names) - 0.5)
-        legend_above(drawn)
+        draw_legend_above(drawn)
     said = "; ".join(
         f"{dot.row}{', ' * bool(dot.kind)}{dot.kind} {dot.value:.3g}"
         + (f" ± {dot.half:.2g}" if dot.half else "")

@@ -11,7 +11,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 from posenc.report.files.atomic import write_atomically
-from posenc.report.page.drawing import figure, legend_above, length_axis, line_styles, write_svg
+from posenc.report.page.drawing import (
+    draw_legend_above,
+    figure,
+    line_styles,
+    set_length_axis,
+    write_svg,
+)
 
 TRAINED = 256
 LABELS = {
@@ -150,8 +156,8 @@ def write_figure(curves: Curves, path: Path) -> None:
         axes.set_yscale("log")
         axes.set_yticks([10, 30, 100, 300], ["10", "30", "100", "300"])
         axes.minorticks_off()
-        length_axis(axes, [b.stop for b in shown["none"]], TRAINED)
-    legend_above(drawn)
+        set_length_axis(axes, [b.stop for b in shown["none"]], TRAINED)
+    draw_legend_above(drawn)
     ends = (f"{DRAWN[name]}: {math.exp(b[-1].loss):.1f} at the end" for name, b in shown.items())
     write_svg(drawn, path, "; ".join(ends))
 

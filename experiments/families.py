@@ -134,7 +134,7 @@ def _try_family(family: str, auto: Any, scratch: Path) -> list[Row]:
     windows = sample_windows(lambda text: parse_token_ids(text, VOCABULARY), documents, TARGET, 1)
     run = ExtensionRun(outcome.checkpoint, windows, None, QUICK, lambda what, share: None, None)
     for name, (variant, _) in outcome.measured.items():
-        if name in ("none", WINDOW) or variant.needs_runtime:
+        if name in ("none", WINDOW) or variant.needs_special_runtime:
             continue
         out = scratch / f"out-{name}"
 

@@ -23,14 +23,14 @@ def __getattr__(name: str) -> object:
         if name in _MODULES:
             return lazy.load_module(_MODULES[name])
     except ModuleNotFoundError as error:
-        said = lazy.install_hint(error)
+        hint_to_install = lazy.install_hint(error)
         # For a module an AttributeError: help, hasattr and inspect.getmembers go on without it, or
         # without what it needs, such as the backend of an installed keras.
         if name in _MODULES and not (error.name or "").startswith("posenc"):
-            raise AttributeError(f"posenc.{name}: {said or error}") from error
-        if not said:
+            raise AttributeError(f"posenc.{name}: {hint_to_install or error}") from error
+        if not hint_to_install:
             raise
-        raise ImportError(f"posenc.{name}: {said}") from error
+        raise ImportError(f"posenc.{name}: {hint_to_install}") from error
     hint = "" if name.startswith("_") else _hint(name)
     raise AttributeError(f"module 'posenc' has no attribute {name!r}{hint}")
 

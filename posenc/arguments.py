@@ -13,7 +13,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 C = TypeVar("C", bound=type)
 
-_HOW = {
+_CHOICES_IN_WORDS = {
     "interleaved": "interleaved=False (Llama, Qwen, a new model) or interleaved=True (GPT-J, "
     "GLM-4): weights fit only one",
     "shape": "shape=posenc.ModelShape(embed_dim, num_heads)",
@@ -97,7 +97,7 @@ _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_O
 _COLLECTING = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
-def answered(function: Callable[P, R]) -> Callable[P, R]:
+def explain_misfits(function: Callable[P, R]) -> Callable[P, R]:
     """Wrap a public function or method, so that a call that does not fit its signature raises a
     TypeError that says which arguments to give."""
 
@@ -114,9 +114,9 @@ def answered(function: Callable[P, R]) -> Callable[P, R]:
     return call
 
 
-def answered_class(kind: C) -> C:
-    """Wrap the constructor of a class as `answered` does."""
-    kind.__init__ = answered(kind.__init__)
+def explain_constructor_misfits(kind: C) -> C:
+    """Wrap the constructor of a class as `explain_misfits` does."""
+    kind.__init__ = explain_misfits(kind.__init__)
     return kind
 
 
@@ -161,16 +161,16 @@ class _MisfitClauses:
         self.unexplained = False
         places = [name for name, p in parameters.items() if p.kind in _POSITIONAL]
         self.placed = places[: len(args)]
-        self._check_count(len(places))
-        self._check_names()
-        self._check_missing()
+        self._note_surplus(len(places))
+        self._note_unknown_names()
+        self._note_missing()
 
     def _takes_any(self, kind: Any) -> bool:
         """Return True if the function takes any number of arguments of a kind, by place or by
         name."""
         return any(p.kind is kind for p in self.parameters.values())
 
-    def _check_count(self, most: int) -> None:
+    def _note_surplus(self, most: int) -> None:
         """Note too many arguments by place, of which `most` are taken."""
         if self._takes_any(inspect.Parameter.VAR_POSITIONAL) or len(self.args) <= most:
             return
@@ -180,20 +180,20 @@ class _MisfitClauses:
             f"at most {most} arguments without a name, got {len(self.args)}{by_name}"
         )
 
-    def _check_names(self) -> None:
+    def _note_unknown_names(self) -> None:
         """Note names that the function does not take, or was given already."""
         any_name = self._takes_any(inspect.Parameter.VAR_KEYWORD)
         for name in self.kwargs:
             if name in self.placed:
                 self.clauses.append(f"{name} is given twice")
             elif name not in self.parameters and not any_name:
-                other = instead_of(name, self.parameters)
+                other = replacement_for(name, self.parameters)
                 self.clauses.append(
                     f"unknown argument {name}" + (f", write {other}" if other else "")
                 )
                 self.unexplained |= not other
 
-    def _check_missing(self) -> None:
+    def _note_missing(self) -> None:
         """Note required arguments that are missing."""
         clauses_so_far = " ".join(self.clauses)  # may name what to write for a missing argument
         missing = [
@@ -204,8 +204,8 @@ class _MisfitClauses:
             and name not in (*self.placed, *self.kwargs)
             and f"{name}=" not in clauses_so_far
         ]
-        explained = [_HOW[name] for name in missing if name in _HOW]
-        others = [name for name in missing if name not in _HOW]
+        explained = [_CHOICES_IN_WORDS[name] for name in missing if name in _CHOICES_IN_WORDS]
+        others = [name for name in missing if name not in _CHOICES_IN_WORDS]
         if explained:
             self.clauses.append(f"say {' and '.join(explained)}")
         if others:
@@ -214,12 +214,12 @@ class _MisfitClauses:
             self.unexplained = True
 
 
-def instead_of(name: str, accepted: Iterable[str]) -> str:
+def replacement_for(name: str, accepted: Iterable[str]) -> str:
     """Return what to write for an argument that is not accepted; "" if nothing is near.
 
-    >>> instead_of("theta", ["head_dim", "rope_theta"])
+    >>> replacement_for("theta", ["head_dim", "rope_theta"])
     'rope_theta='
-    >>> instead_of("interleave", ["head_dim", "interleaved"])
+    >>> replacement_for("interleave", ["head_dim", "interleaved"])
     'interleaved='
     """
     accepted = tuple(accepted)

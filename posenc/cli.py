@@ -52,7 +52,7 @@ _Abort = cast(type[Exception], typer.Abort)
 
 
 def app() -> Any:
-    """Return the group of all commands."""
+    """Return the click group with a command for each of COMMANDS."""
     application = typer.Typer(
         name="posenc",
         pretty_exceptions_enable=False,
@@ -194,7 +194,7 @@ def _without_command(
         print(f"posenc {__version__}")
         raise typer.Exit
     if versions:
-        print("\n".join(f"{name} {found}" for name, found in facts.versions(*EXTRAS).items()))
+        print("\n".join(f"{name} {number}" for name, number in facts.versions(*EXTRAS).items()))
         raise typer.Exit
     if context.invoked_subcommand is None:
         sys.stdout.write(context.get_help())  # empty if rich has printed it
@@ -236,12 +236,12 @@ class _InterruptWatcher:
             signal.signal(signal.SIGINT, self._press)
 
     def _press(self, number: int, frame: Any) -> None:
-        """Note the interrupt, and do what Python does."""
+        """Note the interrupt, and raise KeyboardInterrupt, as Python's own handler does."""
         _InterruptWatcher.pressed = True
         signal.default_int_handler(number, frame)
 
     def forget(self) -> None:
-        """Restore Python's own handler."""
+        """Forget that Ctrl-C was pressed, and restore Python's own handler."""
         _InterruptWatcher.pressed = False
         if self._changed and signal.getsignal(signal.SIGINT) == self._press:
             signal.signal(signal.SIGINT, signal.default_int_handler)

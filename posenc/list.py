@@ -29,7 +29,7 @@ STORED_ROWS = Path(__file__).with_suffix(".json")
 
 
 def complete_name(incomplete: str) -> list[str]:
-    """Return the names of encodings that begin so, for the shell."""
+    """Return the names of encodings that begin with `incomplete`, for the shell's completion."""
     from posenc.encodings import names
 
     return [name for name in names() if name.startswith(incomplete)]
@@ -59,11 +59,11 @@ def list_encodings(
     """
     if as_json and markdown:
         raise ValueError("posenc list: choose one of --json and --markdown.")
-    from posenc.encodings import problems
+    from posenc.encodings import lines_on_unusable_names
 
     stored = [] if names else json.loads(STORED_ROWS.read_text(encoding="utf-8"))
     rows, wrong = build_rows(names, stored)
-    for line in wrong if names else (*problems(), *wrong):
+    for line in wrong if names else (*lines_on_unusable_names(), *wrong):
         sys.stderr.write(f"posenc: {visible(line)}\n")
     if as_json:
         print(visible(json.dumps(rows, indent=1, ensure_ascii=False)))
@@ -84,21 +84,21 @@ def list_encodings(
 
 
 def build_rows(
-    asked: Sequence[str] | None = None, stored: Sequence[dict[str, Any]] = ()
+    names: Sequence[str] | None = None, stored: Sequence[dict[str, Any]] = ()
 ) -> tuple[list[dict[str, Any]], list[str]]:
-    """Return a dict for each encoding asked for (by default all that are registered): its claims,
+    """Return a dict for each of the named encodings (None: all that are registered): its claims,
     parameters and source. Return also a line for each encoding of another package that cannot be
     built.
 
-    Encodings that are in `stored` are not built. Raises: ValueError if one that was asked for
-    cannot be built.
+    stored: dicts of an earlier call; these encodings are not built again.
+    Raises: ValueError if an encoding in `names` cannot be built.
     """
     from posenc.encodings import registry
 
     stored_rows = {row["name"]: row for row in stored}
     rows: list[dict[str, Any]] = []
     wrong: list[str] = []
-    for name in asked or registry.names():
+    for name in names or registry.names():
         if name in stored_rows:
             rows.append(stored_rows[name])
             continue
@@ -110,7 +110,7 @@ def build_rows(
         try:
             rows.append(_build_row(name, spec.label or str(spec), entry))
         except Exception as error:  # of another package: its constructor may raise anything
-            if asked or not entry.origin:
+            if names or not entry.origin:
                 raise
             wrong.append(f"{error}" if name in str(error) else f"{name!r}: {error}")
     return rows, wrong
@@ -135,7 +135,7 @@ def _build_row(name: str, label: str, entry: "Entry") -> dict[str, Any]:
 
 
 def _table_cells(row: dict[str, Any]) -> list[str]:
-    """Return the cells of an encoding in the table."""
+    """Return the cells of an encoding's row in the table, in the order of _HEADINGS."""
     claims = {
         "shift invariant": row["shift_invariant"],
         "causal only": row["causal_only"],

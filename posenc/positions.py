@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Bool, Float, Int, Real, Shaped
 from torch import Tensor
 
-from posenc.arguments import FARTHEST_POSITION, answered, check_count
+from posenc.arguments import FARTHEST_POSITION, check_count, explain_misfits
 
 __all__ = [
     "distances",
@@ -79,7 +79,8 @@ def as_tensor(
 
 
 def num_tokens(positions: AnyPositions, num_axes: int = 1) -> int:
-    """Return the number of tokens that the positions are for."""
+    """Return for how many tokens of one row the positions are: their length, not counting the
+    batch."""
     if isinstance(positions, range):
         return len(positions)
     return positions.shape[-1 if num_axes == 1 else -2]
@@ -110,26 +111,28 @@ def shift_of_runs(q_positions: AnyPositions, kv_positions: AnyPositions) -> int 
     return None if q is None or k is None else q.start - k.start
 
 
-def take(
-    positions: Shaped[Tensor, "..."] | range | None,
+def values_at(
+    values: Shaped[Tensor, "..."] | range | None,
     batch: Int[Tensor, "..."],
     index: Int[Tensor, "..."],
 ) -> Shaped[Tensor, "..."]:
-    """Return positions, (len), (batch, len) or a range, at an index; the index if they are None."""
-    if positions is None:
+    """Return what each token has, such as its position or document, for tokens `index` of the rows
+    `batch`. `values` is (len), (batch, len), a range, or None for 0, 1, 2, ..."""
+    if values is None:
         return index
-    if isinstance(positions, range):
-        return index * positions.step + positions.start
-    if positions.ndim == 2 and positions.shape[0] == 1:
-        positions = positions[0]
-    return positions[index] if positions.ndim == 1 else positions[batch, index]
+    if isinstance(values, range):
+        return index * values.step + values.start
+    if values.ndim == 2 and values.shape[0] == 1:
+        values = values[0]
+    return values[index] if values.ndim == 1 else values[batch, index]
 
 
-def has_no_place(positions: Real[Tensor, "*where axes"]) -> Shaped[Tensor, "*where"]:
-    """Return booleans, True for tokens with a component that is NaN, which have no place on a grid,
-    such as the class token of a Vision Transformer. Integers are always a place, negative ones too.
+def placeless_tokens(positions: Real[Tensor, "*where axes"]) -> Shaped[Tensor, "*where"]:
+    """Return booleans (len) or (batch, len), True for tokens without a place on a grid, such as the
+    class token of a Vision Transformer: a component of their position is NaN. Integers are always a
+    place, negative ones too.
 
-    >>> posenc.positions.has_no_place(posenc.positions.grid(1, 2, class_tokens=1))
+    >>> posenc.positions.placeless_tokens(posenc.positions.grid(1, 2, class_tokens=1))
     tensor([ True, False, False])
     """
     return positions.isnan().any(-1)
@@ -137,10 +140,10 @@ def has_no_place(positions: Real[Tensor, "*where axes"]) -> Shaped[Tensor, "*whe
 
 def move_placeless_to_origin(positions: Real[Tensor, "*where axes"]) -> Real[Tensor, "*where axes"]:
     """Return positions with tokens that have no place moved to 0 on every axis; see
-    `has_no_place`."""
+    `placeless_tokens`."""
     if not positions.is_floating_point():
         return positions
-    return positions.masked_fill(has_no_place(positions)[..., None], 0)
+    return positions.masked_fill(placeless_tokens(positions)[..., None], 0)
 
 
 def concatenate(
@@ -284,7 +287,7 @@ def _is_readable(positions: Tensor) -> bool:
     return type(positions) is Tensor and positions.device.type == "cpu" and not traced
 
 
-def known_equal(a: AnyPositions, b: AnyPositions) -> bool:
+def are_known_equal(a: AnyPositions, b: AnyPositions) -> bool:
     """Return True if both are known to be equal without synchronising: on the CPU by value,
     elsewhere only if they are one tensor or equal ranges."""
     if a is b:
@@ -324,7 +327,7 @@ class RememberedPositions:
 
     def fits(self, positions: AnyPositions) -> bool:
         """Return True if the positions are known to equal the remembered ones."""
-        return self._positions is not None and known_equal(positions, self._positions)
+        return self._positions is not None and are_known_equal(positions, self._positions)
 
 
 def distances(
@@ -373,11 +376,12 @@ def check_flat(q_positions: Any, kv_positions: Any) -> None:
             )
 
 
-def check_tensor(owner: str, name: str, given: Any, what: str) -> None:
-    """Raise TypeError unless `given` is a tensor; `what` it has an entry for each token."""
-    if not isinstance(given, Tensor):
+def check_tensor(owner: str, name: str, value: Any, what: str) -> None:
+    """Raise TypeError unless `value` is a tensor. owner, name: the function and its argument, and
+    what: what the tensor has for each token, such as "document ids"; for the message."""
+    if not isinstance(value, Tensor):
         raise TypeError(
-            f"{owner}: {name} must be a tensor of {what}, got {type(given).__name__}. "
+            f"{owner}: {name} must be a tensor of {what}, got {type(value).__name__}. "
             "torch.tensor(...) makes one of a list."
         )
 
@@ -397,7 +401,7 @@ def check_valid(owner: str, valid: Any) -> None:
         )
 
 
-@answered
+@explain_misfits
 def positions_from_mask(
     valid: Shaped[Tensor, "*batch len"], *, start: int = 0
 ) -> Int[Tensor, "*batch len"]:
@@ -419,7 +423,7 @@ def positions_from_mask(
     return counted.masked_fill(~valid, max(start - 1, 0))
 
 
-@answered
+@explain_misfits
 def positions_from_documents(documents: Shaped[Tensor, "*batch len"]) -> Documents:
     """Return positions that begin at 0 with each document of a packed sequence.
 
@@ -436,7 +440,7 @@ def positions_from_documents(documents: Shaped[Tensor, "*batch len"]) -> Documen
     return index - (index * begins).cummax(-1).values
 
 
-@answered
+@explain_misfits
 def documents_from_positions(positions: Documents) -> Documents:
     """Return document ids 0, 1, ... of a packed sequence: a document starts at each position that
     is not the one before plus 1.
@@ -450,7 +454,7 @@ def documents_from_positions(positions: Documents) -> Documents:
     return begins.cumsum(-1)
 
 
-@answered
+@explain_misfits
 def grid(
     height: int, width: int, *, class_tokens: int = 0, device: torch.device | None = None
 ) -> Real[Tensor, "{class_tokens+height*width} 2"]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from posenc.report.files.atomic import OF_FIGURES
+from posenc.report.files.atomic import FIGURES_MARKER
 from posenc.report.files.opened import open_ordinary
 
 STUDY = "study.json"
@@ -76,7 +76,8 @@ def find_text(texts: Sequence[str]) -> TextSource:
 
 
 def _why_no_file(text: str) -> str:
-    """Return why one value of --text names no file."""
+    """Return the beginning of a sentence that says why one value of --text names no file: "No such
+    file"."""
     if Path(text).is_dir():
         return "No file in the folder, apart from hidden ones and comparisons of posenc"
     is_glob = glob.escape(text) != text
@@ -121,7 +122,7 @@ def _files_below(folder: Path, skipped: Set[str] = frozenset({"__pycache__"})) -
 @cache
 def _is_comparison_folder(folder: Path) -> bool:
     """Return True for a folder of a comparison or of its figures."""
-    if (folder / OF_FIGURES).is_file():
+    if (folder / FIGURES_MARKER).is_file():
         return True
     study = folder / STUDY
     if not study.is_file():

@@ -10,7 +10,7 @@ import torch
 
 import posenc
 from posenc import masks
-from posenc.arguments import answered, instead_of
+from posenc.arguments import explain_misfits, replacement_for
 
 SHAPE = posenc.ModelShape(64, 4)
 Q = torch.zeros(1, 4, 6, 16)
@@ -145,7 +145,7 @@ def test_compare_answers_for_its_options():
 
 
 def test_a_type_error_inside_of_the_function_passes_through():
-    @answered
+    @explain_misfits
     def inner(x):
         return x + "1"
 
@@ -169,7 +169,7 @@ def test_every_replacement_is_an_argument_somewhere():
 
 
 def test_what_is_not_near_is_not_suggested():
-    assert instead_of("max_position_embeddings", ["head_dim", "rope_theta"]) == ""
+    assert replacement_for("max_position_embeddings", ["head_dim", "rope_theta"]) == ""
 
 
 WITHOUT_A_STATE = """

@@ -8,7 +8,13 @@ import posenc
 from posenc import Decoder, DecoderConfig, masks
 from posenc.encodings.terms.tokens import Tokens
 from posenc.models.stack import default_positions
-from posenc.positions import as_range, as_tensor, concatenate, consecutive_positions, known_equal
+from posenc.positions import (
+    are_known_equal,
+    as_range,
+    as_tensor,
+    concatenate,
+    consecutive_positions,
+)
 
 META, CPU = torch.device("meta"), torch.device("cpu")
 
@@ -55,9 +61,11 @@ def test_ranges_that_follow_each_other_are_joined():
 
 
 def test_equal_positions_are_equal_in_any_form():
-    assert known_equal(range(3), range(3)) and not known_equal(range(3), range(1, 4))
-    assert known_equal(range(3), torch.arange(3)) and not known_equal(torch.arange(1, 4), range(3))
-    assert not known_equal(torch.arange(3, device="meta"), torch.arange(3, device="meta"))
+    assert are_known_equal(range(3), range(3)) and not are_known_equal(range(3), range(1, 4))
+    assert are_known_equal(range(3), torch.arange(3)) and not are_known_equal(
+        torch.arange(1, 4), range(3)
+    )
+    assert not are_known_equal(torch.arange(3, device="meta"), torch.arange(3, device="meta"))
 
 
 @pytest.mark.parametrize("name", ["nope", "rope", "alibi", "t5", "fire", "shaw", "xpos", "pope"])

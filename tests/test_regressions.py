@@ -111,7 +111,7 @@ def test_b7_sinusoidal_answers_in_the_dtype_of_this_call():
     assert not encoding.state_dict()
     for dtype in (torch.float32, torch.bfloat16, torch.float64):
         assert encoding(torch.zeros(1, 1000, 64, dtype=dtype), positions).dtype == dtype
-    rows = encoding.bfloat16().table(positions)
+    rows = encoding.bfloat16().vectors(positions)
     assert len(rows.unique(dim=0)) == 1000
 
 

@@ -14,7 +14,7 @@ _SINUSOIDAL = "Vaswani et al. 2017, arXiv:1706.03762, section 3.5"
 
 
 def _rows(dim: int, count: int) -> Tensor:
-    return Sinusoidal(dim).table(torch.arange(count), torch.float64)
+    return Sinusoidal(dim).vectors(torch.arange(count), torch.float64)
 
 
 @CLAIMS.add("Adjacent sinusoidal encodings of width 512 have cosine 0.99")
@@ -36,7 +36,7 @@ def _monotone() -> Measured:
 
 @CLAIMS.add("Low dimensions of the sinusoidal encoding are low frequency")
 def _low_dimensions() -> Measured:
-    waves = [2 * math.pi / float(f) for f in Sinusoidal(512).angles.inv_freq]
+    waves = [2 * math.pi / float(f) for f in Sinusoidal(512).exact_frequencies.inv_freq]
     text = f"period of the first pair {waves[0]:.2f} tokens, of the last {waves[-1]:,.0f}"
     return text, waves[0] > waves[-1]
 
@@ -45,9 +45,11 @@ def _low_dimensions() -> Measured:
 def _rotation() -> Measured:
     encoding, shift = Sinusoidal(64), 37
     positions = torch.tensor([0, 5, 1000, 123_456])
-    here, there = (encoding.table(p, torch.float64) for p in (positions, positions + shift))
+    here, there = (encoding.vectors(p, torch.float64) for p in (positions, positions + shift))
     sin, cos = here[:, 0::2], here[:, 1::2]
-    angle = shift * torch.tensor([float(f) for f in encoding.angles.inv_freq], dtype=torch.float64)
+    angle = shift * torch.tensor(
+        [float(f) for f in encoding.exact_frequencies.inv_freq], dtype=torch.float64
+    )
     turned = torch.stack(
         [sin * angle.cos() + cos * angle.sin(), cos * angle.cos() - sin * angle.sin()], dim=-1
     ).flatten(-2)

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float, Shaped
 from torch import Tensor
 
-from posenc.arguments import answered
+from posenc.arguments import explain_misfits
 from posenc.attend.cache import KVCache, check_cache
 from posenc.attend.choose import choose, reasons_against_others
 from posenc.attend.problem import Problem
@@ -52,7 +52,7 @@ class Plan:
         return "\n".join(lines)
 
 
-@answered
+@explain_misfits
 def attention(
     q: Float[Tensor, "batch _ _ head_dim"],
     k: Float[Tensor, "batch _ _ head_dim"],
@@ -155,7 +155,7 @@ def attention(
     return (out, lse) if return_lse else out
 
 
-@answered
+@explain_misfits
 def attention_weights(
     q: Float[Tensor, "batch num_heads q_len head_dim"],
     k: Float[Tensor, "batch num_kv_heads kv_len head_dim"],
@@ -196,11 +196,14 @@ def attention_weights(
         scale=scale,
     )
     n = q.shape[2]
-    results = [reference.weigh(p.with_prepared_term(n), 0, n, p.visible(0, n)) for p in problems]
+    results = [
+        reference.weights_and_lse(p.with_prepared_term(n), 0, n, p.visible_pairs(0, n))
+        for p in problems
+    ]
     return _merge_passes(results, sinks)[0]  # type: ignore[arg-type]
 
 
-@answered
+@explain_misfits
 def score_mod(
     q: Float[Tensor, "batch num_heads q_len head_dim"],
     k: Float[Tensor, "batch num_kv_heads kv_len head_dim"],
@@ -245,14 +248,14 @@ def score_mod(
             f"score_mod: {name} does not change scores only. Rotate queries and keys yourself, and "
             "give the encoding of the scores alone."
         )
-    if term is None or term.combine is not None or term.pair is None:
+    if term is None or term.sum_values is not None or term.make_score_mod is None:
         raise ValueError(f"score_mod: {name} reads whole rows of scores, a score_mod one element.")
     mod = flex.score_mod(problem)
     assert mod is not None
     return mod
 
 
-@answered
+@explain_misfits
 def explain(
     q: Float[Tensor, "batch num_heads q_len head_dim"],
     k: Float[Tensor, "batch num_kv_heads kv_len head_dim"],

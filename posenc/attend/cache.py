@@ -7,13 +7,13 @@ import torch
 from jaxtyping import Float, Int, Real, Shaped
 from torch import Tensor
 
-from posenc.arguments import FARTHEST_POSITION, answered, check_count, check_number
+from posenc.arguments import FARTHEST_POSITION, check_count, check_number, explain_misfits
 from posenc.encodings.base.arguments import are_alike, repr_in_one_line
 from posenc.encodings.base.base import PositionEncoding
 from posenc.encodings.base.placed import check_span_of_integers
 from posenc.positions import as_tensor, concatenate
 
-_MADE = "made "
+_ORIGINAL_PREFIX = "made "
 """Prefix of a buffer's name. After a shift "k" holds keys at the positions they have now, which
 attention reads, and "made k" the same keys as they were made, from which the next shift computes
 "k" anew: rounding then does not grow with the number of shifts. Before it there is "k" only."""
@@ -42,7 +42,7 @@ class KVCache:
     tensor([0, 1])
     """
 
-    @answered
+    @explain_misfits
     def __init__(self) -> None:
         self.length = 0
         self.where: Tensor | range | None = None
@@ -52,9 +52,9 @@ class KVCache:
         self._made_at: Tensor | range | None = None
         self._made_by: PositionEncoding | None = None
 
-    def belong_to(self, encoding: PositionEncoding) -> None:
-        """Record that `encoding` made the cached keys. Raise ValueError if an encoding of another
-        class or with other arguments made them."""
+    def record_maker(self, encoding: PositionEncoding) -> None:
+        """Record that `encoding` makes the keys of this cache. Raise ValueError if it has keys that
+        an encoding of another class or with other arguments made."""
         before = self._made_by
         if self.length and before is not None and not are_alike(before, encoding):
             raise ValueError(
@@ -89,7 +89,7 @@ class KVCache:
         if num_keys != num_values:
             raise ValueError(f"KVCache: k has {num_keys} tokens and v has {num_values}.")
         for name, buffer in self._buffers.items():
-            if name.startswith(_MADE):
+            if name.startswith(_ORIGINAL_PREFIX):
                 continue
             if name not in new:
                 raise ValueError(f"KVCache: it has a {name} for every token, got none.")
@@ -122,7 +122,7 @@ class KVCache:
                 "and width must not change. Use a new cache for other sequences."
             )
 
-    @answered
+    @explain_misfits
     def append(
         self,
         k: Float[Tensor, "batch num_kv_heads new width"],
@@ -160,8 +160,8 @@ class KVCache:
                     self._buffers[name] = new[:, :, -1:].clone()
             else:
                 self._store(name, new, end)
-            if _MADE + name in self._buffers:
-                self._store(_MADE + name, new, end)
+            if _ORIGINAL_PREFIX + name in self._buffers:
+                self._store(_ORIGINAL_PREFIX + name, new, end)
         self._token_axis = position_axis
         if self._made_at is not None:
             self._made_at = concatenate(self._made_at, positions, position_axis, len(k), k.device)
@@ -194,7 +194,7 @@ class KVCache:
         """Return the bytes that all cached tokens take, without unused space in the buffers."""
         return sum(b[:, :, : self.length].nbytes for b in self._buffers.values())
 
-    @answered
+    @explain_misfits
     def reorder(self, rows: Int[Tensor, " rows"]) -> None:
         """Keep the batch rows `rows` in that order, as beam search needs."""
         self._buffers = {name: b.index_select(0, rows) for name, b in self._buffers.items()}
@@ -212,7 +212,7 @@ class KVCache:
             return where
         return where.index_select(0, rows) if where.shape[0] > 1 else where
 
-    @answered
+    @explain_misfits
     def crop(self, length: int) -> None:
         """Keep the first `length` tokens, as after rejected tokens of a draft.
 
@@ -222,7 +222,7 @@ class KVCache:
         check_count("KVCache.crop", "length", length, 0, self.length)
         self.drop(length, self.length)
 
-    @answered
+    @explain_misfits
     def drop(self, start: int, stop: int) -> None:
         """Remove the tokens with indices start .. stop - 1. The others keep their positions:
         `shift` closes the gap. They keep their states, too: gates of FoX between a key and its
@@ -270,7 +270,7 @@ class KVCache:
         after = where.narrow(axis, stop, self.length - stop)
         return torch.cat([before, after], dim=axis)
 
-    @answered
+    @explain_misfits
     def shift(self, delta: float, start: int = 0) -> None:
         """Add `delta` to the positions of the tokens from index `start` on.
 
@@ -307,12 +307,12 @@ class KVCache:
             moves["k"] = encoding.move_keys
         buffers = dict(self._buffers)
         for name, to_new_place in moves.items():
-            made = buffers.get(_MADE + name, buffers[name])
+            made = buffers.get(_ORIGINAL_PREFIX + name, buffers[name])
             tail = made[:, :, start : self.length]
             moved = to_new_place(tail, made_there, moved_there)
             if moved is not tail:  # the encoding changes them
                 unmoved = buffers[name][:, :, :start]
-                buffers[_MADE + name] = made
+                buffers[_ORIGINAL_PREFIX + name] = made
                 buffers[name] = torch.cat([unmoved, moved], dim=2)
         # Only now, so that an error above leaves the cache as it was.
         self._buffers = buffers
@@ -366,7 +366,7 @@ class KVCache:
 
 
 def _positions_dtype(positions: Tensor | range) -> torch.dtype:
-    """Return the dtype of positions; a range is as good as int64."""
+    """Return the dtype of positions; int64 for a range."""
     return torch.int64 if isinstance(positions, range) else positions.dtype
 
 

@@ -68,7 +68,7 @@ class Choice:
     form: str = ""
     """One of FORMS if `way` is "sdpa"."""
 
-    by_name: bool = False
+    is_named_by_caller: bool = False
     """The caller asked for this way, so no other may run."""
 
     def run(self, problem: Problem) -> tuple[Tensor, Tensor | None]:
@@ -82,10 +82,10 @@ class Choice:
             return WAYS[self.way].run(problem)
         except flex.KernelTooLarge:
             # From now on `why_cannot_run` says so: this chooses another way, or raises.
-            return choose(problem, "flex" if self.by_name else "auto").run(problem)
+            return choose(problem, "flex" if self.is_named_by_caller else "auto").run(problem)
 
     def cost(self, problem: Problem) -> Cost:
-        """Return the expected time and memory."""
+        """Return the expected time and memory of the problem, run in this way."""
         if self.way == "sdpa":
             return sdpa.cost(problem, self.form)
         return WAYS[self.way].cost(problem)
@@ -111,7 +111,9 @@ def choose(problem: Problem, impl: str = "auto") -> Choice:
         form, _ = sdpa_form(problem)
     elif impl == "flex":
         reason += _backend_note(problem)
-    return Choice(impl, reason + _repeated_heads_note(problem, impl, form), form, by_name=True)
+    return Choice(
+        impl, reason + _repeated_heads_note(problem, impl, form), form, is_named_by_caller=True
+    )
 
 
 def reasons_against_others(problem: Problem, chosen: str) -> dict[str, str]:
@@ -182,7 +184,9 @@ def _repeated_heads_note(problem: Problem, way: str, form: str = "") -> str:
         runs_operators = way == "sdpa" and form != "plain"
     shares_heads = problem.q.shape[1] != problem.k.shape[1]
     on_cpu = problem.q.device.type == "cpu"
-    if not (runs_operators and shares_heads and on_cpu and kernels.faults().grouped):
+    if not (
+        runs_operators and shares_heads and on_cpu and kernels.faults().reads_grouped_heads_wrongly
+    ):
         return ""
     repeated = "keys and values are repeated for every head"
     return f"; {repeated}, because torch {kernels.RELEASE} reads shared heads wrongly"
@@ -191,7 +195,7 @@ def _repeated_heads_note(problem: Problem, way: str, form: str = "") -> str:
 def _trains_slower_by_flash(problem: Problem) -> bool:
     """Return True if torch's flash kernel trains slower than dense scores on few keys."""
     half = problem.q.dtype in (torch.bfloat16, torch.float16) or problem.is_autocast
-    return not _attends_near_apart(problem) and (half or problem.term is not None)
+    return not _term_attends_to_near_keys(problem) and (half or problem.term is not None)
 
 
 def sdpa_form(problem: Problem) -> tuple[str, str]:
@@ -203,7 +207,7 @@ def sdpa_form(problem: Problem) -> tuple[str, str]:
     few_queries = problem.q_len <= FEW_QUERIES and not problem.needs_lse
     if few_queries and _takes_bias_rows(problem):
         return "row", ""
-    if _attends_near_apart(problem):
+    if _term_attends_to_near_keys(problem):
         return "near and far", ""
 
     why_not_strips = None
@@ -240,8 +244,9 @@ def _takes_bias_rows(problem: Problem) -> bool:
     return blocks.takes_bias_as_mask(problem)
 
 
-def _attends_near_apart(problem: Problem) -> bool:
-    """Return True if the term attends to near keys itself, and there are enough others."""
+def _term_attends_to_near_keys(problem: Problem) -> bool:
+    """Return True if the form "near and far" can run: the term attends to near keys itself, and
+    there are enough far ones for torch's kernel."""
     term = problem.term
     if term is None or term.far_from is None or torch.compiler.is_compiling():
         return False
@@ -260,7 +265,7 @@ def _why_not_strips(problem: Problem) -> str | None:
     mask = problem.mask
     if why_not := flash.why_cannot_run_on(problem.q.device):
         return why_not
-    if term is not None and (term.by_distance is None or term.combine is not None):
+    if term is not None and (term.by_distance is None or term.sum_values is not None):
         return "it changes scores or values, which these kernels do not expose"
     if mask is not None and not mask.exact:
         return "the mask is not only causality and a window"
@@ -280,7 +285,7 @@ def _why_not_key_rows(problem: Problem) -> str | None:
         return "its blocks depend on values that only uncompiled code on the CPU reads"
     if problem.mask is None or not problem.mask.causal:
         return "a bias per key suffices under a causal mask only"
-    if term is None or term.row_and_key is None or term.combine is not None:
+    if term is None or term.row_and_key is None or term.sum_values is not None:
         return "the bias is no term of the query minus a term of the key"
     if problem.q.numel() == 0 or problem.kv_len == 0:
         return None  # it has no largest number to look at
@@ -293,9 +298,9 @@ def _why_not_flex(problem: Problem) -> str | None:
         return "it is compiled itself and cannot be nested"
     if problem.dropout_p:
         return "only reference and blocks apply dropout"
-    if problem.term is not None and problem.term.combine is not None:
+    if problem.term is not None and problem.term.sum_values is not None:
         return "the encoding reads the attention weights"
-    if problem.term is not None and problem.term.pair is None:
+    if problem.term is not None and problem.term.make_score_mod is None:
         return "the encoding reads whole rows of scores"
     if problem.q.dtype == torch.float64:
         return "it supports float32, bfloat16 and float16 only"
@@ -318,7 +323,7 @@ def _why_not_flex(problem: Problem) -> str | None:
 
 
 def _head_width(problem: Problem) -> int:
-    """Return the width of the narrower of q and v."""
+    """Return the number of channels of the narrower of q and v."""
     return min(problem.q.shape[-1], problem.v.shape[-1])
 
 

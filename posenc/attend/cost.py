@@ -27,7 +27,7 @@ def dense_bytes(problem: Problem, rows: int) -> int:
     results of the term and, if gradients are needed, saved weights."""
     arrays: float = 2  # scores and weights
     if problem.term is not None:
-        arrays += problem.term.held(problem.needs_grad)
+        arrays += problem.term.extra_score_arrays(problem.needs_grad)
     if problem.needs_grad:  # weights are saved before rows without a key are set to zero
         arrays += 1 if problem.every_row_sees_a_key else 2
     return int(arrays * scores_bytes(problem, rows))

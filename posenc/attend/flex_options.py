@@ -168,7 +168,8 @@ def _shared_bytes_needed(problem: Problem, queries: int, keys: int, stages: int)
 
 
 def _padded_power_of_two(width: int) -> int:
-    """Return the power of two to which Triton pads a width."""
+    """Return the least power of two that is not below `width`, to which Triton pads it: 96 ->
+    128."""
     return 1 << (width - 1).bit_length()
 
 

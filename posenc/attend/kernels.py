@@ -19,8 +19,10 @@ from posenc.encodings.numbers.tracking import is_readable
 
 # The only private names of torch that attention uses. torch's public function does not return the
 # log-sum-exp, which is needed to join attention over parts of the keys and to differentiate a part.
-FORWARD = getattr(torch.ops.aten, "_scaled_dot_product_flash_attention_for_cpu", None)
-BACKWARD = getattr(torch.ops.aten, "_scaled_dot_product_flash_attention_for_cpu_backward", None)
+FLASH_FORWARD = getattr(torch.ops.aten, "_scaled_dot_product_flash_attention_for_cpu", None)
+FLASH_BACKWARD = getattr(
+    torch.ops.aten, "_scaled_dot_product_flash_attention_for_cpu_backward", None
+)
 
 GROUPED_HEADS = "operators: grouped heads"
 """The form for which there is a substitute: keys and values repeated for every head."""
@@ -41,12 +43,14 @@ Results = list[Tensor]
 
 
 class Faults(NamedTuple):
-    """What torch computes wrongly: sentences about the operators and about the public function, ""
-    for nothing, and whether the operators read grouped heads wrongly."""
+    """What torch computes wrongly."""
 
     operators: str
+    """A sentence about the two operators, "" if they compute all forms right."""
     function: str
-    grouped: bool
+    """The same about the public function scaled_dot_product_attention."""
+    reads_grouped_heads_wrongly: bool
+    """True if the operators compute wrongly if several heads of q share a head of k and v."""
 
 
 RELEASE = torch.__version__.partition("+")[0]
@@ -66,7 +70,8 @@ def faults() -> Faults:
 
 
 def wrong_forms() -> frozenset[str]:
-    """Try all forms, and return the names of those that are wrong."""
+    """Try every form on this machine, and return the names (keys of FORMS) of those that are
+    wrong."""
     with torch.inference_mode(False), torch.enable_grad(), without_autocast(torch.device("cpu")):
         return frozenset(name for name, is_right in FORMS.items() if not is_right())
 
@@ -76,7 +81,7 @@ def _faults_of_forms(names: Collection[str]) -> Faults:
     in_order = [name for name in FORMS if name in names and name != GROUPED_HEADS]
     operators = _fault_sentence([name for name in in_order if name.startswith("operators: ")])
     function = _fault_sentence([name for name in in_order if name.startswith("function: ")])
-    if FORWARD is None or BACKWARD is None:
+    if FLASH_FORWARD is None or FLASH_BACKWARD is None:
         operators = f"torch {RELEASE} has no flash kernel for the CPU"
     return Faults(operators, function, GROUPED_HEADS in names)
 
@@ -119,12 +124,12 @@ def _attend_by_formula(tensors: list[Tensor], bias: Tensor) -> Results:
     return [out, lse, *torch.autograd.grad(out.sum(-1).sin().sum(), (q, k, v))]
 
 
-def _all_close(found: Results, expected: Results, dtype: torch.dtype) -> bool:
+def _all_close(results: Results, expected: Results, dtype: torch.dtype) -> bool:
     """Return True if all numbers agree to BOUNDS[dtype]; False for NaN."""
-    for result, wanted in zip(found, expected, strict=True):
+    for got, wanted in zip(results, expected, strict=True):
         bound = BOUNDS[dtype] * max(1.0, float(wanted.detach().abs().max()))
         # A comparison with NaN is False, so that NaN is no agreement.
-        if not bool(((result.double() - wanted).abs() <= bound).all()):
+        if not bool(((got.double() - wanted).abs() <= bound).all()):
             return False
     return True
 
@@ -134,19 +139,19 @@ def _operators_are_right(
 ) -> bool:
     """Return True if the two operators agree with the formula, for a bias (1, HEADS or 1, q_len,
     kv_len), or for a causal mask if it is None. `kv_heads`: heads of k and v."""
-    if FORWARD is None or BACKWARD is None:
+    if FLASH_FORWARD is None or FLASH_BACKWARD is None:
         return False
     q_len, kv_len = (QUERIES, QUERIES) if bias is None else bias.shape[2:]
     q, k, v = (t.detach() for t in _random_qkv(q_len, kv_len, kv_heads, dtype))
     added = _causal_bias(q_len) if bias is None else bias
     expected = _attend_by_formula([q, k, v], added.expand(1, HEADS, q_len, kv_len))
     options = {"is_causal": True} if bias is None else {"attn_mask": bias}
-    out, lse = FORWARD(q, k, v, scale=SCALE, **options)
+    out, lse = FLASH_FORWARD(q, k, v, scale=SCALE, **options)
     if bias is None or kv_heads != HEADS:  # attention asks for no gradients of these
         return _all_close([out, lse], expected[:2], dtype)
     # The derivative of sin(out.sum(-1)).sum(), whose gradients `_attend_by_formula` returns.
     grad = out.double().sum(-1, keepdim=True).cos().expand(out.shape).to(dtype).contiguous()
-    found = BACKWARD(grad, q, k, v, out, lse, 0.0, False, attn_mask=bias, scale=SCALE)
+    found = FLASH_BACKWARD(grad, q, k, v, out, lse, 0.0, False, attn_mask=bias, scale=SCALE)
     return _all_close([out, lse, *found], expected, dtype)
 
 

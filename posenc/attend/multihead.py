@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from posenc.arguments import answered, check_count, check_flag, check_share
+from posenc.arguments import check_count, check_flag, check_share, explain_misfits
 from posenc.attend.attention import attention
 from posenc.attend.cache import KVCache, check_cache
 from posenc.encodings import ModelShape, build_if_named
@@ -58,7 +58,7 @@ class Attention(nn.Module):
     torch.Size([2, 9, 64])
     """
 
-    @answered
+    @explain_misfits
     def __init__(
         self,
         embed_dim: int,
@@ -113,7 +113,7 @@ class Attention(nn.Module):
         self.v_proj = projection(num_kv_heads, "separate", "q=k")
         self.o_proj = nn.Linear(num_heads * self.head_dim, embed_dim, bias=bias)
 
-    @answered
+    @explain_misfits
     def forward(
         self,
         x: Float[Tensor, "batch q_len embed_dim"],

@@ -1,9 +1,9 @@
 """One softmax attention over one set of keys, ready to run.
 
 A `Problem` answers what the ways of attention ask: which keys a mask may show to some queries
-(`maybe_visible`) and which it shows for sure (`all_visible`), the scores and the bias of some
-queries, and the sum of values. Queries and keys are counted by index, from 0. `first_key` is above
-0 if a problem was restricted to some keys by `restricted_to_keys`.
+(`keys_maybe_visible`) and which it shows for sure (`keys_visible_to_all`), the scores and the bias
+of some queries, and the sum of values. Queries and keys are counted by index, from 0. `first_key`
+is above 0 if a problem was restricted to some keys by `restricted_to_keys`.
 """
 
 import math
@@ -18,7 +18,7 @@ from posenc.encodings.numbers.heads import for_every_head, grouped_matmul
 from posenc.encodings.numbers.precision import at_least_float32, without_autocast
 from posenc.encodings.numbers.torch_abilities import autocast_enabled
 from posenc.masks import Mask
-from posenc.positions import known_equal
+from posenc.positions import are_known_equal
 
 BEYOND_ANY_DISTANCE = 2**62
 """A distance that no pair reaches, in place of infinity."""
@@ -95,7 +95,7 @@ class Problem:
             return True
         assert mask.q_positions is not None and mask.kv_positions is not None
         # Causality and windows show a query the key at its own position.
-        return mask.exact and known_equal(mask.q_positions, mask.kv_positions)
+        return mask.exact and are_known_equal(mask.q_positions, mask.kv_positions)
 
     @property
     def visible_distances(self) -> tuple[int, int]:
@@ -110,7 +110,7 @@ class Problem:
         least = 0 if mask.causal else -most
         return least - shift, most - shift  # from positions to indices
 
-    def maybe_visible(self, start: int, stop: int) -> tuple[int, int]:
+    def keys_maybe_visible(self, start: int, stop: int) -> tuple[int, int]:
         """Return a range [first, last) that includes all keys visible to any of queries [start,
         stop); not empty unless there are no keys."""
         if self.mask_shift is None:
@@ -124,7 +124,7 @@ class Problem:
         first = max(0, min(start - most - self.first_key, last - 1))
         return first, last
 
-    def all_visible(self, start: int, stop: int) -> tuple[int, int]:
+    def keys_visible_to_all(self, start: int, stop: int) -> tuple[int, int]:
         """Return a range [first, last) of keys known to be visible to all queries [start, stop)."""
         if self.mask is None:
             return 0, self.kv_len
@@ -144,7 +144,7 @@ class Problem:
 
         scores: (batch, num_heads, stop - start, kv_len).
         """
-        first, last = self.all_visible(start, stop)
+        first, last = self.keys_visible_to_all(start, stop)
         if first == last:
             return self._mask_scores_of_keys(scores, start, stop, 0, self.kv_len)
         self._mask_scores_of_keys(scores, start, stop, 0, first)
@@ -158,7 +158,7 @@ class Problem:
         Return the mask of these pairs, True for visible ones; None if it hides none."""
         if first >= last:
             return None
-        visible = self.restricted_to_keys(first, last).visible(start, stop)
+        visible = self.restricted_to_keys(first, last).visible_pairs(start, stop)
         if visible is not None:
             scores[..., first:last].masked_fill_(~visible, -torch.inf)
         return visible
@@ -169,7 +169,7 @@ class Problem:
         if self.term is None:
             return self
         with without_autocast(self.q.device):
-            term = self.term.ready(rows, self._hides_later_keys())
+            term = self.term.prepare_blocks(rows, self._hides_later_keys())
         return self if term is self.term else replace(self, term=term)
 
     def _hides_later_keys(self) -> bool:
@@ -178,8 +178,8 @@ class Problem:
         if mask is None or not mask.causal:
             return False
         assert mask.q_positions is not None and mask.kv_positions is not None
-        same_q = known_equal(self.queries.where, mask.q_positions)
-        return same_q and known_equal(self.keys.where, mask.kv_positions)
+        same_q = are_known_equal(self.queries.where, mask.q_positions)
+        return same_q and are_known_equal(self.keys.where, mask.kv_positions)
 
     def restricted_to_keys(self, first: int, last: int) -> "Problem":
         """Return the attention from all queries to keys [first, last) of this problem only, counted
@@ -222,7 +222,7 @@ class Problem:
             row = self.bias_of_distances(stop - 1 - self.first_key, count + self.kv_len - 1)
             # A prepared encoding keeps the row for later calls. It is returned as it is only where
             # nobody writes to it, as `mask_scores_in_place` does for hidden keys.
-            nothing_to_hide = self.all_visible(start, stop) == (0, self.kv_len)
+            nothing_to_hide = self.keys_visible_to_all(start, stop) == (0, self.kv_len)
             if count == 1 and nothing_to_hide:
                 return row[None, :, None]
             # Each query's part of the row begins one entry later than that of the next query.
@@ -279,10 +279,10 @@ class Problem:
         nan_unless_finite = 0 * self.v.detach().sum(dtype=dtype)
         return -40 - math.log(self.kv_len) - difference + nan_unless_finite
 
-    def visible(self, start: int, stop: int) -> Tensor | None:
+    def visible_pairs(self, start: int, stop: int) -> Tensor | None:
         """Return the mask of queries [start, stop), True for visible keys, which broadcasts to
         their scores. None if all keys are known to be visible."""
-        if self.mask is None or self.all_visible(start, stop) == (0, self.kv_len):
+        if self.mask is None or self.keys_visible_to_all(start, stop) == (0, self.kv_len):
             return None
         batch, heads = self.q.shape[:2]
         return self.mask.rows(
@@ -293,10 +293,10 @@ class Problem:
         """Return the sum of values by `weights` (batch, num_heads, stop - start, kv_len) for
         queries [start, stop), in the dtype of q. A term may add to it."""
         v = self.widen_dtype(self.v)
-        if self.term is None or self.term.combine is None:
+        if self.term is None or self.term.sum_values is None:
             return grouped_matmul(weights, v).to(self.q.dtype)
         with without_autocast(weights.device):
-            out = self.term.combine(weights, v, slice(start, stop), self.key_span)
+            out = self.term.sum_values(weights, v, slice(start, stop), self.key_span)
         return out.to(self.q.dtype)
 
     @property

@@ -213,7 +213,7 @@ def _append_tokens(
 ) -> tuple[Tokens, Tensor]:
     """Append the new tokens to the cache, and return all keys and values, the cached ones first."""
     assert new.x is not None
-    cache.belong_to(encoding)
+    cache.record_maker(encoding)
     only_last = encoding.claims.state_kept == "last"
     k, v, positions, state = cache.append(
         new.x,

@@ -161,12 +161,14 @@ def _attention_function(
     implementation, or "" for the one that posenc chooses. queries: the rows of q to compute; None:
     all.
     """
-    positions = range(case.keys)
+    positions = range(case.num_keys)
     torch.manual_seed(0)  # the reference gets the same state
-    state = encoding.state(torch.randn(case.batch, case.keys, case.width), torch.arange(case.keys))
+    state = encoding.state(
+        torch.randn(case.batch, case.num_keys, case.width), torch.arange(case.num_keys)
+    )
     state = None if state is None else state.detach()
     rows_of_q = slice(None) if queries is None else queries
-    tokens_of_q = slice(case.keys - case.q_len, None) if queries is None else queries
+    tokens_of_q = slice(case.num_keys - case.q_len, None) if queries is None else queries
     prepared = encoding.prepare(positions) if how == "prepared" else None
     q_state = None if state is None else state[:, :, tokens_of_q]
     options: dict[str, Any] = {"q_state": q_state, "kv_state": state, "mask": masks.causal}
@@ -181,7 +183,7 @@ def _attention_function(
 
 def _sdpa_function(case: Case) -> Callable[..., Tensor]:
     """Return torch's own attention, causal if there are no keys of earlier tokens."""
-    is_causal = case.q_len == case.keys
+    is_causal = case.q_len == case.num_keys
     shares_keys = case.heads != case.kv_heads
     return lambda q, k, v: F.scaled_dot_product_attention(
         q, k, v, is_causal=is_causal, enable_gqa=shares_keys
@@ -215,14 +217,18 @@ def _build_encoding(name: str, case: Case) -> PositionEncoding:
     """Return the encoding of this name for layer 0 of a model with one layer in the sizes of the
     case."""
     torch.manual_seed(0)
-    shape = ModelShape(case.width, case.heads, case.kv_heads, case.head_dim, case.keys)
+    shape = ModelShape(case.width, case.heads, case.kv_heads, case.head_dim, case.num_keys)
     one_layer = encoding_of_all_layers(create(name, shape), num_layers=1)
     return one_layer.for_layer(0).to(case.device or "cpu")
 
 
 def _random_q_k_v(case: Case) -> tuple[Tensor, ...]:
     """Return random q, k and v, (batch, heads, len, head_dim), the same in every call."""
-    sizes = ((case.heads, case.q_len), (case.kv_heads, case.keys), (case.kv_heads, case.keys))
+    sizes = (
+        (case.heads, case.q_len),
+        (case.kv_heads, case.num_keys),
+        (case.kv_heads, case.num_keys),
+    )
     torch.manual_seed(0)
     return tuple(_random_tensor(case, case.batch, *size, case.head_dim) for size in sizes)
 

@@ -16,12 +16,12 @@ GROUPS = {
 }
 """Name of each group of cases, and the question that it answers."""
 
-NEEDS_TRANSFORMERS = ("decode", "training", "attach")
+GROUPS_WITH_TRANSFORMERS = ("decode", "training", "attach")
 
-DISTANCE = ("alibi", "t5", "kerple", "sandwich")
-CONTENT = ("fire", "cope", "shaw", "transformer_xl", "deberta", "fox", "dape")
-ENCODINGS = ("nope", "rope", *DISTANCE, *CONTENT)
-PREPARED = ("transformer_xl, prepared", "deberta, prepared")
+DISTANCE_BIASES = ("alibi", "t5", "kerple", "sandwich")
+CONTENT_ENCODINGS = ("fire", "cope", "shaw", "transformer_xl", "deberta", "fox", "dape")
+ENCODINGS = ("nope", "rope", *DISTANCE_BIASES, *CONTENT_ENCODINGS)
+PREPARED_RUNS = ("transformer_xl, prepared", "deberta, prepared")
 """Content encodings whose tables are computed before the timed call."""
 
 
@@ -56,7 +56,7 @@ class Case:
     device: str = ""
 
     @property
-    def keys(self) -> int:
+    def num_keys(self) -> int:
         """Return the number of keys: kv_len, or q_len where that is 0."""
         return self.kv_len or self.q_len
 
@@ -75,9 +75,9 @@ class Case:
     def title(self) -> str:
         """Return the case in a few words, unique in its group."""
         length = _abbreviate_length(self.q_len)
-        if self.keys != self.q_len:
+        if self.num_keys != self.q_len:
             length = f"{length} {'query' if self.q_len == 1 else 'queries'}"
-            length += f", {_abbreviate_length(self.keys)} keys"
+            length += f", {_abbreviate_length(self.num_keys)} keys"
         words = [length if self.batch == 1 else f"{self.batch} x {length}"]
         if self.group == "rotation" and self.head_dim != 64:
             words.append(f"heads of {self.head_dim}")
@@ -89,7 +89,7 @@ class Case:
 
     @property
     def layer_weights(self) -> int:
-        """Count the weights of all layers of one model."""
+        """Return the number of weights of all layers of one model."""
         ffn_dim = 0 if self.group == "layer" else self.ffn_dim
         return self.layers * (4 * self.width**2 + 3 * self.width * ffn_dim)
 
@@ -103,7 +103,7 @@ class Case:
             # Two products, q k^T and weights v, each with a multiplication and an addition for
             # every pair and channel. A causal mask hides half of the pairs where q and k are as
             # long.
-            pairs = tokens * self.keys // (2 if self.keys == self.q_len else 1)
+            pairs = tokens * self.num_keys // (2 if self.num_keys == self.q_len else 1)
             count = 4 * pairs * self.width * max(self.layers, 1) + 2 * tokens * self.layer_weights
         # Gradients of both factors of each product take two more products.
         return count * (3 if self.backward else 1)
@@ -114,13 +114,13 @@ class Case:
         speed: operations a second, per thread; the default is chosen, not derived.
         """
         # In times of attention without positions: chosen, not derived.
-        weights = sum(4 if run.partition(",")[0] in CONTENT else 1.3 for run in self.runs)
+        weights = sum(4 if run.partition(",")[0] in CONTENT_ENCODINGS else 1.3 for run in self.runs)
         return self.flops() * (weights + len(self.baselines)) / (speed * threads)
 
-    def bytes(self) -> int:
+    def min_bytes(self) -> int:
         """Return the bytes of inputs, outputs and weights, a lower bound of the memory needed."""
         item = 4 if self.dtype == "float32" or self.layers else 2
-        tokens = self.batch * max(self.q_len, self.keys) * max(self.layers, 1)
+        tokens = self.batch * max(self.q_len, self.num_keys) * max(self.layers, 1)
         # Five tensors of the size of q, of all layers: chosen, not derived.
         count = 5 * item * tokens * max(self.heads, self.kv_heads) * self.head_dim
         count += item * self.layer_weights * (len(self.runs) + len(self.baselines))
@@ -217,17 +217,17 @@ CASES = (
     Case("attention", ENCODINGS, _SDPA, 128, batch=8),
     Case("attention", ENCODINGS, _SDPA, 256, batch=8),
     Case("attention", ENCODINGS, _SDPA, 512, batch=8),
-    Case("attention", ENCODINGS + PREPARED, _SDPA, 1024),
+    Case("attention", ENCODINGS + PREPARED_RUNS, _SDPA, 1024),
     Case("attention", ENCODINGS, _SDPA, 1024, dtype="bfloat16"),
-    Case("attention", DISTANCE, _SDPA, 2048),
-    Case("attention", DISTANCE + CONTENT, _SDPA, 4096),
-    Case("attention", DISTANCE, _SDPA, 8192),
-    Case("attention", DISTANCE, _SDPA, 16384),
-    Case("attention", (*ENCODINGS, "t5, prepared", *PREPARED), _SDPA, 1, 4096),
-    Case("backward", ("alibi", "t5", *CONTENT), _SDPA, 1024, backward=True),
+    Case("attention", DISTANCE_BIASES, _SDPA, 2048),
+    Case("attention", DISTANCE_BIASES + CONTENT_ENCODINGS, _SDPA, 4096),
+    Case("attention", DISTANCE_BIASES, _SDPA, 8192),
+    Case("attention", DISTANCE_BIASES, _SDPA, 16384),
+    Case("attention", (*ENCODINGS, "t5, prepared", *PREPARED_RUNS), _SDPA, 1, 4096),
+    Case("backward", ("alibi", "t5", *CONTENT_ENCODINGS), _SDPA, 1024, backward=True),
     Case("backward", ("alibi", "t5"), _SDPA, 4096, backward=True),
-    Case("memory", DISTANCE + CONTENT, _SDPA, 8192),
-    Case("memory", DISTANCE, _SDPA, 8192, backward=True),
+    Case("memory", DISTANCE_BIASES + CONTENT_ENCODINGS, _SDPA, 8192),
+    Case("memory", DISTANCE_BIASES, _SDPA, 8192, backward=True),
     Case("layer", _LAYER_ENCODINGS, ("plain layer",), 128, layers=1),
     Case("layer", _LAYER_ENCODINGS, ("plain layer",), 512, layers=1),
     Case("layer", _LAYER_ENCODINGS, ("plain layer",), 128, batch=32, layers=1),

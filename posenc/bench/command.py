@@ -17,19 +17,21 @@ from posenc.report.machine.options import Json, check_choice, option
 if TYPE_CHECKING:
     from posenc.bench.cases import Case
 
-_LARGE_BYTES = 2 * 10**9
-"""Size of the tensors of a case, at most, that was not asked for."""
-_LARGE_SECONDS, _LARGE_SECONDS_QUICK = 60, 10
-"""Maximum seconds of a case that was not asked for: by default, and with --quick."""
+_MAX_UNASKED_BYTES = 2 * 10**9
+"""Maximum bytes of the tensors of a case that no option asked for."""
+_MAX_UNASKED_SECONDS = 60
+"""Maximum seconds of a case that no option asked for."""
+_MAX_UNASKED_SECONDS_QUICK = 10
+"""The same with --quick."""
 
 
 class _Rounds(NamedTuple):
-    """How often a case is measured: at most `most` rounds, of which none begins after `seconds`,
-    but for the first `least`."""
+    """How often a case is measured: `min_rounds` rounds in any case, then more until there are
+    `max_rounds` or `seconds` have passed."""
 
-    most: int
+    max_rounds: int
     seconds: float
-    least: int
+    min_rounds: int
 
 
 _ROUNDS = _Rounds(101, 10.0, 7)
@@ -42,9 +44,9 @@ _DEVICE_HEADS = 16
 """Heads that --device times without --heads: chosen."""
 _DEVICE_SECONDS = 270.0
 """Seconds after which --device begins no check, and as many for its times: ten minutes in all."""
-_FASTEST_CALLS = 10_000
+_CALLS_PER_SECOND_LIMIT = 10_000
 """Calls per second that no core reaches."""
-_SPEED_LIMIT = 1e11
+_OPERATIONS_PER_SECOND_LIMIT = 1e11
 """Operations per second that no core reaches. At this speed a case takes the least time that it
 can take anywhere; it is refused if that alone is more than a week."""
 
@@ -118,16 +120,16 @@ def bench(
         raise ValueError(f"bench: --head-dim needs an even number, got {head_dim}.")
     counts = _thread_counts(threads)
     from posenc.bench.cases import select_cases
-    from posenc.report.files.atomic import check_results
+    from posenc.report.files.atomic import prepare_results
 
     cases = select_cases(groups, sizes, heads, kv_heads, head_dim)
     cases, notes = _runnable_cases(cases, only is not None)
     rounds = _rounds_of_options(quick, repeats)
     named = every or only is not None or lengths is not None
-    limit = _LARGE_SECONDS_QUICK if quick else _LARGE_SECONDS
+    limit = _MAX_UNASKED_SECONDS_QUICK if quick else _MAX_UNASKED_SECONDS
     cases, more_notes = _cases_within_limits(cases, counts, rounds, limit, named)
     if out is not None:
-        check_results(out, _FILE_BEGIN)
+        prepare_results(out, _FILE_BEGIN)
     print(*notes, *more_notes, sep="\n", file=sys.stderr)
     _measure_cases(cases, counts, rounds, out, as_json)
 
@@ -186,7 +188,7 @@ def _measure_cases(
     from posenc.report.page.progress import say
 
     console = stdout(80)
-    machine = run.machine()
+    machine = run.machine_facts()
     rows: list[dict[str, Any]] = []
     for case in cases:
         of_case = [_case_columns(case) | row for row in run.measure_case(case, threads, rounds)]
@@ -195,7 +197,7 @@ def _measure_cases(
             for section in measured_sections(of_case):
                 show_section(section, console)
         if out is not None:
-            write_atomically(out, _file_of_results(machine, rows))
+            write_atomically(out, _results_as_json(machine, rows))
     report = report_of(machine, rows)
     if in_json:
         print_report(report, in_json=True)
@@ -209,7 +211,7 @@ def _check_and_time_device(
     """Check and time the encodings on a device; write one file with its name. Exit with 1 if a
     result is wrong."""
     from posenc.bench.report import report_of
-    from posenc.report.files.atomic import check_results, write_atomically
+    from posenc.report.files.atomic import prepare_results, write_atomically
     from posenc.report.machine.machine import check_device
     from posenc.report.page.console import print_report, stderr
     from posenc.report.page.progress import say, tell
@@ -220,12 +222,12 @@ def _check_and_time_device(
     machine, dtypes = _machine_and_dtypes(name)
     card = "-".join(re.findall(r"[A-Za-z0-9]+", machine["device"]))
     out = Path(f"bench-{card}.json") if out is None else out
-    check_results(out, _FILE_BEGIN)
+    prepare_results(out, _FILE_BEGIN)
     rows: list[dict[str, Any]] = []
     for row in _device_rows(name, lengths, heads, every, dtypes):
         rows.append(row)
         tell(f"bench: {len(rows)} results")
-        write_atomically(out, _file_of_results(machine, rows))
+        write_atomically(out, _results_as_json(machine, rows))
     tell("")
     print_report(report_of(machine, rows), in_json)
     say(stderr(), f"Results: {out}")
@@ -251,7 +253,8 @@ def _device_rows(
 
 
 def _timing_rows(case: "Case") -> list[dict[str, Any]]:
-    """Return the rows of a case on a device, or one with its error."""
+    """Return the rows of a case that is timed on a device, or one row with the error that ended
+    it."""
     from posenc.bench import device, run
 
     try:
@@ -267,7 +270,7 @@ def _machine_and_dtypes(device: str) -> tuple[dict[str, Any], list[str]]:
     from posenc.bench import run
     from posenc.report.machine.machine import default_precision
 
-    machine = run.machine() | {"matmul": torch.get_float32_matmul_precision()}
+    machine = run.machine_facts() | {"matmul": torch.get_float32_matmul_precision()}
     dtypes = ["float32", "bfloat16"]
     if device == "cuda":
         machine["device"] = torch.cuda.get_device_name()
@@ -283,7 +286,7 @@ def _runnable_cases(cases: "list[Case]", named: bool) -> "tuple[list[Case], list
     cannot. Raise ValueError for such a case if it was `named`."""
     from importlib.util import find_spec
 
-    from posenc.bench.cases import NEEDS_TRANSFORMERS
+    from posenc.bench.cases import GROUPS_WITH_TRANSFORMERS
     from posenc.lazy import require_package
     from posenc.report.machine.machine import cpu_multiplies_bfloat16
 
@@ -292,7 +295,7 @@ def _runnable_cases(cases: "list[Case]", named: bool) -> "tuple[list[Case], list
     notes: list[str] = []
     for case in cases:
         needs = ""
-        if lacks_transformers and case.group in NEEDS_TRANSFORMERS:
+        if lacks_transformers and case.group in GROUPS_WITH_TRANSFORMERS:
             if named:
                 require_package("transformers", f"bench: {case.group}")
             needs = "transformers"
@@ -322,14 +325,14 @@ def _cases_within_limits(
     total = 0.0
     for case in cases:
         name = f"{case.group} {case.title}"
-        size = case.bytes()
+        size = case.min_bytes()
         check_room(f"bench: tensors of {name}", size, memory_bytes(), advice)
         # Memory is measured in one call: it does not vary as time does.
         rounds_of_case = _Rounds(1, 0.0, 1) if case.group == "memory" else rounds
         takes = sum(_expected_seconds(case, rounds_of_case, count) for count in threads)
         least = int(_least_seconds(case, rounds_of_case, threads))
         check_time(f"bench: {name}", least, False, advice)
-        large = takes > limit or size > _LARGE_BYTES
+        large = takes > limit or size > _MAX_UNASKED_BYTES
         if large:
             needs = f"{_describe_duration(takes)}, at least {readable_size(size)}"
             notes.append(f"bench: {'' if named else 'left out '}{name}: {needs}")
@@ -345,10 +348,12 @@ def _least_seconds(case: "Case", rounds: _Rounds, threads: Sequence[int]) -> flo
     """Return the seconds that a case would take on cores that are faster than any."""
     seconds = 0.0
     for count in threads:
-        rounds_with_untimed_first = rounds.least + 1
-        seconds += rounds_with_untimed_first * case.round_seconds(count, _SPEED_LIMIT)
+        rounds_with_untimed_first = rounds.min_rounds + 1
+        seconds += rounds_with_untimed_first * case.round_seconds(
+            count, _OPERATIONS_PER_SECOND_LIMIT
+        )
     # However small its tensors, no call takes less than a tenth of a millisecond.
-    return seconds + rounds.least // _FASTEST_CALLS
+    return seconds + rounds.min_rounds // _CALLS_PER_SECOND_LIMIT
 
 
 def _expected_seconds(case: "Case", rounds: _Rounds, threads: int) -> float:
@@ -356,15 +361,15 @@ def _expected_seconds(case: "Case", rounds: _Rounds, threads: int) -> float:
     round_seconds = case.round_seconds(threads)
     # A short call runs twice in each round, see measure.time_interleaved_rounds. The first, slow
     # calls count for one such round.
-    fewest_rounds = 2 * (rounds.least + 1) * round_seconds
-    return max(fewest_rounds, min(rounds.seconds, rounds.most * round_seconds))
+    fewest_rounds = 2 * (rounds.min_rounds + 1) * round_seconds
+    return max(fewest_rounds, min(rounds.seconds, rounds.max_rounds * round_seconds))
 
 
 _FILE_BEGIN = '{"machine": '
 """Begins a file of results."""
 
 
-def _file_of_results(machine: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> str:
+def _results_as_json(machine: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> str:
     """Return the measured numbers as JSON with one line for each row."""
     lines = ",\n".join(map(json.dumps, rows))
     return f'{_FILE_BEGIN}{json.dumps(machine)},\n"rows": [\n{lines}\n]}}\n'
@@ -372,7 +377,7 @@ def _file_of_results(machine: Mapping[str, Any], rows: Sequence[Mapping[str, Any
 
 def _case_columns(case: "Case") -> dict[str, Any]:
     """Return what each row of a case's results says of the case: its title, group and sizes."""
-    columns = asdict(case) | {"kv_len": case.keys}
+    columns = asdict(case) | {"kv_len": case.num_keys}
     for name in ("runs", "baselines"):
         del columns[name]
     return {"case": case.title} | columns

@@ -190,5 +190,5 @@ def _largest_error(got: Sequence[Any], want: Sequence[Any], together: bool) -> f
 
 
 def first_line(error: Exception) -> str:
-    """Return the error's type and the first line of its message."""
+    """Return the error's type and the first line of its message: "ValueError: no such device"."""
     return f"{type(error).__name__}: {next(iter(str(error).strip().splitlines()), '')}"

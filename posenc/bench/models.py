@@ -26,7 +26,7 @@ def decode_calls(case: Case) -> dict[str, Call]:
 
     Each call adds its token to the cache: a few more than the thousands that are there already.
     """
-    prompt = torch.randint(VOCABULARY, (case.batch, case.keys))
+    prompt = torch.randint(VOCABULARY, (case.batch, case.num_keys))
     token = prompt[:, :1]
 
     def call_of_llama(attention: str) -> Call:
@@ -129,7 +129,7 @@ def _build_decoder(case: Case, name: str) -> Decoder:
     config = DecoderConfig(
         VOCABULARY, case.width, case.layers, case.heads, case.kv_heads, ffn_dim=case.ffn_dim
     )
-    return Decoder(config, create(name, config.shape(train_length=case.keys)))
+    return Decoder(config, create(name, config.shape(train_length=case.num_keys)))
 
 
 def _build_llama(case: Case, attention: str) -> Any:
@@ -143,7 +143,7 @@ def _build_llama(case: Case, attention: str) -> Any:
         "num_hidden_layers": case.layers,
         "num_attention_heads": case.heads,
         "num_key_value_heads": case.kv_heads,
-        "max_position_embeddings": 2 * case.keys,
+        "max_position_embeddings": 2 * case.num_keys,
         "attn_implementation": attention,
     }
     return LlamaForCausalLM(LlamaConfig(**sizes))

@@ -16,10 +16,10 @@ def report_of(machine: dict[str, Any], rows: Sequence[Row]) -> Report:
     """Return the report: the checks of a device if there are any, and what each run costs."""
     verdicts = [row["ok"] for row in rows if "ok" in row]
     cases = {(row["group"], row["case"]) for row in rows if "run" in row}
-    headline = f"{_count(len(cases), 'case')} measured on {machine['device']}."
+    headline = f"{_count_in_words(len(cases), 'case')} measured on {machine['device']}."
     if verdicts:
         wrong = verdicts.count(False)
-        headline = f"{_count(len(verdicts), 'check')}, {wrong} wrong; {headline}"
+        headline = f"{_count_in_words(len(verdicts), 'check')}, {wrong} wrong; {headline}"
     return Report(
         "What position encodings cost",
         headline,
@@ -28,12 +28,13 @@ def report_of(machine: dict[str, Any], rows: Sequence[Row]) -> Report:
     )
 
 
-def _count(number: int, name: str) -> str:
+def _count_in_words(number: int, name: str) -> str:
+    """Return a number with its noun: (1, "case") -> "1 case", (12, "case") -> "12 cases"."""
     return f"{number} {name}{'' if number == 1 else 's'}"
 
 
 def _wrong_section(rows: Sequence[Row]) -> list[Section]:
-    """Return the section about wrong results; none without any."""
+    """Return the section about wrong results, in a list; an empty list if there are none."""
     wrong = [_wrong_cells(row) for row in rows if row.get("ok") is False]
     if not wrong:
         return []
@@ -47,7 +48,7 @@ def _left_out_section(rows: Sequence[Row]) -> list[Section]:
     names_by_reason: dict[str, list[str]] = {}
     for row in rows:
         if "left_out" in row:
-            names_by_reason.setdefault(row["left_out"], []).append(_name(row))
+            names_by_reason.setdefault(row["left_out"], []).append(_row_name(row))
     if not names_by_reason:
         return []
     lines = [
@@ -57,7 +58,7 @@ def _left_out_section(rows: Sequence[Row]) -> list[Section]:
     return [Section("Left out", [Table(["of", "results", "why"], lines, "Left out")])]
 
 
-def _name(row: Row) -> str:
+def _row_name(row: Row) -> str:
     """Return the encoding that a row checks, or the case that it measures."""
     return row["check"] if "check" in row else f"{row['group']} {row['case']}"
 
@@ -65,7 +66,7 @@ def _name(row: Row) -> str:
 def _wrong_cells(row: Row) -> list[Value]:
     """Return the cells of a wrong result. Its error is a number, or the message that it raised."""
     tokens = row.get("length", row.get("q_len"))
-    return [_name(row), tokens, row.get("dtype"), row.get("impl"), row.get("error")]
+    return [_row_name(row), tokens, row.get("dtype"), row.get("impl"), row.get("error")]
 
 
 def measured_sections(rows: Iterable[Row]) -> list[Section]:
@@ -77,7 +78,7 @@ def measured_sections(rows: Iterable[Row]) -> list[Section]:
             rows_by_table.setdefault(key, []).append(row)
     tables_by_group: dict[str, list[Table]] = {}
     for (group, case, threads), rows_of_table in rows_by_table.items():
-        caption = f"{group} {case}, {_count(threads, 'thread')}"
+        caption = f"{group} {case}, {_count_in_words(threads, 'thread')}"
         table = _table_of_runs(rows_of_table, caption)
         tables_by_group.setdefault(group, []).append(table)
     return [Section(GROUPS[group], tables) for group, tables in tables_by_group.items()]
@@ -98,7 +99,7 @@ def _table_of_runs(rows: Sequence[Row], caption: str) -> Table:
     cells: list[list[Value]] = []
     for row in rows:
         line: list[Value] = [row["run"], Number(row["milliseconds"], form=".3f", unit=" ms")]
-        line += [_ratio(row, base) for base in bases]
+        line += [_ratio_to_baseline(row, base) for base in bases]
         if has_rates:
             line.append(Number(row["gb_per_second"], form=".3f", unit=" GB/s"))
         if has_compiled:
@@ -107,7 +108,7 @@ def _table_of_runs(rows: Sequence[Row], caption: str) -> Table:
     return Table(header, cells, caption)
 
 
-def _ratio(row: Row, base: str) -> Number | None:
+def _ratio_to_baseline(row: Row, base: str) -> Number | None:
     """Return a run's ratio to a baseline; None for the baseline itself, or without a time."""
     ratio = row["ratios"][base]
     return None if ratio is None or base == row["run"] else Number(*ratio, form=".2f")

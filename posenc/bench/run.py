@@ -61,7 +61,7 @@ def measure_case(
 
 
 def _memory_rows(case: Case) -> list[dict[str, Any]]:
-    """Return a row with the memory of each run."""
+    """Return a row for each run of a case, with its memory in `mib`."""
     return [
         {"run": run, "threads": 1, "mib": round(size / 2**20, 2)}
         for run, size in calls.attention_memory(case).items()
@@ -74,7 +74,7 @@ def _bytes_moved_by_rotation(case: Case) -> int:
     return 2 * numbers * getattr(torch, case.dtype).itemsize
 
 
-def machine() -> dict[str, str]:
+def machine_facts() -> dict[str, str]:
     """Return date, hardware and software versions, to be saved with a measurement."""
     return {
         "date": datetime.date.today().isoformat(),

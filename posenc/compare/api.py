@@ -5,12 +5,12 @@ from numbers import Integral
 from pathlib import Path
 from typing import Any
 
-from posenc.arguments import answered
+from posenc.arguments import explain_misfits
 from posenc.compare.options import Options, check_options
 from posenc.compare.results import Study
 
 
-@answered
+@explain_misfits
 def run(
     encodings: Sequence[str] | None = None,
     *,

@@ -30,7 +30,13 @@ from posenc.lazy import require_package
 from posenc.report.files.atomic import is_partial, remove_partials, write_atomically
 from posenc.report.files.lock import LOCK, locked
 from posenc.report.files.new_folder import UNPROVED
-from posenc.report.files.opened import bytes_of, make_folder, missing, remove_empty, remove_folder
+from posenc.report.files.opened import (
+    bytes_of,
+    make_folder,
+    missing_folders,
+    remove_empty,
+    remove_folder,
+)
 from posenc.report.machine import machine
 from posenc.report.machine.facts import versions
 from posenc.report.machine.processor import processors_of
@@ -85,7 +91,7 @@ def _run_plan(engine: Engine, plan: Plan, console: Console, show: bool) -> Study
         return replace(study, trials=trials)
     folder = options.out or RUNS / _folder_name(trials)
     damaged = check_out_folder(folder)
-    new_folders = missing(folder)
+    new_folders = missing_folders(folder)
     make_folder(folder)
     with locked(folder, "posenc compare"):
         run = _Run(engine, plan, console, folder, workers, local_workers, candidate_runs([RUNS]))

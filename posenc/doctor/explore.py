@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from posenc.report.files.atomic import check_page, write_atomically
+from posenc.report.files.atomic import prepare_page, write_atomically
 from posenc.report.machine.options import option
 from posenc.report.page.visible import visible
 
@@ -37,7 +37,7 @@ def explore(
     """
     path = out or Path("runs/explore.html")
     page = page_with_data(None if model is None else page_data_of(model))
-    check_page(path, GIVEN[: GIVEN.index("null")])
+    prepare_page(path, GIVEN[: GIVEN.index("null")])
     write_atomically(path, page)
     sys.stderr.write(f"{visible(str(path))}\n")
     if out is None and sys.stdout.isatty():

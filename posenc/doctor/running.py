@@ -32,10 +32,10 @@ from posenc.doctor.rule import Finding
 from posenc.doctor.rules import RULES, findings
 from posenc.doctor.rules.rest import OVERRIDES
 from posenc.lazy import require_package
-from posenc.report.files.record import bounded_json, strict_json
+from posenc.report.files.record import parse_bounded_json, strict_json
 from posenc.report.machine.options import check_choice
 from posenc.report.page.failure import describe_os_error
-from posenc.report.page.visible import inert
+from posenc.report.page.visible import without_runner_commands
 
 MODEL = ("model_type", "architectures", "n_heads")
 """A JSON object with one of these keys describes a model; other programs have a config.json too."""
@@ -265,7 +265,7 @@ def _judge_each(options: Options) -> tuple[str, int]:
         if not options.strict:
             codes = [0 if code == 3 else code for code in codes]
     # Names and values of a stranger's files must not command the runner that prints them.
-    return inert("\n\n".join(pages)), max(codes, key=GRAVITY.index)
+    return without_runner_commands("\n\n".join(pages)), max(codes, key=GRAVITY.index)
 
 
 def _ask_about_each_path(options: Options) -> list[RuntimeAnswers]:
@@ -406,7 +406,7 @@ def _case_to_judge(source: Source, options: Options) -> Case:
         return Case(source, runtimes, options.length, versions=_versions_named_by_for(options))
     _require_config(source, "--with")
     try:
-        overrides = bounded_json(options.with_)
+        overrides = parse_bounded_json(options.with_)
     except ValueError as error:
         raise ValueError(f"--with: expected JSON, {error}.") from error
     if not isinstance(overrides, dict):

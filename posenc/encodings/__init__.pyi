@@ -19,7 +19,7 @@ from posenc.encodings.base.within import Within as Within
 from posenc.encodings.embeddings import grow as grow
 from posenc.encodings.embeddings.learned import Learned as Learned
 from posenc.encodings.embeddings.sinusoidal import Sinusoidal as Sinusoidal
-from posenc.encodings.numbers.angles import Angles as Angles
+from posenc.encodings.numbers.angles import ExactFrequencies as ExactFrequencies
 from posenc.encodings.queries_keys.position_maps import DualChunk as DualChunk
 from posenc.encodings.queries_keys.position_maps import PositionMap as PositionMap
 from posenc.encodings.queries_keys.position_maps import ReRoPE as ReRoPE
@@ -31,14 +31,14 @@ from posenc.encodings.registry.build import build_if_named as build_if_named
 from posenc.encodings.registry.build import create as create
 from posenc.encodings.registry.code import hash_of_posenc_code as hash_of_posenc_code
 from posenc.encodings.registry.code import hash_of_user_code as hash_of_user_code
-from posenc.encodings.registry.code import is_encoding as is_encoding
+from posenc.encodings.registry.code import is_encoding_class as is_encoding_class
 from posenc.encodings.registry.code import line_in_user_code as line_in_user_code
 from posenc.encodings.registry.code import load_object as load_object
 from posenc.encodings.registry.code import path_of_class as path_of_class
 from posenc.encodings.registry.grammar import parse as parse
 from posenc.encodings.registry.known import entry as entry
+from posenc.encodings.registry.known import lines_on_unusable_names as lines_on_unusable_names
 from posenc.encodings.registry.known import names as names
-from posenc.encodings.registry.known import problems as problems
 from posenc.encodings.registry.known import with_importable_classes as with_importable_classes
 from posenc.encodings.registry.known import with_relative_paths as with_relative_paths
 from posenc.encodings.scores.alibi import ALiBi as ALiBi

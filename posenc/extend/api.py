@@ -4,7 +4,7 @@ import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
-from posenc.arguments import answered
+from posenc.arguments import explain_misfits
 from posenc.extend.answer.report import OUT_OF_DOMAIN, report_of
 from posenc.extend.answer.terminal import read_documents
 from posenc.extend.extension import Outcome, extend
@@ -12,7 +12,7 @@ from posenc.extend.options import DEFAULTS, Options, Progress
 from posenc.extend.refusals import prepare_outputs
 
 
-@answered
+@explain_misfits
 def run(
     folder: str | Path,
     to: int,

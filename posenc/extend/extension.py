@@ -60,7 +60,7 @@ class Outcome:
     tuned: Evaluation | None = None
     tuning_losses: list[float] = field(default_factory=list)
     config_diff: list[str] = field(default_factory=list)
-    left_behind: list[str] = field(default_factory=list)
+    files_not_copied: list[str] = field(default_factory=list)
     proof: Proof | None = None
 
     def short_text_rises(self) -> dict[str, Estimate]:
@@ -113,7 +113,7 @@ class ExtensionRun:
     encode: Encode | None
 
     def measure(self, variant: Variant, progress: Progress) -> Evaluation:
-        """Measure one variant of the checkpoint."""
+        """Return what is measured of one variant of the checkpoint."""
         return measure_variant(
             self.checkpoint, variant, self.windows, self.options, progress, self.encode
         )
@@ -337,13 +337,13 @@ def tune_and_export(
         teacher = copy.deepcopy(checkpoint.model)  # before it is stretched
     # A map of positions is a server's: its config is written for the model as trained.
     stretched = settings_applied(checkpoint.model, chosen.settings, outcome.target)
-    with stretched if chosen.extra else chosen.active():
+    with stretched if chosen.server_keys else chosen.applied():
         if recipe is not None:
             outcome.tuning_losses = _tune_stretched_model(run, chosen, recipe, teacher)
         if changed:
             _round_to_stored_dtype(checkpoint)
         if recipe is not None:
-            tuned_variant = replace(chosen, active=lambda: nullcontext(checkpoint.model))
+            tuned_variant = replace(chosen, applied=lambda: nullcontext(checkpoint.model))
             outcome.tuned = run.measure(tuned_variant, run.progress)
         # Slightly beyond the training length, so that the proof is quick for large models.
         tokens = run.windows.tokens[:1, : checkpoint.trained_length + 64]
@@ -352,7 +352,7 @@ def tune_and_export(
         outcome.config_diff, outcome.proof = export_checkpoint(
             checkpoint, out, prover, tokens, plan
         )
-        outcome.left_behind = _names_not_copied(checkpoint.folder, out)
+        outcome.files_not_copied = _names_not_copied(checkpoint.folder, out)
 
 
 def _export_plan(
@@ -366,7 +366,7 @@ def _export_plan(
         outcome.target,
         chosen.cache_safe,
         changed=changed,
-        extra=chosen.extra,
+        server_keys=chosen.server_keys,
         adapter=_adapter_folder(run) if recipe is not None and recipe.adapter else None,
     )
 
@@ -412,6 +412,6 @@ def _adapter_folder(run: ExtensionRun) -> Path:
 
 def _round_to_stored_dtype(checkpoint: Checkpoint) -> None:
     """Round the weights to the dtype of the files: what is measured is what is written."""
-    stored = getattr(torch, checkpoint.stored)
+    stored = getattr(torch, checkpoint.stored_dtype)
     for weight in checkpoint.model.parameters():
         weight.data = weight.data.to(stored)

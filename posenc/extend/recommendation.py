@@ -15,7 +15,7 @@ Measured = dict[str, tuple[Variant, Evaluation]]
 DECISIVE_DIFFERENCE = 0.02
 """A smaller difference from the baseline, in nats per token, decides nothing; chosen, not
 derived."""
-UNREADABLE = math.log(1000)
+UNREADABLE_LOSS = math.log(1000)
 """A model with a higher loss within its training length, in nats, does not know this text."""
 
 
@@ -28,7 +28,7 @@ def best_method(measured: Measured, options: Options) -> str | None:
         name: evaluation.mean_over_buckets()
         for name, (variant, evaluation) in measured.items()
         if name != "none"
-        and not variant.needs_runtime
+        and not variant.needs_special_runtime
         and (variant.cache_safe or options.allow_cache_unsafe)
     }
     return min(allowed, key=lambda name: allowed[name], default=None)
@@ -55,7 +55,7 @@ def recommend(
     """
     base = measured["none"][1]
     # Written with "not", so that a loss of NaN is refused, too.
-    if foreign and not base.mean_within(trained) <= UNREADABLE:
+    if foreign and not base.mean_within(trained) <= UNREADABLE_LOSS:
         # The cap keeps exp() from overflowing.
         perplexity = math.exp(min(base.mean_within(trained), 50))
         return "", (
@@ -223,7 +223,7 @@ def _better_map_remark(measured: Measured, chosen: Evaluation) -> str:
     maps = {
         name: evaluation.mean_over_buckets()
         for name, (variant, evaluation) in measured.items()
-        if variant.needs_runtime and variant.window is None
+        if variant.needs_special_runtime and variant.window is None
     }
     best_map = min(maps, key=lambda name: maps[name], default=None)
     if best_map is None:

@@ -9,7 +9,7 @@ from posenc.dialects.families import all_families
 from posenc.dialects.files.json_object import require_strict_json
 from posenc.dialects.runtimes.transformers5 import HUNYUAN
 from posenc.extend.export.folder import SERVE
-from posenc.extend.export.pooling import sentence_files, settings_text
+from posenc.extend.export.pooling import sentence_transformers_files, settings_text
 from posenc.extend.measure.tasks import PASSKEY, tasks_named
 from posenc.extend.options import Options
 from posenc.extend.restart import default_state_folder
@@ -21,7 +21,7 @@ from posenc.hf.checkpoint.files import read_config, tokenizer_files
 from posenc.hf.checkpoint.loading import DEVICES, DTYPES, Checkpoint
 from posenc.hf.rope.apply import attentions_with_rope_switch, frequencies_differ, rotary_frequencies
 from posenc.hf.rope.settings import EXTENDED_LAYERS
-from posenc.report.files.atomic import check_outputs
+from posenc.report.files.atomic import prepare_page_and_figures
 from posenc.report.files.opened import remove_folder
 from posenc.report.machine.options import check_choice
 
@@ -92,7 +92,7 @@ def _check_files_to_copy(folder: Path, raw: Mapping[str, Any], *, tuned: bool) -
 
     Raises: ValueError naming a file with NaN or an infinity, or one that leads out of the folder.
     """
-    sentences = [path for _, path in sentence_files(folder)]
+    sentences = [path for _, path in sentence_transformers_files(folder)]
     for path in (*tokenizer_files(folder), *sentences):
         if path.suffix == ".json":
             require_strict_json(path)
@@ -122,7 +122,7 @@ def prepare_outputs(
             page = None
         if _is_within(figures, out):
             figures = None
-    check_outputs(figures, page)
+    prepare_page_and_figures(figures, page)
     return page, figures
 
 

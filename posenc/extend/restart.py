@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from posenc.hf.checkpoint.text import Windows
 from posenc.report.files.atomic import write_atomically
-from posenc.report.files.lock import held
+from posenc.report.files.lock import locked_without_file
 from posenc.report.files.opened import text_of
 from posenc.report.files.record import seal, unseal
 from posenc.report.page.visible import visible
@@ -42,7 +42,7 @@ def folder_locked(folder: Path) -> Iterator[None]:
     busy = (
         f"Another posenc extend works in {folder}. Wait for it, or give another --state or --out."
     )
-    with held(folder, busy):
+    with locked_without_file(folder, busy):
         for partial in (path for pattern in PARTIALS for path in folder.glob(pattern)):
             partial.unlink(missing_ok=True)
         yield

@@ -72,14 +72,18 @@ def yarn_frequencies(
     kept frequencies that is kept.
     """
 
-    def pair_with(turns: float) -> float:
-        """Return the (fractional) index of the pair that makes so many turns."""
+    def index_of_pair_with(turns: float) -> float:
+        """Return the index, a real number, at which a pair makes `turns` turns in `original`
+        tokens."""
         return dim * math.log(original / (turns * 2 * math.pi)) / (2 * math.log(theta))
 
-    low, high = pair_with(beta_fast), pair_with(beta_slow)
+    low = index_of_pair_with(beta_fast)
+    high = index_of_pair_with(beta_slow)
     if truncate:
-        low, high = math.floor(low), math.ceil(high)
-    low, high = max(low, 0), min(high, dim - 1)
+        low = math.floor(low)
+        high = math.ceil(high)
+    low = max(low, 0)
+    high = min(high, dim - 1)
     width = high - low or 0.001  # as the authors' code does, against a division by 0
     ramp = (min(max((i - low) / width, 0.0), 1.0) for i in range(dim // 2))
     shares = [1 - (1 - r) * extrapolation for r in ramp]
@@ -130,7 +134,12 @@ def llama3_divisors(
 def proportional_frequencies(
     head_dim: int, theta: float, share: float, factor: float = 1.0
 ) -> tuple[float, ...]:
-    """Return the fastest `share` of the whole head's frequencies; the other pairs do not rotate."""
+    """Return head_dim / 2 frequencies: the fastest int(share * head_dim / 2) of RoPE's, each
+    divided by `factor`, and then 0 for the other pairs, which do not rotate.
+
+    >>> proportional_frequencies(4, 10000.0, share=0.5)
+    (1.0, 0.0)
+    """
     rotated = int(share * head_dim // 2)
     kept = rope_frequencies(head_dim, theta)[:rotated]
     return tuple(f / factor for f in kept) + (0.0,) * (head_dim // 2 - rotated)

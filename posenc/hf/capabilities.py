@@ -70,14 +70,14 @@ def static_cache_argument(model: Any, length: int, source_length: int = 0) -> di
     return {name: cache}
 
 
-def cache_update_options(given: dict[str, Any]) -> dict[str, Any]:
+def cache_update_options(arguments: dict[str, Any]) -> dict[str, Any]:
     """Return the options of `Cache.update` that say where a static cache stores the new tokens.
     Empty from transformers 5.4 on, where a cache counts its tokens itself.
 
     Args:
-        given: arguments of the attention that updates the cache.
+        arguments: arguments of the attention that updates the cache.
     """
-    index = given.get("cache_position")
+    index = arguments.get("cache_position")
     return {} if index is None else {"cache_kwargs": {"cache_position": index}}
 
 

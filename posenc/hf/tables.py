@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -10,8 +11,22 @@ from torch import Tensor, nn
 
 from posenc.encodings import grow
 
-BERT = ("embeddings.position_embeddings", "max_position_embeddings", 0, 0)
-AFTER_PADDING = ("embeddings.position_embeddings", "max_position_embeddings", None, None)
+
+class TableOfFamily(NamedTuple):
+    """Where the models of one family keep their position table, and how they count its rows."""
+
+    path: str
+    """End of the table's name in the model."""
+    key: str
+    """Config key of its length."""
+    offset_rows: int | None
+    """Leading rows without a position; None: those up to the padding token's."""
+    counted_rows: int | None
+    """How many of these the key counts, too; None: all."""
+
+
+_BERT = TableOfFamily("embeddings.position_embeddings", "max_position_embeddings", 0, 0)
+_ROBERTA = TableOfFamily("embeddings.position_embeddings", "max_position_embeddings", None, None)
 _LIKE_BERT = (
     "albert bert bert-generation convbert distilbert electra ernie megatron-bert mobilebert "
     "rembert roc_bert squeezebert"
@@ -19,24 +34,31 @@ _LIKE_BERT = (
 _LIKE_ROBERTA = (
     "camembert data2vec-text mpnet roberta roberta-prelayernorm xlm-roberta xlm-roberta-xl xmod"
 )
-FAMILIES: dict[str, tuple[str, str, int | None, int | None]] = {
-    **dict.fromkeys(_LIKE_BERT.split(), BERT),
-    **dict.fromkeys(_LIKE_ROBERTA.split(), AFTER_PADDING),
-    "biogpt": ("biogpt.embed_positions", "max_position_embeddings", 2, 0),
-    "gpt2": ("transformer.wpe", "n_positions", 0, 0),
-    "gpt_bigcode": ("transformer.wpe", "n_positions", 0, 0),
-    "opt": ("decoder.embed_positions", "max_position_embeddings", 2, 0),
+FAMILIES: dict[str, TableOfFamily] = {
+    **dict.fromkeys(_LIKE_BERT.split(), _BERT),
+    **dict.fromkeys(_LIKE_ROBERTA.split(), _ROBERTA),
+    "biogpt": TableOfFamily("biogpt.embed_positions", "max_position_embeddings", 2, 0),
+    "gpt2": TableOfFamily("transformer.wpe", "n_positions", 0, 0),
+    "gpt_bigcode": TableOfFamily("transformer.wpe", "n_positions", 0, 0),
+    "opt": TableOfFamily("decoder.embed_positions", "max_position_embeddings", 2, 0),
 }
-"""By model_type: path of the table, config key of its length, number of leading rows without a
-position (None: up to the padding token's), and how many of these the key counts (None: all)."""
+"""The tables that can be lengthened, by model_type."""
 
-METHODS: dict[str, tuple[str, Callable[..., Tensor]]] = {
-    "interpolate": (
-        "linear interpolation between rows",
-        lambda table, rows, **kept: grow.interpolate(table, rows, align_corners=True, **kept),
+
+class GrowthMethod(NamedTuple):
+    """A way to lengthen a table. lengthen: function of the table, the number of positions and
+    offset_rows, see posenc.encodings.embeddings.grow."""
+
+    summary: str
+    lengthen: Callable[..., Tensor]
+
+
+METHODS: dict[str, GrowthMethod] = {
+    "interpolate": GrowthMethod(
+        "linear interpolation between rows", partial(grow.interpolate, align_corners=True)
     ),
-    "tile": ("the table repeated", grow.tile),
-    "hierarchical": ("two digits, alpha 0.4; the first rows stay", grow.hierarchical),
+    "tile": GrowthMethod("the table repeated", grow.tile),
+    "hierarchical": GrowthMethod("two digits, alpha 0.4; the first rows stay", grow.hierarchical),
 }
 
 
@@ -80,15 +102,15 @@ def position_table(model: Any) -> PositionTable | None:
     """Return the position table of a model of FAMILIES, even if it has other positions too."""
     if model.config.model_type not in FAMILIES:
         return None
-    path, key, offset_rows, counted_rows = FAMILIES[model.config.model_type]
+    family = FAMILIES[model.config.model_type]
     for name, module in model.named_modules():
-        if name.endswith(path) and isinstance(module, nn.Embedding):
+        if name.endswith(family.path) and isinstance(module, nn.Embedding):
             padding = 0 if module.padding_idx is None else module.padding_idx + 1
             return PositionTable(
                 module,
-                key,
-                padding if offset_rows is None else offset_rows,
-                padding if counted_rows is None else counted_rows,
+                family.key,
+                padding if family.offset_rows is None else family.offset_rows,
+                padding if family.counted_rows is None else family.counted_rows,
             )
     return None
 
@@ -106,9 +128,8 @@ def lengthened_table(model: Any, method: str, length: int) -> Iterator[nn.Module
     maximum = getattr(config, table.key)
     # Older GPT-2 configs say the length twice, and llama.cpp's converter reads the other one.
     keys = [key for key in (table.key, "n_ctx") if getattr(config, key, None) == maximum]
-    lengthen = METHODS[method][1]
     with torch.no_grad():
-        longer = lengthen(weight.detach(), length, offset_rows=table.offset_rows)
+        longer = METHODS[method].lengthen(weight.detach(), length, offset_rows=table.offset_rows)
     before = table.length + table.counted_rows
     after = length + table.counted_rows
     buffers = _position_buffers(model, before)
@@ -138,7 +159,8 @@ class _Buffer(NamedTuple):
 
 
 def _position_buffers(model: nn.Module, length: int) -> list[_Buffer]:
-    """Return the buffers with one column per position, as in BERT."""
+    """Return the buffers (..., length) that BERT's family has for each position: position_ids and
+    token_type_ids."""
     return [
         _Buffer(owner, name, buffer)
         for owner in model.modules()

@@ -5,17 +5,17 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from posenc.arguments import answered
+from posenc.arguments import explain_misfits
 from posenc.encodings import ModelShape
 from posenc.inspect.encoding.measurements import SpecSheet
-from posenc.report.files.atomic import check_outputs
+from posenc.report.files.atomic import prepare_page_and_figures
 from posenc.report.page.page import Page, page_of
 
 if TYPE_CHECKING:
     from posenc.inspect.checkpoint.sheet import Sheet
 
 
-@answered
+@explain_misfits
 def measure_encodings(
     names: str | Sequence[str],
     *,
@@ -48,7 +48,7 @@ def measure_encodings(
             f"posenc.inspect.measure_encodings: {names} is a path; for a checkpoint write "
             "posenc.inspect.measure_model(folder)."
         )
-    check_outputs(figures, out)
+    prepare_page_and_figures(figures, out)
     from posenc.inspect.encoding.command import measure_all
 
     names = [names] if isinstance(names, str) else list(names)
@@ -64,7 +64,7 @@ def measure_encodings(
     return sheets
 
 
-@answered
+@explain_misfits
 def measure_model(
     folder: str | Path,
     *,
@@ -91,11 +91,11 @@ def measure_model(
     Raises: ValueError for a folder that cannot be read, a text that does not fit, and a place that
     cannot be written, before anything is measured.
     """
-    check_outputs(figures, out)
+    prepare_page_and_figures(figures, out)
     from posenc.inspect.checkpoint.sheet import Request, measure_checkpoint
 
-    asked = Request(Path(folder), text, swap, as_bytes=as_bytes, as_ids=as_ids)
-    sheet = measure_checkpoint(asked)
+    request = Request(Path(folder), text, swap, as_bytes=as_bytes, as_ids=as_ids)
+    sheet = measure_checkpoint(request)
     if out is not None or figures is not None:
         from posenc.inspect.checkpoint.judgement import judge
         from posenc.inspect.checkpoint.report import report_of

@@ -139,7 +139,7 @@ def encoding(
 def _refuse_what_is_no_encoding(name: str) -> None:
     """Raise ValueError, with the line to write, for a model's folder and for somebody else's
     class."""
-    from posenc.encodings import is_encoding, load_object, names
+    from posenc.encodings import is_encoding_class, load_object, names
 
     if Path(name).is_dir() and name not in names():
         line = shlex.join(["posenc", "inspect", "model", name])
@@ -151,7 +151,7 @@ def _refuse_what_is_no_encoding(name: str) -> None:
         named = load_object(file, attribute)
     except (ValueError, AttributeError):
         return  # the grammar says what is wrong
-    if not is_encoding(named):
+    if not is_encoding_class(named):
         line = shlex.join(["posenc", "inspect", "module", name])
         raise ValueError(f"{name} is no posenc.PositionEncoding. For any other module: {line}")
 
@@ -195,8 +195,8 @@ def model(
     from posenc.inspect.checkpoint.command import inspect_checkpoint
     from posenc.inspect.checkpoint.sheet import Request
 
-    asked = Request(folder, sentence, swap, layers or (), as_bytes, as_ids)
-    inspect_checkpoint(asked, as_json, out, shlex.join(["posenc", *sys.argv[1:]]), figures)
+    request = Request(folder, sentence, swap, layers or (), as_bytes, as_ids)
+    inspect_checkpoint(request, as_json, out, shlex.join(["posenc", *sys.argv[1:]]), figures)
 
 
 @inspect.command("module")

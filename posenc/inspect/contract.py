@@ -11,7 +11,14 @@ from posenc.report.page.failure import RunFailed
 from posenc.report.page.progress import say, tell
 from posenc.report.page.report import Block, Report, Section
 from posenc.report.page.table import Table
-from posenc.testing import VOIDING, Verdict, every_check, maker, unsourced, verdicts
+from posenc.testing import (
+    VOIDING_FAILURES,
+    Verdict,
+    every_check,
+    maker,
+    note_on_missing_source,
+    verdicts,
+)
 from posenc.testing.harness import SHAPE
 
 
@@ -39,7 +46,9 @@ def check_contract(names: Sequence[str]) -> list[Outcome]:
         _refuse_unbuildable(name)
     outcomes = []
     for name in dict.fromkeys(names):
-        outcomes.append(Outcome(name, _run_checks(name), unsourced(create(name, SHAPE))))
+        outcomes.append(
+            Outcome(name, _run_checks(name), note_on_missing_source(create(name, SHAPE)))
+        )
     tell("")
     return outcomes
 
@@ -70,11 +79,13 @@ def report_of(outcomes: Sequence[Outcome]) -> Report:
 
 def _answer(outcome: Outcome) -> str:
     """Return how many checks fail, and what of a comparison would mean nothing for it."""
-    count = _number_of_checks(outcome.verdicts)
+    count = _checks_in_words(outcome.verdicts)
     if not outcome.failed:
         return f"{outcome.name} passes the contract: {count}."
     answer = f"{outcome.name} fails {len(outcome.failed)} of {count}."
-    void = {v.check: VOIDING[v.check] for v in outcome.failed if v.check in VOIDING}
+    void = {
+        v.check: VOIDING_FAILURES[v.check] for v in outcome.failed if v.check in VOIDING_FAILURES
+    }
     not_finite = void.get("outputs_are_finite")
     if not_finite:  # NaN differs from itself, so all others may hold
         void = {"": f"{not_finite}, so that no check can compare them"}
@@ -109,7 +120,7 @@ def _run_checks(name: str) -> list[Verdict]:
     """Run every check of the contract on one encoding, and return their verdicts; stderr shows
     which check runs."""
     checks = every_check()
-    say(stderr(), f"{name}: {_number_of_checks(checks)} of its behaviour, about half a minute.")
+    say(stderr(), f"{name}: {_checks_in_words(checks)} of its behaviour, about half a minute.")
     outcomes = []
     with _without_logs():
         for i, verdict in enumerate(verdicts(maker(name), checks), 1):
@@ -118,7 +129,7 @@ def _run_checks(name: str) -> list[Verdict]:
     return outcomes
 
 
-def _number_of_checks(checks: Sized) -> str:
+def _checks_in_words(checks: Sized) -> str:
     """Return how many checks there are, as text: "12 checks"."""
     return f"{len(checks)} {'check' if len(checks) == 1 else 'checks'}"
 

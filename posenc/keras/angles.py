@@ -20,8 +20,9 @@ _ROUNDED_RADIANS_PER_COARSE_STEP = round(_RADIANS_PER_COARSE_STEP * 2**23) / 2**
 exact in float32. What rounding leaves out is added with the fine part."""
 
 
-class Phases:
-    """Compute cos and sin of p * inv_freq, with an error below 1.5e-7 at each whole |p| < 2^31.
+class Int32Frequencies:
+    """Hold frequencies as whole numbers that fit int32, and compute cos and sin of p * inv_freq,
+    with an error below 1.5e-7 at each whole |p| < 2^31.
 
     jax has neither int64 nor float64 by default. So turns are counted in units of 2^-30 by integers
     that cannot overflow an int32, and only a rest below an eighth of a turn becomes a float. Real

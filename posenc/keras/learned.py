@@ -94,13 +94,13 @@ class LearnedPositionEmbedding(PositionLayer):
         shape = (self.max_positions, input_shape[-1])
         self.weight = self.add_float_weight("weight", shape, self.initializer)
 
-    def table(self, positions: Any) -> Any:
+    def vectors(self, positions: Any) -> Any:
         """Return the vector to add at each position, (*positions.shape, embed_dim)."""
         positions = ops.convert_to_tensor(positions)
         require_integers("LearnedPositionEmbedding", positions)
-        given = numbers_if_readable(positions)
-        if given is not None and given.size:
-            self._check_inside_table(int(given.min()), int(given.max()))
+        numbers = numbers_if_readable(positions)
+        if numbers is not None and numbers.size:
+            self._check_inside_table(int(numbers.min()), int(numbers.max()))
         return self._vectors_at(positions)
 
     def _check_inside_table(self, first: int, last: int) -> None:
@@ -134,10 +134,10 @@ class LearnedPositionEmbedding(PositionLayer):
     def embed(self, x: Any, positions: Any, start_index: Any) -> Any:
         """Return x with the embeddings added, not yet rounded to the compute dtype. positions=None
         means start_index, start_index + 1, ..."""
-        length, given = ops.shape(x)[1], positions
+        length, callers_positions = ops.shape(x)[1], positions
         positions = token_positions(self.name, length, positions, start_index)
-        if given is not None or not isinstance(start_index, int):
-            return at_least_float32(x) + self.table(positions)
+        if callers_positions is not None or not isinstance(start_index, int):
+            return at_least_float32(x) + self.vectors(positions)
         if isinstance(length, int) and not is_inferring_shapes():  # jax's symbolic length is no int
             self._check_inside_table(start_index, start_index + length - 1)
         return at_least_float32(x) + self._vectors_at(positions)

@@ -9,7 +9,7 @@ import keras
 from posenc.frequencies.registry import SCALINGS
 from posenc.frequencies.scaling import Scaling, rope_frequencies
 from posenc.frequencies.series import inverse_frequencies
-from posenc.keras.angles import Phases
+from posenc.keras.angles import Int32Frequencies
 from posenc.keras.layer import PositionLayer, at_least_float32, ops, token_positions
 
 
@@ -59,10 +59,10 @@ class RotaryEmbedding(PositionLayer):
                 f"RotaryEmbedding: rotary_dim must be even and between 2 and head_dim={head_dim}, "
                 f"got {self._width}."
             )
-        self._phases, self._factor = self._phases_at_length(None)
+        self._phases, self._factor = self._frequencies_at_length(None)
         self._unscaled = None
         if self.scaling is not None and self.scaling.exempt_tokens:
-            self._unscaled = Phases(inverse_frequencies(self._width, self.rope_theta))
+            self._unscaled = Int32Frequencies(inverse_frequencies(self._width, self.rope_theta))
 
     def scale(self, head_dim: int) -> float:
         """Return the factor of q . k in the scores."""
@@ -72,7 +72,7 @@ class RotaryEmbedding(PositionLayer):
         """Return float32 cos and sin of every pair, (*positions.shape, pairs), times the attention
         factor."""
         phases, factor = (
-            (self._phases, self._factor) if length is None else self._phases_at_length(length)
+            (self._phases, self._factor) if length is None else self._frequencies_at_length(length)
         )
         cos, sin = phases.cos_sin(positions, factor)
         if self._unscaled is None or self.scaling is None:
@@ -106,7 +106,7 @@ class RotaryEmbedding(PositionLayer):
         positions = token_positions(self.name, ops.shape(x)[1], positions, start_index)
         return self.rotate(x, *self.cos_sin(positions, length))
 
-    def _phases_at_length(self, length: int | None) -> tuple[Phases, float]:
+    def _frequencies_at_length(self, length: int | None) -> tuple[Int32Frequencies, float]:
         """Return the frequencies, as Phases, and the factor of cos and sin at this length in
         tokens; None: the training length. Raise TypeError or ValueError for a length that cannot be
         used."""
@@ -120,7 +120,7 @@ class RotaryEmbedding(PositionLayer):
                 raise ValueError(
                     "RotaryEmbedding: length was given, and these frequencies do not depend on it."
                 )
-        return _cached_phases(self._width, self.rope_theta, self.scaling, length)
+        return _cached_frequencies(self._width, self.rope_theta, self.scaling, length)
 
     def get_config(self) -> dict[str, Any]:
         config, scaling = super().get_config(), self.scaling
@@ -130,13 +130,13 @@ class RotaryEmbedding(PositionLayer):
 
 
 @lru_cache(maxsize=128)
-def _cached_phases(
+def _cached_frequencies(
     rotary_dim: int, rope_theta: float, scaling: Scaling | None, length: int | None
-) -> tuple[Phases, float]:
+) -> tuple[Int32Frequencies, float]:
     """Return the frequencies of rope_frequencies as Phases, and the factor of cos and sin. Cached,
     because decimal arithmetic is slow."""
     inv_freq, factor = rope_frequencies(rotary_dim, rope_theta, scaling, length)
-    return Phases(inv_freq), factor
+    return Int32Frequencies(inv_freq), factor
 
 
 def _scaling_from_config(

@@ -5,7 +5,7 @@ from typing import Any
 import keras
 
 from posenc.frequencies.series import sinusoidal_frequencies
-from posenc.keras.angles import Phases
+from posenc.keras.angles import Int32Frequencies
 from posenc.keras.layer import PositionLayer, at_least_float32, ops, token_positions
 
 
@@ -45,11 +45,11 @@ class SinusoidalPositionEncoding(PositionLayer):
 
     def build(self, input_shape) -> None:
         self.embed_dim = input_shape[-1]
-        self._phases = Phases(
+        self._phases = Int32Frequencies(
             sinusoidal_frequencies(self.embed_dim, self.base, self.order, self.min_timescale)
         )
 
-    def table(self, positions: Any) -> Any:
+    def vectors(self, positions: Any) -> Any:
         """Return the vector to add at each position, float32 (*positions.shape, embed_dim)."""
         cos, sin = self._phases.cos_sin(positions)
         if self.order == "interleaved":
@@ -67,7 +67,7 @@ class SinusoidalPositionEncoding(PositionLayer):
         """Return x with the embeddings added, not yet rounded to the compute dtype. positions=None
         means start_index, start_index + 1, ..."""
         positions = token_positions(self.name, ops.shape(x)[1], positions, start_index)
-        return at_least_float32(x) + self.table(positions)
+        return at_least_float32(x) + self.vectors(positions)
 
     def call(self, x, positions=None, start_index=0):
         return self.to_compute_dtype(self.embed(x, positions, start_index))

@@ -10,17 +10,17 @@ import torch
 from jaxtyping import Bool, Int, Real, Shaped
 from torch import Tensor
 
-from posenc.arguments import answered, answered_class
+from posenc.arguments import explain_constructor_misfits, explain_misfits
 from posenc.positions import (
     FlatKeys,
     FlatQueries,
+    are_known_equal,
     consecutive_positions,
     first_text_returns,
-    known_equal,
     last_positions_differ,
     num_tokens,
     positions_restart,
-    take,
+    values_at,
 )
 
 Predicate = Callable[["Sight"], Tensor]
@@ -48,7 +48,7 @@ class Read:
     axes: tuple[str, ...]
 
 
-@answered_class
+@explain_constructor_misfits
 @dataclass(frozen=True, eq=False)
 class Mask:
     """Hide keys from queries by a predicate that is True for visible keys.
@@ -92,8 +92,8 @@ class Mask:
     def _visible_pairs(self, batch: Tensor, head: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
         """Return True for visible pairs of a query and a key. torch.compile of torch 2.6 asks an
         object for its truth before it calls it, and a mask has none; a method it just calls."""
-        q_position = take(self.q_positions, batch, q_idx)
-        kv_position = take(self.kv_positions, batch, kv_idx)
+        q_position = values_at(self.q_positions, batch, q_idx)
+        kv_position = values_at(self.kv_positions, batch, kv_idx)
         return self.predicate(Sight(batch, head, q_idx, kv_idx, q_position, kv_position))
 
     def __and__(self, other: "Mask") -> "Mask":
@@ -200,8 +200,8 @@ class Mask:
     def _bind_in_order(self, length: int | None, queries: int | None) -> "Mask":
         """Return the mask bound to `length` keys at positions 0, 1, ..., and to the last `queries`
         of them, None for all. Raise TypeError for length None, which an unbound mask needs."""
-        kv_len = _token_count("length", length)
-        q_len = kv_len if queries is None else _token_count("queries", queries)
+        kv_len = _checked_token_count("length", length)
+        q_len = kv_len if queries is None else _checked_token_count("queries", queries)
         if q_len > kv_len:
             raise ValueError(
                 f"Mask.tensor: queries are the last of the {kv_len} tokens, got {q_len}. For "
@@ -251,14 +251,14 @@ class Mask:
         return visible.view((1,) * (4 - visible.ndim) + visible.shape)
 
 
-_PACKED = (
+_PACKED_DOCUMENTS_MESSAGE = (
     "attention: keys return to earlier positions of their row, as packed documents do, and this "
     "mask, which compares positions, shows one document to another. Use "
     "mask & posenc.masks.document(ids), for example with "
     "ids = posenc.positions.documents_from_positions(positions), or increasing positions."
 )
 
-_PACKED_TEXT = (
+_PACKED_TEXT_MESSAGE = (
     "attention: keys return to the text that begins their row, as packed documents do, and this "
     "mask, which compares the order in memory, shows one document to another. Use "
     "mask & posenc.masks.document(ids), with the number of each token's document."
@@ -271,10 +271,10 @@ def check_documents(mask: Mask) -> None:
         return
     assert mask.kv_positions is not None
     if positions_restart(mask.kv_positions, _keys_without_padding(mask)):
-        raise ValueError(_PACKED)
+        raise ValueError(_PACKED_DOCUMENTS_MESSAGE)
 
 
-@answered
+@explain_misfits
 def bind_to_memory_order(
     mask: Mask,
     q_positions: Real[Tensor, "*#q_batch q_len axes"],
@@ -290,10 +290,10 @@ def bind_to_memory_order(
     - the row returns to its first text, and the mask does not separate the two.
     """
     if _compares_positions(mask) and last_positions_differ(q_positions, kv_positions):
-        raise ValueError(_ELSEWHERE)
+        raise ValueError(_OTHER_PLACES_MESSAGE)
     by_position = _possible_leak(mask) is _OtherDocuments.BY_POSITION
     if by_position and first_text_returns(kv_positions, _keys_without_padding(mask)):
-        raise ValueError(_PACKED_TEXT)
+        raise ValueError(_PACKED_TEXT_MESSAGE)
     q_len = q_positions.shape[-2]
     kv_len = kv_positions.shape[-2]
     device = kv_positions.device
@@ -303,13 +303,14 @@ def bind_to_memory_order(
     )
 
 
-_IN_MEMORY = (
+_MEMORY_ORDER_MESSAGE = (
     "attention: with positions of several components a mask compares the order in memory, in which "
     "the queries are the last tokens"
 )
-_ELSEWHERE = (
-    f"{_IN_MEMORY}, but q_positions are not those of the last keys. Bind the mask to the places of "
-    "the tokens in memory, such as mask.bind(range(2, 4), range(6)) for queries 2 and 3 of 6 keys."
+_OTHER_PLACES_MESSAGE = (
+    f"{_MEMORY_ORDER_MESSAGE}, but q_positions are not those of the last keys. Bind the mask to "
+    "the places of the tokens in memory, such as mask.bind(range(2, 4), range(6)) for queries 2 "
+    "and 3 of 6 keys."
 )
 
 
@@ -422,7 +423,8 @@ def _check_bound_sizes(
     if shape[-1] != length or rows not in (1, batch):
         raise ValueError(
             f"{owner}: the mask is bound to {name} of shape {shape}, and attention has {length} "
-            f"tokens in {batch} rows. Bind it to these, or pass it unbound. {_NO_COMPONENTS}"
+            f"tokens in {batch} rows. Bind it to these, or pass it unbound. "
+            f"{_NO_COMPONENTS_MESSAGE}"
         )
 
 
@@ -448,9 +450,9 @@ def _does_not_show(a: Predicate, sight: Sight) -> Tensor:
     return ~a(sight)
 
 
-def _token_count(name: str, count: Any) -> int:
-    """Return a number of tokens. Raise TypeError or ValueError unless it is whole and not below
-    0."""
+def _checked_token_count(name: str, count: Any) -> int:
+    """Return `count` as an int. Raise TypeError unless it is a whole number, ValueError if it is
+    below 0; `name`: the argument, for the message."""
     if not hasattr(count, "__index__") or isinstance(count, bool):
         raise TypeError(f"Mask.tensor: {name} must be a whole number of tokens, got {count!r}.")
     if count < 0:
@@ -467,8 +469,8 @@ def _widen_integers(positions: Tensor | range) -> Tensor | range:
 
 def _have_same_positions(a: Mask, b: Mask) -> bool:
     """Return True if two bound masks are known to be bound to the same positions."""
-    same_queries = known_equal(a.q_positions, b.q_positions)  # type: ignore[arg-type]
-    return same_queries and known_equal(a.kv_positions, b.kv_positions)  # type: ignore[arg-type]
+    same_queries = are_known_equal(a.q_positions, b.q_positions)  # type: ignore[arg-type]
+    return same_queries and are_known_equal(a.kv_positions, b.kv_positions)  # type: ignore[arg-type]
 
 
 def _check_bind_positions(q_positions: Any, kv_positions: Any) -> None:
@@ -483,7 +485,7 @@ def _check_bind_positions(q_positions: Any, kv_positions: Any) -> None:
     if both_have_rows and rows[0] != rows[1] and 1 not in rows:
         raise ValueError(
             f"Mask.bind: q_positions and kv_positions must have the same batch size, got shapes "
-            f"{tuple(q_positions.shape)} and {tuple(kv_positions.shape)}. {_NO_COMPONENTS}"
+            f"{tuple(q_positions.shape)} and {tuple(kv_positions.shape)}. {_NO_COMPONENTS_MESSAGE}"
         )
 
 
@@ -498,11 +500,11 @@ def _check_flat_positions(name: str, positions: Any) -> None:
     if positions.ndim not in (1, 2):
         raise ValueError(
             f"Mask.bind: {name} must have shape (len) or (batch, len), got "
-            f"{tuple(positions.shape)}. {_NO_COMPONENTS}"
+            f"{tuple(positions.shape)}. {_NO_COMPONENTS_MESSAGE}"
         )
 
 
-_NO_COMPONENTS = (
+_NO_COMPONENTS_MESSAGE = (
     "Positions of several components have no order: bind the mask to that in memory, range(len)."
 )
 

@@ -6,9 +6,9 @@ import torch
 from jaxtyping import Int, Shaped
 from torch import Tensor
 
-from posenc.arguments import FARTHEST_POSITION, answered, check_count
+from posenc.arguments import FARTHEST_POSITION, check_count, explain_misfits
 from posenc.masks.base import Mask, Read, Sight
-from posenc.positions import check_tensor, check_valid, take
+from posenc.positions import check_tensor, check_valid, values_at
 
 # Predicates of the masks below: True where a query sees a key, in the shape to which what they read
 # of `sight` broadcasts.
@@ -43,7 +43,7 @@ There, packed documents are noticed where a row begins with a text, (p, p, p) an
 """
 
 
-@answered
+@explain_misfits
 def sliding_window(window_size: int) -> Mask:
     """Show keys less than `window_size` positions away, on both sides.
 
@@ -60,7 +60,7 @@ def _key_is_within_window(window_size: int, sight: Sight) -> Tensor:
     return (sight.q_position - sight.kv_position).abs() < window_size
 
 
-@answered
+@explain_misfits
 def padding(valid: Shaped[Tensor, "batch kv_len"]) -> Mask:
     """Show only keys where `valid` (batch, kv_len) is True or nonzero, wherever the padding is.
 
@@ -82,7 +82,7 @@ def _key_is_no_padding(valid: Tensor, sight: Sight) -> Tensor:
     return valid[sight.batch, sight.kv_idx]
 
 
-@answered
+@explain_misfits
 def document(
     q_documents: Shaped[Tensor, "*batch q_len"],
     kv_documents: Shaped[Tensor, "*kv_batch kv_len"] | None = None,
@@ -109,12 +109,12 @@ def document(
 
 def _key_is_in_same_document(q_ids: Tensor, kv_ids: Tensor, sight: Sight) -> Tensor:
     """Return True where query and key have the same document id; ids are (len) or (batch, len)."""
-    q_document = take(q_ids, sight.batch, sight.q_idx)
-    kv_document = take(kv_ids, sight.batch, sight.kv_idx)
+    q_document = values_at(q_ids, sight.batch, sight.q_idx)
+    kv_document = values_at(kv_ids, sight.batch, sight.kv_idx)
     return q_document == kv_document
 
 
-@answered
+@explain_misfits
 def prefix(length: int | Int[Tensor, " batch"]) -> Mask:
     """Show keys at positions below `length`, an integer or one for each batch row.
 
@@ -139,7 +139,7 @@ def _key_is_below_row_length(length: Tensor, sight: Sight) -> Tensor:
     return sight.kv_position < length[sight.batch]
 
 
-@answered
+@explain_misfits
 def attention_sinks(num_sinks: int, window_size: int) -> Mask:
     """Show past keys within a window, and always the first `num_sinks` positions (StreamingLLM).
 
@@ -150,7 +150,7 @@ def attention_sinks(num_sinks: int, window_size: int) -> Mask:
     return causal & (sliding_window(window_size) | prefix(num_sinks))
 
 
-@answered
+@explain_misfits
 def chunked(chunk_size: int) -> Mask:
     """Show only keys in the query's own chunk of positions; `causal & chunked(n)` is Llama 4's."""
     check_count("chunked", "chunk_size", chunk_size, most=FARTHEST_POSITION)
@@ -165,7 +165,7 @@ def _key_is_in_same_chunk(chunk_size: int, sight: Sight) -> Tensor:
     return sight.q_position // chunk_size == sight.kv_position // chunk_size
 
 
-@answered
+@explain_misfits
 def permutation(
     *,
     order: Int[Tensor, "*batch len"] | None = None,
@@ -224,7 +224,7 @@ def permutation(
 def _key_is_earlier_in_order(rank: Tensor, and_itself: bool, sight: Sight) -> Tensor:
     """Return True where the key's rank is below the query's, where it is negative, which marks
     context, and with `and_itself` where the key is the query's own token."""
-    q_rank = take(rank, sight.batch, sight.q_idx)
-    kv_rank = take(rank, sight.batch, sight.kv_idx)
+    q_rank = values_at(rank, sight.batch, sight.q_idx)
+    kv_rank = values_at(rank, sight.batch, sight.kv_idx)
     earlier = (kv_rank < q_rank) | (kv_rank < 0)
     return earlier | (sight.q_idx == sight.kv_idx) if and_itself else earlier

@@ -14,20 +14,20 @@ from posenc.models.config import DecoderConfig
 from posenc.positions import Positions
 
 
-def norm_layer(config: DecoderConfig) -> nn.Module:
-    """Build the norm that the config names."""
+def build_norm(config: DecoderConfig) -> nn.Module:
+    """Return the norm that the config names: RMSNorm or LayerNorm."""
     kind = nn.RMSNorm if config.norm == "rms" else nn.LayerNorm
     return kind(config.embed_dim, eps=config.norm_eps)
 
 
-def head_layer(config: DecoderConfig) -> nn.Linear | None:
+def build_head(config: DecoderConfig) -> nn.Linear | None:
     """Build the layer from hidden states to logits; None if the token embeddings do that."""
     if config.tie_embeddings:
         return None
     return nn.Linear(config.embed_dim, config.vocab_size, bias=False)
 
 
-def attention_layer(config: DecoderConfig) -> Attention:
+def build_attention(config: DecoderConfig) -> Attention:
     """Build attention with the config's sizes; the encoding is passed in each call."""
     return Attention(
         config.embed_dim,
@@ -105,12 +105,12 @@ class Layer(nn.Module):
         super().__init__()
         self.pre = config.norm_position == "pre"
         self.dropout = config.dropout
-        self.attention = attention_layer(config)
-        self.attention_norm = norm_layer(config)
-        self.cross_attention = attention_layer(config) if cross else None
-        self.cross_norm = norm_layer(config) if cross else None
+        self.attention = build_attention(config)
+        self.attention_norm = build_norm(config)
+        self.cross_attention = build_attention(config) if cross else None
+        self.cross_norm = build_norm(config) if cross else None
         self.ffn = FeedForward(config)
-        self.ffn_norm = norm_layer(config)
+        self.ffn_norm = build_norm(config)
 
     def forward(
         self,

@@ -5,12 +5,12 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from posenc.arguments import (
-    answered_class,
     check_choice,
     check_count,
     check_flag,
     check_number,
     check_share,
+    explain_constructor_misfits,
 )
 from posenc.attend.multihead import Projections
 from posenc.encodings import ModelShape
@@ -27,7 +27,7 @@ _CHOICES = {
 }
 
 
-@answered_class
+@explain_constructor_misfits
 @dataclass(frozen=True)
 class DecoderConfig:
     """Describe a stack of Transformer layers, for Decoder, Encoder and EncoderDecoder.

@@ -7,11 +7,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from posenc import masks
-from posenc.arguments import answered
+from posenc.arguments import explain_misfits
 from posenc.attend.cache import KVCache
 from posenc.encodings import PositionEncoding, build_if_named, check_tokens
 from posenc.masks import Mask
-from posenc.models.blocks import head_layer
+from posenc.models.blocks import build_head
 from posenc.models.config import DecoderConfig
 from posenc.models.initial import draw_initial_weights
 from posenc.models.stack import Stack, check_caches
@@ -41,7 +41,7 @@ class Decoder(Stack):
 
     default_mask = masks.causal
 
-    @answered
+    @explain_misfits
     def __init__(
         self, config: DecoderConfig, encoding: PositionEncoding | str | None = None
     ) -> None:
@@ -49,7 +49,7 @@ class Decoder(Stack):
             config, build_if_named("Decoder", encoding, config.shape(), "train_length")
         )
         self.tokens = nn.Embedding(config.vocab_size, config.embed_dim)
-        self.head = head_layer(config)
+        self.head = build_head(config)
         self.reset_parameters()
 
     def reset_parameters(self, seed: int | None = None) -> None:
@@ -60,7 +60,7 @@ class Decoder(Stack):
         """Return an empty cache for each layer."""
         return [KVCache() for _ in self.layers]
 
-    @answered
+    @explain_misfits
     def forward(
         self,
         tokens: Int[Tensor, "batch len"],

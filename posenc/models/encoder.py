@@ -4,7 +4,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from posenc import masks
-from posenc.arguments import answered
+from posenc.arguments import explain_misfits
 from posenc.encodings import PositionEncoding, build_if_named, check_tokens
 from posenc.masks import Mask
 from posenc.models.config import DecoderConfig
@@ -36,7 +36,7 @@ class Encoder(Stack):
 
     default_mask = masks.full
 
-    @answered
+    @explain_misfits
     def __init__(self, config: DecoderConfig, encoding: PositionEncoding | str) -> None:
         built = build_if_named("Encoder", encoding, config.shape(causal=False), "train_length")
         require_bidirectional("Encoder", built)
@@ -50,7 +50,7 @@ class Encoder(Stack):
         """Draw new initial weights, except those of the encoding."""
         draw_initial_weights(self, self.config, seed)
 
-    @answered
+    @explain_misfits
     def forward(
         self,
         tokens: Int[Tensor, "batch len"],

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from posenc import masks
-from posenc.arguments import answered
+from posenc.arguments import explain_misfits
 from posenc.attend.cache import KVCache
 from posenc.attend.multihead import check_cross_attention
 from posenc.encodings import (
@@ -18,7 +18,7 @@ from posenc.encodings import (
     without_position,
 )
 from posenc.masks import Mask
-from posenc.models.blocks import Context, head_layer
+from posenc.models.blocks import Context, build_head
 from posenc.models.config import DecoderConfig
 from posenc.models.initial import draw_initial_weights
 from posenc.models.stack import Stack, check_caches, default_positions, require_bidirectional
@@ -51,7 +51,7 @@ class EncoderDecoder(nn.Module):
     torch.Size([1, 2, 256])
     """
 
-    @answered
+    @explain_misfits
     def __init__(
         self,
         config: DecoderConfig,
@@ -80,7 +80,7 @@ class EncoderDecoder(nn.Module):
         if cross is None:  # for the decoder's positions, whose components it does not read
             cross = without_position(self.decoder.encoding.claims.num_axes)
         self.cross_encoding = encoding_of_all_layers(cross, config.num_layers)
-        self.head = head_layer(config)
+        self.head = build_head(config)
         self.reset_parameters()
 
     def reset_parameters(self, seed: int | None = None) -> None:
@@ -89,8 +89,8 @@ class EncoderDecoder(nn.Module):
             self, self.config, seed, tied_to=None if self.head else self.decoder.last_norm
         )
 
-    @answered
-    def given(
+    @explain_misfits
+    def conditioned_on(
         self,
         source: Int[Tensor, "batch source_len"],
         source_positions: Positions | None = None,
@@ -115,7 +115,7 @@ class EncoderDecoder(nn.Module):
         )
         return Conditioned(self, hidden, source_positions, source_valid)
 
-    @answered
+    @explain_misfits
     def forward(
         self,
         source: Int[Tensor, "batch source_len"],
@@ -127,18 +127,18 @@ class EncoderDecoder(nn.Module):
         mask: Mask | None = None,
     ) -> Float[Tensor, "batch len vocab_size"]:
         """Return the logits of the next token after each token; `mask` replaces masks.causal."""
-        model = self.given(source, source_positions, source_valid=source_valid)
+        model = self.conditioned_on(source, source_positions, source_valid=source_valid)
         return model(tokens, positions, mask=mask)
 
 
 class Conditioned:
-    """Predict tokens from an encoded source: the result of EncoderDecoder.given.
+    """Predict tokens from an encoded source: the result of EncoderDecoder.conditioned_on.
 
     model: the model, whose decoder predicts. hidden: the source, encoded. positions: those of the
     source. valid: (batch, source_len), False for padding of the source; None if there is none.
     """
 
-    @answered
+    @explain_misfits
     def __init__(
         self,
         model: EncoderDecoder,

@@ -8,15 +8,16 @@ from jaxtyping import Int, Shaped
 from torch import Tensor, nn
 
 from posenc import masks
-from posenc.arguments import answered, check_count, check_number
+from posenc.arguments import check_count, check_number, explain_misfits
 from posenc.models.decoder import Decoder
 from posenc.models.encoder_decoder import Conditioned
 
 LanguageModel = Decoder | Conditioned
-"""What computes the logits of next tokens: a Decoder, or what EncoderDecoder.given returns."""
+"""What computes the logits of next tokens: a Decoder, or the result of
+EncoderDecoder.conditioned_on."""
 
 
-@answered
+@explain_misfits
 @torch.no_grad()
 def generate(
     model: LanguageModel,
@@ -36,7 +37,7 @@ def generate(
     """Generate tokens with a key/value cache; return the prompts, each followed by its new tokens.
 
     Args:
-        model: a Decoder, or EncoderDecoder.given(...); it runs in eval mode.
+        model: a Decoder, or EncoderDecoder.conditioned_on(...); it runs in eval mode.
         tokens: the prompts (batch, len), padded on the left if their lengths differ.
         max_new_tokens: maximum number of new tokens.
         temperature: divisor of logits before sampling; 0 selects the likeliest token.
@@ -147,7 +148,7 @@ class _GenerationState:
         self._feed(chosen[:, None], positions)
 
     def reorder(self, rows: Tensor) -> None:
-        """Continue with these rows of the batch, in this order."""
+        """Continue with these rows of the batch, in this order; a row may occur several times."""
         for cache in self.caches:
             cache.reorder(rows)
         self.logits = self.logits[rows]

@@ -17,7 +17,7 @@ from posenc.encodings import (
     validated_embedding_positions,
 )
 from posenc.masks import Mask, check_mask
-from posenc.models.blocks import Context, Layer, norm_layer
+from posenc.models.blocks import Context, Layer, build_norm
 from posenc.models.config import DecoderConfig
 from posenc.positions import Positions, as_tensor, consecutive_positions, positions_from_mask
 
@@ -39,7 +39,7 @@ class Stack(nn.Module):
         super().__init__()
         self.config = config
         self.layers = nn.ModuleList(Layer(config, cross=cross) for _ in range(config.num_layers))
-        self.norm = norm_layer(config) if config.final_norm else None
+        self.norm = build_norm(config) if config.final_norm else None
         self.encoding = encoding_of_all_layers(encoding, config.num_layers)
 
     @property

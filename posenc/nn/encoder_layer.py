@@ -4,7 +4,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from posenc.arguments import answered
+from posenc.arguments import explain_misfits
 from posenc.encodings import PositionEncoding
 from posenc.nn.multihead import MultiheadAttention
 
@@ -27,7 +27,7 @@ class TransformerEncoderLayer(nn.TransformerEncoderLayer):
     torch.Size([2, 9, 64])
     """
 
-    @answered
+    @explain_misfits
     def __init__(
         self,
         d_model: int,
@@ -51,7 +51,7 @@ class TransformerEncoderLayer(nn.TransformerEncoderLayer):
         # Keeps TransformerEncoder from converting rows to nested tensors.
         self.activation_relu_or_gelu = 0
 
-    @answered
+    @explain_misfits
     def forward(
         self,
         src: Tensor,

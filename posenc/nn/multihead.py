@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from posenc.arguments import answered, check_count, check_share
+from posenc.arguments import check_count, check_share, explain_misfits
 from posenc.attend.attention import attention, attention_weights
 from posenc.encodings import (
     ModelShape,
@@ -19,7 +19,8 @@ from posenc.positions import as_range, as_tensor, consecutive_positions, positio
 
 
 def _do_nothing_before_call(module: nn.Module, args: tuple[Any, ...]) -> None:
-    """Do nothing: a module with a hook is called."""
+    """Do nothing. A forward pre-hook: torch calls a module that has one, instead of only reading
+    its weights."""
 
 
 class MultiheadAttention(nn.MultiheadAttention):
@@ -43,7 +44,7 @@ class MultiheadAttention(nn.MultiheadAttention):
     <All keys matched successfully>
     """
 
-    @answered
+    @explain_misfits
     def __init__(
         self,
         embed_dim: int,
@@ -86,7 +87,7 @@ class MultiheadAttention(nn.MultiheadAttention):
         # attention and never calls it, unless hooks are attached.
         self.register_forward_pre_hook(_do_nothing_before_call)
 
-    @answered
+    @explain_misfits
     def forward(  # type: ignore[override]
         self,
         query: Tensor,
@@ -137,7 +138,7 @@ class MultiheadAttention(nn.MultiheadAttention):
         return self._to_order_of_call(out, batched), weights
 
     def _to_batch_first(self, x: Tensor, batched: bool) -> Tensor:
-        """Return an argument of a call as (batch, len, dim)."""
+        """Return an argument of a call, in the layout of the call, as (batch, len, dim)."""
         if not batched:
             return x[None]
         return x if self.batch_first else x.transpose(0, 1)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from posenc.arguments import answered
+from posenc.arguments import explain_misfits
 from posenc.attend.attention import attention
 from posenc.encodings import PositionEncoding, encoding_of_all_layers, require_attention_encoding
 from posenc.masks import Mask, causal
@@ -63,7 +63,7 @@ class VisionAttention(nn.Module):
     proj_drop: Any
     positions: Tensor | None
 
-    @answered
+    @explain_misfits
     def __init__(
         self,
         attention: Any,
@@ -89,7 +89,7 @@ class VisionAttention(nn.Module):
         self.encoding = require_attention_encoding("VisionAttention", encoding)
         self.positions = positions
 
-    @answered
+    @explain_misfits
     def forward(
         self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False
     ) -> Tensor:
@@ -127,7 +127,8 @@ class VisionAttention(nn.Module):
         return self.scale / usual * self.encoding.scale(head_dim)
 
     def _token_positions(self, x: Tensor) -> Tensor | range:
-        """Return the positions of the tokens of x."""
+        """Return the positions of the tokens of x: those of the grid, those that were given, or 0,
+        1, 2, ... Raise ValueError if there are not as many as tokens."""
         if self._grid is not None:
             positions = self._grid.positions(x.device)
         elif self.positions is not None:
@@ -147,7 +148,7 @@ class VisionAttention(nn.Module):
         return x if norm is None else norm(x)
 
 
-@answered
+@explain_misfits
 def attach_to_vit(
     model: Any, encoding: PositionEncoding | None, positions: Tensor | None = None
 ) -> Any:

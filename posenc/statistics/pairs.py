@@ -36,7 +36,7 @@ class Gap(NamedTuple):
 
     @property
     def significant(self) -> bool:
-        """Return True if the confidence interval excludes 0."""
+        """Return True if the confidence interval excludes 0; False if its half-width is unknown."""
         return abs(self.value) > self.half
 
 

@@ -5,7 +5,7 @@ import numpy as np
 from posenc.tasks.task import Case, Row, Task, question_then_answer
 
 BEGIN, SEPARATOR, END = 0, 1, 2
-FIRST = 3
+FIRST_SYMBOL = 3
 """Token of the first symbol; smaller tokens are BEGIN, SEPARATOR and END."""
 
 
@@ -18,14 +18,14 @@ class Copy(Task):
     name = "copy"
     title = "copy symbols of 32 kinds"
     symbols = 32
-    vocabulary = FIRST + symbols
+    vocabulary = FIRST_SYMBOL + symbols
     end = END
     train_length = 20
     test_lengths = (20, 24, 30, 40, 80)
     steps = 2500
 
     def draw_row(self, random: np.random.Generator, case: Case) -> Row:
-        x = FIRST + self.draw_symbols(random, case.length)
+        x = FIRST_SYMBOL + self.draw_symbols(random, case.length)
         return question_then_answer(
             np.array([BEGIN, *x, SEPARATOR]), np.array([*self.answer(x), END])
         )
@@ -34,11 +34,12 @@ class Copy(Task):
         return 2 * case.length + 2
 
     def draw_symbols(self, random: np.random.Generator, length: int) -> np.ndarray:
-        """Draw `length` symbols, as indices from 0."""
+        """Draw `length` symbols, as indices 0 .. symbols - 1; the same one may occur several
+        times."""
         return random.integers(0, self.symbols, size=length)
 
     def answer(self, x: np.ndarray) -> np.ndarray:
-        """Return the answer to the symbols x."""
+        """Return the symbols of the right answer to x: x itself."""
         return x
 
 
@@ -48,8 +49,8 @@ class CopyDistinct(Copy):
     name = "copy_512"
     title = "copy different symbols of 512 kinds"
     symbols = 512
-    vocabulary = FIRST + symbols
-    most = symbols
+    vocabulary = FIRST_SYMBOL + symbols
+    max_length = symbols
     steps = 3500
 
     def draw_symbols(self, random: np.random.Generator, length: int) -> np.ndarray:

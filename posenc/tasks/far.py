@@ -18,13 +18,13 @@ from posenc.tasks.task import Case, Row, Task, question_then_answer
 BEGIN = 0
 SEPARATOR = 1
 FACT = 2
-FIRST = 17
+FIRST_SYMBOL = 17
 """Token of the first symbol; tokens between FACT and FIRST are fillers."""
-SYMBOLS = 24
+NUM_SYMBOLS = 24
 """Number of symbols."""
 DEPTHS = {"at the start": 0.0, "in the middle": 0.5, "at the end": 1.0}
 """Places of the fact that is asked for; elsewhere it is drawn uniformly."""
-COMMON = 3
+NUM_COMMON_WORDS = 3
 """Number of frequent words in CommonWords."""
 
 
@@ -35,14 +35,14 @@ class Far(Task):
     each test is repeated with the fact asked for at the start, in the middle and at the end.
     """
 
-    counts = "tokens"
-    vocabulary = FIRST + 2 * SYMBOLS
+    length_unit = "tokens"
+    vocabulary = FIRST_SYMBOL + 2 * NUM_SYMBOLS
     train_length = 32
     test_lengths = (32, 64, 128, 512)
     puzzle: ClassVar[DrawPuzzle]
     depths: ClassVar[dict[str, float]] = DEPTHS
-    asked_as: ClassVar[int] = 0
-    """What is added to the token of a symbol in the question."""
+    question_offset: ClassVar[int] = 0
+    """Added to the token of each symbol in the question, where it then has another name."""
 
     def cases(self, test_lengths: Sequence[int]) -> tuple[Case, ...]:
         beyond = [length for length in test_lengths if length > test_lengths[0]]
@@ -52,12 +52,12 @@ class Far(Task):
     def draw_row(self, random: np.random.Generator, case: Case) -> Row:
         depth = DEPTHS[case.variant] if case.variant else random.uniform()
         puzzle = type(self).puzzle(random, depth)
-        token_of = FIRST + random.permutation(SYMBOLS)  # of each symbol of the puzzle
+        token_of = FIRST_SYMBOL + random.permutation(NUM_SYMBOLS)  # of each symbol of the puzzle
         facts = [(at, [FACT, *token_of[list(symbols)]]) for at, symbols in puzzle.facts]
         # A fact is three tokens: FACT and two symbols.
-        fillers = random.integers(FACT + 1, FIRST, size=case.length - 3 * len(facts))
+        fillers = random.integers(FACT + 1, FIRST_SYMBOL, size=case.length - 3 * len(facts))
         text = insert_facts(fillers.tolist(), facts)
-        asked = token_of[list(puzzle.asked)] + self.asked_as
+        asked = token_of[list(puzzle.question)] + self.question_offset
         question = np.array([BEGIN, *text, SEPARATOR, *asked])
         return question_then_answer(question, token_of[list(puzzle.answer)])
 
@@ -77,11 +77,11 @@ class NeedleByMeaning(Far):
 
     name = "needle_by_meaning"
     title = "find one of four values by another name of its key"
-    shortest = 12
-    least = 12
+    min_length = 12
+    min_train_length = 12
     steps = 2000
     puzzle = staticmethod(draw_needles_puzzle)
-    asked_as = SYMBOLS
+    question_offset = NUM_SYMBOLS
 
 
 class Variables(Far):
@@ -93,8 +93,8 @@ class Variables(Far):
 
     name = "variables"
     title = "follow a number from name to name"
-    shortest = 24
-    least = 24
+    min_length = 24
+    min_train_length = 24
     train_length = 64
     test_lengths = (64, 128, 256, 1024)
     steps = 2000
@@ -110,14 +110,16 @@ class CommonWords(Far):
 
     name = "common_words"
     title = "find the most frequent words"
-    counts = "words"
+    length_unit = "words"
     depths: ClassVar = {}
-    shortest = 12
-    least = 12
+    min_length = 12
+    min_train_length = 12
     steps = 1500
 
     def draw_row(self, random: np.random.Generator, case: Case) -> Row:
-        words = FIRST + random.permutation(SYMBOLS)
-        text = islice(draw_word_stream(random, COMMON, SYMBOLS - COMMON), case.length)
+        words = FIRST_SYMBOL + random.permutation(NUM_SYMBOLS)
+        text = islice(
+            draw_word_stream(random, NUM_COMMON_WORDS, NUM_SYMBOLS - NUM_COMMON_WORDS), case.length
+        )
         question = np.array([BEGIN, *words[list(text)], SEPARATOR])
-        return question_then_answer(question, np.sort(words[:COMMON]))
+        return question_then_answer(question, np.sort(words[:NUM_COMMON_WORDS]))

@@ -12,7 +12,8 @@ IGNORE = 4
 """Tokens of the instructions; the bits are tokens 0 and 1."""
 IGNORE_SHARE = 0.8
 _SHARES = {"": IGNORE_SHARE, "98 % ignored": 0.98, "10 % ignored": 0.1}
-VARIANTS_AT = 2
+"""Fraction of IGNORE among the instructions, by variant of the test."""
+VARIANT_LENGTH_FACTOR = 2
 """Length of the sparse and dense tests, in multiples of the training length."""
 
 
@@ -29,11 +30,11 @@ class FlipFlop(Task):
 
     name = "flip_flop"
     title = "keep the bit that was written last"
-    counts = "instructions"
+    length_unit = "instructions"
     metric = "token accuracy"
     vocabulary = 5
-    shortest = 4
-    least = 4
+    min_length = 4
+    min_train_length = 4
     train_length = 32
     test_lengths = (32, 64, 128, 256)
     steps = 1500
@@ -42,7 +43,7 @@ class FlipFlop(Task):
         usual = super().cases(test_lengths)
         if len(usual) <= 1:
             return usual
-        length = VARIANTS_AT * test_lengths[0]
+        length = VARIANT_LENGTH_FACTOR * test_lengths[0]
         return usual + tuple(Case(length, variant) for variant in _SHARES if variant)
 
     def draw_row(self, random: np.random.Generator, case: Case) -> Row:

@@ -9,7 +9,7 @@ from posenc.tasks.task import IGNORED, Batch, Case, Row, Task, stack_rows
 
 OFFSETS = ((0, 3), (2, 1), (3, -2))
 """(rows up, columns left) named by tokens 0, 1 and 2; all lead backwards in reading order."""
-SYMBOLS = 32
+NUM_SYMBOLS = 32
 """Number of different patches; chosen, not derived."""
 NOWHERE = (math.nan, math.nan)
 """Position of the token that names the offset, which is not on the grid."""
@@ -25,12 +25,12 @@ class Grid(Task):
 
     name = "grid"
     title = "find the patch at an offset on a grid"
-    counts = "rows and columns"
+    length_unit = "rows and columns"
     metric = "token accuracy"
     num_axes = 2
-    vocabulary = len(OFFSETS) + SYMBOLS
-    shortest = 4
-    least = 4
+    vocabulary = len(OFFSETS) + NUM_SYMBOLS
+    min_length = 4
+    min_train_length = 4
     train_length = 8
     test_lengths = (8, 12, 16, 24, 32)
     steps = 1500
@@ -46,8 +46,8 @@ class Grid(Task):
         return train_length**2
 
     def test_batch(self, case: Case, batch: int, train_length: int) -> Batch:
-        made = super().test_batch(case, batch, train_length)
-        return replace(made, positions=grid_positions(case.length, case.length))
+        held_out = super().test_batch(case, batch, train_length)
+        return replace(held_out, positions=grid_positions(case.length, case.length))
 
     def tokens_of_training_length(self, case: Case, train_length: int) -> np.ndarray:
         # Written so that NOWHERE, of which every comparison is False, counts as within.
@@ -56,7 +56,7 @@ class Grid(Task):
     def _draw_training_batch(
         self, random: np.random.Generator, batch: int, train_length: int
     ) -> Batch:
-        height, width = random.integers(self.shortest, train_length + 1, size=2)
+        height, width = random.integers(self.min_length, train_length + 1, size=2)
         rows = [self._draw_row(random, height, width) for _ in range(batch)]
         return replace(stack_rows(rows, len(rows[0][0])), positions=grid_positions(height, width))
 
@@ -64,7 +64,7 @@ class Grid(Task):
         """Draw the name of an offset and a grid of patches, row by row. The target of a patch is
         the patch at the offset, if that is on the grid."""
         name = int(random.integers(len(OFFSETS)))
-        patches = len(OFFSETS) + random.integers(0, SYMBOLS, size=(height, width))
+        patches = len(OFFSETS) + random.integers(0, NUM_SYMBOLS, size=(height, width))
         up, left = OFFSETS[name]
         targets = np.full((height, width), IGNORED, np.int64)
         # Columns whose patch at the offset is on the grid; `left` may be negative.

@@ -6,7 +6,7 @@ from posenc.tasks.task import IGNORED, Case, Row, Task
 
 OFFSETS = (3, 7, 13)
 """Distances named by tokens 0, 1 and 2."""
-SYMBOLS = 32
+NUM_SYMBOLS = 32
 """Number of different symbols; chosen, not derived."""
 
 
@@ -21,8 +21,8 @@ class Offset(Task):
     name = "offset"
     title = f"say the symbol {', '.join(map(str, OFFSETS[:-1]))} or {OFFSETS[-1]} places before"
     metric = "token accuracy"
-    vocabulary = len(OFFSETS) + SYMBOLS
-    least = OFFSETS[-1] + 1
+    vocabulary = len(OFFSETS) + NUM_SYMBOLS
+    min_train_length = OFFSETS[-1] + 1
     train_length = 64
     test_lengths = (64, 128, 256, 512, 1024)
     steps = 1000
@@ -31,7 +31,7 @@ class Offset(Task):
     def draw_row(self, random: np.random.Generator, case: Case) -> Row:
         name = int(random.integers(len(OFFSETS)))
         distance = OFFSETS[name]
-        x = len(OFFSETS) + random.integers(0, SYMBOLS, size=case.length)
+        x = len(OFFSETS) + random.integers(0, NUM_SYMBOLS, size=case.length)
         targets = np.full(case.length + 1, IGNORED, np.int64)
         targets[1 + distance :] = x[:-distance]
         return np.array([name, *x]), targets

@@ -6,23 +6,26 @@ from typing import NamedTuple
 
 import numpy as np
 
-KEYS = 4
+NUM_NEEDLES = 4
 """Needles in a text of several."""
-HOPS = 4
+CHAIN_LENGTH = 4
 """Names in a chain."""
-COMMON = 5
+NUM_COMMON_WORDS = 5
 """Frequent words of a list."""
-RARE = 40
+NUM_RARE_WORDS = 40
 """Rare words of a list."""
 
 
 class Puzzle(NamedTuple):
-    """Facts at depths from 0, the start of the text, to 1; the symbols asked for, and the answer.
-    Symbols are 0, 1, 2, ...; a caller chooses a word or token for each."""
+    """Facts of a text, a question about them, and its answer, in symbols 0, 1, 2, ...; a caller
+    chooses a word or token for each symbol."""
 
     facts: tuple[tuple[float, tuple[int, int]], ...]
-    asked: tuple[int, ...]
+    """Pairs of symbols, each with its depth: from 0 at the start of the text to 1 at its end."""
+    question: tuple[int, ...]
+    """Symbols that the question names: those whose partners are asked for."""
     answer: tuple[int, ...]
+    """Symbols of the right answer, in order."""
 
 
 DrawPuzzle = Callable[[np.random.Generator, float], Puzzle]
@@ -30,13 +33,16 @@ DrawPuzzle = Callable[[np.random.Generator, float], Puzzle]
 
 def draw_needle_puzzle(random: np.random.Generator, depth: float, count: int = 1) -> Puzzle:
     """Draw `count` pairs of symbols, one at `depth` and the others anywhere, and ask for the second
-    symbol of the one at `depth`."""
+    symbol of the one at `depth`.
+
+    draw_needle_puzzle(random, 0.5) -> Puzzle(facts=((0.5, (0, 1)),), question=(0,), answer=(1,))
+    """
     places = [depth, *random.uniform(0, 1, count - 1)]
     facts = tuple((float(at), (i, count + i)) for i, at in enumerate(places))
     return Puzzle(facts, (0,), (count,))
 
 
-draw_needles_puzzle = partial(draw_needle_puzzle, count=KEYS)
+draw_needles_puzzle = partial(draw_needle_puzzle, count=NUM_NEEDLES)
 
 
 def draw_variables_puzzle(random: np.random.Generator, depth: float) -> Puzzle:
@@ -44,12 +50,14 @@ def draw_variables_puzzle(random: np.random.Generator, depth: float) -> Puzzle:
     chain that starts at `depth`. The numbers are the last two symbols."""
     facts: list[tuple[float, tuple[int, int]]] = []
     for chain, first in ((0, depth), (1, 0.0)):
-        depths = [first, *np.sort(random.uniform(first, 1, HOPS - 1)).tolist()]
-        value = 2 * HOPS + chain  # the number, then the name that got it last
-        for name, place in zip(range(HOPS * chain, HOPS * (chain + 1)), depths, strict=True):
+        depths = [first, *np.sort(random.uniform(first, 1, CHAIN_LENGTH - 1)).tolist()]
+        value = 2 * CHAIN_LENGTH + chain  # the number, then the name that got it last
+        for name, place in zip(
+            range(CHAIN_LENGTH * chain, CHAIN_LENGTH * (chain + 1)), depths, strict=True
+        ):
             facts.append((place, (name, value)))
             value = name
-    return Puzzle(tuple(facts), (2 * HOPS,), tuple(range(HOPS)))
+    return Puzzle(tuple(facts), (2 * CHAIN_LENGTH,), tuple(range(CHAIN_LENGTH)))
 
 
 def draw_word_stream(random: np.random.Generator, common: int, rare: int) -> Iterator[int]:
@@ -62,7 +70,11 @@ def draw_word_stream(random: np.random.Generator, common: int, rare: int) -> Ite
 
 
 def insert_facts(text: Sequence[int], facts: Sequence[tuple[float, Sequence[int]]]) -> list[int]:
-    """Insert facts (depth, tokens) into a text of tokens."""
+    """Insert facts (depth, tokens) into a text of tokens: depth 0 is its start, 1 its end.
+
+    >>> insert_facts([7, 7, 7, 7], [(0.5, [1, 2])])
+    [7, 7, 1, 2, 7, 7]
+    """
     with_facts: list[int] = []
     done = 0  # tokens of the text that are in the result already
     for depth, tokens in sorted(facts, key=lambda fact: fact[0]):
@@ -73,8 +85,9 @@ def insert_facts(text: Sequence[int], facts: Sequence[tuple[float, Sequence[int]
 
 
 def draw_passkey_text(
-    random: np.random.Generator, filler: np.ndarray, words: np.ndarray, depth: float, secret: int
+    random: np.random.Generator, filler: np.ndarray, words: np.ndarray, depth: float, num_words: int
 ) -> list[int]:
-    """Draw `secret` different words, and return them at a depth of the filler and at its end."""
-    drawn = random.permutation(words)[:secret].tolist()
+    """Draw `num_words` of `words`, all different, and return the tokens of a text: the filler with
+    these words at `depth`, and the same words once more at the end."""
+    drawn = random.permutation(words)[:num_words].tolist()
     return [*insert_facts(filler.tolist(), [(depth, drawn)]), *drawn]

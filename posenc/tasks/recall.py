@@ -8,14 +8,19 @@ from posenc.tasks.task import IGNORED, Case, Row, Task
 
 BEGIN, SEPARATOR = 0, 1
 """Tokens before the pairs, and before the keys that are asked for."""
-KEYS, VALUES, FILLERS = 24, 24, 14
+NUM_KEYS = 24
+NUM_VALUES = 24
+NUM_FILLERS = 14
 """Numbers of different keys, values and fillers; chosen, not derived."""
 FIRST_KEY = 2
-FIRST_VALUE = FIRST_KEY + KEYS
-FIRST_FILLER = FIRST_VALUE + VALUES
-FEWEST, PAIRS, MORE_PAIRS = 2, 8, 16
-"""Pairs of a sequence: fewest and most in training, and in the test with more of them."""
-_MORE = f"{MORE_PAIRS} pairs"
+FIRST_VALUE = FIRST_KEY + NUM_KEYS
+FIRST_FILLER = FIRST_VALUE + NUM_VALUES
+FEWEST_PAIRS = 2
+MOST_PAIRS = 8
+"""Pairs of a training sequence. Tests have MOST_PAIRS."""
+PAIRS_OF_VARIANT = 16
+"""Pairs in the test with more of them than training."""
+_VARIANT = f"{PAIRS_OF_VARIANT} pairs"
 
 
 class Recall(Task):
@@ -27,36 +32,36 @@ class Recall(Task):
     """
 
     name = "recall"
-    title = f"recall the values of {PAIRS} keys behind a gap"
-    counts = "fillers"
+    title = f"recall the values of {MOST_PAIRS} keys behind a gap"
+    length_unit = "fillers"
     metric = "token accuracy"
-    vocabulary = FIRST_FILLER + FILLERS
-    shortest = 0
-    least = 0
+    vocabulary = FIRST_FILLER + NUM_FILLERS
+    min_length = 0
+    min_train_length = 0
     train_length = 16
     test_lengths = (16, 64, 256, 1024)
     steps = 1500
 
     def cases(self, test_lengths: Sequence[int]) -> tuple[Case, ...]:
         usual = super().cases(test_lengths)
-        return usual if len(usual) == 1 else (*usual, Case(test_lengths[0], _MORE))
+        return usual if len(usual) == 1 else (*usual, Case(test_lengths[0], _VARIANT))
 
     def draw_row(self, random: np.random.Generator, case: Case) -> Row:
-        return self._draw_row(random, _pairs(case), case.length)
+        return self._draw_row(random, _num_pairs(case), case.length)
 
     def draw_train_row(self, random: np.random.Generator, train_length: int) -> Row:
-        pairs = int(random.integers(FEWEST, PAIRS + 1))
+        pairs = int(random.integers(FEWEST_PAIRS, MOST_PAIRS + 1))
         return self._draw_row(random, pairs, int(random.integers(0, train_length + 1)))
 
     def max_tokens(self, case: Case) -> int:
-        return 4 * _pairs(case) + case.length + 1
+        return 4 * _num_pairs(case) + case.length + 1
 
     def _draw_row(self, random: np.random.Generator, pairs: int, gap: int) -> Row:
         """Draw `pairs` keys with their values, `gap` fillers, and the keys again in another order,
         each followed by its value, which is the target."""
-        keys = FIRST_KEY + random.permutation(KEYS)[:pairs]
-        values = FIRST_VALUE + random.integers(0, VALUES, size=pairs)
-        fillers = FIRST_FILLER + random.integers(0, FILLERS, size=gap)
+        keys = FIRST_KEY + random.permutation(NUM_KEYS)[:pairs]
+        values = FIRST_VALUE + random.integers(0, NUM_VALUES, size=pairs)
+        fillers = FIRST_FILLER + random.integers(0, NUM_FILLERS, size=gap)
         order = random.permutation(pairs)
         facts = np.stack([keys, values], axis=1)
         tokens = np.concatenate(
@@ -68,6 +73,7 @@ class Recall(Task):
         return tokens, targets
 
 
-def _pairs(case: Case) -> int:
-    """Return the number of pairs of a case: PAIRS, or MORE_PAIRS for the variant with more."""
-    return MORE_PAIRS if case.variant == _MORE else PAIRS
+def _num_pairs(case: Case) -> int:
+    """Return the number of pairs of a case: MOST_PAIRS, or PAIRS_OF_VARIANT for the variant with
+    more than training."""
+    return PAIRS_OF_VARIANT if case.variant == _VARIANT else MOST_PAIRS

@@ -29,14 +29,18 @@ class Score:
 
 
 def score_answers(
-    targets: np.ndarray, said: np.ndarray, said_cut: np.ndarray | None, end: int | None
+    targets: np.ndarray,
+    predicted: np.ndarray,
+    predicted_without_end: np.ndarray | None,
+    end: int | None,
 ) -> Score:
     """Return the score of a model's answers.
 
     Args:
         targets: (sequences, len), IGNORED for tokens that are not scored.
-        said: like targets, the model's likeliest token after each token.
-        said_cut: like `said`, the likeliest of all tokens but `end`; None exactly if `end` is None.
+        predicted: like targets, the model's likeliest token after each token.
+        predicted_without_end: like `predicted`, the likeliest of all tokens but `end`; None exactly
+            if `end` is None.
         end: the token that ends an answer; None if the task has none.
 
     Raises: ValueError if the shapes differ, or if a sequence has no target.
@@ -46,13 +50,15 @@ def score_answers(
     Score(exact_match=0.0, token_accuracy=0.6666666666666666, exact_match_cut=1.0, \
 token_accuracy_cut=1.0)
     """
-    whole = _fractions_right(targets, said, targets != IGNORED)
-    if (end is None) != (said_cut is None):
-        raise ValueError("score_answers: give said_cut exactly if the task has an end symbol.")
-    if said_cut is None:
+    whole = _fractions_right(targets, predicted, targets != IGNORED)
+    if (end is None) != (predicted_without_end is None):
+        raise ValueError(
+            "score_answers: give predicted_without_end exactly if the task has an end symbol."
+        )
+    if predicted_without_end is None:
         return Score(*whole, None, None)
     without_end = (targets != IGNORED) & (targets != end)
-    return Score(*whole, *_fractions_right(targets, said_cut, without_end))
+    return Score(*whole, *_fractions_right(targets, predicted_without_end, without_end))
 
 
 def _fractions_right(

@@ -20,8 +20,8 @@ Row = tuple[np.ndarray, np.ndarray]
 
 @dataclass(frozen=True)
 class Case:
-    """Describe a test: sequences of one length, in units of `Task.counts`. `variant` names another
-    difference from training; "" if there is none."""
+    """Describe a test: sequences of one length, in units of `Task.length_unit`. `variant` names
+    another difference from training; "" if there is none."""
 
     length: int
     variant: str = ""
@@ -49,28 +49,28 @@ class Task(ABC):
 
     name: name on the command line.
     title: a short description.
-    counts: unit of a length.
+    length_unit: what a length counts, such as "symbols" or "words".
     metric: score shown in its table, "exact match" or "token accuracy".
     vocabulary: number of tokens.
     end: token that ends an answer; None if answers have a fixed number of tokens.
     num_axes: components of a position.
-    shortest: the smallest length of a training sequence.
-    least: the smallest training length at which sequences have a target.
-    most: the largest possible length; None: no limit.
-    train_length, test_lengths: default lengths, in units of `counts`.
+    min_length: the smallest length of a training sequence; the largest is the training length.
+    min_train_length: the smallest training length at which all sequences have a target.
+    max_length: the largest possible length; None: no limit.
+    train_length, test_lengths: default lengths, in units of `length_unit`.
     steps, batch: default training steps, and sequences in each; like the lengths they are chosen,
         not derived.
     """
 
     name: ClassVar[str]
     title: ClassVar[str]
-    counts: ClassVar[str] = "symbols"
+    length_unit: ClassVar[str] = "symbols"
     metric: ClassVar[str] = "exact match"
     end: ClassVar[int | None] = None
     num_axes: ClassVar[int] = 1
-    shortest: ClassVar[int] = 1
-    least: ClassVar[int] = 2
-    most: ClassVar[int | None] = None
+    min_length: ClassVar[int] = 1
+    min_train_length: ClassVar[int] = 2
+    max_length: ClassVar[int | None] = None
     vocabulary: ClassVar[int]
     train_length: ClassVar[int]
     test_lengths: ClassVar[tuple[int, ...]]
@@ -79,24 +79,25 @@ class Task(ABC):
 
     @abstractmethod
     def draw_row(self, random: np.random.Generator, case: Case) -> Row:
-        """Draw one sequence of a case."""
+        """Draw one sequence of a case: (tokens, targets), each (len,) int64."""
 
     @abstractmethod
     def max_tokens(self, case: Case) -> int:
         """Return the maximum number of tokens that a model reads in a sequence of the case."""
 
     def encoding_train_length(self, train_length: int) -> int:
-        """Return the train_length, in tokens, for which an encoding is built."""
+        """Return the train_length, in tokens, for which an encoding is built: the most tokens of a
+        sequence with the training length `train_length` in units of the task."""
         return self.max_tokens(Case(train_length))
 
     def cases(self, test_lengths: Sequence[int]) -> tuple[Case, ...]:
-        """Return the tests of a trained model, that at the training length first. Variants are
-        included only if there are longer lengths too."""
+        """Return the tests of a trained model, that at the training length, test_lengths[0], first.
+        Variants are included only if there are longer lengths too."""
         return tuple(Case(length) for length in test_lengths)
 
     def draw_train_row(self, random: np.random.Generator, train_length: int) -> Row:
         """Draw one training sequence, of a length drawn uniformly up to the training length."""
-        return self.draw_row(random, Case(int(random.integers(self.shortest, train_length + 1))))
+        return self.draw_row(random, Case(int(random.integers(self.min_length, train_length + 1))))
 
     def train_batch(self, seed: int, step: int, batch: int, train_length: int) -> Batch:
         """Return the training batch of a step; it depends only on the seed and the step."""
@@ -113,10 +114,10 @@ class Task(ABC):
         do not need more than the training length are removed if there are others."""
         random = _random_generator(_TEST, case.length, zlib.crc32(case.variant.encode()))
         rows = [self.draw_row(random, case) for _ in range(batch)]
-        made = stack_rows(rows, len(rows[0][0]))
+        held_out = stack_rows(rows, len(rows[0][0]))
         if case.length > train_length:
-            made.targets[:, self.tokens_of_training_length(case, train_length)] = IGNORED
-        return made
+            held_out.targets[:, self.tokens_of_training_length(case, train_length)] = IGNORED
+        return held_out
 
     def tokens_of_training_length(self, case: Case, train_length: int) -> slice | np.ndarray:
         """Return the tokens of a case that do not need more than the training length."""
@@ -125,14 +126,14 @@ class Task(ABC):
     def check_lengths(self, train_length: int, test_lengths: Sequence[int]) -> None:
         """Raise ValueError for lengths at which the task has no sequences."""
         for option, length, least in (
-            ("--train-length", train_length, self.least),
+            ("--train-length", train_length, self.min_train_length),
             *(("--test-lengths", length, train_length) for length in test_lengths),
         ):
-            if length < least or (self.most is not None and length > self.most):
-                most = "" if self.most is None else f" to {self.most:,}"
+            if length < least or (self.max_length is not None and length > self.max_length):
+                most = "" if self.max_length is None else f" to {self.max_length:,}"
                 raise ValueError(
                     f"{option}: the task {self.name} takes {least:,}{most or ' or more'} "
-                    f"{self.counts}, got {length:,}."
+                    f"{self.length_unit}, got {length:,}."
                 )
 
     def _draw_training_batch(
@@ -144,7 +145,8 @@ class Task(ABC):
 
 
 def stack_rows(rows: Sequence[Row], width: int) -> Batch:
-    """Stack sequences, padded at the end to `width` with token 0 and no target."""
+    """Return sequences as one batch, padded at the end to `width` tokens with token 0, which has no
+    target (IGNORED)."""
     tokens = np.zeros((len(rows), width), np.int64)
     targets = np.full((len(rows), width), IGNORED, np.int64)
     for i, (row, wanted) in enumerate(rows):
@@ -154,7 +156,11 @@ def stack_rows(rows: Sequence[Row], width: int) -> Batch:
 
 
 def question_then_answer(question: np.ndarray, answer: np.ndarray) -> Row:
-    """Join question and answer; the target after each token is the next one of the answer."""
+    """Return question and answer as one sequence without its last token, and the targets: the next
+    token where that is one of the answer, else IGNORED.
+
+    [7, 8], [5, 6] -> tokens [7, 8, 5], targets [-100, 5, 6]
+    """
     whole = np.concatenate([question, answer])
     targets = np.full(len(whole) - 1, IGNORED, np.int64)
     targets[len(question) - 1 :] = answer

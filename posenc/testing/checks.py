@@ -10,7 +10,7 @@ from posenc.encodings import ModelShape, PositionEncoding, create, line_in_user_
 from posenc.testing import claims, memory, modules, numbers, sequences, tracing
 from posenc.testing.harness import Make
 
-VOIDING = {
+VOIDING_FAILURES = {
     "outputs_are_finite": "its results are not finite",
     "gradients_are_finite": "its gradients are not finite",
     "inputs_are_not_written_to": "it changes its inputs in place",
@@ -49,7 +49,7 @@ def _quick_checks() -> Iterator[tuple[str, Callable[[Make], None]]]:
             if not is_check or len(inspect.signature(function).parameters) != 1:
                 continue
             name = full_name.removeprefix("assert_")
-            if module is sequences or name in VOIDING:
+            if module is sequences or name in VOIDING_FAILURES:
                 function = check_in_both_modes(function)
             yield name, function
 

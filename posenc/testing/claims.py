@@ -181,11 +181,11 @@ def assert_own_scale_as_claimed(make: Make) -> None:
         state = encoding.state(x, positions)
 
         where: dict[str, Any] = {"q_positions": positions, "kv_positions": positions}
-        own = {**where, "q_state": state, "kv_state": state}
+        with_state = {**where, "q_state": state, "kv_state": state}
         with torch.no_grad():
             plain = without_position(encoding.claims.num_axes)
             expected = _gain_of_doubled_queries(q, k, plain, where)
-            gain = _gain_of_doubled_queries(q, k, encoding, own)
+            gain = _gain_of_doubled_queries(q, k, encoding, with_state)
         if with_itself_only:
             token = torch.arange(length)
             expected = expected[token, :, token]
@@ -219,7 +219,7 @@ def assert_claims_have_their_types(make: Make) -> None:
     assert encoding.claims.num_axes >= 1
 
 
-def unsourced(encoding: PositionEncoding) -> str | None:
+def note_on_missing_source(encoding: PositionEncoding) -> str | None:
     """Return a note if the encoding's `claims.source` has no digit, so it names no paper and year;
     None if it has one.
 

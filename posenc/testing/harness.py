@@ -129,4 +129,4 @@ def add_term_to_scores(
     term = encoding.term(*as_tokens(q, k, q_positions, kv_positions, q_state, kv_state))
     assert term is not None
     rows, keys = slice(0, scores.shape[-2]), slice(0, scores.shape[-1])
-    return term.ready(scores.shape[-2], False).add(scores.clone(), rows, keys, mask)
+    return term.prepare_blocks(scores.shape[-2], False).add(scores.clone(), rows, keys, mask)

@@ -32,7 +32,7 @@ Setting = Callable[[Layer, Tensor], list[Tensor]]
 
 
 def assert_frozen_parameters_change_nothing(make: Make) -> None:
-    """Check results in grad mode if no parameter needs gradients."""
+    """Check that results in grad mode are the same if no parameter needs gradients."""
     _assert_unchanged_in(
         make, lambda model, x: _whole_and_decoded_outputs(model.requires_grad_(False), x)
     )
@@ -50,7 +50,8 @@ def assert_inference_mode_changes_nothing(make: Make) -> None:
 
 
 def assert_inputs_need_no_gradient(make: Make) -> None:
-    """Check results if the encoding's parameters need gradients, but q, k and v do not."""
+    """Check that results are the same if the encoding's parameters need gradients, but q, k and v
+    do not."""
 
     def train(model: Layer, x: Tensor) -> list[Tensor]:
         """Return outputs and gradients where only the encoding's parameters need gradients."""

@@ -55,9 +55,9 @@ def encoding_outputs(
 def check_precision(
     make: Make, dtype: torch.dtype, length: int = LENGTH, offset: int = 0, shape: ModelShape = SHAPE
 ) -> None:
-    """Assert that results in `dtype` are within ROUNDINGS of those in float64 for the same inputs
-    and parameters, from position `offset` on. An encoding with fewer positions gets those it has.
-    """
+    """Assert that results in `dtype` are as near as ROUNDINGS allows to those in float64 for the
+    same inputs and parameters, from position `offset` on. An encoding with fewer positions gets
+    those it has."""
     encoding = build_encoding(make, shape, dtype)
     length = possible_length(encoding, length)
     limit = encoding.claims.max_positions
@@ -86,14 +86,14 @@ def assert_inputs_are_not_written_to(make: Make) -> None:
         successive_positions(encoding, length),
         random_qkv(length),
     )
-    given = {"x": x, "positions": positions, "q": q, "k": k, "v": v}
-    before = {name: tensor.clone() for name, tensor in given.items()}
+    inputs = {"x": x, "positions": positions, "q": q, "k": k, "v": v}
+    before = {name: tensor.clone() for name, tensor in inputs.items()}
     encoding.embed(x, positions)
     acting = encoding.for_layer(0)
     state = acting.state(x, positions)
     where: dict[str, Any] = {"q_positions": positions, "kv_positions": positions}
     attention(q, k, v, acting, q_state=state, kv_state=state, mask=masks.causal, **where)
-    for name, tensor in given.items():
+    for name, tensor in inputs.items():
         assert torch.equal(tensor, before[name]), f"{name} has other values after a call"
 
 
@@ -110,7 +110,7 @@ def assert_bfloat16_is_precise_far_out(make: Make) -> None:
 
 
 def assert_bfloat16_is_precise_at_far_distances(make: Make) -> None:
-    """Check bfloat16 if queries see only keys 8,192 positions away."""
+    """Check bfloat16 against float64 if queries see only keys that are 8,192 positions away."""
     model, x, positions = build_example(make, dtype=torch.bfloat16)
     length = len(positions)
     half = length // 2

@@ -151,9 +151,9 @@ def results_in_a_pack(model: Layer, shape: ModelShape) -> ResultPairs:
     x = random_embeddings(len(documents), shape=shape)
     out = model(x, positions, masks.causal & masks.document(documents))
     for number, length in enumerate(lengths):
-        own = documents == number
-        alone = model(x[:, own], successive_positions(encoding, length))
-        yield out[:, own], alone, f"document {number} of {length} tokens"
+        in_document = documents == number
+        alone = model(x[:, in_document], successive_positions(encoding, length))
+        yield out[:, in_document], alone, f"document {number} of {length} tokens"
 
 
 def results_among_other_rows(model: Layer, shape: ModelShape) -> ResultPairs:

@@ -274,7 +274,7 @@ def test_fox_subtracts_far_running_sums_exactly_without_float64(last):
     side = {"state": state}
     q, k = (tokens_with(tokens, **side) for tokens in (built.queries, built.keys))
     with torch.no_grad():
-        mod = fox.term(q, k).pair()
+        mod = fox.term(q, k).make_score_mod()
     i, j = torch.arange(150), torch.arange(150).flip(0)
     got = mod(torch.zeros(4, 150), torch.tensor(0), torch.arange(4)[:, None], i, j)
     assert got.dtype == torch.float32
@@ -293,7 +293,7 @@ def test_fox_reads_all_differences_only_to_learn():
     for grad, cells in ((False, "q_high"), (True, "values")):
         built = problem("fox", masks.causal, grad=grad)
         with torch.set_grad_enabled(grad):
-            mod = built.term.pair()
+            mod = built.term.make_score_mod()
         assert cells in mod.__code__.co_freevars
         assert (flex.cost(built).extra_bytes >= 4 * 4 * 150 * 150) == grad
 
@@ -302,7 +302,7 @@ def test_fox_reads_all_differences_only_to_learn():
 def uncompiled(monkeypatch):
     """FlexAttention as it runs uncompiled, where it has a backward pass on the CPU."""
     monkeypatch.setattr(flex, "_compiled_flex", lambda *kind: flex._attend_to_parts)
-    monkeypatch.setattr(flex, "WITHOUT_LSE", ())
+    monkeypatch.setattr(flex, "DEVICES_WITHOUT_LSE", ())
     monkeypatch.setattr(flex_of_torch, "_validate_device", lambda *tensors: None)
 
 

@@ -10,7 +10,11 @@ import posenc
 from posenc.attend import kernels
 from tests.compilers import needs_whole_graphs
 
-FORWARD, BACKWARD, FUNCTION = kernels.FORWARD, kernels.BACKWARD, F.scaled_dot_product_attention
+FORWARD, BACKWARD, FUNCTION = (
+    kernels.FLASH_FORWARD,
+    kernels.FLASH_BACKWARD,
+    F.scaled_dot_product_attention,
+)
 
 
 def only_first_heads(q, k, v, **options):
@@ -77,14 +81,14 @@ FUNCTIONS = set(kernels.FORMS) - OPERATORS
 BIASED = OPERATORS - {"operators: causal", kernels.GROUPED_HEADS}
 MASKED = FUNCTIONS - {"function: all keys", "function: causal"}
 PLANTED = [
-    ("FORWARD", only_first_heads, {kernels.GROUPED_HEADS}),
-    ("FORWARD", no_stride_of_queries, {"operators: row for all queries"}),
-    ("FORWARD", no_views, {"operators: view of a row"}),
-    ("FORWARD", nan_where_a_block_is_hidden, {"operators: hidden keys"}),
-    ("FORWARD", wrong_bias_of_halves, {"operators: float32 bias of bfloat16"}),
-    ("FORWARD", log2_of_sums, OPERATORS),
-    ("BACKWARD", gradients_without_bias, BIASED),
-    ("FORWARD", None, OPERATORS),
+    ("FLASH_FORWARD", only_first_heads, {kernels.GROUPED_HEADS}),
+    ("FLASH_FORWARD", no_stride_of_queries, {"operators: row for all queries"}),
+    ("FLASH_FORWARD", no_views, {"operators: view of a row"}),
+    ("FLASH_FORWARD", nan_where_a_block_is_hidden, {"operators: hidden keys"}),
+    ("FLASH_FORWARD", wrong_bias_of_halves, {"operators: float32 bias of bfloat16"}),
+    ("FLASH_FORWARD", log2_of_sums, OPERATORS),
+    ("FLASH_BACKWARD", gradients_without_bias, BIASED),
+    ("FLASH_FORWARD", None, OPERATORS),
     ("function", function_without_mask, MASKED),
     ("function", function_without_causality, {"function: causal"}),
     ("function", function_with_tiled_heads, {"function: grouped heads"}),
@@ -148,12 +152,12 @@ def test_attention_goes_round_it(name, kernel, forms, case, rows, plant):
 
 
 def test_explain_names_what_is_wrong(plant):
-    plant("FORWARD", no_views)
+    plant("FLASH_FORWARD", no_views)
     with torch.no_grad():
         _, said = attend(4, posenc.ALiBi(4), posenc.masks.causal)
     assert f"torch {kernels.RELEASE} computes it wrongly on the CPU" in said
     assert "operators: view of a row" in said
-    plant("FORWARD", only_first_heads)
+    plant("FLASH_FORWARD", only_first_heads)
     with torch.no_grad():
         _, said = attend(2, posenc.ALiBi(4), posenc.masks.causal)
     assert "keys and values are repeated for every head" in said
@@ -166,7 +170,7 @@ def test_what_is_recorded_of_this_release_is_so():
 
 
 def test_a_trial_leaves_the_generator_and_the_modes_alone(plant):
-    plant("FORWARD", FORWARD)
+    plant("FLASH_FORWARD", FORWARD)
     torch.manual_seed(3)
     expected = torch.randn(2)
     torch.manual_seed(3)
@@ -179,7 +183,7 @@ def test_a_trial_leaves_the_generator_and_the_modes_alone(plant):
 
 @needs_whole_graphs
 def test_unknown_in_compiled_code_is_the_plain_way(plant):
-    plant("FORWARD", FORWARD)
+    plant("FLASH_FORWARD", FORWARD)
     alibi, q = posenc.ALiBi(4), torch.randn(1, 4, 10, 8)
 
     def call(q, positions):

@@ -288,7 +288,7 @@ def test_keys_that_no_encoding_made_are_not_moved():
     cache.append(k, k, range(3))
     with pytest.raises(ValueError, match=r"cache\.belong_to\(encoding\)"):
         cache.shift(1)
-    cache.belong_to(posenc.PositionEncoding())
+    cache.record_maker(posenc.PositionEncoding())
     cache.shift(1)
     assert cache.positions.tolist() == [1, 2, 3] and torch.equal(cache.k, k)
     posenc.KVCache().shift(3)  # an empty one has nothing to move

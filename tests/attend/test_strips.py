@@ -255,7 +255,7 @@ def test_a_torch_without_the_operators_gives_the_same(monkeypatch):
     grad, found = torch.randn(1, 4, 600, 16), {}
     for missing in (False, True):
         if missing:
-            monkeypatch.setattr(kernels, "FORWARD", None)
+            monkeypatch.setattr(kernels, "FLASH_FORWARD", None)
             monkeypatch.setattr(kernels, "_known_faults", None)  # asked again
             with pytest.raises(ValueError, match="impl='sdpa' cannot run"):
                 call(posenc.ALiBi(4), q, k, v, "sdpa")

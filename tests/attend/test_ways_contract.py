@@ -131,7 +131,7 @@ def taken(case: Setup, impl: str) -> tuple[bool, bool]:
     )
     if term is None:
         return True, exact
-    if term.combine is not None:
+    if term.sum_values is not None:
         return False, False
     by_distance = term.by_distance is not None and exact
     causal = case.mask is not None and case.mask.causal
@@ -187,8 +187,8 @@ def small_blocks(monkeypatch):
     monkeypatch.setattr(strips, "ROWS", 8)
     monkeypatch.setattr(strips, "GROUP_ROWS", 32)
     monkeypatch.setattr(sandwich, "GRID_KEYS", 16)
-    monkeypatch.setattr(strips_backward, "ROWS", 7)
-    monkeypatch.setattr(strips_backward, "KEYS", 9)
+    monkeypatch.setattr(strips_backward, "ROWS_AT_ONCE", 7)
+    monkeypatch.setattr(strips_backward, "KEYS_AT_ONCE", 9)
     monkeypatch.setattr(key_rows, "MAX_CHANGE_BY_BLOCK_SIZE", {16: 64, 8: 128})
 
 

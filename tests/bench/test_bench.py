@@ -12,7 +12,7 @@ import torch
 
 import posenc
 from posenc.bench import calls, cases, device, measure, run
-from posenc.bench.cases import CASES, GROUPS, NEEDS_TRANSFORMERS, Case, select_cases
+from posenc.bench.cases import CASES, GROUPS, GROUPS_WITH_TRANSFORMERS, Case, select_cases
 from tests.test_readme import load_script
 
 TINY = ("--lengths", "16", "--heads", "2", "--kv-heads", "2", "--head-dim", "8", "--repeats", "1")
@@ -217,7 +217,7 @@ def test_without_transformers_its_groups_are_left_out_or_refused(call, dry, monk
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     code, _, said = call("bench", "--all")
     assert code == 0 and "training 32 x 128 needs transformers" in said
-    assert not {case.group for case in dry} & set(NEEDS_TRANSFORMERS)
+    assert not {case.group for case in dry} & set(GROUPS_WITH_TRANSFORMERS)
     code, _, said = call("bench", "--only", "decode")
     assert code == 2 and 'transformers is not installed: pip install "posenc[hf]"' in said
 
@@ -226,7 +226,7 @@ def test_given_sizes_replace_those_of_each_case(call, dry):
     sizes = ("--lengths", "32,64", "--heads", 16)
     assert call("bench", "--only", "rotation,attention", *sizes)[0] == 0
     assert {case.heads for case in dry} == {16}
-    assert {(case.q_len, case.keys) for case in dry if case.group == "attention"} == {
+    assert {(case.q_len, case.num_keys) for case in dry if case.group == "attention"} == {
         (32, 32),
         (64, 64),
         (1, 32),

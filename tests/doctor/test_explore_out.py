@@ -48,13 +48,13 @@ def test_an_earlier_page_and_an_empty_file_are_replaced(call, model):
 
 
 def test_a_page_of_a_command_replaces_no_other_file(model):
-    from posenc.report.files.atomic import check_outputs
+    from posenc.report.files.atomic import prepare_page_and_figures
     from posenc.report.page.page import Page
 
     with pytest.raises(ValueError, match=r"config\.json exists already"):
-        check_outputs(None, model / "config.json")
+        prepare_page_and_figures(None, model / "config.json")
     (model / "page.html").write_text("<!doctype html>\n<html>mine")
     with pytest.raises(ValueError, match=r"page\.html exists already"):
-        check_outputs(None, model / "page.html")
+        prepare_page_and_figures(None, model / "page.html")
     (model / "page.html").write_text(Page("title").html())
-    check_outputs(None, model / "page.html")
+    prepare_page_and_figures(None, model / "page.html")

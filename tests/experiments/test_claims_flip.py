@@ -52,9 +52,9 @@ class NoisySines:
     def __init__(self, dim):
         noise = torch.randn(2**18, dim, generator=torch.Generator().manual_seed(0))
         self.noise = noise.double()
-        self.angles = SimpleNamespace(inv_freq=[0.5**i for i in range(dim // 2)])
+        self.exact_frequencies = SimpleNamespace(inv_freq=[0.5**i for i in range(dim // 2)])
 
-    def table(self, positions, dtype):
+    def vectors(self, positions, dtype):
         return self.noise[positions]
 
 
@@ -152,7 +152,7 @@ FLIPS = {
     "sinusoidal encoding are low": (
         embeddings,
         "Sinusoidal",
-        lambda dim: SimpleNamespace(angles=SimpleNamespace(inv_freq=[0.1, 1.0])),
+        lambda dim: SimpleNamespace(exact_frequencies=SimpleNamespace(inv_freq=[0.1, 1.0])),
         "true",
     ),
     "is a rotation of PE(p)": (embeddings, "Sinusoidal", NoisySines, "false"),

@@ -260,7 +260,7 @@ def test_a_failed_proof_shows_what_was_measured(llama, tmp_path, monkeypatch, ca
 def test_only_a_text_that_was_not_chosen_gives_no_recommendation(
     own_text, llama, tmp_path, monkeypatch, call
 ):
-    monkeypatch.setattr("posenc.extend.recommendation.UNREADABLE", 0.0)
+    monkeypatch.setattr("posenc.extend.recommendation.UNREADABLE_LOSS", 0.0)
     (tmp_path / "text.txt").write_text("<|endoftext|>".join(DOCUMENTS))
     given = ["--text", tmp_path / "text.txt"] if own_text else []
     code, out, _ = call("extend", llama, "--to", TARGET, "--method", "ntk", "--windows", 1, *given)
@@ -361,7 +361,7 @@ def test_long_windows_in_pieces_give_the_same_losses(llama, windows, monkeypatch
     from posenc.extend.measure import losses
 
     model = load_checkpoint(llama).model
-    whole = losses.next_token_losses(model, windows.tokens, whole=True)
+    whole = losses.next_token_losses(model, windows.tokens, in_one_piece=True)
     monkeypatch.setattr(losses, "LOGITS_BUDGET", 1)
     pieces = losses.next_token_losses(model, windows.tokens)
     torch.testing.assert_close(pieces, whole, rtol=0, atol=1e-4)
@@ -412,11 +412,11 @@ def test_position_maps_equal_the_plain_model_below_their_window(llama, windows):
         maps = position_maps(checkpoint, TARGET)
         assert [variant.name for variant in maps] == ["self-extend", "rerope", "dual-chunk"]
         for variant in maps:
-            with variant.active() as model:
+            with variant.applied() as model:
                 mapped = model(tokens).logits
             exact = LENGTH // 2
             torch.testing.assert_close(mapped[:, :exact], plain[:, :exact], rtol=0, atol=1e-5)
-            assert variant.needs_runtime
+            assert variant.needs_special_runtime
         torch.testing.assert_close(checkpoint.model(tokens).logits, plain, rtol=0, atol=0)
 
 

@@ -46,7 +46,7 @@ def test_a_map_with_another_rotation_than_the_models_is_not_measured(family, tmp
         for variant in found:
             with (
                 pytest.raises(ValueError, match=r"within its window .* changes logits by"),
-                variant.active(),
+                variant.applied(),
             ):
                 pass
         assert torch.equal(checkpoint.model(tokens).logits, before)
@@ -62,7 +62,7 @@ def test_a_model_whose_code_stops_at_another_attention_has_no_map(tmp_path, monk
     monkeypatch.setattr(maps, "attached", stops)
     said = r"the attention of LlamaForCausalLM cannot run with a map \(TypeError: 'LazyMask'"
     for variant in position_maps(checkpoint, TARGET):
-        with pytest.raises(ValueError, match=said), variant.active():
+        with pytest.raises(ValueError, match=said), variant.applied():
             pass
 
 
@@ -82,7 +82,7 @@ def test_a_map_beside_layers_that_keep_a_state_is_exact_inside_its_window(tmp_pa
     checkpoint = load_checkpoint(save("granitemoehybrid", tmp_path, spread=0.3, **hybrid))
     maps = position_maps(checkpoint, TARGET)
     assert [variant.name for variant in maps] == MAPS
-    with maps[0].active():  # which compares
+    with maps[0].applied():  # which compares
         pass
 
 
@@ -96,7 +96,7 @@ def test_a_map_on_part_of_the_channels_or_beside_sinks_is_exact_inside_its_windo
         maps = position_maps(checkpoint, TARGET)
         assert [variant.name for variant in maps] == MAPS
         for variant in maps:
-            with variant.active() as model:
+            with variant.applied() as model:
                 torch.testing.assert_close(model(tokens).logits, before, rtol=0, atol=1e-4)
 
 
@@ -170,7 +170,7 @@ def test_a_method_whose_code_breaks_half_way_leaves_the_model_as_it_was(tmp_path
 
     with (
         pytest.raises(RuntimeError, match="planted"),
-        rope_variant(checkpoint, "linear", TARGET).active(),
+        rope_variant(checkpoint, "linear", TARGET).applied(),
     ):
         pass
     assert checkpoint.config.to_dict() == before

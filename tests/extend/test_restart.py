@@ -17,7 +17,7 @@ from posenc.extend.restart import default_state_folder, folder_locked
 from posenc.extend.search.evolution import Search
 from posenc.extend.tune import tuning
 from posenc.extend.tune.config import TuneConfig
-from posenc.extend.tune.tuning import STATE
+from posenc.extend.tune.tuning import STATE_FILE
 from posenc.extend.variants.methods import METHODS, stretch
 from posenc.hf.checkpoint.loading import load_checkpoint
 from posenc.hf.checkpoint.text import Windows
@@ -169,9 +169,9 @@ DAMAGE = {
 
 @pytest.mark.quick(4)
 @pytest.mark.parametrize("damage", [*DAMAGE, "gone"])
-@pytest.mark.parametrize("name", [STATE, "tune-2.safetensors"])
+@pytest.mark.parametrize("name", [STATE_FILE, "tune-2.safetensors"])
 def test_a_damaged_tuning_starts_again_and_says_so(name, damage, cut, whole, caplog):
-    if damage == "a digit changed" and name != STATE:
+    if damage == "a digit changed" and name != STATE_FILE:
         pytest.skip("no text")
     path = cut.state / name
     if damage == "gone":
@@ -184,9 +184,9 @@ def test_a_damaged_tuning_starts_again_and_says_so(name, damage, cut, whole, cap
     assert losses == losses_of_whole
     assert all(torch.equal(weights[name], weights_of_whole[name]) for name in weights_of_whole)
     said = [record.getMessage() for record in caplog.records if record.name == "posenc.extend"]
-    if not (damage == "gone" and name == STATE):  # then there is nothing to miss
+    if not (damage == "gone" and name == STATE_FILE):  # then there is nothing to miss
         (line,) = said
-        assert str(cut.state / STATE) in line
+        assert str(cut.state / STATE_FILE) in line
         assert "is done again" in line
 
 

@@ -92,7 +92,7 @@ def test_losses_in_half_precision_are_those_of_one_pass(halves, monkeypatch):
         logits = model(tokens).logits[:, :-1].float()
     expected = torch.nn.functional.cross_entropy(logits.mT, tokens[:, 1:], reduction="none")
     monkeypatch.setattr(losses, "WIDENED_ROWS", 7)
-    got = losses.next_token_losses(model, tokens, whole=True)
+    got = losses.next_token_losses(model, tokens, in_one_piece=True)
     assert got.dtype == torch.float32
     torch.testing.assert_close(got, expected, rtol=1e-6, atol=1e-6)
 
@@ -107,7 +107,7 @@ def test_logits_are_never_widened_all_at_once(halves, monkeypatch):
 
     monkeypatch.setattr(losses.F, "cross_entropy", counted)
     monkeypatch.setattr(losses, "WIDENED_ROWS", 16)
-    losses.next_token_losses(model, torch.zeros(1, 100, dtype=torch.long), whole=True)
+    losses.next_token_losses(model, torch.zeros(1, 100, dtype=torch.long), in_one_piece=True)
     assert max(seen) == 16
     assert sum(seen) == 99
 

@@ -202,7 +202,7 @@ def change(last, every) -> Change:
 def test_who_saw_whom(causal, removed, said):
     kept = change([0, 0.1, 0.25], [0, 0.1, 0.25])
     swap = Swap(("dog", "cat"), [1, 0], causal, True, ["rope"] if removed else [], kept, removed)
-    found = of_checkpoint.who_saw_whom(swap, judge_exchange(swap))
+    found = of_checkpoint.exchange_in_words(swap, judge_exchange(swap))
     assert found.startswith("With dog and cat exchanged") and said in found
     assert "differs from layer 1 on, by 0.25 of its norm in the last layer" in found
 

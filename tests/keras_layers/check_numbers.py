@@ -28,7 +28,7 @@ from posenc.frequencies.scalings import (
     YaRN,
 )
 from posenc.frequencies.series import inverse_frequencies
-from posenc.keras.angles import Phases
+from posenc.keras.angles import Int32Frequencies
 from tests.golden_values import cases
 from tests.keras_layers.common import (
     array,
@@ -45,7 +45,7 @@ FAR = np.array([0, 1, 1000, 10**6, 2**31 - 1, -5, -(2**31) + 1], "int32")
 
 def test_angles_are_exact_at_every_int32_position():
     inv_freq = inverse_frequencies(16, 10000.0)
-    cos, sin = (array(t).astype("float64") for t in Phases(inv_freq).cos_sin(FAR))
+    cos, sin = (array(t).astype("float64") for t in Int32Frequencies(inv_freq).cos_sin(FAR))
     with mpmath.workdps(60):
         angles = [[int(p) * mpmath.mpf(str(f)) for f in inv_freq] for p in FAR]
         want_cos = [[float(mpmath.cos(a)) for a in row] for row in angles]
@@ -57,7 +57,7 @@ def test_angles_are_exact_at_every_int32_position():
 def test_angles_are_exact_at_many_positions_and_in_compiled_code():
     positions = np.random.default_rng(0).integers(-(2**31) + 1, 2**31, 4000).astype("int32")
     inv_freq = inverse_frequencies(64, 500000.0)
-    phases, turns = Phases(inv_freq), turns_in_fixed_point(inv_freq)
+    phases, turns = Int32Frequencies(inv_freq), turns_in_fixed_point(inv_freq)
     angle = np.array([[p * t % 2**64 for t in turns] for p in positions.tolist()], "float64")
     angle *= 2 * math.pi / 2**64
     compute = phases.cos_sin
@@ -79,7 +79,7 @@ def test_angles_are_exact_at_many_positions_and_in_compiled_code():
 def test_real_positions():
     positions = np.array([0.25, -0.5, 1000.5, 65536.25], "float32")
     inv_freq = inverse_frequencies(16, 10000.0)
-    cos, _ = Phases(inv_freq).cos_sin(positions)
+    cos, _ = Int32Frequencies(inv_freq).cos_sin(positions)
     want = np.cos(positions.astype("float64")[:, None] * [float(f) for f in inv_freq])
     np.testing.assert_allclose(array(cos), want, rtol=0, atol=2e-7)
 

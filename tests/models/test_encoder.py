@@ -66,7 +66,7 @@ def test_encodings_that_need_causal_attention_are_refused(name):
 def test_encoder_decoder_step_by_step_equals_one_pass(name):
     cross = encoding(name) if name in ("rope", "t5", "shaw") else None
     model, source, ids = pair(name, cross=cross), tokens(2, 7), tokens(2, 6, seed=2)
-    given = model.given(source)
+    given = model.conditioned_on(source)
     caches = given.new_caches()
     steps = torch.cat([given(ids[:, i : i + 1], caches=caches) for i in range(6)], dim=1)
     torch.testing.assert_close(steps, model(source, ids), rtol=0, atol=2e-5)
@@ -78,7 +78,7 @@ def test_source_and_target_may_have_positions_of_other_components(source, target
     """As in image captioning. Attention to the source reads no positions."""
     torch.manual_seed(0)
     model = EncoderDecoder(CONFIG, encoding(source), encoding(target)).eval()
-    given, x = model.given(tokens(2, 6)), tokens(2, 5, 2)
+    given, x = model.conditioned_on(tokens(2, 6)), tokens(2, 5, 2)
     caches = given.new_caches()
     steps = [given(x[:, t : t + 1], caches=caches) for t in range(5)]
     torch.testing.assert_close(torch.cat(steps, 1), given(x))
@@ -102,10 +102,10 @@ def test_padded_sources_write_what_they_write_alone(beams):
     model, source, start = pair("t5"), tokens(2, 7), tokens(2, 1, seed=3)
     valid = torch.ones(2, 7, dtype=torch.bool)
     valid[1, 4:] = False
-    together = generate(model.given(source, source_valid=valid), start, 6, num_beams=beams)
+    together = generate(model.conditioned_on(source, source_valid=valid), start, 6, num_beams=beams)
     for row, size in ((0, 7), (1, 4)):
         part = slice(row, row + 1)
-        alone = generate(model.given(source[part, :size]), start[part], 6, num_beams=beams)
+        alone = generate(model.conditioned_on(source[part, :size]), start[part], 6, num_beams=beams)
         assert torch.equal(together[part], alone)
 
 
@@ -157,6 +157,8 @@ def test_what_does_not_fit_is_refused():
     with pytest.raises(ValueError, match="an encoder has none"):
         Encoder(DecoderConfig(23, 32, 2, 4, tie_embeddings=True), encoding("rope"))
     with pytest.raises(ValueError, match=r"multiple of the source's 2, got 3"):
-        pair().given(tokens(2, 5))(tokens(3, 4))
+        pair().conditioned_on(tokens(2, 5))(tokens(3, 4))
     with pytest.raises(ValueError, match=r"one per layer \(4\), got 2"):
-        pair().given(tokens(2, 5))(tokens(2, 4), caches=[posenc.KVCache(), posenc.KVCache()])
+        pair().conditioned_on(tokens(2, 5))(
+            tokens(2, 4), caches=[posenc.KVCache(), posenc.KVCache()]
+        )

@@ -36,11 +36,11 @@ def test_beams_share_a_source_with_positions_of_its_own():
     source = torch.tensor([[1, 2, 3], [4, 5, 6]])
     positions = torch.tensor([[0, 1, 2], [5, 6, 7]])
     together = posenc.generate(
-        model.given(source, positions), torch.ones(2, 1, dtype=torch.int64), 4, num_beams=2
+        model.conditioned_on(source, positions), torch.ones(2, 1, dtype=torch.int64), 4, num_beams=2
     )
     for row in range(2):
         alone = posenc.generate(
-            model.given(source[row : row + 1], positions[row : row + 1]),
+            model.conditioned_on(source[row : row + 1], positions[row : row + 1]),
             torch.ones(1, 1, dtype=torch.int64),
             4,
             num_beams=2,

@@ -8,9 +8,17 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 
-from posenc.report.files.atomic import OF_FIGURES, check_outputs
+from posenc.report.files.atomic import FIGURES_MARKER, prepare_page_and_figures
 from posenc.report.page import figure_files
-from posenc.report.page.chart import HIGH, LOW, Chart, csv_text, long_table, matrix, parts
+from posenc.report.page.chart import (
+    HIGH,
+    LOW,
+    Chart,
+    csv_text,
+    long_table,
+    matrix_table,
+    split_by_series,
+)
 from posenc.report.page.drawing import curves_by_length, figure, line_styles, to_svg
 from posenc.report.page.figure_files import write_figures
 from posenc.report.page.page import Plot
@@ -32,7 +40,7 @@ def test_curves_and_intervals_are_rows_with_gaps():
 
 
 def test_a_matrix_has_a_row_for_each_cell():
-    data = matrix(
+    data = matrix_table(
         "key", "query", "weight", ["公司", "收购"], [0, 1], np.array([[0.25, 0.75], [1, 0]])
     )
     assert rows(data) == [
@@ -41,13 +49,13 @@ def test_a_matrix_has_a_row_for_each_cell():
         {"key": "公司", "query": "1", "weight": "1"},
         {"key": "收购", "query": "1", "weight": "0"},
     ]
-    same = matrix("position", "position", "cosine", [0, 4], [8], np.array([[0.1, 0.2]]))
+    same = matrix_table("position", "position", "cosine", [0, 4], [8], np.array([[0.1, 0.2]]))
     assert rows(same)[1] == {"position (column)": "4", "position (row)": "8", "cosine": "0.2"}
 
 
 def test_parts_are_the_curves_in_their_order():
     data = long_table("x", "y", {"second": ([1, 2], [3, 4]), "first": ([5], [6])})
-    found = parts(data)
+    found = split_by_series(data)
     assert [*found] == ["second", "first"]
     assert found["second"]["y"].tolist() == [3, 4] and found["first"]["x"].tolist() == [5]
 
@@ -93,7 +101,7 @@ def test_files_are_the_same_each_time_and_leave_the_figure_alone(tmp_path):
     first = {p.name: p.read_bytes() for p in written(drawn, tmp_path / "a").iterdir()}
     second = {p.name: p.read_bytes() for p in written(drawn, tmp_path / "b").iterdir()}
     files = {f"figure.{kind}" for kind in ("svg", "pdf", "png", "csv")}
-    assert first == second and set(first) == {*files, OF_FIGURES}
+    assert first == second and set(first) == {*files, FIGURES_MARKER}
     assert without_names(to_svg(drawn.chart.figure, "d")) == before
     assert first["figure.csv"] == b"x,y\n1,3\n2,4\n"
     assert first["figure.pdf"].startswith(b"%PDF") and first["figure.png"].startswith(b"\x89PNG")
@@ -102,7 +110,7 @@ def test_files_are_the_same_each_time_and_leave_the_figure_alone(tmp_path):
 
 
 def written(drawn: Plot, folder):
-    check_outputs(folder)
+    prepare_page_and_figures(folder)
     assert write_figures([drawn], folder) == []
     return folder
 
@@ -117,7 +125,7 @@ def test_chinese_letters_are_drawn_where_there_is_a_font(tmp_path):
 
 def test_letters_without_a_font_are_told_and_stay_text_in_svg(tmp_path, monkeypatch):
     monkeypatch.setattr(figure_files, "CHINESE_FONTS", ())
-    check_outputs(tmp_path)
+    prepare_page_and_figures(tmp_path)
     (line,) = write_figures([plot("公司")], tmp_path)
     assert "letters 公 司" in line and "boxes" in line
     assert ">公司<" in (tmp_path / "figure.svg").read_text(encoding="utf-8")
@@ -134,10 +142,10 @@ def test_numbers_survive_a_spreadsheet():
 def test_a_folder_that_cannot_be_written_is_refused(tmp_path):
     (tmp_path / "file").write_text("x")
     with pytest.raises(ValueError, match="file is not a folder"):
-        check_outputs(tmp_path / "file")
+        prepare_page_and_figures(tmp_path / "file")
     with pytest.raises(ValueError, match="cannot write into"):
-        check_outputs(tmp_path / "file" / "below")
-    check_outputs(tmp_path / "new" / "deep")
+        prepare_page_and_figures(tmp_path / "file" / "below")
+    prepare_page_and_figures(tmp_path / "new" / "deep")
     assert list((tmp_path / "new/deep").iterdir()) == []
 
 
@@ -147,7 +155,7 @@ def test_a_file_of_somebody_else_is_never_replaced(tmp_path):
     theirs.parent.mkdir()
     theirs.write_text("a week of work")
     with pytest.raises(ValueError, match=r"holds other files \(figure.svg\).*Name a new folder"):
-        check_outputs(tmp_path / "thesis")
+        prepare_page_and_figures(tmp_path / "thesis")
     assert theirs.read_text() == "a week of work" and len([*theirs.parent.iterdir()]) == 1
     ours = written(plot("first"), tmp_path / "ours")
     before = (ours / "figure.svg").read_bytes()

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from posenc.report.files.atomic import check_writable, is_partial, remove_partials, write_atomically
+from posenc.report.files.atomic import is_partial, prepare_file, remove_partials, write_atomically
 from posenc.report.files.lock import locked
 from posenc.report.files.record import Record, seal, unseal
 
@@ -104,17 +104,17 @@ def test_what_a_killed_write_leaves_is_a_partial_file(tmp_path):
 
 
 def test_writable_is_checked_without_leaving_a_file(tmp_path):
-    check_writable(tmp_path / "new" / "rows.csv")
+    prepare_file(tmp_path / "new" / "rows.csv")
     assert list((tmp_path / "new").iterdir()) == []
     with pytest.raises(OSError, match="is a folder; name a file in it"):
-        check_writable(tmp_path)
+        prepare_file(tmp_path)
     os.mkfifo(tmp_path / "pipe")
     for special in (tmp_path / "pipe", Path("/dev/null")):
         with pytest.raises(OSError, match="not an ordinary file"):
-            check_writable(special)
+            prepare_file(special)
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(OSError):
-        check_writable(tmp_path / "file" / "below.csv")
+        prepare_file(tmp_path / "file" / "below.csv")
 
 
 def test_folder_is_locked_for_one_process(tmp_path):

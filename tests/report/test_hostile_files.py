@@ -4,8 +4,8 @@ import os
 
 import pytest
 
-from posenc.report.files.atomic import atomically, check_writable, write_atomically
-from posenc.report.files.lock import held, locked
+from posenc.report.files.atomic import atomically, prepare_file, write_atomically
+from posenc.report.files.lock import locked, locked_without_file
 from posenc.report.files.new_folder import new_folder
 
 
@@ -54,7 +54,7 @@ def test_a_lock_with_content_keeps_it(tmp_path):
 def test_a_folder_that_is_a_link_is_not_locked(tmp_path, victim):
     (tmp_path / "state").symlink_to(victim)
     with pytest.raises(ValueError, match="is a link"):
-        held(tmp_path / "state", "busy").__enter__()
+        locked_without_file(tmp_path / "state", "busy").__enter__()
 
 
 @pytest.mark.parametrize("name", [".out.unproved", ".out.0123456789abcdef.unproved"])
@@ -83,7 +83,7 @@ def test_a_folder_that_appears_meanwhile_is_not_replaced(tmp_path):
 def test_partial_files_cannot_be_predicted(tmp_path, victim):
     (tmp_path / f".a.{os.getpid()}.partial").symlink_to(victim / "file")
     write_atomically(tmp_path / "a", "new")
-    check_writable(tmp_path / "a")
+    prepare_file(tmp_path / "a")
     assert (tmp_path / "a").read_text() == "new"
 
 

@@ -22,7 +22,7 @@ from posenc.dialects.files.json_object import read_json
 from posenc.dialects.files.safetensors_header import read_header
 from posenc.dialects.files.source import load
 from posenc.extend.answer.terminal import read_documents
-from posenc.extend.export.pooling import copy_sentence_files
+from posenc.extend.export.pooling import copy_sentence_transformers_files
 from posenc.extend.restart import read_sealed
 from posenc.report.files.record import unseal
 from tests.doctor.test_gguf_hostile import ARRAY, SOUND, STRING, U32, header, text
@@ -130,7 +130,7 @@ def test_a_module_list_and_a_config_are_bounded(home, tmp_path, content):
         load(home)
     (home / "modules.json").write_text(said)
     with pytest.raises(ValueError, match="expected a list of modules"):
-        copy_sentence_files(home, tmp_path, 8)
+        copy_sentence_transformers_files(home, tmp_path, 8)
 
 
 @pytest.mark.parametrize("name", ["config.json", "study.json", "result.json", "search.json"])

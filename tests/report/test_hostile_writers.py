@@ -29,10 +29,10 @@ from posenc.dialects.weights.tensors import rewrite_tensors
 from posenc.dialects.writers.copies import copy_files, write_config
 from posenc.extend.restart import write_sealed
 from posenc.extend.tune.tuning import save_tuning
-from posenc.report.files.atomic import atomically, check_writable, write_atomically
+from posenc.report.files.atomic import atomically, prepare_file, write_atomically
 from posenc.report.files.lock import LOCK, locked
 from posenc.report.files.new_folder import new_folder
-from posenc.report.files.opened import open_to_change, private_folder
+from posenc.report.files.opened import make_private_folder, open_to_change
 from posenc.report.page.chart import Chart
 from posenc.report.page.figure_files import write_figures
 from posenc.report.page.page import Page, Plot
@@ -343,7 +343,7 @@ def test_a_place_that_is_no_ordinary_file_is_refused_before_the_work(home):
         bound.bind(str(home / "socket"))
         for path in (home / "socket", Path("/dev/null")):
             with pytest.raises(OSError, match="not an ordinary file"):
-                check_writable(path)
+                prepare_file(path)
 
 
 @pytest.mark.parametrize("special", ["pipe", "socket", "folder"])
@@ -445,5 +445,5 @@ def test_leftovers_and_caches_of_another_user_are_not_used(not_ours, mode):
     with new_folder(Path("out")) as temporary:
         (temporary / "a").write_text("a")
     with pytest.raises(OSError, match="belongs to somebody else"):
-        private_folder(Path("cache"))
+        make_private_folder(Path("cache"))
     assert (left / "file").read_text() == (Path("cache") / "file").read_text() == "theirs"

@@ -12,15 +12,15 @@ from matplotlib import font_manager
 
 from posenc.report.page.chart import Chart
 from posenc.report.page.drawing import (
-    DARK,
+    DARK_COLOURS,
     LAST_RESORT,
-    LIGHT,
+    LIGHT_COLOURS,
+    draw_legend_above,
     figure,
-    legend_above,
-    length_axis,
+    figure_style,
     line_styles,
     ordered_colours,
-    style,
+    set_length_axis,
     to_svg,
     write_svg,
 )
@@ -42,8 +42,8 @@ def curves(names=("rope", "alibi", "t5", "learned", "nope", "sinusoidal")):
                 label=name,
                 **styles[name].points(),
             )
-        length_axis(axes, [128, 256, 512, 1024], 128)
-        legend_above(drawn)
+        set_length_axis(axes, [128, 256, 512, 1024], 128)
+        draw_legend_above(drawn)
     return drawn
 
 
@@ -201,7 +201,7 @@ def test_page_is_reproducible():
 
 def test_figures_take_their_colours_from_the_page():
     svg = to_svg(curves(), "d")
-    assert not re.findall("|".join(c.lower() for c in LIGHT), svg)
+    assert not re.findall("|".join(c.lower() for c in LIGHT_COLOURS), svg)
     assert "#ffffff" not in svg
     assert set(re.findall(r"var\(--(\w+)\)", svg)) == {
         "font",
@@ -218,7 +218,7 @@ def test_legend_fits_the_figure(names):
     drawn = curves(names)
     to_svg(drawn, "d")
     (legend,) = drawn.legends
-    with style():
+    with figure_style():
         box = legend.get_window_extent()
     assert box.x1 <= drawn.bbox.x1 + 1
     top = drawn.axes[0].get_window_extent().y1
@@ -237,7 +237,7 @@ def test_wide_letters_have_room_without_their_font(letter):
     with figure("x", "y") as (drawn, axes):
         text = axes.text(0, 0, letter * 20, fontsize=10)
     to_svg(drawn, "d")
-    with style():
+    with figure_style():
         width = text.get_window_extent(dpi=72).width
     assert 1.0 <= width / (20 * 10) <= 1.2  # of the font's size; the page takes 1
 
@@ -249,7 +249,7 @@ def test_chinese_fonts_measure_where_matplotlib_has_no_font_for_every_letter(mon
         (["SimHei", "DejaVu Sans", LAST_RESORT], ["DejaVu Sans"]),
     ):
         monkeypatch.setattr(font_manager, "get_font_names", lambda known=known: known)
-        with style():
+        with figure_style():
             assert matplotlib.rcParams["font.family"] == expected
 
 
@@ -278,7 +278,7 @@ def test_figure_file_is_xml_with_both_schemes(tmp_path):
     write_svg(curves(), tmp_path / "figure.svg", NASTY)
     text = (tmp_path / "figure.svg").read_text(encoding="utf-8")
     assert ElementTree.fromstring(text).get("width") == "610"
-    assert "prefers-color-scheme:dark" in text and DARK[0] in text
+    assert "prefers-color-scheme:dark" in text and DARK_COLOURS[0] in text
 
 
 def test_user_settings_do_not_reach_the_figures():
@@ -292,7 +292,7 @@ def test_user_settings_do_not_reach_the_figures():
 def test_style_leaves_no_trace():
 
     before = dict(matplotlib.rcParams)
-    with style():
+    with figure_style():
         pass
     assert dict(matplotlib.rcParams) == before
 
@@ -334,7 +334,7 @@ def lab(hexadecimal: str, sight) -> np.ndarray:
     return np.array([116 * f[1] - 16, 500 * (f[0] - f[1]), 200 * (f[1] - f[2])])
 
 
-@pytest.mark.parametrize("palette", [LIGHT, DARK], ids=["light", "dark"])
+@pytest.mark.parametrize("palette", [LIGHT_COLOURS, DARK_COLOURS], ids=["light", "dark"])
 @pytest.mark.parametrize("sight", [np.eye(3), PROTANOPIA, DEUTERANOPIA])
 def test_colours_differ_for_the_colour_blind(palette, sight):
     seen = [lab(colour, sight) for colour in palette]

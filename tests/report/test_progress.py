@@ -5,7 +5,7 @@ import io
 import pytest
 from rich.console import Console
 
-from posenc.report.page.progress import Bars, Narrator, Pace, clock
+from posenc.report.page.progress import Bars, Narrator, Pace, readable_duration
 
 
 @pytest.mark.parametrize(
@@ -13,7 +13,7 @@ from posenc.report.page.progress import Bars, Narrator, Pace, clock
     [(0, "0:00"), (61.4, "1:01"), (7260, "2 h 01 min"), (86400 * 400, "400.0 days")],
 )
 def test_clock(seconds, text):
-    assert clock(seconds) == text
+    assert readable_duration(seconds) == text
 
 
 def test_pace_needs_two_steps(monkeypatch):

@@ -9,7 +9,7 @@ import pytest
 from posenc.report.page import page as pages
 from posenc.report.page.chart import Chart
 from posenc.report.page.drawing import figure
-from posenc.report.page.page import Caution, Code, Headline, Page, Plot, words
+from posenc.report.page.page import Caution, Code, Headline, Page, Plot, pages_by_word
 from posenc.report.page.table import Cell, Heading, Table
 from posenc.tasks.known import TASKS
 
@@ -22,11 +22,11 @@ LINK = re.compile(r'<a href="([^"]*)" title="([^"]*)">([^<]*)</a>')
 @pytest.fixture(autouse=True)
 def _installed_release(monkeypatch):
     """A release knows the address of its repository; a clone does not."""
-    monkeypatch.setattr(pages, "repository", lambda: ADDRESS)
+    monkeypatch.setattr(pages, "repository_url", lambda: ADDRESS)
 
 
 def test_without_an_address_a_word_names_the_file_and_leads_nowhere(monkeypatch):
-    monkeypatch.setattr(pages, "repository", lambda: "")
+    monkeypatch.setattr(pages, "repository_url", lambda: "")
     page = html("Tied: no encoding is better.")
     assert '<abbr title="docs/compare.md">Tied</abbr>' in page and 'href="http' not in page
 
@@ -46,7 +46,7 @@ def test_address_is_that_of_the_installed_release(urls, monkeypatch):
         return Installed()
 
     monkeypatch.setattr(pages.metadata, "metadata", installed)
-    assert pages.repository.__wrapped__() == (ADDRESS if urls and ADDRESS in urls[-1] else "")
+    assert pages.repository_url.__wrapped__() == (ADDRESS if urls and ADDRESS in urls[-1] else "")
 
 
 def dead(targets: Iterator[str]) -> list[str]:
@@ -64,7 +64,7 @@ def dead(targets: Iterator[str]) -> list[str]:
 
 
 def test_every_word_leads_to_a_section_that_exists():
-    assert dead(set(words().values())) == []
+    assert dead(set(pages_by_word().values())) == []
 
 
 @pytest.mark.parametrize("target", ["none", "none#tasks", "compare#no-such-section", "learn"])
@@ -79,7 +79,7 @@ def test_every_word_is_on_a_page():
     text = " ".join(p.read_text(encoding="utf-8") for room in rooms for p in room.rglob("*.py"))
     text = re.sub(r'"\s*f?"', "", text).lower()
     text += "".join(task.metric for task in TASKS.values()).lower()
-    assert [word for word in words() if word.lower() not in text] == []
+    assert [word for word in pages_by_word() if word.lower() not in text] == []
 
 
 def html(*blocks) -> str:

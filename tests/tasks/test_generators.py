@@ -180,7 +180,7 @@ def test_a_needle_is_asked_for_by_a_name_that_is_not_in_the_text(case):
     for row in rows(far.NeedleByMeaning(), case):
         text, (asked,), answer, facts, at = parts(*row)
         assert len(text) == 64 and asked not in text and len(facts) == 4
-        assert answer == [dict(facts)[asked - far.SYMBOLS]]
+        assert answer == [dict(facts)[asked - far.NUM_SYMBOLS]]
         place = at[[value for _, value in facts].index(answer[0])]
         assert {"": True, "at the start": place < 12, "at the end": place > 50}[case.variant]
 
@@ -248,9 +248,9 @@ def test_far_tests_of_grid_ask_only_outside_of_training():
 @EVERY
 def test_lengths_that_cannot_be_made_are_refused(task):
     task.check_lengths(task.train_length, task.test_lengths)
-    if task.least:
+    if task.min_train_length:
         with pytest.raises(ValueError, match=rf"--train-length: the task {task.name} takes"):
-            task.check_lengths(task.least - 1, (task.train_length,))
+            task.check_lengths(task.min_train_length - 1, (task.train_length,))
     with pytest.raises(ValueError, match=rf"--test-lengths: the task {task.name} takes"):
         task.check_lengths(task.train_length, (task.train_length - 1,))
 

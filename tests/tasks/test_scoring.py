@@ -50,8 +50,8 @@ def test_a_model_that_stops_too_early_scores_without_the_end_symbol_only():
     [
         ([[1, 2]], [[1]], None, None, r"\(1, 1\) answers for \(1, 2\) targets"),
         ([[1], [IGNORED]], [[1], [1]], None, None, "has no target"),
-        ([[1]], [[1]], None, 2, "said_cut"),
-        ([[1]], [[1]], [[1]], None, "said_cut"),
+        ([[1]], [[1]], None, 2, "predicted_without_end"),
+        ([[1]], [[1]], [[1]], None, "predicted_without_end"),
         (np.zeros((0, 3)), np.zeros((0, 3)), None, None, "has no target"),
     ],
 )

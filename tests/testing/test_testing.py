@@ -64,12 +64,14 @@ def test_a_suite_has_a_case_for_each_encoding_and_check():
 def test_words_are_noted_and_not_judged():
     suite = testing.test_contract(NamesNoPaper)
     suite("NamesNoPaper", "claims_have_their_types")
-    assert testing.unsourced(NamesNoPaper(4)) == "claims.source names no paper and year"
+    assert (
+        testing.note_on_missing_source(NamesNoPaper(4)) == "claims.source names no paper and year"
+    )
 
 
 @pytest.mark.parametrize("name", names())
 def test_each_encoding_of_posenc_names_its_source(name):
-    assert testing.unsourced(posenc.create(name, SHAPE)) is None
+    assert testing.note_on_missing_source(posenc.create(name, SHAPE)) is None
 
 
 @pytest.mark.parametrize("wrong", [dict, 3, posenc.ALiBi(4)])

@@ -25,7 +25,7 @@ DEVICE_SHARE = 64
 
 
 def cost(problem: Problem) -> Cost:
-    """Return the expected time and memory."""
+    """Return the expected time and memory of attention by blocks of queries."""
     rows = min(problem.q_len, block_rows(problem))
     return Cost("O(q_len * kv_len)", dense_bytes(problem, rows))
 
@@ -74,7 +74,7 @@ def is_inference_with_bias(problem: Problem) -> bool:
     """Return True if the term only adds a bias, and there are no gradients, dropout or tracing:
     then a kernel may read the bias as its mask, and hidden pairs may be written into it."""
     term = problem.term
-    only_adds = term is not None and term.additive and term.combine is None
+    only_adds = term is not None and term.additive and term.sum_values is None
     is_inference = not (problem.needs_grad or problem.dropout_p or torch.compiler.is_compiling())
     return only_adds and is_inference
 
@@ -96,7 +96,7 @@ def run(problem: Problem) -> tuple[Tensor, Tensor | None]:
     lses = []
     for start in range(0, problem.q_len, rows):
         stop = min(start + rows, problem.q_len)
-        first, last = problem.maybe_visible(start, stop)
+        first, last = problem.keys_maybe_visible(start, stop)
         out, lse = attend(problem.restricted_to_keys(first, last), start, stop)
         outs.append(out)
         if lse is not None:
@@ -116,7 +116,7 @@ def attend_with_bias_mask(problem: Problem, start: int, stop: int) -> tuple[Tens
         # from other tensors that need a gradient, which the operator would not give.
         if bias.requires_grad:
             return reference.attend(problem, start, stop)
-        all_visible = problem.all_visible(start, stop) == (0, problem.kv_len)
+        all_visible = problem.keys_visible_to_all(start, stop) == (0, problem.kv_len)
         shape = (*problem.q.shape[:2], stop - start, problem.kv_len)
         # A bias may be one for the batch. Hidden pairs are written into it, one for each row.
         is_written = not all_visible and bias.shape != shape

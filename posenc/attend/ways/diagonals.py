@@ -34,9 +34,9 @@ from posenc.encodings.numbers.precision import without_autocast
 
 BLOCK = 128
 """Queries, and keys, of a block, if plain operations of torch compute it."""
-BYTES = {"cpu": 8 * 2**20}
+SCORES_BYTES = {"cpu": 8 * 2**20}
 """Maximum bytes of the scores of blocks that are computed at once, by type of device."""
-OTHER_BYTES = 512 * 2**20
+OTHER_SCORES_BYTES = 512 * 2**20
 """The same for all other devices."""
 ARRAYS_AT_ONCE = 3
 """Arrays of this size that are in memory at the same time."""
@@ -55,7 +55,7 @@ def add_row_gradient(
 
 
 def extra_bytes(problem: Problem) -> int:
-    """Return the peak memory of the backward pass in bytes."""
+    """Return the peak memory, in bytes, that the backward pass needs for its blocks of scores."""
     batch, heads = problem.q.shape[:2]
     longest_diagonal = -(-min(problem.q_len, problem.kv_len) // BLOCK)  # in blocks
     scores = 4 * batch * heads * longest_diagonal * BLOCK**2
@@ -63,8 +63,8 @@ def extra_bytes(problem: Problem) -> int:
 
 
 def _max_scores_bytes(device: torch.device) -> int:
-    """Return the maximum bytes of one array of scores at a time."""
-    return BYTES.get(device.type, OTHER_BYTES)
+    """Return the maximum bytes that one array of scores may take on this device."""
+    return SCORES_BYTES.get(device.type, OTHER_SCORES_BYTES)
 
 
 class _RowGradient(torch.autograd.Function):

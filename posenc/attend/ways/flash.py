@@ -42,14 +42,16 @@ def attend(
     is -inf where `visible` is False; None: a causal mask. Queries that see no key get zeros and
     -inf.
     """
-    assert kernels.FORWARD is not None
+    assert kernels.FLASH_FORWARD is not None
     k, v = zero_hidden_keys(visible, k, v)
-    if kernels.faults().grouped:
+    if kernels.faults().reads_grouped_heads_wrongly:
         k, v = for_every_head(k, q.shape[1]), for_every_head(v, q.shape[1])
     if bias is None:
-        return kernels.FORWARD(q, k, v, is_causal=True, scale=scale)
+        return kernels.FLASH_FORWARD(q, k, v, is_causal=True, scale=scale)
     # Up to torch 2.6 the kernel takes no notice of the stride of keys.
-    out, lse = kernels.FORWARD(q, k, v, attn_mask=make_last_axis_contiguous(bias), scale=scale)
+    out, lse = kernels.FLASH_FORWARD(
+        q, k, v, attn_mask=make_last_axis_contiguous(bias), scale=scale
+    )
     if visible is not None:
         blind = ~visible.any(-1)
         out = out.masked_fill(blind[..., None], 0)
@@ -111,11 +113,11 @@ def gradients(
     keys: k and v, with as many heads as q; possibly only some of the keys of the softmax.
     bias: of these rows and keys, (batch or 1, num_heads or 1, rows, keys).
     """
-    assert kernels.BACKWARD is not None
+    assert kernels.FLASH_BACKWARD is not None
     grad, q, out, lse = rows
     k, v = keys
     bias = make_last_axis_contiguous(bias)  # as in `attend`
-    return kernels.BACKWARD(grad, q, k, v, out, lse, 0.0, False, attn_mask=bias, scale=scale)
+    return kernels.FLASH_BACKWARD(grad, q, k, v, out, lse, 0.0, False, attn_mask=bias, scale=scale)
 
 
 def join_attention(parts: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
@@ -144,7 +146,7 @@ def pad_to_same_width(*tensors: Tensor) -> list[Tensor]:
 
 
 def _pad_width(t: Tensor, width: int) -> Tensor:
-    """Append channels of zeros to t, up to `width`."""
+    """Append channels of zeros to t, up to `width` of them; return t itself if it has as many."""
     missing = width - t.shape[-1]
     return F.pad(t, (0, missing)) if missing else t
 

@@ -29,9 +29,9 @@ LARGEST_EXACT_INTEGER = 2**24
 """float32 has all whole numbers up to this one."""
 FAR_BLOCKS = 6
 """Least number of blocks of far keys for the last query, so that a kernel of their own pays."""
-WITHOUT_LSE = ("cpu",)
+DEVICES_WITHOUT_LSE = ("cpu",)
 """Devices for which compiled FlexAttention returns no log-sum-exp, so parts cannot be joined."""
-CACHE_SIZE = 64
+MAX_CACHED_MASKS = 64
 """Maximum number of block masks, and of compiled functions, that are kept."""
 NO_ROOM_MESSAGES = ("out of resource", "No valid triton configs")
 """Parts of the errors that torch and Triton raise for a kernel that needs more than the GPU has."""
@@ -46,7 +46,7 @@ _too_large_kernels: set[tuple[Any, ...]] = set()
 
 
 def cost(problem: Problem) -> Cost:
-    """Return the expected time and memory."""
+    """Return the expected time and memory of FlexAttention."""
     pairs = problem.q_len * problem.kv_len
     learning = flex_options.bias_may_learn(problem)
     is_formula = flex_options.computes_formulas(problem) and not learning
@@ -172,7 +172,7 @@ def _attend(problem: Problem, row: Tensor | None, needs_lse: bool) -> tuple[Tens
 def _mod_and_masks(problem: Problem, row: Tensor | None) -> _ModAndMasks:
     """Return the score_mod and the block masks with which FlexAttention runs the problem. `row`:
     the bias by falling distance if it is known and needs no gradient."""
-    joins_parts = problem.q.device.type not in WITHOUT_LSE
+    joins_parts = problem.q.device.type not in DEVICES_WITHOUT_LSE
     first_far = _first_far_offset(problem) if joins_parts else None
     if first_far is not None:
         row = _bias_row(problem) if row is None else row
@@ -196,9 +196,9 @@ def score_mod(problem: Problem) -> ScoreMod | None:
     if problem.term is None:
         return None
     if not problem.has_bias_by_distance:
-        assert problem.term.pair is not None
+        assert problem.term.make_score_mod is not None
         with without_autocast(problem.q.device):
-            return problem.term.pair()
+            return problem.term.make_score_mod()
     if flex_options.computes_formulas(problem) and not flex_options.bias_may_learn(problem):
         return _formula_score_mod(problem)
     return _table_score_mod(problem, _bias_row(problem))
@@ -271,7 +271,7 @@ def _first_far_offset(problem: Problem) -> int | None:
 def block_mask(problem: Problem) -> Any:
     """Return the block mask; None if all keys are visible. One that is exact at consecutive
     positions is built once for the same lengths, window and device."""
-    if problem.mask is None or problem.all_visible(0, problem.q_len) == (0, problem.kv_len):
+    if problem.mask is None or problem.keys_visible_to_all(0, problem.q_len) == (0, problem.kv_len):
         return None
     from torch.nn.attention.flex_attention import create_block_mask
 
@@ -317,14 +317,15 @@ def _mask_depends_on_distance_only(problem: Problem) -> bool:
 
 
 def _num_mask_rows(problem: Problem) -> int:
-    """Return the number of batch rows whose masks may differ."""
+    """Return how many rows of the batch need a mask of their own: 1 if one mask is right for
+    all."""
     assert problem.mask is not None
     sides = problem.mask.q_positions, problem.mask.kv_positions
     batched = any(isinstance(t, Tensor) and t.ndim == 2 and len(t) > 1 for t in sides)
     return problem.q.shape[0] if batched or not problem.mask.exact else 1
 
 
-@functools.lru_cache(CACHE_SIZE)
+@functools.lru_cache(MAX_CACHED_MASKS)
 def _exact_block_mask(
     nearest: int,
     farthest: int,
@@ -369,8 +370,8 @@ def _exact_block_mask(
             )
 
         return BlockMask.from_kv_blocks(
-            *_count_and_columns(shows_some & ~shows_all),
-            *_count_and_columns(shows_all),
+            *_counts_and_columns_by_row(shows_some & ~shows_all),
+            *_counts_and_columns_by_row(shows_all),
             BLOCK_SIZE=BLOCK,
             mask_mod=visible,
             seq_lengths=(q_len, kv_len),
@@ -384,7 +385,7 @@ def _block_offset_is_within(q_idx: Tensor, kv_idx: Tensor, first: Tensor, stop: 
     return (offset >= first) & (offset < stop)
 
 
-def _count_and_columns(blocks: Tensor) -> tuple[Tensor, Tensor]:
+def _counts_and_columns_by_row(blocks: Tensor) -> tuple[Tensor, Tensor]:
     """Return, for blocks (q_blocks, k_blocks), how many are True in each row, and the numbers of
     the columns in the order in which BlockMask wants them: those of True before all others. Both
     with two axes of size 1 before, for batch and heads."""
@@ -414,7 +415,7 @@ def _scalar_tensor(value: int, device: torch.device) -> Tensor:
     return torch.full((), value, device=device)
 
 
-@functools.lru_cache(CACHE_SIZE)
+@functools.lru_cache(MAX_CACHED_MASKS)
 def _compiled_flex(
     device: str, backend: str, kind: str, exact: bool, parts: int, lengths: tuple[int, int] | None
 ) -> Callable[..., Any]:
@@ -422,7 +423,9 @@ def _compiled_flex(
     `lengths` or for any. It raises rather than to run uncompiled, which would compute all scores at
     once."""
     dynamic = None if lengths is None else False
-    return compile_with_own_limit(_attend_to_parts, CACHE_SIZE, dynamic=dynamic, fullgraph=True)
+    return compile_with_own_limit(
+        _attend_to_parts, MAX_CACHED_MASKS, dynamic=dynamic, fullgraph=True
+    )
 
 
 def _attend_to_parts(

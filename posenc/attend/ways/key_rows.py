@@ -108,9 +108,9 @@ def _block_parts(problem: Problem, row: Tensor, key: Tensor) -> Iterator[list[Bl
     negligible = problem.negligible_threshold()
     for start in range(0, problem.q_len, size):
         stop = min(start + size, problem.q_len)
-        first, last = problem.maybe_visible(start, stop)
+        first, last = problem.keys_maybe_visible(start, stop)
         first = max(first, _first_key_that_matters(problem, key, start, stop, negligible))
-        begin, end = problem.all_visible(start, stop)
+        begin, end = problem.keys_visible_to_all(start, stop)
         if begin == end:  # none is known to be visible to all
             begin, end = first, first
         else:
@@ -161,7 +161,7 @@ def _block_part(problem: Problem, bias: Tensor, rows: slice, keys: slice) -> Blo
     batch, num_heads = problem.q.shape[:2]
     shape = (batch, num_heads, rows.stop - rows.start, keys.stop - keys.start)
     added = bias[..., keys].expand(shape)
-    visible = problem.restricted_to_keys(keys.start, keys.stop).visible(rows.start, rows.stop)
+    visible = problem.restricted_to_keys(keys.start, keys.stop).visible_pairs(rows.start, rows.stop)
     if visible is not None:
         added = added.masked_fill(~visible, -torch.inf)
     return BlockPart(rows, keys, added, visible)
@@ -201,7 +201,7 @@ class _KeyRows(torch.autograd.Function):
         q, k, v, row, key, out, lse = ctx.saved_tensors
         problem = ctx.problem
         if torch.is_grad_enabled():  # for second derivatives
-            visible = problem.visible(0, problem.q_len)
+            visible = problem.visible_pairs(0, problem.q_len)
             bias = row[..., :, None] - key[..., None, :]
             bias = bias if visible is None else bias.masked_fill(~visible, -torch.inf)
             return *dense_gradients((q, k, v, row, key), bias, problem.scale, grads), None

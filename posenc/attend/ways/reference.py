@@ -19,7 +19,7 @@ from posenc.encodings.numbers.tracking import inside_functorch_transform, is_rea
 
 
 def cost(problem: Problem) -> Cost:
-    """Return the expected time and memory."""
+    """Return the expected time and memory of attention with all scores at once."""
     return Cost("O(q_len * kv_len)", dense_bytes(problem, problem.q_len))
 
 
@@ -31,22 +31,26 @@ def run(problem: Problem) -> tuple[Tensor, Tensor | None]:
 def attend(problem: Problem, start: int, stop: int) -> tuple[Tensor, Tensor | None]:
     """Attend from queries [start, stop) to all keys; return the output, and the log-sum-exp if
     needed."""
-    visible = problem.visible(start, stop)
+    visible = problem.visible_pairs(start, stop)
     # An exact mask is causality and a window, whose hidden keys are tokens. Others may hide
     # padding, which may be NaN, and its weight 0 times NaN would be NaN.
     if visible is not None and problem.mask is not None and not problem.mask.exact:
         k, v = flash.zero_hidden_keys(visible, problem.k, problem.v)
         problem = replace(problem, k=k, v=v)
-    weights, lse = weigh(problem, start, stop, visible)
+    weights, lse = weights_and_lse(problem, start, stop, visible)
     if problem.dropout_p:
         weights = F.dropout(weights, problem.dropout_p)
     return problem.sum_values(weights, start, stop), lse
 
 
-def weigh(
+def weights_and_lse(
     problem: Problem, start: int, stop: int, visible: Tensor | None
 ) -> tuple[Tensor, Tensor | None]:
-    """Return the weights of all keys for queries [start, stop), and the log-sum-exp if needed."""
+    """Return the weights of all keys for queries [start, stop), (batch, num_heads, stop - start,
+    kv_len), and the log-sum-exp of these queries if needed, else None.
+
+    visible: the mask of these pairs, True for visible keys; None if all are visible.
+    """
     scores = problem.scores(start, stop, visible)
     may_write = not (
         problem.needs_grad or torch.compiler.is_compiling() or inside_functorch_transform()
@@ -55,7 +59,7 @@ def weigh(
         problem.mask_scores_in_place(scores, start, stop)
     elif visible is not None:
         scores = scores.masked_fill(~visible, -torch.inf)
-    sees_nothing = _sees_nothing(scores)
+    sees_nothing = _queries_without_keys(scores)
     if sees_nothing is None:
         return scores.softmax(-1), scores.logsumexp(-1) if problem.needs_lse else None
     scores = scores.masked_fill(sees_nothing, 0)  # its softmax would be NaN, and so its gradient
@@ -65,7 +69,7 @@ def weigh(
     return scores.softmax(-1).masked_fill(sees_nothing, 0), lse
 
 
-def _sees_nothing(scores: Tensor) -> Tensor | None:
+def _queries_without_keys(scores: Tensor) -> Tensor | None:
     """Return True for queries that see no key, (..., rows, 1); None if all are known to see one.
     This is read from the scores and not from the mask, because a bias may hide keys, too."""
     if scores.shape[-1] == 0:

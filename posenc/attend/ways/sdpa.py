@@ -45,14 +45,14 @@ def run(problem: Problem, form: str) -> tuple[Tensor, Tensor | None]:
 
 def _attend_without_term(problem: Problem) -> Tensor:
     """Attend without a term, in one call of torch's kernel or in calls of MASKED_ROWS queries."""
-    all_seen = problem.all_visible(0, problem.q_len) == (0, problem.kv_len)
+    all_seen = problem.keys_visible_to_all(0, problem.q_len) == (0, problem.kv_len)
     needs_no_mask = all_seen or problem.is_causal_by_index
     if needs_no_mask or _needs_whole_mask(problem):
         return _call_kernel(problem, 0, problem.q_len)
     outs = []
     for start in range(0, problem.q_len, MASKED_ROWS):
         stop = min(start + MASKED_ROWS, problem.q_len)
-        first, last = problem.maybe_visible(start, stop)
+        first, last = problem.keys_maybe_visible(start, stop)
         outs.append(_call_kernel(problem.restricted_to_keys(first, last), start, stop))
     return torch.cat(outs, dim=2)
 
@@ -75,7 +75,7 @@ def cost(problem: Problem, form: str) -> Cost:
 def _row_bytes(problem: Problem) -> int:
     """Return the bytes of the bias of all queries and of what the term needs to compute it."""
     assert problem.term is not None
-    arrays = 1 + problem.term.held(False)
+    arrays = 1 + problem.term.extra_score_arrays(False)
     return int(arrays * scores_bytes(problem, problem.q_len))
 
 
@@ -90,8 +90,8 @@ def _strips_bytes(problem: Problem) -> int:
     if not problem.needs_grad:
         return row + output + group
     # Scores, weights and their gradients of some queries, and the gradient of k in float32.
-    scores = scores_bytes(problem, min(q_len, strips_backward.ROWS))
-    backward = 3 * min(strips_backward.BYTES, scores) + 4 * problem.k.numel()
+    scores = scores_bytes(problem, min(q_len, strips_backward.ROWS_AT_ONCE))
+    backward = 3 * min(strips_backward.SCORES_BYTES, scores) + 4 * problem.k.numel()
     return row + output + group + backward
 
 
@@ -151,8 +151,8 @@ def _attend_near_and_far(problem: Problem) -> tuple[Tensor, Tensor | None]:
     q, k, v = problem.q, problem.k, problem.v
     term = problem.term
     assert term is not None and term.far_from is not None
-    assert term.attend_near is not None and term.far is not None
-    far_from, attend_near, of_far = term.far_from, term.attend_near, term.far
+    assert term.attend_near is not None and term.far_terms is not None
+    far_from, attend_near, of_far = term.far_from, term.attend_near, term.far_terms
     far_out, far_lse = _attend_far_keys(problem, far_from)
 
     def attend(start: int) -> tuple[Tensor, Tensor]:
@@ -208,7 +208,7 @@ def _needs_whole_mask(problem: Problem) -> bool:
 def _call_kernel(problem: Problem, start: int, stop: int) -> Tensor:
     """Return the output of torch's scaled_dot_product_attention for queries [start, stop)."""
     causal = problem.is_causal_by_index
-    visible = None if causal else problem.visible(start, stop)
+    visible = None if causal else problem.visible_pairs(start, stop)
     k, v = flash.zero_hidden_keys(visible, problem.k, problem.v)
     q = problem.q
     if stop - start != q.shape[2]:

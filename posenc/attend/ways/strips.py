@@ -157,10 +157,10 @@ def _plan_group(problem: Problem, row: Tensor, begin: int, fewest: int, most: in
     strips = []
     for start in range(begin, end, size):
         stop = min(start + size, end)
-        strip = Strip(start, stop, *problem.maybe_visible(start, stop))
+        strip = Strip(start, stop, *problem.keys_maybe_visible(start, stop))
         strips.append(strip.restrict_to_entries(q_len, fewest, row.shape[1]))
 
-    first, last = problem.all_visible(begin, end)
+    first, last = problem.keys_visible_to_all(begin, end)
     first = max(first, most - q_len + end)
     # One key less on both sides, so that each query sees at least one of the remaining keys.
     shared = Strip(begin, end, first + 1 if first else 0, last - 1)

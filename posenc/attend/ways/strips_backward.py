@@ -43,11 +43,11 @@ from posenc.attend.ways.strips_forward import Plan, Strip, forward, reversed_bia
 from posenc.encodings.numbers.heads import for_every_head
 from posenc.encodings.numbers.precision import without_autocast
 
-ROWS = 128
+ROWS_AT_ONCE = 128
 """Queries whose scores are materialized at once."""
-BYTES = 2 * 2**20
+SCORES_BYTES = 2 * 2**20
 """Maximum bytes of these scores."""
-KEYS = 4096
+KEYS_AT_ONCE = 4096
 """Keys per call of torch's backward kernel, which returns copies."""
 
 
@@ -128,7 +128,7 @@ class SavedForBackward(NamedTuple):
     grad_lse: Tensor | None
 
     def select_heads(self, heads: slice) -> "SavedForBackward":
-        """Return the tensors of some heads only."""
+        """Return the tensors of these heads only."""
         return SavedForBackward(*(None if t is None else t[:, heads] for t in self))  # type: ignore[arg-type]
 
     def reversed_rows(self, rows: slice) -> flash.QueryRows:
@@ -179,13 +179,13 @@ def _input_gradients(
     d_k = torch.zeros_like(saved.k, dtype=row.dtype)
     d_v = torch.zeros_like(saved.v, dtype=row.dtype)
     for heads, _, groups in plan:
-        own = saved.select_heads(heads)
+        of_heads = saved.select_heads(heads)
         parts = [part for group in groups for part in group.all_parts()]
         for part in parts:
-            rows = own.reversed_rows(part.rows())
+            rows = of_heads.reversed_rows(part.rows())
             for piece in _split_keys(part):
-                k = own.k[:, :, piece.keys()]
-                v = own.v[:, :, piece.keys()]
+                k = of_heads.k[:, :, piece.keys()]
+                v = of_heads.v[:, :, piece.keys()]
                 bias = reversed_bias(row[heads], saved.q.shape[2], piece)
                 more_q, more_k, more_v = flash.gradients(rows, (k, v), bias, scale)
                 d_q[:, heads, piece.rows()] += more_q.flip(2)
@@ -196,9 +196,9 @@ def _input_gradients(
 
 
 def _split_keys(part: Strip) -> Iterator[Strip]:
-    """Yield the part in pieces of at most KEYS keys."""
-    for first in range(part.first, part.last, KEYS):
-        yield part._replace(first=first, last=min(first + KEYS, part.last))
+    """Yield the part in pieces of at most KEYS_AT_ONCE keys."""
+    for first in range(part.first, part.last, KEYS_AT_ONCE):
+        yield part._replace(first=first, last=min(first + KEYS_AT_ONCE, part.last))
 
 
 def _row_gradient(
@@ -229,26 +229,26 @@ def _sums_along_diagonals(
     pairs that read entries [begin, end). Other places may be incomplete."""
     batch, _, q_len, _ = saved.q.shape
     d_row = torch.zeros_like(row)
-    most_keys = min(saved.k.shape[2], end - begin + ROWS)
-    head_bytes = batch * ROWS * most_keys * row.element_size()
-    heads_at_once = max(1, BYTES // max(1, head_bytes))
+    most_keys = min(saved.k.shape[2], end - begin + ROWS_AT_ONCE)
+    head_bytes = batch * ROWS_AT_ONCE * most_keys * row.element_size()
+    heads_at_once = max(1, SCORES_BYTES // max(1, head_bytes))
     for heads, _, groups in plan:
         strips = [strip for group in groups for strip in group.strips]
         for first_head in range(heads.start, heads.stop, heads_at_once):
-            some = slice(first_head, min(first_head + heads_at_once, heads.stop))
-            own = saved.select_heads(some)
+            head_slice = slice(first_head, min(first_head + heads_at_once, heads.stop))
+            of_heads = saved.select_heads(head_slice)
             for strip in strips:
-                for start in range(strip.start, strip.stop, ROWS):
-                    part = strip._replace(start=start, stop=min(start + ROWS, strip.stop))
+                for start in range(strip.start, strip.stop, ROWS_AT_ONCE):
+                    part = strip._replace(start=start, stop=min(start + ROWS_AT_ONCE, strip.stop))
                     part = part.restrict_to_entries(q_len, begin, end)
                     if part.first >= part.last:
                         continue
-                    bias = reversed_bias(row[some], q_len, part)
+                    bias = reversed_bias(row[head_slice], q_len, part)
                     if begin == 0:
-                        d_scores = _complete_score_gradients(own, bias, scale, part)
+                        d_scores = _complete_score_gradients(of_heads, bias, scale, part)
                     else:
-                        d_scores = _partial_score_gradients(own, bias, scale, part)
-                    _add_diagonals(d_scores.sum(0), d_row[some, part.first_entry(q_len) :])
+                        d_scores = _partial_score_gradients(of_heads, bias, scale, part)
+                    _add_diagonals(d_scores.sum(0), d_row[head_slice, part.first_entry(q_len) :])
     return d_row
 
 

@@ -76,7 +76,7 @@ class Group(NamedTuple):
         return [part for part in parts if part.first < part.last]
 
     def all_parts(self) -> list[Strip]:
-        """Return disjoint parts that cover all pairs of all strips."""
+        """Return parts of the strips that together cover each pair of a query and a key once."""
         near = [part for strip in self.strips for part in self.near_parts(strip)]
         return near if self.shared is None else [*near, self.shared]
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from posenc.compare.engines.remote import Job, Remote, difference, facts
+from posenc.compare.engines.remote import Job, Remote, describe_difference, machine_facts
 from posenc.compare.engines.storage import Storage, storage_problem
 from posenc.compare.results import TrialResult
 from posenc.compare.trial.config import TrialConfig
@@ -202,7 +202,7 @@ def facts_of_nodes(ray: Any, resource: str) -> dict[str, dict[str, str]]:
         for node in ray.nodes()
         if node["Alive"] and node["Resources"].get(resource, 0) >= 1
     }
-    answers = ask(ray, nodes, facts)
+    answers = ask(ray, nodes, machine_facts)
     if not answers:
         raise ValueError(f"--engine ray: no machine of the cluster has a {resource} for trials.")
     return {node: nodes[node] | answers[node] for node in answers}
@@ -211,7 +211,7 @@ def facts_of_nodes(ray: Any, resource: str) -> dict[str, dict[str, str]]:
 def check_nodes(here: dict[str, str], nodes: dict[str, dict[str, str]]) -> None:
     """Refuse machines on which trials would give other numbers. Raises: ValueError."""
     for node in nodes.values():
-        differs = difference(here, node)
+        differs = describe_difference(here, node)
         if differs is not None:
             advice = "Numbers would not be comparable; install the same there."
             raise ValueError(f"--engine ray: machine {node['name']} differs: {differs}. {advice}")

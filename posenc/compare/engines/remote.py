@@ -20,8 +20,8 @@ from posenc.compare.trial.process import (
     make_trial_folder,
     write_failure,
 )
-from posenc.report.files.opened import make_inside, private_folder
-from posenc.report.machine.facts import difference, facts
+from posenc.report.files.opened import make_inside, make_private_folder
+from posenc.report.machine.facts import describe_difference, machine_facts
 from posenc.report.page.failure import one_line
 
 MAX_LOSSES = 3
@@ -55,7 +55,7 @@ class Job:
         tell: called with each event of the trial.
         Raises: Lost if the trial could not run to its end here, through no fault of its own.
         """
-        differs = difference(self.here, facts())
+        differs = describe_difference(self.here, machine_facts())
         if differs is not None:
             raise Lost(f"{platform.node()}: {differs}")
         if self.trial.code and Path(self.cwd).is_dir():
@@ -73,7 +73,7 @@ class Job:
         what it writes."""
         if self.trial.is_on_text:
             # Kept between trials; no other user can write there.
-            texts = private_folder(Path(tempfile.gettempdir()) / f"posenc-texts-{os.getuid()}")
+            texts = make_private_folder(Path(tempfile.gettempdir()) / f"posenc-texts-{os.getuid()}")
             text_folder = folder_of_text(texts, self.trial.corpus)
             storage.take_text(text_folder)
             folder_of_text(folder, self.trial.corpus).symlink_to(text_folder)
@@ -132,7 +132,7 @@ class Remote:
 
     def __init__(self, storage: str | None) -> None:
         self.storage = None if storage is None else Storage(storage)
-        self.here = facts()
+        self.here = machine_facts()
         self.progress: dict[TrialConfig, Progress] = {}
         self.events: deque[tuple[TrialConfig, TrialEvent]] = deque()
 

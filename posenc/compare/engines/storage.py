@@ -21,7 +21,7 @@ from posenc.report.files.opened import (
     bytes_of,
     make_folder,
     make_inside,
-    missing,
+    missing_folders,
     remove_empty,
     remove_folder,
     text_of,
@@ -109,7 +109,9 @@ class Storage:
         # A killed run leaves the name of a half-written file, which the next one deletes.
         name = f".shared.{secrets.token_hex(8)}.partial"
         word = secrets.token_hex(8)
-        new_folders = missing(Path(self.root)) if isinstance(self.fs, LocalFileSystem) else []
+        new_folders = (
+            missing_folders(Path(self.root)) if isinstance(self.fs, LocalFileSystem) else []
+        )
         try:
             try:
                 self.write(name, word.encode())

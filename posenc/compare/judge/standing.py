@@ -265,7 +265,7 @@ def scores_of_task(study: Study, task: str) -> Values:
 def metric_beyond(task: str, train_length: int) -> str:
     """Return words for the scores of `scores_of_task`: "METRIC on TASK beyond LENGTH UNIT"."""
     definition = TASKS[task]
-    return f"{definition.metric} on {task} beyond {train_length:,} {definition.counts}"
+    return f"{definition.metric} on {task} beyond {train_length:,} {definition.length_unit}"
 
 
 def _sort_keys(study: Study, task: str) -> Values:

@@ -16,13 +16,13 @@ from posenc.compare.judge.standing import (
 )
 from posenc.compare.judge.summary import group_by_task, has_learned
 from posenc.compare.results import PositionScore, Study, TaskSummary, TrialResult
-from posenc.report.page.chart import HIGH, LOW, Chart, Data, axes_of, long_table, parts
+from posenc.report.page.chart import HIGH, LOW, Chart, Data, axes_of, long_table, split_by_series
 from posenc.report.page.drawing import (
     HOVER,
     LineStyle,
     curves_by_length,
+    draw_legend_above,
     figure,
-    legend_above,
     line_styles,
     ranked_styles,
 )
@@ -148,7 +148,7 @@ def _draw_training(data: Data, styles: Styles) -> Figure:
     as thin lines in the colours of their encodings."""
     x_label, y_label = axes_of(data)
     with figure(x_label, y_label) as (drawn, axes):
-        for name, part in parts(data).items():
+        for name, part in split_by_series(data).items():
             if name in styles:
                 look = styles[name].curve(len(part[x_label]))
                 axes.plot(part[x_label], part[y_label], label=name, gid=HOVER + name, **look)
@@ -156,7 +156,7 @@ def _draw_training(data: Data, styles: Styles) -> Figure:
                 colour = styles[name.removesuffix(BATCHES)].color
                 thin = {"color": colour, "linewidth": 0.7, "alpha": 0.6}
                 axes.plot(part[x_label], part[y_label], **thin)
-        legend_above(drawn)
+        draw_legend_above(drawn)
     return drawn
 
 
@@ -169,7 +169,7 @@ def chart_of_task(task: str, summaries: Sequence[TaskSummary], styles: Styles) -
         curves[row.encoding] = ([*points], [*points.values()])
     tested = sorted({length for lengths, _ in curves.values() for length in lengths})
     look = {"styles": styles, "ticks": tested, "train_length": min(tested)}
-    data = long_table(f"test length, {definition.counts}", definition.metric, curves)
+    data = long_table(f"test length, {definition.length_unit}", definition.metric, curves)
     return Chart(data, partial(curves_by_length, **look))
 
 
@@ -218,7 +218,7 @@ def _draw_trials(data: Data, names: Sequence[str], tasks: Sequence[str]) -> Figu
         axes.scatter((), (), s=22, marker="x", color="gray", label="not learned")
         axes.set_yticks(range(len(names)), names)
         axes.set_xlim(-0.03, 1.03)  # whole markers at the scores 0 and 1
-        legend_above(drawn)
+        draw_legend_above(drawn)
     return drawn
 
 

@@ -331,7 +331,7 @@ def _task_table(task: str, summaries: Sequence[TaskSummary]) -> Table:
     header = [
         "encoding",
         Heading("learned", f"exact match of {LEARNED} in distribution"),
-        *(Heading(_case_name(case), definition.counts) for case in summaries[0].cases),
+        *(Heading(_case_name(case), definition.length_unit) for case in summaries[0].cases),
         Heading("parameters", "of the whole model"),
     ]
     rows = []
@@ -340,8 +340,8 @@ def _task_table(task: str, summaries: Sequence[TaskSummary]) -> Table:
         rows.append([row.encoding, _learned_text(row), *scores, row.parameters])
     caption = (
         f"The task {task}: {definition.title}. {definition.metric.capitalize()} by "
-        f"{definition.counts}, the mean over all seeds, higher is better; the longest length of "
-        "training first."
+        f"{definition.length_unit}, the mean over all seeds, higher is better; the longest length "
+        "of training first."
     )
     return Table(header, rows, caption, cards=True, name=f"scores-{task.replace('_', '-')}")
 
@@ -522,7 +522,7 @@ def _model_fact(config: TrialConfig) -> str:
 def _training_fact(trial: TrialConfig, study: Study) -> tuple[str, str]:
     """Return how the trials of this one's task were trained, as the name of a fact and its text."""
     name = "training" if trial.is_on_text else f"training on {trial.task}"
-    unit = "bytes" if trial.is_on_text else TASKS[trial.task].counts
+    unit = "bytes" if trial.is_on_text else TASKS[trial.task].length_unit
     peaks = sorted({t.lr for t in study.trials if t.task == trial.task})
     rate = f"peak learning rate {peaks[0]:g}"
     if len(peaks) > 1:

@@ -13,7 +13,7 @@ from rich.console import Console
 from posenc.compare.results import Study, TrialResult
 from posenc.compare.trial.config import TrialConfig, describe_trial
 from posenc.report.files.opened import append_to, make_inside
-from posenc.report.page.progress import Bars, Pace, clock, say
+from posenc.report.page.progress import Bars, Pace, readable_duration, say
 from posenc.tasks.known import TEXT
 from posenc.tasks.task import Case
 
@@ -64,7 +64,7 @@ class PlainLines:
             progress = (
                 f"step {step} of {trial.steps}, loss {loss:.3f} bits per {unit_of_loss(trial)}"
             )
-            self.note(trial, f"{progress}, {clock(left)} left")
+            self.note(trial, f"{progress}, {readable_duration(left)} left")
 
     def testing(self, trial: TrialConfig) -> None:
         """Print that the trial is tested now."""

@@ -14,7 +14,7 @@ from posenc.compare.trial.config import TrialConfig
 from posenc.compare.trial.material import shape_length
 from posenc.compare.trial.objectives import objective_of
 from posenc.encodings import create, entry, line_in_user_code, parse
-from posenc.testing import CHECKS, VOIDING, maker, verdicts
+from posenc.testing import CHECKS, VOIDING_FAILURES, maker, verdicts
 from posenc.testing.checks import check_in_both_modes
 from posenc.testing.harness import (
     SHAPE,
@@ -26,7 +26,7 @@ from posenc.testing.harness import (
     successive_positions,
 )
 
-_REQUIRED_CHECKS = {name: CHECKS[name] for name in VOIDING}
+_REQUIRED_CHECKS = {name: CHECKS[name] for name in VOIDING_FAILURES}
 
 
 @contextlib.contextmanager
@@ -94,9 +94,11 @@ def _check_outputs_at_lengths(lengths: Sequence[tuple[int, int]], make: Make) ->
             alone = model(states[:, :prefix], positions[:prefix], length=len(positions))
         at = f"in sequences of {length:,} tokens"
         is_finite = out.isfinite().all() and alone.isfinite().all()
-        assert is_finite, f"{VOIDING['outputs_are_finite']} {at}"
-        assert not differs(*out[:, :prefix]), f"{VOIDING['the_future_is_invisible']} {at}"
-        assert not differs(alone, out[:, :prefix]), f"{VOIDING['decoding_matches_prefill']} {at}"
+        assert is_finite, f"{VOIDING_FAILURES['outputs_are_finite']} {at}"
+        assert not differs(*out[:, :prefix]), f"{VOIDING_FAILURES['the_future_is_invisible']} {at}"
+        assert not differs(alone, out[:, :prefix]), (
+            f"{VOIDING_FAILURES['decoding_matches_prefill']} {at}"
+        )
 
 
 def _contract_failure(
@@ -120,5 +122,9 @@ def _contract_failure(
             if verdict.raised:
                 return f"{why} (in the check {verdict.check})"
             if why:
-                return f"{VOIDING[verdict.check]} ({why})" if verdict.check in VOIDING else why
+                return (
+                    f"{VOIDING_FAILURES[verdict.check]} ({why})"
+                    if verdict.check in VOIDING_FAILURES
+                    else why
+                )
     return None

@@ -14,7 +14,7 @@ from posenc.compare.trial.train import decoder_config, encoding_shape
 from posenc.encodings import PositionEncoding, create, parse
 from posenc.report.files.bounds import check_room, check_time
 from posenc.report.machine import machine
-from posenc.report.page.progress import clock
+from posenc.report.page.progress import readable_duration
 from posenc.tasks.known import TEXT
 from posenc.tasks.task import Case
 
@@ -112,7 +112,7 @@ def opening_sentence(study: Study, workers: int, folder: Path, seconds: int | No
     if seconds is not None:
         where = f"{workers} {'worker' if workers == 1 else 'workers'} in {trial.precision}"
         free = "if the cores are free" if trial.device == "cpu" else f"on {trial.device}"
-        parts.append(f"about {clock(seconds)} on {where} {free}")
+        parts.append(f"about {readable_duration(seconds)} on {where} {free}")
     return "; ".join([*parts, f"results in {folder}"]) + "."
 
 

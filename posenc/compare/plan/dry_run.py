@@ -8,7 +8,7 @@ from posenc.compare.plan.splits import TextSplits
 from posenc.compare.plan.time_estimate import kind_of_trial, seconds_by_kind
 from posenc.compare.trial.config import TrialConfig
 from posenc.compare.trial.material import max_train_tokens
-from posenc.report.page.progress import clock
+from posenc.report.page.progress import readable_duration
 from posenc.report.page.report import Report, Section
 from posenc.report.page.table import Table
 
@@ -39,7 +39,7 @@ def dry_run(
     rows = []
     for kind, alike in kinds.items():
         tokens = sum(map(most_training_tokens, alike))
-        time = clock(seconds[kind]) if kind in seconds else "not measured"
+        time = readable_duration(seconds[kind]) if kind in seconds else "not measured"
         rows.append([kind, len(alike), alike[0].steps, tokens, time])
     header = ("trials of", "trials", "steps", "tokens", "time of one")
     table = Table(header, rows, "What would run", name="trials")
@@ -68,6 +68,6 @@ def _sentence(trials: Sequence[TrialConfig], seconds: float | None, workers: int
     where = f"{workers} {'worker' if workers == 1 else 'workers'}"
     free = "if the cores are free" if device == "cpu" else f"on {device}"
     return (
-        f"{counted}, about {clock(seconds)} on {where} {free}, from steps measured now. Nothing "
-        "was trained."
+        f"{counted}, about {readable_duration(seconds)} on {where} {free}, from steps measured "
+        "now. Nothing was trained."
     )

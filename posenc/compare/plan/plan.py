@@ -25,7 +25,7 @@ from posenc.compare.trial.material import hash_task_sequences
 from posenc.compare.trial.objectives import OBJECTIVES, Objective
 from posenc.compare.trial.train import PROJECTIONS
 from posenc.encodings import ModelShape, create
-from posenc.report.files.atomic import check_outputs
+from posenc.report.files.atomic import prepare_page_and_figures
 from posenc.report.machine import machine
 from posenc.report.machine.options import check_choice
 from posenc.tasks.known import TASKS, TEXT, find_task
@@ -88,7 +88,7 @@ def make_plan(options: Options) -> Plan:
     Raises: ValueError if the options do not fit together, or an encoding does not fit a task.
     """
     options = with_suite_defaults(options)
-    check_outputs(options.figures)
+    prepare_page_and_figures(options.figures)
     check_engine_options(options)
     if options.as_json and options.dry_run:
         raise ValueError("--json prints an answer, and --dry-run has none. Leave one of both out.")

@@ -14,7 +14,13 @@ from posenc.compare.results import CorpusInfo
 from posenc.compare.trial.files import SPLITS, folder_of_text
 from posenc.report.files.bounds import check_room
 from posenc.report.files.new_folder import new_folder
-from posenc.report.files.opened import make_folder, naming, open_new, open_ordinary, remove_folder
+from posenc.report.files.opened import (
+    make_folder,
+    naming_os_errors,
+    open_new,
+    open_ordinary,
+    remove_folder,
+)
 from posenc.text import TextSource
 
 SEPARATOR = 256
@@ -114,7 +120,7 @@ class TextSplits:
                 check_room(_COPIES, size, free, _ADVICE, "disk")
                 for split in SPLITS:
                     path = target / f"{split}.u16"
-                    with naming(path), open_new(partial / path.name) as out:
+                    with naming_os_errors(path), open_new(partial / path.name) as out:
                         for piece in self._encoded_pieces(split):
                             out.write(piece)
             self._check_unchanged()

@@ -13,7 +13,7 @@ from posenc.compare.results import OtherFormat, Study
 from posenc.compare.study import RUNS, collect_results, write_report
 from posenc.compare.trial.config import TrialConfig
 from posenc.compare.trial.objectives import objective_of
-from posenc.report.files.atomic import check_outputs, check_writable
+from posenc.report.files.atomic import prepare_file, prepare_page_and_figures
 from posenc.report.files.lock import locked
 from posenc.report.files.opened import bytes_of, text_of
 from posenc.report.page.console import stderr
@@ -35,7 +35,7 @@ def report_runs(
     Raises: ValueError if a folder holds no readable study, if its study is still running, if the
     recipes of the runs differ, or if `out` is a run itself.
     """
-    check_outputs(figures)
+    prepare_page_and_figures(figures)
     runs = [(folder, _read_study(folder)) for folder in folders]
     if len(runs) == 1 and out is None:
         ((home, study),) = runs
@@ -118,5 +118,5 @@ def _make_report_folder(trials: Sequence[TrialConfig], out: Path | None, name: s
     for path in (rows, folder / "report.html"):
         if path.exists() and not is_report:
             raise ValueError(f"--out: {path} is not posenc's. Choose another folder.")
-    check_writable(folder / "report.html")
+    prepare_file(folder / "report.html")
     return folder

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from posenc.compare.trial.files import CHECKPOINT_FILE, Cursor
 from posenc.report.files.atomic import write_atomically
-from posenc.report.files.opened import beside, bytes_of, text_of
+from posenc.report.files.opened import bytes_of, path_in_folder, text_of
 
 EXTRA_BYTES = 1 << 24
 """Bytes that a checkpoint may have besides the tensors: its header, names and small numbers.
@@ -86,7 +86,7 @@ def _read_checkpoint(folder: Path, trial: str, model: nn.Module) -> _StoredCheck
         raise ValueError("it belongs to another trial")
     size = sum(value.nbytes for value in model.state_dict().values())
     # AdamW's two averages take twice the model's size; the fourth is spare.
-    content = bytes_of(beside(folder, cursor.tensors), 4 * size + EXTRA_BYTES)
+    content = bytes_of(path_in_folder(folder, cursor.tensors), 4 * size + EXTRA_BYTES)
     if hashlib.sha256(content).hexdigest() != cursor.tensors_sha256:
         raise ValueError(f"{cursor.tensors} was changed after it was written")
     tensors = load(content)

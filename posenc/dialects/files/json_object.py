@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from posenc.report.files.opened import bytes_of
-from posenc.report.files.record import bounded_json
+from posenc.report.files.record import parse_bounded_json
 
 LARGEST_CONFIG = 8 << 20
 """Bytes. Configs usually have a few kilobytes, those with factor lists tens."""
@@ -23,7 +23,7 @@ def read_json(path: Path, largest: int = LARGEST_CONFIG) -> dict[str, Any]:
     content = bytes_of(path, largest)
     try:
         text = content.decode("utf-8-sig")
-        found = bounded_json(
+        found = parse_bounded_json(
             text, object_pairs_hook=_object_without_contradictions, parse_float=_finite_float
         )
     except UnicodeDecodeError as error:
@@ -41,7 +41,7 @@ def require_strict_json(path: Path) -> None:
     and infinities, which Python reads and JSON lacks."""
     content = bytes_of(path, LARGEST_INDEX)
     try:
-        bounded_json(content.decode("utf-8-sig"), parse_constant=_refuse_constant)
+        parse_bounded_json(content.decode("utf-8-sig"), parse_constant=_refuse_constant)
     except ValueError as error:
         raise ValueError(f"{path}: not valid JSON ({error}).") from error
 

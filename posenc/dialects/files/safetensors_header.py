@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from posenc.report.files.opened import open_ordinary
-from posenc.report.files.record import bounded_json
+from posenc.report.files.record import parse_bounded_json
 
 LARGEST_HEADER = 100 << 20
 
@@ -22,7 +22,7 @@ def read_header(path: Path) -> tuple[dict[str, Any], int]:
             raise ValueError(f"{path}: damaged safetensors file, a header of {size} bytes.")
         text = file.read(size)
     try:
-        value = bounded_json(text.decode())
+        value = parse_bounded_json(text.decode())
     except ValueError as error:
         raise ValueError(f"{path}: damaged safetensors file: {error}.") from error
     if not isinstance(value, dict):

@@ -15,10 +15,10 @@ from posenc.arguments import (
     check_flag,
     check_number,
     describe_misfit,
-    instead_of,
+    replacement_for,
 )
 
-_AT_LEAST_ONE = (
+_NAMES_OF_SIZES = (
     "embed_dim",
     "num_heads",
     "num_kv_heads",
@@ -32,18 +32,28 @@ _AT_LEAST_ONE = (
     "floor_scale",
 )
 """Arguments of posenc's encodings that are at least 1, wherever they occur."""
-_POSITIVE = ("base", "rope_theta", "init_L", "bias_max", "partial_rotary_factor", "scale_base")
+_NAMES_OF_POSITIVE_NUMBERS = (
+    "base",
+    "rope_theta",
+    "init_L",
+    "bias_max",
+    "partial_rotary_factor",
+    "scale_base",
+)
 """Arguments of posenc's encodings that are above 0."""
 
 
 class UnknownOption(ValueError):
-    """Report options that an encoding lacks. `name`: the first; `accepted`: those it has."""
+    """Report options that an encoding lacks.
 
-    def __init__(self, owner: str, given: Iterable[str], accepted: Iterable[str]) -> None:
+    name: the first of them in alphabetical order. accepted: the options that it has.
+    """
+
+    def __init__(self, owner: str, options: Iterable[str], accepted: Iterable[str]) -> None:
         self.accepted = tuple(accepted)
-        wrong = sorted(set(given) - set(self.accepted))
+        wrong = sorted(set(options) - set(self.accepted))
         self.name = wrong[0]
-        other = instead_of(self.name, self.accepted)
+        other = replacement_for(self.name, self.accepted)
         hint = f" Did you mean {other.removesuffix('=')!r}?" if other else ""
         super().__init__(
             f"{owner}: unknown option {', '.join(wrong)}; "
@@ -51,10 +61,12 @@ class UnknownOption(ValueError):
         )
 
 
-def check_arguments(init: Callable[..., None]) -> Callable[..., None]:
-    """Return a constructor that checks its arguments, records them, and then calls `init`. Raise
-    TypeError for an argument that does not match its annotation bool, int or float (or None), and
-    ValueError for NaN and infinity."""
+def with_checked_arguments(init: Callable[..., None]) -> Callable[..., None]:
+    """Return `init`, a constructor, wrapped so that it first checks its arguments and records them.
+
+    It then raises TypeError for an argument that does not match its annotation bool, int or float
+    (or None), and ValueError for NaN and infinity.
+    """
     signature = inspect.signature(init)
     is_posencs = init.__module__.startswith("posenc.")
 
@@ -89,18 +101,18 @@ def check_arguments(init: Callable[..., None]) -> Callable[..., None]:
 def _record_arguments(encoding: Any, bound: inspect.BoundArguments) -> None:
     """Store the arguments of the outermost constructor, which is called first, in three forms:
 
-    _given: as they were given, without defaults, to be saved in files.
-    _arguments: with defaults, in a form that compares equal, for `are_alike`.
-    _built_with: as texts, for `shown_arguments`.
+    _explicit_arguments: as they were given, without defaults, to be saved in files.
+    _comparable_arguments: with defaults, in a form that compares equal, for `are_alike`.
+    _argument_texts: as texts, for `shown_arguments`.
     """
     with_self = dict(bound.arguments)
     without_self = dict(list(with_self.items())[1:])
-    vars(encoding).setdefault("_given", without_self)
+    vars(encoding).setdefault("_explicit_arguments", without_self)
     bound.apply_defaults()
     comparable = {name: _comparable(v) for name, v in list(bound.arguments.items())[1:]}
-    vars(encoding).setdefault("_arguments", comparable)
+    vars(encoding).setdefault("_comparable_arguments", comparable)
     texts = {name: text for name, value in with_self.items() if (text := _short_text(value))}
-    vars(encoding).setdefault("_built_with", texts)
+    vars(encoding).setdefault("_argument_texts", texts)
 
 
 def are_alike(a: nn.Module, b: nn.Module) -> bool:
@@ -108,7 +120,9 @@ def are_alike(a: nn.Module, b: nn.Module) -> bool:
     with equal arguments; their weights may differ."""
     of_a = a.__dict__
     of_b = b.__dict__
-    same_call = of_a.get("_arguments") is of_b.get("_arguments")  # one is a shallow copy
+    same_call = of_a.get("_comparable_arguments") is of_b.get(
+        "_comparable_arguments"
+    )  # one is a shallow copy
     if same_call and of_a["_modules"] is of_b["_modules"]:
         return type(a) is type(b)
     return classes_and_arguments(a) == classes_and_arguments(b)
@@ -124,8 +138,8 @@ def classes_and_arguments(encoding: nn.Module) -> tuple[Any, ...]:
     an argument is an attribute, too, that counts: a computed default replaces None."""
     likenesses = []
     for module in encoding.modules():
-        recorded = vars(module).get("_arguments", {})
-        now = (_comparable(vars(module).get(name, given)) for name, given in recorded.items())
+        recorded = vars(module).get("_comparable_arguments", {})
+        now = (_comparable(vars(module).get(name, passed)) for name, passed in recorded.items())
         likenesses.append((type(module), *now))
     return tuple(likenesses)
 
@@ -147,8 +161,11 @@ def shown_arguments(encoding: Any) -> str:
     default, and always rope_theta, base and scaling."""
     shown = []
     for name, parameter in inspect.signature(type(encoding)).parameters.items():
-        given = getattr(encoding, "_built_with", {}).get(name) or _short_text(parameter.default)
-        text = _short_text(vars(encoding)[name]) if name in vars(encoding) else given
+        passed = getattr(encoding, "_argument_texts", {}).get(name) or _short_text(
+            parameter.default
+        )
+        # An attribute counts, because a computed default replaces None.
+        text = _short_text(vars(encoding)[name]) if name in vars(encoding) else passed
         required = parameter.default is parameter.empty
         differs = required or text != _short_text(parameter.default)
         if text and (differs or name in _ALWAYS_SHOWN):
@@ -200,14 +217,14 @@ def _check_argument(owner: str, name: str, value: Any, annotation: Any, is_posen
     if kind == "int" and not -FARTHEST_POSITION < value < FARTHEST_POSITION:
         raise ValueError(f"{owner}: {name} must be below 2^62, got {value}.")
     if is_posencs:
-        _check_by_name(owner, name, value)
+        _check_range(owner, name, value)
 
 
-def _check_by_name(owner: str, name: str, value: float) -> None:
+def _check_range(owner: str, name: str, value: float) -> None:
     """Raise ValueError for a size below 1, a negative deviation or a base that is not positive."""
-    if name in _AT_LEAST_ONE:
+    if name in _NAMES_OF_SIZES:
         check_count(owner, name, value)
     if name == "init_std" and value < 0:
         raise ValueError(f"{owner}: init_std must not be negative, got {value}.")
-    if name in _POSITIVE and not value > 0:
+    if name in _NAMES_OF_POSITIVE_NUMBERS and not value > 0:
         raise ValueError(f"{owner}: {name} must be positive, got {value}.")

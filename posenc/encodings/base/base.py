@@ -10,8 +10,8 @@ import torch
 from jaxtyping import Float, Real, Shaped
 from torch import Tensor, nn
 
-from posenc.arguments import answered, answered_class
-from posenc.encodings.base.arguments import UnknownOption, check_arguments, shown_arguments
+from posenc.arguments import explain_constructor_misfits, explain_misfits
+from posenc.encodings.base.arguments import UnknownOption, shown_arguments, with_checked_arguments
 from posenc.encodings.base.claims import Claims
 from posenc.encodings.base.shape import ModelShape
 from posenc.encodings.numbers.table_cache import TableCache
@@ -41,7 +41,7 @@ Values = Float[Tensor, "batch num_kv_heads {len(v)} v_width"]
 Output = Float[Tensor, "batch num_heads {len(out)} v_width"]
 
 _PASSED_BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-_PLACES = {
+_PLACES_OF_METHODS = {
     "embed": (1,),
     "transform": (2,),
     "term": (3, 4),
@@ -51,7 +51,7 @@ _PLACES = {
 """Places (1 embeddings, 2 queries and keys, 3 scores, 4 values) at which each method acts."""
 
 
-@answered_class
+@explain_constructor_misfits
 @dataclass(frozen=True)
 class Pass:
     """Describe one softmax attention of several that are merged by their log-sum-exp.
@@ -113,13 +113,13 @@ class PositionEncoding(nn.Module):
 
     _attribute_names: tuple[str, ...] = tuple(vars(nn.Module()))
     """Names of the attributes that the constructor set, for `shallow_copy` in compiled code, which
-    up to torch 2.12 cannot list them. `check_arguments`, which wraps each constructor, sets it
-    after the call; here are the names that each Module has before."""
+    up to torch 2.12 cannot list them. `with_checked_arguments`, which wraps each constructor, sets
+    it after the call; here are the names that each Module has before."""
     _class_defaults: tuple[str, ...] = ("claims", "embedded_by", "_table_cache", "_attribute_names")
     """Names of attributes that have a default in the class and that an instance may set later. For
     `shallow_copy` in compiled code, too; __init_subclass__ adds those of a subclass."""
 
-    @answered
+    @explain_misfits
     def __init__(self) -> None:
         super().__init__()
 
@@ -128,8 +128,8 @@ class PositionEncoding(nn.Module):
         new = [name for name, value in vars(cls).items() if _is_class_default(name, value)]
         cls._class_defaults = tuple(dict.fromkeys([*cls._class_defaults, *new]))
         if "__init__" in vars(cls):
-            cls.__init__ = check_arguments(cls.__init__)  # type: ignore[method-assign]
-        for method, places in _PLACES.items():
+            cls.__init__ = with_checked_arguments(cls.__init__)  # type: ignore[method-assign]
+        for method, places in _PLACES_OF_METHODS.items():
             overrides = getattr(cls, method) is not getattr(PositionEncoding, method)
             if overrides and not set(places) & set(cls.claims.places):
                 raise TypeError(
@@ -139,7 +139,7 @@ class PositionEncoding(nn.Module):
                 )
 
     @classmethod
-    @answered
+    @explain_misfits
     def from_shape(cls, shape: ModelShape, **options: Any) -> Self:
         """Build the encoding for a model; each argument not in `options` is a field of `shape`."""
         accepted = inspect.signature(cls).parameters

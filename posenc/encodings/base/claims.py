@@ -4,10 +4,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, Self
 
-from posenc.arguments import answered_class
+from posenc.arguments import explain_constructor_misfits
 
 
-@answered_class
+@explain_constructor_misfits
 @dataclass(frozen=True)
 class Claims:
     """State properties of an encoding; tests check that each holds if and only if it is claimed.

@@ -69,7 +69,7 @@ class Compose(PositionEncoding):
         self._ready: tuple[PositionEncoding, ...] | None = None
         self._refuse_encodings_by_layer()
         self._owner_indices = {
-            method: _index_of_owner(method, what, self.members)
+            method: _index_of_defining_member(method, what, self.members)
             for method, what in _METHODS_OF_ONE_MEMBER.items()
         }
         self._refuse_two_at_the_values()
@@ -89,11 +89,11 @@ class Compose(PositionEncoding):
         """Raise ValueError if more than one member acts at the values."""
         at_values = [e for e in self.members if 4 in e.claims.places]
         if len(at_values) > 1:
-            raise ValueError(_contradiction(at_values, "change of the values"))
+            raise ValueError(_two_owners_message(at_values, "change of the values"))
 
     def _refuse_a_changed_scale(self) -> None:
         """Raise ValueError if one member changes the scale with which another multiplies."""
-        scaling = self._owner("scale")
+        scaling = self._defining_member("scale")
         readers = [e for e in self.members if e.claims.reads_scale and e is not scaling]
         if scaling is not None and readers:
             raise ValueError(
@@ -116,7 +116,7 @@ class Compose(PositionEncoding):
         read positions take the same kind."""
         members = self.members
         reading = [e for e in members if e.claims.places] or list(members)
-        mapping = self._owner("passes")
+        mapping = self._defining_member("passes")
         if mapping is not None:
             reading.append(mapping)
         axes = {e.claims.num_axes for e in reading}
@@ -167,7 +167,7 @@ class Compose(PositionEncoding):
         return prepared
 
     def scale(self, head_dim: int) -> float:
-        owner = self._owner("scale")
+        owner = self._defining_member("scale")
         return super().scale(head_dim) if owner is None else owner.scale(head_dim)
 
     def with_scale(self, scale: float) -> Self:
@@ -176,7 +176,7 @@ class Compose(PositionEncoding):
         return scaled
 
     def passes(self, q_positions: QueryPlaces, kv_positions: KeyPlaces) -> tuple[Pass, ...]:
-        owner = self._owner("passes")
+        owner = self._defining_member("passes")
         if owner is None:
             return super().passes(q_positions, kv_positions)
         return owner.passes(q_positions, kv_positions)
@@ -187,7 +187,7 @@ class Compose(PositionEncoding):
         return x
 
     def state(self, x: Hidden, positions: Places, past: Past | None = None) -> State | None:
-        owner = self._owner("state")
+        owner = self._defining_member("state")
         return None if owner is None else owner.state(x, positions, past)
 
     def transform(self, q: Tokens, k: Tokens) -> QueriesKeys:
@@ -242,16 +242,16 @@ class Compose(PositionEncoding):
     def _tokens_for(self, member: PositionEncoding, tokens: Tokens) -> Tokens:
         """Return the tokens for one member: without the state of another member, and at their true
         positions unless the member defines the passes."""
-        if tokens.state is not None and member is not self._owner("state"):
+        if tokens.state is not None and member is not self._defining_member("state"):
             tokens = tokens.with_state(None)
-        return tokens if member is self._owner("passes") else tokens.unmapped()
+        return tokens if member is self._defining_member("passes") else tokens.unmapped()
 
     @property
     def members(self) -> tuple[PositionEncoding, ...]:
         """Return the encodings; prepared ones if this one was prepared."""
         return tuple(self.encodings) if self._ready is None else self._ready  # type: ignore[return-value]
 
-    def _owner(self, method: str) -> PositionEncoding | None:
+    def _defining_member(self, method: str) -> PositionEncoding | None:
         """Return the member that defines one of the methods in _METHODS_OF_ONE_MEMBER; None if none
         does. That of `scale` is the one whose scale is not the usual one."""
         index = self._owner_indices[method]
@@ -263,7 +263,9 @@ def _overrides(encoding: PositionEncoding, method: str) -> bool:
     return getattr(type(encoding), method) is not getattr(PositionEncoding, method)
 
 
-def _index_of_owner(method: str, what: str, members: Sequence[PositionEncoding]) -> int | None:
+def _index_of_defining_member(
+    method: str, what: str, members: Sequence[PositionEncoding]
+) -> int | None:
     """Return the index of the only member that defines `method`, one of _METHODS_OF_ONE_MEMBER;
     None if no member does. Raise ValueError if several do; `what`: what they decide, for the
     message."""
@@ -273,11 +275,11 @@ def _index_of_owner(method: str, what: str, members: Sequence[PositionEncoding])
     else:
         owners = [i for i, e in enumerate(members) if _overrides(e, method)]
     if len(owners) > 1:
-        raise ValueError(_contradiction([members[i] for i in owners], what))
+        raise ValueError(_two_owners_message([members[i] for i in owners], what))
     return owners[0] if owners else None
 
 
-def _contradiction(members: Sequence[PositionEncoding], what: str) -> str:
+def _two_owners_message(members: Sequence[PositionEncoding], what: str) -> str:
     """Return the error message for members that all define `what`, which only one may."""
     return f"Compose: {_class_names(members)} each decide the {what}, and there is only one."
 

@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float, Real
 from torch import Tensor
 
-from posenc.arguments import answered
+from posenc.arguments import explain_misfits
 from posenc.encodings.base.base import PositionEncoding, check_heads
 from posenc.encodings.base.claims import Claims
 from posenc.encodings.base.placed import validated_bias_positions
@@ -53,7 +53,7 @@ class DistanceBias(PositionEncoding):
         """
         raise NotImplementedError(f"{type(self).__name__} must define bias(distance)")
 
-    @answered
+    @explain_misfits
     def forward(self, q_positions: FlatQueries, kv_positions: FlatKeys) -> BiasMatrix:
         """Return the bias of each pair, (num_heads, q_len, kv_len), or (batch, num_heads, q_len,
         kv_len) if positions are batched."""
@@ -125,7 +125,7 @@ class DistanceBias(PositionEncoding):
         double = x.dtype == torch.float64
         # `_arguments` has the arguments of the constructor, see `base.arguments`. Without num_heads
         # a class has one row for all heads; with it one row is an error, found by check_heads.
-        one_row = "num_heads" not in vars(self).get("_arguments", ())
+        one_row = "num_heads" not in vars(self).get("_comparable_arguments", ())
 
         def for_heads(bias: Tensor, head_axis: int) -> Tensor:
             """Repeat the row of a class without num_heads for each head, without copying it."""

@@ -8,7 +8,7 @@ from typing import NoReturn, Self
 
 from torch import nn
 
-from posenc.arguments import answered
+from posenc.arguments import explain_misfits
 from posenc.encodings.base.base import (
     Embedded,
     EmbeddedPositions,
@@ -83,7 +83,7 @@ class PerLayer(PositionEncoding):
         )
 
     @classmethod
-    @answered
+    @explain_misfits
     def replicate(cls, encoding: PositionEncoding, num_layers: int) -> "PerLayer":
         """Copy `encoding` with new parameters for each of num_layers layers.
 

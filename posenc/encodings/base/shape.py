@@ -2,10 +2,10 @@
 
 from dataclasses import dataclass
 
-from posenc.arguments import answered_class, check_count, check_flag
+from posenc.arguments import check_count, check_flag, explain_constructor_misfits
 
 
-@answered_class
+@explain_constructor_misfits
 @dataclass(frozen=True)
 class ModelShape:
     """Describe the sizes of the model for which an encoding is built.

@@ -4,7 +4,7 @@ import torch
 from jaxtyping import Float, Real
 from torch import Tensor
 
-from posenc.arguments import answered
+from posenc.arguments import explain_misfits
 from posenc.encodings.base.base import Embedded, PositionEncoding
 from posenc.encodings.base.boundary import validated_embedding_positions
 from posenc.encodings.base.claims import Claims
@@ -13,9 +13,9 @@ from posenc.positions import as_tensor
 
 
 class AddedEmbedding(PositionEncoding):
-    """Add a vector to each embedding; a subclass only defines `table`.
+    """Add a vector to each embedding; a subclass only defines `vectors`.
 
-    x += table(positions)
+    x += vectors(positions)
 
     Precision: added in at least float32, returned in x's dtype.
     """
@@ -26,19 +26,20 @@ class AddedEmbedding(PositionEncoding):
         super().__init__()
         self.embed_dim = embed_dim
 
-    def table(
+    def vectors(
         self, positions: Real[Tensor, "..."], dtype: torch.dtype = torch.float32
     ) -> Float[Tensor, "*where {self.embed_dim}"]:
-        """Return the vector to add at each position. A subclass defines it."""
-        raise NotImplementedError(f"{type(self).__name__} must define table(positions, dtype)")
+        """Return the vector to add at each position, (*positions.shape, embed_dim) in `dtype`,
+        without the axis of components if positions have one. A subclass defines it."""
+        raise NotImplementedError(f"{type(self).__name__} must define vectors(positions, dtype)")
 
     def embed(self, x: Embedded, positions: Real[Tensor, "..."]) -> Embedded:
         name, num_axes = type(self).__name__, self.claims.num_axes
         checked = validated_embedding_positions(name, x, positions, self.embed_dim, num_axes)
         positions = as_tensor(checked, x.device)
         dtype = at_least_float32(x.dtype)
-        return (x.to(dtype) + self.table(positions, dtype)).to(x.dtype)
+        return (x.to(dtype) + self.vectors(positions, dtype)).to(x.dtype)
 
-    @answered
+    @explain_misfits
     def forward(self, x: Embedded, positions: Real[Tensor, "..."]) -> Embedded:
         return self.embed(x, positions)

@@ -4,7 +4,7 @@ import torch
 from jaxtyping import Float, Int, Real
 from torch import Tensor, nn
 
-from posenc.arguments import answered
+from posenc.arguments import explain_misfits
 from posenc.encodings.base.base import PositionEncoding, require_encoding
 from posenc.encodings.base.boundary import check_tokens
 from posenc.encodings.embeddings.learned import Learned
@@ -35,7 +35,7 @@ class BertEmbedding(nn.Module):
     torch.Size([1, 3, 64])
     """
 
-    @answered
+    @explain_misfits
     def __init__(
         self,
         vocab_size: int,
@@ -75,7 +75,7 @@ class BertEmbedding(nn.Module):
         self.norm.reset_parameters()
         self.encoding.reset_parameters()
 
-    @answered
+    @explain_misfits
     def forward(
         self,
         tokens: Int[Tensor, "batch seq_len"],

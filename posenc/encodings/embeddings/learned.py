@@ -8,7 +8,7 @@ from jaxtyping import Float, Int, Integer
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from posenc.arguments import answered
+from posenc.arguments import explain_misfits
 from posenc.encodings.base.shape import ModelShape
 from posenc.encodings.embeddings.added import AddedEmbedding
 from posenc.encodings.embeddings.sinusoidal import Sinusoidal
@@ -65,7 +65,7 @@ class Learned(AddedEmbedding):
         self.reset_parameters()
 
     @classmethod
-    @answered
+    @explain_misfits
     def from_shape(cls, shape: ModelShape, **options) -> "Learned":
         return super().from_shape(shape, **{"max_positions": shape.train_length, **options})
 
@@ -86,12 +86,13 @@ class Learned(AddedEmbedding):
         else:
             rows = torch.arange(self.weight.shape[0], device=self.weight.device)
             with torch.no_grad():
-                self.weight.copy_(Sinusoidal(self.weight.shape[1]).table(rows))
+                self.weight.copy_(Sinusoidal(self.weight.shape[1]).vectors(rows))
 
-    def table(
+    def vectors(
         self, positions: Integer[Tensor, "*where"], dtype: torch.dtype = torch.float32
     ) -> Float[Tensor, "*where {self.embed_dim}"]:
-        """Return the vector to add at each position."""
+        """Return the row of the table for each position, (*positions.shape, embed_dim) in
+        `dtype`."""
         if positions.is_floating_point():
             raise TypeError(f"Learned: positions must be integers, got {positions.dtype}.")
         check_row_indices("Learned", "position", positions, self.weight.shape[0])

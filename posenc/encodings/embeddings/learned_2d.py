@@ -8,13 +8,13 @@ from jaxtyping import Float, Real
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from posenc.arguments import answered
+from posenc.arguments import explain_misfits
 from posenc.encodings.base.shape import ModelShape
 from posenc.encodings.embeddings.added import AddedEmbedding
 from posenc.encodings.embeddings.grow import interpolate_2d
 from posenc.encodings.embeddings.learned import check_row_indices
 from posenc.encodings.numbers.tracking import extremes_if_readable
-from posenc.positions import has_no_place, move_placeless_to_origin
+from posenc.positions import move_placeless_to_origin, placeless_tokens
 
 
 class Learned2D(AddedEmbedding):
@@ -63,7 +63,7 @@ class Learned2D(AddedEmbedding):
         self.reset_parameters()
 
     @classmethod
-    @answered
+    @explain_misfits
     def from_shape(cls, shape: ModelShape, **options) -> "Learned2D":
         """Build a square grid of train_length cells or more, unless height and width are given."""
         side = math.isqrt(shape.train_length - 1) + 1
@@ -92,15 +92,16 @@ class Learned2D(AddedEmbedding):
             resized.weight.copy_(table)
         return resized
 
-    def table(
+    def vectors(
         self, positions: Real[Tensor, "*where 2"], dtype: torch.dtype = torch.float32
     ) -> Float[Tensor, "*where {self.embed_dim}"]:
-        """Return the vector to add at each (row, column)."""
+        """Return the vector of the table for each (row, column), (..., embed_dim) in `dtype`; zeros
+        for tokens without a place."""
         row, column = self._cells(positions).unbind(-1)
         check_row_indices("Learned2D", "row", row, self.height)
         check_row_indices("Learned2D", "column", column, self.width)
         rows = F.embedding(row * self.width + column, self.weight).to(dtype)
-        return rows.masked_fill(has_no_place(positions)[..., None], 0)
+        return rows.masked_fill(placeless_tokens(positions)[..., None], 0)
 
     def _cells(self, positions: Tensor) -> Tensor:
         """Return (row, column) positions as integers, 0 for tokens without a place. Raise

@@ -7,9 +7,9 @@ from jaxtyping import Float, Real
 from torch import Tensor
 
 from posenc.encodings.embeddings.added import AddedEmbedding
-from posenc.encodings.numbers.angles import Angles
+from posenc.encodings.numbers.angles import ExactFrequencies
 from posenc.frequencies.series import inverse_frequencies
-from posenc.positions import has_no_place, move_placeless_to_origin
+from posenc.positions import move_placeless_to_origin, placeless_tokens
 
 
 class SinCos2D(AddedEmbedding):
@@ -45,13 +45,16 @@ class SinCos2D(AddedEmbedding):
         super().__init__(embed_dim)
         if embed_dim % 4:
             raise ValueError(f"SinCos2D: embed_dim must be a multiple of 4, got {embed_dim}.")
-        self.angles = Angles(inverse_frequencies(embed_dim // 2, base))
+        self.exact_frequencies = ExactFrequencies(inverse_frequencies(embed_dim // 2, base))
 
-    def table(
+    def vectors(
         self, positions: Real[Tensor, "*where 2"], dtype: torch.dtype = torch.float32
     ) -> Float[Tensor, "*where {self.embed_dim}"]:
-        """Return the vector to add at each (row, column)."""
+        """Return sines and cosines of each (row, column), (..., embed_dim) in `dtype`; zeros for
+        tokens without a place."""
         column_and_row = move_placeless_to_origin(positions).flip(-1)
-        cos, sin = self.angles.cos_sin(column_and_row, dtype)  # (..., column and row, pairs)
+        cos, sin = self.exact_frequencies.cos_sin(
+            column_and_row, dtype
+        )  # (..., column and row, pairs)
         rows = torch.stack([sin, cos], dim=-2).flatten(-3)
-        return rows.masked_fill(has_no_place(positions)[..., None], 0)
+        return rows.masked_fill(placeless_tokens(positions)[..., None], 0)

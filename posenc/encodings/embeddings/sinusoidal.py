@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from posenc.encodings.embeddings.added import AddedEmbedding
-from posenc.encodings.numbers.angles import Angles
+from posenc.encodings.numbers.angles import ExactFrequencies
 from posenc.frequencies.series import sinusoidal_frequencies
 
 
@@ -65,13 +65,14 @@ class Sinusoidal(AddedEmbedding):
         inv_freq = sinusoidal_frequencies(embed_dim, base, order, min_timescale)
         self.order = order
         self.padding_idx = padding_idx
-        self.angles = Angles(inv_freq)
+        self.exact_frequencies = ExactFrequencies(inv_freq)
 
-    def table(
+    def vectors(
         self, positions: Real[Tensor, "*where"], dtype: torch.dtype = torch.float32
     ) -> Float[Tensor, "*where {self.embed_dim}"]:
-        """Return the vector to add at each position."""
-        cos, sin = self.angles.cos_sin(positions, dtype)
+        """Return sines and cosines for each position, in the order `order`: (*positions.shape,
+        embed_dim) in `dtype`."""
+        cos, sin = self.exact_frequencies.cos_sin(positions, dtype)
         if self.order == "interleaved":
             rows = torch.stack([sin, cos], dim=-1).flatten(-2)
         else:

@@ -13,8 +13,9 @@ from posenc.frequencies import fixed_point
 _RADIANS_PER_UNIT = 2 * math.pi / fixed_point.TURN
 
 
-class Angles:
-    """Compute cos and sin of p * inv_freq for integer or real positions p.
+class ExactFrequencies:
+    """Hold frequencies without rounding them, and compute cos and sin of p * inv_freq for integer
+    or real positions p.
 
     The angle is reduced modulo a full turn in 64-bit fixed point before anything is rounded, and
     what fixed point cannot hold of a frequency is added in float64: cos and sin are accurate to
@@ -46,7 +47,8 @@ class Angles:
     def cos_sin(
         self, positions: Tensor, dtype: torch.dtype = torch.float32, factor: float = 1.0
     ) -> tuple[Tensor, Tensor]:
-        """Return cos and sin times `factor`, each (..., len(inv_freq)), in `dtype`."""
+        """Return cos and sin of position * inv_freq, both times `factor`, in `dtype`: each has a
+        last axis of len(inv_freq), see `reduced_angles`."""
         angle = self.reduced_angles(positions)
         cos = angle.cos()
         sin = angle.sin()

@@ -6,7 +6,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from posenc.arguments import answered
+from posenc.arguments import explain_misfits
 from posenc.encodings.base.base import Cached, CachedPlaces
 from posenc.encodings.base.claims import Claims
 from posenc.encodings.numbers.heads import for_every_head
@@ -87,20 +87,20 @@ class AxialRoPE(Rotation):
         self._set_frequencies(Frequencies(inv_freq), axes)
 
     @classmethod
-    @answered
+    @explain_misfits
     def rope_vit(cls, head_dim: int, rope_theta: float = 100.0) -> "AxialRoPE":
         """Build the variant of RoPE-ViT: interleaved pairs, the first half for columns."""
         return cls(head_dim, rope_theta, interleaved=True, column_first=True)
 
     @classmethod
-    @answered
+    @explain_misfits
     def dinov3(cls, head_dim: int, rope_theta: float = 100.0) -> "AxialRoPE":
         """Build DINOv3's variant: half-split pairs, rows first, for coordinates from -1 to 1, see
         posenc.positions.normalized_grid."""
         return cls(head_dim, rope_theta, interleaved=False, in_turns=True)
 
     @classmethod
-    @answered
+    @explain_misfits
     def pixtral(cls, head_dim: int, rope_theta: float = 10000.0) -> "AxialRoPE":
         """Build Pixtral's variant: half-split pairs, alternately for rows and columns."""
         return cls(head_dim, rope_theta, interleaved=False, alternating=True)

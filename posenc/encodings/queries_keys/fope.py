@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from posenc.encodings.base.claims import Claims
-from posenc.encodings.numbers.angles import Angles
+from posenc.encodings.numbers.angles import ExactFrequencies
 from posenc.encodings.numbers.heads import for_every_head
 from posenc.encodings.numbers.precision import at_least_float32
 from posenc.encodings.queries_keys.query_key import QueryKeyEncoding, check_keys
@@ -82,7 +82,7 @@ class FoPE(QueryKeyEncoding):
                 f"FoPE: train_length must be at least 7, got {train_length}: no frequency would "
                 "complete a turn."
             )
-        self.angles = Angles(kept)
+        self.exact_frequencies = ExactFrequencies(kept)
         size = (num_kv_heads, len(kept), min(len(kept), head_dim // 4))
         self.cos_weight = nn.Parameter(torch.empty(size), requires_grad=False)
         self.sin_weight = nn.Parameter(torch.empty(size), requires_grad=False)
@@ -108,7 +108,7 @@ class FoPE(QueryKeyEncoding):
         """Return x (batch, heads, len, head_dim) with each pair of channels rotated by its
         series."""
         dtype = torch.promote_types(at_least_float32(x.dtype), self.cos_weight.dtype)
-        cosines, sines = self.angles.cos_sin(positions, dtype)
+        cosines, sines = self.exact_frequencies.cos_sin(positions, dtype)
         cos = self._series_by_head(cosines, self.cos_weight, x)
         sin = self._series_by_head(sines, self.sin_weight, x)
         rows = x.flatten(0, 1)[:, None]  # a row of the batch for each head

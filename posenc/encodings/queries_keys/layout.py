@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Int, Shaped
 from torch import Tensor
 
-from posenc.arguments import answered
+from posenc.arguments import explain_misfits
 
 
 def layout_permutation(
@@ -31,7 +31,7 @@ def layout_permutation(
     return torch.cat([rotated.flatten(), torch.arange(rotary_dim, head_dim)])
 
 
-@answered
+@explain_misfits
 def convert_layout(
     weight: Shaped[Tensor, "*shape"],
     head_dim: int,

@@ -7,7 +7,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional as F
 
-from posenc.arguments import answered
+from posenc.arguments import explain_misfits
 from posenc.encodings.base.boundary import check_vectors
 from posenc.encodings.numbers.precision import at_least_float32
 from posenc.encodings.queries_keys.rope import RoPE
@@ -20,7 +20,7 @@ def elu_feature(x: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
     return F.elu(x) + 1
 
 
-@answered
+@explain_misfits
 def linear_attention(
     q: Float[Tensor, "batch num_heads len head_dim"],
     k: Float[Tensor, "batch num_heads len head_dim"],

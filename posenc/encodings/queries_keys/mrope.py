@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from posenc.arguments import FARTHEST_POSITION, answered, check_count
+from posenc.arguments import FARTHEST_POSITION, check_count, explain_misfits
 from posenc.encodings.queries_keys.rope import RoPE
 from posenc.frequencies.scaling import Frequencies, Scaling
 
@@ -128,7 +128,7 @@ def _alternating_axes(sections: Sequence[int]) -> list[int]:
     return axes
 
 
-@answered
+@explain_misfits
 def mrope_positions(
     segments: Sequence[int | tuple[int, int, int]],
     start: int = 0,

@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from posenc.encodings.base.base import Cached, CachedPlaces
 from posenc.encodings.base.claims import Claims
-from posenc.encodings.numbers.angles import Angles
+from posenc.encodings.numbers.angles import ExactFrequencies
 from posenc.encodings.numbers.precision import at_least_float32
 from posenc.encodings.queries_keys.query_key import QueryKeyEncoding, check_keys
 from posenc.encodings.queries_keys.rotation.rotate import rotate
@@ -55,7 +55,7 @@ class PoPE(QueryKeyEncoding):
         super().__init__()
         self.head_dim = head_dim
         self.num_kv_heads = num_kv_heads
-        self.angles = Angles(inverse_frequencies(2 * head_dim, rope_theta))
+        self.exact_frequencies = ExactFrequencies(inverse_frequencies(2 * head_dim, rope_theta))
         self.weight = nn.Parameter(torch.empty(num_kv_heads, head_dim))
         self.reset_parameters()
 
@@ -87,14 +87,14 @@ class PoPE(QueryKeyEncoding):
         return _magnitudes_at_angles(q.x, q_cos, q_sin), _magnitudes_at_angles(k.x, k_cos, k_sin)
 
     def move_keys(self, k: Cached, before: CachedPlaces, after: CachedPlaces) -> Cached:
-        cos, sin = self.angles.cos_sin(after - before, torch.float64)
+        cos, sin = self.exact_frequencies.cos_sin(after - before, torch.float64)
         return rotate(k, cos, sin, interleaved=False)  # channel c and its sine at c + head_dim
 
     def _cos_sin(self, tokens: Tokens, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """Return cos and sin of the angles, (..., 1, len, head_dim), to broadcast over heads."""
 
         def compute() -> tuple[Tensor, Tensor]:
-            cos, sin = self.angles.cos_sin(tokens.positions, dtype)
+            cos, sin = self.exact_frequencies.cos_sin(tokens.positions, dtype)
             return cos.unsqueeze(-3), sin.unsqueeze(-3)
 
         if not isinstance(tokens.where, range):

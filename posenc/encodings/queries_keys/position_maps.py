@@ -10,7 +10,7 @@ from typing import Any, NoReturn, Self
 import torch
 from torch import Tensor
 
-from posenc.arguments import answered
+from posenc.arguments import explain_misfits
 from posenc.encodings.base.base import Pass
 from posenc.encodings.base.shape import ModelShape
 from posenc.encodings.numbers.tracking import outside_inference_mode
@@ -22,13 +22,13 @@ from posenc.positions import (
     Positions,
     QueryPlaces,
     RememberedPositions,
-    known_equal,
+    are_known_equal,
     subtract_first_key,
 )
 
 
 class PositionMap(RoPE):
-    """Apply RoPE in several passes at mapped positions; a subclass defines `parts`.
+    """Apply RoPE in several passes at mapped positions; a subclass defines `mapped_passes`.
 
     The authors also multiply queries by ln p: Compose(ReRoPE(...), LogN(train_length)).
     """
@@ -37,16 +37,16 @@ class PositionMap(RoPE):
 
     _prepared_passes: tuple[RememberedPositions, tuple[Pass, ...]] | None = None
 
-    def parts(self, q_positions: QueryPlaces, kv_positions: KeyPlaces) -> tuple[Pass, ...]:
+    def mapped_passes(self, q_positions: QueryPlaces, kv_positions: KeyPlaces) -> tuple[Pass, ...]:
         """Return the passes, each with mapped positions and the mask of its pairs."""
-        raise NotImplementedError(f"{type(self).__name__} must define parts()")
+        raise NotImplementedError(f"{type(self).__name__} must define mapped_passes()")
 
     def passes(self, q_positions: QueryPlaces, kv_positions: KeyPlaces) -> tuple[Pass, ...]:
         if self._prepared_passes is not None:
             positions, parts = self._prepared_passes
             if positions.fits(q_positions) and positions.fits(kv_positions):
                 return parts
-        return self.parts(q_positions, kv_positions)
+        return self.mapped_passes(q_positions, kv_positions)
 
     def prepare(self, positions: Positions, length: int | None = None) -> Self:
         prepared = super().prepare(positions, length)
@@ -58,11 +58,11 @@ class PositionMap(RoPE):
         prepared._prepared_passes = (RememberedPositions(positions), parts)
         for part in parts:
             for mapped in (part.q_positions, part.kv_positions):
-                if not known_equal(mapped, positions):  # these have their tables already
+                if not are_known_equal(mapped, positions):  # these have their tables already
                     prepared._ready += (prepared.remember_cos_sin(mapped),)
         return prepared
 
-    @answered
+    @explain_misfits
     def forward(self, q: Any, k: Any, positions: Any, *, layout: str = "bhtd") -> NoReturn:
         raise TypeError(
             f"{type(self).__name__} rotates q and k once for each of its passes: pass it to "
@@ -115,13 +115,13 @@ class ReRoPE(PositionMap):
         self.leak = leak
 
     @classmethod
-    @answered
+    @explain_misfits
     def from_shape(cls, shape: ModelShape, **options: Any) -> Self:
         """Build the encoding for a model, with a window of half the training length unless
         given."""
         return super().from_shape(shape, **{"window": max(1, shape.train_length // 2), **options})
 
-    def parts(self, q_positions: QueryPlaces, kv_positions: KeyPlaces) -> tuple[Pass, ...]:
+    def mapped_passes(self, q_positions: QueryPlaces, kv_positions: KeyPlaces) -> tuple[Pass, ...]:
         if self.leak is None:
             q_far = torch.full_like(q_positions, self.window)
             kv_far = torch.zeros_like(kv_positions)
@@ -183,13 +183,13 @@ class SelfExtend(PositionMap):
         self.group_size = group_size
 
     @classmethod
-    @answered
+    @explain_misfits
     def from_shape(cls, shape: ModelShape, **options: Any) -> Self:
         """Build the encoding for a model, with a window of a quarter of the training length unless
         given."""
         return super().from_shape(shape, **{"window": max(1, shape.train_length // 4), **options})
 
-    def parts(self, q_positions: QueryPlaces, kv_positions: KeyPlaces) -> tuple[Pass, ...]:
+    def mapped_passes(self, q_positions: QueryPlaces, kv_positions: KeyPlaces) -> tuple[Pass, ...]:
         q_group = torch.div(q_positions, self.group_size, rounding_mode="floor")
         kv_group = torch.div(kv_positions, self.group_size, rounding_mode="floor")
         shift = self.window - self.window / self.group_size
@@ -258,7 +258,7 @@ class DualChunk(PositionMap):
         self.local_window = local_window
 
     @classmethod
-    @answered
+    @explain_misfits
     def from_shape(cls, shape: ModelShape, **options: Any) -> Self:
         """Build with chunks of 3/4 and windows of 1/16 of the training length, as the authors."""
         sizes = {
@@ -267,7 +267,7 @@ class DualChunk(PositionMap):
         }
         return super().from_shape(shape, **{**sizes, **options})
 
-    def parts(self, q_positions: QueryPlaces, kv_positions: KeyPlaces) -> tuple[Pass, ...]:
+    def mapped_passes(self, q_positions: QueryPlaces, kv_positions: KeyPlaces) -> tuple[Pass, ...]:
         stride = self.chunk_size - self.local_window
         keys = kv_positions % stride
         q_in_own = q_positions % stride

@@ -5,7 +5,7 @@ from typing import Any
 from jaxtyping import Float
 from torch import Tensor
 
-from posenc.arguments import answered
+from posenc.arguments import explain_misfits
 from posenc.encodings.base.base import PositionEncoding
 from posenc.encodings.base.boundary import heads_first, tokens_of_pair
 from posenc.encodings.base.claims import Claims
@@ -18,7 +18,7 @@ class QueryKeyEncoding(PositionEncoding):
 
     claims = Claims(places=(2,), source="see the subclass")
 
-    @answered
+    @explain_misfits
     def forward(
         self,
         q: Float[Tensor, "batch _ _ head_dim"],

@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float, Real
 from torch import Tensor
 
-from posenc.arguments import answered
+from posenc.arguments import explain_misfits
 from posenc.encodings.base.base import Cached, CachedPlaces, QueriesKeys
 from posenc.encodings.base.shape import ModelShape
 from posenc.encodings.numbers.precision import at_least_float32
@@ -108,7 +108,7 @@ class Llama4Temperature(QueryTemperature):
         self.offset = offset
 
     @classmethod
-    @answered
+    @explain_misfits
     def from_shape(cls, shape: ModelShape, **options) -> "Llama4Temperature":
         """Build the encoding for a model; floor_scale defaults to train_length."""
         return super().from_shape(shape, **{"floor_scale": shape.train_length, **options})

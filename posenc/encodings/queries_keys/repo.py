@@ -13,7 +13,7 @@ from posenc.encodings.base.base import (
 )
 from posenc.encodings.base.claims import Claims
 from posenc.encodings.base.linear import read_linear
-from posenc.encodings.numbers.angles import Angles
+from posenc.encodings.numbers.angles import ExactFrequencies
 from posenc.encodings.numbers.heads import for_every_head
 from posenc.encodings.numbers.precision import at_least_float32
 from posenc.encodings.queries_keys.rotation.rotate import rotate
@@ -68,7 +68,7 @@ class RePo(PositionEncoding):
         self.gate = nn.Linear(embed_dim, width, bias=False)
         self.content = nn.Linear(embed_dim, width, bias=False)
         self.final = nn.Linear(width, num_kv_heads, bias=False)
-        self.angles = Angles(inverse_frequencies(head_dim, rope_theta))
+        self.exact_frequencies = ExactFrequencies(inverse_frequencies(head_dim, rope_theta))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -114,7 +114,9 @@ class RePo(PositionEncoding):
             )
         check_head_dim(self, self.head_dim, x)
         check_state_shape(self, state, self.final.out_features)
-        angle = for_every_head(self.angles.reduced_angles(state), x.shape[1]).flatten(0, 1)
+        angle = for_every_head(self.exact_frequencies.reduced_angles(state), x.shape[1]).flatten(
+            0, 1
+        )
         dtype = at_least_float32(x.dtype)
         rows = x.flatten(0, 1)[:, None]  # a row of the batch for each head
         cos = angle.cos().to(dtype)

@@ -3,7 +3,7 @@
 from dataclasses import replace
 from typing import Any, Literal
 
-from posenc.arguments import answered
+from posenc.arguments import explain_misfits
 from posenc.encodings.base.base import PositionEncoding
 from posenc.encodings.base.per_layer import PerLayer
 from posenc.encodings.base.shape import ModelShape
@@ -71,7 +71,7 @@ class RNoPE(PerLayer):
         super().__init__(layers, windows=windows, repeat=True)
 
     @classmethod
-    @answered
+    @explain_misfits
     def from_shape(
         cls,
         shape: ModelShape,

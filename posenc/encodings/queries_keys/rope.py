@@ -7,12 +7,12 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor
 
-from posenc.arguments import answered
+from posenc.arguments import explain_misfits
 from posenc.encodings.base.arguments import UnknownOption
 from posenc.encodings.base.shape import ModelShape
-from posenc.encodings.numbers.angles import Angles
+from posenc.encodings.numbers.angles import ExactFrequencies
 from posenc.encodings.queries_keys.rotation.base import Rotation
-from posenc.encodings.queries_keys.rotation.of_config import rotation_of
+from posenc.encodings.queries_keys.rotation.of_config import rotation_arguments
 from posenc.encodings.queries_keys.rotation.traced_length import cos_sin_at_length, store_arguments
 from posenc.frequencies.registry import SCALINGS
 from posenc.frequencies.scaling import Frequencies, Scaling, rope_frequencies
@@ -83,7 +83,7 @@ class RoPE(Rotation):
         self.rotary_dim = rotary_dim
         self.scaling = scaling
         self._traced_length: int | None = None
-        self._unscaled: Angles | None = None
+        self._unscaled: ExactFrequencies | None = None
         if scaling is not None:
             if not isinstance(scaling, Scaling):
                 raise TypeError(
@@ -92,7 +92,7 @@ class RoPE(Rotation):
                 )
             self._arguments_key = store_arguments(rotary_dim, rope_theta, scaling)
             if scaling.exempt_tokens:
-                self._unscaled = Angles(inverse_frequencies(rotary_dim, rope_theta))
+                self._unscaled = ExactFrequencies(inverse_frequencies(rotary_dim, rope_theta))
             self.claims = replace(
                 self.claims,
                 source=scaling.source,
@@ -103,7 +103,7 @@ class RoPE(Rotation):
         self._set_frequencies(self.frequencies())
 
     @classmethod
-    @answered
+    @explain_misfits
     def from_shape(
         cls,
         shape: ModelShape,
@@ -128,7 +128,7 @@ class RoPE(Rotation):
         return super().from_shape(shape, **options)
 
     @classmethod
-    @answered
+    @explain_misfits
     def from_config(cls, config: Any, kind: str | None = None, **options: Any) -> Self:
         """Build the rotation of a model from its config: a dict, a config of transformers, or the
         path of config.json or of its folder.
@@ -155,7 +155,7 @@ class RoPE(Rotation):
         Linear(factor=4.0)
         """
         name = cls.__name__
-        arguments = rotation_of(config, kind, name, options.get("interleaved"))
+        arguments = rotation_arguments(config, kind, name, options.get("interleaved"))
         if arguments.pop("trailing") != cls.trailing:
             other = "first" if cls.trailing else "last"
             raise ValueError(
@@ -198,7 +198,7 @@ class RoPE(Rotation):
             at_length._traced_length = length
             at_length._ready = ()
         else:
-            at_length._set_frequencies(self.frequencies(length), self.angles.axes)
+            at_length._set_frequencies(self.frequencies(length), self.exact_frequencies.axes)
         if isinstance(positions, Tensor):
             at_length._ready = (at_length.remember_cos_sin(positions),)
         return at_length
@@ -209,7 +209,7 @@ class RoPE(Rotation):
         if self._traced_length is None:
             cos, sin = super()._compute_cos_sin(positions, dtype)
         else:
-            axes = list(self.angles.axes or ())
+            axes = list(self.exact_frequencies.axes or ())
             cos, sin = cos_sin_at_length(positions, self._traced_length, self._arguments_key, axes)
             cos = cos.to(dtype)
             sin = sin.to(dtype)

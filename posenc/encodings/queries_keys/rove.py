@@ -6,7 +6,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from posenc.arguments import answered
+from posenc.arguments import explain_misfits
 from posenc.encodings.base.base import (
     Cached,
     CachedPlaces,
@@ -71,7 +71,7 @@ class RoVE(PositionEncoding):
         )
 
     @classmethod
-    @answered
+    @explain_misfits
     def from_shape(
         cls,
         shape: ModelShape,

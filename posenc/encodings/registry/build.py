@@ -4,7 +4,7 @@ import re
 from dataclasses import replace
 from typing import Any
 
-from posenc.arguments import answered
+from posenc.arguments import explain_misfits
 from posenc.encodings.base.arguments import UnknownOption, are_alike
 from posenc.encodings.base.base import PositionEncoding
 from posenc.encodings.base.compose import Compose
@@ -24,7 +24,7 @@ def encoding_class(text: str) -> type[PositionEncoding]:
     return class_of_part(spec, part)
 
 
-@answered
+@explain_misfits
 def create(name: str, shape: ModelShape, **options: Any) -> PositionEncoding:
     """Build the encoding that a text names for a model of this shape.
 

@@ -60,7 +60,7 @@ def load_class(where: str, attribute: str) -> type[PositionEncoding]:
     defined = [
         name
         for name, value in vars(module).items()
-        if is_encoding(value) and value.__module__ == module.__name__
+        if is_encoding_class(value) and value.__module__ == module.__name__
     ]
     it_defines = f"it defines {', '.join(defined)}" if defined else "it defines none"
     try:
@@ -69,7 +69,7 @@ def load_class(where: str, attribute: str) -> type[PositionEncoding]:
         near = difflib.get_close_matches(attribute, defined, n=1)
         hint = f"; did you mean {near[0]!r}?" if near else f": {it_defines}."
         raise ValueError(f"{where} has no class {attribute!r}{hint}") from None
-    if is_encoding(loaded):
+    if is_encoding_class(loaded):
         return loaded
     kind = "class" if isinstance(loaded, type) else type(loaded).__name__
     raise ValueError(
@@ -99,13 +99,14 @@ def path_of_class(kind: type) -> str:
     return f"{module}:{kind.__qualname__}"
 
 
-def is_encoding(value: Any) -> TypeGuard[type[PositionEncoding]]:
+def is_encoding_class(value: Any) -> TypeGuard[type[PositionEncoding]]:
     """Return True if the object is a subclass of PositionEncoding."""
     return isinstance(value, type) and issubclass(value, PositionEncoding)
 
 
 def import_file_or_module(where: str) -> ModuleType:
-    """Import the file or module `where`. Raises: as `load_object`."""
+    """Import and return the file or module `where`, such as "./my.py" or "my_package.encodings".
+    Raises: as `load_object`."""
     return (
         _import_file(Path(where).expanduser()) if where.endswith(".py") else _import_module(where)
     )
@@ -367,7 +368,7 @@ def _files_of_package_or_module(place: Path, root: Path) -> tuple[Path, ...]:
 
 
 def _read_or_empty(file: Path) -> bytes:
-    """Return the content of a file; b"" if it cannot be read."""
+    """Return the content of a file as bytes; b"" if it cannot be read."""
     try:
         return file.read_bytes()
     except OSError:  # deleted after it was imported

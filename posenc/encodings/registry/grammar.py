@@ -67,7 +67,7 @@ class Part:
 
     @property
     def target(self) -> str:
-        """Return the text of the part without its options."""
+        """Return the text of the part without its options: "rope", or "./my.py:Mine"."""
         where = self.where
         if self.is_file and not PATH.fullmatch(where):
             where = _in_double_quotes(where)
@@ -167,7 +167,7 @@ _KEY = re.compile(r"([^\W\d]\w*)\s*=")
 _COLON_BEFORE_A_CLASS = re.compile(rf"\s*:(?!\s*{_KEY.pattern})\s*")
 _NUMBER_THEN_END = re.compile(r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?(?=[\s,+/\]]|$)")
 _UNQUOTED = re.compile(r"[^\s,+/:=\[\]'\"]+")
-_TEXT = re.compile(r"'((?:[^'\\]|\\.)*)'|\"((?:[^\"\\]|\\.)*)\"")
+_QUOTED_TEXT = re.compile(r"'((?:[^'\\]|\\.)*)'|\"((?:[^\"\\]|\\.)*)\"")
 _EVERY = re.compile(r"\s+every\b")
 _COUNT = re.compile(r"\s*(\d{1,6})(?!\w)")
 MAX_LIST_DEPTH = 8
@@ -190,12 +190,12 @@ def parse(text: str) -> Spec:
 
 
 class _Reader:
-    """Parse a text from left to right, with a method for each line of the grammar. `at` is the
-    index of the next character."""
+    """Parse a text from left to right, with a method for each line of the grammar. `next_index` is
+    the index of the next character."""
 
     def __init__(self, text: str) -> None:
         self.text = text
-        self.at = 0
+        self.next_index = 0
 
     def read_spec(self) -> Spec:
         """Read the whole text."""
@@ -209,8 +209,9 @@ class _Reader:
             layers.append(self._read_layer())
         every = self._read_every(len(layers)) if self._match_and_advance(_EVERY) else None
         self._skip_white_space()
-        if self.at < len(self.text):
-            self._refuse(f"expected '+', '/', ',' or the end, found {self.text[self.at :][:20]!r}")
+        if self.next_index < len(self.text):
+            rest = self.text[self.next_index :]
+            self._refuse(f"expected '+', '/', ',' or the end, found {rest[:20]!r}")
         return Spec(tuple(layers), every, label[1] if label else "", self.text)
 
     def _read_layer(self) -> tuple[Part, ...]:
@@ -223,7 +224,7 @@ class _Reader:
     def _read_part(self) -> Part:
         """Read one encoding: a name, a module and class, or a file and class; and its options."""
         self._skip_white_space()
-        start = self.at
+        start = self.next_index
         path = self._read_path()
         where = self._read_name() if path is None else path
         is_file = path is not None
@@ -237,7 +238,7 @@ class _Reader:
 
     def _read_path(self) -> str | None:
         """Read the path of a file, quoted or not; None if there is none here."""
-        start = self.at
+        start = self.next_index
         if self._quote_begins():
             path = self._read_quoted()
             if not path.endswith(".py"):
@@ -250,7 +251,7 @@ class _Reader:
         """Read the name of an encoding or a module."""
         name = self._match_and_advance(_DOTTED)
         if name is None:
-            rest = self.text[self.at :]
+            rest = self.text[self.next_index :]
             what = f"found {rest[:20]!r}" if rest.strip() else "found nothing"
             self._refuse(f"expected an encoding (a name, module:Class or file.py:Class), {what}")
         return name[0]
@@ -259,8 +260,8 @@ class _Reader:
         """Read a colon and the name of a class, and return the name and its column; "" if no class
         follows, for example an option."""
         if self._match_and_advance(_COLON_BEFORE_A_CLASS) is None:
-            return "", self.at + 1
-        column = self.at + 1
+            return "", self.next_index + 1
+        column = self.next_index + 1
         name = self._match_and_advance(_DOTTED)
         if name is None:
             wanted = "a class" if is_file or "." in where else "a class or key=value"
@@ -272,7 +273,7 @@ class _Reader:
         options: list[Option] = []
         while True:
             self._skip_white_space()
-            column = self.at + 1
+            column = self.next_index + 1
             key = self._match_and_advance(_KEY)
             if key is None:
                 self._refuse("expected an option as key=value")
@@ -289,7 +290,7 @@ class _Reader:
             return self._read_quoted()
         if self._match_and_advance(re.compile(r"\[")):
             if depth == MAX_LIST_DEPTH:
-                self._refuse("lists are nested too deeply", self.at - 1)
+                self._refuse("lists are nested too deeply", self.next_index - 1)
             return self._read_list(depth + 1)
         word = self._match_and_advance(_NUMBER_THEN_END) or self._match_and_advance(_UNQUOTED)
         if word is None:
@@ -299,7 +300,7 @@ class _Reader:
     def _read_list(self, depth: int) -> Value:
         """Read the values of a list, whose opening bracket is read already, up to the closing
         one."""
-        start = self.at - 1
+        start = self.next_index - 1
         values: list[Value] = []
         if self._match_and_advance(re.compile(r"\s*\]")):
             return ()
@@ -312,12 +313,12 @@ class _Reader:
 
     def _quote_begins(self) -> bool:
         """Return True if the next character is a quote."""
-        return self.text.startswith(("'", '"'), self.at)
+        return self.text.startswith(("'", '"'), self.next_index)
 
     def _read_quoted(self) -> str:
         """Read a text in quotes, and return it without them and without escapes."""
-        start = self.at
-        match = self._match_and_advance(_TEXT)
+        start = self.next_index
+        match = self._match_and_advance(_QUOTED_TEXT)
         if match is None:
             self._refuse("the quote that begins here is not closed", start)
         in_single, in_double = match.groups()
@@ -326,7 +327,7 @@ class _Reader:
 
     def _read_every(self, layers: int) -> int:
         """Read the number after the word `every`, which only a spec of two layers may have."""
-        column = self.at
+        column = self.next_index
         count = self._match_and_advance(_COUNT)
         if count is None or int(count[1]) < 2:
             self._refuse("`every` needs a whole number >= 2, as in rope/nope every 4", column)
@@ -339,9 +340,9 @@ class _Reader:
     def _match_and_advance(self, pattern: re.Pattern[str]) -> re.Match[str] | None:
         """Match the pattern at the next character, and go on after the match; None if there is
         none."""
-        match = pattern.match(self.text, self.at)
+        match = pattern.match(self.text, self.next_index)
         if match is not None:
-            self.at = match.end()
+            self.next_index = match.end()
         return match
 
     def _skip_white_space(self) -> None:
@@ -349,6 +350,7 @@ class _Reader:
         self._match_and_advance(re.compile(r"\s*"))
 
     def _refuse(self, problem: str, at: int | None = None) -> NoReturn:
-        """Raise SpecError for a problem at the index `at`, or at the next character."""
-        place = self.at if at is None else at
+        """Raise SpecError for a problem at the index `at`, or if that is None at the next
+        character."""
+        place = self.next_index if at is None else at
         raise SpecError(self.text, place + 1, f"{problem}.")

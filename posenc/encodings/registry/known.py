@@ -19,7 +19,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from posenc.arguments import answered
+from posenc.arguments import explain_misfits
 from posenc.encodings.registry.entries import _ENTRIES, Entry
 from posenc.encodings.registry.grammar import Option, Part, Spec, SpecError
 from posenc.encodings.registry.other_names import meant_by
@@ -27,14 +27,14 @@ from posenc.encodings.registry.other_names import meant_by
 if TYPE_CHECKING:
     from posenc.encodings.base.base import PositionEncoding
 
-GROUP = "posenc.encodings"
+ENTRY_POINT_GROUP = "posenc.encodings"
 """Entry-point group in which other packages name their encodings, as module:Class."""
 
 _registered: dict[str, Entry] = {}
 _classes: "dict[str, type[PositionEncoding]]" = {}
 
 
-@answered
+@explain_misfits
 def names() -> tuple[str, ...]:
     """Return the names of encodings: posenc's own, then those of `register` and of other packages.
 
@@ -51,11 +51,11 @@ def entry(name: str) -> Entry:
         return _ENTRIES[name]
     if name in _registered:
         return _registered[name]
-    installed, problems = _entries_of_packages()
+    installed, reasons = _entries_of_packages()
     if name in installed:
         return installed[name]
-    if name in problems:
-        raise ValueError(problems[name])
+    if name in reasons:
+        raise ValueError(reasons[name])
     near = _nearest_name(name)
     hint = f"Did you mean {near!r}?" if near else f"Known: {', '.join(names())}."
     raise ValueError(f"Unknown encoding {name!r}. {hint}")
@@ -94,7 +94,7 @@ def class_of(name: str) -> "type[PositionEncoding]":
         raise ValueError(f"{name!r}, defined by {known.origin}: {error}") from error
 
 
-@answered
+@explain_misfits
 def register(name: str, encoding: "type[PositionEncoding]", **defaults: Any) -> None:
     """Give an encoding a name in this process, for `posenc.create`, `posenc.names`, `compare.run`
     and `inspect.measure_encodings`.
@@ -132,7 +132,7 @@ def register(name: str, encoding: "type[PositionEncoding]", **defaults: Any) -> 
     _classes[name] = encoding
 
 
-def problems() -> tuple[str, ...]:
+def lines_on_unusable_names() -> tuple[str, ...]:
     """Return a line about each encoding of other packages that cannot be used by its name."""
     return tuple(_entries_of_packages()[1].values())
 
@@ -219,7 +219,7 @@ def _entries_of_packages() -> tuple[dict[str, Entry], dict[str, str]]:
     entries: dict[str, Entry] = {}
     wrong: dict[str, str] = {}
     try:
-        points = list(importlib.metadata.entry_points(group=GROUP))
+        points = list(importlib.metadata.entry_points(group=ENTRY_POINT_GROUP))
     except Exception as error:  # one broken package must not break posenc
         return {}, {"": f"Entry points of installed packages cannot be read: {error}."}
     for point in points:

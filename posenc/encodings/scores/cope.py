@@ -36,8 +36,9 @@ class CoPE(PositionEncoding):
     Args:
         head_dim: size of one head; e is shared by all heads.
         num_positions: rows of e; larger counts use the last (npos_max).
-        divide: divide the term by sqrt(head_dim) as scores are, which is the authors' code by
-            default; False: as in the paper's listing and x-transformers.
+        scale_term: multiply the term by scale(), as scores are, which is the authors' code by
+            default; False: not, as in the paper's listing and x-transformers. The gates are scaled
+            in any case.
         gates: vectors that are multiplied with the query to compute its gates: "key";
             "separate_key", another projection; "value", the values, passed to posenc.attention as
             kv_state.
@@ -74,7 +75,7 @@ class CoPE(PositionEncoding):
         num_kv_heads: int | None = None,
         *,
         num_positions: int = 64,
-        divide: bool = True,
+        scale_term: bool = True,
         gates: Literal["key", "value", "separate_key"] = "key",
     ) -> None:
         super().__init__()
@@ -86,7 +87,7 @@ class CoPE(PositionEncoding):
             raise ValueError("CoPE: gates='separate_key' needs embed_dim and num_kv_heads.")
         self.head_dim = head_dim
         self.num_positions = num_positions
-        self.divide = divide
+        self.scale_term = scale_term
         self.gates = gates
         self.e = nn.Parameter(torch.empty(num_positions, head_dim))
         self.gate_key = None
@@ -131,10 +132,10 @@ class CoPETerm(Term):
         self.cope = cope
         self.scale = cope.scale(cope.head_dim)
 
-    def held(self, needs_grad: bool) -> float:
-        # Arrays of the scores' size at the peak of memory, counted as Term.held says. The backward
-        # pass needs the count and what it is interpolated from. Without gradients only a few
-        # queries are computed at a time.
+    def extra_score_arrays(self, needs_grad: bool) -> float:
+        # Arrays of the scores' size at the peak of memory, counted as Term.extra_score_arrays says.
+        # The backward pass needs the count and what it is interpolated from. Without gradients only
+        # a few queries are computed at a time.
         return 9.0 if needs_grad else 1.0
 
     def add(self, scores: Scores, rows: slice, keys: slice, mask: Shown | None) -> Scores:
@@ -161,7 +162,7 @@ class CoPETerm(Term):
         num_positions + 1). The last row is there twice, as its own neighbour in `_interpolate`."""
         e = torch.cat([self.cope.e, self.cope.e[-1:]]).to(q.dtype)
         table = F.linear(q, e)
-        return table * self.scale if self.cope.divide else table
+        return table * self.scale if self.cope.scale_term else table
 
 
 def _term_in_parts(table: Tensor, gates: Tensor, mask: Tensor) -> Iterator[Part]:

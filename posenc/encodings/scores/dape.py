@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from posenc.arguments import answered
+from posenc.arguments import explain_misfits
 from posenc.encodings.base.base import (
     Hidden,
     Past,
@@ -88,7 +88,7 @@ class DAPE(PositionEncoding):
         )
 
     @classmethod
-    @answered
+    @explain_misfits
     def from_shape(
         cls, shape: ModelShape, *, inner: PositionEncoding | str = "kerple", **options: Any
     ) -> "DAPE":
@@ -133,13 +133,14 @@ class DAPETerm(Term):
         self.inner = inner
         self.dape = dape
 
-    def ready(self, rows: int, causal: bool) -> "DAPETerm":
-        return DAPETerm(self.q, self.k, self.inner.ready(rows, causal), self.dape)
+    def prepare_blocks(self, rows: int, causal: bool) -> "DAPETerm":
+        return DAPETerm(self.q, self.k, self.inner.prepare_blocks(rows, causal), self.dape)
 
-    def held(self, needs_grad: bool) -> float:
+    def extra_score_arrays(self, needs_grad: bool) -> float:
         heads, units = self.dape.out.weight.shape
-        # Arrays of the scores' size, (batch, heads, ...), counted as Term.held says: three of the
-        # hidden layer, which have `units` instead of heads, and three with as many heads.
+        # Arrays of the scores' size, (batch, heads, ...), counted as Term.extra_score_arrays says:
+        # three of the hidden layer, which have `units` instead of heads, and three with as many
+        # heads.
         return 3 * units / heads + 3
 
     def add(self, scores: Scores, rows: slice, keys: slice, mask: Shown | None) -> Scores:

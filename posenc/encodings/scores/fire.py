@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from posenc.arguments import answered
+from posenc.arguments import explain_misfits
 from posenc.encodings.base.base import PositionEncoding, check_heads
 from posenc.encodings.base.claims import Claims
 from posenc.encodings.base.distance_bias import BiasMatrix
@@ -77,7 +77,7 @@ class FIRE(PositionEncoding):
         self.reset_parameters()
 
     @classmethod
-    @answered
+    @explain_misfits
     def from_shape(cls, shape: ModelShape, **options: Any) -> "FIRE":
         """Build the encoding for a model; init_L defaults to a quarter of train_length."""
         return super().from_shape(shape, **{"init_L": max(1, shape.train_length / 4), **options})
@@ -89,7 +89,7 @@ class FIRE(PositionEncoding):
         nn.init.constant_(self.c, 0.1)
         nn.init.constant_(self.multiplier, 1.0)
 
-    @answered
+    @explain_misfits
     def forward(self, q_positions: FlatQueries, kv_positions: FlatKeys) -> BiasMatrix:
         """Return the bias of each pair, (num_heads, q_len, kv_len), or (batch, num_heads, q_len,
         kv_len) if positions are batched."""
@@ -175,9 +175,9 @@ class FIRETerm(Dense):
         self.fire = fire
         self.dtype = q.x.dtype
 
-    def held(self, needs_grad: bool) -> float:
+    def extra_score_arrays(self, needs_grad: bool) -> float:
         # Arrays of the scores' size, (batch, heads, ...): in training also some with one number for
-        # all heads, such as the quotient of each pair. See Term.held.
+        # all heads, such as the quotient of each pair. See Term.extra_score_arrays.
         return 2.0 + 3 / self.fire.out.out_features if needs_grad else 1.0
 
     def values(self, rows: slice, keys: slice) -> Float[Tensor, "batch num_heads rows keys"]:

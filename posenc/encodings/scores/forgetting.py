@@ -8,7 +8,7 @@ from jaxtyping import Float, Real
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from posenc.arguments import answered
+from posenc.arguments import explain_misfits
 from posenc.encodings.base.base import PositionEncoding, check_heads, check_state_shape
 from posenc.encodings.base.claims import Claims
 from posenc.encodings.base.linear import read_linear
@@ -71,7 +71,7 @@ class FoX(PositionEncoding):
         self.reset_parameters()
 
     @classmethod
-    @answered
+    @explain_misfits
     def from_shape(cls, shape: ModelShape, **options: Any) -> "FoX":
         """Build the encoding for a model, with a second set of gates if queries see future keys."""
         return super().from_shape(shape, **{"bidirectional": not shape.causal, **options})
@@ -125,7 +125,7 @@ class FoXTerm(Dense):
         assert self.q.state is not None and self.k.state is not None
         return self.q.state, self.k.state
 
-    def pair(self) -> ScoreMod:  # type: ignore[override]
+    def make_score_mod(self) -> ScoreMod:  # type: ignore[override]
         """Return a score_mod that subtracts two running sums for each pair, in O(len) memory.
 
         Return one that reads a table of all differences if the sums need gradients, because a
@@ -139,7 +139,7 @@ class FoXTerm(Dense):
         needs_gradient = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad)
         bidirectional = self.row_and_key is None
         if bidirectional or needs_gradient or x.dtype == torch.float64:
-            return super().pair()
+            return super().make_score_mod()
         q_high, q_low = _split_into_two_float32(q)
         k_high, k_low = _split_into_two_float32(k)
 

@@ -144,8 +144,8 @@ class RelativeLogitsTerm(ByDistance):
         ratio = (positions + 1).to(dtype) / start
         return (1 + alpha * ratio.clamp(min=1).log()).unsqueeze(-1)
 
-    def pair(self) -> ScoreMod:
-        added = super().pair()
+    def make_score_mod(self) -> ScoreMod:
+        added = super().make_score_mod()
         if self.log_scaling is None:
             return added
         factors = self._log_factor(self.q.positions, torch.float32)[..., 0]

@@ -8,7 +8,7 @@ from jaxtyping import Float, Real
 from torch import Tensor
 
 from posenc.encodings.base.distance_bias import BiasMatrix, DistanceBias
-from posenc.encodings.numbers.angles import Angles
+from posenc.encodings.numbers.angles import ExactFrequencies
 from posenc.encodings.numbers.device_copies import Constants
 from posenc.encodings.numbers.precision import per_head, real
 from posenc.frequencies.series import geometric_series
@@ -55,7 +55,9 @@ class Sandwich(DistanceBias):
         if form not in ("paper", "nemo"):
             raise ValueError(f"Sandwich: form must be 'paper' or 'nemo', got {form!r}.")
         first = 0 if form == "paper" else 1  # the first t of the sum
-        self.angles = Angles(geometric_series(dim // 2 + first, 10000, 2 / dim)[first:])
+        self.exact_frequencies = ExactFrequencies(
+            geometric_series(dim // 2 + first, 10000, 2 / dim)[first:]
+        )
         self.offset = first * dim / 2
         self._head_factors = Constants([num_heads / (8 * h) for h in range(1, num_heads + 1)])
 
@@ -63,7 +65,7 @@ class Sandwich(DistanceBias):
         dtype = real(distance).dtype
         sums = []
         for part in distance.flatten().split(DISTANCES_AT_ONCE):
-            cosines = self.angles.reduced_angles(part).to(dtype).cos()
+            cosines = self.exact_frequencies.reduced_angles(part).to(dtype).cos()
             sums.append(cosines.sum(-1, dtype=torch.float64))
         return self._scale_for_heads(torch.cat(sums).view(distance.shape), dtype)
 
@@ -71,8 +73,8 @@ class Sandwich(DistanceBias):
         self, q_positions: FlatQueries, kv_positions: FlatKeys, double: bool = False
     ) -> BiasMatrix:
         """Return the bias of each pair: cos(a - b) = cos a cos b + sin a sin b in one product."""
-        q = torch.cat(self.angles.cos_sin(q_positions, torch.float64), dim=-1)
-        k = torch.cat(self.angles.cos_sin(kv_positions, torch.float64), dim=-1)
+        q = torch.cat(self.exact_frequencies.cos_sin(q_positions, torch.float64), dim=-1)
+        k = torch.cat(self.exact_frequencies.cos_sin(kv_positions, torch.float64), dim=-1)
         dtype = torch.float64 if double else real(q_positions).dtype
         values = self._scale_for_heads(q @ k.mT, dtype)
         return values if values.ndim == 3 else values.movedim(0, 1)
@@ -87,7 +89,7 @@ class Sandwich(DistanceBias):
         """
         queries = torch.arange(farthest, farthest - count, -GRID_KEYS, device=device)
         positions = torch.cat((queries, torch.arange(GRID_KEYS, device=device)))
-        both = torch.cat(self.angles.cos_sin(positions, torch.float64), dim=-1)
+        both = torch.cat(self.exact_frequencies.cos_sin(positions, torch.float64), dim=-1)
         products = both[: len(queries)] @ both[len(queries) :].mT
         dtype = torch.float64 if double else torch.float32
         return self._scale_for_heads(products.flatten()[:count], dtype)

@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float, Int, Real
 from torch import Tensor, nn
 
-from posenc.arguments import answered
+from posenc.arguments import explain_misfits
 from posenc.encodings.base.distance_bias import DistanceBias
 from posenc.encodings.base.shape import ModelShape
 from posenc.encodings.numbers.device_copies import Constants
@@ -79,7 +79,7 @@ class T5Bias(DistanceBias):
         self.reset_parameters()
 
     @classmethod
-    @answered
+    @explain_misfits
     def from_shape(cls, shape: ModelShape, **options) -> "T5Bias":
         """Build the encoding for a model, bidirectional if queries see future keys."""
         return super().from_shape(shape, **{"bidirectional": not shape.causal, **options})

@@ -19,7 +19,7 @@ from posenc.encodings.base.base import (
 )
 from posenc.encodings.base.claims import Claims
 from posenc.encodings.base.linear import read_linear
-from posenc.encodings.numbers.angles import Angles
+from posenc.encodings.numbers.angles import ExactFrequencies
 from posenc.encodings.numbers.precision import at_least_float32
 from posenc.encodings.terms.by_distance import ByDistance
 from posenc.encodings.terms.term import ScoreMod
@@ -83,7 +83,7 @@ class TransformerXL(PositionEncoding):
             raise ValueError(f"TransformerXL: embed_dim must be even, got {embed_dim}.")
         self.clamp_len = clamp_len
         self.claims = replace(self.claims, shared_parameters=() if untied else ("u", "v"))
-        self.angles = Angles(inverse_frequencies(embed_dim))
+        self.exact_frequencies = ExactFrequencies(inverse_frequencies(embed_dim))
         self.u = nn.Parameter(torch.empty(num_heads, head_dim))
         self.v = nn.Parameter(torch.empty(num_heads, head_dim))
         self.projection = nn.Linear(embed_dim, num_heads * head_dim, bias=False)
@@ -101,7 +101,7 @@ class TransformerXL(PositionEncoding):
         embed_dim), all sines, then all cosines."""
         if self.clamp_len is not None:
             distance = distance.clamp(-self.clamp_len, self.clamp_len)
-        cos, sin = self.angles.cos_sin(distance, dtype)
+        cos, sin = self.exact_frequencies.cos_sin(distance, dtype)
         return torch.cat([sin, cos], dim=-1)
 
     def transform(self, q: Tokens, k: Tokens) -> QueriesKeys:
@@ -197,17 +197,19 @@ class TransformerXLTerm(ByDistance):
                                       + (b sin(w i) - a cos(w i)) sin(w j)
         """
         a, b = coefficients.chunk(2, dim=-1)
-        q_cos, q_sin = self.xl.angles.cos_sin(q_positions, coefficients.dtype)
+        q_cos, q_sin = self.xl.exact_frequencies.cos_sin(q_positions, coefficients.dtype)
         q_cos = q_cos.unsqueeze(-3)  # one axis for the heads
         q_sin = q_sin.unsqueeze(-3)
         of_query = torch.cat([a * q_sin + b * q_cos, b * q_sin - a * q_cos], dim=-1)
-        of_key = torch.cat(self.xl.angles.cos_sin(kv_positions, coefficients.dtype), dim=-1)
+        of_key = torch.cat(
+            self.xl.exact_frequencies.cos_sin(kv_positions, coefficients.dtype), dim=-1
+        )
         return of_query @ of_key.unsqueeze(-3).mT
 
-    def pair(self) -> ScoreMod:
+    def make_score_mod(self) -> ScoreMod:
         assert self.q_vectors is not None
         zeros = self.q_vectors.new_zeros(*self.q_vectors.shape[:3], len(self.k))
-        ready = self.ready(len(self.q), False)
+        ready = self.prepare_blocks(len(self.q), False)
         values = ready.add(zeros, slice(0, len(self.q)), slice(0, len(self.k)), None)
 
         def mod(score: Tensor, batch: Tensor, head: Tensor, q_idx: Tensor, kv_idx: Tensor):

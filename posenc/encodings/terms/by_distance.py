@@ -9,7 +9,7 @@ from torch import Tensor
 from posenc.encodings.terms.bands import Bands, CachedTable, Table
 from posenc.encodings.terms.term import ScoreMod, Scores, Shown, Term
 from posenc.encodings.terms.tokens import Tokens
-from posenc.positions import distances, take
+from posenc.positions import distances, values_at
 
 
 class ByDistance(Term):
@@ -25,7 +25,7 @@ class ByDistance(Term):
     Args:
         ends: (low, high); distances outside use the vector of the nearer end, and real distances
             are rounded down. None: no limit; positions must then be consecutive, or a subclass
-            overrides `_add_at_any_positions` and `pair`, as Transformer-XL's does.
+            overrides `_add_at_any_positions` and `make_score_mod`, as Transformer-XL's does.
         q_vectors, q_table: (batch, num_heads, q_len, width), and a function from distances to
             (num_heads or 1, distances, width); or both None.
         k_vectors, k_table: the same for the keys.
@@ -56,7 +56,7 @@ class ByDistance(Term):
         self._all_q: Tensor | None = None
         self._all_k: Tensor | None = None
 
-    def ready(self, rows: int, causal: bool) -> Self:
+    def prepare_blocks(self, rows: int, causal: bool) -> Self:
         if self._has_few_vectors(rows):
             bands = None
         else:
@@ -130,7 +130,7 @@ class ByDistance(Term):
             None if k is None or self._all_k is None else k @ self._all_k.mT,
         )
 
-    def pair(self) -> ScoreMod:  # type: ignore[override]
+    def make_score_mod(self) -> ScoreMod:  # type: ignore[override]
         ready = self._with_all_vectors()
         q_products, k_products = ready._products_with_all_vectors(self.q_vectors, self.k_vectors)
         q_positions, kv_positions = self.q.positions, self.k.positions
@@ -140,7 +140,7 @@ class ByDistance(Term):
 
         def mod(score: Tensor, batch: Tensor, head: Tensor, q_idx: Tensor, kv_idx: Tensor):
             """Return the score of a pair plus its products with the vectors of its distance."""
-            distance = take(q_positions, batch, q_idx) - take(kv_positions, batch, kv_idx)
+            distance = values_at(q_positions, batch, q_idx) - values_at(kv_positions, batch, kv_idx)
             row = _round_down(distance).clamp(low, high) - low
             if q_products is not None:
                 score = score + q_products[batch, head, q_idx, row]
@@ -152,5 +152,5 @@ class ByDistance(Term):
 
 
 def _round_down(distance: Tensor) -> Tensor:
-    """Return distances as integers, real ones rounded down."""
+    """Return distances as integers: real ones rounded down, -0.5 -> -1."""
     return distance.floor().long() if distance.is_floating_point() else distance

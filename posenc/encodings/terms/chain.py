@@ -9,8 +9,8 @@ from posenc.encodings.terms.tokens import Tokens
 
 
 class Chain(Term):
-    """Apply terms in order. Term names cheaper forms that a term may have, such as `pair`; the
-    chain has those that all its terms have.
+    """Apply terms in order. Term names cheaper forms that a term may have, such as
+    `make_score_mod`; the chain has those that all its terms have.
 
     Raises: ValueError if two act on the values.
     """
@@ -20,24 +20,24 @@ class Chain(Term):
         self.terms = tuple(terms)
         self.additive = all(t.additive for t in terms)
         self.reads_mask = any(t.reads_mask for t in terms)
-        combining = [t.combine for t in terms if t.combine is not None]
+        combining = [t.sum_values for t in terms if t.sum_values is not None]
         if len(combining) > 1:
             raise ValueError("Two encodings act on the values (place 4); at most one may.")
-        self.combine = combining[0] if combining else None
+        self.sum_values = combining[0] if combining else None
         if all(t.by_distance is not None for t in terms):
             self.by_distance = self._by_distance
         if all(t.formulas is not None for t in terms):
             self.formulas = self._formulas
         if all(t.row_and_key is not None for t in terms):
             self.row_and_key = self._row_and_key
-        if all(t.pair is not None for t in terms):
-            self.pair = self._pair
+        if all(t.make_score_mod is not None for t in terms):
+            self.make_score_mod = self._make_score_mod
 
-    def ready(self, rows: int, causal: bool) -> "Chain":
-        return Chain(self.q, self.k, [t.ready(rows, causal) for t in self.terms])
+    def prepare_blocks(self, rows: int, causal: bool) -> "Chain":
+        return Chain(self.q, self.k, [t.prepare_blocks(rows, causal) for t in self.terms])
 
-    def held(self, needs_grad: bool) -> float:
-        return sum(term.held(needs_grad) for term in self.terms)
+    def extra_score_arrays(self, needs_grad: bool) -> float:
+        return sum(term.extra_score_arrays(needs_grad) for term in self.terms)
 
     def add(self, scores: Scores, rows: slice, keys: slice, mask: Shown | None) -> Scores:
         for term in self.terms:
@@ -59,9 +59,9 @@ class Chain(Term):
         rows, keys = zip(*(t.row_and_key() for t in self.terms), strict=True)  # type: ignore[misc]
         return sum(rows), sum(keys)  # type: ignore[return-value]
 
-    def _pair(self) -> ScoreMod:
+    def _make_score_mod(self) -> ScoreMod:
         """Return a score_mod that applies those of all terms in order."""
-        mods = [t.pair() for t in self.terms]  # type: ignore[misc]
+        mods = [t.make_score_mod() for t in self.terms]  # type: ignore[misc]
 
         def mod(score: Tensor, batch: Tensor, head: Tensor, q_idx: Tensor, kv_idx: Tensor):
             for next_mod in mods:

@@ -16,7 +16,7 @@ from posenc.encodings.terms.term import (
     formulas_need_gradient,
 )
 from posenc.encodings.terms.tokens import Tokens
-from posenc.positions import take
+from posenc.positions import values_at
 
 
 class Dense(Term):
@@ -56,11 +56,11 @@ class Dense(Term):
     def add(self, scores: Scores, rows: slice, keys: slice, mask: Shown | None) -> Scores:
         return scores.add_(self.values(rows, keys).to(scores.dtype))
 
-    def pair(self) -> ScoreMod:  # type: ignore[override]
+    def make_score_mod(self) -> ScoreMod:  # type: ignore[override]
         formulas = [] if self.formulas is None else self.formulas()
         # A kernel would add the gradients of all pairs to one number per head, one by one.
         if formulas and not (formulas_need_gradient(formulas) and torch.is_grad_enabled()):
-            return self._pair_by_formulas(formulas)
+            return self._score_mod_by_formulas(formulas)
         values = self.values(slice(None), slice(None))
         if self.q.x is not None:
             # Triton loads numbers of 4 bytes asynchronously, ahead of their use. It does not do so
@@ -74,12 +74,12 @@ class Dense(Term):
 
         return mod
 
-    def _pair_by_formulas(self, formulas: list[Formula]) -> ScoreMod:
+    def _score_mod_by_formulas(self, formulas: list[Formula]) -> ScoreMod:
         """Return a score_mod that computes each bias from the two positions, in O(1) memory."""
         q_positions, kv_positions = self.q.positions, self.k.positions
 
         def mod(score: Tensor, batch: Tensor, head: Tensor, q_idx: Tensor, kv_idx: Tensor):
-            apart = take(q_positions, batch, q_idx) - take(kv_positions, batch, kv_idx)
+            apart = values_at(q_positions, batch, q_idx) - values_at(kv_positions, batch, kv_idx)
             distance = apart.to(torch.float32)
             for compute, numbers, _ in formulas:
                 score = score + compute(distance, *(number[head] for number in numbers))

@@ -48,8 +48,9 @@ Shown = Bool[Tensor, "#batch #num_heads #rows #keys"]
 class Term:
     """Change the scores, or the sum of values, of one attention with known queries and keys.
 
-    Attention calls `ready` once and then `add` for each block of the scores. The other members are
-    optional cheaper forms, None if the term has none; posenc/attend/choose.py reads them.
+    Attention calls `prepare_blocks` once and then `add` for each block of the scores. The other
+    members are optional cheaper forms, None if the term has none; posenc/attend/choose.py reads
+    them.
 
     additive: `add` adds a bias that depends on neither scores nor mask. A subclass that overrides
         `add` must set it again.
@@ -60,17 +61,19 @@ class Term:
     constant_from: distance from which on by_distance returns one parameter per head.
     row_and_key: function that returns (row, key), each (num_heads, len) or (batch, num_heads,
         len), in float64, if the term only adds row[i] - key[j] for keys not later than the query.
-    pair: function that computes tables and returns a score_mod for FlexAttention, which only reads
-        and combines elements of them.
+    make_score_mod: function that computes tables and returns a score_mod for FlexAttention, which
+        only reads and combines elements of them.
     far_from: distance from which on the term adds one vector to all keys, and one to all values.
-    far: function of q to what these add to scores, (batch, num_heads, q_len), and to values.
+    far_terms: function of q to what these two vectors add: to the scores of all far keys, (batch,
+        num_heads, q_len), and to their values, (v_dim,) or one number.
     attend_near: function of q, and of k and v up to the last query, that attends causally to keys
         nearer than far_from, to output and log-sum-exp.
-    combine: replaces weights @ v: function of weights (batch, num_heads, rows, keys), v (batch,
+    sum_values: replaces weights @ v: function of weights (batch, num_heads, rows, keys), v (batch,
         num_kv_heads, keys, v_dim), the rows and the keys, to (batch, num_heads, rows, v_dim).
 
     >>> tokens = posenc.Tokens(torch.randn(1, 2, 3, 16), torch.arange(3))
-    >>> term = posenc.ALiBi(num_heads=2).term(tokens, tokens).ready(3, causal=True)
+    >>> term = posenc.ALiBi(num_heads=2).term(tokens, tokens)
+    >>> term = term.prepare_blocks(3, causal=True)
     >>> term.add(torch.zeros(1, 2, 3, 3), slice(0, 3), slice(0, 3), None)[0, 0]
     tensor([[ 0.0000, -0.0625, -0.1250],
             [-0.0625,  0.0000, -0.0625],
@@ -85,9 +88,9 @@ class Term:
     row_and_key: Callable[[], tuple[Tensor, Tensor]] | None = None
     far_from: int | None = None
     attend_near: Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]] | None = None
-    far: Callable[[Tensor], tuple[Tensor, Tensor]] | None = None
-    pair: Callable[[], ScoreMod] | None = None
-    combine: Callable[[Tensor, Tensor, slice, slice], Tensor] | None = None
+    far_terms: Callable[[Tensor], tuple[Tensor, Tensor]] | None = None
+    make_score_mod: Callable[[], ScoreMod] | None = None
+    sum_values: Callable[[Tensor, Tensor, slice, slice], Tensor] | None = None
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
@@ -98,9 +101,9 @@ class Term:
         self.q = q
         self.k = k
 
-    def ready(self, rows: int, causal: bool) -> "Term":
-        """Precompute what blocks of at most `rows` queries have in common. If `causal`, blocks need
-        no distance below -rows."""
+    def prepare_blocks(self, rows: int, causal: bool) -> "Term":
+        """Return a term that has computed what blocks of at most `rows` queries have in common; by
+        default the term itself. If `causal`, blocks need no distance below -rows."""
         return self
 
     def copy(self) -> Self:
@@ -112,9 +115,10 @@ class Term:
         copied.__dict__.update(self.__dict__)
         return copied
 
-    def held(self, needs_grad: bool) -> float:
-        """Return the memory that `add` needs beyond the scores, in multiples of their size,
-        including what it saves for a backward pass. `explain` reports it.
+    def extra_score_arrays(self, needs_grad: bool) -> float:
+        """Return how much memory `add` needs beyond the scores, in multiples of their size: 2.0 for
+        two more arrays as large as they are. What it saves for a backward pass counts, too.
+        `explain` reports it.
 
         The numbers of the library's terms count the arrays that are alive at the peak.
         tests/attend/test_explain.py compares the sum with what torch's allocator holds. This one is

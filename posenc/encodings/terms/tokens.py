@@ -81,7 +81,7 @@ class Tokens:
         return self.where.shape[-1 if self.num_axes == 1 else -2]
 
     def _select_positions(self, positions: Tensor | range, span: slice) -> Tensor | range:
-        """Return the positions of the tokens in a slice."""
+        """Return those of `positions` that belong to the tokens of a slice."""
         if isinstance(positions, range):
             return positions[span]
         return positions[..., span] if self.num_axes == 1 else positions[..., span, :]

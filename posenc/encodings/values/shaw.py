@@ -78,7 +78,8 @@ class Shaw(PositionEncoding):
 
 
 class ShawTerm(ByDistance):
-    """Add queries times key_table to the scores, and weights times value_table to the output."""
+    """Add to the scores each query times the vector of key_table for its distance to the key, and
+    to the output the vectors of value_table, weighted as the values are."""
 
     def __init__(self, q: Tokens, k: Tokens, shaw: Shaw) -> None:
         assert q.x is not None
@@ -92,15 +93,15 @@ class ShawTerm(ByDistance):
         super().__init__(q, k, ends, q.x.to(dtype), key_vectors)
         self.shaw = shaw
         self.dtype = dtype
-        if type(self) is ShawTerm:  # a subclass may do more to far keys than `far` says
+        if type(self) is ShawTerm:  # a subclass may do more to far keys than `far_terms` says
             self.far_from = shaw.max_distance
 
     @property
-    def combine(self):  # type: ignore[override]
+    def sum_values(self):  # type: ignore[override]
         """Return the function that replaces weights @ v, see Term; None without value_table."""
-        return None if self.shaw.value_table is None else self._combine
+        return None if self.shaw.value_table is None else self._sum_values
 
-    def _combine(self, weights: Tensor, v: Tensor, rows: slice, keys: slice) -> Tensor:
+    def _sum_values(self, weights: Tensor, v: Tensor, rows: slice, keys: slice) -> Tensor:
         """Return weights @ (v + value_table[r]): the second part as the sum of weights of each
         distance, times the table."""
         self._check_value_width(v)
@@ -179,7 +180,7 @@ class ShawTerm(ByDistance):
             out = out + weights @ shaw.value_table.to(q.dtype)[table_rows]
         return out, lse
 
-    def far(  # type: ignore[override]
+    def far_terms(  # type: ignore[override]
         self, q: Float[Tensor, "batch num_heads rows {self.shaw.head_dim}"]
     ) -> tuple[Float[Tensor, "batch num_heads rows"], Float[Tensor, "*v_dim"]]:
         """Return what all keys at max_distance or farther share: the product of each query with

@@ -17,7 +17,7 @@ def facts_of(outcome: Outcome) -> dict[str, Any]:
         variant = outcome.measured[name][0] if name in outcome.measured else None
         measured[name] = {
             "summary": variant.summary if variant else "",
-            "stock_tools_load_it": variant is None or not variant.needs_runtime,
+            "stock_tools_load_it": variant is None or not variant.needs_special_runtime,
             "cache_is_exact": variant is None or variant.cache_safe,
             **_facts_of_evaluation(evaluation, outcome),
             "short_text_rise": short.get(name),
@@ -32,7 +32,7 @@ def facts_of(outcome: Outcome) -> dict[str, Any]:
         "reason": outcome.reason,
         "tuning_losses": outcome.tuning_losses,
         "config_changes": outcome.config_diff,
-        "left_behind": outcome.left_behind,
+        "left_behind": outcome.files_not_copied,
         "proof": outcome.proof,
     }
 

@@ -14,19 +14,19 @@ from posenc.extend.extension import Outcome
 from posenc.extend.measure.evaluation import Evaluation
 from posenc.extend.measure.intervals import Estimate
 from posenc.hf.rope.settings import RopeSetting
-from posenc.report.page.chart import PANEL, Chart, Data, axes_of, long_table, parts
+from posenc.report.page.chart import PANEL, Chart, Data, axes_of, long_table, split_by_series
 from posenc.report.page.drawing import (
     INK,
     LineStyle,
     curves_by_length,
+    draw_legend_above,
     figure,
-    legend_above,
+    figure_style,
     line_styles,
-    style,
 )
 from posenc.report.page.report import Plot
 
-Lines = Mapping[str, Mapping[Any, float]]
+Curves = Mapping[str, Mapping[Any, float]]
 """By method, the points of a curve."""
 
 
@@ -39,7 +39,7 @@ def curve_plots(outcome: Outcome) -> Iterator[Plot]:
     edges = next(iter(evaluations.values())).edges
     middles = [(a + b) / 2 for a, b in itertools.pairwise(edges)]
 
-    def curve_chart(x: str, y: str, lines: Lines, ticks: Sequence[int]) -> Chart:
+    def curve_chart(x: str, y: str, lines: Curves, ticks: Sequence[int]) -> Chart:
         """Return the chart of one curve per method, with these labels of the axes."""
         data = long_table(x, y, {name: ([*line], [*line.values()]) for name, line in lines.items()})
         look = {"styles": styles, "ticks": ticks, "train_length": trained}
@@ -120,7 +120,7 @@ def wavelength_chart(outcome: Outcome, base: RopeSetting) -> Chart:
     own. base: the setting of the unchanged model for the kind of layers to draw."""
     curves = {}
     for name, (variant, _) in outcome.measured.items():
-        if not variant.settings or variant.needs_runtime:
+        if not variant.settings or variant.needs_special_runtime:
             continue
         setting = next(s for s in variant.settings if s.layer_type == base.layer_type)
         inv_freq = np.array([float(f) for f in setting.frequencies(outcome.target).inv_freq])
@@ -135,12 +135,12 @@ def _draw_wavelengths(data: Data, styles: Mapping[str, LineStyle], trained: int)
     """Draw a curve per method, and a dotted line at the training length."""
     x_label, y_label = axes_of(data)
     with figure(x_label, y_label) as (drawn, axes):
-        for name, part in parts(data).items():
+        for name, part in split_by_series(data).items():
             axes.plot(part[x_label], part[y_label], label=name, **styles[name].points())
         axes.set_yscale("log")
         axes.xaxis.set_major_locator(MaxNLocator(8, integer=True))
         axes.axhline(trained, color=INK, linestyle=":", linewidth=1)
-        legend_above(drawn)
+        draw_legend_above(drawn)
     return drawn
 
 
@@ -174,12 +174,12 @@ def passkey_plots(outcome: Outcome) -> Iterator[Plot]:
 def _draw_passkeys(data: Data) -> Figure:
     """Draw a square per method, depths down and lengths across, with the percent in each cell."""
     x_label, y_label, unit = axes_of(data)
-    grids = parts(data, PANEL)
+    grids = split_by_series(data, PANEL)
     columns = min(4, len(grids))
     rows = -(-len(grids) // columns)
     lengths = dict.fromkeys(data[x_label])
     depths = dict.fromkeys(data[y_label])
-    with style():
+    with figure_style():
         drawn = Figure(figsize=(max(5.0, 0.6 + 1.75 * columns), 0.7 + 1.65 * rows))
         panels = drawn.subplots(rows, columns, squeeze=False, sharex=True, sharey=True)
         for axes in panels.flat:

@@ -103,7 +103,7 @@ def _stock_tools_verdict(variant: Variant | None) -> str:
         return "yes"
     if variant.window is not None:
         return "no extension"
-    if variant.needs_runtime:
+    if variant.needs_special_runtime:
         return "needs our runtime"
     return "yes" if variant.cache_safe else "yes, but its cache is inexact"
 
@@ -133,10 +133,12 @@ def task_table(outcome: Outcome) -> Table | None:
     return Table(header, rows, _task_caption(bool(asked), bool(short_texts)), name="tasks")
 
 
-def _task_header(asked: Iterable[tuple[str, int]], has_short_texts: bool) -> list[str | Heading]:
+def _task_header(
+    tasks_and_lengths: Iterable[tuple[str, int]], has_short_texts: bool
+) -> list[str | Heading]:
     """Return the headings: two columns for each task and length that were asked for."""
     header: list[str | Heading] = ["method"]
-    for task, length in asked:
+    for task, length in tasks_and_lengths:
         header.append(Heading(f"{task}, {length:,}", "answered exactly"))
         header.append(Heading(f"{task}, {length:,}: loss", "of the answer, nats"))
     if has_short_texts:
@@ -154,7 +156,8 @@ def _task_cells(score: Score | None, *, learned: bool) -> list[Value]:
 
 
 def _task_caption(has_tasks: bool, has_short_texts: bool) -> str:
-    """Return the caption of the table, by its columns."""
+    """Return the caption of the table of tasks, whose columns are the tasks, the short texts, or
+    both."""
     tasks = (
         "Fraction of prompts answered exactly, with a 95 % Wilson interval over all depths, and "
         "the loss of the answer"

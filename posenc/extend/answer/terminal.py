@@ -111,8 +111,8 @@ def _say_written(outcome: Outcome, out: Path, lm_eval: str | None) -> None:
     any."""
     console = stderr()
     console.print(f"Written and proved: {out}", markup=False)
-    if outcome.left_behind:
-        say(console, f"Left behind: {', '.join(outcome.left_behind)}")
+    if outcome.files_not_copied:
+        say(console, f"Left behind: {', '.join(outcome.files_not_copied)}")
     if lm_eval is not None:
         _evaluate_with_lm_eval(outcome, out, lm_eval)
 

@@ -14,7 +14,7 @@ from posenc.dialects.writers.changes import config_changes
 from posenc.extend.export.config import config_to_write
 from posenc.extend.export.pooling import (
     MODULES,
-    copy_sentence_files,
+    copy_sentence_transformers_files,
     raise_limit,
     settings_text,
 )
@@ -38,14 +38,14 @@ DTYPE_KEYS = ("dtype", "torch_dtype")
 class ExportPlan:
     """The description of an export. method: the method of extending, in words. longest: the new
     length. cache_safe: True if step-by-step decoding must equal one pass. changed: True if the
-    weights differ from the original's. extra: keys of config.json by which a server maps positions.
-    adapter: a folder of adapters to include."""
+    weights differ from the original's. server_keys: keys of config.json by which a server maps
+    positions. adapter: a folder of adapters to include."""
 
     method: str
     longest: int
     cache_safe: bool = True
     changed: bool = False
-    extra: Mapping[str, Any] = field(default_factory=dict)
+    server_keys: Mapping[str, Any] = field(default_factory=dict)
     adapter: Path | None = None
 
 
@@ -70,7 +70,7 @@ def export_checkpoint(
         write_weights_and_config(checkpoint, temporary, changed=plan.changed)
         copy_tokenizer(checkpoint.folder, temporary, plan.longest)
         raise_generation_limit(temporary, checkpoint.trained_length, plan.longest)
-        copy_sentence_files(checkpoint.folder, temporary, plan.longest)
+        copy_sentence_transformers_files(checkpoint.folder, temporary, plan.longest)
         if plan.adapter is not None:
             make_inside(temporary / ADAPTER)
             for path in plan.adapter.iterdir():
@@ -160,8 +160,8 @@ def _config_and_serving_page(
         source=None if plan.changed else checkpoint.folder,
         before=None if plan.changed else raw,
     )
-    if plan.extra:
-        return {**recipe.config, **plan.extra}, dual_chunk_page(export, plan.extra)
+    if plan.server_keys:
+        return {**recipe.config, **plan.server_keys}, dual_chunk_page(export, plan.server_keys)
     return recipe.config, serving_page(export)
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from posenc.report.page.failure import RunFailed
 
-RESULTS = "lm-eval"
-INSTALL = 'pip install "lm-eval[hf]>=0.4.9"'
+RESULTS_FOLDER = "lm-eval"
+INSTALL_COMMAND = 'pip install "lm-eval[hf]>=0.4.9"'
 
 
 def check_lm_eval(tasks: str, out: Path | None) -> None:
@@ -20,7 +20,7 @@ def check_lm_eval(tasks: str, out: Path | None) -> None:
     if "," in str(out):
         raise ValueError(f"--lm-eval cannot name a folder with a comma in it: {out}.")
     if importlib.util.find_spec("lm_eval") is None:
-        raise ValueError(f"--lm-eval: lm_eval is not installed: {INSTALL}")
+        raise ValueError(f"--lm-eval: lm_eval is not installed: {INSTALL_COMMAND}")
 
 
 def run_lm_eval(folder: Path, tasks: str, dtype: str, device: str) -> Path:
@@ -29,7 +29,7 @@ def run_lm_eval(folder: Path, tasks: str, dtype: str, device: str) -> Path:
 
     Raises: RunFailed where it ends with an error.
     """
-    results = folder / RESULTS
+    results = folder / RESULTS_FOLDER
     model_options = f"pretrained={folder.resolve()},dtype={dtype},trust_remote_code=False"
     options = {
         "--model": "hf",

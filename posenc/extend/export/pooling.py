@@ -7,7 +7,7 @@ from posenc.dialects.files.inside import path_inside
 from posenc.dialects.files.json_object import read_json
 from posenc.report.files.atomic import write_atomically
 from posenc.report.files.opened import copy_file, make_inside, text_of
-from posenc.report.files.record import bounded_json, strict_json
+from posenc.report.files.record import parse_bounded_json, strict_json
 
 MODULES = "modules.json"
 LENGTH_FILE = "sentence_bert_config.json"
@@ -17,7 +17,7 @@ MODULE_FILES = ("config.json", "model.safetensors")
 or code."""
 
 
-def sentence_files(source: Path) -> list[tuple[str, Path]]:
+def sentence_transformers_files(source: Path) -> list[tuple[str, Path]]:
     """Return the files that make a folder one of sentence-transformers, as (name inside the folder,
     path). Empty for another folder.
 
@@ -37,13 +37,13 @@ def sentence_files(source: Path) -> list[tuple[str, Path]]:
     return files
 
 
-def copy_sentence_files(source: Path, target: Path, longest: int) -> list[str]:
+def copy_sentence_transformers_files(source: Path, target: Path, longest: int) -> list[str]:
     """Copy the files of sentence-transformers next to the weights, and raise their limit of tokens
     to `longest`. Returns: the names of the folders of modules.
 
     Raises: ValueError for a modules.json that leads out of the folder.
     """
-    files = sentence_files(source)
+    files = sentence_transformers_files(source)
     if not files:
         return []
     folders = _module_folders(source)
@@ -78,7 +78,7 @@ def _module_folders(source: Path) -> list[str]:
     ValueError for a path that leads elsewhere."""
     path = path_inside(source, MODULES, "sentence-transformers")
     try:
-        listed = bounded_json(text_of(path))
+        listed = parse_bounded_json(text_of(path))
         names = [module["path"] for module in listed]
     except (ValueError, TypeError, KeyError) as error:
         raise ValueError(f"{path}: expected a list of modules with a path each.") from error

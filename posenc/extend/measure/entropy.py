@@ -18,13 +18,13 @@ IMPLEMENTATION = "posenc_entropy"
 
 
 @torch.inference_mode()
-def attention_entropy(model: Any, tokens: Tensor, *, whole: bool = False) -> Tensor | None:
+def attention_entropy(model: Any, tokens: Tensor, *, in_one_piece: bool = False) -> Tensor | None:
     """Return the entropy of each position's attention in nats, (length), the mean over layers and
     heads. None if the model's attention does not go through the interface.
 
     A sink logit counts as one more key. Tokens are read in pieces through the model's cache, so
-    that no mask of length times length is held; `whole` reads them at once, for models without an
-    exact cache.
+    that no mask of length times length is held; `in_one_piece` reads them at once, for models
+    without an exact cache.
     """
     from transformers import AttentionInterface, AttentionMaskInterface
     from transformers.masking_utils import sdpa_mask
@@ -52,10 +52,10 @@ def attention_entropy(model: Any, tokens: Tensor, *, whole: bool = False) -> Ten
     try:
         model.set_attn_implementation(IMPLEMENTATION)
         pieces: list[Tensor] = []
-        cache: dict[str, Any] = {} if whole else {"use_cache": True}
-        for piece in [tokens] if whole else tokens.split(BLOCK, dim=1):
+        cache: dict[str, Any] = {} if in_one_piece else {"use_cache": True}
+        for piece in [tokens] if in_one_piece else tokens.split(BLOCK, dim=1):
             out = model(piece, **cache)
-            cache = {} if whole else arguments_for_next_step(model, out)
+            cache = {} if in_one_piece else arguments_for_next_step(model, out)
             if not layers:
                 return None
             pieces.append(torch.stack([layer.float().cpu() for layer in layers]).mean(0))

@@ -39,11 +39,13 @@ class Evaluation:
     seconds: float = 0.0
 
     def mean_within(self, trained: int) -> float:
-        """Return the mean loss per token within the training length."""
+        """Return the mean loss per token, in nats, at positions within the training length
+        `trained`."""
         return _mean_over_tokens(self, lambda edge: edge <= trained)
 
     def mean_beyond(self, trained: int) -> float:
-        """Return the mean loss per token beyond the training length."""
+        """Return the mean loss per token, in nats, at positions beyond the training length
+        `trained`."""
         return _mean_over_tokens(self, lambda edge: edge > trained)
 
     def mean_over_buckets(self) -> float:
@@ -150,7 +152,8 @@ def measure_reader(
 def _losses_of_windows(
     reader: Reader, windows: Windows, progress: Callable[[str, float], None]
 ) -> np.ndarray:
-    """Return the loss of every token, (windows, length)."""
+    """Return the loss of every token in nats, (windows, length); NaN for tokens that are not
+    predicted."""
     losses = []
     # About eight parts, so that progress is shown on the way.
     for part in windows.tokens.split(max(1, len(windows) // 8)):
@@ -165,8 +168,8 @@ def _entropy_by_bucket(
     """Return the mean entropy of attention in the first window, by bucket; () if the model does not
     expose it."""
     tokens = windows.tokens[:1, : reader.limit]
-    whole = reader.whole or reader.mask_token is not None
-    curve = attention_entropy(reader.model, tokens, whole=whole)
+    in_one_piece = reader.in_one_piece or reader.mask_token is not None
+    curve = attention_entropy(reader.model, tokens, in_one_piece=in_one_piece)
     if curve is None:
         return ()
     return tuple(float(curve[a:b].mean()) for a, b in itertools.pairwise(edges))

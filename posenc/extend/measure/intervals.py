@@ -5,9 +5,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-BOOTSTRAPS = 200
+NUM_BOOTSTRAPS = 200
 """Resampled sets of documents per interval; chosen, not derived."""
-FEWEST = 3
+FEWEST_DOCUMENTS = 3
 """Documents that an interval needs; of fewer, no resampling says how much texts differ."""
 
 
@@ -38,9 +38,9 @@ def estimate_mean(losses: np.ndarray, documents: np.ndarray) -> Estimate:
         return Estimate(math.nan, math.nan, math.nan, 0)
     mean = float(sums.sum() / counts.sum())
     tokens = int(counts.sum())
-    if len(owners) < FEWEST:
+    if len(owners) < FEWEST_DOCUMENTS:
         return Estimate(mean, math.nan, math.nan, tokens)
-    draws = np.random.default_rng(0).integers(0, len(owners), (BOOTSTRAPS, len(owners)))
+    draws = np.random.default_rng(0).integers(0, len(owners), (NUM_BOOTSTRAPS, len(owners)))
     low, high = np.percentile(sums[draws].sum(1) / counts[draws].sum(1), [2.5, 97.5])
     return Estimate(mean, float(low), float(high), tokens)
 

@@ -29,15 +29,15 @@ class NotFinite(ValueError):
 class Reader:
     """Computes the losses of a model, of next tokens or of masked ones.
 
-    mask_token: the id of the mask token of a masked model; None for a causal one. whole: True to
-    never read in pieces through the cache. limit: the most tokens that the model can read. window:
-    beyond that many tokens, each is read with only the last ones before it, between three quarters
-    of `window` and all of it.
+    mask_token: the id of the mask token of a masked model; None for a causal one. in_one_piece:
+    True to never read in pieces through the cache. limit: the most tokens that the model can read.
+    window: beyond that many tokens, each is read with only the last ones before it, between three
+    quarters of `window` and all of it.
     """
 
     model: Any
     mask_token: int | None = None
-    whole: bool = False
+    in_one_piece: bool = False
     limit: int | None = None
     window: int | None = None
 
@@ -73,20 +73,22 @@ class Reader:
         """Return losses as `losses` does, regardless of `limit` and `window`."""
         if self.mask_token is not None:
             return masked_token_losses(self.model, tokens, self.mask_token)
-        losses = _require_finite(next_token_losses(self.model, tokens, whole=self.whole))
+        losses = _require_finite(
+            next_token_losses(self.model, tokens, in_one_piece=self.in_one_piece)
+        )
         return torch.cat([torch.full_like(losses[:, :1], torch.nan), losses], dim=1)
 
 
 @torch.inference_mode()
-def next_token_losses(model: Any, tokens: Tensor, *, whole: bool = False) -> Tensor:
+def next_token_losses(model: Any, tokens: Tensor, *, in_one_piece: bool = False) -> Tensor:
     """Return the loss of tokens[:, 1:] given all before, (batch, length - 1).
 
-    `whole` reads a window of any size in one piece, for methods whose cache is not exact.
+    `in_one_piece` reads a window of any size in one piece, for methods whose cache is not exact.
     """
     tokens = tokens.to(model.device)
     batch, length = tokens.shape
     piece = max(128, LOGITS_BUDGET // (batch * text_config_of(model.config).vocab_size))
-    if whole or length <= piece:
+    if in_one_piece or length <= piece:
         return _cross_entropies(model(tokens, use_cache=False).logits[:, :-1], tokens[:, 1:])
     cache: dict[str, Any] = {"use_cache": True}
     losses = []

@@ -6,8 +6,8 @@ from typing import NamedTuple
 import numpy as np
 
 from posenc.tasks.puzzles import (
-    COMMON,
-    RARE,
+    NUM_COMMON_WORDS,
+    NUM_RARE_WORDS,
     draw_needle_puzzle,
     draw_needles_puzzle,
     draw_variables_puzzle,
@@ -30,10 +30,10 @@ CITIES = {
     "Dublin": "Ireland",
 }
 """Cities and their countries, which have no word in common."""
-SECRET = "The secret number of {} is"
-SENTENCES = {
-    "needle": (draw_needle_puzzle, SECRET + " {}.", SECRET),
-    "needles": (draw_needles_puzzle, SECRET + " {}.", SECRET),
+SECRET_SENTENCE = "The secret number of {} is"
+PUZZLE_SENTENCES = {
+    "needle": (draw_needle_puzzle, SECRET_SENTENCE + " {}.", SECRET_SENTENCE),
+    "needles": (draw_needles_puzzle, SECRET_SENTENCE + " {}.", SECRET_SENTENCE),
     "variables": (
         draw_variables_puzzle,
         "Let {} = {}.",
@@ -41,9 +41,10 @@ SENTENCES = {
     ),
     "needle-by-meaning": (draw_needles_puzzle, "In {} lives {}.", "In a city of {} lives"),
 }
-"""Per task: the puzzle, the sentence of a fact and the beginning of the answer's."""
+"""By task: the function that draws its puzzle, the sentence of a fact, and the sentence that asks
+for the answer, which follows it."""
 COMMON_WORDS = "common-words"
-PUZZLES = (*SENTENCES, COMMON_WORDS)
+PUZZLES = (*PUZZLE_SENTENCES, COMMON_WORDS)
 
 
 class PuzzleInWords(NamedTuple):
@@ -61,7 +62,7 @@ def write_puzzle(name: str, rng: np.random.Generator, depth: float) -> PuzzleInW
     the text to 1 at its end; the task common-words ignores it."""
     if name == COMMON_WORDS:
         return _common_words_puzzle(rng)
-    draw, fact, question = SENTENCES[name]
+    draw, fact, question = PUZZLE_SENTENCES[name]
     puzzle = draw(rng, depth)
     keys = dict.fromkeys(key for _, (key, _) in puzzle.facts)
     values = dict.fromkeys(value for _, (_, value) in puzzle.facts)
@@ -70,25 +71,27 @@ def write_puzzle(name: str, rng: np.random.Generator, depth: float) -> PuzzleInW
     if name == "needle-by-meaning":
         words = dict(zip(keys, rng.permutation(list(CITIES)), strict=False))
         words |= zip(only_values, _random_names(rng, len(only_values)), strict=True)
-        asked = [CITIES[words[city]] for city in puzzle.asked]
+        names_in_question = [CITIES[words[city]] for city in puzzle.question]
     else:
         words = dict(zip(keys, _random_names(rng, len(keys)), strict=True))
         # Numbers of five digits, 10000 to 99999.
         draws = rng.choice(90000, len(only_values), replace=False)
         words |= zip(only_values, (str(10000 + int(i)) for i in draws), strict=True)
-        asked = [words[symbol] for symbol in puzzle.asked]
+        names_in_question = [words[symbol] for symbol in puzzle.question]
     facts = tuple((at, fact.format(words[key], words[value])) for at, (key, value) in puzzle.facts)
     answer = " ".join(words[symbol] for symbol in puzzle.answer)
-    return PuzzleInWords(facts, question.format(*asked), answer)
+    return PuzzleInWords(facts, question.format(*names_in_question), answer)
 
 
 def _common_words_puzzle(rng: np.random.Generator) -> PuzzleInWords:
     """Return a puzzle whose text is a list of words, and whose answer are the most frequent
     ones."""
-    words = _random_names(rng, COMMON + RARE)
-    question = f"The {COMMON} words that stand most often, in the order of the alphabet, are"
-    text = (words[i] for i in draw_word_stream(rng, COMMON, RARE))
-    return PuzzleInWords((), question, " ".join(sorted(words[:COMMON])), text)
+    words = _random_names(rng, NUM_COMMON_WORDS + NUM_RARE_WORDS)
+    question = (
+        f"The {NUM_COMMON_WORDS} words that stand most often, in the order of the alphabet, are"
+    )
+    text = (words[i] for i in draw_word_stream(rng, NUM_COMMON_WORDS, NUM_RARE_WORDS))
+    return PuzzleInWords((), question, " ".join(sorted(words[:NUM_COMMON_WORDS])), text)
 
 
 def _random_names(rng: np.random.Generator, count: int) -> list[str]:

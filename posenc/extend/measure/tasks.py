@@ -32,7 +32,7 @@ class DepthScore(NamedTuple):
 
 
 class Prompt(NamedTuple):
-    """Token ids (length), and how many at their end are the answer."""
+    """A text to read: its token ids (length), and how many of them, at its end, are the answer."""
 
     ids: Tensor
     answer_len: int

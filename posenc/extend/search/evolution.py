@@ -26,12 +26,13 @@ SHORT_WEIGHT = 1.75
 
 @dataclass(frozen=True)
 class ScoredGenome:
-    """A genome with its score on all windows (inf if it was given up), and its score on the first
-    third of them; lower is better."""
+    """A genome that was tried. Scores are in nats; lower is better."""
 
     genome: Genome
     score: float
-    first: float
+    """On all windows; inf if the genome was given up after the first third of them."""
+    first_score: float
+    """On the first third of the windows."""
 
 
 class GenomeScorer:
@@ -91,15 +92,15 @@ class GenomeScorer:
         return max(beyond, within) + 0.25 * (beyond + within)
 
 
-PARENTS = 6
-CHILDREN = 8
-FINALISTS = 4
+NUM_PARENTS = 6
+NUM_CHILDREN = 8
+NUM_FINALISTS = 4
 """Best genomes that have children, children of a generation, and best genomes that are scored again
 at the end; chosen, not derived, as are the numbers below."""
 MARGIN = 0.05
 """A genome whose first windows are at most this many nats worse than the parents' is read on."""
-SEEDS = ("linear", "ntk", "ntk-1.5x", "ntk-2x", "by-parts", "yarn", "llama3")
-BANDED = ("ntk-1.5x", "ntk-2x")
+SEED_METHODS = ("linear", "ntk", "ntk-1.5x", "ntk-2x", "by-parts", "yarn", "llama3")
+BANDED_METHODS = ("ntk-1.5x", "ntk-2x")
 """Seeds whose bands of pairs are also tried stretched more and less."""
 BAND_STEPS = (0.88, 1.2)
 """Multiples of the factors of a band in these seeds."""
@@ -156,7 +157,7 @@ class Search:
                 settings=settings,
                 trained=trained,
                 mask_token=reader.mask_token,
-                scoring=(SHORT_WEIGHT, MARGIN, SEEDS, BANDED),
+                scoring=(SHORT_WEIGHT, MARGIN, SEED_METHODS, BANDED_METHODS),
             )
             kept = read_sealed(state, self.identity) or {"tried": []}
             for factors, temperature, *scores in kept["tried"]:
@@ -196,7 +197,7 @@ class Search:
         whose two scores have the lowest sum."""
         checked = [
             (best, self.final_scorer.score(best.genome).score)
-            for best in self._best_tried(FINALISTS)
+            for best in self._best_tried(NUM_FINALISTS)
         ]
         best, _ = min(checked, key=lambda pair: pair[0].score + pair[1])
         return SearchResult(best.genome, best.score, len(self.tried))
@@ -222,13 +223,13 @@ class Search:
         return searched
 
     def _seeds(self) -> list[Genome]:
-        """Return the genomes to begin with: those of the methods SEEDS, then those of BANDED with
-        the factors of one band of pairs changed."""
+        """Return the genomes to begin with: those of SEED_METHODS, then those of BANDED_METHODS
+        with the factors of one band of pairs changed."""
         searched = self._searched_setting()
         plain = rope_frequencies(searched.rotary_dim, searched.rope_theta).inv_freq
         turns = [float(f) * searched.original_length / (2 * np.pi) for f in plain]
         seeds, banded = [], []
-        for name in SEEDS:
+        for name in SEED_METHODS:
             if searched.rotary_dim < 4 and name.startswith("ntk"):
                 continue  # NTK leaves the fastest pair and scales the slowest: it needs two
             frequencies = stretch((searched,), METHODS[name], self.target)[0].frequencies()
@@ -236,21 +237,23 @@ class Search:
                 [float(p / f) for p, f in zip(plain, frequencies.inv_freq, strict=True)]
             )
             seeds.append(Genome(monotone_factors(factors), frequencies.attention_factor))
-            if name in BANDED:
+            if name in BANDED_METHODS:
                 for band, step in itertools.product(_bands_by_turns(turns), BAND_STEPS):
                     moved = np.where(band, factors * step, factors)
                     banded.append(Genome(monotone_factors(moved), frequencies.attention_factor))
         return seeds + banded
 
     def _children(self, generation: int) -> list[Genome]:
-        """Return CHILDREN genomes, each made from two of the best ones. The same tried genomes have
-        the same children, so that a restart repeats them."""
+        """Return NUM_CHILDREN genomes, each made from two of the best ones. The same tried genomes
+        have the same children, so that a restart repeats them."""
         rng = np.random.default_rng((len(self.tried), generation))
-        parents = [tried.genome for tried in self._best_tried(PARENTS) if tried.score < math.inf]
+        parents = [
+            tried.genome for tried in self._best_tried(NUM_PARENTS) if tried.score < math.inf
+        ]
         if not parents:
             raise ValueError("no set of frequencies that was tried gives finite losses")
         children = []
-        for _ in range(CHILDREN):
+        for _ in range(NUM_CHILDREN):
             mother, father = (parents[i] for i in rng.choice(len(parents), 2))
             share = rng.uniform(-0.3, 1.3)  # outside of 0 to 1: beyond one of the parents
             logs = share * _logarithms(mother) + (1 - share) * _logarithms(father)
@@ -265,9 +268,11 @@ class Search:
         if genome.key in self.tried:
             return
         # All genomes read the same first windows, so that their scores there compare fairly.
-        best = self._best_tried(PARENTS)
+        best = self._best_tried(NUM_PARENTS)
         give_up_above = (
-            max(tried.first for tried in best) + MARGIN if len(best) == PARENTS else math.inf
+            max(tried.first_score for tried in best) + MARGIN
+            if len(best) == NUM_PARENTS
+            else math.inf
         )
         if genome.key not in self.scored:
             self.scored[genome.key] = self.scorer.score(genome, give_up_above)
@@ -279,7 +284,7 @@ class Search:
         if self.state is not None:
             rows = []
             for tried in self.scored.values():  # JSON lacks infinity
-                scores = [None if s == math.inf else s for s in (tried.score, tried.first)]
+                scores = [None if s == math.inf else s for s in (tried.score, tried.first_score)]
                 rows.append([list(tried.genome.factors), tried.genome.temperature, *scores])
             write_sealed(self.state, self.identity, {"tried": rows})
 

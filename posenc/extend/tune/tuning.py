@@ -25,7 +25,7 @@ from posenc.extend.tune.config import TuneConfig
 from posenc.extend.tune.lora import add_lora, merge_lora
 from posenc.hf.checkpoint.text import Windows
 from posenc.report.files.atomic import write_atomically
-from posenc.report.files.opened import beside, bytes_of, make_inside
+from posenc.report.files.opened import bytes_of, make_inside, path_in_folder
 from posenc.report.page.failure import RunFailed
 
 SAVE_EVERY = 50
@@ -185,7 +185,8 @@ def masked_token_loss(model: Any, tokens: Tensor, mask_token: int) -> Tensor:
     )
 
 
-STATE, TENSORS = "tune.json", "tune-{step}.safetensors"
+STATE_FILE = "tune.json"
+TENSORS_FILE = "tune-{step}.safetensors"
 MOMENTS = ("exp_avg", "exp_avg_sq", "step")
 """AdamW's state of each weight."""
 
@@ -203,13 +204,13 @@ def save_tuning(
     for name, p in trainable.items():
         tensors |= {f"{key}/{name}": optimizer.state[p][key] for key in MOMENTS}
     content = save({name: t.detach().contiguous().clone() for name, t in tensors.items()})
-    path = folder / TENSORS.format(step=len(losses))
+    path = folder / TENSORS_FILE.format(step=len(losses))
     make_inside(folder)
     write_atomically(path, content)
     # The JSON is replaced last, so that it never names tensors that are not there.
     kept = {"losses": losses, "tensors": path.name, "tensors_sha256": sha256(content)}
-    write_sealed(folder / STATE, identity, kept)
-    for old in folder.glob(TENSORS.format(step="*")):
+    write_sealed(folder / STATE_FILE, identity, kept)
+    for old in folder.glob(TENSORS_FILE.format(step="*")):
         if old != path:
             old.unlink()
 
@@ -222,16 +223,16 @@ def restore_tuning(
 
     Raises: ValueError if the folder has the state of another tuning.
     """
-    kept = read_sealed(folder / STATE, identity)
+    kept = read_sealed(folder / STATE_FILE, identity)
     if kept is None:
         return []
     try:
-        content = bytes_of(beside(folder, kept["tensors"]), None)
+        content = bytes_of(path_in_folder(folder, kept["tensors"]), None)
         if sha256(content) != kept["tensors_sha256"]:
             raise ValueError(f"{kept['tensors']} is not what was written")
         tensors = load(content)
     except (OSError, ValueError, SafetensorError) as error:
-        discard_damaged_state(folder / STATE, error)
+        discard_damaged_state(folder / STATE_FILE, error)
         return []
     with torch.no_grad():
         for name, p in trainable.items():

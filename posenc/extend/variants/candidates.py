@@ -132,7 +132,7 @@ def measure_variant(
         contexts = []
         passkey = None
         tasks = None
-    with variant.active() as model:
+    with variant.applied() as model:
         reader = Reader(model, masked, not variant.cache_safe, variant.limit, variant.window)
         return measure_reader(
             reader,
@@ -143,7 +143,7 @@ def measure_variant(
             passkey=passkey,
             tasks=tasks,
             short_text=variant.window is None,
-            entropy=not variant.needs_runtime,
+            entropy=not variant.needs_special_runtime,
             progress=progress,
         )
 

@@ -17,7 +17,7 @@ from posenc.hf.rope.settings import head_size
 from posenc.report.page.failure import one_line
 
 DUAL_CHUNK = "dual-chunk"
-COMPARED = 128
+COMPARED_TOKENS = 128
 """Most tokens on which a map is compared with the model itself."""
 TOLERANCE, LAST_BITS = 1e-3, 16
 """Largest allowed difference of a logit, relative to the largest logit, and in half precision at
@@ -66,15 +66,15 @@ def position_maps(checkpoint: Checkpoint, target: int) -> list[Variant]:
         DUAL_CHUNK: f"chunks of {chunk} tokens",
     }
     sizes = {"chunk_size": chunk, "local_size": local}
-    extra = {DUAL_CHUNK: {"dual_chunk_attention_config": sizes}}
+    server_keys = {DUAL_CHUNK: {"dual_chunk_attention_config": sizes}}
     return [
         Variant(
             name,
             summaries[name],
             lambda e=encoding: checked_map_attached(checkpoint, e, window),
             checkpoint.rotary,
-            needs_runtime=True,
-            extra=extra.get(name, {}),
+            needs_special_runtime=True,
+            server_keys=server_keys.get(name, {}),
         )
         for name, encoding in maps.items()
     ]
@@ -90,7 +90,7 @@ def checked_map_attached(
 
     Raises: ValueError with the difference, where there is one.
     """
-    length = min(COMPARED, window)
+    length = min(COMPARED_TOKENS, window)
     vocabulary = checkpoint.config.vocab_size
     tokens = torch.randint(vocabulary, (1, length), generator=torch.Generator().manual_seed(0))
     expected = _logits(checkpoint.model, tokens)

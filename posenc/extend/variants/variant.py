@@ -22,23 +22,23 @@ WINDOW, DROPE = "window", "drope"
 
 @dataclass(frozen=True)
 class Variant:
-    """A checkpoint with one method of extending. `active()` is a context manager that yields the
+    """A checkpoint with one method of extending. `applied()` is a context manager that yields the
     model with the method applied, and restores the model afterwards.
 
-    cache_safe: step-by-step decoding equals the full pass. needs_runtime: stock tools cannot load
-    it. limit: the most tokens it can read. window: each token is read with at most this many
-    tokens, itself included. extra: keys of config.json by which a server runs it.
+    cache_safe: step-by-step decoding equals the full pass. needs_special_runtime: stock tools
+    cannot load it. limit: the most tokens it can read. window: each token is read with at most this
+    many tokens, itself included. server_keys: keys of config.json by which a server runs it.
     """
 
     name: str
     summary: str
-    active: Callable[[], AbstractContextManager[nn.Module]]
+    applied: Callable[[], AbstractContextManager[nn.Module]]
     settings: tuple[RopeSetting, ...] = ()
     cache_safe: bool = True
-    needs_runtime: bool = False
+    needs_special_runtime: bool = False
     limit: int | None = None
     window: int | None = None
-    extra: Mapping[str, Any] = field(default_factory=dict)
+    server_keys: Mapping[str, Any] = field(default_factory=dict)
 
 
 def unchanged_variant(checkpoint: Checkpoint) -> Variant:
@@ -58,7 +58,7 @@ def window_variant(checkpoint: Checkpoint) -> Variant:
         WINDOW,
         summary,
         lambda: nullcontext(checkpoint.model),
-        needs_runtime=True,
+        needs_special_runtime=True,
         window=trained,
     )
 
@@ -86,7 +86,7 @@ def drope_variant(checkpoint: Checkpoint, target: int) -> Variant:
 def lengthened_table_variant(checkpoint: Checkpoint, name: str, target: int) -> Variant:
     """Return the variant with a table of learned positions lengthened to `target` rows by the
     method tables.METHODS[name]."""
-    summary = tables.METHODS[name][0]
+    summary = tables.METHODS[name].summary
     return Variant(name, summary, lambda: tables.lengthened_table(checkpoint.model, name, target))
 
 

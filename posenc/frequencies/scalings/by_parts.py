@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 
-from posenc.arguments import answered_class
+from posenc.arguments import explain_constructor_misfits
 from posenc.frequencies.scaling import Frequencies, NamedEncoding, Scaling, require
 from posenc.frequencies.scalings.ntk import ntk_frequencies
 from posenc.frequencies.series import TWO_PI, inverse_frequencies
@@ -56,7 +56,7 @@ def ramp_ends(
     return max(low, Decimal(0)), min(high, Decimal(rotary_dim - 1))
 
 
-@answered_class
+@explain_constructor_misfits
 @dataclass(frozen=True)
 class NTKByParts(Scaling):
     """Scale as the paper's NTK-by-parts: theta' = (1 - g) theta/factor + g theta.
@@ -100,7 +100,7 @@ class NTKByParts(Scaling):
         return (turns - Decimal(self.alpha)) / (Decimal(self.beta) - Decimal(self.alpha))
 
 
-@answered_class
+@explain_constructor_misfits
 @dataclass(frozen=True)
 class NTKByPartsV1(Scaling):
     """Scale as bloc97's first by-parts: two ramps over the pair index, from interpolated to

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from decimal import Decimal
 
-from posenc.arguments import answered_class
+from posenc.arguments import explain_constructor_misfits
 from posenc.frequencies.scaling import (
     ExtendMethod,
     Frequencies,
@@ -15,7 +15,7 @@ from posenc.frequencies.scaling import (
 from posenc.frequencies.series import inverse_frequencies
 
 
-@answered_class
+@explain_constructor_misfits
 @dataclass(frozen=True)
 class Linear(Scaling):
     """Interpolate positions: theta' = theta / factor, which is RoPE at real positions p / factor.
@@ -41,7 +41,7 @@ class Linear(Scaling):
         return Frequencies(tuple(f / factor for f in inverse_frequencies(rotary_dim, rope_theta)))
 
 
-@answered_class
+@explain_constructor_misfits
 @dataclass(frozen=True)
 class DynamicLinear(Scaling):
     """Interpolate positions if the current length l exceeds the training length L: theta' = theta

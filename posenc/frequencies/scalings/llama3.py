@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from posenc.arguments import answered_class
+from posenc.arguments import explain_constructor_misfits
 from posenc.frequencies.scaling import (
     ExtendMethod,
     Frequencies,
@@ -14,7 +14,7 @@ from posenc.frequencies.scaling import (
 from posenc.frequencies.scalings.by_parts import NTKByParts
 
 
-@answered_class
+@explain_constructor_misfits
 @dataclass(frozen=True)
 class Llama3(Scaling):
     """Scale as Llama 3.1, with L = original_max_positions: keep wavelengths below

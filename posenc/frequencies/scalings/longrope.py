@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any, Self
 
-from posenc.arguments import answered_class
+from posenc.arguments import explain_constructor_misfits
 from posenc.frequencies.floats import longrope_temperature
 from posenc.frequencies.scaling import (
     Frequencies,
@@ -19,7 +19,7 @@ from posenc.frequencies.scaling import (
 from posenc.frequencies.series import inverse_frequencies
 
 
-@answered_class
+@explain_constructor_misfits
 @dataclass(frozen=True)
 class LongRoPE(Scaling):
     """Divide each pair's frequency by its own searched factor: LongRoPE.
@@ -91,7 +91,8 @@ class LongRoPE(Scaling):
 
     @property
     def temperature(self) -> float:
-        """Return the factor of cos and sin, at every length."""
+        """Return the factor of cos and sin, the same at every length: `attention_factor`, or if
+        that is None the class's formula."""
         return self.attention_factor or longrope_temperature(
             self.factor, self.original_max_positions
         )

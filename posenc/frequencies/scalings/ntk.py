@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from decimal import Decimal
 
-from posenc.arguments import answered_class
+from posenc.arguments import explain_constructor_misfits
 from posenc.frequencies.scaling import (
     ExtendMethod,
     Frequencies,
@@ -30,7 +30,7 @@ def ntk_frequencies(
     return geometric_series(rotary_dim // 2, base, Decimal(2) / rotary_dim)
 
 
-@answered_class
+@explain_constructor_misfits
 @dataclass(frozen=True)
 class NTK(Scaling):
     """Enlarge the base, NTK-aware: base' = base * factor^(d/(d-2)), d = rotary_dim.
@@ -52,7 +52,7 @@ class NTK(Scaling):
         return Frequencies(ntk_frequencies(self, rotary_dim, rope_theta, Decimal(self.factor)))
 
 
-@answered_class
+@explain_constructor_misfits
 @dataclass(frozen=True)
 class DynamicNTK(Scaling):
     """Enlarge the base depending on the current length l.

@@ -4,12 +4,12 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any, Self
 
-from posenc.arguments import answered_class
+from posenc.arguments import explain_constructor_misfits
 from posenc.frequencies.scaling import Frequencies, NamedEncoding, RopeType, Scaling, require
 from posenc.frequencies.series import inverse_frequencies
 
 
-@answered_class
+@explain_constructor_misfits
 @dataclass(frozen=True)
 class Proportional(Scaling):
     """Rotate only the fastest int(p * rotary_dim / 2) pairs: p-RoPE.

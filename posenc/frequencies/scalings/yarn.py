@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any, Self
 
-from posenc.arguments import answered_class
+from posenc.arguments import explain_constructor_misfits
 from posenc.frequencies.floats import yarn_temperature
 from posenc.frequencies.scaling import (
     Frequencies,
@@ -19,7 +19,7 @@ from posenc.frequencies.scalings.by_parts import blend_frequencies, ramp, ramp_e
 from posenc.frequencies.series import inverse_frequencies
 
 
-@answered_class
+@explain_constructor_misfits
 @dataclass(frozen=True)
 class YaRN(Scaling):
     """Scale as released YaRN: a linear ramp in the pair's index between the pairs with beta_fast
@@ -105,7 +105,8 @@ class YaRN(Scaling):
 
     @property
     def temperature(self) -> float:
-        """Return the factor of cos and sin, at every length."""
+        """Return the factor of cos and sin, the same at every length: `attention_factor`, or if
+        that is None the class's formula."""
         if self.attention_factor is not None:
             return self.attention_factor
         upper = yarn_temperature(self.factor, self.mscale)
@@ -132,7 +133,7 @@ class YaRN(Scaling):
         return Frequencies(scaled, self.temperature)
 
 
-@answered_class
+@explain_constructor_misfits
 @dataclass(frozen=True)
 class DynamicYaRN(Scaling):
     """Scale as YaRN with factor = l / L at the current length l, and not at all up to the training

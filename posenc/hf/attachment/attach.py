@@ -5,22 +5,23 @@
 attributes. Then each forward of the model runs like this (in hooks.py unless another file is
 named; what it sets or reads is in calls.py):
 
-    model            note_position_ids    sets GIVEN_IDS, if its own code may drop position_ids
-    stack of layers  begin_stack          sets FORWARD: positions, prepared encoding
-      embeddings     encode_embeddings    reads FORWARD: adds the encoding to token embeddings
+    model            note_position_ids    sets CALLED_WITH_POSITION_IDS, if its own code may drop
+                                          position_ids
+    stack of layers  begin_stack          sets RUNNING_FORWARD: positions, prepared encoding
+      embeddings     encode_embeddings    reads it: adds the encoding to token embeddings
       own positions  own_positions.py     gives an identity rotation, zeros of a table, no bias
-      mask           attention.build_mask reads FORWARD and keeps it, for recomputed layers
-      attention      enter_attention      reads FORWARD, sets ATTENDING: encoding, states
-        cache        cached.PositionedUpdate  reads ATTENDING: stores positions and states with
-                                          the keys, and writes those of all keys to it
-        interface    attention.attend     reads ATTENDING: calls posenc.attention
-                     leave_attention      clears ATTENDING, also after an exception; refuses an
-                                          attention that posenc's did not compute
-                     end_stack            clears FORWARD, also after an exception
-                     forget_position_ids  clears GIVEN_IDS, so too
+      mask           attention.build_mask reads it and keeps it, for recomputed layers
+      attention      enter_attention      reads it, sets RUNNING_ATTENTION: encoding, states
+        cache        cached.PositionedUpdate  reads RUNNING_ATTENTION: stores positions and states
+                                          with the keys, and writes those of all keys to it
+        interface    attention.attend     reads RUNNING_ATTENTION: calls posenc.attention
+                     leave_attention      clears RUNNING_ATTENTION, also after an exception; refuses
+                                          an attention that posenc's did not compute
+                     end_stack            clears RUNNING_FORWARD, also after an exception
+                     forget_position_ids  clears CALLED_WITH_POSITION_IDS, so too
 
-FORWARD and ATTENDING are context variables: each thread has its own. A cache gets its new `update`
-from cached.install_update, which enter_attention calls. find.recorded_attention sets TRIAL while
+The three are context variables: each thread has its own. A cache gets its new `update` from
+cached.install_update, which enter_attention calls. find.recorded_attention sets TRIAL while
 `attach` tries the model: attention.attend then lists the calls that it gets.
 """
 
@@ -31,7 +32,7 @@ from typing import Any, Literal
 
 from torch import nn
 
-from posenc.arguments import answered
+from posenc.arguments import explain_misfits
 from posenc.encodings import (
     ModelShape,
     PositionEncoding,
@@ -41,8 +42,15 @@ from posenc.encodings import (
     require_encoding,
 )
 from posenc.hf.attachment import hooks, own_positions
-from posenc.hf.attachment.attention import NAME, register_attention
-from posenc.hf.attachment.calls import ATTACHMENT, CARRIES, COUNTS, ENCODING, HOOKED, LAYER
+from posenc.hf.attachment.attention import IMPLEMENTATION, register_attention
+from posenc.hf.attachment.calls import (
+    ATTACHMENT_ATTRIBUTE,
+    ENCODING_MODULE,
+    HOOKED_MODULES_ATTRIBUTE,
+    LAYER_ATTRIBUTE,
+    MIXES_TEXTS_ATTRIBUTE,
+    NEEDS_POSITION_IDS_ATTRIBUTE,
+)
 from posenc.hf.attachment.find import (
     Stack,
     build_example,
@@ -78,7 +86,7 @@ class Attachment:
         vars(self).update(state)
 
 
-@answered
+@explain_misfits
 def attach(
     model: Any,
     encoding: PositionEncoding | str | None,
@@ -150,7 +158,7 @@ def _attach_or_restore(
     _check_arguments(model, own, check)
     example = build_example(model) if example is None else example
     attachment = Attachment(own)
-    setattr(model, ATTACHMENT, attachment)
+    setattr(model, ATTACHMENT_ATTRIBUTE, attachment)
     try:
         stacks = _replace_attention(model, attachment, example)
         encodings = _resolve_stack_encodings(model, stacks, encoding, decoder, example)
@@ -207,27 +215,29 @@ def _check_arguments(model: Any, own: Any, check: Any) -> None:
             f"attach: the weights of {type(model).__name__} are on the meta device, where it "
             "cannot run. Load them first."
         )
-    if hasattr(model, ATTACHMENT):
+    if hasattr(model, ATTACHMENT_ATTRIBUTE):
         raise ValueError(
             "attach: the model has an encoding already; call detach(model) first. To combine "
             "several, attach posenc.Compose(a, b)."
         )
 
 
-@answered
+@explain_misfits
 def detach(model: Any) -> tuple[PositionEncoding, ...]:
     """Restore the model and return its encodings: one, or the encoder's and the decoder's.
 
     Raises: ValueError if no encoding is attached.
     """
-    if not hasattr(model, ATTACHMENT):
+    if not hasattr(model, ATTACHMENT_ATTRIBUTE):
         raise ValueError("detach: the model has no encoding attached.")
-    encodings = tuple(getattr(s, ENCODING) for s in getattr(model, ATTACHMENT).stacks)
+    encodings = tuple(
+        getattr(s, ENCODING_MODULE) for s in getattr(model, ATTACHMENT_ATTRIBUTE).stacks
+    )
     _restore_model(model)
     return encodings
 
 
-@answered
+@explain_misfits
 @contextmanager
 def attached(
     model: Any, encoding: PositionEncoding | None, own: Own = "replace", *, alone: bool = True
@@ -245,7 +255,7 @@ def attached(
         detach(model)
 
 
-@answered
+@explain_misfits
 def shape_of(
     model: Any, *, encoder: bool = False, example: dict[str, Any] | None = None
 ) -> ModelShape:
@@ -259,16 +269,16 @@ def shape_of(
     4
     """
     example = build_example(model) if example is None else example
-    before = getattr(model, ATTACHMENT, None)
+    before = getattr(model, ATTACHMENT_ATTRIBUTE, None)
     attachment = Attachment("keep")
-    setattr(model, ATTACHMENT, attachment)
+    setattr(model, ATTACHMENT_ATTRIBUTE, attachment)
     try:
         stacks = _replace_attention(model, attachment, example)
         return stack_shape(stacks[0 if encoder else -1], model.config)
     finally:
         _restore_model(model)
         if before is not None:
-            setattr(model, ATTACHMENT, before)
+            setattr(model, ATTACHMENT_ATTRIBUTE, before)
 
 
 def _replace_attention(model: Any, attachment: Attachment, example: dict[str, Any]) -> list[Stack]:
@@ -287,10 +297,10 @@ def _replace_attention(model: Any, attachment: Attachment, example: dict[str, An
     if model.config.model_type == "bloom":
         # transformers ignores the request for BLOOM, whose own code bypasses its interface.
         for config in configs.values():
-            config._attn_implementation = NAME
+            config._attn_implementation = IMPLEMENTATION
     else:
-        model.set_attn_implementation(NAME)
-    if model.config._attn_implementation != NAME:
+        model.set_attn_implementation(IMPLEMENTATION)
+    if model.config._attn_implementation != IMPLEMENTATION:
         raise ValueError(
             f"attach: the attention of {type(model).__name__} cannot be replaced: transformers "
             "has it outside its attention interface."
@@ -335,7 +345,8 @@ def _resolve_stack_encodings(
 def _refuse_unfit_encoding(
     encoding: PositionEncoding, stack: Stack, model: Any, reads_tokens: bool
 ) -> None:
-    """Raise ValueError if the encoding cannot work in this stack."""
+    """Raise ValueError if the encoding cannot work in this stack; reads_tokens: True if the stack
+    reads tokens, not images or sound."""
     causal = all(reached.causal for reached in stack.attentions)
     acts = bool(encoding.claims.places)
     if encoding.claims.causal_only and acts and not causal:
@@ -389,7 +400,7 @@ def _attach_to_stack(
     stack's forward gets none, see hooks.AttachedLayer."""
     module = stack.module
     first = next(module.parameters())
-    module.add_module(ENCODING, encoding.to(first.device))
+    module.add_module(ENCODING_MODULE, encoding.to(first.device))
     attachment.stacks.append(module)
     attachment.handles += [
         module.register_forward_pre_hook(hooks.begin_stack, with_kwargs=True),
@@ -399,8 +410,8 @@ def _attach_to_stack(
         table = module.get_input_embeddings()  # type: ignore[operator]
         attachment.handles.append(table.register_forward_hook(hooks.encode_embeddings))
     for other in stack.cross_attentions:
-        attachment.changed.append((other, {LAYER: None}, {}))
-        vars(other)[LAYER] = None
+        attachment.changed.append((other, {LAYER_ATTRIBUTE: None}, {}))
+        vars(other)[LAYER_ATTRIBUTE] = None
     described = repr_in_one_line(encoding)
     for index, reached in enumerate(stack.attentions):
         attention: Any = reached.module
@@ -410,8 +421,8 @@ def _attach_to_stack(
         if cache_index is None:
             cache_index = index
         layer = hooks.AttachedLayer(module, index, cache_index, described, own, has_positions)
-        attachment.changed.append((attention, {LAYER: layer}, {}))
-        vars(attention)[LAYER] = layer
+        attachment.changed.append((attention, {LAYER_ATTRIBUTE: layer}, {}))
+        vars(attention)[LAYER_ATTRIBUTE] = layer
         attachment.handles += [
             attention.register_forward_pre_hook(hooks.enter_attention, with_kwargs=True),
             attention.register_forward_hook(
@@ -435,25 +446,27 @@ def _record_hooked_modules(attachment: Attachment, stack: Stack, model: Any) -> 
         hooked += own_positions.rotation_modules(module) + own_positions.position_tables(
             module, model
         )
-    if 1 in getattr(module, ENCODING).claims.places:
+    if 1 in getattr(module, ENCODING_MODULE).claims.places:
         hooked.append(module.get_input_embeddings())  # type: ignore[operator]
     noted = hooks.locate_modules(model, hooked)
-    attachment.changed.append((module, {HOOKED: noted}, {}))
-    vars(module)[HOOKED] = noted
+    attachment.changed.append((module, {HOOKED_MODULES_ATTRIBUTE: noted}, {}))
+    vars(module)[HOOKED_MODULES_ATTRIBUTE] = noted
 
 
 def _prepare_kept_positions(attachment: Attachment, stack: nn.Module, model: Any) -> None:
-    """Record on the stack whether its own rotation must be handed position_ids (COUNTS), and make
-    its forward refuse position_ids if it has a table that ignores them."""
+    """Record on the stack whether its own rotation must be handed position_ids
+    (NEEDS_POSITION_IDS_ATTRIBUTE), and make its forward refuse position_ids if it has a table that
+    ignores them."""
     has_tables = bool(own_positions.position_tables(stack, model))
     takes_ids = hooks.takes_position_ids(stack)
     if has_tables and not takes_ids:
         handle = stack.register_forward_pre_hook(hooks.refuse_position_ids, with_kwargs=True)
         attachment.handles.append(handle)
     # A table that counts padding is another matter: without posenc the model reads it so, too.
-    counts = takes_ids and not has_tables and bool(own_positions.rotation_modules(stack))
-    attachment.changed.append((stack, {COUNTS: counts}, {}))
-    vars(stack)[COUNTS] = counts
+    keeps_rotation = not has_tables and bool(own_positions.rotation_modules(stack))
+    needs_ids = takes_ids and keeps_rotation
+    attachment.changed.append((stack, {NEEDS_POSITION_IDS_ATTRIBUTE: needs_ids}, {}))
+    vars(stack)[NEEDS_POSITION_IDS_ATTRIBUTE] = needs_ids
 
 
 def _record_text_mixing(
@@ -461,15 +474,15 @@ def _record_text_mixing(
 ) -> None:
     """Record on the stack whether its layers hand one text of a packed row on to the next, for
     `hooks.begin_stack` to refuse such rows."""
-    carries = own_positions.mixes_packed_texts(model, stack, example)
-    attachment.changed.append((stack.module, {CARRIES: carries}, {}))
-    vars(stack.module)[CARRIES] = carries
+    mixes_texts = own_positions.mixes_packed_texts(model, stack, example)
+    attachment.changed.append((stack.module, {MIXES_TEXTS_ATTRIBUTE: mixes_texts}, {}))
+    vars(stack.module)[MIXES_TEXTS_ATTRIBUTE] = mixes_texts
 
 
 def _restore_model(model: Any) -> None:
     """Restore everything that `attach` changed; attributes in the reverse order, because one may
     have been changed twice."""
-    attachment: Attachment = getattr(model, ATTACHMENT)
+    attachment: Attachment = getattr(model, ATTACHMENT_ATTRIBUTE)
     for handle in attachment.handles:
         handle.remove()
     for module, new, old in reversed(attachment.changed):
@@ -477,7 +490,7 @@ def _restore_model(model: Any) -> None:
             vars(module).pop(name, None)
         vars(module).update(old)
     for stack in attachment.stacks:
-        delattr(stack, ENCODING)
+        delattr(stack, ENCODING_MODULE)
     for config, name in attachment.implementations:
         config._attn_implementation = name
-    delattr(model, ATTACHMENT)
+    delattr(model, ATTACHMENT_ATTRIBUTE)

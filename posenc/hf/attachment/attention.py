@@ -12,10 +12,10 @@ from torch.nn import functional as F
 from posenc.attend.attention import attention
 from posenc.encodings import PositionEncoding
 from posenc.hf.attachment.calls import (
-    ATTENDING,
-    FORWARD,
-    HOOKED,
-    LAYER,
+    HOOKED_MODULES_ATTRIBUTE,
+    LAYER_ATTRIBUTE,
+    RUNNING_ATTENTION,
+    RUNNING_FORWARD,
     TRIAL,
     AttentionCall,
     RunningAttention,
@@ -25,7 +25,7 @@ from posenc.hf.capabilities import query_count_and_offset, requested_padding_mas
 from posenc.masks import Mask, causal, document
 from posenc.positions import as_range, consecutive_positions, num_tokens
 
-NAME = "posenc"
+IMPLEMENTATION = "posenc"
 
 
 def register_attention() -> None:
@@ -36,9 +36,9 @@ def register_attention() -> None:
     """
     from transformers import AttentionInterface, AttentionMaskInterface
 
-    AttentionInterface.register(NAME, attend)
+    AttentionInterface.register(IMPLEMENTATION, attend)
     # Without a mask function of its own, transformers would silently drop padding.
-    AttentionMaskInterface.register(NAME, build_mask)
+    AttentionMaskInterface.register(IMPLEMENTATION, build_mask)
 
 
 @dataclass(eq=False)
@@ -83,7 +83,7 @@ def build_mask(**request: Any) -> LazyMask | Tensor | None:
     """
     from transformers import masking_utils as theirs
 
-    forward = FORWARD.get()
+    forward = RUNNING_FORWARD.get()
     if forward is None:
         return theirs.sdpa_mask(**request)
     if request.get("use_vmap"):  # a user's mask, which may not accept indices that broadcast
@@ -208,10 +208,10 @@ def _running_attention(module: nn.Module, key: Tensor) -> RunningAttention | Non
 
     Raises: ValueError if the module's hooks did not run, or positions are known of other keys.
     """
-    if vars(module).get(LAYER) is None:
+    if vars(module).get(LAYER_ATTRIBUTE) is None:
         _refuse_added_attention(module)
         return None
-    now = ATTENDING.get()
+    now = RUNNING_ATTENTION.get()
     if now is None or now.module is not module:
         raise ValueError(
             f"posenc: the forward of {type(module).__name__} was called directly, which bypasses "
@@ -231,13 +231,15 @@ def _running_attention(module: nn.Module, key: Tensor) -> RunningAttention | Non
 def _refuse_added_attention(module: nn.Module) -> None:
     """Raise ValueError for an attention of a stack's kind that came after attach: it would attend
     without the encoding."""
-    forward = FORWARD.get()
-    if LAYER in vars(module) or forward is None or torch.compiler.is_compiling():
+    forward = RUNNING_FORWARD.get()
+    if LAYER_ATTRIBUTE in vars(module) or forward is None or torch.compiler.is_compiling():
         return
     with_encoding = [
-        each.module for each in vars(forward.stack)[HOOKED] if LAYER in vars(each.module)
+        hooked.module
+        for hooked in vars(forward.stack)[HOOKED_MODULES_ATTRIBUTE]
+        if LAYER_ATTRIBUTE in vars(hooked.module)
     ]
-    if any(type(each) is type(module) for each in with_encoding):
+    if any(type(hooked) is type(module) for hooked in with_encoding):
         raise ValueError(
             f"posenc: a {type(module).__name__} was added to {type(forward.stack).__name__} after "
             "attach, and knows nothing of the encoding. Call posenc.hf.detach(model), add it, and "
@@ -288,17 +290,17 @@ def _mask_from_tensor(tensor: Tensor, sizes: tuple[int, int, int, int], module: 
     return Mask(sees)
 
 
-def _cut_unseen_keys(own: Tensor, kv_len: int) -> Tensor:
+def _cut_unseen_keys(mask: Tensor, kv_len: int) -> Tensor:
     """Cut keys that no query sees from the end of a mask that the model itself has made.
 
     In early transformers 5 some families (StableLM, Persimmon) make room for one key more than
     there are, which their own attention cuts off. A layer with a window may have fewer keys than
     its mask for another reason; then a query sees the last of them, and the mask stays.
     """
-    if own.shape[-1] <= kv_len:  # nothing to read, which would break a compiled graph
-        return own
-    end = own[..., kv_len:]
-    return own if bool(_visible_keys(end).any()) else own[..., :kv_len]
+    if mask.shape[-1] <= kv_len:  # nothing to read, which would break a compiled graph
+        return mask
+    end = mask[..., kv_len:]
+    return mask if bool(_visible_keys(end).any()) else mask[..., :kv_len]
 
 
 def _choose_mask(
@@ -389,7 +391,7 @@ def attention_is_replaceable(model: Any) -> bool:
     request if the model's code bypasses its interface (Falcon)."""
     register_attention()
     before = model.config._attn_implementation
-    model.set_attn_implementation(NAME)
-    taken = model.config._attn_implementation == NAME
+    model.set_attn_implementation(IMPLEMENTATION)
+    taken = model.config._attn_implementation == IMPLEMENTATION
     model.set_attn_implementation(before)
     return taken

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from posenc.hf.attachment.calls import ATTENDING, RunningAttention
+from posenc.hf.attachment.calls import RUNNING_ATTENTION, RunningAttention
 from posenc.positions import as_tensor
 
 
@@ -137,7 +137,7 @@ def cached_states(cache: Any, now: RunningAttention, device: torch.device) -> Te
     Raises: ValueError for a cache that a model without this encoding has filled.
     """
     index = now.layer.cache_index
-    columns = cache.update.columns.get(index)
+    columns = cache.update.channels_by_layer.get(index)
     if columns is None or columns.state is None:
         return None
     keys = _joined_keys(cache, index)
@@ -155,16 +155,18 @@ def cached_positions(cache: Any) -> Tensor | None:
     if not isinstance(update, PositionedUpdate):
         return None
     longest: Tensor | None = None
-    found: AppendedChannels | None = None
-    for index, columns in update.columns.items():
+    channels: AppendedChannels | None = None
+    for index, layers_channels in update.channels_by_layer.items():
         keys = _joined_keys(cache, index)
-        if keys is None or keys.shape[-1] != columns.key_dim + columns.channels_per_head(keys):
+        if keys is None or keys.shape[
+            -1
+        ] != layers_channels.key_dim + layers_channels.channels_per_head(keys):
             continue
         if longest is None or keys.shape[2] > longest.shape[2]:
-            longest, found = keys, columns
-    if longest is None or found is None:
+            longest, channels = keys, layers_channels
+    if longest is None or channels is None:
         return None
-    return found.positions_in(longest.detach())
+    return channels.positions_in(longest.detach())
 
 
 def _joined_keys(cache: Any, index: int) -> Tensor | None:
@@ -191,7 +193,7 @@ def install_update(cache: Any) -> None:
             "cache_implementation."
         )
     # A shallow copy of a cache has the `update` of the one that it was copied from.
-    columns = dict(before.columns) if isinstance(before, PositionedUpdate) else {}
+    columns = dict(before.channels_by_layer) if isinstance(before, PositionedUpdate) else {}
     cache.update = PositionedUpdate(cache, columns)
 
 
@@ -204,7 +206,7 @@ class PositionedUpdate:
     """
 
     cache: Any
-    columns: dict[int, AppendedChannels] = field(default_factory=dict)
+    channels_by_layer: dict[int, AppendedChannels] = field(default_factory=dict)
 
     def __call__(
         self,
@@ -218,7 +220,7 @@ class PositionedUpdate:
         does, whose arguments these are. The running attention gets the positions and states of all
         keys."""
         update = type(self.cache).update
-        now = ATTENDING.get()
+        now = RUNNING_ATTENTION.get()
         if now is None:
             self._refuse_after_detach(key_states, layer_idx)
             return update(self.cache, key_states, value_states, layer_idx, *args, **options)
@@ -226,7 +228,7 @@ class PositionedUpdate:
         positions = as_tensor(now.positions, key_states.device)
         joined = columns.append_to_keys(key_states, positions, now.state)
         joined, values = update(self.cache, joined, value_states, layer_idx, *args, **options)
-        self.columns[layer_idx] = columns
+        self.channels_by_layer[layer_idx] = columns
         if joined.shape[2] == key_states.shape[2]:  # nothing came before
             return key_states, value_states
         keys, positions, state = columns.split_keys(joined)
@@ -239,11 +241,11 @@ class PositionedUpdate:
     def _refuse_after_detach(self, keys: Tensor, index: int) -> None:
         """Raise ValueError if the cache holds positions, and the model no longer has an encoding to
         read them."""
-        held = self.columns.get(index)
+        channels = self.channels_by_layer.get(index)
         before = _initialized_layer(self.cache, index)
-        if held is None or before is None or not int(before.get_seq_length()):
+        if channels is None or before is None or not int(before.get_seq_length()):
             return
-        if keys.shape[-1] == held.key_dim and before.keys.shape[-1] != held.key_dim:
+        if keys.shape[-1] == channels.key_dim and before.keys.shape[-1] != channels.key_dim:
             raise ValueError(
                 "posenc: the cache was filled while an encoding was attached to the model, which "
                 "is gone. Start with an empty cache."
@@ -257,20 +259,22 @@ class PositionedUpdate:
 
         Raises: ValueError if the earlier keys have others, or none.
         """
-        columns = AppendedChannels.for_attention(now, keys.shape[-1])
+        new_channels = AppendedChannels.for_attention(now, keys.shape[-1])
         before = _initialized_layer(self.cache, index)
         if before is None:
-            return columns
+            return new_channels
         if int(before.get_seq_length()):
-            held = self.columns.get(index)
-            if held is None or before.keys.shape[-1] != held.key_dim + held.channels_per_head(keys):
+            cached_channels = self.channels_by_layer.get(index)
+            if cached_channels is None or before.keys.shape[
+                -1
+            ] != cached_channels.key_dim + cached_channels.channels_per_head(keys):
                 raise ValueError(_FOREIGN_KEYS)
-            return held.require_same_layout(columns)
-        if before.keys.shape[-1] != keys.shape[-1] + columns.channels_per_head(keys):
+            return cached_channels.require_same_layout(new_channels)
+        if before.keys.shape[-1] != keys.shape[-1] + new_channels.channels_per_head(keys):
             # generate() has made room for keys alone, to read a prompt in chunks; the cache makes
             # it again when it is updated.
             before.is_initialized = False
-        return columns
+        return new_channels
 
 
 def _initialized_layer(cache: Any, index: int) -> Any:

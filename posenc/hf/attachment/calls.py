@@ -8,20 +8,20 @@ from torch import Tensor, nn
 
 from posenc.encodings import PositionEncoding
 
-ATTACHMENT = "posenc_attachment"
+ATTACHMENT_ATTRIBUTE = "posenc_attachment"
 """Attribute of a model that has its Attachment."""
-ENCODING = "posenc_encoding"
+ENCODING_MODULE = "posenc_encoding"
 """Submodule of a stack that is the encoding, so its parameters are the model's."""
-CARRIES = "posenc_carries_texts"
+MIXES_TEXTS_ATTRIBUTE = "posenc_carries_texts"
 """Attribute of a stack: whether layers that are no attention hand one text of a packed row on to
 the next."""
-COUNTS = "posenc_counts"
+NEEDS_POSITION_IDS_ATTRIBUTE = "posenc_counts"
 """Attribute of a stack: whether it takes position_ids and keeps its own rotation. It then gets
 the positions that posenc has counted, so that both rotate by the same ones."""
-HOOKED = "posenc_hooked"
+HOOKED_MODULES_ATTRIBUTE = "posenc_hooked"
 """Attribute of a stack that has the modules which carry its hooks, and the layers around them, a
 list of hooks.HookedModule."""
-LAYER = "posenc_layer"
+LAYER_ATTRIBUTE = "posenc_layer"
 """Attribute of an attention module that has the data of its encoding, a hooks.AttachedLayer; None
 in one that reads another stack, and has no encoding."""
 
@@ -33,7 +33,8 @@ class RunningForward:
     encoding: the stack's encoding, prepared for its positions. positions: (len) or (batch, len),
     plus an axis of components if the encoding takes several; None if the model has none (ViT).
     documents: (len) or (batch, len), the document of each token in a packed row; None if there is
-    only one. has_mask: whether the caller gave an attention_mask. token: resets FORWARD afterwards.
+    only one. has_mask: whether the caller gave an attention_mask. token: resets RUNNING_FORWARD
+    afterwards.
     """
 
     stack: nn.Module
@@ -51,7 +52,8 @@ class RunningAttention:
     positions and state are those of its queries, kv_positions and kv_state those of its keys: the
     same tokens, until a cache puts earlier ones in front.
 
-    layer: data of the module, a hooks.AttachedLayer. token: resets ATTENDING after the call.
+    layer: data of the module, a hooks.AttachedLayer. token: resets RUNNING_ATTENTION after the
+    call.
     computed_by_posenc: whether posenc's attention has computed it, and not an implementation that
     knows nothing of the encoding.
     """
@@ -101,8 +103,10 @@ class AttentionRecord:
     calls: list[AttentionCall] = field(default_factory=list)
 
 
-GIVEN_IDS: ContextVar[bool] = ContextVar("posenc position_ids", default=False)
+CALLED_WITH_POSITION_IDS: ContextVar[bool] = ContextVar("posenc position_ids", default=False)
 """Whether the running model was called with position_ids; set for models that may drop them."""
-FORWARD: ContextVar[RunningForward | None] = ContextVar("posenc forward", default=None)
-ATTENDING: ContextVar[RunningAttention | None] = ContextVar("posenc attention", default=None)
+RUNNING_FORWARD: ContextVar[RunningForward | None] = ContextVar("posenc forward", default=None)
+RUNNING_ATTENTION: ContextVar[RunningAttention | None] = ContextVar(
+    "posenc attention", default=None
+)
 TRIAL: ContextVar[AttentionRecord | None] = ContextVar("posenc trial", default=None)

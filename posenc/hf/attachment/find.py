@@ -92,7 +92,7 @@ def find_stacks(model: Any, example: dict[str, Any]) -> list[Stack]:
         for handle in handles:
             handle.remove()
     names = {module: name for name, module in model.named_modules()}
-    _refuse_bypassing_attention(model, names, called, {each.module for each in record.calls})
+    _refuse_bypassing_attention(model, names, called, {call.module for call in record.calls})
     stacks: dict[nn.Module, Stack] = {}
     reads_another: list[nn.Module] = []
     for call in record.calls:
@@ -204,10 +204,10 @@ def _innermost_called_model(model: Any, name: str, called: set[nn.Module]) -> nn
     """Return the innermost transformers model that was called and contains the module `name`."""
     from transformers import PreTrainedModel
 
-    found: nn.Module = model
+    innermost: nn.Module = model
     module: nn.Module = model
     for part in name.split("."):
         if isinstance(module, PreTrainedModel) and module in called:
-            found = module
+            innermost = module
         module = getattr(module, part)
-    return found
+    return innermost

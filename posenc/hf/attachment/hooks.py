@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from posenc.encodings import Compose, PositionEncoding
-from posenc.hf.attachment.attention import NAME, LazyMask
+from posenc.hf.attachment.attention import IMPLEMENTATION, LazyMask
 from posenc.hf.attachment.cached import (
     cached_positions,
     cached_states,
@@ -17,14 +17,14 @@ from posenc.hf.attachment.cached import (
     self_attention_cache,
 )
 from posenc.hf.attachment.calls import (
-    ATTENDING,
-    CARRIES,
-    COUNTS,
-    ENCODING,
-    FORWARD,
-    GIVEN_IDS,
-    HOOKED,
-    LAYER,
+    CALLED_WITH_POSITION_IDS,
+    ENCODING_MODULE,
+    HOOKED_MODULES_ATTRIBUTE,
+    LAYER_ATTRIBUTE,
+    MIXES_TEXTS_ATTRIBUTE,
+    NEEDS_POSITION_IDS_ATTRIBUTE,
+    RUNNING_ATTENTION,
+    RUNNING_FORWARD,
     RunningAttention,
     RunningForward,
 )
@@ -79,8 +79,8 @@ class HookedModule:
 
 
 def locate_modules(model: nn.Module, modules: list[nn.Module]) -> list[HookedModule]:
-    """Return where in a model these modules are; one that several parents have comes once for
-    each."""
+    """Return for each of these modules where it is in the model: its parent and its name there. A
+    module that several parents have is returned once for each."""
     wanted = {id(module) for module in modules}
     return [
         HookedModule(parent, name, child)
@@ -97,12 +97,12 @@ def takes_position_ids(model: nn.Module) -> bool:
 
 def note_position_ids(model: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
     """Note whether a model that may drop position_ids is called with them, before its forward."""
-    GIVEN_IDS.set(kwargs.get("position_ids") is not None)
+    CALLED_WITH_POSITION_IDS.set(kwargs.get("position_ids") is not None)
 
 
 def forget_position_ids(model: nn.Module, args: tuple, kwargs: dict[str, Any], out: Any) -> None:
     """Forget what `note_position_ids` noted, after the forward, also after an exception."""
-    GIVEN_IDS.set(False)
+    CALLED_WITH_POSITION_IDS.set(False)
 
 
 def refuse_position_ids(stack: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
@@ -124,17 +124,17 @@ def begin_stack(
 
     A forward pre-hook. Raises: ValueError for arguments with which the encoding would be wrong.
     """
-    given = _arguments_by_name(stack, args, kwargs)
-    if given.get("output_attentions"):
+    arguments = _arguments_by_name(stack, args, kwargs)
+    if arguments.get("output_attentions"):
         raise ValueError("posenc attention returns no weights: set output_attentions=False.")
     if not torch.compiler.is_compiling():
         _refuse_exchanged_modules(stack)
-    mask = _mask_for_fractional_positions(given)
-    given = given | mask
+    mask = _mask_for_fractional_positions(arguments)
+    arguments = arguments | mask
     kwargs = kwargs | mask
-    encoding: Any = getattr(stack, ENCODING)
-    positions, documents = _positions_and_documents(given, encoding.claims.num_axes)
-    if documents is not None and vars(stack).get(CARRIES):
+    encoding: Any = getattr(stack, ENCODING_MODULE)
+    positions, documents = _positions_and_documents(arguments, encoding.claims.num_axes)
+    if documents is not None and vars(stack).get(MIXES_TEXTS_ATTRIBUTE):
         refuse_mixed_texts(stack, documents)
     if positions is None:
         prepared = encoding
@@ -144,13 +144,15 @@ def begin_stack(
         last = as_tensor(positions)
         length = int(last.max()) + 1 if changing and last.numel() else None
         prepared = encoding.prepare(positions, length)
-    has_mask = given.get("attention_mask") is not None
-    if _positions_skip_padding(positions, given) and vars(stack).get(COUNTS):
+    has_mask = arguments.get("attention_mask") is not None
+    if _positions_skip_padding(positions, arguments) and vars(stack).get(
+        NEEDS_POSITION_IDS_ATTRIBUTE
+    ):
         # Transformers would count the padding, too. That turns all keys and queries of a row alike,
         # but an encoding that changes them after this rotation needs not commute with it.
         kwargs = {**kwargs, "position_ids": positions}
     forward = RunningForward(stack, prepared, positions, documents, has_mask)
-    forward.token = FORWARD.set(forward)
+    forward.token = RUNNING_FORWARD.set(forward)
     embeds = kwargs.get("inputs_embeds")
     if 1 in encoding.claims.places and embeds is not None:
         embeds = _add_to_embeddings(forward, embeds)
@@ -158,24 +160,24 @@ def begin_stack(
     return args, kwargs
 
 
-def _positions_skip_padding(positions: Tensor | range | None, given: dict[str, Any]) -> bool:
+def _positions_skip_padding(positions: Tensor | range | None, arguments: dict[str, Any]) -> bool:
     """Return True if posenc has counted these positions and skipped padding: then they are a tensor
-    with a row for each text. Those without padding are a range, or (len) where torch.compile reads
-    the forward. given: arguments of the forward."""
-    counted_here = given.get("position_ids") is None
+    (batch, len). Without padding they are a range, or (len) where torch.compile reads the forward.
+    arguments: those of the forward."""
+    counted_here = arguments.get("position_ids") is None
     return counted_here and isinstance(positions, Tensor) and positions.ndim == 2
 
 
 def end_stack(stack: nn.Module, args: tuple, kwargs: dict[str, Any], out: Any) -> None:
     """Clear the record of the running forward, also after an exception."""
-    forward = FORWARD.get()
+    forward = RUNNING_FORWARD.get()
     if forward is not None and forward.stack is stack:
-        FORWARD.reset(forward.token)
+        RUNNING_FORWARD.reset(forward.token)
 
 
 def encode_embeddings(table: nn.Module, args: tuple, out: Tensor) -> Tensor:
     """Return token embeddings with the encoding added; a forward hook of the embeddings."""
-    forward = FORWARD.get()
+    forward = RUNNING_FORWARD.get()
     if forward is None:
         raise ValueError(
             "posenc: the token embeddings were called outside of the model's forward, where "
@@ -197,14 +199,17 @@ def _add_to_embeddings(forward: RunningForward, embeddings: Tensor) -> Tensor:
 
 
 def enter_attention(module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
-    """Record encoding, positions and states in ATTENDING before an attention module runs.
+    """Record encoding, positions and states in RUNNING_ATTENTION before an attention module runs.
 
     Raises: ValueError if another attention implementation has been set since `attach`.
     """
-    layer: AttachedLayer = vars(module)[LAYER]
-    implementation = getattr(getattr(module, "config", None), "_attn_implementation", NAME)
-    if implementation != NAME:
-        raise _bypass_error(module, f"its implementation is {implementation!r}, no longer {NAME!r}")
+    layer: AttachedLayer = vars(module)[LAYER_ATTRIBUTE]
+    implementation = getattr(
+        getattr(module, "config", None), "_attn_implementation", IMPLEMENTATION
+    )
+    if implementation != IMPLEMENTATION:
+        why = f"its implementation is {implementation!r}, no longer {IMPLEMENTATION!r}"
+        raise _bypass_error(module, why)
     x = kwargs.get("hidden_states", args[0] if args else None)
     if not isinstance(x, Tensor):
         raise ValueError(
@@ -240,7 +245,7 @@ def enter_attention(module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> N
         past = cached_states(cache, now, x.device)
     now.state = encoding.state(x, as_tensor(positions, x.device), past)
     now.kv_state = now.state
-    now.token = ATTENDING.set(now)
+    now.token = RUNNING_ATTENTION.set(now)
 
 
 def _find_forward(
@@ -252,7 +257,7 @@ def _find_forward(
     for argument in arguments:
         if isinstance(argument, LazyMask) and argument.forward is not None:
             return argument.forward
-    forward = FORWARD.get()
+    forward = RUNNING_FORWARD.get()
     if forward is not None:
         return forward
     if layer.has_positions:
@@ -262,7 +267,7 @@ def _find_forward(
             "layers or its forward method (peft calls the method of the model that it wraps: "
             "wrap the model with its head)."
         )
-    return RunningForward(layer.stack, getattr(layer.stack, ENCODING), None)
+    return RunningForward(layer.stack, getattr(layer.stack, ENCODING_MODULE), None)
 
 
 def leave_attention(module: nn.Module, args: tuple, kwargs: dict[str, Any], out: Any) -> None:
@@ -271,10 +276,10 @@ def leave_attention(module: nn.Module, args: tuple, kwargs: dict[str, Any], out:
     Raises: ValueError if it returned without posenc's attention: somebody has set another attention
     implementation, and the model's own positions are still removed.
     """
-    now = ATTENDING.get()
+    now = RUNNING_ATTENTION.get()
     if now is None or now.module is not module:
         return
-    ATTENDING.reset(now.token)
+    RUNNING_ATTENTION.reset(now.token)
     has_returned = out is not None
     if has_returned and not now.computed_by_posenc:
         raise _bypass_error(module, "it did not call the attention interface of transformers")
@@ -284,7 +289,7 @@ def _bypass_error(module: nn.Module, why: str) -> ValueError:
     """Return the error for an attention that runs without its encoding; `why` says how we know."""
     return ValueError(
         f"posenc: {type(module).__name__} runs without the encoding attached to it: {why}. Call "
-        f"model.set_attn_implementation({NAME!r}), or posenc.hf.detach(model) first."
+        f"model.set_attn_implementation({IMPLEMENTATION!r}), or posenc.hf.detach(model) first."
     )
 
 
@@ -297,7 +302,7 @@ def _arguments_by_name(stack: nn.Module, args: tuple, kwargs: dict[str, Any]) ->
 
 def _refuse_exchanged_modules(stack: nn.Module) -> None:
     """Raise ValueError if a module with hooks has been exchanged: the new one has none."""
-    for hooked in vars(stack)[HOOKED]:
+    for hooked in vars(stack)[HOOKED_MODULES_ATTRIBUTE]:
         if not hooked.is_in_place():
             raise ValueError(
                 f"posenc: {hooked.name} of {type(hooked.parent).__name__} was exchanged after "
@@ -306,47 +311,47 @@ def _refuse_exchanged_modules(stack: nn.Module) -> None:
             )
 
 
-def _mask_for_fractional_positions(given: dict[str, Any]) -> dict[str, Tensor]:
+def _mask_for_fractional_positions(arguments: dict[str, Any]) -> dict[str, Tensor]:
     """Return a mask that hides nothing for positions that may have fractions, if none is given.
 
     Without a mask and a cache transformers takes every token whose position is not one more than
     the last for the first of a text. With a mask only `text_beginnings` tells texts apart.
     """
-    ids = given.get("position_ids")
-    tokens = given.get("input_ids")
-    tokens = given.get("inputs_embeds") if tokens is None else tokens
-    cached = find_cache(given.values()) is not None
-    has_mask = given.get("attention_mask") is not None
+    ids = arguments.get("position_ids")
+    tokens = arguments.get("input_ids")
+    tokens = arguments.get("inputs_embeds") if tokens is None else tokens
+    cached = find_cache(arguments.values()) is not None
+    has_mask = arguments.get("attention_mask") is not None
     if ids is None or not ids.is_floating_point() or tokens is None or cached or has_mask:
         return {}
     return {"attention_mask": torch.ones(tokens.shape[:2], dtype=torch.long, device=tokens.device)}
 
 
 def _positions_and_documents(
-    given: dict[str, Any], axes: int
+    arguments: dict[str, Any], axes: int
 ) -> tuple[Tensor | range | None, Tensor | None]:
     """Return the positions of the new tokens, and the document of each token in packed rows, None
     for rows of one text each. Without tokens both are None.
 
     Positions are position_ids if given. Otherwise tokens are counted after those in the cache,
-    without padding if there is an attention mask. given: arguments of the forward. axes: components
+    without padding if there is an attention mask. arguments: those of the forward. axes: components
     of a position.
     """
-    tokens = given.get("input_ids")
-    tokens = given.get("inputs_embeds") if tokens is None else tokens
+    tokens = arguments.get("input_ids")
+    tokens = arguments.get("inputs_embeds") if tokens is None else tokens
     if not isinstance(tokens, Tensor):
         return None, None
     length = tokens.shape[1]
-    mask = given.get("attention_mask")
+    mask = arguments.get("attention_mask")
     if isinstance(mask, Tensor) and mask.ndim not in (2, 4):
         raise ValueError(
             "posenc: attention_mask must be (batch, len), which hides padding, or (batch, heads, "
             f"queries, keys), which says what each token sees, got shape {tuple(mask.shape)}."
         )
-    cache = find_cache(given.values())
+    cache = find_cache(arguments.values())
     past = 0 if cache is None else int(self_attention_cache(cache).get_seq_length())
-    ids = given.get("position_ids")
-    if ids is None and GIVEN_IDS.get():
+    ids = arguments.get("position_ids")
+    if ids is None and CALLED_WITH_POSITION_IDS.get():
         raise ValueError(
             "posenc: position_ids were given, and this model's own code drops them (as BLOOM's "
             "does), so neither positions nor packed texts would be as they say. Leave them out, "
@@ -358,10 +363,12 @@ def _positions_and_documents(
         numbers, ids = _split_token_numbers(ids, axes)
         positions = _positions_from_ids(ids, axes)
         if cache is not None and past:
-            held = cached_positions(self_attention_cache(cache))
+            cached_numbers = cached_positions(self_attention_cache(cache))
             if axes > 1:
-                held = None  # the cache holds components, and not the numbers of its tokens
-            refuse_another_text(ids, numbers, held, mask, past)
+                cached_numbers = (
+                    None  # the cache holds components, and not the numbers of its tokens
+                )
+            refuse_another_text(ids, numbers, cached_numbers, mask, past)
             return positions, None
         if numbers is None:
             refuse_packed_text(ids, mask)
@@ -372,7 +379,7 @@ def _positions_and_documents(
             f"posenc: the encoding takes positions of {axes} components: hand the model "
             f"position_ids of shape ({axes}, batch, len)."
         )
-    if given.get("cu_seq_lens_q") is not None:
+    if arguments.get("cu_seq_lens_q") is not None:
         raise ValueError("posenc: packed rows need position_ids, which restart in each document.")
     if not isinstance(mask, Tensor) or mask.ndim != 2 or bool((mask != 0).all()):
         return consecutive_positions(past, length, tokens.device), None

@@ -6,15 +6,15 @@ from typing import Any
 
 from torch import nn
 
-from posenc.arguments import answered
+from posenc.arguments import explain_misfits
 from posenc.dialects.files.inside import path_inside
 from posenc.dialects.files.json_object import read_json
 from posenc.encodings import PositionEncoding, repr_in_one_line
 from posenc.hf.attachment.attach import attach
-from posenc.hf.attachment.calls import ATTACHMENT, ENCODING
+from posenc.hf.attachment.calls import ATTACHMENT_ATTRIBUTE, ENCODING_MODULE
 from posenc.hf.attachment.save import (
     FORMAT,
-    NUMBERS,
+    PARAMETERS_FILE,
     RECORD,
     encoding_classes,
     share_parameters,
@@ -22,7 +22,7 @@ from posenc.hf.attachment.save import (
 )
 from posenc.hf.attachment.written import encoding_from_json
 from posenc.hf.checkpoint.loading import (
-    STOCK,
+    SAFE_OPTIONS,
     import_quiet_transformers,
     read_checked_folder,
     refuse_nonfinite_weights,
@@ -30,7 +30,7 @@ from posenc.hf.checkpoint.loading import (
 from posenc.report.files.opened import bytes_of
 
 
-@answered
+@explain_misfits
 def load(
     folder: str | Path,
     *,
@@ -68,25 +68,27 @@ def load(
             "Load it with transformers."
         )
     record = read_json(path_inside(folder, RECORD, "posenc.hf.load"))
-    numbers = path_inside(folder, NUMBERS, RECORD)
+    numbers = path_inside(folder, PARAMETERS_FILE, RECORD)
     _check_record(folder, record, numbers)
-    given = (encoding, decoder)
+    encodings_of_caller = (encoding, decoder)
     encodings = [
-        _resolve_encoding(folder / RECORD, stack, own)
-        for stack, own in zip(record["stacks"], given, strict=False)
+        _resolve_encoding(folder / RECORD, stack, callers_encoding)
+        for stack, callers_encoding in zip(record["stacks"], encodings_of_caller, strict=False)
     ]
     transformers = import_quiet_transformers()
     raw, _ = read_checked_folder(folder)
     kind = getattr(transformers, (raw.get("architectures") or [""])[0], None)
     if not isinstance(kind, type) or not issubclass(kind, transformers.PreTrainedModel):
         raise ValueError(f"{folder / 'config.json'}: architectures names no class of transformers.")
-    model = kind.from_pretrained(folder, **STOCK, **options)  # twice the same: a TypeError
+    model = kind.from_pretrained(folder, **SAFE_OPTIONS, **options)  # twice the same: a TypeError
     refuse_nonfinite_weights(model, folder)
     second = encodings[1] if len(encodings) > 1 else None
     attach(model, encodings[0], decoder=second, own=record["own"])
-    for attached_to, stack in zip(getattr(model, ATTACHMENT).stacks, record["stacks"], strict=True):
+    for attached_to, stack in zip(
+        getattr(model, ATTACHMENT_ATTRIBUTE).stacks, record["stacks"], strict=True
+    ):
         try:
-            share_parameters(getattr(attached_to, ENCODING), _read_shared_names(stack))
+            share_parameters(getattr(attached_to, ENCODING_MODULE), _read_shared_names(stack))
         except ValueError as error:
             raise ValueError(f"{folder / RECORD}: {error}") from error
     _load_parameters(model, numbers)
@@ -106,7 +108,7 @@ def _check_record(folder: Path, record: dict[str, Any], numbers: Path) -> None:
     if not isinstance(stacks, list) or len(stacks) not in (1, 2):
         raise ValueError(f"{path}: stacks must be a list of one encoding or two, got {stacks!r}.")
     if hashlib.sha256(bytes_of(numbers, None)).hexdigest() != record["numbers"]:
-        raise ValueError(f"{path}: {NUMBERS} is not the file that was written with it.")
+        raise ValueError(f"{path}: {PARAMETERS_FILE} is not the file that was written with it.")
     if weights_fingerprint(folder) != record["weights"]:
         raise ValueError(
             f"{path}: the weights in the folder are not those that it was written with: another "
@@ -115,18 +117,23 @@ def _check_record(folder: Path, record: dict[str, Any], numbers: Path) -> None:
         )
 
 
-def _resolve_encoding(path: Path, stack: Any, given: PositionEncoding | None) -> PositionEncoding:
-    """Return the encoding of a stack: `given`, or else the one that its record describes, with
-    fresh parameters. stack: the record, an entry of "stacks" in posenc.json, at `path`.
+def _resolve_encoding(
+    path: Path, stack: Any, callers_encoding: PositionEncoding | None
+) -> PositionEncoding:
+    """Return the encoding of a stack: `callers_encoding`, or, if that is None, the one that its
+    record describes, with fresh parameters. stack: the record, an entry of "stacks" in posenc.json,
+    at `path`.
 
-    Raises: ValueError if `given` is of another class, or the record describes none.
+    Raises: ValueError if `callers_encoding` is of another class, or the record describes none.
     """
     if not isinstance(stack, dict) or "encoding" not in stack:
         raise ValueError(f"{path}: each of stacks must be an object with an encoding.")
-    if given is not None:
-        if encoding_classes(given) != stack.get("is"):
-            raise ValueError(f"{path}: it has {stack.get('is')}, got {encoding_classes(given)}.")
-        return given
+    if callers_encoding is not None:
+        if encoding_classes(callers_encoding) != stack.get("is"):
+            raise ValueError(
+                f"{path}: it has {stack.get('is')}, got {encoding_classes(callers_encoding)}."
+            )
+        return callers_encoding
     if stack["encoding"] is None:
         raise ValueError(
             f"{path}: {stack.get('is')} cannot be built from a file: it is not posenc's own, or "
@@ -134,15 +141,15 @@ def _resolve_encoding(path: Path, stack: Any, given: PositionEncoding | None) ->
             "posenc.hf.load(folder, encoding=...)."
         )
     try:
-        found = encoding_from_json(stack["encoding"])
+        encoding = encoding_from_json(stack["encoding"])
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
-    if repr_in_one_line(found) != stack.get("says"):
+    if repr_in_one_line(encoding) != stack.get("says"):
         raise ValueError(
-            f"{path}: this version of posenc builds {repr_in_one_line(found)} from it, and "
+            f"{path}: this version of posenc builds {repr_in_one_line(encoding)} from it, and "
             f"{stack.get('says')} was saved."
         )
-    return found
+    return encoding
 
 
 def _read_shared_names(stack: dict[str, Any]) -> list[list[str]]:
@@ -155,7 +162,7 @@ def _read_shared_names(stack: dict[str, Any]) -> list[list[str]]:
 
 
 def _is_list_of_names(group: Any) -> bool:
-    """Return True for a list of two strings or more."""
+    """Return True for a list of at least two strings."""
     is_list = isinstance(group, list) and len(group) > 1
     return is_list and all(isinstance(name, str) for name in group)
 
@@ -165,19 +172,19 @@ def _load_parameters(model: Any, numbers: Path) -> None:
     from safetensors.torch import load_file
 
     tensors = load_file(numbers)
-    for index, stack in enumerate(getattr(model, ATTACHMENT).stacks):
-        encoding: nn.Module = getattr(stack, ENCODING)
-        own = {
+    for index, stack in enumerate(getattr(model, ATTACHMENT_ATTRIBUTE).stacks):
+        encoding: nn.Module = getattr(stack, ENCODING_MODULE)
+        parameters = {
             name.partition(".")[2]: tensor
             for name, tensor in tensors.items()
             if name.partition(".")[0] == str(index)
         }
         # load_state_dict would round the saved numbers to the dtype that the encoding has now.
-        floats = {t.dtype for t in own.values() if t.is_floating_point()}
+        floats = {t.dtype for t in parameters.values() if t.is_floating_point()}
         if len(floats) == 1:
             encoding.to(floats.pop())
         try:
-            encoding.load_state_dict(own)
+            encoding.load_state_dict(parameters)
         except RuntimeError as error:
             raise ValueError(f"{numbers}: it does not fit the encoding: {error}") from error
         refuse_nonfinite_weights(encoding, numbers)

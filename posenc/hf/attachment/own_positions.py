@@ -21,11 +21,11 @@ from posenc.hf.capabilities import cache_update_options
 from posenc.hf.rope.apply import rotary_modules
 from posenc.hf.tables import position_table
 
-TABLES = ("wpe", "embed_positions", "position_embeddings", "position_embedding")
+TABLE_NAMES = ("wpe", "embed_positions", "position_embeddings", "position_embedding")
 """Names of modules that map positions to vectors, which are added to token embeddings."""
-ROWS = 2**31
+ENDLESS_ROWS = 2**31
 """Number of positions that a removed table accepts."""
-T5S = ("t5", "mt5", "umt5")
+T5_MODEL_TYPES = ("t5", "mt5", "umt5")
 """Families with T5's blocks: one table for all layers, or in UMT5 one for each."""
 
 
@@ -35,7 +35,7 @@ def disable_positions(stack: nn.Module, model: Any) -> list[Any]:
     for table in position_tables(stack, model):
         handles.append(table.register_forward_pre_hook(_set_endless_zeros))
         handles.append(table.register_forward_hook(_return_zeros))
-        handles.append(table.register_forward_hook(_restore_weights, always_call=True))
+        handles.append(table.register_forward_hook(_undo_endless_zeros, always_call=True))
     return handles
 
 
@@ -46,12 +46,12 @@ def rotation_modules(stack: nn.Module) -> list[nn.Module]:
 
 def position_tables(stack: nn.Module, model: Any) -> list[nn.Module]:
     """Return the modules of a stack that map positions to vectors."""
-    known = position_table(model)
-    found: dict[int, nn.Module] = {} if known is None else {id(known.module): known.module}
+    table = position_table(model)
+    tables: dict[int, nn.Module] = {} if table is None else {id(table.module): table.module}
     for name, module in stack.named_modules():
-        if name.rpartition(".")[2] in TABLES:
-            found[id(module)] = module
-    return list(found.values())
+        if name.rpartition(".")[2] in TABLE_NAMES:
+            tables[id(module)] = module
+    return list(tables.values())
 
 
 def bias_as_encoding(attention: Any) -> T5Bias | ALiBi | None:
@@ -110,14 +110,14 @@ def refresh_table(attention: Any, own: Any) -> None:
 
 def attributes_without_bias(model: Any) -> list[tuple[nn.Module, dict[str, Any]]]:
     """Return attention modules with the attributes to set on each so that it omits its own bias:
-    those of `T5S`, and BLOOM's, whose scores then go through transformers' interface. Empty for
-    other families."""
+    those of `T5_MODEL_TYPES`, and BLOOM's, whose scores then go through transformers' interface.
+    Empty for other families."""
     kind = model.config.model_type
     if kind == "bloom":
         blooms = [m for m in model.modules() if type(m).__name__ == "BloomAttention"]
         return [(m, {"forward": partial(bloom_attention, m)}) for m in blooms]
     changes: list[tuple[nn.Module, dict[str, Any]]] = []
-    if kind not in T5S:
+    if kind not in T5_MODEL_TYPES:
         return changes
     # T5's first layer passes its bias on to the next; an empty one keeps those from computing it.
     nothing = {"has_relative_attention_bias": True, "compute_bias": empty_bias}
@@ -224,10 +224,10 @@ def mixes_packed_texts(model: Any, stack: Stack, example: dict[str, Any]) -> boo
     except Exception:  # the family's code stops at a packed row, and will in the user's call
         return False
     error = float((changed - plain)[:, first:].abs().max() / plain.abs().max())
-    return not error <= min(rounding_tolerance(model), _SAME_ORDER)
+    return not error <= min(rounding_tolerance(model), _SMALLEST_EFFECT_OF_ORDER)
 
 
-_SAME_ORDER = 1e-2
+_SMALLEST_EFFECT_OF_ORDER = 1e-2
 """Largest change of hidden states that rounding may bring where other tokens of a row change, but
 not their number: experts read their tokens together."""
 
@@ -278,13 +278,13 @@ def _return_zeros(module: nn.Module, args: tuple, out: Tensor) -> Tensor:
 
 
 def _set_endless_zeros(module: nn.Module, args: tuple) -> None:
-    """Forward pre-hook of a table: let it read zeros for up to `ROWS` positions, stored as one row,
-    so that no text is too long, also for tables that count tokens themselves (BART's)."""
+    """Forward pre-hook of a table: let it read zeros for up to `ENDLESS_ROWS` positions, stored as
+    one row, so that no text is too long, also for tables that count tokens themselves (BART's)."""
     if isinstance(module, nn.Embedding):
         row = module.weight.new_zeros(1, module.embedding_dim)
-        vars(module)["weight"] = row.expand(ROWS, -1)  # it hides the parameter, which stays
+        vars(module)["weight"] = row.expand(ENDLESS_ROWS, -1)  # it hides the parameter, which stays
 
 
-def _restore_weights(module: nn.Module, args: tuple, out: Tensor) -> None:
-    """Forward hook of a table: undo `_set_endless_zeros`."""
+def _undo_endless_zeros(module: nn.Module, args: tuple, out: Tensor) -> None:
+    """Forward hook of a table: undo `_set_endless_zeros`, so that it reads its own weight again."""
     vars(module).pop("weight", None)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from posenc.hf.attachment.calls import ATTACHMENT, ENCODING, LAYER
+from posenc.hf.attachment.calls import ATTACHMENT_ATTRIBUTE, ENCODING_MODULE, LAYER_ATTRIBUTE
 from posenc.hf.attachment.find import recorded_attention, rounding_tolerance, run_in_evaluation
 from posenc.hf.capabilities import arguments_for_next_step, forward_takes, static_cache_argument
 from posenc.positions import as_tensor
@@ -82,8 +82,8 @@ class _Proof:
 
     def __init__(self, model: Any, example: dict[str, Any]) -> None:
         self.model, self.example = model, example
-        attachment = getattr(model, ATTACHMENT)
-        encodings: list[Any] = [getattr(stack, ENCODING) for stack in attachment.stacks]
+        attachment = getattr(model, ATTACHMENT_ATTRIBUTE)
+        encodings: list[Any] = [getattr(stack, ENCODING_MODULE) for stack in attachment.stacks]
         self.stack: nn.Module = attachment.stacks[-1]
         self.axes: int = encodings[-1].claims.num_axes
         self.replaced = attachment.own == "replace"
@@ -188,30 +188,30 @@ class _Proof:
     def padded_batch(self, short: dict[str, Any], side: str, fill: int) -> dict[str, Any]:
         """Return a batch of the example's rows and the short ones, padded with the token `fill`."""
         sizes = (MISSING_TOKENS, 0) if side == "left" else (0, MISSING_TOKENS)
-        found: dict[str, Any] = {}
+        batch: dict[str, Any] = {}
         for name, value in self.example.items():
             row = short[name]
             if row.shape != value.shape:
                 row = F.pad(row, sizes, value=fill if name == "input_ids" else 0)
             rows_at = 1 if name == "position_ids" and row.ndim == 3 else 0
-            found[name] = torch.cat([value, row], dim=rows_at)
+            batch[name] = torch.cat([value, row], dim=rows_at)
         real = torch.ones_like(self.example["input_ids"])
         hidden = F.pad(torch.ones_like(short["input_ids"]), sizes)
-        return {**found, "attention_mask": torch.cat([real, hidden])}
+        return {**batch, "attention_mask": torch.cat([real, hidden])}
 
     def arguments_for_tokens(
         self, arguments: dict[str, Any], first: int, last: int
     ) -> dict[str, Any]:
         """Return the arguments for the tokens from `first` to before `last` of the last stack; a
         mask keeps the tokens before them."""
-        found = dict(arguments)
+        selected = dict(arguments)
         for name in self.per_token:
-            if name in found:
+            if name in selected:
                 tokens_at = 1 if name == "inputs_embeds" else -1
-                found[name] = found[name].narrow(tokens_at, first, last - first)
-        if "attention_mask" in found and not self.two_stacks:
-            found["attention_mask"] = found["attention_mask"][:, :last]
-        return found
+                selected[name] = selected[name].narrow(tokens_at, first, last - first)
+        if "attention_mask" in selected and not self.two_stacks:
+            selected["attention_mask"] = selected["attention_mask"][:, :last]
+        return selected
 
     def read_in_steps(
         self, arguments: dict[str, Any], bounds: list[int], empty: dict[str, Any] | None = None
@@ -261,17 +261,17 @@ class _Proof:
             with recorded_attention() as record:
                 returned = run_in_evaluation(self.model, arguments)
         except Exception as error:  # a family's code may raise anything
-            given = ", ".join(arguments)
+            names = ", ".join(arguments)
             raise self.error_naming_releases(
-                f"fails with {given} ({one_line(error)})", _ForwardFailed
+                f"fails with {names} ({one_line(error)})", _ForwardFailed
             ) from error
         finally:
             handle.remove()
-        layers = [(vars(reached.module).get(LAYER), reached) for reached in record.calls]
-        own = [reached for layer, reached in layers if layer and layer.stack is self.stack]
+        layers = [(vars(reached.module).get(LAYER_ATTRIBUTE), reached) for reached in record.calls]
+        own_calls = [reached for layer, reached in layers if layer and layer.stack is self.stack]
         hidden = outputs[-1].float()
-        places = [self.positions_by_row(reached.positions, hidden) for reached in own]
-        return Outcome(hidden, places, all(reached.causal for reached in own), returned)
+        places = [self.positions_by_row(reached.positions, hidden) for reached in own_calls]
+        return Outcome(hidden, places, all(reached.causal for reached in own_calls), returned)
 
     def positions_by_row(self, positions: Tensor | range, hidden: Tensor) -> Tensor:
         """Return positions with an axis for the rows of the batch: (batch, len) or, with several
@@ -283,10 +283,11 @@ class _Proof:
 
     def compare(self, what: str, got: Outcome, want: Outcome) -> None:
         """Raise ValueError if positions differ, or hidden states by more than rounding."""
-        for found, meant in zip(got.positions, want.positions, strict=True):
-            if not torch.equal(found, meant):
+        for got_positions, wanted_positions in zip(got.positions, want.positions, strict=True):
+            if not torch.equal(got_positions, wanted_positions):
                 raise self.error_naming_releases(
-                    f"gets positions {found[0].tolist()} {what}, and {meant[0].tolist()} without"
+                    f"gets positions {got_positions[0].tolist()} {what}, and "
+                    f"{wanted_positions[0].tolist()} without"
                 )
         if not self.compares_numbers:
             return
@@ -297,14 +298,16 @@ class _Proof:
                 f"largest, expected at most {self.tolerance:.0e}"
             )
 
-    def error_naming_releases(self, said: str, kind: type[ValueError] = ValueError) -> ValueError:
-        """Return the error that this model with this encoding does what `said` says; it names the
-        installed releases."""
-        encoding = type(getattr(self.stack, ENCODING)).__name__
+    def error_naming_releases(
+        self, problem: str, kind: type[ValueError] = ValueError
+    ) -> ValueError:
+        """Return the error of class `kind` for a problem such as "fails with input_ids", the end of
+        a sentence about this model with this encoding; it names the installed releases."""
+        encoding = type(getattr(self.stack, ENCODING_MODULE)).__name__
         installed = versions("transformers", "torch")
         releases = ", ".join(f"{name} {number}" for name, number in installed.items())
         return kind(
-            f"attach: {type(self.model).__name__} with {encoding} {said}. Either this model or the "
-            f"encoding cannot do that, or these releases do not fit together: {releases}. "
+            f"attach: {type(self.model).__name__} with {encoding} {problem}. Either this model or "
+            f"the encoding cannot do that, or these releases do not fit together: {releases}. "
             "check=False attaches it all the same, to read rows without padding in one pass."
         )

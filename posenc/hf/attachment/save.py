@@ -11,13 +11,13 @@ from torch import Tensor, nn
 
 from posenc.dialects.files.attached import MARK, RECORD
 from posenc.encodings import PerLayer, PositionEncoding, path_of_class, repr_in_one_line
-from posenc.hf.attachment.calls import ATTACHMENT, ENCODING
+from posenc.hf.attachment.calls import ATTACHMENT_ATTRIBUTE, ENCODING_MODULE
 from posenc.hf.attachment.written import encoding_to_json
 from posenc.hf.checkpoint import files
 from posenc.report.files.atomic import write_atomically
 from posenc.report.files.record import strict_json
 
-NUMBERS = "posenc.safetensors"
+PARAMETERS_FILE = "posenc.safetensors"
 FORMAT = 2
 HASHED_ELEMENTS = 64
 """Elements of each weight that are hashed to identify a model."""
@@ -25,11 +25,11 @@ HASHED_ELEMENTS = 64
 
 def hook_save_pretrained(model: Any) -> None:
     """Make the model's save_pretrained write the encoding too, until it is detached."""
-    own = {
+    replacement = {
         "save_pretrained": partial(_save_with_encoding, model)
     }  # which pickles, unlike a bound function
-    getattr(model, ATTACHMENT).changed.append((model, own, {}))
-    vars(model).update(own)
+    getattr(model, ATTACHMENT_ATTRIBUTE).changed.append((model, replacement, {}))
+    vars(model).update(replacement)
 
 
 def _save_with_encoding(
@@ -54,7 +54,7 @@ def _save_with_encoding(
     seen: set[int] = set()
     kept = {}
     for name, tensor in weights.items():  # parameters that layers share are written once
-        if f"{ENCODING}." in name:
+        if f"{ENCODING_MODULE}." in name:
             if tensor.data_ptr() in seen:
                 continue
             seen.add(tensor.data_ptr())
@@ -71,8 +71,8 @@ def write_encoding(model: Any, folder: Path) -> None:
     """Write posenc.json and posenc.safetensors next to the saved weights of a model."""
     from safetensors.torch import save
 
-    attachment = getattr(model, ATTACHMENT)
-    encodings = [getattr(stack, ENCODING) for stack in attachment.stacks]
+    attachment = getattr(model, ATTACHMENT_ATTRIBUTE)
+    encodings = [getattr(stack, ENCODING_MODULE) for stack in attachment.stacks]
     tensors = {
         f"{i}.{name}": tensor.detach().cpu().contiguous().clone()
         for i, encoding in enumerate(encodings)
@@ -95,7 +95,7 @@ def write_encoding(model: Any, folder: Path) -> None:
         "weights": weights_fingerprint(folder),
         "numbers": hashlib.sha256(numbers).hexdigest(),
     }
-    write_atomically(folder / NUMBERS, numbers)
+    write_atomically(folder / PARAMETERS_FILE, numbers)
     write_atomically(folder / RECORD, strict_json(record, indent=2, ensure_ascii=False) + "\n")
 
 
@@ -140,14 +140,14 @@ def weights_fingerprint(folder: Path) -> str:
     because hashing all elements would read the whole file. Scalars count without their value."""
     from safetensors import safe_open
 
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     for path in files.weight_files(folder):
         with safe_open(path, framework="pt") as opened:
             for name in sorted(opened.keys()):
                 part = opened.get_slice(name)
                 shape = part.get_shape()
-                found.update(f"{name} {part.get_dtype()} {shape}".encode())
+                digest.update(f"{name} {part.get_dtype()} {shape}".encode())
                 tensor: Tensor = part[:1] if shape else opened.get_tensor(name)
                 first = tensor.flatten()[:HASHED_ELEMENTS].contiguous()
-                found.update(first.view(torch.uint8).numpy().tobytes() if shape else b"")
-    return found.hexdigest()
+                digest.update(first.view(torch.uint8).numpy().tobytes() if shape else b"")
+    return digest.hexdigest()

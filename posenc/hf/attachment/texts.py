@@ -58,7 +58,7 @@ def valid_token_mask(mask: Tensor | None, length: int, device: torch.device) -> 
 
 
 def refuse_another_text(
-    ids: Tensor, numbers: Tensor | None, held: Tensor | None, mask: Any, past: int
+    ids: Tensor, numbers: Tensor | None, cached_numbers: Tensor | None, mask: Any, past: int
 ) -> None:
     """Raise ValueError if new tokens and those of a cache are not one text: a new token begins
     another one, see `text_beginnings`, or the cache holds several.
@@ -69,7 +69,8 @@ def refuse_another_text(
     Args:
         ids: positions of the new tokens.
         numbers: the number of each new token in its text, if it is known.
-        held: numbers of cached tokens, the last ones if a window forgets; None: counted from 0.
+        cached_numbers: the numbers of cached tokens, of the last ones if a window forgets; None:
+            they are counted from 0.
         mask: attention_mask; one of four dimensions says itself what each token sees.
         past: cached tokens of a row, with padding and forgotten ones.
     """
@@ -83,11 +84,11 @@ def refuse_another_text(
     if numbers is None:
         begins = (ids == 0).all(dim=0) & valid[:, past:] & valid[:, :past].any(-1, keepdim=True)
     else:
-        if held is None:
-            held = valid[:, :past].cumsum(dim=-1) - 1
-        rows = max(len(held), numbers.shape[0] if numbers.ndim == 2 else 1)
-        both = [held.to(ids.device).expand(rows, -1), numbers.expand(rows, new)]
-        kept = held.shape[1] + new
+        if cached_numbers is None:
+            cached_numbers = valid[:, :past].cumsum(dim=-1) - 1
+        rows = max(len(cached_numbers), numbers.shape[0] if numbers.ndim == 2 else 1)
+        both = [cached_numbers.to(ids.device).expand(rows, -1), numbers.expand(rows, new)]
+        kept = cached_numbers.shape[1] + new
         begins = text_beginnings(torch.cat(both, dim=1), valid[:, -kept:])
     if not bool(begins.any()):
         return

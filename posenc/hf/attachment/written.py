@@ -11,8 +11,8 @@ from typing import Any
 from posenc.encodings import PositionEncoding, path_of_class
 from posenc.frequencies.scaling import Scaling
 
-_OWN = "posenc."
-_PLAIN = (bool, int, float, str, type(None))
+_POSENC_PREFIX = "posenc."
+_JSON_SCALARS = (bool, int, float, str, type(None))
 
 
 def encoding_to_json(encoding: PositionEncoding) -> dict[str, Any] | None:
@@ -43,20 +43,20 @@ def encoding_from_json(record: Any) -> PositionEncoding:
 def _to_json(value: Any) -> Any:
     """Convert a value to plain JSON; encodings and scalings become their class and arguments. Raise
     TypeError for what JSON cannot describe."""
-    if isinstance(value, _PLAIN):
+    if isinstance(value, _JSON_SCALARS):
         return value
     if isinstance(value, list | tuple):
-        return [_to_json(each) for each in value]
-    own = type(value).__module__.startswith(_OWN)
-    if own and isinstance(value, PositionEncoding):
-        arguments = vars(value).get("_given", {})
-    elif own and is_dataclass(value) and not isinstance(value, type):
+        return [_to_json(item) for item in value]
+    is_posencs = type(value).__module__.startswith(_POSENC_PREFIX)
+    if is_posencs and isinstance(value, PositionEncoding):
+        arguments = vars(value).get("_explicit_arguments", {})
+    elif is_posencs and is_dataclass(value) and not isinstance(value, type):
         arguments = {f.name: getattr(value, f.name) for f in fields(value) if f.init}
     else:
         raise TypeError(f"{type(value).__name__} cannot be written")
     return {
         "class": path_of_class(type(value)),
-        "arguments": {name: _to_json(each) for name, each in arguments.items()},
+        "arguments": {name: _to_json(item) for name, item in arguments.items()},
     }
 
 
@@ -64,14 +64,14 @@ def _from_json(value: Any) -> Any:
     """Build the value that `_to_json` converted; lists come back as tuples, as constructors take
     them."""
     if isinstance(value, list):
-        return tuple(_from_json(each) for each in value)
+        return tuple(_from_json(item) for item in value)
     if not isinstance(value, dict):
         return value
     kind = _posenc_class(value.get("class"))
-    given = value.get("arguments")
-    if not isinstance(given, dict):
-        raise ValueError(f"arguments must be an object, got {given!r}.")
-    arguments = {name: _from_json(each) for name, each in given.items()}
+    written_arguments = value.get("arguments")
+    if not isinstance(written_arguments, dict):
+        raise ValueError(f"arguments must be an object, got {written_arguments!r}.")
+    arguments = {name: _from_json(item) for name, item in written_arguments.items()}
     positional: tuple = ()
     for name, parameter in inspect.signature(kind).parameters.items():
         if parameter.kind is parameter.VAR_POSITIONAL:
@@ -87,12 +87,12 @@ def _from_json(value: Any) -> Any:
 def _posenc_class(path: Any) -> Any:
     """Return the class at `path`, which must be an encoding or scaling of posenc."""
     module, _, name = path.partition(":") if isinstance(path, str) else ("", "", "")
-    found = None
-    if module.startswith(_OWN) and name.isidentifier():
+    kind = None
+    if module.startswith(_POSENC_PREFIX) and name.isidentifier():
         try:
-            found = getattr(importlib.import_module(module), name, None)
+            kind = getattr(importlib.import_module(module), name, None)
         except ImportError:
-            found = None
-    if not isinstance(found, type) or not issubclass(found, PositionEncoding | Scaling):
+            kind = None
+    if not isinstance(kind, type) or not issubclass(kind, PositionEncoding | Scaling):
         raise ValueError(f"{path!r} is no encoding of posenc: other code is not run from a file.")
-    return found
+    return kind

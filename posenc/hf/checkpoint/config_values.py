@@ -6,18 +6,18 @@ from typing import Any
 
 from posenc.dialects.files.json_object import read_json
 
-REQUIRED = ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size")
+REQUIRED_KEYS = ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size")
 """Keys that must not be null if the config has them."""
-COUNTS = (
-    *REQUIRED,
+COUNT_KEYS = (
+    *REQUIRED_KEYS,
     *"num_key_value_heads num_kv_heads head_dim max_position_embeddings "
     "original_max_position_embeddings n_positions n_ctx n_embd n_head n_heads n_layer "
     "n_layers d_model num_heads num_layers max_seq_len rotary_dim".split(),
 )
-POSITIVE = tuple(
+POSITIVE_KEYS = tuple(
     "rope_theta rotary_emb_base rope_local_base_freq partial_rotary_factor rotary_pct".split()
 )
-KINDS: dict[str, tuple[type | tuple[type, ...], str]] = {
+TYPES_BY_KEY: dict[str, tuple[type | tuple[type, ...], str]] = {
     **dict.fromkeys(
         ("auto_map", "id2label", "label2id", "quantization_config"), (dict, "an object")
     ),
@@ -40,7 +40,7 @@ KINDS: dict[str, tuple[type | tuple[type, ...], str]] = {
 }
 """Keys at whose other values transformers stops with words about Python, or, before 5.12, takes
 any text, "false" too, for true."""
-LARGEST = 2**31 - 1
+LARGEST_COUNT = 2**31 - 1
 
 
 def read_text_config(path: Path) -> dict[str, Any]:
@@ -60,7 +60,7 @@ def check_config_values(raw: dict[str, Any], path: Path) -> None:
     for key, value in raw.items():
         if value is not None:
             _check_value(key, value, path)
-        elif key in REQUIRED:
+        elif key in REQUIRED_KEYS:
             raise _count_error(key, value, path)
     names = raw.get("architectures")
     if names is not None and not _is_list_of_names(names):
@@ -69,18 +69,20 @@ def check_config_values(raw: dict[str, Any], path: Path) -> None:
 
 def _check_value(key: str, value: Any, path: Path) -> None:
     """Raise ValueError for the value of a key, not null, that no model can have."""
-    if key in COUNTS and not is_count(value):
+    if key in COUNT_KEYS and not is_count(value):
         raise _count_error(key, value, path)
-    kind, expected = KINDS.get(key, (object, ""))
+    kind, expected = TYPES_BY_KEY.get(key, (object, ""))
     if not isinstance(value, kind):
         raise ValueError(f"{path}: {key} must be {expected}, got {value!r:.60}.")
-    if key in POSITIVE and not is_positive(value):
+    if key in POSITIVE_KEYS and not is_positive(value):
         raise ValueError(f"{path}: {key} must be a positive number, got {value!r}.")
 
 
 def _count_error(key: str, value: Any, path: Path) -> ValueError:
     """Return the error for a key that must be a whole number from 1 on."""
-    return ValueError(f"{path}: {key} must be a whole number from 1 to {LARGEST}, got {value!r}.")
+    return ValueError(
+        f"{path}: {key} must be a whole number from 1 to {LARGEST_COUNT}, got {value!r}."
+    )
 
 
 def _is_list_of_names(value: Any) -> bool:
@@ -98,7 +100,7 @@ def check_layer_count(raw: dict[str, Any], tensors: int, path: Path) -> None:
 
 def is_count(value: Any) -> bool:
     """Return True for an integer of at least 1; booleans are no integers here."""
-    return type(value) is int and 1 <= value <= LARGEST
+    return type(value) is int and 1 <= value <= LARGEST_COUNT
 
 
 def is_positive(value: Any) -> bool:

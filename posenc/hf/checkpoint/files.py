@@ -14,7 +14,7 @@ from posenc.report.files.opened import open_ordinary
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 PICKLES = ("*.bin", "*.pt", "*.pth")
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
-ELSEWHERE = ("transformers_weights", "configuration_files")
+KEYS_OF_OTHER_FILES = ("transformers_weights", "configuration_files")
 
 
 def read_config(folder: str | Path) -> dict[str, Any]:
@@ -65,7 +65,7 @@ def refuse_unsafe_folder(folder: Path, raw_config: dict[str, Any], known_types: 
 
 def _refuse_outside_files(path: Path, key: str, value: Any) -> None:
     """Raise ValueError for a key of a config that names other files, or code to fetch."""
-    if key in ELSEWHERE:
+    if key in KEYS_OF_OTHER_FILES:
         raise ValueError(
             f"{path}: {key} makes transformers read other files than "
             "config.json and the weights that are checked. Delete the key."

@@ -11,7 +11,7 @@ from posenc.models.decoder import Decoder
 from posenc.report.files.atomic import write_atomically
 from posenc.report.files.opened import make_folder
 
-_LAYER = {
+_LAYER_MODULES = {
     "attention": "self_attn",
     "attention_norm": "input_layernorm",
     "ffn": "mlp",
@@ -19,7 +19,7 @@ _LAYER = {
 }
 """Name of each part of a layer in posenc and in transformers' Llama."""
 
-_SIZES = {
+_CONFIG_KEYS = {
     "vocab_size": "vocab_size",
     "embed_dim": "hidden_size",
     "num_layers": "num_hidden_layers",
@@ -62,7 +62,7 @@ def export_llama(
         "rope_theta": encoding.rope_theta,  # where transformers 4 and mlx-lm look for it
         "bos_token_id": None,
         "eos_token_id": stop_token,
-        **{theirs: getattr(model.config, ours) for ours, theirs in _SIZES.items()},
+        **{theirs: getattr(model.config, ours) for ours, theirs in _CONFIG_KEYS.items()},
     }
     state = model.state_dict()
     weights = {theirs: state[ours].contiguous() for ours, theirs in _weight_names(model)}
@@ -86,7 +86,7 @@ def _weight_names(model: Decoder) -> Iterator[tuple[str, str]]:
     yield "tokens.weight", "model.embed_tokens.weight"
     for name, _ in model.layers.named_parameters():
         index, part, *rest = name.split(".")
-        yield f"layers.{name}", ".".join(["model.layers", index, _LAYER[part], *rest])
+        yield f"layers.{name}", ".".join(["model.layers", index, _LAYER_MODULES[part], *rest])
     yield "norm.weight", "model.norm.weight"
     if not model.config.tie_embeddings:
         yield "head.weight", "lm_head.weight"
@@ -112,9 +112,9 @@ def _require_llama_rope(model: Decoder) -> RoPE:
             )
     if type(encoding) is not RoPE or encoding.interleaved:
         kind = type(encoding).__name__
-        found = f"{kind}(interleaved=True)" if type(encoding) is RoPE else kind
+        described = f"{kind}(interleaved=True)" if type(encoding) is RoPE else kind
         raise ValueError(
-            f"export_llama: Llama has RoPE(interleaved=False) only, this model has {found}."
+            f"export_llama: Llama has RoPE(interleaved=False) only, this model has {described}."
         )
     if encoding.rotary_dim != encoding.head_dim or encoding.scaling is not None:
         raise ValueError(

@@ -21,9 +21,9 @@ from posenc.report.page.failure import one_line
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 DEVICES = ("auto", "cpu", "cuda", "mps")
-STORED = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
+TORCH_DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 """Name of each dtype in safetensors and in torch."""
-STOCK = {"trust_remote_code": False, "local_files_only": True, "use_safetensors": True}
+SAFE_OPTIONS = {"trust_remote_code": False, "local_files_only": True, "use_safetensors": True}
 """Options of from_pretrained for a stranger's folder."""
 LOG = logging.getLogger("posenc.hf")
 """Logger that reports unused weights on stderr; applications may redirect it."""
@@ -44,7 +44,7 @@ class Checkpoint:
     masked: bool
     rotary: tuple[RopeSetting, ...]
     max_positions: int | None
-    stored: str = "float32"
+    stored_dtype: str = "float32"
 
     @property
     def config(self) -> Any:
@@ -93,7 +93,7 @@ def load_checkpoint(
     raw, tensors = read_checked_folder(folder)
     refuse_attached_encoding(folder)
     try:
-        config = transformers.AutoConfig.from_pretrained(folder, **STOCK)
+        config = transformers.AutoConfig.from_pretrained(folder, **SAFE_OPTIONS)
     except Exception as error:  # its many classes may raise anything for unexpected values
         raise ValueError(
             f"{folder / 'config.json'}: transformers {transformers.__version__} does not load it "
@@ -110,7 +110,7 @@ def load_checkpoint(
             attn_implementation=attention,
             ignore_mismatched_sizes=True,  # they are refused below, with their shapes
             **mapped,
-            **STOCK,
+            **SAFE_OPTIONS,
         )
     except Exception as error:
         raise ValueError(
@@ -186,7 +186,7 @@ def _most_common_dtype(tensors: dict[str, dict[str, int]]) -> str:
     """Return torch's name of the dtype that most of the stored numbers have; float32 if it is none
     of STORED. tensors: the number of elements of each tensor by dtype and name."""
     most = max(tensors, key=lambda kind: sum(tensors[kind].values()), default="F32")
-    return STORED.get(most, "float32")
+    return TORCH_DTYPES.get(most, "float32")
 
 
 def read_checked_folder(folder: Path) -> tuple[dict[str, Any], dict[str, dict[str, int]]]:

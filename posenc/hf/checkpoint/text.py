@@ -13,7 +13,7 @@ from posenc.hf.checkpoint.files import tokenizer_files
 from posenc.report.page.failure import one_line
 
 SEPARATOR = "<|endoftext|>"
-VOCABULARIES = (
+VOCABULARY_FILES = (
     "tokenizer.json tokenizer.model vocab.txt vocab.json spiece.model sentencepiece.bpe.model "
     "spm.model tekken.json".split()
 )
@@ -36,7 +36,7 @@ class Windows:
 
 
 def split_documents(text: str) -> list[str]:
-    """Split a text into documents at SEPARATOR."""
+    """Split a text at each SEPARATOR into documents."""
     return [part.strip() for part in text.split(SEPARATOR) if part.strip()]
 
 
@@ -88,7 +88,7 @@ def tokenization_kind(
 
 def _has_vocabulary(folder: Path) -> bool:
     """Return True if the folder has a file of a tokenizer's vocabulary."""
-    return any((folder / name).exists() for name in VOCABULARIES)
+    return any((folder / name).exists() for name in VOCABULARY_FILES)
 
 
 def load_tokenizer(folder: Path) -> Any:

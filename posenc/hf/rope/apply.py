@@ -12,7 +12,11 @@ from posenc.hf.capabilities import validate_config
 from posenc.hf.rope.settings import RopeSetting
 from posenc.hf.rope.write import write_settings
 
-_FIELDS = ("rope_parameters", "max_position_embeddings", "original_max_position_embeddings")
+_CHANGED_CONFIG_KEYS = (
+    "rope_parameters",
+    "max_position_embeddings",
+    "original_max_position_embeddings",
+)
 
 
 def rotary_modules(model: Any) -> list[tuple[nn.Module, str, Any]]:
@@ -131,7 +135,9 @@ def settings_applied(
     """
     config: Any = model.config
     before = {
-        name: copy.deepcopy(getattr(config, name)) for name in _FIELDS if hasattr(config, name)
+        name: copy.deepcopy(getattr(config, name))
+        for name in _CHANGED_CONFIG_KEYS
+        if hasattr(config, name)
     }
     rescaled = any(s.mscale_all_dim for s in settings)
     scales = configured_score_scales(model) if rescaled else {}

@@ -140,7 +140,7 @@ def _check_positive_numbers(parameters: dict[str, Any], path: Path) -> None:
 
 
 def _is_list_of_positive_numbers(value: Any) -> bool:
-    """Return True for a list of one positive number or more."""
+    """Return True for a list with at least one entry, all of them positive numbers."""
     return isinstance(value, list) and bool(value) and all(map(is_positive, value))
 
 

@@ -7,7 +7,7 @@ from posenc.inspect.checkpoint.judgement import judge
 from posenc.inspect.checkpoint.report import report_of
 from posenc.inspect.checkpoint.sheet import Request, measure_checkpoint
 from posenc.lazy import require_package
-from posenc.report.files.atomic import check_outputs
+from posenc.report.files.atomic import prepare_page_and_figures
 from posenc.report.page.console import print_report
 from posenc.report.page.progress import tell
 
@@ -24,7 +24,7 @@ def inspect_checkpoint(
     importlib.import_module("transformers")  # if it is missing, no folder is made
     if has_figures:
         require_package("matplotlib", "the page")
-    check_outputs(figures, path)
+    prepare_page_and_figures(figures, path)
     judgement = judge(measure_checkpoint(request, tell))
     tell("")
     report = report_of(judgement, command, request.layers, has_figures=has_figures)

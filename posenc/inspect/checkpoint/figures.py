@@ -15,16 +15,16 @@ from posenc.inspect.checkpoint.reading import attention_by_group
 from posenc.inspect.checkpoint.sheet import Sheet
 from posenc.inspect.checkpoint.swap import ROUNDING, Swap
 from posenc.inspect.encoding import figures as encodings
-from posenc.inspect.encoding.figures import frame, heat_map
-from posenc.report.page.chart import PANEL, Chart, Data, axes_of, long_table, parts
+from posenc.inspect.encoding.figures import heat_map_chart, show_all_sides
+from posenc.report.page.chart import PANEL, Chart, Data, axes_of, long_table, split_by_series
 from posenc.report.page.drawing import (
-    LIGHT,
+    LIGHT_COLOURS,
+    draw_legend_above,
+    draw_level,
+    escape_for_svg,
     figure,
-    legend_above,
-    level,
+    figure_style,
     line_styles,
-    readable,
-    style,
 )
 from posenc.report.page.report import Plot
 
@@ -53,7 +53,7 @@ def position_plots(sheet: Sheet) -> Iterator[Plot]:
                 if kind.scaling != "none":
                     waves[f"as it runs, {kind.scaling}"] = kind.wavelengths
                 yield Plot(
-                    encodings.wavelengths(waves, kind.trained),
+                    encodings.wavelength_chart(waves, kind.trained),
                     f"Tokens per turn of each pair of channels, {kind.layers}. One above the "
                     f"dotted line turns less than once in {kind.trained:,} tokens; unless it is "
                     "stretched, it meets new angles beyond them.",
@@ -61,21 +61,21 @@ def position_plots(sheet: Sheet) -> Iterator[Plot]:
                 )
             case Table():
                 yield Plot(
-                    similarity(np.array(kind.similarity), kind.step),
+                    similarity_chart(np.array(kind.similarity), kind.step),
                     f"Similarity of positions: cosines between rows of {kind.where}.",
                     name=f"similarity-{kind.where}",
                 )
             case Bias() | Disentangled() if kind.values:
                 averaged = ": of this sentence on average, first layer"
                 yield Plot(
-                    encodings.bias_by_distance(np.array(kind.values), kind.distances),
+                    encodings.bias_chart(np.array(kind.values), kind.distances),
                     f"The model's own bias by distance, one curve per head"
                     f"{averaged * isinstance(kind, Disentangled)}; {kind.where}.",
                     name=f"bias-{kind.where.replace(' ', '-')}",
                 )
                 if isinstance(kind, Bias) and kind.slopes:
                     yield Plot(
-                        encodings.slopes(kind.slopes),
+                        encodings.slope_chart(kind.slopes),
                         "The slope of each head: logits taken off for each token of distance.",
                         name="slopes",
                     )
@@ -87,7 +87,7 @@ def distance_plots(sheet: Sheet) -> Iterator[Plot]:
     for stack, values in sheet.reading.distances().items():
         of_stack = f" of the {stack}" if stack else ""
         yield Plot(
-            encodings.attention_distance(values.numpy()),
+            encodings.attention_distance_chart(values.numpy()),
             f"Mean distance of attention of each head{of_stack}.",
             name=f"attention-distance{f'-{stack}' * bool(stack)}",
         )
@@ -115,7 +115,7 @@ def attention_plots(sheet: Sheet, layers: Sequence[int] = ()) -> Iterator[str | 
         for layer in drawn:
             maps = attention_by_group(weights[layer], sentence.groups).numpy()
             yield Plot(
-                attention_of_heads(maps, labels),
+                attention_chart(maps, labels),
                 f"Attention, {of_stack}layer {layer}: rows are queries, columns the keys they "
                 "look at.",
                 name=f"attention{f'-{stack}' * bool(stack)}-layer-{layer}",
@@ -138,7 +138,7 @@ def swap_plots(swap: Swap, labels: Sequence[str]) -> Iterator[Plot]:
     settings = {"with positions": swap.with_positions, "without positions": swap.without}
     changes = {name: change for name, change in settings.items() if change is not None}
     yield Plot(
-        changed_words({name: change.by_group for name, change in changes.items()}, labels),
+        changed_words_chart({name: change.by_group for name, change in changes.items()}, labels),
         "How far the last layer's state of each token moves when the words change places.",
         name="changed-words",
         wide=len(labels) > 20,  # chosen by eye
@@ -146,14 +146,14 @@ def swap_plots(swap: Swap, labels: Sequence[str]) -> Iterator[Plot]:
     which = "the last token's state" if swap.causal else "any token's state, the largest"
     caption = f"By layer: how far {which} moves."
     yield Plot(
-        changed_layers({n: swap.by_layer(change) for n, change in changes.items()}, ROUNDING),
+        changed_layers_chart({n: swap.by_layer(change) for n, change in changes.items()}, ROUNDING),
         caption,
         caption,  # without numbers: the digits of rounding differ between machines
         name="changed-layers",
     )
 
 
-def attention_of_heads(weights: Array, labels: Sequence[str]) -> Chart:
+def attention_chart(weights: Array, labels: Sequence[str]) -> Chart:
     """Draw weights (heads, queries, keys): one square per head with the same colours, tokens on
     both axes, in any script."""
     heads, count = len(weights), len(labels)
@@ -173,7 +173,7 @@ def _draw_heads(data: Data, labels: Sequence[str]) -> Figure:
     weights = np.asarray(data["attention weight"]).reshape(-1, count, count)
     tokens = [_shorten_label(label) for label in labels] if count <= MOST_LABELS else None
     grid = _arrange_heads(len(weights), count, tokens)
-    with style():
+    with figure_style():
         drawn = Figure(figsize=(grid.width, grid.height))
         drawn.set_layout_engine("none")  # see _Grid
         for head in range(len(weights)):
@@ -182,7 +182,7 @@ def _draw_heads(data: Data, labels: Sequence[str]) -> Figure:
             axes.set_title(f"head {head}")
             axes.grid(False)
             axes.tick_params(labelsize=8, length=2)
-            frame(axes)
+            show_all_sides(axes)
             is_lowest = head + grid.columns >= len(weights)
             _label_tokens(axes, count, tokens, is_lowest, is_first=head % grid.columns == 0)
             if head == 0:
@@ -287,9 +287,9 @@ def _label_tokens(
     _set_wide_characters_upright(axes)
 
 
-def similarity(values: Array, step: int) -> Chart:
+def similarity_chart(values: Array, step: int) -> Chart:
     """Draw the cosines between every `step`-th row of a table."""
-    chart = heat_map(values, "position, tokens", "position, tokens", "cosine", step)
+    chart = heat_map_chart(values, "position, tokens", "position, tokens", "cosine", step)
     return Chart(chart.data, partial(_draw_similarity, draw=chart.draw))
 
 
@@ -303,7 +303,7 @@ def _draw_similarity(data: Data, draw: Callable[[Data], Figure]) -> Figure:
     return drawn
 
 
-def changed_words(series: Mapping[str, Sequence[float]], labels: Sequence[str]) -> Chart:
+def changed_words_chart(series: Mapping[str, Sequence[float]], labels: Sequence[str]) -> Chart:
     """Draw how far the state of each token moves, one bar per token and setting.
 
     series: relative change of each token's state, by setting.
@@ -319,21 +319,21 @@ def _draw_words(data: Data, labels: Sequence[str]) -> Figure:
     x_label, y_label = axes_of(data)
     with figure(x_label, y_label) as (drawn, axes):
         drawn.set_figwidth(max(5.0, 1.2 + 0.2 * min(len(labels), MOST_LABELS)))
-        settings = parts(data)
+        settings = split_by_series(data)
         width = 0.8 / len(settings)  # the rest is the gap to the next token
         for index, (name, part) in enumerate(settings.items()):
             values = part[y_label]
             centres = np.arange(len(values)) + (index - (len(settings) - 1) / 2) * width
-            axes.bar(centres, values, width, color=LIGHT[index], label=name)
+            axes.bar(centres, values, width, color=LIGHT_COLOURS[index], label=name)
         if len(labels) <= MOST_LABELS:
             axes.set_xticks(range(len(labels)), [_shorten_label(t) for t in labels], rotation=90)
             _set_wide_characters_upright(axes)
         axes.grid(axis="x", visible=False)
-        legend_above(drawn)
+        draw_legend_above(drawn)
     return drawn
 
 
-def changed_layers(series: Mapping[str, Sequence[float]], rounding: float) -> Chart:
+def changed_layers_chart(series: Mapping[str, Sequence[float]], rounding: float) -> Chart:
     """Draw how far states move by layer, on a logarithmic axis with a line at rounding.
 
     series: relative change in each layer, by setting. rounding: smaller changes mean nothing.
@@ -348,7 +348,7 @@ def _draw_layers(data: Data, rounding: float) -> Figure:
     lowest = 1e-9  # a logarithmic axis has no 0: smaller changes are drawn here
     x_label, y_label = axes_of(data)
     with figure(x_label, y_label) as (drawn, axes):
-        settings = parts(data)
+        settings = split_by_series(data)
         for name, look in line_styles(list(settings)).items():
             layers, changes = settings[name][x_label], settings[name][y_label]
             axes.plot(layers, np.maximum(changes, lowest), label=name, **look.points())
@@ -356,9 +356,9 @@ def _draw_layers(data: Data, rounding: float) -> Figure:
         axes.set_ylim(lowest / 2, 10)
         axes.set_yticks([lowest, 1e-6, 1e-3, 1], ["0", "10⁻⁶", "10⁻³", "1"])
         axes.minorticks_off()
-        level(axes, rounding, "below: rounding")
+        draw_level(axes, rounding, "below: rounding")
         axes.xaxis.set_major_locator(MaxNLocator(8, integer=True))
-        legend_above(drawn)
+        draw_legend_above(drawn)
     return drawn
 
 
@@ -372,9 +372,9 @@ def _set_wide_characters_upright(axes: Axes) -> None:
 
 def _shorten_label(label: str) -> str:
     """Return a label cut to 14 letters, with hidden characters as escapes."""
-    return readable(label if len(label) <= 14 else f"{label[:13]}…")
+    return escape_for_svg(label if len(label) <= 14 else f"{label[:13]}…")
 
 
 def _width_in_letters(label: str) -> int:
-    """Return the width of a label in Latin letters."""
+    """Return the width of a label in Latin letters: a Chinese letter counts as two."""
     return sum(2 if east_asian_width(c) in "WF" else 1 for c in label)

@@ -15,7 +15,7 @@ from posenc.inspect.checkpoint.sheet import Sheet
 from posenc.inspect.checkpoint.structure import Structure
 from posenc.inspect.checkpoint.swap import ROUNDING, Change, Swap
 
-MOSTLY = 0.5
+MAIN_SHARE = 0.5
 """Fraction of a head's attention above which it looks mostly at its target; chosen, not derived."""
 
 Finding = Literal[
@@ -129,7 +129,7 @@ def heads_by_target(weights: Tensor) -> tuple[int, int, int]:
     for head in range(len(weights)):
         shares = [w[head].mean().item() if w.shape[-1] else 0.0 for w in of_targets]
         largest = max(shares)
-        if largest > MOSTLY:
+        if largest > MAIN_SHARE:
             counts[shares.index(largest)] += 1
     first, itself, previous = counts
     return first, itself, previous

@@ -62,7 +62,7 @@ class Rotation:
 
     @property
     def beyond(self) -> int:
-        """Return the length in tokens for which `new_angles` is given."""
+        """Return the length in tokens up to which `new_angles` counts."""
         return self.longest if self.longest > self.trained else 2 * self.trained
 
     def _turns(self, length: int, pair: int) -> float:

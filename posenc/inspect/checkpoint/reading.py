@@ -112,7 +112,7 @@ def _shapes_differ(tensors: Sequence[Tensor]) -> bool:
 
 
 def _without_batch(layers: Sequence[Tensor]) -> Tensor:
-    """Return tensors (1, ...) of all layers as one, (layers, ...)."""
+    """Return the tensors of all layers, each (1, ...), as one tensor (layers, ...)."""
     return torch.stack([layer[0] for layer in layers])
 
 

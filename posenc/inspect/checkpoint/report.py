@@ -36,7 +36,7 @@ def report_of(
     built = sheet.structure
     answers = [answer_in_words(sheet.positions, sheet.longest)]
     if sheet.swap is not None and judgement.exchange is not None:
-        answers.append(who_saw_whom(sheet.swap, judgement.exchange))
+        answers.append(exchange_in_words(sheet.swap, judgement.exchange))
     return Report(
         f"What position does in {sheet.folder.resolve().name}",
         " ".join(answers),
@@ -142,7 +142,7 @@ def _limit_of_rotation(kind: Rotation) -> str:
     return f"{start}: beyond them {leaving} trained range; expect it to break there."
 
 
-def who_saw_whom(swap: Swap, exchange: Exchange) -> str:
+def exchange_in_words(swap: Swap, exchange: Exchange) -> str:
     """Return one sentence: from which layer on states differ if two words are exchanged, with the
     model's positions and without."""
     state = "the last token's state" if swap.causal else "some token's state"

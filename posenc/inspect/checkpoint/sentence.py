@@ -83,7 +83,8 @@ def tokenize_sentence(
 
 
 def _word_spans(text: str) -> list[Span]:
-    """Return first character and end of each word between spaces."""
+    """Return (first character, last + 1) of each word between spaces: "a bc" -> [(0, 1), (2,
+    4)]."""
     spans = []
     at = 0
     for word in text.split():

@@ -39,7 +39,7 @@ class Structure:
 
     @property
     def parameters(self) -> int:
-        """Return the number of trainable numbers of all parts."""
+        """Return the number of trainable parameters of all parts together."""
         return sum(self.parts.values())
 
 

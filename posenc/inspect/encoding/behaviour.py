@@ -37,7 +37,7 @@ _TRACED_TOKENS, _CHECKED_TOKENS = 12, 31
 """Tokens of the call that is traced, and of a longer one by which its program is checked."""
 
 
-def places(encoding: PositionEncoding, shape: ModelShape) -> list[int]:
+def measure_places(encoding: PositionEncoding, shape: ModelShape) -> list[int]:
     """Return the places where the encoding acts, by trial at small and at large positions.
 
     1: embeddings; 2: q and k; 3: scores; 4: values or output.
@@ -83,7 +83,7 @@ def _places_acting_from(encoding: PositionEncoding, shape: ModelShape, offset: i
         acting.add(VALUES)
     term = encoding.term(q_side, k_side)
     if term is not None:
-        acting |= _places_of_term(term.ready(length, False), q, k)
+        acting |= _places_of_term(term.prepare_blocks(length, False), q, k)
     return acting
 
 
@@ -95,9 +95,9 @@ def _places_of_term(term: Term, q: Tensor, k: Tensor) -> set[int]:
     scores = q @ k.mT
     if not _equal_to_rounding(term.add(scores.clone(), everything, everything, None), scores):
         acting.add(SCORES)
-    if term.combine is not None:
+    if term.sum_values is not None:
         weights = scores.softmax(-1)
-        if not _equal_to_rounding(term.combine(weights, k, everything, everything), weights @ k):
+        if not _equal_to_rounding(term.sum_values(weights, k, everything, everything), weights @ k):
             acting.add(VALUES)
     return acting
 
@@ -169,7 +169,7 @@ def _try_tracing(encoding: PositionEncoding, shape: ModelShape, trace: Callable[
             return f"no: {type(error).__name__}: {str(error).strip().splitlines()[0][:120]}"
 
 
-PAIRS = 21
+TIMED_PAIRS = 21
 """Interleaved runs. The 6th to the 16th of their sorted ratios contain the median in 97 of 100
 measurements."""
 
@@ -187,6 +187,7 @@ def relative_forward_time(
     ]
 
     def seconds(which: int) -> float:
+        """Return the seconds of one call: 0 without an encoding, 1 with it."""
         layer, positions = layers[which]
         start = time.perf_counter()
         layer(x, positions, masks.causal.bind(range(length), range(length)))
@@ -194,13 +195,13 @@ def relative_forward_time(
 
     ratios = []
     with torch.no_grad():
-        for turn in range(PAIRS + 1):  # the first warms up
+        for turn in range(TIMED_PAIRS + 1):  # the first warms up
             order = (0, 1) if turn % 2 else (1, 0)  # neither is always the first
             times = {which: seconds(which) for which in order}
             if turn:
                 ratios.append(times[1] / times[0])
     ratios.sort()
-    return ratios[5], ratios[PAIRS // 2], ratios[-6]  # 6th, median and 16th, see PAIRS
+    return ratios[5], ratios[TIMED_PAIRS // 2], ratios[-6]  # 6th, median and 16th, see TIMED_PAIRS
 
 
 def _equal_to_rounding(a: Tensor, b: Tensor) -> bool:

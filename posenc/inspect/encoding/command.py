@@ -14,7 +14,7 @@ from posenc.inspect.encoding.measurements import SpecSheet, measure
 from posenc.inspect.encoding.report import report_of
 from posenc.inspect.encoding.scores import decay_bytes
 from posenc.lazy import require_package
-from posenc.report.files.atomic import check_outputs
+from posenc.report.files.atomic import prepare_page_and_figures
 from posenc.report.files.bounds import check_room
 from posenc.report.machine.machine import memory_bytes
 from posenc.report.page.console import print_report
@@ -41,7 +41,7 @@ def run(
     has_figures = path is not None or figures is not None
     if has_figures:
         require_package("matplotlib", "the page")
-    check_outputs(figures, path)
+    prepare_page_and_figures(figures, path)
     judged = [judge(sheet) for sheet in measure_all(names, shape, tell)]
     tell("")
     command = shlex.join(["posenc", *sys.argv[1:]])

@@ -13,16 +13,25 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from posenc.inspect.encoding.scores import Decay
-from posenc.report.page.chart import HIGH, LOW, Chart, Data, axes_of, long_table, matrix, parts
+from posenc.report.page.chart import (
+    HIGH,
+    LOW,
+    Chart,
+    Data,
+    axes_of,
+    long_table,
+    matrix_table,
+    split_by_series,
+)
 from posenc.report.page.drawing import (
     GRID,
-    LIGHT,
+    LIGHT_COLOURS,
+    draw_legend_above,
+    draw_level,
     figure,
-    legend_above,
-    level,
+    figure_style,
     line_styles,
     ordered_colours,
-    style,
 )
 
 Array = np.ndarray
@@ -30,14 +39,14 @@ Array = np.ndarray
 _WHOLE_NUMBERS = FuncFormatter(lambda value, _: f"{value:,.0f}".replace("-", "−"))
 
 
-def heat_map(values: Array, x_label: str, y_label: str, unit: str, step: int = 1) -> Chart:
+def heat_map_chart(values: Array, x_label: str, y_label: str, unit: str, step: int = 1) -> Chart:
     """Draw a matrix, rows downwards: positions by dimensions, or queries by keys.
 
     step: rows and columns are those of every `step`-th position.
     """
     height, width = values.shape
     xs, ys = step * np.arange(width), step * np.arange(height)
-    data = matrix(x_label, y_label, unit, xs, ys, values)
+    data = matrix_table(x_label, y_label, unit, xs, ys, values)
     return Chart(data, partial(_draw_matrix, labels=(x_label, y_label), width=width, step=step))
 
 
@@ -60,11 +69,11 @@ def _draw_matrix(data: Data, labels: tuple[str, str], width: int, step: int) -> 
             vmax=largest if has_both_signs else None,
         )
         drawn.colorbar(image, ax=axes, label=unit)
-        frame(axes)
+        show_all_sides(axes)
     return drawn
 
 
-def single_lines(values: Array, picked: Sequence[int], x_label: str, what: str) -> Chart:
+def lines_chart(values: Array, picked: Sequence[int], x_label: str, what: str) -> Chart:
     """Draw the columns `picked` of values (points, lines) as curves labelled by `what` and their
     index."""
     curves = {f"{what} {index}": (range(len(values)), values[:, index]) for index in picked}
@@ -75,15 +84,15 @@ def _draw_lines(data: Data) -> Figure:
     """Draw the curves of a table, each with a style of its own."""
     x_label, y_label = axes_of(data)
     with figure(x_label, y_label) as (drawn, axes):
-        curves = parts(data)
+        curves = split_by_series(data)
         for name, look in line_styles(list(curves)).items():
             x, y = curves[name][x_label], curves[name][y_label]
             axes.plot(x, y, label=name, **look.curve(len(x)))
-        legend_above(drawn)
+        draw_legend_above(drawn)
     return drawn
 
 
-def wavelengths(series: Mapping[str, Sequence[float | None]], train_length: int) -> Chart:
+def wavelength_chart(series: Mapping[str, Sequence[float | None]], train_length: int) -> Chart:
     """Draw the wavelength of each pair in tokens, a curve for each name; None for a pair that does
     not rotate."""
     curves = {name: (range(len(waves)), _nan_for_none(waves)) for name, waves in series.items()}
@@ -94,17 +103,17 @@ def wavelengths(series: Mapping[str, Sequence[float | None]], train_length: int)
 def _draw_wavelengths(data: Data, train_length: int) -> Figure:
     """Draw wavelengths on a logarithmic axis, with a line at the training length."""
     drawn = _draw_lines(data)
-    with style():
+    with figure_style():
         (axes,) = drawn.axes
         axes.set_yscale("log")
         axes.yaxis.set_major_formatter(_WHOLE_NUMBERS)
         axes.xaxis.set_major_locator(MaxNLocator(8, integer=True))
         # Waves grow to the right: below the line it is free there.
-        level(axes, train_length, f"training length, {train_length:,}")
+        draw_level(axes, train_length, f"training length, {train_length:,}")
     return drawn
 
 
-def bias_by_distance(values: Array, distances: Sequence[int]) -> Chart:
+def bias_chart(values: Array, distances: Sequence[int]) -> Chart:
     """Draw values (heads, distances) in logits, one curve per head; negative distances are in the
     future."""
     ahead = "; ahead is negative" if min(distances) < 0 else ""
@@ -120,11 +129,11 @@ def _draw_bias(data: Data) -> Figure:
         _plot_heads(axes, data)
         axes.set_xscale("symlog", base=2, linthresh=1)
         _distance_ticks(axes, distances.max(), -distances.min())
-        legend_above(drawn)
+        draw_legend_above(drawn)
     return drawn
 
 
-def slopes(values: Sequence[float]) -> Chart:
+def slope_chart(values: Sequence[float]) -> Chart:
     """Draw the slope of each head of ALiBi, on a logarithmic axis."""
     heads = range(len(values))
     return Chart({"head": heads, "slope, logits per token": values}, _draw_slopes)
@@ -135,15 +144,15 @@ def _draw_slopes(data: Data) -> Figure:
     x_label, y_label = axes_of(data)
     heads, values = data[x_label], data[y_label]
     with figure(x_label, y_label) as (drawn, axes):
-        axes.vlines(heads, min(values) / 2, values, color=LIGHT[0], linewidth=1.6)
-        axes.plot(heads, values, "o", color=LIGHT[0], label="slope")
+        axes.vlines(heads, min(values) / 2, values, color=LIGHT_COLOURS[0], linewidth=1.6)
+        axes.plot(heads, values, "o", color=LIGHT_COLOURS[0], label="slope")
         axes.set_yscale("log", base=2)
         axes.yaxis.set_major_formatter(FuncFormatter(lambda v, _: f"{v:.3g}"))
         axes.set_xticks(heads)
     return drawn
 
 
-def buckets(past: Sequence[int], future: Sequence[int] | None) -> Chart:
+def bucket_chart(past: Sequence[int], future: Sequence[int] | None) -> Chart:
     """Draw T5's bucket of each distance 0, 1, 2, ... in the past, and in the future."""
     curves = {"past": (range(len(past)), past)}
     if future is not None:
@@ -155,17 +164,19 @@ def buckets(past: Sequence[int], future: Sequence[int] | None) -> Chart:
 def _draw_buckets(data: Data) -> Figure:
     """Draw the buckets of the past as a staircase, and those of the future, dashed, if any."""
     x_label, y_label = axes_of(data)
-    curves = parts(data)
+    curves = split_by_series(data)
     with figure(x_label, y_label) as (drawn, axes):
-        for colour, dashes, (name, part) in zip(LIGHT, ("-", "--"), curves.items(), strict=False):
+        for colour, dashes, (name, part) in zip(
+            LIGHT_COLOURS, ("-", "--"), curves.items(), strict=False
+        ):
             look = {"where": "mid", "color": colour, "linestyle": dashes, "label": name}
             axes.step(part[x_label], part[y_label], **look)
         if len(curves) > 1:
-            legend_above(drawn)
+            draw_legend_above(drawn)
     return drawn
 
 
-def rotation_steps(degrees: float, steps: int) -> Chart:
+def rotation_chart(degrees: float, steps: int) -> Chart:
     """Draw one pair of channels of a unit vector, rotated by `degrees` per position."""
     angles = np.radians(degrees) * np.arange(steps)
     data = {
@@ -196,7 +207,7 @@ def _draw_steps(data: Data) -> Figure:
     return drawn
 
 
-def score_by_distance(decays: Mapping[str, Decay], *, same: bool) -> Chart:
+def score_chart(decays: Mapping[str, Decay], *, same: bool) -> Chart:
     """Draw the mean score at each distance, a curve for each encoding.
 
     same: of a vector with itself; else of random pairs, with a band that contains nine of ten.
@@ -226,7 +237,7 @@ def _draw_scores(data: Data) -> Figure:
     logarithmic axis."""
     x_label, y_label = axes_of(data)
     with figure(x_label, y_label) as (drawn, axes):
-        curves = parts(data)
+        curves = split_by_series(data)
         for name, look in line_styles(list(curves)).items():
             part = curves[name]
             axes.plot(part[x_label], part[y_label], label=name, **look.curve(len(part[x_label])))
@@ -239,11 +250,11 @@ def _draw_scores(data: Data) -> Figure:
             axes.set_yscale("symlog", linthresh=10)
             axes.yaxis.set_major_formatter(_WHOLE_NUMBERS)
         _distance_ticks(axes, max(data[x_label]))
-        legend_above(drawn)
+        draw_legend_above(drawn)
     return drawn
 
 
-def precision_map(
+def precision_chart(
     apart: Mapping[str, Sequence[float]], starts: Sequence[int], reach: Mapping[str, int]
 ) -> Chart:
     """Draw where adjacent positions collide: one row per way to compute angles, one column per
@@ -253,14 +264,14 @@ def precision_map(
     way, the last position with exact angles, which a mark shows.
     """
     shares = np.array([*apart.values()])
-    data = matrix("position", "row", "distinct neighbours", starts, [*apart], shares)
+    data = matrix_table("position", "row", "distinct neighbours", starts, [*apart], shares)
     return Chart(data, partial(_draw_precision, reach=reach))
 
 
 def _draw_precision(data: Data, reach: Mapping[str, int]) -> Figure:
     """Draw a row for each way of computing angles, with a mark where it is last right."""
     x_label, y_label, unit = axes_of(data)
-    rows = parts(data, y_label)
+    rows = split_by_series(data, y_label)
     names = [*rows]
     starts = next(iter(rows.values()))[x_label].tolist()
     with figure(x_label, "", grid=False) as (drawn, axes):
@@ -284,24 +295,24 @@ def _draw_precision(data: Data, reach: Mapping[str, int]) -> Figure:
         axes.minorticks_off()
         axes.set_xlim(1, 2 * starts[-1])
         drawn.colorbar(image, ax=axes, label=unit.replace(" ", "\n"), ticks=[0, 0.5, 1])
-        frame(axes)
+        show_all_sides(axes)
     return drawn
 
 
-def attention_distance(values: Array) -> Chart:
+def attention_distance_chart(values: Array) -> Chart:
     """Draw the mean distance of attention in tokens, one dot per head; values (layers, heads)."""
     y_label = "mean distance of attention, tokens"
     return Chart(_table_of_heads("layer", y_label, range(len(values)), values.T), _draw_distances)
 
 
 def _draw_distances(data: Data) -> Figure:
-    """Draw a dot for each head over layers."""
+    """Draw a dot for each head, at its mean distance, over the number of its layer."""
     x_label, y_label = axes_of(data)
     with figure(x_label, y_label) as (drawn, axes):
         _plot_heads(axes, data, "o")
         axes.set_xticks(sorted(set(data[x_label])))
         axes.set_ylim(bottom=0)
-        legend_above(drawn)
+        draw_legend_above(drawn)
     return drawn
 
 
@@ -317,7 +328,7 @@ def _plot_heads(axes: Axes, data: Data, *marker: str) -> None:
     marker: matplotlib's format, for dots instead of lines.
     """
     x_label, y_label = axes_of(data)
-    curves = parts(data)
+    curves = split_by_series(data)
     heads = len(curves)
     named = range(heads) if heads <= 4 else (0, heads // 2, heads - 1)
     # matplotlib leaves a label that begins with "_" out of the legend.
@@ -326,7 +337,7 @@ def _plot_heads(axes: Axes, data: Data, *marker: str) -> None:
         axes.plot(part[x_label], part[y_label], *marker, **look)
 
 
-def frame(axes) -> None:
+def show_all_sides(axes) -> None:
     """Show all four sides of the axes, as a picture has them."""
     for side in ("top", "right"):
         axes.spines[side].set_visible(True)

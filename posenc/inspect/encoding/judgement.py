@@ -8,11 +8,11 @@ import torch
 
 from posenc.encodings import ModelShape, PerLayer, PositionEncoding, create
 from posenc.inspect.encoding.measurements import SpecSheet
-from posenc.inspect.encoding.precision import angles_of
+from posenc.inspect.encoding.precision import exact_frequencies_of
 from posenc.inspect.encoding.scores import Decay
 from posenc.testing.layer import encoding_of_first_layer
 
-LEVEL = math.log(1.25)
+LEVEL_LOGITS = math.log(1.25)
 """A smaller change of a score, in logits, counts as none: a quarter more weight.
 
 Chosen, not derived."""
@@ -129,9 +129,9 @@ def judge_distances(decay: Decay, *, by_content: bool) -> NearAndFar | None:
     scores = [point.equal for point in points]
     span = max(scores) - min(scores)
     fall = near.equal - far.equal
-    if span <= LEVEL:
+    if span <= LEVEL_LOGITS:
         favours = "nothing"
-    elif abs(fall) <= LEVEL:
+    elif abs(fall) <= LEVEL_LOGITS:
         favours = "neither"
     else:
         favours = "near" if fall > 0 else "far"
@@ -139,7 +139,7 @@ def judge_distances(decay: Decay, *, by_content: bool) -> NearAndFar | None:
     if fall * other_fall > 0 and abs(other_fall) >= abs(fall) / 2:
         of_others = "alike"
     else:
-        of_others = "level" if abs(other_fall) <= LEVEL else "less"
+        of_others = "level" if abs(other_fall) <= LEVEL_LOGITS else "less"
     ends = far.distance if far.distance != decay.distances[-1] else None
     return NearAndFar(favours, by_content, near, far, span, ends, of_others)
 
@@ -194,7 +194,7 @@ def _short_resolution(sheet: SpecSheet) -> int | None:
 def _rotates_along_one_axis(sheet: SpecSheet, encoding: PositionEncoding) -> bool:
     """Return True for a rotation by the position itself, with the same frequencies at any length;
     False for several axes, and for other positions than the text's, as by a map."""
-    if encoding.claims.num_axes != 1 or angles_of(encoding) is None:
+    if encoding.claims.num_axes != 1 or exact_frequencies_of(encoding) is None:
         return False
     steps = torch.arange(2)
     is_mapped = len(encoding.passes(steps, steps)) > 1  # one pass by each map of positions
@@ -238,6 +238,6 @@ def _unscaled_wavelengths(waves: list[float], shape: ModelShape) -> list[float]:
 
 def plain_wavelengths(shape: ModelShape) -> list[float]:
     """Return the tokens per turn of each pair of plain RoPE."""
-    plain = angles_of(create("rope", shape))
+    plain = exact_frequencies_of(create("rope", shape))
     assert plain is not None  # RoPE rotates
     return [2 * math.pi / float(f) for f in plain.inv_freq]

@@ -109,11 +109,11 @@ def measure_encoding(
     decay = scores.decay(layer, shape)  # first: it refuses scores that say nothing
     tell("places and norms")
     with_noise = add_parameter_noise(copy.deepcopy(layer))  # initial zeros hide effects
-    angles = precision.angles_of(layer)
+    angles = precision.exact_frequencies_of(layer)
     waves = [] if angles is None else _wavelengths(angles.inv_freq)
     measured: dict[str, Any] = {
         "decay": decay,
-        "places": running.places(with_noise, shape),
+        "places": running.measure_places(with_noise, shape),
         "norm_ratio": running.norm_ratio_range(with_noise, shape),
         "direction": scores.direction(with_noise, shape),
     }

@@ -11,7 +11,7 @@ from posenc.inspect.encoding.measurements import SpecSheet
 from posenc.report.page.report import Plot
 from posenc.testing.layer import diagonal_positions, encoding_of_first_layer
 
-SHOWN = 128
+SHOWN_POSITIONS = 128
 """Positions drawn in a heat map; chosen, as are the numbers of curves and arrows below."""
 HEAT_MAPS = ("-added", "-turns", "-matrix")
 """Ends of the names of the figures that stay if only heat maps are drawn."""
@@ -33,13 +33,13 @@ def curve_plots(sheets: Sequence[SpecSheet], owner: str) -> Iterator[Plot]:
     named = f"{owner}-" * bool(owner)
     decays = {sheet.name: sheet.decay for sheet in sheets}
     yield Plot(
-        figures.score_by_distance(decays, same=True),
+        figures.score_chart(decays, same=True),
         "Score in logits that a query gives a key equal to it, by distance, before any training; "
         "one more logit is 2.7 times the weight. Mean over random vectors and heads.",
         name=f"{named}score-of-equals",
     )
     yield Plot(
-        figures.score_by_distance(decays, same=False),
+        figures.score_chart(decays, same=False),
         "Score of a key unrelated to the query: the line is the mean, the band has nine of ten.",
         name=f"{named}score-of-strangers",
     )
@@ -50,7 +50,7 @@ def curve_plots(sheets: Sequence[SpecSheet], owner: str) -> Iterator[Plot]:
         # One line for all: they differ where some are measured on a grid.
         trained = max(sheet.axis_length for sheet in sheets if sheet.wavelengths)
         yield Plot(
-            figures.wavelengths(waves, trained),
+            figures.wavelength_chart(waves, trained),
             "Tokens per turn of each pair of channels. One above the dotted line turns less than "
             f"once in {trained:,} positions; unless stretched, it meets new angles beyond them.",
             name=f"{named}wavelengths",
@@ -66,11 +66,12 @@ def plots_of_encoding(sheet: SpecSheet) -> Iterator[Plot]:
         measured = sheet.precision
         reach = {"as used": measured.as_used} | {f"plain {n}": p for n, p in measured.plain.items()}
         yield Plot(
-            figures.precision_map(measured.apart, measured.starts, reach),
+            figures.precision_chart(measured.apart, measured.starts, reach),
             "Where adjacent positions collide: the fraction of neighbours with different angles, "
             "as this encoding computes them and as position times frequency in a dtype. The mark "
-            f"in each row is the last position with every angle within {precision.BOUND:g} rad of "
-            "exact arithmetic: long before positions collide, their angles are wrong.",
+            "in each row is the last position with every angle within "
+            f"{precision.LARGEST_ANGLE_ERROR:g} rad of exact arithmetic: long before positions "
+            "collide, their angles are wrong.",
             name=f"{sheet.name}-precision",
         )
     if 1 in sheet.places:
@@ -85,31 +86,31 @@ def _embedding_plots(encoding: PositionEncoding, sheet: SpecSheet) -> Iterator[P
     """Yield figures of what is added to the embeddings: all of it, some rows and columns, and
     cosines."""
     limit = encoding.claims.max_positions
-    count = SHOWN if limit is None else min(SHOWN, limit)
+    count = SHOWN_POSITIONS if limit is None else min(SHOWN_POSITIONS, limit)
     x = torch.zeros(1, count, sheet.shape.embed_dim)
     table = encoding.embed(x, diagonal_positions(encoding, torch.arange(count)))[0].numpy()
     yield Plot(
-        figures.heat_map(table, "dimension", "position, tokens", "value added"),
+        figures.heat_map_chart(table, "dimension", "position, tokens", "value added"),
         "What is added to the embeddings.",
         name=f"{sheet.name}-added",
     )
     width = table.shape[1]
     picked = sorted({0, width // 4, width // 2, width - 1})
     yield Plot(
-        figures.single_lines(table, picked, "position, tokens", "dimension"),
+        figures.lines_chart(table, picked, "position, tokens", "dimension"),
         "Single dimensions over positions.",
         name=f"{sheet.name}-dimensions",
     )
     rows_picked = sorted({0, 1, count // 2})
     yield Plot(
-        figures.single_lines(table.T[:_DRAWN_DIMENSIONS], rows_picked, "dimension", "position"),
+        figures.lines_chart(table.T[:_DRAWN_DIMENSIONS], rows_picked, "dimension", "position"),
         "Single positions over the first dimensions.",
         name=f"{sheet.name}-positions",
     )
     unit = torch.nn.functional.normalize(torch.from_numpy(table), dim=-1)
     cosines = (unit @ unit.T).numpy()
     yield Plot(
-        figures.heat_map(cosines, "position, tokens", "position, tokens", "cosine"),
+        figures.heat_map_chart(cosines, "position, tokens", "position, tokens", "cosine"),
         "Similarity of positions: the cosine of what is added at each, 1 where they are the same.",
         name=f"{sheet.name}-similarity",
     )
@@ -117,19 +118,21 @@ def _embedding_plots(encoding: PositionEncoding, sheet: SpecSheet) -> Iterator[P
 
 def _rotation_plots(encoding: PositionEncoding, sheet: SpecSheet) -> Iterator[Plot]:
     """Yield figures of the angles by position, and of the steps of the fastest pair."""
-    angles = precision.angles_of(encoding)
+    angles = precision.exact_frequencies_of(encoding)
     assert angles is not None  # as the encoding has wavelengths
-    steps = torch.arange(SHOWN)
+    steps = torch.arange(SHOWN_POSITIONS)
     positions = steps[:, None].expand(-1, 1 + max(angles.axes)) if angles.axes else steps
     cos, _ = angles.cos_sin(positions)
     yield Plot(
-        figures.heat_map(cos.numpy(), "frequency pair", "position, tokens", "cosine of the angle"),
+        figures.heat_map_chart(
+            cos.numpy(), "frequency pair", "position, tokens", "cosine of the angle"
+        ),
         "Angle of each pair of channels by position.",
         name=f"{sheet.name}-turns",
     )
     degrees_per_step = float(angles.inv_freq[0]) * 180 / torch.pi
     yield Plot(
-        figures.rotation_steps(degrees_per_step, _ROTATION_STEPS),
+        figures.rotation_chart(degrees_per_step, _ROTATION_STEPS),
         "The fastest pair of channels: where it points at tokens 0 to 5, "
         f"{degrees_per_step:.1f} degrees further at each.",
         name=f"{sheet.name}-steps",
@@ -143,20 +146,20 @@ def _bias_plots(encoding: DistanceBias, sheet: SpecSheet) -> Iterator[Plot]:
     values = encoding.bias(torch.tensor(distances)).numpy()
     untrained = " Drawn as it starts, before any training." if sheet.parameters else ""
     yield Plot(
-        figures.bias_by_distance(values, distances),
+        figures.bias_chart(values, distances),
         f"The bias of each head by distance: what is added to the score.{untrained}",
         name=f"{sheet.name}-bias",
     )
     positions = torch.arange(_MATRIX_SIZE)
     matrix = encoding(positions, positions)[0].numpy()
     yield Plot(
-        figures.heat_map(matrix, "key position", "query position", "bias, logits"),
+        figures.heat_map_chart(matrix, "key position", "query position", "bias, logits"),
         f"The bias matrix of head 0, before the mask.{untrained}",
         name=f"{sheet.name}-matrix",
     )
     if isinstance(encoding, ALiBi):
         yield Plot(
-            figures.slopes(encoding.slopes),
+            figures.slope_chart(encoding.slopes),
             "The slope of each head: logits taken off for each token of distance. One of 0.69 "
             "halves a key's weight with every token, one of 0.069 with every ten.",
             name=f"{sheet.name}-slopes",
@@ -166,7 +169,7 @@ def _bias_plots(encoding: DistanceBias, sheet: SpecSheet) -> Iterator[Plot]:
         past = encoding.bucket(bucket_distances).tolist()
         future = encoding.bucket(-bucket_distances).tolist() if encoding.bidirectional else None
         yield Plot(
-            figures.buckets(past, future),
+            figures.bucket_chart(past, future),
             "The bucket of each distance: distances in one bucket share one learned number.",
             name=f"{sheet.name}-buckets",
         )

@@ -7,12 +7,12 @@ from decimal import Decimal, localcontext
 import torch
 from torch import Tensor
 
-from posenc.encodings import PRECISION, TWO_PI, Angles, PositionEncoding
+from posenc.encodings import PRECISION, TWO_PI, ExactFrequencies, PositionEncoding
 from posenc.testing.layer import encoding_of_first_layer
 
-BOUND = 1e-3
+LARGEST_ANGLE_ERROR = 1e-3
 """Radians of error that count as precise."""
-LIMIT = 2**31
+LAST_TESTED_POSITION = 2**31
 """Last position tested of an encoding that has no limit; chosen, not derived."""
 NEIGHBOURS = 64
 """Pairs of neighbouring positions compared after each power of two; chosen, not derived."""
@@ -21,7 +21,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 @dataclass(frozen=True)
 class Precision:
-    """The largest tested position up to which all angles are within `BOUND` of exact.
+    """The largest tested position up to which all angles are within `LARGEST_ANGLE_ERROR` of exact.
 
     plain: for position times inverse frequency, both in that dtype, as many codebases do. as_used:
     for the angles of this encoding, at positions below its limit. starts: powers of two. apart: for
@@ -35,30 +35,35 @@ class Precision:
     apart: dict[str, list[float]]
 
 
-def angles_of(encoding: PositionEncoding) -> Angles | None:
-    """Return the angles by which an encoding rotates, if it has a single set of them."""
+def exact_frequencies_of(encoding: PositionEncoding) -> ExactFrequencies | None:
+    """Return the frequencies by which the encoding of layer 0 rotates; None if it has none of its
+    own."""
     for module in encoding_of_first_layer(encoding).modules():
-        angles = getattr(module, "angles", None)
-        if isinstance(angles, Angles):
-            return angles
+        frequencies = getattr(module, "exact_frequencies", None)
+        if isinstance(frequencies, ExactFrequencies):
+            return frequencies
     return None
 
 
 def measure(encoding: PositionEncoding) -> Precision | None:
     """Return up to where the encoding's angles are exact, and where positions collide; None for an
     encoding without angles."""
-    angles = angles_of(encoding)
-    if angles is None:
+    frequencies = exact_frequencies_of(encoding)
+    if frequencies is None:
         return None
-    limit = LIMIT if encoding.claims.max_positions is None else encoding.claims.max_positions - 1
+    limit = (
+        LAST_TESTED_POSITION
+        if encoding.claims.max_positions is None
+        else encoding.claims.max_positions - 1
+    )
     positions = test_positions(limit)
-    exact = exact_angles(angles.inv_freq, positions)
-    cos, sin = _cos_sin(angles, positions)
+    exact = exact_angles(frequencies.inv_freq, positions)
+    cos, sin = _cos_sin(frequencies, positions)
     angles_in_use = torch.atan2(sin, cos).double()
     plain = {
         name: _last_exact_position(
             positions,
-            angle_between(_plain_angles(angles.inv_freq, positions, dtype).double(), exact),
+            angle_between(_plain_angles(frequencies.inv_freq, positions, dtype).double(), exact),
         )
         for name, dtype in DTYPES.items()
     }
@@ -66,12 +71,12 @@ def measure(encoding: PositionEncoding) -> Precision | None:
     after = [torch.arange(start, start + NEIGHBOURS + 1) for start in starts]
     apart = {
         "as used": [
-            _fraction_of_distinct_neighbours(torch.cat(_cos_sin(angles, p), -1)) for p in after
+            _fraction_of_distinct_neighbours(torch.cat(_cos_sin(frequencies, p), -1)) for p in after
         ]
     }
     for name, dtype in DTYPES.items():
         apart[f"plain {name}"] = [
-            _fraction_of_distinct_neighbours(_plain_angles(angles.inv_freq, p, dtype))
+            _fraction_of_distinct_neighbours(_plain_angles(frequencies.inv_freq, p, dtype))
             for p in after
         ]
     return Precision(
@@ -79,11 +84,11 @@ def measure(encoding: PositionEncoding) -> Precision | None:
     )
 
 
-def _cos_sin(angles: Angles, positions: Tensor) -> tuple[Tensor, Tensor]:
+def _cos_sin(frequencies: ExactFrequencies, positions: Tensor) -> tuple[Tensor, Tensor]:
     """Return cos and sin, (positions, pairs), as the encoding computes them. A position of several
     components gets the same number in each."""
-    by_axis = positions[:, None].expand(-1, 1 + max(angles.axes or (0,)))
-    return angles.cos_sin(by_axis if angles.axes else positions)
+    by_axis = positions[:, None].expand(-1, 1 + max(frequencies.axes or (0,)))
+    return frequencies.cos_sin(by_axis if frequencies.axes else positions)
 
 
 def _fraction_of_distinct_neighbours(rows: Tensor) -> float:
@@ -126,10 +131,10 @@ def angle_between(a: Tensor, b: Tensor) -> Tensor:
 
 
 def _last_exact_position(positions: Tensor, error: Tensor) -> int:
-    """Return the last position before the first with an error of BOUND or more; 0 if the first has
-    one.
+    """Return the last position before the first with an error of LARGEST_ANGLE_ERROR or more; 0 if
+    the first has one.
 
     error: radians, (positions, pairs).
     """
-    exact = int((error.amax(-1) < BOUND).cumprod(0).sum())
+    exact = int((error.amax(-1) < LARGEST_ANGLE_ERROR).cumprod(0).sum())
     return int(positions[exact - 1]) if exact else 0

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from posenc.inspect.encoding.behaviour import COST_LENGTH
 from posenc.inspect.encoding.judgement import Judgement, Limits, NearAndFar
 from posenc.inspect.encoding.measurements import SpecSheet
-from posenc.inspect.encoding.precision import BOUND
+from posenc.inspect.encoding.precision import LARGEST_ANGLE_ERROR
 from posenc.inspect.encoding.scores import Decay, Resolution
 from posenc.report.page.report import Code, Report, Section
 from posenc.report.page.table import Cell, Heading, Table
@@ -46,7 +46,8 @@ GROUPS: dict[str, dict[str, str]] = {
         "scaling": "how its frequencies are stretched",
         "unfinished pairs": "rotary pairs that turn less than once in the training length, "
         "or along their axis",
-        "angles, as used": f"last position with every angle within {BOUND:g} rad of exact",
+        "angles, as used": "last position with every angle within "
+        f"{LARGEST_ANGLE_ERROR:g} rad of exact",
         "angles, plain float32": "the same for position times frequency, both in float32",
         "angles, plain bfloat16": "the same, both in bfloat16",
     },
@@ -292,7 +293,7 @@ def property_tables(sheets: Sequence[SpecSheet], owner: str = "") -> Iterator[Ta
 
     owner: what the names of the tables begin with.
     """
-    columns = [properties(sheet) for sheet in sheets]
+    columns = [properties_in_words(sheet) for sheet in sheets]
     for subject, group in GROUPS.items():
         name = subject.lower().replace(" ", "-")
         meanings = {}
@@ -313,7 +314,7 @@ def property_tables(sheets: Sequence[SpecSheet], owner: str = "") -> Iterator[Ta
         yield Table(header, rows, subject, name=f"{owner}-{name}" if owner else name)
 
 
-def properties(sheet: SpecSheet) -> dict[str, str]:
+def properties_in_words(sheet: SpecSheet) -> dict[str, str]:
     """Return the measured properties of an encoding: name, as in GROUPS, and value in words."""
     longest = "no limit"
     if sheet.max_positions is not None:
@@ -373,7 +374,8 @@ def _resolution_lines(sheet: SpecSheet) -> dict[str, str]:
 
 
 def _resolution_in_words(resolution: Resolution) -> str:
-    """Return up to where a query distinguishes neighbouring keys."""
+    """Return up to which distance a query distinguishes neighbouring keys: "all up to 128, some up
+    to 512", or "never"."""
     if not resolution.any:
         return "never"
     every = f"all up to {resolution.every:,}"

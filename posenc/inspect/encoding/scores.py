@@ -127,9 +127,11 @@ def _scores_in_texts(
     texts of equal tokens, (count, num_heads, distances)."""
     x = random_embeddings(last + 1, shape, batch=count)
     # Of another seed, or the key at distance 0 is the query itself.
-    asked = random_embeddings(1, shape, batch=count, seed=5)
+    queries = random_embeddings(1, shape, batch=count, seed=5)
     keys = last - torch.tensor(_distances(last))
-    signs = [_scores_of_last_token(encoding, shape, x, sign * asked)[..., keys] for sign in (1, -1)]
+    signs = [
+        _scores_of_last_token(encoding, shape, x, sign * queries)[..., keys] for sign in (1, -1)
+    ]
     same = _scores_of_last_token(encoding, shape, x[:, -1:].expand_as(x))[..., keys]
     return torch.cat(signs), same
 
@@ -157,11 +159,13 @@ def _scores_of_last_token(
     embedded = encoding.embed(x, positions)
     q = split_heads(embedded, shape)
     state = encoding.state(embedded, positions)
-    asked = None if query is None else split_heads(encoding.embed(query, positions[-1:]), shape)
+    query_vectors = (
+        None if query is None else split_heads(encoding.embed(query, positions[-1:]), shape)
+    )
     encoding = encoding.for_layer(0)
     last = len(positions) - 1
     keys = Tokens(q, positions, state, encoding.claims.num_axes)
-    query_side = keys[last:] if asked is None else keys[last:].with_vectors(asked)
+    query_side = keys[last:] if query_vectors is None else keys[last:].with_vectors(query_vectors)
     new_q, new_k = encoding.transform(query_side, keys)
     term = encoding.term(query_side, keys)
     scale = encoding.scale(q.shape[-1])

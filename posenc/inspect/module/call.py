@@ -142,7 +142,7 @@ class Inputs:
 
 
 @dataclass(frozen=True)
-class Form:
+class CallForm:
     """One call of a module. in_order: the words of arguments by place. by_name: those by keyword.
     may_count: True if it counts positions where it is given none. on_request: optional arguments
     that are given only where a check asks. content, flat: see
@@ -168,7 +168,7 @@ class Form:
 
     @property
     def name(self) -> str:
-        """Return the call as text: "(x, positions), x (1, n, width)"."""
+        """Return how the module is called, as text: "(x, positions), x (1, n, width)"."""
         call = f"({', '.join([*self.in_order, *self.by_name])})"
         content = [word for word in ("x", "q", "k") if word in self.words]
         if not content:
@@ -177,7 +177,7 @@ class Form:
         shape = ", ".join(axes[letter] for letter in self.content)
         return f"{call}, {' and '.join(content)} ({shape})"
 
-    def without_positions(self) -> "Form | None":
+    def without_positions(self) -> "CallForm | None":
         """Return this form without positions, so that the module counts them; None if it must be
         given them."""
         if not self.may_count:
@@ -215,7 +215,7 @@ class UnknownArguments(ValueError):
     """A module whose required arguments are not those of a way to call it."""
 
 
-def possible_forms(module: nn.Module, way: str) -> Iterator[Form]:
+def possible_forms(module: nn.Module, way: str) -> Iterator[CallForm]:
     """Yield the call of `way`, in each layout of its content and positions.
 
     If all required arguments have names of _SELF_EXPLAINING_NAMES, each gets what its name says. If
@@ -238,7 +238,7 @@ def possible_forms(module: nn.Module, way: str) -> Iterator[Form]:
     may_count = "positions" in optional or "positions" not in (*in_order, *by_name)
     flats = (True, False) if "positions" in (*in_order, *by_name) else (True,)
     for content, flat in product(_CONTENT_SHAPES.get(way, ("bnw",)), flats):
-        yield Form(in_order, by_name, may_count, _OPTIONAL_NAMES & optional, content, flat)
+        yield CallForm(in_order, by_name, may_count, _OPTIONAL_NAMES & optional, content, flat)
 
 
 def _words_in_order(required: list[inspect.Parameter], way: str) -> tuple[str, ...]:

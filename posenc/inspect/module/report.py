@@ -28,7 +28,7 @@ def report_of(sheet: ModuleSheet) -> Report:
         {
             "module": sheet.path,
             "called_as": sheet.called_as,
-            "shows": _RETURNED[sheet.shows],
+            "shows": _RETURNED[sheet.meaning],
             "length": sheet.length,
             "answer": answer,
             "checks": sheet.checks,
@@ -39,9 +39,9 @@ def report_of(sheet: ModuleSheet) -> Report:
 
 def _answer(sheet: ModuleSheet) -> str:
     """Return what the module returns, and which of the checks that apply fail."""
-    held = sum(verdict.holds is True for verdict in sheet.checks)
-    start = f"{sheet.name} returns {_RETURNED[sheet.shows]}, which depend on positions."
+    num_passed = sum(verdict.holds is True for verdict in sheet.checks)
+    start = f"{sheet.name} returns {_RETURNED[sheet.meaning]}, which depend on positions."
     if not sheet.wrong:
-        return f"{start} All {held} checks that apply pass."
+        return f"{start} All {num_passed} checks that apply pass."
     names = "; ".join(verdict.check for verdict in sheet.wrong)
-    return f"{start} {len(sheet.wrong)} of {held + len(sheet.wrong)} checks fail: {names}."
+    return f"{start} {len(sheet.wrong)} of {num_passed + len(sheet.wrong)} checks fail: {names}."

@@ -8,12 +8,12 @@ from typing import Any
 
 import torch
 
-from posenc.arguments import answered
+from posenc.arguments import explain_misfits
 from posenc.inspect.module.call import HEADS, RETURNS, WAYS, WIDTH, calls_in_words
 from posenc.inspect.module.checks import calls, compiled, precision, rotation, slopes
 from posenc.inspect.module.load import load_maker
 from posenc.inspect.module.subject import ADAPTER, Finding, Subject, find_subject
-from posenc.inspect.module.view import How
+from posenc.inspect.module.view import Meaning
 from posenc.report.page.failure import one_line
 
 CHECKS: dict[str, Callable[[Subject], Finding]] = {  # in the order of the table
@@ -50,13 +50,13 @@ class Verdict:
 
 @dataclass(frozen=True)
 class ModuleSheet:
-    """The findings about a module. path: as it was named. called_as: how it was called. shows: the
-    meaning of the numbers that it returns. length: tokens of the longest call."""
+    """The findings about a module. path: as it was named. called_as: how it was called. meaning:
+    what the numbers are that it returns. length: tokens of the longest call."""
 
     path: str
     name: str
     called_as: str
-    shows: How
+    meaning: Meaning
     length: int
     checks: list[Verdict]
 
@@ -66,7 +66,7 @@ class ModuleSheet:
         return [verdict for verdict in self.checks if verdict.holds is False]
 
 
-@answered
+@explain_misfits
 def measure_module(
     path: str,
     way: str | None = None,
@@ -99,24 +99,25 @@ def measure_module(
         way = _resolve_way(way, path, name)
         subject = find_subject(fresh, way, name, width, heads, constructor_arguments)
         called_as = name + subject.form.name
-        shows = subject.view.how
+        meaning = subject.view.meaning
         checks = judge_subject(subject)
-        return ModuleSheet(path, name, called_as, shows, subject.length, checks)
+        return ModuleSheet(path, name, called_as, meaning, subject.length, checks)
 
 
-def _resolve_way(given: str | None, path: str, name: str) -> str:
-    """Return the word of --as: `given`, or without it the `name` of the function if it is one.
+def _resolve_way(chosen: str | None, path: str, name: str) -> str:
+    """Return the word of --as: `chosen`, or if that is None the `name` of the function, if it is
+    one of the words: "cos_sin" -> "cos-sin".
 
     Raises: ValueError with all words, and how to write an adapter.
     """
-    if given in WAYS:
-        return given
-    if given is None and name.replace("_", "-") in WAYS:
+    if chosen in WAYS:
+        return chosen
+    if chosen is None and name.replace("_", "-") in WAYS:
         return name.replace("_", "-")
     calls = "; ".join(
         f"--as {word}: {calls_in_words(word)} returns {RETURNS[word]}" for word in WAYS
     )
-    came = f", got {given!r}" if given is not None else ""
+    came = f", got {chosen!r}" if chosen is not None else ""
     raise ValueError(
         f"say what {name} returns by --as{came}, as in `posenc inspect module {shlex.quote(path)} "
         f"--as cos-sin`. {calls}. Or write an adapter that is called so and calls yours, as this "
@@ -129,7 +130,7 @@ def judge_subject(subject: Subject) -> list[Verdict]:
     """Return a verdict for each of CHECKS; where the module ignores the positions that it is given,
     one that says so, and the others as not applicable."""
     used = "positions that it takes are used"
-    if subject.ignores:
+    if subject.ignores_positions:
         alike = f"{subject.form.name} gives the same wherever its tokens are"
         unknown = [Verdict(check, None, "its positions change nothing") for check in CHECKS]
         return [Verdict(used, False, alike), *unknown]

@@ -14,7 +14,7 @@ from posenc.inspect.module.call import (
     RETURNS,
     WAYS,
     WIDTH,
-    Form,
+    CallForm,
     Inputs,
     UnknownArguments,
     possible_forms,
@@ -78,40 +78,40 @@ class Limit:
 class Subject:
     """A module under test, and how it is called and read.
 
-    fresh: makes an unused copy. way: the word of --as. width, heads: sizes of what it is given.
-    length: number of tokens in the checks. limit: where it refuses more, if it does. stated: number
-    of positions that it claims, or None. ignores: True if the positions that it is given change
-    nothing. constructor_arguments: as the user gave them.
+    make_fresh: makes an unused copy. way: the word of --as. width, heads: sizes of what it is
+    given. length: number of tokens in the checks. limit: where it refuses more, if it does.
+    stated_positions: number of positions that it claims to have, or None. ignores_positions: True
+    if the positions that it is given change nothing. constructor_arguments: as the user gave them.
     """
 
     module: nn.Module
-    fresh: Callable[[], nn.Module]
+    make_fresh: Callable[[], nn.Module]
     way: str
-    form: Form
+    form: CallForm
     view: View
     width: int = WIDTH
     heads: int = HEADS
     length: int = _LONGEST
     limit: Limit | None = None
-    stated: int | None = None
-    ignores: bool = False
+    stated_positions: int | None = None
+    ignores_positions: bool = False
     constructor_arguments: Mapping[str, Any] = field(default_factory=dict)
 
-    def make_inputs(self, positions: Tensor | int, **given: Any) -> Inputs:
+    def make_inputs(self, positions: Tensor | int, **fields: Any) -> Inputs:
         """Return the inputs of a call at these positions, or at 0 to positions - 1 for a number.
 
-        given: other fields of Inputs.
+        fields: other fields of Inputs.
         """
         if isinstance(positions, int):
             positions = torch.arange(positions)
-        given = {"probe": self.view.probe, **given}
-        return Inputs(positions, self.width, heads=self.heads, **given)
+        fields = {"probe": self.view.probe, **fields}
+        return Inputs(positions, self.width, heads=self.heads, **fields)
 
     def read_result(
         self,
         inputs: Inputs,
         module: nn.Module | None = None,
-        form: Form | None = None,
+        form: CallForm | None = None,
         row: int = 0,
     ) -> Tensor:
         """Return the module's result for these inputs as View.read reads it.
@@ -119,7 +119,7 @@ class Subject:
         module: the copy to call; None for an unused one. form: how to call it; None for
         `self.form`. row: of the batch.
         """
-        returned = (form or self.form).call(self.fresh() if module is None else module, inputs)
+        returned = (form or self.form).call(self.make_fresh() if module is None else module, inputs)
         return self.view.read(returned, inputs.batch, row)
 
 
@@ -131,7 +131,7 @@ def own_modules(module: nn.Module) -> Iterator[nn.Module]:
 
 
 def find_subject(
-    fresh: Callable[[], nn.Module],
+    make_fresh: Callable[[], nn.Module],
     way: str,
     name: str = "",
     width: int = WIDTH,
@@ -141,18 +141,18 @@ def find_subject(
     """Return the module as a subject of checks, called in the first form of `way` in which its
     result depends on positions.
 
-    fresh: builds the module. way: the word of --as. name: of the module, for a message.
-    constructor_arguments: what `fresh` passes to the constructor.
+    make_fresh: builds the module. way: the word of --as. name: of the module, for a message.
+    constructor_arguments: what `make_fresh` passes to the constructor.
 
     Raises: ValueError with what was tried and two ways out.
     """
     tried: dict[str, str] = {}
-    module = fresh()
+    module = make_fresh()
     name = name or type(module).__name__
     try:
         for form in possible_forms(module, way):
             try:
-                subject = _prove_subject(fresh, way, form, width, heads)
+                subject = _prove_subject(make_fresh, way, form, width, heads)
             except (MixesTokens, CountsHeads) as unfit:
                 tried = {form.name: str(unfit)}
                 break
@@ -162,7 +162,7 @@ def find_subject(
                 tried.setdefault(form.name, one_line(error))
             else:
                 subject = replace(subject, constructor_arguments=constructor_arguments or {})
-                return subject if subject.ignores else with_longest_length(subject)
+                return subject if subject.ignores_positions else with_longest_length(subject)
     except UnknownArguments as unbound:
         reason = str(unbound)
     else:
@@ -176,20 +176,20 @@ def find_subject(
 
 
 def _prove_subject(
-    fresh: Callable[[], nn.Module], way: str, form: Form, width: int, heads: int
+    make_fresh: Callable[[], nn.Module], way: str, form: CallForm, width: int, heads: int
 ) -> Subject:
     """Return the module as a subject of checks, called in this form, if it can be judged so.
 
     Called with few and with many positions it must return tensors of floating point with an axis of
     positions, no NaN, and the same for the same input; and positions must change what it returns.
 
-    fresh: builds the module. way: what --as says that it returns. form: how it is called.
+    make_fresh: builds the module. way: what --as says that it returns. form: how it is called.
     Raises: UnfitCall, with the first of these that fails.
     """
     few, many, *_ = (n for n in _LENGTHS_TRIED if n not in (width, heads))
 
     def run(inputs: Inputs) -> Any:
-        return form.call(fresh(), replace(inputs, heads=heads))
+        return form.call(make_fresh(), replace(inputs, heads=heads))
 
     axes = _find_position_axes(run, width, (few, many))
 
@@ -210,9 +210,19 @@ def _prove_subject(
         spread = see(positions=2 * torch.arange(many))
         ignores = not any(_differ(a, b) for a, b in zip(spread, plain, strict=True))
     view = find_view(run, way, form, width, axes)
-    module = fresh()
+    module = make_fresh()
     stated = stated_max_positions(module)
-    return Subject(module, fresh, way, form, view, width, heads, stated=stated, ignores=ignores)
+    return Subject(
+        module,
+        make_fresh,
+        way,
+        form,
+        view,
+        width,
+        heads,
+        stated_positions=stated,
+        ignores_positions=ignores,
+    )
 
 
 def _find_position_axes(
@@ -255,7 +265,7 @@ def _depends_on_place(parts: list[Tensor], axes: list[tuple[int, ...]]) -> bool:
 
 
 def _refuse_mixing_tokens(
-    form: Form, plain: list[Tensor], axes: list[tuple[int, ...]], see: Any, count: int
+    form: CallForm, plain: list[Tensor], axes: list[tuple[int, ...]], see: Any, count: int
 ) -> None:
     """Raise MixesTokens for a layer in which the row of one token depends on another token.
 
@@ -279,7 +289,7 @@ def _refuse_mixing_tokens(
                 )
 
 
-def _refuse_counting_heads(form: Form, plain: list[Tensor]) -> None:
+def _refuse_counting_heads(form: CallForm, plain: list[Tensor]) -> None:
     """Raise CountsHeads if equal heads get different rows in the results `plain`."""
     if form.content != "bhnw" or not form.words & {"x", "q", "k"}:
         return

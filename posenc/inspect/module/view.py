@@ -7,7 +7,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from posenc.inspect.module.call import Form, Inputs
+from posenc.inspect.module.call import CallForm, Inputs
 from posenc.inspect.module.returned import (
     are_close,
     bias_matrix,
@@ -18,7 +18,7 @@ from posenc.inspect.module.returned import (
 )
 
 Kind = Literal["rotation", "bias", "values"]
-How = Literal["rotated content", "cos and sin", "sinusoids", "complex", "bias", "values"]
+Meaning = Literal["rotated content", "cos and sin", "sinusoids", "complex", "bias", "values"]
 Run = Callable[[Inputs], Any]
 Pairs = tuple[tuple[int, int], ...]
 Axes = dict[int, tuple[int, ...]]
@@ -38,13 +38,13 @@ class UnfitCall(ValueError):
 @dataclass(frozen=True)
 class View:
     """A reading of a module's result. kind: rotation (angles and lengths of pairs of channels),
-    bias (logits by query and key) or values. how: the meaning of the numbers. axes: axes of each
-    tensor that is read. pairs: channels that rotate together; of values, those of queries if keys
-    have others. probe: the content that shows positions best; None: random.
+    bias (logits by query and key) or values. meaning: what the module's numbers are. axes: axes of
+    each tensor that is read. pairs: channels that rotate together; of values, those of queries if
+    keys have others. probe: the content that shows positions best; None: random.
     """
 
     kind: Kind
-    how: How
+    meaning: Meaning
     axes: Axes
     pairs: Pairs = ()
     probe: Tensor | None = None
@@ -56,13 +56,13 @@ class View:
         Of rotated content the pairs are those of all heads of the queries, and then those of all
         heads of the keys. batch: rows that the call had. row: which of them is read.
         """
-        if self.how == "rotated content":
+        if self.meaning == "rotated content":
             return torch.cat(
                 [side.flatten(1) for side in self.rotated_sides(returned, batch, row)], -1
             )
         parts = self.tensors_of_row(returned, batch, row)
         axes = list(self.axes.values())
-        match self.how:
+        match self.meaning:
             case "bias":
                 return to_double_precision(bias_matrix(parts[0], axes[0]))
             case "cos and sin":
@@ -107,7 +107,7 @@ class View:
         return parts
 
 
-def find_view(run: Run, way: str, form: Form, width: int, axes: list[tuple[int, ...]]) -> View:
+def find_view(run: Run, way: str, form: CallForm, width: int, axes: list[tuple[int, ...]]) -> View:
     """Return how to read the results of a module.
 
     run: calls the module. way: the word of --as. form: how it is called. width: channels of a
@@ -162,7 +162,7 @@ def _cos_sin_view(run: Run, width: int, axes: Axes) -> View:
     return View("rotation", "cos and sin", axes)
 
 
-def _rotated_content_view(run: Run, form: Form, width: int, axes: Axes) -> View:
+def _rotated_content_view(run: Run, form: CallForm, width: int, axes: Axes) -> View:
     """Return a view of rotated queries, keys or x: as a rotation if no two pairs share a channel,
     else as values."""
     content = len(form.words & {"x", "q", "k"})

@@ -9,10 +9,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
-from posenc.report.files.opened import NOT_ORDINARY, bytes_of, make_folder, naming
+from posenc.report.files.opened import NOT_ORDINARY, bytes_of, make_folder, naming_os_errors
 
 _PARTIAL = re.compile(r"\..+\.[0-9a-f]{16}\.partial")
-_NAMES_IN_FOLDER = os.rename in os.supports_dir_fd
+_HAS_FOLDER_HANDLES = os.rename in os.supports_dir_fd
 """True where a file can be named relative to an open folder; False on Windows, where each call
 resolves the whole path again."""
 
@@ -21,7 +21,7 @@ resolves the whole path again."""
 def _open_folder_of(path: Path) -> Iterator[int | None]:
     """Yield a handle of the file's folder, so that no other folder can take its place meanwhile;
     None on Windows, which has no such handles."""
-    if not _NAMES_IN_FOLDER:
+    if not _HAS_FOLDER_HANDLES:
         yield None
         return
     handle = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -41,8 +41,8 @@ def _open_partial_file(path: Path, *, replace: bool = True) -> Iterator[tuple[Bi
     then, or `path` is a pipe, a device or a folder.
     """
     partial = path.with_name(f".{path.name}.{secrets.token_hex(8)}.partial")
-    source, target = (partial.name, path.name) if _NAMES_IN_FOLDER else (partial, path)
-    with naming(path, source, str(partial)), _open_folder_of(path) as folder:
+    source, target = (partial.name, path.name) if _HAS_FOLDER_HANDLES else (partial, path)
+    with naming_os_errors(path, source, str(partial)), _open_folder_of(path) as folder:
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0)
         flags |= getattr(os, "O_BINARY", 0)  # or Windows would write \n as \r\n
         # A link may be replaced, but not a device, a pipe or a folder: none of them could be
@@ -104,7 +104,7 @@ def remove_partials(folder: Path) -> None:
                 path.unlink(missing_ok=True)
 
 
-def check_writable(path: Path) -> None:
+def prepare_file(path: Path) -> None:
     """Make the folders of `path` and check that it can be written, before work begins.
 
     Raises: OSError.
@@ -116,7 +116,7 @@ def check_writable(path: Path) -> None:
         pass
 
 
-def check_page(path: Path, mark: str = '<meta name="generator" content="posenc">') -> None:
+def prepare_page(path: Path, mark: str = '<meta name="generator" content="posenc">') -> None:
     """Make the folders of a page and check that it can be written, before work begins.
 
     mark: text that every page of this command contains.
@@ -126,10 +126,10 @@ def check_page(path: Path, mark: str = '<meta name="generator" content="posenc">
     if path.is_file() and (content := bytes_of(path)):
         if not (content.startswith(b"<!doctype html>") and mark.encode() in content):
             raise ValueError(f"{path} exists already and is no page of this command; name another.")
-    check_writable(path)
+    prepare_file(path)
 
 
-def check_results(path: Path, mark: str) -> None:
+def prepare_results(path: Path, mark: str) -> None:
     """Make the folders of a file of results and check that it can be written, before work begins.
 
     mark: text with which all results of this command begin.
@@ -140,26 +140,26 @@ def check_results(path: Path, mark: str) -> None:
         raise ValueError(
             f"{path} exists already and holds no results of this command; name another."
         )
-    check_writable(path)
+    prepare_file(path)
 
 
-def check_outputs(folder: str | Path | None, page: str | Path | None = None) -> None:
+def prepare_page_and_figures(folder: str | Path | None, page: str | Path | None = None) -> None:
     """Make the folders of figures and of a page, and check that both can be written, before work
     begins; None: not asked for.
 
     Raises: ValueError, OSError.
     """
     if folder is not None:
-        check_figures(Path(folder))
+        prepare_figures_folder(Path(folder))
     if page is not None:
-        check_page(Path(page))
+        prepare_page(Path(page))
 
 
-OF_FIGURES = "posenc-figures.txt"
+FIGURES_MARKER = "posenc-figures.txt"
 """Name of the file that marks a folder of figures as posenc's, so that posenc may replace them."""
 
 
-def check_figures(folder: Path) -> None:
+def prepare_figures_folder(folder: Path) -> None:
     """Make a folder of figures and check that it can be written, before work begins.
 
     Raises: ValueError, also for a folder with files that posenc did not write: a figure could have
@@ -169,12 +169,12 @@ def check_figures(folder: Path) -> None:
         raise ValueError(f"--figures: {folder} is not a folder.")
     try:
         others = [path.name for path in sorted(folder.iterdir())] if folder.exists() else []
-        if others and OF_FIGURES not in others:
+        if others and FIGURES_MARKER not in others:
             raise ValueError(
                 f"--figures: {folder} holds other files ({others[0]}), which figures might "
                 "replace. Name a new folder, or one that posenc has written figures to."
             )
-        check_writable(folder / "figure.csv")
+        prepare_file(folder / "figure.csv")
     except OSError as error:
         raise ValueError(f"--figures: cannot write into {folder} ({error.strerror}).") from error
 
@@ -183,4 +183,4 @@ def mark_figures(folder: Path) -> None:
     """Write the file OF_FIGURES into a folder, so that a later run may replace the figures
     there."""
     text = "posenc writes figures and their numbers here, and replaces files of the same name.\n"
-    write_atomically(folder / OF_FIGURES, text)
+    write_atomically(folder / FIGURES_MARKER, text)

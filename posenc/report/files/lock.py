@@ -28,7 +28,7 @@ def locked(folder: Path, what: str) -> Iterator[None]:
     if the lock is a link or no ordinary file.
     """
     busy = f"Another {what} is running in {folder}. Wait until it ends, or choose another folder."
-    handle = open_as(folder / LOCK, os.O_RDWR | os.O_CREAT | _NO_LINK, wrong=_NOT_LOCKABLE)
+    handle = open_as(folder / LOCK, os.O_RDWR | os.O_CREAT | _NO_LINK, refusal=_NOT_LOCKABLE)
     try:
         _lock_until_closed(handle, busy)
         yield
@@ -37,7 +37,7 @@ def locked(folder: Path, what: str) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def held(folder: Path, busy: str) -> Iterator[None]:
+def locked_without_file(folder: Path, busy: str) -> Iterator[None]:
     """Lock the folder without a lock file. It is made if missing, and removed if empty afterwards.
 
     Raises: ValueError with the message `busy` if another process has the lock; ValueError for a

@@ -8,7 +8,7 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-from posenc.report.files.lock import held
+from posenc.report.files.lock import locked_without_file
 from posenc.report.files.opened import is_own_folder, make_folder, remove_folder
 
 UNPROVED = ".unproved"
@@ -32,11 +32,13 @@ def new_folder(out: Path) -> Iterator[Path]:
             make_folder(out.parent)
             for leftover in out.parent.glob(f".{glob.escape(out.name)}.*{UNPROVED}"):
                 if is_own_folder(leftover):
-                    with held(leftover, busy):  # refused while another process still writes it
+                    with locked_without_file(
+                        leftover, busy
+                    ):  # refused while another process still writes it
                         shutil.rmtree(leftover)
             temporary = out.parent / f".{out.name}.{secrets.token_hex(8)}{UNPROVED}"
             temporary.mkdir()
-            stack.enter_context(held(temporary, busy))
+            stack.enter_context(locked_without_file(temporary, busy))
         except OSError as error:
             raise ValueError(f"{out.parent}: cannot write there ({error.strerror}).") from error
         stack.callback(remove_folder, temporary)

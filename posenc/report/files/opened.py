@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import BinaryIO, TextIO
 
-LARGEST = 64 << 20
+LARGEST_TEXT_BYTES = 64 << 20
 """Bytes of the largest file that is read as one text: a study of a thousand trials has 20 MB."""
 NOT_ORDINARY = "not an ordinary file, but a pipe, a device or a folder."
-CLONE = 0x40049409
+FICLONE = 0x40049409
 """Linux's FICLONE: the copy shares the original's blocks until one of them is written."""
 _PIECE_BYTES = 1 << 24
 """Bytes that are copied at a time, so that a large file needs little memory: 16 MiB, chosen."""
@@ -24,16 +24,19 @@ _FLAGS_OF_EVERY_OPEN = sum(
 
 
 def open_as(
-    path: Path, flags: int, right: Callable[[int], bool] = stat.S_ISREG, wrong: str = NOT_ORDINARY
+    path: Path,
+    flags: int,
+    may_be_opened: Callable[[int], bool] = stat.S_ISREG,
+    refusal: str = NOT_ORDINARY,
 ) -> int:
-    """Open a file and return its handle. With O_NOFOLLOW in `flags` a link is refused.
+    """Open a file and return its handle, a number. With O_NOFOLLOW in `flags` a link is refused.
 
     Args:
         flags: those of os.open.
-        right: returns True for the mode of a file that may be opened.
-        wrong: what the message says of any other file.
+        may_be_opened: returns True for the mode (st_mode) of a file that may be opened.
+        refusal: what the message says of any other file.
 
-    Raises: ValueError with the path and `wrong`; OSError where it cannot be opened.
+    Raises: ValueError with the path and `refusal`; OSError where it cannot be opened.
     """
     try:
         handle = os.open(path, flags | _FLAGS_OF_EVERY_OPEN, 0o666)  # as the umask allows
@@ -41,17 +44,17 @@ def open_as(
         # A link or a folder, for instance, fails with an error that does not say what is wrong.
         with contextlib.suppress(OSError):
             mode = Path(path).stat(follow_symlinks=not flags & _NO_LINK).st_mode
-            if not right(mode):
-                raise ValueError(f"{path}: {wrong}") from error
+            if not may_be_opened(mode):
+                raise ValueError(f"{path}: {refusal}") from error
         raise
-    if right(os.fstat(handle).st_mode):
+    if may_be_opened(os.fstat(handle).st_mode):
         return handle
     os.close(handle)
-    raise ValueError(f"{path}: {wrong}")
+    raise ValueError(f"{path}: {refusal}")
 
 
 @contextlib.contextmanager
-def naming(path: Path, *hidden: object) -> Iterator[None]:
+def naming_os_errors(path: Path, *hidden: object) -> Iterator[None]:
     """Let each OSError inside of the `with` name `path`, if it names no file or one of `hidden`,
     which the user has never heard of."""
     try:
@@ -70,7 +73,7 @@ def open_ordinary(path: Path, *, follow: bool = True) -> BinaryIO:
     return os.fdopen(open_as(path, os.O_RDONLY | (0 if follow else _NO_LINK)), "rb")
 
 
-def bytes_of(path: Path, largest: int | None = LARGEST) -> bytes:
+def bytes_of(path: Path, largest: int | None = LARGEST_TEXT_BYTES) -> bytes:
     """Return the content of an ordinary file. Raises: ValueError for more than `largest` bytes;
     with None any size is read."""
     with open_ordinary(path) as file:
@@ -84,7 +87,7 @@ def bytes_of(path: Path, largest: int | None = LARGEST) -> bytes:
     return content
 
 
-def text_of(path: Path, largest: int | None = LARGEST, errors: str = "strict") -> str:
+def text_of(path: Path, largest: int | None = LARGEST_TEXT_BYTES, errors: str = "strict") -> str:
     """Return the content of an ordinary file in UTF-8, as `bytes_of`, its lines ended by \\n."""
     text = bytes_of(path, largest).decode("utf-8", errors)
     return text.replace("\r\n", "\n").replace("\r", "\n")
@@ -95,7 +98,7 @@ def append_to(path: Path) -> TextIO:
 
     Raises: ValueError for a link of either kind, through which another file would grow.
     """
-    handle = open_as(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | _NO_LINK, wrong=NOT_OURS)
+    handle = open_as(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | _NO_LINK, refusal=NOT_OURS)
     if os.fstat(handle).st_nlink > 1:
         os.close(handle)
         raise ValueError(f"{path}: {NOT_OURS}")
@@ -107,7 +110,7 @@ NOT_OURS = "a link, or not an ordinary file; remove it."
 
 def open_to_change(path: Path) -> BinaryIO:
     """Open a file of ours to change bytes in it. Raises: ValueError for a link."""
-    return os.fdopen(open_as(path, os.O_RDWR | _NO_LINK, wrong=NOT_OURS), "rb+")
+    return os.fdopen(open_as(path, os.O_RDWR | _NO_LINK, refusal=NOT_OURS), "rb+")
 
 
 def open_new(path: Path) -> BinaryIO:
@@ -122,11 +125,15 @@ def copy_file(source: Path, target: Path, *, follow: bool = True) -> None:
 
     follow: False if `source` must not be a link.
     """
-    with open_ordinary(source, follow=follow) as file, naming(target), open_new(target) as out:
+    with (
+        open_ordinary(source, follow=follow) as file,
+        naming_os_errors(target),
+        open_new(target) as out,
+    ):
         try:
             import fcntl
 
-            fcntl.ioctl(out.fileno(), CLONE, file.fileno())
+            fcntl.ioctl(out.fileno(), FICLONE, file.fileno())
         except (ImportError, OSError):
             while piece := file.read(_PIECE_BYTES):
                 out.write(piece)
@@ -158,7 +165,7 @@ def make_inside(folder: Path) -> Path:
     return folder
 
 
-def private_folder(folder: Path) -> Path:
+def make_private_folder(folder: Path) -> Path:
     """Make a folder that only this user can read and write, if it is missing, and return it.
 
     Raises: OSError for a link, a folder of another user, or one that others can write.
@@ -170,7 +177,7 @@ def private_folder(folder: Path) -> Path:
     return folder
 
 
-def beside(folder: Path, name: object) -> Path:
+def path_in_folder(folder: Path, name: object) -> Path:
     """Return the path of the file `name` in a folder. Raises: ValueError for anything but the name
     of a file directly in it, such as `../other`."""
     if not isinstance(name, str) or Path(name).name != name:
@@ -186,7 +193,7 @@ def remove_folder(folder: Path) -> None:
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def missing(folder: Path) -> list[Path]:
+def missing_folders(folder: Path) -> list[Path]:
     """Return those of the folder and its parents that do not exist, the deepest first."""
     return [path for path in (folder, *folder.parents) if not path.exists()]
 

@@ -11,12 +11,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import MISSING
 from typing import Any, NoReturn, Self
 
-SEAL = "sha256"
+HASH_KEY = "sha256"
 """Key of the hash of all other fields."""
 DEEPEST, MOST_DIGITS = 64, 300
 """Bounds of nesting and of the digits of a whole number, in JSON that another program may have
 written: chosen. A number of 300 digits still fits into a float."""
-LARGEST = 1e60
+LARGEST_NUMBER = 1e60
 """Bound of a number, so that statistics of its square do not overflow."""
 MOST_LETTERS, MOST_ITEMS = 100_000, 100_000
 """Bounds of a text and of a list."""
@@ -35,20 +35,22 @@ def seal(content: dict[str, Any]) -> str:
     Lone surrogates, which UTF-8 lacks, become question marks.
     Raises: ValueError for NaN or an infinity, which JSON lacks.
     """
-    assert SEAL not in content
+    assert HASH_KEY not in content
     # Hash what will be read: a tuple comes back as a list, a lone surrogate as a question mark.
     unsealed = json.dumps(content, ensure_ascii=False, allow_nan=False)
     content = json.loads(unsealed.encode(errors="replace"))
-    return json.dumps({SEAL: _hash(content), **content}, indent=1, ensure_ascii=False)
+    return json.dumps(
+        {HASH_KEY: _hash_of_content(content), **content}, indent=1, ensure_ascii=False
+    )
 
 
 def unseal(text: str) -> dict[str, Any]:
     """Return the content that `seal` was given. Raises ValueError if it has been changed."""
     content = parse_object(text)
-    sealed_hash = content.pop(SEAL, None)
+    sealed_hash = content.pop(HASH_KEY, None)
     if sealed_hash is None:
-        raise ValueError(f"it has no {SEAL}")
-    if sealed_hash != _hash(content):
+        raise ValueError(f"it has no {HASH_KEY}")
+    if sealed_hash != _hash_of_content(content):
         raise ValueError("it is not what was written: its hash differs")
     return content
 
@@ -83,13 +85,13 @@ def _numbers_not_finite(value: Any, where: str) -> Iterator[tuple[str, float]]:
 
 def parse_object(text: str) -> dict[str, Any]:
     """Parse JSON that must be an object without NaN. Raises ValueError."""
-    content = bounded_json(text, parse_constant=_refuse_constant)
+    content = parse_bounded_json(text, parse_constant=_refuse_constant)
     if not isinstance(content, dict):
         raise ValueError(f"expected an object, got {type(content).__name__}")
     return content
 
 
-def bounded_json(text: str, **hooks: Any) -> Any:
+def parse_bounded_json(text: str, **hooks: Any) -> Any:
     """Parse JSON that is nested at most DEEPEST times and whose whole numbers fit into a float.
     `hooks` are json's. Raises: ValueError."""
     try:
@@ -148,7 +150,7 @@ def check_count(name: str, value: int, least: int = 0) -> None:
 
 
 def check_text_length(name: str, value: str, most: int) -> None:
-    """Raise ValueError unless value has at most `most` letters."""
+    """Raise ValueError if value has more than `most` letters."""
     if len(value) > most:
         raise ValueError(f"{name} has {len(value):,} letters, expected at most {most:,}.")
 
@@ -162,7 +164,7 @@ def check_rising(name: str, values: Sequence[int], most: int) -> None:
             raise ValueError(f"{name} must rise, got {before} before {after}.")
 
 
-def _hash(content: dict[str, Any]) -> str:
+def _hash_of_content(content: dict[str, Any]) -> str:
     """Return the SHA-256, in hex digits, of content as JSON with its keys sorted."""
     text = json.dumps(content, sort_keys=True, allow_nan=False)
     return hashlib.sha256(text.encode()).hexdigest()
@@ -249,8 +251,10 @@ def _convert_float(value: Any, where: str) -> float:
     """Convert a number to a float, and refuse what is too large, NaN or a bool."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise _wrong_type_error(float, value, where)
-    if not abs(value) <= LARGEST:  # NaN fails, too
-        raise ValueError(f"{where}: expected a number of at most {LARGEST}, got {value:.3g}.")
+    if not abs(value) <= LARGEST_NUMBER:  # NaN fails, too
+        raise ValueError(
+            f"{where}: expected a number of at most {LARGEST_NUMBER}, got {value:.3g}."
+        )
     return float(value)
 
 

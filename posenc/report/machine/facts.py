@@ -11,7 +11,7 @@ from posenc.lazy import installed_version
 from posenc.report.machine.processor import processor
 
 
-def facts() -> dict[str, str]:
+def machine_facts() -> dict[str, str]:
     """Return the versions that decide numbers, and the CPU, of the machine that this runs on."""
     # Loads no torch, which would take as long as the shortest trials.
     build_of_torch = installed_version("torch")
@@ -32,11 +32,12 @@ def versions(*packages: str) -> dict[str, str]:
     return {"posenc": __version__, **installed, "python": platform.python_version()}
 
 
-def difference(here: dict[str, str], there: dict[str, str]) -> str | None:
+def describe_difference(here: dict[str, str], there: dict[str, str]) -> str | None:
     """Say how another machine differs from this one, but for its CPU and its build of torch; None
     where it does not.
 
-    >>> difference({"python": "3.11.9", "torch": "2.13.0"}, {"python": "3.12.1", "torch": "2.13.0"})
+    >>> here = {"python": "3.11.9", "torch": "2.13.0"}
+    >>> describe_difference(here, {"python": "3.12.1", "torch": "2.13.0"})
     'it has python 3.12.1, and here is 3.11.9'
     """
     for name, value in here.items():

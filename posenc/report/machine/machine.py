@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from posenc.report.machine.processor import instructions, processor
+from posenc.report.machine.processor import cpu_extensions, processor
 
 
 def default_precision(device: str) -> str:
@@ -45,7 +45,7 @@ def check_bfloat16(device: str) -> None:
 
 def cpu_multiplies_bfloat16() -> bool:
     """Return True for AVX512-BF16 or AMX-BF16, without which autocast is slower than float32."""
-    flags = set(instructions().split())
+    flags = set(cpu_extensions().split())
     if flags:
         return bool(flags & {"avx512_bf16", "amx_bf16"})
     # Not on Linux: torch has a private function that asks the CPU, but not in every release.

@@ -22,7 +22,7 @@ def processors_of(machines: Iterable[dict[str, str]]) -> dict[str, str]:
     return {"processor": processors} | ({"warning": warning} if len(names) > 1 else {})
 
 
-def instructions() -> str:
+def cpu_extensions() -> str:
     """Return the CPU's extensions as Linux lists them; "" on other systems."""
     return _cpuinfo_value("flags") or _cpuinfo_value("Features")  # of x86, of ARM
 

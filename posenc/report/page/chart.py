@@ -63,7 +63,7 @@ def long_table(
     return columns
 
 
-def matrix(x: str, y: str, unit: str, xs: Column, ys: Column, values: np.ndarray) -> Data:
+def matrix_table(x: str, y: str, unit: str, xs: Column, ys: Column, values: np.ndarray) -> Data:
     """Return a matrix (ys, xs) as a table with a row for each cell, row by row.
 
     x, y, unit: names of the columns with the places and the values. xs, ys: the places.
@@ -79,9 +79,12 @@ def matrix(x: str, y: str, unit: str, xs: Column, ys: Column, values: np.ndarray
     }
 
 
-def parts(data: Data, by: str = SERIES) -> dict[Any, dict[str, np.ndarray]]:
+def split_by_series(data: Data, by: str = SERIES) -> dict[Any, dict[str, np.ndarray]]:
     """Split a table: return the rows of each value in the column `by` as a table of its own,
-    without that column. The values keep their order; it undoes `long_table`."""
+    without that column. The values keep their order; it undoes `long_table`.
+
+    {"series": ["rope", "rope"], "loss": [3.0, 2.5]} -> {"rope": {"loss": array([3.0, 2.5])}}
+    """
     names = np.asarray(data[by], dtype=object)
     rest = {name: np.asarray(column) for name, column in data.items() if name != by}
     return {
@@ -102,7 +105,7 @@ def describe_curve_ends(data: Data) -> str:
         return ""
     x, y = axes
     descriptions = []
-    for name, curve in parts(data).items():
+    for name, curve in split_by_series(data).items():
         ends = dict.fromkeys([0, len(curve[x]) - 1])  # once for a curve of one point
         points = (f"{curve[y][i]:.3g} at {_place_in_words(curve[x][i])}" for i in ends)
         descriptions.append(f"{name}: {', '.join(points)}")
@@ -110,7 +113,7 @@ def describe_curve_ends(data: Data) -> str:
 
 
 def _place_in_words(place: Any) -> str:
-    """Return a place on an axis, a number or a word, as text."""
+    """Return a place on an axis as text: 4096 -> "4,096"; a word stays."""
     return place if isinstance(place, str) else f"{place:,g}"
 
 

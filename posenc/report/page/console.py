@@ -16,7 +16,7 @@ from posenc.report.page.progress import say
 from posenc.report.page.report import Block, Code, Facts, Items, Report, Section, as_json
 from posenc.report.page.visible import visible
 
-FRAME = 3
+FRAME_WIDTH = 3
 """Characters that the frame of a table takes for each column."""
 WIDTH_WITHOUT_TERMINAL = 140
 """Columns of a report on a standard output that is no terminal and does not say its own."""
@@ -69,9 +69,11 @@ def text_table(
     return table
 
 
-def print_table(console: Console, *given: Any, **options: Any) -> None:
-    """Print a `text_table`."""
-    console.print(text_table(*given, **options))
+def print_table(
+    console: Console, header: Sequence[str], rows: Iterable[Sequence[str]], **options: Any
+) -> None:
+    """Print a `text_table`; `options` are those of that function."""
+    console.print(text_table(header, rows, **options))
 
 
 def print_report(report: Report, in_json: bool) -> None:
@@ -108,12 +110,12 @@ def show_section(section: Section, console: Console) -> None:
 
 
 def _show_block(block: Block, console: Console) -> None:
-    """Print a block, if it has something for the terminal."""
+    """Print a block as text; figures and other blocks for the page alone are left out."""
     match block:
         case rows.Table():
             if block.caption:
                 say(console, block.caption)
-            for table in split(block, console.width):
+            for table in split_to_width(block, console.width):
                 console.print(table)
             for number, note in enumerate(_notes(block), 1):
                 say(console, f"[{number}] {note}")
@@ -130,7 +132,7 @@ def _show_block(block: Block, console: Console) -> None:
             say(console, block)
 
 
-def split(table: rows.Table, width: int) -> Iterator[Table]:
+def split_to_width(table: rows.Table, width: int) -> Iterator[Table]:
     """Yield the table for a console of `width` columns: as many tables as its columns need, each
     with the names of the rows. No number is broken or cut; long texts are broken between words."""
     columns = _columns(table)
@@ -154,7 +156,7 @@ class _Column(NamedTuple):
 
 
 def _columns(table: rows.Table) -> list[_Column]:
-    """Return the columns of a table."""
+    """Return the columns of a table, with the widths that they need in the terminal."""
     notes = _notes(table)
     columns = []
     for i, is_numeric in enumerate(rows.numeric_columns(table)):
@@ -166,14 +168,14 @@ def _columns(table: rows.Table) -> list[_Column]:
         texts = [visible(text) for text in (*heading.split("\n"), *cells)]
         whole = max(map(cell_len, texts))
         least = whole if is_numeric else min(whole, max(map(_broken_width, texts)))
-        columns.append(_Column(heading, cells, is_numeric, least == whole, least + FRAME))
+        columns.append(_Column(heading, cells, is_numeric, least == whole, least + FRAME_WIDTH))
     return columns
 
 
 def _broken_width(text: str) -> int:
     """Return the width that a text needs in lines: of its longest word, or of what counts as a long
     text if that is more."""
-    return max([rows.LONG_LETTERS, *map(cell_len, text.split())])
+    return max([rows.LONG_TEXT_LENGTH, *map(cell_len, text.split())])
 
 
 def _break_heading(heading: str, width: int) -> str:
@@ -219,4 +221,4 @@ def _notes(table: rows.Table) -> list[str]:
 def _cell_text(value: rows.Value, notes: Sequence[str]) -> str:
     """Return the text of a cell, with the number of its note if it has one."""
     noted = isinstance(value, rows.Cell) and value.note
-    return f"{rows.text_of(value)} [{notes.index(noted) + 1}]" if noted else rows.text_of(value)
+    return f"{rows.cell_text(value)} [{notes.index(noted) + 1}]" if noted else rows.cell_text(value)

@@ -19,7 +19,7 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 
 from posenc.report.files.atomic import write_atomically
-from posenc.report.page.chart import HIGH, LOW, Data, axes_of, parts
+from posenc.report.page.chart import HIGH, LOW, Data, axes_of, split_by_series
 from posenc.report.page.visible import visible
 
 INK, GRID = "#1d2126", "#d9dce0"
@@ -28,9 +28,9 @@ _INK_DARK, _GRID_DARK = "#e4e6e8", "#3a3f46"
 # Okabe and Ito's palette without yellow (too faint on white), with black as ink and adjusted
 # lightness: under simulated protanopia and deuteranopia any two colours differ by at least 16
 # CIELAB units, in the light and in the dark variant.
-LIGHT = ("#0064A8", "#C24A00", "#009E73", "#B4629A", "#DD9700", "#56A8DD", INK)
-NUM_RANKED_COLOURS = len(LIGHT) - 1  # all but ink, which the other encodings have, faintly
-DARK = ("#4197D6", "#E8703A", "#1DB489", "#D98BB8", "#E9AB2B", "#8CCBF0", _INK_DARK)
+LIGHT_COLOURS = ("#0064A8", "#C24A00", "#009E73", "#B4629A", "#DD9700", "#56A8DD", INK)
+NUM_RANKED_COLOURS = len(LIGHT_COLOURS) - 1  # all but ink, which the other encodings have, faintly
+DARK_COLOURS = ("#4197D6", "#E8703A", "#1DB489", "#D98BB8", "#E9AB2B", "#8CCBF0", _INK_DARK)
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "p", "*")
 _DASHES = ("-", (0, (6, 2)), (0, (2, 1.5)), (0, (6, 2, 1.5, 2)), (0, (9, 2, 3, 2)))
 
@@ -41,9 +41,10 @@ MOST_MARKERS = 12
 HOVER = "hover:"
 """Begins the gid of an artist whose name shows under the mouse."""
 
-VARIABLES = {
-    "light": {"ink": INK, "grid": GRID} | {f"c{i}": c for i, c in enumerate(LIGHT[:-1])},
-    "dark": {"ink": _INK_DARK, "grid": _GRID_DARK} | {f"c{i}": c for i, c in enumerate(DARK[:-1])},
+COLOUR_VARIABLES = {
+    "light": {"ink": INK, "grid": GRID} | {f"c{i}": c for i, c in enumerate(LIGHT_COLOURS[:-1])},
+    "dark": {"ink": _INK_DARK, "grid": _GRID_DARK}
+    | {f"c{i}": c for i, c in enumerate(DARK_COLOURS[:-1])},
 }
 """CSS variables that replace the figures' colours, by colour scheme."""
 
@@ -135,7 +136,9 @@ def line_styles(names: Sequence[str]) -> dict[str, LineStyle]:
     unique = list(dict.fromkeys(names))
     return {
         name: LineStyle(
-            LIGHT[i % len(LIGHT)], _MARKERS[i % len(_MARKERS)], _DASHES[i % len(_DASHES)]
+            LIGHT_COLOURS[i % len(LIGHT_COLOURS)],
+            _MARKERS[i % len(_MARKERS)],
+            _DASHES[i % len(_DASHES)],
         )
         for i, name in enumerate(unique)
     }
@@ -170,7 +173,7 @@ def _fonts_of_other_letters() -> list[str]:
 
 
 @contextmanager
-def style() -> Iterator[None]:
+def figure_style() -> Iterator[None]:
     """Use posenc's style inside the `with`; for figures with more than one pair of axes."""
     with matplotlib.rc_context(), warnings.catch_warnings():
         # The reader's browser has the glyphs; only their width matters here.
@@ -193,14 +196,14 @@ def figure(
         width, height: in inches; five inches fill a phone at the natural size of letters.
         grid: draw lines behind the data; False for matrices, over which they would be drawn.
     """
-    with style():
+    with figure_style():
         drawn = Figure(figsize=(width, height))
         axes = drawn.add_subplot(xlabel=x_label, ylabel=y_label)
         axes.grid(grid)
         yield drawn, axes
 
 
-def legend_above(drawn: Figure) -> None:
+def draw_legend_above(drawn: Figure) -> None:
     """Draw one legend above all axes, where it covers no data, in as many columns as fit; the
     figure grows by its height."""
     entries: dict[str, Any] = {}
@@ -213,7 +216,7 @@ def legend_above(drawn: Figure) -> None:
     columns = next((n for n in (4, 3, 2) if _legend_width(list(entries), n) <= room), 1)
     rows = -(-len(entries) // columns)
     drawn.set_figheight(drawn.get_figheight() + LEGEND_ROW_INCHES * rows)
-    with style():  # the `with` in which the axes were drawn may have ended
+    with figure_style():  # the `with` in which the axes were drawn may have ended
         drawn.legend(
             list(entries.values()),
             list(entries),
@@ -239,7 +242,7 @@ def _legend_width(labels: Sequence[str], columns: int) -> float:
     return _STYLE["legend.fontsize"] * (sum(widest) + 5.2 * len(widest))
 
 
-def length_axis(axes: Axes, lengths: Sequence[int], train_length: int | None = None) -> None:
+def set_length_axis(axes: Axes, lengths: Sequence[int], train_length: int | None = None) -> None:
     """Make a logarithmic axis with the given lengths marked, and a line at the training length."""
     axes.set_xscale("log", base=2)
     axes.set_xticks(list(lengths), [f"{length:,}" for length in lengths])
@@ -258,7 +261,7 @@ def curves_by_length(
     where the table has them, and the training length as a line."""
     x_label, y_label = axes_of(data)
     with figure(x_label, y_label) as (drawn, axes):
-        for name, part in parts(data).items():
+        for name, part in split_by_series(data).items():
             x, y = part[x_label], part[y_label]
             has_markers = len(x) <= MOST_MARKERS
             look = styles[name].points() if has_markers else styles[name].curve(len(x))
@@ -269,12 +272,12 @@ def curves_by_length(
                 bars.set_label(name)  # line and bars together, which the legend shows
             else:
                 axes.plot(x, y, **label_and_gid, **look)
-        length_axis(axes, ticks, train_length)
-        legend_above(drawn)
+        set_length_axis(axes, ticks, train_length)
+        draw_legend_above(drawn)
     return drawn
 
 
-def level(axes: Axes, at: float, text: str) -> None:
+def draw_level(axes: Axes, at: float, text: str) -> None:
     """Draw a dotted horizontal line at the height `at`, with a text below its right end."""
     axes.axhline(at, color=INK, linewidth=0.8, linestyle=(0, (1, 2)))
     text_style = {"textcoords": "offset points", "ha": "right", "va": "top", "fontsize": 8}
@@ -282,7 +285,7 @@ def level(axes: Axes, at: float, text: str) -> None:
     axes.annotate(text, xytext=(-3, -3), **right_end, **text_style)
 
 
-def readable(text: str) -> str:
+def escape_for_svg(text: str) -> str:
     """Replace lone surrogates, which XML does not allow, and show hidden characters as escapes."""
     return _NOT_XML.sub("\ufffd", visible(text))
 
@@ -297,21 +300,21 @@ def to_svg(drawn: Figure, description: str, prefix: str = "f") -> str:
         description: text alternative for readers who cannot see it.
         prefix: start of every identifier, so that several figures fit one page.
 
-    Pass tick labels from users through `readable` first; all other text is converted here.
+    Pass tick labels from users through `escape_for_svg` first; all other text is converted here.
     """
     buffer = io.StringIO()
     for text in drawn.findobj(Text):
-        text.set_text(readable(text.get_text()))  # type: ignore[attr-defined]
-    with style():
+        text.set_text(escape_for_svg(text.get_text()))  # type: ignore[attr-defined]
+    with figure_style():
         drawn.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})
-    root = ElementTree.fromstring(readable(buffer.getvalue()))
+    root = ElementTree.fromstring(escape_for_svg(buffer.getvalue()))
     for child in ("metadata", "defs"):  # the style sheet in defs would apply to the whole page
         if (element := root.find(f"{{{_SVG}}}{child}")) is not None:
             root.remove(element)
     for element in root.iter():
         if element.get("id", "").startswith(HOVER):
             hover_title = ElementTree.Element(f"{{{_SVG}}}title")
-            hover_title.text = readable(element.attrib.pop("id").removeprefix(HOVER))
+            hover_title.text = escape_for_svg(element.attrib.pop("id").removeprefix(HOVER))
             element.insert(0, hover_title)
         _adopt_page_style_and_ids(element.attrib, prefix)
     # The page sets the size; the view box keeps the shape.
@@ -319,7 +322,7 @@ def to_svg(drawn: Figure, description: str, prefix: str = "f") -> str:
     root.set("role", "img")
     root.set("aria-labelledby", f"{prefix}-title")
     title = ElementTree.Element(f"{{{_SVG}}}title", {"id": f"{prefix}-title"})
-    title.text = readable(description)
+    title.text = escape_for_svg(description)
     root.insert(0, title)
     return ElementTree.tostring(root, encoding="unicode")
 
@@ -337,7 +340,7 @@ def _adopt_page_style_and_ids(attributes: dict[str, str], prefix: str) -> None:
             value = re.sub(r"font-family: [^;]*", "font-family: var(--font)", value)
             # Up to matplotlib 3.9 it follows the size: font: 8.5px 'DejaVu Sans'
             value = re.sub(r"(font: [^;']*)'[^;]*", r"\1var(--font)", value)
-            for name, colour in VARIABLES["light"].items():
+            for name, colour in COLOUR_VARIABLES["light"].items():
                 value = value.replace(colour.lower(), f"var(--{name})")
         attributes[key] = value
 
@@ -348,7 +351,7 @@ SVG_RULES = f"--font:{FONTS};stroke-linejoin:round;stroke-linecap:butt"
 def css_variables(scheme: str) -> str:
     """Return the colours of the "light" or "dark" scheme as definitions of CSS variables:
     `--ink:#1d2126;--grid:...`."""
-    return "".join(f"--{name}:{value};" for name, value in VARIABLES[scheme].items())
+    return "".join(f"--{name}:{value};" for name, value in COLOUR_VARIABLES[scheme].items())
 
 
 def write_svg(drawn: Figure, path: str | Path, description: str) -> None:

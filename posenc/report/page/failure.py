@@ -14,13 +14,13 @@ class Stopped(Exception):
 
 
 def one_line(error: BaseException) -> str:
-    """Return the message of any error on one line, shortened."""
+    """Return the type of an error and up to 300 letters of its message, on one line."""
     text = " ".join(str(error).split())[:300]
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
 def describe_os_error(error: OSError) -> str:
-    """Return which file the system could not open, and why."""
+    """Return which file the system could not open, and why: "a.txt: no such file or folder"."""
     why = "no such file or folder" if error.errno == errno.ENOENT else error.strerror
     return f"{error.filename}: {why}." if error.filename else f"{error}"
 

@@ -17,7 +17,7 @@ from matplotlib.text import Text
 
 from posenc.report.files.atomic import mark_figures, write_atomically
 from posenc.report.page.chart import csv_text
-from posenc.report.page.drawing import CHINESE_FONTS, FIGURE_FONT, readable, style
+from posenc.report.page.drawing import CHINESE_FONTS, FIGURE_FONT, escape_for_svg, figure_style
 from posenc.report.page.page import Page, Plot
 from posenc.report.page.report import table_csv
 from posenc.report.page.visible import visible
@@ -59,7 +59,7 @@ def _figure_bytes(figure: Figure) -> tuple[dict[str, bytes], set[str]]:
     that no font of this machine has."""
     texts = [text for text in figure.findobj(Text) if isinstance(text, Text)]
     for text in texts:
-        text.set_text(readable(text.get_text()))
+        text.set_text(escape_for_svg(text.get_text()))
     foreign = _letters_without_glyph({letter for text in texts for letter in text.get_text()})
     # 42 ("truetype") keeps letters selectable, as journals require; most Chinese fonts do not fit
     # it, and their letters are then drawn one by one.
@@ -67,7 +67,7 @@ def _figure_bytes(figure: Figure) -> tuple[dict[str, bytes], set[str]]:
     files = {}
     with (
         _fonts_of_machine(texts if foreign else ()),
-        style(),
+        figure_style(),
         matplotlib.rc_context(fonts),
         warnings.catch_warnings(record=True) as caught,
     ):

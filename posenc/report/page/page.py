@@ -76,11 +76,11 @@ class Page:
         ]
 
     def tables(self) -> dict[str, Table]:
-        """Return the tables that have a name, by it."""
+        """Return the tables that have a name, by name."""
         return named_tables(block for _, blocks in self._sections for block in blocks)
 
     def html(self) -> str:
-        """Return the whole page."""
+        """Return the whole page as text: one HTML file without anything outside of it."""
         plots = count(1)
         sections = [_section_html(heading, blocks, plots) for heading, blocks in self._sections]
         subtitle = f"<p class=subtitle>{escape(self.subtitle)}</p>" if self.subtitle else ""
@@ -93,7 +93,8 @@ class Page:
         )
 
     def _contents(self) -> str:
-        """Return a line of links to the sections; "" for a page of few."""
+        """Return a line of links to the sections; "" for a page with fewer than FEWEST_LINKED of
+        them."""
         headings = [heading for heading, _ in self._sections if heading]
         if len(headings) < FEWEST_LINKED:
             return ""
@@ -109,6 +110,7 @@ class Page:
 
 
 def _style_sheet() -> str:
+    """Return the page's CSS: colours for a light and a dark scheme, and the rules of page.css."""
     dark = f"@media(prefers-color-scheme:dark){{:root{{{css_variables('dark')}}}}}"
     rules = resources.files("posenc.report.page").joinpath("page.css").read_text(encoding="utf-8")
     return f":root{{{css_variables('light')}{SVG_RULES}}}{dark}\n{rules}"
@@ -123,13 +125,13 @@ def _section_html(heading: str, blocks: Sequence[Block], plots: Iterator[int]) -
     return "<section>" + "\n".join(parts) + "</section>"
 
 
-def words() -> dict[str, str]:
+def pages_by_word() -> dict[str, str]:
     """Return the page and the section of the site that explains each word."""
     return json.loads(resources.files("posenc.report.page").joinpath("words.json").read_bytes())
 
 
 @cache
-def repository() -> str:
+def repository_url() -> str:
     """Return the address of posenc's repository, which an installed release has; "" if unknown."""
     try:
         urls = metadata.metadata("posenc").get_all("Project-URL") or []
@@ -141,13 +143,13 @@ def repository() -> str:
 def _link_words(body: str) -> str:
     """Return a page's body in which each word leads to the document that explains it, where an
     explanation or the heading of a column first has it. Without an address it names the file."""
-    for word, target in words().items():
+    for word, target in pages_by_word().items():
         page, hash_, place = target.partition("#")
         file = f"docs/{page}.md"
         start = "<abbr"
         end = "</abbr>"
-        if repository():
-            start = f'<a href="{repository()}/blob/main/{file}{hash_}{place}"'
+        if repository_url():
+            start = f'<a href="{repository_url()}/blob/main/{file}{hash_}{place}"'
             end = "</a>"
         pattern = rf"({_OPEN}[^<]*?(?<![A-Za-z-]))({re.escape(escape(word))})(?![A-Za-z-])"
         link = rf'\1{start} title="{file}">\2{end}'
@@ -156,7 +158,7 @@ def _link_words(body: str) -> str:
 
 
 def _anchor_of_heading(heading: str) -> str:
-    """Return the name by which a link finds a heading."""
+    """Return the name by which a link finds a heading: "Near and far" -> "near-and-far"."""
     return re.sub(r"\W+", "-", heading.lower()).strip("-")
 
 
@@ -194,17 +196,18 @@ def _links_html(addresses: Mapping[str, str]) -> str:
 
 
 def _fold_html(fold: Fold, plots: Iterator[int]) -> str:
-    """Return blocks that a click on their summary shows."""
+    """Return a fold as HTML: its summary, and blocks that a click on it shows."""
     inner = "".join(_block_html(block, plots) for block in fold.blocks)
     return f"<details><summary>{escape(fold.summary)}</summary>{inner}</details>"
 
 
 def _list_html(texts: Sequence[str]) -> str:
+    """Return texts as a list with a bullet for each."""
     return "<ul>" + "".join(f"<li>{escape(text)}</li>" for text in texts) + "</ul>"
 
 
 def _definitions_html(facts: Mapping[str, Any]) -> str:
-    """Return facts, by their names, as a list of definitions."""
+    """Return a list of definitions as HTML: each name of `facts`, and its value."""
     pairs = (f"<dt>{escape(k)}</dt><dd>{escape(str(v))}</dd>" for k, v in facts.items())
     return "<dl>" + "".join(pairs) + "</dl>"
 

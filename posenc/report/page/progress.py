@@ -21,11 +21,11 @@ def say(console: Console, text: str) -> None:
     console.print(" ".join(text.splitlines()), markup=False, highlight=False, soft_wrap=True)
 
 
-def clock(seconds: float) -> str:
+def readable_duration(seconds: float) -> str:
     """Return a duration in words: minutes and seconds, hours and minutes, or, from 48 hours on,
     days.
 
-    >>> clock(61.4), clock(7260), clock(200_000)
+    >>> readable_duration(61.4), readable_duration(7260), readable_duration(200_000)
     ('1:01', '2 h 01 min', '2.3 days')
     """
     minutes, rest = divmod(round(seconds), 60)
@@ -71,7 +71,7 @@ class Bars(Progress):
         it."""
         if name not in self.bar_ids:
             self.bar_ids[name] = self.add_task(visible(name), total=total, remark="", left="")
-        left = "" if seconds_left is None else f"{clock(seconds_left)} left"
+        left = "" if seconds_left is None else f"{readable_duration(seconds_left)} left"
         self.update(self.bar_ids[name], completed=done, remark=remark, left=left)
 
     def remove(self, name: str) -> None:

@@ -123,7 +123,7 @@ class Report:
     cautions: Sequence[str] = ()
 
     def tables(self) -> dict[str, Table]:
-        """Return the tables that have a name, by it."""
+        """Return the tables that have a name, by name."""
         return named_tables(block for section in self.sections for block in section.blocks)
 
 
@@ -172,7 +172,7 @@ def rows_of(table: Table) -> list[dict[str, Any]]:
     columns: dict[str, list[Any]] = {}
     for heading, cells in zip(table.header, zip(*table.rows, strict=True), strict=True):
         name = heading.text if isinstance(heading, Heading) else heading
-        columns |= _column_with_ends(name, [measured(cell) for cell in cells])
+        columns |= _column_with_ends(name, [measured_value(cell) for cell in cells])
     return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
 
@@ -187,9 +187,9 @@ def _column_with_ends(name: str, measured_values: Sequence[Any]) -> dict[str, li
     return columns
 
 
-def measured(cell: Value) -> Any:
+def measured_value(cell: Value) -> Any:
     """Return what a cell shows: a Number, a number, a text, or None where nothing was measured."""
-    return measured(cell.text) if isinstance(cell, Cell) else cell
+    return measured_value(cell.text) if isinstance(cell, Cell) else cell
 
 
 def table_csv(table: Table) -> str:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from posenc.report.page.visible import escape
 
-LONG_LETTERS = 24
+LONG_TEXT_LENGTH = 24
 """A cell with more letters gets more width, against tall narrow columns."""
 
 
@@ -116,7 +116,7 @@ def _row_html(
 def _cell_html(value: Value, notes: dict[str, int]) -> str:
     """Return a cell's content as HTML, with the number of its note, which `notes` keeps."""
     if not isinstance(value, Cell):
-        return escape(text_of(value))
+        return escape(cell_text(value))
     cell = escape(str(value.text))
     if value.strong:
         cell = f"<strong>{cell}</strong>"
@@ -128,8 +128,8 @@ def _cell_html(value: Value, notes: dict[str, int]) -> str:
     return cell
 
 
-def text_of(value: Value) -> str:
-    """Return what the terminal and the page show of a value."""
+def cell_text(value: Value) -> str:
+    """Return a value as the terminal and the page show it: None -> "–", 1200 -> "1,200"."""
     if value is None:
         return "–"
     if isinstance(value, Cell):
@@ -140,16 +140,21 @@ def text_of(value: Value) -> str:
 
 
 def _heading_html(heading: Heading, is_numeric: bool) -> str:
+    """Return the heading of a column as HTML; is_numeric: of a column of numbers."""
     meaning = f"<small>{escape(heading.meaning)}</small>" if heading.meaning else ""
     return f"<th scope=col{_class_attribute(is_numeric)}>{escape(heading.text)}{meaning}</th>"
 
 
-def _class_attribute(number: bool, value: Value = None) -> str:
-    """Return the attribute `class` of a cell: a number, a long text, a colour; "" without any."""
+def _class_attribute(is_numeric: bool, value: Value = None) -> str:
+    """Return the attribute `class` of a cell, after a space: its column has numbers, it is a long
+    text, its tone. "" without any of these.
+
+    _class_attribute(True) -> " class=number"
+    """
     names = []
-    if number:
+    if is_numeric:
         names.append("number")
-    elif isinstance(value, str) and len(value) > LONG_LETTERS:
+    elif isinstance(value, str) and len(value) > LONG_TEXT_LENGTH:
         names.append("long")
     if isinstance(value, Cell) and value.tone:
         names.append(f"tone{value.tone}")
@@ -164,6 +169,7 @@ def numeric_columns(table: Table) -> list[bool]:
 
 
 def _is_number(value: Value) -> bool:
+    """Return True for a number, or a text that begins with one after a sign: "≈ 3.5 MiB"."""
     if isinstance(value, Cell):
         value = value.text
     if isinstance(value, Number):

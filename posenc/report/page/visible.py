@@ -19,11 +19,11 @@ def visible(text: str) -> str:
     return _HIDDEN.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
 
 
-def inert(text: str) -> str:
+def without_runner_commands(text: str) -> str:
     """Return `text` in which GitHub's runner finds no command: :: at the beginning of a line,
     spaces aside, or ##[ anywhere.
 
-    >>> print(inert("::error::all is lost"))
+    >>> print(without_runner_commands("::error::all is lost"))
     %3A%3Aerror::all is lost
     """
     return _COMMAND.sub(r"\1%3A%3A", text).replace("##[", "##%5B")

@@ -16,7 +16,7 @@ import pytest
 
 from posenc.compare.engines import sweep
 from posenc.compare.engines.ray_cluster import RayCluster, ask, check_folder, check_nodes
-from posenc.compare.engines.remote import facts
+from posenc.compare.engines.remote import machine_facts
 from tests.compare.engines.test_sweep import Log, results, run_here, trial
 from tests.processes import above, supervisor_of
 
@@ -113,7 +113,7 @@ def test_a_machine_with_another_posenc_is_refused_by_name(cluster, tmp_path):
         with pytest.raises(ValueError, match="cannot run posenc"):
             ask(here.ray, nodes, other_package, str(tmp_path))
         gone = {"0e" * 28: {"name": "a machine that has left"}}
-        assert ask(here.ray, nodes | gone, facts).keys() == nodes.keys()
+        assert ask(here.ray, nodes | gone, machine_facts).keys() == nodes.keys()
         (node, *_) = nodes
         answers = ask(here.ray, {node: nodes[node]}, other_code, str(tmp_path))
         with pytest.raises(ValueError, match="it has posenc with other files, hash"):
@@ -129,7 +129,8 @@ def other_package(folder: str) -> None:
 def other_code(folder: str) -> dict[str, str]:
     """The facts of a machine whose posenc lies in `folder`."""
     code = "import sys, json; sys.path.insert(0, sys.argv[1])\n"
-    code += "from posenc.compare.engines.remote import facts; print(json.dumps(facts()))"
+    code += "from posenc.compare.engines.remote import machine_facts\n"
+    code += "print(json.dumps(machine_facts()))"
     environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
     said = subprocess.run(
         [sys.executable, "-c", code, folder], capture_output=True, check=True, env=environment

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from posenc.compare.engines import remote
-from posenc.compare.engines.remote import Job, Lost, Remote, difference, facts
+from posenc.compare.engines.remote import Job, Lost, Remote, describe_difference, machine_facts
 from posenc.compare.engines.storage import (
     Mirror,
     Storage,
@@ -25,7 +25,7 @@ from posenc.compare.engines.storage import (
     take_result,
 )
 from posenc.compare.trial.files import folder_of_text
-from posenc.report.machine import facts as machine_facts
+from posenc.report.machine import facts as facts_module
 from tests.compare.engines.test_sweep import results, run_here, trial
 from tests.processes import processes
 
@@ -149,7 +149,7 @@ def test_what_another_machine_has_finished_is_taken_from_the_storage(study, url,
 @pytest.mark.parametrize("stored", [False, True])
 def test_a_result_whose_machine_was_lost_is_taken_and_not_made_again(study, tmp_path, stored):
     config, url = trial(study, "rope"), f"file://{tmp_path}/kept" if stored else None
-    job = Job(config, str(study), url, 5, facts(), str(study))
+    job = Job(config, str(study), url, 5, machine_facts(), str(study))
     if stored:
         Storage(str(url)).give_text(folder_of_text(study, config.corpus))
     first, steps = job.run(lambda event: None), []
@@ -228,8 +228,8 @@ def test_old_checkpoints_go_and_a_vanished_one_is_not_copied(tmp_path, study):
 
 
 def test_a_machine_with_another_version_does_not_run_the_trial(study):
-    config, here = trial(study, "rope"), facts()
-    assert difference(here, facts()) is None
+    config, here = trial(study, "rope"), machine_facts()
+    assert describe_difference(here, machine_facts()) is None
     for name in ("python", "posenc", "code", "torch", "numpy"):
         other = here | {name: "0.0"}
         with pytest.raises(Lost, match=r"and here is 0\.0"):
@@ -239,14 +239,14 @@ def test_a_machine_with_another_version_does_not_run_the_trial(study):
 
 def test_builds_of_one_torch_are_the_same_version(monkeypatch):
     cpu, cuda = ({"torch": f"2.13.0+{each}", "numpy": "2.4.0"} for each in ("cpu", "cu126"))
-    monkeypatch.setattr(machine_facts, "installed_version", cpu.get)
-    here = facts()
-    monkeypatch.setattr(machine_facts, "installed_version", cuda.get)
-    assert difference(here, facts()) is None
-    assert facts()["build of torch"] == "2.13.0+cu126"
+    monkeypatch.setattr(facts_module, "installed_version", cpu.get)
+    here = machine_facts()
+    monkeypatch.setattr(facts_module, "installed_version", cuda.get)
+    assert describe_difference(here, machine_facts()) is None
+    assert machine_facts()["build of torch"] == "2.13.0+cu126"
     other = {"torch": "2.13.1+cpu", "numpy": "2.4.0"}
-    monkeypatch.setattr(machine_facts, "installed_version", other.get)
-    assert difference(here, facts()) == "it has torch 2.13.1, and here is 2.13.0"
+    monkeypatch.setattr(facts_module, "installed_version", other.get)
+    assert describe_difference(here, machine_facts()) == "it has torch 2.13.1, and here is 2.13.0"
 
 
 def test_a_trial_that_ends_its_machines_is_given_up(study, url):

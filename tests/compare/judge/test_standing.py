@@ -26,8 +26,8 @@ from posenc.compare.judge.summary import summarise
 from posenc.compare.page.report import report_of
 from posenc.compare.reports import leaderboard
 from posenc.compare.results import CaseScore, LengthScore, Study
-from posenc.report.page.report import measured
-from posenc.report.page.table import text_of
+from posenc.report.page.report import measured_value
+from posenc.report.page.table import cell_text
 from posenc.statistics.pairs import Pairs, significance_level
 from posenc.tasks.known import TEXT
 from tests.compare.judge.test_summary import TRIAL, result, seeds, study
@@ -62,7 +62,7 @@ def test_tables_and_page_show_what_the_standing_says():
     table = report_of(dataclasses.replace(given, summary=summarise(given))).tables()["text"]
     rows = {name: cells[:3] for name, *cells in table.rows}
     assert list(rows) == ["t5", "alibi", "nope", "rope"]  # by the longest length
-    shown = {name: [text_of(cell) for cell in cells] for name, cells in rows.items()}
+    shown = {name: [cell_text(cell) for cell in cells] for name, cells in rows.items()}
     assert shown == {
         "t5": ["2.000 tied", "2.000", "2.000 tied"],
         "alibi": ["2.001 tied", "2.500", "2.001 tied"],
@@ -255,7 +255,7 @@ def test_the_table_has_the_means_of_the_answer_where_a_trial_is_missing():
     table = report_of(dataclasses.replace(part, summary=summarise(part))).tables()["text"]
     for name, *losses in table.rows:
         for length, loss in zip(TRIAL.test_lengths, losses[:3], strict=True):
-            assert measured(loss).value == standing_at(part, length).mean(name)
+            assert measured_value(loss).value == standing_at(part, length).mean(name)
 
 
 def test_an_interval_includes_zero_for_the_tied_where_a_trial_is_missing():

@@ -25,7 +25,7 @@ from posenc.compare.results import (
 )
 from posenc.compare.trial.config import TrialConfig
 from posenc.compare.trial.effective_spec import effective_spec
-from posenc.report.files.atomic import OF_FIGURES
+from posenc.report.files.atomic import FIGURES_MARKER
 from posenc.report.page.figure_files import write_page
 from posenc.report.page.page import page_of
 from tests.browser import DESKTOP, PHONE, needs_chromium
@@ -288,7 +288,7 @@ def test_figures_are_written_with_their_numbers(tmp_path, request):
     kinds = ("svg", "pdf", "png", "csv")
     written = {path.name for path in tmp_path.iterdir()}
     of_figures = {f"{stem}.{kind}" for stem in stems for kind in kinds}
-    assert written == {OF_FIGURES, *of_figures, *(f"{name}.csv" for name in tables)}
+    assert written == {FIGURES_MARKER, *of_figures, *(f"{name}.csv" for name in tables)}
     rows = list(csv.DictReader((tmp_path / "by-length.csv").read_text().splitlines()))
     (row,) = [r for r in rows if r["series"] == "rope" and r["test length, bytes"] == "512"]
     assert float(row["bits per byte"]) == pytest.approx(2.21 + 0.6 * 3**0.5, abs=1e-8)

@@ -17,7 +17,7 @@ from posenc.compare.results import Study, with_labels
 from posenc.encodings import hash_of_user_code
 from posenc.encodings.registry import known
 from posenc.report.page.page import page_of
-from posenc.testing import CHECKS, VOIDING, maker
+from posenc.testing import CHECKS, VOIDING_FAILURES, maker
 from tests.compare.engines.test_sweep import Log, run_here_in, trial
 from tests.encodings.base import planted
 from tests.texts import prose
@@ -113,7 +113,7 @@ MISTAKES = {
 
 
 def test_there_is_a_mistake_for_each_check_that_voids_a_comparison():
-    assert set(MISTAKES) == set(VOIDING)
+    assert set(MISTAKES) == set(VOIDING_FAILURES)
 
 
 @pytest.mark.quick(2)
@@ -129,7 +129,7 @@ def test_an_encoding_that_voids_a_comparison_is_refused(folder, check):
     assert list(found) == [f"again.py:{name}"]
     assert said in str(raised.value)
     # The first check that fails is named, which may be another one.
-    assert said.startswith(tuple(VOIDING.values()))
+    assert said.startswith(tuple(VOIDING_FAILURES.values()))
 
 
 def test_numbers_that_depend_on_how_many_tokens_follow_are_seen_at_the_lengths_of_the_study():

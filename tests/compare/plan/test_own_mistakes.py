@@ -11,7 +11,7 @@ from posenc.compare.plan import contract_gate, cost
 from posenc.compare.plan.contract_gate import find_contract_failures
 from posenc.compare.plan.encodings import read_encodings
 from posenc.encodings import ModelShape, create
-from posenc.testing import CHECKS, VOIDING, maker, verdicts
+from posenc.testing import CHECKS, VOIDING_FAILURES, maker, verdicts
 from posenc.testing.harness import SHAPE
 from tests.compare.test_tasks import planned as of_options
 
@@ -82,7 +82,7 @@ def test_each_mistake_is_named_in_one_line(write, code, place, said):
         find_contract_failures(compared, False)
     text = str(refused.value)
     assert text.startswith("mine.py:Mine: ") and "\n" not in text
-    named = [meaning for meaning in VOIDING.values() if meaning in text]
+    named = [meaning for meaning in VOIDING_FAILURES.values() if meaning in text]
     assert len(named) == ("(in the check " not in text)  # an error says nothing of the check
     assert find_contract_failures(compared, True)
 

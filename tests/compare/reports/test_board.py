@@ -15,9 +15,9 @@ from posenc.compare.options import Options
 from posenc.compare.page.report import report_of
 from posenc.compare.plan.plan import make_plan
 from posenc.compare.reports import board, leaderboard, report_runs
-from posenc.report.files.record import SEAL
+from posenc.report.files.record import HASH_KEY
 from posenc.report.page.report import as_json
-from posenc.report.page.table import text_of
+from posenc.report.page.table import cell_text
 from tests.compare.judge.test_answer import six
 from tests.compare.judge.test_standing import of_tasks
 from tests.compare.judge.test_summary import result, study
@@ -35,7 +35,7 @@ def test_what_is_printed_is_what_the_published_trials_give():
 
     def numbers(text):  # to six digits: another processor may round the last ones otherwise
         found = json.loads(text, parse_float=lambda number: round(float(number), 6))
-        return {key: value for key, value in found.items() if key != SEAL}
+        return {key: value for key, value in found.items() if key != HASH_KEY}
 
     assert numbers(made) == numbers(kept), "run `make readme`"
 
@@ -92,7 +92,7 @@ def test_a_damaged_file_of_the_leaderboard_is_named(call, tmp_path, monkeypatch,
         (lambda text: text.replace('"encodings": [', '"encoding": [', 1), "its hash differs"),
         (lambda text: text.replace('"tier": 1', '"tier": "1"', 1), "its hash differs"),
         (lambda text: text[: len(text) // 2], "line"),
-        (lambda text: text.replace(f'"{SEAL}"', '"seal"', 1), f"it has no {SEAL}"),
+        (lambda text: text.replace(f'"{HASH_KEY}"', '"seal"', 1), f"it has no {HASH_KEY}"),
     ],
 )
 def test_one_changed_field_of_the_leaderboard_is_refused(call, tmp_path, monkeypatch, change, why):
@@ -114,7 +114,7 @@ def test_the_matrix_has_one_line_an_encoding_at_80_columns(call, monkeypatch):
     rows = [line for line in lines if line.startswith("│")]
     for line, cells in zip(rows, made, strict=True):
         shown = [text.strip() for text in line.strip("│").split("│")]
-        assert shown == [text_of(cell) for cell in cells]
+        assert shown == [cell_text(cell) for cell in cells]
         assert cell_len(line) <= 80 and "…" not in line
 
 

@@ -21,7 +21,7 @@ from posenc.compare.results import RateCheck, RateTried, Study, with_labels
 from posenc.compare.reuse import reuse_trials
 from posenc.compare.study import check_out_folder, collect_results
 from posenc.compare.trial.files import load_results
-from posenc.report.files.record import SEAL, seal
+from posenc.report.files.record import HASH_KEY, seal
 from posenc.report.page.report import as_json
 from tests.compare.judge.test_summary import study as text_study
 from tests.compare.reports.test_reports import on_disk, whole
@@ -112,7 +112,7 @@ def mutated(content: dict[str, Any], draw: random.Random) -> dict[str, Any]:
 def rewritten(path: Path, draw: random.Random) -> None:
     """Replace a sealed file by a mutated one."""
     content = json.loads(path.read_text(encoding="utf-8"))
-    del content[SEAL]
+    del content[HASH_KEY]
     path.write_text(seal(mutated(content, draw)), encoding="utf-8")
 
 
@@ -132,7 +132,7 @@ def one_line(error: ValueError) -> bool:
 @pytest.mark.parametrize("seed", range(6))
 def test_a_mutated_study_is_told_or_refused_in_one_line(seed, tmp_path, capsys):
     draw, base = random.Random(seed), json.loads(sealed_study().to_json())
-    del base[SEAL]
+    del base[HASH_KEY]
     refused = 0
     for _ in range(60):
         (tmp_path / "study.json").write_text(seal(mutated(base, draw)), encoding="utf-8")
@@ -171,7 +171,7 @@ def test_mutated_rows_of_a_leaderboard_are_refused_with_their_line(tmp_path):
     rows = [Row(r.config.hash, "c0ffee", {}, {}, None, r) for r in results]
     for _ in range(60):
         content = json.loads(draw.choice(rows).to_json())
-        del content[SEAL]
+        del content[HASH_KEY]
         line = json.dumps(json.loads(seal(mutated(content, draw))))
         path.write_text(line + "\n", encoding="utf-8")
         try:

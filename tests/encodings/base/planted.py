@@ -212,7 +212,7 @@ class SilentlyWrapped(Learned):
 
 class OutputInFloat32(Sinusoidal):
     def embed(self, x: Tensor, positions: Tensor) -> Tensor:
-        return x + self.table(positions)
+        return x + self.vectors(positions)
 
 
 class NotANumberWhereNothingIsSeen(PositionEncoding):

@@ -79,7 +79,7 @@ def test_biases_add_up_and_values_keep_their_owner():
     rows = add_term_to_scores(shaw, torch.zeros(1, 2, 7, 7).double(), q, None, p, p)
     scores = q @ k.mT * 8**-0.5 + bias + rows
     weights = scores.masked_fill(~torch.ones(7, 7).bool().tril(), -torch.inf).softmax(-1)
-    want = shaw.term(*as_tokens(q, None, p, p)).combine(weights, v, slice(0, 7), slice(0, 7))
+    want = shaw.term(*as_tokens(q, None, p, p)).sum_values(weights, v, slice(0, 7), slice(0, 7))
     got = posenc.attention(q, k, v, both, q_positions=p, kv_positions=p, mask=masks.causal)
     torch.testing.assert_close(got, want)
     assert both.claims.places == (3, 4) and both.claims.scope == "layer"
@@ -116,7 +116,7 @@ def test_whole_row_methods_see_what_came_before_them():
     q, k, v = qkv()
     p = torch.arange(7)
     both = Compose(cope, posenc.ALiBi(2))
-    assert both.term(*as_tokens(q, None, p, p)).pair is None
+    assert both.term(*as_tokens(q, None, p, p)).make_score_mod is None
     seen = torch.ones(7, 7).bool().tril()
     scores = q @ k.mT * 8**-0.5
     term = add_term_to_scores(cope, scores, q, None, p, p, mask=seen[None, None]) - scores

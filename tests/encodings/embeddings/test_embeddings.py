@@ -16,7 +16,7 @@ from tests.golden_values import Case, cases
 
 
 def table(encoding: Sinusoidal | SinCos2D, positions: Tensor, like: Tensor) -> Tensor:
-    return encoding.table(positions, like.dtype)
+    return encoding.vectors(positions, like.dtype)
 
 
 @pytest.mark.golden("sinusoidal")
@@ -228,7 +228,7 @@ def test_an_embedding_without_a_table_says_what_is_missing():
     class Bare(AddedEmbedding):
         """Forgets its table."""
 
-    with pytest.raises(NotImplementedError, match=r"Bare must define table\(positions"):
+    with pytest.raises(NotImplementedError, match=r"Bare must define vectors\(positions"):
         Bare(4)(torch.zeros(1, 2, 4), torch.arange(2))
 
 
@@ -236,7 +236,7 @@ def test_a_new_embedding_needs_a_table_and_nothing_else():
     class Ramp(AddedEmbedding):
         """Adds its position to every channel."""
 
-        def table(self, positions, dtype=torch.float32):
+        def vectors(self, positions, dtype=torch.float32):
             return positions[..., None].to(dtype).expand(*positions.shape, self.embed_dim)
 
     half = Ramp(3)(torch.full((1, 2, 3), 0.5, dtype=torch.bfloat16), torch.tensor([[1, 300]]))

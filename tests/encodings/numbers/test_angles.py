@@ -11,7 +11,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from posenc import ModelShape, create
-from posenc.encodings.numbers.angles import Angles
+from posenc.encodings.numbers.angles import ExactFrequencies
 from posenc.encodings.queries_keys.axial import AxialRoPE
 from posenc.encodings.queries_keys.rope import RoPE
 from posenc.frequencies.scalings import NTK, Linear, Llama3, LongRoPE, NTKByPartsV1, YaRN
@@ -79,7 +79,7 @@ def test_inverse_frequencies_have_forty_five_digits():
 
 
 def test_real_positions_are_as_exact_as_they_are_given():
-    angles = Angles(inverse_frequencies(64))
+    angles = ExactFrequencies(inverse_frequencies(64))
     steps = torch.tensor([0.5, -3.25, 1000000.125, -(2.0**31) + 0.5], dtype=torch.float64)
     cos, sin = angles.cos_sin(steps, torch.float64)
     with localcontext(prec=50):
@@ -176,7 +176,7 @@ def test_tables_made_for_inference_serve_training():
 
 
 def test_turns_are_the_nearest_fixed_point_numbers():
-    angles = Angles(inverse_frequencies(8, 10000.0))
+    angles = ExactFrequencies(inverse_frequencies(8, 10000.0))
     turn = Fraction(TWO_PI)
     for f, units in zip(angles.inv_freq, angles.turns.values, strict=True):
         assert abs(Fraction(f) / turn * 2**64 - units) <= Fraction(1, 2) + Fraction(1, 2**20)

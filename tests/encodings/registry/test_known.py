@@ -11,7 +11,7 @@ import pytest
 
 import posenc
 from posenc import ALiBi, ModelShape, PositionEncoding, create, names
-from posenc.encodings.registry import entry, known, problems, register
+from posenc.encodings.registry import entry, known, lines_on_unusable_names, register
 
 SHAPE = ModelShape(64, 2, train_length=32)
 
@@ -103,7 +103,7 @@ def test_another_packages_encodings_have_names(monkeypatch):
     installed(monkeypatch, Point("theirs", f"{__name__}:Slow"))
     assert "theirs" in names() and entry("theirs").origin == "theirs 1.2"
     assert type(create("theirs:bias_max=2", SHAPE)) is Slow
-    assert problems() == ()
+    assert lines_on_unusable_names() == ()
 
 
 def test_broken_packages_are_a_line_each_and_leave_the_rest(monkeypatch):
@@ -119,8 +119,8 @@ def test_broken_packages_are_a_line_each_and_leave_the_rest(monkeypatch):
     )
     assert type(create("good", SHAPE)) is Slow
     assert create("rope", SHAPE).claims.places == (2,)
-    said = "\n".join(problems())
-    assert len(problems()) == 4
+    said = "\n".join(lines_on_unusable_names())
+    assert len(lines_on_unusable_names()) == 4
     assert "theirs 1.2 defines 'rope', which is an encoding of posenc" in said
     assert "'no name', which is no valid name" in said
     assert "'half' as 'module_without_class'" in said
@@ -136,7 +136,7 @@ def test_unreadable_metadata_leave_posencs_own(monkeypatch):
         raise UnicodeDecodeError("utf-8", b"x", 0, 1, "damaged")
 
     monkeypatch.setattr(importlib.metadata, "entry_points", broken)
-    assert "rope" in names() and len(problems()) == 1
+    assert "rope" in names() and len(lines_on_unusable_names()) == 1
 
 
 def test_own_names_do_not_look_at_what_is_installed(monkeypatch):
@@ -163,7 +163,7 @@ def test_a_real_package_is_found_in_a_new_process(tmp_path):
     code = textwrap.dedent("""
         import sys, posenc
         assert "torch" not in sys.modules
-        posenc.names(), posenc.encodings.registry.problems()
+        posenc.names(), posenc.encodings.registry.lines_on_unusable_names()
         assert "theirs" not in sys.modules, "a name needs no import"
         print(type(posenc.create("theirs", posenc.ModelShape(64, 2))).__module__)
         from posenc import cli

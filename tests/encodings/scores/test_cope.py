@@ -27,7 +27,7 @@ def test_cope_matches_the_authors_code(case: Case):
     p, inputs = case.params, case.inputs
     gates = "value" if p["val_gates"] else "separate_key" if p["sep_key"] else "key"
     encoding = CoPE(
-        p["head_dim"], 8, 1, num_positions=p["npos"], divide=not p["nodiv"], gates=gates
+        p["head_dim"], 8, 1, num_positions=p["npos"], scale_term=not p["nodiv"], gates=gates
     ).double()
     encoding.e.data = inputs["pos_emb"][0].T
     q, k, v = (inputs[name][:, None] for name in ("q", "k", "v"))
@@ -48,7 +48,7 @@ def test_cope_matches_the_authors_code(case: Case):
 
 @pytest.mark.parametrize("case", cases("cope_xtransformers"))
 def test_undivided_cope_matches_x_transformers(case: Case):
-    encoding = CoPE(case.params["head_dim"], num_positions=case.params["max_pos"], divide=False)
+    encoding = CoPE(case.params["head_dim"], num_positions=case.params["max_pos"], scale_term=False)
     encoding.e.data = case.inputs["pos_emb"]
     positions = torch.arange(case.inputs["q"].shape[2])
     scores = case.inputs["attn_logits"]
@@ -58,9 +58,9 @@ def test_undivided_cope_matches_x_transformers(case: Case):
     case.assert_close("cope_term", with_term - scores, where=shown)
 
 
-@pytest.mark.parametrize("divide", [True, False])
-def test_cope_matches_the_paper(divide: bool):
-    encoding = filled(num_positions=4, divide=divide)
+@pytest.mark.parametrize("scale_term", [True, False])
+def test_cope_matches_the_paper(scale_term: bool):
+    encoding = filled(num_positions=4, scale_term=scale_term)
     q, k = torch.randn(1, 1, 9, 4).double(), torch.randn(1, 1, 9, 4).double()
     visible = torch.ones(9, 9, dtype=torch.bool).tril()
     visible[5, 2] = False
@@ -71,7 +71,7 @@ def test_cope_matches_the_paper(divide: bool):
     )
     got = (with_term - scores)[0, 0].detach().numpy()
     want = paper.term(
-        q[0, 0].numpy(), k[0, 0].numpy(), encoding.e.detach().numpy(), visible.numpy(), divide
+        q[0, 0].numpy(), k[0, 0].numpy(), encoding.e.detach().numpy(), visible.numpy(), scale_term
     )
     np.testing.assert_allclose(got, want, rtol=1e-12, atol=1e-12)
 

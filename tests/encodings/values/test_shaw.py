@@ -92,7 +92,7 @@ def test_shaw_pointwise_and_block_forms_agree():
     ):
         where = (q, None, torch.arange(4, 9), kv_positions)
         scores = torch.zeros(2, 2, 5, 9).double()
-        pair = encoding.term(*as_tokens(*where)).pair()
+        pair = encoding.term(*as_tokens(*where)).make_score_mod()
         torch.testing.assert_close(
             pair(scores, batch, head, q_idx, kv_idx), add_term_to_scores(encoding, scores, *where)
         )

@@ -22,7 +22,7 @@ from posenc.extend.measure.intervals import Estimate
 from posenc.extend.variants.methods import METHODS, stretch
 from posenc.extend.variants.variant import Variant
 from posenc.hf.rope.settings import RopeSetting
-from posenc.report.files.atomic import OF_FIGURES
+from posenc.report.files.atomic import FIGURES_MARKER
 from posenc.report.page.console import Terminal, show
 from posenc.report.page.figure_files import write_page
 from posenc.report.page.page import Page, page_of
@@ -133,7 +133,7 @@ def test_the_terminal_says_which_methods_stock_tools_load():
     found = outcome()
     given = {
         "dynamic": {"cache_safe": False},
-        "self-extend": {"needs_runtime": True},
+        "self-extend": {"needs_special_runtime": True},
         "window": {"window": TRAINED},
     }
     for name, facts in given.items():
@@ -151,7 +151,7 @@ def test_the_terminal_says_which_methods_stock_tools_load():
 @pytest.mark.parametrize("width", [40, 80])
 def test_a_narrow_terminal_cuts_no_number(width):
     found = outcome()
-    mapped = Variant("self-extend", "", nullcontext, (), needs_runtime=True)  # type: ignore[arg-type]
+    mapped = Variant("self-extend", "", nullcontext, (), needs_special_runtime=True)  # type: ignore[arg-type]
     found.measured["self-extend"] = (mapped, evaluation(2.4))
     shown = printed(found, width)
     assert "…" not in shown
@@ -185,7 +185,7 @@ def test_figures_are_written_with_their_numbers(tmp_path, undrawn):
         "passkeys",
     }
     kinds = ("svg", "pdf", "png", "csv")
-    written = {path.name for path in tmp_path.iterdir()} - {OF_FIGURES}
+    written = {path.name for path in tmp_path.iterdir()} - {FIGURES_MARKER}
     figures = {f"{stem}.{kind}" for stem in stems for kind in kinds}
     assert written == figures | {"perplexity-by-position.csv"}
 

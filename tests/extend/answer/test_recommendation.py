@@ -32,7 +32,7 @@ def test_recommendation_weighs_short_and_long_alike_and_skips_what_stock_tools_c
         "none": (named("none"), flat(2, 2, 2, 8, 8)),
         "ntk": (named("ntk"), flat(2.2, 2.2, 2.2, 3, 3)),
         "linear": (named("linear"), flat(4, 4, 4, 3, 2.5)),
-        "self-extend": (named("self-extend", needs_runtime=True), flat(2, 2, 2, 2, 2)),
+        "self-extend": (named("self-extend", needs_special_runtime=True), flat(2, 2, 2, 2, 2)),
         "dynamic": (named("dynamic", cache_safe=False), flat(2, 2, 2, 2.5, 2.5)),
     }
     name, reason = recommend(measured, 64, QUICK, DOCUMENTS)
@@ -41,11 +41,17 @@ def test_recommendation_weighs_short_and_long_alike_and_skips_what_stock_tools_c
     assert "against the unchanged model it costs 0.20 nats" in reason
     assert "saves 5.00 nats" in reason
     assert "self-extend reads 0.52 nats better over all positions, but no stock tool" in reason
-    worse = {**measured, "self-extend": (named("self-extend", needs_runtime=True), flat(*[3] * 5))}
+    worse = {
+        **measured,
+        "self-extend": (named("self-extend", needs_special_runtime=True), flat(*[3] * 5)),
+    }
     assert "no stock tool runs it" not in recommend(worse, 64, QUICK, DOCUMENTS)[1]
     alike = {
         **measured,
-        "self-extend": (named("self-extend", needs_runtime=True), flat(2.2, 2.2, 2.2, 3, 2.97)),
+        "self-extend": (
+            named("self-extend", needs_special_runtime=True),
+            flat(2.2, 2.2, 2.2, 3, 2.97),
+        ),
     }
     assert "no stock tool runs it" not in recommend(alike, 64, QUICK, DOCUMENTS)[1]
     allowed = dataclasses.replace(QUICK, allow_cache_unsafe=True)
@@ -56,7 +62,10 @@ def test_where_no_method_helps_a_window_that_does_is_named():
     measured = {
         "none": (Variant("none", "", lambda: None), flat(2, 2, 2, 8, 8)),  # type: ignore[arg-type]
         "ntk": (Variant("ntk", "", lambda: None), flat(9, 9, 9, 9, 9)),  # type: ignore[arg-type]
-        "window": (Variant("window", "", lambda: None, needs_runtime=True), flat(2, 2, 2, 2, 2)),  # type: ignore[arg-type]
+        "window": (
+            Variant("window", "", lambda: None, needs_special_runtime=True),
+            flat(2, 2, 2, 2, 2),
+        ),  # type: ignore[arg-type]
     }
     name, reason = recommend(measured, 64, QUICK, DOCUMENTS)
     assert name == "none"
@@ -92,7 +101,7 @@ NONE, METHOD, WINDOWED = (2.0, 2, 9, 9), (2.1, 2.1, 3, 3), (2.0, 2, 2.5, 2.5)
 )
 def test_the_first_sentence_says_what_to_do(count, window, tuned, name, said):
     variants = {n: Variant(n, "", lambda: None) for n in ("none", "ntk")}  # type: ignore[arg-type]
-    variants["window"] = Variant("window", "", lambda: None, needs_runtime=True, window=2)  # type: ignore[arg-type]
+    variants["window"] = Variant("window", "", lambda: None, needs_special_runtime=True, window=2)  # type: ignore[arg-type]
     losses = {"none": NONE, "ntk": METHOD, "window": window}
     measured = {n: (variants[n], read(count, *losses[n])) for n in losses}
     documents = np.arange(count)[:, None].repeat(4, 1)
@@ -106,7 +115,7 @@ def test_the_first_sentence_says_what_to_do(count, window, tuned, name, said):
 
 def named(**losses: Evaluation):
     return {
-        name: (Variant(name, "", lambda: None, needs_runtime=name == "window"), each)  # type: ignore[arg-type]
+        name: (Variant(name, "", lambda: None, needs_special_runtime=name == "window"), each)  # type: ignore[arg-type]
         for name, each in losses.items()
     }
 
@@ -159,7 +168,7 @@ def test_a_table_that_ends_is_compared_with_the_window():
     cannot = Evaluation(
         (0, 2, 4), (Estimate(2, 2, 2, 2), Estimate(math.nan, math.nan, math.nan, 0))
     )
-    window = Variant("window", "", lambda: None, needs_runtime=True, window=2)  # type: ignore[arg-type]
+    window = Variant("window", "", lambda: None, needs_special_runtime=True, window=2)  # type: ignore[arg-type]
     measured = {
         "none": (Variant("none", "", lambda: None), cannot),  # type: ignore[arg-type]
         "tile": (Variant("tile", "", lambda: None), read(8, 2, 2, 2.7, 2.7)),  # type: ignore[arg-type]

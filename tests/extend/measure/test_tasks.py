@@ -21,7 +21,7 @@ from posenc.extend.measure.tasks import TASKS, Score, TaskGrid, tasks_named
 from posenc.extend.options import Options
 from posenc.hf.checkpoint.text import Windows
 from posenc.report.page import table as tables
-from posenc.tasks.puzzles import COMMON
+from posenc.tasks.puzzles import NUM_COMMON_WORDS
 from tests.hf_models import LENGTH, save
 
 TARGET = 8 * LENGTH
@@ -74,7 +74,7 @@ def answer_of(name: str, text: str) -> str:
         return " ".join(found)
     words = text.partition(" The ")[0].split()
     counts = {word: words.count(word) for word in set(words)}
-    return " ".join(sorted(sorted(counts, key=lambda word: -counts[word])[:COMMON]))
+    return " ".join(sorted(sorted(counts, key=lambda word: -counts[word])[:NUM_COMMON_WORDS]))
 
 
 @pytest.mark.parametrize("depth", [0.0, 0.5, 1.0])
@@ -148,7 +148,7 @@ def test_a_far_score_counts_only_where_some_method_answers_the_short_text(right,
     table = task_table(outcome)
     assert table is not None
     names = [getattr(each, "text", each) for each in table.header]
-    shown = [dict(zip(names, map(tables.text_of, row), strict=True)) for row in table.rows]
+    shown = [dict(zip(names, map(tables.cell_text, row), strict=True)) for row in table.rows]
     exact = "40% (0%–100%)" if counted else "not learned"
     assert [row["needle, 256"] for row in shown] == [exact] * 2
     assert [row["needle, 256: loss"] for row in shown] == ["2.50"] * 2

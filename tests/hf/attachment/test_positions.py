@@ -440,7 +440,7 @@ def test_a_cache_keeps_positions_and_states_to_the_bit(dtype):
     cache = cache_of(out)
     keys = cache.layers[0].keys
     assert keys.dtype == dtype
-    plain, positions, state = cache.update.columns[0].split_keys(keys)
+    plain, positions, state = cache.update.channels_by_layer[0].split_keys(keys)
     assert torch.equal(positions, torch.arange(1001, 1007).expand(2, -1))
     assert state is not None
     assert state.dtype == torch.float64
@@ -508,7 +508,7 @@ def test_positions_and_states_stay_exact_in_keys_of_another_dtype(family, name, 
     model = with_encoding(family, name)
     at = torch.arange(1001, 1001 + LENGTH)[None]
     out = model(TOKENS[:, :6], position_ids=at[:, :6], use_cache=True)
-    columns = cache_of(out).update.columns[1]
+    columns = cache_of(out).update.channels_by_layer[1]
     exact = columns.split_keys(cache_of(out).layers[1].keys)
     held_as(cache_of(out), dtype)
     kept = columns.split_keys(cache_of(out).layers[1].keys)

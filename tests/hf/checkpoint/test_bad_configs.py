@@ -147,7 +147,7 @@ def test_weights_that_are_whole_numbers_are_refused_and_buffers_are_not(folder, 
     weights, some = load_file(path), "model.layers.1.self_attn.q_proj.weight"
     counted = {"model.layers.1.mask": torch.ones(4, dtype=torch.int32)}
     save_file(weights | counted, path, metadata=pt)
-    assert load_checkpoint(folder).stored == "float32"
+    assert load_checkpoint(folder).stored_dtype == "float32"
     save_file(weights | {some: weights[some].to(torch.int32)}, path, metadata=pt)
     said = complaint(call(*command.split(), folder, *["--to", 192] * (command == "extend")))
     assert f"{some} is stored as I32: expected floating-point weights" in said

@@ -497,14 +497,14 @@ def test_a_layer_that_only_one_stack_has_is_drawn_of_that_stack_alone(sheets):
 
 
 def test_tokens_of_any_script_name_both_axes_of_attention():
-    chart = figures.attention_of_heads(np.ones((5, 2, 2)) / 2, ["公司", "$收购"])
+    chart = figures.attention_chart(np.ones((5, 2, 2)) / 2, ["公司", "$收购"])
     svg = to_svg(chart.figure, "words")
     assert svg.count(">公司<") == svg.count(">$收购<") == 5 + 1
 
 
 def test_the_table_of_attention_has_a_row_for_each_pair_of_tokens():
     weights = np.arange(8.0).reshape(2, 2, 2) / 8
-    chart = figures.attention_of_heads(weights, ["a", "b"])
+    chart = figures.attention_chart(weights, ["a", "b"])
     rows = [*zip(*chart.data.values(), strict=True)]
     assert [*chart.data] == ["panel", "key", "query", "attention weight"]
     assert rows[0] == ("head 0", "a", "a", 0.0) and rows[1] == ("head 0", "b", "a", 1 / 8)

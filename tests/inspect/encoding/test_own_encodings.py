@@ -13,9 +13,9 @@ import posenc
 from posenc import ModelShape
 from posenc.inspect.command import _report_sys_exit
 from posenc.inspect.encoding.command import measure_all
-from posenc.inspect.encoding.report import properties
+from posenc.inspect.encoding.report import properties_in_words
 from posenc.report.page.console import print_table, stderr, stdout
-from posenc.testing import CHECKS, VOIDING
+from posenc.testing import CHECKS, VOIDING_FAILURES
 from tests.compare.plan.test_encodings import MINE
 from tests.encodings.base import planted
 
@@ -89,8 +89,8 @@ def test_an_encoding_in_a_file_gets_the_whole_sheet(folder):
     assert own.name == "my.py:LogALiBi:slope=2"
     assert own.contract == {} and registered.contract is None
     assert (
-        set(properties(own)) == {*properties(registered), "contract"}
-        and properties(own)["contract"] == "holds"
+        set(properties_in_words(own)) == {*properties_in_words(registered), "contract"}
+        and properties_in_words(own)["contract"] == "holds"
     )
 
 
@@ -98,7 +98,7 @@ def test_an_encoding_in_a_file_gets_the_whole_sheet(folder):
 def test_the_sheet_says_what_of_the_contract_fails(folder):
     (sheet,) = measure_all(["planted.py:ClaimsByANumber"], SHAPE)
     assert list(sheet.contract or {}) == ["claims_have_their_types"]
-    assert properties(sheet)["contract"] == "fails: claims have their types"
+    assert properties_in_words(sheet)["contract"] == "fails: claims have their types"
 
 
 @pytest.mark.slow
@@ -194,7 +194,7 @@ def test_scores_of_nan_are_not_measured(own, call, name, first, options):
 @pytest.mark.slow
 def test_a_difference_of_nan_is_no_number(own):
     (sheet,) = measure_all(["own.py:FarNaN"], ModelShape(32, 2, train_length=2048))
-    assert "NaN" in properties(sheet)["shift invariant"]
+    assert "NaN" in properties_in_words(sheet)["shift invariant"]
     found = json.loads(json.dumps(sheet.to_json(), allow_nan=False))
     assert found["differences"]["shift"] is None and found["holds"]["shift"] is False
 
@@ -209,7 +209,7 @@ def test_a_single_check_is_counted_as_one(call, monkeypatch):
 
 def test_a_contract_that_meets_nan_voids_nothing_else(own, call, monkeypatch):
     monkeypatch.setattr(
-        "posenc.inspect.contract.every_check", lambda: {n: CHECKS[n] for n in VOIDING}
+        "posenc.inspect.contract.every_check", lambda: {n: CHECKS[n] for n in VOIDING_FAILURES}
     )
     code, out, _ = call("inspect", "contract", "own.py:NaN")
     first = " ".join(out.partition("┏")[0].split())

@@ -13,7 +13,7 @@ from posenc.inspect.encoding import behaviour as running
 from posenc.inspect.encoding.judgement import judge
 from posenc.inspect.encoding.measurements import measure
 from posenc.inspect.encoding.report import report_of
-from posenc.report.files.atomic import OF_FIGURES
+from posenc.report.files.atomic import FIGURES_MARKER
 from posenc.report.page.page import Page, page_of
 from posenc.report.page.report import as_json
 from tests.browser import DESKTOP, PHONE, needs_chromium
@@ -128,7 +128,7 @@ def test_figures_are_written_with_their_data(tmp_path, monkeypatch, sheets, call
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("posenc.inspect.encoding.command.measure_all", lambda *_: [sheets["alibi"]])
     assert call("inspect", "encoding", "alibi", "--figures", "fig", "--json")[0] == 0
-    files = {path.name for path in (tmp_path / "fig").iterdir()} - {OF_FIGURES}
+    files = {path.name for path in (tmp_path / "fig").iterdir()} - {FIGURES_MARKER}
     stems = {name.removesuffix(".svg") for name in files if name.endswith(".svg")}
     tables = {"near-and-far.csv", "what-leaves-a-result-unchanged.csv", "angles.csv"}
     tables |= {"cost-and-limits.csv"}

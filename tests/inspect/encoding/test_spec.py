@@ -15,7 +15,7 @@ from posenc.encodings.base.claims import Claims
 from posenc.inspect.encoding import behaviour as running
 from posenc.inspect.encoding import invariance, precision, scores
 from posenc.inspect.encoding.measurements import measure
-from posenc.inspect.encoding.report import properties
+from posenc.inspect.encoding.report import properties_in_words
 from posenc.testing.layer import add_parameter_noise, encoding_of_first_layer
 from tests.compilers import traces_attributes
 from tests.kinds import one_of_each_kind
@@ -33,7 +33,7 @@ def build(name: str, shape: ModelShape = SHAPE, **options) -> PositionEncoding:
 @torch.no_grad()
 def test_measured_places_and_invariances_equal_the_claims(name):
     encoding = build(name)
-    assert running.places(encoding, SHAPE) == list(encoding.claims.places)
+    assert running.measure_places(encoding, SHAPE) == list(encoding.claims.places)
     gaps = invariance.measure(encoding, SHAPE)
     holds = {key: gap < invariance.ROUNDING for key, gap in gaps.items()}
     assert holds["padding"] and holds["packing"] and holds["batch"]
@@ -168,15 +168,15 @@ def test_two_axes_are_measured_against_the_side_of_their_grid(quick):
     """A grid of 46 by 46 holds 2,048 cells: 18 of 32 pairs complete no turn on it."""
     found = measure("axial_rope", ModelShape(embed_dim=512, num_heads=8, train_length=2048))
     assert found.axis_length == 46 and len(found.unfinished_pairs) == 18
-    assert "18 of 32" in properties(found)["unfinished pairs"]
-    assert "on an axis of 46" in properties(found)["unfinished pairs"]
+    assert "18 of 32" in properties_in_words(found)["unfinished pairs"]
+    assert "on an axis of 46" in properties_in_words(found)["unfinished pairs"]
 
 
 def test_scaling_is_named_and_what_is_untrained_is_called_so(quick):
-    found = properties(measure("yarn", SHAPE))
+    found = properties_in_words(measure("yarn", SHAPE))
     assert found["scaling"].startswith("YaRN(factor=") and "untrained" not in found["parameters"]
-    assert "untrained here" in properties(measure("t5", SHAPE))["parameters"]
-    assert "scaling" not in properties(measure("rope", SHAPE))
+    assert "untrained here" in properties_in_words(measure("t5", SHAPE))["parameters"]
+    assert "scaling" not in properties_in_words(measure("rope", SHAPE))
 
 
 def test_an_encoding_costs_itself(monkeypatch):
@@ -221,7 +221,7 @@ def test_precision_of_plain_arithmetic():
     product, 1e-3 between 2^14 and 2^16."""
     found = precision.measure(RoPE(64, interleaved=False))
     assert found is not None
-    assert found.as_used == precision.LIMIT
+    assert found.as_used == precision.LAST_TESTED_POSITION
     assert 2**14 <= found.plain["float32"] <= 2**16
     assert found.plain["bfloat16"] <= 2
     assert precision.measure(ALiBi(4)) is None
@@ -248,7 +248,9 @@ def test_neighbours_collide_where_a_dtype_holds_no_odd_numbers():
 
 def test_precision_sees_a_wrong_frequency():
     rope = RoPE(16, interleaved=False)
-    rope.angles.turns = RoPE(16, rope_theta=10000.01, interleaved=False).angles.turns
+    rope.exact_frequencies.turns = RoPE(
+        16, rope_theta=10000.01, interleaved=False
+    ).exact_frequencies.turns
     found = precision.measure(rope)
     assert found is not None and found.as_used < 100_000
 

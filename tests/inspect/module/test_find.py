@@ -38,7 +38,7 @@ def found(module, way=None, width=None):
 )
 def test_a_call_is_that_of_its_way(module, form, how):
     subject = found(module)
-    assert subject.form.name == form and subject.view.how == how
+    assert subject.form.name == form and subject.view.meaning == how
 
 
 def test_pairs_of_channels_are_found_in_both_layouts():
@@ -212,4 +212,4 @@ def test_score_mods_are_called_as_flex_attention_does(monkeypatch):
     monkeypatch.setattr(planted, "plain_score_mod", plain, raising=False)
     sheet = measure_module(f"{HERE}:plain_score_mod", "scores", heads=8)
     holds = {verdict.check: verdict.holds for verdict in sheet.checks}
-    assert sheet.shows == "bias" and holds["slopes of ALiBi are the authors'"]
+    assert sheet.meaning == "bias" and holds["slopes of ALiBi are the authors'"]

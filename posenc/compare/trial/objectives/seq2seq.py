@@ -27,7 +27,7 @@ class ContinuationModel(EncoderDecoder):
         self, source: Int[Tensor, "batch source_len"], tokens: Int[Tensor, "batch len"]
     ) -> Float[Tensor, "batch len vocab_size"]:
         """Return the logits of the next token after each token."""
-        return self.given(source, length=source.shape[1])(tokens, length=tokens.shape[1])
+        return self.conditioned_on(source, length=source.shape[1])(tokens, length=tokens.shape[1])
 
     @property
     def encoding(self) -> PositionEncoding:

@@ -8,7 +8,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from posenc.encodings.base.base import Cached, CachedPlaces
-from posenc.encodings.numbers.angles import Angles
+from posenc.encodings.numbers.angles import ExactFrequencies
 from posenc.encodings.numbers.precision import at_least_float32
 from posenc.encodings.numbers.tracking import outside_inference_mode
 from posenc.encodings.queries_keys.query_key import QueryKeyEncoding
@@ -19,8 +19,8 @@ from posenc.positions import (
     Places,
     Positions,
     RememberedPositions,
+    are_known_equal,
     as_tensor,
-    known_equal,
     move_placeless_to_origin,
 )
 
@@ -31,7 +31,7 @@ RotatedQueriesKeys = tuple[
 """Rotated queries and keys, as wide as before."""
 Vectors = Sequence[Float[Tensor, "batch _ len width"]]
 Pairs = Float[Tensor, "*tokens pairs"]
-Table = Float[Tensor, "*tokens {len(self.angles)}"]
+Table = Float[Tensor, "*tokens {len(self.exact_frequencies)}"]
 
 
 class Rotation(QueryKeyEncoding):
@@ -49,7 +49,7 @@ class Rotation(QueryKeyEncoding):
     def _set_frequencies(self, frequencies: Frequencies, axes: Sequence[int] | None = None) -> None:
         """Set the frequencies of all pairs. If positions have components, axes[t] is the one that
         rotates pair t. Prepared tables are dropped."""
-        self.angles = Angles(frequencies.inv_freq, axes)
+        self.exact_frequencies = ExactFrequencies(frequencies.inv_freq, axes)
         self.attention_factor = frequencies.attention_factor
         self._ready = ()
 
@@ -73,9 +73,9 @@ class Rotation(QueryKeyEncoding):
 
     def _compute_cos_sin(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """Compute the tables that `cos_sin` returns, for positions in a tensor."""
-        if self.angles.axes is not None:  # tokens without a place are not rotated
+        if self.exact_frequencies.axes is not None:  # tokens without a place are not rotated
             positions = move_placeless_to_origin(positions)
-        return self.angles.cos_sin(positions, dtype, self.attention_factor)
+        return self.exact_frequencies.cos_sin(positions, dtype, self.attention_factor)
 
     def prepare(self, positions: Positions, length: int | None = None) -> Self:
         prepared = self.with_table_cache()
@@ -95,7 +95,7 @@ class Rotation(QueryKeyEncoding):
         self._check_width(k.x)
         dtype = at_least_float32(q.x.dtype)
         cos, sin = self.cos_sin(q.where, dtype, q.device)
-        if known_equal(q.where, k.where):
+        if are_known_equal(q.where, k.where):
             new_q, new_k = self.rotate_channels((q.x, k.x), cos, sin)
             return new_q, new_k
         (new_q,) = self.rotate_channels((q.x,), cos, sin)

@@ -9,7 +9,7 @@ from posenc.frequencies.registry import scaling_of
 from posenc.frequencies.scaling import rope_frequencies
 
 
-def rotation_of(
+def rotation_arguments(
     config: Any, kind: str | None, owner: str, interleaved: bool | None = None
 ) -> dict[str, Any]:
     """Return the arguments of RoPE's constructor for a model's config, and with them `trailing`:

@@ -6,7 +6,7 @@ A tracer cannot follow decimal arithmetic, and must not compile one graph per le
 import torch
 from torch import Tensor
 
-from posenc.encodings.numbers.angles import Angles
+from posenc.encodings.numbers.angles import ExactFrequencies
 from posenc.frequencies.scaling import Scaling, rope_frequencies
 
 _STORED_ARGUMENTS: dict[str, tuple[int, float, Scaling]] = {}
@@ -37,7 +37,7 @@ def cos_sin_at_length(
     positions have one component.
     """
     inv_freq, factor = rope_frequencies(*_STORED_ARGUMENTS[key], length)
-    return Angles(inv_freq, axes or None).cos_sin(positions, torch.float64, factor)
+    return ExactFrequencies(inv_freq, axes or None).cos_sin(positions, torch.float64, factor)
 
 
 @cos_sin_at_length.register_fake
@@ -46,8 +46,9 @@ def _empty_cos_sin(
 ) -> tuple[Tensor, Tensor]:
     """Return empty tensors like the results of `cos_sin_at_length`, from which tracers read
     shapes."""
+    rotary_dim, _, _ = _STORED_ARGUMENTS[key]
     tokens = positions.shape[:-1] if axes else positions.shape
-    size = (*tokens, _STORED_ARGUMENTS[key][0] // 2)
+    size = (*tokens, rotary_dim // 2)
     return (
         positions.new_empty(size, dtype=torch.float64),
         positions.new_empty(size, dtype=torch.float64),

@@ -21,8 +21,8 @@ TITLES = {
     "llama.cpp": "llama.cpp and Ollama",
     "mlx-lm": "MLX",
 }
-SENTENCES = 'pip install "sentence-transformers" "transformers>=5"'
-CHUNKED = "VLLM_USE_V1=0 VLLM_ATTENTION_BACKEND=DUAL_CHUNK_FLASH_ATTN"
+INSTALL_SENTENCE_TRANSFORMERS = 'pip install "sentence-transformers" "transformers>=5"'
+DUAL_CHUNK_VARIABLES = "VLLM_USE_V1=0 VLLM_ATTENTION_BACKEND=DUAL_CHUNK_FLASH_ATTN"
 
 
 def page_without_emulators(
@@ -41,7 +41,11 @@ def page_without_emulators(
     ]
     if sentences:
         call = f"model = SentenceTransformer({json.dumps(name)})"
-        lines += ["", "For embeddings of sentences:", *code_block("sh", SENTENCES)]
+        lines += [
+            "",
+            "For embeddings of sentences:",
+            *code_block("sh", INSTALL_SENTENCE_TRANSFORMERS),
+        ]
         lines += code_block(
             "python", "from sentence_transformers import SentenceTransformer", "", call
         )
@@ -64,13 +68,15 @@ def dual_chunk_page(export: Export, extra: Mapping[str, Any]) -> str:
         "By its code, which posenc has read and not run, vLLM 0.8.5 to 0.10 computes it, on the "
         "engine that 0.11 took out:",
         "",
-        *code_block("sh", f"{CHUNKED} vllm serve {folder} {serve_it}"),
+        *code_block("sh", f"{DUAL_CHUNK_VARIABLES} vllm serve {folder} {serve_it}"),
     ]
     if export.source is not None:
         source = shlex.quote(str(export.source))
         lines += ["", f"The same from `{export.source}`, without this copy:"]
         lines += code_block(
-            "sh", f"{CHUNKED} vllm serve {source} --hf-overrides {quoted_overrides} {serve_it}"
+            "sh",
+            f"{DUAL_CHUNK_VARIABLES} vllm serve {source} --hf-overrides {quoted_overrides} "
+            f"{serve_it}",
         )
     lines += [
         "",
@@ -111,7 +117,8 @@ def _meaning_lines(export: Export) -> Iterator[str]:
 
 
 def _layers_in_words(kind: LayerKind) -> str:
-    """Return the rotation of one kind of layers in words."""
+    """Return the rotation of one kind of layers in words: how many channels rotate, how slowly at
+    least, and the factor of cos and sin."""
     name = "all layers" if kind.name == "all" else kind.name
     slowest = min((f for f in kind.inv_freq if f), default=0.0)
     return (

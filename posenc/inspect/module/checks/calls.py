@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from posenc.inspect.module.call import Form
+from posenc.inspect.module.call import CallForm
 from posenc.inspect.module.errors import logits_below_largest, measure_errors, worst_head_in_words
 from posenc.inspect.module.returned import absolute_difference, are_close, floating_tensors
 from posenc.inspect.module.subject import Finding, Subject
@@ -37,7 +37,7 @@ def judge_repeated_calls(subject: Subject) -> Finding:
     differences = []
     # Also without the first two calls, so that a module sees bfloat16 first.
     for calls in (dtypes, dtypes[2:], lengths, places):
-        used = subject.fresh()
+        used = subject.make_fresh()
         for positions, dtype in calls:
             differences += _differences_from_fresh(subject, used, positions, dtype)
     return not differences, "; ".join(dict.fromkeys(differences)) or "all calls as if fresh"
@@ -52,7 +52,7 @@ def _differences_from_fresh(
     name = str(dtype).removeprefix("torch.")
     call = f"{len(positions):,} tokens" + (f" from {positions[0]:,} on" if positions[0] else "")
     try:
-        expected = floating_tensors(subject.form.call(subject.fresh(), inputs))
+        expected = floating_tensors(subject.form.call(subject.make_fresh(), inputs))
     except Exception:  # what a fresh module refuses as well says nothing about history
         return []
     try:
@@ -77,7 +77,7 @@ def judge_writes_into_arguments(subject: Subject) -> Finding:
     copies = {word: v.clone() for word, v in arguments.items() if isinstance(v, Tensor)}
     if not copies:
         return None, "is given no tensor"
-    subject.fresh()(*ordered, **named)
+    subject.make_fresh()(*ordered, **named)
     changed = [word for word, before in copies.items() if not torch.equal(arguments[word], before)]
     if changed:
         return False, f"writes into {' and '.join(changed)}"
@@ -159,10 +159,10 @@ def _judge_query_over_cached_keys(subject: Subject, whole: Tensor, count: int) -
     """Check that the last query, when it is given alone with all `count` keys, has the same scores
     as in the `whole` call. Both sides may be scaled, so only products are compared."""
     try:
-        alone = subject.form.call(subject.fresh(), subject.make_inputs(count, last=1))
+        alone = subject.form.call(subject.make_fresh(), subject.make_inputs(count, last=1))
     except Exception as failed:
         return None, f"takes no single query: {one_line(failed)}"
-    if subject.view.how != "rotated content" or len(subject.view.axes) != 2:
+    if subject.view.meaning != "rotated content" or len(subject.view.axes) != 2:
         return None, "does not return queries and keys"
     # Queries (1, heads, pairs), and keys (count, heads, pairs).
     single = subject.view.rotated_sides(alone)
@@ -182,9 +182,9 @@ def _judge_query_over_cached_keys(subject: Subject, whole: Tensor, count: int) -
 def judge_queries_against_keys(subject: Subject) -> Finding:
     """Check that queries and keys at the same position have the same angles: if they differ, a
     token's distance to itself is not zero."""
-    if subject.view.how == "values" and subject.view.pairs:
+    if subject.view.meaning == "values" and subject.view.pairs:
         return False, "queries and keys rotate other pairs of channels"
-    if subject.view.how != "rotated content" or len(subject.view.axes) != 2:
+    if subject.view.meaning != "rotated content" or len(subject.view.axes) != 2:
         return None, "does not return queries and keys"
     queries, keys = subject.view.by_head(
         subject.read_result(subject.make_inputs(subject.length))
@@ -205,7 +205,11 @@ def judge_batch_rows(subject: Subject) -> Finding:
         return None, "takes no positions"
     near = torch.arange(min(_FEW_TOKENS, subject.length))
     # Eight times the length: chosen, not derived.
-    last = (subject.stated or subject.length * 8) if subject.limit is None else subject.length
+    last = (
+        (subject.stated_positions or subject.length * 8)
+        if subject.limit is None
+        else subject.length
+    )
     far = near + max(0, max(last, subject.length) - len(near))
     single = subject.read_result(subject.make_inputs(near))
     try:
@@ -240,7 +244,7 @@ def judge_start_arguments(subject: Subject) -> Finding:
 
 
 def _judge_later_start(
-    subject: Subject, counting: Form, whole: Tensor, name: str, inputs: dict[str, Any]
+    subject: Subject, counting: CallForm, whole: Tensor, name: str, inputs: dict[str, Any]
 ) -> Finding:
     """Check that a row that starts _LATER_START positions later, by the argument `name`, has the
     same results as those positions in the `whole` row.

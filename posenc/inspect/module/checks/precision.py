@@ -36,7 +36,7 @@ def judge_distinct_positions(subject: Subject) -> Finding:
 def _rotating_parts(subject: Subject, seen: Tensor) -> list[Tensor]:
     """Return each head (positions, pairs) of queries and keys that rotates anything; of cosines and
     sines, which have no heads, all."""
-    if subject.view.how != "rotated content":
+    if subject.view.meaning != "rotated content":
         return [seen]
     heads = subject.view.by_head(seen).flatten(1, 2).unbind(1)
     return [
@@ -46,11 +46,11 @@ def _rotating_parts(subject: Subject, seen: Tensor) -> list[Tensor]:
 
 def _judge_distinct_rows(subject: Subject) -> Finding:
     """Check that no two rows are equal, as they are if positions are kept in 8 bits and wrap."""
-    count = min(subject.length, subject.stated or subject.length)
+    count = min(subject.length, subject.stated_positions or subject.length)
     seen = subject.read_result(subject.make_inputs(count))
     have, _ = count_distinct("values", seen)
     is_last = have < count and bool((seen[have:] == seen[-1]).all())
-    if is_last and subject.stated is None:
+    if is_last and subject.stated_positions is None:
         return None, f"{have:,} of {count:,} rows distinct, the last for all that follow"
     return have == count, f"{have:,} of {count:,} rows distinct in float32"
 
@@ -72,7 +72,7 @@ def judge_bfloat16_module(subject: Subject) -> Finding:
     exact = subject.read_result(subject.make_inputs(subject.length))
     inputs = subject.make_inputs(subject.length, dtype=_NARROW)
     return _judge_rounded_result(
-        subject, exact, subject.read_result(inputs, subject.fresh().bfloat16())
+        subject, exact, subject.read_result(inputs, subject.make_fresh().bfloat16())
     )
 
 
@@ -132,7 +132,7 @@ def judge_far_positions(subject: Subject) -> Finding:
     step_effect = _make_step_effect(subject)
     if step_effect is None:
         return _judge_counted_positions(subject)
-    claimed = subject.stated or _CLAIM_IF_UNSTATED
+    claimed = subject.stated_positions or _CLAIM_IF_UNSTATED
     try:
         start = step_effect(0)
         near = _larger_error(
@@ -148,7 +148,7 @@ def judge_far_positions(subject: Subject) -> Finding:
     far = _try_far_positions(subject, step_effect, start, claimed)
     if far.refusal:
         return None, f"right up to {far.right_to:,}; {far.refusal}"
-    if math.isnan(far.worst) and not subject.stated:
+    if math.isnan(far.worst) and not subject.stated_positions:
         # As xPos, whose scales leave float32 far away.
         return None, f"right to {far.right_to:,}; no number at {claimed:,}, which it does not state"
     nearby, place = _largest_error_up_to(subject, step_effect, start, min(subject.length, claimed))
@@ -158,7 +158,7 @@ def judge_far_positions(subject: Subject) -> Finding:
             f"(allowed {_ALLOWED_ANGLE:.2g})"
         )
     return far.worst <= _ALLOWED_ANGLE, _describe_far_positions(
-        far, claimed, is_stated=bool(subject.stated)
+        far, claimed, is_stated=bool(subject.stated_positions)
     )
 
 

@@ -35,13 +35,13 @@ _USUAL_BASES = (10000.0, 500000.0, 1000000.0)
 def judge_position_zero(subject: Subject) -> Finding:
     """Check that position 0 is not rotated. If it is, cosines and sines are exchanged, or the
     positions begin elsewhere."""
-    if subject.view.kind != "rotation" or subject.view.how == "sinusoids":
+    if subject.view.kind != "rotation" or subject.view.meaning == "sinusoids":
         return None, "rotates nothing"
     first = subject.read_result(subject.make_inputs(min(_ZERO_TOKENS, subject.length)))[:1]
     worst = first.angle().abs().max().item()
     quarter = (first.angle().abs() - math.pi / 2).abs().max().item() <= _CLOSE
     text = f"position 0 is rotated by up to {worst:.2g} rad"
-    if not worst <= _CLOSE and subject.view.how == "rotated content":
+    if not worst <= _CLOSE and subject.view.meaning == "rotated content":
         text += worst_head_in_words(subject.view.by_head(first).angle().abs())
     return worst <= _CLOSE, text + ("; cosines and sines are exchanged" if quarter else "")
 
@@ -49,11 +49,11 @@ def judge_position_zero(subject: Subject) -> Finding:
 def judge_rotation_of_pairs(subject: Subject) -> Finding:
     """Check that each pair of channels is rotated and scaled, and nothing else: both channels get
     the same cosine, and sines of opposite signs; of cosines and sines, that no position scales."""
-    if subject.view.how in ("cos and sin", "complex"):
+    if subject.view.meaning in ("cos and sin", "complex"):
         lengths = subject.read_result(subject.make_inputs(min(_SCALE_TOKENS, subject.length))).abs()
         worst = (lengths / lengths[:1] - 1).abs().max().item()
         return worst <= _CLOSE, f"cos² + sin² changes by up to {worst:.2g} with the position"
-    if subject.view.how != "rotated content":
+    if subject.view.meaning != "rotated content":
         return None, "rotates nothing"
     first, second = (list(side) for side in zip(*subject.view.pairs, strict=True))
     worst, signs, scale = 0.0, 0.0, 0.0
@@ -74,7 +74,7 @@ def judge_shifted_scores(subject: Subject) -> Finding:
     later."""
     if subject.way != "rotate":
         return None, "rotates nothing"
-    if subject.view.how != "rotated content":
+    if subject.view.meaning != "rotated content":
         return None, "its pairs of channels are not known"
     sides = _linear_maps(subject)
     if len(sides) == 1:
@@ -107,7 +107,7 @@ def _linear_maps(subject: Subject) -> list[Tensor]:
     much later as `_shift_length` says: (places, heads, channels out, channels in)."""
     places = torch.cat([_PLACES, _PLACES + _shift_length(subject)])
     last = int(places.max()) + 1
-    module = subject.fresh()
+    module = subject.make_fresh()
     columns = []
     for unit in torch.eye(subject.width):
         returned = subject.form.call(module, subject.make_inputs(last, probe=unit))
@@ -135,7 +135,7 @@ def judge_frequencies(subject: Subject) -> Finding:
     count = len(inv_freq)
     if _all_are_close(inv_freq, _rope_frequencies(base, count)):
         return True, f"those of base {base:g} for {count} pairs"
-    if subject.view.how == "sinusoids" and _all_are_close(
+    if subject.view.meaning == "sinusoids" and _all_are_close(
         inv_freq, _tensor2tensor_frequencies(base, count)
     ):
         return True, f"those of {count} pairs from 1 down to 1/{base:g}, as in tensor2tensor"
@@ -250,7 +250,7 @@ def _frequencies_by_head(subject: Subject) -> list[Tensor | None]:
     if subject.length < count:
         return []
     seen = subject.read_result(subject.make_inputs(count))
-    if subject.view.how != "rotated content":
+    if subject.view.meaning != "rotated content":
         return [_measure_frequencies(seen)]
     queries = subject.view.by_head(seen)[:, 0]  # keys are alike, or another check fails
     return [_measure_frequencies(head) for head in queries.unbind(1)]
