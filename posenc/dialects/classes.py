@@ -9,6 +9,15 @@ from posenc.dialects.families import WITHOUT_ROTATION, all_families, facts_of_fa
 CHOOSE_BY_CLASS = ("vllm", "sglang", "llama.cpp")
 """Runtimes that choose the code by the first class in architectures; the others by model_type."""
 
+OTHER_ARCHITECTURES = {
+    "bailing_hybrid": {
+        "BailingMoeV2_5ForCausalLM": "Ling 2.5 and 2.6: linear layers rotate a share of each head, "
+        "the others 64 channels",
+    },
+}
+"""model_type -> classes that have this model_type and another network than the one in
+families.json, with what is known of them (vLLM 0.33.0, bailing_moe_linear.py:179)."""
+
 
 def letters_and_digits(name: str) -> str:
     """Return a name in small letters and digits only, so that spellings of it compare equal.
@@ -25,6 +34,12 @@ def first_class(config: Mapping[str, Any]) -> str | None:
     listed = config.get("architectures")
     first = listed[0] if isinstance(listed, list) and listed else None
     return first if isinstance(first, str) else None
+
+
+def other_architecture(config: Mapping[str, Any], model_type: str) -> str | None:
+    """Return what is known of a config's class that has another network than its model_type's usual
+    class, in words; None for any other class."""
+    return OTHER_ARCHITECTURES.get(model_type, {}).get(first_class(config) or "")
 
 
 def families_of_class(name: str) -> list[str]:

@@ -6,9 +6,6 @@ own source at the version of `running.VERSIONS` that posenc was read from; paths
 of the models (llama.cpp: of the repository). A cell is null if that version has no such model, and
 missing if nobody has read it. No cell is copied from another family or runtime.
 
-`other_architectures` are classes that have the same model_type and another network, of which this
-line says nothing, with what is known of them in words.
-
 A line of several modalities names the `text` family of its language model, or the usual one where
 `any` is read; `inner`: where its keys are, if not in text_config; `flat` if they may be next to the
 other towers' instead.

@@ -12,7 +12,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, TypeGuard
 
-from posenc.dialects.classes import first_class
+from posenc.dialects.classes import first_class, other_architecture
 from posenc.dialects.computed import (
     ARITHMETIC,
     ComputedPositions,
@@ -128,7 +128,7 @@ def require_known_family(model: Model) -> None:
             "knows: write model_type"
         )
     family = all_families().get(model.model_type, {})
-    other = family.get("other_architectures", {}).get(first_class(model.config))
+    other = other_architecture(model.config, model.model_type)
     if other is not None:
         raise UnknownFamilyError(
             f"{first_class(model.config)} ({other}) is another architecture with the model_type "

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from posenc.dialects.classes import first_class
+from posenc.dialects.classes import other_architecture
 from posenc.dialects.families import WITHOUT_ROTATION, facts_of_family, family_of_class, json_table
 
 INNER = ("text_config", "language_config", "llm_config")
@@ -490,7 +490,7 @@ def model_of(config: Mapping[str, Any]) -> Model:
     if not isinstance(name, str):
         name = _family_of_class(flat.get("architectures"))
     facts = facts_of_family(name) or {}
-    if first_class(flat) in facts.get("other_architectures", {}):
+    if other_architecture(flat, name):
         return Model(flat, name, {})
     if "text" in facts:  # of several modalities, without a config of the language model's
         if not facts.get("flat") or config.get("text_config") is not None:
