@@ -24,6 +24,7 @@ from posenc.dialects.families import all_families
 from posenc.dialects.files.spelling import NUMBERS, with_vendors_keys_renamed
 from posenc.dialects.model import TRAINED_KEY, BadConfigError, Model, model_of
 from posenc.dialects.runtimes import transformers5
+from posenc.dialects.understood import TRAINED_LENGTH_OF_NOMIC
 from posenc.frequencies import floats
 from posenc.frequencies.registry import ROPE_TYPES
 
@@ -353,7 +354,8 @@ def _trained_length(p: Mapping[str, Any], model: Model) -> int:
     if _has_original_length(p["rope_type"]) and isinstance(original, int | float):
         kept = model.config.get(TRAINED_KEY)
         return kept if is_length(kept) else int(original)
-    return model.max_positions
+    trained = model.config.get(TRAINED_LENGTH_OF_NOMIC)
+    return min(trained, model.max_positions) if is_length(trained) else model.max_positions
 
 
 def _has_original_length(rope_type: str) -> bool:

@@ -8,10 +8,12 @@ from posenc.dialects.families import json_table
 from posenc.dialects.model import Model, with_language_model_on_top
 
 ABOUT_POSITIONS = re.compile(
-    r"rope|rotary|rotate|yarn|theta|position|mscale|(?<!layer_)freq|ntk|alibi|swa_|nope|logn"
+    r"rope|rotary|rotate|yarn|theta|(?<!com)position|mscale|(?<!layer_)freq|ntk|alibi|swa_|nope|logn"
 )
 ROTATION = re.compile(r"(\w+_)?(rope|rotary)(_pos\w*)?(_emb\w*)?")
 """Flags that turn the rotation itself off, so that false is no default."""
+TRAINED_LENGTH_OF_NOMIC = "max_trained_positions"
+"""nomic-embed-text's key for the length of its training, in tokens, beside n_positions."""
 OTHERS = ("rotary", "text_config", "layer kinds", "layer types")
 READ = {use: frozenset(keys) for use, keys in json_table("keys").items() if use not in OTHERS}
 """The keys that a type of rope dict reads, beyond the common ones."""
@@ -27,7 +29,7 @@ def unknown_keys(config: Mapping[str, Any], model: Model) -> list[str]:
         key
         for key, value in flat.items()
         if ABOUT_POSITIONS.search(key)
-        and key not in KEYS
+        and key not in (*KEYS, TRAINED_LENGTH_OF_NOMIC)
         and key not in own
         and value is not None
         and (value is not False or ROTATION.fullmatch(key))

@@ -121,6 +121,6 @@ def test_the_indexers_layout_is_checked(name, given, wrong):
     config = {**BASE, "rope_theta": 1e4, "model_type": name, "qk_rope_head_dim": 16, **given}
     del config["architectures"]
     found = [f for f in judge(config) if f.code == "PD051"]
-    assert len(found) == wrong and all(f.runtimes == ("vllm",) for f in found)
+    assert len(found) == wrong and all(f.runtimes == ("vllm", "sglang") for f in found)
     said = {False: "indexer: half-split", True: "indexer: interleaved"}[name != "deepseek_v32"]
     assert said in terminal.answer_for_terminal(case(config), found)

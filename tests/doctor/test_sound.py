@@ -14,15 +14,15 @@ MISREAD = {
     "glm": ("mlx-lm",),
     "deepseek_v2": ("mlx-lm",),
     "minicpm3": ("mlx-lm",),
-    "glm_moe_dsa": ("vllm",),
+    "glm_moe_dsa": ("vllm", "sglang"),
     "falcon_h1": ("mlx-lm",),
     "minimax": ("mlx-lm",),
     "minimax_m2": ("mlx-lm",),
 }
 """Families that a runtime misreads in any spelling, or refuses without a key of its own: mlx-lm
 wants a rope_scaling of DeepSeek 2 and MiniCPM 3, and MiniMax's rotary_dim, and takes Falcon-H1's
-head_dim for 64 where none is given; vLLM wants GLM-5's indexer_rope_interleave; llama.cpp gives
-windows to an EXAONE 4 of 64 layers only."""
+head_dim for 64 where none is given; vLLM and SGLang want GLM-5's indexer_rope_interleave; llama.cpp
+gives windows to an EXAONE 4 of 64 layers only."""
 
 
 @pytest.fixture(scope="module")

@@ -51,6 +51,7 @@ def emulator(
             model = model_of(config)
             cell = CELLS[runtime]
             facts = _facts_of(model, cell)
+            model = replace(model, facts={**model.facts, cell: facts})
             if version is not None:
                 if not is_recorded(runtime, version):
                     return unrecorded_version(runtime, version)
@@ -86,10 +87,13 @@ def emulator(
 
 def _facts_of(model: Model, cell: str) -> Mapping[str, Any] | None:
     """Return the facts of a runtime; None if it has no such model, or none of the whole of several
-    modalities that it belongs to; empty if nobody has read it."""
+    modalities that it belongs to; empty if nobody has read it.
+
+    The line of the whole may have facts of its own, where the runtime has other code for its
+    language model than for the same language model by itself.
+    """
     whole = facts_of_family(str(model.outer_config.get("model_type"))) or {}
-    has_whole = whole.get(cell, 0) is not None
-    return model.facts.get(cell, {}) if has_whole else None
+    return whole[cell] if cell in whole else model.facts.get(cell, {})
 
 
 def _compute_or_refusal(

@@ -77,6 +77,8 @@ def _headline(case: Case) -> str:
             f"{name}{kind.rotary_dim} channels, slowest pair {slowest:.4g} radians per position, "
             f"multiplier {kind.multiplier:.6g}"
         )
+    if not record.kinds:
+        kinds.append("no layer rotates")
     if case.metadata is None and case.model.indexer_is_interleaved is not None:
         words = {True: "interleaved", False: "half-split"}
         kinds.append(
@@ -152,7 +154,7 @@ def _table_row(case: Case, name: str) -> tuple[str, ...]:
         return (name, source, "refuses", "", "", "", _longest_sequence_in_words(computed))
     rotates_otherwise = {"pairs", "frequencies", "layers"} & differing
     frequencies = "other" if rotates_otherwise else "as meant"
-    layers = list(computed.layers.values())
+    layers = [] if _rotates_nothing(case, computed) else list(computed.layers.values())
     multipliers = ", ".join(dict.fromkeys(f"{layer.multiplier:.6g}" for layer in layers))
     scale = "" if computed.softmax_scale is None else f"{computed.softmax_scale:.6g}"
     return (
@@ -164,6 +166,11 @@ def _table_row(case: Case, name: str) -> tuple[str, ...]:
         computed.switch,
         _longest_sequence_in_words(computed),
     )
+
+
+def _rotates_nothing(case: Case, computed: ComputedPositions) -> bool:
+    """Return True if no layer of a config's model rotates in a runtime, whatever its rope dict."""
+    return case.metadata is None and len(computed.without_rotation) >= case.model.num_layers
 
 
 def _longest_sequence_in_words(computed: ComputedPositions) -> str:

@@ -10,9 +10,10 @@ from posenc.dialects.files.json_object import read_json
 from posenc.dialects.files.source import Source, load
 from posenc.dialects.files.spelling import DICTS, ROTARY_SHARES
 from posenc.dialects.meaning import Meaning, meaning_of, path_in_errors
-from posenc.dialects.model import language_model_key
+from posenc.dialects.model import Model, language_model_key
 from posenc.dialects.record import record_of
 from posenc.dialects.runtimes import NEWEST, emulate
+from posenc.dialects.runtimes.flags import refused_flags
 from posenc.dialects.runtimes.llama_cpp import sliding_base
 from posenc.dialects.understood import require_understood_keys
 from posenc.dialects.writers import gguf_edit
@@ -63,7 +64,13 @@ def fix(
     if source.spelling != "transformers":
         raise ValueError(_advice_to_convert_first(source, meaning, named))
     why_not_folded = _why_not_folded(source, meaning)
-    recipe = best_recipe(source.raw, meaning, named, fold=not why_not_folded, versions=versions)
+    recipe = best_recipe(
+        _with_flags_as_booleans(source.raw, meaning.model),
+        meaning,
+        named,
+        fold=not why_not_folded,
+        versions=versions,
+    )
     unread = _unread_numbers_of_rope_dicts(source.config, meaning, length)
     written = _write_and_prove(source, out, recipe, meaning, named, length, versions)
     lines = [f"{out}: {recipe.name}"]
@@ -82,6 +89,17 @@ def fix(
     if why_not_folded and recipe.cannot:
         lines.append(f"a temperature cannot be folded into q: {why_not_folded}")
     return "\n".join(lines), int(bool(recipe.cannot))
+
+
+def _with_flags_as_booleans(raw: Mapping[str, Any], model: Model) -> dict[str, Any]:
+    """Return a copy of a config in which the numbers that its class refuses in the place of true
+    and false are what older readers make of them."""
+    result = copy.deepcopy(dict(raw))
+    inner = language_model_key(raw)
+    place = result[inner] if inner else result
+    for key, value in [*refused_flags(place, model.model_type)]:
+        place[key] = bool(value)
+    return result
 
 
 def _why_not_folded(source: Source, meaning: Meaning) -> str:

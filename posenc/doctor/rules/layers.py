@@ -13,6 +13,9 @@ SECTIONED = re.compile(r"_vl|4v|omni|glm_(image|ocr)|qwen3_5|qwen4|neomme|compas
 
 OLDER_READERS = ("transformers-4", "mlx-lm")
 """Runtimes that read the keys of files from before rope_parameters."""
+INDEXER_READERS = ("vllm", "sglang")
+"""Runtimes that read indexer_rope_interleave: vLLM 0.33.0 deepseek_v2.py:1177, SGLang 0.5.23
+deepseek_v2.py:2118."""
 WHOLE_OR_MISSING = (None, 1, 1.0)
 """Values of partial_rotary_factor that rotate whole heads."""
 
@@ -192,6 +195,22 @@ def report_layers_without_rotation(case: Case) -> Iterator[Hit]:
         )
 
 
+@rule("PD061", "W")
+def report_scaling_without_rotation(case: Case) -> Iterator[Hit]:
+    """Report a scaling in a model of which no layer rotates."""
+    if case.metadata is not None or case.meaning is None or case.meaning.computed.layers:
+        return
+    for name, p in case.flat_rope_dicts():
+        kind = rope_type_of(p)
+        if kind != "default":
+            yield Hit(
+                f"{name} is {kind}, and no layer of this {case.model.model_type} rotates: it "
+                "has no effect",
+                (),
+                ALL,
+            )
+
+
 @rule("PD030", "E")
 def report_wrong_mrope_sections(case: Case) -> Iterator[Hit]:
     """Report mrope_section with another type, or of another length."""
@@ -241,10 +260,11 @@ def report_indexer_layout(case: Case) -> Iterator[Hit]:
         words = {True: "interleaved", False: "half-split"}
         said = "is missing" if given is None else f"is {given!r}"
         yield Hit(
-            f"indexer_rope_interleave {said}: vLLM takes the indexer for {words[bool(given)]}, "
+            f"indexer_rope_interleave {said}: vLLM and SGLang take the indexer for "
+            f"{words[bool(given)]}, "
             f"{case.model.model_type}'s is {words[is_interleaved]} "
             f"({case.model.facts['indexer']['read']})",
-            case.named_and_known(("vllm",)),
-            ("vllm",),
+            case.named_and_known(INDEXER_READERS),
+            INDEXER_READERS,
             cure=f'Write "indexer_rope_interleave": {str(is_interleaved).lower()}.',
         )

@@ -113,10 +113,10 @@ def _base_changes_nothing(number: float, case: Case) -> bool:
 
 def _is_another_share(name: str, number: float, case: Case) -> bool:
     """Return True if a key names the rotated share of a head, and its value is not the share that
-    the family rotates."""
-    is_share = (
-        name in (*ROTARY_SHARES, "partial_rotary_factor") and case.model.supports_partial_rotation
-    )
+    the family rotates. In families that rotate whole heads, PD028 reports partial_rotary_factor."""
+    if not case.model.supports_partial_rotation:
+        return name in ROTARY_SHARES and number != 1
+    is_share = name in (*ROTARY_SHARES, "partial_rotary_factor")
     return is_share and number != case.model.rotated_share
 
 
@@ -130,6 +130,12 @@ def _hit_of_unread_name(case: Case, what: str, name: str, number: float) -> Hit:
 
     what: the number and its place, for the message. name: its key.
     """
+    if not _is_name_of_base(name) and not case.model.supports_partial_rotation:
+        return contradiction_hit(
+            f"{what} is not read for {case.model.model_type}, which rotates whole heads",
+            f"Drop {name} if the model rotates whole heads. If it rotates a share, its weights "
+            "belong to another family, whose model_type reads one.",
+        )
     read_names = _names_of_base_and_share(case)
     right_names = read_names.bases if _is_name_of_base(name) else read_names.shares
     reads = join_names(sorted(right_names))

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
+from posenc.dialects.runtimes.flags import refused_flags
 from posenc.dialects.runtimes.loaded_dicts import NEEDED
 from posenc.dialects.understood import COMMON, READ
 from posenc.doctor.case import ALL, Case, rope_type_of
@@ -10,6 +11,8 @@ from posenc.doctor.rule import Hit, join_names, rule
 
 TYPES = ("default", "linear", "dynamic", "yarn", "longrope", "llama3", "proportional")
 OLD = ("su", "mrope", "deepseek_yarn", "telechat3-yarn", "deepseek_llama_scaling")
+STRICT = ("transformers-5",)
+"""Runtimes that check the type of every field of a config."""
 OWN_RULE = {"attn_factor"}
 """Keys that have a rule of their own."""
 
@@ -136,3 +139,17 @@ def report_unread_keys_of_type(case: Case) -> Iterator[Hit]:
         if unread:
             values = ", ".join(f"{k} {p[k]!r}" for k in unread[:4])
             yield Hit(f"{name} of type {kind} has keys that it does not know: {values}", (), ALL)
+
+
+@rule("PD062", "E")
+def report_flags_of_another_type(case: Case) -> Iterator[Hit]:
+    """Report a key that is true or false for the family's class, and has another value."""
+    if case.metadata is not None:
+        return
+    for key, value in refused_flags(case.config, case.model.model_type):
+        yield Hit(
+            f"{key} is {value!r:.60}, and {case.model.model_type} takes true or false only",
+            case.named_runtimes_that_differ(STRICT, "error"),
+            STRICT,
+            cure=f'Write "{key}": {str(bool(value)).lower()}.',
+        )

@@ -1,0 +1,158 @@
+"""Mistakes that were not seen, and false accusations: each config as a user met it."""
+
+import copy
+
+import pytest
+
+from posenc.dialects.files.spelling import ROTARY_SHARES
+from posenc.dialects.meaning import meaning_of
+from posenc.dialects.runtimes import emulate
+from posenc.dialects.runtimes.flags import FLAGS
+from posenc.doctor.options import Options
+from posenc.doctor.running import run
+from posenc.report.files.record import strict_json
+from tests.doctor.judging import codes, judge
+from tests.doctor.threads import BASE
+
+SIMPLE = {**BASE, "rope_theta": 10000.0}
+NOMIC = {
+    "architectures": ["NomicBertModel"],
+    "model_type": "nomic_bert",
+    "n_embd": 768,
+    "n_head": 12,
+    "n_layer": 12,
+    "n_positions": 8192,
+    "max_trained_positions": 2048,
+    "rotary_emb_base": 1000,
+    "rotary_emb_fraction": 1.0,
+    "vocab_size": 30528,
+}
+GRANITE4 = {
+    "architectures": ["GraniteMoeHybridForCausalLM"],
+    "model_type": "granitemoehybrid",
+    "hidden_size": 64,
+    "num_attention_heads": 4,
+    "num_hidden_layers": 2,
+    "max_position_embeddings": 131072,
+    "position_embedding_type": "nope",
+    "rope_theta": 10000.0,
+}
+LLAMA4 = {
+    "model_type": "llama4_text",
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "intermediate_size_mlp": 128,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "num_hidden_layers": 4,
+    "max_position_embeddings": 10485760,
+    "rope_theta": 500000.0,
+    "attn_temperature_tuning": 4,
+    "no_rope_layers": [],
+    "rms_norm_eps": 1e-5,
+    "use_qk_norm": True,
+    "num_local_experts": 4,
+    "interleave_moe_layer_step": 1,
+    "num_experts_per_tok": 1,
+    "tie_word_embeddings": False,
+    "vocab_size": 128,
+    "attention_bias": False,
+    "attention_chunk_size": 8192,
+    "rope_scaling": {
+        "factor": 16.0,
+        "high_freq_factor": 1.0,
+        "low_freq_factor": 1.0,
+        "original_max_position_embeddings": 8192,
+        "rope_type": "llama3",
+    },
+}
+"""Llama 4 Scout as published, but for the sizes."""
+SCOUT = {
+    "model_type": "llama4",
+    "architectures": ["Llama4ForConditionalGeneration"],
+    "text_config": LLAMA4,
+}
+
+
+@pytest.mark.parametrize("key", ROTARY_SHARES)
+def test_a_share_under_another_familys_name_is_seen_where_whole_heads_rotate(key):
+    (hit,) = [f for f in judge({**SIMPLE, key: 0.5}) if f.code == "PD043"]
+    assert hit.severity == "E" and f"{key} 0.5 is not read for llama" in hit.message
+    assert "whole heads" in hit.message and f"Drop {key}" in hit.cure
+    assert "PD043" not in codes({**SIMPLE, key: 1.0})
+
+
+def test_nomics_share_and_the_length_of_its_training():
+    assert meaning_of(NOMIC).trained_length == 2048
+    assert "PD055" not in codes(NOMIC) and "PD043" not in codes(NOMIC)
+    assert "PD043" in codes({**NOMIC, "rotary_emb_fraction": 0.5})
+
+
+def test_a_word_with_position_in_it_is_not_about_positions():
+    assert "PD055" not in codes({**SIMPLE, "is_composition": True})
+    assert "PD055" in codes({**SIMPLE, "position_shift": 3})
+
+
+def test_a_scaling_of_a_model_that_rotates_nothing_is_said_to_have_no_effect(tmp_path):
+    yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}
+    assert "PD061" not in codes(GRANITE4)
+    assert "PD061" in codes({**GRANITE4, "rope_scaling": yarn})
+    path = tmp_path / "config.json"
+    path.write_text(strict_json({**GRANITE4, "rope_scaling": yarn}))
+    said, _ = run(Options((path,), ask=["none"]))
+    assert "no layer rotates" in said and "1.138" not in said
+
+
+def test_the_indexers_layout_is_read_by_both_servers():
+    glm5 = {
+        "model_type": "glm_moe_dsa",
+        "architectures": ["GlmMoeDsaForCausalLM"],
+        "max_position_embeddings": 202752,
+        "rope_theta": 1000000.0,
+    }
+    for given in ({}, {"indexer_rope_interleave": False}):
+        (hit,) = [f for f in judge({**glm5, **given}) if f.code == "PD051"]
+        assert hit.runtimes == ("vllm", "sglang") and "vLLM and SGLang take" in hit.message
+    assert "PD051" not in codes({**glm5, "indexer_rope_interleave": True})
+
+
+FLAG_OF_FAMILY = [(flag, name) for flag in FLAGS for name in flag.families]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("flag", "name"), FLAG_OF_FAMILY, ids=lambda v: getattr(v, "key", v))
+def test_every_flag_is_refused_by_its_class_as_anything_but_true_or_false(flag, name):
+    transformers = pytest.importorskip("transformers")
+    cls = transformers.CONFIG_MAPPING[name]
+    for value in (4, 0, "true", *([] if name in flag.may_be_null else [None])):
+        with pytest.raises(Exception, match=f"{flag.key}.*\n.*expected bool"):
+            cls(**{flag.key: value})
+    cls(**{flag.key: True})
+    if name in flag.may_be_null:
+        cls(**{flag.key: None})
+
+
+def test_llama_4_as_published_is_refused_by_transformers_5_and_mended(tmp_path):
+    answers = emulate(SCOUT)
+    assert "expected bool, got int (value: 4)" in answers["transformers-5"].error
+    (hit,) = [f for f in judge(SCOUT) if f.code == "PD062"]
+    assert hit.severity == "E" and hit.cure == 'Write "attn_temperature_tuning": true.'
+    right = copy.deepcopy(SCOUT)
+    right["text_config"]["attn_temperature_tuning"] = True
+    assert emulate(right)["transformers-5"].error is None and "PD062" not in codes(right)
+    path = tmp_path / "config.json"
+    path.write_text(strict_json(SCOUT))
+    said, code = run(Options((path,), fix=True, out=tmp_path / "new"))
+    assert code == 0 and "text_config.attn_temperature_tuning: 4 -> true" in said
+    assert "not proved" not in said and "transformers-5" in said
+
+
+def test_llama_4_inside_of_its_whole_is_read_by_mlx_lms_llama4_file():
+    """mlx-lm's llama4.py scales; its llama4_text.py, for a file without vision, does not."""
+    whole = emulate(SCOUT, names=["mlx-lm"])["mlx-lm"]
+    alone = emulate(LLAMA4, names=["mlx-lm"])["mlx-lm"]
+    meant = meaning_of({**LLAMA4, "attn_temperature_tuning": True}).computed.layers["all"]
+    assert whole.layers["all"].inv_freq == pytest.approx(meant.inv_freq)
+    assert alone.layers["all"].inv_freq != pytest.approx(meant.inv_freq)
+    assert whole.without_rotation == (3,)
