@@ -9,8 +9,8 @@ from typing import Annotated, Any
 import typer
 
 from posenc.extend.options import Options
-from posenc.extend.tune.config import TuneConfig
 from posenc.frequencies.registry import SCALINGS
+from posenc.hf.tune.config import TuneConfig
 from posenc.report.machine.options import (
     Figures,
     changed_options,

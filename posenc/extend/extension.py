@@ -22,9 +22,6 @@ from posenc.extend.options import DEFAULTS, Options, Progress
 from posenc.extend.recommendation import best_method, recommend
 from posenc.extend.refusals import check_after_loading, check_before_loading
 from posenc.extend.restart import default_state_folder, folder_locked
-from posenc.extend.tune.config import TuneConfig
-from posenc.extend.tune.lora import save_adapter
-from posenc.extend.tune.tuning import tune
 from posenc.extend.variants.candidates import (
     SEARCH_WINDOWS,
     VariantBuilders,
@@ -36,6 +33,9 @@ from posenc.extend.variants.variant import DROPE, Variant, unchanged_variant
 from posenc.hf.checkpoint.loading import Checkpoint, load_checkpoint
 from posenc.hf.checkpoint.text import Windows, mask_token_id, text_encoder
 from posenc.hf.rope.apply import settings_applied
+from posenc.hf.tune.config import TuneConfig
+from posenc.hf.tune.lora import save_adapter
+from posenc.hf.tune.tuning import tune
 from posenc.report.files.opened import remove_folder
 from posenc.report.page.failure import RunFailed, one_line
 from posenc.tasks.scoring import LEARNED

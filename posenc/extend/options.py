@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-from posenc.extend.tune.config import TuneConfig
+from posenc.hf.tune.config import TuneConfig
 from posenc.report.machine.options import option
 
 Progress = Callable[[str, float], None]

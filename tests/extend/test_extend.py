@@ -23,13 +23,13 @@ from posenc.extend.measure.losses import Reader
 from posenc.extend.measure.tasks import PasskeyGrid
 from posenc.extend.options import Options
 from posenc.extend.search.evolution import Search
-from posenc.extend.tune.config import TuneConfig
-from posenc.extend.tune.tuning import next_token_loss
 from posenc.extend.variants.position_maps import position_maps
 from posenc.hf import tables
 from posenc.hf.checkpoint.loading import load_checkpoint
 from posenc.hf.checkpoint.text import Windows
 from posenc.hf.rope.apply import rotary_frequencies, settings_applied
+from posenc.hf.tune.config import TuneConfig
+from posenc.hf.tune.tuning import next_token_loss
 from posenc.report.page.failure import RunFailed
 from posenc.report.page.page import page_of
 from posenc.report.page.report import as_json

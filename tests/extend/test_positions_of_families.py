@@ -11,8 +11,6 @@ import transformers
 
 from posenc import extend as hf
 from posenc.extend.options import Options
-from posenc.extend.tune import tuning
-from posenc.extend.tune.config import TuneConfig
 from posenc.extend.variants.methods import METHODS, stretch
 from posenc.frequencies.scalings import LongRoPE, Proportional
 from posenc.hf.checkpoint.loading import load_checkpoint
@@ -23,6 +21,8 @@ from posenc.hf.rope.apply import (
     settings_applied,
 )
 from posenc.hf.rope.settings import RopeSetting
+from posenc.hf.tune import tuning
+from posenc.hf.tune.config import TuneConfig
 from posenc.inspect.checkpoint.positions import Rotation
 from posenc.inspect.checkpoint.sheet import Request, measure_checkpoint
 from posenc.report.page.failure import RunFailed

@@ -15,13 +15,13 @@ from posenc.extend.measure.losses import Reader
 from posenc.extend.options import Options
 from posenc.extend.restart import default_state_folder, folder_locked
 from posenc.extend.search.evolution import Search
-from posenc.extend.tune import tuning
-from posenc.extend.tune.config import TuneConfig
-from posenc.extend.tune.tuning import STATE_FILE
 from posenc.extend.variants.methods import METHODS, stretch
 from posenc.hf.checkpoint.loading import load_checkpoint
 from posenc.hf.checkpoint.text import Windows
 from posenc.hf.rope.apply import settings_applied
+from posenc.hf.tune import tuning
+from posenc.hf.tune.config import TuneConfig
+from posenc.hf.tune.tuning import STATE_FILE
 from tests.hf_models import LENGTH, OTHERS, save
 from tests.hf_models import WORDS as DOCUMENTS
 
@@ -183,7 +183,7 @@ def test_a_damaged_tuning_starts_again_and_says_so(name, damage, cut, whole, cap
     losses_of_whole, weights_of_whole = whole
     assert losses == losses_of_whole
     assert all(torch.equal(weights[name], weights_of_whole[name]) for name in weights_of_whole)
-    said = [record.getMessage() for record in caplog.records if record.name == "posenc.extend"]
+    said = [record.getMessage() for record in caplog.records if record.name == "posenc.hf"]
     if not (damage == "gone" and name == STATE_FILE):  # then there is nothing to miss
         (line,) = said
         assert str(cut.state / STATE_FILE) in line

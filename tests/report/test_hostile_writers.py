@@ -27,8 +27,8 @@ from posenc.compare.trial.config import TrialConfig, write_trial
 from posenc.compare.trial.files import Cursor, is_done, save_result
 from posenc.dialects.weights.tensors import rewrite_tensors
 from posenc.dialects.writers.copies import copy_files, write_config
-from posenc.extend.restart import write_sealed
-from posenc.extend.tune.tuning import save_tuning
+from posenc.hf.tune.state import write_sealed
+from posenc.hf.tune.tuning import save_tuning
 from posenc.report.files.atomic import atomically, prepare_file, write_atomically
 from posenc.report.files.lock import LOCK, locked
 from posenc.report.files.new_folder import new_folder

@@ -10,13 +10,12 @@ from torch.nn import functional as F
 
 from posenc.hf.capabilities import arguments_for_next_step
 from posenc.hf.checkpoint.loading import text_config_of
+from posenc.hf.tune.tuning import MASKED_SHARE
 
 LOGITS_BUDGET = 1 << 24
 """Logits in memory at once; a longer window is read in pieces through the model's cache."""
 WIDENED_ROWS = 512
 """Tokens whose logits are widened to float32 at once."""
-MASKED_SHARE = 0.15
-"""Fraction of the tokens that a masked model has to predict, as in BERT."""
 ROWS_BUDGET = 4096
 """Tokens read in one batch, or one window where it is longer."""
 

@@ -12,13 +12,13 @@ import numpy as np
 
 from posenc.extend.measure.evaluation import position_edges
 from posenc.extend.measure.losses import NotFinite, Reader
-from posenc.extend.restart import read_sealed, run_identity, write_sealed
 from posenc.extend.search.genome import Genome, apply_genome, monotone_factors
 from posenc.extend.variants.methods import METHODS, stretch
 from posenc.frequencies.scaling import rope_frequencies
 from posenc.hf.checkpoint.text import Windows
 from posenc.hf.rope.apply import settings_applied
 from posenc.hf.rope.settings import EXTENDED_LAYERS, RopeSetting
+from posenc.hf.tune.state import read_sealed, run_identity, write_sealed
 
 SHORT_WEIGHT = 1.75
 """Weight of a nat lost within the training length, in nats beyond it."""

@@ -15,10 +15,10 @@ from posenc.extend.export.serving.described import Export
 from posenc.extend.export.serving.page import serving_page
 from posenc.extend.options import Options
 from posenc.extend.search.genome import Genome, apply_genome
-from posenc.extend.tune.config import TuneConfig
 from posenc.extend.variants.methods import METHODS, stretch
 from posenc.hf.checkpoint.loading import load_checkpoint
 from posenc.hf.rope.apply import rotary_frequencies, settings_applied
+from posenc.hf.tune.config import TuneConfig
 from tests.doctor.judging import judge
 from tests.hf_models import (
     LENGTH,

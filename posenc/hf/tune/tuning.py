@@ -12,8 +12,10 @@ from safetensors.torch import load, save
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from posenc.extend.measure.losses import MASKED_SHARE
-from posenc.extend.restart import (
+from posenc.hf.checkpoint.text import Windows
+from posenc.hf.tune.config import TuneConfig
+from posenc.hf.tune.lora import add_lora, merge_lora
+from posenc.hf.tune.state import (
     Identity,
     discard_damaged_state,
     read_sealed,
@@ -21,13 +23,12 @@ from posenc.extend.restart import (
     sha256,
     write_sealed,
 )
-from posenc.extend.tune.config import TuneConfig
-from posenc.extend.tune.lora import add_lora, merge_lora
-from posenc.hf.checkpoint.text import Windows
 from posenc.report.files.atomic import write_atomically
 from posenc.report.files.opened import bytes_of, make_inside, path_in_folder
 from posenc.report.page.failure import RunFailed
 
+MASKED_SHARE = 0.15
+"""Fraction of tokens that are masked, in tuning and in measuring, as in BERT."""
 SAVE_EVERY = 50
 """Steps between two saved states; chosen, not derived."""
 STEP_SEED_STRIDE = 1_000_003

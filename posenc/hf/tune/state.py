@@ -1,0 +1,95 @@
+"""Keep finished work of killed runs: it is used only if it is complete and belongs to the run."""
+
+import hashlib
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from posenc.hf.checkpoint.text import Windows
+from posenc.report.files.atomic import write_atomically
+from posenc.report.files.opened import text_of
+from posenc.report.files.record import seal, unseal
+from posenc.report.page.visible import visible
+
+LOG = logging.getLogger("posenc.hf")
+"""Reports on stderr what starts again and why; applications may redirect it."""
+Identity = dict[str, str]
+"""Hashes, by name, of everything that a result depends on."""
+
+
+def run_identity(model: nn.Module, windows: Windows, **settings: Any) -> Identity:
+    """Return hashes of everything that a search or a tuning depends on: the present weights and
+    config of the model, the text and the settings."""
+    config: Any = model.config
+    config_keys = {k: v for k, v in config.to_dict().items() if k not in _KEYS_ABOUT_SAVING}
+    weights = hashlib.sha256()
+    for name, tensor in model.state_dict().items():
+        weights.update(repr((name, tensor.dtype, tensor.shape)).encode())
+        weights.update(_tensor_bytes(tensor))
+    text = hashlib.sha256(_tensor_bytes(windows.tokens))
+    text.update(repr(windows.tokens.shape).encode())
+    text.update(_tensor_bytes(windows.documents))
+    return {
+        "weights": weights.hexdigest(),
+        "config": _sha256_of_text(json.dumps(config_keys, sort_keys=True, default=str)),
+        "text": text.hexdigest(),
+        **{name: _sha256_of_text(repr(value)) for name, value in settings.items()},
+    }
+
+
+_KEYS_ABOUT_SAVING = ("_name_or_path", "transformers_version")
+"""Config keys that depend on the place and software of saving."""
+
+
+def write_sealed(path: Path, identity: Identity, content: dict[str, Any]) -> None:
+    """Write content as JSON, with the identity of its run and a hash that shows damage."""
+    write_atomically(path, seal({"of": identity, "content": content}))
+
+
+def read_sealed(path: Path, identity: Identity) -> dict[str, Any] | None:
+    """Return the content that `write_sealed` wrote. Returns None if there is no file, or, with a
+    warning, if it is damaged.
+
+    Raises: ValueError if it was written for another identity.
+    """
+    if not path.exists():
+        return None
+    try:
+        sealed = unseal(text_of(path))
+        differing = [
+            k for k in sorted({*identity, *sealed["of"]}) if sealed["of"].get(k) != identity.get(k)
+        ]
+    except (ValueError, KeyError, AttributeError, TypeError) as error:
+        discard_damaged_state(path, error)
+        return None
+    if differing:
+        raise ValueError(
+            f"{path} was made with other {', '.join(differing)}. Delete it, or give another "
+            "--state."
+        )
+    return sealed["content"]
+
+
+def discard_damaged_state(path: Path, error: BaseException) -> None:
+    """Warn that a saved file cannot be used because of `error`, and delete it."""
+    LOG.warning("%s", visible(f"{path} is damaged ({error}): its work is done again."))
+    path.unlink(missing_ok=True)
+
+
+def sha256(content: bytes) -> str:
+    """Return the SHA-256 hash in hexadecimal digits."""
+    return hashlib.sha256(content).hexdigest()
+
+
+def _sha256_of_text(text: str) -> str:
+    """Return the SHA-256 hash of the text in UTF-8."""
+    return sha256(text.encode("utf-8"))
+
+
+def _tensor_bytes(tensor: Tensor) -> Any:
+    """Return the tensor's bytes as a buffer, without a copy."""
+    return tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data
