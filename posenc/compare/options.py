@@ -11,8 +11,8 @@ from posenc.lazy import require_package
 from posenc.list import complete_name
 from posenc.report.machine.options import Figures, Json, option
 
-DEFAULT_ENCODINGS = ("nope", "sinusoidal", "learned", "rope", "alibi", "t5")
-"""The encodings of a comparison that names none."""
+DEFAULT_ENCODINGS = ("nope", "learned", "rope", "rnope_swa", "alibi", "t5")
+"""The encodings of a comparison that names none; hybrids by layer only where the layers allow."""
 DEFAULT_BIDIRECTIONAL = ("sinusoidal", "learned", "rope", "alibi", "t5", "deberta")
 """The same for objectives without a causal mask, where NoPE is blind to order."""
 
@@ -103,6 +103,34 @@ class Options:
             panel="Data",
         ),
     ] = None
+    test_window: Annotated[
+        int | None,
+        option(
+            "Also read the trained weights with attention limited to the last N bytes, a row of "
+            "its own for each encoding; without training. 0: no such rows.",
+            shown="the training length for text",
+            min=0,
+            panel="Data",
+        ),
+    ] = None
+    tune_steps: Annotated[
+        int | None,
+        option(
+            "Steps of tuning at the longest length for encodings that are RoPE, a row of its own "
+            "for each, by the code of posenc extend. 0: no such rows.",
+            shown="5 % of --steps, at least 100, for text",
+            min=0,
+            panel="Training",
+        ),
+    ] = None
+    num_windows: Annotated[
+        int,
+        option(
+            "Windows of each test length, spread over the test text, where it has as many.",
+            min=2,
+            panel="Data",
+        ),
+    ] = 128
     budget: Annotated[
         str, option(f"{_describe_budgets(BUDGETS)}. For budgets of --suite see --suite.")
     ] = "standard"
@@ -171,6 +199,13 @@ class Options:
         ),
     ] = False
     lr: Annotated[float, option("Peak learning rate, per step of AdamW.", panel="Training")] = 2e-3
+    encoding_lr: Annotated[
+        float,
+        option(
+            "Learning rate of the encodings' own tables and scalars, in multiples of --lr.",
+            panel="Training",
+        ),
+    ] = 20.0
     check_lr: Annotated[
         bool,
         option(

@@ -27,6 +27,9 @@ MAX_RESULT_BYTES = 1 << 23
 MAX_WEIGHTS_BYTES = 1 << 30
 """Maximum size of weights that are read and only tested again; a larger model is trained again."""
 
+_TEST_FIELDS = ("test_lengths", "num_windows", "test_window", "tune_steps")
+"""Fields of a trial that say how its trained weights are tested, not how they are trained."""
+
 
 def candidate_runs(places: Sequence[Path]) -> list[Path]:
     """Return the folders that may be runs: the places, each of which is a run or has runs in it,
@@ -41,7 +44,7 @@ def reuse_trials(
     folder: Path, trials: Sequence[TrialConfig], runs: Sequence[Path]
 ) -> tuple[int, list[TrialConfig]]:
     """Copy results of `trials` that one of the `runs` has finished into `folder`, with the name of
-    that run; of a trial that differs only in its test lengths, copy the weights.
+    that run; of a trial that differs only in its tests, copy the weights.
 
     A trial is found by the name of its folder, a hash of everything that determines its numbers
     except the CPU or GPU.
@@ -82,7 +85,7 @@ def _reusable_result(trial: TrialConfig, runs: Sequence[Path]) -> TrialResult | 
 
 
 def _copy_weights(folder: Path, trial: TrialConfig, runs: Sequence[Path]) -> bool:
-    """Copy the weights of a finished trial with other test lengths, as the checkpoint after the
+    """Copy the weights of a finished trial with other tests, as the checkpoint after the
     last step. Return True if a run has one."""
     for run in runs:
         for home in sorted(run.glob(f"{trial.name}-*")):
@@ -103,11 +106,12 @@ class _FinishedTraining(NamedTuple):
 
 
 def _read_training(home: Path, trial: TrialConfig) -> _FinishedTraining | None:
-    """Return the training in the folder `home` if its trial equals `trial` but for the test
-    lengths; None if it is another trial, incomplete or damaged."""
+    """Return the training in the folder `home` if its trial equals `trial` but for its tests;
+    None if it is another trial, incomplete or damaged."""
     try:
         config = TrialResult.from_json(text_of(home / "result.json", MAX_RESULT_BYTES)).config
-        trains_the_same = replace(config, test_lengths=trial.test_lengths) == trial
+        tests = {name: getattr(trial, name) for name in _TEST_FIELDS}
+        trains_the_same = replace(config, **tests) == trial
         if home.name != config.folder or not trains_the_same:
             return None
         result = _finished_result(home.parent, config)

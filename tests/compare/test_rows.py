@@ -10,7 +10,7 @@ from posenc.compare.scores import FarScore, LengthScore, Reading
 from posenc.compare.trial.config import TrialConfig
 
 CONFIG = TrialConfig(
-    "rope", 3, "0" * 16, 8, (8, 16), 40, 2, 8, 1, 1, 1, 1e-3, "cpu", "float32", "2"
+    "rope", 3, "0" * 16, 8, (8, 16), 40, 2, 8, 1, 1, 1, 1e-3, "cpu", "float32", "2", recipe=6
 )
 SCORES = (LengthScore(8, 2.0), LengthScore(16, 3.0))
 RESULT = TrialResult(
@@ -75,4 +75,4 @@ def test_a_trial_of_before_keeps_its_hash():
     # Computed by posenc before rates of encodings and readings were kept.
     assert CONFIG.hash == "ec9b849e6144"
     assert CONFIG.hash != replace(CONFIG, encoding_lr=5.0).hash
-    assert CONFIG.hash != replace(CONFIG, test_windows=128).hash
+    assert CONFIG.hash != replace(CONFIG, num_windows=128).hash

@@ -122,7 +122,7 @@ def context_gains(study: Study, encoding: str) -> tuple[int, list[float]] | None
     for result in study.finished:
         if result.config.encoding != encoding:
             continue
-        scores = {s.length: s.bits_per_byte for s in result.by_context if s.bits_per_byte}
+        scores = losses_by_context(result)
         far = max(scores, default=0)
         if train_length not in scores or far <= train_length:
             return None
@@ -130,6 +130,19 @@ def context_gains(study: Study, encoding: str) -> tuple[int, list[float]] | None
     if len({far for far, _ in contexts_and_gains}) != 1:  # none, or seeds of different tests
         return None
     return contexts_and_gains[0][0], [gain for _, gain in contexts_and_gains]
+
+
+def losses_by_context(result: TrialResult) -> dict[int, float]:
+    """Return the losses of a trial's far targets, the same bytes for every length, by length of the
+    window that ends in them: at the training length with near context only, beyond with all of the
+    window; of an old result, its losses by context. A length that cannot run is left out."""
+    if not result.far:
+        return {s.length: s.bits_per_byte for s in result.by_context if s.bits_per_byte}
+    losses = {s.length: s.far for s in result.far if s.far is not None}
+    near = [s.far_near for s in result.far if s.far_near is not None]
+    if near:
+        losses[result.config.train_length] = near[-1]
+    return dict(sorted(losses.items()))
 
 
 def describe_gains(context_and_gains: tuple[int, list[float]] | None) -> str:

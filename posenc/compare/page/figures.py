@@ -14,7 +14,7 @@ from posenc.compare.judge.standing import (
     scores_of_task,
     standing_by_column,
 )
-from posenc.compare.judge.summary import group_by_task, has_learned
+from posenc.compare.judge.summary import group_by_task, has_learned, losses_by_context
 from posenc.compare.results import PositionScore, Study, TaskSummary, TrialResult
 from posenc.report.page.chart import HIGH, LOW, Chart, Data, axes_of, long_table, split_by_series
 from posenc.report.page.drawing import (
@@ -40,8 +40,7 @@ def curve_plots(study: Study) -> Iterator[Plot]:
     styles = ranked_styles(best_first(study))
     yield Plot(
         chart_by_length(study, styles),
-        "Loss by test length. Every length reads the same held-out bytes, cut into windows that do "
-        "not overlap.",
+        "Loss by test length, over windows of that length that do not overlap.",
         name="by-length",
     )
     yield Plot(
@@ -102,11 +101,7 @@ def chart_by_context(study: Study, styles: Styles) -> Chart:
     """Draw mean bits per byte of the same target bytes, by length of context."""
 
     def points(trial: TrialResult) -> list[tuple[float, float]]:
-        return [
-            (score.length, score.bits_per_byte)
-            for score in trial.by_context
-            if score.bits_per_byte is not None
-        ]
+        return [*losses_by_context(trial).items()]
 
     curves = {name: _mean_curve(trials, points) for name, trials in _trials_by_encoding(study)}
     shown = sorted({round(length) for lengths, _ in curves.values() for length in lengths})

@@ -3,10 +3,11 @@
 import csv
 import dataclasses
 import io
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from posenc.compare.results import Study, TrialResult
+from posenc.compare.scores import FarScore
 
 COLUMNS = ("measure", "at", "bits_per_byte", "note", "tokens_per_second")
 """The first columns of results.csv."""
@@ -50,6 +51,14 @@ def _measurements(result: TrialResult) -> Iterator[_Measurement]:
         yield _Measurement("by_length", score.length, score.bits_per_byte, score.cannot or "")
     for score in result.by_context:
         yield _Measurement("by_context", score.length, score.bits_per_byte, score.cannot or "")
+    yield from _measurements_of_far_targets(result.far, "")
+    for reading in result.readings:
+        if reading.cannot is not None:
+            yield _Measurement(reading.name, "", None, reading.cannot)
+        for score in reading.by_length:
+            measure = f"{reading.name} by_length"
+            yield _Measurement(measure, score.length, score.bits_per_byte, score.cannot or "")
+        yield from _measurements_of_far_targets(reading.far, f"{reading.name} ")
     for bucket in result.by_position:
         until = f"to {bucket.stop - 1}"
         yield _Measurement("by_position", bucket.start, bucket.bits_per_byte, until)
@@ -57,6 +66,16 @@ def _measurements(result: TrialResult) -> Iterator[_Measurement]:
     for point in result.training:
         yield _Measurement("train", point.step, point.train, "")
         yield _Measurement("valid", point.step, point.valid, "")
+
+
+def _measurements_of_far_targets(
+    scores: Sequence[FarScore], reading: str
+) -> Iterator[_Measurement]:
+    """Yield the losses of far targets with all context and with near context only; `reading`
+    begins the name of the measure."""
+    for score in scores:
+        yield _Measurement(f"{reading}far", score.length, score.far, score.cannot or "")
+        yield _Measurement(f"{reading}far_near", score.length, score.far_near, score.cannot or "")
 
 
 def _measurements_of_cases(result: TrialResult) -> Iterator[_Measurement]:

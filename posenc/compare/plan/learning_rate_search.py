@@ -32,6 +32,8 @@ def rate_trials(trials: Sequence[TrialConfig]) -> tuple[TrialConfig, ...]:
             lr=trial.lr * factor,
             steps=max(1, trial.steps // RATE_STEPS_DIVISOR),
             test_lengths=(trial.train_length,),
+            test_window=0,
+            tune_steps=0,
         )
         for trial in reversed(first.values())
         for factor in RATE_FACTORS

@@ -24,7 +24,7 @@ from posenc.compare.trial.config import CAUSAL, TrialConfig
 from posenc.compare.trial.material import hash_task_sequences
 from posenc.compare.trial.objectives import OBJECTIVES, Objective
 from posenc.compare.trial.train import PROJECTIONS
-from posenc.encodings import ModelShape, create
+from posenc.encodings import ModelShape, PerLayer, create
 from posenc.report.files.atomic import prepare_page_and_figures
 from posenc.report.machine import machine
 from posenc.report.machine.options import check_choice
@@ -32,6 +32,9 @@ from posenc.tasks.known import TASKS, TEXT, find_task
 from posenc.tasks.task import Task
 from posenc.text import find_text, standard_library_text
 
+MIN_TUNE_STEPS, TUNE_FRACTION = 100, 0.05
+"""Steps of a tuning: at least so many, and this fraction of those of training. Position
+Interpolation takes 1,000 of a pretraining of hundreds of thousands (arXiv:2306.15595)."""
 TEXT_DEFAULTS = {"train_length": 128, "batch": 32}
 ENGINE_OPTIONS = {
     "local": ("workers",),
@@ -95,11 +98,25 @@ def make_plan(options: Options) -> Plan:
     for place in options.reuse or ():
         if not Path(place).is_dir():
             raise ValueError(f"--reuse must be a folder of posenc compare, and {place} is none.")
-    defaults = DEFAULT_ENCODINGS if options.objective == CAUSAL else DEFAULT_BIDIRECTIONAL
-    compared = _read_encodings(options.encodings or defaults)
+    compared = _read_encodings(options.encodings or _default_encodings(options))
     return Plan(
         options, _num_seeds(options, compared), compared, plan_one_trial_per_task(options, compared)
     )
+
+
+def _default_encodings(options: Options) -> tuple[str, ...]:
+    """Return the encodings of a comparison that names none: without those by layer whose pattern is
+    longer than the model, which would be others of them."""
+    if options.objective != CAUSAL:
+        return DEFAULT_BIDIRECTIONAL
+    layers = decoder_sizes(options)["layers"]
+    shape = ModelShape(embed_dim=128, num_heads=4, train_length=16)  # patterns depend on no size
+    names = []
+    for name in DEFAULT_ENCODINGS:
+        encoding = create(name, shape)
+        if not isinstance(encoding, PerLayer) or encoding.period <= layers:
+            names.append(name)
+    return tuple(names)
 
 
 def _num_seeds(options: Options, compared: Sequence[ComparedEncoding]) -> int:
@@ -250,6 +267,10 @@ def _shared_fields(options: Options, encoding: str) -> dict[str, Any]:
     device, precision = _device_and_precision(options)
     if not 0 < options.lr <= sys.float_info.max:
         raise ValueError(f"--lr must be a positive number, got {options.lr}.")
+    if not 0 < options.encoding_lr * options.lr <= sys.float_info.max:
+        raise ValueError(
+            f"--encoding-lr must be a positive number, also times --lr, got {options.encoding_lr}."
+        )
     if options.check_lr:
         check_rates(options.lr)
     sizes = decoder_sizes(options)
@@ -318,13 +339,68 @@ def _plan_trial(name: str, options: Options, shared: dict[str, Any]) -> TrialCon
     train_length = sizes["train_length"]
     if task is None:
         lengths = _parse_test_lengths(options.test_lengths, train_length, [1, 2, 4, 8])
-        return TrialConfig(**shared | sizes | {"task": TEXT, "test_lengths": lengths})
+        window = _test_window(options, train_length, lengths)
+        tune_steps = _tune_steps(options, lengths, sizes["steps"])
+        own = {"task": TEXT, "test_lengths": lengths, "test_window": window}
+        own |= {"tune_steps": tune_steps}
+        return TrialConfig(**shared | sizes | own)
     lengths = tuple(length for length in task.test_lengths if length >= train_length)
     if options.test_lengths is not None or train_length != task.train_length:
         lengths = _parse_test_lengths(options.test_lengths, train_length, [1, 2, 4])
     task.check_lengths(train_length, lengths)
     corpus = hash_task_sequences(task, train_length, lengths)
-    return TrialConfig(**shared | sizes | {"task": name, "test_lengths": lengths, "corpus": corpus})
+    own = {"task": name, "test_lengths": lengths, "corpus": corpus}
+    return TrialConfig(**shared | sizes | own | _NO_READINGS)
+
+
+_NO_READINGS = {"test_window": 0, "tune_steps": 0, "num_windows": 0}
+"""Fields of a trial on a task, which is read as trained only."""
+
+
+def _tune_steps(options: Options, lengths: Sequence[int], steps: int) -> int:
+    """Return the steps of the tuning before the reading "tuned", by default MIN_TUNE_STEPS or
+    TUNE_FRACTION of the steps; 0 for no such reading, as where nothing is longer than in training.
+
+    Raises: ValueError for a tuning that has nothing longer to read, or of another objective.
+    """
+    nothing_is_longer = len(lengths) == 1
+    if options.tune_steps is None:
+        if options.objective != CAUSAL or nothing_is_longer:
+            return 0
+        return max(MIN_TUNE_STEPS, round(TUNE_FRACTION * steps))
+    if options.tune_steps and options.objective != CAUSAL:
+        raise ValueError(
+            f"--tune-steps: extend tunes decoders, and --objective {options.objective} trains "
+            "none. Leave it out, or give 0."
+        )
+    if options.tune_steps and nothing_is_longer:
+        raise ValueError(
+            f"--tune-steps {options.tune_steps} would tune at the training length itself. Give "
+            "longer --test-lengths, or --tune-steps 0."
+        )
+    return options.tune_steps
+
+
+def _test_window(options: Options, train_length: int, lengths: Sequence[int]) -> int:
+    """Return the width of attention in the reading "window", by default the training length; 0 for
+    no such reading, as where attention has no order or nothing is longer than in training.
+
+    Raises: ValueError for a window that hides nothing, or of an objective that has none.
+    """
+    if options.test_window is None:
+        is_shorter = options.objective == CAUSAL and train_length < max(lengths)
+        return train_length if is_shorter else 0
+    if options.test_window and options.objective != CAUSAL:
+        raise ValueError(
+            f"--test-window: --objective {options.objective} reads whole windows from both sides; "
+            "a window of past bytes is for --objective causal. Leave it out."
+        )
+    if options.test_window >= max(lengths):
+        raise ValueError(
+            f"--test-window {options.test_window} hides nothing in tests of up to "
+            f"{max(lengths)} bytes. Give a smaller window, or longer --test-lengths."
+        )
+    return options.test_window
 
 
 def _parse_test_lengths(

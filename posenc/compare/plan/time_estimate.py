@@ -144,6 +144,8 @@ def _seconds_of_trial(trial: "TrialConfig", folder: Path) -> float:
     import numpy as np
 
     from posenc.compare.trial import train, windows
+    from posenc.compare.trial.readings.tuned import can_be_tuned
+    from posenc.hf.tune.config import TuneConfig
 
     model = train.build_model(trial)
     symbols = np.empty(0, np.uint16)
@@ -152,7 +154,14 @@ def _seconds_of_trial(trial: "TrialConfig", folder: Path) -> float:
         symbols = windows.read_split(folder, "train", trial.corpus)
         evaluation = _seconds_of_text_evaluation
     seconds_per_step = _seconds_per_step(model, trial, symbols)
-    return START_SECONDS + trial.steps * seconds_per_step + evaluation(model, trial)
+    seconds_of_test = evaluation(model, trial)
+    seconds = START_SECONDS + trial.steps * seconds_per_step + seconds_of_test
+    if trial.tune_steps and can_be_tuned(model):
+        per_token = seconds_per_step / (trial.batch * trial.train_length)
+        tokens_per_step = TuneConfig().batch * max(trial.test_lengths)
+        with_teacher = 4 / 3  # a forward pass more than forward and backward
+        seconds += trial.tune_steps * tokens_per_step * per_token * with_teacher + seconds_of_test
+    return seconds
 
 
 def _seconds_per_step(model: "nn.Module", trial: "TrialConfig", symbols: "np.ndarray") -> float:
@@ -210,27 +219,43 @@ def _seconds_of_task_evaluation(model: "nn.Module", trial: "TrialConfig") -> flo
 def _seconds_of_text_evaluation(model: "nn.Module", trial: "TrialConfig") -> float:
     """Return the seconds of validations and test; one piece at each length is timed after an
     untimed one."""
-    import torch
-
     from posenc.compare.trial import evaluate, train, windows
     from posenc.compare.trial.objectives import objective_of
 
     model.eval()
     objective = objective_of(trial)
+    near = trial.train_length
+    num_windows = trial.num_windows or windows.NUM_WINDOWS
     total = 0.0
     for length in trial.test_lengths:
         if evaluate.why_length_impossible(model.encoding, objective.longest_stack_input(length)):  # type: ignore[arg-type]
             continue
-        # The time does not depend on the bytes; a row has the byte after its window, too.
-        rows = torch.zeros(max(1, evaluate.TOKENS_AT_ONCE // length), length + 1, dtype=torch.long)
-        held_out = objective.held_out_targets(rows)
-        with torch.no_grad():
-            objective.losses(model, held_out, trial)
-            began = _time_after_device(trial)
-            objective.losses(model, held_out, trial)
-        per_token = (_time_after_device(trial) - began) / (rows.shape[0] * length)
-        total += per_token * windows.HELD_OUT_BYTES
-        if length == trial.train_length:
-            count = min(windows.VALID_WINDOWS, windows.HELD_OUT_BYTES // length)
-            total += train.VALIDATIONS * per_token * count * length
+        per_token = _seconds_per_token_read(model, trial, length)
+        if length == near:
+            validation = windows.VALID_WINDOWS * length
+            # Far targets are read with near context in overlapping windows, once for all lengths.
+            far = num_windows * length * objective.near_pieces if trial.test_lengths[1:] else 0
+            tokens = max(num_windows * length, windows.NEAR_BYTES) + far
+            total += per_token * (tokens + train.VALIDATIONS * validation)
+            continue
+        times_read = 2 if trial.test_window else 1  # again in a window, which takes as long
+        total += per_token * num_windows * length * times_read
     return total
+
+
+def _seconds_per_token_read(model: "nn.Module", trial: "TrialConfig", length: int) -> float:
+    """Return the seconds for each token of windows of a length, measured after an untimed piece."""
+    import torch
+
+    from posenc.compare.trial import evaluate
+    from posenc.compare.trial.objectives import objective_of
+
+    objective = objective_of(trial)
+    # The time does not depend on the bytes; a row has the byte after its window, too.
+    rows = torch.zeros(max(1, evaluate.TOKENS_AT_ONCE // length), length + 1, dtype=torch.long)
+    held_out = objective.held_out_targets(rows)
+    with torch.no_grad():
+        objective.losses(model, held_out, trial)
+        began = _time_after_device(trial)
+        objective.losses(model, held_out, trial)
+    return (_time_after_device(trial) - began) / (rows.shape[0] * length)

@@ -32,25 +32,21 @@ def why_length_impossible(encoding: PositionEncoding, length: int) -> str | None
     return None
 
 
-def score_length(length: int, parts: list[tuple[Tensor, Tensor]], held_out: Tensor) -> LengthScore:
-    """Return the score of a length in bits per byte, over all targets and in each held-out window.
+def score_length(length: int, losses: Tensor, is_target: Tensor) -> LengthScore:
+    """Return the score of a length in bits per byte, over all targets and in each window.
 
-    parts: losses in nats, and 1 where they count or 0, both (pieces * windows, length); a part has
-        one piece of every window, then the next piece of every window.
-    held_out: the windows, (windows, longest).
+    losses: in nats, 0 for a byte that is no target; with `is_target` (windows, length).
     """
-    num_windows = len(held_out)
-    losses = torch.stack([_sum_by_window(nats, num_windows) for nats, _ in parts]).sum(0)
-    counts = torch.stack([_sum_by_window(counted, num_windows) for _, counted in parts]).sum(0)
-    windows = tuple(round(nats_to_bits(nats), 5) for nats in (losses / counts).tolist())
-    total_loss = sum(nats.sum().item() for nats, _ in parts)
-    total_count = sum(counted.sum().item() for _, counted in parts)
-    return LengthScore(length, nats_to_bits(total_loss / total_count), windows=windows)
+    mean = nats_to_bits((losses.sum() / is_target.sum()).item())
+    return LengthScore(length, mean, windows=bits_by_window(losses, is_target))
 
 
-def _sum_by_window(values: Tensor, num_windows: int) -> Tensor:
-    """Return the sum of the values (pieces * windows, length) in each window, (windows,)."""
-    return values.view(-1, num_windows, values.shape[1]).sum((0, 2))
+def bits_by_window(losses: Tensor, is_target: Tensor) -> tuple[float, ...]:
+    """Return the mean loss in bits of each window that has a target. The arguments are those of
+    `score_length`."""
+    has_target = is_target.any(1)
+    means = losses[has_target].sum(1) / is_target[has_target].sum(1)
+    return tuple(round(nats_to_bits(nats), 5) for nats in means.tolist())
 
 
 def nats_to_bits(nats: float) -> float:

@@ -4,14 +4,17 @@ result.json depends only on the config.
 """
 
 import time
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from safetensors.torch import save
+from torch import nn
 
 from posenc.compare.results import Timing, TrialResult
+from posenc.compare.scores import Reading
 from posenc.compare.trial import checkpoint, train
 from posenc.compare.trial.config import TrialConfig
 from posenc.compare.trial.effective_spec import effective_spec
@@ -19,13 +22,17 @@ from posenc.compare.trial.evaluate import score_cases
 from posenc.compare.trial.files import SPLITS, WEIGHTS_FILE, save_result
 from posenc.compare.trial.material import max_train_tokens, task_of
 from posenc.compare.trial.objectives import objective_of
+from posenc.compare.trial.objectives.objective import NearLosses
+from posenc.compare.trial.readings.tuned import TUNING_FOLDER, can_be_tuned, tune_and_read
+from posenc.compare.trial.readings.window import read_in_window
 from posenc.compare.trial.windows import read_split
 from posenc.encodings import create
 from posenc.hf.checkpoint.llama import can_export_llama, export_llama
 from posenc.models import Decoder
 from posenc.report.files.atomic import write_atomically
+from posenc.report.files.opened import remove_folder
 from posenc.report.machine import machine
-from posenc.report.page.failure import disk_is_full
+from posenc.report.page.failure import RunFailed, disk_is_full
 
 
 def run_trial(
@@ -46,11 +53,14 @@ def run_trial(
     event("testing")
     began = time.perf_counter()
     scores: dict[str, Any] = {}
+    tuning_seconds = 0.0
     if task is None:
-        tested = objective_of(config).test(model, symbols["test"], config)
-        scores |= zip(("by_length", "by_position", "by_context"), tested, strict=True)
+        tested = _test_on_text(config, model, symbols, folder)
+        scores |= tested.scores
+        tuning_seconds = tested.tuning_seconds
     else:
         scores["by_case"] = score_cases(model, task, config)
+    test_seconds = time.perf_counter() - began - tuning_seconds
     shape = train.encoding_shape(config)
     encoding = create(config.encoding, shape)  # of one layer, if each has its own
     result = TrialResult(
@@ -63,9 +73,10 @@ def run_trial(
         timing=Timing(
             config.steps * config.batch * max_train_tokens(config) / cursor.train_seconds,
             cursor.train_seconds,
-            time.perf_counter() - began,
+            test_seconds,
             machine.names_of_cpu_and_gpus(config.device),
             cursor.reused_from,
+            tuning_seconds,
         ),
     )
     # Copies, because layers may share a parameter, and safetensors refuses shared memory.
@@ -75,6 +86,36 @@ def run_trial(
         export_llama(model, folder / "huggingface", max_positions=config.train_length)
     save_result(folder, result)
     checkpoint.delete_checkpoint(folder)
+
+
+class _TestedOnText(NamedTuple):
+    """Fields of a TrialResult with the scores on text, and the seconds of the tuning."""
+
+    scores: dict[str, Any]
+    tuning_seconds: float
+
+
+def _test_on_text(
+    config: TrialConfig, model: nn.Module, symbols: Mapping[str, np.ndarray], folder: Path
+) -> _TestedOnText:
+    """Test a trained model as trained and in its other readings. symbols: by split."""
+    near_losses: NearLosses = {}
+    tested = objective_of(config).test(model, symbols["test"], config, near_losses=near_losses)
+    readings: list[Reading] = []
+    seconds = 0.0
+    if config.test_window:
+        assert isinstance(model, Decoder)  # the plan gives no other objective a window
+        readings.append(read_in_window(model, symbols["test"], config, tested, near_losses))
+    if config.tune_steps and can_be_tuned(model):
+        assert isinstance(model, Decoder)
+        try:
+            tuned = tune_and_read(model, symbols["train"], symbols["test"], config, folder)
+            readings.append(tuned.reading)
+            seconds = tuned.seconds
+        except (FloatingPointError, RunFailed) as error:
+            readings.append(Reading("tuned", cannot=" ".join(str(error).split())[:300]))
+        remove_folder(folder / TUNING_FOLDER)
+    return _TestedOnText({**tested._asdict(), "readings": tuple(readings)}, seconds)
 
 
 def _make_deterministic(device: str) -> None:

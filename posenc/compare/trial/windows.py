@@ -13,9 +13,12 @@ VOCABULARY = 257
 """Number of symbols: the bytes, and the symbol after each file."""
 VALID_WINDOWS = 64
 """Windows of the validation text that are read."""
-HELD_OUT_BYTES = 1 << 16
-"""Bytes of the test text that are read. Another stretch of Python source moves a level by about
-0.09 bits per byte (standard error over windows), a difference of two encodings by much less."""
+NUM_WINDOWS = 128
+"""Windows of each test length, by default."""
+NEAR_BYTES = 1 << 16
+"""Bytes of the test text that are read at the training length, at least. Another stretch of Python
+source moves a level by about 0.09 bits per byte (standard error over windows), a difference of two
+encodings by much less."""
 
 
 def read_split(folder: Path, split: str, corpus_hash: str) -> np.ndarray:
@@ -40,13 +43,31 @@ def validation_windows(symbols: np.ndarray, config: TrialConfig) -> Tensor:
     return windows_at(symbols, np.linspace(0, last, count).astype(int), config.train_length)
 
 
-def held_out_windows(symbols: np.ndarray, config: TrialConfig) -> Tensor:
-    """Return windows of the longest test length and the symbol after each, (windows, longest + 1),
-    evenly spread over the test text, without overlap."""
-    longest = max(config.test_lengths)
-    count = max(1, min(HELD_OUT_BYTES // longest, (len(symbols) - 1) // longest))
-    starts = np.linspace(0, len(symbols) - longest - 1, count).astype(int)
-    return windows_at(symbols, starts, longest)
+def window_ends(num_symbols: int, length: int, config: TrialConfig) -> np.ndarray:
+    """Return where the test windows of a length end, in a test text of `num_symbols` symbols: the
+    index after their last symbol, rising.
+
+    Windows end at the multiples of (num_symbols - 1) / num_windows; at the training length at finer
+    multiples, for at least NEAR_BYTES. Where they would overlap, only each second, third, ... of
+    these ends is taken. So the ends depend on this length, not on the other lengths of the test,
+    and windows of two lengths end at the same places as long as the text has room.
+
+    """
+    count = config.num_windows or NUM_WINDOWS
+    if length == config.train_length:
+        count *= max(1, NEAR_BYTES // (count * length))
+    last = num_symbols - 1  # the last symbol only follows a window
+    every = -(-length * count // last)  # rounded up
+    return np.arange(every, count + 1, every) * last // count
+
+
+def held_out_windows(symbols: np.ndarray, length: int, config: TrialConfig) -> Tensor:
+    """Return windows of one test length and the symbol after each, (windows, length + 1), without
+    overlap, see `window_ends`. Raises ValueError for a text that is shorter than one."""
+    ends = window_ends(len(symbols), length, config)
+    if not len(ends):
+        raise ValueError(f"no window of {length:,} symbols fits in {len(symbols):,} of test text")
+    return windows_at(symbols, ends - length, length)
 
 
 def windows_at(symbols: np.ndarray, starts: np.ndarray, length: int) -> Tensor:

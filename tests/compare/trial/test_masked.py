@@ -114,13 +114,12 @@ class Uniform(torch.nn.Module):
         return torch.zeros(*tokens.shape, MASK_SYMBOL + 1)
 
 
-def test_every_length_position_and_context_is_scored_in_bits_of_hidden_bytes():
-    config = dataclasses.replace(MASKED, test_lengths=(16, 24, 64))  # 24 leaves a rest of 64
-    by_length, by_position, by_context = OBJECTIVES["masked"].test(Uniform(), WORDS, config)
-    for score in (*by_length, *by_context):
-        assert score.bits_per_byte == pytest.approx(math.log2(MASK_SYMBOL + 1))
-    assert [s.length for s in by_length] == [16, 24, 64]
-    assert [s.length for s in by_context] == [8, 16, 24, 64]
+def test_every_length_position_and_far_target_is_scored_in_bits_of_hidden_bytes():
+    config = dataclasses.replace(MASKED, test_lengths=(16, 24, 64))
+    by_length, by_position, far = OBJECTIVES["masked"].test(Uniform(), WORDS, config)
+    uniform = pytest.approx(math.log2(MASK_SYMBOL + 1))
+    assert [(s.length, s.bits_per_byte) for s in by_length] == [(n, uniform) for n in (16, 24, 64)]
+    assert [(s.length, s.far, s.far_near) for s in far] == [(n, uniform, uniform) for n in (24, 64)]
     assert all(s.bits_per_byte == pytest.approx(math.log2(MASK_SYMBOL + 1)) for s in by_position)
     assert by_position[-1].stop == 64
 

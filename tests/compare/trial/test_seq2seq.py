@@ -16,7 +16,7 @@ from posenc.compare.trial import train
 from posenc.compare.trial.config import ENCODING_LR
 from posenc.compare.trial.objectives import OBJECTIVES
 from posenc.compare.trial.objectives.seq2seq import BEGIN_SYMBOL, ContinuationModel
-from posenc.compare.trial.windows import held_out_windows, windows_at
+from posenc.compare.trial.windows import windows_at
 from posenc.models import EncoderDecoder
 from posenc.report.page.page import page_of
 from tests.compare.test_tasks import TEXT
@@ -90,19 +90,6 @@ def test_encodings_of_both_stacks_are_built_for_their_own_and_learn_at_their_own
     assert train.encoding_shape(config).train_length == 8  # a stack never sees more in training
 
 
-def test_every_length_is_scored_on_the_same_bytes_and_contexts_on_the_last_ones():
-    config = dataclasses.replace(SEQ2SEQ, test_lengths=(16, 24, 64))  # 12 leaves a rest of 32
-    held_out = OBJECTIVE.held_out_targets(held_out_windows(np.arange(640, dtype=np.uint16), config))
-    for length in config.test_lengths:
-        said, read = [], []
-        for rows, asked in OBJECTIVE.cut_pieces(held_out, length):
-            said += rows[asked].tolist()
-            read += [int((~row).sum()) for row in asked]
-        wanted = [b for row in held_out[0].tolist() for b in row[32:]]
-        assert sorted(said) == sorted(wanted), length
-        assert set(read) == {length - length // 2}
-
-
 class Recorded(ContinuationModel):
     """Every symbol is as likely as every other; remembers how much it read and said."""
 
@@ -121,22 +108,23 @@ def test_the_test_reads_what_each_length_says_and_skips_what_an_encoding_has_not
     config = dataclasses.replace(SEQ2SEQ, encoding="learned", test_lengths=(16, 24, 64))
     model = train.build_model(config)
     model.__class__, model.seen = Recorded, set()
-    by_length, by_position, by_context = OBJECTIVE.test(model, WORDS, config)
+    by_length, by_position, far = OBJECTIVE.test(model, WORDS, config)
     uniform = pytest.approx(math.log2(BEGIN_SYMBOL + 1))
     assert [s.bits_per_byte for s in by_length] == [uniform, None, None]
-    assert [s.length for s in by_context] == [16, 24, 64]
+    assert [s.length for s in far] == [24, 64]
     assert by_length[1].cannot == "it has 8 positions"
-    assert by_context[1].cannot == "it has 8 positions"
+    assert far[0].cannot == "it has 8 positions"
     assert model.seen == {(8, 8)}
 
     config = dataclasses.replace(SEQ2SEQ, test_lengths=(16, 24, 64))
     model = train.build_model(config)
     model.__class__, model.seen = Recorded, set()
-    by_length, by_position, by_context = OBJECTIVE.test(model, WORDS, config)
-    assert [s.bits_per_byte for s in (*by_length, *by_context)] == [uniform] * 6
+    by_length, by_position, far = OBJECTIVE.test(model, WORDS, config)
+    assert [s.bits_per_byte for s in by_length] == [uniform] * 3
+    assert [(s.far, s.far_near) for s in far] == [(uniform, uniform)] * 2
     assert (by_position[0].start, by_position[-1].stop) == (32, 64)
-    # Lengths share the window, and the rest of 12 in 32 is 8; contexts keep the last 8 bytes.
-    assert model.seen == {(8, 8), (12, 12), (12, 8), (32, 32), (16, 8), (56, 8)}
+    # Halves of 16, 24 and 64; then the last 8 bytes, far targets, after all before them or 8.
+    assert model.seen == {(8, 8), (12, 12), (32, 32), (16, 8), (56, 8)}
 
 
 def test_a_loss_that_is_not_finite_fails_the_trial():

@@ -261,25 +261,22 @@ class Counting(Decoder):
 def test_evaluation_gives_the_bits_of_a_known_model():
     model = Counting(DecoderConfig(257, 32, 1, 2))
     symbols = np.full(4000, ord("a"), np.uint8)
-    by_length, by_position, by_context = OBJECTIVES[CAUSAL].test(model, symbols, TINY)
-    # 24 = 16 at one bit and 8 at two; each window of 40 holds one of 24 and, left over, one of 16.
-    expected = {16: 1.0, 24: (32 * 1 + 8 * 2) / 40, 40: (16 * 1 + 24 * 2) / 40}
+    by_length, by_position, far = OBJECTIVES[CAUSAL].test(model, symbols, TINY)
+    expected = {16: 1.0, 24: (16 * 1 + 8 * 2) / 24, 40: (16 * 1 + 24 * 2) / 40}
     assert {s.length: s.bits_per_byte for s in by_length} == pytest.approx(expected, rel=1e-6)
     assert [round(s.bits_per_byte, 5) for s in by_position] == [1.0] * 16 + [2.0] * 24
-    # The targets are the last 8 of each window of 40, seen at the end of windows of 8, 16, 24, 40.
-    expected = {8: 1.0, 16: 1.0, 24: 2.0, 40: 2.0}
-    assert {s.length: s.bits_per_byte for s in by_context} == pytest.approx(expected, rel=1e-6)
+    # Of the last 16 of 24, eight are below place 16; near context never reaches beyond it.
+    assert {s.length: s.far for s in far} == pytest.approx({24: 1.5, 40: 2.0}, rel=1e-6)
+    assert {s.length: s.far_near for s in far} == pytest.approx({24: 1.0, 40: 1.0}, rel=1e-6)
 
 
 def test_learned_table_cannot_run_beyond_itself_and_says_why():
     config = dataclasses.replace(TINY, encoding="learned")
-    by_length, by_position, by_context = OBJECTIVES[CAUSAL].test(
-        train.build_model(config), TEXT, config
-    )
+    by_length, by_position, far = OBJECTIVES[CAUSAL].test(train.build_model(config), TEXT, config)
     assert [s.cannot for s in by_length] == [None, "it has 16 positions", "it has 16 positions"]
     assert [s.bits_per_byte is None for s in by_length] == [False, True, True]
     assert by_position[-1].stop == 16
-    assert [s.cannot is None for s in by_context] == [True, True, False, False]
+    assert [s.cannot for s in far] == ["it has 16 positions", "it has 16 positions"]
 
 
 def test_linear_layers_of_an_encoding_keep_the_model_rate_without_decay():
@@ -290,21 +287,3 @@ def test_linear_layers_of_an_encoding_keep_the_model_rate_without_decay():
     found = [g for g in groups for p in g["params"] if id(p) in own]
     assert len(found) == len(own) > 0
     assert all(g["factor"] == 1 and g["weight_decay"] == 0 for g in found)
-
-
-@pytest.mark.parametrize("lengths", [(8, 16), (8, 12, 20)])
-def test_losses_are_kept_by_window_at_every_length(lengths):
-    config = dataclasses.replace(TINY, train_length=8, test_lengths=lengths)
-    model = train.build_model(config)
-    by_length, _, _ = OBJECTIVES[CAUSAL].test(model, TEXT, config)
-    held_out = windows.held_out_windows(TEXT, config)
-    longest = lengths[-1]
-    for score in by_length:
-        pieces = [
-            forward.token_losses(model, held_out[:, start : start + score.length + 1], config)
-            for start in range(0, longest, score.length)
-        ]
-        sums = sum(piece.sum(1) for piece in pieces) / longest / np.log(2)
-        assert score.windows == pytest.approx(sums.tolist(), abs=1e-4)
-        assert len(score.windows) == len(held_out) > 8
-        assert np.mean(score.windows) == pytest.approx(score.bits_per_byte, abs=1e-5)

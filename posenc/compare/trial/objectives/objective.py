@@ -1,44 +1,42 @@
 """The base class of objectives: a model, its targets in windows of a text, and its test."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
-from typing import ClassVar, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from posenc.compare.scores import LengthScore, PositionScore
+from posenc.compare.scores import FarScore, LengthScore, PositionScore
 from posenc.compare.trial.config import CAUSAL, TrialConfig
 from posenc.compare.trial.evaluate import (
     MAX_POSITION_RUNS,
     TOKENS_AT_ONCE,
+    bits_by_window,
     nats_to_bits,
     score_length,
     why_length_impossible,
 )
 from posenc.compare.trial.forward import on_device, token_losses
-from posenc.compare.trial.windows import held_out_windows
+from posenc.compare.trial.windows import held_out_windows, window_ends
 from posenc.encodings import PositionEncoding
 from posenc.models import Decoder
 
 MarkedWindows = tuple[Tensor, ...]
 """Windows, True for those of their bytes that are targets, and what else an objective needs:
 tensors with one row for each window."""
-Scores = tuple[tuple[LengthScore, ...], tuple[PositionScore, ...], tuple[LengthScore, ...]]
-"""Scores by length, by position in the longest window, and by context before the same targets."""
+NearLosses = dict[tuple[Any, ...], Tensor]
+"""Losses of far targets with near context only, (windows, targets), by the windows that were read:
+several lengths, and readings that see all near tokens, share them."""
 
 
-class _LengthTests(NamedTuple):
-    """The tests at every length: scores by length, and by position at the longest that runs.
+class Scores(NamedTuple):
+    """The tests of a model on text, as fields of a TrialResult."""
 
-    at_the_end: by length, the losses of the last targets of each window, (windows, targets), where
-        the pieces end with the window, so that they need not be computed again.
-    """
-
-    scores: list[LengthScore]
+    by_length: tuple[LengthScore, ...]
     by_position: tuple[PositionScore, ...]
-    at_the_end: dict[int, Tensor]
+    far: tuple[FarScore, ...]
 
 
 class Objective(ABC):
@@ -50,6 +48,8 @@ class Objective(ABC):
         arguments of the last stack's encoding.
     extra_symbols: number of symbols in addition to those of the text.
     scoring_note: a sentence for the report on what is scored; "" for every byte.
+    near_pieces: number of pieces in which far targets are read with near context only; each target
+        has at most train_length tokens of context, and at least as many less one piece.
     """
 
     name: ClassVar[str]
@@ -57,6 +57,7 @@ class Objective(ABC):
     stacks: ClassVar[tuple[bool, ...]]
     extra_symbols: ClassVar[int] = 0
     scoring_note: ClassVar[str] = ""
+    near_pieces: ClassVar[int] = 1
 
     def training_targets(self, rows: Tensor, seed: int, step: int) -> MarkedWindows:
         """Return the windows of a training step with their targets marked, from rows of length + 1
@@ -77,81 +78,113 @@ class Objective(ABC):
         """Return the cross-entropy in nats of each target byte, (targets,), row by row."""
 
     @torch.no_grad()
-    def test(self, model: nn.Module, symbols: np.ndarray, config: TrialConfig) -> Scores:
+    def test(
+        self,
+        model: nn.Module,
+        symbols: np.ndarray,
+        config: TrialConfig,
+        lengths: Sequence[int] | None = None,
+        near_losses: NearLosses | None = None,
+    ) -> Scores:
         """Return bits per target byte of held-out text by window length, by position inside the
-        longest window, and by length of text up to the end of the same targets. A separator counts
-        as a byte.
+        longest window that runs, and of the far targets of each window longer than in training. A
+        separator counts as a byte.
 
+        The score at a length depends on the text and that length only, not on the other lengths.
+
+        lengths: those that are tested, by default all of the trial.
+        near_losses: what an earlier test has read with near context; this test adds to it.
         Raises: FloatingPointError for a loss that is not finite.
         """
         model.eval()
-        held_out = self.held_out_targets(held_out_windows(symbols, config))
-        by_length = self._test_lengths(model, held_out, config)
-        by_context = self._test_contexts(model, held_out, config, by_length.at_the_end)
-        return tuple(by_length.scores), by_length.by_position, tuple(by_context)
-
-    def _test_lengths(
-        self, model: nn.Module, held_out: MarkedWindows, config: TrialConfig
-    ) -> _LengthTests:
-        """Return the scores of held-out windows that are cut into pieces of each test length."""
-        windows = held_out[0]
-        is_target = held_out[1]
         encoding: PositionEncoding = model.encoding  # type: ignore[assignment]
-        scores: list[LengthScore] = []
+        near_losses = {} if near_losses is None else near_losses
+        by_length: list[LengthScore] = []
         by_position: tuple[PositionScore, ...] = ()
-        at_the_end: dict[int, Tensor] = {}
-        for length in config.test_lengths:
+        far: list[FarScore] = []
+        for length in config.test_lengths if lengths is None else lengths:
+            ends = window_ends(len(symbols), length, config)
+            windows = self.held_out_targets(held_out_windows(symbols, length, config))
+            losses = None
             reason = why_length_impossible(encoding, self.longest_stack_input(length))
             if reason:
-                scores.append(LengthScore(length, None, reason))
-                continue
-            pieces = [piece for piece in self.cut_pieces(held_out, length) if piece[1].any()]
-            losses = [self._losses_by_byte(model, piece, config) for piece in pieces]
-            targets = [piece[1] for piece in pieces]
-            counts = [of_piece.double() for of_piece in targets]
-            scored = list(zip(losses, counts, strict=True))
-            scores.append(score_length(length, scored, windows))
-            by_position = _score_positions(losses[0], targets[0])
-            ends_with_a_piece = windows.shape[1] % length == 0
-            if is_target.all() and ends_with_a_piece:
-                last = losses[0][-len(windows) :]
-                at_the_end[length] = last[:, -_num_context_targets(config) :]
-        return _LengthTests(scores, by_position, at_the_end)
+                by_length.append(LengthScore(length, None, reason))
+            else:
+                losses = self._losses_by_byte(model, windows, config)
+                by_length.append(score_length(length, losses, windows[1]))
+                by_position = _score_positions(losses, windows[1])
+            if length > config.train_length:
+                key = tuple(ends.tolist())
+                far.append(self._score_far(model, windows, config, losses, near_losses, key))
+        return Scores(tuple(by_length), by_position, tuple(far))
 
-    def _test_contexts(
+    def num_far_targets(self, config: TrialConfig) -> int:
+        """Return how many bytes at the end of a long window are far targets: those of a window of
+        the training length."""
+        return config.train_length
+
+    def _score_far(
         self,
         model: nn.Module,
-        held_out: MarkedWindows,
+        windows: MarkedWindows,
         config: TrialConfig,
-        at_the_end: dict[int, Tensor],
-    ) -> list[LengthScore]:
-        """Return the scores of the last bytes of each window, the same ones for every length, read
-        after a context of each length.
+        losses: Tensor | None,
+        near_losses: NearLosses,
+        ends: tuple[int, ...],
+    ) -> FarScore:
+        """Return the score of the last targets of windows of one length.
 
-        at_the_end: losses of these bytes that the tests of lengths have computed already, by
-            length; see `_LengthTests`.
+        losses: of all bytes of the windows, if they are known; (windows, length).
+        ends: of the windows in the text.
         """
         encoding: PositionEncoding = model.encoding  # type: ignore[assignment]
-        targets = _num_context_targets(config)
-        lengths = set(config.test_lengths)
-        if len(self.stacks) == 1:  # an encoder needs some input
-            lengths.add(targets)
-        by_context = []
-        for length in sorted(lengths):
-            reason = why_length_impossible(encoding, self.longest_stack_input(length, targets))
-            if reason:
-                by_context.append(LengthScore(length, None, reason))
-                continue
-            # Mark bytes among the last targets only: masks before them would remove context.
-            tokens, is_target, *rest = (tensor[:, -length:].clone() for tensor in held_out)
-            is_target[:, :-targets] = False
-            losses = at_the_end.get(length)
-            if losses is None:
-                losses = self._losses_by_byte(model, (tokens, is_target, *rest), config)
-            by_context.append(
-                LengthScore(length, nats_to_bits((losses.sum() / is_target.sum()).item()))
-            )
-        return by_context
+        length = windows[0].shape[1]
+        num_targets = self.num_far_targets(config)
+        reason = why_length_impossible(encoding, self.longest_stack_input(length, num_targets))
+        if reason:
+            return FarScore(length, None, None, reason)
+        is_far = windows[1][:, -num_targets:]
+        if losses is None or not windows[1].all():
+            # Mark bytes among the far targets only: masks before them would remove context.
+            losses = self._losses_by_byte(model, _keep_last_targets(windows, num_targets), config)
+        far = losses[:, -num_targets:]
+        if is_far.all():  # the near losses depend on the targets, not on the bytes far before them
+            width = min(length, 2 * config.train_length)
+            key: tuple[Any, ...] = (width, ends)
+        else:
+            key = (length, ends)
+        if key not in near_losses:
+            near_losses[key] = self._losses_near(model, windows, config)
+        near = near_losses[key]
+        bits = [nats_to_bits((each.sum() / is_far.sum()).item()) for each in (far, near)]
+        by_window = [bits_by_window(each, is_far) for each in (far, near)]
+        return FarScore(length, *bits, None, *by_window)
+
+    def _losses_near(self, model: nn.Module, windows: MarkedWindows, config: TrialConfig) -> Tensor:
+        """Return the losses in nats of the far targets, (windows, targets), each read in a window
+        of the training length that ends at most a piece later.
+
+            |<-------------- window -------------->|
+                          |<---- far targets ------>|
+                  [ near context  | 1 ]                  four pieces: each is read at the end
+                       [ near context  | 2 ]             of a window of the training length
+                            [ near context  | 3 ]
+                                 [ near context | 4 ]
+        """
+        length = windows[0].shape[1]
+        num_targets = self.num_far_targets(config)
+        piece = -(-num_targets // self.near_pieces)  # rounded up
+        losses = []
+        first = length - num_targets
+        while first < length:
+            stop = min(first + piece, length)
+            start = max(0, stop - config.train_length)
+            near = tuple(tensor[:, start:stop] for tensor in windows)
+            targets = stop - first
+            near = _keep_last_targets(near, targets)
+            losses.append(self._losses_by_byte(model, near, config)[:, -targets:])
+            first = stop
+        return torch.cat(losses, dim=1)
 
     def _losses_by_byte(
         self, model: nn.Module, windows: MarkedWindows, config: TrialConfig
@@ -178,16 +211,6 @@ class Objective(ABC):
         `targets` bytes are targets."""
         return length
 
-    def cut_pieces(self, whole: MarkedWindows, length: int) -> Iterator[MarkedWindows]:
-        """Cut held-out windows into pieces of `length` with the same targets, each once; then yield
-        the rest."""
-        longest = whole[0].shape[1]
-        stop = longest // length * length
-        starts = range(0, stop, length)
-        yield tuple(torch.cat([tensor[:, s : s + length] for s in starts]) for tensor in whole)
-        if stop < longest:
-            yield tuple(tensor[:, stop:] for tensor in whole)
-
 
 class CausalObjective(Objective):
     """Predict the next byte. All bytes are targets; the third tensor of its windows has the byte
@@ -196,6 +219,7 @@ class CausalObjective(Objective):
     name = CAUSAL
     model = Decoder
     stacks = (True,)
+    near_pieces = 4
 
     def held_out_targets(self, rows: Tensor) -> MarkedWindows:
         return rows[:, :-1], torch.ones_like(rows[:, :-1], dtype=torch.bool), rows[:, 1:]
@@ -206,9 +230,12 @@ class CausalObjective(Objective):
         return losses.flatten() if is_target.all() else losses[on_device(is_target, config)]
 
 
-def _num_context_targets(config: TrialConfig) -> int:
-    """Return how many bytes at the end of a window are targets after every context."""
-    return max(1, config.train_length // 2)
+def _keep_last_targets(windows: MarkedWindows, count: int) -> MarkedWindows:
+    """Return the windows with no target but among their last `count` bytes."""
+    tokens, is_target, *rest = windows
+    is_target = is_target.clone()
+    is_target[:, :-count] = False
+    return tokens, is_target, *rest
 
 
 def _score_positions(losses: Tensor, is_target: Tensor) -> tuple[PositionScore, ...]:

@@ -1,8 +1,6 @@
 """The sequence-to-sequence objective: an encoder reads the first half of a window, a decoder
 predicts the second."""
 
-from collections.abc import Iterator
-
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
@@ -68,17 +66,8 @@ class Seq2SeqObjective(Objective):
             targets = length // 2
         return max(targets, length - targets)
 
-    def cut_pieces(self, whole: MarkedWindows, length: int) -> Iterator[MarkedWindows]:
-        rows = whole[0]
-        first = int(whole[1][0].int().argmax())  # the first target, the same in all rows
-        targets = length // 2
-        source = self.longest_stack_input(length)
-        starts = range(first, rows.shape[1], targets)
-        pieces = [rows[:, start - source : start + targets] for start in starts]
-        full = [piece for piece in pieces if piece.shape[1] == length]
-        yield _mark_targets_from(torch.cat(full), source)
-        if len(full) < len(pieces):
-            yield _mark_targets_from(pieces[-1], source)
+    def num_far_targets(self, config: TrialConfig) -> int:
+        return max(1, config.train_length // 2)
 
 
 def _mark_targets_from(rows: Tensor, begin: int) -> MarkedWindows:

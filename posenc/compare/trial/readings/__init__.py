@@ -1,0 +1,1 @@
+"""Other readings of the weights of a trial than as trained."""

@@ -1,0 +1,116 @@
+"""Read the weights of a trial after a tuning at the longest test length."""
+
+import copy
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from posenc.compare.scores import Reading
+from posenc.compare.trial.config import TrialConfig
+from posenc.compare.trial.objectives import objective_of
+from posenc.compare.trial.train import encoding_shape
+from posenc.encodings import ModelShape, RoPE
+from posenc.hf.checkpoint.text import Windows
+from posenc.hf.tune.config import TuneConfig
+from posenc.hf.tune.tuning import tune
+from posenc.models import Decoder
+
+TUNING_FOLDER = "tuning"
+"""Folder of the state of a tuning, inside the trial's folder, deleted when it is done."""
+
+
+class TunedReading(NamedTuple):
+    """The reading "tuned", and the seconds that its training took."""
+
+    reading: Reading
+    seconds: float
+
+
+def can_be_tuned(model: nn.Module) -> bool:
+    """Return True if the model is a decoder that rotates queries and keys by RoPE in all layers:
+    the kinds of encodings that are trained short and tuned long."""
+    return isinstance(model, Decoder) and isinstance(model.encoding, RoPE)
+
+
+def tune_and_read(
+    model: Decoder, text: np.ndarray, symbols: np.ndarray, config: TrialConfig, folder: Path
+) -> TunedReading:
+    """Tune the trained model at the longest test length, by the code and defaults of posenc extend,
+    and return its scores. The model itself stays as it is.
+
+    RoPE without a scaling gets YaRN's for the longest length, as extend's recommendation for a
+    tuned checkpoint; other scalings stay. text: to train on; symbols: to test on. `folder` is the
+    trial's, which keeps the state of an interrupted tuning.
+
+    Raises: FloatingPointError or RunFailed for a loss that is not finite.
+    """
+    longest = max(config.test_lengths)
+    recipe = TuneConfig(steps=config.tune_steps, seed=config.seed)
+    teacher = _LikeTransformers(copy.deepcopy(model).eval())
+    tuned = copy.deepcopy(model)
+    shape = encoding_shape(config)
+    tuned.encoding = _stretched(tuned.encoding, longest / config.train_length, shape)
+    student = _LikeTransformers(tuned)
+    windows = _windows_to_tune_on(text, longest, recipe)
+    state = folder / TUNING_FOLDER
+    steps_taken = 0
+
+    def count_step(_message: str, _fraction: float) -> None:
+        nonlocal steps_taken
+        steps_taken += 1
+
+    began = time.perf_counter()
+    tune(student, windows, config.train_length, recipe, state, count_step, teacher=teacher)
+    # A restarted tuning has taken some of its steps before.
+    seconds = (time.perf_counter() - began) / max(1, steps_taken) * config.tune_steps
+    scores = objective_of(config).test(tuned, symbols, config)
+    return TunedReading(Reading("tuned", scores.by_length, scores.far), seconds)
+
+
+class _LikeTransformers(nn.Module):
+    """A decoder that is called, and answers, as models of transformers do, for extend's tuning."""
+
+    supports_gradient_checkpointing = False
+
+    def __init__(self, model: Decoder) -> None:
+        super().__init__()
+        self.model = model
+        self.config = SimpleNamespace(to_dict=lambda: {"encoding": repr(model.encoding)})
+
+    @property
+    def device(self) -> torch.device:
+        """Return the device of the weights."""
+        return self.model.tokens.weight.device
+
+    def forward(self, tokens: Tensor, use_cache: bool = False) -> Any:
+        """Return an object whose `logits` are (batch, len, vocabulary); it keeps no cache."""
+        assert not use_cache
+        return SimpleNamespace(logits=self.model(tokens, length=tokens.shape[1]))
+
+
+def _stretched(encoding: RoPE, factor: float, shape: ModelShape) -> RoPE:
+    """Return RoPE with YaRN's scaling by `factor`; one that has a scaling, or learns, as it is."""
+    if type(encoding) is not RoPE or encoding.scaling is not None:
+        return encoding
+    return RoPE.from_shape(
+        shape,
+        scaling="yarn",
+        factor=factor,
+        rope_theta=encoding.rope_theta,
+        interleaved=encoding.interleaved,
+        rotary_dim=encoding.rotary_dim,
+    )
+
+
+def _windows_to_tune_on(text: np.ndarray, length: int, recipe: TuneConfig) -> Windows:
+    """Return windows of the training text, evenly spread, as many as the tuning draws at most."""
+    last = len(text) - length
+    count = max(1, min(recipe.steps * recipe.batch, last + 1))
+    starts = np.linspace(0, last, count).astype(int)
+    tokens = torch.from_numpy(np.stack([text[s : s + length] for s in starts]).astype(np.int64))
+    return Windows(tokens, torch.zeros_like(tokens))
