@@ -17,7 +17,7 @@ import posenc
 from posenc.encodings.base.shape import ModelShape
 from posenc.encodings.registry import create
 from posenc.inspect.encoding import figures
-from posenc.inspect.encoding.precision import angles_of
+from posenc.inspect.encoding.precision import exact_frequencies_of
 from posenc.inspect.encoding.scores import decay
 from posenc.report.page.drawing import write_svg
 from posenc.report.page.page import Plot, describe_plot
@@ -84,7 +84,7 @@ def of_encodings() -> dict[str, Plot]:
 
 def wavelengths(name: str) -> list[float]:
     """Return the tokens per turn of each pair of an encoding."""
-    angles = angles_of(create(name, SHAPE))
+    angles = exact_frequencies_of(create(name, SHAPE))
     assert angles is not None
     return [2 * math.pi / float(f) for f in angles.inv_freq]
 

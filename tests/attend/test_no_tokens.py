@@ -6,7 +6,7 @@ import torch
 
 import posenc
 from posenc import masks
-from posenc.testing.checks import make_builder
+from posenc.testing.checks import maker
 from posenc.testing.harness import (
     SHAPE,
     Layer,
@@ -49,7 +49,7 @@ def gradients(encoding: posenc.PositionEncoding, out: torch.Tensor) -> dict[str,
 @pytest.mark.parametrize(("q_len", "kv_len"), [(0, 0), (0, 5), (5, 0)])
 @pytest.mark.parametrize("name", posenc.names())
 def test_parameters_get_zero_gradients(name, q_len, kv_len):
-    encoding = build_encoding(make_builder(name)).for_layer(0)
+    encoding = build_encoding(maker(name)).for_layer(0)
     wanted = set(gradients(encoding, attend(encoding, 5, 5)))
     out = attend(encoding, q_len, kv_len)
     assert out.shape == (2, 4, q_len, 16) and not out.any()
@@ -60,7 +60,7 @@ def test_parameters_get_zero_gradients(name, q_len, kv_len):
 
 @pytest.mark.parametrize("name", posenc.names())
 def test_a_layer_of_no_tokens_trains_nothing(name):
-    model = Layer(build_encoding(make_builder(name)), SHAPE)
+    model = Layer(build_encoding(maker(name)), SHAPE)
     for length in (5, 0):
         model.zero_grad()
         x = random_embeddings(length, batch=2, dtype=torch.float32)

@@ -116,10 +116,10 @@ def test_limits(changes, said):
 
 
 def measured(name: str, **options) -> tuple[SpecSheet, PositionEncoding]:
-    from posenc.inspect.encoding.precision import angles_of
+    from posenc.inspect.encoding.precision import exact_frequencies_of
 
     encoding = encoding_of_first_layer(create(name, SHAPE, **options))
-    angles = angles_of(encoding)
+    angles = exact_frequencies_of(encoding)
     assert angles is not None
     waves = [2 * np.pi / float(f) if float(f) else None for f in angles.inv_freq]
     return sheet(name=name, places=[2], num_pairs=len(waves), wavelengths=waves), encoding
