@@ -354,7 +354,8 @@ def subtract_first_key(
     q_positions, kv_positions = _to_common_dtype(q_positions, kv_positions)
     if kv_positions.shape[-1]:
         origin = kv_positions[..., :1]
-        q_positions, kv_positions = q_positions - origin, kv_positions - origin
+        q_positions = q_positions - origin
+        kv_positions = kv_positions - origin
     return q_positions.double(), kv_positions.double()
 
 

@@ -241,7 +241,8 @@ def score_mod(
         kv_state=kv_state,
         scale=scale,
     )
-    name, term = type(problem.encoding).__name__, problem.term
+    name = type(problem.encoding).__name__
+    term = problem.term
     only_scores = set(problem.encoding.claims.places) == {3}
     if more or problem.mask is not None or not only_scores:
         raise ValueError(
@@ -311,7 +312,8 @@ def explain(
     if len(problems) > 1:
         # The output of each pass, and as much again while `_merge_passes` joins them.
         extra += 2 * len(problems) * problems[0].q.numel() * problems[0].q.element_size()
-    way, scale_used = choices[0].way, problems[0].scale
+    way = choices[0].way
+    scale_used = problems[0].scale
     return Plan(
         impl=way,
         reason=choices[0].reason,
@@ -348,7 +350,9 @@ def _run_pass(problem: Problem, impl: str) -> tuple[Tensor, Any]:
 def _result_without_pairs(problem: Problem) -> tuple[Tensor, Tensor | None]:
     """Return the result of a problem without queries or without keys: an output of zeros, with zero
     gradients for every tensor, and a log-sum-exp of -inf, or None if it is not needed."""
-    q, v, sides = problem.q, problem.v, (problem.queries, problem.keys)
+    q = problem.q
+    v = problem.v
+    sides = (problem.queries, problem.keys)
     parts = [q, problem.k, v, *(t for side in sides for t in (side.x, side.state))]
     parts += problem.encoding.parameters()
     # This zero ties the output to every tensor, so that all get a gradient. It is the sum of an

@@ -48,7 +48,8 @@ class KVCache:
         self.where: Tensor | range | None = None
         self._token_axis = -1
         self._buffers: dict[str, Tensor] = {}
-        # Positions of the keys in the buffers named _MADE, and the encoding that made them.
+        # Positions of the keys in the buffers whose names begin with _ORIGINAL_PREFIX, and the
+        # encoding that made them.
         self._made_at: Tensor | range | None = None
         self._made_by: PositionEncoding | None = None
 

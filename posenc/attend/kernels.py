@@ -248,8 +248,8 @@ FORMS: dict[str, Callable[[], bool]] = {
         ~_random_hidden_pairs(blind=False), kv_heads=2
     ),
 }
-"""Each form, and a trial that returns True if torch computes it right. "operators" are FORWARD and
-BACKWARD, "function" is torch's scaled_dot_product_attention."""
+"""Each form, and a trial that returns True if torch computes it right. "operators" are
+FLASH_FORWARD and FLASH_BACKWARD, "function" is torch's scaled_dot_product_attention."""
 
 _known_faults: Faults | None = (
     _faults_of_forms(KNOWN_WRONG[RELEASE]) if RELEASE in KNOWN_WRONG else None

@@ -277,7 +277,8 @@ def _build_problem(
     if isinstance(stored, TransformedKeys):
         # These were transformed once, at the true positions: there is one pass, or the encoding
         # leaves them as they are.
-        q, k = stored.q, stored.keys.x
+        q = stored.q
+        k = stored.keys.x
         assert k is not None
     else:
         q, k = _transform_queries_keys(encoding, queries, inputs.keys)
@@ -352,7 +353,8 @@ def _mask_shift(mask: Mask | None, queries: Tokens, keys: Tokens, shift: int | N
     them; None unless both are consecutive. `shift`: the same for the tokens' own positions."""
     if mask is None:
         return shift
-    at_q, at_k = mask.q_positions, mask.kv_positions
+    at_q = mask.q_positions
+    at_k = mask.kv_positions
     if at_q is queries.where and at_k is keys.where:
         return shift
     return shift_of_runs(at_q, at_k)  # type: ignore[arg-type]

@@ -312,7 +312,7 @@ def _cases_within_limits(
     cases: "list[Case]", threads: Sequence[int], rounds: _Rounds, limit: float, named: bool
 ) -> "tuple[list[Case], list[str]]":
     """Return the cases to run, and lines for the user with their estimated durations. Cases above
-    `limit` seconds or _LARGE_BYTES are left out unless `named`: asked for by an option.
+    `limit` seconds or _MAX_UNASKED_BYTES are left out unless `named`: asked for by an option.
 
     Raises: ValueError for a case that needs too much memory, or more than a week.
     """

@@ -111,7 +111,8 @@ class _Evidence:
 
 def _why_no_method(evidence: _Evidence) -> str:
     """Return the reason to leave a model whose mean loss no method lowers."""
-    base, window = evidence.base, evidence.window
+    base = evidence.base
+    window = evidence.window
     if window is not None and _is_clearly_lower(loss_difference(window, base, evidence.documents)):
         return (
             f"Do not extend this one: {evidence.window_in_words} reads better. Against the "
@@ -125,7 +126,8 @@ def _why_no_method(evidence: _Evidence) -> str:
 def _compare_with_baseline(evidence: _Evidence, name: str, chosen: Evaluation) -> tuple[str, str]:
     """Compare a method that lowers the mean loss with the window or, if that was not measured, with
     the unchanged model. Return (what to use: the method or "none", the reason)."""
-    base, trained = evidence.base, evidence.trained
+    base = evidence.base
+    trained = evidence.trained
     change_within = _change_in_words(chosen.mean_within(trained) - base.mean_within(trained))
     against = (
         f"against the unchanged model it {change_within} within {trained} tokens and "
@@ -135,9 +137,11 @@ def _compare_with_baseline(evidence: _Evidence, name: str, chosen: Evaluation) -
     label = f"{name}, tuned," if evidence.tuned else name
     extend_it = f"Extend it with {label.rstrip(',')}"
     if evidence.window is None:
-        rival, rival_evaluation = "the unchanged model", base
+        rival = "the unchanged model"
+        rival_evaluation = base
     else:
-        rival, rival_evaluation = evidence.window_in_words, evidence.window
+        rival = evidence.window_in_words
+        rival_evaluation = evidence.window
     gap = loss_difference(chosen, rival_evaluation, evidence.documents)
     if gap.mean == -math.inf:  # the rival cannot read the longest texts
         return name, f"{extend_it}: {against}{remarks}"

@@ -48,7 +48,8 @@ class Int32Frequencies:
         quarter = ops.right_shift(phase + QUARTER_TURN // 2, PHASE_BITS - 2)
         cos, sin = _cos_sin_of_rest(phase - ops.left_shift(quarter, PHASE_BITS - 2), fraction)
         # A turn by a quarter maps (cos, sin) to (-sin, cos), one by a half to (-cos, -sin).
-        odd, half = ops.bitwise_and(quarter, 1) == 1, ops.bitwise_and(quarter, 2) == 2
+        odd = ops.bitwise_and(quarter, 1) == 1
+        half = ops.bitwise_and(quarter, 2) == 2
         cos, sin = ops.where(odd, -sin, cos), ops.where(odd, cos, sin)
         sign = ops.where(half, -factor, factor)
         return cos * sign, sin * sign

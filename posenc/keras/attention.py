@@ -77,12 +77,16 @@ class PositionAwareAttention(PositionLayer):
                 f"PositionAwareAttention: the encoding is for {encoding.num_heads} heads, "
                 f"num_heads is {num_heads}."
             )
-        self.num_heads, self.num_kv_heads, self.encoding = num_heads, num_kv_heads, encoding
-        self.head_dim, self.use_bias = head_dim, use_bias
+        self.num_heads = num_heads
+        self.num_kv_heads = num_kv_heads
+        self.encoding = encoding
+        self.head_dim = head_dim
+        self.use_bias = use_bias
 
     # Keras passes shapes by the names of call's arguments; its base class declares another name.
     def build(self, x_shape, context_shape=None) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
-        embed_dim, source_shape = x_shape[-1], x_shape if context_shape is None else context_shape
+        embed_dim = x_shape[-1]
+        source_shape = x_shape if context_shape is None else context_shape
         if self.head_dim is None and embed_dim % self.num_heads:
             raise ValueError(
                 f"PositionAwareAttention: num_heads={self.num_heads} must divide the input's width "
@@ -122,10 +126,12 @@ class PositionAwareAttention(PositionLayer):
                 raise ValueError(
                     "PositionAwareAttention: context_positions were given without a context."
                 )
-            source, kv_positions = x, q_positions
+            source = x
+            kv_positions = q_positions
             padding = x_mask if mask is None else mask
         else:
-            source, padding = context, context_mask
+            source = context
+            padding = context_mask
             kv_positions = token_positions(self.name, ops.shape(source)[1], context_positions, 0)
         if length is not None and not isinstance(self.encoding, RotaryEmbedding):
             raise ValueError("PositionAwareAttention: length is for a RotaryEmbedding.")
@@ -167,10 +173,14 @@ class PositionAwareAttention(PositionLayer):
                 seen = bias > MASKED_SCORE
                 allowed = seen if allowed is None else ops.logical_and(allowed, seen)
             # The dtype of q, k and v would round the bias.
-            q, k, v = at_least_float32(q), at_least_float32(k), at_least_float32(v)
+            q = at_least_float32(q)
+            k = at_least_float32(k)
+            v = at_least_float32(v)
         if allowed is not None:
             bias = ops.where(allowed, 0.0 if bias is None else bias, MASKED_SCORE)
-            q, k, v = at_least_float32(q), at_least_float32(k), at_least_float32(v)
+            q = at_least_float32(q)
+            k = at_least_float32(k)
+            v = at_least_float32(v)
         scale = (
             self._head_width**-0.5
             if self.encoding is None

@@ -46,9 +46,13 @@ class BertEmbedding(PositionLayer):
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        self.vocab_size, self.embed_dim, self.num_segments = vocab_size, embed_dim, num_segments
-        self.padding_idx, self.init_std = padding_idx, init_std
-        self.dropout, self.eps = dropout, eps
+        self.vocab_size = vocab_size
+        self.embed_dim = embed_dim
+        self.num_segments = num_segments
+        self.padding_idx = padding_idx
+        self.init_std = init_std
+        self.dropout = dropout
+        self.eps = eps
         if encoding is None:
             start = keras.initializers.TruncatedNormal(stddev=init_std)
             encoding = LearnedPositionEmbedding(512, initializer=start, dtype=self.dtype_policy)

@@ -86,7 +86,9 @@ class ALiBi(ScoreBias):
             raise ValueError(f"ALiBi: form must be 'symmetric' or 'left_right', got {form!r}.")
         if form == "left_right" and num_heads % 2:
             raise ValueError(f"ALiBi: form='left_right' needs an even num_heads, got {num_heads}.")
-        self.form, self.learned, self.bias_max = form, learned, bias_max
+        self.form = form
+        self.learned = learned
+        self.bias_max = bias_max
         self.slopes, self._sides = alibi_slopes_and_sides(num_heads, form == "left_right", bias_max)
 
     def build(self, input_shape) -> None:
@@ -147,8 +149,11 @@ class T5RelativeBias(ScoreBias):
         **kwargs: Any,
     ) -> None:
         super().__init__(num_heads, **kwargs)
-        self.bidirectional, self.num_buckets = bidirectional, num_buckets
-        self.max_distance, self.init_std, self.unscaled = max_distance, init_std, unscaled
+        self.bidirectional = bidirectional
+        self.num_buckets = num_buckets
+        self.max_distance = max_distance
+        self.init_std = init_std
+        self.unscaled = unscaled
         self._edges = t5_bucket_edges(num_buckets, max_distance, bidirectional, "T5RelativeBias")
 
     def build(self, input_shape) -> None:

@@ -74,8 +74,11 @@ class LearnedPositionEmbedding(PositionLayer):
                 "LearnedPositionEmbedding: growth='interpolate', and only it, needs align_corners "
                 f"True or False, got growth={growth!r} and align_corners={align_corners}."
             )
-        self.max_positions, self.growth, self.align_corners = max_positions, growth, align_corners
-        self.num_positions, self.alpha = num_positions, alpha
+        self.max_positions = max_positions
+        self.growth = growth
+        self.align_corners = align_corners
+        self.num_positions = num_positions
+        self.alpha = alpha
         self.num_served = max_positions if num_positions is None else num_positions
         if self.num_served < 1:
             raise ValueError(
@@ -134,7 +137,8 @@ class LearnedPositionEmbedding(PositionLayer):
     def embed(self, x: Any, positions: Any, start_index: Any) -> Any:
         """Return x with the embeddings added, not yet rounded to the compute dtype. positions=None
         means start_index, start_index + 1, ..."""
-        length, callers_positions = ops.shape(x)[1], positions
+        length = ops.shape(x)[1]
+        callers_positions = positions
         positions = token_positions(self.name, length, positions, start_index)
         if callers_positions is not None or not isinstance(start_index, int):
             return at_least_float32(x) + self.vectors(positions)

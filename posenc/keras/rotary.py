@@ -48,7 +48,9 @@ class RotaryEmbedding(PositionLayer):
         super().__init__(**kwargs)
         if not rope_theta > 0:
             raise ValueError(f"RotaryEmbedding: rope_theta must be positive, got {rope_theta}.")
-        self.rope_theta, self.interleaved, self.rotary_dim = rope_theta, interleaved, rotary_dim
+        self.rope_theta = rope_theta
+        self.interleaved = interleaved
+        self.rotary_dim = rotary_dim
         self.scaling = _scaling_from_config(scaling)
 
     def build(self, input_shape) -> None:
@@ -87,10 +89,12 @@ class RotaryEmbedding(PositionLayer):
         unrotated = ops.convert_to_tensor(x)[..., self._width :]
         x = at_least_float32(x)[..., : self._width]
         if len(x.shape) == 4:  # all heads use the same cos and sin
-            cos, sin = ops.expand_dims(cos, -2), ops.expand_dims(sin, -2)
+            cos = ops.expand_dims(cos, -2)
+            sin = ops.expand_dims(sin, -2)
         if self.interleaved:
             pairs = ops.reshape(x, (*ops.shape(x)[:-1], self._width // 2, 2))
-            first, second = pairs[..., 0], pairs[..., 1]
+            first = pairs[..., 0]
+            second = pairs[..., 1]
         else:
             first, second = ops.split(x, 2, axis=-1)
         turned = first * cos - second * sin, second * cos + first * sin
@@ -123,7 +127,8 @@ class RotaryEmbedding(PositionLayer):
         return _cached_frequencies(self._width, self.rope_theta, self.scaling, length)
 
     def get_config(self) -> dict[str, Any]:
-        config, scaling = super().get_config(), self.scaling
+        config = super().get_config()
+        scaling = self.scaling
         if scaling is not None:
             config["scaling"] = {"name": scaling.name, **dataclasses.asdict(scaling)}  # pyright: ignore
         return config

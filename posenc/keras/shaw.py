@@ -40,7 +40,8 @@ class ShawAttention(PositionLayer):
         super().__init__(**kwargs)
         if max_distance < 1:
             raise ValueError(f"ShawAttention: max_distance must be >= 1, got {max_distance}.")
-        self.max_distance, self.values = max_distance, values
+        self.max_distance = max_distance
+        self.values = values
 
     def build(self, input_shape) -> None:
         shape = (2 * self.max_distance + 1, input_shape[-1])

@@ -39,7 +39,9 @@ class SinusoidalPositionEncoding(PositionLayer):
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        self.base, self.order, self.min_timescale = base, order, min_timescale
+        self.base = base
+        self.order = order
+        self.min_timescale = min_timescale
         self.padding_idx = padding_idx
         sinusoidal_frequencies(2, base, order, min_timescale)  # raises now for invalid arguments
 

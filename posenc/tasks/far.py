@@ -19,7 +19,7 @@ BEGIN = 0
 SEPARATOR = 1
 FACT = 2
 FIRST_SYMBOL = 17
-"""Token of the first symbol; tokens between FACT and FIRST are fillers."""
+"""Token of the first symbol; tokens between FACT and it are fillers."""
 NUM_SYMBOLS = 24
 """Number of symbols."""
 DEPTHS = {"at the start": 0.0, "in the middle": 0.5, "at the end": 1.0}

@@ -128,7 +128,8 @@ def assert_additive_as_claimed(make: Make) -> None:
     )
     state = encoding.state(x, positions)
     keys = k.repeat_interleave(2, 1) if encoding.claims.needs_raw_k else None
-    where, added = (q, keys, positions, positions, state, state), []
+    where = (q, keys, positions, positions, state, state)
+    added = []
     for scores in (torch.zeros(1, 4, length, length).double(), q @ q.mT):
         added.append(add_term_to_scores(encoding, scores, *where) - scores)
     holds = not differs(*added)
@@ -166,7 +167,8 @@ def assert_own_scale_as_claimed(make: Make) -> None:
     Of it only the score of each token with itself is compared, which no turn changes.
     """
     encoding = build_encoding(make, dtype=torch.float64).for_layer(0)
-    claimed, limit = encoding.claims.own_scale, encoding.claims.max_positions
+    claimed = encoding.claims.own_scale
+    limit = encoding.claims.max_positions
     with torch.no_grad():
         for parameter in encoding.parameters():
             parameter.zero_()
@@ -174,7 +176,9 @@ def assert_own_scale_as_claimed(make: Make) -> None:
     x, (q, k, _) = random_embeddings(length), random_qkv(length)
     with_itself_only = not encoding.claims.permutation_invariant
     if with_itself_only:
-        x, q, k = x.expand(length, -1, -1), q.expand(length, -1, -1, -1), _sequences_with_one_key(k)
+        x = x.expand(length, -1, -1)
+        q = q.expand(length, -1, -1, -1)
+        k = _sequences_with_one_key(k)
     changed = False
     for place in (0, far if limit is None else limit - 1):
         positions = torch.full_like(successive_positions(encoding, length), place)

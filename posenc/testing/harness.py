@@ -128,5 +128,6 @@ def add_term_to_scores(
     """Return a copy of the scores with the encoding's term applied to all pairs."""
     term = encoding.term(*as_tokens(q, k, q_positions, kv_positions, q_state, kv_state))
     assert term is not None
-    rows, keys = slice(0, scores.shape[-2]), slice(0, scores.shape[-1])
+    rows = slice(0, scores.shape[-2])
+    keys = slice(0, scores.shape[-1])
     return term.prepare_blocks(scores.shape[-2], False).add(scores.clone(), rows, keys, mask)

@@ -127,10 +127,8 @@ def pair_scores(
     one_key = bool((kv_steps == kv_steps[:1]).all())
     if one_key:
         kv_steps = kv_steps[:1]
-    q_positions, kv_positions = (
-        diagonal_positions(encoding, q_steps),
-        diagonal_positions(encoding, kv_steps),
-    )
+    q_positions = diagonal_positions(encoding, q_steps)
+    kv_positions = diagonal_positions(encoding, kv_steps)
 
     def split(x: Tensor, positions: Tensor) -> tuple[Tensor, Tensor | None]:
         """Return heads of x (pairs, embed_dim), repeated at all positions, and their state."""

@@ -161,7 +161,8 @@ def assert_works_or_refuses_beyond_training(make: Make) -> None:
     the first one too many raises a ValueError that names it."""
     model, x, positions = build_example(make, 3, torch.float32)
     # Four times the training length: any number beyond it would do.
-    limit, far = model.encoding.claims.max_positions, 4 * SHAPE.train_length
+    limit = model.encoding.claims.max_positions
+    far = 4 * SHAPE.train_length
     if limit is None:
         assert model(x, positions + far).isfinite().all(), f"not finite at position {far}"
         return

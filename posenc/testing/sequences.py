@@ -69,13 +69,15 @@ def assert_moved_keys_are_made_anew(make: Make) -> None:
     positions. An encoding that cannot move them raises ValueError, and passes."""
     model = build_layer(make)
     encoding = model.encoding
-    limit, axes = encoding.claims.max_positions, encoding.claims.num_axes
+    limit = encoding.claims.max_positions
+    axes = encoding.claims.num_axes
     length = possible_length(encoding, 11)
     by = 7  # any small number; less for an encoding with few positions
     if limit is not None:
         length = max(1, min(length, limit // 2)) if axes == 1 else length
         by = min(by, limit // 2)
-    x, positions = random_embeddings(length, batch=2), successive_positions(encoding, length)
+    x = random_embeddings(length, batch=2)
+    positions = successive_positions(encoding, length)
     if limit is not None and axes > 1:
         positions = positions % max(1, limit // 2)
     cache = KVCache()
@@ -103,7 +105,8 @@ def assert_earlier_calls_leave_no_trace(make: Make) -> None:
     fresh = build_layer(make)
     fresh(random_embeddings(longer), successive_positions(encoding, longer))
     assert torch.equal(fresh(x, positions), first), "another result after other calls"
-    here, results = positions.flip(0), []
+    here = positions.flip(0)
+    results = []
     for calls in ([here], [positions.roll(1, 0), here]):
         plain = build_layer(make)
         acting = plain.encoding.for_layer(0)  # itself, and no prepared copy
@@ -162,11 +165,10 @@ def results_among_other_rows(model: Layer, shape: ModelShape) -> ResultPairs:
     encoding = model.encoding
     near = successive_positions(encoding, possible_length(encoding, 17))
     far = near + 5000 if encoding.claims.max_positions is None else near.flip(0)
-    x, positions = (
-        random_embeddings(len(near), batch=3, shape=shape),
-        torch.stack([near, far, near]),
-    )
-    alone, together = model(x[:1], near[None]), model(x, positions)
+    x = random_embeddings(len(near), batch=3, shape=shape)
+    positions = torch.stack([near, far, near])
+    alone = model(x[:1], near[None])
+    together = model(x, positions)
     yield together[:1], alone, "first of three rows"
     yield together[2:], model(x[2:], near), "batched against shared positions"
     other = torch.cat([x[:1], 7 * x[1:]])
@@ -178,8 +180,10 @@ def results_in_steps(model: Layer, shape: ModelShape) -> ResultPairs:
     step knows the length so far, which passes the training length on the way."""
     encoding = model.encoding
     length = possible_length(encoding)
-    x, positions = random_embeddings(length, shape=shape), successive_positions(encoding, length)
-    cache, before = KVCache(), max(0, shape.train_length - length // 2)
+    x = random_embeddings(length, shape=shape)
+    positions = successive_positions(encoding, length)
+    cache = KVCache()
+    before = max(0, shape.train_length - length // 2)
     steps = [
         model(x[:, t : t + 1], positions[t : t + 1], cache=cache, length=before + t + 1)
         for t in range(length)
@@ -190,15 +194,15 @@ def results_in_steps(model: Layer, shape: ModelShape) -> ResultPairs:
 def results_after_shift(model: Layer, shape: ModelShape) -> ResultPairs:
     """Yield the result with all positions shifted by one number, that without, and the number."""
     encoding = model.encoding
-    limit, axes = encoding.claims.max_positions, encoding.claims.num_axes
+    limit = encoding.claims.max_positions
+    axes = encoding.claims.num_axes
     length = LENGTH if limit is None or axes > 1 else max(1, min(LENGTH, limit // 2))
-    x, positions, by = (
-        random_embeddings(length, shape=shape),
-        successive_positions(encoding, length),
-        FAR,
-    )
+    x = random_embeddings(length, shape=shape)
+    positions = successive_positions(encoding, length)
+    by = FAR
     if limit is not None and axes > 1:
-        positions, by = positions % max(1, limit // 2), limit // 2
+        positions = positions % max(1, limit // 2)
+        by = limit // 2
     elif limit is not None:
         by = max(1, min(FAR, limit - length))
     elif axes == 1:  # beyond the training length: maps act there
@@ -255,7 +259,8 @@ def assert_blind_rows_give_zeros(make: Make) -> None:
     (grad,) = torch.autograd.grad(out.square().sum(), x)
     assert grad.isfinite().all()
     # In a running sum over the tokens (FoX) contributions of hidden tokens cancel up to rounding.
-    state, later = encoding.state(x, positions), encoding.state(x[:, 4:], positions[4:])
+    state = encoding.state(x, positions)
+    later = encoding.state(x[:, 4:], positions[4:])
     sums = state is not None and later is not None and differs(later, state[:, :, 4:])
     bound = 1e-14 if sums else 0
     assert (grad[:, :4].abs() <= bound).all(), "gradient of tokens that see none and are not seen"

@@ -28,7 +28,8 @@ def assert_compiles_without_recompiling_per_length(make: Make) -> None:
     counter = CompileCounter()
     compiled = torch.compile(model, fullgraph=True, backend=counter)
     for length in lengths:
-        x, positions = random_embeddings(length), successive_positions(encoding, length)
+        x = random_embeddings(length)
+        positions = successive_positions(encoding, length)
         assert_same(compiled(x, positions), model(x, positions), f"length {length}")
     assert counter.frame_count <= 2, f"{counter.frame_count} graphs for lengths {lengths}"
 
@@ -68,5 +69,6 @@ def assert_exports_with_any_length(make: Make, strict: bool | None = None) -> No
             raise
         program = export_layer(*to_export, strict=False)
     for n in (possible_length(encoding, 5), possible_length(encoding, 31)):
-        x, positions = random_embeddings(n), successive_positions(encoding, n)
+        x = random_embeddings(n)
+        positions = successive_positions(encoding, n)
         assert_same(program(x, positions), model(x, positions), f"length {n}")

@@ -45,7 +45,8 @@ def attend(
     assert kernels.FLASH_FORWARD is not None
     k, v = zero_hidden_keys(visible, k, v)
     if kernels.faults().reads_grouped_heads_wrongly:
-        k, v = for_every_head(k, q.shape[1]), for_every_head(v, q.shape[1])
+        k = for_every_head(k, q.shape[1])
+        v = for_every_head(v, q.shape[1])
     if bias is None:
         return kernels.FLASH_FORWARD(q, k, v, is_causal=True, scale=scale)
     # Up to torch 2.6 the kernel takes no notice of the stride of keys.

@@ -254,7 +254,9 @@ def _first_far_offset(problem: Problem) -> int | None:
 
     FlexAttention without a bias takes half as long as with one that it reads from a table.
     """
-    term, mask, shift = problem.term, problem.mask, problem.shift
+    term = problem.term
+    mask = problem.mask
+    shift = problem.shift
     if term is None or term.constant_from is None or shift is None or mask is None:
         return None
     by_distance = mask.exact and mask.causal and problem.mask_shift == shift

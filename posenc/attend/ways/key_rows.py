@@ -112,9 +112,11 @@ def _block_parts(problem: Problem, row: Tensor, key: Tensor) -> Iterator[list[Bl
         first = max(first, _first_key_that_matters(problem, key, start, stop, negligible))
         begin, end = problem.keys_visible_to_all(start, stop)
         if begin == end:  # none is known to be visible to all
-            begin, end = first, first
+            begin = first
+            end = first
         else:
-            begin, end = max(begin, first), min(end, last)
+            begin = max(begin, first)
+            end = min(end, last)
 
         middle = (start + stop) // 2
         bias = (row[..., middle, None] - key).to(dtype)[:, :, None]

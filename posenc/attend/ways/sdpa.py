@@ -148,11 +148,15 @@ def _attend_near_and_far(problem: Problem) -> tuple[Tensor, Tensor | None]:
     Keys at least `far_from` before a query are far. All of them have one vector in the term, which
     adds the same number to all their scores, so that it is added to their log-sum-exp.
     """
-    q, k, v = problem.q, problem.k, problem.v
+    q = problem.q
+    k = problem.k
+    v = problem.v
     term = problem.term
     assert term is not None and term.far_from is not None
     assert term.attend_near is not None and term.far_terms is not None
-    far_from, attend_near, of_far = term.far_from, term.attend_near, term.far_terms
+    far_from = term.far_from
+    attend_near = term.attend_near
+    of_far = term.far_terms
     far_out, far_lse = _attend_far_keys(problem, far_from)
 
     def attend(start: int) -> tuple[Tensor, Tensor]:

@@ -34,7 +34,8 @@ class AddedEmbedding(PositionEncoding):
         raise NotImplementedError(f"{type(self).__name__} must define vectors(positions, dtype)")
 
     def embed(self, x: Embedded, positions: Real[Tensor, "..."]) -> Embedded:
-        name, num_axes = type(self).__name__, self.claims.num_axes
+        name = type(self).__name__
+        num_axes = self.claims.num_axes
         checked = validated_embedding_positions(name, x, positions, self.embed_dim, num_axes)
         positions = as_tensor(checked, x.device)
         dtype = at_least_float32(x.dtype)

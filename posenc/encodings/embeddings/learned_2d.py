@@ -56,7 +56,8 @@ class Learned2D(AddedEmbedding):
             raise ValueError(
                 f"Learned2D: the grid must have at least one cell, got {height} x {width}."
             )
-        self.height, self.width = height, width
+        self.height = height
+        self.width = width
         self.claims = replace(self.claims, max_positions=min(height, width))
         self.init_std = init_std
         self.weight = nn.Parameter(torch.empty(height * width, embed_dim))

@@ -70,7 +70,8 @@ def deberta_bucket_ends(num_buckets: int, max_distance: int) -> tuple[int, ...]:
     Distance x > m is in bucket m + ceil(ln(x/m) / ln((max_distance-1)/m) * (m-1)), at most the
     last. Computed in whole numbers, so that distances on a boundary are exact.
     """
-    middle, furthest = num_buckets // 2, max_distance - 1
+    middle = num_buckets // 2
+    furthest = max_distance - 1
     steps = middle - 1
     ends = [middle]
     x = middle

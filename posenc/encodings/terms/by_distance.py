@@ -133,7 +133,8 @@ class ByDistance(Term):
     def make_score_mod(self) -> ScoreMod:  # type: ignore[override]
         ready = self._with_all_vectors()
         q_products, k_products = ready._products_with_all_vectors(self.q_vectors, self.k_vectors)
-        q_positions, kv_positions = self.q.positions, self.k.positions
+        q_positions = self.q.positions
+        kv_positions = self.k.positions
         assert self.ends is not None
         # Tensors, because a compiled score_mod would contain numbers as constants.
         low, high = (torch.full((), end, device=self.q.device) for end in self.ends)

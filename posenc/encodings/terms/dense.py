@@ -76,7 +76,8 @@ class Dense(Term):
 
     def _score_mod_by_formulas(self, formulas: list[Formula]) -> ScoreMod:
         """Return a score_mod that computes each bias from the two positions, in O(1) memory."""
-        q_positions, kv_positions = self.q.positions, self.k.positions
+        q_positions = self.q.positions
+        kv_positions = self.k.positions
 
         def mod(score: Tensor, batch: Tensor, head: Tensor, q_idx: Tensor, kv_idx: Tensor):
             apart = values_at(q_positions, batch, q_idx) - values_at(kv_positions, batch, kv_idx)

@@ -78,7 +78,8 @@ class ForcedTokens(transformers.LogitsProcessor):
     the length of the prompts in tokens."""
 
     def __init__(self, tokens: torch.Tensor, prompt: int) -> None:
-        self.tokens, self.prompt = tokens, prompt
+        self.tokens = tokens
+        self.prompt = prompt
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         step = input_ids.shape[1] - self.prompt
@@ -103,7 +104,8 @@ def padding_error(model: Any, tokens: torch.Tensor, kind: str) -> float | None:
     rows = (long, short)
     alone = [model(row).logits[0] for row in rows]
     fill = long[:, :PADDING]  # a token like any other: only the mask says that it is padding
-    real, hidden = torch.ones_like(short), torch.zeros_like(fill)
+    real = torch.ones_like(short)
+    hidden = torch.zeros_like(fill)
 
     ids = torch.cat([long, torch.cat([short, fill], dim=1)])
     mask = torch.cat([torch.ones_like(long), torch.cat([real, hidden], dim=1)])

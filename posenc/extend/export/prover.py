@@ -58,7 +58,8 @@ class Proof:
         # Without a safe cache, decoding is expected to differ by any amount.
         decoding = exact_steps if cache_safe else math.inf
         logits = max(1e-5, self.rounding, self.carried)
-        method, exact = "another --method may pass", "--precision float32 may pass"
+        method = "another --method may pass"
+        exact = "--precision float32 may pass"
         checks = [
             ("frequencies are", self.inv_freq_error, FREQUENCY_ERROR, method),
             ("logits are", self.logits_error, logits, method),

@@ -129,7 +129,8 @@ def measure_reader(
         progress("loss by context", (i + 1) / len(contexts))
     passkey_shares = {} if passkey is None else passkey.right_shares(reader, windows, progress)
     entropy_means = _entropy_by_bucket(reader, windows, edges) if entropy else ()
-    scores, left_out = {}, {}
+    scores = {}
+    left_out = {}
     if tasks is not None:
         scores, left_out = tasks.scores(reader, windows.tokens.flatten(), progress)
     short_losses = None

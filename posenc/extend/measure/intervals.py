@@ -14,7 +14,7 @@ FEWEST_DOCUMENTS = 3
 @dataclass(frozen=True)
 class Estimate:
     """A token-weighted mean with a 95 % bootstrap interval over documents, NaN for fewer than
-    FEWEST documents."""
+    FEWEST_DOCUMENTS."""
 
     mean: float
     low: float

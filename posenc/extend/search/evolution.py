@@ -45,7 +45,9 @@ class GenomeScorer:
     def __init__(
         self, reader: Reader, settings: tuple[RopeSetting, ...], windows: Windows, trained: int
     ) -> None:
-        self.reader, self.settings, self.windows = reader, settings, windows
+        self.reader = reader
+        self.settings = settings
+        self.windows = windows
         self.edges = position_edges(trained, windows.tokens.shape[1])
         self.trained = trained
         # Masked tokens are not the same ones in windows of another length: there, plain losses.
@@ -228,7 +230,8 @@ class Search:
         searched = self._searched_setting()
         plain = rope_frequencies(searched.rotary_dim, searched.rope_theta).inv_freq
         turns = [float(f) * searched.original_length / (2 * np.pi) for f in plain]
-        seeds, banded = [], []
+        seeds = []
+        banded = []
         for name in SEED_METHODS:
             if searched.rotary_dim < 4 and name.startswith("ntk"):
                 continue  # NTK leaves the fastest pair and scales the slowest: it needs two

@@ -42,7 +42,9 @@ def position_maps(checkpoint: Checkpoint, target: int) -> list[Variant]:
     setting = checkpoint.rotary[0]
     trained = checkpoint.trained_length
     # Chosen, not derived.
-    window, chunk, local = trained // 2, trained * 3 // 4, trained // 16
+    window = trained // 2
+    chunk = trained * 3 // 4
+    local = trained // 16
     # The fewest tokens per group with which the last one is within the training length.
     group = max(2, -(-(target - window) // (trained - window)))
     scaling = setting.scaling

@@ -44,7 +44,8 @@ class Llama3(Scaling):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        low, high = self.low_freq_factor, self.high_freq_factor
+        low = self.low_freq_factor
+        high = self.high_freq_factor
         expected = "low_freq_factor must be positive and below high_freq_factor"
         require(self, 0 < low < high, expected, f"{low} and {high}")
 

@@ -93,7 +93,8 @@ def build_mask(**request: Any) -> LazyMask | Tensor | None:
         return LazyMask(lambda b, h, q, k: dense[b, 0, q, k], 0, 0, forward)
     # A static cache hands out the tensor in which it counts its tokens, and counts on in place
     # before the first layer evaluates this mask.
-    allowed, kv_offset = request["mask_function"], _copy_of_offset(request.get("kv_offset", 0))
+    allowed = request["mask_function"]
+    kv_offset = _copy_of_offset(request.get("kv_offset", 0))
     q_length, q_offset = query_count_and_offset(request)
     q_offset = _copy_of_offset(q_offset)
     padding = requested_padding_mask(request)
@@ -134,7 +135,8 @@ def attend(
     if is_causal is None:
         is_causal = bool(getattr(module, "is_causal", True))
     now = _running_attention(module, key)
-    q_len, device = query.shape[2], query.device
+    q_len = query.shape[2]
+    device = query.device
     if attention_mask is None and is_causal and 1 < q_len < key.shape[2]:
         # In transformers' interface no mask means that query i sees key i: the queries are the
         # first tokens of a static cache, and its other keys are still empty.

@@ -163,7 +163,8 @@ def cached_positions(cache: Any) -> Tensor | None:
         ] != layers_channels.key_dim + layers_channels.channels_per_head(keys):
             continue
         if longest is None or keys.shape[2] > longest.shape[2]:
-            longest, channels = keys, layers_channels
+            longest = keys
+            channels = layers_channels
     if longest is None or channels is None:
         return None
     return channels.positions_in(longest.detach())

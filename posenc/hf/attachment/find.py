@@ -41,7 +41,8 @@ def build_example(model: Any) -> dict[str, Tensor]:
 
     Raises: ValueError for a model that takes neither.
     """
-    config, device = model.config.get_text_config(), model.device
+    config = model.config.get_text_config()
+    device = model.device
     if model.main_input_name == "pixel_values":
         size = model.config.image_size
         height, width = size if isinstance(size, list | tuple) else (size, size)
@@ -139,7 +140,8 @@ def run_in_evaluation(model: Any, example: dict[str, Any]) -> Any:
 def rounding_tolerance(model: Any) -> float:
     """Return the largest difference of hidden states, relative to the largest of them, that
     rounding brings between two orders of the same computation in the model's dtype."""
-    device, exact = model.device.type, torch.get_float32_matmul_precision() == "highest"
+    device = model.device.type
+    exact = torch.get_float32_matmul_precision() == "highest"
     rounded = (
         getattr(model, "is_quantized", False)
         or torch.is_autocast_enabled(device)

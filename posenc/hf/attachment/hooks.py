@@ -190,7 +190,8 @@ def _add_to_embeddings(forward: RunningForward, embeddings: Tensor) -> Tensor:
     """Return embeddings (batch, len, embed_dim) with the encoding added. Raise ValueError if the
     forward reads no tokens, and so has no positions."""
     if forward.positions is None:
-        encoding, stack = type(forward.encoding).__name__, type(forward.stack).__name__
+        encoding = type(forward.encoding).__name__
+        stack = type(forward.stack).__name__
         raise ValueError(
             f"posenc: {encoding} adds positions to the embeddings of tokens, and this forward of "
             f"{stack} got neither input_ids nor inputs_embeds."

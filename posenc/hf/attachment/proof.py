@@ -81,7 +81,8 @@ class _Proof:
     """
 
     def __init__(self, model: Any, example: dict[str, Any]) -> None:
-        self.model, self.example = model, example
+        self.model = model
+        self.example = example
         attachment = getattr(model, ATTACHMENT_ATTRIBUTE)
         encodings: list[Any] = [getattr(stack, ENCODING_MODULE) for stack in attachment.stacks]
         self.stack: nn.Module = attachment.stacks[-1]
@@ -149,7 +150,8 @@ class _Proof:
         batch, length = source.shape
         short = self.shortened_example(length - MISSING_TOKENS)
         alone = self.run_forward(short)
-        fill, other = int(source[0, 0]), int(source[0, -1])
+        fill = int(source[0, 0])
+        other = int(source[0, -1])
         for side in ("left", "right"):
             padded = self.padded_batch(short, side, fill)
             what = f"next to padding on the {side}"

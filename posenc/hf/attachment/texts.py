@@ -141,7 +141,8 @@ def refuse_chunks_of_packed_rows(
         return
     if not bool((forward.documents > 0).any()):  # a compiled forward always says documents
         return
-    when, cure = "This transformers", "Call the model with one text in a row."
+    when = "This transformers"
+    cure = "Call the model with one text in a row."
     if counts_chunks_per_text():
         if not has_cache and not forward.has_mask:
             return

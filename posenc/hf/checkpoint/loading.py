@@ -184,7 +184,7 @@ def _refuse_mismatched_weights(
 
 def _most_common_dtype(tensors: dict[str, dict[str, int]]) -> str:
     """Return torch's name of the dtype that most of the stored numbers have; float32 if it is none
-    of STORED. tensors: the number of elements of each tensor by dtype and name."""
+    of TORCH_DTYPES. tensors: the number of elements of each tensor by dtype and name."""
     most = max(tensors, key=lambda kind: sum(tensors[kind].values()), default="F32")
     return TORCH_DTYPES.get(most, "float32")
 

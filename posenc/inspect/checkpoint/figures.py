@@ -156,7 +156,8 @@ def swap_plots(swap: Swap, labels: Sequence[str]) -> Iterator[Plot]:
 def attention_chart(weights: Array, labels: Sequence[str]) -> Chart:
     """Draw weights (heads, queries, keys): one square per head with the same colours, tokens on
     both axes, in any script."""
-    heads, count = len(weights), len(labels)
+    heads = len(weights)
+    count = len(labels)
     names = np.array(labels if count <= MOST_LABELS else range(count))
     data = {
         PANEL: np.repeat([f"head {head}" for head in range(heads)], count * count),
@@ -350,7 +351,8 @@ def _draw_layers(data: Data, rounding: float) -> Figure:
     with figure(x_label, y_label) as (drawn, axes):
         settings = split_by_series(data)
         for name, look in line_styles(list(settings)).items():
-            layers, changes = settings[name][x_label], settings[name][y_label]
+            layers = settings[name][x_label]
+            changes = settings[name][y_label]
             axes.plot(layers, np.maximum(changes, lowest), label=name, **look.points())
         axes.set_yscale("log")
         axes.set_ylim(lowest / 2, 10)

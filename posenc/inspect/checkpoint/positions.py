@@ -241,7 +241,8 @@ def _rotation_of_module(
     is_scaled = setting.scaling is not None or setting.compression != 1.0
     if is_scaled or scale != 1.0 or not inv_freq.isfinite().all():
         raise ValueError(_unknown_frequencies_message(checkpoint))
-    waves, base = _wavelengths(inv_freq.double()), _base_of_frequencies(inv_freq.double())
+    waves = _wavelengths(inv_freq.double())
+    base = _base_of_frequencies(inv_freq.double())
     theta = "frequencies of no theta" if base is None else f"theta {base:,.6g}"
     return replace(
         _rotation_of_setting(as_many, model),

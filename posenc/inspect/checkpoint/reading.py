@@ -170,7 +170,8 @@ def recorded_relative_scores(model: Any) -> Iterator[list[Tensor]]:
     name = ""
     for module, candidate in product(model.modules(), DISENTANGLED):
         if hasattr(module, candidate):
-            owner, name = module, candidate
+            owner = module
+            name = candidate
             break
     if owner is None:
         yield terms

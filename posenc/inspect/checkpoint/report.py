@@ -61,7 +61,10 @@ def _sections(
 ) -> Iterator[Section]:
     """Yield the sections of the report, those that were not measured left out."""
     sheet = judgement.sheet
-    of_exchange, of_positions, of_distances, of_attention = [], [], [], []
+    of_exchange = []
+    of_positions = []
+    of_distances = []
+    of_attention = []
     if has_figures:
         from posenc.inspect.checkpoint import figures
 
@@ -128,7 +131,8 @@ def _limit_of_part(kind: Kind) -> str:
 def _limit_of_rotation(kind: Rotation) -> str:
     """Return a sentence: up to which length the angles of a rotation stay in the range that
     training showed."""
-    pairs, new = len(kind.wavelengths), len(kind.new_angles)
+    pairs = len(kind.wavelengths)
+    new = len(kind.new_angles)
     where = "" if kind.layers == "all layers" else f" ({kind.layers})"
     start = f"Trained on {kind.trained:,} tokens{where}"
     leaving = f"{new} of its {pairs} rotary pairs {'leaves its' if new == 1 else 'leave their'}"

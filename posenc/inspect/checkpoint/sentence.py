@@ -38,7 +38,8 @@ class Sentence:
             raise ValueError(f"--swap: {word!r} is not in the text {self.text!r}.")
         stop = start + len(word)
         indices = [i for i, (a, b) in enumerate(self.spans) if a < stop and b > start and a < b]
-        first, last = self.spans[indices[0]][0], self.spans[indices[-1]][1]
+        first = self.spans[indices[0]][0]
+        last = self.spans[indices[-1]][1]
         outside = self.text[first:start] + self.text[stop:last]
         if outside.strip():
             raise ValueError(

@@ -51,10 +51,12 @@ def measure_structure(model: Any) -> Structure:
     config = text_config_of(model.config)
     if not getattr(config, "num_attention_heads", None):
         raise ValueError(f"A {config.model_type} model has no attention heads to look at.")
-    heads, width = config.num_attention_heads, config.hidden_size
+    heads = config.num_attention_heads
+    width = config.hidden_size
     decoders = getattr(config, "num_decoder_layers", None)
     head_dim = _head_dim(config) or getattr(config, "d_kv", None) or width // heads
-    embeddings, head = model.get_input_embeddings(), model.get_output_embeddings()
+    embeddings = model.get_input_embeddings()
+    head = model.get_output_embeddings()
     return Structure(
         model_type=config.model_type,
         layers=config.num_hidden_layers,

@@ -71,7 +71,9 @@ def exchanged_order(length: int, a: Span, b: Span) -> list[int]:
     if b_start < a_stop:
         raise ValueError("--swap: the two words overlap or are the same.")
     places = range(length)
-    first, between, second = places[a_start:a_stop], places[a_stop:b_start], places[b_start:b_stop]
+    first = places[a_start:a_stop]
+    between = places[a_stop:b_start]
+    second = places[b_start:b_stop]
     return [*places[:a_start], *second, *between, *first, *places[b_stop:]]
 
 
@@ -90,7 +92,8 @@ def swap_words(model: Any, sentence: Sentence, words: tuple[str, str], masked: b
 
     def change() -> tuple[Change, Reading]:
         """Return what the exchange changes in the present model, and the reading before it."""
-        before, after = read_sentence(model, sentence.ids), read_sentence(model, ids)
+        before = read_sentence(model, sentence.ids)
+        after = read_sentence(model, ids)
         return _compare_readings(before, after, order, sentence, masked), before
 
     with_positions, before = change()
@@ -111,12 +114,15 @@ def _compare_readings(
     # Back to the places of the original sentence.
     original_places = torch.tensor(order).argsort()
     last_layer_gaps = gaps[-1, original_places]
-    new_logits, old_logits = after.logits, before.logits
+    new_logits = after.logits
+    old_logits = before.logits
     if masked:  # a prediction at each token, else only the next token's, at the last one
         old_logits = old_logits[torch.tensor(order)]
     else:
-        new_logits, old_logits = new_logits[-1:], old_logits[-1:]
-    p, q = old_logits.log_softmax(-1), new_logits.log_softmax(-1)
+        new_logits = new_logits[-1:]
+        old_logits = old_logits[-1:]
+    p = old_logits.log_softmax(-1)
+    q = new_logits.log_softmax(-1)
     return Change(
         by_group=[last_layer_gaps[a:b].max().item() for a, b in sentence.groups],
         last_by_layer=gaps[:, -1].tolist(),

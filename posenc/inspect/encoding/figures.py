@@ -45,7 +45,8 @@ def heat_map_chart(values: Array, x_label: str, y_label: str, unit: str, step: i
     step: rows and columns are those of every `step`-th position.
     """
     height, width = values.shape
-    xs, ys = step * np.arange(width), step * np.arange(height)
+    xs = step * np.arange(width)
+    ys = step * np.arange(height)
     data = matrix_table(x_label, y_label, unit, xs, ys, values)
     return Chart(data, partial(_draw_matrix, labels=(x_label, y_label), width=width, step=step))
 
@@ -86,7 +87,8 @@ def _draw_lines(data: Data) -> Figure:
     with figure(x_label, y_label) as (drawn, axes):
         curves = split_by_series(data)
         for name, look in line_styles(list(curves)).items():
-            x, y = curves[name][x_label], curves[name][y_label]
+            x = curves[name][x_label]
+            y = curves[name][y_label]
             axes.plot(x, y, label=name, **look.curve(len(x)))
         draw_legend_above(drawn)
     return drawn
@@ -142,7 +144,8 @@ def slope_chart(values: Sequence[float]) -> Chart:
 def _draw_slopes(data: Data) -> Figure:
     """Draw a dot for each head, on a stem from half of the smallest slope, as the axis has no 0."""
     x_label, y_label = axes_of(data)
-    heads, values = data[x_label], data[y_label]
+    heads = data[x_label]
+    values = data[y_label]
     with figure(x_label, y_label) as (drawn, axes):
         axes.vlines(heads, min(values) / 2, values, color=LIGHT_COLOURS[0], linewidth=1.6)
         axes.plot(heads, values, "o", color=LIGHT_COLOURS[0], label="slope")

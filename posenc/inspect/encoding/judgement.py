@@ -125,7 +125,8 @@ def judge_distances(decay: Decay, *, by_content: bool) -> NearAndFar | None:
     points = _visible_points(decay)
     if len(points) < 2:
         return None
-    near, far = points[0], points[-1]
+    near = points[0]
+    far = points[-1]
     scores = [point.equal for point in points]
     span = max(scores) - min(scores)
     fall = near.equal - far.equal

@@ -432,7 +432,8 @@ def _means_with_errors(decay: Decay, picked: Sequence[int]) -> str:
     these are more than rounding."""
     words = []
     for i in picked:
-        mean, error = decay.mean[i], decay.mean_error[i]
+        mean = decay.mean[i]
+        error = decay.mean_error[i]
         if mean is None or error is None:
             words.append(f"hidden at {decay.distances[i]:,}")
         elif error <= 1e-3 * abs(mean):  # less than the three digits shown

@@ -73,7 +73,8 @@ def _bias_error(got: Tensor, want: Tensor) -> RowErrors:
     queries = torch.linspace(keys - 1, max(1, keys // _QUERIES), _QUERIES).long().unique()
     if got.isnan().any():
         return RowErrors(torch.full((len(queries),), torch.nan), "NaN")
-    inexact, exact = logits_below_largest(got, queries), logits_below_largest(want, queries)
+    inexact = logits_below_largest(got, queries)
+    exact = logits_below_largest(want, queries)
     logits = (inexact - exact).abs()
     shares = logits / (1 + exact.abs())
     weights = [logits_below_largest(b, queries, -torch.inf).softmax(-1) for b in (got, want)]

@@ -64,7 +64,8 @@ def to_double_precision(tensor: Tensor) -> Tensor:
 
 def absolute_difference(a: Tensor, b: Tensor) -> Tensor:
     """Return |a - b| element by element. Equal infinities (hidden keys) give 0; NaN stays NaN."""
-    a, b = to_double_precision(a), to_double_precision(b)
+    a = to_double_precision(a)
+    b = to_double_precision(b)
     return torch.where(a == b, 0.0, (a - b).abs())
 
 

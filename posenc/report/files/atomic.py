@@ -180,7 +180,7 @@ def prepare_figures_folder(folder: Path) -> None:
 
 
 def mark_figures(folder: Path) -> None:
-    """Write the file OF_FIGURES into a folder, so that a later run may replace the figures
+    """Write the file FIGURES_MARKER into a folder, so that a later run may replace the figures
     there."""
     text = "posenc writes figures and their numbers here, and replaces files of the same name.\n"
     write_atomically(folder / FIGURES_MARKER, text)

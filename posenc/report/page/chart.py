@@ -71,7 +71,8 @@ def matrix_table(x: str, y: str, unit: str, xs: Column, ys: Column, values: np.n
     Both axes of one name are told apart by "(column)" and "(row)".
     """
     if x == y:
-        x, y = f"{x} (column)", f"{y} (row)"
+        x = f"{x} (column)"
+        y = f"{y} (row)"
     return {
         x: np.tile(np.asarray(xs), len(ys)),
         y: np.repeat(np.asarray(ys), len(xs)),

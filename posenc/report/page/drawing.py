@@ -237,7 +237,7 @@ def _legend_width(labels: Sequence[str], columns: int) -> float:
         max(sum(1.0 if east_asian_width(c) in "WF" else 0.62 for c in label) for label in column)
         for column in (labels[i : i + rows] for i in range(0, len(labels), rows))
     ]
-    # Besides its labels a column has a line of 3.2, see legend_above, a space of 0.8 after it,
+    # Besides its labels a column has a line of 3.2, see draw_legend_above, a space of 0.8 after it,
     # which is matplotlib's default, and a space of 1.2 to the next column.
     return _STYLE["legend.fontsize"] * (sum(widest) + 5.2 * len(widest))
 
@@ -262,7 +262,8 @@ def curves_by_length(
     x_label, y_label = axes_of(data)
     with figure(x_label, y_label) as (drawn, axes):
         for name, part in split_by_series(data).items():
-            x, y = part[x_label], part[y_label]
+            x = part[x_label]
+            y = part[y_label]
             has_markers = len(x) <= MOST_MARKERS
             look = styles[name].points() if has_markers else styles[name].curve(len(x))
             label_and_gid = {"label": name, "gid": HOVER + name}

@@ -49,7 +49,8 @@ def _rotate_heads(
 
     row: number of the token, counted through the whole batch; head: numbers of the heads.
     """
-    batch, token = row // length, row % length
+    batch = row // length
+    token = row % length
     source = x + batch * x_batch + token * x_token + head.to(tl.int64)[:, None] * x_head
     target = out + batch * out_batch + token * out_token + head.to(tl.int64)[:, None] * out_head
     shown = (head < heads)[:, None]
@@ -201,7 +202,10 @@ def launch(xs: Sequence[Tensor], cos: Tensor, sin: Tensor, interleaved: bool) ->
     block_pairs = triton.next_power_of_2(pairs)
     most_heads = max(x.shape[1] for x in xs)
     block_heads = min(triton.next_power_of_2(most_heads), max(1, PROGRAM_PAIRS // block_pairs))
-    q, q_out, k, k_out = xs[0], outs[0], xs[-1], outs[-1]
+    q = xs[0]
+    q_out = outs[0]
+    k = xs[-1]
+    k_out = outs[-1]
     blocks = [triton.cdiv(x.shape[1], block_heads) for x in xs]
     if not batch * length * sum(blocks):
         return outs

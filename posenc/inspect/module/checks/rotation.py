@@ -56,10 +56,14 @@ def judge_rotation_of_pairs(subject: Subject) -> Finding:
     if subject.view.meaning != "rotated content":
         return None, "rotates nothing"
     first, second = (list(side) for side in zip(*subject.view.pairs, strict=True))
-    worst, signs, scale = 0.0, 0.0, 0.0
+    worst = 0.0
+    signs = 0.0
+    scale = 0.0
     for side in _linear_maps(subject):
-        a, b = side[..., first, first], side[..., first, second]
-        c, d = side[..., second, first], side[..., second, second]
+        a = side[..., first, first]
+        b = side[..., first, second]
+        c = side[..., second, first]
+        d = side[..., second, second]
         scale = max(scale, side.abs().max().item())
         worst = max(worst, (a - d).abs().max().item(), (b + c).abs().max().item())
         signs = max(signs, (b - c).abs().max().item())
@@ -81,7 +85,8 @@ def judge_shifted_scores(subject: Subject) -> Finding:
         lengths = sides[0].norm(dim=-2)  # (places, heads, channels)
         if ((lengths / lengths[:1] - 1).abs() > _CLOSE).any():
             return None, "scales what it rotates, and shows one side only"
-    queries, keys = sides[0], sides[-1]
+    queries = sides[0]
+    keys = sides[-1]
     count = len(_PLACES)
     changes = []
     for i in range(count):

@@ -176,7 +176,8 @@ def _mistaken_slopes(measured: Tensor, usual: float) -> Iterator[tuple[str, Tens
         return
     heads = torch.arange(1, count + 1, dtype=torch.float64)
     power = 1 << (count.bit_length() - 1)
-    authors, twice = _authors_slopes(count, usual), _authors_slopes(2 * power, usual)
+    authors = _authors_slopes(count, usual)
+    twice = _authors_slopes(2 * power, usual)
     yield "heads are in reversed order", authors.flip(0)
     if count > power:  # the authors add every second slope of twice as many heads
         first_heads = authors[:power]
