@@ -21,7 +21,7 @@ import transformers
 from tables import write_table
 from tiny_models import LENGTH, VOCABULARY, tiny_folder
 
-from posenc.extend.export import proof
+from posenc.extend.export import stock_reader as proof
 from posenc.extend.export.prover import Prover
 from posenc.extend.extension import ExtensionRun, extend, tune_and_export
 from posenc.extend.measure.samples import sample_windows

@@ -23,8 +23,8 @@ from posenc.encodings.base import ModelShape as ModelShape
 from posenc.encodings.base import Pass as Pass
 from posenc.encodings.base import PositionEncoding as PositionEncoding
 from posenc.encodings.base.compose import Compose as Compose
+from posenc.encodings.base.mask_encoding import Within as Within
 from posenc.encodings.base.per_layer import PerLayer as PerLayer
-from posenc.encodings.base.within import Within as Within
 from posenc.encodings.embeddings.bert import BertEmbedding as BertEmbedding
 from posenc.encodings.embeddings.learned import Learned as Learned
 from posenc.encodings.embeddings.learned_2d import Learned2D as Learned2D
@@ -57,9 +57,9 @@ from posenc.encodings.scores.cope import CoPE as CoPE
 from posenc.encodings.scores.dape import DAPE as DAPE
 from posenc.encodings.scores.deberta import DeBERTa as DeBERTa
 from posenc.encodings.scores.fire import FIRE as FIRE
-from posenc.encodings.scores.forgetting import FoX as FoX
+from posenc.encodings.scores.fox import FoX as FoX
+from posenc.encodings.scores.inkling import RelativeLogits as RelativeLogits
 from posenc.encodings.scores.kerple import Kerple as Kerple
-from posenc.encodings.scores.relative_logits import RelativeLogits as RelativeLogits
 from posenc.encodings.scores.sandwich import Sandwich as Sandwich
 from posenc.encodings.scores.t5 import T5Bias as T5Bias
 from posenc.encodings.scores.transformer_xl import TransformerXL as TransformerXL

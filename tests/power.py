@@ -76,7 +76,7 @@ MUTATIONS = (
         "encodings/scores",
     ),
     Mutation(
-        "encodings/scores/forgetting.py",
+        "encodings/scores/fox.py",
         "return state if past is None else past[:, :, -1:] + state",
         "return state",
         "encodings/scores",
@@ -255,7 +255,7 @@ MUTATIONS = (
         "extend/measure",
     ),
     Mutation(
-        "hf/tables.py",
+        "hf/learned_tables.py",
         "after = length + table.counted_rows",
         "after = length",
         "hf extend",

@@ -25,7 +25,7 @@ ALLOWED = {
     "posenc/hf/attachment/save.py": {"save_pretrained", "safe_open"},
     # a file whose hash the record names; the logits that our parent process has written
     "posenc/hf/attachment/load.py": {"load_file"},
-    "posenc/extend/export/proof.py": {"load_file"},
+    "posenc/extend/export/stock_reader.py": {"load_file"},
     # the text of a run, too large to be read at once
     "posenc/compare/trial/windows.py": {"memmap"},
     # in a tempfile.TemporaryDirectory, or the folder of texts that only this user can write
@@ -42,7 +42,7 @@ ALLOWED = {
     "posenc/lazy.py": {"read_text"},
     "posenc/list.py": {"read_text"},
     "posenc/doctor/rule.py": {"read_text"},
-    "posenc/extend/answer/terminal.py": {"read_text"},
+    "posenc/extend/run.py": {"read_text"},
     "posenc/dialects/conformance.py": {"read_text"},
     "posenc/encodings/registry/code.py": {"read_bytes"},
     # /dev/null after a broken pipe

@@ -21,7 +21,7 @@ from posenc.attend.problem import Problem
 from posenc.encodings import Term, Tokens
 from posenc.encodings.base import boundary
 from posenc.encodings.base.base import PositionEncoding, QueriesKeys
-from posenc.encodings.base.placed import validated_positions
+from posenc.encodings.base.check_positions import validated_positions
 from posenc.encodings.numbers.heads import for_every_head
 from posenc.encodings.numbers.precision import without_autocast
 from posenc.masks import Mask, bind_to_memory_order, check_documents, check_mask

@@ -12,10 +12,10 @@ from posenc.encodings.base.boundary import (
 )
 from posenc.encodings.base.compose import Compose as Compose
 from posenc.encodings.base.distance_bias import DistanceBias as DistanceBias
+from posenc.encodings.base.mask_encoding import Within as Within
 from posenc.encodings.base.per_layer import PerLayer as PerLayer
 from posenc.encodings.base.per_layer import encoding_of_all_layers as encoding_of_all_layers
 from posenc.encodings.base.shape import ModelShape as ModelShape
-from posenc.encodings.base.within import Within as Within
 from posenc.encodings.embeddings import grow as grow
 from posenc.encodings.embeddings.learned import Learned as Learned
 from posenc.encodings.embeddings.sinusoidal import Sinusoidal as Sinusoidal
@@ -42,7 +42,7 @@ from posenc.encodings.registry.known import names as names
 from posenc.encodings.registry.known import with_importable_classes as with_importable_classes
 from posenc.encodings.registry.known import with_relative_paths as with_relative_paths
 from posenc.encodings.scores.alibi import ALiBi as ALiBi
-from posenc.encodings.scores.forgetting import FoX as FoX
+from posenc.encodings.scores.fox import FoX as FoX
 from posenc.encodings.scores.t5 import T5Bias as T5Bias
 from posenc.encodings.terms.by_distance import ByDistance as ByDistance
 from posenc.encodings.terms.chain import Chain as Chain

@@ -13,10 +13,10 @@ from posenc.extend.export.pooling import sentence_transformers_files, settings_t
 from posenc.extend.measure.tasks import PASSKEY, tasks_named
 from posenc.extend.options import Options
 from posenc.extend.restart import default_state_folder
+from posenc.extend.variants.mapped_variants import DUAL_CHUNK, position_maps
 from posenc.extend.variants.methods import METHODS
-from posenc.extend.variants.position_maps import DUAL_CHUNK, position_maps
 from posenc.extend.variants.variant import DROPE
-from posenc.hf import tables
+from posenc.hf import learned_tables
 from posenc.hf.checkpoint.files import read_config, tokenizer_files
 from posenc.hf.checkpoint.loading import DEVICES, DTYPES, Checkpoint
 from posenc.hf.rope.apply import attentions_with_rope_switch, frequencies_differ, rotary_frequencies
@@ -58,7 +58,7 @@ def check_before_loading(
     check_choice("--device", options.device, DEVICES)
     check_choice("--precision", options.precision, DTYPES)
     if method is not None:
-        check_choice("--method", method, (*ROTARY_METHODS, *tables.METHODS))
+        check_choice("--method", method, (*ROTARY_METHODS, *learned_tables.METHODS))
     raw = read_config(folder)
     reason = NO_EXTENSION.get(str(raw.get("model_type")))
     if reason:
@@ -169,7 +169,7 @@ def check_after_loading(
     if reason := _why_not_extendable(checkpoint):
         raise ValueError(f"{checkpoint.folder}: {reason}.")
     if method is not None:
-        known = ROTARY_METHODS if checkpoint.rotary else ("none", *tables.METHODS)
+        known = ROTARY_METHODS if checkpoint.rotary else ("none", *learned_tables.METHODS)
         check_choice("--method", method, known)
         _check_method(checkpoint, method, writes, options)
 
@@ -183,7 +183,7 @@ def _check_positions(checkpoint: Checkpoint) -> None:
             f"{checkpoint.folder}: a {whole.model_type} model reads more than text; "
             f"save its language model ({text.model_type}) by itself and extend that."
         )
-    if not checkpoint.rotary and tables.growable_table(checkpoint.model) is None:
+    if not checkpoint.rotary and learned_tables.growable_table(checkpoint.model) is None:
         raise ValueError(
             f"{checkpoint.folder}: a {checkpoint.config.model_type} model has neither rotary "
             "settings in its config nor a table of positions that posenc knows."

@@ -11,7 +11,7 @@ from experiments.claims.sheet import GROUPS
 from posenc import masks
 from posenc.encodings.queries_keys.rope import RoPE
 from posenc.encodings.scores.alibi import ALiBi
-from posenc.encodings.scores.forgetting import FoX
+from posenc.encodings.scores.fox import FoX
 from posenc.encodings.scores.t5 import T5Bias
 from posenc.frequencies.scaling import rope_frequencies
 from posenc.frequencies.scalings import NTK, NTKByParts

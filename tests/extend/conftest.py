@@ -8,7 +8,7 @@ import json
 import pytest
 
 from posenc.extend import extension
-from posenc.extend.export import proof
+from posenc.extend.export import stock_reader as proof
 from posenc.extend.export.prover import Prover
 
 

@@ -14,7 +14,7 @@ import torch
 
 from posenc import extend as hf
 from posenc.extend.answer.report import report_of
-from posenc.extend.export import proof as export_proof
+from posenc.extend.export import stock_reader
 from posenc.extend.export.prover import Proof, _logits_change_by_frequency_error
 from posenc.extend.measure.entropy import attention_entropy
 from posenc.extend.measure.evaluation import measure_reader
@@ -23,8 +23,8 @@ from posenc.extend.measure.losses import Reader
 from posenc.extend.measure.tasks import PasskeyGrid
 from posenc.extend.options import Options
 from posenc.extend.search.evolution import Search
-from posenc.extend.variants.position_maps import position_maps
-from posenc.hf import tables
+from posenc.extend.variants.mapped_variants import position_maps
+from posenc.hf import learned_tables
 from posenc.hf.checkpoint.loading import load_checkpoint
 from posenc.hf.checkpoint.text import Windows
 from posenc.hf.rope.apply import rotary_frequencies, settings_applied
@@ -218,7 +218,7 @@ def test_padding_is_compared_or_said_not_to_be(llama, tmp_path, monkeypatch, und
     given = {"method": "ntk", "options": QUICK}
     proof = hf.extend(llama, TARGET, DOCUMENTS, out=tmp_path / "read", **given).proof
     assert proof is not None and proof.padding_error is not None
-    monkeypatch.setattr(export_proof, "READ_PADDING", ("llama",))
+    monkeypatch.setattr(stock_reader, "READ_PADDING", ("llama",))
     outcome = hf.extend(llama, TARGET, DOCUMENTS, out=tmp_path / "not", **given)
     assert outcome.proof is not None and outcome.proof.padding_error is None
     assert "not compared" in page_of(report_of(outcome, "again")).html()
@@ -443,7 +443,7 @@ TABLES = {
 @pytest.mark.parametrize(("family", "method"), [("gpt2", "hierarchical"), ("opt", "interpolate")])
 def test_a_learned_table_grows_and_the_export_is_proved(family, method, tmp_path):
     folder = save(family, tmp_path / family, vocab_size=257, **TABLES[family])
-    old = tables.growable_table(load_checkpoint(folder).model)
+    old = learned_tables.growable_table(load_checkpoint(folder).model)
     assert old is not None
     assert old.length == LENGTH
     outcome = hf.extend(
@@ -451,7 +451,7 @@ def test_a_learned_table_grows_and_the_export_is_proved(family, method, tmp_path
     )
     assert outcome.proof is not None
     assert outcome.proof.logits_error < 1e-5
-    new = tables.growable_table(load_checkpoint(tmp_path / "out").model)
+    new = learned_tables.growable_table(load_checkpoint(tmp_path / "out").model)
     assert new is not None
     assert new.length == TARGET
     config = json.loads((tmp_path / "out" / "config.json").read_text())
@@ -483,12 +483,12 @@ def test_quick_path_from_the_shell(tmp_path):
 
 
 @pytest.mark.parametrize("family", TABLES)
-@pytest.mark.parametrize("method", tables.METHODS)
+@pytest.mark.parametrize("method", learned_tables.METHODS)
 def test_a_grown_table_is_read_and_put_back(family, method, tmp_path, windows):
     model = load_checkpoint(save(family, tmp_path / family, vocab_size=257, **TABLES[family])).model
     with torch.inference_mode():
         before = model(windows.tokens[:1, :LENGTH]).logits
-        with tables.lengthened_table(model, method, TARGET):
+        with learned_tables.lengthened_table(model, method, TARGET):
             assert model(windows.tokens[:1]).logits.isfinite().all()
             grown = model(windows.tokens[:1, :LENGTH]).logits
         after = model(windows.tokens[:1, :LENGTH]).logits

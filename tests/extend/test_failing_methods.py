@@ -12,9 +12,8 @@ from posenc import extend as hf
 from posenc.extend.measure import losses
 from posenc.extend.options import Options
 from posenc.extend.variants import methods
-from posenc.extend.variants import position_maps as maps
+from posenc.extend.variants.mapped_variants import position_maps
 from posenc.extend.variants.methods import METHODS, Method
-from posenc.extend.variants.position_maps import position_maps
 from posenc.hf.checkpoint.loading import load_checkpoint
 from posenc.hf.rope.apply import rotary_frequencies, settings_applied
 from posenc.report.page.failure import RunFailed

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from posenc.attend import kernels
 from posenc.encodings.numbers.heads import for_every_head
-from posenc.encodings.numbers.tracking import is_readable
+from posenc.encodings.numbers.readable import is_readable
 
 
 def runs_on(device: torch.device) -> bool:

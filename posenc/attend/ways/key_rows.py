@@ -20,7 +20,7 @@ from posenc.attend.ways.second_derivatives import dense_gradients
 from posenc.attend.ways.strips_backward import sum_head_groups
 from posenc.encodings.numbers.heads import for_every_head
 from posenc.encodings.numbers.precision import at_least_float32, without_autocast
-from posenc.encodings.numbers.tracking import is_readable
+from posenc.encodings.numbers.readable import is_readable
 
 ROWS = 512
 """Maximum queries per block, which read one row of bias."""

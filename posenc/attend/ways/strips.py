@@ -28,7 +28,7 @@ from posenc.attend.ways import flash
 from posenc.attend.ways.strips_backward import RowEntries, StripsAttention
 from posenc.attend.ways.strips_forward import Group, HeadPlan, Plan, Strip, forward
 from posenc.encodings.numbers.precision import at_least_float32
-from posenc.encodings.numbers.tracking import is_readable
+from posenc.encodings.numbers.readable import is_readable
 
 ROWS = 256
 """Queries per strip. Within a strip, pairs that a causal mask hides are computed too."""

@@ -9,9 +9,9 @@ from torch import Tensor
 
 from posenc.encodings.base.arguments import are_alike
 from posenc.encodings.base.base import PositionEncoding, require_encoding
-from posenc.encodings.base.placed import validated_positions, validated_positions_of
+from posenc.encodings.base.check_positions import validated_positions, validated_positions_of
+from posenc.encodings.numbers.readable import extremes_if_readable
 from posenc.encodings.numbers.torch_abilities import autocast_enabled
-from posenc.encodings.numbers.tracking import extremes_if_readable
 from posenc.encodings.terms.tokens import Tokens
 
 

@@ -8,8 +8,8 @@ from torch import Tensor
 
 from posenc.arguments import explain_misfits
 from posenc.encodings.base.base import PositionEncoding, check_heads
+from posenc.encodings.base.check_positions import validated_bias_positions
 from posenc.encodings.base.claims import Claims
-from posenc.encodings.base.placed import validated_bias_positions
 from posenc.encodings.numbers.precision import at_least_float32
 from posenc.encodings.terms.dense import Dense
 from posenc.encodings.terms.tokens import Tokens

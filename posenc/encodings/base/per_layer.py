@@ -17,7 +17,7 @@ from posenc.encodings.base.base import (
 )
 from posenc.encodings.base.claims import Claims
 from posenc.encodings.base.compose import Compose
-from posenc.encodings.base.within import Within
+from posenc.encodings.base.mask_encoding import Within
 from posenc.encodings.terms.tokens import Tokens
 from posenc.masks import Mask, sliding_window
 from posenc.positions import KeyPlaces, Positions, QueryPlaces

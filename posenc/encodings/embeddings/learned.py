@@ -12,7 +12,7 @@ from posenc.arguments import explain_misfits
 from posenc.encodings.base.shape import ModelShape
 from posenc.encodings.embeddings.added import AddedEmbedding
 from posenc.encodings.embeddings.sinusoidal import Sinusoidal
-from posenc.encodings.numbers.tracking import extremes_if_readable
+from posenc.encodings.numbers.readable import extremes_if_readable
 
 INIT_KINDS = ("normal", "truncated_normal", "sinusoidal")
 

@@ -13,7 +13,7 @@ from posenc.encodings.base.shape import ModelShape
 from posenc.encodings.embeddings.added import AddedEmbedding
 from posenc.encodings.embeddings.grow import interpolate_2d
 from posenc.encodings.embeddings.learned import check_row_indices
-from posenc.encodings.numbers.tracking import extremes_if_readable
+from posenc.encodings.numbers.readable import extremes_if_readable
 from posenc.positions import move_placeless_to_origin, placeless_tokens
 
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from posenc.encodings.numbers.tracking import inside_functorch_transform
+from posenc.encodings.numbers.readable import inside_functorch_transform
 
 
 class Constants:

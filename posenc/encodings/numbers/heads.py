@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from posenc.encodings.numbers.tracking import inside_python_export
+from posenc.encodings.numbers.readable import inside_python_export
 
 
 def grouped_matmul(a: Tensor, b: Tensor) -> Tensor:

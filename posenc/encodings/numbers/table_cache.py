@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from posenc.encodings.numbers.tracking import is_readable
+from posenc.encodings.numbers.readable import is_readable
 
 T = TypeVar("T")
 MAX_TABLES = 4

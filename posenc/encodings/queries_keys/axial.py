@@ -11,7 +11,7 @@ from posenc.encodings.base.base import Cached, CachedPlaces
 from posenc.encodings.base.claims import Claims
 from posenc.encodings.numbers.heads import for_every_head
 from posenc.encodings.numbers.precision import at_least_float32
-from posenc.encodings.numbers.tracking import extremes_if_readable
+from posenc.encodings.numbers.readable import extremes_if_readable
 from posenc.encodings.queries_keys.query_key import QueryKeyEncoding, check_keys
 from posenc.encodings.queries_keys.rotation.base import RotatedQueriesKeys, Rotation
 from posenc.encodings.queries_keys.rotation.rotate import rotate

@@ -13,7 +13,7 @@ from torch import Tensor
 from posenc.arguments import explain_misfits
 from posenc.encodings.base.base import Pass
 from posenc.encodings.base.shape import ModelShape
-from posenc.encodings.numbers.tracking import outside_inference_mode
+from posenc.encodings.numbers.readable import outside_inference_mode
 from posenc.encodings.queries_keys.rope import RoPE
 from posenc.frequencies.scaling import Scaling
 from posenc.masks import Mask, sliding_window

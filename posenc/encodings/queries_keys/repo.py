@@ -12,7 +12,7 @@ from posenc.encodings.base.base import (
     check_state_shape,
 )
 from posenc.encodings.base.claims import Claims
-from posenc.encodings.base.linear import read_linear
+from posenc.encodings.base.linear_weights import read_linear
 from posenc.encodings.numbers.angles import ExactFrequencies
 from posenc.encodings.numbers.heads import for_every_head
 from posenc.encodings.numbers.precision import at_least_float32

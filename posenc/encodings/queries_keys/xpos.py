@@ -8,7 +8,7 @@ from torch import Tensor
 
 from posenc.encodings.numbers.device_copies import Constants
 from posenc.encodings.numbers.precision import at_least_float32
-from posenc.encodings.numbers.tracking import extremes_if_readable
+from posenc.encodings.numbers.readable import extremes_if_readable
 from posenc.encodings.queries_keys.rotation.base import RotatedQueriesKeys, Rotation
 from posenc.encodings.queries_keys.rotation.rotate import rotate
 from posenc.encodings.terms.tokens import Tokens

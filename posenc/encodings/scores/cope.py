@@ -12,7 +12,7 @@ from posenc.encodings.base.base import PositionEncoding, check_head_dim
 from posenc.encodings.base.claims import Claims
 from posenc.encodings.numbers.heads import grouped_matmul
 from posenc.encodings.numbers.precision import at_least_float32
-from posenc.encodings.numbers.tracking import is_readable
+from posenc.encodings.numbers.readable import is_readable
 from posenc.encodings.terms.skew import Part, add_parts
 from posenc.encodings.terms.term import Scores, Shown, Term
 from posenc.encodings.terms.tokens import Tokens

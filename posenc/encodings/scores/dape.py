@@ -17,7 +17,7 @@ from posenc.encodings.base.base import (
     require_encoding,
 )
 from posenc.encodings.base.claims import Claims
-from posenc.encodings.base.linear import read_linear
+from posenc.encodings.base.linear_weights import read_linear
 from posenc.encodings.base.shape import ModelShape
 from posenc.encodings.scores.alibi import ALiBi
 from posenc.encodings.scores.fire import FIRE

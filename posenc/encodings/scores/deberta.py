@@ -10,13 +10,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from posenc.encodings.base.base import PositionEncoding, check_head_dim, check_heads
+from posenc.encodings.base.check_positions import require_integers
 from posenc.encodings.base.claims import Claims
-from posenc.encodings.base.linear import read_linear
-from posenc.encodings.base.placed import require_integers
+from posenc.encodings.base.linear_weights import read_linear
 from posenc.encodings.numbers.heads import for_every_head
 from posenc.encodings.numbers.precision import at_least_float32
+from posenc.encodings.numbers.readable import extremes_if_readable
 from posenc.encodings.numbers.slopes_and_buckets import deberta_bucket_ends
-from posenc.encodings.numbers.tracking import extremes_if_readable
 from posenc.encodings.terms.by_distance import ByDistance
 from posenc.encodings.terms.term import Term
 from posenc.encodings.terms.tokens import Tokens

@@ -11,13 +11,13 @@ from torch.utils.checkpoint import checkpoint
 
 from posenc.arguments import explain_misfits
 from posenc.encodings.base.base import PositionEncoding, check_heads
+from posenc.encodings.base.check_positions import validated_bias_positions
 from posenc.encodings.base.claims import Claims
 from posenc.encodings.base.distance_bias import BiasMatrix
-from posenc.encodings.base.linear import read_linear
-from posenc.encodings.base.placed import validated_bias_positions
+from posenc.encodings.base.linear_weights import read_linear
 from posenc.encodings.base.shape import ModelShape
 from posenc.encodings.numbers.precision import without_autocast
-from posenc.encodings.numbers.tracking import is_readable
+from posenc.encodings.numbers.readable import is_readable
 from posenc.encodings.scores.fewer_hidden_units import Layers, shrink_network
 from posenc.encodings.terms.dense import Dense
 from posenc.encodings.terms.tokens import Tokens

@@ -8,8 +8,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from posenc.encodings.base.base import PositionEncoding, check_head_dim
+from posenc.encodings.base.check_positions import require_integers
 from posenc.encodings.base.claims import Claims
-from posenc.encodings.base.placed import require_integers
 from posenc.encodings.numbers.heads import for_every_head, grouped_matmul
 from posenc.encodings.numbers.precision import at_least_float32
 from posenc.encodings.terms.by_distance import ByDistance

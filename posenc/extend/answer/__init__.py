@@ -1,1 +1,1 @@
-"""Show an outcome: in the terminal, on the page, as JSON."""
+"""Build an outcome's report, its figures and its facts."""

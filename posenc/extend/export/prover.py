@@ -85,7 +85,7 @@ class Prover:
         """Start the process, unless it runs, and return it. It waits for a line of JSON on its
         stdin."""
         if self._process is None:
-            script = Path(__file__).with_name("proof.py")
+            script = Path(__file__).with_name("stock_reader.py")
             # -P: the script imports no posenc, and its folder is not on the path.
             self._process = subprocess.Popen(
                 [sys.executable, "-P", str(script), str(os.getpid())],

@@ -8,8 +8,8 @@ from posenc.extend.measure.losses import Reader
 from posenc.extend.measure.tasks import PASSKEY, Encode, TaskGrid, tasks_named
 from posenc.extend.options import Options, Progress
 from posenc.extend.search.evolution import Search
+from posenc.extend.variants.mapped_variants import DUAL_CHUNK, position_maps
 from posenc.extend.variants.methods import METHODS
-from posenc.extend.variants.position_maps import DUAL_CHUNK, position_maps
 from posenc.extend.variants.variant import (
     DROPE,
     WINDOW,
@@ -21,7 +21,7 @@ from posenc.extend.variants.variant import (
     unchanged_variant,
     window_variant,
 )
-from posenc.hf import tables
+from posenc.hf import learned_tables
 from posenc.hf.checkpoint.loading import Checkpoint
 from posenc.hf.checkpoint.text import Windows, mask_token_id
 
@@ -54,7 +54,9 @@ def variant_builders(
     if checkpoint.rotary:
         builders |= _rotary_builders(checkpoint, to, method, fitting, options, progress)
     else:
-        for name in tables.METHODS if method is None else {method} & tables.METHODS.keys():
+        for name in (
+            learned_tables.METHODS if method is None else {method} & learned_tables.METHODS.keys()
+        ):
             builders[name] = partial(lengthened_table_variant, checkpoint, name, to)
     if not checkpoint.masked:
         builders[WINDOW] = partial(window_variant, checkpoint)

@@ -11,7 +11,7 @@ from torch import nn
 from posenc.extend.search.evolution import SearchResult
 from posenc.extend.search.genome import apply_genome
 from posenc.extend.variants.methods import METHODS, stretch
-from posenc.hf import tables
+from posenc.hf import learned_tables
 from posenc.hf.checkpoint.loading import Checkpoint
 from posenc.hf.rope.apply import rotation_dropped, settings_applied
 from posenc.hf.rope.settings import RopeSetting
@@ -45,7 +45,7 @@ def unchanged_variant(checkpoint: Checkpoint) -> Variant:
     """Return the variant that changes nothing. A position table limits the tokens it can read."""
     model = checkpoint.model
     summary = METHODS["none"].summary
-    limit = None if tables.growable_table(model) is None else checkpoint.trained_length
+    limit = None if learned_tables.growable_table(model) is None else checkpoint.trained_length
     return Variant("none", summary, lambda: nullcontext(model), checkpoint.rotary, limit=limit)
 
 
@@ -85,9 +85,11 @@ def drope_variant(checkpoint: Checkpoint, target: int) -> Variant:
 
 def lengthened_table_variant(checkpoint: Checkpoint, name: str, target: int) -> Variant:
     """Return the variant with a table of learned positions lengthened to `target` rows by the
-    method tables.METHODS[name]."""
-    summary = tables.METHODS[name].summary
-    return Variant(name, summary, lambda: tables.lengthened_table(checkpoint.model, name, target))
+    method learned_tables.METHODS[name]."""
+    summary = learned_tables.METHODS[name].summary
+    return Variant(
+        name, summary, lambda: learned_tables.lengthened_table(checkpoint.model, name, target)
+    )
 
 
 def searched_variant(checkpoint: Checkpoint, best: SearchResult, target: int) -> Variant:

@@ -18,8 +18,8 @@ from posenc.hf.attachment.find import (
     run_in_evaluation,
 )
 from posenc.hf.capabilities import cache_update_options
+from posenc.hf.learned_tables import position_table
 from posenc.hf.rope.apply import rotary_modules
-from posenc.hf.tables import position_table
 
 TABLE_NAMES = ("wpe", "embed_positions", "position_embeddings", "position_embedding")
 """Names of modules that map positions to vectors, which are added to token embeddings."""

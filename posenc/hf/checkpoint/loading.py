@@ -13,9 +13,9 @@ from posenc.dialects.files.attached import refuse_attached_encoding
 from posenc.dialects.files.safetensors_header import read_header
 from posenc.hf.checkpoint import files
 from posenc.hf.checkpoint.config_values import check_config_values, check_layer_count
+from posenc.hf.learned_tables import position_table
 from posenc.hf.rope.check import check_rotary_keys
 from posenc.hf.rope.settings import RopeSetting, read_settings
-from posenc.hf.tables import position_table
 from posenc.report.machine.machine import check_device
 from posenc.report.page.failure import one_line
 

@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from posenc.hf.tables import FAMILIES
+from posenc.hf.learned_tables import FAMILIES
 from posenc.inspect.checkpoint.positions import FIXED_ROTATIONS, Kind, Rotation
 from posenc.inspect.checkpoint.reading import Reading, attention_by_group
 from posenc.inspect.checkpoint.sheet import Sheet

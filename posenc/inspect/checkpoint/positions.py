@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from posenc.hf import tables
+from posenc.hf import learned_tables
 from posenc.hf.checkpoint.loading import Checkpoint, text_config_of
 from posenc.hf.rope.apply import distinct_frequencies, matches_setting, rotary_modules
 from posenc.hf.rope.settings import RopeSetting, head_size
@@ -318,7 +318,7 @@ def _position_table(name: str, module: nn.Embedding, model: Any) -> Table:
 
     name, module: of the table in the model.
     """
-    table = tables.position_table(model)
+    table = learned_tables.position_table(model)
     offset = table.offset_rows if table is not None and table.module is module else 0
     rows = module.weight[offset:].double()
     norms = rows.norm(dim=-1)

@@ -6,8 +6,8 @@ import torch
 from posenc import ALiBi, ModelShape, RoPE, T5Bias, create
 from posenc.encodings.numbers.precision import without_autocast
 from posenc.encodings.scores.dape import DAPE
-from posenc.encodings.scores.forgetting import FoX
-from posenc.encodings.scores.relative_logits import RelativeLogits
+from posenc.encodings.scores.fox import FoX
+from posenc.encodings.scores.inkling import RelativeLogits
 from posenc.testing.harness import add_term_to_scores
 from tests.encodings.scores.test_fire import fire
 from tests.encodings.scores.test_kerple import kerple

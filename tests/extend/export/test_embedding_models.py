@@ -9,7 +9,7 @@ import torch
 
 from posenc import extend as hf
 from posenc.extend.options import Options
-from posenc.hf import tables
+from posenc.hf import learned_tables
 from posenc.hf.checkpoint.loading import load_checkpoint
 from tests.experiment import experiment
 from tests.hf_models import (
@@ -97,7 +97,7 @@ def test_an_encoder_reads_three_times_as_far_and_is_proved(family, tmp_path):
     checkpoint = load_checkpoint(folder)
     assert checkpoint.masked
     assert checkpoint.trained_length == LENGTH
-    assert (tables.growable_table(checkpoint.model) is None) is (family in ROTARY)
+    assert (learned_tables.growable_table(checkpoint.model) is None) is (family in ROTARY)
     method = "yarn" if family in ROTARY else "interpolate"
     outcome = hf.extend(folder, TARGET, DOCUMENTS, method=method, out=out, options=QUICK)
     assert outcome.proof is not None

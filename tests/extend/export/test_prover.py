@@ -33,7 +33,7 @@ def compared(tmp_path, monkeypatch):
     model = SimpleNamespace(dtype=torch.float32, device=torch.device("cpu"))
 
     def run(script: str) -> Proof:
-        (tmp_path / "proof.py").write_text(script, encoding="utf-8")
+        (tmp_path / "stock_reader.py").write_text(script, encoding="utf-8")
         with Prover() as running:
             return running.compare(tmp_path, {"logits": torch.tensor([-3.0])}, model, masked=True)
 

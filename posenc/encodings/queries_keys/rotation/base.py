@@ -10,7 +10,7 @@ from torch import Tensor
 from posenc.encodings.base.base import Cached, CachedPlaces
 from posenc.encodings.numbers.angles import ExactFrequencies
 from posenc.encodings.numbers.precision import at_least_float32
-from posenc.encodings.numbers.tracking import outside_inference_mode
+from posenc.encodings.numbers.readable import outside_inference_mode
 from posenc.encodings.queries_keys.query_key import QueryKeyEncoding
 from posenc.encodings.queries_keys.rotation.rotate import rotate_together
 from posenc.encodings.terms.tokens import Tokens

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from posenc.encodings.scores.relative_logits import RelativeLogits
+from posenc.encodings.scores.inkling import RelativeLogits
 from posenc.testing.harness import add_term_to_scores
 from tests.attending import attend
 from tests.references import relative_logits

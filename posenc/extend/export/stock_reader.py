@@ -1,6 +1,6 @@
 """Check, run by path in its own process, that stock transformers reads a folder correctly.
 
-python proof.py PARENT
+python stock_reader.py PARENT
     <  ["FOLDER", "EXPECTED.safetensors", "causal" or "masked", DTYPE, DEVICE, CACHE ARGUMENT]
     ->  one line of JSON with the largest errors. It ends with the process PARENT.
 """

@@ -4,7 +4,7 @@ import math
 
 import torch
 
-from posenc.encodings.numbers.tracking import extremes_if_readable
+from posenc.encodings.numbers.readable import extremes_if_readable
 
 
 def test_ends_of_a_tensor_are_read():

@@ -6,7 +6,7 @@ from torch.nn import functional as F
 
 from posenc import ALiBi, Attention, KVCache, attention, masks
 from posenc.encodings.base.base import check_state_shape
-from posenc.encodings.scores.forgetting import FoX
+from posenc.encodings.scores.fox import FoX
 from posenc.testing.harness import add_term_to_scores
 from tests.attending import attend
 from tests.golden_values import Case, cases

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from posenc.arguments import explain_misfits
 from posenc.encodings.base.base import PositionEncoding, check_heads, check_state_shape
 from posenc.encodings.base.claims import Claims
-from posenc.encodings.base.linear import read_linear
+from posenc.encodings.base.linear_weights import read_linear
 from posenc.encodings.base.shape import ModelShape
 from posenc.encodings.numbers.precision import at_least_float32, without_autocast
 from posenc.encodings.terms.dense import Dense
