@@ -404,7 +404,15 @@ def compiler():
 @needs_inductor
 @pytest.mark.usefixtures("compiler")
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")  # torch's own
-@pytest.mark.parametrize("name", ["alibi", "kerple", "alibi+kerple", "t5", "deberta"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "alibi+kerple",
+        "t5",
+        # each is compiled for 25 seconds
+        *(pytest.param(n, marks=pytest.mark.nightly) for n in ("alibi", "kerple", "deberta")),
+    ],
+)
 def test_flex_equals_the_reference(name):
     encoding = posenc.create(name, SHAPE).requires_grad_(False)
     for length in (150, 300):  # a second length is where torch would compile for any
