@@ -31,7 +31,8 @@ check: .venv/.installed
 test: .venv/.installed
 	$(PYTEST) -m "not slow and not prose and not nightly"
 
-# Everything that is not left to `make nightly`; with ONLY="-m slow" what `make test` leaves out.
+# Everything that is not left to `make nightly`; with ONLY='-m "slow and not nightly"'
+# what `make test` leaves out.
 ONLY ?= -m "not nightly"
 test-all: .venv/.installed-all
 	$(BIN)/pyright -p tests/keras
