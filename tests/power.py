@@ -219,8 +219,8 @@ MUTATIONS = (
     ),
     Mutation(
         "statistics/pairs.py",
-        "half = quantile * math.sqrt(max(variance, pooled) * factor / 2)",
-        "half = quantile * math.sqrt(max(variance, pooled) * factor)",
+        "halves = quantile * np.sqrt(np.maximum(variance, pooled) * factor / 2)",
+        "halves = quantile * np.sqrt(np.maximum(variance, pooled) * factor)",
         "statistics",
     ),
     Mutation(
