@@ -10,7 +10,7 @@ import pytest
 
 from posenc.dialects.files.gguf_metadata import Metadata
 from posenc.dialects.files.source import Source, load
-from posenc.dialects.model import model_of
+from posenc.dialects.model import language_model_key, model_of
 from posenc.dialects.understood import ABOUT_POSITIONS
 from posenc.doctor.case import Case
 from posenc.doctor.options import Options
@@ -52,7 +52,11 @@ def complete(text):
     config = json.loads(text)
     facts = model_of(config).facts
     needs = [k for k in facts.get("mlx", {}).get("needs", ()) if not ABOUT_POSITIONS.search(k)]
-    return {**{key: facts["defaults"].get(key, 1) for key in needs}, **config}
+    sizes = {key: facts["defaults"].get(key, 1) for key in needs}
+    inner = language_model_key(config)
+    if inner:  # mlx-lm hands on nothing but this part
+        return {**config, inner: {**sizes, **config[inner]}}
+    return {**sizes, **config}
 
 
 @pytest.mark.parametrize("code", [code for code in RULES if code not in FILES])

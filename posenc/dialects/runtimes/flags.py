@@ -1,12 +1,16 @@
 """Keys of configs that transformers 5 takes for true or false, and refuses with any other value.
 
-Its config classes check the type of every field. Run in 5.23.0: of the known families' keys about
+Its config classes check the type of every field, also for vLLM 0.33 and SGLang 0.5.23, which load
+these families' configs by them. Run in 5.23.0: of the known families' keys about
 attention and positions, all that are declared as bool. An integer for a number of layers and the
 like is in families.json, under `values`.
 """
 
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
+
+from posenc.dialects.computed import RefusedError
+from posenc.dialects.model import Model
 
 
 class Flag(NamedTuple):
@@ -54,3 +58,14 @@ def refused_flags(config: Mapping[str, Any], model_type: str) -> Iterator[tuple[
         accepts_null = value is None and model_type in flag.may_be_null
         if not (isinstance(value, bool) or accepts_null):
             yield flag.key, value
+
+
+def refuse_flags(model: Model) -> None:
+    """Raise RefusedError for the first value that is neither true nor false where the class of a
+    model's config wants one of them."""
+    for key, value in refused_flags(model.config, model.model_type):
+        kind = type(value).__name__
+        raise RefusedError(
+            f"StrictDataclassFieldValidationError: Field {key!r} expected bool, got {kind} (value: "
+            f"{value!r:.60})"
+        )

@@ -1,6 +1,6 @@
 """mlx-lm: it reads config.json into a dataclass per model file and drops unknown keys."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -16,11 +16,18 @@ from posenc.dialects.computed import (
     require_key,
     require_number,
 )
-from posenc.dialects.model import Model
+from posenc.dialects.model import Model, language_model_key
 from posenc.dialects.runtimes.running import emulator
 from posenc.frequencies import floats
 
 YARN_TYPES = ("yarn", "deepseek_yarn", "telechat3-yarn")
+ADDED_BY_WHOLE = {
+    "gemma3": ("vocab_size", "num_attention_heads", "num_key_value_heads"),
+    "llava": ("tie_word_embeddings",),
+    "mistral3": ("tie_word_embeddings",),
+}
+"""model_type of a multimodal model -> keys that its file adds to the config of the language model
+(gemma3.py:22, mistral3.py:18)."""
 Scaling = Mapping[str, Any] | None
 
 
@@ -50,7 +57,8 @@ def emulate(model: Model, length: int | None) -> ComputedPositions:
 
 def _check_arguments(model: Model, facts: Mapping[str, Any]) -> None:
     """Raise RefusedError for a missing key for which the model file's dataclass has no default."""
-    missing = [name for name in facts["needs"] if name not in model.config]
+    given = {*_arguments_of_language_model(model)}
+    missing = [name for name in facts["needs"] if name not in given]
     if missing:
         names = " and ".join(repr(name) for name in missing)
         plural = "s" if len(missing) > 1 else ""
@@ -58,6 +66,17 @@ def _check_arguments(model: Model, facts: Mapping[str, Any]) -> None:
             f"TypeError: ModelArgs.__init__() missing {len(missing)} required positional "
             f"argument{plural}: {names}"
         )
+
+
+def _arguments_of_language_model(model: Model) -> Iterator[str]:
+    """Yield the keys that reach the dataclass of the language model: those of its own config, and
+    what the file of a multimodal model adds to it."""
+    key = language_model_key(model.outer_config)
+    if not key:
+        yield from model.config
+        return
+    yield from model.outer_config[key]
+    yield from ADDED_BY_WHOLE.get(str(model.outer_config.get("model_type")), ())
 
 
 def _theta_and_scaling(model: Model, facts: Mapping[str, Any]) -> tuple[float, Scaling]:

@@ -17,7 +17,7 @@ from posenc.dialects.computed import (
     require_number,
 )
 from posenc.dialects.model import Model, model_of
-from posenc.dialects.runtimes.flags import refused_flags
+from posenc.dialects.runtimes.flags import refuse_flags
 from posenc.dialects.runtimes.loaded_dicts import (
     NEEDED,
     NO_LENGTH,
@@ -250,12 +250,7 @@ def _refuse_values(model: Model) -> None:
         value = config.get(key, None if mark == "+" else 1)
         if not _class_accepts(mark, key, value, config):
             raise RefusedError(f"TypeError: the class or its layers refuse {key} {value!r}")
-    for key, value in refused_flags(config, model.model_type):
-        kind = type(value).__name__
-        raise RefusedError(
-            f"StrictDataclassFieldValidationError: Field {key!r} expected bool, got {kind} (value: "
-            f"{value!r:.60})"
-        )
+    refuse_flags(model)
     _refuse_short_list(model)
     if facts.get("whole_heads") and model.size("hidden_size") % model.num_heads:
         raise RefusedError("ValueError: the hidden size is no multiple of the attention heads")

@@ -17,6 +17,7 @@ from posenc.dialects.computed import (
 )
 from posenc.dialects.model import LAYER_KINDS, Model
 from posenc.dialects.runtimes import transformers5
+from posenc.dialects.runtimes.flags import refuse_flags
 from posenc.dialects.runtimes.running import emulator
 from posenc.dialects.runtimes.server import SCALED_TEXT, compute_for_server, longrope_rotation
 from posenc.frequencies import floats
@@ -30,6 +31,17 @@ ALREADY_STRETCHED = ("su", "longrope", "llama3", "yarn", "deepseek_yarn", "deeps
 """Types whose factor does not multiply the length."""
 DUAL_CHUNK = ("qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "qwen3_next")
 """Families whose model file passes dual_chunk_attention_config to the attention."""
+MROPE_POSITIONS = 4
+"""By how much vLLM's M-RoPE class lengthens its table, since positions of a video run ahead of its
+tokens. The class passes the lengthened number on to yarn, which takes it for the original length
+(rotary_embedding/mrope.py:352)."""
+MROPE_POSITIONS_OF_TOKENS = (
+    "qwen3_vl_text",
+    "qwen3_vl_moe_text",
+    "qwen3_5_text",
+    "qwen3_5_moe_text",
+)
+"""Families whose model file asks for a table as long as the text (qwen3_vl.py:1818)."""
 SMALLEST_SERVER = 1024
 """Servers are not started for fewer tokens, so a switch below this length never shows."""
 
@@ -39,6 +51,7 @@ def emulate(model: Model, length: int | None) -> ComputedPositions:
     """Return what vLLM 0.33 computes for a server started with max_model_len = length."""
     if model.has_rope_dict_per_kind and not set(model.layer_kinds) <= set(LAYER_KINDS):
         raise NotReadError(model.model_type)
+    refuse_flags(model)
     resolved = {
         kind: _rope_dict_for_layers(p, model)
         for kind, p in transformers5.resolve_rope_dicts(model).items()
@@ -161,6 +174,8 @@ def rotation(p: Mapping[str, Any], model: Model, length: int) -> LayerRotation:
     original = require_number(require_key(p, "original_max_position_embeddings"), "original length")
     if kind == "llama3":
         return llama3_rotation(p, dim, theta)
+    if p.get("mrope_section") and model.model_type not in MROPE_POSITIONS_OF_TOKENS:
+        original *= MROPE_POSITIONS
     return _yarn_rotation(p, model, theta, dim, factor, original)
 
 

@@ -11,12 +11,12 @@ Read in vLLM 0.33.0, config/model.py:531 and :555, transformers_utils/config.py:
 
 import json
 import shlex
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from copy import deepcopy
 from typing import Any
 
 from posenc.dialects.computed import ComputedPositions, RefusedError
-from posenc.dialects.meaning import UnknownFamilyError, meaning_of
+from posenc.dialects.meaning import Meaning, UnknownFamilyError, meaning_of
 from posenc.dialects.model import (
     OUTSIDE,
     Model,
@@ -42,7 +42,7 @@ DICTS = ("rope_parameters", "rope_scaling")
 Parameters = dict[str, Any]
 
 
-def override_options(config: Mapping[str, Any], meaning: Any, runtime: str) -> str:
+def override_options(config: Mapping[str, Any], meaning: Meaning, runtime: str) -> str:
     """Return the options for vLLM or SGLang, checked with its emulator.
 
     Raises: UnknownFamilyError where posenc does not know what the server computes; ValueError for
@@ -57,9 +57,8 @@ def override_options(config: Mapping[str, Any], meaning: Any, runtime: str) -> s
     before = model_of(config).max_positions
     reasons = []
     try:
-        for _, parameters, _ in candidate_settings(meaning, fold=False):
+        for parameters, longest in _settings_to_try(meaning, runtime):
             own: dict[str, Any] = {"rope_parameters": parameters.get("all", parameters)}
-            longest = max_positions_to_write(parameters, meaning)
             if longest != before:
                 own["max_position_embeddings"] = longest
             given = {key: own} if key else own
@@ -76,7 +75,34 @@ def override_options(config: Mapping[str, Any], meaning: Any, runtime: str) -> s
             reasons.append(reason)
     except (ArithmeticError, TypeError, KeyError, IndexError) as error:
         raise ValueError(f"no options of {runtime} carry these numbers ({error}).") from error
-    raise ValueError(f"{runtime} cannot: {reasons[0] if reasons else 'no recipe is known'}.")
+    raise ValueError(_why_no_options(runtime, reasons[0] if reasons else "no recipe is known"))
+
+
+def _why_no_options(runtime: str, reason: str) -> str:
+    """Return the sentence that no options of a server carry a meaning. reason: as `disagreement`
+    gives it."""
+    refusal = reason.removeprefix("refuses: ")
+    if refusal != reason:
+        return f"{runtime} refuses the file with any options: {refusal}."
+    return f"no options make {runtime} compute what the file means: {reason}."
+
+
+def _settings_to_try(meaning: Meaning, runtime: str) -> Iterator[tuple[dict[str, Parameters], int]]:
+    """Yield the rope dict of each kind of layer to try, and the max_position_embeddings that goes
+    with it, in tokens.
+
+    vLLM's M-RoPE lengthens yarn's original length for some families; a quarter of it then means
+    the whole.
+    """
+    for _, parameters, _ in candidate_settings(meaning, fold=False):
+        longest = max_positions_to_write(parameters, meaning)
+        yield parameters, longest
+        p = parameters.get("all", {})
+        original = p.get(transformers5.ORIGINAL)
+        if runtime == "vllm" and p.get("mrope_section") and p["rope_type"] == "yarn":
+            if isinstance(original, int) and original % vllm.MROPE_POSITIONS == 0:
+                shorter = {**p, transformers5.ORIGINAL: original // vllm.MROPE_POSITIONS}
+                yield {"all": shorter}, longest
 
 
 def check_override(config: Mapping[str, Any], given: Mapping[str, Any], runtime: str) -> None:

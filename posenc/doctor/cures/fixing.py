@@ -84,7 +84,7 @@ def fix(
     if written.behind:
         more = ", ..." if len(written.behind) > 8 else ""
         lines.append(f"left behind: {', '.join(written.behind[:8])}{more}")
-    lines += [f"cannot: {n}: {why}{INSTEAD.get(n, '')}" for n, why in recipe.cannot.items()]
+    lines += [_line_about_unmended(n, why) for n, why in recipe.cannot.items()]
     lines += [f"note: {note}" for note in recipe.notes]
     if why_not_folded and recipe.cannot:
         lines.append(f"a temperature cannot be folded into q: {why_not_folded}")
@@ -100,6 +100,13 @@ def _with_flags_as_booleans(raw: Mapping[str, Any], model: Model) -> dict[str, A
     for key, value in [*refused_flags(place, model.model_type)]:
         place[key] = bool(value)
     return result
+
+
+def _line_about_unmended(runtime: str, why: str) -> str:
+    """Return the line about a named runtime that does not compute from the copy what is meant."""
+    refusal = why.removeprefix("refuses: ")
+    said = why if refusal == why else f"refuses the copy: {refusal}"
+    return f"not mended for {runtime}: {said}{INSTEAD.get(runtime, '')}"
 
 
 def _why_not_folded(source: Source, meaning: Meaning) -> str:

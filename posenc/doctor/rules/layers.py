@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from posenc.dialects.model import LAYER_KINDS
+from posenc.dialects.runtimes.vllm import MROPE_POSITIONS, MROPE_POSITIONS_OF_TOKENS
 from posenc.doctor.case import ALL, Case, rope_type_of
 from posenc.doctor.rule import Hit, join_names, rule
 
@@ -228,6 +229,25 @@ def report_wrong_mrope_sections(case: Case) -> Iterator[Hit]:
                 (),
                 ALL,
                 contradiction=SECTIONED.search(case.model.model_type) is not None,
+            )
+
+
+@rule("PD063", "E")
+def report_original_length_that_vllm_lengthens(case: Case) -> Iterator[Hit]:
+    """Report yarn with mrope_section where vLLM takes a multiple of the original length."""
+    affected = case.runtimes_that_differ(("vllm",), "frequencies")
+    if not affected or case.model.model_type in MROPE_POSITIONS_OF_TOKENS:
+        return
+    for name, p in case.rope_dicts_of_type("yarn"):
+        original = case.original_length(p)
+        if p.get("mrope_section") and isinstance(original, int):
+            yield Hit(
+                f"{name} is yarn with mrope_section: vLLM takes {MROPE_POSITIONS * original} for "
+                f"the original length {original}",
+                case.named_and_known(affected),
+                affected,
+                cure="Start vLLM with the options that `posenc doctor CONFIG --overrides vllm` "
+                "prints, and leave the file as the other runtimes read it.",
             )
 
 

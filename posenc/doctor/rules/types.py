@@ -11,8 +11,8 @@ from posenc.doctor.rule import Hit, join_names, rule
 
 TYPES = ("default", "linear", "dynamic", "yarn", "longrope", "llama3", "proportional")
 OLD = ("su", "mrope", "deepseek_yarn", "telechat3-yarn", "deepseek_llama_scaling")
-STRICT = ("transformers-5",)
-"""Runtimes that check the type of every field of a config."""
+STRICT = ("transformers-5", "vllm", "sglang")
+"""Runtimes that load a config by transformers 5, which checks the type of every field."""
 OWN_RULE = {"attn_factor"}
 """Keys that have a rule of their own."""
 

@@ -148,8 +148,10 @@ def test_the_printed_line_is_one_that_the_server_reads(family, server, tmp_path,
 def test_a_flat_file_has_the_language_model_s_config_after_loading():
     flat = {"model_type": "qwen2_vl", **SIZES, "rope_theta": 1e6}
     assert (language_model_key(flat), language_model_key_after_loading(flat)) == ("", "text_config")
-    with pytest.raises(UnknownFamilyError, match="vllm computes for qwen2_vl_text"):
-        override_options(flat, meaning_of(flat), "vllm")
+    assert '{"text_config": {"rope_parameters"' in override_options(flat, meaning_of(flat), "vllm")
+    unknown = {"model_type": "mllama", "text_config": {**SIZES, "rope_theta": 1e6}}
+    with pytest.raises(UnknownFamilyError, match="vllm computes for mllama_text_model"):
+        override_options(unknown, meaning_of(unknown), "vllm")
     top = config_after_override(flat, STRETCH, "vllm")
     assert top["rope_parameters"]["rope_type"] == "default"
     assert top["max_position_embeddings"] == 8192

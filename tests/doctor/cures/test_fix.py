@@ -52,7 +52,7 @@ def test_each_golden_case_is_fixed_or_the_reason_is_told(path, written, tmp_path
     wrong = reasons_for_disagreement(fixed, meant.computed, ALL)
     assert (code == 1) == bool(wrong)
     for name in ALL:
-        assert (f"cannot: {name}: " in text) == (name in wrong)
+        assert (f"not mended for {name}: " in text) == (name in wrong)
     right = [n for n in ALL if n not in wrong and emulate(fixed)[n].is_known]
     assert right
     for name in right:
@@ -94,7 +94,7 @@ def test_a_fix_for_named_runtimes_may_be_complete_where_one_for_all_is_not(writt
     named = ("transformers-4", "transformers-5", "vllm", "sglang")
     assert fix(source, tmp_path / "a", named)[1] == 0
     text, code = fix(source, tmp_path / "b", ALL)
-    assert code == 1 and "cannot: llama.cpp" in text and "cannot: mlx-lm" in text
+    assert code == 1 and "not mended for llama.cpp" in text and "not mended for mlx-lm" in text
 
 
 def test_nothing_is_overwritten_and_nothing_is_left(written, tmp_path):
