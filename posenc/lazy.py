@@ -23,18 +23,21 @@ OLDEST_TORCH = [2, 6]
 """As in pyproject.toml, which does not hold for a torch that another package brought."""
 
 
-def install_hint(error: ModuleNotFoundError, least: str = "torch") -> str:
+def install_hint(error: ModuleNotFoundError, needed_extra: str = "torch") -> str:
     """Return the pip command that installs the missing package; "" if it is not posenc's.
 
     Args:
-        least: extra that the command needs anyway, so that one installation is enough.
+        needed_extra: extra that the command needs anyway; if it includes the
+            package's, it is named, so that one installation is enough.
+
+    ModuleNotFoundError(name="torch") -> 'torch is not installed: pip install "posenc[torch]"'
     """
     package = (error.name or "").partition(".")[0]
     if package not in EXTRAS:
         return ""
     extra = EXTRAS[package]
     if extra in _LARGER:
-        extra = max(extra, least, key=_LARGER.index)
+        extra = max(extra, needed_extra, key=_LARGER.index)
     return f'{package} is not installed: pip install "posenc[{extra}]"'
 
 

@@ -21,16 +21,16 @@ _SHORT_SECONDS = 0.5
 
 
 def time_interleaved_rounds(
-    calls: Mapping[str, Call], rounds: int, seconds: float = math.inf, least: int = 0
+    calls: Mapping[str, Call], rounds: int, max_seconds: float = math.inf, min_rounds: int = 0
 ) -> dict[str, list[float]]:
     """Return the seconds of each call in each round.
 
     Each round runs all calls, beginning with another one each time, so a busy machine slows all of
     them. A short call runs once untimed before it is timed, so its data are in the CPU's cache.
     Results are freed after the round: each call writes to new memory, which costs more than memory
-    that the previous call freed. Once `seconds` have passed and `least` rounds are done, no further
-    round begins. The garbage collector runs between rounds only. `clock_name` returns which time
-    is measured.
+    that the previous call freed. Once `max_seconds` have passed and `min_rounds` are done, no
+    further round begins. The garbage collector runs between rounds only. `clock_name` returns which
+    time is measured.
     """
     names = list(calls)
     times: dict[str, list[float]] = {name: [] for name in names}
@@ -43,7 +43,7 @@ def time_interleaved_rounds(
     try:
         began = time.perf_counter()
         for done in range(rounds):
-            if done >= least and time.perf_counter() - began > seconds:
+            if done >= min_rounds and time.perf_counter() - began > max_seconds:
                 break
             first = done % len(names)
             for name in names[first:] + names[:first]:
@@ -136,14 +136,18 @@ def peak_bytes(call: Call) -> int:
 
 
 def timed_rows(
-    calls: Mapping[str, Call], baselines: Sequence[str], rounds: int, seconds: float, least: int
+    calls: Mapping[str, Call],
+    baselines: Sequence[str],
+    rounds: int,
+    max_seconds: float,
+    min_rounds: int,
 ) -> list[dict[str, Any]]:
     """Time the calls in interleaved rounds. Return a dict for each call: `run` (its name),
     `milliseconds` (median), `ratios` to each baseline with their intervals, see `median_ratio`, the
     number of `rounds`, and the `clock`.
 
-    rounds, seconds, least: as those of `time_interleaved_rounds`."""
-    times = time_interleaved_rounds(calls, rounds, seconds, least)
+    rounds, max_seconds, min_rounds: as those of `time_interleaved_rounds`."""
+    times = time_interleaved_rounds(calls, rounds, max_seconds, min_rounds)
 
     def rounded_ratio(values: Sequence[float], base: str) -> list[float] | None:
         interval = median_ratio(values, times[base])

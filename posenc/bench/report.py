@@ -64,7 +64,9 @@ def _row_name(row: Row) -> str:
 
 
 def _wrong_cells(row: Row) -> list[Value]:
-    """Return the cells of a wrong result. Its error is a number, or the message that it raised."""
+    """Return the cells of a wrong result: what was run, tokens, dtype, implementation, and the
+    error, which is a number, or the message that was raised. None where the row has no such
+    value."""
     tokens = row.get("length", row.get("q_len"))
     return [_row_name(row), tokens, row.get("dtype"), row.get("impl"), row.get("error")]
 

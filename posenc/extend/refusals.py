@@ -106,11 +106,13 @@ def prepare_outputs(
     out: Path | None, page: Path | None, figures: Path | None, *, written: bool = False
 ) -> tuple[Path | None, Path | None]:
     """Make the folders of the page and the figures, and check that both can be written. Return
-    (page, figures), the paths to write; None for one that is not asked for.
+    (page, figures), the paths to write now; None for one that is not asked for or has to wait.
 
-    What is in the new folder `out` cannot be made before that: it is None unless `written`, which
-    says that `out` is there. Then a page that has no path becomes extend.html in it.
-    Raises: ValueError, OSError.
+    out: the folder of the new checkpoint, or None. As long as it is not `written`, a page or
+    figures inside it have to wait. Once it is, its page is extend.html in it unless `page` names
+    another.
+
+    Raises: ValueError, OSError for a page or figures that cannot be written.
     """
     if out is not None and written:
         page = page or out / "extend.html"

@@ -90,8 +90,11 @@ class Mask:
         return self._visible_pairs(batch, head, q_idx, kv_idx)
 
     def _visible_pairs(self, batch: Tensor, head: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
-        """Return True for visible pairs of a query and a key. torch.compile of torch 2.6 asks an
-        object for its truth before it calls it, and a mask has none; a method it just calls."""
+        """Return True for visible pairs of a query and a key: `predicate` on their `Sight`.
+
+        It is no part of __call__, because torch.compile of torch 2.6 first evaluates bool(mask)
+        when it calls an object, which a Mask refuses; it calls a method directly.
+        """
         q_position = values_at(self.q_positions, batch, q_idx)
         kv_position = values_at(self.kv_positions, batch, kv_idx)
         return self.predicate(Sight(batch, head, q_idx, kv_idx, q_position, kv_position))

@@ -261,7 +261,7 @@ def test_several_threads_are_timed_by_the_wall():
 def test_rounds_end_with_the_time_but_not_before_the_least():
     made = []
     seconds = measure.time_interleaved_rounds(
-        {"a": lambda: made.append(1)}, 9, seconds=0.0, least=3
+        {"a": lambda: made.append(1)}, 9, max_seconds=0.0, min_rounds=3
     )
     assert len(seconds["a"]) == 3
     assert len(made) == 7, "once first, then twice a round"

@@ -84,8 +84,8 @@ def write_puzzle(name: str, rng: np.random.Generator, depth: float) -> PuzzleInW
 
 
 def _common_words_puzzle(rng: np.random.Generator) -> PuzzleInWords:
-    """Return a puzzle whose text is a list of words, and whose answer are the most frequent
-    ones."""
+    """Return a puzzle whose text is a stream of words, a few of which come often. The answer are
+    these, in the order of the alphabet."""
     words = _random_names(rng, NUM_COMMON_WORDS + NUM_RARE_WORDS)
     question = (
         f"The {NUM_COMMON_WORDS} words that stand most often, in the order of the alphabet, are"

@@ -347,10 +347,10 @@ def _choose_mask(
     return _combine_masks(in_memory, apart).bind(q_positions, kv_positions)
 
 
-def _combine_masks(mask: Mask, apart: Mask | None) -> Mask:
-    """Return the mask that hides what `mask` hides and, unless it is None, what `apart` hides: the
-    other documents of a packed row."""
-    return mask if apart is None else mask & apart
+def _combine_masks(mask: Mask, documents: Mask | None) -> Mask:
+    """Return the mask that hides what `mask` hides and, in a packed row, other documents;
+    documents: the mask that hides these, or None."""
+    return mask if documents is None else mask & documents
 
 
 def _model_made_mask(now: RunningAttention | None) -> bool:

@@ -118,14 +118,15 @@ class _Proof:
             return "in steps: it returned no cache"
         return None
 
-    def finite_forward(self, read: str) -> Outcome:
-        """Return the outcome of the example. Raise ValueError, calling the example `read`, if it is
-        NaN or infinite."""
+    def finite_forward(self, example_in_words: str) -> Outcome:
+        """Return the outcome of the example. Raise ValueError, which calls the example
+        `example_in_words`, if it is NaN or infinite."""
         outcome = self.run_forward(self.example)
         if not outcome.hidden.isfinite().all():
             raise ValueError(
-                f"attach: {type(self.model).__name__} returns NaN or infinity for {read}, so "
-                "that nothing can be checked. Load its weights first, or attach with check=False."
+                f"attach: {type(self.model).__name__} returns NaN or infinity for "
+                f"{example_in_words}, so that nothing can be checked. Load its weights first, or "
+                "attach with check=False."
             )
         return outcome
 

@@ -77,7 +77,8 @@ class Judgement:
 
 
 def judge(sheet: Sheet) -> Judgement:
-    """Return what follows from the measurements of a checkpoint."""
+    """Judge the measurements of a checkpoint: to which length `posenc extend` may bring it, where
+    its heads look, and whether it sees an exchange of two words. `Judgement` names the fields."""
     return Judgement(
         sheet,
         extended_length(sheet.positions, sheet.structure, sheet.longest),
@@ -99,8 +100,11 @@ def extended_length(kinds: Sequence[Kind], built: Structure, longest: int | None
 
 
 def judge_attention(reading: Reading, groups: Sequence[tuple[int, int]]) -> list[LayerAttention]:
-    """Return where the heads of each layer look. groups: tokens of the text that share a character,
-    first and last + 1."""
+    """Return where the heads of each layer look.
+
+    groups: first token and end of each run of tokens of the text that share a character, see
+    `Sentence`; a run counts as one token.
+    """
     layers = []
     distances = reading.distances()
     for stack, weights in reading.attention.items():

@@ -15,8 +15,12 @@ Span = tuple[int, int]
 class Sentence:
     """Token ids, and the characters that each of them covers.
 
-    groups: tokens that share a character (a Chinese character of three bytes), first and last + 1.
-    labels: one for each group.
+    spans: first character and end of each token in `text`; (i, i) for a special token. groups:
+    first token and end of each run of tokens that share a character, as three tokens share a
+    Chinese one of three bytes; mostly one token each. labels: the text of each group.
+
+    "a中" as bytes: ids (97, 228, 184, 173), spans ((0, 1), (1, 2), (1, 2), (1, 2)), groups ((0, 1),
+    (1, 4)), labels ("a", "中").
     """
 
     text: str

@@ -186,9 +186,9 @@ def relative_forward_time(
         for e in (PositionEncoding(), copy.deepcopy(encoding))
     ]
 
-    def seconds(which: int) -> float:
+    def seconds(layer_index: int) -> float:
         """Return the seconds of one call: 0 without an encoding, 1 with it."""
-        layer, positions = layers[which]
+        layer, positions = layers[layer_index]
         start = time.perf_counter()
         layer(x, positions, masks.causal.bind(range(length), range(length)))
         return time.perf_counter() - start

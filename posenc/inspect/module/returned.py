@@ -24,8 +24,12 @@ def floating_tensors(returned: Any) -> list[Tensor]:
 
 
 def position_axes(short: Tensor, long: Tensor, counts: tuple[int, int]) -> tuple[int, ...]:
-    """Return the axes, as negative numbers, whose sizes are counts[0] in `short` and counts[1] in
-    `long`: these tensors were returned for so many positions."""
+    """Return the axes, as negative numbers, that grow with the number of positions: those whose
+    size is counts[0] in `short` and counts[1] in `long`. () if the two differ in their number of
+    axes.
+
+    Shapes (1, 4, 8) and (1, 6, 8) with counts (4, 6) -> (-2,).
+    """
     if short.ndim != long.ndim:
         return ()
     return tuple(

@@ -41,7 +41,7 @@ class Plot:
 
 @dataclass(frozen=True)
 class Marked:
-    """A text of its own kind."""
+    """A block of one text, which is shown by its subclass: as code, as the headline, in a frame."""
 
     text: str
 

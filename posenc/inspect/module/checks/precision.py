@@ -29,8 +29,8 @@ def judge_distinct_positions(subject: Subject) -> Finding:
         return _judge_distinct_rows(subject)
     seen = subject.read_result(subject.make_inputs(subject.length))
     counts = [count_distinct("rotation", part) for part in _rotating_parts(subject, seen)]
-    have, count = min(counts, default=(len(seen), len(seen)))
-    return have == count, f"{have:,} of {count:,} positions distinct in float32"
+    distinct, count = min(counts, default=(len(seen), len(seen)))
+    return distinct == count, f"{distinct:,} of {count:,} positions distinct in float32"
 
 
 def _rotating_parts(subject: Subject, seen: Tensor) -> list[Tensor]:
@@ -45,14 +45,18 @@ def _rotating_parts(subject: Subject, seen: Tensor) -> list[Tensor]:
 
 
 def _judge_distinct_rows(subject: Subject) -> Finding:
-    """Check that no two rows are equal, as they are if positions are kept in 8 bits and wrap."""
+    """Check that no two rows are equal, as they are if positions are kept in 8 bits and wrap.
+
+    No verdict (None) if the first rows differ and all later ones equal the last row, and the module
+    states no number of positions: then it clamps positions by design.
+    """
     count = min(subject.length, subject.stated_positions or subject.length)
     seen = subject.read_result(subject.make_inputs(count))
-    have, _ = count_distinct("values", seen)
-    is_last = have < count and bool((seen[have:] == seen[-1]).all())
+    distinct, _ = count_distinct("values", seen)
+    is_last = distinct < count and bool((seen[distinct:] == seen[-1]).all())
     if is_last and subject.stated_positions is None:
-        return None, f"{have:,} of {count:,} rows distinct, the last for all that follow"
-    return have == count, f"{have:,} of {count:,} rows distinct in float32"
+        return None, f"{distinct:,} of {count:,} rows distinct, the last for all that follow"
+    return distinct == count, f"{distinct:,} of {count:,} rows distinct in float32"
 
 
 def judge_bfloat16_activations(subject: Subject) -> Finding:

@@ -145,12 +145,12 @@ def _drop_from_own_place(bias: Tensor, distance: Tensor) -> Tensor:
     return bias.gather(1, own_place) - bias
 
 
-def _name_mistake(measured: Tensor, usual: float) -> str | None:
+def _name_mistake(measured: Tensor, exponent: float) -> str | None:
     """Return the name of the known mistake that gives these slopes; None if there is none.
 
-    usual: the exponent of the right slopes, see `_mistaken_slopes`.
+    exponent: the exponent of the right slopes, see `_mistaken_slopes`.
     """
-    for name, mistaken in _mistaken_slopes(measured, usual):
+    for name, mistaken in _mistaken_slopes(measured, exponent):
         if _all_are_close(measured, mistaken):
             return name
     return None
