@@ -216,6 +216,17 @@ class Options:
             panel="Training",
         ),
     ] = False
+    tune: Annotated[
+        bool | None,
+        option(
+            "First tune every encoding alike, on text: a grid of nine trials of a fifth of the "
+            "steps, learning rate times the encoding's own setting, wider where an edge wins. "
+            "--no-tune: one rate and the papers' settings for all.",
+            "--tune/--no-tune",
+            shown="recorded choices of this grid for the default recipe",
+            panel="Training",
+        ),
+    ] = None
     device: Annotated[
         str, option("auto, cpu or cuda (every GPU, one trial on each).", panel="Where")
     ] = "auto"

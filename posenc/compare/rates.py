@@ -1,4 +1,4 @@
-"""Choose learning rates by the trials that tried them."""
+"""Choose learning rates by the trials that tried them, and say which order the choices turn."""
 
 import math
 from collections.abc import Sequence
@@ -35,3 +35,21 @@ def _best_rate(rates: Sequence[RateTried]) -> float | None:
     known = [rate for rate in rates if rate.bits is not None and math.isfinite(rate.bits)]
     # `known` has no None; `or` tells this to the type checker.
     return min(known, key=lambda rate: rate.bits or 0.0).lr if known else None
+
+
+def pairs_turned_by_tuning(
+    checks: Sequence[RateCheck], margin: float = 0.0
+) -> list[tuple[str, str]]:
+    """Return the pairs (a, b) in which `a` is ahead after tuning alike and `b` with one rate and
+    the usual settings for all, both by more than `margin` bits, among the short trials of grids."""
+    losses = {}
+    for check in checks:
+        tuned = None if check.best is None else check.best.bits
+        if check.plain_bits is not None and tuned is not None:
+            losses[check.encoding] = (tuned, check.plain_bits)
+    return [
+        (a, b)
+        for a in losses
+        for b in losses
+        if losses[b][0] - losses[a][0] > margin and losses[a][1] - losses[b][1] > margin
+    ]

@@ -42,13 +42,14 @@ A result of posenc 0.1 or earlier has no `far` and no `readings`: its rows are "
 """
 
 import itertools
+import math
 from collections import Counter
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Self
 
 from posenc.compare.scores import CaseScore, FarScore, LengthScore, PositionScore, Reading
-from posenc.compare.trial.config import MOST, TrialConfig, check_encoding_name
+from posenc.compare.trial.config import ENCODING_LR, MOST, TrialConfig, check_encoding_name
 from posenc.report.files.record import (
     MOST_LETTERS,
     Record,
@@ -264,33 +265,75 @@ RATE_STEPS_DIVISOR = 5
 @dataclass(frozen=True)
 class RateTried(Record):
     """A learning rate that was tried, and its trial's loss on validation data, in bits per byte or,
-    for a task, per target; or why the trial failed."""
+    for a task, per target; or why the trial failed.
+
+    encoding: text of the encoding with the setting that was tried; "" for the compared one.
+    encoding_lr: learning rate of its tables, in multiples of `lr`.
+    """
 
     lr: float
     bits: float | None
     reason: str | None = None
+    encoding: str = ""
+    encoding_lr: float = ENCODING_LR
 
     def check(self) -> None:
-        if not self.lr > 0:
-            raise ValueError(f"lr must be positive, got {self.lr:g}.")
+        for name in ("lr", "encoding_lr"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"{name} must be positive, got {getattr(self, name):g}.")
 
 
 @dataclass(frozen=True)
 class RateCheck(Record):
     """The learning rates tried for an encoding on a task, and the chosen one; see
-    posenc.compare.plan.learning_rate_search."""
+    posenc.compare.plan.learning_rate_search, and for a grid of rates and settings
+    posenc.compare.plan.tuning_grid.
+
+    chosen_at: index of the choice in `tried`; None for the first that has the rate `chosen`.
+    plain_at: index of the rates of the recipe with the encoding's usual setting, which all
+        encodings have tried; None if no setting was tried.
+    edges: axes of the grid at whose edge the choice lies, beyond which a better one may be.
+    """
 
     task: str
     encoding: str
     tried: tuple[RateTried, ...]
     chosen: float | None
+    chosen_at: int | None = None
+    plain_at: int | None = None
+    edges: tuple[str, ...] = ()
+
+    @classmethod
+    def of_grid(cls, task: str, encoding: str, tried: tuple[RateTried, ...], plain_at: int) -> Self:
+        """Return the check of a grid, whose choice is the lowest finite loss."""
+        known = {i: each.bits for i, each in enumerate(tried) if each.bits is not None}
+        known = {i: bits for i, bits in known.items() if math.isfinite(bits)}
+        if not known:
+            return cls(task, encoding, tried, None, None, plain_at)
+        best = min(known, key=known.__getitem__)
+        return cls(task, encoding, tried, tried[best].lr, best, plain_at)
+
+    @property
+    def best(self) -> RateTried | None:
+        """Return what was chosen; None if nothing could be trained."""
+        if self.chosen_at is not None:
+            return self.tried[self.chosen_at]
+        return next((each for each in self.tried if each.lr == self.chosen), None)
+
+    @property
+    def plain_bits(self) -> float | None:
+        """Return the loss with the rates of all and the usual setting; None if not tried."""
+        return None if self.plain_at is None else self.tried[self.plain_at].bits
 
     def check(self) -> None:
-        if len(self.tried) != len(RATE_FACTORS):
+        if len(self.tried) < len(RATE_FACTORS):
             raise ValueError(
                 f"expected {len(RATE_FACTORS)} rates that were tried, got {len(self.tried)}."
             )
-        if self.chosen is not None and self.chosen not in [rate.lr for rate in self.tried]:
+        for index in (self.chosen_at, self.plain_at):
+            if index is not None and not 0 <= index < len(self.tried):
+                raise ValueError(f"number {index} is none of {len(self.tried)} that were tried.")
+        if self.chosen is not None and (self.best is None or self.best.lr != self.chosen):
             raise ValueError(f"the chosen rate {self.chosen:g} was not tried.")
 
 
@@ -310,7 +353,8 @@ class Study(Record):
     summary: one row per encoding for the trials on text.
     tasks: one row per encoding and task.
     unchecked: failures of encodings that fail the contract and were compared anyway.
-    rates: choices of learning rates; empty if all trials use --lr.
+    rates: choices of learning rates and settings; empty if all trials use --lr.
+    rates_from: where choices come from that this study did not search itself; "" otherwise.
     """
 
     format: str
@@ -328,6 +372,7 @@ class Study(Record):
     tasks: tuple[TaskSummary, ...] = ()
     rates: tuple[RateCheck, ...] = ()
     limits: str = ""
+    rates_from: str = ""
 
     @classmethod
     def from_json(cls, text: str) -> Self:

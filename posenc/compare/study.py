@@ -22,6 +22,7 @@ from posenc.compare.plan.dry_run import dry_run
 from posenc.compare.plan.learning_rate_search import with_chosen_rates
 from posenc.compare.plan.plan import Plan, check_plan, make_plan, with_text
 from posenc.compare.plan.time_estimate import expected_seconds
+from posenc.compare.plan.tuning_grid import Search, with_choices
 from posenc.compare.results import FORMAT, OtherFormat, Study, TrialResult
 from posenc.compare.reuse import candidate_runs, reuse_trials
 from posenc.compare.trial.config import TrialConfig
@@ -84,7 +85,11 @@ def _run_plan(engine: Engine, plan: Plan, console: Console, show: bool) -> Study
     if plan.note:
         say(console, f"Note: {plan.note}.")
     study = _new_study(plan, engine, workers, unchecked)
-    trials = (*plan.rate_trials, *plan.trials)
+    recorded = plan.recorded
+    if recorded is not None:
+        study = with_choices(study, recorded.checks, plan.compared)
+        study = replace(study, rates_from=recorded.made)
+    trials = (*plan.rate_trials, *study.trials)
     if options.dry_run:
         if show:
             print_report(dry_run(trials, plan.splits, workers, local_workers), in_json=False)
@@ -192,7 +197,11 @@ class _Run:
         """Train what is left, after the trials that choose learning rates, and write the report.
         Return the study with all results."""
         try:
-            if self.plan.rate_trials:
+            search = self.plan.search
+            if search is not None:
+                study = self.tune_encodings(study, search)
+                self.prepare_at_chosen_rates(study)
+            elif self.plan.rate_trials:
                 study = self.choose_rates(study)
                 self.prepare_at_chosen_rates(study)
             self.train(study)
@@ -219,6 +228,24 @@ class _Run:
         self.train(replace(study, trials=rate_trials))
         tried, _ = load_results(self.folder, rate_trials)
         study = with_chosen_rates(study, list(tried.values()))
+        _save_study(study, self.folder)
+        return study
+
+    def tune_encodings(self, study: Study, search: Search) -> Study:
+        """Train the grid of every encoding first, wider where an edge wins, and return the study
+        with its trials at each encoding's best point."""
+        say(self.console, f"{len(search.trials)} short trials tune every encoding alike first.")
+        while True:
+            self.train(replace(study, trials=search.trials, labels={}))
+            results, _ = load_results(self.folder, search.trials)
+            before = set(search.trials)
+            if not search.widen(results):
+                break
+            added = [trial for trial in search.trials if trial not in before]
+            say(self.console, f"{len(added)} more beyond the edges of the grid that won.")
+            reuse_trials(self.folder, added, self.reusable_runs)
+            self.engine.prepare(self.folder, added, self.plan.options.checkpoint_steps)
+        study = with_choices(study, search.checks(results), self.plan.compared)
         _save_study(study, self.folder)
         return study
 

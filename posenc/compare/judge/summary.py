@@ -187,9 +187,8 @@ def bits_saved_by_doubling(study: Study) -> dict[str, float]:
         result = first[check.encoding]
         tried_steps = max(1, result.config.steps // RATE_STEPS_DIVISOR)
         doublings = math.log2(result.config.steps / tried_steps)
-        for bits in (each.bits for each in check.tried if each.lr == check.chosen):
-            if bits is not None and doublings:
-                saved[check.encoding] = (bits - result.training[-1].valid) / doublings
+        if check.best is not None and check.best.bits is not None and doublings:
+            saved[check.encoding] = (check.best.bits - result.training[-1].valid) / doublings
     return saved if saved.keys() == first.keys() else estimate_bits_of_doubling_steps(done)
 
 

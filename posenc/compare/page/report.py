@@ -23,13 +23,11 @@ from posenc.compare.judge.summary import (
 )
 from posenc.compare.page import figures
 from posenc.compare.page.facts import facts_of
+from posenc.compare.page.tuning import tuning_sections
 from posenc.compare.results import (
-    RATE_FACTORS,
     CaseSummary,
     EncodingSummary,
     LengthSummary,
-    RateCheck,
-    RateTried,
     Study,
     TaskSummary,
     TrialResult,
@@ -77,12 +75,6 @@ _BOTH_INTERVALS = (
     "range at a level that simulated studies set; those tied for the best are judged again without "
     "the others. ± over windows is a paired bootstrap over the windows of this text, for all pairs "
     "together. Significant means by seeds."
-)
-_HOW_RATES_WERE_TRIED = (
-    "Each rate was tried with one seed. Bits per byte or target are on validation data of the "
-    "training length; longer lengths were not measured in these trials, so they had no influence "
-    "on the choice. If the chosen rate is the lowest or the highest tried, a better one may lie "
-    "beyond."
 )
 
 
@@ -168,8 +160,7 @@ def _sections(study: Study) -> Iterator[Section]:
         tables = [_task_table(task, rows) for task, rows in group_by_task(study.tasks)]
         yield Section("Tasks by length", [*tables, *figures.task_plots(study)])
     if study.rates:
-        yield Section("Learning rates", [_rate_table(study.rates)])
-        yield Section("", [_HOW_RATES_WERE_TRIED], detail=True)
+        yield from tuning_sections(study)
     if study.failed:
         yield Section("Failed trials", [_failed_table(study)])
     yield Section("Details", [*_details(study)], detail=True)
@@ -357,36 +348,6 @@ def _score_cell(row: TaskSummary, case: CaseSummary) -> Cell:
         return Cell("cannot", note=f"{row.encoding}: {case.cannot}")
     seeds = ", ".join(f"{value:.2f}" for value in case.seeds)
     return Cell(Number(case.mean, form=".3f"), small=seeds)
-
-
-def _rate_table(rates: Sequence[RateCheck]) -> Table:
-    """Return the learning rates that were tried, a row for each task and encoding."""
-    factors = [f"x{factor:g}" for factor in RATE_FACTORS]
-    rows = []
-    for check in rates:
-        cells = [_tried_text(tried) for tried in check.tried]
-        rows.append([check.encoding, check.task, *cells, _chosen_text(check)])
-    caption = "Learning rates, by the loss on validation data like that of training."
-    header = ["encoding", "task", *factors, "taken"]
-    return Table(header, rows, caption, name="learning-rates")
-
-
-def _tried_text(tried: RateTried) -> str:
-    """Return a rate and the loss of its trial."""
-    loss = "failed" if tried.bits is None else f"{tried.bits:.3f}"
-    return f"{tried.lr:g}: {loss}"
-
-
-def _chosen_text(check: RateCheck) -> str:
-    """Return the chosen rate, and a note if it is the lowest or highest tried."""
-    if check.chosen is None:
-        return "none trained"
-    rates = [tried.lr for tried in check.tried]
-    if check.chosen == max(rates):
-        return f"{check.chosen:g}, the highest tried"
-    if check.chosen == min(rates):
-        return f"{check.chosen:g}, the lowest tried"
-    return f"{check.chosen:g}"
 
 
 def _failed_table(study: Study) -> Table:

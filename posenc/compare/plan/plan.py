@@ -17,9 +17,10 @@ from posenc.compare.plan.contract_gate import exits_as_errors, find_contract_fai
 from posenc.compare.plan.cost import check_cost
 from posenc.compare.plan.encodings import ComparedEncoding, read_encodings
 from posenc.compare.plan.in_model import check_in_model
-from posenc.compare.plan.learning_rate_search import RATE_FACTORS, check_rates, rate_trials
+from posenc.compare.plan.learning_rate_search import check_rates, rate_trials
 from posenc.compare.plan.sizes import decoder_sizes
 from posenc.compare.plan.splits import MinimumBytes, TextSplits, split_text
+from posenc.compare.plan.tuning_grid import RecordedChoices, Search, recorded_choices
 from posenc.compare.trial.config import CAUSAL, TrialConfig
 from posenc.compare.trial.material import hash_task_sequences
 from posenc.compare.trial.objectives import OBJECTIVES, Objective
@@ -79,8 +80,28 @@ class Plan:
         )
 
     @property
+    def search(self) -> Search | None:
+        """Return the search for rates and settings that runs first; None without --tune."""
+        if not self.options.tune:
+            return None
+        return Search(self.compared, self.task_trials[0])
+
+    @property
+    def recorded(self) -> RecordedChoices | None:
+        """Return the recorded choices for this plan: of the default recipe, on the default text,
+        unless options choose otherwise."""
+        options = self.options
+        chooses = options.tune is not None or options.check_lr or options.text
+        if chooses or [trial.task for trial in self.task_trials] != [TEXT]:
+            return None
+        return recorded_choices(self.task_trials[0])
+
+    @property
     def rate_trials(self) -> tuple[TrialConfig, ...]:
-        """Return the trials that run first, to choose learning rates; none without --check-lr."""
+        """Return the trials that run first, to choose learning rates and settings; none without
+        --check-lr or --tune, which may add more."""
+        if self.search is not None:
+            return self.search.trials
         return rate_trials(self.trials) if self.options.check_lr else ()
 
 
@@ -137,7 +158,7 @@ def check_plan(plan: Plan, workers: int, local_workers: int) -> dict[str, str]:
     Returns: for --unchecked, why the losses of an encoding are meaningless, by its text.
     Raises: ValueError.
     """
-    seeds = plan.seeds + (len(RATE_FACTORS) if plan.options.check_lr else 0)
+    seeds = plan.seeds + len(plan.rate_trials) // len(plan.compared) // len(plan.task_trials)
     texts = [entry.text for entry in plan.compared]
     check_cost(plan.task_trials, texts, seeds, workers, plan.options.yes, local_workers)
     for trial in plan.task_trials:
@@ -247,6 +268,12 @@ def _check_options_of_tasks(options: Options, names: Sequence[str]) -> None:
             f"{option}: tasks have different units, and there are {len(names)} tasks "
             f"({', '.join(names)}). Leave it out, or compare one task at a time."
         )
+    if options.tune and names != [TEXT]:
+        raise ValueError(
+            "--tune is for text: a setting of an encoding is chosen once. Use --check-lr for tasks."
+        )
+    if options.tune and options.check_lr:
+        raise ValueError("--tune chooses learning rates, too. Leave out --check-lr.")
     if options.compile and names != [TEXT]:
         raise ValueError(
             "--compile is for text: batches of tasks differ in length, and each length would be "
@@ -267,12 +294,12 @@ def _shared_fields(options: Options, encoding: str) -> dict[str, Any]:
     device, precision = _device_and_precision(options)
     if not 0 < options.lr <= sys.float_info.max:
         raise ValueError(f"--lr must be a positive number, got {options.lr}.")
+    if options.check_lr or options.tune:
+        check_rates(options.lr)
     if not 0 < options.encoding_lr * options.lr <= sys.float_info.max:
         raise ValueError(
             f"--encoding-lr must be a positive number, also times --lr, got {options.encoding_lr}."
         )
-    if options.check_lr:
-        check_rates(options.lr)
     sizes = decoder_sizes(options)
     check_choice("--projections", options.projections, PROJECTIONS)
     if options.projections in ("q=k", "none") and sizes["kv_heads"] != sizes["heads"]:

@@ -1,0 +1,200 @@
+"""One grid of equally many trials for every encoding, wider where an edge wins."""
+
+from dataclasses import replace
+
+import pytest
+
+from posenc.compare.options import DEFAULT_ENCODINGS, Options
+from posenc.compare.plan import tuning_grid
+from posenc.compare.plan.encodings import read_encodings
+from posenc.compare.plan.plan import make_plan
+from posenc.compare.plan.tuning_grid import (
+    Point,
+    RecordedChoices,
+    Search,
+    grid_of,
+    plain_point,
+    recipe_of,
+    wider_points,
+    with_choices,
+    with_options,
+)
+from posenc.compare.rates import pairs_turned_by_tuning
+from posenc.compare.results import FORMAT, RateCheck, RateTried, Study, TrainingPoint, TrialResult
+
+TRIAL = make_plan(Options(["rope", "alibi"], tune=True)).task_trials[0]
+ALL = (*DEFAULT_ENCODINGS, "rope:rope_theta=500", "fox", "dape", "sinusoidal", "rope/alibi", "yarn")
+
+
+@pytest.mark.parametrize("text", ALL)
+def test_every_encoding_has_nine_trials_and_among_them_that_with_the_rate_of_all(text):
+    grid = grid_of(text, TRIAL)
+    assert len(set(grid)) == len(grid) == 9
+    plain = plain_point(text, TRIAL)
+    assert (plain.lr, plain.encoding_lr) == (TRIAL.lr, TRIAL.encoding_lr)
+    assert with_options(text, plain.options) == text
+
+
+@pytest.mark.parametrize(
+    ("text", "settings"),
+    [
+        ("rope", {"rope", "rope:rope_theta=100", "rope:rope_theta=1000"}),
+        ("alibi", {"alibi", "alibi:bias_max=4", "alibi:learned=true"}),
+        ("t5", {"t5", "t5:unscaled=true"}),
+        ("learned", {"learned"}),
+        ("rope:rope_theta=500", {"rope:rope_theta=500"}),
+        ("alibi:bias_max=2", {"alibi:bias_max=2"}),
+        ("nope", {"nope"}),
+    ],
+)
+def test_the_knob_is_the_encodings_own_and_what_the_user_gave_stays(text, settings):
+    assert {with_options(text, point.options) for point in grid_of(text, TRIAL)} == settings
+
+
+def loss_at(best):
+    """Bits that rise with the distance from a point, in doublings of each coordinate."""
+    from math import log2
+
+    def loss(point):
+        axes = [(point.value(axis), best.value(axis)) for axis in tuning_grid.RATIOS]
+        return 2 + sum(abs(log2(a / b)) for a, b in axes if a and b)
+
+    return loss
+
+
+@pytest.mark.parametrize(
+    ("text", "best"),
+    [
+        ("rope", Point(0.008, 20.0, (("rope_theta", 10.0),))),
+        ("rope", Point(0.002, 20.0, (("rope_theta", 1000.0),))),
+        ("learned", Point(0.0005, 320.0)),
+        ("nope", Point(0.016, 20.0)),
+    ],
+)
+def test_a_search_widens_an_edge_that_wins_and_finds_the_best(text, best):
+    entries = read_encodings([text])
+    search = Search(entries, TRIAL)
+    loss = loss_at(best)
+
+    def results():
+        found = {}
+        for trial in search.trials:
+            options = tuple((o.key, float(o.value)) for o in parts_of(trial.encoding))
+            options = options or best_defaults(best)
+            point = Point(trial.lr, trial.encoding_lr, options)
+            curve = (TrainingPoint(trial.steps, 3.0, loss(point)),)
+            found[trial] = TrialResult(trial, training=curve)
+        return found
+
+    while search.widen(results()):
+        pass
+    (check,) = search.checks(results())
+    assert (check.best.lr, check.best.encoding_lr) == (best.lr, best.encoding_lr)
+    assert check.best.encoding == with_options(text, best.options)
+    assert check.edges == ()
+    check.check()
+
+
+def parts_of(text):
+    from posenc.encodings import parse
+
+    return parse(text).parts[0].options
+
+
+def best_defaults(best):
+    return tuple((key, tuning_grid._DEFAULTS[key]) for key, _ in best.options)
+
+
+def test_a_search_stops_widening_and_names_the_edge():
+    tried = [Point(lr, 20.0) for lr in (0.001, 0.002, 0.004)]
+    assert wider_points(tried, tried[-1]) == [Point(0.008, 20.0)]
+    assert wider_points(tried, tried[0]) == [Point(0.0005, 20.0)]
+    assert wider_points(tried, tried[1]) == []
+    search = Search(read_encodings(["nope"]), TRIAL)
+    rounds = 0
+    while search.widen(
+        {t: TrialResult(t, training=(TrainingPoint(1, 3.0, 1 / t.lr),)) for t in search.trials}
+    ):
+        rounds += 1
+    assert rounds == tuning_grid.MAX_ROUNDS
+    found = {t: TrialResult(t, training=(TrainingPoint(1, 3.0, 1 / t.lr),)) for t in search.trials}
+    (check,) = search.checks(found)
+    assert check.edges == ("learning rate",)
+
+
+def test_a_trial_of_the_grid_is_short_and_never_sees_longer_tests():
+    for trial in Search(read_encodings(["t5", "rope"]), TRIAL).trials:
+        assert trial.steps == TRIAL.steps // 5 and trial.seed == 0
+        assert trial.test_lengths == (TRIAL.train_length,)
+        assert (trial.test_window, trial.tune_steps) == (0, 0)
+
+
+def test_failures_and_nan_are_never_chosen():
+    tried = (
+        RateTried(0.001, float("nan")),
+        RateTried(0.002, 2.5),
+        RateTried(0.004, None, "the loss became nan"),
+    )
+    assert RateCheck.of_grid("text", "rope", tried, 0).best == tried[1]
+    none = RateCheck.of_grid("text", "rope", (tried[0], tried[2], tried[2]), 0)
+    assert none.best is None and none.chosen is None
+
+
+def checks():
+    rope = (
+        RateTried(0.001, 2.6, None, "rope"),
+        RateTried(0.002, 2.5, None, "rope"),
+        RateTried(0.004, 2.3, None, "rope:rope_theta=100"),
+    )
+    t5 = (
+        RateTried(0.001, 2.6, None, "t5"),
+        RateTried(0.002, 2.4, None, "t5"),
+        RateTried(0.004, 2.45, None, "t5", 80.0),
+    )
+    return [RateCheck.of_grid("text", "rope", rope, 1), RateCheck.of_grid("text", "t5", t5, 1)]
+
+
+def test_an_order_that_one_rate_for_all_would_turn_is_said():
+    assert pairs_turned_by_tuning(checks()) == [("rope", "t5")]
+    assert pairs_turned_by_tuning(checks(), margin=0.2) == []
+
+
+def test_the_trials_take_the_choices_under_the_encodings_own_names():
+    entries = read_encodings(["rope", "t5"])
+    trials = tuple(
+        replace(TRIAL, encoding=entry.text, source=entry.source, corpus="0" * 16, seed=seed)
+        for entry in entries
+        for seed in (0, 1)
+    )
+    study = with_choices(Study(FORMAT, "", "", {}, {}, None, trials), checks(), entries)
+    assert {t.encoding for t in study.trials} == {"rope:rope_theta=100", "t5"}
+    assert {t.lr for t in study.trials if t.encoding == "t5"} == {0.002}
+    assert study.labels == {"rope:rope_theta=100": "rope"}
+    assert len({t.source for t in study.trials}) == 2
+    assert Study.from_json(study.to_json()) == study
+
+
+def test_recorded_choices_are_for_their_recipe_and_text_only(tmp_path, monkeypatch):
+    recorded = RecordedChoices(recipe_of(TRIAL), "by a test", tuple(checks()))
+    monkeypatch.setattr(tuning_grid, "CHOICES", tmp_path / "choices.json")
+    assert make_plan(Options()).recorded is None
+    (tmp_path / "choices.json").write_text(recorded.to_json())
+    assert make_plan(Options()).recorded == recorded
+    others = ({"steps": 100}, {"lr": 0.001}, {"tune": True}, {"tune": False}, {"check_lr": True})
+    for options in (*others, {"text": ["a.txt"]}, {"width": 64}, {"task": ["copy"]}):
+        assert make_plan(Options(**options)).recorded is None, options
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"task": ["copy"]}, "--tune is for text"),
+        ({"suite": True}, "--tune is for text"),
+        ({"check_lr": True}, "Leave out --check-lr"),
+        ({"lr": 1e308}, "are not all positive and finite"),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_tuned_is_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        make_plan(Options(["rope", "t5"], tune=True, **options))
