@@ -3,8 +3,8 @@
     python experiments/equal_tuning.py FOLDER
 
 runs the grid of posenc/compare/plan/tuning_grid.py as `posenc compare --tune` does, one trial after
-the other on one core, and writes posenc/compare/plan/choices_standard_budget.json, which the
-default comparison takes. It goes on where it was stopped. About 40 minutes.
+the other on one core, and writes CHOICES, the file that the default comparison takes. It goes on
+where it was stopped. About 40 minutes.
 """
 
 import sys
