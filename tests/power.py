@@ -224,7 +224,7 @@ MUTATIONS = (
         "statistics",
     ),
     Mutation(
-        "statistics/windows.py",
+        "statistics/intervals.py",
         "halves = np.quantile(largest, 0.95) * differences.std(1, ddof=1) / np.sqrt(count)",
         "halves = np.quantile(largest, 0.95) * differences.std(1, ddof=0) / count",
         "statistics",
@@ -249,7 +249,7 @@ MUTATIONS = (
         "extend",
     ),
     Mutation(
-        "extend/measure/intervals.py",
+        "statistics/intervals.py",
         "low, high = np.percentile(sums[draws].sum(1) / counts[draws].sum(1), [2.5, 97.5])",
         "low, high = np.percentile(sums[draws].sum(1) / counts[draws].sum(1), [5, 95])",
         "extend/measure",

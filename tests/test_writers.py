@@ -22,9 +22,8 @@ ALLOWED = {
     # transformers' writer, in a new folder of ours; the user's own call
     "posenc/extend/export/folder.py": {"save_pretrained"},
     # and weights that weight_files has chosen: safetensors opens them itself, without a pickle
-    "posenc/hf/attachment/save.py": {"save_pretrained", "safe_open"},
     # a file whose hash the record names; the logits that our parent process has written
-    "posenc/hf/attachment/load.py": {"load_file"},
+    "posenc/hf/attachment/saved.py": {"save_pretrained", "safe_open", "load_file"},
     "posenc/extend/export/stock_reader.py": {"load_file"},
     # the text of a run, too large to be read at once
     "posenc/compare/trial/windows.py": {"memmap"},
@@ -37,8 +36,7 @@ ALLOWED = {
     "posenc/compare/engines/storage.py": {"rename"},
     # files of this installation and of the system, and code that the user names
     "posenc/report/machine/machine.py": {"read_text"},
-    "posenc/report/machine/processor.py": {"read_text"},
-    "posenc/report/machine/facts.py": {"read_bytes"},
+    "posenc/report/machine/facts.py": {"read_text", "read_bytes"},
     "posenc/lazy.py": {"read_text"},
     "posenc/list.py": {"read_text"},
     "posenc/doctor/rule.py": {"read_text"},

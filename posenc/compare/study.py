@@ -39,8 +39,7 @@ from posenc.report.files.opened import (
     remove_folder,
 )
 from posenc.report.machine import machine
-from posenc.report.machine.facts import versions
-from posenc.report.machine.processor import processors_of
+from posenc.report.machine.facts import processors_of, versions
 from posenc.report.page.console import print_report, stderr
 from posenc.report.page.failure import RunFailed, Stopped
 from posenc.report.page.progress import say

@@ -14,7 +14,6 @@ import torch
 from posenc.extend.export.folder import ADAPTER, ExportPlan, export_checkpoint
 from posenc.extend.export.prover import Proof, Prover
 from posenc.extend.measure.evaluation import Evaluation, loss_rise, short_pieces
-from posenc.extend.measure.intervals import Estimate
 from posenc.extend.measure.losses import NotFinite
 from posenc.extend.measure.samples import sample_windows, split_for_fitting_and_measuring
 from posenc.extend.measure.tasks import Encode
@@ -38,6 +37,7 @@ from posenc.hf.tune.lora import save_adapter
 from posenc.hf.tune.tuning import tune
 from posenc.report.files.opened import remove_folder
 from posenc.report.page.failure import RunFailed, one_line
+from posenc.statistics.intervals import Estimate
 from posenc.tasks.scoring import LEARNED
 
 

@@ -18,11 +18,10 @@ from posenc.extend.export import stock_reader
 from posenc.extend.export.prover import Proof, _logits_change_by_frequency_error
 from posenc.extend.measure.entropy import attention_entropy
 from posenc.extend.measure.evaluation import measure_reader
-from posenc.extend.measure.intervals import estimate_mean
 from posenc.extend.measure.losses import Reader
 from posenc.extend.measure.tasks import PasskeyGrid
 from posenc.extend.options import Options
-from posenc.extend.search.evolution import Search
+from posenc.extend.search import Search
 from posenc.extend.variants.mapped_variants import position_maps
 from posenc.hf import learned_tables
 from posenc.hf.checkpoint.loading import load_checkpoint
@@ -33,6 +32,7 @@ from posenc.hf.tune.tuning import next_token_loss
 from posenc.report.page.failure import RunFailed
 from posenc.report.page.page import page_of
 from posenc.report.page.report import as_json
+from posenc.statistics.intervals import estimate_mean
 from posenc.tasks.puzzles import draw_passkey_text
 from tests.hf_models import LENGTH, save, transformers
 from tests.hf_models import WORDS as DOCUMENTS

@@ -14,7 +14,7 @@ from posenc import extend as hf
 from posenc.extend.measure.losses import Reader
 from posenc.extend.options import Options
 from posenc.extend.restart import default_state_folder, folder_locked
-from posenc.extend.search.evolution import Search
+from posenc.extend.search import Search
 from posenc.extend.variants.methods import METHODS, stretch
 from posenc.hf.checkpoint.loading import load_checkpoint
 from posenc.hf.checkpoint.text import Windows
@@ -289,7 +289,7 @@ def test_a_disk_that_is_gone_is_not_blamed_on_the_model(llama, tmp_path, monkeyp
     def gone(*given: object) -> None:
         raise FileNotFoundError(errno.ENOENT, "No such file or directory", "state")
 
-    monkeypatch.setattr("posenc.extend.search.evolution.write_sealed", gone)
+    monkeypatch.setattr("posenc.extend.search.write_sealed", gone)
     options = Options(windows=1, search_evaluations=2, state=tmp_path / "state")
     with pytest.raises(FileNotFoundError, match="No such file or directory: 'state'"):
         hf.extend(llama, TARGET, DOCUMENTS, method="search", options=options)

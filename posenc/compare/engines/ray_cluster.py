@@ -18,7 +18,7 @@ from posenc.compare.results import TrialResult
 from posenc.compare.trial.config import TrialConfig
 from posenc.compare.trial.process import limit_step_events
 from posenc.lazy import require_package
-from posenc.report.machine.processor import processors_of
+from posenc.report.machine.facts import processors_of
 from posenc.report.page.failure import RunFailed, one_line
 
 ANSWER_SECONDS = 10.0

@@ -12,8 +12,8 @@ from statistics import fmean
 from posenc.compare.judge.summary import has_learned, shown_score
 from posenc.compare.results import Study, TrialResult
 from posenc.compare.trial.evaluate import TEST_SEQUENCES
+from posenc.statistics.intervals import window_gaps
 from posenc.statistics.pairs import Gap, Pairs, group_into_tiers
-from posenc.statistics.windows import window_gaps
 from posenc.tasks.known import TASKS, TEXT
 
 MIN_TASKS = 3

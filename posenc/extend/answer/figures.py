@@ -12,7 +12,6 @@ from matplotlib.ticker import MaxNLocator
 
 from posenc.extend.extension import Outcome
 from posenc.extend.measure.evaluation import Evaluation
-from posenc.extend.measure.intervals import Estimate
 from posenc.hf.rope.settings import RopeSetting
 from posenc.report.page.chart import PANEL, Chart, Data, axes_of, long_table, split_by_series
 from posenc.report.page.drawing import (
@@ -25,6 +24,7 @@ from posenc.report.page.drawing import (
     line_styles,
 )
 from posenc.report.page.report import Plot
+from posenc.statistics.intervals import Estimate
 
 Curves = Mapping[str, Mapping[Any, float]]
 """By method, the points of a curve."""

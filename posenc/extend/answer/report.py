@@ -9,11 +9,11 @@ from posenc.extend.answer import figures
 from posenc.extend.answer.facts import facts_of
 from posenc.extend.export.prover import Proof
 from posenc.extend.extension import Outcome
-from posenc.extend.measure.intervals import Estimate
 from posenc.extend.measure.tasks import Score
 from posenc.extend.variants.variant import Variant
 from posenc.report.page.report import Block, Code, Facts, Report, Section
 from posenc.report.page.table import Cell, Heading, Number, Table, Value
+from posenc.statistics.intervals import Estimate
 
 OUT_OF_DOMAIN = (
     "Measured on the source of Python's standard library. This says little about models trained on "

@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from posenc.extend.measure.entropy import attention_entropy
-from posenc.extend.measure.intervals import Estimate, estimate_mean
 from posenc.extend.measure.losses import Reader
 from posenc.extend.measure.tasks import PasskeyGrid, Score, TaskGrid
 from posenc.hf.checkpoint.text import Windows
+from posenc.statistics.intervals import Estimate, estimate_mean
 
 
 @dataclass(frozen=True)

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from posenc.extend.measure.intervals import Estimate, estimate_mean, share_interval
 from posenc.extend.measure.losses import ROWS_BUDGET, Reader, last_logits
 from posenc.extend.measure.sentences import PUZZLES, write_puzzle
 from posenc.hf.checkpoint.text import Windows
 from posenc.report.machine.options import check_choice
+from posenc.statistics.intervals import Estimate, estimate_mean, share_interval
 from posenc.tasks.puzzles import draw_passkey_text, insert_facts
 
 PASSKEY = "passkey"

@@ -7,7 +7,7 @@ from posenc.extend.measure.evaluation import Evaluation, PasskeyGrid, measure_re
 from posenc.extend.measure.losses import Reader
 from posenc.extend.measure.tasks import PASSKEY, Encode, TaskGrid, tasks_named
 from posenc.extend.options import Options, Progress
-from posenc.extend.search.evolution import Search
+from posenc.extend.search import Search
 from posenc.extend.variants.mapped_variants import DUAL_CHUNK, position_maps
 from posenc.extend.variants.methods import METHODS
 from posenc.extend.variants.variant import (

@@ -17,7 +17,6 @@ from posenc.extend.answer.report import report_of, unread_keys_warning
 from posenc.extend.export.prover import Proof
 from posenc.extend.extension import Outcome
 from posenc.extend.measure.evaluation import Evaluation, position_edges
-from posenc.extend.measure.intervals import Estimate
 from posenc.extend.run import extend_and_show, write_loss_table
 from posenc.extend.variants.methods import METHODS, stretch
 from posenc.extend.variants.variant import Variant
@@ -27,6 +26,7 @@ from posenc.report.page.console import Terminal, show
 from posenc.report.page.figure_files import write_page
 from posenc.report.page.page import Page, page_of
 from posenc.report.page.report import as_json
+from posenc.statistics.intervals import Estimate
 from tests.browser import DESKTOP, PHONE, needs_chromium
 from tests.charts import assert_drawn_from_its_table
 

@@ -14,13 +14,13 @@ from posenc import extend as hf
 from posenc.extend.answer.report import _perplexity_rise, task_table
 from posenc.extend.extension import Outcome
 from posenc.extend.measure.evaluation import loss_rise, short_pieces
-from posenc.extend.measure.intervals import Estimate, share_interval
 from posenc.extend.measure.losses import Reader
 from posenc.extend.measure.sentences import CITIES, PUZZLES
 from posenc.extend.measure.tasks import TASKS, Score, TaskGrid, tasks_named
 from posenc.extend.options import Options
 from posenc.hf.checkpoint.text import Windows
 from posenc.report.page import table as tables
+from posenc.statistics.intervals import Estimate, share_interval
 from posenc.tasks.puzzles import NUM_COMMON_WORDS
 from tests.hf_models import LENGTH, save
 

@@ -1,1 +1,0 @@
-"""Search a checkpoint's own frequencies."""

@@ -1,0 +1,414 @@
+"""Save an encoding next to its model's weights, and load both: posenc.json describes the encoding,
+posenc.safetensors has its parameters."""
+
+import hashlib
+import importlib
+import inspect
+from dataclasses import fields, is_dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from posenc.arguments import explain_misfits
+from posenc.dialects.files.attached import MARK, RECORD
+from posenc.dialects.files.inside import path_inside
+from posenc.dialects.files.json_object import read_json
+from posenc.encodings import PerLayer, PositionEncoding, path_of_class, repr_in_one_line
+from posenc.frequencies.scaling import Scaling
+from posenc.hf.attachment.attach import attach
+from posenc.hf.attachment.calls import ATTACHMENT_ATTRIBUTE, ENCODING_MODULE
+from posenc.hf.checkpoint import files
+from posenc.hf.checkpoint.loading import (
+    SAFE_OPTIONS,
+    import_quiet_transformers,
+    read_checked_folder,
+    refuse_nonfinite_weights,
+)
+from posenc.report.files.atomic import write_atomically
+from posenc.report.files.opened import bytes_of
+from posenc.report.files.record import strict_json
+
+_POSENC_PREFIX = "posenc."
+_JSON_SCALARS = (bool, int, float, str, type(None))
+
+
+def encoding_to_json(encoding: PositionEncoding) -> dict[str, Any] | None:
+    """Return {"class": "module:Class", "arguments": {...}}. Return None if JSON cannot describe the
+    class or an argument (a tensor, a custom mask).
+
+    >>> from posenc import ALiBi
+    >>> encoding_to_json(ALiBi(num_heads=4))
+    {'class': 'posenc.encodings.scores.alibi:ALiBi', 'arguments': {'num_heads': 4}}
+    """
+    try:
+        return _to_json(encoding)
+    except TypeError:
+        return None
+
+
+def encoding_from_json(record: Any) -> PositionEncoding:
+    """Build the encoding that `encoding_to_json` described, with fresh parameters.
+
+    Raises: ValueError for an invalid record, or a class that is not posenc's.
+    """
+    found = _from_json(record)
+    if not isinstance(found, PositionEncoding):
+        raise ValueError(f"an encoding was expected, got {record!r}.")
+    return found
+
+
+def _to_json(value: Any) -> Any:
+    """Convert a value to plain JSON; encodings and scalings become their class and arguments. Raise
+    TypeError for what JSON cannot describe."""
+    if isinstance(value, _JSON_SCALARS):
+        return value
+    if isinstance(value, list | tuple):
+        return [_to_json(item) for item in value]
+    is_posencs = type(value).__module__.startswith(_POSENC_PREFIX)
+    if is_posencs and isinstance(value, PositionEncoding):
+        arguments = vars(value).get("_explicit_arguments", {})
+    elif is_posencs and is_dataclass(value) and not isinstance(value, type):
+        arguments = {f.name: getattr(value, f.name) for f in fields(value) if f.init}
+    else:
+        raise TypeError(f"{type(value).__name__} cannot be written")
+    return {
+        "class": path_of_class(type(value)),
+        "arguments": {name: _to_json(item) for name, item in arguments.items()},
+    }
+
+
+def _from_json(value: Any) -> Any:
+    """Build the value that `_to_json` converted; lists come back as tuples, as constructors take
+    them."""
+    if isinstance(value, list):
+        return tuple(_from_json(item) for item in value)
+    if not isinstance(value, dict):
+        return value
+    kind = _posenc_class(value.get("class"))
+    written_arguments = value.get("arguments")
+    if not isinstance(written_arguments, dict):
+        raise ValueError(f"arguments must be an object, got {written_arguments!r}.")
+    arguments = {name: _from_json(item) for name, item in written_arguments.items()}
+    positional: tuple = ()
+    for name, parameter in inspect.signature(kind).parameters.items():
+        if parameter.kind is parameter.VAR_POSITIONAL:
+            positional = arguments.pop(name, ())
+        elif parameter.kind is parameter.VAR_KEYWORD:
+            arguments |= arguments.pop(name, {})
+    try:
+        return kind(*positional, **arguments)
+    except TypeError as error:
+        raise ValueError(f"{value['class']}: {error}") from error
+
+
+def _posenc_class(path: Any) -> Any:
+    """Return the class at `path`, which must be an encoding or scaling of posenc."""
+    module, _, name = path.partition(":") if isinstance(path, str) else ("", "", "")
+    kind = None
+    if module.startswith(_POSENC_PREFIX) and name.isidentifier():
+        try:
+            kind = getattr(importlib.import_module(module), name, None)
+        except ImportError:
+            kind = None
+    if not isinstance(kind, type) or not issubclass(kind, PositionEncoding | Scaling):
+        raise ValueError(f"{path!r} is no encoding of posenc: other code is not run from a file.")
+    return kind
+
+
+PARAMETERS_FILE = "posenc.safetensors"
+FORMAT = 2
+HASHED_ELEMENTS = 64
+"""Elements of each weight that are hashed to identify a model."""
+
+
+def hook_save_pretrained(model: Any) -> None:
+    """Make the model's save_pretrained write the encoding too, until it is detached."""
+    replacement = {
+        "save_pretrained": partial(_save_with_encoding, model)
+    }  # which pickles, unlike a bound function
+    getattr(model, ATTACHMENT_ATTRIBUTE).changed.append((model, replacement, {}))
+    vars(model).update(replacement)
+
+
+def _save_with_encoding(
+    self: Any,
+    save_directory: Any,
+    is_main_process: bool = True,
+    state_dict: Any = None,
+    push_to_hub: bool = False,
+    **options: Any,
+) -> None:
+    """Save the model, and the encoding next to its weights: the model's `save_pretrained` while an
+    encoding is attached, with its arguments.
+
+    The weights get a mark, MARK, by which posenc refuses to load them without the encoding.
+    """
+    if push_to_hub:
+        raise ValueError(
+            "posenc: save_pretrained(push_to_hub=True) would upload the weights without their "
+            "encoding. Call model.push_to_hub, or upload the folder."
+        )
+    weights = self.state_dict() if state_dict is None else state_dict
+    seen: set[int] = set()
+    kept = {}
+    for name, tensor in weights.items():  # parameters that layers share are written once
+        if f"{ENCODING_MODULE}." in name:
+            if tensor.data_ptr() in seen:
+                continue
+            seen.add(tensor.data_ptr())
+        kept[name] = tensor
+    kept[MARK] = torch.ones(1)
+    type(self).save_pretrained(
+        self, save_directory, is_main_process=is_main_process, state_dict=kept, **options
+    )
+    if is_main_process:
+        write_encoding(self, Path(save_directory))
+
+
+def write_encoding(model: Any, folder: Path) -> None:
+    """Write posenc.json and posenc.safetensors next to the saved weights of a model."""
+    from safetensors.torch import save
+
+    attachment = getattr(model, ATTACHMENT_ATTRIBUTE)
+    encodings = [getattr(stack, ENCODING_MODULE) for stack in attachment.stacks]
+    tensors = {
+        f"{i}.{name}": tensor.detach().cpu().contiguous().clone()
+        for i, encoding in enumerate(encodings)
+        for name, tensor in encoding.state_dict().items()
+    }
+    numbers = save(tensors)
+    record = {
+        "format": FORMAT,
+        "model": type(model).__name__,
+        "own": attachment.own,
+        "stacks": [
+            {
+                "is": encoding_classes(encoding),
+                "says": repr_in_one_line(encoding),
+                "encoding": encoding_to_json(encoding),
+                "shared": shared_parameter_names(encoding),
+            }
+            for encoding in encodings
+        ],
+        "weights": weights_fingerprint(folder),
+        "numbers": hashlib.sha256(numbers).hexdigest(),
+    }
+    write_atomically(folder / PARAMETERS_FILE, numbers)
+    write_atomically(folder / RECORD, strict_json(record, indent=2, ensure_ascii=False) + "\n")
+
+
+def encoding_classes(encoding: nn.Module) -> list[str]:
+    """Return "module:Class" of an encoding and of all encodings inside it, each once."""
+    kinds = {
+        path_of_class(type(m))
+        for m in encoding.modules()
+        if isinstance(m, PositionEncoding) and not isinstance(m, PerLayer)
+    }
+    return sorted(kinds)
+
+
+def shared_parameter_names(encoding: nn.Module) -> list[list[str]]:
+    """Return the names of each parameter that has several, as that of DeBERTa's table, which all
+    layers read."""
+    names: dict[int, list[str]] = {}
+    for name, parameter in encoding.named_parameters(remove_duplicate=False):
+        names.setdefault(id(parameter), []).append(name)
+    return [of_one for of_one in names.values() if len(of_one) > 1]
+
+
+def share_parameters(encoding: nn.Module, groups: list[list[str]]) -> None:
+    """Make the parameters of each group one again, see `shared_parameter_names`.
+
+    Raises: ValueError for a name that is no parameter, and for other shapes.
+    """
+    for first, *others in groups:
+        try:
+            parameter = encoding.get_parameter(first)
+            for name in others:
+                module, _, attribute = name.rpartition(".")
+                if encoding.get_parameter(name).shape != parameter.shape:
+                    raise ValueError(f"{first} and {name} have other shapes, and were one.")
+                setattr(encoding.get_submodule(module), attribute, parameter)
+        except AttributeError as error:
+            raise ValueError(f"{', '.join([first, *others])} were one parameter: {error}") from None
+
+
+def weights_fingerprint(folder: Path) -> str:
+    """Return a hash of the weights in a folder: of their names, dtypes, shapes and first elements,
+    because hashing all elements would read the whole file. Scalars count without their value."""
+    from safetensors import safe_open
+
+    digest = hashlib.sha256()
+    for path in files.weight_files(folder):
+        with safe_open(path, framework="pt") as opened:
+            for name in sorted(opened.keys()):
+                part = opened.get_slice(name)
+                shape = part.get_shape()
+                digest.update(f"{name} {part.get_dtype()} {shape}".encode())
+                tensor: Tensor = part[:1] if shape else opened.get_tensor(name)
+                first = tensor.flatten()[:HASHED_ELEMENTS].contiguous()
+                digest.update(first.view(torch.uint8).numpy().tobytes() if shape else b"")
+    return digest.hexdigest()
+
+
+@explain_misfits
+def load(
+    folder: str | Path,
+    *,
+    encoding: PositionEncoding | None = None,
+    decoder: PositionEncoding | None = None,
+    **options: Any,
+) -> Any:
+    """Load a model with the encoding that was attached when it was saved.
+
+    Args:
+        folder: folder written by `model.save_pretrained`.
+        encoding, decoder: needed for encodings of your own classes, because no class outside posenc
+            is imported on behalf of a file: objects built as before saving. Parameters come from
+            the folder.
+        options: options of transformers' from_pretrained, such as dtype.
+
+    Raises: ValueError if posenc.json is missing, belongs to other weights, or names another
+    encoding. TypeError for an option that would run code, fetch files or read pickles.
+    """
+    if not isinstance(folder, str | Path):
+        raise TypeError(
+            "posenc.hf.load: folder must be the path of a folder that model.save_pretrained wrote, "
+            f"got {folder!r}."
+        )
+    folder = Path(folder)
+    if not folder.is_dir():
+        what = "a file" if folder.exists() else "not there"
+        raise ValueError(
+            f"posenc.hf.load: {folder} is {what}, and not a folder that "
+            "model.save_pretrained wrote. Models of the Hub are downloaded first."
+        )
+    if not (folder / RECORD).is_file():
+        raise ValueError(
+            f"{folder}: it has no {RECORD}: no encoding was attached when it was saved. "
+            "Load it with transformers."
+        )
+    record = read_json(path_inside(folder, RECORD, "posenc.hf.load"))
+    numbers = path_inside(folder, PARAMETERS_FILE, RECORD)
+    _check_record(folder, record, numbers)
+    encodings_of_caller = (encoding, decoder)
+    encodings = [
+        _resolve_encoding(folder / RECORD, stack, callers_encoding)
+        for stack, callers_encoding in zip(record["stacks"], encodings_of_caller, strict=False)
+    ]
+    transformers = import_quiet_transformers()
+    raw, _ = read_checked_folder(folder)
+    kind = getattr(transformers, (raw.get("architectures") or [""])[0], None)
+    if not isinstance(kind, type) or not issubclass(kind, transformers.PreTrainedModel):
+        raise ValueError(f"{folder / 'config.json'}: architectures names no class of transformers.")
+    model = kind.from_pretrained(folder, **SAFE_OPTIONS, **options)  # twice the same: a TypeError
+    refuse_nonfinite_weights(model, folder)
+    second = encodings[1] if len(encodings) > 1 else None
+    attach(model, encodings[0], decoder=second, own=record["own"])
+    for attached_to, stack in zip(
+        getattr(model, ATTACHMENT_ATTRIBUTE).stacks, record["stacks"], strict=True
+    ):
+        try:
+            share_parameters(getattr(attached_to, ENCODING_MODULE), _read_shared_names(stack))
+        except ValueError as error:
+            raise ValueError(f"{folder / RECORD}: {error}") from error
+    _load_parameters(model, numbers)
+    return model
+
+
+def _check_record(folder: Path, record: dict[str, Any], numbers: Path) -> None:
+    """Raise ValueError unless the record is complete and fits these weights and parameters."""
+    path = folder / RECORD
+    wanted = {"format", "own", "stacks", "weights", "numbers"}
+    if record.get("format") != FORMAT or not wanted <= set(record):
+        raise ValueError(
+            f"{path}: expected format {FORMAT} with {', '.join(sorted(wanted))}, got format "
+            f"{record.get('format')!r}. Another version of posenc may have written it."
+        )
+    stacks = record["stacks"]
+    if not isinstance(stacks, list) or len(stacks) not in (1, 2):
+        raise ValueError(f"{path}: stacks must be a list of one encoding or two, got {stacks!r}.")
+    if hashlib.sha256(bytes_of(numbers, None)).hexdigest() != record["numbers"]:
+        raise ValueError(f"{path}: {PARAMETERS_FILE} is not the file that was written with it.")
+    if weights_fingerprint(folder) != record["weights"]:
+        raise ValueError(
+            f"{path}: the weights in the folder are not those that it was written with: another "
+            "model's, changed since, or saved again after detach. An encoding belongs to the "
+            f"weights it was trained with. Without it: delete {RECORD} and load with transformers."
+        )
+
+
+def _resolve_encoding(
+    path: Path, stack: Any, callers_encoding: PositionEncoding | None
+) -> PositionEncoding:
+    """Return the encoding of a stack: `callers_encoding`, or, if that is None, the one that its
+    record describes, with fresh parameters. stack: the record, an entry of "stacks" in posenc.json,
+    at `path`.
+
+    Raises: ValueError if `callers_encoding` is of another class, or the record describes none.
+    """
+    if not isinstance(stack, dict) or "encoding" not in stack:
+        raise ValueError(f"{path}: each of stacks must be an object with an encoding.")
+    if callers_encoding is not None:
+        if encoding_classes(callers_encoding) != stack.get("is"):
+            raise ValueError(
+                f"{path}: it has {stack.get('is')}, got {encoding_classes(callers_encoding)}."
+            )
+        return callers_encoding
+    if stack["encoding"] is None:
+        raise ValueError(
+            f"{path}: {stack.get('is')} cannot be built from a file: it is not posenc's own, or "
+            "an argument is more than numbers and names. Build it as before and hand it to "
+            "posenc.hf.load(folder, encoding=...)."
+        )
+    try:
+        encoding = encoding_from_json(stack["encoding"])
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
+    if repr_in_one_line(encoding) != stack.get("says"):
+        raise ValueError(
+            f"{path}: this version of posenc builds {repr_in_one_line(encoding)} from it, and "
+            f"{stack.get('says')} was saved."
+        )
+    return encoding
+
+
+def _read_shared_names(stack: dict[str, Any]) -> list[list[str]]:
+    """Return the names of each parameter that has several, from a stack's record in posenc.json.
+    Raise ValueError for anything else."""
+    groups = stack.get("shared")
+    if not isinstance(groups, list) or not all(_is_list_of_names(group) for group in groups):
+        raise ValueError(f"shared must be lists of two names or more, got {groups!r}.")
+    return groups
+
+
+def _is_list_of_names(group: Any) -> bool:
+    """Return True for a list of at least two strings."""
+    is_list = isinstance(group, list) and len(group) > 1
+    return is_list and all(isinstance(name, str) for name in group)
+
+
+def _load_parameters(model: Any, numbers: Path) -> None:
+    """Load the saved parameters into the encodings. Raise ValueError if names or shapes differ."""
+    from safetensors.torch import load_file
+
+    tensors = load_file(numbers)
+    for index, stack in enumerate(getattr(model, ATTACHMENT_ATTRIBUTE).stacks):
+        encoding: nn.Module = getattr(stack, ENCODING_MODULE)
+        parameters = {
+            name.partition(".")[2]: tensor
+            for name, tensor in tensors.items()
+            if name.partition(".")[0] == str(index)
+        }
+        # load_state_dict would round the saved numbers to the dtype that the encoding has now.
+        floats = {t.dtype for t in parameters.values() if t.is_floating_point()}
+        if len(floats) == 1:
+            encoding.to(floats.pop())
+        try:
+            encoding.load_state_dict(parameters)
+        except RuntimeError as error:
+            raise ValueError(f"{numbers}: it does not fit the encoding: {error}") from error
+        refuse_nonfinite_weights(encoding, numbers)
