@@ -22,8 +22,9 @@ ALLOWED = {
     # transformers' writer, in a new folder of ours; the user's own call
     "posenc/extend/export/folder.py": {"save_pretrained"},
     # and weights that weight_files has chosen: safetensors opens them itself, without a pickle
+    "posenc/hf/attachment/save.py": {"save_pretrained", "safe_open"},
     # a file whose hash the record names; the logits that our parent process has written
-    "posenc/hf/attachment/saved.py": {"save_pretrained", "safe_open", "load_file"},
+    "posenc/hf/attachment/load.py": {"load_file"},
     "posenc/extend/export/stock_reader.py": {"load_file"},
     # the text of a run, too large to be read at once
     "posenc/compare/trial/windows.py": {"memmap"},

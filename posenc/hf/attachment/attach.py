@@ -60,7 +60,7 @@ from posenc.hf.attachment.find import (
     stack_shape,
 )
 from posenc.hf.attachment.proof import prove
-from posenc.hf.attachment.saved import hook_save_pretrained
+from posenc.hf.attachment.save import hook_save_pretrained
 
 Own = Literal["replace", "keep"]
 

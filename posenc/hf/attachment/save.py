@@ -1,5 +1,5 @@
-"""Save an encoding next to its model's weights, and load both: posenc.json describes the encoding,
-posenc.safetensors has its parameters."""
+"""Save an encoding next to its model's weights: posenc.json describes it, posenc.safetensors has
+its parameters."""
 
 import hashlib
 import importlib
@@ -12,23 +12,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from posenc.arguments import explain_misfits
 from posenc.dialects.files.attached import MARK, RECORD
-from posenc.dialects.files.inside import path_inside
-from posenc.dialects.files.json_object import read_json
 from posenc.encodings import PerLayer, PositionEncoding, path_of_class, repr_in_one_line
 from posenc.frequencies.scaling import Scaling
-from posenc.hf.attachment.attach import attach
 from posenc.hf.attachment.calls import ATTACHMENT_ATTRIBUTE, ENCODING_MODULE
 from posenc.hf.checkpoint import files
-from posenc.hf.checkpoint.loading import (
-    SAFE_OPTIONS,
-    import_quiet_transformers,
-    read_checked_folder,
-    refuse_nonfinite_weights,
-)
 from posenc.report.files.atomic import write_atomically
-from posenc.report.files.opened import bytes_of
 from posenc.report.files.record import strict_json
 
 _POSENC_PREFIX = "posenc."
@@ -252,163 +241,3 @@ def weights_fingerprint(folder: Path) -> str:
                 first = tensor.flatten()[:HASHED_ELEMENTS].contiguous()
                 digest.update(first.view(torch.uint8).numpy().tobytes() if shape else b"")
     return digest.hexdigest()
-
-
-@explain_misfits
-def load(
-    folder: str | Path,
-    *,
-    encoding: PositionEncoding | None = None,
-    decoder: PositionEncoding | None = None,
-    **options: Any,
-) -> Any:
-    """Load a model with the encoding that was attached when it was saved.
-
-    Args:
-        folder: folder written by `model.save_pretrained`.
-        encoding, decoder: needed for encodings of your own classes, because no class outside posenc
-            is imported on behalf of a file: objects built as before saving. Parameters come from
-            the folder.
-        options: options of transformers' from_pretrained, such as dtype.
-
-    Raises: ValueError if posenc.json is missing, belongs to other weights, or names another
-    encoding. TypeError for an option that would run code, fetch files or read pickles.
-    """
-    if not isinstance(folder, str | Path):
-        raise TypeError(
-            "posenc.hf.load: folder must be the path of a folder that model.save_pretrained wrote, "
-            f"got {folder!r}."
-        )
-    folder = Path(folder)
-    if not folder.is_dir():
-        what = "a file" if folder.exists() else "not there"
-        raise ValueError(
-            f"posenc.hf.load: {folder} is {what}, and not a folder that "
-            "model.save_pretrained wrote. Models of the Hub are downloaded first."
-        )
-    if not (folder / RECORD).is_file():
-        raise ValueError(
-            f"{folder}: it has no {RECORD}: no encoding was attached when it was saved. "
-            "Load it with transformers."
-        )
-    record = read_json(path_inside(folder, RECORD, "posenc.hf.load"))
-    numbers = path_inside(folder, PARAMETERS_FILE, RECORD)
-    _check_record(folder, record, numbers)
-    encodings_of_caller = (encoding, decoder)
-    encodings = [
-        _resolve_encoding(folder / RECORD, stack, callers_encoding)
-        for stack, callers_encoding in zip(record["stacks"], encodings_of_caller, strict=False)
-    ]
-    transformers = import_quiet_transformers()
-    raw, _ = read_checked_folder(folder)
-    kind = getattr(transformers, (raw.get("architectures") or [""])[0], None)
-    if not isinstance(kind, type) or not issubclass(kind, transformers.PreTrainedModel):
-        raise ValueError(f"{folder / 'config.json'}: architectures names no class of transformers.")
-    model = kind.from_pretrained(folder, **SAFE_OPTIONS, **options)  # twice the same: a TypeError
-    refuse_nonfinite_weights(model, folder)
-    second = encodings[1] if len(encodings) > 1 else None
-    attach(model, encodings[0], decoder=second, own=record["own"])
-    for attached_to, stack in zip(
-        getattr(model, ATTACHMENT_ATTRIBUTE).stacks, record["stacks"], strict=True
-    ):
-        try:
-            share_parameters(getattr(attached_to, ENCODING_MODULE), _read_shared_names(stack))
-        except ValueError as error:
-            raise ValueError(f"{folder / RECORD}: {error}") from error
-    _load_parameters(model, numbers)
-    return model
-
-
-def _check_record(folder: Path, record: dict[str, Any], numbers: Path) -> None:
-    """Raise ValueError unless the record is complete and fits these weights and parameters."""
-    path = folder / RECORD
-    wanted = {"format", "own", "stacks", "weights", "numbers"}
-    if record.get("format") != FORMAT or not wanted <= set(record):
-        raise ValueError(
-            f"{path}: expected format {FORMAT} with {', '.join(sorted(wanted))}, got format "
-            f"{record.get('format')!r}. Another version of posenc may have written it."
-        )
-    stacks = record["stacks"]
-    if not isinstance(stacks, list) or len(stacks) not in (1, 2):
-        raise ValueError(f"{path}: stacks must be a list of one encoding or two, got {stacks!r}.")
-    if hashlib.sha256(bytes_of(numbers, None)).hexdigest() != record["numbers"]:
-        raise ValueError(f"{path}: {PARAMETERS_FILE} is not the file that was written with it.")
-    if weights_fingerprint(folder) != record["weights"]:
-        raise ValueError(
-            f"{path}: the weights in the folder are not those that it was written with: another "
-            "model's, changed since, or saved again after detach. An encoding belongs to the "
-            f"weights it was trained with. Without it: delete {RECORD} and load with transformers."
-        )
-
-
-def _resolve_encoding(
-    path: Path, stack: Any, callers_encoding: PositionEncoding | None
-) -> PositionEncoding:
-    """Return the encoding of a stack: `callers_encoding`, or, if that is None, the one that its
-    record describes, with fresh parameters. stack: the record, an entry of "stacks" in posenc.json,
-    at `path`.
-
-    Raises: ValueError if `callers_encoding` is of another class, or the record describes none.
-    """
-    if not isinstance(stack, dict) or "encoding" not in stack:
-        raise ValueError(f"{path}: each of stacks must be an object with an encoding.")
-    if callers_encoding is not None:
-        if encoding_classes(callers_encoding) != stack.get("is"):
-            raise ValueError(
-                f"{path}: it has {stack.get('is')}, got {encoding_classes(callers_encoding)}."
-            )
-        return callers_encoding
-    if stack["encoding"] is None:
-        raise ValueError(
-            f"{path}: {stack.get('is')} cannot be built from a file: it is not posenc's own, or "
-            "an argument is more than numbers and names. Build it as before and hand it to "
-            "posenc.hf.load(folder, encoding=...)."
-        )
-    try:
-        encoding = encoding_from_json(stack["encoding"])
-    except ValueError as error:
-        raise ValueError(f"{path}: {error}") from error
-    if repr_in_one_line(encoding) != stack.get("says"):
-        raise ValueError(
-            f"{path}: this version of posenc builds {repr_in_one_line(encoding)} from it, and "
-            f"{stack.get('says')} was saved."
-        )
-    return encoding
-
-
-def _read_shared_names(stack: dict[str, Any]) -> list[list[str]]:
-    """Return the names of each parameter that has several, from a stack's record in posenc.json.
-    Raise ValueError for anything else."""
-    groups = stack.get("shared")
-    if not isinstance(groups, list) or not all(_is_list_of_names(group) for group in groups):
-        raise ValueError(f"shared must be lists of two names or more, got {groups!r}.")
-    return groups
-
-
-def _is_list_of_names(group: Any) -> bool:
-    """Return True for a list of at least two strings."""
-    is_list = isinstance(group, list) and len(group) > 1
-    return is_list and all(isinstance(name, str) for name in group)
-
-
-def _load_parameters(model: Any, numbers: Path) -> None:
-    """Load the saved parameters into the encodings. Raise ValueError if names or shapes differ."""
-    from safetensors.torch import load_file
-
-    tensors = load_file(numbers)
-    for index, stack in enumerate(getattr(model, ATTACHMENT_ATTRIBUTE).stacks):
-        encoding: nn.Module = getattr(stack, ENCODING_MODULE)
-        parameters = {
-            name.partition(".")[2]: tensor
-            for name, tensor in tensors.items()
-            if name.partition(".")[0] == str(index)
-        }
-        # load_state_dict would round the saved numbers to the dtype that the encoding has now.
-        floats = {t.dtype for t in parameters.values() if t.is_floating_point()}
-        if len(floats) == 1:
-            encoding.to(floats.pop())
-        try:
-            encoding.load_state_dict(parameters)
-        except RuntimeError as error:
-            raise ValueError(f"{numbers}: it does not fit the encoding: {error}") from error
-        refuse_nonfinite_weights(encoding, numbers)
