@@ -25,8 +25,9 @@ def json_table(name: str) -> Any:
 
 
 WITHOUT_ROTATION = frozenset(json_table("without_rotation"))
-"""model_types of language models that rotate nothing in transformers: learned tables, biases on
-the scores, recurrence."""
+"""model_types of models that rotate nothing in transformers 5.23: learned tables, biases on the
+scores, recurrence. Their modeling files have no rotation, or none that is called (jamba,
+nemotron_h)."""
 
 
 ALTERNATING = frozenset(

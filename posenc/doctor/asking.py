@@ -14,6 +14,7 @@ from posenc.dialects.ask import (
 )
 from posenc.dialects.files.source import Source
 from posenc.dialects.meaning import UnknownFamilyError, meaning_of
+from posenc.dialects.runtimes.versions import VERSIONS, is_recorded
 
 READS = "transformers"
 """The spelling of the files that runtimes are asked about: the config.json of transformers."""
@@ -159,6 +160,27 @@ def answers_of_named_runtimes(
         if row in named and right:
             kept[row] = answer
     return kept
+
+
+def notes_on_releases(answers: Mapping[str, Asked]) -> list[str]:
+    """Return a line for each runtime that answered in a release of which nothing is recorded."""
+    notes = []
+    for row, answer in answers.items():
+        if not _is_recorded(row, answer.version):
+            notes.append(
+                f"Installed is {answer.runtime} {answer.version}, and posenc has recorded "
+                f"{VERSIONS[row]}. Its row is its own answer; what is meant, and what programs do "
+                "that load configs by it, is judged by the recorded releases."
+            )
+    return notes
+
+
+def _is_recorded(row: str, version: str) -> bool:
+    """Return True if facts of a release are recorded; a development version is no release."""
+    try:
+        return is_recorded(row, version)
+    except ValueError:  # such as 5.25.0.dev0
+        return False
 
 
 def lengths_to_ask_at(source: Source, length: int | None) -> list[int]:

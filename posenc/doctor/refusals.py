@@ -1,5 +1,7 @@
 """Refuse options of `posenc doctor` that do not go together, before any file is read."""
 
+from pathlib import Path
+
 from posenc.dialects.files.source import is_adapter
 from posenc.doctor.options import Options
 from posenc.doctor.rules import RULES
@@ -56,6 +58,7 @@ def _check_options_for_one_or_two_paths(options: Options) -> None:
             f"expected one path, or two to compare, got {len(options.paths)}; see posenc doctor "
             "--help."
         )
+    _refuse_code_as_path(options.paths[0])
     _check_options_that_go_together(options)
     actions = actions_asked_for(options)
     if len(actions) > 1:
@@ -69,6 +72,12 @@ def _check_options_for_one_or_two_paths(options: Options) -> None:
         raise ValueError("--overrides names its server itself: leave out --for.")
     if compares and actions:
         raise ValueError(f"{actions[0]} takes one path, got two.")
+
+
+def _refuse_code_as_path(path: Path) -> None:
+    """Raise ValueError for a rule's code in the place of a path, where there is no such file."""
+    if str(path).upper() in RULES and not path.exists():
+        raise ValueError(f"{path} is a rule: posenc doctor --explain {str(path).upper()}.")
 
 
 def _check_options_that_go_together(options: Options) -> None:

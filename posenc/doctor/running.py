@@ -179,10 +179,12 @@ def _ask_runtimes(sources: Sequence[Source], options: Options) -> list[RuntimeAn
         sources, options.length, options.ask, runtimes
     )
     versions = _versions_named_by_for(options)
-    return [
-        RuntimeAnswers(asking.answers_of_named_runtimes(answers, runtimes, versions), tuple(notes))
-        for answers, notes in zip(answers_by_file, notes_by_file, strict=True)
-    ]
+    answers_and_notes: list[RuntimeAnswers] = []
+    for answers, notes in zip(answers_by_file, notes_by_file, strict=True):
+        kept = asking.answers_of_named_runtimes(answers, runtimes, versions)
+        lines = (*notes, *asking.notes_on_releases(kept))
+        answers_and_notes.append(RuntimeAnswers(kept, lines))
+    return answers_and_notes
 
 
 def _judge(case: Case, options: Options, answers: RuntimeAnswers) -> tuple[str, int]:

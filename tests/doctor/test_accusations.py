@@ -117,6 +117,47 @@ def test_the_indexers_layout_is_read_by_both_servers():
     assert "PD051" not in codes({**glm5, "indexer_rope_interleave": True})
 
 
+DRAFT = {
+    "architectures": ["Eagle3DraftModel"],
+    "speculators_model_type": "eagle3",
+    "transformer_layer_config": {
+        **{key: value for key, value in SIMPLE.items() if key != "architectures"},
+        "rope_theta": 500000.0,
+    },
+}
+TARGET = {
+    **SIMPLE,
+    "rope_theta": 500000.0,
+    "rope_scaling": {
+        "rope_type": "llama3",
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 128,
+    },
+}
+
+
+def test_a_draft_of_speculators_is_read_and_compared_with_its_target(tmp_path):
+    draft, target = tmp_path / "draft.json", tmp_path / "target.json"
+    draft.write_text(strict_json(DRAFT))
+    target.write_text(strict_json(TARGET))
+    said, code = run(Options((draft,), ask=["none"]))
+    assert code == 0 and "vllm" in said and "opens no such file" in said and "500000" not in said
+    said, code = run(Options((target, draft)))
+    assert code == 1 and "mean other positions" in said
+    with pytest.raises(ValueError, match="Put these rotary keys into its transformer_layer_config"):
+        run(Options((draft,), fix=True, out=tmp_path / "new"))
+
+
+@pytest.mark.parametrize("name", ["nemotron_h", "jamba", "siglip", "clip", "vit"])
+def test_a_model_that_rotates_nothing_is_not_taken_for_another_family(tmp_path, name):
+    path = tmp_path / "config.json"
+    path.write_text(strict_json({"model_type": name, "hidden_size": 64}))
+    said, code = run(Options((path,), ask=["none"]))
+    assert code == 0 and "did you mean" not in said and f"{name} has no rotary positions" in said
+
+
 FLAG_OF_FAMILY = [(flag, name) for flag in FLAGS for name in flag.families]
 
 
@@ -146,6 +187,29 @@ def test_llama_4_as_published_is_refused_by_transformers_5_and_mended(tmp_path):
     said, code = run(Options((path,), fix=True, out=tmp_path / "new"))
     assert code == 0 and "text_config.attn_temperature_tuning: 4 -> true" in said
     assert "not proved" not in said and "transformers-5" in said
+
+
+def test_no_fix_guesses_the_base_of_a_kind_of_layers(tmp_path):
+    olmo3 = {
+        **BASE,
+        "model_type": "olmo3",
+        "architectures": ["Olmo3ForCausalLM"],
+        "layer_types": ["sliding_attention", "full_attention"],
+        "num_hidden_layers": 2,
+        "rope_theta": 10000.0,
+        "rope_scaling": {
+            "rope_type": "yarn",
+            "factor": 4.0,
+            "original_max_position_embeddings": 64,
+        },
+    }
+    path = tmp_path / "config.json"
+    path.write_text(strict_json(olmo3))
+    with pytest.raises(ValueError, match="default 500000 for sliding_attention: --fix writes"):
+        run(Options((path,), fix=True, out=tmp_path / "new"))
+    assert not (tmp_path / "new").exists()
+    path.write_text(strict_json({**olmo3, "rope_theta": 500000.0}))
+    assert "sliding_attention" in run(Options((path,), fix=True, out=tmp_path / "new"))[0]
 
 
 def test_llama_4_inside_of_its_whole_is_read_by_mlx_lms_llama4_file():

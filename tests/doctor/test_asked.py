@@ -76,6 +76,16 @@ def test_the_table_says_who_was_asked_and_who_is_known(doctor):
     assert "known, 0.33.0  as meant" in cells(out, "vllm")
 
 
+@pytest.mark.parametrize(
+    ("version", "noticed"),
+    [("5.99.1", True), ("5.25.0.dev0", True), ("5.24.0", False), (KNOWN.version, False)],
+)
+def test_a_release_that_nothing_is_recorded_of_is_noticed(doctor, version, noticed):
+    code, out, _ = doctor(SIMPLE, {None: answer(version)})
+    said = f"Installed is transformers {version}, and posenc has recorded 5.0 to 5.24"
+    assert code == 0 and (said in " ".join(out.split())) is noticed
+
+
 def test_without_a_runtime_beside_posenc_nobody_is_asked(doctor):
     code, out, _ = doctor(SIMPLE, {})
     assert code == 0 and "asked" not in out

@@ -48,6 +48,11 @@ def complains(answer, *words):
     return err
 
 
+def test_a_rules_code_in_the_place_of_a_path_names_the_option(call):
+    code, _, err = call("doctor", "pd001")
+    assert code == 2 and err == "posenc: pd001 is a rule: posenc doctor --explain PD001.\n"
+
+
 def test_a_sound_config_exits_0(call, file):
     code, out, err = call(file(SIMPLE))
     assert (code, err) == (0, "")

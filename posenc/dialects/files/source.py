@@ -1,5 +1,5 @@
 """Load position settings from a config.json, a folder, params.json of Meta or Mistral,
-DeepSeek's inference config, or GGUF."""
+DeepSeek's inference config, a draft model's config, or GGUF."""
 
 import os
 from dataclasses import dataclass, field

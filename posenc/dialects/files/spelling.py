@@ -33,12 +33,16 @@ PER_LAYER = ("step3p5", "step3p7")
 LISTS = ("short_factor", "long_factor", "mrope_section", "no_rope_layers")
 WORDS = ("rope_type", "type", "model_type")
 DICTS = ("rope_scaling", "rope_parameters")
+DRAFT_LAYERS = "transformer_layer_config"
+"""Where the config of a draft model of vLLM's speculators has the keys of its layers."""
 LARGEST_NUMBER = 1e35
 """Larger values overflow float32 in the runtimes."""
 
 
 def name_of_spelling(raw: Mapping[str, Any]) -> str:
-    """Return whose spelling the file uses: transformers, meta, mistral or deepseek."""
+    """Return whose spelling the file uses: transformers, speculators, meta, mistral or deepseek."""
+    if "speculators_model_type" in raw and isinstance(raw.get(DRAFT_LAYERS), Mapping):
+        return "speculators"
     if "model_type" in raw or "architectures" in raw:
         return "transformers"
     if "n_heads" in raw and "n_layers" in raw and "dim" in raw:
@@ -61,7 +65,10 @@ def as_transformers(raw: Mapping[str, Any]) -> dict[str, Any]:
         "mistral": _translate_mistral,
         "deepseek": _translate_deepseek,
     }
-    if translate := translators.get(spelling := name_of_spelling(raw)):
+    spelling = name_of_spelling(raw)
+    if spelling == "speculators":
+        return as_transformers(raw[DRAFT_LAYERS])
+    if translate := translators.get(spelling):
         unread = _untranslated_keys(raw, spelling).items()
         return translate(raw) | {k: v for k, v in unread if ABOUT_POSITIONS.search(k)}
     _check_values(with_language_model_on_top(raw))

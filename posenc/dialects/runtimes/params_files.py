@@ -1,5 +1,5 @@
 """What runtimes compute from the settings of a vendor's own checkpoint: Mistral's, Meta's and
-DeepSeek's params.json, where a folder has no config.json."""
+DeepSeek's params.json, and the config.json of a draft model of vLLM's speculators."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -19,9 +19,13 @@ from posenc.dialects.runtimes.versions import NEWEST, RECORD, is_recorded
 
 NOT_READ = {
     ("sglang", "mistral"): "opens it for some names of models only (mistral_utils.py:164)",
+    ("sglang", "speculators"): "may open it; posenc has not read what it computes",
 }
-"""Runtime and spelling -> what is known of it, where posenc has not read what it computes. No other
-runtime than vLLM and llama.cpp's converter opens a params.json, and these only Mistral's."""
+"""Runtime and spelling -> what is known of it, where posenc has not read what it computes."""
+VLLM_OPENS = ("mistral", "speculators")
+"""Spellings that vLLM reads, the first by --config-format mistral
+(transformers_utils/configs/mistral.py), the other as a draft (configs/speculators/base.py). Of the
+others, llama.cpp's converter opens Mistral's by --mistral-format (conversion/mistral.py)."""
 
 
 def emulate_params_file(
@@ -30,27 +34,24 @@ def emulate_params_file(
     length: int | None = None,
     versions: Mapping[str, str] = NEWEST,
 ) -> dict[str, ComputedPositions]:
-    """Return what each runtime computes from a checkpoint with a params.json.
+    """Return what each runtime computes from a checkpoint in a vendor's own spelling.
 
-    config: its settings under transformers' keys. spelling: whose file it is, "mistral", "meta" or
-    "deepseek". The other arguments are those of `emulate`.
-
-    vLLM reads Mistral's by --config-format mistral (transformers_utils/configs/mistral.py), and
-    llama.cpp's converter by --mistral-format (conversion/mistral.py).
+    config: its settings under transformers' keys. spelling: whose file it is, "mistral", "meta",
+    "deepseek" or "speculators". The other arguments are those of `emulate`.
     """
     results = {}
     for name in RUNTIMES:
         version = versions.get(name)
         if version is not None and not is_recorded(name, version):
             results[name] = unrecorded_version(name, version)
-        elif spelling == "mistral" and name == "vllm":
+        elif name == "vllm" and spelling in VLLM_OPENS:
             results[name] = RUNTIMES[name](config, length, version)
         elif spelling == "mistral" and name == "llama.cpp":
             results[name] = _llama_cpp_result(config, length)
         else:
             why = NOT_READ.get((name, spelling))
             results[name] = ComputedPositions(
-                f"{name} {why or 'opens no params.json'}",
+                f"{name} {why or f'opens no file of {spelling}'}",
                 known="no such file" if why is None else "unknown",
                 version=version or RECORD[name][2],
             )

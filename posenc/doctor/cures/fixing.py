@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from posenc.dialects.files.json_object import read_json
 from posenc.dialects.files.source import Source, load
-from posenc.dialects.files.spelling import DICTS, ROTARY_SHARES
+from posenc.dialects.files.spelling import DICTS, DRAFT_LAYERS, ROTARY_BASES, ROTARY_SHARES
 from posenc.dialects.meaning import Meaning, meaning_of, path_in_errors
 from posenc.dialects.model import Model, language_model_key
 from posenc.dialects.record import record_of
@@ -148,6 +148,7 @@ def require_no_guess(source: Source, meaning: Meaning, refused: str) -> None:
     with path_in_errors(source.path):
         _require_rope_types(source.config, refused)
         _require_one_original_length(source.config, meaning, refused)
+        _require_no_guessed_base(source.config, meaning, refused)
 
 
 def _require_rope_types(config: Mapping[str, Any], refused: str) -> None:
@@ -195,6 +196,31 @@ def _require_one_original_length(config: Mapping[str, Any], meaning: Meaning, re
                 f"{'.'.join(where[:-1])}: {refused}. Make them equal. The right one is the "
                 "length that the model was trained at, before any stretching."
             )
+
+
+def _require_no_guessed_base(config: Mapping[str, Any], meaning: Meaning, refused: str) -> None:
+    """Raise ValueError for a kind of layers whose base is the default of a class that has one for
+    all kinds, where the file states another base: the copy would say a guess for its author."""
+    nested = meaning.model.facts["transformers5"].get("nested", {})
+    if len({p["rope_theta"] for p in nested.values() if p}) != 1:
+        return  # such a class has a base of its own for each kind
+    place = _language_model_part(config)
+    dicts = [p for _, p in _flat_rope_dicts(place)]
+    stated = {place.get(key) for key in ("rope_theta", *ROTARY_BASES)}
+    stated |= {p.get("rope_theta") for p in dicts}
+    stated.discard(None)
+    for kind, p in meaning.parameters.items():
+        if stated and p["rope_theta"] not in stated:
+            raise ValueError(
+                f"rope_theta is {_numbers_in_words(stated)}, and transformers 5 takes its class's "
+                f"default {p['rope_theta']:g} for {kind}: {refused}. Write a dict for each kind "
+                "of layers into rope_parameters, each with its rope_theta."
+            )
+
+
+def _numbers_in_words(values: Iterable[float]) -> str:
+    """Return numbers in words, such as "10000 and 500000"."""
+    return " and ".join(f"{value:g}" for value in sorted(values))
 
 
 class _ProvedCopy(NamedTuple):
@@ -389,6 +415,11 @@ def _advice_to_convert_first(source: Source, meaning: Meaning, named: tuple[str,
     except ValueError:  # no spelling is better than what was read
         written = source.config
     keys = {k: written[k] for k in (*OURS, "max_position_embeddings") if k in written}
+    if source.spelling == "speculators":
+        return (
+            f"{source.path} is the config of a draft model, which --fix does not write. Put these "
+            f"rotary keys into its {DRAFT_LAYERS}: {json.dumps(keys)}"
+        )
     return (
         f"{source.path} is in {source.spelling}'s words, and so are the names and rows of its "
         "weights: --fix writes a config.json only beside weights that go with one. Convert the "
