@@ -33,7 +33,9 @@ ALLOWED = {
     "posenc/compare/engines/remote.py": {"symlink_to"},
     # so too, and the probe of this installation, which writes into the empty folder it runs in
     "posenc/dialects/ask/asking.py": {"read_text", "mkdir", "write_text", "open"},
+    "posenc/dialects/ask/sglang_probe.py": {"mkdir", "write_text"},
     "posenc/dialects/ask/transformers_probe.py": {"write_text"},
+    "posenc/dialects/ask/vllm_probe.py": {"write_text"},
     "posenc/compare/engines/storage.py": {"rename"},
     # files of this installation and of the system, and code that the user names
     "posenc/report/machine/machine.py": {"read_text"},

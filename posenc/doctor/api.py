@@ -20,7 +20,7 @@ def ask(
     Args:
         config: the object, as in the file.
         python: the interpreter that has the runtime; None for the one that runs.
-        runtime: "transformers" or "mlx-lm".
+        runtime: "transformers", "vllm", "sglang" or "mlx-lm".
         length: tokens to judge at. Whether frequencies change is compared with those at 2, 1,025
             and twice as many tokens.
 

@@ -215,7 +215,7 @@ def test_two_interpreters_of_one_release_line(doctor):
     [
         (("--ask", "none", "--ask", "/python"), "--ask none asks nobody"),
         (("--ask", ""), "--ask is empty"),
-        (("--ask", "/python", "--for", "vllm"), "which --for leaves out"),
+        (("--ask", "/python", "--for", "llama.cpp"), "which --for leaves out"),
         (("--ask", "/python", "--overrides", "vllm"), "--ask goes with judging a file"),
     ],
 )

@@ -3,13 +3,15 @@
 from dataclasses import replace
 
 from posenc.dialects.ask.asking import Asked, Rotation
-from posenc.dialects.computed import ComputedPositions, LayerRotation, RefusedError
+from posenc.dialects.computed import ComputedPositions, LayerRotation, RefusedError, Switch
 from posenc.dialects.model import Model
 
 EVERY_KIND = "all"
 FULL = "full_attention"
 SERVERS = ("vllm", "sglang")
 """Runtimes that admit no text beyond a length."""
+CHANGES: dict[str, Switch] = {"vllm": "start", "sglang": "batch"}
+"""When the frequencies of a runtime change, if they do; "length" of the others."""
 
 
 def runtime_name_of(asked: Asked) -> str:
@@ -33,7 +35,8 @@ def as_computed(
     if asked.no_model:
         return replace(answer, error=asked.refuses, known="no model")
     if asked.refuses:
-        return replace(answer, error=asked.refuses)
+        longest = asked.admits if asked.runtime in SERVERS else None
+        return replace(answer, error=asked.refuses, max_length=longest)
     if asked.unmeasured:
         return replace(answer, error=asked.unmeasured, known="unknown")
     try:
@@ -43,6 +46,8 @@ def as_computed(
     without_rotation, scale = asked.without_rotation, None
     if without_rotation is None:
         without_rotation = known.without_rotation
+    elif not layers and model is not None:  # nor do layers without attention
+        without_rotation = tuple(range(model.num_layers))
     if len(asked.softmax_scales) == 1:
         (scale,) = asked.softmax_scales
     elif known.is_known:
@@ -51,7 +56,7 @@ def as_computed(
         answer,
         layers=layers,
         softmax_scale=scale,
-        switch="length" if asked.changes else "static",
+        switch=CHANGES.get(asked.runtime, "length") if asked.changes else "static",
         without_rotation=without_rotation,
         max_length=asked.admits if asked.runtime in SERVERS else None,
         stops=asked.stops,

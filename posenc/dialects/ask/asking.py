@@ -21,14 +21,26 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-PROBES = {"transformers": "transformers_probe.py", "mlx-lm": "mlx_lm_probe.py"}
+PROBES = {
+    "transformers": "transformers_probe.py",
+    "vllm": "vllm_probe.py",
+    "sglang": "sglang_probe.py",
+    "mlx-lm": "mlx_lm_probe.py",
+}
 """Runtime -> the file of this folder that asks it."""
 WHICH = "which_probe.py"
 """The file of this folder that says which runtimes an interpreter has."""
-PACKAGES = {"transformers": ("transformers", "torch"), "mlx-lm": ("mlx_lm", "mlx")}
+PACKAGES = {
+    "transformers": ("transformers", "torch"),
+    "vllm": ("vllm", "torch"),
+    "sglang": ("sglang", "torch"),
+    "mlx-lm": ("mlx_lm", "mlx"),
+}
 """Runtime -> what must be importable for its probe to ask it; its own package first."""
-SECONDS = 60.0
-"""Time for starting and the first config."""
+SECONDS = {"transformers": 60.0, "vllm": 180.0, "sglang": 180.0, "mlx-lm": 60.0}
+"""Runtime -> time for starting and the first config."""
+SECONDS_TO_START = 60.0
+"""Time for an interpreter that imports no runtime."""
 SECONDS_MORE = 20.0
 """Time for each further config."""
 MEMORY = 8 * 2**30
@@ -119,7 +131,9 @@ def runtimes_of(python: str | Path | None = None) -> dict[str, str]:
         return {runtime: version for runtime, version in versions.items() if version is not None}
     interpreter = os.fspath(python)
     probe = (files("posenc.dialects.ask") / WHICH).read_text(encoding="utf-8")
-    said = _run_probe(interpreter, probe, json.dumps(PACKAGES), SECONDS, own_packages=False)
+    said = _run_probe(
+        interpreter, probe, json.dumps(PACKAGES), SECONDS_TO_START, own_packages=False
+    )
     try:
         versions = dict(json.loads(said))
         return {name: str(versions[name])[:WORDS] for name in PROBES if name in versions}
@@ -142,7 +156,7 @@ def ask(
             the first length; the others tell whether it changes with the length.
         python: the interpreter that has the runtime; None for the one that runs posenc.
         runtime: a key of PROBES.
-        seconds: time for all of them; None for a minute and 20 seconds for each config but the
+        seconds: time for all of them; None for SECONDS and 20 seconds for each config but the
             first.
         memory: bytes of data that the process may hold.
 
@@ -162,7 +176,7 @@ def ask(
     cases = [{"config": dict(config), "lengths": list(lengths)} for config, lengths in configs]
     question = json.dumps({"memory": memory, "cases": cases})
     if seconds is None:
-        seconds = SECONDS + SECONDS_MORE * (len(cases) - 1)
+        seconds = SECONDS[runtime] + SECONDS_MORE * (len(cases) - 1)
     said = _run_probe(interpreter, probe, question, seconds, own_packages=own)
     return _parse_answers(said, runtime, interpreter, len(cases))
 
@@ -278,8 +292,14 @@ def _parse_answers(said: bytes, runtime: str, interpreter: str, count: int) -> l
 def _parse_answer(case: Mapping[str, Any], runtime: str, version: str) -> Asked:
     """Return one answer of the probe. Raises: KeyError, TypeError, ValueError for another form."""
     if "refuses" in case:
-        no_model = bool(case.get("no_model"))
-        return Asked(runtime, version, refuses=str(case["refuses"])[:WORDS], no_model=no_model)
+        admits = case.get("admits")
+        return Asked(
+            runtime,
+            version,
+            refuses=str(case["refuses"])[:WORDS],
+            no_model=bool(case.get("no_model")),
+            admits=admits if isinstance(admits, int) else None,
+        )
     if "unmeasured" in case:
         return Asked(runtime, version, unmeasured=str(case["unmeasured"])[:WORDS])
     interleaved, admits = case["interleaved"], case["admits"]

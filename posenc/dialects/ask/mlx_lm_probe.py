@@ -190,7 +190,8 @@ def measure_rotation(module, length):
     tokens.
 
     Of each unit vector, a step of one position shows the partner, and then of all first channels at
-    once the angle, so that slow pairs are as exact as fast ones.
+    once the angle, so that slow pairs are as exact as fast ones. At position 0 a unit vector is as
+    long as the multiplier says.
     """
     import mlx.core as mx
 
@@ -203,7 +204,7 @@ def measure_rotation(module, length):
     turned = zip(inv_freq, last, strict=True)
     if any(abs(math.remainder(f * (length - 1) - a, 2 * math.pi)) > ALIKE for f, a in turned):
         inv_freq = angles_between(pairs, module, width, min(length, LONGEST_SEQUENCE))
-    multiplier = max(math.hypot(rows[first][first], rows[first][second]) for first, second in pairs)
+    multiplier = max(max(row[0]) for row in module(units, offset=0)[0].tolist())
     adjacent = {second - first == 1 for first, second in pairs if rows[first][second]}
     interleaved = adjacent.pop() if len(adjacent) == 1 and width > 2 else None
     return {"inv_freq": inv_freq, "multiplier": multiplier, "interleaved": interleaved}

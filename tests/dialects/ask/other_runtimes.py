@@ -18,11 +18,17 @@ ROOT = Path(__file__).parents[3]
 CASES = ROOT.parent / "shared" / "dialects" / "cases"
 
 
+def installed(name: str) -> Path | None:
+    """The interpreter of an environment of `make oracles`; None without one."""
+    python = ROOT / ".venv-oracles" / name / "bin" / "python"
+    return python if python.is_file() else None
+
+
 def interpreter(name: str) -> Path:
     """The interpreter of an environment of `make oracles`; skips the module without one."""
-    python = ROOT / ".venv-oracles" / name / "bin" / "python"
-    if not python.is_file():
-        pytest.skip(f"needs {python.relative_to(ROOT)}: make oracles", allow_module_level=True)
+    python = installed(name)
+    if python is None:
+        pytest.skip(f"needs .venv-oracles/{name}: make oracles", allow_module_level=True)
     return python
 
 

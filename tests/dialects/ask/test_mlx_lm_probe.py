@@ -72,7 +72,10 @@ def test_configs_that_people_publish():
     ("mistake", "config"),
     [
         (("offset=0)[0, 0, 1]", "offset=0)[0, 0, 0]"), {}),
-        (("math.hypot(rows[first][first], rows[first][second])", "1.0"), {"rope_scaling": YARN}),
+        (
+            ("max(max(row[0]) for row in module(units, offset=0)[0].tolist())", "1.0"),
+            {"rope_scaling": YARN},
+        ),
         (("turned[second], turned[first]", "turned[first], turned[second]"), {}),
     ],
     ids=["wrong position", "no multiplier", "sine and cosine taken for each other"],

@@ -18,6 +18,8 @@ RUNTIMES = {
     "llama": ("xllamacpp==2026.10.11549", "numpy"),
 }
 """Option of run.py -> what its environment holds."""
+SERVERS = {"vllm": ("vllm==0.33.0",), "sglang": ("sglang==0.5.23",)}
+"""Servers, of which only the probes are held to what was recorded: ten gigabytes each."""
 LONGEST_INSTALL = 600.0
 """Seconds after which an environment is left out."""
 BORROWS = {"transformers4"}
@@ -26,17 +28,18 @@ BORROWS = {"transformers4"}
 
 def python_of(name: str) -> Path | None:
     """The Python of a runtime's environment, set up if need be; None where that fails."""
-    folder, wanted = HOME / name, "\n".join(RUNTIMES[name])
+    folder, packages = HOME / name, (RUNTIMES | SERVERS)[name]
+    wanted = "\n".join(packages)
     python, done = folder / "bin/python", folder / ".installed"
     if done.is_file() and done.read_text("utf-8") == wanted:
         return python
-    print(f"oracles: installing {' '.join(RUNTIMES[name])}", flush=True)
+    print(f"oracles: installing {' '.join(packages)}", flush=True)
     venv.create(folder, with_pip=True, clear=True)
     if name in BORROWS:
         own = sysconfig.get_path("purelib", vars={"base": str(folder)})
         text = sysconfig.get_path("purelib") + "\n"
         (Path(own) / "borrowed.pth").write_text(text, encoding="utf-8")
-    command = [str(python), "-m", "pip", "install", "-q", *RUNTIMES[name]]
+    command = [str(python), "-m", "pip", "install", "-q", *packages]
     why = ""
     try:
         said = subprocess.run(command, capture_output=True, text=True, timeout=LONGEST_INSTALL)
@@ -81,7 +84,19 @@ def main() -> int:
     if python4 := pythons.get("transformers4"):
         command = [sys.executable, "-m", "tests.doctor.oracles.harmless", str(python4)]
         codes.append(subprocess.run(command, cwd=ROOT).returncode)
+    codes.append(check_servers())
     return max(codes)
+
+
+def check_servers() -> int:
+    """Hold the probes of the servers that can be installed to what was recorded of them; return the
+    exit code, 0 where none can be installed."""
+    pythons = [python_of(name) for name in SERVERS]
+    if not any(pythons):
+        return 0
+    tests = "tests/dialects/ask/test_server_probes.py"
+    command = [sys.executable, "-m", "pytest", "-q", "-m", "slow", tests]
+    return subprocess.run(command, cwd=ROOT).returncode
 
 
 if __name__ == "__main__":
