@@ -1,7 +1,10 @@
 """Rows of a study: one for each encoding, reading and seed."""
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
+from statistics import median
 
 from posenc.compare.results import FarScore, LengthScore, Study, TrainingPoint, TrialResult
 from posenc.compare.trial.config import TrialConfig
@@ -43,6 +46,12 @@ class Row:
         return row_name(self.encoding, self.reading)
 
     @property
+    def trained_seconds(self) -> float:
+        """Return the seconds of the training alone, without a tuning."""
+        assert self.steps_per_second is not None
+        return self.trial.steps / self.steps_per_second
+
+    @property
     def near(self) -> LengthScore:
         """Return the score at the training length."""
         return self.loss[self.trial.train_length]
@@ -69,6 +78,74 @@ def rows_of(study: Study) -> tuple[Row, ...]:
             if reading.cannot is None:
                 rows.append(_row(result, reading.name, reading.by_length, reading.far))
     return tuple(rows)
+
+
+def far_by_context(far: Mapping[int, FarScore], train_length: int) -> dict[int, float]:
+    """Return the losses of far targets by length of the window that ends in them; at the training
+    length those with near context only. A length that cannot run is left out."""
+    losses = {length: score.far for length, score in far.items() if score.far is not None}
+    near = [score.far_near for score in far.values() if score.far_near is not None]
+    if near:
+        losses[train_length] = near[-1]
+    return dict(sorted(losses.items()))
+
+
+@dataclass(frozen=True)
+class EqualTime:
+    """The encodings of a study after equally long training, as measured here.
+
+    seconds: training time of the fastest encoding for all its steps.
+    costs: by encoding, seconds of a step as a multiple of those of the cheapest one; medians over
+        seeds.
+    losses: by encoding and seed, bits per byte on validation text after `seconds`, from the curve
+        of its training. A slower encoding is then not at the end of its steps, and its learning
+        rate has not fallen: a schedule for its number of steps would give it a lower loss.
+    """
+
+    seconds: float
+    costs: Mapping[str, float]
+    losses: Mapping[str, Mapping[int, float]]
+
+
+def at_equal_time(study: Study) -> EqualTime | None:
+    """Return the encodings of a study on text after equally long training; None if the time of one
+    was not measured, or trials ran on different processors."""
+    results = [result for result in study.finished if result.config.is_on_text]
+    processors = set()
+    seconds_per_step: dict[str, list[float]] = {}
+    for result in results:
+        timing = result.timing
+        if timing is None or not timing.train_seconds > 0 or not result.training:
+            return None
+        processors.add(timing.processor)
+        seconds = timing.train_seconds / result.config.steps
+        seconds_per_step.setdefault(result.config.encoding, []).append(seconds)
+    if len(processors) != 1:
+        return None
+    medians = {name: median(seconds) for name, seconds in seconds_per_step.items()}
+    cheapest = min(medians.values())
+    steps = min(result.config.steps for result in results)
+    losses: dict[str, dict[int, float]] = {}
+    for result in results:
+        name = result.config.encoding
+        step = steps * cheapest / medians[name]
+        bits = _valid_at(result.training, step)
+        if bits is not None:
+            losses.setdefault(name, {})[result.config.seed] = bits
+    costs = {name: seconds / cheapest for name, seconds in medians.items()}
+    return EqualTime(steps * cheapest, costs, losses)
+
+
+def _valid_at(curve: Sequence[TrainingPoint], step: float) -> float | None:
+    """Return the validation loss after a step that may lie between two points of the curve, on a
+    straight line over the logarithm of the steps; None before its first point."""
+    if step >= curve[-1].step:
+        return curve[-1].valid
+    for before, after in pairwise(curve):
+        if before.step <= step < after.step:
+            share = math.log(step / before.step) / math.log(after.step / before.step)
+            return before.valid + share * (after.valid - before.valid)
+    return None
 
 
 def _row(

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from posenc.compare.results import FORMAT, Study, Timing, TrialResult
-from posenc.compare.rows import rows_of
+from posenc.compare.results import FORMAT, Study, Timing, TrainingPoint, TrialResult
+from posenc.compare.rows import at_equal_time, rows_of
 from posenc.compare.scores import FarScore, LengthScore, Reading
 from posenc.compare.trial.config import TrialConfig
 
@@ -76,3 +76,38 @@ def test_a_trial_of_before_keeps_its_hash():
     assert CONFIG.hash == "ec9b849e6144"
     assert CONFIG.hash != replace(CONFIG, encoding_lr=5.0).hash
     assert CONFIG.hash != replace(CONFIG, num_windows=128).hash
+
+
+def timed(encoding, seed, seconds, processor="one"):
+    curve = tuple(TrainingPoint(step, 3.0, 4.0 - step / 20) for step in (5, 10, 20, 40))
+    config = replace(CONFIG, encoding=encoding, seed=seed)
+    timing = Timing(100.0, seconds, 1.0, processor)
+    return TrialResult(config, training=curve, by_length=SCORES, timing=timing)
+
+
+def study_with(*results):
+    return replace(study_of(RESULT), trials=tuple(r.config for r in results), results=results)
+
+
+def test_a_slower_encoding_is_read_from_its_curve_at_the_time_of_the_fastest():
+    results = [timed("fast", seed, 10.0) for seed in (0, 1)]
+    results += [timed("slow", 0, 39.0), timed("slow", 1, 41.0), timed("even", 0, 10.0)]
+    equal = at_equal_time(study_with(*results))
+    assert equal.seconds == 10.0
+    assert equal.costs == {"fast": 1.0, "slow": 4.0, "even": 1.0}
+    # A quarter of the 40 steps; the curve has 3.5 bits there.
+    assert equal.losses["slow"] == {0: 3.5, 1: 3.5}
+    assert equal.losses["fast"] == {0: 2.0, 1: 2.0}
+    between = at_equal_time(study_with(timed("fast", 0, 10.0), timed("slow", 0, 10.0 * 2**1.5)))
+    assert between.losses["slow"][0] == pytest.approx(3.25)  # halfway from 10 to 20 in logarithms
+
+
+def test_time_is_not_equal_where_it_was_not_measured_on_one_processor():
+    assert at_equal_time(study_with(timed("a", 0, 1.0), timed("b", 0, 1.0, "other"))) is None
+    untimed = replace(timed("b", 0, 1.0), timing=None)
+    assert at_equal_time(study_with(timed("a", 0, 1.0), untimed)) is None
+
+
+def test_an_encoding_without_a_point_so_early_has_no_loss_at_equal_time():
+    equal = at_equal_time(study_with(timed("fast", 0, 1.0), timed("slow", 0, 100.0)))
+    assert "slow" not in equal.losses and equal.costs["slow"] == 100

@@ -15,6 +15,7 @@ from posenc.compare.results import (
     TaskSummary,
     TrialResult,
 )
+from posenc.compare.rows import far_by_context
 from posenc.statistics.pairs import SMALLEST_DIFFERENCES
 from posenc.tasks.known import TASKS, TEXT
 from posenc.tasks.scoring import LEARNED
@@ -138,11 +139,8 @@ def losses_by_context(result: TrialResult) -> dict[int, float]:
     window; of an old result, its losses by context. A length that cannot run is left out."""
     if not result.far:
         return {s.length: s.bits_per_byte for s in result.by_context if s.bits_per_byte}
-    losses = {s.length: s.far for s in result.far if s.far is not None}
-    near = [s.far_near for s in result.far if s.far_near is not None]
-    if near:
-        losses[result.config.train_length] = near[-1]
-    return dict(sorted(losses.items()))
+    far = {score.length: score for score in result.far}
+    return far_by_context(far, result.config.train_length)
 
 
 def describe_gains(context_and_gains: tuple[int, list[float]] | None) -> str:

@@ -16,6 +16,7 @@ from posenc.compare.judge.standing import (
 )
 from posenc.compare.judge.summary import group_by_task, has_learned, losses_by_context
 from posenc.compare.results import PositionScore, Study, TaskSummary, TrialResult
+from posenc.compare.rows import Row, far_by_context, row_name, rows_of
 from posenc.report.page.chart import HIGH, LOW, Chart, Data, axes_of, long_table, split_by_series
 from posenc.report.page.drawing import (
     HOVER,
@@ -37,16 +38,17 @@ BATCHES = ", training batches"
 def curve_plots(study: Study) -> Iterator[Plot]:
     """Yield the four figures of a text: losses by length, by context, by position, and in
     training."""
-    styles = ranked_styles(best_first(study))
+    styles = _with_readings(ranked_styles(best_first(study)))
     yield Plot(
         chart_by_length(study, styles),
-        "Loss by test length, over windows of that length that do not overlap.",
+        "Loss by test length, over windows of that length that do not overlap; broken lines are "
+        "other readings of the same trials.",
         name="by-length",
     )
     yield Plot(
         chart_by_context(study, styles),
-        "Loss of the same target bytes with growing context. A line that falls uses what it is "
-        "shown; a flat line ignores it.",
+        "Loss of far bytes, those at the end of long windows, by length of the window; first with "
+        "near context only. A line that falls uses what it is shown; a flat line ignores it.",
         name="by-context",
     )
     yield Plot(
@@ -80,6 +82,25 @@ def task_plots(study: Study) -> Iterator[Plot]:
     )
 
 
+def _with_readings(styles: Styles) -> Styles:
+    """Return the styles, and for each encoding those of its other readings: the same colour and
+    marker on a broken line."""
+    readings = {}
+    for name, look in styles.items():
+        readings[row_name(name, "window")] = look._replace(linestyle=(0, (4, 2)))
+        readings[row_name(name, "tuned")] = look._replace(linestyle=(0, (1, 1)))
+    return {**styles, **readings}
+
+
+def _rows_in_other_readings(study: Study) -> dict[str, list[Row]]:
+    """Return the rows that are not read as trained, by name."""
+    by_name: dict[str, list[Row]] = {}
+    for row in rows_of(study):
+        if row.reading != "trained":
+            by_name.setdefault(row.name, []).append(row)
+    return by_name
+
+
 def chart_by_length(study: Study, styles: Styles) -> Chart:
     """Draw mean bits per byte at each test length; bars span the seeds."""
     curves = {}
@@ -91,6 +112,15 @@ def chart_by_length(study: Study, styles: Styles) -> Chart:
         ]
         if points:
             curves[row.encoding] = [*zip(*points, strict=True)]
+    for name, rows in _rows_in_other_readings(study).items():
+        points = []
+        for length in rows[0].loss:
+            losses = [row.loss[length].bits_per_byte for row in rows]
+            known = [bits for bits in losses if bits is not None]
+            if known and len(known) == len(rows):
+                points.append((length, fmean(known), min(known), max(known)))
+        if points:
+            curves[name] = [*zip(*points, strict=True)]
     axes = "test length, bytes", "bits per byte"
     return _chart_over_lengths(
         study, long_table(*axes, curves, LOW, HIGH), styles, _tested_lengths(study)
@@ -98,12 +128,18 @@ def chart_by_length(study: Study, styles: Styles) -> Chart:
 
 
 def chart_by_context(study: Study, styles: Styles) -> Chart:
-    """Draw mean bits per byte of the same target bytes, by length of context."""
+    """Draw mean bits per byte of far bytes, by length of the window that ends in them: at the
+    training length with near context only. Of old results, of the bytes whose context they vary."""
 
     def points(trial: TrialResult) -> list[tuple[float, float]]:
         return [*losses_by_context(trial).items()]
 
     curves = {name: _mean_curve(trials, points) for name, trials in _trials_by_encoding(study)}
+    for name, rows in _rows_in_other_readings(study).items():
+        by_seed = [far_by_context(row.far, row.trial.train_length) for row in rows]
+        shared = sorted(set.intersection(*map(set, by_seed)))
+        curves[name] = shared, [fmean(losses[at] for losses in by_seed) for at in shared]
+    curves = {name: curve for name, curve in curves.items() if curve[0]}
     shown = sorted({round(length) for lengths, _ in curves.values() for length in lengths})
     axes = "window that ends in the targets, bytes", "bits per byte"
     return _chart_over_lengths(study, long_table(*axes, curves), styles, shown)

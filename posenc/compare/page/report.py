@@ -23,6 +23,7 @@ from posenc.compare.judge.summary import (
 )
 from posenc.compare.page import figures
 from posenc.compare.page.facts import facts_of
+from posenc.compare.page.readings import reading_sections
 from posenc.compare.page.tuning import tuning_sections
 from posenc.compare.results import (
     CaseSummary,
@@ -55,8 +56,8 @@ _PAPER = re.compile(r"arXiv:(\d{4}\.\d{4,5})")
 _OMITTED_KEYS = {"name", "class", "source", "parameters shared by", "num_heads", "head_dim"}
 """Keys of a spec that are left out: names in the code, and sizes of the model."""
 _HOW_TO_READ_TEXT = (
-    "Bits per byte is the loss on held-out text; lower is better. Every length reads the same "
-    "bytes. Best: significantly better than all others there. Tied: no encoding is significantly "
+    "Bits per byte is the loss on held-out text; lower is better. Every length has windows of its "
+    "own. Best: significantly better than all others there. Tied: no encoding is significantly "
     "better. Worse: at least one is. More context: what the same bytes save or cost after a longer "
     "text; an encoding that ignores distant text saves nothing."
 )
@@ -155,6 +156,7 @@ def _sections(study: Study) -> Iterator[Section]:
     if study.summary:
         yield Section("Text", [_text_table(text)])
         yield Section("", [_HOW_TO_READ_TEXT], detail=True)
+        yield from reading_sections(text)
         yield Section("Curves", [*figures.curve_plots(text), _curve_table(text)], detail=True)
     if study.tasks:
         tables = [_task_table(task, rows) for task, rows in group_by_task(study.tasks)]

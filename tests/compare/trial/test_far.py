@@ -126,6 +126,14 @@ def test_a_window_is_that_of_another_decoder(width):
     assert reading.by_length[0].bits_per_byte == pytest.approx(at_training, abs=1e-5)
 
 
+def test_a_window_is_no_reading_of_an_encoding_that_runs_at_the_training_length_only():
+    config = dataclasses.replace(SMALL, encoding="learned")
+    model = train.build_model(config)
+    as_trained = CAUSAL.test(model, TEXT, config)
+    reading = read_in_window(model, TEXT, config, as_trained, {})
+    assert (reading.cannot, reading.by_length) == ("it has 8 positions", ())
+
+
 @pytest.mark.parametrize("encoding", ["rope", "alibi", "t5", "fox", "cope", "kerple", "dape"])
 def test_one_layer_in_a_window_reads_as_if_there_were_nothing_before_it(encoding):
     config = dataclasses.replace(SMALL, encoding=encoding, layers=1)

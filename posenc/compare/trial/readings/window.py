@@ -24,6 +24,9 @@ def read_in_window(
     `as_trained` and `near_losses`: tokens up to the window's width see all before them.
     Raises: FloatingPointError for a loss that is not finite.
     """
+    beyond = [score.cannot for score in as_trained.by_length[1:]]
+    if all(reason is not None for reason in beyond):
+        return Reading("window", cannot=beyond[-1])  # else its row would repeat that as trained
     objective = objective_of(config)
     windowed = InWindow(model, config.test_window)
     if config.test_window < config.train_length:

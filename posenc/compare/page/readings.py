@@ -1,0 +1,123 @@
+"""The table of rows: near and far losses of every encoding in every reading, and what it costs."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from statistics import fmean
+
+from posenc.compare.results import Study
+from posenc.compare.rows import EqualTime, Row, at_equal_time, rows_of
+from posenc.compare.scores import FarScore
+from posenc.report.page.report import Block, Section
+from posenc.report.page.table import Cell, Heading, Number, Table, Value
+from posenc.statistics.windows import window_gaps
+
+_HOW_TO_READ = (
+    "Far: the bytes at the end of the longest windows, as many as a window of training has. Near "
+    "context: the same bytes, with at most that many bytes of context. Far context saves: their "
+    "difference; ± is a 95 % bootstrap interval over the windows of this text. In a window: the "
+    "same weights with attention limited to the last bytes, without training. Tuned: after a short "
+    "training at the longest length, by the code of posenc extend. Equal time: validation loss "
+    "when the fastest encoding ends, read from each curve; a schedule for so many steps would do "
+    "better."
+)
+
+
+def reading_sections(study: Study) -> Iterator[Section]:
+    """Yield the section of the rows of a text; nothing if no row has far losses, as in old
+    results, which the section of the text then says."""
+    rows = rows_of(study)
+    if not any(row.far for row in rows):
+        if any(len(row.trial.test_lengths) > 1 for row in rows):
+            yield Section("", ["Losses on far bytes alone were not measured in this run."])
+        return
+    yield Section("As used: readings, far bytes, time", [*_blocks(study, rows)])
+    yield Section("", [_HOW_TO_READ], detail=True)
+
+
+def _blocks(study: Study, rows: Sequence[Row]) -> Iterator[Block]:
+    """Yield the table of rows, and a note where the text has few windows."""
+    by_name: dict[str, list[Row]] = {}
+    for row in rows:
+        by_name.setdefault(row.name, []).append(row)
+    trial = rows[0].trial
+    longest = max(trial.test_lengths)
+    equal = at_equal_time(study)
+    header = [
+        "row",
+        Heading(f"near: {trial.train_length:,} bytes", "bits per byte"),
+        Heading("far", f"last {trial.train_length:,} of {longest:,} bytes"),
+        Heading("near context", "of the same bytes"),
+        Heading("far context saves", "bits per byte"),
+        Heading("costs", "times the cheapest training"),
+        Heading("equal time", "bits per byte, validation"),
+    ]
+    ordered = sorted(by_name.items(), key=lambda item: _order(item[1], longest))
+    table = [_table_row(name, of_name, longest, equal) for name, of_name in ordered]
+    yield Table(header, table, "Lowest far loss first.", cards=True, name="rows")
+    counts = {len(row.far[longest].windows) for row in rows if row.far.get(longest)} - {0}
+    if counts and max(counts) < (trial.num_windows or 0):
+        yield (
+            f"The far bytes are those of {max(counts)} windows, not {trial.num_windows}: the test "
+            f"text has room for no more of {longest:,} bytes, so its intervals are wide."
+        )
+
+
+def _order(rows: Sequence[Row], longest: int) -> tuple[bool, float, float]:
+    """Return the sort key of a row's seeds: far loss, then near loss; those without come last."""
+    far = [score.far for score in _far_scores(rows, longest) if score.far is not None]
+    near = [row.near.bits_per_byte for row in rows if row.near.bits_per_byte is not None]
+    return not far, fmean(far) if far else 0.0, fmean(near) if near else 0.0
+
+
+def _far_scores(rows: Sequence[Row], longest: int) -> list[FarScore]:
+    """Return the far scores at the longest length of those seeds that have one."""
+    return [row.far[longest] for row in rows if longest in row.far]
+
+
+def _table_row(
+    name: str, rows: Sequence[Row], longest: int, equal: EqualTime | None
+) -> list[Value]:
+    """Return the table's row of an encoding in a reading: means over seeds."""
+    near = [row.near.bits_per_byte for row in rows if row.near.bits_per_byte is not None]
+    scores = _far_scores(rows, longest)
+    cells: list[Value] = [name, Number(fmean(near), form=".3f") if near else None]
+    cannot = next((score.cannot for score in scores if score.cannot), None)
+    far = [score.far for score in scores if score.far is not None]
+    with_near = [score.far_near for score in scores if score.far_near is not None]
+    if cannot is not None or not far or not with_near:
+        cells += [Cell("cannot", note=f"{name}: {cannot or 'not measured'}"), None, None]
+    else:
+        cells += [Number(fmean(far), form=".3f"), Number(fmean(with_near), form=".3f")]
+        cells.append(saved_by_context(scores))
+    encoding = rows[0].encoding
+    is_trained = rows[0].reading == "trained"
+    cost = None
+    at_time = None
+    if equal is not None and encoding in equal.costs:
+        tuning = [row.seconds / row.trained_seconds for row in rows if row.seconds]
+        cost = Number(equal.costs[encoding] * fmean(tuning or [1.0]), form=".2f")
+        losses = equal.losses.get(encoding, {})
+        at_time = Number(fmean(losses.values()), form=".3f") if losses and is_trained else None
+    return [*cells, cost, at_time]
+
+
+def saved_by_context(scores: Sequence[FarScore]) -> Number | None:
+    """Return the bits per byte that far context saves, the mean over seeds, with half of its
+    interval over windows; None if it was not measured."""
+    near, far = (_mean_by_window([getattr(s, name) for s in scores]) for name in _WINDOWS)
+    if not near:
+        return None
+    value = fmean(near) - fmean(far)
+    gaps: Mapping = window_gaps({"near": near, "far": far})
+    half = f" ± {gaps['near', 'far'].half:.3f}" if gaps else ""
+    return Number(round(value, 3) + 0.0, form="+.3f", unit=half)
+
+
+_WINDOWS = ("near_windows", "windows")
+"""Fields of a FarScore with losses by window, with near context and with all of it."""
+
+
+def _mean_by_window(windows_of_seeds: Sequence[Sequence[float]]) -> list[float]:
+    """Return the means over seeds, one for each window; [] if seeds have other windows."""
+    if len({len(windows) for windows in windows_of_seeds}) != 1:
+        return []
+    return [fmean(of_window) for of_window in zip(*windows_of_seeds, strict=True)]

@@ -1,0 +1,139 @@
+"""The table of rows, and the figures that draw them."""
+
+from dataclasses import replace
+from statistics import fmean
+
+import pytest
+
+from posenc.compare.page.figures import curve_plots
+from posenc.compare.page.readings import reading_sections, saved_by_context
+from posenc.compare.page.results_csv import csv_text
+from posenc.compare.page.tuning import tuning_sections
+from posenc.compare.results import FORMAT, Study, Timing, TrainingPoint, TrialResult
+from posenc.compare.scores import FarScore, LengthScore, Reading
+from posenc.report.page.table import Table
+from tests.compare.plan.test_tuning_grid import TRIAL, checks
+
+CONFIG = replace(TRIAL, corpus="0" * 16, test_lengths=(128, 256, 1024), num_windows=16)
+
+
+def far(bits, near, count=16):
+    windows = tuple(bits + 0.1 * i for i in range(count))
+    near_windows = tuple(near + 0.1 * i for i in range(count))
+    return tuple(
+        FarScore(n, fmean(windows), fmean(near_windows), None, windows, near_windows)
+        for n in (256, 1024)
+    )
+
+
+def by_length(bits):
+    return tuple(LengthScore(n, bits) for n in CONFIG.test_lengths)
+
+
+def result(encoding, seed, bits, window=None):
+    config = replace(CONFIG, encoding=encoding, seed=seed)
+    curve = tuple(TrainingPoint(n, 3.0, 3.0 - n / 100) for n in (20, 40, 100, 200))
+    readings = ()
+    if window is not None:
+        readings = (Reading("window", by_length(window), far(window, 2.0)),)
+    seconds = {"alibi": 20.0}.get(encoding, 10.0)
+    timing = Timing(100.0, seconds, 1.0, "one")
+    return TrialResult(
+        config,
+        training=curve,
+        by_length=by_length(bits),
+        timing=timing,
+        far=far(bits, 2.0),
+        readings=readings,
+    )
+
+
+def study_of(*results):
+    trials = tuple(each.config for each in results)
+    return Study(FORMAT, "", "", {}, {}, None, trials, results)
+
+
+STUDY = study_of(
+    *(result("rope", seed, 4.0, window=1.9) for seed in (0, 1)),
+    *(result("alibi", seed, 2.1) for seed in (0, 1)),
+)
+
+
+def table_of(study):
+    section, *_ = reading_sections(study)
+    (table,) = [block for block in section.blocks if isinstance(block, Table)]
+    return table
+
+
+def test_every_reading_has_a_row_with_far_losses_and_what_it_costs():
+    table = table_of(STUDY)
+    names = [row[0] for row in table.rows]
+    assert names == ["rope in a window", "alibi", "rope"]
+    window = table.rows[0]
+    assert [cell.value for cell in window[1:4]] == pytest.approx([1.9, 2.65, 2.75])
+    assert window[4].value == pytest.approx(0.1)
+    assert [row[5].value for row in table.rows] == [1.0, 2.0, 1.0]
+    # After half of its steps alibi's curve has 2.0 bits; a window is no training.
+    assert table.rows[0][6] is None
+    assert table.rows[1][6].value == pytest.approx(2.0)
+    assert table.rows[2][6].value == pytest.approx(1.0)
+
+
+def test_a_tuning_counts_in_what_a_row_costs():
+    tuned = replace(
+        result("rope", 0, 4.0),
+        readings=(Reading("tuned", by_length(2.0), far(1.8, 2.0)),),
+        timing=Timing(100.0, 10.0, 1.0, "one", tuning_seconds=5.0),
+    )
+    table = table_of(study_of(tuned, result("alibi", 0, 2.1)))
+    assert {row[0]: row[5].value for row in table.rows}["rope tuned"] == pytest.approx(1.5)
+
+
+def test_a_difference_that_is_the_same_in_all_windows_has_no_spread():
+    saved = saved_by_context(far(1.9, 2.0))
+    assert saved.value == pytest.approx(0.1) and saved.unit == " ± 0.000"
+    assert saved_by_context(far(1.9, 2.0, count=4)[-1:]).unit == ""  # too few windows
+
+
+def test_an_encoding_that_cannot_run_far_says_why():
+    cannot = tuple(FarScore(n, None, None, "it has 128 positions") for n in (256, 1024))
+    short = replace(result("learned", 0, 2.0), far=cannot)
+    table = table_of(study_of(short, result("alibi", 0, 2.1)))
+    assert [row[0] for row in table.rows] == ["alibi", "learned"]
+    assert "it has 128 positions" in table.rows[1][2].note
+
+
+def test_too_few_windows_are_said():
+    section, *_ = reading_sections(
+        study_of(*(replace(r, config=replace(r.config, num_windows=128)) for r in STUDY.results))
+    )
+    assert any("16 windows, not 128" in str(block) for block in section.blocks)
+    section, *_ = reading_sections(STUDY)
+    assert not any("windows, not" in str(block) for block in section.blocks)
+
+
+def test_an_old_run_says_that_it_has_no_far_losses():
+    old = study_of(*(replace(r, far=(), readings=()) for r in STUDY.results))
+    (section,) = reading_sections(old)
+    assert section.blocks == ["Losses on far bytes alone were not measured in this run."]
+    assert len([*curve_plots(old)]) == 4
+
+
+def test_figures_and_csv_have_every_reading():
+    plots = {plot.name: plot.chart for plot in curve_plots(STUDY)}
+    for name in ("by-length", "by-context"):
+        data = plots[name].data
+        assert "rope in a window" in set(map(str, next(iter(v for v in data.values()))))
+        plots[name].draw(data)
+    rows = csv_text(STUDY).splitlines()
+    measures = {row.split(",")[0] for row in rows}
+    assert {"far", "far_near", "window by_length", "window far", "window far_near"} <= measures
+
+
+def test_a_study_that_was_tuned_shows_the_choices_and_what_they_turn():
+    section, _ = tuning_sections(replace(STUDY, rates=tuple(checks()), rates_from="a test"))
+    table, made, turned = section.blocks
+    assert [row[0] for row in table.rows] == ["rope", "t5"]
+    assert table.rows[0][2] == "rope:rope_theta=100"
+    assert "recorded, from a test" in made
+    assert turned == "One rate for all would turn the order of the grid's trials: t5 before rope."
