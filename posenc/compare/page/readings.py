@@ -8,7 +8,7 @@ from posenc.compare.rows import EqualTime, Row, at_equal_time, rows_of
 from posenc.compare.scores import FarScore
 from posenc.report.page.report import Block, Section
 from posenc.report.page.table import Cell, Heading, Number, Table, Value
-from posenc.statistics.windows import window_gaps
+from posenc.statistics.intervals import window_gaps
 
 _HOW_TO_READ = (
     "Far: the bytes at the end of the longest windows, as many as a window of training has. Near "
