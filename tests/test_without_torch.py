@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from posenc.lazy import EXTRAS, OLDEST_TORCH
-from tests.doctor.test_gguf_hostile import SOUND, header
+from tests.doctor.test_gguf_hostile import SOUND, header, tensor
 from tests.doctor.threads import BASE
 from tests.hf_models import save
 
@@ -123,7 +123,8 @@ def test_a_missing_extra_is_one_line_before_anything_is_written(package, extra, 
 
 
 def test_a_gguf_file_needs_no_extra(tmp_path):
-    (tmp_path / "m.gguf").write_bytes(header(SOUND))
+    weights = tensor("token_embd.weight", 1) + bytes(64)
+    (tmp_path / "m.gguf").write_bytes(header(SOUND, 1, tail=weights))
     done = posenc("doctor", "m.gguf", cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, "") and "Nothing to complain about" in done.stdout
 
