@@ -92,6 +92,7 @@ def spoiled(draw):
     return raw
 
 
+@pytest.mark.quick(4)
 @pytest.mark.parametrize("seed", range(6))
 def test_nonsense_is_judged_or_refused(seed):
     draw = random.Random(seed)

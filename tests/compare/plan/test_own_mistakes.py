@@ -97,7 +97,7 @@ LONG = {
 }
 
 
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("code", LONG)
 def test_a_mistake_at_the_lengths_of_the_study_only_is_found(write, code, monkeypatch):
     compared = write(code, place=1)

@@ -28,7 +28,7 @@ def build(name: str, shape: ModelShape = SHAPE, **options) -> PositionEncoding:
     return encoding_of_first_layer(add_parameter_noise(create(name, shape, **options))).eval()
 
 
-@pytest.mark.quick(5)
+@pytest.mark.quick(4)
 @pytest.mark.parametrize("name", one_of_each_kind())
 @torch.no_grad()
 def test_measured_places_and_invariances_equal_the_claims(name):

@@ -145,7 +145,7 @@ def checked(module_class) -> dict[str, tuple[bool | None, str]]:
     return {verdict.check: (verdict.holds, verdict.measured) for verdict in found}
 
 
-@pytest.mark.quick(4)
+@pytest.mark.quick(3)
 @pytest.mark.parametrize("module_class", RIGHT, ids=lambda c: c.__name__)
 def test_right_modules_get_yes_and_no_no(module_class):
     found = checked(module_class)

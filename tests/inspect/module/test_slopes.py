@@ -165,7 +165,7 @@ def test_a_bias_that_leaves_its_line_far_away_is_not_the_authors(name):
         assert holds is None and "leaves its line" in said, said
 
 
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("hides", [-math.inf, -10000.0, torch.finfo(torch.float32).min])
 def test_keys_hidden_beyond_a_window_are_no_other_slope(hides):
     def window(bias, far):
