@@ -35,7 +35,7 @@ from posenc.compare.reports.board import PUBLISHED, ROWS
 from posenc.compare.reports.leaderboard import Row, read_rows, study_of
 from posenc.compare.reports.merge import joined_by_slashes, recipe_of
 from posenc.compare.results import Study
-from posenc.compare.study import STUDY, run_study
+from posenc.compare.study import STUDY_FILE, run_study
 from posenc.compare.trial.config import RECIPE
 from posenc.compare.trial.files import is_done, load_results, save_result
 from posenc.encodings.base.shape import ModelShape
@@ -84,9 +84,9 @@ def lay_out(rows: list[Row], folder: Path) -> int:
     many it lacked."""
     rows = [row for row in rows if row.result.config.recipe == RECIPE]
     missing = [row.result for row in rows if not is_done(folder, row.result.config)]
-    if missing and not (folder / STUDY).exists():
+    if missing and not (folder / STUDY_FILE).exists():
         folder.mkdir(parents=True, exist_ok=True)
-        write_atomically(folder / STUDY, study_of(rows[:1]).to_json())
+        write_atomically(folder / STUDY_FILE, study_of(rows[:1]).to_json())
     for result in missing:
         home = folder / result.config.folder
         home.mkdir(exist_ok=True)
@@ -121,7 +121,7 @@ def run_piece(
         return run_study(piece(names, task, seeds, given), show=False), False
     except (RunFailed, Stopped) as error:  # what is done counts, and the next call goes on
         print(f"{task}, seed {seeds - 1}: {error}", flush=True)
-        study = Study.from_json((given.out / STUDY).read_text(encoding="utf-8"))
+        study = Study.from_json((given.out / STUDY_FILE).read_text(encoding="utf-8"))
         return study, isinstance(error, Stopped)
 
 

@@ -41,7 +41,7 @@ SUFFICIENT_EXTRAS |= dict.fromkeys(("compare", "report", "inspect", "extend"), "
 
 METAVARS = {int: "N", float: "X", str: "TEXT", Path: "PATH", bool: ""}
 
-CTRL_C = 130
+CTRL_C_EXIT_CODE = 130
 """Exit code after Ctrl-C, the same as typer's."""
 RESTART_HINT = "stopped; the same command starts from the beginning."
 """What to know after Ctrl-C, unless `Stopped` says more."""
@@ -120,8 +120,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         _refuse_empty(arguments)
         code = app()(args=list(arguments), standalone_mode=False, prog_name="posenc")
         sys.stdout.flush()
-        if code == CTRL_C:  # typer caught the interrupt
-            _write_error(RESTART_HINT, CTRL_C)
+        if code == CTRL_C_EXIT_CODE:  # typer caught the interrupt
+            _write_error(RESTART_HINT, CTRL_C_EXIT_CODE)
     except (Exception, KeyboardInterrupt, _Abort) as error:
         code = _report_error(error, arguments)
     finally:
@@ -148,9 +148,9 @@ def _report_error(error: BaseException, arguments: Sequence[str]) -> int:
     """Say in one line why a command ended, and return its exit code."""
     match error:
         case Stopped():
-            return _write_error(f"stopped; {error}.", CTRL_C)
+            return _write_error(f"stopped; {error}.", CTRL_C_EXIT_CODE)
         case KeyboardInterrupt() | _Abort():
-            return _write_error(RESTART_HINT, CTRL_C)
+            return _write_error(RESTART_HINT, CTRL_C_EXIT_CODE)
         case _UsageError():
             usage: Any = error
             command = usage.ctx.command_path if usage.ctx else _command_path(arguments)
@@ -250,9 +250,9 @@ class _InterruptWatcher:
 def _write_error(text: str, code: int, error: BaseException | None = None) -> int:
     """Write one line on stderr, and return the exit code; both those of Ctrl-C if it was pressed.
     error: its traceback is printed with POSENC_TRACEBACK."""
-    if _InterruptWatcher.pressed and code != CTRL_C:
+    if _InterruptWatcher.pressed and code != CTRL_C_EXIT_CODE:
         text = RESTART_HINT
-        code = CTRL_C
+        code = CTRL_C_EXIT_CODE
     if error is not None and os.environ.get("POSENC_TRACEBACK"):
         import traceback
 

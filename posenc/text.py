@@ -12,7 +12,7 @@ from pathlib import Path
 from posenc.report.files.atomic import FIGURES_MARKER
 from posenc.report.files.opened import open_ordinary
 
-STUDY = "study.json"
+STUDY_FILE = "study.json"
 """File of a comparison that says what was compared."""
 STUDY_MARK = b'"format": "posenc study '
 """Begins the content of that file, before its version."""
@@ -124,7 +124,7 @@ def _is_comparison_folder(folder: Path) -> bool:
     """Return True for a folder of a comparison or of its figures."""
     if (folder / FIGURES_MARKER).is_file():
         return True
-    study = folder / STUDY
+    study = folder / STUDY_FILE
     if not study.is_file():
         return False
     with open_ordinary(study) as file:

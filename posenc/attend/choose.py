@@ -20,7 +20,7 @@ These are chosen on the CPU in float32:
 On CUDA a few queries run as `sdpa row`, too, and all longer attention with a bias as `flex`.
 
 `reference` also runs training in 16 bits, or with a bias, over at most SHORT_LENGTH keys. Of two
-names, the second one runs if the scores exceed DENSE_BYTES. Shaw needs enough keys
+names, the second one runs if the scores exceed MAX_DENSE_BYTES. Shaw needs enough keys
 (MIN_LENGTH_PER_NEAR_KEY).
 """
 
@@ -52,9 +52,9 @@ kernel, in 16 bits or with a bias. In plain float32 a step at 128 keys is 10 % f
 MIN_LENGTH_PER_NEAR_KEY = 16
 """The form "near and far" runs if there are at least this many queries for each near key, and at
 least SHORT_LENGTH to train or SHORT_LENGTH / 4 otherwise."""
-DENSE_BYTES = 32 * 2**20
+MAX_DENSE_BYTES = 32 * 2**20
 """Maximum size of scores that are computed all at once."""
-DENSE_INFERENCE_BYTES = 4 * 2**20
+MAX_DENSE_INFERENCE_BYTES = 4 * 2**20
 """Maximum size of such scores on the CPU without gradients, because smaller blocks stay in the
 CPU's cache."""
 
@@ -166,7 +166,7 @@ def _dense_scores_fit(problem: Problem) -> bool:
     """Return True if scores and weights of all pairs are small enough to compute all at once."""
     infers_on_cpu = problem.q.device.type == "cpu" and not problem.needs_grad
     scores_and_weights = 2 * scores_bytes(problem, problem.q_len)
-    return scores_and_weights <= (DENSE_INFERENCE_BYTES if infers_on_cpu else DENSE_BYTES)
+    return scores_and_weights <= (MAX_DENSE_INFERENCE_BYTES if infers_on_cpu else MAX_DENSE_BYTES)
 
 
 def _backend_note(problem: Problem) -> str:

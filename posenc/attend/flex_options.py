@@ -14,7 +14,7 @@ import torch
 from posenc.attend.problem import Problem
 from posenc.encodings import Chain
 
-BLOCK = 128
+BLOCK_SIZE = 128
 """Queries, and keys, per block of FlexAttention's block mask."""
 TABLE_OPTIONS = {"fwd_num_stages": 2, "fwd_num_warps": 8, "bwd_num_stages": 1, "bwd_num_warps": 8}
 """A table's numbers need shared memory and registers, as keys do: a fifth faster on an H200."""
@@ -129,14 +129,14 @@ def _options_for_pairs(problem: Problem) -> dict[str, Any]:
     memory. Torch's own do not: on an H100, FIRE with heads of 64 in bfloat16 asked for 240 KiB of
     227."""
     chosen: dict[str, Any] = {"bwd_num_stages": 1, "bwd_num_warps": 8}
-    if problem.q_len <= BLOCK:  # torch may run its kernel for decoding, which has other tiles
+    if problem.q_len <= BLOCK_SIZE:  # torch may run its kernel for decoding, which has other tiles
         return chosen | {"fwd_num_stages": 1}
     stages, queries, keys = _largest_fitting_tile(problem)
     chosen["fwd_BLOCK_M"] = queries
     chosen["fwd_BLOCK_N"] = keys
     chosen["fwd_num_stages"] = stages
-    # A tile of BLOCK queries gets as many warps as in TABLE_OPTIONS, a smaller one half of them.
-    chosen["fwd_num_warps"] = 8 if queries == BLOCK else 4
+    # A tile of BLOCK_SIZE queries gets as many warps as in TABLE_OPTIONS, a smaller one half.
+    chosen["fwd_num_warps"] = 8 if queries == BLOCK_SIZE else 4
     return chosen
 
 
@@ -192,16 +192,16 @@ def _visits_visible_keys_in_order(problem: Problem) -> bool:
         return True
     only_causal = mask.exact and mask.causal and mask.window is None
     same_start = problem.mask_shift == 0 and problem.q_len <= problem.kv_len
-    return only_causal and same_start and problem.q_len % BLOCK == 0
+    return only_causal and same_start and problem.q_len % BLOCK_SIZE == 0
 
 
 def _formula_options_were_measured(problem: Problem) -> bool:
     """Return True if FORMULA_OPTIONS was measured for such heads, dtypes, lengths and cards. Up to
-    BLOCK queries torch may run another kernel, for decoding."""
+    BLOCK_SIZE queries torch may run another kernel, for decoding."""
     q = problem.q
     narrow = max(q.shape[-1], problem.v.shape[-1]) <= MEASURED_WIDTH
     half = q.dtype.itemsize == 2
-    long = problem.q_len > BLOCK
+    long = problem.q_len > BLOCK_SIZE
     return narrow and half and long and _compute_capability(q.device) == MEASURED_CARD
 
 

@@ -35,7 +35,7 @@ KNOWN_WRONG: dict[str, tuple[str, ...]] = {
 """Forms that a release computes wrongly, written by docs/update_kernels.py."""
 HEADS, WIDTH, QUERIES, KEYS, SCALE = 4, 8, 8, 600, 0.3
 """The trial's sizes. The kernel reads keys in blocks of 512, so these are two."""
-BOUNDS = {torch.float64: 1e-9, torch.float32: 1e-4, torch.bfloat16: 3e-2}
+MAX_RELATIVE_ERRORS = {torch.float64: 1e-9, torch.float32: 1e-4, torch.bfloat16: 3e-2}
 """Maximum error of a right form, relative to the largest number of the result."""
 
 Results = list[Tensor]
@@ -125,9 +125,9 @@ def _attend_by_formula(tensors: list[Tensor], bias: Tensor) -> Results:
 
 
 def _all_close(results: Results, expected: Results, dtype: torch.dtype) -> bool:
-    """Return True if all numbers agree to BOUNDS[dtype]; False for NaN."""
+    """Return True if all numbers agree to MAX_RELATIVE_ERRORS[dtype]; False for NaN."""
     for got, wanted in zip(results, expected, strict=True):
-        bound = BOUNDS[dtype] * max(1.0, float(wanted.detach().abs().max()))
+        bound = MAX_RELATIVE_ERRORS[dtype] * max(1.0, float(wanted.detach().abs().max()))
         # A comparison with NaN is False, so that NaN is no agreement.
         if not bool(((got.double() - wanted).abs() <= bound).all()):
             return False

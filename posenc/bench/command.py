@@ -27,10 +27,10 @@ _MAX_UNASKED_SECONDS_QUICK = 10
 
 class _Rounds(NamedTuple):
     """How often a case is measured: `min_rounds` rounds in any case, then more until there are
-    `max_rounds` or `seconds` have passed."""
+    `max_rounds` or `max_seconds` have passed."""
 
     max_rounds: int
-    seconds: float
+    max_seconds: float
     min_rounds: int
 
 
@@ -362,7 +362,7 @@ def _expected_seconds(case: "Case", rounds: _Rounds, threads: int) -> float:
     # A short call runs twice in each round, see measure.time_interleaved_rounds. The first, slow
     # calls count for one such round.
     fewest_rounds = 2 * (rounds.min_rounds + 1) * round_seconds
-    return max(fewest_rounds, min(rounds.seconds, rounds.max_rounds * round_seconds))
+    return max(fewest_rounds, min(rounds.max_seconds, rounds.max_rounds * round_seconds))
 
 
 _FILE_BEGIN = '{"machine": '

@@ -29,8 +29,8 @@ from posenc.compare.trial.config import TrialConfig
 from posenc.compare.trial.files import is_done, load_results
 from posenc.lazy import require_package
 from posenc.report.files.atomic import is_partial, remove_partials, write_atomically
-from posenc.report.files.lock import LOCK, locked
-from posenc.report.files.new_folder import UNPROVED
+from posenc.report.files.lock import LOCK_SUFFIX, locked
+from posenc.report.files.new_folder import UNPROVED_SUFFIX
 from posenc.report.files.opened import (
     bytes_of,
     make_folder,
@@ -43,7 +43,7 @@ from posenc.report.machine.facts import processors_of, versions
 from posenc.report.page.console import print_report, stderr
 from posenc.report.page.failure import RunFailed, Stopped
 from posenc.report.page.progress import say
-from posenc.text import STUDY, STUDY_MARK
+from posenc.text import STUDY_FILE, STUDY_MARK
 
 RUNS = Path("runs")
 """Below it are the folders of runs without --out."""
@@ -160,7 +160,7 @@ class _Run:
 
     def remove_leftovers(self) -> None:
         """Delete what killed runs left: texts cut in part, partial files."""
-        for path in self.folder.glob(f".corpus-*{UNPROVED}"):
+        for path in self.folder.glob(f".corpus-*{UNPROVED_SUFFIX}"):
             remove_folder(path)
         remove_partials(self.folder)
 
@@ -207,7 +207,7 @@ class _Run:
         finally:
             # Even after Ctrl-C the report has all finished trials, unless the disk was removed.
             self.engine.cancel()
-            if (self.folder / LOCK).exists():
+            if (self.folder / LOCK_SUFFIX).exists():
                 study, _ = write_report(study, self.folder)
         return study
 
@@ -310,7 +310,7 @@ def write_report(study: Study, folder: Path) -> tuple[Study, list[str]]:
 
 def _save_study(study: Study, folder: Path) -> None:
     """Write study.json."""
-    write_atomically(folder / STUDY, study.to_json())
+    write_atomically(folder / STUDY_FILE, study.to_json())
 
 
 def check_out_folder(folder: Path) -> str | None:
@@ -324,7 +324,7 @@ def check_out_folder(folder: Path) -> str | None:
         raise ValueError(f"--out: {existing} is not a folder.")
     if existing != folder:
         return None
-    content = bytes_of(folder / STUDY) if (folder / STUDY).is_file() else b""
+    content = bytes_of(folder / STUDY_FILE) if (folder / STUDY_FILE).is_file() else b""
     if STUDY_MARK in content:
         return _damage_of_study(folder, content)
     for path in folder.iterdir():
@@ -349,7 +349,7 @@ def _damage_of_study(folder: Path, content: bytes) -> str | None:
             "another folder."
         ) from None
     except ValueError as error:
-        return f"{folder / STUDY} is damaged ({error})"
+        return f"{folder / STUDY_FILE} is damaged ({error})"
     return None
 
 
@@ -357,4 +357,4 @@ def _is_left_by_killed_run(path: Path) -> bool:
     """Return True for the lock, texts and partial files: a run that was killed before it wrote
     study.json leaves only those."""
     is_text = path.name.lstrip(".").startswith("corpus-")  # a dot before one that is not whole
-    return path.name == LOCK or is_partial(path) or is_text
+    return path.name == LOCK_SUFFIX or is_partial(path) or is_text

@@ -57,5 +57,5 @@ from posenc.frequencies.scalings.linear import Linear as Linear
 from posenc.frequencies.scalings.ntk import NTK as NTK
 from posenc.frequencies.scalings.proportional import Proportional as Proportional
 from posenc.frequencies.scalings.yarn import YaRN as YaRN
-from posenc.frequencies.series import PRECISION as PRECISION
+from posenc.frequencies.series import DECIMAL_CONTEXT as DECIMAL_CONTEXT
 from posenc.frequencies.series import TWO_PI as TWO_PI

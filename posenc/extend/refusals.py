@@ -20,7 +20,7 @@ from posenc.hf import learned_tables
 from posenc.hf.checkpoint.files import read_config, tokenizer_files
 from posenc.hf.checkpoint.loading import DEVICES, DTYPES, Checkpoint
 from posenc.hf.rope.apply import attentions_with_rope_switch, frequencies_differ, rotary_frequencies
-from posenc.hf.rope.settings import EXTENDED_LAYERS
+from posenc.hf.rope.settings import EXTENDED_LAYER_TYPES
 from posenc.report.files.atomic import prepare_page_and_figures
 from posenc.report.files.opened import remove_folder
 from posenc.report.machine.options import check_choice
@@ -38,7 +38,7 @@ ONLY_WINDOWED_LAYERS_ROTATE = tuple(
 """Families whose other layers do not rotate, by their code in transformers 5.23."""
 MSCALE_ALL_DIM_TYPES = ("default", "yarn")
 """rope_types with which the meaning of mscale_all_dim is known; default ignores it."""
-NO_EXTENSION = {
+WHY_NOT_EXTENDED = {
     "t5": "T5's bias saturates at a distance, so that any length has a bias; it needs no extension",
     "mt5": "T5's bias saturates, so that any length has a bias; it needs no extension",
     "umt5": "T5's bias saturates, so that any length has a bias; it needs no extension",
@@ -60,7 +60,7 @@ def check_before_loading(
     if method is not None:
         check_choice("--method", method, (*ROTARY_METHODS, *learned_tables.METHODS))
     raw = read_config(folder)
-    reason = NO_EXTENSION.get(str(raw.get("model_type")))
+    reason = WHY_NOT_EXTENDED.get(str(raw.get("model_type")))
     if reason:
         raise ValueError(f"{folder}: {reason}.")
     if out is not None and (out.exists() or out.is_symlink()):
@@ -275,11 +275,11 @@ def _why_not_extendable(checkpoint: Checkpoint) -> str | None:
 def _why_rotation_not_stretchable(checkpoint: Checkpoint) -> str | None:
     """Return why posenc cannot stretch the rotation that the config describes, or None."""
     kinds = [setting.layer_type for setting in checkpoint.rotary]
-    if not any(kind in (None, *EXTENDED_LAYERS) for kind in kinds):
+    if not any(kind in (None, *EXTENDED_LAYER_TYPES) for kind in kinds):
         named = ", ".join(str(kind) for kind in kinds)
         return (
             f"it rotates in layers of the kind {named} only, and posenc stretches those of "
-            f"{', '.join(EXTENDED_LAYERS)}"
+            f"{', '.join(EXTENDED_LAYER_TYPES)}"
         )
     if not rotary_frequencies(checkpoint.model):
         family = checkpoint.config.model_type

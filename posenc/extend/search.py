@@ -17,7 +17,7 @@ from posenc.frequencies.scaling import Scaling, rope_frequencies
 from posenc.frequencies.scalings import LongRoPE
 from posenc.hf.checkpoint.text import Windows
 from posenc.hf.rope.apply import settings_applied
-from posenc.hf.rope.settings import EXTENDED_LAYERS, RopeSetting
+from posenc.hf.rope.settings import EXTENDED_LAYER_TYPES, RopeSetting
 from posenc.hf.tune.state import read_sealed, run_identity, write_sealed
 
 
@@ -56,7 +56,7 @@ def apply_genome(
     so they include any compression."""
     return tuple(
         replace(s, scaling=genome.scaling(s, target / s.original_length), compression=1.0)
-        if s.layer_type is None or s.layer_type in EXTENDED_LAYERS
+        if s.layer_type is None or s.layer_type in EXTENDED_LAYER_TYPES
         else s
         for s in settings
     )
@@ -146,9 +146,9 @@ MARGIN = 0.05
 SEED_METHODS = ("linear", "ntk", "ntk-1.5x", "ntk-2x", "by-parts", "yarn", "llama3")
 BANDED_METHODS = ("ntk-1.5x", "ntk-2x")
 """Seeds whose bands of pairs are also tried stretched more and less."""
-BAND_STEPS = (0.88, 1.2)
+BAND_FACTORS = (0.88, 1.2)
 """Multiples of the factors of a band in these seeds."""
-STEPS = (0.02, 0.07, 0.25)
+MUTATION_SIZES = (0.02, 0.07, 0.25)
 """Standard deviations of a mutation, in logs: some to settle and some to get away."""
 
 
@@ -257,7 +257,7 @@ class Search:
         Raises: ValueError if some of its pairs of channels do not rotate.
         """
         searched = next(
-            s for s in self.settings if s.layer_type is None or s.layer_type in EXTENDED_LAYERS
+            s for s in self.settings if s.layer_type is None or s.layer_type in EXTENDED_LAYER_TYPES
         )
         if not all(searched.frequencies().inv_freq):
             raise ValueError(
@@ -283,7 +283,7 @@ class Search:
             )
             seeds.append(Genome(monotone_factors(factors), frequencies.attention_factor))
             if name in BANDED_METHODS:
-                for band, step in itertools.product(_bands_by_turns(turns), BAND_STEPS):
+                for band, step in itertools.product(_bands_by_turns(turns), BAND_FACTORS):
                     moved = np.where(band, factors * step, factors)
                     banded.append(Genome(monotone_factors(moved), frequencies.attention_factor))
         return seeds + banded
@@ -303,7 +303,7 @@ class Search:
             share = rng.uniform(-0.3, 1.3)  # outside of 0 to 1: beyond one of the parents
             logs = share * _logarithms(mother) + (1 - share) * _logarithms(father)
             start, stop = sorted(rng.integers(0, len(logs), 2))
-            logs[start : stop + 1] += rng.normal(0, rng.choice(STEPS))
+            logs[start : stop + 1] += rng.normal(0, rng.choice(MUTATION_SIZES))
             *factors, temperature = np.exp(logs)
             children.append(Genome(monotone_factors(factors), float(temperature)))
         return children

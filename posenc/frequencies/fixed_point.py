@@ -6,7 +6,7 @@ Phases then wrap exactly where 64-bit integers do.
 from collections.abc import Sequence
 from decimal import Decimal, localcontext
 
-from posenc.frequencies.series import PRECISION, TWO_PI
+from posenc.frequencies.series import DECIMAL_CONTEXT, TWO_PI
 
 TURN = 1 << 64
 """A full turn in fixed point."""
@@ -15,7 +15,7 @@ TURN = 1 << 64
 def turns_in_fixed_point(inv_freq: Sequence[Decimal | float]) -> tuple[int, ...]:
     """Return the turns per position of each frequency, modulo one turn, in units of 2^-64 turn, as
     signed 64-bit integers."""
-    with localcontext(PRECISION):
+    with localcontext(DECIMAL_CONTEXT):
         units = [int((Decimal(f) / TWO_PI * TURN).to_integral_value()) for f in inv_freq]
     return tuple((u + TURN // 2) % TURN - TURN // 2 for u in units)
 
@@ -23,7 +23,7 @@ def turns_in_fixed_point(inv_freq: Sequence[Decimal | float]) -> tuple[int, ...]
 def radians_rounded_away(inv_freq: Sequence[Decimal | float]) -> tuple[float, ...]:
     """Return the part of each frequency that `turns_in_fixed_point` rounds away, in radians per
     position: below 2e-19, which matters for positions from 2^40 on."""
-    with localcontext(PRECISION):
+    with localcontext(DECIMAL_CONTEXT):
         units = [Decimal(f) / TWO_PI * TURN for f in inv_freq]
         return tuple(float((u - u.to_integral_value()) / TURN * TWO_PI) for u in units)
 

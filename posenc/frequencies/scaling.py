@@ -8,7 +8,7 @@ from numbers import Real
 from typing import Any, ClassVar, NamedTuple, Self, get_type_hints
 
 from posenc.arguments import FARTHEST_POSITION
-from posenc.frequencies.series import PRECISION, inverse_frequencies
+from posenc.frequencies.series import DECIMAL_CONTEXT, inverse_frequencies
 
 
 class Frequencies(NamedTuple):
@@ -30,7 +30,7 @@ def rope_frequencies(
     those of the scaling at the current `length` in tokens (None: the training length)."""
     if scaling is None:
         return Frequencies(inverse_frequencies(rotary_dim, rope_theta))
-    with localcontext(PRECISION):
+    with localcontext(DECIMAL_CONTEXT):
         return scaling.frequencies(rotary_dim, rope_theta, length)
 
 

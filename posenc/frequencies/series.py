@@ -7,7 +7,7 @@ float64 is not enough: an inverse frequency rounded to 53 bits is off by 2.4e-7 
 from decimal import Context, Decimal, localcontext
 from functools import lru_cache
 
-PRECISION = Context(prec=50)
+DECIMAL_CONTEXT = Context(prec=50)
 """Decimal context of 50 digits; 64-bit phases at position 2^40 need 32."""
 
 TWO_PI = Decimal("6.2831853071795864769252867665590057683943387987502116419498891846")
@@ -20,7 +20,7 @@ def geometric_series(count: int, base: float, step: Decimal | float) -> tuple[De
 
     With step = 2 / rotary_dim these are the inv_freq of RoPE and the sinusoidal encoding.
     """
-    with localcontext(PRECISION):
+    with localcontext(DECIMAL_CONTEXT):
         ratio = Decimal(base) ** -Decimal(step)
         terms = [Decimal(1)]
         for _ in range(count - 1):
@@ -30,13 +30,13 @@ def geometric_series(count: int, base: float, step: Decimal | float) -> tuple[De
 
 def inverse_frequencies(dim: int, base: float = 10000.0) -> tuple[Decimal, ...]:
     """Return base^(-2t/dim) for t = 0 .. dim/2 - 1, in radians per position; fastest first."""
-    with localcontext(PRECISION):
+    with localcontext(DECIMAL_CONTEXT):
         return geometric_series(dim // 2, base, Decimal(2) / dim)
 
 
 def endpoint_frequencies(count: int, base: float = 10000.0) -> tuple[Decimal, ...]:
     """Return base^(-t/(count-1)) for t = 0 .. count - 1: from 1 to 1/base, both included."""
-    with localcontext(PRECISION):
+    with localcontext(DECIMAL_CONTEXT):
         return geometric_series(count, base, Decimal(1) / max(count - 1, 1))
 
 
@@ -63,5 +63,5 @@ def sinusoidal_frequencies(
         inv_freq = endpoint_frequencies(embed_dim // 2, ratio)
     else:
         inv_freq = inverse_frequencies(embed_dim, ratio)
-    with localcontext(PRECISION):
+    with localcontext(DECIMAL_CONTEXT):
         return tuple(f / Decimal(min_timescale) for f in inv_freq)

@@ -27,8 +27,8 @@ def main() -> None:
         row = torch.randn(4, q_len + kv_len - 1)
         lse, mean = torch.randn(2, 4, q_len) + 5, torch.randn(2, 4, q_len)
         lse[:, :, 0] = torch.inf  # a query that sees no key
-        gradient.BLOCK = kernel.block_size(q, v)
-        offsets = gradient._block_offsets(built, gradient.BLOCK, 10**6)
+        gradient.BLOCK_SIZE = kernel.block_size(q, v)
+        offsets = gradient._block_offsets(built, gradient.BLOCK_SIZE, 10**6)
         tensors = gradient.ScoreInputs(q, k, v, grad, lse, mean, row)
         want = gradient._score_gradients_by_block_offset(built, tensors, offsets)
         got = kernel.diagonal_block_sums(*tensors, built.scale, built.visible_distances, offsets)

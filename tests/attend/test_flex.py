@@ -578,7 +578,9 @@ def test_a_bias_of_each_pair_gets_tiles_that_fit_any_gpu(width, dtype, room, mon
     )
     rows, keys, stages = (options[f"fwd_{name}"] for name in ("BLOCK_M", "BLOCK_N", "num_stages"))
     assert (
-        flex_options.BLOCK % rows == 0 and flex_options.BLOCK % keys == 0 and min(rows, keys) >= 16
+        flex_options.BLOCK_SIZE % rows == 0
+        and flex_options.BLOCK_SIZE % keys == 0
+        and min(rows, keys) >= 16
     )
     held = dtype.itemsize * width * (rows + 2 * stages * keys) + 4 * (stages - 1) * rows * keys
     smallest = (rows, keys, stages) == (16, 16, 1)
@@ -677,10 +679,10 @@ def test_options_promise_what_the_blocks_hold(mask, shift):
                     first = visited[0]
                     assert visited[:count] == list(range(first, first + count))
         for row in range(q_len):
-            block = row // flex_options.BLOCK
+            block = row // flex_options.BLOCK_SIZE
             partial = blocks.kv_num_blocks[0, 0, block] > 0
             visited = blocks.kv_indices if partial else blocks.full_kv_indices
-            first = int(visited[0, 0, block, 0]) * flex_options.BLOCK
+            first = int(visited[0, 0, block, 0]) * flex_options.BLOCK_SIZE
             assert row + shift >= first, "it sees the first key of the first tile"
     assert (promised > 0) == (mask is masks.causal and shift == 0)
 

@@ -362,7 +362,7 @@ def test_long_windows_in_pieces_give_the_same_losses(llama, windows, monkeypatch
 
     model = load_checkpoint(llama).model
     whole = losses.next_token_losses(model, windows.tokens, in_one_piece=True)
-    monkeypatch.setattr(losses, "LOGITS_BUDGET", 1)
+    monkeypatch.setattr(losses, "LOGITS_AT_ONCE", 1)
     pieces = losses.next_token_losses(model, windows.tokens)
     torch.testing.assert_close(pieces, whole, rtol=0, atol=1e-4)
 

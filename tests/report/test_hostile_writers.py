@@ -30,7 +30,7 @@ from posenc.dialects.writers.copies import copy_files, write_config
 from posenc.hf.tune.state import write_sealed
 from posenc.hf.tune.tuning import save_tuning
 from posenc.report.files.atomic import atomically, prepare_file, write_atomically
-from posenc.report.files.lock import LOCK, locked
+from posenc.report.files.lock import LOCK_SUFFIX, locked
 from posenc.report.files.new_folder import new_folder
 from posenc.report.files.opened import make_private_folder, open_to_change
 from posenc.report.page.chart import Chart
@@ -390,7 +390,10 @@ WRITERS = {
     **{name: (file, write) for name, (file, write) in REPLACED.items() if name != "rows"},
     **GROWING,
     "a changed file": ("a.safetensors", lambda path: open_to_change(path).close()),
-    "a lock": (LOCK, lambda path: contextlib.ExitStack().enter_context(locked(path.parent, ""))),
+    "a lock": (
+        LOCK_SUFFIX,
+        lambda path: contextlib.ExitStack().enter_context(locked(path.parent, "")),
+    ),
     "a new folder": (
         "out",
         lambda path: contextlib.ExitStack().enter_context(new_folder(path.parent / "new")),

@@ -13,7 +13,7 @@ from matplotlib import font_manager
 from posenc.report.page.chart import Chart
 from posenc.report.page.drawing import (
     DARK_COLOURS,
-    LAST_RESORT,
+    LAST_RESORT_FONT,
     LIGHT_COLOURS,
     draw_legend_above,
     figure,
@@ -226,7 +226,7 @@ def test_legend_fits_the_figure(names):
 
 
 needs_every_letter = pytest.mark.skipif(
-    LAST_RESORT not in font_manager.get_font_names(),
+    LAST_RESORT_FONT not in font_manager.get_font_names(),
     reason="this matplotlib has no Last Resort font: docs/start/install.md",
 )
 
@@ -246,7 +246,7 @@ def test_chinese_fonts_measure_where_matplotlib_has_no_font_for_every_letter(mon
     for known, expected in (
         (["SimHei", "DejaVu Sans"], ["DejaVu Sans", "SimHei"]),
         (["DejaVu Sans"], ["DejaVu Sans"]),
-        (["SimHei", "DejaVu Sans", LAST_RESORT], ["DejaVu Sans"]),
+        (["SimHei", "DejaVu Sans", LAST_RESORT_FONT], ["DejaVu Sans"]),
     ):
         monkeypatch.setattr(font_manager, "get_font_names", lambda known=known: known)
         with figure_style():

@@ -20,7 +20,7 @@ MAX_BLOCK_BYTES = 8 * 2**20
 queries."""
 EFFICIENT_ROWS = 64
 """Queries of a block below which matrix products are slow on the CPU."""
-DEVICE_SHARE = 64
+DEVICE_MEMORY_DIVISOR = 64
 """On CUDA the scores of a block take up to this fraction of the device's memory: 1.25 of 80 GB."""
 
 
@@ -37,7 +37,7 @@ def block_rows(problem: Problem) -> int:
     row_bytes = max(1, batch * heads * problem.kv_len * max(4, problem.q.element_size()))
     if problem.q.device.type == "cuda":
         memory = torch.cuda.get_device_properties(problem.q.device).total_memory
-        fit = max(1, memory // DEVICE_SHARE // row_bytes)
+        fit = max(1, memory // DEVICE_MEMORY_DIVISOR // row_bytes)
         # The greatest power of two up to 2 q_len - 1 is the least one from q_len on: one block.
         one_block = _floor_power_of_two(2 * problem.q_len - 1)
         return max(16, min(_floor_power_of_two(fit), one_block))

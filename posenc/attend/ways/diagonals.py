@@ -7,9 +7,10 @@ the sum of the gradients of the scores on one diagonal:
     d_scores = weights * (d_weights - mean),   weights = exp(scores - lse),
     d_weights = grad v^T,   mean[i] = grad[i] . out[i] - grad_lse[i]
 
-Scores are cut into blocks of BLOCK queries and BLOCK keys. Blocks along one diagonal of blocks are
-equally far apart: their `offset` is the same (number of the block of queries minus number of the
-block of keys), and so are the distances at the same places, here for 4 blocks of each:
+Scores are cut into blocks of BLOCK_SIZE queries and BLOCK_SIZE keys. Blocks along one diagonal of
+blocks are equally far apart: their `offset` is the same (number of the block of queries minus
+number of the block of keys), and so are the distances at the same places, here for 4 blocks of
+each:
 
               keys
     queries   0  -1  -2  -3      The four blocks 0 are added up pair by pair,
@@ -32,7 +33,7 @@ from posenc.encodings import has_triton
 from posenc.encodings.numbers.heads import for_every_head
 from posenc.encodings.numbers.precision import without_autocast
 
-BLOCK = 128
+BLOCK_SIZE = 128
 """Queries, and keys, of a block, if plain operations of torch compute it."""
 SCORES_BYTES = {"cpu": 8 * 2**20}
 """Maximum bytes of the scores of blocks that are computed at once, by type of device."""
@@ -57,8 +58,8 @@ def add_row_gradient(
 def extra_bytes(problem: Problem) -> int:
     """Return the peak memory, in bytes, that the backward pass needs for its blocks of scores."""
     batch, heads = problem.q.shape[:2]
-    longest_diagonal = -(-min(problem.q_len, problem.kv_len) // BLOCK)  # in blocks
-    scores = 4 * batch * heads * longest_diagonal * BLOCK**2
+    longest_diagonal = -(-min(problem.q_len, problem.kv_len) // BLOCK_SIZE)  # in blocks
+    scores = 4 * batch * heads * longest_diagonal * BLOCK_SIZE**2
     return ARRAYS_AT_ONCE * min(_max_scores_bytes(problem.q.device), scores)
 
 
@@ -138,7 +139,7 @@ def _row_gradient(problem: Problem, inputs: ScoreInputs, grad_lse: Tensor | None
             *adjacent, problem.scale, problem.visible_distances, offsets
         )
     else:
-        offsets = _block_offsets(problem, BLOCK, constant_from)
+        offsets = _block_offsets(problem, BLOCK_SIZE, constant_from)
         block_sums = _score_gradients_by_block_offset(problem, inputs, offsets)
     d_row = _sum_along_diagonals(block_sums, offsets[0], problem.q_len, row.shape[1])
     if constant_from <= problem.q_len - 1:
@@ -176,7 +177,7 @@ def _block_offsets(problem: Problem, block: int, constant_from: int) -> range:
 
 
 class QueryBlocks(NamedTuple):
-    """Tensors of queries in blocks, each (batch, num_heads, blocks, BLOCK, width or 1)."""
+    """Tensors of queries in blocks, each (batch, num_heads, blocks, BLOCK_SIZE, width or 1)."""
 
     q: Tensor
     grad: Tensor
@@ -185,7 +186,7 @@ class QueryBlocks(NamedTuple):
 
 
 class KeyBlocks(NamedTuple):
-    """Tensors of keys in blocks, each (batch, num_heads, blocks, BLOCK, width)."""
+    """Tensors of keys in blocks, each (batch, num_heads, blocks, BLOCK_SIZE, width)."""
 
     k: Tensor
     v: Tensor
@@ -195,12 +196,12 @@ def _score_gradients_by_block_offset(
     problem: Problem, inputs: ScoreInputs, offsets: range
 ) -> Tensor:
     """Return, for each of the offsets, the sum of the gradients of the scores of all blocks with
-    this offset: (len(offsets), num_heads, BLOCK, BLOCK)."""
+    this offset: (len(offsets), num_heads, BLOCK_SIZE, BLOCK_SIZE)."""
     q, k, v, grad, lse, mean, row = inputs
     dtype = row.dtype
     batch, heads, q_len, _ = q.shape
-    q_blocks = -(-q_len // BLOCK)
-    k_blocks = -(-k.shape[2] // BLOCK)
+    q_blocks = -(-q_len // BLOCK_SIZE)
+    k_blocks = -(-k.shape[2] // BLOCK_SIZE)
     queries = QueryBlocks(
         q=_split_into_blocks((q * problem.scale).to(dtype), q_blocks),
         grad=_split_into_blocks(grad.to(dtype), q_blocks),
@@ -212,7 +213,7 @@ def _score_gradients_by_block_offset(
         k=_split_into_blocks(for_every_head(k, heads).to(dtype), k_blocks),
         v=_split_into_blocks(for_every_head(v, heads).to(dtype), k_blocks),
     )
-    at_once = max(1, _max_scores_bytes(q.device) // (4 * batch * heads * BLOCK**2))
+    at_once = max(1, _max_scores_bytes(q.device) // (4 * batch * heads * BLOCK_SIZE**2))
     block_sums = []
     for offset in offsets:
         bias = _block_bias(row, offset, q_len)
@@ -247,25 +248,25 @@ def _constant_from(problem: Problem) -> int:
 
 
 def _split_into_blocks(t: Tensor, blocks: int, value: float = 0.0) -> Tensor:
-    """Return (batch, heads, len, width) as (batch, heads, blocks, BLOCK, width), padded by
+    """Return (batch, heads, len, width) as (batch, heads, blocks, BLOCK_SIZE, width), padded by
     `value`."""
-    missing = blocks * BLOCK - t.shape[2]
-    return F.pad(t, (0, 0, 0, missing), value=value).unflatten(2, (blocks, BLOCK))
+    missing = blocks * BLOCK_SIZE - t.shape[2]
+    return F.pad(t, (0, 0, 0, missing), value=value).unflatten(2, (blocks, BLOCK_SIZE))
 
 
 def _places_in_bias_row(offset: int, q_len: int, device: torch.device) -> Tensor:
-    """Return which element of the bias's row each pair of a block reads, (BLOCK, BLOCK).
+    """Return which element of the bias's row each pair of a block reads, (BLOCK_SIZE, BLOCK_SIZE).
 
     The row has the bias of each distance, the largest first: element q_len - 1 - d is that of
     distance d. Query i and key j of two blocks that lie `offset` blocks from each other have the
-    distance offset * BLOCK + i - j. Pairs of padding may read outside of the row.
+    distance offset * BLOCK_SIZE + i - j. Pairs of padding may read outside of the row.
     """
-    index_in_block = torch.arange(BLOCK, device=device)
-    return q_len - 1 - offset * BLOCK - index_in_block[:, None] + index_in_block
+    index_in_block = torch.arange(BLOCK_SIZE, device=device)
+    return q_len - 1 - offset * BLOCK_SIZE - index_in_block[:, None] + index_in_block
 
 
 def _block_bias(row: Tensor, offset: int, q_len: int) -> Tensor:
-    """Return the bias of all blocks with this offset, (num_heads, BLOCK, BLOCK)."""
+    """Return the bias of all blocks with this offset, (num_heads, BLOCK_SIZE, BLOCK_SIZE)."""
     # Padding may read outside of the row: any entry will do, its weight is 0.
     return row[:, _places_in_bias_row(offset, q_len, row.device).clamp(0, row.shape[1] - 1)]
 
@@ -278,9 +279,10 @@ def _sum_score_gradients(
     q_block: int,
     k_block: int,
 ) -> Tensor:
-    """Return the sum of the gradients of the scores of several blocks, (num_heads, BLOCK, BLOCK).
+    """Return the sum of the gradients of the scores of several blocks, (num_heads, BLOCK_SIZE,
+    BLOCK_SIZE).
 
-    bias: of every block, (num_heads, BLOCK, BLOCK).
+    bias: of every block, (num_heads, BLOCK_SIZE, BLOCK_SIZE).
     q_block, k_block: the numbers of the first block of queries, and of the first block of keys.
     """
     scores = (queries.q @ keys.k.mT).add_(bias[:, None]).sub_(queries.lse)
@@ -293,12 +295,13 @@ def _sum_score_gradients(
 
 def _hidden_or_padding(problem: Problem, q_block: int, k_block: int, blocks: int) -> Tensor:
     """Return True for pairs that the mask hides or that are padding, in blocks whose first ones
-    have the numbers `q_block` and `k_block`: (batch or 1, num_heads or 1, blocks, BLOCK, BLOCK)."""
+    have the numbers `q_block` and `k_block`: (batch or 1, num_heads or 1, blocks, BLOCK_SIZE,
+    BLOCK_SIZE)."""
     device = problem.q.device
-    block = torch.arange(blocks, device=device)[:, None] * BLOCK
-    index_in_block = torch.arange(BLOCK, device=device)
-    q_idx = (q_block * BLOCK + block + index_in_block)[:, :, None]  # (blocks, BLOCK, 1)
-    k_idx = (k_block * BLOCK + block + index_in_block)[:, None]  # (blocks, 1, BLOCK)
+    block = torch.arange(blocks, device=device)[:, None] * BLOCK_SIZE
+    index_in_block = torch.arange(BLOCK_SIZE, device=device)
+    q_idx = (q_block * BLOCK_SIZE + block + index_in_block)[:, :, None]  # (blocks, BLOCK_SIZE, 1)
+    k_idx = (k_block * BLOCK_SIZE + block + index_in_block)[:, None]  # (blocks, 1, BLOCK_SIZE)
     padding = (q_idx >= problem.q_len) | (k_idx >= problem.kv_len)
     if problem.mask is None:
         return padding[None, None]

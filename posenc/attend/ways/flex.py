@@ -16,7 +16,7 @@ from torch import Tensor
 
 from posenc.attend import flex_options
 from posenc.attend.cost import Cost
-from posenc.attend.flex_options import BLOCK, backend_and_reason
+from posenc.attend.flex_options import BLOCK_SIZE, backend_and_reason
 from posenc.attend.problem import BEYOND_ANY_DISTANCE, Problem
 from posenc.attend.ways import diagonals
 from posenc.encodings import ScoreMod, formulas_need_gradient
@@ -57,7 +57,7 @@ def cost(problem: Problem) -> Cost:
     else:
         numbers = problem.q_len + problem.kv_len
     if problem.mask is None or _mask_depends_on_distance_only(problem):
-        mask_bytes = pairs // BLOCK**2 * 8  # a number for each block, by queries and by keys
+        mask_bytes = pairs // BLOCK_SIZE**2 * 8  # a number for each block, by queries and by keys
     else:
         mask_bytes = 2 * _num_mask_rows(problem) * pairs  # torch computes it for all pairs
     extra = 4 * problem.q.shape[1] * numbers + mask_bytes  # a bias of float32
@@ -80,7 +80,7 @@ def _kernel_key(problem: Problem) -> tuple[Any, ...]:
         q.dtype,
         q.shape[-1],
         problem.v.shape[-1],
-        problem.q_len <= BLOCK,  # torch may run another kernel for few queries
+        problem.q_len <= BLOCK_SIZE,  # torch may run another kernel for few queries
         name,
         type(problem.encoding),
         flex_options.bias_kind(problem),
@@ -263,10 +263,11 @@ def _first_far_offset(problem: Problem) -> int | None:
     every_query_sees_itself = 0 <= shift and problem.q_len + shift <= problem.kv_len
     if not by_distance or not every_query_sees_itself:
         return None
-    # The least distance of pairs in blocks with offset `first` is first * BLOCK - (BLOCK - 1).
-    first = -(-(term.constant_from - shift + BLOCK - 1) // BLOCK)
+    # The least distance of pairs in blocks with offset `first` is first * BLOCK_SIZE -
+    # (BLOCK_SIZE - 1).
+    first = -(-(term.constant_from - shift + BLOCK_SIZE - 1) // BLOCK_SIZE)
     # The first query is in block 0, and so is the first key.
-    last = min(problem.q_len - 1, problem.visible_distances[1]) // BLOCK
+    last = min(problem.q_len - 1, problem.visible_distances[1]) // BLOCK_SIZE
     return first if last - first >= FAR_BLOCKS else None
 
 
@@ -348,14 +349,14 @@ def _exact_block_mask(
         chosen_ends = (_scalar_tensor(first, device), _scalar_tensor(stop, device))
 
         # Blocks of queries along the first axis, of keys along the second.
-        begin_q = torch.arange(0, q_len, BLOCK, device=device)[:, None]
-        begin_k = torch.arange(0, kv_len, BLOCK, device=device)
-        end_q = begin_q + BLOCK
-        end_k = begin_k + BLOCK
+        begin_q = torch.arange(0, q_len, BLOCK_SIZE, device=device)[:, None]
+        begin_k = torch.arange(0, kv_len, BLOCK_SIZE, device=device)
+        end_q = begin_q + BLOCK_SIZE
+        end_k = begin_k + BLOCK_SIZE
         # The least and the greatest distance in each pair of blocks.
         low = begin_q - end_k.clamp(max=kv_len) + 1
         high = end_q.clamp(max=q_len) - 1 - begin_k
-        offset = (begin_q - begin_k) // BLOCK
+        offset = (begin_q - begin_k) // BLOCK_SIZE
         chosen = (offset >= first) & (offset < stop)
         shows_some = chosen & (high >= least) & (low <= most)
         without_padding = (end_q <= q_len) & (end_k <= kv_len)
@@ -374,7 +375,7 @@ def _exact_block_mask(
         return BlockMask.from_kv_blocks(
             *_counts_and_columns_by_row(shows_some & ~shows_all),
             *_counts_and_columns_by_row(shows_all),
-            BLOCK_SIZE=BLOCK,
+            BLOCK_SIZE=BLOCK_SIZE,
             mask_mod=visible,
             seq_lengths=(q_len, kv_len),
         )
@@ -383,7 +384,7 @@ def _exact_block_mask(
 def _block_offset_is_within(q_idx: Tensor, kv_idx: Tensor, first: Tensor, stop: Tensor) -> Tensor:
     """Return True where the offset, the number of the query's block minus that of the key's block,
     is in [first, stop)."""
-    offset = q_idx // BLOCK - kv_idx // BLOCK
+    offset = q_idx // BLOCK_SIZE - kv_idx // BLOCK_SIZE
     return (offset >= first) & (offset < stop)
 
 

@@ -19,7 +19,7 @@ from posenc.compare.results import PositionScore, Study, TaskSummary, TrialResul
 from posenc.compare.rows import Row, far_by_context, row_name, rows_of
 from posenc.report.page.chart import HIGH, LOW, Chart, Data, axes_of, long_table, split_by_series
 from posenc.report.page.drawing import (
-    HOVER,
+    HOVER_PREFIX,
     LineStyle,
     curves_by_length,
     draw_legend_above,
@@ -182,7 +182,7 @@ def _draw_training(data: Data, styles: Styles) -> Figure:
         for name, part in split_by_series(data).items():
             if name in styles:
                 look = styles[name].curve(len(part[x_label]))
-                axes.plot(part[x_label], part[y_label], label=name, gid=HOVER + name, **look)
+                axes.plot(part[x_label], part[y_label], label=name, gid=HOVER_PREFIX + name, **look)
             else:
                 colour = styles[name.removesuffix(BATCHES)].color
                 thin = {"color": colour, "linewidth": 0.7, "alpha": 0.6}

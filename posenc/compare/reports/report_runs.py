@@ -18,7 +18,7 @@ from posenc.report.files.lock import locked
 from posenc.report.files.opened import bytes_of, text_of
 from posenc.report.page.console import stderr
 from posenc.report.page.progress import say
-from posenc.text import STUDY
+from posenc.text import STUDY_FILE
 
 
 def report_runs(
@@ -76,9 +76,11 @@ def _print_report(
 def _read_study(folder: Path) -> Study:
     """Read the study of a run. Raises: ValueError for a folder that has none, or one that cannot be
     read."""
-    path = folder / STUDY
+    path = folder / STUDY_FILE
     if not path.is_file():
-        raise ValueError(f"{folder} holds no {STUDY}: give a folder that posenc compare wrote.")
+        raise ValueError(
+            f"{folder} holds no {STUDY_FILE}: give a folder that posenc compare wrote."
+        )
     try:
         study = Study.from_json(text_of(path))
         for trial in study.trials:
@@ -107,7 +109,7 @@ def _make_report_folder(trials: Sequence[TrialConfig], out: Path | None, name: s
     folder = out or RUNS / f"{name}-{hashlib.sha256(hashes.encode()).hexdigest()[:8]}"
     if folder.exists() and not folder.is_dir():
         raise ValueError(f"--out: {folder} is not a folder.")
-    if (folder / STUDY).exists():
+    if (folder / STUDY_FILE).exists():
         raise ValueError(
             f"--out: {folder} is a run of posenc compare, whose own report would be lost. Choose "
             "another folder."

@@ -17,7 +17,7 @@ from posenc.encodings.queries_keys.rotation.base import RotatedQueriesKeys, Rota
 from posenc.encodings.queries_keys.rotation.rotate import rotate
 from posenc.encodings.terms.tokens import Tokens
 from posenc.frequencies.scaling import Frequencies
-from posenc.frequencies.series import PRECISION, TWO_PI, inverse_frequencies
+from posenc.frequencies.series import DECIMAL_CONTEXT, TWO_PI, inverse_frequencies
 from posenc.positions import move_placeless_to_origin
 
 
@@ -82,7 +82,7 @@ class AxialRoPE(Rotation):
             inv_freq = of_one_axis + of_one_axis
         if in_turns:
             self.claims = replace(self.claims, coordinates="normalized")
-            inv_freq = tuple(PRECISION.multiply(f, TWO_PI) for f in inv_freq)
+            inv_freq = tuple(DECIMAL_CONTEXT.multiply(f, TWO_PI) for f in inv_freq)
         axes = [first] * pairs_per_axis + [second] * pairs_per_axis
         self._set_frequencies(Frequencies(inv_freq), axes)
 

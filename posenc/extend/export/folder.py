@@ -13,7 +13,7 @@ from posenc.dialects.files.json_object import read_json
 from posenc.dialects.writers.changes import config_changes
 from posenc.extend.export.config import config_to_write
 from posenc.extend.export.pooling import (
-    MODULES,
+    MODULES_FILE,
     copy_sentence_transformers_files,
     raise_limit,
     settings_text,
@@ -29,7 +29,7 @@ from posenc.report.files.opened import copy_file, make_inside
 from posenc.report.page.failure import RunFailed
 
 SERVE, ADAPTER = "SERVE.md", "adapter"
-GENERATION = "generation_config.json"
+GENERATION_CONFIG_FILE = "generation_config.json"
 DTYPE_KEYS = ("dtype", "torch_dtype")
 """Keys for the dtype of the stored weights; running in another dtype does not change them."""
 
@@ -143,7 +143,7 @@ def _config_and_serving_page(
         recipe = replace(recipe, config=_nest_text_config(raw, recipe.config))
     if meaning is None:
         kind = "AutoModelForMaskedLM" if checkpoint.masked else "AutoModelForCausalLM"
-        sentences = (checkpoint.folder / MODULES).is_file()
+        sentences = (checkpoint.folder / MODULES_FILE).is_file()
         serve_page = page_without_emulators(
             name, plan.longest, recipe.name, kind, sentences=sentences
         )
@@ -168,7 +168,7 @@ def _config_and_serving_page(
 def raise_generation_limit(folder: Path, trained: int, longest: int) -> None:
     """Raise max_length in generation_config.json to `longest` tokens, if it was at least the
     training length. A lower limit is somebody's choice, and stays."""
-    path = folder / GENERATION
+    path = folder / GENERATION_CONFIG_FILE
     limit = read_json(path).get("max_length") if path.exists() else None
     if isinstance(limit, int) and not isinstance(limit, bool) and limit >= trained:
         raise_limit(path, "max_length", longest)

@@ -9,9 +9,9 @@ from posenc.report.files.atomic import write_atomically
 from posenc.report.files.opened import copy_file, make_inside, text_of
 from posenc.report.files.record import parse_bounded_json, strict_json
 
-MODULES = "modules.json"
+MODULES_FILE = "modules.json"
 LENGTH_FILE = "sentence_bert_config.json"
-TOP_FILES = (MODULES, LENGTH_FILE, "config_sentence_transformers.json")
+TOP_FILES = (MODULES_FILE, LENGTH_FILE, "config_sentence_transformers.json")
 MODULE_FILES = ("config.json", "model.safetensors")
 """Files copied of a module after the encoder (pooling, dense layer, norm): data, never pickles
 or code."""
@@ -23,7 +23,7 @@ def sentence_transformers_files(source: Path) -> list[tuple[str, Path]]:
 
     Raises: ValueError for a modules.json that leads out of the folder.
     """
-    if not (source / MODULES).is_file():
+    if not (source / MODULES_FILE).is_file():
         return []
     files = [
         (name, path_inside(source, name, "sentence-transformers"))
@@ -33,7 +33,7 @@ def sentence_transformers_files(source: Path) -> list[tuple[str, Path]]:
     for folder in _module_folders(source):
         for file in MODULE_FILES:
             if (source / folder / file).exists():
-                files.append((f"{folder}/{file}", path_inside(source / folder, file, MODULES)))
+                files.append((f"{folder}/{file}", path_inside(source / folder, file, MODULES_FILE)))
     return files
 
 
@@ -76,7 +76,7 @@ def settings_text(content: dict[str, Any], name: str) -> str:
 def _module_folders(source: Path) -> list[str]:
     """Return the names of the folders that modules.json lists and that exist next to it. Raises:
     ValueError for a path that leads elsewhere."""
-    path = path_inside(source, MODULES, "sentence-transformers")
+    path = path_inside(source, MODULES_FILE, "sentence-transformers")
     try:
         listed = parse_bounded_json(text_of(path))
         names = [module["path"] for module in listed]

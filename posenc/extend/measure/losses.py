@@ -12,11 +12,11 @@ from posenc.hf.capabilities import arguments_for_next_step
 from posenc.hf.checkpoint.loading import text_config_of
 from posenc.hf.tune.tuning import MASKED_SHARE
 
-LOGITS_BUDGET = 1 << 24
+LOGITS_AT_ONCE = 1 << 24
 """Logits in memory at once; a longer window is read in pieces through the model's cache."""
-WIDENED_ROWS = 512
+TOKENS_WIDENED_AT_ONCE = 512
 """Tokens whose logits are widened to float32 at once."""
-ROWS_BUDGET = 4096
+TOKENS_PER_BATCH = 4096
 """Tokens read in one batch, or one window where it is longer."""
 
 
@@ -54,7 +54,7 @@ class Reader:
     def losses_in_batches(self, windows: Tensor) -> Tensor:
         """Return the losses of many windows, (windows, length), as `losses` does, a few at a
         time."""
-        rows = max(1, ROWS_BUDGET // windows.shape[1])
+        rows = max(1, TOKENS_PER_BATCH // windows.shape[1])
         return torch.cat([self.losses(part) for part in windows.split(rows)])
 
     def _sliding_losses(self, tokens: Tensor, window: int) -> Tensor:
@@ -86,7 +86,7 @@ def next_token_losses(model: Any, tokens: Tensor, *, in_one_piece: bool = False)
     """
     tokens = tokens.to(model.device)
     batch, length = tokens.shape
-    piece = max(128, LOGITS_BUDGET // (batch * text_config_of(model.config).vocab_size))
+    piece = max(128, LOGITS_AT_ONCE // (batch * text_config_of(model.config).vocab_size))
     if in_one_piece or length <= piece:
         return _cross_entropies(model(tokens, use_cache=False).logits[:, :-1], tokens[:, 1:])
     cache: dict[str, Any] = {"use_cache": True}
@@ -117,7 +117,9 @@ def _cross_entropies(logits: Tensor, targets: Tensor) -> Tensor:
         .view(wanted.shape)
         .cpu()
         for some, wanted in zip(
-            logits.split(WIDENED_ROWS, 1), targets.split(WIDENED_ROWS, 1), strict=True
+            logits.split(TOKENS_WIDENED_AT_ONCE, 1),
+            targets.split(TOKENS_WIDENED_AT_ONCE, 1),
+            strict=True,
         )
     ]
     return torch.cat(rows, dim=1) if rows else torch.zeros(targets.shape)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from posenc.extend.measure.losses import ROWS_BUDGET, Reader, last_logits
+from posenc.extend.measure.losses import TOKENS_PER_BATCH, Reader, last_logits
 from posenc.extend.measure.sentences import PUZZLES, write_puzzle
 from posenc.hf.checkpoint.text import Windows
 from posenc.report.machine.options import check_choice
@@ -143,7 +143,7 @@ class TaskGrid:
         order."""
         is_right: list[bool] = []
         losses: list[np.ndarray] = []
-        rows = max(1, ROWS_BUDGET // len(prompts[0].ids))
+        rows = max(1, TOKENS_PER_BATCH // len(prompts[0].ids))
         for i in range(0, len(prompts), rows):
             batch = prompts[i : i + rows]
             for prompt, logits in zip(batch, _logits_of_answers(reader, batch), strict=True):
@@ -226,7 +226,7 @@ class PasskeyGrid:
     def _accuracy(self, reader: Reader, tokens: Tensor) -> Tensor:
         """Return the fraction of the key's tokens that the model predicts right, (prompts)."""
         right = []
-        for part in tokens.split(max(1, ROWS_BUDGET // tokens.shape[1])):
+        for part in tokens.split(max(1, TOKENS_PER_BATCH // tokens.shape[1])):
             logits = last_logits(reader.model, part, self.key_tokens + 1)[:, :-1]
             right.append((logits.argmax(-1) == part[:, -self.key_tokens :]).float().mean(-1))
         return torch.cat(right)

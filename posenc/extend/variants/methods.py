@@ -17,7 +17,7 @@ from posenc.frequencies.scalings import (
     Proportional,
     YaRN,
 )
-from posenc.hf.rope.settings import EXTENDED_LAYERS, RopeSetting
+from posenc.hf.rope.settings import EXTENDED_LAYER_TYPES, RopeSetting
 from posenc.hf.rope.write import NO_ROTATION_DIVISOR
 
 
@@ -166,7 +166,7 @@ def stretch(
     """
     stretched = []
     for setting in settings:
-        if setting.layer_type is None or setting.layer_type in EXTENDED_LAYERS:
+        if setting.layer_type is None or setting.layer_type in EXTENDED_LAYER_TYPES:
             if setting.rotary_dim < 4 and method.name in METHODS_OF_SEVERAL_PAIRS:
                 raise ValueError(
                     "it keeps the fastest pair of channels and stretches the slowest, and here "

@@ -109,7 +109,7 @@ def _posenc_class(path: Any) -> Any:
 
 PARAMETERS_FILE = "posenc.safetensors"
 FORMAT = 2
-HASHED_ELEMENTS = 64
+HASHED_ELEMENTS_PER_WEIGHT = 64
 """Elements of each weight that are hashed to identify a model."""
 
 
@@ -238,6 +238,6 @@ def weights_fingerprint(folder: Path) -> str:
                 shape = part.get_shape()
                 digest.update(f"{name} {part.get_dtype()} {shape}".encode())
                 tensor: Tensor = part[:1] if shape else opened.get_tensor(name)
-                first = tensor.flatten()[:HASHED_ELEMENTS].contiguous()
+                first = tensor.flatten()[:HASHED_ELEMENTS_PER_WEIGHT].contiguous()
                 digest.update(first.view(torch.uint8).numpy().tobytes() if shape else b"")
     return digest.hexdigest()

@@ -19,7 +19,9 @@ REQUIRED_KEYS: dict[str, tuple[str, ...]] = {
     **{name: known.required for name, known in ROPE_TYPES.items()},
 }
 """Keys that each known rope_type requires. "su" and "mrope" are old names."""
-NEED_ORIGINAL_LENGTH = [name for name, known in ROPE_TYPES.items() if known.has_original_length]
+TYPES_WITH_ORIGINAL_LENGTH = [
+    name for name, known in ROPE_TYPES.items() if known.has_original_length
+]
 POSITIVE_KEYS = tuple(
     "rope_theta partial_rotary_factor factor attention_factor beta_fast beta_slow mscale "
     "mscale_all_dim short_mscale long_mscale low_freq_factor high_freq_factor alpha".split()
@@ -86,7 +88,7 @@ def _check_parameters(parameters: dict[str, Any], raw: dict[str, Any], path: Pat
         parameters.get("original_max_position_embeddings")
         or raw.get("original_max_position_embeddings")
     )
-    if kind in NEED_ORIGINAL_LENGTH and not names_original_length:
+    if kind in TYPES_WITH_ORIGINAL_LENGTH and not names_original_length:
         raise ValueError(
             f"{path}: {kind} without original_max_position_embeddings; transformers would take the "
             "extended length for the trained one. Add the length the model was trained at."

@@ -12,7 +12,7 @@ from posenc.frequencies.registry import scaling_of
 from posenc.frequencies.scaling import Frequencies, Scaling, rope_frequencies
 from posenc.frequencies.scalings import Linear
 
-EXTENDED_LAYERS = ("full_attention",)
+EXTENDED_LAYER_TYPES = ("full_attention",)
 """Layer types without a window, the only ones in which distances grow with the context."""
 
 

@@ -9,9 +9,9 @@ from posenc.frequencies.scaling import Scaling, rope_frequencies
 from posenc.frequencies.scalings import NTK, Linear, LongRoPE, Proportional, YaRN
 from posenc.hf.rope.settings import RopeSetting, head_size
 
-ONLY_LONGROPE = ("phi3", "phi4_multimodal")
+FAMILIES_WITH_ONLY_LONGROPE = ("phi3", "phi4_multimodal")
 """Families whose config accepts only the rope types "default" and "longrope"."""
-SECTIONS = ("mrope_section", "mrope_interleaved")
+MROPE_KEYS = ("mrope_section", "mrope_interleaved")
 """Keys that assign pairs to the components of positions in images; extending leaves them as they
 are."""
 NO_ROTATION_DIVISOR = 1e30
@@ -20,14 +20,14 @@ NO_ROTATION_DIVISOR = 1e30
 
 def write_settings(config: Any, settings: tuple[RopeSetting, ...], max_positions: int) -> None:
     """Write settings and the new maximum length into a transformers config, in place."""
-    only_longrope = config.model_type in ONLY_LONGROPE
+    only_longrope = config.model_type in FAMILIES_WITH_ONLY_LONGROPE
     all_before = config.rope_parameters
     written = {}
     for setting in settings:
         before = all_before[setting.layer_type] if setting.layer_type else all_before
         is_proportional = before["rope_type"] == "proportional"
         head_dim = head_size(config, setting.layer_type)
-        sections = {key: before[key] for key in SECTIONS if key in before}
+        sections = {key: before[key] for key in MROPE_KEYS if key in before}
         parameters = rope_parameters(
             setting, head_dim, only_longrope, is_proportional=is_proportional
         )

@@ -29,17 +29,17 @@ from posenc.report.page.drawing import (
 from posenc.report.page.report import Plot
 
 Array = np.ndarray
-MOST_LABELS = 40
+MAX_LABELS = 40
 """Tokens that an axis can name; longer axes count them. As all sizes in this file, chosen by
 eye."""
-_MOST_WIDTH = 9.6
+_MAX_WIDTH_INCHES = 9.6
 """Total width of a layer's heads, in inches."""
-MOST_CELLS = 2_000_000
+MAX_CELLS = 2_000_000
 """Squares in all attention maps of a page; with more, only some layers are drawn. Chosen, not
 derived."""
-_FEWEST_LAYERS = 3
+_MIN_LAYERS = 3
 """Layers that are drawn however many squares they have: the first, the middle and the last."""
-_LEAST_CELLS = 40_000
+_MIN_CELLS_PER_LAYER = 40_000
 """Squares that a layer counts as at least: short texts, too, have no more than 50 layers drawn."""
 
 
@@ -124,9 +124,9 @@ def attention_plots(sheet: Sheet, layers: Sequence[int] = ()) -> Iterator[str | 
 
 
 def _layers_to_draw(layers: int, cells: int) -> list[int]:
-    """Return the layers to draw, of `layers`: all, or as many as MOST_CELLS allows, evenly spread
+    """Return the layers to draw, of `layers`: all, or as many as MAX_CELLS allows, evenly spread
     from the first to the last, and at least three. cells: squares in the maps of one layer."""
-    room = max(_FEWEST_LAYERS, MOST_CELLS // max(cells, _LEAST_CELLS))
+    room = max(_MIN_LAYERS, MAX_CELLS // max(cells, _MIN_CELLS_PER_LAYER))
     if layers <= room:
         return list(range(layers))
     return sorted({round(i * (layers - 1) / (room - 1)) for i in range(room)})
@@ -158,7 +158,7 @@ def attention_chart(weights: Array, labels: Sequence[str]) -> Chart:
     both axes, in any script."""
     heads = len(weights)
     count = len(labels)
-    names = np.array(labels if count <= MOST_LABELS else range(count))
+    names = np.array(labels if count <= MAX_LABELS else range(count))
     data = {
         PANEL: np.repeat([f"head {head}" for head in range(heads)], count * count),
         "key": np.tile(names, heads * count),
@@ -172,7 +172,7 @@ def _draw_heads(data: Data, labels: Sequence[str]) -> Figure:
     """Draw the squares of heads in a grid, with one bar of colours."""
     count = len(labels)
     weights = np.asarray(data["attention weight"]).reshape(-1, count, count)
-    tokens = [_shorten_label(label) for label in labels] if count <= MOST_LABELS else None
+    tokens = [_shorten_label(label) for label in labels] if count <= MAX_LABELS else None
     grid = _arrange_heads(len(weights), count, tokens)
     with figure_style():
         drawn = Figure(figsize=(grid.width, grid.height))
@@ -266,7 +266,7 @@ def _arrange_heads(heads: int, count: int, tokens: Sequence[str] | None) -> _Gri
     else:
         side = max(1.5, 0.15 * count)
         room = 0.1 + 0.065 * max(map(_width_in_letters, tokens))
-    most_columns = max(1, min(heads, int(_MOST_WIDTH // side)))
+    most_columns = max(1, min(heads, int(_MAX_WIDTH_INCHES // side)))
     rows = -(-heads // most_columns)  # rounded up
     columns = -(-heads // rows)  # 2 and 2 instead of 3 and 1
     return _Grid(rows, columns, side, room, gap=room * bool(heads % columns))
@@ -309,7 +309,7 @@ def changed_words_chart(series: Mapping[str, Sequence[float]], labels: Sequence[
 
     series: relative change of each token's state, by setting.
     """
-    names = labels if len(labels) <= MOST_LABELS else range(len(labels))
+    names = labels if len(labels) <= MAX_LABELS else range(len(labels))
     curves = {name: (names, values) for name, values in series.items()}
     data = long_table("token", "change of its state, relative", curves)
     return Chart(data, partial(_draw_words, labels=labels))
@@ -319,14 +319,14 @@ def _draw_words(data: Data, labels: Sequence[str]) -> Figure:
     """Draw a group of bars for each token, one bar for each setting."""
     x_label, y_label = axes_of(data)
     with figure(x_label, y_label) as (drawn, axes):
-        drawn.set_figwidth(max(5.0, 1.2 + 0.2 * min(len(labels), MOST_LABELS)))
+        drawn.set_figwidth(max(5.0, 1.2 + 0.2 * min(len(labels), MAX_LABELS)))
         settings = split_by_series(data)
         width = 0.8 / len(settings)  # the rest is the gap to the next token
         for index, (name, part) in enumerate(settings.items()):
             values = part[y_label]
             centres = np.arange(len(values)) + (index - (len(settings) - 1) / 2) * width
             axes.bar(centres, values, width, color=LIGHT_COLOURS[index], label=name)
-        if len(labels) <= MOST_LABELS:
+        if len(labels) <= MAX_LABELS:
             axes.set_xticks(range(len(labels)), [_shorten_label(t) for t in labels], rotation=90)
             _set_wide_characters_upright(axes)
         axes.grid(axis="x", visible=False)

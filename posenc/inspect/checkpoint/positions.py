@@ -16,7 +16,7 @@ from posenc.report.machine.facts import installed_version
 
 TABLE_NAMES = ("position_embeddings", "wpe", "embed_positions")
 """Names of absolute position tables in transformers' families."""
-DISENTANGLED = ("disentangled_attention_bias", "disentangled_att_bias")
+DISENTANGLED_METHODS = ("disentangled_attention_bias", "disentangled_att_bias")
 """Methods of DeBERTa-v2 and DeBERTa that add position to the scores."""
 FIXED_ROTATIONS = ("gptj", "codegen")
 """Families that rotate interleaved pairs, by a table of sines in every layer."""

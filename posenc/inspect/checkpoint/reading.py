@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from posenc.inspect.checkpoint.positions import DISENTANGLED
+from posenc.inspect.checkpoint.positions import DISENTANGLED_METHODS
 from posenc.report.page.failure import one_line
 
 
@@ -168,7 +168,7 @@ def recorded_relative_scores(model: Any) -> Iterator[list[Tensor]]:
     terms: list[Tensor] = []
     owner: nn.Module | None = None
     name = ""
-    for module, candidate in product(model.modules(), DISENTANGLED):
+    for module, candidate in product(model.modules(), DISENTANGLED_METHODS):
         if hasattr(module, candidate):
             owner = module
             name = candidate

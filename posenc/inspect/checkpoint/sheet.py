@@ -21,9 +21,9 @@ from posenc.inspect.checkpoint.swap import Swap, swap_words
 DEFAULT_TEXT = "The company bought its rival."
 DEFAULT_WORDS = ("company", "rival")
 """Words of DEFAULT_TEXT that are exchanged."""
-DEFAULT_IDS = 16
+NUM_DEFAULT_IDS = 16
 """Token ids that are read by default where there is no tokenizer; chosen, not derived."""
-MOST_TOKENS = 512
+MAX_TOKENS = 512
 """Most tokens of a text; chosen, not derived. The attention of all heads is kept, so a text is a
 sentence or a paragraph."""
 
@@ -143,7 +143,7 @@ def _text_and_words(
         request.folder, vocabulary, as_bytes=request.as_bytes, as_ids=request.as_ids
     )
     if kind == "ids":
-        count = min(DEFAULT_IDS, vocabulary)
+        count = min(NUM_DEFAULT_IDS, vocabulary)
         ids = [str(i * vocabulary // count) for i in range(count)]
         # By default, ids at a third and at two thirds of the text.
         words = request.words or (ids[count // 3], ids[2 * count // 3])
@@ -152,16 +152,16 @@ def _text_and_words(
 
 
 def _check_length(sentence: Sentence, longest: int | None, folder: Path) -> None:
-    """Raise ValueError for a sentence of one token, of more than MOST_TOKENS, or of more than the
+    """Raise ValueError for a sentence of one token, of more than MAX_TOKENS, or of more than the
     model can read."""
     count = len(sentence)
     if longest is not None and count > longest:
         raise ValueError(
             f"--sentence has {count} tokens, {folder} takes {longest} at most: give a shorter one."
         )
-    if count > MOST_TOKENS:
+    if count > MAX_TOKENS:
         raise ValueError(
-            f"--sentence has {count} tokens; attention is drawn for {MOST_TOKENS} at most: give a "
+            f"--sentence has {count} tokens; attention is drawn for {MAX_TOKENS} at most: give a "
             "sentence or a paragraph."
         )
     if count < 2:

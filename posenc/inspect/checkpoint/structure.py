@@ -11,12 +11,12 @@ from posenc.hf.checkpoint.loading import text_config_of
 PARTS = ("embeddings", "positions", "attention", "feed-forward", "norms", "head", "other")
 """Parts of a model by which its weights are counted."""
 
-_POSITIONS = tuple(
+_POSITION_NAMES = tuple(
     "position wpe embed_positions relative_attention_bias rel_embeddings pos_proj "
     "pos_q_proj pos_key_proj pos_query_proj".split()
 )
 # Parts of the names of weights in transformers' families, as those of tables above.
-_FEED_FORWARD = tuple(
+_FEED_FORWARD_NAMES = tuple(
     "mlp fc1 fc2 intermediate output.dense densereludense feed_forward ffn".split()
 )
 
@@ -117,7 +117,7 @@ def _weights_by_part(
 def _part_of_weight(name: str, owner: str) -> str:
     """Return to which of PARTS a weight belongs, from its path in the model and its module's class,
     both in lower case."""
-    if any(word in name for word in _POSITIONS):
+    if any(word in name for word in _POSITION_NAMES):
         return "positions"
     if name.startswith(("cls.", "lm_head", "lm_predictions", "predictions")):
         return "head"
@@ -125,6 +125,6 @@ def _part_of_weight(name: str, owner: str) -> str:
         return "norms"
     if "attn" in name or "attention" in name:
         return "attention"
-    if any(word in name for word in _FEED_FORWARD):
+    if any(word in name for word in _FEED_FORWARD_NAMES):
         return "feed-forward"
     return "embeddings" if "embed" in name else "other"

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from posenc.hf.attachment.own_positions import IdentityRotation
-from posenc.inspect.checkpoint.positions import DISENTANGLED, TABLE_NAMES
+from posenc.inspect.checkpoint.positions import DISENTANGLED_METHODS, TABLE_NAMES
 from posenc.inspect.checkpoint.reading import Reading, read_sentence
 from posenc.inspect.checkpoint.sentence import Sentence, Span
 
@@ -174,7 +174,7 @@ def _silence_positions(path: str, module: nn.Module, undo: ExitStack) -> str | N
         undo.callback(hook.remove)
         return f"the bias of {path}"
     # An attribute hides the class's method; without it, the method is found again.
-    for method in DISENTANGLED:
+    for method in DISENTANGLED_METHODS:
         if hasattr(module, method):
             setattr(module, method, _zeros_like_results_of(getattr(module, method)))
             undo.callback(delattr, module, method)

@@ -25,7 +25,7 @@ EMBEDDINGS, QUERIES_KEYS, SCORES, VALUES = 1, 2, 3, 4
 """The places where an encoding may act, as numbered in its claims; values include the output."""
 COST_LENGTH = 512
 """Tokens of the timed layer; this number and those below are chosen, not derived."""
-_FAR_OFFSET = 4
+_FAR_OFFSET_IN_LENGTHS = 4
 """Training lengths after which large positions begin, at which an encoding is tried, too."""
 _TRIED_TOKENS = 9
 """Tokens by which the places are found."""
@@ -43,7 +43,9 @@ def measure_places(encoding: PositionEncoding, shape: ModelShape) -> list[int]:
     1: embeddings; 2: q and k; 3: scores; 4: values or output.
     """
     offsets = (
-        [0] if encoding.claims.max_positions is not None else [0, _FAR_OFFSET * shape.train_length]
+        [0]
+        if encoding.claims.max_positions is not None
+        else [0, _FAR_OFFSET_IN_LENGTHS * shape.train_length]
     )
     acting: set[int] = set()
     for offset in offsets:

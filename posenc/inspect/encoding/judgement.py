@@ -12,7 +12,7 @@ from posenc.inspect.encoding.precision import exact_frequencies_of
 from posenc.inspect.encoding.scores import Decay
 from posenc.testing.layer import encoding_of_first_layer
 
-LEVEL_LOGITS = math.log(1.25)
+NEGLIGIBLE_LOGITS = math.log(1.25)
 """A smaller change of a score, in logits, counts as none: a quarter more weight.
 
 Chosen, not derived."""
@@ -130,9 +130,9 @@ def judge_distances(decay: Decay, *, by_content: bool) -> NearAndFar | None:
     scores = [point.equal for point in points]
     span = max(scores) - min(scores)
     fall = near.equal - far.equal
-    if span <= LEVEL_LOGITS:
+    if span <= NEGLIGIBLE_LOGITS:
         favours = "nothing"
-    elif abs(fall) <= LEVEL_LOGITS:
+    elif abs(fall) <= NEGLIGIBLE_LOGITS:
         favours = "neither"
     else:
         favours = "near" if fall > 0 else "far"
@@ -140,7 +140,7 @@ def judge_distances(decay: Decay, *, by_content: bool) -> NearAndFar | None:
     if fall * other_fall > 0 and abs(other_fall) >= abs(fall) / 2:
         of_others = "alike"
     else:
-        of_others = "level" if abs(other_fall) <= LEVEL_LOGITS else "less"
+        of_others = "level" if abs(other_fall) <= NEGLIGIBLE_LOGITS else "less"
     ends = far.distance if far.distance != decay.distances[-1] else None
     return NearAndFar(favours, by_content, near, far, span, ends, of_others)
 

@@ -7,7 +7,7 @@ from decimal import Decimal, localcontext
 import torch
 from torch import Tensor
 
-from posenc.encodings import PRECISION, TWO_PI, ExactFrequencies, PositionEncoding
+from posenc.encodings import DECIMAL_CONTEXT, TWO_PI, ExactFrequencies, PositionEncoding
 from posenc.testing.layer import encoding_of_first_layer
 
 LARGEST_ANGLE_ERROR = 1e-3
@@ -107,7 +107,7 @@ def test_positions(limit: int) -> Tensor:
 
 def exact_angles(inv_freq: Sequence[Decimal | float], positions: Tensor) -> Tensor:
     """Return position * inv_freq modulo a turn, (positions, pairs), from 50-digit decimals."""
-    with localcontext(PRECISION):
+    with localcontext(DECIMAL_CONTEXT):
         rows = [
             [float(Decimal(p) * Decimal(f) % TWO_PI) for f in inv_freq] for p in positions.tolist()
         ]

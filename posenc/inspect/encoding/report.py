@@ -11,12 +11,12 @@ from posenc.inspect.encoding.scores import Decay, Resolution
 from posenc.report.page.report import Code, Report, Section
 from posenc.report.page.table import Cell, Heading, Table
 
-MOST_ALONE = 3
+MAX_OWN_SECTIONS = 3
 """Up to this many encodings get their own sections; more share tables and curves, so that a page
 stays below a megabyte. This number and the next two are chosen."""
-MOST_HEAT_MAPS = 8
+MAX_WITH_HEAT_MAPS = 8
 """Up to this many encodings keep a heat map each."""
-MOST_COLUMNS = 4
+MAX_COLUMNS = 4
 """Up to this many encodings have a column each; of more, each has a row."""
 LOGITS_OF_LARGEST_RATIO = math.log(10_000)
 """Larger differences of logits are written as "over 10,000 times" the weight."""
@@ -80,14 +80,14 @@ def report_of(
 ) -> Report:
     """Return the report of measured encodings.
 
-    command: the line that repeats it. compare: share tables and curves, as more than MOST_ALONE
-    encodings always do; else each encoding has sections of its own. has_figures: with figures,
-    which need matplotlib.
+    command: the line that repeats it. compare: share tables and curves, as more than
+    MAX_OWN_SECTIONS encodings always do; else each encoding has sections of its own. has_figures:
+    with figures, which need matplotlib.
     """
     sheets = [judgement.sheet for judgement in judged]
     names = ", ".join(sheet.name for sheet in sheets)
     shape = sheets[0].shape
-    are_few = len(sheets) <= MOST_ALONE
+    are_few = len(sheets) <= MAX_OWN_SECTIONS
     groups = [sheets] if compare or not are_few else [[sheet] for sheet in sheets]
     sections = []
     headline = answer_in_words(judged[0])
@@ -123,14 +123,16 @@ def _figure_sections(sheets: Sequence[SpecSheet], owner: str, count: int) -> Ite
     """
     from posenc.inspect.encoding.plots import HEAT_MAPS, curve_plots, plots_of_encoding
 
-    few_only = f"For all pictures of what an encoding does inside, name {MOST_ALONE} or fewer."
-    notes = [] if count <= MOST_ALONE else [few_only]
+    few_only = (
+        f"For all pictures of what an encoding does inside, name {MAX_OWN_SECTIONS} or fewer."
+    )
+    notes = [] if count <= MAX_OWN_SECTIONS else [few_only]
     yield Section(_title(owner, "Curves"), [*notes, *curve_plots(sheets, owner)], detail=True)
-    if count > MOST_HEAT_MAPS:
+    if count > MAX_WITH_HEAT_MAPS:
         return
     for sheet in sheets:
         plots = [*plots_of_encoding(sheet)]
-        if count > MOST_ALONE:
+        if count > MAX_OWN_SECTIONS:
             plots = [plot for plot in plots if plot.name.endswith(HEAT_MAPS)]
         if plots:
             yield Section(f"Inside {sheet.name}", plots, detail=True)
@@ -303,7 +305,7 @@ def property_tables(sheets: Sequence[SpecSheet], owner: str = "") -> Iterator[Ta
         if not meanings:
             continue
         rows = []
-        if len(sheets) > MOST_COLUMNS:
+        if len(sheets) > MAX_COLUMNS:
             header = ["encoding", *(Heading(*line) for line in meanings.items())]
             for sheet, column in zip(sheets, columns, strict=True):
                 rows.append([sheet.name, *(column.get(label, "–") for label in meanings)])

@@ -11,7 +11,7 @@ from posenc.attend.problem import Problem
 from posenc.encodings import ModelShape, PositionEncoding, Tokens
 from posenc.testing.layer import diagonal_positions, pair_scores, random_embeddings, split_heads
 
-FARTHEST = 2**16
+FARTHEST_DISTANCE = 2**16
 """The largest distance at which resolution is tested, in tokens.
 
 The numbers of distances, tokens and pairs in this file are chosen, not derived."""
@@ -36,11 +36,11 @@ class Decay:
     mean_error: list[float | None]
 
 
-PAIRS = 64
+NUM_PAIRS = 64
 """Random pairs of query and key whose scores are averaged, each with four choices of signs."""
 _MOST_TEXT_TOKENS = 2**14
 """Tokens of all random texts together, for methods that read the tokens between: they get fewer
-texts instead of PAIRS, but at least two."""
+texts instead of NUM_PAIRS, but at least two."""
 _NEAR_DISTANCES = 160
 """Up to this distance in tokens, resolution is tested at every one, then at powers of two."""
 _RESOLUTION_PAIRS = 8
@@ -56,7 +56,7 @@ def decay_bytes(encoding: PositionEncoding, shape: ModelShape) -> int:
         return 0
     steps = len(_distances(_last_position(encoding, shape)))
     # Three tensors of 8 bytes a number, for four choices of signs.
-    return 3 * 8 * 4 * PAIRS * shape.num_heads * steps**2
+    return 3 * 8 * 4 * NUM_PAIRS * shape.num_heads * steps**2
 
 
 def _distances(last: int) -> list[int]:
@@ -65,7 +65,7 @@ def _distances(last: int) -> list[int]:
     return sorted({0, min(1, last), *(min(last, round(2 ** (i / 2))) for i in range(2, 64))})
 
 
-def decay(encoding: PositionEncoding, shape: ModelShape, pairs: int = PAIRS) -> Decay:
+def decay(encoding: PositionEncoding, shape: ModelShape, pairs: int = NUM_PAIRS) -> Decay:
     """Return scores by distance within the training length, measured in float64.
 
     pairs: random pairs of query and key, or random texts for methods that read the tokens between;
@@ -201,8 +201,9 @@ def resolution(encoding: PositionEncoding, shape: ModelShape) -> dict[str, Resol
 
     Distances D and D + 1 are distinct if the score of one query and one key changes between them,
     and the change in the dtype is within half of that in float64, for half of the random pairs, in
-    the best head. Every distance up to 160 is tested, then powers of two up to FARTHEST or the
-    encoding's last position. None for methods that read the tokens between.
+    the best head. Every distance up to 160 is tested, then powers of two up to
+    FARTHEST_DISTANCE or the encoding's last position. None for methods that read the tokens
+    between.
     """
     if not encoding.claims.permutation_invariant:
         return None
@@ -238,8 +239,8 @@ def resolution(encoding: PositionEncoding, shape: ModelShape) -> dict[str, Resol
 
 def _tested_distances(encoding: PositionEncoding) -> list[int]:
     """Return each distance that has a next one: all up to _NEAR_DISTANCES, then powers of two, up
-    to FARTHEST or the last position."""
-    limit = FARTHEST
+    to FARTHEST_DISTANCE or the last position."""
+    limit = FARTHEST_DISTANCE
     if encoding.claims.max_positions is not None:
         limit = encoding.claims.max_positions - 2  # the next distance must be possible, too
     if limit <= 0:

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from posenc.inspect.module.view import Kind
 
-_QUERIES = 16
+_NUM_CHECKED_ROWS = 16
 """Rows of a bias that are checked, spread over all."""
 
 
@@ -70,7 +70,11 @@ def _bias_error(got: Tensor, want: Tensor) -> RowErrors:
     """Return the errors of a bias as `measure_errors` defines them; the description adds how far
     they move the weights of a softmax, at most."""
     keys = want.shape[-1]  # queries are spread over all, the last among them
-    queries = torch.linspace(keys - 1, max(1, keys // _QUERIES), _QUERIES).long().unique()
+    queries = (
+        torch.linspace(keys - 1, max(1, keys // _NUM_CHECKED_ROWS), _NUM_CHECKED_ROWS)
+        .long()
+        .unique()
+    )
     if got.isnan().any():
         return RowErrors(torch.full((len(queries),), torch.nan), "NaN")
     inexact = logits_below_largest(got, queries)

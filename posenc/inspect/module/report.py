@@ -13,7 +13,7 @@ _RETURNED = {
     "values": "values by position",
 }
 """What a module returns, by the meaning of its numbers."""
-_HOLDS = {True: "yes", False: "no", None: "–"}
+_VERDICT_IN_WORDS = {True: "yes", False: "no", None: "–"}
 
 
 def report_of(sheet: ModuleSheet) -> Report:
@@ -21,7 +21,10 @@ def report_of(sheet: ModuleSheet) -> Report:
     check."""
     answer = _answer(sheet)
     call = f"{sheet.path}, called as {sheet.called_as}, {sheet.length:,} tokens"
-    rows = [[verdict.check, _HOLDS[verdict.holds], verdict.measured] for verdict in sheet.checks]
+    rows = [
+        [verdict.check, _VERDICT_IN_WORDS[verdict.holds], verdict.measured]
+        for verdict in sheet.checks
+    ]
     return Report(
         f"The positions of {sheet.name}",
         answer,

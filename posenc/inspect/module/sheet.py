@@ -12,7 +12,7 @@ from posenc.arguments import explain_misfits
 from posenc.inspect.module.call import HEADS, RETURNS, WAYS, WIDTH, calls_in_words
 from posenc.inspect.module.checks import calls, compiled, precision, rotation, slopes
 from posenc.inspect.module.load import load_maker
-from posenc.inspect.module.subject import ADAPTER, Finding, Subject, find_subject
+from posenc.inspect.module.subject import ADAPTER_COMMAND, Finding, Subject, find_subject
 from posenc.inspect.module.view import Meaning
 from posenc.report.page.failure import one_line
 
@@ -121,7 +121,7 @@ def _resolve_way(chosen: str | None, path: str, name: str) -> str:
     raise ValueError(
         f"say what {name} returns by --as{came}, as in `posenc inspect module {shlex.quote(path)} "
         f"--as cos-sin`. {calls}. Or write an adapter that is called so and calls yours, as this "
-        f"line does: {ADAPTER}"
+        f"line does: {ADAPTER_COMMAND}"
     )
 
 

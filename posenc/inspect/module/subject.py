@@ -27,7 +27,7 @@ from posenc.inspect.module.returned import (
     position_axes,
     rows_by_position,
 )
-from posenc.inspect.module.view import CLOSE, UnfitCall, View, find_view
+from posenc.inspect.module.view import TOLERANCE, UnfitCall, View, find_view
 from posenc.report.page.failure import one_line
 
 Finding = tuple[bool | None, str]
@@ -35,11 +35,11 @@ Finding = tuple[bool | None, str]
 numbers in words."""
 
 
-_LONGEST = 4096
+_MAX_LENGTH = 4096
 """Tokens of the longest sequence that the checks use; chosen, not derived."""
-SLOW = 0.3
+SLOW_SECONDS = 0.3
 """If a call takes longer, in seconds, no longer sequence is tried."""
-_MOST_NUMBERS = 2**23
+_MAX_NUMBERS = 2**23
 """Numbers of the largest bias that is tried, 64 MiB in float64; other results may have twice as
 many."""
 _STATED_NAMES = tuple(
@@ -50,7 +50,7 @@ _LENGTHS_TRIED = (7, 11, 13, 17)
 """Lengths of calls; the first two that are neither width nor heads are used, so that axes of
 positions can be recognized by their size."""
 
-ADAPTER = (
+ADAPTER_COMMAND = (
     r"printf 'import torch\ndef cos_sin(x, positions):\n a = positions[:, None] / 1e4 ** "
     r"(torch.arange(0, 64, 2) / 64)\n return a.cos(), a.sin()\n' > adapter.py && "
     "posenc inspect module adapter.py:cos_sin --as cos-sin"
@@ -91,7 +91,7 @@ class Subject:
     view: View
     width: int = WIDTH
     heads: int = HEADS
-    length: int = _LONGEST
+    length: int = _MAX_LENGTH
     limit: Limit | None = None
     stated_positions: int | None = None
     ignores_positions: bool = False
@@ -171,7 +171,7 @@ def find_subject(
     raise ValueError(
         f"{name} is not judged: {reason.rstrip('.')}. It must return {RETURNS[way]}; --as may be "
         f"{others} too, --width and --heads are {width} and {heads}. Or write an adapter that is "
-        f"called so and calls yours, as this line does: {ADAPTER}"
+        f"called so and calls yours, as this line does: {ADAPTER_COMMAND}"
     )
 
 
@@ -304,7 +304,7 @@ def _refuse_counting_heads(form: CallForm, plain: list[Tensor]) -> None:
 def _differ(a: Tensor, b: Tensor) -> bool:
     """Return True if a and b differ by more than the rounding of one call, 1e-6 of the largest
     magnitude."""
-    return not are_close(a, b, CLOSE / 100)
+    return not are_close(a, b, TOLERANCE / 100)
 
 
 def stated_max_positions(module: nn.Module) -> int | None:
@@ -323,9 +323,9 @@ def stated_max_positions(module: nn.Module) -> int | None:
 
 def with_longest_length(subject: Subject) -> Subject:
     """Return the subject with `length` set to the longest power of two that it runs in reasonable
-    time, up to _LONGEST; with `limit` set and the exact length if it refuses an earlier one."""
+    time, up to _MAX_LENGTH; with `limit` set and the exact length if it refuses an earlier one."""
     good = 11  # `_prove_subject` has called it with as many at least
-    for count in (2**i for i in range(4, _LONGEST.bit_length())):  # 16, 32, ..., _LONGEST
+    for count in (2**i for i in range(4, _MAX_LENGTH.bit_length())):  # 16, 32, ..., _MAX_LENGTH
         start = time.perf_counter()
         error = _error_of_call(subject, count)
         if error is not None:
@@ -333,8 +333,8 @@ def with_longest_length(subject: Subject) -> Subject:
         good = count
         size = subject.read_result(subject.make_inputs(count)).numel()
         is_bias = subject.view.kind == "bias"
-        most = _MOST_NUMBERS if is_bias else 2 * _MOST_NUMBERS
-        if time.perf_counter() - start > SLOW or size * (4 if is_bias else 2) > most:
+        most = _MAX_NUMBERS if is_bias else 2 * _MAX_NUMBERS
+        if time.perf_counter() - start > SLOW_SECONDS or size * (4 if is_bias else 2) > most:
             break
     return replace(subject, length=good)
 

@@ -23,11 +23,11 @@ Run = Callable[[Inputs], Any]
 Pairs = tuple[tuple[int, int], ...]
 Axes = dict[int, tuple[int, ...]]
 
-CLOSE = 1e-4
+TOLERANCE = 1e-4
 """Smaller relative differences are rounding of float32 sums and sines."""
-_TOKENS = 11
+_NUM_TOKENS = 11
 """Tokens of the call by which a view is found. This number and the next are chosen."""
-_TURNED_TOKENS = 24
+_NUM_TURNED_TOKENS = 24
 """Tokens of the calls by which rotated pairs are found: the last one is looked at."""
 
 
@@ -142,9 +142,11 @@ def _cos_sin_view(run: Run, width: int, axes: Axes) -> View:
 
     Raises: UnfitCall if there are others, or if they change with the content of x.
     """
-    parts = floating_tensors(run(Inputs(torch.arange(_TOKENS), width)))
+    parts = floating_tensors(run(Inputs(torch.arange(_NUM_TOKENS), width)))
     tables = [parts[index] for index in axes]
-    others = floating_tensors(run(Inputs(torch.arange(_TOKENS), width, probe=torch.zeros(width))))
+    others = floating_tensors(
+        run(Inputs(torch.arange(_NUM_TOKENS), width, probe=torch.zeros(width)))
+    )
     if not all(_are_close(part, others[index]) for part, index in zip(tables, axes, strict=True)):
         raise UnfitCall("what it returns depends on the content of x, and not on positions only")
     if tables[0].is_complex():
@@ -166,7 +168,7 @@ def _rotated_content_view(run: Run, form: CallForm, width: int, axes: Axes) -> V
     """Return a view of rotated queries, keys or x: as a rotation if no two pairs share a channel,
     else as values."""
     content = len(form.words & {"x", "q", "k"})
-    parts = floating_tensors(run(Inputs(torch.arange(_TOKENS), width)))
+    parts = floating_tensors(run(Inputs(torch.arange(_NUM_TOKENS), width)))
     rotated = [parts[index] for index in axes]
     if len(rotated) != content or any(part.shape[-1] != width for part in rotated):
         shapes = ", ".join(str(tuple(part.shape)) for part in rotated)
@@ -209,7 +211,7 @@ def _added_content_view(run: Run, width: int, axes: Axes) -> View:
         raise UnfitCall("returns something for each pair of positions, and not for each position")
 
     def see(probe: Tensor | None = None) -> list[Tensor]:
-        parts = floating_tensors(run(Inputs(torch.arange(_TOKENS), width, probe=probe)))
+        parts = floating_tensors(run(Inputs(torch.arange(_NUM_TOKENS), width, probe=probe)))
         return [parts[index] for index in axes]
 
     parts = see()
@@ -267,10 +269,10 @@ def find_rotated_pairs(run: Run, width: int, axes: Axes) -> list[list[Pairs]] | 
     """Return for each tensor and each of its heads the pairs of channels that rotate together. None
     if a head mixes more than two channels, or is not linear.
 
-    They are seen in the last of _TURNED_TOKENS positions, where the module is given one channel at
-    a time.
+    They are seen in the last of _NUM_TURNED_TOKENS positions, where the module is given one channel
+    at a time.
     """
-    positions = torch.arange(_TURNED_TOKENS)
+    positions = torch.arange(_NUM_TURNED_TOKENS)
 
     def last_row(content: Inputs) -> list[Tensor]:
         parts = floating_tensors(run(content))
@@ -302,9 +304,9 @@ def _pairs_rotated_by_head(turned: Tensor) -> Pairs | None:
     pairs = tuple((i, int(j)) for i, j in enumerate(partner.tolist()) if size[i] > 1e-9 and i < j)
     for i, j in pairs:
         across[i, j] = across[j, i] = 0
-    return pairs if across.max() <= CLOSE * turned.abs().max() else None
+    return pairs if across.max() <= TOLERANCE * turned.abs().max() else None
 
 
 def _are_close(a: Tensor, b: Tensor) -> bool:
-    """Return True if a and b differ by rounding only, see CLOSE."""
-    return are_close(a, b, CLOSE)
+    """Return True if a and b differ by rounding only, see TOLERANCE."""
+    return are_close(a, b, TOLERANCE)

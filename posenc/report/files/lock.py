@@ -13,7 +13,7 @@ try:
 except ImportError:  # Windows has no such locks
     fcntl = None
 
-LOCK = ".lock"
+LOCK_SUFFIX = ".lock"
 _NO_LINK = getattr(os, "O_NOFOLLOW", 0)
 _NOT_LOCKABLE = "it is a link, or not of the kind that a lock needs; remove it."
 
@@ -28,7 +28,7 @@ def locked(folder: Path, what: str) -> Iterator[None]:
     if the lock is a link or no ordinary file.
     """
     busy = f"Another {what} is running in {folder}. Wait until it ends, or choose another folder."
-    handle = open_as(folder / LOCK, os.O_RDWR | os.O_CREAT | _NO_LINK, refusal=_NOT_LOCKABLE)
+    handle = open_as(folder / LOCK_SUFFIX, os.O_RDWR | os.O_CREAT | _NO_LINK, refusal=_NOT_LOCKABLE)
     try:
         _lock_until_closed(handle, busy)
         yield

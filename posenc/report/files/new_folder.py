@@ -11,7 +11,7 @@ from pathlib import Path
 from posenc.report.files.lock import locked_without_file
 from posenc.report.files.opened import is_own_folder, make_folder, remove_folder
 
-UNPROVED = ".unproved"
+UNPROVED_SUFFIX = ".unproved"
 """Ends the name of a folder until everything in it has been written."""
 
 
@@ -30,13 +30,13 @@ def new_folder(out: Path) -> Iterator[Path]:
     with contextlib.ExitStack() as stack:
         try:
             make_folder(out.parent)
-            for leftover in out.parent.glob(f".{glob.escape(out.name)}.*{UNPROVED}"):
+            for leftover in out.parent.glob(f".{glob.escape(out.name)}.*{UNPROVED_SUFFIX}"):
                 if is_own_folder(leftover):
                     with locked_without_file(
                         leftover, busy
                     ):  # refused while another process still writes it
                         shutil.rmtree(leftover)
-            temporary = out.parent / f".{out.name}.{secrets.token_hex(8)}{UNPROVED}"
+            temporary = out.parent / f".{out.name}.{secrets.token_hex(8)}{UNPROVED_SUFFIX}"
             temporary.mkdir()
             stack.enter_context(locked_without_file(temporary, busy))
         except OSError as error:

@@ -38,7 +38,7 @@ LEGEND_ROW_INCHES = 0.19
 """Height of a row of a legend: a line of 8.5 points and the space below it, estimated."""
 MOST_MARKERS = 12
 """Points of a curve up to which each of them has a marker."""
-HOVER = "hover:"
+HOVER_PREFIX = "hover:"
 """Begins the gid of an artist whose name shows under the mouse."""
 
 COLOUR_VARIABLES = {
@@ -48,7 +48,7 @@ COLOUR_VARIABLES = {
 }
 """CSS variables that replace the figures' colours, by colour scheme."""
 
-FONTS = (
+PAGE_FONTS = (
     'system-ui, -apple-system, "Segoe UI", Roboto, "Noto Sans", "Noto Sans CJK SC", "PingFang SC", '
     '"Microsoft YaHei", "WenQuanYi Micro Hei", "DejaVu Sans", sans-serif'
 )
@@ -67,7 +67,7 @@ CHINESE_FONTS = (
     "Noto Sans CJK JP",
 )
 """Fonts with Chinese letters that match the Latin ones of a figure, best first."""
-LAST_RESORT = "Last Resort High-Efficiency"
+LAST_RESORT_FONT = "Last Resort High-Efficiency"
 """A font with a place for every letter, which matplotlib includes from release 3.11 on."""
 
 _SVG = "http://www.w3.org/2000/svg"
@@ -169,7 +169,7 @@ def _fonts_of_other_letters() -> list[str]:
     fonts of this machine take its place; without any, such a letter is measured as 0.6 em.
     """
     known = {*font_manager.get_font_names()}
-    return [] if LAST_RESORT in known else [name for name in CHINESE_FONTS if name in known]
+    return [] if LAST_RESORT_FONT in known else [name for name in CHINESE_FONTS if name in known]
 
 
 @contextmanager
@@ -180,7 +180,7 @@ def figure_style() -> Iterator[None]:
         warnings.filterwarnings("ignore", message="Glyph .* missing from")
         matplotlib.rcdefaults()  # ignore the user's settings
         matplotlib.rcParams.update(_STYLE)  # type: ignore[call-overload]
-        # Only to measure text; the reader's browser draws it in FONTS.
+        # Only to measure text; the reader's browser draws it in PAGE_FONTS.
         matplotlib.rcParams["font.family"] = [FIGURE_FONT, *_fonts_of_other_letters()]
         yield
 
@@ -266,7 +266,7 @@ def curves_by_length(
             y = part[y_label]
             has_markers = len(x) <= MOST_MARKERS
             look = styles[name].points() if has_markers else styles[name].curve(len(x))
-            label_and_gid = {"label": name, "gid": HOVER + name}
+            label_and_gid = {"label": name, "gid": HOVER_PREFIX + name}
             if LOW in part:
                 bars = axes.errorbar(x, y, yerr=[y - part[LOW], part[HIGH] - y], **look)
                 bars[0].set(**label_and_gid)  # the line, which shows its name under the mouse
@@ -313,9 +313,9 @@ def to_svg(drawn: Figure, description: str, prefix: str = "f") -> str:
         if (element := root.find(f"{{{_SVG}}}{child}")) is not None:
             root.remove(element)
     for element in root.iter():
-        if element.get("id", "").startswith(HOVER):
+        if element.get("id", "").startswith(HOVER_PREFIX):
             hover_title = ElementTree.Element(f"{{{_SVG}}}title")
-            hover_title.text = escape_for_svg(element.attrib.pop("id").removeprefix(HOVER))
+            hover_title.text = escape_for_svg(element.attrib.pop("id").removeprefix(HOVER_PREFIX))
             element.insert(0, hover_title)
         _adopt_page_style_and_ids(element.attrib, prefix)
     # The page sets the size; the view box keeps the shape.
@@ -346,7 +346,7 @@ def _adopt_page_style_and_ids(attributes: dict[str, str], prefix: str) -> None:
         attributes[key] = value
 
 
-SVG_RULES = f"--font:{FONTS};stroke-linejoin:round;stroke-linecap:butt"
+SVG_RULES = f"--font:{PAGE_FONTS};stroke-linejoin:round;stroke-linecap:butt"
 
 
 def css_variables(scheme: str) -> str:

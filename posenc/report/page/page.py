@@ -34,10 +34,10 @@ from posenc.report.page.report import (
 from posenc.report.page.table import Table, table_html
 from posenc.report.page.visible import escape
 
-FEWEST_LINKED = 3
+MIN_LINKED_SECTIONS = 3
 """Sections with headings from which on a page begins with links to them: chosen."""
 _HEADING = r"th scope=col[^>]*(?:>[^<]*<small)?"
-_OPEN = rf"<(?:p|p class=caption|figcaption|{_HEADING})>"
+_OPENING_TAG = rf"<(?:p|p class=caption|figcaption|{_HEADING})>"
 """Begins the elements in which words become links."""
 
 
@@ -84,7 +84,7 @@ class Page:
         plots = count(1)
         sections = [_section_html(heading, blocks, plots) for heading, blocks in self._sections]
         subtitle = f"<p class=subtitle>{escape(self.subtitle)}</p>" if self.subtitle else ""
-        return _PAGE.format(
+        return _PAGE_TEMPLATE.format(
             title=escape(self.title),
             subtitle=subtitle,
             contents=self._contents(),
@@ -93,10 +93,10 @@ class Page:
         )
 
     def _contents(self) -> str:
-        """Return a line of links to the sections; "" for a page with fewer than FEWEST_LINKED of
-        them."""
+        """Return a line of links to the sections; "" for a page with fewer than
+        MIN_LINKED_SECTIONS of them."""
         headings = [heading for heading, _ in self._sections if heading]
-        if len(headings) < FEWEST_LINKED:
+        if len(headings) < MIN_LINKED_SECTIONS:
             return ""
         links = [
             f'<a href="#{_anchor_of_heading(heading)}">{escape(heading)}</a>'
@@ -151,7 +151,7 @@ def _link_words(body: str) -> str:
         if repository_url():
             start = f'<a href="{repository_url()}/blob/main/{file}{hash_}{place}"'
             end = "</a>"
-        pattern = rf"({_OPEN}[^<]*?(?<![A-Za-z-]))({re.escape(escape(word))})(?![A-Za-z-])"
+        pattern = rf"({_OPENING_TAG}[^<]*?(?<![A-Za-z-]))({re.escape(escape(word))})(?![A-Za-z-])"
         link = rf'\1{start} title="{file}">\2{end}'
         body = re.sub(pattern, link, body, count=1, flags=re.IGNORECASE)
     return body
@@ -231,7 +231,7 @@ def _plot_html(plot: Plot, prefix: str) -> str:
     )
 
 
-_PAGE = """<!doctype html>
+_PAGE_TEMPLATE = """<!doctype html>
 <html lang="en">
 <head>
 <meta charset="utf-8">

@@ -13,7 +13,7 @@ from posenc.hf.checkpoint.loading import load_checkpoint
 from posenc.hf.rope.apply import rotary_frequencies, settings_applied
 from posenc.hf.rope.check import check_rotary_keys
 from posenc.hf.rope.settings import RopeSetting, read_settings
-from posenc.hf.rope.write import ONLY_LONGROPE, rope_parameters
+from posenc.hf.rope.write import FAMILIES_WITH_ONLY_LONGROPE, rope_parameters
 from tests.hf_models import LENGTH, ROPE, save
 
 TARGET = 4 * LENGTH
@@ -40,7 +40,7 @@ def test_every_method_reaches_stock_transformers_exactly(checkpoint, name):
     plain = read_settings(checkpoint.config)
     if plain[0].rotary_dim < 4 and name.startswith(("ntk", "dynamic", "longrope")):
         pytest.skip("NTK needs two pairs of channels")
-    if checkpoint.config.model_type in ONLY_LONGROPE and name == "dynamic":
+    if checkpoint.config.model_type in FAMILIES_WITH_ONLY_LONGROPE and name == "dynamic":
         pytest.skip("its config has no word for it, see test_failing_methods")
     if name == "yarn" and len(plain) > 1 and not hasattr(checkpoint.config, "validate"):
         pytest.skip("this transformers cannot load YaRN by layer type")
@@ -156,7 +156,7 @@ def test_exports_say_the_same_to_readers_of_both_dialects(checkpoint):
     assert before["rotary_emb_base" if neox else "rope_theta"] == next(
         s.rope_theta for s in plain if s.layer_type in (None, "full_attention")
     )
-    if checkpoint.config.model_type in ONLY_LONGROPE:
+    if checkpoint.config.model_type in FAMILIES_WITH_ONLY_LONGROPE:
         assert "rope_scaling" not in before
         return
     settings = stretch(plain, METHODS["by-parts"], TARGET)

@@ -103,7 +103,7 @@ def test_t5_tells_apart_what_its_buckets_do():
 def test_resolution_of_interpolation_and_of_nothing():
     """Positions interpolated by 4 still differ; without positions nothing does."""
     found = scores.resolution(build("linear"), SHAPE)
-    assert found is not None and found["float32"].every == scores.FARTHEST
+    assert found is not None and found["float32"].every == scores.FARTHEST_DISTANCE
     nothing = scores.resolution(build("nope"), SHAPE)
     assert nothing is not None and nothing["bfloat16"].any == 0
 

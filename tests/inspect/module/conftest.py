@@ -7,4 +7,4 @@ from posenc.inspect.module import subject
 
 @pytest.fixture(autouse=True)
 def patient(monkeypatch):
-    monkeypatch.setattr(subject, "SLOW", 60.0)
+    monkeypatch.setattr(subject, "SLOW_SECONDS", 60.0)

@@ -13,7 +13,7 @@ from torch import nn
 
 from posenc.inspect.module.call import WAYS
 from posenc.inspect.module.sheet import measure_module
-from posenc.inspect.module.subject import ADAPTER, find_subject
+from posenc.inspect.module.subject import ADAPTER_COMMAND, find_subject
 from tests.inspect.module import planted
 
 HERE = "tests.inspect.module.planted"
@@ -100,13 +100,13 @@ def test_what_does_not_fit_is_not_judged(module, way, said):
     with pytest.raises(ValueError, match="is not judged") as refused:
         found(module, way, width)
     assert said in str(refused.value)
-    assert "Or write an adapter" in str(refused.value) and ADAPTER in str(refused.value)
+    assert "Or write an adapter" in str(refused.value) and ADAPTER_COMMAND in str(refused.value)
 
 
 @pytest.mark.slow
 def test_the_adapter_of_the_message_works_when_copied(tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[3]))
-    line = ADAPTER.replace("posenc", f"{shlex.quote(sys.executable)} -m posenc")
+    line = ADAPTER_COMMAND.replace("posenc", f"{shlex.quote(sys.executable)} -m posenc")
     done = subprocess.run(line, shell=True, cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("cos_sin returns cosines and sines of angles") and " All " in (
@@ -176,7 +176,7 @@ def test_bad_input_is_one_line_and_2(arguments, said, call):
 
 def test_a_module_without_its_way_is_told_all_of_them(call):
     said = call("inspect", "module", f"{HERE}:CosSin")[2]
-    assert all(f"--as {way}: (" in said for way in WAYS) and ADAPTER in said
+    assert all(f"--as {way}: (" in said for way in WAYS) and ADAPTER_COMMAND in said
 
 
 def test_a_file_that_fails_on_import_is_one_line(tmp_path, call):

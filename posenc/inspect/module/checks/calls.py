@@ -11,7 +11,7 @@ from posenc.inspect.module.returned import absolute_difference, are_close, float
 from posenc.inspect.module.subject import Finding, Subject
 from posenc.report.page.failure import one_line
 
-_CLOSE = 1e-4
+_TOLERANCE = 1e-4
 """Radians, logits or fractions: float32's difference when it adds in another order."""
 _FEW_TOKENS = 16
 """Tokens of a short call. This number and the next ones are chosen, not derived."""
@@ -94,7 +94,7 @@ def judge_growing_length(subject: Subject) -> Finding:
         subject, _first_positions(subject, long, count), _first_positions(subject, short, count)
     )
     text = f"positions below {count} move by {worst:.2g} at length {subject.length:,}"
-    return worst <= _CLOSE, text
+    return worst <= _TOLERANCE, text
 
 
 def _first_positions(subject: Subject, seen: Tensor, count: int) -> Tensor:
@@ -137,7 +137,7 @@ def judge_single_token(subject: Subject) -> Finding:
 def _judge_last_token_alone(worst: float, count: int) -> Finding:
     """Return the finding for the last of `count` tokens, which alone differs by `worst`."""
     text = f"token {count - 1} alone differs by {worst:.2g} from the same in {count}"
-    return worst <= _CLOSE, text
+    return worst <= _TOLERANCE, text
 
 
 def _judge_single_query_of_bias(subject: Subject, whole: Tensor, count: int) -> Finding:
@@ -150,7 +150,7 @@ def _judge_single_query_of_bias(subject: Subject, whole: Tensor, count: int) -> 
     expected = logits_below_largest(whole, last)
     worst = (logits_below_largest(alone[:, -1:], last) - expected).abs().max().item()
     takes_no_offset = "offset" not in subject.form.on_request
-    if worst > _CLOSE and takes_no_offset and are_close(alone[:, -1], whole[:, 0], _CLOSE):
+    if worst > _TOLERANCE and takes_no_offset and are_close(alone[:, -1], whole[:, 0], _TOLERANCE):
         return None, f"given only counts, it takes one query over {count} keys for the first"
     return _judge_last_token_alone(worst, count)
 
@@ -173,10 +173,10 @@ def _judge_query_over_cached_keys(subject: Subject, whole: Tensor, count: int) -
         return None, "returns other shapes for one query"
     worst = ((got - expected).abs().amax(-1) / expected.abs().amax(-1)).max().item()
     first = both[0][:1] * both[1].conj()
-    if worst > _CLOSE and (got - first).abs().max() <= _CLOSE * first.abs().max():
+    if worst > _TOLERANCE and (got - first).abs().max() <= _TOLERANCE * first.abs().max():
         return None, f"given no positions, it takes one query with {count} keys for the first"
     text = f"scores of one query with {count} keys are off by {worst:.2g} of their size"
-    return worst <= _CLOSE, text
+    return worst <= _TOLERANCE, text
 
 
 def judge_queries_against_keys(subject: Subject) -> Finding:
@@ -192,10 +192,10 @@ def judge_queries_against_keys(subject: Subject) -> Finding:
     off = (queries * keys.conj()).angle().abs()
     worst = off.max().item()
     text = f"apart by {worst:.2g} rad at the same position"
-    if not worst <= _CLOSE:
-        first = int((~(off <= _CLOSE)).flatten(1).any(-1).nonzero()[0])
+    if not worst <= _TOLERANCE:
+        first = int((~(off <= _TOLERANCE)).flatten(1).any(-1).nonzero()[0])
         text += f"{worst_head_in_words(off)}, from position {first:,} on"
-    return worst <= _CLOSE, text
+    return worst <= _TOLERANCE, text
 
 
 def judge_batch_rows(subject: Subject) -> Finding:
@@ -221,7 +221,7 @@ def judge_batch_rows(subject: Subject) -> Finding:
     if both.shape != single.shape:
         return None, "takes no batch of positions"
     worst = _largest_difference(subject, both, single)
-    return worst <= _CLOSE, f"next to positions from {far[0]:,} on a row changes by {worst:.2g}"
+    return worst <= _TOLERANCE, f"next to positions from {far[0]:,} on a row changes by {worst:.2g}"
 
 
 def judge_start_arguments(subject: Subject) -> Finding:
@@ -263,4 +263,4 @@ def _judge_later_start(
         expected = whole[: len(moved) - _LATER_START]
         moved = moved[_LATER_START:]
     worst = measure_errors(subject.view.kind, moved, expected).worst
-    return worst <= _CLOSE, f"{name} = {_LATER_START} is off by {worst:.2g}"
+    return worst <= _TOLERANCE, f"{name} = {_LATER_START} is off by {worst:.2g}"

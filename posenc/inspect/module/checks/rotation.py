@@ -13,9 +13,9 @@ from torch import Tensor
 from posenc.inspect.module.errors import worst_head_in_words
 from posenc.inspect.module.subject import Finding, Subject, own_modules
 
-_CLOSE = 1e-3
+_TOLERANCE = 1e-3
 """Radians, or parts of a length: what float32 adds up to over a few positions."""
-_PLACES = torch.tensor([0, 1, 4, 9])
+_POSITIONS_READ = torch.tensor([0, 1, 4, 9])
 """Positions whose rotations are read, and then those as much later as the length allows."""
 
 _BASE_NAMES = ("base", "theta", "rope_theta", "rotary_emb_base", "rope_base")
@@ -39,11 +39,11 @@ def judge_position_zero(subject: Subject) -> Finding:
         return None, "rotates nothing"
     first = subject.read_result(subject.make_inputs(min(_ZERO_TOKENS, subject.length)))[:1]
     worst = first.angle().abs().max().item()
-    quarter = (first.angle().abs() - math.pi / 2).abs().max().item() <= _CLOSE
+    quarter = (first.angle().abs() - math.pi / 2).abs().max().item() <= _TOLERANCE
     text = f"position 0 is rotated by up to {worst:.2g} rad"
-    if not worst <= _CLOSE and subject.view.meaning == "rotated content":
+    if not worst <= _TOLERANCE and subject.view.meaning == "rotated content":
         text += worst_head_in_words(subject.view.by_head(first).angle().abs())
-    return worst <= _CLOSE, text + ("; cosines and sines are exchanged" if quarter else "")
+    return worst <= _TOLERANCE, text + ("; cosines and sines are exchanged" if quarter else "")
 
 
 def judge_rotation_of_pairs(subject: Subject) -> Finding:
@@ -52,7 +52,7 @@ def judge_rotation_of_pairs(subject: Subject) -> Finding:
     if subject.view.meaning in ("cos and sin", "complex"):
         lengths = subject.read_result(subject.make_inputs(min(_SCALE_TOKENS, subject.length))).abs()
         worst = (lengths / lengths[:1] - 1).abs().max().item()
-        return worst <= _CLOSE, f"cos² + sin² changes by up to {worst:.2g} with the position"
+        return worst <= _TOLERANCE, f"cos² + sin² changes by up to {worst:.2g} with the position"
     if subject.view.meaning != "rotated content":
         return None, "rotates nothing"
     first, second = (list(side) for side in zip(*subject.view.pairs, strict=True))
@@ -68,9 +68,9 @@ def judge_rotation_of_pairs(subject: Subject) -> Finding:
         worst = max(worst, (a - d).abs().max().item(), (b + c).abs().max().item())
         signs = max(signs, (b - c).abs().max().item())
     text = f"the two channels of a pair differ from a rotation by up to {worst / scale:.2g}"
-    if worst > _CLOSE * scale and signs <= _CLOSE * scale:
+    if worst > _TOLERANCE * scale and signs <= _TOLERANCE * scale:
         text += "; both sines have the same sign, as in rotate_half without its minus"
-    return worst <= _CLOSE * scale, text
+    return worst <= _TOLERANCE * scale, text
 
 
 def judge_shifted_scores(subject: Subject) -> Finding:
@@ -83,11 +83,11 @@ def judge_shifted_scores(subject: Subject) -> Finding:
     sides = _linear_maps(subject)
     if len(sides) == 1:
         lengths = sides[0].norm(dim=-2)  # (places, heads, channels)
-        if ((lengths / lengths[:1] - 1).abs() > _CLOSE).any():
+        if ((lengths / lengths[:1] - 1).abs() > _TOLERANCE).any():
             return None, "scales what it rotates, and shows one side only"
     queries = sides[0]
     keys = sides[-1]
-    count = len(_PLACES)
+    count = len(_POSITIONS_READ)
     changes = []
     for i in range(count):
         for j in range(count):
@@ -98,19 +98,19 @@ def judge_shifted_scores(subject: Subject) -> Finding:
     worst = torch.stack(changes).max().item()
     step = _shift_length(subject)
     text = f"scores change by up to {worst:.2g} of their size where both tokens stand {step} later"
-    return worst <= _CLOSE, text
+    return worst <= _TOLERANCE, text
 
 
 def _shift_length(subject: Subject) -> int:
     """Return by how many positions tokens are moved: as many as the length allows. A scale that
     grows by a 4,096th with each token changes nothing visible over three."""
-    return max(3, subject.length - int(_PLACES.max()) - 1)
+    return max(3, subject.length - int(_POSITIONS_READ.max()) - 1)
 
 
 def _linear_maps(subject: Subject) -> list[Tensor]:
-    """Return the linear map of queries, and of keys if they are returned, at _PLACES and then as
-    much later as `_shift_length` says: (places, heads, channels out, channels in)."""
-    places = torch.cat([_PLACES, _PLACES + _shift_length(subject)])
+    """Return the linear map of queries, and of keys if they are returned, at _POSITIONS_READ and
+    then as much later as `_shift_length` says: (places, heads, channels out, channels in)."""
+    places = torch.cat([_POSITIONS_READ, _POSITIONS_READ + _shift_length(subject)])
     last = int(places.max()) + 1
     module = subject.make_fresh()
     columns = []
@@ -181,7 +181,7 @@ def _judge_without_stated_base(inv_freq: Tensor) -> Finding:
     base = _base_if_geometric(inv_freq)
     if base is None:
         return None, "states no base; frequencies of its own"
-    times = "" if abs(inv_freq[0] - 1) <= _CLOSE else f"{inv_freq[0]:.4g} times "
+    times = "" if abs(inv_freq[0] - 1) <= _TOLERANCE else f"{inv_freq[0]:.4g} times "
     return None, f"states no base; {times}those of base {base:.6g} for {count} pairs"
 
 
@@ -193,7 +193,7 @@ def _mistaken_frequencies(inv_freq: Tensor, base: float) -> Iterator[tuple[str, 
     yield "they begin at i = 1, not 0", exact * base ** (-1 / count)
     yield f"they are {inv_freq[0]:.4g} times those", exact * inv_freq[0]
     other = _base_if_geometric(inv_freq)
-    if other is None or abs(inv_freq[0] - 1) > _CLOSE:
+    if other is None or abs(inv_freq[0] - 1) > _TOLERANCE:
         return
     width = 2 * count * math.log(base) / math.log(other)
     yield (
@@ -230,7 +230,7 @@ def _base_if_geometric(inv_freq: Tensor) -> float | None:
     if count < 3:
         return None
     ratios = inv_freq[1:] / inv_freq[:-1]
-    is_one_ratio = (ratios / ratios[0] - 1).abs().max() <= _CLOSE
+    is_one_ratio = (ratios / ratios[0] - 1).abs().max() <= _TOLERANCE
     if not is_one_ratio or not ratios[0] < 1:
         return None
     fall = inv_freq[-1] / inv_freq[0]

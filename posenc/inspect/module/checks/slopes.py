@@ -9,13 +9,13 @@ from torch import Tensor, nn
 from posenc.encodings import ALiBi
 from posenc.inspect.module.subject import Finding, Subject
 
-_CLOSE = 1e-3
+_TOLERANCE = 1e-3
 """Relative difference below which two slopes are one; chosen, not derived."""
 _BFLOAT16_ROUNDING = 2**-7
 """Largest relative error of a number that was rounded to bfloat16."""
 _HIDDEN_BELOW = -1e4
 """Logits that hide a key: less than any slope gives at the lengths of these checks."""
-_TOKENS = 64
+_NUM_TOKENS = 64
 """Tokens of the call in which slopes are read; chosen, not derived."""
 _USUAL_EXPONENT = 8.0
 """ALiBi's bias_max: the last of a power of two heads has the slope 2^-8."""
@@ -26,7 +26,7 @@ def judge_slopes(subject: Subject) -> Finding:
     mistake that makes them, or take them for slopes of its own (None)."""
     if subject.view.kind != "bias":
         return None, "no bias"
-    bias = subject.read_result(subject.make_inputs(min(_TOKENS, subject.length)))
+    bias = subject.read_result(subject.make_inputs(min(_NUM_TOKENS, subject.length)))
     measured = _line_slopes(bias)
     if measured is None:
         # Without the query's own place the line is straight, and begins one step too far away.
@@ -72,7 +72,7 @@ def _line_slopes(bias: Tensor) -> Tensor | None:
     last = steps[:, -1]
     off = (steps - last[:, None]).abs()
     # 1e-9 for steps of 0, no fraction of which is left for rounding.
-    is_straight = off.le(_CLOSE * last.abs()[:, None] + 1e-9).all()
+    is_straight = off.le(_TOLERANCE * last.abs()[:, None] + 1e-9).all()
     return last if is_straight else None
 
 
@@ -81,7 +81,7 @@ def judge_past_keys(subject: Subject) -> Finding:
     does, the sign of the distance is exchanged."""
     if subject.view.kind != "bias":
         return None, "no bias"
-    bias = subject.read_result(subject.make_inputs(min(_TOKENS, subject.length)))
+    bias = subject.read_result(subject.make_inputs(min(_NUM_TOKENS, subject.length)))
     if bias.shape[1] == 1:
         return None, "a bias by key"
     before, after = (_num_distinct(bias[:, query]) for query in (-1, 0))
@@ -111,7 +111,7 @@ def _describe_departure_from_line(subject: Subject, slopes: Tensor) -> tuple[str
     )
     head = int(by_head.argmax())  # which takes NaN for the largest
     worst = by_head[head].item()
-    if worst <= _CLOSE:
+    if worst <= _TOLERANCE:
         return "", False
     off = _relative_error_of_line(bias[head], slopes[head], distance)
     farthest_off = int(off.argmax())
@@ -119,7 +119,7 @@ def _describe_departure_from_line(subject: Subject, slopes: Tensor) -> tuple[str
     if worst <= _BFLOAT16_ROUNDING:
         distinct = f"{_num_distinct(bias[:, -1]):,} of {count:,} distinct"
         return f"distances are rounded: off by {worst:.2g} of {far:,.0f}; {distinct}", True
-    first = distance[~(off <= _CLOSE)].min().item()
+    first = distance[~(off <= _TOLERANCE)].min().item()
     fall = _drop_from_own_place(bias[head], distance).flatten()[farthest_off].item()
     return (
         f"head {head} leaves its line from distance {first:,.0f} on: {-fall:.4g} and not "
@@ -159,7 +159,7 @@ def _name_mistake(measured: Tensor, exponent: float) -> str | None:
 def _describe_odd_head(measured: Tensor, authors: Tensor) -> str | None:
     """Return as text the first head with another slope than the authors'; None if more than a
     quarter of the heads have others, which is no slip but another rule."""
-    off = ~((measured - authors).abs() <= _CLOSE * authors)
+    off = ~((measured - authors).abs() <= _TOLERANCE * authors)
     if off.sum() > len(off) / 4:
         return None
     head = int(off.int().argmax())
@@ -269,8 +269,8 @@ def _describe_multiple(measured: Tensor, authors: Tensor) -> str:
 
 
 def _all_are_close(a: Tensor, b: Tensor) -> bool:
-    """Return True if a and b have one shape and all slopes in a are those in b, see _CLOSE."""
-    return a.shape == b.shape and bool(((a - b).abs() <= _CLOSE * b).all())
+    """Return True if a and b have one shape and all slopes in a are those in b, see _TOLERANCE."""
+    return a.shape == b.shape and bool(((a - b).abs() <= _TOLERANCE * b).all())
 
 
 def _first_three_in_words(slopes: Tensor) -> str:
