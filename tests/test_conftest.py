@@ -1,7 +1,10 @@
-"""Which cases `make test` leaves to `make test-all`."""
+"""Which cases `make test` leaves to `make test-all`, and what it does not search for garbage."""
+
+import gc
 
 import pytest
 
+from posenc.bench import measure
 from tests.conftest import QUICK_CASES, leave_most_cases_to_test_all
 
 MANY = """
@@ -48,3 +51,10 @@ def test_of_many_cases_a_few_are_quick_from_the_first_to_the_last(chosen):
         "test_one": [0],
     }
     assert len(chosen["test_many"]) == QUICK_CASES
+
+
+def test_what_the_tests_began_with_is_searched_for_garbage_neither_now_nor_after_bench():
+    before = gc.get_freeze_count()
+    measure.time_interleaved_rounds({"a": int}, 1)
+    assert gc.isenabled()
+    assert gc.get_freeze_count() >= before > 100_000
