@@ -56,6 +56,14 @@ class Options:
     fix: Annotated[
         bool, option("Write a copy that the runtimes read alike, to --out.", "--fix")
     ] = False
+    prefer: Annotated[
+        str | None,
+        option(
+            "With --fix of a config that contradicts itself: the key that is right, such as "
+            "rope_parameters or rope_scaling.rope_theta; several with commas.",
+            metavar="KEY",
+        ),
+    ] = None
     out: Annotated[
         Path | None,
         option("New folder, or new file for GGUF, of --fix.", panel="Output"),

@@ -67,7 +67,7 @@ def _check_options_for_one_or_two_paths(options: Options) -> None:
     adapter = not compares and is_adapter(options.paths[0])
     _check_like(options, adapter)
     if actions or adapter or compares:
-        _refuse_judging_options(options)
+        _refuse_judging_options(options, asks=options.fix and not (adapter or compares))
     if options.overrides is not None and options.for_ is not None:
         raise ValueError("--overrides names its server itself: leave out --for.")
     if compares and actions:
@@ -84,6 +84,8 @@ def _check_options_that_go_together(options: Options) -> None:
     """Raise ValueError for one of two options that only make sense together, without the other."""
     if _writes_copy(options) != (options.out is not None):
         raise ValueError("--fix or --convert-layout, and --out go together: --fix --out NEW.")
+    if options.prefer is not None and not options.fix:
+        raise ValueError("--prefer goes with --fix.")
     if options.layout != (options.text is not None):
         raise ValueError("--layout and --text go together: --layout --text FILE.")
 
@@ -105,10 +107,13 @@ def _check_like(options: Options, adapter: bool) -> None:
         )
 
 
-def _refuse_judging_options(options: Options) -> None:
-    """Raise ValueError for --ask and --ignore, which change nothing but the judgement of a file."""
-    if options.ask is not None:
-        raise ValueError("--ask goes with judging a file, and with no other action.")
+def _refuse_judging_options(options: Options, *, asks: bool) -> None:
+    """Raise ValueError for --ask and --ignore, which change nothing but the judgement of a file.
+
+    asks: True where the action asks runtimes, as --fix does about the copy of a config.
+    """
+    if options.ask is not None and not asks:
+        raise ValueError("--ask goes with judging a file or --fix, and with no other action.")
     if options.ignore is not None:
         raise ValueError("--ignore goes with judging a file, and with no other action.")
 

@@ -6,16 +6,18 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from posenc.dialects.ask import Asked
-from posenc.dialects.computed import RefusedError
+from posenc.dialects.ask import Asked, as_computed
+from posenc.dialects.computed import ComputedPositions, RefusedError
 from posenc.dialects.files.attached import refuse_attached_encoding
 from posenc.dialects.files.json_object import LARGEST_INDEX, read_json
 from posenc.dialects.files.source import NoRotationError, Source, is_adapter, load
+from posenc.dialects.files.spelling import as_transformers
 from posenc.dialects.meaning import UnknownFamilyError, meaning_of, path_in_errors
-from posenc.dialects.model import BadConfigError
+from posenc.dialects.model import BadConfigError, model_of
 from posenc.dialects.record import Record, record_of
-from posenc.dialects.runtimes import RUNTIMES
+from posenc.dialects.runtimes import RUNTIMES, emulate
 from posenc.dialects.runtimes.versions import runtime_and_version
+from posenc.dialects.writers.changes import config_changes
 from posenc.dialects.writers.overrides import (
     SERVERS,
     check_override,
@@ -157,14 +159,59 @@ def _write_fixed_copy(case: Case, options: Options) -> tuple[str, int]:
     from posenc.doctor.cures.fixing import fix
 
     assert options.out is not None
+    settled: list[str] = []
+    if options.prefer is not None:
+        source = _with_preferred_keys(case.source, options.prefer)
+        changes = config_changes(case.source.raw, source.raw)
+        settled = [f"as --prefer {options.prefer} says:", *(f"  {line}" for line in changes)]
+        case = replace(case, source=source)
     if finding := _first_finding_to_correct_by_hand(case, findings(case)):
         raise ValueError(
             f"{case.source.path}: --fix writes nothing, correct the file by hand first. "
-            f"{finding.code}: {finding.message}. {finding.cure}"
+            f"{finding.code}: {finding.message}. {finding.cure}{_preferences(case, finding)}"
         )
     runtimes = _runtimes_named_by_for(options)
     versions = _versions_named_by_for(options)
-    return fix(case.source, options.out, runtimes, options.length, options.like, versions)
+
+    def ask(config: Mapping[str, Any]) -> dict[str, ComputedPositions]:
+        copied = replace(case.source, raw=dict(config), config=as_transformers(config))
+        asked = _ask_runtimes([copied], options)[0].by_runtime
+        known = emulate(config, options.length, versions=versions)
+        model = model_of(config)
+        answers = {name: as_computed(answer, known[name], model) for name, answer in asked.items()}
+        return {name: computed.with_stop_as_refusal for name, computed in answers.items()}
+
+    who = None if options.ask is None else ask
+    said, code = fix(
+        case.source, options.out, runtimes, options.length, options.like, versions, who
+    )
+    return "\n".join([said, *settled]), code
+
+
+def _with_preferred_keys(source: Source, preferred: str) -> Source:
+    """Return a config without what contradicts the preferred keys.
+
+    Raises: ValueError for another file, or a key that nothing contradicts.
+    """
+    from posenc.doctor.cures.preferred import with_preferred
+
+    if source.spelling != "transformers":
+        raise ValueError(f"--prefer needs a config.json, {source.path} is none.")
+    raw = with_preferred(source.raw, preferred)
+    with path_in_errors(source.path):
+        return replace(source, raw=raw, config=as_transformers(raw))
+
+
+def _preferences(case: Case, finding: Finding) -> str:
+    """Return the options of --prefer that settle what a finding says; empty if none does."""
+    from posenc.doctor.cures.preferred import contradictions
+
+    settling = [
+        found.in_words
+        for found in contradictions(case.source.raw)
+        if any(path[-1] in finding.message for path in found.paths)
+    ]
+    return f" Or say which is right: {settling[0]}." if settling else ""
 
 
 def _ask_runtimes(sources: Sequence[Source], options: Options) -> list[RuntimeAnswers]:

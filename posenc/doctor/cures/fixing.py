@@ -23,6 +23,7 @@ from posenc.dialects.writers.copies import copy_files, write_config
 from posenc.dialects.writers.dual import OURS
 from posenc.dialects.writers.recipes import Recipe, best_recipe, misreading_runtimes, require_static
 from posenc.doctor.case import differing_aspects_of_rotation
+from posenc.doctor.cures.proving import AskAboutCopy, runtimes_that_answered
 from posenc.report.files.new_folder import new_folder
 from posenc.report.files.record import strict_json
 
@@ -50,8 +51,11 @@ def fix(
     length: int | None = None,
     like: Path | None = None,
     versions: Mapping[str, str] = NEWEST,
+    ask: AskAboutCopy | None = None,
 ) -> tuple[str, int]:
     """Write the copy; returns what to print, and 1 where a named runtime still differs.
+
+    ask: what installed runtimes answer about the copy; None to ask none.
 
     Raises: ValueError where nothing better can be written; `out` is then not there.
     """
@@ -72,7 +76,7 @@ def fix(
         versions=versions,
     )
     unread = _unread_numbers_of_rope_dicts(source.config, meaning, length)
-    written = _write_and_prove(source, out, recipe, meaning, named, length, versions)
+    written = _write_and_prove(source, out, recipe, meaning, named, length, versions, ask)
     lines = [f"{out}: {recipe.name}"]
     lines += [f"  {line}" for line in config_changes(source.raw, written.without_code)]
     lines += _lines_about_doubts(meaning.doubts)
@@ -191,10 +195,13 @@ def _require_one_original_length(config: Mapping[str, Any], meaning: Meaning, re
         return
     for where, value in _numbers_of_rope_dicts(place):
         if where[-1] == ORIGINAL and value != outer:
+            inner = language_model_key(config)
+            own = f"{inner}." if inner else ""
             raise ValueError(
                 f"{ORIGINAL} is {outer} at the top level and {value} in "
                 f"{'.'.join(where[:-1])}: {refused}. Make them equal. The right one is the "
-                "length that the model was trained at, before any stretching."
+                "length that the model was trained at, before any stretching. With --fix, say "
+                f"which: --prefer {own}{ORIGINAL} or --prefer {own}{'.'.join(where)}."
             )
 
 
@@ -228,7 +235,8 @@ class _ProvedCopy(NamedTuple):
 
     config: as read. without_code: as written, without the folder's own classes. misread: runtimes
     that read it otherwise than it is meant. folded: how many tensors of q were multiplied. behind:
-    files that were not copied. looked_at: the files on which the proof rests.
+    files that were not copied. looked_at: the files on which the proof rests. asked: runtimes, with
+    their releases, that were asked about the copy and compute what is meant.
     """
 
     config: dict[str, Any]
@@ -237,6 +245,7 @@ class _ProvedCopy(NamedTuple):
     folded: int
     behind: list[str]
     looked_at: str
+    asked: list[str]
 
 
 def _write_and_prove(
@@ -247,6 +256,7 @@ def _write_and_prove(
     named: tuple[str, ...],
     length: int | None,
     versions: Mapping[str, str],
+    ask: AskAboutCopy | None,
 ) -> _ProvedCopy:
     """Write what the recipe says into the new folder `out`, and prove the copy.
 
@@ -276,7 +286,9 @@ def _write_and_prove(
         wrong = misreading_runtimes(config, meaning, named, folded=recipe.folded, versions=versions)
         if set(wrong) != set(recipe.cannot):
             raise RuntimeError(f"not written, the proof failed: {wrong}")
-    return _ProvedCopy(config, without_code, wrong, folded, behind, looked_at)
+        answers = {} if ask is None else ask(config)
+        asked = runtimes_that_answered(answers, meaning.computed, wrong, recipe.folded)
+    return _ProvedCopy(config, without_code, wrong, folded, behind, looked_at, asked)
 
 
 def _proof_lines(
@@ -291,7 +303,9 @@ def _proof_lines(
         if name not in written.misread and answers[name].is_known
     ]
     proved = f"proved by their emulators, from {written.looked_at}: {', '.join(right) or 'none'}"
+    by_asking = [f"proved by asking them: {', '.join(written.asked)}"] if written.asked else []
     return [
+        *by_asking,
         proved,
         *(f"not proved: {n}: {a.status_in_words}" for n, a in answers.items() if not a.is_known),
     ]
