@@ -11,7 +11,7 @@ import torch
 from posenc import extend as hf
 from posenc.extend.measure import losses
 from posenc.extend.options import Options
-from posenc.extend.variants import methods
+from posenc.extend.variants import mapped_variants, methods
 from posenc.extend.variants.mapped_variants import position_maps
 from posenc.extend.variants.methods import METHODS, Method
 from posenc.hf.checkpoint.loading import load_checkpoint
@@ -58,7 +58,7 @@ def test_a_model_whose_code_stops_at_another_attention_has_no_map(tmp_path, monk
         raise TypeError("'LazyMask' object is not subscriptable")
 
     checkpoint = load_checkpoint(save("llama", tmp_path))
-    monkeypatch.setattr(maps, "attached", stops)
+    monkeypatch.setattr(mapped_variants, "attached", stops)
     said = r"the attention of LlamaForCausalLM cannot run with a map \(TypeError: 'LazyMask'"
     for variant in position_maps(checkpoint, TARGET):
         with pytest.raises(ValueError, match=said), variant.applied():
