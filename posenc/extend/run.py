@@ -98,10 +98,10 @@ def _write_page(report: Report, outcome: Outcome, page: Path | None, figures: Pa
     """Write the page with its table, and the figures, where they were asked for."""
     if page is None and figures is None:
         return
-    from posenc.report.page.figure_files import write_and_say
+    from posenc.report.page.figure_files import write_and_announce
     from posenc.report.page.page import page_of
 
-    write_and_say(page_of(report), page, figures)
+    write_and_announce(page_of(report), page, figures)
     if page is not None:
         write_loss_table(outcome, page.with_suffix(".csv"))
 

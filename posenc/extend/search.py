@@ -141,7 +141,7 @@ NUM_CHILDREN = 8
 NUM_FINALISTS = 4
 """Best genomes that have children, children of a generation, and best genomes that are scored again
 at the end; chosen, not derived, as are the numbers below."""
-MARGIN = 0.05
+FIRST_SCORE_MARGIN = 0.05
 """A genome whose first windows are at most this many nats worse than the parents' is read on."""
 SEED_METHODS = ("linear", "ntk", "ntk-1.5x", "ntk-2x", "by-parts", "yarn", "llama3")
 BANDED_METHODS = ("ntk-1.5x", "ntk-2x")
@@ -201,7 +201,7 @@ class Search:
                 settings=settings,
                 trained=trained,
                 mask_token=reader.mask_token,
-                scoring=(SHORT_WEIGHT, MARGIN, SEED_METHODS, BANDED_METHODS),
+                scoring=(SHORT_WEIGHT, FIRST_SCORE_MARGIN, SEED_METHODS, BANDED_METHODS),
             )
             kept = read_sealed(state, self.identity) or {"tried": []}
             for factors, temperature, *scores in kept["tried"]:
@@ -315,7 +315,7 @@ class Search:
         # All genomes read the same first windows, so that their scores there compare fairly.
         best = self._best_tried(NUM_PARENTS)
         give_up_above = (
-            max(tried.first_score for tried in best) + MARGIN
+            max(tried.first_score for tried in best) + FIRST_SCORE_MARGIN
             if len(best) == NUM_PARENTS
             else math.inf
         )

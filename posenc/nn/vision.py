@@ -122,7 +122,9 @@ class VisionAttention(nn.Module):
         return out if self.proj_drop is None else self.proj_drop(out)
 
     def _attention_scale(self, head_dim: int) -> float:
-        """Return the model's scale, times the encoding's factor of the usual one."""
+        """Return the factor of the scores: that of timm's module, times the ratio of the encoding's
+        factor to the usual one, 1 / sqrt(head_dim). For an encoding with the usual factor it is
+        timm's."""
         usual = head_dim**-0.5
         return self.scale / usual * self.encoding.scale(head_dim)
 

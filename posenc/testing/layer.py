@@ -102,7 +102,8 @@ def random_embeddings(length: int, shape: ModelShape, batch: int = 1, seed: int 
 
 
 def split_heads(x: Tensor, shape: ModelShape) -> Tensor:
-    """Split embeddings (batch, length, embed_dim) into heads without any projection."""
+    """Split embeddings (batch, length, embed_dim) into heads (batch, num_heads, length, head_dim)
+    without any projection: head h gets the channels from h * head_dim on."""
     assert shape.head_dim is not None
     return x.unflatten(-1, (shape.num_heads, shape.head_dim)).transpose(1, 2)
 

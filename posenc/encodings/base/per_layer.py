@@ -131,8 +131,12 @@ class PerLayer(PositionEncoding):
         return member.acting_encoding(index) if isinstance(member, PerLayer) else member
 
     def _check_every_member_acts(self) -> None:
-        """Raise ValueError if an encoding acts in no layer: in "rnope/alibi" RNoPE has the even
-        layers only, and its own fourth layer, without RoPE, never comes."""
+        """Raise ValueError if an encoding acts in no layer.
+
+        In "rnope/alibi" the two take turns, so RNoPE has the even layers only. It rotates in all
+        but each fourth layer (3, 7, ...), which here is ALiBi's: its encoding without RoPE never
+        comes.
+        """
         acting = {id(self.acting_encoding(i)) for i in range(self.period)}
         for inner in self.layers:
             if isinstance(inner, PerLayer) and not acting.issuperset(

@@ -215,8 +215,8 @@ def hash_of_user_code(text: str) -> str:
 
 
 def hash_of_posenc_code(text: str) -> str:
-    """Return twelve digits that depend on the files of posenc that the encodings of a text use, and
-    on the options that are registered with them.
+    """Return twelve digits that change with the files of posenc which the encodings named in `text`
+    use, and with the options that are registered with them.
 
     A class outside posenc may use any encoding of posenc, so it counts all of them.
     """

@@ -239,7 +239,8 @@ def _entries_of_packages() -> tuple[dict[str, Entry], dict[str, str]]:
 
 
 def _package_and_version(point: importlib.metadata.EntryPoint) -> str:
-    """Return "name version" of the package that defines an entry point."""
+    """Return "name version" of the package that defines an entry point; "a package" if its metadata
+    lack or damage that."""
     try:
         return f"{point.dist.name} {point.dist.version}" if point.dist else "a package"
     except Exception:  # the package's metadata are damaged

@@ -255,20 +255,20 @@ def _hidden_states(
 class IdentityRotation:
     """Forward hook of a rotary module: return the identity rotation in the form of its output.
 
-    sine_at: index of the sines, which most families return second, and GPT-J first. It is read from
-    the first output, where position 0 has sine 0.
+    sine_index: index of the sines, which most families return second, and GPT-J first. It is read
+    from the first output, where position 0 has sine 0.
     """
 
-    sine_at: int | None = None
+    sine_index: int | None = None
 
     def __call__(self, module: nn.Module, args: tuple, out: Any) -> Any:
         if isinstance(out, Tensor):  # cosine + i sine
             return torch.ones_like(out)
-        if self.sine_at is None:
+        if self.sine_index is None:
             sums = [float(part.detach().float().abs().sum(-1).min()) for part in out]
-            self.sine_at = sums.index(min(sums))
+            self.sine_index = sums.index(min(sums))
         parts = [torch.ones_like(part) for part in out]
-        parts[self.sine_at].zero_()
+        parts[self.sine_index].zero_()
         return tuple(parts)
 
 

@@ -147,7 +147,8 @@ def _max_positions(config: Any) -> int:
 
 
 def _original_length(parameters: dict[str, Any], config: Any) -> int | None:
-    """Return the length of the frequencies without scaling, in tokens; None if no key gives it."""
+    """Return the length in tokens for which the frequencies were made before any scaling; None if
+    no key gives it."""
     original = parameters.get("original_max_position_embeddings") or None
     if parameters["rope_type"] != "longrope":
         return original

@@ -30,7 +30,7 @@ def inspect_checkpoint(
     report = report_of(judgement, command, request.layers, has_figures=has_figures)
     print_report(report, as_json)
     if has_figures:
-        from posenc.report.page.figure_files import write_and_say
+        from posenc.report.page.figure_files import write_and_announce
         from posenc.report.page.page import page_of
 
-        write_and_say(page_of(report), path, figures)
+        write_and_announce(page_of(report), path, figures)

@@ -48,10 +48,10 @@ def run(
     report = report_of(judged, command, compare=compare, has_figures=has_figures)
     print_report(report, as_json)
     if has_figures:
-        from posenc.report.page.figure_files import write_and_say
+        from posenc.report.page.figure_files import write_and_announce
         from posenc.report.page.page import page_of
 
-        write_and_say(page_of(report), path, figures)
+        write_and_announce(page_of(report), path, figures)
 
 
 def measure_all(

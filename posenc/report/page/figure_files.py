@@ -125,8 +125,8 @@ def write_page(page: Page, out: str | Path | None, figures: str | Path | None) -
     return notes
 
 
-def write_and_say(page: Page, out: Path | None, figures: Path | None) -> None:
-    """Write as `write_page`, and name on stderr what was written."""
+def write_and_announce(page: Page, out: Path | None, figures: Path | None) -> None:
+    """Write as `write_page`, and print on stderr the paths of what was written, and its notes."""
     notes = write_page(page, out, figures)
     lines = (out and f"Page: {out}", *notes, figures and f"Figures: {figures}")
     sys.stderr.writelines(f"{visible(line)}\n" for line in lines if line)

@@ -108,7 +108,8 @@ class Narrator(Progress):
         self.last_line_time = 0.0
 
     def stop(self) -> None:
-        """End the bar. Nothing was begun without a terminal, where rich 13 prints an empty line."""
+        """Remove the bar. On a stream that is no terminal there is none: rich 13 would print an
+        empty line for it."""
         if self.console.is_terminal:
             super().stop()
 

@@ -144,7 +144,7 @@ def test_a_comparison_of_few_breaks_no_word_at_80_columns(monkeypatch, sheets, c
     monkeypatch.setenv("COLUMNS", "80")
     few = [sheets["alibi"], sheets["yarn"]]
     monkeypatch.setattr("posenc.inspect.encoding.command.measure_all", lambda *_: few)
-    monkeypatch.setattr("posenc.report.page.figure_files.write_and_say", lambda *_: None)
+    monkeypatch.setattr("posenc.report.page.figure_files.write_and_announce", lambda *_: None)
     code, out, _ = call("inspect", "encoding", "alibi", "yarn", "--compare")
     assert code == 0 and out.count("│ alibi") == 2  # of the answers; below it has columns
     for words in ("rows independent", "cache consistent", "symmetric", "directed", "untouched"):
