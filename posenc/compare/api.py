@@ -63,7 +63,7 @@ def run(
     >>> study.recommendation[:12]  # one step
     'Use none yet'
     """
-    from posenc.compare.study import run_study
+    from posenc.compare import ladder
 
     texts = [text] if isinstance(text, str | Path) else text
     tasks = [task] if isinstance(task, str) else task
@@ -78,7 +78,7 @@ def run(
         **options,
     )
     check_options(asked)
-    return run_study(asked, show=False)
+    return ladder.run(asked, show=False)
 
 
 def _list_of_texts(name: str, value: Any, kind: Any, what: str) -> list[str] | None:

@@ -11,9 +11,9 @@ def compare(**options: Any) -> None:
 
     The same command resumes an interrupted one and skips finished trials.
     """
-    from posenc.compare import study
+    from posenc.compare import ladder
 
-    study.run_study(Options(**options))
+    ladder.run(Options(**options))
 
 
 # typer makes the command's options from the signature.

@@ -173,6 +173,24 @@ class Options:
             panel="Model",
         ),
     ] = None
+    sizes: Annotated[
+        str | None,
+        option(
+            "Compare in models of several sizes, such as 0.2M,0.9M,3.5M: width and layers by one "
+            "rule, steps by as many tokens for each parameter; the page has each lead over size.",
+            shown=False,
+            panel="Model",
+        ),
+    ] = None
+    also: Annotated[
+        list[str] | None,
+        option(
+            "Folder of a finished run of the same recipe in another size, whose losses join those "
+            "of this run on the page of sizes; may be repeated.",
+            shown=False,
+            panel="Model",
+        ),
+    ] = None
     projections: Annotated[
         str,
         option(

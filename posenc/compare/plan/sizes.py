@@ -1,8 +1,10 @@
 """Sizes of the trained decoder, from options or a Hugging Face config."""
 
+import math
+import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from posenc.compare.options import Options
 from posenc.hf.checkpoint.config_values import read_text_config
@@ -101,3 +103,78 @@ def _shrunk_sizes(layers: int, group: int, kv_heads: int, head_dim: int) -> dict
         "heads": heads,
         "kv_heads": kv_heads,
     }
+
+
+HEAD_CHANNELS = 32
+"""Channels of a head in models of a ladder, as in the default model."""
+LEAST_LAYERS = 4
+"""Layers of the smallest models of a ladder: hybrids by layer have patterns of four."""
+NEAREST_SHARE = 0.25
+"""How far a model of a ladder may be from the size that was asked for, as a fraction of it."""
+_SIZE = re.compile(r"(\d+\.?\d*|\.\d+)([kMG])")
+_UNITS = {"k": 1e3, "M": 1e6, "G": 1e9}
+
+
+class LadderSize(NamedTuple):
+    """A model of a ladder. name: as it was asked for, such as 0.9M. parameters: without those of an
+    encoding."""
+
+    name: str
+    width: int
+    layers: int
+    heads: int
+    parameters: int
+
+
+def ladder_sizes(text: str) -> list[LadderSize]:
+    """Return the models of --sizes, smallest first.
+
+    Rule: a width of whole heads of HEAD_CHANNELS channels, about width / 32 layers (one more or
+    less, at least LEAST_LAYERS), the one whose parameters are nearest to the size.
+
+    >>> [(size.width, size.layers) for size in ladder_sizes("0.2M,0.9M,3.5M")]
+    [(64, 4), (128, 4), (224, 6)]
+
+    Raises: ValueError for anything but at least two sizes that differ, and for a size that no model
+    of the rule has.
+    """
+    names = [name.strip() for name in text.split(",")]
+    sizes = sorted(map(_ladder_size, names), key=lambda size: size.parameters)
+    shapes = {(size.width, size.layers) for size in sizes}
+    if len(shapes) < 2 or len(shapes) < len(sizes):
+        raise ValueError(
+            f"--sizes needs at least two models that differ, got {text!r}: their widths and layers "
+            f"are {', '.join(f'{size.width} x {size.layers}' for size in sizes)}."
+        )
+    return sizes
+
+
+def _ladder_size(name: str) -> LadderSize:
+    """Return the model of one size, see `ladder_sizes`."""
+    match = _SIZE.fullmatch(name)
+    asked = float(match[1]) * _UNITS[match[2]] if match else 0.0
+    if not asked:
+        raise ValueError(f"--sizes must be sizes such as 0.2M,0.9M,3.5M, got {name!r}.")
+    models = []
+    # A width w has about 12 w^2 parameters a layer, so that wider ones are far too large.
+    for heads in range(1, 2 + math.ceil(math.sqrt(asked / 12) / HEAD_CHANNELS)):
+        width = heads * HEAD_CHANNELS
+        middle = max(LEAST_LAYERS, round(width / 32))
+        for layers in range(max(LEAST_LAYERS, middle - 1), middle + 2):
+            models.append(LadderSize(name, width, layers, heads, count_parameters(width, layers)))
+    nearest = min(models, key=lambda size: abs(size.parameters - asked))
+    if abs(nearest.parameters - asked) > NEAREST_SHARE * asked:
+        raise ValueError(
+            f"--sizes: no model of the ladder has {name} parameters; the nearest has "
+            f"{nearest.parameters:,}, with width {nearest.width} and {nearest.layers} layers."
+        )
+    return nearest
+
+
+def count_parameters(width: int, layers: int, vocabulary: int = 257) -> int:
+    """Return the parameters of the decoder without those of its encoding: in each layer four
+    matrices of attention, three of a gated feed-forward and two norms; a table of tokens, a head,
+    and one more norm."""
+    hidden = math.ceil(8 * width / 3 / 32) * 32
+    layer = 4 * width**2 + 3 * width * hidden + 2 * width
+    return layers * layer + 2 * vocabulary * width + width

@@ -69,6 +69,7 @@ def _recipe_of_study(study: Study) -> dict[str, set[object]]:
     fields = recipe_of(study.trials)
     if study.rates:
         fields["lr"] = {"checked for each encoding"}
+        fields["encoding_lr"] = fields["lr"]
     return fields
 
 

@@ -1,0 +1,118 @@
+"""Compare in models of several sizes: a ladder of runs, and a page of each lead over size."""
+
+import hashlib
+from dataclasses import replace
+from pathlib import Path
+
+from posenc.compare.leads import losses_of_size
+from posenc.compare.options import Options, check_options
+from posenc.compare.page.ladder import write_ladder_page
+from posenc.compare.plan.plan import chosen_budget, make_plan
+from posenc.compare.plan.sizes import DEFAULTS, LadderSize, count_parameters, ladder_sizes
+from posenc.compare.results import Study
+from posenc.compare.study import RUNS, run_study
+from posenc.compare.trial.config import TrialConfig
+from posenc.report.files.opened import make_folder, text_of
+from posenc.report.page.console import stderr
+from posenc.report.page.failure import RunFailed
+from posenc.report.page.progress import say
+from posenc.tasks.known import TEXT
+from posenc.text import STUDY
+
+_MAY_DIFFER = dict.fromkeys(
+    ("encoding", "seed", "code", "source", "lr", "encoding_lr", "width", "layers", "heads"), 0
+) | {"kv_heads": 0, "steps": 0, "tune_steps": 0, "device": "", "precision": "", "torch": ""}
+"""Fields in which trials of two sizes may differ, and what replaces them to compare the others."""
+
+
+def run(options: Options, *, show: bool = True) -> Study:
+    """Run one comparison, or one for each size of --sizes; see `run_study` and `run_sizes`."""
+    if options.sizes is None and not options.also:
+        return run_study(options, show=show)
+    check_options(options)
+    return run_sizes(options, show=show)
+
+
+def run_sizes(options: Options, *, show: bool = True) -> Study:
+    """Run the comparison of `options` in every size of --sizes, each in a folder of its own, and
+    write a page with each lead over size; with --also, sizes of finished runs join it.
+
+    Steps are those of the default model; other sizes have as many tokens for each parameter.
+    Returns: the study of the largest size that ran here.
+
+    Raises: ValueError for wrong input, before anything is trained; RunFailed after all sizes if a
+    trial failed.
+    """
+    ladder = _options_by_size(options)
+    joined = {folder: _read_run(Path(folder)) for folder in options.also or ()}
+    plans = [make_plan(sized) for _, sized in ladder]
+    for folder, study in joined.items():
+        _check_same_recipe(folder, study, plans[0].task_trials[0])
+    hashes = " ".join(trial.hash for plan in plans for trial in plan.trials)
+    folder = options.out or RUNS / f"sizes-{hashlib.sha256(hashes.encode()).hexdigest()[:8]}"
+    make_folder(folder)
+    studies: list[Study] = []
+    failures: list[str] = []
+    for name, sized in ladder:
+        try:
+            studies.append(run_study(replace(sized, out=folder / name), show=False))
+        except RunFailed as failure:
+            failures.append(f"{name}: {failure}")
+            studies.append(_read_run(folder / name))
+    losses = [losses_of_size(study) for study in (*studies, *joined.values())]
+    write_ladder_page(sorted(losses, key=lambda size: size.parameters), folder, show)
+    say(stderr(), f"Sizes: {folder / 'report.html'}")
+    if failures:
+        raise RunFailed(" ".join(failures))
+    return studies[-1]
+
+
+def _options_by_size(options: Options) -> list[tuple[str, Options]]:
+    """Return the options of each size by its name, smallest first."""
+    if options.task not in (None, [TEXT]) or options.suite:
+        raise ValueError("--sizes and --also are for text: tasks have steps of their own.")
+    plain = replace(options, sizes=None, also=None)
+    if options.sizes is None:
+        return [("this", plain)]
+    names = ("width", "layers", "heads", "kv_heads", "config")
+    given = [name for name in names if getattr(options, name) is not None]
+    if given:
+        raise ValueError(f"--sizes chooses --{given[0].replace('_', '-')}. Leave out one of both.")
+    steps = chosen_budget(options).steps
+    of_default = count_parameters(DEFAULTS["width"], DEFAULTS["layers"])
+    # Recorded choices are those of one size, so that one rate for all is fairer here.
+    plain = replace(plain, tune=bool(options.tune))
+    return [
+        (size.name, _with_size(plain, size, max(1, round(steps * size.parameters / of_default))))
+        for size in ladder_sizes(options.sizes)
+    ]
+
+
+def _with_size(options: Options, size: LadderSize, steps: int) -> Options:
+    """Return the options for a model of one size."""
+    return replace(options, width=size.width, layers=size.layers, heads=size.heads, steps=steps)
+
+
+def _read_run(folder: Path) -> Study:
+    """Read the study of a run. Raises: ValueError for a folder without a readable one."""
+    path = folder / STUDY
+    if not path.is_file():
+        raise ValueError(f"--also: {folder} holds no {STUDY}. Give a folder of posenc compare.")
+    try:
+        return Study.from_json(text_of(path))
+    except ValueError as error:
+        raise ValueError(f"--also: {path} cannot be read ({error}).") from None
+
+
+def _check_same_recipe(folder: str, study: Study, trial: TrialConfig) -> None:
+    """Raise ValueError unless a run is on text, of the recipe of `trial` but for the size."""
+    ours = replace(trial, corpus="", **_MAY_DIFFER)
+    for other in study.trials:
+        theirs = replace(other, corpus="", **_MAY_DIFFER)
+        differ = [name for name in vars(ours) if getattr(ours, name) != getattr(theirs, name)]
+        if differ:
+            raise ValueError(
+                f"--also: {folder} is of another recipe than this run, in "
+                f"{', '.join(differ)}: {', '.join(str(getattr(theirs, n)) for n in differ)}, here "
+                f"{', '.join(str(getattr(ours, n)) for n in differ)}."
+            )
