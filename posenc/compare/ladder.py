@@ -17,7 +17,7 @@ from posenc.report.page.console import stderr
 from posenc.report.page.failure import RunFailed
 from posenc.report.page.progress import say
 from posenc.tasks.known import TEXT
-from posenc.text import STUDY
+from posenc.text import STUDY_FILE
 
 _MAY_DIFFER = dict.fromkeys(
     ("encoding", "seed", "code", "source", "lr", "encoding_lr", "width", "layers", "heads"), 0
@@ -95,9 +95,11 @@ def _with_size(options: Options, size: LadderSize, steps: int) -> Options:
 
 def _read_run(folder: Path) -> Study:
     """Read the study of a run. Raises: ValueError for a folder without a readable one."""
-    path = folder / STUDY
+    path = folder / STUDY_FILE
     if not path.is_file():
-        raise ValueError(f"--also: {folder} holds no {STUDY}. Give a folder of posenc compare.")
+        raise ValueError(
+            f"--also: {folder} holds no {STUDY_FILE}. Give a folder of posenc compare."
+        )
     try:
         return Study.from_json(text_of(path))
     except ValueError as error:

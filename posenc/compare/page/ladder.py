@@ -10,7 +10,7 @@ from posenc.compare.leads import SizeLosses, leads_over_size, slope_per_doubling
 from posenc.report.page.chart import Chart, Data, long_table
 from posenc.report.page.console import print_report
 from posenc.report.page.drawing import (
-    HOVER,
+    HOVER_PREFIX,
     LineStyle,
     axes_of,
     draw_legend_above,
@@ -121,7 +121,7 @@ def _draw_leads(data: Data, styles: Mapping[str, LineStyle]) -> Figure:
         axes.axhline(0, color="gray", linewidth=0.7)
         for name, part in split_by_series(data).items():
             look = styles[name].points()
-            axes.plot(part[x_label], part[y_label], label=name, gid=HOVER + name, **look)
+            axes.plot(part[x_label], part[y_label], label=name, gid=HOVER_PREFIX + name, **look)
         axes.set_xscale("log")
         draw_legend_above(drawn)
     return drawn
