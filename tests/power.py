@@ -252,7 +252,7 @@ MUTATIONS = (
         "statistics/intervals.py",
         "low, high = np.percentile(sums[draws].sum(1) / counts[draws].sum(1), [2.5, 97.5])",
         "low, high = np.percentile(sums[draws].sum(1) / counts[draws].sum(1), [5, 95])",
-        "extend/measure",
+        "statistics",
     ),
     Mutation(
         "hf/learned_tables.py",
