@@ -198,7 +198,14 @@ class Case:
                 f"{n}: {c.error if n in self.versions else c.status_in_words}" for n, c in answers
             ]
             own = self.model.model_type if self.metadata is None else self.metadata.architecture
-            raise UnknownFamilyError(f"{own}: {'; '.join(said)}")
+            older = [name for name in ("vllm", "sglang") if name in self.versions]
+            hint = (
+                ". A server loads a config by the transformers beside it: `--for "
+                "transformers==4.57`, or its own release, judges by that"
+                if older and self.metadata is None
+                else ""
+            )
+            raise UnknownFamilyError(f"{own}: {'; '.join(said)}{hint}")
 
     @cached_property
     def differences(self) -> dict[str, frozenset[Aspect]]:

@@ -101,7 +101,7 @@ def test_a_cure_says_who_is_right_and_which_key():
     }
     (found,) = [f for f in judge(glm, ("mlx-lm",)) if f.code == "PD038"]
     assert "8 rotated pairs, 4 are meant" in found.message
-    assert "If mlx-lm is right, change head_dim or the rotated share" in found.cure
+    assert "If mlx-lm is right, change head_dim and partial_rotary_factor" in found.cure
     assert "mlx-lm's glm.py:58" in found.cure
 
 

@@ -20,8 +20,8 @@ from tests.doctor.judging import judge
 
 PAGES = Path(__file__).parents[2] / "posenc/doctor/pages"
 GGUF_FILES = ("PD034", "PD059", "PD060")
-FILES = (*GGUF_FILES, "PD035", "PD036", "PD054")
-"""Rules about other files than a config's values."""
+FILES = (*GGUF_FILES, "PD035", "PD036", "PD054", "PD064")
+"""Rules about other things than a config's values: other files, and the length to judge at."""
 LLAMA = {("llama.cpp",)}
 
 
@@ -94,6 +94,11 @@ def test_the_gguf_example(code):
 
     bad, good = blocks(code)
     assert code in judged(bad) and code not in judged(good)
+
+
+def test_the_example_of_a_text_that_is_too_long():
+    bad, good = (judge(complete(text), length=131072) for text in blocks("PD064"))
+    assert "PD064" in {f.code for f in bad} and "PD064" not in {f.code for f in good}
 
 
 def test_the_weights_example(tmp_path):

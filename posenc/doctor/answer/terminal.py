@@ -13,6 +13,10 @@ from posenc.doctor.rule import SEVERITIES, Finding, Rule
 
 WIDTH = 100
 """Columns at which findings are wrapped."""
+TOO_LONG = "PD064"
+"""The rule about a text that is too long, for which no copy is written."""
+COMMAND = "    "
+"""Begins a line of a cure that is to be copied, and is not wrapped."""
 LEGEND = (
     "multiplier: of cos and sin. switch: when the frequencies change. admits: the longest sequence."
 )
@@ -193,7 +197,9 @@ def _finding_lines(finding: Finding) -> list[str]:
     indent = " " * len(first)
     width = WIDTH - len(first)
     body = _wrap(finding.message, width)
-    cure = _wrap(f"cure: {finding.cure}", width)
+    cure: list[str] = []
+    for line in f"cure: {finding.cure}".split("\n"):
+        cure += [line] if line.startswith(COMMAND) else _wrap(line, width)
     return [first + body[0], *(indent + line for line in (*body[1:], *cure))]
 
 
@@ -220,9 +226,13 @@ def _closing_line(case: Case, found: Sequence[Finding], silenced: bool, *, fixes
         if case.is_opened_by_no_runtime:
             return rest.strip()
         nothing = "Nothing else to complain about" if silenced else "Nothing to complain about"
-        return f"{nothing}, for {', '.join(case.judged_runtimes)}.{rest}"
+        longer = ""
+        if case.length is None and case.meaning is not None and case.meaning.computed.layers:
+            longer = " `--length N` judges a longer text, and says what scaling it needs."
+        return f"{nothing}, for {', '.join(case.judged_runtimes)}.{rest}{longer}"
     counts = f"{errors} error{'s' * (errors != 1)}, {warnings} warning{'s' * (warnings != 1)}."
-    mend = " `--fix --out NEW` writes a mended copy, or says why not." if fixes and errors else ""
+    mendable = any(f.severity == "E" and f.code != TOO_LONG for f in found)
+    mend = " `--fix --out NEW` writes a mended copy, or says why not." if fixes and mendable else ""
     return f"{counts} `posenc doctor --explain {found[0].code}` tells more.{mend}{rest}"
 
 

@@ -8,6 +8,7 @@ from posenc.doctor.rules import (  # noqa: F401 - importing a file fills the tab
     gguf,
     layers,
     lengths,
+    longer,
     longrope,
     names,
     numbers,

@@ -1,20 +1,26 @@
 """Command-line overrides, and what no other rule explains."""
 
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from posenc.dialects.computed import ComputedPositions, LayerRotation
-from posenc.dialects.model import OUTSIDE, language_model_key_after_loading
+from posenc.dialects.model import (
+    OUTSIDE,
+    language_model_key,
+    language_model_key_after_loading,
+)
 from posenc.dialects.writers.overrides import MERGES
 from posenc.doctor.case import FREQUENCY_TOLERANCE, MULTIPLIER_TOLERANCE, Case
 from posenc.doctor.rule import TABLE, Finding, Hit, join_names, rule
 
+ROPE_DICTS = ("rope_scaling", "rope_parameters")
 KEYS_OF = {
-    "layers": "layer_types or the list of layers without rotation",
-    "pairs": "head_dim or the rotated share (partial_rotary_factor)",
-    "frequencies": "rope_theta or the rope dict",
-    "multiplier": "attention_factor or the mscale pair",
-    "scale": "mscale_all_dim or the head's width",
+    "layers": ("layer_types", "no_rope_layers", "no_rope_layer_interval"),
+    "pairs": ("head_dim", "partial_rotary_factor", "rotary_dim", "rotary_pct", *ROPE_DICTS),
+    "frequencies": ("rope_theta", "rotary_emb_base", "rope_local_base_freq", *ROPE_DICTS),
+    "multiplier": ROPE_DICTS,
+    "scale": ("head_dim", "query_pre_attn_scalar", "attention_multiplier", *ROPE_DICTS),
 }
 """The keys that decide an aspect."""
 SERVERS = ("vllm", "sglang")
@@ -118,13 +124,25 @@ def _finding_of_refusal(case: Case, name: str) -> Finding:
     where = f"{name}'s {computed.read}" if computed.read else name
     # mlx-lm stops for any missing key; what is not about positions may be a part of a config.
     severity = TABLE["PD039"].severity if "error" in case.differences[name] else "W"
-    return Finding(
-        "PD039",
-        severity,
-        f"{name} refuses the file: {computed.error}",
-        (name,),
-        f"Write what its error names, which is raised around {where}, or use another runtime.",
-    )
+    missing = _missing_keys(computed.error or "")
+    if missing:
+        inner = language_model_key(case.source.config)
+        place = f"into {inner}" if inner else "at the top level"
+        cure = f"Write {join_names(missing)} {place}, which {where} needs, or use another runtime."
+    else:
+        cure = (
+            f"Change the value or the key that its error names, which is raised around {where}, or "
+            "use another runtime."
+        )
+    return Finding("PD039", severity, f"{name} refuses the file: {computed.error}", (name,), cure)
+
+
+def _missing_keys(error: str) -> list[str]:
+    """Return the keys of a config that an error says are missing, in quotes; empty for another
+    error."""
+    if not re.search(r"\bmissing\b|^KeyError", error):
+        return []
+    return [f'"{key}"' for key in re.findall(r"'(\w+)'", error)]
 
 
 def _finding_of_difference(case: Case, name: str) -> Finding:
@@ -132,14 +150,15 @@ def _finding_of_difference(case: Case, name: str) -> Finding:
     computed = case.computed[name]
     where = f"{name}'s {computed.read}" if computed.read else name
     aspect, numbers = _first_difference_in_words(case, computed)
+    given = [key for key in KEYS_OF[aspect] if case.config.get(key) is not None]
+    keys = join_names(given) if given else f"the defaults for {join_names(KEYS_OF[aspect])}"
     return Finding(
         "PD038",
         TABLE["PD038"].severity,
         f"{name} computes {numbers}",
         (name,),
-        f"If {name} is right, change {KEYS_OF[aspect]} here, which this file was read by. "
-        f"If the file is right, {where} does not read it: `--fix --out NEW` looks for a "
-        "spelling that it reads.",
+        f"If {name} is right, change {keys}, by which this file was read. If the file is right, "
+        f"{where} does not read it: `--fix --out NEW` looks for a spelling that it reads.",
     )
 
 

@@ -1,0 +1,143 @@
+"""First screens for people who serve a model: what to do, in the file or the command at hand."""
+
+import json
+import shlex
+
+import pytest
+
+from posenc.dialects.meaning import meaning_of
+from posenc.dialects.runtimes import emulate
+from posenc.dialects.writers.overrides import config_after_override, intended
+from posenc.doctor.options import Options
+from posenc.doctor.rules.longer import CARDS, COMMAND
+from posenc.doctor.running import run
+from posenc.frequencies import floats
+from posenc.report.files.record import strict_json
+from tests.doctor.judging import judge
+from tests.doctor.threads import BASE
+
+QWEN3 = {
+    "architectures": ["Qwen3ForCausalLM"],
+    "model_type": "qwen3",
+    "hidden_size": 4096,
+    "intermediate_size": 12288,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "num_hidden_layers": 2,
+    "max_position_embeddings": 40960,
+    "rope_theta": 1000000,
+    "rms_norm_eps": 1e-6,
+    "vocab_size": 151936,
+    "tie_word_embeddings": False,
+}
+SIMPLE = {**BASE, "rope_theta": 10000.0}
+
+
+def screen(tmp_path, config, **options):
+    path = tmp_path / "config.json"
+    path.write_text(strict_json(config))
+    return run(Options((path,), **options))
+
+
+def too_long(config, length=65536):
+    return [f for f in judge(config, length=length) if f.code == "PD064"]
+
+
+def test_a_text_that_loops_gets_the_scaling_of_the_card_and_a_line_for_each_server(tmp_path):
+    (hit,) = too_long(QWEN3)
+    assert hit.severity == "E" and "meant for 40960" in hit.message
+    assert "the scaling of Qwen3's card" in hit.cure and "posenc extend MODEL --to" in hit.cure
+    lines = {}
+    for line in hit.cure.split("\n"):
+        if line.startswith(COMMAND):
+            name, _, options = line.strip().partition(": ")
+            lines[name] = options
+    assert set(lines) == {"vllm", "sglang", "llama.cpp"}
+    assert lines["llama.cpp"] == (
+        "--rope-scaling yarn --rope-scale 4 --yarn-orig-ctx 32768 -c 131072"
+    )
+    wanted = floats.yarn_frequencies(128, 1e6, 4.0, 32768)
+    for server in ("vllm", "sglang"):
+        given = json.loads(shlex.split(lines[server])[1])
+        served = config_after_override(QWEN3, given, server)
+        computed = emulate(served, 131072, [server])[server]
+        assert computed.error is None and computed.layers["all"].inv_freq == pytest.approx(wanted)
+        assert not too_long(intended(QWEN3, given))
+    said, code = screen(tmp_path, QWEN3, length=65536)
+    assert code == 1 and "PD039" not in said and "would allow it" not in said
+    assert any(line.startswith(COMMAND) and "--hf-overrides" in line for line in said.split("\n"))
+    assert "--fix --out NEW" not in said.split("\n")[-1]
+
+
+@pytest.mark.parametrize("card", CARDS, ids=lambda card: card.name)
+def test_every_card_reaches_its_length_and_no_further(card):
+    config = {**QWEN3, "max_position_embeddings": card.trained}
+    for name in card.families:
+        family = {**config, "model_type": name}
+        del family["architectures"]
+        reach = int(card.trained * card.factor)
+        (hit,) = too_long(family, reach)
+        assert f"{card.name}'s card" in hit.cure
+        (hit,) = too_long(family, reach + 1)
+        assert "knows no card" in hit.cure
+
+
+def test_a_model_without_a_card_gets_a_try_that_says_so():
+    (hit,) = too_long(SIMPLE, 2 * SIMPLE["max_position_embeddings"])
+    assert "posenc knows no card" in hit.cure and '"factor": 2.0' in hit.cure
+
+
+def test_no_scaling_is_proposed_where_the_file_has_one_or_kinds_of_layers():
+    yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}
+    (hit,) = too_long({**QWEN3, "max_position_embeddings": 131072, "rope_scaling": yarn}, 200000)
+    assert "meant for 131072" in hit.message and "yarn-orig" not in hit.cure
+    dynamic = {**SIMPLE, "rope_scaling": {"rope_type": "dynamic", "factor": 4.0}}
+    assert not too_long(dynamic, 10 * SIMPLE["max_position_embeddings"])
+
+
+def test_a_length_that_fits_is_no_finding_and_a_sound_file_names_the_option(tmp_path):
+    assert not too_long(QWEN3, 40960) and not too_long(QWEN3, None)
+    said, code = screen(tmp_path, QWEN3, ask=["none"])
+    assert code == 0 and "`--length N` judges a longer text" in said
+
+
+def test_the_cure_of_a_refusal_names_the_missing_keys_and_their_place():
+    whole = {
+        "model_type": "qwen3_vl",
+        "architectures": ["Qwen3VLForConditionalGeneration"],
+        "text_config": {
+            **{k: v for k, v in QWEN3.items() if k not in ("architectures", "tie_word_embeddings")},
+            "model_type": "qwen3_vl_text",
+            "rope_scaling": {"rope_type": "default", "mrope_section": [24, 20, 20]},
+        },
+    }
+    (hit,) = [f for f in judge(whole, ("mlx-lm",)) if f.code == "PD039"]
+    assert hit.cure.startswith('Write "tie_word_embeddings" into text_config, which mlx-lm')
+    flat = {key: value for key, value in QWEN3.items() if key != "rms_norm_eps"}
+    (hit,) = [f for f in judge(flat, ("mlx-lm",)) if f.code == "PD039"]
+    assert hit.cure.startswith('Write "rms_norm_eps" at the top level, which mlx-lm')
+
+
+def test_the_cure_of_a_difference_names_the_keys_of_this_file():
+    glm = {
+        **BASE,
+        "model_type": "glm4",
+        "architectures": ["Glm4ForCausalLM"],
+        "rope_theta": 10000.0,
+        "partial_rotary_factor": 0.5,
+        "rope_scaling": {
+            "rope_type": "yarn",
+            "factor": 4.0,
+            "original_max_position_embeddings": 64,
+        },
+    }
+    found = [f for f in judge(glm, ("mlx-lm",)) if f.code == "PD038"]
+    assert found and "change rope_theta and rope_scaling, by which" in found[0].cure
+    assert meaning_of(glm).computed.layers
+
+
+def test_an_older_server_is_judged_by_the_transformers_beside_it(tmp_path):
+    said, code = screen(tmp_path, SIMPLE, for_="vllm==0.10")
+    assert code == 3 and "no record of vllm 0.10" in said
+    assert "`--for transformers==4.57`" in said
