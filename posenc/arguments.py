@@ -145,7 +145,8 @@ def describe_misfit(
 class _MisfitClauses:
     """Describe what is wrong with a call.
 
-    clauses: parts of the sentence. unexplained: one of them does not say what to write.
+    clauses: parts of the sentence, such as "unknown argument heads, write num_heads". unexplained:
+    True if one of them does not say what to write.
     """
 
     def __init__(

@@ -37,8 +37,8 @@ def check_encodings(
     encodings: Sequence[str] | None = None,
 ) -> Iterator[dict[str, Any]]:
     """Yield a row for each encoding, length, dtype and implementation: `error` and whether it is
-    `ok`, or why it was `left_out`. After `seconds` all that remains is left out. `encodings`: all
-    if there are none."""
+    `ok`, or why it was `left_out`. After `seconds` all that remains is left out. encodings: None
+    for all."""
     began = time.perf_counter()
     for length in lengths:
         for name in names() if encodings is None else encodings:

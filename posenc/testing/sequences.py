@@ -192,7 +192,8 @@ def results_in_steps(model: Layer, shape: ModelShape) -> ResultPairs:
 
 
 def results_after_shift(model: Layer, shape: ModelShape) -> ResultPairs:
-    """Yield the result with all positions shifted by one number, that without, and the number."""
+    """Yield the result with all positions shifted by one number, that without, and the number in
+    words. It is FAR, or what the encoding's max_positions allows."""
     encoding = model.encoding
     limit = encoding.claims.max_positions
     axes = encoding.claims.num_axes
@@ -200,7 +201,7 @@ def results_after_shift(model: Layer, shape: ModelShape) -> ResultPairs:
     x = random_embeddings(length, shape=shape)
     positions = successive_positions(encoding, length)
     by = FAR
-    if limit is not None and axes > 1:
+    if limit is not None and axes > 1:  # shifted by half the limit, all stay below it
         positions = positions % max(1, limit // 2)
         by = limit // 2
     elif limit is not None:

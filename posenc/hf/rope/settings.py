@@ -107,7 +107,7 @@ def _read_layer_setting(
     original = _original_length(parameters, config)
     length = int(original or maximum)
     setting = RopeSetting(layer_type, float(parameters["rope_theta"]), rotary_dim, None, length)
-    if kind == "linear" and original is None:
+    if kind == "linear" and original is None:  # the model was trained with it: no length is given
         return replace(setting, compression=float(parameters["factor"]))
     if kind == "yarn":
         return _yarn_setting(setting, parameters, config, maximum)

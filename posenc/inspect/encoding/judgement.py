@@ -36,8 +36,8 @@ class NearAndFar:
     near, far: the nearest and the farthest distance that is seen.
     span: logits between the largest and the smallest score of an equal key.
     ends: the last distance that is seen, where farther ones are hidden; else None.
-    of_others: how the score of an unrelated key moves against that of an equal one: "alike" if it
-    is at least half of the move, "level", or "less".
+    of_others: how the score of an unrelated key moves from near to far: "alike" if it moves the way
+    of an equal key, at least half as much; else "level" if it does not move, or "less".
     """
 
     favours: Literal["near", "far", "neither", "nothing"]
@@ -130,7 +130,7 @@ def judge_distances(decay: Decay, *, by_content: bool) -> NearAndFar | None:
     scores = [point.equal for point in points]
     span = max(scores) - min(scores)
     fall = near.equal - far.equal
-    if span <= NEGLIGIBLE_LOGITS:
+    if span <= NEGLIGIBLE_LOGITS:  # no distance differs from another
         favours = "nothing"
     elif abs(fall) <= NEGLIGIBLE_LOGITS:
         favours = "neither"

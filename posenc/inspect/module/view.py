@@ -37,10 +37,13 @@ class UnfitCall(ValueError):
 
 @dataclass(frozen=True)
 class View:
-    """A reading of a module's result. kind: rotation (angles and lengths of pairs of channels),
-    bias (logits by query and key) or values. meaning: what the module's numbers are. axes: axes of
-    each tensor that is read. pairs: channels that rotate together; of values, those of queries if
-    keys have others. probe: the content that shows positions best; None: random.
+    """A reading of a module's result.
+
+    kind: rotation (angles and lengths of pairs of channels), bias (logits by query and key) or
+    values. meaning: what the module's numbers are. axes: by the index of each tensor that is read,
+    its axes of positions. pairs: the channels that rotate together. Values have pairs only where
+    queries and keys rotate different ones: then all that either rotates. probe: the content that
+    shows positions best; None: random.
     """
 
     kind: Kind
@@ -149,7 +152,7 @@ def _cos_sin_view(run: Run, width: int, axes: Axes) -> View:
     )
     if not all(_are_close(part, others[index]) for part, index in zip(tables, axes, strict=True)):
         raise UnfitCall("what it returns depends on the content of x, and not on positions only")
-    if tables[0].is_complex():
+    if tables[0].is_complex():  # cosines are its real part, sines the imaginary one
         return View("rotation", "complex", dict(list(axes.items())[:1]))
     if len(tables) != 2:
         raise UnfitCall(
@@ -183,6 +186,7 @@ def _rotated_content_view(run: Run, form: CallForm, width: int, axes: Axes) -> V
         probe = torch.zeros(width)  # heads, or a side, may leave some of these pairs as they are
         probe[[i for i, _ in pairs_of_all]] = 1
         return View("rotation", "rotated content", axes, pairs_of_all, probe)
+    # Pairs that share a channel cannot be read as one rotation.
     alike = all(heads == sides[0] for heads in sides)
     return View("values", "values", axes, () if alike else pairs_of_all)
 

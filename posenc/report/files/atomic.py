@@ -33,9 +33,11 @@ def _open_folder_of(path: Path) -> Iterator[int | None]:
 
 @contextlib.contextmanager
 def _open_partial_file(path: Path, *, replace: bool = True) -> Iterator[tuple[BinaryIO, Path]]:
-    """Yield a new file next to `path`, and its name, which cannot be predicted. At the end of the
-    block it is flushed to disk and, with `replace`, takes the place of `path`. Without `replace`
-    it is always deleted, which tries only whether `path` can be written; after an error, too.
+    """Yield a new file next to `path`, and its name, which cannot be predicted.
+
+    replace: at the end of the block the file is flushed to disk and takes the place of `path`. With
+    replace=False, and after an error, it is deleted: so a caller tries whether `path` can be
+    written.
 
     Raises: OSError that names `path`, also where something else has the name of the new file by
     then, or `path` is a pipe, a device or a folder.
