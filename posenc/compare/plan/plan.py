@@ -296,10 +296,8 @@ def _shared_fields(options: Options, encoding: str) -> dict[str, Any]:
         raise ValueError(f"--lr must be a positive number, got {options.lr}.")
     if options.check_lr or options.tune:
         check_rates(options.lr)
-    if not 0 < options.encoding_lr * options.lr <= sys.float_info.max:
-        raise ValueError(
-            f"--encoding-lr must be a positive number, also times --lr, got {options.encoding_lr}."
-        )
+    if not 0 < options.encoding_lr <= sys.float_info.max:
+        raise ValueError(f"--encoding-lr must be a positive number, got {options.encoding_lr}.")
     sizes = decoder_sizes(options)
     check_choice("--projections", options.projections, PROJECTIONS)
     if options.projections in ("q=k", "none") and sizes["kv_heads"] != sizes["heads"]:

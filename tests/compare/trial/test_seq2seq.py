@@ -93,7 +93,7 @@ def test_encodings_of_both_stacks_are_built_for_their_own_and_learn_at_their_own
 class Recorded(ContinuationModel):
     """Every symbol is as likely as every other; remembers how much it read and said."""
 
-    def given(self, source, length):
+    def conditioned_on(self, source, length):
         assert source.shape[1] == length
 
         def said(heard, length):
