@@ -33,6 +33,7 @@ DUAL_CHUNK = ("qwen2", "qwen2_moe", "qwen3_moe", "glm4")
 def emulate(model: Model, length: int | None) -> ComputedPositions:
     """Return what SGLang 0.5 computes for a batch whose longest sequence is `length`."""
     refuse_flags(model)
+    transformers5.refuse_fractions(model)
     resolved = transformers5.resolve_rope_dicts(model)
     if model.model_type in DUAL_CHUNK and model.config.get("dual_chunk_attention_config"):
         raise RefusedError(

@@ -17,6 +17,7 @@ from posenc.dialects.computed import (
     require_number,
 )
 from posenc.dialects.model import Model, model_of
+from posenc.dialects.runtimes.fields import Fields
 from posenc.dialects.runtimes.flags import refuse_flags
 from posenc.dialects.runtimes.loaded_dicts import (
     NEEDED,
@@ -33,8 +34,6 @@ from posenc.frequencies import floats
 
 TYPES = ("default", "proportional", *NEEDED)
 """The types that its functions compute."""
-MARKS = "?+!~%"
-"""Of the words of `values`, see `_refuse_values`."""
 HUNYUAN = ("hunyuan_v1_dense", "hunyuan_v1_moe")
 """Families whose class stretches the base by a fixed alpha where the type is dynamic."""
 OWN_MSCALES = ("phimoe",)
@@ -113,7 +112,7 @@ def _refuse_null_head(kind: str, model: Model) -> None:
     linear and llama3 replace it by the width of a head (modeling_rope_utils.py:180 and :638), the
     others only one that is missing (:324, :415, :548)."""
     facts = model.facts["transformers5"]
-    null_by_default = "head_dim?" in facts.get("values", "").split()  # a field that is None
+    null_by_default = "head_dim" in Fields.of(facts).integers_or_null
     missing = None if null_by_default else 0
     is_null = facts.get("null_head") and model.config.get("head_dim", missing) is None
     if is_null and kind not in ("linear", "llama3"):
@@ -236,20 +235,10 @@ def _why_sections_stop(p: Parameters, layer: LayerRotation, model: Model) -> str
 
 
 def _refuse_values(model: Model) -> None:
-    """Raise RefusedError where building the class's config or its layers stops at a value.
-
-    A word of `values` is a key with an integer; with ? it may be null, with + it may not be
-    missing, with ! not be given; with ~ it is of any kind but null; with % it is not 0 where
-    layer_types is missing.
-    """
-    config = model.config
+    """Raise RefusedError where building the class's config or its layers stops at a value."""
     facts = model.facts["transformers5"]
-    for word in facts.get("values", "").split():
-        key = word.rstrip(MARKS)
-        mark = word[-1]
-        value = config.get(key, None if mark == "+" else 1)
-        if not _class_accepts(mark, key, value, config):
-            raise RefusedError(f"TypeError: the class or its layers refuse {key} {value!r}")
+    for key, value in Fields.of(facts).refused_values(model.config):
+        raise RefusedError(f"TypeError: the class or its layers refuse {key} {value!r}")
     refuse_flags(model)
     _refuse_short_list(model)
     if facts.get("whole_heads") and model.size("hidden_size") % model.num_heads:
@@ -260,19 +249,11 @@ def _refuse_values(model: Model) -> None:
             _validate_outer_rope_dict(outer_dict, model)
 
 
-def _class_accepts(mark: str, key: str, value: Any, config: Mapping[str, Any]) -> bool:
-    """Return True if the class takes a value of a key with such a mark, see `_refuse_values`."""
-    is_integer = type(value) is int  # True and False are refused
-    if mark == "?":
-        return is_integer or value is None
-    if mark == "!":
-        return is_integer and key not in config
-    if mark == "~":
-        scaling = config.get("rope_scaling") or config.get("rope_parameters") or {}
-        return value is not None or key in scaling
-    if mark == "%":
-        return "layer_types" in config or (is_integer and value != 0)
-    return is_integer
+def refuse_fractions(model: Model) -> None:
+    """Raise RefusedError for a number with a point where the config's class wants an integer, which
+    servers read by the classes of transformers 5."""
+    for key, value in Fields.of(model.facts["transformers5"]).fractions(model.config):
+        raise RefusedError(f"TypeError: Field {key!r} expected int, got float (value: {value})")
 
 
 def _refuse_short_list(model: Model) -> None:

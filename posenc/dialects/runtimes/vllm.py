@@ -52,6 +52,7 @@ def emulate(model: Model, length: int | None) -> ComputedPositions:
     if model.has_rope_dict_per_kind and not set(model.layer_kinds) <= set(LAYER_KINDS):
         raise NotReadError(model.model_type)
     refuse_flags(model)
+    transformers5.refuse_fractions(model)
     resolved = {
         kind: _rope_dict_for_layers(p, model)
         for kind, p in transformers5.resolve_rope_dicts(model).items()

@@ -7,6 +7,7 @@ import pytest
 
 from posenc.dialects.families import all_families
 from posenc.dialects.runtimes import emulate
+from posenc.dialects.runtimes.fields import Fields
 from posenc.doctor.options import Options
 from posenc.doctor.running import run
 
@@ -207,16 +208,15 @@ def test_the_kinds_of_numbers_are_those_of_transformers_classes():
     transformers = pytest.importorskip("transformers")
     seen = 0
     for family, facts in all_families().items():
-        words = (facts.get("transformers5") or {}).get("values", "").split()
-        if family not in transformers.CONFIG_MAPPING or not words:
+        known = Fields.of(facts.get("transformers5") or {})
+        if family not in transformers.CONFIG_MAPPING or not known.integers:
             continue
         fields = dataclasses.fields(transformers.CONFIG_MAPPING[family])
         kinds = {f.name: getattr(f.type, "__name__", f.type) for f in fields}
-        marks = {word.rstrip("?"): word[len(word.rstrip("?")) :] for word in words}
         for key in ("hidden_size", "num_attention_heads", "max_position_embeddings", "head_dim"):
             if kinds.get(key) == "int":
-                assert marks[key] == "", (family, key)
+                assert key in known.integers, (family, key)
                 seen += 1
-            elif key in marks and key != "head_dim":
-                assert marks[key] == "?", (family, key)
+            elif key != "head_dim":
+                assert key not in known.integers, (family, key)
     assert seen > 700

@@ -74,3 +74,12 @@ def test_equal_bounds_of_llama_4_are_converted():
 
 def test_what_is_not_read_of_a_server_is_no_refusal():
     assert computed(CONFIGS["hunyuan-7b"], "vllm").known == "unknown"
+
+
+@pytest.mark.parametrize("runtime", ["transformers-5", "vllm", "sglang"])
+def test_a_length_with_a_point_is_refused_by_the_class_that_reads_it(runtime):
+    """As transformers 5.23, vLLM 0.33 and SGLang 0.5.23 did, asked."""
+    raw = {"model_type": "llama", **TEXT}
+    assert emulate(raw, None, [runtime])[runtime].error is None
+    got = emulate({**raw, "max_position_embeddings": 8192.0}, None, [runtime])[runtime]
+    assert got.error is not None and "max_position_embeddings" in got.error
