@@ -107,7 +107,7 @@ class Options:
         int | None,
         option(
             "Also read the trained weights with attention limited to the last N bytes, a row of "
-            "its own for each encoding; without training. 0: no such rows.",
+            "its own for each encoding, at the longest length; without training. 0: no such rows.",
             shown="the training length for text",
             min=0,
             panel="Data",

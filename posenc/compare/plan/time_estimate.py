@@ -238,7 +238,9 @@ def _seconds_of_text_evaluation(model: "nn.Module", trial: "TrialConfig") -> flo
             tokens = max(num_windows * length, windows.NEAR_BYTES) + far
             total += per_token * (tokens + train.VALIDATIONS * validation)
             continue
-        times_read = 2 if trial.test_window else 1  # again in a window, which takes as long
+        is_longest = length == max(trial.test_lengths)
+        # The longest are read again in a window, which takes as long.
+        times_read = 2 if trial.test_window and is_longest else 1
         total += per_token * num_windows * length * times_read
     return total
 

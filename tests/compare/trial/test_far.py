@@ -98,9 +98,9 @@ def test_losses_by_length_and_of_far_targets_are_those_of_another_decoder():
         far, near = [], []
         for row in rows(score.length):
             far.append(losses_in_numpy(model, row, 10**6)[-8:])
-            # Four pieces of two targets, each at the end of a window of eight.
-            pieces = [row[stop - 8 : stop + 1] for stop in range(score.length - 6, len(row), 2)]
-            near.append(np.concatenate([losses_in_numpy(model, p, 10**6)[-2:] for p in pieces]))
+            # Two pieces of four targets, each at the end of a window of eight.
+            pieces = [row[stop - 8 : stop + 1] for stop in range(score.length - 4, len(row), 4)]
+            near.append(np.concatenate([losses_in_numpy(model, p, 10**6)[-4:] for p in pieces]))
         assert score.far == pytest.approx(np.mean(far), abs=1e-5)
         assert score.far_near == pytest.approx(np.mean(near), abs=1e-5)
         assert score.windows == pytest.approx(np.mean(far, axis=1), abs=2e-5)
@@ -115,7 +115,7 @@ def test_a_window_is_that_of_another_decoder(width):
     near_losses = {}
     as_trained = CAUSAL.test(model, TEXT, config, near_losses=near_losses)
     reading = read_in_window(model, TEXT, config, as_trained, near_losses)
-    assert [score.length for score in reading.by_length] == [8, 16, 40]
+    assert [score.length for score in reading.by_length] == [8, 40]
     for score, of_far in zip(reading.by_length[1:], reading.far, strict=True):
         losses = np.array([losses_in_numpy(model, row, width) for row in rows(score.length)])
         assert score.bits_per_byte == pytest.approx(losses.mean(), abs=1e-5)
@@ -139,7 +139,7 @@ def test_one_layer_in_a_window_reads_as_if_there_were_nothing_before_it(encoding
     config = dataclasses.replace(SMALL, encoding=encoding, layers=1)
     model = trained_a_little(config)
     as_trained = CAUSAL.test(model, TEXT, config)
-    (far,) = read_in_window(model, TEXT, config, as_trained, {}).far[1:]
+    (far,) = read_in_window(model, TEXT, config, as_trained, {}).far
     losses = []
     for row in rows(40):
         for stop in range(33, 41):

@@ -166,10 +166,8 @@ class Objective(ABC):
 
             |<-------------- window -------------->|
                           |<---- far targets ------>|
-                  [ near context  | 1 ]                  four pieces: each is read at the end
-                       [ near context  | 2 ]             of a window of the training length
-                            [ near context  | 3 ]
-                                 [ near context | 4 ]
+                  [ near context | piece 1 ]             each piece is read at the end of a window
+                             [ near context | piece 2 ]  of the training length
         """
         length = windows[0].shape[1]
         num_targets = self.num_far_targets(config)
@@ -219,7 +217,7 @@ class CausalObjective(Objective):
     name = CAUSAL
     model = Decoder
     stacks = (True,)
-    near_pieces = 4
+    near_pieces = 2
 
     def held_out_targets(self, rows: Tensor) -> MarkedWindows:
         return rows[:, :-1], torch.ones_like(rows[:, :-1], dtype=torch.bool), rows[:, 1:]

@@ -41,7 +41,7 @@ def tune_and_read(
     model: Decoder, text: np.ndarray, symbols: np.ndarray, config: TrialConfig, folder: Path
 ) -> TunedReading:
     """Tune the trained model at the longest test length, by the code and defaults of posenc extend,
-    and return its scores. The model itself stays as it is.
+    and return its scores at the training length and there. The model itself stays as it is.
 
     RoPE without a scaling gets YaRN's for the longest length, as extend's recommendation for a
     tuned checkpoint; other scalings stay. text: to train on; symbols: to test on. `folder` is the
@@ -68,7 +68,8 @@ def tune_and_read(
     tune(student, windows, config.train_length, recipe, state, count_step, teacher=teacher)
     # A restarted tuning has taken some of its steps before.
     seconds = (time.perf_counter() - began) / max(1, steps_taken) * config.tune_steps
-    scores = objective_of(config).test(tuned, symbols, config)
+    judged = (config.train_length, longest)
+    scores = objective_of(config).test(tuned, symbols, config, judged)
     return TunedReading(Reading("tuned", scores.by_length, scores.far), seconds)
 
 
