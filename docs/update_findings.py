@@ -13,7 +13,8 @@ from agreement import sign_agreement
 from matplotlib.figure import Figure
 from update_numbers import change, published_pairs, rows, studies, trained
 
-from posenc.compare.judge.standing import Standing, best_first, standings
+from posenc.compare.judge.places import best_first, standings
+from posenc.compare.judge.standing import Standing
 from posenc.compare.judge.summary import context_gains, summarise
 from posenc.compare.page import figures
 from posenc.compare.page.figures import task_plots

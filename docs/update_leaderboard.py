@@ -9,12 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from posenc.compare.judge.answer import conclude
-from posenc.compare.judge.standing import (
-    Standing,
-    standing_of_task,
-    standing_of_tasks,
-    standings,
-)
+from posenc.compare.judge.places import near_and_far
+from posenc.compare.judge.standing import Standing, standing_of_task, standing_of_tasks
 from posenc.compare.judge.summary import summarise_tasks
 from posenc.compare.page.facts import facts_of_leaderboard
 from posenc.compare.page.figures import task_plots
@@ -47,11 +43,16 @@ UNDECIDED = {
     "leaderboard.zh-CN.md": "种子太少，不能判定：",
 }
 SOME = {"leaderboard.md": " ({} of {})", "leaderboard.zh-CN.md": "（{}/{}）"}
+PLACES = {
+    "leaderboard.md": ("{:,} bytes", "the last {:,} of {:,} bytes"),
+    "leaderboard.zh-CN.md": ("{:,} 字节", "{1:,} 字节中的最后 {0:,} 字节"),
+}
+"""Words for the near and for the far bytes of a text, from its training length and its longest."""
 NAMES = {
     "leaderboard.md": {
-        "text": "text, {:,} bytes",
-        "code": "code, {:,} bytes",
-        "novel": "a novel, {:,} bytes",
+        "text": "text, {}",
+        "code": "code, {}",
+        "novel": "a novel, {}",
         "copy": "copying 32 symbols",
         "copy_512": "copying 512 symbols, none twice",
         "reverse": "reversing",
@@ -66,9 +67,9 @@ NAMES = {
         "ruler": "all three together, mean rank",
     },
     "leaderboard.zh-CN.md": {
-        "text": "文本，{:,} 字节",
-        "code": "代码，{:,} 字节",
-        "novel": "小说，{:,} 字节",
+        "text": "文本，{}",
+        "code": "代码，{}",
+        "novel": "小说，{}",
         "copy": "复制，32 种符号",
         "copy_512": "复制，512 种符号，互不重复",
         "reverse": "倒序",
@@ -89,31 +90,33 @@ NAMES = {
 class Answer:
     """What the trials say of one use.
 
-    task, length: `text` at a window length, a task beyond its training length, or `all` tasks.
+    task: `text`, a task beyond its training length, or `all` tasks.
+    lengths: of a text, the training length, and for far bytes also the longest; () for tasks.
     never: the encodings that have no number: they cannot run a test.
     learned: for those of which not all trials learned the task, how many did.
     """
 
     task: str
-    length: int
+    lengths: tuple[int, ...]
     standing: Standing
     never: Sequence[str]
     learned: Mapping[str, tuple[int, int]]
 
 
 def answers(study: Study) -> Iterator[Answer]:
-    """Text at the training length and at the longest, every task that has two seeds or more of each
-    encoding, and all tasks together."""
-    found: list[tuple[str, int, Standing | None]] = []
+    """Near and far bytes of a text, every task that has two seeds or more of each encoding, and all
+    tasks together."""
+    found: list[tuple[str, tuple[int, ...], Standing | None]] = []
     text = study.of_task(TEXT)
     if text.trials:
         config = text.trials[0]
-        lengths = (config.train_length, max(config.test_lengths))
-        found += [(TEXT, n, each) for n, each in zip(lengths, standings(text), strict=True)]
+        places = near_and_far(text)
+        near = (config.train_length,)
+        found.append((TEXT, near, places.near))
+        found.append((TEXT, (*near, max(config.test_lengths)), places.far))
     for task in (name for name in TASKS if name in {t.task for t in study.trials}):
-        length = study.of_task(task).trials[0].train_length
-        found.append((task, length, standing_of_task(study, task)))
-    for task, length, standing in [*found, ("all", 0, standing_of_tasks(study))]:
+        found.append((task, (), standing_of_task(study, task)))
+    for task, lengths, standing in [*found, ("all", (), standing_of_tasks(study))]:
         if standing and min(map(len, standing.pairs.values.values())) > 1:
             never = [name for name in study.encodings if name not in standing.order]
             some = {
@@ -121,14 +124,14 @@ def answers(study: Study) -> Iterator[Answer]:
                 for row in summarise_tasks(study.of_task(task))
                 if row.learned < row.num_seeds
             }
-            yield Answer(task, length, standing, never, some)
+            yield Answer(task, lengths, standing, never, some)
 
 
 def table(boards: Mapping[str, Study], page: str) -> str:
     """The answers in the language of a page."""
     lines = [HEADERS[page], ("---",) * len(HEADERS[page])]
     for name, found in ((n, found) for n, study in boards.items() for found in answers(study)):
-        order, first = found.standing.order, found.standing.first
+        order, first = found.standing.order, found.standing.contenders
         some = {each: SOME[page].format(*counts) for each, counts in found.learned.items()}
         cells = [
             [
@@ -142,7 +145,9 @@ def table(boards: Mapping[str, Study], page: str) -> str:
         if found.standing.pairs.least == math.inf:
             cells[0].insert(0, UNDECIDED[page])
         of_study = found.task not in TASKS and name in NAMES[page]
-        use = NAMES[page][name if of_study else found.task].format(found.length)
+        words_of_near, words_of_far = PLACES[page]
+        place = (words_of_far if len(found.lengths) > 1 else words_of_near) if found.lengths else ""
+        use = NAMES[page][name if of_study else found.task].format(place.format(*found.lengths))
         words = [", ".join(cell).replace(":,", ":").replace("：,", "：") or "–" for cell in cells]
         lines.append((use, *words))
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)

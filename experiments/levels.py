@@ -2,22 +2,17 @@
 
 python experiments/levels.py
 
-Each cell of the table is a number of encodings and of seeds, and what is compared: losses at the
-training length, losses beyond it, scores of a task, or mean ranks over three tasks. Its level is
+Each cell of the table is a number of encodings and of seeds, and what is compared: scores of a
+task, or mean ranks over three tasks (for losses on text see experiments/judged.py). Its level is
 the highest of LADDER with which at most 6 % of the studies of every world find any difference; the
 last column is the most that the worlds show in other studies, drawn afterwards. Where even the
 lowest level is not enough, or no two scores can differ significantly with it, there is none, and so
 few seeds say nothing. Takes some minutes.
-
-With --wild it changes nothing, and prints how many studies find a difference by the table's levels
-where one encoding has a hundred times the variance of the others, as RoPE has far beyond its
-training length.
 """
 
 from __future__ import annotations
 
 import argparse
-import csv
 from collections.abc import Callable
 from pathlib import Path
 
@@ -26,10 +21,8 @@ from refused import check_file, refusing
 from scipy import stats
 from tables import write_table
 
-from posenc.compare.reports.leaderboard import read_rows
 from posenc.compare.trial.evaluate import TEST_SEQUENCES
 from posenc.statistics.pairs import studentized_range
-from posenc.tasks.known import TEXT
 
 ROOT = Path(__file__).parents[1]
 HEADER = ("where", "encodings", "seeds", "level", "false_alarms", "world")
@@ -63,28 +56,8 @@ World = Callable[[np.random.Generator, Shape], np.ndarray]
 """Draws (studies, encodings, seeds) of values whose means are equal."""
 
 
-def deviations(length: int) -> np.ndarray:
-    """Standard deviations over seeds of the published encodings at one length."""
-    losses: dict[str, list[float]] = {}
-    for row in read_rows(ROOT / "results/ablations/text_600.jsonl"):
-        config = row.result.config
-        for score in row.result.by_length if config.task == TEXT else ():
-            if score.length == length and score.bits_per_byte is not None:
-                losses.setdefault(config.encoding, []).append(score.bits_per_byte)
-    return np.array([np.std(each, ddof=1) for each in losses.values()])
-
-
 def equal(random: np.random.Generator, shape: Shape) -> np.ndarray:
     return random.normal(size=shape)
-
-
-def like(known: np.ndarray) -> World:
-    """Each encoding varies as one that was published."""
-
-    def draw(random: np.random.Generator, shape: Shape) -> np.ndarray:
-        return random.normal(size=shape) * random.choice(known, size=(*shape[:2], 1))
-
-    return draw
 
 
 def tenfold(share: float, times: float = 10) -> World:
@@ -132,12 +105,11 @@ def ranked(world: World) -> World:
 
 
 def worlds() -> dict[str, dict[str, World]]:
-    at: dict[str, World] = {"equal": equal, "published": like(deviations(128))}
-    beyond: dict[str, World] = {"equal": equal, "published": like(deviations(1024))}
+    equal_means: dict[str, World] = {"equal": equal}
     wide = {"one tenfold": tenfold(0), "half tenfold": tenfold(0.5)}
     kinds = {"two kinds": two_kinds, "one alone": one_alone}
-    ranks = {f"ranks, {name}": ranked(each) for name, each in ({"equal": equal} | kinds).items()}
-    return {"at": at, "beyond": beyond | wide, "task": wide | kinds, "tasks": ranks}
+    ranks = {f"ranks, {name}": ranked(each) for name, each in (equal_means | kinds).items()}
+    return {"task": wide | kinds, "tasks": ranks}
 
 
 def largest(values: np.ndarray) -> np.ndarray:
@@ -177,26 +149,13 @@ def cell(where: str, drawn: dict[str, World], k: int, n: int, studies: int) -> t
     return where, k, n, "", "", ""
 
 
-def print_wild(table: Path, studies: int) -> None:
-    for row in csv.DictReader(table.open(encoding="utf-8")):
-        k, n = int(row["encodings"]), int(row["seeds"])
-        if row["where"] == "beyond" and row["level"] and k <= 8 and n <= 4:
-            drawn = tenfold(0, 100)(np.random.default_rng([k, n]), (studies, k, n))
-            critical = studentized_range(float(row["level"]), k, (k - 1) * (n - 1))
-            print(f"{k} encodings, {n} seeds: {(largest(drawn) > critical).mean():.3f}")
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument("--studies", type=int, default=STUDIES)
     parser.add_argument("--table", type=Path, default=ROOT / "posenc/statistics/levels.csv")
-    parser.add_argument("--wild", action="store_true")
     given = parser.parse_args()
-    if given.wild:
-        print_wild(given.table, given.studies)
-        return
     with refusing(parser):
         check_file("--table", given.table)
         rows = []

@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from statistics import median
+from statistics import fmean, median
 
 from posenc.compare.results import FarScore, LengthScore, Study, TrainingPoint, TrialResult
 from posenc.compare.trial.config import TrialConfig
@@ -105,6 +105,23 @@ class EqualTime:
     seconds: float
     costs: Mapping[str, float]
     losses: Mapping[str, Mapping[int, float]]
+
+    def times(self, encoding: str, other: str) -> float | None:
+        """Return how many times the training time of `other` an encoding takes; None if unknown."""
+        if encoding not in self.costs or other not in self.costs:
+            return None
+        return self.costs[encoding] / self.costs[other]
+
+    @property
+    def cheapest(self) -> str:
+        """Return the encoding whose steps take the least time."""
+        return min(self.costs, key=lambda name: self.costs[name])
+
+    @property
+    def order(self) -> dict[str, float]:
+        """Return the mean losses of the encodings that have one, lowest first."""
+        means = {name: fmean(seeds.values()) for name, seeds in self.losses.items()}
+        return dict(sorted(means.items(), key=lambda item: item[1]))
 
 
 def at_equal_time(study: Study) -> EqualTime | None:

@@ -70,9 +70,11 @@ FEWEST_WINDOWS = 8
 """Number of windows below which there are no intervals; chosen, not derived."""
 
 
-def window_gaps(losses: Mapping[str, Sequence[float]]) -> dict[tuple[str, str], Gap]:
+def window_gaps(
+    losses: Mapping[str, Sequence[float]], of: str | None = None
+) -> dict[tuple[str, str], Gap]:
     """Return the difference of mean losses, first minus second encoding, for each pair in either
-    order.
+    order; with `of`, only for pairs with this encoding.
 
     The confidence intervals hold simultaneously with 95 %. A bootstrap sample draws the same
     windows for all encodings. Its statistic is the largest change of a difference, in units of its
@@ -93,7 +95,7 @@ def window_gaps(losses: Mapping[str, Sequence[float]]) -> dict[tuple[str, str], 
     if len(counts) != 1 or len(losses) < 2 or min(counts) < FEWEST_WINDOWS:
         return {}
     (count,) = counts
-    pairs = list(combinations(losses, 2))
+    pairs = [pair for pair in combinations(losses, 2) if of is None or of in pair]
     differences = np.array([np.subtract(losses[a], losses[b]) for a, b in pairs])
     means = differences.mean(1)
     random = np.random.default_rng(0)  # of a fixed seed: equal losses give equal intervals

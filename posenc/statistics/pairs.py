@@ -18,9 +18,23 @@ import numpy as np
 ROUNDING = 1e-12
 """Standard deviation, relative to the largest value, below which it is rounding error: some
 thousand times float64's epsilon of 2e-16."""
-SMALLEST_DIFFERENCES = {"at": 5e-4, "beyond": 5e-4}
+SMALLEST_DIFFERENCES = {"text": 5e-4}
 """Bits per byte that are no difference, however equal the seeds are: they print as 0.000, and two
 computations of one formula differ by their rounding."""
+TEXT_LEVEL = 0.025
+"""Significance level of losses at one length: an answer judges two, near and far, and 5 % hold over
+both together."""
+
+
+class Prior(NamedTuple):
+    """Hold what earlier studies say of the spread over seeds: as much as `freedom` degrees of
+    freedom would that had shown a standard deviation of `spread`, in the unit of the values.
+
+    It keeps two seeds that are alike by chance from deciding, and lets two seeds decide at all.
+    """
+
+    spread: float
+    freedom: int
 
 
 class Gap(NamedTuple):
@@ -46,16 +60,17 @@ class Pairs:
 
     Args:
         values: one number by encoding and seed. Trials that did not run are missing.
-        where: what the values are, as in `levels.csv`: losses on text "at" or "beyond" the training
-            length, scores of a "task", or mean ranks over "tasks".
+        where: what the values are: losses on "text", scores of a "task", or mean ranks over
+            "tasks".
         resolution: the smallest difference that the measurement resolves, a lower bound of the
             residual standard deviation. With 0, seeds with equal values count as copies, not as
             evidence.
+        prior: what is known of the residual standard deviation beforehand; None for nothing.
 
     Raises: ValueError for a value that is NaN or infinite.
 
     >>> losses = {"t5": {0: 1.88, 1: 1.89}, "rope": {0: 2.00, 1: 1.96}, "nope": {0: 2.93, 1: 2.90}}
-    >>> pairs = Pairs(losses, "at")
+    >>> pairs = Pairs(losses, "text")
     >>> pairs.freedom, round(pairs.gap("nope", "t5").value, 3), pairs.gap("nope", "t5").significant
     (2, 1.03, True)
     """
@@ -63,6 +78,7 @@ class Pairs:
     values: Mapping[str, Mapping[int, float]]
     where: str
     resolution: float = 0.0
+    prior: Prior | None = None
 
     def __post_init__(self) -> None:
         for name, seeds in self.values.items():
@@ -108,7 +124,20 @@ class Pairs:
         if there is none."""
         count = max(map(len, self.values.values()), default=0)
         # The variance of a difference of two means of `count` values is 2 / count of a value's.
-        return float(self._half(self._fit.variance, 2 / count)) if count else math.inf
+        return float(self._half(self._pooled_variance, 2 / count)) if count else math.inf
+
+    @property
+    def _pooled_variance(self) -> float:
+        """Return the variance of the residuals of all encodings, together with the prior."""
+        return float(self._with_prior(self._fit.variance, self.freedom))
+
+    def _with_prior(self, variance: np.ndarray | float, freedom: np.ndarray | int) -> np.ndarray:
+        """Return the mean of variances with so many degrees of freedom and the prior's, weighted by
+        degrees of freedom."""
+        if self.prior is None:
+            return np.asarray(variance)
+        total = freedom + self.prior.freedom
+        return (freedom * variance + self.prior.freedom * self.prior.spread**2) / total
 
     def gap(self, a: str, b: str) -> Gap:
         """Return the value of `a` minus that of `b`, with its simultaneous confidence interval."""
@@ -126,8 +155,10 @@ class Pairs:
         # Variance factors of the differences: those of both means, less twice their covariance.
         own_factors = np.diagonal(fit.inverse)[:count]
         factors = own_factors[:, None] + own_factors - 2 * fit.inverse[:count, :count]
-        own_variances = _variances_of_differences(self.values) / 2
-        variances = np.maximum(fit.variance, own_variances)
+        own_variances, own_freedoms = _variances_of_differences(self.values)
+        # Half of it, as a difference of two residuals has twice the variance of one.
+        moderated = self._with_prior(own_variances / 2, own_freedoms)
+        variances = np.maximum(self._pooled_variance, np.where(own_freedoms > 0, moderated, 0.0))
         halves = self._half(variances, factors)
         return np.where(self._are_determined, halves, math.inf)
 
@@ -153,12 +184,14 @@ class Pairs:
     def _half(self, variance: np.ndarray | float, factor: np.ndarray | float) -> np.ndarray:
         """Return the interval's half-width for differences with variance factor * variance."""
         largest = max(abs(v) for seeds in self.values.values() for v in seeds.values())
-        pooled = max(self._fit.variance, self.resolution**2)
-        if self.level is None or not pooled > (ROUNDING * largest) ** 2:
+        least = self.resolution**2
+        are_copies = not max(self._fit.variance, least) > (ROUNDING * largest) ** 2
+        if self.level is None or are_copies:
             return np.full(np.shape(variance), math.inf)
+        freedom = self.freedom + (self.prior.freedom if self.prior else 0)
         # The range is in units of one mean's standard deviation, of which a difference has sqrt(2).
-        quantile = studentized_range(self.level, len(self.names), self.freedom)
-        halves = quantile * np.sqrt(np.maximum(variance, pooled) * factor / 2)
+        quantile = studentized_range(self.level, len(self.names), freedom)
+        halves = quantile * np.sqrt(np.maximum(variance, least) * factor / 2)
         return np.maximum(halves, SMALLEST_DIFFERENCES.get(self.where, 0.0))
 
     @cached_property
@@ -170,9 +203,11 @@ class Pairs:
         return frozenset((self.names[i], self.names[j]) for i, j in significant)
 
 
-def _variances_of_differences(values: Mapping[str, Mapping[int, float]]) -> np.ndarray:
-    """Return the variance over seeds of each pair's differences, (encodings, encodings), from the
-    seeds that both have; 0 for fewer than two such seeds."""
+def _variances_of_differences(
+    values: Mapping[str, Mapping[int, float]],
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return the variance over seeds of each pair's differences, from the seeds that both have, and
+    its degrees of freedom, both (encodings, encodings); 0 and 0 for fewer than two such seeds."""
     seeds = sorted({seed for by_seed in values.values() for seed in by_seed})
     table = np.full((len(values), len(seeds)), math.nan)
     for row, by_seed in zip(table, values.values(), strict=True):
@@ -184,7 +219,8 @@ def _variances_of_differences(values: Mapping[str, Mapping[int, float]]) -> np.n
     kept = np.where(is_shared, differences, 0.0)
     means = kept.sum(2) / np.maximum(counts, 1)
     squares = np.where(is_shared, (differences - means[:, :, None]) ** 2, 0.0).sum(2)
-    return np.where(counts > 1, squares / np.maximum(counts - 1, 1), 0.0)
+    freedoms = np.maximum(counts - 1, 0)
+    return squares / np.maximum(freedoms, 1), freedoms
 
 
 def group_into_tiers(
@@ -259,14 +295,17 @@ def studentized_range(level: float, count: int, freedom: int) -> float:
 
 
 def significance_level(where: str, encodings: int, seeds: int) -> float | None:
-    """Return the significance level of `levels.csv`, calibrated by simulated studies
-    (experiments/levels.py): with it at most 7 % of studies of equal encodings find any difference.
+    """Return TEXT_LEVEL for losses on text, and else the level of `levels.csv`, calibrated by
+    simulated studies (experiments/levels.py): with it at most 7 % of studies of equal encodings
+    find any difference.
 
     A number of encodings between two of the table gets the level of the larger. Beyond the table
     the level falls in proportion to the number of encodings, and stays that of the most seeds.
 
     Returns: None if no level is low enough, or for fewer than two seeds.
     """
+    if where == "text":
+        return TEXT_LEVEL if seeds > 1 else None
     table = _levels_from_file()[where]
     most_seeds = max(seeds_in_table for _, seeds_in_table in table)
     sizes = {encodings_in_table for encodings_in_table, _ in table}

@@ -272,7 +272,7 @@ def test_page_and_spreadsheet_of_a_study_without_text_hold_the_tasks(tmp_path):
         "0.250<small>0.50, 0.00</small>",
         "<small>1/2</small>",
         "training on copy",
-        "Use perhaps rope: highest exact match on copy",
+        "highest exact match on copy",
     ):
         assert words in html
     rows = list(csv.DictReader(io.StringIO(csv_text(study))))

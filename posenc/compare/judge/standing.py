@@ -13,12 +13,19 @@ from posenc.compare.judge.summary import has_learned, shown_score
 from posenc.compare.results import Study, TrialResult
 from posenc.compare.trial.evaluate import TEST_SEQUENCES
 from posenc.statistics.intervals import window_gaps
-from posenc.statistics.pairs import Gap, Pairs, group_into_tiers
+from posenc.statistics.pairs import Gap, Pairs, Prior, group_into_tiers
 from posenc.tasks.known import TASKS, TEXT
 
 MIN_TASKS = 3
 """With fewer tasks their ranks are not averaged: chosen, not derived."""
-
+MARGIN = 0.02
+"""Bits per byte up to which a difference on text does not matter, however certain it is: another
+seed, text or rate of the tables moves as much. Chosen, not derived."""
+NEAR_SPREAD = Prior(0.015, 10)
+FAR_SPREAD = Prior(0.018, 10)
+"""Standard deviations over seeds that are expected at the training length and on far bytes: those
+of three of four published encodings, of those that do not break, are smaller. They, and their
+weights, were chosen by simulated studies (experiments/judged.py)."""
 Values = dict[str, dict[int, float]]
 """One number by encoding and seed."""
 
@@ -31,13 +38,18 @@ class Standing:
     where: in words, such as "128 bytes".
     pairs: the numbers, and the differences of all pairs.
     higher: True if higher is better.
-    windows: the same differences, with intervals over the windows of the text instead of seeds.
+    by_window: mean losses over seeds of each window of the text, by encoding; {} if not kept.
+    margin: the largest difference that does not matter, in the unit of the numbers.
+    unsteady: half of an interval of the first by its own seeds, see judge.places; it leads only by
+        more.
     """
 
     where: str
     pairs: Pairs
     higher: bool = False
-    windows: Mapping[tuple[str, str], Gap] = field(default_factory=dict)
+    by_window: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    margin: float = 0.0
+    unsteady: float = 0.0
 
     @cached_property
     def order(self) -> tuple[str, ...]:
@@ -49,18 +61,25 @@ class Standing:
         """Return the standing of those tied for the best without the encodings that are worse: one
         that breaks varies most and would hide their differences. None for tasks, if no encoding is
         left out, or if only one remains."""
-        behind = {a for a, _ in self.pairs.worse}
+        behind = {a for a, _ in self._relevant}
         values = {name: seeds for name, seeds in self.pairs.values.items() if name not in behind}
-        if self.pairs.where not in ("at", "beyond") or not 1 < len(values) < len(self.pairs.values):
+        if self.pairs.where != "text" or not 1 < len(values) < len(self.pairs.values):
             return None
         again = replace(self, pairs=replace(self.pairs, values=values))
         return again if again.pairs.least < math.inf else None
 
     @cached_property
+    def _relevant(self) -> frozenset[tuple[str, str]]:
+        """Return the pairs (a, b) in which `a` has a significantly higher number than `b`, by more
+        than the margin."""
+        means = self.pairs.means
+        return frozenset((a, b) for a, b in self.pairs.worse if means[a] - means[b] > self.margin)
+
+    @cached_property
     def worse(self) -> frozenset[tuple[str, str]]:
-        """Return the pairs (a, b) in which `a` is significantly worse than `b`; none with too few
-        seeds for an interval."""
-        pairs = self.pairs.worse | self.among_best.worse if self.among_best else self.pairs.worse
+        """Return the pairs (a, b) in which `a` is significantly worse than `b`, by more than the
+        margin; none with too few seeds for an interval."""
+        pairs = self._relevant | self.among_best.worse if self.among_best else self._relevant
         # Pairs calls the larger number worse.
         return frozenset((b, a) for a, b in pairs) if self.higher else pairs
 
@@ -80,13 +99,28 @@ class Standing:
         none."""
         return self.tiers[0]
 
+    @cached_property
+    def contenders(self) -> tuple[str, ...]:
+        """Return the encodings that are not told from the first of the order, itself included, best
+        mean first: those that are worse than none, and those that it leads by no more than
+        `unsteady`."""
+        first = self.order[0]
+        close = {n for n in self.order if abs(self.gap(n, first).value) <= self.unsteady}
+        return tuple(name for name in self.order if name in {first, *self.first} | close)
+
+    @cached_property
+    def windows(self) -> dict[tuple[str, str], Gap]:
+        """Return the differences of the first from all others, in either order, with intervals over
+        the windows of the text instead of seeds; {} without windows."""
+        return window_gaps(self.by_window, self.order[0])
+
     def verdict(self, name: str) -> str:
         """Return "best", "tied" or "worse"; "" if nothing can be significant."""
         if self.pairs.least == math.inf or len(self.order) < 2:
             return ""
-        if name not in self.first:
+        if name not in self.contenders:
             return "worse"
-        return "best" if len(self.first) == 1 else "tied"
+        return "best" if len(self.contenders) == 1 else "tied"
 
     @property
     def least_significant_gap(self) -> float:
@@ -126,7 +160,7 @@ def standing_at(study: Study, length: int) -> Standing | None:
     there."""
     losses: Values = {}
     by_window: dict[str, list[Sequence[float]]] = {}
-    for result in _results_that_count(study.of_task(TEXT)):
+    for result in results_that_count(study.of_task(TEXT)):
         name = result.config.encoding
         for score in result.by_length:
             if score.length == length and score.bits_per_byte is not None:
@@ -136,23 +170,8 @@ def standing_at(study: Study, length: int) -> Standing | None:
     if not losses:
         return None
     train = study.of_task(TEXT).trials[0].train_length
-    pairs = Pairs(losses, "at" if length == train else "beyond")
-    where = f"{length:,} bytes"
-    return Standing(where, pairs, windows=_gaps_over_windows(by_window))
-
-
-def standings(study: Study) -> list[Standing]:
-    """Return the standings at the training length and at the longest, where an encoding runs."""
-    config = study.trials[0]
-    lengths = dict.fromkeys([config.train_length, max(config.test_lengths)])
-    at_lengths = (standing_at(study, length) for length in lengths)
-    return [standing for standing in at_lengths if standing is not None]
-
-
-def best_first(study: Study) -> list[str]:
-    """Return the encodings, best first at the longest length; those that run only at shorter ones
-    come later."""
-    return order_by_standings(study, reversed(standings(study)))
+    pairs = Pairs(losses, "text", prior=NEAR_SPREAD if length == train else FAR_SPREAD)
+    return Standing(f"{length:,} bytes", pairs, by_window=mean_windows(by_window), margin=MARGIN)
 
 
 def order_by_standings(study: Study, ordered: Iterable[Standing]) -> list[str]:
@@ -162,18 +181,6 @@ def order_by_standings(study: Study, ordered: Iterable[Standing]) -> list[str]:
     for standing in ordered:
         names |= dict.fromkeys(standing.order)
     return list(names | dict.fromkeys(study.encodings))
-
-
-def standing_by_column(study: Study) -> dict[str, Standing]:
-    """Return the standing of each column of the table of tasks: "all" tasks, the text at two
-    lengths, each task."""
-    columns: dict[str, Standing | None] = {"all": standing_of_tasks(study)}
-    text = study.of_task(TEXT)
-    if text.trials:
-        columns |= {standing.where: standing for standing in standings(text)}
-    for task in study.sequence_tasks:
-        columns[task] = standing_of_task(study, task)
-    return {key: standing for key, standing in columns.items() if standing is not None}
 
 
 def standing_of_task(study: Study, task: str) -> Standing | None:
@@ -254,7 +261,7 @@ def ranks_without_a_task(study: Study) -> dict[str, tuple[int, int]]:
 def scores_of_task(study: Study, task: str) -> Values:
     """Return means of the task's metric over all tests but that at the training length."""
     scores: Values = {}
-    for result in _results_that_count(study.of_task(task)):
+    for result in results_that_count(study.of_task(task)):
         shown = [shown_score(task, score) for score in result.by_case[1:]]
         known = [value for value in shown if value is not None]
         if known and len(known) == len(shown):  # without a test it would be a mean of easier ones
@@ -276,7 +283,7 @@ def _sort_keys(study: Study, task: str) -> Values:
         keys: Values = {}
         # A model that has learned less than the frequencies of bytes has not learned the text.
         frequent = (study.corpus and study.corpus.byte_entropy) or math.inf
-        for result in _results_that_count(part):
+        for result in results_that_count(part):
             near, *far = (score.bits_per_byte for score in result.by_length)
             known = [value for value in far if value is not None]
             if known and len(known) == len(far):
@@ -284,7 +291,7 @@ def _sort_keys(study: Study, task: str) -> Values:
                 keys.setdefault(result.config.encoding, {})[result.config.seed] = key
         return keys
     passed = {
-        (r.config.encoding, r.config.seed) for r in _results_that_count(part) if has_learned(r)
+        (r.config.encoding, r.config.seed) for r in results_that_count(part) if has_learned(r)
     }
     return {
         name: {seed: -v if (name, seed) in passed else math.inf for seed, v in seeds.items()}
@@ -300,18 +307,18 @@ def _rank(keys: Values, names: Sequence[str], name: str, seed: int) -> float:
     return sum(key < mine for key in all_of_them) + (equal + 1) / 2
 
 
-def _gaps_over_windows(
-    by_window: Mapping[str, list[Sequence[float]]],
-) -> dict[tuple[str, str], Gap]:
-    """Return the differences of all pairs of encodings, with intervals over the windows of the
-    text, from means over seeds; {} if a result lacks windows."""
-    if len({len(windows) for each in by_window.values() for windows in each}) != 1:
+def mean_windows(by_window: Mapping[str, list[Sequence[float]]]) -> dict[str, list[float]]:
+    """Return the means over seeds of the losses of each window, by encoding; {} if a result lacks
+    windows or has others."""
+    if len({len(windows) for seeds in by_window.values() for windows in seeds}) != 1:
         return {}
-    means = {n: list(map(fmean, zip(*each, strict=True))) for n, each in by_window.items()}
-    return window_gaps(means)
+    return {
+        name: [fmean(window) for window in zip(*seeds, strict=True)]
+        for name, seeds in by_window.items()
+    }
 
 
-def _results_that_count(study: Study) -> list[TrialResult]:
+def results_that_count(study: Study) -> list[TrialResult]:
     """Return the results of finished trials but for those of encodings that fail the contract,
     whose losses mean nothing."""
     return [r for r in study.finished if r.config.encoding not in study.unchecked]

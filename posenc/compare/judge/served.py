@@ -1,0 +1,42 @@
+"""Which programs that serve models run an encoding, for choices among equals."""
+
+import re
+
+SERVERS = ("vLLM", "SGLang", "llama.cpp", "mlx-lm", "transformers")
+_BY_NAME = {
+    "rope": SERVERS,
+    "rope_interleaved": SERVERS,
+    "partial_rope": SERVERS,
+    "linear": SERVERS,
+    "ntk": SERVERS,
+    "yarn": SERVERS,
+    "llama3": SERVERS,
+    "rnope": ("vLLM", "SGLang", "llama.cpp", "mlx-lm", "transformers"),
+    "rnope_swa": ("vLLM", "SGLang", "llama.cpp", "mlx-lm", "transformers"),
+    "irope": ("vLLM", "SGLang", "llama.cpp", "mlx-lm", "transformers"),
+    "longrope": ("vLLM", "SGLang", "llama.cpp", "mlx-lm", "transformers"),
+    "alibi": ("vLLM", "llama.cpp", "transformers"),
+    "learned": ("vLLM", "SGLang", "llama.cpp", "mlx-lm", "transformers"),
+    "sinusoidal": ("transformers",),
+    "t5": ("llama.cpp", "transformers"),
+}
+"""Programs with a decoder of this encoding, as of November 2026: SmolLM3 and Command A are RNoPE,
+Llama 4 iRoPE, BLOOM and MPT ALiBi, GPT-2 learned, T5's own decoder T5. Of an encoding that is not
+here no such decoder is known."""
+
+
+def servers_of(encoding: str) -> tuple[str, ...]:
+    """Return the programs that run an encoding, by its text in a trial or a label.
+
+    A sum of encodings or a mix by layer counts as served by none.
+
+    >>> servers_of("rope:rope_theta=500000"), servers_of("fire")
+    (('vLLM', 'SGLang', 'llama.cpp', 'mlx-lm', 'transformers'), ())
+    """
+    name = re.fullmatch(r"(\w+)(:.*)?", encoding)
+    return _BY_NAME.get(name[1], ()) if name else ()
+
+
+def num_servers(encoding: str) -> int:
+    """Return the number of programs of `servers_of`."""
+    return len(servers_of(encoding))

@@ -1,0 +1,522 @@
+"""Every sentence of a comparison: its answer, its limits, and how to read its page."""
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+from posenc.compare.judge.judgement import (
+    LEADS,
+    MARGIN,
+    TIED,
+    USE,
+    Choice,
+    Judgement,
+    OwnAgainst,
+)
+from posenc.compare.judge.limits import Limits
+from posenc.compare.judge.standing import Standing
+from posenc.compare.rows import EqualTime
+from posenc.sentence import join_names
+from posenc.statistics.pairs import Gap
+
+COSTS_MORE = 1.2
+"""Ratio of training times from which the answer says what an encoding costs: chosen."""
+FEW = 3
+"""Number of tied encodings that the answer names; of more it names two and counts the others."""
+HOW_TO_READ_TEXT = (
+    "Bits per byte is the loss on held-out text; lower is better. Two columns are judged: the loss "
+    "at the training length, and that of far bytes, the last ones of each longest window. Best: "
+    "significantly better than all others there, by more than 0.02 bits. Tied: no encoding is so. "
+    "Worse: at least one is. An encoding is judged in its simplest reading that holds: as trained, "
+    "in a window of the training length, or after a short tuning; its other rows have no verdict. "
+    "Means over whole windows are mostly near bytes and are not judged. More context: what the "
+    "same bytes save or cost after a longer text; an encoding that ignores distant text saves "
+    "nothing."
+)
+HOW_TO_READ_TASKS = (
+    "In small letters: how many trials learned the task. A trial has learned its task if it says "
+    "at least 90 % of the held-out sequences of the longest trained length without a mistake. The "
+    "score of a task is the mean over all longer tests, of every trial, learned or not. The rank "
+    "is the mean over all tasks and seeds, among the encodings that run all tasks; trials that did "
+    "not learn share the last ranks. In brackets are the best and the worst place if any one task "
+    "is left out. Colours are tiers: an encoding of the first is significantly worse than none, "
+    "one of the next only than those before it. Where the seeds decide nothing there is no colour."
+)
+BOTH_INTERVALS = (
+    "± over seeds is half of an interval that holds for all pairs together, near and far: the "
+    "residual spread of a least-squares fit of encodings and seeds, pooled over all encodings and "
+    "with what earlier studies had, and the studentized range; those tied for the best are judged "
+    "again without the others. ± over windows is a paired bootstrap over the windows of this text. "
+    "Significant means by seeds."
+)
+BY_LENGTH = (
+    "Loss by test length, over windows of that length that do not overlap; broken lines are other "
+    "readings of the same trials. Bars are half of the 95 % interval of a difference from the "
+    "lowest: where the bars of two do not overlap, they differ significantly."
+)
+BY_LENGTH_WITHOUT_BARS = (
+    "Loss by test length, over windows of that length that do not overlap; broken lines are other "
+    "readings of the same trials. No bars: no difference has an interval."
+)
+_NUMBER_WORDS = (
+    "no",
+    "one",
+    "two",
+    "three",
+    "four",
+    "five",
+    "six",
+    "seven",
+    "eight",
+    "nine",
+    "ten",
+)
+
+
+def sentences_on_text(judgement: Judgement) -> Iterator[str]:
+    """Yield the sentences of the answer on a text, the one that names what to take first."""
+    places = judgement.places
+    if judgement.untrained is not None and places.near is not None:
+        yield _too_early(places.near, *judgement.untrained)
+        return
+    if judgement.only is not None:
+        yield _only(places.all, judgement.only)
+        return
+    if judgement.near is None:
+        return
+    near, far = judgement.near, judgement.far
+    if far is None:
+        yield _alone(near)
+        yield f"Of longer texts nothing is said: {places.why_no_far}."
+    elif _say_the_same(near, far, judgement):
+        yield _both(near, far)
+    else:
+        yield from _mixed(near, far, judgement)
+    for choice in judgement.choices:
+        if choice.text_may_turn and choice.behind:
+            where = choice.where
+            yield f"On another text like this one {choice.behind[0]} may be ahead {at(where)}."
+    if judgement.cost is not None:
+        yield from _sentences_on_cost(judgement.cost, judgement, judgement.taken)
+
+
+def _too_early(near: Standing, order: int, bits: float) -> str:
+    """Write that no model is better than a table of bytes."""
+    table = "byte frequencies" if order == 1 else "a table of byte pairs"
+    lowest, highest = near.mean(near.order[0]), near.mean(near.order[-1])
+    if len(near.order) == 1:
+        subject = f"{near.order[0]} ({lowest:.2f} bits per byte) is"
+    else:
+        count = number_word(len(near.order))
+        subject = f"all {count} ({lowest:.2f} to {highest:.2f} bits per byte) are"
+        if not highest > bits:
+            subject = f"{near.order[0]} ({lowest:.2f} bits per byte), the lowest, is"
+    return f"Too early to tell: {subject} no better than {table} ({bits:.2f}). Give more --steps."
+
+
+def _only(standings: Sequence[Standing], name: str) -> str:
+    """Write the losses of the only encoding."""
+    losses = [f"{s.mean(s.order[0]):.2f} {at(s.where)}" for s in standings]
+    return f"{name} is the only encoding: {join_names(losses)} (bits per byte). Add another."
+
+
+def _say_the_same(near: Choice, far: Choice, judgement: Judgement) -> bool:
+    """Return True if one sentence can say both choices: the same row, as surely, or the same tied
+    ones."""
+    near_name = judgement.places.near_name
+    near_tied = {near_name.get(name, name) for name in far.tied}
+    return near.sure == far.sure and near_tied == set(near.tied) and not near.why_unsure
+
+
+def _both(near: Choice, far: Choice) -> str:
+    """Write the sentence on two choices that are the same."""
+    numbers = f"{_numbers(near)} {at(near.where)} and {_numbers(far)} {at(far.where)}"
+    named = _tied(far) if far.sure == TIED else _begin(_named(far))
+    return f"{named}: {numbers}."
+
+
+def _alone(choice: Choice) -> str:
+    """Write the sentence on a choice in one place."""
+    if choice.why_unsure:
+        return _undecided([choice])
+    sentence = _tied(choice) if choice.sure == TIED else _begin(_named(choice))
+    return f"{sentence}: {_numbers(choice)} {at(choice.where)}."
+
+
+def _mixed(near: Choice, far: Choice, judgement: Judgement) -> Iterator[str]:
+    """Yield the sentences on two choices that differ: the row to take for both, how it stands in
+    each, and what is better for near bytes alone."""
+    taken = judgement.taken
+    if near.why_unsure or far.why_unsure:
+        yield _undecided([near, far])
+        return
+    near_taken = judgement.places.near_name.get(taken or "", taken)
+    far_clause = f"{_standing_of(far, taken)} {at(far.where)} ({_numbers_in_brackets(far)})"
+    if near_taken in near.tied:
+        near_clause = (
+            f"{_standing_of(near, near_taken)} {at(near.where)} ({_numbers_in_brackets(near)})"
+        )
+        end = "; any of the tied that your stack runs will do" if near.sure == far.sure else ""
+        yield f"Take {taken}: {near_clause} and {far_clause}{end}."
+        return
+    yield f"Take {taken}: {far_clause}."
+    only_near = _tied(near) if near.sure == TIED else _named(near)
+    yield f"For texts of {near.where} only, {only_near}: {_numbers(near)}."
+
+
+def _standing_of(choice: Choice, name: str | None) -> str:
+    """Write how a row stands in a place: first, or tied with which others."""
+    if choice.sure == USE:
+        return "first"
+    if choice.sure == LEADS:
+        return "first after this training"
+    others = [other for other in choice.tied if other != name]
+    shown = others[: FEW - 1]
+    if len(shown) < len(others):
+        shown = [others[0], f"{number_word(len(others) - 1)} others"]
+    return f"tied with {join_names(shown)}"
+
+
+def _undecided(choices: Sequence[Choice]) -> str:
+    """Write that no difference has an interval, and what has the lowest loss meanwhile."""
+    take = choices[-1].tied[0]
+    lowest = []
+    for choice in choices:
+        first = choice.tied[0]
+        name = "" if first == take else f"{first} "
+        lowest.append(f"{name}{choice.bits[first]:.2f} {at(choice.where)}")
+    why = next(choice.why_unsure for choice in choices if choice.why_unsure)
+    return f"Not decided, {why}. Take {take} until then, the lowest: {join_names(lowest)}."
+
+
+def at(where: str) -> str:
+    """Return a place with its preposition: `at 128 bytes`, `on the last 128 of 1,024 bytes`."""
+    return f"on {where}" if where.startswith("the last") else f"at {where}"
+
+
+def _begin(sentence: str) -> str:
+    """Return a sentence with a capital, unless it begins with the name of an encoding."""
+    begins = ("use ", "not ")
+    return sentence[0].upper() + sentence[1:] if sentence.startswith(begins) else sentence
+
+
+def _named(choice: Choice) -> str:
+    """Write "use X" or "X leads after this training"."""
+    if choice.sure == USE:
+        return f"use {choice.taken}"
+    return f"{choice.taken} leads after this training"
+
+
+def _tied(choice: Choice) -> str:
+    """Write that encodings are tied, and which of them to take."""
+    names = _shown(choice)
+    if len(names) < len(choice.tied):
+        names.append(f"{number_word(len(choice.tied) - len(names))} others")
+    return f"{join_names(names)} are tied: take the one that your stack runs, else {choice.taken}"
+
+
+def _numbers(choice: Choice) -> str:
+    """Write the losses of the best, and by how much the next one is behind: `2.36 bits (alibi
+    +0.12 ± 0.03)`."""
+    bits, _, rest = _numbers_in_brackets(choice).partition("; ")
+    return f"{bits} ({rest})" if rest else bits
+
+
+def _numbers_in_brackets(choice: Choice) -> str:
+    """Write the same for use in brackets: `2.36 bits; alibi +0.12 ± 0.03`."""
+    lowest, highest = f"{min(choice.bits.values()):.2f}", f"{max(choice.bits.values()):.2f}"
+    bits = lowest if lowest == highest else f"{lowest} to {highest}"
+    if choice.behind is None:
+        return f"{bits} bits"
+    other, gap = choice.behind
+    return f"{bits} bits; {other} {with_interval(gap)}"
+
+
+def _sentences_on_cost(cost: EqualTime, judgement: Judgement, taken: str | None) -> Iterator[str]:
+    """Yield what the rows that the answer names cost, and who is first at equal training time."""
+    encoding_of = judgement.places.encoding_of
+    encoding = encoding_of.get(taken or "", "")
+    cheapest = cost.cheapest
+    times = cost.times(encoding, cheapest)
+    if times is not None and times >= COSTS_MORE:
+        yield f"{encoding} costs {times:.1f} times {cheapest}'s training time."
+    named = [name for choice in judgement.choices for name in _shown(choice)]
+    for other in dict.fromkeys(encoding_of[name] for name in named):
+        more = cost.times(other, encoding)
+        if more is not None and more >= COSTS_MORE:
+            yield f"{other} costs {more:.1f} times {encoding}'s training time."
+    bits = cost.order
+    if not bits or encoding not in cost.costs:
+        return
+    first = next(iter(bits))
+    if encoding not in bits:
+        yield f"At equal time {first} is ahead: {encoding} had not been validated by then."
+    elif bits[first] + MARGIN < bits[encoding]:
+        yield (
+            f"At equal time {first} is ahead ({bits[first]:.2f} against {bits[encoding]:.2f} bits)."
+        )
+
+
+def _shown(choice: Choice) -> list[str]:
+    """Return the tied rows that the answer names."""
+    if len(choice.tied) <= FEW:
+        return list(choice.tied)
+    others = [name for name in choice.tied if name != choice.taken]
+    return [choice.taken, others[0]]
+
+
+def sentence_on_task(standing: Standing, metric: str, why_unsure: str | None) -> str:
+    """Write who is first in a task or over all tasks, and how sure that is.
+
+    metric: what its numbers are, in words: `exact match on copy beyond 20 symbols`.
+    why_unsure: why no difference has an interval; None if they have.
+    """
+    first = standing.order[0]
+    score = f"{standing.mean(first):.2f} {metric}"
+    if len(standing.order) == 1:
+        return f"{first} is the only encoding: {score}. Add another."
+    best = "highest" if standing.higher else "lowest"
+    next_one = standing.order[1]
+    if why_unsure:
+        gap = with_sign(standing.gap(next_one))
+        return (
+            f"Not decided, {why_unsure}; take {first} until then: {best} {metric} "
+            f"({standing.mean(first):.2f}; {next_one} {gap})."
+        )
+    tied = [name for name in standing.first if name != first]
+    if tied:
+        names = list_up_to_six([first, *tied])
+        return f"{names} are tied in {metric}, {first} has the {best} ({standing.mean(first):.2f})."
+    gap = with_interval(standing.gap(next_one))
+    return (
+        f"{first} leads after this training: {best} {metric} ({standing.mean(first):.2f}; "
+        f"{next_one} {gap})."
+    )
+
+
+def sureness(standing: Standing) -> str:
+    """Return how sure the first of a task is: what more steps change is not measured there."""
+    return LEADS if standing.verdict(standing.order[0]) == "best" else TIED
+
+
+def not_learned(task: str) -> str:
+    """Write that nothing is said of a task."""
+    return f"No trial has learned {task}, so nothing is said of it: give more --steps."
+
+
+def nothing_finished(failed: Mapping[str, tuple[int, int]]) -> str:
+    """Write the answer of a study without a finished trial."""
+    if failed:
+        return f"No trial has finished, and {list_up_to_six(failed)} failed."
+    return "No trial has finished."
+
+
+def unchecked(names: Iterable[str]) -> str:
+    """Write the warning of encodings that fail the contract."""
+    unique = list(dict.fromkeys(names))
+    fail = "it fails" if len(unique) == 1 else "they fail"
+    return f"The losses of {list_up_to_six(unique)} mean nothing: {fail} a check."
+
+
+def runs_nowhere(names: Sequence[str]) -> str:
+    """Write which encodings run at no tested length."""
+    return f"{list_up_to_six(names)} can run at no tested length."
+
+
+def runs_only_near(names: Sequence[str], where: str) -> str:
+    """Write which encodings have no number on far bytes."""
+    return f"{list_up_to_six(names)} cannot run on {where}."
+
+
+def not_ranked(name: str, task: str, seed: int) -> str:
+    """Write which trial an encoding lacks for a rank over all tasks."""
+    return f"Not ranked: {name} ({task} seed {seed} is missing)."
+
+
+def line_for_use(use: str, choices: Mapping[str, Choice], taken: Sequence[str], cost: str) -> str:
+    """Write one line of the leaderboard: what to take for a use, how it stands on each text, and
+    what it costs.
+
+    choices: by the name of the text. taken: one row for all texts, or one for each.
+    """
+    parts = []
+    for i, (text, choice) in enumerate(choices.items()):
+        name = taken[min(i, len(taken) - 1)]
+        on_text = "" if len(choices) == 1 else f" on {text}"
+        bits = f"{choice.bits[name]:.2f} bits{on_text}"
+        parts.append(f"{_standing_in_few_words(choice, name)}, {bits}")
+    named = join_names(list(dict.fromkeys(taken)))
+    return f"{use}: {named} ({'; '.join(parts)}; {cost})."
+
+
+def _standing_in_few_words(choice: Choice, name: str) -> str:
+    """Write how a row stands, without the names of the others."""
+    if choice.why_unsure:
+        return "not decided"
+    if choice.sure != TIED:
+        return _standing_of(choice, name)
+    count = len(choice.tied) - 1
+    return f"tied with {number_word(count)} {'other' if count == 1 else 'others'}"
+
+
+def no_cost(use: str) -> str:
+    """Write that nothing is named for a use, because training time is unknown."""
+    return f"{use}: none is named, because its training time was not measured."
+
+
+def costs(name: str, times: float, cheapest: str) -> str:
+    """Write what a row costs: `1.4 times nope's training time`."""
+    if name == cheapest or times < 1.05:
+        return "least training time"
+    return f"{times:.1f} times {cheapest}'s training time"
+
+
+def line_for_tasks(use: str, standings: Sequence[Standing], costs_of: Sequence[str]) -> str:
+    """Write the line of the leaderboard on tasks: the best mean rank of each study."""
+    parts = []
+    for standing, cost in zip(standings, costs_of, strict=True):
+        first = standing.order[0]
+        rank = f"mean rank {standing.mean(first):.2f} over {standing.where}"
+        count = len(standing.first) - 1
+        if standing.pairs.least == math.inf:
+            rank = f"not decided, {rank}"
+        elif count:
+            rank = f"tied with {number_word(count)} {'other' if count == 1 else 'others'}, {rank}"
+        parts.append(f"{first} ({rank}; {cost})")
+    return f"{use}: {join_names(parts)}."
+
+
+def sentences_on_failures(failed: Mapping[str, tuple[int, int]]) -> Iterator[str]:
+    """Yield the sentence on failed trials, which begins the answer."""
+    counts = [f"{name} {count} of {planned}" for name, (count, planned) in failed.items()]
+    if counts:
+        yield f"Failed trials: {list_up_to_six(counts)}; not judged."
+
+
+def sentences_on_own(own: Sequence[OwnAgainst]) -> Iterator[str]:
+    """Yield a sentence for each of the user's own encodings: better than which others, tied with
+    which, worse than which, in each place; with the difference from the nearest of the better and
+    of the worse."""
+    for name in dict.fromkeys(each.own for each in own):
+        of_name = [each for each in own if each.own == name]
+        clauses = []
+        for where in dict.fromkeys(each.where for each in of_name):
+            here = [each for each in of_name if each.where == where]
+            clauses.append(f"{_against(here)} {at(where)}")
+        yield f"{name}: {'; '.join(clauses)}."
+
+
+def _against(here: Sequence[OwnAgainst]) -> str:
+    """Write how an encoding of the user's own stands against others in one place."""
+    parts = []
+    phrases = {"better": "better than", "tied": "tied with", "worse": "worse than"}
+    for verdict, phrase in phrases.items():
+        of_verdict = sorted(
+            (each for each in here if each.verdict == verdict), key=lambda e: abs(e.gap.value)
+        )
+        if of_verdict:
+            nearest = of_verdict[0]
+            first = f"{nearest.other} ({with_interval(nearest.gap)})"
+            parts.append(f"{phrase} {list_up_to_six([first, *(e.other for e in of_verdict[1:])])}")
+    unsure = [f"{with_sign(each.gap)} from {each.other}" for each in here if not each.verdict]
+    if unsure:
+        parts.append(f"without an interval {list_up_to_six(unsure)}")
+    return ", ".join(parts)
+
+
+def limit_sentences(limits: Limits) -> Iterator[str]:
+    """Yield the sentences of the second line: the size of the study, and what of the seven points
+    that must hold for a larger model was not tested."""
+    yield f"{_facts(limits)}: {_effect_of_longer_training(limits)}."
+    if limits.has_text:
+        yield f"Not tested: {join_names(_not_tested(limits))}."
+        yield _worth_of_far_context(limits)
+    if limits.has_old_t5:
+        yield "Its t5 is today's t5:unscaled=true."
+
+
+def _facts(limits: Limits) -> str:
+    """Write seeds, texts, tasks, sizes and steps of a study."""
+    seeds = number_word(limits.seeds).capitalize()
+    parts = [f"{seeds} {'seed' if limits.seeds == 1 else 'seeds'}"]
+    parts += ["one text"] if limits.has_text else []
+    if limits.tasks:
+        tasks = "task" if limits.tasks == 1 else "tasks"
+        parts.append(f"{number_word(limits.tasks)} {tasks}")
+    size = limits.parameters
+    parts.append(f"{size / 1e6:.1f} M parameters" if size >= 5e4 else f"{size:,.0f} parameters")
+    if limits.tokens_per_parameter is not None:
+        parts.append(f"{limits.tokens_per_parameter:.2g} bytes a parameter")
+    if limits.steps is not None:
+        parts.append(f"{limits.steps:,} steps")
+    return ", ".join(parts)
+
+
+def _effect_of_longer_training(limits: Limits) -> str:
+    """Write how much the loss still falls, and which differences could turn by then."""
+    if limits.falling is None:
+        return "what longer training changes was not measured"
+    still = f"the loss still falls {limits.falling:.2f} bits per doubling of the steps"
+    if limits.may_turn is None:
+        return still
+    return f"{still}, so differences under {limits.may_turn:.2f} may turn"
+
+
+def _not_tested(limits: Limits) -> list[str]:
+    """List what must hold for a larger model and was not tested."""
+    baselines = {
+        "window": "RoPE in a window",
+        "tuned": "RoPE tuned at length",
+        "hybrid": "hybrids with layers without positions",
+    }
+    tuning = "bases, slopes and scales" if limits.rates_searched else "rates for each encoding"
+    parts = [tuning]
+    if not limits.has_retrieval:
+        parts.append("finding facts far away")
+    parts += [baselines[name] for name in limits.absent]
+    if limits.sizes < 2:
+        parts.append("another size")
+    return [*parts, "documents kept apart", "your hardware and server"]
+
+
+def _worth_of_far_context(limits: Limits) -> str:
+    """Write what context from beyond the training length saves."""
+    if limits.far_context_saves is None:
+        if limits.has_far:
+            return "What far context saves was not measured in this run."
+        return "Far tokens were not measured in this run."
+    saved = max(limits.far_context_saves, 0.0)
+    if saved < MARGIN:
+        return (
+            f"Far context saves at most {saved:.3f} bits here: far losses show what breaks, not "
+            "what is used."
+        )
+    return f"Far context saves up to {saved:.2f} bits here."
+
+
+def list_up_to_six(names: Iterable[str]) -> str:
+    """Return up to six names as a list in words; of more names the first five and the number of
+    others."""
+    unique = list(dict.fromkeys(names))
+    others = [f"{len(unique) - 5} others"] if len(unique) > 6 else []
+    return join_names([*unique[:5], *others] if others else unique) if unique else ""
+
+
+def number_word(number: int) -> str:
+    """Return a number up to ten as a word, "two", and a larger one in digits."""
+    return _NUMBER_WORDS[number] if number < len(_NUMBER_WORDS) else str(number)
+
+
+def with_sign(gap: Gap) -> str:
+    """Return a difference as text with its sign, with three decimals if it is below 0.01."""
+    digits = 2 if abs(gap.value) >= 0.01 else 3
+    return f"{round(gap.value, digits) + 0.0:+.{digits}f}"  # no -0.000
+
+
+def with_interval(gap: Gap) -> str:
+    """Return a difference and its half interval as text, `+0.02 ± 0.01`, with a third decimal where
+    two do not show whether the interval excludes 0; without one, the difference alone."""
+    if gap.half == math.inf:
+        return with_sign(gap)
+    near = min(abs(gap.value), gap.half, abs(abs(gap.value) - gap.half))
+    digits = 2 if near >= 0.01 else 3
+    return f"{gap.value:+.{digits}f} ± {gap.half:.{digits}f}"
