@@ -378,7 +378,7 @@ def _plan_trial(name: str, options: Options, shared: dict[str, Any]) -> TrialCon
     return TrialConfig(**shared | sizes | own | _NO_READINGS)
 
 
-_NO_READINGS = {"test_window": 0, "tune_steps": 0, "num_windows": 0}
+_NO_READINGS: dict[str, Any] = {"test_window": 0, "tune_steps": 0, "num_windows": 0}
 """Fields of a trial on a task, which is read as trained only."""
 
 

@@ -44,7 +44,7 @@ def run_trial(
     """
     _make_deterministic(config.device)
     task = task_of(config)
-    symbols = dict.fromkeys(SPLITS, np.empty(0, np.uint16))
+    symbols: dict[str, np.ndarray] = dict.fromkeys(SPLITS, np.empty(0, np.uint16))
     if task is None:
         symbols = {split: read_split(study_folder, split, config.corpus) for split in SPLITS}
     model, cursor = train.train_model(

@@ -93,3 +93,12 @@ def test_a_tuning_that_fails_is_said_and_the_trial_goes_on(tmp_path, monkeypatch
     window, failed = json.loads((home / "result.json").read_text())["readings"]
     assert (window["name"], window["cannot"]) == ("window", None)
     assert (failed["name"], failed["cannot"]) == ("tuned", "tuning: the loss is nan")
+
+
+def test_a_tuning_computes_in_the_precision_of_the_trial(tmp_path):
+    config = dataclasses.replace(TUNED, precision="bfloat16", tune_steps=2)
+    model = trained_a_little(config)
+    logits = tuned._LikeTransformers(model, config)(torch.zeros(1, 4, dtype=torch.long)).logits
+    assert logits.dtype == torch.bfloat16
+    reading, _ = tuned.tune_and_read(model, TEXT, TEXT, config, tmp_path)
+    assert reading.cannot is None

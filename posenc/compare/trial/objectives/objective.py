@@ -156,9 +156,13 @@ class Objective(ABC):
         if key not in near_losses:
             near_losses[key] = self._losses_near(model, windows, config)
         near = near_losses[key]
-        bits = [nats_to_bits((each.sum() / is_far.sum()).item()) for each in (far, near)]
-        by_window = [bits_by_window(each, is_far) for each in (far, near)]
-        return FarScore(length, *bits, None, *by_window)
+        return FarScore(
+            length,
+            far=nats_to_bits((far.sum() / is_far.sum()).item()),
+            far_near=nats_to_bits((near.sum() / is_far.sum()).item()),
+            windows=bits_by_window(far, is_far),
+            near_windows=bits_by_window(near, is_far),
+        )
 
     def _losses_near(self, model: nn.Module, windows: MarkedWindows, config: TrialConfig) -> Tensor:
         """Return the losses in nats of the far targets, (windows, targets), each read in a window

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from posenc.compare.scores import Reading
 from posenc.compare.trial.config import TrialConfig
+from posenc.compare.trial.forward import autocast
 from posenc.compare.trial.objectives import objective_of
 from posenc.compare.trial.train import encoding_shape
 from posenc.encodings import ModelShape, RoPE
@@ -51,11 +52,12 @@ def tune_and_read(
     """
     longest = max(config.test_lengths)
     recipe = TuneConfig(steps=config.tune_steps, seed=config.seed)
-    teacher = _LikeTransformers(copy.deepcopy(model).eval())
+    teacher = _LikeTransformers(copy.deepcopy(model).eval(), config)
     tuned = copy.deepcopy(model)
+    assert isinstance(tuned.encoding, RoPE)  # see can_be_tuned
     shape = encoding_shape(config)
     tuned.encoding = _stretched(tuned.encoding, longest / config.train_length, shape)
-    student = _LikeTransformers(tuned)
+    student = _LikeTransformers(tuned, config)
     windows = _windows_to_tune_on(text, longest, recipe)
     state = folder / TUNING_FOLDER
     steps_taken = 0
@@ -74,13 +76,15 @@ def tune_and_read(
 
 
 class _LikeTransformers(nn.Module):
-    """A decoder that is called, and answers, as models of transformers do, for extend's tuning."""
+    """A decoder that is called, and answers, as models of transformers do, for extend's tuning. It
+    computes in the precision of the trial."""
 
     supports_gradient_checkpointing = False
 
-    def __init__(self, model: Decoder) -> None:
+    def __init__(self, model: Decoder, trial: TrialConfig) -> None:
         super().__init__()
         self.model = model
+        self.trial = trial
         self.config = SimpleNamespace(to_dict=lambda: {"encoding": repr(model.encoding)})
 
     @property
@@ -91,7 +95,9 @@ class _LikeTransformers(nn.Module):
     def forward(self, tokens: Tensor, use_cache: bool = False) -> Any:
         """Return an object whose `logits` are (batch, len, vocabulary); it keeps no cache."""
         assert not use_cache
-        return SimpleNamespace(logits=self.model(tokens, length=tokens.shape[1]))
+        with autocast(self.trial):
+            logits = self.model(tokens, length=tokens.shape[1])
+        return SimpleNamespace(logits=logits)
 
 
 def _stretched(encoding: RoPE, factor: float, shape: ModelShape) -> RoPE:
