@@ -54,8 +54,12 @@ def _training_fact(trial: TrialConfig, study: Study) -> tuple[str, str]:
     rate = f"peak learning rate {peaks[0]:g}"
     if len(peaks) > 1:
         rate = f"peak learning rates from {peaks[0]:g} to {peaks[-1]:g} as in their table"
+    factors = sorted({t.encoding_lr for t in study.trials if t.task == trial.task})
+    tables = f"tables of encodings {factors[0]:g} times it"
+    if len(factors) > 1:
+        tables = f"tables of encodings {factors[0]:g} to {factors[-1]:g} times it"
     compiled = ", compiled" if trial.compile else ""
     return name, (
         f"{trial.steps:,} steps of {trial.batch} × {trial.train_length:,} {unit}, {rate}, "
-        f"{trial.precision} on {trial.device}{compiled}"
+        f"{tables}, {trial.precision} on {trial.device}{compiled}"
     )

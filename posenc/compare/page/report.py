@@ -459,6 +459,9 @@ def _setting_cells(trial: TrialResult) -> list[Value]:
     source."""
     spec = {k: v for k, v in trial.spec.items() if k not in _OMITTED_KEYS and "<" not in v}
     settings = ", ".join(f"{k.replace('_', ' ')} {v}" for k, v in spec.items() if v != "None")
+    settings += f", learning rate {trial.config.lr:g}"
+    if trial.encoding_parameters:
+        settings += f", its tables {trial.config.encoding_lr:g} times that"
     shared = trial.spec.get("parameters shared by", "")
     return [trial.encoding_parameters, shared, settings, trial.spec.get("source")]
 

@@ -7,6 +7,8 @@ import pytest
 
 from posenc.compare.page.figures import curve_plots
 from posenc.compare.page.readings import reading_sections, saved_by_context
+from posenc.compare.page.repeat import facts_to_repeat
+from posenc.compare.page.report import specs_table
 from posenc.compare.page.results_csv import csv_text
 from posenc.compare.page.tuning import tuning_sections
 from posenc.compare.results import FORMAT, Study, Timing, TrainingPoint, TrialResult
@@ -137,3 +139,14 @@ def test_a_study_that_was_tuned_shows_the_choices_and_what_they_turn():
     assert table.rows[0][2] == "rope:rope_theta=100"
     assert "recorded, from a test" in made
     assert turned == "One rate for all would turn the order of the grid's trials: t5 before rope."
+
+
+def test_the_page_names_the_rates_of_the_model_and_of_tables():
+    table = dict(result("t5", 0, 2.0).spec)
+    learned = replace(result("t5", 0, 2.0), encoding_parameters=32, spec=table)
+    plain = result("rope", 0, 2.0)
+    rows = {row[0]: row[3] for row in specs_table(study_of(learned, plain)).rows}
+    assert rows["t5"].endswith("learning rate 0.002, its tables 20 times that")
+    assert rows["rope"].endswith("learning rate 0.002")
+    facts = facts_to_repeat(study_of(learned, plain))
+    assert "peak learning rate 0.002, tables of encodings 20 times it" in facts["training"]
