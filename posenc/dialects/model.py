@@ -3,10 +3,12 @@ of the logits."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 from posenc.dialects.classes import other_architecture
 from posenc.dialects.families import WITHOUT_ROTATION, facts_of_family, family_of_class, json_table
+from posenc.dialects.family_facts import ModernFacts
 
 INNER = ("text_config", "language_config", "llm_config")
 """Where a config of several modalities keeps the language model's."""
@@ -94,6 +96,11 @@ class Model:
     outer_config: Mapping[str, Any] = field(default_factory=dict)
     """config.json where it has the language model's config inside; empty where it is flat."""
 
+    @cached_property
+    def modern(self) -> ModernFacts:
+        """Return what is known of the family in transformers 5; defaults where nothing is."""
+        return ModernFacts.of(self.facts.get("transformers5"))
+
     @property
     def is_known(self) -> bool:
         """Return True if families.json has facts about the family."""
@@ -174,17 +181,16 @@ class Model:
 
         None where the code takes any width, and leaves the other channels unrotated.
         """
-        modern = self.facts.get("transformers5", {})
+        modern = self.modern
         if self.facts.get("latent_sum"):
             return None  # which of its spellings keep the share, is not read
-        if modern.get("dims_key") == "qk_rope_head_dim":
+        if modern.dims_key == "qk_rope_head_dim":
             return int(self.head_dim * self.rotated_share)
         if self.is_mla:
-            part = self.get(modern.get("head_key", "")) if self.supports_partial_rotation else None
+            part = self.get(modern.head_key) if self.supports_partial_rotation else None
             return part or self.size("qk_rope_head_dim", default=64)
-        if "axes" in modern or (
-            self.supports_partial_rotation and not modern.get("whole_rotation")
-        ):
+        has_axes = modern.axes is not None
+        if has_axes or (self.supports_partial_rotation and not modern.whole_rotation):
             return None
         return self.head_dim
 
@@ -221,20 +227,22 @@ class Model:
     @property
     def supports_partial_rotation(self) -> bool:
         """Return True if the family's code reads which fraction of each head rotates."""
-        modern = self.facts.get("transformers5", {})
-        inner = [d for d in modern.get("nested", {}).values() if d and d["rope_type"] == "default"]
-        return any("partial_rotary_factor" in d for d in (modern, *inner))
+        modern = self.modern
+        if modern.partial_rotary_factor is not None:
+            return True
+        dicts = [own for own in (modern.nested or {}).values() if own]
+        return any("partial_rotary_factor" in d for d in dicts if d["rope_type"] == "default")
 
     @property
     def rotated_share(self) -> Any:
         """Return the fraction of each head that the config rotates, by whichever key the family has
         for it; None if it has none."""
-        modern = self.facts.get("transformers5", {})
-        value = self.config.get(modern.get("share_key", "partial_rotary_factor"))
-        rotated = self.config.get(modern.get("dims_key", ""))
+        modern = self.modern
+        value = self.config.get(modern.share_key)
+        rotated = self.config.get(modern.dims_key)
         if value is None and isinstance(rotated, int | float):
             value = rotated / self.head_dim
-        return modern.get("partial_rotary_factor") if value is None else value
+        return modern.partial_rotary_factor if value is None else value
 
     @property
     def theta_of_inner_dict(self) -> Any:
@@ -246,14 +254,13 @@ class Model:
     @property
     def has_rope_dict_per_kind(self) -> bool:
         """Return True if the family's code has a rope dict of its own for each kind of layer."""
-        return "nested" in self.facts.get("transformers5", {})
+        return self.modern.nested is not None
 
     @property
     def kinds_of_flat_rope_scaling(self) -> tuple[str, ...] | None:
         """Return the kinds of layers to which a flat rope_scaling applies in a family with a dict
         per kind; None if the family accepts no keys outside of those dicts and fills nothing in."""
-        found = self.facts.get("transformers5", {}).get("flat")
-        return None if found is None else tuple(found)
+        return self.modern.flat
 
     def with_sizes_of_kind(self, kind: str) -> "Model":
         """Return the model with the sizes of one kind of layer, where kinds differ in them: by the
@@ -360,7 +367,7 @@ class Model:
         """Return the kinds of layers that rotate differently: ("all",) where all rotate alike."""
         if not self.has_rope_dict_per_kind:
             return ("all",)
-        labels = tuple(self.facts["transformers5"]["nested"])
+        labels = tuple(self.modern.nested or ())
         present = [kind for kind in labels if self.layers_of_kind(kind)]
         return tuple(present) or labels
 
@@ -368,7 +375,7 @@ class Model:
         """Return the layers of a kind, whether they rotate or not."""
         if kind == "all":
             return tuple(range(self.num_layers))
-        types = self.facts["transformers5"].get("labels", {}).get(kind, (kind,))
+        types = self.modern.labels.get(kind, (kind,))
         return tuple(i for i, name in enumerate(self.layer_types) if name in types)
 
     @property
@@ -466,7 +473,7 @@ def _layers_with_null_rope_dict(model: Model) -> set[int]:
         return set()
     old = model.config.get("rope_scaling")
     new = model.config.get("rope_parameters")
-    dicts = new or old or model.facts["transformers5"]["nested"]
+    dicts = new or old or model.modern.nested
     if not isinstance(dicts, Mapping):
         return set()
     layers: set[int] = set()

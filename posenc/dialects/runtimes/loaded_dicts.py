@@ -37,15 +37,15 @@ def resolve_rope_dicts(model: Model) -> dict[str, Parameters]:
 def _resolve_flat(model: Model) -> Parameters:
     """Return the one rope dict of a family whose layers rotate alike."""
     config = model.config
-    facts = model.facts["transformers5"]
+    facts = model.modern
     parameters = _flat_rope_dict(model)
-    if facts.get("declares_kinds") and parameters.keys() & set(model.layer_types):
+    if facts.declares_kinds and parameters.keys() & set(model.layer_types):
         # A class that declares kinds of layers takes a dict with such a key for nested (:764).
         raise RefusedError("KeyError: 'rope_type'")
     if model.facts.get("latent_sum") and not _older_dict(model):
         share = model.size("qk_rope_head_dim", default=64) / model.latent_query_width
         parameters.setdefault("partial_rotary_factor", share)
-    theta = config.get(facts.get("theta_key", "rope_theta"), facts.get("rope_theta", 10000.0))
+    theta = config.get(facts.theta_key, facts.rope_theta)
     _fill_missing_keys(parameters, model, theta, model.rotated_share)
     _replace_type_by_loaded_one(parameters, model)
     if parameters["rope_type"] in STRETCHED:  # for which the top level wins (:837)
@@ -55,28 +55,28 @@ def _resolve_flat(model: Model) -> Parameters:
     if model.model_type in PHI3 and parameters["rope_type"] not in ("default", "longrope"):
         raise RefusedError(f"ValueError: the type must be longrope, got {parameters['rope_type']}")
     check_required_keys(parameters)
-    for key in facts.get("required", ()):
+    for key in facts.required:
         require_key(parameters, key)
     return parameters
 
 
 def _older_dict(model: Model) -> Any:
     """Return rope_scaling; None in families whose class does not read it."""
-    reads_older = model.facts["transformers5"].get("old", True)
+    reads_older = model.modern.old
     return model.config.get("rope_scaling") if reads_older else None
 
 
 def _flat_rope_dict(model: Model) -> Parameters:
     """Return a copy of the file's rope dict, the older name first; of the class's own where the
     file has none, or where the class does not look at it."""
-    facts = model.facts["transformers5"]
+    facts = model.modern
     written = _older_dict(model) or model.config.get("rope_parameters")
-    if not facts.get("dicts", True):
+    if not facts.dicts:
         if written:
             _validate_unread(written, model)
         written = None
     if written is None:
-        written = deepcopy(facts.get("rope", {}))  # with the class's own base
+        written = deepcopy(facts.rope)  # with the class's own base
     return dict(written)
 
 
@@ -84,7 +84,7 @@ def _validate_unread(written: Mapping[str, Any], model: Model) -> None:
     """Raise RefusedError where the config's validation stops at a dict that no module reads."""
     if written.get("rope_type", written.get("type")) not in STRETCHED:
         return
-    if model.facts["transformers5"].get("needs_original"):
+    if model.modern.needs_original:
         require_key(written, ORIGINAL)
     if not model.get("max_position_embeddings"):
         raise RefusedError(NO_LENGTH)
@@ -126,7 +126,7 @@ def _resolve_nested(model: Model) -> dict[str, Parameters]:
                 raise RefusedError(f"KeyError: {kind!r}")
             given[kind] = _merge_flat_into_kind(given.get(kind, {}), written.flat, model)
     resolved: dict[str, Parameters] = {}
-    for kind in model.facts["transformers5"]["nested"]:
+    for kind in model.modern.nested or {}:
         if kind in model.layer_kinds and set(model.layers_of_kind(kind)) & set(
             model.without_rotation
         ):
@@ -139,7 +139,7 @@ def _resolve_nested(model: Model) -> dict[str, Parameters]:
 def _refuse_nulls(model: Model) -> None:
     """Raise RefusedError for null under a key that the class calculates with or looks into."""
     places = (model.config, model.config.get("rope_parameters") or {})
-    for key in model.facts["transformers5"].get("never_null", ()):
+    for key in model.modern.never_null:
         if any(key in place and place[key] is None for place in places):
             raise RefusedError(f"TypeError: {key} is None")
 
@@ -150,16 +150,16 @@ def _written_dicts(model: Model) -> _WrittenDicts:
     Raises: RefusedError for numbers beside the dicts where the class validates strictly;
     NotReadError for dicts by kind under the older name.
     """
-    facts = model.facts["transformers5"]
+    facts = model.modern
     nested = model.config.get("rope_parameters")
     flat = model.config.get("rope_scaling")
     by_kind = _nested_dicts(nested)
-    if facts.get("flat_new") and nested and not by_kind:
+    if facts.flat_new and nested and not by_kind:
         flat = flat or nested
         nested = None
-    if facts.get("strict") and isinstance(nested, Mapping) and len(by_kind) < len(nested):
+    if facts.strict and isinstance(nested, Mapping) and len(by_kind) < len(nested):
         raise RefusedError("StrictDataclassFieldValidationError: field 'rope_parameters'")
-    if facts.get("nested_wins") and set(model.layer_kinds) <= by_kind.keys():
+    if facts.nested_wins and set(model.layer_kinds) <= by_kind.keys():
         flat = None
     if not isinstance(flat, Mapping):
         return _WrittenDicts(by_kind, None, nested is not None)
@@ -177,15 +177,15 @@ def _nested_dicts(rope_dict: Any) -> dict[str, Parameters]:
 
 def _merge_flat_into_kind(nested: Parameters, flat: Mapping[str, Any], model: Model) -> Parameters:
     """Return the rope dict of a kind of layer merged with the flat one, whose keys win."""
-    facts = model.facts["transformers5"]
+    facts = model.modern
     # The class's own rope_type stands here already, so that a `type` beside it means
     # nothing; but for classes that first settle the flat dict as other families do.
-    usual = flat.get("type", "default") if facts.get("settles_type") else "default"
+    usual = flat.get("type", "default") if facts.settles_type else "default"
     merged = {"rope_type": usual, **nested, **flat}
-    for key in facts.get("never_flat", ()):
+    for key in facts.never_flat:
         merged.pop(key, None)
-    if merged["rope_type"] == "yarn" and "attention_factor" in facts:
-        merged.setdefault("attention_factor", facts["attention_factor"])
+    if merged["rope_type"] == "yarn" and facts.attention_factor is not None:
+        merged.setdefault("attention_factor", facts.attention_factor)
     return merged
 
 
@@ -196,15 +196,15 @@ def _resolve_kind(
 
     given: what the config says of the kind; None: nothing, so that the class's own dict counts.
     """
-    facts = model.facts["transformers5"]
+    facts = model.modern
     theta = _base_for_dict_without_one(kind, model, by_flat=given is not None and has_flat)
     share = _share_for_dict_without_one(kind, model)
     parameters = given
     if parameters is None:
-        own = facts["nested"][kind] or {}
+        own = facts.rope_of_kind(kind)
         # The class's base is not copied: the config's other keys may give another.
         parameters = {key: value for key, value in own.items() if key != "rope_theta"}
-    if facts.get("whole"):
+    if facts.whole:
         parameters["partial_rotary_factor"] = 1.0
     if given is not None and _is_filled_when_built(parameters, model):
         theta = model.config.get("rope_theta", theta)
@@ -212,7 +212,7 @@ def _resolve_kind(
     _fill_missing_keys(parameters, model, theta, share)
     parameters.pop("truncate", None)  # transformers looks for it beside the nested dicts
     check_required_keys(parameters)
-    if parameters["rope_type"] == "yarn" and not facts.get("nested_yarn", True):
+    if parameters["rope_type"] == "yarn" and not facts.nested_yarn:
         raise RefusedError("KeyError: 'original_max_position_embeddings'")
     return parameters
 
@@ -220,13 +220,13 @@ def _resolve_kind(
 def _base_for_dict_without_one(kind: str, model: Model, *, by_flat: bool) -> Any:
     """Return the base of a kind whose dict has none: by the family's key for this kind, else the
     class's own. by_flat: the kind has a flat dict, with which another key may go."""
-    facts = model.facts["transformers5"]
-    theta = (facts["nested"][kind] or {}).get("rope_theta", 10000.0)
-    key = facts.get("theta_keys", {}).get(kind, "")
+    facts = model.modern
+    theta = facts.rope_of_kind(kind).get("rope_theta", 10000.0)
+    key = facts.theta_keys.get(kind, "")
     if by_flat:
-        key = facts.get("flat_theta", key)
+        key = facts.flat_theta or key
     # Most classes keep a null, at which building their layers stops; some replace it.
-    null_is_replaced = facts.get("null_base")
+    null_is_replaced = facts.null_base
     if model.config.get(key) is not None or not null_is_replaced:
         theta = model.config.get(key, theta)
     return _entry_of_first_layer(theta, kind, model)
@@ -234,11 +234,11 @@ def _base_for_dict_without_one(kind: str, model: Model, *, by_flat: bool) -> Any
 
 def _share_for_dict_without_one(kind: str, model: Model) -> Any:
     """Return the rotated share of a kind whose dict has none; None where none is filled in."""
-    facts = model.facts["transformers5"]
+    facts = model.modern
     share = None if model.kinds_of_flat_rope_scaling is None else model.rotated_share
     share = _entry_of_first_layer(share, kind, model)
-    if facts.get("own_shares"):  # the class's, whatever stands at the top level
-        share = (facts["nested"][kind] or {}).get("partial_rotary_factor")
+    if facts.own_shares:  # the class's, whatever stands at the top level
+        share = facts.rope_of_kind(kind).get("partial_rotary_factor")
     return share
 
 
@@ -264,7 +264,7 @@ def _fill_missing_keys(parameters: Parameters, model: Model, theta: Any, share: 
         parameters.setdefault("partial_rotary_factor", share)
     parameters.setdefault("rope_type", parameters.get("type", "default"))
     if parameters["rope_type"] in STRETCHED:
-        if model.facts["transformers5"].get("needs_original"):
+        if model.modern.needs_original:
             require_key(parameters, ORIGINAL)
         parameters.setdefault(ORIGINAL, model.max_positions)
 

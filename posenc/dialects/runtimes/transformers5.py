@@ -16,8 +16,8 @@ from posenc.dialects.computed import (
     require_key,
     require_number,
 )
+from posenc.dialects.family_facts import ModernFacts
 from posenc.dialects.model import Model, model_of
-from posenc.dialects.runtimes.fields import Fields
 from posenc.dialects.runtimes.flags import refuse_flags
 from posenc.dialects.runtimes.loaded_dicts import (
     NEEDED,
@@ -57,15 +57,15 @@ def yarn_multiplier(parameters: Mapping[str, Any], factor: float) -> float:
 def rotation(parameters: Parameters, model: Model, length: int) -> LayerRotation:
     """Return the rotation of one kind of layer at a length, by its loaded rope dict."""
     kind = parameters["rope_type"]
-    facts = model.facts["transformers5"]
+    facts = model.modern
     theta = require_number(parameters["rope_theta"], "rope_theta")
     share = require_number(parameters.get("partial_rotary_factor", 1.0), "partial_rotary_factor")
     usual_head_dim = model.head_dim
     trained = model.max_positions
-    head_dim = int(model.get(facts.get("head_key", "")) or usual_head_dim)
-    if kind not in facts.get("types", (kind,)):
+    head_dim = int(model.get(facts.head_key) or usual_head_dim)
+    if facts.types is not None and kind not in facts.types:
         raise RefusedError(f"ValueError: requires another rope type, but found {kind} instead.")
-    if "axes" in facts:
+    if facts.axes is not None:
         return _axial_rotation(kind, facts, head_dim, theta)
     if kind == "proportional":
         factor = require_number(parameters.get("factor", 1.0), "factor")
@@ -95,26 +95,24 @@ def rotation(parameters: Parameters, model: Model, length: int) -> LayerRotation
     return yarn_rotation(parameters, dim, theta, factor, original)
 
 
-def _axial_rotation(
-    kind: str, facts: Mapping[str, Any], head_dim: int, theta: float
-) -> LayerRotation:
+def _axial_rotation(kind: str, facts: ModernFacts, head_dim: int, theta: float) -> LayerRotation:
     """Return the frequencies of a tower that rotates by the height and the width of a patch."""
     if kind not in ("default", "axial"):
         raise RefusedError(f"ValueError: supports only axial rope, but requested {kind}")
-    if facts.get("shared_axes"):  # height and width take the frequencies of one head in turn
+    if facts.shared_axes:  # height and width take the frequencies of one head in turn
         both_axes = floats.rope_frequencies(head_dim, theta)
         return LayerRotation(both_axes[0::2] + both_axes[1::2])
-    return LayerRotation(floats.rope_frequencies(head_dim // facts["axes"], theta))
+    return LayerRotation(floats.rope_frequencies(head_dim // (facts.axes or 1), theta))
 
 
 def _refuse_null_head(kind: str, model: Model) -> None:
     """Raise RefusedError where a type's function multiplies a head_dim that is null. Those of
     linear and llama3 replace it by the width of a head (modeling_rope_utils.py:180 and :638), the
     others only one that is missing (:324, :415, :548)."""
-    facts = model.facts["transformers5"]
-    null_by_default = "head_dim" in Fields.of(facts).integers_or_null
+    facts = model.modern
+    null_by_default = "head_dim" in facts.accepts.integers_or_null
     missing = None if null_by_default else 0
-    is_null = facts.get("null_head") and model.config.get("head_dim", missing) is None
+    is_null = facts.null_head and model.config.get("head_dim", missing) is None
     if is_null and kind not in ("linear", "llama3"):
         raise RefusedError("TypeError: unsupported operand type(s) for *: 'NoneType' and 'float'")
 
@@ -223,9 +221,9 @@ def why_width_stops(layer: LayerRotation, model: Model) -> str:
 def _why_sections_stop(p: Parameters, layer: LayerRotation, model: Model) -> str:
     """Return why a forward pass stops where a module splits its pairs into sections that are more
     or fewer; empty if it runs."""
-    usual = model.facts["transformers5"].get("sections")
+    usual = model.modern.sections
     given = p.get("mrope_section")
-    sections = given if isinstance(given, list) else usual
+    sections = given if isinstance(given, list) else [*(usual or ())]
     if usual is None or sum(sections) == len(layer.inv_freq):
         return ""
     return (
@@ -236,12 +234,12 @@ def _why_sections_stop(p: Parameters, layer: LayerRotation, model: Model) -> str
 
 def _refuse_values(model: Model) -> None:
     """Raise RefusedError where building the class's config or its layers stops at a value."""
-    facts = model.facts["transformers5"]
-    for key, value in Fields.of(facts).refused_values(model.config):
+    facts = model.modern
+    for key, value in facts.accepts.refused_values(model.config):
         raise RefusedError(f"TypeError: the class or its layers refuse {key} {value!r}")
     refuse_flags(model)
     _refuse_short_list(model)
-    if facts.get("whole_heads") and model.size("hidden_size") % model.num_heads:
+    if facts.whole_heads and model.size("hidden_size") % model.num_heads:
         raise RefusedError("ValueError: the hidden size is no multiple of the attention heads")
     for name in ("rope_scaling", "rope_parameters"):
         outer_dict = model.outer_config.get(name)
@@ -252,7 +250,7 @@ def _refuse_values(model: Model) -> None:
 def refuse_fractions(model: Model) -> None:
     """Raise RefusedError for a number with a point where the config's class wants an integer, which
     servers read by the classes of transformers 5."""
-    for key, value in Fields.of(model.facts["transformers5"]).fractions(model.config):
+    for key, value in model.modern.accepts.fractions(model.config):
         raise RefusedError(f"TypeError: Field {key!r} expected int, got float (value: {value})")
 
 
@@ -262,7 +260,7 @@ def _refuse_short_list(model: Model) -> None:
     listed = model.config.get(model.facts.get("rotates", {}).get("list", ""))
     if not isinstance(listed, list) or len(listed) >= model.num_layers:
         return
-    if listed or not model.facts["transformers5"].get("empty_list"):
+    if listed or not model.modern.empty_list:
         raise RefusedError("IndexError: list index out of range")
 
 
@@ -324,9 +322,9 @@ def _as_autoconfig_class(model: Model) -> Model:
 
 def _with_null_share_replaced(model: Model) -> Model:
     """Return the model with whole heads rotated where its class takes a null share for 1."""
-    facts = model.facts["transformers5"]
-    key = facts.get("share_key", "partial_rotary_factor")
-    if facts.get("null_share") and model.config.get(key, 0) is None:
+    facts = model.modern
+    key = facts.share_key
+    if facts.null_share and model.config.get(key, 0) is None:
         return replace(model, config={**model.config, key: 1.0})
     return model
 

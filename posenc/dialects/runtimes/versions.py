@@ -70,4 +70,5 @@ def facts_in_version(facts: Mapping[str, Any] | None, version: str) -> Mapping[s
     for change in facts.get("before", ()):
         if asked < version_numbers(change["until"]):
             found.update(change)
+    found.pop("until", None)
     return {key: value for key, value in found.items() if value is not None}

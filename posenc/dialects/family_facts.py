@@ -1,0 +1,197 @@
+"""What families.json says of a family in transformers 5: one typed field each.
+
+A cell of families.json has the keys that its family needs; a missing one has the default here. A
+key that is no field is an error.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+
+class RefusedValue(NamedTuple):
+    """A key whose value the class of a config, or a layer that is built from it, does not take."""
+
+    key: str
+    value: Any
+
+
+@dataclass(frozen=True)
+class Fields:
+    """The keys that a family's class checks.
+
+    A strict class refuses another type than the one that it declares: 131072.0 is no integer, and
+    neither is true.
+    """
+
+    integers: tuple[str, ...] = ()
+    """Keys with an integer; one that is missing has the class's default."""
+    integers_or_null: tuple[str, ...] = ()
+    """Keys with an integer or null."""
+    needed_integers: tuple[str, ...] = ()
+    """Keys with an integer, without which building a layer stops."""
+    never_given: tuple[str, ...] = ()
+    """Keys that the class computes itself and takes from no config."""
+    not_null: tuple[str, ...] = ()
+    """Keys with anything but null, at which a layer stops; the rope dict's entry of this name takes
+    its place."""
+    periods: tuple[str, ...] = ()
+    """Keys with an integer other than 0, of which the class makes layer_types where they are
+    missing."""
+
+    def refused_values(self, config: Mapping[str, Any]) -> Iterator[RefusedValue]:
+        """Yield the values of a config that the class or its layers do not take."""
+        for key in self.integers:
+            if not is_integer(config.get(key, 1)):
+                yield RefusedValue(key, config[key])
+        for key in self.integers_or_null:
+            if config.get(key) is not None and not is_integer(config[key]):
+                yield RefusedValue(key, config[key])
+        for key in self.needed_integers:
+            if not is_integer(config.get(key)):
+                yield RefusedValue(key, config.get(key))
+        for key in self.never_given:
+            if key in config:
+                yield RefusedValue(key, config[key])
+        scaling = config.get("rope_scaling") or config.get("rope_parameters") or {}
+        for key in self.not_null:
+            if config.get(key, 1) is None and key not in scaling:
+                yield RefusedValue(key, None)
+        for key in self.periods:
+            period = config.get(key, 1)
+            if "layer_types" not in config and (not is_integer(period) or period == 0):
+                yield RefusedValue(key, period)
+
+    def fractions(self, config: Mapping[str, Any]) -> Iterator[RefusedValue]:
+        """Yield the values of a config that have a point where the class wants an integer."""
+        for key in (*self.integers, *self.integers_or_null, *self.needed_integers):
+            if isinstance(config.get(key), float):
+                yield RefusedValue(key, config[key])
+
+
+def is_integer(value: Any) -> bool:
+    """Return True for an integer, which true and false are not."""
+    return type(value) is int
+
+
+@dataclass(frozen=True)
+class ModernFacts:
+    """How a family's class of transformers 5 reads its config, and how its module rotates.
+
+    `ModernFacts.of(cell)` is made of a family's `transformers5` in families.json.
+    """
+
+    read: str = ""
+    """The file and line from which the facts were read, under transformers/models."""
+    since: str = "0"
+    """The first release with the family."""
+    before: tuple[Mapping[str, Any], ...] = ()
+    """What was otherwise in earlier releases, see `versions.facts_in_version`."""
+    unread: tuple[str, ...] = ()
+    """Keys of a config and types of a rope dict with which nobody has read what the code does;
+    "all" for any."""
+    fields: Mapping[str, Any] = field(default_factory=dict)
+    """What the class accepts under its keys, see `Fields`."""
+
+    rope_theta: float = 10000.0
+    """The base of a config that states none."""
+    theta_key: str = "rope_theta"
+    """The key beside the rope dict that has the base; "" if none is read."""
+    theta_keys: Mapping[str, str] = field(default_factory=dict)
+    """Kind of layers -> the key beside the dicts that has this kind's base."""
+    flat_theta: str = ""
+    """The key that has the base of a kind whose dict is flat; "" for the one of `theta_keys`."""
+    null_base: bool = False
+    """Whether a base that is null counts for one that is missing."""
+
+    partial_rotary_factor: float | None = None
+    """The rotated share of each head by default; None in families that rotate whole heads."""
+    share_key: str = "partial_rotary_factor"
+    """The key beside the rope dict that has the share; "" if none is read."""
+    null_share: bool = False
+    """Whether a share that is null counts for 1."""
+    own_shares: bool = False
+    """Whether a dict without a share takes the class's, whatever stands beside the dicts."""
+    dims_key: str = ""
+    """The key that has the number of rotated channels instead of a share."""
+    whole: bool = False
+    """Whether whole heads rotate in every dict by kind, whatever share it has."""
+    whole_rotation: bool = False
+    """Whether attention rotates whole heads, so that a share makes its tables too narrow."""
+
+    head_key: str = ""
+    """The key that has the width of the rotated part of a head; "" for head_dim."""
+    null_head: bool = False
+    """Whether a head_dim that is null reaches the functions of the types, which multiply it."""
+    whole_heads: bool = False
+    """Whether the hidden size must be a multiple of the number of heads."""
+    axes: int | None = None
+    """Into how many axes a tower's positions fall, each with frequencies of its own; None in a
+    language model."""
+    shared_axes: bool = False
+    """Whether height and width take the frequencies of one head in turn."""
+    sections: tuple[int, ...] | None = None
+    """M-RoPE's pairs of each axis by default, which must add up; None where none are checked."""
+    reversed: bool = False
+    """Whether pairs turn the other way round."""
+    empty_list: bool = False
+    """Whether an empty list of the layers that rotate counts for none."""
+
+    rope: Mapping[str, Any] = field(default_factory=dict)
+    """The class's own rope dict, for a config without one."""
+    dicts: bool = True
+    """Whether the modules look at a config's rope dict at all."""
+    old: bool = True
+    """Whether rope_scaling is read, beside rope_parameters."""
+    types: tuple[str, ...] | None = None
+    """The only types that the class takes; None for all."""
+    required: tuple[str, ...] = ()
+    """Keys without which the module stops, whatever the type."""
+    needs_original: bool = False
+    """Whether a stretched type without an original length is refused; it is filled in elsewhere."""
+    declares_kinds: bool = False
+    """Whether the class declares kinds of layers though it has one rope dict, so that a dict with
+    such a key is taken for nested."""
+
+    nested: Mapping[str, Any] | None = None
+    """Kind of layers -> the class's own rope dict, null for layers that do not rotate; None in
+    families with one dict."""
+    nested_wins: bool = False
+    """Whether complete dicts by kind make a flat one be passed over."""
+    nested_yarn: bool = True
+    """Whether YaRN can be built for a kind of layers."""
+    labels: Mapping[str, Any] = field(default_factory=dict)
+    """Kind of layers -> the words of layer_types that it stands for, where they are others."""
+    flat: tuple[str, ...] | None = None
+    """Kinds to which a flat rope_scaling applies; None if the class accepts no keys outside of the
+    dicts and fills nothing in."""
+    flat_new: bool = False
+    """Whether a flat rope_parameters is read like a flat rope_scaling."""
+    never_flat: tuple[str, ...] = ()
+    """Keys of a flat dict that are left out."""
+    settles_type: bool = False
+    """Whether the `type` of a flat dict counts for a rope_type before the dicts are merged."""
+    attention_factor: float | None = None
+    """The multiplier of YaRN in a flat dict that states none; None for YaRN's own."""
+    never_null: tuple[str, ...] = ()
+    """Keys with which the class calculates, or into which it looks."""
+    strict: bool = False
+    """Whether a number beside the nested dicts is refused."""
+
+    @classmethod
+    def of(cls, cell: Mapping[str, Any] | None) -> "ModernFacts":
+        """Return the facts of a cell of families.json; the defaults for None.
+
+        Raises: TypeError for a key that is no field.
+        """
+        lists = {key: tuple(v) for key, v in (cell or {}).items() if isinstance(v, list)}
+        return cls(**{**(cell or {}), **lists})
+
+    def rope_of_kind(self, kind: str) -> Mapping[str, Any]:
+        """Return the class's own rope dict of a kind of layers; empty where it has none."""
+        return (self.nested or {}).get(kind) or {}
+
+    @property
+    def accepts(self) -> Fields:
+        """Return what the class accepts under its keys."""
+        return Fields(**{name: tuple(keys) for name, keys in self.fields.items()})
