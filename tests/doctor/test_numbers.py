@@ -100,7 +100,7 @@ def test_a_cure_says_who_is_right_and_which_key():
         "partial_rotary_factor": 0.5,
     }
     (found,) = [f for f in judge(glm, ("mlx-lm",)) if f.code == "PD038"]
-    assert "8 rotated pairs, 4 are meant" in found.message
+    assert "rotates 8 pairs of channels; this file was read as 4" in found.message
     assert "If mlx-lm is right, change head_dim and partial_rotary_factor" in found.cure
     assert "mlx-lm's glm.py:58" in found.cure
 

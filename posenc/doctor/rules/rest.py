@@ -149,13 +149,13 @@ def _finding_of_difference(case: Case, name: str) -> Finding:
     """Return the finding that a runtime computes something else than is meant."""
     computed = case.computed[name]
     where = f"{name}'s {computed.read}" if computed.read else name
-    aspect, numbers = _first_difference_in_words(case, computed)
+    aspect, does = _first_difference_in_words(case, computed)
     given = [key for key in KEYS_OF[aspect] if case.config.get(key) is not None]
     keys = join_names(given) if given else f"the defaults for {join_names(KEYS_OF[aspect])}"
     return Finding(
         "PD038",
         TABLE["PD038"].severity,
-        f"{name} computes {numbers}",
+        f"{name} {does}",
         (name,),
         f"If {name} is right, change {keys}, by which this file was read. If the file is right, "
         f"{where} does not read it: `--fix --out NEW` looks for a spelling that it reads.",
@@ -163,26 +163,26 @@ def _finding_of_difference(case: Case, name: str) -> Finding:
 
 
 def _first_difference_in_words(case: Case, computed: ComputedPositions) -> tuple[str, str]:
-    """Return the first aspect in which a result differs from the meaning, and a sentence part with
-    both numbers."""
+    """Return the first aspect in which a result differs from the meaning, and the rest of a
+    sentence whose subject is the runtime: what it does, and as what the file was read."""
     assert case.meaning is not None
     meant = case.meaning.computed
     for kind, meant_layer in meant.layers.items():
         layer = _first_rotation_of_kind(kind, computed)
-        if layer is None:
-            return "layers", f"no rotation for {kind}"
         where = "" if kind == "all" else f" in {kind}"
+        if layer is None:
+            return "layers", f"rotates nothing{where}; this file was read as rotating there"
         in_layer = _first_rotation_difference_in_words(layer, meant_layer, where)
         if in_layer is not None:
             return in_layer
     if set(computed.without_rotation) != set(meant.without_rotation):
         return "layers", (
-            f"no rotation in the layers {list(computed.without_rotation)}, meant are "
+            f"does not rotate the layers {list(computed.without_rotation)}; this file was read as "
             f"{list(meant.without_rotation)}"
         )
     ours = computed.softmax_scale
     theirs = meant.softmax_scale
-    return "scale", f"a softmax scale of {ours:.6g}, {theirs:.6g} is meant"
+    return "scale", f"multiplies q.k by {ours:.6g}; this file was read as {theirs:.6g}"
 
 
 def _first_rotation_of_kind(kind: str, computed: ComputedPositions) -> LayerRotation | None:
@@ -197,16 +197,22 @@ def _first_rotation_of_kind(kind: str, computed: ComputedPositions) -> LayerRota
 def _first_rotation_difference_in_words(
     layer: LayerRotation, meant: LayerRotation, where: str
 ) -> tuple[str, str] | None:
-    """Return the first aspect in which two rotations differ, and the two numbers in words; None if
-    they agree. where: " in " and the kind of layer; empty for all layers."""
+    """Return the first aspect in which two rotations differ, and what the runtime does, as what the
+    file was read; None if they agree. where: " in " and the kind of layer; empty for all layers."""
     if len(layer.inv_freq) != len(meant.inv_freq):
-        pairs = f"{len(layer.inv_freq)} rotated pairs{where}, {len(meant.inv_freq)} are meant"
-        return "pairs", pairs
+        return "pairs", (
+            f"rotates {len(layer.inv_freq)} pairs of channels{where}; this file was read as "
+            f"{len(meant.inv_freq)}"
+        )
     for i, (ours, theirs) in enumerate(zip(layer.inv_freq, meant.inv_freq, strict=True)):
         if not abs(ours - theirs) <= FREQUENCY_TOLERANCE * abs(theirs):
-            numbers = f"{ours:.6g} radians per position for pair {i}{where}, {theirs:.6g} are meant"
-            return "frequencies", numbers
+            return "frequencies", (
+                f"rotates pair {i} by {ours:.6g} radians per position{where}; this file was read "
+                f"as {theirs:.6g}"
+            )
     if not abs(layer.multiplier - meant.multiplier) <= MULTIPLIER_TOLERANCE * meant.multiplier:
-        numbers = f"a multiplier of {layer.multiplier:.6g}{where}, {meant.multiplier:.6g} is meant"
-        return "multiplier", numbers
+        return "multiplier", (
+            f"multiplies cos and sin by {layer.multiplier:.6g}{where}; this file was read as "
+            f"{meant.multiplier:.6g}"
+        )
     return None
