@@ -326,7 +326,7 @@ class KVCache:
         if encoding is None:
             raise ValueError(
                 "KVCache.shift: no encoding made these keys. Say which one does: "
-                "cache.belong_to(encoding)."
+                "cache.record_maker(encoding)."
             )
         if encoding.embedded_by:
             raise ValueError(

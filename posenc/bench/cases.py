@@ -165,8 +165,9 @@ def _with_sizes(case: Case, heads: int | None, kv_heads: int | None, head_dim: i
 
 
 def device_cases(device: str, lengths: Sequence[int], heads: int, dtype: str) -> list[Case]:
-    """Return the cases that measure a device's kernels: by length, so that a kernel that is
-    compiled again at a third length is seen. FlexAttention has no backward pass on the CPU."""
+    """Return the cases that measure a device's kernels, those of one length after the other: so it
+    shows if a kernel is compiled again at a later length. FlexAttention has no backward pass on the
+    CPU."""
     impls = ("blocks",) if device == "cpu" else ("flex", "blocks")
     runs = tuple(f"{name}, {impl}" for name in ("alibi", "t5") for impl in impls)
     sizes: dict[str, Any] = {"heads": heads, "kv_heads": heads, "dtype": dtype, "device": device}

@@ -22,7 +22,7 @@ from posenc.extend.recommendation import best_method, recommend
 from posenc.extend.refusals import check_after_loading, check_before_loading
 from posenc.extend.restart import default_state_folder, folder_locked
 from posenc.extend.variants.candidates import (
-    SEARCH_WINDOWS,
+    NUM_SEARCH_WINDOWS,
     VariantBuilders,
     measure_variant,
     needs_search,
@@ -200,7 +200,7 @@ def _fitting_windows(
     searches = bool(checkpoint.rotary) and needs_search(method, options)
     if not searches and options.tune is None:
         return None
-    count = SEARCH_WINDOWS  # tuning alone takes as many at least; a number chosen
+    count = NUM_SEARCH_WINDOWS  # tuning alone takes as many at least; a number chosen
     if options.tune is not None:
         count = max(count, options.tune.steps * options.tune.batch)
     return sample_windows(encode, documents, to, count)

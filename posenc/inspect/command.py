@@ -23,7 +23,8 @@ _MODULE_OPTIONS = ("--arg", "--as", "--width")
 
 
 class Subcommands(TyperGroup):
-    """The subcommands; a line without one is answered with the line to write."""
+    """The subcommands of `posenc inspect`. A line that does not begin with one is refused, and the
+    message gives the line that is probably meant."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Return what is left to parse. Raises: typer's error for a line without a subcommand."""

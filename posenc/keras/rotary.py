@@ -111,8 +111,8 @@ class RotaryEmbedding(PositionLayer):
         return self.rotate(x, *self.cos_sin(positions, length))
 
     def _frequencies_at_length(self, length: int | None) -> tuple[Int32Frequencies, float]:
-        """Return the frequencies, as Phases, and the factor of cos and sin at this length in
-        tokens; None: the training length. Raise TypeError or ValueError for a length that cannot be
+        """Return the frequencies and the factor of cos and sin at this length in tokens; None: the
+        training length. Raise TypeError or ValueError for a length that cannot be
         used."""
         if length is not None:
             if not isinstance(length, int):
@@ -138,8 +138,8 @@ class RotaryEmbedding(PositionLayer):
 def _cached_frequencies(
     rotary_dim: int, rope_theta: float, scaling: Scaling | None, length: int | None
 ) -> tuple[Int32Frequencies, float]:
-    """Return the frequencies of rope_frequencies as Phases, and the factor of cos and sin. Cached,
-    because decimal arithmetic is slow."""
+    """Return the frequencies of rope_frequencies, and the factor of cos and sin. Cached, because
+    decimal arithmetic is slow."""
     inv_freq, factor = rope_frequencies(rotary_dim, rope_theta, scaling, length)
     return Int32Frequencies(inv_freq), factor
 

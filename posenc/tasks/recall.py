@@ -15,12 +15,12 @@ NUM_FILLERS = 14
 FIRST_KEY = 2
 FIRST_VALUE = FIRST_KEY + NUM_KEYS
 FIRST_FILLER = FIRST_VALUE + NUM_VALUES
-FEWEST_PAIRS = 2
-MOST_PAIRS = 8
-"""Pairs of a training sequence. Tests have MOST_PAIRS."""
-PAIRS_OF_VARIANT = 16
+MIN_PAIRS = 2
+MAX_PAIRS = 8
+"""Pairs of a training sequence. Tests have MAX_PAIRS."""
+NUM_PAIRS_OF_VARIANT = 16
 """Pairs in the test with more of them than training."""
-_VARIANT = f"{PAIRS_OF_VARIANT} pairs"
+_VARIANT = f"{NUM_PAIRS_OF_VARIANT} pairs"
 
 
 class Recall(Task):
@@ -32,7 +32,7 @@ class Recall(Task):
     """
 
     name = "recall"
-    title = f"recall the values of {MOST_PAIRS} keys behind a gap"
+    title = f"recall the values of {MAX_PAIRS} keys behind a gap"
     length_unit = "fillers"
     metric = "token accuracy"
     vocabulary = FIRST_FILLER + NUM_FILLERS
@@ -50,7 +50,7 @@ class Recall(Task):
         return self._draw_row(random, _num_pairs(case), case.length)
 
     def draw_train_row(self, random: np.random.Generator, train_length: int) -> Row:
-        pairs = int(random.integers(FEWEST_PAIRS, MOST_PAIRS + 1))
+        pairs = int(random.integers(MIN_PAIRS, MAX_PAIRS + 1))
         return self._draw_row(random, pairs, int(random.integers(0, train_length + 1)))
 
     def max_tokens(self, case: Case) -> int:
@@ -74,6 +74,6 @@ class Recall(Task):
 
 
 def _num_pairs(case: Case) -> int:
-    """Return the number of pairs of a case: MOST_PAIRS, or PAIRS_OF_VARIANT for the variant with
+    """Return the number of pairs of a case: MAX_PAIRS, or NUM_PAIRS_OF_VARIANT for the variant with
     more than training."""
-    return PAIRS_OF_VARIANT if case.variant == _VARIANT else MOST_PAIRS
+    return NUM_PAIRS_OF_VARIANT if case.variant == _VARIANT else MAX_PAIRS

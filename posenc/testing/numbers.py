@@ -176,7 +176,7 @@ def assert_works_or_refuses_beyond_training(make: Make) -> None:
 
 
 def assert_outputs_are_finite(make: Make) -> None:
-    """Check outputs at lengths within and beyond the training length."""
+    """Check that outputs are finite in sequences within and beyond the training length."""
     for want in (9, LENGTH):
         model, x, positions = build_example(make, want, torch.float32)
         finite = model(x, positions).isfinite().all()

@@ -66,7 +66,7 @@ class Compose(PositionEncoding):
         if len(flat) < 2:
             raise ValueError(f"Compose: needs two or more encodings, got {len(flat)}.")
         self.encodings = nn.ModuleList(flat)
-        self._ready: tuple[PositionEncoding, ...] | None = None
+        self._members_in_use: tuple[PositionEncoding, ...] | None = None
         self._refuse_encodings_by_layer()
         self._owner_indices = {
             method: _index_of_defining_member(method, what, self.members)
@@ -163,7 +163,7 @@ class Compose(PositionEncoding):
 
     def prepare(self, positions: Positions, length: int | None = None) -> Self:
         prepared = self.shallow_copy()
-        prepared._ready = tuple(e.prepare(positions, length) for e in self.members)
+        prepared._members_in_use = tuple(e.prepare(positions, length) for e in self.members)
         return prepared
 
     def scale(self, head_dim: int) -> float:
@@ -172,7 +172,7 @@ class Compose(PositionEncoding):
 
     def with_scale(self, scale: float) -> Self:
         scaled = super().with_scale(scale)
-        scaled._ready = tuple(e.with_scale(scale) for e in self.members)
+        scaled._members_in_use = tuple(e.with_scale(scale) for e in self.members)
         return scaled
 
     def passes(self, q_positions: QueryPlaces, kv_positions: KeyPlaces) -> tuple[Pass, ...]:
@@ -249,7 +249,7 @@ class Compose(PositionEncoding):
     @property
     def members(self) -> tuple[PositionEncoding, ...]:
         """Return the encodings; prepared ones if this one was prepared."""
-        return tuple(self.encodings) if self._ready is None else self._ready  # type: ignore[return-value]
+        return tuple(self.encodings) if self._members_in_use is None else self._members_in_use  # type: ignore[return-value]
 
     def _defining_member(self, method: str) -> PositionEncoding | None:
         """Return the member that defines one of the methods in _METHODS_OF_ONE_MEMBER; None if none

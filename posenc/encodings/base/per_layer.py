@@ -72,7 +72,7 @@ class PerLayer(PositionEncoding):
             )
         self.layers = nn.ModuleList(layers)
         self.repeat = repeat
-        self._ready: tuple[PositionEncoding, ...] | None = None
+        self._members_in_use: tuple[PositionEncoding, ...] | None = None
         self._check_every_member_acts()
         # Without `repeat` there is an encoding for each layer already, and nothing to copy.
         to_copy = repeat and any(e.claims.scope == "layer" for e in layers)
@@ -174,7 +174,7 @@ class PerLayer(PositionEncoding):
         members = self.members  # once: torch.export may give a module in another guise each time
         ready = {e: e.prepare(positions, length) for e in dict.fromkeys(members)}
         prepared = self.shallow_copy()
-        prepared._ready = tuple(ready[e] for e in members)
+        prepared._members_in_use = tuple(ready[e] for e in members)
         return prepared
 
     def embed(self, x: Embedded, positions: EmbeddedPositions) -> Embedded:
@@ -197,7 +197,7 @@ class PerLayer(PositionEncoding):
     @property
     def members(self) -> tuple[PositionEncoding, ...]:
         """Return the encodings of the layers; prepared ones if this one was prepared."""
-        return tuple(self.layers) if self._ready is None else self._ready  # type: ignore[return-value]
+        return tuple(self.layers) if self._members_in_use is None else self._members_in_use  # type: ignore[return-value]
 
 
 def _restrict_to_window(encoding: PositionEncoding, window: int | Mask | None) -> PositionEncoding:

@@ -59,7 +59,7 @@ class PositionMap(RoPE):
         for part in parts:
             for mapped in (part.q_positions, part.kv_positions):
                 if not are_known_equal(mapped, positions):  # these have their tables already
-                    prepared._ready += (prepared.remember_cos_sin(mapped),)
+                    prepared._remembered_cos_sin += (prepared.remember_cos_sin(mapped),)
         return prepared
 
     @explain_misfits

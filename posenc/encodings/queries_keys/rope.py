@@ -196,11 +196,11 @@ class RoPE(Rotation):
         # operator.
         if torch.compiler.is_compiling():
             at_length._traced_length = length
-            at_length._ready = ()
+            at_length._remembered_cos_sin = ()
         else:
             at_length._set_frequencies(self.frequencies(length), self.exact_frequencies.axes)
         if isinstance(positions, Tensor):
-            at_length._ready = (at_length.remember_cos_sin(positions),)
+            at_length._remembered_cos_sin = (at_length.remember_cos_sin(positions),)
         return at_length
 
     def _compute_cos_sin(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:

@@ -62,7 +62,7 @@ class RoVE(PositionEncoding):
             )
         self.rotation = rotation
         self.scores = scores
-        self._ready: tuple[Rotation, ...] = ()
+        self._prepared_rotation: tuple[Rotation, ...] = ()
         self.claims = replace(
             rotation.claims,
             places=self.claims.places if scores else (4,),
@@ -87,13 +87,13 @@ class RoVE(PositionEncoding):
 
     def prepare(self, positions: Positions, length: int | None = None) -> Self:
         prepared = self.shallow_copy()
-        prepared._ready = (self._rotation_in_use.prepare(positions, length),)
+        prepared._prepared_rotation = (self._rotation_in_use.prepare(positions, length),)
         return prepared
 
     @property
     def _rotation_in_use(self) -> Rotation:
         """Return the rotation to compute with: the prepared one if this encoding was prepared."""
-        return self._ready[0] if self._ready else self.rotation  # type: ignore[return-value]
+        return self._prepared_rotation[0] if self._prepared_rotation else self.rotation  # type: ignore[return-value]
 
     def scale(self, head_dim: int) -> float:
         # A rotation's factor of the scores belongs to queries and keys that it has rotated.

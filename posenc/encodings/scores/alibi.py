@@ -86,6 +86,7 @@ class ALiBi(DistanceBias):
         self.form = form
         self.slopes = all_slopes[of_rank]
         self._slopes = Constants(self.slopes)
+        # 1 for a head that sees the past only, -1 for the future only; None if all see both.
         self._sides = Constants(sides[of_rank]) if form == "left_right" else None
         self.log_slopes = nn.Parameter(torch.empty(num_heads)) if learned else None
         self.reset_parameters()

@@ -150,7 +150,7 @@ class CoPETerm(Term):
             state = self.k[keys].state
             assert state is not None
             gates = grouped_matmul(q * self.scale, state.to(q.dtype).mT)
-        if not is_readable(gates):
+        if not is_readable(gates):  # in a trace: whether all counts are full cannot be asked
             return scores.add_(_interpolate(table, _count_open_gates(gates, mask)))
         shown = scores.new_ones((1,) * 4, dtype=torch.bool) if mask is None else mask
         shown = shown.expand(*shown.shape[:2], *scores.shape[-2:])

@@ -176,17 +176,17 @@ def _entropy_by_bucket(
     return tuple(float(curve[a:b].mean()) for a, b in itertools.pairwise(edges))
 
 
-MOST_SHORT_TEXTS = 64
+MAX_SHORT_TEXTS = 64
 """Short texts that are read, at most."""
 
 
 def short_pieces(windows: Windows, trained: int) -> Windows:
     """Cut the windows into texts of the training length, equally many from every window."""
     pieces = windows.tokens.shape[1] // trained
-    per_window = max(1, min(pieces, MOST_SHORT_TEXTS // len(windows)))
+    per_window = max(1, min(pieces, MAX_SHORT_TEXTS // len(windows)))
     tokens = windows.tokens[:, : per_window * trained].reshape(-1, trained)
     documents = windows.documents[:, : per_window * trained].reshape(-1, trained)
-    return Windows(tokens[:MOST_SHORT_TEXTS], documents[:MOST_SHORT_TEXTS])
+    return Windows(tokens[:MAX_SHORT_TEXTS], documents[:MAX_SHORT_TEXTS])
 
 
 def loss_rise(before: np.ndarray, after: np.ndarray, documents: np.ndarray) -> Estimate:

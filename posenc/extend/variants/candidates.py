@@ -25,7 +25,7 @@ from posenc.hf import learned_tables
 from posenc.hf.checkpoint.loading import Checkpoint
 from posenc.hf.checkpoint.text import Windows, mask_token_id
 
-SEARCH_WINDOWS = 36
+NUM_SEARCH_WINDOWS = 36
 """Windows for a search, of which a third is for its finalists; chosen, not derived."""
 VariantBuilders = dict[str, Callable[[], Variant]]
 """Functions that build each variant, by name. Building may take long, or fail."""
@@ -101,7 +101,7 @@ def _search_for_variant(
     search = Search(
         Reader(checkpoint.model, masked),
         checkpoint.rotary,
-        fitting.take(SEARCH_WINDOWS),
+        fitting.take(NUM_SEARCH_WINDOWS),
         checkpoint.trained_length,
         state,
     )

@@ -17,7 +17,7 @@ from posenc.hf.rope.settings import head_size
 from posenc.report.page.failure import one_line
 
 DUAL_CHUNK = "dual-chunk"
-COMPARED_TOKENS = 128
+MAX_COMPARED_TOKENS = 128
 """Most tokens on which a map is compared with the model itself."""
 TOLERANCE, LAST_BITS = 1e-3, 16
 """Largest allowed difference of a logit, relative to the largest logit, and in half precision at
@@ -92,7 +92,7 @@ def checked_map_attached(
 
     Raises: ValueError with the difference, where there is one.
     """
-    length = min(COMPARED_TOKENS, window)
+    length = min(MAX_COMPARED_TOKENS, window)
     vocabulary = checkpoint.config.vocab_size
     tokens = torch.randint(vocabulary, (1, length), generator=torch.Generator().manual_seed(0))
     expected = _logits(checkpoint.model, tokens)

@@ -412,7 +412,7 @@ def _attach_to_stack(
     for other in stack.cross_attentions:
         attachment.changed.append((other, {LAYER_ATTRIBUTE: None}, {}))
         vars(other)[LAYER_ATTRIBUTE] = None
-    described = repr_in_one_line(encoding)
+    text = repr_in_one_line(encoding)
     for index, reached in enumerate(stack.attentions):
         attention: Any = reached.module
         own = own_positions.bias_as_encoding(attention) if attachment.own == "keep" else None
@@ -420,7 +420,7 @@ def _attach_to_stack(
         cache_index = getattr(attention, "layer_idx", None)
         if cache_index is None:
             cache_index = index
-        layer = hooks.AttachedLayer(module, index, cache_index, described, own, has_positions)
+        layer = hooks.AttachedLayer(module, index, cache_index, text, own, has_positions)
         attachment.changed.append((attention, {LAYER_ATTRIBUTE: layer}, {}))
         vars(attention)[LAYER_ATTRIBUTE] = layer
         attachment.handles += [

@@ -43,7 +43,7 @@ class AppendedChannels:
             state = shape, torch.promote_types(now.state.dtype, torch.float32)
         axes = now.encoding.claims.num_axes
         dtype = torch.int64 if whole else torch.float64
-        return cls(key_dim, axes, dtype, state, now.layer.described)
+        return cls(key_dim, axes, dtype, state, now.layer.encoding_in_one_line)
 
     @property
     def bytes_per_token(self) -> int:

@@ -51,14 +51,14 @@ class AttachedLayer:
 
     stack: the module whose forward knows the positions. index, cache_index: index of the layer for
     the encoding, and for the cache. own: the model's own bias if it is kept. has_positions: False
-    in a Vision Transformer, whose forwards receive none.
-    described: the stack's encoding in one line, which a cache keeps.
+    in a Vision Transformer, whose forwards receive none. encoding_in_one_line: repr of the stack's
+    encoding, which a cache keeps.
     """
 
     stack: nn.Module
     index: int
     cache_index: int
-    described: str
+    encoding_in_one_line: str
     own: PositionEncoding | None = None
     has_positions: bool = True
 

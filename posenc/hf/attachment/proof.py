@@ -23,7 +23,7 @@ from posenc.report.page.failure import one_line
 
 LOG = logging.getLogger("posenc.hf")
 """Logger of what could not be checked; it writes to stderr, and applications may redirect it."""
-MISSING_TOKENS = 2
+NUM_MISSING_TOKENS = 2
 """Tokens that the shorter row of a padded batch lacks."""
 
 
@@ -104,7 +104,7 @@ class _Proof:
             return f"in steps and with padding: its example has {', '.join(others) or 'no tokens'}"
         whole = self.finite_forward("a few tokens")
         length = whole.hidden.shape[1]
-        if length <= MISSING_TOKENS:
+        if length <= NUM_MISSING_TOKENS:
             return f"in steps and with padding: its example has {length} tokens"
         bounds = sorted({0, length // 2, length - 1, length})
         stepwise = self.read_in_steps(self.example, bounds)
@@ -149,7 +149,7 @@ class _Proof:
         """Compare a row next to a shorter, padded one with the shorter row by itself."""
         source = self.example["input_ids"]
         batch, length = source.shape
-        short = self.shortened_example(length - MISSING_TOKENS)
+        short = self.shortened_example(length - NUM_MISSING_TOKENS)
         alone = self.run_forward(short)
         fill = int(source[0, 0])
         other = int(source[0, -1])
@@ -157,7 +157,7 @@ class _Proof:
             padded = self.padded_batch(short, side, fill)
             what = f"next to padding on the {side}"
             if side == "left" and cached and not self.two_stacks:
-                bounds = [0, length - MISSING_TOKENS, length]
+                bounds = [0, length - NUM_MISSING_TOKENS, length]
                 readings = {what: self.read_in_steps(padded, bounds)}
                 if (static := self.read_through_static_cache(padded, bounds)) is not None:
                     readings[f"{what}, through a static cache,"] = static
@@ -166,9 +166,9 @@ class _Proof:
             real = slice(None)
             if not self.two_stacks:  # the rows of a decoder are as long as its own tokens
                 real = (
-                    slice(MISSING_TOKENS, None)
+                    slice(NUM_MISSING_TOKENS, None)
                     if side == "left"
-                    else slice(0, length - MISSING_TOKENS)
+                    else slice(0, length - NUM_MISSING_TOKENS)
                 )
             want = alone
             if side == "left" and not self.replaced:
@@ -190,7 +190,7 @@ class _Proof:
 
     def padded_batch(self, short: dict[str, Any], side: str, fill: int) -> dict[str, Any]:
         """Return a batch of the example's rows and the short ones, padded with the token `fill`."""
-        sizes = (MISSING_TOKENS, 0) if side == "left" else (0, MISSING_TOKENS)
+        sizes = (NUM_MISSING_TOKENS, 0) if side == "left" else (0, NUM_MISSING_TOKENS)
         batch: dict[str, Any] = {}
         for name, value in self.example.items():
             row = short[name]
@@ -244,7 +244,7 @@ class _Proof:
         """Read the tokens in steps through a static cache that has more places than they need.
         Return None if the model supports none or stops: then it never computes something else."""
         source = arguments["input_ids"].shape[1] if "input_ids" in arguments else 0
-        empty = static_cache_argument(self.model, bounds[-1] + MISSING_TOKENS, source)
+        empty = static_cache_argument(self.model, bounds[-1] + NUM_MISSING_TOKENS, source)
         if not empty:
             return None
         try:

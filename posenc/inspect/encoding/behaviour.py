@@ -27,9 +27,9 @@ COST_LENGTH = 512
 """Tokens of the timed layer; this number and those below are chosen, not derived."""
 _FAR_OFFSET_IN_LENGTHS = 4
 """Training lengths after which large positions begin, at which an encoding is tried, too."""
-_TRIED_TOKENS = 9
+_NUM_TRIED_TOKENS = 9
 """Tokens by which the places are found."""
-_NORM_TOKENS = 64
+_NUM_NORM_TOKENS = 64
 """Tokens whose norms are compared."""
 _LONGEST_EXPORT = 4096
 """Tokens up to which an exported program must serve."""
@@ -57,7 +57,7 @@ def _places_acting_from(encoding: PositionEncoding, shape: ModelShape, offset: i
     """Return the places, numbered as in claims, where the encoding changes tensors at a few
     positions from `offset` on."""
     encoding = copy.deepcopy(encoding).double()
-    length = possible_length(encoding, _TRIED_TOKENS)
+    length = possible_length(encoding, _NUM_TRIED_TOKENS)
     positions = successive_positions(encoding, length, offset)
     x = random_embeddings(length, shape)
     q = split_heads(x, shape)
@@ -109,7 +109,7 @@ def norm_ratio_range(encoding: PositionEncoding, shape: ModelShape) -> tuple[flo
     queries and keys (place 2) to its norm before it; None if the encoding does not transform
     them."""
     encoding = copy.deepcopy(encoding).double().for_layer(0)
-    length = possible_length(encoding, _NORM_TOKENS)
+    length = possible_length(encoding, _NUM_NORM_TOKENS)
     q = split_heads(random_embeddings(length, shape), shape)
     offsets = [0] if encoding.claims.max_positions is not None else [0, shape.train_length]
     ratios = []

@@ -11,17 +11,17 @@ from posenc.inspect.encoding.measurements import SpecSheet
 from posenc.report.page.report import Plot
 from posenc.testing.layer import diagonal_positions, encoding_of_first_layer
 
-SHOWN_POSITIONS = 128
+NUM_SHOWN_POSITIONS = 128
 """Positions drawn in a heat map; chosen, as are the numbers of curves and arrows below."""
 HEAT_MAPS = ("-added", "-turns", "-matrix")
 """Ends of the names of the figures that stay if only heat maps are drawn."""
-_DRAWN_DIMENSIONS = 48
+_NUM_DRAWN_DIMENSIONS = 48
 """Dimensions of a position's row that are drawn as a curve."""
 _MATRIX_SIZE = 64
 """Queries and keys of a bias matrix."""
-_BUCKET_DISTANCES = 200
+_NUM_BUCKET_DISTANCES = 200
 """Distances whose buckets are drawn, beyond the 128 after which T5's share one."""
-_ROTATION_STEPS = 6
+_NUM_ROTATION_STEPS = 6
 """Arrows of a pair of channels; the captions count them, too."""
 
 
@@ -86,7 +86,7 @@ def _embedding_plots(encoding: PositionEncoding, sheet: SpecSheet) -> Iterator[P
     """Yield figures of what is added to the embeddings: all of it, some rows and columns, and
     cosines."""
     limit = encoding.claims.max_positions
-    count = SHOWN_POSITIONS if limit is None else min(SHOWN_POSITIONS, limit)
+    count = NUM_SHOWN_POSITIONS if limit is None else min(NUM_SHOWN_POSITIONS, limit)
     x = torch.zeros(1, count, sheet.shape.embed_dim)
     table = encoding.embed(x, diagonal_positions(encoding, torch.arange(count)))[0].numpy()
     yield Plot(
@@ -103,7 +103,7 @@ def _embedding_plots(encoding: PositionEncoding, sheet: SpecSheet) -> Iterator[P
     )
     rows_picked = sorted({0, 1, count // 2})
     yield Plot(
-        figures.lines_chart(table.T[:_DRAWN_DIMENSIONS], rows_picked, "dimension", "position"),
+        figures.lines_chart(table.T[:_NUM_DRAWN_DIMENSIONS], rows_picked, "dimension", "position"),
         "Single positions over the first dimensions.",
         name=f"{sheet.name}-positions",
     )
@@ -120,7 +120,7 @@ def _rotation_plots(encoding: PositionEncoding, sheet: SpecSheet) -> Iterator[Pl
     """Yield figures of the angles by position, and of the steps of the fastest pair."""
     angles = precision.exact_frequencies_of(encoding)
     assert angles is not None  # as the encoding has wavelengths
-    steps = torch.arange(SHOWN_POSITIONS)
+    steps = torch.arange(NUM_SHOWN_POSITIONS)
     positions = steps[:, None].expand(-1, 1 + max(angles.axes)) if angles.axes else steps
     cos, _ = angles.cos_sin(positions)
     yield Plot(
@@ -132,7 +132,7 @@ def _rotation_plots(encoding: PositionEncoding, sheet: SpecSheet) -> Iterator[Pl
     )
     degrees_per_step = float(angles.inv_freq[0]) * 180 / torch.pi
     yield Plot(
-        figures.rotation_chart(degrees_per_step, _ROTATION_STEPS),
+        figures.rotation_chart(degrees_per_step, _NUM_ROTATION_STEPS),
         "The fastest pair of channels: where it points at tokens 0 to 5, "
         f"{degrees_per_step:.1f} degrees further at each.",
         name=f"{sheet.name}-steps",
@@ -165,7 +165,7 @@ def _bias_plots(encoding: DistanceBias, sheet: SpecSheet) -> Iterator[Plot]:
             name=f"{sheet.name}-slopes",
         )
     if isinstance(encoding, T5Bias):
-        bucket_distances = torch.arange(_BUCKET_DISTANCES)
+        bucket_distances = torch.arange(_NUM_BUCKET_DISTANCES)
         past = encoding.bucket(bucket_distances).tolist()
         future = encoding.bucket(-bucket_distances).tolist() if encoding.bidirectional else None
         yield Plot(

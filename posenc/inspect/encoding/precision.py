@@ -14,7 +14,7 @@ LARGEST_ANGLE_ERROR = 1e-3
 """Radians of error that count as precise."""
 LAST_TESTED_POSITION = 2**31
 """Last position tested of an encoding that has no limit; chosen, not derived."""
-NEIGHBOURS = 64
+NUM_NEIGHBOURS = 64
 """Pairs of neighbouring positions compared after each power of two; chosen, not derived."""
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -67,8 +67,8 @@ def measure(encoding: PositionEncoding) -> Precision | None:
         )
         for name, dtype in DTYPES.items()
     }
-    starts = [2**i for i in range(limit.bit_length()) if 2**i + NEIGHBOURS <= limit]
-    after = [torch.arange(start, start + NEIGHBOURS + 1) for start in starts]
+    starts = [2**i for i in range(limit.bit_length()) if 2**i + NUM_NEIGHBOURS <= limit]
+    after = [torch.arange(start, start + NUM_NEIGHBOURS + 1) for start in starts]
     apart = {
         "as used": [
             _fraction_of_distinct_neighbours(torch.cat(_cos_sin(frequencies, p), -1)) for p in after

@@ -38,14 +38,14 @@ class Decay:
 
 NUM_PAIRS = 64
 """Random pairs of query and key whose scores are averaged, each with four choices of signs."""
-_MOST_TEXT_TOKENS = 2**14
+_MAX_TEXT_TOKENS = 2**14
 """Tokens of all random texts together, for methods that read the tokens between: they get fewer
 texts instead of NUM_PAIRS, but at least two."""
-_NEAR_DISTANCES = 160
+_LAST_NEAR_DISTANCE = 160
 """Up to this distance in tokens, resolution is tested at every one, then at powers of two."""
-_RESOLUTION_PAIRS = 8
+_NUM_RESOLUTION_PAIRS = 8
 """Random pairs of query and key by which resolution and direction are measured."""
-_DIRECTION_POSITIONS = 32
+_NUM_DIRECTION_POSITIONS = 32
 """Positions at which scores of past and future are compared."""
 
 
@@ -80,7 +80,7 @@ def decay(encoding: PositionEncoding, shape: ModelShape, pairs: int = NUM_PAIRS)
         count = pairs
         random, same = _scores_of_pairs(exact, shape, last, pairs)
     else:
-        count = max(2, min(pairs, _MOST_TEXT_TOKENS // (last + 1)))
+        count = max(2, min(pairs, _MAX_TEXT_TOKENS // (last + 1)))
         random, same = _scores_in_texts(exact, shape, last, count)
     flat = random.flatten(0, 1)
     if (wrong := flat.isnan() | (flat == torch.inf)).any():
@@ -212,7 +212,7 @@ def resolution(encoding: PositionEncoding, shape: ModelShape) -> dict[str, Resol
         return dict.fromkeys(DTYPES, Resolution(0, 0))
     steps = torch.tensor(distances)
     origin = torch.zeros_like(steps)
-    x, y = random_embeddings(2 * _RESOLUTION_PAIRS, shape)[0].split(_RESOLUTION_PAIRS)
+    x, y = random_embeddings(2 * _NUM_RESOLUTION_PAIRS, shape)[0].split(_NUM_RESOLUTION_PAIRS)
 
     def change(dtype: torch.dtype) -> Tensor:
         """Return how scores change to the next distance, (pairs, num_heads, distances)."""
@@ -238,14 +238,14 @@ def resolution(encoding: PositionEncoding, shape: ModelShape) -> dict[str, Resol
 
 
 def _tested_distances(encoding: PositionEncoding) -> list[int]:
-    """Return each distance that has a next one: all up to _NEAR_DISTANCES, then powers of two, up
-    to FARTHEST_DISTANCE or the last position."""
+    """Return each distance that has a next one: all up to _LAST_NEAR_DISTANCE, then powers of two,
+    up to FARTHEST_DISTANCE or the last position."""
     limit = FARTHEST_DISTANCE
     if encoding.claims.max_positions is not None:
         limit = encoding.claims.max_positions - 2  # the next distance must be possible, too
     if limit <= 0:
         return []
-    distances = [*range(1, _NEAR_DISTANCES + 1), *(2**i for i in range(8, limit.bit_length()))]
+    distances = [*range(1, _LAST_NEAR_DISTANCE + 1), *(2**i for i in range(8, limit.bit_length()))]
     return [distance for distance in distances if distance <= limit]
 
 
@@ -255,10 +255,10 @@ def direction(encoding: PositionEncoding, shape: ModelShape) -> str:
     exact = copy.deepcopy(encoding).double()
     if not encoding.claims.permutation_invariant:
         return "directed"  # the tokens between are read only for the past
-    limit = min(_DIRECTION_POSITIONS, encoding.claims.max_positions or _DIRECTION_POSITIONS)
+    limit = min(_NUM_DIRECTION_POSITIONS, encoding.claims.max_positions or _NUM_DIRECTION_POSITIONS)
     steps = torch.arange(limit)
     origin = torch.zeros_like(steps)
-    x, y = random_embeddings(2 * _RESOLUTION_PAIRS, shape)[0].split(_RESOLUTION_PAIRS)
+    x, y = random_embeddings(2 * _NUM_RESOLUTION_PAIRS, shape)[0].split(_NUM_RESOLUTION_PAIRS)
     past = pair_scores(exact, shape, x, y, steps, origin)
     future = pair_scores(exact, shape, x, y, origin, steps)
     if _are_equal_scores(past, past[..., :1].expand_as(past)) and _are_equal_scores(past, future):

@@ -1,6 +1,6 @@
 """Check the memory, disk and time that a command needs before it starts."""
 
-MOST_DAYS = 7
+MAX_DAYS = 7
 """Longest expected time, in days, that needs no --yes."""
 _SECONDS_PER_DAY = 86400
 
@@ -34,7 +34,7 @@ def check_time(what: str, seconds: int, yes: bool, advice: str) -> None:
 
     Raises: ValueError with the number of days.
     """
-    if seconds > MOST_DAYS * _SECONDS_PER_DAY and not yes:
+    if seconds > MAX_DAYS * _SECONDS_PER_DAY and not yes:
         raise ValueError(f"{what} would take about {seconds // _SECONDS_PER_DAY:,} days. {advice}")
 
 

@@ -36,7 +36,7 @@ _DASHES = ("-", (0, (6, 2)), (0, (2, 1.5)), (0, (6, 2, 1.5, 2)), (0, (9, 2, 3, 2
 
 LEGEND_ROW_INCHES = 0.19
 """Height of a row of a legend: a line of 8.5 points and the space below it, estimated."""
-MOST_MARKERS = 12
+MAX_MARKERS = 12
 """Points of a curve up to which each of them has a marker."""
 HOVER_PREFIX = "hover:"
 """Begins the gid of an artist whose name shows under the mouse."""
@@ -264,7 +264,7 @@ def curves_by_length(
         for name, part in split_by_series(data).items():
             x = part[x_label]
             y = part[y_label]
-            has_markers = len(x) <= MOST_MARKERS
+            has_markers = len(x) <= MAX_MARKERS
             look = styles[name].points() if has_markers else styles[name].curve(len(x))
             label_and_gid = {"label": name, "gid": HOVER_PREFIX + name}
             if LOW in part:

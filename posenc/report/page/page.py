@@ -126,7 +126,8 @@ def _section_html(heading: str, blocks: Sequence[Block], plots: Iterator[int]) -
 
 
 def pages_by_word() -> dict[str, str]:
-    """Return the page and the section of the site that explains each word."""
+    """Return, for each word that the site explains, the page and section: {"tied": "compare#how-
+    differences-are-judged"}."""
     return json.loads(resources.files("posenc.report.page").joinpath("words.json").read_bytes())
 
 

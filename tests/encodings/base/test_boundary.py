@@ -137,7 +137,7 @@ def test_a_model_checks_tokens(tokens, error, message):
     rope = posenc.RoPE(8, interleaved=False)
     both = posenc.create("t5", CONFIG.shape(8, causal=False))
     pair = posenc.EncoderDecoder(CONFIG, both, posenc.create("alibi", CONFIG.shape(8)))
-    for call in (posenc.Decoder(CONFIG, rope), posenc.Encoder(CONFIG, both), pair.given):
+    for call in (posenc.Decoder(CONFIG, rope), posenc.Encoder(CONFIG, both), pair.conditioned_on):
         with pytest.raises(error, match=message):
             call(tokens)
     with pytest.raises(error, match=message):

@@ -87,7 +87,7 @@ def test_a_place_that_is_missing_is_seen_by_prepared_tables():
     rope, x = posenc.AxialRoPE(16, interleaved=False), torch.randn(1, 4, 7, 16)
     cells = posenc.positions.grid(2, 3, class_tokens=1)
     assert posenc.positions.are_known_equal(cells, cells.clone())
-    assert rope.prepare(cells)._ready[0][0].fits(cells.clone())
+    assert rope.prepare(cells)._remembered_cos_sin[0][0].fits(cells.clone())
     others = posenc.positions.grid(2, 3, class_tokens=1)
     others[0] = 5.0
     for used in (rope, rope.prepare(cells)):

@@ -44,14 +44,14 @@ class Rotation(QueryKeyEncoding):
         super().__init__()
         self.head_dim = head_dim
         self.interleaved = interleaved
-        self._ready: tuple[tuple[RememberedPositions, Tensor, Tensor], ...] = ()
+        self._remembered_cos_sin: tuple[tuple[RememberedPositions, Tensor, Tensor], ...] = ()
 
     def _set_frequencies(self, frequencies: Frequencies, axes: Sequence[int] | None = None) -> None:
         """Set the frequencies of all pairs. If positions have components, axes[t] is the one that
         rotates pair t. Prepared tables are dropped."""
         self.exact_frequencies = ExactFrequencies(frequencies.inv_freq, axes)
         self.attention_factor = frequencies.attention_factor
-        self._ready = ()
+        self._remembered_cos_sin = ()
 
     def cos_sin(
         self,
@@ -66,7 +66,7 @@ class Rotation(QueryKeyEncoding):
             return self.cached(
                 key, lambda: self._compute_cos_sin(as_tensor(positions, device), dtype)
             )
-        for ready, cos, sin in self._ready:
+        for ready, cos, sin in self._remembered_cos_sin:
             if dtype == cos.dtype and ready.fits(positions):
                 return cos, sin
         return self._compute_cos_sin(positions, dtype)
@@ -80,12 +80,12 @@ class Rotation(QueryKeyEncoding):
     def prepare(self, positions: Positions, length: int | None = None) -> Self:
         prepared = self.with_table_cache()
         if isinstance(positions, Tensor):
-            prepared._ready = (self.remember_cos_sin(positions),)
+            prepared._remembered_cos_sin = (self.remember_cos_sin(positions),)
         return prepared
 
     def remember_cos_sin(self, positions: Places) -> tuple[RememberedPositions, Table, Table]:
-        """Return a copy of the positions, with their cos and sin, for the `_ready` of a prepared
-        encoding."""
+        """Return a copy of the positions, with their cos and sin, for `_remembered_cos_sin` of a
+        prepared encoding."""
         with outside_inference_mode():
             return RememberedPositions(positions), *self.cos_sin(positions)
 

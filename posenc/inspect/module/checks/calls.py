@@ -13,13 +13,13 @@ from posenc.report.page.failure import one_line
 
 _TOLERANCE = 1e-4
 """Radians, logits or fractions: float32's difference when it adds in another order."""
-_FEW_TOKENS = 16
+_SHORT_LENGTH = 16
 """Tokens of a short call. This number and the next ones are chosen, not derived."""
 _LATER_START = 3
 """Position at which a row starts that does not start at 0."""
-_MANY_TOKENS = 64
+_LONGER_LENGTH = 64
 """Tokens of a longer call, in which a check repeats or takes apart what the module does."""
-_FEWEST_TOKENS = 8
+_SHORTEST_LENGTH = 8
 """Tokens of the shorter call for a module that does few."""
 
 
@@ -29,7 +29,7 @@ def judge_repeated_calls(subject: Subject) -> Finding:
     float32 = torch.float32
     bfloat16 = torch.bfloat16
     whole = torch.arange(subject.length)
-    first = whole[: min(_MANY_TOKENS, max(_FEWEST_TOKENS, subject.length // 2))]
+    first = whole[: min(_LONGER_LENGTH, max(_SHORTEST_LENGTH, subject.length // 2))]
     later = first + subject.length - len(first)
     dtypes = [(whole, float32), (first, float32), (whole, bfloat16), (whole, float32)]
     lengths = [(first, float32), (whole, float32), (first, float32)]
@@ -72,7 +72,9 @@ def _differences_from_fresh(
 
 def judge_writes_into_arguments(subject: Subject) -> Finding:
     """Check that the module writes into none of the tensors that it is given."""
-    ordered, named = subject.form.arguments(subject.make_inputs(min(_MANY_TOKENS, subject.length)))
+    ordered, named = subject.form.arguments(
+        subject.make_inputs(min(_LONGER_LENGTH, subject.length))
+    )
     arguments = dict(zip(subject.form.in_order, ordered, strict=True)) | named
     copies = {word: v.clone() for word, v in arguments.items() if isinstance(v, Tensor)}
     if not copies:
@@ -86,7 +88,7 @@ def judge_writes_into_arguments(subject: Subject) -> Finding:
 
 def judge_growing_length(subject: Subject) -> Finding:
     """Check that the first positions have the same values in a long call as in a short one."""
-    count = min(_FEW_TOKENS, subject.length)
+    count = min(_SHORT_LENGTH, subject.length)
     if count == subject.length:
         return None, f"does {subject.length} tokens only"
     long, short = (subject.read_result(subject.make_inputs(n)) for n in (subject.length, count))
@@ -116,7 +118,7 @@ def _largest_difference(subject: Subject, a: Tensor, b: Tensor) -> float:
 def judge_single_token(subject: Subject) -> Finding:
     """Check that the last token of a call has the same result by itself, as in decoding."""
     words = subject.form.words
-    count = min(_MANY_TOKENS, subject.length)
+    count = min(_LONGER_LENGTH, subject.length)
     whole = subject.read_result(subject.make_inputs(count))
     last = count - 1
     if {"q", "k"} <= words and not subject.form.takes_positions:
@@ -203,7 +205,7 @@ def judge_batch_rows(subject: Subject) -> Finding:
     far ones."""
     if not subject.form.takes_positions:
         return None, "takes no positions"
-    near = torch.arange(min(_FEW_TOKENS, subject.length))
+    near = torch.arange(min(_SHORT_LENGTH, subject.length))
     # Eight times the length: chosen, not derived.
     last = (
         (subject.stated_positions or subject.length * 8)
@@ -229,7 +231,7 @@ def judge_start_arguments(subject: Subject) -> Finding:
     counting = subject.form.without_positions()
     if counting is None or subject.view.kind == "bias":
         return None, "has no argument for where it starts"
-    whole = subject.read_result(subject.make_inputs(_FEW_TOKENS), form=counting)
+    whole = subject.read_result(subject.make_inputs(_SHORT_LENGTH), form=counting)
     later: dict[str, dict[str, Any]] = {
         "offset": {"offset": _LATER_START},
         "starts": {"starts": torch.tensor([0, _LATER_START])},
@@ -253,7 +255,7 @@ def _judge_later_start(
     """
     try:
         moved = subject.read_result(
-            subject.make_inputs(_FEW_TOKENS - _LATER_START, **inputs), form=counting, row=-1
+            subject.make_inputs(_SHORT_LENGTH - _LATER_START, **inputs), form=counting, row=-1
         )
     except Exception as failed:
         return False, f"{name}: {one_line(failed)}"

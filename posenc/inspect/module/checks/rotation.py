@@ -24,9 +24,9 @@ _NOT_SCALED = ("default", "lang")
 """Values of options with such names that mean RoPE's own frequencies; as 0, 1, None and False."""
 _DISTANCES = (1, 8, 64)
 """Positions over which angles are read to measure a frequency: each refines the one before."""
-_ZERO_TOKENS = 8
+_LENGTH_FOR_POSITION_0 = 8
 """Tokens of the call in which position 0 is read. This number and the next are chosen."""
-_SCALE_TOKENS = 24
+_LENGTH_FOR_SCALES = 24
 """Tokens of the call in which the lengths of cosines and sines are compared."""
 _USUAL_BASES = (10000.0, 500000.0, 1000000.0)
 """Bases at which a module that states none is looked for rounded frequencies."""
@@ -37,7 +37,9 @@ def judge_position_zero(subject: Subject) -> Finding:
     positions begin elsewhere."""
     if subject.view.kind != "rotation" or subject.view.meaning == "sinusoids":
         return None, "rotates nothing"
-    first = subject.read_result(subject.make_inputs(min(_ZERO_TOKENS, subject.length)))[:1]
+    first = subject.read_result(subject.make_inputs(min(_LENGTH_FOR_POSITION_0, subject.length)))[
+        :1
+    ]
     worst = first.angle().abs().max().item()
     quarter = (first.angle().abs() - math.pi / 2).abs().max().item() <= _TOLERANCE
     text = f"position 0 is rotated by up to {worst:.2g} rad"
@@ -47,10 +49,15 @@ def judge_position_zero(subject: Subject) -> Finding:
 
 
 def judge_rotation_of_pairs(subject: Subject) -> Finding:
-    """Check that each pair of channels is rotated and scaled, and nothing else: both channels get
-    the same cosine, and sines of opposite signs; of cosines and sines, that no position scales."""
+    """Check that each pair of channels is rotated and scaled, and nothing else.
+
+    Of rotated content: both channels get the same cosine, and sines of opposite signs. Of cosines
+    and sines: cos² + sin² is the same at each position.
+    """
     if subject.view.meaning in ("cos and sin", "complex"):
-        lengths = subject.read_result(subject.make_inputs(min(_SCALE_TOKENS, subject.length))).abs()
+        lengths = subject.read_result(
+            subject.make_inputs(min(_LENGTH_FOR_SCALES, subject.length))
+        ).abs()
         worst = (lengths / lengths[:1] - 1).abs().max().item()
         return worst <= _TOLERANCE, f"cos² + sin² changes by up to {worst:.2g} with the position"
     if subject.view.meaning != "rotated content":
