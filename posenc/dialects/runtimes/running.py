@@ -93,9 +93,7 @@ def _facts_of(model: Model, cell: str) -> Mapping[str, Any] | None:
     language model than for the same language model by itself.
     """
     whole = facts_of_family(str(model.outer_config.get("model_type"))) or {}
-    if whole.get(cell, 0) is None:
-        return None
-    if not model.is_known:  # such as a language model that the whole does not have
+    if whole and not model.is_known:  # a language model that the whole does not have
         return {}
     return whole[cell] if cell in whole else model.facts.get(cell, {})
 
