@@ -314,7 +314,11 @@ def trial(name: str, dry: bool) -> dict[str, Any]:
                 "failed": result.reason,
                 "parameters": result.parameters,
                 "by_length": {str(s.length): s.bits_per_byte for s in result.by_length},
-                "by_context": {str(s.length): s.bits_per_byte for s in result.by_context},
+                "far": {str(s.length): [s.far, s.far_near] for s in result.far},
+                "readings": {
+                    reading.name: {str(s.length): [s.far, s.far_near] for s in reading.far}
+                    for reading in result.readings
+                },
                 "by_case": [
                     [s.length, s.variant, s.exact_match, s.token_accuracy] for s in result.by_case
                 ],

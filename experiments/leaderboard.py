@@ -43,6 +43,8 @@ from posenc.report.files.atomic import write_atomically
 from posenc.report.page.failure import RunFailed, Stopped
 from posenc.tasks.known import TASKS, TEXT
 
+BOARD_WINDOWS = 512
+"""Windows of each test length on the board, four times those of a comparison by default."""
 ROOT = Path(__file__).parents[1]
 REPRESENTATIVES = (
     "nope",
@@ -108,6 +110,7 @@ def piece(names: list[str], task: str, seeds: int, given: argparse.Namespace) ->
         text=given.text if task == TEXT else None,
         workers=given.workers,
         batch=given.batch,
+        num_windows=BOARD_WINDOWS,
         out=given.out,
         **SUITE_SIZES,
     )
