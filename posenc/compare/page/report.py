@@ -175,7 +175,7 @@ def _text_table(study: Study) -> Table:
     cells = []
     for name in _rows_in_order(study, places, rows_by_name):
         seeds = rows_by_name[name]
-        near = _near_cell(name, seeds[0], places)
+        near = _near_cell(name, seeds, places)
         far = [_far_cell(name, seeds[0].encoding, places)] if places.far else []
         windows = [_window_cell(name, length, seeds) for length in lengths]
         is_trained = seeds[0].reading == "trained"
@@ -196,16 +196,19 @@ def _rows_in_order(study: Study, places: Places, names: Mapping[str, object]) ->
     return ordered
 
 
-def _near_cell(name: str, row: Row, places: Places) -> Value:
-    """Return the cell of a row's loss at the training length, with its verdict if it is judged."""
+def _near_cell(name: str, seeds: Sequence[Row], places: Places) -> Value:
+    """Return the cell of a row's mean loss at the training length, with its verdict if it is
+    judged."""
     near_name = places.near_name.get(name, name)
     if places.near is not None and near_name in places.near.order:
         return _judged_cell(places.near, near_name)
-    if row.trial.train_length not in row.loss:
+    if any(row.trial.train_length not in row.loss for row in seeds):
         return None
-    if row.near.bits_per_byte is None:
-        return Cell("cannot", note=f"{name}: {row.near.cannot or 'no reason given'}")
-    return Number(row.near.bits_per_byte, form=".3f")
+    known = [row.near.bits_per_byte for row in seeds if row.near.bits_per_byte is not None]
+    if len(known) < len(seeds):
+        cannot = next(row.near.cannot for row in seeds if row.near.bits_per_byte is None)
+        return Cell("cannot", note=f"{name}: {cannot or 'no reason given'}")
+    return Number(fmean(known), form=".3f")
 
 
 def _far_cell(name: str, encoding: str, places: Places) -> Value:

@@ -5,10 +5,11 @@ from statistics import fmean
 
 import pytest
 
+from posenc.compare.judge.answer import conclude
 from posenc.compare.page.figures import curve_plots
 from posenc.compare.page.readings import reading_sections, saved_by_context
 from posenc.compare.page.repeat import facts_to_repeat
-from posenc.compare.page.report import specs_table
+from posenc.compare.page.report import report_of, specs_table
 from posenc.compare.page.results_csv import csv_text
 from posenc.compare.page.tuning import tuning_sections
 from posenc.compare.results import FORMAT, Study, Timing, TrainingPoint, TrialResult
@@ -150,3 +151,17 @@ def test_the_page_names_the_rates_of_the_model_and_of_tables():
     assert rows["rope"].endswith("learning rate 0.002")
     facts = facts_to_repeat(study_of(learned, plain))
     assert "peak learning rate 0.002, tables of encodings 20 times it" in facts["training"]
+
+
+def test_the_text_table_has_means_over_seeds_in_every_reading():
+    def with_seed(seed):
+        each = result("rope", seed, 4.0 + seed, window=1.9)
+        near = LengthScore(128, 4.0 + seed)
+        (window,) = each.readings
+        window = replace(window, by_length=(near, *window.by_length[1:]))
+        return replace(each, by_length=(near, *each.by_length[1:]), readings=(window,))
+
+    report = report_of(conclude(study_of(with_seed(0), with_seed(1), *STUDY.results[2:])))
+    rows = {row[0]: row[1] for row in report.tables()["text"].rows}
+    near = {name: getattr(cell, "text", cell) for name, cell in rows.items()}
+    assert near["rope in a window"].value == near["rope"].value == 4.5
