@@ -23,7 +23,7 @@ def runtimes_that_answered(
     cannot: runtimes that are known to compute something else. folded: the share of the multiplier
     that went into the weights of q.
 
-    Raises: RuntimeError for another one that computes something else, or refuses the copy.
+    Raises: ValueError for another one that computes something else, or refuses the copy.
     """
     expected = _without_folded_share(meant, folded)
     right = []
@@ -33,7 +33,7 @@ def runtimes_that_answered(
         differs = "error" if computed.error else sorted(differing_aspects(computed, expected))
         if differs:
             why = computed.error or ", ".join(differs)
-            raise RuntimeError(
+            raise ValueError(
                 f"not written: {name} {computed.version}, asked about the copy, computes something "
                 f"else ({why})"
             )
