@@ -6,15 +6,18 @@ from pathlib import Path
 
 from posenc.compare.leads import losses_of_size
 from posenc.compare.options import Options, check_options
-from posenc.compare.page.ladder import write_ladder_page
+from posenc.compare.page.ladder import report_of_ladder
 from posenc.compare.plan.plan import chosen_budget, make_plan
 from posenc.compare.plan.sizes import DEFAULTS, LadderSize, count_parameters, ladder_sizes
 from posenc.compare.results import Study
 from posenc.compare.study import RUNS, run_study
 from posenc.compare.trial.config import TrialConfig
+from posenc.report.files.atomic import prepare_page_and_figures
 from posenc.report.files.opened import make_folder, text_of
-from posenc.report.page.console import stderr
+from posenc.report.page.console import print_report, stderr
 from posenc.report.page.failure import RunFailed
+from posenc.report.page.figure_files import write_page
+from posenc.report.page.page import page_of
 from posenc.report.page.progress import say
 from posenc.tasks.known import TEXT
 from posenc.text import STUDY_FILE
@@ -48,9 +51,12 @@ def run_sizes(options: Options, *, show: bool = True) -> Study:
     plans = [make_plan(sized) for _, sized in ladder]
     for folder, study in joined.items():
         _check_same_recipe(folder, study, plans[0].task_trials[0])
+    if options.dry_run:
+        return [run_study(sized, show=show) for _, sized in ladder][-1]
     hashes = " ".join(trial.hash for plan in plans for trial in plan.trials)
     folder = options.out or RUNS / f"sizes-{hashlib.sha256(hashes.encode()).hexdigest()[:8]}"
     make_folder(folder)
+    prepare_page_and_figures(options.figures, folder / "report.html")
     studies: list[Study] = []
     failures: list[str] = []
     for name, sized in ladder:
@@ -60,8 +66,12 @@ def run_sizes(options: Options, *, show: bool = True) -> Study:
             failures.append(f"{name}: {failure}")
             studies.append(_read_run(folder / name))
     losses = [losses_of_size(study) for study in (*studies, *joined.values())]
-    write_ladder_page(sorted(losses, key=lambda size: size.parameters), folder, show)
-    say(stderr(), f"Sizes: {folder / 'report.html'}")
+    report = report_of_ladder(sorted(losses, key=lambda size: size.parameters))
+    for line in write_page(page_of(report), folder / "report.html", options.figures):
+        say(stderr(), line)
+    if show:
+        print_report(report, options.as_json)
+    say(stderr(), f"Report of all sizes: {folder / 'report.html'}")
     if failures:
         raise RunFailed(" ".join(failures))
     return studies[-1]
@@ -71,7 +81,7 @@ def _options_by_size(options: Options) -> list[tuple[str, Options]]:
     """Return the options of each size by its name, smallest first."""
     if options.task not in (None, [TEXT]) or options.suite:
         raise ValueError("--sizes and --also are for text: tasks have steps of their own.")
-    plain = replace(options, sizes=None, also=None)
+    plain = replace(options, sizes=None, also=None, figures=None, as_json=False)
     if options.sizes is None:
         return [("this", plain)]
     names = ("width", "layers", "heads", "kv_heads", "config")

@@ -115,9 +115,11 @@ def test_two_sizes_are_trained_and_a_third_joins(tmp_path):
     options = Options(["rope", "alibi"], steps=3, workers=2, tune_steps=0, num_windows=8, **small)
     ladder.run(replace(options, width=32, layers=2, heads=1, out=tmp_path / "tiny"), show=False)
     also = [str(tmp_path / "tiny")]
-    study = ladder.run(
-        replace(options, sizes="0.06M,0.2M", also=also, out=tmp_path / "out"), show=False
-    )
+    sized = replace(options, sizes="0.06M,0.2M", also=also, out=tmp_path / "out")
+    ladder.run(replace(sized, dry_run=True), show=False)
+    assert not (tmp_path / "out").exists()
+    study = ladder.run(replace(sized, figures=tmp_path / "figures"), show=False)
+    assert {path.suffix for path in (tmp_path / "figures").iterdir()} >= {".svg", ".csv"}
     assert study.trials[0].width == 64
     page = (tmp_path / "out" / "report.html").read_text()
     assert "Leads by size" in page and "rope in a window" in page

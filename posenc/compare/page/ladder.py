@@ -2,13 +2,11 @@
 
 from collections.abc import Mapping, Sequence
 from functools import partial
-from pathlib import Path
 
 from matplotlib.figure import Figure
 
 from posenc.compare.leads import SizeLosses, leads_over_size, slope_per_doubling
 from posenc.report.page.chart import Chart, Data, long_table
-from posenc.report.page.console import print_report
 from posenc.report.page.drawing import (
     HOVER_PREFIX,
     LineStyle,
@@ -18,7 +16,6 @@ from posenc.report.page.drawing import (
     ranked_styles,
     split_by_series,
 )
-from posenc.report.page.page import page_of
 from posenc.report.page.report import Plot, Report, Section
 from posenc.report.page.table import Heading, Number, Table, Value
 
@@ -29,14 +26,6 @@ _HOW_TO_READ = (
     "size; below 0 it is behind. The slope is its change with each doubling of the parameters, by "
     "least squares over all sizes. All sizes have as many training tokens for each parameter."
 )
-
-
-def write_ladder_page(sizes: Sequence[SizeLosses], folder: Path, show: bool) -> None:
-    """Write report.html of a ladder into the folder, and with `show` print it."""
-    report = report_of_ladder(sizes)
-    page_of(report).write(folder / "report.html")
-    if show:
-        print_report(report, in_json=False)
 
 
 def report_of_ladder(sizes: Sequence[SizeLosses]) -> Report:
