@@ -43,6 +43,8 @@ MODEL = ("model_type", "architectures", "n_heads")
 """A JSON object with one of these keys describes a model; other programs have a config.json too."""
 UNCLEAR = ("PD004", "PD011", "PD050", "PD053")
 """Errors that a fix would have to guess at."""
+HALF_WRITTEN = "PD059"
+"""The rule about a GGUF file that lacks a part of its scaling, which its model's config has."""
 GRAVITY = (0, 3, 1, 2)
 """Exit codes, the gravest last: all right, not known, an error was found, not readable."""
 
@@ -165,7 +167,9 @@ def _write_fixed_copy(case: Case, options: Options) -> tuple[str, int]:
         changes = config_changes(case.source.raw, source.raw)
         settled = [f"as --prefer {options.prefer} says:", *(f"  {line}" for line in changes)]
         case = replace(case, source=source)
-    if finding := _first_finding_to_correct_by_hand(case, findings(case)):
+    finding = _first_finding_to_correct_by_hand(case, findings(case))
+    is_said_by_config = case.metadata is not None and options.like is not None
+    if finding and not is_said_by_config:
         raise ValueError(
             f"{case.source.path}: --fix writes nothing, correct the file by hand first. "
             f"{finding.code}: {finding.message}. {finding.cure}{_preferences(case, finding)}"
@@ -292,7 +296,7 @@ def _first_finding_to_correct_by_hand(
 ) -> Finding | None:
     """Return the first finding that only the file's author can correct; None without one."""
     if case.metadata is not None:
-        return None
+        return next((f for f in all_findings if f.code == HALF_WRITTEN), None)
     for finding in all_findings:
         guessed = finding.severity == "E" and (case.why_unclear or finding.code in UNCLEAR)
         if finding.contradiction or guessed:

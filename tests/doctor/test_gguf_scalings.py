@@ -1,6 +1,7 @@
 """GGUF files with half of a scaling, or without the tensor that their family needs."""
 
 import itertools
+import json
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from posenc.doctor.options import Options
 from posenc.doctor.rules import findings
 from posenc.doctor.running import run
 from tests.doctor.test_gguf import YARN, gguf, write
-from tests.doctor.threads import EIGHT
+from tests.doctor.threads import BASE, EIGHT
 
 LISTS = {"rope_factors_long.weight": np.array(EIGHT), "rope_factors_short.weight": np.ones(8)}
 LLAMA31 = {"freq_base": 500000.0}
@@ -55,6 +56,17 @@ def test_half_of_a_scaling_is_an_error_whose_cure_names_the_key(tmp_path, keys, 
     (hit,) = found(path, "PD059")
     assert hit.severity == "E" and message in hit.message and cure in hit.cure
     assert run(Options((path,), ask=["none"]))[1] == 1
+
+
+def test_a_fix_does_not_guess_the_missing_half(tmp_path):
+    path = write(tmp_path / "a.gguf", **without("scaling__factor"))
+    with pytest.raises(ValueError, match=r"PD059.*Write llama.rope.scaling.factor"):
+        run(Options((path,), fix=True, out=tmp_path / "b.gguf"))
+    config = tmp_path / "config.json"
+    scaling = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 1024}
+    config.write_text(json.dumps({**BASE, "rope_theta": 10000.0, "rope_scaling": scaling}))
+    said, code = run(Options((path,), fix=True, out=tmp_path / "c.gguf", like=config))
+    assert code == 0 and "proved by the emulator" in said
 
 
 PARTS = {
