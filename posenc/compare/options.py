@@ -241,7 +241,7 @@ class Options:
             "steps, learning rate times the encoding's own setting, wider where an edge wins. "
             "--no-tune: one rate and the papers' settings for all.",
             "--tune/--no-tune",
-            shown="recorded choices of this grid for the default recipe",
+            shown="choices recorded for the default recipe, if all encodings have one",
             panel="Training",
         ),
     ] = None

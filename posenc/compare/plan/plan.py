@@ -89,12 +89,13 @@ class Plan:
     @property
     def recorded(self) -> RecordedChoices | None:
         """Return the recorded choices for this plan: of the default recipe, on the default text,
-        unless options choose otherwise."""
+        unless options choose otherwise. None if an encoding of the plan has none, which would not
+        be tuned as the others are."""
         options = self.options
         chooses = options.tune is not None or options.check_lr or options.text
         if chooses or [trial.task for trial in self.task_trials] != [TEXT]:
             return None
-        return recorded_choices(self.task_trials[0])
+        return recorded_choices(self.task_trials[0], self.compared)
 
     @property
     def rate_trials(self) -> tuple[TrialConfig, ...]:

@@ -262,12 +262,19 @@ def recipe_of(trial: TrialConfig) -> dict[str, str]:
     return {name: str(getattr(trial, name)) for name in RECIPE_FIELDS}
 
 
-def recorded_choices(trial: TrialConfig) -> RecordedChoices | None:
-    """Return the recorded choices for a trial on posenc's own text; None for another recipe."""
+def recorded_choices(
+    trial: TrialConfig, entries: Sequence[ComparedEncoding]
+) -> RecordedChoices | None:
+    """Return the recorded choices for these encodings and a trial on posenc's own text; None for
+    another recipe, and unless each of the encodings, with the settings of its name, has one."""
     if not CHOICES.exists():
         return None
     recorded = RecordedChoices.from_json(text_of(CHOICES))
-    return recorded if recorded.fit(trial) else None
+    check_of = {check.encoding: check for check in recorded.checks}
+    if not recorded.fit(trial) or not all(entry.text in check_of for entry in entries):
+        return None
+    checks = tuple(replace(check_of[entry.text], encoding=entry.label) for entry in entries)
+    return replace(recorded, checks=checks)
 
 
 class Search:

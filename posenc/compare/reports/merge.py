@@ -119,7 +119,20 @@ def _merge_rates(runs: Sequence[tuple[Path, Study]]) -> tuple[RateCheck, ...]:
                     f"{known.chosen} in {where} and of {check.chosen} in {folder}, and their "
                     "numbers must not be mixed. Report them one by one."
                 )
+            if _setting(known) != _setting(check):
+                raise ValueError(
+                    f"{check.encoding} was tuned to {_setting(known)} in {where} and to "
+                    f"{_setting(check)} in {folder}, and their numbers must not be mixed. Report "
+                    "them one by one."
+                )
     return tuple(check for _, check in seen.values())
+
+
+def _setting(check: RateCheck) -> str:
+    """Return the setting that a grid chose, in words; "" if none was searched."""
+    if check.best is None or check.plain_at is None:
+        return ""
+    return f"{check.best.encoding} with tables {check.best.encoding_lr:g} times as fast"
 
 
 def _check_unique_labels(runs: Sequence[tuple[Path, Study]], labels: dict[str, str]) -> None:

@@ -177,12 +177,30 @@ def test_the_trials_take_the_choices_under_the_encodings_own_names():
 def test_recorded_choices_are_for_their_recipe_and_text_only(tmp_path, monkeypatch):
     recorded = RecordedChoices(recipe_of(TRIAL), "by a test", tuple(checks()))
     monkeypatch.setattr(tuning_grid, "CHOICES", tmp_path / "choices.json")
-    assert make_plan(Options()).recorded is None
+    both = ["rope", "t5"]
+    assert make_plan(Options(both)).recorded is None
     (tmp_path / "choices.json").write_text(recorded.to_json())
-    assert make_plan(Options()).recorded == recorded
+    assert make_plan(Options(both)).recorded == recorded
+    (rope,) = make_plan(Options(["base=rope"])).recorded.checks
+    assert rope == replace(recorded.checks[0], encoding="base")
+    for untuned in (["rope", "fox"], ["rope", "t5:unscaled=true"], None):
+        assert make_plan(Options(untuned)).recorded is None, untuned
     others = ({"steps": 100}, {"lr": 0.001}, {"tune": True}, {"tune": False}, {"check_lr": True})
     for options in (*others, {"text": ["a.txt"]}, {"width": 64}, {"task": ["copy"]}):
-        assert make_plan(Options(**options)).recorded is None, options
+        assert make_plan(Options(both, **options)).recorded is None, options
+
+
+def test_the_packaged_choices_are_of_the_default_recipe_and_the_lowest_of_their_grids():
+    if not tuning_grid.CHOICES.exists():
+        pytest.skip("no choices are recorded")
+    recorded = make_plan(Options()).recorded
+    assert [check.encoding for check in recorded.checks] == list(DEFAULT_ENCODINGS)
+    for check in recorded.checks:
+        check.check()
+        assert len(check.tried) >= 9
+        assert check.best.bits == min(tried.bits for tried in check.tried)
+        plain = check.tried[check.plain_at]
+        assert (plain.lr, plain.encoding_lr, plain.encoding) == (0.002, 20, check.encoding)
 
 
 @pytest.mark.parametrize(
