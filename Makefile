@@ -6,7 +6,7 @@ BIN := .venv/bin
 # one file run beside each other, in one worker, which shares what their fixtures made.
 PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -rs -n auto --dist worksteal
 
-.PHONY: compare check test test-all test-engines nightly lint bench performance readme docs oracles kernels explorer test-floors test-newest release-check clean
+.PHONY: compare check test test-all test-engines nightly lint bench performance readme docs oracles facts kernels explorer test-floors test-newest release-check clean
 
 .venv/.installed: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
@@ -92,6 +92,11 @@ performance: .venv/.installed
 # .venv-oracles; one that cannot be installed is left out, and said so.
 oracles: .venv/.installed
 	$(BIN)/python -m tests.doctor.oracles
+
+# What releases of transformers have and compute, asked of an interpreter of each:
+# make facts PYTHONS="/of/5.2/bin/python /of/5.24/bin/python". A person reads the diff.
+facts: .venv/.installed
+	$(BIN)/python -m tests.doctor.oracles.facts $(PYTHONS)
 
 # The page of `posenc explore`, from explorer/; only this needs node.
 explorer: .venv/.installed

@@ -40,7 +40,9 @@ OF_IMAGES_OR_SOUND = re.compile(r"vis(ion|ual)|audio|image|speech|talker|code2wa
 ATTENTION = ("Attention", "MLA")
 ROTATED_PART = ("qk_rope_head_dim", "rotary_ndims", "rotary_dim")
 """Names by which an attention keeps how many channels of a head it rotates, if not all."""
-SLICED = re.compile(r"\b(query|q)\w*\[\.\.\., ?:")
+SLICED = re.compile(r"\b(query|q)\w*\[\.\.\., ?:|torch\.chunk\((query|q)\w*, ")
+"""Attention itself cuts the rotated part out of queries, by a slice or, in earlier releases, a
+chunk."""
 SCALES_KEYS = re.compile(r"key\w* = key\w* \* self\.scaling")
 """Queries and keys are each multiplied by it, as in OpenAI's privacy filter."""
 SCALES_QUERIES = re.compile(r"query\w* = query\w* \* self\.\w+ ?\*\* ?-0\.5")

@@ -9,7 +9,8 @@ from posenc.dialects.classes import CHOOSE_BY_CLASS, class_of_unknown_code
 from posenc.dialects.computed import ARITHMETIC, ComputedPositions, NotReadError, RefusedError
 from posenc.dialects.families import facts_of_family
 from posenc.dialects.model import BadConfigError, Model, model_of
-from posenc.dialects.runtimes.versions import RECORD, VERSIONS, facts_in_version, is_recorded
+from posenc.dialects.runtimes.releases import is_missing, unread_words, version_spoken_of
+from posenc.dialects.runtimes.versions import VERSIONS, facts_in_version, is_recorded
 
 
 class Emulator(Protocol):
@@ -57,9 +58,9 @@ def emulator(
                     return unrecorded_version(runtime, version)
                 facts = facts_in_version(facts, version)
                 model = replace(model, facts={**model.facts, cell: facts})
-            version = version or RECORD[runtime][2]
-            if facts is None:
-                name = model.outer_config.get("model_type", model.model_type)
+            name = str(model.outer_config.get("model_type", model.model_type))
+            version = version or version_spoken_of(name, runtime)
+            if facts is None or is_missing(name, runtime, version):
                 why = f"{runtime} has no model for {name!r}"
                 return ComputedPositions(why, known="no model", version=version)
             name = model.model_type or "a config without model_type"
@@ -73,6 +74,9 @@ def emulator(
                 or _has_key_or_type(model, facts.get("unread", ()))
             ):
                 return unread
+            if release := _release_that_answered_otherwise(model, runtime, version):
+                why = f"{why}: {release} computes something else than posenc knows"
+                return ComputedPositions(why, known="unknown", version=version)
             try:
                 computed = _compute_or_refusal(compute, model, length)
             except NotReadError:
@@ -96,6 +100,15 @@ def _facts_of(model: Model, cell: str) -> Mapping[str, Any] | None:
     if whole and not model.is_known:  # a language model that the whole does not have
         return {}
     return whole[cell] if cell in whole else model.facts.get(cell, {})
+
+
+def _release_that_answered_otherwise(model: Model, runtime: str, version: str) -> str:
+    """Return the recorded release next to a version, or itself, that answered otherwise than posenc
+    knows for such a config; empty if there is none."""
+    for release, words in unread_words(model.model_type, runtime, version).items():
+        if _has_key_or_type(model, words):
+            return release
+    return ""
 
 
 def _compute_or_refusal(

@@ -8,7 +8,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from posenc.dialects.ask import Asked, as_computed, ask, asking, installed_version
+from posenc.dialects.ask import (
+    Asked,
+    as_computed,
+    ask,
+    asking,
+    installed_version,
+    transformers_probe,
+)
 from posenc.dialects.runtimes import RUNTIMES
 from tests.dialects.golden_cases import Cell, cells
 from tests.dialects.test_golden import assert_reproduced
@@ -202,6 +209,20 @@ def test_configs_that_people_publish():
 
 def rounded(frequencies) -> tuple[str, ...]:
     return tuple(f"{frequency:.4g}" for frequency in frequencies)
+
+
+@pytest.mark.parametrize(
+    ("line", "cuts"),
+    [
+        ("q_rot, q_pass = q[..., :rotary_dim], q[..., rotary_dim:]", True),
+        ("query_rot, query_pass = torch.chunk(query_states, int(1 / self.share), dim=-1)", True),
+        ("query_states, gate = torch.chunk(self.q_proj(hidden_states), 2, dim=-1)", False),
+        ("query_states = self.q_proj(hidden_states)", False),
+    ],
+)
+def test_attention_that_cuts_queries_itself_is_seen(line, cuts):
+    """The second line is of Recurrent Gemma up to transformers 5.15, which runs."""
+    assert bool(transformers_probe.SLICED.search(line)) is cuts
 
 
 def test_the_installed_release_is_named():

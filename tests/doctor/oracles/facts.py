@@ -1,0 +1,333 @@
+"""Record what releases of transformers have and compute: make facts PYTHONS="PYTHON ..."
+
+Each interpreter has one release. It says which config classes it has, and answers questions about
+each family that families.json knows of transformers 5: the spellings that published configs carry,
+on small sizes. posenc/dialects/runtimes/releases.json then holds, for each release, the classes
+that came with it or went, and by which words of a config a family is not as posenc knows it: there
+posenc says that it does not know what this release computes. Classes that only wrap a language
+model, and those with one rope dict that the simplest emulator describes, become lines of
+families.json. A person reads the diff.
+"""
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from posenc.dialects import families
+from posenc.dialects.ask import Asked, as_computed, ask
+from posenc.dialects.computed import ComputedPositions
+from posenc.dialects.families import all_families
+from posenc.dialects.model import Model, model_of
+from posenc.dialects.runtimes import RUNTIMES
+from posenc.dialects.runtimes.versions import version_numbers
+
+HERE = Path(__file__).parent
+FAMILIES = Path(families.__file__).with_name("families.json")
+RELEASES = Path(families.__file__).parent / "runtimes" / "releases.json"
+LENGTH = 256
+SIZES = {
+    "hidden_size": 192,
+    "d_model": 192,
+    "num_attention_heads": 6,
+    "n_heads": 6,
+    "num_heads": 6,
+    "num_key_value_heads": 6,
+    "num_hidden_layers": 7,
+    "n_layers": 7,
+    "vocab_size": 64,
+    "pad_token_id": 0,
+    "max_position_embeddings": LENGTH,
+}
+"""Sizes that no class has by default, of the keys that a class has."""
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+BASE = {"rope_theta": 54321.0}
+QUESTIONS: dict[str, dict[str, Any]] = {
+    "nothing": {},
+    "a base": BASE,
+    "a base in rope_parameters": {"rope_parameters": {"rope_type": "default", **BASE}},
+    "yarn": {**BASE, "rope_scaling": YARN},
+    "yarn in rope_parameters": {"rope_parameters": {**YARN, **BASE}},
+    "linear": {**BASE, "rope_scaling": {"type": "linear", "factor": 2.0}},
+    "llama3": {**BASE, "rope_scaling": LLAMA3},
+    "a share": {**BASE, "partial_rotary_factor": 0.5},
+    "a share in rope_parameters": {
+        "rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5, **BASE}
+    },
+    "a number of channels": {**BASE, "rotary_dim": 16},
+}
+"""What a config says of its rotation -> its keys; nested by kind where the family's dicts are."""
+WORDS = {
+    "nothing": "all",
+    "a base": "rope_theta",
+    "a base in rope_parameters": "rope_parameters",
+    "yarn": "yarn",
+    "yarn in rope_parameters": "yarn",
+    "linear": "linear",
+    "llama3": "llama3",
+    "a share": "partial_rotary_factor",
+    "a share in rope_parameters": "rope_parameters",
+    "a number of channels": "rotary_dim",
+}
+"""Question -> the word of a config that has such keys: a key of it, or a type of its dicts."""
+NEEDS = {
+    "granitemoehybrid": {"layer_types": ["mamba", "attention"] * 3 + ["mamba"]},
+    "zamba2": {"layer_types": ["mamba", "hybrid"] * 3 + ["mamba"]},
+    "gemma3n_text": {"num_kv_shared_layers": 0},
+    "gemma4_text": {"num_kv_shared_layers": 0, "hidden_size_per_layer_input": 0},
+}
+"""What a class wants to be told with other sizes."""
+
+
+def classes_of(python: str) -> dict[str, Any]:
+    """The answer of classes_probe.py, run by an interpreter."""
+    command = [python, str(HERE / "classes_probe.py")]
+    said = subprocess.run(command, capture_output=True, text=True, check=True, cwd="/")
+    return json.loads(said.stdout)
+
+
+def asked_families(classes: Mapping[str, Any]) -> list[str]:
+    """The language models that posenc knows of transformers 5 and that a release has."""
+    found = []
+    for name, facts in sorted(all_families().items()):
+        has_text = "vocab_size" in classes.get(name, {}).get("keys", ())
+        if facts.get("transformers5") and has_text and "axes" not in facts["transformers5"]:
+            found.append(name)
+    return found
+
+
+def configs_of(
+    name: str, keys: list[str], nested: Mapping[str, Any] | None
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    """(question, config) about a family whose class has these keys. nested: the rope dicts of the
+    class by kind of layer; None for one dict."""
+    sizes = {key: value for key, value in SIZES.items() if key in keys}
+    plain = {"model_type": name, **sizes, **NEEDS.get(name, {})}
+    for question, given in QUESTIONS.items():
+        own = dict(given)
+        if nested and "rope_parameters" in own:
+            own["rope_parameters"] = dict.fromkeys(nested, own["rope_parameters"])
+        yield question, {**plain, **own}
+
+
+def _nested(name: str) -> Mapping[str, Any] | None:
+    """The rope dicts by kind of layer of a family that families.json has; None for one dict."""
+    return (all_families()[name].get("transformers5") or {}).get("nested")
+
+
+def runtime_of(release: str) -> str:
+    return f"transformers-{4 if release.startswith('4.') else 5}"
+
+
+def difference(asked: Asked, known: ComputedPositions, model: Model) -> str:
+    """How what is known differs from what a release answered; empty where it does not, or where one
+    of them says nothing."""
+    answer = as_computed(asked, known, model).with_stop_as_refusal
+    known = known.with_stop_as_refusal
+    if not (answer.is_known and known.is_known) or "mrope_section" in (known.error or ""):
+        return ""  # that sections do not add up, some releases notice in attention only
+    if (answer.error is None) != (known.error is None):
+        return f"{'refused' if answer.error else 'computed'}: {answer.error or known.error}"
+    for kind, layer in known.layers.items():
+        same = answer.layers.get(kind, answer.layers.get("all"))
+        if same is None:
+            return f"no {kind}"
+        if len(same.inv_freq) != len(layer.inv_freq):
+            return f"{len(same.inv_freq)} pairs, not {len(layer.inv_freq)}"
+        pairs = zip(same.inv_freq, layer.inv_freq, strict=True)
+        if not all(abs(a - b) <= 1e-4 * abs(b) for a, b in pairs):
+            return "other frequencies"
+        if not abs(same.multiplier - layer.multiplier) <= 1e-4 * layer.multiplier:
+            return f"multiplier {same.multiplier:g}, not {layer.multiplier:g}"
+    mine, own = known.softmax_scale, answer.softmax_scale
+    if mine is not None and own is not None and not abs(own - mine) <= 1e-4 * mine:
+        return f"softmax scale {own:g}, not {mine:g}"
+    if answer.error is None and {*answer.without_rotation} != {*known.without_rotation}:
+        return f"layers {answer.without_rotation} do not rotate, not {known.without_rotation}"
+    return ""
+
+
+def differences_in(python: str, release: str, names: list[str], classes: Mapping[str, Any]):
+    """family -> question -> how the release differs from what posenc knows of it; and how many
+    questions were compared. A class that does not take the sizes of SIZES is left out, and said."""
+    rows = [
+        (name, question, config)
+        for name in names
+        for question, config in configs_of(name, classes[name]["keys"], _nested(name))
+    ]
+    row = runtime_of(release)
+    questions = [(config, [LENGTH]) for _, _, config in rows]
+    answers = ask(questions, python, "transformers", seconds=7200)
+    minor = ".".join(release.split(".")[:2])
+    wrong: dict[str, dict[str, str]] = {}
+    compared = 0
+    unfit = {
+        name
+        for (name, question, _), asked in zip(rows, answers, strict=True)
+        if question == "nothing" and asked.refuses
+    }
+    print(f"{release}: wants other sizes: {', '.join(sorted(unfit)) or 'no class'}")
+    for (name, question, config), asked in zip(rows, answers, strict=True):
+        if name in unfit:
+            continue
+        known = RUNTIMES[row](config, LENGTH, minor)
+        compared += known.is_known and not asked.unmeasured
+        if why := difference(asked, known, model_of(config)):
+            wrong.setdefault(name, {})[question] = why
+    return wrong, compared
+
+
+def flat_families_of(python: str, classes: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """The lines of families.json of language models with one rope dict that it lacks, of which the
+    simplest emulator says what the release answers to every question."""
+    lines = {}
+    for name, said in sorted(classes.items()):
+        rope, sizes = said.get("rope") or {}, said.get("sizes", {})
+        has_base = "rope_theta" in rope and "num_attention_heads" in sizes
+        if name in all_families() or not has_base or "vocab_size" not in said["keys"]:
+            continue
+        for line in _candidates(said):
+            questions = configs_of(name, said["keys"], line["transformers5"].get("nested"))
+            configs = [config for _, config in questions]
+            answers = ask([(config, [LENGTH]) for config in configs], python, seconds=600)
+            pairings = {answer.interleaved for answer in answers} - {None}
+            if len(pairings) != 1:
+                print(f"  {name}: its pairs are not seen: {answers[0]}"[:300])
+                break
+            line["interleaved"] = pairings.pop()
+            all_families()[name] = line
+            why = [
+                difference(answer, RUNTIMES["transformers-5"](config, LENGTH), model_of(config))
+                for config, answer in zip(configs, answers, strict=True)
+            ]
+            measured = sum(not answer.unmeasured for answer in answers)
+            if not any(why) and 2 * measured > len(answers):
+                lines[name] = line
+                break
+            del all_families()[name]
+            print(f"  {name} is not as {line['transformers5']}: {[text for text in why if text]}")
+    return lines
+
+
+def _candidates(said: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """Lines for a class, the simplest first: whose module reads no share, and reads one."""
+    rope, sizes = said["rope"], said["sizes"]
+    facts: dict[str, Any] = {"read": said["read"], "rope_theta": rope["rope_theta"]}
+    if rope.get("rope_type", "default") != "default":
+        facts["rope"] = rope
+    share = rope.get("partial_rotary_factor", 1.0)
+    shares: list[dict[str, Any]] = [{}] if share == 1.0 else []
+    shares.append({"partial_rotary_factor": share})
+    divided = {key: size for key, size in sizes.items() if key != "head_dim"}
+    for defaults in (sizes, divided):  # a head_dim may be what the class divides
+        for own in shares:
+            line = {"architecture": said["architecture"], "defaults": defaults}
+            if said["names"]:
+                line["names"] = said["names"]
+            yield {key: value for key, value in line.items() if value} | {
+                "transformers5": {**facts, **own}
+            }
+
+
+def wrappers_of(python: str, classes: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """The lines of families.json that it lacks of classes that only wrap a language model which it
+    knows, if the release answers as that model does. Servers have code of their own for them, which
+    nobody has read."""
+    lines = {}
+    for name, said in sorted(classes.items()):
+        text = said.get("text")
+        facts = all_families().get(text or "", {})
+        known = "text" not in facts and facts.get("transformers5")
+        if name in all_families() or not known or said["text_key"] != "text_config":
+            continue
+        unread: dict[str, Any] = {cell: {} for cell in ("vllm", "sglang", "mlx", "gguf")}
+        line = {"text": text, "read": said["read"]} | ({"any": True} if said["any"] else {})
+        lines[name] = line | unread
+    all_families().update(lines)
+    configs = {name: _wrapped(name, line["text"], classes) for name, line in lines.items()}
+    answers = ask([(config, [LENGTH]) for config in configs.values()], python, seconds=3600)
+    for (name, config), answer in zip(configs.items(), answers, strict=True):
+        known = RUNTIMES["transformers-5"](config, LENGTH)
+        why = difference(answer, known, model_of(config))
+        if why or answer.unmeasured or answer.refuses or not known.is_known:
+            said = why or answer.unmeasured or answer.refuses or known.error
+            print(f"  {name} is not as its language model, or not seen: {said}")
+            del lines[name], all_families()[name]
+    return lines
+
+
+def _wrapped(name: str, text: str, classes: Mapping[str, Any]) -> dict[str, Any]:
+    """A config of a class that wraps a language model: with a base of its own in it."""
+    keys = classes[text]["keys"]
+    sizes = {key: value for key, value in SIZES.items() if key in keys and key != "vocab_size"}
+    inner = {"model_type": text, **sizes, **NEEDS.get(text, {}), **BASE}
+    return {"model_type": name, "text_config": inner}
+
+
+def write_families(lines: Mapping[str, Any]) -> None:
+    """Write families.json with these lines added at its end, one line a family."""
+    table = {**all_families(), **lines}
+    rows = [f"{json.dumps(name)}: {json.dumps(facts)}" for name, facts in table.items()]
+    FAMILIES.write_text("{\n" + ",\n".join(rows) + "\n}\n", encoding="utf-8")
+
+
+def main(pythons: list[str]) -> int:
+    """Record the releases of these interpreters."""
+    found = {}
+    for python in pythons:
+        said = classes_of(python)
+        found[said["version"]] = (python, said["classes"])
+    releases = sorted(found, key=version_numbers)
+    _, newest = found[releases[-1]]
+    python = found[releases[-1]][0]
+    lines = flat_families_of(python, newest)
+    lines |= wrappers_of(python, newest)
+    print(f"new families: {', '.join(lines)}")
+    write_families(lines)
+    table: dict[str, Any] = {}
+    seen: dict[str, set[str]] = {"4": set(), "5": set()}
+    for release in releases:
+        python, classes = found[release]
+        names = asked_families(classes)
+        wrong, compared = differences_in(python, release, names, classes)
+        count = sum(map(len, wrong.values()))
+        print(f"{release}: {compared} answers compared, {count} differ, of {len(wrong)} families")
+        for name, questions in wrong.items():
+            print(f"  {name}: {questions}")
+        table[release] = entry_of(classes, seen[release[0]], wrong)
+        seen[release[0]] = set(classes)
+    write_releases(table)
+    return 0
+
+
+def entry_of(
+    classes: Mapping[str, Any], before: set[str], wrong: Mapping[str, Mapping[str, str]]
+) -> dict[str, Any]:
+    """The entry of a release in releases.json. before: the classes of the recorded release before.
+    wrong: family -> question -> how the release differs."""
+    return {
+        "came": sorted(classes.keys() - before),
+        "went": sorted(before - classes.keys()),
+        "unread": {
+            name: sorted({WORDS[question] for question in why})
+            for name, why in sorted(wrong.items())
+        },
+    }
+
+
+def write_releases(table: Mapping[str, Any]) -> None:
+    """Write releases.json."""
+    RELEASES.write_text(json.dumps(table, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
