@@ -2,9 +2,13 @@
 PYTHON ?= python3
 BIN := .venv/bin
 # One thread a process: the tests run in parallel, and threads of their own would fight. Bytecode is
-# kept, whatever the shell says: hundreds of processes would each compile the library anew. Tests of
-# one file run beside each other, in one worker, which shares what their fixtures made.
-PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -rs -n auto --dist worksteal
+# kept, whatever the shell says: hundreds of processes would each compile the library anew. Memory is
+# kept, too, up to 512 MiB a process: to give back each large tensor's to the system and have the next
+# one's filled with zeros is a third of the time of tests that have such tensors.
+SETTINGS := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 \
+	MALLOC_MMAP_THRESHOLD_=268435456 MALLOC_TRIM_THRESHOLD_=536870912
+# Tests of one file run beside each other, in one worker, which shares what their fixtures made.
+PYTEST := $(SETTINGS) $(BIN)/python -m pytest -q -rs -n auto --dist worksteal
 
 .PHONY: compare check test test-all test-engines nightly lint bench performance readme docs oracles facts kernels explorer test-floors test-newest release-check clean
 
