@@ -74,7 +74,8 @@ class MinimumBytes:
         if len(source.files) >= 3 and total >= sum(need.values()):
             advice = "A few files cannot be cut well: join them into one, or give more files."
         return ValueError(
-            f"The text is too short: it has {total:,} bytes in {len(source.files)} "
+            f"The text is too short: it has {total:,} byte{'' if total == 1 else 's'} in "
+            f"{len(source.files)} "
             f"{'file' if len(source.files) == 1 else 'files'}; training at {self.train_length} "
             f"bytes in batches of {self.batch} and testing up to {self.longest} bytes needs at "
             f"least {sum(need.values()):,} ({parts}). {advice}"
