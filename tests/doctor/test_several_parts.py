@@ -85,6 +85,8 @@ PARTS = [name for name, facts in all_families().items() if facts.get("any")]
 
 @pytest.mark.parametrize("outer", PARTS)
 def test_a_family_that_takes_any_language_model_reads_it_as_transformers_does(outer):
+    if outer not in pytest.importorskip("transformers").CONFIG_MAPPING:
+        pytest.skip("the installed release has no such class")
     for inner in ("llama", "qwen2"):
         own = {**SIZES, "model_type": inner}
         raw = {"model_type": outer, "rope_theta": 5.0, "hidden_size": 128, "text_config": own}

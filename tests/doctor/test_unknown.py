@@ -130,7 +130,7 @@ def test_each_passes_with_a_notice_and_fails_if_strict(file):
 def test_every_cell_says_where_it_was_read(name):
     facts = all_families()[name]
     for cell in CELLS.values():
-        if facts.get(cell) is not None:
+        if facts.get(cell):
             assert facts[cell]["read"].partition(":")[0].endswith(".py"), cell
 
 

@@ -74,10 +74,15 @@ def is_missing(model_type: str, runtime: str, version: str) -> bool:
     return any(model_type in release.classes for release in every)
 
 
-def version_spoken_of(model_type: str, runtime: str) -> str:
+def version_spoken_of(model_type: str, runtime: str, since: str) -> str:
     """Return the version of a runtime that posenc speaks of where the user names none: the one that
-    was read, or the first recorded one after it that has such a model."""
+    was read, or the first one after it that has such a model.
+
+    since: the first version with the model by its facts; "0" where they do not say.
+    """
     read = RECORD[runtime][2]
+    if version_numbers(since) > version_numbers(read):
+        return since
     if not is_missing(model_type, runtime, read):
         return read
     later = [

@@ -59,7 +59,8 @@ def emulator(
                 facts = facts_in_version(facts, version)
                 model = replace(model, facts={**model.facts, cell: facts})
             name = str(model.outer_config.get("model_type", model.model_type))
-            version = version or version_spoken_of(name, runtime)
+            since = (facts or {}).get("since", "0")
+            version = version or version_spoken_of(name, runtime, since)
             if facts is None or is_missing(name, runtime, version):
                 why = f"{runtime} has no model for {name!r}"
                 return ComputedPositions(why, known="no model", version=version)

@@ -206,6 +206,7 @@ def test_families_pair_channels_as_their_attention_does():
 def test_every_family_pairs_channels_as_its_attention_does():
     """Imports the models of all families."""
     known = [name for name, facts in all_families().items() if facts.get("transformers5")]
+    known = [name for name in known if name in transformers.CONFIG_MAPPING]
     assert len(layouts(known)) >= LAYOUTS
 
 

@@ -291,6 +291,11 @@ def main(pythons: list[str]) -> int:
     python = found[releases[-1]][0]
     lines = flat_families_of(python, newest)
     lines |= wrappers_of(python, newest)
+    if len(releases) > 1:  # what came with the newest one is not in those before
+        older = found[releases[-2]][1]
+        for name in lines.keys() - older.keys():
+            if "transformers5" in lines[name]:
+                lines[name]["transformers5"]["since"] = ".".join(releases[-1].split(".")[:2])
     print(f"new families: {', '.join(lines)}")
     write_families(lines)
     table: dict[str, Any] = {}
