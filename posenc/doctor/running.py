@@ -273,6 +273,8 @@ def _show_answers_of_asked_runtimes(
     """
     if not case.asked:
         why_nobody_answered = " ".join(notes).rstrip(".")  # run() ends the sentence
+        if not why_nobody_answered and case.source.spelling == asking.READS:
+            why_nobody_answered = "--ask PYTHON asks a runtime that has it"
         if not why_nobody_answered:
             raise unknown
         raise UnknownFamilyError(f"{unknown}. {why_nobody_answered}") from None

@@ -269,6 +269,8 @@ def _wrapped(name: str, text: str, classes: Mapping[str, Any]) -> dict[str, Any]
     """A config of a class that wraps a language model: with a base of its own in it."""
     keys = classes[text]["keys"]
     sizes = {key: value for key, value in SIZES.items() if key in keys and key != "vocab_size"}
+    if sections := (all_families()[text].get("transformers5") or {}).get("sections"):
+        sizes["hidden_size"] = 6 * 2 * sum(sections)  # each head has as many pairs
     inner = {"model_type": text, **sizes, **NEEDS.get(text, {}), **BASE}
     return {"model_type": name, "text_config": inner}
 
