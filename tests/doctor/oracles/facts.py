@@ -88,6 +88,10 @@ NEEDS = {
 """What a class wants to be told with other sizes."""
 
 
+OTHER_HEADS = ("deepseek_v4", "mistral4")
+"""Families whose rotated part has a size of its own, to which SIZES do not fit."""
+
+
 def classes_of(python: str) -> dict[str, Any]:
     """The answer of classes_probe.py, run by an interpreter."""
     command = [python, str(HERE / "classes_probe.py")]
@@ -100,7 +104,8 @@ def asked_families(classes: Mapping[str, Any]) -> list[str]:
     found = []
     for name, facts in sorted(all_families().items()):
         has_text = "vocab_size" in classes.get(name, {}).get("keys", ())
-        if facts.get("transformers5") and has_text and "axes" not in facts["transformers5"]:
+        is_text = has_text and name not in OTHER_HEADS
+        if facts.get("transformers5") and is_text and "axes" not in facts["transformers5"]:
             found.append(name)
     return found
 
