@@ -213,9 +213,9 @@ def _require_no_guessed_base(config: Mapping[str, Any], meaning: Meaning, refuse
         return  # such a class has a base of its own for each kind
     place = _language_model_part(config)
     dicts = [p for _, p in _flat_rope_dicts(place)]
-    stated = {place.get(key) for key in ("rope_theta", *ROTARY_BASES)}
-    stated |= {p.get("rope_theta") for p in dicts}
-    stated.discard(None)
+    given = [place.get(key) for key in ("rope_theta", *ROTARY_BASES)]
+    given += [p.get("rope_theta") for p in dicts]
+    stated = {float(base) for base in given if isinstance(base, int | float)}
     for kind, p in meaning.parameters.items():
         if stated and p["rope_theta"] not in stated:
             raise ValueError(

@@ -64,7 +64,9 @@ def _two_levels(config: Mapping[str, Any], inner: str) -> Iterator[Contradiction
 def _types_differ(p: Mapping[str, Any]) -> bool:
     """Return True if a rope dict has a type and a rope_type that mean different types."""
     old, new = (p.get(key) for key in TYPES)
-    return None not in (old, new) and OLD_NAMES.get(old, old) != OLD_NAMES.get(new, new)
+    if old is None or new is None:
+        return False
+    return OLD_NAMES.get(old, old) != OLD_NAMES.get(new, new)
 
 
 def _places(part: Mapping[str, Any], prefix: Path, key: str) -> Iterator[Path]:
