@@ -61,6 +61,9 @@ HARMLESS: dict[str, list[Any]] = {
     "norm_eps": [1e-5],
     "intermediate_size": [96, 11008],
     "rms_norm_eps": [1e-5, 1e-6],
+    "vocab_size": [64, 151936],
+    "tie_word_embeddings": [True, False],
+    "use_qk_norm": [True, False],
     "rope.beta_fast": [32, 32.0],
     "rope.beta_slow": [1, 1.0],
 }

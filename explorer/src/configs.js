@@ -60,6 +60,7 @@ function harmless(key, value, facts) {
   if (key === "rope.beta_fast") return value === 32;
   if (key === "rope.beta_slow") return value === 1;
   if (key === "use_sliding_window") return value === false;
+  if (key === "use_qk_norm") return typeof value === "boolean";
   if (key === "layer_types") return Array.isArray(value) && value.every((kind) => kind === "full_attention");
   if (key === "rope_scaling" || key === "head_dim") return value === null;
   if (key === "sliding_window") return value === null || isSize(value);
