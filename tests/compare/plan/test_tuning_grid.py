@@ -62,6 +62,7 @@ def loss_at(best):
     return loss
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize(
     ("text", "best"),
     [

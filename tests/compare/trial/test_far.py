@@ -134,6 +134,7 @@ def test_a_window_is_no_reading_of_an_encoding_that_runs_at_the_training_length_
     assert (reading.cannot, reading.by_length) == ("it has 8 positions", ())
 
 
+@pytest.mark.quick(4)
 @pytest.mark.parametrize("encoding", ["rope", "alibi", "t5", "fox", "cope", "kerple", "dape"])
 def test_one_layer_in_a_window_reads_as_if_there_were_nothing_before_it(encoding):
     config = dataclasses.replace(SMALL, encoding=encoding, layers=1)
