@@ -60,8 +60,8 @@ def run(
     ['events.jsonl', 'report.html', 'results.csv', 'study.json']
     >>> [(score.length, score.spread) for score in study.summary[0].by_length]
     [(16, 0.0), (32, 0.0)]
-    >>> study.recommendation[:12]  # one step
-    'Use none yet'
+    >>> study.recommendation[:17]  # one step
+    'Too early to tell'
     """
     from posenc.compare import ladder
 
