@@ -94,7 +94,7 @@ class Timing(Record):
     def check(self) -> None:
         for name in ("tokens_per_second", "train_seconds", "test_seconds", "tuning_seconds"):
             if not getattr(self, name) >= 0:
-                raise ValueError(f"{name} must not be negative, got {getattr(self, name):g}.")
+                raise ValueError(f"{name} must be 0 or more, got {getattr(self, name):g}.")
         check_text_length("processor", self.processor, MOST)
 
 

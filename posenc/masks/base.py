@@ -152,12 +152,14 @@ class Mask:
 
     def _bind_like(self, a: "Mask", b: "Mask") -> "Mask":
         """Return this mask, which joins `a` and `b`, bound to the positions of those; unbound if
-        both are. Raise ValueError if they are bound to different ones."""
+        both are. Raise ValueError if they are not known to be bound to the same ones."""
         if not (a.bound or b.bound):
             return self
         if a.bound and b.bound and not _have_same_positions(a, b):
             raise ValueError(
-                "Masks bound to different positions cannot be combined: combine, then bind."
+                "Masks that are not known to be bound to the same positions cannot be combined: "
+                "combine, then bind, or bind both to the same tensors. Only tensors on the CPU are "
+                "compared by their numbers, because reading others would wait for the device."
             )
         owner = a if a.bound else b
         return replace(self, q_positions=owner.q_positions, kv_positions=owner.kv_positions)

@@ -60,7 +60,8 @@ def encoding_of_first_layer(encoding: PositionEncoding) -> PositionEncoding:
 
 def add_parameter_noise(encoding: PositionEncoding, amount: float = 0.2) -> PositionEncoding:
     """Add noise to the encoding's parameters, whose initial values can hide their effect; return
-    the encoding. amount: standard deviation of the noise; 0.2 is chosen, not derived."""
+    the encoding. The noise is the same each time: torch's global generator is set to seed 0.
+    amount: standard deviation of the noise; 0.2 is chosen, not derived."""
     torch.manual_seed(0)
     with torch.no_grad():
         for parameter in encoding.parameters():

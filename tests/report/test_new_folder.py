@@ -1,7 +1,11 @@
 """A new folder: whole, or not there; one writer at a time; leftovers of a kill go."""
 
+import os
+from pathlib import Path
+
 import pytest
 
+from posenc.report.files import new_folder as new_folder_module
 from posenc.report.files.new_folder import new_folder
 
 
@@ -50,3 +54,22 @@ def test_an_error_in_it_names_the_folder_that_was_given(tmp_path):
     with pytest.raises(FileNotFoundError) as failed, new_folder(out) as temporary:
         (temporary / "missing" / "file").write_text("")
     assert failed.value.filename == str(out / "missing" / "file")
+
+
+def test_on_windows_files_are_flushed_by_handles_that_may_write(tmp_path, monkeypatch):
+    """Windows opens no folders, and refuses to flush a handle that only reads."""
+    opened = {}
+
+    def watch(path, flags, *others, **named):
+        opened[Path(path).name] = flags
+        return open_file(path, flags, *others, **named)
+
+    open_file = os.open
+    monkeypatch.setattr(new_folder_module, "ON_WINDOWS", True)
+    with new_folder(tmp_path / "out") as temporary:
+        (temporary / "sub").mkdir()
+        (temporary / "sub/a").write_text("a")
+        monkeypatch.setattr(os, "open", watch)
+    monkeypatch.undo()
+    assert opened["a"] & os.O_RDWR
+    assert "sub" not in opened and temporary.name not in opened

@@ -70,8 +70,12 @@ def weights_and_lse(
 
 
 def _queries_without_keys(scores: Tensor) -> Tensor | None:
-    """Return True for queries that see no key, (..., rows, 1); None if all are known to see one.
-    This is read from the scores and not from the mask, because a bias may hide keys, too."""
+    """Return True for queries that see no key, (..., rows, 1); None where nothing is to be done.
+
+    That is where all are known to see one, and where there are no keys at all: there the softmax
+    has no numbers that could be NaN, and the sum over its values is 0, as for a query without keys.
+    This is read from the scores and not from the mask, because a bias may hide keys, too.
+    """
     if scores.shape[-1] == 0:
         return None
     blind = scores.detach().amax(-1, keepdim=True) == -torch.inf

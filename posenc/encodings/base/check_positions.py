@@ -175,12 +175,11 @@ def _check_dtype(owner: str, name: str, positions: Any) -> None:
             f"{owner}: {name} must be numbers, got booleans. For a mask of real tokens use "
             "posenc.positions.positions_from_mask(mask)."
         )
-    narrow = positions.is_floating_point() and positions.dtype not in _FIRST_WITH_GAPS
-    if narrow or positions.is_complex():
-        raise TypeError(
-            f"{owner}: {name} must be integers, float32 or float64, got {positions.dtype}, which "
-            "rounds neighbouring positions to one."
-        )
+    expected = f"{owner}: {name} must be integers, float32 or float64, got {positions.dtype}"
+    if positions.is_complex():
+        raise TypeError(f"{expected}: positions are real numbers.")
+    if positions.is_floating_point() and positions.dtype not in _FIRST_WITH_GAPS:
+        raise TypeError(f"{expected}, which rounds neighbouring positions to one.")
 
 
 def _check_floats(owner: str, name: str, positions: Tensor) -> None:

@@ -13,6 +13,7 @@ from posenc.report.files.opened import is_own_folder, make_folder, remove_folder
 
 UNPROVED_SUFFIX = ".unproved"
 """Ends the name of a folder until everything in it has been written."""
+ON_WINDOWS = os.name == "nt"
 
 
 @contextlib.contextmanager
@@ -32,9 +33,8 @@ def new_folder(out: Path) -> Iterator[Path]:
             make_folder(out.parent)
             for leftover in out.parent.glob(f".{glob.escape(out.name)}.*{UNPROVED_SUFFIX}"):
                 if is_own_folder(leftover):
-                    with locked_without_file(
-                        leftover, busy
-                    ):  # refused while another process still writes it
+                    # Refused while another process still writes it.
+                    with locked_without_file(leftover, busy):
                         shutil.rmtree(leftover)
             temporary = out.parent / f".{out.name}.{secrets.token_hex(8)}{UNPROVED_SUFFIX}"
             temporary.mkdir()
@@ -59,8 +59,13 @@ def new_folder(out: Path) -> Iterator[Path]:
 
 def _flush_to_disk(folder: Path) -> None:
     """Flush a folder and everything in it to disk, so that after a crash no file of it is empty."""
+    access = os.O_RDONLY
+    if ON_WINDOWS:
+        access = os.O_RDWR  # Windows flushes only files that may be written
     for path in (*folder.rglob("*"), folder):
-        handle = os.open(path, os.O_RDONLY)
+        if ON_WINDOWS and path.is_dir():
+            continue  # Windows opens no folders
+        handle = os.open(path, access)
         try:
             os.fsync(handle)
         finally:
