@@ -28,6 +28,7 @@ SMALL = {
     "train_length": 16,
     "test_lengths": "32",
     "steps": 2,
+    "tune_steps": 1,
     "batch": 2,
     "width": 16,
     "layers": 1,

@@ -26,9 +26,11 @@ def text(tmp_path_factory) -> Path:
 
 
 def test_a_folder_that_compare_exported_is_extended(text, tmp_path, call, undrawn):
-    tiny = "--steps 5 --seeds 1 --width 32 --layers 1 --heads 2 --train-length 64 --workers 1"
+    tiny = "--steps 5 --tune-steps 1 --seeds 1 --width 32 --layers 1 --heads 2 --workers 1"
     where = ("--text", text, "--out", tmp_path / "study")
-    assert call("compare", "rope", *tiny.split(), "--batch", 2, *where)[0] == 0
+    assert (
+        call("compare", "rope", *tiny.split(), "--train-length", 64, "--batch", 2, *where)[0] == 0
+    )
     (folder,) = tmp_path.glob("study/**/huggingface")
     where = ("--text", text, "--out", tmp_path / "longer")
     code, out, err = call(

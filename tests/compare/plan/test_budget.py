@@ -130,6 +130,7 @@ def test_the_suite_runs_as_one_command(tmp_path, capsys, undrawn):
             suite=True,
             budget="quick",
             steps=1,
+            tune_steps=1,
             batch=2,
             width=16,
             layers=1,
