@@ -62,7 +62,7 @@ class Options:
         list[str] | None,
         option(
             "What to learn; may be repeated: text, copy, copy_512, reverse, recall, "
-            "flip_flop, offset, needle_by_meaning, variables, common_words, or, for encodings of "
+            "flip_flop, offset, needle_by_meaning, variables, or, for encodings of "
             "rows and columns, grid. A task has its own lengths, steps and batch. See "
             "docs/compare.md.  ",
             shown="text",

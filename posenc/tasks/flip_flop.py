@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from posenc.tasks.task import IGNORED, Case, Row, Task
+from posenc.tasks.task import IGNORED, Case, Row, Shortcut, Task
 
 WRITE = 2
 READ = 3
@@ -61,5 +61,29 @@ class FlipFlop(Task):
         targets[::2] = np.where(kinds == READ, bits, IGNORED)
         return tokens, targets
 
+    def shortcuts(self) -> dict[str, Shortcut]:
+        return {"the bit read last": _last_read, "most of the bits written": _majority_written}
+
     def max_tokens(self, case: Case) -> int:
         return 2 * case.length - 1
+
+
+def _last_read(tokens: np.ndarray) -> np.ndarray:
+    """Return for each READ the bit of the READ before it; for the first one, the first bit."""
+    instructions = tokens[::2]
+    bits = tokens[1::2]
+    reads = np.flatnonzero(instructions == READ)
+    before = bits[reads[:-1]]
+    return np.concatenate([bits[:1], before])
+
+
+def _majority_written(tokens: np.ndarray) -> np.ndarray:
+    """Return for each READ the bit that was written more often so far; for as many, the first."""
+    instructions = tokens[::2]
+    bits = tokens[1::2]
+    guesses = []
+    for read in np.flatnonzero(instructions == READ):
+        written = bits[:read][instructions[:read] == WRITE]
+        share = written.mean()
+        guesses.append(int(share > 0.5) if share != 0.5 else int(written[0]))
+    return np.array(guesses)

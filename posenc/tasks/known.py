@@ -22,14 +22,18 @@ TASKS: dict[str, Task] = {
 
 
 def find_task(name: str) -> Task:
-    """Return the task of this name. Raise ValueError, with the nearest name, if there is none.
+    """Return the task of this name. Raise ValueError if there is none, with the nearest name, or if
+    it is retired.
 
     >>> find_task("copy").test_lengths
     (20, 24, 30, 40, 80)
     """
     if name in TASKS:
-        return TASKS[name]
-    known = (TEXT, *TASKS)
+        task = TASKS[name]
+        if task.retired:
+            raise ValueError(f"The task {name!r} is retired: {task.retired}.")
+        return task
+    known = (TEXT, *(name for name, task in TASKS.items() if not task.retired))
     # Below difflib's 0.6, as there are few names; chosen, not derived.
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.4)
     hint = f" Did you mean {near[0]!r}?" if near else ""

@@ -31,14 +31,21 @@ class Puzzle(NamedTuple):
 DrawPuzzle = Callable[[np.random.Generator, float], Puzzle]
 
 
-def draw_needle_puzzle(random: np.random.Generator, depth: float, count: int = 1) -> Puzzle:
+def draw_needle_puzzle(
+    random: np.random.Generator, depth: float, count: int = 1, beside: int = 0
+) -> Puzzle:
     """Draw `count` pairs of symbols, one at `depth` and the others anywhere, and ask for the second
     symbol of the one at `depth`.
 
+    beside: number of the others that are at `depth` too, next to it in any order, so that the first
+        or the last pair of a text is not always the one asked for.
+
     draw_needle_puzzle(random, 0.5) -> Puzzle(facts=((0.5, (0, 1)),), question=(0,), answer=(1,))
     """
-    places = [depth, *random.uniform(0, 1, count - 1)]
+    places = [*[depth] * (1 + beside), *random.uniform(0, 1, count - 1 - beside)]
     facts = tuple((float(at), (i, count + i)) for i, at in enumerate(places))
+    if beside:  # facts at one depth stay in their order
+        facts = tuple(facts[i] for i in random.permutation(count).tolist())
     return Puzzle(facts, (0,), (count,))
 
 
@@ -46,11 +53,12 @@ draw_needles_puzzle = partial(draw_needle_puzzle, count=NUM_NEEDLES)
 
 
 def draw_variables_puzzle(random: np.random.Generator, depth: float) -> Puzzle:
-    """Draw two chains in which a number is passed from name to name, and ask for the names of the
-    chain that starts at `depth`. The numbers are the last two symbols."""
+    """Draw two chains in which a number is passed from name to name, and ask for the names of one.
+    Both start at `depth`, next to each other, and either is first: which one is asked for shows
+    only in the question. The numbers are the last two symbols."""
     facts: list[tuple[float, tuple[int, int]]] = []
-    for chain, first in ((0, depth), (1, 0.0)):
-        depths = [first, *np.sort(random.uniform(first, 1, CHAIN_LENGTH - 1)).tolist()]
+    for chain in random.permutation(2).tolist():  # facts at one depth stay in this order
+        depths = [depth, *np.sort(random.uniform(depth, 1, CHAIN_LENGTH - 1)).tolist()]
         value = 2 * CHAIN_LENGTH + chain  # the number, then the name that got it last
         for name, place in zip(
             range(CHAIN_LENGTH * chain, CHAIN_LENGTH * (chain + 1)), depths, strict=True

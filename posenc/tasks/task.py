@@ -2,7 +2,7 @@
 
 import zlib
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -14,6 +14,8 @@ _VALID, _TEST = 1 << 62, 1 << 63
 """First halves of random keys for validation and test; training has its seed there, which is
 smaller."""
 
+Shortcut = Callable[[np.ndarray], np.ndarray]
+"""Takes the tokens of one sequence, and returns a guess for each of its targets, in order."""
 Row = tuple[np.ndarray, np.ndarray]
 """Tokens of one sequence, and the target after each token."""
 
@@ -76,6 +78,17 @@ class Task(ABC):
     test_lengths: ClassVar[tuple[int, ...]]
     steps: ClassVar[int]
     batch: ClassVar[int] = 64
+
+    retired: ClassVar[str] = ""
+    """Why the task is not offered any more, though old results of it are read; "" if it is."""
+
+    since_recipe: ClassVar[int] = 0
+    """The recipe of posenc.compare since which its sequences are as they are now."""
+
+    def shortcuts(self) -> dict[str, Shortcut]:
+        """Return ways to answer that do not do the task, by what they do, next to those of
+        `posenc.tasks.policies` that fit every task."""
+        return {}
 
     @abstractmethod
     def draw_row(self, random: np.random.Generator, case: Case) -> Row:

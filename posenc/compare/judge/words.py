@@ -53,6 +53,10 @@ BY_LENGTH = (
     "readings of the same trials. Bars are half of the 95 % interval of a difference from the "
     "lowest: where the bars of two do not overlap, they differ significantly."
 )
+BY_TASK = (
+    "The task {task} by length, mean over all seeds. “{no_model}”: the best of chance, pairs of "
+    "tokens, a bag of words, elimination and the task's own shortcuts, none of which does the task."
+)
 BY_LENGTH_WITHOUT_BARS = (
     "Loss by test length, over windows of that length that do not overlap; broken lines are other "
     "readings of the same trials. No bars: no difference has an interval."

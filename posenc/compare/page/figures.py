@@ -13,8 +13,9 @@ from posenc.compare.judge import words
 from posenc.compare.judge.places import best_first, standing_by_column
 from posenc.compare.judge.standing import Standing, order_by_standings, scores_of_task, standing_at
 from posenc.compare.judge.summary import group_by_task, has_learned, losses_by_context
-from posenc.compare.results import PositionScore, Study, TaskSummary, TrialResult
+from posenc.compare.results import CaseSummary, PositionScore, Study, TaskSummary, TrialResult
 from posenc.compare.rows import Row, far_by_context, row_name, rows_of
+from posenc.compare.trial.config import TrialConfig
 from posenc.report.page.chart import HIGH, LOW, Chart, Data, axes_of, long_table, split_by_series
 from posenc.report.page.drawing import (
     HOVER_PREFIX,
@@ -27,8 +28,12 @@ from posenc.report.page.drawing import (
 )
 from posenc.report.page.report import Plot
 from posenc.tasks.known import TASKS
+from posenc.tasks.policies import levels
+from posenc.tasks.task import Case
 
 Styles = Mapping[str, LineStyle]
+NO_MODEL = "no model: best policy"
+"""Name of the curve of the best policy that answers without doing the task."""
 BATCHES = ", training batches"
 """Ends the name of the curve of an encoding's losses on training batches."""
 
@@ -62,11 +67,12 @@ def curve_plots(study: Study) -> Iterator[Plot]:
 def task_plots(study: Study) -> Iterator[Plot]:
     """Yield a figure of each task by length, and one of all trials as dots."""
     names = order_by_standings(study, standing_by_column(study).values())
-    styles = ranked_styles(names)
+    styles = ranked_styles([*names, NO_MODEL])
     for task, summaries in group_by_task(study.tasks):
+        trial = study.of_task(task).trials[0]
         yield Plot(
-            chart_of_task(task, summaries, styles),
-            f"The task {task} by length, mean over all seeds.",
+            chart_of_task(task, summaries, styles, trial),
+            words.BY_TASK.format(task=task, no_model=NO_MODEL),
             name=f"task-{task.replace('_', '-')}",
         )
     yield Plot(
@@ -201,17 +207,35 @@ def _draw_training(data: Data, styles: Styles) -> Figure:
     return drawn
 
 
-def chart_of_task(task: str, summaries: Sequence[TaskSummary], styles: Styles) -> Chart:
-    """Draw each encoding's mean score on a task by test length, without the task's variants."""
+def chart_of_task(
+    task: str, summaries: Sequence[TaskSummary], styles: Styles, trial: TrialConfig
+) -> Chart:
+    """Draw each encoding's mean score on a task by test length, without the task's variants, and
+    the best of the policies that answer without doing the task."""
     definition = TASKS[task]
     curves = {}
     for row in summaries:
         points = {c.length: c.mean for c in row.cases if not c.variant and c.mean is not None}
         curves[row.encoding] = ([*points], [*points.values()])
+    usual = [case for case in summaries[0].cases if not case.variant]
+    if levels := levels_of_policies(task, usual, trial):
+        best = [max(at_length) for at_length in zip(*levels.values(), strict=True)]
+        curves[NO_MODEL] = [case.length for case in usual], best
     tested = sorted({length for lengths, _ in curves.values() for length in lengths})
     look = {"styles": styles, "ticks": tested, "train_length": min(tested)}
     data = long_table(f"test length, {definition.length_unit}", definition.metric, curves)
     return Chart(data, partial(curves_by_length, **look))
+
+
+def levels_of_policies(
+    task: str, cases: Sequence[CaseSummary], trial: TrialConfig
+) -> dict[str, list[float]]:
+    """Return the score in each case of the policies that answer without doing the task, by name; {}
+    for results of a recipe in which the task had other sequences."""
+    if trial.recipe < TASKS[task].since_recipe:
+        return {}
+    by_case = [levels(task, Case(case.length, case.variant), trial.train_length) for case in cases]
+    return {policy: [of_case[policy] for of_case in by_case] for policy in by_case[0]}
 
 
 def chart_of_every_trial(study: Study, names: Sequence[str]) -> Chart:

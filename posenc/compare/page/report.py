@@ -142,7 +142,9 @@ def _sections(study: Study) -> Iterator[Section]:
         yield from reading_sections(text)
         yield Section("Curves", [*figures.curve_plots(text), _curve_table(text)], detail=True)
     if study.tasks:
-        tables = [_task_table(task, rows) for task, rows in group_by_task(study.tasks)]
+        tables = []
+        for task, rows in group_by_task(study.tasks):
+            tables.append(_task_table(task, rows, study.of_task(task).trials[0]))
         yield Section("Tasks by length", [*tables, *figures.task_plots(study)])
     if study.rates:
         yield from tuning_sections(study)
@@ -351,8 +353,9 @@ def _learned_text(summary: TaskSummary) -> str:
     return f"{summary.learned}/{summary.num_seeds}"
 
 
-def _task_table(task: str, summaries: Sequence[TaskSummary]) -> Table:
-    """Return the table of one task, with every seed in small letters."""
+def _task_table(task: str, summaries: Sequence[TaskSummary], trial: TrialConfig) -> Table:
+    """Return the table of one task, with every seed in small letters; below are the levels of
+    policies that answer without doing the task."""
     definition = TASKS[task]
     header = [
         "encoding",
@@ -364,6 +367,8 @@ def _task_table(task: str, summaries: Sequence[TaskSummary]) -> Table:
     for row in summaries:
         scores = [_score_cell(row, case) for case in row.cases]
         rows.append([row.encoding, _learned_text(row), *scores, row.parameters])
+    for policy, levels in figures.levels_of_policies(task, summaries[0].cases, trial).items():
+        rows.append([policy, "no model", *(Number(level, form=".3f") for level in levels), None])
     caption = (
         f"The task {task}: {definition.title}. {definition.metric.capitalize()} by "
         f"{definition.length_unit}, the mean over all seeds, higher is better; the longest length "

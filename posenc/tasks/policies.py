@@ -1,0 +1,113 @@
+"""What a task's score is worth: policies that answer without doing the task."""
+
+from collections import Counter
+from collections.abc import Callable
+from functools import lru_cache
+
+import numpy as np
+
+from posenc.tasks.known import TASKS
+from posenc.tasks.scoring import score_answers
+from posenc.tasks.task import IGNORED, Case, Task
+
+MOST_TARGETS = 2_000
+"""Targets that a level is measured on, at most; chosen: a share of a half is then within 0.03."""
+MOST_SEQUENCES = 128
+TRAINING_SEQUENCES = 128
+"""Sequences of training from which a policy knows which tokens are answers."""
+CHANCE, BIGRAM, BAG_OF_WORDS, ELIMINATION = "chance", "bigram", "bag of words", "elimination"
+
+Policy = Callable[[np.random.Generator, np.ndarray, np.ndarray], np.ndarray]
+"""Takes a generator, and tokens and targets of one sequence; returns a guess for each token. Of the
+targets it sees those before the one that it guesses, as a model does."""
+
+
+@lru_cache(maxsize=512)
+def levels(name: str, case: Case, train_length: int) -> dict[str, float]:
+    """Return the score of each policy on a test of the task `name`, in the metric of its table.
+
+    chance: any token that is an answer in training. bigram: the most frequent target after the last
+    token. bag of words: of the tokens so far, the answer that occurred most often. elimination: an
+    answer that occurred before the first question and has not been given yet. And the shortcuts of
+    the task itself.
+    """
+    task = TASKS[name]
+    tokens, targets = _sequences(task, case, train_length)
+    scores = {}
+    for policy_name, policy in _policies(name, train_length).items():
+        random = np.random.default_rng(0)
+        guesses = [policy(random, t, y) for t, y in zip(tokens, targets, strict=True)]
+        # A policy ends its answers where the task does, so nothing is cut.
+        score = score_answers(targets, np.array(guesses), None, None)
+        exact = task.metric == "exact match"
+        scores[policy_name] = score.exact_match if exact else score.token_accuracy
+    return scores
+
+
+def _sequences(task: Task, case: Case, train_length: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return tokens and targets of a test, fewer sequences where each has many targets."""
+    one = task.test_batch(case, 1, train_length)
+    scored = int((one.targets != IGNORED).sum())
+    count = max(8, min(MOST_SEQUENCES, MOST_TARGETS // scored))
+    batch = task.test_batch(case, count, train_length)
+    return batch.tokens, batch.targets
+
+
+@lru_cache(maxsize=32)
+def _policies(name: str, train_length: int) -> dict[str, Policy]:
+    """Return the policies of the task `name` by their own names."""
+    task = TASKS[name]
+    trained = task.train_batch(0, 0, TRAINING_SEQUENCES, train_length)
+    scored = trained.targets != IGNORED
+    answers = np.unique(trained.targets[scored])
+    follows: dict[int, Counter[int]] = {}
+    for token, target in zip(trained.tokens[scored], trained.targets[scored], strict=True):
+        follows.setdefault(int(token), Counter())[int(target)] += 1
+    most_frequent = {token: counts.most_common(1)[0][0] for token, counts in follows.items()}
+
+    def chance(random: np.random.Generator, tokens: np.ndarray, targets: np.ndarray) -> np.ndarray:
+        return random.choice(answers, len(tokens))
+
+    def bigram(random: np.random.Generator, tokens: np.ndarray, targets: np.ndarray) -> np.ndarray:
+        guesses = chance(random, tokens, targets)
+        known = [most_frequent.get(int(token)) for token in tokens]
+        return np.array([g if k is None else k for g, k in zip(guesses, known, strict=True)])
+
+    def bag(random: np.random.Generator, tokens: np.ndarray, targets: np.ndarray) -> np.ndarray:
+        counts = dict.fromkeys(answers.tolist(), 0)
+        guesses = chance(random, tokens, targets)
+        for i, token in enumerate(tokens.tolist()):
+            if token in counts:
+                counts[token] += 1
+            if targets[i] != IGNORED and (most := max(counts.values())):
+                guesses[i] = random.choice([a for a, n in counts.items() if n == most])
+        return guesses
+
+    def elimination(
+        random: np.random.Generator, tokens: np.ndarray, targets: np.ndarray
+    ) -> np.ndarray:
+        asked = np.flatnonzero(targets != IGNORED)
+        left = [int(token) for token in tokens[: asked[0] + 1] if token in answers]
+        guesses = chance(random, tokens, targets)
+        for i in asked:
+            if left:
+                guesses[i] = random.choice(left)
+            if targets[i] in left:  # the right answer is read before the next question
+                left.remove(int(targets[i]))
+        return guesses
+
+    own = {name: _placed(shortcut) for name, shortcut in task.shortcuts().items()}
+    return {CHANCE: chance, BIGRAM: bigram, BAG_OF_WORDS: bag, ELIMINATION: elimination, **own}
+
+
+def _placed(shortcut: Callable[[np.ndarray], np.ndarray]) -> Policy:
+    """Return the policy that puts a shortcut's guesses at the tokens with targets."""
+
+    def policy(random: np.random.Generator, tokens: np.ndarray, targets: np.ndarray) -> np.ndarray:
+        guesses = np.zeros(len(tokens), np.int64)
+        asked = np.flatnonzero(targets != IGNORED)
+        of_sequence = shortcut(tokens)
+        guesses[asked] = of_sequence[-len(asked) :]
+        return guesses
+
+    return policy
