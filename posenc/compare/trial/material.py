@@ -12,7 +12,7 @@ from posenc.tasks.task import Case, Task
 
 def task_of(config: TrialConfig) -> Task | None:
     """Return the task that makes a trial's sequences, or None for text."""
-    return None if config.task == TEXT else find_task(config.task)
+    return None if config.task == TEXT else find_task(config.task, of_old_result=True)
 
 
 def vocabulary_size(config: TrialConfig) -> int:
