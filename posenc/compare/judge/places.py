@@ -24,7 +24,7 @@ from posenc.compare.trial.config import CAUSAL, TrialConfig
 from posenc.statistics.pairs import Pairs
 from posenc.tasks.known import TEXT
 
-STEADY_LEVEL = 0.03
+STEADY_LEVEL = 0.036
 """Significance level at which the first of a place must lead by its own seeds alone; chosen by
 simulated studies (experiments/judged.py)."""
 NEAREST = 3
@@ -244,7 +244,7 @@ def _with_steadiness(
     both places, each in units of what is expected there, so that seeds that are alike by chance in
     one place do not hide it:
 
-        half = t(0.03; sum of seeds - 1) * expected * sqrt(mean of (spread / expected)^2 / seeds)
+        half = t(0.036; sum of seeds - 1) * expected * sqrt(mean of (spread / expected)^2 / seeds)
     """
     far_name = {there: name for name, there in near_name.items()}
     steady_near, steady_far = near, far
