@@ -20,8 +20,8 @@ from posenc.statistics.pairs import Gap
 
 COSTS_MORE = 1.2
 """Ratio of training times from which the answer says what an encoding costs: chosen."""
-FEW = 3
-"""Number of tied encodings that the answer names; of more it names two and counts the others."""
+FEW = 8
+"""Number of tied encodings that the answer names; of more it names seven and counts the others."""
 HOW_TO_READ_TEXT = (
     "Bits per byte is the loss on held-out text; lower is better. Two columns are judged: the loss "
     "at the training length, and that of far bytes, the last ones of each longest window. Best: "
@@ -170,13 +170,13 @@ def _mixed(near: Choice, far: Choice, judgement: Judgement) -> Iterator[str]:
 def _standing_of(choice: Choice, name: str | None) -> str:
     """Write how a row stands in a place: first, or tied with which others."""
     if choice.sure == USE:
-        return "first"
+        return "leads"
     if choice.sure == LEADS:
-        return "first after this training"
+        return "leads after this training"
     others = [other for other in choice.tied if other != name]
-    shown = others[: FEW - 1]
-    if len(shown) < len(others):
-        shown = [others[0], f"{number_word(len(others) - 1)} others"]
+    shown = others
+    if len(choice.tied) > FEW:
+        shown = [*others[: FEW - 2], f"{number_word(len(others) - FEW + 2)} others"]
     return f"tied with {join_names(shown)}"
 
 
@@ -265,7 +265,7 @@ def _shown(choice: Choice) -> list[str]:
     if len(choice.tied) <= FEW:
         return list(choice.tied)
     others = [name for name in choice.tied if name != choice.taken]
-    return [choice.taken, others[0]]
+    return [choice.taken, *others[: FEW - 2]]
 
 
 def sentence_on_task(standing: Standing, metric: str, why_unsure: str | None) -> str:

@@ -44,8 +44,8 @@ def test_one_encoding_that_is_best_on_both_texts_is_named_with_both_numbers_and_
     code = timed(code, {"t5": 2.5})
     said = which_for_what({"code": code, "novel": novel, "tasks": timed(of_tasks(TASKS), {})})
     assert said.startswith(
-        "Short context: t5 (first, 1.60 bits on code; first, 2.10 bits on novel; 2.5 times rope's "
-        "training time). Long context: t5 (first, 1.50 bits on code; first, 2.00 bits on novel; "
+        "Short context: t5 (leads, 1.60 bits on code; leads, 2.10 bits on novel; 2.5 times rope's "
+        "training time). Long context: t5 (leads, 1.50 bits on code; leads, 2.00 bits on novel; "
         "2.5 times rope's training time). Copying and recall: dape (not decided, mean rank 1.00 "
         "over 3 tasks; least training time)."
     )
@@ -65,7 +65,7 @@ def test_texts_that_disagree_get_one_each_and_a_tie_is_said():
     code = of_text({"t5": (1.6, 1.5), "rope": (1.7, 4.0)})
     novel = of_text({"t5": (2.2, 2.0), "rope": (2.1, 4.2)}, corpus="novel")
     assert which_for_what({"code": code, "novel": novel}).startswith(
-        "Short context: t5 and rope (first, 1.60 bits on code; first, 2.10 bits on novel; "
+        "Short context: t5 and rope (leads, 1.60 bits on code; leads, 2.10 bits on novel; "
     )
     wide = study(
         *(
@@ -104,4 +104,4 @@ def test_texts_of_other_recipes_and_one_text_twice_are_not_joined():
         novel = of_text(other, corpus="novel", **recipe)
         assert which_for_what({"code": code, "novel": novel}).startswith("Short context: rope (")
     same = which_for_what({"code": code, "novel": of_text(other, corpus="novel")})
-    assert same.startswith("Short context: rope (tied with one other, 1.60 bits on code; first, ")
+    assert same.startswith("Short context: rope (tied with one other, 1.60 bits on code; leads, ")
