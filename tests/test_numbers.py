@@ -368,13 +368,21 @@ def same_order(study, other, length):
 
 
 def cannot_say(study):
-    """Parameters in millions, steps, the fall of the loss per doubling of the steps since the
-    trials that chose the rates, and the root mean square of its differences."""
+    """Parameters in millions, bytes of training for each parameter, steps, the fall of the loss per
+    doubling of the steps since the trials that chose the rates, the root mean square of its
+    differences among encodings within 0.25 bits of the lowest, and the far bytes of a window."""
     first = trials(study)[0]
+    recipe = first["config"]
+    read = recipe["steps"] * recipe["batch"] * recipe["train_length"]
+    per_parameter = np.mean([read / each["parameters"] for each in trials(study)])
     doublings = np.log2(first["config"]["steps"] / trials(f"{study}_rates")[0]["config"]["steps"])
-    falls = [(early - late) / doublings for early, late in trained(study).values()]
-    apart = np.sqrt(np.mean([(a - b) ** 2 for a, b in permutations(falls, 2)]))
-    return [first["parameters"] / 1e6, first["config"]["steps"], np.mean(falls), apart]
+    falls = {n: (early - late) / doublings for n, (early, late) in trained(study).items()}
+    near = {name: bits(study, name, recipe["train_length"])[0] for name in falls}
+    close = [falls[name] for name in falls if near[name] <= min(near.values()) + 0.25]
+    apart = np.sqrt(np.mean([(a - b) ** 2 for a, b in permutations(close, 2)]))
+    millions = np.mean([each["parameters"] for each in trials(study)]) / 1e6
+    of_training = [millions, per_parameter, recipe["steps"], np.mean(list(falls.values())), apart]
+    return [*of_training, recipe["train_length"], max(recipe["test_lengths"])]
 
 
 def hours(study):
