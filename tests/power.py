@@ -219,8 +219,8 @@ MUTATIONS = (
     ),
     Mutation(
         "statistics/pairs.py",
-        "halves = quantile * np.sqrt(np.maximum(variance, pooled) * factor / 2)",
-        "halves = quantile * np.sqrt(np.maximum(variance, pooled) * factor)",
+        "halves = quantile * np.sqrt(np.maximum(variance, least) * factor / 2)",
+        "halves = quantile * np.sqrt(np.maximum(variance, least) * factor)",
         "statistics",
     ),
     Mutation(
