@@ -109,7 +109,7 @@ def fit(study, place):
 
 
 class Fit:
-    """A linear model of encodings and seeds, and Tukey's interval with the published level; the
+    """A linear model of encodings and seeds, and Tukey's interval; the
     losses of the best are fitted again without the others. In one task higher is better."""
 
     def __init__(self, study, place, among=None):
@@ -125,7 +125,7 @@ class Fit:
         names, self.seeds = frame.name.nunique(), frame.seed.nunique()
         self.mean = frame.groupby("name").value.mean()
         self.own = frame.pivot(index="seed", columns="name", values="value")
-        self.variance = model.mse_resid
+        self.variance, self.known, self.expected, self.margin = model.mse_resid, 0, 0.0, 0.0
         if place == "rank":  # half a rank in one task is the least difference
             tasks = len({each["config"]["task"] for each in trials(study)})
             self.variance, where = max(self.variance, (0.5 / tasks) ** 2), "tasks"
@@ -133,18 +133,27 @@ class Fit:
             self.variance, where = max(self.variance, (1 / 512) ** 2), "task"
         else:
             first = min(each["by_length"][0]["length"] for each in of(study, "text"))
-            where = "at" if int(place) == first else "beyond"
+            where, self.known, self.margin = "text", 10, 0.02
+            self.expected = 0.015 if int(place) == first else 0.018
+        self.variance = self.with_expected(self.variance, model.df_resid)
         with LEVELS.open(encoding="utf-8") as file:
-            (level,) = [
+            levels = [
                 float(row["level"])
                 for row in csv.DictReader(file)
                 if (row["where"], row["encodings"], row["seeds"])
                 == (where, str(names), str(self.seeds))
             ]
-        self.spread = stats.studentized_range.ppf(1 - level, names, model.df_resid)
+        (level,) = [0.025] if where == "text" else levels
+        freedom = model.df_resid + self.known
+        self.spread = stats.studentized_range.ppf(1 - level, names, freedom)
         kept, self.again = self.kept(), None
-        if where in ("at", "beyond") and 1 < len(kept) < names:
+        if where == "text" and 1 < len(kept) < names:
             self.again = Fit(study, place, kept)
+
+    def with_expected(self, variance, freedom):
+        """With what is expected of losses on text, as much as ten degrees of freedom say."""
+        total = freedom + self.known
+        return (freedom * variance + self.known * self.expected**2) / total
 
     def kept(self):
         """Those than which none is significantly better, judged once."""
@@ -152,7 +161,8 @@ class Fit:
             name
             for name in self.mean.index
             if all(
-                self.sign * (self.mean[name] - self.mean[other]) <= self.once(name, other)
+                self.sign * (self.mean[name] - self.mean[other])
+                <= max(self.once(name, other), self.margin)
                 for other in self.mean.index
                 if other != name
             )
@@ -163,6 +173,7 @@ class Fit:
 
     def once(self, name, minus):
         own = np.var(self.own[name] - self.own[minus], ddof=1) / 2
+        own = self.with_expected(own, self.seeds - 1)
         return self.spread * np.sqrt(max(self.variance, own) / self.seeds)
 
     def half(self, name, minus):

@@ -347,8 +347,8 @@ class Study(Record):
 
     labels: the user's names of encodings by the text in their trials; the summary, the
         recommendation and all output use them. Without a label the text is the name.
-    recommendation: which encoding to use, in at most 60 words.
-    limits: what the study cannot say, in at most 40 words.
+    recommendation: which row to take and how sure that is.
+    limits: what the study cannot say.
     corpus: the text; None if there are only tasks.
     summary: one row per encoding for the trials on text.
     tasks: one row per encoding and task.
