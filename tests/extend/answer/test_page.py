@@ -14,10 +14,10 @@ import pytest
 
 from posenc.extend import run
 from posenc.extend.answer.report import report_of, unread_keys_warning
+from posenc.extend.execute import extend_and_show, write_loss_table
 from posenc.extend.export.prover import Proof
 from posenc.extend.extension import Outcome
 from posenc.extend.measure.evaluation import Evaluation, position_edges
-from posenc.extend.run import extend_and_show, write_loss_table
 from posenc.extend.variants.methods import METHODS, stretch
 from posenc.extend.variants.variant import Variant
 from posenc.hf.rope.settings import RopeSetting
