@@ -119,10 +119,7 @@ def test_no_head_of_keys_is_an_error(count):
 
 
 def test_null_is_no_scaling_where_transformers_4_does_not_replace_it():
-    from posenc.dialects.runtimes import transformers4
-
     sizes = {"hidden_size": 64, "num_attention_heads": 2, "head_dim": 32, "num_hidden_layers": 2}
-    (layer, *_) = transformers4.emulate(
-        {"model_type": "gpt_oss", **sizes, "rope_scaling": None}
-    ).layers.values()
+    raw = {"model_type": "gpt_oss", **sizes, "rope_scaling": None}
+    (layer, *_) = emulate(raw)["transformers-4"].layers.values()
     assert layer.multiplier == 1

@@ -5,16 +5,16 @@ from typing import Any
 
 from posenc.dialects.computed import ComputedPositions
 from posenc.dialects.runtimes import llama_cpp, mlx_lm, sglang, transformers4, transformers5, vllm
-from posenc.dialects.runtimes.running import Emulator
+from posenc.dialects.runtimes.running import Emulator, emulator
 from posenc.dialects.runtimes.versions import NEWEST, RECORD, VERSIONS
 
 RUNTIMES: dict[str, Emulator] = {
-    "transformers-4": transformers4.emulate,
-    "transformers-5": transformers5.emulate,
-    "vllm": vllm.emulate,
-    "sglang": sglang.emulate,
-    "mlx-lm": mlx_lm.emulate,
-    "llama.cpp": llama_cpp.emulate,
+    "transformers-4": emulator("transformers-4", transformers4.compute),
+    "transformers-5": emulator("transformers-5", transformers5.compute),
+    "vllm": emulator("vllm", vllm.compute),
+    "sglang": emulator("sglang", sglang.compute),
+    "mlx-lm": emulator("mlx-lm", mlx_lm.compute),
+    "llama.cpp": emulator("llama.cpp", llama_cpp.compute),
 }
 """Name -> emulate(config, length, version)."""
 

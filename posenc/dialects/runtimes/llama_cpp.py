@@ -15,7 +15,6 @@ from posenc.dialects.files.gguf_metadata import DEFAULT_FREQ_BASE, Metadata
 from posenc.dialects.model import Model
 from posenc.dialects.runtimes import llama_cpp_attention as attention
 from posenc.dialects.runtimes.gguf_converter import converted_metadata
-from posenc.dialects.runtimes.running import emulator
 from posenc.dialects.runtimes.versions import RECORD
 from posenc.frequencies import floats
 
@@ -45,8 +44,7 @@ FREQS_OF_FULL_LAYERS = ARCHITECTURES["freqs of full layers only"]
 SCALINGS = ("none", "linear", "yarn", "longrope")
 
 
-@emulator("llama.cpp")
-def emulate(model: Model, length: int | None) -> ComputedPositions:
+def compute(model: Model, length: int | None) -> ComputedPositions:
     """Return what libllama computes, at a context of `length` tokens, from the file that its
     converter makes of a config.json."""
     return compute_from_metadata(converted_metadata(model), length, model)

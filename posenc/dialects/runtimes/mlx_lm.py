@@ -17,7 +17,6 @@ from posenc.dialects.computed import (
     require_number,
 )
 from posenc.dialects.model import Model, language_model_key
-from posenc.dialects.runtimes.running import emulator
 from posenc.frequencies import floats
 
 YARN_TYPES = ("yarn", "deepseek_yarn", "telechat3-yarn")
@@ -31,8 +30,7 @@ ADDED_BY_WHOLE = {
 Scaling = Mapping[str, Any] | None
 
 
-@emulator("mlx-lm")
-def emulate(model: Model, length: int | None) -> ComputedPositions:
+def compute(model: Model, length: int | None) -> ComputedPositions:
     """Return what mlx-lm 0.32 computes. It never refuses a length."""
     facts = model.facts["mlx"]
     _check_arguments(model, facts)

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
-from functools import wraps
 from typing import Any, Protocol
 
 from posenc.dialects.classes import CHOOSE_BY_CLASS, class_of_unknown_code
@@ -33,61 +32,54 @@ CELLS = {
 """The key of each runtime's facts in a line of families.json."""
 
 
-def emulator(
-    runtime: str,
-) -> Callable[[Callable[[Model, int | None], ComputedPositions]], Emulator]:
-    """Return a decorator that makes an Emulator of a function of a Model and a length.
+def emulator(runtime: str, compute: Callable[[Model, int | None], ComputedPositions]) -> Emulator:
+    """Return the Emulator of a runtime. It returns a refusal as a result.
 
-    The emulator takes a config.json's dict and a version, and returns a refusal as a result.
+    compute: returns what the runtime computes, at a length, from a Model whose facts are those of
+    the emulated version. It raises RefusedError where the runtime stops, and NotReadError where
+    posenc has not read what it does.
 
     A family without facts of this runtime is never emulated. In its line of families.json the
     runtime's key is null if the runtime has no such model, and absent if nobody has read it.
     """
 
-    def decorate(compute: Callable[[Model, int | None], ComputedPositions]) -> Emulator:
-        @wraps(compute)
-        def emulate(
-            config: Mapping[str, Any], length: int | None = None, version: str | None = None
-        ) -> ComputedPositions:
-            model = model_of(config)
-            cell = CELLS[runtime]
-            facts = _facts_of(model, cell)
+    def emulate(
+        config: Mapping[str, Any], length: int | None = None, version: str | None = None
+    ) -> ComputedPositions:
+        model = model_of(config)
+        cell = CELLS[runtime]
+        facts = _facts_of(model, cell)
+        model = replace(model, facts={**model.facts, cell: facts})
+        if version is not None:
+            if not is_recorded(runtime, version):
+                return unrecorded_version(runtime, version)
+            facts = facts_in_version(facts, version)
             model = replace(model, facts={**model.facts, cell: facts})
-            if version is not None:
-                if not is_recorded(runtime, version):
-                    return unrecorded_version(runtime, version)
-                facts = facts_in_version(facts, version)
-                model = replace(model, facts={**model.facts, cell: facts})
-            name = str(model.outer_config.get("model_type", model.model_type))
-            since = (facts or {}).get("since", "0")
-            version = version or version_spoken_of(name, runtime, since)
-            if facts is None or is_missing(name, runtime, version):
-                why = f"{runtime} has no model for {name!r}"
-                return ComputedPositions(why, known="no model", version=version)
-            name = model.model_type or "a config without model_type"
-            why = f"posenc does not know what {runtime} computes for {name}"
-            unread = ComputedPositions(why, known="unknown", version=version)
-            if runtime in CHOOSE_BY_CLASS and class_of_unknown_code(config, model.model_type):
-                return unread
-            if (
-                not facts
-                or model.has_null_head_dim
-                or _has_key_or_type(model, facts.get("unread", ()))
-            ):
-                return unread
-            if release := _release_that_answered_otherwise(model, runtime, version):
-                why = f"{why}: {release} computes something else than posenc knows"
-                return ComputedPositions(why, known="unknown", version=version)
-            try:
-                computed = _compute_or_refusal(compute, model, length)
-            except NotReadError:
-                return unread
-            computed = _with_unrotated_layers(computed, model, facts.get("no_rope_every"))
-            return replace(computed, version=version, read=facts["read"])
+        name = str(model.outer_config.get("model_type", model.model_type))
+        since = (facts or {}).get("since", "0")
+        version = version or version_spoken_of(name, runtime, since)
+        if facts is None or is_missing(name, runtime, version):
+            why = f"{runtime} has no model for {name!r}"
+            return ComputedPositions(why, known="no model", version=version)
+        name = model.model_type or "a config without model_type"
+        why = f"posenc does not know what {runtime} computes for {name}"
+        unread = ComputedPositions(why, known="unknown", version=version)
+        unknown_class = class_of_unknown_code(config, model.model_type)
+        if runtime in CHOOSE_BY_CLASS and unknown_class is not None:
+            return unread
+        if not facts or model.has_null_head_dim or _has_key_or_type(model, facts.get("unread", ())):
+            return unread
+        if release := _release_that_answered_otherwise(model, runtime, version):
+            why = f"{why}: {release} computes something else than posenc knows"
+            return ComputedPositions(why, known="unknown", version=version)
+        try:
+            computed = _compute_or_refusal(compute, model, length)
+        except NotReadError:
+            return unread
+        computed = _with_unrotated_layers(computed, model, facts.get("no_rope_every"))
+        return replace(computed, version=version, read=facts["read"])
 
-        return emulate
-
-    return decorate
+    return emulate
 
 
 def _facts_of(model: Model, cell: str) -> Mapping[str, Any] | None:

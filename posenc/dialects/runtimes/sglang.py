@@ -17,7 +17,6 @@ from posenc.dialects.computed import (
 from posenc.dialects.model import Model
 from posenc.dialects.runtimes import transformers5
 from posenc.dialects.runtimes.flags import refuse_flags
-from posenc.dialects.runtimes.running import emulator
 from posenc.dialects.runtimes.server import SCALED_TEXT, compute_for_server, longrope_rotation
 from posenc.frequencies import floats
 
@@ -29,8 +28,7 @@ DUAL_CHUNK = ("qwen2", "qwen2_moe", "qwen3_moe", "glm4")
 """Families whose rotation reads dual_chunk_attention_config."""
 
 
-@emulator("sglang")
-def emulate(model: Model, length: int | None) -> ComputedPositions:
+def compute(model: Model, length: int | None) -> ComputedPositions:
     """Return what SGLang 0.5 computes for a batch whose longest sequence is `length`."""
     refuse_flags(model)
     transformers5.refuse_fractions(model)

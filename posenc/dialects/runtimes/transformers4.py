@@ -18,7 +18,6 @@ from posenc.dialects.computed import (
 )
 from posenc.dialects.model import Model
 from posenc.dialects.runtimes import loaded_dicts, transformers5
-from posenc.dialects.runtimes.running import emulator
 from posenc.frequencies import floats
 
 NEEDED = {"default": (), **transformers5.NEEDED, "llama3": tuple(LLAMA3)}
@@ -27,8 +26,7 @@ THREE_KEYS = ("phi3", "phi4_multimodal")
 """Families whose config refuses a rope_scaling of more or less than three keys."""
 
 
-@emulator("transformers-4")
-def emulate(model: Model, length: int | None) -> ComputedPositions:
+def compute(model: Model, length: int | None) -> ComputedPositions:
     """Return what transformers 4.57 computes. It never refuses a length."""
     defaults = model.facts["transformers4"].get("defaults", {})  # other ones than version 5 has
     model = replace(model, config={**defaults, **model.config})

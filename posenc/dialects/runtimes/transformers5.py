@@ -29,7 +29,6 @@ from posenc.dialects.runtimes.loaded_dicts import (
     refuse_unloadable_nested,
     resolve_rope_dicts,
 )
-from posenc.dialects.runtimes.running import emulator
 from posenc.frequencies import floats
 
 TYPES = ("default", "proportional", *NEEDED)
@@ -278,8 +277,7 @@ def _validate_outer_rope_dict(outer_dict: Mapping[str, Any], model: Model) -> No
         raise (NotReadError if has_length else RefusedError)(NO_LENGTH)
 
 
-@emulator("transformers-5")
-def emulate(model: Model, length: int | None) -> ComputedPositions:
+def compute(model: Model, length: int | None) -> ComputedPositions:
     """Return what transformers 5.23 computes. It never refuses a length."""
     model = _as_autoconfig_class(model)
     _refuse_values(model)

@@ -18,7 +18,6 @@ from posenc.dialects.computed import (
 from posenc.dialects.model import LAYER_KINDS, Model
 from posenc.dialects.runtimes import transformers5
 from posenc.dialects.runtimes.flags import refuse_flags
-from posenc.dialects.runtimes.running import emulator
 from posenc.dialects.runtimes.server import SCALED_TEXT, compute_for_server, longrope_rotation
 from posenc.frequencies import floats
 
@@ -46,8 +45,7 @@ SMALLEST_SERVER = 1024
 """Servers are not started for fewer tokens, so a switch below this length never shows."""
 
 
-@emulator("vllm")
-def emulate(model: Model, length: int | None) -> ComputedPositions:
+def compute(model: Model, length: int | None) -> ComputedPositions:
     """Return what vLLM 0.33 computes for a server started with max_model_len = length."""
     if model.has_rope_dict_per_kind and not set(model.layer_kinds) <= set(LAYER_KINDS):
         raise NotReadError(model.model_type)
