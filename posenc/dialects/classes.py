@@ -55,8 +55,15 @@ def families_of_class(name: str) -> list[str]:
 
 
 def is_named_like(name: str, *families: str, exactly: bool) -> bool:
-    """Return True if a class is named like one of these families; unless exactly, its name may be
-    longer or shorter, as those of classes for other tasks are."""
+    """Return True if a class is named like one of these families; unless exactly, its name may go
+    on, as those of classes for other tasks do, and lack the word "text", which is the family's own
+    in "aria_text" (class AriaTextModel).
+
+    >>> is_named_like("LlamaForCausalLMEagle3", "llama", exactly=False)
+    True
+    >>> is_named_like("LForCausalLM", "llama", exactly=False)
+    False
+    """
     stem = _class_name_without_task(name)
     right_stems = set()
     for model_type in families:
@@ -65,7 +72,7 @@ def is_named_like(name: str, *families: str, exactly: bool) -> bool:
     right_stems.discard("")
     if exactly:
         return stem in right_stems
-    return any(stem.startswith(right) or right.startswith(stem) for right in right_stems)
+    return any(stem.startswith(right) or f"{stem}text" == right for right in right_stems)
 
 
 def _class_name_without_task(name: str) -> str:
@@ -80,7 +87,8 @@ def class_of_unknown_code(config: Mapping[str, Any], model_type: str) -> str | N
     """Return the first class of a config if no family has it and it is not named like the config's
     own: what a runtime that chooses by the class does with it, nobody has read. None otherwise.
 
-    model_type: of the language model, as posenc has read it.
+    model_type: of the language model, as posenc has read it. The name may be empty: compare the
+    answer with None.
     """
     name = first_class(config)
     if name is None or families_of_class(name):

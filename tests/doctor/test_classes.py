@@ -2,6 +2,7 @@
 
 import pytest
 
+from posenc.dialects.classes import is_named_like
 from posenc.dialects.runtimes import RUNTIMES, emulate
 from tests.doctor.judging import case, judge
 from tests.doctor.threads import BASE
@@ -40,6 +41,19 @@ def test_another_network_with_the_same_model_type_is_not_judged(tmp_path):
     assert "BailingHybridForCausalLM, the one that posenc has read" in said
     assert {c.known for c in emulate(LING26).values()} == {"unknown"}
     assert case({**LING26, "architectures": ["BailingHybridForCausalLM"]}).judged_runtimes
+
+
+@pytest.mark.parametrize("cls", ["", "L", "LForCausalLM", "LlamForCausalLM", "_"])
+def test_the_beginning_of_a_familys_name_is_no_class_of_it(cls):
+    plain = {**BASE, "rope_theta": 10000.0, "architectures": [cls]}
+    assert emulate(plain, names=["vllm"])["vllm"].known == "unknown"
+    (hit,) = [f for f in judge(plain) if f.code == "PD048"]
+    assert f"architectures is {cls or 'an empty name'}, which posenc does not know" in hit.message
+
+
+def test_the_word_text_may_be_missing_in_a_class():
+    assert is_named_like("AriaTextModel", "aria_text", exactly=False)
+    assert not is_named_like("AriForCausalLM", "aria_text", exactly=False)
 
 
 @pytest.mark.parametrize("name", RUNTIMES)

@@ -23,7 +23,7 @@ def report_class_of_another_family(case: Case) -> Iterator[Hit]:
     model_type = config.get("model_type", case.model.model_type)
     if name is None or not isinstance(model_type, str):
         return
-    if class_of_unknown_code(config, case.model.model_type):
+    if class_of_unknown_code(config, case.model.model_type) is not None:
         yield _hit(case, name, model_type, "which posenc does not know", CHOOSE_BY_CLASS)
         return
     others = families_of_class(name)
@@ -38,8 +38,9 @@ def _hit(case: Case, name: str, model_type: str, whose: str, affected: tuple[str
     right_class = case.model.facts.get("architecture", "")
     of_another = affected == ALL
     by_class = "" if of_another else f"; {join_names(affected)} choose the code by it"
+    shown = name or "an empty name"
     return Hit(
-        f"architectures is {name}, {whose}{by_class}, and model_type is {model_type}",
+        f"architectures is {shown}, {whose}{by_class}, and model_type is {model_type}",
         (),
         affected,
         contradiction=of_another,
