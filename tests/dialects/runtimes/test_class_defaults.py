@@ -64,7 +64,7 @@ def small(config: type) -> dict:
 def known_names() -> list[str]:
     """The families that the installed release has."""
     known = {name for name, facts in all_families().items() if facts.get("transformers5")}
-    return sorted(known & transformers.CONFIG_MAPPING.keys())
+    return sorted(known & set(transformers.CONFIG_MAPPING.keys()))
 
 
 def class_of(name: str) -> type:
