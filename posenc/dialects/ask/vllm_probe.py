@@ -102,7 +102,7 @@ def use_cpu_without_a_card():
             if getattr(module, "__name__", "").startswith("vllm.") and hasattr(
                 module, "current_platform"
             ):
-                module.current_platform = platforms._current_platform
+                vars(module)["current_platform"] = platforms._current_platform
 
 
 def inspect_in_this_process():
