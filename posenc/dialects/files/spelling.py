@@ -15,7 +15,7 @@ NUMBERS = tuple(
     "partial_rotary_factor alpha short_mscale long_mscale rope_local_base_freq "
     "rotary_emb_base rotary_pct query_pre_attn_scalar attention_multiplier model_max_length".split()
 )
-POSITIVE = tuple(
+POSITIVE_KEYS = tuple(
     "rope_theta factor original_max_position_embeddings low_freq_factor high_freq_factor "
     "beta_fast beta_slow attention_factor attn_factor rope_local_base_freq rotary_emb_base".split()
 )
@@ -33,6 +33,12 @@ PER_LAYER = ("step3p5", "step3p7")
 LISTS = ("short_factor", "long_factor", "mrope_section", "no_rope_layers")
 WORDS = ("rope_type", "type", "model_type")
 DICTS = ("rope_scaling", "rope_parameters")
+META_LENGTH = 2048
+"""Tokens: max_seq_len of Meta's own code (llama/model.py, ModelArgs) where params.json has none."""
+META_SCALED_LENGTH = 131072
+"""Tokens that all of Meta's models with use_scaled_rope were trained for, Llama 3.1 with factor 8
+and 3.2 with 32 (CONTEXT_LENGTH_FOR_VERSION in transformers' convert_llama_weights_to_hf.py). It is
+not the original length times the factor, which is 65536 and 262144."""
 DRAFT_LAYERS = "transformer_layer_config"
 """Where the config of a draft model of vLLM's speculators has the keys of its layers."""
 LARGEST_NUMBER = 1e35
@@ -103,7 +109,7 @@ def _what_value_must_be(key: str, value: Any) -> str:
     ):
         if key in keys:
             return "" if is_right(value) else expected
-    if key in POSITIVE and (value == 0 or str(value).strip()[:1] == "-"):
+    if key in POSITIVE_KEYS and (value == 0 or str(value).strip()[:1] == "-"):
         return "a positive number"
     is_number = isinstance(value, int | float) and abs(value) <= LARGEST_NUMBER
     # A number as text is reported by a rule, PD005.
@@ -206,13 +212,14 @@ def _translate_meta(raw: Mapping[str, Any]) -> dict[str, Any]:
     """Return the config that a params.json of Meta means, under transformers' keys."""
     config = _translated_sizes(raw, "llama")
     config["rope_theta"] = _require_positive(raw, "rope_theta", 10000.0)
-    config["max_position_embeddings"] = raw.get("max_seq_len", 2048)
+    longest = META_LENGTH
     if raw.get("use_scaled_rope"):
         factor = _require_positive(raw, "rope_scaling_factor", 8.0)  # 32 of Llama 3.2
         high = _require_positive(raw, "high_freq_factor", 4.0)
         own = {"rope_type": "llama3", "factor": factor, "high_freq_factor": high}
         config["rope_scaling"] = {**LLAMA3, **own}
-        config["max_position_embeddings"] = int(8192 * factor)
+        longest = META_SCALED_LENGTH
+    config["max_position_embeddings"] = raw.get("max_seq_len", longest)
     return config
 
 

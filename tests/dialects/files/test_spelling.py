@@ -71,6 +71,22 @@ def test_meta():
     assert scaled.inv_freq[-1] == pytest.approx(floats.rope_frequencies(16, 500000.0)[-1] / 8)
 
 
+@pytest.mark.parametrize(
+    "scaled, longest",
+    [
+        ({}, 2048),
+        ({"use_scaled_rope": True}, 131072),  # Llama 3.1, factor 8
+        ({"use_scaled_rope": True, "rope_scaling_factor": 32.0}, 131072),  # Llama 3.2
+        ({"use_scaled_rope": True, "max_seq_len": 16384}, 16384),
+        ({"use_scaled_rope": False, "max_seq_len": 4096}, 4096),
+    ],
+)
+def test_meta_means_the_length_of_the_released_models(scaled, longest):
+    """As transformers' convert_llama_weights_to_hf.py writes it for the versions of Llama."""
+    assert as_transformers({**META, **scaled})["max_position_embeddings"] == longest
+    assert meaning_of(as_transformers({**META, **scaled})).max_length == longest
+
+
 def test_mistral():
     assert name_of_spelling(MISTRAL) == "mistral"
     assert layer(MISTRAL).inv_freq == pytest.approx(floats.rope_frequencies(16, 1e6))
