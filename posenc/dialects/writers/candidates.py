@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from posenc.dialects.computed import LayerRotation
 from posenc.dialects.meaning import Meaning
@@ -14,8 +14,22 @@ TEMPERATURES = ("attention_factor", "mscale", "mscale_all_dim")
 APART = ("mrope_section", "mrope_interleaved", "llama_4_scaling_beta")
 """Keys of a rope dict that decide more than frequencies and a multiplier: which pairs turn by time,
 height and width; and a temperature of the queries that grows with the position."""
-NEW_ONLY = "longrope with short = long, in the newer dialect only"
 Parameters = dict[str, Any]
+
+
+class Candidate(NamedTuple):
+    """Settings to try: whether runtimes compute the meaning from them is not checked yet."""
+
+    name: str
+    """For messages."""
+    parameters: dict[str, Parameters]
+    """The rope dict of each kind of layer."""
+    folded: float = 1.0
+    """The share of the multiplier of cos and sin that they leave to the weights of q, squared
+    there; 1.0 for none."""
+    is_in_newer_dialect_only: bool = False
+    """True to write rope_parameters alone, for families whose older class refuses a rope_scaling
+    with these keys; False to write both."""
 
 
 def max_positions_to_write(parameters: Mapping[str, Parameters], meaning: Meaning) -> int:
@@ -41,37 +55,30 @@ def notes_for_user(parameters: Mapping[str, Parameters]) -> tuple[str, ...]:
     return ()
 
 
-def candidate_settings(
-    meaning: Meaning, fold: bool
-) -> Iterator[tuple[str, dict[str, Parameters], float]]:
-    """Yield settings to try, the simplest first: whether runtimes compute the meaning is unchecked.
+def candidate_settings(meaning: Meaning, fold: bool) -> Iterator[Candidate]:
+    """Yield settings to try, the simplest first.
 
-    Each is a name for messages, the rope dict of each kind of layer, and the share of the
-    multiplier of cos and sin that they leave to the weights of q (squared there); 1.0 for none.
-    fold: yield also those that leave a share.
+    fold: yield also those that leave a share of the multiplier to the weights of q.
     """
     own = {kind: without_default_keys(p, kind, meaning) for kind, p in meaning.parameters.items()}
     simple = _plain_rope_if_equal(meaning)
     if simple is not None:
-        yield "the base and nothing else, in both dialects", simple, 1.0
+        yield Candidate("the base and nothing else, in both dialects", simple)
     if all(p["rope_type"] in ("default", "linear", "llama3", "yarn") for p in own.values()):
-        yield "the same settings in both dialects", own, 1.0
+        yield Candidate("the same settings in both dialects", own)
     if any(p.get(key) is not None for p in own.values() for key in APART):
         return  # they are read with these types only
     if set(meaning.parameters) != {"all"} or meaning.model.is_mla:
-        yield "the same settings in both dialects", own, 1.0
-        yield (
-            "longrope with short = long per kind, in both dialects",
-            _longrope_per_kind(meaning, own),
-            1.0,
-        )
+        yield Candidate("the same settings in both dialects", own)
+        per_kind = _longrope_per_kind(meaning, own)
+        yield Candidate("longrope with short = long per kind, in both dialects", per_kind)
         return
     yield from _candidates_where_all_layers_rotate_alike(meaning, own["all"], fold)
 
 
 def _candidates_where_all_layers_rotate_alike(
     meaning: Meaning, own: Parameters, fold: bool
-) -> Iterator[tuple[str, dict[str, Parameters], float]]:
+) -> Iterator[Candidate]:
     """Yield settings for a model whose layers all rotate alike, as `candidate_settings` does: those
     that write the frequencies themselves.
 
@@ -86,17 +93,22 @@ def _candidates_where_all_layers_rotate_alike(
     ratio = _linear_factor(layer, theta)
     if ratio is not None and layer.multiplier == 1:
         linear = {"rope_type": "linear", "rope_theta": theta, "factor": ratio, **share}
-        yield "linear, in both dialects", {"all": linear}, 1.0
+        yield Candidate("linear, in both dialects", {"all": linear})
     if meaning.model.model_type in PHI3:
         phi = dual.longrope_of_any_rotation(layer, theta, meaning.trained_length)
-        yield "Phi-3's longrope with short = long", {"all": {**phi, **share}}, 1.0
+        yield Candidate("Phi-3's longrope with short = long", {"all": {**phi, **share}})
     carried = {**dual.longrope_of_any_rotation(layer, theta, meaning.max_length), **share}
-    yield "longrope with short = long, in both dialects", {"all": carried}, 1.0
-    yield NEW_ONLY, {"all": carried}, 1.0
+    yield Candidate("longrope with short = long, in both dialects", {"all": carried})
+    yield Candidate(
+        "longrope with short = long, in the newer dialect only",
+        {"all": carried},
+        is_in_newer_dialect_only=True,
+    )
     if fold and p["rope_type"] == "yarn":
         rest = {k: v for k, v in own.items() if k not in TEMPERATURES}
         usual = floats.yarn_temperature(float(p["factor"]))
-        yield "yarn, the rest of its temperature in q", {"all": rest}, layer.multiplier / usual
+        left = layer.multiplier / usual
+        yield Candidate("yarn, the rest of its temperature in q", {"all": rest}, left)
     if fold:
         without_multiplier = LayerRotation(layer.inv_freq)
         cold = {
@@ -104,7 +116,7 @@ def _candidates_where_all_layers_rotate_alike(
             **share,
         }
         name = "longrope with short = long, the temperature in q"
-        yield name, {"all": cold}, layer.multiplier
+        yield Candidate(name, {"all": cold}, layer.multiplier)
 
 
 def _longrope_per_kind(meaning: Meaning, own: Mapping[str, Parameters]) -> dict[str, Parameters]:

@@ -94,7 +94,8 @@ def _settings_to_try(meaning: Meaning, runtime: str) -> Iterator[tuple[dict[str,
     vLLM's M-RoPE lengthens yarn's original length for some families; a quarter of it then means
     the whole.
     """
-    for _, parameters, _ in candidate_settings(meaning, fold=False):
+    for candidate in candidate_settings(meaning, fold=False):
+        parameters = candidate.parameters
         longest = max_positions_to_write(parameters, meaning)
         yield parameters, longest
         p = parameters.get("all", {})

@@ -8,7 +8,6 @@ from posenc.dialects.meaning import Meaning, meaning_of
 from posenc.dialects.runtimes import NEWEST, RUNTIMES, emulate
 from posenc.dialects.writers import dual
 from posenc.dialects.writers.candidates import (
-    NEW_ONLY,
     candidate_settings,
     max_positions_to_write,
     notes_for_user,
@@ -80,14 +79,15 @@ def _recipes_to_try(
     fold: bool,
     versions: Mapping[str, str],
 ) -> Iterator[Recipe]:
-    for name, parameters, folded in candidate_settings(meaning, fold):
+    for candidate in candidate_settings(meaning, fold):
+        parameters, folded = candidate.parameters, candidate.folded
         length = max_positions_to_write(parameters, meaning)
-        if name == NEW_ONLY:
+        if candidate.is_in_newer_dialect_only:
             written = dual.config_in_newer_dialect(config, parameters["all"], length)
         else:
             written = dual.config_in_both_dialects(config, meaning, parameters, length)
         wrong = misreading_runtimes(written, meaning, named, folded=folded, versions=versions)
-        yield Recipe(name, written, folded, wrong, notes_for_user(parameters))
+        yield Recipe(candidate.name, written, folded, wrong, notes_for_user(parameters))
 
 
 def what_changes_with_length(meaning: Meaning) -> str:
