@@ -22,14 +22,13 @@ from posenc.dialects.computed import (
 )
 from posenc.dialects.families import all_families
 from posenc.dialects.files.spelling import NUMBERS, with_vendors_keys_renamed
-from posenc.dialects.model import TRAINED_KEY, BadConfigError, Model, model_of
+from posenc.dialects.model import ORIGINAL_LENGTH, TRAINED_KEY, BadConfigError, Model, model_of
 from posenc.dialects.runtimes import transformers5
 from posenc.dialects.understood import TRAINED_LENGTH_OF_NOMIC
 from posenc.frequencies import floats
 from posenc.frequencies.registry import ROPE_TYPES
 
 OLD_NAMES = {"su": "longrope", "mrope": "default", "deepseek_yarn": "yarn", "ntk-aware": "ntk"}
-ORIGINAL = transformers5.ORIGINAL
 Parameters = transformers5.Parameters
 YARN_KEYS = ("beta_fast", "beta_slow", "mscale", "mscale_all_dim", "truncate", "attention_factor")
 
@@ -255,8 +254,8 @@ def _settle_rope_dict(
         doubts.append(f"the rope dict has a factor and no type; {kind!r} is taken")
     if kind is not None:
         p["rope_type"] = OLD_NAMES.get(kind, kind)
-    outer = config.get(ORIGINAL)
-    inner = p.get(ORIGINAL)
+    outer = config.get(ORIGINAL_LENGTH)
+    inner = p.get(ORIGINAL_LENGTH)
     if inner is not None and outer is not None and inner != outer:
         doubts.append(f"the original length is {inner} inside and {outer} at the top level")
     return p
@@ -306,9 +305,10 @@ def _translated_parameters(
     if isinstance(written, Mapping):
         if "truncate" in written:
             p["truncate"] = written["truncate"]  # transformers drops it where dicts are nested
-        has_original = written.get(ORIGINAL) is not None or model.config.get(ORIGINAL) is not None
+        places = (written, model.config)
+        has_original = any(place.get(ORIGINAL_LENGTH) is not None for place in places)
         if p["rope_type"] in transformers5.STRETCHED and not has_original:
-            doubts.append(f"{ORIGINAL} is missing; {p[ORIGINAL]} is taken")
+            doubts.append(f"{ORIGINAL_LENGTH} is missing; {p[ORIGINAL_LENGTH]} is taken")
     if model.model_type in transformers5.OWN_MSCALES and p.get("attention_factor") is None:
         p["attention_factor"] = p.get("long_mscale")
     if p["rope_type"] == "ntk":

@@ -15,6 +15,8 @@ INNER = ("text_config", "language_config", "llm_config")
 LENGTHS = ("max_position_embeddings", "n_positions", "max_sequence_length", "max_seq_len", "n_ctx")
 ROTARY, OUTSIDE = json_table("keys")["rotary"], json_table("keys")["text_config"]
 """Keys about rotation; those that a config with a language model's own config reads there only."""
+ORIGINAL_LENGTH = "original_max_position_embeddings"
+"""The key of the length that a model was trained at before its frequencies were stretched."""
 TRAINED_KEY = "posenc_trained_length"
 """Where `posenc extend` keeps the training length if the rope dict's original length must be the
 largest one, so that no reader switches."""

@@ -16,7 +16,7 @@ from posenc.dialects.computed import (
 from posenc.dialects.files.gguf_metadata import Metadata
 from posenc.dialects.files.source import Source
 from posenc.dialects.meaning import Meaning, UnknownFamilyError, meaning_of, require_known_family
-from posenc.dialects.model import BadConfigError, Model, model_of
+from posenc.dialects.model import ORIGINAL_LENGTH, BadConfigError, Model, model_of
 from posenc.dialects.record import Record, record_of, record_of_meaning
 from posenc.dialects.runtimes import RECORD, RUNTIMES, emulate
 from posenc.dialects.runtimes.llama_cpp import compute_from_metadata
@@ -28,7 +28,6 @@ Aspect = Literal[
     "error", "arguments", "pairs", "frequencies", "multiplier", "scale", "layers", "switch"
 ]
 ALL = tuple(RUNTIMES)
-ORIGINAL = "original_max_position_embeddings"
 FREQUENCY_TOLERANCE = 1e-5
 """Relative; smaller differences are float32 rounding."""
 MULTIPLIER_TOLERANCE = 5e-4
@@ -41,8 +40,8 @@ class Case:
 
     named: the runtimes that the user named. length: the length to judge at, None for the longest
     meant. served: the config as a server sees it after overrides, None for the file's own.
-    versions: runtime -> the version that the user named. asked: runtime -> its own answer, where it
-    is at hand.
+    versions: runtime -> the version that the user named. own_answers: runtime -> what it answered
+    itself, where it was asked.
     """
 
     source: Source
@@ -50,7 +49,7 @@ class Case:
     length: int | None = None
     served: Mapping[str, Any] | None = None
     versions: Mapping[str, str] = field(default_factory=dict)
-    asked: Mapping[str, Asked] = field(default_factory=dict)
+    own_answers: Mapping[str, Asked] = field(default_factory=dict)
 
     @cached_property
     def config(self) -> Mapping[str, Any]:
@@ -111,8 +110,8 @@ class Case:
         could be measured, else the answer of posenc's emulator."""
         known = self.known_results
         answers = {
-            name: as_computed(asked, known[name], self.model).with_stop_as_refusal
-            for name, asked in self.asked.items()
+            name: as_computed(own, known[name], self.model).with_stop_as_refusal
+            for name, own in self.own_answers.items()
         }
         return {**known, **{name: a for name, a in answers.items() if a.known != "unknown"}}
 
@@ -176,8 +175,9 @@ class Case:
         return tuple(name for name in self.named if self.computed[name].is_known)
 
     def named_runtimes_known_as(self, known: Known) -> tuple[str, ...]:
-        """Return the named runtimes with this state of knowledge, see `Known`: those without such a
-        model, or those whose code nobody has read."""
+        """Return the named runtimes of which this is known: "yes" for those whose answer is known,
+        be it a refusal; "no model" for those without such an architecture; "no such file" for those
+        that do not open files of this kind; "unknown" for those whose code nobody has read."""
         return tuple(name for name in self.named if self.computed[name].known == known)
 
     @property
@@ -236,6 +236,9 @@ class Case:
     ) -> tuple[str, ...]:
         """Return those of these runtimes, named or not, that differ from the meaning.
 
+        "arguments" alone is no difference: a runtime that stops for a missing key that is not about
+        positions (mlx-lm, for any of its dataclass) says nothing about how it reads them.
+
         among: the runtimes to look at. aspects: a difference in one of these counts; in any aspect
         if none is given. nothing_else: leave out runtimes that differ in another aspect, too, which
         another rule would explain.
@@ -285,7 +288,7 @@ class Case:
 
     def original_length(self, p: Mapping[str, Any]) -> Any:
         """Return a rope dict's original length, else the top level's; None if there is none."""
-        return p.get(ORIGINAL, self.config.get(ORIGINAL))
+        return p.get(ORIGINAL_LENGTH, self.config.get(ORIGINAL_LENGTH))
 
     def rotated_pairs(self, p: Mapping[str, Any]) -> int:
         """Return how many pairs of channels a rope dict rotates."""

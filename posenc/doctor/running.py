@@ -243,7 +243,7 @@ def _judge(case: Case, options: Options, answers: RuntimeAnswers) -> tuple[str, 
 
     answers: what the runtimes at hand answered themselves.
     """
-    case = replace(case, asked=answers.by_runtime)
+    case = replace(case, own_answers=answers.by_runtime)
     try:
         case.require_known()
     except UnknownFamilyError as unknown:
@@ -271,7 +271,7 @@ def _show_answers_of_asked_runtimes(
 
     Raises: UnknownFamilyError if none of them answered.
     """
-    if not case.asked:
+    if not case.own_answers:
         why_nobody_answered = " ".join(notes).rstrip(".")  # run() ends the sentence
         if not why_nobody_answered and case.source.spelling == asking.READS:
             why_nobody_answered = "--ask PYTHON asks a runtime that has it"
@@ -279,7 +279,7 @@ def _show_answers_of_asked_runtimes(
             raise unknown
         raise UnknownFamilyError(f"{unknown}. {why_nobody_answered}") from None
     if options.as_json:
-        runtimes = {name: case.computed[name].as_json() for name in case.asked}
+        runtimes = {name: case.computed[name].as_json() for name in case.own_answers}
         answer = {"judged": False, "why": str(unknown), "runtimes": runtimes}
         return _json_with_notes(answer, notes), 3
     return "\n".join([*notes, terminal.answers_of_asked_runtimes(case, str(unknown))]), 3

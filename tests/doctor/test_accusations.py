@@ -7,7 +7,7 @@ import pytest
 from posenc.dialects.files.spelling import ROTARY_SHARES
 from posenc.dialects.meaning import meaning_of
 from posenc.dialects.runtimes import emulate
-from posenc.dialects.runtimes.flags import FLAGS
+from posenc.dialects.runtimes.flags import FLAGS_OF_FAMILIES
 from posenc.doctor.options import Options
 from posenc.doctor.running import run
 from posenc.report.files.record import strict_json
@@ -158,7 +158,7 @@ def test_a_model_that_rotates_nothing_is_not_taken_for_another_family(tmp_path, 
     assert code == 0 and "did you mean" not in said and f"{name} has no rotary positions" in said
 
 
-FLAG_OF_FAMILY = [(flag, name) for flag in FLAGS for name in flag.families]
+FLAG_OF_FAMILY = [(flag, name) for flag in FLAGS_OF_FAMILIES for name in flag.families]
 
 
 @pytest.mark.slow

@@ -30,11 +30,11 @@ WHOLE = (
     "sliding_window",
     "leading_dense",
 )
-FLAGS = ("window_pattern", "rope_pattern")
-"""They may be lists with a flag per layer."""
+FIELDS_OF_FLAGS = ("window_pattern", "rope_pattern")
+"""Fields of Metadata that may be lists with a flag per layer."""
 LARGEST_LAYERS = 2000
-SPLIT_PART = "split.no"
-"""The number of a part of a split file, from 0 on."""
+KEY_OF_PART_NUMBER = "split.no"
+"""The key of a split file that says which of its parts this is, from 0 on."""
 
 
 def read_metadata(path: Path) -> Metadata:
@@ -69,7 +69,7 @@ def read_metadata(path: Path) -> Metadata:
         head_dim=head_dim,
         num_layers=_num_layers(values, architecture, path),
         width_per_head=_width_per_head(values, architecture) or 0,
-        has_weights=bool(header.tensors) or SPLIT_PART in said,
+        has_weights=bool(header.tensors) or KEY_OF_PART_NUMBER in said,
         given=given,
         **fields,
     )
@@ -78,7 +78,7 @@ def read_metadata(path: Path) -> Metadata:
 def _require_keys_of_language_model(path: Path, said: dict[str, Any]) -> None:
     """Raise ValueError for a later part of a split file, which has no keys, and for the encoder of
     pictures and sounds beside a language model. said: the file's keys and values."""
-    part = said.get(SPLIT_PART)
+    part = said.get(KEY_OF_PART_NUMBER)
     if isinstance(part, int) and part > 0:
         raise ValueError(
             f"{path}: is part {part + 1} of a split GGUF file; the keys are in the first part."
@@ -130,7 +130,7 @@ def _require_valid(path: Path, key: str, name: str, value: Any) -> Any:
 
     Raises: ValueError for a value that the field cannot have.
     """
-    if name in FLAGS and isinstance(value, list):
+    if name in FIELDS_OF_FLAGS and isinstance(value, list):
         wanted = "" if all(_is_flag(item) for item in value) else "a list of flags"
         value = tuple(value)
     else:

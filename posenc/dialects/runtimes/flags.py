@@ -37,7 +37,7 @@ WINDOWED = (
     "smollm3",
 )
 LATENT = ("axk1", "deepseek_v3", "mistral4", "youtu")
-FLAGS = (
+FLAGS_OF_FAMILIES = (
     Flag("attn_temperature_tuning", ("llama4_text",)),
     Flag("use_qk_norm", ("cohere", "glm4_moe", "llama4_text", "sapiens2"), ("cohere",)),
     Flag("use_sliding_window", WINDOWED, ("qwen2_5_vl_text", "qwen2_vl_text")),
@@ -51,7 +51,7 @@ FLAGS = (
 def refused_flags(config: Mapping[str, Any], model_type: str) -> Iterator[tuple[str, Any]]:
     """Yield the keys and values of a language model's config that its class refuses, since they are
     neither true nor false."""
-    for flag in FLAGS:
+    for flag in FLAGS_OF_FAMILIES:
         if model_type not in flag.families or flag.key not in config:
             continue
         value = config[flag.key]

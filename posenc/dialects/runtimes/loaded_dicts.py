@@ -6,7 +6,7 @@ from copy import deepcopy
 from typing import Any, NamedTuple
 
 from posenc.dialects.computed import NotReadError, RefusedError, require_key
-from posenc.dialects.model import Model
+from posenc.dialects.model import ORIGINAL_LENGTH, Model
 
 NEEDED = {
     "linear": ("factor",),
@@ -21,7 +21,6 @@ PHI3 = ("phi3", "phi4_multimodal")
 NAMED_MROPE = ("qwen2_vl_text", "qwen2_5_vl_text")
 """Families whose class takes the type mrope for default, which has sections here."""
 STRETCHED = ("llama3", "yarn", "longrope")
-ORIGINAL = "original_max_position_embeddings"
 NO_LENGTH = "AttributeError: no attribute 'max_position_embeddings'"
 Parameters = dict[str, Any]
 
@@ -49,9 +48,9 @@ def _resolve_flat(model: Model) -> Parameters:
     _fill_missing_keys(parameters, model, theta, model.rotated_share)
     _replace_type_by_loaded_one(parameters, model)
     if parameters["rope_type"] in STRETCHED:  # for which the top level wins (:837)
-        outer = (model if model.facts.get("original_field") else config).get(ORIGINAL)
+        outer = (model if model.facts.get("original_field") else config).get(ORIGINAL_LENGTH)
         if outer is not None:
-            parameters[ORIGINAL] = outer
+            parameters[ORIGINAL_LENGTH] = outer
     if model.model_type in PHI3 and parameters["rope_type"] not in ("default", "longrope"):
         raise RefusedError(f"ValueError: the type must be longrope, got {parameters['rope_type']}")
     check_required_keys(parameters)
@@ -85,7 +84,7 @@ def _validate_unread(written: Mapping[str, Any], model: Model) -> None:
     if written.get("rope_type", written.get("type")) not in STRETCHED:
         return
     if model.modern.needs_original:
-        require_key(written, ORIGINAL)
+        require_key(written, ORIGINAL_LENGTH)
     if not model.get("max_position_embeddings"):
         raise RefusedError(NO_LENGTH)
 
@@ -96,7 +95,8 @@ def _replace_type_by_loaded_one(parameters: Parameters, model: Model) -> None:
         parameters["rope_type"] = "default"
     if model.model_type in PHI3 and parameters["rope_type"] in ("su", "yarn"):
         parameters["rope_type"] = "longrope"
-        check_required_keys(parameters, (ORIGINAL,))  # filled in for types of the newer names only
+        # It is filled in for types under their newer names only.
+        check_required_keys(parameters, (ORIGINAL_LENGTH,))
 
 
 class _WrittenDicts(NamedTuple):
@@ -132,7 +132,9 @@ def _resolve_nested(model: Model) -> dict[str, Parameters]:
         ):
             continue  # its layers rotate by nothing
         has_flat = written.flat is not None
-        resolved[kind] = _resolve_kind(kind, given.get(kind), model, has_flat=has_flat)
+        resolved[kind] = _complete_rope_dict_of_kind(
+            kind, given.get(kind), model, has_flat=has_flat
+        )
     return {kind: resolved[kind] for kind in model.layer_kinds if kind in resolved}
 
 
@@ -189,7 +191,7 @@ def _merge_flat_into_kind(nested: Parameters, flat: Mapping[str, Any], model: Mo
     return merged
 
 
-def _resolve_kind(
+def _complete_rope_dict_of_kind(
     kind: str, given: Parameters | None, model: Model, *, has_flat: bool
 ) -> Parameters:
     """Return the complete dict of one kind of layer.
@@ -265,8 +267,8 @@ def _fill_missing_keys(parameters: Parameters, model: Model, theta: Any, share: 
     parameters.setdefault("rope_type", parameters.get("type", "default"))
     if parameters["rope_type"] in STRETCHED:
         if model.modern.needs_original:
-            require_key(parameters, ORIGINAL)
-        parameters.setdefault(ORIGINAL, model.max_positions)
+            require_key(parameters, ORIGINAL_LENGTH)
+        parameters.setdefault(ORIGINAL_LENGTH, model.max_positions)
 
 
 def check_required_keys(parameters: Parameters, needed: tuple[str, ...] = ()) -> None:
@@ -302,7 +304,7 @@ def _require_complete(given: Mapping[str, Any], parameters: Parameters, model: M
     """
     needed = {"rope_theta"}
     if parameters["rope_type"] in STRETCHED:
-        needed.add(ORIGINAL)
+        needed.add(ORIGINAL_LENGTH)
     if _is_filled_when_built(parameters, model) and model.config.get("rope_theta") is not None:
         needed.remove("rope_theta")
     missing = sorted(needed - given.keys())

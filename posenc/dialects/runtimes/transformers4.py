@@ -16,12 +16,11 @@ from posenc.dialects.computed import (
     require_key,
     require_number,
 )
-from posenc.dialects.model import Model
+from posenc.dialects.model import ORIGINAL_LENGTH, Model
 from posenc.dialects.runtimes import loaded_dicts, transformers5
 from posenc.frequencies import floats
 
 NEEDED = {"default": (), **transformers5.NEEDED, "llama3": tuple(LLAMA3)}
-ORIGINAL = transformers5.ORIGINAL
 THREE_KEYS = ("phi3", "phi4_multimodal")
 """Families whose config refuses a rope_scaling of more or less than three keys."""
 
@@ -277,12 +276,12 @@ class _OriginalLength(NamedTuple):
 def _original_length(model: Model, scaling: Mapping[str, Any]) -> _OriginalLength:
     """Return longrope's original length. It is read from the top level only, else the largest
     length counts; Phi-3.5-MoE's class copies the dict's there."""
-    outer = (model if model.facts.get("original_field") else model.config).get(ORIGINAL)
+    outer = (model if model.facts.get("original_field") else model.config).get(ORIGINAL_LENGTH)
     if model.model_type in transformers5.OWN_MSCALES:
-        outer = scaling.get(ORIGINAL, outer)
+        outer = scaling.get(ORIGINAL_LENGTH, outer)
     if outer is None:
         return _OriginalLength(model.max_positions, is_given=False)
-    return _OriginalLength(require_number(outer, ORIGINAL), is_given=True)
+    return _OriginalLength(require_number(outer, ORIGINAL_LENGTH), is_given=True)
 
 
 def _longrope_rotation(

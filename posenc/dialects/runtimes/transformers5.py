@@ -17,12 +17,11 @@ from posenc.dialects.computed import (
     require_number,
 )
 from posenc.dialects.family_facts import ModernFacts
-from posenc.dialects.model import Model, model_of
+from posenc.dialects.model import ORIGINAL_LENGTH, Model, model_of
 from posenc.dialects.runtimes.flags import refuse_flags
 from posenc.dialects.runtimes.loaded_dicts import (
     NEEDED,
     NO_LENGTH,
-    ORIGINAL,
     STRETCHED,
     Parameters,
     check_required_keys,
@@ -88,7 +87,7 @@ def rotation(parameters: Parameters, model: Model, length: int) -> LayerRotation
             return LayerRotation(floats.rope_frequencies(head_dim, base))
         base = floats.dynamic_theta(theta, factor, length, trained, dim)
         return LayerRotation(floats.rope_frequencies(dim, base))
-    original = require_number(parameters[ORIGINAL], ORIGINAL)
+    original = require_number(parameters[ORIGINAL_LENGTH], ORIGINAL_LENGTH)
     if kind == "llama3":
         return llama3_rotation(parameters, dim, theta)
     return yarn_rotation(parameters, dim, theta, factor, original)
@@ -130,7 +129,7 @@ def _scaling_factor(parameters: Parameters, trained: int) -> float:
     """Return the factor. yarn's function replaces a null by the ratio of the two lengths."""
     factor = parameters["factor"]
     if factor is None and parameters["rope_type"] == "yarn":
-        factor = trained / require_number(parameters[ORIGINAL], "original length")
+        factor = trained / require_number(parameters[ORIGINAL_LENGTH], "original length")
     return require_number(factor, "factor")
 
 
@@ -157,7 +156,7 @@ def _longrope_rotation(
     p: Parameters, theta: float, dim: int, trained: int, length: int
 ) -> LayerRotation:
     """Return the rotation of longrope at a length: by its short or its long list of factors."""
-    original = require_number(require_key(p, ORIGINAL), "original length")
+    original = require_number(require_key(p, ORIGINAL_LENGTH), "original length")
     pairs = (dim + 1) // 2
     short = require_factors(p, "short_factor", pairs)
     long = require_factors(p, "long_factor", pairs)
@@ -199,7 +198,7 @@ def rotation_of_own_module(p: Parameters, model: Model, length: int) -> LayerRot
     one of its two mscales for every type."""
     if model.model_type not in OWN_MSCALES or p["rope_type"] == "default":
         return rotation(p, model, length)
-    original = require_number(require_key(p, ORIGINAL), "original length")
+    original = require_number(require_key(p, ORIGINAL_LENGTH), "original length")
     name = "long_mscale" if length > original else "short_mscale"
     short = rotation(p, model, min(length, int(original)))
     return LayerRotation(short.inv_freq, require_number(require_key(p, name), name))
@@ -291,7 +290,7 @@ def compute(model: Model, length: int | None) -> ComputedPositions:
         )
     if model.has_rope_dict_per_kind:
         refuse_unloadable_nested(model, resolved)
-    elif model.config.get(ORIGINAL, 0) is None and resolved["all"]["rope_type"] in STRETCHED:
+    elif model.config.get(ORIGINAL_LENGTH, 0) is None and resolved["all"]["rope_type"] in STRETCHED:
         raise RefusedError("TypeError: unsupported operand type(s) for /: 'NoneType' and 'float'")
     length = length or model.max_positions
     layers = {

@@ -18,6 +18,7 @@ from typing import Any
 from posenc.dialects.computed import ComputedPositions, RefusedError
 from posenc.dialects.meaning import Meaning, UnknownFamilyError, meaning_of
 from posenc.dialects.model import (
+    ORIGINAL_LENGTH,
     OUTSIDE,
     Model,
     language_model_key,
@@ -99,10 +100,10 @@ def _settings_to_try(meaning: Meaning, runtime: str) -> Iterator[tuple[dict[str,
         longest = max_positions_to_write(parameters, meaning)
         yield parameters, longest
         p = parameters.get("all", {})
-        original = p.get(transformers5.ORIGINAL)
+        original = p.get(ORIGINAL_LENGTH)
         if runtime == "vllm" and p.get("mrope_section") and p["rope_type"] == "yarn":
             if isinstance(original, int) and original % vllm.MROPE_POSITIONS == 0:
-                shorter = {**p, transformers5.ORIGINAL: original // vllm.MROPE_POSITIONS}
+                shorter = {**p, ORIGINAL_LENGTH: original // vllm.MROPE_POSITIONS}
                 yield {"all": shorter}, longest
 
 
@@ -274,7 +275,7 @@ def _fill_with_none(p: Parameters, runtime: str) -> Parameters:
     p.setdefault("rope_type", None)
     p.setdefault("rope_theta", None)
     if runtime == "vllm" and p["rope_type"] in transformers5.STRETCHED:
-        p.setdefault(transformers5.ORIGINAL, None)
+        p.setdefault(ORIGINAL_LENGTH, None)
     return p
 
 

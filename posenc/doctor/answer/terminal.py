@@ -117,7 +117,7 @@ def _emulator_contradiction_lines(case: Case) -> list[str]:
 def answers_of_asked_runtimes(case: Case, why: str) -> str:
     """Return what the asked runtimes compute, for a family whose meaning posenc does not know."""
     lines = [f"{case.source.path}: {why}. What the runtimes at hand compute, asked themselves:"]
-    for name, asked in case.asked.items():
+    for name, asked in case.own_answers.items():
         lines += ["", f"{name} {asked.version}, asked: {asked.model or 'no answer'}"]
         refusal = asked.refuses or asked.stops
         if refusal:

@@ -10,7 +10,7 @@ from posenc.dialects.files.json_object import read_json
 from posenc.dialects.files.source import Source, load
 from posenc.dialects.files.spelling import DICTS, DRAFT_LAYERS, ROTARY_BASES, ROTARY_SHARES
 from posenc.dialects.meaning import Meaning, meaning_of, path_in_errors
-from posenc.dialects.model import Model, language_model_key
+from posenc.dialects.model import ORIGINAL_LENGTH, Model, language_model_key
 from posenc.dialects.record import record_of
 from posenc.dialects.runtimes import NEWEST, emulate
 from posenc.dialects.runtimes.flags import refused_flags
@@ -28,7 +28,6 @@ from posenc.report.files.new_folder import new_folder
 from posenc.report.files.record import strict_json
 
 CONFIG = "config.json"
-ORIGINAL = "original_max_position_embeddings"
 SHARES = ("partial_rotary_factor", *ROTARY_SHARES)
 OTHERS = (0.5, 3.0, 100.0)
 """Factors by which a number is changed to see whether it is read: it is if one of them changes the
@@ -190,18 +189,18 @@ def _require_one_original_length(config: Mapping[str, Any], meaning: Meaning, re
     """Raise ValueError for two original lengths, of which a copy would keep one. (Families with the
     key at the top level, such as phi3, look at no other.)"""
     place = _language_model_part(config)
-    outer = place.get(ORIGINAL)
+    outer = place.get(ORIGINAL_LENGTH)
     if outer is None or meaning.model.facts.get("original_field"):
         return
     for where, value in _numbers_of_rope_dicts(place):
-        if where[-1] == ORIGINAL and value != outer:
+        if where[-1] == ORIGINAL_LENGTH and value != outer:
             inner = language_model_key(config)
             own = f"{inner}." if inner else ""
             raise ValueError(
-                f"{ORIGINAL} is {outer} at the top level and {value} in "
+                f"{ORIGINAL_LENGTH} is {outer} at the top level and {value} in "
                 f"{'.'.join(where[:-1])}: {refused}. Make them equal. The right one is the "
                 "length that the model was trained at, before any stretching. With --fix, say "
-                f"which: --prefer {own}{ORIGINAL} or --prefer {own}{'.'.join(where)}."
+                f"which: --prefer {own}{ORIGINAL_LENGTH} or --prefer {own}{'.'.join(where)}."
             )
 
 
@@ -335,7 +334,7 @@ def _require_nothing_lost(config: Mapping[str, Any], meaning: Meaning, length: i
     where = f" in {inner}" if inner else ""
     for key in OURS:
         value = _language_model_part(config).get(key)
-        if key == ORIGINAL or isinstance(value, bool) or not isinstance(value, int | float):
+        if key == ORIGINAL_LENGTH or isinstance(value, bool) or not isinstance(value, int | float):
             continue
         is_whole_head = key in SHARES and value == 1
         if value in bases or is_whole_head:
@@ -360,7 +359,7 @@ def _unread_numbers_of_rope_dicts(
         kept_values = [p.get(key) for p in meaning.parameters.values()]
         stays_as_it_is = value in kept_values and _has_both_rope_dicts(place)
         # 0 times a factor is 0, and 1 is mostly a default: `_number_is_read` could not tell.
-        if value in (0, 1) or key in APART or key == ORIGINAL or stays_as_it_is:
+        if value in (0, 1) or key in APART or key == ORIGINAL_LENGTH or stays_as_it_is:
             continue
         if not _number_is_read(config, where, value, meaning, length):
             unread.append(f"{'.'.join(where)} {value!r:.60}")

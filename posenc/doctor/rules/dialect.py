@@ -20,6 +20,7 @@ def report_rope_parameters_alone(case: Case) -> Iterator[Hit]:
     lost = _settings_in_rope_parameters_alone(case, case.rope_parameters)
     if not lost:
         return
+    # Of a family that neither is known to have, both are named: neither reads the newer dict.
     readers = tuple(r for r in OLD_READERS if case.computed[r].is_known) or OLD_READERS
     affected = case.runtimes_that_differ(readers)
     yield Hit(

@@ -3,8 +3,8 @@
 import math
 from collections.abc import Iterator
 
-from posenc.dialects.model import LENGTHS
-from posenc.doctor.case import ALL, ORIGINAL, Case
+from posenc.dialects.model import LENGTHS, ORIGINAL_LENGTH
+from posenc.doctor.case import ALL, Case
 from posenc.doctor.rule import Hit, join_names, rule
 from posenc.frequencies import floats
 
@@ -14,14 +14,14 @@ SERVERS = ("vllm", "sglang")
 @rule("PD011", "E")
 def report_missing_original_length(case: Case) -> Iterator[Hit]:
     """Report a rope dict without original_max_position_embeddings."""
-    outer = case.config.get(ORIGINAL)
+    outer = case.config.get(ORIGINAL_LENGTH)
     for name, p in case.rope_dicts_of_type("yarn", "longrope", "llama3"):
-        if p.get(ORIGINAL) is None and outer is None:
+        if p.get(ORIGINAL_LENGTH) is None and outer is None:
             largest = case.model.max_positions
             stretched = case.config.get("max_position_embeddings") is not None
             yield Hit(
-                f"{name} has no {ORIGINAL}; most runtimes take max_position_embeddings {largest} "
-                "for it, mlx-lm 4096 (yarn) or 8192 (llama3)"
+                f"{name} has no {ORIGINAL_LENGTH}; most runtimes take max_position_embeddings "
+                f"{largest} for it, mlx-lm 4096 (yarn) or 8192 (llama3)"
                 + ("" if stretched else " by default"),
                 case.named_runtimes_that_differ(ALL),
                 ALL,
@@ -31,21 +31,23 @@ def report_missing_original_length(case: Case) -> Iterator[Hit]:
 @rule("PD012", "W")
 def report_original_length_at_top_level(case: Case) -> Iterator[Hit]:
     """Report original_max_position_embeddings at the top level of the config."""
-    outer = case.config.get(ORIGINAL)
+    outer = case.config.get(ORIGINAL_LENGTH)
     if outer is None or case.model.facts.get("original_field"):
         return
     for name, p in case.rope_dicts_of_type("yarn", "longrope", "llama3"):
-        inner = p.get(ORIGINAL)
+        inner = p.get(ORIGINAL_LENGTH)
         if inner is None:
-            yield Hit(f"{ORIGINAL} {outer} stands at the top level only, not in {name}", (), ALL)
+            said = f"{ORIGINAL_LENGTH} {outer} stands at the top level only, not in {name}"
+            yield Hit(said, (), ALL)
         elif inner != outer:
-            yield Hit(f"{ORIGINAL} is {outer} at the top level and {inner} in {name}", (), ALL)
+            said = f"{ORIGINAL_LENGTH} is {outer} at the top level and {inner} in {name}"
+            yield Hit(said, (), ALL)
 
 
 @rule("PD040", "E")
 def report_unread_original_length(case: Case) -> Iterator[Hit]:
     """Report a runtime that takes another original length than the file means."""
-    outer = case.config.get(ORIGINAL)
+    outer = case.config.get(ORIGINAL_LENGTH)
     if outer is None:
         for name, p in case.rope_dicts_of_type("longrope"):
             affected = (
@@ -53,9 +55,10 @@ def report_unread_original_length(case: Case) -> Iterator[Hit]:
                 if case.rope_scaling is not None
                 else ()
             )
-            if p.get(ORIGINAL) is not None and p[ORIGINAL] != case.model.max_positions and affected:
+            inner = p.get(ORIGINAL_LENGTH)
+            if inner not in (None, case.model.max_positions) and affected:
                 yield Hit(
-                    f"{ORIGINAL} {p[ORIGINAL]} of {name} is not read by transformers-4, which "
+                    f"{ORIGINAL_LENGTH} {inner} of {name} is not read by transformers-4, which "
                     f"looks at the top level and takes {case.model.max_positions}",
                     case.named_and_known(affected),
                     affected,
@@ -64,11 +67,11 @@ def report_unread_original_length(case: Case) -> Iterator[Hit]:
                 )
         return
     for name, p in case.rope_dicts_of_type("yarn", "longrope", "llama3"):
-        if p.get(ORIGINAL) != outer:
+        if p.get(ORIGINAL_LENGTH) != outer:
             affected = case.runtimes_that_differ(("transformers-4", "mlx-lm", "llama.cpp"))
             if affected:
                 yield Hit(
-                    f"the top-level {ORIGINAL} {outer} of {name} is not read by "
+                    f"the top-level {ORIGINAL_LENGTH} {outer} of {name} is not read by "
                     f"{join_names(affected)}",
                     case.named_and_known(affected),
                     affected,
@@ -152,12 +155,12 @@ def report_missing_max_length(case: Case) -> Iterator[Hit]:
     own = case.model.facts.get("names", {}).get("max_position_embeddings")
     if own is not None and case.config.get(own) is not None:
         return
-    stretched = next(
-        (p for _, p in case.rope_dicts_of_type("yarn", "longrope", "llama3", "dynamic")), None
-    )
+    # Without such a scaling nothing is computed from the largest length: a server admits another
+    # number of tokens, which is no error of what it computes.
+    scaled = any(case.rope_dicts_of_type("yarn", "longrope", "llama3", "dynamic"))
     largest = case.model.max_positions
     yield Hit(
         f"max_position_embeddings is missing; {case.model.model_type}'s default {largest} holds",
-        case.named_runtimes_that_differ(ALL, "error", "frequencies") if stretched else (),
+        case.named_runtimes_that_differ(ALL, "error", "frequencies") if scaled else (),
         SERVERS,
     )

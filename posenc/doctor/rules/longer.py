@@ -6,9 +6,9 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from posenc.dialects.meaning import Meaning, UnknownFamilyError, meaning_of
-from posenc.dialects.model import language_model_key_after_loading
+from posenc.dialects.model import ORIGINAL_LENGTH, language_model_key_after_loading
 from posenc.dialects.writers.overrides import SERVERS, intended, override_options
-from posenc.doctor.case import ALL, ORIGINAL, Case
+from posenc.doctor.case import ALL, Case
 from posenc.doctor.rule import Hit, rule
 
 COMMAND = "    "
@@ -63,7 +63,7 @@ def report_text_beyond_meant_length(case: Case) -> Iterator[Hit]:
 
 def _reach(p: Mapping[str, Any]) -> int:
     """Return the length to which a yarn stretches, in tokens; 0 for other types."""
-    factor, original = p.get("factor"), p.get(ORIGINAL)
+    factor, original = p.get("factor"), p.get(ORIGINAL_LENGTH)
     is_yarn = p["rope_type"] == "yarn"
     if not is_yarn or not isinstance(factor, int | float) or not isinstance(original, int):
         return 0
@@ -89,7 +89,7 @@ def _cure(case: Case, meaning: Meaning, length: int) -> str:
         trained = meaning.trained_length
         factor = float(2 ** math.ceil(math.log2(length / trained)))
         whose = "posenc knows no card for this model. A first try, which nobody has tuned:"
-    scaling = {"rope_type": "yarn", "factor": factor, ORIGINAL: trained}
+    scaling = {"rope_type": "yarn", "factor": factor, ORIGINAL_LENGTH: trained}
     lines = [f'{whose} "rope_scaling": {json.dumps(scaling)}. As options:']
     lines += [f"{COMMAND}{line}" for line in _options(case, scaling, int(trained * factor))]
     return "\n".join([*lines, f"{measure} {lifts_limit}"])
@@ -122,7 +122,7 @@ def _options(case: Case, scaling: Mapping[str, Any], reach: int) -> Iterator[str
     if "llama.cpp" in case.named and case.computed["llama.cpp"].is_known:
         yield (
             f"llama.cpp: --rope-scaling yarn --rope-scale {scaling['factor']:g} "
-            f"--yarn-orig-ctx {scaling[ORIGINAL]} -c {reach}"
+            f"--yarn-orig-ctx {scaling[ORIGINAL_LENGTH]} -c {reach}"
         )
 
 

@@ -3,7 +3,8 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from posenc.doctor.case import ALL, ORIGINAL, Case
+from posenc.dialects.model import ORIGINAL_LENGTH
+from posenc.doctor.case import ALL, Case
 from posenc.doctor.rule import Hit, contradiction_hit, rule
 
 SMALLEST_BASE = 10
@@ -37,7 +38,7 @@ def report_factor_or_length_that_shrinks(case: Case) -> Iterator[Hit]:
         largest = case.model.max_positions
         if isinstance(original, int | float) and original > largest:
             yield contradiction_hit(
-                f"{ORIGINAL} {original:g} of {name} is above max_position_embeddings "
+                f"{ORIGINAL_LENGTH} {original:g} of {name} is above max_position_embeddings "
                 f"{largest}{whose}"
             )
 
