@@ -8,7 +8,9 @@ def main() -> None:
     import signal  # not above: a signal.py next to the user's text would run
 
     try:
-        from posenc import cli
+        # Not `from posenc import cli`, for which Python asks posenc for the name before it imports
+        # the module: posenc would look for the name that was meant.
+        import posenc.cli as cli
     except KeyboardInterrupt:
         sys.stderr.write("posenc: stopped before anything began.\n")
         sys.exit(130)
