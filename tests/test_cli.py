@@ -124,7 +124,7 @@ def test_compare_writes_report_table_and_results_and_then_skips(call, text, tmp_
     command = ["compare", "learned", "--text", text, "--out", out, *TINY]
     code, shown, told = call(*command)
     assert code == 0, told
-    assert "cannot" in shown and "Use none yet: even the lowest loss (learned, " in shown
+    assert "cannot" in shown and "Too early to tell: learned (" in shown
     assert "[1] learned: it has 16 positions" in shown
     study = Study.from_json((out / "study.json").read_text(encoding="utf-8"))
     (result,) = study.finished
