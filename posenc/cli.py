@@ -58,7 +58,7 @@ def app() -> Any:
         pretty_exceptions_enable=False,
         context_settings={"help_option_names": ["--help", "-h"]},
     )
-    application.callback(invoke_without_command=True)(_without_command)
+    application.callback(invoke_without_command=True)(_print_version_or_help)
     for name, path in COMMANDS.items():
         module, _, attribute = path.partition(":")
         function_or_group = getattr(importlib.import_module(module), attribute)
@@ -180,7 +180,7 @@ def _report_missing_package(error: ModuleNotFoundError, arguments: Sequence[str]
     return _write_error(extra or f"{error}", 2 if extra else 1, error)
 
 
-def _without_command(
+def _print_version_or_help(
     context: typer.Context,
     version: Annotated[
         bool, option("Print the version and exit.", "--version", is_eager=True, metavar="")

@@ -17,7 +17,7 @@ EXTRAS |= dict.fromkeys(("torch", "safetensors", "jaxtyping"), "torch")
 EXTRAS |= dict.fromkeys(("transformers", "scipy", "matplotlib"), "hf")
 EXTRAS |= dict.fromkeys(("ray", "submitit", "s3fs", "tensorboard"), "cluster")
 """The extra of posenc that installs a package. Without extras it needs only typer and rich."""
-_LARGER = ("doctor", "torch", "hf")
+_EXTRAS_FROM_SMALL_TO_LARGE = ("doctor", "torch", "hf")
 """Extras, each of which brings the packages above that the extras before it bring."""
 OLDEST_TORCH = [2, 6]
 """As in pyproject.toml, which does not hold for a torch that another package brought."""
@@ -36,8 +36,8 @@ def install_hint(error: ModuleNotFoundError, needed_extra: str = "torch") -> str
     if package not in EXTRAS:
         return ""
     extra = EXTRAS[package]
-    if extra in _LARGER:
-        extra = max(extra, needed_extra, key=_LARGER.index)
+    if extra in _EXTRAS_FROM_SMALL_TO_LARGE:
+        extra = max(extra, needed_extra, key=_EXTRAS_FROM_SMALL_TO_LARGE.index)
     return f'{package} is not installed: pip install "posenc[{extra}]"'
 
 

@@ -76,7 +76,9 @@ def list_encodings(
 
         console = stdout(160)
         # What a narrow terminal has no room for is in --json.
-        count = len(_HEADINGS) if console.width >= WIDE_COLUMNS else _HEADINGS.index("keras")
+        count = (
+            len(_HEADINGS) if console.width >= WIDE_TERMINAL_COLUMNS else _HEADINGS.index("keras")
+        )
         tight: Any = {"box": SIMPLE_HEAD, "show_edge": False, "padding": 0}
         table = text_table(_HEADINGS[:count], (_table_cells(row)[:count] for row in rows), **tight)
         table.columns[0].no_wrap = True
@@ -159,7 +161,7 @@ def _table_cells(row: dict[str, Any]) -> list[str]:
 
 _CLAIMS = "shift_invariant permutation_invariant causal_only cache_safe own_scale "
 _CLAIMS += "max_positions num_axes scope"
-WIDE_COLUMNS = 120
+WIDE_TERMINAL_COLUMNS = 120
 """Columns of a terminal that shows the whole table."""
 _HEADINGS = ["encoding", "place", "parameters", "claims", "checked", "keras", "source"]
 

@@ -16,7 +16,7 @@ STUDY_FILE = "study.json"
 """File of a comparison that says what was compared."""
 STUDY_MARK = b'"format": "posenc study '
 """Begins the content of that file, before its version."""
-_SKIPPED = {"site-packages", "dist-packages", "__pycache__", "test", "tests", "idle_test"}
+_SKIPPED_FOLDERS = {"site-packages", "dist-packages", "__pycache__", "test", "tests", "idle_test"}
 MOST_FILES = 1_000_000
 
 
@@ -34,7 +34,7 @@ def standard_library_text() -> TextSource:
     root = Path(sysconfig.get_path("stdlib"))
     files = [
         (path.relative_to(root).as_posix(), path)
-        for path in _files_below(root, _SKIPPED)
+        for path in _files_below(root, _SKIPPED_FOLDERS)
         if path.suffix == ".py"
     ]
     if not files:

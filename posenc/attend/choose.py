@@ -205,7 +205,7 @@ def sdpa_form(problem: Problem) -> tuple[str, str]:
     if problem.dropout_p:
         return "", "only reference and blocks apply dropout"
     few_queries = problem.q_len <= FEW_QUERIES and not problem.needs_lse
-    if few_queries and _takes_bias_rows(problem):
+    if few_queries and _kernel_takes_term_as_mask(problem):
         return "row", ""
     if _term_attends_to_near_keys(problem):
         return "near and far", ""
@@ -231,7 +231,7 @@ def _has_window(problem: Problem) -> bool:
     return problem.mask is not None and problem.mask.window is not None
 
 
-def _takes_bias_rows(problem: Problem) -> bool:
+def _kernel_takes_term_as_mask(problem: Problem) -> bool:
     """Return True if a kernel of torch takes the term as an additive mask: on CUDA for any term
     without gradients, dropout or compilation, elsewhere where `blocks` says so.
 

@@ -36,7 +36,7 @@ PAIR_TILES = ((128, 64), (64, 64), (64, 32), (32, 32), (16, 16))
 first one that fits the shared memory of the GPU."""
 MEASURED_WIDTH = 64
 """Widest heads for which FORMULA_OPTIONS was measured."""
-MEASURED_CARD = (9, 0)
+MEASURED_COMPUTE_CAPABILITY = (9, 0)
 """CUDA's compute capability for which FORMULA_OPTIONS was measured: the H100's and H200's. Another
 card may not have the shared memory for it."""
 
@@ -202,7 +202,7 @@ def _formula_options_were_measured(problem: Problem) -> bool:
     narrow = max(q.shape[-1], problem.v.shape[-1]) <= MEASURED_WIDTH
     half = q.dtype.itemsize == 2
     long = problem.q_len > BLOCK_SIZE
-    return narrow and half and long and _compute_capability(q.device) == MEASURED_CARD
+    return narrow and half and long and _compute_capability(q.device) == MEASURED_COMPUTE_CAPABILITY
 
 
 def _compute_capability(device: torch.device) -> tuple[int, int]:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from posenc.arguments import explain_misfits
-from posenc.extend.answer.report import OUT_OF_DOMAIN, report_of
+from posenc.extend.answer.report import OUT_OF_DOMAIN_CAUTION, report_of
 from posenc.extend.execute import read_documents
 from posenc.extend.extension import Outcome, extend
 from posenc.extend.options import DEFAULTS, Options, Progress
@@ -81,7 +81,7 @@ def run(
     from posenc.report.page.page import page_of
 
     call = f"posenc.extend.run({str(folder)!r}, {to})"
-    answer = report_of(outcome, call, OUT_OF_DOMAIN if documents is None else None)
+    answer = report_of(outcome, call, OUT_OF_DOMAIN_CAUTION if documents is None else None)
     for line in write_page(page_of(answer), page_path, figures):
         warnings.warn(line, stacklevel=2)
     return outcome

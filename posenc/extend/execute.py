@@ -4,7 +4,7 @@ import itertools
 from pathlib import Path
 from typing import Any
 
-from posenc.extend.answer.report import OUT_OF_DOMAIN, report_of
+from posenc.extend.answer.report import OUT_OF_DOMAIN_CAUTION, report_of
 from posenc.extend.export.lm_eval import check_lm_eval, run_lm_eval
 from posenc.extend.extension import NotExported, Outcome, extend
 from posenc.extend.refusals import prepare_outputs
@@ -57,7 +57,7 @@ def extend_and_show(
         failed = error
     except KeyboardInterrupt:
         raise Stopped(_next_start_in_words(settings["options"].state, out)) from None
-    answer = report_of(outcome, command, None if texts else OUT_OF_DOMAIN)
+    answer = report_of(outcome, command, None if texts else OUT_OF_DOMAIN_CAUTION)
     print_report(answer, as_json)
     page, figures = prepare_outputs(out, report, figures, written=outcome.proof is not None)
     _write_page(answer, outcome, page, figures)
@@ -114,15 +114,16 @@ def _say_written(outcome: Outcome, out: Path, lm_eval: str | None) -> None:
     if outcome.files_not_copied:
         say(console, f"Left behind: {', '.join(outcome.files_not_copied)}")
     if lm_eval is not None:
-        _evaluate_with_lm_eval(outcome, out, lm_eval)
+        _run_and_print_lm_eval(outcome, out, lm_eval)
 
 
-def _evaluate_with_lm_eval(outcome: Outcome, written: Path, tasks: str) -> None:
-    """Run lm-eval on the written checkpoint, in the dtype and on the device of the measurements."""
+def _run_and_print_lm_eval(outcome: Outcome, written: Path, tasks: str) -> None:
+    """Run lm-eval on the written checkpoint, in the dtype and on the device of the measurements;
+    it prints its table, and the line below says where its results are."""
     model = outcome.checkpoint.model
     dtype = str(model.dtype).removeprefix("torch.")
-    scores = run_lm_eval(written, tasks, dtype, str(model.device))
-    stderr().print(f"lm-eval: {scores}", markup=False)
+    results_folder = run_lm_eval(written, tasks, dtype, str(model.device))
+    stderr().print(f"lm-eval: {results_folder}", markup=False)
 
 
 def write_loss_table(outcome: Outcome, path: Path) -> None:

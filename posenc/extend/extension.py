@@ -38,7 +38,7 @@ from posenc.hf.tune.tuning import tune
 from posenc.report.files.opened import remove_folder
 from posenc.report.page.failure import RunFailed, one_line
 from posenc.statistics.intervals import Estimate
-from posenc.tasks.scoring import LEARNED
+from posenc.tasks.scoring import LEAST_LEARNED_EXACT_MATCH
 
 
 @dataclass
@@ -81,7 +81,9 @@ class Outcome:
         score_tables = [evaluation.tasks for evaluation in self.evaluations().values()]
         shortest = min(at for scores in score_tables for name, at in scores if name == task)
         scores = [table[task, shortest] for table in score_tables if (task, shortest) in table]
-        return length == shortest or any(score.exact.mean >= LEARNED for score in scores)
+        return length == shortest or any(
+            score.exact.mean >= LEAST_LEARNED_EXACT_MATCH for score in scores
+        )
 
     def evaluations(self) -> dict[str, Evaluation]:
         """Return all evaluations by name, the tuned checkpoint last."""

@@ -8,7 +8,7 @@ from decimal import Decimal, localcontext
 
 from posenc.frequencies.series import DECIMAL_CONTEXT, TWO_PI
 
-TURN = 1 << 64
+UNITS_PER_TURN = 1 << 64
 """A full turn in fixed point."""
 
 
@@ -16,16 +16,16 @@ def turns_in_fixed_point(inv_freq: Sequence[Decimal | float]) -> tuple[int, ...]
     """Return the turns per position of each frequency, modulo one turn, in units of 2^-64 turn, as
     signed 64-bit integers."""
     with localcontext(DECIMAL_CONTEXT):
-        units = [int((Decimal(f) / TWO_PI * TURN).to_integral_value()) for f in inv_freq]
-    return tuple((u + TURN // 2) % TURN - TURN // 2 for u in units)
+        units = [int((Decimal(f) / TWO_PI * UNITS_PER_TURN).to_integral_value()) for f in inv_freq]
+    return tuple((u + UNITS_PER_TURN // 2) % UNITS_PER_TURN - UNITS_PER_TURN // 2 for u in units)
 
 
 def radians_rounded_away(inv_freq: Sequence[Decimal | float]) -> tuple[float, ...]:
     """Return the part of each frequency that `turns_in_fixed_point` rounds away, in radians per
     position: below 2e-19, which matters for positions from 2^40 on."""
     with localcontext(DECIMAL_CONTEXT):
-        units = [Decimal(f) / TWO_PI * TURN for f in inv_freq]
-        return tuple(float((u - u.to_integral_value()) / TURN * TWO_PI) for u in units)
+        units = [Decimal(f) / TWO_PI * UNITS_PER_TURN for f in inv_freq]
+        return tuple(float((u - u.to_integral_value()) / UNITS_PER_TURN * TWO_PI) for u in units)
 
 
 DIGIT_BITS = 11
@@ -47,7 +47,9 @@ def digit_turns(
     for digit in range(3):
         # One unit of the digit is 2^11 positions more than one of the digit before; of its turn
         # modulo one, in units of 2^-64, the upper 40 bits count.
-        of_unit = [(t << (digit * DIGIT_BITS)) % TURN for t in turns_in_fixed_point(inv_freq)]
+        of_unit = [
+            (t << (digit * DIGIT_BITS)) % UNITS_PER_TURN for t in turns_in_fixed_point(inv_freq)
+        ]
         upper_bits = [t >> (64 - 2 * PART_BITS) for t in of_unit]
         high.append(tuple(bits >> PART_BITS for bits in upper_bits))
         low.append(tuple(bits % (1 << PART_BITS) for bits in upper_bits))

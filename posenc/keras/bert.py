@@ -69,14 +69,14 @@ class BertEmbedding(PositionLayer):
         width = self.embed_dim
         start = keras.initializers.TruncatedNormal(stddev=self.init_std)
         shape = (self.vocab_size, width)
-        self.words = self.add_float_weight("words", shape, self._initial_words)
+        self.words = self.add_float_weight("words", shape, self._draw_word_embeddings)
         if self.num_segments:
             self.segments = self.add_float_weight("segments", (self.num_segments, width), start)
         for layer in (self.encoding, self.norm, self.drop):
             if not layer.built:  # a loaded encoding is built already
                 layer.build((*input_shape, width))
 
-    def _initial_words(self, shape: Any, dtype: Any = None) -> Any:
+    def _draw_word_embeddings(self, shape: Any, dtype: Any = None) -> Any:
         """Draw the word embeddings, an initializer: truncated normal, zeros for padding_idx."""
         drawn = keras.initializers.TruncatedNormal(stddev=self.init_std)(shape, dtype)
         if self.padding_idx is None:

@@ -429,7 +429,7 @@ def _check_bound_sizes(
         raise ValueError(
             f"{owner}: the mask is bound to {name} of shape {shape}, and attention has {length} "
             f"tokens in {batch} rows. Bind it to these, or pass it unbound. "
-            f"{_NO_COMPONENTS_MESSAGE}"
+            f"{_COMPONENTS_HAVE_NO_ORDER_MESSAGE}"
         )
 
 
@@ -490,7 +490,8 @@ def _check_bind_positions(q_positions: Any, kv_positions: Any) -> None:
     if both_have_rows and rows[0] != rows[1] and 1 not in rows:
         raise ValueError(
             f"Mask.bind: q_positions and kv_positions must have the same batch size, got shapes "
-            f"{tuple(q_positions.shape)} and {tuple(kv_positions.shape)}. {_NO_COMPONENTS_MESSAGE}"
+            f"{tuple(q_positions.shape)} and {tuple(kv_positions.shape)}. "
+            f"{_COMPONENTS_HAVE_NO_ORDER_MESSAGE}"
         )
 
 
@@ -505,11 +506,11 @@ def _check_flat_positions(name: str, positions: Any) -> None:
     if positions.ndim not in (1, 2):
         raise ValueError(
             f"Mask.bind: {name} must have shape (len) or (batch, len), got "
-            f"{tuple(positions.shape)}. {_NO_COMPONENTS_MESSAGE}"
+            f"{tuple(positions.shape)}. {_COMPONENTS_HAVE_NO_ORDER_MESSAGE}"
         )
 
 
-_NO_COMPONENTS_MESSAGE = (
+_COMPONENTS_HAVE_NO_ORDER_MESSAGE = (
     "Positions of several components have no order: bind the mask to that in memory, range(len)."
 )
 

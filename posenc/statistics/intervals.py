@@ -7,7 +7,7 @@ from itertools import combinations
 
 import numpy as np
 
-from posenc.statistics.pairs import ROUNDING, Gap
+from posenc.statistics.pairs import LARGEST_ROUNDING_DEVIATION, Gap
 
 DOCUMENT_SAMPLES = 200
 """Resampled sets of documents per interval; chosen, not derived."""
@@ -106,7 +106,7 @@ def window_gaps(
     variances = (shares @ (differences.T - means) ** 2 - changes**2).clip(0)
     errors = np.sqrt(variances / (count - 1))
     # A pair whose differences are all alike in a sample has no error to divide by.
-    varies = errors > ROUNDING * np.abs(differences).max()
+    varies = errors > LARGEST_ROUNDING_DEVIATION * np.abs(differences).max()
     largest = np.divide(np.abs(changes), errors, out=np.zeros_like(changes), where=varies).max(1)
     halves = np.quantile(largest, 0.95) * differences.std(1, ddof=1) / np.sqrt(count)
     gaps = {}

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-ROUNDING = 1e-12
+LARGEST_ROUNDING_DEVIATION = 1e-12
 """Standard deviation, relative to the largest value, below which it is rounding error: some
 thousand times float64's epsilon of 2e-16."""
 SMALLEST_DIFFERENCES = {"text": 5e-4}
@@ -185,7 +185,9 @@ class Pairs:
         """Return the interval's half-width for differences with variance factor * variance."""
         largest = max(abs(v) for seeds in self.values.values() for v in seeds.values())
         least = self.resolution**2
-        are_copies = not max(self._fit.variance, least) > (ROUNDING * largest) ** 2
+        are_copies = (
+            not max(self._fit.variance, least) > (LARGEST_ROUNDING_DEVIATION * largest) ** 2
+        )
         if self.level is None or are_copies:
             return np.full(np.shape(variance), math.inf)
         freedom = self.freedom + (self.prior.freedom if self.prior else 0)

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from posenc.tasks.task import IGNORED, Case, Row, Shortcut, Task
+from posenc.tasks.task import IGNORED_TARGET, Case, Row, Shortcut, Task
 
 WRITE = 2
 READ = 3
@@ -57,8 +57,8 @@ class FlipFlop(Task):
         last_write = np.maximum.accumulate(np.where(kinds == WRITE, np.arange(count), 0))
         bits = np.where(kinds == READ, bits[last_write], bits)
         tokens = np.stack([kinds, bits], axis=1).ravel()[:-1]
-        targets = np.full(2 * count - 1, IGNORED, np.int64)
-        targets[::2] = np.where(kinds == READ, bits, IGNORED)
+        targets = np.full(2 * count - 1, IGNORED_TARGET, np.int64)
+        targets[::2] = np.where(kinds == READ, bits, IGNORED_TARGET)
         return tokens, targets
 
     def shortcuts(self) -> dict[str, Shortcut]:

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from posenc.tasks.task import IGNORED, Batch, Case, Row, Task, stack_rows
+from posenc.tasks.task import IGNORED_TARGET, Batch, Case, Row, Task, stack_rows
 
 OFFSETS = ((0, 3), (2, 1), (3, -2))
 """(rows up, columns left) named by tokens 0, 1 and 2; all lead backwards in reading order."""
@@ -66,12 +66,12 @@ class Grid(Task):
         name = int(random.integers(len(OFFSETS)))
         patches = len(OFFSETS) + random.integers(0, NUM_SYMBOLS, size=(height, width))
         up, left = OFFSETS[name]
-        targets = np.full((height, width), IGNORED, np.int64)
+        targets = np.full((height, width), IGNORED_TARGET, np.int64)
         # Columns whose patch at the offset is on the grid; `left` may be negative.
         first = max(left, 0)
         last = width + min(left, 0)
         targets[up:, first:last] = patches[: height - up, first - left : last - left]
-        return np.array([name, *patches.ravel()]), np.array([IGNORED, *targets.ravel()])
+        return np.array([name, *patches.ravel()]), np.array([IGNORED_TARGET, *targets.ravel()])
 
 
 def grid_positions(height: int, width: int) -> np.ndarray:

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from posenc.tasks.task import IGNORED, Case, Row, Task
+from posenc.tasks.task import IGNORED_TARGET, Case, Row, Task
 
 OFFSETS = (3, 7, 13)
 """Distances named by tokens 0, 1 and 2."""
@@ -32,7 +32,7 @@ class Offset(Task):
         name = int(random.integers(len(OFFSETS)))
         distance = OFFSETS[name]
         x = len(OFFSETS) + random.integers(0, NUM_SYMBOLS, size=case.length)
-        targets = np.full(case.length + 1, IGNORED, np.int64)
+        targets = np.full(case.length + 1, IGNORED_TARGET, np.int64)
         targets[1 + distance :] = x[:-distance]
         return np.array([name, *x]), targets
 

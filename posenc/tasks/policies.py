@@ -8,7 +8,7 @@ import numpy as np
 
 from posenc.tasks.known import TASKS
 from posenc.tasks.scoring import score_answers
-from posenc.tasks.task import IGNORED, Case, Task
+from posenc.tasks.task import IGNORED_TARGET, Case, Task
 
 MOST_TARGETS = 2_000
 """Targets that a level is measured on, at most; chosen: a share of a half is then within 0.03."""
@@ -47,7 +47,7 @@ def levels(name: str, case: Case, train_length: int) -> dict[str, float]:
 def _sequences(task: Task, case: Case, train_length: int) -> tuple[np.ndarray, np.ndarray]:
     """Return tokens and targets of a test, fewer sequences where each has many targets."""
     one = task.test_batch(case, 1, train_length)
-    scored = int((one.targets != IGNORED).sum())
+    scored = int((one.targets != IGNORED_TARGET).sum())
     count = max(8, min(MOST_SEQUENCES, MOST_TARGETS // scored))
     batch = task.test_batch(case, count, train_length)
     return batch.tokens, batch.targets
@@ -58,7 +58,7 @@ def _policies(name: str, train_length: int) -> dict[str, Policy]:
     """Return the policies of the task `name` by their own names."""
     task = TASKS[name]
     trained = task.train_batch(0, 0, TRAINING_SEQUENCES, train_length)
-    scored = trained.targets != IGNORED
+    scored = trained.targets != IGNORED_TARGET
     answers = np.unique(trained.targets[scored])
     follows: dict[int, Counter[int]] = {}
     for token, target in zip(trained.tokens[scored], trained.targets[scored], strict=True):
@@ -79,14 +79,14 @@ def _policies(name: str, train_length: int) -> dict[str, Policy]:
         for i, token in enumerate(tokens.tolist()):
             if token in counts:
                 counts[token] += 1
-            if targets[i] != IGNORED and (most := max(counts.values())):
+            if targets[i] != IGNORED_TARGET and (most := max(counts.values())):
                 guesses[i] = random.choice([a for a, n in counts.items() if n == most])
         return guesses
 
     def elimination(
         random: np.random.Generator, tokens: np.ndarray, targets: np.ndarray
     ) -> np.ndarray:
-        asked = np.flatnonzero(targets != IGNORED)
+        asked = np.flatnonzero(targets != IGNORED_TARGET)
         left = [int(token) for token in tokens[: asked[0] + 1] if token in answers]
         guesses = chance(random, tokens, targets)
         for i in asked:
@@ -105,7 +105,7 @@ def _placed(shortcut: Callable[[np.ndarray], np.ndarray]) -> Policy:
 
     def policy(random: np.random.Generator, tokens: np.ndarray, targets: np.ndarray) -> np.ndarray:
         guesses = np.zeros(len(tokens), np.int64)
-        asked = np.flatnonzero(targets != IGNORED)
+        asked = np.flatnonzero(targets != IGNORED_TARGET)
         of_sequence = shortcut(tokens)
         guesses[asked] = of_sequence[-len(asked) :]
         return guesses

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from posenc.tasks.task import IGNORED, Case, Row, Task
+from posenc.tasks.task import IGNORED_TARGET, Case, Row, Task
 
 BEGIN, SEPARATOR = 0, 1
 """Tokens before the pairs, and before the keys that are asked for."""
@@ -67,7 +67,7 @@ class Recall(Task):
         tokens = np.concatenate(
             [[BEGIN], facts.ravel(), fillers, [SEPARATOR], facts[order].ravel()[:-1]]
         )
-        targets = np.full(len(tokens), IGNORED, np.int64)
+        targets = np.full(len(tokens), IGNORED_TARGET, np.int64)
         # Before the first key that is asked for are BEGIN, the pairs, the gap and SEPARATOR.
         targets[2 * pairs + gap + 2 :: 2] = values[order]
         return tokens, targets

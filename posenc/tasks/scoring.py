@@ -4,9 +4,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from posenc.tasks.task import IGNORED
+from posenc.tasks.task import IGNORED_TARGET
 
-LEARNED = 0.9
+LEAST_LEARNED_EXACT_MATCH = 0.9
 """The exact match at the training length below which a task is not learned, so that its scores at
 other lengths say nothing; chosen, not derived."""
 
@@ -37,7 +37,7 @@ def score_answers(
     """Return the score of a model's answers.
 
     Args:
-        targets: (sequences, len), IGNORED for tokens that are not scored.
+        targets: (sequences, len), IGNORED_TARGET for tokens that are not scored.
         predicted: like targets, the model's likeliest token after each token.
         predicted_without_end: like `predicted`, the likeliest of all tokens but `end`; None exactly
             if `end` is None.
@@ -50,14 +50,14 @@ def score_answers(
     Score(exact_match=0.0, token_accuracy=0.6666666666666666, exact_match_cut=1.0, \
 token_accuracy_cut=1.0)
     """
-    whole = _fractions_right(targets, predicted, targets != IGNORED)
+    whole = _fractions_right(targets, predicted, targets != IGNORED_TARGET)
     if (end is None) != (predicted_without_end is None):
         raise ValueError(
             "score_answers: give predicted_without_end exactly if the task has an end symbol."
         )
     if predicted_without_end is None:
         return Score(*whole, None, None)
-    without_end = (targets != IGNORED) & (targets != end)
+    without_end = (targets != IGNORED_TARGET) & (targets != end)
     return Score(*whole, *_fractions_right(targets, predicted_without_end, without_end))
 
 

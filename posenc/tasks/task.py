@@ -8,7 +8,7 @@ from typing import ClassVar
 
 import numpy as np
 
-IGNORED = -100
+IGNORED_TARGET = -100
 """Target of tokens that are not scored; torch's cross_entropy ignores it."""
 _VALID, _TEST = 1 << 62, 1 << 63
 """First halves of random keys for validation and test; training has its seed there, which is
@@ -37,7 +37,7 @@ class Batch:
     """Hold sequences for a causal model.
 
     tokens: (batch, len) int64, the input.
-    targets: (batch, len) int64, the right answer after each token, or IGNORED.
+    targets: (batch, len) int64, the right answer after each token, or IGNORED_TARGET.
     positions: (len, 2) int64 of (row, column) for tokens on a grid; None: 0, 1, 2, ...
     """
 
@@ -129,7 +129,7 @@ class Task(ABC):
         rows = [self.draw_row(random, case) for _ in range(batch)]
         held_out = stack_rows(rows, len(rows[0][0]))
         if case.length > train_length:
-            held_out.targets[:, self.tokens_of_training_length(case, train_length)] = IGNORED
+            held_out.targets[:, self.tokens_of_training_length(case, train_length)] = IGNORED_TARGET
         return held_out
 
     def tokens_of_training_length(self, case: Case, train_length: int) -> slice | np.ndarray:
@@ -159,9 +159,9 @@ class Task(ABC):
 
 def stack_rows(rows: Sequence[Row], width: int) -> Batch:
     """Return sequences as one batch, padded at the end to `width` tokens with token 0, which has no
-    target (IGNORED)."""
+    target (IGNORED_TARGET)."""
     tokens = np.zeros((len(rows), width), np.int64)
-    targets = np.full((len(rows), width), IGNORED, np.int64)
+    targets = np.full((len(rows), width), IGNORED_TARGET, np.int64)
     for i, (row, wanted) in enumerate(rows):
         tokens[i, : len(row)] = row
         targets[i, : len(row)] = wanted
@@ -170,12 +170,12 @@ def stack_rows(rows: Sequence[Row], width: int) -> Batch:
 
 def question_then_answer(question: np.ndarray, answer: np.ndarray) -> Row:
     """Return question and answer as one sequence without its last token, and the targets: the next
-    token where that is one of the answer, else IGNORED.
+    token where that is one of the answer, else IGNORED_TARGET.
 
     [7, 8], [5, 6] -> tokens [7, 8, 5], targets [-100, 5, 6]
     """
     whole = np.concatenate([question, answer])
-    targets = np.full(len(whole) - 1, IGNORED, np.int64)
+    targets = np.full(len(whole) - 1, IGNORED_TARGET, np.int64)
     targets[len(question) - 1 :] = answer
     return whole[:-1], targets
 

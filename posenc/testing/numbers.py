@@ -23,7 +23,7 @@ from posenc.testing.harness import (
     successive_positions,
 )
 
-ROUNDINGS = {torch.float32: 64, torch.bfloat16: 4, torch.float16: 4}
+ALLOWED_ROUNDINGS = {torch.float32: 64, torch.bfloat16: 4, torch.float16: 4}
 """Allowed error in units of the dtype's epsilon times the size of the values. 16 bits: transformed
 q and k are rounded, and so is the output. float32: sums over channels and keys, and the softmax of
 scores near 10."""
@@ -55,8 +55,8 @@ def encoding_outputs(
 def check_precision(
     make: Make, dtype: torch.dtype, length: int = LENGTH, offset: int = 0, shape: ModelShape = SHAPE
 ) -> None:
-    """Assert that results in `dtype` are as near as ROUNDINGS allows to those in float64 for the
-    same inputs and parameters, from position `offset` on. An encoding with fewer positions gets
+    """Assert that results in `dtype` are as near to those in float64 as ALLOWED_ROUNDINGS says, for
+    the same inputs and parameters, from position `offset` on. An encoding with fewer positions gets
     those it has."""
     encoding = build_encoding(make, shape, dtype)
     length = possible_length(encoding, length)
@@ -72,7 +72,7 @@ def check_precision(
     for place, a, b in zip(("embed", "attention"), got, want, strict=True):
         assert a.shape == b.shape, f"{place}: shape {tuple(a.shape)}, expected {tuple(b.shape)}"
         assert a.dtype == dtype, f"{place}: {dtype} became {a.dtype}"
-        bound = ROUNDINGS[dtype] * torch.finfo(dtype).eps * max(1.0, b.abs().max().item())
+        bound = ALLOWED_ROUNDINGS[dtype] * torch.finfo(dtype).eps * max(1.0, b.abs().max().item())
         error = (a.double() - b).abs().max().item()
         assert error <= bound, f"{place} in {dtype} at {offset}: off by {error:.3g} > {bound:.3g}"
 

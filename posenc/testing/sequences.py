@@ -22,9 +22,9 @@ from posenc.testing.harness import (
     successive_positions,
 )
 
-FAR = 20_011
+FAR_OFFSET = 20_011
 """Shift of positions that changes every absolute method; prime, so no multiple of a group size."""
-LONG = 600
+LONG_LENGTH = 600
 """Tokens of a text in which an encoding that changes at some length shows it."""
 ResultPairs = Iterator[tuple[Tensor, Tensor, str]]
 """Results that should be equal, and a few words on the first."""
@@ -37,7 +37,7 @@ def assert_decoding_matches_prefill(make: Make) -> None:
     length = len(positions)
     _assert_cuts_change_nothing(model, x, positions, [1] * length)
     _assert_cuts_change_nothing(model, x, positions, _three_pieces(length))
-    model, x, positions = build_example(make, LONG, batch=2)
+    model, x, positions = build_example(make, LONG_LENGTH, batch=2)
     _assert_cuts_change_nothing(model, x, positions, _three_pieces(len(positions)))
 
 
@@ -193,19 +193,19 @@ def results_in_steps(model: Layer, shape: ModelShape) -> ResultPairs:
 
 def results_after_shift(model: Layer, shape: ModelShape) -> ResultPairs:
     """Yield the result with all positions shifted by one number, that without, and the number in
-    words. It is FAR, or what the encoding's max_positions allows."""
+    words. It is FAR_OFFSET, or what the encoding's max_positions allows."""
     encoding = model.encoding
     limit = encoding.claims.max_positions
     axes = encoding.claims.num_axes
     length = LENGTH if limit is None or axes > 1 else max(1, min(LENGTH, limit // 2))
     x = random_embeddings(length, shape=shape)
     positions = successive_positions(encoding, length)
-    by = FAR
+    by = FAR_OFFSET
     if limit is not None and axes > 1:  # shifted by half the limit, all stay below it
         positions = positions % max(1, limit // 2)
         by = limit // 2
     elif limit is not None:
-        by = max(1, min(FAR, limit - length))
+        by = max(1, min(FAR_OFFSET, limit - length))
     elif axes == 1:  # beyond the training length: maps act there
         positions = positions * -(-2 * shape.train_length // length)
     yield model(x, positions + by), model(x, positions), f"shifted by {by}"
@@ -234,7 +234,7 @@ def assert_rows_are_independent(make: Make) -> None:
 
 def assert_the_future_is_invisible(make: Make) -> None:
     """Check that a change of later tokens changes their own outputs, and no earlier one."""
-    for tokens_read in (19, LONG):
+    for tokens_read in (19, LONG_LENGTH):
         model, x, positions = build_example(make, tokens_read)
         length = len(positions)
         before = slice(0, length - 8)

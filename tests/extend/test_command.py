@@ -100,7 +100,7 @@ def test_a_killed_command_ends_as_an_undisturbed_one():
 def test_a_few_long_documents_are_cut_and_shared_out():
     text = " ".join(map(str, range(4000)))
     fit, measured = samples.split_for_fitting_and_measuring([text], 64)
-    assert len(fit) == len(measured) == samples.FEWEST_DOCUMENTS // 2
+    assert len(fit) == len(measured) == samples.FEWEST_DOCUMENTS_OR_PIECES // 2
     assert sorted("".join(fit + measured)) == sorted(text)
     assert min(map(len, fit + measured)) >= 8 * 64
     assert not set(fit) & set(measured)

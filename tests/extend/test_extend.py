@@ -218,7 +218,7 @@ def test_padding_is_compared_or_said_not_to_be(llama, tmp_path, monkeypatch, und
     given = {"method": "ntk", "options": QUICK}
     proof = hf.extend(llama, TARGET, DOCUMENTS, out=tmp_path / "read", **given).proof
     assert proof is not None and proof.padding_error is not None
-    monkeypatch.setattr(stock_reader, "READ_PADDING", ("llama",))
+    monkeypatch.setattr(stock_reader, "FAMILIES_THAT_READ_PADDING", ("llama",))
     outcome = hf.extend(llama, TARGET, DOCUMENTS, out=tmp_path / "not", **given)
     assert outcome.proof is not None and outcome.proof.padding_error is None
     assert "not compared" in page_of(report_of(outcome, "again")).html()

@@ -7,7 +7,7 @@ import pytest
 
 from posenc.tasks import copy, far, flip_flop, grid, offset, recall
 from posenc.tasks.known import TASKS, find_task
-from posenc.tasks.task import IGNORED, Case
+from posenc.tasks.task import IGNORED_TARGET, Case
 
 EVERY = pytest.mark.parametrize("task", TASKS.values(), ids=TASKS)
 
@@ -79,8 +79,8 @@ def test_grid_by_hand(name, expected):
     patches = np.arange(16).reshape(4, 4)
     tokens, targets = grid.Grid().draw_row(Fixed(name, patches), Case(4))
     assert tokens.tolist() == [name, *range(3, 19)]
-    wanted = [IGNORED if cell is None else cell + 3 for row in expected for cell in row]
-    assert targets.tolist() == [IGNORED, *wanted]
+    wanted = [IGNORED_TARGET if cell is None else cell + 3 for row in expected for cell in row]
+    assert targets.tolist() == [IGNORED_TARGET, *wanted]
 
 
 def test_places_of_a_grid_by_hand():
@@ -123,9 +123,9 @@ def test_batches_have_the_shapes_and_tokens_that_are_promised(task):
         assert batch.tokens.shape == batch.targets.shape
         assert batch.tokens.dtype == batch.targets.dtype == np.int64
         assert batch.tokens.min() >= 0 and batch.tokens.max() < task.vocabulary
-        assert ((batch.targets >= 0) | (batch.targets == IGNORED)).all()
+        assert ((batch.targets >= 0) | (batch.targets == IGNORED_TARGET)).all()
         assert batch.targets.max() < task.vocabulary
-        assert (batch.targets != IGNORED).any(1).all()  # every sequence asks something
+        assert (batch.targets != IGNORED_TARGET).any(1).all()  # every sequence asks something
         assert (batch.positions is None) == (task.num_axes == 1)
     for batch, case in zip(batches[3:], task.cases(task.test_lengths), strict=True):
         assert batch.tokens.shape[1] == task.max_tokens(case)
@@ -136,7 +136,7 @@ def test_training_has_all_lengths_and_none_beyond(task):
     if isinstance(task, offset.Offset):  # each of its sequences holds all shorter ones
         return
     lengths = {
-        int((row != IGNORED).nonzero()[0].max())
+        int((row != IGNORED_TARGET).nonzero()[0].max())
         for step in range(40)
         for row in task.train_batch(0, step, 32, task.train_length).targets
     }
@@ -150,7 +150,10 @@ def test_an_answer_is_what_was_read(task):
     backwards = isinstance(task, copy.Reverse)
     for tokens, targets in rows(task, Case(9)):
         x = tokens[1:10]
-        assert [t for t in targets if t != IGNORED] == [*(x[::-1] if backwards else x), copy.END]
+        assert [t for t in targets if t != IGNORED_TARGET] == [
+            *(x[::-1] if backwards else x),
+            copy.END,
+        ]
     seen = [len(set(tokens[1:10])) for tokens, _ in rows(task, Case(9))]
     assert (min(seen) == 9) == isinstance(task, copy.CopyDistinct)
 
@@ -159,7 +162,7 @@ def test_recalled_values_are_those_told():
     for case, pairs in ((Case(5), 8), (Case(5, "16 pairs"), 16)):
         for tokens, targets in rows(recall.Recall(), case):
             told = dict(zip(tokens[1 : 2 * pairs : 2], tokens[2 : 2 * pairs + 1 : 2], strict=True))
-            asked = [i for i, t in enumerate(targets) if t != IGNORED]
+            asked = [i for i, t in enumerate(targets) if t != IGNORED_TARGET]
             assert len(told) == pairs
             assert {tokens[i]: targets[i] for i in asked} == told
             gap = tokens[2 * pairs + 1 : 2 * pairs + 6]
@@ -169,7 +172,7 @@ def test_recalled_values_are_those_told():
 def parts(tokens, targets):
     """Text, question and answer of a sequence; the facts of the text, and where each begins."""
     text = tokens[1 : tokens.index(far.SEPARATOR)]
-    answer = [t for t in targets if t != IGNORED]
+    answer = [t for t in targets if t != IGNORED_TARGET]
     asked = tokens[len(text) + 2 : len(tokens) - len(answer) + 1]
     at = [i for i, token in enumerate(text) if token == far.FACT]
     return text, asked, answer, [tuple(text[i + 1 : i + 3]) for i in at], at
@@ -221,7 +224,7 @@ def test_flip_flop_reads_the_last_write_in_the_shares_promised():
             for i in range(0, len(tokens), 2):
                 if tokens[i] == flip_flop.WRITE:
                     bit = tokens[i + 1]
-                assert targets[i] == (bit if tokens[i] == flip_flop.READ else IGNORED)
+                assert targets[i] == (bit if tokens[i] == flip_flop.READ else IGNORED_TARGET)
             assert tokens[0] == flip_flop.WRITE and tokens[-1] == flip_flop.READ
             ignored += tokens[::2].count(flip_flop.IGNORE)
         assert ignored / 6400 == pytest.approx(share * 62 / 64, abs=0.02)
@@ -231,18 +234,18 @@ def test_far_tests_of_offset_ask_only_beyond_training():
     task = offset.Offset()
     near = task.test_batch(Case(64), 2, 64).targets
     far = task.test_batch(Case(128), 2, 64).targets
-    assert (near[:, 14:] != IGNORED).all()
-    assert (far[:, :65] == IGNORED).all() and (far[:, 65:] != IGNORED).all()
+    assert (near[:, 14:] != IGNORED_TARGET).all()
+    assert (far[:, :65] == IGNORED_TARGET).all() and (far[:, 65:] != IGNORED_TARGET).all()
 
 
 def test_far_tests_of_grid_ask_only_outside_of_training():
     task = grid.Grid()
     batch = task.test_batch(Case(12), 20, 8)
-    asked = (batch.targets != IGNORED).any(0)
+    asked = (batch.targets != IGNORED_TARGET).any(0)
     inside = (batch.positions < 8).all(1)
     assert not asked[inside].any()
     assert asked[~inside].any()
-    assert (task.test_batch(Case(8), 20, 8).targets != IGNORED).any()
+    assert (task.test_batch(Case(8), 20, 8).targets != IGNORED_TARGET).any()
 
 
 @EVERY

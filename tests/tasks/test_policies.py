@@ -7,7 +7,7 @@ import pytest
 
 from posenc.tasks import far, policies
 from posenc.tasks.known import TASKS, find_task
-from posenc.tasks.task import IGNORED, Case
+from posenc.tasks.task import IGNORED_TARGET, Case
 
 OFFERED = [name for name, task in TASKS.items() if not task.retired]
 LEVELS = {
@@ -61,13 +61,13 @@ def test_policies_by_hand():
     random = np.random.default_rng(0)
     found = policies._policies("recall", 16)
     given = np.array([0, 2, 26, 3, 27, 1, 3, 27, 2])
-    targets = np.full(9, IGNORED)
+    targets = np.full(9, IGNORED_TARGET)
     targets[[6, 8]] = [27, 26]
     guesses = [found["elimination"](random, given, targets) for _ in range(20)]
     assert {int(g[8]) for g in guesses} == {26}  # 27 has been given
     assert {int(g[6]) for g in guesses} == {26, 27}
     more = np.array([0, 2, 27, 3, 27, 4, 26, 1, 3])
-    last = np.full(9, IGNORED)
+    last = np.full(9, IGNORED_TARGET)
     last[8] = 27
     assert found["bag of words"](random, more, last)[8] == 27
     reads = TASKS["flip_flop"].shortcuts()

@@ -5,7 +5,7 @@ import pytest
 
 from posenc.tasks.known import TASKS
 from posenc.tasks.scoring import Score, score_answers
-from posenc.tasks.task import IGNORED
+from posenc.tasks.task import IGNORED_TARGET
 
 EVERY = pytest.mark.parametrize("task", TASKS.values(), ids=TASKS)
 
@@ -18,7 +18,7 @@ def batch_of(task):
 @EVERY
 def test_right_answers_score_one_whatever_is_said_elsewhere(task):
     batch, said = batch_of(task)
-    said[said == IGNORED] = 1
+    said[said == IGNORED_TARGET] = 1
     cut = None if task.end is None else said
     found = score_answers(batch.targets, said, cut, task.end)
     assert (found.exact_match, found.token_accuracy) == (1.0, 1.0)
@@ -29,7 +29,7 @@ def test_right_answers_score_one_whatever_is_said_elsewhere(task):
 @EVERY
 def test_one_wrong_token_costs_its_sequence(task):
     batch, said = batch_of(task)
-    asked = np.argwhere(batch.targets != IGNORED)
+    asked = np.argwhere(batch.targets != IGNORED_TARGET)
     row, place = asked[0]
     said[row, place] += 1
     cut = None if task.end is None else said
@@ -39,7 +39,7 @@ def test_one_wrong_token_costs_its_sequence(task):
 
 
 def test_a_model_that_stops_too_early_scores_without_the_end_symbol_only():
-    targets = np.array([[IGNORED, 5, 6, 2], [IGNORED, 7, 7, 2]])
+    targets = np.array([[IGNORED_TARGET, 5, 6, 2], [IGNORED_TARGET, 7, 7, 2]])
     said = np.array([[9, 5, 2, 2], [9, 7, 7, 7]])  # stops early; never stops
     cut = np.array([[9, 5, 6, 6], [9, 7, 7, 7]])
     assert score_answers(targets, said, cut, end=2) == Score(0.0, pytest.approx(4 / 6), 1.0, 1.0)
@@ -49,7 +49,7 @@ def test_a_model_that_stops_too_early_scores_without_the_end_symbol_only():
     "targets, said, cut, end, words",
     [
         ([[1, 2]], [[1]], None, None, r"\(1, 1\) answers for \(1, 2\) targets"),
-        ([[1], [IGNORED]], [[1], [1]], None, None, "has no target"),
+        ([[1], [IGNORED_TARGET]], [[1], [1]], None, None, "has no target"),
         ([[1]], [[1]], None, 2, "predicted_without_end"),
         ([[1]], [[1]], [[1]], None, "predicted_without_end"),
         (np.zeros((0, 3)), np.zeros((0, 3)), None, None, "has no target"),

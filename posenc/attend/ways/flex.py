@@ -224,8 +224,8 @@ def _formula_score_mod(problem: Problem) -> ScoreMod:
 
     def mod(score: Tensor, batch: Tensor, head: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
         pair_distance = distance(q_idx, kv_idx)
-        for compute, numbers, _ in formulas:
-            score = score + compute(pair_distance, *(number[head] for number in numbers))
+        for compute, numbers_by_head, _ in formulas:
+            score = score + compute(pair_distance, *(number[head] for number in numbers_by_head))
         return score
 
     return mod

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from posenc.attend.ways import flash
 
-SHORT_BYTES = 2 * 2**20
+MAX_MATERIALIZED_BIAS_BYTES = 2 * 2**20
 """Maximum size of a bias that is materialized if there is only one strip, because torch's kernel
 reads it faster than a view."""
 
@@ -113,7 +113,7 @@ def forward(
     strip = _only_strip(plan)
     if strip is not None:
         bias = reversed_bias(row, q_len, strip)
-        if bias.numel() * bias.element_size() <= SHORT_BYTES:
+        if bias.numel() * bias.element_size() <= MAX_MATERIALIZED_BIAS_BYTES:
             keys = strip.keys()
             out, lse = flash.attend(q, k[:, :, keys], v[:, :, keys], bias.flip(2), scale)
             return out[..., :v_dim], lse

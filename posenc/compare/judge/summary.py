@@ -18,7 +18,7 @@ from posenc.compare.results import (
 from posenc.compare.rows import far_by_context
 from posenc.statistics.pairs import SMALLEST_DIFFERENCES
 from posenc.tasks.known import TASKS, TEXT
-from posenc.tasks.scoring import LEARNED
+from posenc.tasks.scoring import LEAST_LEARNED_EXACT_MATCH
 
 REACH_TOLERANCE = 1.05
 """How far above its own loss at the training length an encoding may come and still count as
@@ -87,7 +87,7 @@ def mean_at(scores: Sequence[LengthSummary], length: int) -> float:
 def has_learned(result: TrialResult) -> bool:
     """Return True if a trial has learned its task, judged at the training length only."""
     score = result.by_case[0].exact_match if result.by_case else None
-    return score is not None and score >= LEARNED
+    return score is not None and score >= LEAST_LEARNED_EXACT_MATCH
 
 
 def shown_score(task: str, score: CaseScore) -> float | None:

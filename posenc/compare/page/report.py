@@ -53,7 +53,7 @@ from posenc.report.page.report import (
 )
 from posenc.report.page.table import Cell, Heading, Number, Table, Value
 from posenc.tasks.known import TASKS, TEXT
-from posenc.tasks.scoring import LEARNED
+from posenc.tasks.scoring import LEAST_LEARNED_EXACT_MATCH
 
 MAX_TONE = 4
 """Colour of the fourth tier and all later ones; 1 is that of the best."""
@@ -359,7 +359,7 @@ def _task_table(task: str, summaries: Sequence[TaskSummary], trial: TrialConfig)
     definition = TASKS[task]
     header = [
         "encoding",
-        Heading("learned", f"exact match of {LEARNED} in distribution"),
+        Heading("learned", f"exact match of {LEAST_LEARNED_EXACT_MATCH} in distribution"),
         *(Heading(_case_name(case), definition.length_unit) for case in summaries[0].cases),
         Heading("parameters", "of the whole model"),
     ]

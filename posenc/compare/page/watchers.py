@@ -12,7 +12,7 @@ from rich.console import Console
 
 from posenc.compare.results import Study, TrialResult
 from posenc.compare.trial.config import TrialConfig, describe_trial
-from posenc.report.files.opened import append_to, make_inside
+from posenc.report.files.opened import make_inside, open_to_append
 from posenc.report.page.progress import Bars, Pace, readable_duration, say
 from posenc.tasks.known import TEXT
 from posenc.tasks.task import Case
@@ -160,7 +160,7 @@ class EventFile:
         self.last_step_time: dict[TrialConfig, float] = {}
 
     def __enter__(self) -> "EventFile":
-        self.file = append_to(self.path)
+        self.file = open_to_append(self.path)
         return self
 
     def __exit__(self, *exc: object) -> None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from posenc.compare.trial import process
 from posenc.compare.trial.config import write_trial
-from posenc.report.files.opened import append_to, make_inside
+from posenc.report.files.opened import make_inside, open_to_append
 from posenc.tasks.known import TEXT
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ def _measure_in_process(trials: "Sequence[TrialConfig]", folder: Path) -> dict[s
     first trial has the reason."""
     homes = [folder / trial.folder for trial in trials]
     with (
-        append_to(homes[0] / "log.txt") as log,
+        open_to_append(homes[0] / "log.txt") as log,
         subprocess.Popen(
             process.command("posenc.compare.plan.time_estimate", folder, *homes),
             stdin=subprocess.PIPE,  # closes when this process ends, and the other one ends too

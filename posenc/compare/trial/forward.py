@@ -10,7 +10,7 @@ from torch.nn import functional as F
 from posenc.compare.trial.config import TrialConfig
 from posenc.encodings import PositionEncoding
 from posenc.positions import move_placeless_to_origin, placeless_tokens
-from posenc.tasks.task import IGNORED, Batch
+from posenc.tasks.task import IGNORED_TARGET, Batch
 
 
 def autocast(config: TrialConfig) -> contextlib.AbstractContextManager:
@@ -42,7 +42,7 @@ def target_loss(model: nn.Module, batch: Batch, config: TrialConfig) -> Tensor:
     """Return the mean cross-entropy in nats over the targets of a batch."""
     logits = task_logits(model, batch, config)
     targets = on_device(torch.from_numpy(batch.targets), config)
-    return F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=IGNORED)
+    return F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=IGNORED_TARGET)
 
 
 @torch.no_grad()
@@ -62,7 +62,7 @@ def likeliest_tokens(
         part = slice(start, start + at_once)
         piece = Batch(batch.tokens[part], batch.targets[part], batch.positions)
         logits = task_logits(model, piece, config)
-        is_target = on_device(torch.from_numpy(piece.targets != IGNORED), config)
+        is_target = on_device(torch.from_numpy(piece.targets != IGNORED_TARGET), config)
         if not logits[is_target].isfinite().all():
             raise FloatingPointError(
                 f"the logits are not finite in sequences of {piece.tokens.shape[1]:,} tokens"

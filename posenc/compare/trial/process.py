@@ -16,7 +16,7 @@ from posenc.compare.results import TrialResult
 from posenc.compare.trial.config import TrialConfig, write_trial
 from posenc.compare.trial.files import CorruptResult, load_result
 from posenc.report.files.atomic import write_atomically
-from posenc.report.files.opened import append_to, make_inside, text_of
+from posenc.report.files.opened import make_inside, open_to_append, text_of
 
 if sys.platform == "linux":
     import fcntl
@@ -104,7 +104,7 @@ class TrialProcess:
         self.trial = trial
         self.home = make_trial_folder(folder, trial)
         visible_gpu = {} if gpu is None else {"CUDA_VISIBLE_DEVICES": gpu}
-        with append_to(self.home / "log.txt") as log:
+        with open_to_append(self.home / "log.txt") as log:
             self.process = subprocess.Popen(
                 command(module, folder, self.home, checkpoint_steps),
                 stdin=subprocess.PIPE,

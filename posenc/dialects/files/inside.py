@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from posenc.report.files.opened import NOT_ORDINARY
+from posenc.report.files.opened import NOT_ORDINARY_MESSAGE
 
 TOKENIZER_FILES = tuple(
     "tokenizer.json tokenizer_config.json tokenizer.model special_tokens_map.json "
@@ -31,7 +31,7 @@ def path_inside(folder: Path, name: str, asked: str) -> Path:
     if target.parent not in (home, blobs):
         raise ValueError(f"{path}: a link to {target}, outside of the folder, is not followed.")
     if not path.is_file():
-        raise ValueError(f"{path}: {NOT_ORDINARY}")
+        raise ValueError(f"{path}: {NOT_ORDINARY_MESSAGE}")
     return path
 
 

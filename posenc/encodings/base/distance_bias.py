@@ -90,7 +90,7 @@ class DistanceBias(PositionEncoding):
         double = like.dtype == torch.float64
 
         def compute() -> Tensor:
-            return self.compute_falling_distances(farthest, count, double, like.device).to(
+            return self.compute_bias_of_falling_distances(farthest, count, double, like.device).to(
                 at_least_float32(like.dtype)
             )
 
@@ -100,7 +100,7 @@ class DistanceBias(PositionEncoding):
         key = farthest, count, like.dtype, like.device
         return self.cached(key, compute, *(getattr(self, name) for name in reads))
 
-    def compute_falling_distances(
+    def compute_bias_of_falling_distances(
         self, farthest: int, count: int, double: bool, device: torch.device
     ) -> Float[Tensor, "num_heads {count}"]:
         """Compute the bias of the distances farthest, farthest - 1, ..., `count` of them, in
@@ -114,7 +114,12 @@ class DistanceBias(PositionEncoding):
     def computes_bias_of(self, own: type["DistanceBias"]) -> bool:
         """Return True if this object certainly computes the bias of the class `own`: it is of that
         class, no subclass, and none of its methods were replaced on the object."""
-        methods = ("bias", "bucket", "bias_of_falling_distances", "compute_falling_distances")
+        methods = (
+            "bias",
+            "bucket",
+            "bias_of_falling_distances",
+            "compute_bias_of_falling_distances",
+        )
         # Name by name: compiled code up to torch 2.12 cannot list an object's attributes.
         replaced = any(vars(self).get(name) is not None for name in methods)
         return type(self) is own and not replaced

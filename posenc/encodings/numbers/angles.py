@@ -10,7 +10,7 @@ from torch import Tensor
 from posenc.encodings.numbers.device_copies import Constants
 from posenc.frequencies import fixed_point
 
-_RADIANS_PER_UNIT = 2 * math.pi / fixed_point.TURN
+_RADIANS_PER_UNIT = 2 * math.pi / fixed_point.UNITS_PER_TURN
 
 
 class ExactFrequencies:

@@ -17,8 +17,8 @@ from posenc.positions import FlatKeys, FlatQueries
 DISTANCES_AT_ONCE = 256
 """Distances whose dim/2 cosines are in memory at a time; a number chosen."""
 GRID_KEYS = 64
-"""Keys of the grid in `compute_falling_distances`, whose queries are as far apart, so that each
-distance comes once."""
+"""Keys of the grid in `compute_bias_of_falling_distances`, whose queries are as far apart, so that
+each distance comes once."""
 
 
 class Sandwich(DistanceBias):
@@ -79,7 +79,7 @@ class Sandwich(DistanceBias):
         values = self._scale_for_heads(q @ k.mT, dtype)
         return values if values.ndim == 3 else values.movedim(0, 1)
 
-    def compute_falling_distances(
+    def compute_bias_of_falling_distances(
         self, farthest: int, count: int, double: bool, device: torch.device
     ) -> Float[Tensor, "num_heads {count}"]:
         """Compute the bias of falling distances from a grid of few queries and keys: the row of a

@@ -82,8 +82,8 @@ class Dense(Term):
         def mod(score: Tensor, batch: Tensor, head: Tensor, q_idx: Tensor, kv_idx: Tensor):
             apart = values_at(q_positions, batch, q_idx) - values_at(kv_positions, batch, kv_idx)
             distance = apart.to(torch.float32)
-            for compute, numbers, _ in formulas:
-                score = score + compute(distance, *(number[head] for number in numbers))
+            for compute, numbers_by_head, _ in formulas:
+                score = score + compute(distance, *(number[head] for number in numbers_by_head))
             return score
 
         return mod

@@ -20,24 +20,24 @@ farthest, farthest - 1, ..., on the device of `like`, in its dtype or float32 if
 class Formula(NamedTuple):
     """Describe a bias by distance as arithmetic that a kernel can do for each pair.
 
-    bias of a pair = compute(distance, *(number[head] for number in numbers))
+    bias of a pair = compute(distance, *(number[head] for number in numbers_by_head))
 
     compute: function of a signed distance in float32, positive for the past, and one number for
-        each of `numbers`; element by element, without control flow, and finite.
-    numbers: tensors (num_heads,) in float32.
+        each of `numbers_by_head`; element by element, without control flow, and finite.
+    numbers_by_head: tensors (num_heads,) in float32.
     slower_than_table: computing it takes a kernel longer than reading a table by distance, as with
         logarithms and powers. It still needs no table of all pairs.
     """
 
     compute: Callable[..., Tensor]
-    numbers: tuple[Tensor, ...]
+    numbers_by_head: tuple[Tensor, ...]
     slower_than_table: bool = False
 
 
 def formulas_need_gradient(formulas: list[Formula]) -> bool:
     """Return True if one of the numbers in the formulas, such as a learned slope, needs a
     gradient."""
-    return any(number.requires_grad for formula in formulas for number in formula.numbers)
+    return any(number.requires_grad for formula in formulas for number in formula.numbers_by_head)
 
 
 Scores = Float[Tensor, "batch num_heads rows keys"]

@@ -15,7 +15,7 @@ from posenc.report.page.report import Block, Code, Facts, Report, Section
 from posenc.report.page.table import Cell, Heading, Number, Table, Value
 from posenc.statistics.intervals import Estimate
 
-OUT_OF_DOMAIN = (
+OUT_OF_DOMAIN_CAUTION = (
     "Measured on the source of Python's standard library. This says little about models trained on "
     "other text: give --text with text like the model's own."
 )
@@ -189,11 +189,11 @@ def _passkey_section(outcome: Outcome) -> list[Block]:
     if not plots:
         return ["Not measured."]
     grids = [e.passkey for e in outcome.evaluations().values() if e.passkey]
-    unread = unread_keys_warning(grids)
+    unread = passkeys_not_found_warning(grids)
     return [*([unread] if unread else []), *plots]
 
 
-def unread_keys_warning(grids: Sequence[Mapping[tuple[int, float], float]]) -> str:
+def passkeys_not_found_warning(grids: Sequence[Mapping[tuple[int, float], float]]) -> str:
     """Return a warning if no method finds half of the keys in the shortest text; else "". grids: by
     method, the fraction of right tokens by (length, depth)."""
     shortest = min(length for grid in grids for length, _ in grid)

@@ -36,13 +36,13 @@ DTYPE_KEYS = ("dtype", "torch_dtype")
 
 @dataclass(frozen=True)
 class ExportPlan:
-    """The description of an export. method: the method of extending, in words. longest: the new
+    """The description of an export. method: the method of extending, in words. new_length: the new
     length. cache_safe: True if step-by-step decoding must equal one pass. changed: True if the
     weights differ from the original's. server_keys: keys of config.json by which a server maps
     positions. adapter: a folder of adapters to include."""
 
     method: str
-    longest: int
+    new_length: int
     cache_safe: bool = True
     changed: bool = False
     server_keys: Mapping[str, Any] = field(default_factory=dict)
@@ -68,9 +68,9 @@ def export_checkpoint(
     """
     with new_folder(out) as temporary:
         write_weights_and_config(checkpoint, temporary, changed=plan.changed)
-        copy_tokenizer(checkpoint.folder, temporary, plan.longest)
-        raise_generation_limit(temporary, checkpoint.trained_length, plan.longest)
-        copy_sentence_transformers_files(checkpoint.folder, temporary, plan.longest)
+        copy_tokenizer(checkpoint.folder, temporary, plan.new_length)
+        raise_generation_limit(temporary, checkpoint.trained_length, plan.new_length)
+        copy_sentence_transformers_files(checkpoint.folder, temporary, plan.new_length)
         if plan.adapter is not None:
             make_inside(temporary / ADAPTER)
             for path in plan.adapter.iterdir():
@@ -138,22 +138,22 @@ def _config_and_serving_page(
     nested = _is_text_of_larger_model(checkpoint, changed=plan.changed)
     text_config = raw["text_config"] if nested else raw
     saved |= {k: v for k, v in text_config.items() if k in DTYPE_KEYS}
-    recipe, meaning = config_to_write(saved, plan.longest)
+    recipe, meaning = config_to_write(saved, plan.new_length)
     if nested:
         recipe = replace(recipe, config=_nest_text_config(raw, recipe.config))
     if meaning is None:
         kind = "AutoModelForMaskedLM" if checkpoint.masked else "AutoModelForCausalLM"
         sentences = (checkpoint.folder / MODULES_FILE).is_file()
         serve_page = page_without_emulators(
-            name, plan.longest, recipe.name, kind, sentences=sentences
+            name, plan.new_length, recipe.name, kind, sentences=sentences
         )
         return recipe.config, serve_page
     export = Export(
         folder=folder,
         name=name,
         method=plan.method,
-        trained=checkpoint.trained_length,
-        longest=plan.longest,
+        trained_length=checkpoint.trained_length,
+        new_length=plan.new_length,
         recipe=recipe,
         meaning=meaning,
         saved=saved,

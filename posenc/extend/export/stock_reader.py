@@ -30,7 +30,7 @@ from safetensors.torch import load_file
 ROW, PADDING, STEPS = 32, 5, 3
 """Tokens of the longer row of a padded batch, those that the shorter row lacks, and those that are
 decoded one by one."""
-READ_PADDING = ("convbert", "mobilebert")
+FAMILIES_THAT_READ_PADDING = ("convbert", "mobilebert")
 """Families that mix the embeddings of neighbours before any mask, by design."""
 
 
@@ -97,7 +97,9 @@ def padding_error(model: Any, tokens: torch.Tensor, kind: str) -> float | None:
     """
     if "attention_mask" not in inspect.signature(model.forward).parameters:
         return None
-    if model.config.model_type in READ_PADDING or tokens.shape[1] < 2 * (PADDING + STEPS):
+    if model.config.model_type in FAMILIES_THAT_READ_PADDING or tokens.shape[1] < 2 * (
+        PADDING + STEPS
+    ):
         return None
     long = tokens[:, :ROW]
     short = long[:, PADDING:]  # other tokens than those at the same places of the long row

@@ -168,7 +168,7 @@ def _entropy_by_bucket(
 ) -> tuple[float, ...]:
     """Return the mean entropy of attention in the first window, by bucket; () if the model does not
     expose it."""
-    tokens = windows.tokens[:1, : reader.limit]
+    tokens = windows.tokens[:1, : reader.max_tokens]
     in_one_piece = reader.in_one_piece or reader.mask_token is not None
     curve = attention_entropy(reader.model, tokens, in_one_piece=in_one_piece)
     if curve is None:

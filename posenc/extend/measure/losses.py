@@ -29,24 +29,24 @@ class Reader:
     """Computes the losses of a model, of next tokens or of masked ones.
 
     mask_token: the id of the mask token of a masked model; None for a causal one. in_one_piece:
-    True to never read in pieces through the cache. limit: the most tokens that the model can read.
-    window: beyond that many tokens, each is read with only the last ones before it, between three
-    quarters of `window` and all of it.
+    True to never read in pieces through the cache. max_tokens: the most that the model can
+    read; None for any number. window: beyond that many tokens, each is read with only the last ones
+    before it, between three quarters of `window` and all of it.
     """
 
     model: Any
     mask_token: int | None = None
     in_one_piece: bool = False
-    limit: int | None = None
+    max_tokens: int | None = None
     window: int | None = None
 
     def losses(self, tokens: Tensor) -> Tensor:
         """Return losses (batch, length), NaN for tokens that are not predicted. Raises:
         NotFinite."""
         length = tokens.shape[1]
-        if self.limit is not None and length > self.limit:
-            read = self._losses_at_once(tokens[:, : self.limit])
-            return F.pad(read, (0, length - self.limit), value=torch.nan)
+        if self.max_tokens is not None and length > self.max_tokens:
+            read = self._losses_at_once(tokens[:, : self.max_tokens])
+            return F.pad(read, (0, length - self.max_tokens), value=torch.nan)
         if self.window is not None and length > self.window:
             return self._sliding_losses(tokens, self.window)
         return self._losses_at_once(tokens)
@@ -69,7 +69,7 @@ class Reader:
         return torch.cat(parts, dim=1)
 
     def _losses_at_once(self, tokens: Tensor) -> Tensor:
-        """Return losses as `losses` does, regardless of `limit` and `window`."""
+        """Return losses as `losses` does, regardless of `max_tokens` and `window`."""
         if self.mask_token is not None:
             return masked_token_losses(self.model, tokens, self.mask_token)
         losses = _require_finite(

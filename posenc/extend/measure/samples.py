@@ -6,7 +6,7 @@ import numpy as np
 
 from posenc.hf.checkpoint.text import Windows, encode_until, pack_windows
 
-FEWEST_DOCUMENTS = 16
+FEWEST_DOCUMENTS_OR_PIECES = 16
 """Fewer documents are cut into this many: both halves need some, and intervals resample them."""
 CHARACTERS_PER_TOKEN = 8
 """Characters that are taken for a token, more than most tokenizers need: a text of this many for
@@ -22,8 +22,8 @@ def split_for_fitting_and_measuring(
     A few long documents are cut into stretches of text.
     """
     parts = list(documents)
-    if len(parts) < FEWEST_DOCUMENTS:
-        most = -(-FEWEST_DOCUMENTS // max(1, len(parts)))
+    if len(parts) < FEWEST_DOCUMENTS_OR_PIECES:
+        most = -(-FEWEST_DOCUMENTS_OR_PIECES // max(1, len(parts)))
         parts = [
             piece
             for part in parts

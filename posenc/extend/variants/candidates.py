@@ -119,7 +119,7 @@ def measure_variant(
     """Measure one variant on windows of the new length. encode: text to tokens, for tasks in words;
     None without a tokenizer."""
     trained = checkpoint.trained_length
-    longest = windows.tokens.shape[1] if variant.limit is None else variant.limit
+    longest = windows.tokens.shape[1] if variant.max_tokens is None else variant.max_tokens
     lengths = [n for n in _doublings(trained, windows.tokens.shape[1]) if n <= longest]
     contexts = [
         n
@@ -135,7 +135,7 @@ def measure_variant(
         passkey = None
         tasks = None
     with variant.applied() as model:
-        reader = Reader(model, masked, not variant.cache_safe, variant.limit, variant.window)
+        reader = Reader(model, masked, not variant.cache_safe, variant.max_tokens, variant.window)
         return measure_reader(
             reader,
             windows,

@@ -23,11 +23,12 @@ from posenc.hf.rope.write import NO_ROTATION_DIVISOR
 
 @dataclass(frozen=True)
 class Method:
-    """One way to choose frequencies. `scale` gets the setting without scaling and the factor."""
+    """One way to choose frequencies. `make_scaling` gets the setting without scaling, and the
+    factor."""
 
     name: str
     summary: str
-    scale: Callable[[RopeSetting, float], Scaling | None]
+    make_scaling: Callable[[RopeSetting, float], Scaling | None]
     cache_safe: bool = True
     keeps_maximum: bool = False
     """True if max_position_embeddings must not change, because transformers reads the training
@@ -101,7 +102,7 @@ def _by_factor_alone(scaling: type[Scaling]) -> Method:
     """Return the method of a scaling that the factor and the training length determine."""
     names = [field.name for field in fields(scaling)]  # pyright: ignore[reportArgumentType]
 
-    def scale(setting: RopeSetting, factor: float) -> Scaling:
+    def make_scaling(setting: RopeSetting, factor: float) -> Scaling:
         numbers = {"factor": factor, "original_max_positions": setting.original_length}
         return scaling(**{name: numbers[name] for name in names if name in numbers})
 
@@ -110,7 +111,7 @@ def _by_factor_alone(scaling: type[Scaling]) -> Method:
     reads_maximum = rope_type is not None and not rope_type.has_original_length
     return Method(
         *scaling.extend_method,
-        scale,
+        make_scaling,
         cache_safe=not scaling.depends_on_length,
         keeps_maximum=scaling.depends_on_length and reads_maximum,
     )
@@ -178,7 +179,7 @@ def stretch(
                 setting = _stretch_proportional(setting, setting.scaling, method, factor)
             else:
                 plain = replace(setting, original_length=setting.compressed_length, compression=1.0)
-                setting = replace(setting, scaling=method.scale(plain, factor))
+                setting = replace(setting, scaling=method.make_scaling(plain, factor))
         stretched.append(setting)
     return tuple(stretched)
 
@@ -195,7 +196,7 @@ def _stretch_proportional(
     Raises: ValueError for a method that no config can express for some of the pairs.
     """
     pairs = int(trained.p * setting.rotary_dim // 2)
-    match method.scale(setting, factor):
+    match method.make_scaling(setting, factor):
         case Linear(factor=slower):
             return replace(setting, scaling=replace(trained, factor=trained.factor * slower))
         case NTK(factor=slower) if pairs > 1:

@@ -25,8 +25,9 @@ class Variant:
     model with the method applied, and restores the model afterwards.
 
     cache_safe: step-by-step decoding equals the full pass. needs_special_runtime: stock tools
-    cannot load it. limit: the most tokens it can read. window: each token is read with at most this
-    many tokens, itself included. server_keys: keys of config.json by which a server runs it.
+    cannot load it. max_tokens: the most that it can read; None for any number. window: each token
+    is read with at most this many tokens, itself included. server_keys: keys of config.json by
+    which a server runs it.
     """
 
     name: str
@@ -35,7 +36,7 @@ class Variant:
     settings: tuple[RopeSetting, ...] = ()
     cache_safe: bool = True
     needs_special_runtime: bool = False
-    limit: int | None = None
+    max_tokens: int | None = None
     window: int | None = None
     server_keys: Mapping[str, Any] = field(default_factory=dict)
 
@@ -44,8 +45,10 @@ def unchanged_variant(checkpoint: Checkpoint) -> Variant:
     """Return the variant that changes nothing. A position table limits the tokens it can read."""
     model = checkpoint.model
     summary = METHODS["none"].summary
-    limit = None if learned_tables.growable_table(model) is None else checkpoint.trained_length
-    return Variant("none", summary, lambda: nullcontext(model), checkpoint.rotary, limit=limit)
+    max_tokens = None if learned_tables.growable_table(model) is None else checkpoint.trained_length
+    return Variant(
+        "none", summary, lambda: nullcontext(model), checkpoint.rotary, max_tokens=max_tokens
+    )
 
 
 def window_variant(checkpoint: Checkpoint) -> Variant:

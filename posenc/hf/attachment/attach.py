@@ -21,7 +21,7 @@ named; what it sets or reads is in calls.py):
                      forget_position_ids  clears CALLED_WITH_POSITION_IDS, so too
 
 The three are context variables: each thread has its own. A cache gets its new `update` from
-cached.install_update, which enter_attention calls. find.recorded_attention sets TRIAL while
+cached.install_update, which enter_attention calls. find.recorded_attention sets TRIAL_RECORD while
 `attach` tries the model: attention.attend then lists the calls that it gets.
 """
 
@@ -290,7 +290,7 @@ def _replace_attention(model: Any, attachment: Attachment, example: dict[str, An
     register_attention()
     configs = {id(m.config): m.config for m in model.modules() if hasattr(m, "config")}
     attachment.implementations = [(c, c._attn_implementation) for c in configs.values()]
-    for module, new in own_positions.attributes_without_bias(model):
+    for module, new in own_positions.attributes_that_omit_bias(model):
         replaced = {name: vars(module)[name] for name in new if name in vars(module)}
         attachment.changed.append((module, new, replaced))
         vars(module).update(new)

@@ -16,7 +16,7 @@ from posenc.hf.attachment.calls import (
     LAYER_ATTRIBUTE,
     RUNNING_ATTENTION,
     RUNNING_FORWARD,
-    TRIAL,
+    TRIAL_RECORD,
     AttentionCall,
     RunningAttention,
     RunningForward,
@@ -160,7 +160,7 @@ def attend(
         kv_state = now.kv_state
     sizes = (query.shape[0], query.shape[1], q_len, kv_len)
     mask = _choose_mask(attention_mask, is_causal, positions, kv_positions, sizes, now, module)
-    trial = TRIAL.get()
+    trial = TRIAL_RECORD.get()
     if trial is not None:
         call = AttentionCall(
             module,
@@ -357,7 +357,7 @@ def _model_made_mask(now: RunningAttention | None) -> bool:
     """Return True if a mask of four dimensions comes from the model's code and not from the caller:
     while `attach` tries the model out, and in a forward that was called without a mask."""
     if now is None:
-        return TRIAL.get() is not None
+        return TRIAL_RECORD.get() is not None
     return not now.forward.has_mask
 
 

@@ -21,15 +21,15 @@ class AppendedChannels:
     """Describe the channels appended to each key, which hold the token's position and state.
 
     key_dim: channels of what the cache stores as a key: those of a head, or of a latent from which
-    keys and values are computed (DeepSeek's). axes: components of a position. positions: int64 if
-    they are whole, else float64. state: shape (heads, ...) and dtype of a token's state, or None.
-    made_by: the encoding with which the tokens were read, in one line.
+    keys and values are computed (DeepSeek's). num_axes: components of a position. positions_dtype:
+    int64 if they are whole, else float64. state_layout: shape (heads, ...) and dtype of a token's
+    state, or None. made_by: the encoding with which the tokens were read, in one line.
     """
 
     key_dim: int
-    axes: int
-    positions: torch.dtype
-    state: tuple[tuple[int, ...], torch.dtype] | None
+    num_axes: int
+    positions_dtype: torch.dtype
+    state_layout: tuple[tuple[int, ...], torch.dtype] | None
     made_by: str
 
     @classmethod
@@ -48,8 +48,8 @@ class AppendedChannels:
     @property
     def bytes_per_token(self) -> int:
         """Return the number of bytes that the position and the state of one token take."""
-        shape, dtype = self.state or ((0,), self.positions)
-        return self.axes * self.positions.itemsize + math.prod(shape) * dtype.itemsize
+        shape, dtype = self.state_layout or ((0,), self.positions_dtype)
+        return self.num_axes * self.positions_dtype.itemsize + math.prod(shape) * dtype.itemsize
 
     def channels_per_head(self, k: Tensor) -> int:
         """Return how many channels each head of k (batch, heads, len, head_dim) gets: the bytes of
@@ -69,11 +69,11 @@ class AppendedChannels:
                 f"posenc: the cache was filled with {self.made_by} attached, and now it is "
                 f"{new.made_by}. Start with an empty cache."
             )
-        new_shape = None if new.state is None else new.state[0]
-        shape = None if self.state is None else self.state[0]
-        if (new.key_dim, new.axes, new_shape) != (self.key_dim, self.axes, shape):
-            raise ValueError(_FOREIGN_KEYS)
-        if self.positions == torch.int64 and new.positions == torch.float64:
+        new_shape = None if new.state_layout is None else new.state_layout[0]
+        shape = None if self.state_layout is None else self.state_layout[0]
+        if (new.key_dim, new.num_axes, new_shape) != (self.key_dim, self.num_axes, shape):
+            raise ValueError(_FOREIGN_KEYS_MESSAGE)
+        if self.positions_dtype == torch.int64 and new.positions_dtype == torch.float64:
             raise ValueError(
                 "posenc: the cache holds integer positions, and those of the new tokens are "
                 "floating-point numbers, whose fractions it would cut off. Hand position_ids of "
@@ -84,14 +84,14 @@ class AppendedChannels:
     def append_to_keys(self, k: Tensor, positions: Tensor, state: Tensor | None) -> Tensor:
         """Append positions and states as channels to k (batch, num_kv_heads, len, head_dim)."""
         batch, heads, length, _ = k.shape
-        if positions.ndim == 1 + (self.axes > 1):
+        if positions.ndim == 1 + (self.num_axes > 1):
             positions = positions.expand(batch, *positions.shape)
-        places = positions.reshape(batch, length, self.axes).to(self.positions)
+        places = positions.reshape(batch, length, self.num_axes).to(self.positions_dtype)
         parts = [_to_byte_channels(places, k.dtype)]
         if state is not None:
-            assert self.state is not None
+            assert self.state_layout is not None
             by_token = state.movedim(2, 1).reshape(batch, length, -1)
-            parts.append(_to_byte_channels(by_token.to(self.state[1]), k.dtype))
+            parts.append(_to_byte_channels(by_token.to(self.state_layout[1]), k.dtype))
         width = self.channels_per_head(k)
         parts.append(k.new_zeros(batch, length, heads * width - self.bytes_per_token))
         columns = torch.cat(parts, dim=-1).view(batch, length, heads, width)
@@ -104,16 +104,18 @@ class AppendedChannels:
 
     def positions_in(self, joined: Tensor) -> Tensor:
         """Return the positions in joined keys: (batch, len) or (batch, len, axes)."""
-        columns = self._channels_by_token(joined)[..., : self.axes * self.positions.itemsize]
-        positions = _from_byte_channels(columns, self.positions)
-        return positions[..., 0] if self.axes == 1 else positions
+        columns = self._channels_by_token(joined)[
+            ..., : self.num_axes * self.positions_dtype.itemsize
+        ]
+        positions = _from_byte_channels(columns, self.positions_dtype)
+        return positions[..., 0] if self.num_axes == 1 else positions
 
     def states_in(self, joined: Tensor) -> Tensor | None:
         """Return the states in joined keys: (batch, heads, len, ...); None if there are none."""
-        if self.state is None:
+        if self.state_layout is None:
             return None
-        shape, dtype = self.state
-        after_positions = self.axes * self.positions.itemsize
+        shape, dtype = self.state_layout
+        after_positions = self.num_axes * self.positions_dtype.itemsize
         columns = self._channels_by_token(joined)[..., after_positions : self.bytes_per_token]
         state = _from_byte_channels(columns, dtype)
         return state.view(*state.shape[:2], *shape).movedim(1, 2)
@@ -144,7 +146,7 @@ def cached_states(cache: Any, now: RunningAttention, device: torch.device) -> Te
     if keys is None:
         return None
     if keys.shape[-1] != columns.key_dim + columns.channels_per_head(keys):
-        raise ValueError(_FOREIGN_KEYS)
+        raise ValueError(_FOREIGN_KEYS_MESSAGE)
     return columns.states_in(keys.to(device))
 
 
@@ -269,7 +271,7 @@ class PositionedUpdate:
             if cached_channels is None or before.keys.shape[
                 -1
             ] != cached_channels.key_dim + cached_channels.channels_per_head(keys):
-                raise ValueError(_FOREIGN_KEYS)
+                raise ValueError(_FOREIGN_KEYS_MESSAGE)
             return cached_channels.require_same_layout(new_channels)
         if before.keys.shape[-1] != keys.shape[-1] + new_channels.channels_per_head(keys):
             # generate() has made room for keys alone, to read a prompt in chunks; the cache makes
@@ -308,7 +310,7 @@ def _from_byte_channels(numbers: Tensor, dtype: torch.dtype) -> Tensor:
     return values
 
 
-_FOREIGN_KEYS = (
+_FOREIGN_KEYS_MESSAGE = (
     "posenc: the cache holds keys that were stored without their positions, by another model or "
     "before the encoding was attached (or by prefix tuning). Start with an empty cache."
 )

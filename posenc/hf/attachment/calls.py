@@ -109,4 +109,4 @@ RUNNING_FORWARD: ContextVar[RunningForward | None] = ContextVar("posenc forward"
 RUNNING_ATTENTION: ContextVar[RunningAttention | None] = ContextVar(
     "posenc attention", default=None
 )
-TRIAL: ContextVar[AttentionRecord | None] = ContextVar("posenc trial", default=None)
+TRIAL_RECORD: ContextVar[AttentionRecord | None] = ContextVar("posenc trial", default=None)

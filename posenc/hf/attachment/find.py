@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from posenc.encodings import ModelShape
-from posenc.hf.attachment.calls import TRIAL, AttentionCall, AttentionRecord
+from posenc.hf.attachment.calls import TRIAL_RECORD, AttentionCall, AttentionRecord
 from posenc.hf.capabilities import forward_takes
 from posenc.report.page.failure import one_line
 
@@ -116,11 +116,11 @@ def recorded_attention(*, blind: bool = False) -> Iterator[AttentionRecord]:
     """Record the calls of the attention interface inside the block. blind: they also ignore the
     mask, so that every token sees every other."""
     record = AttentionRecord(blind)
-    token = TRIAL.set(record)
+    token = TRIAL_RECORD.set(record)
     try:
         yield record
     finally:
-        TRIAL.reset(token)
+        TRIAL_RECORD.reset(token)
 
 
 @torch.no_grad()

@@ -33,7 +33,7 @@ from posenc.hf.attachment.texts import (
     document_numbers,
     drop_equal_rows,
     refuse_another_text,
-    refuse_chunks_of_packed_rows,
+    refuse_chunked_attention_in_packed_rows,
     refuse_mixed_texts,
     refuse_packed_text,
 )
@@ -239,7 +239,7 @@ def enter_attention(module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> N
     )
     past = None
     cache = find_cache(everything)
-    refuse_chunks_of_packed_rows(module, forward, x.shape[1], cache is not None)
+    refuse_chunked_attention_in_packed_rows(module, forward, x.shape[1], cache is not None)
     if cache is not None:
         cache = self_attention_cache(cache)
         install_update(cache)

@@ -13,7 +13,7 @@ from posenc.encodings import PositionEncoding, repr_in_one_line
 from posenc.hf.attachment.attach import attach
 from posenc.hf.attachment.calls import ATTACHMENT_ATTRIBUTE, ENCODING_MODULE
 from posenc.hf.attachment.save import (
-    FORMAT,
+    FORMAT_VERSION,
     PARAMETERS_FILE,
     RECORD,
     encoding_classes,
@@ -99,10 +99,10 @@ def _check_record(folder: Path, record: dict[str, Any], numbers: Path) -> None:
     """Raise ValueError unless the record is complete and fits these weights and parameters."""
     path = folder / RECORD
     wanted = {"format", "own", "stacks", "weights", "numbers"}
-    if record.get("format") != FORMAT or not wanted <= set(record):
+    if record.get("format") != FORMAT_VERSION or not wanted <= set(record):
         raise ValueError(
-            f"{path}: expected format {FORMAT} with {', '.join(sorted(wanted))}, got format "
-            f"{record.get('format')!r}. Another version of posenc may have written it."
+            f"{path}: expected format {FORMAT_VERSION} with {', '.join(sorted(wanted))}, got "
+            f"format {record.get('format')!r}. Another version of posenc may have written it."
         )
     stacks = record["stacks"]
     if not isinstance(stacks, list) or len(stacks) not in (1, 2):

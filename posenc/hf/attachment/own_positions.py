@@ -108,7 +108,7 @@ def refresh_table(attention: Any, own: Any) -> None:
         own.weight = weight
 
 
-def attributes_without_bias(model: Any) -> list[tuple[nn.Module, dict[str, Any]]]:
+def attributes_that_omit_bias(model: Any) -> list[tuple[nn.Module, dict[str, Any]]]:
     """Return attention modules with the attributes to set on each so that it omits its own bias:
     those of `T5_MODEL_TYPES`, and BLOOM's, whose scores then go through transformers' interface.
     Empty for other families."""

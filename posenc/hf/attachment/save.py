@@ -108,7 +108,7 @@ def _posenc_class(path: Any) -> Any:
 
 
 PARAMETERS_FILE = "posenc.safetensors"
-FORMAT = 2
+FORMAT_VERSION = 2
 HASHED_ELEMENTS_PER_WEIGHT = 64
 """Elements of each weight that are hashed to identify a model."""
 
@@ -170,7 +170,7 @@ def write_encoding(model: Any, folder: Path) -> None:
     }
     numbers = save(tensors)
     record = {
-        "format": FORMAT,
+        "format": FORMAT_VERSION,
         "model": type(model).__name__,
         "own": attachment.own,
         "stacks": [

@@ -128,7 +128,7 @@ def refuse_mixed_texts(stack: nn.Module, documents: Tensor) -> None:
     )
 
 
-def refuse_chunks_of_packed_rows(
+def refuse_chunked_attention_in_packed_rows(
     module: nn.Module, forward: RunningForward, length: int, has_cache: bool
 ) -> None:
     """Raise ValueError if attention is cut into chunks of a packed row that is longer than one.

@@ -13,7 +13,7 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 from posenc.inspect.checkpoint.positions import Bias, Disentangled, Rotation, Table
 from posenc.inspect.checkpoint.reading import attention_by_group
 from posenc.inspect.checkpoint.sheet import Sheet
-from posenc.inspect.checkpoint.swap import ROUNDING, Swap
+from posenc.inspect.checkpoint.swap import LARGEST_ROUNDING_DIFFERENCE, Swap
 from posenc.inspect.encoding import figures as encodings
 from posenc.inspect.encoding.figures import heat_map_chart, show_all_sides
 from posenc.report.page.chart import PANEL, Chart, Data, axes_of, long_table, split_by_series
@@ -146,7 +146,9 @@ def swap_plots(swap: Swap, labels: Sequence[str]) -> Iterator[Plot]:
     which = "the last token's state" if swap.causal else "any token's state, the largest"
     caption = f"By layer: how far {which} moves."
     yield Plot(
-        changed_layers_chart({n: swap.by_layer(change) for n, change in changes.items()}, ROUNDING),
+        changed_layers_chart(
+            {n: swap.by_layer(change) for n, change in changes.items()}, LARGEST_ROUNDING_DIFFERENCE
+        ),
         caption,
         caption,  # without numbers: the digits of rounding differ between machines
         name="changed-layers",

@@ -13,7 +13,7 @@ from posenc.inspect.checkpoint.positions import FIXED_ROTATIONS, Kind, Rotation
 from posenc.inspect.checkpoint.reading import Reading, attention_by_group
 from posenc.inspect.checkpoint.sheet import Sheet
 from posenc.inspect.checkpoint.structure import Structure
-from posenc.inspect.checkpoint.swap import ROUNDING, Change, Swap
+from posenc.inspect.checkpoint.swap import LARGEST_ROUNDING_DIFFERENCE, Change, Swap
 
 MAIN_SHARE = 0.5
 """Fraction of a head's attention above which it looks mostly at its target; chosen, not derived."""
@@ -148,15 +148,16 @@ def judge_exchange(swap: Swap) -> Exchange:
     return Exchange(
         first_with,
         _first_difference(swap, swap.without),
-        later >= ROUNDING,
+        later >= LARGEST_ROUNDING_DIFFERENCE,
         _finding(swap, swap.without),
     )
 
 
 def _first_difference(swap: Swap, change: Change) -> int | None:
-    """Return the first layer whose states differ by ROUNDING or more, or by NaN; None if none."""
+    """Return the first layer whose states differ by LARGEST_ROUNDING_DIFFERENCE or more, or by NaN;
+    None if none."""
     for layer, gap in enumerate(swap.by_layer(change)):
-        if not gap < ROUNDING:
+        if not gap < LARGEST_ROUNDING_DIFFERENCE:
             return layer
     return None
 
@@ -164,10 +165,10 @@ def _first_difference(swap: Swap, change: Change) -> int | None:
 def _finding(swap: Swap, change: Change) -> Finding:
     """Return what the states show that changed so without positions."""
     if not swap.causal:
-        is_blind = max(change.all_by_layer) < ROUNDING
+        is_blind = max(change.all_by_layer) < LARGEST_ROUNDING_DIFFERENCE
         return "blind to order" if is_blind else "order told by more"
     if not swap.last_stays:
         return "last token exchanged"
-    if change.last_by_layer[1] >= ROUNDING:
+    if change.last_by_layer[1] >= LARGEST_ROUNDING_DIFFERENCE:
         return "first layer differs"
     return "same after one layer"

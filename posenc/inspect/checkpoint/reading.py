@@ -74,7 +74,7 @@ def read_sentence(model: Any, ids: Sequence[int]) -> Reading:
     if not has_two_stacks and _shapes_differ(out.attentions):
         raise ValueError(f"The layers of a {name} model look at different numbers of keys.")
     _check_states(name, hidden, logits)
-    states = [*hidden[:-1], _before_norm(hidden, handed_on)]
+    states = [*hidden[:-1], _last_states_before_norm(hidden, handed_on)]
     return Reading(
         {stack: _without_batch(layers) for stack, layers in attention.items()},
         _without_batch(states),
@@ -138,7 +138,9 @@ def recorded_last_layers(model: Any) -> Iterator[list[tuple[int, Tensor]]]:
             hook.remove()
 
 
-def _before_norm(hidden: Sequence[Tensor], handed_on: Sequence[tuple[int, Tensor]]) -> Tensor:
+def _last_states_before_norm(
+    hidden: Sequence[Tensor], handed_on: Sequence[tuple[int, Tensor]]
+) -> Tensor:
     """Return the last layer's states before the final norm, which transformers returns only after
     it; those after the norm if no recorded output fits.
 

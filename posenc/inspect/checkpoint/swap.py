@@ -16,7 +16,7 @@ from posenc.inspect.checkpoint.sentence import Sentence, Span
 
 ALIBI_ARGUMENTS = {"BloomAttention": "alibi", "MptAttention": "position_bias"}
 """The argument that passes the bias to a layer's attention."""
-ROUNDING = 1e-5
+LARGEST_ROUNDING_DIFFERENCE = 1e-5
 """Smaller relative differences are float32 sums in another order; chosen, not derived."""
 
 

@@ -20,7 +20,7 @@ from posenc.testing.sequences import (
     results_next_to_padding,
 )
 
-ROUNDING = 1e-9
+LARGEST_ROUNDING_DIFFERENCE = 1e-9
 """Smaller relative differences of outputs in float64 count as none."""
 CHANGES = {
     "shift": results_after_shift,

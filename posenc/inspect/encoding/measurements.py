@@ -63,7 +63,10 @@ class SpecSheet:
     """For each name in `differences`, True if that difference is only rounding."""
 
     def __post_init__(self) -> None:
-        holds = {name: gap < invariance.ROUNDING for name, gap in self.differences.items()}
+        holds = {
+            name: gap < invariance.LARGEST_ROUNDING_DIFFERENCE
+            for name, gap in self.differences.items()
+        }
         object.__setattr__(self, "holds", holds)
 
     def to_json(self) -> dict[str, Any]:

@@ -56,7 +56,7 @@ def measure(encoding: PositionEncoding) -> Precision | None:
         if encoding.claims.max_positions is None
         else encoding.claims.max_positions - 1
     )
-    positions = test_positions(limit)
+    positions = positions_to_test(limit)
     exact = exact_angles(frequencies.inv_freq, positions)
     cos, sin = _cos_sin(frequencies, positions)
     angles_in_use = torch.atan2(sin, cos).double()
@@ -96,7 +96,7 @@ def _fraction_of_distinct_neighbours(rows: Tensor) -> float:
     return (rows[1:] != rows[:-1]).any(-1).double().mean().item()
 
 
-def test_positions(limit: int) -> Tensor:
+def positions_to_test(limit: int) -> Tensor:
     """Return increasing positions to test, about four to each doubling, up to `limit`.
 
     They are odd, except perhaps `limit`: every float format represents powers of two exactly.

@@ -146,12 +146,12 @@ def answer_in_words(judgement: Judgement) -> str:
     near_and_far = near_and_far_in_words(judgement.near_and_far)
     limits = limits_in_words(judgement.limits, sheet)
     ends = limits.capitalize() if limits.startswith("nothing") else f"Where it ends: {limits}"
-    layers = f" {_FIRST_LAYER.format(judgement.pattern)}" if judgement.pattern > 1 else ""
+    layers = f" {_FIRST_LAYER_NOTE.format(judgement.pattern)}" if judgement.pattern > 1 else ""
     cost = cost_in_words(judgement)
     return f"{before}{sheet.name} {near_and_far}. It costs {cost}. {ends}.{layers}"
 
 
-_FIRST_LAYER = "This is its first layer: {} layers are a pattern."
+_FIRST_LAYER_NOTE = "This is its first layer: {} layers are a pattern."
 """What is said of a hybrid, whose encodings repeat after so many layers."""
 
 
@@ -172,7 +172,7 @@ def _answer_cells(judgement: Judgement) -> list[str | Cell]:
     near_and_far = near_and_far_in_words(judgement.near_and_far)
     if judgement.is_untrained:
         near_and_far = f"before training {near_and_far}"
-    note = _FIRST_LAYER.format(judgement.pattern) if judgement.pattern > 1 else ""
+    note = _FIRST_LAYER_NOTE.format(judgement.pattern) if judgement.pattern > 1 else ""
     limits = limits_in_words(judgement.limits, sheet)
     return [Cell(sheet.name, note), near_and_far, cost_in_words(judgement), limits]
 
@@ -190,7 +190,7 @@ def near_and_far_in_words(judged: NearAndFar | None) -> str:
     tokens = f"{judged.favours} tokens"
     match judged.favours:
         case "nothing" if judged.by_content:
-            return f"{_BY_CONTENT} all get the same weight{ends}"
+            return f"{_BY_CONTENT_CLAUSE} all get the same weight{ends}"
         case "nothing":
             return f"treats near and far alike{ends}"
         case "neither":
@@ -199,7 +199,7 @@ def near_and_far_in_words(judged: NearAndFar | None) -> str:
                 f"up to {_weight_ratio_in_words(judged.span)} in between{ends}"
             )
     if judged.by_content:
-        return f"{_BY_CONTENT} it favours {tokens}: {more}{ends}"
+        return f"{_BY_CONTENT_CLAUSE} it favours {tokens}: {more}{ends}"
     if judged.of_others == "alike":
         return f"favours {tokens}, whatever their content: one equal to the query gets {more}{ends}"
     unrelated = "much the same" if judged.of_others == "level" else "less differently"
@@ -209,7 +209,9 @@ def near_and_far_in_words(judged: NearAndFar | None) -> str:
     )
 
 
-_BY_CONTENT = "weighs a key by the tokens between, not by distance itself; of equal tokens in a row"
+_BY_CONTENT_CLAUSE = (
+    "weighs a key by the tokens between, not by distance itself; of equal tokens in a row"
+)
 
 
 def _weight_ratio_in_words(logits: float) -> str:

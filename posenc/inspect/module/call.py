@@ -13,14 +13,14 @@ from torch import Tensor, nn
 HEADS, WIDTH = 8, 64
 """Heads, and channels of a token or of a head, unless the command says others."""
 
-SCORE_MOD = ("score", "batch", "head", "q_idx", "kv_idx")
+_SCORE_MOD_ARGUMENTS = ("score", "batch", "head", "q_idx", "kv_idx")
 """Arguments of FlexAttention's score_mod."""
 
 WAYS: dict[str, tuple[tuple[str, ...], ...]] = {
     "cos-sin": (("x", "positions"), ("positions",)),
     "rotate": (("q", "k", "positions"), ("x", "positions"), ("x",)),
     "bias": (("q_len", "kv_len"), ("n",)),
-    "scores": (("scores",), SCORE_MOD),
+    "scores": (("scores",), _SCORE_MOD_ARGUMENTS),
     "add": (("x",), ("x", "positions")),
 }
 """What the required arguments of a module get, in order, by the word of --as."""
@@ -51,9 +51,9 @@ class Inputs:
 
     positions: (len) or (batch, len), int64. width: width of one token, or of one head.
     probe: the content (width) of every token; None: random, and the same for all tokens, so that
-        rows can differ by position only. changed: index of a token that has another content.
+        rows can differ by position only. changed_token: index of one that has another content.
     heads: heads of queries, keys and scores.
-    last: the number of tokens at the end that are queries; None: all.
+    num_queries: tokens at the end that are queries; None: all.
     offset: a number that the module adds to the positions it counts itself, as after a cache.
     starts: (batch), the index of each sequence's first token that is not padding.
     """
@@ -62,9 +62,9 @@ class Inputs:
     width: int = WIDTH
     dtype: torch.dtype = torch.float32
     probe: Tensor | None = None
-    changed: int | None = None
+    changed_token: int | None = None
     heads: int = HEADS
-    last: int | None = None
+    num_queries: int | None = None
     offset: int = 0
     starts: Tensor | None = None
 
@@ -95,7 +95,7 @@ class Inputs:
             case "n" | "kv_len":
                 return self.length
             case "q_len":
-                return self.length if self.last is None else self.last
+                return self.length if self.num_queries is None else self.num_queries
             case "scores":
                 return torch.zeros(1, self.heads, self.length, self.length, dtype=self.dtype)
             case "score":
@@ -120,8 +120,8 @@ class Inputs:
         """Return x, q or k in the shape that the letters of `shape` name: b for batch, h for heads,
         n for tokens, w for width, as "bhnw"."""
         rows = self._content(word)
-        if word == "q" and self.last is not None:
-            rows = rows[:, -self.last :]
+        if word == "q" and self.num_queries is not None:
+            rows = rows[:, -self.num_queries :]
         if shape == "bhnw":
             return rows[:, None].repeat(1, self.heads, 1, 1)
         return rows if shape == "bnw" else rows.transpose(0, 1).contiguous()
@@ -135,9 +135,9 @@ class Inputs:
         else:
             row = self.probe
         rows = row.to(self.dtype).repeat(self.batch, self.length, 1)
-        if self.changed is not None:
+        if self.changed_token is not None:
             # Any other content does: other channels, sign, length and mean, even for zeros.
-            rows[:, self.changed] = -2 * rows[:, self.changed].flip(-1) + 1
+            rows[:, self.changed_token] = -2 * rows[:, self.changed_token].flip(-1) + 1
         return rows
 
 

@@ -52,7 +52,7 @@ def measure_errors(kind: Kind, got: Tensor, want: Tensor) -> RowErrors:
     return RowErrors(by_row, f"{by_row.max():.2g} of a row's largest")
 
 
-def logits_below_largest(bias: Tensor, queries: Tensor, later: float = 0.0) -> Tensor:
+def bias_minus_largest(bias: Tensor, queries: Tensor, later: float = 0.0) -> Tensor:
     """Return the bias of keys up to each query minus the largest in its row, (heads, queries,
     keys).
 
@@ -77,11 +77,11 @@ def _bias_error(got: Tensor, want: Tensor) -> RowErrors:
     )
     if got.isnan().any():
         return RowErrors(torch.full((len(queries),), torch.nan), "NaN")
-    inexact = logits_below_largest(got, queries)
-    exact = logits_below_largest(want, queries)
+    inexact = bias_minus_largest(got, queries)
+    exact = bias_minus_largest(want, queries)
     logits = (inexact - exact).abs()
     shares = logits / (1 + exact.abs())
-    weights = [logits_below_largest(b, queries, -torch.inf).softmax(-1) for b in (got, want)]
+    weights = [bias_minus_largest(b, queries, -torch.inf).softmax(-1) for b in (got, want)]
     moved = (weights[0] - weights[1]).abs().sum(-1).max() / 2
     worst = logits.flatten()[shares.argmax()]
     return RowErrors(

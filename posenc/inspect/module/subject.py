@@ -27,7 +27,7 @@ from posenc.inspect.module.returned import (
     position_axes,
     rows_by_position,
 )
-from posenc.inspect.module.view import TOLERANCE, UnfitCall, View, find_view
+from posenc.inspect.module.view import TOLERANCE, UnfitCall, View, view_of_results
 from posenc.report.page.failure import one_line
 
 Finding = tuple[bool | None, str]
@@ -209,7 +209,7 @@ def _prove_subject(
     if form.takes_positions:
         spread = see(positions=2 * torch.arange(many))
         ignores = not any(_differ(a, b) for a, b in zip(spread, plain, strict=True))
-    view = find_view(run, way, form, width, axes)
+    view = view_of_results(run, way, form, width, axes)
     module = make_fresh()
     stated = stated_max_positions(module)
     return Subject(
@@ -270,13 +270,13 @@ def _refuse_mixing_tokens(
     """Raise MixesTokens for a layer in which the row of one token depends on another token.
 
     plain: the results of a call. axes: their axes of positions. see: repeats the call with another
-    content of token `changed`. count: its number of tokens.
+    content of `changed_token`. count: its number of tokens.
     """
     if not form.words & {"x", "q", "k"}:
         return
     for changed in (0, count - 1):
         others = [i for i in range(count) if i != changed]
-        for before, after, part_axes in zip(plain, see(changed=changed), axes, strict=True):
+        for before, after, part_axes in zip(plain, see(changed_token=changed), axes, strict=True):
             if len(part_axes) != 1:
                 continue
             rows_before = rows_by_position(before, part_axes[0])[others]

@@ -110,7 +110,9 @@ class View:
         return parts
 
 
-def find_view(run: Run, way: str, form: CallForm, width: int, axes: list[tuple[int, ...]]) -> View:
+def view_of_results(
+    run: Run, way: str, form: CallForm, width: int, axes: list[tuple[int, ...]]
+) -> View:
     """Return how to read the results of a module.
 
     run: calls the module. way: the word of --as. form: how it is called. width: channels of a

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
-from posenc.report.files.opened import NOT_ORDINARY, bytes_of, make_folder, naming_os_errors
+from posenc.report.files.opened import NOT_ORDINARY_MESSAGE, bytes_of, make_folder, naming_os_errors
 
 _PARTIAL = re.compile(r"\..+\.[0-9a-f]{16}\.partial")
 _HAS_FOLDER_HANDLES = os.rename in os.supports_dir_fd
@@ -52,7 +52,7 @@ def _open_partial_file(path: Path, *, replace: bool = True) -> Iterator[tuple[Bi
         with contextlib.suppress(FileNotFoundError):
             mode = os.stat(target, dir_fd=folder, follow_symlinks=False).st_mode
             if not stat.S_ISREG(mode) and not stat.S_ISLNK(mode):
-                raise FileExistsError(f"{path}: {NOT_ORDINARY}")
+                raise FileExistsError(f"{path}: {NOT_ORDINARY_MESSAGE}")
         handle = os.open(source, flags, 0o666, dir_fd=folder)  # as the user's umask allows
         try:
             with os.fdopen(handle, "wb") as file:

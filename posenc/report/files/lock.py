@@ -14,8 +14,8 @@ except ImportError:  # Windows has no such locks
     fcntl = None
 
 LOCK_SUFFIX = ".lock"
-_NO_LINK = getattr(os, "O_NOFOLLOW", 0)
-_NOT_LOCKABLE = "it is a link, or not of the kind that a lock needs; remove it."
+_O_NOFOLLOW = getattr(os, "O_NOFOLLOW", 0)
+_NOT_LOCKABLE_MESSAGE = "it is a link, or not of the kind that a lock needs; remove it."
 
 
 @contextlib.contextmanager
@@ -28,7 +28,9 @@ def locked(folder: Path, what: str) -> Iterator[None]:
     if the lock is a link or no ordinary file.
     """
     busy = f"Another {what} is running in {folder}. Wait until it ends, or choose another folder."
-    handle = open_as(folder / LOCK_SUFFIX, os.O_RDWR | os.O_CREAT | _NO_LINK, refusal=_NOT_LOCKABLE)
+    handle = open_as(
+        folder / LOCK_SUFFIX, os.O_RDWR | os.O_CREAT | _O_NOFOLLOW, refusal=_NOT_LOCKABLE_MESSAGE
+    )
     try:
         _lock_until_closed(handle, busy)
         yield
@@ -46,7 +48,7 @@ def locked_without_file(folder: Path, busy: str) -> Iterator[None]:
     make_folder(folder)
     with contextlib.ExitStack() as stack:
         if fcntl is not None:
-            handle = open_as(folder, os.O_RDONLY | _NO_LINK, stat.S_ISDIR, _NOT_LOCKABLE)
+            handle = open_as(folder, os.O_RDONLY | _O_NOFOLLOW, stat.S_ISDIR, _NOT_LOCKABLE_MESSAGE)
             stack.callback(os.close, handle)
             _lock_until_closed(handle, busy)
         stack.callback(remove_empty, [folder])

@@ -11,12 +11,12 @@ from typing import BinaryIO, TextIO
 
 LARGEST_TEXT_BYTES = 64 << 20
 """Bytes of the largest file that is read as one text: a study of a thousand trials has 20 MB."""
-NOT_ORDINARY = "not an ordinary file, but a pipe, a device or a folder."
+NOT_ORDINARY_MESSAGE = "not an ordinary file, but a pipe, a device or a folder."
 FICLONE = 0x40049409
 """Linux's FICLONE: the copy shares the original's blocks until one of them is written."""
 _PIECE_BYTES = 1 << 24
 """Bytes that are copied at a time, so that a large file needs little memory: 16 MiB, chosen."""
-_NO_LINK = getattr(os, "O_NOFOLLOW", 0)
+_O_NOFOLLOW = getattr(os, "O_NOFOLLOW", 0)
 # A pipe is not waited for, no terminal is taken over, no child inherits the handle.
 _FLAGS_OF_EVERY_OPEN = sum(
     getattr(os, name, 0) for name in ("O_NONBLOCK", "O_NOCTTY", "O_CLOEXEC", "O_BINARY")
@@ -27,7 +27,7 @@ def open_as(
     path: Path,
     flags: int,
     may_be_opened: Callable[[int], bool] = stat.S_ISREG,
-    refusal: str = NOT_ORDINARY,
+    refusal: str = NOT_ORDINARY_MESSAGE,
 ) -> int:
     """Open a file and return its handle, a number. With O_NOFOLLOW in `flags` a link is refused.
 
@@ -43,7 +43,7 @@ def open_as(
     except OSError as error:
         # A link or a folder, for instance, fails with an error that does not say what is wrong.
         with contextlib.suppress(OSError):
-            mode = Path(path).stat(follow_symlinks=not flags & _NO_LINK).st_mode
+            mode = Path(path).stat(follow_symlinks=not flags & _O_NOFOLLOW).st_mode
             if not may_be_opened(mode):
                 raise ValueError(f"{path}: {refusal}") from error
         raise
@@ -70,7 +70,7 @@ def open_ordinary(path: Path, *, follow: bool = True) -> BinaryIO:
 
     Raises: ValueError for a pipe, which would be waited for, and a device, which has no end.
     """
-    return os.fdopen(open_as(path, os.O_RDONLY | (0 if follow else _NO_LINK)), "rb")
+    return os.fdopen(open_as(path, os.O_RDONLY | (0 if follow else _O_NOFOLLOW)), "rb")
 
 
 def bytes_of(path: Path, largest: int | None = LARGEST_TEXT_BYTES) -> bytes:
@@ -93,24 +93,26 @@ def text_of(path: Path, largest: int | None = LARGEST_TEXT_BYTES, errors: str = 
     return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
-def append_to(path: Path) -> TextIO:
+def open_to_append(path: Path) -> TextIO:
     """Open a file of ours to append lines of text.
 
     Raises: ValueError for a link of either kind, through which another file would grow.
     """
-    handle = open_as(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | _NO_LINK, refusal=NOT_OURS)
+    handle = open_as(
+        path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | _O_NOFOLLOW, refusal=NOT_OURS_MESSAGE
+    )
     if os.fstat(handle).st_nlink > 1:
         os.close(handle)
-        raise ValueError(f"{path}: {NOT_OURS}")
+        raise ValueError(f"{path}: {NOT_OURS_MESSAGE}")
     return os.fdopen(handle, "a", buffering=1, encoding="utf-8")
 
 
-NOT_OURS = "a link, or not an ordinary file; remove it."
+NOT_OURS_MESSAGE = "a link, or not an ordinary file; remove it."
 
 
 def open_to_change(path: Path) -> BinaryIO:
     """Open a file of ours to change bytes in it. Raises: ValueError for a link."""
-    return os.fdopen(open_as(path, os.O_RDWR | _NO_LINK, refusal=NOT_OURS), "rb+")
+    return os.fdopen(open_as(path, os.O_RDWR | _O_NOFOLLOW, refusal=NOT_OURS_MESSAGE), "rb+")
 
 
 def open_new(path: Path) -> BinaryIO:

@@ -167,12 +167,12 @@ def _columns(table: rows.Table) -> list[_Column]:
             heading = _break_heading(heading, max(map(cell_len, cells)))
         texts = [visible(text) for text in (*heading.split("\n"), *cells)]
         whole = max(map(cell_len, texts))
-        least = whole if is_numeric else min(whole, max(map(_broken_width, texts)))
+        least = whole if is_numeric else min(whole, max(map(_wrapped_width, texts)))
         columns.append(_Column(heading, cells, is_numeric, least == whole, least + FRAME_WIDTH))
     return columns
 
 
-def _broken_width(text: str) -> int:
+def _wrapped_width(text: str) -> int:
     """Return the width that a text needs in lines: of its longest word, or of what counts as a long
     text if that is more."""
     return max([rows.LONG_TEXT_LENGTH, *map(cell_len, text.split())])

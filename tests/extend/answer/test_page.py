@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from posenc.extend import run
-from posenc.extend.answer.report import report_of, unread_keys_warning
+from posenc.extend.answer.report import passkeys_not_found_warning, report_of
 from posenc.extend.execute import extend_and_show, write_loss_table
 from posenc.extend.export.prover import Proof
 from posenc.extend.extension import Outcome
@@ -203,10 +203,10 @@ def test_figures_are_written_with_their_numbers(tmp_path, undrawn):
 
 def test_keys_that_are_never_found_are_not_to_be_read():
     found = {(256, 0.0): 0.9, (512, 0.0): 0.1}
-    assert unread_keys_warning([found, dict.fromkeys(found, 0.1)]) == ""
-    poor = unread_keys_warning([dict.fromkeys(found, 0.1)])
+    assert passkeys_not_found_warning([found, dict.fromkeys(found, 0.1)]) == ""
+    poor = passkeys_not_found_warning([dict.fromkeys(found, 0.1)])
     assert poor.startswith("Read nothing into this: not even at 256 tokens")
-    assert unread_keys_warning([{(256, 0.0): math.nan}]) != ""
+    assert passkeys_not_found_warning([{(256, 0.0): math.nan}]) != ""
 
 
 def test_a_folder_for_figures_that_cannot_be_written_is_refused_first(tmp_path):

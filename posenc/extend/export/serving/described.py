@@ -15,16 +15,17 @@ from posenc.dialects.writers.recipes import Recipe
 @dataclass(frozen=True)
 class Export:
     """An exported folder. folder: its current path. name: its final name. method: the method that
-    stretched it. trained: the original length. longest: the new length. recipe: its config.json.
-    meaning: the meaning of the recipe. saved: the config of the model in memory. source, before:
-    the original folder and its config, None if the weights were changed too.
+    stretched it. trained_length, new_length: the tokens that the original reads, and this one.
+    recipe: its config.json. meaning: the meaning of the recipe. saved: the config of the model in
+    memory. source, before: the original folder and its config, None if the weights were changed
+    too.
     """
 
     folder: Path
     name: str
     method: str
-    trained: int
-    longest: int
+    trained_length: int
+    new_length: int
     recipe: Recipe
     meaning: Meaning
     saved: Mapping[str, Any]

@@ -32,9 +32,9 @@ def conversion_lines(export: Export) -> Iterator[str]:
         like = shlex.quote(f"{export.name}/config.json")
         steps.append(f"posenc doctor {file} --like {like} --fix --out fixed.gguf")
         file = "fixed.gguf"
-    yield from code_block("sh", *steps, f"llama-server -m {file} -c {export.longest}")
+    yield from code_block("sh", *steps, f"llama-server -m {file} -c {export.new_length}")
     yield "For Ollama, a Modelfile of two lines, and `ollama create NAME -f Modelfile`:"
-    yield from code_block("text", f"FROM ./{file}", f"PARAMETER num_ctx {export.longest}")
+    yield from code_block("text", f"FROM ./{file}", f"PARAMETER num_ctx {export.new_length}")
 
 
 def why_not_editable(recipe: Recipe, meaning: Meaning) -> str:

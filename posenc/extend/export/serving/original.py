@@ -62,7 +62,9 @@ def _code_lines(
         )
     elif name == "llama.cpp":
         options = gguf.llama_cpp_options(before, export.meaning)
-        yield from code_block("sh", f"llama-server -m original.gguf -c {export.longest} {options}")
+        yield from code_block(
+            "sh", f"llama-server -m original.gguf -c {export.new_length} {options}"
+        )
     else:
         if what := what_changes_with_length(export.meaning):
             raise ValueError(f"{what} is read otherwise there")

@@ -55,15 +55,15 @@ def page_without_emulators(
 def dual_chunk_page(export: Export, extra: Mapping[str, Any]) -> str:
     """Return the text of SERVE.md for dual chunk attention, which older releases of vLLM run.
     extra: the keys of config.json that turn it on."""
-    overrides = {**extra, "max_position_embeddings": export.longest}
+    overrides = {**extra, "max_position_embeddings": export.new_length}
     folder = shlex.quote(export.name)
     quoted_overrides = shlex.quote(json.dumps(overrides))
-    serve_it = f"--max-model-len {export.longest} --enforce-eager"
+    serve_it = f"--max-model-len {export.new_length} --enforce-eager"
     lines = [
         f"# Serve {export.name}",
         "",
-        f"It reads {export.longest} tokens by dual chunk attention; its weights and frequencies "
-        f"are those trained at {export.trained}. Method: {export.method}.",
+        f"It reads {export.new_length} tokens by dual chunk attention; its weights and frequencies "
+        f"are those trained at {export.trained_length}. Method: {export.method}.",
         "",
         "By its code, which posenc has read and not run, vLLM 0.8.5 to 0.10 computes it, on the "
         "engine that 0.11 took out:",
@@ -82,7 +82,7 @@ def dual_chunk_page(export: Export, extra: Mapping[str, Any]) -> str:
         "",
         "Every other runtime would compute something else: vLLM since 0.11 and SGLang 0.5.23 keep "
         "the key and have no attention for it, so that they stop; transformers, MLX, llama.cpp and "
-        f"Ollama do not know it and rotate beyond {export.trained} tokens, where "
+        f"Ollama do not know it and rotate beyond {export.trained_length} tokens, where "
         "the model was never trained.",
     ]
     return "\n".join(lines) + "\n"
@@ -100,8 +100,8 @@ def _meaning_lines(export: Export) -> Iterator[str]:
     """Yield the lines on what the checkpoint should compute in any runtime."""
     record = record_of_meaning(export.meaning, "transformers", None)
     yield (
-        f"It reads {export.longest} tokens, {export.trained} before it was stretched. Method: "
-        f"{export.method}."
+        f"It reads {export.new_length} tokens, {export.trained_length} before it was stretched. "
+        f"Method: {export.method}."
     )
     yield ""
     for kind in record.kinds:
@@ -154,7 +154,7 @@ def _runtime_lines(export: Export, name: str) -> Iterator[str]:
     if name == "llama.cpp":
         yield from gguf.conversion_lines(export)
     elif why is None:
-        yield from serving_lines(name, export.name, export.longest)
+        yield from serving_lines(name, export.name, export.new_length)
     else:
         yield f"Not from this folder: {why}."
         yield from _fix_lines(export, name)

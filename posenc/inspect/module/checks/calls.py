@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from posenc.inspect.module.call import CallForm
-from posenc.inspect.module.errors import logits_below_largest, measure_errors, worst_head_in_words
+from posenc.inspect.module.errors import bias_minus_largest, measure_errors, worst_head_in_words
 from posenc.inspect.module.returned import absolute_difference, are_close, floating_tensors
 from posenc.inspect.module.subject import Finding, Subject
 from posenc.report.page.failure import one_line
@@ -111,7 +111,7 @@ def _largest_difference(subject: Subject, a: Tensor, b: Tensor) -> float:
     relative to each row's largest, because a softmax sees nothing else."""
     if subject.view.kind == "bias":
         rows = torch.arange(b.shape[-1])
-        return (logits_below_largest(a, rows) - logits_below_largest(b, rows)).abs().max().item()
+        return (bias_minus_largest(a, rows) - bias_minus_largest(b, rows)).abs().max().item()
     return measure_errors(subject.view.kind, a, b).worst
 
 
@@ -145,12 +145,12 @@ def _judge_last_token_alone(worst: float, count: int) -> Finding:
 def _judge_single_query_of_bias(subject: Subject, whole: Tensor, count: int) -> Finding:
     """Check that a bias for one query over all keys is the last row of the `whole` bias of `count`
     tokens."""
-    alone = subject.read_result(subject.make_inputs(count, last=1))
+    alone = subject.read_result(subject.make_inputs(count, num_queries=1))
     if subject.view.kind != "bias" or alone.shape[-1] != count:
         return None, "returns no row of a bias"
     last = torch.tensor([count - 1])
-    expected = logits_below_largest(whole, last)
-    worst = (logits_below_largest(alone[:, -1:], last) - expected).abs().max().item()
+    expected = bias_minus_largest(whole, last)
+    worst = (bias_minus_largest(alone[:, -1:], last) - expected).abs().max().item()
     takes_no_offset = "offset" not in subject.form.on_request
     if worst > _TOLERANCE and takes_no_offset and are_close(alone[:, -1], whole[:, 0], _TOLERANCE):
         return None, f"given only counts, it takes one query over {count} keys for the first"
@@ -161,7 +161,7 @@ def _judge_query_over_cached_keys(subject: Subject, whole: Tensor, count: int) -
     """Check that the last query, when it is given alone with all `count` keys, has the same scores
     as in the `whole` call. Both sides may be scaled, so only products are compared."""
     try:
-        alone = subject.form.call(subject.make_fresh(), subject.make_inputs(count, last=1))
+        alone = subject.form.call(subject.make_fresh(), subject.make_inputs(count, num_queries=1))
     except Exception as failed:
         return None, f"takes no single query: {one_line(failed)}"
     if subject.view.meaning != "rotated content" or len(subject.view.axes) != 2:

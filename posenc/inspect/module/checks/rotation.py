@@ -20,7 +20,7 @@ _POSITIONS_READ = torch.tensor([0, 1, 4, 9])
 
 _BASE_NAMES = ("base", "theta", "rope_theta", "rotary_emb_base", "rope_base")
 _SCALING_NAMES = re.compile(r"scal|factor|alpha|ntk|yarn|interpol|freqs_for|custom", re.I)
-_NOT_SCALED = ("default", "lang")
+_WORDS_OF_NO_SCALING = ("default", "lang")
 """Values of options with such names that mean RoPE's own frequencies; as 0, 1, None and False."""
 _DISTANCES = (1, 8, 64)
 """Positions over which angles are read to measure a frequency: each refines the one before."""
@@ -342,12 +342,14 @@ def _states_scaling(subject: Subject) -> bool:
     if stated.get("rope_type", "default") != "default":
         return True
     named = [value for name, value in stated.items() if _SCALING_NAMES.search(name)]
-    return any(not callable(value) and not _scales_nothing(value) for value in named)
+    return any(not callable(value) and not _means_no_scaling(value) for value in named)
 
 
-def _scales_nothing(value: Any) -> bool:
+def _means_no_scaling(value: Any) -> bool:
     """Return True for a value of an option of scaling that means none: None, 0, 1 or a word."""
-    return value is None or (isinstance(value, int | float | str) and value in (0, 1, *_NOT_SCALED))
+    return value is None or (
+        isinstance(value, int | float | str) and value in (0, 1, *_WORDS_OF_NO_SCALING)
+    )
 
 
 def _rope_parameters(config: Any) -> dict[str, Any]:
