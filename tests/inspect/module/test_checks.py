@@ -1,6 +1,7 @@
 """Every check says yes to a right module and no to one with the mistake that it looks for."""
 
 import copy
+import re
 import warnings
 
 import pytest
@@ -238,6 +239,37 @@ def test_a_mistake_in_any_head_and_at_any_judged_place_is_found(name):
     queries, keys, check = ONE_HEAD[name]
     holds, said = CHECKS[check](subject_of(by_heads(queries, keys)))
     assert holds is False, said
+
+
+def drifting(start, stated=None):
+    """A module that turns every position beyond `start` three percent too little."""
+    module = by_heads(*[lambda p, h: p - 0.03 * (p - start).clamp(min=0)] * 2)
+    if stated is not None:
+        module.max_position_embeddings = stated
+    return module
+
+
+def test_an_error_at_far_positions_is_said_where_it_was_measured():
+    holds, said = CHECKS[REACH](subject_of(drifting(400, stated=4096)))
+    assert holds is False
+    assert re.fullmatch(
+        r"right to 256; states 4,096, off by \S+ rad at 512 \(allowed 0\.016\)", said
+    )
+    holds, said = CHECKS[REACH](subject_of(drifting(400)))
+    assert holds is False
+    assert re.match(
+        r"right to 256; states no limit, judged to 65,536, off by \S+ rad at 512 ", said
+    )
+    # Wrong beyond what it states only: the error is the largest of those before.
+    holds, said = CHECKS[REACH](subject_of(drifting(5000, stated=4096)))
+    assert holds is True
+    assert re.match(r"right to 4,096; states 4,096, off by \S+ rad up to there ", said)
+
+
+def test_an_angle_that_is_no_number_is_said_where_it_was_met():
+    never_a_number = [lambda p, h: p.where(p < 1500, torch.nan)] * 2
+    holds, said = CHECKS[REACH](subject_of(by_heads(*never_a_number)))
+    assert holds is None and said == "right to 1,024; states no limit, no number at 2,048"
 
 
 RIGHT_HEADS = {

@@ -121,12 +121,14 @@ StepEffect = Callable[..., Tensor]
 
 
 class _FarPositions(NamedTuple):
-    """How right a module is at far positions. right_to: the largest number of positions that was
-    right. worst: the largest error up to the claimed number, NaN if one is. refusal: why a call up
-    to that number failed, or ""."""
+    """How right a module is at far positions. right_to: the largest number of positions tried that
+    was right. worst: the largest error among the numbers tried up to the claimed one, NaN if one
+    is. wrong_at: the number at which that error is too large, the first such one; None if it is
+    allowed. refusal: why a call up to the claimed number failed, or ""."""
 
     right_to: int
     worst: float
+    wrong_at: int | None = None
     refusal: str = ""
 
 
@@ -152,9 +154,9 @@ def judge_far_positions(subject: Subject) -> Finding:
     far = _try_far_positions(subject, step_effect, start, claimed)
     if far.refusal:
         return None, f"right up to {far.right_to:,}; {far.refusal}"
-    if math.isnan(far.worst) and not subject.stated_positions:
+    if far.wrong_at is not None and math.isnan(far.worst) and not subject.stated_positions:
         # As xPos, whose scales leave float32 far away.
-        return None, f"right to {far.right_to:,}; no number at {claimed:,}, which it does not state"
+        return None, f"right to {far.right_to:,}; states no limit, no number at {far.wrong_at:,}"
     nearby, place = _largest_error_up_to(subject, step_effect, start, min(subject.length, claimed))
     if not nearby <= _ALLOWED_ANGLE and far.worst <= _ALLOWED_ANGLE:
         return False, (
@@ -167,12 +169,14 @@ def judge_far_positions(subject: Subject) -> Finding:
 
 
 def _describe_far_positions(far: _FarPositions, claimed: int, *, is_stated: bool) -> str:
-    """Return up to where a module is right, and how wrong it is at the claimed position."""
+    """Return up to where a module is right, and either how wrong it is at the first number of
+    positions where it is wrong, or its largest error up to the claimed number."""
     and_more = " and more" if far.right_to == _FARTHEST_TRIED else ""
-    limit = f"states {claimed:,}" if is_stated else f"states no limit, judged at {claimed:,}"
+    limit = f"states {claimed:,}" if is_stated else f"states no limit, judged to {claimed:,}"
+    where = "up to there" if far.wrong_at is None else f"at {far.wrong_at:,}"
     return (
-        f"right to {far.right_to:,}{and_more}; {limit}, off by {far.worst:.2g} rad "
-        f"there (allowed {_ALLOWED_ANGLE:.2g})"
+        f"right to {far.right_to:,}{and_more}; {limit}, off by {far.worst:.2g} rad {where} "
+        f"(allowed {_ALLOWED_ANGLE:.2g})"
     )
 
 
@@ -193,12 +197,13 @@ def _try_far_positions(
             )
         except Exception as failed:
             if last <= claimed:
-                return _FarPositions(right_to, worst, f"{last:,} positions: {one_line(failed)}")
+                refusal = f"{last:,} positions: {one_line(failed)}"
+                return _FarPositions(right_to, worst, refusal=refusal)
             break  # the module owes nothing there, as where a table ends
         if last <= claimed:
             worst = _larger_error(off, worst)
         if not off <= _ALLOWED_ANGLE:
-            break
+            return _FarPositions(right_to, worst, wrong_at=last if last <= claimed else None)
         right_to = last
     return _FarPositions(right_to, worst)
 

@@ -12,7 +12,8 @@ from posenc.inspect.module.subject import Finding, Subject
 _TOLERANCE = 1e-3
 """Relative difference below which two slopes are one; chosen, not derived."""
 _BFLOAT16_ROUNDING = 2**-7
-"""Largest relative error of a number that was rounded to bfloat16."""
+"""Largest relative error that is taken for rounding to bfloat16: that of two roundings, of the
+distance and of its product with the slope, each by at most 2^-8."""
 _HIDDEN_BELOW = -1e4
 """Logits that hide a key: less than any slope gives at the lengths of these checks."""
 _NUM_TOKENS = 64
