@@ -137,7 +137,7 @@ class Pairs:
         if self.prior is None:
             return np.asarray(variance)
         total = freedom + self.prior.freedom
-        return (freedom * variance + self.prior.freedom * self.prior.spread**2) / total
+        return np.asarray((freedom * variance + self.prior.freedom * self.prior.spread**2) / total)
 
     def gap(self, a: str, b: str) -> Gap:
         """Return the value of `a` minus that of `b`, with its simultaneous confidence interval."""

@@ -128,13 +128,11 @@ class DriftOfLeads:
         """fell: bits that the last doubling saved, by encoding."""
         self.fell = fell
         self.encoding_of = places.encoding_of
+        close = []
         near = places.near
-        lowest = near.mean(near.order[0]) if near else math.inf
-        close = [
-            name
-            for name in (near.order if near else ())
-            if name in fell and near.mean(name) <= lowest + IN_CONTENTION
-        ]
+        if near is not None:
+            close_enough = near.mean(near.order[0]) + IN_CONTENTION
+            close = [n for n in near.order if n in fell and near.mean(n) <= close_enough]
         # A difference of two has sqrt(2) times the standard deviation of one.
         several = len(close) > 1
         self.usual = math.sqrt(2) * stdev([fell[name] for name in close]) if several else 0.0

@@ -85,17 +85,21 @@ def _cost_in_words(encoding: str, costs: Mapping[str, float]) -> str | None:
 
 
 def _seconds_on_tasks(study: Study) -> dict[str, float]:
-    """Return the mean training time of each encoding's trials on tasks; {} if one is missing, or if
-    trials ran on different processors."""
+    """Return the mean training time of each encoding's trials on tasks; {} if a time is missing, if
+    an encoding lacks a trial that another has, or if trials ran on different processors."""
     results = [result for result in study.finished if not result.config.is_on_text]
     processors = set()
     seconds: dict[str, list[float]] = {}
+    trials: dict[str, set[tuple[str, int]]] = {}
     for result in results:
         if result.timing is None or not result.timing.train_seconds > 0:
             return {}
         processors.add(result.timing.processor)
         seconds.setdefault(result.config.encoding, []).append(result.timing.train_seconds)
-    if len(processors) != 1:
+        trial = (result.config.task, result.config.seed)
+        trials.setdefault(result.config.encoding, set()).add(trial)
+    have_the_same_trials = len({frozenset(of_encoding) for of_encoding in trials.values()}) == 1
+    if len(processors) != 1 or not have_the_same_trials:
         return {}
     return {name: fmean(of_trials) for name, of_trials in seconds.items()}
 

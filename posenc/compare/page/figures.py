@@ -110,7 +110,9 @@ def chart_by_length(study: Study, styles: Styles) -> Chart:
     by_name: dict[str, list[tuple[float, float, float, float]]] = {}
     for length in _tested_lengths(study):
         standing = standing_at(study, length)
-        for name in standing.order if standing else ():
+        if standing is None:
+            continue
+        for name in standing.order:
             mean = standing.mean(name)
             half = half_bar(standing, name)
             by_name.setdefault(name, []).append((length, mean, mean - half, mean + half))

@@ -1,5 +1,6 @@
 """The table of rows: near and far losses of every encoding in every reading, and what it costs."""
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from statistics import fmean
 
@@ -61,11 +62,11 @@ def _blocks(study: Study, rows: Sequence[Row]) -> Iterator[Block]:
         )
 
 
-def _order(rows: Sequence[Row], longest: int) -> tuple[bool, float, float]:
+def _order(rows: Sequence[Row], longest: int) -> tuple[float, float]:
     """Return the sort key of a row's seeds: far loss, then near loss; those without come last."""
     far = [score.far for score in _far_scores(rows, longest) if score.far is not None]
     near = [row.near.bits_per_byte for row in rows if row.near.bits_per_byte is not None]
-    return not far, fmean(far) if far else 0.0, fmean(near) if near else 0.0
+    return fmean(far) if far else math.inf, fmean(near) if near else math.inf
 
 
 def _far_scores(rows: Sequence[Row], longest: int) -> list[FarScore]:

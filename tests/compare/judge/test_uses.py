@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from posenc.compare.judge.uses import which_for_what
+from posenc.compare.judge.uses import _seconds_on_tasks, which_for_what
 from posenc.compare.results import Timing
 from tests.compare.judge.test_standing import of_tasks
 from tests.compare.judge.test_summary import result, study
@@ -105,3 +105,12 @@ def test_texts_of_other_recipes_and_one_text_twice_are_not_joined():
         assert which_for_what({"code": code, "novel": novel}).startswith("Short context: rope (")
     same = which_for_what({"code": code, "novel": of_text(other, corpus="novel")})
     assert same.startswith("Short context: rope (tied with one other, 1.60 bits on code; leads, ")
+
+
+def test_a_trial_on_tasks_that_failed_hides_no_cost():
+    """Without the long trial of one encoding, its mean time would be that of other work."""
+    tasks = timed(of_tasks(TASKS), {"dape": 3.0})
+    assert _seconds_on_tasks(tasks).keys() == TASKS.keys()
+    of_dape = [r for r in tasks.results if r.config.encoding == "dape"]
+    lacks_one = replace(tasks, results=tuple(r for r in tasks.results if r is not of_dape[-1]))
+    assert _seconds_on_tasks(lacks_one) == {}

@@ -1,5 +1,6 @@
 """The table of rows, and the figures that draw them."""
 
+import math
 from dataclasses import replace
 from statistics import fmean
 
@@ -7,12 +8,13 @@ import pytest
 
 from posenc.compare.judge.answer import conclude
 from posenc.compare.page.figures import curve_plots
-from posenc.compare.page.readings import reading_sections, saved_by_context
+from posenc.compare.page.readings import _order, reading_sections, saved_by_context
 from posenc.compare.page.repeat import facts_to_repeat
 from posenc.compare.page.report import report_of, specs_table
 from posenc.compare.page.results_csv import csv_text
 from posenc.compare.page.tuning import tuning_sections
 from posenc.compare.results import FORMAT, Study, Timing, TrainingPoint, TrialResult
+from posenc.compare.rows import rows_of
 from posenc.compare.scores import FarScore, LengthScore, Reading
 from posenc.report.page.table import Table
 from tests.compare.plan.test_tuning_grid import TRIAL, checks
@@ -165,3 +167,13 @@ def test_the_text_table_has_means_over_seeds_in_every_reading():
     rows = {row[0]: row[1] for row in report.tables()["text"].rows}
     near = {name: getattr(cell, "text", cell) for name, cell in rows.items()}
     assert near["rope in a window"].value == near["rope"].value == 4.5
+
+
+def test_a_row_without_a_loss_comes_last():
+    """By far loss first, then by near loss; what could not run has neither."""
+    near_only = replace(result("rope", 0, 2.0), far=())
+    lengths = tuple(LengthScore(n, None, "has 64 positions") for n in CONFIG.test_lengths)
+    nothing = replace(near_only, by_length=lengths)
+    keys = [_order(list(rows_of(study_of(r))), 1024) for r in (result("t5", 0, 3.0), near_only)]
+    keys.append(_order(list(rows_of(study_of(nothing))), 1024))
+    assert keys == sorted(keys) and keys[2] == (math.inf, math.inf)
