@@ -65,7 +65,7 @@ def faults() -> Faults:
         if not is_readable(torch.empty((), device="cpu")):
             unknown = f"whether torch {RELEASE} computes it right was not tried yet"
             return Faults(unknown, unknown, True)
-        _known_faults = _faults_of_forms(wrong_forms())
+        _known_faults = _faults_of_wrong_forms(wrong_forms())
     return _known_faults
 
 
@@ -76,7 +76,7 @@ def wrong_forms() -> frozenset[str]:
         return frozenset(name for name, is_right in FORMS.items() if not is_right())
 
 
-def _faults_of_forms(names: Collection[str]) -> Faults:
+def _faults_of_wrong_forms(names: Collection[str]) -> Faults:
     """Return the faults of a torch that computes these forms, keys of FORMS, wrongly."""
     in_order = [name for name in FORMS if name in names and name != GROUPED_HEADS]
     operators = _fault_sentence([name for name in in_order if name.startswith("operators: ")])
@@ -252,6 +252,6 @@ FORMS: dict[str, Callable[[], bool]] = {
 FLASH_FORWARD and FLASH_BACKWARD, "function" is torch's scaled_dot_product_attention."""
 
 _known_faults: Faults | None = (
-    _faults_of_forms(KNOWN_WRONG[RELEASE]) if RELEASE in KNOWN_WRONG else None
+    _faults_of_wrong_forms(KNOWN_WRONG[RELEASE]) if RELEASE in KNOWN_WRONG else None
 )
 """What `faults` returns; None before a release that is not in KNOWN_WRONG was tried."""
