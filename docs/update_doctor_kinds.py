@@ -55,7 +55,7 @@ def write(path: Path) -> None:
     said = "; ".join(f"{label}, up to {max(each):,.0f} tokens" for label, each in waves.items())
     with figure("rotated pair of channels", "wavelength, tokens") as (drawn, axes):
         for label, style in line_styles(list(waves)).items():
-            axes.plot(waves[label], label=label, **style.curve(len(waves[label])))
+            axes.plot(waves[label], label=label, **style.arguments_for_curve(len(waves[label])))
         axes.set_yscale("log")
         axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
         draw_legend_above(drawn)

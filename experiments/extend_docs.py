@@ -152,7 +152,7 @@ def write_figure(curves: Curves, path: Path) -> None:
         for name, buckets in shown.items():
             middles = [(b.start + b.stop) / 2 for b in buckets]
             values = [math.exp(b.loss) for b in buckets]
-            axes.plot(middles, values, label=DRAWN[name], **styles[name].points())
+            axes.plot(middles, values, label=DRAWN[name], **styles[name].arguments_for_points())
         axes.set_yscale("log")
         axes.set_yticks([10, 30, 100, 300], ["10", "30", "100", "300"])
         axes.minorticks_off()

@@ -47,7 +47,8 @@ class Outcome:
 
     recommended: a method, "none" to leave the model as it is, "" without a recommendation. failed:
     by name, why a variant could not be measured on this checkpoint. short_documents: the document
-    of every token of the short texts.
+    of every token of the short texts. tuned: the measurements of the exported variant after its
+    tuning; None without.
     """
 
     checkpoint: Checkpoint
@@ -367,7 +368,7 @@ def _export_plan(
         f"{chosen.name}, {chosen.summary}",
         outcome.target,
         chosen.cache_safe,
-        changed=changed,
+        weights_changed=changed,
         server_keys=chosen.server_keys,
         adapter=_adapter_folder(run) if recipe is not None and recipe.adapter else None,
     )

@@ -158,7 +158,7 @@ class SearchResult:
 
     genome: Genome
     score: float
-    tried: int
+    num_tried: int
 
 
 class Search:

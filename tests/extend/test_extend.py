@@ -225,11 +225,13 @@ def test_padding_is_compared_or_said_not_to_be(llama, tmp_path, monkeypatch, und
 
 
 def test_a_proof_allows_what_single_precision_moves_at_these_positions_and_no_more():
-    moved = {"logits_error": 3e-5, "carried": 1e-4}
+    moved = {"logits_error": 3e-5, "logits_moved_by_frequency_error": 1e-4}
     assert Proof(**PROVED | moved).failures(cache_safe=True) == []
     assert Proof(**PROVED | moved | {"logits_error": 2e-4}).failures(cache_safe=True)
     assert Proof(**PROVED | {"logits_error": 3e-5}).failures(cache_safe=True)
-    assert Proof(**PROVED | moved | {"carried": math.nan}).failures(cache_safe=True)
+    assert Proof(**PROVED | moved | {"logits_moved_by_frequency_error": math.nan}).failures(
+        cache_safe=True
+    )
 
 
 def test_what_frequencies_carry_is_measured_and_hides_no_wrong_one(tmp_path, windows):
@@ -271,7 +273,7 @@ def test_only_a_text_that_was_not_chosen_gives_no_recommendation(
 def test_a_search_tries_as_many_sets_as_asked_for(tries, llama, windows):
     checkpoint = load_checkpoint(llama)
     found = Search(Reader(checkpoint.model), checkpoint.rotary, windows.take(2), LENGTH, None)
-    assert found.evolve(tries, lambda what, share: None).tried == tries
+    assert found.evolve(tries, lambda what, share: None).num_tried == tries
 
 
 def test_a_teacher_replaces_the_text_within_the_trained_length(llama, windows):
@@ -317,7 +319,7 @@ def test_a_search_goes_on_where_it_stopped(llama, windows, tmp_path):
     found = again.evolve(40, lambda what, share: None)
     assert len(scored) == 10
     assert found == whole
-    assert found.tried == 40
+    assert found.num_tried == 40
     assert list(found.genome.factors) == sorted(found.genome.factors)
 
 

@@ -222,7 +222,7 @@ def test_heads_are_counted_by_what_they_look_at():
 def test_a_hybrid_is_said_to_be_its_first_layer():
     for name, said in (("irope", True), ("nope", False)):
         judged = judgement.judge(sheet(name=name))
-        sentence = f"This is its first layer: {judged.pattern} layers are a pattern."
+        sentence = f"This is its first layer: {judged.layers_per_pattern} layers are a pattern."
         (row,) = of_encoding.answer_table([judged]).rows
         assert isinstance(row[0], Cell) and row[0].text == name
         assert (row[0].note == sentence) is said

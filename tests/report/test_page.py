@@ -40,7 +40,7 @@ def curves(names=("rope", "alibi", "t5", "learned", "nope", "sinusoidal")):
                 2.2 + 0.1 * i * np.arange(4),
                 yerr=0.05,
                 label=name,
-                **styles[name].points(),
+                **styles[name].arguments_for_points(),
             )
         set_length_axis(axes, [128, 256, 512, 1024], 128)
         draw_legend_above(drawn)
@@ -61,8 +61,8 @@ def sample_html() -> str:
 
 def sample() -> Page:
     page = Page(f"Title {NASTY}", f"Subtitle {NASTY}")
-    page.section("", Headline("alibi reads farthest."), Caution(NASTY))
-    page.section(
+    page.append_section("", Headline("alibi reads farthest."), Caution(NASTY))
+    page.append_section(
         NASTY,
         "A paragraph.",
         Table(
@@ -344,13 +344,13 @@ def test_colours_differ_for_the_colour_blind(palette, sight):
 
 def test_numbers_align_right_and_words_left():
     html = Page("t")
-    html.section("s", Table(["a", "b", "c"], [["x", 1234567, "word"], ["y", None, "other"]]))
+    html.append_section("s", Table(["a", "b", "c"], [["x", 1234567, "word"], ["y", None, "other"]]))
     assert "<td class=number>1,234,567</td><td>word</td>" in html.html()
 
 
 def test_same_note_is_written_once():
     page = Page("t")
-    page.section("s", Table(["a", "b", "c"], [["x", Cell("n", "why"), Cell("n", "why")]]))
+    page.append_section("s", Table(["a", "b", "c"], [["x", Cell("n", "why"), Cell("n", "why")]]))
     assert page.html().count("<li>why</li>") == 1
     assert page.html().count("<sup>1</sup>") == 2
 

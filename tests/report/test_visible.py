@@ -49,7 +49,7 @@ def test_pages_and_figures_show_escapes():
     page = Page(HOSTILE, HOSTILE)
     drawn, axes = plt.subplots()
     axes.set_title(HOSTILE)
-    page.section(HOSTILE, HOSTILE, Table([HOSTILE], [[HOSTILE]]))
+    page.append_section(HOSTILE, HOSTILE, Table([HOSTILE], [[HOSTILE]]))
     for text in (page.html(), to_svg(drawn, HOSTILE)):
         assert SHOWN in text and not set(text) & {"\x1b", "\x9b", "\x07", "\u202e", "\u2066"}
     plt.close(drawn)

@@ -84,7 +84,7 @@ def test_every_word_is_on_a_page():
 
 def html(*blocks) -> str:
     page = Page("Bits per byte", "tied")
-    page.section("Tied", *blocks)
+    page.append_section("Tied", *blocks)
     return page.html()
 
 

@@ -199,7 +199,7 @@ def _draw_training(data: Data, styles: Styles) -> Figure:
     with figure(x_label, y_label) as (drawn, axes):
         for name, part in split_by_series(data).items():
             if name in styles:
-                look = styles[name].curve(len(part[x_label]))
+                look = styles[name].arguments_for_curve(len(part[x_label]))
                 axes.plot(part[x_label], part[y_label], label=name, gid=HOVER_PREFIX + name, **look)
             else:
                 colour = styles[name.removesuffix(BATCHES)].color

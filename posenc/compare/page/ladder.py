@@ -109,7 +109,7 @@ def _draw_leads(data: Data, styles: Mapping[str, LineStyle]) -> Figure:
     with figure(x_label, y_label) as (drawn, axes):
         axes.axhline(0, color="gray", linewidth=0.7)
         for name, part in split_by_series(data).items():
-            look = styles[name].points()
+            look = styles[name].arguments_for_points()
             axes.plot(part[x_label], part[y_label], label=name, gid=HOVER_PREFIX + name, **look)
         axes.set_xscale("log")
         draw_legend_above(drawn)

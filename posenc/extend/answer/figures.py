@@ -136,7 +136,9 @@ def _draw_wavelengths(data: Data, styles: Mapping[str, LineStyle], trained: int)
     x_label, y_label = axes_of(data)
     with figure(x_label, y_label) as (drawn, axes):
         for name, part in split_by_series(data).items():
-            axes.plot(part[x_label], part[y_label], label=name, **styles[name].points())
+            axes.plot(
+                part[x_label], part[y_label], label=name, **styles[name].arguments_for_points()
+            )
         axes.set_yscale("log")
         axes.xaxis.set_major_locator(MaxNLocator(8, integer=True))
         axes.axhline(trained, color=INK, linestyle=":", linewidth=1)

@@ -37,14 +37,14 @@ DTYPE_KEYS = ("dtype", "torch_dtype")
 @dataclass(frozen=True)
 class ExportPlan:
     """The description of an export. method: the method of extending, in words. new_length: the new
-    length. cache_safe: True if step-by-step decoding must equal one pass. changed: True if the
-    weights differ from the original's. server_keys: keys of config.json by which a server maps
+    length. cache_safe: True if step-by-step decoding must equal one pass. weights_changed: True if
+    they differ from the original's. server_keys: keys of config.json by which a server maps
     positions. adapter: a folder of adapters to include."""
 
     method: str
     new_length: int
     cache_safe: bool = True
-    changed: bool = False
+    weights_changed: bool = False
     server_keys: Mapping[str, Any] = field(default_factory=dict)
     adapter: Path | None = None
 
@@ -67,7 +67,7 @@ def export_checkpoint(
     Raises: RunFailed if stock transformers computes something else.
     """
     with new_folder(out) as temporary:
-        write_weights_and_config(checkpoint, temporary, changed=plan.changed)
+        write_weights_and_config(checkpoint, temporary, changed=plan.weights_changed)
         copy_tokenizer(checkpoint.folder, temporary, plan.new_length)
         raise_generation_limit(temporary, checkpoint.trained_length, plan.new_length)
         copy_sentence_transformers_files(checkpoint.folder, temporary, plan.new_length)
@@ -135,7 +135,7 @@ def _config_and_serving_page(
     written the config of the model in memory. name: the final name of the folder."""
     saved = {k: v for k, v in read_json(folder / "config.json").items() if k not in DTYPE_KEYS}
     raw = checkpoint.raw_config
-    nested = _is_text_of_larger_model(checkpoint, changed=plan.changed)
+    nested = _is_text_of_larger_model(checkpoint, changed=plan.weights_changed)
     text_config = raw["text_config"] if nested else raw
     saved |= {k: v for k, v in text_config.items() if k in DTYPE_KEYS}
     recipe, meaning = config_to_write(saved, plan.new_length)
@@ -156,9 +156,9 @@ def _config_and_serving_page(
         new_length=plan.new_length,
         recipe=recipe,
         meaning=meaning,
-        saved=saved,
-        source=None if plan.changed else checkpoint.folder,
-        before=None if plan.changed else raw,
+        saved_config=saved,
+        original_folder=None if plan.weights_changed else checkpoint.folder,
+        original_config=None if plan.weights_changed else raw,
     )
     if plan.server_keys:
         return {**recipe.config, **plan.server_keys}, dual_chunk_page(export, plan.server_keys)

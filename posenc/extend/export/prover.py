@@ -46,7 +46,7 @@ class Proof:
     """Tokens generated past the old length."""
     rounding: float = 0.0
     """The value of the largest logit's last bit in half precision; 0 in float32."""
-    carried: float = 0.0
+    logits_moved_by_frequency_error: float = 0.0
     """How far logits move at these positions if frequencies are off by FREQUENCY_ERROR."""
     largest: float = 1.0
     """The largest logit: where all are small, a small difference is another computation."""
@@ -57,7 +57,7 @@ class Proof:
         exact_steps = max(1e-3 * min(1.0, self.largest), STEPS_APART * self.rounding)
         # Without a safe cache, decoding is expected to differ by any amount.
         decoding = exact_steps if cache_safe else math.inf
-        logits = max(1e-5, self.rounding, self.carried)
+        logits = max(1e-5, self.rounding, self.logits_moved_by_frequency_error)
         method = "another --method may pass"
         exact = "--precision float32 may pass"
         checks = [
@@ -144,7 +144,9 @@ def prove(checkpoint: Checkpoint, folder: Path, prover: Prover, tokens: Tensor) 
     logits = model(tokens.to(model.device)).logits
     expected |= {"tokens": tokens, "logits": logits.cpu().contiguous()}
     proof = prover.compare(folder, expected, model, masked=checkpoint.masked)
-    return replace(proof, carried=_logits_change_by_frequency_error(model, tokens))
+    return replace(
+        proof, logits_moved_by_frequency_error=_logits_change_by_frequency_error(model, tokens)
+    )
 
 
 def _logits_change_by_frequency_error(model: Any, tokens: Tensor) -> float:

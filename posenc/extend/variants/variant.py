@@ -99,7 +99,7 @@ def searched_variant(checkpoint: Checkpoint, best: SearchResult, target: int) ->
     settings = apply_genome(checkpoint.rotary, best.genome, target)
     factors = ", ".join(f"{f:.3g}" for f in best.genome.factors)
     summary = (
-        f"best of {best.tried} sets of frequencies: wavelengths times {factors}, logits times "
+        f"best of {best.num_tried} sets of frequencies: wavelengths times {factors}, logits times "
         f"{best.genome.temperature**2:.3f}"
     )
     return Variant(

@@ -33,8 +33,8 @@ class RunningForward:
     encoding: the stack's encoding, prepared for its positions. positions: (len) or (batch, len),
     plus an axis of components if the encoding takes several; None if the model has none (ViT).
     documents: (len) or (batch, len), the document of each token in a packed row; None if there is
-    only one. has_mask: whether the caller gave an attention_mask. token: resets RUNNING_FORWARD
-    afterwards.
+    only one. has_mask: whether the caller gave an attention_mask. reset_token: resets
+    RUNNING_FORWARD afterwards.
     """
 
     stack: nn.Module
@@ -42,7 +42,7 @@ class RunningForward:
     positions: Tensor | range | None
     documents: Tensor | None = None
     has_mask: bool = False
-    token: Any = None
+    reset_token: Any = None
 
 
 @dataclass(eq=False)
@@ -52,8 +52,8 @@ class RunningAttention:
     positions and state are those of its queries, kv_positions and kv_state those of its keys: the
     same tokens, until a cache puts earlier ones in front.
 
-    layer: data of the module, a hooks.AttachedLayer. token: resets RUNNING_ATTENTION after the
-    call.
+    layer: data of the module, a hooks.AttachedLayer. reset_token: resets RUNNING_ATTENTION
+    after the call.
     computed_by_posenc: whether posenc's attention has computed it, and not an implementation that
     knows nothing of the encoding.
     """
@@ -66,7 +66,7 @@ class RunningAttention:
     kv_positions: Tensor | range
     kv_state: Tensor | None
     layer: Any
-    token: Any = None
+    reset_token: Any = None
     computed_by_posenc: bool = False
 
     def keep_first_keys(self, length: int) -> None:

@@ -152,7 +152,7 @@ def begin_stack(
         # but an encoding that changes them after this rotation needs not commute with it.
         kwargs = {**kwargs, "position_ids": positions}
     forward = RunningForward(stack, prepared, positions, documents, has_mask)
-    forward.token = RUNNING_FORWARD.set(forward)
+    forward.reset_token = RUNNING_FORWARD.set(forward)
     embeds = kwargs.get("inputs_embeds")
     if 1 in encoding.claims.places and embeds is not None:
         embeds = _add_to_embeddings(forward, embeds)
@@ -172,7 +172,7 @@ def end_stack(stack: nn.Module, args: tuple, kwargs: dict[str, Any], out: Any) -
     """Clear the record of the running forward, also after an exception."""
     forward = RUNNING_FORWARD.get()
     if forward is not None and forward.stack is stack:
-        RUNNING_FORWARD.reset(forward.token)
+        RUNNING_FORWARD.reset(forward.reset_token)
 
 
 def encode_embeddings(table: nn.Module, args: tuple, out: Tensor) -> Tensor:
@@ -246,7 +246,7 @@ def enter_attention(module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> N
         past = cached_states(cache, now, x.device)
     now.state = encoding.state(x, as_tensor(positions, x.device), past)
     now.kv_state = now.state
-    now.token = RUNNING_ATTENTION.set(now)
+    now.reset_token = RUNNING_ATTENTION.set(now)
 
 
 def _find_forward(
@@ -280,7 +280,7 @@ def leave_attention(module: nn.Module, args: tuple, kwargs: dict[str, Any], out:
     now = RUNNING_ATTENTION.get()
     if now is None or now.module is not module:
         return
-    RUNNING_ATTENTION.reset(now.token)
+    RUNNING_ATTENTION.reset(now.reset_token)
     has_returned = out is not None
     if has_returned and not now.computed_by_posenc:
         raise _bypass_error(module, "it did not call the attention interface of transformers")

@@ -35,7 +35,8 @@ def check_rotary_keys(raw: dict[str, Any], path: Path = Path("config.json")) -> 
     """
     new = _read_object(raw, "rope_parameters", path)
     old = _read_object(raw, "rope_scaling", path)
-    if new and old and _canonical_keys(_described_by_scaling(new, old)) != _canonical_keys(old):
+    comparable = _part_comparable_to_scaling(new, old)
+    if new and old and _canonical_keys(comparable) != _canonical_keys(old):
         raise ValueError(
             f"{path} has rope_parameters and another rope_scaling, and transformers takes "
             "rope_scaling: delete the one that is wrong."
@@ -146,7 +147,7 @@ def _is_list_of_positive_numbers(value: Any) -> bool:
     return isinstance(value, list) and bool(value) and all(map(is_positive, value))
 
 
-def _described_by_scaling(new: dict[str, Any], old: dict[str, Any]) -> dict[str, Any]:
+def _part_comparable_to_scaling(new: dict[str, Any], old: dict[str, Any]) -> dict[str, Any]:
     """Return the part of rope_parameters, `new`, that can be compared with rope_scaling, `old`: the
     keys of full attention if `old` has no layer types, else all."""
     nested = any(isinstance(value, dict) for value in old.values())

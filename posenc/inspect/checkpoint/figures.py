@@ -355,7 +355,9 @@ def _draw_layers(data: Data, rounding: float) -> Figure:
         for name, look in line_styles(list(settings)).items():
             layers = settings[name][x_label]
             changes = settings[name][y_label]
-            axes.plot(layers, np.maximum(changes, lowest), label=name, **look.points())
+            axes.plot(
+                layers, np.maximum(changes, lowest), label=name, **look.arguments_for_points()
+            )
         axes.set_yscale("log")
         axes.set_ylim(lowest / 2, 10)
         axes.set_yticks([lowest, 1e-6, 1e-3, 1], ["0", "10⁻⁶", "10⁻³", "1"])

@@ -89,7 +89,7 @@ def _draw_lines(data: Data) -> Figure:
         for name, look in line_styles(list(curves)).items():
             x = curves[name][x_label]
             y = curves[name][y_label]
-            axes.plot(x, y, label=name, **look.curve(len(x)))
+            axes.plot(x, y, label=name, **look.arguments_for_curve(len(x)))
         draw_legend_above(drawn)
     return drawn
 
@@ -243,7 +243,12 @@ def _draw_scores(data: Data) -> Figure:
         curves = split_by_series(data)
         for name, look in line_styles(list(curves)).items():
             part = curves[name]
-            axes.plot(part[x_label], part[y_label], label=name, **look.curve(len(part[x_label])))
+            axes.plot(
+                part[x_label],
+                part[y_label],
+                label=name,
+                **look.arguments_for_curve(len(part[x_label])),
+            )
             if LOW in part:
                 band_style = {"color": look.color, "alpha": 0.18, "linewidth": 0}
                 axes.fill_between(part[x_label], part[LOW], part[HIGH], **band_style)

@@ -89,14 +89,15 @@ class Judgement:
     """A spec sheet and what follows from it.
 
     near_and_far: None if a query sees a single token. takes_time: the interval of the relative time
-    excludes 1. pattern: layers after which a hybrid's encodings repeat; 1 if all layers are alike.
+    excludes 1. layers_per_pattern: those after which a hybrid's encodings repeat; 1 if all are
+    alike.
     """
 
     sheet: SpecSheet
     near_and_far: NearAndFar | None
     takes_time: bool
     limits: Limits
-    pattern: int
+    layers_per_pattern: int
 
     @property
     def is_untrained(self) -> bool:

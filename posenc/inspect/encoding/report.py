@@ -146,13 +146,17 @@ def answer_in_words(judgement: Judgement) -> str:
     near_and_far = near_and_far_in_words(judgement.near_and_far)
     limits = limits_in_words(judgement.limits, sheet)
     ends = limits.capitalize() if limits.startswith("nothing") else f"Where it ends: {limits}"
-    layers = f" {_FIRST_LAYER_NOTE.format(judgement.pattern)}" if judgement.pattern > 1 else ""
+    note = _first_layer_note(judgement)
+    layers = f" {note}" if note else ""
     cost = cost_in_words(judgement)
     return f"{before}{sheet.name} {near_and_far}. It costs {cost}. {ends}.{layers}"
 
 
-_FIRST_LAYER_NOTE = "This is its first layer: {} layers are a pattern."
-"""What is said of a hybrid, whose encodings repeat after so many layers."""
+def _first_layer_note(judgement: Judgement) -> str:
+    """Return what is said of a hybrid, whose encodings repeat after some layers; "" of others."""
+    if judgement.layers_per_pattern == 1:
+        return ""
+    return f"This is its first layer: {judgement.layers_per_pattern} layers are a pattern."
 
 
 def answer_table(judged: Sequence[Judgement]) -> Table:
@@ -172,7 +176,7 @@ def _answer_cells(judgement: Judgement) -> list[str | Cell]:
     near_and_far = near_and_far_in_words(judgement.near_and_far)
     if judgement.is_untrained:
         near_and_far = f"before training {near_and_far}"
-    note = _FIRST_LAYER_NOTE.format(judgement.pattern) if judgement.pattern > 1 else ""
+    note = _first_layer_note(judgement)
     limits = limits_in_words(judgement.limits, sheet)
     return [Cell(sheet.name, note), near_and_far, cost_in_words(judgement), limits]
 

@@ -120,14 +120,14 @@ class LineStyle(NamedTuple):
     linestyle: Any
     alpha: float | None = None
 
-    def points(self) -> dict[str, Any]:
+    def arguments_for_points(self) -> dict[str, Any]:
         """Return arguments of `plot` or `errorbar` for a line through a few measured points."""
         return self._asdict()
 
-    def curve(self, num_points: int) -> dict[str, Any]:
+    def arguments_for_curve(self, num_points: int) -> dict[str, Any]:
         """Return arguments of `plot` for a curve of many points, about six of them with a
         marker."""
-        return {**self.points(), "markevery": max(1, num_points // 6)}
+        return {**self.arguments_for_points(), "markevery": max(1, num_points // 6)}
 
 
 def line_styles(names: Sequence[str]) -> dict[str, LineStyle]:
@@ -265,7 +265,11 @@ def curves_by_length(
             x = part[x_label]
             y = part[y_label]
             has_markers = len(x) <= MAX_MARKERS
-            look = styles[name].points() if has_markers else styles[name].curve(len(x))
+            look = (
+                styles[name].arguments_for_points()
+                if has_markers
+                else styles[name].arguments_for_curve(len(x))
+            )
             label_and_gid = {"label": name, "gid": HOVER_PREFIX + name}
             if LOW in part:
                 bars = axes.errorbar(x, y, yerr=[y - part[LOW], part[HIGH] - y], **look)

@@ -1,7 +1,7 @@
 """Build one self-contained HTML page: text, tables and figures, without scripts or network.
 
 page = Page("Which encoding?", "six encodings, two seeds")
-page.section("Loss", "Lower is better.", Plot(chart, "Loss by position.", "alibi stays flat"))
+page.append_section("Loss", "Lower is better.", Plot(chart, "Loss by position.", "alibi is flat"))
 page.write("report.html")
 """
 
@@ -46,9 +46,9 @@ def page_of(report: Report) -> "Page":
     page = Page(report.title, report.subtitle)
     first = [Headline(report.headline)] if report.headline else []
     limits = [Limits(report.limits)] if report.limits else []
-    page.section("", *first, *limits, *map(Caution, report.cautions))
+    page.append_section("", *first, *limits, *map(Caution, report.cautions))
     for section in report.sections:
-        page.section(section.heading, *section.blocks)
+        page.append_section(section.heading, *section.blocks)
     return page
 
 
@@ -65,7 +65,7 @@ class Page:
         self.subtitle = subtitle
         self._sections: list[tuple[str, tuple[Block, ...]]] = []
 
-    def section(self, heading: str, *blocks: Block) -> None:
+    def append_section(self, heading: str, *blocks: Block) -> None:
         """Append a section; an empty heading is not shown."""
         self._sections.append((heading, blocks))
 

@@ -16,9 +16,8 @@ from posenc.dialects.writers.recipes import Recipe
 class Export:
     """An exported folder. folder: its current path. name: its final name. method: the method that
     stretched it. trained_length, new_length: the tokens that the original reads, and this one.
-    recipe: its config.json. meaning: the meaning of the recipe. saved: the config of the model in
-    memory. source, before: the original folder and its config, None if the weights were changed
-    too.
+    recipe: its config.json. meaning: the meaning of the recipe. saved_config: that of the model
+    in memory. original_folder, original_config: None if the weights were changed too.
     """
 
     folder: Path
@@ -28,9 +27,9 @@ class Export:
     new_length: int
     recipe: Recipe
     meaning: Meaning
-    saved: Mapping[str, Any]
-    source: Path | None = None
-    before: Mapping[str, Any] | None = None
+    saved_config: Mapping[str, Any]
+    original_folder: Path | None = None
+    original_config: Mapping[str, Any] | None = None
 
     @property
     def correct_runtimes(self) -> tuple[str, ...]:

@@ -79,7 +79,7 @@ def changed_rotary_keys(export: Export, name: str, before: Mapping[str, Any]) ->
 
     Raises: ValueError where it would compute something else with them.
     """
-    target = export.saved if name == "transformers-5" else export.recipe.config
+    target = export.saved_config if name == "transformers-5" else export.recipe.config
     changed = {k: target.get(k) for k in KEYS_BY_RUNTIME[name] if target.get(k) != before.get(k)}
     merged = {**before, **changed}
     if name == "transformers-5":

@@ -70,9 +70,9 @@ def dual_chunk_page(export: Export, extra: Mapping[str, Any]) -> str:
         "",
         *code_block("sh", f"{DUAL_CHUNK_VARIABLES} vllm serve {folder} {serve_it}"),
     ]
-    if export.source is not None:
-        source = shlex.quote(str(export.source))
-        lines += ["", f"The same from `{export.source}`, without this copy:"]
+    if export.original_folder is not None:
+        source = shlex.quote(str(export.original_folder))
+        lines += ["", f"The same from `{export.original_folder}`, without this copy:"]
         lines += code_block(
             "sh",
             f"{DUAL_CHUNK_VARIABLES} vllm serve {source} --hf-overrides {quoted_overrides} "
@@ -158,8 +158,10 @@ def _runtime_lines(export: Export, name: str) -> Iterator[str]:
     else:
         yield f"Not from this folder: {why}."
         yield from _fix_lines(export, name)
-    if export.source is not None and export.before is not None:
-        yield from original.lines_without_copy(export, name, export.source, export.before)
+    if export.original_folder is not None and export.original_config is not None:
+        yield from original.lines_without_copy(
+            export, name, export.original_folder, export.original_config
+        )
 
 
 def _fix_lines(export: Export, name: str) -> Iterator[str]:
