@@ -140,7 +140,7 @@ def cached_states(cache: Any, now: RunningAttention, device: torch.device) -> Te
     """
     index = now.layer.cache_index
     columns = cache.update.channels_by_layer.get(index)
-    if columns is None or columns.state is None:
+    if columns is None or columns.state_layout is None:
         return None
     keys = _joined_keys(cache, index)
     if keys is None:
