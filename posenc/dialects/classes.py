@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any
 
 from posenc.dialects.families import WITHOUT_ROTATION, all_families, facts_of_family
@@ -19,6 +20,8 @@ OTHER_ARCHITECTURES = {
 families.json, with what is known of them (vLLM 0.33.0, bailing_moe_linear.py:179)."""
 
 
+# Every class of a config is compared with those of all families, several times for each runtime.
+@lru_cache(maxsize=4096)
 def letters_and_digits(name: str) -> str:
     """Return a name in small letters and digits only, so that spellings of it compare equal.
 
@@ -75,6 +78,7 @@ def is_named_like(name: str, *families: str, exactly: bool) -> bool:
     return any(stem.startswith(right) or f"{stem}text" == right for right in right_stems)
 
 
+@lru_cache(maxsize=4096)
 def _class_name_without_task(name: str) -> str:
     """Return a class name in small letters, without the task that it ends with.
 
