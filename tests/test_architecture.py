@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from posenc.lazy import names_in_stub
+
 ROOT = Path(__file__).parents[1]
 
 # The command line and the public names are strings: what they name is loaded when asked for.
@@ -247,3 +249,31 @@ def test_loose_files_are_counted():
     names = [f"f{i}" for i in range(8)]
     house = {**HOUSE, **{f"posenc/{name}.py": "" for name in names}}
     assert violations(house, [*FLOORS, names]) == ["10 loose files in posenc/, more than 9"]
+
+
+def hidden_names(files: dict[str, str]) -> list[str]:
+    """The public names that a file of the same package would hide: once it is imported, Python
+    binds the module to its name in the package, where the function was."""
+    hidden = []
+    for stub, names in public_names().items():
+        package = stub.removesuffix("/__init__.pyi")
+        for name, module in names.items():
+            file = f"{package}/{name}.py"
+            is_that_module = f"{module}.{name}" == module_name(file)
+            if file in files and not is_that_module:
+                hidden.append(file)
+    return hidden
+
+
+def public_names() -> dict[str, dict[str, str]]:
+    """The module from which each stub takes its public names, by stub."""
+    stubs = (ROOT / "posenc").rglob("__init__.pyi")
+    return {
+        stub.relative_to(ROOT).as_posix(): names_in_stub(str(stub.with_suffix(".py")))
+        for stub in stubs
+    }
+
+
+def test_no_file_hides_a_public_name():
+    assert hidden_names(sources()) == []
+    assert hidden_names({"posenc/extend/run.py": ""}) == ["posenc/extend/run.py"]

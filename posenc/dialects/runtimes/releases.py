@@ -33,8 +33,8 @@ class Release(NamedTuple):
 @lru_cache
 def recorded_releases(line: int) -> tuple[Release, ...]:
     """Return the recorded releases of transformers 4 or 5, the oldest first."""
-    text = resources.files("posenc.dialects.runtimes").joinpath("releases.json").read_text("utf-8")
-    table: dict[str, Any] = json.loads(text)
+    file = resources.files("posenc.dialects.runtimes").joinpath("releases.json")
+    table: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
     found: list[Release] = []
     classes: frozenset[str] = frozenset()
     for version in sorted(table, key=version_numbers):
