@@ -257,7 +257,8 @@ def test_what_cannot_run_says_why():
     study = study_of(cannot)
     (row,) = summarise_tasks(study)
     assert row.cases[1].mean is None and row.cases[1].seeds == ()
-    (shown,) = report_of(conclude(study)).tables()["scores-copy"].rows
+    shown, *without_a_model = report_of(conclude(study)).tables()["scores-copy"].rows
+    assert {policy[1] for policy in without_a_model} == {"no model"}
     assert shown[3] == Cell("cannot", note="learned: it has 10 positions")
 
 
