@@ -130,7 +130,11 @@ def load_checkpoint(
 
 
 def _auto_class(config: Any, raw: dict[str, Any], folder: Path, encoder_decoder: bool) -> Any:
-    """Return the class of transformers that builds the model with the head that it was saved with.
+    """Return the class of transformers that builds the model: for a next token, or for masked ones.
+
+    An encoder such as BERT is in both lists of transformers, which builds a decoder of it for the
+    asking, with attention to both sides: its losses would be those of tokens that it has seen. So
+    it is masked unless its config or the class that it was saved with says that it is a decoder.
 
     Raises: ValueError for a model that predicts no tokens, or an encoder-decoder unless accepted.
     """
@@ -138,10 +142,16 @@ def _auto_class(config: Any, raw: dict[str, Any], folder: Path, encoder_decoder:
     causal = transformers.AutoModelForCausalLM
     masked = transformers.AutoModelForMaskedLM
     auto = causal
-    if any("MaskedLM" in name for name in raw.get("architectures") or []):
+    classes = raw.get("architectures") or []
+    says_decoder = getattr(config, "is_decoder", False) or any(
+        "CausalLM" in name or "LMHead" in name for name in classes
+    )
+    may_be_causal = type(config) in causal._model_mapping
+    may_be_masked = type(config) in masked._model_mapping
+    if may_be_masked and not (may_be_causal and says_decoder):
+        auto = masked  # even if the class is named otherwise, as BertForPreTraining
+    if any("MaskedLM" in name for name in classes):
         auto = masked
-    if type(config) not in causal._model_mapping and type(config) in masked._model_mapping:
-        auto = masked  # even if the class is named otherwise
     if config.is_encoder_decoder:
         if not encoder_decoder:
             raise ValueError(

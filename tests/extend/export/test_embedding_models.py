@@ -192,3 +192,14 @@ def test_two_stacks_are_refused_by_their_name(tmp_path):
     (tmp_path / "bart/config.json").write_text(json.dumps(config))
     with pytest.raises(ValueError, match="a bart model has an encoder and a decoder"):
         load_checkpoint(tmp_path / "bart")
+
+
+def test_an_encoder_saved_with_other_heads_is_no_decoder(tmp_path):
+    """transformers builds a decoder of BERT for the asking, and lets it see what comes next."""
+    sizes = {**SIZES, "max_position_embeddings": LENGTH}
+    encoder = transformers.BertForPreTraining(transformers.BertConfig(**sizes))
+    encoder.save_pretrained(tmp_path / "encoder")
+    assert load_checkpoint(tmp_path / "encoder").masked
+    decoder = transformers.BertLMHeadModel(transformers.BertConfig(**sizes, is_decoder=True))
+    decoder.save_pretrained(tmp_path / "decoder")
+    assert not load_checkpoint(tmp_path / "decoder").masked
