@@ -32,7 +32,7 @@ def extended(model: Path, method: str, out: Path) -> np.ndarray:
     ids = " ".join(str(3 + 11 * i % 250) for i in range(2 * TO))
     options = Options(windows=1, task=["none"])
     outcome = extend(model, TO, [ids, ids], method=method, out=out, as_ids=True, options=options)
-    with outcome.measured[method][0].active() as stretched, torch.inference_mode():
+    with outcome.measured[method][0].applied() as stretched, torch.inference_mode():
         return stretched(torch.tensor([TOKENS])).logits[0].numpy()
 
 
