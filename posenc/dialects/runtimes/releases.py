@@ -33,8 +33,9 @@ class Release(NamedTuple):
 @lru_cache
 def recorded_releases(line: int) -> tuple[Release, ...]:
     """Return the recorded releases of transformers 4 or 5, the oldest first."""
-    file = resources.files("posenc.dialects.runtimes").joinpath("releases.json")
-    table: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+    room = "posenc.dialects.runtimes"
+    text = resources.files(room).joinpath("releases.json").read_text(encoding="utf-8")
+    table: dict[str, Any] = json.loads(text)
     found: list[Release] = []
     classes: frozenset[str] = frozenset()
     for version in sorted(table, key=version_numbers):
