@@ -31,6 +31,24 @@ QWEN3 = {
     "vocab_size": 151936,
     "tie_word_embeddings": False,
 }
+QWEN3_5 = {
+    "architectures": ["Qwen3_5ForCausalLM"],
+    "model_type": "qwen3_5_text",
+    "hidden_size": 5120,
+    "num_attention_heads": 24,
+    "num_key_value_heads": 4,
+    "head_dim": 256,
+    "num_hidden_layers": 4,
+    "layer_types": [*["linear_attention"] * 3, "full_attention"],
+    "max_position_embeddings": 262144,
+    "rope_parameters": {
+        "rope_type": "default",
+        "rope_theta": 10000000,
+        "partial_rotary_factor": 0.25,
+        "mrope_section": [11, 11, 10],
+        "mrope_interleaved": True,
+    },
+}
 SIMPLE = {**BASE, "rope_theta": 10000.0}
 
 
@@ -44,15 +62,21 @@ def too_long(config, length=65536):
     return [f for f in judge(config, length=length) if f.code == "PD064"]
 
 
+def options_by_runtime(cure):
+    """The lines of a cure that are to be copied, by the runtime that they are for."""
+    lines = {}
+    for line in cure.split("\n"):
+        if line.startswith(COMMAND):
+            name, _, options = line.strip().partition(": ")
+            lines[name] = options
+    return lines
+
+
 def test_a_text_that_loops_gets_the_scaling_of_the_card_and_a_line_for_each_server(tmp_path):
     (hit,) = too_long(QWEN3)
     assert hit.severity == "E" and "meant for 40960" in hit.message
     assert "the scaling of Qwen3's card" in hit.cure and "posenc extend MODEL --to" in hit.cure
-    lines = {}
-    for line in hit.cure.split("\n"):
-        if line.startswith(COMMAND):
-            name, _, options = line.strip().partition(": ")
-            lines[name] = options
+    lines = options_by_runtime(hit.cure)
     assert set(lines) == {"vllm", "sglang", "llama.cpp"}
     assert lines["llama.cpp"] == (
         "--rope-scaling yarn --rope-scale 4 --yarn-orig-ctx 32768 -c 131072"
@@ -68,6 +92,30 @@ def test_a_text_that_loops_gets_the_scaling_of_the_card_and_a_line_for_each_serv
     assert code == 1 and "PD039" not in said and "would allow it" not in said
     assert any(line.startswith(COMMAND) and "--hf-overrides" in line for line in said.split("\n"))
     assert "--fix --out NEW" not in said.split("\n")[-1]
+
+
+@pytest.mark.parametrize("inside", ["", "text_config"])
+def test_the_scaling_of_a_hybrid_keeps_what_its_rope_dict_has(inside):
+    config = QWEN3_5
+    if inside:
+        config = {
+            "architectures": ["Qwen3_5ForConditionalGeneration"],
+            "model_type": "qwen3_5",
+            "text_config": QWEN3_5,
+        }
+    (hit,) = too_long(config, 500_000)
+    lines = options_by_runtime(hit.cure)
+    assert set(lines) == {"vllm", "sglang", "llama.cpp"}
+    assert lines["llama.cpp"].endswith("--yarn-orig-ctx 262144 -c 1048576")
+    wanted = floats.yarn_frequencies(64, 1e7, 4.0, 262144)  # a quarter of 256 channels
+    for server in ("vllm", "sglang"):
+        given = json.loads(shlex.split(lines[server])[1])
+        rope = (given[inside] if inside else given)["rope_parameters"]
+        assert rope["mrope_section"] == [11, 11, 10] and rope["mrope_interleaved"] is True
+        served = config_after_override(config, given, server)
+        computed = emulate(served, 1_000_000, [server])[server]
+        assert computed.error is None and computed.max_length == 1048576
+        assert computed.layers["all"].inv_freq == pytest.approx(wanted)
 
 
 @pytest.mark.parametrize("card", CARDS, ids=lambda card: card.name)

@@ -49,7 +49,7 @@ SCALED_FAMILIES = (
     ScaledFamily("exaone", 1000000.0, 8192, "EXAONE 3.5"),
     ScaledFamily("exaone4", 1000000.0, 8192, "EXAONE 4.0"),
 )
-"""Read in their published config.json: rope_type llama3, original_max_position_embeddings 8192."""
+"""As their published config.json says: rope_type llama3, original_max_position_embeddings 8192."""
 
 
 @rule("PD034", "E")

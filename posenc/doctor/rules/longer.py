@@ -32,9 +32,9 @@ CARDS = (
     Card(("qwen3", "qwen3_moe"), 32768, 4.0, "Qwen3"),
     Card(("qwen3_vl_text", "qwen3_vl_moe_text"), 262144, 3.0, "Qwen3-VL"),
     Card(("smollm3",), 65536, 2.0, "SmolLM3"),
-    Card(("glm4",), 32768, 4.0, "GLM-4"),
+    Card(("qwen3_5_text", "qwen3_5_moe_text"), 262144, 4.0, "Qwen3.5"),
 )
-"""Read in the models' cards on the Hugging Face Hub: yarn, which the files leave out."""
+"""As the models' cards on the Hugging Face Hub say: yarn, which the files leave out."""
 NEAR = 1.5
 """A card speaks of a file whose stated length is at most so many times the card's trained length:
 Qwen3's files say 40960 for 32768 tokens. Chosen, not derived."""
