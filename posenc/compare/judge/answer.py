@@ -12,7 +12,7 @@ from typing import NamedTuple
 from posenc.compare.judge import words
 from posenc.compare.judge.judgement import Judgement, judge, why_unsure
 from posenc.compare.judge.limits import limits_of
-from posenc.compare.judge.places import near_and_far
+from posenc.compare.judge.places import failed_trials, near_and_far
 from posenc.compare.judge.standing import (
     Standing,
     metric_beyond,
@@ -55,7 +55,7 @@ def answer_and_choices(study: Study) -> Answer:
     What failed and what was not checked comes first, then the user's own encodings, then the row
     to take. None of these is ever left out.
     """
-    failed = _failed_trials(study)
+    failed = failed_trials(study)
     if not study.finished:
         return Answer(words.nothing_finished(failed), [], [])
     judgement = judge(study) if any(r.config.task == TEXT for r in study.finished) else None
@@ -89,13 +89,6 @@ def limits(study: Study) -> str:
     if not study.finished:
         return ""
     return " ".join([*words.limit_sentences(limits_of(study)), *_sentences_on_exclusions(study)])
-
-
-def _failed_trials(study: Study) -> dict[str, tuple[int, int]]:
-    """Return how many trials failed, and of how many, by encoding; only those with any."""
-    planned = [trial.encoding for trial in study.trials]
-    failed = [result.config.encoding for result in study.failed]
-    return {name: (failed.count(name), planned.count(name)) for name in dict.fromkeys(failed)}
 
 
 def _taken(judgement: Judgement) -> list[str]:

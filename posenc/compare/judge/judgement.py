@@ -1,8 +1,8 @@
 """What a study says, without words: which row to take, how sure that is, and what speaks against
-it. `sentences.py` writes it."""
+it. Its sentences stand in `words.py`."""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from statistics import fmean, stdev
@@ -77,7 +77,6 @@ class Judgement:
     untrained: if all models are above it, what a table of bytes has: its order (1 for single bytes,
         2 for pairs) and its bits per byte; then there is no choice.
     only: the only encoding; None if there are more.
-    failed: trials that failed, and how many were planned, by encoding.
     own: the user's own encodings against all others, by place.
     cost: what training took; None if it was not measured on one processor.
     """
@@ -88,7 +87,6 @@ class Judgement:
     taken: str | None = None
     untrained: tuple[int, float] | None = None
     only: str | None = None
-    failed: Mapping[str, tuple[int, int]] | None = None
     own: tuple[OwnAgainst, ...] = ()
     cost: EqualTime | None = None
 
@@ -103,7 +101,7 @@ def judge(study: Study) -> Judgement:
     text = study.of_task(TEXT)
     places = near_and_far(text)
     own = tuple(_own_against_others(text, places))
-    common = {"places": places, "failed": places.failed, "own": own}
+    common = {"places": places, "own": own}
     if places.near is None:
         return Judgement(**common)
     untrained = _table_that_is_better(text, places.near)
@@ -153,26 +151,62 @@ def choose(
     """Return the row to take in one place, and how sure that is. Rows of one encoding are no
     rivals, and one with failed trials is never sure."""
     encoding_of = places.encoding_of
-    leader = standing.order[0]
     tied = _one_of_each_encoding(standing.contenders, encoding_of)
-    rivals = [name for name in standing.order if encoding_of[name] != encoding_of[leader]]
-    tied_encodings = {encoding_of[name] for name in tied}
-    beaten = [name for name in rivals if encoding_of[name] not in tied_encodings]
-    behind = (beaten[0], standing.gap(beaten[0], leader)) if beaten else None
-    bits = {name: standing.mean(name) for name in tied}
     why = why_unsure(standing)
-    if len(tied) > 1 or why is not None:
-        # Without an interval all are tied, and the lowest loss is the best guess.
-        taken = leader if why else served_then_cheap(tied, encoding_of, cost)
-        return Choice(standing.where, TIED, taken, tied, bits, behind, None, why)
-    leads = {name: standing.gap(name, leader).value for name in rivals}
+    if len(tied) == 1 and why is None:
+        return _choose_leader(standing, places, drift)
+    # Without an interval nothing tells the tied apart, and the lowest loss is the best guess.
+    taken = served_then_cheap(tied, encoding_of, cost) if why is None else standing.order[0]
+    tied_encodings = {encoding_of[name] for name in tied}
+    return Choice(
+        where=standing.where,
+        sure=TIED,
+        taken=taken,
+        tied=tied,
+        bits={name: standing.mean(name) for name in tied},
+        behind=_best_behind(standing, _rows_of_other_encodings(standing, places, tied_encodings)),
+        why_unsure=why,
+    )
+
+
+def _choose_leader(standing: Standing, places: Places, drift: DriftOfLeads) -> Choice:
+    """Return the choice of the first row of a place, from which all others are told."""
+    leader = standing.order[0]
+    encoding = places.encoding_of[leader]
+    rivals = _rows_of_other_encodings(standing, places, {encoding})
     drifts = {name: drift.of(leader, name) for name in rivals}
-    holds = all(number is not None and leads[name] > number for name, number in drifts.items())
-    sure = USE if holds and encoding_of[leader] not in places.failed else LEADS
-    of_next = drifts[behind[0]] if behind else None
-    over_windows = standing.windows.get((behind[0], leader)) if behind else None
-    text_may_turn = over_windows is not None and not over_windows.significant
-    return Choice(standing.where, sure, leader, tied, bits, behind, of_next, None, text_may_turn)
+    # A rival whose drift is unknown might pass the leader.
+    lead_holds = all(
+        bits is not None and standing.gap(name, leader).value > bits
+        for name, bits in drifts.items()
+    )
+    has_no_failures = encoding not in places.failed
+    behind = _best_behind(standing, rivals)
+    over_windows = None
+    if behind is not None:
+        over_windows = standing.windows.get((behind[0], leader))
+    return Choice(
+        where=standing.where,
+        sure=USE if lead_holds and has_no_failures else LEADS,
+        taken=leader,
+        tied=(leader,),
+        bits={leader: standing.mean(leader)},
+        behind=behind,
+        drift=None if behind is None else drifts[behind[0]],
+        text_may_turn=over_windows is not None and not over_windows.significant,
+    )
+
+
+def _rows_of_other_encodings(
+    standing: Standing, places: Places, encodings: Collection[str]
+) -> list[str]:
+    """Return the rows of a standing that are of none of these encodings, best mean first."""
+    return [name for name in standing.order if places.encoding_of[name] not in encodings]
+
+
+def _best_behind(standing: Standing, beaten: Sequence[str]) -> tuple[str, Gap] | None:
+    """Return the first of the beaten rows and by how much it is behind; None if there is none."""
+    return (beaten[0], standing.gap(beaten[0])) if beaten else None
 
 
 def _one_of_each_encoding(names: Sequence[str], encoding_of: Mapping[str, str]) -> tuple[str, ...]:

@@ -23,18 +23,20 @@ HYBRIDS = ("rnope", "rnope_swa", "irope")
 
 @dataclass(frozen=True)
 class Limits:
-    """Facts that limit an answer. Seven must hold for it to transfer to a larger model; those of
-    which a field says that they do not hold are named.
+    """Facts that limit an answer. Seven points must hold for it to transfer to a larger model;
+    their numbers are in brackets, and those that do not hold are named. No study holds point 4: the
+    time on the hardware and servers of the user.
 
     seeds: of an encoding, for the task that has the fewest. tasks: generated ones.
     parameters, steps: of the models; steps is None if trials differ.
     falling: bits per byte that the last doubling of the steps saved; None if unknown.
     may_turn: bits of difference that another doubling may turn; None if unknown.
-    rates_searched: each encoding has its own rate, chosen by validation. (1)
+    rates_searched: each encoding has a learning rate of its own, chosen by validation. (1)
+    knobs_searched: so has its own knob, the factor of its tables, RoPE's base, ALiBi's slopes or
+        T5's scale. (1)
     has_retrieval: generated tasks ask for facts that are far away. (2)
     absent: baselines that people run and that are not among the rows: "window" for RoPE read in a
         window, "tuned" for RoPE after a short tuning, "hybrid". (3)
-    has_time: training time was measured for all on one processor. (4; never on another's servers)
     sizes: number of sizes of the model. (5)
     tokens_per_parameter: bytes of training text for each parameter; None without a text. (6)
     far_context_saves: the most bits per byte that any row saves on far bytes by context from beyond
@@ -51,6 +53,7 @@ class Limits:
     falling: float | None
     may_turn: float | None
     rates_searched: bool
+    knobs_searched: bool
     has_retrieval: bool
     absent: tuple[str, ...]
     sizes: int
@@ -82,6 +85,9 @@ def limits_of(study: Study) -> Limits:
         falling=falling,
         may_turn=may_turn,
         rates_searched=any(check.task == TEXT for check in study.rates),
+        knobs_searched=any(
+            check.task == TEXT and check.plain_at is not None for check in study.rates
+        ),
         has_retrieval=bool(study.sequence_tasks),
         absent=_absent_baselines([(row.encoding, row.reading) for row in rows]),
         sizes=len(sizes),

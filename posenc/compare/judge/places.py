@@ -1,6 +1,7 @@
 """The two places that an answer judges: near bytes and far bytes, each as a Standing of rows."""
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import fmean, stdev
@@ -66,7 +67,7 @@ def near_and_far(study: Study) -> Places:
     text = study.of_task(TEXT)
     if not text.trials:
         return Places(None, None, {}, {}, why_no_far="there is no text")
-    failed = _failed_trials(text)
+    failed = failed_trials(text)
     rows = _rows_that_count(text, failed)
     positions = {_key(result.config): result for result in text.finished}
     far_losses: dict[str, Values] = {}  # by encoding, row and seed
@@ -135,6 +136,14 @@ def far_bits(row: Row, result: TrialResult) -> float | None:
     return total / sum(sizes)
 
 
+def failed_trials(study: Study) -> dict[str, tuple[int, int]]:
+    """Return how many trials failed, and of how many planned ones, by encoding; only encodings with
+    a failed trial."""
+    planned = Counter(trial.encoding for trial in study.trials)
+    failed = Counter(result.config.encoding for result in study.failed)
+    return {name: (count, planned[name]) for name, count in failed.items()}
+
+
 def standings(study: Study) -> list[Standing]:
     """Return the standings on near and on far bytes, where a row has a number."""
     return near_and_far(study).all
@@ -168,13 +177,6 @@ def far_words(study: Study) -> str:
 
 def _near_words(study: Study) -> str:
     return f"{study.trials[0].train_length:,} bytes"
-
-
-def _failed_trials(text: Study) -> dict[str, tuple[int, int]]:
-    """Return how many trials failed, and of how many, by encoding; only those with any."""
-    planned = [trial.encoding for trial in text.trials]
-    failed = [result.config.encoding for result in text.failed]
-    return {name: (failed.count(name), planned.count(name)) for name in dict.fromkeys(failed)}
 
 
 def _rows_that_count(text: Study, failed: Mapping[str, tuple[int, int]]) -> list[Row]:

@@ -11,18 +11,19 @@ _BY_NAME = {
     "ntk": SERVERS,
     "yarn": SERVERS,
     "llama3": SERVERS,
-    "rnope": ("vLLM", "SGLang", "llama.cpp", "mlx-lm", "transformers"),
-    "rnope_swa": ("vLLM", "SGLang", "llama.cpp", "mlx-lm", "transformers"),
-    "irope": ("vLLM", "SGLang", "llama.cpp", "mlx-lm", "transformers"),
-    "longrope": ("vLLM", "SGLang", "llama.cpp", "mlx-lm", "transformers"),
+    "longrope": SERVERS,
+    "rnope": SERVERS,
+    "rnope_swa": SERVERS,
+    "irope": SERVERS,
+    "learned": SERVERS,
     "alibi": ("vLLM", "llama.cpp", "transformers"),
-    "learned": ("vLLM", "SGLang", "llama.cpp", "mlx-lm", "transformers"),
-    "sinusoidal": ("transformers",),
     "t5": ("llama.cpp", "transformers"),
+    "sinusoidal": ("transformers",),
 }
-"""Programs with a decoder of this encoding, as of November 2026: SmolLM3 and Command A are RNoPE,
-Llama 4 iRoPE, BLOOM and MPT ALiBi, GPT-2 learned, T5's own decoder T5. Of an encoding that is not
-here no such decoder is known."""
+"""Programs with a decoder of this encoding: SmolLM3 and Command A are RNoPE, Llama 4 iRoPE, BLOOM
+and MPT ALiBi, GPT-2 learned, T5's own decoder T5. Read in vLLM 0.33.0, SGLang 0.5.23 and mlx-lm
+0.32.2, and in llama.cpp and transformers of November 2026. Of an encoding that is not here no such
+decoder is known."""
 
 
 def servers_of(encoding: str) -> tuple[str, ...]:

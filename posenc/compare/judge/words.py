@@ -472,8 +472,11 @@ def _not_tested(limits: Limits) -> list[str]:
         "tuned": "RoPE tuned at length",
         "hybrid": "hybrids with layers without positions",
     }
-    tuning = "bases, slopes and scales" if limits.rates_searched else "rates for each encoding"
-    parts = [tuning]
+    parts = []
+    if not limits.rates_searched:
+        parts.append("rates, bases, slopes and scales of each encoding")
+    elif not limits.knobs_searched:
+        parts.append("bases, slopes and scales")
     if not limits.has_retrieval:
         parts.append("finding facts far away")
     parts += [baselines[name] for name in limits.absent]

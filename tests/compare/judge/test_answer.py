@@ -438,9 +438,9 @@ def test_what_the_study_cannot_say():
     )
     named = text.partition("Not tested: ")[2].partition(".")[0]
     assert named == (
-        "rates for each encoding, finding facts far away, RoPE in a window, RoPE tuned at length, "
-        "hybrids with layers without positions, another size, documents kept apart and your "
-        "hardware and server"
+        "rates, bases, slopes and scales of each encoding, finding facts far away, RoPE in a "
+        "window, RoPE tuned at length, hybrids with layers without positions, another size, "
+        "documents kept apart and your hardware and server"
     )
     assert text.endswith(
         "Far context saves at most 0.000 bits here: far losses show what breaks, not what is used."
@@ -464,6 +464,22 @@ def test_what_was_tested_is_not_named_as_missing():
         for r in made
     ]
     assert "Far context saves up to 0.30 bits here." in limits(study(*saves))
+
+
+@pytest.mark.parametrize(
+    ("plain_at", "task", "begin"),
+    [
+        (None, TEXT, "bases, slopes and scales, finding"),
+        (0, TEXT, "finding facts"),
+        (0, "copy", "rates, bases, slopes and scales of each encoding, finding"),
+    ],
+)
+def test_what_was_searched_is_not_named_as_missing(plain_at, task, begin):
+    """plain_at: None where only rates were searched, an index where also knobs were."""
+    tried = tuple(RateTried(rate, 2.5, None) for rate in (0.1, 0.2, 0.4))
+    check = RateCheck(task, "t5", tried, 0.2, plain_at=plain_at)
+    named = limits(dataclasses.replace(six(), rates=(check,))).partition("Not tested: ")[2]
+    assert named.startswith(begin)
 
 
 def without_far(given):
