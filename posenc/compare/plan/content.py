@@ -40,13 +40,14 @@ try.
 
 
 def check_content(source: TextSource) -> str:
-    """Look at a sample of each file, and return a note for the user on zero bytes or copies; "" if
-    there are none.
+    """Look at a sample of each file, and return a note for the user: on the last file with zero
+    bytes, and on the last copy of another file. "; " joins the two; "" if there is neither.
 
     Raises: ValueError for a text that is compressed, encrypted or random, or repeats itself.
     """
     text = b""
-    note = ""
+    note_on_zeros = ""
+    note_on_copies = ""
     first_with: dict[bytes, Path] = {}
     is_split_by_file = len(source.files) > 2
     for _, path in source.files:
@@ -56,17 +57,19 @@ def check_content(source: TextSource) -> str:
         _refuse_format(path, sample)
         _refuse_random(path, sample)
         if b"\0" in sample:
-            note = f"{path} is binary or UTF-16, with zero bytes; it is compared byte by byte"
+            note_on_zeros = (
+                f"{path} is binary or UTF-16, with zero bytes; it is compared byte by byte"
+            )
         other = first_with.setdefault(hashlib.sha256(sample).digest(), path)
         is_copy = other != path and len(sample) >= MIN_BYTES
         if is_copy and is_split_by_file:
-            note = (
+            note_on_copies = (
                 f"{path} looks like a copy of {other}; copies may bring training text into the test"
             )
         if len(text) < SAMPLE_BYTES:
             text += sample
     _refuse_repetition(source.name, text)
-    return note
+    return "; ".join(note for note in (note_on_zeros, note_on_copies) if note)
 
 
 def _refuse_format(path: Path, sample: bytes) -> None:

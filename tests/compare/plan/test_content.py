@@ -112,6 +112,15 @@ def test_copies_of_a_file_that_may_be_test_and_training_are_noted(tmp_path, num_
     assert ("1.md looks like a copy of " in note and "0.md; copies" in note) == noted
 
 
+def test_a_note_on_copies_leaves_that_on_zero_bytes(tmp_path):
+    binary = b"\0\1\0\7" + PROSE
+    for name, content in {"0.md": binary, "1.md": binary, "2.md": PROSE[::-1]}.items():
+        (tmp_path / name).write_bytes(content)
+    on_zeros, on_copies = check_content(find_text([str(tmp_path)])).split("byte by byte; ")
+    assert on_zeros.endswith("1.md is binary or UTF-16, with zero bytes; it is compared ")
+    assert "1.md looks like a copy of " in on_copies
+
+
 @pytest.mark.parametrize(
     ("name", "said"),
     [
