@@ -176,13 +176,19 @@ def next_token_loss(model: Any, tokens: Tensor, trained: int, teacher: Any) -> T
 
 
 def masked_token_loss(model: Any, tokens: Tensor, mask_token: int) -> Tensor:
-    """Return the mean loss in nats of the tokens that are replaced by `mask_token`. The text
-    determines which ones, so that a restart masks the same."""
+    """Return the mean loss in nats of the tokens that are replaced by `mask_token`: about
+    MASKED_SHARE of them, and at least one.
+
+    tokens: (rows, length). They determine which ones are replaced, so that a restart masks the
+    same.
+    """
     generator = torch.Generator().manual_seed(int(tokens.sum()))
-    hidden = torch.rand(tokens.shape, generator=generator) < MASKED_SHARE
-    logits = model(tokens.masked_fill(hidden, mask_token).to(model.device)).logits
+    draws = torch.rand(tokens.shape, generator=generator)
+    # Of a few tokens none may be drawn, and the mean over none is NaN: the smallest is masked.
+    is_masked = (draws < MASKED_SHARE) | (draws == draws.min())
+    logits = model(tokens.masked_fill(is_masked, mask_token).to(model.device)).logits
     return F.cross_entropy(
-        logits[hidden.to(logits.device)].float(), tokens[hidden].to(logits.device)
+        logits[is_masked.to(logits.device)].float(), tokens[is_masked].to(logits.device)
     )
 
 
