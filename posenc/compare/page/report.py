@@ -209,7 +209,7 @@ def _near_cell(name: str, seeds: Sequence[Row], places: Places) -> Value:
     known = [row.near.bits_per_byte for row in seeds if row.near.bits_per_byte is not None]
     if len(known) < len(seeds):
         cannot = next(row.near.cannot for row in seeds if row.near.bits_per_byte is None)
-        return Cell("cannot", note=f"{name}: {cannot or 'no reason given'}")
+        return Cell("cannot", note=f"{name}: {cannot}")
     return Number(fmean(known), form=".3f")
 
 
@@ -239,13 +239,16 @@ def _judged_cell(standing: Standing, name: str) -> Cell:
 
 
 def _window_cell(name: str, length: int, seeds: Sequence[Row]) -> Value:
-    """Return the cell of a row's mean loss over whole windows of one length."""
+    """Return the cell of a row's mean loss over whole windows of one length; None, a dash, where
+    the row was not read at that length: a window and a tuning are read at the judged ones only."""
     scores = [row.loss[length] for row in seeds if length in row.loss]
-    bits = [score.bits_per_byte for score in scores if score.bits_per_byte is not None]
-    if scores and len(bits) == len(scores):
-        return Number(fmean(bits), form=".3f")
-    reason = next((score.cannot for score in scores if score.cannot), "no reason given")
-    return Cell("cannot", note=f"{name}: {reason}")
+    if not scores:
+        return None
+    known = [score.bits_per_byte for score in scores if score.bits_per_byte is not None]
+    if len(known) < len(scores):
+        cannot = next(score.cannot for score in scores if score.bits_per_byte is None)
+        return Cell("cannot", note=f"{name}: {cannot}")
+    return Number(fmean(known), form=".3f")
 
 
 def _speed(seeds: Sequence[Row]) -> int | None:

@@ -169,6 +169,27 @@ def test_the_text_table_has_means_over_seeds_in_every_reading():
     assert near["rope in a window"].value == near["rope"].value == 4.5
 
 
+def test_a_length_at_which_a_row_was_not_read_has_a_dash():
+    """A window is read at the training length and at the longest only, and nothing hinders it."""
+
+    def as_used(each):
+        (window,) = each.readings
+        judged = tuple(score for score in window.by_length if score.length != 256)
+        return replace(each, readings=(replace(window, by_length=judged),))
+
+    lengths = tuple(LengthScore(n, None, "it has 64 positions") for n in CONFIG.test_lengths[1:])
+    short = replace(STUDY.results[2], by_length=(LengthScore(128, 2.1), *lengths))
+    rope = [as_used(each) for each in STUDY.results[:2]]
+    report = report_of(conclude(study_of(*rope, short)))
+    table = report.tables()["text"]
+    at_256 = [getattr(heading, "text", heading) for heading in table.header].index("256 bytes")
+    cells = {row[0]: row[at_256] for row in table.rows}
+    assert cells["rope in a window"] is None
+    assert cells["rope"].value == 4.0
+    assert cells["alibi"].text == "cannot"
+    assert cells["alibi"].note == "alibi: it has 64 positions"
+
+
 def test_a_row_without_a_loss_comes_last():
     """By far loss first, then by near loss; what could not run has neither."""
     near_only = replace(result("rope", 0, 2.0), far=())
