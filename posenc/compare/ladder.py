@@ -1,6 +1,7 @@
 """Compare in models of several sizes: a ladder of runs, and a page of each lead over size."""
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -57,6 +58,18 @@ def run_sizes(options: Options, *, show: bool = True) -> Study:
     folder = options.out or RUNS / f"sizes-{hashlib.sha256(hashes.encode()).hexdigest()[:8]}"
     make_folder(folder)
     prepare_page_and_figures(options.figures, folder / "report.html")
+    studies, failures = _train_every_size(ladder, folder)
+    _write_report([*studies, *joined.values()], folder, options, show)
+    if failures:
+        raise RunFailed(" ".join(failures))
+    return studies[-1]
+
+
+def _train_every_size(
+    ladder: Sequence[tuple[str, Options]], folder: Path
+) -> tuple[list[Study], list[str]]:
+    """Run the comparison of every size in a folder of its name inside `folder`. Return the studies,
+    and a line for each size in which a trial failed: the others are trained nevertheless."""
     studies: list[Study] = []
     failures: list[str] = []
     for name, sized in ladder:
@@ -65,16 +78,18 @@ def run_sizes(options: Options, *, show: bool = True) -> Study:
         except RunFailed as failure:
             failures.append(f"{name}: {failure}")
             studies.append(_read_run(folder / name))
-    losses = [losses_of_size(study) for study in (*studies, *joined.values())]
+    return studies, failures
+
+
+def _write_report(studies: Sequence[Study], folder: Path, options: Options, show: bool) -> None:
+    """Write the page of all sizes and the figures that were asked for; with `show`, print it."""
+    losses = [losses_of_size(study) for study in studies]
     report = report_of_ladder(sorted(losses, key=lambda size: size.parameters))
     for line in write_page(page_of(report), folder / "report.html", options.figures):
         say(stderr(), line)
     if show:
         print_report(report, options.as_json)
     say(stderr(), f"Report of all sizes: {folder / 'report.html'}")
-    if failures:
-        raise RunFailed(" ".join(failures))
-    return studies[-1]
 
 
 def _options_by_size(options: Options) -> list[tuple[str, Options]]:

@@ -79,26 +79,36 @@ def _table_row(
 ) -> list[Value]:
     """Return the table's row of an encoding in a reading: means over seeds."""
     near = [row.near.bits_per_byte for row in rows if row.near.bits_per_byte is not None]
-    scores = _far_scores(rows, longest)
-    cells: list[Value] = [name, Number(fmean(near), form=".3f") if near else None]
+    near_cell = Number(fmean(near), form=".3f") if near else None
+    far_cells = _far_cells(name, _far_scores(rows, longest))
+    return [name, near_cell, *far_cells, *_time_cells(rows, equal)]
+
+
+def _far_cells(name: str, scores: Sequence[FarScore]) -> list[Value]:
+    """Return the cells of a row on far bytes: loss, loss with near context, what far context
+    saves."""
     cannot = next((score.cannot for score in scores if score.cannot), None)
     far = [score.far for score in scores if score.far is not None]
     with_near = [score.far_near for score in scores if score.far_near is not None]
     if cannot is not None or not far or not with_near:
-        cells += [Cell("cannot", note=f"{name}: {cannot or 'not measured'}"), None, None]
-    else:
-        cells += [Number(fmean(far), form=".3f"), Number(fmean(with_near), form=".3f")]
-        cells.append(saved_by_context(scores))
+        return [Cell("cannot", note=f"{name}: {cannot or 'not measured'}"), None, None]
+    far_cell = Number(fmean(far), form=".3f")
+    near_context_cell = Number(fmean(with_near), form=".3f")
+    return [far_cell, near_context_cell, saved_by_context(scores)]
+
+
+def _time_cells(rows: Sequence[Row], equal: EqualTime | None) -> list[Value]:
+    """Return the cells of a row on time: what training costs, and the loss at equal time; None
+    where time was not measured."""
     encoding = rows[0].encoding
-    is_trained = rows[0].reading == "trained"
-    cost = None
-    at_time = None
-    if equal is not None and encoding in equal.costs:
-        tuning = [row.seconds / row.trained_seconds for row in rows if row.seconds]
-        cost = Number(equal.costs[encoding] * fmean(tuning or [1.0]), form=".2f")
-        losses = equal.losses.get(encoding, {})
-        at_time = Number(fmean(losses.values()), form=".3f") if losses and is_trained else None
-    return [*cells, cost, at_time]
+    if equal is None or encoding not in equal.costs:
+        return [None, None]
+    with_tuning = [row.seconds / row.trained_seconds for row in rows if row.seconds]
+    cost = Number(equal.costs[encoding] * fmean(with_tuning or [1.0]), form=".2f")
+    losses = equal.losses.get(encoding, {})
+    # The curve is that of training as usual: other readings have none of their own.
+    has_curve = bool(losses) and rows[0].reading == "trained"
+    return [cost, Number(fmean(losses.values()), form=".3f") if has_curve else None]
 
 
 def saved_by_context(scores: Sequence[FarScore]) -> Number | None:
