@@ -155,7 +155,8 @@ docs: .venv/.installed-docs
 
 TESTERS := beartype hypothesis mpmath pytest pytest-xdist pyyaml
 RELEASES := tests/attend tests/encodings tests/frequencies tests/models tests/nn tests/hf \
-	tests/compare tests/extend tests/inspect tests/report tests/statistics tests/testing \
+	tests/compare tests/extend tests/inspect tests/report tests/files tests/machine tests/command_line \
+	tests/statistics tests/testing \
 	tests/test_cli.py tests/test_cookbook.py tests/test_package.py
 # Seconds, 0 for any number; what has failed by then is listed.
 LIMIT ?= 0

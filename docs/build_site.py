@@ -25,7 +25,7 @@ from posenc.encodings.registry import create, entry, names
 from posenc.inspect.encoding import figures
 from posenc.inspect.encoding.scores import decay
 from posenc.list import build_rows
-from posenc.report.page.drawing import write_svg
+from posenc.report.drawing import write_svg
 
 DOCS = Path(__file__).parent
 ROOT = DOCS.parent

@@ -49,7 +49,7 @@ def write(path: Path) -> None:
     """Draw the lines."""
     from matplotlib.ticker import FuncFormatter
 
-    from posenc.report.page.drawing import draw_legend_above, figure, line_styles, write_svg
+    from posenc.report.drawing import draw_legend_above, figure, line_styles, write_svg
 
     waves = lines()
     said = "; ".join(f"{label}, up to {max(each):,.0f} tokens" for label, each in waves.items())

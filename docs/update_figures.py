@@ -19,8 +19,8 @@ from posenc.encodings.registry import create
 from posenc.inspect.encoding import figures
 from posenc.inspect.encoding.precision import exact_frequencies_of
 from posenc.inspect.encoding.scores import decay
-from posenc.report.page.drawing import write_svg
-from posenc.report.page.page import Plot, describe_plot
+from posenc.report.drawing import write_svg
+from posenc.report.html_page import Plot, describe_plot
 
 FIGURES = Path(__file__).parent / "figures"
 SHAPE = ModelShape(512, 8, head_dim=64, train_length=2048)

@@ -19,8 +19,8 @@ from posenc.compare.judge.summary import context_gains, summarise
 from posenc.compare.page import figures
 from posenc.compare.page.figures import task_plots
 from posenc.compare.results import Study
-from posenc.report.page.chart import describe_curve_ends
-from posenc.report.page.drawing import INK, draw_legend_above, figure, line_styles, write_svg
+from posenc.report.chart import describe_curve_ends
+from posenc.report.drawing import INK, draw_legend_above, figure, line_styles, write_svg
 from posenc.tasks.known import TEXT
 
 FIGURES = Path(__file__).parent / "figures"

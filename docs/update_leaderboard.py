@@ -16,9 +16,9 @@ from posenc.compare.page.facts import facts_of_leaderboard
 from posenc.compare.page.figures import task_plots
 from posenc.compare.reports import board, leaderboard
 from posenc.compare.results import Study
-from posenc.report.files.atomic import write_atomically
-from posenc.report.files.record import seal
-from posenc.report.page.drawing import write_svg
+from posenc.files.atomic import write_atomically
+from posenc.files.sealed_json import seal
+from posenc.report.drawing import write_svg
 from posenc.tasks.known import TASKS, TEXT
 
 DOCS = Path(__file__).parent

@@ -8,8 +8,8 @@ from pathlib import Path
 from posenc.compare.judge.places import best_first
 from posenc.compare.page.figures import chart_by_length
 from posenc.compare.results import Study
-from posenc.report.page.chart import describe_curve_ends
-from posenc.report.page.drawing import ranked_styles, write_svg
+from posenc.report.chart import describe_curve_ends
+from posenc.report.drawing import ranked_styles, write_svg
 
 if __name__ == "__main__":
     source, target = map(Path, sys.argv[1:])

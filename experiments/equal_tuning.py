@@ -18,7 +18,7 @@ from posenc.compare.plan.tuning_grid import CHOICES, RecordedChoices, recipe_of
 from posenc.compare.trial.config import TrialConfig, write_trial
 from posenc.compare.trial.files import is_done, load_results
 from posenc.compare.trial.run_trial import run_trial
-from posenc.report.files.opened import make_folder, make_inside
+from posenc.files.opening import make_folder, make_inside
 
 
 def main(folder: Path) -> None:

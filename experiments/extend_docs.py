@@ -10,8 +10,8 @@ import sys
 from pathlib import Path
 from typing import NamedTuple
 
-from posenc.report.files.atomic import write_atomically
-from posenc.report.page.drawing import (
+from posenc.files.atomic import write_atomically
+from posenc.report.drawing import (
     draw_legend_above,
     figure,
     line_styles,

@@ -21,6 +21,7 @@ import transformers
 from tables import write_table
 from tiny_models import LENGTH, VOCABULARY, tiny_folder
 
+from posenc.command_line.errors import RunFailed
 from posenc.extend.export import stock_reader as proof
 from posenc.extend.export.prover import Prover
 from posenc.extend.extension import ExtensionRun, extend, tune_and_export
@@ -29,7 +30,6 @@ from posenc.extend.options import Options
 from posenc.extend.variants.variant import WINDOW
 from posenc.hf.checkpoint.text import parse_token_ids
 from posenc.inspect.checkpoint.sheet import Request, measure_checkpoint
-from posenc.report.page.failure import RunFailed
 
 TARGET, SECONDS = 3 * LENGTH, 240
 QUICK = Options(windows=2, search_evaluations=1, task_trials=1, allow_cache_unsafe=True)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from tables import write_table
 
-from posenc.report.files.atomic import write_atomically
+from posenc.files.atomic import write_atomically
 
 WORKS, CRASHED = "works", "crashed"
 BASELINES = ("none", "window")

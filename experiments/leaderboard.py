@@ -26,6 +26,7 @@ from refused import check_file, check_runs, refusing
 from rows import add_rows, rows_of
 
 import posenc
+from posenc.command_line.errors import RunFailed, Stopped
 from posenc.compare.budget import ALL_TASKS, SUITE_SIZES, SUITES
 from posenc.compare.options import Options
 from posenc.compare.plan.encodings import read_encodings
@@ -39,8 +40,7 @@ from posenc.compare.study import STUDY_FILE, run_study
 from posenc.compare.trial.config import RECIPE
 from posenc.compare.trial.files import is_done, load_results, save_result
 from posenc.encodings.base.shape import ModelShape
-from posenc.report.files.atomic import write_atomically
-from posenc.report.page.failure import RunFailed, Stopped
+from posenc.files.atomic import write_atomically
 from posenc.tasks.known import TASKS, TEXT
 
 BOARD_WINDOWS = 512

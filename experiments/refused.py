@@ -9,6 +9,7 @@ import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from posenc.command_line.errors import RunFailed, Stopped, disk_is_full
 from posenc.compare.options import Options
 from posenc.compare.plan.contract_gate import find_contract_failures
 from posenc.compare.plan.cost import check_cost
@@ -16,7 +17,6 @@ from posenc.compare.plan.encodings import read_encodings
 from posenc.compare.plan.plan import plan_one_trial_per_task
 from posenc.compare.plan.splits import MinimumBytes, split_text
 from posenc.compare.study import check_out_folder
-from posenc.report.page.failure import RunFailed, Stopped, disk_is_full
 from posenc.tasks.known import TEXT
 from posenc.text import find_text, standard_library_text
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from posenc.compare.reports.leaderboard import Row, read_rows
 from posenc.compare.results import Study
-from posenc.report.files.atomic import write_atomically
-from posenc.report.files.opened import make_folder
+from posenc.files.atomic import write_atomically
+from posenc.files.opening import make_folder
 
 
 def rows_of(study: Study, commit: str) -> list[Row]:

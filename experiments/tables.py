@@ -11,7 +11,7 @@ from statistics import stdev
 
 from scipy import special
 
-from posenc.report.files.atomic import write_atomically
+from posenc.files.atomic import write_atomically
 
 
 def write_table(path: Path, header: Sequence[str], rows: Iterable[Sequence[object]]) -> None:

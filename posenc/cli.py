@@ -17,11 +17,11 @@ import typer
 from rich.markup import escape
 
 from posenc import __version__
+from posenc.command_line.errors import RunFailed, Stopped, describe_os_error, disk_is_full
+from posenc.command_line.options import PANELS, option
 from posenc.lazy import EXTRAS, install_hint
-from posenc.report.machine import facts
-from posenc.report.machine.options import PANELS, option
-from posenc.report.page.failure import RunFailed, Stopped, describe_os_error, disk_is_full
-from posenc.report.page.visible import visible
+from posenc.machine import fingerprint
+from posenc.report.escaping import visible
 
 COMMANDS = {
     "list": "posenc.list:list_encodings",
@@ -194,7 +194,9 @@ def _print_version_or_help(
         print(f"posenc {__version__}")
         raise typer.Exit
     if versions:
-        print("\n".join(f"{name} {number}" for name, number in facts.versions(*EXTRAS).items()))
+        print(
+            "\n".join(f"{name} {number}" for name, number in fingerprint.versions(*EXTRAS).items())
+        )
         raise typer.Exit
     if context.invoked_subcommand is None:
         sys.stdout.write(context.get_help())  # empty if rich has printed it

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from posenc.report.machine.options import option
-from posenc.report.page.visible import visible
+from posenc.command_line.options import option
+from posenc.report.escaping import visible
 
 if TYPE_CHECKING:
     from posenc.encodings.registry import Entry
@@ -72,7 +72,7 @@ def list_encodings(
     else:
         from rich.box import SIMPLE_HEAD
 
-        from posenc.report.page.console import stdout, text_table
+        from posenc.report.terminal import stdout, text_table
 
         console = stdout(160)
         # What a narrow terminal has no room for is in --json.

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from posenc.report.files.atomic import FIGURES_MARKER
-from posenc.report.files.opened import open_ordinary
+from posenc.files.atomic import FIGURES_MARKER
+from posenc.files.opening import open_ordinary
 
 STUDY_FILE = "study.json"
 """File of a comparison that says what was compared."""

@@ -3,7 +3,7 @@
 import numpy as np
 from matplotlib.collections import QuadMesh
 
-from posenc.report.page.chart import Chart
+from posenc.report.chart import Chart
 
 
 def assert_drawn_from_its_table(chart: Chart) -> None:

@@ -142,7 +142,7 @@ def undrawn(monkeypatch):
     """Figures are empty: drawing them takes most of the time of a test that looks at none."""
     from matplotlib.figure import Figure
 
-    from posenc.report.page.chart import Chart
+    from posenc.report.chart import Chart
 
     monkeypatch.setattr(Chart, "figure", property(lambda self: Figure(figsize=(1, 1))))
 

@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[1]
 FACES = {"posenc/__init__.py", "posenc/cli.py"}
 NAMES = ("posenc.__version__", "posenc.encodings", "posenc.json", "posenc.safetensors")
 """What looks like a module and is none: the version, a group of entry points, files."""
-MAX_LOOSE, MAX_LINES, MAX_MODULES, MAX_ARROWS = 9, 550, 12, 108
+MAX_LOOSE, MAX_LINES, MAX_MODULES, MAX_ARROWS = 9, 550, 12, 136
 HOUSES = ("encodings",)
 """Rooms whose inner rooms stand on floors of their own."""
 DIVIDED = (*HOUSES, "compare")
@@ -234,7 +234,7 @@ def test_arrows_between_rooms_are_counted_once():
     assert ("bench", "numbers") in arrows(HOUSE)
 
 
-@pytest.mark.parametrize(("count", "expected"), [(15, []), (16, ["120 pairs of rooms import"])])
+@pytest.mark.parametrize(("count", "expected"), [(17, []), (18, ["153 pairs of rooms import"])])
 def test_too_many_arrows_are_seen(count, expected):
     names = [f"r{i}" for i in range(count)]
     house = {

@@ -17,13 +17,13 @@ import pytest
 
 import posenc
 from posenc import cli, registry
+from posenc.command_line.options import PANELS
 from posenc.compare import study as compare
 from posenc.compare.engines import sweep
 from posenc.compare.results import Study, TrialResult
-from posenc.report.files.atomic import write_atomically
-from posenc.report.files.lock import locked
-from posenc.report.files.record import seal
-from posenc.report.machine.options import PANELS
+from posenc.files.atomic import write_atomically
+from posenc.files.lock import locked
+from posenc.files.sealed_json import seal
 from tests.hf_models import save
 from tests.texts import prose
 

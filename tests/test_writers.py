@@ -1,4 +1,4 @@
-"""Only `posenc/report/files` creates, replaces, appends, copies and deletes, and reads what others
+"""Only `posenc/files` creates, replaces, appends, copies and deletes, and reads what others
 wrote: it follows no link and waits for no pipe."""
 
 import ast
@@ -9,7 +9,7 @@ import pytest
 
 pytestmark = pytest.mark.prose
 ROOT = Path(__file__).parents[1]
-ROOM = "posenc/report/files/"
+ROOM = "posenc/files/"
 WRITES = {"write_text", "write_bytes", "mkdir", "makedirs", "touch", "rmtree", "copyfile", "copy2"}
 WRITES |= {"copytree", "move", "save_file", "save_pretrained", "tofile", "savez", "to_csv"}
 WRITES |= {"savefig", "export_chrome_trace", "symlink_to", "hardlink_to", "rename", "mkstemp"}
@@ -17,8 +17,8 @@ WRITES |= {"mkdtemp", "NamedTemporaryFile"}
 READS = {"read_text", "read_bytes", "open", "safe_open", "load_file", "memmap"}
 ALLOWED = {
     # a buffer in memory
-    "posenc/report/page/drawing.py": {"savefig"},
-    "posenc/report/page/figure_files.py": {"savefig"},
+    "posenc/report/drawing.py": {"savefig"},
+    "posenc/report/figure_files.py": {"savefig"},
     # transformers' writer, in a new folder of ours; the user's own call
     "posenc/extend/export/folder.py": {"save_pretrained"},
     # and weights that weight_files has chosen: safetensors opens them itself, without a pickle
@@ -38,8 +38,8 @@ ALLOWED = {
     "posenc/dialects/ask/vllm_probe.py": {"write_text"},
     "posenc/compare/engines/storage.py": {"rename"},
     # files of this installation and of the system, and code that the user names
-    "posenc/report/machine/machine.py": {"read_text"},
-    "posenc/report/machine/facts.py": {"read_text", "read_bytes"},
+    "posenc/machine/hardware.py": {"read_text"},
+    "posenc/machine/fingerprint.py": {"read_text", "read_bytes"},
     "posenc/lazy.py": {"read_text"},
     "posenc/list.py": {"read_text"},
     "posenc/doctor/rule.py": {"read_text"},

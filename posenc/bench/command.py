@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
-from posenc.report.machine.options import Json, check_choice, option
+from posenc.command_line.options import Json, check_choice, option
 
 if TYPE_CHECKING:
     from posenc.bench.cases import Case
@@ -120,7 +120,7 @@ def bench(
         raise ValueError(f"bench: --head-dim needs an even number, got {head_dim}.")
     counts = _thread_counts(threads)
     from posenc.bench.cases import select_cases
-    from posenc.report.files.atomic import prepare_results
+    from posenc.files.atomic import prepare_results
 
     cases = select_cases(groups, sizes, heads, kv_heads, head_dim)
     cases, notes = _runnable_cases(cases, only is not None)
@@ -162,7 +162,7 @@ def _chosen_groups(only: str | None) -> tuple[str, ...]:
 
 def _thread_counts(threads: str) -> tuple[int, ...]:
     """Return the numbers of --threads, none above the cores of this machine."""
-    from posenc.report.machine.machine import num_cores
+    from posenc.machine.hardware import num_cores
 
     counts = _parse_numbers("--threads", threads, "1,2")
     cores = num_cores()
@@ -183,9 +183,8 @@ def _measure_cases(
     """Measure the cases one by one; print a table of each, and write all of them so far."""
     from posenc.bench import run
     from posenc.bench.report import measured_sections, report_of
-    from posenc.report.files.atomic import write_atomically
-    from posenc.report.page.console import print_report, show_section, stdout
-    from posenc.report.page.progress import say
+    from posenc.files.atomic import write_atomically
+    from posenc.report.terminal import print_line, print_report, show_section, stdout
 
     console = stdout(80)
     machine = run.machine_facts()
@@ -202,7 +201,7 @@ def _measure_cases(
     if in_json:
         print_report(report, in_json=True)
     else:
-        say(console, report.headline)
+        print_line(console, report.headline)
 
 
 def _check_and_time_device(
@@ -211,10 +210,10 @@ def _check_and_time_device(
     """Check and time the encodings on a device; write one file with its name. Exit with 1 if a
     result is wrong."""
     from posenc.bench.report import report_of
-    from posenc.report.files.atomic import prepare_results, write_atomically
-    from posenc.report.machine.machine import check_device
-    from posenc.report.page.console import print_report, stderr
-    from posenc.report.page.progress import say, tell
+    from posenc.command_line.progress import replace_status_line
+    from posenc.files.atomic import prepare_results, write_atomically
+    from posenc.machine.hardware import check_device
+    from posenc.report.terminal import print_line, print_report, stderr
 
     check_choice("--device", name, ("cpu", "cuda"))
     if name == "cuda":
@@ -226,11 +225,11 @@ def _check_and_time_device(
     rows: list[dict[str, Any]] = []
     for row in _device_rows(name, lengths, heads, every, dtypes):
         rows.append(row)
-        tell(f"bench: {len(rows)} results")
+        replace_status_line(f"bench: {len(rows)} results")
         write_atomically(out, _results_as_json(machine, rows))
-    tell("")
+    replace_status_line("")
     print_report(report_of(machine, rows), in_json)
-    say(stderr(), f"Results: {out}")
+    print_line(stderr(), f"Results: {out}")
     if any(row.get("ok") is False for row in rows):
         raise typer.Exit(1)
 
@@ -268,7 +267,7 @@ def _machine_and_dtypes(device: str) -> tuple[dict[str, Any], list[str]]:
     import torch
 
     from posenc.bench import run
-    from posenc.report.machine.machine import default_precision
+    from posenc.machine.hardware import default_precision
 
     machine = run.machine_facts() | {"matmul": torch.get_float32_matmul_precision()}
     dtypes = ["float32", "bfloat16"]
@@ -288,7 +287,7 @@ def _runnable_cases(cases: "list[Case]", named: bool) -> "tuple[list[Case], list
 
     from posenc.bench.cases import GROUPS_WITH_TRANSFORMERS
     from posenc.lazy import require_package
-    from posenc.report.machine.machine import cpu_multiplies_bfloat16
+    from posenc.machine.hardware import cpu_multiplies_bfloat16
 
     lacks_transformers = find_spec("transformers") is None
     runnable: list[Case] = []
@@ -316,8 +315,8 @@ def _cases_within_limits(
 
     Raises: ValueError for a case that needs too much memory, or more than a week.
     """
-    from posenc.report.files.bounds import check_room, check_time, readable_size
-    from posenc.report.machine.machine import memory_bytes
+    from posenc.machine.hardware import memory_bytes
+    from posenc.machine.limits import check_room, check_time, readable_size
 
     advice = "Take smaller --lengths, --heads or --head-dim, or fewer --repeats."
     selected: list[Case] = []

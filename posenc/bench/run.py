@@ -8,8 +8,8 @@ import torch
 
 from posenc.bench import calls, measure, models
 from posenc.bench.cases import Case
-from posenc.report.machine import machine as this_machine
-from posenc.report.machine.facts import versions
+from posenc.machine import hardware
+from posenc.machine.fingerprint import versions
 
 BUILDERS_OF_CALLS = {
     "attention": calls.attention_calls,
@@ -78,7 +78,7 @@ def machine_facts() -> dict[str, str]:
     """Return date, hardware and software versions, to be saved with a measurement."""
     return {
         "date": datetime.date.today().isoformat(),
-        "device": this_machine.processor(),
-        "cores": str(this_machine.num_cores()),
+        "device": hardware.processor(),
+        "cores": str(hardware.num_cores()),
         **versions("transformers", "torch", "numpy"),
     }

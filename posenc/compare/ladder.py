@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from posenc.command_line.errors import RunFailed
 from posenc.compare.leads import losses_of_size
 from posenc.compare.options import Options, check_options
 from posenc.compare.page.ladder import report_of_ladder
@@ -13,13 +14,11 @@ from posenc.compare.plan.sizes import DEFAULTS, LadderSize, count_parameters, la
 from posenc.compare.results import Study
 from posenc.compare.study import RUNS, run_study
 from posenc.compare.trial.config import TrialConfig
-from posenc.report.files.atomic import prepare_page_and_figures
-from posenc.report.files.opened import make_folder, text_of
-from posenc.report.page.console import print_report, stderr
-from posenc.report.page.failure import RunFailed
-from posenc.report.page.figure_files import write_page
-from posenc.report.page.page import page_of
-from posenc.report.page.progress import say
+from posenc.files.atomic import prepare_page_and_figures
+from posenc.files.opening import make_folder, text_of
+from posenc.report.figure_files import write_page
+from posenc.report.html_page import page_of
+from posenc.report.terminal import print_line, print_report, stderr
 from posenc.tasks.known import TEXT
 from posenc.text import STUDY_FILE
 
@@ -86,10 +85,10 @@ def _write_report(studies: Sequence[Study], folder: Path, options: Options, show
     losses = [losses_of_size(study) for study in studies]
     report = report_of_ladder(sorted(losses, key=lambda size: size.parameters))
     for line in write_page(page_of(report), folder / "report.html", options.figures):
-        say(stderr(), line)
+        print_line(stderr(), line)
     if show:
         print_report(report, options.as_json)
-    say(stderr(), f"Report of all sizes: {folder / 'report.html'}")
+    print_line(stderr(), f"Report of all sizes: {folder / 'report.html'}")
 
 
 def _options_by_size(options: Options) -> list[tuple[str, Options]]:

@@ -6,10 +6,10 @@ from typing import Annotated, Any, get_args, get_type_hints
 
 import typer
 
+from posenc.command_line.options import Figures, Json, option
 from posenc.compare.budget import BUDGETS, PAIR_SEEDS, SUITES, Budget
 from posenc.lazy import require_package
 from posenc.list import complete_name
-from posenc.report.machine.options import Figures, Json, option
 
 DEFAULT_ENCODINGS = ("nope", "learned", "rope", "rnope_swa", "alibi", "t5")
 """The encodings of a comparison that names none; hybrids by layer only where the layers allow."""

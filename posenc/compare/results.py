@@ -50,7 +50,7 @@ from typing import Self
 
 from posenc.compare.scores import CaseScore, FarScore, LengthScore, PositionScore, Reading
 from posenc.compare.trial.config import ENCODING_LR, MOST, TrialConfig, check_encoding_name
-from posenc.report.files.record import (
+from posenc.files.sealed_json import (
     MOST_LETTERS,
     Record,
     check_count,

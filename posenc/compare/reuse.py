@@ -19,8 +19,8 @@ from posenc.compare.trial.files import (
     load_result,
     save_result,
 )
-from posenc.report.files.atomic import write_atomically
-from posenc.report.files.opened import bytes_of, make_inside, text_of
+from posenc.files.atomic import write_atomically
+from posenc.files.opening import bytes_of, make_inside, text_of
 
 MAX_RESULT_BYTES = 1 << 23
 """Maximum size of a result.json that is reused. One of 200 steps has 8 kB."""

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from posenc.compare.trial.config import MOST
-from posenc.report.files.record import Record, check_count, check_rising, check_text_length
+from posenc.files.sealed_json import Record, check_count, check_rising, check_text_length
 
 
 @dataclass(frozen=True)

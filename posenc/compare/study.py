@@ -11,6 +11,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from posenc.command_line.errors import RunFailed, Stopped
 from posenc.compare.engines import sweep
 from posenc.compare.engines.engine import Engine
 from posenc.compare.judge.answer import conclude
@@ -27,22 +28,20 @@ from posenc.compare.results import FORMAT, OtherFormat, Study, TrialResult
 from posenc.compare.reuse import candidate_runs, reuse_trials
 from posenc.compare.trial.config import TrialConfig
 from posenc.compare.trial.files import is_done, load_results
-from posenc.lazy import require_package
-from posenc.report.files.atomic import is_partial, remove_partials, write_atomically
-from posenc.report.files.lock import LOCK_SUFFIX, locked
-from posenc.report.files.new_folder import UNPROVED_SUFFIX
-from posenc.report.files.opened import (
+from posenc.files.atomic import is_partial, remove_partials, write_atomically
+from posenc.files.lock import LOCK_SUFFIX, locked
+from posenc.files.new_folder import UNPROVED_SUFFIX
+from posenc.files.opening import (
     bytes_of,
     make_folder,
     missing_folders,
     remove_empty,
     remove_folder,
 )
-from posenc.report.machine import machine
-from posenc.report.machine.facts import processors_of, versions
-from posenc.report.page.console import print_report, stderr
-from posenc.report.page.failure import RunFailed, Stopped
-from posenc.report.page.progress import say
+from posenc.lazy import require_package
+from posenc.machine import hardware
+from posenc.machine.fingerprint import processors_of, versions
+from posenc.report.terminal import print_line, print_report, stderr
 from posenc.text import STUDY_FILE, STUDY_MARK
 
 RUNS = Path("runs")
@@ -82,7 +81,7 @@ def _run_plan(engine: Engine, plan: Plan, console: Console, show: bool) -> Study
         check_out_folder(options.out)
     plan = with_text(plan, options.out or RUNS)
     if plan.note:
-        say(console, f"Note: {plan.note}.")
+        print_line(console, f"Note: {plan.note}.")
     study = _new_study(plan, engine, workers, unchecked)
     recorded = plan.recorded
     if recorded is not None:
@@ -101,10 +100,10 @@ def _run_plan(engine: Engine, plan: Plan, console: Console, show: bool) -> Study
         run = _Run(engine, plan, console, folder, workers, local_workers, candidate_runs([RUNS]))
         run.remove_leftovers()
         if "warning" in study.hardware:
-            say(console, f"Note: {study.hardware['warning']}.")
+            print_line(console, f"Note: {study.hardware['warning']}.")
         with _remove_new_folders_if_refused(folder, new_folders):
             seconds = run.prepare(study, trials, damaged)
-        say(console, opening_sentence(study, workers, folder, seconds))
+        print_line(console, opening_sentence(study, workers, folder, seconds))
         study = run.train_and_report(study)
         run.show_results(study, with_table=show)
     if study.failed:
@@ -179,12 +178,16 @@ class _Run:
         damaged_text = None if splits is None else splits.write(self.folder, self.default_runs)
         for damage in (damaged, damaged_text):
             if damage:
-                say(self.console, f"{damage}; writing it again")
+                print_line(self.console, f"{damage}; writing it again")
         reused, tested = reuse_trials(self.folder, trials, self.reusable_runs)
         if reused:
-            say(self.console, f"{reused} of {len(trials)} trials are reused from other runs.")
+            print_line(
+                self.console, f"{reused} of {len(trials)} trials are reused from other runs."
+            )
         if tested:
-            say(self.console, f"{len(tested)} trials have weights in other runs: tested only.")
+            print_line(
+                self.console, f"{len(tested)} trials have weights in other runs: tested only."
+            )
         self.engine.prepare(self.folder, trials, options.checkpoint_steps)
         to_train = [t for t in trials if not is_done(self.folder, t) and t not in tested]
         seconds = expected_seconds(to_train, self.folder, self.workers, self.local_workers)
@@ -215,7 +218,7 @@ class _Run:
         """Write the figures that --figures asks for, and print the table if it is wanted."""
         options = self.plan.options
         for line in write_figures(study, options.figures):
-            say(self.console, line)
+            print_line(self.console, line)
         if with_table:
             show_study(study, self.folder, self.console, options.as_json)
 
@@ -223,7 +226,7 @@ class _Run:
         """Train each encoding at three learning rates first, and return the study with its trials
         at each encoding's best rate."""
         rate_trials = self.plan.rate_trials
-        say(self.console, f"{len(rate_trials)} trials at three learning rates come first.")
+        print_line(self.console, f"{len(rate_trials)} trials at three learning rates come first.")
         self.train(replace(study, trials=rate_trials))
         tried, _ = load_results(self.folder, rate_trials)
         study = with_chosen_rates(study, list(tried.values()))
@@ -233,7 +236,9 @@ class _Run:
     def tune_encodings(self, study: Study, search: Search) -> Study:
         """Train the grid of every encoding first, wider where an edge wins, and return the study
         with its trials at each encoding's best point."""
-        say(self.console, f"{len(search.trials)} short trials tune every encoding alike first.")
+        print_line(
+            self.console, f"{len(search.trials)} short trials tune every encoding alike first."
+        )
         while True:
             self.train(replace(study, trials=search.trials, labels={}))
             results, _ = load_results(self.folder, search.trials)
@@ -241,7 +246,7 @@ class _Run:
             if not search.widen(results):
                 break
             added = [trial for trial in search.trials if trial not in before]
-            say(self.console, f"{len(added)} more beyond the edges of the grid that won.")
+            print_line(self.console, f"{len(added)} more beyond the edges of the grid that won.")
             reuse_trials(self.folder, added, self.reusable_runs)
             self.engine.prepare(self.folder, added, self.plan.options.checkpoint_steps)
         study = with_choices(study, search.checks(results), self.plan.compared)
@@ -273,7 +278,7 @@ def _new_study(plan: Plan, engine: Engine, workers: int, unchecked: dict[str, st
         command=shlex.join(["posenc", *sys.argv[1:]]),
         started=datetime.now(UTC).isoformat(timespec="seconds"),
         versions=versions("torch", "numpy"),
-        hardware=machine.describe(device, precision, workers) | engine.about,
+        hardware=hardware.describe(device, precision, workers) | engine.about,
         corpus=None if plan.splits is None else plan.splits.info,
         trials=plan.trials,
         labels={entry.text: entry.label for entry in plan.compared if entry.label != entry.text},

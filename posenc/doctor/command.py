@@ -5,9 +5,9 @@ from typing import Annotated, Any
 
 import typer
 
+from posenc.command_line.options import with_options_of
 from posenc.doctor.options import Options
-from posenc.report.machine.options import with_options_of
-from posenc.report.page.visible import visible
+from posenc.report.escaping import visible
 
 
 @with_options_of(Options)

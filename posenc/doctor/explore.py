@@ -10,9 +10,9 @@ from typing import Annotated, Any
 
 import typer
 
-from posenc.report.files.atomic import prepare_page, write_atomically
-from posenc.report.machine.options import option
-from posenc.report.page.visible import visible
+from posenc.command_line.options import option
+from posenc.files.atomic import prepare_page, write_atomically
+from posenc.report.escaping import visible
 
 GIVEN = '<script type="application/json" id="given">null</script>'
 """The place of the page that holds a config."""

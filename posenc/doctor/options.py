@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-from posenc.report.machine.options import Json, option
+from posenc.command_line.options import Json, option
 
 
 @dataclass(frozen=True)

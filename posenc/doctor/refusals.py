@@ -2,10 +2,10 @@
 
 from pathlib import Path
 
+from posenc.command_line.options import check_choice
 from posenc.dialects.files.source import is_adapter
 from posenc.doctor.options import Options
 from posenc.doctor.rules import RULES
-from posenc.report.machine.options import check_choice
 
 
 def check_options(options: Options) -> None:

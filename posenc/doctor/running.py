@@ -6,6 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from posenc.command_line.errors import describe_os_error
+from posenc.command_line.options import check_choice
 from posenc.dialects.ask import Asked, as_computed
 from posenc.dialects.computed import ComputedPositions, RefusedError
 from posenc.dialects.files.attached import refuse_attached_encoding
@@ -33,11 +35,9 @@ from posenc.doctor.refusals import actions_asked_for, check_options, ignored_cod
 from posenc.doctor.rule import Finding
 from posenc.doctor.rules import RULES, findings
 from posenc.doctor.rules.rest import OVERRIDES
+from posenc.files.sealed_json import parse_bounded_json, strict_json
 from posenc.lazy import require_package
-from posenc.report.files.record import parse_bounded_json, strict_json
-from posenc.report.machine.options import check_choice
-from posenc.report.page.failure import describe_os_error
-from posenc.report.page.visible import without_runner_commands
+from posenc.report.escaping import without_runner_commands
 
 MODEL = ("model_type", "architectures", "n_heads")
 """A JSON object with one of these keys describes a model; other programs have a config.json too."""

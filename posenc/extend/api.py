@@ -77,8 +77,8 @@ def run(
     page_path, figures = prepare_outputs(*paths, written=outcome.proof is not None)
     if page_path is None and figures is None:
         return outcome
-    from posenc.report.page.figure_files import write_page
-    from posenc.report.page.page import page_of
+    from posenc.report.figure_files import write_page
+    from posenc.report.html_page import page_of
 
     call = f"posenc.extend.run({str(folder)!r}, {to})"
     answer = report_of(outcome, call, OUT_OF_DOMAIN_CAUTION if documents is None else None)

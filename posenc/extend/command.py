@@ -8,16 +8,16 @@ from typing import Annotated, Any
 
 import typer
 
-from posenc.extend.options import Options
-from posenc.frequencies.registry import SCALINGS
-from posenc.hf.tune.config import TuneConfig
-from posenc.report.machine.options import (
+from posenc.command_line.options import (
     Figures,
     changed_options,
     option,
     record_of,
     with_options_of,
 )
+from posenc.extend.options import Options
+from posenc.frequencies.registry import SCALINGS
+from posenc.hf.tune.config import TuneConfig
 
 _NAMES_OF_SCALINGS = ", ".join(
     scaling.extend_method.name for scaling in SCALINGS.values() if scaling.extend_method is not None

@@ -4,19 +4,19 @@ import itertools
 from pathlib import Path
 from typing import Any
 
+from posenc.command_line.errors import RunFailed, Stopped
+from posenc.command_line.progress import Narrator
 from posenc.extend.answer.report import OUT_OF_DOMAIN_CAUTION, report_of
 from posenc.extend.export.lm_eval import check_lm_eval, run_lm_eval
 from posenc.extend.extension import NotExported, Outcome, extend
 from posenc.extend.refusals import prepare_outputs
 from posenc.extend.restart import default_state_folder
+from posenc.files.atomic import write_atomically
+from posenc.files.opening import bytes_of, text_of
 from posenc.hf.checkpoint.text import split_documents
-from posenc.report.files.atomic import write_atomically
-from posenc.report.files.opened import bytes_of, text_of
-from posenc.report.page.chart import csv_text
-from posenc.report.page.console import print_report, stderr
-from posenc.report.page.failure import RunFailed, Stopped
-from posenc.report.page.progress import Narrator, say
-from posenc.report.page.report import Report
+from posenc.report.chart import csv_text
+from posenc.report.report import Report
+from posenc.report.terminal import print_line, print_report, stderr
 
 COLUMNS = ("method", "start", "stop", "loss", "low", "high", "tokens")
 """Headings of the CSV table next to the page."""
@@ -70,7 +70,7 @@ def extend_and_show(
         raise RunFailed(f"{out} is not written: {advice}. Name a --method to write one anyway.")
     elif outcome.recommended not in ("", "none"):
         chosen = "" if method else f" --method {outcome.recommended}"
-        say(console, f"Nothing was written. To export: {command}{chosen} --out FOLDER")
+        print_line(console, f"Nothing was written. To export: {command}{chosen} --out FOLDER")
 
 
 def _refuse_foreign_table(report: Path | None) -> None:
@@ -98,8 +98,8 @@ def _write_page(report: Report, outcome: Outcome, page: Path | None, figures: Pa
     """Write the page with its table, and the figures, where they were asked for."""
     if page is None and figures is None:
         return
-    from posenc.report.page.figure_files import write_and_announce
-    from posenc.report.page.page import page_of
+    from posenc.report.figure_files import write_and_announce
+    from posenc.report.html_page import page_of
 
     write_and_announce(page_of(report), page, figures)
     if page is not None:
@@ -112,7 +112,7 @@ def _say_written(outcome: Outcome, out: Path, lm_eval: str | None) -> None:
     console = stderr()
     console.print(f"Written and proved: {out}", markup=False)
     if outcome.files_not_copied:
-        say(console, f"Left behind: {', '.join(outcome.files_not_copied)}")
+        print_line(console, f"Left behind: {', '.join(outcome.files_not_copied)}")
     if lm_eval is not None:
         _run_and_print_lm_eval(outcome, out, lm_eval)
 

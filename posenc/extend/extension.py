@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from posenc.command_line.errors import RunFailed, one_line
 from posenc.extend.export.folder import ADAPTER, ExportPlan, export_checkpoint
 from posenc.extend.export.prover import Proof, Prover
 from posenc.extend.measure.evaluation import Evaluation, loss_rise, short_pieces
@@ -29,14 +30,13 @@ from posenc.extend.variants.candidates import (
     variant_builders,
 )
 from posenc.extend.variants.variant import DROPE, Variant, unchanged_variant
+from posenc.files.opening import remove_folder
 from posenc.hf.checkpoint.loading import Checkpoint, load_checkpoint
 from posenc.hf.checkpoint.text import Windows, mask_token_id, text_encoder
 from posenc.hf.rope.apply import settings_applied
 from posenc.hf.tune.config import TuneConfig
 from posenc.hf.tune.lora import save_adapter
 from posenc.hf.tune.tuning import tune
-from posenc.report.files.opened import remove_folder
-from posenc.report.page.failure import RunFailed, one_line
 from posenc.statistics.intervals import Estimate
 from posenc.tasks.scoring import LEAST_LEARNED_EXACT_MATCH
 

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
+from posenc.command_line.options import option
 from posenc.hf.tune.config import TuneConfig
-from posenc.report.machine.options import option
 
 Progress = Callable[[str, float], None]
 """Called with the current step and the fraction of it that is done."""

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from posenc.command_line.options import check_choice
 from posenc.dialects.families import all_families
 from posenc.dialects.files.json_object import require_strict_json
 from posenc.dialects.runtimes.transformers5 import HUNYUAN
@@ -16,14 +17,13 @@ from posenc.extend.restart import default_state_folder
 from posenc.extend.variants.mapped_variants import DUAL_CHUNK, position_maps
 from posenc.extend.variants.methods import METHODS
 from posenc.extend.variants.variant import DROPE
+from posenc.files.atomic import prepare_page_and_figures
+from posenc.files.opening import remove_folder
 from posenc.hf import learned_tables
 from posenc.hf.checkpoint.files import read_config, tokenizer_files
 from posenc.hf.checkpoint.loading import DEVICES, DTYPES, Checkpoint
 from posenc.hf.rope.apply import attentions_with_rope_switch, frequencies_differ, rotary_frequencies
 from posenc.hf.rope.settings import EXTENDED_LAYER_TYPES
-from posenc.report.files.atomic import prepare_page_and_figures
-from posenc.report.files.opened import remove_folder
-from posenc.report.machine.options import check_choice
 
 ROTARY_METHODS = (*METHODS, "search", DROPE, DUAL_CHUNK)
 """Methods for models with rotary keys."""

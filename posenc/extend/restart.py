@@ -4,7 +4,7 @@ import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 
-from posenc.report.files.lock import locked_without_file
+from posenc.files.lock import locked_without_file
 
 PARTIALS = (".search.json.*.partial", "tune/.tune*.partial")
 """Files that a kill during a write leaves behind."""

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 from posenc.arguments import explain_misfits
 from posenc.encodings import ModelShape
+from posenc.files.atomic import prepare_page_and_figures
 from posenc.inspect.encoding.measurements import SpecSheet
-from posenc.report.files.atomic import prepare_page_and_figures
-from posenc.report.page.page import Page, page_of
+from posenc.report.html_page import Page, page_of
 
 if TYPE_CHECKING:
     from posenc.inspect.checkpoint.sheet import Sheet
@@ -108,7 +108,7 @@ def measure_model(
 
 def _write_outputs(page: Page, out: str | Path | None, figures: str | Path | None) -> None:
     """Write the page and its figures where a place is given, and warn with the notes on them."""
-    from posenc.report.page.figure_files import write_page
+    from posenc.report.figure_files import write_page
 
     for line in write_page(page, out, figures):
         warnings.warn(line, stacklevel=3)

@@ -11,9 +11,9 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
+from posenc.command_line.errors import RunFailed
+from posenc.command_line.options import Figures, option
 from posenc.list import complete_name
-from posenc.report.machine.options import Figures, option
-from posenc.report.page.failure import RunFailed
 
 _LARGEST_SIZE = 8192
 """Heads, or channels of a head, of a model that fits this machine and is measured in minutes."""
@@ -232,16 +232,16 @@ def module(
     as_json: Annotated[bool, option("Print JSON.", "--json", panel="Output")] = False,
 ) -> None:
     """Check a position module of another library, or one of your own, for known mistakes."""
+    from posenc.command_line.progress import replace_status_line
     from posenc.inspect.module.load import parse_arguments
     from posenc.inspect.module.report import report_of
     from posenc.inspect.module.sheet import measure_module
-    from posenc.report.page.console import print_report
-    from posenc.report.page.progress import tell
+    from posenc.report.terminal import print_report
 
     constructor_arguments = parse_arguments(arguments or [])
-    tell(f"measuring {path}")
+    replace_status_line(f"measuring {path}")
     sheet = measure_module(path, way, arguments=constructor_arguments, width=width, heads=heads)
-    tell("")
+    replace_status_line("")
     print_report(report_of(sheet), as_json)
 
 
@@ -253,7 +253,7 @@ def contract(
 ) -> None:
     """Run the checks that posenc's own encodings pass, and print which fail and why."""
     from posenc.inspect.contract import check_contract, refuse_failures, report_of
-    from posenc.report.page.console import print_report
+    from posenc.report.terminal import print_report
 
     outcomes = check_contract(names)
     print_report(report_of(outcomes), as_json)

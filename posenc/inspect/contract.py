@@ -5,12 +5,12 @@ from collections.abc import Iterator, Sequence, Sized
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from posenc.command_line.errors import RunFailed
+from posenc.command_line.progress import replace_status_line
 from posenc.encodings import create
-from posenc.report.page.console import stderr
-from posenc.report.page.failure import RunFailed
-from posenc.report.page.progress import say, tell
-from posenc.report.page.report import Block, Report, Section
-from posenc.report.page.table import Table
+from posenc.report.report import Block, Report, Section
+from posenc.report.table import Table
+from posenc.report.terminal import print_line, stderr
 from posenc.testing import (
     VOIDING_FAILURES,
     Verdict,
@@ -49,7 +49,7 @@ def check_contract(names: Sequence[str]) -> list[Outcome]:
         outcomes.append(
             Outcome(name, _run_checks(name), note_on_missing_source(create(name, SHAPE)))
         )
-    tell("")
+    replace_status_line("")
     return outcomes
 
 
@@ -120,11 +120,13 @@ def _run_checks(name: str) -> list[Verdict]:
     """Run every check of the contract on one encoding, and return their verdicts; stderr shows
     which check runs."""
     checks = every_check()
-    say(stderr(), f"{name}: {_checks_in_words(checks)} of its behaviour, about half a minute.")
+    print_line(
+        stderr(), f"{name}: {_checks_in_words(checks)} of its behaviour, about half a minute."
+    )
     outcomes = []
     with _without_logs():
         for i, verdict in enumerate(verdicts(maker(name), checks), 1):
-            tell(f"{name}: {verdict.check.replace('_', ' ')} ({i} of {len(checks)})")
+            replace_status_line(f"{name}: {verdict.check.replace('_', ' ')} ({i} of {len(checks)})")
             outcomes.append(verdict)
     return outcomes
 

@@ -1,1 +1,1 @@
-"""Output of every command: pages, drawings, progress, files, errors, facts of the machine."""
+"""What every command shows: a report and its blocks, as a page, on the terminal, JSON, figures."""

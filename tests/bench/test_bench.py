@@ -526,8 +526,8 @@ def test_tables_fit_the_columns_with_numbers_whole(call, monkeypatch):
         return rows
 
     monkeypatch.setattr(run, "measure_case", measured)
-    monkeypatch.setattr("posenc.report.machine.machine.num_cores", lambda: 2)
-    monkeypatch.setattr("posenc.report.machine.machine.cpu_multiplies_bfloat16", lambda: True)
+    monkeypatch.setattr("posenc.machine.hardware.num_cores", lambda: 2)
+    monkeypatch.setattr("posenc.machine.hardware.cpu_multiplies_bfloat16", lambda: True)
     monkeypatch.setenv("COLUMNS", "80")
     code, said, _ = call("bench", "--all", "--threads", "1,2")
     lines = said.splitlines()

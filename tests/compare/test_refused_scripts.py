@@ -5,7 +5,7 @@ import errno
 
 import pytest
 
-from posenc.report.page.failure import RunFailed, Stopped
+from posenc.command_line.errors import RunFailed, Stopped
 from tests.experiment import experiment
 
 refused = experiment("refused")

@@ -18,8 +18,8 @@ from posenc.compare.study import run_study
 from posenc.compare.trial.config import TrialConfig
 from posenc.encodings import hash_of_posenc_code
 from posenc.encodings.registry import code
-from posenc.report.page.page import page_of
-from posenc.report.page.report import as_json
+from posenc.report.html_page import page_of
+from posenc.report.report import as_json
 from tests.texts import prose
 
 pytestmark = pytest.mark.usefixtures("undrawn")

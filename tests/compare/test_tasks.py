@@ -23,8 +23,8 @@ from posenc.compare.trial.config import TrialConfig, read_trial, write_trial
 from posenc.compare.trial.evaluate import score_cases
 from posenc.compare.trial.forward import likeliest_tokens, positions_for, target_loss
 from posenc.encodings.registry import create
-from posenc.report.page.page import page_of
-from posenc.report.page.table import Cell
+from posenc.report.html_page import page_of
+from posenc.report.table import Cell
 from posenc.tasks.grid import grid_positions
 from posenc.tasks.known import TASKS
 from posenc.tasks.task import Batch, Case

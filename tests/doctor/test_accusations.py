@@ -10,7 +10,7 @@ from posenc.dialects.runtimes import emulate
 from posenc.dialects.runtimes.flags import FLAGS_OF_FAMILIES
 from posenc.doctor.options import Options
 from posenc.doctor.running import run
-from posenc.report.files.record import strict_json
+from posenc.files.sealed_json import strict_json
 from tests.doctor.judging import codes, judge
 from tests.doctor.threads import BASE
 

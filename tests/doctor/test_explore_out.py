@@ -48,8 +48,8 @@ def test_an_earlier_page_and_an_empty_file_are_replaced(call, model):
 
 
 def test_a_page_of_a_command_replaces_no_other_file(model):
-    from posenc.report.files.atomic import prepare_page_and_figures
-    from posenc.report.page.page import Page
+    from posenc.files.atomic import prepare_page_and_figures
+    from posenc.report.html_page import Page
 
     with pytest.raises(ValueError, match=r"config\.json exists already"):
         prepare_page_and_figures(None, model / "config.json")

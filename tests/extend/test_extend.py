@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from posenc import extend as hf
+from posenc.command_line.errors import RunFailed
 from posenc.extend.answer.report import report_of
 from posenc.extend.export import stock_reader
 from posenc.extend.export.prover import Proof, _logits_change_by_frequency_error
@@ -29,9 +30,8 @@ from posenc.hf.checkpoint.text import Windows
 from posenc.hf.rope.apply import rotary_frequencies, settings_applied
 from posenc.hf.tune.config import TuneConfig
 from posenc.hf.tune.tuning import next_token_loss
-from posenc.report.page.failure import RunFailed
-from posenc.report.page.page import page_of
-from posenc.report.page.report import as_json
+from posenc.report.html_page import page_of
+from posenc.report.report import as_json
 from posenc.statistics.intervals import estimate_mean
 from posenc.tasks.puzzles import draw_passkey_text
 from tests.hf_models import LENGTH, save, transformers

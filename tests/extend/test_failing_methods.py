@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from posenc import extend as hf
+from posenc.command_line.errors import RunFailed
 from posenc.extend.measure import losses
 from posenc.extend.options import Options
 from posenc.extend.variants import mapped_variants, methods
@@ -16,7 +17,6 @@ from posenc.extend.variants.mapped_variants import position_maps
 from posenc.extend.variants.methods import METHODS, Method
 from posenc.hf.checkpoint.loading import load_checkpoint
 from posenc.hf.rope.apply import rotary_frequencies, settings_applied
-from posenc.report.page.failure import RunFailed
 from tests.hf_models import COMMON, LENGTH, save
 from tests.hf_models import WORDS as DOCUMENTS
 

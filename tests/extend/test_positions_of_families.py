@@ -10,6 +10,7 @@ import torch
 import transformers
 
 from posenc import extend as hf
+from posenc.command_line.errors import RunFailed
 from posenc.extend.options import Options
 from posenc.extend.variants.methods import METHODS, stretch
 from posenc.frequencies.scalings import LongRoPE, Proportional
@@ -25,7 +26,6 @@ from posenc.hf.tune import tuning
 from posenc.hf.tune.config import TuneConfig
 from posenc.inspect.checkpoint.positions import Rotation
 from posenc.inspect.checkpoint.sheet import Request, measure_checkpoint
-from posenc.report.page.failure import RunFailed
 from tests import golden_values
 from tests.hf_models import (
     COMMON,

@@ -25,7 +25,7 @@ from typing import Any
 from unittest import mock
 
 from posenc import cli
-from posenc.report.page.failure import RunFailed
+from posenc.command_line.errors import RunFailed
 from tests.fuzz import world
 
 SECONDS = 30

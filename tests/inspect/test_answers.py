@@ -17,7 +17,7 @@ from posenc.inspect.encoding import judgement, scores
 from posenc.inspect.encoding import report as of_encoding
 from posenc.inspect.encoding.measurements import SpecSheet
 from posenc.inspect.encoding.scores import Decay, Resolution
-from posenc.report.page.table import Cell
+from posenc.report.table import Cell
 from posenc.testing.layer import encoding_of_first_layer
 
 SHAPE = ModelShape(embed_dim=64, num_heads=4, head_dim=16, train_length=128)

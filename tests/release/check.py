@@ -35,7 +35,7 @@ WANTED = (
     "posenc/dialects/families.json",
     "posenc/dialects/vectors/yarn.json",
     "posenc/doctor/pages/PD001.md",
-    "posenc/report/page/page.css",
+    "posenc/report/html_page.css",
 )
 BOARD = (
     "code.jsonl",

@@ -8,9 +8,9 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 
-from posenc.report.files.atomic import FIGURES_MARKER, prepare_page_and_figures
-from posenc.report.page import figure_files
-from posenc.report.page.chart import (
+from posenc.files.atomic import FIGURES_MARKER, prepare_page_and_figures
+from posenc.report import figure_files
+from posenc.report.chart import (
     HIGH,
     LOW,
     Chart,
@@ -19,9 +19,9 @@ from posenc.report.page.chart import (
     matrix_table,
     split_by_series,
 )
-from posenc.report.page.drawing import curves_by_length, figure, line_styles, to_svg
-from posenc.report.page.figure_files import write_figures
-from posenc.report.page.page import Plot
+from posenc.report.drawing import curves_by_length, figure, line_styles, to_svg
+from posenc.report.figure_files import write_figures
+from posenc.report.html_page import Plot
 from tests.charts import assert_drawn_from_its_table
 
 

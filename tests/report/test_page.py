@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from matplotlib import font_manager
 
-from posenc.report.page.chart import Chart
-from posenc.report.page.drawing import (
+from posenc.report.chart import Chart
+from posenc.report.drawing import (
     DARK_COLOURS,
     LAST_RESORT_FONT,
     LIGHT_COLOURS,
@@ -24,8 +24,8 @@ from posenc.report.page.drawing import (
     to_svg,
     write_svg,
 )
-from posenc.report.page.page import Caution, Code, Facts, Headline, Items, Page, Plot
-from posenc.report.page.table import Cell, Table
+from posenc.report.html_page import Caution, Code, Facts, Headline, Items, Page, Plot
+from posenc.report.table import Cell, Table
 from tests.browser import DESKTOP, PHONE, needs_chromium
 
 NASTY = '<script>alert(1)</script> & "x" --> </svg> $a_b$ 公司收购了竞争对手 \x07\udc80'

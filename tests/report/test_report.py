@@ -9,10 +9,9 @@ from dataclasses import dataclass
 
 import pytest
 
-from posenc.report.page.chart import Chart, describe_curve_ends, long_table
-from posenc.report.page.console import Terminal, show
-from posenc.report.page.page import page_of
-from posenc.report.page.report import (
+from posenc.report.chart import Chart, describe_curve_ends, long_table
+from posenc.report.html_page import page_of
+from posenc.report.report import (
     Code,
     Facts,
     Fold,
@@ -24,7 +23,8 @@ from posenc.report.page.report import (
     rows_of,
     table_csv,
 )
-from posenc.report.page.table import Cell, Heading, Number, Table
+from posenc.report.table import Cell, Heading, Number, Table
+from posenc.report.terminal import Terminal, show
 
 PLANTED = 2.345678901234567
 LOSSES = Table(
@@ -149,7 +149,7 @@ def test_a_figure_without_a_description_reads_the_ends_of_its_curves():
     data = long_table("length", "loss", {"rope": ([64, 128, 1024], [2.5, 2.25, 3.125])})
 
     def draw(given):
-        from posenc.report.page.drawing import curves_by_length, line_styles
+        from posenc.report.drawing import curves_by_length, line_styles
 
         return curves_by_length(given, line_styles(["rope"]), [64, 1024], 64)
 

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from posenc.report.page import page as pages
-from posenc.report.page.chart import Chart
-from posenc.report.page.drawing import figure
-from posenc.report.page.page import Caution, Code, Headline, Page, Plot, pages_by_word
-from posenc.report.page.table import Cell, Heading, Table
+from posenc.report import html_page
+from posenc.report.chart import Chart
+from posenc.report.drawing import figure
+from posenc.report.html_page import Caution, Code, Headline, Page, Plot, pages_by_word
+from posenc.report.table import Cell, Heading, Table
 from posenc.tasks.known import TASKS
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -22,11 +22,11 @@ LINK = re.compile(r'<a href="([^"]*)" title="([^"]*)">([^<]*)</a>')
 @pytest.fixture(autouse=True)
 def _installed_release(monkeypatch):
     """A release knows the address of its repository; a clone does not."""
-    monkeypatch.setattr(pages, "repository_url", lambda: ADDRESS)
+    monkeypatch.setattr(html_page, "repository_url", lambda: ADDRESS)
 
 
 def test_without_an_address_a_word_names_the_file_and_leads_nowhere(monkeypatch):
-    monkeypatch.setattr(pages, "repository_url", lambda: "")
+    monkeypatch.setattr(html_page, "repository_url", lambda: "")
     page = html("Tied: no encoding is better.")
     assert '<abbr title="docs/compare.md">Tied</abbr>' in page and 'href="http' not in page
 
@@ -42,11 +42,13 @@ def test_address_is_that_of_the_installed_release(urls, monkeypatch):
 
     def installed(name):
         if urls is None:
-            raise pages.metadata.PackageNotFoundError(name)
+            raise html_page.metadata.PackageNotFoundError(name)
         return Installed()
 
-    monkeypatch.setattr(pages.metadata, "metadata", installed)
-    assert pages.repository_url.__wrapped__() == (ADDRESS if urls and ADDRESS in urls[-1] else "")
+    monkeypatch.setattr(html_page.metadata, "metadata", installed)
+    assert html_page.repository_url.__wrapped__() == (
+        ADDRESS if urls and ADDRESS in urls[-1] else ""
+    )
 
 
 def dead(targets: Iterator[str]) -> list[str]:

@@ -12,14 +12,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from posenc.command_line.errors import RunFailed, one_line
 from posenc.compare.engines.remote import Job, Remote, describe_difference, machine_facts
 from posenc.compare.engines.storage import Storage, storage_problem
 from posenc.compare.results import TrialResult
 from posenc.compare.trial.config import TrialConfig
 from posenc.compare.trial.process import limit_step_events
 from posenc.lazy import require_package
-from posenc.report.machine.facts import processors_of
-from posenc.report.page.failure import RunFailed, one_line
+from posenc.machine.fingerprint import processors_of
 
 ANSWER_SECONDS = 10.0
 """Seconds for an address to answer at all, and for an answer from a cluster that is joined."""
@@ -143,7 +143,7 @@ def connect(address: str | None, cores: int | None) -> Any:
 
     quiet: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": False}
     if address is None:
-        from posenc.report.machine.machine import num_cores  # loads torch
+        from posenc.machine.hardware import num_cores  # loads torch
 
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         ray.init("local", num_cpus=cores or num_cores(), include_dashboard=False, **quiet)

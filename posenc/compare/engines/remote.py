@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from posenc.command_line.errors import one_line
 from posenc.compare.engines.engine import TrialEvent
 from posenc.compare.engines.storage import Mirror, Storage, replace_with_stored_files, take_result
 from posenc.compare.results import TrialResult
@@ -20,9 +21,8 @@ from posenc.compare.trial.process import (
     make_trial_folder,
     write_failure,
 )
-from posenc.report.files.opened import make_inside, make_private_folder
-from posenc.report.machine.facts import describe_difference, machine_facts
-from posenc.report.page.failure import one_line
+from posenc.files.opening import make_inside, make_private_folder
+from posenc.machine.fingerprint import describe_difference, machine_facts
 
 MAX_LOSSES = 3
 """How often in a row a trial may be lost without a step beyond those before: chosen. One more, and

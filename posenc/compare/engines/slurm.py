@@ -11,14 +11,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from posenc.command_line.errors import one_line
 from posenc.compare.engines.remote import Job, Lost, Remote
 from posenc.compare.results import TrialResult
 from posenc.compare.trial.config import TrialConfig
 from posenc.compare.trial.process import limit_step_events
+from posenc.files.atomic import write_atomically
+from posenc.files.opening import make_inside, remove_folder, text_of
 from posenc.lazy import require_package
-from posenc.report.files.atomic import write_atomically
-from posenc.report.files.opened import make_inside, remove_folder, text_of
-from posenc.report.page.failure import one_line
 
 POLL_SECONDS = 2.0
 """Seconds between two looks at the jobs, and between two steps of a trial that are told."""

@@ -14,10 +14,10 @@ from pathlib import Path, PurePosixPath
 import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
+from posenc.command_line.errors import one_line
 from posenc.compare.trial.files import CHECKPOINT_FILE, Cursor
-from posenc.lazy import require_package
-from posenc.report.files.atomic import is_partial, write_atomically
-from posenc.report.files.opened import (
+from posenc.files.atomic import is_partial, write_atomically
+from posenc.files.opening import (
     bytes_of,
     make_folder,
     make_inside,
@@ -26,8 +26,8 @@ from posenc.report.files.opened import (
     remove_folder,
     text_of,
 )
-from posenc.report.files.record import seal, unseal
-from posenc.report.page.failure import one_line
+from posenc.files.sealed_json import seal, unseal
+from posenc.lazy import require_package
 
 CONTENTS = "contents.json"
 """In the folder of a text: the hash of each file, written last."""

@@ -6,14 +6,14 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from posenc.command_line.errors import RunFailed
 from posenc.compare.engines.engine import Engine, LocalEngine
 from posenc.compare.options import Options
 from posenc.compare.results import TrialResult
 from posenc.compare.trial.checkpoint import delete_checkpoint
 from posenc.compare.trial.config import TrialConfig
 from posenc.compare.trial.files import CorruptResult, load_result
-from posenc.report.machine.machine import gpus, num_cores
-from posenc.report.page.failure import RunFailed
+from posenc.machine.hardware import gpus, num_cores
 
 
 def open_engine(options: Options, device: str, count: int) -> Engine:

@@ -16,8 +16,8 @@ from posenc.compare.judge.summary import group_by_task, has_learned, losses_by_c
 from posenc.compare.results import CaseSummary, PositionScore, Study, TaskSummary, TrialResult
 from posenc.compare.rows import Row, far_by_context, row_name, rows_of
 from posenc.compare.trial.config import TrialConfig
-from posenc.report.page.chart import HIGH, LOW, Chart, Data, axes_of, long_table, split_by_series
-from posenc.report.page.drawing import (
+from posenc.report.chart import HIGH, LOW, Chart, Data, axes_of, long_table, split_by_series
+from posenc.report.drawing import (
     HOVER_PREFIX,
     LineStyle,
     curves_by_length,
@@ -26,7 +26,7 @@ from posenc.report.page.drawing import (
     line_styles,
     ranked_styles,
 )
-from posenc.report.page.report import Plot
+from posenc.report.report import Plot
 from posenc.tasks.known import TASKS
 from posenc.tasks.policies import levels
 from posenc.tasks.task import Case

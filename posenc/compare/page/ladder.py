@@ -6,8 +6,8 @@ from functools import partial
 from matplotlib.figure import Figure
 
 from posenc.compare.leads import SizeLosses, leads_over_size, slope_per_doubling
-from posenc.report.page.chart import Chart, Data, long_table
-from posenc.report.page.drawing import (
+from posenc.report.chart import Chart, Data, long_table
+from posenc.report.drawing import (
     HOVER_PREFIX,
     LineStyle,
     axes_of,
@@ -16,8 +16,8 @@ from posenc.report.page.drawing import (
     ranked_styles,
     split_by_series,
 )
-from posenc.report.page.report import Plot, Report, Section
-from posenc.report.page.table import Heading, Number, Table, Value
+from posenc.report.report import Plot, Report, Section
+from posenc.report.table import Heading, Number, Table, Value
 
 _PLACES = (("near", "at the training length"), ("far", "on far bytes"))
 """Fields of SizeLosses, and where these losses are, in words."""

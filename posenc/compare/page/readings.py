@@ -7,8 +7,8 @@ from statistics import fmean
 from posenc.compare.results import Study
 from posenc.compare.rows import EqualTime, Row, at_equal_time, rows_of
 from posenc.compare.scores import FarScore
-from posenc.report.page.report import Block, Section
-from posenc.report.page.table import Cell, Heading, Number, Table, Value
+from posenc.report.report import Block, Section
+from posenc.report.table import Cell, Heading, Number, Table, Value
 from posenc.statistics.intervals import window_gaps
 
 _HOW_TO_READ = (

@@ -42,7 +42,7 @@ from posenc.compare.rows import Row, rows_of
 from posenc.compare.trial.config import TrialConfig, describe_trial
 from posenc.compare.trial.effective_spec import AXES
 from posenc.compare.trial.objectives import objective_of
-from posenc.report.page.report import (
+from posenc.report.report import (
     Block,
     Code,
     Facts,
@@ -51,7 +51,7 @@ from posenc.report.page.report import (
     Report,
     Section,
 )
-from posenc.report.page.table import Cell, Heading, Number, Table, Value
+from posenc.report.table import Cell, Heading, Number, Table, Value
 from posenc.tasks.known import TASKS, TEXT
 from posenc.tasks.scoring import LEAST_LEARNED_EXACT_MATCH
 

@@ -7,11 +7,10 @@ from rich.console import Console
 from posenc.compare.page.report import report_of
 from posenc.compare.page.results_csv import csv_text
 from posenc.compare.results import Study, with_labels
-from posenc.report.files.atomic import write_atomically
-from posenc.report.page.console import print_report
-from posenc.report.page.figure_files import write_page
-from posenc.report.page.page import page_of
-from posenc.report.page.progress import say
+from posenc.files.atomic import write_atomically
+from posenc.report.figure_files import write_page
+from posenc.report.html_page import page_of
+from posenc.report.terminal import print_line, print_report
 
 
 def write_report_files(study: Study, folder: Path) -> None:
@@ -32,4 +31,4 @@ def show_study(study: Study, folder: Path, console: Console, as_json: bool = Fal
     """Print the report on stdout, and the path of the page on `console`; or print JSON."""
     print_report(report_of(study, folder), as_json)
     if not as_json:
-        say(console, f"Report: {folder / 'report.html'}")
+        print_line(console, f"Report: {folder / 'report.html'}")

@@ -4,8 +4,8 @@ from collections.abc import Iterator, Sequence
 
 from posenc.compare.rates import pairs_turned_by_tuning
 from posenc.compare.results import RATE_FACTORS, RateCheck, RateTried, Study
-from posenc.report.page.report import Block, Section
-from posenc.report.page.table import Heading, Number, Table, Value
+from posenc.report.report import Block, Section
+from posenc.report.table import Heading, Number, Table, Value
 
 _HOW_TUNED = (
     "Each encoding had a grid of equally many short trials with one seed: learning rates times the "

@@ -10,10 +10,11 @@ from typing import Any
 
 from rich.console import Console
 
+from posenc.command_line.progress import Bars, Pace, readable_duration
 from posenc.compare.results import Study, TrialResult
 from posenc.compare.trial.config import TrialConfig, describe_trial
-from posenc.report.files.opened import make_inside, open_to_append
-from posenc.report.page.progress import Bars, Pace, readable_duration, say
+from posenc.files.opening import make_inside, open_to_append
+from posenc.report.terminal import print_line
 from posenc.tasks.known import TEXT
 from posenc.tasks.task import Case
 
@@ -72,11 +73,11 @@ class PlainLines:
 
     def note(self, trial: TrialConfig, text: str) -> None:
         """Print a line about the trial."""
-        say(self.console, f"{describe_trial(trial)}: {text}")
+        print_line(self.console, f"{describe_trial(trial)}: {text}")
 
     def finished(self, trial: TrialConfig, result: TrialResult) -> None:
         """Print the scores of a trial that has ended, or why it failed."""
-        say(self.console, describe_outcome(trial, result))
+        print_line(self.console, describe_outcome(trial, result))
 
 
 class LiveBars:
@@ -114,13 +115,13 @@ class LiveBars:
 
     def note(self, trial: TrialConfig, text: str) -> None:
         """Print a line about the trial above the bars."""
-        self.bars.say(f"{describe_trial(trial)}: {text}")
+        self.bars.print_line(f"{describe_trial(trial)}: {text}")
 
     def finished(self, trial: TrialConfig, result: TrialResult) -> None:
         """Replace the bar of a trial that has ended by a line with its scores, or why it failed."""
         self.bars.remove(describe_trial(trial))
         self.steps[trial] = trial.steps
-        self.bars.say(describe_outcome(trial, result))
+        self.bars.print_line(describe_outcome(trial, result))
         self._show_total()
 
     def _show_total(self) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from posenc.compare.plan.splits import entropy
-from posenc.report.files.opened import open_ordinary
+from posenc.files.opening import open_ordinary
 from posenc.text import TextSource
 
 FORMAT_OF_MAGIC = {

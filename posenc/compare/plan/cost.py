@@ -5,6 +5,7 @@ from pathlib import Path
 
 import torch
 
+from posenc.command_line.progress import readable_duration
 from posenc.compare.results import Study
 from posenc.compare.trial.config import TrialConfig
 from posenc.compare.trial.evaluate import why_case_impossible, why_length_impossible
@@ -12,9 +13,8 @@ from posenc.compare.trial.material import max_train_tokens, shape_length, task_o
 from posenc.compare.trial.objectives import objective_of
 from posenc.compare.trial.train import decoder_config, encoding_shape
 from posenc.encodings import PositionEncoding, create, parse
-from posenc.report.files.bounds import check_room, check_time
-from posenc.report.machine import machine
-from posenc.report.page.progress import readable_duration
+from posenc.machine import hardware
+from posenc.machine.limits import check_room, check_time
 from posenc.tasks.known import TEXT
 from posenc.tasks.task import Case
 
@@ -48,7 +48,7 @@ def check_cost(
     trials_of_a_task = seeds * len(encodings)
     count = trials_of_a_task * len(planned)
     check_room(
-        f"{count:,} trials", count * BYTES_PER_TRIAL, machine.memory_bytes(), "Take fewer --seeds."
+        f"{count:,} trials", count * BYTES_PER_TRIAL, hardware.memory_bytes(), "Take fewer --seeds."
     )
     for trial in planned:
         # Check the model first: its sizes may exceed those of a tensor.
@@ -177,7 +177,7 @@ def _check_model_memory(trial: TrialConfig, workers: int, encoding_parameters: i
     # The logits and their gradients, in float32.
     logits = 2 * 4 * vocabulary_size(trial) * trial.batch * max_train_tokens(trial)
     bytes_of_one = BYTES_PER_PARAMETER * parameters + logits
-    available = machine.memory_bytes()
+    available = hardware.memory_bytes()
     where = ""
     num_gpus = torch.cuda.device_count() if trial.device == "cuda" else 0
     if num_gpus:  # otherwise there is none, or on another machine

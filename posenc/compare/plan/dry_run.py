@@ -4,13 +4,13 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+from posenc.command_line.progress import readable_duration
 from posenc.compare.plan.splits import TextSplits
 from posenc.compare.plan.time_estimate import kind_of_trial, seconds_by_kind
 from posenc.compare.trial.config import TrialConfig
 from posenc.compare.trial.material import max_train_tokens
-from posenc.report.page.progress import readable_duration
-from posenc.report.page.report import Report, Section
-from posenc.report.page.table import Table
+from posenc.report.report import Report, Section
+from posenc.report.table import Table
 
 
 def most_training_tokens(trial: TrialConfig) -> int:

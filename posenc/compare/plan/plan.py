@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from posenc.command_line.options import check_choice
 from posenc.compare.budget import BUDGETS, PAIR_SEEDS, SUITE_SIZES, SUITES, Budget
 from posenc.compare.options import DEFAULT_BIDIRECTIONAL, DEFAULT_ENCODINGS, Options, check_options
 from posenc.compare.plan.content import check_content
@@ -26,9 +27,8 @@ from posenc.compare.trial.material import hash_task_sequences
 from posenc.compare.trial.objectives import OBJECTIVES, Objective
 from posenc.compare.trial.train import PROJECTIONS
 from posenc.encodings import ModelShape, PerLayer, create
-from posenc.report.files.atomic import prepare_page_and_figures
-from posenc.report.machine import machine
-from posenc.report.machine.options import check_choice
+from posenc.files.atomic import prepare_page_and_figures
+from posenc.machine import hardware
 from posenc.tasks.known import TASKS, TEXT, find_task
 from posenc.tasks.task import Task
 from posenc.text import find_text, standard_library_text
@@ -337,17 +337,17 @@ def _device_and_precision(options: Options) -> tuple[str, str]:
             "bfloat16 for the machines that run the trials."
         )
     if precision == "auto":
-        precision = machine.default_precision(device)
+        precision = hardware.default_precision(device)
     return device, precision
 
 
 def _check_machine(device: str, precision: str, compiled: bool) -> None:
     """Raise ValueError if this machine lacks the device, bfloat16 or a compiler."""
     if device == "cuda":
-        machine.check_device(device)
+        hardware.check_device(device)
     if precision == "bfloat16":
-        machine.check_bfloat16(device)
-    missing = machine.missing_compiler(device) if compiled else None
+        hardware.check_bfloat16(device)
+    missing = hardware.missing_compiler(device) if compiled else None
     if missing:
         raise ValueError(f"--compile needs {missing}. Install it, or leave out --compile.")
 

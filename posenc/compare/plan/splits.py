@@ -12,15 +12,15 @@ import numpy as np
 
 from posenc.compare.results import CorpusInfo
 from posenc.compare.trial.files import SPLITS, folder_of_text
-from posenc.report.files.bounds import check_room
-from posenc.report.files.new_folder import new_folder
-from posenc.report.files.opened import (
+from posenc.files.new_folder import new_folder
+from posenc.files.opening import (
     make_folder,
     naming_os_errors,
     open_new,
     open_ordinary,
     remove_folder,
 )
+from posenc.machine.limits import check_room
 from posenc.text import TextSource
 
 SEPARATOR = 256

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from posenc.compare.trial import process
 from posenc.compare.trial.config import write_trial
-from posenc.report.files.opened import make_inside, open_to_append
+from posenc.files.opening import make_inside, open_to_append
 from posenc.tasks.known import TEXT
 
 if TYPE_CHECKING:

@@ -31,8 +31,8 @@ from posenc.compare.results import (
 from posenc.compare.trial.config import TrialConfig
 from posenc.compare.trial.train import encoding_shape
 from posenc.encodings import create, hash_of_posenc_code, parse
-from posenc.report.files.opened import text_of
-from posenc.report.files.record import Record
+from posenc.files.opening import text_of
+from posenc.files.sealed_json import Record
 
 MAX_ROUNDS = 3
 """Rounds in which a grid whose edge wins grows, at most."""

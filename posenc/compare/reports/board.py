@@ -4,11 +4,11 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from posenc.report.files.opened import text_of
-from posenc.report.files.record import unseal
-from posenc.report.page.console import print_report
-from posenc.report.page.report import Report, Section
-from posenc.report.page.table import Number, Table
+from posenc.files.opening import text_of
+from posenc.files.sealed_json import unseal
+from posenc.report.report import Report, Section
+from posenc.report.table import Number, Table
+from posenc.report.terminal import print_report
 
 PUBLISHED = Path("results/leaderboard")
 """Folder of the files in the repository; a wheel has them next to this module."""

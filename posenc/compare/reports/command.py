@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from posenc.report.machine.options import Figures, Json, option
+from posenc.command_line.options import Figures, Json, option
 
 
 def report(

@@ -15,8 +15,8 @@ from posenc.compare.reports.merge import join_distinct_values, joined_by_slashes
 from posenc.compare.results import FORMAT, CorpusInfo, RateCheck, Study, TrialResult
 from posenc.compare.trial.config import TrialConfig, describe_trial
 from posenc.compare.trial.material import check_scores
-from posenc.report.files.opened import bytes_of
-from posenc.report.files.record import Record
+from posenc.files.opening import bytes_of
+from posenc.files.sealed_json import Record
 from posenc.sentence import join_names
 
 RATES = "_rates"

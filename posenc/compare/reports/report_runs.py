@@ -13,11 +13,10 @@ from posenc.compare.results import OtherFormat, Study
 from posenc.compare.study import RUNS, collect_results, write_report
 from posenc.compare.trial.config import TrialConfig
 from posenc.compare.trial.objectives import objective_of
-from posenc.report.files.atomic import prepare_file, prepare_page_and_figures
-from posenc.report.files.lock import locked
-from posenc.report.files.opened import bytes_of, text_of
-from posenc.report.page.console import stderr
-from posenc.report.page.progress import say
+from posenc.files.atomic import prepare_file, prepare_page_and_figures
+from posenc.files.lock import locked
+from posenc.files.opening import bytes_of, text_of
+from posenc.report.terminal import print_line, stderr
 from posenc.text import STUDY_FILE
 
 
@@ -69,7 +68,7 @@ def _print_report(
     """
     console = stderr()
     for line in (*lines, *write_figures(study, figures)):
-        say(console, line)
+        print_line(console, line)
     show_study(study, home, console, as_json)
 
 

@@ -13,8 +13,8 @@ from safetensors.torch import load, save
 from torch import Tensor, nn
 
 from posenc.compare.trial.files import CHECKPOINT_FILE, Cursor
-from posenc.report.files.atomic import write_atomically
-from posenc.report.files.opened import bytes_of, path_in_folder, text_of
+from posenc.files.atomic import write_atomically
+from posenc.files.opening import bytes_of, path_in_folder, text_of
 
 EXTRA_BYTES = 1 << 24
 """Bytes that a checkpoint may have besides the tensors: its header, names and small numbers.

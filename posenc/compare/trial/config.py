@@ -7,9 +7,9 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from posenc.report.files.atomic import write_atomically
-from posenc.report.files.opened import text_of
-from posenc.report.files.record import check_count, check_rising, check_text_length
+from posenc.files.atomic import write_atomically
+from posenc.files.opening import text_of
+from posenc.files.sealed_json import check_count, check_rising, check_text_length
 from posenc.tasks.known import TEXT, find_task
 
 RECIPE = 7

@@ -6,9 +6,9 @@ from pathlib import Path
 
 from posenc.compare.results import Timing, TrainingPoint, TrialResult
 from posenc.compare.trial.config import TrialConfig
-from posenc.report.files.atomic import write_atomically
-from posenc.report.files.opened import text_of
-from posenc.report.files.record import Record
+from posenc.files.atomic import write_atomically
+from posenc.files.opening import text_of
+from posenc.files.sealed_json import Record
 
 SPLITS = ("train", "valid", "test")
 """The files of a text, without suffix."""

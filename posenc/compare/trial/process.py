@@ -15,8 +15,8 @@ from typing import Any
 from posenc.compare.results import TrialResult
 from posenc.compare.trial.config import TrialConfig, write_trial
 from posenc.compare.trial.files import CorruptResult, load_result
-from posenc.report.files.atomic import write_atomically
-from posenc.report.files.opened import make_inside, open_to_append, text_of
+from posenc.files.atomic import write_atomically
+from posenc.files.opening import make_inside, open_to_append, text_of
 
 if sys.platform == "linux":
     import fcntl

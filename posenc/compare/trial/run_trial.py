@@ -13,6 +13,7 @@ import torch
 from safetensors.torch import save
 from torch import nn
 
+from posenc.command_line.errors import RunFailed, disk_is_full
 from posenc.compare.results import Timing, TrialResult
 from posenc.compare.scores import Reading
 from posenc.compare.trial import checkpoint, train
@@ -27,12 +28,11 @@ from posenc.compare.trial.readings.tuned import TUNING_FOLDER, can_be_tuned, tun
 from posenc.compare.trial.readings.window import read_in_window
 from posenc.compare.trial.windows import read_split
 from posenc.encodings import create
+from posenc.files.atomic import write_atomically
+from posenc.files.opening import remove_folder
 from posenc.hf.checkpoint.llama import can_export_llama, export_llama
+from posenc.machine import hardware
 from posenc.models import Decoder
-from posenc.report.files.atomic import write_atomically
-from posenc.report.files.opened import remove_folder
-from posenc.report.machine import machine
-from posenc.report.page.failure import RunFailed, disk_is_full
 
 
 def run_trial(
@@ -74,7 +74,7 @@ def run_trial(
             config.steps * config.batch * max_train_tokens(config) / cursor.train_seconds,
             cursor.train_seconds,
             test_seconds,
-            machine.names_of_cpu_and_gpus(config.device),
+            hardware.names_of_cpu_and_gpus(config.device),
             cursor.reused_from,
             tuning_seconds,
         ),

@@ -26,7 +26,7 @@ def main(parent: str, study_folder: str, trial_folder: str, checkpoint_steps: st
     from posenc.compare.trial.run_trial import failure_reason, run_trial
     from posenc.compare.trial.train import TrialFailed
     from posenc.encodings import hash_of_posenc_code, hash_of_user_code
-    from posenc.report.files.atomic import write_atomically
+    from posenc.files.atomic import write_atomically
 
     folder = Path(trial_folder)
     config = read_trial(folder)

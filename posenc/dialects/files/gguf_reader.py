@@ -6,7 +6,7 @@ from typing import Any, BinaryIO
 
 from posenc.dialects.files.gguf_header import Header, read_floats, read_header
 from posenc.dialects.files.gguf_metadata import KEYS, OLD_KEYS, Metadata
-from posenc.report.files.opened import open_ordinary
+from posenc.files.opening import open_ordinary
 
 FACTORS = {
     "rope_freqs": "rope_freqs.weight",

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from posenc.report.files.opened import NOT_ORDINARY_MESSAGE
+from posenc.files.opening import NOT_ORDINARY_MESSAGE
 
 TOKENIZER_FILES = tuple(
     "tokenizer.json tokenizer_config.json tokenizer.model special_tokens_map.json "

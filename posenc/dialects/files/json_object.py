@@ -4,8 +4,8 @@ import math
 from pathlib import Path
 from typing import Any, NoReturn
 
-from posenc.report.files.opened import bytes_of
-from posenc.report.files.record import parse_bounded_json
+from posenc.files.opening import bytes_of
+from posenc.files.sealed_json import parse_bounded_json
 
 LARGEST_CONFIG = 8 << 20
 """Bytes. Configs usually have a few kilobytes, those with factor lists tens."""

@@ -4,8 +4,8 @@ import os
 from pathlib import Path
 from typing import Any
 
-from posenc.report.files.opened import open_ordinary
-from posenc.report.files.record import parse_bounded_json
+from posenc.files.opening import open_ordinary
+from posenc.files.sealed_json import parse_bounded_json
 
 LARGEST_HEADER = 100 << 20
 

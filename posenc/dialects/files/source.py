@@ -13,7 +13,7 @@ from posenc.dialects.files.json_object import read_json
 from posenc.dialects.files.spelling import as_transformers, name_of_spelling
 from posenc.dialects.meaning import path_in_errors
 from posenc.dialects.model import with_language_model_on_top
-from posenc.report.files.opened import open_ordinary
+from posenc.files.opening import open_ordinary
 
 NAMES = ("config.json", "params.json")
 ADAPTER_CONFIG = "adapter_config.json"

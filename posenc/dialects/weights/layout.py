@@ -11,7 +11,7 @@ import numpy as np
 
 from posenc.dialects.model import Model
 from posenc.dialects.weights.rows import RotatedRows, find_rotated_rows, require_rows_in_all_layers
-from posenc.report.files.opened import open_to_change
+from posenc.files.opening import open_to_change
 
 
 def permute_folder(folder: Path, model: Model, *, to_interleaved: bool) -> list[str]:

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from posenc.dialects.files.safetensors_header import read_header
-from posenc.report.files.opened import open_to_change
+from posenc.files.opening import open_to_change
 
 DTYPES = {"F64": np.float64, "F32": np.float32, "F16": np.float16}
 

@@ -7,9 +7,9 @@ from typing import Any
 
 from posenc.dialects.files.inside import TOKENIZER_FILES, path_inside
 from posenc.dialects.files.json_object import LARGEST_INDEX, read_json
-from posenc.report.files.atomic import write_atomically
-from posenc.report.files.opened import copy_file
-from posenc.report.files.record import strict_json
+from posenc.files.atomic import write_atomically
+from posenc.files.opening import copy_file
+from posenc.files.sealed_json import strict_json
 
 INDEX = "model.safetensors.index.json"
 KEPT = frozenset((*TOKENIZER_FILES, "config.json", "adapter_config.json", INDEX))

@@ -22,9 +22,9 @@ from posenc.dialects.files.gguf_reader import FACTORS, read_metadata
 from posenc.dialects.runtimes.llama_cpp import compute_from_metadata
 from posenc.dialects.writers.dual import STANDSTILL
 from posenc.dialects.writers.proof import disagreement
+from posenc.files.atomic import atomically
+from posenc.files.opening import open_ordinary, open_to_change
 from posenc.frequencies import floats
-from posenc.report.files.atomic import atomically
-from posenc.report.files.opened import open_ordinary, open_to_change
 
 SCALING_KEYS = tuple(
     "scaling_type scaling_factor original_length beta_fast beta_slow yarn_attn_factor "

@@ -12,7 +12,7 @@ from posenc.dialects.weights.fold import adapter_rows_to_scale, scale_rows
 from posenc.dialects.weights.layout import permute_folder
 from posenc.dialects.writers.copies import copy_files
 from posenc.dialects.writers.recipes import best_recipe, require_static
-from posenc.report.files.new_folder import new_folder
+from posenc.files.new_folder import new_folder
 
 
 def fix(

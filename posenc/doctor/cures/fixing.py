@@ -24,8 +24,8 @@ from posenc.dialects.writers.dual import OURS
 from posenc.dialects.writers.recipes import Recipe, best_recipe, misreading_runtimes, require_static
 from posenc.doctor.case import differing_aspects_of_rotation
 from posenc.doctor.cures.proving import AskAboutCopy, runtimes_that_answered
-from posenc.report.files.new_folder import new_folder
-from posenc.report.files.record import strict_json
+from posenc.files.new_folder import new_folder
+from posenc.files.sealed_json import strict_json
 
 CONFIG = "config.json"
 SHARES = ("partial_rotary_factor", *ROTARY_SHARES)

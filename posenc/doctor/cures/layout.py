@@ -11,17 +11,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from posenc.command_line.options import check_choice
 from posenc.dialects.files.json_object import read_json
 from posenc.dialects.files.source import load
 from posenc.dialects.meaning import require_known_family
 from posenc.dialects.model import Model, model_of
 from posenc.dialects.weights.layout import permute_folder
 from posenc.dialects.writers.copies import copy_files
-from posenc.report.files.atomic import write_atomically
-from posenc.report.files.new_folder import new_folder
-from posenc.report.files.opened import text_of
-from posenc.report.files.record import strict_json
-from posenc.report.machine.options import check_choice
+from posenc.files.atomic import write_atomically
+from posenc.files.new_folder import new_folder
+from posenc.files.opening import text_of
+from posenc.files.sealed_json import strict_json
 
 FEWEST, MOST = 50, 512
 """Fewest tokens for a decision, and the most that are read; chosen, not derived."""

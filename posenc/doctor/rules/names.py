@@ -21,7 +21,7 @@ from posenc.dialects.model import (
 from posenc.dialects.understood import COMMON, NO_EFFECT, READ, unknown_keys
 from posenc.doctor.case import ALL, Case, rope_type_of
 from posenc.doctor.rule import Hit, contradiction_hit, join_names, rule
-from posenc.report.files.opened import open_ordinary
+from posenc.files.opening import open_ordinary
 
 TARGETS = (*ROTARY, "max_position_embeddings", "original_max_position_embeddings", "head_dim")
 """Keys that are looked for under a misspelled name."""

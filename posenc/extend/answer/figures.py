@@ -13,8 +13,8 @@ from matplotlib.ticker import MaxNLocator
 from posenc.extend.extension import Outcome
 from posenc.extend.measure.evaluation import Evaluation
 from posenc.hf.rope.settings import RopeSetting
-from posenc.report.page.chart import PANEL, Chart, Data, axes_of, long_table, split_by_series
-from posenc.report.page.drawing import (
+from posenc.report.chart import PANEL, Chart, Data, axes_of, long_table, split_by_series
+from posenc.report.drawing import (
     INK,
     LineStyle,
     curves_by_length,
@@ -23,7 +23,7 @@ from posenc.report.page.drawing import (
     figure_style,
     line_styles,
 )
-from posenc.report.page.report import Plot
+from posenc.report.report import Plot
 from posenc.statistics.intervals import Estimate
 
 Curves = Mapping[str, Mapping[Any, float]]

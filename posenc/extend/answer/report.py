@@ -11,8 +11,8 @@ from posenc.extend.export.prover import Proof
 from posenc.extend.extension import Outcome
 from posenc.extend.measure.tasks import Score
 from posenc.extend.variants.variant import Variant
-from posenc.report.page.report import Block, Code, Facts, Report, Section
-from posenc.report.page.table import Cell, Heading, Number, Table, Value
+from posenc.report.report import Block, Code, Facts, Report, Section
+from posenc.report.table import Cell, Heading, Number, Table, Value
 from posenc.statistics.intervals import Estimate
 
 OUT_OF_DOMAIN_CAUTION = (

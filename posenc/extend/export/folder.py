@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
+from posenc.command_line.errors import RunFailed
 from posenc.dialects.files.json_object import read_json
 from posenc.dialects.writers.changes import config_changes
 from posenc.extend.export.config import config_to_write
@@ -21,12 +22,11 @@ from posenc.extend.export.pooling import (
 from posenc.extend.export.prover import Proof, Prover, prove
 from posenc.extend.export.serving.described import Export
 from posenc.extend.export.serving.page import dual_chunk_page, page_without_emulators, serving_page
+from posenc.files.atomic import write_atomically
+from posenc.files.new_folder import new_folder
+from posenc.files.opening import copy_file, make_inside
 from posenc.hf.checkpoint.files import INDEX, tokenizer_files, weight_files
 from posenc.hf.checkpoint.loading import Checkpoint
-from posenc.report.files.atomic import write_atomically
-from posenc.report.files.new_folder import new_folder
-from posenc.report.files.opened import copy_file, make_inside
-from posenc.report.page.failure import RunFailed
 
 SERVE, ADAPTER = "SERVE.md", "adapter"
 GENERATION_CONFIG_FILE = "generation_config.json"

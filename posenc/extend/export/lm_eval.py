@@ -6,7 +6,7 @@ import sys
 from itertools import chain
 from pathlib import Path
 
-from posenc.report.page.failure import RunFailed
+from posenc.command_line.errors import RunFailed
 
 RESULTS_FOLDER = "lm-eval"
 INSTALL_COMMAND = 'pip install "lm-eval[hf]>=0.4.9"'

@@ -5,9 +5,9 @@ from typing import Any
 
 from posenc.dialects.files.inside import path_inside
 from posenc.dialects.files.json_object import read_json
-from posenc.report.files.atomic import write_atomically
-from posenc.report.files.opened import copy_file, make_inside, text_of
-from posenc.report.files.record import parse_bounded_json, strict_json
+from posenc.files.atomic import write_atomically
+from posenc.files.opening import copy_file, make_inside, text_of
+from posenc.files.sealed_json import parse_bounded_json, strict_json
 
 MODULES_FILE = "modules.json"
 LENGTH_FILE = "sentence_bert_config.json"

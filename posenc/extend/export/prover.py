@@ -15,11 +15,11 @@ import torch
 from safetensors.torch import save
 from torch import Tensor
 
+from posenc.command_line.errors import RunFailed
+from posenc.files.atomic import write_atomically
 from posenc.hf.capabilities import cache_argument_name
 from posenc.hf.checkpoint.loading import Checkpoint
 from posenc.hf.rope.apply import rotary_frequencies
-from posenc.report.files.atomic import write_atomically
-from posenc.report.page.failure import RunFailed
 
 FREQUENCY_ERROR = 1e-6
 """Largest relative error of a frequency. A config carries a float32's seven digits, and a reader

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from posenc.command_line.errors import one_line
 from posenc.encodings import DualChunk, PositionMap, ReRoPE, SelfExtend
 from posenc.extend.variants.variant import Variant
 from posenc.frequencies.scalings import Linear
@@ -14,7 +15,6 @@ from posenc.hf.attachment.attach import attached
 from posenc.hf.attachment.attention import attention_is_replaceable
 from posenc.hf.checkpoint.loading import Checkpoint
 from posenc.hf.rope.settings import head_size
-from posenc.report.page.failure import one_line
 
 DUAL_CHUNK = "dual-chunk"
 MAX_COMPARED_TOKENS = 128

@@ -10,6 +10,7 @@ from posenc.arguments import explain_misfits
 from posenc.dialects.files.inside import path_inside
 from posenc.dialects.files.json_object import read_json
 from posenc.encodings import PositionEncoding, repr_in_one_line
+from posenc.files.opening import bytes_of
 from posenc.hf.attachment.attach import attach
 from posenc.hf.attachment.calls import ATTACHMENT_ATTRIBUTE, ENCODING_MODULE
 from posenc.hf.attachment.save import (
@@ -27,7 +28,6 @@ from posenc.hf.checkpoint.loading import (
     read_checked_folder,
     refuse_nonfinite_weights,
 )
-from posenc.report.files.opened import bytes_of
 
 
 @explain_misfits

@@ -14,12 +14,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from posenc.command_line.errors import one_line
 from posenc.hf.attachment.calls import ATTACHMENT_ATTRIBUTE, ENCODING_MODULE, LAYER_ATTRIBUTE
 from posenc.hf.attachment.find import recorded_attention, rounding_tolerance, run_in_evaluation
 from posenc.hf.capabilities import arguments_for_next_step, forward_takes, static_cache_argument
+from posenc.machine.fingerprint import versions
 from posenc.positions import as_tensor
-from posenc.report.machine.facts import versions
-from posenc.report.page.failure import one_line
 
 LOG = logging.getLogger("posenc.hf")
 """Logger of what could not be checked; it writes to stderr, and applications may redirect it."""

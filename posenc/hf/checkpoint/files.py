@@ -9,7 +9,7 @@ from typing import Any
 
 from posenc.dialects.files.inside import TOKENIZER_FILES, path_inside
 from posenc.dialects.files.json_object import LARGEST_INDEX, read_json
-from posenc.report.files.opened import open_ordinary
+from posenc.files.opening import open_ordinary
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 PICKLES = ("*.bin", "*.pt", "*.pth")

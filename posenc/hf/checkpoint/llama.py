@@ -7,9 +7,9 @@ from pathlib import Path
 from safetensors.torch import save
 
 from posenc.encodings import RoPE
+from posenc.files.atomic import write_atomically
+from posenc.files.opening import make_folder
 from posenc.models.decoder import Decoder
-from posenc.report.files.atomic import write_atomically
-from posenc.report.files.opened import make_folder
 
 _LAYER_MODULES = {
     "attention": "self_attn",

@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from posenc.command_line.errors import one_line
 from posenc.hf.checkpoint.files import tokenizer_files
-from posenc.report.page.failure import one_line
 
 SEPARATOR = "<|endoftext|>"
 VOCABULARY_FILES = (

@@ -5,7 +5,7 @@ import math
 from dataclasses import dataclass
 from typing import Annotated
 
-from posenc.report.machine.options import option
+from posenc.command_line.options import option
 
 
 @dataclass(frozen=True)

@@ -9,9 +9,9 @@ import torch
 from safetensors.torch import save
 from torch import Tensor, nn
 
-from posenc.report.files.atomic import write_atomically
-from posenc.report.files.opened import make_inside
-from posenc.report.files.record import strict_json
+from posenc.files.atomic import write_atomically
+from posenc.files.opening import make_inside
+from posenc.files.sealed_json import strict_json
 
 ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 

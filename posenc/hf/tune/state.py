@@ -9,11 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from posenc.files.atomic import write_atomically
+from posenc.files.opening import text_of
+from posenc.files.sealed_json import seal, unseal
 from posenc.hf.checkpoint.text import Windows
-from posenc.report.files.atomic import write_atomically
-from posenc.report.files.opened import text_of
-from posenc.report.files.record import seal, unseal
-from posenc.report.page.visible import visible
+from posenc.report.escaping import visible
 
 LOG = logging.getLogger("posenc.hf")
 """Reports on stderr what starts again and why; applications may redirect it."""

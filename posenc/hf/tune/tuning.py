@@ -12,6 +12,9 @@ from safetensors.torch import load, save
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from posenc.command_line.errors import RunFailed
+from posenc.files.atomic import write_atomically
+from posenc.files.opening import bytes_of, make_inside, path_in_folder
 from posenc.hf.checkpoint.text import Windows
 from posenc.hf.tune.config import TuneConfig
 from posenc.hf.tune.lora import add_lora, merge_lora
@@ -23,9 +26,6 @@ from posenc.hf.tune.state import (
     sha256,
     write_sealed,
 )
-from posenc.report.files.atomic import write_atomically
-from posenc.report.files.opened import bytes_of, make_inside, path_in_folder
-from posenc.report.page.failure import RunFailed
 
 MASKED_SHARE = 0.15
 """Fraction of tokens that are masked, in tuning and in measuring, as in BERT."""

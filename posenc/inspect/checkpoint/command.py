@@ -3,13 +3,13 @@
 import importlib
 from pathlib import Path
 
+from posenc.command_line.progress import replace_status_line
+from posenc.files.atomic import prepare_page_and_figures
 from posenc.inspect.checkpoint.judgement import judge
 from posenc.inspect.checkpoint.report import report_of
 from posenc.inspect.checkpoint.sheet import Request, measure_checkpoint
 from posenc.lazy import require_package
-from posenc.report.files.atomic import prepare_page_and_figures
-from posenc.report.page.console import print_report
-from posenc.report.page.progress import tell
+from posenc.report.terminal import print_report
 
 
 def inspect_checkpoint(
@@ -25,12 +25,12 @@ def inspect_checkpoint(
     if has_figures:
         require_package("matplotlib", "the page")
     prepare_page_and_figures(figures, path)
-    judgement = judge(measure_checkpoint(request, tell))
-    tell("")
+    judgement = judge(measure_checkpoint(request, replace_status_line))
+    replace_status_line("")
     report = report_of(judgement, command, request.layers, has_figures=has_figures)
     print_report(report, as_json)
     if has_figures:
-        from posenc.report.page.figure_files import write_and_announce
-        from posenc.report.page.page import page_of
+        from posenc.report.figure_files import write_and_announce
+        from posenc.report.html_page import page_of
 
         write_and_announce(page_of(report), path, figures)

@@ -16,8 +16,8 @@ from posenc.inspect.checkpoint.sheet import Sheet
 from posenc.inspect.checkpoint.swap import LARGEST_ROUNDING_DIFFERENCE, Swap
 from posenc.inspect.encoding import figures as encodings
 from posenc.inspect.encoding.figures import heat_map_chart, show_all_sides
-from posenc.report.page.chart import PANEL, Chart, Data, axes_of, long_table, split_by_series
-from posenc.report.page.drawing import (
+from posenc.report.chart import PANEL, Chart, Data, axes_of, long_table, split_by_series
+from posenc.report.drawing import (
     LIGHT_COLOURS,
     draw_legend_above,
     draw_level,
@@ -26,7 +26,7 @@ from posenc.report.page.drawing import (
     figure_style,
     line_styles,
 )
-from posenc.report.page.report import Plot
+from posenc.report.report import Plot
 
 Array = np.ndarray
 MAX_LABELS = 40

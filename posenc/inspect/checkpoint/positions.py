@@ -12,7 +12,7 @@ from posenc.hf import learned_tables
 from posenc.hf.checkpoint.loading import Checkpoint, text_config_of
 from posenc.hf.rope.apply import distinct_frequencies, matches_setting, rotary_modules
 from posenc.hf.rope.settings import RopeSetting, head_size
-from posenc.report.machine.facts import installed_version
+from posenc.machine.fingerprint import installed_version
 
 TABLE_NAMES = ("position_embeddings", "wpe", "embed_positions")
 """Names of absolute position tables in transformers' families."""

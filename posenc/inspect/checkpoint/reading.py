@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from posenc.command_line.errors import one_line
 from posenc.inspect.checkpoint.positions import DISENTANGLED_METHODS
-from posenc.report.page.failure import one_line
 
 
 @dataclass(frozen=True)

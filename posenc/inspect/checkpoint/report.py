@@ -12,9 +12,9 @@ from posenc.inspect.checkpoint.sheet import Sheet
 from posenc.inspect.checkpoint.structure import Structure
 from posenc.inspect.checkpoint.swap import Change, Swap
 from posenc.inspect.encoding.report import ranges
-from posenc.report.page.report import Block, Code, Facts, Items, Report, Section
-from posenc.report.page.table import Number
-from posenc.report.page.table import Table as Rows
+from posenc.report.report import Block, Code, Facts, Items, Report, Section
+from posenc.report.table import Number
+from posenc.report.table import Table as Rows
 
 _ORIGINS = {
     "user": "",

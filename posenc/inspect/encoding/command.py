@@ -8,17 +8,17 @@ from pathlib import Path
 
 import torch
 
+from posenc.command_line.progress import replace_status_line
 from posenc.encodings import ModelShape, create, parse
+from posenc.files.atomic import prepare_page_and_figures
 from posenc.inspect.encoding.judgement import judge
 from posenc.inspect.encoding.measurements import SpecSheet, measure
 from posenc.inspect.encoding.report import report_of
 from posenc.inspect.encoding.scores import decay_bytes
 from posenc.lazy import require_package
-from posenc.report.files.atomic import prepare_page_and_figures
-from posenc.report.files.bounds import check_room
-from posenc.report.machine.machine import memory_bytes
-from posenc.report.page.console import print_report
-from posenc.report.page.progress import tell
+from posenc.machine.hardware import memory_bytes
+from posenc.machine.limits import check_room
+from posenc.report.terminal import print_report
 from posenc.testing.layer import encoding_of_first_layer
 
 ADVICE = "Take fewer --heads, or a smaller --head-dim."
@@ -42,14 +42,14 @@ def run(
     if has_figures:
         require_package("matplotlib", "the page")
     prepare_page_and_figures(figures, path)
-    judged = [judge(sheet) for sheet in measure_all(names, shape, tell)]
-    tell("")
+    judged = [judge(sheet) for sheet in measure_all(names, shape, replace_status_line)]
+    replace_status_line("")
     command = shlex.join(["posenc", *sys.argv[1:]])
     report = report_of(judged, command, compare=compare, has_figures=has_figures)
     print_report(report, as_json)
     if has_figures:
-        from posenc.report.page.figure_files import write_and_announce
-        from posenc.report.page.page import page_of
+        from posenc.report.figure_files import write_and_announce
+        from posenc.report.html_page import page_of
 
         write_and_announce(page_of(report), path, figures)
 
@@ -74,7 +74,11 @@ def measure_all(
     # Two ways to write one encoding are measured once; a user's label is kept.
     unique = list(dict.fromkeys(n if s.label else str(s) for n, s in specs.items()))
     return [
-        measure(name, shape, lambda step, n=name, i=i: tell(f"{n} ({i} of {len(unique)}): {step}"))
+        measure(
+            name,
+            shape,
+            lambda step, n=name, i=i: replace_status_line(f"{n} ({i} of {len(unique)}): {step}"),
+        )
         for i, name in enumerate(unique, 1)
     ]
 

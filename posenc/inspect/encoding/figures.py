@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from posenc.inspect.encoding.scores import Decay
-from posenc.report.page.chart import (
+from posenc.report.chart import (
     HIGH,
     LOW,
     Chart,
@@ -23,7 +23,7 @@ from posenc.report.page.chart import (
     matrix_table,
     split_by_series,
 )
-from posenc.report.page.drawing import (
+from posenc.report.drawing import (
     GRID,
     LIGHT_COLOURS,
     draw_legend_above,

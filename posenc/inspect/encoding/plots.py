@@ -8,7 +8,7 @@ from posenc.encodings import ALiBi, DistanceBias, PositionEncoding, T5Bias, crea
 from posenc.inspect.encoding import figures, precision
 from posenc.inspect.encoding.judgement import plain_wavelengths
 from posenc.inspect.encoding.measurements import SpecSheet
-from posenc.report.page.report import Plot
+from posenc.report.report import Plot
 from posenc.testing.layer import diagonal_positions, encoding_of_first_layer
 
 NUM_SHOWN_POSITIONS = 128

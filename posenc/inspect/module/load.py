@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from posenc.command_line.errors import one_line
 from posenc.encodings import load_object
-from posenc.report.page.failure import one_line
 
 
 class FunctionModule(nn.Module):

@@ -1,8 +1,8 @@
 """The words of the checks of a module: what it returns, and what fails."""
 
 from posenc.inspect.module.sheet import ModuleSheet
-from posenc.report.page.report import Report, Section
-from posenc.report.page.table import Table
+from posenc.report.report import Report, Section
+from posenc.report.table import Table
 
 _RETURNED = {
     "rotated content": "rotated queries or keys",

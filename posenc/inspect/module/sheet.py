@@ -9,12 +9,12 @@ from typing import Any
 import torch
 
 from posenc.arguments import explain_misfits
+from posenc.command_line.errors import one_line
 from posenc.inspect.module.call import HEADS, RETURNS, WAYS, WIDTH, calls_in_words
 from posenc.inspect.module.checks import calls, compiled, precision, rotation, slopes
 from posenc.inspect.module.load import load_maker
 from posenc.inspect.module.subject import ADAPTER_COMMAND, Finding, Subject, find_subject
 from posenc.inspect.module.view import Meaning
-from posenc.report.page.failure import one_line
 
 CHECKS: dict[str, Callable[[Subject], Finding]] = {  # in the order of the table
     "position 0 leaves content as it is": rotation.judge_position_zero,

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from posenc.command_line.errors import one_line
 from posenc.inspect.module.call import (
     HEADS,
     RETURNS,
@@ -28,7 +29,6 @@ from posenc.inspect.module.returned import (
     rows_by_position,
 )
 from posenc.inspect.module.view import TOLERANCE, UnfitCall, View, view_of_results
-from posenc.report.page.failure import one_line
 
 Finding = tuple[bool | None, str]
 """What a check returns: True if a property holds (None: it does not apply), and the measured

@@ -17,7 +17,7 @@ from posenc.compare.results import Timing
 from posenc.compare.study import collect_results
 from posenc.compare.trial import process
 from posenc.compare.trial.files import save_result
-from posenc.report.machine import machine
+from posenc.machine import hardware
 from tests.compare.engines.test_sweep import trial
 from tests.compare.judge.test_summary import seeds, study
 from tests.compare.test_tasks import planned
@@ -57,7 +57,7 @@ def test_gpus_are_those_of_this_process(gpus, monkeypatch, visible, count, names
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     if visible is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    assert machine.gpus() == names
+    assert hardware.gpus() == names
 
 
 @pytest.mark.parametrize(
@@ -124,8 +124,8 @@ def test_workers_that_share_a_gpu_must_fit_into_its_memory(gpus):
 
 def test_kinds_of_gpus_are_noted_with_the_results(tmp_path, gpus):
     gpus(2)
-    assert machine.describe("cuda", "float32", 2)["processor"].startswith("H100; ")
-    assert "H100" not in machine.describe("cpu", "float32", 2)["processor"]
+    assert hardware.describe("cuda", "float32", 2)["processor"].startswith("H100; ")
+    assert "H100" not in hardware.describe("cpu", "float32", 2)["processor"]
     results = seeds("rope", (2.0, 2.0, 2.0))
     for each, kind in zip(results, ("H100; EPYC", "A100; EPYC", "H100; EPYC"), strict=True):
         (tmp_path / each.config.folder).mkdir()

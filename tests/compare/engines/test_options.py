@@ -13,7 +13,7 @@ import pytest
 from posenc.compare.engines.remote import MAX_LOSSES, Progress, Remote
 from posenc.compare.options import Options
 from posenc.compare.plan.plan import check_engine_options
-from posenc.report.machine.facts import processors_of
+from posenc.machine.fingerprint import processors_of
 from tests.compare.judge.test_summary import TRIAL
 
 

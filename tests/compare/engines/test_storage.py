@@ -25,7 +25,7 @@ from posenc.compare.engines.storage import (
     take_result,
 )
 from posenc.compare.trial.files import folder_of_text
-from posenc.report.machine import facts as facts_module
+from posenc.machine import fingerprint
 from tests.compare.engines.test_sweep import results, run_here, trial
 from tests.processes import processes
 
@@ -239,13 +239,13 @@ def test_a_machine_with_another_version_does_not_run_the_trial(study):
 
 def test_builds_of_one_torch_are_the_same_version(monkeypatch):
     cpu, cuda = ({"torch": f"2.13.0+{each}", "numpy": "2.4.0"} for each in ("cpu", "cu126"))
-    monkeypatch.setattr(facts_module, "installed_version", cpu.get)
+    monkeypatch.setattr(fingerprint, "installed_version", cpu.get)
     here = machine_facts()
-    monkeypatch.setattr(facts_module, "installed_version", cuda.get)
+    monkeypatch.setattr(fingerprint, "installed_version", cuda.get)
     assert describe_difference(here, machine_facts()) is None
     assert machine_facts()["build of torch"] == "2.13.0+cu126"
     other = {"torch": "2.13.1+cpu", "numpy": "2.4.0"}
-    monkeypatch.setattr(facts_module, "installed_version", other.get)
+    monkeypatch.setattr(fingerprint, "installed_version", other.get)
     assert describe_difference(here, machine_facts()) == "it has torch 2.13.1, and here is 2.13.0"
 
 

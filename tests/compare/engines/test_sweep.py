@@ -14,6 +14,7 @@ import pytest
 import torch
 
 import posenc
+from posenc.command_line.errors import RunFailed
 from posenc.compare.engines import sweep
 from posenc.compare.engines.engine import LocalEngine
 from posenc.compare.plan import splits
@@ -22,7 +23,6 @@ from posenc.compare.trial import files, process
 from posenc.compare.trial.config import TrialConfig, read_trial
 from posenc.compare.trial.process import ORPHANED
 from posenc.compare.trial.run_trial import run_trial
-from posenc.report.page.failure import RunFailed
 from posenc.text import find_text
 from tests.processes import processes
 

@@ -25,8 +25,8 @@ from posenc.compare.judge.summary import summarise
 from posenc.compare.page.report import report_of
 from posenc.compare.reports import leaderboard
 from posenc.compare.results import CaseScore, LengthScore, Study
-from posenc.report.page.report import measured_value
-from posenc.report.page.table import cell_text
+from posenc.report.report import measured_value
+from posenc.report.table import cell_text
 from posenc.statistics.pairs import Pairs
 from posenc.tasks.known import TEXT
 from tests.compare.judge.test_summary import TRIAL, result, seeds, study

@@ -26,9 +26,9 @@ from posenc.compare.results import (
 )
 from posenc.compare.trial.config import TrialConfig
 from posenc.compare.trial.effective_spec import effective_spec
-from posenc.report.files.atomic import FIGURES_MARKER
-from posenc.report.page.figure_files import write_page
-from posenc.report.page.page import page_of
+from posenc.files.atomic import FIGURES_MARKER
+from posenc.report.figure_files import write_page
+from posenc.report.html_page import page_of
 from tests.browser import DESKTOP, PHONE, needs_chromium
 from tests.charts import assert_drawn_from_its_table
 
@@ -282,7 +282,7 @@ def test_figures_are_written_with_their_numbers(tmp_path, request):
     page = page_of(report_of(study()))
     for each in page.plots():
         assert_drawn_from_its_table(each.chart)
-    request.getfixturevalue("undrawn")  # what the files show is held by tests/report
+    request.getfixturevalue("undrawn")  # what the files show is held by tests/files
     write_page(page, None, tmp_path)
     stems = {"by-length", "by-context", "by-position", "training"}
     tables = {"text", "curves", "settings", "seeds-at-128-bytes"}

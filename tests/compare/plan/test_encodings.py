@@ -16,7 +16,7 @@ from posenc.compare.plan.encodings import read_encodings
 from posenc.compare.results import Study, with_labels
 from posenc.encodings import hash_of_user_code
 from posenc.encodings.registry import known
-from posenc.report.page.page import page_of
+from posenc.report.html_page import page_of
 from posenc.testing import CHECKS, VOIDING_FAILURES, maker
 from tests.compare.engines.test_sweep import Log, run_here_in, trial
 from tests.encodings.base import planted

@@ -14,7 +14,7 @@ import posenc.text as sources
 from posenc.compare.plan import splits
 from posenc.compare.trial.files import SPLITS, folder_of_text
 from posenc.compare.trial.windows import read_split
-from posenc.report.files.atomic import mark_figures
+from posenc.files.atomic import mark_figures
 from posenc.text import find_text, standard_library_text
 
 NEED = splits.MinimumBytes(train_length=8, longest=16, batch=2)

@@ -14,9 +14,9 @@ from posenc.compare.options import Options
 from posenc.compare.page.report import report_of
 from posenc.compare.plan.plan import make_plan
 from posenc.compare.reports import board, leaderboard, report_runs
-from posenc.report.files.record import HASH_KEY
-from posenc.report.page.report import as_json
-from posenc.report.page.table import cell_text
+from posenc.files.sealed_json import HASH_KEY
+from posenc.report.report import as_json
+from posenc.report.table import cell_text
 from tests.compare.judge.test_answer import six
 from tests.compare.judge.test_standing import of_tasks
 from tests.compare.judge.test_summary import result, study

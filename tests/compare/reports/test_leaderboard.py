@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from posenc.command_line.errors import Stopped
 from posenc.compare.budget import ALL_TASKS
 from posenc.compare.reports import leaderboard
 from posenc.compare.reports.leaderboard import read_rows, study_of
@@ -23,7 +24,6 @@ from posenc.compare.results import (
 )
 from posenc.compare.study import check_out_folder
 from posenc.compare.trial.files import is_done, load_result
-from posenc.report.page.failure import Stopped
 from tests.compare.test_tasks import TEXT, result
 from tests.compare.test_tasks import study_of as study
 from tests.experiment import experiment

@@ -21,8 +21,8 @@ from posenc.compare.results import RateCheck, RateTried, Study, with_labels
 from posenc.compare.reuse import reuse_trials
 from posenc.compare.study import check_out_folder, collect_results
 from posenc.compare.trial.files import load_results
-from posenc.report.files.record import HASH_KEY, seal
-from posenc.report.page.report import as_json
+from posenc.files.sealed_json import HASH_KEY, seal
+from posenc.report.report import as_json
 from tests.compare.judge.test_summary import study as text_study
 from tests.compare.reports.test_reports import on_disk, whole
 from tests.compare.test_tasks import result as task_result

@@ -234,6 +234,6 @@ def test_compile_is_refused_without_a_compiler_and_for_tasks(monkeypatch):
     with pytest.raises(ValueError, match=r"^--compile is for text: batches of tasks differ"):
         plan_one_trial_per_task(dataclasses.replace(asked, task=["copy"]), compared)
     monkeypatch.delenv("CXX")
-    monkeypatch.setattr("posenc.report.machine.machine.shutil.which", lambda name: name)
+    monkeypatch.setattr("posenc.machine.hardware.shutil.which", lambda name: name)
     (trial,) = plan_one_trial_per_task(asked, compared)
     assert trial.compile

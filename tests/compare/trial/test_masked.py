@@ -23,7 +23,7 @@ from posenc.compare.trial.objectives.masked import (
 )
 from posenc.compare.trial.windows import windows_at
 from posenc.models import Decoder
-from posenc.report.page.page import page_of
+from posenc.report.html_page import page_of
 from tests.compare.test_tasks import TEXT
 from tests.texts import prose
 

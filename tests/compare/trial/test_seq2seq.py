@@ -18,7 +18,7 @@ from posenc.compare.trial.objectives import OBJECTIVES
 from posenc.compare.trial.objectives.seq2seq import BEGIN_SYMBOL, ContinuationModel
 from posenc.compare.trial.windows import windows_at
 from posenc.models import EncoderDecoder
-from posenc.report.page.page import page_of
+from posenc.report.html_page import page_of
 from tests.compare.test_tasks import TEXT
 from tests.texts import prose
 

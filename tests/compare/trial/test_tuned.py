@@ -76,8 +76,8 @@ def test_rope_is_stretched_to_the_longest_length_and_scalings_stay():
 def test_a_tuning_that_fails_is_said_and_the_trial_goes_on(tmp_path, monkeypatch):
     import json
 
+    from posenc.command_line.errors import RunFailed
     from posenc.compare.trial import run_trial as module
-    from posenc.report.page.failure import RunFailed
 
     def fail(*arguments):
         raise RunFailed("tuning: the loss is nan")

@@ -13,8 +13,8 @@ from posenc.dialects.runtimes import emulate
 from posenc.dialects.writers.overrides import config_after_override
 from posenc.doctor.options import Options
 from posenc.doctor.running import run
+from posenc.files.sealed_json import strict_json
 from posenc.frequencies import floats
-from posenc.report.files.record import strict_json
 from tests.doctor.judging import judge
 
 TEXT = {

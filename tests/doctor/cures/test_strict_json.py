@@ -6,7 +6,7 @@ import pytest
 
 from posenc.dialects.writers.copies import write_config
 from posenc.doctor.cures.layout import LayoutVerdict
-from posenc.report.files.record import strict_json
+from posenc.files.sealed_json import strict_json
 from tests.doctor.threads import BASE
 
 ODD = {

@@ -20,12 +20,12 @@ from posenc.extend.extension import Outcome
 from posenc.extend.measure.evaluation import Evaluation, position_edges
 from posenc.extend.variants.methods import METHODS, stretch
 from posenc.extend.variants.variant import Variant
+from posenc.files.atomic import FIGURES_MARKER
 from posenc.hf.rope.settings import RopeSetting
-from posenc.report.files.atomic import FIGURES_MARKER
-from posenc.report.page.console import Terminal, show
-from posenc.report.page.figure_files import write_page
-from posenc.report.page.page import Page, page_of
-from posenc.report.page.report import as_json
+from posenc.report.figure_files import write_page
+from posenc.report.html_page import Page, page_of
+from posenc.report.report import as_json
+from posenc.report.terminal import Terminal, show
 from posenc.statistics.intervals import Estimate
 from tests.browser import DESKTOP, PHONE, needs_chromium
 from tests.charts import assert_drawn_from_its_table

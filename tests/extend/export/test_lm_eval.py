@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from posenc.command_line.errors import RunFailed
 from posenc.extend.export.lm_eval import check_lm_eval, run_lm_eval
-from posenc.report.page.failure import RunFailed
 
 STANDS_IN = """
 import json, os, sys

@@ -6,9 +6,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from posenc.command_line.errors import RunFailed
 from posenc.extend.export import prover
 from posenc.extend.export.prover import Proof, Prover
-from posenc.report.page.failure import RunFailed
 
 ANSWERS = """\
 import json, os, sys

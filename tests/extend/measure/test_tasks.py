@@ -19,7 +19,7 @@ from posenc.extend.measure.sentences import CITIES, PUZZLES
 from posenc.extend.measure.tasks import TASKS, Score, TaskGrid, tasks_named
 from posenc.extend.options import Options
 from posenc.hf.checkpoint.text import Windows
-from posenc.report.page import table as tables
+from posenc.report import table as tables
 from posenc.statistics.intervals import Estimate, share_interval
 from posenc.tasks.puzzles import NUM_COMMON_WORDS
 from tests.hf_models import LENGTH, save

@@ -27,8 +27,8 @@ from posenc.inspect.checkpoint.report import report_of, verdicts_in_words
 from posenc.inspect.checkpoint.sentence import tokenize_sentence
 from posenc.inspect.checkpoint.sheet import Request, Sheet, measure_checkpoint
 from posenc.inspect.checkpoint.swap import Swap, exchanged_order, without_positions
-from posenc.report.page.drawing import to_svg
-from posenc.report.page.page import Page, page_of
+from posenc.report.drawing import to_svg
+from posenc.report.html_page import Page, page_of
 from tests.browser import DESKTOP, PHONE, needs_chromium
 from tests.charts import assert_drawn_from_its_table
 from tests.hf_models import COMMON, LENGTH, save

@@ -14,7 +14,7 @@ from posenc import ModelShape
 from posenc.inspect.command import _report_sys_exit
 from posenc.inspect.encoding.command import measure_all
 from posenc.inspect.encoding.report import properties_in_words
-from posenc.report.page.console import print_table, stderr, stdout
+from posenc.report.terminal import print_table, stderr, stdout
 from posenc.testing import CHECKS, VOIDING_FAILURES
 from tests.compare.plan.test_encodings import MINE
 from tests.encodings.base import planted

@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 
 from posenc import ModelShape, names
+from posenc.files.atomic import FIGURES_MARKER
 from posenc.inspect.encoding import behaviour as running
 from posenc.inspect.encoding.judgement import judge
 from posenc.inspect.encoding.measurements import measure
 from posenc.inspect.encoding.report import report_of
-from posenc.report.files.atomic import FIGURES_MARKER
-from posenc.report.page.page import Page, page_of
-from posenc.report.page.report import as_json
+from posenc.report.html_page import Page, page_of
+from posenc.report.report import as_json
 from tests.browser import DESKTOP, PHONE, needs_chromium
 from tests.charts import assert_drawn_from_its_table
 
@@ -144,7 +144,7 @@ def test_a_comparison_of_few_breaks_no_word_at_80_columns(monkeypatch, sheets, c
     monkeypatch.setenv("COLUMNS", "80")
     few = [sheets["alibi"], sheets["yarn"]]
     monkeypatch.setattr("posenc.inspect.encoding.command.measure_all", lambda *_: few)
-    monkeypatch.setattr("posenc.report.page.figure_files.write_and_announce", lambda *_: None)
+    monkeypatch.setattr("posenc.report.figure_files.write_and_announce", lambda *_: None)
     code, out, _ = call("inspect", "encoding", "alibi", "yarn", "--compare")
     assert code == 0 and out.count("│ alibi") == 2  # of the answers; below it has columns
     for words in ("rows independent", "cache consistent", "symmetric", "directed", "untouched"):

@@ -1,10 +1,10 @@
 """Training objectives on text: the next byte, masked bytes, or a continuation."""
 
+from posenc.command_line.options import check_choice
 from posenc.compare.trial.config import TrialConfig
 from posenc.compare.trial.objectives.masked import MaskedObjective
 from posenc.compare.trial.objectives.objective import CausalObjective, Objective
 from posenc.compare.trial.objectives.seq2seq import Seq2SeqObjective
-from posenc.report.machine.options import check_choice
 
 OBJECTIVES: dict[str, Objective] = {
     objective.name: objective

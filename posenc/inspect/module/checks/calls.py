@@ -5,11 +5,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from posenc.command_line.errors import one_line
 from posenc.inspect.module.call import CallForm
 from posenc.inspect.module.errors import bias_minus_largest, measure_errors, worst_head_in_words
 from posenc.inspect.module.returned import absolute_difference, are_close, floating_tensors
 from posenc.inspect.module.subject import Finding, Subject
-from posenc.report.page.failure import one_line
 
 _TOLERANCE = 1e-4
 """Radians, logits or fractions: float32's difference when it adds in another order."""

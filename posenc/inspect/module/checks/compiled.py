@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
+from posenc.command_line.errors import one_line
 from posenc.inspect.module.subject import Finding, Subject
-from posenc.report.page.failure import one_line
 
 _LENGTHS = (16, 24, 40, 56, 72, 88)
 """Lengths of the calls of one compiled module; chosen, not derived, none of them 0 or 1, for which

@@ -9,9 +9,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from posenc.command_line.errors import one_line
 from posenc.inspect.module.errors import allowed_error, count_distinct, measure_errors
 from posenc.inspect.module.subject import Finding, Subject, own_modules
-from posenc.report.page.failure import one_line
 
 _NARROW = torch.bfloat16
 _LEAST_ROTATION = 1e-4

@@ -15,12 +15,12 @@ from matplotlib.figure import Figure
 from matplotlib.ft2font import FT2Font
 from matplotlib.text import Text
 
-from posenc.report.files.atomic import mark_figures, write_atomically
-from posenc.report.page.chart import csv_text
-from posenc.report.page.drawing import CHINESE_FONTS, FIGURE_FONT, escape_for_svg, figure_style
-from posenc.report.page.page import Page, Plot
-from posenc.report.page.report import table_csv
-from posenc.report.page.visible import visible
+from posenc.files.atomic import mark_figures, write_atomically
+from posenc.report.chart import csv_text
+from posenc.report.drawing import CHINESE_FONTS, FIGURE_FONT, escape_for_svg, figure_style
+from posenc.report.escaping import visible
+from posenc.report.html_page import Page, Plot
+from posenc.report.report import table_csv
 
 DOTS_PER_INCH = 300
 _GLYPH = re.compile(r"Glyph (\d+) .*missing from")

@@ -27,15 +27,15 @@ from posenc.compare.trial.config import TrialConfig, write_trial
 from posenc.compare.trial.files import Cursor, is_done, save_result
 from posenc.dialects.weights.tensors import rewrite_tensors
 from posenc.dialects.writers.copies import copy_files, write_config
+from posenc.files.atomic import atomically, prepare_file, write_atomically
+from posenc.files.lock import LOCK_SUFFIX, locked
+from posenc.files.new_folder import new_folder
+from posenc.files.opening import make_private_folder, open_to_change
 from posenc.hf.tune.state import write_sealed
 from posenc.hf.tune.tuning import save_tuning
-from posenc.report.files.atomic import atomically, prepare_file, write_atomically
-from posenc.report.files.lock import LOCK_SUFFIX, locked
-from posenc.report.files.new_folder import new_folder
-from posenc.report.files.opened import make_private_folder, open_to_change
-from posenc.report.page.chart import Chart
-from posenc.report.page.figure_files import write_figures
-from posenc.report.page.page import Page, Plot
+from posenc.report.chart import Chart
+from posenc.report.figure_files import write_figures
+from posenc.report.html_page import Page, Plot
 from posenc.text import find_text
 from tests.experiment import experiment
 

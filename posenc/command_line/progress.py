@@ -6,19 +6,15 @@ import time
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
-from posenc.report.page.visible import visible
+from posenc.report.escaping import visible
+from posenc.report.terminal import print_line
 
 
-def tell(text: str) -> None:
+def replace_status_line(text: str) -> None:
     """Replace the line on stderr by `text`, or clear it by ""; does nothing without a terminal."""
     if sys.stderr.isatty():
         sys.stderr.write(f"\r\x1b[K{visible(text)}")
         sys.stderr.flush()
-
-
-def say(console: Console, text: str) -> None:
-    """Print one line without markup and without wrapping."""
-    console.print(" ".join(text.splitlines()), markup=False, highlight=False, soft_wrap=True)
 
 
 def readable_duration(seconds: float) -> str:
@@ -79,7 +75,7 @@ class Bars(Progress):
         if name in self.bar_ids:
             self.remove_task(self.bar_ids.pop(name))
 
-    def say(self, text: str) -> None:
+    def print_line(self, text: str) -> None:
         """Print a line above the bars."""
         self.console.print(visible(text), highlight=False, markup=False, emoji=False)
 
@@ -119,6 +115,6 @@ class Narrator(Progress):
         now = time.monotonic()
         is_due = now - self.last_line_time > self.PAUSE
         if not self.console.is_terminal and what != self.last_task and is_due:
-            say(self.console, f"{what} ({share:.0%})")
+            print_line(self.console, f"{what} ({share:.0%})")
             self.last_task = what
             self.last_line_time = now

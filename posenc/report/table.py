@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from posenc.report.page.visible import escape
+from posenc.report.escaping import escape
 
 LONG_TEXT_LENGTH = 24
 """A cell with more letters gets more width, against tall narrow columns."""

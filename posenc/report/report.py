@@ -1,8 +1,8 @@
 """What a command returns, for every renderer: the terminal, a page, JSON and CSV.
 
 report = Report("Which encoding?", "Use alibi.", {"first": "alibi"}, [Section("Loss", [table])])
-page_of(report).write("report.html")     # posenc.report.page.page
-show(report, console)                    # posenc.report.page.console
+page_of(report).write("report.html")     # posenc.report.html_page
+show(report, console)                    # posenc.report.terminal
 print(as_json(report))
 """
 
@@ -15,11 +15,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from posenc.report.page.table import Cell, Heading, Number, Table, Value
-from posenc.report.page.visible import visible
+from posenc.report.escaping import visible
+from posenc.report.table import Cell, Heading, Number, Table, Value
 
 if TYPE_CHECKING:
-    from posenc.report.page.chart import Chart
+    from posenc.report.chart import Chart
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Plot:
 
     caption: describes what is drawn. description: if it is empty, the first and the last point of
     each curve.
-    name: name of its files, see posenc.report.page.figure_files. wide: use the whole width, and
+    name: name of its files, see posenc.report.figure_files. wide: use the whole width, and
     scroll sideways on a narrow screen instead of shrinking.
     """
 

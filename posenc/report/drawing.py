@@ -18,9 +18,9 @@ from matplotlib.colors import LinearSegmentedColormap, to_hex
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 
-from posenc.report.files.atomic import write_atomically
-from posenc.report.page.chart import HIGH, LOW, Data, axes_of, split_by_series
-from posenc.report.page.visible import visible
+from posenc.files.atomic import write_atomically
+from posenc.report.chart import HIGH, LOW, Data, axes_of, split_by_series
+from posenc.report.escaping import visible
 
 INK, GRID = "#1d2126", "#d9dce0"
 _INK_DARK, _GRID_DARK = "#e4e6e8", "#3a3f46"

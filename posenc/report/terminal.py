@@ -11,10 +11,9 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from posenc.report.page import table as rows
-from posenc.report.page.progress import say
-from posenc.report.page.report import Block, Code, Facts, Items, Report, Section, as_json
-from posenc.report.page.visible import visible
+from posenc.report import table as rows
+from posenc.report.escaping import visible
+from posenc.report.report import Block, Code, Facts, Items, Report, Section, as_json
 
 FRAME_WIDTH = 3
 """Characters that the frame of a table takes for each column."""
@@ -41,6 +40,11 @@ def stdout(width: int) -> Console:
 def stderr() -> Console:
     """Return standard error."""
     return Terminal(stderr=True)
+
+
+def print_line(console: Console, text: str) -> None:
+    """Print a text on one line, without markup and without wrapping."""
+    console.print(" ".join(text.splitlines()), markup=False, highlight=False, soft_wrap=True)
 
 
 def text_table(
@@ -84,7 +88,7 @@ def print_report(report: Report, in_json: bool) -> None:
         return
     print(as_json(report))
     for line in report.cautions:
-        say(stderr(), line)
+        print_line(stderr(), line)
 
 
 def show(report: Report, console: Console) -> None:
@@ -93,14 +97,14 @@ def show(report: Report, console: Console) -> None:
     Of a figure the terminal shows nothing.
     """
     if report.headline:
-        say(console, report.headline)
+        print_line(console, report.headline)
     if report.limits:
-        say(console, f"What this cannot say: {report.limits}")
+        print_line(console, f"What this cannot say: {report.limits}")
     for section in report.sections:
         if not section.detail:
             show_section(section, console)
     for caution in report.cautions:
-        say(console, caution)
+        print_line(console, caution)
 
 
 def show_section(section: Section, console: Console) -> None:
@@ -114,22 +118,22 @@ def _show_block(block: Block, console: Console) -> None:
     match block:
         case rows.Table():
             if block.caption:
-                say(console, block.caption)
+                print_line(console, block.caption)
             for table in split_to_width(block, console.width):
                 console.print(table)
             for number, note in enumerate(_notes(block), 1):
-                say(console, f"[{number}] {note}")
+                print_line(console, f"[{number}] {note}")
         case Facts(items):
             for name, value in items.items():
-                say(console, f"{name}: {value}")
+                print_line(console, f"{name}: {value}")
         case Items(texts):
             for text in texts:
-                say(console, text)
+                print_line(console, text)
         case Code(text):
             for line in text.splitlines():
-                say(console, f"  {line}")
+                print_line(console, f"  {line}")
         case str():
-            say(console, block)
+            print_line(console, block)
 
 
 def split_to_width(table: rows.Table, width: int) -> Iterator[Table]:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from posenc.report.machine.facts import cpu_extensions, processor
+from posenc.machine.fingerprint import cpu_extensions, processor
 
 
 def default_precision(device: str) -> str:

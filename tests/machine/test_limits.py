@@ -2,8 +2,8 @@
 
 import pytest
 
-from posenc.report.files.bounds import check_room, check_time, readable_size
-from posenc.report.machine.machine import memory_bytes
+from posenc.machine.hardware import memory_bytes
+from posenc.machine.limits import check_room, check_time, readable_size
 
 
 def test_memory_is_refused_from_the_first_byte_too_many():

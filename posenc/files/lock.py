@@ -6,7 +6,7 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path
 
-from posenc.report.files.opened import make_folder, open_as, remove_empty
+from posenc.files.opening import make_folder, open_as, remove_empty
 
 try:
     import fcntl

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from posenc.report.files.atomic import is_partial, prepare_file, remove_partials, write_atomically
-from posenc.report.files.lock import locked
-from posenc.report.files.record import Record, seal, unseal
+from posenc.files.atomic import is_partial, prepare_file, remove_partials, write_atomically
+from posenc.files.lock import locked
+from posenc.files.sealed_json import Record, seal, unseal
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ def test_partial_files_are_removed_wherever_they_lie_and_nothing_else(tmp_path):
 def test_what_a_killed_write_leaves_is_a_partial_file(tmp_path):
     code = (
         "import os, sys\n"
-        "from posenc.report.files.atomic import write_atomically\n"
+        "from posenc.files.atomic import write_atomically\n"
         "os.fsync = lambda descriptor: os.kill(os.getpid(), 9)\n"
         "write_atomically(sys.argv[1], 'new')\n"
     )

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
-from posenc.report.files.opened import NOT_ORDINARY_MESSAGE, bytes_of, make_folder, naming_os_errors
+from posenc.files.opening import NOT_ORDINARY_MESSAGE, bytes_of, make_folder, naming_os_errors
 
 _PARTIAL = re.compile(r"\..+\.[0-9a-f]{16}\.partial")
 _HAS_FOLDER_HANDLES = os.rename in os.supports_dir_fd

@@ -8,8 +8,8 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-from posenc.report.files.lock import locked_without_file
-from posenc.report.files.opened import is_own_folder, make_folder, remove_folder
+from posenc.files.lock import locked_without_file
+from posenc.files.opening import is_own_folder, make_folder, remove_folder
 
 UNPROVED_SUFFIX = ".unproved"
 """Ends the name of a folder until everything in it has been written."""

@@ -14,10 +14,11 @@ from itertools import count, groupby
 from pathlib import Path
 from typing import Any
 
-from posenc.report.files.atomic import write_atomically
-from posenc.report.page.chart import describe_curve_ends
-from posenc.report.page.drawing import SVG_RULES, css_variables, to_svg
-from posenc.report.page.report import (
+from posenc.files.atomic import write_atomically
+from posenc.report.chart import describe_curve_ends
+from posenc.report.drawing import SVG_RULES, css_variables, to_svg
+from posenc.report.escaping import escape
+from posenc.report.report import (
     Block,
     Caution,
     Code,
@@ -31,8 +32,7 @@ from posenc.report.page.report import (
     Report,
     named_tables,
 )
-from posenc.report.page.table import Table, table_html
-from posenc.report.page.visible import escape
+from posenc.report.table import Table, table_html
 
 MIN_LINKED_SECTIONS = 3
 """Sections with headings from which on a page begins with links to them: chosen."""
@@ -112,7 +112,7 @@ class Page:
 def _style_sheet() -> str:
     """Return the page's CSS: colours for a light and a dark scheme, and the rules of page.css."""
     dark = f"@media(prefers-color-scheme:dark){{:root{{{css_variables('dark')}}}}}"
-    rules = resources.files("posenc.report.page").joinpath("page.css").read_text(encoding="utf-8")
+    rules = resources.files("posenc.report").joinpath("page.css").read_text(encoding="utf-8")
     return f":root{{{css_variables('light')}{SVG_RULES}}}{dark}\n{rules}"
 
 
@@ -128,7 +128,7 @@ def _section_html(heading: str, blocks: Sequence[Block], plots: Iterator[int]) -
 def pages_by_word() -> dict[str, str]:
     """Return, for each word that the site explains, the page and section: {"tied": "compare#how-
     differences-are-judged"}."""
-    return json.loads(resources.files("posenc.report.page").joinpath("words.json").read_bytes())
+    return json.loads(resources.files("posenc.report").joinpath("words.json").read_bytes())
 
 
 @cache

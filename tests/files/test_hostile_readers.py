@@ -23,10 +23,10 @@ from posenc.dialects.files.safetensors_header import read_header
 from posenc.dialects.files.source import load
 from posenc.extend.execute import read_documents
 from posenc.extend.export.pooling import copy_sentence_transformers_files
+from posenc.files.sealed_json import unseal
 from posenc.hf.tune.state import read_sealed
-from posenc.report.files.record import unseal
 from tests.doctor.test_gguf_hostile import ARRAY, SOUND, STRING, U32, header, text
-from tests.report.test_hostile_writers import TRIAL
+from tests.files.test_hostile_writers import TRIAL
 
 
 def result(path):

@@ -9,12 +9,12 @@ import matplotlib.pyplot as plt
 import pytest
 from rich.console import Console
 
-from posenc.report.page.console import Terminal, print_table
-from posenc.report.page.drawing import to_svg
-from posenc.report.page.page import Page
-from posenc.report.page.progress import say, tell
-from posenc.report.page.table import Table
-from posenc.report.page.visible import visible
+from posenc.command_line.progress import replace_status_line
+from posenc.report.drawing import to_svg
+from posenc.report.escaping import visible
+from posenc.report.html_page import Page
+from posenc.report.table import Table
+from posenc.report.terminal import Terminal, print_line, print_table
 from tests.doctor.threads import BASE
 
 HOSTILE = "a\x1b[31m\x9b2J\x07\u202eb\u2066\x7f"
@@ -30,7 +30,7 @@ def test_hidden_characters_are_escapes_and_others_stay():
 @pytest.mark.parametrize(
     "show",
     [
-        lambda console: say(console, HOSTILE),
+        lambda console: print_line(console, HOSTILE),
         lambda console: console.print(HOSTILE, markup=False),
         lambda console: print_table(console, ["name"], [[HOSTILE]], overflow="fold"),
         lambda console: print_table(console, [HOSTILE], [["1"]], overflow="fold"),
@@ -77,13 +77,13 @@ def test_the_error_of_a_command_shows_escapes(tmp_path, call, command):
 
 def test_the_line_that_changes_shows_escapes(monkeypatch, capsys):
     monkeypatch.setattr("sys.stderr.isatty", lambda: True)
-    tell(HOSTILE)
+    replace_status_line(HOSTILE)
     assert capsys.readouterr().err == f"\r\x1b[K{SHOWN}"
 
 
 def test_a_line_stays_one_line():
     out = io.StringIO()
-    say(Terminal(file=out, width=20), "it failed\nUse evil: it is best.")
+    print_line(Terminal(file=out, width=20), "it failed\nUse evil: it is best.")
     assert out.getvalue() == "it failed Use evil: it is best.\n"
 
 

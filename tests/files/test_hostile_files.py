@@ -4,9 +4,9 @@ import os
 
 import pytest
 
-from posenc.report.files.atomic import atomically, prepare_file, write_atomically
-from posenc.report.files.lock import locked, locked_without_file
-from posenc.report.files.new_folder import new_folder
+from posenc.files.atomic import atomically, prepare_file, write_atomically
+from posenc.files.lock import locked, locked_without_file
+from posenc.files.new_folder import new_folder
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from posenc.report.page.visible import visible
+from posenc.report.escaping import visible
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -5,7 +5,7 @@ import io
 import pytest
 from rich.console import Console
 
-from posenc.report.page.progress import Bars, Narrator, Pace, readable_duration
+from posenc.command_line.progress import Bars, Narrator, Pace, readable_duration
 
 
 @pytest.mark.parametrize(
@@ -33,7 +33,7 @@ def test_bars_show_name_remark_and_time_left_and_print_lines_as_they_are():
     console = terminal()
     with Bars(console) as bars:
         bars.show("[b]name[/b]:bug:", 3, 4, "a remark", 61)
-        bars.say("a [bold]line[/bold] of :bug:")
+        bars.print_line("a [bold]line[/bold] of :bug:")
     text = console.file.getvalue()
     assert "[b]name[/b]:bug:" in text and "a remark" in text and "1:01 left" in text
     assert "a [bold]line[/bold] of :bug:" in text

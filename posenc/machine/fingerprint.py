@@ -82,7 +82,7 @@ def describe_difference(here: dict[str, str], there: dict[str, str]) -> str | No
 def code_hash() -> str:
     """Return a hash of posenc's own source, which differs between two checkouts of one version: 12
     hex digits."""
-    root = Path(__file__).parents[2]
+    root = Path(__file__).parents[1]
     digest = hashlib.sha256()
     for path in sorted(root.rglob("*")):
         if path.suffix in (".py", ".json"):

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from posenc.report.machine import machine
+from posenc.machine import hardware
 
 
 @pytest.mark.parametrize("device, module", [("cuda", torch.cuda), ("mps", torch.backends.mps)])
@@ -12,13 +12,13 @@ def test_a_missing_device_and_a_build_without_it(device, module, built, monkeypa
     monkeypatch.setattr(module, "is_available", lambda: False)
     monkeypatch.setattr(getattr(torch.backends, device), "is_built", lambda: built)
     with pytest.raises(ValueError) as refused:
-        machine.check_device(device)
+        hardware.check_device(device)
     said = str(refused.value)
     assert said.startswith(f"--device {device}: torch sees no {device.upper()} device here")
     assert (f"torch {torch.__version__} is built without {device.upper()}" in said) == (not built)
     assert said.endswith(". Use --device cpu.") and "\n" not in said
     monkeypatch.setattr(module, "is_available", lambda: True)
-    machine.check_device(device)
+    hardware.check_device(device)
 
 
 COMMANDS = [
@@ -51,8 +51,8 @@ def old_card(monkeypatch):
 
 def test_a_card_without_bfloat16(old_card, call, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert machine.default_precision("cuda") == "float32"
+    assert hardware.default_precision("cuda") == "float32"
     code, _, err = call("compare", "--device", "cuda", "--precision", "bfloat16", "--yes")
     assert code == 2 and "--precision bfloat16: Tesla T4 does not multiply bfloat16" in err
     assert err.strip().count("\n") == 0 and list(tmp_path.iterdir()) == []
-    machine.check_bfloat16("cpu")
+    hardware.check_bfloat16("cpu")

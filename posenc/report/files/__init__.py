@@ -1,1 +1,0 @@
-"""Atomic files, locks, and records of runs."""

@@ -1,1 +1,0 @@
-"""The machine of a run, and options of commands."""

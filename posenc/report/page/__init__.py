@@ -1,1 +1,0 @@
-"""Pages, tables and figures for reports, and lines for the terminal."""
