@@ -1,6 +1,7 @@
 """Define the command line. Each command is a line in COMMANDS and a function with typer options.
 
-Every call of `posenc` imports the modules of all commands, so these import torch inside functions.
+Help and completion import the modules of all commands, so these import torch inside functions; a
+command imports its own alone.
 """
 
 import importlib
@@ -51,23 +52,25 @@ _UsageError = cast(type[Exception], typer.BadParameter.__mro__[1])
 _Abort = cast(type[Exception], typer.Abort)
 
 
-def app() -> Any:
-    """Return the click group with a command for each of COMMANDS."""
+def app(arguments: Sequence[str] = ()) -> Any:
+    """Return the click group with the command that the arguments begin with; with all of COMMANDS
+    if they begin with none, as to print help does."""
+    names = arguments[:1] if arguments and arguments[0] in COMMANDS else list(COMMANDS)
     application = typer.Typer(
         name="posenc",
         pretty_exceptions_enable=False,
         context_settings={"help_option_names": ["--help", "-h"]},
     )
     application.callback(invoke_without_command=True)(_print_version_or_help)
-    for name, path in COMMANDS.items():
-        module, _, attribute = path.partition(":")
+    for name in names:
+        module, _, attribute = COMMANDS[name].partition(":")
         function_or_group = getattr(importlib.import_module(module), attribute)
         if isinstance(function_or_group, typer.Typer):
             application.add_typer(function_or_group, name=name)
         else:
             application.command(name)(function_or_group)
     group: Any = typer.main.get_command(application)
-    group.commands = {name: group.commands[name] for name in COMMANDS}  # groups would be last
+    group.commands = {name: group.commands[name] for name in names}  # groups would be last
     _arrange_help(group, application)
     return group
 
@@ -118,7 +121,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     ctrl_c = _InterruptWatcher()
     try:
         _refuse_empty(arguments)
-        code = app()(args=list(arguments), standalone_mode=False, prog_name="posenc")
+        code = app(arguments)(args=list(arguments), standalone_mode=False, prog_name="posenc")
         sys.stdout.flush()
         if code == CTRL_C_EXIT_CODE:  # typer caught the interrupt
             _write_error(RESTART_HINT, CTRL_C_EXIT_CODE)
@@ -204,7 +207,7 @@ def _print_version_or_help(
 
 def _command_path(arguments: Sequence[str]) -> str:
     """Return the command that a line calls, as in "posenc inspect model"."""
-    command = app()
+    command = app(arguments)
     words = ["posenc"]
     for word in arguments:
         command = getattr(command, "commands", {}).get(word)

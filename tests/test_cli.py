@@ -63,6 +63,17 @@ def test_help_names_every_command_and_imports_nothing_heavy():
     assert all(name in run.stdout for name in cli.COMMANDS)
 
 
+def test_a_command_imports_no_other():
+    code = (
+        "import sys\nfrom posenc import cli\ntry:\n cli.main(['list', '--json'])\n"
+        "except SystemExit as stop:\n assert not stop.code\n"
+        "commands = {path.partition(':')[0] for path in cli.COMMANDS.values()}\n"
+        "assert commands & set(sys.modules) == {'posenc.list'}\n"
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stderr
+
+
 def leaves(group=None, before=()) -> dict[tuple[str, ...], object]:
     """The commands, those of a group by two words."""
     found = {}
@@ -383,7 +394,7 @@ def test_ctrl_c_promises_nothing_where_there_is_nothing_to_go_on_with(call, monk
     assert call("list") == (130, "", said)
 
 
-@pytest.mark.parametrize("module", ["posenc.cli", "typer", "rich.markup", "posenc.bench.command"])
+@pytest.mark.parametrize("module", ["posenc.cli", "typer", "rich.markup", "posenc.list"])
 def test_ctrl_c_while_modules_are_imported_is_one_line(module):
     code = (
         "import sys\nclass Interrupts:\n def find_spec(self, name, *more):\n"
