@@ -20,7 +20,7 @@ import torch
 
 from posenc.compare.plan import time_estimate
 from posenc.compare.trial import process
-from posenc.dialects.ask import asking
+from posenc.dialects.ask import interpreters
 
 
 class Fork:
@@ -134,6 +134,8 @@ def _run_file(file: Path) -> None:
     sys.stdin = os.fdopen(0, encoding="utf-8")
     out = sys.stdout = os.fdopen(1, "w", encoding="utf-8")
     sys.stderr = os.fdopen(2, "w", buffering=1, encoding="utf-8")
+    sys.path.insert(0, str(file.parent))  # as of a program that is run
+    sys.modules.pop("probing", None)
     try:
         runpy.run_path(str(file), run_name="__main__")
         out.flush()
@@ -160,4 +162,4 @@ def install(monkeypatch: pytest.MonkeyPatch) -> None:
     probes = SimpleNamespace(
         Popen=start_probe, PIPE=subprocess.PIPE, TimeoutExpired=subprocess.TimeoutExpired
     )
-    monkeypatch.setattr(asking, "subprocess", probes)
+    monkeypatch.setattr(interpreters, "subprocess", probes)

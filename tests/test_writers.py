@@ -32,10 +32,10 @@ ALLOWED = {
     "posenc/bench/measure.py": {"export_chrome_trace", "read_text"},
     "posenc/compare/engines/remote.py": {"symlink_to"},
     # so too, and the probe of this installation, which writes into the empty folder it runs in
-    "posenc/dialects/ask/asking.py": {"read_text", "mkdir", "write_text", "open"},
-    "posenc/dialects/ask/sglang_probe.py": {"mkdir", "write_text"},
-    "posenc/dialects/ask/transformers_probe.py": {"write_text"},
-    "posenc/dialects/ask/vllm_probe.py": {"write_text"},
+    "posenc/dialects/ask/interpreters.py": {"read_text", "mkdir", "write_text", "open"},
+    "posenc/dialects/ask/probes/sglang_probe.py": {"mkdir", "write_text"},
+    "posenc/dialects/ask/probes/transformers_probe.py": {"write_text"},
+    "posenc/dialects/ask/probes/vllm_probe.py": {"write_text"},
     "posenc/compare/engines/storage.py": {"rename"},
     # files of this installation and of the system, and code that the user names
     "posenc/machine/hardware.py": {"read_text"},

@@ -1,11 +1,9 @@
 """Ask installed runtimes what they compute."""
 
-from posenc.dialects.ask.answers import as_computed, runtime_name_of
-from posenc.dialects.ask.asking import (
+from posenc.dialects.ask.answers import Asked, Rotation, as_computed, runtime_name_of
+from posenc.dialects.ask.interpreters import (
     PROBES,
-    Asked,
     AskError,
-    Rotation,
     ask,
     installed_version,
     runtimes_of,

@@ -1,17 +1,73 @@
-"""Bring what a runtime answered into the words of what posenc knows of it."""
+"""What a runtime answered about a file: its form, as it is read from the probe's JSON, and brought
+into the words of what posenc knows."""
 
-from dataclasses import replace
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
 
-from posenc.dialects.ask.asking import Asked, Rotation
 from posenc.dialects.computed import ComputedPositions, LayerRotation, RefusedError, Switch
 from posenc.dialects.model import Model
 
+WORDS = 300
+"""Letters of what a runtime says that are passed on."""
 EVERY_KIND = "all"
 FULL = "full_attention"
 SERVERS = ("vllm", "sglang")
 """Runtimes that admit no text beyond a length."""
 CHANGES: dict[str, Switch] = {"vllm": "start", "sglang": "batch"}
 """When the frequencies of a runtime change, if they do; "length" of the others."""
+
+
+@dataclass(frozen=True)
+class Rotation:
+    """What one rotary module of a model applies.
+
+    module: its name in the model. kind: of the layers that it serves, "" for all. inv_freq: radians
+    per token, one a pair. multiplier: of cos and sin. called: whether a call has shown both, and
+    not only what the module keeps. layers: those that apply it; None where the module does not tell
+    and `kind` says it.
+    """
+
+    module: str
+    kind: str
+    inv_freq: tuple[float, ...]
+    multiplier: float
+    called: bool
+    layers: tuple[int, ...] | None = None
+
+
+@dataclass(frozen=True)
+class Asked:
+    """One runtime's own answer for a config.
+
+    runtime, version: who answers. refuses: its words, where it does not build the model. no_model:
+    whether it refuses because it has no model of this architecture. stops: its words, where a
+    forward pass of the model that it builds stops as it rotates.
+    unmeasured: why nothing is known, where it builds the model and its rotation cannot be read.
+    model: the class that it builds. softmax_scales: what attention multiplies q . k by, each value
+    once. changes: whether frequencies depend on the length. without_rotation: layers whose
+    attention rotates nothing; None if no attention tells. interleaved: whether channels 2i and
+    2i + 1 are a pair; None if that could not be measured. admits: tokens of the longest sequence
+    that a server admits; of transformers, which admits any, the config's max_position_embeddings.
+    read: what of the answer was not asked but read in the source, one sentence; "" for nothing.
+    """
+
+    runtime: str
+    version: str
+    refuses: str = ""
+    no_model: bool = False
+    stops: str = ""
+    unmeasured: str = ""
+    model: str = ""
+    rotations: tuple[Rotation, ...] = ()
+    changes: bool = False
+    softmax_scales: tuple[float, ...] = ()
+    without_rotation: tuple[int, ...] | None = None
+    interleaved: bool | None = None
+    admits: int | None = None
+    read: str = ""
 
 
 def runtime_name_of(asked: Asked) -> str:
@@ -109,3 +165,72 @@ def _rotations_by_layers(
                 layers[name] = rotation
                 of_kind.append(rotation)
     return layers
+
+
+def parse_answers(said: bytes, runtime: str, count: int) -> list[Asked]:
+    """Return the answers that a probe printed, every part of which is checked.
+
+    count: how many there must be.
+    Raises: ValueError for anything that is no answer of this runtime.
+    """
+    try:
+        answer = json.loads(said)
+        cases = answer["cases"]
+        version = str(answer["version"])[:WORDS]
+        if answer["runtime"] != runtime or len(cases) != count:
+            raise ValueError(f"expected {count} answers of {runtime}")
+        return [_parse_answer(case, runtime, version) for case in cases]
+    except (TypeError, KeyError, AttributeError, RecursionError) as error:
+        raise ValueError(f"expected an answer of {runtime}") from error
+
+
+def _parse_answer(case: Mapping[str, Any], runtime: str, version: str) -> Asked:
+    """Return one answer of the probe. Raises: KeyError, TypeError, ValueError for another form."""
+    if "refuses" in case:
+        admits = case.get("admits")
+        return Asked(
+            runtime,
+            version,
+            refuses=str(case["refuses"])[:WORDS],
+            no_model=bool(case.get("no_model")),
+            admits=admits if isinstance(admits, int) else None,
+        )
+    if "unmeasured" in case:
+        return Asked(runtime, version, unmeasured=str(case["unmeasured"])[:WORDS])
+    interleaved, admits = case["interleaved"], case["admits"]
+    without_rotation = case["without_rotation"]
+    return Asked(
+        runtime,
+        version,
+        stops=str(case["stops"])[:WORDS],
+        model=str(case["class"])[:WORDS],
+        rotations=tuple(_parse_rotation(row) for row in case["rotations"]),
+        changes=bool(case["changes"]),
+        softmax_scales=tuple(_finite_number(value) for value in case["softmax_scales"]),
+        without_rotation=None if without_rotation is None else tuple(map(int, without_rotation)),
+        interleaved=None if interleaved is None else bool(interleaved),
+        admits=admits if isinstance(admits, int) else None,
+        read=str(case.get("read", ""))[:WORDS],
+    )
+
+
+def _parse_rotation(row: Mapping[str, Any]) -> Rotation:
+    """Return one rotation of an answer. Raises: KeyError, TypeError, ValueError for another
+    form."""
+    layers = row.get("layers")
+    return Rotation(
+        str(row["module"])[:WORDS],
+        str(row["kind"])[:WORDS],
+        tuple(_finite_number(value) for value in row["inv_freq"]),
+        _finite_number(row["multiplier"]),
+        bool(row["called"]),
+        None if layers is None else tuple(map(int, layers)),
+    )
+
+
+def _finite_number(value: Any) -> float:
+    """Return a number. Raises: ValueError for one that is not finite."""
+    number = float(value)
+    if not math.isfinite(number):
+        raise ValueError(f"{number} is no frequency")
+    return number

@@ -1,13 +1,12 @@
-"""Ask an installed runtime what it computes from configs, in a process of its own.
+"""Ask an installed runtime what it computes from files, in a process of its own.
 
-The runtime is asked by a text of its own language, a probe, which an interpreter runs in an empty
+A runtime is asked by a probe, a program in its own language, which an interpreter runs in an empty
 folder, offline, within a time and a memory. So nothing of a stranger's folder is imported, and a
 runtime that hangs or dies takes nothing along.
 """
 
 import contextlib
 import json
-import math
 import os
 import shutil
 import signal
@@ -21,34 +20,41 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+from posenc.dialects.ask.answers import WORDS, Asked, parse_answers
+
+PROBES_FOLDER = files("posenc.dialects.ask") / "probes"
+
+
+@dataclass(frozen=True)
+class Probe:
+    """A program that asks a runtime.
+
+    file: in the folder of probes. packages: what must be importable; the runtime's own first.
+    seconds: for starting and the first file.
+    """
+
+    file: str
+    packages: tuple[str, ...]
+    seconds: float = 60.0
+
+
 PROBES = {
-    "transformers": "transformers_probe.py",
-    "vllm": "vllm_probe.py",
-    "sglang": "sglang_probe.py",
-    "mlx-lm": "mlx_lm_probe.py",
+    "transformers": Probe("transformers_probe.py", ("transformers", "torch")),
+    "vllm": Probe("vllm_probe.py", ("vllm", "torch"), 180.0),
+    "sglang": Probe("sglang_probe.py", ("sglang", "torch"), 180.0),
+    "mlx-lm": Probe("mlx_lm_probe.py", ("mlx_lm", "mlx")),
 }
-"""Runtime -> the file of this folder that asks it."""
-WHICH = "which_probe.py"
-"""The file of this folder that says which runtimes an interpreter has."""
-PACKAGES = {
-    "transformers": ("transformers", "torch"),
-    "vllm": ("vllm", "torch"),
-    "sglang": ("sglang", "torch"),
-    "mlx-lm": ("mlx_lm", "mlx"),
-}
-"""Runtime -> what must be importable for its probe to ask it; its own package first."""
-SECONDS = {"transformers": 60.0, "vllm": 180.0, "sglang": 180.0, "mlx-lm": 60.0}
-"""Runtime -> time for starting and the first config."""
+"""Runtime -> the probe that asks it."""
+WHICH_RUNTIMES = "installed_runtimes_probe.py"
+"""The probe that says which runtimes an interpreter has."""
 SECONDS_TO_START = 60.0
 """Time for an interpreter that imports no runtime."""
 SECONDS_MORE = 20.0
-"""Time for each further config."""
+"""Time for each further file."""
 MEMORY = 8 * 2**30
 """Bytes of data that a probe may hold."""
 LARGEST_ANSWER = 64 * 2**20
 """Bytes of an answer that are read."""
-WORDS = 300
-"""Letters of what a runtime says that are passed on."""
 FROM_OUTSIDE = ("PYTHONPATH", "PYTHONHOME", "PYTHONSTARTUP")
 """What another interpreter must not take over from the environment of this one."""
 
@@ -57,62 +63,13 @@ class AskError(ValueError):
     """An interpreter gives no answer. The message is one line that names it."""
 
 
-@dataclass(frozen=True)
-class Rotation:
-    """What one rotary module of a model applies.
-
-    module: its name in the model. kind: of the layers that it serves, "" for all. inv_freq: radians
-    per token, one a pair. multiplier: of cos and sin. called: whether a call has shown both, and
-    not only what the module keeps. layers: those that apply it; None where the module does not tell
-    and `kind` says it.
-    """
-
-    module: str
-    kind: str
-    inv_freq: tuple[float, ...]
-    multiplier: float
-    called: bool
-    layers: tuple[int, ...] | None = None
-
-
-@dataclass(frozen=True)
-class Asked:
-    """One runtime's own answer for a config.
-
-    runtime, version: who answers. refuses: its words, where it does not build the model. no_model:
-    whether it refuses because it has no model of this architecture. stops: its words, where a
-    forward pass of the model that it builds stops as it rotates.
-    unmeasured: why nothing is known, where it builds the model and its rotation cannot be read.
-    model: the class that it builds. softmax_scales: what attention multiplies q . k by, each value
-    once. changes: whether frequencies depend on the length. without_rotation: layers whose
-    attention rotates nothing; None if no attention tells. interleaved: whether channels 2i and
-    2i + 1 are a pair; None if that could not be measured. admits: tokens of the longest sequence
-    that a server admits; of transformers, which admits any, the config's max_position_embeddings.
-    read: what of the answer was not asked but read in the source, one sentence; "" for nothing.
-    """
-
-    runtime: str
-    version: str
-    refuses: str = ""
-    no_model: bool = False
-    stops: str = ""
-    unmeasured: str = ""
-    model: str = ""
-    rotations: tuple[Rotation, ...] = ()
-    changes: bool = False
-    softmax_scales: tuple[float, ...] = ()
-    without_rotation: tuple[int, ...] | None = None
-    interleaved: bool | None = None
-    admits: int | None = None
-    read: str = ""
-
-
 def installed_version(runtime: str) -> str | None:
     """Return the version of a runtime that can be imported beside posenc; None without one."""
-    if any(util.find_spec(name) is None for name in PACKAGES[runtime]):
+    packages = PROBES[runtime].packages
+    if any(util.find_spec(name) is None for name in packages):
         return None
     try:
-        return metadata.version(runtime)
+        return metadata.version(packages[0].replace("_", "-"))
     except metadata.PackageNotFoundError:
         return None
 
@@ -130,10 +87,8 @@ def runtimes_of(python: str | Path | None = None) -> dict[str, str]:
         versions = {runtime: installed_version(runtime) for runtime in PROBES}
         return {runtime: version for runtime, version in versions.items() if version is not None}
     interpreter = os.fspath(python)
-    probe = (files("posenc.dialects.ask") / WHICH).read_text(encoding="utf-8")
-    said = _run_probe(
-        interpreter, probe, json.dumps(PACKAGES), SECONDS_TO_START, own_packages=False
-    )
+    packages = json.dumps({name: probe.packages for name, probe in PROBES.items()})
+    said = _run_probe(interpreter, WHICH_RUNTIMES, packages, SECONDS_TO_START, own_packages=False)
     try:
         versions = dict(json.loads(said))
         return {name: str(versions[name])[:WORDS] for name in PROBES if name in versions}
@@ -156,7 +111,7 @@ def ask(
             the first length; the others tell whether it changes with the length.
         python: the interpreter that has the runtime; None for the one that runs posenc.
         runtime: a key of PROBES.
-        seconds: time for all of them; None for SECONDS and 20 seconds for each config but the
+        seconds: time for all of them; None for the probe's and 20 seconds for each config but the
             first.
         memory: bytes of data that the process may hold.
 
@@ -170,24 +125,26 @@ def ask(
     """
     if runtime not in PROBES:
         raise ValueError(f"ask: no probe asks {runtime!r}; expected one of {', '.join(PROBES)}.")
-    probe = (files("posenc.dialects.ask") / PROBES[runtime]).read_text(encoding="utf-8")
-    own = python is None
+    probe = PROBES[runtime]
     interpreter = sys.executable if python is None else os.fspath(python)
     cases = [{"config": dict(config), "lengths": list(lengths)} for config, lengths in configs]
     question = json.dumps({"memory": memory, "cases": cases})
     if seconds is None:
-        seconds = SECONDS[runtime] + SECONDS_MORE * (len(cases) - 1)
-    said = _run_probe(interpreter, probe, question, seconds, own_packages=own)
-    return _parse_answers(said, runtime, interpreter, len(cases))
+        seconds = probe.seconds + SECONDS_MORE * (len(cases) - 1)
+    said = _run_probe(interpreter, probe.file, question, seconds, own_packages=python is None)
+    try:
+        return parse_answers(said, runtime, len(cases))
+    except ValueError:
+        raise _no_answer(said, runtime, interpreter) from None
 
 
 def _run_probe(
     interpreter: str, probe: str, question: str, seconds: float, *, own_packages: bool
 ) -> bytes:
-    """Run the probe in an interpreter and return what it prints to the standard output.
+    """Run a probe in an interpreter and return what it prints to the standard output.
 
-    question: the probe's standard input. own_packages: leave the variables in the environment that
-    say where this interpreter finds packages; another one must not take them over.
+    probe: its file. question: its standard input. own_packages: leave the variables in the
+    environment that say where this interpreter finds packages; another one must not take them over.
     Raises: AskError where it cannot be run, takes too long, or ends with an error.
     """
     environment = dict(os.environ, HF_HUB_OFFLINE="1", TRANSFORMERS_OFFLINE="1")
@@ -200,14 +157,12 @@ def _run_probe(
     with tempfile.TemporaryDirectory(prefix="posenc-ask-") as folder:
         out, err, empty = Path(folder, "out"), Path(folder, "err"), Path(folder, "empty")
         empty.mkdir()
-        file = Path(folder, "probe", "probe.py")  # Python imports from the folder of what it runs
-        file.parent.mkdir()
-        file.write_text(probe, encoding="utf-8")
+        program_of_probe = _copy_probes(Path(folder, "probes")) / probe
         # Files, not pipes: a child that outlives the interpreter would keep a pipe open.
         with out.open("wb") as to, err.open("wb") as errors:
             try:
                 process = subprocess.Popen(
-                    [Path(program).absolute(), file],
+                    [Path(program).absolute(), program_of_probe],
                     stdin=subprocess.PIPE,
                     stdout=to,
                     stderr=errors,
@@ -233,6 +188,16 @@ def _run_probe(
             raise AskError(_why_ended(interpreter, process.returncode, _last_line(err)))
         with out.open("rb") as answer:
             return answer.read(LARGEST_ANSWER)
+
+
+def _copy_probes(folder: Path) -> Path:
+    """Write the probes, and what they share, to a new folder, and return it. Python imports from
+    the folder of the program that it runs, where no other module may lie."""
+    folder.mkdir()
+    for source in PROBES_FOLDER.iterdir():
+        if source.name.endswith(".py"):
+            (folder / source.name).write_text(source.read_text("utf-8"), "utf-8")
+    return folder
 
 
 def _kill_process_group(process: subprocess.Popen) -> None:
@@ -269,73 +234,3 @@ def _no_answer(said: bytes, expected: str, interpreter: str) -> AskError:
         f"--ask {interpreter}: expected the answer of {expected}, got {said[:60]!r}; is it a "
         "Python interpreter?"
     )
-
-
-def _parse_answers(said: bytes, runtime: str, interpreter: str, count: int) -> list[Asked]:
-    """Return the answers that an interpreter printed, every part of which is checked.
-
-    count: how many there must be.
-    Raises: AskError for anything that is no answer of this runtime.
-    """
-    wrong = _no_answer(said, runtime, interpreter)
-    try:
-        answer = json.loads(said)
-        cases = answer["cases"]
-        version = str(answer["version"])[:WORDS]
-        if answer["runtime"] != runtime or len(cases) != count:
-            raise wrong
-        return [_parse_answer(case, runtime, version) for case in cases]
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
-        raise wrong from None
-
-
-def _parse_answer(case: Mapping[str, Any], runtime: str, version: str) -> Asked:
-    """Return one answer of the probe. Raises: KeyError, TypeError, ValueError for another form."""
-    if "refuses" in case:
-        admits = case.get("admits")
-        return Asked(
-            runtime,
-            version,
-            refuses=str(case["refuses"])[:WORDS],
-            no_model=bool(case.get("no_model")),
-            admits=admits if isinstance(admits, int) else None,
-        )
-    if "unmeasured" in case:
-        return Asked(runtime, version, unmeasured=str(case["unmeasured"])[:WORDS])
-    interleaved, admits = case["interleaved"], case["admits"]
-    without_rotation = case["without_rotation"]
-    return Asked(
-        runtime,
-        version,
-        stops=str(case["stops"])[:WORDS],
-        model=str(case["class"])[:WORDS],
-        rotations=tuple(_parse_rotation(row) for row in case["rotations"]),
-        changes=bool(case["changes"]),
-        softmax_scales=tuple(_finite_number(value) for value in case["softmax_scales"]),
-        without_rotation=None if without_rotation is None else tuple(map(int, without_rotation)),
-        interleaved=None if interleaved is None else bool(interleaved),
-        admits=admits if isinstance(admits, int) else None,
-        read=str(case.get("read", ""))[:WORDS],
-    )
-
-
-def _parse_rotation(row: Mapping[str, Any]) -> Rotation:
-    """Return one rotation of an answer. Raises: KeyError, TypeError, ValueError for another
-    form."""
-    layers = row.get("layers")
-    return Rotation(
-        str(row["module"])[:WORDS],
-        str(row["kind"])[:WORDS],
-        tuple(_finite_number(value) for value in row["inv_freq"]),
-        _finite_number(row["multiplier"]),
-        bool(row["called"]),
-        None if layers is None else tuple(map(int, layers)),
-    )
-
-
-def _finite_number(value: Any) -> float:
-    """Return a number. Raises: ValueError for one that is not finite."""
-    number = float(value)
-    if not math.isfinite(number):
-        raise ValueError(f"{number} is no frequency")
-    return number

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from posenc.dialects.ask import AskError, ask, asking, runtimes_of
+from posenc.dialects.ask import AskError, ask, interpreters, runtimes_of
 
 QUESTION = [({"model_type": "llama"}, [16])]
 
@@ -169,6 +169,6 @@ def test_what_is_no_interpreter_has_no_runtimes(tmp_path, answer):
 
 
 def test_there_is_a_probe_for_each_named_runtime():
-    folder = Path(asking.__file__).parent
-    assert all((folder / name).is_file() for name in asking.PROBES.values())
+    folder = Path(interpreters.__file__).with_name("probes")
+    assert all((folder / probe.file).is_file() for probe in interpreters.PROBES.values())
     assert os.access(folder, os.R_OK)

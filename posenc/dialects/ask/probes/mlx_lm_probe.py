@@ -1,34 +1,21 @@
-"""Say what the mlx-lm of this interpreter computes from configs.
+"""Say what the mlx-lm of this interpreter computes from configs; see probing.py.
 
-`posenc.dialects.ask` runs this text in the interpreter that is asked, in an empty folder. It uses
-the standard library, mlx and mlx-lm only.
-
-It reads a question from the standard input, a JSON object:
-
-    {"memory": 8589934592,
-     "cases": [{"config": {"model_type": "llama", ...}, "lengths": [4096, 131072]}]}
-
-and writes the answer to the standard output, one JSON object in one line:
-
-    {"runtime": "mlx-lm", "version": "0.32.2", "cases": [{...}, ...]}
-
-An answer to a case is {"refuses": "words of mlx-lm"}, {"unmeasured": "why"} or what `measure_model`
-returns. A model is built as mlx-lm builds it; arrays of mlx take no memory before they are needed,
-so its weights take none. Its rotary modules are then called with unit vectors, which shows which
-channels are a pair, by what angle they turn, and how much longer they become.
+A model is built as mlx-lm builds it; arrays of mlx take no memory before they are needed, so its
+weights take none. Its rotary modules are then called with unit vectors, which shows which channels
+are a pair, by what angle they turn, and how much longer they become.
 """
 
-import json
 import math
-import os
 import re
-import resource
-import socket
-import sys
 from importlib import metadata
 
-WORDS = 300
-"""Letters of a refusal that are passed on."""
+from probing import (
+    answer_question,
+    error_in_one_line,
+    join_equal_rotations,
+    pairs_of_channels,
+)
+
 LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
 OF_IMAGES_OR_SOUND = re.compile(r"vis(ion|ual)|audio|image|speech")
 ROTATES = re.compile(r"rope|rotary", re.IGNORECASE)
@@ -41,34 +28,16 @@ ALIKE = 0.1
 """Radians at the last position, where frequencies need not be measured again."""
 
 
-def main():
-    """Read the question from the standard input, and write the answer to the standard output."""
-    question = json.load(sys.stdin)
-    answer_to = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)  # libraries print where they like
-    limit_process(question["memory"])
+def start():
+    """Import mlx and return the version of mlx-lm."""
     import mlx.core as mx
 
     mx.set_default_device(mx.cpu)
-    version = metadata.version("mlx-lm")
-    cases = [answer_case(case) for case in question["cases"]]
-    json.dump({"runtime": "mlx-lm", "version": version, "cases": cases}, answer_to)
-    answer_to.write("\n")
-    answer_to.flush()
-
-
-def limit_process(memory):
-    """Limit this process to so many bytes of data, and refuse all connections."""
-    resource.setrlimit(resource.RLIMIT_DATA, (memory, memory))
-
-    def refuse(*_):
-        raise OSError("the probe connects to nothing")
-
-    socket.socket.connect = refuse
+    return metadata.version("mlx-lm")
 
 
 def answer_case(case):
-    """Return the answer to one case, see the top of this file."""
+    """Return the answer to one case, see probing.py."""
     config = case["config"]
     if config.get("model_file") is not None:
         return {"unmeasured": "the config names a model_file, which is code, and is not run"}
@@ -85,12 +54,6 @@ def answer_case(case):
 def is_unsupported(error):
     """Return True if mlx-lm has no model of this type."""
     return isinstance(error, ValueError) and "not supported" in str(error)
-
-
-def error_in_one_line(error):
-    """Return the type and the message of an error in one line."""
-    said = " ".join(str(error).split())
-    return f"{type(error).__name__}: {said}"[:WORDS]
 
 
 def build_model(config):
@@ -143,26 +106,18 @@ def measure_model(model, lengths):
 
 
 def distinct_rotations(ropes, length):
-    """Return each different rotation at a length once, as a dict: `module` (its path), `kind` (""),
-    `layers` (that apply it), `inv_freq` (radians per token), `multiplier` (of cos and sin),
-    `called` (true) and `interleaved`.
+    """Return each different rotation at a length once, see `join_equal_rotations`.
 
-    ropes: index of a layer -> path and rotary module.
+    ropes: index of a layer -> path and rotary module. Each layer has a module of its own.
     """
-    rows, by_settings = [], {}
-    for index in sorted(ropes):
-        path, module = ropes[index]
+    by_settings = {}
+    rotations = {}
+    for index, (path, module) in ropes.items():
         settings = settings_of(module)
         if settings not in by_settings:
             by_settings[settings] = measure_rotation(module, length)
-        measured = by_settings[settings]
-        for row in rows:
-            if all(row[key] == value for key, value in measured.items()):
-                row["layers"].append(index)
-                break
-        else:
-            rows.append({"module": path, "kind": "", "layers": [index], "called": True, **measured})
-    return rows
+        rotations[index] = (path, by_settings[settings])
+    return join_equal_rotations(rotations)
 
 
 def settings_of(module):
@@ -198,7 +153,7 @@ def measure_rotation(module, length):
     width = rotated_width(module)
     units = mx.eye(width)[None, :, None, :]
     rows = [row[0] for row in module(units, offset=1)[0].tolist()]
-    pairs = pairs_of(rows)
+    pairs = pairs_of_channels(rows, width)
     inv_freq = angles_between(pairs, module, width, 2)
     last = last_turn(pairs, module, width, length)
     turned = zip(inv_freq, last, strict=True)
@@ -208,33 +163,6 @@ def measure_rotation(module, length):
     adjacent = {second - first == 1 for first, second in pairs if rows[first][second]}
     interleaved = adjacent.pop() if len(adjacent) == 1 and width > 2 else None
     return {"inv_freq": inv_freq, "multiplier": multiplier, "interleaved": interleaved}
-
-
-def pairs_of(rows):
-    """Return the pairs of channels (first, second), in the order of the first ones.
-
-    rows: what became of each unit vector. A pair that does not turn shows no partner: such channels
-    are paired as the ones that turn are, adjacent or half the width apart.
-    """
-    width = len(rows)
-    partners = {}
-    for first, row in enumerate(rows):
-        others = [channel for channel, value in enumerate(row) if channel != first and value]
-        if len(others) > 1:
-            raise ValueError(f"channel {first} turns with {len(others)} others")
-        if others:
-            partners[first] = others[0]
-    apart = 1 if partners.get(0) == 1 else width // 2
-    pairs, taken = [], set()
-    for first in range(width):
-        if first in taken:
-            continue
-        second = partners.get(first, first + apart)
-        if second >= width or second in taken:
-            raise ValueError(f"channel {first} has no partner")
-        taken |= {first, second}
-        pairs.append((first, second))
-    return pairs
 
 
 def first_channels(pairs, width, tokens):
@@ -279,4 +207,4 @@ def softmax_scales(modules):
 
 
 if __name__ == "__main__":
-    main()
+    answer_question("mlx-lm", start, answer_case)

@@ -1,41 +1,21 @@
-"""Say what the transformers of this interpreter computes from configs.
+"""Say what the transformers of this interpreter computes from configs; see probing.py.
 
-`posenc.dialects.ask` runs this text in the interpreter that is asked, in an empty folder. It uses
-the standard library, torch and transformers only, and must run with any transformers from 4.40 on.
-
-It reads a question from the standard input, a JSON object:
-
-    {"memory": 8589934592,
-     "cases": [{"config": {"model_type": "llama", ...}, "lengths": [4096, 131072]}]}
-
-and writes the answer to the standard output, one JSON object in one line:
-
-    {"runtime": "transformers", "version": "5.24.0", "cases": [{...}, ...]}
-
-An answer to a case is {"refuses": "words of transformers"}, {"unmeasured": "why"} or what
-`measure_model` returns. A model is built as transformers builds it, of its whole size but without
-its weights: see `WithoutWeights`. Its rotary modules are then called, at the first of the lengths;
-the others show whether frequencies change with the length.
+It must run with any transformers from 4.40 on. A model is built as transformers builds it, of its
+whole size but without its weights: see `WithoutWeights`. Its rotary modules are then called, at the
+first of the lengths; the others show whether frequencies change with the length.
 """
 
-import contextlib
 import copy
 import inspect
 import json
 import logging
 import math
-import os
 import re
-import resource
-import socket
 import sys
-import warnings
 from pathlib import Path
 
-LARGEST_ARRAY = 2**20
-"""Arrays of more elements are never filled: they are weights."""
-WORDS = 300
-"""Letters of a refusal that are passed on."""
+from probing import WithoutWeights, answer_question, error_in_one_line
+
 OF_IMAGES_OR_SOUND = re.compile(r"vis(ion|ual)|audio|image|speech|talker|code2wav")
 ATTENTION = ("Attention", "MLA")
 ROTATED_PART = ("qk_rope_head_dim", "rotary_ndims", "rotary_dim")
@@ -50,33 +30,16 @@ SCALES_QUERIES = re.compile(r"query\w* = query\w* \* self\.\w+ ?\*\* ?-0\.5")
 PAIRED_FUNCTIONS = re.compile(r"(\w*apply_\w*rot\w*)\(")
 
 
-def main():
-    """Read the question from the standard input, and write the answer to the standard output."""
-    question = json.load(sys.stdin)
-    answer_to, sys.stdout = sys.stdout, sys.stderr  # libraries print where they like
-    limit_process(question["memory"])
+def start():
+    """Import transformers and return its version."""
     import transformers
 
     transformers.logging.set_verbosity(logging.CRITICAL)
-    cases = [answer_case(case) for case in question["cases"]]
-    answer = {"runtime": "transformers", "version": transformers.__version__, "cases": cases}
-    json.dump(answer, answer_to)
-    answer_to.write("\n")
-
-
-def limit_process(memory):
-    """Limit this process to so many bytes of data, and refuse all connections."""
-    resource.setrlimit(resource.RLIMIT_DATA, (memory, memory))
-
-    def refuse(*_):
-        raise OSError("the probe connects to nothing")
-
-    socket.socket.connect = refuse
-    warnings.filterwarnings("ignore")
+    return transformers.__version__
 
 
 def answer_case(case):
-    """Return the answer to one case, see the top of this file."""
+    """Return the answer to one case, see probing.py."""
     try:
         config = read_config(case["config"])
     except Exception as error:  # whatever transformers raises is its answer
@@ -124,12 +87,6 @@ def build_model(config):
         return kind(config)
 
 
-def error_in_one_line(error):
-    """Return the type and the message of an error in one line, without the name of this folder."""
-    said = " ".join(str(error).replace(str(Path.cwd()), "the folder").split())
-    return f"{type(error).__name__}: {said}"[:WORDS]
-
-
 def read_config(config):
     """Return the config as `from_pretrained` reads it from a folder. Code of the folder is never
     run."""
@@ -155,40 +112,6 @@ def model_class(config):
             kinds = mapping[type(config)]
             return kinds[0] if isinstance(kinds, (list, tuple)) else kinds
     return None
-
-
-class WithoutWeights(contextlib.ExitStack):
-    """Build modules whose weights have a shape and no memory, while the numbers that a module
-    computes from its config are real.
-
-    Weights begin as `torch.empty`, or as large arrays of one number or of random ones: those go to
-    the meta device. Frequencies begin as a range, and stay on the CPU.
-    """
-
-    def __enter__(self):
-        import torch
-        from torch.overrides import TorchFunctionMode
-
-        filled = {torch.zeros, torch.ones, torch.full, torch.rand, torch.randn}
-
-        class Mode(TorchFunctionMode):
-            def __torch_function__(self, function, types, args=(), kwargs=None):
-                kwargs = dict(kwargs or {})
-                if function is torch.empty or (function in filled and is_large_shape(args)):
-                    kwargs["device"] = "meta"
-                return function(*args, **kwargs)
-
-        super().__enter__()
-        self.enter_context(torch.no_grad())
-        self.enter_context(Mode())
-        return self
-
-
-def is_large_shape(args):
-    """Return True if the shape that is given to a function of torch is large, as of a weight."""
-    shape = args[0] if len(args) == 1 and isinstance(args[0], (list, tuple)) else args
-    sizes = [size for size in shape if isinstance(size, int)]
-    return math.prod(sizes) > LARGEST_ARRAY
 
 
 def measure_model(model, config, lengths):
@@ -504,5 +427,4 @@ def has_interleaved_pairs(attentions):
 
 
 if __name__ == "__main__":
-    os.environ.update(HF_HUB_OFFLINE="1", TRANSFORMERS_OFFLINE="1", OMP_NUM_THREADS="1")
-    main()
+    answer_question("transformers", start, answer_case)

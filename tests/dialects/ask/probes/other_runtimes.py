@@ -2,19 +2,21 @@
 what was recorded of those runtimes by other code."""
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from posenc.dialects.ask import Asked, as_computed, ask, asking
+from posenc.dialects.ask import Asked, as_computed, ask, interpreters
 from posenc.dialects.computed import ComputedPositions
 from posenc.dialects.model import model_of
 from posenc.dialects.runtimes import RUNTIMES
 from tests.dialects.golden_cases import Cell, cells
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[4]
+PROBES = Path(interpreters.__file__).with_name("probes")
 CASES = ROOT.parent / "shared" / "dialects" / "cases"
 
 
@@ -78,13 +80,14 @@ def published_cases(key: str) -> list[tuple[str, dict, int, Any]]:
 def plant(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, probe: str, *mistakes: tuple[str, str]
 ) -> None:
-    """Let another text be run: the probe in this file, with mistakes."""
-    source = Path(asking.__file__).with_name(probe).read_text("utf-8")
+    """Let other probes be run: this file of them has mistakes."""
+    folder = shutil.copytree(PROBES, tmp_path / "probes")
+    source = (folder / probe).read_text("utf-8")
     for right, wrong in mistakes:
         assert right in source
         source = source.replace(right, wrong)
-    (tmp_path / probe).write_text(source, "utf-8")
-    monkeypatch.setattr(asking, "files", lambda package: tmp_path)
+    (folder / probe).write_text(source, "utf-8")
+    monkeypatch.setattr(interpreters, "PROBES_FOLDER", folder)
 
 
 def rows_of_layer(answer: Asked, index: int) -> list[tuple[float, ...]]:

@@ -6,7 +6,7 @@ import pytest
 
 from posenc.dialects.ask import Asked, ask
 from posenc.dialects.runtimes import RUNTIMES
-from tests.dialects.ask.other_runtimes import (
+from tests.dialects.ask.probes.other_runtimes import (
     answers_to_recorded_cases,
     interpreter,
     plant,

@@ -6,7 +6,7 @@ import pytest
 
 from posenc.dialects.ask import Asked, ask
 from posenc.dialects.runtimes import RUNTIMES
-from tests.dialects.ask.other_runtimes import (
+from tests.dialects.ask.probes.other_runtimes import (
     answers_to_recorded_cases,
     installed,
     plant,
@@ -93,7 +93,7 @@ def test_a_probe_with_a_mistake_is_found(monkeypatch, tmp_path, name, mistake, c
         )
 
     assert agrees()
-    plant(monkeypatch, tmp_path, f"{name}_probe.py", mistake)
+    plant(monkeypatch, tmp_path, "server_probing.py", mistake)
     assert not agrees()
 
 

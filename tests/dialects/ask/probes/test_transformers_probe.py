@@ -2,21 +2,16 @@
 
 import importlib.metadata
 import json
+import runpy
 from functools import cache
 from pathlib import Path
 
 import pytest
 import torch
 
-from posenc.dialects.ask import (
-    Asked,
-    as_computed,
-    ask,
-    asking,
-    installed_version,
-    transformers_probe,
-)
+from posenc.dialects.ask import Asked, as_computed, ask, installed_version
 from posenc.dialects.runtimes import RUNTIMES
+from tests.dialects.ask.probes.other_runtimes import PROBES, plant
 from tests.dialects.golden_cases import Cell, cells
 from tests.dialects.test_golden import assert_reproduced
 
@@ -26,7 +21,7 @@ ROW = "transformers-4" if VERSION.startswith("4.") else "transformers-5"
 RECORDED_AT = {"transformers-4": "4.57", "transformers-5": "5.2"}
 """The releases whose answers are recorded, or have not changed since."""
 CELLS = [cell for cell in cells() if cell.runtime == ROW]
-CASES = Path(__file__).parents[4] / "shared" / "dialects" / "cases"
+CASES = Path(__file__).parents[5] / "shared" / "dialects" / "cases"
 
 needs_the_recorded_release = pytest.mark.skipif(
     not VERSION.startswith(RECORDED_AT[ROW]),
@@ -84,13 +79,13 @@ YARN, LONGROPE = "10_", "27_"
     ids=["wrong buffer", "wrong position", "no multiplier"],
 )
 def test_a_probe_with_a_mistake_is_found(monkeypatch, tmp_path, mistakes, case):
-    plant(monkeypatch, tmp_path, *mistakes)
+    plant(monkeypatch, tmp_path, "transformers_probe.py", *mistakes)
     assert not agrees(case)
 
 
 @needs_the_recorded_release
 def test_a_call_corrects_a_buffer_that_is_not_applied(monkeypatch, tmp_path):
-    plant(monkeypatch, tmp_path, WRONG_BUFFER)
+    plant(monkeypatch, tmp_path, "transformers_probe.py", WRONG_BUFFER)
     assert agrees(LONGROPE)
 
 
@@ -103,16 +98,6 @@ def agrees(case: str) -> bool:
     return layers["all"].inv_freq == pytest.approx(long.inv_freq, rel=1e-6) and layers[
         "all"
     ].multiplier == pytest.approx(long.multiplier, rel=1e-6)
-
-
-def plant(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, *mistakes: tuple[str, str]) -> None:
-    """Let another text be run: the probe with mistakes."""
-    source = Path(asking.__file__).with_name("transformers_probe.py").read_text("utf-8")
-    for right, wrong in mistakes:
-        assert right in source
-        source = source.replace(right, wrong)
-    (tmp_path / "transformers_probe.py").write_text(source, "utf-8")
-    monkeypatch.setattr(asking, "files", lambda package: tmp_path)
 
 
 SIZES = {
@@ -220,9 +205,11 @@ def rounded(frequencies) -> tuple[str, ...]:
         ("query_states = self.q_proj(hidden_states)", False),
     ],
 )
-def test_attention_that_cuts_queries_itself_is_seen(line, cuts):
+def test_attention_that_cuts_queries_itself_is_seen(monkeypatch, line, cuts):
     """The second line is of Recurrent Gemma up to transformers 5.15, which runs."""
-    assert bool(transformers_probe.SLICED.search(line)) is cuts
+    monkeypatch.syspath_prepend(PROBES)
+    probe = runpy.run_path(str(PROBES / "transformers_probe.py"))
+    assert bool(probe["SLICED"].search(line)) is cuts
 
 
 def test_the_installed_release_is_named():

@@ -1,0 +1,230 @@
+"""What the probes of servers share: a model built on a CPU as the server builds it, and measured.
+
+Kernels are not called: where a rotary module has a kernel and a function in torch, the function is
+measured.
+"""
+
+import contextlib
+import math
+import re
+import traceback
+
+from probing import error_in_one_line, join_equal_rotations, pairs_of_channels
+
+LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks)\.(\d+)\.")
+OF_IMAGES_OR_SOUND = re.compile(r"vis(ion|ual)|audio|image|speech|talker|code2wav|indexer")
+NEEDS_A_CARD = re.compile(r"NVIDIA|accelerator|platform support")
+ABOUT_ROTATION = re.compile(r"rope|rotary|original_max_position")
+CAN_CHANGE = ("longrope", "su", "dynamic", "ntk")
+"""Types whose frequencies may depend on the length that the server is started for."""
+
+
+class Server:
+    """A server that is asked; a probe defines what differs from another one.
+
+    name: as its makers write it. no_model: parts of its words where it has no model of an
+    architecture.
+    """
+
+    name = ""
+    no_model = ()
+
+    def settings_for(self, config, length):
+        """Return the configs with which a server starts that is to admit `length` tokens; None for
+        the longest that it admits by itself. Code of the folder is never run."""
+        raise NotImplementedError
+
+    def longest_admitted(self, config):
+        """Return the tokens of the longest text that a server can be told to admit."""
+        raise NotImplementedError
+
+    def build_model(self, settings):
+        """Return the model, whose large weights take no memory."""
+        raise NotImplementedError
+
+    def attention_class(self):
+        """Return the class of the modules in which queries meet keys."""
+        raise NotImplementedError
+
+    def softmax_scale(self, attention):
+        """Return what such a module multiplies q . k by; None if it does not tell."""
+        raise NotImplementedError
+
+    def running(self, settings):
+        """Return a context in which modules of the model can be called."""
+        return contextlib.nullcontext()
+
+    def answer_case(self, case):
+        """Return the answer to one case, see probing.py."""
+        config, lengths = without_quantization(case["config"]), case["lengths"]
+        try:
+            admits = self.longest_admitted(config)
+        except Exception as error:  # whatever the server raises is its answer
+            return self.refusal(error)
+        try:
+            settings = self.settings_for(config, lengths[0])
+        except Exception as error:
+            return {**self.refusal(error), "admits": admits}
+        try:
+            model = self.build_model(settings)
+        except Exception as error:
+            if is_about_rotation(error):
+                return {**self.refusal(error), "admits": admits}
+            return {"unmeasured": f"it is not built here: {error_in_one_line(error)}"}
+        if type(model).__name__.startswith("Transformers"):
+            own = f"{self.name} serves it by the modules of transformers, which tell more"
+            return {"unmeasured": own}
+        try:
+            answer = self.measure_model(model, settings, lengths[0])
+            answer["admits"] = admits
+            answer["changes"] = any(
+                self.rotations_at(config, length) not in (None, answer["rotations"])
+                for length in set(lengths[1:]) - {lengths[0]}
+                if can_change(config) and length <= admits
+            )
+            return answer
+        except Exception as error:
+            return {"unmeasured": error_in_one_line(error)}
+
+    def refusal(self, error):
+        """Return the answer of the server's words of refusal."""
+        words = error_in_one_line(error)
+        if NEEDS_A_CARD.search(words):
+            return {"unmeasured": f"it is not read here: {words}"}
+        return {"refuses": words, "no_model": any(said in words for said in self.no_model)}
+
+    def rotations_at(self, config, length):
+        """Return the rotations of a server that is started for another length; None where it does
+        not start."""
+        try:
+            settings = self.settings_for(config, length)
+            return self.measure_model(self.build_model(settings), settings, length)["rotations"]
+        except Exception:
+            return None
+
+    def measure_model(self, model, settings, length):
+        """Return what the model computes at a length.
+
+        class                  its name
+        stops                  "": no forward pass is tried
+        rotations              each different rotation once, with the `layers` that apply it
+        changes                false; whether others are used for other lengths is asked separately
+        softmax_scales         what attention multiplies q . k by, each value once
+        without_rotation       indices of the layers with attention that rotate nothing
+        interleaved            whether pairs are channels (2i, 2i + 1); null if modules differ
+        admits                 null; it is asked separately
+        """
+        modules = dict(model.named_modules(remove_duplicate=False))
+        attention = self.attention_class()
+        rotary, attending, still = {}, set(), set()
+        scales = []
+        for path, module in modules.items():
+            where = LAYER.search(f"{path}.")
+            if where is None or OF_IMAGES_OR_SOUND.search(path):
+                continue
+            index = int(where[1])
+            if hasattr(module, "head_size") and hasattr(module, "rotary_dim"):
+                rotary.setdefault(index, (path, module))
+            if isinstance(module, attention):
+                attending.add(index)
+                scale = self.softmax_scale(module)
+                if isinstance(scale, (int, float)) and scale not in scales:
+                    scales.append(scale)
+            if getattr(module, "use_rope", None) is False or getattr(module, "nope", None) is True:
+                still.add(index)
+        with self.running(settings):
+            rows = distinct_rotations({i: rotary[i] for i in rotary if i not in still}, length)
+        styles = {row.pop("interleaved") for row in rows}
+        return {
+            "class": type(model).__name__,
+            "stops": "",
+            "rotations": rows,
+            "changes": False,
+            "softmax_scales": scales,
+            "without_rotation": sorted(i for i in attending if i in still or i not in rotary),
+            "interleaved": styles.pop() if len(styles) == 1 else None,
+            "admits": None,
+        }
+
+
+def without_quantization(config):
+    """Return the config without its quantization, which decides no position, and whose kernels are
+    those of a card."""
+    kept = {}
+    for key, value in config.items():
+        if key not in ("quantization_config", "compression_config"):
+            kept[key] = without_quantization(value) if isinstance(value, dict) else value
+    return kept
+
+
+def is_about_rotation(error):
+    """Return True if a model's class stops at what its config says of positions; other errors may
+    come from a part that needs a card."""
+    files = [frame.f_code.co_filename for frame, _ in traceback.walk_tb(error.__traceback__)]
+    in_rotary_module = any("rotary_embedding" in file for file in files)
+    return in_rotary_module or bool(ABOUT_ROTATION.search(str(error)))
+
+
+def can_change(config):
+    """Return True if a rope dict of the config, or of one inside it, names a type whose frequencies
+    may depend on the length."""
+    if isinstance(config, dict):
+        kind = config.get("rope_type", config.get("type"))
+        return kind in CAN_CHANGE or any(can_change(value) for value in config.values())
+    return False
+
+
+def distinct_rotations(rotary, length):
+    """Return each different rotation at a length once, see `join_equal_rotations`.
+
+    rotary: index of a layer -> path and rotary module. Many layers may have the same module.
+    """
+    by_module = {}
+    for _, module in rotary.values():
+        if id(module) not in by_module:
+            by_module[id(module)] = measure_rotation(module, length)
+    return join_equal_rotations(
+        {index: (path, by_module[id(module)]) for index, (path, module) in rotary.items()}
+    )
+
+
+def measure_rotation(module, length):
+    """Return `inv_freq` (radians per token), `multiplier` (of cos and sin) and `interleaved` of a
+    rotary module in a text of `length` tokens.
+
+    Unit vectors are turned by one position: each shows its partner, and the angle between them. At
+    position 0 it shows how long it becomes.
+    """
+    rows = turned_units(module, 1, length)
+    pairs = pairs_of_channels(rows, module.rotary_dim)
+    angles = [math.atan2(rows[first][second], rows[first][first]) for first, second in pairs]
+    return {
+        "inv_freq": [abs(angle) for angle in angles],
+        "multiplier": max(max(row) for row in turned_units(module, 0, length)),
+        "interleaved": pairs[0][1] - pairs[0][0] == 1,
+    }
+
+
+def turned_units(module, position, length):
+    """Return what becomes of each unit vector of a head at a position, as lists.
+
+    The last token of a text of `length` tokens is in the batch, too, as it may decide for all. It
+    is left out where the module's tables end before it.
+    """
+    import torch
+
+    width = module.head_size
+    rotate = getattr(module, "forward_native", module.forward)
+    heads = torch.cat([torch.eye(width), torch.zeros(1, width)])
+    problem = None
+    for last in (length - 1, position):
+        positions_of_text = torch.full((width + 1,), position)
+        positions_of_text[-1] = last
+        for positions in (positions_of_text, positions_of_text.expand(3, width + 1)):
+            for vectors in (heads, heads[:, None]):  # modules differ in what they take
+                try:
+                    turned = rotate(positions, vectors.clone(), vectors.clone())[0]
+                    return turned.reshape(width + 1, width)[:width].double().tolist()
+                except (ValueError, AssertionError, IndexError, RuntimeError) as error:
+                    problem = error
+    raise problem
