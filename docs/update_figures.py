@@ -16,7 +16,7 @@ import torch
 import posenc
 from posenc.encodings.base.shape import ModelShape
 from posenc.encodings.registry import create
-from posenc.inspect.encoding import figures
+from posenc.inspect.encoding import charts
 from posenc.inspect.encoding.precision import exact_frequencies_of
 from posenc.inspect.encoding.scores import decay
 from posenc.report.drawing import write_svg
@@ -43,39 +43,39 @@ def of_encodings() -> dict[str, Plot]:
     added = create("sinusoidal", TABLE).embed(torch.zeros(1, 128, 64), torch.arange(128))[0]
     drawn = {
         "inspect-decay": (
-            figures.score_chart({name: decays[name] for name in names[1:]}, same=True),
+            charts.score_chart({name: decays[name] for name in names[1:]}, same=True),
             "Score of a random vector with itself by distance for sinusoidal, rope and alibi.",
         ),
         "learn-order": (
-            figures.score_chart({name: decays[name] for name in ("nope", "alibi")}, same=True),
+            charts.score_chart({name: decays[name] for name in ("nope", "alibi")}, same=True),
             "Score by distance: a flat line without positions, a falling one with ALiBi.",
         ),
         "learn-sinusoidal": (
-            figures.heat_map_chart(added.numpy(), "dimension", "position, tokens", "value added"),
+            charts.heat_map_chart(added.numpy(), "dimension", "position, tokens", "value added"),
             "The sinusoidal table: waves that get longer from left to right.",
         ),
         "learn-rope": (
-            figures.rotation_chart(math.degrees(1), 6),
+            charts.rotation_chart(math.degrees(1), 6),
             "The fastest pair of channels at positions 0 to 5, a radian further each time.",
         ),
         "learn-biases": (
-            figures.bias_chart(alibi.bias(far[:65]).numpy(), range(65)),
+            charts.bias_chart(alibi.bias(far[:65]).numpy(), range(65)),
             "ALiBi's bias by distance, one straight line for each of eight heads.",
         ),
         "learn-buckets": (
-            figures.bucket_chart(t5.bucket(far).tolist(), None),
+            charts.bucket_chart(t5.bucket(far).tolist(), None),
             "T5's bucket by distance: one each up to 15, then wider and wider, the last from 113.",
         ),
         "learn-wavelengths": (
-            figures.wavelength_chart({"rope": waves["rope"]}, SHAPE.train_length),
+            charts.wavelength_chart({"rope": waves["rope"]}, SHAPE.train_length),
             "Wavelength of each pair of RoPE; the slow pairs lie above the training length.",
         ),
         "learn-scaling": (
-            figures.wavelength_chart(waves, SHAPE.train_length),
+            charts.wavelength_chart(waves, SHAPE.train_length),
             "Wavelengths of RoPE and of three scalings by four.",
         ),
         "learn-slopes": (
-            figures.slope_chart(posenc.ALiBi(num_heads=12).slopes),
+            charts.slope_chart(posenc.ALiBi(num_heads=12).slopes),
             "ALiBi's slopes of twelve heads: those of eight heads, then four of those of sixteen.",
         ),
     }
@@ -92,7 +92,7 @@ def wavelengths(name: str) -> list[float]:
 def of_checkpoint(name: str, folder: Path, text: str, words: tuple[str, str]) -> Plot:
     """The figure of a checkpoint that the last part of `name` names."""
     from posenc.inspect.checkpoint.figures import attention_plots, swap_plots
-    from posenc.inspect.checkpoint.sheet import Request, measure_checkpoint
+    from posenc.inspect.checkpoint.measurements import Request, measure_checkpoint
 
     part = name.rpartition("-")[2]
     if part not in PARTS:

@@ -28,8 +28,8 @@ from posenc.extend.extension import ExtensionRun, extend, tune_and_export
 from posenc.extend.measure.samples import sample_windows
 from posenc.extend.options import Options
 from posenc.extend.variants.variant import WINDOW
-from posenc.hf.checkpoint.text import parse_token_ids
-from posenc.inspect.checkpoint.sheet import Request, measure_checkpoint
+from posenc.hf.checkpoint.tokenization import parse_token_ids
+from posenc.inspect.checkpoint.measurements import Request, measure_checkpoint
 
 TARGET, SECONDS = 3 * LENGTH, 240
 QUICK = Options(windows=2, search_evaluations=1, task_trials=1, allow_cache_unsafe=True)

@@ -22,7 +22,7 @@ def never(monkeypatch):
     """No command comes to its work."""
     for name in (
         "posenc.inspect.encoding.command.measure",
-        "posenc.inspect.checkpoint.sheet.load_checkpoint",
+        "posenc.inspect.checkpoint.measurements.load_checkpoint",
         "posenc.bench.run.measure_case",
         "posenc.extend.extension.load_checkpoint",
         "posenc.compare.reports.report_runs.write_report_files",

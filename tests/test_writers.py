@@ -43,7 +43,7 @@ ALLOWED = {
     "posenc/lazy.py": {"read_text"},
     "posenc/list.py": {"read_text"},
     "posenc/doctor/rule.py": {"read_text"},
-    "posenc/extend/execute.py": {"read_text"},
+    "posenc/extend/run_command.py": {"read_text"},
     "posenc/dialects/conformance.py": {"read_text"},
     "posenc/encodings/registry/code.py": {"read_bytes"},
     # /dev/null after a broken pipe

@@ -13,7 +13,7 @@ from posenc.bench.cases import Case
 from posenc.bench.measure import Call
 from posenc.encodings import create
 from posenc.hf.attachment.attach import attach, shape_of
-from posenc.hf.capabilities import cache_argument_name
+from posenc.hf.transformers_compat import cache_argument_name
 from posenc.models.config import DecoderConfig
 from posenc.models.decoder import Decoder
 

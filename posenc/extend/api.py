@@ -6,10 +6,10 @@ from pathlib import Path
 
 from posenc.arguments import explain_misfits
 from posenc.extend.answer.report import OUT_OF_DOMAIN_CAUTION, report_of
-from posenc.extend.execute import read_documents
 from posenc.extend.extension import Outcome, extend
 from posenc.extend.options import DEFAULTS, Options, Progress
 from posenc.extend.refusals import prepare_outputs
+from posenc.extend.run_command import read_documents
 
 
 @explain_misfits

@@ -21,7 +21,7 @@ from posenc.extend.measure.tasks import Encode
 from posenc.extend.options import DEFAULTS, Options, Progress
 from posenc.extend.recommendation import best_method, recommend
 from posenc.extend.refusals import check_after_loading, check_before_loading
-from posenc.extend.restart import default_state_folder, folder_locked
+from posenc.extend.state_folder import default_state_folder, folder_locked
 from posenc.extend.variants.candidates import (
     NUM_SEARCH_WINDOWS,
     VariantBuilders,
@@ -32,7 +32,7 @@ from posenc.extend.variants.candidates import (
 from posenc.extend.variants.variant import DROPE, Variant, unchanged_variant
 from posenc.files.opening import remove_folder
 from posenc.hf.checkpoint.loading import Checkpoint, load_checkpoint
-from posenc.hf.checkpoint.text import Windows, mask_token_id, text_encoder
+from posenc.hf.checkpoint.tokenization import Windows, mask_token_id, text_encoder
 from posenc.hf.rope.apply import settings_applied
 from posenc.hf.tune.config import TuneConfig
 from posenc.hf.tune.lora import save_adapter

@@ -10,10 +10,13 @@ from posenc.dialects.families import all_families
 from posenc.dialects.files.json_object import require_strict_json
 from posenc.dialects.runtimes.transformers5 import HUNYUAN
 from posenc.extend.export.folder import SERVE
-from posenc.extend.export.pooling import sentence_transformers_files, settings_text
+from posenc.extend.export.sentence_transformers_files import (
+    sentence_transformers_files,
+    settings_text,
+)
 from posenc.extend.measure.tasks import PASSKEY, tasks_named
 from posenc.extend.options import Options
-from posenc.extend.restart import default_state_folder
+from posenc.extend.state_folder import default_state_folder
 from posenc.extend.variants.mapped_variants import DUAL_CHUNK, position_maps
 from posenc.extend.variants.methods import METHODS
 from posenc.extend.variants.variant import DROPE

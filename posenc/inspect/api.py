@@ -12,7 +12,7 @@ from posenc.inspect.encoding.measurements import SpecSheet
 from posenc.report.html_page import Page, page_of
 
 if TYPE_CHECKING:
-    from posenc.inspect.checkpoint.sheet import Sheet
+    from posenc.inspect.checkpoint.measurements import Sheet
 
 
 @explain_misfits
@@ -92,7 +92,7 @@ def measure_model(
     cannot be written, before anything is measured.
     """
     prepare_page_and_figures(figures, out)
-    from posenc.inspect.checkpoint.sheet import Request, measure_checkpoint
+    from posenc.inspect.checkpoint.measurements import Request, measure_checkpoint
 
     request = Request(Path(folder), text, swap, as_bytes=as_bytes, as_ids=as_ids)
     sheet = measure_checkpoint(request)

@@ -194,7 +194,7 @@ def model(
     """Measure and draw where a checkpoint has its positions, what it attends to, and what
     exchanging two words changes."""
     from posenc.inspect.checkpoint.command import inspect_checkpoint
-    from posenc.inspect.checkpoint.sheet import Request
+    from posenc.inspect.checkpoint.measurements import Request
 
     request = Request(folder, sentence, swap, layers or (), as_bytes, as_ids)
     inspect_checkpoint(request, as_json, out, shlex.join(["posenc", *sys.argv[1:]]), figures)
@@ -234,8 +234,8 @@ def module(
     """Check a position module of another library, or one of your own, for known mistakes."""
     from posenc.command_line.progress import replace_status_line
     from posenc.inspect.module.load import parse_arguments
+    from posenc.inspect.module.measurements import measure_module
     from posenc.inspect.module.report import report_of
-    from posenc.inspect.module.sheet import measure_module
     from posenc.report.terminal import print_report
 
     constructor_arguments = parse_arguments(arguments or [])

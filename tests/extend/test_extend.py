@@ -17,16 +17,16 @@ from posenc.command_line.errors import RunFailed
 from posenc.extend.answer.report import report_of
 from posenc.extend.export import stock_reader
 from posenc.extend.export.prover import Proof, _logits_change_by_frequency_error
+from posenc.extend.frequency_search import Search
 from posenc.extend.measure.entropy import attention_entropy
 from posenc.extend.measure.evaluation import measure_reader
 from posenc.extend.measure.losses import Reader
 from posenc.extend.measure.tasks import PasskeyGrid
 from posenc.extend.options import Options
-from posenc.extend.search import Search
 from posenc.extend.variants.mapped_variants import position_maps
 from posenc.hf import learned_tables
 from posenc.hf.checkpoint.loading import load_checkpoint
-from posenc.hf.checkpoint.text import Windows
+from posenc.hf.checkpoint.tokenization import Windows
 from posenc.hf.rope.apply import rotary_frequencies, settings_applied
 from posenc.hf.tune.config import TuneConfig
 from posenc.hf.tune.tuning import next_token_loss

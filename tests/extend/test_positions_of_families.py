@@ -24,8 +24,8 @@ from posenc.hf.rope.apply import (
 from posenc.hf.rope.settings import RopeSetting
 from posenc.hf.tune import tuning
 from posenc.hf.tune.config import TuneConfig
+from posenc.inspect.checkpoint.measurements import Request, measure_checkpoint
 from posenc.inspect.checkpoint.positions import Rotation
-from posenc.inspect.checkpoint.sheet import Request, measure_checkpoint
 from tests import golden_values
 from tests.hf_models import (
     COMMON,

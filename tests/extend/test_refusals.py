@@ -10,7 +10,7 @@ import pytest
 from posenc.extend import extension
 from posenc.extend.options import DEFAULTS
 from posenc.extend.refusals import check_before_loading
-from posenc.hf.checkpoint.text import mask_token_id
+from posenc.hf.checkpoint.tokenization import mask_token_id
 from tests.hf_models import LENGTH, save
 
 TARGET = 3 * LENGTH

@@ -11,13 +11,13 @@ import pytest
 import torch
 
 from posenc import extend as hf
+from posenc.extend.frequency_search import Search
 from posenc.extend.measure.losses import Reader
 from posenc.extend.options import Options
-from posenc.extend.restart import default_state_folder, folder_locked
-from posenc.extend.search import Search
+from posenc.extend.state_folder import default_state_folder, folder_locked
 from posenc.extend.variants.methods import METHODS, stretch
 from posenc.hf.checkpoint.loading import load_checkpoint
-from posenc.hf.checkpoint.text import Windows
+from posenc.hf.checkpoint.tokenization import Windows
 from posenc.hf.rope.apply import settings_applied
 from posenc.hf.tune import tuning
 from posenc.hf.tune.config import TuneConfig
@@ -289,7 +289,7 @@ def test_a_disk_that_is_gone_is_not_blamed_on_the_model(llama, tmp_path, monkeyp
     def gone(*given: object) -> None:
         raise FileNotFoundError(errno.ENOENT, "No such file or directory", "state")
 
-    monkeypatch.setattr("posenc.extend.search.write_sealed", gone)
+    monkeypatch.setattr("posenc.extend.frequency_search.write_sealed", gone)
     options = Options(windows=1, search_evaluations=2, state=tmp_path / "state")
     with pytest.raises(FileNotFoundError, match="No such file or directory: 'state'"):
         hf.extend(llama, TARGET, DOCUMENTS, method="search", options=options)

@@ -21,10 +21,10 @@ from posenc.dialects.files.gguf_reader import read_metadata
 from posenc.dialects.files.json_object import read_json
 from posenc.dialects.files.safetensors_header import read_header
 from posenc.dialects.files.source import load
-from posenc.extend.execute import read_documents
-from posenc.extend.export.pooling import copy_sentence_transformers_files
+from posenc.extend.export.sentence_transformers_files import copy_sentence_transformers_files
+from posenc.extend.run_command import read_documents
 from posenc.files.sealed_json import unseal
-from posenc.hf.tune.state import read_sealed
+from posenc.hf.tune.restart_state import read_sealed
 from tests.doctor.test_gguf_hostile import ARRAY, SOUND, STRING, U32, header, text
 from tests.files.test_hostile_writers import TRIAL
 

@@ -31,7 +31,7 @@ from posenc.files.atomic import atomically, prepare_file, write_atomically
 from posenc.files.lock import LOCK_SUFFIX, locked
 from posenc.files.new_folder import new_folder
 from posenc.files.opening import make_private_folder, open_to_change
-from posenc.hf.tune.state import write_sealed
+from posenc.hf.tune.restart_state import write_sealed
 from posenc.hf.tune.tuning import save_tuning
 from posenc.report.chart import Chart
 from posenc.report.figure_files import write_figures

@@ -194,7 +194,7 @@ def check(holds: bool, message: str) -> None:
 def child(asked: dict[str, Any]) -> None:
     """The command, writing down what it does, and killing itself inside a write if asked to."""
     from posenc.cli import main as posenc
-    from posenc.extend.search import Search
+    from posenc.extend.frequency_search import Search
     from posenc.hf.tune import tuning
 
     log = Path(asked["log"]).open("a", encoding="utf-8", buffering=1)

@@ -8,13 +8,13 @@ import pytest
 import torch
 
 from posenc import ModelShape, PositionEncoding, create
-from posenc.inspect.checkpoint import report as of_checkpoint
+from posenc.inspect.checkpoint import answer as of_checkpoint
 from posenc.inspect.checkpoint.judgement import extended_length, heads_by_target, judge_exchange
 from posenc.inspect.checkpoint.positions import Bias, Rotation, Table
 from posenc.inspect.checkpoint.structure import Structure
 from posenc.inspect.checkpoint.swap import Change, Swap
-from posenc.inspect.encoding import judgement, scores
-from posenc.inspect.encoding import report as of_encoding
+from posenc.inspect.encoding import answer as of_encoding
+from posenc.inspect.encoding import judgement, report, scores
 from posenc.inspect.encoding.measurements import SpecSheet
 from posenc.inspect.encoding.scores import Decay, Resolution
 from posenc.report.table import Cell
@@ -143,7 +143,7 @@ def test_costs():
     unknown = sheet(cost=(float("nan"),) * 3)
     assert "no measurable time" in cost(unknown)
     judged = judgement.judge(layered)
-    (row,) = of_encoding.answer_table([judged]).rows
+    (row,) = report.answer_table([judged]).rows
     assert "before training" in str(row[1])
     assert "Before any training" in of_encoding.answer_in_words(judged)
 
@@ -223,7 +223,7 @@ def test_a_hybrid_is_said_to_be_its_first_layer():
     for name, said in (("irope", True), ("nope", False)):
         judged = judgement.judge(sheet(name=name))
         sentence = f"This is its first layer: {judged.layers_per_pattern} layers are a pattern."
-        (row,) = of_encoding.answer_table([judged]).rows
+        (row,) = report.answer_table([judged]).rows
         assert isinstance(row[0], Cell) and row[0].text == name
         assert (row[0].note == sentence) is said
         assert of_encoding.answer_in_words(judged).endswith(sentence) is said

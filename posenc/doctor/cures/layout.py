@@ -166,7 +166,7 @@ def _describe_model(folder: Path, option: str) -> Model:
 
 def _first_tokens(folder: Path, text: Path) -> list[int]:
     """Return the first tokens of a text file, at most MOST, by the folder's tokenizer."""
-    from posenc.hf.checkpoint.text import load_tokenizer
+    from posenc.hf.checkpoint.tokenization import load_tokenizer
 
     words = text_of(text, None)
     return list(load_tokenizer(folder)(words)["input_ids"])[:MOST]

@@ -13,15 +13,15 @@ from posenc.command_line.errors import RunFailed
 from posenc.dialects.files.json_object import read_json
 from posenc.dialects.writers.changes import config_changes
 from posenc.extend.export.config import config_to_write
-from posenc.extend.export.pooling import (
+from posenc.extend.export.prover import Proof, Prover, prove
+from posenc.extend.export.sentence_transformers_files import (
     MODULES_FILE,
     copy_sentence_transformers_files,
     raise_limit,
     settings_text,
 )
-from posenc.extend.export.prover import Proof, Prover, prove
-from posenc.extend.export.serving.described import Export
 from posenc.extend.export.serving.page import dual_chunk_page, page_without_emulators, serving_page
+from posenc.extend.export.serving.serve_commands import Export
 from posenc.files.atomic import write_atomically
 from posenc.files.new_folder import new_folder
 from posenc.files.opening import copy_file, make_inside

@@ -17,9 +17,9 @@ from torch import Tensor
 
 from posenc.command_line.errors import RunFailed
 from posenc.files.atomic import write_atomically
-from posenc.hf.capabilities import cache_argument_name
 from posenc.hf.checkpoint.loading import Checkpoint
 from posenc.hf.rope.apply import rotary_frequencies
+from posenc.hf.transformers_compat import cache_argument_name
 
 FREQUENCY_ERROR = 1e-6
 """Largest relative error of a frequency. A config carries a float32's seven digits, and a reader

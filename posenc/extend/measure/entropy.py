@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from posenc.hf.capabilities import arguments_for_next_step
+from posenc.hf.transformers_compat import arguments_for_next_step
 
 QUERIES_AT_ONCE = 256
 """Queries at a time."""

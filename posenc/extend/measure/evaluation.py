@@ -11,7 +11,7 @@ import numpy as np
 from posenc.extend.measure.entropy import attention_entropy
 from posenc.extend.measure.losses import Reader
 from posenc.extend.measure.tasks import PasskeyGrid, Score, TaskGrid
-from posenc.hf.checkpoint.text import Windows
+from posenc.hf.checkpoint.tokenization import Windows
 from posenc.statistics.intervals import Estimate, estimate_mean
 
 

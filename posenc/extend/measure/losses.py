@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from posenc.hf.capabilities import arguments_for_next_step
 from posenc.hf.checkpoint.loading import text_config_of
+from posenc.hf.transformers_compat import arguments_for_next_step
 from posenc.hf.tune.tuning import MASKED_SHARE
 
 LOGITS_AT_ONCE = 1 << 24

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from posenc.hf.checkpoint.text import Windows, encode_until, pack_windows
+from posenc.hf.checkpoint.tokenization import Windows, encode_until, pack_windows
 
 FEWEST_DOCUMENTS_OR_PIECES = 16
 """Fewer documents are cut into this many: both halves need some, and intervals resample them."""

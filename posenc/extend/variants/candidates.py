@@ -3,11 +3,11 @@
 from collections.abc import Callable
 from functools import partial
 
+from posenc.extend.frequency_search import Search
 from posenc.extend.measure.evaluation import Evaluation, PasskeyGrid, measure_reader
 from posenc.extend.measure.losses import Reader
 from posenc.extend.measure.tasks import PASSKEY, Encode, TaskGrid, tasks_named
 from posenc.extend.options import Options, Progress
-from posenc.extend.search import Search
 from posenc.extend.variants.mapped_variants import DUAL_CHUNK, position_maps
 from posenc.extend.variants.methods import METHODS
 from posenc.extend.variants.variant import (
@@ -23,7 +23,7 @@ from posenc.extend.variants.variant import (
 )
 from posenc.hf import learned_tables
 from posenc.hf.checkpoint.loading import Checkpoint
-from posenc.hf.checkpoint.text import Windows, mask_token_id
+from posenc.hf.checkpoint.tokenization import Windows, mask_token_id
 
 NUM_SEARCH_WINDOWS = 36
 """Windows for a search, of which a third is for its finalists; chosen, not derived."""

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import nn
 
-from posenc.extend.search import SearchResult, apply_genome
+from posenc.extend.frequency_search import SearchResult, apply_genome
 from posenc.extend.variants.methods import METHODS, stretch
 from posenc.hf import learned_tables
 from posenc.hf.checkpoint.loading import Checkpoint

@@ -3,17 +3,18 @@
 `attach` changes three kinds of things and records them in an Attachment, from which
 `_restore_model` restores the model: the attention implementation of its configs, hooks, and
 attributes. Then each forward of the model runs like this (in hooks.py unless another file is
-named; what it sets or reads is in calls.py):
+named; what it sets or reads is in forward_context.py):
 
     model            note_position_ids    sets CALLED_WITH_POSITION_IDS, if its own code may drop
                                           position_ids
     stack of layers  begin_stack          sets RUNNING_FORWARD: positions, prepared encoding
       embeddings     encode_embeddings    reads it: adds the encoding to token embeddings
-      own positions  own_positions.py     gives an identity rotation, zeros of a table, no bias
+      own positions  (builtin_positions.py)  gives an identity rotation, zeros of a table, no bias
       mask           attention.build_mask reads it and keeps it, for recomputed layers
       attention      enter_attention      reads it, sets RUNNING_ATTENTION: encoding, states
-        cache        cached.PositionedUpdate  reads RUNNING_ATTENTION: stores positions and states
-                                          with the keys, and writes those of all keys to it
+        cache        PositionedUpdate     (cached_positions.py) reads RUNNING_ATTENTION: stores
+                                          positions and states with the keys, and writes those of
+                                          all keys to it
         interface    attention.attend     reads RUNNING_ATTENTION: calls posenc.attention
                      leave_attention      clears RUNNING_ATTENTION, also after an exception; refuses
                                           an attention that posenc's did not compute
@@ -21,8 +22,8 @@ named; what it sets or reads is in calls.py):
                      forget_position_ids  clears CALLED_WITH_POSITION_IDS, so too
 
 The three are context variables: each thread has its own. A cache gets its new `update` from
-cached.install_update, which enter_attention calls. find.recorded_attention sets TRIAL_RECORD while
-`attach` tries the model: attention.attend then lists the calls that it gets.
+cached_positions.install_update, which enter_attention calls. stacks.recorded_attention sets
+TRIAL_RECORD while `attach` tries the model: attention.attend then lists the calls that it gets.
 """
 
 from collections.abc import Iterator, Sequence
@@ -41,9 +42,9 @@ from posenc.encodings import (
     repr_in_one_line,
     require_encoding,
 )
-from posenc.hf.attachment import hooks, own_positions
+from posenc.hf.attachment import builtin_positions, hooks
 from posenc.hf.attachment.attention import IMPLEMENTATION, register_attention
-from posenc.hf.attachment.calls import (
+from posenc.hf.attachment.forward_context import (
     ATTACHMENT_ATTRIBUTE,
     ENCODING_MODULE,
     HOOKED_MODULES_ATTRIBUTE,
@@ -51,7 +52,9 @@ from posenc.hf.attachment.calls import (
     MIXES_TEXTS_ATTRIBUTE,
     NEEDS_POSITION_IDS_ATTRIBUTE,
 )
-from posenc.hf.attachment.find import (
+from posenc.hf.attachment.proof import prove
+from posenc.hf.attachment.save import hook_save_pretrained
+from posenc.hf.attachment.stacks import (
     Stack,
     build_example,
     find_stacks,
@@ -59,8 +62,6 @@ from posenc.hf.attachment.find import (
     run_in_evaluation,
     stack_shape,
 )
-from posenc.hf.attachment.proof import prove
-from posenc.hf.attachment.save import hook_save_pretrained
 
 Own = Literal["replace", "keep"]
 
@@ -165,9 +166,9 @@ def _attach_or_restore(
         # What is left of the model's own positions shows only before the encoding is hooked in.
         if own == "replace":
             for stack in stacks:
-                attachment.handles += own_positions.disable_positions(stack.module, model)
+                attachment.handles += builtin_positions.disable_positions(stack.module, model)
             if alone:
-                own_positions.refuse_remaining_order(model, stacks, example)
+                builtin_positions.refuse_remaining_order(model, stacks, example)
         else:
             for stack in stacks:
                 _prepare_kept_positions(attachment, stack.module, model)
@@ -290,7 +291,7 @@ def _replace_attention(model: Any, attachment: Attachment, example: dict[str, An
     register_attention()
     configs = {id(m.config): m.config for m in model.modules() if hasattr(m, "config")}
     attachment.implementations = [(c, c._attn_implementation) for c in configs.values()]
-    for module, new in own_positions.attributes_that_omit_bias(model):
+    for module, new in builtin_positions.attributes_that_omit_bias(model):
         replaced = {name: vars(module)[name] for name in new if name in vars(module)}
         attachment.changed.append((module, new, replaced))
         vars(module).update(new)
@@ -415,7 +416,7 @@ def _attach_to_stack(
     text = repr_in_one_line(encoding)
     for index, reached in enumerate(stack.attentions):
         attention: Any = reached.module
-        own = own_positions.bias_as_encoding(attention) if attachment.own == "keep" else None
+        own = builtin_positions.bias_as_encoding(attention) if attachment.own == "keep" else None
         # The module itself updates the cache by this index.
         cache_index = getattr(attention, "layer_idx", None)
         if cache_index is None:
@@ -443,7 +444,7 @@ def _record_hooked_modules(attachment: Attachment, stack: Stack, model: Any) -> 
         paths = [".".join(parts[:depth]) for depth in range(1, len(parts) + 1)]
         hooked += [module.get_submodule(path) for path in paths]
     if attachment.own == "replace":
-        hooked += own_positions.rotation_modules(module) + own_positions.position_tables(
+        hooked += builtin_positions.rotation_modules(module) + builtin_positions.position_tables(
             module, model
         )
     if 1 in getattr(module, ENCODING_MODULE).claims.places:
@@ -457,13 +458,13 @@ def _prepare_kept_positions(attachment: Attachment, stack: nn.Module, model: Any
     """Record on the stack whether its own rotation must be handed position_ids
     (NEEDS_POSITION_IDS_ATTRIBUTE), and make its forward refuse position_ids if it has a table that
     ignores them."""
-    has_tables = bool(own_positions.position_tables(stack, model))
+    has_tables = bool(builtin_positions.position_tables(stack, model))
     takes_ids = hooks.takes_position_ids(stack)
     if has_tables and not takes_ids:
         handle = stack.register_forward_pre_hook(hooks.refuse_position_ids, with_kwargs=True)
         attachment.handles.append(handle)
     # A table that counts padding is another matter: without posenc the model reads it so, too.
-    keeps_rotation = not has_tables and bool(own_positions.rotation_modules(stack))
+    keeps_rotation = not has_tables and bool(builtin_positions.rotation_modules(stack))
     needs_ids = takes_ids and keeps_rotation
     attachment.changed.append((stack, {NEEDS_POSITION_IDS_ATTRIBUTE: needs_ids}, {}))
     vars(stack)[NEEDS_POSITION_IDS_ATTRIBUTE] = needs_ids
@@ -474,7 +475,7 @@ def _record_text_mixing(
 ) -> None:
     """Record on the stack whether its layers hand one text of a packed row on to the next, for
     `hooks.begin_stack` to refuse such rows."""
-    mixes_texts = own_positions.mixes_packed_texts(model, stack, example)
+    mixes_texts = builtin_positions.mixes_packed_texts(model, stack, example)
     attachment.changed.append((stack.module, {MIXES_TEXTS_ATTRIBUTE: mixes_texts}, {}))
     vars(stack.module)[MIXES_TEXTS_ATTRIBUTE] = mixes_texts
 

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from posenc.attend.attention import attention
 from posenc.encodings import PositionEncoding
-from posenc.hf.attachment.calls import (
+from posenc.hf.attachment.forward_context import (
     HOOKED_MODULES_ATTRIBUTE,
     LAYER_ATTRIBUTE,
     RUNNING_ATTENTION,
@@ -21,7 +21,7 @@ from posenc.hf.attachment.calls import (
     RunningAttention,
     RunningForward,
 )
-from posenc.hf.capabilities import query_count_and_offset, requested_padding_mask
+from posenc.hf.transformers_compat import query_count_and_offset, requested_padding_mask
 from posenc.masks import Mask, causal, document
 from posenc.positions import as_range, consecutive_positions, num_tokens
 

@@ -10,13 +10,14 @@ from torch import Tensor, nn
 
 from posenc.encodings import Compose, PositionEncoding
 from posenc.hf.attachment.attention import IMPLEMENTATION, LazyMask
-from posenc.hf.attachment.cached import (
+from posenc.hf.attachment.builtin_positions import refresh_table
+from posenc.hf.attachment.cached_positions import (
     cached_positions,
     cached_states,
     install_update,
     self_attention_cache,
 )
-from posenc.hf.attachment.calls import (
+from posenc.hf.attachment.forward_context import (
     CALLED_WITH_POSITION_IDS,
     ENCODING_MODULE,
     HOOKED_MODULES_ATTRIBUTE,
@@ -28,8 +29,7 @@ from posenc.hf.attachment.calls import (
     RunningAttention,
     RunningForward,
 )
-from posenc.hf.attachment.own_positions import refresh_table
-from posenc.hf.attachment.texts import (
+from posenc.hf.attachment.packed_rows import (
     document_numbers,
     drop_equal_rows,
     refuse_another_text,
@@ -37,7 +37,7 @@ from posenc.hf.attachment.texts import (
     refuse_mixed_texts,
     refuse_packed_text,
 )
-from posenc.hf.capabilities import find_cache
+from posenc.hf.transformers_compat import find_cache
 from posenc.positions import (
     as_tensor,
     consecutive_positions,

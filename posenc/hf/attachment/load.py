@@ -12,7 +12,7 @@ from posenc.dialects.files.json_object import read_json
 from posenc.encodings import PositionEncoding, repr_in_one_line
 from posenc.files.opening import bytes_of
 from posenc.hf.attachment.attach import attach
-from posenc.hf.attachment.calls import ATTACHMENT_ATTRIBUTE, ENCODING_MODULE
+from posenc.hf.attachment.forward_context import ATTACHMENT_ATTRIBUTE, ENCODING_MODULE
 from posenc.hf.attachment.save import (
     FORMAT_VERSION,
     PARAMETERS_FILE,

@@ -15,9 +15,17 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from posenc.command_line.errors import one_line
-from posenc.hf.attachment.calls import ATTACHMENT_ATTRIBUTE, ENCODING_MODULE, LAYER_ATTRIBUTE
-from posenc.hf.attachment.find import recorded_attention, rounding_tolerance, run_in_evaluation
-from posenc.hf.capabilities import arguments_for_next_step, forward_takes, static_cache_argument
+from posenc.hf.attachment.forward_context import (
+    ATTACHMENT_ATTRIBUTE,
+    ENCODING_MODULE,
+    LAYER_ATTRIBUTE,
+)
+from posenc.hf.attachment.stacks import recorded_attention, rounding_tolerance, run_in_evaluation
+from posenc.hf.transformers_compat import (
+    arguments_for_next_step,
+    forward_takes,
+    static_cache_argument,
+)
 from posenc.machine.fingerprint import versions
 from posenc.positions import as_tensor
 

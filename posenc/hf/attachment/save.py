@@ -17,7 +17,7 @@ from posenc.encodings import PerLayer, PositionEncoding, path_of_class, repr_in_
 from posenc.files.atomic import write_atomically
 from posenc.files.sealed_json import strict_json
 from posenc.frequencies.scaling import Scaling
-from posenc.hf.attachment.calls import ATTACHMENT_ATTRIBUTE, ENCODING_MODULE
+from posenc.hf.attachment.forward_context import ATTACHMENT_ATTRIBUTE, ENCODING_MODULE
 from posenc.hf.checkpoint import files
 
 _POSENC_PREFIX = "posenc."

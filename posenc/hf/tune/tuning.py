@@ -15,10 +15,10 @@ from torch.nn import functional as F
 from posenc.command_line.errors import RunFailed
 from posenc.files.atomic import write_atomically
 from posenc.files.opening import bytes_of, make_inside, path_in_folder
-from posenc.hf.checkpoint.text import Windows
+from posenc.hf.checkpoint.tokenization import Windows
 from posenc.hf.tune.config import TuneConfig
 from posenc.hf.tune.lora import add_lora, merge_lora
-from posenc.hf.tune.state import (
+from posenc.hf.tune.restart_state import (
     Identity,
     discard_damaged_state,
     read_sealed,

@@ -6,8 +6,8 @@ from pathlib import Path
 from posenc.command_line.progress import replace_status_line
 from posenc.files.atomic import prepare_page_and_figures
 from posenc.inspect.checkpoint.judgement import judge
+from posenc.inspect.checkpoint.measurements import Request, measure_checkpoint
 from posenc.inspect.checkpoint.report import report_of
-from posenc.inspect.checkpoint.sheet import Request, measure_checkpoint
 from posenc.lazy import require_package
 from posenc.report.terminal import print_report
 

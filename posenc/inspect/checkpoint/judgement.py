@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from posenc.hf.learned_tables import FAMILIES
+from posenc.inspect.checkpoint.measurements import Sheet
 from posenc.inspect.checkpoint.positions import FIXED_ROTATIONS, Kind, Rotation
 from posenc.inspect.checkpoint.reading import Reading, attention_by_group
-from posenc.inspect.checkpoint.sheet import Sheet
 from posenc.inspect.checkpoint.structure import Structure
 from posenc.inspect.checkpoint.swap import LARGEST_ROUNDING_DIFFERENCE, Change, Swap
 

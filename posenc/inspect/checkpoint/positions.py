@@ -30,10 +30,13 @@ SHOWN_DISTANCE = 128
 class Rotation:
     """Rotary settings of one kind of layer.
 
-    wavelengths: tokens per turn of each pair; None for a pair that does not rotate. unscaled: the
-    wavelengths before scaling. trained: the training length before any extension. rope_theta: None
-    if the frequencies are those of no base. differs: what the config says, where the model's module
-    has another rotation, which is the one described here; "" where both are the same.
+    layers: those that rotate so, as "all layers". rope_theta: None if the frequencies are those of
+    no base. rotary_dim, head_dim: channels of a head that rotate, and all of them.
+    scaling: its class name, "none" without one. trained: the training length before any extension,
+    in tokens. longest: the length that the config allows. wavelengths: tokens per turn of each pair
+    of channels at the length `longest`; None for a pair that does not rotate. unscaled: the same
+    without the scaling, as in the training on `trained` tokens. differs: a sentence if the model's
+    rotary module, which is described here, rotates otherwise than the config says; else "".
     """
 
     layers: str

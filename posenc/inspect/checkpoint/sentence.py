@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
-from posenc.hf.checkpoint.text import load_tokenizer, parse_token_ids, tokenization_kind
+from posenc.hf.checkpoint.tokenization import load_tokenizer, parse_token_ids, tokenization_kind
 
 Span = tuple[int, int]
 """First character and end; equal for a token without text."""
@@ -60,7 +60,7 @@ def tokenize_sentence(
 
     as_bytes, as_ids: read the text without a tokenizer, as bytes or as token ids between spaces.
 
-    Raises: ValueError where there is no tokenizer, see posenc.hf.checkpoint.text, or no text.
+    Raises: ValueError for an empty text, or where there is no tokenizer, see `tokenization_kind`.
     """
     if not text.strip():
         raise ValueError("--sentence is empty: give a sentence.")

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from posenc.hf.attachment.own_positions import IdentityRotation
+from posenc.hf.attachment.builtin_positions import IdentityRotation
 from posenc.inspect.checkpoint.positions import DISENTANGLED_METHODS, TABLE_NAMES
 from posenc.inspect.checkpoint.reading import Reading, read_sentence
 from posenc.inspect.checkpoint.sentence import Sentence, Span

@@ -1,373 +1,175 @@
-"""The figures of one encoding or several; each function returns a Chart: a table, and its drawing.
+"""Choose the figures of measured encodings, and say what they show."""
 
-Functions here take numbers and know no encoding.
-"""
+from collections.abc import Iterator, Sequence
 
-import math
-from collections.abc import Mapping, Sequence
-from functools import partial
+import torch
 
-import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, MaxNLocator
+from posenc.encodings import ALiBi, DistanceBias, PositionEncoding, T5Bias, create
+from posenc.inspect.encoding import charts, precision
+from posenc.inspect.encoding.judgement import plain_wavelengths
+from posenc.inspect.encoding.measurements import SpecSheet
+from posenc.report.report import Plot
+from posenc.testing.layer import diagonal_positions, encoding_of_first_layer
 
-from posenc.inspect.encoding.scores import Decay
-from posenc.report.chart import (
-    HIGH,
-    LOW,
-    Chart,
-    Data,
-    axes_of,
-    long_table,
-    matrix_table,
-    split_by_series,
-)
-from posenc.report.drawing import (
-    GRID,
-    LIGHT_COLOURS,
-    draw_legend_above,
-    draw_level,
-    figure,
-    figure_style,
-    line_styles,
-    ordered_colours,
-)
-
-Array = np.ndarray
-# Sizes and limits of axes in this file are chosen by eye.
-_WHOLE_NUMBERS = FuncFormatter(lambda value, _: f"{value:,.0f}".replace("-", "−"))
+NUM_SHOWN_POSITIONS = 128
+"""Positions drawn in a heat map; chosen, as are the numbers of curves and arrows below."""
+HEAT_MAPS = ("-added", "-turns", "-matrix")
+"""Ends of the names of the figures that stay if only heat maps are drawn."""
+_NUM_DRAWN_DIMENSIONS = 48
+"""Dimensions of a position's row that are drawn as a curve."""
+_MATRIX_SIZE = 64
+"""Queries and keys of a bias matrix."""
+_NUM_BUCKET_DISTANCES = 200
+"""Distances whose buckets are drawn, beyond the 128 after which T5's share one."""
+_NUM_ROTATION_STEPS = 6
+"""Arrows of a pair of channels; the captions count them, too."""
 
 
-def heat_map_chart(values: Array, x_label: str, y_label: str, unit: str, step: int = 1) -> Chart:
-    """Draw a matrix, rows downwards: positions by dimensions, or queries by keys.
+def curve_plots(sheets: Sequence[SpecSheet], owner: str) -> Iterator[Plot]:
+    """Yield the figures in which all encodings share the axes: scores by distance, wavelengths.
 
-    step: rows and columns are those of every `step`-th position.
+    owner: what the figures' names begin with.
     """
-    height, width = values.shape
-    xs = step * np.arange(width)
-    ys = step * np.arange(height)
-    data = matrix_table(x_label, y_label, unit, xs, ys, values)
-    return Chart(data, partial(_draw_matrix, labels=(x_label, y_label), width=width, step=step))
-
-
-def _draw_matrix(data: Data, labels: tuple[str, str], width: int, step: int) -> Figure:
-    """Draw the heat map of a table with `width` columns; colours are symmetric about 0 for values
-    of both signs."""
-    unit = axes_of(data)[-1]
-    values = np.asarray(data[unit]).reshape(-1, width)
-    height = len(values)
-    with figure(*labels, grid=False) as (drawn, axes):
-        # Not 0, or the colours of zeros have no range.
-        largest = float(np.abs(values[np.isfinite(values)]).max(initial=1e-12))
-        has_both_signs = values.min() < 0 < values.max()
-        image = axes.imshow(
-            values,
-            aspect="auto",
-            interpolation="nearest",
-            extent=(-0.5 * step, (width - 0.5) * step, (height - 0.5) * step, -0.5 * step),
-            vmin=-largest if has_both_signs else None,
-            vmax=largest if has_both_signs else None,
+    named = f"{owner}-" * bool(owner)
+    decays = {sheet.name: sheet.decay for sheet in sheets}
+    yield Plot(
+        charts.score_chart(decays, same=True),
+        "Score in logits that a query gives a key equal to it, by distance, before any training; "
+        "one more logit is 2.7 times the weight. Mean over random vectors and heads.",
+        name=f"{named}score-of-equals",
+    )
+    yield Plot(
+        charts.score_chart(decays, same=False),
+        "Score of a key unrelated to the query: the line is the mean, the band has nine of ten.",
+        name=f"{named}score-of-strangers",
+    )
+    waves = {sheet.name: sheet.wavelengths for sheet in sheets if sheet.wavelengths}
+    if waves:
+        if "rope" not in waves and any(2 in sheet.places for sheet in sheets):
+            waves = {"rope, unscaled": [*plain_wavelengths(sheets[0].shape)], **waves}
+        # One line for all: they differ where some are measured on a grid.
+        trained = max(sheet.axis_length for sheet in sheets if sheet.wavelengths)
+        yield Plot(
+            charts.wavelength_chart(waves, trained),
+            "Tokens per turn of each pair of channels. One above the dotted line turns less than "
+            f"once in {trained:,} positions; unless stretched, it meets new angles beyond them.",
+            name=f"{named}wavelengths",
         )
-        drawn.colorbar(image, ax=axes, label=unit)
-        show_all_sides(axes)
-    return drawn
 
 
-def lines_chart(values: Array, picked: Sequence[int], x_label: str, what: str) -> Chart:
-    """Draw the columns `picked` of values (points, lines) as curves labelled by `what` and their
-    index."""
-    curves = {f"{what} {index}": (range(len(values)), values[:, index]) for index in picked}
-    return Chart(long_table(x_label, "value added", curves), _draw_lines)
-
-
-def _draw_lines(data: Data) -> Figure:
-    """Draw the curves of a table, each with a style of its own."""
-    x_label, y_label = axes_of(data)
-    with figure(x_label, y_label) as (drawn, axes):
-        curves = split_by_series(data)
-        for name, look in line_styles(list(curves)).items():
-            x = curves[name][x_label]
-            y = curves[name][y_label]
-            axes.plot(x, y, label=name, **look.arguments_for_curve(len(x)))
-        draw_legend_above(drawn)
-    return drawn
-
-
-def wavelength_chart(series: Mapping[str, Sequence[float | None]], train_length: int) -> Chart:
-    """Draw the wavelength of each pair in tokens, a curve for each name; None for a pair that does
-    not rotate."""
-    curves = {name: (range(len(waves)), _nan_for_none(waves)) for name, waves in series.items()}
-    data = long_table("frequency pair", "wavelength, tokens", curves)
-    return Chart(data, partial(_draw_wavelengths, train_length=train_length))
-
-
-def _draw_wavelengths(data: Data, train_length: int) -> Figure:
-    """Draw wavelengths on a logarithmic axis, with a line at the training length."""
-    drawn = _draw_lines(data)
-    with figure_style():
-        (axes,) = drawn.axes
-        axes.set_yscale("log")
-        axes.yaxis.set_major_formatter(_WHOLE_NUMBERS)
-        axes.xaxis.set_major_locator(MaxNLocator(8, integer=True))
-        # Waves grow to the right: below the line it is free there.
-        draw_level(axes, train_length, f"training length, {train_length:,}")
-    return drawn
-
-
-def bias_chart(values: Array, distances: Sequence[int]) -> Chart:
-    """Draw values (heads, distances) in logits, one curve per head; negative distances are in the
-    future."""
-    ahead = "; ahead is negative" if min(distances) < 0 else ""
-    x_label = f"distance to the key, tokens{ahead}"
-    return Chart(_table_of_heads(x_label, "bias, logits", distances, values), _draw_bias)
-
-
-def _draw_bias(data: Data) -> Figure:
-    """Draw a curve per head over distances, whose axis is logarithmic both ways from 0."""
-    x_label, y_label = axes_of(data)
-    distances = np.asarray(data[x_label])
-    with figure(x_label, y_label) as (drawn, axes):
-        _plot_heads(axes, data)
-        axes.set_xscale("symlog", base=2, linthresh=1)
-        _distance_ticks(axes, distances.max(), -distances.min())
-        draw_legend_above(drawn)
-    return drawn
-
-
-def slope_chart(values: Sequence[float]) -> Chart:
-    """Draw the slope of each head of ALiBi, on a logarithmic axis."""
-    heads = range(len(values))
-    return Chart({"head": heads, "slope, logits per token": values}, _draw_slopes)
-
-
-def _draw_slopes(data: Data) -> Figure:
-    """Draw a dot for each head, on a stem from half of the smallest slope, as the axis has no 0."""
-    x_label, y_label = axes_of(data)
-    heads = data[x_label]
-    values = data[y_label]
-    with figure(x_label, y_label) as (drawn, axes):
-        axes.vlines(heads, min(values) / 2, values, color=LIGHT_COLOURS[0], linewidth=1.6)
-        axes.plot(heads, values, "o", color=LIGHT_COLOURS[0], label="slope")
-        axes.set_yscale("log", base=2)
-        axes.yaxis.set_major_formatter(FuncFormatter(lambda v, _: f"{v:.3g}"))
-        axes.set_xticks(heads)
-    return drawn
-
-
-def bucket_chart(past: Sequence[int], future: Sequence[int] | None) -> Chart:
-    """Draw T5's bucket of each distance 0, 1, 2, ... in the past, and in the future."""
-    curves = {"past": (range(len(past)), past)}
-    if future is not None:
-        curves["future"] = (range(0, -len(future), -1), future)
-    data = long_table("distance, tokens; the past is positive", "bucket", curves)
-    return Chart(data, _draw_buckets)
-
-
-def _draw_buckets(data: Data) -> Figure:
-    """Draw the buckets of the past as a staircase, and those of the future, dashed, if any."""
-    x_label, y_label = axes_of(data)
-    curves = split_by_series(data)
-    with figure(x_label, y_label) as (drawn, axes):
-        for colour, dashes, (name, part) in zip(
-            LIGHT_COLOURS, ("-", "--"), curves.items(), strict=False
-        ):
-            look = {"where": "mid", "color": colour, "linestyle": dashes, "label": name}
-            axes.step(part[x_label], part[y_label], **look)
-        if len(curves) > 1:
-            draw_legend_above(drawn)
-    return drawn
-
-
-def rotation_chart(degrees: float, steps: int) -> Chart:
-    """Draw one pair of channels of a unit vector, rotated by `degrees` per position."""
-    angles = np.radians(degrees) * np.arange(steps)
-    data = {
-        "position": range(steps),
-        "first channel of the pair": np.cos(angles),
-        "second channel": np.sin(angles),
-    }
-    return Chart(data, _draw_steps)
-
-
-def _draw_steps(data: Data) -> Figure:
-    """Draw an arrow for each position from the centre of a circle, with the position at its tip."""
-    position, x_label, y_label = data
-    with figure(x_label, y_label) as (drawn, axes):
-        drawn.set_size_inches(4.4, 4.4)
-        circle = np.linspace(0, 2 * math.pi, 200)
-        axes.plot(np.cos(circle), np.sin(circle), color=GRID, linewidth=1)
-        axes.plot(data[x_label], data[y_label], ".", color=GRID, label="tip")
-        colours = ordered_colours(len(data[position]))
-        for step, x, y, colour in zip(*data.values(), colours, strict=True):
-            arrow = {"arrowstyle": "-|>", "color": colour, "linewidth": 1.4}
-            axes.annotate("", (x, y), (0, 0), arrowprops=arrow)
-            # The number stands a little outside of the circle.
-            axes.annotate(str(step), (1.13 * x, 1.13 * y), ha="center", va="center")
-        axes.set(xlim=(-1.3, 1.3), ylim=(-1.3, 1.3), aspect="equal")
-        axes.set_xticks([-1, 0, 1])
-        axes.set_yticks([-1, 0, 1])
-    return drawn
-
-
-def score_chart(decays: Mapping[str, Decay], *, same: bool) -> Chart:
-    """Draw the mean score at each distance, a curve for each encoding.
-
-    same: of a vector with itself; else of random pairs, with a band that contains nine of ten.
-    """
-    axes = "distance to the key, tokens", "score, logits"
-    if same:
-        curves = {
-            name: (decay.distances, _nan_for_none(decay.same)) for name, decay in decays.items()
-        }
-        data = long_table(*axes, curves)
-    else:
-        bands = {
-            name: (
-                decay.distances,
-                _nan_for_none(decay.mean),
-                _nan_for_none(decay.low),
-                _nan_for_none(decay.high),
-            )
-            for name, decay in decays.items()
-        }
-        data = long_table(*axes, bands, LOW, HIGH)
-    return Chart(data, _draw_scores)
-
-
-def _draw_scores(data: Data) -> Figure:
-    """Draw curves over distance, with bands if the table has them; scores far below 0 on a
-    logarithmic axis."""
-    x_label, y_label = axes_of(data)
-    with figure(x_label, y_label) as (drawn, axes):
-        curves = split_by_series(data)
-        for name, look in line_styles(list(curves)).items():
-            part = curves[name]
-            axes.plot(
-                part[x_label],
-                part[y_label],
-                label=name,
-                **look.arguments_for_curve(len(part[x_label])),
-            )
-            if LOW in part:
-                band_style = {"color": look.color, "alpha": 0.18, "linewidth": 0}
-                axes.fill_between(part[x_label], part[LOW], part[HIGH], **band_style)
-        axes.set_xscale("symlog", base=2, linthresh=1)
-        # A linear axis would flatten the curves of all other encodings; 50 logits are chosen.
-        if np.nanmin(np.asarray(data[y_label], dtype=float)) < -50:
-            axes.set_yscale("symlog", linthresh=10)
-            axes.yaxis.set_major_formatter(_WHOLE_NUMBERS)
-        _distance_ticks(axes, max(data[x_label]))
-        draw_legend_above(drawn)
-    return drawn
-
-
-def precision_chart(
-    apart: Mapping[str, Sequence[float]], starts: Sequence[int], reach: Mapping[str, int]
-) -> Chart:
-    """Draw where adjacent positions collide: one row per way to compute angles, one column per
-    power of two. The darker, the fewer neighbours differ.
-
-    apart: for each way, the fraction of distinct neighbours at each of `starts`. reach: for each
-    way, the last position with exact angles, which a mark shows.
-    """
-    shares = np.array([*apart.values()])
-    data = matrix_table("position", "row", "distinct neighbours", starts, [*apart], shares)
-    return Chart(data, partial(_draw_precision, reach=reach))
-
-
-def _draw_precision(data: Data, reach: Mapping[str, int]) -> Figure:
-    """Draw a row for each way of computing angles, with a mark where it is last right."""
-    x_label, y_label, unit = axes_of(data)
-    rows = split_by_series(data, y_label)
-    names = [*rows]
-    starts = next(iter(rows.values()))[x_label].tolist()
-    with figure(x_label, "", grid=False) as (drawn, axes):
-        drawn.set_figheight(1.4 + 0.42 * len(names))  # inches: axis and labels, and each row
-        image = axes.pcolormesh(
-            [*starts, 2 * starts[-1]],
-            np.arange(len(names) + 1) - 0.5,
-            np.array([row[unit] for row in rows.values()]),
-            edgecolors="face",  # or the paper shows between the cells
-            vmin=0,
-            vmax=1,
+@torch.no_grad()
+def plots_of_encoding(sheet: SpecSheet) -> Iterator[Plot]:
+    """Yield the figures of one encoding: precision, and what it does at each of its places."""
+    torch.manual_seed(0)  # the random start of parameters that was measured
+    encoding = encoding_of_first_layer(create(sheet.name, sheet.shape))
+    if sheet.precision is not None:
+        measured = sheet.precision
+        reach = {"as used": measured.as_used} | {f"plain {n}": p for n, p in measured.plain.items()}
+        yield Plot(
+            charts.precision_chart(measured.apart, measured.starts, reach),
+            "Where adjacent positions collide: the fraction of neighbours with different angles, "
+            "as this encoding computes them and as position times frequency in a dtype. The mark "
+            "in each row is the last position with every angle within "
+            f"{precision.LARGEST_ANGLE_ERROR:g} rad of exact arithmetic: long before positions "
+            "collide, their angles are wrong.",
+            name=f"{sheet.name}-precision",
         )
-        axes.set_xscale("log", base=2)
-        for row, name in enumerate(names):
-            mark = [max(1, reach[name])] * 2
-            axes.plot(mark, [row - 0.5, row + 0.5], color="#C24A00", linewidth=2.4)
-        axes.set_yticks(range(len(names)), names)
-        axes.set_ylim(len(names) - 0.5, -0.5)
-        ticks = starts[::8]  # more would touch
-        axes.set_xticks(ticks, [_short_number(tick) for tick in ticks])
-        axes.minorticks_off()
-        axes.set_xlim(1, 2 * starts[-1])
-        drawn.colorbar(image, ax=axes, label=unit.replace(" ", "\n"), ticks=[0, 0.5, 1])
-        show_all_sides(axes)
-    return drawn
+    if 1 in sheet.places:
+        yield from _embedding_plots(encoding, sheet)
+    if 2 in sheet.places and sheet.wavelengths:
+        yield from _rotation_plots(encoding, sheet)
+    if isinstance(encoding, DistanceBias):
+        yield from _bias_plots(encoding, sheet)
 
 
-def attention_distance_chart(values: Array) -> Chart:
-    """Draw the mean distance of attention in tokens, one dot per head; values (layers, heads)."""
-    y_label = "mean distance of attention, tokens"
-    return Chart(_table_of_heads("layer", y_label, range(len(values)), values.T), _draw_distances)
+def _embedding_plots(encoding: PositionEncoding, sheet: SpecSheet) -> Iterator[Plot]:
+    """Yield figures of what is added to the embeddings: all of it, some rows and columns, and
+    cosines."""
+    limit = encoding.claims.max_positions
+    count = NUM_SHOWN_POSITIONS if limit is None else min(NUM_SHOWN_POSITIONS, limit)
+    x = torch.zeros(1, count, sheet.shape.embed_dim)
+    table = encoding.embed(x, diagonal_positions(encoding, torch.arange(count)))[0].numpy()
+    yield Plot(
+        charts.heat_map_chart(table, "dimension", "position, tokens", "value added"),
+        "What is added to the embeddings.",
+        name=f"{sheet.name}-added",
+    )
+    width = table.shape[1]
+    picked = sorted({0, width // 4, width // 2, width - 1})
+    yield Plot(
+        charts.lines_chart(table, picked, "position, tokens", "dimension"),
+        "Single dimensions over positions.",
+        name=f"{sheet.name}-dimensions",
+    )
+    rows_picked = sorted({0, 1, count // 2})
+    yield Plot(
+        charts.lines_chart(table.T[:_NUM_DRAWN_DIMENSIONS], rows_picked, "dimension", "position"),
+        "Single positions over the first dimensions.",
+        name=f"{sheet.name}-positions",
+    )
+    unit = torch.nn.functional.normalize(torch.from_numpy(table), dim=-1)
+    cosines = (unit @ unit.T).numpy()
+    yield Plot(
+        charts.heat_map_chart(cosines, "position, tokens", "position, tokens", "cosine"),
+        "Similarity of positions: the cosine of what is added at each, 1 where they are the same.",
+        name=f"{sheet.name}-similarity",
+    )
 
 
-def _draw_distances(data: Data) -> Figure:
-    """Draw a dot for each head, at its mean distance, over the number of its layer."""
-    x_label, y_label = axes_of(data)
-    with figure(x_label, y_label) as (drawn, axes):
-        _plot_heads(axes, data, "o")
-        axes.set_xticks(sorted(set(data[x_label])))
-        axes.set_ylim(bottom=0)
-        draw_legend_above(drawn)
-    return drawn
+def _rotation_plots(encoding: PositionEncoding, sheet: SpecSheet) -> Iterator[Plot]:
+    """Yield figures of the angles by position, and of the steps of the fastest pair."""
+    angles = precision.exact_frequencies_of(encoding)
+    assert angles is not None  # as the encoding has wavelengths
+    steps = torch.arange(NUM_SHOWN_POSITIONS)
+    positions = steps[:, None].expand(-1, 1 + max(angles.axes)) if angles.axes else steps
+    cos, _ = angles.cos_sin(positions)
+    yield Plot(
+        charts.heat_map_chart(
+            cos.numpy(), "frequency pair", "position, tokens", "cosine of the angle"
+        ),
+        "Angle of each pair of channels by position.",
+        name=f"{sheet.name}-turns",
+    )
+    degrees_per_step = float(angles.inv_freq[0]) * 180 / torch.pi
+    yield Plot(
+        charts.rotation_chart(degrees_per_step, _NUM_ROTATION_STEPS),
+        "The fastest pair of channels: where it points at tokens 0 to 5, "
+        f"{degrees_per_step:.1f} degrees further at each.",
+        name=f"{sheet.name}-steps",
+    )
 
 
-def _table_of_heads(x_label: str, y_label: str, x: Sequence[int], values: Array) -> Data:
-    """Return the table of a chart with a curve per head; values (heads, x)."""
-    return long_table(x_label, y_label, {f"head {i}": (x, row) for i, row in enumerate(values)})
-
-
-def _plot_heads(axes: Axes, data: Data, *marker: str) -> None:
-    """Plot a curve per head in order of colours; the legend names up to four of them, of more the
-    first, the middle and the last.
-
-    marker: matplotlib's format, for dots instead of lines.
-    """
-    x_label, y_label = axes_of(data)
-    curves = split_by_series(data)
-    heads = len(curves)
-    named = range(heads) if heads <= 4 else (0, heads // 2, heads - 1)
-    # matplotlib leaves a label that begins with "_" out of the legend.
-    for head, (name, part) in enumerate(curves.items()):
-        look = {"color": ordered_colours(heads)[head], "label": name if head in named else "_"}
-        axes.plot(part[x_label], part[y_label], *marker, **look)
-
-
-def show_all_sides(axes) -> None:
-    """Show all four sides of the axes, as a picture has them."""
-    for side in ("top", "right"):
-        axes.spines[side].set_visible(True)
-
-
-def _nan_for_none(values: Sequence[float | None]) -> list[float]:
-    """Return values with NaN for None, which matplotlib leaves out."""
-    return [math.nan if v is None else v for v in values]
-
-
-def _short_number(number: int) -> str:
-    """Return a number as text, with a binary unit if it is large: "64 Ki" for 65536."""
-    for power, unit in ((30, " Gi"), (20, " Mi"), (10, " Ki")):
-        if number >= 2**power:
-            return f"{number / 2**power:g}{unit}"
-    return str(number)
-
-
-def _distance_ticks(axes, last: int, ahead: int = 0) -> None:
-    """Label an axis of distances at 0 and at powers of 4, up to `last` in the past and `ahead` in
-    the future, which has negative numbers."""
-    powers = [4**i for i in range(16)]  # powers of 2 would touch
-    ticks = [*(-p for p in powers if p <= ahead), 0, *(p for p in powers if p <= last)]
-    axes.set_xticks(ticks, [f"{t:,}".replace("-", "−") for t in ticks])
-    axes.minorticks_off()
+def _bias_plots(encoding: DistanceBias, sheet: SpecSheet) -> Iterator[Plot]:
+    """Yield figures of the bias by distance and by query and key, and of ALiBi's slopes or T5's
+    buckets."""
+    distances = sheet.decay.distances
+    values = encoding.bias(torch.tensor(distances)).numpy()
+    untrained = " Drawn as it starts, before any training." if sheet.parameters else ""
+    yield Plot(
+        charts.bias_chart(values, distances),
+        f"The bias of each head by distance: what is added to the score.{untrained}",
+        name=f"{sheet.name}-bias",
+    )
+    positions = torch.arange(_MATRIX_SIZE)
+    matrix = encoding(positions, positions)[0].numpy()
+    yield Plot(
+        charts.heat_map_chart(matrix, "key position", "query position", "bias, logits"),
+        f"The bias matrix of head 0, before the mask.{untrained}",
+        name=f"{sheet.name}-matrix",
+    )
+    if isinstance(encoding, ALiBi):
+        yield Plot(
+            charts.slope_chart(encoding.slopes),
+            "The slope of each head: logits taken off for each token of distance. One of 0.69 "
+            "halves a key's weight with every token, one of 0.069 with every ten.",
+            name=f"{sheet.name}-slopes",
+        )
+    if isinstance(encoding, T5Bias):
+        bucket_distances = torch.arange(_NUM_BUCKET_DISTANCES)
+        past = encoding.bucket(bucket_distances).tolist()
+        future = encoding.bucket(-bucket_distances).tolist() if encoding.bidirectional else None
+        yield Plot(
+            charts.bucket_chart(past, future),
+            "The bucket of each distance: distances in one bucket share one learned number.",
+            name=f"{sheet.name}-buckets",
+        )

@@ -34,7 +34,7 @@ class NearAndFar:
     level and distances between them are not; "nothing" where all are level.
     by_content: the encoding reads the tokens between, so that distance alone decides nothing.
     near, far: the nearest and the farthest distance that is seen.
-    span: logits between the largest and the smallest score of an equal key.
+    logit_span: logits between the largest and the smallest score of an equal key.
     ends: the last distance that is seen, where farther ones are hidden; else None.
     of_others: how the score of an unrelated key moves from near to far: "alike" if it moves the way
     of an equal key, at least half as much; else "level" if it does not move, or "less".
@@ -44,7 +44,7 @@ class NearAndFar:
     by_content: bool
     near: Point
     far: Point
-    span: float
+    logit_span: float
     ends: int | None
     of_others: Literal["alike", "level", "less"]
 
@@ -129,9 +129,9 @@ def judge_distances(decay: Decay, *, by_content: bool) -> NearAndFar | None:
     near = points[0]
     far = points[-1]
     scores = [point.equal for point in points]
-    span = max(scores) - min(scores)
+    logit_span = max(scores) - min(scores)
     fall = near.equal - far.equal
-    if span <= NEGLIGIBLE_LOGITS:  # no distance differs from another
+    if logit_span <= NEGLIGIBLE_LOGITS:  # no distance differs from another
         favours = "nothing"
     elif abs(fall) <= NEGLIGIBLE_LOGITS:
         favours = "neither"
@@ -143,7 +143,7 @@ def judge_distances(decay: Decay, *, by_content: bool) -> NearAndFar | None:
     else:
         of_others = "level" if abs(other_fall) <= NEGLIGIBLE_LOGITS else "less"
     ends = far.distance if far.distance != decay.distances[-1] else None
-    return NearAndFar(favours, by_content, near, far, span, ends, of_others)
+    return NearAndFar(favours, by_content, near, far, logit_span, ends, of_others)
 
 
 def _visible_points(decay: Decay) -> list[Point]:

@@ -10,8 +10,7 @@ from typing import Any
 import torch
 
 from posenc.encodings import ModelShape, PositionEncoding, create
-from posenc.inspect.encoding import behaviour as running
-from posenc.inspect.encoding import invariance, precision, scores
+from posenc.inspect.encoding import compile_export_time, invariance, places, precision, scores
 from posenc.inspect.encoding.precision import Precision
 from posenc.inspect.encoding.scores import Decay, Resolution
 from posenc.report.report import json_value
@@ -116,8 +115,8 @@ def measure_encoding(
     waves = [] if angles is None else _wavelengths(angles.inv_freq)
     measured: dict[str, Any] = {
         "decay": decay,
-        "places": running.measure_places(with_noise, shape),
-        "norm_ratio": running.norm_ratio_range(with_noise, shape),
+        "places": places.measure_places(with_noise, shape),
+        "norm_ratio": places.norm_ratio_range(with_noise, shape),
         "direction": scores.direction(with_noise, shape),
     }
     tell("resolution and precision")
@@ -126,10 +125,10 @@ def measure_encoding(
     tell("padding, packing, batch and cache")
     measured["differences"] = invariance.measure(layer, shape)
     tell("compiling and exporting")
-    measured["compiles"] = running.compile_outcome(layer, shape)
-    measured["exports"] = running.export_outcome(layer, shape)
+    measured["compiles"] = compile_export_time.compile_outcome(layer, shape)
+    measured["exports"] = compile_export_time.export_outcome(layer, shape)
     tell("cost")
-    measured["cost"] = running.relative_forward_time(layer, shape)
+    measured["cost"] = compile_export_time.relative_forward_time(layer, shape)
     scaling = next((m.scaling for m in layer.modules() if getattr(m, "scaling", None)), None)
     axis = shape.train_length  # for three axes, too, where text counts along all at once
     if layer.claims.num_axes == 2:  # the side of a square grid

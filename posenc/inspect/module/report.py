@@ -1,6 +1,6 @@
 """The words of the checks of a module: what it returns, and what fails."""
 
-from posenc.inspect.module.sheet import ModuleSheet
+from posenc.inspect.module.measurements import ModuleSheet
 from posenc.report.report import Report, Section
 from posenc.report.table import Table
 
@@ -43,7 +43,7 @@ def report_of(sheet: ModuleSheet) -> Report:
 def _answer(sheet: ModuleSheet) -> str:
     """Return what the module returns, and which of the checks that apply fail."""
     num_passed = sum(verdict.holds is True for verdict in sheet.checks)
-    start = f"{sheet.name} returns {_RETURNED[sheet.meaning]}, which depend on positions."
+    start = f"{sheet.name} returns {_RETURNED[sheet.meaning]}, computed from positions."
     if not sheet.wrong:
         return f"{start} All {num_passed} checks that apply pass."
     names = "; ".join(verdict.check for verdict in sheet.wrong)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from posenc.command_line.errors import one_line
-from posenc.inspect.module.call import (
+from posenc.inspect.module.call_forms import (
     HEADS,
     RETURNS,
     WAYS,
@@ -21,14 +21,14 @@ from posenc.inspect.module.call import (
     possible_forms,
 )
 from posenc.inspect.module.load import FunctionModule
-from posenc.inspect.module.returned import (
+from posenc.inspect.module.result_reader import TOLERANCE, UnfitCall, View, view_of_results
+from posenc.inspect.module.result_tensors import (
     absolute_difference,
     are_close,
     floating_tensors,
     position_axes,
     rows_by_position,
 )
-from posenc.inspect.module.view import TOLERANCE, UnfitCall, View, view_of_results
 
 Finding = tuple[bool | None, str]
 """What a check returns: True if a property holds (None: it does not apply), and the measured

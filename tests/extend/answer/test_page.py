@@ -14,10 +14,10 @@ import pytest
 
 from posenc.extend import run
 from posenc.extend.answer.report import passkeys_not_found_warning, report_of
-from posenc.extend.execute import extend_and_show, write_loss_table
 from posenc.extend.export.prover import Proof
 from posenc.extend.extension import Outcome
 from posenc.extend.measure.evaluation import Evaluation, position_edges
+from posenc.extend.run_command import extend_and_show, write_loss_table
 from posenc.extend.variants.methods import METHODS, stretch
 from posenc.extend.variants.variant import Variant
 from posenc.files.atomic import FIGURES_MARKER

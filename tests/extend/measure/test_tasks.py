@@ -15,10 +15,10 @@ from posenc.extend.answer.report import _perplexity_rise, task_table
 from posenc.extend.extension import Outcome
 from posenc.extend.measure.evaluation import loss_rise, short_pieces
 from posenc.extend.measure.losses import Reader
-from posenc.extend.measure.sentences import CITIES, PUZZLES
 from posenc.extend.measure.tasks import TASKS, Score, TaskGrid, tasks_named
+from posenc.extend.measure.word_puzzles import CITIES, PUZZLES
 from posenc.extend.options import Options
-from posenc.hf.checkpoint.text import Windows
+from posenc.hf.checkpoint.tokenization import Windows
 from posenc.report import table as tables
 from posenc.statistics.intervals import Estimate, share_interval
 from posenc.tasks.puzzles import NUM_COMMON_WORDS

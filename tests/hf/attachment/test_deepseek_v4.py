@@ -9,7 +9,7 @@ from torch import Tensor
 import posenc
 from posenc import masks
 from posenc.hf import attach, detach
-from posenc.hf.capabilities import arguments_for_next_step, cache_argument_name, is_cache
+from posenc.hf.transformers_compat import arguments_for_next_step, cache_argument_name, is_cache
 from tests.hf.attachment.models import TOKENS
 from tests.hf_models import COMMON, transformers
 

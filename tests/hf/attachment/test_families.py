@@ -8,7 +8,7 @@ import torch
 import posenc
 from posenc.encodings.registry import known
 from posenc.hf import attach, detach, shape_of
-from posenc.hf.capabilities import arguments_for_next_step
+from posenc.hf.transformers_compat import arguments_for_next_step
 from tests.compilers import compiles_models
 from tests.hf.attachment.models import ROTARY, TABLES, TOKENS, TWO_STACKS, build, own_rope
 from tests.hf_models import transformers

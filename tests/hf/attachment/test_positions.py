@@ -10,7 +10,7 @@ import torch
 
 import posenc
 from posenc.hf import attach, detach, shape_of
-from posenc.hf.capabilities import (
+from posenc.hf.transformers_compat import (
     arguments_for_next_step,
     cache_argument_name,
     counts_chunks_per_text,

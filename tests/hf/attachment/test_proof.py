@@ -11,7 +11,7 @@ import torch
 import posenc
 from posenc.hf import attach, detach
 from posenc.hf.attachment import attention, proof
-from posenc.hf.capabilities import arguments_for_next_step, cache_argument_name, find_cache
+from posenc.hf.transformers_compat import arguments_for_next_step, cache_argument_name, find_cache
 from tests.hf.attachment.models import TOKENS, build
 from tests.hf_models import transformers
 

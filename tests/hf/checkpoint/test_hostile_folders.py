@@ -9,7 +9,7 @@ import pytest
 
 from posenc.hf.checkpoint.files import TOKENIZER_FILES
 from posenc.hf.checkpoint.loading import load_checkpoint
-from posenc.hf.checkpoint.text import text_encoder
+from posenc.hf.checkpoint.tokenization import text_encoder
 from tests.hf_models import LENGTH, save, transformers
 
 EVIL = "from pathlib import Path\nPath(__file__).with_name('ran').touch()\nclass Evil: pass\n"

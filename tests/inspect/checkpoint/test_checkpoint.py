@@ -17,15 +17,14 @@ pytest.importorskip("transformers")
 from posenc.encodings.scores.alibi import ALiBi
 from posenc.encodings.scores.t5 import T5Bias
 from posenc.hf.checkpoint.loading import load_checkpoint
-from posenc.inspect.checkpoint import figures
-from posenc.inspect.checkpoint import sheet as sheet_of
-from posenc.inspect.checkpoint.figures import attention_plots
+from posenc.inspect.checkpoint import charts, measurements
+from posenc.inspect.checkpoint.figures import attention_plots, position_plots
 from posenc.inspect.checkpoint.judgement import judge, judge_exchange
+from posenc.inspect.checkpoint.measurements import Request, Sheet, measure_checkpoint
 from posenc.inspect.checkpoint.positions import Bias, Disentangled, Rotation, Table
 from posenc.inspect.checkpoint.reading import attention_by_group, mean_distance, read_sentence
 from posenc.inspect.checkpoint.report import report_of, verdicts_in_words
 from posenc.inspect.checkpoint.sentence import tokenize_sentence
-from posenc.inspect.checkpoint.sheet import Request, Sheet, measure_checkpoint
 from posenc.inspect.checkpoint.swap import Swap, exchanged_order, without_positions
 from posenc.report.drawing import to_svg
 from posenc.report.html_page import Page, page_of
@@ -236,6 +235,16 @@ def test_a_rotation_is_that_of_the_models_module_where_a_key_is_not_read(name, t
     assert "posenc extend" not in said  # which refuses such a model
 
 
+@pytest.mark.parametrize("factor", [1.0, 4.0])
+def test_wavelengths_are_drawn_twice_only_if_the_scaling_changes_them(factor):
+    waves = [6.3, 63.0, 630.0, 6300.0]
+    scaled = [factor * wave for wave in waves]
+    rotation = Rotation("all layers", 10000.0, 8, 8, "DynamicNTK", 64, 128, scaled, waves)
+    (plot,) = position_plots(SimpleNamespace(positions=[rotation]))
+    curves = list(dict.fromkeys(plot.chart.data["series"]))
+    assert curves == ["as trained", "as it runs, DynamicNTK"][: 1 + (factor > 1)]
+
+
 def test_a_model_whose_own_code_does_not_run_its_config_is_refused(tmp_path):
     """Llama's linear scaling reads the factor, and its attention does not."""
     save("llama", tmp_path, rope_parameters={**FACTOR, **SCALED})
@@ -251,7 +260,7 @@ def planted(monkeypatch, folder, change, family="llama", **keys):
         change(checkpoint.model.model.rotary_emb)
         return checkpoint
 
-    monkeypatch.setattr(sheet_of, "load_checkpoint", load)
+    monkeypatch.setattr(measurements, "load_checkpoint", load)
     save(family, folder, **keys)
     return measure_checkpoint(Request(folder, TEXT, as_bytes=True)).positions
 
@@ -497,14 +506,14 @@ def test_a_layer_that_only_one_stack_has_is_drawn_of_that_stack_alone(sheets):
 
 
 def test_tokens_of_any_script_name_both_axes_of_attention():
-    chart = figures.attention_chart(np.ones((5, 2, 2)) / 2, ["公司", "$收购"])
+    chart = charts.attention_chart(np.ones((5, 2, 2)) / 2, ["公司", "$收购"])
     svg = to_svg(chart.figure, "words")
     assert svg.count(">公司<") == svg.count(">$收购<") == 5 + 1
 
 
 def test_the_table_of_attention_has_a_row_for_each_pair_of_tokens():
     weights = np.arange(8.0).reshape(2, 2, 2) / 8
-    chart = figures.attention_chart(weights, ["a", "b"])
+    chart = charts.attention_chart(weights, ["a", "b"])
     rows = [*zip(*chart.data.values(), strict=True)]
     assert [*chart.data] == ["panel", "key", "query", "attention weight"]
     assert rows[0] == ("head 0", "a", "a", 0.0) and rows[1] == ("head 0", "b", "a", 1 / 8)

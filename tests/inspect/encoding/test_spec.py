@@ -12,8 +12,7 @@ import torch
 from posenc import ALiBi, ModelShape, PositionEncoding, RoPE, create
 from posenc.cli import COMMANDS
 from posenc.encodings.base.claims import Claims
-from posenc.inspect.encoding import behaviour as running
-from posenc.inspect.encoding import invariance, precision, scores
+from posenc.inspect.encoding import compile_export_time, invariance, places, precision, scores
 from posenc.inspect.encoding.measurements import measure
 from posenc.inspect.encoding.report import properties_in_words
 from posenc.testing.layer import add_parameter_noise, encoding_of_first_layer
@@ -33,7 +32,7 @@ def build(name: str, shape: ModelShape = SHAPE, **options) -> PositionEncoding:
 @torch.no_grad()
 def test_measured_places_and_invariances_equal_the_claims(name):
     encoding = build(name)
-    assert running.measure_places(encoding, SHAPE) == list(encoding.claims.places)
+    assert places.measure_places(encoding, SHAPE) == list(encoding.claims.places)
     gaps = invariance.measure(encoding, SHAPE)
     holds = {key: gap < invariance.LARGEST_ROUNDING_DIFFERENCE for key, gap in gaps.items()}
     assert holds["padding"] and holds["packing"] and holds["batch"]
@@ -76,10 +75,10 @@ class _Doubled(PositionEncoding):
 
 @torch.no_grad()
 def test_norms():
-    low, high = running.norm_ratio_range(build("rope"), SHAPE) or (0, 0)
+    low, high = places.norm_ratio_range(build("rope"), SHAPE) or (0, 0)
     assert low == pytest.approx(1, abs=1e-12) and high == pytest.approx(1, abs=1e-12)
-    assert running.norm_ratio_range(_Doubled(), SHAPE) == pytest.approx((1.0, 2.0))
-    assert running.norm_ratio_range(build("alibi"), SHAPE) is None
+    assert places.norm_ratio_range(_Doubled(), SHAPE) == pytest.approx((1.0, 2.0))
+    assert places.norm_ratio_range(build("alibi"), SHAPE) is None
 
 
 @torch.no_grad()
@@ -155,9 +154,9 @@ def test_standard_errors_are_those_of_the_mean():
 @pytest.fixture
 def quick(monkeypatch):
     """Sheets without what takes long and is tested elsewhere."""
-    monkeypatch.setattr(running, "compile_outcome", lambda *_: "yes")
-    monkeypatch.setattr(running, "export_outcome", lambda *_: "yes")
-    monkeypatch.setattr(running, "relative_forward_time", lambda *_: (0.9, 1.0, 1.1))
+    monkeypatch.setattr(compile_export_time, "compile_outcome", lambda *_: "yes")
+    monkeypatch.setattr(compile_export_time, "export_outcome", lambda *_: "yes")
+    monkeypatch.setattr(compile_export_time, "relative_forward_time", lambda *_: (0.9, 1.0, 1.1))
     monkeypatch.setattr(invariance, "measure", lambda *_: dict.fromkeys(KEYS, 0.0))
 
 
@@ -195,8 +194,8 @@ def test_an_encoding_costs_itself(monkeypatch):
             return x
 
     monkeypatch.setattr(time, "perf_counter", look)
-    assert running.relative_forward_time(PositionEncoding(), SHAPE) == (1.0, 1.0, 1.0)
-    assert running.relative_forward_time(Slow(), SHAPE) == (3.0, 3.0, 3.0)
+    assert compile_export_time.relative_forward_time(PositionEncoding(), SHAPE) == (1.0, 1.0, 1.0)
+    assert compile_export_time.relative_forward_time(Slow(), SHAPE) == (3.0, 3.0, 3.0)
 
 
 @torch.no_grad()
@@ -262,8 +261,8 @@ def test_what_does_not_trace_is_named():
         def embed(self, x, positions):
             return x if x.sum() > 0 else 2 * x
 
-    assert running.compile_outcome(Reads(), SHAPE).startswith("no: ")
-    assert running.export_outcome(Reads(), SHAPE).startswith("no: ")
+    assert compile_export_time.compile_outcome(Reads(), SHAPE).startswith("no: ")
+    assert compile_export_time.export_outcome(Reads(), SHAPE).startswith("no: ")
 
 
 def test_what_cannot_be_compiled_is_exported_by_running_it():
@@ -274,8 +273,8 @@ def test_what_cannot_be_compiled_is_exported_by_running_it():
             torch._dynamo.graph_break()
             return x + positions[..., None].cos()
 
-    assert running.compile_outcome(Breaks(), SHAPE).startswith("no: ")
-    assert running.export_outcome(Breaks(), SHAPE) == "yes"
+    assert compile_export_time.compile_outcome(Breaks(), SHAPE).startswith("no: ")
+    assert compile_export_time.export_outcome(Breaks(), SHAPE) == "yes"
 
 
 @pytest.mark.slow

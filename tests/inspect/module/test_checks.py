@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from posenc.inspect.module.sheet import CHECKS, judge_subject
+from posenc.inspect.module.measurements import CHECKS, judge_subject
 from posenc.inspect.module.subject import find_subject
 from tests.compilers import compiles_each_number
 from tests.inspect.module import mistakes, planted

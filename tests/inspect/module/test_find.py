@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch import nn
 
-from posenc.inspect.module.call import WAYS
-from posenc.inspect.module.sheet import measure_module
+from posenc.inspect.module.call_forms import WAYS
+from posenc.inspect.module.measurements import measure_module
 from posenc.inspect.module.subject import ADAPTER_COMMAND, find_subject
 from tests.inspect.module import planted
 

@@ -6,7 +6,7 @@ import warnings
 import pytest
 import torch
 
-from posenc.inspect.module.sheet import CHECKS, judge_subject
+from posenc.inspect.module.measurements import CHECKS, judge_subject
 from posenc.inspect.module.subject import Subject, find_subject
 from tests.inspect.module import mistakes
 

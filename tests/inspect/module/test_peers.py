@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from posenc.inspect.module.sheet import ModuleSheet, measure_module
+from posenc.inspect.module.measurements import ModuleSheet, measure_module
 from tests.inspect.module.test_checks import (
     ACTIVATIONS,
     ALIKE,

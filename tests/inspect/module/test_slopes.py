@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from posenc.inspect.module.checks.slopes import judge_slopes as check
-from posenc.inspect.module.sheet import measure_module
+from posenc.inspect.module.measurements import measure_module
 from posenc.inspect.module.subject import find_subject
 
 COUNTS = [

@@ -12,7 +12,7 @@ from posenc.dialects.model import model_of
 from posenc.dialects.runtimes.gguf_converter import converted_metadata
 from posenc.dialects.writers import gguf_edit
 from posenc.dialects.writers.recipes import Recipe, what_changes_with_length
-from posenc.extend.export.serving.described import Export, code_block
+from posenc.extend.export.serving.serve_commands import Export, code_block
 from posenc.frequencies import floats
 
 

@@ -10,8 +10,13 @@ from posenc.dialects.record import LayerKind, record_of_meaning
 from posenc.dialects.runtimes import VERSIONS, emulate
 from posenc.dialects.weights.fold import why_not_foldable
 from posenc.dialects.writers.recipes import best_recipe, what_changes_with_length
-from posenc.extend.export.serving import gguf, original
-from posenc.extend.export.serving.described import Export, code_block, loading_lines, serving_lines
+from posenc.extend.export.serving import from_original_folder, gguf
+from posenc.extend.export.serving.serve_commands import (
+    Export,
+    code_block,
+    loading_lines,
+    serving_lines,
+)
 
 TITLES = {
     "transformers-5": "transformers 5",
@@ -159,7 +164,7 @@ def _runtime_lines(export: Export, name: str) -> Iterator[str]:
         yield f"Not from this folder: {why}."
         yield from _fix_lines(export, name)
     if export.original_folder is not None and export.original_config is not None:
-        yield from original.lines_without_copy(
+        yield from from_original_folder.lines_without_copy(
             export, name, export.original_folder, export.original_config
         )
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from posenc.command_line.errors import one_line
-from posenc.inspect.module.errors import allowed_error, count_distinct, measure_errors
+from posenc.inspect.module.result_errors import allowed_error, count_distinct, measure_errors
 from posenc.inspect.module.subject import Finding, Subject, own_modules
 
 _NARROW = torch.bfloat16

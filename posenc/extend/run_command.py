@@ -10,10 +10,10 @@ from posenc.extend.answer.report import OUT_OF_DOMAIN_CAUTION, report_of
 from posenc.extend.export.lm_eval import check_lm_eval, run_lm_eval
 from posenc.extend.extension import NotExported, Outcome, extend
 from posenc.extend.refusals import prepare_outputs
-from posenc.extend.restart import default_state_folder
+from posenc.extend.state_folder import default_state_folder
 from posenc.files.atomic import write_atomically
 from posenc.files.opening import bytes_of, text_of
-from posenc.hf.checkpoint.text import split_documents
+from posenc.hf.checkpoint.tokenization import split_documents
 from posenc.report.chart import csv_text
 from posenc.report.report import Report
 from posenc.report.terminal import print_line, print_report, stderr

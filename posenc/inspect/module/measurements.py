@@ -10,11 +10,11 @@ import torch
 
 from posenc.arguments import explain_misfits
 from posenc.command_line.errors import one_line
-from posenc.inspect.module.call import HEADS, RETURNS, WAYS, WIDTH, calls_in_words
-from posenc.inspect.module.checks import calls, compiled, precision, rotation, slopes
+from posenc.inspect.module.call_forms import HEADS, RETURNS, WAYS, WIDTH, calls_in_words
+from posenc.inspect.module.checks import compiled, consistency, precision, rotation, slopes
 from posenc.inspect.module.load import load_maker
+from posenc.inspect.module.result_reader import Meaning
 from posenc.inspect.module.subject import ADAPTER_COMMAND, Finding, Subject, find_subject
-from posenc.inspect.module.view import Meaning
 
 CHECKS: dict[str, Callable[[Subject], Finding]] = {  # in the order of the table
     "position 0 leaves content as it is": rotation.judge_position_zero,
@@ -22,16 +22,16 @@ CHECKS: dict[str, Callable[[Subject], Finding]] = {  # in the order of the table
     "scores depend on distance only": rotation.judge_shifted_scores,
     "frequencies are those of its base and width": rotation.judge_frequencies,
     "keys before a query differ by distance": slopes.judge_past_keys,
-    "what it is given stays as it is": calls.judge_writes_into_arguments,
+    "what it is given stays as it is": consistency.judge_writes_into_arguments,
     "positions stay distinct": precision.judge_distinct_positions,
     "bfloat16 activations keep positions": precision.judge_bfloat16_activations,
     "module.bfloat16() keeps positions": precision.judge_bfloat16_module,
-    "earlier calls leave no trace": calls.judge_repeated_calls,
-    "a position keeps its values as the sequence grows": calls.judge_growing_length,
-    "a token alone is the token in its sequence": calls.judge_single_token,
-    "queries and keys are rotated alike": calls.judge_queries_against_keys,
-    "a row does not depend on the batch's farthest": calls.judge_batch_rows,
-    "its own start moves its positions": calls.judge_start_arguments,
+    "earlier calls leave no trace": consistency.judge_repeated_calls,
+    "a position keeps its values as the sequence grows": consistency.judge_growing_length,
+    "a token alone is the token in its sequence": consistency.judge_single_token,
+    "queries and keys are rotated alike": consistency.judge_queries_against_keys,
+    "a row does not depend on the batch's farthest": consistency.judge_batch_rows,
+    "its own start moves its positions": consistency.judge_start_arguments,
     "positions are right as far as it states": precision.judge_far_positions,
     "it runs beyond its length if it claims to": precision.judge_promised_length,
     "slopes of ALiBi are the authors'": slopes.judge_slopes,

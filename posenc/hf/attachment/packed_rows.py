@@ -6,8 +6,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from posenc.hf.attachment.calls import RunningForward
-from posenc.hf.capabilities import counts_chunks_per_text
+from posenc.hf.attachment.forward_context import RunningForward
+from posenc.hf.transformers_compat import counts_chunks_per_text
 from posenc.positions import first_text_returns
 
 

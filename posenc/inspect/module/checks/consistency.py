@@ -6,9 +6,13 @@ import torch
 from torch import Tensor, nn
 
 from posenc.command_line.errors import one_line
-from posenc.inspect.module.call import CallForm
-from posenc.inspect.module.errors import bias_minus_largest, measure_errors, worst_head_in_words
-from posenc.inspect.module.returned import absolute_difference, are_close, floating_tensors
+from posenc.inspect.module.call_forms import CallForm
+from posenc.inspect.module.result_errors import (
+    bias_minus_largest,
+    measure_errors,
+    worst_head_in_words,
+)
+from posenc.inspect.module.result_tensors import absolute_difference, are_close, floating_tensors
 from posenc.inspect.module.subject import Finding, Subject
 
 _TOLERANCE = 1e-4

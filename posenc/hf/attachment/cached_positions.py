@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from posenc.hf.attachment.calls import RUNNING_ATTENTION, RunningAttention
+from posenc.hf.attachment.forward_context import RUNNING_ATTENTION, RunningAttention
 from posenc.positions import as_tensor
 
 

@@ -11,15 +11,15 @@ from torch.nn import functional as F
 
 from posenc.encodings import ALiBi, T5Bias
 from posenc.hf.attachment.attention import attend
-from posenc.hf.attachment.find import (
+from posenc.hf.attachment.stacks import (
     Stack,
     recorded_attention,
     rounding_tolerance,
     run_in_evaluation,
 )
-from posenc.hf.capabilities import cache_update_options
 from posenc.hf.learned_tables import position_table
 from posenc.hf.rope.apply import rotary_modules
+from posenc.hf.transformers_compat import cache_update_options
 
 TABLE_NAMES = ("wpe", "embed_positions", "position_embeddings", "position_embedding")
 """Names of modules that map positions to vectors, which are added to token embeddings."""

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from posenc.command_line.errors import one_line
 from posenc.encodings import ModelShape
-from posenc.hf.attachment.calls import TRIAL_RECORD, AttentionCall, AttentionRecord
-from posenc.hf.capabilities import forward_takes
+from posenc.hf.attachment.forward_context import TRIAL_RECORD, AttentionCall, AttentionRecord
+from posenc.hf.transformers_compat import forward_takes
 
 LENGTH, SOURCE_LENGTH = 5, 7
 """Tokens of a trial input, and tokens of the encoder input in an encoder-decoder."""

@@ -15,10 +15,10 @@ from posenc.extend.measure.losses import NotFinite, Reader
 from posenc.extend.variants.methods import METHODS, stretch
 from posenc.frequencies.scaling import Scaling, rope_frequencies
 from posenc.frequencies.scalings import LongRoPE
-from posenc.hf.checkpoint.text import Windows
+from posenc.hf.checkpoint.tokenization import Windows
 from posenc.hf.rope.apply import settings_applied
 from posenc.hf.rope.settings import EXTENDED_LAYER_TYPES, RopeSetting
-from posenc.hf.tune.state import read_sealed, run_identity, write_sealed
+from posenc.hf.tune.restart_state import read_sealed, run_identity, write_sealed
 
 
 @dataclass(frozen=True)

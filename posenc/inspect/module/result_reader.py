@@ -7,8 +7,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from posenc.inspect.module.call import CallForm, Inputs
-from posenc.inspect.module.returned import (
+from posenc.inspect.module.call_forms import CallForm, Inputs
+from posenc.inspect.module.result_tensors import (
     are_close,
     bias_matrix,
     channels_by_position,

@@ -9,7 +9,7 @@ from typing import Any, Literal
 import torch
 
 from posenc.hf.checkpoint.loading import Checkpoint, load_checkpoint
-from posenc.hf.checkpoint.text import tokenization_kind
+from posenc.hf.checkpoint.tokenization import tokenization_kind
 from posenc.inspect.checkpoint import positions, structure
 from posenc.inspect.checkpoint import reading as readings
 from posenc.inspect.checkpoint.positions import Disentangled, Kind

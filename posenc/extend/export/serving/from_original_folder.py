@@ -12,7 +12,7 @@ from posenc.dialects.writers.overrides import override_options
 from posenc.dialects.writers.proof import reasons_for_disagreement
 from posenc.dialects.writers.recipes import what_changes_with_length
 from posenc.extend.export.serving import gguf
-from posenc.extend.export.serving.described import Export, code_block
+from posenc.extend.export.serving.serve_commands import Export, code_block
 
 LENGTH_KEY = "max_position_embeddings"
 KEYS_OF_LOADED_CONFIG = ("rope_parameters", "original_max_position_embeddings", LENGTH_KEY)

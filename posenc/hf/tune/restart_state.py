@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from posenc.files.atomic import write_atomically
 from posenc.files.opening import text_of
 from posenc.files.sealed_json import seal, unseal
-from posenc.hf.checkpoint.text import Windows
+from posenc.hf.checkpoint.tokenization import Windows
 from posenc.report.escaping import visible
 
 LOG = logging.getLogger("posenc.hf")

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from posenc.inspect.module.view import Kind
+from posenc.inspect.module.result_reader import Kind
 
 _NUM_CHECKED_ROWS = 16
 """Rows of a bias that are checked, spread over all."""
