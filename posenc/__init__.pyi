@@ -23,8 +23,8 @@ from posenc.encodings.base import ModelShape as ModelShape
 from posenc.encodings.base import Pass as Pass
 from posenc.encodings.base import PositionEncoding as PositionEncoding
 from posenc.encodings.base.compose import Compose as Compose
-from posenc.encodings.base.mask_encoding import Within as Within
 from posenc.encodings.base.per_layer import PerLayer as PerLayer
+from posenc.encodings.base.within import Within as Within
 from posenc.encodings.embeddings.bert import BertEmbedding as BertEmbedding
 from posenc.encodings.embeddings.learned import Learned as Learned
 from posenc.encodings.embeddings.learned_2d import Learned2D as Learned2D
@@ -34,8 +34,7 @@ from posenc.encodings.queries_keys.axial import AxialRoPE as AxialRoPE
 from posenc.encodings.queries_keys.axial import MixedRoPE as MixedRoPE
 from posenc.encodings.queries_keys.decoupled import DecoupledRoPE as DecoupledRoPE
 from posenc.encodings.queries_keys.fope import FoPE as FoPE
-from posenc.encodings.queries_keys.layout import convert_layout as convert_layout
-from posenc.encodings.queries_keys.linear import linear_attention as linear_attention
+from posenc.encodings.queries_keys.linear_attention import linear_attention as linear_attention
 from posenc.encodings.queries_keys.mrope import MRoPE as MRoPE
 from posenc.encodings.queries_keys.mrope import mrope_positions as mrope_positions
 from posenc.encodings.queries_keys.pope import PoPE as PoPE
@@ -47,6 +46,7 @@ from posenc.encodings.queries_keys.query_temperature import LogN as LogN
 from posenc.encodings.queries_keys.repo import RePo as RePo
 from posenc.encodings.queries_keys.rnope import RNoPE as RNoPE
 from posenc.encodings.queries_keys.rope import RoPE as RoPE
+from posenc.encodings.queries_keys.rope_layout import convert_layout as convert_layout
 from posenc.encodings.queries_keys.rove import RoVE as RoVE
 from posenc.encodings.queries_keys.xpos import XPos as XPos
 from posenc.encodings.registry import create as create

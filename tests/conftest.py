@@ -22,7 +22,7 @@ os.environ["LANGUAGE"] = "en"  # whatever the tester's is
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 from posenc import cli  # noqa: E402 - after install
-from posenc.encodings.registry import known  # noqa: E402 - after install
+from posenc.encodings.registry import lookup  # noqa: E402 - after install
 from tests import forked  # noqa: E402 - after install
 
 QUICK_CASES = 8
@@ -41,7 +41,7 @@ def pytest_configure(config):
     if not given:
         raise pytest.UsageError("Which encoding? Write it down: make check ENCODING=alibi")
     try:
-        config.stash[ASKED] = {name: known.entry(name).path for name in given.split(",")}
+        config.stash[ASKED] = {name: lookup.entry(name).path for name in given.split(",")}
     except ValueError as unknown:
         raise pytest.UsageError(str(unknown)) from None
 
@@ -121,8 +121,8 @@ def seeded():
 @pytest.fixture(autouse=True)
 def names_of_one_test(monkeypatch):
     """What a test or an example registers, the next one does not know."""
-    monkeypatch.setattr(known, "_registered", {})
-    monkeypatch.setattr(known, "_classes", {})
+    monkeypatch.setattr(lookup, "_registered", {})
+    monkeypatch.setattr(lookup, "_classes", {})
 
 
 @pytest.fixture(autouse=True)

@@ -46,13 +46,13 @@ MUTATIONS = (
         "encodings/scores",
     ),
     Mutation(
-        "encodings/numbers/slopes_and_buckets.py",
+        "encodings/numerics/shared_with_keras.py",
         "2 ** (-bias_max * h / power) for h in range(1, power + 1)",
         "2 ** (-bias_max * h / power) for h in range(power)",
         "encodings/scores",
     ),
     Mutation(
-        "encodings/numbers/slopes_and_buckets.py",
+        "encodings/numerics/shared_with_keras.py",
         "edges = list(range(1, exact + 1))",
         "edges = list(range(0, exact))",
         "encodings/scores",

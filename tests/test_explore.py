@@ -17,7 +17,7 @@ import torch
 import posenc
 from posenc.dialects.runtimes import emulate
 from posenc.encodings import TWO_PI
-from posenc.encodings.numbers.slopes_and_buckets import alibi_slopes, t5_bucket_edges
+from posenc.encodings.numerics.shared_with_keras import alibi_slopes, t5_bucket_edges
 from posenc.frequencies.scalings import NTK, DynamicNTK, Linear, Llama3, LongRoPE, NTKByParts, YaRN
 from posenc.inspect.encoding import precision
 from tests.browser import DESKTOP, PHONE, Browser, needs_chromium

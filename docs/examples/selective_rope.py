@@ -8,9 +8,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from posenc.encodings.base import Claims, PositionEncoding
-from posenc.encodings.base.base import QueriesKeys, check_head_dim
-from posenc.encodings.numbers.heads import for_every_head
-from posenc.encodings.numbers.precision import at_least_float32
+from posenc.encodings.base.position_encoding import QueriesKeys, check_head_dim
+from posenc.encodings.numerics.grouped_heads import repeat_kv_heads
+from posenc.encodings.numerics.precision import at_least_float32
 from posenc.encodings.queries_keys.rotation.rotate import rotate
 from posenc.encodings.terms.tokens import Tokens
 from posenc.frequencies.series import inverse_frequencies
@@ -117,7 +117,7 @@ class SelectiveRoPE(PositionEncoding):
         assert x is not None and tokens.state is not None
         check_head_dim(self, self.head_dim, x)
         sums = tokens.state[..., : self.head_dim // 2]
-        angle = for_every_head(sums * sums.new_tensor(self.inv_freq), x.shape[1]).flatten(0, 1)
+        angle = repeat_kv_heads(sums * sums.new_tensor(self.inv_freq), x.shape[1]).flatten(0, 1)
         dtype = at_least_float32(x.dtype)
         cos, sin = angle.cos().to(dtype), angle.sin().to(dtype)
         rows = x.flatten(0, 1)[:, None]  # one per head

@@ -16,9 +16,9 @@ from posenc.attend.problem import Problem
 from posenc.attend.request import build_problems
 from posenc.attend.ways import flash, flex, reference
 from posenc.encodings import ScoreMod
-from posenc.encodings.base.base import PositionEncoding
-from posenc.encodings.base.boundary import heads_first, prepared_or_encoding
-from posenc.encodings.numbers.precision import at_least_float32
+from posenc.encodings.base.check_inputs import heads_first, prepared_or_encoding
+from posenc.encodings.base.position_encoding import PositionEncoding
+from posenc.encodings.numerics.precision import at_least_float32
 from posenc.masks import Mask
 from posenc.positions import KeyPositions, QueryPositions
 

@@ -34,7 +34,7 @@ from posenc.attend import flex_options, kernels
 from posenc.attend.cost import Cost, scores_bytes
 from posenc.attend.problem import Problem
 from posenc.attend.ways import blocks, flash, flex, key_rows, reference, sdpa
-from posenc.encodings.numbers.readable import inside_functorch_transform, is_readable
+from posenc.encodings.numerics.torch_modes import inside_functorch_transform, is_readable
 
 WAYS: dict[str, ModuleType] = {"reference": reference, "blocks": blocks, "sdpa": sdpa, "flex": flex}
 FORMS = {

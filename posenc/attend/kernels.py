@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from posenc.encodings.numbers.precision import without_autocast
-from posenc.encodings.numbers.readable import is_readable
+from posenc.encodings.numerics.precision import without_autocast
+from posenc.encodings.numerics.torch_modes import is_readable
 
 # The only private names of torch that attention uses. torch's public function does not return the
 # log-sum-exp, which is needed to join attention over parts of the keys and to differentiate a part.

@@ -11,13 +11,13 @@ from posenc.arguments import check_count, check_flag, check_share, explain_misfi
 from posenc.attend.attention import attention
 from posenc.attend.cache import KVCache, check_cache
 from posenc.encodings import ModelShape, build_if_named
-from posenc.encodings.base.base import PositionEncoding
-from posenc.encodings.base.boundary import (
+from posenc.encodings.base.check_inputs import (
     check_dtype,
     check_scale,
     require_attention_encoding,
     validated_embedding_positions,
 )
+from posenc.encodings.base.position_encoding import PositionEncoding
 from posenc.masks import Mask
 from posenc.positions import (
     ContextPositions,

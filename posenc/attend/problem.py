@@ -12,11 +12,11 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from posenc.encodings import ByDistance, Dense, Term, Tokens
-from posenc.encodings.base.base import PositionEncoding, check_heads
-from posenc.encodings.numbers.heads import for_every_head, grouped_matmul
-from posenc.encodings.numbers.precision import at_least_float32, without_autocast
-from posenc.encodings.numbers.torch_abilities import autocast_enabled
+from posenc.encodings import PairwiseBias, ProductsByDistance, Term, Tokens
+from posenc.encodings.base.position_encoding import PositionEncoding, check_heads
+from posenc.encodings.numerics.grouped_heads import grouped_matmul, repeat_kv_heads
+from posenc.encodings.numerics.precision import at_least_float32, without_autocast
+from posenc.encodings.numerics.torch_modes import autocast_enabled
 from posenc.masks import Mask
 from posenc.positions import are_known_equal
 
@@ -229,11 +229,13 @@ class Problem:
             return row.unfold(1, self.kv_len, 1).flip(1)[None]
 
         dtype = at_least_float32(self.q.dtype)
-        if isinstance(term, Dense):
+        if isinstance(term, PairwiseBias):
             # (1, ...) if rows of the batch share the bias. `mask_scores_in_place` may write to what
             # is returned, so that a tensor which belongs to the user's encoding is copied.
             return term.values(rows, self.key_span).to(dtype, copy=not term.owns_values)
-        product = term.product(rows, self.key_span) if isinstance(term, ByDistance) else None
+        product = (
+            term.product(rows, self.key_span) if isinstance(term, ProductsByDistance) else None
+        )
         if product is not None:
             return product.to(dtype)
         zeros = self.q.new_zeros(*self.q.shape[:2], count, self.kv_len, dtype=dtype)
@@ -308,4 +310,4 @@ class Problem:
 def _longest_norm(vectors: Tensor, num_heads: int, dtype: torch.dtype) -> Tensor:
     """Return the length of the longest vector for each query head, (num_heads,)."""
     lengths = torch.linalg.vector_norm(vectors.detach(), dim=-1, dtype=dtype)
-    return for_every_head(lengths.amax((0, 2)), num_heads, 0)
+    return repeat_kv_heads(lengths.amax((0, 2)), num_heads, 0)

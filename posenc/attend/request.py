@@ -19,11 +19,11 @@ from posenc.arguments import check_flag, check_share
 from posenc.attend.cache import KVCache
 from posenc.attend.problem import Problem
 from posenc.encodings import Term, Tokens
-from posenc.encodings.base import boundary
-from posenc.encodings.base.base import PositionEncoding, QueriesKeys
+from posenc.encodings.base import check_inputs
 from posenc.encodings.base.check_positions import validated_positions
-from posenc.encodings.numbers.heads import for_every_head
-from posenc.encodings.numbers.precision import without_autocast
+from posenc.encodings.base.position_encoding import PositionEncoding, QueriesKeys
+from posenc.encodings.numerics.grouped_heads import repeat_kv_heads
+from posenc.encodings.numerics.precision import without_autocast
 from posenc.masks import Mask, bind_to_memory_order, check_documents, check_mask
 from posenc.positions import repeated_position, shift_of_runs
 
@@ -141,11 +141,11 @@ def _checked_call(
 ) -> CheckedCall:
     """Check every argument and return them as tokens. The values are transformed here, because no
     encoding transforms them for a pass."""
-    encoding = boundary.require_attention_encoding(_OWNER, encoding)
-    boundary.check_vectors(_OWNER, q=q, k=k, v=v)
-    boundary.check_sizes(q, k, v)
-    boundary.check_sinks(sinks, q)
-    boundary.check_scale(_OWNER, scale)
+    encoding = check_inputs.require_attention_encoding(_OWNER, encoding)
+    check_inputs.check_vectors(_OWNER, q=q, k=k, v=v)
+    check_inputs.check_sizes(q, k, v)
+    check_inputs.check_sinks(sinks, q)
+    check_inputs.check_scale(_OWNER, scale)
     if scale is not None:
         encoding = encoding.with_scale(float(scale))
 
@@ -157,8 +157,8 @@ def _checked_call(
     else:
         at_k = validated_positions(_OWNER, "kv_positions", kv_positions, k, axes)
         keys = Tokens(k, at_k, kv_state, axes)
-    boundary.check_state("q_state", q_state, q)
-    boundary.check_state("kv_state", kv_state, k)
+    check_inputs.check_state("q_state", q_state, q)
+    check_inputs.check_state("kv_state", kv_state, k)
 
     check_share(_OWNER, "dropout_p", dropout_p)
     check_flag(_OWNER, "return_lse", return_lse)
@@ -314,14 +314,14 @@ def _keys_for_term(encoding: PositionEncoding, keys: Tokens, num_heads: int) -> 
     if not (encoding.claims.needs_raw_k and acts_in_term):
         return None
     assert keys.x is not None
-    return for_every_head(keys.x, num_heads)
+    return repeat_kv_heads(keys.x, num_heads)
 
 
 def _checked_term(encoding: PositionEncoding, queries: Tokens, keys: Tokens) -> Term | None:
     """Return the encoding's term. Raises: TypeError if a subclass returns anything else."""
     term: Any = encoding.term(queries, keys)
     if term is not None and not isinstance(term, Term):
-        wrong = f"must return a Term, such as Dense, or None, got {type(term).__name__}"
+        wrong = f"must return a Term, such as PairwiseBias, or None, got {type(term).__name__}"
         raise TypeError(f"{type(encoding).__name__}.term {wrong}.")
     return term
 

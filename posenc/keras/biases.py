@@ -5,7 +5,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from posenc.encodings.numbers.slopes_and_buckets import (
+from posenc.encodings.numerics.shared_with_keras import (
     KERPLE_LOW,
     KERPLE_POWER_HIGH,
     KERPLE_STARTS,

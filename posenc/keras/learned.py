@@ -4,7 +4,7 @@ from typing import Any
 
 import keras
 
-from posenc.encodings.numbers.grown_rows import check_hierarchical, source_rows
+from posenc.encodings.numerics.shared_with_keras import check_hierarchical, source_rows
 from posenc.keras.layer import (
     PositionLayer,
     at_least_float32,

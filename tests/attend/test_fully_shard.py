@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import posenc
-from posenc.encodings.registry import known
+from posenc.encodings.registry import lookup
 from tests.attend.test_shards import free_port, start_rank
 
 SHARDED = """
@@ -86,7 +86,7 @@ def test_an_encoding_is_sharded_with_its_layer_and_not_alone(tmp_path):
 
 def test_no_encoding_has_a_parameter_without_an_axis():
     shape = posenc.ModelShape(16, 2, train_length=8, causal=True)
-    names = [name for name in known.names() if name != "axial"]
+    names = [name for name in lookup.names() if name != "axial"]
     found = []
     for name in names:
         try:

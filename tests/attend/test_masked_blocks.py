@@ -9,7 +9,7 @@ import torch
 import posenc
 from posenc import masks
 from posenc.attend.ways import blocks
-from posenc.encodings.terms.dense import Dense
+from posenc.encodings.terms.pairwise_bias import PairwiseBias
 from posenc.encodings.terms.term import Term
 from tests.attend.test_flex import on_cuda, problem
 from tests.attending import attend
@@ -126,7 +126,7 @@ def test_parts_of_one_projection_are_taken_whatever_their_strides(rows):
         torch.testing.assert_close(*both, rtol=2e-6, atol=2e-6)
 
 
-class DoubledValues(Dense):
+class DoubledValues(PairwiseBias):
     """What an author may make of a term that only adds."""
 
     def add(self, scores, rows, keys, mask):
@@ -134,7 +134,7 @@ class DoubledValues(Dense):
 
 
 def test_a_term_of_ones_own_adds_only_where_it_says_so():
-    assert Dense.additive and not DoubledValues.additive
+    assert PairwiseBias.additive and not DoubledValues.additive
 
     class Says(DoubledValues):
         additive = True

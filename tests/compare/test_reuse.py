@@ -17,7 +17,7 @@ from posenc.compare.results import LengthScore, Study, Timing, TrialResult
 from posenc.compare.study import run_study
 from posenc.compare.trial.config import TrialConfig
 from posenc.encodings import hash_of_posenc_code
-from posenc.encodings.registry import code
+from posenc.encodings.registry import code_hashes
 from posenc.report.html_page import page_of
 from posenc.report.report import as_json
 from tests.texts import prose
@@ -235,17 +235,17 @@ def test_another_text_source_or_setting_is_trained(text, trained, monkeypatch, w
     run(trained, ["rope"], text, out=Path("same"))
     assert not trained
     given = {"steps": 3} if what == "steps" else {}
-    read, entry = code._read_or_empty, code.entry
+    read, entry = code_hashes._read_or_empty, code_hashes.entry
     if what == "text":
         Path(text[0]).write_bytes(prose(7200).replace(b"mat", b"hat"))
     elif what == "source":  # in a file that rope.py imports
         changed = b"\n# mended"
         monkeypatch.setattr(
-            code, "_read_or_empty", lambda f: read(f) + changed * (f.name == "series.py")
+            code_hashes, "_read_or_empty", lambda f: read(f) + changed * (f.name == "series.py")
         )
     elif what == "registry":
         monkeypatch.setattr(
-            code, "entry", lambda name: entry(name)._replace(defaults={"interleaved": True})
+            code_hashes, "entry", lambda name: entry(name)._replace(defaults={"interleaved": True})
         )
     study = run(trained, ["rope"], text, out=Path("other"), **given)
     assert trained == ["rope-seed0"] and not study.reused
@@ -277,13 +277,17 @@ def test_the_source_of_an_encoding_is_what_its_module_imports(tmp_path, monkeypa
     monkeypatch.chdir(tmp_path)
     Path("own.py").write_text("import posenc\n\nclass Own(posenc.ALiBi):\n    pass\n", "utf-8")
     read, before = (
-        code._read_or_empty,
+        code_hashes._read_or_empty,
         {n: hash_of_posenc_code(n) for n in ("own.py:Own", "alibi", "rope")},
     )
-    monkeypatch.setattr(code, "_read_or_empty", lambda f: read(f) + b"#" * (f.name == "alibi.py"))
+    monkeypatch.setattr(
+        code_hashes, "_read_or_empty", lambda f: read(f) + b"#" * (f.name == "alibi.py")
+    )
     after = {name: hash_of_posenc_code(name) for name in before}
     assert [name for name in before if after[name] != before[name]] == ["own.py:Own", "alibi"]
-    monkeypatch.setattr(code, "_read_or_empty", lambda f: read(f) + b"#" * (f.name == "yarn.py"))
+    monkeypatch.setattr(
+        code_hashes, "_read_or_empty", lambda f: read(f) + b"#" * (f.name == "yarn.py")
+    )
     after = {name: hash_of_posenc_code(name) for name in before}
     assert [name for name in before if after[name] != before[name]] == ["own.py:Own", "rope"]
 

@@ -8,7 +8,7 @@ import torch
 from posenc.attend import request
 from posenc.attend.ways import blocks, key_rows, reference, sdpa
 from posenc.encodings.base import distance_bias
-from posenc.encodings.numbers import table_cache
+from posenc.encodings.numerics import caches
 from posenc.encodings.scores import alibi
 from posenc.masks import kinds
 from tests.fuzz import attention, formulas
@@ -106,7 +106,7 @@ def test_gradients_of_slopes_from_gradients_per_key_are_found(monkeypatch):
 
 
 def test_tables_of_weights_before_a_step_are_found(monkeypatch):
-    monkeypatch.setattr(table_cache, "_same_tensors", lambda before, now: True)
+    monkeypatch.setattr(caches, "_same_tensors", lambda before, now: True)
     names = ("t5", "kerple", "deberta", "transformer_xl")
     cases = drawn(24, lambda c: c.stepped and c.name in names and c.needs == "nothing")
     assert wrongs(cases)

@@ -10,8 +10,8 @@ from torch.utils.checkpoint import checkpoint
 from posenc.attend.cost import Cost, dense_bytes
 from posenc.attend.problem import Problem
 from posenc.attend.ways import flash, reference
-from posenc.encodings import Dense
-from posenc.encodings.numbers.precision import without_autocast
+from posenc.encodings import PairwiseBias
+from posenc.encodings.numerics.precision import without_autocast
 
 BLOCK_BYTES = 2 * 2**20
 """Maximum bytes of one block's scores for each thread: they fit a core's cache."""
@@ -54,7 +54,7 @@ def _efficient_rows(problem: Problem) -> int:
     if not takes_bias_as_mask(problem):
         return EFFICIENT_ROWS
     # Of several fractions of the keys these are the fastest, measured at 1,024 keys.
-    if isinstance(problem.term, Dense):
+    if isinstance(problem.term, PairwiseBias):
         return max(EFFICIENT_ROWS, problem.kv_len // 4)
     return max(EFFICIENT_ROWS, problem.kv_len // 8)
 

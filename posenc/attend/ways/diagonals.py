@@ -30,8 +30,8 @@ from torch.nn import functional as F
 
 from posenc.attend.problem import Problem
 from posenc.encodings import has_triton
-from posenc.encodings.numbers.heads import for_every_head
-from posenc.encodings.numbers.precision import without_autocast
+from posenc.encodings.numerics.grouped_heads import repeat_kv_heads
+from posenc.encodings.numerics.precision import without_autocast
 
 BLOCK_SIZE = 128
 """Queries, and keys, of a block, if plain operations of torch compute it."""
@@ -210,8 +210,8 @@ def _score_gradients_by_block_offset(
         mean=_split_into_blocks(mean[..., None], q_blocks),
     )
     keys = KeyBlocks(
-        k=_split_into_blocks(for_every_head(k, heads).to(dtype), k_blocks),
-        v=_split_into_blocks(for_every_head(v, heads).to(dtype), k_blocks),
+        k=_split_into_blocks(repeat_kv_heads(k, heads).to(dtype), k_blocks),
+        v=_split_into_blocks(repeat_kv_heads(v, heads).to(dtype), k_blocks),
     )
     at_once = max(1, _max_scores_bytes(q.device) // (4 * batch * heads * BLOCK_SIZE**2))
     block_sums = []

@@ -11,8 +11,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from posenc.attend import kernels
-from posenc.encodings.numbers.heads import for_every_head
-from posenc.encodings.numbers.readable import is_readable
+from posenc.encodings.numerics.grouped_heads import repeat_kv_heads
+from posenc.encodings.numerics.torch_modes import is_readable
 
 
 def runs_on(device: torch.device) -> bool:
@@ -45,8 +45,8 @@ def attend(
     assert kernels.FLASH_FORWARD is not None
     k, v = zero_hidden_keys(visible, k, v)
     if kernels.faults().reads_grouped_heads_wrongly:
-        k = for_every_head(k, q.shape[1])
-        v = for_every_head(v, q.shape[1])
+        k = repeat_kv_heads(k, q.shape[1])
+        v = repeat_kv_heads(v, q.shape[1])
     if bias is None:
         return kernels.FLASH_FORWARD(q, k, v, is_causal=True, scale=scale)
     # Up to torch 2.6 the kernel takes no notice of the stride of keys.

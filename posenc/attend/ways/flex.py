@@ -20,8 +20,8 @@ from posenc.attend.flex_options import BLOCK_SIZE, backend_and_reason
 from posenc.attend.problem import BEYOND_ANY_DISTANCE, Problem
 from posenc.attend.ways import diagonals
 from posenc.encodings import ScoreMod, formulas_need_gradient
-from posenc.encodings.numbers.precision import without_autocast
-from posenc.encodings.numbers.torch_abilities import compile_with_own_limit
+from posenc.encodings.numerics.precision import without_autocast
+from posenc.encodings.numerics.torch_modes import compile_with_own_limit
 from posenc.masks import Mask
 from posenc.positions import as_tensor
 

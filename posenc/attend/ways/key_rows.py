@@ -18,9 +18,9 @@ from posenc.attend.problem import Problem
 from posenc.attend.ways import flash
 from posenc.attend.ways.second_derivatives import dense_gradients
 from posenc.attend.ways.strips_backward import sum_head_groups
-from posenc.encodings.numbers.heads import for_every_head
-from posenc.encodings.numbers.precision import at_least_float32, without_autocast
-from posenc.encodings.numbers.readable import is_readable
+from posenc.encodings.numerics.grouped_heads import repeat_kv_heads
+from posenc.encodings.numerics.precision import at_least_float32, without_autocast
+from posenc.encodings.numerics.torch_modes import is_readable
 
 ROWS = 512
 """Maximum queries per block, which read one row of bias."""
@@ -233,8 +233,8 @@ def _gradients(
     v_dim = v.shape[-1]
     size = -(-(max(width, v_dim) + 1) // 8) * 8  # kernels are faster at multiples of 8
     wide_q = _pad_width(q, size)
-    wide_k = _pad_width(for_every_head(k, heads), size)
-    wide_v = _pad_width(for_every_head(v, heads), size)
+    wide_k = _pad_width(repeat_kv_heads(k, heads), size)
+    wide_v = _pad_width(repeat_kv_heads(v, heads), size)
     wide_out = _pad_width(out, size)
     wide_grad = _pad_width(grad, size)
     wide_q[..., width] = 1

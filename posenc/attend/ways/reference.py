@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from posenc.attend.cost import Cost, dense_bytes
 from posenc.attend.problem import Problem
 from posenc.attend.ways import flash
-from posenc.encodings.numbers.readable import inside_functorch_transform, is_readable
+from posenc.encodings.numerics.torch_modes import inside_functorch_transform, is_readable
 
 
 def cost(problem: Problem) -> Cost:

@@ -13,7 +13,7 @@ from posenc.attend.cost import Cost, scores_bytes
 from posenc.attend.problem import Problem
 from posenc.attend.ways import blocks, flash, key_rows, strips, strips_backward
 from posenc.attend.ways.second_derivatives import make_twice_differentiable
-from posenc.encodings.numbers.precision import without_autocast
+from posenc.encodings.numerics.precision import without_autocast
 
 NEAR_ROWS = 1024
 """Queries that attend to near keys at a time, in the form "near and far"."""

@@ -27,8 +27,8 @@ from posenc.attend.problem import Problem
 from posenc.attend.ways import flash
 from posenc.attend.ways.strips_backward import RowEntries, StripsAttention
 from posenc.attend.ways.strips_forward import Group, HeadPlan, Plan, Strip, forward
-from posenc.encodings.numbers.precision import at_least_float32
-from posenc.encodings.numbers.readable import is_readable
+from posenc.encodings.numerics.precision import at_least_float32
+from posenc.encodings.numerics.torch_modes import is_readable
 
 ROWS = 256
 """Queries per strip. Within a strip, pairs that a causal mask hides are computed too."""

@@ -40,8 +40,8 @@ from torch.nn import functional as F
 from posenc.attend.ways import flash
 from posenc.attend.ways.second_derivatives import dense_gradients
 from posenc.attend.ways.strips_forward import Plan, Strip, forward, reversed_bias
-from posenc.encodings.numbers.heads import for_every_head
-from posenc.encodings.numbers.precision import without_autocast
+from posenc.encodings.numerics.grouped_heads import repeat_kv_heads
+from posenc.encodings.numerics.precision import without_autocast
 
 ROWS_AT_ONCE = 128
 """Queries whose scores are materialized at once."""
@@ -153,8 +153,8 @@ def _prepare_saved(
 ) -> SavedForBackward:
     """Return the tensors for the backward pass, with as many heads as q and of one width. If there
     is a grad_lse, it gets a channel of its own, as the head of this file explains."""
-    k = for_every_head(k, q.shape[1])
-    v = for_every_head(v, q.shape[1])
+    k = repeat_kv_heads(k, q.shape[1])
+    v = repeat_kv_heads(v, q.shape[1])
     if grad_lse is not None:
         q, k, v, grad, out = (t.to(dtype) for t in (q, k, v, grad, out))
         grad = F.pad(grad, (0, 1), value=1)

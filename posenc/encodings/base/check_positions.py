@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from posenc.arguments import FARTHEST_POSITION
-from posenc.encodings.numbers.readable import extremes_if_readable
+from posenc.encodings.numerics.torch_modes import extremes_if_readable
 from posenc.positions import as_tensor, check_flat, move_placeless_to_origin
 
 _FIRST_WITH_GAPS = {torch.float32: 2**24, torch.float64: 2**53}

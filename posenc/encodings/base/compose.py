@@ -6,7 +6,8 @@ from typing import Self
 
 from torch import nn
 
-from posenc.encodings.base.base import (
+from posenc.encodings.base.claims import Claims
+from posenc.encodings.base.position_encoding import (
     Cached,
     CachedPlaces,
     Embedded,
@@ -22,9 +23,7 @@ from posenc.encodings.base.base import (
     require_encoding,
     without_position,
 )
-from posenc.encodings.base.claims import Claims
-from posenc.encodings.terms.chain import Chain
-from posenc.encodings.terms.term import Term
+from posenc.encodings.terms.term import Chain, Term
 from posenc.encodings.terms.tokens import Tokens
 from posenc.positions import KeyPlaces, Places, Positions, QueryPlaces
 

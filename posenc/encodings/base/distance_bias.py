@@ -7,11 +7,11 @@ from jaxtyping import Float, Real
 from torch import Tensor
 
 from posenc.arguments import explain_misfits
-from posenc.encodings.base.base import PositionEncoding, check_heads
 from posenc.encodings.base.check_positions import validated_bias_positions
 from posenc.encodings.base.claims import Claims
-from posenc.encodings.numbers.precision import at_least_float32
-from posenc.encodings.terms.dense import Dense
+from posenc.encodings.base.position_encoding import PositionEncoding, check_heads
+from posenc.encodings.numerics.precision import at_least_float32
+from posenc.encodings.terms.pairwise_bias import PairwiseBias
 from posenc.encodings.terms.tokens import Tokens
 from posenc.positions import FlatKeys, FlatQueries, Positions, distances
 
@@ -48,7 +48,7 @@ class DistanceBias(PositionEncoding):
 
         `distance` is in tokens, positive for the past, integer or real, of any shape. The result is
         float32, or float64 if distance or parameters are; see `real` and `per_head` in
-        posenc.encodings.numbers.precision. A class whose constructor does not take num_heads may
+        posenc.encodings.numerics.precision. A class whose constructor does not take num_heads may
         return one row for all heads.
         """
         raise NotImplementedError(f"{type(self).__name__} must define bias(distance)")
@@ -124,7 +124,7 @@ class DistanceBias(PositionEncoding):
         replaced = any(vars(self).get(name) is not None for name in methods)
         return type(self) is own and not replaced
 
-    def term(self, q: Tokens, k: Tokens) -> Dense:
+    def term(self, q: Tokens, k: Tokens) -> PairwiseBias:
         assert q.x is not None
         x = q.x
         double = x.dtype == torch.float64
@@ -147,4 +147,4 @@ class DistanceBias(PositionEncoding):
         def by_distance(farthest: int, count: int, like: Tensor) -> Tensor:
             return for_heads(self.bias_of_falling_distances(farthest, count, like), head_axis=-2)
 
-        return Dense(q, k, by_pair, by_distance=by_distance)
+        return PairwiseBias(q, k, by_pair, by_distance=by_distance)

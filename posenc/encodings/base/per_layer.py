@@ -9,15 +9,15 @@ from typing import NoReturn, Self
 from torch import nn
 
 from posenc.arguments import explain_misfits
-from posenc.encodings.base.base import (
+from posenc.encodings.base.claims import Claims
+from posenc.encodings.base.compose import Compose
+from posenc.encodings.base.position_encoding import (
     Embedded,
     EmbeddedPositions,
     PositionEncoding,
     require_encoding,
 )
-from posenc.encodings.base.claims import Claims
-from posenc.encodings.base.compose import Compose
-from posenc.encodings.base.mask_encoding import Within
+from posenc.encodings.base.within import Within
 from posenc.encodings.terms.tokens import Tokens
 from posenc.masks import Mask, sliding_window
 from posenc.positions import KeyPlaces, Positions, QueryPlaces

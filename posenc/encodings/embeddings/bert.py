@@ -5,8 +5,8 @@ from jaxtyping import Float, Int, Real
 from torch import Tensor, nn
 
 from posenc.arguments import explain_misfits
-from posenc.encodings.base.base import PositionEncoding, require_encoding
-from posenc.encodings.base.boundary import check_tokens
+from posenc.encodings.base.check_inputs import check_tokens
+from posenc.encodings.base.position_encoding import PositionEncoding, require_encoding
 from posenc.encodings.embeddings.learned import Learned
 
 

@@ -5,7 +5,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional as F
 
-from posenc.encodings.numbers.grown_rows import check_hierarchical, source_rows
+from posenc.encodings.numerics.shared_with_keras import check_hierarchical, source_rows
 
 
 def interpolate(

@@ -9,11 +9,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from posenc.arguments import explain_misfits
-from posenc.encodings.base.shape import ModelShape
-from posenc.encodings.embeddings.added import AddedEmbedding
+from posenc.encodings.base.model_shape import ModelShape
+from posenc.encodings.embeddings.added_embedding import AddedEmbedding
 from posenc.encodings.embeddings.grow import interpolate_2d
 from posenc.encodings.embeddings.learned import check_row_indices
-from posenc.encodings.numbers.readable import extremes_if_readable
+from posenc.encodings.numerics.torch_modes import extremes_if_readable
 from posenc.positions import move_placeless_to_origin, placeless_tokens
 
 

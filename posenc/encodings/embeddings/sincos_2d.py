@@ -6,8 +6,8 @@ import torch
 from jaxtyping import Float, Real
 from torch import Tensor
 
-from posenc.encodings.embeddings.added import AddedEmbedding
-from posenc.encodings.numbers.angles import ExactFrequencies
+from posenc.encodings.embeddings.added_embedding import AddedEmbedding
+from posenc.encodings.numerics.exact_frequencies import ExactFrequencies
 from posenc.frequencies.series import inverse_frequencies
 from posenc.positions import move_placeless_to_origin, placeless_tokens
 

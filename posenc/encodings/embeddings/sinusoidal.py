@@ -8,8 +8,8 @@ from jaxtyping import Float, Real
 from torch import Tensor
 from torch.nn import functional as F
 
-from posenc.encodings.embeddings.added import AddedEmbedding
-from posenc.encodings.numbers.angles import ExactFrequencies
+from posenc.encodings.embeddings.added_embedding import AddedEmbedding
+from posenc.encodings.numerics.exact_frequencies import ExactFrequencies
 from posenc.frequencies.series import sinusoidal_frequencies
 
 
@@ -38,8 +38,8 @@ class Sinusoidal(AddedEmbedding):
             (posenc.positions.positions_from_mask).
 
     Shapes: x (batch, seq_len, embed_dim), positions (seq_len) or (batch, seq_len) -> like x.
-    Units: positions in tokens. Precision: exact angles (posenc.encodings.numbers.angles); added in
-    float32, returned in x's dtype.
+    Units: positions in tokens. Precision: exact angles, see
+    ExactFrequencies; added in float32, returned in x's dtype.
     Raises: ValueError for an unknown order, or if embed_dim is odd and order is not "fairseq".
     Source: Vaswani et al. 2017, arXiv:1706.03762, section 3.5.
 

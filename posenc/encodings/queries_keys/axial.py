@@ -7,14 +7,14 @@ import torch
 from torch import Tensor, nn
 
 from posenc.arguments import explain_misfits
-from posenc.encodings.base.base import Cached, CachedPlaces
 from posenc.encodings.base.claims import Claims
-from posenc.encodings.numbers.heads import for_every_head
-from posenc.encodings.numbers.precision import at_least_float32
-from posenc.encodings.numbers.readable import extremes_if_readable
-from posenc.encodings.queries_keys.query_key import QueryKeyEncoding, check_keys
-from posenc.encodings.queries_keys.rotation.base import RotatedQueriesKeys, Rotation
+from posenc.encodings.base.position_encoding import Cached, CachedPlaces
+from posenc.encodings.numerics.grouped_heads import repeat_kv_heads
+from posenc.encodings.numerics.precision import at_least_float32
+from posenc.encodings.numerics.torch_modes import extremes_if_readable
+from posenc.encodings.queries_keys.query_key_encoding import QueryKeyEncoding, check_keys
 from posenc.encodings.queries_keys.rotation.rotate import rotate
+from posenc.encodings.queries_keys.rotation.rotation import RotatedQueriesKeys, Rotation
 from posenc.encodings.terms.tokens import Tokens
 from posenc.frequencies.scaling import Frequencies
 from posenc.frequencies.series import DECIMAL_CONTEXT, TWO_PI, inverse_frequencies
@@ -191,7 +191,7 @@ class MixedRoPE(QueryKeyEncoding):
         # (batch, num_kv_heads, len, pairs), then one row of `rotate`'s batch for each head
         batch, heads = x.shape[:2]
         angle = angle.expand(batch, *angle.shape[-3:])
-        angle = for_every_head(angle, heads).flatten(0, 1)
+        angle = repeat_kv_heads(angle, heads).flatten(0, 1)
         cos = angle.cos().to(dtype)
         sin = angle.sin().to(dtype)
         rotated = rotate(x.flatten(0, 1)[:, None], cos, sin, interleaved=self.interleaved)

@@ -6,12 +6,12 @@ import torch
 from torch import Tensor, nn
 
 from posenc.encodings.base.claims import Claims
-from posenc.encodings.numbers.angles import ExactFrequencies
-from posenc.encodings.numbers.heads import for_every_head
-from posenc.encodings.numbers.precision import at_least_float32
-from posenc.encodings.queries_keys.query_key import QueryKeyEncoding, check_keys
-from posenc.encodings.queries_keys.rotation.base import RotatedQueriesKeys
+from posenc.encodings.numerics.exact_frequencies import ExactFrequencies
+from posenc.encodings.numerics.grouped_heads import repeat_kv_heads
+from posenc.encodings.numerics.precision import at_least_float32
+from posenc.encodings.queries_keys.query_key_encoding import QueryKeyEncoding, check_keys
 from posenc.encodings.queries_keys.rotation.rotate import rotate
+from posenc.encodings.queries_keys.rotation.rotation import RotatedQueriesKeys
 from posenc.encodings.terms.tokens import Tokens
 from posenc.frequencies.series import inverse_frequencies
 
@@ -121,4 +121,4 @@ class FoPE(QueryKeyEncoding):
         others = self.head_dim // 2 - series.shape[-1]  # pairs without a frequency: c = s = 1
         series = nn.functional.pad(series, (0, others), value=1.0)
         series = series.expand(x.shape[0], *series.shape[-3:])
-        return for_every_head(series, x.shape[1]).flatten(0, 1)
+        return repeat_kv_heads(series, x.shape[1]).flatten(0, 1)

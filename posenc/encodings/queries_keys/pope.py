@@ -7,11 +7,11 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from posenc.encodings.base.base import Cached, CachedPlaces
 from posenc.encodings.base.claims import Claims
-from posenc.encodings.numbers.angles import ExactFrequencies
-from posenc.encodings.numbers.precision import at_least_float32
-from posenc.encodings.queries_keys.query_key import QueryKeyEncoding, check_keys
+from posenc.encodings.base.position_encoding import Cached, CachedPlaces
+from posenc.encodings.numerics.exact_frequencies import ExactFrequencies
+from posenc.encodings.numerics.precision import at_least_float32
+from posenc.encodings.queries_keys.query_key_encoding import QueryKeyEncoding, check_keys
 from posenc.encodings.queries_keys.rotation.rotate import rotate
 from posenc.encodings.terms.tokens import Tokens
 from posenc.frequencies.series import inverse_frequencies

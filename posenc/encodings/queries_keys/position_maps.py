@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from posenc.arguments import explain_misfits
-from posenc.encodings.base.base import Pass
-from posenc.encodings.base.shape import ModelShape
-from posenc.encodings.numbers.readable import outside_inference_mode
+from posenc.encodings.base.model_shape import ModelShape
+from posenc.encodings.base.position_encoding import Pass
+from posenc.encodings.numerics.torch_modes import outside_inference_mode
 from posenc.encodings.queries_keys.rope import RoPE
 from posenc.frequencies.scaling import Scaling
 from posenc.masks import Mask, sliding_window

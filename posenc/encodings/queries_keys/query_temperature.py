@@ -8,10 +8,10 @@ from jaxtyping import Float, Real
 from torch import Tensor
 
 from posenc.arguments import explain_misfits
-from posenc.encodings.base.base import Cached, CachedPlaces, QueriesKeys
-from posenc.encodings.base.shape import ModelShape
-from posenc.encodings.numbers.precision import at_least_float32
-from posenc.encodings.queries_keys.query_key import QueryKeyEncoding
+from posenc.encodings.base.model_shape import ModelShape
+from posenc.encodings.base.position_encoding import Cached, CachedPlaces, QueriesKeys
+from posenc.encodings.numerics.precision import at_least_float32
+from posenc.encodings.queries_keys.query_key_encoding import QueryKeyEncoding
 from posenc.encodings.terms.tokens import Tokens
 
 Where = Real[Tensor, "*where"]

@@ -4,18 +4,17 @@ from jaxtyping import Float, Real, Shaped
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from posenc.encodings.base.base import (
+from posenc.encodings.base.claims import Claims
+from posenc.encodings.base.position_encoding import (
     Cached,
     CachedPlaces,
     PositionEncoding,
     check_head_dim,
     check_state_shape,
 )
-from posenc.encodings.base.claims import Claims
-from posenc.encodings.base.linear_weights import read_linear
-from posenc.encodings.numbers.angles import ExactFrequencies
-from posenc.encodings.numbers.heads import for_every_head
-from posenc.encodings.numbers.precision import at_least_float32
+from posenc.encodings.numerics.exact_frequencies import ExactFrequencies
+from posenc.encodings.numerics.grouped_heads import repeat_kv_heads
+from posenc.encodings.numerics.precision import at_least_float32, read_linear
 from posenc.encodings.queries_keys.rotation.rotate import rotate
 from posenc.encodings.terms.tokens import Tokens
 from posenc.frequencies.series import inverse_frequencies
@@ -114,7 +113,7 @@ class RePo(PositionEncoding):
             )
         check_head_dim(self, self.head_dim, x)
         check_state_shape(self, state, self.final.out_features)
-        angle = for_every_head(self.exact_frequencies.reduced_angles(state), x.shape[1]).flatten(
+        angle = repeat_kv_heads(self.exact_frequencies.reduced_angles(state), x.shape[1]).flatten(
             0, 1
         )
         dtype = at_least_float32(x.dtype)

@@ -8,12 +8,15 @@ import torch
 from torch import Tensor
 
 from posenc.arguments import explain_misfits
-from posenc.encodings.base.arguments import UnknownOption
-from posenc.encodings.base.shape import ModelShape
-from posenc.encodings.numbers.angles import ExactFrequencies
-from posenc.encodings.queries_keys.rotation.base import Rotation
-from posenc.encodings.queries_keys.rotation.of_config import rotation_arguments
-from posenc.encodings.queries_keys.rotation.traced_length import cos_sin_at_length, store_arguments
+from posenc.encodings.base.constructor_arguments import UnknownOption
+from posenc.encodings.base.model_shape import ModelShape
+from posenc.encodings.numerics.exact_frequencies import ExactFrequencies
+from posenc.encodings.queries_keys.rotation.arguments_from_config import rotation_arguments
+from posenc.encodings.queries_keys.rotation.cos_sin_operator import (
+    cos_sin_at_length,
+    store_arguments,
+)
+from posenc.encodings.queries_keys.rotation.rotation import Rotation
 from posenc.frequencies.registry import SCALINGS
 from posenc.frequencies.scaling import Frequencies, Scaling, rope_frequencies
 from posenc.frequencies.series import inverse_frequencies
@@ -42,8 +45,8 @@ class RoPE(Rotation):
 
     Shapes: q (batch, num_heads, q_len, head_dim), k (batch, num_kv_heads, kv_len, head_dim) -> the
     same.
-    Units: positions in tokens, integer or real. Precision: exact angles (encodings.numbers.angles),
-    rotated in float32, rounded once.
+    Units: positions in tokens, integer or real. Precision: exact angles, see
+    ExactFrequencies; rotated in float32, rounded once.
     Raises: ValueError if rotary_dim is odd or exceeds head_dim.
     Source: Su et al. 2021, arXiv:2104.09864, section 3.2.
 

@@ -7,7 +7,9 @@ import torch
 from torch import Tensor
 
 from posenc.arguments import explain_misfits
-from posenc.encodings.base.base import (
+from posenc.encodings.base.claims import Claims
+from posenc.encodings.base.model_shape import ModelShape
+from posenc.encodings.base.position_encoding import (
     Cached,
     CachedPlaces,
     Output,
@@ -15,11 +17,9 @@ from posenc.encodings.base.base import (
     QueriesKeys,
     Values,
 )
-from posenc.encodings.base.claims import Claims
-from posenc.encodings.base.shape import ModelShape
-from posenc.encodings.numbers.precision import at_least_float32
+from posenc.encodings.numerics.precision import at_least_float32
 from posenc.encodings.queries_keys.rope import RoPE
-from posenc.encodings.queries_keys.rotation.base import Rotation
+from posenc.encodings.queries_keys.rotation.rotation import Rotation
 from posenc.encodings.terms.tokens import Tokens
 from posenc.positions import Positions
 

@@ -4,7 +4,7 @@ from posenc.encodings.registry.entries import Entry as Entry
 from posenc.encodings.registry.grammar import Spec as Spec
 from posenc.encodings.registry.grammar import SpecError as SpecError
 from posenc.encodings.registry.grammar import parse as parse
-from posenc.encodings.registry.known import entry as entry
-from posenc.encodings.registry.known import lines_on_unusable_names as lines_on_unusable_names
-from posenc.encodings.registry.known import names as names
-from posenc.encodings.registry.known import register as register
+from posenc.encodings.registry.lookup import entry as entry
+from posenc.encodings.registry.lookup import lines_on_unusable_names as lines_on_unusable_names
+from posenc.encodings.registry.lookup import names as names
+from posenc.encodings.registry.lookup import register as register

@@ -5,14 +5,14 @@ from dataclasses import replace
 from typing import Any
 
 from posenc.arguments import explain_misfits
-from posenc.encodings.base.arguments import UnknownOption, are_alike
-from posenc.encodings.base.base import PositionEncoding
 from posenc.encodings.base.compose import Compose
+from posenc.encodings.base.constructor_arguments import UnknownOption, are_alike
+from posenc.encodings.base.model_shape import ModelShape
 from posenc.encodings.base.per_layer import PerLayer
-from posenc.encodings.base.shape import ModelShape
-from posenc.encodings.registry.code import class_of_part
+from posenc.encodings.base.position_encoding import PositionEncoding
 from posenc.encodings.registry.grammar import Part, Spec, parse
-from posenc.encodings.registry.known import entry
+from posenc.encodings.registry.lookup import entry
+from posenc.encodings.registry.user_code import class_of_part
 
 
 def encoding_class(text: str) -> type[PositionEncoding]:

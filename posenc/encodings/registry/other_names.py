@@ -68,7 +68,7 @@ in the registry, "" if it has none. Scalings have theirs in their classes."""
 def _other_names() -> dict[str, tuple[str, str]]:
     """Return the public class and the registered name by each other name."""
     # By a string: every encoding imports the package, and with it this file, and a scaling that
-    # changes must not count as a change of every encoding (see code.py).
+    # changes must not count as a change of every encoding (see code_hashes.py).
     scalings = importlib.import_module("posenc.frequencies.registry").SCALINGS
     also_called = dict(_ALSO_CALLED)
     for scaling in scalings.values():

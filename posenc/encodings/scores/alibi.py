@@ -8,10 +8,10 @@ from jaxtyping import Float, Real
 from torch import Tensor, nn
 
 from posenc.encodings.base.distance_bias import DistanceBias
-from posenc.encodings.numbers.device_copies import Constants
-from posenc.encodings.numbers.precision import per_head, real
-from posenc.encodings.numbers.slopes_and_buckets import alibi_slopes_and_sides
-from posenc.encodings.terms.dense import Dense
+from posenc.encodings.numerics.caches import Constants
+from posenc.encodings.numerics.precision import float_distance, per_head
+from posenc.encodings.numerics.shared_with_keras import alibi_slopes_and_sides
+from posenc.encodings.terms.pairwise_bias import PairwiseBias
 from posenc.encodings.terms.term import Formula
 from posenc.encodings.terms.tokens import Tokens
 from posenc.positions import subtract_first_key
@@ -97,14 +97,14 @@ class ALiBi(DistanceBias):
                 self.log_slopes.copy_(torch.tensor(self.slopes, dtype=torch.float64).log())
 
     def bias(self, distance: Real[Tensor, "*where"]) -> Float[Tensor, "num_heads *where"]:
-        signed = real(distance)
+        signed = float_distance(distance)
         bias = -per_head(self._slopes_like(signed), signed) * signed.abs()
         if self._sides is None:
             return bias
         hidden = per_head(self._sides.like(signed), signed) * signed < 0
         return bias.masked_fill(hidden, -torch.inf)
 
-    def term(self, q: Tokens, k: Tokens) -> Dense:
+    def term(self, q: Tokens, k: Tokens) -> PairwiseBias:
         term = super().term(q, k)
         slopes = self.log_slopes
         needs_gradient = slopes is not None and slopes.requires_grad and torch.is_grad_enabled()

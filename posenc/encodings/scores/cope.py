@@ -8,11 +8,11 @@ from jaxtyping import Float, Real
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from posenc.encodings.base.base import PositionEncoding, check_head_dim
 from posenc.encodings.base.claims import Claims
-from posenc.encodings.numbers.heads import grouped_matmul
-from posenc.encodings.numbers.precision import at_least_float32
-from posenc.encodings.numbers.readable import is_readable
+from posenc.encodings.base.position_encoding import PositionEncoding, check_head_dim
+from posenc.encodings.numerics.grouped_heads import grouped_matmul
+from posenc.encodings.numerics.precision import at_least_float32
+from posenc.encodings.numerics.torch_modes import is_readable
 from posenc.encodings.terms.skew import Part, add_parts
 from posenc.encodings.terms.term import Scores, Shown, Term
 from posenc.encodings.terms.tokens import Tokens

@@ -8,7 +8,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from posenc.arguments import explain_misfits
-from posenc.encodings.base.base import (
+from posenc.encodings.base.claims import Claims
+from posenc.encodings.base.model_shape import ModelShape
+from posenc.encodings.base.position_encoding import (
     Hidden,
     Past,
     PositionEncoding,
@@ -16,13 +18,11 @@ from posenc.encodings.base.base import (
     check_heads,
     require_encoding,
 )
-from posenc.encodings.base.claims import Claims
-from posenc.encodings.base.linear_weights import read_linear
-from posenc.encodings.base.shape import ModelShape
+from posenc.encodings.numerics.precision import read_linear
 from posenc.encodings.scores.alibi import ALiBi
 from posenc.encodings.scores.fire import FIRE
 from posenc.encodings.scores.kerple import Kerple
-from posenc.encodings.terms.dense import Dense
+from posenc.encodings.terms.pairwise_bias import PairwiseBias
 from posenc.encodings.terms.term import Scores, Shown, Term
 from posenc.encodings.terms.tokens import Tokens
 from posenc.positions import Places
@@ -162,6 +162,6 @@ class DAPETerm(Term):
 
     def _bias(self, scores: Tensor, rows: slice, keys: slice) -> Tensor:
         """Return the inner bias, (batch or 1, num_heads, rows, keys)."""
-        if isinstance(self.inner, Dense):
+        if isinstance(self.inner, PairwiseBias):
             return self.inner.values(rows, keys).to(scores.dtype)
         return self.inner.add(torch.zeros_like(scores), rows, keys, None)

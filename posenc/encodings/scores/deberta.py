@@ -9,15 +9,14 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from posenc.encodings.base.base import PositionEncoding, check_head_dim, check_heads
 from posenc.encodings.base.check_positions import require_integers
 from posenc.encodings.base.claims import Claims
-from posenc.encodings.base.linear_weights import read_linear
-from posenc.encodings.numbers.heads import for_every_head
-from posenc.encodings.numbers.precision import at_least_float32
-from posenc.encodings.numbers.readable import extremes_if_readable
-from posenc.encodings.numbers.slopes_and_buckets import deberta_bucket_ends
-from posenc.encodings.terms.by_distance import ByDistance
+from posenc.encodings.base.position_encoding import PositionEncoding, check_head_dim, check_heads
+from posenc.encodings.numerics.grouped_heads import repeat_kv_heads
+from posenc.encodings.numerics.precision import at_least_float32, read_linear
+from posenc.encodings.numerics.shared_with_keras import deberta_bucket_ends
+from posenc.encodings.numerics.torch_modes import extremes_if_readable
+from posenc.encodings.terms.products_by_distance import ProductsByDistance
 from posenc.encodings.terms.term import Term
 from posenc.encodings.terms.tokens import Tokens
 from posenc.positions import Positions
@@ -190,7 +189,7 @@ class DeBERTa(PositionEncoding):
             weights = (weight for layer in layers for weight in layer.parameters())
             return self.cached((key, dtype, scale), compute, self.table, *weights)
 
-        return ByDistance(
+        return ProductsByDistance(
             q,
             k,
             (-self.max_distance, self.max_distance),
@@ -235,7 +234,7 @@ class DeBERTa(PositionEncoding):
         heads = heads.unflatten(0, (-1, self.head_dim))  # (heads, head_dim, rows)
         if shared:
             heads = heads[..., rows - first]
-        return for_every_head(heads, self.num_heads, dim=0).mT
+        return repeat_kv_heads(heads, self.num_heads, dim=0).mT
 
     def _read_table(
         self, rows: Int[Tensor, " rows"], dtype: torch.dtype

@@ -1,7 +1,8 @@
 """FIRE: functional interpolation for relative positions."""
 
 import functools
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float
@@ -10,16 +11,14 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from posenc.arguments import explain_misfits
-from posenc.encodings.base.base import PositionEncoding, check_heads
 from posenc.encodings.base.check_positions import validated_bias_positions
 from posenc.encodings.base.claims import Claims
 from posenc.encodings.base.distance_bias import BiasMatrix
-from posenc.encodings.base.linear_weights import read_linear
-from posenc.encodings.base.shape import ModelShape
-from posenc.encodings.numbers.precision import without_autocast
-from posenc.encodings.numbers.readable import is_readable
-from posenc.encodings.scores.fewer_hidden_units import Layers, shrink_network
-from posenc.encodings.terms.dense import Dense
+from posenc.encodings.base.model_shape import ModelShape
+from posenc.encodings.base.position_encoding import PositionEncoding, check_heads
+from posenc.encodings.numerics.precision import read_linear, without_autocast
+from posenc.encodings.numerics.torch_modes import is_readable
+from posenc.encodings.terms.pairwise_bias import PairwiseBias
 from posenc.encodings.terms.tokens import Tokens
 from posenc.positions import FlatKeys, FlatQueries, distances, shift_of_runs
 
@@ -156,7 +155,89 @@ def _add_axis_to_old_scalars(
             state[name] = state[name].reshape(1)
 
 
-class FIRETerm(Dense):
+class NetworkWeights(NamedTuple):
+    """Hold the weights of a network of one input s: sum_u out[:, u] * act(weight[u] * s + bias[u]).
+
+    weight, bias: (units,); out: (outputs, units). A constant is a unit of weight 0 and bias 1.
+    """
+
+    weight: Tensor
+    bias: Tensor
+    out: Tensor
+
+
+def shrink_network(
+    hidden: tuple[Tensor, Tensor],
+    output: tuple[Tensor, Tensor],
+    activation: Callable[[Tensor], Tensor],
+    largest: Tensor,
+) -> NetworkWeights:
+    """Return a smaller network that equals a given one for inputs from 0 to `largest`: it keeps the
+    hidden units that bend within these inputs.
+
+    The network has one hidden layer and one input s, here a quotient between 0 and a known maximum:
+
+        bias(s) = constant + sum_u out[u] * act(weight[u] * s + bias[u])
+
+    Before the activation each unit u is a straight line in s, so its sign over all of [0, largest]
+    is known from the two ends. With act(z) = z for z >= 0 and leak * z for z < 0, where ReLU has
+    leak = 0:
+
+        positive at both ends:  act(line) = 1 * line
+        negative at both ends:  act(line) = leak * line
+        otherwise:              the unit bends somewhere in between and has to be computed
+
+    A sum of lines is a line. All units of the first two kinds are therefore replaced by two units,
+
+        slope * act(1 * s + 0) + intercept * act(0 * s + 1)  =  slope * s + intercept
+
+    where act changes neither argument, because s >= 0 and 1 > 0.
+
+    Args:
+        hidden: weight (units, 1) and bias (units,) of the hidden layer.
+        output: weight (outputs, units) and bias (outputs,) of the output layer.
+        activation: ReLU or leaky ReLU: linear on each side of zero.
+        largest: the largest input, a tensor with one number.
+
+    The number of units that remain depends on the numbers in the tensors, which must be readable.
+    Gradients reach all weights. A unit with NaN remains.
+
+    >>> from posenc.encodings.scores.fire import shrink_network
+    >>> hidden = torch.tensor([[1.0], [2.0], [-1.0]]), torch.tensor([5.0, 1.0, 0.5])
+    >>> output = torch.tensor([[1.0, 10.0, 100.0]]), torch.tensor([7.0])
+    >>> weight, bias, out = shrink_network(hidden, output, torch.relu, torch.tensor(1.0))
+    >>> weight, bias, out  # only the third unit bends: 0.5 - s; the others give 21 s + 22
+    (tensor([-1.,  1.,  0.]), tensor([0.5000, 0.0000, 1.0000]), tensor([[100.,  21.,  22.]]))
+    """
+    weight, bias = hidden
+    weight = weight[:, 0]
+    out, constant = output
+
+    # 1. The value of each unit, before the activation, at both ends of the inputs.
+    ends = torch.stack((bias, weight * largest + bias)).detach()
+
+    # 2. Units whose line has one sign. Comparisons with NaN fail, so NaN counts as bending.
+    positive = (ends > 0).all(0).to(ends.dtype)
+    negative = (-ends > 0).all(0).to(ends.dtype)
+    bends = positive + negative == 0
+
+    # 3. The factor by which the activation multiplies these lines: 1, leak = -act(-1), or 0.
+    factor = positive - activation(-negative)
+
+    # 4. Their sum as one line; the output layer's bias joins its intercept.
+    slope = out @ (factor * weight)
+    intercept = out @ (factor * bias) + constant
+
+    # 5. The units that bend, then one whose activation is s, then one whose activation is 1.
+    weight = F.pad(weight[bends], (0, 2))
+    weight[-2] = 1
+    bias = F.pad(bias[bends], (0, 2))
+    bias[-1] = 1
+    out = torch.cat((out[:, bends], slope[:, None], intercept[:, None]), 1)
+    return NetworkWeights(weight, bias, out)
+
+
+class FIRETerm(PairwiseBias):
     """Add FIRE's bias to the scores, computed for a few pairs at a time."""
 
     additive = True
@@ -200,7 +281,7 @@ class FIRETerm(Dense):
         bias = self._bias_of_slices(slices, layers)  # (num_heads, padded pairs)
         return bias[:, : len(pairs)].unflatten(1, quotient.shape).transpose(0, 1)
 
-    def _bias_of_slices(self, slices: Tensor, layers: Layers) -> Tensor:
+    def _bias_of_slices(self, slices: Tensor, layers: NetworkWeights) -> Tensor:
         """Return the bias of slices of pairs: (slices, 1, PAIRS_PER_SLICE) -> (num_heads, slices *
         PAIRS_PER_SLICE). At most HIDDEN_BYTES of the hidden layer are in memory at a time."""
         bytes_of_a_slice = len(layers.weight) * self.PAIRS_PER_SLICE * slices.element_size()
@@ -223,7 +304,7 @@ class FIRETerm(Dense):
             place.copy_(self._apply_network(group, layers))
         return bias
 
-    def _apply_network(self, quotient: Tensor, layers: Layers) -> Tensor:
+    def _apply_network(self, quotient: Tensor, layers: NetworkWeights) -> Tensor:
         """Return the network's output for slices of pairs: (slices, 1, PAIRS_PER_SLICE) -> (slices,
         num_heads, PAIRS_PER_SLICE)."""
         line = (layers.weight[:, None] * quotient).add_(layers.bias[:, None])

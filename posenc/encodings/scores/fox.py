@@ -9,12 +9,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from posenc.arguments import explain_misfits
-from posenc.encodings.base.base import PositionEncoding, check_heads, check_state_shape
 from posenc.encodings.base.claims import Claims
-from posenc.encodings.base.linear_weights import read_linear
-from posenc.encodings.base.shape import ModelShape
-from posenc.encodings.numbers.precision import at_least_float32, without_autocast
-from posenc.encodings.terms.dense import Dense
+from posenc.encodings.base.model_shape import ModelShape
+from posenc.encodings.base.position_encoding import PositionEncoding, check_heads, check_state_shape
+from posenc.encodings.numerics.precision import at_least_float32, read_linear, without_autocast
+from posenc.encodings.terms.pairwise_bias import PairwiseBias
 from posenc.encodings.terms.term import ScoreMod
 from posenc.encodings.terms.tokens import Tokens
 from posenc.positions import distances
@@ -111,7 +110,7 @@ class FoX(PositionEncoding):
         return FoXTerm(q, k, self.bidirectional)
 
 
-class FoXTerm(Dense):
+class FoXTerm(PairwiseBias):
     """Add FoX's bias, the sum of log gates between key and query: a difference of running sums."""
 
     def __init__(self, q: Tokens, k: Tokens, bidirectional: bool) -> None:

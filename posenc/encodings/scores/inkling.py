@@ -7,12 +7,10 @@ from jaxtyping import Float, Real
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from posenc.encodings.base.base import PositionEncoding, check_heads, check_state_shape
 from posenc.encodings.base.claims import Claims
-from posenc.encodings.base.linear_weights import read_linear
-from posenc.encodings.numbers.precision import at_least_float32, without_autocast
-from posenc.encodings.terms.bands import Table
-from posenc.encodings.terms.by_distance import ByDistance
+from posenc.encodings.base.position_encoding import PositionEncoding, check_heads, check_state_shape
+from posenc.encodings.numerics.precision import at_least_float32, read_linear, without_autocast
+from posenc.encodings.terms.products_by_distance import ProductsByDistance, Table
 from posenc.encodings.terms.term import ScoreMod, Scores, Shown
 from posenc.encodings.terms.tokens import Tokens
 
@@ -111,7 +109,7 @@ class RelativeLogits(PositionEncoding):
         )
 
 
-class RelativeLogitsTerm(ByDistance):
+class RelativeLogitsTerm(ProductsByDistance):
     """Add to each query's scores its mixed profile; with log_scaling, then multiply them by a
     factor that depends on the query's position."""
 

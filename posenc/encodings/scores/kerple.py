@@ -8,9 +8,9 @@ from jaxtyping import Float, Real
 from torch import Tensor, nn
 
 from posenc.encodings.base.distance_bias import DistanceBias
-from posenc.encodings.numbers.precision import per_head, real
-from posenc.encodings.numbers.slopes_and_buckets import KERPLE_LOW, KERPLE_POWER_HIGH, KERPLE_STARTS
-from posenc.encodings.terms.dense import Dense
+from posenc.encodings.numerics.precision import float_distance, per_head
+from posenc.encodings.numerics.shared_with_keras import KERPLE_LOW, KERPLE_POWER_HIGH, KERPLE_STARTS
+from posenc.encodings.terms.pairwise_bias import PairwiseBias
 from posenc.encodings.terms.term import Formula
 from posenc.encodings.terms.tokens import Tokens
 
@@ -58,7 +58,7 @@ class Kerple(DistanceBias):
         nn.init.uniform_(self.r2, 0, r2_high)
 
     def bias(self, distance: Real[Tensor, "*where"]) -> Float[Tensor, "num_heads *where"]:
-        distance = real(distance).abs()
+        distance = float_distance(distance).abs()
         r1 = _clamp_keeping_gradient(per_head(self.r1, distance))
         r2 = _clamp_keeping_gradient(per_head(self.r2, distance), self._r2_limit)
         if self.form == "log":
@@ -70,7 +70,7 @@ class Kerple(DistanceBias):
         """Return the largest r2 that `bias` uses; larger parameters are clamped to it."""
         return torch.inf if self.form == "log" else KERPLE_POWER_HIGH
 
-    def term(self, q: Tokens, k: Tokens) -> Dense:
+    def term(self, q: Tokens, k: Tokens) -> PairwiseBias:
         term = super().term(q, k)
         if self.computes_bias_of(Kerple):
             term.formulas = self._formulas

@@ -8,9 +8,9 @@ from jaxtyping import Float, Real
 from torch import Tensor
 
 from posenc.encodings.base.distance_bias import BiasMatrix, DistanceBias
-from posenc.encodings.numbers.angles import ExactFrequencies
-from posenc.encodings.numbers.device_copies import Constants
-from posenc.encodings.numbers.precision import per_head, real
+from posenc.encodings.numerics.caches import Constants
+from posenc.encodings.numerics.exact_frequencies import ExactFrequencies
+from posenc.encodings.numerics.precision import float_distance, per_head
 from posenc.frequencies.series import geometric_series
 from posenc.positions import FlatKeys, FlatQueries
 
@@ -34,7 +34,7 @@ class Sandwich(DistanceBias):
 
     Shapes: q_positions (q_len), kv_positions (kv_len) -> (num_heads, q_len, kv_len). No parameters.
     Units: distances in tokens; the bias is in logits, up to num_heads * dim / 16.
-    Precision: exact angles (encodings.numbers.angles), each cosine rounded once, summed in float64.
+    Precision: exact angles, see ExactFrequencies; each cosine rounded once, summed in float64.
     Raises: ValueError if dim is odd or the form is unknown.
     Source: Chi et al. 2022, arXiv:2212.10356, section 5 and its listing.
 
@@ -62,7 +62,7 @@ class Sandwich(DistanceBias):
         self._head_factors = Constants([num_heads / (8 * h) for h in range(1, num_heads + 1)])
 
     def bias(self, distance: Real[Tensor, "*where"]) -> Float[Tensor, "num_heads *where"]:
-        dtype = real(distance).dtype
+        dtype = float_distance(distance).dtype
         sums = []
         for part in distance.flatten().split(DISTANCES_AT_ONCE):
             cosines = self.exact_frequencies.reduced_angles(part).to(dtype).cos()
@@ -75,7 +75,7 @@ class Sandwich(DistanceBias):
         """Return the bias of each pair: cos(a - b) = cos a cos b + sin a sin b in one product."""
         q = torch.cat(self.exact_frequencies.cos_sin(q_positions, torch.float64), dim=-1)
         k = torch.cat(self.exact_frequencies.cos_sin(kv_positions, torch.float64), dim=-1)
-        dtype = torch.float64 if double else real(q_positions).dtype
+        dtype = torch.float64 if double else float_distance(q_positions).dtype
         values = self._scale_for_heads(q @ k.mT, dtype)
         return values if values.ndim == 3 else values.movedim(0, 1)
 

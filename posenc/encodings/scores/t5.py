@@ -8,11 +8,11 @@ from torch import Tensor, nn
 
 from posenc.arguments import explain_misfits
 from posenc.encodings.base.distance_bias import DistanceBias
-from posenc.encodings.base.shape import ModelShape
-from posenc.encodings.numbers.device_copies import Constants
-from posenc.encodings.numbers.precision import real
-from posenc.encodings.numbers.slopes_and_buckets import t5_bucket_edges
-from posenc.encodings.terms.dense import Dense
+from posenc.encodings.base.model_shape import ModelShape
+from posenc.encodings.numerics.caches import Constants
+from posenc.encodings.numerics.precision import float_distance
+from posenc.encodings.numerics.shared_with_keras import t5_bucket_edges
+from posenc.encodings.terms.pairwise_bias import PairwiseBias
 from posenc.encodings.terms.tokens import Tokens
 
 
@@ -100,12 +100,12 @@ class T5Bias(DistanceBias):
         return bucket + buckets_per_side * (distance < 0)  # the second half is for the future
 
     def bias(self, distance: Real[Tensor, "*where"]) -> Float[Tensor, "num_heads *where"]:
-        dtype = torch.promote_types(self.weight.dtype, real(distance).dtype)
+        dtype = torch.promote_types(self.weight.dtype, float_distance(distance).dtype)
         bucket = self.bucket(distance)
         rows = self.weight.to(dtype).T.contiguous().index_select(1, bucket.flatten())
         return rows.view(self.weight.shape[1], *bucket.shape)
 
-    def term(self, q: Tokens, k: Tokens) -> Dense:
+    def term(self, q: Tokens, k: Tokens) -> PairwiseBias:
         term = super().term(q, k)
         if self.computes_bias_of(T5Bias):
             term.constant_from = self.edges[-1]

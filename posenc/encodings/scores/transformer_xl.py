@@ -9,7 +9,8 @@ import torch
 from jaxtyping import Float, Real
 from torch import Tensor, nn
 
-from posenc.encodings.base.base import (
+from posenc.encodings.base.claims import Claims
+from posenc.encodings.base.position_encoding import (
     Cached,
     CachedPlaces,
     PositionEncoding,
@@ -17,11 +18,9 @@ from posenc.encodings.base.base import (
     check_head_dim,
     check_heads,
 )
-from posenc.encodings.base.claims import Claims
-from posenc.encodings.base.linear_weights import read_linear
-from posenc.encodings.numbers.angles import ExactFrequencies
-from posenc.encodings.numbers.precision import at_least_float32
-from posenc.encodings.terms.by_distance import ByDistance
+from posenc.encodings.numerics.exact_frequencies import ExactFrequencies
+from posenc.encodings.numerics.precision import at_least_float32, read_linear
+from posenc.encodings.terms.products_by_distance import ProductsByDistance
 from posenc.encodings.terms.term import ScoreMod
 from posenc.encodings.terms.tokens import Tokens
 from posenc.frequencies.series import inverse_frequencies
@@ -139,7 +138,7 @@ class TransformerXL(PositionEncoding):
         return read_linear(self.projection, dtype).weight.unflatten(0, self.u.shape)
 
 
-class TransformerXLTerm(ByDistance):
+class TransformerXLTerm(ProductsByDistance):
     """Add to the scores the products of queries with the projected sinusoids of the distance."""
 
     def __init__(

@@ -7,12 +7,12 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from posenc.encodings.base.base import PositionEncoding, check_head_dim
 from posenc.encodings.base.check_positions import require_integers
 from posenc.encodings.base.claims import Claims
-from posenc.encodings.numbers.heads import for_every_head, grouped_matmul
-from posenc.encodings.numbers.precision import at_least_float32
-from posenc.encodings.terms.by_distance import ByDistance
+from posenc.encodings.base.position_encoding import PositionEncoding, check_head_dim
+from posenc.encodings.numerics.grouped_heads import grouped_matmul, repeat_kv_heads
+from posenc.encodings.numerics.precision import at_least_float32
+from posenc.encodings.terms.products_by_distance import ProductsByDistance
 from posenc.encodings.terms.tokens import Tokens
 from posenc.positions import distances
 
@@ -77,7 +77,7 @@ class Shaw(PositionEncoding):
         return ShawTerm(q, k, self)
 
 
-class ShawTerm(ByDistance):
+class ShawTerm(ProductsByDistance):
     """Add to the scores each query times the vector of key_table for its distance to the key, and
     to the output the vectors of value_table, weighted as the values are."""
 
@@ -159,7 +159,7 @@ class ShawTerm(ByDistance):
             """Return the keys or values t by block, (batch, heads, blocks, width, 2 near - 1), with
             zeros where there are none."""
             t = F.pad(t.to(q.dtype), (0, 0, front, missing))
-            return for_every_head(t.unfold(2, 2 * near - 1, near), heads)
+            return repeat_kv_heads(t.unfold(2, 2 * near - 1, near), heads)
 
         queries = F.pad(q, (0, 0, 0, missing)).unflatten(2, (blocks, near))
         # Each step takes the name of the one before, so that memory holds one of them.

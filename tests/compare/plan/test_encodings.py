@@ -15,7 +15,7 @@ from posenc.compare.plan.contract_gate import _check_outputs_at_lengths, find_co
 from posenc.compare.plan.encodings import read_encodings
 from posenc.compare.results import Study, with_labels
 from posenc.encodings import hash_of_user_code
-from posenc.encodings.registry import known
+from posenc.encodings.registry import lookup
 from posenc.report.html_page import page_of
 from posenc.testing import CHECKS, VOIDING_FAILURES, maker
 from tests.compare.engines.test_sweep import Log, run_here_in, trial
@@ -85,7 +85,7 @@ def test_what_cannot_be_told_apart_or_found_is_refused(folder, texts, said):
 
 
 def test_what_a_program_registers_is_found_by_its_module_in_a_new_process(folder):
-    known.register("mine", planted.ClaimsTooMuch, bias_max=4.0)
+    lookup.register("mine", planted.ClaimsTooMuch, bias_max=4.0)
     (mine,) = read_encodings(["mine"])
     assert mine.text == "tests.encodings.base.planted:ClaimsTooMuch:bias_max=4"
     assert mine.label == "mine" and mine.code
@@ -93,8 +93,8 @@ def test_what_a_program_registers_is_found_by_its_module_in_a_new_process(folder
     class Local(ALiBi):
         pass
 
-    known.register("local", Local)
-    known.register("odd", planted.NamesNoPaper, bias_max=object())
+    lookup.register("local", Local)
+    lookup.register("odd", planted.NamesNoPaper, bias_max=object())
     with pytest.raises(ValueError, match=r"define .*Local at the top of a file"):
         read_encodings(["rope", "local"])
     with pytest.raises(ValueError, match=r"which cannot be passed to another process"):

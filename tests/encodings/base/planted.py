@@ -9,12 +9,12 @@ from posenc import DistanceBias, PositionEncoding
 from posenc.encodings.base.claims import Claims
 from posenc.encodings.embeddings.learned import Learned
 from posenc.encodings.embeddings.sinusoidal import Sinusoidal
-from posenc.encodings.numbers import slopes_and_buckets as bias_numbers
+from posenc.encodings.numerics import shared_with_keras as bias_numbers
 from posenc.encodings.queries_keys.rope import RoPE
 from posenc.encodings.queries_keys.rotation.rotate import rotate
 from posenc.encodings.queries_keys.rove import RoVE
 from posenc.encodings.scores.alibi import ALiBi
-from posenc.encodings.terms.dense import Dense
+from posenc.encodings.terms.pairwise_bias import PairwiseBias
 from posenc.encodings.terms.term import Term
 from posenc.encodings.terms.tokens import Tokens
 
@@ -163,7 +163,7 @@ class KeyOnlyALiBi(PositionEncoding):
             row = slopes[:, None] * k_part.positions.to(slopes.dtype)
             return row[:, None].expand(-1, len(q_part), -1)
 
-        return Dense(q, k, bias)
+        return PairwiseBias(q, k, bias)
 
 
 class KeyOnlyThirds(KeyOnlyALiBi):
@@ -521,7 +521,7 @@ class NewMemory(PositionEncoding):
             shape = (len(self.slope), len(q_part), len(k_part))
             return q_part.x.new_empty(shape) if self.spoilt() else q_part.x.new_zeros(shape)
 
-        return Dense(q, k, values)
+        return PairwiseBias(q, k, values)
 
 
 class NewMemoryWhereFrozen(NewMemory):
@@ -539,7 +539,7 @@ class TrainsWithItsInputsAlone(NewMemory):
 
     def term(self, q, k):
         slope = self.slope if q.x.requires_grad else self.slope.detach()
-        return Dense(
+        return PairwiseBias(
             q, k, lambda q, k: slope[:, None, None] * (k.positions[None, :] - q.positions[:, None])
         )
 
@@ -554,7 +554,7 @@ class DividedByTheNumberOfKeys(DistanceBias):
         self.num_heads = num_heads
 
     def term(self, q, k):
-        return Dense(q, k, self.values)
+        return PairwiseBias(q, k, self.values)
 
     def values(self, q, k):
         distance = (q.positions[..., :, None] - k.positions[..., None, :]).abs().double()

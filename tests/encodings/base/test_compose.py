@@ -7,8 +7,8 @@ import posenc
 from posenc import masks
 from posenc.encodings.base.claims import Claims
 from posenc.encodings.base.compose import Compose
-from posenc.encodings.base.mask_encoding import Within
-from posenc.encodings.terms.dense import Dense
+from posenc.encodings.base.within import Within
+from posenc.encodings.terms.pairwise_bias import PairwiseBias
 from posenc.testing.harness import add_term_to_scores, as_tokens
 from tests.attending import attend, decoded
 
@@ -23,7 +23,7 @@ class Decay(posenc.PositionEncoding):
         return steps if past is None else steps + past[..., -1:]
 
     def term(self, q, k):
-        return Dense(q, k, lambda q, k: q.state[..., :, None] - k.state[..., None, :])
+        return PairwiseBias(q, k, lambda q, k: q.state[..., :, None] - k.state[..., None, :])
 
 
 def rope() -> posenc.RoPE:

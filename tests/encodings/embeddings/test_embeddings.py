@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from posenc.encodings.embeddings import grow
-from posenc.encodings.embeddings.added import AddedEmbedding
+from posenc.encodings.embeddings.added_embedding import AddedEmbedding
 from posenc.encodings.embeddings.bert import BertEmbedding
 from posenc.encodings.embeddings.learned import Learned
 from posenc.encodings.embeddings.learned_2d import Learned2D

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from posenc import ALiBi, ModelShape, RoPE, T5Bias, create
-from posenc.encodings.numbers.precision import without_autocast
+from posenc.encodings.numerics.precision import without_autocast
 from posenc.encodings.scores.dape import DAPE
 from posenc.encodings.scores.fox import FoX
 from posenc.encodings.scores.inkling import RelativeLogits

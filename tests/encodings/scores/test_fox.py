@@ -5,7 +5,7 @@ import torch
 from torch.nn import functional as F
 
 from posenc import ALiBi, Attention, KVCache, attention, masks
-from posenc.encodings.base.base import check_state_shape
+from posenc.encodings.base.position_encoding import check_state_shape
 from posenc.encodings.scores.fox import FoX
 from posenc.testing.harness import add_term_to_scores
 from tests.attending import attend

@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from posenc.encodings.base.base import PositionEncoding
+from posenc.encodings.base.position_encoding import PositionEncoding
 from posenc.extend.variants.mapped_variants import position_maps
 from posenc.hf.attachment.attach import attached
 from posenc.hf.attachment.attention import register_attention

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import posenc
-from posenc.encodings.registry import known
+from posenc.encodings.registry import lookup
 from posenc.hf import attach, detach, shape_of
 from posenc.hf.transformers_compat import arguments_for_next_step
 from tests.compilers import compiles_models
@@ -153,7 +153,7 @@ def eyes():
 def test_a_model_of_images_takes_or_refuses_every_encoding_in_words():
     taken = set()
     for model in eyes():
-        for name in known.names():
+        for name in lookup.names():
             try:
                 attach(model, name, own="keep")
             except ValueError as error:

@@ -11,7 +11,7 @@ import torch
 
 import posenc
 from posenc import Claims, DistanceBias
-from posenc.encodings.numbers.precision import per_head
+from posenc.encodings.numerics.precision import per_head
 from posenc.hf import attach, detach, load, shape_of
 from posenc.hf.attachment.save import encoding_from_json, encoding_to_json
 from posenc.hf.checkpoint.loading import refuse_nonfinite_weights

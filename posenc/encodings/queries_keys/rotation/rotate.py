@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from posenc.encodings.numbers.precision import at_least_float32
+from posenc.encodings.numerics.precision import at_least_float32
 
 PLAIN_ELEMENTS = 1 << 12
 """Maximum elements of q and k together that plain operations rotate on the CPU: for so few, they

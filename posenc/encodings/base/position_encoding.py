@@ -1,0 +1,348 @@
+"""The base class of every position encoding: its methods and the claims."""
+
+import dataclasses
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Self, TypeVar
+
+import torch
+from jaxtyping import Float, Real, Shaped
+from torch import Tensor, nn
+
+from posenc.arguments import explain_constructor_misfits, explain_misfits
+from posenc.encodings.base.claims import Claims
+from posenc.encodings.base.constructor_arguments import (
+    UnknownOption,
+    shown_arguments,
+    with_checked_arguments,
+)
+from posenc.encodings.base.model_shape import ModelShape
+from posenc.encodings.numerics.caches import TableCache
+from posenc.encodings.terms.term import Term
+from posenc.encodings.terms.tokens import Tokens
+from posenc.positions import KeyPlaces, Places, Positions, QueryPlaces
+
+if TYPE_CHECKING:
+    from posenc.masks import Mask
+
+T = TypeVar("T")
+Embedded = Float[Tensor, "*batch len embed_dim"]
+EmbeddedPositions = Real[Tensor, "*#batch len"] | Real[Tensor, "*#batch len axes"]
+Hidden = Float[Tensor, "batch len embed_dim"]
+State = Shaped[Tensor, "batch heads len *state"]
+Past = Shaped[Tensor, "batch heads past_len *state"]
+"""Cached state of earlier tokens, see PositionEncoding.state."""
+QueriesKeys = tuple[
+    Float[Tensor, "batch num_heads {len(q)} width"],
+    Float[Tensor, "batch num_kv_heads {len(k)} width"],
+]
+"""Queries and keys as `transform` returns them, for `q` and `k` given as Tokens."""
+Cached = Float[Tensor, "batch num_kv_heads moved width"]
+"""Cached keys or values, see PositionEncoding.move_keys."""
+CachedPlaces = Real[Tensor, "#batch moved *axes"] | Real[Tensor, "moved *axes"]
+Values = Float[Tensor, "batch num_kv_heads {len(v)} v_width"]
+Output = Float[Tensor, "batch num_heads {len(out)} v_width"]
+
+_PASSED_BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+_PLACES_OF_METHODS = {
+    "embed": (1,),
+    "transform": (2,),
+    "term": (3, 4),
+    "transform_values": (4,),
+    "transform_output": (4,),
+}
+"""Places (1 embeddings, 2 queries and keys, 3 scores, 4 values) at which each method acts."""
+
+
+@explain_constructor_misfits
+@dataclass(frozen=True)
+class Pass:
+    """Describe one softmax attention of several that are merged by their log-sum-exp.
+
+    q_positions and kv_positions are the positions that the encoding sees in this pass. `mask`
+    selects the pairs that the pass computes (None: all); attention binds it to the true positions.
+
+    >>> (one,) = posenc.RoPE(16, interleaved=False).passes(torch.arange(4), torch.arange(4))
+    >>> one.mask is None
+    True
+    """
+
+    q_positions: QueryPlaces
+    kv_positions: KeyPlaces
+    mask: "Mask | None" = None
+
+
+def _is_class_default(name: str, value: Any) -> bool:
+    """Return True for an attribute of a class that an instance may set later: data, no method,
+    property or name of Python's, nor one of the two lists of names below."""
+    behaves = callable(value) or hasattr(value, "__get__")
+    return not (behaves or name.startswith("__") or name in ("_attribute_names", "_class_defaults"))
+
+
+class PositionEncoding(nn.Module):
+    """Base class of all position encodings; the class itself encodes nothing (NoPE).
+
+    A subclass overrides `embed`, `transform` or `term`, and states its claims, which tests check.
+
+    Shapes: x (batch, seq_len, embed_dim); q (batch, num_heads, q_len, head_dim); k, v (batch,
+    num_kv_heads, kv_len, head_dim); positions (len) or (batch, len), integer or float, with a last
+    axis of components where num_axes > 1. Distance is q_position - kv_position: positive for the
+    past.
+    Raises: TypeError when a subclass is defined that overrides a method without claiming its place.
+    Source: Haviv et al. 2022, arXiv:2203.16634, and Kazemnejad et al. 2023, arXiv:2305.19466, for
+    NoPE.
+
+    >>> posenc.PositionEncoding().claims.places  # NoPE
+    ()
+    >>> class Tempered(posenc.PositionEncoding):
+    ...     claims = posenc.Claims(source="an example", own_scale=True)
+    ...     def scale(self, head_dim):
+    ...         return 2 * head_dim**-0.5
+    >>> Tempered().scale(16)
+    0.5
+    """
+
+    claims: Claims = Claims(
+        source="Kazemnejad et al. 2023, arXiv:2305.19466; Haviv et al. 2022, arXiv:2203.16634",
+        causal_only=True,
+    )
+
+    embedded_by: str = ""
+    """Name of the encoding of the same model that acts at the embeddings: what attention sees then
+    depends on positions in a way that this encoding does not know. Set by `for_layer`."""
+
+    _table_cache: TableCache | None = None
+    """Cache of tables in an encoding that `prepare` returned; otherwise None."""
+
+    _attribute_names: tuple[str, ...] = tuple(vars(nn.Module()))
+    """Names of the attributes that the constructor set, for `shallow_copy` in compiled code, which
+    up to torch 2.12 cannot list them. `with_checked_arguments`, which wraps each constructor, sets
+    it after the call; here are the names that each Module has before."""
+    _class_defaults: tuple[str, ...] = ("claims", "embedded_by", "_table_cache", "_attribute_names")
+    """Names of attributes that have a default in the class and that an instance may set later. For
+    `shallow_copy` in compiled code, too; __init_subclass__ adds those of a subclass."""
+
+    @explain_misfits
+    def __init__(self) -> None:
+        super().__init__()
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        new = [name for name, value in vars(cls).items() if _is_class_default(name, value)]
+        cls._class_defaults = tuple(dict.fromkeys([*cls._class_defaults, *new]))
+        if "__init__" in vars(cls):
+            cls.__init__ = with_checked_arguments(cls.__init__)  # type: ignore[method-assign]
+        for method, places in _PLACES_OF_METHODS.items():
+            overrides = getattr(cls, method) is not getattr(PositionEncoding, method)
+            if overrides and not set(places) & set(cls.claims.places):
+                raise TypeError(
+                    f"{cls.__name__} overrides {method} without claiming place "
+                    f"{' or '.join(map(str, places))}: it would never be called. "
+                    f"Set claims = Claims(places=({places[0]},), ...)."
+                )
+
+    @classmethod
+    @explain_misfits
+    def from_shape(cls, shape: ModelShape, **options: Any) -> Self:
+        """Build the encoding for a model; each argument not in `options` is a field of `shape`."""
+        accepted = inspect.signature(cls).parameters
+        fields = {f.name: getattr(shape, f.name) for f in dataclasses.fields(shape)}
+        if set(options) - set(accepted):
+            raise UnknownOption(cls.__name__, options, accepted)
+        required = [
+            n for n, p in accepted.items() if p.default is p.empty and p.kind in _PASSED_BY_NAME
+        ]
+        missing = [name for name in required if name not in fields and name not in options]
+        if missing:
+            raise TypeError(
+                f"{cls.__name__} needs {', '.join(missing)}: give a default, or an option as in "
+                f"{cls.__name__}:{missing[0]}=1. A model fills in {', '.join(fields)}."
+            )
+        from_shape = {name: fields[name] for name in accepted if name in fields}
+        return cls(**{**from_shape, **options})
+
+    @property
+    def num_parameters(self) -> int:
+        """Count the trainable parameters of one instance; shared parameters count once."""
+        return sum(p.numel() for p in self.parameters())
+
+    def extra_repr(self) -> str:
+        """Return the arguments that repr shows, such as base, layout and scaling."""
+        return shown_arguments(self)
+
+    def reset_parameters(self) -> None:
+        """Draw new initial values of the parameters; do nothing if there are none."""
+
+    def shallow_copy(self) -> Self:
+        """Copy the encoding, sharing all attributes; torch.compile cannot trace copy.copy."""
+        copied = object.__new__(type(self))
+        if not torch.compiler.is_dynamo_compiling():
+            copied.__dict__.update(self.__dict__)
+            return copied
+        for name in (*self._attribute_names, *type(self)._class_defaults):
+            object.__setattr__(copied, name, getattr(self, name))
+        return copied
+
+    def with_table_cache(self) -> Self:
+        """Return a copy that shares parameters and caches what `cached` computes; for `prepare`."""
+        prepared = self.shallow_copy()
+        prepared._table_cache = TableCache()
+        return prepared
+
+    def cached(self, key: Any, compute: Callable[[], T], *reads: Shaped[Tensor, "..."] | None) -> T:
+        """Return `compute()`. A prepared encoding caches it by `key`, until one of the tensors
+        `reads`, from which it is computed, changes."""
+        return compute() if self._table_cache is None else self._table_cache(key, compute, *reads)
+
+    def for_layer(self, index: int) -> "PositionEncoding":
+        """Return the encoding that attention in layer `index` uses: NoPE if it acts only at the
+        embeddings, where the model applies it."""
+        if self.claims.places != (1,):
+            return self
+        nope = without_position(self.claims.num_axes)
+        nope.embedded_by = type(self).__name__
+        return nope
+
+    def prepare(self, positions: Positions, length: int | None = None) -> "PositionEncoding":
+        """Return a copy with everything that depends only on `positions` precomputed.
+
+        A model calls it once per forward and passes the result to every layer, as the encoding or
+        as `attention(prepared=...)`. Nothing is stored on the encoding itself. Before a table is
+        used again, positions and weights are compared by value, so results are always those of the
+        encoding. Where comparing would wait for an accelerator, the table is computed again.
+        `length` is the current length in tokens, for methods whose frequencies depend on it; None
+        means the training length.
+        """
+        return self
+
+    def scale(self, head_dim: int) -> float:
+        """Return the factor of q @ k.mT in the scores; head_dim is the width before `transform`.
+
+        A subclass whose method has another factor than 1/sqrt(head_dim) overrides it and claims
+        `own_scale`.
+        """
+        return head_dim**-0.5
+
+    def with_scale(self, scale: float) -> Self:
+        """Return a copy that shares parameters and whose `scale` is this number for every head_dim;
+        for `attention(scale=)`. An encoding whose term calls another encoding's term overrides
+        it."""
+        scaled = self.shallow_copy()
+        scaled.scale = lambda head_dim: scale  # also read by the terms that multiply with it
+        # A copy of this copy has it, too.
+        scaled._attribute_names = (*self._attribute_names, "scale")
+        return scaled
+
+    def passes(self, q_positions: QueryPlaces, kv_positions: KeyPlaces) -> tuple[Pass, ...]:
+        """Return the softmax attentions to compute: one, or several to be merged by log-sum-exp."""
+        return (Pass(q_positions, kv_positions),)
+
+    def state(self, x: Hidden, positions: Places, past: Past | None = None) -> State | None:
+        """Compute the state per token that `transform` and `term` read, (batch, heads, len, ...).
+
+        x are hidden states. The state is cached next to k and v; `past` is that of the tokens
+        before x. None, the default, for an encoding that needs no state.
+        """
+        return None
+
+    def embed(self, x: Embedded, positions: EmbeddedPositions) -> Embedded:
+        """Apply the encoding to the embeddings; this class returns x."""
+        return x
+
+    def transform(self, q: Tokens, k: Tokens) -> QueriesKeys:
+        """Apply the encoding to queries and keys, which may become wider; this class returns both.
+        With a cache, k has only the new tokens unless the encoding claims needs_raw_k."""
+        assert q.x is not None and k.x is not None
+        return q.x, k.x
+
+    def move_keys(self, k: Cached, before: CachedPlaces, after: CachedPlaces) -> Cached:
+        """Return keys that `transform` made at the positions `before` as it makes them at `after`;
+        for `KVCache.shift`. Keys that do not depend on positions are returned as they are.
+
+        Raises: ValueError if they are not determined; this class, for an encoding that claims place
+        2 and does not override this method.
+        """
+        if 2 in self.claims.places:
+            raise ValueError(
+                f"KVCache.shift: {type(self).__name__} changes keys by their positions, and does "
+                "not define move_keys, so cached keys cannot be moved. Compute them again."
+            )
+        return k
+
+    def move_values(self, v: Cached, before: CachedPlaces, after: CachedPlaces) -> Cached:
+        """Do for values and `transform_values` what `move_keys` does for keys."""
+        if type(self).transform_values is not PositionEncoding.transform_values:
+            raise ValueError(
+                f"KVCache.shift: {type(self).__name__} changes values by their positions, and does "
+                "not define move_values, so cached values cannot be moved. Compute them again."
+            )
+        return v
+
+    def transform_values(self, v: Tokens) -> Values:
+        """Encode values (place 4) before they are cached and summed, at their true positions."""
+        assert v.x is not None
+        return v.x
+
+    def transform_output(self, out: Tokens) -> Output:
+        """Encode the weighted sums of values (place 4), at the true positions of the queries."""
+        assert out.x is not None
+        return out.x
+
+    def term(self, q: Tokens, k: Tokens) -> Term | None:
+        """Return the term that changes scores or values of one pass; None if there is none.
+
+        q and k are untransformed. k.x has as many heads as q.x; it is None unless the encoding
+        claims needs_raw_k.
+        """
+        return None
+
+
+def without_position(num_axes: int) -> PositionEncoding:
+    """Return NoPE (no position encoding) for positions of `num_axes` components."""
+    nope = PositionEncoding()
+    nope.claims = dataclasses.replace(nope.claims, num_axes=num_axes)
+    return nope
+
+
+def require_encoding(owner: str, encoding: Any) -> PositionEncoding:
+    """Return the encoding, or NoPE for None. Raises TypeError for anything but a
+    PositionEncoding."""
+    if encoding is None:
+        return PositionEncoding()
+    if not isinstance(encoding, PositionEncoding):
+        what = f"the name {encoding!r}" if isinstance(encoding, str) else type(encoding).__name__
+        raise TypeError(
+            f"{owner}: encoding must be a PositionEncoding or None, got {what}. "
+            "posenc.create(name, shape) builds one by name."
+        )
+    return encoding
+
+
+def check_heads(encoding: PositionEncoding, num_heads: int, q: Tensor) -> None:
+    """Raise ValueError unless q (batch, heads, len, head_dim) has `num_heads` heads."""
+    if q.shape[1] != num_heads:
+        raise ValueError(
+            f"{type(encoding).__name__}: built for {num_heads} heads, got {q.shape[1]} "
+            f"(q with shape {tuple(q.shape)})."
+        )
+
+
+def check_state_shape(encoding: PositionEncoding, state: Tensor, heads: int, *rest: int) -> None:
+    """Raise ValueError unless a state has the shape (batch, heads, len, *rest)."""
+    num_axes = 3 + len(rest)
+    if state.ndim != num_axes or (state.shape[1], *state.shape[3:]) != (heads, *rest):
+        wanted = ", ".join(map(str, ("batch", heads, "len", *rest)))
+        raise ValueError(
+            f"{type(encoding).__name__}: q_state and kv_state must be ({wanted}), as "
+            f"state(x, positions) returns them, got {tuple(state.shape)}."
+        )
+
+
+def check_head_dim(encoding: PositionEncoding, head_dim: int, q: Tensor) -> None:
+    """Raise ValueError unless q (batch, num_heads, len, width) has width `head_dim`."""
+    if q.shape[-1] != head_dim:
+        raise ValueError(
+            f"{type(encoding).__name__}: built for head_dim={head_dim}, got {q.shape[-1]} "
+            f"(q with shape {tuple(q.shape)})."
+        )

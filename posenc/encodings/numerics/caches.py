@@ -1,0 +1,93 @@
+"""Tensors that are computed once: constants per device, and tables of a prepared encoding."""
+
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from posenc.encodings.numerics.torch_modes import inside_functorch_transform, is_readable
+
+T = TypeVar("T")
+MAX_TABLES = 4
+"""Maximum number of cached tables; the oldest goes first. A number chosen: a prepared encoding may
+be used for many calls, and each may ask for tables of its own."""
+
+
+class Constants:
+    """Hold constant numbers of an encoding, and copy them to each device once.
+
+    A buffer would be rounded by `.to(bfloat16)`. A tensor made in each call would have to wait for
+    its copy to the device.
+    """
+
+    def __init__(self, values: Sequence[float]) -> None:
+        self.values = tuple(values)
+        self._copies: dict[tuple[torch.device, torch.dtype], Tensor] = {}
+
+    def like(self, other: Tensor) -> Tensor:
+        """Return the numbers as a tensor (len,) in the dtype and on the device of `other`. Do not
+        write to it: it is shared."""
+        key = (other.device, other.dtype)
+        plain = type(other) in (Tensor, nn.Parameter)
+        if torch.compiler.is_compiling() or inside_functorch_transform() or not plain:
+            # A tensor made while tracing must not be used after the trace or with fake tensors.
+            return torch.tensor(self.values, dtype=other.dtype, device=other.device)
+        if key not in self._copies:
+            with torch.inference_mode(False):  # otherwise a later backward pass cannot save it
+                made = torch.tensor(self.values, dtype=other.dtype, device=other.device)
+            if type(made) is not Tensor:  # a mode such as FakeTensorMode made it, and is left soon
+                return made
+            self._copies[key] = made
+        return self._copies[key]
+
+
+class TableCache:
+    """Cache results by key, and recompute a result if a tensor from which it was made has changed.
+
+    Tensors are compared by value with copies, so every change is seen, whoever wrote it. That costs
+    time in proportion to their size, and on an accelerator it would wait for the device: nothing is
+    cached there, nor while gradients are tracked, because a backward pass frees its graph.
+
+    >>> from posenc.encodings.numerics.caches import TableCache
+    >>> kept, weight = TableCache(), torch.ones(2)
+    >>> table = kept("x", lambda: weight * 3, weight)
+    >>> kept("x", lambda: weight * 3, weight) is table
+    True
+    >>> weight.data[0] = 5
+    >>> kept("x", lambda: weight * 3, weight)
+    tensor([15.,  3.])
+    """
+
+    def __init__(self) -> None:
+        self._last: dict[Hashable, tuple[tuple[Tensor, ...], Any]] = {}
+
+    def __call__(self, key: Hashable, compute: Callable[[], T], *reads: Tensor | None) -> T:
+        """Return `compute()`, or its cached result for this key and equal tensors. Do not write to
+        it."""
+        made_from = tuple(t for t in reads if t is not None)
+        tracked = torch.is_grad_enabled() and any(t.requires_grad for t in made_from)
+        if tracked or torch.compiler.is_compiling() or not all(map(is_readable, made_from)):
+            return compute()
+        # Tensors made in inference mode cannot be saved for a backward pass.
+        key = key, torch.is_inference_mode_enabled()
+        if key in self._last:
+            made_from_before, table = self._last[key]
+            if _same_tensors(made_from_before, made_from):
+                return table
+            del self._last[key]
+        if len(self._last) == MAX_TABLES:
+            oldest = next(iter(self._last))
+            del self._last[oldest]
+        table = compute()
+        self._last[key] = tuple(t.detach().clone() for t in made_from), table
+        return table
+
+
+def _same_tensors(before: tuple[Tensor, ...], now: tuple[Tensor, ...]) -> bool:
+    """Return True if both are as many tensors, with the same dtypes, shapes and numbers. NaN equals
+    nothing."""
+    if len(before) != len(now):
+        return False
+    pairs = zip(before, now, strict=True)
+    return all(a.dtype == b.dtype and torch.equal(a, b) for a, b in pairs)

@@ -1,0 +1,59 @@
+"""Choose the dtypes in which tables, biases and layers are computed."""
+
+from contextlib import AbstractContextManager, nullcontext
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from posenc.encodings.numerics.torch_modes import autocast_enabled
+
+
+def float_distance(distance: Tensor) -> Tensor:
+    """Return distances in float32, or unchanged if they are float64."""
+    keep = distance.dtype == torch.float64
+    return distance if keep else distance.to(torch.float32)
+
+
+def per_head(values: Tensor, like: Tensor) -> Tensor:
+    """Return values (num_heads,), one for each head, as (num_heads, 1, ...) to broadcast with a
+    tensor of the shape (num_heads, *like.shape), in the wider dtype of the two."""
+    return values.to(torch.promote_types(values.dtype, like.dtype)).view(-1, *[1] * like.ndim)
+
+
+def without_autocast(device: torch.device) -> AbstractContextManager:
+    """Return a context that disables autocast, for results that must be float32."""
+    kind = device.type
+    return torch.autocast(kind, enabled=False) if autocast_enabled(kind) else nullcontext()
+
+
+def at_least_float32(dtype: torch.dtype) -> torch.dtype:
+    """Return float32, or float64 if `dtype` is: tables and biases are computed in it."""
+    return torch.promote_types(dtype, torch.float32)
+
+
+class LinearWeights(NamedTuple):
+    """Weight (out, in) and bias (out) of a linear layer, in the dtype that was asked for."""
+
+    weight: Tensor
+    bias: Tensor | None
+
+
+def read_linear(layer: nn.Module, dtype: torch.dtype) -> LinearWeights:
+    """Return the weight and the bias of a linear layer, converted to this dtype.
+
+    Encodings compute in another dtype than their weights, or multiply by parts of a weight, so that
+    they cannot call the layer.
+
+    Raises: ValueError if calling it would compute something else than its weight says, as an
+    adapter or a quantised layer does.
+    """
+    if not isinstance(layer, nn.Linear) or type(layer).forward is not nn.Linear.forward:
+        raise ValueError(
+            f"posenc: {type(layer).__name__} stands where an encoding reads the weight of an "
+            "nn.Linear, and what it adds to that weight would be left out. Leave LoRA, other "
+            "adapters and quantisation away from the encoding's layers; peft trains them whole "
+            'by modules_to_save=["posenc_encoding"].'
+        )
+    bias = None if layer.bias is None else layer.bias.to(dtype)
+    return LinearWeights(layer.weight.to(dtype), bias)

@@ -1,0 +1,86 @@
+"""The modes in which torch may run an encoding: tracing, export, transforms, autocast, inference.
+
+Each function asks for one mode, or for one ability of this release of torch, and says what runs
+without it. No other file asks for the release.
+"""
+
+import inspect
+import types
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+DEVICE_KINDS = ("cpu", "cuda", "xpu", "mps", "hpu", "xla", "meta")
+"""Kinds of devices for which autocast is asked about when this module is imported."""
+_KINDS_WITH_AUTOCAST = frozenset(
+    kind for kind in DEVICE_KINDS if torch.amp.is_autocast_available(kind)
+)
+"""Kinds of devices with autocast, for compiled code: up to torch 2.12 it cannot ask."""
+
+
+def autocast_enabled(kind: str) -> bool:
+    """Return True if autocast is on for this kind of device, such as "cuda"."""
+    compiling = torch.compiler.is_compiling()
+    known = kind in _KINDS_WITH_AUTOCAST if compiling else torch.amp.is_autocast_available(kind)
+    return known and torch.is_autocast_enabled(kind)
+
+
+def compile_with_own_limit(
+    function: Callable[..., Any], limit: int, **options: Any
+) -> Callable[..., Any]:
+    """Compile a function so that its recompilations, at most `limit`, are counted apart from those
+    of other compilations of the same function.
+
+    A torch that cannot count them apart counts them for each code object, of which every call here
+    makes a new one. A torch without an own limit for one function has its general one, 8.
+    """
+    taken = inspect.signature(torch.compile).parameters
+    if "recompile_limit" in taken:
+        options["recompile_limit"] = limit
+    if "isolate_recompiles" in taken:
+        options["isolate_recompiles"] = True
+        return torch.compile(function, **options)
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return function(*args, **kwargs)
+
+    own = types.FunctionType(call.__code__.replace(), globals(), "call", None, call.__closure__)
+    return torch.compile(own, **options)
+
+
+def inside_functorch_transform() -> bool:
+    """Return True inside grad, jvp or vmap of torch.func, where numbers of tensors cannot be
+    read."""
+    return torch._C._are_functorch_transforms_active()  # torch has no public function for this
+
+
+def inside_python_export() -> bool:
+    """Return True inside torch.export with strict=False, which runs Python code on fake tensors."""
+    return torch.compiler.is_compiling() and not torch.compiler.is_dynamo_compiling()
+
+
+def is_readable(t: Tensor) -> bool:
+    """Return True if the numbers of t can be read at once: t is on the CPU, is no fake tensor, and
+    is neither traced nor inside a transform of torch.func."""
+    if torch.compiler.is_compiling() or torch.jit.is_tracing() or inside_functorch_transform():  # type: ignore
+        return False
+    return type(t) in (Tensor, nn.Parameter) and t.device.type == "cpu"
+
+
+def outside_inference_mode() -> AbstractContextManager:
+    """Return a context in which tensors are made that a later backward pass can save, also within
+    inference mode."""
+    inside = not torch.compiler.is_compiling() and torch.is_inference_mode_enabled()
+    return torch.inference_mode(False) if inside else nullcontext()
+
+
+def extremes_if_readable(t: Tensor) -> tuple[float, float] | None:
+    """Return the minimum and maximum of a tensor; None if it is empty, or if its numbers cannot be
+    read without waiting for an accelerator or breaking a trace."""
+    if not is_readable(t) or not t.numel():
+        return None
+    low, high = t.detach().aminmax()
+    return low.item(), high.item()

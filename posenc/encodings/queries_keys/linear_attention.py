@@ -1,0 +1,97 @@
+"""Linear attention with RoPE: a function of its own, because it has no scores to change."""
+
+from collections.abc import Callable
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from torch.nn import functional as F
+
+from posenc.arguments import explain_misfits
+from posenc.encodings.base.check_inputs import check_vectors
+from posenc.encodings.numerics.precision import at_least_float32
+from posenc.encodings.queries_keys.rope import RoPE
+from posenc.encodings.queries_keys.rotation.rotation import Rotation
+from posenc.positions import Positions
+
+
+def elu_feature(x: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+    """Return elu(x) + 1, which is positive: the usual feature map of linear attention."""
+    return F.elu(x) + 1
+
+
+@explain_misfits
+def linear_attention(
+    q: Float[Tensor, "batch num_heads len head_dim"],
+    k: Float[Tensor, "batch num_heads len head_dim"],
+    v: Float[Tensor, "batch num_heads len v_dim"],
+    rope: RoPE,
+    positions: Positions,
+    *,
+    causal: bool = True,
+    feature: Callable[[Tensor], Tensor] = elu_feature,
+    chunk_size: int = 128,
+) -> Float[Tensor, "batch num_heads len v_dim"]:
+    """Compute linear attention with rotated features, O(len) in time and memory.
+
+    out_i = sum_j (R_i f(q_i)) . (R_j f(k_j)) v_j / sum_j f(q_i) . f(k_j)
+
+    The denominator is not rotated, so it stays positive.
+
+    Args:
+        rope: the rotation R, built for the head_dim of q and k.
+        positions: (len) or (batch, len), for `rope`; causal attention follows the order in memory.
+        causal: sum over j <= i; False: over all j.
+        feature: f, a function that makes the channels positive.
+        chunk_size: tokens computed at once in the causal form.
+
+    Shapes: q, k (batch, num_heads, len, head_dim), v (batch, num_heads, len, v_dim) -> like v.
+    Precision: float32 or better, returned in v's dtype.
+    Raises: ValueError if the heads of k or v differ from those of q.
+    Source: Su et al. 2021, arXiv:2104.09864, section 3.3, equation 19.
+
+    >>> rope = posenc.RoPE(head_dim=16, interleaved=False)
+    >>> q = k = v = torch.randn(1, 4, 6, 16)
+    >>> posenc.linear_attention(q, k, v, rope, torch.arange(6)).shape
+    torch.Size([1, 4, 6, 16])
+    """
+    check_vectors("linear_attention", q=q, k=k, v=v)
+    if not isinstance(rope, Rotation):
+        raise TypeError(
+            f"linear_attention: rope must be a rotation, such as RoPE, got {type(rope).__name__}."
+        )
+    if chunk_size < 1:
+        raise ValueError(f"linear_attention: chunk_size must be at least 1, got {chunk_size}.")
+    if q.shape != k.shape or q.shape[:3] != v.shape[:3]:
+        raise ValueError(
+            "linear_attention: q and k must have one shape, and v their batch, heads and length, "
+            f"got {tuple(q.shape)}, {tuple(k.shape)} and {tuple(v.shape)}."
+        )
+    dtype = at_least_float32(v.dtype)
+    q_features = feature(q.to(dtype))
+    k_features = feature(k.to(dtype))
+    values = v.to(dtype)
+    rotated_q, rotated_k = rope(q_features, k_features, positions)
+    if not causal:
+        denominator = q_features @ k_features.sum(-2, keepdim=True).mT
+        return (rotated_q @ (rotated_k.mT @ values) / denominator).to(v.dtype)
+
+    # What all earlier chunks add: sum_j R_j f(k_j) v_j^T and sum_j f(k_j).
+    state = values.new_zeros(*q.shape[:2], q.shape[-1], v.shape[-1])
+    norm = values.new_zeros(*q.shape[:2], q.shape[-1], 1)
+    outputs = []
+    for start in range(0, max(1, q.shape[2]), chunk_size):
+        chunk = slice(start, start + chunk_size)
+        q_chunk = q_features[:, :, chunk]
+        k_chunk = k_features[:, :, chunk]
+        rotated_q_chunk = rotated_q[:, :, chunk]
+        rotated_k_chunk = rotated_k[:, :, chunk]
+        v_chunk = values[:, :, chunk]
+        scores = (rotated_q_chunk @ rotated_k_chunk.mT).tril()
+        numerator = rotated_q_chunk @ state + scores @ v_chunk
+        weights = (q_chunk @ k_chunk.mT).tril()
+        denominator = q_chunk @ norm + weights.sum(-1, keepdim=True)
+        outputs.append(numerator / denominator)
+        state = state + rotated_k_chunk.mT @ v_chunk
+        norm = norm + k_chunk.sum(-2)[..., None]
+    return torch.cat(outputs, dim=2).to(v.dtype)

@@ -1,0 +1,44 @@
+"""Base class of encodings that change queries and keys."""
+
+from typing import Any
+
+from jaxtyping import Float
+from torch import Tensor
+
+from posenc.arguments import explain_misfits
+from posenc.encodings.base.check_inputs import heads_first, tokens_of_pair
+from posenc.encodings.base.claims import Claims
+from posenc.encodings.base.position_encoding import PositionEncoding
+from posenc.positions import Positions
+
+
+class QueryKeyEncoding(PositionEncoding):
+    """Base class of encodings that change q and k by their positions; a subclass defines
+    `transform`."""
+
+    claims = Claims(places=(2,), source="see the subclass")
+
+    @explain_misfits
+    def forward(
+        self,
+        q: Float[Tensor, "batch _ _ head_dim"],
+        k: Float[Tensor, "batch _ _ head_dim"],
+        positions: Positions,
+        *,
+        layout: str = "bhtd",
+    ) -> tuple[Float[Tensor, "batch _ _ width"], Float[Tensor, "batch _ _ width"]]:
+        """Transform q and k of the same tokens, for use outside of posenc.attention. With
+        layout="bthd" they are (batch, len, heads, head_dim)."""
+        owner = type(self).__name__
+        q, k = heads_first(owner, layout, q, k)
+        new_q, new_k = self.transform(*tokens_of_pair(owner, q, k, positions, self.claims.num_axes))
+        return heads_first(owner, layout, new_q, new_k)
+
+
+def check_keys(encoding: Any, k: Tensor) -> None:
+    """Raise ValueError unless k (batch, heads, len, width) has num_kv_heads heads of head_dim."""
+    if k.shape[1] != encoding.num_kv_heads or k.shape[-1] != encoding.head_dim:
+        raise ValueError(
+            f"{type(encoding).__name__}: built for {encoding.num_kv_heads} key/value heads of "
+            f"{encoding.head_dim}, got k with shape {tuple(k.shape)}."
+        )

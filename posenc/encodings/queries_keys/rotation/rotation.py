@@ -1,0 +1,146 @@
+"""Base class of encodings that rotate q and k by angles that depend on the position."""
+
+from collections.abc import Sequence
+from typing import Self
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from posenc.encodings.base.position_encoding import Cached, CachedPlaces
+from posenc.encodings.numerics.exact_frequencies import ExactFrequencies
+from posenc.encodings.numerics.precision import at_least_float32
+from posenc.encodings.numerics.torch_modes import outside_inference_mode
+from posenc.encodings.queries_keys.query_key_encoding import QueryKeyEncoding
+from posenc.encodings.queries_keys.rotation.rotate import rotate_together
+from posenc.encodings.terms.tokens import Tokens
+from posenc.frequencies.scaling import Frequencies
+from posenc.positions import (
+    Places,
+    Positions,
+    RememberedPositions,
+    are_known_equal,
+    as_tensor,
+    move_placeless_to_origin,
+)
+
+RotatedQueriesKeys = tuple[
+    Float[Tensor, "batch num_heads {len(q)} {self.head_dim}"],
+    Float[Tensor, "batch num_kv_heads {len(k)} {self.head_dim}"],
+]
+"""Rotated queries and keys, as wide as before."""
+Vectors = Sequence[Float[Tensor, "batch _ len width"]]
+Pairs = Float[Tensor, "*tokens pairs"]
+Table = Float[Tensor, "*tokens {len(self.exact_frequencies)}"]
+
+
+class Rotation(QueryKeyEncoding):
+    """Rotate pairs of channels of q and k by frequencies that a subclass gives `_set_frequencies`.
+
+    `interleaved`: pairs are (2t, 2t+1); False: (t, t + rotary_dim/2).
+    """
+
+    def __init__(self, head_dim: int, *, interleaved: bool) -> None:
+        super().__init__()
+        self.head_dim = head_dim
+        self.interleaved = interleaved
+        self._remembered_cos_sin: tuple[tuple[RememberedPositions, Tensor, Tensor], ...] = ()
+
+    def _set_frequencies(self, frequencies: Frequencies, axes: Sequence[int] | None = None) -> None:
+        """Set the frequencies of all pairs. If positions have components, axes[t] is the one that
+        rotates pair t. Prepared tables are dropped."""
+        self.exact_frequencies = ExactFrequencies(frequencies.inv_freq, axes)
+        self.attention_factor = frequencies.attention_factor
+        self._remembered_cos_sin = ()
+
+    def cos_sin(
+        self,
+        positions: Positions,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | None = None,
+    ) -> tuple[Table, Table]:
+        """Return cos and sin of every pair's angle, each (len, pairs) or (batch, len, pairs), times
+        attention_factor. `device` is used if positions are a range."""
+        if isinstance(positions, range):
+            key = positions, dtype, device
+            return self.cached(
+                key, lambda: self._compute_cos_sin(as_tensor(positions, device), dtype)
+            )
+        for ready, cos, sin in self._remembered_cos_sin:
+            if dtype == cos.dtype and ready.fits(positions):
+                return cos, sin
+        return self._compute_cos_sin(positions, dtype)
+
+    def _compute_cos_sin(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """Compute the tables that `cos_sin` returns, for positions in a tensor."""
+        if self.exact_frequencies.axes is not None:  # tokens without a place are not rotated
+            positions = move_placeless_to_origin(positions)
+        return self.exact_frequencies.cos_sin(positions, dtype, self.attention_factor)
+
+    def prepare(self, positions: Positions, length: int | None = None) -> Self:
+        prepared = self.with_table_cache()
+        if isinstance(positions, Tensor):
+            prepared._remembered_cos_sin = (self.remember_cos_sin(positions),)
+        return prepared
+
+    def remember_cos_sin(self, positions: Places) -> tuple[RememberedPositions, Table, Table]:
+        """Return a copy of the positions, with their cos and sin, for `_remembered_cos_sin` of a
+        prepared encoding."""
+        with outside_inference_mode():
+            return RememberedPositions(positions), *self.cos_sin(positions)
+
+    def transform(self, q: Tokens, k: Tokens) -> RotatedQueriesKeys:
+        assert q.x is not None and k.x is not None
+        self._check_width(q.x)
+        self._check_width(k.x)
+        dtype = at_least_float32(q.x.dtype)
+        cos, sin = self.cos_sin(q.where, dtype, q.device)
+        if are_known_equal(q.where, k.where):
+            new_q, new_k = self.rotate_channels((q.x, k.x), cos, sin)
+            return new_q, new_k
+        (new_q,) = self.rotate_channels((q.x,), cos, sin)
+        (new_k,) = self.rotate_channels((k.x,), *self.cos_sin(k.where, dtype, k.device))
+        return new_q, new_k
+
+    def move_keys(self, k: Cached, before: CachedPlaces, after: CachedPlaces) -> Cached:
+        cls = type(self)
+        other_transform = cls.transform is not Rotation.transform
+        if other_transform and cls._key_cos_sin is Rotation._key_cos_sin:
+            # A subclass changes keys in a way that it does not describe.
+            return super().move_keys(k, before, after)
+        return self.rotate_further(k, self._key_cos_sin(before), self._key_cos_sin(after))
+
+    def _key_cos_sin(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Return cos and sin in float64 by which `transform` rotates keys at these positions. A
+        subclass with another transform of keys overrides it."""
+        return self.cos_sin(positions, torch.float64)
+
+    def rotate_further(
+        self,
+        x: Float[Tensor, "batch num_heads len head_dim"],
+        before: tuple[Float[Tensor, "*where pairs"], Float[Tensor, "*where pairs"]],
+        after: tuple[Float[Tensor, "*where pairs"], Float[Tensor, "*where pairs"]],
+    ) -> Float[Tensor, "batch num_heads len head_dim"]:
+        """Rotate x, which was rotated by the tables `before`, so that it is rotated by `after`.
+
+        As complex numbers: (cos' + i sin') / (cos + i sin) is the remaining rotation, in which a
+        factor of both cancels. In float64, so that only the result is rounded.
+        """
+        cos, sin = before
+        new_cos, new_sin = after
+        size = cos.square() + sin.square()
+        real = (new_cos * cos + new_sin * sin) / size
+        imaginary = (new_sin * cos - new_cos * sin) / size
+        return self.rotate_channels((x,), real, imaginary)[0]
+
+    def rotate_channels(self, xs: Vectors, cos: Pairs, sin: Pairs) -> Vectors:
+        """Rotate each x by cos and sin, in the channels that this encoding rotates."""
+        return rotate_together(xs, cos, sin, interleaved=self.interleaved)
+
+    def _check_width(self, x: Tensor) -> None:
+        """Raise ValueError unless x, which is q or k, is head_dim wide."""
+        if x.shape[-1] != self.head_dim:
+            raise ValueError(
+                f"{type(self).__name__}: built for head_dim={self.head_dim}, "
+                f"got q or k with shape {tuple(x.shape)}."
+            )

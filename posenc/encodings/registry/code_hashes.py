@@ -1,0 +1,193 @@
+"""Hash the source of the encodings that a text names.
+
+The hash stands next to stored results, so that those of an edited encoding are not used again: it
+is of the named file and of the files next to it, or on PYTHONPATH, that it imports.
+"""
+
+import ast
+import hashlib
+import os
+import sys
+import sysconfig
+from collections.abc import Iterable, Iterator
+from functools import cache, lru_cache
+from pathlib import Path
+from typing import NamedTuple
+
+from posenc.encodings.registry.grammar import Part, Spec, parse
+from posenc.encodings.registry.lookup import entry
+from posenc.encodings.registry.user_code import (
+    FILE_MODULE_PREFIX,
+    class_of_part,
+    import_file_or_module,
+)
+
+_POSENC_FOLDER = Path(__file__).resolve().parents[2]
+
+
+def hash_of_user_code(text: str) -> str:
+    """Return twelve digits that depend on the source files of the encodings outside posenc that a
+    text names; "" if all are posenc's own."""
+    spec = parse(text)
+    return hash_of_modules([module for part in spec.parts for module in _module_names(spec, part)])
+
+
+def hash_of_posenc_code(text: str) -> str:
+    """Return twelve digits that change with the files of posenc which the encodings named in `text`
+    use, and with the options that are registered with them.
+
+    A class outside posenc may use any encoding of posenc, so it counts all of them.
+    """
+    spec = parse(text)
+    digests = []
+    for part in spec.parts:
+        modules = _module_names(spec, part)
+        if all(map(_is_in_posenc, modules)):
+            files: Iterable[Path] = files_of_module(modules[0])
+        else:
+            files = [
+                file
+                for folder in ("encodings", "frequencies")
+                for file in sorted((_POSENC_FOLDER / folder).rglob("*.py"))
+            ]
+        options = {} if part.attribute else entry(part.where).defaults
+        digests.append(_hash_files(files) + repr(sorted(options.items())))
+    return hashlib.sha256(" ".join(digests).encode()).hexdigest()[:12]
+
+
+def hash_of_modules(modules: Iterable[str]) -> str:
+    """Return twelve digits that depend on the source files of those modules that are not posenc's,
+    and on what they import; "" if all are posenc's own."""
+    files: dict[Path, None] = {}  # in order, each once
+    for module in modules:
+        if not _is_in_posenc(module):
+            files.update(dict.fromkeys(files_of_module(module)))
+    return _hash_files(files) if files else ""
+
+
+def files_of_module(module: str) -> tuple[Path, ...]:
+    """Return the file of a loaded module, and the files that it imports, also indirectly: those
+    below the folder from which it was imported, and on PYTHONPATH. () if it has no file."""
+    name = getattr(sys.modules.get(module), "__file__", None)
+    if name is None:
+        return ()
+    file = Path(name).resolve()
+    # a.b.c is in the folder "a/b" below its root, or in "a/b/c" if it is a package.
+    folders = 0 if module.startswith(FILE_MODULE_PREFIX) else module.count(".")
+    if file.name == "__init__.py":
+        folders += 1
+    return tuple(sorted(_file_and_imported_files(file, root=file.parents[folders])))
+
+
+def _module_names(spec: Spec, part: Part) -> list[str]:
+    """Return the names of the module that defines a part's class and, for a class given by file or
+    module, of that one, which may only import or make the class."""
+    named = [import_file_or_module(part.where).__name__] if part.attribute else []
+    return [class_of_part(spec, part).__module__, *named]
+
+
+def _is_in_posenc(module: str) -> bool:
+    """Return True for the name of a module of this package."""
+    return module.partition(".")[0] == "posenc"
+
+
+def _hash_files(files: Iterable[Path]) -> str:
+    """Return 12 hexadecimal digits that depend on the contents of the files and on their order."""
+    digests = [hashlib.sha256(_read_or_empty(file)).hexdigest() for file in files]
+    return hashlib.sha256(" ".join(digests).encode()).hexdigest()[:12]
+
+
+class _FileBelowRoot(NamedTuple):
+    """Hold a file and the folder from which it is imported."""
+
+    file: Path
+    root: Path
+
+
+def _file_and_imported_files(start: Path, root: Path) -> set[Path]:
+    """Return the file `start` and all files that it imports, also indirectly.
+
+    For a user's file these are the files below `root` or on PYTHONPATH; for one of an installed
+    package the files of that package; for one of posenc's own those of posenc.
+    """
+    is_in_posenc = start.is_relative_to(_POSENC_FOLDER)
+    installed = {Path(sysconfig.get_path(n)).resolve() for n in ("purelib", "platlib", "stdlib")}
+    package = start.relative_to(root).parts[0].removesuffix(".py") if root in installed else None
+    roots = [root]
+    if package is None and not is_in_posenc:
+        roots += _python_path_folders()
+
+    # Most files of a package import from the same modules: look for each of these once, and anew
+    # in the next walk, since a user may have written another file by then.
+    files_at = cache(_files_of_package_or_module)
+    files: set[Path] = set()
+    waiting = [_FileBelowRoot(start, root)]
+    while waiting:
+        file, above = waiting.pop()
+        if file in files:
+            continue
+        if not is_in_posenc and file.resolve().is_relative_to(_POSENC_FOLDER):
+            continue  # posenc's own files, from a copy on PYTHONPATH, are not the user's
+        files.add(file)
+        for name in _imported_names(_read_or_empty(file), file.relative_to(above).parent.parts):
+            if package is None or name.partition(".")[0] == package:
+                for place in roots:
+                    for where in _packages_and_module(place, name):
+                        waiting += [_FileBelowRoot(f, place) for f in files_at(where, place)]
+    return files
+
+
+def _python_path_folders() -> list[Path]:
+    """Return the folders on PYTHONPATH, without those of installed packages."""
+    folders = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    return [Path(folder).resolve() for folder in folders if folder and "-packages" not in folder]
+
+
+@lru_cache(maxsize=512)
+def _imported_names(source: bytes, package: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the full names of modules that a source file in `package` may import; () if it cannot
+    be parsed. `package`: folders between the file and its root."""
+    try:
+        return tuple(_iterate_imported_names(ast.parse(source), package))
+    except (SyntaxError, ValueError):
+        return ()
+
+
+def _iterate_imported_names(tree: ast.Module, package: tuple[str, ...]) -> Iterator[str]:
+    """Yield the full names that a parsed module of `package` imports, attributes among them."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            # One dot is the package itself, each further one a folder above it.
+            above = package[: len(package) - node.level + 1] if node.level else ()
+            start = ".".join([*above, node.module] if node.module else above)
+            yield from (f"{start}.{alias.name}".lstrip(".") for alias in node.names)
+
+
+def _packages_and_module(root: Path, name: str) -> Iterator[Path]:
+    """Yield the places below `root` of what an import of a name such as "a.b.c" runs: a, a/b and
+    a/b/c."""
+    place = root
+    for part in name.split("."):
+        place = place / part
+        yield place
+
+
+def _files_of_package_or_module(place: Path, root: Path) -> tuple[Path, ...]:
+    """Return the files there are of the module or package at a place such as a/b below `root`:
+    a/b.py, a/b/__init__.py."""
+    files = []
+    for file in (place.with_suffix(".py"), place / "__init__.py"):
+        if file.is_file():
+            resolved = file.resolve()
+            files.append(resolved if resolved.is_relative_to(root) else file)
+    return tuple(files)
+
+
+def _read_or_empty(file: Path) -> bytes:
+    """Return the content of a file as bytes; b"" if it cannot be read."""
+    try:
+        return file.read_bytes()
+    except OSError:  # deleted after it was imported
+        return b""

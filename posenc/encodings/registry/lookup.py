@@ -1,0 +1,258 @@
+"""Look up encodings by name: posenc's own, registered ones and those of other packages.
+
+A name that only this process knows is replaced, for another process, by the file and class that it
+stands for:
+
+>>> from posenc.encodings.registry.grammar import parse
+>>> str(with_importable_classes(parse("rope/alibi")))  # known everywhere
+'rope/alibi'
+"""
+
+import difflib
+import functools
+import importlib.metadata
+import inspect
+import os
+import re
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from posenc.arguments import explain_misfits
+from posenc.encodings.registry.entries import _ENTRIES, Entry
+from posenc.encodings.registry.grammar import Option, Part, Spec, SpecError
+from posenc.encodings.registry.other_names import meant_by
+
+if TYPE_CHECKING:
+    from posenc.encodings.base.position_encoding import PositionEncoding
+
+ENTRY_POINT_GROUP = "posenc.encodings"
+"""Entry-point group in which other packages name their encodings, as module:Class."""
+
+_registered: dict[str, Entry] = {}
+_classes: "dict[str, type[PositionEncoding]]" = {}
+
+
+@explain_misfits
+def names() -> tuple[str, ...]:
+    """Return the names of encodings: posenc's own, then those of `register` and of other packages.
+
+    >>> "rope" in posenc.names()
+    True
+    """
+    return tuple(dict.fromkeys((*_ENTRIES, *_registered, *_entries_of_packages()[0])))
+
+
+def entry(name: str) -> Entry:
+    """Return the registry's entry of `name`, with class and defaults. Raise ValueError, with the
+    most similar name, if it is unknown."""
+    if name in _ENTRIES:  # no need to read the entry points of installed packages
+        return _ENTRIES[name]
+    if name in _registered:
+        return _registered[name]
+    installed, reasons = _entries_of_packages()
+    if name in installed:
+        return installed[name]
+    if name in reasons:
+        raise ValueError(reasons[name])
+    near = _nearest_name(name)
+    hint = f"Did you mean {near!r}?" if near else f"Known: {', '.join(names())}."
+    raise ValueError(f"Unknown encoding {name!r}. {hint}")
+
+
+def _nearest_name(name: str) -> str:
+    """Return the registered name of what `name` means in other libraries, or else the one that is
+    spelt most like it; "" if none is similar."""
+    meant = meant_by(name)
+    if meant is not None and meant[1]:
+        return meant[1]
+    nearest = ""
+    best = 0.6  # the cutoff of difflib.get_close_matches
+    for known in names():
+        likeness = difflib.SequenceMatcher(None, known, name.lower()).ratio()
+        if likeness > best:  # the first of equals: rope, not rove, for roep
+            nearest = known
+            best = likeness
+    return nearest
+
+
+def class_of(name: str) -> "type[PositionEncoding]":
+    """Return the class that a registered name stands for. Raise ValueError if the name is unknown,
+    or if another package's class cannot be imported."""
+    known = entry(name)
+    if name in _classes:
+        return _classes[name]
+    # Loaded here, because it loads torch, which the names do without.
+    from posenc.encodings.registry.user_code import load_class
+
+    module, _, attribute = known.path.partition(":")
+    try:
+        return load_class(module, attribute)
+    except ValueError as error:
+        raise ValueError(f"{name!r}, defined by {known.origin}: {error}") from error
+
+
+@explain_misfits
+def register(name: str, encoding: "type[PositionEncoding]", **defaults: Any) -> None:
+    """Give an encoding a name in this process, for `posenc.create`, `posenc.names`, `compare.run`
+    and `inspect.measure_encodings`.
+
+    For every process, and so for the command line, a package names its encodings by entry points in
+    the group "posenc.encodings": `my_name = "my_package.encodings:MyEncoding"`.
+
+    Args:
+        name: letters, digits and underscores.
+        encoding: the class.
+        defaults: default options of its constructor.
+
+    Raises: ValueError for an invalid name or one of another class; TypeError if `encoding` is no
+    subclass of PositionEncoding.
+
+    >>> class Slow(posenc.ALiBi):
+    ...     pass
+    >>> posenc.register("slow", Slow, bias_max=4.0)
+    >>> posenc.create("slow", posenc.ModelShape(64, 2)).slopes
+    (0.25, 0.0625)
+    """
+    from posenc.encodings.base.position_encoding import PositionEncoding
+
+    if not (isinstance(encoding, type) and issubclass(encoding, PositionEncoding)):
+        raise TypeError(f"register: {encoding!r} is no subclass of posenc.PositionEncoding.")
+    if not _is_name(name):
+        raise ValueError(f"register: a name has letters, digits and underscores, got {name!r}.")
+    path = f"{encoding.__module__}:{encoding.__qualname__}"
+    taken = _ENTRIES.get(name) or _registered.get(name) or _entries_of_packages()[0].get(name)
+    if taken is not None and taken.path != path:
+        if name in _classes and _qualname_and_file(_classes[name]) == _qualname_and_file(encoding):
+            return  # the same class of the same file, loaded under another module name
+        raise ValueError(f"register: {name!r} is {taken.path} already; choose another name.")
+    _registered[name] = Entry(path, "unchecked", defaults, "this program")
+    _classes[name] = encoding
+
+
+def lines_on_unusable_names() -> tuple[str, ...]:
+    """Return a line about each encoding of other packages that cannot be used by its name."""
+    return tuple(_entries_of_packages()[1].values())
+
+
+def with_importable_classes(spec: Spec) -> Spec:
+    """Replace names that `register` gave by the file or module of their class, so that another
+    process, started in the same folder, can build the spec. Raise SpecError if it could not."""
+    layers = tuple(
+        tuple(_part_for_another_process(spec, part) for part in layer) for layer in spec.layers
+    )
+    return replace(spec, layers=layers)
+
+
+def with_relative_paths(spec: Spec) -> Spec:
+    """Return the spec with paths of files relative to the current folder where they are below
+    it."""
+    return replace(
+        spec, layers=tuple(tuple(map(_with_relative_path, layer)) for layer in spec.layers)
+    )
+
+
+def _part_for_another_process(spec: Spec, part: Part) -> Part:
+    """Return a part that another process can build. A name that `register` gave is replaced by
+    module and class, with its defaults as options.
+
+    Raises: SpecError if its class or a default cannot be passed on.
+    """
+    if part.attribute or part.where not in _classes:
+        return _with_relative_path(part)
+    try:
+        where, attribute = _importable_module_and_class(part.where)
+    except ValueError as error:
+        raise spec.error(part.column, str(error)) from error
+    options_in_text = {option.key for option in part.options}
+    defaults = []
+    for key, value in entry(part.where).defaults.items():
+        if key in options_in_text:
+            continue
+        if not isinstance(value, int | float | bool | str | None):
+            why = (
+                f"{part.where} was registered with {key}={value!r}, which cannot be "
+                "passed to another process; give numbers, words, true or false."
+            )
+            raise SpecError(spec.text, part.column, why)
+        defaults.append(Option(key, value))
+    return _with_relative_path(
+        Part(where, attribute, (*defaults, *part.options), column=part.column)
+    )
+
+
+def _importable_module_and_class(name: str) -> tuple[str, str]:
+    """Return the module or file of a name that `register` gave, and the class in it, from which
+    another process can load it.
+
+    Raises: ValueError for a class that is not at the top of a file.
+    """
+    cls = _classes[name]
+    has_file = bool(getattr(sys.modules.get(cls.__module__), "__file__", None))
+    if "<locals>" in cls.__qualname__ or not has_file:
+        raise ValueError(
+            f"{name!r} is a class that another process cannot import: define {cls.__qualname__} at "
+            "the top of a file."
+        )
+    # The program itself is another module in another process, so it is named by its file.
+    file = inspect.getsourcefile(cls) if cls.__module__ == "__main__" else None
+    return file or cls.__module__, cls.__qualname__
+
+
+def _with_relative_path(part: Part) -> Part:
+    """Return the part with the path of its file relative to the current folder, if it is below
+    it."""
+    if not part.is_file:
+        return part
+    path = Path(part.where).expanduser().resolve()
+    here = Path.cwd().resolve()
+    where = path.relative_to(here) if path.is_relative_to(here) else path
+    return replace(part, where=where.as_posix())
+
+
+@functools.cache
+def _entries_of_packages() -> tuple[dict[str, Entry], dict[str, str]]:
+    """Return the entries that installed packages define by entry points, by name, and a sentence
+    about each that cannot be used, by name. The packages are not imported."""
+    entries: dict[str, Entry] = {}
+    wrong: dict[str, str] = {}
+    try:
+        points = list(importlib.metadata.entry_points(group=ENTRY_POINT_GROUP))
+    except Exception as error:  # one broken package must not break posenc
+        return {}, {"": f"Entry points of installed packages cannot be read: {error}."}
+    for point in points:
+        name = point.name
+        origin = _package_and_version(point)
+        if not _is_name(name):
+            wrong[name] = f"{origin} names an encoding {name!r}, which is no valid name."
+        elif not re.fullmatch(r"[\w.]+:[\w.]+", point.value):
+            wrong[name] = f"{origin} defines {name!r} as {point.value!r}, which is no module:Class."
+        elif name in _ENTRIES:
+            wrong[name] = f"{origin} defines {name!r}, which is an encoding of posenc."
+        elif name in entries and entries[name].path != point.value:
+            wrong[name] = f"{entries[name].origin} and {origin} both define an encoding {name!r}."
+        else:
+            entries[name] = Entry(point.value, "unchecked", {}, origin)
+    return {name: known for name, known in entries.items() if name not in wrong}, wrong
+
+
+def _package_and_version(point: importlib.metadata.EntryPoint) -> str:
+    """Return "name version" of the package that defines an entry point; "a package" if its metadata
+    lack or damage that."""
+    try:
+        return f"{point.dist.name} {point.dist.version}" if point.dist else "a package"
+    except Exception:  # the package's metadata are damaged
+        return "a package"
+
+
+def _qualname_and_file(cls: type) -> tuple[str, str | None]:
+    """Return the qualified name of a class and the real path of its file: equal for one class that
+    was loaded under two module names."""
+    file = getattr(sys.modules.get(cls.__module__), "__file__", None)
+    return cls.__qualname__, file and os.path.realpath(file)
+
+
+def _is_name(name: str) -> bool:
+    """Return True if `name` is one word of letters, digits and underscores, as names must be."""
+    return re.fullmatch(r"[^\W\d]\w*", name) is not None

@@ -1,0 +1,200 @@
+"""Load the encoding classes of users from the file or module that a text names."""
+
+import contextlib
+import difflib
+import hashlib
+import importlib
+import importlib.util
+import os
+import sys
+import sysconfig
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any, TypeGuard
+
+from posenc.encodings.base.position_encoding import PositionEncoding
+from posenc.encodings.registry.entries import _ENTRIES
+from posenc.encodings.registry.grammar import Part, Spec, SpecError
+from posenc.encodings.registry.lookup import class_of
+
+FILE_MODULE_PREFIX = "posenc_file_"
+"""Prefix of the names in sys.modules of modules that were loaded by path."""
+
+
+def class_of_part(spec: Spec, part: Part) -> type[PositionEncoding]:
+    """Return the class that one part of a text names. Raise SpecError with the column of a
+    mistake."""
+    try:
+        if part.attribute and part.where not in _ENTRIES:
+            return load_class(part.where, part.attribute)
+        cls = class_of(part.where)
+    except SpecError:
+        raise
+    except ValueError as error:
+        if spec.text.strip() == part.where:  # the message has the whole text already
+            raise
+        raise spec.error(part.column, str(error)) from error
+    if part.attribute:
+        raise spec.error(
+            part.attribute_column,
+            f"an option of {part.where} is key=value; {part.attribute!r} has no value.",
+        )
+    return cls
+
+
+def load_class(where: str, attribute: str) -> type[PositionEncoding]:
+    """Return the encoding class `attribute` of the file or module `where`, see `load_object`.
+
+    Raises: ValueError if it cannot be loaded or is no subclass of PositionEncoding.
+    """
+    module = import_file_or_module(where)
+    defined = [
+        name
+        for name, value in vars(module).items()
+        if is_encoding_class(value) and value.__module__ == module.__name__
+    ]
+    it_defines = f"it defines {', '.join(defined)}" if defined else "it defines none"
+    try:
+        loaded = load_object(where, attribute)
+    except AttributeError:
+        near = difflib.get_close_matches(attribute, defined, n=1)
+        hint = f"; did you mean {near[0]!r}?" if near else f": {it_defines}."
+        raise ValueError(f"{where} has no class {attribute!r}{hint}") from None
+    if is_encoding_class(loaded):
+        return loaded
+    kind = "class" if isinstance(loaded, type) else type(loaded).__name__
+    raise ValueError(
+        f"{where}: {attribute!r} is a {kind} and no posenc.PositionEncoding; {it_defines}."
+    )
+
+
+def load_object(where: str, attribute: str) -> Any:
+    """Return the object `attribute` of the file or module `where`.
+
+    A file needs no import path. Its folder is searched last, so it can import its neighbours, but
+    they cannot shadow a library. A module may be in the current folder.
+    Raises: ValueError, with the line of a file, if the import fails; AttributeError if the
+    attribute is missing.
+    """
+    inner: Any = import_file_or_module(where)
+    for name in attribute.split("."):
+        inner = getattr(inner, name)
+    return inner
+
+
+def path_of_class(kind: type) -> str:
+    """Return "module:Class" of a class; the module of a user's file is its name without ".py"."""
+    module = kind.__module__
+    if module.startswith(FILE_MODULE_PREFIX):
+        module = module.removeprefix(FILE_MODULE_PREFIX).partition("_")[2]
+    return f"{module}:{kind.__qualname__}"
+
+
+def is_encoding_class(value: Any) -> TypeGuard[type[PositionEncoding]]:
+    """Return True if the object is a subclass of PositionEncoding."""
+    return isinstance(value, type) and issubclass(value, PositionEncoding)
+
+
+def import_file_or_module(where: str) -> ModuleType:
+    """Import and return the file or module `where`, such as "./my.py" or "my_package.encodings".
+    Raises: as `load_object`."""
+    return (
+        _import_file(Path(where).expanduser()) if where.endswith(".py") else _import_module(where)
+    )
+
+
+def _import_file(path: Path) -> ModuleType:
+    """Return the module of a file, imported now unless a module of the same content is known.
+
+    Raises: as `load_object`.
+    """
+    if not path.is_file():
+        beside = [p.name for p in path.parent.glob("*.py")] if path.parent.is_dir() else []
+        near = difflib.get_close_matches(path.name, beside, n=1)
+        hint = f"; did you mean {path.with_name(near[0])}?" if near else "."
+        raise ValueError(f"there is no file {path}{hint}")
+    path = path.resolve()
+    source = path.read_bytes()
+    hash_of_path = hashlib.sha256(str(path).encode()).hexdigest()[:8]
+    name = f"{FILE_MODULE_PREFIX}{hash_of_path}_{path.stem}"
+    content = hashlib.sha256(source).hexdigest()
+    imported_before = sys.modules.get(name)
+    if imported_before is not None and getattr(imported_before, "_content", None) == content:
+        return imported_before
+    module = ModuleType(name)
+    module.__file__ = str(path)
+    vars(module)["_content"] = content
+    _append_to_import_path(path.parent)
+    sys.modules[name] = module
+    try:
+        with _stdout_to_stderr():
+            exec(compile(source, str(path), "exec"), vars(module))
+    except (Exception, SystemExit) as error:
+        del sys.modules[name]
+        raise ValueError(_error_with_line(path, error)) from error
+    return module
+
+
+def _import_module(name: str) -> ModuleType:
+    """Import a module by name, also from the working directory.
+
+    Raises: ValueError with the reason if that fails.
+    """
+    try:
+        if importlib.util.find_spec(name.partition(".")[0]) is None:
+            _append_to_import_path(Path.cwd())
+        with _stdout_to_stderr():
+            return importlib.import_module(name)
+    except (Exception, SystemExit) as error:
+        missing = error.name if isinstance(error, ModuleNotFoundError) else None
+        # Otherwise the module is there, and it is one of its own imports that is missing.
+        if missing and (name == missing or name.startswith(f"{missing}.")):
+            raise ValueError(
+                f"there is no module {missing!r}, neither installed nor in the current folder."
+            ) from error
+        raise ValueError(f"module {name} does not import: {_error_in_one_line(error)}") from error
+
+
+def _error_with_line(path: Path, error: BaseException) -> str:
+    """Return an error of importing the file `path` as one line: "file:line: class: message."."""
+    if isinstance(error, SyntaxError) and error.filename:
+        return f"{error.filename}:{error.lineno}: {type(error).__name__}: {error.msg}."
+    return f"{line_in_user_code(error) or f'{path}:1'}: {_error_in_one_line(error)}"
+
+
+def line_in_user_code(error: BaseException) -> str:
+    """Return "file:line" of the deepest frame outside posenc, Python and installed packages, which
+    is in the user's code; "" if there is none."""
+    stdlib = Path(sysconfig.get_path("stdlib"))
+    posenc = Path(__file__).parents[2]
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        path = Path(frame.filename)
+        installed = {"site-packages", "dist-packages"} & set(path.parts)
+        ours = path.is_relative_to(posenc) or path.is_relative_to(stdlib)
+        if not (installed or ours or frame.filename.startswith("<")):
+            return f"{os.path.relpath(path)}:{frame.lineno}"
+    return ""
+
+
+def _error_in_one_line(error: BaseException) -> str:
+    """Return "class: message." of an error, in one line of at most 300 characters of message."""
+    message = " ".join(str(error).split())[:300]
+    return f"{type(error).__name__}: {message}".rstrip(".: ") + "."
+
+
+@contextlib.contextmanager
+def _stdout_to_stderr() -> Iterator[None]:
+    """Redirect stdout to stderr meanwhile, so that prints of a user's module do not mix with a
+    command's output."""
+    with contextlib.redirect_stdout(sys.stderr):
+        yield
+
+
+def _append_to_import_path(folder: Path) -> None:
+    """Append the folder to the import path, where it shadows no library."""
+    text = str(folder.resolve())
+    if text not in sys.path:
+        sys.path.append(text)
+        importlib.invalidate_caches()

@@ -1,0 +1,358 @@
+"""Add products of queries, of keys or of both with vectors by distance to the scores.
+
+At consecutive positions products are computed only for distances at which the table changes, and
+read through skewed views; beyond them a row has one value. Elsewhere the products with all vectors
+are computed and gathered.
+"""
+
+from collections.abc import Callable, Hashable, Iterator
+from dataclasses import dataclass
+from typing import Self
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from posenc.encodings.terms.skew import Part, add_parts, skew
+from posenc.encodings.terms.term import ScoreMod, Scores, Shown, Term
+from posenc.encodings.terms.tokens import Tokens
+from posenc.positions import distances, shift_of_runs, values_at
+
+Table = Callable[[Tensor], Tensor]
+"""Function from distances (distances,) to vectors, (num_heads or 1, distances, width)."""
+
+CachedTable = Callable[[Hashable, Callable[[], Tensor]], Tensor]
+"""Function (key, compute) -> table: compute() or its cached result for this key."""
+
+TILE_QUERIES, TILE_KEYS = 128, 64
+"""Queries or keys per tile; numbers chosen. A tile of w keys needs the vectors of w + TILE_QUERIES
+distances, one of w queries those of w + TILE_KEYS."""
+
+
+@dataclass(frozen=True)
+class Band:
+    """Hold a table of vectors by distance, constant at distances >= `high`, and constant at
+    distances <= `low`.
+
+    values (num_heads or 1, distances, width) begins at distance `first` in steps of `step`, 1 or
+    -1. It extends beyond `low` and `high` by as many distances as a block has queries.
+    """
+
+    values: Tensor
+    first: int
+    step: int
+    low: int
+    high: int
+
+    def vectors_from(self, distance: int, count: int = 1) -> Tensor:
+        """Return the vectors of `count` distances from `distance` on, in table order: (num_heads,
+        count, width), or (count, width) if all heads share the table."""
+        start = (distance - self.first) * self.step
+        values = self.values[0] if len(self.values) == 1 else self.values
+        return values.narrow(-2, start, count)
+
+    def near_keys(self, shift: int, rows: int, keys: int) -> tuple[int, int]:
+        """Return the range [first, last) of keys whose distance to some query is between `low` and
+        `high`: earlier keys have the vector of `high`, later ones that of `low`. `shift`: position
+        of the first query minus that of the first key."""
+        first = min(max(shift - self.high + 1, 0), keys)
+        return first, min(max(shift + rows - 1 - self.low, first), keys)
+
+
+@dataclass(frozen=True)
+class Bands:
+    """Hold the tables that all blocks of one attention share. `shift` is the position of its first
+    query minus that of its first key.
+
+    `q_table` multiplies queries, with falling distances; `k_table` multiplies keys, with rising
+    distances. `k_ends` are products of all keys with k_table at its lowest and at its highest
+    distance, (batch, num_heads, 1, kv_len); None if no key is that far.
+    """
+
+    shift: int
+    q_table: Band | None
+    k_table: Band | None
+    k_ends: tuple[Tensor | None, Tensor | None] = (None, None)
+
+    @classmethod
+    def build(
+        cls,
+        q: Tokens,
+        k: Tokens,
+        rows: int,
+        causal: bool,
+        ends: tuple[int, int] | None,
+        q_table: Table | None = None,
+        k_table: Table | None = None,
+        k_vectors: Tensor | None = None,
+        cached: CachedTable | None = None,
+    ) -> "Bands | None":
+        """Build the tables for blocks of at most `rows` queries; None unless positions are known to
+        be consecutive.
+
+        `ends` are the lowest and highest distance at which the tables change; None: no limit. If
+        `causal`, blocks need no distance below -rows.
+        """
+        shift = shift_of_runs(q.where, k.where)
+        if shift is None:
+            return None
+        # The distances of the first query to the last key, and of the last query to the first key.
+        # In a causal block only keys that are hidden anyway are later than a query by `rows`.
+        low = -rows if causal else shift + 1 - len(k)
+        high = max(low, shift + len(q) - 1)
+        if ends is not None:
+            low = min(max(low, ends[0]), ends[1])
+            high = min(max(high, ends[0]), ends[1])
+
+        def band(table: Table | None, first: int, last: int, step: int) -> Band | None:
+            """Return the band of a table at distances first, first + step, ..., last; None without
+            a table."""
+            if table is None:
+                return None
+
+            def compute() -> Tensor:
+                distance = torch.arange(first, last + step, step, device=q.device)
+                return table(distance.clamp(low, high))
+
+            key = first, last, step, low, high, q.device
+            return Band(
+                compute() if cached is None else cached(key, compute), first, step, low, high
+            )
+
+        q_band = band(q_table, high + rows, low - rows, -1)
+        k_band = band(k_table, low - rows, high + rows, 1)
+        if k_band is None:
+            return cls(shift, q_band, None)
+        assert k_vectors is not None
+        lowest = None
+        highest = None
+        # A block takes the vector of `low` for keys from shift + rows - 1 - low on, and that of
+        # `high` for keys before shift - high + 1, see Band.near_keys. The first block begins to do
+        # so earliest, and the last query gets the most keys at `high`.
+        some_key_at_low = shift + min(rows, len(q)) - 1 - low < len(k)
+        if some_key_at_low:
+            lowest = k_band.vectors_from(low) @ k_vectors.mT
+        some_key_at_high = shift + len(q) > high
+        if some_key_at_high:
+            highest = k_band.vectors_from(high) @ k_vectors.mT
+        return cls(shift, q_band, k_band, (lowest, highest))
+
+    def add(
+        self,
+        scores: Tensor,
+        rows: slice,
+        keys: slice,
+        q_vectors: Tensor | None,
+        k_vectors: Tensor | None,
+    ) -> Tensor:
+        """Add products with the block's query vectors (batch, num_heads, rows, width) and key
+        vectors (batch, num_heads, keys, width) to its scores, in place.
+
+        scores[i, j] += q_vectors[i] . q_table[D] + k_vectors[j] . k_table[D],
+        D = position_i - position_j
+        """
+        shift = self.shift + rows.start - keys.start
+        height, width = scores.shape[-2:]
+        if self.q_table is not None:
+            assert q_vectors is not None
+            tiles = [
+                _products_of_queries(self.q_table, shift + i * TILE_QUERIES, width, tile)
+                for i, tile in enumerate(q_vectors.split(TILE_QUERIES, 2))
+            ]
+            scores = add_parts(scores, *tiles, rows=TILE_QUERIES)
+        if self.k_table is not None:
+            assert k_vectors is not None
+            k_ends = [None if end is None else end[..., keys] for end in self.k_ends]
+            parts = _products_of_keys(self.k_table, shift, height, width, k_vectors, k_ends)
+            scores = add_parts(scores, parts)
+        return scores
+
+    def product(self, rows: slice, keys: slice, q_vectors: Tensor) -> Tensor | None:
+        """Return what `add` adds, as a view of one matrix product; None if it needs several."""
+        shift = self.shift + rows.start - keys.start
+        width = keys.stop - keys.start
+        height = q_vectors.shape[2]
+        if self.q_table is None or self.k_table is not None or height > TILE_QUERIES:
+            return None
+        all_near = self.q_table.near_keys(shift, height, width) == (0, width)
+        if not all_near:
+            return None
+        _, _, product = next(_products_of_queries(self.q_table, shift, width, q_vectors))
+        return product
+
+
+def _products_of_queries(table: Band, shift: int, keys: int, q: Tensor) -> Iterator[Part]:
+    """Yield products of a block's queries with the vectors of their distances, in parts: keys with
+    the vector of `high`, keys near enough for one of their own, keys with that of `low`."""
+    rows = q.shape[2]
+    first, last = table.near_keys(shift, rows, keys)
+    if first:
+        yield 0, first, q @ table.vectors_from(table.high).mT
+    if first < last:
+        near = table.vectors_from(shift + rows - 1 - first, rows + last - first)
+        yield first, last, skew(q @ near.mT, last - first)
+    if last < keys:
+        yield last, keys, q @ table.vectors_from(table.low).mT
+
+
+def _products_of_keys(
+    table: Band, shift: int, rows: int, keys: int, k: Tensor, k_ends: list[Tensor | None]
+) -> Iterator[Part]:
+    """Yield products of a block's keys with the vectors of their distances, as
+    `_products_of_queries` does; the near ones TILE_KEYS at a time."""
+    first, last = table.near_keys(shift, rows, keys)
+    if first:
+        assert k_ends[1] is not None
+        yield 0, first, k_ends[1][..., :first]
+    for start in range(first, last, TILE_KEYS):
+        stop = min(start + TILE_KEYS, last)
+        rising = table.vectors_from(shift - stop + 1, stop - start + rows)
+        yield start, stop, skew(k[:, :, start:stop] @ rising.mT, rows).mT
+    if last < keys:
+        assert k_ends[0] is not None
+        yield last, keys, k_ends[0][..., last:]
+
+
+class ProductsByDistance(Term):
+    """Add products of queries, of keys or of both with a vector per distance to the scores.
+
+    scores[i, j] += q_vectors[i] . q_table(D) + k_vectors[j] . k_table(D),  D = position_i -
+    position_j
+
+    At contiguous positions only the vectors of distances that occur are multiplied, and the
+    products are read through skewed views. Otherwise, or if a block has more queries than there are
+    vectors, all vectors are multiplied and the products gathered.
+
+    Args:
+        ends: (low, high); distances outside use the vector of the nearer end, and real distances
+            are rounded down. None: no limit; positions must then be consecutive, or a subclass
+            overrides `_add_at_any_positions` and `make_score_mod`, as Transformer-XL's does.
+        q_vectors, q_table: (batch, num_heads, q_len, width), and a function from distances to
+            (num_heads or 1, distances, width); or both None.
+        k_vectors, k_table: the same for the keys.
+        cached: cache of tables, a function (key, compute) -> table; None: compute them each time.
+    """
+
+    additive = True
+
+    def __init__(
+        self,
+        q: Tokens,
+        k: Tokens,
+        ends: tuple[int, int] | None,
+        q_vectors: Float[Tensor, "batch num_heads {len(q)} q_width"] | None = None,
+        q_table: Table | None = None,
+        k_vectors: Float[Tensor, "batch num_heads {len(k)} k_width"] | None = None,
+        k_table: Table | None = None,
+        cached: CachedTable | None = None,
+    ) -> None:
+        super().__init__(q, k)
+        self.ends = ends
+        self.q_vectors = q_vectors
+        self.q_table = q_table
+        self.k_vectors = k_vectors
+        self.k_table = k_table
+        self.cached = cached
+        self.bands: Bands | None = None
+        self._all_q: Tensor | None = None
+        self._all_k: Tensor | None = None
+
+    def prepare_blocks(self, rows: int, causal: bool) -> Self:
+        if self._has_few_vectors(rows):
+            bands = None
+        else:
+            tables = (self.q_table, self.k_table, self.k_vectors, self.cached)
+            bands = Bands.build(self.q, self.k, rows, causal, self.ends, *tables)
+        ready = self._with_all_vectors() if bands is None else self.copy()
+        ready.bands = bands
+        return ready
+
+    def _has_few_vectors(self, rows: int) -> bool:
+        """Return True if one block has all queries, and more of them than there are vectors."""
+        if torch.compiler.is_compiling() or self.ends is None:  # a graph must not depend on lengths
+            return False
+        low, high = self.ends
+        return high - low < len(self.q) <= rows
+
+    def _with_all_vectors(self) -> Self:
+        """Return a copy with the vectors of all distances from end to end, if there are ends."""
+        ready = self.copy()
+        if self.ends is not None:
+            low, high = self.ends
+            distance = torch.arange(low, high + 1, device=self.q.device)
+            ready._all_q = None if self.q_table is None else self.q_table(distance)
+            ready._all_k = None if self.k_table is None else self.k_table(distance)
+        return ready
+
+    def add(self, scores: Scores, rows: slice, keys: slice, mask: Shown | None) -> Scores:
+        q = None if self.q_vectors is None else self.q_vectors[:, :, rows]
+        k = None if self.k_vectors is None else self.k_vectors[:, :, keys]
+        if self.bands is not None:
+            return self.bands.add(scores, rows, keys, q, k)
+        return self._add_at_any_positions(scores, self.q[rows], self.k[keys], q, k)
+
+    def product(
+        self, rows: slice, keys: slice
+    ) -> Float[Tensor, "batch num_heads rows keys"] | None:
+        """Return what `add` adds, as a view of one matrix product; None if it needs several."""
+        if self.bands is None or self.q_vectors is None:
+            return None
+        return self.bands.product(rows, keys, self.q_vectors[:, :, rows])
+
+    def _add_at_any_positions(
+        self,
+        scores: Tensor,
+        q: Tokens,
+        k: Tokens,
+        q_vectors: Tensor | None,
+        k_vectors: Tensor | None,
+    ) -> Tensor:
+        """Add the products to the scores at any positions: multiply q and k with the vectors of all
+        distances, and gather for each pair the product of its distance."""
+        assert self.ends is not None  # see the class
+        low, high = self.ends
+        column = _round_down(distances(q.positions, k.positions)).clamp(low, high) - low
+        if column.ndim == 3:  # (batch, rows, keys)
+            column = column[:, None]
+        of_q, of_k = self._products_with_all_vectors(q_vectors, k_vectors)
+        if of_q is not None:
+            scores = scores + of_q.gather(-1, column.expand(scores.shape))
+        if of_k is not None:
+            shape = (*scores.shape[:2], scores.shape[-1], scores.shape[-2])
+            scores = scores + of_k.gather(-1, column.mT.expand(shape)).mT
+        return scores
+
+    def _products_with_all_vectors(
+        self, q: Tensor | None, k: Tensor | None
+    ) -> tuple[Tensor | None, Tensor | None]:
+        """Return products with the vectors of all distances: (batch, num_heads, len, distances)."""
+        return (
+            None if q is None or self._all_q is None else q @ self._all_q.mT,
+            None if k is None or self._all_k is None else k @ self._all_k.mT,
+        )
+
+    def make_score_mod(self) -> ScoreMod:  # type: ignore[override]
+        ready = self._with_all_vectors()
+        q_products, k_products = ready._products_with_all_vectors(self.q_vectors, self.k_vectors)
+        q_positions = self.q.positions
+        kv_positions = self.k.positions
+        assert self.ends is not None
+        # Tensors, because a compiled score_mod would contain numbers as constants.
+        low, high = (torch.full((), end, device=self.q.device) for end in self.ends)
+
+        def mod(score: Tensor, batch: Tensor, head: Tensor, q_idx: Tensor, kv_idx: Tensor):
+            """Return the score of a pair plus its products with the vectors of its distance."""
+            distance = values_at(q_positions, batch, q_idx) - values_at(kv_positions, batch, kv_idx)
+            row = _round_down(distance).clamp(low, high) - low
+            if q_products is not None:
+                score = score + q_products[batch, head, q_idx, row]
+            if k_products is not None:
+                score = score + k_products[batch, head, kv_idx, row]
+            return score
+
+        return mod
+
+
+def _round_down(distance: Tensor) -> Tensor:
+    """Return distances as integers: real ones rounded down, -0.5 -> -1."""
+    return distance.floor().long() if distance.is_floating_point() else distance
