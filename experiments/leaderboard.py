@@ -27,7 +27,7 @@ from rows import add_rows, rows_of
 
 import posenc
 from posenc.command_line.errors import RunFailed, Stopped
-from posenc.compare.budget import ALL_TASKS, SUITE_SIZES, SUITES
+from posenc.compare.defaults import ALL_TASKS, SUITE_SIZES, SUITES
 from posenc.compare.options import Options
 from posenc.compare.plan.encodings import read_encodings
 from posenc.compare.plan.learning_rate_search import rate_trials

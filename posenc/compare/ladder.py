@@ -6,11 +6,12 @@ from dataclasses import replace
 from pathlib import Path
 
 from posenc.command_line.errors import RunFailed
+from posenc.compare.defaults import DECODER_SIZES
 from posenc.compare.leads import losses_of_size
 from posenc.compare.options import Options, check_options
 from posenc.compare.page.ladder import report_of_ladder
 from posenc.compare.plan.plan import chosen_budget, make_plan
-from posenc.compare.plan.sizes import DEFAULTS, LadderSize, count_parameters, ladder_sizes
+from posenc.compare.plan.sizes import LadderSize, count_parameters, ladder_sizes
 from posenc.compare.results import Study
 from posenc.compare.study import RUNS, run_study
 from posenc.compare.trial.config import TrialConfig
@@ -103,7 +104,7 @@ def _options_by_size(options: Options) -> list[tuple[str, Options]]:
     if given:
         raise ValueError(f"--sizes chooses --{given[0].replace('_', '-')}. Leave out one of both.")
     steps = chosen_budget(options).steps
-    of_default = count_parameters(DEFAULTS["width"], DEFAULTS["layers"])
+    of_default = count_parameters(DECODER_SIZES["width"], DECODER_SIZES["layers"])
     # Recorded choices are those of one size, so that one rate for all is fairer here.
     plain = replace(plain, tune=bool(options.tune))
     return [

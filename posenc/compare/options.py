@@ -7,15 +7,9 @@ from typing import Annotated, Any, get_args, get_type_hints
 import typer
 
 from posenc.command_line.options import Figures, Json, option
-from posenc.compare.budget import BUDGETS, PAIR_SEEDS, SUITES, Budget
+from posenc.compare.defaults import BUDGETS, DEFAULT_ENCODINGS, PAIR_SEEDS, SUITES, Budget
 from posenc.lazy import require_package
 from posenc.list import complete_name
-
-DEFAULT_ENCODINGS = ("nope", "learned", "rope", "rnope_swa", "alibi", "t5")
-"""The encodings of a comparison that names none; hybrids by layer only where the layers allow."""
-DEFAULT_BIDIRECTIONAL = ("sinusoidal", "learned", "rope", "alibi", "t5", "deberta")
-"""The same for objectives without a causal mask, where NoPE is blind to order."""
-
 
 _ACCEPTED_TYPES: dict[Any, tuple[Any, str]] = {
     int: (int, "a whole number"),

@@ -11,8 +11,20 @@ from typing import Any
 import torch
 
 from posenc.command_line.options import check_choice
-from posenc.compare.budget import BUDGETS, PAIR_SEEDS, SUITE_SIZES, SUITES, Budget
-from posenc.compare.options import DEFAULT_BIDIRECTIONAL, DEFAULT_ENCODINGS, Options, check_options
+from posenc.compare.defaults import (
+    BUDGETS,
+    DEFAULT_BIDIRECTIONAL,
+    DEFAULT_ENCODINGS,
+    MIN_TUNE_STEPS,
+    PAIR_SEEDS,
+    SUITE_SIZES,
+    SUITES,
+    TEST_LENGTH_FACTORS,
+    TEXT_SIZES,
+    TUNE_FRACTION,
+    Budget,
+)
+from posenc.compare.options import Options, check_options
 from posenc.compare.plan.content import check_content
 from posenc.compare.plan.contract_gate import exits_as_errors, find_contract_failures
 from posenc.compare.plan.cost import check_cost
@@ -33,10 +45,6 @@ from posenc.tasks.known import TASKS, TEXT, find_task
 from posenc.tasks.task import Task
 from posenc.text import find_text, standard_library_text
 
-MIN_TUNE_STEPS, TUNE_FRACTION = 100, 0.05
-"""Steps of a tuning: at least so many, and this fraction of those of training. Position
-Interpolation takes 1,000 of a pretraining of hundreds of thousands (arXiv:2306.15595)."""
-TEXT_DEFAULTS = {"train_length": 128, "batch": 32}
 ENGINE_OPTIONS = {
     "local": ("workers",),
     "ray": ("address", "storage", "max_parallel"),
@@ -358,13 +366,13 @@ def _plan_trial(name: str, options: Options, shared: dict[str, Any]) -> TrialCon
     shared: fields of the trial, see `_shared_fields`.
     """
     task = None if name == TEXT else TASKS[name]
-    sizes: dict[str, Any] = TEXT_DEFAULTS | {"steps": chosen_budget(options).steps}
+    sizes: dict[str, Any] = TEXT_SIZES | {"steps": chosen_budget(options).steps}
     if task is not None:
         sizes = {key: getattr(task, key) for key in sizes}
     sizes |= {key: shared[key] for key in sizes if shared[key] is not None}
     train_length = sizes["train_length"]
     if task is None:
-        lengths = _parse_test_lengths(options.test_lengths, train_length, [1, 2, 4, 8])
+        lengths = _parse_test_lengths(options.test_lengths, train_length, TEST_LENGTH_FACTORS)
         window = _test_window(options, train_length, lengths)
         tune_steps = _tune_steps(options, lengths, sizes["steps"])
         own = {"task": TEXT, "test_lengths": lengths, "test_window": window}

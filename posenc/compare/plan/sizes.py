@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from posenc.compare.defaults import DECODER_SIZES
 from posenc.compare.options import Options
 from posenc.hf.checkpoint.config_values import read_text_config
 
-DEFAULTS = {"width": 128, "layers": 4, "heads": 4}
 _CONFIG_KEYS = {
     "width": ("hidden_size", "n_embd", "d_model"),
     "layers": ("num_hidden_layers", "n_layer", "n_layers", "num_layers"),
@@ -28,12 +28,12 @@ def decoder_sizes(options: Options) -> dict[str, int]:
     Raises: ValueError for sizes that do not fit together, and, with the key, for a config that
     cannot be read or lacks a size.
     """
-    from_options = {name: getattr(options, name) for name in (*DEFAULTS, "kv_heads")}
+    from_options = {name: getattr(options, name) for name in (*DECODER_SIZES, "kv_heads")}
     from_options = {name: size for name, size in from_options.items() if size is not None}
     if options.config is None:
         if options.small:
             raise ValueError("--small needs --config, whose model it makes smaller.")
-        sizes = {**DEFAULTS, **from_options}
+        sizes = {**DECODER_SIZES, **from_options}
     else:
         path = Path(options.config)
         path = path / "config.json" if path.is_dir() else path

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from posenc.compare.budget import BUDGETS
+from posenc.compare.defaults import BUDGETS
 from posenc.compare.options import Options
 from posenc.compare.plan.encodings import read_encodings
 from posenc.compare.plan.plan import (

@@ -2,7 +2,8 @@
 
 import pytest
 
-from posenc.compare.options import DEFAULT_ENCODINGS, Options
+from posenc.compare.defaults import DEFAULT_ENCODINGS
+from posenc.compare.options import Options
 from posenc.compare.plan.learning_rate_search import rate_trials
 from posenc.compare.plan.plan import check_plan, make_plan
 

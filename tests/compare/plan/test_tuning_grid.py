@@ -4,7 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from posenc.compare.options import DEFAULT_ENCODINGS, Options
+from posenc.compare.defaults import DEFAULT_ENCODINGS
+from posenc.compare.options import Options
 from posenc.compare.plan import tuning_grid
 from posenc.compare.plan.encodings import read_encodings
 from posenc.compare.plan.plan import make_plan

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from posenc.command_line.errors import Stopped
-from posenc.compare.budget import ALL_TASKS
+from posenc.compare.defaults import ALL_TASKS
 from posenc.compare.reports import leaderboard
 from posenc.compare.reports.leaderboard import read_rows, study_of
 from posenc.compare.results import (

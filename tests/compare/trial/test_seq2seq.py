@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from posenc.compare.options import DEFAULT_BIDIRECTIONAL, Options
+from posenc.compare.defaults import DEFAULT_BIDIRECTIONAL
+from posenc.compare.options import Options
 from posenc.compare.page.report import report_of
 from posenc.compare.plan.encodings import read_encodings
 from posenc.compare.plan.plan import plan_one_trial_per_task

@@ -1,6 +1,26 @@
-"""Budgets of training, by name. Steps and lengths of tasks are in `posenc.tasks`."""
+"""What a comparison takes that no option chooses: encodings, sizes, lengths, budgets of training.
+
+Numbers that the help shows, such as the learning rate, stand in `posenc.compare.options`; steps
+and lengths of tasks in `posenc.tasks`.
+"""
 
 from typing import Any, NamedTuple
+
+DEFAULT_ENCODINGS = ("nope", "rope", "rnope_swa", "alibi", "t5")
+"""The encodings of a comparison that names none; hybrids by layer only where the layers allow.
+`learned` is not among them, as its table ends where the tests beyond the training begin."""
+DEFAULT_BIDIRECTIONAL = ("sinusoidal", "learned", "rope", "alibi", "t5", "deberta")
+"""The same for objectives without a causal mask, where NoPE is blind to order."""
+DECODER_SIZES = {"width": 128, "layers": 4, "heads": 4}
+"""Sizes of the decoder that is trained on text, or on a task."""
+TEXT_SIZES = {"train_length": 128, "batch": 32}
+"""Bytes of a training window, and windows of a step, on text."""
+TEST_LENGTH_FACTORS = (1, 2, 4, 8)
+"""Lengths of the test windows on text, in multiples of the training length."""
+MIN_TUNE_STEPS, TUNE_FRACTION = 100, 0.05
+"""Steps of a tuning at the longest length: at least so many, and this fraction of those of
+training. Position Interpolation takes 1,000 of a pretraining of hundreds of thousands
+(arXiv:2306.15595)."""
 
 
 class Budget(NamedTuple):
@@ -38,4 +58,4 @@ SUITES = {
 """Each has all trials of the one before, so a larger budget reuses its results. Trials with checked
 learning rates are others."""
 SUITE_SIZES: dict[str, Any] = {"width": 64, "layers": 3, "heads": 4}
-"""Sizes of the suite's decoder: a third of the default's time, and large enough for the tasks."""
+"""Sizes of the decoder of a suite: a third of the time of DECODER_SIZES, enough for the tasks."""
