@@ -26,6 +26,7 @@ from posenc.report.report import (
     Fold,
     Headline,
     Items,
+    Labelled,
     Limits,
     Links,
     Plot,
@@ -184,6 +185,8 @@ def _block_html(block: Block, plots: Iterator[int]) -> str:
             return _list_html(texts)
         case Facts(items):
             return _definitions_html(items)
+        case Labelled():
+            return _labelled_html(block, plots)
         case Plot():
             return _plot_html(block, f"f{next(plots)}")
         case Table():
@@ -200,6 +203,12 @@ def _fold_html(fold: Fold, plots: Iterator[int]) -> str:
     """Return a fold as HTML: its summary, and blocks that a click on it shows."""
     inner = "".join(_block_html(block, plots) for block in fold.blocks)
     return f"<details><summary>{escape(fold.summary)}</summary>{inner}</details>"
+
+
+def _labelled_html(block: Labelled, plots: Iterator[int]) -> str:
+    """Return a label and what is beside it as HTML."""
+    inner = "".join(_block_html(part, plots) for part in block.parts)
+    return f"<dl><dt>{escape(block.label)}</dt><dd>{inner}</dd></dl>"
 
 
 def _list_html(texts: Sequence[str]) -> str:

@@ -84,6 +84,14 @@ class Links:
 
 
 @dataclass(frozen=True)
+class Labelled:
+    """Sentences and commands beside a label, such as a finding beside the code of its rule."""
+
+    label: str
+    parts: Sequence[str | Code]
+
+
+@dataclass(frozen=True)
 class Fold:
     """Details that open on a click; without figures, which a closed fold cannot size."""
 
@@ -91,7 +99,20 @@ class Fold:
     blocks: "Sequence[Block]"
 
 
-Block = str | Table | Plot | Code | Facts | Items | Headline | Caution | Limits | Links | Fold
+Block = (
+    str
+    | Table
+    | Plot
+    | Code
+    | Facts
+    | Items
+    | Labelled
+    | Headline
+    | Caution
+    | Limits
+    | Links
+    | Fold
+)
 """A plain string is a paragraph."""
 
 

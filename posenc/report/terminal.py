@@ -1,7 +1,9 @@
 """Print reports and tables on standard output."""
 
+import io
 import os
 import re
+import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -13,12 +15,25 @@ from rich.text import Text
 
 from posenc.report import table as rows
 from posenc.report.escaping import visible
-from posenc.report.report import Block, Code, Facts, Items, Report, Section, as_json
+from posenc.report.report import (
+    Block,
+    Code,
+    Facts,
+    Items,
+    Labelled,
+    Report,
+    Section,
+    as_json,
+)
 
 FRAME_WIDTH = 3
 """Characters that the frame of a table takes for each column."""
 WIDTH_WITHOUT_TERMINAL = 140
 """Columns of a report on a standard output that is no terminal and does not say its own."""
+MIN_SENTENCE_WIDTH = 30
+"""Columns that a sentence beside a label gets on a narrow console."""
+LABELLED_WIDTH = 100
+"""Columns after which sentences beside a label are wrapped: chosen."""
 
 
 class Terminal(Console):
@@ -91,6 +106,13 @@ def print_report(report: Report, in_json: bool) -> None:
         print_line(stderr(), line)
 
 
+def as_text(report: Report, width: int = WIDTH_WITHOUT_TERMINAL) -> str:
+    """Return a report as text of `width` columns, as the terminal shows it."""
+    written = io.StringIO()
+    show(report, Terminal(file=written, width=width, force_terminal=False))
+    return written.getvalue().rstrip("\n")
+
+
 def show(report: Report, console: Console) -> None:
     """Print a report: the answer first, what it does not say, and the sections that are no detail.
 
@@ -129,11 +151,31 @@ def _show_block(block: Block, console: Console) -> None:
         case Items(texts):
             for text in texts:
                 print_line(console, text)
+        case Labelled():
+            for line in _labelled_lines(block, min(console.width, LABELLED_WIDTH)):
+                print_line(console, line)
         case Code(text):
             for line in text.splitlines():
                 print_line(console, f"  {line}")
         case str():
             print_line(console, block)
+
+
+def _labelled_lines(block: Labelled, width: int) -> Iterator[str]:
+    """Yield an empty line, and the lines of a label and of what is beside it: sentences wrapped
+    between words at `width` columns, commands in a line each."""
+    before = f"{block.label}  "
+    indent = " " * cell_len(before)
+    yield ""
+    for part in block.parts:
+        if isinstance(part, Code):
+            lines = [f"    {line}" for line in part.text.splitlines()]
+        else:
+            room = max(width - len(indent), MIN_SENTENCE_WIDTH)
+            lines = textwrap.wrap(part, room, break_long_words=False, break_on_hyphens=False)
+        for line in lines:
+            yield before + line
+            before = indent
 
 
 def split_to_width(table: rows.Table, width: int) -> Iterator[Table]:

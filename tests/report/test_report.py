@@ -16,6 +16,7 @@ from posenc.report.report import (
     Facts,
     Fold,
     Items,
+    Labelled,
     Plot,
     Report,
     Section,
@@ -24,7 +25,7 @@ from posenc.report.report import (
     table_csv,
 )
 from posenc.report.table import Cell, Heading, Number, Table
-from posenc.report.terminal import Terminal, show
+from posenc.report.terminal import LABELLED_WIDTH, Terminal, as_text, show
 
 PLANTED = 2.345678901234567
 LOSSES = Table(
@@ -96,6 +97,22 @@ def test_the_answer_its_limits_and_cautions_are_on_the_terminal_and_the_page():
     assert page.index("Use yarn.") < page.index("<h2")
     assert "posenc x" in page and "posenc x" not in terminal  # a detail
     assert "[1] No rows there." in terminal and "cannot [1]" in terminal
+
+
+@pytest.mark.parametrize("width", [60, 100, 140])
+def test_sentences_beside_a_label_are_wrapped_and_commands_are_not(width):
+    sentence = "a sentence of many words " * 12
+    command = "posenc extend " + "--option value " * 12
+    parts = [sentence, Code(command.strip()), "the end"]
+    made = Report("x", "", {}, [Section("", ["before", Labelled("E X1", parts), "after"])])
+    lines = as_text(made, width).splitlines()
+    indent = " " * len("E X1  ")
+    assert lines[:2] == ["before", ""] and lines[2].startswith("E X1  a sentence")
+    assert lines[-3:] == [f"{indent}    {command.strip()}", f"{indent}the end", "after"]
+    body = [lines[2].removeprefix("E X1  "), *(line.removeprefix(indent) for line in lines[3:-3])]
+    assert " ".join(body) == sentence.strip()
+    assert all(len(line) <= min(width, LABELLED_WIDTH) for line in lines[:-3])
+    assert f"<dt>E X1</dt><dd><p>{sentence}</p><pre" in page_of(made).html()
 
 
 def test_facts_are_plain_json_without_nan():
