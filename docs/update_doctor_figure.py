@@ -40,7 +40,7 @@ BROKEN = {
 }
 """A Llama with YaRN, as transformers 5 saves it."""
 COMMANDS = ("broken", "broken --fix --out mended", "mended")
-WIDTH = 104
+WIDTH = 108
 COLOURS = (
     (r"\bother\b|\(other\)|^E PD\d+|\d+ errors?\b", "bold red"),
     (r"as meant|Nothing to complain about|proved by their emulators", "bold green"),

@@ -3,13 +3,12 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 from posenc.dialects.ask import Asked, as_computed
 from posenc.dialects.computed import (
     ComputedPositions,
     Known,
-    LayerRotation,
     NotReadError,
     RefusedError,
 )
@@ -23,15 +22,9 @@ from posenc.dialects.runtimes.llama_cpp import compute_from_metadata
 from posenc.dialects.runtimes.params_files import emulate_params_file
 from posenc.dialects.runtimes.running import unrecorded_version
 from posenc.dialects.runtimes.versions import is_recorded
+from posenc.doctor.misreading import Aspect, differing_aspects, misread_aspects
 
-Aspect = Literal[
-    "error", "arguments", "pairs", "frequencies", "multiplier", "scale", "layers", "switch"
-]
 ALL = tuple(RUNTIMES)
-FREQUENCY_TOLERANCE = 1e-5
-"""Relative; smaller differences are float32 rounding."""
-MULTIPLIER_TOLERANCE = 5e-4
-"""Relative; smaller temperatures change no measured loss."""
 
 
 @dataclass(frozen=True)
@@ -211,25 +204,8 @@ class Case:
     def differences(self) -> dict[str, frozenset[Aspect]]:
         """Return, by runtime, the aspects that differ from the meaning; empty if it agrees or has
         no such model."""
-        return {
-            name: self._aspects_that_differ(computed) for name, computed in self.computed.items()
-        }
-
-    def _aspects_that_differ(self, computed: ComputedPositions) -> frozenset[Aspect]:
-        """Return the aspects in which a result differs from the meaning: "error" or "arguments"
-        alone for a refusal, none where posenc does not know the runtime or the meaning."""
-        if not computed.is_known:
-            return frozenset()
-        if (error := computed.error) is not None:
-            # mlx-lm stops for any missing key of its dataclass: that is about positions only if
-            # one of these words is in the key's name.
-            about_positions = "positional argument" not in error or any(
-                word in error for word in ("rope", "rotary", "max_position")
-            )
-            return frozenset({"error" if about_positions else "arguments"})
-        if self.meaning is None:
-            return frozenset()
-        return differing_aspects(computed, self.meaning.computed)
+        meant = None if self.meaning is None else self.meaning.computed
+        return {name: misread_aspects(computed, meant) for name, computed in self.computed.items()}
 
     def runtimes_that_differ(
         self, among: Sequence[str], *aspects: Aspect, nothing_else: bool = False
@@ -310,34 +286,3 @@ def rope_type_of(p: Mapping[str, Any]) -> str:
     """Return the type that a rope dict names: its rope_type, else its type, else "default"."""
     kind = p.get("rope_type", p.get("type"))
     return "default" if kind is None else str(kind)
-
-
-def differing_aspects(computed: ComputedPositions, meant: ComputedPositions) -> frozenset[Aspect]:
-    """Return the aspects in which a runtime's result differs from the one meant."""
-    found: set[Aspect] = set()
-    for kind, layer in meant.layers.items():
-        same_kind = computed.rotations_of_kind(kind)
-        if not same_kind:
-            found.add("layers")
-        for other in same_kind:
-            found |= differing_aspects_of_rotation(other, layer)
-    if set(computed.without_rotation) != set(meant.without_rotation):
-        found.add("layers")
-    ours, theirs = computed.softmax_scale, meant.softmax_scale
-    if ours is None or theirs is None or not abs(ours - theirs) <= MULTIPLIER_TOLERANCE * theirs:
-        found.add("scale")
-    return frozenset(found)
-
-
-def differing_aspects_of_rotation(layer: LayerRotation, meant: LayerRotation) -> set[Aspect]:
-    """Return the aspects in which the rotation of a kind of layer differs from the one meant."""
-    found: set[Aspect] = set()
-    if len(layer.inv_freq) != len(meant.inv_freq):
-        found.add("pairs")
-    else:
-        pairs = zip(layer.inv_freq, meant.inv_freq, strict=True)
-        if not all(abs(a - b) <= FREQUENCY_TOLERANCE * abs(b) for a, b in pairs):
-            found.add("frequencies")
-    if not abs(layer.multiplier - meant.multiplier) <= MULTIPLIER_TOLERANCE * meant.multiplier:
-        found.add("multiplier")
-    return found

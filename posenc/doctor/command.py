@@ -7,7 +7,6 @@ import typer
 
 from posenc.command_line.options import with_options_of
 from posenc.doctor.options import Options
-from posenc.report.escaping import visible
 
 
 @with_options_of(Options)
@@ -28,9 +27,16 @@ def doctor(
     does not know what a named runtime computes.
     """
     from posenc.doctor.running import run
+    from posenc.report.escaping import without_runner_commands
+    from posenc.report.terminal import as_text, print_report
 
-    said, code = run(Options(tuple(paths or ()), **given))
-    typer.echo(visible(said))
+    options = Options(tuple(paths or ()), **given)
+    report, code = run(options)
+    if options.each:
+        # Names and values of a stranger's files must not command the runner that prints them.
+        typer.echo(without_runner_commands(as_text(report)))
+    else:
+        print_report(report, options.as_json)
     if code == 2:  # of --each: what it is about stands above, file by file
         raise ValueError("not every path can be judged; see above.")
     return code

@@ -1,4 +1,4 @@
-"""Run `posenc doctor`: read, judge and print; or explain, compare, override, fix."""
+"""Run `posenc doctor`: read and judge; or explain, compare, override, fix."""
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -27,17 +27,17 @@ from posenc.dialects.writers.overrides import (
     intended,
     override_options,
 )
-from posenc.doctor import asking, comparing
-from posenc.doctor.answer import terminal
+from posenc.doctor import answer, asking, two_files
+from posenc.doctor.answer import Judgement
 from posenc.doctor.case import Case
+from posenc.doctor.option_checks import actions_asked_for, check_options, ignored_codes
 from posenc.doctor.options import Options
-from posenc.doctor.refusals import actions_asked_for, check_options, ignored_codes
 from posenc.doctor.rule import Finding
 from posenc.doctor.rules import RULES, findings
 from posenc.doctor.rules.rest import OVERRIDES
-from posenc.files.sealed_json import parse_bounded_json, strict_json
+from posenc.files.sealed_json import parse_bounded_json
 from posenc.lazy import require_package
-from posenc.report.escaping import without_runner_commands
+from posenc.report.report import Report
 
 MODEL = ("model_type", "architectures", "n_heads")
 """A JSON object with one of these keys describes a model; other programs have a config.json too."""
@@ -56,8 +56,8 @@ class RuntimeAnswers(NamedTuple):
     notes: tuple[str, ...] = ()
 
 
-def run(options: Options) -> tuple[str, int]:
-    """Return what to print, and the exit code: 1 if an E fired, a fix is incomplete, or two files
+def run(options: Options) -> tuple[Report, int]:
+    """Return the answer, and the exit code: 1 if an E fired, a fix is incomplete, or two files
     differ; 3 if posenc knows of no named runtime what it computes for the family.
 
     Raises: ValueError and OSError for bad input.
@@ -67,29 +67,24 @@ def run(options: Options) -> tuple[str, int]:
     except NoRotationError as nothing:
         if not _only_judges(options):
             raise
-        why = str(nothing)
-        return (_json({"judged": False, "why": why}) if options.as_json else why), 0
+        return answer.report_without_judgement(str(nothing), str(nothing)), 0
 
 
-def _run_on_rotating_model(options: Options, answers: RuntimeAnswers | None) -> tuple[str, int]:
-    """Return what to print, and the exit code, as `run` does.
+def _run_on_rotating_model(options: Options, answers: RuntimeAnswers | None) -> tuple[Report, int]:
+    """Return the answer, and the exit code, as `run` does.
 
     answers: what the runtimes at hand answered for the one file; None to ask them here.
 
     Raises: NoRotationError for a model that rotates nothing; ValueError and OSError for bad input.
     """
     try:
-        output, code = _do_what_options_ask(options, answers)
+        return _do_what_options_ask(options, answers)
     except BadConfigError as bad:
         raise ValueError(f"{options.paths[0]}: {str(bad).removeprefix('config.json: ')}") from bad
     except UnknownFamilyError as unknown:
         where = f"{options.paths[0]}: " if len(options.paths) == 1 else ""
-        if options.as_json:
-            return _json({"judged": False, "why": str(unknown)}), 3
-        return f"{where}{unknown}. Nothing was judged, fixed or proved.", 3
-    if options.as_json and options.out is not None:
-        output = _json({"written": str(options.out), "said": output})
-    return output, code
+        headline = f"{where}{unknown}. Nothing was judged, fixed or proved."
+        return answer.report_without_judgement(headline, str(unknown)), 3
 
 
 def _only_judges(options: Options) -> bool:
@@ -97,11 +92,12 @@ def _only_judges(options: Options) -> bool:
     return len(options.paths) == 1 and not actions_asked_for(options)
 
 
-def _do_what_options_ask(options: Options, answers: RuntimeAnswers | None) -> tuple[str, int]:
-    """Do what the options ask for; return what to print, and the exit code."""
+def _do_what_options_ask(options: Options, answers: RuntimeAnswers | None) -> tuple[Report, int]:
+    """Do what the options ask for; return the answer, and the exit code."""
     check_options(options)
     if options.explain is not None:
-        return _explanation(options.explain, options.as_json), 0
+        code = check_choice("--explain", options.explain.upper(), RULES)
+        return answer.report_of_rule(RULES[code]), 0
     if options.each:
         return _judge_each(options)
     if len(options.paths) == 2:
@@ -114,10 +110,10 @@ def _do_what_options_ask(options: Options, answers: RuntimeAnswers | None) -> tu
     case = _case_to_judge(source, options)
     if options.positions is not None:
         case.require_known()
-        return _compare_positions(case, options.positions, options.as_json)
+        return _compare_positions(case, options.positions)
     if options.overrides is not None:
         case.require_known()
-        return _print_override_options(source, options)
+        return _options_of_server(source, options), 0
     if options.fix:
         case.require_known()
         return _write_fixed_copy(case, options)
@@ -128,18 +124,9 @@ def _do_what_options_ask(options: Options, answers: RuntimeAnswers | None) -> tu
     return _judge(case, options, answers)
 
 
-def _explanation(code: str, as_json: bool) -> str:
-    """Return what --explain prints about a rule: its page, or a JSON object."""
-    rule = RULES[check_choice("--explain", code.upper(), RULES)]
-    explanation = terminal.explanation(rule)
-    if as_json:
-        return _json({"code": rule.code, "title": rule.title, "text": explanation})
-    return explanation
-
-
-def _print_override_options(source: Source, options: Options) -> tuple[str, int]:
-    """Return what --overrides prints, the options with which a server computes what the file means,
-    and the exit code 0."""
+def _options_of_server(source: Source, options: Options) -> Report:
+    """Return the options with which the server that --overrides names computes what the file
+    means."""
     assert options.overrides is not None
     _require_config(source, "--overrides")
     if options.overrides not in RUNTIMES:  # override() says of a known one why it takes none
@@ -149,23 +136,21 @@ def _print_override_options(source: Source, options: Options) -> tuple[str, int]
     meaning = meaning_of(source.config, options.length)
     require_no_guess(source, meaning, "no options can say it")
     command_line = override_options(source.raw, meaning, options.overrides)
-    answer = {"server": options.overrides, "options": command_line}
-    return _json(answer) if options.as_json else command_line, 0
+    return answer.report_of_options(options.overrides, command_line)
 
 
-def _write_fixed_copy(case: Case, options: Options) -> tuple[str, int]:
-    """Write the copy of --fix; return what to print, and the exit code.
+def _write_fixed_copy(case: Case, options: Options) -> tuple[Report, int]:
+    """Write the copy of --fix; return what was written, and the exit code.
 
     Raises: ValueError where the file must be corrected by hand first.
     """
-    from posenc.doctor.cures.fixing import fix
+    from posenc.doctor.cures.fixing import fix, fix_gguf
 
     assert options.out is not None
     settled: list[str] = []
     if options.prefer is not None:
         source = _with_preferred_keys(case.source, options.prefer)
-        changes = config_changes(case.source.raw, source.raw)
-        settled = [f"as --prefer {options.prefer} says:", *(f"  {line}" for line in changes)]
+        settled = config_changes(case.source.raw, source.raw)
         case = replace(case, source=source)
     finding = _first_finding_to_correct_by_hand(case, findings(case))
     is_said_by_config = case.metadata is not None and options.like is not None
@@ -174,6 +159,11 @@ def _write_fixed_copy(case: Case, options: Options) -> tuple[str, int]:
             f"{case.source.path}: --fix writes nothing, correct the file by hand first. "
             f"{finding.code}: {finding.message}. {finding.cure}{_preferences(case, finding)}"
         )
+    if case.metadata is not None:
+        fixed = fix_gguf(case.source, options.out, options.like)
+        return answer.report_of_fixed_gguf(options.out, fixed), 0
+    if options.like is not None:
+        raise ValueError("--like goes with --fix of a GGUF file.")
     runtimes = _runtimes_named_by_for(options)
     versions = _versions_named_by_for(options)
 
@@ -186,10 +176,9 @@ def _write_fixed_copy(case: Case, options: Options) -> tuple[str, int]:
         return {name: computed.with_stop_as_refusal for name, computed in answers.items()}
 
     who = None if options.ask is None else ask
-    said, code = fix(
-        case.source, options.out, runtimes, options.length, options.like, versions, who
-    )
-    return "\n".join([said, *settled]), code
+    copy = fix(case.source, options.out, runtimes, options.length, versions, who)
+    code = 1 if copy.recipe.cannot else 0
+    return answer.report_of_fixed_copy(options.out, copy, options.prefer, settled), code
 
 
 def _with_preferred_keys(source: Source, preferred: str) -> Source:
@@ -238,8 +227,8 @@ def _ask_runtimes(sources: Sequence[Source], options: Options) -> list[RuntimeAn
     return answers_and_notes
 
 
-def _judge(case: Case, options: Options, answers: RuntimeAnswers) -> tuple[str, int]:
-    """Judge a file by all rules; return what to print, and the exit code.
+def _judge(case: Case, options: Options, answers: RuntimeAnswers) -> tuple[Report, int]:
+    """Judge a file by all rules; return the answer, and the exit code.
 
     answers: what the runtimes at hand answered themselves.
     """
@@ -247,50 +236,34 @@ def _judge(case: Case, options: Options, answers: RuntimeAnswers) -> tuple[str, 
     try:
         case.require_known()
     except UnknownFamilyError as unknown:
-        return _show_answers_of_asked_runtimes(case, options, answers.notes, unknown)
+        return _answers_of_asked_runtimes(case, answers.notes, unknown), 3
     all_findings = findings(case)
     if not all_findings and case.why_unclear:
         raise ValueError(f"{case.source.path}: {case.why_unclear}.")
     ignored = ignored_codes(options)
     counted = [finding for finding in all_findings if finding.code not in ignored]
     silenced = [finding for finding in all_findings if finding.code in ignored]
+    can_be_fixed = _first_finding_to_correct_by_hand(case, all_findings) is None
+    judgement = Judgement(case, counted, silenced, can_be_fixed, answers.notes)
     code = 1 if any(finding.severity == "E" for finding in counted) else 0
-    if options.as_json:
-        return _json_with_notes(terminal.as_json(case, counted, silenced), answers.notes), code
-    fixes = _first_finding_to_correct_by_hand(case, all_findings) is None
-    judgement = terminal.answer_for_terminal(case, counted, silenced, fixes=fixes)
-    if not answers.notes:
-        return judgement, code
-    return "\n".join([*answers.notes, "", judgement]), code
+    return answer.report_of(judgement), code
 
 
-def _show_answers_of_asked_runtimes(
-    case: Case, options: Options, notes: Sequence[str], unknown: UnknownFamilyError
-) -> tuple[str, int]:
+def _answers_of_asked_runtimes(
+    case: Case, notes: Sequence[str], unknown: UnknownFamilyError
+) -> Report:
     """Return what the runtimes at hand compute for a family whose meaning posenc does not know.
 
     Raises: UnknownFamilyError if none of them answered.
     """
-    if not case.own_answers:
-        why_nobody_answered = " ".join(notes).rstrip(".")  # run() ends the sentence
-        if not why_nobody_answered and case.source.spelling == asking.READS:
-            why_nobody_answered = "--ask PYTHON asks a runtime that has it"
-        if not why_nobody_answered:
-            raise unknown
-        raise UnknownFamilyError(f"{unknown}. {why_nobody_answered}") from None
-    if options.as_json:
-        runtimes = {name: case.computed[name].as_json() for name in case.own_answers}
-        answer = {"judged": False, "why": str(unknown), "runtimes": runtimes}
-        return _json_with_notes(answer, notes), 3
-    return "\n".join([*notes, terminal.answers_of_asked_runtimes(case, str(unknown))]), 3
-
-
-def _json_with_notes(answer: dict[str, Any], notes: Sequence[str]) -> str:
-    return _json({**answer, "notes": list(notes)} if notes else answer)
-
-
-def _json(answer: Any) -> str:
-    return strict_json(answer, indent=2)
+    if case.own_answers:
+        return answer.report_of_answers(case, str(unknown), notes)
+    why_nobody_answered = " ".join(notes).rstrip(".")  # the headline ends the sentence
+    if not why_nobody_answered and case.source.spelling == asking.READS:
+        why_nobody_answered = "--ask PYTHON asks a runtime that has it"
+    if not why_nobody_answered:
+        raise unknown
+    raise UnknownFamilyError(f"{unknown}. {why_nobody_answered}") from None
 
 
 def _first_finding_to_correct_by_hand(
@@ -306,21 +279,20 @@ def _first_finding_to_correct_by_hand(
     return None
 
 
-def _judge_each(options: Options) -> tuple[str, int]:
-    """Judge files one by one; return what to print and the gravest exit code. What is not known
+def _judge_each(options: Options) -> tuple[Report, int]:
+    """Judge files one by one; return all answers and the gravest exit code. What is not known
     passes with a notice, unless --strict is given."""
-    pages: list[str] = []
+    reports: list[Report] = []
     codes = [0]
     for path, answers in zip(options.paths, _ask_about_each_path(options), strict=True):
-        page, code = _judge_or_skip(path, options, answers)
-        pages.append(page)
+        report, code = _judge_or_skip(path, options, answers)
+        reports.append(report)
         codes.append(code)
-    if unknown := codes.count(3):
-        pages.append(f"notice: {unknown} of {len(options.paths)} files were not judged, see above.")
-        if not options.strict:
-            codes = [0 if code == 3 else code for code in codes]
-    # Names and values of a stranger's files must not command the runner that prints them.
-    return without_runner_commands("\n\n".join(pages)), max(codes, key=GRAVITY.index)
+    not_judged = codes.count(3)
+    if not options.strict:
+        codes = [0 if code == 3 else code for code in codes]
+    several = answer.report_of_several(options.paths, reports, not_judged)
+    return several, max(codes, key=GRAVITY.index)
 
 
 def _ask_about_each_path(options: Options) -> list[RuntimeAnswers]:
@@ -340,24 +312,27 @@ def _describes_no_model(path: Path) -> bool:
     return path.suffix == ".json" and path.is_file() and not read_json(path).keys() & {*MODEL}
 
 
-def _judge_or_skip(path: Path, options: Options, answers: RuntimeAnswers) -> tuple[str, int]:
-    """Judge one of several files; return its page, which may be an error, and its exit code."""
+def _judge_or_skip(path: Path, options: Options, answers: RuntimeAnswers) -> tuple[Report, int]:
+    """Judge one of several files; return its answer, which may be an error, and its exit code."""
     try:
         if _describes_no_model(path):
-            return f"{path}: skipped, it describes no model.", 0
+            skipped = "it describes no model"
+            return answer.report_without_judgement(f"{path}: skipped, {skipped}.", skipped), 0
         return _run_on_rotating_model(
             replace(options, paths=(path,), each=False, strict=False), answers
         )
     except NoRotationError as nothing:
-        return f"skipped: {nothing}", 0
+        return answer.report_without_judgement(f"skipped: {nothing}", str(nothing)), 0
     except OSError as error:
-        return describe_os_error(error), 2
+        why = describe_os_error(error)
+        return answer.report_without_judgement(why, why), 2
     except ValueError as error:
-        return f"{error}" if str(path) in str(error) else f"{path}: {error}", 2
+        why = f"{error}" if str(path) in str(error) else f"{path}: {error}"
+        return answer.report_without_judgement(why, why), 2
 
 
-def _write_adapter(options: Options) -> str:
-    """Write the LoRA adapter that goes with a fixed or permuted model; return what to print.
+def _write_adapter(options: Options) -> Report:
+    """Write the LoRA adapter that goes with a fixed or permuted model.
 
     Raises: ValueError without --fix and --convert-layout: an adapter has nothing to judge.
     """
@@ -368,21 +343,23 @@ def _write_adapter(options: Options) -> str:
         assert options.out is not None
         runtimes = _runtimes_named_by_for(options)
         versions = _versions_named_by_for(options)
-        return adapters.fix(folder, options.like, options.out, runtimes, options.length, versions)
+        scaled = adapters.fix(folder, options.like, options.out, runtimes, options.length, versions)
+        return answer.report_of_scaled_adapter(options.out, scaled.tensors, scaled.factor)
     if options.convert_layout is not None:
         assert options.out is not None
         interleaved = layout.is_interleaved(options.convert_layout)
-        return adapters.convert_layout(
+        tensors = adapters.convert_layout(
             folder, options.like, options.out, to_interleaved=interleaved
         )
+        return answer.report_of_permuted_adapter(options.out, tensors)
     raise ValueError(
         f"{folder} is a LoRA adapter: its positions are its model's. --fix or --convert-layout, "
         "with --like MODEL --out NEW, write the one that goes with a fixed model."
     )
 
 
-def _measure_or_convert_layout(options: Options) -> tuple[str, int]:
-    """Do what --layout or --convert-layout asks for; return what to print, and the exit code."""
+def _measure_or_convert_layout(options: Options) -> tuple[Report, int]:
+    """Do what --layout or --convert-layout asks for; return the answer, and the exit code."""
     if options.layout:
         require_package("transformers", "--layout")
     from posenc.doctor.cures import layout
@@ -390,9 +367,11 @@ def _measure_or_convert_layout(options: Options) -> tuple[str, int]:
     folder = options.paths[0]
     if options.convert_layout is not None:
         assert options.out is not None
-        return layout.write_converted_copy(folder, options.out, options.convert_layout), 0
+        copy = layout.write_converted_copy(folder, options.out, options.convert_layout)
+        return answer.report_of_converted_copy(options.out, copy), 0
     assert options.text is not None
-    return layout.report_layout(folder, options.text, as_json=options.as_json)
+    verdict = layout.measure_layout(folder, options.text)
+    return answer.report_of_layout(verdict), int(verdict.mismatch)
 
 
 def _runtimes_named_by_for(options: Options) -> tuple[str, ...]:
@@ -434,23 +413,16 @@ def _require_config(source: Source, what: str) -> None:
         raise ValueError(f"{what} needs a config, {source.path} is a GGUF file.")
 
 
-def _compare_positions(case: Case, path: Path, as_json: bool) -> tuple[str, int]:
+def _compare_positions(case: Case, path: Path) -> tuple[Report, int]:
     """Return how the position ids of the batch in a JSON file differ from those that the family's
-    code makes, in words or JSON, and the exit code: 1 if they differ."""
+    code makes, and the exit code: 1 if they differ."""
     from posenc.dialects.position_ids import compare_position_ids
 
     _require_config(case.source, "--positions")
     with path_in_errors(path):
         lines, notes = compare_position_ids(read_json(path, LARGEST_INDEX), case.model)
-    code = int(bool(lines))
-    if as_json:
-        return _json({"same": not lines, "differences": lines, "notes": notes}), code
-    details = [*lines, *(f"note: {note}" for note in notes)]
-    indented = [f"  {line}" for line in details]
-    if lines:
-        return "\n".join([f"{path}:", *indented]), code
-    who = "the paper makes" if notes else f"the code of {case.model.model_type} makes"
-    return "\n".join([f"{path}: position ids are as {who} them.", *indented]), code
+    report = answer.report_of_position_ids(path, lines, notes, case.model.model_type)
+    return report, int(bool(lines))
 
 
 def _case_to_judge(source: Source, options: Options) -> Case:
@@ -483,9 +455,8 @@ def _load_without_encoding(path: Path) -> Source:
     return source
 
 
-def _compare_two_files(options: Options) -> tuple[str, int]:
-    """Return how the positions of two files differ, in words or JSON, and the exit code: 1 if they
-    differ."""
+def _compare_two_files(options: Options) -> tuple[Report, int]:
+    """Return how the positions of two files differ, and the exit code: 1 if they differ."""
     sources = []
     for path in options.paths:
         with path_in_errors(path):
@@ -494,7 +465,7 @@ def _compare_two_files(options: Options) -> tuple[str, int]:
     one_path, other_path = options.paths
     first = _record_at_length(one, one_path, options.length)
     second = _record_at_length(other, other_path, options.length)
-    lines = comparing.differences(first, second)
+    lines = two_files.differences(first, second)
     if not lines and options.length is None:
         # Files that mean the same at their longest lengths may change at others.
         def both_at(length: int) -> tuple[Record, Record]:
@@ -502,21 +473,12 @@ def _compare_two_files(options: Options) -> tuple[str, int]:
                 other, other_path, length
             )
 
-        lines = comparing.differences_at_switches(first, second, both_at)
-    if options.as_json:
-        answer = {
-            "same": not lines,
-            "differences": lines,
-            "records": [first.as_json(), second.as_json()],
-        }
-        return _json(answer), int(bool(lines))
-    names = " and ".join(str(path) for path in options.paths)
-    if lines:
-        return "\n".join([f"{names} mean other positions:", *(f"  {line}" for line in lines)]), 1
-    where = ""
+        lines = two_files.differences_at_switches(first, second, both_at)
+    at_length = ""
     if options.length is not None and {first.switch, second.switch} != {"static"}:
-        where = f" at {options.length} tokens"
-    return f"{names} mean the same positions{where}.", 0
+        at_length = f" at {options.length} tokens"
+    report = answer.report_of_comparison(options.paths, (first, second), lines, at_length)
+    return report, int(bool(lines))
 
 
 def _record_at_length(source: Source, path: Path, length: int | None) -> Record:

@@ -9,7 +9,7 @@ from posenc.dialects.meaning import UnknownFamilyError
 from posenc.dialects.model import model_of
 from posenc.dialects.position_ids import compare_position_ids
 from posenc.doctor.options import Options
-from posenc.doctor.running import run
+from tests.doctor.judging import run
 from tests.doctor.threads import BASE
 
 LLAMA = model_of({**BASE, "rope_theta": 10000.0})

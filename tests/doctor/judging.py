@@ -1,12 +1,17 @@
-"""A config judged without a file."""
+"""A config judged without a file, and what the command prints."""
 
 from pathlib import Path
 
 from posenc.dialects.files.source import Source
 from posenc.dialects.files.spelling import as_transformers
 from posenc.dialects.runtimes import RUNTIMES
+from posenc.doctor import answer, running
 from posenc.doctor.case import Case
+from posenc.doctor.cures import fixing
+from posenc.doctor.options import Options
 from posenc.doctor.rules import findings
+from posenc.report.report import as_json
+from posenc.report.terminal import as_text
 
 NOWHERE = Path("no-such-folder/config.json")
 
@@ -22,3 +27,23 @@ def judge(config, named=tuple(RUNTIMES), length=None):
 
 def codes(config, named=tuple(RUNTIMES), severity="EWI"):
     return {f.code for f in judge(config, named) if f.severity in severity}
+
+
+def run(options: Options) -> tuple[str, int]:
+    """What `posenc doctor` prints on standard output, and its exit code."""
+    report, code = running.run(options)
+    return as_json(report) if options.as_json else as_text(report), code
+
+
+def fix(source, out, named=tuple(RUNTIMES), length=None):
+    """What `--fix` prints about a file that was read, and its exit code."""
+    if source.metadata is not None:
+        return as_text(answer.report_of_fixed_gguf(out, fixing.fix_gguf(source, out, None))), 0
+    copy = fixing.fix(source, out, named, length)
+    return as_text(answer.report_of_fixed_copy(out, copy)), int(bool(copy.recipe.cannot))
+
+
+def row_of(runtime: str, text: str) -> list[str]:
+    """The cells of a runtime's row in what the command prints."""
+    (line,) = [line for line in text.splitlines() if line.startswith(f"│ {runtime} ")]
+    return [cell.strip() for cell in line.strip("│").split("│")]

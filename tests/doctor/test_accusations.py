@@ -9,9 +9,8 @@ from posenc.dialects.meaning import meaning_of
 from posenc.dialects.runtimes import emulate
 from posenc.dialects.runtimes.flags import FLAGS_OF_FAMILIES
 from posenc.doctor.options import Options
-from posenc.doctor.running import run
 from posenc.files.sealed_json import strict_json
-from tests.doctor.judging import codes, judge
+from tests.doctor.judging import codes, judge, run
 from tests.doctor.threads import BASE
 
 SIMPLE = {**BASE, "rope_theta": 10000.0}

@@ -29,8 +29,8 @@ VISION = {"model_type": "smolvlm", "architectures": ["SmolVLMForConditionalGener
 def test_another_network_with_the_same_model_type_is_not_judged(tmp_path):
     from posenc.dialects.files.json_object import read_json
     from posenc.doctor.options import Options
-    from posenc.doctor.running import run
     from posenc.files.sealed_json import strict_json
+    from tests.doctor.judging import run
 
     path = tmp_path / "config.json"
     path.write_text(strict_json(LING26))

@@ -224,7 +224,7 @@ def test_a_name_is_no_command_of_a_runner(repository, each):
     before = commands("\n".join(ODD))
     _, out, err = each(*(f"{name}/config.json" for name in ODD))
     assert len(before) == 4 and commands(out + err) == []
-    assert "%3A%3Aerror file=a,line=1::boo/config.json" in out and "##%5Berror]boo" in out
+    assert "%3A%3Aadd-mask::e/config.json" in out and "##%5Berror]boo" in out
 
 
 @pytest.mark.slow

@@ -12,13 +12,16 @@ from posenc.dialects.files.spelling import as_transformers
 from posenc.dialects.meaning import meaning_of
 from posenc.dialects.writers.overrides import override_options
 from posenc.dialects.writers.recipes import best_recipe, require_static
-from posenc.doctor.answer import terminal
+from posenc.doctor.answer import Judgement, report_of
 from posenc.doctor.case import Case
 from posenc.doctor.options import Options
 from posenc.doctor.rules import findings
-from posenc.doctor.running import _first_finding_to_correct_by_hand, run
+from posenc.doctor.running import _first_finding_to_correct_by_hand
+from posenc.report.html_page import page_of
+from posenc.report.report import as_json
+from posenc.report.terminal import as_text
 from tests.dialects.golden_cases import FOLDER
-from tests.doctor.judging import case
+from tests.doctor.judging import case, run
 from tests.doctor.threads import BASE
 
 CONFIGS = [json.loads(p.read_text())["config"] for p in sorted(FOLDER.glob("[0-9]*.json"))]
@@ -106,8 +109,9 @@ def test_nonsense_is_judged_or_refused(seed):
             assert str(error)
             continue
         judged += 1
-        assert terminal.answer_for_terminal(under, found)
-        json.dumps(terminal.as_json(under, found), allow_nan=False)
+        report = report_of(Judgement(under, found))
+        assert as_text(report) and page_of(report).html()
+        assert "NaN" not in as_json(report)
         try:
             meaning = meaning_of(as_transformers(raw))
             require_static(meaning, None)

@@ -14,12 +14,11 @@ from posenc.dialects.runtimes.gguf_converter import converted_metadata
 from posenc.dialects.runtimes.llama_cpp import compute_from_metadata
 from posenc.dialects.writers import gguf_edit
 from posenc.doctor.case import Case
-from posenc.doctor.cures.fixing import fix
 from posenc.doctor.options import Options
 from posenc.doctor.rules import findings
-from posenc.doctor.running import run
 from posenc.frequencies import floats
 from tests.dialects.golden_cases import config
+from tests.doctor.judging import fix, run
 from tests.doctor.threads import BASE, EIGHT
 
 gguf = pytest.importorskip("gguf", reason="the gguf package is not installed")

@@ -13,7 +13,7 @@ from posenc.dialects.record import record_of
 from posenc.dialects.runtimes import RUNTIMES
 from posenc.dialects.runtimes.llama_cpp import compute_from_metadata
 from posenc.doctor.options import Options
-from posenc.doctor.running import run
+from tests.doctor.judging import run
 
 gguf = pytest.importorskip("gguf", reason="the gguf package is not installed")
 

@@ -12,7 +12,7 @@ import pytest
 from posenc.dialects.files import gguf_header
 from posenc.dialects.files.gguf_reader import read_metadata
 from posenc.doctor.options import Options
-from posenc.doctor.running import run
+from tests.doctor.judging import run
 from tests.doctor.threads import BASE
 
 U32, F32, STRING, ARRAY = 4, 6, 8, 9

@@ -8,8 +8,8 @@ from posenc.dialects.files.gguf_metadata import Metadata
 from posenc.dialects.files.gguf_reader import read_metadata
 from posenc.dialects.runtimes.llama_cpp import compute_from_metadata
 from posenc.doctor.options import Options
-from posenc.doctor.running import run
 from posenc.frequencies import floats
+from tests.doctor.judging import run
 from tests.doctor.test_gguf import gguf, write
 from tests.doctor.threads import BASE, EIGHT, GEMMA3
 

@@ -115,7 +115,8 @@ def test_a_cure_says_who_is_right_and_which_key():
     ],
 )
 def test_the_indexers_layout_is_checked(name, given, wrong):
-    from posenc.doctor.answer import terminal
+    from posenc.doctor.answer import Judgement, report_of
+    from posenc.report.terminal import as_text
     from tests.doctor.judging import case
 
     config = {**BASE, "rope_theta": 1e4, "model_type": name, "qk_rope_head_dim": 16, **given}
@@ -123,4 +124,4 @@ def test_the_indexers_layout_is_checked(name, given, wrong):
     found = [f for f in judge(config) if f.code == "PD051"]
     assert len(found) == wrong and all(f.runtimes == ("vllm", "sglang") for f in found)
     said = {False: "indexer: half-split", True: "indexer: interleaved"}[name != "deepseek_v32"]
-    assert said in terminal.answer_for_terminal(case(config), found)
+    assert said in as_text(report_of(Judgement(case(config), found)))

@@ -15,8 +15,7 @@ from posenc.dialects.understood import ABOUT_POSITIONS
 from posenc.doctor.case import Case
 from posenc.doctor.options import Options
 from posenc.doctor.rules import RULES, findings
-from posenc.doctor.running import run
-from tests.doctor.judging import judge
+from tests.doctor.judging import judge, run
 
 PAGES = Path(__file__).parents[2] / "posenc/doctor/pages"
 GGUF_FILES = ("PD034", "PD059", "PD060")
@@ -124,8 +123,11 @@ def test_the_example_with_a_byte_order_mark(tmp_path):
 def test_explain_prints_the_page_with_its_severity():
     said, code = run(Options((), explain="pd052"))
     assert code == 0
-    assert said.startswith(f"# PD052: {RULES['PD052'].title}\n\nSeverity: error.\n\nFinds yarn")
-    assert said.partition("\n## ")[2] == RULES["PD052"].page.partition("\n## ")[2].rstrip()
+    title, *lines = said.splitlines()
+    page = "\n".join(line.removeprefix("  ") for line in lines)
+    assert title == f"# PD052: {RULES['PD052'].title}"
+    assert page.startswith("\nSeverity: error.\n\nFinds yarn")
+    assert page.partition("\n## ")[2] == RULES["PD052"].page.partition("\n## ")[2].rstrip()
 
 
 def test_a_wrong_example_is_seen(monkeypatch):

@@ -13,8 +13,7 @@ import pytest
 
 from posenc.dialects.files.json_object import read_json
 from posenc.doctor.options import Options
-from posenc.doctor.running import run
-from tests.doctor.judging import judge
+from tests.doctor.judging import judge, run
 from tests.doctor.planted import GONE, PLANTED
 
 VENDORS = read_json(Path(__file__).parents[1] / "dialects/runtimes/vendors.json")

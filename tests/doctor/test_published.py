@@ -8,8 +8,7 @@ from posenc.dialects.files.source import NoRotationError, load
 from posenc.dialects.meaning import UnknownFamilyError, meaning_of
 from posenc.dialects.runtimes import emulate
 from posenc.doctor.options import Options
-from posenc.doctor.running import run
-from tests.doctor.judging import codes, judge
+from tests.doctor.judging import codes, judge, run
 from tests.doctor.test_several_parts import LLAMA, SIZES, YARN
 
 MROPE = {"type": "mrope", "mrope_section": [2, 3, 3]}

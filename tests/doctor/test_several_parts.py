@@ -9,7 +9,7 @@ from posenc.dialects.meaning import UnknownFamilyError, meaning_of
 from posenc.dialects.model import model_of
 from posenc.dialects.runtimes import emulate
 from posenc.doctor.options import Options
-from posenc.doctor.running import run
+from tests.doctor.judging import run
 
 SIZES = {
     "hidden_size": 64,

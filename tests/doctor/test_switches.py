@@ -5,9 +5,9 @@ import json
 import pytest
 
 from posenc.dialects.runtimes import RUNTIMES
-from posenc.doctor.comparing import lengths_around_switches
 from posenc.doctor.options import Options
-from posenc.doctor.running import run
+from posenc.doctor.two_files import lengths_around_switches
+from tests.doctor.judging import run
 
 PLAIN = {
     "model_type": "llama",

@@ -11,7 +11,7 @@ from posenc.dialects.runtimes import RUNTIMES, emulate
 from posenc.dialects.runtimes.running import CELLS
 from posenc.dialects.understood import require_understood_keys
 from posenc.doctor.options import Options
-from posenc.doctor.running import run
+from tests.doctor.judging import row_of, run
 from tests.doctor.threads import BASE
 
 SIMPLE = {**BASE, "rope_theta": 10000.0}
@@ -110,8 +110,7 @@ def test_an_unread_column_is_named_and_changes_no_exit_code(file):
     raw = {**SIMPLE, "model_type": "helium", "architectures": ["HeliumForCausalLM"]}
     assert "vllm" not in all_families()["helium"]
     said, code = run(Options((file(raw),)))
-    (row,) = [line for line in said.splitlines() if line.startswith("vllm ")]
-    assert row.split(maxsplit=3)[3] == "not known to posenc"
+    assert row_of("vllm", said)[2] == "not known to posenc"
     assert code == 0 and "Not known to posenc, and not judged: vllm, sglang" in said
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 from posenc.dialects.files.inside import path_inside
 from posenc.dialects.files.json_object import read_json
@@ -15,6 +16,13 @@ from posenc.dialects.writers.recipes import best_recipe, require_static
 from posenc.files.new_folder import new_folder
 
 
+class ScaledAdapter(NamedTuple):
+    """How many tensors of q's B were changed, and the factor of their rotated rows."""
+
+    tensors: int
+    factor: float
+
+
 def fix(
     adapter: Path,
     like: Path | None,
@@ -22,8 +30,8 @@ def fix(
     named: tuple[str, ...],
     length: int | None,
     versions: Mapping[str, str],
-) -> str:
-    """Write the adapter that fits what `--fix` writes of its model; return what to print.
+) -> ScaledAdapter:
+    """Write the adapter that fits what `--fix` writes of its model.
 
     Raises: ValueError where its model is not given, or its rows cannot be scaled.
     """
@@ -41,12 +49,14 @@ def fix(
     with new_folder(out) as folder:
         copy_files(adapter, folder)
         rows = adapter_rows_to_scale(folder, base.folder, model)
-        changed = scale_rows(rows, model, recipe.folded**2)
-    return f"{out}: {len(changed)} tensors of q's B: rotated rows * {recipe.folded**2:.7g}"
+        factor = recipe.folded**2
+        changed = scale_rows(rows, model, factor)
+    return ScaledAdapter(len(changed), factor)
 
 
-def convert_layout(adapter: Path, like: Path | None, out: Path, *, to_interleaved: bool) -> str:
-    """Write the adapter for its model with the rows of q and k in the other order."""
+def convert_layout(adapter: Path, like: Path | None, out: Path, *, to_interleaved: bool) -> int:
+    """Write the adapter for its model with the rows of q and k in the other order; return how many
+    tensors were permuted."""
     base = _load_base_model(adapter, like)
     model = model_of(base.config)
     with path_in_errors(base.path):
@@ -54,7 +64,7 @@ def convert_layout(adapter: Path, like: Path | None, out: Path, *, to_interleave
     with new_folder(out) as folder:
         copy_files(adapter, folder)
         changed = permute_folder(folder, model, to_interleaved=to_interleaved)
-    return f"{out}: rows of {len(changed)} tensors permuted"
+    return len(changed)
 
 
 def _load_base_model(adapter: Path, like: Path | None) -> Source:

@@ -2,7 +2,7 @@
 
 import copy
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,8 +22,8 @@ from posenc.dialects.writers.changes import config_changes
 from posenc.dialects.writers.copies import copy_files, write_config
 from posenc.dialects.writers.dual import OURS
 from posenc.dialects.writers.recipes import Recipe, best_recipe, misreading_runtimes, require_static
-from posenc.doctor.case import differing_aspects_of_rotation
 from posenc.doctor.cures.proving import AskAboutCopy, runtimes_that_answered
+from posenc.doctor.misreading import differing_aspects_of_rotation
 from posenc.files.new_folder import new_folder
 from posenc.files.sealed_json import strict_json
 
@@ -36,11 +36,53 @@ SMALLER = (0.5, 0.75)
 """The same for a share, which is 1 at most."""
 STRETCHING = ("factor", "long_factor", "short_factor", "low_freq_factor", "alpha")
 """Keys of a rope dict that mean nothing without its type."""
-INSTEAD = {
-    "llama.cpp": "; no config can express these numbers: convert, then edit the GGUF file: "
-    "posenc doctor model.gguf --like CONFIG --fix --out NEW",
-}
-"""What to do where no config helps."""
+
+
+class FixedGguf(NamedTuple):
+    """What was written for a GGUF file. changes: a line for each changed key or tensor. doubts:
+    guesses on which the copy rests."""
+
+    changes: Sequence[str]
+    doubts: Sequence[str]
+
+
+class Proof(NamedTuple):
+    """A copy that was written, read again, and held to the meaning.
+
+    config: as read. without_code: as written, without the folder's own classes. misread: runtimes
+    that read it otherwise than it is meant. folded: how many tensors of q were multiplied. behind:
+    files that were not copied. looked_at: the files on which the proof rests. asked: runtimes, with
+    their releases, that were asked about the copy and compute what is meant.
+    """
+
+    config: dict[str, Any]
+    without_code: dict[str, Any]
+    misread: Mapping[str, str]
+    folded: int
+    behind: list[str]
+    looked_at: str
+    asked: list[str]
+
+
+class FixedCopy(NamedTuple):
+    """What was written for a config.
+
+    changes: a line for each changed key. doubts: guesses on which the copy rests. unread: numbers
+    that were left out, with their places. proved: named runtimes, with their versions, whose
+    emulators compute from the copy what is meant. not_proved: named runtime -> why posenc does not
+    know what it computes. why_not_folded: why no temperature can be folded into the weights; empty
+    if one can.
+    """
+
+    family: str
+    recipe: Recipe
+    proof: Proof
+    changes: Sequence[str]
+    doubts: Sequence[str]
+    unread: Sequence[str]
+    proved: Sequence[str]
+    not_proved: Mapping[str, str]
+    why_not_folded: str
 
 
 def fix(
@@ -48,20 +90,15 @@ def fix(
     out: Path,
     named: tuple[str, ...],
     length: int | None = None,
-    like: Path | None = None,
     versions: Mapping[str, str] = NEWEST,
     ask: AskAboutCopy | None = None,
-) -> tuple[str, int]:
-    """Write the copy; returns what to print, and 1 where a named runtime still differs.
+) -> FixedCopy:
+    """Write a copy of a config, and of the weights beside it.
 
     ask: what installed runtimes answer about the copy; None to ask none.
 
     Raises: ValueError where nothing better can be written; `out` is then not there.
     """
-    if source.metadata is not None:
-        return _fix_gguf(source, out, like)
-    if like is not None:
-        raise ValueError("--like goes with --fix of a GGUF file.")
     meaning = meaning_of(source.config, length)
     _require_fixable(source, meaning, length)
     if source.spelling != "transformers":
@@ -75,23 +112,25 @@ def fix(
         versions=versions,
     )
     unread = _unread_numbers_of_rope_dicts(source.config, meaning, length)
-    written = _write_and_prove(source, out, recipe, meaning, named, length, versions, ask)
-    lines = [f"{out}: {recipe.name}"]
-    lines += [f"  {line}" for line in config_changes(source.raw, written.without_code)]
-    lines += _lines_about_doubts(meaning.doubts)
-    family = meaning.model.model_type
-    lines += [f"left out, as it is not read for {family}: {number}" for number in unread]
-    if recipe.folded != 1:
-        lines.append(f"  {written.folded} tensors of q: rotated rows * {recipe.folded**2:.7g}")
-    lines += _proof_lines(written, named, versions)
-    if written.behind:
-        more = ", ..." if len(written.behind) > 8 else ""
-        lines.append(f"left behind: {', '.join(written.behind[:8])}{more}")
-    lines += [_line_about_unmended(n, why) for n, why in recipe.cannot.items()]
-    lines += [f"note: {note}" for note in recipe.notes]
-    if why_not_folded and recipe.cannot:
-        lines.append(f"a temperature cannot be folded into q: {why_not_folded}")
-    return "\n".join(lines), int(bool(recipe.cannot))
+    proof = _write_and_prove(source, out, recipe, meaning, named, length, versions, ask)
+    answers = emulate(proof.config, None, named, versions)
+    proved = [
+        f"{name} {versions.get(name, '')}".rstrip()
+        for name in named
+        if name not in proof.misread and answers[name].is_known
+    ]
+    not_proved = {n: a.status_in_words for n, a in answers.items() if not a.is_known}
+    return FixedCopy(
+        family=meaning.model.model_type,
+        recipe=recipe,
+        proof=proof,
+        changes=config_changes(source.raw, proof.without_code),
+        doubts=meaning.doubts,
+        unread=unread,
+        proved=proved,
+        not_proved=not_proved,
+        why_not_folded=why_not_folded,
+    )
 
 
 def _with_flags_as_booleans(raw: Mapping[str, Any], model: Model) -> dict[str, Any]:
@@ -103,13 +142,6 @@ def _with_flags_as_booleans(raw: Mapping[str, Any], model: Model) -> dict[str, A
     for key, value in [*refused_flags(place, model.model_type)]:
         place[key] = bool(value)
     return result
-
-
-def _line_about_unmended(runtime: str, why: str) -> str:
-    """Return the line about a named runtime that does not compute from the copy what is meant."""
-    refusal = why.removeprefix("refuses: ")
-    said = why if refusal == why else f"refuses the copy: {refusal}"
-    return f"not mended for {runtime}: {said}{INSTEAD.get(runtime, '')}"
 
 
 def _why_not_folded(source: Source, meaning: Meaning) -> str:
@@ -126,11 +158,6 @@ def _why_not_folded(source: Source, meaning: Meaning) -> str:
     reason = why_not_foldable(source.folder, meaning.model)
     check_and_describe_weights(source.folder, meaning.model)
     return reason
-
-
-def _lines_about_doubts(doubts: Iterable[str]) -> list[str]:
-    """Return a line for each guess on which the copy rests, in the words of the judging answer."""
-    return [f"assumed: {doubt}" for doubt in doubts]
 
 
 def _require_fixable(source: Source, meaning: Meaning, length: int | None) -> None:
@@ -229,24 +256,6 @@ def _numbers_in_words(values: Iterable[float]) -> str:
     return " and ".join(f"{value:g}" for value in sorted(values))
 
 
-class _ProvedCopy(NamedTuple):
-    """A copy that was written, read again, and held to the meaning.
-
-    config: as read. without_code: as written, without the folder's own classes. misread: runtimes
-    that read it otherwise than it is meant. folded: how many tensors of q were multiplied. behind:
-    files that were not copied. looked_at: the files on which the proof rests. asked: runtimes, with
-    their releases, that were asked about the copy and compute what is meant.
-    """
-
-    config: dict[str, Any]
-    without_code: dict[str, Any]
-    misread: Mapping[str, str]
-    folded: int
-    behind: list[str]
-    looked_at: str
-    asked: list[str]
-
-
 def _write_and_prove(
     source: Source,
     out: Path,
@@ -256,7 +265,7 @@ def _write_and_prove(
     length: int | None,
     versions: Mapping[str, str],
     ask: AskAboutCopy | None,
-) -> _ProvedCopy:
+) -> Proof:
     """Write what the recipe says into the new folder `out`, and prove the copy.
 
     Raises: ValueError or RuntimeError if the copy is not what was meant; `out` is then not there.
@@ -287,27 +296,7 @@ def _write_and_prove(
             raise RuntimeError(f"not written, the proof failed: {wrong}")
         answers = {} if ask is None else ask(config)
         asked = runtimes_that_answered(answers, meaning.computed, wrong, recipe.folded)
-    return _ProvedCopy(config, without_code, wrong, folded, behind, looked_at, asked)
-
-
-def _proof_lines(
-    written: _ProvedCopy, named: tuple[str, ...], versions: Mapping[str, str]
-) -> list[str]:
-    """Return the lines about the runtimes that were proved to read the copy as it is meant, and
-    about those that posenc does not know."""
-    answers = emulate(written.config, None, named, versions)
-    right = [
-        f"{name} {versions.get(name, '')}".rstrip()
-        for name in named
-        if name not in written.misread and answers[name].is_known
-    ]
-    proved = f"proved by their emulators, from {written.looked_at}: {', '.join(right) or 'none'}"
-    by_asking = [f"proved by asking them: {', '.join(written.asked)}"] if written.asked else []
-    return [
-        *by_asking,
-        proved,
-        *(f"not proved: {n}: {a.status_in_words}" for n, a in answers.items() if not a.is_known),
-    ]
+    return Proof(config, without_code, wrong, folded, behind, looked_at, asked)
 
 
 def _require_same_frequencies(
@@ -441,8 +430,8 @@ def _advice_to_convert_first(source: Source, meaning: Meaning, named: tuple[str,
     )
 
 
-def _fix_gguf(source: Source, out: Path, like: Path | None) -> tuple[str, int]:
-    """Write the copy of a GGUF file; return what to print, and the exit code.
+def fix_gguf(source: Source, out: Path, like: Path | None) -> FixedGguf:
+    """Write a copy of a GGUF file.
 
     like: the config whose positions it is to have; None for what the file's own keys mean.
     """
@@ -467,6 +456,4 @@ def _fix_gguf(source: Source, out: Path, like: Path | None) -> tuple[str, int]:
         bases = {kind: float(p["rope_theta"]) for kind, p in meaning.parameters.items()}
     edit = gguf_edit.plan_edit(meta, wanted, bases, largest)
     gguf_edit.write_edited_copy(source.path, out, edit, wanted)
-    lines = [f"{out}:", *(f"  {line}" for line in edit.lines or ("nothing to change",))]
-    lines += _lines_about_doubts(() if like else record_of(source).doubts)
-    return "\n".join([*lines, "proved by the emulator: llama.cpp"]), 0
+    return FixedGguf(edit.lines, () if like else record_of(source).doubts)

@@ -5,11 +5,10 @@ Neither a config nor a row norm shows the layout. A model that is read in the wr
 like an untrained one. Loads torch and transformers.
 """
 
-import math
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from posenc.command_line.options import check_choice
 from posenc.dialects.files.json_object import read_json
@@ -49,33 +48,19 @@ class LayoutVerdict:
         """Return True if the rows are known to be in another layout than the code expects."""
         return self.found is not None and self.found != self.expected
 
-    def as_json(self) -> dict[str, Any]:
-        return {
-            "expected": self.expected,
-            "found": self.found,
-            "loss_as_is": _finite_or_none(self.losses[0]),
-            "loss_permuted": _finite_or_none(self.losses[1]),
-            "tokens": self.tokens,
-            "why": self.why,
-        }
 
-    def sentence(self) -> str:
-        """Return the verdict as the command prints it."""
-        if self.found is None:
-            return f"layout unknown: {self.why}"
-        a, b = self.losses
-        said = (
-            f"the family's code expects {self.expected} rows of q and k, and they are "
-            f"{self.found}: {a:.2f} nats per token as they are, {b:.2f} permuted, on "
-            f"{self.tokens} tokens"
-        )
-        cure = f"; --convert-layout {self.expected} --out NEW mends it" if self.mismatch else ""
-        return f"{'E PD036  ' if self.mismatch else ''}{said}{cure}"
+class ConvertedCopy(NamedTuple):
+    """A copy whose rows of q and k are in another layout.
 
+    tensors: how many were permuted. interleaved: the layout of their rows now. key: of config.json,
+    which says so; empty if the family has none. expected_interleaved: the layout that the family's
+    code expects where no key says another one.
+    """
 
-def _finite_or_none(loss: float) -> float | None:
-    """Return a loss; None for one that was not measured, or is not finite."""
-    return loss if math.isfinite(loss) else None
+    tensors: int
+    interleaved: bool
+    key: str
+    expected_interleaved: bool
 
 
 def measure_layout(folder: Path, text: Path) -> LayoutVerdict:
@@ -114,7 +99,7 @@ def is_interleaved(target: str) -> bool:
     return check_choice("--convert-layout", target, WORDS.values()) == WORDS[True]
 
 
-def write_converted_copy(folder: Path, out: Path, target: str) -> str:
+def write_converted_copy(folder: Path, out: Path, target: str) -> ConvertedCopy:
     """Write a copy whose rows of q and k are in the layout `target`; they are taken to be in the
     other one.
 
@@ -126,15 +111,7 @@ def write_converted_copy(folder: Path, out: Path, target: str) -> str:
         copy_files(folder, temporary)
         changed = permute_folder(temporary, model, to_interleaved=to_interleaved)
         key = _write_layout_key(temporary / "config.json", model, to_interleaved)
-    told = f"{out}: rows of {len(changed)} tensors permuted to {target}"
-    if key:
-        return f"{told}, and {key} in config.json says so"
-    if to_interleaved != model.interleaved:
-        return (
-            f"{told}. No key of config.json says so: the family's code expects "
-            f"{WORDS[model.interleaved]} rows, so that only a program that is told reads this copy"
-        )
-    return told
+    return ConvertedCopy(len(changed), to_interleaved, key, model.interleaved)
 
 
 def _write_layout_key(path: Path, model: Model, to_interleaved: bool) -> str:
@@ -183,10 +160,3 @@ def _loss_of_each_token(folder: Path, tokens: list[int]) -> Any:
     with torch.inference_mode():
         logits = model(ids).logits[0, :-1]
     return torch.nn.functional.cross_entropy(logits, ids[0, 1:], reduction="none")
-
-
-def report_layout(folder: Path, text: Path, *, as_json: bool) -> tuple[str, int]:
-    """Return what `--layout` prints, and 1 if the rows are in the wrong layout."""
-    verdict = measure_layout(folder, text)
-    said = strict_json(verdict.as_json(), indent=2) if as_json else verdict.sentence()
-    return said, int(verdict.mismatch)

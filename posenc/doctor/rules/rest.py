@@ -11,7 +11,8 @@ from posenc.dialects.model import (
     language_model_key_after_loading,
 )
 from posenc.dialects.writers.overrides import MERGES
-from posenc.doctor.case import FREQUENCY_TOLERANCE, MULTIPLIER_TOLERANCE, Case
+from posenc.doctor.case import Case
+from posenc.doctor.misreading import FREQUENCY_TOLERANCE, MULTIPLIER_TOLERANCE
 from posenc.doctor.rule import TABLE, Finding, Hit, join_names, rule
 
 ROPE_DICTS = ("rope_scaling", "rope_parameters")

@@ -9,7 +9,7 @@ from posenc.dialects.families import all_families
 from posenc.dialects.family_facts import ModernFacts
 from posenc.dialects.runtimes import emulate
 from posenc.doctor.options import Options
-from posenc.doctor.running import run
+from tests.doctor.judging import run
 
 SIZES = {
     "hidden_size": 64,

@@ -8,8 +8,8 @@ from posenc.dialects.files.source import load
 from posenc.dialects.runtimes import RUNTIMES
 from posenc.doctor.case import Case
 from posenc.doctor.options import Options
-from posenc.doctor.running import run
 from posenc.frequencies import floats
+from tests.doctor.judging import run
 
 SIZES = {
     "dim": 256,

@@ -12,10 +12,9 @@ from posenc.dialects.meaning import meaning_of
 from posenc.dialects.runtimes import emulate
 from posenc.dialects.writers.overrides import config_after_override
 from posenc.doctor.options import Options
-from posenc.doctor.running import run
 from posenc.files.sealed_json import strict_json
 from posenc.frequencies import floats
-from tests.doctor.judging import judge
+from tests.doctor.judging import judge, run
 
 TEXT = {
     "hidden_size": 512,

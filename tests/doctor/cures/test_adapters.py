@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from posenc.doctor.options import Options
-from posenc.doctor.running import run
 from tests.doctor.cures.test_fold import checkpoint
+from tests.doctor.judging import run
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")

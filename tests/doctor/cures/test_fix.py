@@ -8,11 +8,9 @@ from posenc.dialects.files.source import load
 from posenc.dialects.meaning import meaning_of
 from posenc.dialects.runtimes import RUNTIMES, emulate
 from posenc.dialects.writers.proof import disagreement, reasons_for_disagreement
-from posenc.doctor.cures.fixing import fix
 from posenc.doctor.options import Options
-from posenc.doctor.running import run
 from tests.dialects.golden_cases import FOLDER, config
-from tests.doctor.judging import judge
+from tests.doctor.judging import fix, judge, run
 from tests.doctor.threads import BASE, EIGHT, ORIGINAL, SHORT
 
 ALL = tuple(RUNTIMES)

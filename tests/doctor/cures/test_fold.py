@@ -11,8 +11,8 @@ from posenc.dialects.model import model_of
 from posenc.dialects.runtimes import RUNTIMES
 from posenc.dialects.weights.fold import fold_multiplier, why_not_foldable
 from posenc.dialects.weights.tensors import decode_floats, encode_floats, read_entries
-from posenc.doctor.cures.fixing import fix
 from posenc.frequencies import floats
+from tests.doctor.judging import fix
 from tests.doctor.threads import BASE, EIGHT
 
 torch = pytest.importorskip("torch")

@@ -19,10 +19,11 @@ from posenc.doctor.cures.layout import (
     FEWEST,
     WORDS,
     measure_layout,
-    report_layout,
     write_converted_copy,
 )
+from posenc.doctor.options import Options
 from tests.doctor.cures.test_fold import FAMILIES, checkpoint
+from tests.doctor.judging import run
 from tests.hf_models import transformers
 
 LLAMA2XS = Path(__file__).parents[3] / ".." / "shared" / "checkpoints" / "llama2xs"
@@ -167,7 +168,7 @@ class TestMeasured:
         assert (verdict.expected, verdict.found, verdict.mismatch) == ("half-split",) * 2 + (False,)
         assert verdict.losses[0] < 2 and verdict.losses[1] > 4
         write_converted_copy(LLAMA2XS, tmp_path / "other", "interleaved")
-        said, code = report_layout(tmp_path / "other", text, as_json=False)
+        said, code = run(Options((tmp_path / "other",), layout=True, text=text))
         assert code == 1 and said.startswith("E PD036") and "interleaved" in said
         write_converted_copy(tmp_path / "other", tmp_path / "back", "half-split")
         original = (LLAMA2XS / "model.safetensors").read_bytes()
@@ -177,7 +178,7 @@ class TestMeasured:
         text.write_text("Once upon a time")
         verdict = measure_layout(LLAMA2XS, text)
         assert verdict.found is None and str(FEWEST) in verdict.why
-        said, code = report_layout(LLAMA2XS, text, as_json=True)
+        said, code = run(Options((LLAMA2XS,), layout=True, text=text, as_json=True))
         assert code == 0 and json.loads(said)["found"] is None
 
     def test_an_untrained_model_is_unknown(self, tmp_path, text):
@@ -242,8 +243,10 @@ def test_a_copy_in_the_other_layout_says_so_where_the_family_has_a_key(
 ):
     sizes = {**LATENT, "q_lora_rank": q_lora_rank, "rope_interleave": interleaved}
     model = saved_model(tmp_path / "model", "deepseek_v3", **sizes)
-    said = write_converted_copy(tmp_path / "model", tmp_path / "copy", WORDS[not interleaved])
-    assert said.endswith("and rope_interleave in config.json says so")
+    wanted = WORDS[not interleaved]
+    options = Options((tmp_path / "model",), convert_layout=wanted, out=tmp_path / "copy")
+    said, code = run(options)
+    assert code == 0 and said.endswith("and rope_interleave in config.json says so")
     copy = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "copy").eval()
     assert copy.config.rope_interleave is not interleaved
     ids = torch.arange(3, 15)[None]
@@ -252,8 +255,9 @@ def test_a_copy_in_the_other_layout_says_so_where_the_family_has_a_key(
 
 def test_a_copy_that_no_key_describes_says_who_reads_it(tmp_path):
     saved_model(tmp_path / "model", "llama", num_key_value_heads=2)
-    said = write_converted_copy(tmp_path / "model", tmp_path / "copy", "interleaved")
-    assert "the family's code expects half-split rows" in said
+    folder = tmp_path / "model"
+    said, code = run(Options((folder,), convert_layout="interleaved", out=tmp_path / "copy"))
+    assert code == 0 and "the family's code expects half-split rows" in said
 
 
 def in_pairs(q, k, cos, sin, *_, **__):

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from posenc.doctor.options import Options
-from posenc.doctor.running import run
 from tests.dialects.golden_cases import FOLDER
+from tests.doctor.judging import run
 from tests.doctor.threads import BASE, EIGHT
 
 ABOUT_POSITIONS = re.compile(r"rope|rotary|yarn|theta|mscale|factor|beta|mrope|llama_4|truncate")

@@ -10,8 +10,8 @@ from posenc.dialects.meaning import meaning_of
 from posenc.doctor import asking
 from posenc.doctor.cures.preferred import contradictions, with_preferred
 from posenc.doctor.options import Options
-from posenc.doctor.running import run
 from posenc.files.sealed_json import strict_json
+from tests.doctor.judging import run
 from tests.doctor.threads import BASE
 
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}

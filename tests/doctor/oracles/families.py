@@ -21,7 +21,7 @@ from posenc.dialects.meaning import meaning_of
 from posenc.dialects.runtimes import emulate
 from posenc.dialects.writers.proof import reasons_for_disagreement
 from posenc.doctor.options import Options
-from posenc.doctor.running import run
+from tests.doctor.judging import run
 from tests.doctor.oracles.run import logits
 
 FAMILIES = tuple(

@@ -63,7 +63,7 @@ def mend(name: str, config: dict[str, Any], words: tuple[str, ...], root: Path) 
     """Run `--fix` for both versions of transformers."""
     from posenc.dialects.meaning import meaning_of
     from posenc.doctor.options import Options
-    from posenc.doctor.running import run
+    from tests.doctor.judging import run
     from tests.doctor.oracles.families import proved
 
     path, out, row = root / "config.json", root / "fixed", Fixed(name, config, words)

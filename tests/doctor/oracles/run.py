@@ -24,8 +24,8 @@ from pathlib import Path
 import numpy as np
 
 from posenc.doctor.options import Options
-from posenc.doctor.running import run
 from posenc.frequencies.floats import rope_frequencies
+from tests.doctor.judging import run
 from tests.doctor.oracles import exports
 
 HERE = Path(__file__).parent

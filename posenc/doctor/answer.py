@@ -1,0 +1,477 @@
+"""Every sentence that `posenc doctor` prints about a result, as a report for each kind of result.
+
+The terminal, a page and JSON show the same report: see posenc.report.report. What a rule finds
+is said by the rule.
+"""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from posenc.dialects.ask import Asked
+from posenc.dialects.computed import ComputedPositions, LayerRotation
+from posenc.dialects.record import Record
+from posenc.dialects.runtimes import RUNTIMES
+from posenc.doctor.case import Case
+from posenc.doctor.rule import SEVERITIES, Finding, Rule
+from posenc.report.report import Block, Code, Items, Labelled, Report, Section
+from posenc.report.table import Table
+
+if TYPE_CHECKING:
+    from posenc.doctor.cures.fixing import FixedCopy, FixedGguf
+    from posenc.doctor.cures.layout import ConvertedCopy, LayoutVerdict
+
+TOO_LONG = "PD064"
+"""The rule about a text that is too long, for which no copy is written."""
+COMMAND = "    "
+"""Begins a line of a cure that is to be copied, and is not wrapped."""
+MOST_FILES_NAMED = 8
+"""Files that were left behind, of which no more are named."""
+LEGEND = (
+    "multiplier: of cos and sin. switch: when the frequencies change. admits: the longest sequence."
+)
+RUNTIMES_HEADER = (
+    "runtime",
+    "how, version",
+    "frequencies",
+    "multiplier",
+    "softmax scale",
+    "switch",
+    "admits",
+)
+LAYOUTS = {True: "interleaved", False: "half-split"}
+INSTEAD = {
+    "llama.cpp": "; no config can express these numbers: convert, then edit the GGUF file: "
+    "posenc doctor model.gguf --like CONFIG --fix --out NEW",
+}
+"""What to do for a runtime that no config reaches."""
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """What the doctor found in a file.
+
+    counted: the findings that count. silenced: those of rules that --ignore names. can_be_fixed:
+    False where only the author can correct the file. notes: lines about runtimes that were asked
+    and gave no answer, or answered in a release that is not recorded.
+    """
+
+    case: Case
+    counted: Sequence[Finding]
+    silenced: Sequence[Finding] = ()
+    can_be_fixed: bool = True
+    notes: Sequence[str] = ()
+
+
+def report_of(judgement: Judgement) -> Report:
+    """Return what a file means, what each runtime computes from it, the findings, and what to do
+    next."""
+    case = judgement.case
+    blocks: list[Block] = [Items(_meaning_lines(case))]
+    named = [name for name in RUNTIMES if name in case.named]
+    rows = [_cells_of_runtime(case, name) for name in named]
+    blocks += [Table(RUNTIMES_HEADER, rows, name="runtimes"), LEGEND]
+    unread = case.named_runtimes_known_as("unknown")
+    if unread:
+        blocks.append(f"Not known to posenc, and not judged: {', '.join(unread)}.")
+    if case.record is not None and case.record.doubts:
+        blocks.append(Items([f"assumed: {doubt}" for doubt in case.record.doubts]))
+    if judgement.silenced:
+        blocks.append(f"ignored, as --ignore asks: {_counts_by_rule(judgement.silenced)}")
+    blocks += [_block_of_finding(finding) for finding in judgement.counted]
+    steps = _next_steps(judgement)
+    if steps:
+        blocks.append(Labelled("next", steps))
+    return Report(
+        title="What runtimes compute from a file",
+        headline=_verdict(judgement),
+        facts=facts_of(judgement),
+        sections=[Section("", blocks)],
+        cautions=[*judgement.notes, *_lines_about_wrong_records(case)],
+    )
+
+
+def facts_of(judgement: Judgement) -> dict[str, Any]:
+    """Return what programs read of a judgement."""
+    case = judgement.case
+    facts: dict[str, Any] = {
+        "record": None if case.record is None else case.record.as_json(),
+        "rules": [finding.as_json() for finding in judgement.counted],
+        "ignored": [finding.as_json() for finding in judgement.silenced],
+        "runtimes": {name: computed.as_json() for name, computed in case.computed.items()},
+    }
+    if judgement.notes:
+        facts["notes"] = list(judgement.notes)
+    return facts
+
+
+def _verdict(judgement: Judgement) -> str:
+    """Return the answer in one line: how many errors and warnings there are."""
+    case = judgement.case
+    path = case.source.path
+    if not judgement.counted:
+        if case.is_opened_by_no_runtime:
+            return f"{path}: no named runtime opens it."
+        nothing = "Nothing else" if judgement.silenced else "Nothing"
+        return f"{nothing} to complain about in {path}, for {', '.join(case.judged_runtimes)}."
+    counts = Counter(finding.severity for finding in judgement.counted)
+    errors, warnings = counts["E"], counts["W"]
+    return (
+        f"{errors} error{'s' * (errors != 1)}, {warnings} warning{'s' * (warnings != 1)} in {path}."
+    )
+
+
+def _meaning_lines(case: Case) -> list[str]:
+    """Return the lines about the lengths and rotations that the file means, or why they are
+    unclear."""
+    record = case.record
+    if record is None:
+        return [f"What it means is unclear: {case.why_unclear or 'no runtime reads it'}."]
+    lines = [
+        f"{record.model_type}, trained at {record.trained_length} tokens, meant for "
+        f"{record.max_length}; judged at {record.length}"
+    ]
+    for kind in record.kinds:
+        rotation = LayerRotation(kind.inv_freq, kind.multiplier)
+        lines.append(f"  {_rotation_in_words(kind.name, rotation)}")
+    if not record.kinds:
+        lines.append("  no layer rotates")
+    if case.metadata is None and case.model.indexer_is_interleaved is not None:
+        lines.append(
+            f"  indexer: {LAYOUTS[case.model.indexer_is_interleaved]} pairs, the attention's are "
+            f"{LAYOUTS[case.model.interleaved]}; seen beyond index_topk tokens only"
+        )
+    return lines
+
+
+def _rotation_in_words(kind: str, rotation: LayerRotation) -> str:
+    """Return the rotation of a kind of layer in words. kind: its name; "all" where all layers
+    rotate alike."""
+    of_kind = "" if kind == "all" else f"{kind}: "
+    slowest = min((f for f in rotation.inv_freq if f), default=0.0)
+    return (
+        f"{of_kind}{2 * len(rotation.inv_freq)} channels, slowest pair {slowest:.4g} radians per "
+        f"position, multiplier {rotation.multiplier:.6g}"
+    )
+
+
+def _cells_of_runtime(case: Case, name: str) -> tuple[str, ...]:
+    """Return the cells of a runtime's row, as RUNTIMES_HEADER names them."""
+    computed = case.computed[name]
+    differing = case.differences[name]
+    source = _how_and_version(computed)
+    if not computed.is_known:
+        return (name, source, computed.status_in_words, "", "", "", "")
+    if computed.error is not None:
+        return (name, source, "refuses", "", "", "", _longest_sequence_in_words(computed))
+    rotates_otherwise = {"pairs", "frequencies", "layers"} & differing
+    frequencies = "other" if rotates_otherwise else "as meant"
+    layers = [] if _rotates_nothing(case, computed) else list(computed.layers.values())
+    multipliers = ", ".join(dict.fromkeys(f"{layer.multiplier:.6g}" for layer in layers))
+    scale = "" if computed.softmax_scale is None else f"{computed.softmax_scale:.6g}"
+    return (
+        name,
+        source,
+        "" if case.meaning is None else frequencies,
+        multipliers + (" (other)" if "multiplier" in differing else ""),
+        scale + (" (other)" if "scale" in differing else ""),
+        computed.switch,
+        _longest_sequence_in_words(computed),
+    )
+
+
+def _how_and_version(computed: ComputedPositions) -> str:
+    """Return how an answer was found, and of which version it is: "asked, 5.24.0" where the runtime
+    itself answered, "known, 0.33.0" where posenc's emulator did."""
+    return f"{'asked' if computed.asked else 'known'}, {computed.version}"
+
+
+def _rotates_nothing(case: Case, computed: ComputedPositions) -> bool:
+    """Return True if no layer of a config's model rotates in a runtime, whatever its rope dict."""
+    return case.metadata is None and len(computed.without_rotation) >= case.model.num_layers
+
+
+def _longest_sequence_in_words(computed: ComputedPositions) -> str:
+    """Return the longest sequence that a runtime admits, in words."""
+    return "any length" if computed.max_length is None else str(computed.max_length)
+
+
+def _block_of_finding(finding: Finding) -> Labelled:
+    """Return a finding and its cure, in which the lines to copy are commands."""
+    parts: list[str | Code] = [finding.message]
+    for line in f"cure: {finding.cure}".split("\n"):
+        is_command = line.startswith(COMMAND)
+        parts.append(Code(line.removeprefix(COMMAND)) if is_command else line)
+    return Labelled(f"{finding.severity} {finding.code}", parts)
+
+
+def _counts_by_rule(silenced: Sequence[Finding]) -> str:
+    """Return how often each rule fired, such as "PD017 (1 error), PD013 (2 warnings)"."""
+    counts = Counter((finding.code, SEVERITIES[finding.severity]) for finding in silenced)
+    return ", ".join(f"{code} ({n} {word}{'s' * (n != 1)})" for (code, word), n in counts.items())
+
+
+def _lines_about_wrong_records(case: Case) -> list[str]:
+    """Return a line about each runtime whose own answer differs from posenc's emulator of it."""
+    return [
+        f"{name} {case.computed[name].version} itself answers otherwise than posenc recorded for "
+        f"this version ({', '.join(sorted(aspects))}). The table shows its own answer; the record "
+        "is wrong: please report it."
+        for name, aspects in case.aspects_that_contradict_emulator.items()
+    ]
+
+
+def _next_steps(judgement: Judgement) -> list[str | Code]:
+    """Return what the user may do next, in sentences and commands."""
+    case = judgement.case
+    counted = judgement.counted
+    path = case.source.path
+    steps: list[str | Code] = []
+    if counted:
+        steps.append(f"`posenc doctor --explain {counted[0].code}` tells more.")
+    mendable = any(f.severity == "E" and f.code != TOO_LONG for f in counted)
+    if judgement.can_be_fixed and mendable:
+        steps.append("`--fix --out NEW` writes a mended copy, or says why not.")
+    if case.is_opened_by_no_runtime:
+        steps += ["Convert the model, and compare:", Code(f"posenc doctor {path} CONVERTED")]
+    if case.metadata is not None:
+        steps += ["Compare it with its model's folder:", Code(f"posenc doctor {path} FOLDER")]
+    rotates = case.meaning is not None and bool(case.meaning.computed.layers)
+    if not counted and case.length is None and rotates:
+        steps.append("`--length N` judges a longer text, and says what scaling it needs.")
+    return steps
+
+
+def report_of_answers(case: Case, why: str, notes: Sequence[str]) -> Report:
+    """Return what the asked runtimes compute, for a family whose meaning posenc does not know.
+
+    why: what posenc does not know. notes: as of a Judgement.
+    """
+    blocks: list[Block] = []
+    for name, asked in case.own_answers.items():
+        measured = _lines_of_measurement(case.computed[name], asked)
+        title = f"{name} {asked.version}, asked: {asked.model or 'no answer'}"
+        blocks.append(Items([title, *(f"  {line}" for line in measured)]))
+    facts: dict[str, Any] = {
+        "judged": False,
+        "why": why,
+        "runtimes": {name: case.computed[name].as_json() for name in case.own_answers},
+    }
+    if notes:
+        facts["notes"] = list(notes)
+    return Report(
+        title="What runtimes compute from a file",
+        headline=f"{case.source.path}: {why}. What the runtimes at hand compute, asked themselves:",
+        facts=facts,
+        sections=[Section("", blocks)],
+        cautions=notes,
+    )
+
+
+def _lines_of_measurement(computed: ComputedPositions, asked: Asked) -> list[str]:
+    """Return the lines about what one installed runtime computes, as it was measured in it, or why
+    it was not."""
+    refusal = asked.refuses or asked.stops
+    if refusal:
+        return [f"refuses: {refusal}"]
+    if asked.unmeasured:
+        return [f"not measured: {asked.unmeasured}"]
+    lines = [_rotation_in_words(kind, layer) for kind, layer in computed.layers.items()]
+    if not lines:
+        lines.append("no rotary module")
+    if asked.softmax_scales:
+        lines.append(f"softmax scale {', '.join(f'{s:.6g}' for s in asked.softmax_scales)}")
+    lines.append(f"frequencies change with the length: {'yes' if asked.changes else 'no'}")
+    return lines
+
+
+def report_without_judgement(headline: str, why: str) -> Report:
+    """Return that a file was not judged. why: the reason, for programs."""
+    facts = {"judged": False, "why": why}
+    return Report("What runtimes compute from a file", headline, facts, [])
+
+
+def report_of_comparison(
+    paths: Sequence[Path], records: tuple[Record, Record], differences: Sequence[str], length: str
+) -> Report:
+    """Return how the positions of two files differ.
+
+    differences: a line for each. length: at which they are the same, in words; "" for any.
+    """
+    names = " and ".join(str(path) for path in paths)
+    headline = f"{names} mean the same positions{length}."
+    if differences:
+        headline = f"{names} mean other positions:"
+    facts = {
+        "same": not differences,
+        "differences": list(differences),
+        "records": [record.as_json() for record in records],
+    }
+    return _report_of_lines("Two files", headline, differences, facts)
+
+
+def report_of_position_ids(
+    path: Path, differences: Sequence[str], notes: Sequence[str], family: str
+) -> Report:
+    """Return how the position ids of a batch differ from those that a family's code makes.
+
+    notes: where the code of runtimes differs from the paper.
+    """
+    whose = "the paper makes" if notes else f"the code of {family} makes"
+    headline = f"{path}: position ids are as {whose} them."
+    if differences:
+        headline = f"{path}:"
+    facts = {"same": not differences, "differences": list(differences), "notes": list(notes)}
+    lines = [*differences, *(f"note: {note}" for note in notes)]
+    return _report_of_lines("Position ids of a batch", headline, lines, facts)
+
+
+def report_of_options(server: str, command_line: str) -> Report:
+    """Return the options with which a server computes what a file means."""
+    facts = {"server": server, "options": command_line}
+    return Report(f"Options of {server}", command_line, facts, [])
+
+
+def report_of_rule(rule: Rule) -> Report:
+    """Return the page of a rule, with its severity below the title."""
+    title, _, page = rule.page.partition("\n")
+    text = f"Severity: {SEVERITIES[rule.severity]}.\n{page}".rstrip()
+    facts = {"code": rule.code, "title": rule.title, "text": f"{title}\n\n{text}"}
+    return Report(rule.code, title, facts, [Section("", [Code(f"\n{text}")])])
+
+
+def report_of_layout(verdict: "LayoutVerdict") -> Report:
+    """Return which layout the rows of q and k have, by the losses of the model."""
+    facts = {
+        "expected": verdict.expected,
+        "found": verdict.found,
+        "loss_as_is": verdict.losses[0],
+        "loss_permuted": verdict.losses[1],
+        "tokens": verdict.tokens,
+        "why": verdict.why,
+    }
+    return Report("Layout of the rows of q and k", _layout_in_words(verdict), facts, [])
+
+
+def _layout_in_words(verdict: "LayoutVerdict") -> str:
+    """Return which layout the rows have, and what to do where the family's code expects another."""
+    if verdict.found is None:
+        return f"layout unknown: {verdict.why}"
+    as_they_are, permuted = verdict.losses
+    measured = (
+        f"the family's code expects {verdict.expected} rows of q and k, and they are "
+        f"{verdict.found}: {as_they_are:.2f} nats per token as they are, {permuted:.2f} permuted, "
+        f"on {verdict.tokens} tokens"
+    )
+    if not verdict.mismatch:
+        return measured
+    return f"E PD036  {measured}; --convert-layout {verdict.expected} --out NEW mends it"
+
+
+def report_of_converted_copy(out: Path, copy: "ConvertedCopy") -> Report:
+    """Return that rows of q and k were permuted, and whether the config says so."""
+    target = LAYOUTS[copy.interleaved]
+    written = f"{out}: rows of {copy.tensors} tensors permuted to {target}"
+    if copy.key:
+        return _report_of_copy(out, [f"{written}, and {copy.key} in config.json says so"])
+    if copy.interleaved == copy.expected_interleaved:
+        return _report_of_copy(out, [written])
+    return _report_of_copy(
+        out,
+        [
+            f"{written}. No key of config.json says so: the family's code expects "
+            f"{LAYOUTS[copy.expected_interleaved]} rows, so that only a program that is told reads "
+            "this copy"
+        ],
+    )
+
+
+def report_of_permuted_adapter(out: Path, tensors: int) -> Report:
+    """Return that the rows of a LoRA adapter were permuted."""
+    return _report_of_copy(out, [f"{out}: rows of {tensors} tensors permuted"])
+
+
+def report_of_scaled_adapter(out: Path, tensors: int, factor: float) -> Report:
+    """Return that the rows of a LoRA adapter were multiplied as those of its model."""
+    return _report_of_copy(out, [f"{out}: {tensors} tensors of q's B: rotated rows * {factor:.7g}"])
+
+
+def report_of_fixed_gguf(out: Path, copy: "FixedGguf") -> Report:
+    """Return what was changed in the copy of a GGUF file."""
+    lines = [f"{out}:", *(f"  {line}" for line in copy.changes or ("nothing to change",))]
+    lines += [f"assumed: {doubt}" for doubt in copy.doubts]
+    return _report_of_copy(out, [*lines, "proved by the emulator: llama.cpp"])
+
+
+def report_of_fixed_copy(
+    out: Path, copy: "FixedCopy", prefer: str | None = None, settled: Sequence[str] = ()
+) -> Report:
+    """Return what was changed in the copy of a config, and by whom it was proved.
+
+    prefer: the keys of --prefer. settled: a line for each change that it made before.
+    """
+    recipe = copy.recipe
+    proof = copy.proof
+    lines = [f"{out}: {recipe.name}", *(f"  {change}" for change in copy.changes)]
+    lines += [f"assumed: {doubt}" for doubt in copy.doubts]
+    lines += [f"left out, as it is not read for {copy.family}: {number}" for number in copy.unread]
+    if recipe.folded != 1:
+        lines.append(f"  {proof.folded} tensors of q: rotated rows * {recipe.folded**2:.7g}")
+    if proof.asked:
+        lines.append(f"proved by asking them: {', '.join(proof.asked)}")
+    right = ", ".join(copy.proved) or "none"
+    lines.append(f"proved by their emulators, from {proof.looked_at}: {right}")
+    lines += [f"not proved: {name}: {status}" for name, status in copy.not_proved.items()]
+    if proof.behind:
+        more = ", ..." if len(proof.behind) > MOST_FILES_NAMED else ""
+        lines.append(f"left behind: {', '.join(proof.behind[:MOST_FILES_NAMED])}{more}")
+    lines += [_line_about_unmended(name, why) for name, why in recipe.cannot.items()]
+    lines += [f"note: {note}" for note in recipe.notes]
+    if copy.why_not_folded and recipe.cannot:
+        lines.append(f"a temperature cannot be folded into q: {copy.why_not_folded}")
+    if prefer is not None:
+        lines += [f"as --prefer {prefer} says:", *(f"  {line}" for line in settled)]
+    return _report_of_copy(out, lines)
+
+
+def _line_about_unmended(runtime: str, why: str) -> str:
+    """Return the line about a named runtime that does not compute from the copy what is meant."""
+    refusal = why.removeprefix("refuses: ")
+    does = why if refusal == why else f"refuses the copy: {refusal}"
+    return f"not mended for {runtime}: {does}{INSTEAD.get(runtime, '')}"
+
+
+def _report_of_copy(out: Path, lines: Sequence[str]) -> Report:
+    """Return what was written. lines: the first is the headline."""
+    facts = {"written": str(out), "said": "\n".join(lines)}
+    return _report_of_lines("A copy", lines[0], lines[1:], facts, indent="")
+
+
+def _report_of_lines(
+    title: str,
+    headline: str,
+    lines: Sequence[str],
+    facts: Mapping[str, Any],
+    indent: str = "  ",
+) -> Report:
+    """Return a headline and lines below it."""
+    blocks = [Items([f"{indent}{line}" for line in lines])] if lines else []
+    return Report(title, headline, facts, [Section("", blocks)])
+
+
+def report_of_several(paths: Sequence[Path], reports: Sequence[Report], not_judged: int) -> Report:
+    """Return the reports about several files in one.
+
+    not_judged: how many of them are of families that posenc does not know.
+    """
+    sections = []
+    for path, report in zip(paths, reports, strict=True):
+        blocks = [block for section in report.sections for block in section.blocks]
+        sections.append(Section(str(path), [report.headline, *blocks, *report.cautions, ""]))
+    cautions = []
+    if not_judged:
+        cautions.append(f"notice: {not_judged} of {len(paths)} files were not judged, see above.")
+    facts = {str(path): report.facts for path, report in zip(paths, reports, strict=True)}
+    return Report("What runtimes compute from files", "", facts, sections, cautions=cautions)

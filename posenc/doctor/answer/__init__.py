@@ -1,1 +1,0 @@
-"""Print the doctor's findings: in the terminal and as JSON."""
