@@ -13,9 +13,10 @@ from agreement import sign_agreement
 from matplotlib.figure import Figure
 from update_numbers import change, published_pairs, rows, studies, trained
 
+from posenc.compare.judge.context import context_gains
 from posenc.compare.judge.places import best_first, standings
 from posenc.compare.judge.standing import Standing
-from posenc.compare.judge.summary import context_gains, summarise
+from posenc.compare.judge.summary import summarise
 from posenc.compare.page import figures
 from posenc.compare.page.figures import task_plots
 from posenc.compare.results import Study

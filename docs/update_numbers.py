@@ -26,13 +26,14 @@ from agreement import (
 )
 
 from posenc.compare.judge.answer import limits
+from posenc.compare.judge.context import context_gains
 from posenc.compare.judge.standing import (
     Standing,
     standing_at,
     standing_of_task,
     standing_of_tasks,
 )
-from posenc.compare.judge.summary import context_gains, has_learned, shown_score
+from posenc.compare.judge.summary import has_learned, shown_score
 from posenc.compare.reports import leaderboard
 from posenc.compare.reports.board import PUBLISHED
 from posenc.compare.results import Study, TrialResult

@@ -80,14 +80,12 @@ def rows_of(study: Study) -> tuple[Row, ...]:
     return tuple(rows)
 
 
-def far_by_context(far: Mapping[int, FarScore], train_length: int) -> dict[int, float]:
-    """Return the losses of far targets by length of the window that ends in them; at the training
-    length those with near context only. A length that cannot run is left out."""
-    losses = {length: score.far for length, score in far.items() if score.far is not None}
-    near = [score.far_near for score in far.values() if score.far_near is not None]
-    if near:
-        losses[train_length] = near[-1]
-    return dict(sorted(losses.items()))
+def rows_by_name(study: Study) -> dict[str, list[Row]]:
+    """Return the rows of a study by name, those of all seeds together."""
+    by_name: dict[str, list[Row]] = {}
+    for row in rows_of(study):
+        by_name.setdefault(row.name, []).append(row)
+    return by_name
 
 
 @dataclass(frozen=True)

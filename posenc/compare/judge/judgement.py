@@ -7,12 +7,13 @@ from dataclasses import dataclass
 from itertools import combinations
 from statistics import fmean, stdev
 
+from posenc.compare.judge.context import ContextUse, context_use
 from posenc.compare.judge.places import Places, near_and_far
 from posenc.compare.judge.served import num_servers
 from posenc.compare.judge.standing import MARGIN, Standing
 from posenc.compare.judge.summary import bits_saved_by_doubling
 from posenc.compare.results import Study
-from posenc.compare.rows import EqualTime, at_equal_time
+from posenc.compare.rows import EqualTime, at_equal_time, rows_by_name
 from posenc.statistics.pairs import Gap, significance_level
 from posenc.tasks.known import TEXT
 
@@ -79,6 +80,7 @@ class Judgement:
     only: the only encoding; None if there are more.
     own: the user's own encodings against all others, by place.
     cost: what training took; None if it was not measured on one processor.
+    context: how many bytes of context `taken` uses; None without far bytes.
     """
 
     places: Places
@@ -89,6 +91,7 @@ class Judgement:
     only: str | None = None
     own: tuple[OwnAgainst, ...] = ()
     cost: EqualTime | None = None
+    context: ContextUse | None = None
 
     @property
     def choices(self) -> list[Choice]:
@@ -115,7 +118,8 @@ def judge(study: Study) -> Judgement:
     near = choose(places.near, places, drift, cost)
     far = None if places.far is None else choose(places.far, places, drift, cost)
     taken = _take_one(near, far, places, cost)
-    return Judgement(**common, near=near, far=far, taken=taken, cost=cost)
+    context = None if far is None else context_use(rows_by_name(text)[taken])
+    return Judgement(**common, near=near, far=far, taken=taken, cost=cost, context=context)
 
 
 class DriftOfLeads:

@@ -1,17 +1,16 @@
 """What keeps an answer from holding for a larger model: facts about a study, without words."""
 
-import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import fmean, median_high, stdev
+from statistics import fmean, median_high
 
+from posenc.compare.judge.context import context_use
 from posenc.compare.judge.judgement import bits_that_may_turn
 from posenc.compare.judge.places import near_and_far
 from posenc.compare.results import Study
-from posenc.compare.rows import rows_of
+from posenc.compare.rows import rows_by_name, rows_of
 from posenc.compare.trial.config import TrialConfig
-from posenc.statistics.pairs import Gap
 from posenc.tasks.known import TEXT
 
 LAST_UNSCALED_T5 = 5
@@ -98,35 +97,11 @@ def limits_of(study: Study) -> Limits:
     )
 
 
-def saved_by_far_context(study: Study) -> Mapping[str, list[float]]:
-    """Return the bits per byte that context from beyond the training length saves on the far bytes
-    of the longest windows, a number for each seed, by row; only of rows that were measured so."""
-    saved: dict[str, list[float]] = {}
-    for row in rows_of(study):
-        score = row.far.get(max(row.trial.test_lengths))
-        if score is not None and score.far is not None and score.far_near is not None:
-            saved.setdefault(row.name, []).append(score.far_near - score.far)
-    return saved
-
-
-def interval_over_seeds(values: Sequence[float]) -> Gap:
-    """Return the mean of numbers of several seeds and half of its 95 % interval by Student's t; inf
-    for one seed.
-
-    >>> interval_over_seeds([0.10, 0.14])
-    Gap(value=0.12, half=0.2541...)
-    """
-    if len(values) < 2:
-        return Gap(fmean(values), math.inf)
-    from scipy import special
-
-    quantile = float(special.stdtrit(len(values) - 1, 0.975))
-    return Gap(fmean(values), quantile * stdev(values) / math.sqrt(len(values)))
-
-
 def _most_saved(study: Study) -> float | None:
-    means = [fmean(seeds) for seeds in saved_by_far_context(study).values()]
-    return max(means) if means else None
+    """Return the most bits per byte that any row saves by far context; None if not measured."""
+    uses = [context_use(rows) for rows in rows_by_name(study).values()]
+    saved = [use.saved.value for use in uses if use is not None]
+    return max(saved, default=None)
 
 
 def _absent_baselines(rows: Sequence[tuple[str, str]]) -> tuple[str, ...]:

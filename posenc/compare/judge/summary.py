@@ -15,8 +15,6 @@ from posenc.compare.results import (
     TaskSummary,
     TrialResult,
 )
-from posenc.compare.rows import far_by_context
-from posenc.statistics.pairs import SMALLEST_DIFFERENCES
 from posenc.tasks.known import TASKS, TEXT
 from posenc.tasks.scoring import LEAST_LEARNED_EXACT_MATCH
 
@@ -113,48 +111,6 @@ def group_by_task(rows: Sequence[TaskSummary]) -> Iterator[tuple[str, list[TaskS
     """Yield each task with its rows."""
     for task, group in groupby(rows, key=lambda row: row.task):
         yield task, list(group)
-
-
-def context_gains(study: Study, encoding: str) -> tuple[int, list[float]] | None:
-    """Return the longest context, and for each seed the bits per byte it saves on the same bytes
-    against context of the training length; None if not measured."""
-    train_length = study.trials[0].train_length
-    contexts_and_gains = []
-    for result in study.finished:
-        if result.config.encoding != encoding:
-            continue
-        scores = losses_by_context(result)
-        far = max(scores, default=0)
-        if train_length not in scores or far <= train_length:
-            return None
-        contexts_and_gains.append((far, scores[train_length] - scores[far]))
-    if len({far for far, _ in contexts_and_gains}) != 1:  # none, or seeds of different tests
-        return None
-    return contexts_and_gains[0][0], [gain for _, gain in contexts_and_gains]
-
-
-def losses_by_context(result: TrialResult) -> dict[int, float]:
-    """Return the losses of a trial's far targets, the same bytes for every length, by length of the
-    window that ends in them: at the training length with near context only, beyond with all of the
-    window; of an old result, its losses by context. A length that cannot run is left out."""
-    if not result.far:
-        return {s.length: s.bits_per_byte for s in result.by_context if s.bits_per_byte}
-    far = {score.length: score for score in result.far}
-    return far_by_context(far, result.config.train_length)
-
-
-def describe_gains(context_and_gains: tuple[int, list[float]] | None) -> str:
-    """Return in words what more context does to the loss if all seeds agree, from the result of
-    `context_gains`: `saves 0.120 bits`."""
-    if context_and_gains is None:
-        return "not measured"
-    _, gains = context_and_gains
-    if all(abs(gain) <= SMALLEST_DIFFERENCES["text"] for gain in gains):
-        return "changes nothing"
-    if not (all(g > 0 for g in gains) or all(g < 0 for g in gains)):
-        return "seeds disagree"
-    verb = "saves" if gains[0] > 0 else "costs"
-    return f"{verb} {abs(fmean(gains)):.3f}"
 
 
 def estimate_bits_of_doubling_steps(results: Sequence[TrialResult]) -> dict[str, float]:

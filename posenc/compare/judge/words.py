@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+from posenc.compare.judge.context import ContextUse
 from posenc.compare.judge.judgement import (
     LEADS,
     MARGIN,
@@ -28,9 +29,7 @@ HOW_TO_READ_TEXT = (
     "significantly better than all others there, by more than 0.02 bits. Tied: no encoding is so. "
     "Worse: at least one is. An encoding is judged in its simplest reading that holds: as trained, "
     "in a window of the training length, or after a short tuning; its other rows have no verdict. "
-    "Means over whole windows are mostly near bytes and are not judged. More context: what the "
-    "same bytes save or cost after a longer text; an encoding that ignores distant text saves "
-    "nothing."
+    "Means over whole windows are mostly near bytes and are not judged."
 )
 HOW_TO_READ_TASKS = (
     "In small letters: how many trials learned the task. A trial has learned its task if it says "
@@ -99,6 +98,8 @@ def sentences_on_text(judgement: Judgement) -> Iterator[str]:
         if choice.text_may_turn and choice.behind:
             where = choice.where
             yield f"On another text like this one {choice.behind[0]} may be ahead {at(where)}."
+    if judgement.context is not None and judgement.context.saved.half < math.inf:
+        yield sentence_on_context(judgement.taken or "", judgement.context)
     if judgement.cost is not None:
         yield from _sentences_on_cost(judgement.cost, judgement, judgement.taken)
 
@@ -233,6 +234,33 @@ def _numbers_in_brackets(choice: Choice) -> str:
         return f"{bits} bits"
     other, gap = choice.behind
     return f"{bits} bits; {other} {with_interval(gap)}"
+
+
+def sentence_on_context(name: str, use: ContextUse) -> str:
+    """Write how many bytes of context a row uses, and what the longest window saves.
+
+    >>> use = ContextUse(64, 256, 128, 1024, Gap(0.12, 0.02))
+    >>> sentence_on_context("t5", use)
+    't5 uses more than 64 and at most 256 bytes of context: 1,024 save 0.12 ± 0.02 bits over 128.'
+    """
+    verb = "save" if use.saved.value >= 0 else "cost"
+    bits = with_interval(use.saved)[1:]  # without its sign, which the verb says
+    evidence = f"{use.longest:,} {verb} {bits} bits over {use.near:,}"
+    used = bytes_of_context(use)
+    if not used:
+        return f"Whether {name} uses more than {use.near:,} bytes of context is open: {evidence}."
+    return f"{name} uses {used} bytes of context: {evidence}."
+
+
+def bytes_of_context(use: ContextUse) -> str:
+    """Write the range of the context that a row uses: `more than 64 and at most 256`; "" if it is
+    open."""
+    bounds = []
+    if use.more_than:
+        bounds.append(f"more than {use.more_than:,}")
+    if use.at_most is not None:
+        bounds.append(f"at most {use.at_most:,}")
+    return " and ".join(bounds)
 
 
 def _sentences_on_cost(cost: EqualTime, judgement: Judgement, taken: str | None) -> Iterator[str]:

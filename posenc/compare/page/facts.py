@@ -6,10 +6,12 @@ from pathlib import Path
 from typing import Any
 
 from posenc.compare.judge.answer import answer_and_choices
+from posenc.compare.judge.context import context_use
 from posenc.compare.judge.places import standings
 from posenc.compare.judge.standing import Standing, standing_of_task, standing_of_tasks
 from posenc.compare.judge.uses import which_for_what
 from posenc.compare.results import Study, with_labels
+from posenc.compare.rows import rows_by_name
 from posenc.tasks.known import TASKS, TEXT
 
 
@@ -24,8 +26,8 @@ def facts_of(study: Study, folder: Path | None = None) -> dict[str, Any]:
     """Return the answer of a study and the numbers behind it; a number is None if unknown.
 
     folder: where its page and study.json lie, if they are kept. "use" lists the encodings that the
-    answer says to use. "places" has one item for all tasks, for each tested length of the text, and
-    for each task.
+    answer says to use. "places" has one item for all tasks, for near and for far bytes of the text,
+    and for each task. "context" says of each row of the text how much context it uses.
     """
     choices = answer_and_choices(study)
     content = {
@@ -34,6 +36,7 @@ def facts_of(study: Study, folder: Path | None = None) -> dict[str, Any]:
         "use": choices.take,
         "sure": choices.sure,
         "places": _standing_objects(study),
+        "context": _context_objects(study),
         "trials": {
             "planned": len(study.trials),
             "finished": len(study.finished),
@@ -61,6 +64,23 @@ def _standing_objects(study: Study) -> list[dict[str, Any]]:
         if standing is not None:
             places.append(_standing_object(standing, TASKS[task].metric))
     return places
+
+
+def _context_objects(study: Study) -> dict[str, dict[str, Any]]:
+    """Return, by row of the text, how many bytes of context it uses, see ContextUse; rows whose far
+    bytes were not measured are left out."""
+    objects = {}
+    for name, rows in rows_by_name(study).items():
+        use = context_use(rows)
+        if use is not None:
+            objects[name] = {
+                "more_than": use.more_than,
+                "at_most": use.at_most,
+                "windows": [use.near, use.longest],
+                "saved": use.saved.value,
+                "half_over_windows": _finite_or_none(use.saved.half),
+            }
+    return objects
 
 
 def _reused_trials(study: Study) -> dict[str, dict[str, str | None]]:

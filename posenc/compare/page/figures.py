@@ -10,11 +10,12 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from posenc.compare.judge import words
+from posenc.compare.judge.context import far_by_context, losses_by_context
 from posenc.compare.judge.places import best_first, standing_by_column
 from posenc.compare.judge.standing import Standing, order_by_standings, scores_of_task, standing_at
-from posenc.compare.judge.summary import group_by_task, has_learned, losses_by_context
+from posenc.compare.judge.summary import group_by_task, has_learned
 from posenc.compare.results import CaseSummary, PositionScore, Study, TaskSummary, TrialResult
-from posenc.compare.rows import Row, far_by_context, row_name, rows_of
+from posenc.compare.rows import Row, row_name, rows_by_name
 from posenc.compare.trial.config import TrialConfig
 from posenc.report.chart import HIGH, LOW, Chart, Data, axes_of, long_table, split_by_series
 from posenc.report.drawing import (
@@ -96,11 +97,8 @@ def _with_readings(styles: Styles) -> Styles:
 
 def _rows_in_other_readings(study: Study) -> dict[str, list[Row]]:
     """Return the rows that are not read as trained, by name."""
-    by_name: dict[str, list[Row]] = {}
-    for row in rows_of(study):
-        if row.reading != "trained":
-            by_name.setdefault(row.name, []).append(row)
-    return by_name
+    by_name = rows_by_name(study)
+    return {name: rows for name, rows in by_name.items() if rows[0].reading != "trained"}
 
 
 def chart_by_length(study: Study, styles: Styles) -> Chart:

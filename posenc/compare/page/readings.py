@@ -1,20 +1,23 @@
 """The table of rows: near and far losses of every encoding in every reading, and what it costs."""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from statistics import fmean
 
+from posenc.compare.judge.context import context_use
+from posenc.compare.judge.words import bytes_of_context
 from posenc.compare.results import Study
-from posenc.compare.rows import EqualTime, Row, at_equal_time, rows_of
+from posenc.compare.rows import EqualTime, Row, at_equal_time, rows_by_name, rows_of
 from posenc.compare.scores import FarScore
 from posenc.report.report import Block, Section
 from posenc.report.table import Cell, Heading, Number, Table, Value
-from posenc.statistics.intervals import window_gaps
 
 _HOW_TO_READ = (
     "Far: the bytes at the end of the longest windows, as many as a window of training has. Near "
     "context: the same bytes, with at most that many bytes of context. Far context saves: their "
-    "difference; ± is a 95 % bootstrap interval over the windows of this text. In a window: the "
+    "difference; ± is a 95 % bootstrap interval over the windows of this text. Context used: more "
+    "bytes than those with which a longer window is better for certain, by more than 0.02 bits; at "
+    "most those over which no longer one saves so much. Only tested lengths tell. In a window: the "
     "same weights with attention limited to the last bytes, without training. Tuned: after a short "
     "training at the longest length, by the code of posenc extend. Equal time: validation loss "
     "when the fastest encoding ends, read from each curve; a schedule for so many steps would do "
@@ -36,9 +39,6 @@ def reading_sections(study: Study) -> Iterator[Section]:
 
 def _blocks(study: Study, rows: Sequence[Row]) -> Iterator[Block]:
     """Yield the table of rows, and a note where the text has few windows."""
-    by_name: dict[str, list[Row]] = {}
-    for row in rows:
-        by_name.setdefault(row.name, []).append(row)
     trial = rows[0].trial
     longest = max(trial.test_lengths)
     equal = at_equal_time(study)
@@ -48,10 +48,11 @@ def _blocks(study: Study, rows: Sequence[Row]) -> Iterator[Block]:
         Heading("far", f"last {trial.train_length:,} of {longest:,} bytes"),
         Heading("near context", "of the same bytes"),
         Heading("far context saves", "bits per byte"),
+        Heading("context used", "bytes"),
         Heading("costs", "times the cheapest training"),
         Heading("equal time", "bits per byte, validation"),
     ]
-    ordered = sorted(by_name.items(), key=lambda item: _order(item[1], longest))
+    ordered = sorted(rows_by_name(study).items(), key=lambda item: _order(item[1], longest))
     table = [_table_row(name, of_name, longest, equal) for name, of_name in ordered]
     yield Table(header, table, "Lowest far loss first.", cards=True, name="rows")
     counts = {len(row.far[longest].windows) for row in rows if row.far.get(longest)} - {0}
@@ -80,21 +81,26 @@ def _table_row(
     """Return the table's row of an encoding in a reading: means over seeds."""
     near = [row.near.bits_per_byte for row in rows if row.near.bits_per_byte is not None]
     near_cell = Number(fmean(near), form=".3f") if near else None
-    far_cells = _far_cells(name, _far_scores(rows, longest))
+    far_cells = _far_cells(name, rows, _far_scores(rows, longest))
     return [name, near_cell, *far_cells, *_time_cells(rows, equal)]
 
 
-def _far_cells(name: str, scores: Sequence[FarScore]) -> list[Value]:
+def _far_cells(name: str, rows: Sequence[Row], scores: Sequence[FarScore]) -> list[Value]:
     """Return the cells of a row on far bytes: loss, loss with near context, what far context
-    saves."""
+    saves, how many bytes of context it uses. scores: those of the longest windows."""
     cannot = next((score.cannot for score in scores if score.cannot), None)
     far = [score.far for score in scores if score.far is not None]
     with_near = [score.far_near for score in scores if score.far_near is not None]
     if cannot is not None or not far or not with_near:
-        return [Cell("cannot", note=f"{name}: {cannot or 'not measured'}"), None, None]
+        return [Cell("cannot", note=f"{name}: {cannot or 'not measured'}"), None, None, None]
     far_cell = Number(fmean(far), form=".3f")
     near_context_cell = Number(fmean(with_near), form=".3f")
-    return [far_cell, near_context_cell, saved_by_context(scores)]
+    use = context_use(rows)
+    if use is None:
+        return [far_cell, near_context_cell, None, None]
+    half = "" if use.saved.half == math.inf else f" ± {use.saved.half:.3f}"
+    saved = Number(round(use.saved.value, 3) + 0.0, form="+.3f", unit=half)
+    return [far_cell, near_context_cell, saved, bytes_of_context(use) or None]
 
 
 def _time_cells(rows: Sequence[Row], equal: EqualTime | None) -> list[Value]:
@@ -109,26 +115,3 @@ def _time_cells(rows: Sequence[Row], equal: EqualTime | None) -> list[Value]:
     # The curve is that of training as usual: other readings have none of their own.
     has_curve = bool(losses) and rows[0].reading == "trained"
     return [cost, Number(fmean(losses.values()), form=".3f") if has_curve else None]
-
-
-def saved_by_context(scores: Sequence[FarScore]) -> Number | None:
-    """Return the bits per byte that far context saves, the mean over seeds, with half of its
-    interval over windows; None if it was not measured."""
-    near, far = (_mean_by_window([getattr(s, name) for s in scores]) for name in _WINDOWS)
-    if not near:
-        return None
-    value = fmean(near) - fmean(far)
-    gaps: Mapping = window_gaps({"near": near, "far": far})
-    half = f" ± {gaps['near', 'far'].half:.3f}" if gaps else ""
-    return Number(round(value, 3) + 0.0, form="+.3f", unit=half)
-
-
-_WINDOWS = ("near_windows", "windows")
-"""Fields of a FarScore with losses by window, with near context and with all of it."""
-
-
-def _mean_by_window(windows_of_seeds: Sequence[Sequence[float]]) -> list[float]:
-    """Return the means over seeds, one for each window; [] if seeds have other windows."""
-    if len({len(windows) for windows in windows_of_seeds}) != 1:
-        return []
-    return [fmean(of_window) for of_window in zip(*windows_of_seeds, strict=True)]

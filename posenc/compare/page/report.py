@@ -22,8 +22,6 @@ from posenc.compare.judge.standing import (
 from posenc.compare.judge.summary import (
     REACH_TOLERANCE,
     bits_saved_by_doubling,
-    context_gains,
-    describe_gains,
     group_by_task,
 )
 from posenc.compare.page import figures
@@ -38,7 +36,7 @@ from posenc.compare.results import (
     TrialResult,
     with_labels,
 )
-from posenc.compare.rows import Row, rows_of
+from posenc.compare.rows import Row, rows_by_name
 from posenc.compare.trial.config import TrialConfig, describe_trial
 from posenc.compare.trial.effective_spec import AXES
 from posenc.compare.trial.objectives import objective_of
@@ -166,24 +164,19 @@ def _text_table(study: Study) -> Table:
         Heading(f"{study.trials[0].train_length:,} bytes", "bits per byte"),
         *([Heading(far_heading, "bits per byte")] if places.far else []),
         *(Heading(f"{length:,} bytes", "mean over the window") for length in lengths),
-        Heading("more context", "bits per byte, on the same bytes"),
         Heading("parameters", "of the whole model"),
         Heading("tokens/s", "in training, one worker"),
         Heading("seeds", "that finished"),
     ]
-    rows_by_name: dict[str, list[Row]] = {}
-    for row in rows_of(study):
-        rows_by_name.setdefault(row.name, []).append(row)
+    by_name = rows_by_name(study)
     cells = []
-    for name in _rows_in_order(study, places, rows_by_name):
-        seeds = rows_by_name[name]
+    for name in _rows_in_order(study, places, by_name):
+        seeds = by_name[name]
         near = _near_cell(name, seeds, places)
         far = [_far_cell(name, seeds[0].encoding, places)] if places.far else []
         windows = [_window_cell(name, length, seeds) for length in lengths]
-        is_trained = seeds[0].reading == "trained"
-        context = describe_gains(context_gains(study, seeds[0].encoding)) if is_trained else None
         sizes = [seeds[0].parameters, _speed(seeds), len(seeds)]
-        cells.append([name, near, *far, *windows, context, *sizes])
+        cells.append([name, near, *far, *windows, *sizes])
     caption = f"Best first. {describe_detectable_difference(study)}"
     return Table(header, cells, caption, cards=True, name="text")
 

@@ -14,8 +14,6 @@ from rich.console import Console
 import posenc
 from posenc.compare.judge.summary import (
     HALF_RATE_FRACTION,
-    context_gains,
-    describe_gains,
     estimate_bits_of_doubling_steps,
     summarise,
 )
@@ -135,28 +133,6 @@ def test_mean_spread_and_speed_are_over_seeds():
     assert row.num_seeds == 2 and row.tokens_per_second == 150
     assert [s.mean for s in row.by_length] == pytest.approx([2.1, 2.15, 3.5])
     assert [s.spread for s in row.by_length] == pytest.approx([0.1, 0.05, 0.5])
-
-
-@pytest.mark.parametrize(("far", "short"), [(2.1, "costs 0.100"), (1.9, "saves 0.100")])
-def test_what_more_context_does_is_said(far, short):
-    context = ((128, 2.0), (512, far))
-    given = study(*seeds("t5", (2.0, 2.0, 2.0), context=context), *seeds("nope", (3.0, 3.0, 3.0)))
-    assert describe_gains(context_gains(given, "t5")) == short
-    assert describe_gains(context_gains(given, "nope")) == "changes nothing"
-
-
-def test_seeds_that_disagree_on_context_are_no_verdict():
-    given = study(
-        result("t5", 0, (2, 2, 2), ((128, 2.0), (512, 2.1))),
-        result("t5", 1, (2, 2, 2), ((128, 2.0), (512, 1.9))),
-    )
-    assert describe_gains(context_gains(given, "t5")) == "seeds disagree"
-
-
-@pytest.mark.parametrize("gains", [[0.0], [0.0, 0.0], [0.0, -4e-9], [4e-4, -4e-4]])
-def test_more_context_that_changes_nothing_is_no_dispute_of_seeds(gains):
-    assert describe_gains((512, gains)) == "changes nothing"
-    assert describe_gains((512, [*gains, 0.1])) == "seeds disagree"
 
 
 def test_a_fall_is_that_of_the_last_doubling_of_the_learning_rates():

@@ -8,7 +8,7 @@ import pytest
 
 from posenc.compare.judge.answer import conclude
 from posenc.compare.page.figures import curve_plots
-from posenc.compare.page.readings import _order, reading_sections, saved_by_context
+from posenc.compare.page.readings import _order, reading_sections
 from posenc.compare.page.repeat import facts_to_repeat
 from posenc.compare.page.report import report_of, specs_table
 from posenc.compare.page.results_csv import csv_text
@@ -77,11 +77,17 @@ def test_every_reading_has_a_row_with_far_losses_and_what_it_costs():
     window = table.rows[0]
     assert [cell.value for cell in window[1:4]] == pytest.approx([1.9, 2.65, 2.75])
     assert window[4].value == pytest.approx(0.1)
-    assert [row[5].value for row in table.rows] == [1.0, 2.0, 1.0]
+    assert window[4].unit == " ± 0.000"  # the same in all windows
+    assert [row[5] for row in table.rows] == [
+        "more than 64 and at most 256",
+        "at most 128",
+        "at most 128",
+    ]
+    assert [row[6].value for row in table.rows] == [1.0, 2.0, 1.0]
     # After half of its steps alibi's curve has 2.0 bits; a window is no training.
-    assert table.rows[0][6] is None
-    assert table.rows[1][6].value == pytest.approx(2.0)
-    assert table.rows[2][6].value == pytest.approx(1.0)
+    assert table.rows[0][7] is None
+    assert table.rows[1][7].value == pytest.approx(2.0)
+    assert table.rows[2][7].value == pytest.approx(1.0)
 
 
 def test_a_tuning_counts_in_what_a_row_costs():
@@ -91,13 +97,7 @@ def test_a_tuning_counts_in_what_a_row_costs():
         timing=Timing(100.0, 10.0, 1.0, "one", tuning_seconds=5.0),
     )
     table = table_of(study_of(tuned, result("alibi", 0, 2.1)))
-    assert {row[0]: row[5].value for row in table.rows}["rope tuned"] == pytest.approx(1.5)
-
-
-def test_a_difference_that_is_the_same_in_all_windows_has_no_spread():
-    saved = saved_by_context(far(1.9, 2.0))
-    assert saved.value == pytest.approx(0.1) and saved.unit == " ± 0.000"
-    assert saved_by_context(far(1.9, 2.0, count=4)[-1:]).unit == ""  # too few windows
+    assert {row[0]: row[6].value for row in table.rows}["rope tuned"] == pytest.approx(1.5)
 
 
 def test_an_encoding_that_cannot_run_far_says_why():

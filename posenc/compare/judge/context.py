@@ -1,0 +1,200 @@
+"""How many bytes of context a row uses: the same bytes at the end of longer and longer windows.
+
+Far bytes are the last train_length bytes of each long window. A model reads them
+
+    with near context:   at most train_length bytes before each, at least half as many
+    in a window of L:    from L - train_length to L bytes before each, for each tested length L
+
+A loss that falls from one of these to a longer one shows that bytes are used which only the longer
+one has. What lies between two tested lengths was not measured, so the answer is a range:
+`more than 64 and at most 256 bytes`.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from statistics import fmean
+
+from posenc.compare.judge.standing import MARGIN
+from posenc.compare.results import FarScore, Study, TrialResult
+from posenc.compare.rows import Row
+from posenc.compare.trial.config import CAUSAL, TrialConfig
+from posenc.compare.trial.objectives import objective_of
+from posenc.statistics.intervals import window_gaps
+from posenc.statistics.pairs import Gap
+
+_LossesByLength = dict[int, list[tuple[float, ...]]]
+"""By length of the window that ends in the far bytes, with the training length for near context:
+for each seed, bits per byte of the far bytes of every window."""
+
+
+@dataclass(frozen=True)
+class ContextUse:
+    """The context that a row uses, in bytes.
+
+    more_than: it uses more than these for certain: a longer window saves more than MARGIN, outside
+        the 95 % interval over windows of the text and with every seed. 0 if none does, and for
+        models that are not causal.
+    at_most: more context than these saves less than MARGIN for certain; None if that is open, or
+        only the longest window is so.
+    near, longest: lengths of the shortest and of the longest window that were compared.
+    saved: bits per byte that `longest` saves against `near`, on the same bytes; negative if it
+        costs. Its half-width is over windows of the text; inf without at least eight windows.
+    """
+
+    more_than: int
+    at_most: int | None
+    near: int
+    longest: int
+    saved: Gap
+
+
+def context_use(rows: Sequence[Row]) -> ContextUse | None:
+    """Return the context that a row uses; None if the row cannot run in the longest windows, or its
+    far bytes were not measured.
+
+    rows: the row with each seed.
+    """
+    trial = rows[0].trial
+    longest = max(trial.test_lengths)
+    at_longest = [row.far[longest] for row in rows if longest in row.far]
+    saved_by_seed = [
+        score.far_near - score.far
+        for score in at_longest
+        if score.far is not None and score.far_near is not None
+    ]
+    if len(saved_by_seed) < len(rows):
+        return None
+    losses = _losses_of_the_same_bytes(rows, at_longest)
+    gaps = _savings(losses)
+    lengths = sorted(losses)
+    half = math.inf
+    if (trial.train_length, longest) in gaps:
+        half = gaps[trial.train_length, longest].half
+    return ContextUse(
+        more_than=_used_for_certain(lengths, losses, gaps, trial),
+        at_most=_enough_for_certain(lengths, gaps),
+        near=trial.train_length,
+        longest=longest,
+        saved=Gap(fmean(saved_by_seed), half),
+    )
+
+
+def _losses_of_the_same_bytes(
+    rows: Sequence[Row], at_longest: Sequence[FarScore]
+) -> _LossesByLength:
+    """Return the losses of the far bytes of the longest windows at all lengths at which the same
+    bytes were read. at_longest: the scores of the longest windows, for each seed."""
+    train_length = rows[0].trial.train_length
+    losses: _LossesByLength = {train_length: [score.near_windows for score in at_longest]}
+    for length in rows[0].far:
+        scores = [row.far[length] for row in rows if length in row.far]
+        # Where a text is too short, the longest windows end at other places than shorter ones, and
+        # their far bytes are others. The same bytes have the same losses with near context.
+        of_same_bytes = [score.near_windows for score in scores] == losses[train_length]
+        if of_same_bytes and all(score.far is not None for score in scores):
+            losses[length] = [score.windows for score in scores]
+    return losses
+
+
+def _savings(losses: _LossesByLength) -> dict[tuple[int, int], Gap]:
+    """Return what the longer of each two windows (shorter, longer) saves, in bits per byte, with
+    intervals over the windows of the text that hold for all pairs together; {} without them."""
+    means: dict[str, list[float]] = {}
+    for length, by_seed in losses.items():
+        if len({len(windows) for windows in by_seed}) != 1:
+            return {}
+        means[str(length)] = [fmean(of_window) for of_window in zip(*by_seed, strict=True)]
+    gaps = window_gaps(means)
+    shorter_and_longer = combinations(sorted(losses), 2)
+    return {(a, b): gaps[str(a), str(b)] for a, b in shorter_and_longer if (str(a), str(b)) in gaps}
+
+
+def _used_for_certain(
+    lengths: Sequence[int],
+    losses: _LossesByLength,
+    gaps: Mapping[tuple[int, int], Gap],
+    trial: TrialConfig,
+) -> int:
+    """Return how many bytes of context every far byte has in the longest window than which a longer
+    one is better for certain, and better than all shorter ones too; 0 if there is none."""
+    if trial.objective != CAUSAL:
+        return 0
+    most = 0
+    for i, length in enumerate(lengths):
+        for longer in lengths[i + 1 :]:
+            is_better = [
+                _saves_for_certain(gaps.get((shorter, longer)), losses[shorter], losses[longer])
+                for shorter in lengths[: i + 1]
+            ]
+            if all(is_better):
+                most = _least_context(length, trial)
+    return most
+
+
+def _saves_for_certain(
+    gap: Gap | None, shorter: Sequence[Sequence[float]], longer: Sequence[Sequence[float]]
+) -> bool:
+    """Return True if the longer of two windows saves more than MARGIN, outside the interval `gap`
+    and with every seed. shorter, longer: losses by seed and window."""
+    if gap is None or not (gap.significant and gap.value > MARGIN):
+        return False
+    return all(fmean(far) < fmean(near) for near, far in zip(shorter, longer, strict=True))
+
+
+def _least_context(length: int, trial: TrialConfig) -> int:
+    """Return the bytes of context of the far byte that has the fewest, in windows of a length; at
+    the training length with near context."""
+    if length > trial.train_length:
+        return length - trial.train_length
+    # Each piece of the far bytes stands at the end of its own window of the training length.
+    piece = -(-trial.train_length // objective_of(trial).near_pieces)  # rounded up
+    return trial.train_length - piece
+
+
+def _enough_for_certain(lengths: Sequence[int], gaps: Mapping[tuple[int, int], Gap]) -> int | None:
+    """Return the shortest length over which every longer one saves less than MARGIN, interval
+    included; None if only the longest is so."""
+    for i, length in enumerate(lengths[:-1]):
+        over_this = [gaps.get((length, longer)) for longer in lengths[i + 1 :]]
+        if all(gap is not None and gap.value + gap.half < MARGIN for gap in over_this):
+            return length
+    return None
+
+
+def far_by_context(far: Mapping[int, FarScore], train_length: int) -> dict[int, float]:
+    """Return the losses of far bytes by length of the window that ends in them; at the training
+    length those with near context only. A length that cannot run is left out."""
+    losses = {length: score.far for length, score in far.items() if score.far is not None}
+    near = [score.far_near for score in far.values() if score.far_near is not None]
+    if near:
+        losses[train_length] = near[-1]
+    return dict(sorted(losses.items()))
+
+
+def losses_by_context(result: TrialResult) -> dict[int, float]:
+    """Return the losses of a trial's far bytes by length of the window that ends in them, see
+    `far_by_context`; of an old result, its losses by context."""
+    if not result.far:
+        return {s.length: s.bits_per_byte for s in result.by_context if s.bits_per_byte}
+    far = {score.length: score for score in result.far}
+    return far_by_context(far, result.config.train_length)
+
+
+def context_gains(study: Study, encoding: str) -> tuple[int, list[float]] | None:
+    """Return the longest context, and for each seed the bits per byte it saves on the same bytes
+    against context of the training length; None if not measured. Old results have it too."""
+    train_length = study.trials[0].train_length
+    contexts_and_gains = []
+    for result in study.finished:
+        if result.config.encoding != encoding:
+            continue
+        scores = losses_by_context(result)
+        far = max(scores, default=0)
+        if train_length not in scores or far <= train_length:
+            return None
+        contexts_and_gains.append((far, scores[train_length] - scores[far]))
+    if len({far for far, _ in contexts_and_gains}) != 1:  # none, or seeds of different tests
+        return None
+    return contexts_and_gains[0][0], [gain for _, gain in contexts_and_gains]
