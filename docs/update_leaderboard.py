@@ -12,9 +12,9 @@ from posenc.compare.judge.answer import conclude
 from posenc.compare.judge.places import near_and_far
 from posenc.compare.judge.standing import Standing, standing_of_task, standing_of_tasks
 from posenc.compare.judge.summary import summarise_tasks
-from posenc.compare.page.facts import facts_of_leaderboard
 from posenc.compare.page.figures import task_plots
 from posenc.compare.reports import board, leaderboard
+from posenc.compare.reports.leaderboard_answer import facts_of_leaderboard
 from posenc.compare.results import Study
 from posenc.files.atomic import write_atomically
 from posenc.files.sealed_json import seal

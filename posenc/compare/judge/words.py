@@ -155,10 +155,10 @@ def _mixed(near: Choice, far: Choice, judgement: Judgement) -> Iterator[str]:
         yield _undecided([near, far])
         return
     near_taken = judgement.places.near_name.get(taken or "", taken)
-    far_clause = f"{_standing_of(far, taken)} {at(far.where)} ({_numbers_in_brackets(far)})"
+    far_clause = f"{standing_of(far, taken)} {at(far.where)} ({_numbers_in_brackets(far)})"
     if near_taken in near.tied:
         near_clause = (
-            f"{_standing_of(near, near_taken)} {at(near.where)} ({_numbers_in_brackets(near)})"
+            f"{standing_of(near, near_taken)} {at(near.where)} ({_numbers_in_brackets(near)})"
         )
         end = "; any of the tied that your stack runs will do" if near.sure == far.sure else ""
         yield f"Take {taken}: {near_clause} and {far_clause}{end}."
@@ -168,7 +168,7 @@ def _mixed(near: Choice, far: Choice, judgement: Judgement) -> Iterator[str]:
     yield f"For texts of {near.where} only, {only_near}: {_numbers(near)}."
 
 
-def _standing_of(choice: Choice, name: str | None) -> str:
+def standing_of(choice: Choice, name: str | None) -> str:
     """Write how a row stands in a place: first, or tied with which others."""
     if choice.sure == USE:
         return "leads"
@@ -362,59 +362,6 @@ def runs_only_near(names: Sequence[str], where: str) -> str:
 def not_ranked(name: str, task: str, seed: int) -> str:
     """Write which trial an encoding lacks for a rank over all tasks."""
     return f"Not ranked: {name} ({task} seed {seed} is missing)."
-
-
-def line_for_use(use: str, choices: Mapping[str, Choice], taken: Sequence[str], cost: str) -> str:
-    """Write one line of the leaderboard: what to take for a use, how it stands on each text, and
-    what it costs.
-
-    choices: by the name of the text. taken: one row for all texts, or one for each.
-    """
-    parts = []
-    for i, (text, choice) in enumerate(choices.items()):
-        name = taken[min(i, len(taken) - 1)]
-        on_text = "" if len(choices) == 1 else f" on {text}"
-        bits = f"{choice.bits[name]:.2f} bits{on_text}"
-        parts.append(f"{_standing_in_few_words(choice, name)}, {bits}")
-    named = join_names(list(dict.fromkeys(taken)))
-    return f"{use}: {named} ({'; '.join(parts)}; {cost})."
-
-
-def _standing_in_few_words(choice: Choice, name: str) -> str:
-    """Write how a row stands, without the names of the others."""
-    if choice.why_unsure:
-        return "not decided"
-    if choice.sure != TIED:
-        return _standing_of(choice, name)
-    count = len(choice.tied) - 1
-    return f"tied with {number_word(count)} {'other' if count == 1 else 'others'}"
-
-
-def no_cost(use: str) -> str:
-    """Write that nothing is named for a use, because training time is unknown."""
-    return f"{use}: none is named, because its training time was not measured."
-
-
-def costs(name: str, times: float, cheapest: str) -> str:
-    """Write what a row costs: `1.4 times nope's training time`."""
-    if name == cheapest or times < 1.05:
-        return "least training time"
-    return f"{times:.1f} times {cheapest}'s training time"
-
-
-def line_for_tasks(use: str, standings: Sequence[Standing], costs_of: Sequence[str]) -> str:
-    """Write the line of the leaderboard on tasks: the best mean rank of each study."""
-    parts = []
-    for standing, cost in zip(standings, costs_of, strict=True):
-        first = standing.order[0]
-        rank = f"mean rank {standing.mean(first):.2f} over {standing.where}"
-        count = len(standing.first) - 1
-        if standing.pairs.least == math.inf:
-            rank = f"not decided, {rank}"
-        elif count:
-            rank = f"tied with {number_word(count)} {'other' if count == 1 else 'others'}, {rank}"
-        parts.append(f"{first} ({rank}; {cost})")
-    return f"{use}: {join_names(parts)}."
 
 
 def sentences_on_failures(failed: Mapping[str, tuple[int, int]]) -> Iterator[str]:

@@ -1,7 +1,6 @@
 """The numbers of a study, by the names that programs read."""
 
 import math
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -9,17 +8,9 @@ from posenc.compare.judge.answer import answer_and_choices
 from posenc.compare.judge.context import context_use
 from posenc.compare.judge.places import standings
 from posenc.compare.judge.standing import Standing, standing_of_task, standing_of_tasks
-from posenc.compare.judge.uses import which_for_what
-from posenc.compare.results import Study, with_labels
+from posenc.compare.results import Study
 from posenc.compare.rows import rows_by_name
 from posenc.tasks.known import TASKS, TEXT
-
-
-def facts_of_leaderboard(studies: Mapping[str, Study]) -> dict[str, Any]:
-    """Return the facts of the leaderboard: "answer", which encoding to use for what by all studies,
-    and "studies", with `facts_of` each by its name."""
-    by_name = {name: facts_of(with_labels(study)) for name, study in studies.items()}
-    return {"answer": which_for_what(studies), "studies": by_name}
 
 
 def facts_of(study: Study, folder: Path | None = None) -> dict[str, Any]:

@@ -1,15 +1,32 @@
-"""Which encoding for what: one line for each use, from studies of texts and of tasks."""
+"""The answer of the leaderboard: which encoding for what, a line for each use."""
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from statistics import fmean
+from typing import Any
 
 from posenc.compare.judge import words
-from posenc.compare.judge.judgement import Choice, Judgement, judge, served_then_cheap
+from posenc.compare.judge.judgement import (
+    TIED,
+    Choice,
+    Judgement,
+    judge,
+    served_then_cheap,
+)
 from posenc.compare.judge.standing import Standing, standing_of_tasks
-from posenc.compare.results import Study
+from posenc.compare.page.facts import facts_of
+from posenc.compare.results import Study, with_labels
 from posenc.compare.rows import EqualTime
+from posenc.sentence import join_names
 from posenc.tasks.known import TEXT
+
+
+def facts_of_leaderboard(studies: Mapping[str, Study]) -> dict[str, Any]:
+    """Return the facts of the leaderboard: "answer", which encoding to use for what by all studies,
+    and "studies", with `facts_of` each by its name."""
+    by_name = {name: facts_of(with_labels(study)) for name, study in studies.items()}
+    return {"answer": which_for_what(studies), "studies": by_name}
 
 
 def which_for_what(studies: Mapping[str, Study]) -> str:
@@ -65,8 +82,8 @@ def _line_for_use(
         taken = [choice.taken for choice in choices.values()]
     costs = _cost_in_words(encoding_of.get(taken[0], taken[0]), _costs_of(first.cost))
     if costs is None:
-        return words.no_cost(use)
-    return words.line_for_use(use, choices, taken, costs)
+        return _no_cost(use)
+    return _write_line_for_use(use, choices, taken, costs)
 
 
 def _costs_of(cost: EqualTime | None) -> Mapping[str, float]:
@@ -81,7 +98,7 @@ def _cost_in_words(encoding: str, costs: Mapping[str, float]) -> str | None:
     if encoding not in costs:
         return None
     cheapest = min(costs, key=lambda name: costs[name])
-    return words.costs(encoding, costs[encoding] / costs[cheapest], cheapest)
+    return _cost_of(encoding, costs[encoding] / costs[cheapest], cheapest)
 
 
 def _seconds_on_tasks(study: Study) -> dict[str, float]:
@@ -111,6 +128,61 @@ def _line_for_tasks(standings: Mapping[str, Standing], studies: Mapping[str, Stu
     for name, standing in standings.items():
         cost = _cost_in_words(standing.order[0], _seconds_on_tasks(studies[name]))
         if cost is None:
-            return words.no_cost(use)
+            return _no_cost(use)
         costs.append(cost)
-    return words.line_for_tasks(use, list(standings.values()), costs)
+    return _write_line_for_tasks(use, list(standings.values()), costs)
+
+
+def _write_line_for_use(
+    use: str, choices: Mapping[str, Choice], taken: Sequence[str], cost: str
+) -> str:
+    """Write one line of the leaderboard: what to take for a use, how it stands on each text, and
+    what it costs.
+
+    choices: by the name of the text. taken: one row for all texts, or one for each.
+    """
+    parts = []
+    for i, (text, choice) in enumerate(choices.items()):
+        name = taken[min(i, len(taken) - 1)]
+        on_text = "" if len(choices) == 1 else f" on {text}"
+        bits = f"{choice.bits[name]:.2f} bits{on_text}"
+        parts.append(f"{_standing_in_few_words(choice, name)}, {bits}")
+    named = join_names(list(dict.fromkeys(taken)))
+    return f"{use}: {named} ({'; '.join(parts)}; {cost})."
+
+
+def _standing_in_few_words(choice: Choice, name: str) -> str:
+    """Write how a row stands, without the names of the others."""
+    if choice.why_unsure:
+        return "not decided"
+    if choice.sure != TIED:
+        return words.standing_of(choice, name)
+    count = len(choice.tied) - 1
+    return f"tied with {words.number_word(count)} {'other' if count == 1 else 'others'}"
+
+
+def _no_cost(use: str) -> str:
+    """Write that nothing is named for a use, because training time is unknown."""
+    return f"{use}: none is named, because its training time was not measured."
+
+
+def _cost_of(name: str, times: float, cheapest: str) -> str:
+    """Write what a row costs: `1.4 times nope's training time`."""
+    if name == cheapest or times < 1.05:
+        return "least training time"
+    return f"{times:.1f} times {cheapest}'s training time"
+
+
+def _write_line_for_tasks(use: str, standings: Sequence[Standing], costs_of: Sequence[str]) -> str:
+    """Write the line of the leaderboard on tasks: the best mean rank of each study."""
+    parts = []
+    for standing, cost in zip(standings, costs_of, strict=True):
+        first = standing.order[0]
+        rank = f"mean rank {standing.mean(first):.2f} over {standing.where}"
+        count = len(standing.first) - 1
+        if standing.pairs.least == math.inf:
+            rank = f"not decided, {rank}"
+        elif count:
+            rank = f"tied with {words.number_word(count)} {'other' if count == 1 else 'others'}, {rank}"
+        parts.append(f"{first} ({rank}; {cost})")
+    return f"{use}: {join_names(parts)}."
