@@ -31,6 +31,8 @@ from pathlib import Path
 
 LARGEST_ARRAY = 2**20
 """Arrays of more elements are never filled: they are weights."""
+WHOLE = "--whole"
+"""Argument of a probe that is to do without nothing of its runtime."""
 WORDS = 300
 """Letters of a refusal that are passed on."""
 
@@ -46,12 +48,27 @@ def answer_question(runtime, start, answer_case, connects_to_itself=False):
     answer_to = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # libraries print where they like
     limit_process(question["memory"], connects_to_itself)
-    version = start()
-    cases = [answer_case(case) for case in question["cases"]]
+    try:
+        version = start()
+        cases = [answer_case(case) for case in question["cases"]]
+    except StartAgain:
+        start_again(question, answer_to)
     json.dump({"runtime": runtime, "version": version, "cases": cases}, answer_to)
     answer_to.write("\n")
     answer_to.flush()
     os._exit(0)  # a runtime may have threads that end late, and takes time to be taken down
+
+
+class StartAgain(Exception):
+    """The probe must be run again with the argument WHOLE, as what it did without may decide."""
+
+
+def start_again(question, answer_to):
+    """Run the probe from its beginning in the place of this process, with the argument WHOLE."""
+    Path("question.json").write_text(json.dumps(question), encoding="utf-8")
+    os.dup2(os.open("question.json", os.O_RDONLY), 0)
+    os.dup2(answer_to.fileno(), 1)
+    os.execv(sys.executable, [sys.executable, sys.argv[0], WHOLE])
 
 
 def limit_process(memory, connects_to_itself=False):

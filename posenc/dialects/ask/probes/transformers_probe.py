@@ -13,8 +13,9 @@ import math
 import re
 import sys
 from pathlib import Path
+from types import ModuleType
 
-from probing import WithoutWeights, answer_question, error_in_one_line
+from probing import WHOLE, StartAgain, WithoutWeights, answer_question, error_in_one_line
 
 OF_IMAGES_OR_SOUND = re.compile(r"vis(ion|ual)|audio|image|speech|talker|code2wav")
 ATTENTION = ("Attention", "MLA")
@@ -30,12 +31,76 @@ SCALES_QUERIES = re.compile(r"query\w* = query\w* \* self\.\w+ ?\*\* ?-0\.5")
 PAIRED_FUNCTIONS = re.compile(r"(\w*apply_\w*rot\w*)\(")
 
 
+COMPILER = ("torch._dynamo", "torch._dynamo._trace_wrapped_higher_order_op")
+"""Modules of torch's compiler that transformers imports."""
+OF_SOMETHING_MISSING = (ImportError, AttributeError, NameError)
+"""Errors that come where a module is missing, or a name in it."""
+
+
 def start():
     """Import transformers and return its version."""
-    import transformers
-
+    if does_without():
+        do_without_what_never_rotates()
+    try:
+        import transformers
+        from transformers import modeling_utils  # noqa: F401 - which every model needs
+    except Exception as error:
+        if does_without():
+            raise StartAgain from error
+        raise
     transformers.logging.set_verbosity(logging.CRITICAL)
     return transformers.__version__
+
+
+def does_without():
+    """Return True if transformers is imported without what takes the longest, and never rotates."""
+    return WHOLE not in sys.argv
+
+
+def do_without_what_never_rotates():
+    """Let transformers be imported without torch's compiler, torch's distribution over machines,
+    and scipy, of which only losses make use: they take more than half of the time.
+
+    The last two are then as in an installation that lacks them. A compiler that compiles nothing
+    stands for the first one.
+    """
+    if "transformers" in sys.modules:
+        return
+    import torch
+
+    sys.modules["scipy"] = None
+    torch.distributed.is_available = lambda: False
+    torch.compiler.disable = NoCompiler.leave
+    for name in COMPILER:
+        if name not in sys.modules:
+            sys.modules[name] = NoCompiler(name)
+    torch._dynamo = sys.modules[COMPILER[0]]
+
+
+class NoCompiler(ModuleType):
+    """A module whose every function is a decorator that leaves what it decorates as it is."""
+
+    __path__ = ()
+
+    def __getattr__(self, name):
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return self.leave
+
+    @staticmethod
+    def leave(function=None, *_, **__):
+        """Return the function; the decorator, if only options are given."""
+        return NoCompiler.leave if function is None else function
+
+
+def words_of(error):
+    """Return an error in one line, which is what transformers answers.
+
+    Raises: StartAgain where what it does without may be the reason.
+    """
+    if does_without() and isinstance(error, OF_SOMETHING_MISSING):
+        raise StartAgain from error
+    return error_in_one_line(error)
 
 
 def answer_case(case):
@@ -43,17 +108,18 @@ def answer_case(case):
     try:
         config = read_config(case["config"])
     except Exception as error:  # whatever transformers raises is its answer
-        return {"refuses": error_in_one_line(error)}
+        return {"refuses": words_of(error)}
     try:
         model = build_model(config)
     except Exception as error:  # whatever transformers raises is its answer
+        words = words_of(error)
         if not needs_a_library(error):
-            return {"refuses": error_in_one_line(error)}
+            return {"refuses": words}
         try:
             config = config.get_text_config()
             model = build_model(config)
         except Exception as error:
-            return {"unmeasured": error_in_one_line(error)}
+            return {"unmeasured": words_of(error)}
     if model is None:
         return {"unmeasured": f"transformers has no model of {type(config).__name__}"}
     try:
@@ -61,7 +127,7 @@ def answer_case(case):
     except StopsInForward as stop:
         return {"refuses": str(stop)}
     except Exception as error:
-        return {"unmeasured": error_in_one_line(error)}
+        return {"unmeasured": words_of(error)}
 
 
 class StopsInForward(Exception):

@@ -1,5 +1,6 @@
 """The probe says what transformers computes: as recorded by other code, and as models do."""
 
+import contextlib
 import importlib.metadata
 import json
 import runpy
@@ -9,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from posenc.dialects.ask import Asked, as_computed, ask, installed_version
+from posenc.dialects.ask import Asked, AskError, as_computed, ask, installed_version
 from posenc.dialects.runtimes import RUNTIMES
 from tests.dialects.ask.probes.other_runtimes import PROBES, plant
 from tests.dialects.golden_cases import Cell, cells
@@ -190,6 +191,38 @@ def test_configs_that_people_publish():
         recorded = truth["rotary"].values()
         assert said == {(rounded(r["inv_freq"]), round(r["multiplier"], 5)) for r in recorded}, name
         assert set(truth["softmax"]) <= set(answer.softmax_scales), name
+
+
+NOTHING_LEFT_OUT = ("return WHOLE not in sys.argv", "return False")
+MORE_LEFT_OUT = (
+    'sys.modules["scipy"] = None',
+    'sys.modules["scipy"] = sys.modules["transformers.models.llama.modeling_llama"] = None',
+)
+IMPORT_FAILS = ('sys.modules["scipy"] = None', 'sys.modules["transformers.utils"] = None')
+NEVER_AGAIN = ("raise StartAgain from error", "raise error")
+
+
+@pytest.mark.slow
+def test_what_the_probe_does_without_decides_nothing(monkeypatch, tmp_path, fresh_process):
+    questions = [(cell.config, lengths(cell, None)) for cell in CELLS]
+    lean = ask(questions, seconds=600)
+    plant(monkeypatch, tmp_path, "transformers_probe.py", NOTHING_LEFT_OUT)
+    assert lean == ask(questions, seconds=600)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("missing", [MORE_LEFT_OUT, IMPORT_FAILS], ids=["a model", "all"])
+def test_a_probe_that_lacks_what_it_does_without_starts_again(
+    monkeypatch, tmp_path, fresh_process, missing
+):
+    question = [({"model_type": "llama", **SIZES}, [32])]
+    plant(monkeypatch, tmp_path, "transformers_probe.py", missing)
+    (answer,) = ask(question)
+    assert answer.model == "LlamaForCausalLM" and answer.rotations
+    plant(monkeypatch, tmp_path / "again", "transformers_probe.py", missing, NEVER_AGAIN)
+    with contextlib.suppress(AskError):
+        (answer,) = ask(question)
+        assert not answer.rotations
 
 
 def rounded(frequencies) -> tuple[str, ...]:
