@@ -1,7 +1,8 @@
 """Decide whom `posenc doctor` asks, and ask each interpreter once for all files."""
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple
 
 from posenc.dialects.ask import (
     PROBES,
@@ -17,7 +18,16 @@ from posenc.dialects.meaning import UnknownFamilyError, meaning_of
 from posenc.dialects.runtimes.versions import VERSIONS, is_recorded
 
 READS = "transformers"
-"""The spelling of the files that runtimes are asked about: the config.json of transformers."""
+"""The spelling of the files that most runtimes are asked about: the config.json of transformers."""
+READS_OTHERS = {"llama.cpp": "gguf"}
+"""Runtime -> the spelling of the files that it is asked about, where that is another one."""
+READ_BY_RUNTIMES = {READS, *READS_OTHERS.values()}
+KNOWN_IS_SHOWN = "What posenc knows is shown."
+LOADED = (
+    "llama.cpp {version} was asked to load the file: whether it does, and what it takes for the "
+    "base, the scaling, the lengths and the rotated channels, is its own answer; what it computes "
+    "from them is known."
+)
 NOBODY = "none"
 SHORT = 2
 """A length at which frequencies are compared with those at the length that is judged."""
@@ -78,43 +88,61 @@ def ask_about_sources(
     Returns: for each source, row -> its own answer; and for each source, the lines to print about
     interpreters that gave no answer.
 
-    Runtimes are asked about configs of transformers, whatever the file is called: they open no GGUF
-    file and none of Meta's, Mistral's or DeepSeek's params.json.
+    llama.cpp is asked about GGUF files, the others about configs of transformers, whatever the file
+    is called: they are asked about none of Meta's, Mistral's or DeepSeek's params.json.
 
-    Raises: ValueError if two interpreters have the same runtime, as of transformers 5.
+    Raises: ValueError if two interpreters have the same runtime, as of transformers 5, or if those
+    that the user named have none that answers for a row.
     """
     by_source: list[dict[str, Asked]] = [{} for _ in sources]
     notes: list[list[str]] = [[] for _ in sources]
     interpreters = interpreters_to_ask(asked_for)
-    about: list[int] = []
-    for i, source in enumerate(sources):
-        if source.spelling == READS:
-            about.append(i)
-        elif asked_for is not None and interpreters:
-            notes[i].append(
-                f"--ask: the runtimes that are asked read no file of this kind ({source.spelling})."
-                " What posenc knows is shown."
-            )
-    if not about:
-        return by_source, notes
-    questions = [(sources[i].raw, lengths_to_ask_at(sources[i], length)) for i in about]
-    for interpreter in interpreters:
+    readable = [i for i, source in enumerate(sources) if source.spelling in READ_BY_RUNTIMES]
+    to_ask: list[tuple[str | None, str]] = []
+    for interpreter in interpreters if readable else ():
         try:
             runtimes = _runtimes_to_ask(interpreter, rows)
         except AskError as error:
+            for i in readable:
+                notes[i].append(f"{error} {KNOWN_IS_SHOWN}")
+        else:
+            to_ask += [(interpreter.python, runtime) for runtime in runtimes]
+    named = asked_for is not None and bool(interpreters)
+    if named and readable and not to_ask and not any(notes):
+        raise ValueError(f"--ask: nobody is asked about {', '.join(rows)}, which --for names.")
+    for python, runtime in to_ask:
+        about = [i for i in readable if sources[i].spelling == _spelling_read_by(runtime)]
+        questions = [_question_about(sources[i], length) for i in about]
+        try:
+            answers = ask(questions, python, runtime) if about else []
+        except AskError as error:
             for i in about:
-                notes[i].append(f"{error} What posenc knows is shown.")
-            continue
-        for runtime in runtimes:
-            try:
-                answers_of_one = ask(questions, interpreter.python, runtime)
-            except AskError as error:
-                for i in about:
-                    notes[i].append(f"{error} What posenc knows is shown.")
-                continue
-            for i, answer in zip(about, answers_of_one, strict=True):
+                notes[i].append(f"{error} {KNOWN_IS_SHOWN}")
+        else:
+            for i, answer in zip(about, answers, strict=True):
                 _add_answer(by_source[i], answer)
+    for i, source in enumerate(sources):
+        if named and not by_source[i] and not notes[i]:
+            notes[i].append(
+                "--ask: the runtimes that are asked read no file of this kind "
+                f"({source.spelling}). {KNOWN_IS_SHOWN}"
+            )
     return by_source, notes
+
+
+def _spelling_read_by(runtime: str) -> str:
+    """Return the spelling of the files that a runtime is asked about."""
+    return READS_OTHERS.get(runtime, READS)
+
+
+def _question_about(
+    source: Source, length: int | None
+) -> tuple[Mapping[str, Any] | Path, list[int]]:
+    """Return what a runtime is asked about a file: the object of a config, or the path of a GGUF
+    file; and the lengths."""
+    if source.metadata is not None:
+        return source.path, [length or source.metadata.context_length]
+    return source.raw, lengths_to_ask_at(source, length)
 
 
 def _runtimes_to_ask(interpreter: Interpreter, rows: Collection[str]) -> list[str]:
@@ -163,9 +191,12 @@ def answers_of_named_runtimes(
 
 
 def notes_on_releases(answers: Mapping[str, Asked]) -> list[str]:
-    """Return a line for each runtime that answered in a release of which nothing is recorded."""
+    """Return a line for each runtime that answered in a release of which nothing is recorded, and
+    for one that was asked for a part of its answer only."""
     notes = []
     for row, answer in answers.items():
+        if answer.loaded:
+            notes.append(LOADED.format(version=answer.version))
         if not _is_recorded(row, answer.version):
             notes.append(
                 f"Installed is {answer.runtime} {answer.version}, and posenc has recorded "

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, get_args
 
-from posenc.dialects.ask import Asked, as_computed
+from posenc.dialects.ask import Asked, as_computed, as_loaded
 from posenc.dialects.computed import (
     ComputedPositions,
     Known,
@@ -102,10 +102,12 @@ class Case:
         """Return, by runtime, what it computes from the file: its own answer where it was asked and
         could be measured, else the answer of posenc's emulator."""
         known = self.known_results
-        answers = {
-            name: as_computed(own, known[name], self.model).with_stop_as_refusal
-            for name, own in self.own_answers.items()
-        }
+        answers: dict[str, ComputedPositions] = {}
+        for name, own in self.own_answers.items():
+            if self.metadata is not None:
+                answers[name] = as_loaded(own, self.metadata, self.length)
+            else:
+                answers[name] = as_computed(own, known[name], self.model).with_stop_as_refusal
         return {**known, **{name: a for name, a in answers.items() if a.known != "unknown"}}
 
     @cached_property

@@ -28,8 +28,9 @@ class Options:
     ask: Annotated[
         list[str] | None,
         option(
-            "A Python interpreter whose transformers, vLLM, SGLang and mlx-lm are asked what they "
-            "compute; vllm=PYTHON asks that one only; again for a further one. `none` asks nobody.",
+            "A Python interpreter whose transformers, vLLM, SGLang, mlx-lm and llama.cpp are asked "
+            "what they compute; vllm=PYTHON asks that one only; again for a further one. `none` "
+            "asks nobody.",
             shown="what is installed beside posenc",
             metavar="PYTHON",
         ),

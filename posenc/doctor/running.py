@@ -211,10 +211,6 @@ def _ask_runtimes(sources: Sequence[Source], options: Options) -> list[RuntimeAn
     """Ask the runtimes at hand about files, each interpreter once; return one answer per file, in
     their order."""
     runtimes = _runtimes_named_by_for(options)
-    if not any(asking.is_asked_of(runtime, runtimes) for runtime in asking.PROBES):
-        if options.ask is not None:
-            raise ValueError(f"--ask asks {', '.join(asking.PROBES)}, which --for leaves out.")
-        return [RuntimeAnswers() for _ in sources]
     answers_by_file, notes_by_file = asking.ask_about_sources(
         sources, options.length, options.ask, runtimes
     )

@@ -11,6 +11,7 @@ from posenc.dialects.ask import Asked, AskError, Rotation
 from posenc.dialects.runtimes import emulate
 from posenc.doctor import asking
 from tests.doctor.judging import row_of
+from tests.doctor.test_gguf import write
 from tests.doctor.threads import BASE
 
 SIMPLE = {**BASE, "rope_theta": 10000.0}
@@ -218,7 +219,10 @@ def test_two_interpreters_of_one_release_line(doctor):
     [
         (("--ask", "none", "--ask", "/python"), "--ask none asks nobody"),
         (("--ask", ""), "--ask is empty"),
-        (("--ask", "/python", "--for", "llama.cpp"), "which --for leaves out"),
+        (
+            ("--ask", "/python", "--for", "llama.cpp"),
+            "nobody is asked about llama.cpp",
+        ),
         (("--ask", "/python", "--overrides", "vllm"), "--ask goes with judging a file"),
     ],
 )
@@ -267,6 +271,35 @@ def test_an_interpreter_that_is_named_for_a_file_of_another_kind_is_not_passed_b
     for options, expected in (((), False), (("--ask", "none"), False), (("--ask", "python"), True)):
         _, out, err = call("doctor", path, *options)
         assert (said in out + err) == expected
+
+
+def test_each_runtime_is_asked_about_the_files_that_it_reads(doctor, call, tmp_path):
+    """llama.cpp reads GGUF files, and transformers none of them."""
+    loads = Asked("llama.cpp", "b11549", loaded={"freq_base_train": 5e5, "rope scaling": "linear"})
+    path = write(tmp_path / "a.gguf", freq_base=5e5)
+    doctor(SIMPLE, {"llama": loads, "python": answer("5.99.0"), "missing": AskError("no python.")})
+    _, out, _ = call("doctor", path, "--ask", "llama", "--ask", "python")
+    assert "asked, b11549" in cells(out, "llama.cpp  ") and "what it computes" in out
+    assert "read no file of this kind" not in out and "itself answers otherwise" not in out
+    _, out, _ = call("doctor", path, "--ask", "python")
+    assert "known, b11549" in cells(out, "llama.cpp  ") and "no file of this kind (gguf)" in out
+    _, out, _ = call("doctor", path, "--ask", "missing", "--ask", "llama")
+    assert "asked, b11549" in cells(out, "llama.cpp  ")
+
+
+def test_a_loader_that_takes_another_base_contradicts_the_record(doctor, call, tmp_path):
+    loads = Asked("llama.cpp", "b11549", loaded={"freq_base_train": 1e4})
+    path = write(tmp_path / "a.gguf", freq_base=5e5)
+    doctor(SIMPLE, {"llama": loads})
+    _, out, _ = call("doctor", path, "--ask", "llama")
+    assert "llama.cpp b11549 itself answers otherwise" in out and "(frequencies)" in out
+
+
+def test_a_file_that_the_loader_refuses_is_an_error_in_its_words(doctor, call, tmp_path):
+    path = write(tmp_path / "a.gguf", freq_base=5e5)
+    doctor(SIMPLE, {"llama": Asked("llama.cpp", "b11549", refuses="invalid n_rot: 32")})
+    code, out, _ = call("doctor", path, "--ask", "llama")
+    assert code == 1 and "invalid n_rot: 32" in out
 
 
 def test_an_interpreter_that_gave_no_answer_about_an_unknown_family_is_said(doctor):

@@ -1,6 +1,12 @@
 """Ask installed runtimes what they compute."""
 
-from posenc.dialects.ask.answers import Asked, Rotation, as_computed, runtime_name_of
+from posenc.dialects.ask.answers import (
+    Asked,
+    Rotation,
+    as_computed,
+    as_loaded,
+    runtime_name_of,
+)
 from posenc.dialects.ask.interpreters import (
     PROBES,
     AskError,
@@ -15,6 +21,7 @@ __all__ = [
     "Asked",
     "Rotation",
     "as_computed",
+    "as_loaded",
     "ask",
     "installed_version",
     "runtime_name_of",

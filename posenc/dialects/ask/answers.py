@@ -4,11 +4,13 @@ into the words of what posenc knows."""
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from posenc.dialects.computed import ComputedPositions, LayerRotation, RefusedError, Switch
+from posenc.dialects.files.gguf_metadata import Metadata
 from posenc.dialects.model import Model
+from posenc.dialects.runtimes.llama_cpp import compute_from_metadata
 
 WORDS = 300
 """Letters of what a runtime says that are passed on."""
@@ -51,7 +53,8 @@ class Asked:
     attention rotates nothing; None if no attention tells. interleaved: whether channels 2i and
     2i + 1 are a pair; None if that could not be measured. admits: tokens of the longest sequence
     that a server admits; of transformers, which admits any, the config's max_position_embeddings.
-    read: what of the answer was not asked but read in the source, one sentence; "" for nothing.
+    loaded: what llama.cpp's loader made of a GGUF file's keys, by its own names; what it computes
+    from them was not asked. Empty for other runtimes.
     """
 
     runtime: str
@@ -67,7 +70,7 @@ class Asked:
     without_rotation: tuple[int, ...] | None = None
     interleaved: bool | None = None
     admits: int | None = None
-    read: str = ""
+    loaded: Mapping[str, float | str] = field(default_factory=dict)
 
 
 def runtime_name_of(asked: Asked) -> str:
@@ -117,6 +120,60 @@ def as_computed(
         max_length=asked.admits if asked.runtime in SERVERS else None,
         stops=asked.stops,
     )
+
+
+LOADED_AS = {
+    "n_ctx_train": "context_length",
+    "n_rot": "dimension_count",
+    "freq_base_train": "freq_base",
+    "rope scaling": "scaling_type",
+    "n_ctx_orig_yarn": "original_length",
+}
+"""llama.cpp's name of what it loaded -> the field of Metadata."""
+PRINTED_TO = 1e-5
+"""Relative precision to which llama.cpp prints what it loaded."""
+
+
+def as_loaded(asked: Asked, metadata: Metadata, length: int | None) -> ComputedPositions:
+    """Return what llama.cpp computes from a GGUF file, in the form of an emulator's answer.
+
+    Whether it loads the file, and the base, the scaling, the lengths and the rotated channels, are
+    its own loader's answer; what follows from them, and from the file's lists of divisors, is
+    computed as posenc's emulator does.
+    """
+    answer = ComputedPositions(version=asked.version, asked=True)
+    if asked.refuses:
+        known = "no model" if asked.no_model else "yes"
+        return replace(answer, error=asked.refuses, known=known)
+    if asked.unmeasured:
+        return replace(answer, error=asked.unmeasured, known="unknown")
+    try:
+        computed = compute_from_metadata(_metadata_as_loaded(metadata, asked.loaded), length)
+    except RefusedError as refused:
+        return replace(answer, error=str(refused), known="unknown")
+    return replace(computed, version=asked.version, asked=True)
+
+
+def _metadata_as_loaded(metadata: Metadata, loaded: Mapping[str, float | str]) -> Metadata:
+    """Return the file's settings, where llama.cpp's loader has others with those."""
+    changes: dict[str, Any] = {}
+    for name, field_name in LOADED_AS.items():
+        if name in loaded and not _are_equal(loaded[name], getattr(metadata, field_name)):
+            changes[field_name] = loaded[name]
+    scale = loaded.get("freq_scale_train")
+    if isinstance(scale, float) and scale and not _are_equal(1 / scale, metadata.scaling_factor):
+        changes["scaling_factor"] = 1 / scale
+    for name in ("context_length", "dimension_count"):
+        if name in changes:
+            changes[name] = int(changes[name])
+    return replace(metadata, **changes)
+
+
+def _are_equal(printed: float | str, read: float | str) -> bool:
+    """Return True if a setting that llama.cpp prints is the one that posenc reads."""
+    if isinstance(printed, str) or isinstance(read, str):
+        return printed == read
+    return abs(printed - read) <= PRINTED_TO * abs(read)
 
 
 def _rotations_by_kind(
@@ -197,6 +254,9 @@ def _parse_answer(case: Mapping[str, Any], runtime: str, version: str) -> Asked:
         )
     if "unmeasured" in case:
         return Asked(runtime, version, unmeasured=str(case["unmeasured"])[:WORDS])
+    if "loaded" in case:
+        loaded = {str(name)[:WORDS]: _number_or_words(v) for name, v in case["loaded"].items()}
+        return Asked(runtime, version, loaded=loaded)
     interleaved, admits = case["interleaved"], case["admits"]
     without_rotation = case["without_rotation"]
     return Asked(
@@ -210,7 +270,6 @@ def _parse_answer(case: Mapping[str, Any], runtime: str, version: str) -> Asked:
         without_rotation=None if without_rotation is None else tuple(map(int, without_rotation)),
         interleaved=None if interleaved is None else bool(interleaved),
         admits=admits if isinstance(admits, int) else None,
-        read=str(case.get("read", ""))[:WORDS],
     )
 
 
@@ -226,6 +285,11 @@ def _parse_rotation(row: Mapping[str, Any]) -> Rotation:
         bool(row["called"]),
         None if layers is None else tuple(map(int, layers)),
     )
+
+
+def _number_or_words(value: Any) -> float | str:
+    """Return a value of the loader's. Raises: ValueError for a number that is not finite."""
+    return value[:WORDS] if isinstance(value, str) else _finite_number(value)
 
 
 def _finite_number(value: Any) -> float:

@@ -30,12 +30,14 @@ class Probe:
     """A program that asks a runtime.
 
     file: in the folder of probes. packages: what must be importable; the runtime's own first.
-    seconds: for starting and the first file.
+    seconds: for starting and the first file. reads_gguf: whether it is asked about GGUF files, by
+    their paths, and not about configs.
     """
 
     file: str
     packages: tuple[str, ...]
     seconds: float = 60.0
+    reads_gguf: bool = False
 
 
 PROBES = {
@@ -43,6 +45,7 @@ PROBES = {
     "vllm": Probe("vllm_probe.py", ("vllm", "torch"), 180.0),
     "sglang": Probe("sglang_probe.py", ("sglang", "torch"), 180.0),
     "mlx-lm": Probe("mlx_lm_probe.py", ("mlx_lm", "mlx")),
+    "llama.cpp": Probe("llama_cpp_probe.py", ("xllamacpp",), reads_gguf=True),
 }
 """Runtime -> the probe that asks it."""
 WHICH_RUNTIMES = "installed_runtimes_probe.py"
@@ -64,7 +67,8 @@ class AskError(ValueError):
 
 
 def installed_version(runtime: str) -> str | None:
-    """Return the version of a runtime that can be imported beside posenc; None without one."""
+    """Return the version of a runtime that can be imported beside posenc, or of the package that
+    brings it; None without one."""
     packages = PROBES[runtime].packages
     if any(util.find_spec(name) is None for name in packages):
         return None
@@ -97,7 +101,7 @@ def runtimes_of(python: str | Path | None = None) -> dict[str, str]:
 
 
 def ask(
-    configs: Sequence[tuple[Mapping[str, Any], Sequence[int]]],
+    configs: Sequence[tuple[Mapping[str, Any] | Path, Sequence[int]]],
     python: str | Path | None = None,
     runtime: str = "transformers",
     *,
@@ -107,8 +111,9 @@ def ask(
     """Ask a runtime what it computes from configs.
 
     Args:
-        configs: (a config.json's object, lengths in tokens), one or more. The answer is that at
-            the first length; the others tell whether it changes with the length.
+        configs: (a config.json's object, lengths in tokens), one or more; for llama.cpp the path of
+            a GGUF file instead of the object. The answer is that at the first length; the others
+            tell whether it changes with the length.
         python: the interpreter that has the runtime; None for the one that runs posenc.
         runtime: a key of PROBES.
         seconds: time for all of them; None for the probe's and 20 seconds for each config but the
@@ -117,7 +122,7 @@ def ask(
 
     Returns: one answer per config.
     Raises: AskError if the interpreter cannot be run, lacks the runtime, takes too long, dies, or
-    prints what is no answer. ValueError for a runtime that has no probe.
+    prints what is no answer. ValueError for a runtime that has no probe, or reads no such file.
 
     >>> (answer,) = ask([({"model_type": "llama", "rope_theta": 5e5}, [4096])])  # doctest: +SKIP
     >>> answer.version, answer.rotations[0].inv_freq[:2]  # doctest: +SKIP
@@ -127,7 +132,10 @@ def ask(
         raise ValueError(f"ask: no probe asks {runtime!r}; expected one of {', '.join(PROBES)}.")
     probe = PROBES[runtime]
     interpreter = sys.executable if python is None else os.fspath(python)
-    cases = [{"config": dict(config), "lengths": list(lengths)} for config, lengths in configs]
+    if any(isinstance(config, Path) != probe.reads_gguf for config, _ in configs):
+        expected = "the Path of a GGUF file" if probe.reads_gguf else "a config.json's object"
+        raise ValueError(f"ask: {runtime} is asked about {expected}.")
+    cases = [_case_of(config, lengths) for config, lengths in configs]
     question = json.dumps({"memory": memory, "cases": cases})
     if seconds is None:
         seconds = probe.seconds + SECONDS_MORE * (len(cases) - 1)
@@ -136,6 +144,13 @@ def ask(
         return parse_answers(said, runtime, len(cases))
     except ValueError:
         raise _no_answer(said, runtime, interpreter) from None
+
+
+def _case_of(config: Mapping[str, Any] | Path, lengths: Sequence[int]) -> dict[str, Any]:
+    """Return a case of a probe's question."""
+    if isinstance(config, Path):  # a probe runs in another folder
+        return {"file": os.fspath(config.absolute()), "lengths": list(lengths)}
+    return {"config": dict(config), "lengths": list(lengths)}
 
 
 def _run_probe(

@@ -135,6 +135,18 @@ def test_an_unknown_runtime():
         ask(QUESTION, runtime="keras")
 
 
+@pytest.mark.parametrize(
+    ("about", "runtime", "words"),
+    [
+        (Path("a.gguf"), "transformers", "transformers is asked about a config.json's object"),
+        ({"model_type": "llama"}, "llama.cpp", "llama.cpp is asked about the Path of a GGUF file"),
+    ],
+)
+def test_a_runtime_is_asked_only_about_what_it_reads(about, runtime, words):
+    with pytest.raises(ValueError, match=words):
+        ask([(about, [16])], runtime=runtime)
+
+
 def named(tmp_path: Path, *packages: str) -> Path:
     """An interpreter that can import packages of these names, all of which are empty, and of which
     each is of version 1.2."""
