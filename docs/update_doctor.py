@@ -42,8 +42,7 @@ def families() -> str:
         from tests.doctor.oracles import swept
     finally:
         sys.path.remove(str(ROOT))
-    from posenc.dialects.families import all_families
-    from posenc.dialects.runtimes.running import CELLS
+    from posenc.dialects.families import RUNTIME_FILES, all_families
 
     lines = [
         "*run*: what posenc says equals what the runtime's own modules compute, from the class's "
@@ -63,12 +62,16 @@ def families() -> str:
         )
         seen |= {(runtime, name): verdict for name, verdict, _ in said["rows"].values()}
     words = {"right": "run", "differs": "**differs**"}
-    lines += ["", f"| family | {' | '.join(CELLS)} |", f"|---|{'---|' * len(CELLS)}"]
+    lines += [
+        "",
+        f"| family | {' | '.join(RUNTIME_FILES)} |",
+        f"|---|{'---|' * len(RUNTIME_FILES)}",
+    ]
     for name, facts in all_families().items():
         if "text" not in facts:
-            read = {r: facts.get(cell, "") for r, cell in CELLS.items()}
+            read = {r: facts.get(cell, "") for r, cell in RUNTIME_FILES.items()}
             usual = {r: "no model" if v is None else "read" if v else "" for r, v in read.items()}
-            row = [words.get(seen.get((r, name), ""), usual[r]) for r in CELLS]
+            row = [words.get(seen.get((r, name), ""), usual[r]) for r in RUNTIME_FILES]
             lines.append(f"| {name} | {' | '.join(row)} |")
     return "\n".join(lines)
 

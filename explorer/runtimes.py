@@ -20,9 +20,8 @@ from typing import Any
 
 from posenc import dialects
 from posenc.dialects.computed import ComputedPositions, LayerRotation
-from posenc.dialects.families import WITHOUT_ROTATION, all_families
+from posenc.dialects.families import RUNTIME_FILES, WITHOUT_ROTATION, all_families
 from posenc.dialects.runtimes import RECORD, RUNTIMES
-from posenc.dialects.runtimes.running import CELLS
 from posenc.frequencies import floats
 
 DIALECTS = Path(str(dialects.__file__)).parent
@@ -43,7 +42,7 @@ HANDLED = (
     )
     | SIZES.keys()
 )
-MODERN = ("vllm", "sglang", "mlx", "gguf")
+MODERN = ("vllm", "sglang", "mlx_lm", "llama_cpp")
 HARMLESS: dict[str, list[Any]] = {
     "rope_scaling": [None],
     "head_dim": [None],
@@ -226,7 +225,7 @@ NEEDED = {key: values[-1] for key, values in HARMLESS.items()}
 
 def _needs(facts: dict[str, Any], but: Set[str]) -> list[str]:
     """Return the keys without which mlx-lm does not load a family, but some."""
-    needs = (facts.get("mlx") or {}).get("needs", [])
+    needs = (facts.get("mlx_lm") or {}).get("needs", [])
     return [key for key in needs if key not in HANDLED and key not in but]
 
 
@@ -280,7 +279,7 @@ def answers_of(family: str, spelling: tuple[str, ...], extra: dict[str, Any] = {
             config[key] = value
     found = []
     for runtime, emulate in RUNTIMES.items():
-        cells = [facts.get(cell) or {} for cell in (CELLS[runtime], "transformers5")]
+        cells = [facts.get(cell) or {} for cell in (RUNTIME_FILES[runtime], "transformers5")]
         defaults = {1e4, *(float(cell["rope_theta"]) for cell in cells if "rope_theta" in cell)}
         found.append(answer_of(emulate(config), spelling[-1], defaults))
     return found
@@ -321,10 +320,10 @@ def table(report: Any = lambda name: None) -> dict[str, Any]:
             "harmless": harmless,
             "architecture": facts.get("architecture"),
             "needs": _needs(facts, set()),
-            "read": {r: facts[c]["read"] for r, c in CELLS.items() if facts.get(c)},
+            "read": {r: facts[c]["read"] for r, c in RUNTIME_FILES.items() if facts.get(c)},
         }
     return {
-        "runtimes": {name: RECORD[name][2] for name in RUNTIMES},
+        "runtimes": {name: RECORD[name].read for name in RUNTIMES},
         "spellings": [" ".join(s) for s in every],
         "answers": [json.loads(code) for code in codes],
         "columns": list(columns),

@@ -1,14 +1,16 @@
-"""Facts about model families in each runtime, read from the runtimes' own sources.
+"""Facts about model families: what all runtimes share, and what each of them does.
 
-families.json has one line per `model_type`: class defaults, the layout of pairs, and a cell per
-runtime with where they read theta and the scaling. `read` is the file and line of the runtime's
-own source at the version of `running.VERSIONS` that posenc was read from; paths start at the folder
-of the models (llama.cpp: of the repository). A cell is null if that version has no such model, and
-missing if nobody has read it. No cell is copied from another family or runtime.
+families.json has one line per `model_type`: class defaults, the layout of pairs, kinds of layers.
+Each runtime has a file of its own in runtimes/, beside the emulator that reads it, such as
+vllm.json: the releases of which it speaks, and a line per family with what this runtime's own
+source says, and where (`read`: file and line in the release `read in`; paths start at the folder of
+the models, of llama.cpp at the repository). A family under `has no` is none of that release's
+models; one under `not read`, or nowhere, nobody has read. No line is copied from another family or
+runtime.
 
-A line of several modalities names the `text` family of its language model, or the usual one where
-`any` is read; `inner`: where its keys are, if not in text_config; `flat` if they may be next to the
-other towers' instead.
+A line of families.json with `text` is of several modalities: `text` names the family of its
+language model, or the usual one where `any` is read; `inner`: where its keys are, if not in
+text_config; `flat` if they may be next to the other towers' instead.
 """
 
 import json
@@ -19,9 +21,26 @@ from typing import Any
 
 @lru_cache
 def json_table(name: str) -> Any:
-    """Return the content of the JSON file of this folder with this name, such as "families"."""
+    """Return the content of a JSON file in or below this folder, such as "families"."""
     text = resources.files("posenc.dialects").joinpath(f"{name}.json").read_text(encoding="utf-8")
     return json.loads(text)
+
+
+RUNTIME_FILES = {
+    "transformers-4": "transformers4",
+    "transformers-5": "transformers5",
+    "vllm": "vllm",
+    "sglang": "sglang",
+    "mlx-lm": "mlx_lm",
+    "llama.cpp": "llama_cpp",
+}
+"""Runtime -> the name of its two files in runtimes/: NAME.json has its facts, NAME.py computes by
+them. It is also the key of the runtime's facts in `all_families`."""
+
+
+def facts_of_runtime(runtime: str) -> Any:
+    """Return the content of a runtime's file of facts: its releases, and its families."""
+    return json_table(f"runtimes/{RUNTIME_FILES[runtime]}")
 
 
 WITHOUT_ROTATION = frozenset(json_table("without_rotation"))
@@ -47,13 +66,26 @@ CONTIGUOUS = frozenset(
 """Families whose sections follow each other, likewise."""
 
 
+@lru_cache
 def all_families() -> dict[str, dict[str, Any]]:
-    """Return the facts of families.json about every model_type."""
-    return json_table("families")
+    """Return the facts about every model_type: its line of families.json, and under each key of
+    RUNTIME_FILES that runtime's. They are None if it has no such model, and empty or missing if
+    nobody has read it."""
+    families = {name: dict(line) for name, line in json_table("families").items()}
+    for runtime, key in RUNTIME_FILES.items():
+        file = facts_of_runtime(runtime)
+        lines = {
+            **dict.fromkeys(file["has no"]),
+            **{name: {} for name in file["not read"]},
+            **file["families"],
+        }
+        for name, line in lines.items():
+            families[name][key] = line
+    return families
 
 
 def facts_of_family(model_type: str) -> dict[str, Any] | None:
-    """Return the facts of families.json about one model_type; None if it is unknown."""
+    """Return the facts about one model_type; None if it is unknown."""
     return all_families().get(model_type)
 
 

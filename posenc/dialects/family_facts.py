@@ -1,12 +1,13 @@
-"""What families.json says of a family in transformers 5: one typed field each.
+"""What a runtime's file of facts says of a family: one typed field each.
 
-A cell of families.json has the keys that its family needs; a missing one has the default here. A
-key that is no field is an error.
+`RuntimeFacts` are the fields that every runtime's file has. Each emulator adds those of its own, in
+its module; transformers 5's are here, because `Model` reads them for all. A line has the keys that
+its family needs; a missing one has the default of its field. A key that is no field is an error.
 """
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 
 class RefusedValue(NamedTuple):
@@ -38,6 +39,10 @@ class Fields:
     periods: tuple[str, ...] = ()
     """Keys with an integer other than 0, of which the class makes layer_types where they are
     missing."""
+    booleans: tuple[str, ...] = ()
+    """Keys with true or false."""
+    booleans_or_null: tuple[str, ...] = ()
+    """Keys with true, false or null."""
 
     def refused_values(self, config: Mapping[str, Any]) -> Iterator[RefusedValue]:
         """Yield the values of a config that the class or its layers do not take."""
@@ -62,6 +67,16 @@ class Fields:
             if "layer_types" not in config and (not is_integer(period) or period == 0):
                 yield RefusedValue(key, period)
 
+    def refused_booleans(self, config: Mapping[str, Any]) -> Iterator[RefusedValue]:
+        """Yield the values of a config that are neither true nor false where the class wants one of
+        them. transformers 5 and the servers that load configs by its classes refuse them."""
+        for key in self.booleans:
+            if not isinstance(config.get(key, True), bool):
+                yield RefusedValue(key, config[key])
+        for key in self.booleans_or_null:
+            if not isinstance(config.get(key), bool | None):
+                yield RefusedValue(key, config[key])
+
     def fractions(self, config: Mapping[str, Any]) -> Iterator[RefusedValue]:
         """Yield the values of a config that have a point where the class wants an integer."""
         for key in (*self.integers, *self.integers_or_null, *self.needed_integers):
@@ -75,14 +90,11 @@ def is_integer(value: Any) -> bool:
 
 
 @dataclass(frozen=True)
-class ModernFacts:
-    """How a family's class of transformers 5 reads its config, and how its module rotates.
-
-    `ModernFacts.of(cell)` is made of a family's `transformers5` in families.json.
-    """
+class RuntimeFacts:
+    """What every runtime's file says of a family."""
 
     read: str = ""
-    """The file and line from which the facts were read, under transformers/models."""
+    """The file and line of the runtime's own source from which the facts were read."""
     since: str = "0"
     """The first release with the family."""
     before: tuple[Mapping[str, Any], ...] = ()
@@ -90,6 +102,23 @@ class ModernFacts:
     unread: tuple[str, ...] = ()
     """Keys of a config and types of a rope dict with which nobody has read what the code does;
     "all" for any."""
+    no_rope_every: int | None = None
+    """Every n-th layer does not rotate, whatever the config says: n, a number in the code."""
+
+    @classmethod
+    def of(cls, line: Mapping[str, Any] | None) -> Self:
+        """Return the facts of a line of the runtime's file; the defaults for None.
+
+        Raises: TypeError for a key that is no field.
+        """
+        lists = {key: tuple(v) for key, v in (line or {}).items() if isinstance(v, list)}
+        return cls(**{**(line or {}), **lists})
+
+
+@dataclass(frozen=True)
+class Transformers5Facts(RuntimeFacts):
+    """How a family's class of transformers 5 reads its config, and how its module rotates."""
+
     fields: Mapping[str, Any] = field(default_factory=dict)
     """What the class accepts under its keys, see `Fields`."""
 
@@ -177,15 +206,6 @@ class ModernFacts:
     """Keys with which the class calculates, or into which it looks."""
     strict: bool = False
     """Whether a number beside the nested dicts is refused."""
-
-    @classmethod
-    def of(cls, cell: Mapping[str, Any] | None) -> "ModernFacts":
-        """Return the facts of a cell of families.json; the defaults for None.
-
-        Raises: TypeError for a key that is no field.
-        """
-        lists = {key: tuple(v) for key, v in (cell or {}).items() if isinstance(v, list)}
-        return cls(**{**(cell or {}), **lists})
 
     def rope_of_kind(self, kind: str) -> Mapping[str, Any]:
         """Return the class's own rope dict of a kind of layers; empty where it has none."""

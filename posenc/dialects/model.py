@@ -8,7 +8,7 @@ from typing import Any
 
 from posenc.dialects.classes import other_architecture
 from posenc.dialects.families import WITHOUT_ROTATION, facts_of_family, family_of_class, json_table
-from posenc.dialects.family_facts import ModernFacts
+from posenc.dialects.family_facts import Transformers5Facts
 
 INNER = ("text_config", "language_config", "llm_config")
 """Where a config of several modalities keeps the language model's."""
@@ -94,18 +94,19 @@ class Model:
     """config.json with the language model's keys on top."""
     model_type: str
     facts: Mapping[str, Any]
-    """The family's line of families.json; empty for a family that posenc does not know."""
+    """The facts of the family, see `families.all_families`; empty for one that posenc does not
+    know."""
     outer_config: Mapping[str, Any] = field(default_factory=dict)
     """config.json where it has the language model's config inside; empty where it is flat."""
 
     @cached_property
-    def modern(self) -> ModernFacts:
+    def modern(self) -> Transformers5Facts:
         """Return what is known of the family in transformers 5; defaults where nothing is."""
-        return ModernFacts.of(self.facts.get("transformers5"))
+        return Transformers5Facts.of(self.facts.get("transformers5"))
 
     @property
     def is_known(self) -> bool:
-        """Return True if families.json has facts about the family."""
+        """Return True if posenc has facts about the family."""
         return bool(self.facts)
 
     def get(self, name: str, default: Any = None) -> Any:

@@ -133,7 +133,7 @@ class Case:
                 own = compute_from_metadata(metadata, self.length)
         except RefusedError as refused:
             known = "unknown" if isinstance(refused, NotReadError) else "yes"
-            own = ComputedPositions(str(refused), known=known, version=RECORD[name][2])
+            own = ComputedPositions(str(refused), known=known, version=RECORD[name].read)
         opens_none = ComputedPositions("mlx-lm opens no GGUF file", known="no such file")
         others = {
             r: ComputedPositions(
@@ -142,7 +142,7 @@ class Case:
             for r in RUNTIMES
         }
         results = {**others, "mlx-lm": opens_none}
-        dated = {r: replace(result, version=RECORD[r][2]) for r, result in results.items()}
+        dated = {r: replace(result, version=RECORD[r].read) for r, result in results.items()}
         return {**dated, name: own}
 
     @cached_property

@@ -1,54 +1,112 @@
-"""Every key of families.json about transformers 5 is a typed field with a docstring."""
+"""Every key of a runtime's file of facts is a typed field with a docstring."""
 
 import ast
 import dataclasses
 import inspect
+import json
+from importlib import resources
 
 import pytest
 
 from posenc.dialects import family_facts
-from posenc.dialects.families import all_families
-from posenc.dialects.family_facts import Fields, ModernFacts
+from posenc.dialects.families import RUNTIME_FILES, all_families, facts_of_runtime
+from posenc.dialects.family_facts import Fields, RuntimeFacts, Transformers5Facts
+from posenc.dialects.runtimes import gguf_converter, mlx_lm, sglang, transformers4, vllm
+from posenc.dialects.runtimes.gguf_converter import LlamaCppFacts
+from posenc.dialects.runtimes.mlx_lm import MlxLmFacts
+from posenc.dialects.runtimes.sglang import SglangFacts
+from posenc.dialects.runtimes.transformers4 import Transformers4Facts
+from posenc.dialects.runtimes.vllm import VllmFacts
+from tests.doctor.oracles import facts as oracle
 
-CELLS = {name: facts.get("transformers5") for name, facts in all_families().items()}
+KINDS: dict[str, type[RuntimeFacts]] = {
+    "transformers-4": Transformers4Facts,
+    "transformers-5": Transformers5Facts,
+    "vllm": VllmFacts,
+    "sglang": SglangFacts,
+    "mlx-lm": MlxLmFacts,
+    "llama.cpp": LlamaCppFacts,
+}
+USUAL = ("rope_theta", "partial_rotary_factor")
+"""Fields that a line may state though they have their default."""
 
 
-def test_every_key_is_a_field():
-    for name, cell in CELLS.items():
-        facts = ModernFacts.of(cell)
-        assert facts.accepts == Fields(**{k: tuple(v) for k, v in facts.fields.items()}), name
-        for change in facts.before:
-            ModernFacts.of({key: value for key, value in change.items() if key != "until"})
+def lines_of(runtime):
+    """The facts of each family that a runtime's file has, and what was otherwise before."""
+    lines = [*facts_of_runtime(runtime)["families"].values()]
+    changes = [change for line in lines for change in line.get("before", ())]
+    return lines + [{k: v for k, v in change.items() if k != "until"} for change in changes]
+
+
+def test_every_runtime_has_a_kind_of_facts():
+    assert KINDS.keys() == RUNTIME_FILES.keys()
+
+
+@pytest.mark.parametrize("runtime", KINDS)
+def test_every_key_is_a_field(runtime):
+    for line in lines_of(runtime):
+        facts = KINDS[runtime].of(line)
+        if isinstance(facts, Transformers5Facts):
+            assert facts.accepts == Fields(**{k: tuple(v) for k, v in facts.fields.items()})
 
 
 def test_a_key_that_is_no_field_is_an_error():
     with pytest.raises(TypeError, match="rope_thetas"):
-        ModernFacts.of({"rope_thetas": 1.0})
+        Transformers5Facts.of({"rope_thetas": 1.0})
+    with pytest.raises(TypeError, match="nested"):
+        VllmFacts.of({"nested": {}})  # another runtime's
     with pytest.raises(TypeError, match="integer"):
-        _ = ModernFacts.of({"fields": {"integer": ["hidden_size"]}}).accepts
+        _ = Transformers5Facts.of({"fields": {"integer": ["hidden_size"]}}).accepts
 
 
-def test_every_field_is_used_and_none_has_its_default():
+@pytest.mark.parametrize("runtime", KINDS)
+def test_every_field_is_used_and_none_has_its_default(runtime):
     """A key that says what is so anyway would be read as a difference."""
-    for field in dataclasses.fields(ModernFacts):
-        cells = [cell for cell in CELLS.values() if cell]
-        changes = [change for cell in cells for change in cell.get("before", ())]
-        given = [cell.get(field.name) for cell in (*cells, *changes)]
+    shared = {field.name for field in dataclasses.fields(RuntimeFacts)}
+    for field in dataclasses.fields(KINDS[runtime]):
+        given = [line.get(field.name) for line in lines_of(runtime)]
         given = [value for value in given if value is not None]  # a null removes, in a change
-        assert given, field.name
-        if field.name not in ("rope_theta", "partial_rotary_factor"):
+        assert given or field.name in shared, field.name
+        if field.name not in USUAL:
             assert field.default not in given, field.name
 
 
-def test_every_field_has_a_docstring():
-    tree = ast.parse(inspect.getsource(family_facts))
+@pytest.mark.parametrize(
+    "module", [family_facts, gguf_converter, mlx_lm, sglang, transformers4, vllm]
+)
+def test_every_field_has_a_docstring(module):
+    tree = ast.parse(inspect.getsource(module))
     for kind in (node for node in tree.body if isinstance(node, ast.ClassDef)):
-        if kind.name == "RefusedValue":
+        if not kind.name.endswith(("Facts", "Fields")):
             continue
         for statement, after in zip(kind.body, kind.body[1:], strict=False):
             if isinstance(statement, ast.AnnAssign):
                 is_text = isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant)
                 assert is_text, ast.unparse(statement)
+
+
+@pytest.mark.parametrize("runtime", KINDS)
+def test_a_family_stands_in_one_part_of_a_runtimes_file(runtime):
+    file = facts_of_runtime(runtime)
+    assert file["runtime"] == runtime
+    parts = [*file["has no"], *file["not read"], *file["families"]]
+    assert len(set(parts)) == len(parts)
+    assert set(parts) <= all_families().keys()
+    assert all(line["read"] for line in file["families"].values())
+
+
+def test_the_files_are_as_their_writer_writes_them(tmp_path, monkeypatch):
+    """So that the diff of a new release has that release's lines only."""
+    room = resources.files("posenc.dialects")
+    monkeypatch.setattr(oracle, "FAMILIES", tmp_path / "families.json")
+    monkeypatch.setattr(oracle, "RUNTIMES_ROOM", tmp_path)
+    oracle.write_families(all_families())
+    written = sorted(tmp_path.iterdir())
+    assert len(written) == 1 + len(KINDS)
+    for path in written:
+        folder = room if path.stem == "families" else room / "runtimes"
+        assert path.read_text(encoding="utf-8") == (folder / path.name).read_text(encoding="utf-8")
+        json.loads(path.read_text(encoding="utf-8"))
 
 
 CLASS = Fields(
@@ -58,6 +116,8 @@ CLASS = Fields(
     never_given=("depth",),
     not_null=("share",),
     periods=("period",),
+    booleans=("windowed",),
+    booleans_or_null=("alibi",),
 )
 
 
@@ -85,3 +145,16 @@ def test_what_a_class_refuses(config, refused):
 def test_only_numbers_with_a_point_are_fractions():
     config = {"hidden_size": 64.0, "head_dim": "8", "width": True}
     assert [key for key, _ in CLASS.fractions(config)] == ["hidden_size"]
+
+
+@pytest.mark.parametrize(
+    ("config", "refused"),
+    [
+        ({}, []),
+        ({"windowed": True, "alibi": None}, []),
+        ({"windowed": None, "alibi": False}, ["windowed"]),
+        ({"windowed": 1, "alibi": 0}, ["windowed", "alibi"]),
+    ],
+)
+def test_a_flag_is_true_or_false(config, refused):
+    assert [key for key, _ in CLASS.refused_booleans(config)] == refused

@@ -4,10 +4,11 @@ import copy
 
 import pytest
 
+from posenc.dialects.families import all_families
+from posenc.dialects.family_facts import Transformers5Facts
 from posenc.dialects.files.spelling import ROTARY_SHARES
 from posenc.dialects.meaning import meaning_of
 from posenc.dialects.runtimes import emulate
-from posenc.dialects.runtimes.flags import FLAGS_OF_FAMILIES
 from posenc.doctor.options import Options
 from posenc.files.sealed_json import strict_json
 from tests.doctor.judging import codes, judge, run
@@ -157,20 +158,27 @@ def test_a_model_that_rotates_nothing_is_not_taken_for_another_family(tmp_path, 
     assert code == 0 and "did you mean" not in said and f"{name} has no rotary positions" in said
 
 
-FLAG_OF_FAMILY = [(flag, name) for flag in FLAGS_OF_FAMILIES for name in flag.families]
+def flags():
+    """(family, key, whether null is taken, too) of every key that a class takes for a flag."""
+    for name, line in all_families().items():
+        known = Transformers5Facts.of(line.get("transformers5")).accepts
+        for key in known.booleans:
+            yield name, key, False
+        for key in known.booleans_or_null:
+            yield name, key, True
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("flag", "name"), FLAG_OF_FAMILY, ids=lambda v: getattr(v, "key", v))
-def test_every_flag_is_refused_by_its_class_as_anything_but_true_or_false(flag, name):
+@pytest.mark.parametrize(("name", "key", "may_be_null"), [*flags()])
+def test_every_flag_is_refused_by_its_class_as_anything_but_true_or_false(name, key, may_be_null):
     transformers = pytest.importorskip("transformers")
     cls = transformers.CONFIG_MAPPING[name]
-    for value in (4, 0, "true", *([] if name in flag.may_be_null else [None])):
-        with pytest.raises(Exception, match=f"{flag.key}.*\n.*expected bool"):
-            cls(**{flag.key: value})
-    cls(**{flag.key: True})
-    if name in flag.may_be_null:
-        cls(**{flag.key: None})
+    for value in (4, 0, "true", *([] if may_be_null else [None])):
+        with pytest.raises(Exception, match=f"{key}.*\n.*expected bool"):
+            cls(**{key: value})
+    cls(**{key: True})
+    if may_be_null:
+        cls(**{key: None})
 
 
 def test_llama_4_as_published_is_refused_by_transformers_5_and_mended(tmp_path):

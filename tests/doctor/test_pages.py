@@ -50,7 +50,7 @@ def complete(text):
     """The example with the sizes that mlx-lm wants and that a page leaves out."""
     config = json.loads(text)
     facts = model_of(config).facts
-    needs = [k for k in facts.get("mlx", {}).get("needs", ()) if not ABOUT_POSITIONS.search(k)]
+    needs = [k for k in facts.get("mlx_lm", {}).get("needs", ()) if not ABOUT_POSITIONS.search(k)]
     sizes = {key: facts["defaults"].get(key, 1) for key in needs}
     inner = language_model_key(config)
     if inner:  # mlx-lm hands on nothing but this part

@@ -4,11 +4,10 @@ import json
 
 import pytest
 
-from posenc.dialects.families import all_families
+from posenc.dialects.families import RUNTIME_FILES, all_families
 from posenc.dialects.meaning import UnknownFamilyError, meaning_of
 from posenc.dialects.model import model_of
 from posenc.dialects.runtimes import RUNTIMES, emulate
-from posenc.dialects.runtimes.running import CELLS
 from posenc.dialects.understood import require_understood_keys
 from posenc.doctor.options import Options
 from tests.doctor.judging import row_of, run
@@ -128,7 +127,7 @@ def test_each_passes_with_a_notice_and_fails_if_strict(file):
 @pytest.mark.parametrize("name", sorted(all_families()))
 def test_every_cell_says_where_it_was_read(name):
     facts = all_families()[name]
-    for cell in CELLS.values():
+    for cell in RUNTIME_FILES.values():
         if facts.get(cell):
             assert facts[cell]["read"].partition(":")[0].endswith(".py"), cell
 
@@ -136,7 +135,7 @@ def test_every_cell_says_where_it_was_read(name):
 def test_a_cell_is_needed_for_every_runtime():
     """No runtime computes anything from a row whose cell was taken out."""
     facts = all_families()["llama"]
-    for runtime, cell in CELLS.items():
+    for runtime, cell in RUNTIME_FILES.items():
         kept = facts.pop(cell)
         try:
             assert emulate(SIMPLE, None, [runtime])[runtime].known == "unknown"
@@ -145,7 +144,7 @@ def test_a_cell_is_needed_for_every_runtime():
         finally:
             facts[cell] = kept
         assert emulate(SIMPLE, None, [runtime])[runtime].known == "yes"
-    assert set(CELLS) == set(RUNTIMES)
+    assert set(RUNTIME_FILES) == set(RUNTIMES)
 
 
 def test_five_refusals_are_an_error(file):

@@ -33,6 +33,7 @@ WANTED = (
     "posenc/list.json",
     PAGE,
     "posenc/dialects/families.json",
+    "posenc/dialects/runtimes/vllm.json",
     "posenc/dialects/vectors/yarn.json",
     "posenc/doctor/pages/PD001.md",
     "posenc/report/html_page.css",

@@ -2,9 +2,11 @@
 
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from posenc.dialects.computed import LLAMA3, NotReadError, RefusedError, require_number
+from posenc.dialects.family_facts import RuntimeFacts
 from posenc.dialects.files.gguf_metadata import Metadata
 from posenc.dialects.model import Model
 from posenc.dialects.runtimes import transformers5
@@ -18,6 +20,16 @@ WRITES_FACTORS = ("phi3", "phimoe", "minicpm3", "minicpm")
 """Architectures whose converter writes longrope's lists and their temperature."""
 
 
+@dataclass(frozen=True)
+class LlamaCppFacts(RuntimeFacts):
+    """What llama_cpp.json says of a family: how llama.cpp's converter writes its file."""
+
+    architecture: str = ""
+    """The architecture that the converter writes for the family."""
+    llama3: bool = False
+    """Whether the converter writes rope_freqs.weight for the type llama3."""
+
+
 def converted_metadata(model: Model) -> Metadata:
     """Return the metadata that the converter writes, with transformers 5 installed.
 
@@ -28,7 +40,7 @@ def converted_metadata(model: Model) -> Metadata:
         "sliding_attention",
     }:
         raise NotReadError(model.model_type)
-    facts = model.facts["gguf"]
+    facts = LlamaCppFacts.of(model.facts["llama_cpp"])
     parameters, sliding_theta = _rope_settings(model)
     fields: dict[str, Any] = {"context_length": model.max_positions}
     theta = parameters.get("rope_theta")
@@ -41,10 +53,10 @@ def converted_metadata(model: Model) -> Metadata:
     if model.has_rope_dict_per_kind and model.head_dims_differ:
         fields["dimension_count_swa"] = model.head_dim
     fields.update(_scaling_fields(model, parameters, dims))
-    fields.update(_log_multiplier_field(parameters, facts["architecture"]))
-    fields.update(_attention_fields(model, facts["architecture"]))
+    fields.update(_log_multiplier_field(parameters, facts.architecture))
+    fields.update(_attention_fields(model, facts.architecture))
     return Metadata(
-        facts["architecture"],
+        facts.architecture,
         dimension_count=dims,
         head_dim=full.latent_query_width if full.is_mla else full.head_dim,
         num_layers=model.num_layers,
@@ -55,17 +67,17 @@ def converted_metadata(model: Model) -> Metadata:
 
 def _scaling_fields(model: Model, parameters: Mapping[str, Any], dims: int) -> dict[str, Any]:
     """Return the keys and factor tensors of the type of scaling."""
-    facts = model.facts["gguf"]
+    facts = LlamaCppFacts.of(model.facts["llama_cpp"])
     kind = str(parameters.get("rope_type", "default"))
     if model.model_type in transformers5.HUNYUAN and kind == "dynamic":
         return _hunyuan_fields(model, parameters, dims)
-    if facts["architecture"] in WRITES_FACTORS:
+    if facts.architecture in WRITES_FACTORS:
         return _longrope_fields(model, parameters, kind, dims)
     fields = _common_scaling_fields(parameters, kind)
-    if kind == "llama3" and facts["llama3"]:
-        asserts = not facts["read"].startswith("conversion/llama.py")
+    if kind == "llama3" and facts.llama3:
+        asserts = not facts.read.startswith("conversion/llama.py")
         fields["rope_freqs"] = _llama3_divisors(parameters, dims, asserts=asserts)
-    if kind == "proportional" and facts["architecture"] == "gemma4":
+    if kind == "proportional" and facts.architecture == "gemma4":
         fields["rope_freqs"] = _divisors_that_stop_unrotated_pairs(parameters, dims)
     return fields
 

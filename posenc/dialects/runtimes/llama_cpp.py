@@ -10,7 +10,7 @@ from posenc.dialects.computed import (
     RefusedError,
     Switch,
 )
-from posenc.dialects.families import all_families, json_table
+from posenc.dialects.families import facts_of_runtime
 from posenc.dialects.files.gguf_metadata import DEFAULT_FREQ_BASE, Metadata
 from posenc.dialects.model import Model
 from posenc.dialects.runtimes import llama_cpp_attention as attention
@@ -18,7 +18,7 @@ from posenc.dialects.runtimes.gguf_converter import converted_metadata
 from posenc.dialects.runtimes.versions import RECORD
 from posenc.frequencies import floats
 
-ARCHITECTURES = json_table("architectures")
+ARCHITECTURES = facts_of_runtime("llama.cpp")["architectures"]
 LOADS_FREQS = ARCHITECTURES["loads rope_freqs.weight"]
 """The others refuse a file that has it."""
 LOADS_FACTORS = ARCHITECTURES["loads rope_factors"]
@@ -86,7 +86,7 @@ def _compute_from_accepted_file(
         _frequency_switch(meta),
         None,
         without_rotation,
-        version=RECORD["llama.cpp"][2],
+        version=RECORD["llama.cpp"].read,
     )
 
 
@@ -112,9 +112,7 @@ def _rotations_by_kind(
 @cache
 def known_architectures() -> frozenset[str]:
     """Return the architectures of llama.cpp whose source posenc's authors have read."""
-    cells = [
-        facts["gguf"]["architecture"] for facts in all_families().values() if facts.get("gguf")
-    ]
+    cells = [line["architecture"] for line in facts_of_runtime("llama.cpp")["families"].values()]
     return frozenset((*cells, *LOADS_FREQS, *LOADS_FACTORS, *READS_BETAS, *TWO_KINDS))
 
 

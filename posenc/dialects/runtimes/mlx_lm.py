@@ -1,7 +1,7 @@
 """mlx-lm: it reads config.json into a dataclass per model file and drops unknown keys."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from posenc.dialects.computed import (
@@ -16,6 +16,7 @@ from posenc.dialects.computed import (
     require_key,
     require_number,
 )
+from posenc.dialects.family_facts import RuntimeFacts
 from posenc.dialects.model import Model, language_model_key
 from posenc.frequencies import floats
 
@@ -30,15 +31,66 @@ ADDED_BY_WHOLE = {
 Scaling = Mapping[str, Any] | None
 
 
+@dataclass(frozen=True)
+class MlxLmFacts(RuntimeFacts):
+    """What mlx_lm.json says of a family: how its model file reads the config and rotates."""
+
+    needs: tuple[str, ...] = ()
+    """Keys for which the file's dataclass has no default."""
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    """Defaults of the file that differ from those of transformers' class."""
+    parameters: bool = False
+    """Whether the file reads rope_parameters."""
+    by_kind: bool = False
+    """Whether the file reads nothing but nested rope dicts."""
+    kinds: Mapping[str, Any] = field(default_factory=dict)
+    """Kind of layers -> the file's own rope dict, for a config without any."""
+    whole: bool = False
+    """Whether the file passes whole heads on, and the type the rotated share."""
+
+    rope_theta: float | None = None
+    """The base of a config that states none; None where the file demands one."""
+    fixed_theta: float | None = None
+    """The base in the file's code, whatever the config says; None where it reads one."""
+    rope_local_base_freq: float | None = None
+    """The base of windowed layers by default; None where the file has no such key."""
+    sliding_window_pattern: int | None = None
+    """Each n-th layer has full attention: n by default; None where the file has no such key."""
+
+    partial_rotary_factor: float | None = None
+    """The rotated share of each head by default; None in files without a default for it."""
+    dims_share: float | None = None
+    """The rotated share in the file's code, whatever the config says; None where it reads one."""
+    dims_key: str = ""
+    """The key that has the number of rotated channels instead of a share."""
+    even_heads: bool = False
+    """Whether a head's width is the hidden size divided by the heads, whatever head_dim says."""
+
+    scaling: str = "initialize"
+    """How the file scales: "initialize" for mlx-lm's initialize_rope, "none", or the name of the
+    one file or type that `rotation` has code for."""
+    only_types: tuple[str, ...] | None = None
+    """The only types that the file takes; None where it checks none."""
+    applies: bool = True
+    """Whether the file uses the linear factor that it checks."""
+    original_max_position_embeddings: int | None = None
+    """The original length of a config that states none; None where the file has no default."""
+
+    @property
+    def file(self) -> str:
+        """Return the name of the model file, without its ending."""
+        return self.read.partition(".py")[0]
+
+
 def compute(model: Model, length: int | None) -> ComputedPositions:
     """Return what mlx-lm 0.32 computes. It never refuses a length."""
-    facts = model.facts["mlx"]
+    facts = MlxLmFacts.of(model.facts["mlx_lm"])
     _check_arguments(model, facts)
-    own = {k: v for k, v in facts.items() if k == "even_heads"}
-    config = {**facts.get("defaults", {}), **model.config}  # other ones than transformers has
+    config = {**facts.defaults, **model.config}
+    own = {"even_heads": True} if facts.even_heads else {}
     model = replace(model, config=config, facts={**model.facts, **own})
     length = length or model.max_positions
-    if facts.get("by_kind"):
+    if facts.by_kind:
         scaling, layers = None, _rotations_of_nested_dicts(model, facts)
     else:
         theta, scaling = _theta_and_scaling(model, facts)
@@ -53,10 +105,10 @@ def compute(model: Model, length: int | None) -> ComputedPositions:
     )
 
 
-def _check_arguments(model: Model, facts: Mapping[str, Any]) -> None:
+def _check_arguments(model: Model, facts: MlxLmFacts) -> None:
     """Raise RefusedError for a missing key for which the model file's dataclass has no default."""
     given = {*_arguments_of_language_model(model)}
-    missing = [name for name in facts["needs"] if name not in given]
+    missing = [name for name in facts.needs if name not in given]
     if missing:
         names = " and ".join(repr(name) for name in missing)
         plural = "s" if len(missing) > 1 else ""
@@ -77,11 +129,11 @@ def _arguments_of_language_model(model: Model) -> Iterator[str]:
     yield from ADDED_BY_WHOLE.get(str(model.outer_config.get("model_type")), ())
 
 
-def _theta_and_scaling(model: Model, facts: Mapping[str, Any]) -> tuple[float, Scaling]:
+def _theta_and_scaling(model: Model, facts: MlxLmFacts) -> tuple[float, Scaling]:
     """Return theta and the scaling dict. Only some model files read rope_parameters."""
-    if "fixed_theta" in facts:
-        return facts["fixed_theta"], None
-    file = facts["file"]
+    if facts.fixed_theta is not None:
+        return facts.fixed_theta, None
+    file = facts.file
     scaling = model.config.get("rope_scaling")
     modern = model.config.get("rope_parameters")
     if file == "ministral3":
@@ -90,7 +142,7 @@ def _theta_and_scaling(model: Model, facts: Mapping[str, Any]) -> tuple[float, S
         return require_number(modern.get("rope_theta", 10000.0), "rope_theta"), None
     _refuse_null(model, file)
     theta = _outer_base(model, facts)
-    if facts.get("parameters") and isinstance(modern, Mapping) and modern:
+    if facts.parameters and isinstance(modern, Mapping) and modern:
         full = modern.get("full_attention", modern)
         theta = _base_of_dict_or_outer(theta, full, file)
         scaling = full if scaling is None else scaling
@@ -108,12 +160,12 @@ def _refuse_null(model: Model, file: str) -> None:
         raise NotReadError("a null base, without which nothing rotates")
 
 
-def _outer_base(model: Model, facts: Mapping[str, Any]) -> Any:
+def _outer_base(model: Model, facts: MlxLmFacts) -> Any:
     """Return the base at the top level of the config, else the model file's default; None if there
     is neither."""
-    if facts["file"] == "gpt_neox":
+    if facts.file == "gpt_neox":
         return model.config.get("rotary_emb_base")
-    return model.config.get("rope_theta", facts.get("rope_theta"))
+    return model.config.get("rope_theta", facts.rope_theta)
 
 
 def _base_of_dict_or_outer(outer: Any, rope_dict: Any, file: str) -> Any:
@@ -135,23 +187,23 @@ def _ministral_theta_and_scaling(modern: Any) -> tuple[float, Scaling]:
 
 
 def _rotations_by_kind(
-    model: Model, facts: Mapping[str, Any], full: LayerRotation
+    model: Model, facts: MlxLmFacts, full: LayerRotation
 ) -> dict[str, LayerRotation]:
     """Return the rotation of each kind of layer. mlx-lm decides kinds by sliding_window_pattern,
     never by layer_types."""
     if not model.has_rope_dict_per_kind:
         return {"all": full}
-    if facts["file"] == "olmo3":
+    if facts.file == "olmo3":
         theta = require_number(model.config["rope_theta"], "rope_theta")
         sliding = LayerRotation(floats.rope_frequencies(model.head_dim, theta))
         return {kind: sliding if "sliding" in kind else full for kind in model.layer_kinds}
-    local = model.config.get("rope_local_base_freq", facts.get("rope_local_base_freq"))
+    local = model.config.get("rope_local_base_freq", facts.rope_local_base_freq)
     if local is None:
         return _rotations_of_dicts_with_base(model, full)
     sliding = LayerRotation(
         floats.rope_frequencies(model.head_dim, require_number(local, "rope_local_base_freq"))
     )
-    every = model.config.get("sliding_window_pattern", facts.get("sliding_window_pattern", 6))
+    every = model.config.get("sliding_window_pattern", facts.sliding_window_pattern or 6)
     layers: dict[str, LayerRotation] = {}
     for i, kind in enumerate(model.layer_types):
         layer = sliding if (i + 1) % int(require_number(every, "sliding_window_pattern")) else full
@@ -162,13 +214,13 @@ def _rotations_by_kind(
     return layers
 
 
-def _rotations_of_nested_dicts(model: Model, facts: Mapping[str, Any]) -> dict[str, LayerRotation]:
+def _rotations_of_nested_dicts(model: Model, facts: MlxLmFacts) -> dict[str, LayerRotation]:
     """Return the rotation of each kind of layer by a model file that reads nothing but nested rope
     dicts."""
-    if "sliding_window_pattern" in facts and not model.config.get("layer_types"):
+    if facts.sliding_window_pattern is not None and not model.config.get("layer_types"):
         raise NotReadError("which layers are windowed differs from transformers")
     modern = model.config.get("rope_parameters")
-    dicts = modern if isinstance(modern, Mapping) else facts.get("kinds", {})
+    dicts = modern if isinstance(modern, Mapping) else facts.kinds
     layers: dict[str, LayerRotation] = {}
     for kind in model.layer_kinds:
         inner = dicts.get(kind, {})
@@ -178,7 +230,7 @@ def _rotations_of_nested_dicts(model: Model, facts: Mapping[str, Any]) -> dict[s
         outer = model.config.get("partial_rotary_factor")
         share = inner.get("partial_rotary_factor", 1.0 if outer is None else outer)
         dim = model.with_sizes_of_kind(kind).head_dim
-        if not facts.get("whole"):  # such a file passes the whole head on, and the type the share
+        if not facts.whole:  # such a file passes the whole head on, and the type the share
             dim = int(dim * require_number(share, "partial_rotary_factor"))
         layers[kind] = initialize_rope(model, inner, theta, dim, model.max_positions)
     return layers
@@ -203,9 +255,9 @@ def _rotations_of_dicts_with_base(model: Model, full: LayerRotation) -> dict[str
     return layers
 
 
-def _frequency_switch(facts: Mapping[str, Any], scaling: Scaling) -> Switch:
+def _frequency_switch(facts: MlxLmFacts, scaling: Scaling) -> Switch:
     """Return when the frequencies change: only those of dynamic NTK do, with the length."""
-    if not scaling or facts["scaling"] != "initialize":
+    if not scaling or facts.scaling != "initialize":
         return "static"
     kind = scaling.get("type") or scaling.get("rope_type", "default")
     return "length" if kind == "dynamic" else "static"
@@ -222,42 +274,44 @@ def _softmax_scale(model: Model, scaling: Scaling) -> float:
     return model.softmax_scale * floats.yarn_temperature(factor, all_dim) ** 2
 
 
-def _rotated_channels(model: Model, facts: Mapping[str, Any]) -> int:
+def _rotated_channels(model: Model, facts: MlxLmFacts) -> int:
     """Return how many channels of a head rotate."""
-    if "dims_share" in facts:
-        return int(model.head_dim * facts["dims_share"])
-    if "dims_key" in facts:
-        return int(require_number(model.config[facts["dims_key"]], facts["dims_key"]))
-    reads_share = model.supports_partial_rotation or "partial_rotary_factor" in facts
-    if model.is_mla or not reads_share or facts["file"] == "glm":
+    if facts.dims_share is not None:
+        return int(model.head_dim * facts.dims_share)
+    if facts.dims_key:
+        return int(require_number(model.config[facts.dims_key], facts.dims_key))
+    has_default = facts.partial_rotary_factor is not None
+    reads_share = model.supports_partial_rotation or has_default
+    if model.is_mla or not reads_share or facts.file == "glm":
         return model.head_dim
     return int(
         model.head_dim * require_number(_rotated_share(model, facts), "partial_rotary_factor")
     )
 
 
-def _rotated_share(model: Model, facts: Mapping[str, Any]) -> Any:
+def _rotated_share(model: Model, facts: MlxLmFacts) -> Any:
     """Return the rotated share of a head, by the rope dict where the model file reads one, else by
     its key at the top level."""
-    share = model.config.get("partial_rotary_factor", facts.get("partial_rotary_factor", 1.0))
-    if facts["file"] == "gpt_neox":
+    default = 1.0 if facts.partial_rotary_factor is None else facts.partial_rotary_factor
+    share = model.config.get("partial_rotary_factor", default)
+    if facts.file == "gpt_neox":
         share = model.config.get("rotary_pct")
     modern = model.config.get("rope_parameters")
-    if facts.get("parameters") and isinstance(modern, Mapping) and not model.has_rope_dict_per_kind:
+    if facts.parameters and isinstance(modern, Mapping) and not model.has_rope_dict_per_kind:
         share = modern.get("partial_rotary_factor", share)
     return share
 
 
 def rotation(
-    model: Model, facts: Mapping[str, Any], theta: float, scaling: Scaling, length: int
+    model: Model, facts: MlxLmFacts, theta: float, scaling: Scaling, length: int
 ) -> LayerRotation:
     """Return the rotation by the rotary module that the family's model file builds."""
     dim = _rotated_channels(model, facts)
     if dim % 2:
         raise RefusedError(f"ValueError: [rope] dims must be even but got {dim}.")
-    if scaling and "only_types" in facts:
-        _check_type(scaling, facts["only_types"])
-    way = facts["scaling"]
+    if scaling and facts.only_types is not None:
+        _check_type(scaling, facts.only_types)
+    way = facts.scaling
     plain = floats.rope_frequencies(dim, theta)
     if way == "minicpm3" and scaling is not None:
         return _minicpm3_rotation(model, scaling, plain)
@@ -267,7 +321,7 @@ def rotation(
         return initialize_rope(model, scaling, theta, dim, length)
     if way == "linear":
         scaled = _linear_rotation(scaling, plain)
-        return scaled if facts.get("applies", True) else LayerRotation(plain)  # checked, not used
+        return scaled if facts.applies else LayerRotation(plain)  # checked, not used
     if way == "alpha":
         return _hunyuan_rotation(scaling, theta, dim)
     if way == "deepseek_v2":
@@ -389,13 +443,13 @@ def _linear_rotation(scaling: Mapping[str, Any], plain: tuple[float, ...]) -> La
 
 
 def _phi3_rotation(
-    model: Model, facts: Mapping[str, Any], scaling: Mapping[str, Any], plain: tuple[float, ...]
+    model: Model, facts: MlxLmFacts, scaling: Mapping[str, Any], plain: tuple[float, ...]
 ) -> LayerRotation:
     """Return the rotation of phi3 and phimoe, which read the top-level original length and always
     use the long factors."""
     outer = model.config.get("original_max_position_embeddings")
-    original = require_number(outer or facts["original_max_position_embeddings"], "original length")
-    if facts["scaling"] == "phimoe":
+    original = require_number(outer or facts.original_max_position_embeddings, "original length")
+    if facts.scaling == "phimoe":
         mscale = require_key(scaling, "long_mscale")
         return _rotation_by_long_list(scaling, plain, model.max_positions, original, mscale)
     missing = [key for key in ("long_factor", "type") if key not in scaling]

@@ -53,7 +53,7 @@ def emulate_params_file(
             results[name] = ComputedPositions(
                 f"{name} {why or f'opens no file of {spelling}'}",
                 known="no such file" if why is None else "unknown",
-                version=version or RECORD[name][2],
+                version=version or RECORD[name].read,
             )
     return results
 
@@ -75,7 +75,7 @@ def _llama_cpp_result(config: Mapping[str, Any], length: int | None) -> Computed
         )
         return compute_from_metadata(metadata, length, model)
     except RefusedError as refused:
-        return ComputedPositions(str(refused), version=RECORD["llama.cpp"][2])
+        return ComputedPositions(str(refused), version=RECORD["llama.cpp"].read)
 
 
 def _yarn_fields(yarn: Mapping[str, Any]) -> dict[str, Any]:

@@ -81,7 +81,7 @@ def version_spoken_of(model_type: str, runtime: str, since: str) -> str:
 
     since: the first version with the model by its facts; "0" where they do not say.
     """
-    read = RECORD[runtime][2]
+    read = RECORD[runtime].read
     if version_numbers(since) > version_numbers(read):
         return since
     if not is_missing(model_type, runtime, read):

@@ -6,7 +6,7 @@ from typing import Any, Protocol
 
 from posenc.dialects.classes import CHOOSE_BY_CLASS, class_of_unknown_code
 from posenc.dialects.computed import ARITHMETIC, ComputedPositions, NotReadError, RefusedError
-from posenc.dialects.families import facts_of_family
+from posenc.dialects.families import RUNTIME_FILES, facts_of_family
 from posenc.dialects.model import BadConfigError, Model, model_of
 from posenc.dialects.runtimes.releases import is_missing, unread_words, version_spoken_of
 from posenc.dialects.runtimes.versions import VERSIONS, facts_in_version, is_recorded
@@ -21,17 +21,6 @@ class Emulator(Protocol):
     ) -> ComputedPositions: ...
 
 
-CELLS = {
-    "transformers-4": "transformers4",
-    "transformers-5": "transformers5",
-    "vllm": "vllm",
-    "sglang": "sglang",
-    "mlx-lm": "mlx",
-    "llama.cpp": "gguf",
-}
-"""The key of each runtime's facts in a line of families.json."""
-
-
 def emulator(runtime: str, compute: Callable[[Model, int | None], ComputedPositions]) -> Emulator:
     """Return the Emulator of a runtime. It returns a refusal as a result.
 
@@ -39,15 +28,14 @@ def emulator(runtime: str, compute: Callable[[Model, int | None], ComputedPositi
     the emulated version. It raises RefusedError where the runtime stops, and NotReadError where
     posenc has not read what it does.
 
-    A family without facts of this runtime is never emulated. In its line of families.json the
-    runtime's key is null if the runtime has no such model, and absent if nobody has read it.
+    A family without facts of this runtime is never emulated.
     """
 
     def emulate(
         config: Mapping[str, Any], length: int | None = None, version: str | None = None
     ) -> ComputedPositions:
         model = model_of(config)
-        cell = CELLS[runtime]
+        cell = RUNTIME_FILES[runtime]
         facts = _facts_of(model, cell)
         model = replace(model, facts={**model.facts, cell: facts})
         if version is not None:

@@ -1,6 +1,7 @@
 """SGLang: transformers 5's loader, rotary classes of its own, and a limit on the length."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from posenc.dialects.computed import (
@@ -14,9 +15,9 @@ from posenc.dialects.computed import (
     require_key,
     require_number,
 )
+from posenc.dialects.family_facts import RuntimeFacts
 from posenc.dialects.model import Model
 from posenc.dialects.runtimes import transformers5
-from posenc.dialects.runtimes.flags import refuse_flags
 from posenc.dialects.runtimes.server import SCALED_TEXT, compute_for_server, longrope_rotation
 from posenc.frequencies import floats
 
@@ -28,9 +29,25 @@ DUAL_CHUNK = ("qwen2", "qwen2_moe", "qwen3_moe", "glm4")
 """Families whose rotation reads dual_chunk_attention_config."""
 
 
+@dataclass(frozen=True)
+class SglangFacts(RuntimeFacts):
+    """What sglang.json says of a family: how SGLang's model file rotates."""
+
+    scaling: bool = True
+    """Whether the file hands the rope dict on; without it every type is the plain one."""
+    latent: bool | None = None
+    """Whether the file builds the rotation of DeepSeek's latent attention; None where it does just
+    for models that have latent attention."""
+
+
+def _facts_of(model: Model) -> SglangFacts:
+    """Return the facts of a model's family in SGLang."""
+    return SglangFacts.of(model.facts["sglang"])
+
+
 def compute(model: Model, length: int | None) -> ComputedPositions:
     """Return what SGLang 0.5 computes for a batch whose longest sequence is `length`."""
-    refuse_flags(model)
+    transformers5.refuse_booleans(model)
     transformers5.refuse_fractions(model)
     resolved = transformers5.resolve_rope_dicts(model)
     if model.model_type in DUAL_CHUNK and model.config.get("dual_chunk_attention_config"):
@@ -72,7 +89,7 @@ def rotation(p: Mapping[str, Any], model: Model, length: int) -> LayerRotation:
     theta = require_number(p["rope_theta"], "rope_theta")
     dim = _rotated_channels(p, model)
     plain = floats.rope_frequencies(dim, theta)
-    if kind == "default" or not model.facts["sglang"].get("scaling", True):
+    if kind == "default" or not _facts_of(model).scaling:
         return LayerRotation(plain)
     if kind == "deepseek_yarn" or _is_latent(model):
         return _yarn_rotation(p, model, theta, dim, latent=True)  # whatever the type is called
@@ -101,7 +118,8 @@ def _rotated_channels(p: Mapping[str, Any], model: Model) -> int:
 
 def _is_latent(model: Model) -> bool:
     """Return True if the model's file builds the rotation of DeepSeek's latent attention."""
-    return model.facts["sglang"].get("latent", model.is_mla)
+    latent = _facts_of(model).latent
+    return model.is_mla if latent is None else latent
 
 
 def _rotation_by_factor(

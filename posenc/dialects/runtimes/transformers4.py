@@ -2,7 +2,7 @@
 rope_parameters."""
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from posenc.dialects.computed import (
@@ -16,6 +16,7 @@ from posenc.dialects.computed import (
     require_key,
     require_number,
 )
+from posenc.dialects.family_facts import RuntimeFacts
 from posenc.dialects.model import ORIGINAL_LENGTH, Model
 from posenc.dialects.runtimes import loaded_dicts, transformers5
 from posenc.frequencies import floats
@@ -25,10 +26,58 @@ THREE_KEYS = ("phi3", "phi4_multimodal")
 """Families whose config refuses a rope_scaling of more or less than three keys."""
 
 
+@dataclass(frozen=True)
+class Transformers4Facts(RuntimeFacts):
+    """How a family's class of transformers 4 reads its config, and how its module rotates."""
+
+    rope_theta: float = 10000.0
+    """The base of a config that states none."""
+    theta_key: str = "rope_theta"
+    """The key that has the base."""
+    theta_keys: Mapping[str, str] = field(default_factory=dict)
+    """Kind of layers -> the key that has this kind's base, where it is not the usual one."""
+    rope_local_base_freq: float | None = None
+    """The base of windowed layers by default; None where they have none of their own."""
+    scaled_sliding: bool = False
+    """Whether windowed layers are scaled like the others."""
+
+    partial_rotary_factor: float | None = None
+    """The rotated share of each head by default; None in families that rotate whole heads."""
+    share_key: str = "partial_rotary_factor"
+    """The key that has the share."""
+    head_key: str = ""
+    """The key that has the width of the rotated part of a head; "" for head_dim."""
+    null_head: str = ""
+    """What becomes of a head_dim that is null: "multiplied" by the functions of the types, or
+    "refused" by any; "" where it is replaced by the width of a head."""
+
+    scaling: bool = True
+    """Whether the class reads rope_scaling at all."""
+    rope_scaling: Mapping[str, Any] | None = None
+    """The class's own rope_scaling, for a config without one."""
+    needs_scaling: bool = False
+    """Whether the class looks into rope_scaling in any case, and stops where it is null."""
+    required: tuple[str, ...] = ()
+    """Keys of rope_scaling without which the module stops, whatever the type."""
+    validates: bool = True
+    """Whether the config checks the keys that a type needs."""
+    own_validation: bool = False
+    """Whether the config has a check of its own instead: OLMo's two keys, or Phi-3's three."""
+    type_wins: bool = True
+    """Whether `type` wins over `rope_type`."""
+    reads_type: bool = True
+    """Whether `type` counts where rope_type is missing."""
+    always_type: str = ""
+    """The type that the module takes, whatever the dict says; "" for the dict's."""
+
+
+def _facts_of(model: Model) -> Transformers4Facts:
+    """Return the facts of a model's family in transformers 4."""
+    return Transformers4Facts.of(model.facts.get("transformers4"))
+
+
 def compute(model: Model, length: int | None) -> ComputedPositions:
     """Return what transformers 4.57 computes. It never refuses a length."""
-    defaults = model.facts["transformers4"].get("defaults", {})  # other ones than version 5 has
-    model = replace(model, config={**defaults, **model.config})
     if len(model.without_rotation) == model.num_layers:
         return ComputedPositions(
             None, {}, model.softmax_scale, without_rotation=model.without_rotation
@@ -38,7 +87,7 @@ def compute(model: Model, length: int | None) -> ComputedPositions:
     full = rotation(model, scaling, theta_of(model), length)
     layers = {"all": full}
     if model.has_rope_dict_per_kind:
-        sliding = _sliding_window_rotation(model)
+        sliding = _sliding_window_rotation(model, scaling, length)
         layers = {kind: sliding if "sliding" in kind else full for kind in model.layer_kinds}
     stops = [
         transformers5.why_width_stops(layer, model.with_sizes_of_kind(kind))
@@ -55,29 +104,29 @@ def compute(model: Model, length: int | None) -> ComputedPositions:
     )
 
 
-def _sliding_window_rotation(model: Model) -> LayerRotation:
-    """Return the rotation of windowed layers: never scaled, and by a base of their own if the
-    config or the class has one."""
-    facts = model.facts["transformers4"]
-    key = facts.get("theta_keys", {}).get("sliding_attention", "rope_local_base_freq")
+def _sliding_window_rotation(
+    model: Model, scaling: dict[str, Any] | None, length: int
+) -> LayerRotation:
+    """Return the rotation of windowed layers: not scaled in most families, and by a base of their
+    own if the config or the class has one."""
+    facts = _facts_of(model)
+    key = facts.theta_keys.get("sliding_attention", "rope_local_base_freq")
     local_base = model.config.get(key)
     if local_base is None:
-        local_base = facts.get("rope_local_base_freq")
+        local_base = facts.rope_local_base_freq
     if local_base is None:
         theta = theta_of(model)
     else:
         theta = require_number(local_base, "rope_local_base_freq")
-    return LayerRotation(
-        floats.rope_frequencies(int(model.head_dim * _rotated_share(model)), theta)
-    )
+    return rotation(model, scaling if facts.scaled_sliding else None, theta, length)
 
 
 def theta_of(model: Model) -> float:
     """Return the top-level base, else the class's default. Families whose facts have `theta_in`
     read it in a dict inside instead, and 10,000 where it is not there."""
-    facts = model.facts["transformers4"]
-    name = facts.get("theta_keys", {}).get("full_attention", facts.get("theta_key", "rope_theta"))
-    value = model.config.get(name, facts.get("rope_theta", 10000.0))
+    facts = _facts_of(model)
+    name = facts.theta_keys.get("full_attention", facts.theta_key)
+    value = model.config.get(name, facts.rope_theta)
     if "theta_in" in model.facts:
         value = 10000.0 if model.theta_of_inner_dict is None else model.theta_of_inner_dict
     return require_number(value, name)
@@ -88,28 +137,28 @@ def scaling_of(model: Model) -> dict[str, Any] | None:
 
     Raises: RefusedError for what the config's own validation refuses.
     """
-    facts = model.facts.get("transformers4", {})
-    if facts.get("scaling") is False:
+    facts = _facts_of(model)
+    if not facts.scaling:
         return None
     written = _scaling_in_config(model)
     if written is None:
         return None
     scaling = dict(written)
     has_three_keys = model.model_type in THREE_KEYS
-    if facts.get("own_validation") and not has_three_keys:
+    if facts.own_validation and not has_three_keys:
         _check_olmo_scaling(scaling)
-    if "always_type" in facts:
-        scaling["rope_type"] = facts["always_type"]
+    if facts.always_type:
+        scaling["rope_type"] = facts.always_type
     if has_three_keys:
         _rename_and_check_phi3_scaling(scaling, model)
     _set_rope_type(scaling, model)
-    if facts.get("validates", True):
+    if facts.validates:
         _check_required_keys(scaling)
-    usual_type = scaling.get("type") if facts.get("reads_type", True) else "default"
+    usual_type = scaling.get("type") if facts.reads_type else "default"
     scaling.setdefault("rope_type", usual_type)
     if scaling["rope_type"] not in NEEDED:
         raise RefusedError(f"KeyError: {scaling['rope_type']!r}")
-    for key in (*NEEDED[scaling["rope_type"]], *facts.get("required", ())):
+    for key in (*NEEDED[scaling["rope_type"]], *facts.required):
         require_key(scaling, key)
     return scaling
 
@@ -119,23 +168,23 @@ def _scaling_in_config(model: Model) -> Mapping[str, Any] | None:
 
     Raises: RefusedError where the class looks into it in any case.
     """
-    facts = model.facts.get("transformers4", {})
-    scaling = model.config.get("rope_scaling", facts.get("rope_scaling"))
-    if scaling is None and facts.get("needs_scaling"):  # its config replaces null, too
-        scaling = facts.get("rope_scaling")
+    facts = _facts_of(model)
+    scaling = model.config.get("rope_scaling", facts.rope_scaling)
+    if scaling is None and facts.needs_scaling:  # its config replaces null, too
+        scaling = facts.rope_scaling
     if isinstance(scaling, Mapping):
         return scaling
-    if facts.get("needs_scaling"):
+    if facts.needs_scaling:
         raise RefusedError("TypeError: 'NoneType' object is not subscriptable")
     return None
 
 
 def _set_rope_type(scaling: dict[str, Any], model: Model) -> None:
     """Set rope_type to the type that the class reads, in `scaling` itself."""
-    facts = model.facts.get("transformers4", {})
+    facts = _facts_of(model)
     if model.model_type in loaded_dicts.NAMED_MROPE and scaling.get("type") == "mrope":
         scaling["type"] = "default"
-    older_name_wins = facts.get("type_wins", True) or model.model_type in THREE_KEYS
+    older_name_wins = facts.type_wins or model.model_type in THREE_KEYS
     if older_name_wins and "type" in scaling:
         scaling["rope_type"] = scaling["type"]
     if model.model_type in transformers5.OWN_MSCALES:
@@ -195,28 +244,29 @@ def _rename_and_check_phi3_scaling(scaling: dict[str, Any], model: Model) -> Non
 
 def _rotated_share(model: Model) -> float:
     """Return the fraction of each head that rotates."""
-    facts = model.facts["transformers4"]
-    name = facts.get("share_key", "partial_rotary_factor")
-    value = model.config.get(name, facts.get("partial_rotary_factor"))
-    return 1.0 if value is None else require_number(value, name)
+    facts = _facts_of(model)
+    value = model.config.get(facts.share_key, facts.partial_rotary_factor)
+    return 1.0 if value is None else require_number(value, facts.share_key)
 
 
 def rotation(
     model: Model, scaling: dict[str, Any] | None, theta: float, length: int
 ) -> LayerRotation:
     """Return the rotation at a length. scaling: as `scaling_of` returns it."""
-    facts = model.facts["transformers4"]
-    head_dim = int(model.get(facts.get("head_key", "")) or model.head_dim)
+    facts = _facts_of(model)
+    head_dim = int(model.get(facts.head_key) or model.head_dim)
     dim = int(head_dim * _rotated_share(model))
     plain = floats.rope_frequencies(dim, theta)
-    if facts.get("null_head") == "refused" and model.config.get("head_dim", 0) is None:
+    if facts.null_head == "refused" and model.config.get("head_dim", 0) is None:
         raise RefusedError("TypeError: unsupported operand type(s) for *: 'int' and 'NoneType'")
+    if model.modern.axes is not None:  # a tower, which reads no scaling
+        return transformers5.axial_rotation("default", model.modern, head_dim, theta)
     if scaling is None or scaling["rope_type"] == "default":
         return LayerRotation(plain)
     kind = scaling["rope_type"]
     trained = model.max_positions
     # The function of a type multiplies a null, but for those two, which replace it.
-    keeps_null = facts.get("null_head") and kind not in ("linear", "llama3")
+    keeps_null = facts.null_head and kind not in ("linear", "llama3")
     if keeps_null and model.config.get("head_dim") is None:
         raise RefusedError("TypeError: unsupported operand type(s) for *: 'NoneType' and 'float'")
     if kind == "longrope":

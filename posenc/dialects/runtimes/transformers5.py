@@ -16,9 +16,8 @@ from posenc.dialects.computed import (
     require_key,
     require_number,
 )
-from posenc.dialects.family_facts import ModernFacts
+from posenc.dialects.family_facts import Transformers5Facts
 from posenc.dialects.model import ORIGINAL_LENGTH, Model, model_of
-from posenc.dialects.runtimes.flags import refuse_flags
 from posenc.dialects.runtimes.loaded_dicts import (
     NEEDED,
     NO_LENGTH,
@@ -64,7 +63,7 @@ def rotation(parameters: Parameters, model: Model, length: int) -> LayerRotation
     if facts.types is not None and kind not in facts.types:
         raise RefusedError(f"ValueError: requires another rope type, but found {kind} instead.")
     if facts.axes is not None:
-        return _axial_rotation(kind, facts, head_dim, theta)
+        return axial_rotation(kind, facts, head_dim, theta)
     if kind == "proportional":
         factor = require_number(parameters.get("factor", 1.0), "factor")
         return LayerRotation(floats.proportional_frequencies(head_dim, theta, share, factor))
@@ -93,7 +92,9 @@ def rotation(parameters: Parameters, model: Model, length: int) -> LayerRotation
     return yarn_rotation(parameters, dim, theta, factor, original)
 
 
-def _axial_rotation(kind: str, facts: ModernFacts, head_dim: int, theta: float) -> LayerRotation:
+def axial_rotation(
+    kind: str, facts: Transformers5Facts, head_dim: int, theta: float
+) -> LayerRotation:
     """Return the frequencies of a tower that rotates by the height and the width of a patch."""
     if kind not in ("default", "axial"):
         raise RefusedError(f"ValueError: supports only axial rope, but requested {kind}")
@@ -235,7 +236,7 @@ def _refuse_values(model: Model) -> None:
     facts = model.modern
     for key, value in facts.accepts.refused_values(model.config):
         raise RefusedError(f"TypeError: the class or its layers refuse {key} {value!r}")
-    refuse_flags(model)
+    refuse_booleans(model)
     _refuse_short_list(model)
     if facts.whole_heads and model.size("hidden_size") % model.num_heads:
         raise RefusedError("ValueError: the hidden size is no multiple of the attention heads")
@@ -243,6 +244,17 @@ def _refuse_values(model: Model) -> None:
         outer_dict = model.outer_config.get(name)
         if isinstance(outer_dict, Mapping):
             _validate_outer_rope_dict(outer_dict, model)
+
+
+def refuse_booleans(model: Model) -> None:
+    """Raise RefusedError for the first value that is neither true nor false where the config's
+    class wants one of them, also in servers that read by the classes of transformers 5."""
+    for key, value in model.modern.accepts.refused_booleans(model.config):
+        kind = type(value).__name__
+        raise RefusedError(
+            f"StrictDataclassFieldValidationError: Field {key!r} expected bool, got {kind} (value: "
+            f"{value!r:.60})"
+        )
 
 
 def refuse_fractions(model: Model) -> None:

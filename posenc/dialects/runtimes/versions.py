@@ -2,24 +2,44 @@
 
 import re
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
-RECORD = {
-    "transformers-4": ("4.56", "4.57", "4.57.3"),
-    "transformers-5": ("5.0", "5.24", "5.23.0"),
-    "vllm": ("0.33", "0.33", "0.33.0"),
-    "sglang": ("0.5.23", "0.5.23", "0.5.23"),
-    "mlx-lm": ("0.32", "0.32", "0.32.2"),
-    "llama.cpp": ("b11549", "b11549", "b11549"),
-}
-"""Runtime -> the first and the last version whose facts are recorded, and the one they were read
-from. An earlier version has other facts where families.json says `since` or `before`. Of each
-minor version of transformers the newest patch was run."""
-VERSIONS = {
-    name: f"{first if first == last else f'{first} to {last}'} (read from {read})"
-    for name, (first, last, read) in RECORD.items()
-} | {"llama.cpp": "b11549 (converter and source 0c1e57098)"}
-"""The recorded versions of each runtime, in words."""
+from posenc.dialects.families import RUNTIME_FILES, facts_of_runtime
+
+
+class RecordedReleases(NamedTuple):
+    """The releases of a runtime whose facts its file has.
+
+    first, last: such as "5.0" and "5.24". read: the one from which they were read, such as
+    "5.23.0". An earlier one has other facts where a line says `since` or `before`. source: further
+    words about where it was read; empty if there are none.
+    """
+
+    first: str
+    last: str
+    read: str
+    source: str
+
+    @property
+    def in_words(self) -> str:
+        """Return the releases as a sentence names them: "5.0 to 5.24 (read from 5.23.0)"."""
+        releases = self.first if self.first == self.last else f"{self.first} to {self.last}"
+        return f"{releases} ({self.source or f'read from {self.read}'})"
+
+
+def _recorded_releases(runtime: str) -> RecordedReleases:
+    """Return the releases that a runtime's file of facts names."""
+    file = facts_of_runtime(runtime)
+    return RecordedReleases(
+        file["first release"], file["last release"], file["read in"], file.get("source", "")
+    )
+
+
+RECORD = {runtime: _recorded_releases(runtime) for runtime in RUNTIME_FILES}
+"""Runtime -> the releases whose facts are recorded. Of each minor version of transformers the
+newest patch was run."""
+VERSIONS = {runtime: releases.in_words for runtime, releases in RECORD.items()}
+"""The recorded releases of each runtime, in words."""
 NEWEST: Mapping[str, str] = {}
 """Runtime -> the version that the user asked for; the others are those that were read."""
 
@@ -50,13 +70,14 @@ def runtime_and_version(text: str) -> tuple[str, str | None]:
 
 def is_recorded(runtime: str, version: str) -> bool:
     """Return True if facts of this version of a runtime are recorded."""
-    first, last, _ = (version_numbers(each) for each in RECORD[runtime])
+    first = version_numbers(RECORD[runtime].first)
+    last = version_numbers(RECORD[runtime].last)
     asked = version_numbers(version)
     return first <= asked and asked[: len(last)] <= last
 
 
 def facts_in_version(facts: Mapping[str, Any] | None, version: str) -> Mapping[str, Any] | None:
-    """Return the facts of families.json about a family in one runtime, as they were in a version;
+    """Return the facts about a family in one runtime, as they were in a version;
     None if that version had no such model.
 
     `since` is the first version with the model. `before` is a list of differences, the newest

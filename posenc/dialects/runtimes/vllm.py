@@ -3,6 +3,7 @@ length."""
 
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from posenc.dialects.computed import (
@@ -15,9 +16,9 @@ from posenc.dialects.computed import (
     require_key,
     require_number,
 )
+from posenc.dialects.family_facts import RuntimeFacts
 from posenc.dialects.model import LAYER_KINDS, Model
 from posenc.dialects.runtimes import transformers5
-from posenc.dialects.runtimes.flags import refuse_flags
 from posenc.dialects.runtimes.server import SCALED_TEXT, compute_for_server, longrope_rotation
 from posenc.frequencies import floats
 
@@ -45,11 +46,27 @@ SMALLEST_SERVER = 1024
 """Servers are not started for fewer tokens, so a switch below this length never shows."""
 
 
+@dataclass(frozen=True)
+class VllmFacts(RuntimeFacts):
+    """What vllm.json says of a family: how vLLM's model file rotates."""
+
+    runs_transformers: bool = False
+    """Whether vLLM runs transformers' model of the family, and has no file of its own for it."""
+    latent: bool | None = None
+    """Whether the file builds the rotation of DeepSeek's latent attention; None where it does just
+    for models that have latent attention."""
+
+
+def _facts_of(model: Model) -> VllmFacts:
+    """Return the facts of a model's family in vLLM."""
+    return VllmFacts.of(model.facts["vllm"])
+
+
 def compute(model: Model, length: int | None) -> ComputedPositions:
     """Return what vLLM 0.33 computes for a server started with max_model_len = length."""
     if model.has_rope_dict_per_kind and not set(model.layer_kinds) <= set(LAYER_KINDS):
         raise NotReadError(model.model_type)
-    refuse_flags(model)
+    transformers5.refuse_booleans(model)
     transformers5.refuse_fractions(model)
     resolved = {
         kind: _rope_dict_for_layers(p, model)
@@ -71,7 +88,9 @@ def _rope_dict_for_layers(parameters: dict[str, Any], model: Model) -> dict[str,
     if parameters["rope_type"] is None:  # by an override; a file without a type gets one
         raise RefusedError("KeyError: 'rope_type'")
     p = with_newer_type(parameters, model)
-    if model.facts["vllm"].get("latent", model.is_mla) and p["rope_type"] != "default":
+    latent = _facts_of(model).latent
+    is_latent = model.is_mla if latent is None else latent
+    if is_latent and p["rope_type"] != "default":
         plain = p.get("attention_factor") == 1.0
         p["rope_type"] = "deepseek_llama_scaling" if plain else "deepseek_yarn"
     return p
@@ -143,7 +162,7 @@ def rotation(p: Mapping[str, Any], model: Model, length: int) -> LayerRotation:
     where vLLM runs transformers' model. p: its rope dict."""
     kind = p["rope_type"]
     head_dim = model.head_dim
-    if model.facts["vllm"].get("backend") == "transformers":
+    if _facts_of(model).runs_transformers:
         return _rotation_of_transformers(p, model, length)
     share = require_number(p.get("partial_rotary_factor", 1.0), "partial_rotary_factor")
     if not 0 < share <= 1:

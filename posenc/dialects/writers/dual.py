@@ -100,7 +100,7 @@ def _write_flat(holder: dict[str, Any], model: Model, given: Parameters, largest
 
 def _write_older_dict(holder: dict[str, Any], p: Parameters, model: Model) -> None:
     """Write rope_scaling where an older reader has to find one."""
-    if "rope_scaling" in (model.facts.get("mlx") or {}).get("needs", ()):
+    if "rope_scaling" in (model.facts.get("mlx_lm") or {}).get("needs", ()):
         holder["rope_scaling"] = None  # mlx-lm refuses a file without the key
     facts = model.facts.get("transformers4") or {}
     if p["rope_type"] == "default" and not facts.get("needs_scaling"):
@@ -144,7 +144,7 @@ def _write_nested(
         ):
             holder["rope_scaling"] = {k: v for k, v in full.items() if k != "rope_theta"}
     _write_outer_bases(holder, model, nested)
-    if "sliding_window_pattern" in (model.facts.get("mlx") or {}):
+    if "sliding_window_pattern" in (model.facts.get("mlx_lm") or {}):
         _write_sliding_window_pattern(holder, model)
 
 

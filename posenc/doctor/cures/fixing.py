@@ -13,7 +13,6 @@ from posenc.dialects.meaning import Meaning, meaning_of, path_in_errors
 from posenc.dialects.model import ORIGINAL_LENGTH, Model, language_model_key
 from posenc.dialects.record import record_of
 from posenc.dialects.runtimes import NEWEST, emulate
-from posenc.dialects.runtimes.flags import refused_flags
 from posenc.dialects.runtimes.llama_cpp import sliding_base
 from posenc.dialects.understood import require_understood_keys
 from posenc.dialects.writers import gguf_edit
@@ -139,7 +138,7 @@ def _with_flags_as_booleans(raw: Mapping[str, Any], model: Model) -> dict[str, A
     result = copy.deepcopy(dict(raw))
     inner = language_model_key(raw)
     place = result[inner] if inner else result
-    for key, value in [*refused_flags(place, model.model_type)]:
+    for key, value in [*model.modern.accepts.refused_booleans(place)]:
         place[key] = bool(value)
     return result
 

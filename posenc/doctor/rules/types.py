@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 from typing import Any
 
-from posenc.dialects.runtimes.flags import refused_flags
 from posenc.dialects.runtimes.loaded_dicts import NEEDED
 from posenc.dialects.understood import COMMON, READ
 from posenc.doctor.case import ALL, Case, rope_type_of
@@ -146,7 +145,7 @@ def report_flags_of_another_type(case: Case) -> Iterator[Hit]:
     """Report a key that is true or false for the family's class, and has another value."""
     if case.metadata is not None:
         return
-    for key, value in refused_flags(case.config, case.model.model_type):
+    for key, value in case.model.modern.accepts.refused_booleans(case.config):
         yield Hit(
             f"{key} is {value!r:.60}, and {case.model.model_type} takes true or false only",
             case.named_runtimes_that_differ(STRICT, "error"),

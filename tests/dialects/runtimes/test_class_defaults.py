@@ -16,7 +16,7 @@ transformers = pytest.importorskip("transformers", minversion="5.0")
 
 from tests.doctor.oracles import real, sweep  # noqa: E402 - they need transformers
 
-VERSION = None if RECORD["transformers-5"][2] == transformers.__version__ else "5.24"
+VERSION = None if RECORD["transformers-5"].read == transformers.__version__ else "5.24"
 HIDDEN, HEADS, LAYERS = 192, 6, 7
 NAMES = {
     "hidden_size": (HIDDEN, ["d_model", "embed_dim"]),

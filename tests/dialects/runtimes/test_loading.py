@@ -6,7 +6,7 @@ import json
 import pytest
 
 from posenc.dialects.families import all_families
-from posenc.dialects.family_facts import ModernFacts
+from posenc.dialects.family_facts import Transformers5Facts
 from posenc.dialects.runtimes import emulate
 from posenc.doctor.options import Options
 from tests.doctor.judging import run
@@ -208,7 +208,7 @@ def test_the_kinds_of_numbers_are_those_of_transformers_classes():
     transformers = pytest.importorskip("transformers")
     seen = 0
     for family, facts in all_families().items():
-        known = ModernFacts.of(facts.get("transformers5")).accepts
+        known = Transformers5Facts.of(facts.get("transformers5")).accepts
         if family not in transformers.CONFIG_MAPPING or not known.integers:
             continue
         fields = dataclasses.fields(transformers.CONFIG_MAPPING[family])

@@ -5,9 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from posenc.dialects.families import all_families
+from posenc.dialects.families import RUNTIME_FILES, all_families
 from posenc.dialects.runtimes import RECORD, RUNTIMES, emulate
-from posenc.dialects.runtimes.running import CELLS
 from posenc.dialects.runtimes.versions import facts_in_version, is_recorded, version_numbers
 
 PRINTED = json.loads(Path(__file__).with_name("versions.json").read_text(encoding="utf-8"))
@@ -49,7 +48,7 @@ def test_a_family_is_missing_before_its_first_version():
 
 @pytest.mark.parametrize("runtime", RECORD)
 def test_a_version_without_a_record_is_never_judged(runtime):
-    first, last, read = RECORD[runtime]
+    first, last, read, _ = RECORD[runtime]
     assert all(is_recorded(runtime, version) for version in (first, last, read))
     old, new = ("b1", "b99999") if first.startswith("b") else ("0.1", "99.0")
     for version in (old, new):
@@ -58,7 +57,7 @@ def test_a_version_without_a_record_is_never_judged(runtime):
 
 
 def test_what_a_version_was_not_read_with_is_unknown():
-    facts = all_families()["gemma4_text"][CELLS["transformers-5"]]
+    facts = all_families()["gemma4_text"][RUNTIME_FILES["transformers-5"]]
     assert facts["before"][0]["unread"][0] == "yarn"
     old = {"transformers-5": "5.16"}
     plain = {"model_type": "gemma4_text"}

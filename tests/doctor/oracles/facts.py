@@ -1,12 +1,12 @@
 """Record what releases of transformers have and compute: make facts PYTHONS="PYTHON ..."
 
 Each interpreter has one release. It says which config classes it has, and answers questions about
-each family that families.json knows of transformers 5: the spellings that published configs carry,
+each family that posenc knows of transformers 5: the spellings that published configs carry,
 on small sizes. posenc/dialects/runtimes/releases.json then holds, for each release, the classes
 that came with it or went, and by which words of a config a family is not as posenc knows it: there
 posenc says that it does not know what this release computes. Classes that only wrap a language
 model, and those with one rope dict that the simplest emulator describes, become lines of
-families.json. A person reads the diff.
+families.json and transformers5.json. A person reads the diff.
 """
 
 import json
@@ -19,14 +19,15 @@ from typing import Any
 from posenc.dialects import families
 from posenc.dialects.ask import Asked, as_computed, ask
 from posenc.dialects.computed import ComputedPositions
-from posenc.dialects.families import all_families
+from posenc.dialects.families import RUNTIME_FILES, all_families, facts_of_runtime
 from posenc.dialects.model import Model, model_of
 from posenc.dialects.runtimes import RUNTIMES
 from posenc.dialects.runtimes.versions import version_numbers
 
 HERE = Path(__file__).parent
 FAMILIES = Path(families.__file__).with_name("families.json")
-RELEASES = Path(families.__file__).parent / "runtimes" / "releases.json"
+RUNTIMES_ROOM = FAMILIES.parent / "runtimes"
+RELEASES = RUNTIMES_ROOM / "releases.json"
 LENGTH = 256
 SIZES = {
     "hidden_size": 192,
@@ -125,7 +126,7 @@ def configs_of(
 
 
 def _nested(name: str) -> Mapping[str, Any] | None:
-    """The rope dicts by kind of layer of a family that families.json has; None for one dict."""
+    """The rope dicts by kind of layer of a family that posenc knows; None for one dict."""
     return (all_families()[name].get("transformers5") or {}).get("nested")
 
 
@@ -192,7 +193,7 @@ def differences_in(python: str, release: str, names: list[str], classes: Mapping
 
 
 def flat_families_of(python: str, classes: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """The lines of families.json of language models with one rope dict that it lacks, of which the
+    """The facts of language models with one rope dict that it lacks, of which the
     simplest emulator says what the release answers to every question."""
     lines = {}
     for name, said in sorted(classes.items()):
@@ -244,7 +245,7 @@ def _candidates(said: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def wrappers_of(python: str, classes: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """The lines of families.json that it lacks of classes that only wrap a language model which it
+    """The facts that posenc lacks of classes that only wrap a language model which it
     knows, if the release answers as that model does. Servers have code of their own for them, which
     nobody has read."""
     lines = {}
@@ -254,7 +255,7 @@ def wrappers_of(python: str, classes: Mapping[str, Any]) -> dict[str, dict[str, 
         known = "text" not in facts and facts.get("transformers5")
         if name in all_families() or not known or said["text_key"] != "text_config":
             continue
-        unread: dict[str, Any] = {cell: {} for cell in ("vllm", "sglang", "mlx", "gguf")}
+        unread: dict[str, Any] = {cell: {} for cell in ("vllm", "sglang", "mlx_lm", "llama_cpp")}
         line = {"text": text, "read": said["read"]} | ({"any": True} if said["any"] else {})
         lines[name] = line | unread
     all_families().update(lines)
@@ -280,11 +281,41 @@ def _wrapped(name: str, text: str, classes: Mapping[str, Any]) -> dict[str, Any]
     return {"model_type": name, "text_config": inner}
 
 
-def write_families(lines: Mapping[str, Any]) -> None:
-    """Write families.json with these lines added at its end, one line a family."""
-    table = {**all_families(), **lines}
-    rows = [f"{json.dumps(name)}: {json.dumps(facts)}" for name, facts in table.items()]
-    FAMILIES.write_text("{\n" + ",\n".join(rows) + "\n}\n", encoding="utf-8")
+def write_families(table: Mapping[str, Mapping[str, Any]]) -> None:
+    """Write families.json and each runtime's file of facts, one line a family.
+
+    table: as `all_families` returns it.
+    """
+    keys = RUNTIME_FILES.values()
+    common = {
+        name: {key: value for key, value in line.items() if key not in keys}
+        for name, line in table.items()
+    }
+    FAMILIES.write_text("{\n" + _one_a_line(common, "") + "\n}\n", encoding="utf-8")
+    for runtime, key in RUNTIME_FILES.items():
+        lines = {name: line[key] for name, line in table.items() if key in line}
+        changed = {
+            "has no": sorted(name for name, line in lines.items() if line is None),
+            "not read": sorted(name for name, line in lines.items() if line == {}),
+            "families": {name: line for name, line in lines.items() if line},
+        }
+        parts = [
+            f" {json.dumps(part)}: {_as_text(value)}"
+            for part, value in {**facts_of_runtime(runtime), **changed}.items()
+        ]
+        text = "{\n" + ",\n".join(parts) + "\n}\n"
+        (RUNTIMES_ROOM / f"{key}.json").write_text(text, encoding="utf-8")
+
+
+def _as_text(value: Any) -> str:
+    """JSON of a part of a runtime's file: a table has one line an entry."""
+    if not isinstance(value, dict):
+        return json.dumps(value)
+    return "{\n" + _one_a_line(value, "  ") + "\n }"
+
+
+def _one_a_line(table: Mapping[str, Any], indent: str) -> str:
+    return ",\n".join(f"{indent}{json.dumps(k)}: {json.dumps(v)}" for k, v in table.items())
 
 
 def main(pythons: list[str]) -> int:
@@ -304,7 +335,7 @@ def main(pythons: list[str]) -> int:
             if "transformers5" in lines[name]:
                 lines[name]["transformers5"]["since"] = ".".join(releases[-1].split(".")[:2])
     print(f"new families: {', '.join(lines)}")
-    write_families(lines)
+    write_families({**all_families(), **lines})
     table: dict[str, Any] = {}
     seen: dict[str, set[str]] = {"4": set(), "5": set()}
     for release in releases:

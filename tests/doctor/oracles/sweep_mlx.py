@@ -32,7 +32,7 @@ def configs() -> list[tuple[str, str, dict[str, Any]]]:
     classes = {c.model_type: c for c in real.config_classes().values()}
     rows = []
     for name, facts in all_families().items():
-        if not facts.get("mlx") or name not in classes:
+        if not facts.get("mlx_lm") or name not in classes:
             continue
         raw = real.as_json(real.default(classes[name]))
         for key in ("num_hidden_layers", "n_layers", "n_layer"):
@@ -89,7 +89,7 @@ def main(python: str) -> int:
             wrong.setdefault(name, {})[what] = why
     names = sorted({name for name, *_ in rows})
     verdicts = {name: (name, "differs" if name in wrong else "right") for name in names}
-    swept.keep("mlx-lm", RECORD["mlx-lm"][2], verdicts)
+    swept.keep("mlx-lm", RECORD["mlx-lm"].read, verdicts)
     right = len(names) - len(wrong)
     print(f"mlx-lm: {len(names)} families, {right} right in {len(rows)} configs")
     for name, why in wrong.items():

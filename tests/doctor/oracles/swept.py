@@ -8,8 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from posenc.dialects.families import facts_of_family
-from posenc.dialects.runtimes.running import CELLS
+from posenc.dialects.families import RUNTIME_FILES, facts_of_family
 
 PATH = Path(__file__).with_name("swept.json")
 
@@ -17,8 +16,9 @@ PATH = Path(__file__).with_name("swept.json")
 def digest(name: str, runtime: str) -> str:
     """Return what changes with a family's facts of a runtime; empty without any."""
     facts = facts_of_family(name) or {}
-    own = {k: v for k, v in facts.items() if k not in CELLS.values() or k == CELLS[runtime]}
-    if not facts.get(CELLS[runtime]):
+    of_others = {*RUNTIME_FILES.values()} - {RUNTIME_FILES[runtime]}
+    own = {key: value for key, value in facts.items() if key not in of_others}
+    if not facts.get(RUNTIME_FILES[runtime]):
         return ""
     return hashlib.sha256(json.dumps(own, sort_keys=True).encode()).hexdigest()[:12]
 
