@@ -4,9 +4,9 @@
 >>> stock = BloomModel(BloomConfig(vocab_size=50, hidden_size=32, n_layer=1, n_head=4)).eval()
 >>> tokens = torch.arange(10)[None]
 >>> expected = stock(tokens).last_hidden_state
->>> with posenc.hf.attached(stock, posenc.PositionEncoding(), own="keep"):  # its own bias only
-...     found = stock(tokens).last_hidden_state
->>> torch.allclose(found, expected, atol=1e-5)
+>>> with posenc.hf.attached(stock, posenc.PositionEncoding(), model_positions="keep"):
+...     hidden = stock(tokens).last_hidden_state  # with BLOOM's bias, and no other encoding
+>>> torch.allclose(hidden, expected, atol=1e-5)
 True
 """
 

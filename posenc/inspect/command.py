@@ -215,7 +215,7 @@ def module(
             "--arg",
         ),
     ] = None,
-    way: Annotated[
+    returns: Annotated[
         str | None,
         option(
             "What it returns: cos-sin, rotate, bias, scores or add. The function of an adapter may "
@@ -240,7 +240,7 @@ def module(
 
     constructor_arguments = parse_arguments(arguments or [])
     replace_status_line(f"measuring {path}")
-    sheet = measure_module(path, way, arguments=constructor_arguments, width=width, heads=heads)
+    sheet = measure_module(path, returns, arguments=constructor_arguments, width=width, heads=heads)
     replace_status_line("")
     print_report(report_of(sheet), as_json)
 

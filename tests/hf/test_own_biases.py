@@ -15,7 +15,7 @@ MASK[0, :9] = 0
 
 
 def own_biases(model):
-    return posenc.hf.attached(model, posenc.PositionEncoding(), own="keep")
+    return posenc.hf.attached(model, posenc.PositionEncoding(), model_positions="keep")
 
 
 @pytest.fixture(params=["T5", "MT5", "UMT5"])
@@ -107,7 +107,7 @@ def test_t5s_table_is_read_where_the_model_has_it(t5):
     key = "encoder.block.0.layer.0.SelfAttention.relative_attention_bias.weight"
     other = {name: value.clone() for name, value in t5.state_dict().items()}
     other[key].normal_(std=2.0)
-    posenc.hf.attach(t5, "nope", decoder="nope", own="keep")
+    posenc.hf.attach(t5, "nope", decoder="nope", model_positions="keep")
     t5.load_state_dict(other, assign=True)
     assigned = t5(**inputs).logits
     owner = t5.encoder.block[0].layer[0].SelfAttention
@@ -123,7 +123,7 @@ def test_t5s_table_is_read_where_the_model_has_it(t5):
 def test_t5s_table_of_other_code_is_refused(t5):
     """LoRA, parametrizations and torch.func would be computed without it, or without gradients."""
     inputs = {"input_ids": TOKENS, "decoder_input_ids": TOKENS[:, :30]}
-    posenc.hf.attach(t5, "nope", decoder="nope", own="keep")
+    posenc.hf.attach(t5, "nope", decoder="nope", model_positions="keep")
     weights = {name: p.detach() for name, p in t5.named_parameters()}
     with pytest.raises(ValueError, match="only a parameter of nn"):
         torch.func.functional_call(t5, weights, kwargs=inputs)

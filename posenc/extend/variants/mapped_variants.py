@@ -100,7 +100,9 @@ def checked_map_attached(
     half = 0.0 if dtype == torch.float32 else torch.finfo(dtype).eps
     with ExitStack() as stack:
         try:
-            model = stack.enter_context(attached(checkpoint.model, encoding, alone=False))
+            model = stack.enter_context(
+                attached(checkpoint.model, encoding, allow_other_order=True)
+            )
             logits = _logits(model, tokens)
         except ValueError:  # has a sentence for the user already
             raise

@@ -63,19 +63,19 @@ from posenc.hf.attachment.stacks import (
     stack_shape,
 )
 
-Own = Literal["replace", "keep"]
+ModelPositions = Literal["replace", "keep"]
 
 
 @dataclass(eq=False)
 class Attachment:
     """Record what `attach` changed, for `detach`: plain data, which a copy of the model copies too.
 
-    own: whether the model's own positions are removed or kept. stacks: the modules whose layers
-    have an encoding; an encoder before its decoder. handles: of hooks, which remove them.
-    implementations: each config of the model, with the attention implementation that it had.
+    model_positions: whether those of the model itself are replaced or kept. stacks: the modules
+    whose layers have an encoding; an encoder before its decoder. handles: of hooks, which remove
+    them. implementations: each config of the model, with the attention implementation that it had.
     """
 
-    own: Own
+    model_positions: ModelPositions
     stacks: list[nn.Module] = field(default_factory=list)
     handles: list[Any] = field(default_factory=list)
     implementations: list[tuple[Any, Any]] = field(default_factory=list)
@@ -93,7 +93,7 @@ def attach(
     encoding: PositionEncoding | str | None,
     *,
     decoder: PositionEncoding | str | None = None,
-    own: Own = "replace",
+    model_positions: ModelPositions = "replace",
     example: dict[str, Any] | None = None,
     check: bool = True,
 ) -> Any:
@@ -116,8 +116,8 @@ def attach(
             goes into the encoder. One of scope "layer" is copied, with fresh parameters, for every
             layer.
         decoder: the encoding of an encoder-decoder's decoder.
-        own: "replace" removes the model's own rotation, table or bias. "keep" leaves it and adds
-            the encoding: after the rotation, next to the bias.
+        model_positions: "replace" removes the rotation, table or bias that the model has by itself.
+            "keep" leaves it and adds the encoding: after the rotation, next to the bias.
         example: arguments of a small forward, for models that need more than tokens or an image.
         check: make that comparison, about fourteen forwards of five tokens. The logger "posenc.hf"
             warns of what cannot be compared.
@@ -136,38 +136,38 @@ def attach(
     >>> posenc.hf.detach(model)[0]
     ALiBi(num_heads=4)
     """
-    return _attach_or_restore(model, encoding, decoder, own, example, check=check)
+    return _attach_or_restore(model, encoding, decoder, model_positions, example, check=check)
 
 
 def _attach_or_restore(
     model: Any,
     encoding: PositionEncoding | str | None,
     decoder: PositionEncoding | str | None,
-    own: Own,
+    model_positions: ModelPositions,
     example: dict[str, Any] | None,
     *,
-    alone: bool = True,
+    allow_other_order: bool = False,
     check: bool = True,
 ) -> Any:
     """Attach the encodings and return the model, as `attach` does; after an exception the model is
     as it was.
 
-    alone: raise if anything but the encoding, such as Mamba's layers, depends on the order of
-    tokens. example: None for the input that `build_example` makes. The others are those of
-    `attach`.
+    allow_other_order: do not raise if anything but the encoding, such as Mamba's layers, depends on
+    the order of tokens. example: None for the input that `build_example` makes. The others are
+    those of `attach`.
     """
-    _check_arguments(model, own, check)
+    _check_arguments(model, model_positions, check)
     example = build_example(model) if example is None else example
-    attachment = Attachment(own)
+    attachment = Attachment(model_positions)
     setattr(model, ATTACHMENT_ATTRIBUTE, attachment)
     try:
         stacks = _replace_attention(model, attachment, example)
         encodings = _resolve_stack_encodings(model, stacks, encoding, decoder, example)
         # What is left of the model's own positions shows only before the encoding is hooked in.
-        if own == "replace":
+        if model_positions == "replace":
             for stack in stacks:
                 attachment.handles += builtin_positions.disable_positions(stack.module, model)
-            if alone:
+            if not allow_other_order:
                 builtin_positions.refuse_remaining_order(model, stacks, example)
         else:
             for stack in stacks:
@@ -186,8 +186,9 @@ def _attach_or_restore(
             ]
         with recorded_attention():  # a forward that fails with the hooks must fail now
             run_in_evaluation(model, example)
-        order_is_attentions = own == "replace" and alone
-        if not order_is_attentions:
+        # Otherwise only attention depends on order: that is proved above.
+        other_order_possible = model_positions == "keep" or allow_other_order
+        if other_order_possible:
             for stack in stacks:
                 _record_text_mixing(attachment, stack, model, example)
         if check:
@@ -199,12 +200,14 @@ def _attach_or_restore(
     return model
 
 
-def _check_arguments(model: Any, own: Any, check: Any) -> None:
+def _check_arguments(model: Any, model_positions: Any, check: Any) -> None:
     """Raise TypeError or ValueError for what cannot be attached to, before anything is changed."""
     if not isinstance(check, bool):
         raise TypeError(f"attach: check must be True or False, got {check!r}.")
-    if own not in ("replace", "keep"):
-        raise ValueError(f'attach: own must be "replace" or "keep", got {own!r}.')
+    if model_positions not in ("replace", "keep"):
+        raise ValueError(
+            f'attach: model_positions must be "replace" or "keep", got {model_positions!r}.'
+        )
     if not hasattr(model, "set_attn_implementation"):
         raise TypeError(
             f"attach: {type(model).__name__} is no model of transformers. Other modules take "
@@ -241,14 +244,25 @@ def detach(model: Any) -> tuple[PositionEncoding, ...]:
 @explain_misfits
 @contextmanager
 def attached(
-    model: Any, encoding: PositionEncoding | None, own: Own = "replace", *, alone: bool = True
+    model: Any,
+    encoding: PositionEncoding | None,
+    model_positions: ModelPositions = "replace",
+    *,
+    allow_other_order: bool = False,
 ) -> Iterator[nn.Module]:
     """Attach the encoding inside the block and detach it after. An encoder-decoder gets it in both
-    stacks. alone=False allows layers that depend on order, such as Mamba's; the caller must then
-    compare the model with the original. Decoding and padding are not compared, see `attach`."""
-    two = model.config.is_encoder_decoder
+    stacks. allow_other_order accepts layers that depend on order, such as Mamba's; the caller must
+    then compare the model with the original. Decoding and padding are not compared, see
+    `attach`."""
+    has_two_stacks = model.config.is_encoder_decoder
     _attach_or_restore(
-        model, encoding, encoding if two else None, own, None, alone=alone, check=False
+        model,
+        encoding,
+        encoding if has_two_stacks else None,
+        model_positions,
+        None,
+        allow_other_order=allow_other_order,
+        check=False,
     )
     try:
         yield model
@@ -348,7 +362,7 @@ def _refuse_unfit_encoding(
 ) -> None:
     """Raise ValueError if the encoding cannot work in this stack; reads_tokens: True if the stack
     reads tokens, not images or sound."""
-    causal = all(reached.causal for reached in stack.attentions)
+    causal = all(call.causal for call in stack.attentions)
     acts = bool(encoding.claims.places)
     if encoding.claims.causal_only and acts and not causal:
         raise ValueError(
@@ -414,14 +428,16 @@ def _attach_to_stack(
         attachment.changed.append((other, {LAYER_ATTRIBUTE: None}, {}))
         vars(other)[LAYER_ATTRIBUTE] = None
     text = repr_in_one_line(encoding)
-    for index, reached in enumerate(stack.attentions):
-        attention: Any = reached.module
-        own = builtin_positions.bias_as_encoding(attention) if attachment.own == "keep" else None
+    for index, call in enumerate(stack.attentions):
+        attention: Any = call.module
+        builtin_bias = None
+        if attachment.model_positions == "keep":
+            builtin_bias = builtin_positions.bias_as_encoding(attention)
         # The module itself updates the cache by this index.
         cache_index = getattr(attention, "layer_idx", None)
         if cache_index is None:
             cache_index = index
-        layer = hooks.AttachedLayer(module, index, cache_index, text, own, has_positions)
+        layer = hooks.AttachedLayer(module, index, cache_index, text, builtin_bias, has_positions)
         attachment.changed.append((attention, {LAYER_ATTRIBUTE: layer}, {}))
         vars(attention)[LAYER_ATTRIBUTE] = layer
         attachment.handles += [
@@ -439,11 +455,11 @@ def _record_hooked_modules(attachment: Attachment, stack: Stack, model: Any) -> 
     module = stack.module
     names = {child: name for name, child in module.named_modules()}
     hooked: list[nn.Module] = []
-    for reached in stack.attentions:
-        parts = names[reached.module].split(".")
+    for call in stack.attentions:
+        parts = names[call.module].split(".")
         paths = [".".join(parts[:depth]) for depth in range(1, len(parts) + 1)]
         hooked += [module.get_submodule(path) for path in paths]
-    if attachment.own == "replace":
+    if attachment.model_positions == "replace":
         hooked += builtin_positions.rotation_modules(module) + builtin_positions.position_tables(
             module, model
         )

@@ -134,7 +134,7 @@ def attend(
     key = key.to(value.dtype)
     if is_causal is None:
         is_causal = bool(getattr(module, "is_causal", True))
-    now = _running_attention(module, key)
+    running = _running_attention(module, key)
     q_len = query.shape[2]
     device = query.device
     if attention_mask is None and is_causal and 1 < q_len < key.shape[2]:
@@ -142,10 +142,10 @@ def attend(
         # first tokens of a static cache, and its other keys are still empty.
         key = key[:, :, :q_len]
         value = value[:, :, :q_len]
-        if now is not None:
-            now.keep_first_keys(q_len)
+        if running is not None:
+            running.keep_first_keys(q_len)
     kv_len = key.shape[2]
-    if now is None:
+    if running is None:
         first = kv_len - q_len  # below 0 where a long text reads a short one by cross-attention
         kv_positions = consecutive_positions(0, kv_len, device)
         positions = kv_positions if first == 0 else consecutive_positions(first, q_len, device)
@@ -153,13 +153,13 @@ def attend(
         state = None
         kv_state = None
     else:
-        encoding = now.encoding
-        positions = now.positions
-        kv_positions = now.kv_positions
-        state = now.state
-        kv_state = now.kv_state
+        encoding = running.encoding
+        positions = running.positions
+        kv_positions = running.kv_positions
+        state = running.state
+        kv_state = running.kv_state
     sizes = (query.shape[0], query.shape[1], q_len, kv_len)
-    mask = _choose_mask(attention_mask, is_causal, positions, kv_positions, sizes, now, module)
+    mask = _choose_mask(attention_mask, is_causal, positions, kv_positions, sizes, running, module)
     trial = TRIAL_RECORD.get()
     if trial is not None:
         call = AttentionCall(
@@ -213,21 +213,21 @@ def _running_attention(module: nn.Module, key: Tensor) -> RunningAttention | Non
     if vars(module).get(LAYER_ATTRIBUTE) is None:
         _refuse_added_attention(module)
         return None
-    now = RUNNING_ATTENTION.get()
-    if now is None or now.module is not module:
+    running = RUNNING_ATTENTION.get()
+    if running is None or running.module is not module:
         raise ValueError(
             f"posenc: the forward of {type(module).__name__} was called directly, which bypasses "
             "the encoding attached to it. Call the module, not its forward."
         )
-    known = num_tokens(now.kv_positions, now.encoding.claims.num_axes)
+    known = num_tokens(running.kv_positions, running.encoding.claims.num_axes)
     if known != key.shape[2]:
         raise ValueError(
             f"posenc: {type(module).__name__} attends to {key.shape[2]} keys, and "
             f"{known} positions are known: its keys come from a cache that "
             "transformers' Cache.update did not fill."
         )
-    now.computed_by_posenc = True
-    return now
+    running.computed_by_posenc = True
+    return running
 
 
 def _refuse_added_attention(module: nn.Module) -> None:
@@ -311,25 +311,25 @@ def _choose_mask(
     q_positions: Tensor | range,
     kv_positions: Tensor | range,
     sizes: tuple[int, int, int, int],
-    now: RunningAttention | None,
+    running: RunningAttention | None,
     module: nn.Module,
 ) -> Mask | None:
     """Return posenc's mask for this call of the interface, None if every key is visible. Earlier
     and later mean the order in memory, because positions may restart in a packed row.
 
-    sizes: (batch, heads, q_len, kv_len). now: None for an attention without an encoding.
+    sizes: (batch, heads, q_len, kv_len). running: None for an attention without an encoding.
     """
     _, _, q_len, kv_len = sizes
-    several = now is not None and now.encoding.claims.num_axes > 1
+    several = running is not None and running.encoding.claims.num_axes > 1
     if several:  # positions with several components have no order
         device = kv_positions.device if isinstance(kv_positions, Tensor) else None
         kv_positions = consecutive_positions(0, kv_len, device)
         q_positions = consecutive_positions(kv_len - q_len, q_len, device)
-    apart = _document_mask(now, q_len, kv_len) if is_causal else None
+    apart = _document_mask(running, q_len, kv_len) if is_causal else None
     if isinstance(attention_mask, LazyMask) and attention_mask.standard_mask is None:
         return _combine_masks(attention_mask.bind(q_positions, kv_positions), apart)
     if isinstance(attention_mask, Tensor):
-        if _model_made_mask(now):
+        if _model_made_mask(running):
             attention_mask = _cut_unseen_keys(attention_mask, kv_len)
         dense = _mask_from_tensor(attention_mask, sizes, module).bind(q_positions, kv_positions)
         # A family's own code may have made it (OPT's of early transformers 5): it knows of no
@@ -353,21 +353,21 @@ def _combine_masks(mask: Mask, documents: Mask | None) -> Mask:
     return mask if documents is None else mask & documents
 
 
-def _model_made_mask(now: RunningAttention | None) -> bool:
+def _model_made_mask(running: RunningAttention | None) -> bool:
     """Return True if a mask of four dimensions comes from the model's code and not from the caller:
     while `attach` tries the model out, and in a forward that was called without a mask."""
-    if now is None:
+    if running is None:
         return TRIAL_RECORD.get() is not None
-    return not now.forward.has_mask
+    return not running.forward.has_mask
 
 
-def _document_mask(now: RunningAttention | None, q_len: int, kv_len: int) -> Mask | None:
+def _document_mask(running: RunningAttention | None, q_len: int, kv_len: int) -> Mask | None:
     """Return the mask that separates the documents of a packed row; None if there is only one."""
-    if now is None or now.forward.documents is None:
+    if running is None or running.forward.documents is None:
         return None
     # Only a forward without earlier tokens has documents: more keys than queries are those that a
     # static cache has not filled, and belong to none.
-    documents = now.forward.documents
+    documents = running.forward.documents
     return document(documents, F.pad(documents, (0, kv_len - q_len), value=-1))
 
 

@@ -97,15 +97,15 @@ class T5Table:
         return weight
 
 
-def refresh_table(attention: Any, own: Any) -> None:
-    """Make the encoding `own`, the model's own bias, read the table that the model has now. It does
+def refresh_table(attention: Any, encoding: Any) -> None:
+    """Make `encoding`, a bias by `bias_as_encoding`, read the table that the model has now. It does
     nothing for other biases than T5's."""
     table = getattr(attention, "posenc_table", None)
     if table is None:
         return
     weight = table.weight
-    if own.weight is not weight:
-        own.weight = weight
+    if encoding.weight is not weight:
+        encoding.weight = weight
 
 
 def attributes_that_omit_bias(model: Any) -> list[tuple[nn.Module, dict[str, Any]]]:
@@ -178,7 +178,7 @@ def refuse_remaining_order(model: Any, stacks: list[Stack], example: dict[str, A
         if name is None:
             raise ValueError(
                 "attach: own positions are taken out of models that read tokens; those of "
-                f'{type(model).__name__} stay, with own="keep".'
+                f'{type(model).__name__} stay, with model_positions="keep".'
             )
         ids = example[name]
         order = torch.arange(ids.shape[1], device=ids.device).roll(2)
@@ -190,7 +190,7 @@ def refuse_remaining_order(model: Any, stacks: list[Stack], example: dict[str, A
                 f"attach: {type(stack.module).__name__} still depends on the order of its tokens "
                 f"after its rotations and tables were removed (by {error:.1e}): it has positions "
                 "that attach does not know, or layers that mix tokens in order. "
-                'own="keep" keeps its positions and adds the encoding.'
+                'model_positions="keep" keeps its positions and adds the encoding.'
             )
 
 

@@ -33,17 +33,17 @@ class AppendedChannels:
     made_by: str
 
     @classmethod
-    def for_attention(cls, now: RunningAttention, key_dim: int) -> "AppendedChannels":
-        """Return the channels for the tokens that an attention reads now. States are stored in
+    def for_attention(cls, running: RunningAttention, key_dim: int) -> "AppendedChannels":
+        """Return the channels for the tokens that the running attention reads. States are stored in
         float32 at least."""
-        whole = isinstance(now.positions, range) or not now.positions.is_floating_point()
+        whole = isinstance(running.positions, range) or not running.positions.is_floating_point()
         state = None
-        if now.state is not None:
-            shape = (now.state.shape[1], *now.state.shape[3:])
-            state = shape, torch.promote_types(now.state.dtype, torch.float32)
-        axes = now.encoding.claims.num_axes
+        if running.state is not None:
+            shape = (running.state.shape[1], *running.state.shape[3:])
+            state = shape, torch.promote_types(running.state.dtype, torch.float32)
+        axes = running.encoding.claims.num_axes
         dtype = torch.int64 if whole else torch.float64
-        return cls(key_dim, axes, dtype, state, now.layer.encoding_in_one_line)
+        return cls(key_dim, axes, dtype, state, running.layer.encoding_in_one_line)
 
     @property
     def bytes_per_token(self) -> int:
@@ -82,20 +82,33 @@ class AppendedChannels:
         return self
 
     def append_to_keys(self, k: Tensor, positions: Tensor, state: Tensor | None) -> Tensor:
-        """Append positions and states as channels to k (batch, num_kv_heads, len, head_dim)."""
+        """Append positions and states to k (batch, num_kv_heads, len, key_dim) as channels:
+        (batch, num_kv_heads, len, key_dim + channels_per_head).
+
+        positions: (len) or (batch, len), plus an axis of components if there are several. state:
+        (#batch, heads, len, ...), or None.
+
+        The bytes of a token are divided among its heads, and zeros fill up the last one. The 8
+        bytes p of a position and no state, in 3 heads with keys k:
+
+            head 0    k k k ... k p p p
+            head 1    k k k ... k p p p
+            head 2    k k k ... k p p 0
+        """
         batch, heads, length, _ = k.shape
         if positions.ndim == 1 + (self.num_axes > 1):
             positions = positions.expand(batch, *positions.shape)
-        places = positions.reshape(batch, length, self.num_axes).to(self.positions_dtype)
-        parts = [_to_byte_channels(places, k.dtype)]
+        by_axis = positions.reshape(batch, length, self.num_axes).to(self.positions_dtype)
+        channels = [_to_byte_channels(by_axis, k.dtype)]
         if state is not None:
             assert self.state_layout is not None
             by_token = state.movedim(2, 1).reshape(batch, length, -1)
-            parts.append(_to_byte_channels(by_token.to(self.state_layout[1]), k.dtype))
+            channels.append(_to_byte_channels(by_token.to(self.state_layout[1]), k.dtype))
         width = self.channels_per_head(k)
-        parts.append(k.new_zeros(batch, length, heads * width - self.bytes_per_token))
-        columns = torch.cat(parts, dim=-1).view(batch, length, heads, width)
-        return torch.cat([k, columns.transpose(1, 2)], dim=-1)
+        unused = heads * width - self.bytes_per_token
+        channels.append(k.new_zeros(batch, length, unused))
+        by_head = torch.cat(channels, dim=-1).view(batch, length, heads, width)
+        return torch.cat([k, by_head.transpose(1, 2)], dim=-1)
 
     def split_keys(self, joined: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
         """Split joined keys into keys, positions (batch, len) or (batch, len, axes), and states."""
@@ -132,22 +145,22 @@ def self_attention_cache(cache: Any) -> Any:
     return getattr(cache, "self_attention_cache", cache)
 
 
-def cached_states(cache: Any, now: RunningAttention, device: torch.device) -> Tensor | None:
-    """Return the states of earlier tokens that the layer of the running attention `now` has cached,
-    on `device`; None if there are none.
+def cached_states(cache: Any, running: RunningAttention, device: torch.device) -> Tensor | None:
+    """Return the states of earlier tokens that the layer of a running attention has cached, on
+    `device`; None if there are none.
 
     Raises: ValueError for a cache that a model without this encoding has filled.
     """
-    index = now.layer.cache_index
-    columns = cache.update.channels_by_layer.get(index)
-    if columns is None or columns.state_layout is None:
+    index = running.layer.cache_index
+    channels = cache.update.channels_by_layer.get(index)
+    if channels is None or channels.state_layout is None:
         return None
     keys = _joined_keys(cache, index)
     if keys is None:
         return None
-    if keys.shape[-1] != columns.key_dim + columns.channels_per_head(keys):
+    if keys.shape[-1] != channels.key_dim + channels.channels_per_head(keys):
         raise ValueError(_FOREIGN_KEYS_MESSAGE)
-    return columns.states_in(keys.to(device))
+    return channels.states_in(keys.to(device))
 
 
 def cached_positions(cache: Any) -> Tensor | None:
@@ -196,16 +209,18 @@ def install_update(cache: Any) -> None:
             "cache_implementation."
         )
     # A shallow copy of a cache has the `update` of the one that it was copied from.
-    columns = dict(before.channels_by_layer) if isinstance(before, PositionedUpdate) else {}
-    cache.update = PositionedUpdate(cache, columns)
+    channels_by_layer = (
+        dict(before.channels_by_layer) if isinstance(before, PositionedUpdate) else {}
+    )
+    cache.update = PositionedUpdate(cache, channels_by_layer)
 
 
 @dataclass(eq=False)
 class PositionedUpdate:
     """Callable that replaces a cache's `update`: it stores keys with positions and states appended.
 
-    columns: what is appended in each layer, by its index. A class, so that a cache with it can be
-    pickled.
+    channels_by_layer: what is appended to the keys of each layer, by its index. It is a class, and
+    not a function inside another, so that a cache with it can be pickled.
     """
 
     cache: Any
@@ -223,22 +238,24 @@ class PositionedUpdate:
         does, whose arguments these are. The running attention gets the positions and states of all
         keys."""
         update = type(self.cache).update
-        now = RUNNING_ATTENTION.get()
-        if now is None:
+        running = RUNNING_ATTENTION.get()
+        if running is None:
             self._refuse_after_detach(key_states, layer_idx)
             return update(self.cache, key_states, value_states, layer_idx, *args, **options)
-        columns = self._channels_of_new_keys(now, key_states, layer_idx)
-        positions = as_tensor(now.positions, key_states.device)
-        joined = columns.append_to_keys(key_states, positions, now.state)
-        joined, values = update(self.cache, joined, value_states, layer_idx, *args, **options)
-        self.channels_by_layer[layer_idx] = columns
-        if joined.shape[2] == key_states.shape[2]:  # nothing came before
+        channels = self._channels_of_new_keys(running, key_states, layer_idx)
+        positions = as_tensor(running.positions, key_states.device)
+        joined_keys = channels.append_to_keys(key_states, positions, running.state)
+        joined_keys, values = update(
+            self.cache, joined_keys, value_states, layer_idx, *args, **options
+        )
+        self.channels_by_layer[layer_idx] = channels
+        if joined_keys.shape[2] == key_states.shape[2]:  # nothing came before
             return key_states, value_states
-        keys, positions, state = columns.split_keys(joined)
-        now.kv_positions = positions
+        keys, positions, state = channels.split_keys(joined_keys)
+        running.kv_positions = positions
         if state is not None:
-            assert now.state is not None
-            now.kv_state = state.to(now.state.dtype)
+            assert running.state is not None
+            running.kv_state = state.to(running.state.dtype)
         return keys, values
 
     def _refuse_after_detach(self, keys: Tensor, index: int) -> None:
@@ -255,14 +272,14 @@ class PositionedUpdate:
             )
 
     def _channels_of_new_keys(
-        self, now: RunningAttention, keys: Tensor, index: int
+        self, running: RunningAttention, keys: Tensor, index: int
     ) -> AppendedChannels:
         """Return the channels to append to new keys: those of the layer's earlier keys, if it holds
         any.
 
         Raises: ValueError if the earlier keys have others, or none.
         """
-        new_channels = AppendedChannels.for_attention(now, keys.shape[-1])
+        new_channels = AppendedChannels.for_attention(running, keys.shape[-1])
         before = _initialized_layer(self.cache, index)
         if before is None:
             return new_channels

@@ -50,16 +50,16 @@ class AttachedLayer:
     """Hold the data of an attention module to which an encoding is attached.
 
     stack: the module whose forward knows the positions. index, cache_index: index of the layer for
-    the encoding, and for the cache. own: the model's own bias if it is kept. has_positions: False
-    in a Vision Transformer, whose forwards receive none. encoding_in_one_line: repr of the stack's
-    encoding, which a cache keeps.
+    the encoding, and for the cache. builtin_bias: the bias that the model has by itself, if it is
+    kept. has_positions: False in a Vision Transformer, whose forwards receive none.
+    encoding_in_one_line: repr of the stack's encoding, which a cache keeps.
     """
 
     stack: nn.Module
     index: int
     cache_index: int
     encoding_in_one_line: str
-    own: PositionEncoding | None = None
+    builtin_bias: PositionEncoding | None = None
     has_positions: bool = True
 
 
@@ -112,7 +112,8 @@ def refuse_position_ids(stack: nn.Module, args: tuple, kwargs: dict[str, Any]) -
         return
     raise ValueError(
         f"posenc: position_ids were given, and {type(stack).__name__} counts the positions of its "
-        'own table itself, which own="keep" has kept. Leave them out, with one text in a row.'
+        'own table itself, which model_positions="keep" has kept. Leave them out, with one text in '
+        "a row."
     )
 
 
@@ -223,11 +224,11 @@ def enter_attention(module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> N
     if positions is None:
         positions = consecutive_positions(0, x.shape[1], x.device)
     encoding = forward.encoding.for_layer(layer.index)
-    if layer.own is not None:
-        refresh_table(module, layer.own)
+    if layer.builtin_bias is not None:
+        refresh_table(module, layer.builtin_bias)
         nothing_added = type(encoding) is PositionEncoding
-        encoding = layer.own if nothing_added else Compose(layer.own, encoding)
-    now = RunningAttention(
+        encoding = layer.builtin_bias if nothing_added else Compose(layer.builtin_bias, encoding)
+    running = RunningAttention(
         module,
         forward,
         encoding,
@@ -243,10 +244,10 @@ def enter_attention(module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> N
     if cache is not None:
         cache = self_attention_cache(cache)
         install_update(cache)
-        past = cached_states(cache, now, x.device)
-    now.state = encoding.state(x, as_tensor(positions, x.device), past)
-    now.kv_state = now.state
-    now.reset_token = RUNNING_ATTENTION.set(now)
+        past = cached_states(cache, running, x.device)
+    running.state = encoding.state(x, as_tensor(positions, x.device), past)
+    running.kv_state = running.state
+    running.reset_token = RUNNING_ATTENTION.set(running)
 
 
 def _find_forward(
@@ -254,7 +255,7 @@ def _find_forward(
 ) -> RunningForward:
     """Return the forward of the stack in which this attention runs: the one that its mask records,
     because gradient checkpointing recomputes a layer outside of the stack's forward, or else the
-    one that runs now. arguments: all of the module's."""
+    one that runs running. arguments: all of the module's."""
     for argument in arguments:
         if isinstance(argument, LazyMask) and argument.forward is not None:
             return argument.forward
@@ -277,12 +278,12 @@ def leave_attention(module: nn.Module, args: tuple, kwargs: dict[str, Any], out:
     Raises: ValueError if it returned without posenc's attention: somebody has set another attention
     implementation, and the model's own positions are still removed.
     """
-    now = RUNNING_ATTENTION.get()
-    if now is None or now.module is not module:
+    running = RUNNING_ATTENTION.get()
+    if running is None or running.module is not module:
         return
-    RUNNING_ATTENTION.reset(now.reset_token)
+    RUNNING_ATTENTION.reset(running.reset_token)
     has_returned = out is not None
-    if has_returned and not now.computed_by_posenc:
+    if has_returned and not running.computed_by_posenc:
         raise _bypass_error(module, "it did not call the attention interface of transformers")
 
 

@@ -57,9 +57,9 @@ def load(
         )
     folder = Path(folder)
     if not folder.is_dir():
-        what = "a file" if folder.exists() else "not there"
+        state = "a file" if folder.exists() else "not there"
         raise ValueError(
-            f"posenc.hf.load: {folder} is {what}, and not a folder that "
+            f"posenc.hf.load: {folder} is {state}, and not a folder that "
             "model.save_pretrained wrote. Models of the Hub are downloaded first."
         )
     if not (folder / RECORD).is_file():
@@ -68,8 +68,8 @@ def load(
             "Load it with transformers."
         )
     record = read_json(path_inside(folder, RECORD, "posenc.hf.load"))
-    numbers = path_inside(folder, PARAMETERS_FILE, RECORD)
-    _check_record(folder, record, numbers)
+    parameters_path = path_inside(folder, PARAMETERS_FILE, RECORD)
+    _check_record(folder, record, parameters_path)
     encodings_of_caller = (encoding, decoder)
     encodings = [
         _resolve_encoding(folder / RECORD, stack, callers_encoding)
@@ -77,13 +77,16 @@ def load(
     ]
     transformers = import_quiet_transformers()
     raw, _ = read_checked_folder(folder)
-    kind = getattr(transformers, (raw.get("architectures") or [""])[0], None)
-    if not isinstance(kind, type) or not issubclass(kind, transformers.PreTrainedModel):
+    model_class = getattr(transformers, (raw.get("architectures") or [""])[0], None)
+    if not isinstance(model_class, type) or not issubclass(
+        model_class, transformers.PreTrainedModel
+    ):
         raise ValueError(f"{folder / 'config.json'}: architectures names no class of transformers.")
-    model = kind.from_pretrained(folder, **SAFE_OPTIONS, **options)  # twice the same: a TypeError
+    # Options that would undo SAFE_OPTIONS are passed twice, which Python refuses by a TypeError.
+    model = model_class.from_pretrained(folder, **SAFE_OPTIONS, **options)
     refuse_nonfinite_weights(model, folder)
-    second = encodings[1] if len(encodings) > 1 else None
-    attach(model, encodings[0], decoder=second, own=record["own"])
+    decoder_encoding = encodings[1] if len(encodings) > 1 else None
+    attach(model, encodings[0], decoder=decoder_encoding, model_positions=record["model_positions"])
     for attached_to, stack in zip(
         getattr(model, ATTACHMENT_ATTRIBUTE).stacks, record["stacks"], strict=True
     ):
@@ -91,25 +94,31 @@ def load(
             share_parameters(getattr(attached_to, ENCODING_MODULE), _read_shared_names(stack))
         except ValueError as error:
             raise ValueError(f"{folder / RECORD}: {error}") from error
-    _load_parameters(model, numbers)
+    _load_parameters(model, parameters_path)
     return model
 
 
-def _check_record(folder: Path, record: dict[str, Any], numbers: Path) -> None:
+def _check_record(folder: Path, record: dict[str, Any], parameters_path: Path) -> None:
     """Raise ValueError unless the record is complete and fits these weights and parameters."""
     path = folder / RECORD
-    wanted = {"format", "own", "stacks", "weights", "numbers"}
-    if record.get("format") != FORMAT_VERSION or not wanted <= set(record):
+    required_keys = {
+        "format",
+        "model_positions",
+        "stacks",
+        "weights_fingerprint",
+        "parameters_sha256",
+    }
+    if record.get("format") != FORMAT_VERSION or not required_keys <= set(record):
         raise ValueError(
-            f"{path}: expected format {FORMAT_VERSION} with {', '.join(sorted(wanted))}, got "
-            f"format {record.get('format')!r}. Another version of posenc may have written it."
+            f"{path}: expected format {FORMAT_VERSION} with {', '.join(sorted(required_keys))}, "
+            f"got format {record.get('format')!r}. Another version of posenc may have written it."
         )
     stacks = record["stacks"]
     if not isinstance(stacks, list) or len(stacks) not in (1, 2):
         raise ValueError(f"{path}: stacks must be a list of one encoding or two, got {stacks!r}.")
-    if hashlib.sha256(bytes_of(numbers, None)).hexdigest() != record["numbers"]:
+    if hashlib.sha256(bytes_of(parameters_path, None)).hexdigest() != record["parameters_sha256"]:
         raise ValueError(f"{path}: {PARAMETERS_FILE} is not the file that was written with it.")
-    if weights_fingerprint(folder) != record["weights"]:
+    if weights_fingerprint(folder) != record["weights_fingerprint"]:
         raise ValueError(
             f"{path}: the weights in the folder are not those that it was written with: another "
             "model's, changed since, or saved again after detach. An encoding belongs to the "
@@ -129,25 +138,25 @@ def _resolve_encoding(
     if not isinstance(stack, dict) or "encoding" not in stack:
         raise ValueError(f"{path}: each of stacks must be an object with an encoding.")
     if callers_encoding is not None:
-        if encoding_classes(callers_encoding) != stack.get("is"):
+        if encoding_classes(callers_encoding) != stack.get("classes"):
             raise ValueError(
-                f"{path}: it has {stack.get('is')}, got {encoding_classes(callers_encoding)}."
+                f"{path}: it has {stack.get('classes')}, got {encoding_classes(callers_encoding)}."
             )
         return callers_encoding
     if stack["encoding"] is None:
         raise ValueError(
-            f"{path}: {stack.get('is')} cannot be built from a file: it is not posenc's own, or "
-            "an argument is more than numbers and names. Build it as before and hand it to "
+            f"{path}: {stack.get('classes')} cannot be built from a file: it is not posenc's "
+            "own, or an argument is more than numbers and names. Build it as before and hand it to "
             "posenc.hf.load(folder, encoding=...)."
         )
     try:
         encoding = encoding_from_json(stack["encoding"])
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
-    if repr_in_one_line(encoding) != stack.get("says"):
+    if repr_in_one_line(encoding) != stack.get("repr"):
         raise ValueError(
             f"{path}: this version of posenc builds {repr_in_one_line(encoding)} from it, and "
-            f"{stack.get('says')} was saved."
+            f"{stack.get('repr')} was saved."
         )
     return encoding
 
@@ -155,9 +164,9 @@ def _resolve_encoding(
 def _read_shared_names(stack: dict[str, Any]) -> list[list[str]]:
     """Return the names of each parameter that has several, from a stack's record in posenc.json.
     Raise ValueError for anything else."""
-    groups = stack.get("shared")
+    groups = stack.get("shared_parameters")
     if not isinstance(groups, list) or not all(_is_list_of_names(group) for group in groups):
-        raise ValueError(f"shared must be lists of two names or more, got {groups!r}.")
+        raise ValueError(f"shared_parameters must be lists of two names or more, got {groups!r}.")
     return groups
 
 
@@ -167,11 +176,11 @@ def _is_list_of_names(group: Any) -> bool:
     return is_list and all(isinstance(name, str) for name in group)
 
 
-def _load_parameters(model: Any, numbers: Path) -> None:
+def _load_parameters(model: Any, parameters_path: Path) -> None:
     """Load the saved parameters into the encodings. Raise ValueError if names or shapes differ."""
     from safetensors.torch import load_file
 
-    tensors = load_file(numbers)
+    tensors = load_file(parameters_path)
     for index, stack in enumerate(getattr(model, ATTACHMENT_ATTRIBUTE).stacks):
         encoding: nn.Module = getattr(stack, ENCODING_MODULE)
         parameters = {
@@ -186,5 +195,5 @@ def _load_parameters(model: Any, numbers: Path) -> None:
         try:
             encoding.load_state_dict(parameters)
         except RuntimeError as error:
-            raise ValueError(f"{numbers}: it does not fit the encoding: {error}") from error
-        refuse_nonfinite_weights(encoding, numbers)
+            raise ValueError(f"{parameters_path}: it does not fit the encoding: {error}") from error
+        refuse_nonfinite_weights(encoding, parameters_path)

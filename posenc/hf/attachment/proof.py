@@ -36,8 +36,8 @@ NUM_MISSING_TOKENS = 2
 
 
 @dataclass(eq=False)
-class Outcome:
-    """What the last stack of a model computed.
+class StackOutput:
+    """Output of the last stack of a model, and the positions that it read.
 
     hidden: its output, (batch, len, dim). positions: those of the queries in each of its
     attentions, (batch, len) or (batch, len, axes). causal: none of its attentions looks ahead.
@@ -49,10 +49,10 @@ class Outcome:
     causal: bool
     returned: Any
 
-    def select(self, rows: slice, tokens: slice = slice(None)) -> "Outcome":
+    def select(self, rows: slice, tokens: slice = slice(None)) -> "StackOutput":
         """Return the outcome of some rows of the batch, and of some of their tokens."""
         places = [p[rows, tokens] for p in self.positions]
-        return Outcome(self.hidden[rows, tokens], places, self.causal, self.returned)
+        return StackOutput(self.hidden[rows, tokens], places, self.causal, self.returned)
 
 
 def prove(model: Any, example: dict[str, Any]) -> None:
@@ -73,9 +73,9 @@ def prove(model: Any, example: dict[str, Any]) -> None:
         if "pixel_values" in example and model.main_input_name == "pixel_values":
             proof.prove_patches_stay()  # images are read at once, and without padding
             return
-        unknown = proof.compare_all()
-    if unknown:
-        LOG.warning("attach: %s was not checked %s.", type(model).__name__, unknown)
+        not_compared = proof.compare_all()
+    if not_compared:
+        LOG.warning("attach: %s was not checked %s.", type(model).__name__, not_compared)
 
 
 class _ForwardFailed(ValueError):
@@ -95,7 +95,7 @@ class _Proof:
         encodings: list[Any] = [getattr(stack, ENCODING_MODULE) for stack in attachment.stacks]
         self.stack: nn.Module = attachment.stacks[-1]
         self.axes: int = encodings[-1].claims.num_axes
-        self.replaced = attachment.own == "replace"
+        self.replaced = attachment.model_positions == "replace"
         self.two_stacks = len(encodings) == 2
         self.per_token = ("input_ids", "inputs_embeds", "position_ids")
         if self.two_stacks:
@@ -126,7 +126,7 @@ class _Proof:
             return "in steps: it returned no cache"
         return None
 
-    def finite_forward(self, example_in_words: str) -> Outcome:
+    def finite_forward(self, example_in_words: str) -> StackOutput:
         """Return the outcome of the example. Raise ValueError, which calls the example
         `example_in_words`, if it is NaN or infinite."""
         outcome = self.run_forward(self.example)
@@ -153,42 +153,42 @@ class _Proof:
             "Attach to the model that reads whole images, such as ViTModel with these weights."
         )
 
-    def prove_padding(self, whole: Outcome, *, cached: bool) -> None:
+    def prove_padding(self, whole: StackOutput, *, cached: bool) -> None:
         """Compare a row next to a shorter, padded one with the shorter row by itself."""
         source = self.example["input_ids"]
         batch, length = source.shape
         short = self.shortened_example(length - NUM_MISSING_TOKENS)
-        alone = self.run_forward(short)
+        short_output = self.run_forward(short)
         fill = int(source[0, 0])
-        other = int(source[0, -1])
+        other_fill = int(source[0, -1])
         for side in ("left", "right"):
             padded = self.padded_batch(short, side, fill)
-            what = f"next to padding on the {side}"
+            case = f"next to padding on the {side}"
             if side == "left" and cached and not self.two_stacks:
                 bounds = [0, length - NUM_MISSING_TOKENS, length]
-                readings = {what: self.read_in_steps(padded, bounds)}
+                readings = {case: self.read_in_steps(padded, bounds)}
                 if (static := self.read_through_static_cache(padded, bounds)) is not None:
-                    readings[f"{what}, through a static cache,"] = static
+                    readings[f"{case}, through a static cache,"] = static
             else:
-                readings = {what: self.run_forward(padded)}
-            real = slice(None)
+                readings = {case: self.run_forward(padded)}
+            real_tokens = slice(None)
             if not self.two_stacks:  # the rows of a decoder are as long as its own tokens
-                real = (
+                real_tokens = (
                     slice(NUM_MISSING_TOKENS, None)
                     if side == "left"
                     else slice(0, length - NUM_MISSING_TOKENS)
                 )
-            want = alone
+            expected = short_output
             if side == "left" and not self.replaced:
                 # The model's own positions may count padding, but no token may read it.
-                again = self.run_forward(self.padded_batch(short, side, other))
-                want = again.select(slice(batch, None), real)
-                want.positions = alone.positions
-            for what, got in readings.items():
-                assert got is not None
-                self.compare(what, got.select(slice(batch, None), real), want)
-                if want is alone:
-                    self.compare(what, got.select(slice(0, batch)), whole)
+                again = self.run_forward(self.padded_batch(short, side, other_fill))
+                expected = again.select(slice(batch, None), real_tokens)
+                expected.positions = short_output.positions
+            for case, actual in readings.items():
+                assert actual is not None
+                self.compare(case, actual.select(slice(batch, None), real_tokens), expected)
+                if expected is short_output:
+                    self.compare(case, actual.select(slice(0, batch)), whole)
 
     def shortened_example(self, length: int) -> dict[str, Any]:
         """Return the example with its first `length` tokens: of the encoder, if there is one."""
@@ -226,13 +226,13 @@ class _Proof:
 
     def read_in_steps(
         self, arguments: dict[str, Any], bounds: list[int], empty: dict[str, Any] | None = None
-    ) -> Outcome | None:
+    ) -> StackOutput | None:
         """Read the tokens in steps between `bounds`, and return the joined outcome. They go through
         the cache that the model returns, or through the argument `empty`, an empty cache. Return
         None if the model returns no cache."""
         if not forward_takes(self.model, "use_cache"):
             return None
-        steps: list[Outcome] = []
+        steps: list[StackOutput] = []
         cache: dict[str, Any] = {"use_cache": True, **(empty or {})}
         for first, last in pairwise(bounds):
             if not cache:
@@ -244,11 +244,11 @@ class _Proof:
         by_layer = zip(*(step.positions for step in steps), strict=True)
         joined = [torch.cat(places, dim=1) for places in by_layer]
         hidden = torch.cat([step.hidden for step in steps], dim=1)
-        return Outcome(hidden, joined, steps[0].causal, None)
+        return StackOutput(hidden, joined, steps[0].causal, None)
 
     def read_through_static_cache(
         self, arguments: dict[str, Any], bounds: list[int]
-    ) -> Outcome | None:
+    ) -> StackOutput | None:
         """Read the tokens in steps through a static cache that has more places than they need.
         Return None if the model supports none or stops: then it never computes something else."""
         source = arguments["input_ids"].shape[1] if "input_ids" in arguments else 0
@@ -260,7 +260,7 @@ class _Proof:
         except _ForwardFailed:
             return None
 
-    def run_forward(self, arguments: dict[str, Any]) -> Outcome:
+    def run_forward(self, arguments: dict[str, Any]) -> StackOutput:
         """Return the outcome of one forward with these arguments. Raise ValueError if it fails."""
         outputs: list[Tensor] = []
 
@@ -278,11 +278,11 @@ class _Proof:
             ) from error
         finally:
             handle.remove()
-        layers = [(vars(reached.module).get(LAYER_ATTRIBUTE), reached) for reached in record.calls]
-        own_calls = [reached for layer, reached in layers if layer and layer.stack is self.stack]
+        layers = [(vars(call.module).get(LAYER_ATTRIBUTE), call) for call in record.calls]
+        own_calls = [call for layer, call in layers if layer and layer.stack is self.stack]
         hidden = outputs[-1].float()
-        places = [self.positions_by_row(reached.positions, hidden) for reached in own_calls]
-        return Outcome(hidden, places, all(reached.causal for reached in own_calls), returned)
+        places = [self.positions_by_row(call.positions, hidden) for call in own_calls]
+        return StackOutput(hidden, places, all(call.causal for call in own_calls), returned)
 
     def positions_by_row(self, positions: Tensor | range, hidden: Tensor) -> Tensor:
         """Return positions with an axis for the rows of the batch: (batch, len) or, with several
@@ -292,20 +292,26 @@ class _Proof:
             places = places.expand(hidden.shape[0], *places.shape)
         return places.expand(hidden.shape[0], *places.shape[1:])
 
-    def compare(self, what: str, got: Outcome, want: Outcome) -> None:
-        """Raise ValueError if positions differ, or hidden states by more than rounding."""
-        for got_positions, wanted_positions in zip(got.positions, want.positions, strict=True):
-            if not torch.equal(got_positions, wanted_positions):
+    def compare(self, case: str, actual: StackOutput, expected: StackOutput) -> None:
+        """Raise ValueError if positions differ, or hidden states by more than rounding.
+
+        case: how `actual` was computed, in words for the message: "next to padding on the left".
+        """
+        for actual_positions, expected_positions in zip(
+            actual.positions, expected.positions, strict=True
+        ):
+            if not torch.equal(actual_positions, expected_positions):
                 raise self.error_naming_releases(
-                    f"gets positions {got_positions[0].tolist()} {what}, and "
-                    f"{wanted_positions[0].tolist()} without"
+                    f"gets positions {actual_positions[0].tolist()} {case}, and "
+                    f"{expected_positions[0].tolist()} without"
                 )
         if not self.compares_numbers:
             return
-        error = float((got.hidden - want.hidden).abs().max() / want.hidden.abs().max())
+        largest = expected.hidden.abs().max()
+        error = float((actual.hidden - expected.hidden).abs().max() / largest)
         if not error <= self.tolerance:
             raise self.error_naming_releases(
-                f"computes something else {what}: hidden states differ by {error:.1e} of the "
+                f"computes something else {case}: hidden states differ by {error:.1e} of the "
                 f"largest, expected at most {self.tolerance:.0e}"
             )
 

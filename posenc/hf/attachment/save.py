@@ -108,7 +108,8 @@ def _posenc_class(path: Any) -> Any:
 
 
 PARAMETERS_FILE = "posenc.safetensors"
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
+"""Version of the keys of posenc.json; others are refused."""
 HASHED_ELEMENTS_PER_WEIGHT = 64
 """Elements of each weight that are hashed to identify a model."""
 
@@ -168,24 +169,24 @@ def write_encoding(model: Any, folder: Path) -> None:
         for i, encoding in enumerate(encodings)
         for name, tensor in encoding.state_dict().items()
     }
-    numbers = save(tensors)
+    parameters = save(tensors)
     record = {
         "format": FORMAT_VERSION,
         "model": type(model).__name__,
-        "own": attachment.own,
+        "model_positions": attachment.model_positions,
         "stacks": [
             {
-                "is": encoding_classes(encoding),
-                "says": repr_in_one_line(encoding),
+                "classes": encoding_classes(encoding),
+                "repr": repr_in_one_line(encoding),
                 "encoding": encoding_to_json(encoding),
-                "shared": shared_parameter_names(encoding),
+                "shared_parameters": shared_parameter_names(encoding),
             }
             for encoding in encodings
         ],
-        "weights": weights_fingerprint(folder),
-        "numbers": hashlib.sha256(numbers).hexdigest(),
+        "weights_fingerprint": weights_fingerprint(folder),
+        "parameters_sha256": hashlib.sha256(parameters).hexdigest(),
     }
-    write_atomically(folder / PARAMETERS_FILE, numbers)
+    write_atomically(folder / PARAMETERS_FILE, parameters)
     write_atomically(folder / RECORD, strict_json(record, indent=2, ensure_ascii=False) + "\n")
 
 

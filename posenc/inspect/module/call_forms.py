@@ -1,4 +1,4 @@
-"""Call a module in one of five ways, and make what it is given."""
+"""Call a module in a form that fits what it returns, and make the arguments of the call."""
 
 import inspect
 import zlib
@@ -16,16 +16,17 @@ HEADS, WIDTH = 8, 64
 _SCORE_MOD_ARGUMENTS = ("score", "batch", "head", "q_idx", "kv_idx")
 """Arguments of FlexAttention's score_mod."""
 
-WAYS: dict[str, tuple[tuple[str, ...], ...]] = {
+CALLS_BY_RETURN: dict[str, tuple[tuple[str, ...], ...]] = {
     "cos-sin": (("x", "positions"), ("positions",)),
     "rotate": (("q", "k", "positions"), ("x", "positions"), ("x",)),
     "bias": (("q_len", "kv_len"), ("n",)),
     "scores": (("scores",), _SCORE_MOD_ARGUMENTS),
     "add": (("x",), ("x", "positions")),
 }
-"""What the required arguments of a module get, in order, by the word of --as."""
+"""The calls that are tried by what a module returns, the word of --as: for each the words that
+name the values of its required arguments, in order; see `Inputs.argument_value`."""
 
-RETURNS = {
+RETURNS_IN_WORDS = {
     "cos-sin": "cosines and sines by position, or both as one complex tensor",
     "rotate": "the rotated queries and keys, or x rotated, in the same shape",
     "bias": "a bias (heads, q_len, kv_len) of the scores",
@@ -80,8 +81,8 @@ class Inputs:
         return rows if self.starts is None else len(self.starts)
 
     def argument_value(self, word: str, content: str, flat: bool) -> Any:
-        """Return the value of the argument that `word` of WAYS or of the two sets below it
-        stands for: "n" -> 24.
+        """Return the value of the argument that `word` of CALLS_BY_RETURN or of the two sets below
+        it stands for: "n" -> 24.
 
         content: the shape of x, q and k. flat: positions are (n) for a batch of one, and not
         (1, n).
@@ -143,23 +144,23 @@ class Inputs:
 
 @dataclass(frozen=True)
 class CallForm:
-    """One call of a module. in_order: the words of arguments by place. by_name: those by keyword.
-    may_count: True if it counts positions where it is given none. on_request: optional arguments
-    that are given only where a check asks. content, flat: see
-    Inputs.argument_value.
+    """How a module is called. positional, keyword: words that name the values of its arguments, as
+    "x" or "positions", by place and by keyword. can_count_positions: True if it counts positions
+    itself in a call without them. optional_names: arguments that only some checks pass. content,
+    flat: see `Inputs.argument_value`.
     """
 
-    in_order: tuple[str, ...]
-    by_name: tuple[str, ...]
-    may_count: bool
-    on_request: frozenset[str]
+    positional: tuple[str, ...]
+    keyword: tuple[str, ...]
+    can_count_positions: bool
+    optional_names: frozenset[str]
     content: str
     flat: bool
 
     @property
     def words(self) -> frozenset[str]:
         """Return the words, as "x" or "positions", of all arguments that it always gets."""
-        return frozenset((*self.in_order, *self.by_name))
+        return frozenset((*self.positional, *self.keyword))
 
     @property
     def takes_positions(self) -> bool:
@@ -169,7 +170,7 @@ class CallForm:
     @property
     def name(self) -> str:
         """Return how the module is called, as text: "(x, positions), x (1, n, width)"."""
-        call = f"({', '.join([*self.in_order, *self.by_name])})"
+        call = f"({', '.join([*self.positional, *self.keyword])})"
         content = [word for word in ("x", "q", "k") if word in self.words]
         if not content:
             return call
@@ -180,20 +181,20 @@ class CallForm:
     def without_positions(self) -> "CallForm | None":
         """Return this form without positions, so that the module counts them; None if it must be
         given them."""
-        if not self.may_count:
+        if not self.can_count_positions:
             return None
-        return replace(self, by_name=tuple(w for w in self.by_name if w != "positions"))
+        return replace(self, keyword=tuple(w for w in self.keyword if w != "positions"))
 
     def arguments(self, inputs: Inputs) -> tuple[list[Any], dict[str, Any]]:
         """Return the arguments of a call with these inputs: by place, and by keyword."""
-        by_name = list(self.by_name)
-        if inputs.offset and "offset" in self.on_request:
-            by_name.append("offset")
+        keyword = list(self.keyword)
+        if inputs.offset and "offset" in self.optional_names:
+            keyword.append("offset")
         if inputs.starts is not None:
-            by_name.append("starts")
-        ordered = [inputs.argument_value(word, self.content, self.flat) for word in self.in_order]
+            keyword.append("starts")
+        ordered = [inputs.argument_value(word, self.content, self.flat) for word in self.positional]
         return ordered, {
-            word: inputs.argument_value(word, self.content, self.flat) for word in by_name
+            word: inputs.argument_value(word, self.content, self.flat) for word in keyword
         }
 
     def call(self, module: nn.Module, inputs: Inputs) -> Any:
@@ -202,53 +203,57 @@ class CallForm:
         return module(*ordered, **named)
 
 
-def calls_in_words(way: str) -> str:
+def calls_in_words(returns: str) -> str:
     """Return the arguments that a module may take by a word of --as, as text.
 
     >>> calls_in_words("add")
     '(x) or (x, positions)'
     """
-    return " or ".join(f"({', '.join(words)})" for words in WAYS[way])
+    return " or ".join(f"({', '.join(words)})" for words in CALLS_BY_RETURN[returns])
 
 
 class UnknownArguments(ValueError):
-    """A module whose required arguments are not those of a way to call it."""
+    """Raised for a module whose required arguments are those of no call in CALLS_BY_RETURN."""
 
 
-def possible_forms(module: nn.Module, way: str) -> Iterator[CallForm]:
-    """Yield the call of `way`, in each layout of its content and positions.
+def possible_forms(module: nn.Module, returns: str) -> Iterator[CallForm]:
+    """Yield the call of `returns`, in each layout of its content and positions.
 
     If all required arguments have names of _SELF_EXPLAINING_NAMES, each gets what its name says. If
-    not, they get the values of the call in WAYS that has as many arguments.
+    not, they get the values of the call in CALLS_BY_RETURN that has as many arguments.
 
-    Raises: UnknownArguments, with the calls of this way.
+    Raises: UnknownArguments, with the calls of this kind of result.
     """
     parameters = inspect.signature(module.forward).parameters.values()
     named = [p for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
     required = [p for p in named if p.default is p.empty]
     names = tuple(p.name for p in required)
-    in_order: tuple[str, ...] = ()
-    by_name: tuple[str, ...] = ()
+    positional: tuple[str, ...] = ()
+    keyword: tuple[str, ...] = ()
     if names and _SELF_EXPLAINING_NAMES.issuperset(names):
-        by_name = names
+        keyword = names
     else:
-        in_order = _words_in_order(required, way)
+        positional = _words_in_order(required, returns)
     optional = {p.name for p in named if p.default is not p.empty}
-    by_name += tuple(word for word in ("positions", "dtype") if word in optional)
-    may_count = "positions" in optional or "positions" not in (*in_order, *by_name)
-    flats = (True, False) if "positions" in (*in_order, *by_name) else (True,)
-    for content, flat in product(_CONTENT_SHAPES.get(way, ("bnw",)), flats):
-        yield CallForm(in_order, by_name, may_count, _OPTIONAL_NAMES & optional, content, flat)
+    keyword += tuple(word for word in ("positions", "dtype") if word in optional)
+    can_count_positions = "positions" in optional or "positions" not in (*positional, *keyword)
+    flats = (True, False) if "positions" in (*positional, *keyword) else (True,)
+    for content, flat in product(_CONTENT_SHAPES.get(returns, ("bnw",)), flats):
+        yield CallForm(
+            positional, keyword, can_count_positions, _OPTIONAL_NAMES & optional, content, flat
+        )
 
 
-def _words_in_order(required: list[inspect.Parameter], way: str) -> tuple[str, ...]:
-    """Return the call in WAYS[way] that has as many arguments as are required.
+def _words_in_order(required: list[inspect.Parameter], returns: str) -> tuple[str, ...]:
+    """Return the call in CALLS_BY_RETURN[returns] that has as many arguments as are required.
 
     Raises: UnknownArguments if there is none, or if an argument cannot be given by place.
     """
     by_place = not any(p.kind is p.KEYWORD_ONLY for p in required)
-    for words in WAYS[way]:
+    for words in CALLS_BY_RETURN[returns]:
         if len(words) == len(required) and by_place:
             return words
     takes = ", ".join(p.name for p in required)
-    raise UnknownArguments(f"it takes ({takes}), and --as {way} calls {calls_in_words(way)}")
+    raise UnknownArguments(
+        f"it takes ({takes}), and --as {returns} calls {calls_in_words(returns)}"
+    )

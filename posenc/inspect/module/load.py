@@ -26,9 +26,9 @@ class FunctionModule(nn.Module):
         super().__init__()
         self.forward = function
         names = getattr(getattr(function, "__code__", None), "co_names", ())
-        known = getattr(function, "__globals__", {})
+        global_values = getattr(function, "__globals__", {})
         self.held_modules = nn.ModuleList(
-            known[name] for name in names if isinstance(known.get(name), nn.Module)
+            global_values[name] for name in names if isinstance(global_values.get(name), nn.Module)
         )
 
 
@@ -52,7 +52,7 @@ def parse_arguments(arguments: Sequence[str]) -> dict[str, Any]:
     return options
 
 
-def load_maker(path: str, options: Mapping[str, Any]) -> Callable[[], nn.Module]:
+def load_factory(path: str, options: Mapping[str, Any]) -> Callable[[], nn.Module]:
     """Import "package.module:NAME" or "file.py:NAME", and return a function that makes new copies
     of it.
 
@@ -63,16 +63,16 @@ def load_maker(path: str, options: Mapping[str, Any]) -> Callable[[], nn.Module]
 
     Raises: ValueError for a path or an argument that does not work.
     """
-    named = import_named(path)
-    if isinstance(named, nn.Module):
+    imported = import_named(path)
+    if isinstance(imported, nn.Module):
         if options:
             raise ValueError(f"{path}: is built already; --arg is for a class.")
-        return lambda: copy.deepcopy(named).eval()
-    if isinstance(named, type) or (options and callable(named)):
-        return lambda: _build_module(path, named, options)
-    if not callable(named):
+        return lambda: copy.deepcopy(imported).eval()
+    if isinstance(imported, type) or (options and callable(imported)):
+        return lambda: _build_module(path, imported, options)
+    if not callable(imported):
         raise ValueError(
-            f"{path}: must be a class, a module or a function, not {_type_in_words(named)}."
+            f"{path}: must be a class, a module or a function, not {_type_in_words(imported)}."
         )
     return lambda: FunctionModule(_import_again(path)).eval()
 
@@ -148,9 +148,9 @@ def _with_transformers_config(options: Mapping[str, Any]) -> dict[str, Any]:
     return {**options, "config": AutoConfig.for_model(config["model_type"], **fields)}
 
 
-def _type_in_words(thing: Any) -> str:
+def _type_in_words(value: Any) -> str:
     """Return the type of an object with its article: "a Linear"."""
-    return f"a {type(thing).__name__}"
+    return f"a {type(value).__name__}"
 
 
 def _signature_in_words(constructor: Any) -> str:

@@ -10,9 +10,15 @@ import torch
 
 from posenc.arguments import explain_misfits
 from posenc.command_line.errors import one_line
-from posenc.inspect.module.call_forms import HEADS, RETURNS, WAYS, WIDTH, calls_in_words
+from posenc.inspect.module.call_forms import (
+    CALLS_BY_RETURN,
+    HEADS,
+    RETURNS_IN_WORDS,
+    WIDTH,
+    calls_in_words,
+)
 from posenc.inspect.module.checks import compiled, consistency, precision, rotation, slopes
-from posenc.inspect.module.load import load_maker
+from posenc.inspect.module.load import load_factory
 from posenc.inspect.module.result_reader import Meaning
 from posenc.inspect.module.subject import ADAPTER_COMMAND, Finding, Subject, find_subject
 
@@ -69,7 +75,7 @@ class ModuleSheet:
 @explain_misfits
 def measure_module(
     path: str,
-    way: str | None = None,
+    returns: str | None = None,
     *,
     arguments: Mapping[str, Any] | None = None,
     width: int = WIDTH,
@@ -79,8 +85,8 @@ def measure_module(
 
     Args:
         path: "package.module:NAME" or "file.py:NAME" of a class, a module or a function.
-        way: what it returns: "cos-sin", "rotate", "bias", "scores" or "add", see docs/inspect.md;
-            None where NAME is one of these words, as cos_sin.
+        returns: what it returns: "cos-sin", "rotate", "bias", "scores" or "add", see
+            docs/inspect.md; None where NAME is one of these words, as cos_sin.
         arguments: of the constructor.
         width: channels of a token, or of a head.
         heads: heads of queries, keys and scores.
@@ -93,29 +99,30 @@ def measure_module(
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # other people's deprecations
-        fresh = load_maker(path, arguments or {})
+        fresh = load_factory(path, arguments or {})
         constructor_arguments = dict(arguments or {})
         name = path.rpartition(":")[2]
-        way = _resolve_way(way, path, name)
-        subject = find_subject(fresh, way, name, width, heads, constructor_arguments)
+        returns = _resolve_returns(returns, path, name)
+        subject = find_subject(fresh, returns, name, width, heads, constructor_arguments)
         called_as = name + subject.form.name
-        meaning = subject.view.meaning
+        meaning = subject.reader.meaning
         checks = judge_subject(subject)
         return ModuleSheet(path, name, called_as, meaning, subject.length, checks)
 
 
-def _resolve_way(chosen: str | None, path: str, name: str) -> str:
+def _resolve_returns(chosen: str | None, path: str, name: str) -> str:
     """Return the word of --as: `chosen`, or if that is None the `name` of the function, if it is
     one of the words: "cos_sin" -> "cos-sin".
 
     Raises: ValueError with all words, and how to write an adapter.
     """
-    if chosen in WAYS:
+    if chosen in CALLS_BY_RETURN:
         return chosen
-    if chosen is None and name.replace("_", "-") in WAYS:
+    if chosen is None and name.replace("_", "-") in CALLS_BY_RETURN:
         return name.replace("_", "-")
     calls = "; ".join(
-        f"--as {word}: {calls_in_words(word)} returns {RETURNS[word]}" for word in WAYS
+        f"--as {word}: {calls_in_words(word)} returns {RETURNS_IN_WORDS[word]}"
+        for word in CALLS_BY_RETURN
     )
     came = f", got {chosen!r}" if chosen is not None else ""
     raise ValueError(

@@ -1,11 +1,11 @@
-"""Measure how far results of a module are from those they should be."""
+"""Measure how far the results of a module are from the expected ones."""
 
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from posenc.inspect.module.result_reader import Kind
+from posenc.inspect.module.result_reader import ResultKind
 
 _NUM_CHECKED_ROWS = 16
 """Rows of a bias that are checked, spread over all."""
@@ -31,57 +31,57 @@ def allowed_error(dtype: torch.dtype) -> float:
     return 4 * torch.finfo(dtype).eps
 
 
-def measure_errors(kind: Kind, got: Tensor, want: Tensor) -> RowErrors:
-    """Return the error of each position of `got`. For rotations it is the larger of the angle in
+def measure_errors(kind: ResultKind, actual: Tensor, expected: Tensor) -> RowErrors:
+    """Return the error of each position of `actual`. For rotations it is the larger of the angle in
     radians and the logarithm of the ratio of lengths, for values the difference relative to the
-    largest of the row in `want`.
+    largest of the row in `expected`.
 
-    For biases it is |got - want| / (1 + |want|), both relative to the row's largest, because a
-    softmax sees only differences within a row, and far smaller logits have no weight.
+    For biases it is |actual - expected| / (1 + |expected|), both relative to the row's largest,
+    because a softmax sees only differences within a row, and far smaller logits have no weight.
     """
-    if got.shape != want.shape:
-        raise ValueError(f"shapes {tuple(got.shape)} and {tuple(want.shape)}")
+    if actual.shape != expected.shape:
+        raise ValueError(f"shapes {tuple(actual.shape)} and {tuple(expected.shape)}")
     if kind == "rotation":
-        angle = (got * want.conj()).angle().abs()
-        by_row = torch.maximum(angle, (got.abs() / want.abs()).log().abs()).amax(-1)
+        angle = (actual * expected.conj()).angle().abs()
+        by_row = torch.maximum(angle, (actual.abs() / expected.abs()).log().abs()).amax(-1)
         return RowErrors(by_row, f"{by_row.max():.2g} rad")
     if kind == "bias":
-        return _bias_error(got, want)
-    scale = want.abs().amax(-1).clamp(min=1e-30)  # a row may be all zeros
-    by_row = (got - want).abs().amax(-1) / scale
+        return _bias_error(actual, expected)
+    scale = expected.abs().amax(-1).clamp(min=1e-30)  # a row may be all zeros
+    by_row = (actual - expected).abs().amax(-1) / scale
     return RowErrors(by_row, f"{by_row.max():.2g} of a row's largest")
 
 
-def bias_minus_largest(bias: Tensor, queries: Tensor, later: float = 0.0) -> Tensor:
+def bias_minus_largest(bias: Tensor, queries: Tensor, fill: float = 0.0) -> Tensor:
     """Return the bias of keys up to each query minus the largest in its row, (heads, queries,
     keys).
 
     bias: (heads, queries, keys), or (heads, 1, keys) with one row for all queries. queries: the
-    rows to return. later: the value for later keys, and for those that the bias hides.
+    rows to return. fill: the value for later keys, and for those that the bias hides.
     """
     keys = torch.arange(bias.shape[-1])
-    shown = bias.expand(-1, len(queries), -1) if bias.shape[1] == 1 else bias[:, queries]
-    past = (keys <= queries[:, None]) & shown.isfinite()
-    hidden = shown.masked_fill(~past, -torch.inf)
-    return (hidden - hidden.amax(-1, keepdim=True)).masked_fill(~past, later)
+    rows = bias.expand(-1, len(queries), -1) if bias.shape[1] == 1 else bias[:, queries]
+    past = (keys <= queries[:, None]) & rows.isfinite()
+    past_only = rows.masked_fill(~past, -torch.inf)
+    return (past_only - past_only.amax(-1, keepdim=True)).masked_fill(~past, fill)
 
 
-def _bias_error(got: Tensor, want: Tensor) -> RowErrors:
+def _bias_error(actual: Tensor, expected: Tensor) -> RowErrors:
     """Return the errors of a bias as `measure_errors` defines them; the description adds how far
     they move the weights of a softmax, at most."""
-    keys = want.shape[-1]  # queries are spread over all, the last among them
+    keys = expected.shape[-1]  # queries are spread over all, the last among them
     queries = (
         torch.linspace(keys - 1, max(1, keys // _NUM_CHECKED_ROWS), _NUM_CHECKED_ROWS)
         .long()
         .unique()
     )
-    if got.isnan().any():
+    if actual.isnan().any():
         return RowErrors(torch.full((len(queries),), torch.nan), "NaN")
-    inexact = bias_minus_largest(got, queries)
-    exact = bias_minus_largest(want, queries)
+    inexact = bias_minus_largest(actual, queries)
+    exact = bias_minus_largest(expected, queries)
     logits = (inexact - exact).abs()
     shares = logits / (1 + exact.abs())
-    weights = [bias_minus_largest(b, queries, -torch.inf).softmax(-1) for b in (got, want)]
+    weights = [bias_minus_largest(b, queries, -torch.inf).softmax(-1) for b in (actual, expected)]
     moved = (weights[0] - weights[1]).abs().sum(-1).max() / 2
     worst = logits.flatten()[shares.argmax()]
     return RowErrors(
@@ -99,16 +99,18 @@ def worst_head_in_words(errors: Tensor) -> str:
     return f" in head {int(heads.argmax())} of {len(heads)}" if len(heads) > 1 else ""
 
 
-def count_distinct(kind: Kind, seen: Tensor, dtype: torch.dtype | None = None) -> tuple[int, int]:
+def count_distinct(
+    kind: ResultKind, result: Tensor, dtype: torch.dtype | None = None
+) -> tuple[int, int]:
     """Return how many positions (of a bias: distances, in the head with most) differ in their
     values, and how many positions there are: (1000, 1024).
 
-    seen: what View.read returns. dtype: compare after rounding to it.
+    result: what ResultReader.read returns. dtype: compare after rounding to it.
     """
     if kind == "bias":
-        row = seen[:, -1]
+        row = result[:, -1]
         row = row if dtype is None else row.to(dtype)
-        return max(len(head.unique()) for head in row), seen.shape[-1]
-    parts = torch.view_as_real(seen).flatten(1) if seen.is_complex() else seen
-    parts = parts if dtype is None else parts.to(dtype)
-    return len(parts.unique(dim=0)), len(parts)
+        return max(len(head.unique()) for head in row), result.shape[-1]
+    rows = torch.view_as_real(result).flatten(1) if result.is_complex() else result
+    rows = rows if dtype is None else rows.to(dtype)
+    return len(rows.unique(dim=0)), len(rows)

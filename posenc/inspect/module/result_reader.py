@@ -17,7 +17,7 @@ from posenc.inspect.module.result_tensors import (
     to_double_precision,
 )
 
-Kind = Literal["rotation", "bias", "values"]
+ResultKind = Literal["rotation", "bias", "values"]
 Meaning = Literal["rotated content", "cos and sin", "sinusoids", "complex", "bias", "values"]
 Run = Callable[[Inputs], Any]
 Pairs = tuple[tuple[int, int], ...]
@@ -26,7 +26,8 @@ Axes = dict[int, tuple[int, ...]]
 TOLERANCE = 1e-4
 """Smaller relative differences are rounding of float32 sums and sines."""
 _NUM_TOKENS = 11
-"""Tokens of the call by which a view is found. This number and the next are chosen."""
+"""Tokens of the call by which the reader of a result is chosen. This number and the next are
+chosen."""
 _NUM_TURNED_TOKENS = 24
 """Tokens of the calls by which rotated pairs are found: the last one is looked at."""
 
@@ -36,17 +37,17 @@ class UnfitCall(ValueError):
 
 
 @dataclass(frozen=True)
-class View:
-    """A reading of a module's result.
+class ResultReader:
+    """Reads the results of a module.
 
-    kind: rotation (angles and lengths of pairs of channels), bias (logits by query and key) or
-    values. meaning: what the module's numbers are. axes: by the index of each tensor that is read,
-    its axes of positions. pairs: the channels that rotate together. Values have pairs only where
-    queries and keys rotate different ones: then all that either rotates. probe: the content that
-    shows positions best; None: random.
+    kind: what they are read as: rotation (angles and lengths of pairs of channels), bias (logits by
+    query and key) or values. meaning: what the numbers of the module are. axes: by the index of
+    each tensor that is read, its axes of positions. pairs: the channels that rotate together.
+    Values have pairs only where queries and keys rotate different ones: then all that either
+    rotates. probe: the content that shows positions best; None: random.
     """
 
-    kind: Kind
+    kind: ResultKind
     meaning: Meaning
     axes: Axes
     pairs: Pairs = ()
@@ -102,7 +103,7 @@ class View:
         return [to_double_precision(channels_by_position(part, axis[0])) for part, axis in parts]
 
     def tensors_of_row(self, returned: Any, batch: int, row: int) -> list[Tensor]:
-        """Return the tensors that this view reads of a result, cut to one row of the batch."""
+        """Return the tensors that this reader takes of a result, cut to one row of the batch."""
         returned_tensors = floating_tensors(returned)
         parts = [returned_tensors[index] for index in self.axes]
         if batch > 1:
@@ -110,40 +111,40 @@ class View:
         return parts
 
 
-def view_of_results(
-    run: Run, way: str, form: CallForm, width: int, axes: list[tuple[int, ...]]
-) -> View:
+def reader_of_results(
+    run: Run, returns: str, form: CallForm, width: int, axes: list[tuple[int, ...]]
+) -> ResultReader:
     """Return how to read the results of a module.
 
-    run: calls the module. way: the word of --as. form: how it is called. width: channels of a
+    run: calls the module. returns: the word of --as. form: how it is called. width: channels of a
     token or head. axes: the axes of positions of each tensor that it returns; a tensor with none
     is not read.
 
-    Raises: UnfitCall if the results are not what RETURNS[way] promises.
+    Raises: UnfitCall if the results are not what RETURNS_IN_WORDS[returns] promises.
     """
     by_index = {index: part_axes for index, part_axes in enumerate(axes) if part_axes}
-    match way:
+    match returns:
         case "cos-sin":
-            return _cos_sin_view(run, width, by_index)
+            return _cos_sin_reader(run, width, by_index)
         case "rotate":
-            return _rotated_content_view(run, form, width, by_index)
+            return _rotated_content_reader(run, form, width, by_index)
         case "bias" | "scores":
-            return _bias_view(by_index)
-    return _added_content_view(run, width, by_index)
+            return _bias_reader(by_index)
+    return _added_content_reader(run, width, by_index)
 
 
-def _bias_view(axes: Axes) -> View:
-    """Return a view of the first tensor that has a number for each query and key, or one row of
+def _bias_reader(axes: Axes) -> ResultReader:
+    """Return a reader of the first tensor that has a number for each query and key, or one row of
     keys for all queries."""
     for index, part_axes in axes.items():
         is_same_row_for_every_query = part_axes == (-1,)
         if len(part_axes) > 1 or is_same_row_for_every_query:
-            return View("bias", "bias", {index: part_axes})
+            return ResultReader("bias", "bias", {index: part_axes})
     raise UnfitCall("returns nothing by query and key, and no row by key")
 
 
-def _cos_sin_view(run: Run, width: int, axes: Axes) -> View:
-    """Return a view of cosines and sines: two real tensors or one complex one.
+def _cos_sin_reader(run: Run, width: int, axes: Axes) -> ResultReader:
+    """Return a reader of cosines and sines: two real tensors or one complex one.
 
     Raises: UnfitCall if there are others, or if they change with the content of x.
     """
@@ -155,7 +156,7 @@ def _cos_sin_view(run: Run, width: int, axes: Axes) -> View:
     if not all(_are_close(part, others[index]) for part, index in zip(tables, axes, strict=True)):
         raise UnfitCall("what it returns depends on the content of x, and not on positions only")
     if tables[0].is_complex():  # cosines are its real part, sines the imaginary one
-        return View("rotation", "complex", dict(list(axes.items())[:1]))
+        return ResultReader("rotation", "complex", dict(list(axes.items())[:1]))
     if len(tables) != 2:
         raise UnfitCall(
             f"returns {len(tables)} real tensors by position, and not cosines and sines"
@@ -166,11 +167,11 @@ def _cos_sin_view(run: Run, width: int, axes: Axes) -> View:
     ]
     if widths[0] != widths[1]:
         raise UnfitCall(f"returns cosines and sines of {widths[0]} and {widths[1]} channels")
-    return View("rotation", "cos and sin", axes)
+    return ResultReader("rotation", "cos and sin", axes)
 
 
-def _rotated_content_view(run: Run, form: CallForm, width: int, axes: Axes) -> View:
-    """Return a view of rotated queries, keys or x: as a rotation if no two pairs share a channel,
+def _rotated_content_reader(run: Run, form: CallForm, width: int, axes: Axes) -> ResultReader:
+    """Return a reader of rotated queries, keys or x: as a rotation if no two pairs share a channel,
     else as values."""
     content = len(form.words & {"x", "q", "k"})
     parts = floating_tensors(run(Inputs(torch.arange(_NUM_TOKENS), width)))
@@ -182,15 +183,15 @@ def _rotated_content_view(run: Run, form: CallForm, width: int, axes: Axes) -> V
         )
     sides = find_rotated_pairs(run, width, axes)
     if sides is None:
-        return View("values", "values", axes)
+        return ResultReader("values", "values", axes)
     pairs_of_all = _union_of_pairs(sides)
     if pairs_of_all and not _share_channels(pairs_of_all):
         probe = torch.zeros(width)  # heads, or a side, may leave some of these pairs as they are
         probe[[i for i, _ in pairs_of_all]] = 1
-        return View("rotation", "rotated content", axes, pairs_of_all, probe)
+        return ResultReader("rotation", "rotated content", axes, pairs_of_all, probe)
     # Pairs that share a channel cannot be read as one rotation.
     alike = all(heads == sides[0] for heads in sides)
-    return View("values", "values", axes, () if alike else pairs_of_all)
+    return ResultReader("values", "values", axes, () if alike else pairs_of_all)
 
 
 def _union_of_pairs(sides: list[list[Pairs]]) -> Pairs:
@@ -210,9 +211,9 @@ def _share_channels(pairs: Pairs) -> bool:
     return len(set(members)) < len(members)
 
 
-def _added_content_view(run: Run, width: int, axes: Axes) -> View:
-    """Return a view of x with positions added, or of the added rows alone: as sinusoids if they are
-    such, else as values."""
+def _added_content_reader(run: Run, width: int, axes: Axes) -> ResultReader:
+    """Return a reader of x with positions added, or of the added rows alone: as sinusoids if they
+    are such, else as values."""
     if any(len(part_axes) > 1 for part_axes in axes.values()):
         raise UnfitCall("returns something for each pair of positions, and not for each position")
 
@@ -223,12 +224,12 @@ def _added_content_view(run: Run, width: int, axes: Axes) -> View:
     parts = see()
     nothing = see(torch.zeros(width))
     if all(_are_close(a, b) for a, b in zip(parts, nothing, strict=True)):  # content plays no part
-        return _table_view(parts, axes)
+        return _table_reader(parts, axes)
     if all(map(_adds_same_content, parts, nothing, axes.values())):
-        return replace(_table_view(nothing, axes), probe=torch.zeros(width))
+        return replace(_table_reader(nothing, axes), probe=torch.zeros(width))
     if not any(part.any() for part in nothing):  # as of a rotation
         raise UnfitCall("what it returns is not its input with a row added for each position")
-    return View("values", "values", axes)  # as where a norm follows
+    return ResultReader("values", "values", axes)  # as where a norm follows
 
 
 def _adds_same_content(with_content: Tensor, without: Tensor, axes: tuple[int, ...]) -> bool:
@@ -241,17 +242,17 @@ def _adds_same_content(with_content: Tensor, without: Tensor, axes: tuple[int, .
     return _are_close(gap, gap[:1].expand_as(gap))
 
 
-def _table_view(parts: list[Tensor], axes: Axes) -> View:
-    """Return a view of a table of positions: as sinusoids if its channels are sines and cosines in
-    pairs, else as values."""
+def _table_reader(parts: list[Tensor], axes: Axes) -> ResultReader:
+    """Return a reader of a table of positions: as sinusoids if its channels are sines and cosines
+    in pairs, else as values."""
     first = parts[0]
     axis = next(iter(axes.values()))
     table = to_double_precision(rows_by_position(first, axis[0]))
     for pairs in _pair_layouts(table.shape[-1]) if len(parts) == 1 else ():
         a, b = (table[:, list(side)] for side in zip(*pairs, strict=True))
         if _are_cosine_and_sine(a, b):
-            return View("rotation", "sinusoids", axes, pairs)
-    return View("values", "values", axes)
+            return ResultReader("rotation", "sinusoids", axes, pairs)
+    return ResultReader("values", "values", axes)
 
 
 def _pair_layouts(width: int) -> tuple[Pairs, ...]:

@@ -8,18 +8,18 @@ import torch
 from torch import Tensor
 
 
-def floating_tensors(returned: Any) -> list[Tensor]:
+def floating_tensors(result: Any) -> list[Tensor]:
     """Return every floating or complex tensor with two axes or more in a module's result, which may
     nest tuples, lists, mappings and dataclasses."""
-    if isinstance(returned, Tensor):
-        numbers = returned.is_floating_point() or returned.is_complex()
-        return [returned.detach()] if numbers and returned.ndim >= 2 else []
-    if dataclasses.is_dataclass(returned) and not isinstance(returned, type):
-        returned = vars(returned)
-    if isinstance(returned, Mapping):
-        returned = list(returned.values())
-    if isinstance(returned, (tuple, list)):
-        return [tensor for part in returned for tensor in floating_tensors(part)]
+    if isinstance(result, Tensor):
+        is_inexact = result.is_floating_point() or result.is_complex()
+        return [result.detach()] if is_inexact and result.ndim >= 2 else []
+    if dataclasses.is_dataclass(result) and not isinstance(result, type):
+        result = vars(result)
+    if isinstance(result, Mapping):
+        result = list(result.values())
+    if isinstance(result, (tuple, list)):
+        return [tensor for part in result for tensor in floating_tensors(part)]
     return []
 
 
@@ -62,7 +62,7 @@ def bias_matrix(tensor: Tensor, axes: tuple[int, ...]) -> Tensor:
 
 
 def to_double_precision(tensor: Tensor) -> Tensor:
-    """Convert to float64 or complex128, so that subtracting adds no error of its own."""
+    """Return a tensor in float64 or complex128, so that subtracting adds no error of its own."""
     return tensor.to(torch.complex128) if tensor.is_complex() else tensor.double()
 
 
@@ -80,10 +80,10 @@ def largest_magnitude(a: Tensor) -> float:
     return finite.max().item() if len(finite) else 0.0
 
 
-def are_close(a: Tensor, b: Tensor, close: float) -> bool:
-    """Return True if a and b have one shape and differ nowhere by more than `close` times the
+def are_close(a: Tensor, b: Tensor, tolerance: float) -> bool:
+    """Return True if a and b have one shape and differ nowhere by more than `tolerance` times the
     largest magnitude in b; False if either has NaN."""
     if a.shape != b.shape:
         return False
-    allowed = close * max(largest_magnitude(b), 1e-30)
+    allowed = tolerance * max(largest_magnitude(b), 1e-30)
     return bool((absolute_difference(a, b) <= allowed).all())

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 
 from posenc.command_line.errors import one_line
 from posenc.inspect.module.call_forms import (
+    CALLS_BY_RETURN,
     HEADS,
-    RETURNS,
-    WAYS,
+    RETURNS_IN_WORDS,
     WIDTH,
     CallForm,
     Inputs,
@@ -21,7 +21,12 @@ from posenc.inspect.module.call_forms import (
     possible_forms,
 )
 from posenc.inspect.module.load import FunctionModule
-from posenc.inspect.module.result_reader import TOLERANCE, UnfitCall, View, view_of_results
+from posenc.inspect.module.result_reader import (
+    TOLERANCE,
+    ResultReader,
+    UnfitCall,
+    reader_of_results,
+)
 from posenc.inspect.module.result_tensors import (
     absolute_difference,
     are_close,
@@ -78,17 +83,17 @@ class Limit:
 class Subject:
     """A module under test, and how it is called and read.
 
-    make_fresh: makes an unused copy. way: the word of --as. width, heads: sizes of what it is
+    make_copy: makes an unused copy. returns: the word of --as. width, heads: sizes of what it is
     given. length: number of tokens in the checks. limit: where it refuses more, if it does.
     stated_positions: number of positions that it claims to have, or None. ignores_positions: True
     if the positions that it is given change nothing. constructor_arguments: as the user gave them.
     """
 
     module: nn.Module
-    make_fresh: Callable[[], nn.Module]
-    way: str
+    make_copy: Callable[[], nn.Module]
+    returns: str
     form: CallForm
-    view: View
+    reader: ResultReader
     width: int = WIDTH
     heads: int = HEADS
     length: int = _MAX_LENGTH
@@ -104,7 +109,7 @@ class Subject:
         """
         if isinstance(positions, int):
             positions = torch.arange(positions)
-        fields = {"probe": self.view.probe, **fields}
+        fields = {"probe": self.reader.probe, **fields}
         return Inputs(positions, self.width, heads=self.heads, **fields)
 
     def read_result(
@@ -114,16 +119,16 @@ class Subject:
         form: CallForm | None = None,
         row: int = 0,
     ) -> Tensor:
-        """Return the module's result for these inputs as View.read reads it.
+        """Return the module's result for these inputs as ResultReader.read reads it.
 
         module: the copy to call; None for an unused one. form: how to call it; None for
         `self.form`. row: of the batch.
         """
-        returned = (form or self.form).call(self.make_fresh() if module is None else module, inputs)
-        return self.view.read(returned, inputs.batch, row)
+        returned = (form or self.form).call(self.make_copy() if module is None else module, inputs)
+        return self.reader.read(returned, inputs.batch, row)
 
 
-def own_modules(module: nn.Module) -> Iterator[nn.Module]:
+def modules_without_containers(module: nn.Module) -> Iterator[nn.Module]:
     """Yield the module and those inside it, without those that only hold others: FunctionModule,
     which wraps a plain function, and ModuleList."""
     shells = FunctionModule | nn.ModuleList
@@ -131,28 +136,28 @@ def own_modules(module: nn.Module) -> Iterator[nn.Module]:
 
 
 def find_subject(
-    make_fresh: Callable[[], nn.Module],
-    way: str,
+    make_copy: Callable[[], nn.Module],
+    returns: str,
     name: str = "",
     width: int = WIDTH,
     heads: int = HEADS,
     constructor_arguments: Mapping[str, Any] | None = None,
 ) -> Subject:
-    """Return the module as a subject of checks, called in the first form of `way` in which its
+    """Return the module as a subject of checks, called in the first form of `returns` in which its
     result depends on positions.
 
-    make_fresh: builds the module. way: the word of --as. name: of the module, for a message.
-    constructor_arguments: what `make_fresh` passes to the constructor.
+    make_copy: builds the module. returns: the word of --as. name: of the module, for a message.
+    constructor_arguments: what `make_copy` passes to the constructor.
 
     Raises: ValueError with what was tried and two ways out.
     """
     tried: dict[str, str] = {}
-    module = make_fresh()
+    module = make_copy()
     name = name or type(module).__name__
     try:
-        for form in possible_forms(module, way):
+        for form in possible_forms(module, returns):
             try:
-                subject = _prove_subject(make_fresh, way, form, width, heads)
+                subject = _prove_subject(make_copy, returns, form, width, heads)
             except (MixesTokens, CountsHeads) as unfit:
                 tried = {form.name: str(unfit)}
                 break
@@ -166,30 +171,33 @@ def find_subject(
     except UnknownArguments as unbound:
         reason = str(unbound)
     else:
-        reason = f"--as {way} calls " + "; ".join(f"{form}: {why}" for form, why in tried.items())
-    others = ", ".join(word for word in WAYS if word != way)
+        reason = f"--as {returns} calls " + "; ".join(
+            f"{form}: {why}" for form, why in tried.items()
+        )
+    others = ", ".join(word for word in CALLS_BY_RETURN if word != returns)
     raise ValueError(
-        f"{name} is not judged: {reason.rstrip('.')}. It must return {RETURNS[way]}; --as may be "
-        f"{others} too, --width and --heads are {width} and {heads}. Or write an adapter that is "
+        f"{name} is not judged: {reason.rstrip('.')}. It must return "
+        f"{RETURNS_IN_WORDS[returns]}; --as may be {others} too, --width and "
+        f"--heads are {width} and {heads}. Or write an adapter that is "
         f"called so and calls yours, as this line does: {ADAPTER_COMMAND}"
     )
 
 
 def _prove_subject(
-    make_fresh: Callable[[], nn.Module], way: str, form: CallForm, width: int, heads: int
+    make_copy: Callable[[], nn.Module], returns: str, form: CallForm, width: int, heads: int
 ) -> Subject:
     """Return the module as a subject of checks, called in this form, if it can be judged so.
 
     Called with few and with many positions it must return tensors of floating point with an axis of
     positions, no NaN, and the same for the same input; and positions must change what it returns.
 
-    make_fresh: builds the module. way: what --as says that it returns. form: how it is called.
+    make_copy: builds the module. returns: what --as says that it returns. form: how it is called.
     Raises: UnfitCall, with the first of these that fails.
     """
     few, many, *_ = (n for n in _LENGTHS_TRIED if n not in (width, heads))
 
     def run(inputs: Inputs) -> Any:
-        return form.call(make_fresh(), replace(inputs, heads=heads))
+        return form.call(make_copy(), replace(inputs, heads=heads))
 
     axes = _find_position_axes(run, width, (few, many))
 
@@ -209,15 +217,15 @@ def _prove_subject(
     if form.takes_positions:
         spread = see(positions=2 * torch.arange(many))
         ignores = not any(_differ(a, b) for a, b in zip(spread, plain, strict=True))
-    view = view_of_results(run, way, form, width, axes)
-    module = make_fresh()
+    reader = reader_of_results(run, returns, form, width, axes)
+    module = make_copy()
     stated = stated_max_positions(module)
     return Subject(
         module,
-        make_fresh,
-        way,
+        make_copy,
+        returns,
         form,
-        view,
+        reader,
         width,
         heads,
         stated_positions=stated,
@@ -309,7 +317,7 @@ def _differ(a: Tensor, b: Tensor) -> bool:
 
 def stated_max_positions(module: nn.Module) -> int | None:
     """Return the number of positions that a module, one inside it or its config states, or None."""
-    for part in own_modules(module):
+    for part in modules_without_containers(module):
         claimed = getattr(getattr(part, "claims", None), "max_positions", None)
         if claimed is not None:
             return claimed
@@ -332,7 +340,7 @@ def with_longest_length(subject: Subject) -> Subject:
             return _with_limit_between(subject, good, count, error)
         good = count
         size = subject.read_result(subject.make_inputs(count)).numel()
-        is_bias = subject.view.kind == "bias"
+        is_bias = subject.reader.kind == "bias"
         most = _MAX_NUMBERS if is_bias else 2 * _MAX_NUMBERS
         if time.perf_counter() - start > SLOW_SECONDS or size * (4 if is_bias else 2) > most:
             break

@@ -100,7 +100,7 @@ def test_attention_takes_memory_that_grows_with_the_length_alone(family, padded)
             model(tokens[:, :length], **{name: m[:, :length] for name, m in options.items()})
         return seen.elements
 
-    with attached(model, PositionEncoding(), own="keep"):
+    with attached(model, PositionEncoding(), model_positions="keep"):
         short, long = largest(2048), largest(4096)
     assert long <= 2.1 * short
     model.set_attn_implementation("eager")

@@ -82,9 +82,9 @@ def test_a_bias_of_the_models_own_is_replaced_or_kept(family):
         inputs["decoder_input_ids"] = TOKENS[:, :9]
     stock = model(**inputs).logits
 
-    def with_it(own: str, encoding: posenc.PositionEncoding) -> torch.Tensor:
+    def with_it(model_positions: str, encoding: posenc.PositionEncoding) -> torch.Tensor:
         decoder = {"decoder": copy.deepcopy(encoding)} if family != "bloom" else {}
-        attach(model, encoding, own=own, **decoder)
+        attach(model, encoding, model_positions=model_positions, **decoder)
         logits = model(**inputs).logits
         detach(model)
         return logits
@@ -106,7 +106,7 @@ def test_a_kept_rotation_has_the_encoding_added():
     attach(model, posenc.Compose(own_rope(model), alibi))
     expected = model(TOKENS).logits
     detach(model)
-    attach(model, alibi, own="keep")
+    attach(model, alibi, model_positions="keep")
     torch.testing.assert_close(model(TOKENS).logits, expected, rtol=1e-5, atol=1e-5)
 
 
@@ -126,10 +126,10 @@ def test_a_vision_transformer_keeps_its_table_and_gets_an_encoding():
     model = ViTModel(config).eval()
     pixels = torch.randn(2, 3, 16, 16)
     stock = model(pixels).last_hidden_state
-    attach(model, posenc.PositionEncoding(), own="keep")
+    attach(model, posenc.PositionEncoding(), model_positions="keep")
     torch.testing.assert_close(model(pixels).last_hidden_state, stock, rtol=1e-5, atol=1e-5)
     detach(model)
-    attach(model, posenc.create("alibi", shape_of(model)), own="keep")
+    attach(model, posenc.create("alibi", shape_of(model)), model_positions="keep")
     assert (model(pixels).last_hidden_state - stock).abs().max() > 1e-4
 
 
@@ -155,7 +155,7 @@ def test_a_model_of_images_takes_or_refuses_every_encoding_in_words():
     for model in eyes():
         for name in lookup.names():
             try:
-                attach(model, name, own="keep")
+                attach(model, name, model_positions="keep")
             except ValueError as error:
                 said = f"{name} on {type(model).__name__}: {error}"
                 claims = posenc.create(name, shape_of(model)).claims

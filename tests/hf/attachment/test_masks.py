@@ -40,7 +40,7 @@ WHOLE = by_head()
 def test_a_mask_of_heads_and_rows_hides_what_it_hides_in_stock_transformers(mask):
     model = build("llama")
     expected = model(TOKENS, attention_mask=mask).logits
-    posenc.hf.attach(model, posenc.PositionEncoding(), own="keep")
+    posenc.hf.attach(model, posenc.PositionEncoding(), model_positions="keep")
     got = model(TOKENS, attention_mask=mask).logits
     torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4)
 
@@ -99,7 +99,7 @@ def test_a_mask_of_other_dimensions_is_refused(mask):
 def test_padding_beside_a_kept_rotation_changes_nothing(family, name):
     """Also where the encoding and the model's rotation do not commute: both count without it."""
     model = build(family)
-    attach(model, posenc.create(name, shape_of(model)), own="keep")
+    attach(model, posenc.create(name, shape_of(model)), model_positions="keep")
     row = TOKENS[:1]
     alone = model(row).logits
     padded = torch.cat([row[:, :3], row], dim=1)
@@ -119,7 +119,7 @@ def test_padding_beside_a_kept_rotation_changes_nothing(family, name):
 @pytest.mark.parametrize("padded", [False, True])
 def test_a_compiled_model_that_keeps_its_rotation(padded):
     model = build("llama", num_hidden_layers=1)
-    attach(model, "alibi", own="keep")
+    attach(model, "alibi", model_positions="keep")
     mask = torch.ones_like(TOKENS)
     mask[0, : 3 * padded] = 0
     given = {"attention_mask": mask} if padded else {}

@@ -128,15 +128,15 @@ def test_positions_that_advance_wrongly_are_refused(monkeypatch, encoding, advan
     refused("do not go on with the 2 tokens", encoding=encoding)
 
 
-@pytest.mark.parametrize("own", ["replace", "keep"])
-def test_a_mask_that_is_dropped_is_refused(monkeypatch, own):
+@pytest.mark.parametrize("model_positions", ["replace", "keep"])
+def test_a_mask_that_is_dropped_is_refused(monkeypatch, model_positions):
     theirs = llama.create_causal_mask
 
     def create(*args, **kwargs):
         return theirs(*args, **{**kwargs, "attention_mask": None})
 
     monkeypatch.setattr(llama, "create_causal_mask", create)
-    refused(PADDED, own=own)
+    refused(PADDED, model_positions=model_positions)
 
 
 @pytest.mark.parametrize("encoding", ["alibi", "t5"])
@@ -200,8 +200,8 @@ def test_a_mask_that_follows_the_counter_of_a_static_cache_is_refused(monkeypatc
     refused(STATIC, encoding=encoding)
 
 
-@pytest.mark.parametrize("own", ["replace", "keep"])
-def test_a_static_cache_that_drops_padding_is_refused(monkeypatch, own):
+@pytest.mark.parametrize("model_positions", ["replace", "keep"])
+def test_a_static_cache_that_drops_padding_is_refused(monkeypatch, model_positions):
     theirs = llama.create_causal_mask
 
     def create(*args, **kwargs):
@@ -209,7 +209,7 @@ def test_a_static_cache_that_drops_padding_is_refused(monkeypatch, own):
         return theirs(*args, **(kwargs | {"attention_mask": None} if static else kwargs))
 
     monkeypatch.setattr(llama, "create_causal_mask", create)
-    refused(f"{PADDED}, {STATIC}", own=own)
+    refused(f"{PADDED}, {STATIC}", model_positions=model_positions)
 
 
 def test_models_that_support_no_static_cache_are_attached_to(monkeypatch):
@@ -223,21 +223,21 @@ def test_weights_that_are_no_numbers_are_refused():
     model = build("llama")
     model.model.norm.weight.data[0] = torch.nan
     with pytest.raises(ValueError, match="NaN or infinity for a few tokens"):
-        attach(model, "alibi", own="keep")
+        attach(model, "alibi", model_positions="keep")
 
 
 def test_weights_that_are_nowhere_are_refused():
     with torch.device("meta"):
         empty = transformers.LlamaForCausalLM(build("llama").config)
-    for own in ("keep", "replace"):
+    for model_positions in ("keep", "replace"):
         with pytest.raises(ValueError, match="are on the meta device"):
-            attach(empty, "alibi", own=own)
+            attach(empty, "alibi", model_positions=model_positions)
 
 
 def test_what_cannot_be_checked_is_said(caplog):
     caplog.set_level(logging.WARNING, "posenc.hf")
     model = build("llama")
-    attach(model, "alibi", own="keep", example={"input_ids": TOKENS[:1, :2]})
+    attach(model, "alibi", model_positions="keep", example={"input_ids": TOKENS[:1, :2]})
     assert "was not checked in steps and with padding: its example has 2 tokens" in caplog.text
     caplog.clear()
     attach(detached(model), "alibi", example={"input_ids": TOKENS, "labels": TOKENS})

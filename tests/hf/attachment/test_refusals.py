@@ -54,9 +54,9 @@ def test_positions_that_stay():
 
     table = Hidden(*model.model.embed_tokens.weight.shape)
     model.model.embed_tokens = table
-    refused(model, 'still depends on the order of its tokens.*own="keep"')
-    refused(model, "something else in steps through its own cache", own="keep")
-    attach(model, ALIBI, own="keep", check=False)
+    refused(model, 'still depends on the order of its tokens.*model_positions="keep"')
+    refused(model, "something else in steps through its own cache", model_positions="keep")
+    attach(model, ALIBI, model_positions="keep", check=False)
 
 
 def test_scores_that_are_bent():
@@ -71,7 +71,9 @@ def test_an_encoding_that_does_not_fit():
     refused(build("bert"), "works in causal attention only", posenc.FoX(32, 4))
     refused(build("llama"), "has one stack: no decoder=", ALIBI, decoder=ALIBI)
     refused(build("t5"), "has two stacks: give decoder= too", ALIBI)
-    refused(build("llama"), 'own must be "replace" or "keep"', ALIBI, own="drop")
+    refused(
+        build("llama"), 'model_positions must be "replace" or "keep"', ALIBI, model_positions="drop"
+    )
 
 
 def test_a_second_encoding_and_none():
@@ -106,7 +108,7 @@ def test_a_model_that_takes_sound_needs_an_example():
     model = WhisperForConditionalGeneration(WhisperConfig(**sizes)).eval()
     refused(model, "Give example=, the arguments of one small forward", ALIBI, decoder=ALIBI)
     sound = {"input_features": torch.randn(1, 8, 20), "decoder_input_ids": TOKENS[:1, :5] % 90}
-    attach(model, ALIBI, decoder=ALIBI, own="keep", example=sound)
+    attach(model, ALIBI, decoder=ALIBI, model_positions="keep", example=sound)
     stock = model(**sound).logits
     detach(model)
     assert (model(**sound).logits - stock).abs().max() > 1e-5
@@ -324,7 +326,7 @@ def test_a_vision_transformer_without_weights_is_said_to_return_no_numbers():
     with torch.no_grad():
         next(model.parameters()).fill_(torch.nan)
     with pytest.raises(ValueError, match="ViTModel returns NaN or infinity for an image"):
-        attach(model, posenc.ALiBi(num_heads=4), own="keep")
+        attach(model, posenc.ALiBi(num_heads=4), model_positions="keep")
 
 
 def test_a_mask_of_the_models_own_is_read_only_where_it_is_too_long():
@@ -341,7 +343,7 @@ def test_a_mask_of_the_models_own_is_read_only_where_it_is_too_long():
 def test_a_layer_of_a_vision_transformer_that_is_exchanged_after_attach():
     model = transformers.ViTModel(transformers.ViTConfig(**SMALL_VIT)).eval()
     pixels = torch.randn(2, 3, 16, 16)
-    attach(model, posenc.create("alibi", shape_of(model)), own="keep")
+    attach(model, posenc.create("alibi", shape_of(model)), model_positions="keep")
     attentions = [n for n, m in model.named_modules() if type(m).__name__ == "ViTAttention"]
     layer, _, name = attentions[0].rpartition(".")
     layers, _, index = layer.rpartition(".")
@@ -359,7 +361,7 @@ def test_a_vision_transformer_that_shuffles_patches_is_refused():
     """Slot 1 holds any patch of the image: a distance between slots would be noise."""
     model = transformers.ViTMAEModel(transformers.ViTMAEConfig(**SMALL_VIT)).eval()
     with pytest.raises(ValueError, match="ViTMAEModel reads one image differently each time"):
-        attach(model, posenc.ALiBi(num_heads=4), own="keep")
+        attach(model, posenc.ALiBi(num_heads=4), model_positions="keep")
     assert not any("posenc" in key for module in model.modules() for key in vars(module))
 
 
@@ -379,8 +381,9 @@ def test_a_layer_that_is_added_after_attach():
 
 
 def test_other_modules_may_be_exchanged_after_attach():
-    """A table that own="keep" has kept carries no hook, nor does one of tokens for ALiBi."""
-    model = attach(build("gpt2"), "alibi", own="keep")
+    """A table that model_positions="keep" has kept carries no hook, nor does one of tokens for
+    ALiBi."""
+    model = attach(build("gpt2"), "alibi", model_positions="keep")
     want = model(TOKENS).logits
     stack = model.transformer
     for name in ("wpe", "wte"):
@@ -405,7 +408,7 @@ def test_position_ids_that_a_kept_table_does_not_follow(family):
         encoder_attention_heads=4,
     )
     model = build("opt") if family == "opt" else transformers.BartForCausalLM(config).eval()
-    attach(model, posenc.ALiBi(num_heads=4), own="keep")
+    attach(model, posenc.ALiBi(num_heads=4), model_positions="keep")
     packed = torch.cat([torch.arange(8), torch.arange(TOKENS.shape[1] - 8)])[None]
     want = model(TOKENS).logits
     if family == "opt":  # names position_ids, and reads its table by them
@@ -439,7 +442,7 @@ def test_position_ids_that_a_head_hands_on_without_naming_them():
 def test_packed_rows_of_a_hybrid_that_hands_texts_on(family):
     model = build(family)
     try:
-        posenc.hf.attach(model, "alibi", own="keep")
+        posenc.hf.attach(model, "alibi", model_positions="keep")
     except ValueError as error:  # the cache of early transformers 5 is of another kind
         pytest.skip(str(error))
     row = TOKENS[:1]
@@ -472,7 +475,7 @@ def test_a_model_that_takes_a_video_is_attached_to(family):
     model = transformers.AutoModel.from_config(config).eval()
     video = torch.randn(2, 4, 3, 16, 16)
     plain = model(pixel_values=video).last_hidden_state
-    posenc.hf.attach(model, "alibi", own="keep")
+    posenc.hf.attach(model, "alibi", model_positions="keep")
     with_encoding = model(pixel_values=video).last_hidden_state
     assert with_encoding.shape == plain.shape
     assert (with_encoding - plain).abs().max() > 1e-4

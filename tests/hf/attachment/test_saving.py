@@ -164,19 +164,21 @@ def test_the_encoding_of_other_weights_is_refused(tmp_path):
 
 @pytest.mark.quick(4)
 @pytest.mark.parametrize("name", ["alibi", "rope", "fox"])
-@pytest.mark.parametrize("own", ["keep", "replace"])
+@pytest.mark.parametrize("model_positions", ["keep", "replace"])
 @pytest.mark.parametrize("shards", [1, 3])
-def test_a_model_saved_after_detach_is_not_given_the_encoding_again(name, own, shards, tmp_path):
+def test_a_model_saved_after_detach_is_not_given_the_encoding_again(
+    name, model_positions, shards, tmp_path
+):
     model = build("llama")
     sharded = {} if shards == 1 else {"max_shard_size": "30KB"}
-    attach(model, name, own=own)
+    attach(model, name, model_positions=model_positions)
     model.save_pretrained(tmp_path, **sharded)
     load(tmp_path)
     detach(model)
     model.save_pretrained(tmp_path, **sharded)
     with pytest.raises(ValueError, match=r"saved again after detach.*delete posenc\.json"):
         load(tmp_path)
-    attach(model, name, own=own)
+    attach(model, name, model_positions=model_positions)
     model.save_pretrained(tmp_path, **sharded)
     load(tmp_path)
 
@@ -184,7 +186,7 @@ def test_a_model_saved_after_detach_is_not_given_the_encoding_again(name, own, s
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"format": 1}, "expected format 2"),
+        ({"format": 1}, "expected format 3"),
         ({"stacks": {}}, "stacks must be a list"),
         ({"stacks": [3]}, "must be an object with an encoding"),
         ({"stacks": [{"encoding": {"class": "os:system", "arguments": {}}}]}, "no encoding of pos"),
@@ -194,7 +196,7 @@ def test_a_model_saved_after_detach_is_not_given_the_encoding_again(name, own, s
             "ALiBi: unknown argument a",
         ),
         (
-            {"stacks": [{"says": "x", "encoding": encoding_to_json(posenc.ALiBi(4))}]},
+            {"stacks": [{"repr": "x", "encoding": encoding_to_json(posenc.ALiBi(4))}]},
             r"builds ALiBi\(num_heads=4\) from it, and x was saved",
         ),
     ],
@@ -236,7 +238,7 @@ def test_shared_names_that_say_something_else_are_refused(shared, said, tmp_path
     saved(tmp_path, "deberta")
     path = tmp_path / "posenc.json"
     record = json.loads(path.read_text())
-    record["stacks"][0]["shared"] = shared
+    record["stacks"][0]["shared_parameters"] = shared
     path.write_text(json.dumps(record))
     with pytest.raises(ValueError, match=said):
         load(tmp_path)

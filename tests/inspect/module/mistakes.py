@@ -41,7 +41,7 @@ def rotate_neighbours(x: Tensor) -> Tensor:
 class Rotary(nn.Module):
     """Right: queries and keys of (batch, heads, tokens, dim), in halves."""
 
-    way, width = "rotate", 64
+    returns, width = "rotate", 64
 
     def __init__(self, dim: int = 64, base: float = 10000.0) -> None:
         super().__init__()
@@ -290,7 +290,7 @@ class XPosAlike(XPos):
 class Counting(nn.Module):
     """Right: rotates x, counts tokens itself, and goes on after `offset` in decoding."""
 
-    way, width = "rotate", 64
+    returns, width = "rotate", 64
 
     def __init__(self, dim: int = 64, base: float = 10000.0) -> None:
         super().__init__()
@@ -322,7 +322,7 @@ class CountsHeads(Counting):
 class Learned(nn.Module):
     """Right: rows of a table."""
 
-    way, width = "add", 32
+    returns, width = "add", 32
 
     def __init__(self) -> None:
         super().__init__()
@@ -338,7 +338,7 @@ class Learned(nn.Module):
 class Sinusoids(nn.Module):
     """Right: sines and cosines of neighbouring channels."""
 
-    way, width = "add", 64
+    returns, width = "add", 64
 
     def __init__(self, dim: int = 64, base: float = 10000.0) -> None:
         super().__init__()
@@ -385,7 +385,7 @@ class LearnedInPlace(Learned):
 class Alibi(nn.Module):
     """Right: the authors' slopes of eight heads."""
 
-    way, width, heads = "scores", 64, HEADS
+    returns, width, heads = "scores", 64, HEADS
 
     def slopes(self) -> Tensor:
         return 2.0 ** -torch.arange(1, self.heads + 1).float()
@@ -441,7 +441,7 @@ class AlibiCoarse(Alibi):
 class T5(nn.Module):
     """Right: buckets of earlier keys, as in a decoder."""
 
-    way, width, sign = "bias", 64, 1
+    returns, width, sign = "bias", 64, 1
 
     def __init__(self) -> None:
         super().__init__()

@@ -18,7 +18,7 @@ def turn(x: Tensor, angle: Tensor) -> Tensor:
 class CosSin(nn.Module):
     """Right: angles in float32, whatever the module was cast to."""
 
-    way, width = "cos-sin", 16
+    returns, width = "cos-sin", 16
 
     max_position_embeddings = 4096
 
@@ -34,7 +34,7 @@ class CosSin(nn.Module):
 class Turned(nn.Module):
     """Right: turns queries and keys, and is asked for any positions."""
 
-    way, width = "rotate", 16
+    returns, width = "rotate", 16
 
     def forward(self, q, k, positions):
         angle = positions[..., None].float() * frequencies(q.shape[-1])
@@ -44,7 +44,7 @@ class Turned(nn.Module):
 class Tutorial(nn.Module):
     """Right: adds a table to (len, batch, width), as in the tutorials."""
 
-    way, width = "add", 32
+    returns, width = "add", 32
 
     def __init__(self, dim: int = 32, max_len: int = 512) -> None:
         super().__init__()
@@ -58,7 +58,7 @@ class Tutorial(nn.Module):
 class Table(nn.Module):
     """Right: learned rows, with an offset and a first real token for each row."""
 
-    way, width = "add", 16
+    returns, width = "add", 16
 
     def __init__(self, dim: int = 16, rows: int = 300) -> None:
         super().__init__()
@@ -74,7 +74,7 @@ class Table(nn.Module):
 class Alibi(nn.Module):
     """Right: the authors' slopes, by distance."""
 
-    way, width = "bias", 64
+    returns, width = "bias", 64
 
     slopes = (0.5, 0.25, 0.125, 0.0625, 0.03125, 2**-6, 2**-7, 2**-8)
 
@@ -86,7 +86,7 @@ class Alibi(nn.Module):
 class CachedKeys(nn.Module):
     """Right: scales queries up and keys down by where they stand, from a fixed centre."""
 
-    way, width = "rotate", 16
+    returns, width = "rotate", 16
 
     def centre(self, count: int) -> int:
         return 0
@@ -104,7 +104,7 @@ class CachedKeys(nn.Module):
 class Rebuilt(nn.Module):
     """Right: if max_seq_len is exceeded, the table is recomputed."""
 
-    way, width = "rotate", 16
+    returns, width = "rotate", 16
 
     def __init__(self, dim: int = 16, max_seq_len: int = 256) -> None:
         super().__init__()
@@ -180,7 +180,7 @@ class OwnCentre(CachedKeys):
 class Recentred(nn.Module):
     """Wrong: a table that grows is scaled from its new middle, while old keys keep the old one."""
 
-    way, width = "rotate", 16
+    returns, width = "rotate", 16
 
     def __init__(self) -> None:
         super().__init__()
@@ -225,7 +225,7 @@ class WrongOffset(Table):
 class KeyedOnShape(nn.Module):
     """Wrong: returns what it returned for this shape, whatever the dtype."""
 
-    way, width = "add", 16
+    returns, width = "add", 16
 
     def __init__(self) -> None:
         super().__init__()
@@ -263,7 +263,7 @@ class FarStated(CosSin):
 class ByKey(nn.Module):
     """Wrong: a bias on the key alone, rounded to the activations' dtype."""
 
-    way, width = "bias", 64
+    returns, width = "bias", 64
 
     def forward(self, n: int, dtype: torch.dtype) -> Tensor:
         return (torch.tensor(Alibi.slopes)[:, None, None] * torch.arange(n)).to(dtype)
@@ -278,7 +278,7 @@ class PlainSlopes(Alibi):
 class Counts(nn.Module):
     """Wrong under a compiler: a Python number that changes with every length."""
 
-    way, width = "rotate", 16
+    returns, width = "rotate", 16
 
     def __init__(self) -> None:
         super().__init__()
@@ -293,7 +293,7 @@ class Counts(nn.Module):
 class HalfAngles(nn.Module):
     """Wrong in every dtype alike: the angle itself is rounded to bfloat16."""
 
-    way, width = "rotate", 16
+    returns, width = "rotate", 16
 
     def forward(self, x, positions):
         angle = positions[:, None].bfloat16() * frequencies(x.shape[-1]).bfloat16()
@@ -303,7 +303,7 @@ class HalfAngles(nn.Module):
 class MixedLayouts(nn.Module):
     """Wrong: neighbours exchanged, with the cosines and sines of halves."""
 
-    way, width = "rotate", 16
+    returns, width = "rotate", 16
 
     def forward(self, q, k, positions):
         angle = positions[..., None].float() * frequencies(q.shape[-1])
@@ -334,7 +334,7 @@ class KeysOneLater(Turned):
 class ByCounts(nn.Module):
     """Right, as T5's: told how many queries and keys, it takes the queries for the first."""
 
-    way, width = "bias", 64
+    returns, width = "bias", 64
 
     def forward(self, query_length: int, key_length: int) -> Tensor:
         far = torch.arange(key_length) - torch.arange(query_length)[:, None]
@@ -351,7 +351,7 @@ class IgnoresPositions(Turned):
 class AddsMask(nn.Module):
     """No position module: adds its mask."""
 
-    way, width = "add", 16
+    returns, width = "add", 16
 
     def forward(self, x, attention_mask=None):
         return x if attention_mask is None else x + attention_mask[..., None]
@@ -360,7 +360,7 @@ class AddsMask(nn.Module):
 class Noise(nn.Module):
     """Random."""
 
-    way, width = "add", 16
+    returns, width = "add", 16
 
     def forward(self, x):
         return x + torch.rand_like(x)
@@ -369,7 +369,7 @@ class Noise(nn.Module):
 class NeedsData(nn.Module):
     """Nothing says what `graph` is."""
 
-    way, width = "add", 16
+    returns, width = "add", 16
 
     def forward(self, graph, position_ids):
         return graph[position_ids]

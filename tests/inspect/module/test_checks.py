@@ -135,7 +135,7 @@ WRONG = {
 
 def subject_of(module):
     """The module called in the way of its class."""
-    return find_subject(lambda: copy.deepcopy(module).eval(), module.way, width=module.width)
+    return find_subject(lambda: copy.deepcopy(module).eval(), module.returns, width=module.width)
 
 
 def checked(module_class) -> dict[str, tuple[bool | None, str]]:
@@ -191,7 +191,7 @@ def by_heads(queries, keys):
     """A module that turns each head of queries and keys by what the functions make of positions."""
 
     class ByHeads(nn.Module):
-        width, way = 16, "rotate"
+        width, returns = 16, "rotate"
 
         def forward(self, q, k, positions):
             heads = torch.arange(q.shape[1])[:, None]

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from posenc.inspect.module.call_forms import WAYS
+from posenc.inspect.module.call_forms import CALLS_BY_RETURN
 from posenc.inspect.module.measurements import measure_module
 from posenc.inspect.module.subject import ADAPTER_COMMAND, find_subject
 from tests.inspect.module import planted
@@ -21,7 +21,7 @@ HERE = "tests.inspect.module.planted"
 
 def found(module, way=None, width=None):
     return find_subject(
-        lambda: copy.deepcopy(module), way or module.way, width=width or module.width
+        lambda: copy.deepcopy(module), way or module.returns, width=width or module.width
     )
 
 
@@ -38,7 +38,7 @@ def found(module, way=None, width=None):
 )
 def test_a_call_is_that_of_its_way(module, form, how):
     subject = found(module)
-    assert subject.form.name == form and subject.view.meaning == how
+    assert subject.form.name == form and subject.reader.meaning == how
 
 
 def test_pairs_of_channels_are_found_in_both_layouts():
@@ -49,8 +49,8 @@ def test_pairs_of_channels_are_found_in_both_layouts():
             angles = self.angles(positions).repeat_interleave(2, dim=-1)
             return x * angles.cos() + mistakes.rotate_neighbours(x) * angles.sin()
 
-    assert found(mistakes.Rotary(8), width=8).view.pairs == ((0, 4), (1, 5), (2, 6), (3, 7))
-    assert found(Neighbours(8), width=8).view.pairs == ((0, 1), (2, 3), (4, 5), (6, 7))
+    assert found(mistakes.Rotary(8), width=8).reader.pairs == ((0, 4), (1, 5), (2, 6), (3, 7))
+    assert found(Neighbours(8), width=8).reader.pairs == ((0, 1), (2, 3), (4, 5), (6, 7))
 
 
 class _Layer(nn.Module):
@@ -176,7 +176,7 @@ def test_bad_input_is_one_line_and_2(arguments, said, call):
 
 def test_a_module_without_its_way_is_told_all_of_them(call):
     said = call("inspect", "module", f"{HERE}:CosSin")[2]
-    assert all(f"--as {way}: (" in said for way in WAYS) and ADAPTER_COMMAND in said
+    assert all(f"--as {way}: (" in said for way in CALLS_BY_RETURN) and ADAPTER_COMMAND in said
 
 
 def test_a_file_that_fails_on_import_is_one_line(tmp_path, call):

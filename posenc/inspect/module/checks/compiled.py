@@ -28,7 +28,7 @@ def judge_compiled_graphs(subject: Subject) -> Finding:
         return module.forward
 
     counts = []
-    module = subject.make_fresh()
+    module = subject.make_copy()
     torch._dynamo.reset()  # graphs of other modules would count for the limit of recompiling
     logger = logging.getLogger("torch._dynamo")
     level = logger.level

@@ -41,7 +41,7 @@ def judge_repeated_calls(subject: Subject) -> Finding:
     differences = []
     # Also without the first two calls, so that a module sees bfloat16 first.
     for calls in (dtypes, dtypes[2:], lengths, places):
-        used = subject.make_fresh()
+        used = subject.make_copy()
         for positions, dtype in calls:
             differences += _differences_from_fresh(subject, used, positions, dtype)
     return not differences, "; ".join(dict.fromkeys(differences)) or "all calls as if fresh"
@@ -56,7 +56,7 @@ def _differences_from_fresh(
     name = str(dtype).removeprefix("torch.")
     call = f"{len(positions):,} tokens" + (f" from {positions[0]:,} on" if positions[0] else "")
     try:
-        expected = floating_tensors(subject.form.call(subject.make_fresh(), inputs))
+        expected = floating_tensors(subject.form.call(subject.make_copy(), inputs))
     except Exception:  # what a fresh module refuses as well says nothing about history
         return []
     try:
@@ -79,11 +79,11 @@ def judge_writes_into_arguments(subject: Subject) -> Finding:
     ordered, named = subject.form.arguments(
         subject.make_inputs(min(_LONGER_LENGTH, subject.length))
     )
-    arguments = dict(zip(subject.form.in_order, ordered, strict=True)) | named
+    arguments = dict(zip(subject.form.positional, ordered, strict=True)) | named
     copies = {word: v.clone() for word, v in arguments.items() if isinstance(v, Tensor)}
     if not copies:
         return None, "is given no tensor"
-    subject.make_fresh()(*ordered, **named)
+    subject.make_copy()(*ordered, **named)
     changed = [word for word, before in copies.items() if not torch.equal(arguments[word], before)]
     if changed:
         return False, f"writes into {' and '.join(changed)}"
@@ -104,8 +104,9 @@ def judge_growing_length(subject: Subject) -> Finding:
 
 
 def _first_positions(subject: Subject, seen: Tensor, count: int) -> Tensor:
-    """Return the part of `seen`, as View.read returns it, for the first `count` positions."""
-    if subject.view.kind != "bias":
+    """Return the part of `seen`, as ResultReader.read returns it, for the first `count`
+    positions."""
+    if subject.reader.kind != "bias":
         return seen[:count]
     return seen[:, :count, :count]
 
@@ -113,10 +114,10 @@ def _first_positions(subject: Subject, seen: Tensor, count: int) -> Tensor:
 def _largest_difference(subject: Subject, a: Tensor, b: Tensor) -> float:
     """Return the largest difference between what two calls show of the same positions; of biases
     relative to each row's largest, because a softmax sees nothing else."""
-    if subject.view.kind == "bias":
+    if subject.reader.kind == "bias":
         rows = torch.arange(b.shape[-1])
         return (bias_minus_largest(a, rows) - bias_minus_largest(b, rows)).abs().max().item()
-    return measure_errors(subject.view.kind, a, b).worst
+    return measure_errors(subject.reader.kind, a, b).worst
 
 
 def judge_single_token(subject: Subject) -> Finding:
@@ -129,14 +130,14 @@ def judge_single_token(subject: Subject) -> Finding:
         return _judge_query_over_cached_keys(subject, whole, count)
     if {"q_len", "kv_len"} <= words:
         return _judge_single_query_of_bias(subject, whole, count)
-    if subject.view.kind != "bias" and "positions" in words:
+    if subject.reader.kind != "bias" and "positions" in words:
         alone = subject.read_result(subject.make_inputs(torch.tensor([last])))
-    elif subject.view.kind != "bias" and "offset" in subject.form.on_request:
+    elif subject.reader.kind != "bias" and "offset" in subject.form.optional_names:
         alone = subject.read_result(subject.make_inputs(1, offset=last))
     else:
         return None, "cannot be asked for one token"
     return _judge_last_token_alone(
-        measure_errors(subject.view.kind, alone, whole[-1:]).worst, count
+        measure_errors(subject.reader.kind, alone, whole[-1:]).worst, count
     )
 
 
@@ -150,12 +151,12 @@ def _judge_single_query_of_bias(subject: Subject, whole: Tensor, count: int) -> 
     """Check that a bias for one query over all keys is the last row of the `whole` bias of `count`
     tokens."""
     alone = subject.read_result(subject.make_inputs(count, num_queries=1))
-    if subject.view.kind != "bias" or alone.shape[-1] != count:
+    if subject.reader.kind != "bias" or alone.shape[-1] != count:
         return None, "returns no row of a bias"
     last = torch.tensor([count - 1])
     expected = bias_minus_largest(whole, last)
     worst = (bias_minus_largest(alone[:, -1:], last) - expected).abs().max().item()
-    takes_no_offset = "offset" not in subject.form.on_request
+    takes_no_offset = "offset" not in subject.form.optional_names
     if worst > _TOLERANCE and takes_no_offset and are_close(alone[:, -1], whole[:, 0], _TOLERANCE):
         return None, f"given only counts, it takes one query over {count} keys for the first"
     return _judge_last_token_alone(worst, count)
@@ -165,14 +166,14 @@ def _judge_query_over_cached_keys(subject: Subject, whole: Tensor, count: int) -
     """Check that the last query, when it is given alone with all `count` keys, has the same scores
     as in the `whole` call. Both sides may be scaled, so only products are compared."""
     try:
-        alone = subject.form.call(subject.make_fresh(), subject.make_inputs(count, num_queries=1))
+        alone = subject.form.call(subject.make_copy(), subject.make_inputs(count, num_queries=1))
     except Exception as failed:
         return None, f"takes no single query: {one_line(failed)}"
-    if subject.view.meaning != "rotated content" or len(subject.view.axes) != 2:
+    if subject.reader.meaning != "rotated content" or len(subject.reader.axes) != 2:
         return None, "does not return queries and keys"
     # Queries (1, heads, pairs), and keys (count, heads, pairs).
-    single = subject.view.rotated_sides(alone)
-    both = subject.view.by_head(whole).unbind(1)
+    single = subject.reader.rotated_sides(alone)
+    both = subject.reader.by_head(whole).unbind(1)
     expected = both[0][-1:] * both[1].conj()
     got = single[0][-1:] * single[1].conj()
     if got.shape != expected.shape:
@@ -188,11 +189,11 @@ def _judge_query_over_cached_keys(subject: Subject, whole: Tensor, count: int) -
 def judge_queries_against_keys(subject: Subject) -> Finding:
     """Check that queries and keys at the same position have the same angles: if they differ, a
     token's distance to itself is not zero."""
-    if subject.view.meaning == "values" and subject.view.pairs:
+    if subject.reader.meaning == "values" and subject.reader.pairs:
         return False, "queries and keys rotate other pairs of channels"
-    if subject.view.meaning != "rotated content" or len(subject.view.axes) != 2:
+    if subject.reader.meaning != "rotated content" or len(subject.reader.axes) != 2:
         return None, "does not return queries and keys"
-    queries, keys = subject.view.by_head(
+    queries, keys = subject.reader.by_head(
         subject.read_result(subject.make_inputs(subject.length))
     ).unbind(1)
     off = (queries * keys.conj()).angle().abs()
@@ -233,7 +234,7 @@ def judge_batch_rows(subject: Subject) -> Finding:
 def judge_start_arguments(subject: Subject) -> Finding:
     """Check that the module's own offset, or first real token, shifts the positions by as much."""
     counting = subject.form.without_positions()
-    if counting is None or subject.view.kind == "bias":
+    if counting is None or subject.reader.kind == "bias":
         return None, "has no argument for where it starts"
     whole = subject.read_result(subject.make_inputs(_SHORT_LENGTH), form=counting)
     later: dict[str, dict[str, Any]] = {
@@ -242,7 +243,7 @@ def judge_start_arguments(subject: Subject) -> Finding:
     }
     results: list[Finding] = []
     for name, inputs in later.items():
-        if name in counting.on_request:
+        if name in counting.optional_names:
             results.append(_judge_later_start(subject, counting, whole, name, inputs))
     if not results:
         return None, "has no argument for where it starts"
@@ -268,5 +269,5 @@ def _judge_later_start(
     else:  # the first tokens are padding
         expected = whole[: len(moved) - _LATER_START]
         moved = moved[_LATER_START:]
-    worst = measure_errors(subject.view.kind, moved, expected).worst
+    worst = measure_errors(subject.reader.kind, moved, expected).worst
     return worst <= _TOLERANCE, f"{name} = {_LATER_START} is off by {worst:.2g}"

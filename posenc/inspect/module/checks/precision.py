@@ -11,7 +11,7 @@ from torch import Tensor
 
 from posenc.command_line.errors import one_line
 from posenc.inspect.module.result_errors import allowed_error, count_distinct, measure_errors
-from posenc.inspect.module.subject import Finding, Subject, own_modules
+from posenc.inspect.module.subject import Finding, Subject, modules_without_containers
 
 _NARROW = torch.bfloat16
 _LEAST_ROTATION = 1e-4
@@ -23,9 +23,9 @@ def judge_distinct_positions(subject: Subject) -> Finding:
     """Check that no two positions give the same rotation, or row, in float32. Angles that were
     rounded to half precision are coarse in every dtype, so comparing two dtypes would not show
     it."""
-    if subject.view.kind == "bias":
+    if subject.reader.kind == "bias":
         return None, "a bias may give several places the same"
-    if subject.view.kind == "values":
+    if subject.reader.kind == "values":
         return _judge_distinct_rows(subject)
     seen = subject.read_result(subject.make_inputs(subject.length))
     counts = [count_distinct("rotation", part) for part in _rotating_parts(subject, seen)]
@@ -36,9 +36,9 @@ def judge_distinct_positions(subject: Subject) -> Finding:
 def _rotating_parts(subject: Subject, seen: Tensor) -> list[Tensor]:
     """Return each head (positions, pairs) of queries and keys that rotates anything; of cosines and
     sines, which have no heads, all."""
-    if subject.view.meaning != "rotated content":
+    if subject.reader.meaning != "rotated content":
         return [seen]
-    heads = subject.view.by_head(seen).flatten(1, 2).unbind(1)
+    heads = subject.reader.by_head(seen).flatten(1, 2).unbind(1)
     return [
         head for head in heads if (head * head[:1].conj()).angle().abs().max() > _LEAST_ROTATION
     ]
@@ -71,19 +71,19 @@ def judge_bfloat16_activations(subject: Subject) -> Finding:
 def judge_bfloat16_module(subject: Subject) -> Finding:
     """Check that results after module.bfloat16() are those of the module in float32, up to
     rounding."""
-    if not any(own_modules(subject.module)):
+    if not any(modules_without_containers(subject.module)):
         return None, "a function holds no numbers"
     exact = subject.read_result(subject.make_inputs(subject.length))
     inputs = subject.make_inputs(subject.length, dtype=_NARROW)
     return _judge_rounded_result(
-        subject, exact, subject.read_result(inputs, subject.make_fresh().bfloat16())
+        subject, exact, subject.read_result(inputs, subject.make_copy().bfloat16())
     )
 
 
 def _judge_rounded_result(subject: Subject, exact: Tensor, rounded: Tensor) -> Finding:
     """Check that `rounded`, the result in bfloat16, is as near to `exact`, the one in float32, as
     is allowed; the numbers also say how many positions stay distinct."""
-    kind = subject.view.kind
+    kind = subject.reader.kind
     off = measure_errors(kind, rounded, exact)
     allowed = allowed_error(_NARROW)
     distinct_rounded, count = count_distinct(kind, rounded)
@@ -147,7 +147,7 @@ def judge_far_positions(subject: Subject) -> Finding:
     except Exception as failed:
         return None, f"cannot be asked for far positions: {one_line(failed)}"
     if not near <= _ALLOWED_ANGLE:
-        turns = subject.view.kind == "rotation" and "positions" in subject.form.words
+        turns = subject.reader.kind == "rotation" and "positions" in subject.form.words
         off_at_100 = f"at position 100 a difference is off by {near:.2g} from the same at 0"
         # A table of learned positions need not show differences.
         return False if turns else None, off_at_100
@@ -224,8 +224,8 @@ def _largest_error_up_to(
 def _judge_counted_positions(subject: Subject) -> Finding:
     """Judge a module that counts its positions itself, so that none far away can be asked for:
     twice a position must have twice its angle, up to the length of the checks."""
-    if subject.view.kind != "rotation":
-        return None, "a bias" if subject.view.kind == "bias" else "shows no angles"
+    if subject.reader.kind != "rotation":
+        return None, "a bias" if subject.reader.kind == "bias" else "shows no angles"
     seen = subject.read_result(subject.make_inputs(subject.length))
     by_first = seen * seen[0].conj()
     half = (subject.length + 1) // 2
@@ -240,7 +240,7 @@ def _judge_counted_positions(subject: Subject) -> Finding:
 def _error_of_doubling(subject: Subject, last: int) -> float:
     """Return how far the angle of the largest even position up to `last` is from twice the angle of
     half that position, in radians; 0 for a module that shows no angles."""
-    if subject.view.kind != "rotation":
+    if subject.reader.kind != "rotation":
         return 0.0
     half = last // 2
     if subject.form.takes_positions:
@@ -272,10 +272,10 @@ def _make_step_effect(subject: Subject) -> StepEffect | None:
     start: the rotation of each pair (rows, pairs), or the cosine of two rows (rows). None if the
     module returns a bias, or cannot be asked for far positions."""
     counting = subject.form.without_positions()
-    if subject.view.kind == "bias":
+    if subject.reader.kind == "bias":
         return None
     placed = subject.form.takes_positions
-    if not placed and (counting is None or "offset" not in counting.on_request):
+    if not placed and (counting is None or "offset" not in counting.optional_names):
         return None
 
     def step_effect(start: int, count: int = _ROWS) -> Tensor:
@@ -283,7 +283,7 @@ def _make_step_effect(subject: Subject) -> StepEffect | None:
             rows = subject.read_result(subject.make_inputs(torch.arange(start, start + count)))
         else:
             rows = subject.read_result(subject.make_inputs(count, offset=start), form=counting)
-        if subject.view.kind == "rotation":
+        if subject.reader.kind == "rotation":
             return rows[_STEP:] * rows[:-_STEP].conj()
         rows = torch.nn.functional.normalize(rows, dim=-1)
         return (rows[_STEP:] * rows[:-_STEP]).sum(-1)

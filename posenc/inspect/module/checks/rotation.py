@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from posenc.inspect.module.result_errors import worst_head_in_words
-from posenc.inspect.module.subject import Finding, Subject, own_modules
+from posenc.inspect.module.subject import Finding, Subject, modules_without_containers
 
 _TOLERANCE = 1e-3
 """Radians, or parts of a length: what float32 adds up to over a few positions."""
@@ -35,7 +35,7 @@ _USUAL_BASES = (10000.0, 500000.0, 1000000.0)
 def judge_position_zero(subject: Subject) -> Finding:
     """Check that position 0 is not rotated. If it is, cosines and sines are exchanged, or the
     positions begin elsewhere."""
-    if subject.view.kind != "rotation" or subject.view.meaning == "sinusoids":
+    if subject.reader.kind != "rotation" or subject.reader.meaning == "sinusoids":
         return None, "rotates nothing"
     first = subject.read_result(subject.make_inputs(min(_LENGTH_FOR_POSITION_0, subject.length)))[
         :1
@@ -43,8 +43,8 @@ def judge_position_zero(subject: Subject) -> Finding:
     worst = first.angle().abs().max().item()
     quarter = (first.angle().abs() - math.pi / 2).abs().max().item() <= _TOLERANCE
     text = f"position 0 is rotated by up to {worst:.2g} rad"
-    if not worst <= _TOLERANCE and subject.view.meaning == "rotated content":
-        text += worst_head_in_words(subject.view.by_head(first).angle().abs())
+    if not worst <= _TOLERANCE and subject.reader.meaning == "rotated content":
+        text += worst_head_in_words(subject.reader.by_head(first).angle().abs())
     return worst <= _TOLERANCE, text + ("; cosines and sines are exchanged" if quarter else "")
 
 
@@ -54,15 +54,15 @@ def judge_rotation_of_pairs(subject: Subject) -> Finding:
     Of rotated content: both channels get the same cosine, and sines of opposite signs. Of cosines
     and sines: cos² + sin² is the same at each position.
     """
-    if subject.view.meaning in ("cos and sin", "complex"):
+    if subject.reader.meaning in ("cos and sin", "complex"):
         lengths = subject.read_result(
             subject.make_inputs(min(_LENGTH_FOR_SCALES, subject.length))
         ).abs()
         worst = (lengths / lengths[:1] - 1).abs().max().item()
         return worst <= _TOLERANCE, f"cos² + sin² changes by up to {worst:.2g} with the position"
-    if subject.view.meaning != "rotated content":
+    if subject.reader.meaning != "rotated content":
         return None, "rotates nothing"
-    first, second = (list(side) for side in zip(*subject.view.pairs, strict=True))
+    first, second = (list(side) for side in zip(*subject.reader.pairs, strict=True))
     worst = 0.0
     signs = 0.0
     scale = 0.0
@@ -83,9 +83,9 @@ def judge_rotation_of_pairs(subject: Subject) -> Finding:
 def judge_shifted_scores(subject: Subject) -> Finding:
     """Check that the score of a query and a key, of any content, is the same where both stand
     later."""
-    if subject.way != "rotate":
+    if subject.returns != "rotate":
         return None, "rotates nothing"
-    if subject.view.meaning != "rotated content":
+    if subject.reader.meaning != "rotated content":
         return None, "its pairs of channels are not known"
     sides = _linear_maps(subject)
     if len(sides) == 1:
@@ -119,18 +119,18 @@ def _linear_maps(subject: Subject) -> list[Tensor]:
     then as much later as `_shift_length` says: (places, heads, channels out, channels in)."""
     places = torch.cat([_POSITIONS_READ, _POSITIONS_READ + _shift_length(subject)])
     last = int(places.max()) + 1
-    module = subject.make_fresh()
+    module = subject.make_copy()
     columns = []
     for unit in torch.eye(subject.width):
         returned = subject.form.call(module, subject.make_inputs(last, probe=unit))
-        columns.append([side[places] for side in subject.view.rotated_channels(returned)])
+        columns.append([side[places] for side in subject.reader.rotated_channels(returned)])
     return [torch.stack(side, dim=-1) for side in zip(*columns, strict=True)]
 
 
 def judge_frequencies(subject: Subject) -> Finding:
     """Check that the frequencies are those of the base that the module states, for its number of
     pairs."""
-    if subject.view.kind != "rotation":
+    if subject.reader.kind != "rotation":
         return None, "rotates nothing"
     heads = _frequencies_by_head(subject)
     turning = [head for head in heads if head is not None]
@@ -147,7 +147,7 @@ def judge_frequencies(subject: Subject) -> Finding:
     count = len(inv_freq)
     if _all_are_close(inv_freq, _rope_frequencies(base, count)):
         return True, f"those of base {base:g} for {count} pairs"
-    if subject.view.meaning == "sinusoids" and _all_are_close(
+    if subject.reader.meaning == "sinusoids" and _all_are_close(
         inv_freq, _tensor2tensor_frequencies(base, count)
     ):
         return True, f"those of {count} pairs from 1 down to 1/{base:g}, as in tensor2tensor"
@@ -262,9 +262,9 @@ def _frequencies_by_head(subject: Subject) -> list[Tensor | None]:
     if subject.length < count:
         return []
     seen = subject.read_result(subject.make_inputs(count))
-    if subject.view.meaning != "rotated content":
+    if subject.reader.meaning != "rotated content":
         return [_measure_frequencies(seen)]
-    queries = subject.view.by_head(seen)[:, 0]  # keys are alike, or another check fails
+    queries = subject.reader.by_head(seen)[:, 0]  # keys are alike, or another check fails
     return [_measure_frequencies(head) for head in queries.unbind(1)]
 
 
@@ -314,7 +314,7 @@ def _stated_numbers(subject: Subject, names: tuple[str, ...]) -> list[float]:
     if arguments:
         return [float(value) for value in arguments if isinstance(value, int | float)]
     stated: list[Any] = []
-    for module in own_modules(subject.module):
+    for module in modules_without_containers(subject.module):
         stated += _values_stated_by_module(module, names)
     return [float(v) for v in stated if isinstance(v, int | float) and not isinstance(v, bool)]
 
@@ -332,7 +332,7 @@ def _values_stated_by_module(module: Any, names: tuple[str, ...]) -> list[Any]:
 def _states_scaling(subject: Subject) -> bool:
     """Return True if the module, its config or its arguments state a scaling of frequencies."""
     stated: dict[str, Any] = {}
-    for module in own_modules(subject.module):
+    for module in modules_without_containers(subject.module):
         config = getattr(module, "config", None)
         stated |= {
             p.name: p.default for p in _constructor_parameters(module) if p.default is not p.empty

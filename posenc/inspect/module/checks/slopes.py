@@ -25,7 +25,7 @@ _USUAL_EXPONENT = 8.0
 def judge_slopes(subject: Subject) -> Finding:
     """Check that the slopes of a linear bias are those of ALiBi's authors; if not, name the known
     mistake that makes them, or take them for slopes of its own (None)."""
-    if subject.view.kind != "bias":
+    if subject.reader.kind != "bias":
         return None, "no bias"
     bias = subject.read_result(subject.make_inputs(min(_NUM_TOKENS, subject.length)))
     measured = _line_slopes(bias)
@@ -80,7 +80,7 @@ def _line_slopes(bias: Tensor) -> Tensor | None:
 def judge_past_keys(subject: Subject) -> Finding:
     """Check that a bias of keys before a query differs by distance. If only that of keys after it
     does, the sign of the distance is exchanged."""
-    if subject.view.kind != "bias":
+    if subject.reader.kind != "bias":
         return None, "no bias"
     bias = subject.read_result(subject.make_inputs(min(_NUM_TOKENS, subject.length)))
     if bias.shape[1] == 1:
