@@ -142,7 +142,7 @@ def table(boards: Mapping[str, Study], page: str) -> str:
             for up in (True, False)
         ]
         cells.append([f"`{name}`" for name in found.never])
-        if found.standing.pairs.least == math.inf:
+        if found.standing.pairs.least_significant_gap == math.inf:
             cells[0].insert(0, UNDECIDED[page])
         of_study = found.task not in TASKS and name in NAMES[page]
         words_of_near, words_of_far = PLACES[page]

@@ -18,7 +18,7 @@ from posenc.compare.plan.tuning_grid import CHOICES, RecordedChoices, recipe_of
 from posenc.compare.trial.config import TrialConfig, write_trial
 from posenc.compare.trial.files import is_done, load_results
 from posenc.compare.trial.run_trial import run_trial
-from posenc.files.opening import make_folder, make_inside
+from posenc.files.opening import make_folder, make_subfolder
 
 
 def main(folder: Path) -> None:
@@ -50,7 +50,7 @@ def main(folder: Path) -> None:
 
 def _run(trial: TrialConfig, folder: Path) -> None:
     """Train one trial in its folder, and print its loss."""
-    home = make_inside(folder / trial.folder)
+    home = make_subfolder(folder / trial.folder)
     write_trial(home, trial)
     began = time.perf_counter()
     run_trial(trial, folder, home, lambda kind, **values: None, checkpoint_steps=10_000)

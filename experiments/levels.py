@@ -22,7 +22,7 @@ from scipy import stats
 from tables import write_table
 
 from posenc.compare.trial.evaluate import TEST_SEQUENCES
-from posenc.statistics.pairs import studentized_range
+from posenc.statistics.seed_intervals import studentized_range
 
 ROOT = Path(__file__).parents[1]
 HEADER = ("where", "encodings", "seeds", "level", "false_alarms", "world")

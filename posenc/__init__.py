@@ -44,10 +44,10 @@ def _hint(name: str) -> str:
     most similar public name, or ""."""
     import difflib
 
-    from posenc.encodings.registry.other_names import meant_by
+    from posenc.encodings.registry.other_names import posenc_name_of
 
     public = {known.lower(): known for known in (*_MODULES, *__all__)}
-    if name.lower() not in public and (meant := meant_by(name)):
+    if name.lower() not in public and (meant := posenc_name_of(name)):
         return f". Did you mean posenc.{meant[0]}?"
     near = [known for known in public if known.startswith(name.lower())]
     near = near or difflib.get_close_matches(name.lower(), public, n=1)

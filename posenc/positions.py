@@ -31,14 +31,14 @@ def __dir__() -> list[str]:
     return __all__
 
 
-Places = Real[Tensor, "#batch len *axes"] | Real[Tensor, "len *axes"]
+TokenPositions = Real[Tensor, "#batch len *axes"] | Real[Tensor, "len *axes"]
 """Positions as a tensor: (len) or (batch, len), with a last axis if they have components."""
-QueryPlaces = Real[Tensor, "#batch q_len *q_axes"] | Real[Tensor, "q_len *q_axes"]
-KeyPlaces = Real[Tensor, "#batch kv_len *kv_axes"] | Real[Tensor, "kv_len *kv_axes"]
-Positions = Places | range
+QueryPositions = Real[Tensor, "#batch q_len *q_axes"] | Real[Tensor, "q_len *q_axes"]
+KeyPositions = Real[Tensor, "#batch kv_len *kv_axes"] | Real[Tensor, "kv_len *kv_axes"]
+Positions = TokenPositions | range
 """Positions as a tensor or a range."""
-QueryPositions = QueryPlaces | range
-KeyPositions = KeyPlaces | range
+QueryPositions = QueryPositions | range
+KeyPositions = KeyPositions | range
 ContextPositions = (
     Real[Tensor, "#batch context_len *context_axes"]
     | Real[Tensor, "context_len *context_axes"]

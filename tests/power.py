@@ -218,13 +218,13 @@ MUTATIONS = (
         "compare/judge",
     ),
     Mutation(
-        "statistics/pairs.py",
+        "statistics/seed_intervals.py",
         "halves = quantile * np.sqrt(np.maximum(variance, least) * factor / 2)",
         "halves = quantile * np.sqrt(np.maximum(variance, least) * factor)",
         "statistics",
     ),
     Mutation(
-        "statistics/intervals.py",
+        "statistics/text_intervals.py",
         "halves = np.quantile(largest, 0.95) * differences.std(1, ddof=1) / np.sqrt(count)",
         "halves = np.quantile(largest, 0.95) * differences.std(1, ddof=0) / count",
         "statistics",
@@ -249,7 +249,7 @@ MUTATIONS = (
         "extend",
     ),
     Mutation(
-        "statistics/intervals.py",
+        "statistics/text_intervals.py",
         "low, high = np.percentile(sums[draws].sum(1) / counts[draws].sum(1), [2.5, 97.5])",
         "low, high = np.percentile(sums[draws].sum(1) / counts[draws].sum(1), [5, 95])",
         "statistics",

@@ -21,7 +21,7 @@ META, CPU = torch.device("meta"), torch.device("cpu")
 
 def test_a_range_is_known_where_nothing_can_be_read():
     made = Tokens(torch.zeros(1, 1, 5, 2, device="meta"), range(7, 12))
-    assert made.where == range(7, 12) and made[2:4].where == range(9, 11)
+    assert made.positions_or_range == range(7, 12) and made[2:4].positions_or_range == range(9, 11)
     assert made.positions.device.type == "meta" and len(made) == 5
     assert as_range(torch.arange(7, 12, device="meta")) is None
 
@@ -40,9 +40,9 @@ def test_tensors_on_the_cpu_are_read():
 
 def test_positions_that_were_written_into_are_read_again():
     values = torch.arange(5)
-    assert Tokens(None, values).where == range(5)
+    assert Tokens(None, values).positions_or_range == range(5)
     values[0] = 3
-    assert isinstance(Tokens(None, values).where, torch.Tensor)
+    assert isinstance(Tokens(None, values).positions_or_range, torch.Tensor)
 
 
 def test_a_models_own_positions_are_known():

@@ -328,10 +328,10 @@ class KVCache:
                 "KVCache.shift: no encoding made these keys. Say which one does: "
                 "cache.record_maker(encoding)."
             )
-        if encoding.embedded_by:
+        if encoding.embedding_encoding:
             raise ValueError(
-                f"KVCache.shift: {encoding.embedded_by} added positions to the embeddings, so "
-                "cached keys and values contain them. Compute the tokens again at their new "
+                f"KVCache.shift: {encoding.embedding_encoding} added positions to the embeddings, "
+                "so cached keys and values contain them. Compute the tokens again at their new "
                 "positions."
             )
         if not encoding.claims.cache_safe:

@@ -178,8 +178,8 @@ class Problem:
         if mask is None or not mask.causal:
             return False
         assert mask.q_positions is not None and mask.kv_positions is not None
-        same_q = are_known_equal(self.queries.where, mask.q_positions)
-        return same_q and are_known_equal(self.keys.where, mask.kv_positions)
+        same_q = are_known_equal(self.queries.positions_or_range, mask.q_positions)
+        return same_q and are_known_equal(self.keys.positions_or_range, mask.kv_positions)
 
     def restricted_to_keys(self, first: int, last: int) -> "Problem":
         """Return the attention from all queries to keys [first, last) of this problem only, counted

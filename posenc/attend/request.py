@@ -200,7 +200,7 @@ def _check_new_positions(cache: KVCache, new: Tokens, mask: Mask | None) -> None
     may_repeat = mask.separates or any(read.name == "padding" for read in mask.reads)
     if may_repeat:
         return
-    position = repeated_position(cache.where, new.where)
+    position = repeated_position(cache.where, new.positions_or_range)
     if position is not None:
         raise ValueError(
             f"{_OWNER}: the cache already holds position {position:g}. One KVCache per layer; the "
@@ -218,7 +218,7 @@ def _append_tokens(
     k, v, positions, state = cache.append(
         new.x,
         v,
-        new.where,
+        new.positions_or_range,
         new.state,
         position_axis=-1 if new.num_axes == 1 else -2,
         keep_last_state=only_last,
@@ -245,7 +245,7 @@ def _bind_to_tokens(mask: Mask, queries: Tokens, keys: Tokens) -> Mask:
     positions have several components."""
     if queries.num_axes > 1:
         return bind_to_memory_order(mask, queries.positions, keys.positions)
-    return mask.bind(queries.where, keys.where)
+    return mask.bind(queries.positions_or_range, keys.positions_or_range)
 
 
 def _pass_inputs(encoding: PositionEncoding, queries: Tokens, keys: Tokens) -> list[PassInputs]:
@@ -286,7 +286,7 @@ def _build_problem(
     with without_autocast(q.device):
         term = _checked_term(encoding, queries, keys)
     mask = _mask_of_pass(inputs.mask, shared_mask, call.queries, stored.keys)
-    shift = shift_of_runs(queries.where, keys.where)
+    shift = shift_of_runs(queries.positions_or_range, keys.positions_or_range)
     vectors_and_states = (q, k, stored.v, queries.x, queries.state, keys.x, keys.state)
     return Problem(
         q=q,
@@ -355,7 +355,7 @@ def _mask_shift(mask: Mask | None, queries: Tokens, keys: Tokens, shift: int | N
         return shift
     at_q = mask.q_positions
     at_k = mask.kv_positions
-    if at_q is queries.where and at_k is keys.where:
+    if at_q is queries.positions_or_range and at_k is keys.positions_or_range:
         return shift
     return shift_of_runs(at_q, at_k)  # type: ignore[arg-type]
 

@@ -316,7 +316,7 @@ def _cases_within_limits(
     Raises: ValueError for a case that needs too much memory, or more than a week.
     """
     from posenc.machine.hardware import memory_bytes
-    from posenc.machine.limits import check_room, check_time, readable_size
+    from posenc.machine.limits import check_memory_or_disk, check_time, readable_size
 
     advice = "Take smaller --lengths, --heads or --head-dim, or fewer --repeats."
     selected: list[Case] = []
@@ -325,7 +325,7 @@ def _cases_within_limits(
     for case in cases:
         name = f"{case.group} {case.title}"
         size = case.min_bytes()
-        check_room(f"bench: tensors of {name}", size, memory_bytes(), advice)
+        check_memory_or_disk(f"bench: tensors of {name}", size, memory_bytes(), advice)
         # Memory is measured in one call: it does not vary as time does.
         rounds_of_case = _Rounds(1, 0.0, 1) if case.group == "memory" else rounds
         takes = sum(_expected_seconds(case, rounds_of_case, count) for count in threads)

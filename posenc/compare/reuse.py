@@ -20,7 +20,7 @@ from posenc.compare.trial.files import (
     save_result,
 )
 from posenc.files.atomic import write_atomically
-from posenc.files.opening import bytes_of, make_inside, text_of
+from posenc.files.opening import bytes_of, make_subfolder, text_of
 
 MAX_RESULT_BYTES = 1 << 23
 """Maximum size of a result.json that is reused. One of 200 steps has 8 kB."""
@@ -61,7 +61,7 @@ def reuse_trials(
             continue
         result = _reusable_result(trial, others)
         if result is not None:
-            save_result(make_inside(folder / trial.folder), result)
+            save_result(make_subfolder(folder / trial.folder), result)
             count += 1
             continue
         has_checkpoint = (folder / trial.folder / CHECKPOINT_FILE).exists()
@@ -132,7 +132,7 @@ def _write_last_checkpoint(
     folder: Path, trial: TrialConfig, training: _FinishedTraining, reused_from: str
 ) -> None:
     """Write weights as the checkpoint of a trial that is trained and not yet tested."""
-    home = make_inside(folder / trial.folder)
+    home = make_subfolder(folder / trial.folder)
     write_atomically(home / WEIGHTS_FILE, training.weights)
     cursor = Cursor(
         trial.hash,

@@ -37,7 +37,7 @@ from posenc.hf.rope.apply import settings_applied
 from posenc.hf.tune.config import TuneConfig
 from posenc.hf.tune.lora import save_adapter
 from posenc.hf.tune.tuning import tune
-from posenc.statistics.intervals import Estimate
+from posenc.statistics.text_intervals import Estimate
 from posenc.tasks.scoring import LEAST_LEARNED_EXACT_MATCH
 
 

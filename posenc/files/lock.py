@@ -6,7 +6,7 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path
 
-from posenc.files.opening import make_folder, open_as, remove_empty
+from posenc.files.opening import make_folder, open_handle, remove_empty
 
 try:
     import fcntl
@@ -28,7 +28,7 @@ def locked(folder: Path, what: str) -> Iterator[None]:
     if the lock is a link or no ordinary file.
     """
     busy = f"Another {what} is running in {folder}. Wait until it ends, or choose another folder."
-    handle = open_as(
+    handle = open_handle(
         folder / LOCK_SUFFIX, os.O_RDWR | os.O_CREAT | _O_NOFOLLOW, refusal=_NOT_LOCKABLE_MESSAGE
     )
     try:
@@ -48,7 +48,9 @@ def locked_without_file(folder: Path, busy: str) -> Iterator[None]:
     make_folder(folder)
     with contextlib.ExitStack() as stack:
         if fcntl is not None:
-            handle = open_as(folder, os.O_RDONLY | _O_NOFOLLOW, stat.S_ISDIR, _NOT_LOCKABLE_MESSAGE)
+            handle = open_handle(
+                folder, os.O_RDONLY | _O_NOFOLLOW, stat.S_ISDIR, _NOT_LOCKABLE_MESSAGE
+            )
             stack.callback(os.close, handle)
             _lock_until_closed(handle, busy)
         stack.callback(remove_empty, [folder])

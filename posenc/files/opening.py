@@ -23,7 +23,7 @@ _FLAGS_OF_EVERY_OPEN = sum(
 )
 
 
-def open_as(
+def open_handle(
     path: Path,
     flags: int,
     may_be_opened: Callable[[int], bool] = stat.S_ISREG,
@@ -70,7 +70,7 @@ def open_ordinary(path: Path, *, follow: bool = True) -> BinaryIO:
 
     Raises: ValueError for a pipe, which would be waited for, and a device, which has no end.
     """
-    return os.fdopen(open_as(path, os.O_RDONLY | (0 if follow else _O_NOFOLLOW)), "rb")
+    return os.fdopen(open_handle(path, os.O_RDONLY | (0 if follow else _O_NOFOLLOW)), "rb")
 
 
 def bytes_of(path: Path, largest: int | None = LARGEST_TEXT_BYTES) -> bytes:
@@ -98,7 +98,7 @@ def open_to_append(path: Path) -> TextIO:
 
     Raises: ValueError for a link of either kind, through which another file would grow.
     """
-    handle = open_as(
+    handle = open_handle(
         path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | _O_NOFOLLOW, refusal=NOT_OURS_MESSAGE
     )
     if os.fstat(handle).st_nlink > 1:
@@ -112,7 +112,7 @@ NOT_OURS_MESSAGE = "a link, or not an ordinary file; remove it."
 
 def open_to_change(path: Path) -> BinaryIO:
     """Open a file of ours to change bytes in it. Raises: ValueError for a link."""
-    return os.fdopen(open_as(path, os.O_RDWR | _O_NOFOLLOW, refusal=NOT_OURS_MESSAGE), "rb+")
+    return os.fdopen(open_handle(path, os.O_RDWR | _O_NOFOLLOW, refusal=NOT_OURS_MESSAGE), "rb+")
 
 
 def open_new(path: Path) -> BinaryIO:
@@ -154,7 +154,7 @@ def make_folder(folder: Path) -> None:
         ) from error
 
 
-def make_inside(folder: Path) -> Path:
+def make_subfolder(folder: Path) -> Path:
     """Make a folder inside of one of ours, if it is missing, and return it.
 
     Raises: ValueError for a link or a file of this name; OSError where the folder above has gone.

@@ -6,7 +6,7 @@ from typing import Any
 import keras
 
 from posenc.keras.biases import ScoreBias
-from posenc.keras.layer import (
+from posenc.keras.position_layer import (
     PositionLayer,
     at_least_float32,
     distances,

@@ -4,8 +4,8 @@ from typing import Any
 
 import keras
 
-from posenc.keras.layer import PositionLayer, at_least_float32, ops, restore_layer
 from posenc.keras.learned import LearnedPositionEmbedding
+from posenc.keras.position_layer import PositionLayer, at_least_float32, ops, restore_layer
 
 
 @keras.saving.register_keras_serializable(package="posenc")

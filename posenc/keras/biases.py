@@ -12,7 +12,13 @@ from posenc.encodings.numerics.shared_with_keras import (
     alibi_slopes_and_sides,
     t5_bucket_edges,
 )
-from posenc.keras.layer import PositionLayer, at_least_float32, distances, ops, token_positions
+from posenc.keras.position_layer import (
+    PositionLayer,
+    at_least_float32,
+    distances,
+    ops,
+    token_positions,
+)
 
 
 class ScoreBias(PositionLayer):

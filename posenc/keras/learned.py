@@ -5,7 +5,7 @@ from typing import Any
 import keras
 
 from posenc.encodings.numerics.shared_with_keras import check_hierarchical, source_rows
-from posenc.keras.layer import (
+from posenc.keras.position_layer import (
     PositionLayer,
     at_least_float32,
     is_inferring_shapes,

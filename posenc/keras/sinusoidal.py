@@ -5,8 +5,8 @@ from typing import Any
 import keras
 
 from posenc.frequencies.series import sinusoidal_frequencies
-from posenc.keras.angles import Int32Frequencies
-from posenc.keras.layer import PositionLayer, at_least_float32, ops, token_positions
+from posenc.keras.int32_frequencies import Int32Frequencies
+from posenc.keras.position_layer import PositionLayer, at_least_float32, ops, token_positions
 
 
 @keras.saving.register_keras_serializable(package="posenc")
@@ -24,7 +24,7 @@ class SinusoidalPositionEncoding(PositionLayer):
 
     Call: x (batch, seq_len, embed_dim), positions (seq_len) or (batch, seq_len), by default
     start_index, start_index + 1, ... -> like x.
-    Precision: posenc.keras.angles; added in float32.
+    Precision: posenc.keras.int32_frequencies; added in float32.
     Raises: ValueError as posenc.Sinusoidal does, when the layer is built.
     Source: Vaswani et al. 2017, arXiv:1706.03762, section 3.5.
     """

@@ -5,7 +5,7 @@ MAX_DAYS = 7
 _SECONDS_PER_DAY = 86400
 
 
-def check_room(
+def check_memory_or_disk(
     what: str, needed: int, available: int | None, advice: str, place: str = "memory"
 ) -> None:
     """Refuse work that cannot fit in memory or on the disk.

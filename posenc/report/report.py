@@ -40,25 +40,25 @@ class Plot:
 
 
 @dataclass(frozen=True)
-class Marked:
+class TextBlock:
     """A block of one text, which is shown by its subclass: as code, as the headline, in a frame."""
 
     text: str
 
 
-class Code(Marked):
+class Code(TextBlock):
     """Commands or code; one click selects it."""
 
 
-class Headline(Marked):
+class Headline(TextBlock):
     """The answer, in large letters."""
 
 
-class Limits(Marked):
+class Limits(TextBlock):
     """What the answer does not say."""
 
 
-class Caution(Marked):
+class Caution(TextBlock):
     """A warning that the reader must see before trusting the rest."""
 
 

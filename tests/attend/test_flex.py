@@ -286,7 +286,7 @@ def test_fox_subtracts_far_running_sums_exactly_without_float64(last):
 
 
 def tokens_with(tokens, state):
-    return posenc.Tokens(torch.zeros(1, 4, state.shape[2], 16), tokens.where, state)
+    return posenc.Tokens(torch.zeros(1, 4, state.shape[2], 16), tokens.positions_or_range, state)
 
 
 def test_fox_reads_all_differences_only_to_learn():

@@ -28,7 +28,7 @@ from posenc.frequencies.scalings import (
     YaRN,
 )
 from posenc.frequencies.series import inverse_frequencies
-from posenc.keras.angles import Int32Frequencies
+from posenc.keras.int32_frequencies import Int32Frequencies
 from tests.golden_values import cases
 from tests.keras_layers.common import (
     array,

@@ -3,20 +3,20 @@
 import pytest
 
 from posenc.machine.hardware import memory_bytes
-from posenc.machine.limits import check_room, check_time, readable_size
+from posenc.machine.limits import check_memory_or_disk, check_time, readable_size
 
 
 def test_memory_is_refused_from_the_first_byte_too_many():
-    check_room("Two models", 100, 100, "")
-    check_room("Two models", 10**30, None, "")  # a system that does not say
+    check_memory_or_disk("Two models", 100, 100, "")
+    check_memory_or_disk("Two models", 10**30, None, "")  # a system that does not say
     with pytest.raises(ValueError, match=r"Two models need at least 101 bytes .* are 100 bytes"):
-        check_room("Two models", 101, 100, "Take one.")
+        check_memory_or_disk("Two models", 101, 100, "Take one.")
 
 
 def test_disk_is_refused_from_the_first_byte_too_many():
-    check_room("The copies", 100, 100, "", "disk")
+    check_memory_or_disk("The copies", 100, 100, "", "disk")
     with pytest.raises(ValueError, match="The copies need at least 101 bytes of disk"):
-        check_room("The copies", 101, 100, "", "disk")
+        check_memory_or_disk("The copies", 101, 100, "", "disk")
 
 
 def test_a_week_is_let_pass_and_more_only_where_it_is_meant():

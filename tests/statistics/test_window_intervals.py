@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from posenc.statistics.intervals import window_gaps
+from posenc.statistics.text_intervals import window_gaps
 
 
 def text(random, count, gaps):

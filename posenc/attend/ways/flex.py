@@ -21,7 +21,7 @@ from posenc.attend.problem import BEYOND_ANY_DISTANCE, Problem
 from posenc.attend.ways import diagonals
 from posenc.encodings import ScoreMod, formulas_need_gradient
 from posenc.encodings.numerics.precision import without_autocast
-from posenc.encodings.numerics.torch_modes import compile_with_own_limit
+from posenc.encodings.numerics.torch_modes import compile_with_separate_limit
 from posenc.masks import Mask
 from posenc.positions import as_tensor
 
@@ -426,7 +426,7 @@ def _compiled_flex(
     `lengths` or for any. It raises rather than to run uncompiled, which would compute all scores at
     once."""
     dynamic = None if lengths is None else False
-    return compile_with_own_limit(
+    return compile_with_separate_limit(
         _attend_to_parts, MAX_CACHED_MASKS, dynamic=dynamic, fullgraph=True
     )
 

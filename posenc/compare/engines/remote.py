@@ -21,7 +21,7 @@ from posenc.compare.trial.process import (
     make_trial_folder,
     write_failure,
 )
-from posenc.files.opening import make_inside, make_private_folder
+from posenc.files.opening import make_private_folder, make_subfolder
 from posenc.machine.fingerprint import describe_difference, machine_facts
 
 MAX_LOSSES = 3
@@ -184,7 +184,7 @@ class Remote:
         if result.reason is not None:
             write_failure(self.folder / trial.folder, result)
         elif self.storage is not None:
-            make_inside(self.folder / trial.folder)  # raises if the disk was removed
+            make_subfolder(self.folder / trial.folder)  # raises if the disk was removed
             take_result(self.storage, self.folder / trial.folder)
         self.events.append((trial, result))
 

@@ -17,7 +17,7 @@ from posenc.compare.results import TrialResult
 from posenc.compare.trial.config import TrialConfig
 from posenc.compare.trial.process import limit_step_events
 from posenc.files.atomic import write_atomically
-from posenc.files.opening import make_inside, remove_folder, text_of
+from posenc.files.opening import make_subfolder, remove_folder, text_of
 from posenc.lazy import require_package
 
 POLL_SECONDS = 2.0
@@ -70,11 +70,11 @@ class Slurm(Remote):
         """Make a folder for the messages of this run, delete those of earlier ones, whose jobs then
         end, and build submitit's executor."""
         super().prepare(folder, trials, checkpoint_steps)
-        home = make_inside(self.folder / "slurm")
+        home = make_subfolder(self.folder / "slurm")
         for earlier in home.glob("run-*"):
             remove_folder(earlier)
         self.run = home / f"run-{secrets.token_hex(8)}"
-        make_inside(self.run)
+        make_subfolder(self.run)
         self.executor = self.submitit.AutoExecutor(home, cluster=self.cluster)
         self.executor.update_parameters(**self.job_parameters)
 

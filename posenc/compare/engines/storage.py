@@ -20,7 +20,7 @@ from posenc.files.atomic import is_partial, write_atomically
 from posenc.files.opening import (
     bytes_of,
     make_folder,
-    make_inside,
+    make_subfolder,
     missing_folders,
     remove_empty,
     remove_folder,
@@ -199,7 +199,7 @@ class Mirror:
 def replace_with_stored_files(storage: Storage, home: Path) -> None:
     """Make `home` anew with what the storage has of it: a checkpoint, a result, or nothing."""
     remove_folder(home)
-    make_inside(home)
+    make_subfolder(home)
     storage.take(home, sorted(storage.names(home.name), key=lambda name: name == "result.json"))
 
 

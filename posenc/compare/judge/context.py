@@ -21,8 +21,8 @@ from posenc.compare.results import FarScore, Study, TrialResult
 from posenc.compare.rows import Row
 from posenc.compare.trial.config import CAUSAL, TrialConfig
 from posenc.compare.trial.objectives import objective_of
-from posenc.statistics.intervals import window_gaps
-from posenc.statistics.pairs import Gap
+from posenc.statistics.seed_intervals import Gap
+from posenc.statistics.text_intervals import window_gaps
 
 _LossesByLength = dict[int, list[tuple[float, ...]]]
 """By length of the window that ends in the far bytes, with the training length for near context:

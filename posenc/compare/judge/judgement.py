@@ -14,7 +14,7 @@ from posenc.compare.judge.standing import MARGIN, Standing
 from posenc.compare.judge.summary import bits_saved_by_doubling
 from posenc.compare.results import Study
 from posenc.compare.rows import EqualTime, at_equal_time, rows_by_name
-from posenc.statistics.pairs import Gap, significance_level
+from posenc.statistics.seed_intervals import Gap, significance_level
 from posenc.tasks.known import TEXT
 
 USE, LEADS, TIED = "use", "leads", "tied"
@@ -294,7 +294,7 @@ def why_unsure(standing: Standing) -> str | None:
     """Return why no difference in a standing can be significant and what to do; None if intervals
     exist."""
     pairs = standing.pairs
-    if pairs.least < math.inf or len(pairs.names) < 2:
+    if pairs.least_significant_gap < math.inf or len(pairs.names) < 2:
         return None
     most = max(map(len, pairs.values.values()))
     if len(set().union(*pairs.values.values())) < 2:

@@ -22,7 +22,7 @@ from posenc.compare.results import Study, TrialResult
 from posenc.compare.rows import Row, row_name, rows_of
 from posenc.compare.scores import READINGS
 from posenc.compare.trial.config import CAUSAL, TrialConfig
-from posenc.statistics.pairs import Pairs
+from posenc.statistics.seed_intervals import Pairs
 from posenc.tasks.known import TEXT
 
 STEADY_LEVEL = 0.036

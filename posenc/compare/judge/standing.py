@@ -12,8 +12,8 @@ from statistics import fmean
 from posenc.compare.judge.summary import has_learned, shown_score
 from posenc.compare.results import Study, TrialResult
 from posenc.compare.trial.evaluate import TEST_SEQUENCES
-from posenc.statistics.intervals import window_gaps
-from posenc.statistics.pairs import Gap, Pairs, Prior, group_into_tiers
+from posenc.statistics.seed_intervals import Gap, Pairs, Prior, group_into_tiers
+from posenc.statistics.text_intervals import window_gaps
 from posenc.tasks.known import TASKS, TEXT
 
 MIN_TASKS = 3
@@ -66,7 +66,7 @@ class Standing:
         if self.pairs.where != "text" or not 1 < len(values) < len(self.pairs.values):
             return None
         again = replace(self, pairs=replace(self.pairs, values=values))
-        return again if again.pairs.least < math.inf else None
+        return again if again.pairs.least_significant_gap < math.inf else None
 
     @cached_property
     def _relevant(self) -> frozenset[tuple[str, str]]:
@@ -116,7 +116,7 @@ class Standing:
 
     def verdict(self, name: str) -> str:
         """Return "best", "tied" or "worse"; "" if nothing can be significant."""
-        if self.pairs.least == math.inf or len(self.order) < 2:
+        if self.pairs.least_significant_gap == math.inf or len(self.order) < 2:
             return ""
         if name not in self.contenders:
             return "worse"
@@ -127,7 +127,8 @@ class Standing:
         """Return the smallest difference that is significant, of two encodings that have all seeds;
         inf if none can be."""
         return min(
-            self.pairs.least, self.among_best.least_significant_gap if self.among_best else math.inf
+            self.pairs.least_significant_gap,
+            self.among_best.least_significant_gap if self.among_best else math.inf,
         )
 
     def mean(self, name: str) -> float:

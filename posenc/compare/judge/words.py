@@ -17,7 +17,7 @@ from posenc.compare.judge.limits import Limits
 from posenc.compare.judge.standing import Standing
 from posenc.compare.rows import EqualTime
 from posenc.sentence import join_names
-from posenc.statistics.pairs import Gap
+from posenc.statistics.seed_intervals import Gap
 
 COSTS_MORE = 1.2
 """Ratio of training times from which the answer says what an encoding costs: chosen."""

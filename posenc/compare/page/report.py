@@ -333,7 +333,7 @@ def _mean_cell(standing: Standing, name: str, small: str) -> Cell:
     where it does not run. small: the second line."""
     if name not in standing.order:
         return Cell("–", small=small)
-    is_decided = standing.pairs.least < math.inf
+    is_decided = standing.pairs.least_significant_gap < math.inf
     tone = min(standing.tier(name), MAX_TONE) if is_decided else 0
     mean = Number(standing.mean(name), form=".2f")
     return Cell(mean, small=small, tone=tone, strong=tone == 1)

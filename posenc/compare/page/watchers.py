@@ -13,7 +13,7 @@ from rich.console import Console
 from posenc.command_line.progress import Bars, Pace, readable_duration
 from posenc.compare.results import Study, TrialResult
 from posenc.compare.trial.config import TrialConfig, describe_trial
-from posenc.files.opening import make_inside, open_to_append
+from posenc.files.opening import make_subfolder, open_to_append
 from posenc.report.terminal import print_line
 from posenc.tasks.known import TEXT
 from posenc.tasks.task import Case
@@ -214,7 +214,7 @@ class TensorBoard(contextlib.AbstractContextManager):
     def __init__(self, folder: Path) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
-        self.folder = make_inside(folder)
+        self.folder = make_subfolder(folder)
         self.writer_class = SummaryWriter
         self.writers: dict[TrialConfig, Any] = {}
 

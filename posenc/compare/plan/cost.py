@@ -14,7 +14,7 @@ from posenc.compare.trial.objectives import objective_of
 from posenc.compare.trial.train import decoder_config, encoding_shape
 from posenc.encodings import PositionEncoding, create, parse
 from posenc.machine import hardware
-from posenc.machine.limits import check_room, check_time
+from posenc.machine.limits import check_memory_or_disk, check_time
 from posenc.tasks.known import TEXT
 from posenc.tasks.task import Case
 
@@ -47,7 +47,7 @@ def check_cost(
     """
     trials_of_a_task = seeds * len(encodings)
     count = trials_of_a_task * len(planned)
-    check_room(
+    check_memory_or_disk(
         f"{count:,} trials", count * BYTES_PER_TRIAL, hardware.memory_bytes(), "Take fewer --seeds."
     )
     for trial in planned:
@@ -184,7 +184,7 @@ def _check_model_memory(trial: TrialConfig, workers: int, encoding_parameters: i
         available = min(torch.cuda.get_device_properties(i).total_memory for i in range(num_gpus))
         workers = -(-workers // num_gpus)  # rounded up: those that share a GPU
         where = " on one GPU"
-    check_room(
+    check_memory_or_disk(
         f"{workers} {'worker' if workers == 1 else 'workers'}{where} at a model of {parameters:,} "
         f"parameters and {trial.batch:,} {_describe_rows(trial)} a step",
         workers * bytes_of_one,

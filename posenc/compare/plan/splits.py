@@ -20,7 +20,7 @@ from posenc.files.opening import (
     open_ordinary,
     remove_folder,
 )
-from posenc.machine.limits import check_room
+from posenc.machine.limits import check_memory_or_disk
 from posenc.text import TextSource
 
 SEPARATOR = 256
@@ -118,7 +118,7 @@ class TextSplits:
                 # Two bytes for each symbol, and one separator after each stretch.
                 size = 2 * sum(stop - start + 1 for _, start, stop in stretches)
                 free = shutil.disk_usage(folder).free
-                check_room(_COPIES, size, free, _ADVICE, "disk")
+                check_memory_or_disk(_COPIES, size, free, _ADVICE, "disk")
                 for split in SPLITS:
                     path = target / f"{split}.u16"
                     with naming_os_errors(path), open_new(partial / path.name) as out:
@@ -193,7 +193,9 @@ def split_text(source: TextSource, need: MinimumBytes, folder: Path) -> TextSpli
     folders = (folder.absolute(), *folder.absolute().parents)
     existing = next(parent for parent in folders if parent.exists())
     disk = shutil.disk_usage(existing).total
-    check_room(_COPIES, 2 * sum(sizes.values()), disk, _ADVICE, "disk")  # two bytes for each
+    check_memory_or_disk(
+        _COPIES, 2 * sum(sizes.values()), disk, _ADVICE, "disk"
+    )  # two bytes for each
     digest, counts = _hash_and_count(source, sizes, stretches)
     pairs = _count_pairs(source, stretches["train"])
     info = CorpusInfo(

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from posenc.compare.trial import process
 from posenc.compare.trial.config import write_trial
-from posenc.files.opening import make_inside, open_to_append
+from posenc.files.opening import make_subfolder, open_to_append
 from posenc.tasks.known import TEXT
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ def seconds_by_kind(
     trial_by_kind = {kind_of_trial(trial): trial for trial in trials}
     to_measure = list(trial_by_kind.values())
     for trial in to_measure:
-        write_trial(make_inside(folder / trial.folder), trial)
+        write_trial(make_subfolder(folder / trial.folder), trial)
     at_once = min(at_once, len(to_measure))
     shares = [to_measure[i::at_once] for i in range(at_once)]
     seconds: dict[str, float] = {}

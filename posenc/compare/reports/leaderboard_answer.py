@@ -180,9 +180,10 @@ def _write_line_for_tasks(use: str, standings: Sequence[Standing], costs_of: Seq
         first = standing.order[0]
         rank = f"mean rank {standing.mean(first):.2f} over {standing.where}"
         count = len(standing.first) - 1
-        if standing.pairs.least == math.inf:
+        if standing.pairs.least_significant_gap == math.inf:
             rank = f"not decided, {rank}"
         elif count:
-            rank = f"tied with {words.number_word(count)} {'other' if count == 1 else 'others'}, {rank}"
+            others = "other" if count == 1 else "others"
+            rank = f"tied with {words.number_word(count)} {others}, {rank}"
         parts.append(f"{first} ({rank}; {cost})")
     return f"{use}: {join_names(parts)}."

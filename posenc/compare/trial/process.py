@@ -16,7 +16,7 @@ from posenc.compare.results import TrialResult
 from posenc.compare.trial.config import TrialConfig, write_trial
 from posenc.compare.trial.files import CorruptResult, load_result
 from posenc.files.atomic import write_atomically
-from posenc.files.opening import make_inside, open_to_append, text_of
+from posenc.files.opening import make_subfolder, open_to_append, text_of
 
 if sys.platform == "linux":
     import fcntl
@@ -162,7 +162,7 @@ class TrialProcess:
 
 def make_trial_folder(folder: Path, trial: TrialConfig) -> Path:
     """Make and return a trial's folder below `folder`, with its config and without a result."""
-    home = make_inside(folder / trial.folder)
+    home = make_subfolder(folder / trial.folder)
     (home / "result.json").unlink(missing_ok=True)
     write_trial(home, trial)
     return home
@@ -186,5 +186,5 @@ def limit_step_events(seconds: float, tell: ReceiveEvent) -> ReceiveEvent:
 def write_failure(home: Path, result: TrialResult) -> None:
     """Write the result of a trial that failed into its folder `home`, if the disk has room."""
     with contextlib.suppress(OSError):  # the disk may be full
-        make_inside(home)
+        make_subfolder(home)
         write_atomically(home / "result.json", result.to_json())

@@ -104,7 +104,7 @@ def validated_embedding_positions(
     return validated_positions_of(x.shape[:-1], x, owner, argument, positions, num_axes)
 
 
-def tokens_of_pair(
+def query_and_key_tokens(
     owner: str, q: Any, k: Any, positions: Any, num_axes: int = 1
 ) -> tuple[Tokens, Tokens]:
     """Return q and k at their common positions, as Tokens. Raise TypeError or ValueError unless

@@ -9,7 +9,7 @@ from torch import nn
 from posenc.encodings.base.claims import Claims
 from posenc.encodings.base.position_encoding import (
     Cached,
-    CachedPlaces,
+    CachedPositions,
     Embedded,
     EmbeddedPositions,
     Hidden,
@@ -25,7 +25,7 @@ from posenc.encodings.base.position_encoding import (
 )
 from posenc.encodings.terms.term import Chain, Term
 from posenc.encodings.terms.tokens import Tokens
-from posenc.positions import KeyPlaces, Places, Positions, QueryPlaces
+from posenc.positions import KeyPositions, Positions, QueryPositions, TokenPositions
 
 _METHODS_OF_ONE_MEMBER = {"scale": "scale", "state": "state per token", "passes": "passes"}
 """Methods that only one of the composed encodings may define, with their names in messages."""
@@ -157,7 +157,9 @@ class Compose(PositionEncoding):
             remaining = in_attention[0].shallow_copy()
         else:
             remaining = Compose(*in_attention)
-        remaining.embedded_by = _class_names([e for e in self.members if 1 in e.claims.places])
+        remaining.embedding_encoding = _class_names(
+            [e for e in self.members if 1 in e.claims.places]
+        )
         return remaining
 
     def prepare(self, positions: Positions, length: int | None = None) -> Self:
@@ -174,7 +176,7 @@ class Compose(PositionEncoding):
         scaled._members_in_use = tuple(e.with_scale(scale) for e in self.members)
         return scaled
 
-    def passes(self, q_positions: QueryPlaces, kv_positions: KeyPlaces) -> tuple[Pass, ...]:
+    def passes(self, q_positions: QueryPositions, kv_positions: KeyPositions) -> tuple[Pass, ...]:
         owner = self._defining_member("passes")
         if owner is None:
             return super().passes(q_positions, kv_positions)
@@ -185,7 +187,7 @@ class Compose(PositionEncoding):
             x = e.embed(x, positions)
         return x
 
-    def state(self, x: Hidden, positions: Places, past: Past | None = None) -> State | None:
+    def state(self, x: Hidden, positions: TokenPositions, past: Past | None = None) -> State | None:
         owner = self._defining_member("state")
         return None if owner is None else owner.state(x, positions, past)
 
@@ -197,7 +199,7 @@ class Compose(PositionEncoding):
         assert q.x is not None and k.x is not None
         return q.x, k.x
 
-    def move_keys(self, k: Cached, before: CachedPlaces, after: CachedPlaces) -> Cached:
+    def move_keys(self, k: Cached, before: CachedPositions, after: CachedPositions) -> Cached:
         moving = []
         moved = k
         for e in self.members:
@@ -212,7 +214,7 @@ class Compose(PositionEncoding):
             )
         return moved
 
-    def move_values(self, v: Cached, before: CachedPlaces, after: CachedPlaces) -> Cached:
+    def move_values(self, v: Cached, before: CachedPositions, after: CachedPositions) -> Cached:
         for e in self.members:  # one at most changes them
             v = e.move_values(v, before, after)
         return v

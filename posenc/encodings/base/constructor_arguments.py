@@ -103,7 +103,7 @@ def _record_arguments(encoding: Any, bound: inspect.BoundArguments) -> None:
 
     _explicit_arguments: as they were given, without defaults, to be saved in files.
     _comparable_arguments: with defaults, in a form that compares equal, for `are_alike`.
-    _argument_texts: as texts, for `shown_arguments`.
+    _argument_texts: as texts, for `arguments_in_repr`.
     """
     with_self = dict(bound.arguments)
     without_self = dict(list(with_self.items())[1:])
@@ -156,7 +156,7 @@ def _comparable(value: Any) -> Any:
     return _text(value)
 
 
-def shown_arguments(encoding: Any) -> str:
+def arguments_in_repr(encoding: Any) -> str:
     """Return the text between parentheses in repr(encoding): arguments that differ from their
     default, and always rope_theta, base and scaling."""
     shown = []

@@ -20,7 +20,7 @@ from posenc.encodings.base.position_encoding import (
 from posenc.encodings.base.within import Within
 from posenc.encodings.terms.tokens import Tokens
 from posenc.masks import Mask, sliding_window
-from posenc.positions import KeyPlaces, Positions, QueryPlaces
+from posenc.positions import KeyPositions, Positions, QueryPositions
 
 
 class PerLayer(PositionEncoding):
@@ -180,7 +180,7 @@ class PerLayer(PositionEncoding):
     def embed(self, x: Embedded, positions: EmbeddedPositions) -> Embedded:
         return self.members[0].embed(x, positions)
 
-    def passes(self, q_positions: QueryPlaces, kv_positions: KeyPlaces) -> NoReturn:
+    def passes(self, q_positions: QueryPositions, kv_positions: KeyPositions) -> NoReturn:
         raise ValueError(
             f"{type(self).__name__}: layers differ, so attention needs one layer's encoding: "
             "pass encoding.for_layer(i)."

@@ -14,14 +14,14 @@ from posenc.arguments import explain_constructor_misfits, explain_misfits
 from posenc.encodings.base.claims import Claims
 from posenc.encodings.base.constructor_arguments import (
     UnknownOption,
-    shown_arguments,
+    arguments_in_repr,
     with_checked_arguments,
 )
 from posenc.encodings.base.model_shape import ModelShape
 from posenc.encodings.numerics.caches import TableCache
 from posenc.encodings.terms.term import Term
 from posenc.encodings.terms.tokens import Tokens
-from posenc.positions import KeyPlaces, Places, Positions, QueryPlaces
+from posenc.positions import KeyPositions, Positions, QueryPositions, TokenPositions
 
 if TYPE_CHECKING:
     from posenc.masks import Mask
@@ -40,7 +40,7 @@ QueriesKeys = tuple[
 """Queries and keys as `transform` returns them, for `q` and `k` given as Tokens."""
 Cached = Float[Tensor, "batch num_kv_heads moved width"]
 """Cached keys or values, see PositionEncoding.move_keys."""
-CachedPlaces = Real[Tensor, "#batch moved *axes"] | Real[Tensor, "moved *axes"]
+CachedPositions = Real[Tensor, "#batch moved *axes"] | Real[Tensor, "moved *axes"]
 Values = Float[Tensor, "batch num_kv_heads {len(v)} v_width"]
 Output = Float[Tensor, "batch num_heads {len(out)} v_width"]
 
@@ -68,8 +68,8 @@ class Pass:
     True
     """
 
-    q_positions: QueryPlaces
-    kv_positions: KeyPlaces
+    q_positions: QueryPositions
+    kv_positions: KeyPositions
     mask: "Mask | None" = None
 
 
@@ -108,7 +108,7 @@ class PositionEncoding(nn.Module):
         causal_only=True,
     )
 
-    embedded_by: str = ""
+    embedding_encoding: str = ""
     """Name of the encoding of the same model that acts at the embeddings: what attention sees then
     depends on positions in a way that this encoding does not know. Set by `for_layer`."""
 
@@ -119,7 +119,12 @@ class PositionEncoding(nn.Module):
     """Names of the attributes that the constructor set, for `shallow_copy` in compiled code, which
     up to torch 2.12 cannot list them. `with_checked_arguments`, which wraps each constructor, sets
     it after the call; here are the names that each Module has before."""
-    _class_defaults: tuple[str, ...] = ("claims", "embedded_by", "_table_cache", "_attribute_names")
+    _class_defaults: tuple[str, ...] = (
+        "claims",
+        "embedding_encoding",
+        "_table_cache",
+        "_attribute_names",
+    )
     """Names of attributes that have a default in the class and that an instance may set later. For
     `shallow_copy` in compiled code, too; __init_subclass__ adds those of a subclass."""
 
@@ -169,7 +174,7 @@ class PositionEncoding(nn.Module):
 
     def extra_repr(self) -> str:
         """Return the arguments that repr shows, such as base, layout and scaling."""
-        return shown_arguments(self)
+        return arguments_in_repr(self)
 
     def reset_parameters(self) -> None:
         """Draw new initial values of the parameters; do nothing if there are none."""
@@ -201,7 +206,7 @@ class PositionEncoding(nn.Module):
         if self.claims.places != (1,):
             return self
         nope = without_position(self.claims.num_axes)
-        nope.embedded_by = type(self).__name__
+        nope.embedding_encoding = type(self).__name__
         return nope
 
     def prepare(self, positions: Positions, length: int | None = None) -> "PositionEncoding":
@@ -234,11 +239,11 @@ class PositionEncoding(nn.Module):
         scaled._attribute_names = (*self._attribute_names, "scale")
         return scaled
 
-    def passes(self, q_positions: QueryPlaces, kv_positions: KeyPlaces) -> tuple[Pass, ...]:
+    def passes(self, q_positions: QueryPositions, kv_positions: KeyPositions) -> tuple[Pass, ...]:
         """Return the softmax attentions to compute: one, or several to be merged by log-sum-exp."""
         return (Pass(q_positions, kv_positions),)
 
-    def state(self, x: Hidden, positions: Places, past: Past | None = None) -> State | None:
+    def state(self, x: Hidden, positions: TokenPositions, past: Past | None = None) -> State | None:
         """Compute the state per token that `transform` and `term` read, (batch, heads, len, ...).
 
         x are hidden states. The state is cached next to k and v; `past` is that of the tokens
@@ -256,7 +261,7 @@ class PositionEncoding(nn.Module):
         assert q.x is not None and k.x is not None
         return q.x, k.x
 
-    def move_keys(self, k: Cached, before: CachedPlaces, after: CachedPlaces) -> Cached:
+    def move_keys(self, k: Cached, before: CachedPositions, after: CachedPositions) -> Cached:
         """Return keys that `transform` made at the positions `before` as it makes them at `after`;
         for `KVCache.shift`. Keys that do not depend on positions are returned as they are.
 
@@ -270,7 +275,7 @@ class PositionEncoding(nn.Module):
             )
         return k
 
-    def move_values(self, v: Cached, before: CachedPlaces, after: CachedPlaces) -> Cached:
+    def move_values(self, v: Cached, before: CachedPositions, after: CachedPositions) -> Cached:
         """Do for values and `transform_values` what `move_keys` does for keys."""
         if type(self).transform_values is not PositionEncoding.transform_values:
             raise ValueError(

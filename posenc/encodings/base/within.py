@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from posenc.encodings.base.position_encoding import Pass, PositionEncoding
 from posenc.masks import Mask
-from posenc.positions import KeyPlaces, QueryPlaces
+from posenc.positions import KeyPositions, QueryPositions
 
 
 class Within(PositionEncoding):
@@ -31,6 +31,6 @@ class Within(PositionEncoding):
         self.mask = mask
         self.claims = replace(self.claims, shift_invariant=mask.exact)
 
-    def passes(self, q_positions: QueryPlaces, kv_positions: KeyPlaces) -> tuple[Pass, ...]:
+    def passes(self, q_positions: QueryPositions, kv_positions: KeyPositions) -> tuple[Pass, ...]:
         mask = self.mask.bind(q_positions, kv_positions)
         return (Pass(q_positions, kv_positions, mask),)

@@ -28,7 +28,7 @@ def autocast_enabled(kind: str) -> bool:
     return known and torch.is_autocast_enabled(kind)
 
 
-def compile_with_own_limit(
+def compile_with_separate_limit(
     function: Callable[..., Any], limit: int, **options: Any
 ) -> Callable[..., Any]:
     """Compile a function so that its recompilations, at most `limit`, are counted apart from those

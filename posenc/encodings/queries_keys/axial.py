@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from posenc.arguments import explain_misfits
 from posenc.encodings.base.claims import Claims
-from posenc.encodings.base.position_encoding import Cached, CachedPlaces
+from posenc.encodings.base.position_encoding import Cached, CachedPositions
 from posenc.encodings.numerics.grouped_heads import repeat_kv_heads
 from posenc.encodings.numerics.precision import at_least_float32
 from posenc.encodings.numerics.torch_modes import extremes_if_readable
@@ -176,7 +176,7 @@ class MixedRoPE(QueryKeyEncoding):
         check_keys(self, k.x)
         return self._rotate(q.x, q.positions), self._rotate(k.x, k.positions)
 
-    def move_keys(self, k: Cached, before: CachedPlaces, after: CachedPlaces) -> Cached:
+    def move_keys(self, k: Cached, before: CachedPositions, after: CachedPositions) -> Cached:
         return self._rotate(k, after - before)
 
     def _rotate(self, x: Tensor, positions: Tensor) -> Tensor:

@@ -48,7 +48,7 @@ class DecoupledRoPE(RoPE):
         RoPE.claims, source="DeepSeek-AI 2024, arXiv:2405.04434, section 2.1.3, equations 14-19"
     )
 
-    trailing = True
+    rotates_last_channels = True
 
     def __init__(
         self,

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from posenc.encodings.base.claims import Claims
-from posenc.encodings.base.position_encoding import Cached, CachedPlaces
+from posenc.encodings.base.position_encoding import Cached, CachedPositions
 from posenc.encodings.numerics.exact_frequencies import ExactFrequencies
 from posenc.encodings.numerics.precision import at_least_float32
 from posenc.encodings.queries_keys.query_key_encoding import QueryKeyEncoding, check_keys
@@ -86,7 +86,7 @@ class PoPE(QueryKeyEncoding):
         k_sin = sin * delta_cos + cos * delta_sin
         return _magnitudes_at_angles(q.x, q_cos, q_sin), _magnitudes_at_angles(k.x, k_cos, k_sin)
 
-    def move_keys(self, k: Cached, before: CachedPlaces, after: CachedPlaces) -> Cached:
+    def move_keys(self, k: Cached, before: CachedPositions, after: CachedPositions) -> Cached:
         cos, sin = self.exact_frequencies.cos_sin(after - before, torch.float64)
         return rotate(k, cos, sin, interleaved=False)  # channel c and its sine at c + head_dim
 
@@ -97,9 +97,9 @@ class PoPE(QueryKeyEncoding):
             cos, sin = self.exact_frequencies.cos_sin(tokens.positions, dtype)
             return cos.unsqueeze(-3), sin.unsqueeze(-3)
 
-        if not isinstance(tokens.where, range):
+        if not isinstance(tokens.positions_or_range, range):
             return compute()
-        return self.cached((tokens.where, dtype, tokens.device), compute)
+        return self.cached((tokens.positions_or_range, dtype, tokens.device), compute)
 
 
 def _magnitudes_at_angles(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

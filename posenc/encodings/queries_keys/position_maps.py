@@ -18,9 +18,9 @@ from posenc.encodings.queries_keys.rope import RoPE
 from posenc.frequencies.scaling import Scaling
 from posenc.masks import Mask, sliding_window
 from posenc.positions import (
-    KeyPlaces,
+    KeyPositions,
     Positions,
-    QueryPlaces,
+    QueryPositions,
     RememberedPositions,
     are_known_equal,
     subtract_first_key,
@@ -37,11 +37,13 @@ class PositionMap(RoPE):
 
     _prepared_passes: tuple[RememberedPositions, tuple[Pass, ...]] | None = None
 
-    def mapped_passes(self, q_positions: QueryPlaces, kv_positions: KeyPlaces) -> tuple[Pass, ...]:
+    def mapped_passes(
+        self, q_positions: QueryPositions, kv_positions: KeyPositions
+    ) -> tuple[Pass, ...]:
         """Return the passes, each with mapped positions and the mask of its pairs."""
         raise NotImplementedError(f"{type(self).__name__} must define mapped_passes()")
 
-    def passes(self, q_positions: QueryPlaces, kv_positions: KeyPlaces) -> tuple[Pass, ...]:
+    def passes(self, q_positions: QueryPositions, kv_positions: KeyPositions) -> tuple[Pass, ...]:
         if self._prepared_passes is not None:
             positions, parts = self._prepared_passes
             if positions.fits(q_positions) and positions.fits(kv_positions):
@@ -121,7 +123,9 @@ class ReRoPE(PositionMap):
         given."""
         return super().from_shape(shape, **{"window": max(1, shape.train_length // 2), **options})
 
-    def mapped_passes(self, q_positions: QueryPlaces, kv_positions: KeyPlaces) -> tuple[Pass, ...]:
+    def mapped_passes(
+        self, q_positions: QueryPositions, kv_positions: KeyPositions
+    ) -> tuple[Pass, ...]:
         if self.leak is None:
             q_far = torch.full_like(q_positions, self.window)
             kv_far = torch.zeros_like(kv_positions)
@@ -189,7 +193,9 @@ class SelfExtend(PositionMap):
         given."""
         return super().from_shape(shape, **{"window": max(1, shape.train_length // 4), **options})
 
-    def mapped_passes(self, q_positions: QueryPlaces, kv_positions: KeyPlaces) -> tuple[Pass, ...]:
+    def mapped_passes(
+        self, q_positions: QueryPositions, kv_positions: KeyPositions
+    ) -> tuple[Pass, ...]:
         q_group = torch.div(q_positions, self.group_size, rounding_mode="floor")
         kv_group = torch.div(kv_positions, self.group_size, rounding_mode="floor")
         shift = self.window - self.window / self.group_size
@@ -267,7 +273,9 @@ class DualChunk(PositionMap):
         }
         return super().from_shape(shape, **{**sizes, **options})
 
-    def mapped_passes(self, q_positions: QueryPlaces, kv_positions: KeyPlaces) -> tuple[Pass, ...]:
+    def mapped_passes(
+        self, q_positions: QueryPositions, kv_positions: KeyPositions
+    ) -> tuple[Pass, ...]:
         stride = self.chunk_size - self.local_window
         keys = kv_positions % stride
         q_in_own = q_positions % stride

@@ -6,7 +6,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from posenc.arguments import explain_misfits
-from posenc.encodings.base.check_inputs import heads_first, tokens_of_pair
+from posenc.encodings.base.check_inputs import heads_first, query_and_key_tokens
 from posenc.encodings.base.claims import Claims
 from posenc.encodings.base.position_encoding import PositionEncoding
 from posenc.positions import Positions
@@ -31,7 +31,9 @@ class QueryKeyEncoding(PositionEncoding):
         layout="bthd" they are (batch, len, heads, head_dim)."""
         owner = type(self).__name__
         q, k = heads_first(owner, layout, q, k)
-        new_q, new_k = self.transform(*tokens_of_pair(owner, q, k, positions, self.claims.num_axes))
+        new_q, new_k = self.transform(
+            *query_and_key_tokens(owner, q, k, positions, self.claims.num_axes)
+        )
         return heads_first(owner, layout, new_q, new_k)
 
 

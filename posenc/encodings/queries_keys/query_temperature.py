@@ -9,7 +9,7 @@ from torch import Tensor
 
 from posenc.arguments import explain_misfits
 from posenc.encodings.base.model_shape import ModelShape
-from posenc.encodings.base.position_encoding import Cached, CachedPlaces, QueriesKeys
+from posenc.encodings.base.position_encoding import Cached, CachedPositions, QueriesKeys
 from posenc.encodings.numerics.precision import at_least_float32
 from posenc.encodings.queries_keys.query_key_encoding import QueryKeyEncoding
 from posenc.encodings.terms.tokens import Tokens
@@ -36,7 +36,7 @@ class QueryTemperature(QueryKeyEncoding):
         factor = self.factor(q.positions, at_least_float32(q.x.dtype))
         return (q.x * factor[..., None, :, None]).to(q.x.dtype), k.x
 
-    def move_keys(self, k: Cached, before: CachedPlaces, after: CachedPlaces) -> Cached:
+    def move_keys(self, k: Cached, before: CachedPositions, after: CachedPositions) -> Cached:
         return k  # only queries change
 
 

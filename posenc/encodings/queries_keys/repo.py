@@ -7,7 +7,7 @@ from torch.nn import functional as F
 from posenc.encodings.base.claims import Claims
 from posenc.encodings.base.position_encoding import (
     Cached,
-    CachedPlaces,
+    CachedPositions,
     PositionEncoding,
     check_head_dim,
     check_state_shape,
@@ -98,7 +98,7 @@ class RePo(PositionEncoding):
     ]:
         return self._rotate_by_state(q), self._rotate_by_state(k)
 
-    def move_keys(self, k: Cached, before: CachedPlaces, after: CachedPlaces) -> Cached:
+    def move_keys(self, k: Cached, before: CachedPositions, after: CachedPositions) -> Cached:
         return k  # positions come from the content
 
     def _rotate_by_state(self, tokens: Tokens) -> Tensor:

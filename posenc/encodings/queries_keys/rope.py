@@ -57,7 +57,7 @@ class RoPE(Rotation):
     """
 
     claims = replace(Rotation.claims, source="Su et al. 2021, arXiv:2104.09864, section 3.2")
-    trailing: ClassVar[bool] = False
+    rotates_last_channels: ClassVar[bool] = False
     """True if the last channels of a head rotate, not the first."""
 
     def __init__(
@@ -159,11 +159,11 @@ class RoPE(Rotation):
         """
         name = cls.__name__
         arguments = rotation_arguments(config, kind, name, options.get("interleaved"))
-        if arguments.pop("trailing") != cls.trailing:
-            other = "first" if cls.trailing else "last"
+        if arguments.pop("rotates_last_channels") != cls.rotates_last_channels:
+            other = "first" if cls.rotates_last_channels else "last"
             raise ValueError(
                 f"{name}: this model rotates the {other} channels of each head: use "
-                f"posenc.{'RoPE' if cls.trailing else 'DecoupledRoPE'}.from_config."
+                f"posenc.{'RoPE' if cls.rotates_last_channels else 'DecoupledRoPE'}.from_config."
             )
         takes_sections = "sections" in inspect.signature(cls).parameters
         if takes_sections != ("sections" in arguments):

@@ -11,7 +11,7 @@ from posenc.encodings.base.claims import Claims
 from posenc.encodings.base.model_shape import ModelShape
 from posenc.encodings.base.position_encoding import (
     Cached,
-    CachedPlaces,
+    CachedPositions,
     Output,
     PositionEncoding,
     QueriesKeys,
@@ -102,10 +102,10 @@ class RoVE(PositionEncoding):
     def transform(self, q: Tokens, k: Tokens) -> QueriesKeys:
         return self._rotation_in_use.transform(q, k) if self.scores else super().transform(q, k)
 
-    def move_keys(self, k: Cached, before: CachedPlaces, after: CachedPlaces) -> Cached:
+    def move_keys(self, k: Cached, before: CachedPositions, after: CachedPositions) -> Cached:
         return self._rotation_in_use.move_keys(k, before, after) if self.scores else k
 
-    def move_values(self, v: Cached, before: CachedPlaces, after: CachedPlaces) -> Cached:
+    def move_values(self, v: Cached, before: CachedPositions, after: CachedPositions) -> Cached:
         return self._rotation_in_use.rotate_further(
             v,
             self._cos_sin_without_factor(before, torch.float64),
@@ -130,7 +130,7 @@ class RoVE(PositionEncoding):
                 f"{tuple(x.shape)}."
             )
         cos, sin = self._cos_sin_without_factor(
-            tokens.where, at_least_float32(x.dtype), tokens.device
+            tokens.positions_or_range, at_least_float32(x.dtype), tokens.device
         )
         (rotated,) = rotation.rotate_channels((x,), cos, sin if forward else -sin)
         return rotated

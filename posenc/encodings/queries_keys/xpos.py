@@ -105,14 +105,14 @@ class XPos(Rotation):
         """Return cos and sin times the decay at each position; for keys (sign=-1) its inverse."""
 
         def compute() -> tuple[Tensor, Tensor]:
-            cos, sin = self.cos_sin(tokens.where, dtype, tokens.device)
+            cos, sin = self.cos_sin(tokens.positions_or_range, dtype, tokens.device)
             steps = (tokens.positions - self.origin).double()[..., None]
             fade = (sign * steps * self._decay.like(steps)).exp().to(dtype)
             return cos * fade, sin * fade
 
-        if not isinstance(tokens.where, range):
+        if not isinstance(tokens.positions_or_range, range):
             return compute()
-        return self.cached((tokens.where, dtype, tokens.device, sign), compute)
+        return self.cached((tokens.positions_or_range, dtype, tokens.device, sign), compute)
 
     def _check_reach(self, positions: Tensor, dtype: torch.dtype) -> None:
         """Raise ValueError for positions at which `dtype` overflows; checked on the CPU only."""

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from posenc.arguments import explain_misfits
 from posenc.encodings.registry.entries import _ENTRIES, Entry
 from posenc.encodings.registry.grammar import Option, Part, Spec, SpecError
-from posenc.encodings.registry.other_names import meant_by
+from posenc.encodings.registry.other_names import posenc_name_of
 
 if TYPE_CHECKING:
     from posenc.encodings.base.position_encoding import PositionEncoding
@@ -64,7 +64,7 @@ def entry(name: str) -> Entry:
 def _nearest_name(name: str) -> str:
     """Return the registered name of what `name` means in other libraries, or else the one that is
     spelt most like it; "" if none is similar."""
-    meant = meant_by(name)
+    meant = posenc_name_of(name)
     if meant is not None and meant[1]:
         return meant[1]
     nearest = ""

@@ -80,12 +80,12 @@ def _other_names() -> dict[str, tuple[str, str]]:
 OTHER_NAMES = _other_names()
 
 
-def meant_by(name: str) -> tuple[str, str] | None:
+def posenc_name_of(name: str) -> tuple[str, str] | None:
     """Return the public class and the registered name ("" if it has none) of what `name` means in
     other libraries and papers; None if this is not known.
 
-    >>> from posenc.encodings.registry.other_names import meant_by
-    >>> meant_by("RotaryEmbedding"), meant_by("PI"), meant_by("nosuch")
+    >>> from posenc.encodings.registry.other_names import posenc_name_of
+    >>> posenc_name_of("RotaryEmbedding"), posenc_name_of("PI"), posenc_name_of("nosuch")
     (('RoPE', 'rope'), ('Linear', 'linear'), None)
     """
     return OTHER_NAMES.get(re.sub(r"[\W_]", "", name).lower())

@@ -14,7 +14,7 @@ from posenc.encodings.numerics.grouped_heads import grouped_matmul
 from posenc.encodings.numerics.precision import at_least_float32
 from posenc.encodings.numerics.torch_modes import is_readable
 from posenc.encodings.terms.skew import Part, add_parts
-from posenc.encodings.terms.term import Scores, Shown, Term
+from posenc.encodings.terms.term import Scores, Term, VisiblePairs
 from posenc.encodings.terms.tokens import Tokens
 
 QUERIES_AT_ONCE = 64
@@ -138,7 +138,7 @@ class CoPETerm(Term):
         # a few queries are computed at a time.
         return 9.0 if needs_grad else 1.0
 
-    def add(self, scores: Scores, rows: slice, keys: slice, mask: Shown | None) -> Scores:
+    def add(self, scores: Scores, rows: slice, keys: slice, mask: VisiblePairs | None) -> Scores:
         """Add the term; on the CPU for some queries at a time, from their last key to the first,
         until all counts have reached their limit."""
         q = self.q[rows].x

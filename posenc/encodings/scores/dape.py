@@ -23,9 +23,9 @@ from posenc.encodings.scores.alibi import ALiBi
 from posenc.encodings.scores.fire import FIRE
 from posenc.encodings.scores.kerple import Kerple
 from posenc.encodings.terms.pairwise_bias import PairwiseBias
-from posenc.encodings.terms.term import Scores, Shown, Term
+from posenc.encodings.terms.term import Scores, Term, VisiblePairs
 from posenc.encodings.terms.tokens import Tokens
-from posenc.positions import Places
+from posenc.positions import TokenPositions
 
 INNER_BIASES: dict[str, tuple[type[PositionEncoding], dict[str, Any]]] = {
     "alibi": (ALiBi, {}),
@@ -114,7 +114,7 @@ class DAPE(PositionEncoding):
         scaled._modules = {**self._modules, "inner": self.inner.with_scale(scale)}
         return scaled
 
-    def state(self, x: Hidden, positions: Places, past: Past | None = None) -> State | None:
+    def state(self, x: Hidden, positions: TokenPositions, past: Past | None = None) -> State | None:
         return self.inner.state(x, positions, past)
 
     def term(self, q: Tokens, k: Tokens) -> "DAPETerm":
@@ -143,7 +143,7 @@ class DAPETerm(Term):
         # heads.
         return 3 * units / heads + 3
 
-    def add(self, scores: Scores, rows: slice, keys: slice, mask: Shown | None) -> Scores:
+    def add(self, scores: Scores, rows: slice, keys: slice, mask: VisiblePairs | None) -> Scores:
         bias = self._bias(scores, rows, keys)
         weight, hidden_bias = read_linear(self.dape.hidden, scores.dtype)
         out_weight, out_bias = read_linear(self.dape.out, scores.dtype)

@@ -131,7 +131,7 @@ class FIRE(PositionEncoding):
             query 1:    1 0 -1
             query 2:  2 1 0
         """
-        shift = shift_of_runs(q.where, k.where)
+        shift = shift_of_runs(q.positions_or_range, k.positions_or_range)
         if shift is None:
             return _psi(c * distances(q.positions, k.positions).to(c.dtype))
         greatest = shift + len(q) - 1

@@ -11,7 +11,7 @@ from posenc.encodings.base.claims import Claims
 from posenc.encodings.base.position_encoding import PositionEncoding, check_heads, check_state_shape
 from posenc.encodings.numerics.precision import at_least_float32, read_linear, without_autocast
 from posenc.encodings.terms.products_by_distance import ProductsByDistance, Table
-from posenc.encodings.terms.term import ScoreMod, Scores, Shown
+from posenc.encodings.terms.term import ScoreMod, Scores, VisiblePairs
 from posenc.encodings.terms.tokens import Tokens
 
 
@@ -127,7 +127,7 @@ class RelativeLogitsTerm(ProductsByDistance):
         self.log_scaling = log_scaling
         self.additive = log_scaling is None
 
-    def add(self, scores: Scores, rows: slice, keys: slice, mask: Shown | None) -> Scores:
+    def add(self, scores: Scores, rows: slice, keys: slice, mask: VisiblePairs | None) -> Scores:
         scores = super().add(scores, rows, keys, mask)
         if self.log_scaling is None:
             return scores

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from posenc.encodings.base.claims import Claims
 from posenc.encodings.base.position_encoding import (
     Cached,
-    CachedPlaces,
+    CachedPositions,
     PositionEncoding,
     QueriesKeys,
     check_head_dim,
@@ -110,7 +110,7 @@ class TransformerXL(PositionEncoding):
         dtype = at_least_float32(q.x.dtype)
         return (q.x.to(dtype) + self.u.to(dtype)[:, None]).to(q.x.dtype), k.x
 
-    def move_keys(self, k: Cached, before: CachedPlaces, after: CachedPlaces) -> Cached:
+    def move_keys(self, k: Cached, before: CachedPositions, after: CachedPositions) -> Cached:
         return k  # only queries change
 
     def term(self, q: Tokens, k: Tokens) -> "TransformerXLTerm":

@@ -11,8 +11,8 @@ from posenc.encodings.terms.term import (
     Formula,
     ScoreMod,
     Scores,
-    Shown,
     Term,
+    VisiblePairs,
     formulas_need_gradient,
 )
 from posenc.encodings.terms.tokens import Tokens
@@ -53,7 +53,7 @@ class PairwiseBias(Term):
         values = self._values(self.q[rows], self.k[keys])
         return values if values.ndim == 4 else values[None]
 
-    def add(self, scores: Scores, rows: slice, keys: slice, mask: Shown | None) -> Scores:
+    def add(self, scores: Scores, rows: slice, keys: slice, mask: VisiblePairs | None) -> Scores:
         return scores.add_(self.values(rows, keys).to(scores.dtype))
 
     def make_score_mod(self) -> ScoreMod:  # type: ignore[override]

@@ -14,7 +14,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from posenc.encodings.terms.skew import Part, add_parts, skew
-from posenc.encodings.terms.term import ScoreMod, Scores, Shown, Term
+from posenc.encodings.terms.term import ScoreMod, Scores, Term, VisiblePairs
 from posenc.encodings.terms.tokens import Tokens
 from posenc.positions import distances, shift_of_runs, values_at
 
@@ -93,7 +93,7 @@ class Bands:
         `ends` are the lowest and highest distance at which the tables change; None: no limit. If
         `causal`, blocks need no distance below -rows.
         """
-        shift = shift_of_runs(q.where, k.where)
+        shift = shift_of_runs(q.positions_or_range, k.positions_or_range)
         if shift is None:
             return None
         # The distances of the first query to the last key, and of the last query to the first key.
@@ -284,7 +284,7 @@ class ProductsByDistance(Term):
             ready._all_k = None if self.k_table is None else self.k_table(distance)
         return ready
 
-    def add(self, scores: Scores, rows: slice, keys: slice, mask: Shown | None) -> Scores:
+    def add(self, scores: Scores, rows: slice, keys: slice, mask: VisiblePairs | None) -> Scores:
         q = None if self.q_vectors is None else self.q_vectors[:, :, rows]
         k = None if self.k_vectors is None else self.k_vectors[:, :, keys]
         if self.bands is not None:

@@ -41,7 +41,7 @@ def formulas_need_gradient(formulas: list[Formula]) -> bool:
 
 
 Scores = Float[Tensor, "batch num_heads rows keys"]
-Shown = Bool[Tensor, "#batch #num_heads #rows #keys"]
+VisiblePairs = Bool[Tensor, "#batch #num_heads #rows #keys"]
 """True where a query sees a key."""
 
 
@@ -126,7 +126,7 @@ class Term:
         """
         return 2.5  # chosen: terms of users that do not define it are unknown
 
-    def add(self, scores: Scores, rows: slice, keys: slice, mask: Shown | None) -> Scores:
+    def add(self, scores: Scores, rows: slice, keys: slice, mask: VisiblePairs | None) -> Scores:
         """Apply the term to scaled scores (batch, num_heads, rows, keys), possibly in place.
 
         `mask` is True for visible pairs; None if all are visible, or if reads_mask is False.
@@ -165,7 +165,7 @@ class Chain(Term):
     def extra_score_arrays(self, needs_grad: bool) -> float:
         return sum(term.extra_score_arrays(needs_grad) for term in self.terms)
 
-    def add(self, scores: Scores, rows: slice, keys: slice, mask: Shown | None) -> Scores:
+    def add(self, scores: Scores, rows: slice, keys: slice, mask: VisiblePairs | None) -> Scores:
         for term in self.terms:
             scores = term.add(scores, rows, keys, mask)
         return scores

@@ -27,7 +27,7 @@ class Tokens:
     >>> keys = Tokens(torch.randn(1, 4, 10, 16), torch.arange(10))
     >>> keys[2:5].positions
     tensor([2, 3, 4])
-    >>> keys[2:5].where
+    >>> keys[2:5].positions_or_range
     range(2, 5)
     """
 
@@ -52,20 +52,20 @@ class Tokens:
         if isinstance(positions, range) and consecutive is None:
             positions = as_tensor(positions, self.device)
         self._tensor = positions if isinstance(positions, Tensor) else None
-        self.where: Tensor | range = positions if consecutive is None else consecutive
+        self.positions_or_range: Tensor | range = positions if consecutive is None else consecutive
 
     @property
     def positions(self) -> Shaped[Tensor, "..."]:
         """Return the positions as a tensor."""
         if self._tensor is None:
-            self._tensor = as_tensor(self.where, self.device)
+            self._tensor = as_tensor(self.positions_or_range, self.device)
         return self._tensor
 
     def __getitem__(self, span: slice) -> "Tokens":
         part = self._copy()
         if self.x is not None:
             part.x = self.x[:, :, span]
-        part.where = self._select_positions(self.where, span)
+        part.positions_or_range = self._select_positions(self.positions_or_range, span)
         part._tensor = None
         if self._tensor is not None:
             part._tensor = self._select_positions(self._tensor, span)  # type: ignore[assignment]
@@ -76,9 +76,11 @@ class Tokens:
         return part
 
     def __len__(self) -> int:
-        if isinstance(self.where, range):  # torch.compile cannot trace len() of a range
-            return self.where.stop - self.where.start
-        return self.where.shape[-1 if self.num_axes == 1 else -2]
+        if isinstance(
+            self.positions_or_range, range
+        ):  # torch.compile cannot trace len() of a range
+            return self.positions_or_range.stop - self.positions_or_range.start
+        return self.positions_or_range.shape[-1 if self.num_axes == 1 else -2]
 
     def _select_positions(self, positions: Tensor | range, span: slice) -> Tensor | range:
         """Return those of `positions` that belong to the tokens of a slice."""
@@ -108,7 +110,7 @@ class Tokens:
         copied.true_positions = self.true_positions
         copied.device = self.device
         copied._tensor = self._tensor
-        copied.where = self.where
+        copied.positions_or_range = self.positions_or_range
         return copied
 
     def at(self, positions: Positions, *, mapped: bool = True) -> "Tokens":
@@ -118,7 +120,9 @@ class Tokens:
             return self
         original = None
         if mapped:
-            original = self.where if self.true_positions is None else self.true_positions
+            original = (
+                self.positions_or_range if self.true_positions is None else self.true_positions
+            )
         return Tokens(self.x, positions, self.state, self.num_axes, original, self.device)
 
     def unmapped(self) -> "Tokens":

@@ -24,7 +24,7 @@ from posenc.report.drawing import (
     line_styles,
 )
 from posenc.report.report import Plot
-from posenc.statistics.intervals import Estimate
+from posenc.statistics.text_intervals import Estimate
 
 Curves = Mapping[str, Mapping[Any, float]]
 """By method, the points of a curve."""

@@ -13,7 +13,7 @@ from posenc.extend.measure.tasks import Score
 from posenc.extend.variants.variant import Variant
 from posenc.report.report import Block, Code, Facts, Report, Section
 from posenc.report.table import Cell, Heading, Number, Table, Value
-from posenc.statistics.intervals import Estimate
+from posenc.statistics.text_intervals import Estimate
 
 OUT_OF_DOMAIN_CAUTION = (
     "Measured on the source of Python's standard library. This says little about models trained on "

@@ -24,7 +24,7 @@ from posenc.extend.export.serving.page import dual_chunk_page, page_without_emul
 from posenc.extend.export.serving.serve_commands import Export
 from posenc.files.atomic import write_atomically
 from posenc.files.new_folder import new_folder
-from posenc.files.opening import copy_file, make_inside
+from posenc.files.opening import copy_file, make_subfolder
 from posenc.hf.checkpoint.files import INDEX, tokenizer_files, weight_files
 from posenc.hf.checkpoint.loading import Checkpoint
 
@@ -72,7 +72,7 @@ def export_checkpoint(
         raise_generation_limit(temporary, checkpoint.trained_length, plan.new_length)
         copy_sentence_transformers_files(checkpoint.folder, temporary, plan.new_length)
         if plan.adapter is not None:
-            make_inside(temporary / ADAPTER)
+            make_subfolder(temporary / ADAPTER)
             for path in plan.adapter.iterdir():
                 copy_file(path, temporary / ADAPTER / path.name)
         config, serving = _config_and_serving_page(checkpoint, temporary, out.name, plan)

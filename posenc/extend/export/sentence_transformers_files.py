@@ -6,7 +6,7 @@ from typing import Any
 from posenc.dialects.files.inside import path_inside
 from posenc.dialects.files.json_object import read_json
 from posenc.files.atomic import write_atomically
-from posenc.files.opening import copy_file, make_inside, text_of
+from posenc.files.opening import copy_file, make_subfolder, text_of
 from posenc.files.sealed_json import parse_bounded_json, strict_json
 
 MODULES_FILE = "modules.json"
@@ -48,7 +48,7 @@ def copy_sentence_transformers_files(source: Path, target: Path, longest: int) -
         return []
     folders = _module_folders(source)
     for name in folders:
-        make_inside(target / name)
+        make_subfolder(target / name)
     for name, path in files:
         copy_file(path, target / name)
     raise_limit(target / LENGTH_FILE, "max_seq_length", longest)

@@ -12,7 +12,7 @@ from posenc.extend.measure.entropy import attention_entropy
 from posenc.extend.measure.losses import Reader
 from posenc.extend.measure.tasks import PasskeyGrid, Score, TaskGrid
 from posenc.hf.checkpoint.tokenization import Windows
-from posenc.statistics.intervals import Estimate, estimate_mean
+from posenc.statistics.text_intervals import Estimate, estimate_mean
 
 
 @dataclass(frozen=True)

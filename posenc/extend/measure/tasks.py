@@ -14,7 +14,7 @@ from posenc.command_line.options import check_choice
 from posenc.extend.measure.losses import TOKENS_PER_BATCH, Reader, last_logits
 from posenc.extend.measure.word_puzzles import PUZZLES, write_puzzle
 from posenc.hf.checkpoint.tokenization import Windows
-from posenc.statistics.intervals import Estimate, estimate_mean, share_interval
+from posenc.statistics.text_intervals import Estimate, estimate_mean, share_interval
 from posenc.tasks.puzzles import draw_passkey_text, insert_facts
 
 PASSKEY = "passkey"

@@ -10,7 +10,7 @@ from safetensors.torch import save
 from torch import Tensor, nn
 
 from posenc.files.atomic import write_atomically
-from posenc.files.opening import make_inside
+from posenc.files.opening import make_subfolder
 from posenc.files.sealed_json import strict_json
 
 ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
@@ -117,6 +117,6 @@ def save_adapter(model: Any, folder: Path, base: Path) -> None:
         "base_model_name_or_path": str(base),
         "inference_mode": True,
     }
-    make_inside(folder)
+    make_subfolder(folder)
     write_atomically(folder / ADAPTER_WEIGHTS, save(tensors, {"format": "pt"}))
     write_atomically(folder / ADAPTER_CONFIG, strict_json(config, indent=2) + "\n")

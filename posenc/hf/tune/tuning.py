@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from posenc.command_line.errors import RunFailed
 from posenc.files.atomic import write_atomically
-from posenc.files.opening import bytes_of, make_inside, path_in_folder
+from posenc.files.opening import bytes_of, make_subfolder, path_in_folder
 from posenc.hf.checkpoint.tokenization import Windows
 from posenc.hf.tune.config import TuneConfig
 from posenc.hf.tune.lora import add_lora, merge_lora
@@ -212,7 +212,7 @@ def save_tuning(
         tensors |= {f"{key}/{name}": optimizer.state[p][key] for key in MOMENTS}
     content = save({name: t.detach().contiguous().clone() for name, t in tensors.items()})
     path = folder / TENSORS_FILE.format(step=len(losses))
-    make_inside(folder)
+    make_subfolder(folder)
     write_atomically(path, content)
     # The JSON is replaced last, so that it never names tensors that are not there.
     kept = {"losses": losses, "tensors": path.name, "tensors_sha256": sha256(content)}

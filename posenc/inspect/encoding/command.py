@@ -17,7 +17,7 @@ from posenc.inspect.encoding.report import report_of
 from posenc.inspect.encoding.scores import decay_bytes
 from posenc.lazy import require_package
 from posenc.machine.hardware import memory_bytes
-from posenc.machine.limits import check_room
+from posenc.machine.limits import check_memory_or_disk
 from posenc.report.terminal import print_report
 from posenc.testing.layer import encoding_of_first_layer
 
@@ -70,7 +70,9 @@ def measure_all(
             needed = max(
                 decay_bytes(encoding_of_first_layer(encoding), shape), _bytes_of_timed_layers(shape)
             )
-            check_room(f"inspect encoding: tensors of {name}", needed, memory_bytes(), ADVICE)
+            check_memory_or_disk(
+                f"inspect encoding: tensors of {name}", needed, memory_bytes(), ADVICE
+            )
     # Two ways to write one encoding are measured once; a user's label is kept.
     unique = list(dict.fromkeys(n if s.label else str(s) for n, s in specs.items()))
     return [

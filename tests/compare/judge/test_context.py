@@ -12,7 +12,7 @@ from posenc.compare.judge.words import sentence_on_context
 from posenc.compare.page.facts import facts_of
 from posenc.compare.rows import rows_by_name
 from posenc.compare.scores import FarScore
-from posenc.statistics.pairs import Gap
+from posenc.statistics.seed_intervals import Gap
 from tests.compare.judge.test_summary import TRIAL, result, seeds, study
 
 TRAIN_LENGTH = 128

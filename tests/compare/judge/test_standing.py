@@ -27,7 +27,7 @@ from posenc.compare.reports import leaderboard
 from posenc.compare.results import CaseScore, LengthScore, Study
 from posenc.report.report import measured_value
 from posenc.report.table import cell_text
-from posenc.statistics.pairs import Pairs
+from posenc.statistics.seed_intervals import Pairs
 from posenc.tasks.known import TEXT
 from tests.compare.judge.test_summary import TRIAL, result, seeds, study
 from tests.compare.test_tasks import result as task_result
@@ -197,13 +197,15 @@ def test_what_breaks_does_not_hide_who_is_best():
     gap = standing.gap("alibi")
     assert (
         gap == standing.among_best.pairs.gap("alibi", "t5")
-        and gap.half < 0.1 < standing.pairs.least
+        and gap.half < 0.1 < standing.pairs.least_significant_gap
     )
     again = standing.among_best.pairs.gap("cope", "t5")
     assert standing.gap("cope").value == pytest.approx(again.value)
     assert standing.gap("cope").half <= again.half
     assert standing.gap("rope", "alibi") == standing.pairs.gap("rope", "alibi")
-    assert standing.least_significant_gap == standing.among_best.among_best.pairs.least
+    assert (
+        standing.least_significant_gap == standing.among_best.among_best.pairs.least_significant_gap
+    )
     assert standing.least_significant_gap <= gap.half * (
         1 + 1e-12
     )  # which another numpy rounds otherwise

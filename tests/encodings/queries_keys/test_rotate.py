@@ -18,7 +18,9 @@ from posenc.encodings.queries_keys.rotation.rotate import rotate, rotate_togethe
 @pytest.fixture(params=["plain", "strips"])
 def way(request, monkeypatch):
     """Either way for all sizes; strips of several tokens and a remainder."""
-    monkeypatch.setattr(module, "PLAIN_ELEMENTS", 1 << 30 if request.param == "plain" else 0)
+    monkeypatch.setattr(
+        module, "MAX_TORCH_OPS_ELEMENTS", 1 << 30 if request.param == "plain" else 0
+    )
     monkeypatch.setattr(module, "STRIP_ELEMENTS", 500)
     return request.param
 
@@ -143,7 +145,7 @@ def test_transforms_of_torch_find_what_they_find_for_plain_operations(interleave
         found, whole = [], weight
         weight = weight_of.get(name, weight)
         for few in (0, 1 << 30):
-            monkeypatch.setattr(module, "PLAIN_ELEMENTS", few)
+            monkeypatch.setattr(module, "MAX_TORCH_OPS_ELEMENTS", few)
             found.append(transform())
         weight = whole
         torch.testing.assert_close(*found, msg=lambda text, name=name: f"{name}: {text}")

@@ -30,7 +30,7 @@ def test_shared_keys_and_values_are_those_of_deepseek_v4(case: Case):
 ROTATIONS: dict[str, Any] = {
     "halves": posenc.RoPE(8, interleaved=False),
     "some channels": posenc.RoPE(8, interleaved=True, rotary_dim=4),
-    "trailing": posenc.DecoupledRoPE(8, interleaved=False, rotary_dim=6),
+    "rotates_last_channels": posenc.DecoupledRoPE(8, interleaved=False, rotary_dim=6),
     "yarn": posenc.create("yarn", posenc.ModelShape(32, 4, train_length=16)),
     "longrope": posenc.create("longrope", posenc.ModelShape(32, 4, train_length=16)),
     "exempt": posenc.RoPE(

@@ -26,7 +26,7 @@ from posenc.report.figure_files import write_page
 from posenc.report.html_page import Page, page_of
 from posenc.report.report import as_json
 from posenc.report.terminal import Terminal, show
-from posenc.statistics.intervals import Estimate
+from posenc.statistics.text_intervals import Estimate
 from tests.browser import DESKTOP, PHONE, needs_chromium
 from tests.charts import assert_drawn_from_its_table
 

@@ -20,7 +20,7 @@ from posenc.extend.measure.word_puzzles import CITIES, PUZZLES
 from posenc.extend.options import Options
 from posenc.hf.checkpoint.tokenization import Windows
 from posenc.report import table as tables
-from posenc.statistics.intervals import Estimate, share_interval
+from posenc.statistics.text_intervals import Estimate, share_interval
 from posenc.tasks.puzzles import NUM_COMMON_WORDS
 from tests.hf_models import LENGTH, save
 

@@ -12,8 +12,8 @@ from posenc.frequencies.scaling import rope_frequencies
 def rotation_arguments(
     config: Any, kind: str | None, owner: str, interleaved: bool | None = None
 ) -> dict[str, Any]:
-    """Return the arguments of RoPE's constructor for a model's config, and with them `trailing`:
-    True if the last channels of a head rotate.
+    """Return the arguments of RoPE's constructor for a model's config, and with them
+    `rotates_last_channels`: True if the last channels of a head rotate, not the first.
 
     Args:
         config: as in RoPE.from_config.
@@ -80,7 +80,7 @@ def rotation_arguments(
         "interleaved": model.interleaved if model.layout_is_known else interleaved,
         "rotary_dim": rotary_dim,
         "scaling": scaling,
-        "trailing": bool(model.facts.get("rotates_share")),
+        "rotates_last_channels": bool(model.facts.get("rotates_share")),
     }
     if sections := rope.get("mrope_section"):
         arguments["sections"] = sections
@@ -214,19 +214,19 @@ def _arguments_of_unknown_family(
     theta = _rope_theta_of(config)
     head_dim = _head_dim_of(config)
     others = _keys_beyond_plain_rope(config)
-    trailing = owner == "DecoupledRoPE"
+    rotates_last_channels = owner == "DecoupledRoPE"
     if None not in (theta, head_dim, interleaved) and not others and owner == "RoPE":
         return {
             "head_dim": head_dim,
             "rope_theta": theta,
             "interleaved": interleaved,
-            "trailing": False,
+            "rotates_last_channels": False,
         }
     line = (
         f"posenc.{owner}({'head_dim' if head_dim is None else head_dim}, "
         f"rope_theta={'...' if theta is None else theta}, "
         f"interleaved={'...' if interleaved is None else interleaved}"
-        f"{', rotary_dim=...' if trailing else ''})"
+        f"{', rotary_dim=...' if rotates_last_channels else ''})"
     )
     also = f" It also has {', '.join(others)}, which posenc does not read." if others else ""
     raise ValueError(

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from posenc.encodings.numerics.precision import at_least_float32
 
-PLAIN_ELEMENTS = 1 << 12
+MAX_TORCH_OPS_ELEMENTS = 1 << 12
 """Maximum elements of q and k together that plain operations rotate on the CPU: for so few, they
 are faster than a node of autograd written in Python."""
 STRIP_ELEMENTS = 1 << 17
@@ -40,20 +40,20 @@ def rotate_together(
     sin = sin.unsqueeze(-3)
     # A compiler fuses plain operations; subclasses of Tensor may have no memory to write into.
     if torch.compiler.is_compiling() or any(type(x) is not Tensor for x in xs):
-        return _rotate_each_plainly(interleaved, cos, sin, *xs)
-    if xs[0].device.type == "cpu" and sum(x.numel() for x in xs) <= PLAIN_ELEMENTS:
-        return _rotate_each_plainly(interleaved, cos, sin, *xs)
+        return _rotate_each_with_torch_ops(interleaved, cos, sin, *xs)
+    if xs[0].device.type == "cpu" and sum(x.numel() for x in xs) <= MAX_TORCH_OPS_ELEMENTS:
+        return _rotate_each_with_torch_ops(interleaved, cos, sin, *xs)
     return _OnePassRotation.apply(interleaved, cos, sin, *xs)  # type: ignore[return-value]
 
 
-def _rotate_each_plainly(
+def _rotate_each_with_torch_ops(
     interleaved: bool, cos: Tensor, sin: Tensor, *xs: Tensor
 ) -> tuple[Tensor, ...]:
     """Rotate each x by plain operations, which every transform of torch can follow."""
-    return tuple(_rotate_plainly(x, cos, sin, interleaved) for x in xs)
+    return tuple(_rotate_with_torch_ops(x, cos, sin, interleaved) for x in xs)
 
 
-def _rotate_plainly(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
+def _rotate_with_torch_ops(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
     """Return x with (a cos - b sin, b cos + a sin) for each pair (a, b) of rotated channels, by
     plain operations."""
     rotary_dim = 2 * cos.shape[-1]
@@ -100,7 +100,7 @@ class _OnePassRotation(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         cos, sin, *xs = ctx.saved_tensors
         if ctx.tables_learn:
-            plain = functools.partial(_rotate_each_plainly, ctx.interleaved)
+            plain = functools.partial(_rotate_each_with_torch_ops, ctx.interleaved)
             return None, *torch.func.vjp(plain, cos, sin, *xs)[1](grads)
         back = _OnePassRotation.apply(ctx.interleaved, cos, -sin, *grads)
         return None, None, None, *back  # type: ignore[misc]
@@ -110,8 +110,8 @@ class _OnePassRotation(torch.autograd.Function):
         _, d_cos, d_sin, *d_xs = tangents
         cos, sin, *xs = ctx.saved_tensors
         rotary_dim = 2 * cos.shape[-1]
-        through_x = _rotate_each_plainly(ctx.interleaved, cos, sin, *d_xs)
-        through_tables = _rotate_each_plainly(
+        through_x = _rotate_each_with_torch_ops(ctx.interleaved, cos, sin, *d_xs)
+        through_tables = _rotate_each_with_torch_ops(
             ctx.interleaved, d_cos, d_sin, *(x[..., :rotary_dim] for x in xs)
         )
         return tuple(
@@ -121,7 +121,7 @@ class _OnePassRotation(torch.autograd.Function):
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], *args: Any) -> tuple[tuple[Tensor, ...], int]:
-        plain = functools.partial(_rotate_each_plainly, args[0])
+        plain = functools.partial(_rotate_each_with_torch_ops, args[0])
         return torch.vmap(plain, in_dims[1:])(*args[1:]), 0
 
 

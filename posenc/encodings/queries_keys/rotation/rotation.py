@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from posenc.encodings.base.position_encoding import Cached, CachedPlaces
+from posenc.encodings.base.position_encoding import Cached, CachedPositions
 from posenc.encodings.numerics.exact_frequencies import ExactFrequencies
 from posenc.encodings.numerics.precision import at_least_float32
 from posenc.encodings.numerics.torch_modes import outside_inference_mode
@@ -16,9 +16,9 @@ from posenc.encodings.queries_keys.rotation.rotate import rotate_together
 from posenc.encodings.terms.tokens import Tokens
 from posenc.frequencies.scaling import Frequencies
 from posenc.positions import (
-    Places,
     Positions,
     RememberedPositions,
+    TokenPositions,
     are_known_equal,
     as_tensor,
     move_placeless_to_origin,
@@ -83,7 +83,9 @@ class Rotation(QueryKeyEncoding):
             prepared._remembered_cos_sin = (self.remember_cos_sin(positions),)
         return prepared
 
-    def remember_cos_sin(self, positions: Places) -> tuple[RememberedPositions, Table, Table]:
+    def remember_cos_sin(
+        self, positions: TokenPositions
+    ) -> tuple[RememberedPositions, Table, Table]:
         """Return a copy of the positions, with their cos and sin, for `_remembered_cos_sin` of a
         prepared encoding."""
         with outside_inference_mode():
@@ -94,15 +96,17 @@ class Rotation(QueryKeyEncoding):
         self._check_width(q.x)
         self._check_width(k.x)
         dtype = at_least_float32(q.x.dtype)
-        cos, sin = self.cos_sin(q.where, dtype, q.device)
-        if are_known_equal(q.where, k.where):
+        cos, sin = self.cos_sin(q.positions_or_range, dtype, q.device)
+        if are_known_equal(q.positions_or_range, k.positions_or_range):
             new_q, new_k = self.rotate_channels((q.x, k.x), cos, sin)
             return new_q, new_k
         (new_q,) = self.rotate_channels((q.x,), cos, sin)
-        (new_k,) = self.rotate_channels((k.x,), *self.cos_sin(k.where, dtype, k.device))
+        (new_k,) = self.rotate_channels(
+            (k.x,), *self.cos_sin(k.positions_or_range, dtype, k.device)
+        )
         return new_q, new_k
 
-    def move_keys(self, k: Cached, before: CachedPlaces, after: CachedPlaces) -> Cached:
+    def move_keys(self, k: Cached, before: CachedPositions, after: CachedPositions) -> Cached:
         cls = type(self)
         other_transform = cls.transform is not Rotation.transform
         if other_transform and cls._key_cos_sin is Rotation._key_cos_sin:

@@ -7,7 +7,7 @@ from itertools import combinations
 
 import numpy as np
 
-from posenc.statistics.pairs import LARGEST_ROUNDING_DEVIATION, Gap
+from posenc.statistics.seed_intervals import LARGEST_ROUNDING_DEVIATION, Gap
 
 DOCUMENT_SAMPLES = 200
 """Resampled sets of documents per interval; chosen, not derived."""

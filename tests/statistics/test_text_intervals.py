@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from posenc.statistics.intervals import estimate_mean
+from posenc.statistics.text_intervals import estimate_mean
 
 
 def test_the_interval_is_that_of_the_normal_distribution_for_many_documents():

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from posenc.statistics.pairs import (
+from posenc.statistics.seed_intervals import (
     Gap,
     Pairs,
     Prior,
@@ -72,9 +72,9 @@ def test_a_whole_study_is_tukeys_with_the_seeds_taken_out(k, n):
         gap = found.gap(f"e{i}", f"e{j}")
         assert gap.value == pytest.approx(theirs.statistic[i, j])
         assert gap.half >= scale * halves[i, j] * (1 - 1e-9)
-        if np.var(values[i] - values[j], ddof=1) / 2 <= found.least**2:
+        if np.var(values[i] - values[j], ddof=1) / 2 <= found.least_significant_gap**2:
             held += gap.half == pytest.approx(scale * halves[i, j])
-    assert held and found.least == pytest.approx(scale * halves[0, 1])
+    assert held and found.least_significant_gap == pytest.approx(scale * halves[0, 1])
 
 
 def test_a_pair_that_varies_more_than_the_others_is_judged_by_its_own_seeds():
@@ -84,7 +84,10 @@ def test_a_pair_that_varies_more_than_the_others_is_judged_by_its_own_seeds():
     own = np.var(quiet[0] - quiet[1], ddof=1) / 2
     width = studentized_range(found.level, 6, 10) * math.sqrt(own / 3)
     assert found.gap("e0", "e1").half == pytest.approx(width)
-    assert found.gap("e1", "e2").half == pytest.approx(found.least) and found.least < width
+    assert (
+        found.gap("e1", "e2").half == pytest.approx(found.least_significant_gap)
+        and found.least_significant_gap < width
+    )
 
 
 def test_missing_trials_are_left_out_by_least_squares():
@@ -130,7 +133,7 @@ def test_missing_trials_are_left_out_by_least_squares():
 )
 def test_without_a_spread_nothing_is_claimed(values):
     found = study(values)
-    assert found.least == math.inf and not found.worse
+    assert found.least_significant_gap == math.inf and not found.worse
     for a, b in combinations(found.names, 2):
         assert found.gap(a, b).half == math.inf and not found.gap(a, b).significant
 
@@ -143,7 +146,7 @@ def test_a_difference_that_prints_as_nothing_is_none(difference, told):
     other = [value + difference * share for value, share in zip(values, shares, strict=True)]
     pairs = Pairs({"a": dict(enumerate(values)), "b": dict(enumerate(other))}, "text")
     assert pairs.worse == ({("b", "a")} if told else set())
-    assert pairs.least >= 5e-4
+    assert pairs.least_significant_gap >= 5e-4
 
 
 def test_seeds_that_no_other_encoding_has_join_nothing():

@@ -6,7 +6,7 @@ from decimal import Decimal
 from typing import Any
 
 from posenc.frequencies.fixed_point import DIGIT_BITS, PART_BITS, digit_turns
-from posenc.keras.layer import ops
+from posenc.keras.position_layer import ops
 
 PHASE_BITS = 30
 """A phase counts units of 2^-30 turn, so that int32 has room for sums."""

@@ -119,7 +119,7 @@ class Pairs:
         return significance_level(self.where, count, seeds)
 
     @property
-    def least(self) -> float:
+    def least_significant_gap(self) -> float:
         """Return the smallest significant difference between two encodings that have all seeds; inf
         if there is none."""
         count = max(map(len, self.values.values()), default=0)
