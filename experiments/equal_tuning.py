@@ -1,50 +1,64 @@
 """Tune the default encodings alike for the default recipe, and record the choices.
 
-    python experiments/equal_tuning.py FOLDER
+    python experiments/equal_tuning.py FOLDER [RUN ...]
 
-runs the grid of posenc/compare/plan/tuning_grid.py as `posenc compare --tune` does, one trial after
-the other on one core, and writes CHOICES, the file that the default comparison takes. It goes on
-where it was stopped. About 40 minutes.
+runs the search of posenc/compare/plan/equal_tuning.py as `posenc compare --tune` does, one trial
+after the other on one core, and writes CHOICES, the file that the default comparison takes. It goes
+on where it was stopped, and takes finished trials of the folders RUN. About 40 minutes.
 """
 
 import sys
 import time
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 
 from posenc.compare.options import Options
+from posenc.compare.plan.equal_tuning import CHOICES, RecordedChoices, Search, recipe_of
 from posenc.compare.plan.plan import make_plan, with_text
-from posenc.compare.plan.tuning_grid import CHOICES, RecordedChoices, recipe_of
+from posenc.compare.results import TrialResult
+from posenc.compare.reuse import reuse_trials
 from posenc.compare.trial.config import TrialConfig, write_trial
 from posenc.compare.trial.files import is_done, load_results
 from posenc.compare.trial.run_trial import run_trial
 from posenc.files.opening import make_folder, make_subfolder
 
 
-def main(folder: Path) -> None:
-    """Run the grid in `folder` and write the choices."""
+def main(folder: Path, *reused: str) -> None:
+    """Run the search in `folder` and write the choices after each of its rounds.
+
+    reused: folders of runs whose finished trials are taken.
+    """
     plan = with_text(make_plan(Options(tune=True, device="cpu", precision="float32")), folder)
     search = plan.search
     assert search is not None and plan.splits is not None
     make_folder(folder)
     plan.splits.write(folder)
     while True:
+        reuse_trials(folder, search.trials, [Path(run) for run in reused])
         for trial in search.trials:
             if not is_done(folder, trial):
                 _run(trial, folder)
         results, _ = load_results(folder, search.trials)
+        _write_choices(plan.task_trials[0], search, results)
         if not search.widen(results):
             break
+
+
+def _write_choices(
+    recipe: TrialConfig, search: Search, results: Mapping[TrialConfig, TrialResult]
+) -> None:
+    """Write the choices of a search for the trials of a recipe, and print each with its loss."""
     checks = search.checks(results)
     for check in checks:
-        print(check.encoding, check.best, f"of {len(check.tried)}")
+        print(check.encoding, check.best, f"of {len(check.tried)}", check.edges)
     steps = search.trials[0].steps
     seconds = sum(result.timing.train_seconds for result in results.values() if result.timing)
     made = (
         f"{len(results)} trials of {steps} steps with one seed, {seconds / 60:.0f} minutes of one "
         f"core, {datetime.now(UTC):%Y-%m-%d}, by experiments/equal_tuning.py"
     )
-    recorded = RecordedChoices(recipe_of(plan.task_trials[0]), made, checks)
+    recorded = RecordedChoices(recipe_of(recipe), made, checks)
     CHOICES.write_text(recorded.to_json() + "\n", encoding="utf-8")
 
 
@@ -61,4 +75,4 @@ def _run(trial: TrialConfig, folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), *sys.argv[2:])

@@ -231,8 +231,9 @@ class Options:
     tune: Annotated[
         bool | None,
         option(
-            "First tune every encoding alike, on text: a grid of nine trials of a fifth of the "
-            "steps, learning rate times the encoding's own setting, wider where an edge wins. "
+            "First tune every encoding alike, on text: five trials for each, of a fifth of the "
+            "steps, at least 200, at other learning rates and other settings of its own; then the "
+            "best of both together, and more where an edge wins. "
             "--no-tune: one rate and the papers' settings for all.",
             "--tune/--no-tune",
             shown="choices recorded for the default recipe, if all encodings have one",

@@ -41,7 +41,7 @@ def pairs_turned_by_tuning(
     checks: Sequence[RateCheck], margin: float = 0.0
 ) -> list[tuple[str, str]]:
     """Return the pairs (a, b) in which `a` is ahead after tuning alike and `b` with one rate and
-    the usual settings for all, both by more than `margin` bits, among the short trials of grids."""
+    the usual settings for all, both by more than `margin` bits, among the trials of a search."""
     losses = {}
     for check in checks:
         tuned = None if check.best is None else check.best.bits

@@ -286,13 +286,14 @@ class RateTried(Record):
 @dataclass(frozen=True)
 class RateCheck(Record):
     """The learning rates tried for an encoding on a task, and the chosen one; see
-    posenc.compare.plan.learning_rate_search, and for a grid of rates and settings
-    posenc.compare.plan.tuning_grid.
+    posenc.compare.plan.learning_rate_search, and for a search of rates and settings
+    posenc.compare.plan.equal_tuning.
 
     chosen_at: index of the choice in `tried`; None for the first that has the rate `chosen`.
     plain_at: index of the rates of the recipe with the encoding's usual setting, which all
         encodings have tried; None if no setting was tried.
-    edges: axes of the grid at whose edge the choice lies, beyond which a better one may be.
+    edges: axes of the search at whose edge the choice lies, beyond which a better one may be.
+    steps: of each trial; 0 for 1 / RATE_STEPS_DIVISOR of the steps of the study.
     """
 
     task: str
@@ -302,16 +303,24 @@ class RateCheck(Record):
     chosen_at: int | None = None
     plain_at: int | None = None
     edges: tuple[str, ...] = ()
+    steps: int = 0
 
     @classmethod
-    def of_grid(cls, task: str, encoding: str, tried: tuple[RateTried, ...], plain_at: int) -> Self:
-        """Return the check of a grid, whose choice is the lowest finite loss."""
+    def of_search(
+        cls,
+        task: str,
+        encoding: str,
+        tried: tuple[RateTried, ...],
+        plain_at: int,
+        steps: int = 0,
+    ) -> Self:
+        """Return the check of a search, whose choice is the lowest finite loss."""
         known = {i: each.bits for i, each in enumerate(tried) if each.bits is not None}
         known = {i: bits for i, bits in known.items() if math.isfinite(bits)}
         if not known:
-            return cls(task, encoding, tried, None, None, plain_at)
+            return cls(task, encoding, tried, None, None, plain_at, steps=steps)
         best = min(known, key=known.__getitem__)
-        return cls(task, encoding, tried, tried[best].lr, best, plain_at)
+        return cls(task, encoding, tried, tried[best].lr, best, plain_at, steps=steps)
 
     @property
     def best(self) -> RateTried | None:
@@ -325,7 +334,12 @@ class RateCheck(Record):
         """Return the loss with the rates of all and the usual setting; None if not tried."""
         return None if self.plain_at is None else self.tried[self.plain_at].bits
 
+    def steps_tried(self, steps_of_study: int) -> int:
+        """Return the steps of the trials that chose, before trials of so many steps."""
+        return self.steps or max(1, steps_of_study // RATE_STEPS_DIVISOR)
+
     def check(self) -> None:
+        check_count("steps", self.steps)
         if len(self.tried) < len(RATE_FACTORS):
             raise ValueError(
                 f"expected {len(RATE_FACTORS)} rates that were tried, got {len(self.tried)}."

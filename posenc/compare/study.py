@@ -20,10 +20,10 @@ from posenc.compare.page.show import show_study, write_figures, write_report_fil
 from posenc.compare.page.watchers import open_watchers
 from posenc.compare.plan.cost import check_seconds, opening_sentence
 from posenc.compare.plan.dry_run import dry_run
+from posenc.compare.plan.equal_tuning import Search, with_choices
 from posenc.compare.plan.learning_rate_search import with_chosen_rates
 from posenc.compare.plan.plan import Plan, check_plan, make_plan, with_text
 from posenc.compare.plan.time_estimate import expected_seconds
-from posenc.compare.plan.tuning_grid import Search, with_choices
 from posenc.compare.results import FORMAT, OtherFormat, Study, TrialResult
 from posenc.compare.reuse import candidate_runs, reuse_trials
 from posenc.compare.trial.config import TrialConfig
@@ -87,6 +87,9 @@ def _run_plan(engine: Engine, plan: Plan, console: Console, show: bool) -> Study
     if recorded is not None:
         study = with_choices(study, recorded.checks, plan.compared)
         study = replace(study, rates_from=recorded.made)
+        print_line(
+            console, f"Rates and settings are those recorded for this recipe: {recorded.made}."
+        )
     trials = (*plan.rate_trials, *study.trials)
     if options.dry_run:
         if show:
@@ -234,11 +237,9 @@ class _Run:
         return study
 
     def tune_encodings(self, study: Study, search: Search) -> Study:
-        """Train the grid of every encoding first, wider where an edge wins, and return the study
+        """Train the search's trials first, more where an edge wins, and return the study
         with its trials at each encoding's best point."""
-        print_line(
-            self.console, f"{len(search.trials)} short trials tune every encoding alike first."
-        )
+        print_line(self.console, f"{len(search.trials)} trials tune every encoding alike first.")
         while True:
             self.train(replace(study, trials=search.trials, labels={}))
             results, _ = load_results(self.folder, search.trials)
@@ -246,7 +247,10 @@ class _Run:
             if not search.widen(results):
                 break
             added = [trial for trial in search.trials if trial not in before]
-            print_line(self.console, f"{len(added)} more beyond the edges of the grid that won.")
+            print_line(
+                self.console,
+                f"{len(added)} more join what won, or go beyond it.",
+            )
             reuse_trials(self.folder, added, self.reusable_runs)
             self.engine.prepare(self.folder, added, self.plan.options.checkpoint_steps)
         study = with_choices(study, search.checks(results), self.plan.compared)

@@ -35,6 +35,8 @@ from posenc.encodings.registry.build import build_if_named as build_if_named
 from posenc.encodings.registry.build import create as create
 from posenc.encodings.registry.code_hashes import hash_of_posenc_code as hash_of_posenc_code
 from posenc.encodings.registry.code_hashes import hash_of_user_code as hash_of_user_code
+from posenc.encodings.registry.grammar import Option as Option
+from posenc.encodings.registry.grammar import Part as Part
 from posenc.encodings.registry.grammar import parse as parse
 from posenc.encodings.registry.lookup import entry as entry
 from posenc.encodings.registry.lookup import lines_on_unusable_names as lines_on_unusable_names

@@ -6,7 +6,6 @@ from itertools import groupby, pairwise
 from statistics import fmean
 
 from posenc.compare.results import (
-    RATE_STEPS_DIVISOR,
     CaseScore,
     CaseSummary,
     EncodingSummary,
@@ -133,13 +132,12 @@ def estimate_bits_of_doubling_steps(results: Sequence[TrialResult]) -> dict[str,
 
 def bits_saved_by_doubling(study: Study) -> dict[str, float]:
     """Return how many bits a doubling of the steps saved, for each encoding: on average since the
-    trials of a fifth of the steps that chose the rates, or else as
-    `estimate_bits_of_doubling_steps` estimates."""
+    shorter trials that chose the rates, or else as `estimate_bits_of_doubling_steps` estimates."""
     done, saved = study.of_task(TEXT).finished, {}
     first = {r.config.encoding: r for r in sorted(done, key=lambda r: -r.config.seed) if r.training}
     for check in (each for each in study.rates if each.task == TEXT and each.encoding in first):
         result = first[check.encoding]
-        tried_steps = max(1, result.config.steps // RATE_STEPS_DIVISOR)
+        tried_steps = check.steps_tried(result.config.steps)
         doublings = math.log2(result.config.steps / tried_steps)
         if check.best is not None and check.best.bits is not None and doublings:
             saved[check.encoding] = (check.best.bits - result.training[-1].valid) / doublings

@@ -8,9 +8,9 @@ from posenc.report.report import Block, Section
 from posenc.report.table import Heading, Number, Table, Value
 
 _HOW_TUNED = (
-    "Each encoding had a grid of equally many short trials with one seed: learning rates times the "
-    "settings of its own knob, wider where an edge won. They were judged on validation data of the "
-    "training length; longer lengths were not measured, so they had no influence."
+    "Each encoding had equally many trials with one seed: rates, settings of its own knob, then "
+    "the best of both together, and more where an edge won. They were judged on validation "
+    "data of the training length; longer lengths were not measured, so they had no influence."
 )
 _HOW_RATES_WERE_TRIED = (
     "Each rate was tried with one seed. Bits per byte or target are on validation data of the "
@@ -31,11 +31,11 @@ def tuning_sections(study: Study) -> Iterator[Section]:
 
 
 def _tuning_blocks(study: Study) -> Iterator[Block]:
-    """Yield what a grid of rates and settings chose for each encoding, and which order would be
+    """Yield what a search of rates and settings chose for each encoding, and which order would be
     another with one rate and the usual settings for all."""
     header = [
         "encoding",
-        Heading("trials", "of the grid"),
+        Heading("trials", "of the search"),
         "setting taken",
         Heading("learning rate", "of the model"),
         Heading("rate of tables", "in multiples of it"),
@@ -50,13 +50,13 @@ def _tuning_blocks(study: Study) -> Iterator[Block]:
     turned = pairs_turned_by_tuning(study.rates)
     if turned:
         pairs = "; ".join(f"{b} before {a}" for a, b in turned)
-        yield f"One rate for all would turn the order of the grid's trials: {pairs}."
+        yield f"One rate for all would turn the order of the search's trials: {pairs}."
     else:
-        yield "One rate for all would give the grid's trials the same order."
+        yield "One rate for all would give the search's trials the same order."
 
 
 def _tuning_row(check: RateCheck) -> list[Value]:
-    """Return the row of an encoding in the table of the grids."""
+    """Return the row of an encoding in the table of the search."""
     plain = None if check.plain_bits is None else Number(check.plain_bits, form=".3f")
     best = check.best
     if best is None or best.bits is None:

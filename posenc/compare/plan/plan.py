@@ -29,11 +29,11 @@ from posenc.compare.plan.content import check_content
 from posenc.compare.plan.contract_gate import exits_as_errors, find_contract_failures
 from posenc.compare.plan.cost import check_cost
 from posenc.compare.plan.encodings import ComparedEncoding, read_encodings
+from posenc.compare.plan.equal_tuning import RecordedChoices, Search, recorded_choices
 from posenc.compare.plan.in_model import check_in_model
 from posenc.compare.plan.learning_rate_search import check_rates, rate_trials
 from posenc.compare.plan.sizes import decoder_sizes
 from posenc.compare.plan.splits import MinimumBytes, TextSplits, split_text
-from posenc.compare.plan.tuning_grid import RecordedChoices, Search, recorded_choices
 from posenc.compare.trial.config import CAUSAL, TrialConfig
 from posenc.compare.trial.material import hash_task_sequences
 from posenc.compare.trial.objectives import OBJECTIVES, Objective

@@ -78,7 +78,7 @@ def kind_of_trial(trial: "TrialConfig") -> str:
     """Return the kind of a trial as text, for the table: encoding and task, such as `rope on copy`.
     Trials of a kind take equally long."""
     name = trial.encoding if trial.task == TEXT else f"{trial.encoding} on {trial.task}"
-    chooses_rate = len(trial.test_lengths) == 1  # in a fifth of the steps
+    chooses_rate = len(trial.test_lengths) == 1  # often in fewer steps
     return f"{name}, {trial.steps:,} steps" if chooses_rate else name
 
 

@@ -129,7 +129,7 @@ def _merge_rates(runs: Sequence[tuple[Path, Study]]) -> tuple[RateCheck, ...]:
 
 
 def _setting(check: RateCheck) -> str:
-    """Return the setting that a grid chose, in words; "" if none was searched."""
+    """Return the setting that a search chose, in words; "" if none was searched."""
     if check.best is None or check.plain_at is None:
         return ""
     return f"{check.best.encoding} with tables {check.best.encoding_lr:g} times as fast"

@@ -17,7 +17,7 @@ from posenc.compare.results import FORMAT, Study, Timing, TrainingPoint, TrialRe
 from posenc.compare.rows import rows_of
 from posenc.compare.scores import FarScore, LengthScore, Reading
 from posenc.report.table import Table
-from tests.compare.plan.test_tuning_grid import TRIAL, checks
+from tests.compare.plan.test_equal_tuning import TRIAL, checks
 
 CONFIG = replace(TRIAL, corpus="0" * 16, test_lengths=(128, 256, 1024), num_windows=16)
 
@@ -141,7 +141,7 @@ def test_a_study_that_was_tuned_shows_the_choices_and_what_they_turn():
     assert [row[0] for row in table.rows] == ["rope", "t5"]
     assert table.rows[0][2] == "rope:rope_theta=100"
     assert "recorded, from a test" in made
-    assert turned == "One rate for all would turn the order of the grid's trials: t5 before rope."
+    assert turned == "One rate for all would turn the order of the search's trials: t5 before rope."
 
 
 def test_the_page_names_the_rates_of_the_model_and_of_tables():

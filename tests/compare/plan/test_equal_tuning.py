@@ -1,4 +1,4 @@
-"""One grid of equally many trials for every encoding, wider where an edge wins."""
+"""Equally many trials for every encoding, wider where an edge wins."""
 
 from dataclasses import replace
 
@@ -6,32 +6,33 @@ import pytest
 
 from posenc.compare.defaults import DEFAULT_ENCODINGS
 from posenc.compare.options import Options
-from posenc.compare.plan import tuning_grid
+from posenc.compare.plan import equal_tuning
 from posenc.compare.plan.encodings import read_encodings
-from posenc.compare.plan.plan import make_plan
-from posenc.compare.plan.tuning_grid import (
+from posenc.compare.plan.equal_tuning import (
     Point,
     RecordedChoices,
     Search,
-    grid_of,
-    plain_point,
+    first_points,
+    joined_point,
     recipe_of,
     wider_points,
     with_choices,
     with_options,
 )
+from posenc.compare.plan.plan import make_plan
 from posenc.compare.rates import pairs_turned_by_tuning
 from posenc.compare.results import FORMAT, RateCheck, RateTried, Study, TrainingPoint, TrialResult
 
 TRIAL = make_plan(Options(["rope", "alibi"], tune=True)).task_trials[0]
+BASES = ("", ":rope_theta=1000", ":rope_theta=100")
 ALL = (*DEFAULT_ENCODINGS, "rope:rope_theta=500", "fox", "dape", "sinusoidal", "rope/alibi", "yarn")
 
 
 @pytest.mark.parametrize("text", ALL)
-def test_every_encoding_has_nine_trials_and_among_them_that_with_the_rate_of_all(text):
-    grid = grid_of(text, TRIAL)
-    assert len(set(grid)) == len(grid) == 9
-    plain = plain_point(text, TRIAL)
+def test_every_encoding_has_five_trials_and_first_that_with_the_rate_of_all(text):
+    points = first_points(text, TRIAL)
+    assert len(set(points)) == len(points) == equal_tuning.NUM_POINTS == 5
+    plain = points[0]
     assert (plain.lr, plain.encoding_lr) == (TRIAL.lr, TRIAL.encoding_lr)
     assert with_options(text, plain.options) == text
 
@@ -46,10 +47,27 @@ def test_every_encoding_has_nine_trials_and_among_them_that_with_the_rate_of_all
         ("rope:rope_theta=500", {"rope:rope_theta=500"}),
         ("alibi:bias_max=2", {"alibi:bias_max=2"}),
         ("nope", {"nope"}),
+        ("rnope_swa", {f"rnope_swa{base}" for base in BASES}),
+        ("rope/nope every 4", {f"rope{base}/nope every 4" for base in BASES}),
+        ("nope+rope", {f"nope+rope{base}" for base in BASES}),
+        (
+            "rope/alibi",
+            {
+                "rope/alibi",
+                "rope:rope_theta=1000/alibi:bias_max=4",
+                "rope:rope_theta=100/alibi:learned=true",
+            },
+        ),
+        ("rope:rope_theta=500/rope", {f"rope:rope_theta=500/rope{base}" for base in BASES}),
+        ("alibi:bias_max=2/nope", {"alibi:bias_max=2/nope"}),
     ],
 )
 def test_the_knob_is_the_encodings_own_and_what_the_user_gave_stays(text, settings):
-    assert {with_options(text, point.options) for point in grid_of(text, TRIAL)} == settings
+    assert {with_options(text, point.options) for point in first_points(text, TRIAL)} == settings
+
+
+def test_the_tables_of_a_hybrid_learn_at_three_rates():
+    assert {point.encoding_lr for point in first_points("dape/nope", TRIAL)} == {5.0, 20.0, 80.0}
 
 
 def loss_at(best):
@@ -57,7 +75,7 @@ def loss_at(best):
     from math import log2
 
     def loss(point):
-        axes = [(point.value(axis), best.value(axis)) for axis in tuning_grid.RATIOS]
+        axes = [(point.value(axis), best.value(axis)) for axis in equal_tuning.RATIOS]
         return 2 + sum(abs(log2(a / b)) for a, b in axes if a and b)
 
     return loss
@@ -68,9 +86,10 @@ def loss_at(best):
     ("text", "best"),
     [
         ("rope", Point(0.008, 20.0, (("rope_theta", 10.0),))),
-        ("rope", Point(0.002, 20.0, (("rope_theta", 1000.0),))),
+        ("rope", Point(0.004, 20.0, (("rope_theta", 1000.0),))),
+        ("rope", Point(0.002, 20.0, (("rope_theta", 100000.0),))),
         ("learned", Point(0.0005, 320.0)),
-        ("nope", Point(0.016, 20.0)),
+        ("nope", Point(0.032, 20.0)),
     ],
 )
 def test_a_search_widens_an_edge_that_wins_and_finds_the_best(text, best):
@@ -104,7 +123,16 @@ def parts_of(text):
 
 
 def best_defaults(best):
-    return tuple((key, tuning_grid._DEFAULTS[key]) for key, _ in best.options)
+    return tuple((key, equal_tuning._DEFAULTS[key]) for key, _ in best.options)
+
+
+def test_the_best_rate_is_joined_with_the_best_setting():
+    usual, steeper = (("rope_theta", 10000.0),), (("rope_theta", 100.0),)
+    plain = Point(0.002, 20.0, usual)
+    bits = {plain: 2.5, Point(0.004, 20.0, usual): 2.4, Point(0.002, 20.0, steeper): 2.3}
+    assert joined_point(bits, plain) == Point(0.004, 20.0, steeper)
+    assert joined_point(bits | {plain: 2.2}, plain) == plain
+    assert joined_point({Point(0.004, 20.0, usual): 2.4}, plain) == Point(0.004, 20.0, usual)
 
 
 def test_a_search_stops_widening_and_names_the_edge():
@@ -118,15 +146,16 @@ def test_a_search_stops_widening_and_names_the_edge():
         {t: TrialResult(t, training=(TrainingPoint(1, 3.0, 1 / t.lr),)) for t in search.trials}
     ):
         rounds += 1
-    assert rounds == tuning_grid.MAX_ROUNDS
+    assert rounds == equal_tuning.MAX_ROUNDS
     found = {t: TrialResult(t, training=(TrainingPoint(1, 3.0, 1 / t.lr),)) for t in search.trials}
     (check,) = search.checks(found)
     assert check.edges == ("learning rate",)
 
 
-def test_a_trial_of_the_grid_is_short_and_never_sees_longer_tests():
-    for trial in Search(read_encodings(["t5", "rope"]), TRIAL).trials:
-        assert trial.steps == TRIAL.steps // 5 and trial.seed == 0
+@pytest.mark.parametrize(("steps", "searched"), [(50, 50), (200, 200), (600, 200), (1500, 300)])
+def test_a_trial_of_a_search_has_200_steps_or_a_fifth_and_never_sees_longer_tests(steps, searched):
+    for trial in Search(read_encodings(["t5", "rope"]), replace(TRIAL, steps=steps)).trials:
+        assert trial.steps == searched and trial.seed == 0
         assert trial.test_lengths == (TRIAL.train_length,)
         assert (trial.test_window, trial.tune_steps) == (0, 0)
 
@@ -137,8 +166,8 @@ def test_failures_and_nan_are_never_chosen():
         RateTried(0.002, 2.5),
         RateTried(0.004, None, "the loss became nan"),
     )
-    assert RateCheck.of_grid("text", "rope", tried, 0).best == tried[1]
-    none = RateCheck.of_grid("text", "rope", (tried[0], tried[2], tried[2]), 0)
+    assert RateCheck.of_search("text", "rope", tried, 0).best == tried[1]
+    none = RateCheck.of_search("text", "rope", (tried[0], tried[2], tried[2]), 0)
     assert none.best is None and none.chosen is None
 
 
@@ -153,7 +182,7 @@ def checks():
         RateTried(0.002, 2.4, None, "t5"),
         RateTried(0.004, 2.45, None, "t5", 80.0),
     )
-    return [RateCheck.of_grid("text", "rope", rope, 1), RateCheck.of_grid("text", "t5", t5, 1)]
+    return [RateCheck.of_search("text", "rope", rope, 1), RateCheck.of_search("text", "t5", t5, 1)]
 
 
 def test_an_order_that_one_rate_for_all_would_turn_is_said():
@@ -178,7 +207,7 @@ def test_the_trials_take_the_choices_under_the_encodings_own_names():
 
 def test_recorded_choices_are_for_their_recipe_and_text_only(tmp_path, monkeypatch):
     recorded = RecordedChoices(recipe_of(TRIAL), "by a test", tuple(checks()))
-    monkeypatch.setattr(tuning_grid, "CHOICES", tmp_path / "choices.json")
+    monkeypatch.setattr(equal_tuning, "CHOICES", tmp_path / "choices.json")
     both = ["rope", "t5"]
     assert make_plan(Options(both)).recorded is None
     (tmp_path / "choices.json").write_text(recorded.to_json())
@@ -192,14 +221,15 @@ def test_recorded_choices_are_for_their_recipe_and_text_only(tmp_path, monkeypat
         assert make_plan(Options(both, **options)).recorded is None, options
 
 
-def test_the_packaged_choices_are_of_the_default_recipe_and_the_lowest_of_their_grids():
-    if not tuning_grid.CHOICES.exists():
+def test_the_packaged_choices_are_of_the_default_recipe_and_the_lowest_of_their_searches():
+    if not equal_tuning.CHOICES.exists():
         pytest.skip("no choices are recorded")
     recorded = make_plan(Options()).recorded
     assert [check.encoding for check in recorded.checks] == list(DEFAULT_ENCODINGS)
     for check in recorded.checks:
         check.check()
-        assert len(check.tried) >= 9
+        assert len(check.tried) >= equal_tuning.NUM_POINTS
+        assert check.steps == 200
         assert check.best.bits == min(tried.bits for tried in check.tried)
         plain = check.tried[check.plain_at]
         assert (plain.lr, plain.encoding_lr, plain.encoding) == (0.002, 20, check.encoding)

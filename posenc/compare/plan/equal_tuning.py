@@ -1,6 +1,6 @@
-"""Tune every encoding with the same effort: one grid of equally many trials for each.
+"""Tune every encoding with the same effort: equally many trials for each.
 
-A point of the grid is a learning rate and a setting of the encoding's own knob:
+A point is a learning rate and a setting of the encoding's own knob:
 
     encoding with its own tables    how much faster they learn (`encoding_lr`)
     RoPE, alone or in some layers   the base of its frequencies (`rope_theta`)
@@ -8,13 +8,23 @@ A point of the grid is a learning rate and a setting of the encoding's own knob:
     T5                              tables as fast, faster, or scores without the usual scale
     none of its own, as NoPE        nothing; it has more learning rates instead
 
-Every trial has a fraction of the steps and is judged by validation data of the training length, so
-that longer tests have no influence. If the best point lies at an edge of the grid, the grid grows
-there, at most MAX_ROUNDS times.
+The first points form a cross. All nine combinations would cost more than they tell, as each trial
+needs MIN_SEARCH_STEPS: what is best after few steps is not what is best after many.
+
+                        half the rate
+                              |
+    another setting -- usual setting, rate of all -- another setting
+                              |
+                        twice the rate
+
+Then comes the best rate of the one arm with the best setting of the other, and after it, where the
+best point lies at an edge, its neighbours beyond: MAX_ROUNDS more rounds at most. Trials are
+judged by validation data of the training length, so that longer tests have no influence.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 
 from torch import nn
@@ -30,21 +40,24 @@ from posenc.compare.results import (
 )
 from posenc.compare.trial.config import TrialConfig
 from posenc.compare.trial.train import encoding_shape
-from posenc.encodings import create, hash_of_posenc_code, parse
+from posenc.encodings import ModelShape, Option, Part, create, hash_of_posenc_code, parse
 from posenc.files.opening import text_of
 from posenc.files.sealed_json import Record
 
-MAX_ROUNDS = 3
-"""Rounds in which a grid whose edge wins grows, at most."""
-SETTINGS = 3
-"""Settings of a knob in the grid; with three learning rates nine trials."""
-MORE_RATE_FACTORS = tuple(2 ** (k / 2) for k in range(-4, 5))
+MAX_ROUNDS = 4
+"""Rounds of trials after that of the cross, at most."""
+MIN_SEARCH_STEPS = 200
+"""Steps of a trial that tunes, at least, if the study's own trials have as many: the fewest that
+order encodings as twice as many do (experiments/budget.py)."""
+NUM_POINTS = 5
+"""Points of the cross: three rates, and two more settings of the knob."""
+MORE_RATE_FACTORS = (0.25, 0.5, 1.0, 2.0, 4.0)
 """Factors of the learning rate for an encoding without a knob: as many trials as the others."""
 RATIOS = {"lr": 2.0, "encoding_lr": 4.0, "rope_theta": 10.0, "bias_max": 2.0}
-"""Factor between neighbours on each axis of a grid, with which it grows."""
+"""Factor between neighbours on each axis, with which a search goes beyond an edge."""
 
 CHOICES = Path(__file__).with_name("choices_standard_budget.json")
-"""Choices of this grid for the default recipe, written by experiments/equal_tuning.py."""
+"""Choices of this search for the default recipe, written by experiments/equal_tuning.py."""
 RECIPE_FIELDS = (
     "train_length",
     "steps",
@@ -60,17 +73,17 @@ RECIPE_FIELDS = (
 )
 """Fields of a trial that a recorded choice is for."""
 
-Options = tuple[tuple[str, object], ...]
+KnobOptions = tuple[tuple[str, float | bool], ...]
 """Options that a knob adds to the text of an encoding."""
 
 
 @dataclass(frozen=True)
 class Point:
-    """A point of an encoding's grid. options: what the knob adds to its text."""
+    """A point of an encoding's search. options: what the knob adds to its text."""
 
     lr: float
     encoding_lr: float
-    options: Options = ()
+    options: KnobOptions = ()
 
     def value(self, axis: str) -> float | None:
         """Return the coordinate on an axis of RATIOS; None if the point does not lie on it."""
@@ -90,50 +103,71 @@ class Point:
         return replace(self, options=options)
 
 
-def settings_of_knob(text: str, trial: TrialConfig) -> list[tuple[Options, float]]:
-    """Return the settings of an encoding's own knob in the grid: options for its text, and the rate
-    of its tables; one setting for an encoding without a knob."""
-    fixed = {option.key for part in parse(text).parts for option in part.options}
-    parts = parse(text).parts
-    name = parts[0].where if len(parts) == 1 and not parts[0].attribute else ""
-    middle = trial.encoding_lr
-    if name == "alibi" and not fixed & {"learned", "bias_max"}:
-        return [
-            ((("bias_max", 8.0),), middle),
-            ((("bias_max", 4.0),), middle),
-            ((("learned", True),), middle),
-        ]
-    if name == "t5" and "unscaled" not in fixed:
-        return [((), middle), ((), middle * RATIOS["encoding_lr"]), ((("unscaled", True),), middle)]
-    if _has_tables(text, trial):
-        ratio = RATIOS["encoding_lr"]
-        return [((), middle / ratio), ((), middle), ((), middle * ratio)]
-    if name and "rope_theta" not in fixed and _takes_a_base(text, trial):
-        return [((("rope_theta", base),), middle) for base in (100.0, 1000.0, 10000.0)]
-    return [((), middle)]
-
-
-def grid_of(text: str, trial: TrialConfig) -> list[Point]:
-    """Return the points of an encoding's grid around the rates of `trial`."""
-    settings = settings_of_knob(text, trial)
-    factors = RATE_FACTORS if len(settings) == SETTINGS else MORE_RATE_FACTORS
-    return [
-        Point(_rounded(trial.lr * factor), encoding_lr, options)
-        for options, encoding_lr in settings
-        for factor in factors
-    ]
-
-
-def plain_point(text: str, trial: TrialConfig) -> Point:
-    """Return the point of an encoding's grid with the rates of `trial` and the usual setting."""
-    for point in grid_of(text, trial):
-        rates_are_those_of_all = (point.lr, point.encoding_lr) == (
-            _rounded(trial.lr),
-            trial.encoding_lr,
+def settings_of_knob(text: str, trial: TrialConfig) -> list[tuple[KnobOptions, float]]:
+    """Return the settings of an encoding's own knob, the usual one first: options for its text, and
+    the rate of its tables; only the usual one for an encoding without a knob. Several knobs, of the
+    parts of a hybrid, move together."""
+    keys = {key for part in parse(text).parts for key in _knob_keys(part)}
+    knobs: list[tuple[KnobOptions, KnobOptions, KnobOptions]] = []
+    if "bias_max" in keys:
+        usual, steeper, learned = (("bias_max", 8.0),), (("bias_max", 4.0),), (("learned", True),)
+        knobs.append((usual, steeper, learned))
+    if "rope_theta" in keys:
+        knobs.append(
+            ((("rope_theta", 10000.0),), (("rope_theta", 1000.0),), (("rope_theta", 100.0),))
         )
-        if rates_are_those_of_all and with_options(text, point.options) == text:
-            return point
-    raise AssertionError(f"the grid of {text} lacks the rates of the recipe")
+    middle, ratio = trial.encoding_lr, RATIOS["encoding_lr"]
+    rates = (middle, middle, middle)
+    if "unscaled" in keys:
+        knobs.append(((), (), (("unscaled", True),)))
+        rates = (middle, middle * ratio, middle)
+    elif _has_tables(text, encoding_shape(trial)):
+        rates = (middle, middle / ratio, middle * ratio)
+    elif not knobs:
+        return [((), middle)]
+    options_of_settings = [sum(options, ()) for options in zip(*knobs, strict=True)] or [(), (), ()]
+    return list(zip(options_of_settings, rates, strict=True))
+
+
+def _knob_keys(part: Part) -> tuple[str, ...]:
+    """Return the options of one encoding in a text that its knob sets; () for none, as for one of
+    whose options the text chooses, and for a class of the user."""
+    if part.attribute:
+        return ()
+    fixed = {option.key for option in part.options}
+    keys = _KNOBS_BY_NAME.get(part.where)
+    if keys is None:
+        keys = ("rope_theta",) if _takes_a_base(str(part)) else ()
+    return () if fixed.intersection(keys) else keys
+
+
+_KNOBS_BY_NAME = {"alibi": ("bias_max", "learned"), "t5": ("unscaled",)}
+"""Options that the knob of an encoding sets, by its name."""
+
+
+def first_points(text: str, trial: TrialConfig) -> list[Point]:
+    """Return the NUM_POINTS points of an encoding that are tried first, around the rates of
+    `trial`: that of all encodings, then other learning rates, then other settings of the knob."""
+    usual, *others = settings_of_knob(text, trial)
+    factors = RATE_FACTORS if others else MORE_RATE_FACTORS
+    options, encoding_lr = usual
+    rates = [Point(_rounded(trial.lr * factor), encoding_lr, options) for factor in factors]
+    plain = rates.pop(factors.index(1.0))
+    settings = [Point(plain.lr, encoding_lr, options) for options, encoding_lr in others]
+    return [plain, *rates, *settings]
+
+
+def joined_point(bits: Mapping[Point, float], plain: Point) -> Point:
+    """Return the best setting of the knob with the best learning rate, each taken from the points
+    that differ from `plain` in nothing else.
+
+    bits: the losses of the points that could be trained.
+    """
+    rates = [point for point in bits if replace(point, lr=plain.lr) == plain]
+    settings = [point for point in bits if point.lr == plain.lr]
+    best_rate = min(rates, key=bits.__getitem__, default=plain)
+    best_setting = min(settings, key=bits.__getitem__, default=plain)
+    return replace(best_setting, lr=best_rate.lr)
 
 
 def wider_points(tried: Iterable[Point], best: Point) -> list[Point]:
@@ -165,9 +199,11 @@ def edges_of(tried: Iterable[Point], best: Point) -> tuple[str, ...]:
 
 
 def axes_of(tried: Sequence[Point], best: Point) -> list[str]:
-    """Return the axes of the grid through a point: the rate of tables is one where some point has
-    another, or where slopes are learned."""
-    has_tables = len({p.encoding_lr for p in tried}) > 1 or ("learned", True) in best.options
+    """Return the axes through a point: the rate of tables is one where some point has another or
+    slopes are learned, but not where slopes are fixed."""
+    learned = ("learned", True)
+    rates = {point.encoding_lr for point in tried if learned not in point.options}
+    has_tables = learned in best.options or len(rates) > 1
     axes = [axis for axis in RATIOS if best.value(axis) is not None]
     return [axis for axis in axes if axis != "encoding_lr" or has_tables]
 
@@ -178,7 +214,7 @@ _AXIS_WORDS = {
     "rope_theta": "base",
     "bias_max": "slopes",
 }
-"""Axes of grids, in words for the page."""
+"""Axes of a search, in words for the page."""
 
 
 def _on_one_line(point: Point, other: Point, axis: str) -> bool:
@@ -193,7 +229,7 @@ def _rounded(value: float) -> float:
 
 
 def trial_at(point: Point, entry: ComparedEncoding, trial: TrialConfig) -> TrialConfig:
-    """Return a trial of an encoding at a point of its grid."""
+    """Return a trial of an encoding at a point of its search."""
     text = with_options(entry.text, point.options)
     source = entry.source if text == entry.text else hash_of_posenc_code(text)
     return replace(
@@ -207,38 +243,42 @@ def trial_at(point: Point, entry: ComparedEncoding, trial: TrialConfig) -> Trial
     )
 
 
-def short_trial(trial: TrialConfig) -> TrialConfig:
-    """Return the trial with a fraction of the steps, tested at the training length only."""
+def search_trial(trial: TrialConfig) -> TrialConfig:
+    """Return the trial with a fraction of the steps, but at least MIN_SEARCH_STEPS if it has as
+    many, tested at the training length only."""
     return replace(
         trial,
-        steps=max(1, trial.steps // RATE_STEPS_DIVISOR),
+        steps=min(trial.steps, max(MIN_SEARCH_STEPS, trial.steps // RATE_STEPS_DIVISOR)),
         test_lengths=(trial.train_length,),
         test_window=0,
         tune_steps=0,
     )
 
 
-def with_options(text: str, options: Options) -> str:
-    """Return the text of one encoding with options added; those that are the default stay out.
+def with_options(text: str, options: KnobOptions) -> str:
+    """Return the text of an encoding with options added to those of its parts whose knobs they set;
+    options that are the default stay out.
 
-    >>> with_options("rope", (("rope_theta", 100.0),))
-    'rope:rope_theta=100'
+    >>> with_options("rope/nope every 4", (("rope_theta", 100.0),))
+    'rope:rope_theta=100/nope every 4'
     """
-    added = {key: value for key, value in options if _DEFAULTS.get(key) != value}
+    added = [Option(key, value) for key, value in options if _DEFAULTS.get(key) != value]
     if not added:
         return text
-    pairs = ",".join(f"{key}={_format(value)}" for key, value in added.items())
-    has_options = bool(parse(text).parts[0].options)
-    return str(parse(f"{text}{',' if has_options else ':'}{pairs}"))
+    spec = parse(text)
+    layers = tuple(tuple(_part_with_options(part, added) for part in each) for each in spec.layers)
+    return str(replace(spec, layers=layers))
+
+
+def _part_with_options(part: Part, options: Sequence[Option]) -> Part:
+    """Return one encoding of a text with those of the options added that its knob sets."""
+    keys = _knob_keys(part)
+    added = [option for option in options if option.key in keys]
+    return replace(part, options=(*part.options, *added))
 
 
 _DEFAULTS = {"rope_theta": 10000.0, "bias_max": 8.0, "learned": False, "unscaled": False}
 """Values of the options of knobs that a text need not name."""
-
-
-def _format(value: object) -> str:
-    """Return an option's value as the grammar of encodings writes it."""
-    return str(value).lower() if isinstance(value, bool) else f"{value:g}"
 
 
 @dataclass(frozen=True)
@@ -280,37 +320,43 @@ def recorded_choices(
 class Search:
     """The search for the best point of every encoding, a round of trials at a time.
 
-    entries: the compared encodings. trial: the recipe, with the rates that the grid surrounds.
+    entries: the compared encodings. trial: the recipe, with the rates that the points surround.
     """
 
     def __init__(self, entries: Sequence[ComparedEncoding], trial: TrialConfig) -> None:
         self._entries = entries
         self._trial = trial
-        self._points = {entry.label: grid_of(entry.text, trial) for entry in entries}
+        self._points = {entry.label: first_points(entry.text, trial) for entry in entries}
+        self._plain = {label: points[0] for label, points in self._points.items()}
         self._round = 0
 
     @property
     def trials(self) -> tuple[TrialConfig, ...]:
         """Return the trials of all points so far."""
         return tuple(
-            short_trial(trial_at(point, entry, self._trial))
+            search_trial(trial_at(point, entry, self._trial))
             for entry in self._entries
             for point in self._points[entry.label]
         )
 
     def widen(self, results: Mapping[TrialConfig, TrialResult]) -> bool:
-        """Add points beyond each edge that won; return True if any were added."""
+        """Add to each encoding the point that joins its best rate and setting, or if it was tried
+        those beyond each edge that won; return True if any were added."""
         if self._round == MAX_ROUNDS:
             return False
         self._round += 1
         is_wider = False
         for entry in self._entries:
+            points = self._points[entry.label]
             bits = self._bits(entry, results)
             known = {point: loss for point, loss in bits.items() if loss is not None}
-            if known:
-                more = wider_points(bits, min(known, key=known.__getitem__))
-                self._points[entry.label] += more
-                is_wider = is_wider or bool(more)
+            if not known:
+                continue
+            more = [joined_point(known, self._plain[entry.label])]
+            if self._round > 1 or more[0] in points:
+                more = wider_points(points, min(known, key=known.__getitem__))
+            points += more
+            is_wider = is_wider or bool(more)
         return is_wider
 
     def _bits(
@@ -319,7 +365,7 @@ class Search:
         """Return the validation loss of each point of an encoding; None for a failure."""
         bits: dict[Point, float | None] = {}
         for point in self._points[entry.label]:
-            result = results.get(short_trial(trial_at(point, entry, self._trial)))
+            result = results.get(search_trial(trial_at(point, entry, self._trial)))
             is_trained = result is not None and result.reason is None and bool(result.training)
             bits[point] = result.training[-1].valid if result and is_trained else None
         return bits
@@ -339,8 +385,9 @@ class Search:
                 )
                 for point, loss in bits.items()
             )
-            plain_at = [*bits].index(plain_point(entry.text, self._trial))
-            check = RateCheck.of_grid(self._trial.task, entry.label, tried, plain_at)
+            plain_at = self._points[entry.label].index(self._plain[entry.label])
+            steps = search_trial(self._trial).steps
+            check = RateCheck.of_search(self._trial.task, entry.label, tried, plain_at, steps)
             if check.chosen_at is not None:
                 check = replace(check, edges=edges_of(bits, [*bits][check.chosen_at]))
             checks.append(check)
@@ -375,20 +422,27 @@ def with_choices(
     return replace(study, trials=tuple(trials), labels=labels, rates=tuple(checks))
 
 
-def _has_tables(text: str, trial: TrialConfig) -> bool:
+def _has_tables(text: str, shape: ModelShape) -> bool:
     """Return True if the encoding has parameters outside linear layers, which learn at the rate of
     tables."""
-    encoding = create(text, encoding_shape(trial))
+    encoding = create(text, shape)
     in_linear = {
         id(p) for m in encoding.modules() if isinstance(m, nn.Linear) for p in m.parameters()
     }
     return any(id(p) not in in_linear for p in encoding.parameters())
 
 
-def _takes_a_base(text: str, trial: TrialConfig) -> bool:
-    """Return True if the encoding rotates with a base that its text may name."""
+@lru_cache
+def _takes_a_base(text: str) -> bool:
+    """Return True if an encoding without tables rotates with a base that its text may name, and
+    does not."""
+    shape = ModelShape(embed_dim=128, num_heads=4, train_length=16)  # any sizes do
+    spec = parse(text)
+    (part,) = spec.parts
+    if any(option.key == "rope_theta" for option in part.options):
+        return False
+    with_base = replace(part, options=(*part.options, Option("rope_theta", 100.0)))
     try:
-        create(with_options(text, (("rope_theta", 100.0),)), encoding_shape(trial))
+        return not _has_tables(str(with_base), shape)
     except (ValueError, TypeError):
         return False
-    return True
