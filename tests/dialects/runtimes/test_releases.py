@@ -1,5 +1,7 @@
 """What was recorded of single releases of transformers decides what is said of them."""
 
+import json
+from importlib import resources
 from itertools import pairwise
 
 import pytest
@@ -13,6 +15,7 @@ from posenc.dialects.runtimes.releases import (
     unread_words,
     version_spoken_of,
 )
+from tests.doctor.oracles import facts as oracle
 
 ROW = "transformers-5"
 CONFIG = {"model_type": "llama", "num_hidden_layers": 2}
@@ -107,3 +110,18 @@ def test_families_of_a_later_release_are_known():
     wrapped = {"model_type": "granite_speech", "text_config": text}
     assert RUNTIMES[ROW](wrapped).layers == RUNTIMES[ROW](text).layers
     assert RUNTIMES["vllm"](wrapped).known == "unknown"  # it has code of its own for it
+
+
+def test_recording_one_release_keeps_the_others(tmp_path, monkeypatch):
+    kept = [*recorded_releases(4), *recorded_releases(5)]
+    path = tmp_path / "releases.json"
+    monkeypatch.setattr(oracle, "RELEASES", path)
+    oracle.write_releases(reversed(kept))
+    packaged = resources.files("posenc.dialects.runtimes").joinpath("releases.json")
+    assert path.read_text(encoding="utf-8") == packaged.read_text(encoding="utf-8")
+    recorded = {release.version for release in kept}
+    assert recorded >= {"5.2.0", "5.12.1", "5.23.0", "5.24.0"}
+    later = kept[-1].classes - {"llama"} | {"new"}
+    oracle.write_releases([*kept, Release("5.99.0", later, {"qwen2": ["yarn"]})])
+    entry = json.loads(path.read_text(encoding="utf-8"))["5.99.0"]
+    assert entry == {"came": ["new"], "went": ["llama"], "unread": {"qwen2": ["yarn"]}}

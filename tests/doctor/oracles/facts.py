@@ -12,7 +12,7 @@ families.json and transformers5.json. A person reads the diff.
 import json
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from posenc.dialects.computed import ComputedPositions
 from posenc.dialects.families import RUNTIME_FILES, all_families, facts_of_runtime
 from posenc.dialects.model import Model, model_of
 from posenc.dialects.runtimes import RUNTIMES
+from posenc.dialects.runtimes.releases import Release, recorded_releases
 from posenc.dialects.runtimes.versions import version_numbers
 
 HERE = Path(__file__).parent
@@ -100,13 +101,14 @@ def classes_of(python: str) -> dict[str, Any]:
     return json.loads(said.stdout)
 
 
-def asked_families(classes: Mapping[str, Any]) -> list[str]:
-    """The language models that posenc knows of transformers 5 and that a release has."""
+def asked_families(release: str, classes: Mapping[str, Any]) -> list[str]:
+    """The language models that a release has and that posenc knows of its runtime."""
     found = []
     for name, facts in sorted(all_families().items()):
         has_text = "vocab_size" in classes.get(name, {}).get("keys", ())
-        is_text = has_text and name not in OTHER_HEADS
-        if facts.get("transformers5") and is_text and "axes" not in facts["transformers5"]:
+        is_tower = "axes" in (facts.get("transformers5") or {})
+        is_known = bool(facts.get(RUNTIME_FILES[runtime_of(release)]))
+        if is_known and has_text and not is_tower and name not in OTHER_HEADS:
             found.append(name)
     return found
 
@@ -319,56 +321,61 @@ def _one_a_line(table: Mapping[str, Any], indent: str) -> str:
 
 
 def main(pythons: list[str]) -> int:
-    """Record the releases of these interpreters."""
-    found = {}
+    """Record the releases of these interpreters. Those recorded before and not asked now stay."""
+    asked: dict[str, tuple[str, dict[str, Any]]] = {}
     for python in pythons:
-        said = classes_of(python)
-        found[said["version"]] = (python, said["classes"])
-    releases = sorted(found, key=version_numbers)
-    _, newest = found[releases[-1]]
-    python = found[releases[-1]][0]
-    lines = flat_families_of(python, newest)
-    lines |= wrappers_of(python, newest)
-    if len(releases) > 1:  # what came with the newest one is not in those before
-        older = found[releases[-2]][1]
-        for name in lines.keys() - older.keys():
-            if "transformers5" in lines[name]:
-                lines[name]["transformers5"]["since"] = ".".join(releases[-1].split(".")[:2])
-    print(f"new families: {', '.join(lines)}")
-    write_families({**all_families(), **lines})
-    table: dict[str, Any] = {}
-    seen: dict[str, set[str]] = {"4": set(), "5": set()}
-    for release in releases:
-        python, classes = found[release]
-        names = asked_families(classes)
-        wrong, compared = differences_in(python, release, names, classes)
-        count = sum(map(len, wrong.values()))
-        print(f"{release}: {compared} answers compared, {count} differ, of {len(wrong)} families")
-        for name, questions in wrong.items():
-            print(f"  {name}: {questions}")
-        table[release] = entry_of(classes, seen[release[0]], wrong)
-        seen[release[0]] = set(classes)
-    write_releases(table)
+        answer = classes_of(python)
+        asked[answer["version"]] = (python, answer["classes"])
+    newest = max(asked, key=version_numbers)
+    if runtime_of(newest) == "transformers-5":
+        python, classes = asked[newest]
+        add_new_families(newest, python, classes)
+    releases = {each.version: each for each in recorded_releases(4) + recorded_releases(5)}
+    for version in sorted(asked, key=version_numbers):
+        python, classes = asked[version]
+        releases[version] = recorded(version, python, classes)
+    write_releases(releases.values())
     return 0
 
 
-def entry_of(
-    classes: Mapping[str, Any], before: set[str], wrong: Mapping[str, Mapping[str, str]]
-) -> dict[str, Any]:
-    """The entry of a release in releases.json. before: the classes of the recorded release before.
-    wrong: family -> question -> how the release differs."""
-    return {
-        "came": sorted(classes.keys() - before),
-        "went": sorted(before - classes.keys()),
-        "unread": {
-            name: sorted({WORDS[question] for question in why})
-            for name, why in sorted(wrong.items())
-        },
+def add_new_families(release: str, python: str, classes: Mapping[str, Any]) -> None:
+    """Add to the facts what a release has and posenc does not know: flat families and wrappers."""
+    lines = {**flat_families_of(python, classes), **wrappers_of(python, classes)}
+    older = [each for each in recorded_releases(5) if each.version != release]
+    for name in lines:  # what came with this release is not in those before
+        if "transformers5" in lines[name] and older and name not in older[-1].classes:
+            lines[name]["transformers5"]["since"] = ".".join(release.split(".")[:2])
+    print(f"new families: {', '.join(lines)}")
+    write_families({**all_families(), **lines})
+
+
+def recorded(release: str, python: str, classes: Mapping[str, Any]) -> Release:
+    """The record of a release: its classes, and where it answers otherwise than posenc knows."""
+    names = asked_families(release, classes)
+    wrong, compared = differences_in(python, release, names, classes)
+    count = sum(map(len, wrong.values()))
+    print(f"{release}: {compared} answers compared, {count} differ, of {len(wrong)} families")
+    for name, questions in wrong.items():
+        print(f"  {name}: {questions}")
+    unread = {
+        name: sorted({WORDS[question] for question in why}) for name, why in sorted(wrong.items())
     }
+    return Release(release, frozenset(classes), unread)
 
 
-def write_releases(table: Mapping[str, Any]) -> None:
-    """Write releases.json."""
+def write_releases(releases: Iterable[Release]) -> None:
+    """Write releases.json: of each release what came and went after the one before it, among those
+    of transformers 4 or of 5."""
+    table: dict[str, Any] = {}
+    before: dict[str, frozenset[str]] = {}
+    for release in sorted(releases, key=lambda each: version_numbers(each.version)):
+        older = before.get(runtime_of(release.version), frozenset())
+        table[release.version] = {
+            "came": sorted(release.classes - older),
+            "went": sorted(older - release.classes),
+            "unread": release.unread,
+        }
+        before[runtime_of(release.version)] = release.classes
     RELEASES.write_text(json.dumps(table, indent=1) + "\n", encoding="utf-8")
 
 
