@@ -113,7 +113,7 @@ def _verdict(judgement: Judgement) -> str:
     path = case.source.path
     if not judgement.counted:
         if case.is_opened_by_no_runtime:
-            return f"{path}: no named runtime opens it."
+            return f"Nothing is judged in {path}: no named runtime opens it."
         nothing = "Nothing else" if judgement.silenced else "Nothing"
         return f"{nothing} to complain about in {path}, for {', '.join(case.judged_runtimes)}."
     counts = Counter(finding.severity for finding in judgement.counted)
@@ -235,11 +235,13 @@ def _next_steps(judgement: Judgement) -> list[str | Code]:
     if judgement.can_be_fixed and mendable:
         steps.append("`--fix --out NEW` writes a mended copy, or says why not.")
     if case.is_opened_by_no_runtime:
-        steps += ["Convert the model, and compare:", Code(f"posenc doctor {path} CONVERTED")]
+        steps.append(f"No named runtime opens {path.name}. Convert the model, and compare:")
+        steps.append(Code(f"posenc doctor {path} CONVERTED"))
     if case.metadata is not None:
         steps += ["Compare it with its model's folder:", Code(f"posenc doctor {path} FOLDER")]
     rotates = case.meaning is not None and bool(case.meaning.computed.layers)
-    if not counted and case.length is None and rotates:
+    is_judged = rotates and not case.is_opened_by_no_runtime
+    if not counted and case.length is None and is_judged:
         steps.append("`--length N` judges a longer text, and says what scaling it needs.")
     return steps
 
