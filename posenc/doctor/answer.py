@@ -69,13 +69,13 @@ def report_of(judgement: Judgement) -> Report:
     """Return what a file means, what each runtime computes from it, the findings, and what to do
     next."""
     case = judgement.case
-    blocks: list[Block] = [Items(_meaning_lines(case))]
+    blocks: list[Block] = [Items(_meaning_lines(case, explained=bool(judgement.counted)))]
     named = [name for name in RUNTIMES if name in case.named]
     rows = [_cells_of_runtime(case, name) for name in named]
     blocks += [Table(RUNTIMES_HEADER, rows, name="runtimes"), LEGEND]
     unread = case.named_runtimes_known_as("unknown")
     if unread:
-        blocks.append(f"Not known to posenc, and not judged: {', '.join(unread)}.")
+        blocks.append(_line_about_unread(unread, is_config=case.metadata is None))
     if case.record is not None and case.record.doubts:
         blocks.append(Items([f"assumed: {doubt}" for doubt in case.record.doubts]))
     if judgement.silenced:
@@ -123,12 +123,13 @@ def _verdict(judgement: Judgement) -> str:
     )
 
 
-def _meaning_lines(case: Case) -> list[str]:
-    """Return the lines about the lengths and rotations that the file means, or why they are
-    unclear."""
+def _meaning_lines(case: Case, *, explained: bool) -> list[str]:
+    """Return the lines about the lengths and rotations that the file means, or that they are
+    unclear. explained: True if a finding says why."""
     record = case.record
     if record is None:
-        return [f"What it means is unclear: {case.why_unclear or 'no runtime reads it'}."]
+        why = "see the findings" if explained else case.why_unclear
+        return [f"What the file means is unclear: {why}."]
     lines = [
         f"{record.model_type}, trained at {record.trained_length} tokens, meant for "
         f"{record.max_length}; judged at {record.length}"
@@ -205,6 +206,17 @@ def _block_of_finding(finding: Finding) -> Labelled:
         is_command = line.startswith(COMMAND)
         parts.append(Code(line.removeprefix(COMMAND)) if is_command else line)
     return Labelled(f"{finding.severity} {finding.code}", parts)
+
+
+def _line_about_unread(unread: Sequence[str], *, is_config: bool) -> str:
+    """Return the line about runtimes of which posenc does not know what they compute.
+
+    is_config: True for a config, about which an installed runtime can be asked.
+    """
+    ask = ""
+    if is_config and set(unread) - {"llama.cpp"}:
+        ask = " `--ask PYTHON` asks the one that is installed there."
+    return f"Not known to posenc, and not judged: {', '.join(unread)}.{ask}"
 
 
 def _counts_by_rule(silenced: Sequence[Finding]) -> str:

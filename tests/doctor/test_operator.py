@@ -5,7 +5,6 @@ import shlex
 
 import pytest
 
-from posenc.dialects.meaning import meaning_of
 from posenc.dialects.runtimes import emulate
 from posenc.dialects.writers.overrides import config_after_override, intended
 from posenc.doctor.options import Options
@@ -166,22 +165,48 @@ def test_the_cure_of_a_refusal_names_the_missing_keys_and_their_place():
     assert hit.cure.startswith('Write "rms_norm_eps" at the top level, which mlx-lm')
 
 
-def test_the_cure_of_a_difference_names_the_keys_of_this_file():
-    glm = {
-        **BASE,
-        "model_type": "glm4",
-        "architectures": ["Glm4ForCausalLM"],
-        "rope_theta": 10000.0,
-        "partial_rotary_factor": 0.5,
-        "rope_scaling": {
-            "rope_type": "yarn",
-            "factor": 4.0,
-            "original_max_position_embeddings": 64,
-        },
-    }
-    found = [f for f in judge(glm, ("mlx-lm",)) if f.code == "PD038"]
-    assert found and "change rope_theta and rope_scaling, by which" in found[0].cure
-    assert meaning_of(glm).computed.layers
+GLM = {
+    **BASE,
+    "model_type": "glm4",
+    "architectures": ["Glm4ForCausalLM"],
+    "rope_theta": 10000.0,
+    "partial_rotary_factor": 0.5,
+}
+
+
+def test_a_scaling_that_a_runtime_leaves_out_is_named():
+    yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
+    (hit,) = [f for f in judge({**GLM, "rope_scaling": yarn}, ("mlx-lm",)) if f.code == "PD038"]
+    assert hit.message == (
+        "mlx-lm leaves out the scaling, yarn with factor 4, and computes plain RoPE"
+    )
+    assert hit.cure.startswith("mlx-lm's glm4.py:") and "use another runtime" in hit.cure
+
+
+def test_another_difference_than_a_scaling_names_the_keys_of_this_file():
+    config = {**GLM, "model_type": "glm", "architectures": ["GlmForCausalLM"]}
+    (hit,) = [f for f in judge(config, ("mlx-lm",)) if f.code == "PD038"]
+    assert "leaves out" not in hit.message and "this file was read as" in hit.message
+    assert "change head_dim and partial_rotary_factor, by which this file was read" in hit.cure
+
+
+def test_the_scaling_of_a_card_is_written_for_the_key_of_this_file():
+    (hit,) = too_long(QWEN3_5, 500_000)
+    assert 'write "rope_parameters": {"rope_type": "yarn", "rope_theta": 10000000' in hit.cure
+    (hit,) = too_long(QWEN3)
+    assert 'write "rope_scaling": {"rope_type": "yarn", "factor": 4.0' in hit.cure
+
+
+def test_who_is_not_known_and_who_could_be_asked(tmp_path):
+    said, _ = screen(tmp_path, QWEN3_5, ask=["none"])
+    assert "not judged: mlx-lm. `--ask PYTHON` asks the one that is installed there." in said
+
+
+def test_an_unclear_meaning_points_to_the_findings(tmp_path):
+    said, code = screen(tmp_path, {**SIMPLE, "rope_scaling": {"rope_type": None, "factor": 2.0}})
+    assert code == 1 and "What the file means" not in said  # linear is guessed, and said
+    said, code = screen(tmp_path, {**SIMPLE, "rope_scaling": {"rope_type": None, "factor": None}})
+    assert code == 1 and "What the file means is unclear: see the findings." in said
 
 
 def test_an_older_server_is_judged_by_the_transformers_beside_it(tmp_path):

@@ -93,8 +93,8 @@ def report_dropped_gemma_scaling(case: Case) -> Iterator[Hit]:
     if affected and "full_attention" in scaled:
         p = scaled["full_attention"]
         yield Hit(
-            f"{p['rope_type']} with factor {p.get('factor')!r} on the full layers is never applied "
-            f"by {join_names(affected)}; it cannot be cured by config",
+            f"{p['rope_type']} with factor {p.get('factor')!r} on the full layers is not applied "
+            f"by {join_names(affected)}",
             case.named_and_known(affected),
             affected,
         )
@@ -228,6 +228,7 @@ def report_wrong_mrope_sections(case: Case) -> Iterator[Hit]:
                 f"{name}.mrope_section {given} adds up to {sum(given)}, expected {pairs}",
                 (),
                 ALL,
+                cure=f"Write sections that add up to {pairs}, half of the rotated channels.",
                 contradiction=SECTIONED.search(case.model.model_type) is not None,
             )
 

@@ -89,7 +89,11 @@ def report_factor_unlike_length_ratio(case: Case) -> Iterator[Hit]:
         ratio = largest / original
         if ratio > 1 and not math.isclose(ratio, factor, rel_tol=0.01):
             yield Hit(
-                f"{name} has factor {factor:g}, and {largest} / {original:g} is {ratio:g}", (), ALL
+                f"{name} has factor {factor:g}, and {largest} / {original:g} is {ratio:g}",
+                (),
+                ALL,
+                cure=f"Set the factor to {ratio:g}, or `max_position_embeddings` to {original:g} "
+                "times the factor.",
             )
 
 
@@ -103,10 +107,11 @@ def report_yarn_table_too_short(case: Case) -> Iterator[Hit]:
             rows = floats.stretched_length(original, factor)
             if largest > rows:
                 yield Hit(
-                    f"max_position_embeddings is {largest}, and {name} stretches {original:g} to "
-                    f"{rows}",
+                    f"max_position_embeddings is {largest}, and {name} stretches {original:g} "
+                    f"only to {rows}",
                     case.named_and_known(("vllm",)),
                     ("vllm",),
+                    cure=f"Set `max_position_embeddings` to {rows}, or raise the factor.",
                 )
 
 

@@ -90,7 +90,10 @@ def _cure(case: Case, meaning: Meaning, length: int) -> str:
         factor = float(2 ** math.ceil(math.log2(length / trained)))
         whose = "posenc knows no card for this model. A first try, which nobody has tuned:"
     scaling = {"rope_type": "yarn", "factor": factor, ORIGINAL_LENGTH: trained}
-    lines = [f'{whose} "rope_scaling": {json.dumps(scaling)}. As options:']
+    name = "rope_scaling" if case.rope_parameters is None else "rope_parameters"
+    own = case.rope_parameters or case.rope_scaling or {}
+    written = {**{key: value for key, value in own.items() if key != "type"}, **scaling}
+    lines = [f'{whose} write "{name}": {json.dumps(written)}. As options:']
     lines += [f"{COMMAND}{line}" for line in _options(case, scaling, int(trained * factor))]
     return "\n".join([*lines, f"{measure} {lifts_limit}"])
 

@@ -1,7 +1,7 @@
 """Command-line overrides, and what no other rule explains."""
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from posenc.dialects.computed import ComputedPositions, LayerRotation
@@ -14,6 +14,7 @@ from posenc.dialects.writers.overrides import MERGES
 from posenc.doctor.case import Case
 from posenc.doctor.misreading import FREQUENCY_TOLERANCE, MULTIPLIER_TOLERANCE
 from posenc.doctor.rule import TABLE, Finding, Hit, join_names, rule
+from posenc.frequencies import floats
 
 ROPE_DICTS = ("rope_scaling", "rope_parameters")
 KEYS_OF = {
@@ -150,6 +151,16 @@ def _finding_of_difference(case: Case, name: str) -> Finding:
     """Return the finding that a runtime computes something else than is meant."""
     computed = case.computed[name]
     where = f"{name}'s {computed.read}" if computed.read else name
+    left_out = _scaling_left_out(case, computed)
+    if left_out:
+        return Finding(
+            "PD038",
+            TABLE["PD038"].severity,
+            f"{name} leaves out {left_out} and computes plain RoPE",
+            (name,),
+            f"{where} does not read it. `--fix --out NEW` looks for a spelling that it reads. "
+            "Where there is none, use another runtime for texts beyond the trained length.",
+        )
     aspect, does = _first_difference_in_words(case, computed)
     given = [key for key in KEYS_OF[aspect] if case.config.get(key) is not None]
     keys = join_names(given) if given else f"the defaults for {join_names(KEYS_OF[aspect])}"
@@ -160,6 +171,30 @@ def _finding_of_difference(case: Case, name: str) -> Finding:
         (name,),
         f"If {name} is right, change {keys}, by which this file was read. If the file is right, "
         f"{where} does not read it: `--fix --out NEW` looks for a spelling that it reads.",
+    )
+
+
+def _scaling_left_out(case: Case, computed: ComputedPositions) -> str:
+    """Return the scaling that a runtime leaves out, in words: it rotates a kind of layer by the
+    base alone, of which the file means a scaling. Empty where it computes something else."""
+    assert case.meaning is not None
+    for kind, p in case.meaning.parameters.items():
+        rotation = _first_rotation_of_kind(kind, computed)
+        if p["rope_type"] == "default" or rotation is None or rotation.multiplier != 1:
+            continue
+        channels = 2 * len(rotation.inv_freq)
+        if _nearly_equal(rotation, floats.rope_frequencies(channels, p["rope_theta"])):
+            of_kind = "" if kind == "all" else f" of {kind}"
+            by = f" with factor {p['factor']:g}" if isinstance(p.get("factor"), int | float) else ""
+            return f"the scaling{of_kind}, {p['rope_type']}{by},"
+    return ""
+
+
+def _nearly_equal(rotation: LayerRotation, inv_freq: Sequence[float]) -> bool:
+    """Return True if a rotation has these frequencies, but for rounding."""
+    return all(
+        abs(ours - theirs) <= FREQUENCY_TOLERANCE * theirs
+        for ours, theirs in zip(rotation.inv_freq, inv_freq, strict=True)
     )
 
 

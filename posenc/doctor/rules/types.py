@@ -43,11 +43,11 @@ def _report_older_type_alone(case: Case, name: str, old: Any) -> Iterator[Hit]:
     reads_new_only = tuple(r for r in concerned if r.startswith(("transformers", "vllm")))
     if case.model.has_rope_dict_per_kind and reads_new_only:
         yield Hit(
-            f"{name} has type {old!r} and no rope_type, which "
-            f"{case.model.model_type} does not look at",
+            f"{name} has type {old!r} and no rope_type, and the code of {case.model.model_type} "
+            "reads rope_type only",
             reads_new_only,
             ALL,
-            cure=f"Write rope_type {old!r}.",
+            cure=f'Write "rope_type": "{old}" into {name}.',
         )
 
 
@@ -137,7 +137,7 @@ def report_unread_keys_of_type(case: Case) -> Iterator[Hit]:
             continue
         if unread:
             values = ", ".join(f"{k} {p[k]!r}" for k in unread[:4])
-            yield Hit(f"{name} of type {kind} has keys that it does not know: {values}", (), ALL)
+            yield Hit(f"{name} has keys that type {kind} does not read: {values}", (), ALL)
 
 
 @rule("PD062", "E")
