@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from posenc.tasks import copy, far, flip_flop, grid, offset, recall
+from posenc.tasks import copy, flip_flop, grid, needles, offset, recall
 from posenc.tasks.known import TASKS, find_task
 from posenc.tasks.task import IGNORED_TARGET, Case
 
@@ -171,25 +171,25 @@ def test_recalled_values_are_those_told():
 
 def parts(tokens, targets):
     """Text, question and answer of a sequence; the facts of the text, and where each begins."""
-    text = tokens[1 : tokens.index(far.SEPARATOR)]
+    text = tokens[1 : tokens.index(needles.SEPARATOR)]
     answer = [t for t in targets if t != IGNORED_TARGET]
     asked = tokens[len(text) + 2 : len(tokens) - len(answer) + 1]
-    at = [i for i, token in enumerate(text) if token == far.FACT]
+    at = [i for i, token in enumerate(text) if token == needles.FACT]
     return text, asked, answer, [tuple(text[i + 1 : i + 3]) for i in at], at
 
 
 @pytest.mark.parametrize("case", [Case(64), Case(64, "at the start"), Case(64, "at the end")])
 def test_a_needle_is_asked_for_by_a_name_that_is_not_in_the_text(case):
-    for row in rows(far.NeedleByMeaning(), case):
+    for row in rows(needles.NeedleByMeaning(), case):
         text, (asked,), answer, facts, at = parts(*row)
         assert len(text) == 64 and asked not in text and len(facts) == 8
-        assert answer == [dict(facts)[asked - far.NUM_SYMBOLS]]
+        assert answer == [dict(facts)[asked - needles.NUM_SYMBOLS]]
         place = at[[value for _, value in facts].index(answer[0])]
         assert {"": True, "at the start": place < 24, "at the end": place > 38}[case.variant]
 
 
 def test_names_that_stand_for_a_number_are_those_of_its_chain():
-    for row in rows(far.Variables(), Case(64)):
+    for row in rows(needles.Variables(), Case(64)):
         text, asked, answer, facts, _ = parts(*row)
         assert len(text) == 64 and len(facts) == 8
         chain = asked
@@ -199,7 +199,7 @@ def test_names_that_stand_for_a_number_are_those_of_its_chain():
 
 
 def test_common_words_are_the_most_frequent_ones():
-    for row in rows(far.CommonWords(), Case(60)):
+    for row in rows(needles.CommonWords(), Case(60)):
         text, asked, answer, _, _ = parts(*row)
         counts = sorted(set(text), key=lambda word: -text.count(word))
         assert len(text) == 60 and asked == [] and answer == sorted(counts[:3])

@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from posenc.tasks import far, policies
+from posenc.tasks import needles, policies
 from posenc.tasks.known import TASKS, find_task
 from posenc.tasks.task import IGNORED_TARGET, Case
 
@@ -56,8 +56,8 @@ def test_a_bag_of_words_answers_the_retired_task_and_it_is_offered_no_more():
 
 def test_policies_by_hand():
     """Each on two facts of a needle, or on four values of which one has been given."""
-    tokens = np.array([0, far.FACT, 20, 30, 5, far.FACT, 21, 31, 1, 44])
-    assert far._last_value(tokens).tolist() == [31]
+    tokens = np.array([0, needles.FACT, 20, 30, 5, needles.FACT, 21, 31, 1, 44])
+    assert needles._last_value(tokens).tolist() == [31]
     random = np.random.default_rng(0)
     found = policies._policies("recall", 16)
     given = np.array([0, 2, 26, 3, 27, 1, 3, 27, 2])

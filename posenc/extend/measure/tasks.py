@@ -15,7 +15,8 @@ from posenc.extend.measure.losses import TOKENS_PER_BATCH, Reader, last_logits
 from posenc.extend.measure.word_puzzles import PUZZLES, write_puzzle
 from posenc.hf.checkpoint.tokenization import Windows
 from posenc.statistics.text_intervals import Estimate, estimate_mean, share_interval
-from posenc.tasks.puzzles import draw_passkey_text, insert_facts
+from posenc.tasks.needles import insert_facts
+from posenc.tasks.passkey import draw_passkey_text
 
 PASSKEY = "passkey"
 TASKS = (PASSKEY, *PUZZLES)

@@ -5,15 +5,17 @@ from typing import NamedTuple
 
 import numpy as np
 
-from posenc.tasks.puzzles import (
-    NUM_COMMON_WORDS,
-    NUM_RARE_WORDS,
+from posenc.tasks.needles import (
     draw_needle_puzzle,
     draw_needles_puzzle,
     draw_variables_puzzle,
     draw_word_stream,
 )
 
+NUM_COMMON_WORDS = 5
+"""Frequent words of a list."""
+NUM_RARE_WORDS = 40
+"""Rare words of a list."""
 CONSONANTS, VOWELS = "bdfgklmnprstvz", "aeiou"
 CITIES = {
     "Paris": "France",

@@ -16,12 +16,11 @@ from posenc.extend.extension import Outcome
 from posenc.extend.measure.evaluation import loss_rise, short_pieces
 from posenc.extend.measure.losses import Reader
 from posenc.extend.measure.tasks import TASKS, Score, TaskGrid, tasks_named
-from posenc.extend.measure.word_puzzles import CITIES, PUZZLES
+from posenc.extend.measure.word_puzzles import CITIES, NUM_COMMON_WORDS, PUZZLES
 from posenc.extend.options import Options
 from posenc.hf.checkpoint.tokenization import Windows
 from posenc.report import table as tables
 from posenc.statistics.text_intervals import Estimate, share_interval
-from posenc.tasks.puzzles import NUM_COMMON_WORDS
 from tests.hf_models import LENGTH, save
 
 TARGET = 8 * LENGTH

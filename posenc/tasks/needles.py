@@ -1,35 +1,117 @@
-"""Find facts in a long text of fillers, as in RULER and NoLiMa."""
+"""Hide facts in a long text of fillers and ask for them, as in RULER and NoLiMa: needles, chains of
+variables, frequent words.
 
-from collections.abc import Sequence
+A puzzle is drawn in symbols without a text. The tasks here write it in tokens, and `posenc extend`
+in words.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import islice
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 
-from posenc.tasks.puzzles import (
-    DrawPuzzle,
-    draw_needle_puzzle,
-    draw_variables_puzzle,
-    draw_word_stream,
-    insert_facts,
-)
 from posenc.tasks.task import Case, Row, Shortcut, Task, question_then_answer
 
-BEGIN = 0
-SEPARATOR = 1
-FACT = 2
+BEGIN, SEPARATOR, FACT = 0, 1, 2
+"""Tokens before a text, before the question, and before each fact."""
 FIRST_SYMBOL = 17
 """Token of the first symbol; tokens between FACT and it are fillers."""
 NUM_SYMBOLS = 24
 """Number of symbols."""
 DEPTHS = {"at the start": 0.0, "in the middle": 0.5, "at the end": 1.0}
 """Places of the fact that is asked for; elsewhere it is drawn uniformly."""
-NUM_COMMON_WORDS = 3
-"""Number of frequent words in CommonWords."""
+NUM_NEEDLES = 4
+"""Needles in a text that `draw_needles_puzzle` draws."""
+NUM_KEYS = 8
+"""Pairs in a text of NeedleByMeaning. With few of them, an encoding that reads nothing looks as if it found
+some: a guess among the values of the text is right in one of NUM_KEYS."""
+NUM_BESIDE = 3
+"""Of the other pairs, those next to the one that is asked for: the last pair of a text is then the
+right one in a quarter of the texts even where it is asked for at the end."""
+CHAIN_LENGTH = 4
+"""Names in a chain."""
 
 
-class Far(Task):
+class Puzzle(NamedTuple):
+    """Facts of a text, a question about them, and its answer, in symbols 0, 1, 2, ...; a caller
+    chooses a word or token for each symbol."""
+
+    facts: tuple[tuple[float, tuple[int, int]], ...]
+    """Pairs of symbols, each with its depth: from 0 at the start of the text to 1 at its end."""
+    question: tuple[int, ...]
+    """Symbols that the question names: those whose partners are asked for."""
+    answer: tuple[int, ...]
+    """Symbols of the right answer, in order."""
+
+
+DrawPuzzle = Callable[[np.random.Generator, float], Puzzle]
+"""Draws a puzzle whose question is about a fact at the given depth."""
+
+
+def draw_needle_puzzle(
+    random: np.random.Generator, depth: float, count: int = 1, beside: int = 0
+) -> Puzzle:
+    """Draw `count` pairs of symbols, one at `depth` and the others anywhere, and ask for the second
+    symbol of the one at `depth`.
+
+    beside: number of the others that are at `depth` too, next to it in any order, so that the first
+        or the last pair of a text is not always the one asked for.
+
+    draw_needle_puzzle(random, 0.5) -> Puzzle(facts=((0.5, (0, 1)),), question=(0,), answer=(1,))
+    """
+    places = [*[depth] * (1 + beside), *random.uniform(0, 1, count - 1 - beside)]
+    facts = tuple((float(at), (i, count + i)) for i, at in enumerate(places))
+    if beside:  # facts at one depth stay in their order
+        facts = tuple(facts[i] for i in random.permutation(count).tolist())
+    return Puzzle(facts, (0,), (count,))
+
+
+draw_needles_puzzle = partial(draw_needle_puzzle, count=NUM_NEEDLES)
+
+
+def draw_variables_puzzle(random: np.random.Generator, depth: float) -> Puzzle:
+    """Draw two chains in which a number is passed from name to name, and ask for the names of one.
+    Both start at `depth`, next to each other, and either is first: which one is asked for shows
+    only in the question. The numbers are the last two symbols."""
+    facts: list[tuple[float, tuple[int, int]]] = []
+    for chain in random.permutation(2).tolist():  # facts at one depth stay in this order
+        depths = [depth, *np.sort(random.uniform(depth, 1, CHAIN_LENGTH - 1)).tolist()]
+        value = 2 * CHAIN_LENGTH + chain  # the number, then the name that got it last
+        for name, place in zip(
+            range(CHAIN_LENGTH * chain, CHAIN_LENGTH * (chain + 1)), depths, strict=True
+        ):
+            facts.append((place, (name, value)))
+            value = name
+    return Puzzle(tuple(facts), (2 * CHAIN_LENGTH,), tuple(range(CHAIN_LENGTH)))
+
+
+def draw_word_stream(random: np.random.Generator, common: int, rare: int) -> Iterator[int]:
+    """Yield symbols without end: half of them are 0 .. common - 1, alike often; each of the `rare`
+    others is rarer."""
+    while True:
+        # As many rare ones are mixed in as there are common ones, others each time.
+        drawn = [*range(common), *(common + random.permutation(rare)[:common])]
+        yield from (int(symbol) for symbol in random.permutation(drawn))
+
+
+def insert_facts(text: Sequence[int], facts: Sequence[tuple[float, Sequence[int]]]) -> list[int]:
+    """Insert facts (depth, tokens) into a text of tokens: depth 0 is its start, 1 its end.
+
+    >>> insert_facts([7, 7, 7, 7], [(0.5, [1, 2])])
+    [7, 7, 1, 2, 7, 7]
+    """
+    with_facts: list[int] = []
+    done = 0  # tokens of the text that are in the result already
+    for depth, tokens in sorted(facts, key=lambda fact: fact[0]):
+        stop = round(depth * len(text))
+        with_facts += [*text[done:stop], *tokens]
+        done = stop
+    return [*with_facts, *text[done:]]
+
+
+class FactsInText(Task):
     """Read BEGIN, a text, SEPARATOR and a question; predict the answer.
 
     The text is a puzzle's facts, which begin with FACT, among fillers. Beyond the training length
@@ -66,16 +148,7 @@ class Far(Task):
         return len(self.draw_row(np.random.default_rng(0), case)[0])
 
 
-NUM_KEYS = 8
-"""Pairs in a text of needles. With few of them, an encoding that reads nothing looks as if it found
-some: a guess among the values of the text is right in one of NUM_KEYS."""
-
-NUM_BESIDE = 3
-"""Of the other pairs, those next to the one that is asked for: the last pair of a text is then the
-right one in a quarter of the texts even where it is asked for at the end."""
-
-
-class NeedleByMeaning(Far):
+class NeedleByMeaning(FactsInText):
     """Read 8 pairs of a name and a value in a text, then another name of one of them, and predict
     its value.
 
@@ -101,7 +174,7 @@ class NeedleByMeaning(Far):
         return {"the last value": _last_value}
 
 
-class Variables(Far):
+class Variables(FactsInText):
     """Read assignments of a number from name to name in two chains of 4, and predict the names that
     stand for a number.
 
@@ -140,7 +213,7 @@ def _first_chain(tokens: np.ndarray) -> np.ndarray:
     return np.array(chain[1:])
 
 
-class CommonWords(Far):
+class CommonWords(FactsInText):
     """Read words of which 3 occur much more often than the others, and predict these in order.
 
     Retired: counting words answers it without their order, and of few words several are right.
@@ -158,20 +231,23 @@ class CommonWords(Far):
     min_train_length = 12
     steps = 1500
 
+    num_common: ClassVar[int] = 3
+    """Words that are frequent."""
+
     def shortcuts(self) -> dict[str, Shortcut]:
         return {"counting words": _most_frequent_words}
 
     def draw_row(self, random: np.random.Generator, case: Case) -> Row:
         words = FIRST_SYMBOL + random.permutation(NUM_SYMBOLS)
         text = islice(
-            draw_word_stream(random, NUM_COMMON_WORDS, NUM_SYMBOLS - NUM_COMMON_WORDS), case.length
+            draw_word_stream(random, self.num_common, NUM_SYMBOLS - self.num_common), case.length
         )
         question = np.array([BEGIN, *words[list(text)], SEPARATOR])
-        return question_then_answer(question, np.sort(words[:NUM_COMMON_WORDS]))
+        return question_then_answer(question, np.sort(words[: self.num_common]))
 
 
 def _most_frequent_words(tokens: np.ndarray) -> np.ndarray:
     """Return the most frequent words of a text, in the order of their tokens."""
     words, counts = np.unique(tokens[tokens >= FIRST_SYMBOL], return_counts=True)
-    most = words[np.argsort(-counts, kind="stable")[:NUM_COMMON_WORDS]]
+    most = words[np.argsort(-counts, kind="stable")[: CommonWords.num_common]]
     return np.sort(most)
