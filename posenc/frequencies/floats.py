@@ -44,8 +44,10 @@ def ntk_theta(theta: float, factor: float, dim: int) -> float:
 def dynamic_theta(theta: float, factor: float, length: float, trained: float, dim: int) -> float:
     """Return the base of dynamic NTK at a length in tokens: theta up to the `trained` length, and
     a larger one beyond it."""
-    longer = max(length, trained)
-    return ntk_theta(theta, factor * longer / trained - (factor - 1), dim)
+    longest = max(length, trained)
+    # The stretch is 1 at the trained length, and grows by `factor` with each trained length more.
+    stretch = factor * longest / trained - (factor - 1)
+    return ntk_theta(theta, stretch, dim)
 
 
 def yarn_temperature(factor: float, mscale: float = 1.0) -> float:
@@ -85,12 +87,13 @@ def yarn_frequencies(
     low = max(low, 0)
     high = min(high, dim - 1)
     width = high - low or 0.001  # as the authors' code does, against a division by 0
-    ramp = (min(max((i - low) / width, 0.0), 1.0) for i in range(dim // 2))
-    shares = [1 - (1 - r) * extrapolation for r in ramp]
-    return tuple(
-        f * (1 - r) + f / factor * r
-        for f, r in zip(rope_frequencies(dim, theta), shares, strict=True)
-    )
+    scaled = []
+    for i, frequency in zip(range(dim // 2), rope_frequencies(dim, theta), strict=True):
+        ramp = min(max((i - low) / width, 0.0), 1.0)  # 0 for fast pairs, 1 for slow ones
+        # Of a fast pair the share (1 - ramp) is kept, times `extrapolation`; the rest is divided.
+        divided_share = 1 - (1 - ramp) * extrapolation
+        scaled.append(frequency * (1 - divided_share) + frequency / factor * divided_share)
+    return tuple(scaled)
 
 
 def stretched_length(original: float, factor: float) -> int:
@@ -125,6 +128,8 @@ def llama3_divisors(
             return factor
         if wavelength < original / high:
             return 1.0
+        # Between the two the frequency is a mean of f / factor and f, weighted by `smooth`:
+        # (1 - smooth) f / factor + smooth f = f / divisor.
         smooth = (original / wavelength - low) / (high - low)
         return 1 / ((1 - smooth) / factor + smooth)
 

@@ -31,6 +31,7 @@ from posenc.report.report import (
     Links,
     Plot,
     Report,
+    TextBlock,
     named_tables,
 )
 from posenc.report.table import Table, table_html
@@ -169,18 +170,12 @@ def _block_html(block: Block, plots: Iterator[int]) -> str:
     match block:
         case str():
             return f"<p>{escape(block)}</p>"
-        case Headline(text):
-            return f"<p class=headline>{escape(text)}</p>"
-        case Limits(text):
-            return f"<p class=limits><strong>What this cannot say.</strong> {escape(text)}</p>"
+        case TextBlock():
+            return _text_block_html(block)
         case Links(items):
             return _links_html(items)
         case Fold():
             return _fold_html(block, plots)
-        case Caution(text):
-            return f"<p class=warning role=note>{escape(text)}</p>"
-        case Code(text):
-            return f"<pre tabindex=0><code>{escape(text)}</code></pre>"
         case Items(texts):
             return _list_html(texts)
         case Facts(items):
@@ -191,6 +186,21 @@ def _block_html(block: Block, plots: Iterator[int]) -> str:
             return _plot_html(block, f"f{next(plots)}")
         case Table():
             return table_html(block)
+
+
+def _text_block_html(block: TextBlock) -> str:
+    """Return a block of one text as HTML, in the look of its class."""
+    text = escape(block.text)
+    match block:
+        case Headline():
+            return f"<p class=headline>{text}</p>"
+        case Limits():
+            return f"<p class=limits><strong>What this cannot say.</strong> {text}</p>"
+        case Caution():
+            return f"<p class=warning role=note>{text}</p>"
+        case Code():
+            return f"<pre tabindex=0><code>{text}</code></pre>"
+    raise AssertionError(f"no HTML for a {type(block).__name__}")
 
 
 def _links_html(addresses: Mapping[str, str]) -> str:

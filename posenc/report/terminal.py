@@ -13,7 +13,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from posenc.report import table as rows
+from posenc.report import table as tables
 from posenc.report.escaping import visible
 from posenc.report.report import (
     Block,
@@ -138,27 +138,35 @@ def show_section(section: Section, console: Console) -> None:
 def _show_block(block: Block, console: Console) -> None:
     """Print a block as text; figures and other blocks for the page alone are left out."""
     match block:
-        case rows.Table():
-            if block.caption:
-                print_line(console, block.caption)
-            for table in split_to_width(block, console.width):
-                console.print(table)
-            for number, note in enumerate(_notes(block), 1):
-                print_line(console, f"[{number}] {note}")
+        case tables.Table():
+            _show_table(block, console)
         case Facts(items):
-            for name, value in items.items():
-                print_line(console, f"{name}: {value}")
+            _print_lines(console, (f"{name}: {value}" for name, value in items.items()))
         case Items(texts):
-            for text in texts:
-                print_line(console, text)
+            _print_lines(console, texts)
         case Labelled():
-            for line in _labelled_lines(block, min(console.width, LABELLED_WIDTH)):
-                print_line(console, line)
+            _print_lines(console, _labelled_lines(block, min(console.width, LABELLED_WIDTH)))
         case Code(text):
-            for line in text.splitlines():
-                print_line(console, f"  {line}")
+            _print_lines(console, (f"  {line}" for line in text.splitlines()))
         case str():
             print_line(console, block)
+
+
+def _print_lines(console: Console, lines: Iterable[str]) -> None:
+    """Print each text on a line of its own."""
+    for line in lines:
+        print_line(console, line)
+
+
+def _show_table(table: tables.Table, console: Console) -> None:
+    """Print a table below its caption, in parts where it is wider than the console, and then its
+    notes."""
+    if table.caption:
+        print_line(console, table.caption)
+    for part in split_to_width(table, console.width):
+        console.print(part)
+    for number, note in enumerate(_notes(table), 1):
+        print_line(console, f"[{number}] {note}")
 
 
 def _labelled_lines(block: Labelled, width: int) -> Iterator[str]:
@@ -178,7 +186,7 @@ def _labelled_lines(block: Labelled, width: int) -> Iterator[str]:
             before = indent
 
 
-def split_to_width(table: rows.Table, width: int) -> Iterator[Table]:
+def split_to_width(table: tables.Table, width: int) -> Iterator[Table]:
     """Yield the table for a console of `width` columns: as many tables as its columns need, each
     with the names of the rows. No number is broken or cut; long texts are broken between words."""
     columns = _columns(table)
@@ -201,13 +209,13 @@ class _Column(NamedTuple):
     width: int
 
 
-def _columns(table: rows.Table) -> list[_Column]:
+def _columns(table: tables.Table) -> list[_Column]:
     """Return the columns of a table, with the widths that they need in the terminal."""
     notes = _notes(table)
     columns = []
-    for i, is_numeric in enumerate(rows.numeric_columns(table)):
+    for i, is_numeric in enumerate(tables.numeric_columns(table)):
         name = table.header[i]
-        heading = name.text if isinstance(name, rows.Heading) else name
+        heading = name.text if isinstance(name, tables.Heading) else name
         cells = [_cell_text(row[i], notes) for row in table.rows]
         if is_numeric:
             heading = _break_heading(heading, max(map(cell_len, cells)))
@@ -221,7 +229,7 @@ def _columns(table: rows.Table) -> list[_Column]:
 def _wrapped_width(text: str) -> int:
     """Return the width that a text needs in lines: of its longest word, or of what counts as a long
     text if that is more."""
-    return max([rows.LONG_TEXT_LENGTH, *map(cell_len, text.split())])
+    return max([tables.LONG_TEXT_LENGTH, *map(cell_len, text.split())])
 
 
 def _break_heading(heading: str, width: int) -> str:
@@ -258,13 +266,17 @@ def _table_of_columns(first: _Column, others: Sequence[_Column]) -> Table:
     return table
 
 
-def _notes(table: rows.Table) -> list[str]:
+def _notes(table: tables.Table) -> list[str]:
     """Return the notes of a table's cells, each once, in the order of their numbers."""
-    cells = (cell for row in table.rows for cell in row if isinstance(cell, rows.Cell))
+    cells = (cell for row in table.rows for cell in row if isinstance(cell, tables.Cell))
     return [*dict.fromkeys(cell.note for cell in cells if cell.note)]
 
 
-def _cell_text(value: rows.Value, notes: Sequence[str]) -> str:
+def _cell_text(value: tables.Value, notes: Sequence[str]) -> str:
     """Return the text of a cell, with the number of its note if it has one."""
-    noted = isinstance(value, rows.Cell) and value.note
-    return f"{rows.cell_text(value)} [{notes.index(noted) + 1}]" if noted else rows.cell_text(value)
+    noted = isinstance(value, tables.Cell) and value.note
+    return (
+        f"{tables.cell_text(value)} [{notes.index(noted) + 1}]"
+        if noted
+        else tables.cell_text(value)
+    )

@@ -29,16 +29,16 @@ class Constants:
         """Return the numbers as a tensor (len,) in the dtype and on the device of `other`. Do not
         write to it: it is shared."""
         key = (other.device, other.dtype)
-        plain = type(other) in (Tensor, nn.Parameter)
-        if torch.compiler.is_compiling() or inside_functorch_transform() or not plain:
+        is_subclass = type(other) not in (Tensor, nn.Parameter)  # such as a fake tensor
+        if torch.compiler.is_compiling() or inside_functorch_transform() or is_subclass:
             # A tensor made while tracing must not be used after the trace or with fake tensors.
             return torch.tensor(self.values, dtype=other.dtype, device=other.device)
         if key not in self._copies:
             with torch.inference_mode(False):  # otherwise a later backward pass cannot save it
-                made = torch.tensor(self.values, dtype=other.dtype, device=other.device)
-            if type(made) is not Tensor:  # a mode such as FakeTensorMode made it, and is left soon
-                return made
-            self._copies[key] = made
+                copied = torch.tensor(self.values, dtype=other.dtype, device=other.device)
+            if type(copied) is not Tensor:  # a mode such as FakeTensorMode made it, and ends soon
+                return copied
+            self._copies[key] = copied
         return self._copies[key]
 
 
@@ -60,27 +60,27 @@ class TableCache:
     """
 
     def __init__(self) -> None:
-        self._last: dict[Hashable, tuple[tuple[Tensor, ...], Any]] = {}
+        self._entries: dict[Hashable, tuple[tuple[Tensor, ...], Any]] = {}
 
     def __call__(self, key: Hashable, compute: Callable[[], T], *reads: Tensor | None) -> T:
         """Return `compute()`, or its cached result for this key and equal tensors. Do not write to
         it."""
-        made_from = tuple(t for t in reads if t is not None)
-        tracked = torch.is_grad_enabled() and any(t.requires_grad for t in made_from)
-        if tracked or torch.compiler.is_compiling() or not all(map(is_readable, made_from)):
+        inputs = tuple(t for t in reads if t is not None)
+        tracked = torch.is_grad_enabled() and any(t.requires_grad for t in inputs)
+        if tracked or torch.compiler.is_compiling() or not all(map(is_readable, inputs)):
             return compute()
         # Tensors made in inference mode cannot be saved for a backward pass.
         key = key, torch.is_inference_mode_enabled()
-        if key in self._last:
-            made_from_before, table = self._last[key]
-            if _same_tensors(made_from_before, made_from):
+        if key in self._entries:
+            earlier_inputs, table = self._entries[key]
+            if _same_tensors(earlier_inputs, inputs):
                 return table
-            del self._last[key]
-        if len(self._last) == MAX_TABLES:
-            oldest = next(iter(self._last))
-            del self._last[oldest]
+            del self._entries[key]
+        if len(self._entries) == MAX_TABLES:
+            oldest = next(iter(self._entries))
+            del self._entries[oldest]
         table = compute()
-        self._last[key] = tuple(t.detach().clone() for t in made_from), table
+        self._entries[key] = tuple(t.detach().clone() for t in inputs), table
         return table
 
 

@@ -11,8 +11,7 @@ from posenc.encodings.numerics.torch_modes import autocast_enabled
 
 def float_distance(distance: Tensor) -> Tensor:
     """Return distances in float32, or unchanged if they are float64."""
-    keep = distance.dtype == torch.float64
-    return distance if keep else distance.to(torch.float32)
+    return distance if distance.dtype == torch.float64 else distance.to(torch.float32)
 
 
 def per_head(values: Tensor, like: Tensor) -> Tensor:
@@ -33,7 +32,7 @@ def at_least_float32(dtype: torch.dtype) -> torch.dtype:
 
 
 class LinearWeights(NamedTuple):
-    """Weight (out, in) and bias (out) of a linear layer, in the dtype that was asked for."""
+    """Hold the weight (out, in) and the bias (out) of a linear layer; None without bias."""
 
     weight: Tensor
     bias: Tensor | None

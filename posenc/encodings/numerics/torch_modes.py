@@ -24,8 +24,8 @@ _KINDS_WITH_AUTOCAST = frozenset(
 def autocast_enabled(kind: str) -> bool:
     """Return True if autocast is on for this kind of device, such as "cuda"."""
     compiling = torch.compiler.is_compiling()
-    known = kind in _KINDS_WITH_AUTOCAST if compiling else torch.amp.is_autocast_available(kind)
-    return known and torch.is_autocast_enabled(kind)
+    available = kind in _KINDS_WITH_AUTOCAST if compiling else torch.amp.is_autocast_available(kind)
+    return available and torch.is_autocast_enabled(kind)
 
 
 def compile_with_separate_limit(
@@ -35,20 +35,22 @@ def compile_with_separate_limit(
     of other compilations of the same function.
 
     A torch that cannot count them apart counts them for each code object, of which every call here
-    makes a new one. A torch without an own limit for one function has its general one, 8.
+    makes a new one. A torch that takes no limit for one function has its
+    general one, 8.
     """
-    taken = inspect.signature(torch.compile).parameters
-    if "recompile_limit" in taken:
+    parameters_of_compile = inspect.signature(torch.compile).parameters
+    if "recompile_limit" in parameters_of_compile:
         options["recompile_limit"] = limit
-    if "isolate_recompiles" in taken:
+    if "isolate_recompiles" in parameters_of_compile:
         options["isolate_recompiles"] = True
         return torch.compile(function, **options)
 
     def call(*args: Any, **kwargs: Any) -> Any:
         return function(*args, **kwargs)
 
-    own = types.FunctionType(call.__code__.replace(), globals(), "call", None, call.__closure__)
-    return torch.compile(own, **options)
+    code = call.__code__.replace()  # a copy, and so another code object
+    copied_call = types.FunctionType(code, globals(), "call", None, call.__closure__)
+    return torch.compile(copied_call, **options)
 
 
 def inside_functorch_transform() -> bool:

@@ -72,15 +72,32 @@ def linear_attention(
     k_features = feature(k.to(dtype))
     values = v.to(dtype)
     rotated_q, rotated_k = rope(q_features, k_features, positions)
-    if not causal:
+    if causal:
+        out = _attend_causally(q_features, k_features, rotated_q, rotated_k, values, chunk_size)
+    else:
         denominator = q_features @ k_features.sum(-2, keepdim=True).mT
-        return (rotated_q @ (rotated_k.mT @ values) / denominator).to(v.dtype)
+        out = rotated_q @ (rotated_k.mT @ values) / denominator
+    return out.to(v.dtype)
 
+
+def _attend_causally(
+    q_features: Tensor,
+    k_features: Tensor,
+    rotated_q: Tensor,
+    rotated_k: Tensor,
+    values: Tensor,
+    chunk_size: int,
+) -> Tensor:
+    """Return the sums over j <= i, (batch, num_heads, len, v_dim), a chunk of queries at a time.
+
+    Keys of the same chunk are summed by a masked product, those of earlier chunks by two running
+    sums, so that no matrix has len x len numbers.
+    """
     # What all earlier chunks add: sum_j R_j f(k_j) v_j^T and sum_j f(k_j).
-    state = values.new_zeros(*q.shape[:2], q.shape[-1], v.shape[-1])
-    norm = values.new_zeros(*q.shape[:2], q.shape[-1], 1)
+    state = values.new_zeros(*q_features.shape[:2], q_features.shape[-1], values.shape[-1])
+    norm = values.new_zeros(*q_features.shape[:2], q_features.shape[-1], 1)
     outputs = []
-    for start in range(0, max(1, q.shape[2]), chunk_size):
+    for start in range(0, max(1, q_features.shape[2]), chunk_size):
         chunk = slice(start, start + chunk_size)
         q_chunk = q_features[:, :, chunk]
         k_chunk = k_features[:, :, chunk]
@@ -94,4 +111,4 @@ def linear_attention(
         outputs.append(numerator / denominator)
         state = state + rotated_k_chunk.mT @ v_chunk
         norm = norm + k_chunk.sum(-2)[..., None]
-    return torch.cat(outputs, dim=2).to(v.dtype)
+    return torch.cat(outputs, dim=2)

@@ -88,22 +88,29 @@ class RoPE(Rotation):
         self._traced_length: int | None = None
         self._unscaled: ExactFrequencies | None = None
         if scaling is not None:
-            if not isinstance(scaling, Scaling):
-                raise TypeError(
-                    f"{name}: scaling must be a method, such as posenc.YaRN(4.0, 4096), or None, "
-                    f"got {scaling!r}. posenc.create('yarn', shape, factor=4.0) builds one by name."
-                )
-            self._arguments_key = store_arguments(rotary_dim, rope_theta, scaling)
-            if scaling.exempt_tokens:
-                self._unscaled = ExactFrequencies(inverse_frequencies(rotary_dim, rope_theta))
-            self.claims = replace(
-                self.claims,
-                source=scaling.source,
-                cache_safe=not scaling.depends_on_length,
-                shift_invariant=not scaling.exempt_tokens,
-                own_scale=self.frequencies().attention_factor != 1 or scaling.logit_scale != 1,
-            )
+            self._prepare_for_scaling(scaling)
         self._set_frequencies(self.frequencies())
+
+    def _prepare_for_scaling(self, scaling: Scaling) -> None:
+        """Set the claims of RoPE with this scaling, and what computing it needs. Raise TypeError if
+        it is no scaling."""
+        if not isinstance(scaling, Scaling):
+            raise TypeError(
+                f"{type(self).__name__}: scaling must be a method, such as "
+                f"posenc.YaRN(4.0, 4096), or None, got {scaling!r}. "
+                "posenc.create('yarn', shape, factor=4.0) builds one by name."
+            )
+        self._arguments_key = store_arguments(self.rotary_dim, self.rope_theta, scaling)
+        if scaling.exempt_tokens:
+            unscaled = inverse_frequencies(self.rotary_dim, self.rope_theta)
+            self._unscaled = ExactFrequencies(unscaled)
+        self.claims = replace(
+            self.claims,
+            source=scaling.source,
+            cache_safe=not scaling.depends_on_length,
+            shift_invariant=not scaling.exempt_tokens,
+            own_scale=self.frequencies().attention_factor != 1 or scaling.logit_scale != 1,
+        )
 
     @classmethod
     @explain_misfits
@@ -219,8 +226,8 @@ class RoPE(Rotation):
         if self._unscaled is None or self.scaling is None:
             return cos, sin
         exempt = (positions < self.scaling.exempt_tokens)[..., None]
-        plain_cos, plain_sin = self._unscaled.cos_sin(positions, dtype)
-        return torch.where(exempt, plain_cos, cos), torch.where(exempt, plain_sin, sin)
+        unscaled_cos, unscaled_sin = self._unscaled.cos_sin(positions, dtype)
+        return torch.where(exempt, unscaled_cos, cos), torch.where(exempt, unscaled_sin, sin)
 
 
 def _check_rotary_dim(name: str, rotary_dim: int, head_dim: int) -> None:

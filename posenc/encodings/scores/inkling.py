@@ -10,7 +10,7 @@ from torch.nn import functional as F
 from posenc.encodings.base.claims import Claims
 from posenc.encodings.base.position_encoding import PositionEncoding, check_heads, check_state_shape
 from posenc.encodings.numerics.precision import at_least_float32, read_linear, without_autocast
-from posenc.encodings.terms.products_by_distance import ProductsByDistance, Table
+from posenc.encodings.terms.products_by_distance import ProductsByDistance, VectorsOf
 from posenc.encodings.terms.term import ScoreMod, Scores, VisiblePairs
 from posenc.encodings.terms.tokens import Tokens
 
@@ -119,11 +119,11 @@ class RelativeLogitsTerm(ProductsByDistance):
         k: Tokens,
         ends: tuple[int, int],
         q_vectors: Float[Tensor, "batch num_heads {len(q)} num_profiles"],
-        for_q: Table,
+        profile_values: VectorsOf,
         *,
         log_scaling: tuple[float, float] | None,
     ) -> None:
-        super().__init__(q, k, ends, q_vectors, for_q)
+        super().__init__(q, k, ends, q_vectors, profile_values)
         self.log_scaling = log_scaling
         self.additive = log_scaling is None
 

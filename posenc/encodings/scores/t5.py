@@ -23,10 +23,11 @@ class T5Bias(DistanceBias):
 
     The nearest half of the buckets has one distance each; the others are logarithmic up to
     max_distance. All larger distances are in the last one (from 113 on with the defaults, from 91
-    on if bidirectional). AdamW moves an entry by about the learning rate per
-    step, and entries must move by several logits: in a short training use a higher learning rate
-    for the table than for the weights (posenc compare uses 20 times, for parameters of any
-    encoding).
+    on if bidirectional).
+
+    AdamW moves an entry by about the learning rate per step, and entries must move by several
+    logits. So in a short training give the table a higher learning rate than the weights: posenc
+    compare multiplies that of an encoding's parameters by 20.
 
     T5's own models do not divide q . k by sqrt(head_dim); their initial weights compensate. Take
     unscaled=True for weights of such a model. Any other model keeps its scale by default.

@@ -18,7 +18,7 @@ from posenc.encodings.terms.term import ScoreMod, Scores, Term, VisiblePairs
 from posenc.encodings.terms.tokens import Tokens
 from posenc.positions import distances, shift_of_runs, values_at
 
-Table = Callable[[Tensor], Tensor]
+VectorsOf = Callable[[Tensor], Tensor]
 """Function from distances (distances,) to vectors, (num_heads or 1, distances, width)."""
 
 CachedTable = Callable[[Hashable, Callable[[], Tensor]], Tensor]
@@ -32,7 +32,7 @@ distances, one of w queries those of w + TILE_KEYS."""
 @dataclass(frozen=True)
 class Band:
     """Hold a table of vectors by distance, constant at distances >= `high`, and constant at
-    distances <= `low`.
+    distances <= `low`: pairs between the two are a band along the diagonal of the scores.
 
     values (num_heads or 1, distances, width) begins at distance `first` in steps of `step`, 1 or
     -1. It extends beyond `low` and `high` by as many distances as a block has queries.
@@ -64,14 +64,14 @@ class Bands:
     """Hold the tables that all blocks of one attention share. `shift` is the position of its first
     query minus that of its first key.
 
-    `q_table` multiplies queries, with falling distances; `k_table` multiplies keys, with rising
-    distances. `k_ends` are products of all keys with k_table at its lowest and at its highest
+    `q_band` multiplies queries, with falling distances; `k_band` multiplies keys, with rising
+    distances. `k_ends` are products of all keys with k_band at its lowest and at its highest
     distance, (batch, num_heads, 1, kv_len); None if no key is that far.
     """
 
     shift: int
-    q_table: Band | None
-    k_table: Band | None
+    q_band: Band | None
+    k_band: Band | None
     k_ends: tuple[Tensor | None, Tensor | None] = (None, None)
 
     @classmethod
@@ -82,8 +82,8 @@ class Bands:
         rows: int,
         causal: bool,
         ends: tuple[int, int] | None,
-        q_table: Table | None = None,
-        k_table: Table | None = None,
+        q_table: VectorsOf | None = None,
+        k_table: VectorsOf | None = None,
         k_vectors: Tensor | None = None,
         cached: CachedTable | None = None,
     ) -> "Bands | None":
@@ -96,15 +96,9 @@ class Bands:
         shift = shift_of_runs(q.positions_or_range, k.positions_or_range)
         if shift is None:
             return None
-        # The distances of the first query to the last key, and of the last query to the first key.
-        # In a causal block only keys that are hidden anyway are later than a query by `rows`.
-        low = -rows if causal else shift + 1 - len(k)
-        high = max(low, shift + len(q) - 1)
-        if ends is not None:
-            low = min(max(low, ends[0]), ends[1])
-            high = min(max(high, ends[0]), ends[1])
+        low, high = _lowest_and_highest_distance(shift, len(q), len(k), rows, causal, ends)
 
-        def band(table: Table | None, first: int, last: int, step: int) -> Band | None:
+        def band(table: VectorsOf | None, first: int, last: int, step: int) -> Band | None:
             """Return the band of a table at distances first, first + step, ..., last; None without
             a table."""
             if table is None:
@@ -124,18 +118,18 @@ class Bands:
         if k_band is None:
             return cls(shift, q_band, None)
         assert k_vectors is not None
-        lowest = None
-        highest = None
+        products_at_low = None
+        products_at_high = None
         # A block takes the vector of `low` for keys from shift + rows - 1 - low on, and that of
         # `high` for keys before shift - high + 1, see Band.near_keys. The first block begins to do
         # so earliest, and the last query gets the most keys at `high`.
         some_key_at_low = shift + min(rows, len(q)) - 1 - low < len(k)
         if some_key_at_low:
-            lowest = k_band.vectors_from(low) @ k_vectors.mT
+            products_at_low = k_band.vectors_from(low) @ k_vectors.mT
         some_key_at_high = shift + len(q) > high
         if some_key_at_high:
-            highest = k_band.vectors_from(high) @ k_vectors.mT
-        return cls(shift, q_band, k_band, (lowest, highest))
+            products_at_high = k_band.vectors_from(high) @ k_vectors.mT
+        return cls(shift, q_band, k_band, (products_at_low, products_at_high))
 
     def add(
         self,
@@ -153,17 +147,17 @@ class Bands:
         """
         shift = self.shift + rows.start - keys.start
         height, width = scores.shape[-2:]
-        if self.q_table is not None:
+        if self.q_band is not None:
             assert q_vectors is not None
             tiles = [
-                _products_of_queries(self.q_table, shift + i * TILE_QUERIES, width, tile)
+                _products_of_queries(self.q_band, shift + i * TILE_QUERIES, width, tile)
                 for i, tile in enumerate(q_vectors.split(TILE_QUERIES, 2))
             ]
             scores = add_parts(scores, *tiles, rows=TILE_QUERIES)
-        if self.k_table is not None:
+        if self.k_band is not None:
             assert k_vectors is not None
             k_ends = [None if end is None else end[..., keys] for end in self.k_ends]
-            parts = _products_of_keys(self.k_table, shift, height, width, k_vectors, k_ends)
+            parts = _products_of_keys(self.k_band, shift, height, width, k_vectors, k_ends)
             scores = add_parts(scores, parts)
         return scores
 
@@ -172,13 +166,29 @@ class Bands:
         shift = self.shift + rows.start - keys.start
         width = keys.stop - keys.start
         height = q_vectors.shape[2]
-        if self.q_table is None or self.k_table is not None or height > TILE_QUERIES:
+        if self.q_band is None or self.k_band is not None or height > TILE_QUERIES:
             return None
-        all_near = self.q_table.near_keys(shift, height, width) == (0, width)
+        all_near = self.q_band.near_keys(shift, height, width) == (0, width)
         if not all_near:
             return None
-        _, _, product = next(_products_of_queries(self.q_table, shift, width, q_vectors))
+        _, _, product = next(_products_of_queries(self.q_band, shift, width, q_vectors))
         return product
+
+
+def _lowest_and_highest_distance(
+    shift: int, q_len: int, kv_len: int, rows: int, causal: bool, ends: tuple[int, int] | None
+) -> tuple[int, int]:
+    """Return the lowest and the highest distance at which blocks of `rows` queries need a vector of
+    their own, within `ends`. shift: position of the first query minus that of the first key."""
+    # From the first query to the last key. In a causal block only keys that are hidden anyway are
+    # later than a query by `rows`.
+    low = -rows if causal else shift + 1 - kv_len
+    # From the last query to the first key.
+    high = max(low, shift + q_len - 1)
+    if ends is not None:
+        low = min(max(low, ends[0]), ends[1])
+        high = min(max(high, ends[0]), ends[1])
+    return low, high
 
 
 def _products_of_queries(table: Band, shift: int, keys: int, q: Tensor) -> Iterator[Part]:
@@ -241,9 +251,9 @@ class ProductsByDistance(Term):
         k: Tokens,
         ends: tuple[int, int] | None,
         q_vectors: Float[Tensor, "batch num_heads {len(q)} q_width"] | None = None,
-        q_table: Table | None = None,
+        q_table: VectorsOf | None = None,
         k_vectors: Float[Tensor, "batch num_heads {len(k)} k_width"] | None = None,
-        k_table: Table | None = None,
+        k_table: VectorsOf | None = None,
         cached: CachedTable | None = None,
     ) -> None:
         super().__init__(q, k)

@@ -12,13 +12,12 @@ from posenc.frequencies.series import TWO_PI, inverse_frequencies
 
 
 def blend_frequencies(
-    inv_freq: Sequence[Decimal], factor: Decimal, kept: Sequence[Decimal]
+    inv_freq: Sequence[Decimal], factor: Decimal, kept_fractions: Sequence[Decimal]
 ) -> tuple[Decimal, ...]:
-    """Return (1 - kept) f / factor + kept f for each frequency f: divided by `factor` where kept is
-    0, unchanged where kept is 1."""
+    """Return (1 - kept) f / factor + kept f for each frequency f and its kept fraction: divided by
+    `factor` where that is 0, unchanged where it is 1."""
     return tuple(
-        (1 - fraction) * f / factor + fraction * f
-        for f, fraction in zip(inv_freq, kept, strict=True)
+        (1 - kept) * f / factor + kept * f for f, kept in zip(inv_freq, kept_fractions, strict=True)
     )
 
 
@@ -128,8 +127,8 @@ class NTKByPartsV1(Scaling):
         require(self, all(0 <= share <= 1 for share in shares), expected, shares)
 
     def frequencies(self, rotary_dim, rope_theta, length=None) -> Frequencies:
-        plain = inverse_frequencies(rotary_dim, rope_theta)
-        interpolated = tuple(f / Decimal(self.factor) for f in plain)
+        unscaled = inverse_frequencies(rotary_dim, rope_theta)
+        interpolated = tuple(f / Decimal(self.factor) for f in unscaled)
         ntk = ntk_frequencies(self, rotary_dim, rope_theta, Decimal(self.factor))
 
         def blend_series(
@@ -140,11 +139,11 @@ class NTKByPartsV1(Scaling):
             low, high = ramp_ends(
                 fast, slow, rotary_dim, rope_theta, self.original_max_positions, True
             )
-            taken = [(1 - rise) * Decimal(share) for rise in ramp(low, high, len(plain))]
+            taken = [(1 - rise) * Decimal(share) for rise in ramp(low, high, len(unscaled))]
             return tuple(s * (1 - x) + f * x for s, f, x in zip(slower, faster, taken, strict=True))
 
         # The numbers of turns that bloc97 tuned by hand, see the class.
         with_ntk = blend_series(interpolated, ntk, fast=1.25, slow=0.75, share=self.ntk_factor)
         return Frequencies(
-            blend_series(with_ntk, plain, fast=16, slow=2, share=self.extrapolation_factor)
+            blend_series(with_ntk, unscaled, fast=16, slow=2, share=self.extrapolation_factor)
         )

@@ -78,7 +78,7 @@ class DynamicNTK(Scaling):
     def frequencies(self, rotary_dim, rope_theta, length=None) -> Frequencies:
         trained = self.original_max_positions
         factor = Decimal(self.factor)
-        stretch = factor * current_or_training_length(self, length, trained) / trained - (
-            factor - 1
-        )
+        current = current_or_training_length(self, length, trained)
+        # 1 at the training length, and `factor` more with each training length beyond it.
+        stretch = factor * current / trained - (factor - 1)
         return Frequencies(ntk_frequencies(self, rotary_dim, rope_theta, stretch))

@@ -91,7 +91,7 @@ def test_no_more_are_kept_than_the_latest(counted):
     assert counted.count == MAX_TABLES
     counted("another")
     counted(0)  # the oldest had gone
-    assert counted.count == MAX_TABLES + 2 and len(counted.kept._last) == MAX_TABLES
+    assert counted.count == MAX_TABLES + 2 and len(counted.kept._entries) == MAX_TABLES
 
 
 def test_where_a_gradient_is_followed_it_is_computed_each_time(counted):
@@ -134,7 +134,7 @@ def test_a_prepared_encoding_gives_what_the_encoding_gives(name):
     with torch.no_grad():
         for q_len in (40, 1, 20, 40):
             first = attended(prepared, q_len)
-            assert prepared._table_cache._last
+            assert prepared._table_cache._entries
             assert torch.equal(first, attended(q_len=q_len))
     optimizer = torch.optim.SGD(encoding.parameters(), lr=0.1)
     attended(prepared).square().mean().backward()

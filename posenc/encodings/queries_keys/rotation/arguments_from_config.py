@@ -24,7 +24,6 @@ def rotation_arguments(
     Raises: ValueError for a config that posenc cannot read, a kind of layer that it does not have,
     and a rotation that no scaling here computes: the result is compared with the dialects'.
     """
-    from posenc.dialects.computed import RefusedError
     from posenc.dialects.meaning import UnknownFamilyError, meaning_of, require_known_family
     from posenc.dialects.model import model_of
 
@@ -32,39 +31,22 @@ def rotation_arguments(
     try:
         require_known_family(model_of(config))
         _check_rotary_values(config, owner)
-        meant = meaning_of(config)
+        meaning = meaning_of(config)
     except UnknownFamilyError as error:
         return _arguments_of_unknown_family(config, interleaved, owner, error)
     except ValueError as error:
-        for rope in _rotary_dicts(config):
-            rope_type = rope.get("rope_type", rope.get("type"))
-            cause = error.__cause__
-            # transformers looks the function of a rope_type up in a dict.
-            if isinstance(cause, RefusedError) and str(cause) == f"KeyError: {rope_type!r}":
-                raise ValueError(
-                    f"{owner}.from_config: rope_type {rope_type!r} is not one that posenc knows; "
-                    "nothing is assumed about it."
-                ) from error
+        _explain_unknown_rope_type(error, config, owner)
         raise
-    kinds = [*meant.parameters]
-    model = meant.model
-    if kind is None and len(kinds) == 1:
-        kind = kinds[0]
-    if kind not in kinds:
-        raise ValueError(
-            f"{owner}: this config has layers of {len(kinds)} kinds: kind must be one of "
-            f"{', '.join(kinds)}, got {kind!r}."
-        )
-    if set(model.layers_of_kind(kind)) <= set(meant.computed.without_rotation):
-        raise ValueError(f"{owner}: layers of kind {kind!r} do not rotate in this model.")
+    model = meaning.model
+    kind = _kind_of_rotating_layer(meaning, kind, owner)
     _check_layout(model, interleaved, owner)
-    rope = meant.parameters[kind]
-    layer = meant.computed.layers[kind]
+    rope = meaning.parameters[kind]
+    layer = meaning.computed.layers[kind]
     theta = float(rope["rope_theta"])
     rotary_dim = 2 * len(layer.inv_freq)
-    scaling = scaling_of(rope, meant.trained_length, model.max_positions, layer.multiplier)
+    scaling = scaling_of(rope, meaning.trained_length, model.max_positions, layer.multiplier)
     # The scaling above is read from names; that it computes the same is tested at two lengths.
-    for length in (meant.trained_length, meant.max_length):
+    for length in (meaning.trained_length, meaning.max_length):
         ours = rope_frequencies(rotary_dim, theta, scaling, length)
         theirs = meaning_of(config, length).computed.layers[kind]
         pairs = zip(
@@ -88,11 +70,48 @@ def rotation_arguments(
     return arguments
 
 
+def _explain_unknown_rope_type(error: ValueError, config: Mapping[str, Any], owner: str) -> None:
+    """Raise ValueError from `error` if that says that the config has a rope_type which the family's
+    code does not know; otherwise return."""
+    from posenc.dialects.computed import RefusedError
+
+    cause = error.__cause__
+    if not isinstance(cause, RefusedError):
+        return
+    for rope in _rotary_dicts(config):
+        rope_type = rope.get("rope_type", rope.get("type"))
+        # transformers looks the function of a rope_type up in a dict.
+        if str(cause) == f"KeyError: {rope_type!r}":
+            raise ValueError(
+                f"{owner}.from_config: rope_type {rope_type!r} is not one that posenc knows; "
+                "nothing is assumed about it."
+            ) from error
+
+
+def _kind_of_rotating_layer(meaning: Any, kind: str | None, owner: str) -> str:
+    """Return the kind of layer to build for: `kind`, or the only one that the model has.
+
+    Raises: ValueError for None if there are several, and for a kind that the model lacks or that
+    does not rotate.
+    """
+    kinds = [*meaning.parameters]
+    if kind is None and len(kinds) == 1:
+        kind = kinds[0]
+    if kind is None or kind not in kinds:
+        raise ValueError(
+            f"{owner}: this config has layers of {len(kinds)} kinds: kind must be one of "
+            f"{', '.join(kinds)}, got {kind!r}."
+        )
+    if set(meaning.model.layers_of_kind(kind)) <= set(meaning.computed.without_rotation):
+        raise ValueError(f"{owner}: layers of kind {kind!r} do not rotate in this model.")
+    return kind
+
+
 def _check_layout(model: Any, interleaved: bool | None, owner: str) -> None:
     """Raise ValueError for a family that rotates by minus the angle, or whose layout (interleaved
     or half-split) neither the caller gives nor posenc knows."""
-    modern = model.facts.get("transformers5") or {}
-    if modern.get("reversed"):
+    facts_of_transformers5 = model.facts.get("transformers5") or {}
+    if facts_of_transformers5.get("reversed"):
         raise ValueError(
             f"{owner}.from_config: {model.model_type} rotates the other way round. Build the "
             "rotation from its rope_theta, and hand it the positions with a minus sign."
