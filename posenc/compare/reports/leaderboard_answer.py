@@ -157,7 +157,11 @@ def _standing_in_few_words(choice: Choice, name: str) -> str:
         return "not decided"
     if choice.sure != TIED:
         return words.standing_of(choice, name)
-    count = len(choice.tied) - 1
+    return _tied_with(len(choice.tied) - 1)
+
+
+def _tied_with(count: int) -> str:
+    """Write `tied with three others`."""
     return f"tied with {words.number_word(count)} {'other' if count == 1 else 'others'}"
 
 
@@ -183,7 +187,6 @@ def _write_line_for_tasks(use: str, standings: Sequence[Standing], costs_of: Seq
         if standing.pairs.least_significant_gap == math.inf:
             rank = f"not decided, {rank}"
         elif count:
-            others = "other" if count == 1 else "others"
-            rank = f"tied with {words.number_word(count)} {others}, {rank}"
+            rank = f"{_tied_with(count)}, {rank}"
         parts.append(f"{first} ({rank}; {cost})")
     return f"{use}: {join_names(parts)}."
