@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from posenc.compare.judge.answer import conclude
-from posenc.compare.judge.places import near_and_far
+from posenc.compare.judge.near_far import near_and_far
 from posenc.compare.judge.standing import Standing, standing_of_task, standing_of_tasks
 from posenc.compare.judge.summary import summarise_tasks
 from posenc.compare.page.figures import task_plots
-from posenc.compare.reports import board, leaderboard
+from posenc.compare.reports import leaderboard, published_trials
 from posenc.compare.reports.leaderboard_answer import facts_of_leaderboard
 from posenc.compare.results import Study
 from posenc.files.atomic import write_atomically
@@ -160,13 +160,13 @@ def with_table(text: str, made: str) -> str:
 
 
 def main(figures: Path = DOCS / "figures") -> None:
-    boards = leaderboard.published_studies()
+    boards = published_trials.published_studies()
     for name in HEADERS:
         path = DOCS / name
         text = path.read_text(encoding="utf-8")
         path.write_text(with_table(text, table(boards, name)), encoding="utf-8")
     draw(boards, figures)
-    write_atomically(DOCS.parent / board.PUBLISHED / board.BOARD, stored(boards))
+    write_atomically(DOCS.parent / leaderboard.PUBLISHED / leaderboard.BOARD, stored(boards))
 
 
 def stored(boards: Mapping[str, Study]) -> str:

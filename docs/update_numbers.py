@@ -34,8 +34,8 @@ from posenc.compare.judge.standing import (
     standing_of_tasks,
 )
 from posenc.compare.judge.summary import has_learned, shown_score
-from posenc.compare.reports import leaderboard
-from posenc.compare.reports.board import PUBLISHED
+from posenc.compare.reports import published_trials
+from posenc.compare.reports.leaderboard import PUBLISHED
 from posenc.compare.results import Study, TrialResult
 from posenc.sentence import join_names
 from posenc.tasks.known import TASKS, TEXT
@@ -60,8 +60,8 @@ MARK = re.compile(r"<!--= (.+?) -->(.*?)<!--/-->")
 @cache
 def studies() -> dict[str, Study]:
     others = (ROOT / f"results/ablations/{name}.jsonl" for name in ("text_600", "copy_longer"))
-    return leaderboard.published_studies() | {
-        path.stem: leaderboard.study_of(leaderboard.read_rows(path)) for path in others
+    return published_trials.published_studies() | {
+        path.stem: published_trials.study_of(published_trials.read_rows(path)) for path in others
     }
 
 
@@ -254,12 +254,12 @@ def trained(study: str) -> dict[str, tuple[float, float]]:
 
 def hours(study: str) -> str:
     """The hours of one core that the trials of a study took, with those that chose its rates."""
-    files = [f"{study}.jsonl", f"{study}{leaderboard.RATES}.jsonl"]
+    files = [f"{study}.jsonl", f"{study}{published_trials.RATES}.jsonl"]
     found = [
         timing.train_seconds + timing.test_seconds
         for file in files
         if (ROOT / PUBLISHED / file).is_file()
-        for row in leaderboard.published_rows(file)
+        for row in published_trials.published_rows(file)
         if (timing := row.result.timing) is not None
     ]
     return f"{sum(found) / 3600:.1f}"

@@ -34,9 +34,9 @@ from tables import write_table
 
 from posenc.compare import results
 from posenc.compare.judge.judgement import TIED, DriftOfLeads, choose
-from posenc.compare.judge.places import far_bits, places_of
+from posenc.compare.judge.near_far import far_bits, places_of
 from posenc.compare.judge.standing import MARGIN
-from posenc.compare.reports.leaderboard import read_rows
+from posenc.compare.reports.published_trials import read_rows
 from posenc.compare.results import TrialResult
 from posenc.compare.rows import rows_of
 

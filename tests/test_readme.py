@@ -11,7 +11,7 @@ import pytest
 
 from posenc.compare.scores import FarScore
 from posenc.encodings import registry
-from tests.compare.reports.test_leaderboard import of_text
+from tests.compare.reports.test_published_trials import of_text
 from tests.compare.test_tasks import result, study_of
 
 pytestmark = pytest.mark.prose
@@ -66,7 +66,7 @@ def test_readme_is_a_landing_page(document):
 def test_the_answer_and_the_figure_are_those_of_the_published_trials(document, tmp_path):
     script = load_script("update_leaderboard")
     text = (ROOT / "docs" / document).read_text(encoding="utf-8")
-    boards = script.leaderboard.published_studies()
+    boards = script.published_trials.published_studies()
     assert text == script.with_table(text, script.table(boards, document)), "run `make readme`"
     script.draw(boards, tmp_path)
     studies = {name: study.sequence_tasks for name, study in boards.items() if study.sequence_tasks}

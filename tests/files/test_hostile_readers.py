@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import pytest
 
-from posenc.compare.reports.leaderboard import read_rows
+from posenc.compare.reports.published_trials import read_rows
 from posenc.compare.reports.report_runs import report_runs
 from posenc.compare.results import FORMAT, LengthScore, Study, Timing, TrialResult
 from posenc.compare.study import check_out_folder

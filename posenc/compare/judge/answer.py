@@ -1,7 +1,7 @@
 """The two lines of a study: which encoding to use, and what the study cannot say.
 
 Both are put together here from facts without words (`judgement.py`, `limits.py`, standings of
-tasks); their sentences are in `posenc.compare.judge.words`.
+tasks); their sentences are in `posenc.compare.judge.sentences`.
 """
 
 import itertools
@@ -9,10 +9,10 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import NamedTuple
 
-from posenc.compare.judge import words
+from posenc.compare.judge import sentences
 from posenc.compare.judge.judgement import Judgement, judge, why_unsure
 from posenc.compare.judge.limits import limits_of
-from posenc.compare.judge.places import failed_trials, near_and_far
+from posenc.compare.judge.near_far import failed_trials, near_and_far
 from posenc.compare.judge.standing import (
     Standing,
     metric_beyond,
@@ -57,29 +57,29 @@ def answer_and_choices(study: Study) -> Answer:
     """
     failed = failed_trials(study)
     if not study.finished:
-        return Answer(words.nothing_finished(failed), [], [])
+        return Answer(sentences.nothing_finished(failed), [], [])
     judgement = judge(study) if any(r.config.task == TEXT for r in study.finished) else None
-    sentences = list(words.sentences_on_failures(failed))
+    parts = list(sentences.sentences_on_failures(failed))
     if study.unchecked:
-        sentences.append(words.unchecked(study.unchecked))
+        parts.append(sentences.unchecked(study.unchecked))
     overall = standing_of_tasks(study) if any(map(has_learned, study.finished)) else None
     take: list[str] = []
     sure: list[str] = []
     if judgement is not None:
-        sentences += words.sentences_on_own(judgement.own)
-        on_text = list(words.sentences_on_text(judgement))
+        parts += sentences.sentences_on_own(judgement.own)
+        on_text = list(sentences.sentences_on_text(judgement))
         if not on_text and judgement.places.near is None:
             on_text = _where_nothing_runs(study)
-        sentences += on_text
+        parts += on_text
         take += _taken(judgement)
         sure += [choice.sure for choice in judgement.choices]
     for standing, metric in _standings_of_tasks(study, overall):
-        sentences.append(words.sentence_on_task(standing, metric, why_unsure(standing)))
+        parts.append(sentences.sentence_on_task(standing, metric, why_unsure(standing)))
         if len(standing.order) > 1:
             take.append(standing.order[0])
-            sure.append(words.sureness(standing))
-    sentences += _unlearned_tasks(study, overall)
-    text = " ".join(sentences)
+            sure.append(sentences.sureness(standing))
+    parts += _unlearned_tasks(study, overall)
+    text = " ".join(parts)
     return Answer(text, [*dict.fromkeys(take)], sure)
 
 
@@ -88,7 +88,9 @@ def limits(study: Study) -> str:
     training, what was not tested, and encodings that are not in the verdict."""
     if not study.finished:
         return ""
-    return " ".join([*words.limit_sentences(limits_of(study)), *_sentences_on_exclusions(study)])
+    return " ".join(
+        [*sentences.limit_sentences(limits_of(study)), *_sentences_on_exclusions(study)]
+    )
 
 
 def _taken(judgement: Judgement) -> list[str]:
@@ -105,7 +107,7 @@ def _taken(judgement: Judgement) -> list[str]:
 def _where_nothing_runs(study: Study) -> list[str]:
     """Return the sentence on encodings that run at no tested length."""
     names = [name for name in study.of_task(TEXT).encodings if name not in study.unchecked]
-    return [words.runs_nowhere(names)] if names else []
+    return [sentences.runs_nowhere(names)] if names else []
 
 
 def _standings_of_tasks(study: Study, overall: Standing | None) -> Iterator[tuple[Standing, str]]:
@@ -125,12 +127,12 @@ def _unlearned_tasks(study: Study, overall: Standing | None) -> list[str]:
     """Return a sentence for each task that no trial has learned, where tasks are not ranked."""
     if overall is not None:
         return []
-    sentences = []
+    parts = []
     for task in study.sequence_tasks:
         finished = study.of_task(task).finished
         if finished and not any(map(has_learned, finished)):
-            sentences.append(words.not_learned(task))
-    return sentences
+            parts.append(sentences.not_learned(task))
+    return parts
 
 
 def _sentences_on_exclusions(study: Study) -> Iterator[str]:
@@ -139,7 +141,7 @@ def _sentences_on_exclusions(study: Study) -> Iterator[str]:
     rows = summarise(study.of_task(TEXT))
     nowhere = [row.encoding for row in rows if all(s.mean is None for s in row.by_length)]
     if nowhere and len(nowhere) < len(rows):
-        yield words.runs_nowhere(nowhere)
+        yield sentences.runs_nowhere(nowhere)
     places = near_and_far(study)
     only_near = []
     if places.near is not None and places.far is not None:
@@ -147,9 +149,9 @@ def _sentences_on_exclusions(study: Study) -> Iterator[str]:
         near = {places.encoding_of[name] for name in places.near.order}
         only_near = [name for name in study.encodings if name in near - in_far]
     if only_near:
-        yield words.runs_only_near(only_near, places.far.where if places.far else "")
+        yield sentences.runs_only_near(only_near, places.far.where if places.far else "")
     for name, (task, seed) in _first_missing_trials(study).items():
-        yield words.not_ranked(name, task, seed)
+        yield sentences.not_ranked(name, task, seed)
 
 
 def _first_missing_trials(study: Study) -> dict[str, tuple[str, int]]:

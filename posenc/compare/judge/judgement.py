@@ -1,5 +1,5 @@
 """What a study says, without words: which row to take, how sure that is, and what speaks against
-it. Its sentences stand in `words.py`."""
+it. Its sentences stand in `sentences.py`."""
 
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -8,8 +8,8 @@ from itertools import combinations
 from statistics import fmean, stdev
 
 from posenc.compare.judge.context import ContextUse, context_use
-from posenc.compare.judge.places import Places, near_and_far
-from posenc.compare.judge.served import num_servers
+from posenc.compare.judge.near_far import Places, near_and_far
+from posenc.compare.judge.servers import num_servers
 from posenc.compare.judge.standing import MARGIN, Standing
 from posenc.compare.judge.summary import bits_saved_by_doubling
 from posenc.compare.results import Study

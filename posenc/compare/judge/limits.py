@@ -7,7 +7,7 @@ from statistics import fmean, median_high
 
 from posenc.compare.judge.context import context_use
 from posenc.compare.judge.judgement import bits_that_may_turn
-from posenc.compare.judge.places import near_and_far
+from posenc.compare.judge.near_far import near_and_far
 from posenc.compare.results import Study
 from posenc.compare.rows import rows_by_name, rows_of
 from posenc.compare.trial.config import TrialConfig

@@ -40,7 +40,7 @@ class Standing:
     higher: True if higher is better.
     by_window: mean losses over seeds of each window of the text, by encoding; {} if not kept.
     margin: the largest difference that does not matter, in the unit of the numbers.
-    unsteady: half of an interval of the first by its own seeds, see judge.places; it leads only by
+    unsteady: half of an interval of the first by its own seeds, see judge.near_far; it leads only by
         more.
     """
 

@@ -9,9 +9,9 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from posenc.compare.judge import words
+from posenc.compare.judge import sentences
 from posenc.compare.judge.context import far_by_context, losses_by_context
-from posenc.compare.judge.places import best_first, standing_by_column
+from posenc.compare.judge.near_far import best_first, standing_by_column
 from posenc.compare.judge.standing import Standing, order_by_standings, scores_of_task, standing_at
 from posenc.compare.judge.summary import group_by_task, has_learned
 from posenc.compare.results import CaseSummary, PositionScore, Study, TaskSummary, TrialResult
@@ -45,7 +45,7 @@ def curve_plots(study: Study) -> Iterator[Plot]:
     styles = _with_readings(ranked_styles(best_first(study)))
     chart = chart_by_length(study, styles)
     have_bars = any(low < high for low, high in zip(chart.data[LOW], chart.data[HIGH], strict=True))
-    caption = words.BY_LENGTH if have_bars else words.BY_LENGTH_WITHOUT_BARS
+    caption = sentences.BY_LENGTH if have_bars else sentences.BY_LENGTH_WITHOUT_BARS
     yield Plot(chart, caption, name="by-length")
     yield Plot(
         chart_by_context(study, styles),
@@ -73,7 +73,7 @@ def task_plots(study: Study) -> Iterator[Plot]:
         trial = study.of_task(task).trials[0]
         yield Plot(
             chart_of_task(task, summaries, styles, trial),
-            words.BY_TASK.format(task=task, no_model=NO_MODEL),
+            sentences.BY_TASK.format(task=task, no_model=NO_MODEL),
             name=f"task-{task.replace('_', '-')}",
         )
     yield Plot(

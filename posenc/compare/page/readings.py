@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from statistics import fmean
 
 from posenc.compare.judge.context import context_use
-from posenc.compare.judge.words import bytes_of_context
+from posenc.compare.judge.sentences import bytes_of_context
 from posenc.compare.results import Study
 from posenc.compare.rows import EqualTime, Row, at_equal_time, rows_by_name, rows_of
 from posenc.compare.scores import FarScore

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
 
-from posenc.compare.judge import words
-from posenc.compare.judge.places import (
+from posenc.compare.judge import sentences
+from posenc.compare.judge.near_far import (
     Places,
     best_first,
     near_and_far,
@@ -25,7 +25,7 @@ from posenc.compare.judge.summary import (
     group_by_task,
 )
 from posenc.compare.page import figures
-from posenc.compare.page.facts import facts_of
+from posenc.compare.page.json_facts import facts_of
 from posenc.compare.page.readings import reading_sections
 from posenc.compare.page.repeat import facts_to_repeat
 from posenc.compare.page.tuning import tuning_sections
@@ -79,20 +79,20 @@ def report_of(study: Study, folder: Path | None = None) -> Report:
 
 def _subtitle(study: Study) -> str:
     """Write the line below the title: text and tasks, and the lengths of training and test."""
-    sentences = []
+    parts = []
     if study.corpus is not None:
         config = study.of_task(TEXT).trials[0]
         longest = max(config.test_lengths)
-        sentences.append(
+        parts.append(
             f"Trained on {config.train_length:,} bytes at a time, tested up to {longest:,}. "
             f"Text: {study.corpus.name}."
         )
         if note := objective_of(config).scoring_note:
-            sentences.append(note)
+            parts.append(note)
     if study.sequence_tasks:
         names = ", ".join(study.sequence_tasks)
-        sentences.append(f"Trained on short sequences, tested on longer ones: {names}.")
-    return " ".join(sentences)
+        parts.append(f"Trained on short sequences, tested on longer ones: {names}.")
+    return " ".join(parts)
 
 
 def cautions_of(study: Study) -> Iterator[str]:
@@ -133,10 +133,10 @@ def _sections(study: Study) -> Iterator[Section]:
         yield Section("", reused)
     if study.tasks:
         yield Section("Tasks", [_matrix_of_tasks(study)])
-        yield Section("", [words.HOW_TO_READ_TASKS], detail=True)
+        yield Section("", [sentences.HOW_TO_READ_TASKS], detail=True)
     if study.summary:
         yield Section("Text", [_text_table(text)])
-        yield Section("", [words.HOW_TO_READ_TEXT], detail=True)
+        yield Section("", [sentences.HOW_TO_READ_TEXT], detail=True)
         yield from reading_sections(text)
         yield Section("Curves", [*figures.curve_plots(text), _curve_table(text)], detail=True)
     if study.tasks:
@@ -263,7 +263,7 @@ def describe_detectable_difference(study: Study) -> str:
     for standing in all_standings:
         least = max(standing.least_significant_gap, standing.margin)
         if least < math.inf:
-            differences.append(f"{least:.2f} {words.at(standing.where)}")
+            differences.append(f"{least:.2f} {sentences.at(standing.where)}")
     if not differences:
         return "Without two seeds that differ no difference has an interval."
     found = ", ".join(differences)
@@ -396,7 +396,7 @@ def _details(study: Study) -> Iterator[Block]:
     """Yield what the page unfolds: every seed, settings, how to repeat it."""
     if study.summary:
         tables = map(_table_of_seeds_and_intervals, standings(study.of_task(TEXT)))
-        yield Fold("Every seed, and both intervals", [*tables, words.BOTH_INTERVALS])
+        yield Fold("Every seed, and both intervals", [*tables, sentences.BOTH_INTERVALS])
     if study.finished:
         yield Fold("The settings of every encoding", [specs_table(study)])
     yield Fold("How to repeat it", [Code(study.command), Facts(facts_to_repeat(study))])
@@ -431,7 +431,7 @@ def _table_of_seeds_and_intervals(standing: Standing) -> Table:
         "verdict",
     ]
     where = standing.where.replace(",", "").replace(" ", "-")
-    caption = f"Bits per byte {words.at(standing.where)}."
+    caption = f"Bits per byte {sentences.at(standing.where)}."
     return Table(header, rows, caption, cards=True, name=f"seeds-at-{where}")
 
 

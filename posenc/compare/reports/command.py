@@ -35,6 +35,6 @@ def report(
 
 def leaderboard(as_json: Json = False) -> None:
     """Print the published leaderboard: the best encodings for each task, with significance."""
-    from posenc.compare.reports.board import show_published
+    from posenc.compare.reports.leaderboard import show_published
 
     show_published(as_json)

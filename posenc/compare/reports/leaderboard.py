@@ -1,181 +1,80 @@
-"""The published trials: a row for each, kept as lines of JSON, and the studies that they make.
+"""The report of the published leaderboard, from a stored file, without computing anything."""
 
-Each file of rows is a study: of one text, or of tasks. If its learning rates were chosen, the rows
-of the trials that chose them are in a file of the same name with RATES.
-"""
-
-from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from importlib import resources
 from pathlib import Path
+from typing import Any
 
-from posenc.compare.rates import choose_rates
-from posenc.compare.reports.board import BOARD, ROWS, published_file
-from posenc.compare.reports.merge import join_distinct_values, joined_by_slashes, recipe_of
-from posenc.compare.results import FORMAT, CorpusInfo, RateCheck, Study, TrialResult
-from posenc.compare.trial.config import TrialConfig, describe_trial
-from posenc.compare.trial.material import check_scores
-from posenc.files.opening import bytes_of
-from posenc.files.sealed_json import Record
-from posenc.sentence import join_names
+from posenc.files.opening import text_of
+from posenc.files.sealed_json import unseal
+from posenc.report.report import Report, Section
+from posenc.report.table import Number, Table
+from posenc.report.terminal import print_report
 
-RATES = "_rates"
+PUBLISHED = Path("results/leaderboard")
+"""Folder of the files in the repository; a wheel has them next to this module."""
+BOARD, ROWS = "board.json", "tasks.jsonl"
+"""Names of the published files: answers and matrices, and the trials of the tasks."""
+EXPLANATION = (
+    "Columns with a length: bits per byte of text, lower is better. Tasks: accuracy or exact "
+    "match, higher is better. Over several tasks: mean rank, 1 is best. In brackets: the tier; no "
+    "encoding is significantly better than one of tier 1. Without brackets: not decided. For "
+    "programs: posenc leaderboard --json"
+)
 
 
-@dataclass(frozen=True)
-class Row(Record):
-    """A published trial.
+def show_published(as_json: bool) -> None:
+    """Print the report of the published trials, or print it as JSON.
 
-    hash: of its config when it ran, which names it; configs of later versions have other hashes.
-    commit: of the code that ran.
-    corpus: its text; None for tasks.
+    Raises: ValueError if this installation lacks the file or it was changed.
     """
-
-    hash: str
-    commit: str
-    versions: dict[str, str]
-    hardware: dict[str, str]
-    corpus: CorpusInfo | None
-    result: TrialResult
-
-
-def read_rows(path: Path) -> list[Row]:
-    """Read rows. Raises ValueError with the number of a line that is damaged or no trial's."""
-    rows = []
-    for number, line in enumerate(bytes_of(path).splitlines(), 1):
-        try:
-            rows.append(Row.from_json(line.decode()))
-            check_scores(rows[-1].result)
-        except ValueError as error:
-            raise ValueError(f"{path}, line {number}: {str(error).rstrip('.')}.") from None
-    return rows
+    path = published_file(BOARD)
+    try:
+        board = unseal(text_of(path))
+    except ValueError as error:
+        raise ValueError(
+            f"{path} cannot be read ({error}). Install posenc again, or run `make readme` in "
+            "its repository."
+        ) from None
+    print_report(report_of(board), as_json)
 
 
-def published_rows(name: str = ROWS) -> list[Row]:
-    """Return the rows of a published file. Raises: ValueError where there is none."""
-    return read_rows(published_file(name))
-
-
-def published_studies() -> dict[str, Study]:
-    """Return the published studies by the names of their files. Raises: ValueError as
-    `published_rows` and `study_of`, and for a file that lacks a trial or is of rates without a
-    study."""
-    folder = published_file(BOARD).parent
-    files = {path.stem: read_rows(path) for path in folder.glob("*.jsonl")}
-    for name, rows in files.items():
-        study = name.removesuffix(RATES)
-        why = _missing_trials(rows)
-        if study not in files:
-            why = f"has rates for {study}.jsonl, which is missing"
-        if why:
-            raise ValueError(f"{folder / name}.jsonl {why}.")
-    return {
-        name: study_of(files[name], files.get(name + RATES, ()), f"{name}.jsonl")
-        for name in sorted(files)
-        if not name.endswith(RATES)
-    }
-
-
-def _missing_trials(rows: Sequence[Row]) -> str:
-    """Return what a file lacks if some of its encodings have fewer trials than others, or ""."""
-    if not rows:
-        return "has no row"
-    counts = Counter(row.result.config.encoding for row in rows)
-    most = max(counts.values())
-    too_few = [encoding for encoding, count in counts.items() if count < most]
-    return f"lacks trials of {join_names(too_few)}; run them" if too_few else ""
-
-
-def study_of(rows: Sequence[Row], tried: Sequence[Row] = (), of: str = "The leaderboard") -> Study:
-    """Return the rows as one study, for tables and page.
-
-    tried: rows of the trials that chose the learning rates; without them, rows with different rates
-    are of different recipes. of: the name that errors give.
-    Raises: ValueError for rows of different recipes or of other code, for a trial that is there
-    twice, or of another rate than the chosen one.
-    """
-    if not rows:
-        raise ValueError(f"{of} has no row.")
-    all_rows = [*rows, *tried]
-    corpora = {row.corpus for row in all_rows if row.corpus is not None}
-    if len(corpora) > 1:
-        raise ValueError(f"{of} has rows of {len(corpora)} texts, which cannot be mixed.")
-    _check_each_trial_once(of, [row.result.config for row in all_rows])
-    results = [row.result for row in rows]
-    trials = [result.config for result in results]
-    rates = choose_rates([row.result for row in tried])
-    same_recipe = trials
-    if rates:
-        _check_chosen_rates(of, trials, rates)
-        same_recipe = _without_rates(trials, [row.result.config for row in tried])
-    _check_one_recipe(of, same_recipe)
-    return Study(
-        format=FORMAT,
-        command="posenc leaderboard",
-        started="",
-        versions=join_distinct_values([row.versions | {"commit": row.commit} for row in rows]),
-        hardware=join_distinct_values([row.hardware for row in rows]),
-        corpus=next(iter(corpora), None),
-        trials=tuple(trials),
-        results=tuple(results),
-        rates=rates,
+def report_of(board: dict[str, Any]) -> Report:
+    """Return the report of the published leaderboard."""
+    sections = []
+    for name, study in board["studies"].items():
+        limits = f"What this cannot say: {study['cannot_say']}"
+        sections.append(Section(name, [leaderboard_table(name, study), limits]))
+    return Report(
+        "Published leaderboard",
+        board["answer"],
+        board,
+        [*sections, Section("", [EXPLANATION])],
     )
 
 
-def _check_each_trial_once(of: str, trials: Sequence[TrialConfig]) -> None:
-    """Raise ValueError if a trial is there twice, or an encoding is of two codes."""
-    # Of an encoding with several sources, the first one counts as known.
-    sources = {trial.encoding: trial.source for trial in reversed(trials) if trial.source}
-    counts = Counter(replace(trial, source="") for trial in trials)
-    for trial in trials:
-        code = trial.code or trial.source
-        known = sources.get(trial.encoding, "unknown")
-        if code and code != known:
-            why = f"of two codes ({code} and {known})"
-        elif counts[replace(trial, source="")] > 1:
-            why = "twice"
-        else:
-            continue
-        raise ValueError(
-            f"{of} has {describe_trial(trial)} {why}. Remove the row, or run it again."
-        )
+def leaderboard_table(name: str, study: dict[str, Any]) -> Table:
+    """Return a row for each encoding, in the order of the first place, which names the best first;
+    then those that only later places have. Behind a mean is its tier."""
+    cells: dict[str, dict[str, Number]] = {}
+    for place in study["places"]:
+        is_decided = place["least_difference"] is not None
+        for encoding in place["encodings"]:
+            tier = f" ({encoding['tier']})" if is_decided else ""
+            mean = Number(encoding["mean"], form=".2f", unit=tier)
+            cells.setdefault(encoding["encoding"], {})[place["where"]] = mean
+    wheres = [place["where"] for place in study["places"]]
+    rows = [[encoding, *(row.get(where) for where in wheres)] for encoding, row in cells.items()]
+    return Table(["encoding", *wheres], rows, f"Published leaderboard: {name}", name=name)
 
 
-def _check_chosen_rates(of: str, trials: Sequence[TrialConfig], rates: Sequence[RateCheck]) -> None:
-    """Raise ValueError for a trial at another learning rate than the chosen one."""
-    chosen = {(check.task, check.encoding): check.chosen for check in rates}
-    for trial in trials:
-        rate = chosen.get((trial.task, trial.encoding))
-        if trial.lr != rate:
-            raise ValueError(
-                f"{of}: {trial.name} at a learning rate of {trial.lr}, and {rate} was chosen."
-            )
+def published_file(name: str) -> Path:
+    """Return the path of a published file, in the wheel or in the repository.
 
-
-def _without_rates(
-    trials: Sequence[TrialConfig], tried: Sequence[TrialConfig]
-) -> list[TrialConfig]:
-    """Return all trials without what differs between those that chose the rates and the others:
-    the former are shorter, and each has a rate of its own."""
-    usual = {t.task: {"steps": t.steps, "test_lengths": t.test_lengths} for t in trials}
-    as_long = [replace(t, **usual[t.task]) for t in tried if t.task in usual]
-    return [replace(trial, lr=0.0) for trial in (*trials, *as_long)]
-
-
-def _check_one_recipe(of: str, trials: Sequence[TrialConfig]) -> None:
-    """Raise ValueError if trials of a task differ in more than encoding and seed, or if tasks
-    differ in recipe, torch or precision."""
-    of_all = recipe_of(trials)
-    for task in dict.fromkeys(trial.task for trial in trials):
-        fields = recipe_of(trial for trial in trials if trial.task == task)
-        fields |= {name: of_all[name] for name in ("recipe", "torch", "precision")}
-        differ = [
-            f"{name} {joined_by_slashes(values)}"
-            for name, values in fields.items()
-            if len(values) > 1
-        ]
-        if len(fields["lr"]) > 1 and of.endswith(".jsonl"):
-            rates_file = f"{of.removesuffix('.jsonl')}{RATES}.jsonl"
-            differ.append(f"if it was chosen, {rates_file} is missing")
-        if differ:
-            raise ValueError(f"{of} has rows of different recipes for {task}: {', '.join(differ)}.")
+    Raises: ValueError if it is in neither.
+    """
+    packaged = Path(str(resources.files("posenc.compare.reports").joinpath(name)))
+    here = Path(__file__).parents[3] / PUBLISHED / name
+    for path in (packaged, here):
+        if path.is_file():
+            return path
+    raise ValueError(f"This installation has no leaderboard: neither {packaged} nor {here} exists.")

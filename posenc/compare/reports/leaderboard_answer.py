@@ -6,7 +6,7 @@ from dataclasses import replace
 from statistics import fmean
 from typing import Any
 
-from posenc.compare.judge import words
+from posenc.compare.judge import sentences
 from posenc.compare.judge.judgement import (
     TIED,
     Choice,
@@ -15,7 +15,7 @@ from posenc.compare.judge.judgement import (
     served_then_cheap,
 )
 from posenc.compare.judge.standing import Standing, standing_of_tasks
-from posenc.compare.page.facts import facts_of
+from posenc.compare.page.json_facts import facts_of
 from posenc.compare.results import Study, with_labels
 from posenc.compare.rows import EqualTime
 from posenc.sentence import join_names
@@ -156,13 +156,13 @@ def _standing_in_few_words(choice: Choice, name: str) -> str:
     if choice.why_unsure:
         return "not decided"
     if choice.sure != TIED:
-        return words.standing_of(choice, name)
+        return sentences.standing_of(choice, name)
     return _tied_with(len(choice.tied) - 1)
 
 
 def _tied_with(count: int) -> str:
     """Write `tied with three others`."""
-    return f"tied with {words.number_word(count)} {'other' if count == 1 else 'others'}"
+    return f"tied with {sentences.number_word(count)} {'other' if count == 1 else 'others'}"
 
 
 def _no_cost(use: str) -> str:

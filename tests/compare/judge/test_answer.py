@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from posenc.compare.judge.answer import answer, answer_and_choices, conclude, limits
-from posenc.compare.page.facts import facts_of
-from posenc.compare.reports import leaderboard
+from posenc.compare.page.json_facts import facts_of
+from posenc.compare.reports import published_trials
 from posenc.compare.results import RateCheck, RateTried, TrialResult
 from posenc.compare.scores import PositionScore
 from posenc.tasks.known import TEXT
@@ -161,7 +161,7 @@ def test_an_older_t5_is_named_as_it_is_today():
     assert says not in limits(of_recipe(6, six())) and says not in limits(six())
     others = [r for r in six().results if r.config.encoding != "t5"]
     assert says not in limits(of_recipe(5, study(*others)))
-    assert says in limits(leaderboard.study_of(leaderboard.published_rows()))
+    assert says in limits(published_trials.study_of(published_trials.published_rows()))
 
 
 def test_many_ties_are_counted():
@@ -595,9 +595,9 @@ def test_all_tasks_together():
 
 def test_the_published_studies_end_in_an_encoding():
     made = conclude(
-        leaderboard.study_of(
-            leaderboard.read_rows(RESULTS / "ablations/text_600.jsonl")
-            + leaderboard.published_rows()
+        published_trials.study_of(
+            published_trials.read_rows(RESULTS / "ablations/text_600.jsonl")
+            + published_trials.published_rows()
         )
     )
     assert made.recommendation.startswith("Take t5: tied with ")

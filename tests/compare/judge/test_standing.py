@@ -11,7 +11,7 @@ import pytest
 from scipy import stats
 
 from posenc.compare.judge.answer import answer
-from posenc.compare.judge.places import standings
+from posenc.compare.judge.near_far import standings
 from posenc.compare.judge.standing import (
     Standing,
     ranks_by_task,
@@ -23,7 +23,7 @@ from posenc.compare.judge.standing import (
 )
 from posenc.compare.judge.summary import summarise
 from posenc.compare.page.report import report_of
-from posenc.compare.reports import leaderboard
+from posenc.compare.reports import published_trials
 from posenc.compare.results import CaseScore, LengthScore, Study
 from posenc.report.report import measured_value
 from posenc.report.table import cell_text
@@ -171,8 +171,9 @@ def test_a_default_run_decides_most_pairs_with_two_seeds(length):
 
 
 def test_the_published_twelve_are_told_apart_with_three_seeds():
-    board = leaderboard.study_of(
-        leaderboard.read_rows(RESULTS / "ablations/text_600.jsonl") + leaderboard.published_rows()
+    board = published_trials.study_of(
+        published_trials.read_rows(RESULTS / "ablations/text_600.jsonl")
+        + published_trials.published_rows()
     )
     text = board.of_task(TEXT)
     for length in (128, 1024):
@@ -358,8 +359,9 @@ def test_one_task_that_decides_a_place_shows():
 
 
 def test_text_is_ranked_by_its_loss_beyond_the_training_length():
-    board = leaderboard.study_of(
-        leaderboard.read_rows(RESULTS / "ablations/text_600.jsonl") + leaderboard.published_rows()
+    board = published_trials.study_of(
+        published_trials.read_rows(RESULTS / "ablations/text_600.jsonl")
+        + published_trials.published_rows()
     )
     ranks = ranks_by_task(board)[TEXT]
     assert ranks["t5"][0] <= 2 and ranks["sinusoidal"][0] >= 10 and "learned" not in ranks

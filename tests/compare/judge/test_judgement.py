@@ -11,8 +11,8 @@ import pytest
 from scipy import stats
 
 from posenc.compare.judge.judgement import LEADS, TIED, USE, DriftOfLeads, choose, judge, pairs_of
-from posenc.compare.judge.places import far_bits, places_of
-from posenc.compare.reports import leaderboard
+from posenc.compare.judge.near_far import far_bits, places_of
+from posenc.compare.reports import published_trials
 from posenc.compare.results import Study
 from posenc.compare.rows import rows_of
 from posenc.tasks.known import TEXT
@@ -150,7 +150,7 @@ def test_the_simulated_levels_are_as_documented():
 
 def published() -> dict[str, Study]:
     """Three studies with two or three seeds of all encodings."""
-    boards = leaderboard.published_studies()
+    boards = published_trials.published_studies()
     kept = Study.from_json((RESULTS / "compare/study.json").read_text(encoding="utf-8"))
     return {"code": boards["code"], "novel": boards["novel"], "compare": kept}
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from posenc.compare.judge.answer import answer_and_choices
 from posenc.compare.judge.context import context_use
-from posenc.compare.judge.places import standings
+from posenc.compare.judge.near_far import standings
 from posenc.compare.judge.standing import Standing, standing_of_task, standing_of_tasks
 from posenc.compare.results import Study
 from posenc.compare.rows import rows_by_name
