@@ -40,8 +40,8 @@ class Standing:
     higher: True if higher is better.
     by_window: mean losses over seeds of each window of the text, by encoding; {} if not kept.
     margin: the largest difference that does not matter, in the unit of the numbers.
-    unsteady: half of an interval of the first by its own seeds, see judge.near_far; it leads only by
-        more.
+    unsteady: half of an interval of the first row by its own seeds, see near_far.py; it leads only
+        by more.
     """
 
     where: str
