@@ -1,5 +1,6 @@
 """posenc explore: the command, the built page, and the page's numbers held to posenc's."""
 
+import base64
 import hashlib
 import importlib.util
 import itertools
@@ -52,6 +53,19 @@ def test_page_is_built_from_the_sources(tmp_path):
     before = hash_of(tmp_path)
     (tmp_path / "a.js").write_text("2;")
     assert hash_of(tmp_path) != before
+
+
+def script_that_runs(page: str) -> bool:
+    """True if the page's policy lets its script run: it names the hash of what is in the tag."""
+    (allowed,) = re.findall(r"script-src 'sha256-([^']+)'", page)
+    script = re.findall(r"<script>(.*?)</script>", page, re.DOTALL)[-1]
+    return base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() == allowed
+
+
+def test_the_pages_policy_lets_its_script_run():
+    page = PAGE.read_text("utf-8")
+    assert script_that_runs(page)
+    assert not script_that_runs(page.replace("The doctor has", "The doctor had"))
 
 
 def test_page_is_one_small_file_that_asks_for_nothing_and_names_its_licences():
