@@ -108,7 +108,7 @@ def build_rows(
         is_name_alone = len(spec.parts) == 1 and not spec.parts[0].attribute
         entry = registry.Entry(name, "unchecked")
         if is_name_alone:
-            entry = registry.entry(spec.parts[0].where)
+            entry = registry.entry(spec.parts[0].name_or_module)
         try:
             rows.append(_build_row(name, spec.label or str(spec), entry))
         except Exception as error:  # of another package: its constructor may raise anything

@@ -136,7 +136,8 @@ class PositionAwareAttention(PositionLayer):
         if length is not None and not isinstance(self.encoding, RotaryEmbedding):
             raise ValueError("PositionAwareAttention: length is for a RotaryEmbedding.")
         q = self._split_heads(self.q_proj(x), self.num_heads)
-        k, v = (self._split_heads(p(source), self.num_kv_heads) for p in (self.k_proj, self.v_proj))
+        k = self._split_heads(self.k_proj(source), self.num_kv_heads)
+        v = self._split_heads(self.v_proj(source), self.num_kv_heads)
         allowed = self._combine_masks(
             attention_mask, padding, use_causal_mask, q_positions, kv_positions
         )
@@ -146,11 +147,11 @@ class PositionAwareAttention(PositionLayer):
             )
         else:
             if isinstance(self.encoding, RotaryEmbedding):
-                tables = self.encoding.cos_sin(q_positions, length)
-                q = self.encoding.rotate(q, *tables)
-                if context is not None:
-                    tables = self.encoding.cos_sin(kv_positions, length)
-                k = self.encoding.rotate(k, *tables)
+                cos_sin = self.encoding.cos_sin(q_positions, length)
+                q = self.encoding.rotate(q, *cos_sin)
+                if context is not None:  # keys at other positions than the queries
+                    cos_sin = self.encoding.cos_sin(kv_positions, length)
+                k = self.encoding.rotate(k, *cos_sin)
             out = self._attend(q, k, v, q_positions, kv_positions, allowed)
         return self.o_proj(
             ops.reshape(out, (-1, ops.shape(x)[1], self.num_heads * self._head_width))
@@ -170,8 +171,8 @@ class PositionAwareAttention(PositionLayer):
             bias = bias if len(bias.shape) == 4 else ops.expand_dims(bias, 0)
             if getattr(self.encoding, "form", None) == "left_right":
                 # Its bias is -inf at hidden keys; those become part of the mask.
-                seen = bias > MASKED_SCORE
-                allowed = seen if allowed is None else ops.logical_and(allowed, seen)
+                in_view = bias > MASKED_SCORE
+                allowed = in_view if allowed is None else ops.logical_and(allowed, in_view)
             # The dtype of q, k and v would round the bias.
             q = at_least_float32(q)
             k = at_least_float32(k)

@@ -79,16 +79,17 @@ class LearnedPositionEmbedding(PositionLayer):
         self.align_corners = align_corners
         self.num_positions = num_positions
         self.alpha = alpha
-        self.num_served = max_positions if num_positions is None else num_positions
-        if self.num_served < 1:
+        # The positions that the layer has a vector for: 0 to num_usable_positions - 1.
+        self.num_usable_positions = max_positions if num_positions is None else num_positions
+        if self.num_usable_positions < 1:
             raise ValueError(
                 "LearnedPositionEmbedding: num_positions must be at least 1, "
-                f"got {self.num_served}."
+                f"got {self.num_usable_positions}."
             )
         if growth == "hierarchical":
-            check_hierarchical(max_positions, self.num_served, alpha)
+            check_hierarchical(max_positions, self.num_usable_positions, alpha)
         if align_corners is not None:
-            self._source_rows = source_rows(max_positions, self.num_served, align_corners)
+            self._source_rows = source_rows(max_positions, self.num_usable_positions, align_corners)
         if initializer is None:
             initializer = keras.initializers.RandomNormal(stddev=0.02)
         self.initializer = keras.initializers.get(initializer)
@@ -107,17 +108,18 @@ class LearnedPositionEmbedding(PositionLayer):
         return self._vectors_at(positions)
 
     def _check_inside_table(self, first: int, last: int) -> None:
-        """Raise ValueError unless the positions `first` to `last` are 0 to num_served - 1."""
-        if first < 0 or last >= self.num_served:
+        """Raise ValueError unless the layer has vectors for the positions `first` to `last`."""
+        if first < 0 or last >= self.num_usable_positions:
             raise ValueError(
-                f"LearnedPositionEmbedding: positions must be 0 to {self.num_served - 1}, "
-                f"got {first} to {last}. Use growth and num_positions, or shorten the input."
+                "LearnedPositionEmbedding: positions must be 0 to "
+                f"{self.num_usable_positions - 1}, got {first} to {last}. "
+                "Use growth and num_positions, or shorten the input."
             )
 
     def _vectors_at(self, positions: Any) -> Any:
         """Return the vector to add at each position, NaN at positions outside of the table."""
-        inside = (positions >= 0) & (positions < self.num_served)
-        index = ops.clip(positions, 0, self.num_served - 1)
+        inside = (positions >= 0) & (positions < self.num_usable_positions)
+        index = ops.clip(positions, 0, self.num_usable_positions - 1)
         weight = at_least_float32(self.weight)
         if self.growth is None:
             rows = ops.take(weight, index, axis=0)

@@ -61,7 +61,7 @@ class RotaryEmbedding(PositionLayer):
                 f"RotaryEmbedding: rotary_dim must be even and between 2 and head_dim={head_dim}, "
                 f"got {self._width}."
             )
-        self._phases, self._factor = self._frequencies_at_length(None)
+        self._frequencies, self._factor = self._frequencies_at_length(None)
         self._unscaled = None
         if self.scaling is not None and self.scaling.exempt_tokens:
             self._unscaled = Int32Frequencies(inverse_frequencies(self._width, self.rope_theta))
@@ -73,15 +73,16 @@ class RotaryEmbedding(PositionLayer):
     def cos_sin(self, positions: Any, length: int | None = None) -> tuple[Any, Any]:
         """Return float32 cos and sin of every pair, (*positions.shape, pairs), times the attention
         factor."""
-        phases, factor = (
-            (self._phases, self._factor) if length is None else self._frequencies_at_length(length)
-        )
-        cos, sin = phases.cos_sin(positions, factor)
+        frequencies = self._frequencies
+        factor = self._factor
+        if length is not None:
+            frequencies, factor = self._frequencies_at_length(length)
+        cos, sin = frequencies.cos_sin(positions, factor)
         if self._unscaled is None or self.scaling is None:
             return cos, sin
-        first = ops.expand_dims(positions < self.scaling.exempt_tokens, -1)
-        plain_cos, plain_sin = self._unscaled.cos_sin(positions)
-        return ops.where(first, plain_cos, cos), ops.where(first, plain_sin, sin)
+        exempt = ops.expand_dims(positions < self.scaling.exempt_tokens, -1)
+        unscaled_cos, unscaled_sin = self._unscaled.cos_sin(positions)
+        return ops.where(exempt, unscaled_cos, cos), ops.where(exempt, unscaled_sin, sin)
 
     def rotate(self, x: Any, cos: Any, sin: Any) -> Any:
         """Return x rotated by what `cos_sin` returned, which serves any x of the same tokens,
@@ -97,11 +98,11 @@ class RotaryEmbedding(PositionLayer):
             second = pairs[..., 1]
         else:
             first, second = ops.split(x, 2, axis=-1)
-        turned = first * cos - second * sin, second * cos + first * sin
+        rotated = first * cos - second * sin, second * cos + first * sin
         if self.interleaved:
-            out = ops.reshape(ops.stack(turned, axis=-1), ops.shape(x))
+            out = ops.reshape(ops.stack(rotated, axis=-1), ops.shape(x))
         else:
-            out = ops.concatenate(turned, axis=-1)
+            out = ops.concatenate(rotated, axis=-1)
         return ops.concatenate(
             [self.to_compute_dtype(out), self.to_compute_dtype(unrotated)], axis=-1
         )

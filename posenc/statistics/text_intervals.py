@@ -71,10 +71,10 @@ FEWEST_WINDOWS = 8
 
 
 def window_gaps(
-    losses: Mapping[str, Sequence[float]], of: str | None = None
+    losses: Mapping[str, Sequence[float]], encoding: str | None = None
 ) -> dict[tuple[str, str], Gap]:
     """Return the difference of mean losses, first minus second encoding, for each pair in either
-    order; with `of`, only for pairs with this encoding.
+    order; with `encoding`, only for pairs of which it is one.
 
     The confidence intervals hold simultaneously with 95 %. A bootstrap sample draws the same
     windows for all encodings. Its statistic is the largest change of a difference, in units of its
@@ -95,7 +95,7 @@ def window_gaps(
     if len(counts) != 1 or len(losses) < 2 or min(counts) < FEWEST_WINDOWS:
         return {}
     (count,) = counts
-    pairs = [pair for pair in combinations(losses, 2) if of is None or of in pair]
+    pairs = [pair for pair in combinations(losses, 2) if encoding is None or encoding in pair]
     differences = np.array([np.subtract(losses[a], losses[b]) for a, b in pairs])
     means = differences.mean(1)
     random = np.random.default_rng(0)  # of a fixed seed: equal losses give equal intervals

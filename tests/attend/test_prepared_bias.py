@@ -14,7 +14,7 @@ POSITIONS = torch.arange(LENGTH)
 class Counted(posenc.Kerple):
     """How often the bias was computed."""
 
-    reads = ("r1", "r2")
+    bias_tensors = ("r1", "r2")
     calls = 0
 
     def bias(self, distance):

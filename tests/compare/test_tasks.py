@@ -171,8 +171,10 @@ def test_positions_of_the_grid_as_each_encoding_takes_them():
 
 
 def test_the_grid_refuses_coordinates_that_are_no_cells():
-    with pytest.raises(ValueError, match=r"axial_rope:in_turns=true takes coordinates from -1 to"):
-        planned("axial_rope:in_turns=true", task=["grid"])
+    with pytest.raises(
+        ValueError, match=r"axial_rope:frequencies_in_turns=true takes coordinates from -1 to"
+    ):
+        planned("axial_rope:frequencies_in_turns=true", task=["grid"])
 
 
 def test_padding_changes_nothing():

@@ -265,18 +265,20 @@ def test_positions_outside_of_a_table_are_named_and_compiled_give_nan(host, grow
     if host == "bert":
         x = np.array([[1, 2, 3]], "int32")
         layer = pk.BertEmbedding(9, 4, learned)
-    layer(x, positions=np.arange(learned.num_served - 3, learned.num_served))
+    layer(x, positions=np.arange(learned.num_usable_positions - 3, learned.num_usable_positions))
     number = ops.convert_to_tensor
     for wrong in (
-        {"start_index": learned.num_served - 2},
+        {"start_index": learned.num_usable_positions - 2},
         {"start_index": -1},
-        {"start_index": number(learned.num_served - 2)},
+        {"start_index": number(learned.num_usable_positions - 2)},
         {"positions": np.array([-1, 0, 1])},
-        {"positions": number(np.array([[0, learned.num_served, 1]], "int32"))},
+        {"positions": number(np.array([[0, learned.num_usable_positions, 1]], "int32"))},
     ):
-        with pytest.raises(ValueError, match=rf"must be 0 to {learned.num_served - 1}, got"):
+        with pytest.raises(
+            ValueError, match=rf"must be 0 to {learned.num_usable_positions - 1}, got"
+        ):
             layer(x, **wrong)
-    positions = np.array([-1, 0, learned.num_served], "int32")
+    positions = np.array([-1, 0, learned.num_usable_positions], "int32")
     if BACKEND == "jax":
         import jax
 

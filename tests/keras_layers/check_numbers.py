@@ -127,8 +127,8 @@ def test_learned_and_its_growth(growth):
     options, grown = GROWTHS[growth]
     table = normal(8, 6)
     layer = pk.LearnedPositionEmbedding(8, **options)
-    positions = np.arange(layer.num_served, dtype="int32")[::-1].copy()
-    x = normal(2, layer.num_served, 6, seed=1)
+    positions = np.arange(layer.num_usable_positions, dtype="int32")[::-1].copy()
+    x = normal(2, layer.num_usable_positions, 6, seed=1)
     layer.build(x.shape)
     layer.set_weights([table])
     want = posenc.Learned.from_table(grown(tensor(table)))

@@ -107,7 +107,7 @@ def _contract_failure(
     """Return why results of a user's encoding would mean nothing: the first check that one of its
     parts fails; None if all pass."""
     for part in dict.fromkeys(parse(compared.text).parts):
-        if not part.attribute and not entry(part.where).origin:
+        if not part.attribute and not entry(part.name_or_module).origin:
             continue  # posenc's own
         try:
             create(str(part), SHAPE)

@@ -135,7 +135,7 @@ def _knob_keys(part: Part) -> tuple[str, ...]:
     if part.attribute:
         return ()
     fixed = {option.key for option in part.options}
-    keys = _KNOBS_BY_NAME.get(part.where)
+    keys = _KNOBS_BY_NAME.get(part.name_or_module)
     if keys is None:
         keys = ("rope_theta",) if _takes_a_base(str(part)) else ()
     return () if fixed.intersection(keys) else keys

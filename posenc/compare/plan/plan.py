@@ -497,7 +497,7 @@ def _check_axes(task: Task, compared: Sequence[ComparedEncoding]) -> None:
         if claims.coordinates == "normalized":
             raise ValueError(
                 f"--task {task.name}: {entry.label} takes coordinates from -1 to 1, but this task "
-                "counts rows and columns. Leave out in_turns=true."
+                "counts rows and columns. Leave out frequencies_in_turns=true."
             )
 
 

@@ -41,7 +41,7 @@ def _constructor_arguments(
     keeps none, what it was built with."""
     (part,) = parse(name).parts
     fields = {f.name: getattr(shape, f.name) for f in dataclasses.fields(shape)}
-    defaults = {} if part.attribute else entry(part.where).defaults
+    defaults = {} if part.attribute else entry(part.name_or_module).defaults
     known = fields | defaults | {option.key: option.value for option in part.options}
     arguments = {}
     for argument, parameter in inspect.signature(type(encoding)).parameters.items():

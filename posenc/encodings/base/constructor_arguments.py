@@ -136,12 +136,14 @@ def repr_in_one_line(encoding: nn.Module) -> str:
 def classes_and_arguments(encoding: nn.Module) -> tuple[Any, ...]:
     """Return the class and the arguments of each module of an encoding, to compare encodings. Where
     an argument is an attribute, too, that counts: a computed default replaces None."""
-    likenesses = []
+    descriptions = []
     for module in encoding.modules():
         recorded = vars(module).get("_comparable_arguments", {})
-        now = (_comparable(vars(module).get(name, passed)) for name, passed in recorded.items())
-        likenesses.append((type(module), *now))
-    return tuple(likenesses)
+        arguments = (
+            _comparable(vars(module).get(name, passed)) for name, passed in recorded.items()
+        )
+        descriptions.append((type(module), *arguments))
+    return tuple(descriptions)
 
 
 def _comparable(value: Any) -> Any:
@@ -186,8 +188,8 @@ def _short_text(value: Any) -> str:
 
 def _text(value: Any) -> str:
     """Return an argument as text; "" for tensors and modules, which repr shows separately."""
-    plain = value is None or isinstance(value, str | int | float | tuple)
-    if not plain and not is_dataclass(value):
+    is_shown = value is None or isinstance(value, str | int | float | tuple)
+    if not is_shown and not is_dataclass(value):
         return ""
     if isinstance(value, tuple) and not all(map(_text, value)):
         return ""

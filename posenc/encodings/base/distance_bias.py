@@ -34,10 +34,11 @@ class DistanceBias(PositionEncoding):
     """
 
     claims = Claims(places=(3,), source="see the subclass")
-    reads: ClassVar[tuple[str, ...] | None] = None
-    """Names of the tensors that `bias` reads, if nothing else that it reads can change. A prepared
-    encoding then computes the bias of consecutive positions once for all layers. A subclass does
-    not inherit it, because its `bias` may read more."""
+    bias_tensors: ClassVar[tuple[str, ...] | None] = None
+    """Names of the tensors that `bias` computes with, if nothing else that it reads can change. A
+    prepared encoding then computes the bias of consecutive positions once for all layers, until one
+    of these changes. None: always again. A subclass does not inherit it, because its `bias` may
+    read more."""
 
     def prepare(self, positions: Positions, length: int | None = None) -> Self:
         """Return a copy that computes its bias table once, in the first layer that needs it."""
@@ -94,11 +95,11 @@ class DistanceBias(PositionEncoding):
                 at_least_float32(like.dtype)
             )
 
-        reads = vars(type(self)).get("reads")  # not inherited
-        if reads is None or not self.computes_bias_of(type(self)):
+        names = vars(type(self)).get("bias_tensors")  # not inherited
+        if names is None or not self.computes_bias_of(type(self)):
             return compute()
         key = farthest, count, like.dtype, like.device
-        return self.cached(key, compute, *(getattr(self, name) for name in reads))
+        return self.cached(key, compute, *(getattr(self, name) for name in names))
 
     def compute_bias_of_falling_distances(
         self, farthest: int, count: int, double: bool, device: torch.device
@@ -111,8 +112,8 @@ class DistanceBias(PositionEncoding):
         # As one row of queries: a user's `bias` may be written for distances (q_len, kv_len).
         return self._validated_bias(distance[None]).squeeze(1)
 
-    def computes_bias_of(self, own: type["DistanceBias"]) -> bool:
-        """Return True if this object certainly computes the bias of the class `own`: it is of that
+    def computes_bias_of(self, cls: type["DistanceBias"]) -> bool:
+        """Return True if this object certainly computes the bias of the class `cls`: it is of that
         class, no subclass, and none of its methods were replaced on the object."""
         methods = (
             "bias",
@@ -122,14 +123,15 @@ class DistanceBias(PositionEncoding):
         )
         # Name by name: compiled code up to torch 2.12 cannot list an object's attributes.
         replaced = any(vars(self).get(name) is not None for name in methods)
-        return type(self) is own and not replaced
+        return type(self) is cls and not replaced
 
     def term(self, q: Tokens, k: Tokens) -> PairwiseBias:
         assert q.x is not None
         x = q.x
         double = x.dtype == torch.float64
-        # `_arguments` has the arguments of the constructor, see `base.arguments`. Without num_heads
-        # a class has one row for all heads; with it one row is an error, found by check_heads.
+        # `_comparable_arguments` has the constructor's arguments, see `constructor_arguments`.
+        # Without num_heads a class has one row for all heads; with it one row is an error, which
+        # check_heads finds.
         one_row = "num_heads" not in vars(self).get("_comparable_arguments", ())
 
         def for_heads(bias: Tensor, head_axis: int) -> Tensor:

@@ -37,8 +37,8 @@ class AxialRoPE(Rotation):
         column_first: rotate the first half of the pairs by the column.
         alternating: use one series rope_theta^(-2t/head_dim), even terms for the row and odd terms
             for the column; False: the same frequencies for both.
-        in_turns: frequencies in full turns per unit, not radians; for coordinates within -1 .. 1,
-            see posenc.positions.normalized_grid.
+        frequencies_in_turns: frequencies are full turns per unit; False: radians per unit. True is
+            for coordinates within -1 .. 1, see posenc.positions.normalized_grid.
 
     Shapes: positions (len, 2) or (batch, len, 2) of (row, column), integer or real; q (batch,
     num_heads, q_len, head_dim) and k (batch, num_kv_heads, kv_len, head_dim) -> the same.
@@ -65,7 +65,7 @@ class AxialRoPE(Rotation):
         interleaved: bool,
         column_first: bool = False,
         alternating: bool = False,
-        in_turns: bool = False,
+        frequencies_in_turns: bool = False,
     ) -> None:
         super().__init__(head_dim, interleaved=interleaved)
         _check_multiple_of_4(type(self).__name__, head_dim)
@@ -80,7 +80,7 @@ class AxialRoPE(Rotation):
         else:
             of_one_axis = inverse_frequencies(head_dim // 2, rope_theta)
             inv_freq = of_one_axis + of_one_axis
-        if in_turns:
+        if frequencies_in_turns:
             self.claims = replace(self.claims, coordinates="normalized")
             inv_freq = tuple(DECIMAL_CONTEXT.multiply(f, TWO_PI) for f in inv_freq)
         axes = [first] * pairs_per_axis + [second] * pairs_per_axis
@@ -97,7 +97,7 @@ class AxialRoPE(Rotation):
     def dinov3(cls, head_dim: int, rope_theta: float = 100.0) -> "AxialRoPE":
         """Build DINOv3's variant: half-split pairs, rows first, for coordinates from -1 to 1, see
         posenc.positions.normalized_grid."""
-        return cls(head_dim, rope_theta, interleaved=False, in_turns=True)
+        return cls(head_dim, rope_theta, interleaved=False, frequencies_in_turns=True)
 
     @classmethod
     @explain_misfits

@@ -29,8 +29,8 @@ class MRoPE(RoPE):
         head_dim, rope_theta, interleaved, rotary_dim, scaling: as in RoPE.
         sections: pairs for time, height and width, which sum to rotary_dim / 2; None means the
             models' fractions: 1/4, 3/8 and 3/8 if contiguous, 3/8, 5/16 and 5/16 if alternating.
-        in_turns: the axes alternate from pair to pair; False: contiguous sections.
-        time: "first" as above; "slowest": VideoRoPE; "still": HoPE. Not with in_turns.
+        alternating: the axes alternate from pair to pair; False: contiguous sections.
+        time: "first" as above; "slowest": VideoRoPE; "still": HoPE. Not with alternating.
 
     Shapes: positions (len, 3) or (batch, len, 3); q and k as in RoPE.
     Units: components in tokens, frames and patches. Precision: as RoPE.
@@ -60,7 +60,7 @@ class MRoPE(RoPE):
         rotary_dim: int | None = None,
         scaling: Scaling | None = None,
         sections: Sequence[int] | None = None,
-        in_turns: bool = False,
+        alternating: bool = False,
         time: Literal["first", "slowest", "still"] = "first",
     ) -> None:
         super().__init__(
@@ -68,17 +68,17 @@ class MRoPE(RoPE):
         )
         if scaling is not None and scaling.exempt_tokens:
             raise ValueError("MRoPE: exempt_tokens needs positions of one component.")
-        if time not in ("first", "slowest", "still") or (in_turns and time != "first"):
+        if time not in ("first", "slowest", "still") or (alternating and time != "first"):
             raise ValueError(
-                "MRoPE: time must be first, slowest or still, the last two without in_turns, "
+                "MRoPE: time must be first, slowest or still, the last two without alternating, "
                 f"got {time!r}."
             )
         pairs = self.rotary_dim // 2
         if sections is None:
-            side = pairs * 5 // 16 if in_turns else pairs * 3 // 8
+            side = pairs * 5 // 16 if alternating else pairs * 3 // 8
             sections = (pairs - 2 * side, side, side)
         self.sections = tuple(sections)
-        if in_turns:
+        if alternating:
             axes = _alternating_axes(self.sections)
         elif time == "first":
             axes = _contiguous_axes(self.sections)
@@ -88,7 +88,7 @@ class MRoPE(RoPE):
         if [axes.count(a) for a in range(3)] != list(self.sections) or len(axes) != pairs:
             raise ValueError(
                 f"MRoPE: sections must be three numbers of pairs that sum to rotary_dim / 2 = "
-                f"{pairs}{', none of the last two above a third of it' if in_turns else ''}, "
+                f"{pairs}{', none of the last two above a third of it' if alternating else ''}, "
                 f"got {self.sections}."
             )
         self.still_pairs = self.sections[0] if time == "still" else 0

@@ -114,7 +114,7 @@ def _build_part(
     """Build one encoding with the registry's options, those of the text and `options`, of which
     later ones win."""
     cls = class_of_part(spec, part)
-    defaults = {} if part.attribute else entry(part.where).defaults
+    defaults = {} if part.attribute else entry(part.name_or_module).defaults
     in_text = {option.key: option.value for option in part.options}
     try:
         return cls.from_shape(shape, **{**defaults, **in_text, **options})

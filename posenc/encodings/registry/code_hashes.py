@@ -50,7 +50,7 @@ def hash_of_posenc_code(text: str) -> str:
                 for folder in ("encodings", "frequencies")
                 for file in sorted((_POSENC_FOLDER / folder).rglob("*.py"))
             ]
-        options = {} if part.attribute else entry(part.where).defaults
+        options = {} if part.attribute else entry(part.name_or_module).defaults
         digests.append(_hash_files(files) + repr(sorted(options.items())))
     return hashlib.sha256(" ".join(digests).encode()).hexdigest()[:12]
 
@@ -82,7 +82,7 @@ def files_of_module(module: str) -> tuple[Path, ...]:
 def _module_names(spec: Spec, part: Part) -> list[str]:
     """Return the names of the module that defines a part's class and, for a class given by file or
     module, of that one, which may only import or make the class."""
-    named = [import_file_or_module(part.where).__name__] if part.attribute else []
+    named = [import_file_or_module(part.name_or_module).__name__] if part.attribute else []
     return [class_of_part(spec, part).__module__, *named]
 
 

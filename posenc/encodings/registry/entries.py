@@ -59,7 +59,7 @@ _ENTRIES: dict[str, Entry] = {
     "xpos": Entry(f"{_QK}.xpos:XPos", "golden", {"interleaved": False}),
     "mrope": Entry(f"{_QK}.mrope:MRoPE", "golden", {"interleaved": False}),
     "mrope_interleaved": Entry(
-        f"{_QK}.mrope:MRoPE", "golden", {"interleaved": False, "in_turns": True}
+        f"{_QK}.mrope:MRoPE", "golden", {"interleaved": False, "alternating": True}
     ),
     "axial_rope": Entry(f"{_QK}.axial:AxialRoPE", "golden", {"interleaved": False}),
     "mixed_rope": Entry(f"{_QK}.axial:MixedRoPE", "golden", {"interleaved": False}),

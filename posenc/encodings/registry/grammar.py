@@ -50,11 +50,11 @@ class Option:
 class Part:
     """Hold one encoding named in a text.
 
-    where: a registered name; if there is an `attribute`, a module or the path of a file.
+    name_or_module: a registered name; if there is an `attribute`, a module or the path of a file.
     attribute: the class there; "" for a registered name.
     """
 
-    where: str
+    name_or_module: str
     attribute: str = ""
     options: tuple[Option, ...] = ()
     column: int = field(default=1, compare=False)
@@ -62,13 +62,13 @@ class Part:
 
     @property
     def is_file(self) -> bool:
-        """Return True if `where` is the path of a file."""
-        return bool(self.attribute) and self.where.endswith(".py")
+        """Return True if `name_or_module` is the path of a file."""
+        return bool(self.attribute) and self.name_or_module.endswith(".py")
 
     @property
     def target(self) -> str:
         """Return the text of the part without its options: "rope", or "./my.py:Mine"."""
-        where = self.where
+        where = self.name_or_module
         if self.is_file and not PATH.fullmatch(where):
             where = _in_double_quotes(where)
         return f"{where}:{self.attribute}" if self.attribute else where
@@ -179,7 +179,7 @@ def parse(text: str) -> Spec:
     """Parse a text that names an encoding; nothing is looked up or imported.
 
     >>> spec = parse("rope:rope_theta=5e5+alibi")
-    >>> str(spec), [part.where for part in spec.parts]
+    >>> str(spec), [part.name_or_module for part in spec.parts]
     ('rope:rope_theta=500000+alibi', ['rope', 'alibi'])
     >>> str(parse("mine = ./my.py:LogALiBi/nope every 4"))
     './my.py:LogALiBi/nope every 4'

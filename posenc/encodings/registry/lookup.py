@@ -64,15 +64,15 @@ def entry(name: str) -> Entry:
 def _nearest_name(name: str) -> str:
     """Return the registered name of what `name` means in other libraries, or else the one that is
     spelt most like it; "" if none is similar."""
-    meant = posenc_name_of(name)
-    if meant is not None and meant[1]:
-        return meant[1]
+    class_and_name = posenc_name_of(name)
+    if class_and_name is not None and class_and_name[1]:
+        return class_and_name[1]
     nearest = ""
     best = 0.6  # the cutoff of difflib.get_close_matches
-    for known in names():
-        likeness = difflib.SequenceMatcher(None, known, name.lower()).ratio()
+    for registered in names():
+        likeness = difflib.SequenceMatcher(None, registered, name.lower()).ratio()
         if likeness > best:  # the first of equals: rope, not rove, for roep
-            nearest = known
+            nearest = registered
             best = likeness
     return nearest
 
@@ -80,17 +80,17 @@ def _nearest_name(name: str) -> str:
 def class_of(name: str) -> "type[PositionEncoding]":
     """Return the class that a registered name stands for. Raise ValueError if the name is unknown,
     or if another package's class cannot be imported."""
-    known = entry(name)
+    registered = entry(name)
     if name in _classes:
         return _classes[name]
     # Loaded here, because it loads torch, which the names do without.
     from posenc.encodings.registry.user_code import load_class
 
-    module, _, attribute = known.path.partition(":")
+    module, _, attribute = registered.path.partition(":")
     try:
         return load_class(module, attribute)
     except ValueError as error:
-        raise ValueError(f"{name!r}, defined by {known.origin}: {error}") from error
+        raise ValueError(f"{name!r}, defined by {registered.origin}: {error}") from error
 
 
 @explain_misfits
@@ -159,20 +159,20 @@ def _part_for_another_process(spec: Spec, part: Part) -> Part:
 
     Raises: SpecError if its class or a default cannot be passed on.
     """
-    if part.attribute or part.where not in _classes:
+    if part.attribute or part.name_or_module not in _classes:
         return _with_relative_path(part)
     try:
-        where, attribute = _importable_module_and_class(part.where)
+        where, attribute = _importable_module_and_class(part.name_or_module)
     except ValueError as error:
         raise spec.error(part.column, str(error)) from error
     options_in_text = {option.key for option in part.options}
     defaults = []
-    for key, value in entry(part.where).defaults.items():
+    for key, value in entry(part.name_or_module).defaults.items():
         if key in options_in_text:
             continue
         if not isinstance(value, int | float | bool | str | None):
             why = (
-                f"{part.where} was registered with {key}={value!r}, which cannot be "
+                f"{part.name_or_module} was registered with {key}={value!r}, which cannot be "
                 "passed to another process; give numbers, words, true or false."
             )
             raise SpecError(spec.text, part.column, why)
@@ -205,10 +205,10 @@ def _with_relative_path(part: Part) -> Part:
     it."""
     if not part.is_file:
         return part
-    path = Path(part.where).expanduser().resolve()
+    path = Path(part.name_or_module).expanduser().resolve()
     here = Path.cwd().resolve()
     where = path.relative_to(here) if path.is_relative_to(here) else path
-    return replace(part, where=where.as_posix())
+    return replace(part, name_or_module=where.as_posix())
 
 
 @functools.cache
@@ -216,7 +216,7 @@ def _entries_of_packages() -> tuple[dict[str, Entry], dict[str, str]]:
     """Return the entries that installed packages define by entry points, by name, and a sentence
     about each that cannot be used, by name. The packages are not imported."""
     entries: dict[str, Entry] = {}
-    wrong: dict[str, str] = {}
+    reasons: dict[str, str] = {}
     try:
         points = list(importlib.metadata.entry_points(group=ENTRY_POINT_GROUP))
     except Exception as error:  # one broken package must not break posenc
@@ -225,16 +225,19 @@ def _entries_of_packages() -> tuple[dict[str, Entry], dict[str, str]]:
         name = point.name
         origin = _package_and_version(point)
         if not _is_name(name):
-            wrong[name] = f"{origin} names an encoding {name!r}, which is no valid name."
+            reasons[name] = f"{origin} names an encoding {name!r}, which is no valid name."
         elif not re.fullmatch(r"[\w.]+:[\w.]+", point.value):
-            wrong[name] = f"{origin} defines {name!r} as {point.value!r}, which is no module:Class."
+            reasons[name] = (
+                f"{origin} defines {name!r} as {point.value!r}, which is no module:Class."
+            )
         elif name in _ENTRIES:
-            wrong[name] = f"{origin} defines {name!r}, which is an encoding of posenc."
+            reasons[name] = f"{origin} defines {name!r}, which is an encoding of posenc."
         elif name in entries and entries[name].path != point.value:
-            wrong[name] = f"{entries[name].origin} and {origin} both define an encoding {name!r}."
+            reasons[name] = f"{entries[name].origin} and {origin} both define an encoding {name!r}."
         else:
             entries[name] = Entry(point.value, "unchecked", {}, origin)
-    return {name: known for name, known in entries.items() if name not in wrong}, wrong
+    usable = {name: usable_entry for name, usable_entry in entries.items() if name not in reasons}
+    return usable, reasons
 
 
 def _package_and_version(point: importlib.metadata.EntryPoint) -> str:

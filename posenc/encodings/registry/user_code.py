@@ -27,19 +27,19 @@ def class_of_part(spec: Spec, part: Part) -> type[PositionEncoding]:
     """Return the class that one part of a text names. Raise SpecError with the column of a
     mistake."""
     try:
-        if part.attribute and part.where not in _ENTRIES:
-            return load_class(part.where, part.attribute)
-        cls = class_of(part.where)
+        if part.attribute and part.name_or_module not in _ENTRIES:
+            return load_class(part.name_or_module, part.attribute)
+        cls = class_of(part.name_or_module)
     except SpecError:
         raise
     except ValueError as error:
-        if spec.text.strip() == part.where:  # the message has the whole text already
+        if spec.text.strip() == part.name_or_module:  # the message has the whole text already
             raise
         raise spec.error(part.column, str(error)) from error
     if part.attribute:
         raise spec.error(
             part.attribute_column,
-            f"an option of {part.where} is key=value; {part.attribute!r} has no value.",
+            f"an option of {part.name_or_module} is key=value; {part.attribute!r} has no value.",
         )
     return cls
 

@@ -56,7 +56,7 @@ class ALiBi(DistanceBias):
     """
 
     claims = replace(DistanceBias.claims, source="Press et al. 2022, arXiv:2108.12409, section 3")
-    reads = ("log_slopes",)
+    bias_tensors = ("log_slopes",)
 
     def __init__(
         self,

@@ -152,10 +152,17 @@ class CoPETerm(Term):
             gates = grouped_matmul(q * self.scale, state.to(q.dtype).mT)
         if not is_readable(gates):  # in a trace: whether all counts are full cannot be asked
             return scores.add_(_interpolate(table, _count_open_gates(gates, mask)))
-        shown = scores.new_ones((1,) * 4, dtype=torch.bool) if mask is None else mask
-        shown = shown.expand(*shown.shape[:2], *scores.shape[-2:])
-        by_rows = zip(*(t.split(QUERIES_AT_ONCE, -2) for t in (table, gates, shown)), strict=True)
-        return add_parts(scores, *(_term_in_parts(*part) for part in by_rows), rows=QUERIES_AT_ONCE)
+        visible = scores.new_ones((1,) * 4, dtype=torch.bool) if mask is None else mask
+        visible = visible.expand(*visible.shape[:2], *scores.shape[-2:])
+        # split, because the gradient of a slice would be of full size
+        few_queries = zip(
+            table.split(QUERIES_AT_ONCE, -2),
+            gates.split(QUERIES_AT_ONCE, -2),
+            visible.split(QUERIES_AT_ONCE, -2),
+            strict=True,
+        )
+        tiles = [_term_in_parts(*tensors) for tensors in few_queries]
+        return add_parts(scores, *tiles, rows=QUERIES_AT_ONCE)
 
     def _query_table_products(self, q: Tensor) -> Tensor:
         """Return the products of each query with each row of e, (batch, num_heads, rows,

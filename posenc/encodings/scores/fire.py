@@ -241,7 +241,7 @@ class FIRETerm(PairwiseBias):
     """Add FIRE's bias to the scores, computed for a few pairs at a time."""
 
     additive = True
-    owns_values = True
+    values_are_new_memory = True
     HIDDEN_BYTES = 2**20
     """Maximum bytes of the hidden layer at a time: 1 MiB, so that it stays in the CPU's cache. The
     backward pass computes it again, which halves the time of training."""

@@ -41,7 +41,7 @@ class Kerple(DistanceBias):
     """
 
     claims = replace(DistanceBias.claims, source="Chi et al. 2022, arXiv:2205.09921, section 4")
-    reads = ("r1", "r2")
+    bias_tensors = ("r1", "r2")
 
     def __init__(self, num_heads: int, *, form: Literal["log", "power"] = "log") -> None:
         super().__init__()

@@ -44,7 +44,7 @@ class Sandwich(DistanceBias):
     """
 
     claims = replace(DistanceBias.claims, source="Chi et al. 2022, arXiv:2212.10356, section 5")
-    reads = ()
+    bias_tensors = ()
 
     def __init__(
         self, num_heads: int, *, dim: int = 128, form: Literal["paper", "nemo"] = "paper"

@@ -56,7 +56,7 @@ class T5Bias(DistanceBias):
     claims = replace(
         DistanceBias.claims, source="Raffel et al. 2020, arXiv:1910.10683, section 2.1"
     )
-    reads = ("weight",)
+    bias_tensors = ("weight",)
 
     def __init__(
         self,

@@ -31,8 +31,8 @@ class PairwiseBias(Term):
     """
 
     additive = True
-    owns_values = False
-    """True if `values` returns new memory, which the caller may write to."""
+    values_are_new_memory = False
+    """True if each call of `values` returns a new tensor, which the caller may write to."""
 
     def __init__(
         self,

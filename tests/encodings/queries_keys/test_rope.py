@@ -88,7 +88,7 @@ def test_mrope(case: Case):
         case.params["base"],
         interleaved=False,
         sections=case.params["mrope_section"],
-        in_turns=case.method.endswith("interleaved"),
+        alternating=case.method.endswith("interleaved"),
     )
     positions = case.inputs["positions"].T
     assert_rotates(case, rope, positions)
@@ -103,7 +103,7 @@ def test_mrope_with_the_slowest_pairs_for_time(case: Case):
 
 
 def test_where_time_may_stand():
-    for options in ({"time": "last"}, {"time": "still", "in_turns": True}):
+    for options in ({"time": "last"}, {"time": "still", "alternating": True}):
         with pytest.raises(ValueError, match="time must be first, slowest or still"):
             MRoPE(16, interleaved=False, **options)
 
@@ -112,8 +112,8 @@ def test_mrope_of_text_is_rope():
     torch.manual_seed(0)
     q, k = torch.randn(2, 1, 2, 9, 16)
     text = mrope_positions([9])
-    for in_turns in (False, True):
-        got = MRoPE(16, interleaved=False, in_turns=in_turns)(q, k, text)
+    for alternating in (False, True):
+        got = MRoPE(16, interleaved=False, alternating=alternating)(q, k, text)
         want = RoPE(16, interleaved=False)(q, k, torch.arange(9))
         assert torch.equal(got[0], want[0]) and torch.equal(got[1], want[1])
 
@@ -136,15 +136,15 @@ def test_mrope_positions_continue_one_past_the_largest_component():
 
 def test_mrope_sections_of_the_released_models_are_the_defaults():
     assert MRoPE(128, interleaved=False).sections == (16, 24, 24)
-    assert MRoPE(128, interleaved=False, in_turns=True).sections == (24, 20, 20)
+    assert MRoPE(128, interleaved=False, alternating=True).sections == (24, 20, 20)
 
 
 @pytest.mark.parametrize(
-    "sections, in_turns", [((1, 2, 3), False), ((2, 4, 2), True), ((8,), False)]
+    "sections, alternating", [((1, 2, 3), False), ((2, 4, 2), True), ((8,), False)]
 )
-def test_mrope_refuses_sections_that_do_not_fit(sections, in_turns):
+def test_mrope_refuses_sections_that_do_not_fit(sections, alternating):
     with pytest.raises(ValueError, match=r"sum to rotary_dim / 2 = 8.*got \("):
-        MRoPE(16, interleaved=False, sections=sections, in_turns=in_turns)
+        MRoPE(16, interleaved=False, sections=sections, alternating=alternating)
 
 
 @pytest.mark.golden("axial_rope")

@@ -66,7 +66,7 @@ def rotation_arguments(
     }
     if sections := rope.get("mrope_section"):
         arguments["sections"] = sections
-        arguments["in_turns"] = _axes_alternate(model.model_type, owner)
+        arguments["alternating"] = _axes_alternate(model.model_type, owner)
     return arguments
 
 
@@ -134,7 +134,7 @@ def _axes_alternate(family: str, owner: str) -> bool:
         return False
     raise ValueError(
         f"{owner}.from_config: how {family} gives pairs to the axes of mrope_section is not known. "
-        "Build posenc.MRoPE with sections= and in_turns=."
+        "Build posenc.MRoPE with sections= and alternating=."
     )
 
 
