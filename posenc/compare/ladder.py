@@ -7,9 +7,8 @@ from pathlib import Path
 
 from posenc.command_line.errors import RunFailed
 from posenc.compare.defaults import DECODER_SIZES
-from posenc.compare.leads import losses_of_size
 from posenc.compare.options import Options, check_options
-from posenc.compare.page.ladder import report_of_ladder
+from posenc.compare.page.ladder import losses_of_size, report_of_ladder
 from posenc.compare.plan.plan import chosen_budget, make_plan
 from posenc.compare.plan.sizes import LadderSize, count_parameters, ladder_sizes
 from posenc.compare.results import Study

@@ -16,7 +16,7 @@ from posenc.compare.engines import sweep
 from posenc.compare.engines.engine import Engine
 from posenc.compare.judge.answer import conclude
 from posenc.compare.options import Options
-from posenc.compare.page.show import show_study, write_figures, write_report_files
+from posenc.compare.page.report import show_study, write_figures, write_report_files
 from posenc.compare.page.watchers import open_watchers
 from posenc.compare.plan.cost import check_seconds, opening_sentence
 from posenc.compare.plan.dry_run import dry_run

@@ -7,13 +7,19 @@ import numpy as np
 import pytest
 
 from posenc.compare import ladder
-from posenc.compare.leads import SizeLosses, leads_over_size, losses_of_size, slope_per_doubling
 from posenc.compare.options import Options
-from posenc.compare.page.ladder import lead_sentence, report_of_ladder
+from posenc.compare.page.ladder import (
+    SizeLosses,
+    lead_sentence,
+    leads_over_size,
+    losses_of_size,
+    report_of_ladder,
+    slope_per_doubling,
+)
 from posenc.compare.plan.plan import make_plan
 from posenc.compare.plan.sizes import count_parameters, ladder_sizes
 from posenc.compare.trial.train import build_model
-from tests.compare.page.test_readings import STUDY
+from tests.compare.page.test_text_tables import STUDY
 from tests.texts import prose
 
 

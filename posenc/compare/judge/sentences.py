@@ -23,43 +23,8 @@ COSTS_MORE = 1.2
 """Ratio of training times from which the answer says what an encoding costs: chosen."""
 FEW = 8
 """Number of tied encodings that the answer names; of more it names seven and counts the others."""
-HOW_TO_READ_TEXT = (
-    "Bits per byte is the loss on held-out text; lower is better. Two columns are judged: the loss "
-    "at the training length, and that of far bytes, the last ones of each longest window. Best: "
-    "significantly better than all others there, by more than 0.02 bits. Tied: no encoding is so. "
-    "Worse: at least one is. An encoding is judged in its simplest reading that holds: as trained, "
-    "in a window of the training length, or after a short tuning; its other rows have no verdict. "
-    "Means over whole windows are mostly near bytes and are not judged."
-)
-HOW_TO_READ_TASKS = (
-    "In small letters: how many trials learned the task. A trial has learned its task if it says "
-    "at least 90 % of the held-out sequences of the longest trained length without a mistake. The "
-    "score of a task is the mean over all longer tests, of every trial, learned or not. The rank "
-    "is the mean over all tasks and seeds, among the encodings that run all tasks; trials that did "
-    "not learn share the last ranks. In brackets are the best and the worst place if any one task "
-    "is left out. Colours are tiers: an encoding of the first is significantly worse than none, "
-    "one of the next only than those before it. Where the seeds decide nothing there is no colour."
-)
-BOTH_INTERVALS = (
-    "± over seeds is half of an interval that holds for all pairs together, near and far: the "
-    "residual spread of a least-squares fit of encodings and seeds, pooled over all encodings and "
-    "with what earlier studies had, and the studentized range; those tied for the best are judged "
-    "again without the others. ± over windows is a paired bootstrap over the windows of this text. "
-    "Significant means by seeds."
-)
-BY_LENGTH = (
-    "Loss by test length, over windows of that length that do not overlap; broken lines are other "
-    "readings of the same trials. Bars are half of the 95 % interval of a difference from the "
-    "lowest: where the bars of two do not overlap, they differ significantly."
-)
-BY_TASK = (
-    "The task {task} by length, mean over all seeds. “{no_model}”: the best of chance, pairs of "
-    "tokens, a bag of words, elimination and the task's own shortcuts, none of which does the task."
-)
-BY_LENGTH_WITHOUT_BARS = (
-    "Loss by test length, over windows of that length that do not overlap; broken lines are other "
-    "readings of the same trials. No bars: no difference has an interval."
-)
+
+
 _NUMBER_WORDS = (
     "no",
     "one",

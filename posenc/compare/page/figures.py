@@ -9,7 +9,6 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from posenc.compare.judge import sentences
 from posenc.compare.judge.context import far_by_context, losses_by_context
 from posenc.compare.judge.near_far import best_first, standing_by_column
 from posenc.compare.judge.standing import Standing, order_by_standings, scores_of_task, standing_at
@@ -37,6 +36,19 @@ NO_MODEL = "no model: best policy"
 """Name of the curve of the best policy that answers without doing the task."""
 BATCHES = ", training batches"
 """Ends the name of the curve of an encoding's losses on training batches."""
+_BY_LENGTH = (
+    "Loss by test length, over windows of that length that do not overlap; broken lines are other "
+    "readings of the same trials. Bars are half of the 95 % interval of a difference from the "
+    "lowest: where the bars of two do not overlap, they differ significantly."
+)
+_BY_TASK = (
+    "The task {task} by length, mean over all seeds. “{no_model}”: the best of chance, pairs of "
+    "tokens, a bag of words, elimination and the task's own shortcuts, none of which does the task."
+)
+_BY_LENGTH_WITHOUT_BARS = (
+    "Loss by test length, over windows of that length that do not overlap; broken lines are other "
+    "readings of the same trials. No bars: no difference has an interval."
+)
 
 
 def curve_plots(study: Study) -> Iterator[Plot]:
@@ -45,7 +57,7 @@ def curve_plots(study: Study) -> Iterator[Plot]:
     styles = _with_readings(ranked_styles(best_first(study)))
     chart = chart_by_length(study, styles)
     have_bars = any(low < high for low, high in zip(chart.data[LOW], chart.data[HIGH], strict=True))
-    caption = sentences.BY_LENGTH if have_bars else sentences.BY_LENGTH_WITHOUT_BARS
+    caption = _BY_LENGTH if have_bars else _BY_LENGTH_WITHOUT_BARS
     yield Plot(chart, caption, name="by-length")
     yield Plot(
         chart_by_context(study, styles),
@@ -73,7 +85,7 @@ def task_plots(study: Study) -> Iterator[Plot]:
         trial = study.of_task(task).trials[0]
         yield Plot(
             chart_of_task(task, summaries, styles, trial),
-            sentences.BY_TASK.format(task=task, no_model=NO_MODEL),
+            _BY_TASK.format(task=task, no_model=NO_MODEL),
             name=f"task-{task.replace('_', '-')}",
         )
     yield Plot(

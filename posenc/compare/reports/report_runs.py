@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from posenc.compare.judge.answer import conclude
+from posenc.compare.page.report import show_study, write_figures, write_report_files
 from posenc.compare.page.results_csv import COLUMNS
-from posenc.compare.page.show import show_study, write_figures, write_report_files
 from posenc.compare.reports.merge import merge_runs
 from posenc.compare.results import OtherFormat, Study
 from posenc.compare.study import RUNS, collect_results, write_report

@@ -11,7 +11,9 @@ from posenc.compare import run
 from posenc.compare.judge.standing import standing_at
 from posenc.compare.judge.summary import bits_saved_by_doubling
 from posenc.compare.page.figures import _merge_position_scores, half_bar
-from posenc.compare.page.report import describe_detectable_difference, report_of, specs_table
+from posenc.compare.page.report import report_of
+from posenc.compare.page.settings import specs_table
+from posenc.compare.page.text_tables import describe_detectable_difference
 from posenc.compare.results import (
     FORMAT,
     CorpusInfo,

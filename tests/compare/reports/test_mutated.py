@@ -11,9 +11,8 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from posenc.compare.page.report import report_of
+from posenc.compare.page.report import report_of, show_study
 from posenc.compare.page.results_csv import csv_text
-from posenc.compare.page.show import show_study
 from posenc.compare.reports.merge import merge_runs
 from posenc.compare.reports.published_trials import Row, read_rows
 from posenc.compare.reports.report_runs import _read_study, report_runs

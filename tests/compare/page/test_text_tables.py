@@ -8,11 +8,10 @@ import pytest
 
 from posenc.compare.judge.answer import conclude
 from posenc.compare.page.figures import curve_plots
-from posenc.compare.page.readings import _order, reading_sections
-from posenc.compare.page.repeat import facts_to_repeat
-from posenc.compare.page.report import report_of, specs_table
+from posenc.compare.page.report import report_of
 from posenc.compare.page.results_csv import csv_text
-from posenc.compare.page.tuning import tuning_sections
+from posenc.compare.page.settings import facts_to_repeat, specs_table, tuning_sections
+from posenc.compare.page.text_tables import _sort_key, reading_sections
 from posenc.compare.results import FORMAT, Study, Timing, TrainingPoint, TrialResult
 from posenc.compare.rows import rows_of
 from posenc.compare.scores import FarScore, LengthScore, Reading
@@ -195,6 +194,6 @@ def test_a_row_without_a_loss_comes_last():
     near_only = replace(result("rope", 0, 2.0), far=())
     lengths = tuple(LengthScore(n, None, "has 64 positions") for n in CONFIG.test_lengths)
     nothing = replace(near_only, by_length=lengths)
-    keys = [_order(list(rows_of(study_of(r))), 1024) for r in (result("t5", 0, 3.0), near_only)]
-    keys.append(_order(list(rows_of(study_of(nothing))), 1024))
+    keys = [_sort_key(list(rows_of(study_of(r))), 1024) for r in (result("t5", 0, 3.0), near_only)]
+    keys.append(_sort_key(list(rows_of(study_of(nothing))), 1024))
     assert keys == sorted(keys) and keys[2] == (math.inf, math.inf)

@@ -1,0 +1,212 @@
+"""How the trials of a study were set and tuned, and what a reader needs to repeat them."""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+
+from posenc.compare.rates import pairs_turned_by_tuning
+from posenc.compare.results import RATE_FACTORS, RateCheck, RateTried, Study, TrialResult
+from posenc.compare.trial.config import TrialConfig
+from posenc.report.report import Block, Links, Section
+from posenc.report.table import Heading, Number, Table, Value
+from posenc.tasks.known import TASKS
+
+_PAPER = re.compile(r"arXiv:(\d{4}\.\d{4,5})")
+_OMITTED_KEYS = {"name", "class", "source", "parameters shared by", "num_heads", "head_dim"}
+"""Keys of a spec that are left out: names in the code, and sizes of the model."""
+_HOW_TUNED = (
+    "Each encoding had equally many trials with one seed: rates, settings of its own knob, then "
+    "the best of both together, and more where an edge won. They were judged on validation "
+    "data of the training length; longer lengths were not measured, so they had no influence."
+)
+_HOW_RATES_WERE_TRIED = (
+    "Each rate was tried with one seed. Bits per byte or target are on validation data of the "
+    "training length; longer lengths were not measured in these trials, so they had no influence "
+    "on the choice. If the chosen rate is the lowest or the highest tried, a better one may lie "
+    "beyond."
+)
+
+
+def tuning_sections(study: Study) -> Iterator[Section]:
+    """Yield the sections of a study whose learning rates, or also settings, were chosen."""
+    if any(check.plain_at is not None for check in study.rates):
+        yield Section("Tuning", [*_tuning_blocks(study)])
+        yield Section("", [_HOW_TUNED], detail=True)
+    else:
+        yield Section("Learning rates", [_rate_table(study.rates)])
+        yield Section("", [_HOW_RATES_WERE_TRIED], detail=True)
+
+
+def _tuning_blocks(study: Study) -> Iterator[Block]:
+    """Yield what a search of rates and settings chose for each encoding, and which order would be
+    another with one rate and the usual settings for all."""
+    header = [
+        "encoding",
+        Heading("trials", "of the search"),
+        "setting taken",
+        Heading("learning rate", "of the model"),
+        Heading("rate of tables", "in multiples of it"),
+        Heading("tuned", "bits per byte, validation"),
+        Heading("one rate for all", "and the usual setting"),
+        Heading("edges that won", "beyond which may be better"),
+    ]
+    rows = [_tuning_row(check) for check in study.rates]
+    yield Table(header, rows, "Every encoding is tuned alike.", cards=True, name="tuning")
+    if study.rates_from:
+        yield f"This run did not search: the choices are recorded, from {study.rates_from}."
+    turned = pairs_turned_by_tuning(study.rates)
+    if turned:
+        pairs = "; ".join(f"{b} before {a}" for a, b in turned)
+        yield f"One rate for all would turn the order of the search's trials: {pairs}."
+    else:
+        yield "One rate for all would give the search's trials the same order."
+
+
+def _tuning_row(check: RateCheck) -> list[Value]:
+    """Return the row of an encoding in the table of the search."""
+    plain = None if check.plain_bits is None else Number(check.plain_bits, form=".3f")
+    best = check.best
+    if best is None or best.bits is None:
+        return [check.encoding, len(check.tried), "none trained", None, None, None, plain, None]
+    return [
+        check.encoding,
+        len(check.tried),
+        best.encoding or check.encoding,
+        f"{best.lr:g}",
+        f"{best.encoding_lr:g}",
+        Number(best.bits, form=".3f"),
+        plain,
+        ", ".join(check.edges) or "none",
+    ]
+
+
+def _rate_table(rates: Sequence[RateCheck]) -> Table:
+    """Return the learning rates that were tried, a row for each task and encoding."""
+    factors = [f"x{factor:g}" for factor in RATE_FACTORS]
+    rows = []
+    for check in rates:
+        cells = [_tried_text(tried) for tried in check.tried]
+        rows.append([check.encoding, check.task, *cells, _chosen_text(check)])
+    caption = "Learning rates, by the loss on validation data like that of training."
+    header = ["encoding", "task", *factors, "taken"]
+    return Table(header, rows, caption, name="learning-rates")
+
+
+def _tried_text(tried: RateTried) -> str:
+    """Return a rate and the loss of its trial."""
+    loss = "failed" if tried.bits is None else f"{tried.bits:.3f}"
+    return f"{tried.lr:g}: {loss}"
+
+
+def _chosen_text(check: RateCheck) -> str:
+    """Return the chosen rate, and a note if it is the lowest or highest tried."""
+    if check.chosen is None:
+        return "none trained"
+    rates = [tried.lr for tried in check.tried]
+    if check.chosen == max(rates):
+        return f"{check.chosen:g}, the highest tried"
+    if check.chosen == min(rates):
+        return f"{check.chosen:g}, the lowest tried"
+    return f"{check.chosen:g}"
+
+
+def specs_table(study: Study) -> Table:
+    """Return a row for each encoding, or for each task if its settings depend on the task."""
+    specs: dict[str, dict[str, list[Value]]] = {}
+    for trial in study.finished:
+        of_encoding = specs.setdefault(trial.config.encoding, {})
+        of_encoding.setdefault(trial.config.task, _setting_cells(trial))
+    rows = []
+    for name, by_task in specs.items():
+        first, *others = by_task.values()
+        if all(spec == first for spec in others):
+            rows.append([name, *first])
+        else:
+            rows += [[f"{name} on {task}", *spec] for task, spec in by_task.items()]
+    header = [
+        "encoding",
+        Heading("own parameters", "trained"),
+        Heading("shared by", "layers or heads"),
+        "settings",
+        "source",
+    ]
+    return Table(header, rows, cards=True, name="settings")
+
+
+def _setting_cells(trial: TrialResult) -> list[Value]:
+    """Return the cells of an encoding's settings: parameters, what shares them, its arguments, its
+    source."""
+    spec = {k: v for k, v in trial.spec.items() if k not in _OMITTED_KEYS and "<" not in v}
+    settings = ", ".join(f"{k.replace('_', ' ')} {v}" for k, v in spec.items() if v != "None")
+    settings += f", learning rate {trial.config.lr:g}"
+    if trial.encoding_parameters:
+        settings += f", its tables {trial.config.encoding_lr:g} times that"
+    shared = trial.spec.get("parameters shared by", "")
+    return [trial.encoding_parameters, shared, settings, trial.spec.get("source")]
+
+
+def paper_links(study: Study) -> Links:
+    """Return the addresses of the papers that describe the encodings."""
+    sources = {result.config.encoding: result.spec.get("source", "") for result in study.finished}
+    addresses = {}
+    for encoding, source in sources.items():
+        if paper := _PAPER.search(source):
+            addresses[f"{encoding}: {paper[0]}"] = f"https://arxiv.org/abs/{paper[1]}"
+    return Links(addresses)
+
+
+def facts_to_repeat(study: Study) -> Mapping[str, object]:
+    """Return what a reader needs to repeat the study, by name."""
+    codes = dict.fromkeys(f"{t.encoding} {t.code}" for t in study.trials if t.code)
+    seeds = sorted({trial.seed for trial in study.trials})
+    return {
+        **_text_facts(study),
+        "model": _model_fact(study.trials[0]),
+        **dict(_training_fact(trial, study) for trial in study.trials),
+        "seeds": ", ".join(map(str, seeds)),
+        "started": study.started,
+        **study.versions,
+        **study.hardware,
+        **({"hash of the code": ", ".join(codes)} if codes else {}),
+    }
+
+
+def _text_facts(study: Study) -> dict[str, str]:
+    """Return the facts of the text; {} if there is none."""
+    corpus = study.corpus
+    if corpus is None:
+        return {}
+    files = "file" if corpus.num_files == 1 else "files"
+    return {
+        "text": f"{corpus.name}, {corpus.num_files:,} {files}, hash {corpus.hash}",
+        "split": (
+            f"{corpus.split}: {corpus.train_bytes:,} bytes to train on, {corpus.valid_bytes:,} to "
+            f"validate, {corpus.test_bytes:,} to test"
+        ),
+    }
+
+
+def _model_fact(config: TrialConfig) -> str:
+    """Return the sizes of the trials' model."""
+    return (
+        f"decoder, {config.layers} layers, width {config.width}, {config.heads} heads on "
+        f"{config.kv_heads} key/value heads, projections {config.projections}"
+    )
+
+
+def _training_fact(trial: TrialConfig, study: Study) -> tuple[str, str]:
+    """Return how the trials of this one's task were trained, as the name of a fact and its text."""
+    name = "training" if trial.is_on_text else f"training on {trial.task}"
+    unit = "bytes" if trial.is_on_text else TASKS[trial.task].length_unit
+    peaks = sorted({t.lr for t in study.trials if t.task == trial.task})
+    rate = f"peak learning rate {peaks[0]:g}"
+    if len(peaks) > 1:
+        rate = f"peak learning rates from {peaks[0]:g} to {peaks[-1]:g} as in their table"
+    factors = sorted({t.encoding_lr for t in study.trials if t.task == trial.task})
+    tables = f"tables of encodings {factors[0]:g} times it"
+    if len(factors) > 1:
+        tables = f"tables of encodings {factors[0]:g} to {factors[-1]:g} times it"
+    compiled = ", compiled" if trial.compile else ""
+    return name, (
+        f"{trial.steps:,} steps of {trial.batch} × {trial.train_length:,} {unit}, {rate}, "
+        f"{tables}, {trial.precision} on {trial.device}{compiled}"
+    )

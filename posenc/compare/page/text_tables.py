@@ -1,0 +1,310 @@
+"""The tables of a text: losses and verdicts, rows as used, what curves show, every seed."""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from statistics import fmean
+
+from posenc.compare.judge import sentences
+from posenc.compare.judge.context import context_use
+from posenc.compare.judge.near_far import Places, best_first, near_and_far, standings
+from posenc.compare.judge.sentences import bytes_of_context
+from posenc.compare.judge.standing import Standing
+from posenc.compare.judge.summary import REACH_TOLERANCE, bits_saved_by_doubling
+from posenc.compare.results import Study
+from posenc.compare.rows import EqualTime, Row, at_equal_time, rows_by_name, rows_of
+from posenc.compare.scores import FarScore
+from posenc.report.report import Block, Section
+from posenc.report.table import Cell, Heading, Number, Table, Value
+
+HOW_TO_READ_TEXT = (
+    "Bits per byte is the loss on held-out text; lower is better. Two columns are judged: the loss "
+    "at the training length, and that of far bytes, the last ones of each longest window. Best: "
+    "significantly better than all others there, by more than 0.02 bits. Tied: no encoding is so. "
+    "Worse: at least one is. An encoding is judged in its simplest reading that holds: as trained, "
+    "in a window of the training length, or after a short tuning; its other rows have no verdict. "
+    "Means over whole windows are mostly near bytes and are not judged."
+)
+_HOW_TO_READ_ROWS = (
+    "Far: the bytes at the end of the longest windows, as many as a window of training has. Near "
+    "context: the same bytes, with at most that many bytes of context. Far context saves: their "
+    "difference; ± is a 95 % bootstrap interval over the windows of this text. Context used: more "
+    "bytes than those with which a longer window is better for certain, by more than 0.02 bits; at "
+    "most those over which no longer one saves so much. Only tested lengths tell. In a window: the "
+    "same weights with attention limited to the last bytes, without training. Tuned: after a short "
+    "training at the longest length, by the code of posenc extend. Equal time: validation loss "
+    "when the fastest encoding ends, read from each curve; a schedule for so many steps would do "
+    "better."
+)
+BOTH_INTERVALS = (
+    "± over seeds is half of an interval that holds for all pairs together, near and far: the "
+    "residual spread of a least-squares fit of encodings and seeds, pooled over all encodings and "
+    "with what earlier studies had, and the studentized range; those tied for the best are judged "
+    "again without the others. ± over windows is a paired bootstrap over the windows of this text. "
+    "Significant means by seeds."
+)
+
+
+def text_table(study: Study) -> Table:
+    """Return the table of the text, a row for each encoding and reading, best first on far bytes.
+
+    Judged are near bytes and far bytes; a reading of an encoding that is not judged has its far
+    loss without a verdict. Means over whole windows follow."""
+    places = near_and_far(study)
+    lengths = study.trials[0].test_lengths[1:]
+    far_heading = places.far.where if places.far else ""
+    header = [
+        "encoding",
+        Heading(f"{study.trials[0].train_length:,} bytes", "bits per byte"),
+        *([Heading(far_heading, "bits per byte")] if places.far else []),
+        *(Heading(f"{length:,} bytes", "mean over the window") for length in lengths),
+        Heading("parameters", "of the whole model"),
+        Heading("tokens/s", "in training, one worker"),
+        Heading("seeds", "that finished"),
+    ]
+    by_name = rows_by_name(study)
+    cells = []
+    for name in _rows_in_order(study, places, by_name):
+        seeds = by_name[name]
+        near = _near_cell(name, seeds, places)
+        far = [_far_cell(name, seeds[0].encoding, places)] if places.far else []
+        windows = [_window_cell(name, length, seeds) for length in lengths]
+        sizes = [seeds[0].parameters, _speed(seeds), len(seeds)]
+        cells.append([name, near, *far, *windows, *sizes])
+    caption = f"Best first. {describe_detectable_difference(study)}"
+    return Table(header, cells, caption, cards=True, name="text")
+
+
+def _rows_in_order(study: Study, places: Places, names: Mapping[str, object]) -> list[str]:
+    """Return the names of all rows, encodings best first; of each encoding the judged row first."""
+    judged = set(places.far.order) if places.far else set()
+    ordered = []
+    for encoding in best_first(study):
+        own = [name for name in names if places.encoding_of.get(name, name) == encoding]
+        ordered += sorted(own, key=lambda name: name not in judged)
+    return ordered
+
+
+def _near_cell(name: str, seeds: Sequence[Row], places: Places) -> Value:
+    """Return the cell of a row's mean loss at the training length, with its verdict if it is
+    judged."""
+    near_name = places.near_name.get(name, name)
+    if places.near is not None and near_name in places.near.order:
+        return _judged_cell(places.near, near_name)
+    if any(row.trial.train_length not in row.loss for row in seeds):
+        return None
+    known = [row.near.bits_per_byte for row in seeds if row.near.bits_per_byte is not None]
+    if len(known) < len(seeds):
+        cannot = next(row.near.cannot for row in seeds if row.near.bits_per_byte is None)
+        return Cell("cannot", note=f"{name}: {cannot}")
+    return Number(fmean(known), form=".3f")
+
+
+def _far_cell(name: str, encoding: str, places: Places) -> Value:
+    """Return the cell of a row's loss on far bytes: with its verdict if it is judged."""
+    if places.far is not None and name in places.far.order:
+        return _judged_cell(places.far, name)
+    if name in places.unjudged:
+        return Number(places.unjudged[name], form=".3f")
+    if encoding in places.failed:
+        failed, planned = places.failed[encoding]
+        return Cell(f"failed {failed} of {planned}")
+    return Cell("cannot")
+
+
+def _judged_cell(standing: Standing, name: str) -> Cell:
+    """Return the cell of a mean loss with its verdict, and its difference from the first in small
+    letters."""
+    verdict = standing.verdict(name)
+    apart = "" if name == standing.order[0] else str(_gap_from_first(standing, name))
+    return Cell(
+        Number(standing.mean(name), form=".3f", unit=f" {verdict}" if verdict else ""),
+        strong=verdict in ("best", "tied"),
+        small=apart,
+        tone={"best": 1, "tied": 2}.get(verdict, 0),
+    )
+
+
+def _window_cell(name: str, length: int, seeds: Sequence[Row]) -> Value:
+    """Return the cell of a row's mean loss over whole windows of one length; None, a dash, where
+    the row was not read at that length: a window and a tuning are read at the judged ones only."""
+    scores = [row.loss[length] for row in seeds if length in row.loss]
+    if not scores:
+        return None
+    known = [score.bits_per_byte for score in scores if score.bits_per_byte is not None]
+    if len(known) < len(scores):
+        cannot = next(score.cannot for score in scores if score.bits_per_byte is None)
+        return Cell("cannot", note=f"{name}: {cannot}")
+    return Number(fmean(known), form=".3f")
+
+
+def _speed(seeds: Sequence[Row]) -> int | None:
+    """Return the tokens a second of training, a mean over seeds; None if not measured."""
+    speeds = []
+    for row in seeds:
+        if row.steps_per_second is not None:
+            tokens_per_step = row.trial.batch * row.trial.train_length
+            speeds.append(row.steps_per_second * tokens_per_step)
+    return round(fmean(speeds)) if speeds else None
+
+
+def describe_detectable_difference(study: Study) -> str:
+    """Return in words the least difference that the study could detect, near and far."""
+    all_standings = standings(study)
+    if all(len(standing.order) < 2 for standing in all_standings):
+        return "With one encoding there is no difference."
+    differences = []
+    for standing in all_standings:
+        least = max(standing.least_significant_gap, standing.margin)
+        if least < math.inf:
+            differences.append(f"{least:.2f} {sentences.at(standing.where)}")
+    if not differences:
+        return "Without two seeds that differ no difference has an interval."
+    found = ", ".join(differences)
+    return f"Least difference that this study could detect among the best: {found}."
+
+
+def _gap_from_first(standing: Standing, name: str) -> Number:
+    """Return the difference of an encoding from the first, and half of its interval if it has one:
+    `+0.021 ± 0.010`."""
+    gap = standing.gap(name)
+    half = f" ± {gap.half:.3f}" if gap.half < math.inf else ""
+    return Number(round(gap.value, 3) + 0.0, form="+.3f", unit=half)
+
+
+def curve_table(study: Study) -> Table:
+    """Return what can be read from the curves, a row for each encoding."""
+    fell = bits_saved_by_doubling(study)
+    header = [
+        "encoding",
+        Heading("reach", f"bytes up to which the loss rises by at most {REACH_TOLERANCE - 1:.0%}"),
+        Heading("a doubling of the steps saved", "bits per byte, estimated"),
+    ]
+    rows = []
+    order = best_first(study)
+    for row in sorted(study.summary, key=lambda row: order.index(row.encoding)):
+        saved = Number(fell[row.encoding], form=".2f") if row.encoding in fell else None
+        rows.append([row.encoding, row.reach, saved])
+    return Table(header, rows, "What the curves show, by encoding.", cards=True, name="curves")
+
+
+def seeds_table(standing: Standing) -> Table:
+    """Return a table of every seed, and of differences from the first with both intervals."""
+    first = standing.order[0]
+    rows = []
+    for name in standing.order:
+        seeds = standing.pairs.values[name]
+        of_seeds = " ".join(f"{seeds[seed]:.3f}" for seed in sorted(seeds))
+        windows = standing.windows.get((name, first))
+        rows.append(
+            [
+                name,
+                Number(standing.mean(name), form=".3f"),
+                Cell(of_seeds),
+                None if name == first else _gap_from_first(standing, name),
+                None if windows is None else f"± {windows.half:.3f}",
+                standing.verdict(name),
+            ]
+        )
+    header = [
+        "encoding",
+        "mean",
+        "each seed",
+        Heading(f"minus {first}", "± over other seeds"),
+        Heading("on another text", "± over windows like these"),
+        "verdict",
+    ]
+    where = standing.where.replace(",", "").replace(" ", "-")
+    caption = f"Bits per byte {sentences.at(standing.where)}."
+    return Table(header, rows, caption, cards=True, name=f"seeds-at-{where}")
+
+
+def reading_sections(study: Study) -> Iterator[Section]:
+    """Yield the section of the rows of a text; nothing if no row has far losses, as in old
+    results, which the section of the text then says."""
+    rows = rows_of(study)
+    if not any(row.far for row in rows):
+        if any(len(row.trial.test_lengths) > 1 for row in rows):
+            yield Section("", ["Losses on far bytes alone were not measured in this run."])
+        return
+    yield Section("As used: readings, far bytes, time", [*_row_blocks(study, rows)])
+    yield Section("", [_HOW_TO_READ_ROWS], detail=True)
+
+
+def _row_blocks(study: Study, rows: Sequence[Row]) -> Iterator[Block]:
+    """Yield the table of rows, and a note where the text has few windows."""
+    trial = rows[0].trial
+    longest = max(trial.test_lengths)
+    equal = at_equal_time(study)
+    header = [
+        "row",
+        Heading(f"near: {trial.train_length:,} bytes", "bits per byte"),
+        Heading("far", f"last {trial.train_length:,} of {longest:,} bytes"),
+        Heading("near context", "of the same bytes"),
+        Heading("far context saves", "bits per byte"),
+        Heading("context used", "bytes"),
+        Heading("costs", "times the cheapest training"),
+        Heading("equal time", "bits per byte, validation"),
+    ]
+    ordered = sorted(rows_by_name(study).items(), key=lambda item: _sort_key(item[1], longest))
+    table = [_table_row(name, of_name, longest, equal) for name, of_name in ordered]
+    yield Table(header, table, "Lowest far loss first.", cards=True, name="rows")
+    counts = {len(row.far[longest].windows) for row in rows if row.far.get(longest)} - {0}
+    if counts and max(counts) < (trial.num_windows or 0):
+        yield (
+            f"The far bytes are those of {max(counts)} windows, not {trial.num_windows}: the test "
+            f"text has room for no more of {longest:,} bytes, so its intervals are wide."
+        )
+
+
+def _sort_key(rows: Sequence[Row], longest: int) -> tuple[float, float]:
+    """Return the sort key of a row's seeds: far loss, then near loss; those without come last."""
+    far = [score.far for score in _far_scores(rows, longest) if score.far is not None]
+    near = [row.near.bits_per_byte for row in rows if row.near.bits_per_byte is not None]
+    return fmean(far) if far else math.inf, fmean(near) if near else math.inf
+
+
+def _far_scores(rows: Sequence[Row], longest: int) -> list[FarScore]:
+    """Return the far scores at the longest length of those seeds that have one."""
+    return [row.far[longest] for row in rows if longest in row.far]
+
+
+def _table_row(
+    name: str, rows: Sequence[Row], longest: int, equal: EqualTime | None
+) -> list[Value]:
+    """Return the table's row of an encoding in a reading: means over seeds."""
+    near = [row.near.bits_per_byte for row in rows if row.near.bits_per_byte is not None]
+    near_cell = Number(fmean(near), form=".3f") if near else None
+    far_cells = _far_row_cells(name, rows, _far_scores(rows, longest))
+    return [name, near_cell, *far_cells, *_time_cells(rows, equal)]
+
+
+def _far_row_cells(name: str, rows: Sequence[Row], scores: Sequence[FarScore]) -> list[Value]:
+    """Return the cells of a row on far bytes: loss, loss with near context, what far context
+    saves, how many bytes of context it uses. scores: those of the longest windows."""
+    cannot = next((score.cannot for score in scores if score.cannot), None)
+    far = [score.far for score in scores if score.far is not None]
+    with_near = [score.far_near for score in scores if score.far_near is not None]
+    if cannot is not None or not far or not with_near:
+        return [Cell("cannot", note=f"{name}: {cannot or 'not measured'}"), None, None, None]
+    far_cell = Number(fmean(far), form=".3f")
+    near_context_cell = Number(fmean(with_near), form=".3f")
+    use = context_use(rows)
+    if use is None:
+        return [far_cell, near_context_cell, None, None]
+    half = "" if use.saved.half == math.inf else f" ± {use.saved.half:.3f}"
+    saved = Number(round(use.saved.value, 3) + 0.0, form="+.3f", unit=half)
+    return [far_cell, near_context_cell, saved, bytes_of_context(use) or None]
+
+
+def _time_cells(rows: Sequence[Row], equal: EqualTime | None) -> list[Value]:
+    """Return the cells of a row on time: what training costs, and the loss at equal time; None
+    where time was not measured."""
+    encoding = rows[0].encoding
+    if equal is None or encoding not in equal.costs:
+        return [None, None]
+    with_tuning = [row.seconds / row.trained_seconds for row in rows if row.seconds]
+    cost = Number(equal.costs[encoding] * fmean(with_tuning or [1.0]), form=".2f")
+    losses = equal.losses.get(encoding, {})
+    # The curve is that of training as usual: other readings have none of their own.
+    has_curve = bool(losses) and rows[0].reading == "trained"
+    return [cost, Number(fmean(losses.values()), form=".3f") if has_curve else None]
