@@ -55,7 +55,7 @@ def rules() -> dict[str, Any]:
     from posenc.dialects.model import INNER, LENGTHS, Model
     from posenc.dialects.runtimes.transformers5 import NEEDED
     from posenc.dialects.understood import ABOUT_POSITIONS, COMMON, NO_EFFECT, READ
-    from posenc.doctor.rules import names, numbers, types
+    from posenc.doctor.rules import foreign_names, numbers, rope_types, unread_keys
 
     families = {}
     for name, facts in all_families().items():
@@ -85,17 +85,17 @@ def rules() -> dict[str, Any]:
         "numbers": list(spelling.NUMBERS),
         "needed": NEEDED,
         "smallest": numbers.SMALLEST_BASE,
-        "targets": list(names.TARGETS),
-        "types": list(types.TYPES),
-        "old": list(types.OLD),
-        "own": sorted(types.OWN_RULE),
-        "scalings": sorted(names.SCALINGS),
-        "tower": sorted(names.TOWER),
+        "targets": list(unread_keys.TARGETS),
+        "types": list(rope_types.TYPES),
+        "old": list(rope_types.OLD),
+        "own": sorted(rope_types.OWN_RULE),
+        "scalings": sorted(unread_keys.SCALINGS),
+        "tower": sorted(unread_keys.TOWER),
         "common": sorted(COMMON),
         "harmless": sorted(NO_EFFECT),
         "read": {kind: sorted(keys) for kind, keys in READ.items()},
         "positions": ABOUT_POSITIONS.pattern,
-        "base": names.BASE.pattern,
+        "base": foreign_names.BASE.pattern,
         "words": words(),
     }
 

@@ -34,7 +34,7 @@ from posenc.doctor.option_checks import actions_asked_for, check_options, ignore
 from posenc.doctor.options import Options
 from posenc.doctor.rule import Finding
 from posenc.doctor.rules import RULES, findings
-from posenc.doctor.rules.rest import OVERRIDES
+from posenc.doctor.rules.overrides import OVERRIDES
 from posenc.files.sealed_json import parse_bounded_json
 from posenc.lazy import require_package
 from posenc.report.report import Report

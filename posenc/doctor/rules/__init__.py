@@ -3,19 +3,27 @@
 from posenc.doctor.case import Case
 from posenc.doctor.rule import TABLE, Finding, Rule
 from posenc.doctor.rules import (  # noqa: F401 - importing a file fills the table
-    classes,
-    dialect,
+    attention,
+    byte_order_mark,
+    dynamic,
+    foreign_names,
     gguf,
+    layer_types,
     layers,
     lengths,
-    longer,
+    longer_texts,
     longrope,
-    names,
+    misplaced_keys,
+    model_type,
+    mrope,
     numbers,
-    rest,
-    temperature,
-    types,
+    overrides,
+    rope_dicts,
+    rope_types,
+    unexplained,
+    unread_keys,
     weights,
+    yarn,
 )
 
 RULES: dict[str, Rule] = dict(sorted(TABLE.items()))
@@ -41,5 +49,5 @@ def findings(case: Case) -> list[Finding]:
     explained = {
         name for f in found if f.severity == "E" or f.code in REFUSALS for name in f.runtimes
     }
-    found += rest.unexplained_findings(case, explained)
+    found += unexplained.unexplained_findings(case, explained)
     return sorted(found, key=lambda f: (ORDER[f.severity], f.code))

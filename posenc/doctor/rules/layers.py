@@ -1,22 +1,14 @@
-"""Kinds of layers, partial rotation, sections: what belongs to a family and what not."""
+"""Kinds of layers: nested rope dicts, partial rotation, layers without rotation."""
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from posenc.dialects.model import LAYER_KINDS
-from posenc.dialects.runtimes.vllm import MROPE_POSITIONS, MROPE_POSITIONS_OF_TOKENS
 from posenc.doctor.case import ALL, Case, rope_type_of
 from posenc.doctor.rule import Hit, join_names, rule
 
-SECTIONED = re.compile(r"_vl|4v|omni|glm_(image|ocr)|qwen3_5|qwen4|neomme|compass|cosmos3")
-"""Families whose code cuts the angles into sections of M-RoPE, and stops at another sum."""
-
 OLDER_READERS = ("transformers-4", "mlx-lm")
 """Runtimes that read the keys of files from before rope_parameters."""
-INDEXER_READERS = ("vllm", "sglang")
-"""Runtimes that read indexer_rope_interleave: vLLM 0.33.0 deepseek_v2.py:1177, SGLang 0.5.23
-deepseek_v2.py:2118."""
 WHOLE_OR_MISSING = (None, 1, 1.0)
 """Values of partial_rotary_factor that rotate whole heads."""
 
@@ -210,82 +202,3 @@ def report_scaling_without_rotation(case: Case) -> Iterator[Hit]:
                 (),
                 ALL,
             )
-
-
-@rule("PD030", "E")
-def report_wrong_mrope_sections(case: Case) -> Iterator[Hit]:
-    """Report mrope_section with another type, or of another length."""
-    for name, p in case.flat_rope_dicts():
-        given = p.get("mrope_section")
-        if given is None:
-            continue
-        kind = rope_type_of(p)
-        if kind not in ("default", "yarn"):
-            yield Hit(f"{name} has mrope_section and the type {kind!r}", (), ALL)
-        pairs = case.rotated_pairs(p)
-        if isinstance(given, list) and sum(given) != pairs:
-            yield Hit(
-                f"{name}.mrope_section {given} adds up to {sum(given)}, expected {pairs}",
-                (),
-                ALL,
-                cure=f"Write sections that add up to {pairs}, half of the rotated channels.",
-                contradiction=SECTIONED.search(case.model.model_type) is not None,
-            )
-
-
-@rule("PD063", "E")
-def report_original_length_that_vllm_lengthens(case: Case) -> Iterator[Hit]:
-    """Report yarn with mrope_section where vLLM takes a multiple of the original length."""
-    affected = case.runtimes_that_differ(("vllm",), "frequencies")
-    if not affected or case.model.model_type in MROPE_POSITIONS_OF_TOKENS:
-        return
-    for name, p in case.rope_dicts_of_type("yarn"):
-        original = case.original_length(p)
-        if p.get("mrope_section") and isinstance(original, int):
-            yield Hit(
-                f"{name} is yarn with mrope_section: vLLM takes {MROPE_POSITIONS * original} for "
-                f"the original length {original}",
-                case.named_and_known(affected),
-                affected,
-                cure="Start vLLM with the options that `posenc doctor CONFIG --overrides vllm` "
-                "prints, and leave the file as the other runtimes read it.",
-            )
-
-
-@rule("PD033", "W")
-def report_unread_query_scaling(case: Case) -> Iterator[Hit]:
-    """Report a query temperature that stands in the rope dict only."""
-    for name, p in case.flat_rope_dicts():
-        for key in ("llama_4_scaling_beta", "llama_4_scaling"):
-            if p.get(key) is not None and key not in case.config:
-                yield Hit(f"{key} {p[key]!r} stands in {name} only", (), ("vllm",))
-                return
-
-
-@rule("PD042", "W")
-def report_dual_chunk_attention(case: Case) -> Iterator[Hit]:
-    """Report dual chunk attention, which no runtime of today has."""
-    given = case.config.get("dual_chunk_attention_config")
-    if given:
-        yield Hit(f"dual_chunk_attention_config is {given!r}"[:120], (), ALL)
-
-
-@rule("PD051", "E")
-def report_indexer_layout(case: Case) -> Iterator[Hit]:
-    """Report the indexer of sparse attention in the other layout."""
-    if case.metadata is not None or case.model.indexer_is_interleaved is None:
-        return
-    given = case.config.get("indexer_rope_interleave")
-    is_interleaved = case.model.indexer_is_interleaved
-    if bool(given) != is_interleaved:
-        words = {True: "interleaved", False: "half-split"}
-        said = "is missing" if given is None else f"is {given!r}"
-        yield Hit(
-            f"indexer_rope_interleave {said}: vLLM and SGLang take the indexer for "
-            f"{words[bool(given)]}, "
-            f"{case.model.model_type}'s is {words[is_interleaved]} "
-            f"({case.model.facts['indexer']['read']})",
-            case.named_and_known(INDEXER_READERS),
-            INDEXER_READERS,
-            cure=f'Write "indexer_rope_interleave": {str(is_interleaved).lower()}.',
-        )

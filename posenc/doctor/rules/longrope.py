@@ -1,4 +1,4 @@
-"""longrope and other lists of factors; frequencies that change with the length."""
+"""longrope and its lists of factors."""
 
 from collections.abc import Iterator
 
@@ -72,53 +72,6 @@ def report_runtimes_without_longrope(case: Case) -> Iterator[Hit]:
                 case.named_runtimes_that_differ(("llama.cpp",), "frequencies", "multiplier"),
                 ("llama.cpp",),
             )
-
-
-@rule("PD024", "E")
-def report_unread_yarn_ramp(case: Case) -> Iterator[Hit]:
-    """Report yarn's ramp beyond the defaults."""
-    for name, p in case.rope_dicts_of_type("yarn"):
-        betas = [p.get("beta_fast") or 32, p.get("beta_slow") or 1]
-        fast, slow = betas if all(isinstance(b, int | float) for b in betas) else (32, 1)
-        if p.get("truncate", True) is False:
-            affected = case.runtimes_that_differ(ALL, "frequencies")
-            cannot = ""
-            if case.model.model_type == "gpt_oss" and affected:
-                cannot = "; gpt-oss ships so, and it cannot be cured by config"
-            if affected:
-                yield Hit(
-                    f"{name} has truncate false, not read by {join_names(affected)}{cannot}",
-                    case.named_and_known(affected),
-                    affected,
-                )
-        if (fast, slow) != (32, 1):
-            yield Hit(
-                f"{name} has beta_fast {fast:g} and beta_slow {slow:g}, which llama.cpp does not "
-                "read",
-                case.named_runtimes_that_differ(("llama.cpp",), "frequencies"),
-                ("llama.cpp",),
-            )
-
-
-@rule("PD025", "E")
-def report_dynamic_ntk(case: Case) -> Iterator[Hit]:
-    """Report type dynamic, which means five things."""
-    readers = tuple(
-        r for r in ("vllm", "sglang", "mlx-lm", "llama.cpp") if case.computed[r].is_known
-    )
-    for name, p in case.rope_dicts_of_type("dynamic"):
-        factor = p.get("factor", p.get("alpha"))
-        # vLLM's are fixed and llama.cpp's plain: wrong at other lengths, if not at the judged one.
-        plain = case.named_and_known(("vllm", "llama.cpp")) if "alpha" not in p else ()
-        concerned = tuple(dict.fromkeys((*case.named_runtimes_that_differ(readers), *plain)))
-        if not concerned and "alpha" in p:
-            continue
-        yield Hit(
-            f"{name} is dynamic with factor {factor!r} on {case.model.max_positions} tokens: "
-            f"other frequencies, below or beyond them, in {join_names(concerned or readers)}",
-            concerned,
-            readers,
-        )
 
 
 @rule("PD037", "E")

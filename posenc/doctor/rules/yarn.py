@@ -1,4 +1,4 @@
-"""The temperature of yarn: one number, five spellings, and no two runtimes that read the same."""
+"""yarn: its ramp, and its temperature, whose five spellings no two runtimes read alike."""
 
 import math
 from collections.abc import Iterator
@@ -88,4 +88,30 @@ def report_mscale_of_latent_attention(case: Case) -> Iterator[Hit]:
                 "softmax scale",
                 (),
                 ("vllm",),
+            )
+
+
+@rule("PD024", "E")
+def report_unread_yarn_ramp(case: Case) -> Iterator[Hit]:
+    """Report yarn's ramp beyond the defaults."""
+    for name, p in case.rope_dicts_of_type("yarn"):
+        betas = [p.get("beta_fast") or 32, p.get("beta_slow") or 1]
+        fast, slow = betas if all(isinstance(b, int | float) for b in betas) else (32, 1)
+        if p.get("truncate", True) is False:
+            affected = case.runtimes_that_differ(ALL, "frequencies")
+            cannot = ""
+            if case.model.model_type == "gpt_oss" and affected:
+                cannot = "; gpt-oss ships so, and it cannot be cured by config"
+            if affected:
+                yield Hit(
+                    f"{name} has truncate false, not read by {join_names(affected)}{cannot}",
+                    case.named_and_known(affected),
+                    affected,
+                )
+        if (fast, slow) != (32, 1):
+            yield Hit(
+                f"{name} has beta_fast {fast:g} and beta_slow {slow:g}, which llama.cpp does not "
+                "read",
+                case.named_runtimes_that_differ(("llama.cpp",), "frequencies"),
+                ("llama.cpp",),
             )

@@ -1,4 +1,4 @@
-"""A class in architectures that belongs to another family than model_type."""
+"""A model_type that is missing, or names another family than the class in architectures."""
 
 from collections.abc import Iterator
 
@@ -11,6 +11,18 @@ from posenc.dialects.classes import (
 )
 from posenc.doctor.case import ALL, Case
 from posenc.doctor.rule import Hit, join_names, rule
+
+
+@rule("PD050", "E")
+def report_missing_model_type(case: Case) -> Iterator[Hit]:
+    """Report a config without a model_type."""
+    if case.metadata is None and not isinstance(case.source.config.get("model_type"), str):
+        yield Hit(
+            f"there is no model_type; by its class this is a {case.model.model_type}",
+            case.named_and_known(("transformers-4", "transformers-5", "vllm", "sglang")),
+            ALL,
+            cure=f'Write "model_type": "{case.model.model_type}".',
+        )
 
 
 @rule("PD048", "E")

@@ -1,0 +1,49 @@
+"""Attention beyond the rotation: temperatures of queries, chunks, the indexer of DeepSeek's."""
+
+from collections.abc import Iterator
+
+from posenc.doctor.case import ALL, Case
+from posenc.doctor.rule import Hit, rule
+
+INDEXER_READERS = ("vllm", "sglang")
+"""Runtimes that read indexer_rope_interleave: vLLM 0.33.0 deepseek_v2.py:1177, SGLang 0.5.23
+deepseek_v2.py:2118."""
+
+
+@rule("PD033", "W")
+def report_unread_query_scaling(case: Case) -> Iterator[Hit]:
+    """Report a query temperature that stands in the rope dict only."""
+    for name, p in case.flat_rope_dicts():
+        for key in ("llama_4_scaling_beta", "llama_4_scaling"):
+            if p.get(key) is not None and key not in case.config:
+                yield Hit(f"{key} {p[key]!r} stands in {name} only", (), ("vllm",))
+                return
+
+
+@rule("PD042", "W")
+def report_dual_chunk_attention(case: Case) -> Iterator[Hit]:
+    """Report dual chunk attention, which no runtime of today has."""
+    given = case.config.get("dual_chunk_attention_config")
+    if given:
+        yield Hit(f"dual_chunk_attention_config is {given!r}"[:120], (), ALL)
+
+
+@rule("PD051", "E")
+def report_indexer_layout(case: Case) -> Iterator[Hit]:
+    """Report the indexer of sparse attention in the other layout."""
+    if case.metadata is not None or case.model.indexer_is_interleaved is None:
+        return
+    given = case.config.get("indexer_rope_interleave")
+    is_interleaved = case.model.indexer_is_interleaved
+    if bool(given) != is_interleaved:
+        words = {True: "interleaved", False: "half-split"}
+        said = "is missing" if given is None else f"is {given!r}"
+        yield Hit(
+            f"indexer_rope_interleave {said}: vLLM and SGLang take the indexer for "
+            f"{words[bool(given)]}, "
+            f"{case.model.model_type}'s is {words[is_interleaved]} "
+            f"({case.model.facts['indexer']['read']})",
+            case.named_and_known(INDEXER_READERS),
+            INDEXER_READERS,
+            cure=f'Write "indexer_rope_interleave": {str(is_interleaved).lower()}.',
+        )

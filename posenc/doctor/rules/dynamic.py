@@ -1,0 +1,27 @@
+"""The type dynamic, which means something else in each runtime."""
+
+from collections.abc import Iterator
+
+from posenc.doctor.case import Case
+from posenc.doctor.rule import Hit, join_names, rule
+
+
+@rule("PD025", "E")
+def report_dynamic_ntk(case: Case) -> Iterator[Hit]:
+    """Report type dynamic, which means five things."""
+    readers = tuple(
+        r for r in ("vllm", "sglang", "mlx-lm", "llama.cpp") if case.computed[r].is_known
+    )
+    for name, p in case.rope_dicts_of_type("dynamic"):
+        factor = p.get("factor", p.get("alpha"))
+        # vLLM's are fixed and llama.cpp's plain: wrong at other lengths, if not at the judged one.
+        plain = case.named_and_known(("vllm", "llama.cpp")) if "alpha" not in p else ()
+        concerned = tuple(dict.fromkeys((*case.named_runtimes_that_differ(readers), *plain)))
+        if not concerned and "alpha" in p:
+            continue
+        yield Hit(
+            f"{name} is dynamic with factor {factor!r} on {case.model.max_positions} tokens: "
+            f"other frequencies, below or beyond them, in {join_names(concerned or readers)}",
+            concerned,
+            readers,
+        )

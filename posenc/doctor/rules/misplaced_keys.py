@@ -1,0 +1,122 @@
+"""Rotary keys outside of the dict in which they are read."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from posenc.dialects.files.spelling import DICTS
+from posenc.dialects.meaning import OLD_NAMES, differing_keys
+from posenc.dialects.model import (
+    INNER,
+    OUTSIDE,
+    ROTARY,
+    language_model_key,
+)
+from posenc.doctor.case import ALL, Case, rope_type_of
+from posenc.doctor.rule import Hit, rule
+from posenc.doctor.rules.unread_keys import SCALINGS, TOWER
+
+
+@rule("PD057", "E")
+def report_misplaced_keys(case: Case) -> Iterator[Hit]:
+    """Report rotary keys outside of the dict in which they are read."""
+    if case.metadata is not None:
+        return
+    yield from _report_keys_in_unread_parts(case)
+    yield from _report_bases_in_other_dicts(case)
+
+
+def _report_keys_in_unread_parts(case: Case) -> Iterator[Hit]:
+    """Report keys about positions in a part of the config where the language model's keys are not
+    read."""
+    config = case.source.config
+    inner = language_model_key(config)
+    read = config[inner] if inner else config
+    place = inner or "the top level"
+    for where, part in _unread_parts(case, inner):
+        for key in OUTSIDE:
+            value = part.get(key)
+            read_value = _value_read_for_key(read, key)
+            if value is None or _mean_the_same(value, read_value):
+                continue
+            yield Hit(
+                f"{key} {value!r:.60} stands {where}, where it is not read; {place} has "
+                + ("none" if read_value is None else f"{read_value!r:.60}"),
+                (),
+                ALL,
+                contradiction=read_value is None or not inner or key in ROTARY,
+                cure=f"Move {key} into {place}.",
+            )
+
+
+def _unread_parts(case: Case, inner: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Yield the dicts that may have a language model's keys and are not read for them, with the
+    words for where they are. inner: the key of the one that is; empty for the top level."""
+    config = case.source.config
+    for name in INNER:
+        part = config.get(name)
+        if name != inner and case.model.is_known and isinstance(part, Mapping):
+            yield f"in {name}", part
+    if inner:
+        yield "at the top level", config
+
+
+def _report_bases_in_other_dicts(case: Case) -> Iterator[Hit]:
+    """Report a base in a dict that is neither a rope dict nor the config of a part."""
+    for name, value in case.config.items():
+        if not isinstance(value, Mapping) or name in ("rope_scaling", "rope_parameters", *INNER):
+            continue
+        base = value.get("rope_theta")
+        changes_nothing = base in (None, case.config.get("rope_theta"))
+        is_a_part = value.get("model_type") or value.keys() & (TOWER | SCALINGS)
+        if changes_nothing or is_a_part:
+            continue
+        yield Hit(
+            f"rope_theta {base!r} stands in {name}, where transformers 5 does not look",
+            case.named_and_known(("transformers-5",)),
+            ALL,
+            contradiction=case.config.get("rope_theta", case.model.theta_of_inner_dict) is None,
+            cure=f'If {base} is right, write "rope_theta": {base} at the top level too.',
+        )
+
+
+def _value_read_for_key(read: Mapping[str, Any], key: str) -> Any:
+    """Return the value that a config has for a key; None without one.
+
+    A rope dict counts under either of its names, and a base or a share inside of a rope dict.
+    """
+    value = read.get(key)
+    if value is None and key in DICTS:
+        value = _first_value_given(read, DICTS)
+    if value is None and key in ("rope_theta", "partial_rotary_factor"):
+        for name in DICTS:
+            rope_dict = read.get(name)
+            if value is None and isinstance(rope_dict, Mapping):
+                value = rope_dict.get(key)
+    return value
+
+
+def _first_value_given(config: Mapping[str, Any], keys: Iterable[str]) -> Any:
+    """Return the value of the first of these keys that is there and not null; None without one."""
+    for key in keys:
+        if config.get(key) is not None:
+            return config[key]
+    return None
+
+
+def _mean_the_same(value: Any, other: Any) -> bool:
+    """Return True if two values of a key mean the same; rope dicts may name their type by either
+    key."""
+    if not (isinstance(value, Mapping) and isinstance(other, Mapping)):
+        return value == other
+    return not differing_keys(
+        _with_one_type_and_no_base(value), _with_one_type_and_no_base(other), {}
+    )
+
+
+def _with_one_type_and_no_base(p: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a rope dict with its type under the newer key and name, and without the base, which
+    may stand outside of the dict."""
+    kind = rope_type_of(p)
+    return {k: v for k, v in p.items() if k not in ("type", "rope_theta")} | {
+        "rope_type": OLD_NAMES.get(kind, kind)
+    }

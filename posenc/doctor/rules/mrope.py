@@ -1,0 +1,51 @@
+"""Sections of M-RoPE that do not add up, or that make a runtime read another length."""
+
+import re
+from collections.abc import Iterator
+
+from posenc.dialects.runtimes.vllm import MROPE_POSITIONS, MROPE_POSITIONS_OF_TOKENS
+from posenc.doctor.case import ALL, Case, rope_type_of
+from posenc.doctor.rule import Hit, rule
+
+SECTIONED = re.compile(r"_vl|4v|omni|glm_(image|ocr)|qwen3_5|qwen4|neomme|compass|cosmos3")
+"""Families whose code cuts the angles into sections of M-RoPE, and stops at another sum."""
+
+
+@rule("PD030", "E")
+def report_wrong_mrope_sections(case: Case) -> Iterator[Hit]:
+    """Report mrope_section with another type, or of another length."""
+    for name, p in case.flat_rope_dicts():
+        given = p.get("mrope_section")
+        if given is None:
+            continue
+        kind = rope_type_of(p)
+        if kind not in ("default", "yarn"):
+            yield Hit(f"{name} has mrope_section and the type {kind!r}", (), ALL)
+        pairs = case.rotated_pairs(p)
+        if isinstance(given, list) and sum(given) != pairs:
+            yield Hit(
+                f"{name}.mrope_section {given} adds up to {sum(given)}, expected {pairs}",
+                (),
+                ALL,
+                cure=f"Write sections that add up to {pairs}, half of the rotated channels.",
+                contradiction=SECTIONED.search(case.model.model_type) is not None,
+            )
+
+
+@rule("PD063", "E")
+def report_original_length_that_vllm_lengthens(case: Case) -> Iterator[Hit]:
+    """Report yarn with mrope_section where vLLM takes a multiple of the original length."""
+    affected = case.runtimes_that_differ(("vllm",), "frequencies")
+    if not affected or case.model.model_type in MROPE_POSITIONS_OF_TOKENS:
+        return
+    for name, p in case.rope_dicts_of_type("yarn"):
+        original = case.original_length(p)
+        if p.get("mrope_section") and isinstance(original, int):
+            yield Hit(
+                f"{name} is yarn with mrope_section: vLLM takes {MROPE_POSITIONS * original} for "
+                f"the original length {original}",
+                case.named_and_known(affected),
+                affected,
+                cure="Start vLLM with the options that `posenc doctor CONFIG --overrides vllm` "
+                "prints, and leave the file as the other runtimes read it.",
+            )

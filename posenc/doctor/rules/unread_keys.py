@@ -1,0 +1,127 @@
+"""Keys that no runtime reads: misspelled ones, and those that posenc does not understand."""
+
+import re
+from collections.abc import Iterator, Mapping
+from difflib import get_close_matches
+from typing import Any, NamedTuple
+
+from posenc.dialects.classes import letters_and_digits
+from posenc.dialects.model import (
+    INNER,
+    ROTARY,
+    TRAINED_KEY,
+)
+from posenc.dialects.understood import COMMON, NO_EFFECT, READ, unknown_keys
+from posenc.doctor.case import Case, rope_type_of
+from posenc.doctor.rule import Hit, contradiction_hit, rule
+from posenc.doctor.rules.foreign_names import BASE, names_of_base_and_share
+
+TARGETS = (*ROTARY, "max_position_embeddings", "original_max_position_embeddings", "head_dim")
+"""Keys that are looked for under a misspelled name."""
+SCALINGS = {"rope_type", "long_factor", "low_freq_factor"}
+TOWER = {"hidden_size", "num_hidden_layers", "depth", "d_model"}
+"""Keys of a part of the model with a config of its own."""
+
+
+@rule("PD047", "E")
+def report_misspelled_keys(case: Case) -> Iterator[Hit]:
+    """Report a key that is almost one that is read."""
+    if case.metadata is not None:
+        return
+    for slip in _misspelled_keys(case):
+        yield contradiction_hit(
+            f"{slip.key}{slip.place} is not read by any runtime; {slip.near} is",
+            f"If it is meant, rename {slip.key} to {slip.near}.",
+        )
+
+
+class _MisspelledKey(NamedTuple):
+    """A key that nobody reads."""
+
+    place: str
+    """ " of " and the rope dict; empty at the top level."""
+    key: str
+    near: str
+    """The key that is read, and must be meant."""
+
+
+def _misspelled_keys(case: Case) -> Iterator[_MisspelledKey]:
+    """Yield the keys that nobody reads and that are almost one that is read."""
+    yield from _misspelled_keys_at_top_level(case)
+    known = COMMON | NO_EFFECT | frozenset().union(*READ.values())
+    for place, p in case.flat_rope_dicts():
+        read = {*COMMON, *READ.get(rope_type_of(p), known)}
+        for key in p.keys() - known:
+            near = _most_similar_key(key, sorted(read), 0.75)
+            if near and p.get(near) is None:
+                yield _MisspelledKey(f" of {place}", key, near)
+
+
+def _misspelled_keys_at_top_level(case: Case) -> Iterator[_MisspelledKey]:
+    """Yield the misspelled keys at the top level of the config, and rope dicts or their keys that
+    stand there under a name that no runtime reads."""
+    read_names = names_of_base_and_share(case)
+    targets = (*TARGETS, *sorted(read_names.bases | read_names.shares))
+    right_keys = {*targets, *case.model.facts.get("keys", ())}
+    right_keys |= {*INNER, "rope_scaling", "rope_parameters"}
+    for key, value in case.config.items():
+        if value is None or key in right_keys:
+            continue
+        if isinstance(value, Mapping):
+            if _is_rope_dict(key, value):
+                yield _MisspelledKey("", key, "rope_scaling")
+            continue
+        near = _most_similar_key(key, targets, 0.8)
+        part = key.endswith(f"_{near}") or key.startswith(f"{near}_")  # swa_rope_theta is no slip
+        if near and not part and case.config.get(near) is None:
+            yield _MisspelledKey("", key, near)
+        elif re.match("rope_(scaling_|type$)", key) and not (
+            case.rope_scaling or case.rope_parameters
+        ):
+            if value not in (1, "none", "default", False):
+                yield _MisspelledKey("", key, "rope_scaling")
+
+
+def _is_rope_dict(key: str, value: Mapping[str, Any]) -> bool:
+    """Return True for a dict with settings of RoPE scaling that is not the config of a part of the
+    model, such as a vision tower."""
+    has_settings = bool(value.keys() & SCALINGS) or {"factor", "type"} <= value.keys()
+    return (has_settings or "yarn" in key) and not value.keys() & TOWER
+
+
+def _most_similar_key(key: str, keys: tuple[str, ...] | list[str], cutoff: float) -> str:
+    """Return the key of `keys` that is spelled most like `key`; empty if none reaches `cutoff`, a
+    similarity between 0 and 1 as difflib measures it."""
+    spelled = {letters_and_digits(known): known for known in keys}
+    found = get_close_matches(letters_and_digits(key), spelled, 1, cutoff)
+    return spelled[found[0]] if found else ""
+
+
+@rule("PD055", "W")
+def report_keys_not_understood(case: Case) -> Iterator[Hit]:
+    """Report keys about positions that the family does not read, or whose meaning is not known."""
+    if case.metadata is not None or not case.model.is_known:
+        return
+    slips = {slip.key for slip in _misspelled_keys(case)}
+    keys: list[str] = []
+    for key in unknown_keys(case.config, case.model):
+        in_rope_dict = "." in key
+        if not in_rope_dict and key not in slips and not BASE.fullmatch(letters_and_digits(key)):
+            keys.append(key)
+    keys += _keys_of_other_families(case)
+    keys = [key for key in keys if key != TRAINED_KEY]
+    if keys:
+        values = ", ".join(f"{key} {case.config.get(key)!r:.40}" for key in keys[:4])
+        yield Hit(f"posenc does not know what this means for {case.model.model_type}: {values}")
+
+
+def _keys_of_other_families(case: Case) -> list[str]:
+    """Return keys that posenc knows and that this family does not read."""
+    rotates = case.model.facts.get("rotates", {})
+    is_read = {
+        "rope_local_base_freq": case.model.has_rope_dict_per_kind,
+        "no_rope_layers": "list" in rotates,
+        "rope_ratio": False,
+        "no_rope_layer_interval": "list" in rotates or "every" in rotates,
+    }
+    return [key for key, read in is_read.items() if case.config.get(key) is not None and not read]
