@@ -124,7 +124,11 @@ def judge(study: Study) -> Judgement:
 
 class DriftOfLeads:
     """Estimate how much a lead may change when the steps are doubled: as much as the last doubling
-    changed it, and at least the root mean square over the pairs of encodings in contention."""
+    changed it, and at least the root mean square over the pairs of encodings in contention.
+
+    has_rivals: at least two encodings are in contention.
+    usual: that root mean square, in bits per byte; 0 without rivals.
+    """
 
     def __init__(self, fell: Mapping[str, float], places: Places) -> None:
         """fell: bits that the last doubling saved, by encoding."""
@@ -136,8 +140,10 @@ class DriftOfLeads:
             close_enough = near.mean(near.order[0]) + IN_CONTENTION
             close = [n for n in near.order if n in fell and near.mean(n) <= close_enough]
         # A difference of two has sqrt(2) times the standard deviation of one.
-        several = len(close) > 1
-        self.usual = math.sqrt(2) * stdev([fell[name] for name in close]) if several else 0.0
+        self.has_rivals = len(close) > 1
+        self.usual = 0.0
+        if self.has_rivals:
+            self.usual = math.sqrt(2) * stdev([fell[name] for name in close])
 
     def of(self, leader: str, other: str) -> float | None:
         """Return by how many bits the lead of one row over another may change; None if the last
@@ -312,14 +318,14 @@ def why_unsure(standing: Standing) -> str | None:
 
 def bits_that_may_turn(study: Study) -> tuple[float, float | None] | None:
     """Return how many bits the loss still falls with twice the steps, and the root mean square by
-    which differences of encodings in contention may change; None for either that is unknown."""
+    which differences of encodings in contention may change, None with fewer than two of them; None
+    if no fall is known."""
     fell = bits_saved_by_doubling(study)
     if not fell:
         return None
-    if len(fell) == 1:
-        return fmean(fell.values()), None
-    usual = DriftOfLeads(fell, near_and_far(study)).usual
-    return fmean(fell.values()), max(usual, MARGIN)
+    drift = DriftOfLeads(fell, near_and_far(study))
+    may_turn = max(drift.usual, MARGIN) if drift.has_rivals else None
+    return fmean(fell.values()), may_turn
 
 
 def pairs_of(standing: Standing) -> list[tuple[str, str, str]]:

@@ -204,13 +204,13 @@ def _numbers_in_brackets(choice: Choice) -> str:
 def sentence_on_context(name: str, use: ContextUse) -> str:
     """Write how many bytes of context a row uses, and what the longest window saves.
 
-    >>> use = ContextUse(64, 256, 128, 1024, Gap(0.12, 0.02))
+    >>> use = ContextUse(64, 256, 128, 512, Gap(0.12, 0.02))
     >>> sentence_on_context("t5", use)
-    't5 uses more than 64 and at most 256 bytes of context: 1,024 save 0.12 ± 0.02 bits over 128.'
+    't5 uses more than 64 and at most 256 bytes of context: 512 save 0.12 ± 0.02 bits against 128.'
     """
     verb = "save" if use.saved.value >= 0 else "cost"
     bits = with_interval(use.saved)[1:]  # without its sign, which the verb says
-    evidence = f"{use.longest:,} {verb} {bits} bits over {use.near:,}"
+    evidence = f"{use.longest:,} {verb} {bits} bits against {use.near:,}"
     used = bytes_of_context(use)
     if not used:
         return f"Whether {name} uses more than {use.near:,} bytes of context is open: {evidence}."
@@ -414,7 +414,7 @@ def _not_tested(limits: Limits) -> list[str]:
     }
     parts = []
     if not limits.rates_searched:
-        parts.append("rates, bases, slopes and scales of each encoding")
+        parts.append("rates, bases, slopes and scales of each encoding (--tune)")
     elif not limits.knobs_searched:
         parts.append("bases, slopes and scales")
     if not limits.has_retrieval:

@@ -153,20 +153,20 @@ def test_a_row_that_cannot_run_far_or_was_not_measured_uses_nothing_that_is_know
         (
             ContextUse(64, 256, 128, 1024, Gap(0.12, 0.02)),
             "t5 uses more than 64 and at most 256 bytes of context: 1,024 save 0.12 ± 0.02 bits "
-            "over 128.",
+            "against 128.",
         ),
         (
             ContextUse(384, None, 128, 1024, Gap(0.12, 0.02)),
-            "t5 uses more than 384 bytes of context: 1,024 save 0.12 ± 0.02 bits over 128.",
+            "t5 uses more than 384 bytes of context: 1,024 save 0.12 ± 0.02 bits against 128.",
         ),
         (
             ContextUse(0, 128, 128, 1024, Gap(-0.011, 0.003)),
-            "t5 uses at most 128 bytes of context: 1,024 cost 0.011 ± 0.003 bits over 128.",
+            "t5 uses at most 128 bytes of context: 1,024 cost 0.011 ± 0.003 bits against 128.",
         ),
         (
             ContextUse(0, None, 128, 1024, Gap(0.04, 0.05)),
             "Whether t5 uses more than 128 bytes of context is open: 1,024 save 0.04 ± 0.05 bits "
-            "over 128.",
+            "against 128.",
         ),
     ],
     ids=["range", "more", "less", "open"],
