@@ -128,7 +128,7 @@ def _try_family(family: str, auto: Any, scratch: Path) -> list[Row]:
     rows.append(row)
     if outcome is None:
         return rows
-    failed = [Row(family, "method", m, _kind(why), why) for m, why in outcome.failed.items()]
+    failed = [Row(family, "method", m, _kind(why), why) for m, why in outcome.not_measured.items()]
     worked = [Row(family, "method", m, WORKS, "") for m in outcome.measured]
     rows += worked + failed
     windows = sample_windows(lambda text: parse_token_ids(text, VOCABULARY), documents, TARGET, 1)

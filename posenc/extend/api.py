@@ -71,7 +71,7 @@ def run(
         options=options,
         as_bytes=as_bytes,
         as_ids=as_ids,
-        foreign=documents is None,
+        out_of_domain=documents is None,
         progress=progress,
     )
     page_path, figures = prepare_outputs(*paths, written=outcome.proof is not None)

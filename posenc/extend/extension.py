@@ -14,7 +14,7 @@ import torch
 from posenc.command_line.errors import RunFailed, one_line
 from posenc.extend.export.folder import ADAPTER, ExportPlan, export_checkpoint
 from posenc.extend.export.prover import Proof, Prover
-from posenc.extend.measure.evaluation import Evaluation, loss_rise, short_pieces
+from posenc.extend.measure.evaluation import Evaluation, mean_loss_rise, short_windows
 from posenc.extend.measure.losses import NotFinite
 from posenc.extend.measure.samples import sample_windows, split_for_fitting_and_measuring
 from posenc.extend.measure.tasks import Encode
@@ -45,10 +45,13 @@ from posenc.tasks.scoring import LEAST_LEARNED_EXACT_MATCH
 class Outcome:
     """All variants measured, the recommendation, and what was exported.
 
-    recommended: a method, "none" to leave the model as it is, "" without a recommendation. failed:
-    by name, why a variant could not be measured on this checkpoint. short_documents: the document
-    of every token of the short texts. tuned: the measurements of the exported variant after its
-    tuning; None without.
+    target: the new length in tokens. measured: each variant with its evaluation, by name.
+    recommended: a method, "none" to leave the model as it is, "" without a recommendation. reason:
+    sentences for the user. not_measured: by name, why a variant could not be measured on this
+    checkpoint. short_documents: the document of every token of the short texts, (texts, trained
+    length). tuned: the measurements of the exported variant after its tuning; None without.
+    tuning_losses: of each step, in nats. config_diff: the lines in which the new config.json
+    differs. proof: None if nothing was written.
     """
 
     checkpoint: Checkpoint
@@ -56,7 +59,7 @@ class Outcome:
     measured: dict[str, tuple[Variant, Evaluation]]
     recommended: str
     reason: str
-    failed: dict[str, str] = field(default_factory=dict)
+    not_measured: dict[str, str] = field(default_factory=dict)
     short_documents: np.ndarray | None = None
     tuned: Evaluation | None = None
     tuning_losses: list[float] = field(default_factory=list)
@@ -71,7 +74,7 @@ class Outcome:
         if before is None or self.short_documents is None:
             return {}
         return {
-            name: loss_rise(before, evaluation.short_text, self.short_documents)
+            name: mean_loss_rise(before, evaluation.short_text, self.short_documents)
             for name, evaluation in self.evaluations().items()
             if evaluation.short_text is not None and name != "none"
         }
@@ -132,7 +135,7 @@ def extend(
     options: Options = DEFAULTS,
     as_bytes: bool = False,
     as_ids: bool = False,
-    foreign: bool = False,
+    out_of_domain: bool = False,
     progress: Progress = lambda what, share: None,
 ) -> Outcome:
     """Stretch the checkpoint in `folder` to `to` tokens and measure it before and after.
@@ -146,7 +149,8 @@ def extend(
         out: a new folder for the extended checkpoint. Nothing is written, and `proof` is None, if
             it is None or if the recommendation is to leave the model unchanged.
         as_bytes, as_ids: documents are bytes, or token ids in words; no tokenizer is used.
-        foreign: the documents were not chosen for this model, which may not know such text.
+        out_of_domain: True if the documents were not chosen for this model, which may not know
+            such text: then a high loss is no reason to recommend anything.
 
     Raises: TypeError unless `to` is a whole number. ValueError, with the reason, for anything that
     cannot be extended. RunFailed if `method` cannot be measured on this checkpoint; NotExported if
@@ -158,7 +162,7 @@ def extend(
     check_before_loading(Path(folder), out, method, options)
     checkpoint = _load_in_requested_dtype(folder, options)
     check_after_loading(
-        checkpoint, to, method, writes=out is not None, options=options, words=not as_ids
+        checkpoint, to, method, writes=out is not None, options=options, can_read_words=not as_ids
     )
     vocabulary = checkpoint.config.vocab_size
     encode = text_encoder(checkpoint.folder, vocabulary, as_bytes=as_bytes, as_ids=as_ids)
@@ -172,21 +176,21 @@ def extend(
         if out is not None and options.tune is None:
             prover.start()  # imports while variants are measured; during tuning it would only wait
         builders = variant_builders(checkpoint, to, method, fitting, options, progress)
-        measured, failed = _measure_variants(run, builders, method)
+        measured, not_measured = _measure_variants(run, builders, method)
         judge = partial(
             recommend,
             measured,
             checkpoint.trained_length,
             options,
             windows.documents.numpy(),
-            foreign=foreign,
+            out_of_domain=out_of_domain,
         )
         recommended, reason = judge()
-        short = short_pieces(windows, checkpoint.trained_length).documents.numpy()
-        outcome = Outcome(checkpoint, to, measured, recommended, reason, failed, short)
-        chosen = _method_to_export(outcome, method, options)
-        if out is not None and chosen is not None:
-            _export_and_judge(run, outcome, chosen, out, prover, judge)
+        short = short_windows(windows, checkpoint.trained_length).documents.numpy()
+        outcome = Outcome(checkpoint, to, measured, recommended, reason, not_measured, short)
+        chosen_name = _method_to_export(outcome, method, options)
+        if out is not None and chosen_name is not None:
+            _export_and_judge(run, outcome, chosen_name, out, prover, judge)
             remove_folder(default_state_folder(out))
     return outcome
 
@@ -232,7 +236,7 @@ def _method_to_export(outcome: Outcome, method: str | None, options: Options) ->
 def _export_and_judge(
     run: ExtensionRun,
     outcome: Outcome,
-    chosen: str,
+    chosen_name: str,
     out: Path,
     prover: Prover,
     judge: Callable[[tuple[str, Evaluation]], tuple[str, str]],
@@ -243,13 +247,13 @@ def _export_and_judge(
     Raises: NotExported.
     """
     try:
-        tune_and_export(run, outcome, outcome.measured[chosen][0], out, prover)
+        tune_and_export(run, outcome, outcome.measured[chosen_name][0], out, prover)
     except RunFailed as error:
         raise NotExported(str(error), outcome) from error
     finally:
         # What was tuned is judged also where its export failed.
         if outcome.tuned is not None:
-            outcome.recommended, outcome.reason = judge((chosen, outcome.tuned))
+            outcome.recommended, outcome.reason = judge((chosen_name, outcome.tuned))
 
 
 def evaluate(
@@ -302,7 +306,7 @@ def _measure_variants(
     cannot be measured.
     """
     measured: dict[str, tuple[Variant, Evaluation]] = {}
-    failed: dict[str, str] = {}
+    not_measured: dict[str, str] = {}
     for done, (name, build) in enumerate(builders.items()):
 
         def report_progress(what: str, share: float, done: int = done, name: str = name) -> None:
@@ -313,18 +317,18 @@ def _measure_variants(
             variant = build()
             evaluation = run.measure(variant, report_progress)
         except Exception as error:  # a family's code may raise anything for what it does not expect
-            is_own = isinstance(error, ValueError)
-            reason = " ".join(str(error).split()) if is_own else one_line(error)
+            explains_itself = isinstance(error, ValueError)
+            reason = " ".join(str(error).split()) if explains_itself else one_line(error)
             if name == "none" and isinstance(error, NotFinite):
                 raise ValueError(f"{run.checkpoint.folder}: as it is, {reason}.") from error
             if isinstance(error, OSError) and name == method:  # of the disk, not of the model
                 raise
             if name in ("none", method):
                 raise RunFailed(f"{name} cannot be measured on this model: {reason}") from error
-            failed[name] = reason
+            not_measured[name] = reason
         else:
             measured[name] = (variant, evaluation)
-    return measured, failed
+    return measured, not_measured
 
 
 def tune_and_export(
@@ -333,25 +337,25 @@ def tune_and_export(
     """Tune a measured variant if requested, write it to `out` and prove it; the results are put
     into `outcome`."""
     checkpoint = run.checkpoint
-    recipe = run.options.tune
-    changed = recipe is not None or not checkpoint.rotary
+    tuning = run.options.tune
+    weights_changed = tuning is not None or not checkpoint.rotary
     teacher = None
-    if recipe is not None and recipe.distill and not checkpoint.masked:
+    if tuning is not None and tuning.distill and not checkpoint.masked:
         teacher = copy.deepcopy(checkpoint.model)  # before it is stretched
     # A map of positions is a server's: its config is written for the model as trained.
     stretched = settings_applied(checkpoint.model, chosen.settings, outcome.target)
     with stretched if chosen.server_keys else chosen.applied():
-        if recipe is not None:
-            outcome.tuning_losses = _tune_stretched_model(run, chosen, recipe, teacher)
-        if changed:
+        if tuning is not None:
+            outcome.tuning_losses = _tune_stretched_model(run, chosen, tuning, teacher)
+        if weights_changed:
             _round_to_stored_dtype(checkpoint)
-        if recipe is not None:
+        if tuning is not None:
             tuned_variant = replace(chosen, applied=lambda: nullcontext(checkpoint.model))
             outcome.tuned = run.measure(tuned_variant, run.progress)
         # Slightly beyond the training length, so that the proof is quick for large models.
         tokens = run.windows.tokens[:1, : checkpoint.trained_length + 64]
         tokens = tokens.to(torch.int64).contiguous()
-        plan = _export_plan(run, outcome, chosen, changed=changed)
+        plan = _export_plan(run, outcome, chosen, weights_changed=weights_changed)
         outcome.config_diff, outcome.proof = export_checkpoint(
             checkpoint, out, prover, tokens, plan
         )
@@ -359,18 +363,18 @@ def tune_and_export(
 
 
 def _export_plan(
-    run: ExtensionRun, outcome: Outcome, chosen: Variant, *, changed: bool
+    run: ExtensionRun, outcome: Outcome, chosen: Variant, *, weights_changed: bool
 ) -> ExportPlan:
-    """Return the description of the export. changed: True if the weights are not those of the
+    """Return the description of the export. weights_changed: True if they are not those of the
     checkpoint."""
-    recipe = run.options.tune
+    tuning = run.options.tune
     return ExportPlan(
         f"{chosen.name}, {chosen.summary}",
         outcome.target,
         chosen.cache_safe,
-        weights_changed=changed,
+        weights_changed=weights_changed,
         server_keys=chosen.server_keys,
-        adapter=_adapter_folder(run) if recipe is not None and recipe.adapter else None,
+        adapter=_adapter_folder(run) if tuning is not None and tuning.adapter else None,
     )
 
 
@@ -381,19 +385,19 @@ def _names_not_copied(folder: Path, out: Path) -> list[str]:
 
 
 def _tune_stretched_model(
-    run: ExtensionRun, chosen: Variant, recipe: TuneConfig, teacher: Any
+    run: ExtensionRun, chosen: Variant, tuning: TuneConfig, teacher: Any
 ) -> list[float]:
     """Tune the stretched model in place and return the losses. teacher: the model before it was
     stretched, whose predictions are kept; None to learn from the text alone."""
     checkpoint = run.checkpoint
     assert run.fitting is not None
     mask_token = mask_token_id(checkpoint.folder) if checkpoint.masked else None
-    short_share = 1.0 if chosen.name == DROPE else recipe.short_share
+    short_share = 1.0 if chosen.name == DROPE else tuning.short_share
     return tune(
         checkpoint.model,
         run.fitting,
         checkpoint.trained_length,
-        replace(recipe, short_share=short_share),
+        replace(tuning, short_share=short_share),
         _tuning_folder(run),
         run.progress,
         mask_token,

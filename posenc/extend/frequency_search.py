@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from posenc.extend.measure.evaluation import position_edges
-from posenc.extend.measure.losses import NotFinite, Reader
+from posenc.extend.measure.losses import LossReader, NotFinite
 from posenc.extend.variants.methods import METHODS, stretch
 from posenc.frequencies.scaling import Scaling, rope_frequencies
 from posenc.frequencies.scalings import LongRoPE
@@ -85,7 +85,7 @@ class GenomeScorer:
     """
 
     def __init__(
-        self, reader: Reader, settings: tuple[RopeSetting, ...], windows: Windows, trained: int
+        self, reader: LossReader, settings: tuple[RopeSetting, ...], windows: Windows, trained: int
     ) -> None:
         self.reader = reader
         self.settings = settings
@@ -94,9 +94,9 @@ class GenomeScorer:
         self.trained = trained
         # Masked tokens are not the same ones in windows of another length: there, plain losses.
         sliding = replace(reader, window=trained)
-        self.reference = np.zeros(windows.tokens.shape)
+        self.reference_losses = np.zeros(windows.tokens.shape)
         if reader.mask_token is None:
-            self.reference = sliding.losses_in_batches(windows.tokens).numpy()
+            self.reference_losses = sliding.losses_in_batches(windows.tokens).numpy()
 
     def score(self, genome: Genome, give_up_above: float = math.inf) -> ScoredGenome:
         """Score a genome: the larger of two losses plus a quarter of their sum, in nats. One is the
@@ -112,7 +112,7 @@ class GenomeScorer:
         try:
             with settings_applied(self.reader.model, settings, length):
                 losses = self.reader.losses_in_batches(tokens[:first]).numpy()
-                early = self._weighted_loss(losses - self.reference[:first])
+                early = self._weighted_loss(losses - self.reference_losses[:first])
                 if early > give_up_above:
                     return ScoredGenome(genome, math.inf, early)
                 if first < len(tokens):
@@ -120,7 +120,7 @@ class GenomeScorer:
                     losses = np.concatenate([losses, rest])
         except NotFinite:
             return ScoredGenome(genome, math.inf, math.inf)
-        return ScoredGenome(genome, self._weighted_loss(losses - self.reference), early)
+        return ScoredGenome(genome, self._weighted_loss(losses - self.reference_losses), early)
 
     def _weighted_loss(self, excess: np.ndarray) -> float:
         """Return the score in nats, see `score`. excess: losses (windows, length) minus those of
@@ -161,7 +161,7 @@ class SearchResult:
     num_tried: int
 
 
-class Search:
+class FrequencySearch:
     """Evolves frequency factors for one checkpoint; resumes from `state` if the file exists.
 
     Children lie between or a little beyond two parents, with a band of neighbouring pairs and the
@@ -181,7 +181,7 @@ class Search:
 
     def __init__(
         self,
-        reader: Reader,
+        reader: LossReader,
         settings: tuple[RopeSetting, ...],
         windows: Windows,
         trained: int,
@@ -190,9 +190,11 @@ class Search:
         self.settings = settings
         self.state = state
         self.target = windows.tokens.shape[1]
-        held = len(windows) // 3  # reserved for the comparison of the finalists
-        self.windows = windows.take(len(windows) - held)
-        rest = Windows(windows.tokens[-held:], windows.documents[-held:]) if held else self.windows
+        num_held_out = len(windows) // 3  # reserved for the comparison of the finalists
+        self.windows = windows.take(len(windows) - num_held_out)
+        held_out = self.windows  # where one or two windows are all that there is
+        if num_held_out:
+            held_out = Windows(windows.tokens[-num_held_out:], windows.documents[-num_held_out:])
         self.scored: dict[str, ScoredGenome] = {}
         if state is not None:
             self.identity = run_identity(
@@ -203,13 +205,13 @@ class Search:
                 mask_token=reader.mask_token,
                 scoring=(SHORT_WEIGHT, FIRST_SCORE_MARGIN, SEED_METHODS, BANDED_METHODS),
             )
-            kept = read_sealed(state, self.identity) or {"tried": []}
-            for factors, temperature, *scores in kept["tried"]:
+            saved = read_sealed(state, self.identity) or {"tried": []}
+            for factors, temperature, *scores in saved["tried"]:
                 genome = Genome(tuple(factors), temperature)
                 score, first = (math.inf if s is None else s for s in scores)
                 self.scored[genome.key] = ScoredGenome(genome, score, first)
         self.scorer = GenomeScorer(reader, settings, self.windows, trained)
-        self.final_scorer = GenomeScorer(reader, settings, rest, trained)
+        self.final_scorer = GenomeScorer(reader, settings, held_out, trained)
         self.tried: dict[str, ScoredGenome] = {}
 
     def evolve(self, tries: int, progress: Callable[[str, float], None]) -> SearchResult:

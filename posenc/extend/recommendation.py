@@ -41,21 +41,21 @@ def recommend(
     documents: np.ndarray | None = None,
     tuned: tuple[str, Evaluation] | None = None,
     *,
-    foreign: bool = False,
+    out_of_domain: bool = False,
 ) -> tuple[str, str]:
     """Compare the best method, or the tuned one, with the unchanged model and with the window.
 
     Args:
         documents: the document of every measured token; without it there are no intervals.
         tuned: the method that was tuned, and what was measured after it.
-        foreign: True if the text was not chosen for this model.
+        out_of_domain: True if the text was not chosen for this model.
 
     Returns: the method to use, "none" to leave the model as it is, or "" without a recommendation;
     and the reason, whose first sentence says what to do.
     """
     base = measured["none"][1]
     # Written with "not", so that a loss of NaN is refused, too.
-    if foreign and not base.mean_within(trained) <= UNREADABLE_LOSS:
+    if out_of_domain and not base.mean_within(trained) <= UNREADABLE_LOSS:
         # The cap keeps exp() from overflowing.
         perplexity = math.exp(min(base.mean_within(trained), 50))
         return "", (

@@ -14,7 +14,7 @@ from posenc.extend.export.sentence_transformers_files import (
     sentence_transformers_files,
     settings_text,
 )
-from posenc.extend.measure.tasks import PASSKEY, tasks_named
+from posenc.extend.measure.tasks import PASSKEY, parse_task_names
 from posenc.extend.options import Options
 from posenc.extend.state_folder import default_state_folder
 from posenc.extend.variants.mapped_variants import DUAL_CHUNK, position_maps
@@ -57,7 +57,7 @@ def check_before_loading(
 ) -> None:
     """Refuse what folders, config and options rule out before the model is loaded. out: the new
     folder, or None. Raises: ValueError with the reason."""
-    tasks_named(options.task)
+    parse_task_names(options.task)
     check_choice("--device", options.device, DEVICES)
     check_choice("--precision", options.precision, DTYPES)
     if method is not None:
@@ -155,16 +155,16 @@ def check_after_loading(
     *,
     writes: bool,
     options: Options,
-    words: bool = True,
+    can_read_words: bool = True,
 ) -> None:
     """Refuse a request that only the loaded model can rule out.
 
-    to: the new length in tokens. writes: True if the result is to be exported. words: True if there
-    is a tokenizer.
+    to: the new length in tokens. writes: True if the result is to be exported. can_read_words: True
+    if there is a tokenizer, or the model reads bytes.
 
     Raises: ValueError with the reason.
     """
-    if (in_words := set(tasks_named(options.task)) - {PASSKEY}) and not words:
+    if (in_words := set(parse_task_names(options.task)) - {PASSKEY}) and not can_read_words:
         raise ValueError(f"--task {', '.join(sorted(in_words))}: --ids leaves no words to write.")
     _check_positions(checkpoint)
     if to <= checkpoint.trained_length:

@@ -27,7 +27,7 @@ def extend_and_show(
     to: int,
     texts: list[Path],
     command: str,
-    report: Path | None,
+    page: Path | None,
     *,
     out: Path | None,
     method: str | None,
@@ -36,7 +36,10 @@ def extend_and_show(
     figures: Path | None = None,
     **settings: Any,
 ) -> None:
-    """Extend a checkpoint and show the outcome.
+    """Extend a checkpoint, print the report, and write the page and the figures.
+
+    texts: files of documents; empty for the source of the standard library. command: the line that
+    repeats it. page: None for extend.html in `out`. settings: the other arguments of `extend`.
 
     Raises: ValueError for wrong input, before anything is written; RunFailed or NotExported, after
     everything is shown, if the checkpoint that was asked for is not written.
@@ -44,23 +47,28 @@ def extend_and_show(
     if lm_eval is not None:
         check_lm_eval(lm_eval, out)
     console = stderr()
-    prepare_outputs(out, report, figures)
-    _refuse_foreign_table(report)
+    prepare_outputs(out, page, figures)
+    _refuse_foreign_table(page)
     documents = read_documents(texts)
     failed: NotExported | None = None
     try:
         with Narrator(console) as narrate:
-            settings |= {"method": method, "out": out, "foreign": not texts, "progress": narrate}
+            settings |= {
+                "method": method,
+                "out": out,
+                "out_of_domain": not texts,
+                "progress": narrate,
+            }
             outcome = extend(folder, to, documents, **settings)
     except NotExported as error:
         outcome = error.outcome
         failed = error
     except KeyboardInterrupt:
         raise Stopped(_next_start_in_words(settings["options"].state, out)) from None
-    answer = report_of(outcome, command, None if texts else OUT_OF_DOMAIN_CAUTION)
-    print_report(answer, as_json)
-    page, figures = prepare_outputs(out, report, figures, written=outcome.proof is not None)
-    _write_page(answer, outcome, page, figures)
+    report = report_of(outcome, command, None if texts else OUT_OF_DOMAIN_CAUTION)
+    print_report(report, as_json)
+    page, figures = prepare_outputs(out, page, figures, written=outcome.proof is not None)
+    _write_page(report, outcome, page, figures)
     if failed is not None:
         raise failed
     if outcome.proof is not None and out is not None:
@@ -73,12 +81,12 @@ def extend_and_show(
         print_line(console, f"Nothing was written. To export: {command}{chosen} --out FOLDER")
 
 
-def _refuse_foreign_table(report: Path | None) -> None:
+def _refuse_foreign_table(page: Path | None) -> None:
     """Raise ValueError if the CSV table beside the page would replace a file that is not such a
     table."""
-    if report is None:
+    if page is None:
         return
-    table = report.with_suffix(".csv")
+    table = page.with_suffix(".csv")
     if table.is_file() and not bytes_of(table).startswith(",".join(COLUMNS).encode()):
         raise ValueError(f"{table} exists already and is no table of this page; name another.")
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from posenc.files.lock import locked_without_file
 
-PARTIALS = (".search.json.*.partial", "tune/.tune*.partial")
+PARTIAL_FILE_PATTERNS = (".search.json.*.partial", "tune/.tune*.partial")
 """Files that a kill during a write leaves behind."""
 
 
@@ -27,6 +27,6 @@ def folder_locked(folder: Path) -> Iterator[None]:
         f"Another posenc extend works in {folder}. Wait for it, or give another --state or --out."
     )
     with locked_without_file(folder, busy):
-        for partial in (path for pattern in PARTIALS for path in folder.glob(pattern)):
+        for partial in (path for pattern in PARTIAL_FILE_PATTERNS for path in folder.glob(pattern)):
             partial.unlink(missing_ok=True)
         yield

@@ -9,7 +9,7 @@ import torch
 
 import posenc
 from posenc.extend.measure import samples
-from posenc.extend.measure.losses import Reader
+from posenc.extend.measure.losses import LossReader
 from posenc.hf.checkpoint.loading import load_checkpoint
 from tests.fuzz import kills_extend
 from tests.hf_models import LENGTH, save, transformers
@@ -125,10 +125,10 @@ def test_windows_come_from_as_many_documents_as_possible():
 def test_a_window_reads_each_token_with_the_last_few_before_it(tmp_path):
     model = load_checkpoint(save("llama", tmp_path / "llama")).model
     tokens = torch.randint(0, 256, (2, 41), generator=torch.Generator().manual_seed(0))
-    got = Reader(model, window=16).losses(tokens)
+    got = LossReader(model, window=16).losses(tokens)
     assert got.shape == tokens.shape
     for at in range(1, 41):
         # Of 16 tokens the newest four are scored, but for the first window and the last token.
         stop = max(16, min(41, -(-(at + 1) // 4) * 4))
-        alone = Reader(model).losses(tokens[:, stop - 16 : stop])[:, at - stop]
+        alone = LossReader(model).losses(tokens[:, stop - 16 : stop])[:, at - stop]
         torch.testing.assert_close(got[:, at], alone, rtol=1e-4, atol=1e-4)

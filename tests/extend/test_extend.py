@@ -17,10 +17,10 @@ from posenc.command_line.errors import RunFailed
 from posenc.extend.answer.report import report_of
 from posenc.extend.export import stock_reader
 from posenc.extend.export.prover import Proof, _logits_change_by_frequency_error
-from posenc.extend.frequency_search import Search
+from posenc.extend.frequency_search import FrequencySearch
 from posenc.extend.measure.entropy import attention_entropy
-from posenc.extend.measure.evaluation import measure_reader
-from posenc.extend.measure.losses import Reader
+from posenc.extend.measure.evaluation import measure_losses_and_tasks
+from posenc.extend.measure.losses import LossReader
 from posenc.extend.measure.tasks import PasskeyGrid
 from posenc.extend.options import Options
 from posenc.extend.variants.mapped_variants import position_maps
@@ -272,7 +272,9 @@ def test_only_a_text_that_was_not_chosen_gives_no_recommendation(
 @pytest.mark.parametrize("tries", [1, 2, 8, 16])
 def test_a_search_tries_as_many_sets_as_asked_for(tries, llama, windows):
     checkpoint = load_checkpoint(llama)
-    found = Search(Reader(checkpoint.model), checkpoint.rotary, windows.take(2), LENGTH, None)
+    found = FrequencySearch(
+        LossReader(checkpoint.model), checkpoint.rotary, windows.take(2), LENGTH, None
+    )
     assert found.evolve(tries, lambda what, share: None).num_tried == tries
 
 
@@ -299,9 +301,9 @@ def test_a_teacher_replaces_the_text_within_the_trained_length(llama, windows):
 def test_a_search_goes_on_where_it_stopped(llama, windows, tmp_path):
     checkpoint, state = load_checkpoint(llama), tmp_path / "search.json"
 
-    def search(state: Path | None) -> Search:
-        reader = Reader(checkpoint.model)
-        return Search(reader, checkpoint.rotary, windows.take(2), LENGTH, state)
+    def search(state: Path | None) -> FrequencySearch:
+        reader = LossReader(checkpoint.model)
+        return FrequencySearch(reader, checkpoint.rotary, windows.take(2), LENGTH, state)
 
     whole = search(None).evolve(40, lambda what, share: None)
 
@@ -343,7 +345,7 @@ def test_means_weigh_tokens_and_intervals_resample_documents():
 
 def test_losses_by_position_equal_a_plain_loop(llama, windows):
     model = load_checkpoint(llama).model
-    measured = measure_reader(Reader(model), windows, LENGTH, entropy=False)
+    measured = measure_losses_and_tasks(LossReader(model), windows, LENGTH, entropy=False)
     sums = dict.fromkeys(measured.edges[1:], 0.0)
     with torch.inference_mode():
         for row in windows.tokens:
@@ -382,12 +384,12 @@ def test_a_passkey_stands_at_its_depth_and_is_asked_for_at_the_end():
 
 
 def test_passkeys_are_not_asked_where_they_do_not_fit(llama, windows):
-    reader = Reader(load_checkpoint(llama).model)
+    reader = LossReader(load_checkpoint(llama).model)
     grid = PasskeyGrid((16, 20, 21), depths=(0.5,), trials=1)
-    found = grid.right_shares(reader, windows, lambda what, share: None)
+    found = grid.accuracies(reader, windows, lambda what, share: None)
     assert list(found) == [(21, 0.5)]
     few = Windows(windows.tokens % 9, windows.documents)
-    assert grid.right_shares(reader, few, lambda what, share: None) == {}
+    assert grid.accuracies(reader, few, lambda what, share: None) == {}
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma3_text", "gpt_oss"])

@@ -139,10 +139,10 @@ def few_methods(monkeypatch):
 def test_a_method_that_raises_leaves_the_others_as_they_were(tmp_path, monkeypatch):
     folder = save("llama", tmp_path / "llama")
     expected = extend(folder)
-    assert not expected.failed
+    assert not expected.not_measured
     monkeypatch.setitem(METHODS, "linear", broken("linear", KeyError("partial_rotary_factor")))
     found = extend(folder)
-    assert found.failed == {"linear": "KeyError: 'partial_rotary_factor'"}
+    assert found.not_measured == {"linear": "KeyError: 'partial_rotary_factor'"}
     assert found.measured.keys() == {"none", "yarn", "window"}
     for name, (_, evaluation) in found.measured.items():
         same = dataclasses.replace(evaluation, seconds=expected.measured[name][1].seconds)
@@ -153,7 +153,7 @@ def test_a_method_that_raises_leaves_the_others_as_they_were(tmp_path, monkeypat
 @pytest.mark.usefixtures("few_methods")
 def test_a_long_message_of_a_compiler_is_cut(tmp_path, monkeypatch):
     monkeypatch.setitem(METHODS, "linear", broken("linear", RuntimeError("a line\n" * 1000)))
-    said = extend(save("llama", tmp_path / "llama")).failed["linear"]
+    said = extend(save("llama", tmp_path / "llama")).not_measured["linear"]
     assert said.startswith("RuntimeError: a line a line") and len(said) < 350
 
 
@@ -201,7 +201,7 @@ def test_losses_that_are_no_numbers_are_no_row_of_dashes(tmp_path, monkeypatch):
         return found
 
     monkeypatch.setattr(losses, "next_token_losses", wrong)
-    assert extend(folder).failed == {"yarn": "1 of 191 losses are NaN or infinite"}
+    assert extend(folder).not_measured == {"yarn": "1 of 191 losses are NaN or infinite"}
 
 
 def test_a_family_with_few_words_is_exported_with_them(tmp_path):

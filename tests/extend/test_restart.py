@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from posenc import extend as hf
-from posenc.extend.frequency_search import Search
-from posenc.extend.measure.losses import Reader
+from posenc.extend.frequency_search import FrequencySearch
+from posenc.extend.measure.losses import LossReader
 from posenc.extend.options import Options
 from posenc.extend.state_folder import default_state_folder, folder_locked
 from posenc.extend.variants.methods import METHODS, stretch
@@ -190,10 +190,10 @@ def test_a_damaged_tuning_starts_again_and_says_so(name, damage, cut, whole, cap
         assert "is done again" in line
 
 
-def search(folder: Path, state: Path | None, text: Windows | None = None) -> Search:
+def search(folder: Path, state: Path | None, text: Windows | None = None) -> FrequencySearch:
     checkpoint = load_checkpoint(folder)
     text = windows().take(3) if text is None else text
-    return Search(Reader(checkpoint.model), checkpoint.rotary, text, LENGTH, state)
+    return FrequencySearch(LossReader(checkpoint.model), checkpoint.rotary, text, LENGTH, state)
 
 
 @pytest.mark.parametrize("what", ["weights", "text", "settings"])

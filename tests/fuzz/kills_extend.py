@@ -194,7 +194,7 @@ def check(holds: bool, message: str) -> None:
 def child(asked: dict[str, Any]) -> None:
     """The command, writing down what it does, and killing itself inside a write if asked to."""
     from posenc.cli import main as posenc
-    from posenc.extend.frequency_search import Search
+    from posenc.extend.frequency_search import FrequencySearch
     from posenc.hf.tune import tuning
 
     log = Path(asked["log"]).open("a", encoding="utf-8", buffering=1)
@@ -211,7 +211,7 @@ def child(asked: dict[str, Any]) -> None:
         tell("step", args[-1])
         return plain(*args)
 
-    def prepare(search: Any, *args: Any, plain: Any = Search.__init__) -> None:
+    def prepare(search: Any, *args: Any, plain: Any = FrequencySearch.__init__) -> None:
         plain(search, *args)
         score = search.scorer.score  # the other scorer's scores, of the finalists, are not kept
 
@@ -239,7 +239,7 @@ def child(asked: dict[str, Any]) -> None:
     now = [-1]
     tuning.SAVE_EVERY = SAVE_EVERY
     tuning.step_tokens = step_tokens
-    Search.__init__ = prepare  # type: ignore[method-assign]
+    FrequencySearch.__init__ = prepare  # type: ignore[method-assign]
     os.fsync, os.replace = fsync, replace
     atexit.register(tell, "end", None)
     posenc(

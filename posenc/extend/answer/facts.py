@@ -27,7 +27,7 @@ def facts_of(outcome: Outcome) -> dict[str, Any]:
         "trained_length": outcome.checkpoint.trained_length,
         "target_length": outcome.target,
         "measured": measured,
-        "not_measured": outcome.failed,
+        "not_measured": outcome.not_measured,
         "recommended": outcome.recommended or None,
         "reason": outcome.reason,
         "tuning_losses": outcome.tuning_losses,
@@ -67,7 +67,7 @@ def _facts_of_evaluation(evaluation: Evaluation, outcome: Outcome) -> dict[str, 
         ],
         "tasks_left_out": [
             {"task": task, "length": length, "why": why}
-            for (task, length), why in evaluation.left_out.items()
+            for (task, length), why in evaluation.tasks_left_out.items()
         ],
         "attention_entropy": list(evaluation.entropy),
         "seconds": evaluation.seconds,

@@ -42,8 +42,8 @@ def _sections(outcome: Outcome, trained: int) -> Iterator[Section]:
     yield Section("Perplexity by position", _perplexity_section(outcome, trained))
     tried = {name: variant.summary for name, (variant, _) in outcome.measured.items()}
     yield Section("What was tried", [Facts({k: v for k, v in tried.items() if v})])
-    if outcome.failed:
-        failed = {name: f"not measured: {why}" for name, why in outcome.failed.items()}
+    if outcome.not_measured:
+        failed = {name: f"not measured: {why}" for name, why in outcome.not_measured.items()}
         yield Section("What could not be measured on this model", [Facts(failed)])
     nats = "The loss is in nats: one nat less divides the perplexity by 2.7."
     yield Section("Curves", [nats, *figures.curve_plots(outcome)], detail=True)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from posenc.extend.measure.entropy import attention_entropy
-from posenc.extend.measure.losses import Reader
+from posenc.extend.measure.losses import LossReader
 from posenc.extend.measure.tasks import PasskeyGrid, Score, TaskGrid
 from posenc.hf.checkpoint.tokenization import Windows
 from posenc.statistics.text_intervals import Estimate, estimate_mean
@@ -30,7 +30,7 @@ class Evaluation:
     expose it."""
     tasks: dict[tuple[str, int], Score] = field(default_factory=dict)
     """By (task, length)."""
-    left_out: dict[tuple[str, int], str] = field(default_factory=dict)
+    tasks_left_out: dict[tuple[str, int], str] = field(default_factory=dict)
     """Reasons why a task has no score, by (task, length)."""
     short_text: np.ndarray | None = field(default=None, repr=False, compare=False)
     """Losses of short texts read by themselves; None if not measured."""
@@ -81,8 +81,8 @@ def position_edges(trained: int, target: int) -> tuple[int, ...]:
     return tuple(sorted({e for e in edges if e < target} | {target}))
 
 
-def measure_reader(
-    reader: Reader,
+def measure_losses_and_tasks(
+    reader: LossReader,
     windows: Windows,
     trained: int,
     *,
@@ -104,7 +104,7 @@ def measure_reader(
             first half of the windows.
         passkey: the grid of lengths and depths; None to leave it out.
         tasks: the same for tasks in words.
-        short_text: read short texts by themselves, too, see `loss_rise`.
+        short_text: read short texts by themselves, too, see `mean_loss_rise`.
         entropy: measure the entropy of attention on the first window.
         progress: called with the current measurement and the fraction done.
     """
@@ -127,7 +127,7 @@ def measure_reader(
             read = reader.losses_in_batches(windows.tokens[half, -context:]).numpy()
         by_context[context] = estimate_mean(read[:, -targets:], documents[half, -targets:])
         progress("loss by context", (i + 1) / len(contexts))
-    passkey_shares = {} if passkey is None else passkey.right_shares(reader, windows, progress)
+    passkey_shares = {} if passkey is None else passkey.accuracies(reader, windows, progress)
     entropy_means = _entropy_by_bucket(reader, windows, edges) if entropy else ()
     scores = {}
     left_out = {}
@@ -135,7 +135,7 @@ def measure_reader(
         scores, left_out = tasks.scores(reader, windows.tokens.flatten(), progress)
     short_losses = None
     if short_text:
-        short_losses = reader.losses_in_batches(short_pieces(windows, trained).tokens).numpy()
+        short_losses = reader.losses_in_batches(short_windows(windows, trained).tokens).numpy()
     return Evaluation(
         edges,
         by_position,
@@ -151,7 +151,7 @@ def measure_reader(
 
 
 def _losses_of_windows(
-    reader: Reader, windows: Windows, progress: Callable[[str, float], None]
+    reader: LossReader, windows: Windows, progress: Callable[[str, float], None]
 ) -> np.ndarray:
     """Return the loss of every token in nats, (windows, length); NaN for tokens that are not
     predicted."""
@@ -164,7 +164,7 @@ def _losses_of_windows(
 
 
 def _entropy_by_bucket(
-    reader: Reader, windows: Windows, edges: tuple[int, ...]
+    reader: LossReader, windows: Windows, edges: tuple[int, ...]
 ) -> tuple[float, ...]:
     """Return the mean entropy of attention in the first window, by bucket; () if the model does not
     expose it."""
@@ -180,7 +180,7 @@ MAX_SHORT_TEXTS = 64
 """Short texts that are read, at most."""
 
 
-def short_pieces(windows: Windows, trained: int) -> Windows:
+def short_windows(windows: Windows, trained: int) -> Windows:
     """Cut the windows into texts of the training length, equally many from every window."""
     pieces = windows.tokens.shape[1] // trained
     per_window = max(1, min(pieces, MAX_SHORT_TEXTS // len(windows)))
@@ -189,7 +189,7 @@ def short_pieces(windows: Windows, trained: int) -> Windows:
     return Windows(tokens[:MAX_SHORT_TEXTS], documents[:MAX_SHORT_TEXTS])
 
 
-def loss_rise(before: np.ndarray, after: np.ndarray, documents: np.ndarray) -> Estimate:
+def mean_loss_rise(before: np.ndarray, after: np.ndarray, documents: np.ndarray) -> Estimate:
     """Return the mean of `after` minus `before`, the losses of the same tokens in nats, with a 95 %
     interval from resampled documents. Above 0, the texts are predicted worse."""
     return estimate_mean(after - before, documents)

@@ -25,7 +25,7 @@ class NotFinite(ValueError):
 
 
 @dataclass(frozen=True)
-class Reader:
+class LossReader:
     """Computes the losses of a model, of next tokens or of masked ones.
 
     mask_token: the id of the mask token of a masked model; None for a causal one. in_one_piece:
@@ -103,10 +103,11 @@ def next_token_losses(model: Any, tokens: Tensor, *, in_one_piece: bool = False)
 def masked_token_losses(model: Any, tokens: Tensor, mask_token: int) -> Tensor:
     """Return the losses (batch, length) of a random MASKED_SHARE of the tokens, which are replaced
     by the mask token; NaN for the others."""
-    hidden = torch.rand(tokens.shape, generator=torch.Generator().manual_seed(0)) < MASKED_SHARE
-    shown = tokens.masked_fill(hidden, mask_token).to(model.device)
-    losses = _require_finite(_cross_entropies(model(shown).logits, tokens.to(model.device)))
-    return losses.masked_fill(~hidden, torch.nan)
+    draws = torch.rand(tokens.shape, generator=torch.Generator().manual_seed(0))
+    is_masked = draws < MASKED_SHARE
+    model_input = tokens.masked_fill(is_masked, mask_token).to(model.device)
+    losses = _require_finite(_cross_entropies(model(model_input).logits, tokens.to(model.device)))
+    return losses.masked_fill(~is_masked, torch.nan)
 
 
 def _cross_entropies(logits: Tensor, targets: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from posenc.command_line.options import check_choice
-from posenc.extend.measure.losses import TOKENS_PER_BATCH, Reader, last_logits
+from posenc.extend.measure.losses import TOKENS_PER_BATCH, LossReader, last_logits
 from posenc.extend.measure.word_puzzles import PUZZLES, write_puzzle
 from posenc.hf.checkpoint.tokenization import Windows
 from posenc.statistics.text_intervals import Estimate, estimate_mean, share_interval
@@ -51,7 +51,7 @@ class Score:
     by_depth: dict[float, DepthScore]
 
 
-def tasks_named(names: Sequence[str] | None) -> tuple[str, ...]:
+def parse_task_names(names: Sequence[str] | None) -> tuple[str, ...]:
     """Return the tasks of --task, each once: (PASSKEY,) for None, () for ["none"]. Raises:
     ValueError for a name that is no task."""
     if names is None:
@@ -81,7 +81,7 @@ class TaskGrid:
     depths: tuple[float, ...] = DEPTHS
 
     def scores(
-        self, reader: Reader, filler: Tensor, progress: Callable[[str, float], None]
+        self, reader: LossReader, filler: Tensor, progress: Callable[[str, float], None]
     ) -> tuple[dict[tuple[str, int], Score], dict[tuple[str, int], str]]:
         """Return the scores by (task, length), and why a task has no score at a length."""
         scores = {}
@@ -139,7 +139,7 @@ class TaskGrid:
         every text."""
         return self.encode(text)[len(start) :]
 
-    def _score_answers(self, reader: Reader, prompts: Sequence[Prompt]) -> Score:
+    def _score_answers(self, reader: LossReader, prompts: Sequence[Prompt]) -> Score:
         """Return the score of the model's answers. prompts: equally many for each depth, in
         order."""
         is_right: list[bool] = []
@@ -176,7 +176,7 @@ class TooShort(Exception):
     """Raised where a task does not fit into a length."""
 
 
-def _logits_of_answers(reader: Reader, prompts: Sequence[Prompt]) -> list[Tensor]:
+def _logits_of_answers(reader: LossReader, prompts: Sequence[Prompt]) -> list[Tensor]:
     """Return the logits that predict the answer of each prompt, (answer_len, vocab)."""
     tokens = torch.stack([prompt.ids for prompt in prompts])
     most = max(prompt.answer_len for prompt in prompts)
@@ -198,33 +198,35 @@ class PasskeyGrid:
     key_tokens: int = 6
     marker_tokens: int = 4
 
-    def right_shares(
-        self, reader: Reader, windows: Windows, progress: Callable[[str, float], None]
+    def accuracies(
+        self, reader: LossReader, windows: Windows, progress: Callable[[str, float], None]
     ) -> dict[tuple[int, float], float]:
         """Return the fraction of key tokens that are right, by (length, depth). Lengths too short
         for more than the key are skipped; the result is empty if the text has too few different
         tokens."""
         filler = windows.tokens.flatten()
-        words = torch.unique(filler).numpy()
-        secret = self.marker_tokens + self.key_tokens
-        lengths = [n for n in self.lengths if n > 2 * secret and len(words) >= secret]
-        random = np.random.default_rng(0)
+        distinct_tokens = torch.unique(filler).numpy()
+        # Marker and key are in the text twice: at their depth, and at the end.
+        marked_len = self.marker_tokens + self.key_tokens
+        has_enough_tokens = len(distinct_tokens) >= marked_len
+        lengths = [n for n in self.lengths if n > 2 * marked_len and has_enough_tokens]
+        rng = np.random.default_rng(0)
         grid = {}
         for i, length in enumerate(lengths):
-            body = length - 2 * secret
-            starts = random.integers(0, len(filler) - body + 1, (len(self.depths), self.trials))
+            body = length - 2 * marked_len
+            starts = rng.integers(0, len(filler) - body + 1, (len(self.depths), self.trials))
             prompts = []
             for depth, starts_of_depth in zip(self.depths, starts, strict=True):
                 for start in starts_of_depth:
                     text = filler[start : start + body].numpy()
-                    prompts.append(draw_passkey_text(random, text, words, depth, secret))
+                    prompts.append(draw_passkey_text(rng, text, distinct_tokens, depth, marked_len))
             shares = self._accuracy(reader, torch.tensor(prompts)).view(len(self.depths), -1)
             for depth, share in zip(self.depths, shares, strict=True):
                 grid[length, depth] = float(share.mean())
             progress("passkeys", (i + 1) / len(lengths))
         return grid
 
-    def _accuracy(self, reader: Reader, tokens: Tensor) -> Tensor:
+    def _accuracy(self, reader: LossReader, tokens: Tensor) -> Tensor:
         """Return the fraction of the key's tokens that the model predicts right, (prompts)."""
         right = []
         for part in tokens.split(max(1, TOKENS_PER_BATCH // tokens.shape[1])):

@@ -3,10 +3,10 @@
 from collections.abc import Callable
 from functools import partial
 
-from posenc.extend.frequency_search import Search
-from posenc.extend.measure.evaluation import Evaluation, PasskeyGrid, measure_reader
-from posenc.extend.measure.losses import Reader
-from posenc.extend.measure.tasks import PASSKEY, Encode, TaskGrid, tasks_named
+from posenc.extend.frequency_search import FrequencySearch
+from posenc.extend.measure.evaluation import Evaluation, PasskeyGrid, measure_losses_and_tasks
+from posenc.extend.measure.losses import LossReader
+from posenc.extend.measure.tasks import PASSKEY, Encode, TaskGrid, parse_task_names
 from posenc.extend.options import Options, Progress
 from posenc.extend.variants.mapped_variants import DUAL_CHUNK, position_maps
 from posenc.extend.variants.methods import METHODS
@@ -98,8 +98,8 @@ def _search_for_variant(
     best."""
     state = None if options.state is None else options.state / "search.json"
     masked = mask_token_id(checkpoint.folder) if checkpoint.masked else None
-    search = Search(
-        Reader(checkpoint.model, masked),
+    search = FrequencySearch(
+        LossReader(checkpoint.model, masked),
         checkpoint.rotary,
         fitting.take(NUM_SEARCH_WINDOWS),
         checkpoint.trained_length,
@@ -135,8 +135,10 @@ def measure_variant(
         passkey = None
         tasks = None
     with variant.applied() as model:
-        reader = Reader(model, masked, not variant.cache_safe, variant.max_tokens, variant.window)
-        return measure_reader(
+        reader = LossReader(
+            model, masked, not variant.cache_safe, variant.max_tokens, variant.window
+        )
+        return measure_losses_and_tasks(
             reader,
             windows,
             trained,
@@ -155,7 +157,7 @@ def _task_grids(
 ) -> tuple[PasskeyGrid | None, TaskGrid | None]:
     """Return the passkeys and the tasks in words that --task asks for, at these lengths in tokens;
     None for one that is not asked for. encode: None without a tokenizer."""
-    names = tasks_named(options.task)
+    names = parse_task_names(options.task)
     passkey: PasskeyGrid | None = None
     if PASSKEY in names:
         passkey = PasskeyGrid(lengths, trials=options.task_trials)

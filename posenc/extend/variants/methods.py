@@ -98,7 +98,7 @@ def _switching_scaling(setting: RopeSetting, factor: float) -> Scaling:
     )
 
 
-def _by_factor_alone(scaling: type[Scaling]) -> Method:
+def _method_of_scaling(scaling: type[Scaling]) -> Method:
     """Return the method of a scaling that the factor and the training length determine."""
     names = [field.name for field in fields(scaling)]  # pyright: ignore[reportArgumentType]
 
@@ -121,20 +121,20 @@ METHODS: dict[str, Method] = {
     m.name: m
     for m in (
         Method("none", "as trained, the baseline", lambda s, f: s.scaling),
-        _by_factor_alone(Linear),
-        _by_factor_alone(NTK),
+        _method_of_scaling(Linear),
+        _method_of_scaling(NTK),
         Method("ntk-1.5x", "NTK-aware, half as far again", lambda s, f: NTK(1.5 * f)),
         Method("ntk-2x", "NTK-aware, twice as far", lambda s, f: NTK(2 * f)),
         Method("by-parts", "NTK-by-parts, the paper's ramp", _by_parts_scaling),
         Method("yarn", "YaRN, the released ramp", _yarn_scaling),
-        _by_factor_alone(Llama3),
+        _method_of_scaling(Llama3),
         Method(
             "proportional",
             "rotate only pairs that finish a turn in training",
             _proportional_scaling,
         ),
         Method("clip", "clipped RoPE: slow pairs fade to a standstill", _clipped_scaling),
-        _by_factor_alone(DynamicNTK),
+        _method_of_scaling(DynamicNTK),
         Method(
             "longrope-switch",
             "as trained for texts up to the training length, NTK for all of a longer one",
@@ -145,7 +145,7 @@ METHODS: dict[str, Method] = {
 }
 for _scaling in SCALINGS.values():
     if _scaling.extend_method is not None and _scaling.extend_method.name not in METHODS:
-        METHODS[_scaling.extend_method.name] = _by_factor_alone(_scaling)
+        METHODS[_scaling.extend_method.name] = _method_of_scaling(_scaling)
 
 
 METHODS_OF_SEVERAL_PAIRS = ("ntk", "ntk-1.5x", "ntk-2x", "dynamic", "longrope-switch")

@@ -76,8 +76,12 @@ def rope_variant(checkpoint: Checkpoint, name: str, target: int) -> Variant:
 
 
 def drope_variant(checkpoint: Checkpoint, target: int) -> Variant:
-    """Return the variant without rotation (DroPE), which must be tuned before it is of use. Its
-    causal mask still orders the tokens.
+    """Return the variant of DroPE: no layer rotates, and the config allows `target` tokens.
+
+    As it is, it predicts badly: it must be tuned, for which texts of the training length suffice.
+    A causal mask still tells positions apart, because token i sees i + 1 keys.
+
+    checkpoint: one for which `attentions_with_rope_switch` is not empty, see `check_after_loading`.
 
     Source: Gelberg et al. 2025, arXiv:2512.12167.
     """

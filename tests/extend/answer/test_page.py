@@ -139,7 +139,7 @@ def test_the_terminal_says_which_methods_stock_tools_load():
     for name, facts in given.items():
         variant = Variant(name, f"summary of {name}", nullcontext, (), **facts)  # type: ignore[arg-type]
         found.measured[name] = (variant, evaluation(2.4))
-    found.failed = {"clip": "its rotation is another one"}
+    found.not_measured = {"clip": "its rotation is another one"}
     shown = printed(found)
     for said in ("yes, but its cache is inexact", "needs our runtime", "no extension"):
         assert said in shown, said

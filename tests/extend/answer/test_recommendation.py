@@ -181,6 +181,6 @@ def test_a_table_that_ends_is_compared_with_the_window():
 
 def test_text_that_the_model_does_not_know_gives_no_recommendation():
     measured = {"none": (Variant("none", "", lambda: None), read(8, 8, 8, 9, 9))}  # type: ignore[arg-type]
-    name, reason = recommend(measured, 2, QUICK, foreign=True)
+    name, reason = recommend(measured, 2, QUICK, out_of_domain=True)
     assert name == "" and reason.startswith("No recommendation") and "2,98" in reason
     assert recommend(measured, 2, QUICK)[0] == "none"

@@ -13,9 +13,9 @@ import torch
 from posenc import extend as hf
 from posenc.extend.answer.report import _perplexity_rise, task_table
 from posenc.extend.extension import Outcome
-from posenc.extend.measure.evaluation import loss_rise, short_pieces
-from posenc.extend.measure.losses import Reader
-from posenc.extend.measure.tasks import TASKS, Score, TaskGrid, tasks_named
+from posenc.extend.measure.evaluation import mean_loss_rise, short_windows
+from posenc.extend.measure.losses import LossReader
+from posenc.extend.measure.tasks import TASKS, Score, TaskGrid, parse_task_names
 from posenc.extend.measure.word_puzzles import CITIES, NUM_COMMON_WORDS, PUZZLES
 from posenc.extend.options import Options
 from posenc.hf.checkpoint.tokenization import Windows
@@ -114,7 +114,7 @@ class Oracle:
 
 def test_exact_match_needs_every_token_and_depths_are_kept_apart():
     wrong = {0, 1, 2}  # the first depth has two prompts
-    scores, left_out = grid("needle").scores(Reader(Oracle(wrong)), FILLER, lambda *_: None)
+    scores, left_out = grid("needle").scores(LossReader(Oracle(wrong)), FILLER, lambda *_: None)
     assert left_out == {}
     score = scores["needle", TARGET]
     assert [cell.exact for cell in score.by_depth.values()] == [0.0, 0.5, 1.0, 1.0, 1.0]
@@ -163,7 +163,7 @@ def test_wilsons_interval_covers_what_it_should():
 
 def test_a_task_that_does_not_fit_says_so():
     small = TaskGrid(("variables",), (48,), as_bytes)
-    scores, left_out = small.scores(Reader(Oracle(set())), FILLER, lambda *_: None)
+    scores, left_out = small.scores(LossReader(Oracle(set())), FILLER, lambda *_: None)
     assert scores == {}
     assert "48 tokens are too few" in left_out["variables", 48]
 
@@ -171,27 +171,27 @@ def test_a_task_that_does_not_fit_says_so():
 @pytest.mark.parametrize("said", [[""], ["needel"], ["needle", "none"], ["passkey", "haystack"]])
 def test_an_unknown_task_is_refused_with_the_known_ones(said):
     with pytest.raises(ValueError, match=r"--task must be passkey, needle, needles, variables"):
-        tasks_named(said)
+        parse_task_names(said)
 
 
 def test_names_of_tasks_are_read():
-    assert tasks_named(["none"]) == ()
-    assert tasks_named(None) == ("passkey",)
-    assert tasks_named(["needle", "variables", "needle"]) == ("needle", "variables")
-    assert set(tasks_named(TASKS)) == set(TASKS)
-    assert tasks_named(["common_words", "common-words"]) == ("common-words",)
+    assert parse_task_names(["none"]) == ()
+    assert parse_task_names(None) == ("passkey",)
+    assert parse_task_names(["needle", "variables", "needle"]) == ("needle", "variables")
+    assert set(parse_task_names(TASKS)) == set(TASKS)
+    assert parse_task_names(["common_words", "common-words"]) == ("common-words",)
 
 
 def test_short_texts_are_the_same_before_and_after():
     tokens = torch.arange(4 * 200).view(4, 200)
     windows = Windows(tokens, tokens // 100)
-    pieces = short_pieces(windows, 64)
+    pieces = short_windows(windows, 64)
     assert pieces.tokens.shape == (12, 64)
     assert torch.equal(pieces.tokens[1], tokens[0, 64:128])
     before = np.ones((12, 64))
     before[:, 0] = np.nan
     after = before + 0.25
-    rise = loss_rise(before, after, pieces.documents.numpy())
+    rise = mean_loss_rise(before, after, pieces.documents.numpy())
     assert (rise.mean, rise.low, rise.high) == (0.25, 0.25, 0.25)
     assert rise.tokens == 12 * 63
 
