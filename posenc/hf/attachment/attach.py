@@ -177,13 +177,7 @@ def _attach_or_restore(
                 attachment, stack, stack_encoding, _reads_tokens(stacks, stack, example)
             )
             _record_hooked_modules(attachment, stack, model)
-        if not hooks.takes_position_ids(model):
-            attachment.handles += [
-                model.register_forward_pre_hook(hooks.note_position_ids, with_kwargs=True),
-                model.register_forward_hook(
-                    hooks.forget_position_ids, with_kwargs=True, always_call=True
-                ),
-            ]
+        _hook_dropped_position_ids(attachment, model)
         with recorded_attention():  # a forward that fails with the hooks must fail now
             run_in_evaluation(model, example)
         # Otherwise only attention depends on order: that is proved above.
@@ -446,6 +440,17 @@ def _attach_to_stack(
                 hooks.leave_attention, with_kwargs=True, always_call=True
             ),
         ]
+
+
+def _hook_dropped_position_ids(attachment: Attachment, model: Any) -> None:
+    """Register hooks that note a call with position_ids on a model whose forward does not name
+    them: its own code may drop them before they reach the stack."""
+    if hooks.takes_position_ids(model):
+        return
+    attachment.handles += [
+        model.register_forward_pre_hook(hooks.note_position_ids, with_kwargs=True),
+        model.register_forward_hook(hooks.forget_position_ids, with_kwargs=True, always_call=True),
+    ]
 
 
 def _record_hooked_modules(attachment: Attachment, stack: Stack, model: Any) -> None:

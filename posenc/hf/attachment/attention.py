@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -136,7 +136,6 @@ def attend(
         is_causal = bool(getattr(module, "is_causal", True))
     running = _running_attention(module, key)
     q_len = query.shape[2]
-    device = query.device
     if attention_mask is None and is_causal and 1 < q_len < key.shape[2]:
         # In transformers' interface no mask means that query i sees key i: the queries are the
         # first tokens of a static cache, and its other keys are still empty.
@@ -146,20 +145,25 @@ def attend(
             running.keep_first_keys(q_len)
     kv_len = key.shape[2]
     if running is None:
-        first = kv_len - q_len  # below 0 where a long text reads a short one by cross-attention
-        kv_positions = consecutive_positions(0, kv_len, device)
-        positions = kv_positions if first == 0 else consecutive_positions(first, q_len, device)
-        encoding = PositionEncoding()
-        state = None
-        kv_state = None
+        inputs = _inputs_without_encoding(q_len, kv_len, query.device)
     else:
-        encoding = running.encoding
-        positions = running.positions
-        kv_positions = running.kv_positions
-        state = running.state
-        kv_state = running.kv_state
+        inputs = _EncodingInputs(
+            running.encoding,
+            running.positions,
+            running.kv_positions,
+            running.state,
+            running.kv_state,
+        )
     sizes = (query.shape[0], query.shape[1], q_len, kv_len)
-    mask = _choose_mask(attention_mask, is_causal, positions, kv_positions, sizes, running, module)
+    mask = _choose_mask(
+        attention_mask,
+        is_causal,
+        inputs.q_positions,
+        inputs.kv_positions,
+        sizes,
+        running,
+        module,
+    )
     trial = TRIAL_RECORD.get()
     if trial is not None:
         call = AttentionCall(
@@ -170,7 +174,7 @@ def attend(
             q_len=q_len,
             kv_len=kv_len,
             causal=is_causal,
-            positions=positions,
+            positions=inputs.q_positions,
         )
         trial.calls.append(call)
         if trial.blind:
@@ -179,18 +183,38 @@ def attend(
         query,
         key,
         value,
-        encoding,
-        q_positions=positions,
-        kv_positions=kv_positions,
-        q_state=state,
-        kv_state=kv_state,
+        inputs.encoding,
+        q_positions=inputs.q_positions,
+        kv_positions=inputs.kv_positions,
+        q_state=inputs.q_state,
+        kv_state=inputs.kv_state,
         mask=mask,
         sinks=kwargs.get("s_aux"),
         dropout_p=dropout if module.training else 0.0,
-        scale=_score_scale(encoding, scaling, query.shape[-1]),
+        scale=_score_scale(inputs.encoding, scaling, query.shape[-1]),
     )
     assert isinstance(out, Tensor)
     return out.transpose(1, 2).contiguous(), None
+
+
+class _EncodingInputs(NamedTuple):
+    """An encoding, and the arguments of posenc.attention that it reads. q_positions, q_state: of
+    the queries. kv_positions, kv_state: of the keys."""
+
+    encoding: PositionEncoding
+    q_positions: Tensor | range
+    kv_positions: Tensor | range
+    q_state: Tensor | None
+    kv_state: Tensor | None
+
+
+def _inputs_without_encoding(q_len: int, kv_len: int, device: torch.device) -> _EncodingInputs:
+    """Return the inputs for a module without an encoding: tokens count from 0, and the queries are
+    the last of them."""
+    first = kv_len - q_len  # below 0 where a long text reads a short one by cross-attention
+    kv_positions = consecutive_positions(0, kv_len, device)
+    q_positions = kv_positions if first == 0 else consecutive_positions(first, q_len, device)
+    return _EncodingInputs(PositionEncoding(), q_positions, kv_positions, None, None)
 
 
 def _score_scale(encoding: PositionEncoding, scaling: float | None, head_dim: int) -> float:

@@ -361,21 +361,7 @@ def _positions_and_documents(
             "model.transformer(tokens, position_ids=ids)."
         )
     if ids is not None:
-        ids = _integers_unless_fractional(ids)
-        numbers, ids = _split_token_numbers(ids, axes)
-        positions = _positions_from_ids(ids, axes)
-        if cache is not None and past:
-            cached_numbers = cached_positions(self_attention_cache(cache))
-            if axes > 1:
-                cached_numbers = (
-                    None  # the cache holds components, and not the numbers of its tokens
-                )
-            refuse_another_text(ids, numbers, cached_numbers, mask, past)
-            return positions, None
-        if numbers is None:
-            refuse_packed_text(ids, mask)
-            return positions, None
-        return positions, document_numbers(numbers, mask)
+        return _positions_and_documents_of_ids(ids, axes, mask, cache, past)
     if axes > 1:
         raise ValueError(
             f"posenc: the encoding takes positions of {axes} components: hand the model "
@@ -387,6 +373,31 @@ def _positions_and_documents(
         return consecutive_positions(past, length, tokens.device), None
     real = positions_from_mask(mask)[:, past : past + length]
     return real.to(tokens.device), None
+
+
+def _positions_and_documents_of_ids(
+    ids: Tensor, axes: int, mask: Any, cache: Any, past: int
+) -> tuple[Tensor, Tensor | None]:
+    """Return what `_positions_and_documents` returns, for position_ids of the caller.
+
+    mask: attention_mask, or None. cache: the KV cache, or None. past: tokens in the cache.
+
+    Raises: ValueError if the new tokens are not of the text that the cache holds, or if nothing
+    says where a text of a packed row ends.
+    """
+    ids = _integers_unless_fractional(ids)
+    numbers, ids = _split_token_numbers(ids, axes)
+    positions = _positions_from_ids(ids, axes)
+    if cache is not None and past:
+        cached_numbers = None
+        if axes == 1:  # else the cache holds components, and not the numbers of its tokens
+            cached_numbers = cached_positions(self_attention_cache(cache))
+        refuse_another_text(ids, numbers, cached_numbers, mask, past)
+        return positions, None
+    if numbers is None:
+        refuse_packed_text(ids, mask)
+        return positions, None
+    return positions, document_numbers(numbers, mask)
 
 
 def _split_token_numbers(ids: Tensor, axes: int) -> tuple[Tensor | None, Tensor]:

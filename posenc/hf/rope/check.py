@@ -11,16 +11,16 @@ FULL_ATTENTION = "full_attention"
 KNOWN_KEYS = frozenset(
     "rope_type type rope_theta partial_rotary_factor original_max_position_embeddings "
     "mrope_section mrope_interleaved".split()
-).union(*((*known.required, *known.optional) for known in ROPE_TYPES.values()))
+).union(*((*rope_type.required, *rope_type.optional) for rope_type in ROPE_TYPES.values()))
 REQUIRED_KEYS: dict[str, tuple[str, ...]] = {
     "default": (),
     "mrope": (),
     "su": ROPE_TYPES["longrope"].required,
-    **{name: known.required for name, known in ROPE_TYPES.items()},
+    **{name: rope_type.required for name, rope_type in ROPE_TYPES.items()},
 }
 """Keys that each known rope_type requires. "su" and "mrope" are old names."""
 TYPES_WITH_ORIGINAL_LENGTH = [
-    name for name, known in ROPE_TYPES.items() if known.has_original_length
+    name for name, rope_type in ROPE_TYPES.items() if rope_type.has_original_length
 ]
 POSITIVE_KEYS = tuple(
     "rope_theta partial_rotary_factor factor attention_factor beta_fast beta_slow mscale "
@@ -33,19 +33,20 @@ def check_rotary_keys(raw: dict[str, Any], path: Path = Path("config.json")) -> 
 
     Raises: ValueError naming the file, the keys and what to do.
     """
-    new = _read_object(raw, "rope_parameters", path)
-    old = _read_object(raw, "rope_scaling", path)
-    comparable = _part_comparable_to_scaling(new, old)
-    if new and old and _canonical_keys(comparable) != _canonical_keys(old):
+    rope_parameters = _read_object(raw, "rope_parameters", path)
+    rope_scaling = _read_object(raw, "rope_scaling", path)
+    comparable = _part_comparable_to_scaling(rope_parameters, rope_scaling)
+    has_both = bool(rope_parameters and rope_scaling)
+    if has_both and _canonical_keys(comparable) != _canonical_keys(rope_scaling):
         raise ValueError(
             f"{path} has rope_parameters and another rope_scaling, and transformers takes "
             "rope_scaling: delete the one that is wrong."
         )
-    for layer_type, parameters in _keys_by_layer_type(new or old).items():
+    for layer_type, parameters in _keys_by_layer_type(rope_parameters or rope_scaling).items():
         _check_parameters(parameters, raw, path)
         if layer_type == FULL_ATTENTION:  # to whose layers the rope_theta outside belongs
             _check_thetas_agree(parameters, raw, path)
-        if new:
+        if rope_parameters:
             _check_theta_given(parameters, raw, path)
 
 
@@ -72,12 +73,12 @@ def _check_parameters(parameters: dict[str, Any], raw: dict[str, Any], path: Pat
             f"{path} gives attn_factor, which multiplies YaRN's temperature, where transformers "
             "reads attention_factor, which replaces it: write attention_factor with the product."
         )
-    known = KNOWN_KEYS | ({"alpha"} if raw.get("model_type") in HUNYUAN else set())
-    unknown = sorted(set(parameters) - known)
+    allowed = KNOWN_KEYS | ({"alpha"} if raw.get("model_type") in HUNYUAN else set())
+    unknown = sorted(set(parameters) - allowed)
     if unknown:
         raise ValueError(
             f"{path}: unknown rotary keys {', '.join(unknown)}; known are "
-            f"{', '.join(sorted(known))}."
+            f"{', '.join(sorted(allowed))}."
         )
     kind = parameters.get("rope_type", parameters.get("type", "default"))
     if not isinstance(kind, str) or kind not in REQUIRED_KEYS:
@@ -147,12 +148,16 @@ def _is_list_of_positive_numbers(value: Any) -> bool:
     return isinstance(value, list) and bool(value) and all(map(is_positive, value))
 
 
-def _part_comparable_to_scaling(new: dict[str, Any], old: dict[str, Any]) -> dict[str, Any]:
-    """Return the part of rope_parameters, `new`, that can be compared with rope_scaling, `old`: the
-    keys of full attention if `old` has no layer types, else all."""
-    nested = any(isinstance(value, dict) for value in old.values())
-    far = new.get(FULL_ATTENTION)
-    return far if isinstance(far, dict) and not nested else new
+def _part_comparable_to_scaling(
+    rope_parameters: dict[str, Any], rope_scaling: dict[str, Any]
+) -> dict[str, Any]:
+    """Return the part of rope_parameters that can be compared with rope_scaling: the keys of full
+    attention if rope_scaling has no layer types, else all."""
+    nested = any(isinstance(value, dict) for value in rope_scaling.values())
+    full_attention = rope_parameters.get(FULL_ATTENTION)
+    if isinstance(full_attention, dict) and not nested:
+        return full_attention
+    return rope_parameters
 
 
 def _canonical_keys(parameters: dict[str, Any]) -> dict[str, Any]:

@@ -99,6 +99,18 @@ class Inputs:
                 return self.length if self.num_queries is None else self.num_queries
             case "scores":
                 return torch.zeros(1, self.heads, self.length, self.length, dtype=self.dtype)
+            case "dtype":
+                return self.dtype
+            case "offset":
+                return self.offset
+            case "starts":
+                return self.starts
+        return self._score_mod_argument(word)
+
+    def _score_mod_argument(self, word: str) -> Tensor:
+        """Return the value of one of _SCORE_MOD_ARGUMENTS. FlexAttention passes single numbers;
+        these are tensors that broadcast to (heads, len, len), for all scores in one call."""
+        match word:
             case "score":
                 return torch.zeros(self.heads, self.length, self.length, dtype=self.dtype)
             case "batch":
@@ -109,12 +121,6 @@ class Inputs:
                 return torch.arange(self.length)[:, None]
             case "kv_idx":
                 return torch.arange(self.length)
-            case "dtype":
-                return self.dtype
-            case "offset":
-                return self.offset
-            case "starts":
-                return self.starts
         raise AssertionError(word)
 
     def _content_in_shape(self, word: str, shape: str) -> Tensor:
