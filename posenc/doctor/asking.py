@@ -1,5 +1,6 @@
 """Decide whom `posenc doctor` asks, and ask each interpreter once for all files."""
 
+import shutil
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -63,11 +64,20 @@ def interpreters_to_ask(asked_for: Sequence[str] | None) -> list[Interpreter]:
 
 
 def _interpreter_named(value: str) -> Interpreter:
-    """Return the interpreter that a value of --ask names. A path may have a = of its own."""
+    """Return the interpreter that a value of --ask names. A path may have a = of its own.
+
+    Raises: ValueError for RUNTIME=PYTHON without one of the two.
+    """
     runtime, separator, python = value.partition("=")
-    if separator and runtime in PROBES:
+    if not separator or "/" in runtime:
+        return Interpreter(value)
+    if runtime in PROBES:
+        if not python:
+            raise ValueError(f"--ask {value}: the interpreter is missing.")
         return Interpreter(python, runtime)
-    return Interpreter(value)
+    if shutil.which(value) is not None:
+        return Interpreter(value)
+    raise ValueError(f"--ask {value}: {runtime!r} is none of {', '.join(PROBES)}.")
 
 
 def is_asked_of(runtime: str, rows: Collection[str]) -> bool:
@@ -195,6 +205,9 @@ def notes_on_releases(answers: Mapping[str, Asked]) -> list[str]:
     for one that was asked for a part of its answer only."""
     notes = []
     for row, answer in answers.items():
+        if answer.unmeasured:
+            why = answer.unmeasured.rstrip(".")
+            notes.append(f"{answer.runtime} {answer.version}: {why}. {KNOWN_IS_SHOWN}")
         if answer.loaded:
             notes.append(LOADED.format(version=answer.version))
         if not _is_recorded(row, answer.version):

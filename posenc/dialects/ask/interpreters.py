@@ -236,11 +236,11 @@ def _why_ended(interpreter: str, code: int, last: str) -> str:
     code: its exit code, negative for a signal. last: the last line of its standard error.
     """
     if last.startswith(("ModuleNotFoundError", "ImportError")):
-        return f"--ask {interpreter}: it has no such runtime: {last}"
+        return f"--ask {interpreter}: it has no such runtime: {last.rstrip('.')}."
     if last.startswith("MemoryError") or "can't allocate memory" in last:
         return f"--ask {interpreter}: the answer needs more memory than a probe is given."
     how = f"ended by signal {-code}" if code < 0 else f"ended with {code}"
-    return f"--ask {interpreter}: {how}: {last or 'it said nothing'}"
+    return f"--ask {interpreter}: {how}: {last.rstrip('.') or 'it said nothing'}."
 
 
 def _no_answer(said: bytes, expected: str, interpreter: str) -> AskError:

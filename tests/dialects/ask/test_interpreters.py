@@ -63,7 +63,7 @@ def test_it_hangs_and_nothing_is_left(tmp_path):
 
 def test_it_dies(tmp_path):
     path = program(tmp_path, "#!/bin/sh\nkill -SEGV $$\n")
-    assert said(path) == "ended by signal 11: it said nothing"
+    assert said(path) == "ended by signal 11: it said nothing."
 
 
 @pytest.mark.parametrize(

@@ -33,6 +33,7 @@ LARGEST_ARRAY = 2**20
 """Arrays of more elements are never filled: they are weights."""
 WHOLE = "--whole"
 """Argument of a probe that is to do without nothing of its runtime."""
+NO_MEMORY = re.compile(r"[Cc](an't|annot) allocate memory|std::bad_alloc")
 WORDS = 300
 """Letters of a refusal that are passed on."""
 
@@ -50,13 +51,25 @@ def answer_question(runtime, start, answer_case, connects_to_itself=False):
     limit_process(question["memory"], connects_to_itself)
     try:
         version = start()
-        cases = [answer_case(case) for case in question["cases"]]
+        cases = [answer_within_memory(answer_case, case) for case in question["cases"]]
     except StartAgain:
         start_again(question, answer_to)
     json.dump({"runtime": runtime, "version": version, "cases": cases}, answer_to)
     answer_to.write("\n")
     answer_to.flush()
     os._exit(0)  # a runtime may have threads that end late, and takes time to be taken down
+
+
+def answer_within_memory(answer_case, case):
+    """Return the answer to one case, also where it needs more memory than there is."""
+    try:
+        return answer_case(case)
+    except NeedsMemoryError:
+        return {"unmeasured": "it needs more memory than a probe is given"}
+
+
+class NeedsMemoryError(Exception):
+    """An error is not the runtime's answer, but comes of this process's limit of memory."""
 
 
 class StartAgain(Exception):
@@ -89,7 +102,12 @@ def limit_process(memory, connects_to_itself=False):
 
 def error_in_one_line(error):
     """Return the type and the message of an error in one line, without the name of this folder and
-    pydantic's advice."""
+    pydantic's advice.
+
+    Raises: NeedsMemoryError for an error of the memory.
+    """
+    if isinstance(error, MemoryError) or NO_MEMORY.search(str(error)):
+        raise NeedsMemoryError from error
     said = " ".join(str(error).replace(str(Path.cwd()), "the folder").split())
     said = re.sub(r"^\d+ validation errors? for \w+ ", "", said)
     said = re.sub(r" \[type=.*", "", said)

@@ -9,8 +9,6 @@ import pytest
 from posenc.dialects.ask import Asked, as_loaded, ask
 from posenc.dialects.files.gguf_reader import read_metadata
 from posenc.dialects.runtimes.llama_cpp import compute_from_metadata
-from posenc.doctor.options import Options
-from posenc.doctor.running import run
 from tests.dialects.ask.probes.other_runtimes import interpreter, plant
 
 gguf = pytest.importorskip("gguf", reason="the gguf package is not installed")
@@ -116,12 +114,12 @@ def test_what_is_no_gguf_file_is_refused(tmp_path):
     assert answer(path).refuses or answer(path).unmeasured
 
 
-def test_the_doctor_says_which_part_was_asked(tmp_path):
+def test_the_doctor_says_which_part_was_asked(call, tmp_path):
     path = write(tmp_path / "a.gguf", **YARN)
-    said, code = run(Options((path,), ask=[str(PYTHON)]))
-    assert code == 0 and "asked, b" in said and "what it computes from them is known" in said
-    answer = json.loads(run(Options((path,), ask=[str(PYTHON)], as_json=True))[0])
-    assert answer["runtimes"]["llama.cpp"]["asked"]
+    code, out, _ = call("doctor", path, "--ask", PYTHON)
+    assert code == 0 and "asked, b" in out and "what it computes from them is known" in out
+    _, out, _ = call("doctor", path, "--ask", PYTHON, "--json")
+    assert json.loads(out)["runtimes"]["llama.cpp"]["asked"]
 
 
 @pytest.mark.parametrize(
