@@ -14,12 +14,12 @@ PAGES = "../posenc/doctor/pages"
 
 def reference() -> str:
     """The runtimes that are emulated, and all rules from their table."""
-    from posenc.dialects.runtimes import VERSIONS
+    from posenc.dialects.runtimes import RELEASES_IN_WORDS
     from posenc.doctor.rule import SEVERITIES
     from posenc.doctor.rules import RULES
 
     lines = ["## Runtimes", "", "| runtime | versions |", "|---|---|"]
-    lines += [f"| {name} | {versions} |" for name, versions in VERSIONS.items()]
+    lines += [f"| {name} | {versions} |" for name, versions in RELEASES_IN_WORDS.items()]
     lines += ["", "## Rules", ""]
     lines += [
         "An error means that a runtime named by `--for` (default: all six that know the model) "

@@ -53,8 +53,8 @@ def rules() -> dict[str, Any]:
     from posenc.dialects.families import all_families
     from posenc.dialects.files import spelling
     from posenc.dialects.model import INNER, LENGTHS, Model
+    from posenc.dialects.position_keys import ABOUT_POSITIONS, COMMON, NO_EFFECT, READ
     from posenc.dialects.runtimes.transformers5 import NEEDED
-    from posenc.dialects.understood import ABOUT_POSITIONS, COMMON, NO_EFFECT, READ
     from posenc.doctor.rules import foreign_names, numbers, rope_types, unread_keys
 
     families = {}

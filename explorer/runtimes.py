@@ -21,7 +21,7 @@ from typing import Any
 from posenc import dialects
 from posenc.dialects.computed import ComputedPositions, LayerRotation
 from posenc.dialects.families import RUNTIME_FILES, WITHOUT_ROTATION, all_families
-from posenc.dialects.runtimes import RECORD, RUNTIMES
+from posenc.dialects.runtimes import RELEASES, RUNTIMES
 from posenc.frequencies import floats
 
 DIALECTS = Path(str(dialects.__file__)).parent
@@ -323,7 +323,7 @@ def table(report: Any = lambda name: None) -> dict[str, Any]:
             "read": {r: facts[c]["read"] for r, c in RUNTIME_FILES.items() if facts.get(c)},
         }
     return {
-        "runtimes": {name: RECORD[name].read for name in RUNTIMES},
+        "runtimes": {name: RELEASES[name].read for name in RUNTIMES},
         "spellings": [" ".join(s) for s in every],
         "answers": [json.loads(code) for code in codes],
         "columns": list(columns),

@@ -19,8 +19,11 @@ Switch = Literal["static", "length", "batch", "start"]
 """When the frequencies change: never, with the current length, with the longest sequence of a
 batch, or with the length that the server was started for."""
 
-STANDSTILL = 1e-20
+SMALLEST_FREQUENCY = 1e-20
 """Radians per position below which a pair does not visibly rotate at any length."""
+STOPPING_DIVISOR = 1e30
+"""A divisor of a frequency, of any base, after which it is below SMALLEST_FREQUENCY. llama.cpp's
+converter writes it for Gemma 4, and posenc for pairs that must not rotate."""
 
 
 ARITHMETIC = (ArithmeticError, TypeError, ValueError, KeyError, AttributeError, IndexError)
@@ -47,7 +50,7 @@ class LayerRotation:
     multiplier: float = 1.0
 
     def __post_init__(self) -> None:
-        still = tuple(0.0 if abs(f) < STANDSTILL else float(f) for f in self.inv_freq)
+        still = tuple(0.0 if abs(f) < SMALLEST_FREQUENCY else float(f) for f in self.inv_freq)
         if not all(math.isfinite(f) for f in (*still, self.multiplier)):
             raise RefusedError("the frequencies or the multiplier are not finite")
         object.__setattr__(self, "inv_freq", still)

@@ -9,7 +9,7 @@ from posenc.dialects.families import WITHOUT_ROTATION
 from posenc.dialects.files.spelling import as_transformers
 from posenc.dialects.meaning import is_length, meaning_of
 from posenc.dialects.model import model_of
-from posenc.dialects.record import record_of_meaning
+from posenc.dialects.position_record import record_of_meaning
 
 VERSION = 1
 """Of the format of vectors/*.json; it changes when programs that read them must change."""

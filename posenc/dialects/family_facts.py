@@ -98,7 +98,7 @@ class RuntimeFacts:
     since: str = "0"
     """The first release with the family."""
     before: tuple[Mapping[str, Any], ...] = ()
-    """What was otherwise in earlier releases, see `versions.facts_in_version`."""
+    """What was otherwise in earlier releases, see `releases.facts_in_version`."""
     unread: tuple[str, ...] = ()
     """Keys of a config and types of a rope dict with which nobody has read what the code does;
     "all" for any."""

@@ -12,7 +12,6 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, TypeGuard
 
-from posenc.dialects.classes import first_class, other_architecture
 from posenc.dialects.computed import (
     ARITHMETIC,
     ComputedPositions,
@@ -20,11 +19,11 @@ from posenc.dialects.computed import (
     RefusedError,
     first_changing_switch,
 )
-from posenc.dialects.families import all_families
+from posenc.dialects.families import all_families, first_class, other_architecture
 from posenc.dialects.files.spelling import NUMBERS, with_vendors_keys_renamed
 from posenc.dialects.model import ORIGINAL_LENGTH, TRAINED_KEY, BadConfigError, Model, model_of
+from posenc.dialects.position_keys import TRAINED_LENGTH_OF_NOMIC
 from posenc.dialects.runtimes import transformers5
-from posenc.dialects.understood import TRAINED_LENGTH_OF_NOMIC
 from posenc.frequencies import floats
 from posenc.frequencies.registry import ROPE_TYPES
 

@@ -6,15 +6,22 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
-from posenc.dialects.classes import other_architecture
-from posenc.dialects.families import WITHOUT_ROTATION, facts_of_family, family_of_class, json_table
+from posenc.dialects.families import (
+    WITHOUT_ROTATION,
+    facts_of_family,
+    family_of_class,
+    json_table,
+    other_architecture,
+)
 from posenc.dialects.family_facts import Transformers5Facts
 
 INNER = ("text_config", "language_config", "llm_config")
 """Where a config of several modalities keeps the language model's."""
 LENGTHS = ("max_position_embeddings", "n_positions", "max_sequence_length", "max_seq_len", "n_ctx")
-ROTARY, OUTSIDE = json_table("keys")["rotary"], json_table("keys")["text_config"]
-"""Keys about rotation; those that a config with a language model's own config reads there only."""
+ROTARY = json_table("position_keys")["rotary"]
+"""Keys about rotation."""
+OUTSIDE = json_table("position_keys")["text_config"]
+"""Keys that a config with a language model's own config reads there only."""
 ORIGINAL_LENGTH = "original_max_position_embeddings"
 """The key of the length that a model was trained at before its frequencies were stretched."""
 TRAINED_KEY = "posenc_trained_length"
@@ -25,7 +32,7 @@ NOT_LIFTED = ("head_dim", "partial_rotary_factor", "original_max_position_embedd
 LARGEST = 1 << 40
 LARGEST_OF = {"head_dim": 1 << 14, "qk_rope_head_dim": 1 << 14, "num_hidden_layers": 2000}
 """Bounds of sizes that lists are allocated for; the largest models have a tenth of them."""
-LAYER_KINDS = tuple(json_table("keys")["layer kinds"])
+LAYER_KINDS = tuple(json_table("position_keys")["layer kinds"])
 """Names by which rope_parameters may be nested."""
 SCALAR_SCALES = dict.fromkeys(
     """

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from posenc.dialects.ask import Asked
 from posenc.dialects.computed import ComputedPositions, LayerRotation
-from posenc.dialects.record import Record
+from posenc.dialects.position_record import PositionRecord
 from posenc.dialects.runtimes import RUNTIMES
 from posenc.doctor.case import Case
 from posenc.doctor.rule import SEVERITIES, Finding, Rule
@@ -308,7 +308,10 @@ def report_without_judgement(headline: str, why: str) -> Report:
 
 
 def report_of_comparison(
-    paths: Sequence[Path], records: tuple[Record, Record], differences: Sequence[str], length: str
+    paths: Sequence[Path],
+    records: tuple[PositionRecord, PositionRecord],
+    differences: Sequence[str],
+    length: str,
 ) -> Report:
     """Return how the positions of two files differ.
 

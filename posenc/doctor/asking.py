@@ -16,7 +16,7 @@ from posenc.dialects.ask import (
 )
 from posenc.dialects.files.source import Source
 from posenc.dialects.meaning import UnknownFamilyError, meaning_of
-from posenc.dialects.runtimes.versions import VERSIONS, is_recorded
+from posenc.dialects.runtimes.releases import RELEASES_IN_WORDS, is_recorded
 
 READS = "transformers"
 """The spelling of the files that most runtimes are asked about: the config.json of transformers."""
@@ -213,8 +213,8 @@ def notes_on_releases(answers: Mapping[str, Asked]) -> list[str]:
         if not _is_recorded(row, answer.version):
             notes.append(
                 f"Installed is {answer.runtime} {answer.version}, and posenc has recorded "
-                f"{VERSIONS[row]}. Its row is its own answer; what is meant, and what programs do "
-                "that load configs by it, is judged by the recorded releases."
+                f"{RELEASES_IN_WORDS[row]}. Its row is its own answer; what is meant, and what "
+                "programs do that load configs by it, is judged by the recorded releases."
             )
     return notes
 

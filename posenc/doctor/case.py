@@ -16,12 +16,12 @@ from posenc.dialects.files.gguf_metadata import Metadata
 from posenc.dialects.files.source import Source
 from posenc.dialects.meaning import Meaning, UnknownFamilyError, meaning_of, require_known_family
 from posenc.dialects.model import ORIGINAL_LENGTH, BadConfigError, Model, model_of
-from posenc.dialects.record import Record, record_of, record_of_meaning
-from posenc.dialects.runtimes import RECORD, RUNTIMES, emulate
+from posenc.dialects.position_record import PositionRecord, record_of, record_of_meaning
+from posenc.dialects.runtimes import RELEASES, RUNTIMES, emulate
+from posenc.dialects.runtimes.emulators import unrecorded_version
 from posenc.dialects.runtimes.llama_cpp import compute_from_metadata
 from posenc.dialects.runtimes.params_files import emulate_params_file
-from posenc.dialects.runtimes.running import unrecorded_version
-from posenc.dialects.runtimes.versions import is_recorded
+from posenc.dialects.runtimes.releases import is_recorded
 from posenc.doctor.misreading import Aspect, differing_aspects, misread_aspects
 
 ALL = tuple(RUNTIMES)
@@ -85,7 +85,7 @@ class Case:
         return self._meaning_and_reason[1]
 
     @cached_property
-    def record(self) -> Record | None:
+    def record(self) -> PositionRecord | None:
         """Return what the file means in one record; None where it is unclear, or libllama refuses
         the GGUF file."""
         if self.metadata is not None:
@@ -133,7 +133,7 @@ class Case:
                 own = compute_from_metadata(metadata, self.length)
         except RefusedError as refused:
             known = "unknown" if isinstance(refused, NotReadError) else "yes"
-            own = ComputedPositions(str(refused), known=known, version=RECORD[name].read)
+            own = ComputedPositions(str(refused), known=known, version=RELEASES[name].read)
         opens_none = ComputedPositions("mlx-lm opens no GGUF file", known="no such file")
         others = {
             r: ComputedPositions(
@@ -142,7 +142,7 @@ class Case:
             for r in RUNTIMES
         }
         results = {**others, "mlx-lm": opens_none}
-        dated = {r: replace(result, version=RECORD[r].read) for r, result in results.items()}
+        dated = {r: replace(result, version=RELEASES[r].read) for r, result in results.items()}
         return {**dated, name: own}
 
     @cached_property

@@ -16,9 +16,9 @@ from posenc.dialects.files.source import NoRotationError, Source, is_adapter, lo
 from posenc.dialects.files.spelling import as_transformers
 from posenc.dialects.meaning import UnknownFamilyError, meaning_of, path_in_errors
 from posenc.dialects.model import BadConfigError, model_of
-from posenc.dialects.record import Record, record_of
+from posenc.dialects.position_record import PositionRecord, record_of
 from posenc.dialects.runtimes import RUNTIMES, emulate
-from posenc.dialects.runtimes.versions import runtime_and_version
+from posenc.dialects.runtimes.releases import runtime_and_version
 from posenc.dialects.writers.changes import config_changes
 from posenc.dialects.writers.overrides import (
     SERVERS,
@@ -464,7 +464,7 @@ def _compare_two_files(options: Options) -> tuple[Report, int]:
     lines = two_files.differences(first, second)
     if not lines and options.length is None:
         # Files that mean the same at their longest lengths may change at others.
-        def both_at(length: int) -> tuple[Record, Record]:
+        def both_at(length: int) -> tuple[PositionRecord, PositionRecord]:
             return _record_at_length(one, one_path, length), _record_at_length(
                 other, other_path, length
             )
@@ -477,7 +477,7 @@ def _compare_two_files(options: Options) -> tuple[Report, int]:
     return report, int(bool(lines))
 
 
-def _record_at_length(source: Source, path: Path, length: int | None) -> Record:
+def _record_at_length(source: Source, path: Path, length: int | None) -> PositionRecord:
     """Return what a file means at a length. Errors name it as the user did."""
     with path_in_errors(path):
         try:

@@ -2,13 +2,13 @@
 
 from collections.abc import Callable
 
-from posenc.dialects.record import LayerKind, Record
+from posenc.dialects.position_record import LayerKind, PositionRecord
 
 TOLERANCE = 1e-6
 """Relative; both records are computed in float64, so that smaller differences are rounding."""
 
 
-def differences(first: Record, second: Record) -> list[str]:
+def differences(first: PositionRecord, second: PositionRecord) -> list[str]:
     """Return one line per difference between two records; empty if both mean the same.
 
     Kinds of layers are matched by name, since a GGUF file does not say which layers have which. If
@@ -32,7 +32,9 @@ def differences(first: Record, second: Record) -> list[str]:
 
 
 def differences_at_switches(
-    first: Record, second: Record, at: Callable[[int], tuple[Record, Record]]
+    first: PositionRecord,
+    second: PositionRecord,
+    at: Callable[[int], tuple[PositionRecord, PositionRecord]],
 ) -> list[str]:
     """Return how two records' rotations differ where those of one change with the length: at the
     first such length with a difference; empty if there is none.
@@ -49,7 +51,7 @@ def differences_at_switches(
     return []
 
 
-def lengths_around_switches(*records: Record) -> list[int]:
+def lengths_around_switches(*records: PositionRecord) -> list[int]:
     """Return the lengths, in tokens, at which records whose frequencies change are compared: the
     trained and the longest length of each, one token more, and twice as many; empty if none
     changes."""
@@ -61,7 +63,7 @@ def lengths_around_switches(*records: Record) -> list[int]:
     return sorted(found)
 
 
-def _rotation_differences(first: Record, second: Record) -> list[str]:
+def _rotation_differences(first: PositionRecord, second: PositionRecord) -> list[str]:
     """Return a line for each difference between the rotations of the kinds of layers, in no
     particular order."""
     lines = []

@@ -11,8 +11,8 @@ import pytest
 from posenc.dialects import family_facts
 from posenc.dialects.families import RUNTIME_FILES, all_families, facts_of_runtime
 from posenc.dialects.family_facts import Fields, RuntimeFacts, Transformers5Facts
-from posenc.dialects.runtimes import gguf_converter, mlx_lm, sglang, transformers4, vllm
-from posenc.dialects.runtimes.gguf_converter import LlamaCppFacts
+from posenc.dialects.runtimes import llama_cpp_converter, mlx_lm, sglang, transformers4, vllm
+from posenc.dialects.runtimes.llama_cpp_converter import LlamaCppFacts
 from posenc.dialects.runtimes.mlx_lm import MlxLmFacts
 from posenc.dialects.runtimes.sglang import SglangFacts
 from posenc.dialects.runtimes.transformers4 import Transformers4Facts
@@ -72,7 +72,7 @@ def test_every_field_is_used_and_none_has_its_default(runtime):
 
 
 @pytest.mark.parametrize(
-    "module", [family_facts, gguf_converter, mlx_lm, sglang, transformers4, vllm]
+    "module", [family_facts, llama_cpp_converter, mlx_lm, sglang, transformers4, vllm]
 )
 def test_every_field_has_a_docstring(module):
     tree = ast.parse(inspect.getsource(module))

@@ -2,7 +2,7 @@
 
 import pytest
 
-from posenc.dialects.classes import is_named_like
+from posenc.dialects.families import is_named_like
 from posenc.dialects.runtimes import RUNTIMES, emulate
 from tests.doctor.judging import case, judge
 from tests.doctor.threads import BASE

@@ -6,12 +6,11 @@ import numpy as np
 import pytest
 
 from posenc.dialects.computed import ComputedPositions, LayerRotation
-from posenc.dialects.files.gguf_metadata import KEYS
-from posenc.dialects.files.gguf_reader import read_metadata
+from posenc.dialects.files.gguf_metadata import KEYS, read_metadata
 from posenc.dialects.files.source import load
 from posenc.dialects.model import model_of
-from posenc.dialects.runtimes.gguf_converter import converted_metadata
 from posenc.dialects.runtimes.llama_cpp import compute_from_metadata
+from posenc.dialects.runtimes.llama_cpp_converter import converted_metadata
 from posenc.dialects.writers import gguf_edit
 from posenc.doctor.case import Case
 from posenc.doctor.options import Options

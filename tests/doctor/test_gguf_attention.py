@@ -6,10 +6,9 @@ import math
 import numpy as np
 import pytest
 
-from posenc.dialects.files.gguf_metadata import Metadata
-from posenc.dialects.files.gguf_reader import read_metadata
+from posenc.dialects.files.gguf_metadata import Metadata, read_metadata
 from posenc.dialects.files.source import load
-from posenc.dialects.record import record_of
+from posenc.dialects.position_record import record_of
 from posenc.dialects.runtimes import RUNTIMES
 from posenc.dialects.runtimes.llama_cpp import compute_from_metadata
 from posenc.doctor.options import Options

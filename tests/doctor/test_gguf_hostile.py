@@ -10,7 +10,7 @@ import tracemalloc
 import pytest
 
 from posenc.dialects.files import gguf_header
-from posenc.dialects.files.gguf_reader import read_metadata
+from posenc.dialects.files.gguf_metadata import read_metadata
 from posenc.doctor.options import Options
 from tests.doctor.judging import run
 from tests.doctor.threads import BASE

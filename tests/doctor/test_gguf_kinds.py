@@ -4,8 +4,7 @@ import json
 
 import pytest
 
-from posenc.dialects.files.gguf_metadata import Metadata
-from posenc.dialects.files.gguf_reader import read_metadata
+from posenc.dialects.files.gguf_metadata import Metadata, read_metadata
 from posenc.dialects.runtimes.llama_cpp import compute_from_metadata
 from posenc.doctor.options import Options
 from posenc.frequencies import floats

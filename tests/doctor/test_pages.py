@@ -11,7 +11,7 @@ import pytest
 from posenc.dialects.files.gguf_metadata import Metadata
 from posenc.dialects.files.source import Source, load
 from posenc.dialects.model import language_model_key, model_of
-from posenc.dialects.understood import ABOUT_POSITIONS
+from posenc.dialects.position_keys import ABOUT_POSITIONS
 from posenc.doctor.case import Case
 from posenc.doctor.options import Options
 from posenc.doctor.rules import RULES, findings

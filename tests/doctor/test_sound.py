@@ -5,7 +5,7 @@ import pytest
 from posenc.dialects.families import all_families
 from posenc.dialects.meaning import meaning_of
 from posenc.dialects.model import model_of
-from posenc.dialects.writers import dual
+from posenc.dialects.writers.both_dialects import config_in_both_dialects
 from tests.doctor.judging import judge
 
 MISREAD = {
@@ -19,12 +19,14 @@ MISREAD = {
     "minimax": ("mlx-lm",),
     "minimax_m2": ("mlx-lm",),
     "glm4v_moe_text": ("vllm",),
+    "modernbert-decoder": ("transformers-4",),
 }
 """Families that a runtime misreads in any spelling, or refuses without a key of its own: mlx-lm
 wants a rope_scaling of DeepSeek 2 and MiniCPM 3, and MiniMax's rotary_dim, and takes Falcon-H1's
 head_dim for 64 where none is given; vLLM and SGLang want GLM-5's indexer_rope_interleave; llama.cpp
 gives windows to an EXAONE 4 of 64 layers only; vLLM checks that mrope_section adds up to the pairs,
-which GLM-4.5V's class with its default head of 42 channels does not."""
+which GLM-4.5V's class with its default head of 42 channels does not; transformers 4 gives all
+layers of ModernBERT's decoder the base of those with full attention."""
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +52,7 @@ def sound():
         if "mrope_section" in (facts.get("transformers4") or {}).get("required", ()):
             pairs = len(meaning.computed.layers["all"].inv_freq)
             parameters["all"]["mrope_section"] = [pairs - 2 * (pairs // 3), *[pairs // 3] * 2]
-        found[name] = dual.config_in_both_dialects(raw, meaning, parameters, meaning.max_length)
+        found[name] = config_in_both_dialects(raw, meaning, parameters, meaning.max_length)
     return found
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from posenc.dialects.families import all_families
-from posenc.dialects.runtimes import RECORD
+from posenc.dialects.runtimes import RELEASES
 from tests.doctor.oracles import swept
 
 AGAIN = "run `python -m tests.doctor.oracles full`"
@@ -12,7 +12,7 @@ AGAIN = "run `python -m tests.doctor.oracles full`"
 def test_no_fact_has_changed_since_it_was_swept():
     assert not swept.stale(), AGAIN
     assert {name: said["version"] for name, said in swept.kept().items()} == {
-        name: RECORD[name].read for name in ("transformers-4", "transformers-5", "mlx-lm")
+        name: RELEASES[name].read for name in ("transformers-4", "transformers-5", "mlx-lm")
     }, AGAIN
 
 

@@ -138,7 +138,7 @@ def test_two_lists_are_compared_on_both_sides_of_their_switch(tmp_path):
 
 def test_nothing_is_tried_for_what_never_changes(tmp_path):
     from posenc.dialects.files.source import load
-    from posenc.dialects.record import record_of
+    from posenc.dialects.position_record import record_of
 
     (tmp_path / "config.json").write_text(json.dumps(PLAIN))
     assert lengths_around_switches(record_of(load(tmp_path / "config.json"))) == []

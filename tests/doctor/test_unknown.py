@@ -7,8 +7,8 @@ import pytest
 from posenc.dialects.families import RUNTIME_FILES, all_families
 from posenc.dialects.meaning import UnknownFamilyError, meaning_of
 from posenc.dialects.model import model_of
+from posenc.dialects.position_keys import require_understood_keys
 from posenc.dialects.runtimes import RUNTIMES, emulate
-from posenc.dialects.understood import require_understood_keys
 from posenc.doctor.options import Options
 from tests.doctor.judging import row_of, run
 from tests.doctor.threads import BASE

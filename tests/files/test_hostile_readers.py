@@ -17,7 +17,7 @@ from posenc.compare.results import FORMAT, LengthScore, Study, Timing, TrialResu
 from posenc.compare.study import check_out_folder
 from posenc.compare.trial.config import read_trial
 from posenc.compare.trial.files import CorruptResult, load_result
-from posenc.dialects.files.gguf_reader import read_metadata
+from posenc.dialects.files.gguf_metadata import read_metadata
 from posenc.dialects.files.json_object import read_json
 from posenc.dialects.files.safetensors_header import read_header
 from posenc.dialects.files.source import load

@@ -6,7 +6,7 @@ import pytest
 
 import posenc
 from posenc.dialects.runtimes import transformers5
-from posenc.dialects.runtimes.loaded_dicts import NEEDED, STRETCHED
+from posenc.dialects.runtimes.transformers5_rope_dicts import NEEDED, STRETCHED
 from posenc.extend.variants.methods import METHODS
 from posenc.frequencies import scalings
 from posenc.frequencies.registry import ROPE_TYPES, SCALINGS

@@ -72,7 +72,7 @@ def load(path: Path) -> Source:
 
 def _read_metadata(path: Path) -> Metadata:
     """Return the settings of a GGUF file. Raises: NoRotationError for one without weights."""
-    from posenc.dialects.files.gguf_reader import read_metadata
+    from posenc.dialects.files.gguf_metadata import read_metadata
 
     metadata = read_metadata(path)
     if not metadata.has_weights:

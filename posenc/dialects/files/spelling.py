@@ -5,7 +5,7 @@ from typing import Any
 
 from posenc.dialects.computed import LLAMA3
 from posenc.dialects.model import with_language_model_on_top
-from posenc.dialects.understood import ABOUT_POSITIONS, COMMON, KEYS, NO_EFFECT, READ
+from posenc.dialects.position_keys import ABOUT_POSITIONS, COMMON, KEYS, NO_EFFECT, READ
 
 ROTARY_BASES = ("rotary_emb_base", "rotary_base", "rope_base", "global_rope_theta")
 ROTARY_SHARES = ("rotary_pct", "rotary_percentage", "rope_pct", "rotary_emb_fraction")

@@ -5,8 +5,8 @@ from typing import Any
 
 from posenc.dialects.computed import ComputedPositions
 from posenc.dialects.runtimes import llama_cpp, mlx_lm, sglang, transformers4, transformers5, vllm
-from posenc.dialects.runtimes.running import Emulator, emulator
-from posenc.dialects.runtimes.versions import NEWEST, RECORD, VERSIONS
+from posenc.dialects.runtimes.emulators import Emulator, emulator
+from posenc.dialects.runtimes.releases import AS_READ, RELEASES, RELEASES_IN_WORDS
 
 RUNTIMES: dict[str, Emulator] = {
     "transformers-4": emulator("transformers-4", transformers4.compute),
@@ -23,7 +23,7 @@ def emulate(
     config: Mapping[str, Any],
     length: int | None = None,
     names: Iterable[str] | None = None,
-    versions: Mapping[str, str] = NEWEST,
+    versions: Mapping[str, str] = AS_READ,
 ) -> dict[str, ComputedPositions]:
     """Return what each of these runtimes (default: all six) computes from a config.json's dict.
 
@@ -43,4 +43,4 @@ def emulate(
     return {name: RUNTIMES[name](config, length, versions.get(name)) for name in chosen}
 
 
-__all__ = ["NEWEST", "RECORD", "RUNTIMES", "VERSIONS", "Emulator", "emulate"]
+__all__ = ["AS_READ", "RELEASES", "RELEASES_IN_WORDS", "RUNTIMES", "Emulator", "emulate"]

@@ -13,9 +13,9 @@ from posenc.dialects.computed import (
 from posenc.dialects.files.gguf_metadata import Metadata
 from posenc.dialects.model import model_of
 from posenc.dialects.runtimes import RUNTIMES
+from posenc.dialects.runtimes.emulators import unrecorded_version
 from posenc.dialects.runtimes.llama_cpp import compute_from_metadata
-from posenc.dialects.runtimes.running import unrecorded_version
-from posenc.dialects.runtimes.versions import NEWEST, RECORD, is_recorded
+from posenc.dialects.runtimes.releases import AS_READ, RELEASES, is_recorded
 
 NOT_READ = {
     ("sglang", "mistral"): "opens it for some names of models only (mistral_utils.py:164)",
@@ -32,7 +32,7 @@ def emulate_params_file(
     config: Mapping[str, Any],
     spelling: str,
     length: int | None = None,
-    versions: Mapping[str, str] = NEWEST,
+    versions: Mapping[str, str] = AS_READ,
 ) -> dict[str, ComputedPositions]:
     """Return what each runtime computes from a checkpoint in a vendor's own spelling.
 
@@ -53,7 +53,7 @@ def emulate_params_file(
             results[name] = ComputedPositions(
                 f"{name} {why or f'opens no file of {spelling}'}",
                 known="no such file" if why is None else "unknown",
-                version=version or RECORD[name].read,
+                version=version or RELEASES[name].read,
             )
     return results
 
@@ -75,7 +75,7 @@ def _llama_cpp_result(config: Mapping[str, Any], length: int | None) -> Computed
         )
         return compute_from_metadata(metadata, length, model)
     except RefusedError as refused:
-        return ComputedPositions(str(refused), version=RECORD["llama.cpp"].read)
+        return ComputedPositions(str(refused), version=RELEASES["llama.cpp"].read)
 
 
 def _yarn_fields(yarn: Mapping[str, Any]) -> dict[str, Any]:

@@ -18,7 +18,11 @@ from posenc.dialects.computed import (
 from posenc.dialects.family_facts import RuntimeFacts
 from posenc.dialects.model import Model
 from posenc.dialects.runtimes import transformers5
-from posenc.dialects.runtimes.server import SCALED_TEXT, compute_for_server, longrope_rotation
+from posenc.dialects.runtimes.vllm_and_sglang import (
+    SCALED_TEXT,
+    compute_for_server,
+    longrope_rotation,
+)
 from posenc.frequencies import floats
 
 LENGTH_KEYS = tuple(

@@ -18,7 +18,8 @@ from posenc.dialects.computed import (
 )
 from posenc.dialects.family_facts import RuntimeFacts
 from posenc.dialects.model import ORIGINAL_LENGTH, Model
-from posenc.dialects.runtimes import loaded_dicts, transformers5
+from posenc.dialects.runtimes import transformers5
+from posenc.dialects.runtimes.transformers5_rope_dicts import NAMED_MROPE
 from posenc.frequencies import floats
 
 NEEDED = {"default": (), **transformers5.NEEDED, "llama3": tuple(LLAMA3)}
@@ -182,7 +183,7 @@ def _scaling_in_config(model: Model) -> Mapping[str, Any] | None:
 def _set_rope_type(scaling: dict[str, Any], model: Model) -> None:
     """Set rope_type to the type that the class reads, in `scaling` itself."""
     facts = _facts_of(model)
-    if model.model_type in loaded_dicts.NAMED_MROPE and scaling.get("type") == "mrope":
+    if model.model_type in NAMED_MROPE and scaling.get("type") == "mrope":
         scaling["type"] = "default"
     older_name_wins = facts.type_wins or model.model_type in THREE_KEYS
     if older_name_wins and "type" in scaling:

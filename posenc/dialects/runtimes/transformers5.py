@@ -18,7 +18,7 @@ from posenc.dialects.computed import (
 )
 from posenc.dialects.family_facts import Transformers5Facts
 from posenc.dialects.model import ORIGINAL_LENGTH, Model, model_of
-from posenc.dialects.runtimes.loaded_dicts import (
+from posenc.dialects.runtimes.transformers5_rope_dicts import (
     NEEDED,
     NO_LENGTH,
     STRETCHED,

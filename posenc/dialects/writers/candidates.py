@@ -6,8 +6,8 @@ from typing import Any, NamedTuple
 
 from posenc.dialects.computed import LayerRotation
 from posenc.dialects.meaning import Meaning
-from posenc.dialects.runtimes.loaded_dicts import PHI3
-from posenc.dialects.writers import dual
+from posenc.dialects.runtimes.transformers5_rope_dicts import PHI3
+from posenc.dialects.writers import both_dialects
 from posenc.frequencies import floats
 
 TEMPERATURES = ("attention_factor", "mscale", "mscale_all_dim")
@@ -95,9 +95,9 @@ def _candidates_where_all_layers_rotate_alike(
         linear = {"rope_type": "linear", "rope_theta": theta, "factor": ratio, **share}
         yield Candidate("linear, in both dialects", {"all": linear})
     if meaning.model.model_type in PHI3:
-        phi = dual.longrope_of_any_rotation(layer, theta, meaning.trained_length)
+        phi = both_dialects.longrope_of_any_rotation(layer, theta, meaning.trained_length)
         yield Candidate("Phi-3's longrope with short = long", {"all": {**phi, **share}})
-    carried = {**dual.longrope_of_any_rotation(layer, theta, meaning.max_length), **share}
+    carried = {**both_dialects.longrope_of_any_rotation(layer, theta, meaning.max_length), **share}
     yield Candidate("longrope with short = long, in both dialects", {"all": carried})
     yield Candidate(
         "longrope with short = long, in the newer dialect only",
@@ -112,7 +112,7 @@ def _candidates_where_all_layers_rotate_alike(
     if fold:
         without_multiplier = LayerRotation(layer.inv_freq)
         cold = {
-            **dual.longrope_of_any_rotation(without_multiplier, theta, meaning.max_length),
+            **both_dialects.longrope_of_any_rotation(without_multiplier, theta, meaning.max_length),
             **share,
         }
         name = "longrope with short = long, the temperature in q"
@@ -132,7 +132,7 @@ def _longrope_per_kind(meaning: Meaning, own: Mapping[str, Parameters]) -> dict[
         if reads_no_share or scales_whole:
             layer = meaning.computed.layers[kind]
             theta = float(p["rope_theta"])
-            p = dual.longrope_of_any_rotation(layer, theta, meaning.max_length)
+            p = both_dialects.longrope_of_any_rotation(layer, theta, meaning.max_length)
         carried[kind] = p
     return carried
 
@@ -194,5 +194,5 @@ def without_default_keys(given: Mapping[str, Any], kind: str, meaning: Meaning) 
     for key in ("attention_factor", "mscale", "mscale_all_dim"):
         p.pop(key, None)
     if not math.isclose(multiplier, floats.yarn_temperature(p["factor"]), rel_tol=1e-9):
-        p |= dual.yarn_keys_of_multiplier(multiplier, p["factor"])
+        p |= both_dialects.yarn_keys_of_multiplier(multiplier, p["factor"])
     return p

@@ -7,7 +7,12 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from posenc.dialects.computed import ComputedPositions, LayerRotation, RefusedError
+from posenc.dialects.computed import (
+    STOPPING_DIVISOR,
+    ComputedPositions,
+    LayerRotation,
+    RefusedError,
+)
 from posenc.dialects.files.gguf_header import (
     F32,
     FLOAT32,
@@ -17,10 +22,8 @@ from posenc.dialects.files.gguf_header import (
     read_header,
     round_up,
 )
-from posenc.dialects.files.gguf_metadata import KEYS, OLD_KEYS, Metadata
-from posenc.dialects.files.gguf_reader import FACTORS, read_metadata
+from posenc.dialects.files.gguf_metadata import FACTORS, KEYS, OLD_KEYS, Metadata, read_metadata
 from posenc.dialects.runtimes.llama_cpp import compute_from_metadata
-from posenc.dialects.writers.dual import STANDSTILL
 from posenc.dialects.writers.proof import disagreement
 from posenc.files.atomic import atomically
 from posenc.files.opening import open_ordinary, open_to_change
@@ -152,7 +155,10 @@ def _scaling_candidates(
     plain = floats.rope_frequencies(dim, theta)
     if _nearly_equal(full.inv_freq, plain):
         yield {"attn_factor": multiplier}, None
-    ratios = tuple(p / f if f else STANDSTILL for p, f in zip(plain, full.inv_freq, strict=True))
+    ratios = tuple(
+        unscaled / frequency if frequency else STOPPING_DIVISOR
+        for unscaled, frequency in zip(plain, full.inv_freq, strict=True)
+    )
     if meta.scaling_type == "yarn":
         kept = floats.yarn_frequencies(dim, theta, meta.scaling_factor, meta.original_length)
         if _nearly_equal(full.inv_freq, kept):

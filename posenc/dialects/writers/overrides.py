@@ -25,9 +25,9 @@ from posenc.dialects.model import (
     language_model_key_after_loading,
     model_of,
 )
+from posenc.dialects.position_keys import COMMON
 from posenc.dialects.runtimes import RUNTIMES, transformers5, vllm
-from posenc.dialects.understood import COMMON
-from posenc.dialects.writers import dual
+from posenc.dialects.writers import both_dialects
 from posenc.dialects.writers.candidates import candidate_settings, max_positions_to_write
 from posenc.dialects.writers.proof import disagreement
 
@@ -201,7 +201,7 @@ def _copy_and_language_model_part(
 def _drop_rotary_keys(place: dict[str, Any]) -> None:
     """Remove the rotary keys from a part of a config, but for the share, which an override of a
     rope dict leaves."""
-    for name in dual.OURS:
+    for name in both_dialects.OURS:
         if name != "partial_rotary_factor":
             place.pop(name, None)
 

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from posenc.dialects.computed import ComputedPositions, LayerRotation
-from posenc.dialects.runtimes import NEWEST, emulate
+from posenc.dialects.runtimes import AS_READ, emulate
 
 TOLERANCE = 1e-6
 """Relative, of frequencies, multipliers and softmax scales."""
@@ -16,7 +16,7 @@ def reasons_for_disagreement(
     named: Iterable[str],
     length: int | None = None,
     folded: float = 1.0,
-    versions: Mapping[str, str] = NEWEST,
+    versions: Mapping[str, str] = AS_READ,
 ) -> dict[str, str]:
     """Return, by runtime, why it does not compute `meant` from this config; empty if all do.
 

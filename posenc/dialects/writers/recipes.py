@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from posenc.dialects.meaning import Meaning, meaning_of
-from posenc.dialects.runtimes import NEWEST, RUNTIMES, emulate
-from posenc.dialects.writers import dual
+from posenc.dialects.runtimes import AS_READ, RUNTIMES, emulate
+from posenc.dialects.writers import both_dialects
 from posenc.dialects.writers.candidates import (
     candidate_settings,
     max_positions_to_write,
@@ -45,7 +45,7 @@ def best_recipe(
     named: Sequence[str] = tuple(RUNTIMES),
     *,
     fold: bool = False,
-    versions: Mapping[str, str] = NEWEST,
+    versions: Mapping[str, str] = AS_READ,
 ) -> Recipe:
     """Return the recipe that most of the named runtimes read right, the simplest of equals.
 
@@ -83,9 +83,9 @@ def _recipes_to_try(
         parameters, folded = candidate.parameters, candidate.folded
         length = max_positions_to_write(parameters, meaning)
         if candidate.is_in_newer_dialect_only:
-            written = dual.config_in_newer_dialect(config, parameters["all"], length)
+            written = both_dialects.config_in_newer_dialect(config, parameters["all"], length)
         else:
-            written = dual.config_in_both_dialects(config, meaning, parameters, length)
+            written = both_dialects.config_in_both_dialects(config, meaning, parameters, length)
         wrong = misreading_runtimes(written, meaning, named, folded=folded, versions=versions)
         yield Recipe(candidate.name, written, folded, wrong, notes_for_user(parameters))
 
@@ -135,7 +135,7 @@ def recipe_with_switch(config: Mapping[str, Any], meaning: Meaning, longest: int
     parameters = {
         kind: without_default_keys(p, kind, meaning) for kind, p in meaning.parameters.items()
     }
-    written = dual.config_in_both_dialects(
+    written = both_dialects.config_in_both_dialects(
         config, meaning, parameters, max_positions_to_write(parameters, meaning)
     )
     tried = [

@@ -11,15 +11,15 @@ from posenc.dialects.files.source import Source, load
 from posenc.dialects.files.spelling import DICTS, DRAFT_LAYERS, ROTARY_BASES, ROTARY_SHARES
 from posenc.dialects.meaning import Meaning, meaning_of, path_in_errors
 from posenc.dialects.model import ORIGINAL_LENGTH, Model, language_model_key
-from posenc.dialects.record import record_of
-from posenc.dialects.runtimes import NEWEST, emulate
+from posenc.dialects.position_keys import require_understood_keys
+from posenc.dialects.position_record import record_of
+from posenc.dialects.runtimes import AS_READ, emulate
 from posenc.dialects.runtimes.llama_cpp import sliding_base
-from posenc.dialects.understood import require_understood_keys
 from posenc.dialects.writers import gguf_edit
+from posenc.dialects.writers.both_dialects import OURS
 from posenc.dialects.writers.candidates import APART
 from posenc.dialects.writers.changes import config_changes
 from posenc.dialects.writers.copies import copy_files, write_config
-from posenc.dialects.writers.dual import OURS
 from posenc.dialects.writers.recipes import Recipe, best_recipe, misreading_runtimes, require_static
 from posenc.doctor.cures.proving import AskAboutCopy, runtimes_that_answered
 from posenc.doctor.misreading import differing_aspects_of_rotation
@@ -89,7 +89,7 @@ def fix(
     out: Path,
     named: tuple[str, ...],
     length: int | None = None,
-    versions: Mapping[str, str] = NEWEST,
+    versions: Mapping[str, str] = AS_READ,
     ask: AskAboutCopy | None = None,
 ) -> FixedCopy:
     """Write a copy of a config, and of the weights beside it.

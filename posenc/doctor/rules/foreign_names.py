@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from posenc.dialects.classes import letters_and_digits
+from posenc.dialects.families import letters_and_digits
 from posenc.dialects.files.spelling import ROTARY_BASES, ROTARY_SHARES
 from posenc.dialects.meaning import Meaning
 from posenc.doctor.case import ALL, Case

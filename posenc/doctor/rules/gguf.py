@@ -3,8 +3,7 @@
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from posenc.dialects.files.gguf_metadata import Metadata
-from posenc.dialects.files.gguf_reader import FACTORS
+from posenc.dialects.files.gguf_metadata import FACTORS, Metadata
 from posenc.dialects.runtimes.llama_cpp import READS_BETAS, READS_LOG_MULTIPLIER
 from posenc.doctor.case import Case
 from posenc.doctor.rule import Hit, join_names, rule

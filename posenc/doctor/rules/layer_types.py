@@ -11,7 +11,7 @@ from posenc.dialects.model import (
 from posenc.doctor.case import Case
 from posenc.doctor.rule import Hit, contradiction_hit, join_names, rule
 
-KINDS = frozenset(json_table("keys")["layer types"])
+KINDS = frozenset(json_table("position_keys")["layer types"])
 """Names of layers that transformers 5.23 accepts; anything else in layer_types is an error."""
 LAYER_TYPE_READERS = ("transformers-5", "vllm", "sglang")
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from posenc.dialects.classes import (
+from posenc.dialects.families import (
     CHOOSE_BY_CLASS,
     class_of_unknown_code,
     families_of_class,

@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 from typing import Any
 
-from posenc.dialects.runtimes.loaded_dicts import NEEDED
-from posenc.dialects.understood import COMMON, READ
+from posenc.dialects.position_keys import COMMON, READ
+from posenc.dialects.runtimes.transformers5_rope_dicts import NEEDED
 from posenc.doctor.case import ALL, Case, rope_type_of
 from posenc.doctor.rule import Hit, join_names, rule
 

@@ -5,13 +5,13 @@ from collections.abc import Iterator, Mapping
 from difflib import get_close_matches
 from typing import Any, NamedTuple
 
-from posenc.dialects.classes import letters_and_digits
+from posenc.dialects.families import letters_and_digits
 from posenc.dialects.model import (
     INNER,
     ROTARY,
     TRAINED_KEY,
 )
-from posenc.dialects.understood import COMMON, NO_EFFECT, READ, unknown_keys
+from posenc.dialects.position_keys import COMMON, NO_EFFECT, READ, unknown_keys
 from posenc.doctor.case import Case, rope_type_of
 from posenc.doctor.rule import Hit, contradiction_hit, rule
 from posenc.doctor.rules.foreign_names import BASE, names_of_base_and_share

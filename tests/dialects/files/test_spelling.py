@@ -7,7 +7,7 @@ import pytest
 from posenc.dialects.files.source import load
 from posenc.dialects.files.spelling import as_transformers, name_of_spelling
 from posenc.dialects.meaning import meaning_of
-from posenc.dialects.record import record_of
+from posenc.dialects.position_record import record_of
 from posenc.doctor.case import Case
 from posenc.doctor.rules import findings
 from posenc.frequencies import floats
@@ -192,7 +192,7 @@ def test_kinds_windows_and_layers_without_rotation():
         "sliding_window": 64,
         "query_pre_attn_scalar": 64,
     }
-    from posenc.dialects.record import record_of_meaning
+    from posenc.dialects.position_record import record_of_meaning
 
     record = record_of_meaning(meaning_of(gemma), "transformers", None)
     kinds = {kind.name: kind for kind in record.kinds}

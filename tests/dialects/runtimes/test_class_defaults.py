@@ -9,14 +9,14 @@ import pytest
 from posenc.dialects.ask import as_computed, ask
 from posenc.dialects.families import all_families
 from posenc.dialects.model import model_of
-from posenc.dialects.runtimes import RECORD, RUNTIMES
+from posenc.dialects.runtimes import RELEASES, RUNTIMES
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers", minversion="5.0")
 
 from tests.doctor.oracles import real, sweep  # noqa: E402 - they need transformers
 
-VERSION = None if RECORD["transformers-5"].read == transformers.__version__ else "5.24"
+VERSION = None if RELEASES["transformers-5"].read == transformers.__version__ else "5.24"
 HIDDEN, HEADS, LAYERS = 192, 6, 7
 NAMES = {
     "hidden_size": (HIDDEN, ["d_model", "embed_dim"]),

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from posenc.dialects.families import RUNTIME_FILES, all_families
-from posenc.dialects.runtimes import RECORD, RUNTIMES, emulate
-from posenc.dialects.runtimes.versions import facts_in_version, is_recorded, version_numbers
+from posenc.dialects.runtimes import RELEASES, RUNTIMES, emulate
+from posenc.dialects.runtimes.releases import facts_in_version, is_recorded, version_numbers
 
 PRINTED = json.loads(Path(__file__).with_name("versions.json").read_text(encoding="utf-8"))
 """What each transformers' modules had, from `python -m tests.doctor.oracles.printed`."""
@@ -46,9 +46,9 @@ def test_a_family_is_missing_before_its_first_version():
     assert got.known == "no model"
 
 
-@pytest.mark.parametrize("runtime", RECORD)
+@pytest.mark.parametrize("runtime", RELEASES)
 def test_a_version_without_a_record_is_never_judged(runtime):
-    first, last, read, _ = RECORD[runtime]
+    first, last, read, _ = RELEASES[runtime]
     assert all(is_recorded(runtime, version) for version in (first, last, read))
     old, new = ("b1", "b99999") if first.startswith("b") else ("0.1", "99.0")
     for version in (old, new):

@@ -22,8 +22,7 @@ from posenc.dialects.computed import ComputedPositions
 from posenc.dialects.families import RUNTIME_FILES, all_families, facts_of_runtime
 from posenc.dialects.model import Model, model_of
 from posenc.dialects.runtimes import RUNTIMES
-from posenc.dialects.runtimes.releases import Release, recorded_releases
-from posenc.dialects.runtimes.versions import version_numbers
+from posenc.dialects.runtimes.releases import Release, recorded_releases, version_numbers
 
 HERE = Path(__file__).parent
 FAMILIES = Path(families.__file__).with_name("families.json")

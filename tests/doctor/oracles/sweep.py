@@ -15,14 +15,14 @@ import transformers
 
 from posenc.dialects.families import RUNTIME_FILES, WITHOUT_ROTATION, facts_of_family
 from posenc.dialects.model import model_of
-from posenc.dialects.runtimes import RECORD, RUNTIMES
+from posenc.dialects.runtimes import RELEASES, RUNTIMES
 from tests.doctor.oracles import real, swept
 
 TOLERANCE = 2e-6
 """Relative. The ramp of yarn is computed in float32: 1.8e-6 off for gpt-oss."""
 RUNTIME = f"transformers-{transformers.__version__.partition('.')[0]}"
 CELL = RUNTIME_FILES[RUNTIME]
-VERSION = None if RECORD[RUNTIME].read == transformers.__version__ else transformers.__version__
+VERSION = None if RELEASES[RUNTIME].read == transformers.__version__ else transformers.__version__
 """What posenc is asked for; None for the version that it was read from."""
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 1024}
 LLAMA3 = {

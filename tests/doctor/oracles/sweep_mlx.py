@@ -10,7 +10,7 @@ from typing import Any
 
 from posenc.dialects.families import all_families
 from posenc.dialects.model import model_of
-from posenc.dialects.runtimes import RECORD, RUNTIMES
+from posenc.dialects.runtimes import RELEASES, RUNTIMES
 from tests.doctor.oracles import real, sweep, swept
 
 SHORT = 8
@@ -89,7 +89,7 @@ def main(python: str) -> int:
             wrong.setdefault(name, {})[what] = why
     names = sorted({name for name, *_ in rows})
     verdicts = {name: (name, "differs" if name in wrong else "right") for name in names}
-    swept.keep("mlx-lm", RECORD["mlx-lm"].read, verdicts)
+    swept.keep("mlx-lm", RELEASES["mlx-lm"].read, verdicts)
     right = len(names) - len(wrong)
     print(f"mlx-lm: {len(names)} families, {right} right in {len(rows)} configs")
     for name, why in wrong.items():

@@ -253,8 +253,8 @@ def test_a_model_that_the_emulators_do_not_know_is_said_to_be_unknown(tmp_path):
 )
 def test_a_scale_of_the_familys_own_needs_no_edit(family, keys):
     from posenc.dialects.meaning import meaning_of
-    from posenc.dialects.runtimes.gguf_converter import converted_metadata
     from posenc.dialects.runtimes.llama_cpp import compute_from_metadata
+    from posenc.dialects.runtimes.llama_cpp_converter import converted_metadata
 
     config = {
         "model_type": family,

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from posenc.dialects.runtimes import emulate
-from posenc.dialects.writers.dual import OURS
+from posenc.dialects.writers.both_dialects import OURS
 from posenc.dialects.writers.overrides import override_options
 from posenc.dialects.writers.proof import reasons_for_disagreement
 from posenc.dialects.writers.recipes import what_changes_with_length

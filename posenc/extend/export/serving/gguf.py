@@ -9,7 +9,7 @@ from typing import Any
 from posenc.dialects.computed import LayerRotation, RefusedError
 from posenc.dialects.meaning import Meaning
 from posenc.dialects.model import model_of
-from posenc.dialects.runtimes.gguf_converter import converted_metadata
+from posenc.dialects.runtimes.llama_cpp_converter import converted_metadata
 from posenc.dialects.writers import gguf_edit
 from posenc.dialects.writers.recipes import Recipe, what_changes_with_length
 from posenc.extend.export.serving.serve_commands import Export, code_block

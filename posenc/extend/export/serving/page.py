@@ -6,8 +6,8 @@ import shlex
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from posenc.dialects.record import LayerKind, record_of_meaning
-from posenc.dialects.runtimes import VERSIONS, emulate
+from posenc.dialects.position_record import LayerKind, record_of_meaning
+from posenc.dialects.runtimes import RELEASES_IN_WORDS, emulate
 from posenc.dialects.weights.fold import why_not_foldable
 from posenc.dialects.writers.recipes import best_recipe, what_changes_with_length
 from posenc.extend.export.serving import from_original_folder, gguf
@@ -145,7 +145,7 @@ def _table_lines(export: Export) -> Iterator[str]:
             verdict = f"not known: {computed.error}"
         elif computed.error is not None:
             verdict = f"**nothing**: {computed.error}"
-        yield f"| {name} | {VERSIONS[name]} | {verdict} |"
+        yield f"| {name} | {RELEASES_IN_WORDS[name]} | {verdict} |"
 
 
 def _runtime_lines(export: Export, name: str) -> Iterator[str]:

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from posenc.dialects.ask import Asked, as_loaded, ask
-from posenc.dialects.files.gguf_reader import read_metadata
+from posenc.dialects.files.gguf_metadata import read_metadata
 from posenc.dialects.runtimes.llama_cpp import compute_from_metadata
 from tests.dialects.ask.probes.other_runtimes import interpreter, plant
 

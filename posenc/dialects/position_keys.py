@@ -15,7 +15,8 @@ ROTATION = re.compile(r"(\w+_)?(rope|rotary)(_pos\w*)?(_emb\w*)?")
 TRAINED_LENGTH_OF_NOMIC = "max_trained_positions"
 """nomic-embed-text's key for the length of its training, in tokens, beside n_positions."""
 OTHERS = ("rotary", "text_config", "layer kinds", "layer types")
-READ = {use: frozenset(keys) for use, keys in json_table("keys").items() if use not in OTHERS}
+TABLE = json_table("position_keys")
+READ = {use: frozenset(keys) for use, keys in TABLE.items() if use not in OTHERS}
 """The keys that a type of rope dict reads, beyond the common ones."""
 KEYS, COMMON, NO_EFFECT = (READ.pop(use) for use in ("any", "rope dict", "no effect"))
 """Keys of a config of any family; those of a rope dict of any type; those that a fix may drop,

@@ -32,7 +32,7 @@ class LayerKind:
 
 
 @dataclass(frozen=True)
-class Record:
+class PositionRecord:
     """The meaning of a checkpoint's position settings at one length.
 
     interleaved: pairs are (2i, 2i+1) by the family's code, None where the family is not known.
@@ -58,7 +58,7 @@ class Record:
         return asdict(self)
 
 
-def record_of(source: Source, length: int | None = None) -> Record:
+def record_of(source: Source, length: int | None = None) -> PositionRecord:
     """Return the record of a file at a length (default: the longest meant).
 
     Raises: ValueError where the keys' meaning is unclear.
@@ -68,11 +68,11 @@ def record_of(source: Source, length: int | None = None) -> Record:
     return record_of_meaning(meaning_of(source.config, length), source.spelling, length)
 
 
-def record_of_meaning(meaning: Meaning, spelling: str, length: int | None) -> Record:
+def record_of_meaning(meaning: Meaning, spelling: str, length: int | None) -> PositionRecord:
     """Return the record of a config's meaning. spelling: whose keys the file has, such as
     "transformers". length: tokens for which the meaning was resolved; None for the longest."""
     model, computed = meaning.model, meaning.computed
-    return Record(
+    return PositionRecord(
         model.model_type,
         spelling,
         model.interleaved if model.is_known else None,
@@ -113,7 +113,7 @@ def _layer_kinds(model: Model, computed: ComputedPositions) -> tuple[LayerKind, 
     return tuple(found)
 
 
-def _record_of_gguf(meta: Metadata, length: int | None) -> Record:
+def _record_of_gguf(meta: Metadata, length: int | None) -> PositionRecord:
     """Return the record of a GGUF file, which means what libllama computes from it."""
     computed = compute_from_metadata(meta, length)
     layers = tuple(range(meta.num_layers))
@@ -121,7 +121,7 @@ def _record_of_gguf(meta: Metadata, length: int | None) -> Record:
         LayerKind(name, layers, 2 * len(layer.inv_freq), layer.inv_freq, layer.multiplier)
         for name, layer in computed.layers.items()
     )
-    return Record(
+    return PositionRecord(
         meta.architecture,
         "gguf",
         None,

@@ -5,14 +5,12 @@ from collections.abc import Mapping
 from copy import deepcopy
 from typing import Any
 
-from posenc.dialects.computed import LayerRotation
+from posenc.dialects.computed import STOPPING_DIVISOR, LayerRotation
 from posenc.dialects.meaning import Meaning
 from posenc.dialects.model import Model, language_model_key
-from posenc.dialects.runtimes.loaded_dicts import PHI3
+from posenc.dialects.runtimes.transformers5_rope_dicts import PHI3
 from posenc.frequencies import floats
 
-STANDSTILL = 1e30
-"""A factor after which float32 sees no rotation at any position."""
 OURS = tuple(
     "rope_scaling rope_parameters rope_theta rope_local_base_freq global_rope_theta "
     "local_rope_theta compress_rope_theta "
@@ -188,7 +186,7 @@ def longrope_of_any_rotation(layer: LayerRotation, theta: float, largest: int) -
     frequency without scaling over the wanted one.
     """
     plain = floats.rope_frequencies(2 * len(layer.inv_freq), theta)
-    ratios = [p / f if f else STANDSTILL for p, f in zip(plain, layer.inv_freq, strict=True)]
+    ratios = [p / f if f else STOPPING_DIVISOR for p, f in zip(plain, layer.inv_freq, strict=True)]
     return {
         "rope_type": "longrope",
         "rope_theta": theta,

@@ -5,7 +5,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from posenc.dialects.computed import LLAMA3, NotReadError, RefusedError, require_number
+from posenc.dialects.computed import (
+    LLAMA3,
+    STOPPING_DIVISOR,
+    NotReadError,
+    RefusedError,
+    require_number,
+)
 from posenc.dialects.family_facts import RuntimeFacts
 from posenc.dialects.files.gguf_metadata import Metadata
 from posenc.dialects.model import Model
@@ -14,8 +20,6 @@ from posenc.frequencies import floats
 
 HUNYUAN_LENGTH = 256 << 10
 """Tokens: the length that the converter writes for every model of HunYuan."""
-STANDSTILL = 1e30
-"""A divisor after which a pair stands still, as the converter writes it for Gemma 4."""
 WRITES_FACTORS = ("phi3", "phimoe", "minicpm3", "minicpm")
 """Architectures whose converter writes longrope's lists and their temperature."""
 
@@ -85,12 +89,12 @@ def _scaling_fields(model: Model, parameters: Mapping[str, Any], dims: int) -> d
 def _divisors_that_stop_unrotated_pairs(
     parameters: Mapping[str, Any], dims: int
 ) -> tuple[float, ...]:
-    """Return the divisors of Gemma 4's frequencies: 1 for pairs of the rotated share, STANDSTILL
-    for the others. dims: channels of a head."""
+    """Return the divisors of Gemma 4's frequencies: 1 for pairs of the rotated share,
+    STOPPING_DIVISOR for the others. dims: channels of a head."""
     share = float(parameters["partial_rotary_factor"])
     # A pair that does not rotate has frequency 0. Nothing else is read, so any base above 1 does.
     proportional = floats.proportional_frequencies(dims, 2.0, share)
-    return tuple(1.0 if frequency else STANDSTILL for frequency in proportional)
+    return tuple(1.0 if frequency else STOPPING_DIVISOR for frequency in proportional)
 
 
 def _log_multiplier_field(parameters: Mapping[str, Any], architecture: str) -> dict[str, Any]:

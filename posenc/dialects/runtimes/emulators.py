@@ -4,12 +4,22 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, Protocol
 
-from posenc.dialects.classes import CHOOSE_BY_CLASS, class_of_unknown_code
 from posenc.dialects.computed import ARITHMETIC, ComputedPositions, NotReadError, RefusedError
-from posenc.dialects.families import RUNTIME_FILES, facts_of_family
+from posenc.dialects.families import (
+    CHOOSE_BY_CLASS,
+    RUNTIME_FILES,
+    class_of_unknown_code,
+    facts_of_family,
+)
 from posenc.dialects.model import BadConfigError, Model, model_of
-from posenc.dialects.runtimes.releases import is_missing, unread_words, version_spoken_of
-from posenc.dialects.runtimes.versions import VERSIONS, facts_in_version, is_recorded
+from posenc.dialects.runtimes.releases import (
+    RELEASES_IN_WORDS,
+    facts_in_version,
+    is_missing,
+    is_recorded,
+    unread_words,
+    version_spoken_of,
+)
 
 
 class Emulator(Protocol):
@@ -141,5 +151,5 @@ def _flat_and_nested_rope_dicts(config: Mapping[str, Any]) -> Iterator[Mapping[s
 
 def unrecorded_version(runtime: str, version: str) -> ComputedPositions:
     """Return the answer for a version of which nothing is recorded."""
-    why = f"posenc has no record of {runtime} {version}; it has {VERSIONS[runtime]}"
+    why = f"posenc has no record of {runtime} {version}; it has {RELEASES_IN_WORDS[runtime]}"
     return ComputedPositions(why, known="unknown", version=version)
