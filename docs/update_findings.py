@@ -34,12 +34,12 @@ ENDS = {TRAINED: "at 128 bytes", LONGEST: "at 1,024 bytes"}
 class Dot(NamedTuple):
     """A number in a row of a figure.
 
-    half: half of its interval; 0 for none. kind: what its colour says.
+    half_width: half of its interval; 0 for none. kind: what its colour says.
     """
 
     row: str
     value: float
-    half: float = 0.0
+    half_width: float = 0.0
     kind: str = ""
 
 
@@ -62,7 +62,9 @@ def dots(x_label: str, found: Sequence[Dot], line: float, ticks: Sequence[float]
             axes.errorbar(
                 [dot.value for dot in mine],
                 [names.index(dot.row) + shift for dot in mine],
-                xerr=[dot.half for dot in mine] if any(dot.half for dot in mine) else None,
+                xerr=[dot.half_width for dot in mine]
+                if any(dot.half_width for dot in mine)
+                else None,
                 label=kind or "_",
                 color=look.color,
                 marker=look.marker,
@@ -77,7 +79,7 @@ def dots(x_label: str, found: Sequence[Dot], line: float, ticks: Sequence[float]
         draw_legend_above(drawn)
     said = "; ".join(
         f"{dot.row}{', ' * bool(dot.kind)}{dot.kind} {dot.value:.3g}"
-        + (f" ± {dot.half:.2g}" if dot.half else "")
+        + (f" ± {dot.half_width:.2g}" if dot.half_width else "")
         for dot in found
     )
     return drawn, f"{x_label[0].upper()}{x_label[1:]}. {said}."

@@ -99,7 +99,7 @@ def rank(study: str, name: str) -> str:
 def gap(study: str, place: str, name: str, minus: str) -> str:
     """The difference of two encodings with the interval by which verdicts are made."""
     found = _standing(study, place).gap(name, minus)
-    return _interval(found.value, found.half)
+    return _interval(found.value, found.half_width)
 
 
 def tied(study: str, place: str) -> str:

@@ -27,14 +27,17 @@ both together."""
 
 
 class Prior(NamedTuple):
-    """Hold what earlier studies say of the spread over seeds: as much as `freedom` degrees of
-    freedom would that had shown a standard deviation of `spread`, in the unit of the values.
+    """Hold what earlier studies say of the spread over seeds.
 
     It keeps two seeds that are alike by chance from deciding, and lets two seeds decide at all.
+
+    spread: standard deviation over seeds, in the unit of the values.
+    degrees_of_freedom: weight of the spread: it counts as a standard deviation that was measured
+        with so many degrees of freedom.
     """
 
     spread: float
-    freedom: int
+    degrees_of_freedom: int
 
 
 class Gap(NamedTuple):
@@ -46,16 +49,16 @@ class Gap(NamedTuple):
     """
 
     value: float
-    half: float
+    half_width: float
 
     @property
     def significant(self) -> bool:
         """Return True if the confidence interval excludes 0; False if its half-width is unknown."""
-        return abs(self.value) > self.half
+        return abs(self.value) > self.half_width
 
 
 @dataclass(frozen=True)
-class Pairs:
+class PairwiseComparison:
     """Compare all pairs of some encodings at one length or in one task.
 
     Args:
@@ -70,8 +73,9 @@ class Pairs:
     Raises: ValueError for a value that is NaN or infinite.
 
     >>> losses = {"t5": {0: 1.88, 1: 1.89}, "rope": {0: 2.00, 1: 1.96}, "nope": {0: 2.93, 1: 2.90}}
-    >>> pairs = Pairs(losses, "text")
-    >>> pairs.freedom, round(pairs.gap("nope", "t5").value, 3), pairs.gap("nope", "t5").significant
+    >>> pairs = PairwiseComparison(losses, "text")
+    >>> gap = pairs.gap("nope", "t5")
+    >>> pairs.degrees_of_freedom, round(gap.value, 3), gap.significant
     (2, 1.03, True)
     """
 
@@ -101,9 +105,9 @@ class Pairs:
         return dict(zip(self.names, self._fit.means.tolist(), strict=True))
 
     @property
-    def freedom(self) -> int:
+    def degrees_of_freedom(self) -> int:
         """Return the degrees of freedom of the residuals: trials - encodings - seeds + 1."""
-        return self._fit.freedom
+        return self._fit.degrees_of_freedom
 
     @cached_property
     def level(self) -> float | None:
@@ -115,7 +119,7 @@ class Pairs:
         if count < 2:
             return None
         # A complete study has (encodings - 1) * (seeds - 1) degrees of freedom.
-        seeds = 1 + round(self.freedom / (count - 1))
+        seeds = 1 + round(self.degrees_of_freedom / (count - 1))
         return significance_level(self.where, count, seeds)
 
     @property
@@ -124,30 +128,31 @@ class Pairs:
         if there is none."""
         count = max(map(len, self.values.values()), default=0)
         # The variance of a difference of two means of `count` values is 2 / count of a value's.
-        return float(self._half(self._pooled_variance, 2 / count)) if count else math.inf
+        return float(self._half_widths_of(self._pooled_variance, 2 / count)) if count else math.inf
 
     @property
     def _pooled_variance(self) -> float:
         """Return the variance of the residuals of all encodings, together with the prior."""
-        return float(self._with_prior(self._fit.variance, self.freedom))
+        return float(self._with_prior(self._fit.variance, self.degrees_of_freedom))
 
     def _with_prior(self, variance: np.ndarray | float, freedom: np.ndarray | int) -> np.ndarray:
         """Return the mean of variances with so many degrees of freedom and the prior's, weighted by
         degrees of freedom."""
         if self.prior is None:
             return np.asarray(variance)
-        total = freedom + self.prior.freedom
-        return np.asarray((freedom * variance + self.prior.freedom * self.prior.spread**2) / total)
+        of_prior = self.prior.degrees_of_freedom
+        total = freedom + of_prior
+        return np.asarray((freedom * variance + of_prior * self.prior.spread**2) / total)
 
     def gap(self, a: str, b: str) -> Gap:
         """Return the value of `a` minus that of `b`, with its simultaneous confidence interval."""
         i = self.names.index(a)
         j = self.names.index(b)
         fit = self._fit
-        return Gap(float(fit.means[i] - fit.means[j]), float(self._halves[i, j]))
+        return Gap(float(fit.means[i] - fit.means[j]), float(self._half_widths[i, j]))
 
     @cached_property
-    def _halves(self) -> np.ndarray:
+    def _half_widths(self) -> np.ndarray:
         """Return the half-widths of the intervals of all pairs, (encodings, encodings); inf if no
         chain of common seeds joins the two. The diagonal has no meaning."""
         fit = self._fit
@@ -159,15 +164,18 @@ class Pairs:
         # Half of it, as a difference of two residuals has twice the variance of one.
         moderated = self._with_prior(own_variances / 2, own_freedoms)
         variances = np.maximum(self._pooled_variance, np.where(own_freedoms > 0, moderated, 0.0))
-        halves = self._half(variances, factors)
-        return np.where(self._are_determined, halves, math.inf)
+        half_widths = self._half_widths_of(variances, factors)
+        return np.where(self._are_determined, half_widths, math.inf)
 
     @cached_property
     def _are_determined(self) -> np.ndarray:
         """Return True for the pairs whose difference the trials determine, (encodings, encodings).
-        Projected on what they determine, a contrast that they determine does not change."""
+
+        Such a difference is a combination of trials: it lies in the row space of the design, and
+        the projector on that space does not change it.
+        """
         count = len(self.names)
-        # What the projection changes of each encoding's effect, a column each.
+        # What the projector changes of each encoding's effect, a column each.
         changes = (self._projector - np.eye(len(self._projector)))[:, :count]
         determined = np.empty((count, count), bool)
         for i in range(count):
@@ -176,12 +184,14 @@ class Pairs:
 
     @cached_property
     def _projector(self) -> np.ndarray:
-        """Return the projector on the contrasts of encodings and seeds that the trials
-        determine."""
+        """Return the projector on the row space of the design: the combinations of effects of
+        encodings and seeds that the trials determine."""
         design = self._fit.design
         return self._fit.inverse @ (design.T @ design)
 
-    def _half(self, variance: np.ndarray | float, factor: np.ndarray | float) -> np.ndarray:
+    def _half_widths_of(
+        self, variance: np.ndarray | float, factor: np.ndarray | float
+    ) -> np.ndarray:
         """Return the interval's half-width for differences with variance factor * variance."""
         largest = max(abs(v) for seeds in self.values.values() for v in seeds.values())
         least = self.resolution**2
@@ -190,18 +200,18 @@ class Pairs:
         )
         if self.level is None or are_copies:
             return np.full(np.shape(variance), math.inf)
-        freedom = self.freedom + (self.prior.freedom if self.prior else 0)
+        freedom = self.degrees_of_freedom + (self.prior.degrees_of_freedom if self.prior else 0)
         # The range is in units of one mean's standard deviation, of which a difference has sqrt(2).
         quantile = studentized_range(self.level, len(self.names), freedom)
-        halves = quantile * np.sqrt(np.maximum(variance, least) * factor / 2)
-        return np.maximum(halves, SMALLEST_DIFFERENCES.get(self.where, 0.0))
+        half_widths = quantile * np.sqrt(np.maximum(variance, least) * factor / 2)
+        return np.maximum(half_widths, SMALLEST_DIFFERENCES.get(self.where, 0.0))
 
     @cached_property
     def worse(self) -> frozenset[tuple[str, str]]:
         """Return the pairs (a, b) in which `a` has a significantly higher value than `b`."""
         means = self._fit.means
         differences = means[:, None] - means
-        significant = np.argwhere(differences > self._halves)
+        significant = np.argwhere(differences > self._half_widths)
         return frozenset((self.names[i], self.names[j]) for i, j in significant)
 
 
@@ -251,14 +261,14 @@ class _LeastSquaresFit(NamedTuple):
     design: a row per trial, with a 1 in the column of its encoding and in that of its seed.
     inverse: the pseudoinverse of design^T design.
     means: the effect of each encoding plus the mean effect of a seed, in the order of encodings.
-    variance, freedom: the variance of the residuals, and their degrees of freedom.
+    variance, degrees_of_freedom: the variance of the residuals, and their degrees of freedom.
     """
 
     design: np.ndarray
     inverse: np.ndarray
     means: np.ndarray
     variance: float
-    freedom: int
+    degrees_of_freedom: int
 
 
 def _fit_least_squares(values: Mapping[str, Mapping[int, float]]) -> _LeastSquaresFit:

@@ -88,7 +88,7 @@ def window_gaps(
 
     >>> losses = {"t5": [2.0] * 9 + [2.2] * 9, "rope": [2.5] * 9 + [2.9] * 9}
     >>> gap = window_gaps(losses)["rope", "t5"]
-    >>> round(gap.value, 2), 0.0 < gap.half < 0.1
+    >>> round(gap.value, 2), 0.0 < gap.half_width < 0.1
     (0.6, True)
     """
     counts = {len(of_windows) for of_windows in losses.values()}
@@ -108,9 +108,9 @@ def window_gaps(
     # A pair whose differences are all alike in a sample has no error to divide by.
     varies = errors > LARGEST_ROUNDING_DEVIATION * np.abs(differences).max()
     largest = np.divide(np.abs(changes), errors, out=np.zeros_like(changes), where=varies).max(1)
-    halves = np.quantile(largest, 0.95) * differences.std(1, ddof=1) / np.sqrt(count)
+    half_widths = np.quantile(largest, 0.95) * differences.std(1, ddof=1) / np.sqrt(count)
     gaps = {}
-    for (a, b), mean, half in zip(pairs, means.tolist(), halves.tolist(), strict=True):
-        gaps[a, b] = Gap(mean, half)
-        gaps[b, a] = Gap(-mean, half)
+    for (a, b), mean, half_width in zip(pairs, means.tolist(), half_widths.tolist(), strict=True):
+        gaps[a, b] = Gap(mean, half_width)
+        gaps[b, a] = Gap(-mean, half_width)
     return gaps

@@ -11,7 +11,7 @@ from scipy import stats
 
 from posenc.statistics.seed_intervals import (
     Gap,
-    Pairs,
+    PairwiseComparison,
     Prior,
     group_into_tiers,
     significance_level,
@@ -29,7 +29,7 @@ ROWS = list(
 
 
 def study(values, where="text"):
-    return Pairs(
+    return PairwiseComparison(
         {
             f"e{i}": {seed: float(v) for seed, v in enumerate(row) if not np.isnan(v)}
             for i, row in enumerate(values)
@@ -50,8 +50,8 @@ def test_two_encodings_are_compared_by_the_paired_t(n):
     confidence = 1 - significance_level("text", 2, n)
     low, high = stats.ttest_rel(a, b).confidence_interval(confidence)
     gap = found.gap("e0", "e1")
-    assert (gap.value - gap.half, gap.value + gap.half) == pytest.approx((low, high))
-    assert found.freedom == n - 1
+    assert (gap.value - gap.half_width, gap.value + gap.half_width) == pytest.approx((low, high))
+    assert found.degrees_of_freedom == n - 1
 
 
 @pytest.mark.quick(2)
@@ -64,16 +64,16 @@ def test_a_whole_study_is_tukeys_with_the_seeds_taken_out(k, n):
     interval = theirs.confidence_interval(1 - found.level)
     halves = (interval.high - interval.low) / 2
     own_error = studentized_range(found.level, k, k * (n - 1))
-    scale = studentized_range(found.level, k, found.freedom) / own_error
-    scale *= math.sqrt(k * (n - 1) / found.freedom)
-    assert found.freedom == (k - 1) * (n - 1)
+    scale = studentized_range(found.level, k, found.degrees_of_freedom) / own_error
+    scale *= math.sqrt(k * (n - 1) / found.degrees_of_freedom)
+    assert found.degrees_of_freedom == (k - 1) * (n - 1)
     held = 0
     for i, j in combinations(range(k), 2):
         gap = found.gap(f"e{i}", f"e{j}")
         assert gap.value == pytest.approx(theirs.statistic[i, j])
-        assert gap.half >= scale * halves[i, j] * (1 - 1e-9)
+        assert gap.half_width >= scale * halves[i, j] * (1 - 1e-9)
         if np.var(values[i] - values[j], ddof=1) / 2 <= found.least_significant_gap**2:
-            held += gap.half == pytest.approx(scale * halves[i, j])
+            held += gap.half_width == pytest.approx(scale * halves[i, j])
     assert held and found.least_significant_gap == pytest.approx(scale * halves[0, 1])
 
 
@@ -83,9 +83,9 @@ def test_a_pair_that_varies_more_than_the_others_is_judged_by_its_own_seeds():
     found = study(quiet)
     own = np.var(quiet[0] - quiet[1], ddof=1) / 2
     width = studentized_range(found.level, 6, 10) * math.sqrt(own / 3)
-    assert found.gap("e0", "e1").half == pytest.approx(width)
+    assert found.gap("e0", "e1").half_width == pytest.approx(width)
     assert (
-        found.gap("e1", "e2").half == pytest.approx(found.least_significant_gap)
+        found.gap("e1", "e2").half_width == pytest.approx(found.least_significant_gap)
         and found.least_significant_gap < width
     )
 
@@ -103,8 +103,8 @@ def test_missing_trials_are_left_out_by_least_squares():
             design[row, 4 + j] = 1
     y = values[tuple(cells.T)]
     beta, left, *_ = np.linalg.lstsq(design, y, rcond=None)
-    assert found.freedom == len(y) - 8
-    covariance = float(left[0]) / found.freedom * np.linalg.inv(design.T @ design)
+    assert found.degrees_of_freedom == len(y) - 8
+    covariance = float(left[0]) / found.degrees_of_freedom * np.linalg.inv(design.T @ design)
     for i, j in combinations(range(5), 2):
         contrast = np.zeros(8)
         contrast[[i, j]] = float(i > 0), -1
@@ -113,9 +113,9 @@ def test_missing_trials_are_left_out_by_least_squares():
         apart = values[i] - values[j]
         own = np.nanvar(apart, ddof=1) / 2 if (~np.isnan(apart)).sum() > 1 else 0.0
         error = contrast @ covariance @ contrast
-        error *= max(1.0, own * found.freedom / float(left[0]))
-        quantile = studentized_range(found.level, 5, found.freedom)
-        assert gap.half == pytest.approx(quantile * math.sqrt(error / 2))
+        error *= max(1.0, own * found.degrees_of_freedom / float(left[0]))
+        quantile = studentized_range(found.level, 5, found.degrees_of_freedom)
+        assert gap.half_width == pytest.approx(quantile * math.sqrt(error / 2))
     ranks = study(values, "tasks")
     # 8 degrees of freedom are those of 3 whole seeds
     assert ranks.level == significance_level("tasks", 5, 3)
@@ -135,7 +135,7 @@ def test_without_a_spread_nothing_is_claimed(values):
     found = study(values)
     assert found.least_significant_gap == math.inf and not found.worse
     for a, b in combinations(found.names, 2):
-        assert found.gap(a, b).half == math.inf and not found.gap(a, b).significant
+        assert found.gap(a, b).half_width == math.inf and not found.gap(a, b).significant
 
 
 @pytest.mark.parametrize(("difference", "told"), [(2.2e-9, False), (4e-4, False), (6e-4, True)])
@@ -144,7 +144,7 @@ def test_a_difference_that_prints_as_nothing_is_none(difference, told):
     values = [7.878331383, 7.954748367, 7.91]
     shares = (1.0, 1.1, 1.05)
     other = [value + difference * share for value, share in zip(values, shares, strict=True)]
-    pairs = Pairs({"a": dict(enumerate(values)), "b": dict(enumerate(other))}, "text")
+    pairs = PairwiseComparison({"a": dict(enumerate(values)), "b": dict(enumerate(other))}, "text")
     assert pairs.worse == ({("b", "a")} if told else set())
     assert pairs.least_significant_gap >= 5e-4
 
@@ -153,13 +153,13 @@ def test_seeds_that_no_other_encoding_has_join_nothing():
     values = drawn(4, 6, 2)
     values[:2, 3:] = values[2:, :3] = NAN  # two studies of two encodings
     found = study(values)
-    assert found.gap("e0", "e1").half < math.inf == found.gap("e0", "e2").half
+    assert found.gap("e0", "e1").half_width < math.inf == found.gap("e0", "e2").half_width
 
 
 @pytest.mark.parametrize("wrong", [NAN, math.inf])
 def test_what_is_no_number_is_refused(wrong):
     with pytest.raises(ValueError, match="t5: expected numbers, got"):
-        Pairs({"t5": {0: wrong}, "rope": {0: 1.0}}, "text")
+        PairwiseComparison({"t5": {0: wrong}, "rope": {0: 1.0}}, "text")
     assert not Gap(NAN, 1.0).significant and not Gap(1.0, NAN).significant
 
 
@@ -191,14 +191,16 @@ def test_levels_of_studies_that_the_table_does_not_have():
     assert all(significance_level("task", 6, n) is None for n in (2, 3, 4))
 
 
-PRIOR = Prior(spread=0.02, freedom=6)
+PRIOR = Prior(spread=0.02, degrees_of_freedom=6)
 
 
 def test_what_is_known_of_the_spread_counts_as_more_degrees_of_freedom():
     """The formula in plain loops: both variances are means weighted by degrees of freedom."""
     values = 0.01 * drawn(4, 3, 8)
     values[1] += [0.3, -0.3, 0.1]
-    found = Pairs({f"e{i}": dict(enumerate(row)) for i, row in enumerate(values)}, "text", 0, PRIOR)
+    found = PairwiseComparison(
+        {f"e{i}": dict(enumerate(row)) for i, row in enumerate(values)}, "text", 0, PRIOR
+    )
     residuals = values - values.mean(1, keepdims=True) - values.mean(0) + values.mean()
     pooled = ((residuals**2).sum() + 6 * 0.02**2) / (6 + 6)
     quantile = stats.studentized_range.isf(0.025, 4, 6 + 6)
@@ -206,16 +208,16 @@ def test_what_is_known_of_the_spread_counts_as_more_degrees_of_freedom():
         of_pair = np.var(values[i] - values[j], ddof=1) / 2
         moderated = (2 * of_pair + 6 * 0.02**2) / (2 + 6)
         half = quantile * math.sqrt(max(pooled, moderated) / 3)
-        assert found.gap(f"e{i}", f"e{j}").half == pytest.approx(half, rel=1e-6)
+        assert found.gap(f"e{i}", f"e{j}").half_width == pytest.approx(half, rel=1e-6)
 
 
 def test_two_seeds_that_are_alike_by_chance_decide_nothing_small_and_what_is_far_apart():
     close = {"a": {0: 2.0, 1: 2.0001}, "b": {0: 2.01, 1: 2.0102}, "c": {0: 2.3, 1: 2.3001}}
-    assert Pairs(close, "text").worse == {("b", "a"), ("c", "a"), ("c", "b")}
-    assert Pairs(close, "text", 0, PRIOR).worse == {("c", "a"), ("c", "b")}
+    assert PairwiseComparison(close, "text").worse == {("b", "a"), ("c", "a"), ("c", "b")}
+    assert PairwiseComparison(close, "text", 0, PRIOR).worse == {("c", "a"), ("c", "b")}
     copies = {"a": {0: 2.0, 1: 2.0}, "b": {0: 3.0, 1: 3.0}}
-    assert not Pairs(copies, "text", 0, PRIOR).worse
-    assert not Pairs({"a": {0: 2.0}, "b": {0: 3.0}}, "text", 0, PRIOR).worse
+    assert not PairwiseComparison(copies, "text", 0, PRIOR).worse
+    assert not PairwiseComparison({"a": {0: 2.0}, "b": {0: 3.0}}, "text", 0, PRIOR).worse
 
 
 @pytest.mark.parametrize(("k", "n"), [(2, 4), (6, 2), (6, 3)])

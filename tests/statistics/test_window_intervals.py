@@ -21,7 +21,9 @@ def test_intervals_of_all_pairs_hold_together_on_other_texts():
     for _ in range(200):
         found = window_gaps(text(random, 64, (0.0, 0.02, 0.3, 0.3)))
         truth = {"e0": 0.0, "e1": 0.02, "e2": 0.3, "e3": 0.3}
-        held += all(abs(g.value - truth[a] + truth[b]) <= g.half for (a, b), g in found.items())
+        held += all(
+            abs(g.value - truth[a] + truth[b]) <= g.half_width for (a, b), g in found.items()
+        )
     assert 0.90 <= held / 200 <= 0.99
 
 
@@ -30,7 +32,9 @@ def test_a_pair_alone_has_about_scipys_interval():
     losses = text(random, 400, (0.0, 0.1))
     low, high = stats.ttest_rel(losses["e1"], losses["e0"]).confidence_interval(0.95)
     gap = window_gaps(losses)["e1", "e0"]
-    assert (gap.value - gap.half, gap.value + gap.half) == pytest.approx((low, high), rel=0.05)
+    assert (gap.value - gap.half_width, gap.value + gap.half_width) == pytest.approx(
+        (low, high), rel=0.05
+    )
     assert window_gaps(losses)["e0", "e1"].value == -gap.value
 
 
@@ -42,4 +46,4 @@ def test_windows_that_are_read_by_one_encoding_only_say_nothing():
 
 def test_windows_that_all_say_the_same_have_no_width():
     gap = window_gaps({"a": [1.0] * 9, "b": [2.0] * 9, "c": [1.0, 3.0] * 4 + [1.0]})["a", "b"]
-    assert (gap.value, gap.half) == (-1.0, 0.0)
+    assert (gap.value, gap.half_width) == (-1.0, 0.0)

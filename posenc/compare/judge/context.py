@@ -71,7 +71,7 @@ def context_use(rows: Sequence[Row]) -> ContextUse | None:
     lengths = sorted(losses)
     half = math.inf
     if (trial.train_length, longest) in gaps:
-        half = gaps[trial.train_length, longest].half
+        half = gaps[trial.train_length, longest].half_width
     return ContextUse(
         more_than=_used_for_certain(lengths, losses, gaps, trial),
         at_most=_enough_for_certain(lengths, gaps),
@@ -158,7 +158,7 @@ def _enough_for_certain(lengths: Sequence[int], gaps: Mapping[tuple[int, int], G
     included; None if only the longest is so."""
     for i, length in enumerate(lengths[:-1]):
         over_this = [gaps.get((length, longer)) for longer in lengths[i + 1 :]]
-        if all(gap is not None and gap.value + gap.half < MARGIN for gap in over_this):
+        if all(gap is not None and gap.value + gap.half_width < MARGIN for gap in over_this):
             return length
     return None
 

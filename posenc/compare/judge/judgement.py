@@ -287,7 +287,7 @@ def _own_against(standing: Standing, name: str, other: str) -> OwnAgainst:
     """Return the comparison of two rows in one place."""
     gap = standing.gap(name, other)
     verdict = "tied"
-    if gap.half == math.inf:
+    if gap.half_width == math.inf:
         verdict = ""
     elif (name, other) in standing.worse:
         verdict = "worse"
@@ -310,7 +310,7 @@ def why_unsure(standing: Standing) -> str | None:
         needed = next(
             n for n in range(2, 99) if significance_level(pairs.where, len(pairs.names), n)
         )
-        if pairs.freedom < 1 or needed <= most:
+        if pairs.degrees_of_freedom < 1 or needed <= most:
             return "they have too few seeds in common: run the same seeds of all"
         return f"{most} seeds cannot decide this: take --seeds {needed}"
     return "the seeds are equal to the last digit, and copies are no evidence"

@@ -22,7 +22,7 @@ from posenc.compare.results import Study, TrialResult
 from posenc.compare.rows import Row, row_name, rows_of
 from posenc.compare.scores import READINGS
 from posenc.compare.trial.config import CAUSAL, TrialConfig
-from posenc.statistics.seed_intervals import Pairs
+from posenc.statistics.seed_intervals import PairwiseComparison
 from posenc.tasks.known import TEXT
 
 STEADY_LEVEL = 0.036
@@ -103,7 +103,7 @@ def places_of(near: Values, far: Values, margin: float = MARGIN) -> Places:
     """
     standings = []
     for losses, prior in ((near, NEAR_SPREAD), (far, FAR_SPREAD)):
-        pairs = Pairs(losses, "text", prior=prior)
+        pairs = PairwiseComparison(losses, "text", prior=prior)
         standings.append(Standing("", pairs, margin=margin) if losses else None)
     names = {name: name for name in (*near, *far)}
     near_standing, far_standing = _with_steadiness(standings[0], standings[1], names)
@@ -232,7 +232,7 @@ def _standing(losses: Values, where: str, rows: Iterable[Row], is_far: bool) -> 
             continue
         score = row.far.get(max(row.trial.test_lengths)) if is_far else row.near
         by_window.setdefault(row.name, []).append(score.windows if score else ())
-    pairs = Pairs(losses, "text", prior=FAR_SPREAD if is_far else NEAR_SPREAD)
+    pairs = PairwiseComparison(losses, "text", prior=FAR_SPREAD if is_far else NEAR_SPREAD)
     return Standing(where, pairs, by_window=mean_windows(by_window), margin=MARGIN)
 
 

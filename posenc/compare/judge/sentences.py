@@ -63,7 +63,7 @@ def sentences_on_text(judgement: Judgement) -> Iterator[str]:
         if choice.text_may_turn and choice.behind:
             where = choice.where
             yield f"On another text like this one {choice.behind[0]} may be ahead {at(where)}."
-    if judgement.context is not None and judgement.context.saved.half < math.inf:
+    if judgement.context is not None and judgement.context.saved.half_width < math.inf:
         yield sentence_on_context(judgement.taken or "", judgement.context)
     if judgement.cost is not None:
         yield from _sentences_on_cost(judgement.cost, judgement, judgement.taken)
@@ -462,8 +462,8 @@ def with_sign(gap: Gap) -> str:
 def with_interval(gap: Gap) -> str:
     """Return a difference and its half interval as text, `+0.02 ± 0.01`, with a third decimal where
     two do not show whether the interval excludes 0; without one, the difference alone."""
-    if gap.half == math.inf:
+    if gap.half_width == math.inf:
         return with_sign(gap)
-    near = min(abs(gap.value), gap.half, abs(abs(gap.value) - gap.half))
+    near = min(abs(gap.value), gap.half_width, abs(abs(gap.value) - gap.half_width))
     digits = 2 if near >= 0.01 else 3
-    return f"{gap.value:+.{digits}f} ± {gap.half:.{digits}f}"
+    return f"{gap.value:+.{digits}f} ± {gap.half_width:.{digits}f}"

@@ -12,7 +12,7 @@ from statistics import fmean
 from posenc.compare.judge.summary import has_learned, shown_score
 from posenc.compare.results import Study, TrialResult
 from posenc.compare.trial.evaluate import TEST_SEQUENCES
-from posenc.statistics.seed_intervals import Gap, Pairs, Prior, group_into_tiers
+from posenc.statistics.seed_intervals import Gap, PairwiseComparison, Prior, group_into_tiers
 from posenc.statistics.text_intervals import window_gaps
 from posenc.tasks.known import TASKS, TEXT
 
@@ -45,7 +45,7 @@ class Standing:
     """
 
     where: str
-    pairs: Pairs
+    pairs: PairwiseComparison
     higher: bool = False
     by_window: Mapping[str, Sequence[float]] = field(default_factory=dict)
     margin: float = 0.0
@@ -80,7 +80,7 @@ class Standing:
         """Return the pairs (a, b) in which `a` is significantly worse than `b`, by more than the
         margin; none with too few seeds for an interval."""
         pairs = self._relevant | self.among_best.worse if self.among_best else self._relevant
-        # Pairs calls the larger number worse.
+        # A PairwiseComparison calls the larger number worse.
         return frozenset((b, a) for a, b in pairs) if self.higher else pairs
 
     @cached_property
@@ -152,7 +152,7 @@ class Standing:
         if self.among_best and {name, other} <= self.among_best.pairs.values.keys():
             again = self.among_best.gap(name, other)
             same = abs(again.value - gap.value) < 1e-11  # False if a trial is missing
-            return Gap(again.value, min(gap.half, again.half)) if same else again
+            return Gap(again.value, min(gap.half_width, again.half_width)) if same else again
         return gap
 
 
@@ -171,7 +171,7 @@ def standing_at(study: Study, length: int) -> Standing | None:
     if not losses:
         return None
     train = study.of_task(TEXT).trials[0].train_length
-    pairs = Pairs(losses, "text", prior=NEAR_SPREAD if length == train else FAR_SPREAD)
+    pairs = PairwiseComparison(losses, "text", prior=NEAR_SPREAD if length == train else FAR_SPREAD)
     return Standing(f"{length:,} bytes", pairs, by_window=mean_windows(by_window), margin=MARGIN)
 
 
@@ -193,7 +193,9 @@ def standing_of_task(study: Study, task: str) -> Standing | None:
     if len(shared) > 1:
         scores = {name: {seed: seeds[seed] for seed in shared} for name, seeds in scores.items()}
     return (
-        Standing(task, Pairs(scores, "task", 1 / TEST_SEQUENCES), higher=True) if scores else None
+        Standing(task, PairwiseComparison(scores, "task", 1 / TEST_SEQUENCES), higher=True)
+        if scores
+        else None
     )
 
 
@@ -213,7 +215,7 @@ def standing_of_tasks(study: Study) -> Standing | None:
         for name, seeds in first.items()
     }
     half_a_rank = 0.5 / len(ranks)  # in one task
-    return Standing(f"{len(ranks)} tasks", Pairs(means, "tasks", half_a_rank))
+    return Standing(f"{len(ranks)} tasks", PairwiseComparison(means, "tasks", half_a_rank))
 
 
 def ranks_by_task(study: Study) -> dict[str, Values]:

@@ -152,7 +152,7 @@ def half_bar(standing: Standing, name: str) -> float:
     if not others:
         return 0.0
     gap = standing.gap(name, first) if name != first else standing.gap(others[0], first)
-    return gap.half / 2 if math.isfinite(gap.half) else 0.0
+    return gap.half_width / 2 if math.isfinite(gap.half_width) else 0.0
 
 
 def chart_by_context(study: Study, styles: Styles) -> Chart:

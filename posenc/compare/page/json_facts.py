@@ -69,7 +69,7 @@ def _context_objects(study: Study) -> dict[str, dict[str, Any]]:
                 "at_most": use.at_most,
                 "windows": [use.near, use.longest],
                 "saved": use.saved.value,
-                "half_over_windows": _finite_or_none(use.saved.half),
+                "half_over_windows": _finite_or_none(use.saved.half_width),
             }
     return objects
 
@@ -105,10 +105,10 @@ def _standing_object(standing: Standing, unit: str) -> dict[str, Any]:
                 "mean": standing.mean(name),
                 "seeds": {str(seed): value for seed, value in sorted(pairs.values[name].items())},
                 "minus_first": None if name == first else standing.gap(name).value,
-                "half_over_seeds": _finite_or_none(standing.gap(name).half)
+                "half_over_seeds": _finite_or_none(standing.gap(name).half_width)
                 if name != first
                 else None,
-                "half_over_windows": _finite_or_none(standing.windows[name, first].half)
+                "half_over_windows": _finite_or_none(standing.windows[name, first].half_width)
                 if (name, first) in standing.windows
                 else None,
                 "verdict": standing.verdict(name),

@@ -167,7 +167,7 @@ def _gap_from_first(standing: Standing, name: str) -> Number:
     """Return the difference of an encoding from the first, and half of its interval if it has one:
     `+0.021 ± 0.010`."""
     gap = standing.gap(name)
-    half = f" ± {gap.half:.3f}" if gap.half < math.inf else ""
+    half = f" ± {gap.half_width:.3f}" if gap.half_width < math.inf else ""
     return Number(round(gap.value, 3) + 0.0, form="+.3f", unit=half)
 
 
@@ -201,7 +201,7 @@ def seeds_table(standing: Standing) -> Table:
                 Number(standing.mean(name), form=".3f"),
                 Cell(of_seeds),
                 None if name == first else _gap_from_first(standing, name),
-                None if windows is None else f"± {windows.half:.3f}",
+                None if windows is None else f"± {windows.half_width:.3f}",
                 standing.verdict(name),
             ]
         )
@@ -291,7 +291,7 @@ def _far_row_cells(name: str, rows: Sequence[Row], scores: Sequence[FarScore]) -
     use = context_use(rows)
     if use is None:
         return [far_cell, near_context_cell, None, None]
-    half = "" if use.saved.half == math.inf else f" ± {use.saved.half:.3f}"
+    half = "" if use.saved.half_width == math.inf else f" ± {use.saved.half_width:.3f}"
     saved = Number(round(use.saved.value, 3) + 0.0, form="+.3f", unit=half)
     return [far_cell, near_context_cell, saved, bytes_of_context(use) or None]
 

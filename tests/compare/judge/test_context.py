@@ -74,7 +74,7 @@ def test_what_is_saved_is_the_difference_on_the_same_bytes_with_an_interval_over
     assert use.saved.value == pytest.approx((near - far[1024]).mean(), abs=1e-9)
     errors = (near - far[1024]).std(ddof=1) / math.sqrt(len(near))
     # For one difference t(63) has 2.00 standard errors; for all six together the interval is wider.
-    assert 2.0 * errors < use.saved.half < 3.5 * errors
+    assert 2.0 * errors < use.saved.half_width < 3.5 * errors
 
 
 def test_a_saving_is_certain_only_outside_the_interval_above_the_margin_and_with_every_seed():

@@ -27,7 +27,7 @@ from posenc.compare.reports import published_trials
 from posenc.compare.results import CaseScore, LengthScore, Study
 from posenc.report.report import measured_value
 from posenc.report.table import cell_text
-from posenc.statistics.seed_intervals import Pairs
+from posenc.statistics.seed_intervals import PairwiseComparison
 from posenc.tasks.known import TEXT
 from tests.compare.judge.test_summary import TRIAL, result, seeds, study
 from tests.compare.test_tasks import result as task_result
@@ -198,16 +198,16 @@ def test_what_breaks_does_not_hide_who_is_best():
     gap = standing.gap("alibi")
     assert (
         gap == standing.among_best.pairs.gap("alibi", "t5")
-        and gap.half < 0.1 < standing.pairs.least_significant_gap
+        and gap.half_width < 0.1 < standing.pairs.least_significant_gap
     )
     again = standing.among_best.pairs.gap("cope", "t5")
     assert standing.gap("cope").value == pytest.approx(again.value)
-    assert standing.gap("cope").half <= again.half
+    assert standing.gap("cope").half_width <= again.half_width
     assert standing.gap("rope", "alibi") == standing.pairs.gap("rope", "alibi")
     assert (
         standing.least_significant_gap == standing.among_best.among_best.pairs.least_significant_gap
     )
-    assert standing.least_significant_gap <= gap.half * (
+    assert standing.least_significant_gap <= gap.half_width * (
         1 + 1e-12
     )  # which another numpy rounds otherwise
 
@@ -229,7 +229,9 @@ def test_seeds_that_are_missing_do_not_move_a_mean_from_its_place():
     for name in far.among_best.order:
         assert far.gap(name).value == pytest.approx(far.mean(name) - far.mean("t5"), abs=1e-9)
     assert far.mean("alibi") == pytest.approx(1.7025, abs=0.003)
-    zero = Standing("", Pairs({"a": {0: 0.1, 1: -0.1}, "b": {0: -0.1, 1: 0.1}}, "text"))
+    zero = Standing(
+        "", PairwiseComparison({"a": {0: 0.1, 1: -0.1}, "b": {0: -0.1, 1: 0.1}}, "text")
+    )
     assert zero.order == ("a", "b") and str(zero.mean("a")) == str(zero.mean("b")) == "0.0"
 
 
@@ -250,7 +252,7 @@ def test_an_interval_includes_zero_for_the_tied_where_a_trial_is_missing():
         "alibi": {0: 2.1, 1: 2.12, 2: 2.13},
         "nope": {0: 2.97, 1: 3.08, 2: 2.97},
     }
-    standing = Standing("", Pairs(losses, "text"))
+    standing = Standing("", PairwiseComparison(losses, "text"))
     assert standing.among_best and standing.first == ("t5", "fire")
     assert not standing.gap("fire", "t5").significant
 
