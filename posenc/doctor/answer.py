@@ -4,6 +4,7 @@ The terminal, a page and JSON show the same report: see posenc.report.report. Wh
 is said by the rule.
 """
 
+import shlex
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ from posenc.dialects.computed import ComputedPositions, LayerRotation
 from posenc.dialects.position_record import PositionRecord
 from posenc.dialects.runtimes import RUNTIMES
 from posenc.doctor.case import Case
-from posenc.doctor.rule import SEVERITIES, Finding, Rule
+from posenc.doctor.rule import COMMAND, SEVERITIES, Finding, Rule
 from posenc.report.report import Block, Code, Items, Labelled, Report, Section
 from posenc.report.table import Table
 
@@ -25,8 +26,6 @@ if TYPE_CHECKING:
 
 TOO_LONG = "PD064"
 """The rule about a text that is too long, for which no copy is written."""
-COMMAND = "    "
-"""Begins a line of a cure that is to be copied, and is not wrapped."""
 MOST_FILES_NAMED = 8
 """Files that were left behind, of which no more are named."""
 LEGEND = (
@@ -70,12 +69,9 @@ def report_of(judgement: Judgement) -> Report:
     next."""
     case = judgement.case
     blocks: list[Block] = [Items(_meaning_lines(case, explained=bool(judgement.counted)))]
-    named = [name for name in RUNTIMES if name in case.named]
-    rows = [_cells_of_runtime(case, name) for name in named]
+    rows = [_cells_of_runtime(case, name) for name in _shown_runtimes(case)]
     blocks += [Table(RUNTIMES_HEADER, rows, name="runtimes"), LEGEND]
-    unread = case.named_runtimes_known_as("unknown")
-    if unread:
-        blocks.append(_line_about_unread(unread, is_config=case.metadata is None))
+    blocks += _lines_about_unjudged(case)
     if case.record is not None and case.record.doubts:
         blocks.append(Items([f"assumed: {doubt}" for doubt in case.record.doubts]))
     if judgement.silenced:
@@ -208,15 +204,26 @@ def _block_of_finding(finding: Finding) -> Labelled:
     return Labelled(f"{finding.severity} {finding.code}", parts)
 
 
-def _line_about_unread(unread: Sequence[str], *, is_config: bool) -> str:
-    """Return the line about runtimes of which posenc does not know what they compute.
+def _shown_runtimes(case: Case) -> list[str]:
+    """Return the runtimes that have a row: the named ones, but of a GGUF file those alone that are
+    judged. Most runtimes read none, and their rows would say nothing."""
+    wanted = case.named if case.metadata is None else case.judged_runtimes or case.named
+    return [name for name in RUNTIMES if name in wanted]
 
-    is_config: True for a config, about which an installed runtime can be asked.
-    """
-    ask = ""
-    if is_config and set(unread) - {"llama.cpp"}:
-        ask = " `--ask PYTHON` asks the one that is installed there."
-    return f"Not known to posenc, and not judged: {', '.join(unread)}.{ask}"
+
+def _lines_about_unjudged(case: Case) -> list[str]:
+    """Return the lines about named runtimes that are not judged, and who can ask them."""
+    lines = []
+    unread = case.named_runtimes_known_as("unknown")
+    if unread:
+        ask = ""
+        if case.metadata is None and set(unread) - {"llama.cpp"}:
+            ask = " `--ask PYTHON` asks the one that is installed there."
+        lines.append(f"Not known to posenc, and not judged: {', '.join(unread)}.{ask}")
+    open_none = case.named_runtimes_known_as("no such file")
+    if case.metadata is not None and open_none and case.judged_runtimes:
+        lines.append(f"Opens no GGUF file: {', '.join(open_none)}.")
+    return lines
 
 
 def _counts_by_rule(silenced: Sequence[Finding]) -> str:
@@ -239,7 +246,7 @@ def _next_steps(judgement: Judgement) -> list[str | Code]:
     """Return what the user may do next, in sentences and commands."""
     case = judgement.case
     counted = judgement.counted
-    path = case.source.path
+    path = shlex.quote(str(case.source.path))
     steps: list[str | Code] = []
     if counted:
         steps.append(f"`posenc doctor --explain {counted[0].code}` tells more.")
@@ -247,7 +254,9 @@ def _next_steps(judgement: Judgement) -> list[str | Code]:
     if judgement.can_be_fixed and mendable:
         steps.append("`--fix --out NEW` writes a mended copy, or says why not.")
     if case.is_opened_by_no_runtime:
-        steps.append(f"No named runtime opens {path.name}. Convert the model, and compare:")
+        steps.append(
+            f"No named runtime opens {case.source.path.name}. Convert the model, and compare:"
+        )
         steps.append(Code(f"posenc doctor {path} CONVERTED"))
     if case.metadata is not None:
         steps += ["Compare it with its model's folder:", Code(f"posenc doctor {path} FOLDER")]

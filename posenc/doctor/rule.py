@@ -9,6 +9,8 @@ from typing import Literal
 from posenc.doctor.case import ALL, Case
 
 Severity = Literal["E", "W", "I"]
+COMMAND = "    "
+"""Begins a line of a cure that is to be copied, and is not wrapped."""
 SEVERITIES = {"E": "error", "W": "warning", "I": "note"}
 
 

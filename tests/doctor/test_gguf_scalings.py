@@ -11,7 +11,7 @@ from posenc.dialects.files.source import NoRotationError, load
 from posenc.doctor.case import Case
 from posenc.doctor.options import Options
 from posenc.doctor.rules import findings
-from tests.doctor.judging import run
+from tests.doctor.judging import row_of, run
 from tests.doctor.test_gguf import YARN, gguf, write
 from tests.doctor.threads import BASE, EIGHT
 
@@ -145,7 +145,8 @@ def suspected(meta):
 
 
 def test_the_suspicion_offers_the_folder(tmp_path):
-    writer = gguf.GGUFWriter(str(tmp_path / "a.gguf"), "llama")
+    path = tmp_path / "of a model.gguf"
+    writer = gguf.GGUFWriter(str(path), "llama")
     writer.add_context_length(131072)
     writer.add_embedding_length(64)
     writer.add_head_count(4)
@@ -155,9 +156,14 @@ def test_the_suspicion_offers_the_folder(tmp_path):
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    said, code = run(Options((tmp_path / "a.gguf",), ask=["none"]))
+    said, code = run(Options((path,), ask=["none"]))
     assert code == 0 and "W PD060" in said and "Llama 3.1, 3.2 and 3.3" in said
-    assert f"    posenc doctor {tmp_path / 'a.gguf'} FOLDER" in said.splitlines()[-1]
+    assert f"    posenc doctor '{path}' FOLDER" in said.splitlines()[-1]
+    assert f"    posenc doctor '{path}' --like FOLDER --fix --out new.gguf\n" in said
+    assert "Opens no GGUF file: mlx-lm." in said and "│ mlx-lm" not in said
+    assert row_of("llama.cpp", said)[1].startswith("known, b")
+    said, code = run(Options((path,), for_="vllm"))
+    assert code == 3 and "llama: vllm: not known to posenc" in said
 
 
 def test_a_file_without_weights_is_not_judged(tmp_path):

@@ -8,7 +8,8 @@ import pytest
 from posenc.dialects.runtimes import emulate
 from posenc.dialects.writers.overrides import config_after_override, intended
 from posenc.doctor.options import Options
-from posenc.doctor.rules.longer_texts import CARDS, COMMAND
+from posenc.doctor.rule import COMMAND
+from posenc.doctor.rules.longer_texts import CARDS
 from posenc.files.sealed_json import strict_json
 from posenc.frequencies import floats
 from tests.doctor.judging import judge, run

@@ -1,29 +1,24 @@
 """Keys of a GGUF file that its architecture does not read, or that are missing."""
 
+import shlex
 from collections.abc import Iterator
 from typing import NamedTuple
 
 from posenc.dialects.files.gguf_metadata import FACTORS, Metadata
 from posenc.dialects.runtimes.llama_cpp import READS_BETAS, READS_LOG_MULTIPLIER
 from posenc.doctor.case import Case
-from posenc.doctor.rule import Hit, join_names, rule
+from posenc.doctor.rule import COMMAND, Hit, join_names, rule
 from posenc.frequencies import floats
 
 LLAMA_CPP = ("llama.cpp",)
 RESTORE = (
-    "Convert the model again: the lists are in its config.json. `posenc doctor model.gguf --like "
-    "CONFIG --fix --out new.gguf` takes them from there if its two lists are equal."
+    "Convert the model again: the lists are in its config.json. If its two lists are equal, take "
+    "them from there:"
 )
-
 RELOAD = (
     "libllama does not load the file as it is. Convert the model again with llama.cpp's "
     "convert_hf_to_gguf.py, or take the key or tensor that the message names from a file that "
     "loads: a tensor of divisors has one value for each rotated pair of channels."
-)
-
-TAKE_FROM_FOLDER = (
-    "`posenc doctor model.gguf --like FOLDER --fix --out new.gguf` takes it from the folder of the "
-    "model."
 )
 
 
@@ -51,6 +46,17 @@ SCALED_FAMILIES = (
 """As their published config.json says: rope_type llama3, original_max_position_embeddings 8192."""
 
 
+def _take_from_folder(case: Case) -> str:
+    """Return the end of a cure: the command that takes what is missing from the model's folder."""
+    return f"Or take it from the folder of the model:{_command_to_copy(case)}"
+
+
+def _command_to_copy(case: Case) -> str:
+    """Return the line of a cure that writes a copy with what a folder or config says."""
+    path = shlex.quote(str(case.source.path))
+    return f"\n{COMMAND}posenc doctor {path} --like FOLDER --fix --out new.gguf"
+
+
 @rule("PD034", "E")
 def report_unread_gguf_keys(case: Case) -> Iterator[Hit]:
     """Report GGUF keys that libllama does not read, or misses."""
@@ -60,7 +66,12 @@ def report_unread_gguf_keys(case: Case) -> Iterator[Hit]:
     concerned = case.named_and_known(LLAMA_CPP)
     prefix = f"{meta.architecture}.rope"
     if meta.lost_factors:
-        yield Hit(_message_about_lost_factors(meta, prefix), concerned, LLAMA_CPP, cure=RESTORE)
+        yield Hit(
+            _message_about_lost_factors(meta, prefix),
+            concerned,
+            LLAMA_CPP,
+            cure=f"{RESTORE}{_command_to_copy(case)}",
+        )
     yield from _report_unread_keys(meta, prefix, concerned)
     error = case.computed["llama.cpp"].error
     if error:
@@ -136,7 +147,7 @@ def report_half_written_scaling(case: Case) -> Iterator[Hit]:
         return
     concerned = case.named_and_known(LLAMA_CPP)
     for message, cure in _half_written_scalings(meta):
-        yield Hit(message, concerned, LLAMA_CPP, cure=f"{cure} {TAKE_FROM_FOLDER}")
+        yield Hit(message, concerned, LLAMA_CPP, cure=f"{cure} {_take_from_folder(case)}")
 
 
 def _half_written_scalings(meta: Metadata) -> Iterator[tuple[str, str]]:
@@ -205,7 +216,7 @@ def report_lost_rope_freqs(case: Case) -> Iterator[Hit]:
                 f"rope_freqs.weight: it goes wrong beyond {family.beyond} tokens",
                 (),
                 LLAMA_CPP,
-                cure=f"Convert the model again. {TAKE_FROM_FOLDER}",
+                cure=f"Convert the model again. {_take_from_folder(case)}",
             )
 
 

@@ -9,10 +9,7 @@ from posenc.dialects.meaning import Meaning, UnknownFamilyError, meaning_of
 from posenc.dialects.model import ORIGINAL_LENGTH, language_model_key_after_loading
 from posenc.dialects.writers.overrides import SERVERS, intended, override_options
 from posenc.doctor.case import ALL, Case
-from posenc.doctor.rule import Hit, rule
-
-COMMAND = "    "
-"""Begins a line of a cure that is to be copied, and is not wrapped."""
+from posenc.doctor.rule import COMMAND, Hit, rule
 
 
 class Card(NamedTuple):
