@@ -12,7 +12,7 @@ from posenc.inspect.encoding.measurements import SpecSheet
 from posenc.report.html_page import Page, page_of
 
 if TYPE_CHECKING:
-    from posenc.inspect.checkpoint.measurements import Sheet
+    from posenc.inspect.checkpoint.measurements import CheckpointSheet
 
 
 @explain_misfits
@@ -74,7 +74,7 @@ def measure_model(
     as_ids: bool = False,
     out: str | Path | None = None,
     figures: str | Path | None = None,
-) -> "Sheet":
+) -> "CheckpointSheet":
     """Measure a checkpoint: where its positions are, what it attends to, what an exchange changes.
 
     Args:

@@ -9,10 +9,10 @@ import torch
 
 from posenc import ModelShape, PositionEncoding, create
 from posenc.inspect.checkpoint import answer as of_checkpoint
-from posenc.inspect.checkpoint.judgement import extended_length, heads_by_target, judge_exchange
-from posenc.inspect.checkpoint.positions import Bias, Rotation, Table
+from posenc.inspect.checkpoint.judgement import extended_length, heads_by_target, judge_swap
+from posenc.inspect.checkpoint.positions import Bias, PositionTable, Rotation
 from posenc.inspect.checkpoint.structure import Structure
-from posenc.inspect.checkpoint.swap import Change, Swap
+from posenc.inspect.checkpoint.swap import Swap, SwapEffect
 from posenc.inspect.encoding import answer as of_encoding
 from posenc.inspect.encoding import judgement, report, scores
 from posenc.inspect.encoding.measurements import SpecSheet
@@ -170,7 +170,7 @@ def test_how_far_a_checkpoint_was_trained():
     assert "up to there 2 of its 4 rotary pairs" in half
     done = of_checkpoint.answer_in_words([rotation(trained=10**4, longest=10**4)], 10**4)
     assert "all 4 rotary pairs completed a turn" in done
-    table = Table("wpe", 512, 0, 0.9, (1.0, 1.0, 1.0), 4, [])
+    table = PositionTable("wpe", 512, 0, 0.9, (1.0, 1.0, 1.0), 4, [])
     assert "at token 513 it has no row" in of_checkpoint.answer_in_words([table], 512)
     bias = Bias("scores", "slopes", [0], [[0.0]])
     assert "no length breaks it" in of_checkpoint.answer_in_words([bias], None)
@@ -184,8 +184,8 @@ def test_the_length_that_extend_can_reach():
     assert extended_length([bias], structure("bloom"), None) is None
 
 
-def change(last, every) -> Change:
-    return Change([0.1], last, every, 1.0, 0.1)
+def change(last, every) -> SwapEffect:
+    return SwapEffect([0.1], last, every, 1.0, 0.1)
 
 
 @pytest.mark.parametrize(
@@ -202,7 +202,7 @@ def change(last, every) -> Change:
 def test_who_saw_whom(causal, removed, said):
     kept = change([0, 0.1, 0.25], [0, 0.1, 0.25])
     swap = Swap(("dog", "cat"), [1, 0], causal, True, ["rope"] if removed else [], kept, removed)
-    found = of_checkpoint.exchange_in_words(swap, judge_exchange(swap))
+    found = of_checkpoint.swap_in_words(swap, judge_swap(swap))
     assert found.startswith("With dog and cat exchanged") and said in found
     assert "differs from layer 1 on, by 0.25 of its norm in the last layer" in found
 

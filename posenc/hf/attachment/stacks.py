@@ -14,7 +14,7 @@ from posenc.encodings import ModelShape
 from posenc.hf.attachment.forward_context import TRIAL_RECORD, AttentionCall, AttentionRecord
 from posenc.hf.transformers_compat import forward_takes
 
-LENGTH, SOURCE_LENGTH = 5, 7
+EXAMPLE_LENGTH, EXAMPLE_SOURCE_LENGTH = 5, 7
 """Tokens of a trial input, and tokens of the encoder input in an encoder-decoder."""
 TOLERANCES = {torch.float32: 1e-4, torch.float64: 1e-6}
 """Largest change of hidden states, relative to the largest, by another order of computation."""
@@ -52,16 +52,20 @@ def build_example(model: Any) -> dict[str, Tensor]:
             shape = (1, frames, *shape[1:])
         pixels = torch.linspace(-1, 1, math.prod(shape), device=device)
         return {"pixel_values": pixels.view(shape).to(model.dtype)}
-    words = getattr(config, "vocab_size", None)
-    if model.main_input_name != "input_ids" or not words or words < 4 * LENGTH:
+    vocab_size = getattr(config, "vocab_size", None)
+    if model.main_input_name != "input_ids" or not vocab_size or vocab_size < 4 * EXAMPLE_LENGTH:
         raise ValueError(
             f"attach: no example input is known for {type(model).__name__}, which takes "
             f"{model.main_input_name}. Give example=, the arguments of one small forward."
         )
-    ids = torch.linspace(words // 4, 3 * words // 4, LENGTH, device=device).long()[None]
+    ids = torch.linspace(
+        vocab_size // 4, 3 * vocab_size // 4, EXAMPLE_LENGTH, device=device
+    ).long()[None]
     if not model.config.is_encoder_decoder:
         return {"input_ids": ids}
-    source = torch.linspace(words // 4, 3 * words // 4, SOURCE_LENGTH, device=device).long()[None]
+    source = torch.linspace(
+        vocab_size // 4, 3 * vocab_size // 4, EXAMPLE_SOURCE_LENGTH, device=device
+    ).long()[None]
     return {"input_ids": source, "decoder_input_ids": ids}
 
 
@@ -142,14 +146,14 @@ def rounding_tolerance(model: Any) -> float:
     rounding brings between two orders of the same computation in the model's dtype."""
     device = model.device.type
     exact = torch.get_float32_matmul_precision() == "highest"
-    rounded = (
+    is_coarse = (
         getattr(model, "is_quantized", False)
         or torch.is_autocast_enabled(device)
         or (model.dtype == torch.float32 and not exact)  # TF32
     )
     return (
         HALF_PRECISION_TOLERANCE
-        if rounded
+        if is_coarse
         else TOLERANCES.get(model.dtype, HALF_PRECISION_TOLERANCE)
     )
 
@@ -163,37 +167,41 @@ def stack_shape(stack: Stack, config: Any) -> ModelShape:
         getattr(text, name, None)
         for name in ("max_position_embeddings", "n_positions", "max_seq_len", "n_ctx")
     ]
-    known = [length for length in lengths if isinstance(length, int) and length > 0]
+    positive_lengths = [n for n in lengths if isinstance(n, int) and n > 0]
     return ModelShape(
         embed_dim=stack.embed_dim,
         num_heads=first.num_heads,
         num_kv_heads=first.num_kv_heads,
         head_dim=first.head_dim,
-        train_length=known[0] if known else 512,
+        train_length=positive_lengths[0] if positive_lengths else 512,
         causal=first.causal,
     )
 
 
 def _refuse_bypassing_attention(
-    model: Any, names: dict[nn.Module, str], called: set[nn.Module], reached: set[nn.Module]
+    model: Any, names: dict[nn.Module, str], called: set[nn.Module], callers: set[nn.Module]
 ) -> None:
     """Raise ValueError if a module named Attention ran, and neither it nor a module inside or
-    around it called transformers' interface."""
-    arrived = [names[module] for module in reached]
-    strangers = [
+    around it called transformers' interface.
+
+    names: of all modules. called: those that ran. callers: those that called the interface.
+    """
+    names_of_callers = [names[module] for module in callers]
+    bypassing = [
         name
         for module, name in names.items()
         if module in called
         and "Attention" in type(module).__name__
         and not any(
-            _is_same_or_inside(name, other) or _is_same_or_inside(other, name) for other in arrived
+            _is_same_or_inside(name, other) or _is_same_or_inside(other, name)
+            for other in names_of_callers
         )
     ]
-    if not arrived or strangers:
-        who = f"its {strangers[0]}" if strangers else type(model).__name__
+    if not names_of_callers or bypassing:
+        outside = f"its {bypassing[0]}" if bypassing else type(model).__name__
         raise ValueError(
             f"attach: the attention of {type(model).__name__} cannot be replaced: transformers "
-            f"has {who} outside its attention interface, where no encoding can reach it."
+            f"has {outside} outside its attention interface, where no encoding can reach it."
         )
 
 

@@ -3,34 +3,40 @@
 
 from collections.abc import Sequence
 
-from posenc.inspect.checkpoint.judgement import Exchange
-from posenc.inspect.checkpoint.positions import Bias, Disentangled, Kind, Rotation, Table
-from posenc.inspect.checkpoint.swap import Change, Swap
+from posenc.inspect.checkpoint.judgement import SwapFindings
+from posenc.inspect.checkpoint.positions import (
+    Bias,
+    Disentangled,
+    PositionSource,
+    PositionTable,
+    Rotation,
+)
+from posenc.inspect.checkpoint.swap import Swap, SwapEffect
 
 
-def answer_in_words(kinds: Sequence[Kind], longest: int | None) -> str:
+def answer_in_words(sources: Sequence[PositionSource], longest: int | None) -> str:
     """Return sentences: how far the model was trained, and which part of it breaks beyond.
 
     longest: tokens that the config allows, None without a limit.
     """
-    if not kinds:
+    if not sources:
         allowed = "" if longest is None else f" Its config allows {longest:,} tokens."
         return (
             "posenc finds nothing that gives this model positions; an exchange of words "
             f"shows whether order matters to it.{allowed}"
         )
-    return " ".join(dict.fromkeys(_limit_of_part(kind) for kind in kinds))
+    return " ".join(dict.fromkeys(_limit_of_part(source) for source in sources))
 
 
-def _limit_of_part(kind: Kind) -> str:
-    """Return a sentence: up to which length one kind of the model's positions works."""
-    match kind:
+def _limit_of_part(source: PositionSource) -> str:
+    """Return a sentence: up to which length one source of the model's positions works."""
+    match source:
         case Rotation():
-            return f"{_limit_of_rotation(kind)} {kind.differs}".rstrip()
-        case Table():
+            return f"{_limit_of_rotation(source)} {source.differs}".rstrip()
+        case PositionTable():
             return (
-                f"It knows {kind.rows:,} positions, the rows of {kind.where}: at token "
-                f"{kind.rows + 1:,} it has no row and cannot read on."
+                f"It knows {source.rows:,} positions, the rows of {source.where}: at token "
+                f"{source.rows + 1:,} it has no row and cannot read on."
             )
         case Bias():
             return (
@@ -44,16 +50,16 @@ def _limit_of_part(kind: Kind) -> str:
             )
 
 
-def _limit_of_rotation(kind: Rotation) -> str:
+def _limit_of_rotation(source: Rotation) -> str:
     """Return a sentence: up to which length the angles of a rotation stay in the range that
     training showed."""
-    pairs = len(kind.wavelengths)
-    new = len(kind.new_angles)
-    where = "" if kind.layers == "all layers" else f" ({kind.layers})"
-    start = f"Trained on {kind.trained:,} tokens{where}"
+    pairs = len(source.wavelengths)
+    new = len(source.new_angles)
+    where = "" if source.layers == "all layers" else f" ({source.layers})"
+    start = f"Trained on {source.trained:,} tokens{where}"
     leaving = f"{new} of its {pairs} rotary pairs {'leaves its' if new == 1 else 'leave their'}"
-    if kind.longest > kind.trained:
-        start += f" and stretched to {kind.longest:,} by {kind.scaling}"
+    if source.longest > source.trained:
+        start += f" and stretched to {source.longest:,} by {source.scaling}"
         if not new:
             return f"{start}: up to there all {pairs} rotary pairs stay in their trained range."
         return f"{start}: up to there {leaving} trained range."
@@ -62,21 +68,21 @@ def _limit_of_rotation(kind: Rotation) -> str:
     return f"{start}: beyond them {leaving} trained range; expect it to break there."
 
 
-def exchange_in_words(swap: Swap, exchange: Exchange) -> str:
+def swap_in_words(swap: Swap, findings: SwapFindings) -> str:
     """Return one sentence: from which layer on states differ if two words are exchanged, with the
     model's positions and without."""
     state = "the last token's state" if swap.causal else "some token's state"
     finding = (
         f"With {swap.words[0]} and {swap.words[1]} exchanged, {state} "
-        f"{_difference_in_words(swap, swap.with_positions, exchange.first_with)}"
+        f"{_difference_in_words(swap, swap.with_positions, findings.first_with)}"
     )
     if swap.without is None:
         return f"{finding}; nothing of its positions is known to be removable."
-    without = _difference_in_words(swap, swap.without, exchange.first_without)
+    without = _difference_in_words(swap, swap.without, findings.first_without)
     return f"{finding}; without positions it {without}."
 
 
-def _difference_in_words(swap: Swap, change: Change, first: int | None) -> str:
+def _difference_in_words(swap: Swap, change: SwapEffect, first: int | None) -> str:
     """Return, as the end of a sentence, from which layer on states differ, and by how much in the
     last."""
     if first is None:

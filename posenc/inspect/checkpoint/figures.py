@@ -10,8 +10,8 @@ from posenc.inspect.checkpoint.charts import (
     changed_words_chart,
     similarity_chart,
 )
-from posenc.inspect.checkpoint.measurements import Sheet
-from posenc.inspect.checkpoint.positions import Bias, Disentangled, Rotation, Table
+from posenc.inspect.checkpoint.measurements import CheckpointSheet
+from posenc.inspect.checkpoint.positions import Bias, Disentangled, PositionTable, Rotation
 from posenc.inspect.checkpoint.reading import attention_by_group
 from posenc.inspect.checkpoint.swap import LARGEST_ROUNDING_DIFFERENCE, Swap
 from posenc.inspect.encoding import charts
@@ -26,46 +26,46 @@ _MIN_CELLS_PER_LAYER = 40_000
 """Squares that a layer counts as at least: short texts, too, have no more than 50 layers drawn."""
 
 
-def position_plots(sheet: Sheet) -> Iterator[Plot]:
+def position_plots(sheet: CheckpointSheet) -> Iterator[Plot]:
     """Yield figures of everything that gives the model its positions: wavelengths, cosines of a
     table, biases and slopes."""
-    for kind in sheet.positions:
-        match kind:
+    for source in sheet.positions:
+        match source:
             case Rotation():
-                waves = {"as trained": kind.unscaled}
+                waves = {"as trained": source.unscaled}
                 # A scaling may change nothing at this length, as dynamic NTK's.
-                if kind.wavelengths != kind.unscaled:
-                    waves[f"as it runs, {kind.scaling}"] = kind.wavelengths
+                if source.wavelengths != source.unscaled:
+                    waves[f"as it runs, {source.scaling}"] = source.wavelengths
                 yield Plot(
-                    charts.wavelength_chart(waves, kind.trained),
-                    f"Tokens per turn of each pair of channels, {kind.layers}. One above the "
-                    f"dotted line turns less than once in {kind.trained:,} tokens; unless it is "
+                    charts.wavelength_chart(waves, source.trained),
+                    f"Tokens per turn of each pair of channels, {source.layers}. One above the "
+                    f"dotted line turns less than once in {source.trained:,} tokens; unless it is "
                     "stretched, it meets new angles beyond them.",
-                    name=f"wavelengths-{kind.layers.replace(' ', '-')}",
+                    name=f"wavelengths-{source.layers.replace(' ', '-')}",
                 )
-            case Table():
+            case PositionTable():
                 yield Plot(
-                    similarity_chart(np.array(kind.similarity), kind.step),
-                    f"Similarity of positions: cosines between rows of {kind.where}.",
-                    name=f"similarity-{kind.where}",
+                    similarity_chart(np.array(source.similarity), source.step),
+                    f"Similarity of positions: cosines between rows of {source.where}.",
+                    name=f"similarity-{source.where}",
                 )
-            case Bias() | Disentangled() if kind.values:
+            case Bias() | Disentangled() if source.values:
                 averaged = ": of this sentence on average, first layer"
                 yield Plot(
-                    charts.bias_chart(np.array(kind.values), kind.distances),
+                    charts.bias_chart(np.array(source.values), source.distances),
                     f"The model's own bias by distance, one curve per head"
-                    f"{averaged * isinstance(kind, Disentangled)}; {kind.where}.",
-                    name=f"bias-{kind.where.replace(' ', '-')}",
+                    f"{averaged * isinstance(source, Disentangled)}; {source.where}.",
+                    name=f"bias-{source.where.replace(' ', '-')}",
                 )
-                if isinstance(kind, Bias) and kind.slopes:
+                if isinstance(source, Bias) and source.slopes:
                     yield Plot(
-                        charts.slope_chart(kind.slopes),
+                        charts.slope_chart(source.slopes),
                         "The slope of each head: logits taken off for each token of distance.",
                         name="slopes",
                     )
 
 
-def distance_plots(sheet: Sheet) -> Iterator[Plot]:
+def distance_plots(sheet: CheckpointSheet) -> Iterator[Plot]:
     """Yield, for each stack of layers, the figure of the mean distance of attention, one dot per
     head."""
     for stack, values in sheet.reading.distances().items():
@@ -77,7 +77,7 @@ def distance_plots(sheet: Sheet) -> Iterator[Plot]:
         )
 
 
-def attention_plots(sheet: Sheet, layers: Sequence[int] = ()) -> Iterator[str | Plot]:
+def attention_plots(sheet: CheckpointSheet, layers: Sequence[int] = ()) -> Iterator[str | Plot]:
     """Yield for each layer that is drawn a figure of the attention of all its heads, after a note
     if some layers are left out.
 

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from posenc.hf.learned_tables import FAMILIES
-from posenc.inspect.checkpoint.measurements import Sheet
-from posenc.inspect.checkpoint.positions import FIXED_ROTATIONS, Kind, Rotation
+from posenc.inspect.checkpoint.measurements import CheckpointSheet
+from posenc.inspect.checkpoint.positions import FIXED_ROTATIONS, PositionSource, Rotation
 from posenc.inspect.checkpoint.reading import Reading, attention_by_group
 from posenc.inspect.checkpoint.structure import Structure
-from posenc.inspect.checkpoint.swap import LARGEST_ROUNDING_DIFFERENCE, Change, Swap
+from posenc.inspect.checkpoint.swap import LARGEST_ROUNDING_DIFFERENCE, Swap, SwapEffect
 
 MAIN_SHARE = 0.5
 """Fraction of a head's attention above which it looks mostly at its target; chosen, not derived."""
@@ -32,8 +32,8 @@ word's token the same state in either order; "order told by more": it does not. 
 than positions; "same after one layer", as a mask alone allows."""
 
 
-class Exchange(NamedTuple):
-    """What an exchange of two words shows.
+class SwapFindings(NamedTuple):
+    """The findings of exchanging two words.
 
     first_with, first_without: the first layer whose states differ, with positions and without; None
     if none does, or nothing could be removed. later_differ: without positions the last token's
@@ -66,32 +66,34 @@ class LayerAttention(NamedTuple):
 class Judgement:
     """A measured checkpoint, and what follows from it.
 
-    extends_to: twice its length in tokens, if `posenc extend` can take it there. exchange: None if
-    no words were exchanged.
+    extends_to: twice its length in tokens, if `posenc extend` can take it there. swap_findings:
+    None if no words were exchanged.
     """
 
-    sheet: Sheet
+    sheet: CheckpointSheet
     extends_to: int | None
     attention: list[LayerAttention]
-    exchange: Exchange | None
+    swap_findings: SwapFindings | None
 
 
-def judge(sheet: Sheet) -> Judgement:
+def judge(sheet: CheckpointSheet) -> Judgement:
     """Judge the measurements of a checkpoint: to which length `posenc extend` may bring it, where
     its heads look, and whether it sees an exchange of two words. `Judgement` names the fields."""
     return Judgement(
         sheet,
         extended_length(sheet.positions, sheet.structure, sheet.longest),
         judge_attention(sheet.reading, sheet.sentence.groups),
-        None if sheet.swap is None else judge_exchange(sheet.swap),
+        None if sheet.swap is None else judge_swap(sheet.swap),
     )
 
 
-def extended_length(kinds: Sequence[Kind], built: Structure, longest: int | None) -> int | None:
+def extended_length(
+    sources: Sequence[PositionSource], built: Structure, longest: int | None
+) -> int | None:
     """Return twice the longest length; None if `posenc extend` refuses the model, or its config
     names no longest length."""
-    rotations = [kind for kind in kinds if isinstance(kind, Rotation)]
-    if any(kind.differs for kind in rotations):
+    rotations = [source for source in sources if isinstance(source, Rotation)]
+    if any(source.differs for source in rotations):
         return None
     has_rotation_settings = rotations and built.model_type not in FIXED_ROTATIONS
     if longest is None or not (has_rotation_settings or built.model_type in FAMILIES):
@@ -139,13 +141,13 @@ def heads_by_target(weights: Tensor) -> tuple[int, int, int]:
     return first, itself, previous
 
 
-def judge_exchange(swap: Swap) -> Exchange:
+def judge_swap(swap: Swap) -> SwapFindings:
     """Return from which layer on states differ, and what they show without positions."""
     first_with = _first_difference(swap, swap.with_positions)
     if swap.without is None:
-        return Exchange(first_with, None, False, "not removable")
+        return SwapFindings(first_with, None, False, "not removable")
     later = max(swap.without.last_by_layer[2:], default=0.0)
-    return Exchange(
+    return SwapFindings(
         first_with,
         _first_difference(swap, swap.without),
         later >= LARGEST_ROUNDING_DIFFERENCE,
@@ -153,7 +155,7 @@ def judge_exchange(swap: Swap) -> Exchange:
     )
 
 
-def _first_difference(swap: Swap, change: Change) -> int | None:
+def _first_difference(swap: Swap, change: SwapEffect) -> int | None:
     """Return the first layer whose states differ by LARGEST_ROUNDING_DIFFERENCE or more, or by NaN;
     None if none."""
     for layer, gap in enumerate(swap.by_layer(change)):
@@ -162,7 +164,7 @@ def _first_difference(swap: Swap, change: Change) -> int | None:
     return None
 
 
-def _finding(swap: Swap, change: Change) -> Finding:
+def _finding(swap: Swap, change: SwapEffect) -> Finding:
     """Return what the states show that changed so without positions."""
     if not swap.causal:
         is_blind = max(change.all_by_layer) < LARGEST_ROUNDING_DIFFERENCE

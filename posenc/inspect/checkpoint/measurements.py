@@ -12,7 +12,13 @@ from posenc.hf.checkpoint.loading import Checkpoint, load_checkpoint
 from posenc.hf.checkpoint.tokenization import tokenization_kind
 from posenc.inspect.checkpoint import positions, structure
 from posenc.inspect.checkpoint import reading as readings
-from posenc.inspect.checkpoint.positions import Disentangled, Kind
+from posenc.inspect.checkpoint.positions import (
+    Bias,
+    Disentangled,
+    PositionSource,
+    PositionTable,
+    Rotation,
+)
 from posenc.inspect.checkpoint.reading import Reading
 from posenc.inspect.checkpoint.sentence import Sentence, tokenize_sentence
 from posenc.inspect.checkpoint.structure import Structure
@@ -28,6 +34,14 @@ MAX_TOKENS = 512
 sentence or a paragraph."""
 
 Origin = Literal["user", "default text", "default ids"]
+
+_KINDS_IN_JSON: dict[type[PositionSource], str] = {
+    Rotation: "rotation",
+    PositionTable: "table",
+    Bias: "bias",
+    Disentangled: "disentangled",
+}
+"""The value of "kind" in --json for each source of positions."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +62,7 @@ class Request:
 
 
 @dataclass(frozen=True)
-class Sheet:
+class CheckpointSheet:
     """Findings about positions in a checkpoint.
 
     longest: tokens that its config allows, None without a limit. masked: it predicts masked tokens
@@ -60,7 +74,7 @@ class Sheet:
     structure: Structure
     longest: int | None
     masked: bool
-    positions: list[Kind]
+    positions: list[PositionSource]
     sentence: Sentence
     text_origin: Origin
     reading: Reading
@@ -76,8 +90,8 @@ class Sheet:
             "longest": self.longest,
             "causal": self.reading.causal,
             "positions": [
-                {"kind": type(kind).__name__.lower(), **dataclasses.asdict(kind)}
-                for kind in self.positions
+                {"kind": _KINDS_IN_JSON[type(source)], **dataclasses.asdict(source)}
+                for source in self.positions
             ],
             "text": self.sentence.text,
             "tokens": list(self.sentence.labels),
@@ -87,7 +101,9 @@ class Sheet:
         }
 
 
-def measure_checkpoint(request: Request, tell: Callable[[str], None] = lambda step: None) -> Sheet:
+def measure_checkpoint(
+    request: Request, tell: Callable[[str], None] = lambda step: None
+) -> CheckpointSheet:
     """Load a checkpoint, read the sentence, exchange the words, and return all findings.
 
     tell: is called with the name of each step as it begins.
@@ -114,12 +130,14 @@ def measure_checkpoint(request: Request, tell: Callable[[str], None] = lambda st
             f"--layer: layers are 0 .. {built.layers - 1}, got {', '.join(map(str, wrong))}."
         )
     tell("reading the text")
-    kinds = positions.find_positions(checkpoint)
+    sources = positions.find_positions(checkpoint)
     with readings.recorded_relative_scores(model) as relative_scores:
         reading = readings.read_sentence(model, sentence.ids)
-    kinds = [
-        k.with_means(relative_scores[0]) if isinstance(k, Disentangled) and relative_scores else k
-        for k in kinds
+    sources = [
+        source.with_means(relative_scores[0])
+        if isinstance(source, Disentangled) and relative_scores
+        else source
+        for source in sources
     ]
     exchanged = None
     if words:
@@ -127,8 +145,8 @@ def measure_checkpoint(request: Request, tell: Callable[[str], None] = lambda st
         with torch.inference_mode():
             exchanged = swap_words(model, sentence, words, checkpoint.masked)
     masked = checkpoint.masked
-    return Sheet(
-        request.folder, built, longest, masked, kinds, sentence, origin, reading, exchanged
+    return CheckpointSheet(
+        request.folder, built, longest, masked, sources, sentence, origin, reading, exchanged
     )
 
 

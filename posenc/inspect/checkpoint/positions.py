@@ -81,7 +81,7 @@ class Rotation:
 
 
 @dataclass(frozen=True)
-class Table:
+class PositionTable:
     """A learned table of absolute positions.
 
     neighbours: mean cosine of one row with the next. norms: smallest, mean and largest length of a
@@ -101,10 +101,10 @@ class Table:
 class Bias:
     """A bias on the scores that depends only on the distance.
 
-    where: where it acts, a module's name or words. settings: its kind and arguments. values:
-    (heads, distances) in logits, as the model computes it. distances: query position minus key
-    position, one for each column. slopes: logits per token, one for each head, of a bias that is a
-    line; None for others.
+    where: where it acts, a module's name or words. settings: its kind and arguments, in words.
+    values: (heads, distances) in logits, as the model computes it. distances: query position minus
+    key position, one for each column. slopes: logits per token, one for each head, of a bias that
+    is a line; None for others.
     """
 
     where: str
@@ -134,11 +134,12 @@ class Disentangled:
         return replace(self, distances=distances, values=means.tolist())
 
 
-Kind = Rotation | Table | Bias | Disentangled
+PositionSource = Rotation | PositionTable | Bias | Disentangled
+"""A part of a model that gives it positions."""
 
 
 @torch.no_grad()
-def find_positions(checkpoint: Checkpoint) -> list[Kind]:
+def find_positions(checkpoint: Checkpoint) -> list[PositionSource]:
     """Return everything that gives the model positions; empty if nothing known was found.
 
     A rotation is that of the model's rotary modules, and not the one that the config describes.
@@ -155,7 +156,7 @@ def find_positions(checkpoint: Checkpoint) -> list[Kind]:
     ]
 
 
-def _tables_and_t5_biases(model: Any) -> Iterator[Table | Bias]:
+def _tables_and_t5_biases(model: Any) -> Iterator[PositionTable | Bias]:
     """Yield the tables of absolute positions and T5's of relative ones, in the order of modules."""
     for name, module in model.named_modules():
         if name.rpartition(".")[2] in TABLE_NAMES and isinstance(module, nn.Embedding):
@@ -194,8 +195,8 @@ def _disentangled_tables(model: Any) -> Iterator[Disentangled]:
     buckets = getattr(config, "position_buckets", -1)
     if buckets > 0:
         settings += f", {buckets} buckets each way"
-    kinds = ", ".join(config.pos_att_type or ()) or "none"
-    yield Disentangled("scores of every layer", f"{settings}; {kinds}")
+    score_terms = ", ".join(config.pos_att_type or ()) or "none"  # such as c2p, p2c
+    yield Disentangled("scores of every layer", f"{settings}; {score_terms}")
 
 
 def _rotations(checkpoint: Checkpoint) -> Iterator[Rotation]:
@@ -316,7 +317,7 @@ def _wavelengths(inv_freq: Any) -> list[float | None]:
     return [2 * math.pi / float(f) if float(f) else None for f in inv_freq]
 
 
-def _position_table(name: str, module: nn.Embedding, model: Any) -> Table:
+def _position_table(name: str, module: nn.Embedding, model: Any) -> PositionTable:
     """Return what a table of positions looks like, without its reserved rows.
 
     name, module: of the table in the model.
@@ -328,7 +329,7 @@ def _position_table(name: str, module: nn.Embedding, model: Any) -> Table:
     unit = rows / norms.clamp(min=1e-30)[:, None]  # a row of zeros stays
     step = max(1, len(rows) // SHOWN_DISTANCE)
     sampled = unit[::step]
-    return Table(
+    return PositionTable(
         where=name,
         rows=len(rows),
         reserved=offset,

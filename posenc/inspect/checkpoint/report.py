@@ -6,12 +6,18 @@ from collections.abc import Callable, Iterator, Sequence
 from statistics import fmean
 from typing import Any
 
-from posenc.inspect.checkpoint.answer import answer_in_words, exchange_in_words
-from posenc.inspect.checkpoint.judgement import Exchange, Judgement
-from posenc.inspect.checkpoint.measurements import Sheet
-from posenc.inspect.checkpoint.positions import Bias, Disentangled, Kind, Rotation, Table
+from posenc.inspect.checkpoint.answer import answer_in_words, swap_in_words
+from posenc.inspect.checkpoint.judgement import Judgement, SwapFindings
+from posenc.inspect.checkpoint.measurements import CheckpointSheet
+from posenc.inspect.checkpoint.positions import (
+    Bias,
+    Disentangled,
+    PositionSource,
+    PositionTable,
+    Rotation,
+)
 from posenc.inspect.checkpoint.structure import Structure
-from posenc.inspect.checkpoint.swap import Change, Swap
+from posenc.inspect.checkpoint.swap import Swap, SwapEffect
 from posenc.inspect.encoding.report import ranges
 from posenc.report.report import Block, Code, Facts, Items, Report, Section
 from posenc.report.table import Number
@@ -36,8 +42,8 @@ def report_of(
     sheet = judgement.sheet
     built = sheet.structure
     answers = [answer_in_words(sheet.positions, sheet.longest)]
-    if sheet.swap is not None and judgement.exchange is not None:
-        answers.append(exchange_in_words(sheet.swap, judgement.exchange))
+    if sheet.swap is not None and judgement.swap_findings is not None:
+        answers.append(swap_in_words(sheet.swap, judgement.swap_findings))
     return Report(
         f"What position does in {sheet.folder.resolve().name}",
         " ".join(answers),
@@ -52,8 +58,8 @@ def _facts(judgement: Judgement) -> dict[str, Any]:
     """Return all that was measured, by the keys of --json, with the verdicts on the exchange."""
     facts = judgement.sheet.to_json()
     swap = judgement.sheet.swap
-    if swap is not None and judgement.exchange is not None:
-        facts["swap"]["verdicts"] = verdicts_in_words(swap, judgement.exchange)
+    if swap is not None and judgement.swap_findings is not None:
+        facts["swap"]["verdicts"] = verdicts_in_words(swap, judgement.swap_findings)
     return facts
 
 
@@ -77,8 +83,8 @@ def _sections(
         line = ["posenc", "extend", str(sheet.folder), "--to", str(judgement.extends_to)]
         advice = "To try twice the length, measure the methods on text of yours:"
         yield Section("", [advice, Code(f"{shlex.join(line)} --text FILE")])
-    if sheet.swap is not None and judgement.exchange is not None:
-        blocks = _exchange_blocks(sheet.swap, judgement.exchange)
+    if sheet.swap is not None and judgement.swap_findings is not None:
+        blocks = _exchange_blocks(sheet.swap, judgement.swap_findings)
         yield Section("Who saw whom", [*blocks, *of_exchange])
     positions = Facts(positions_in_words(sheet.positions))
     yield Section("Where its positions live", [positions, *of_positions])
@@ -93,18 +99,18 @@ def _sections(
     yield Section("How to repeat it", [Code(command)], detail=True)
 
 
-def _exchange_blocks(swap: Swap, exchange: Exchange) -> Iterator[Block]:
+def _exchange_blocks(swap: Swap, findings: SwapFindings) -> Iterator[Block]:
     """Yield what the exchange of two words changes: words and a table."""
     yield (
         f"The tokens of {swap.words[0]} and {swap.words[1]} change places; no other token is "
         "touched. A state is the vector that a layer hands on for a token; it is compared with the "
         f"state of the same word before. Without positions: {_removed_in_words(swap)}."
     )
-    yield Items(verdicts_in_words(swap, exchange))
+    yield Items(verdicts_in_words(swap, findings))
     settings = {"with positions": swap.with_positions, "without": swap.without}
     changes = {name: change for name, change in settings.items() if change is not None}
 
-    def row(label: str, number: Callable[[Change], float]) -> list[str | Number]:
+    def row(label: str, number: Callable[[SwapEffect], float]) -> list[str | Number]:
         return [label, *(Number(number(change), form=".2g") for change in changes.values())]
 
     rows = [
@@ -132,15 +138,15 @@ def _removed_in_words(swap: Swap) -> str:
     return f"the same weights without {swap.removed[0]}{more}"
 
 
-def verdicts_in_words(swap: Swap, exchange: Exchange) -> list[str]:
+def verdicts_in_words(swap: Swap, findings: SwapFindings) -> list[str]:
     """Return the findings without positions, in words and numbers."""
     change = swap.without
     if change is None:
         return ["Nothing of this model's positions is known to be removable."]
     first = change.last_by_layer[1]
-    match exchange.finding:
+    match findings.finding:
         case "blind to order" | "order told by more":
-            is_blind = exchange.finding == "blind to order"
+            is_blind = findings.finding == "blind to order"
             holds = "is blind to order" if is_blind else "still tells order apart"
             return [
                 f"Without positions every token's state goes with its word to "
@@ -163,7 +169,7 @@ def verdicts_in_words(swap: Swap, exchange: Exchange) -> list[str]:
     ]
     later = change.last_by_layer[2:]
     if later:
-        differs = "differs" if exchange.later_differ else "is the same"
+        differs = "differs" if findings.later_differ else "is the same"
         sentences.append(
             f"After two layers or more it {differs}, by up to {max(later):.2g}: tokens "
             "between the words have seen other sets, and only the mask depends on order."
@@ -193,7 +199,7 @@ def attention_table(judgement: Judgement) -> Rows:
     )
 
 
-def structure_in_words(sheet: Sheet) -> dict[str, str]:
+def structure_in_words(sheet: CheckpointSheet) -> dict[str, str]:
     """Return by name, in words, the sizes of the model and its parameters by part."""
     built = sheet.structure
     stacks = f"{built.layers}"
@@ -224,46 +230,47 @@ def _parts(built: Structure) -> dict[str, str]:
     return shown
 
 
-def positions_in_words(kinds: Sequence[Kind]) -> dict[str, str]:
+def positions_in_words(sources: Sequence[PositionSource]) -> dict[str, str]:
     """Return by name, in words, where the model's positions are, and their settings."""
-    if not kinds:
+    if not sources:
         return {"positions": "nothing that posenc knows; an exchange of words shows what they do"}
     lines: dict[str, str] = {}
-    for kind in kinds:
-        match kind:
+    for source in sources:
+        match source:
             case Rotation():
-                lines |= _rotation_lines(kind)
-            case Table():
-                low, mean, high = kind.norms
+                lines |= _rotation_lines(source)
+            case PositionTable():
+                low, mean, high = source.norms
                 reserved = (
-                    f", and {kind.reserved} that stand for no position" if kind.reserved else ""
+                    f", and {source.reserved} that stand for no position" if source.reserved else ""
                 )
-                lines[f"table {kind.where}"] = (
-                    f"{kind.rows:,} rows{reserved}; length of a row {low:.3g} to {high:.3g}, mean "
-                    f"{mean:.3g}; cosine of a row with the next {kind.neighbours:.3f}"
+                lines[f"table {source.where}"] = (
+                    f"{source.rows:,} rows{reserved}; length of a row {low:.3g} to {high:.3g}, "
+                    f"mean {mean:.3g}; cosine of a row with the next {source.neighbours:.3f}"
                 )
             case Bias():
-                lines[f"bias, {kind.where}"] = kind.settings
+                lines[f"bias, {source.where}"] = source.settings
             case Disentangled():
-                lines[f"relative table, {kind.where}"] = kind.settings
+                lines[f"relative table, {source.where}"] = source.settings
     return lines
 
 
-def _rotation_lines(kind: Rotation) -> dict[str, str]:
+def _rotation_lines(source: Rotation) -> dict[str, str]:
     """Return the lines of a rotation: its settings, and pairs that leave their trained range."""
-    pairs = len(kind.wavelengths)
-    name = f"rotation, {kind.layers}"
-    theta = "none" if kind.rope_theta is None else f"{kind.rope_theta:,g}"
-    part = "" if kind.rotary_dim == kind.head_dim else f" of {kind.head_dim}"
-    unfinished = f": {ranges(kind.unfinished)}" if kind.unfinished else ""
-    new = f": {ranges(kind.new_angles)}" if kind.new_angles else ""
+    pairs = len(source.wavelengths)
+    name = f"rotation, {source.layers}"
+    theta = "none" if source.rope_theta is None else f"{source.rope_theta:,g}"
+    part = "" if source.rotary_dim == source.head_dim else f" of {source.head_dim}"
+    unfinished = f": {ranges(source.unfinished)}" if source.unfinished else ""
+    new = f": {ranges(source.new_angles)}" if source.new_angles else ""
     return {
-        name: f"{kind.rotary_dim}{part} channels in {pairs} pairs, theta {theta}, "
-        f"scaling {kind.scaling}, trained on {kind.trained:,} tokens, allowed {kind.longest:,}",
-        f"{name}, no full turn in {kind.trained:,} tokens": (
-            f"{len(kind.unfinished)} of {pairs} pairs{unfinished}"
+        name: f"{source.rotary_dim}{part} channels in {pairs} pairs, theta {theta}, "
+        f"scaling {source.scaling}, trained on {source.trained:,} tokens, "
+        f"allowed {source.longest:,}",
+        f"{name}, no full turn in {source.trained:,} tokens": (
+            f"{len(source.unfinished)} of {pairs} pairs{unfinished}"
         ),
-        f"{name}, new angles at {kind.beyond:,} tokens": (
-            f"{len(kind.new_angles)} of {pairs} pairs{new}"
+        f"{name}, new angles at {source.beyond:,} tokens": (
+            f"{len(source.new_angles)} of {pairs} pairs{new}"
         ),
     }

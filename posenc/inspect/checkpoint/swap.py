@@ -21,8 +21,8 @@ LARGEST_ROUNDING_DIFFERENCE = 1e-5
 
 
 @dataclass(frozen=True)
-class Change:
-    """How much states and predictions change when two words swap places, with positions or without.
+class SwapEffect:
+    """Changes of states and predictions when two words swap places, with positions or without.
 
     Distances are relative: the length of the difference over the length of the state.
     by_group: change of each word's state in the last layer, between its old and its new place.
@@ -52,10 +52,10 @@ class Swap:
     causal: bool
     last_stays: bool
     removed: list[str]
-    with_positions: Change
-    without: Change | None
+    with_positions: SwapEffect
+    without: SwapEffect | None
 
-    def by_layer(self, change: Change) -> list[float]:
+    def by_layer(self, change: SwapEffect) -> list[float]:
         """Return how far states move in each layer: that of the last token in a causal model, else
         the largest of any."""
         return change.last_by_layer if self.causal else change.all_by_layer
@@ -90,7 +90,7 @@ def swap_words(model: Any, sentence: Sentence, words: tuple[str, str], masked: b
     ids = [sentence.ids[i] for i in order]
     last = max(b for _, b in spans)
 
-    def change() -> tuple[Change, Reading]:
+    def change() -> tuple[SwapEffect, Reading]:
         """Return what the exchange changes in the present model, and the reading before it."""
         before = read_sentence(model, sentence.ids)
         after = read_sentence(model, ids)
@@ -104,7 +104,7 @@ def swap_words(model: Any, sentence: Sentence, words: tuple[str, str], masked: b
 
 def _compare_readings(
     before: Reading, after: Reading, order: Sequence[int], sentence: Sentence, masked: bool
-) -> Change:
+) -> SwapEffect:
     """Return how much states and predictions differ between two readings of the same tokens.
 
     order: for each place in `after`, the place of the same token in `before`.
@@ -123,7 +123,7 @@ def _compare_readings(
         old_logits = old_logits[-1:]
     p = old_logits.log_softmax(-1)
     q = new_logits.log_softmax(-1)
-    return Change(
+    return SwapEffect(
         by_group=[last_layer_gaps[a:b].max().item() for a, b in sentence.groups],
         last_by_layer=gaps[:, -1].tolist(),
         all_by_layer=gaps.amax(-1).tolist(),

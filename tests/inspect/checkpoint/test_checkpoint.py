@@ -19,9 +19,9 @@ from posenc.encodings.scores.t5 import T5Bias
 from posenc.hf.checkpoint.loading import load_checkpoint
 from posenc.inspect.checkpoint import charts, measurements
 from posenc.inspect.checkpoint.figures import attention_plots, position_plots
-from posenc.inspect.checkpoint.judgement import judge, judge_exchange
-from posenc.inspect.checkpoint.measurements import Request, Sheet, measure_checkpoint
-from posenc.inspect.checkpoint.positions import Bias, Disentangled, Rotation, Table
+from posenc.inspect.checkpoint.judgement import judge, judge_swap
+from posenc.inspect.checkpoint.measurements import CheckpointSheet, Request, measure_checkpoint
+from posenc.inspect.checkpoint.positions import Bias, Disentangled, PositionTable, Rotation
 from posenc.inspect.checkpoint.reading import attention_by_group, mean_distance, read_sentence
 from posenc.inspect.checkpoint.report import report_of, verdicts_in_words
 from posenc.inspect.checkpoint.sentence import tokenize_sentence
@@ -37,9 +37,9 @@ KINDS = {
     "llama": Rotation,
     "qwen2": Rotation,
     "gpt_neox": Rotation,
-    "bert": Table,
-    "gpt2": Table,
-    "opt": Table,
+    "bert": PositionTable,
+    "gpt2": PositionTable,
+    "opt": PositionTable,
     "bloom": Bias,
     "t5": Bias,
     "deberta": Disentangled,
@@ -76,12 +76,12 @@ def sheets(folders):
     return Made(measured)
 
 
-def page_about(sheet: Sheet, layers=()) -> Page:
+def page_about(sheet: CheckpointSheet, layers=()) -> Page:
     return page_of(report_of(judge(sheet), "posenc inspect", layers, has_figures=True))
 
 
 def verdicts(swap: Swap) -> list[str]:
-    return verdicts_in_words(swap, judge_exchange(swap))
+    return verdicts_in_words(swap, judge_swap(swap))
 
 
 @pytest.mark.parametrize("family", KINDS)
