@@ -105,3 +105,22 @@ def test_mlx_lm_hands_on_nothing_but_the_language_models_own_config():
     inside = whole("qwen3_vl", tie_word_embeddings=False)
     assert emulate(inside, names=["mlx-lm"])["mlx-lm"].error is None
     assert emulate(whole("mistral3"), names=["mlx-lm"])["mlx-lm"].error is None
+
+
+def test_internvl_of_the_hub_keeps_its_language_model_in_llm_config():
+    """No class of transformers has it: its own code is loaded, which posenc does not run. vLLM and
+    SGLang have its model, which takes the language model's own."""
+    inner = {"model_type": "qwen2", **TEXT, "rope_scaling": YARN}
+    hub = {"model_type": "internvl_chat", "architectures": ["InternVLChatModel"]}
+    computed = emulate({**hub, "llm_config": inner})
+    alone = emulate({**inner, "architectures": ["Qwen2ForCausalLM"]})
+    for server in ("vllm", "sglang"):
+        assert computed[server].layers["all"] == alone[server].layers["all"]
+        assert computed[server].max_length == alone[server].max_length
+    for runtime in ("transformers-4", "transformers-5", "mlx-lm"):
+        assert computed[runtime].known == "no model"
+    assert computed["llama.cpp"].known == "unknown"
+    assert emulate({**hub, "text_config": inner})["vllm"].known == "unknown"  # of other forms
+    plain = {"llm_config": {"rope_parameters": {"rope_type": "default", "rope_theta": 5000.0}}}
+    after = config_after_override({**hub, "llm_config": inner}, plain, "vllm")
+    assert emulate(after)["vllm"].layers["all"].inv_freq == floats.rope_frequencies(128, 5000.0)
