@@ -6,11 +6,12 @@ _DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class RunFailed(Exception):
-    """The run itself failed: exit code 1. Wrong input is a ValueError, TypeError or OSError: 2."""
+    """Report that the run itself failed: exit code 1. Wrong input is a ValueError, TypeError or
+    OSError: 2."""
 
 
 class Stopped(Exception):
-    """Ctrl-C: exit code 130. The message tells what the same command will do next."""
+    """Report Ctrl-C: exit code 130. The message says what the same command will do next."""
 
 
 def one_line(error: BaseException) -> str:

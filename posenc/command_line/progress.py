@@ -33,7 +33,7 @@ def readable_duration(seconds: float) -> str:
 
 
 class Pace:
-    """Measures seconds per step, from the step with which it is made."""
+    """Measure seconds per step, from the step with which it is made."""
 
     def __init__(self, step: int) -> None:
         self.began = time.monotonic()

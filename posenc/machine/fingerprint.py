@@ -73,8 +73,8 @@ def describe_difference(here: dict[str, str], there: dict[str, str]) -> str | No
     """
     for name, value in here.items():
         if name not in ("processor", "build of torch") and there.get(name) != value:
-            what = "posenc with other files, hash" if name == "code" else name
-            return f"it has {what} {there.get(name)}, and here is {value}"
+            fact = "posenc with other files, hash" if name == "code" else name
+            return f"it has {fact} {there.get(name)}, and here is {value}"
     return None
 
 

@@ -28,7 +28,7 @@ SERIES, PANEL, LOW, HIGH = "series", "panel", "low", "high"
 
 @dataclass(frozen=True)
 class Chart:
-    """A figure that `draw` makes from `data`, and from nothing else that is measured."""
+    """Hold a figure that `draw` makes from `data`, and from nothing else that is measured."""
 
     data: Data
     draw: "Callable[[Data], Figure]"

@@ -113,7 +113,7 @@ _STYLE: dict[str, Any] = {
 
 
 class LineStyle(NamedTuple):
-    """Colour, marker and dashes of one encoding throughout a page."""
+    """Hold colour, marker and dashes of one encoding throughout a page."""
 
     color: str
     marker: str

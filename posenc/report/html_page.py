@@ -55,7 +55,7 @@ def page_of(report: Report) -> "Page":
 
 
 class Page:
-    """A page under construction.
+    """Collect the sections of a page, and write it as one HTML file.
 
     Args:
         title: heading and title of the page.

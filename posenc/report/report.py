@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Plot:
-    """A chart, its caption, and a text alternative for readers who cannot see it.
+    """Show a chart, its caption, and a text alternative for readers who cannot see it.
 
     caption: describes what is drawn. description: if it is empty, the first and the last point of
     each curve.
@@ -41,44 +41,44 @@ class Plot:
 
 @dataclass(frozen=True)
 class TextBlock:
-    """A block of one text, which is shown by its subclass: as code, as the headline, in a frame."""
+    """Show one text, in the way of the subclass: as code, as the headline, in a frame."""
 
     text: str
 
 
 class Code(TextBlock):
-    """Commands or code; one click selects it."""
+    """Show commands or code; one click selects it."""
 
 
 class Headline(TextBlock):
-    """The answer, in large letters."""
+    """Show the answer, in large letters."""
 
 
 class Limits(TextBlock):
-    """What the answer does not say."""
+    """Show what the answer does not say."""
 
 
 class Caution(TextBlock):
-    """A warning that the reader must see before trusting the rest."""
+    """Show a warning that the reader must see before trusting the rest."""
 
 
 @dataclass(frozen=True)
 class Facts:
-    """Names and their values."""
+    """Show names and their values."""
 
     items: Mapping[str, object]
 
 
 @dataclass(frozen=True)
 class Items:
-    """A list of sentences."""
+    """Show sentences as a list, with a bullet for each."""
 
     texts: Sequence[str]
 
 
 @dataclass(frozen=True)
 class Links:
-    """Names and the addresses that they lead to."""
+    """Show names that lead to addresses."""
 
     items: Mapping[str, str]
 
@@ -93,7 +93,7 @@ class Labelled:
 
 @dataclass(frozen=True)
 class Fold:
-    """Details that open on a click; without figures, which a closed fold cannot size."""
+    """Hide details until a click opens them; without figures, which a closed fold cannot size."""
 
     summary: str
     blocks: "Sequence[Block]"
@@ -118,7 +118,7 @@ Block = (
 
 @dataclass(frozen=True)
 class Section:
-    """Blocks below a heading. detail: only on the page, where there is room."""
+    """Hold blocks below a heading. detail: shown only on the page, where there is room."""
 
     heading: str
     blocks: Sequence[Block]
@@ -127,7 +127,7 @@ class Section:
 
 @dataclass(frozen=True)
 class Report:
-    """The answer of a command, and what it rests on.
+    """Hold the answer of a command, and what it rests on.
 
     title, subtitle: of the page.
     headline: the answer. limits: what it does not say. cautions: what the reader must know before

@@ -11,7 +11,7 @@ LONG_TEXT_LENGTH = 24
 
 @dataclass(frozen=True)
 class Number:
-    """A measured number and its interval, which are None if there is none.
+    """Hold a measured number and the ends of its interval, which are None if there is none.
 
     form: how they are written, as in f"{value:.2f}". unit: follows them; a verdict may, too.
     """
@@ -32,7 +32,7 @@ class Number:
 
 @dataclass(frozen=True)
 class Cell:
-    """A table cell with more than its text.
+    """Hold a table cell with more than its text.
 
     text: or a Number. note: shown below the table. small: a second line, only on the page. tone: 1
     to 4, a colour that fades.
@@ -47,7 +47,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Heading:
-    """The heading of a column, and its meaning in small letters below."""
+    """Hold the heading of a column, and its meaning in small letters below."""
 
     text: str
     meaning: str = ""
@@ -58,7 +58,7 @@ Value = str | int | float | Number | Cell | None
 
 @dataclass(frozen=True)
 class Table:
-    """Rows under a header. Columns of numbers are aligned right; the first column names the row.
+    """Hold rows under a header. Columns of numbers are aligned right; the first names the row.
 
     A table wider than the page scrolls sideways, and its first column stays. With `cards` a narrow
     screen shows each row as a card instead. name: of its CSV file, and in JSON.

@@ -17,7 +17,7 @@ FEWEST_DOCUMENTS = 3
 
 @dataclass(frozen=True)
 class Estimate:
-    """A token-weighted mean with a 95 % bootstrap interval over documents, NaN for fewer than
+    """Hold a token-weighted mean and its 95 % bootstrap interval over documents, NaN for fewer than
     FEWEST_DOCUMENTS."""
 
     mean: float

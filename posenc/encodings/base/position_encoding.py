@@ -316,9 +316,9 @@ def require_encoding(owner: str, encoding: Any) -> PositionEncoding:
     if encoding is None:
         return PositionEncoding()
     if not isinstance(encoding, PositionEncoding):
-        what = f"the name {encoding!r}" if isinstance(encoding, str) else type(encoding).__name__
+        got = f"the name {encoding!r}" if isinstance(encoding, str) else type(encoding).__name__
         raise TypeError(
-            f"{owner}: encoding must be a PositionEncoding or None, got {what}. "
+            f"{owner}: encoding must be a PositionEncoding or None, got {got}. "
             "posenc.create(name, shape) builds one by name."
         )
     return encoding

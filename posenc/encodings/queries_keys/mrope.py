@@ -152,17 +152,17 @@ def mrope_positions(
         )
     for segment in segments:
         _check_segment(owner, segment)
-    parts = []
+    segments_positions = []
     for segment in segments:
         if isinstance(segment, tuple | list):
-            part = torch.cartesian_prod(*(torch.arange(n, device=device) for n in segment))
+            cells = torch.cartesian_prod(*(torch.arange(n, device=device) for n in segment))
             extent = max(segment)
         else:
-            part = torch.arange(segment, device=device)[:, None].expand(-1, 3)
+            cells = torch.arange(segment, device=device)[:, None].expand(-1, 3)
             extent = segment
-        parts.append(part + start)
+        segments_positions.append(cells + start)
         start += extent
-    return torch.cat(parts)
+    return torch.cat(segments_positions)
 
 
 def _check_segment(owner: str, segment: Any) -> None:

@@ -45,9 +45,9 @@ class PositionMap(RoPE):
 
     def passes(self, q_positions: QueryPositions, kv_positions: KeyPositions) -> tuple[Pass, ...]:
         if self._prepared_passes is not None:
-            positions, parts = self._prepared_passes
+            positions, passes = self._prepared_passes
             if positions.fits(q_positions) and positions.fits(kv_positions):
-                return parts
+                return passes
         return self.mapped_passes(q_positions, kv_positions)
 
     def prepare(self, positions: Positions, length: int | None = None) -> Self:
@@ -56,10 +56,10 @@ class PositionMap(RoPE):
             return prepared
         with outside_inference_mode():
             positions = positions.clone()  # the caller may write to its own
-            parts = self.passes(positions, positions)
-        prepared._prepared_passes = (RememberedPositions(positions), parts)
-        for part in parts:
-            for mapped in (part.q_positions, part.kv_positions):
+            passes = self.passes(positions, positions)
+        prepared._prepared_passes = (RememberedPositions(positions), passes)
+        for one_pass in passes:
+            for mapped in (one_pass.q_positions, one_pass.kv_positions):
                 if not are_known_equal(mapped, positions):  # these have their tables already
                     prepared._remembered_cos_sin += (prepared.remember_cos_sin(mapped),)
         return prepared

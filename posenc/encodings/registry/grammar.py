@@ -131,8 +131,8 @@ def format_value(value: Value) -> str:
         return str(value)
     if isinstance(value, tuple):
         return f"[{','.join(map(format_value, value))}]"
-    plain = _WORD.fullmatch(value) and value not in ("true", "false", "none", "null")
-    return value if plain else _in_double_quotes(value)
+    is_unquoted_word = _WORD.fullmatch(value) and value not in ("true", "false", "none", "null")
+    return value if is_unquoted_word else _in_double_quotes(value)
 
 
 def parse_word(word: str) -> Value:

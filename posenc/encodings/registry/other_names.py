@@ -74,7 +74,11 @@ def _other_names() -> dict[str, tuple[str, str]]:
     for scaling in scalings.values():
         registered = "" if scaling.encoding is None else scaling.encoding.name
         also_called[scaling.__name__, registered] = scaling.also_called
-    return {other: known for known, text in also_called.items() for other in text.split()}
+    by_other_name = {}
+    for class_and_name, names in also_called.items():
+        for other_name in names.split():
+            by_other_name[other_name] = class_and_name
+    return by_other_name
 
 
 OTHER_NAMES = _other_names()

@@ -13,7 +13,7 @@ from posenc.encodings.base.position_encoding import PositionEncoding, check_head
 from posenc.encodings.numerics.grouped_heads import grouped_matmul
 from posenc.encodings.numerics.precision import at_least_float32
 from posenc.encodings.numerics.torch_modes import is_readable
-from posenc.encodings.terms.skew import Part, add_parts
+from posenc.encodings.terms.skew import ScoreColumns, add_columns
 from posenc.encodings.terms.term import Scores, Term, VisiblePairs
 from posenc.encodings.terms.tokens import Tokens
 
@@ -117,8 +117,8 @@ class CoPE(PositionEncoding):
         assert q.x is not None
         check_head_dim(self, self.head_dim, q.x)
         if self.gates != "key" and k.state is None:
-            what = "v" if self.gates == "value" else "state(x, positions)"
-            raise ValueError(f"CoPE: gates={self.gates!r} needs kv_state={what}.")
+            state = "v" if self.gates == "value" else "state(x, positions)"
+            raise ValueError(f"CoPE: gates={self.gates!r} needs kv_state={state}.")
         return CoPETerm(q, k, self)
 
 
@@ -161,8 +161,8 @@ class CoPETerm(Term):
             visible.split(QUERIES_AT_ONCE, -2),
             strict=True,
         )
-        tiles = [_term_in_parts(*tensors) for tensors in few_queries]
-        return add_parts(scores, *tiles, rows=QUERIES_AT_ONCE)
+        tiles = [_term_by_columns(*tensors) for tensors in few_queries]
+        return add_columns(scores, *tiles, rows=QUERIES_AT_ONCE)
 
     def _query_table_products(self, q: Tensor) -> Tensor:
         """Return the products of each query with each row of e, (batch, num_heads, rows,
@@ -172,7 +172,7 @@ class CoPETerm(Term):
         return table * self.scale if self.cope.scale_term else table
 
 
-def _term_in_parts(table: Tensor, gates: Tensor, mask: Tensor) -> Iterator[Part]:
+def _term_by_columns(table: Tensor, gates: Tensor, mask: Tensor) -> Iterator[ScoreColumns]:
     """Yield the term of a few queries, some keys at a time, from the last key to the first.
 
     The count of a key is that of the keys after it plus its own part of the sum. Once the counts of

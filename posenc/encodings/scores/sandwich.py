@@ -89,8 +89,8 @@ class Sandwich(DistanceBias):
         """
         queries = torch.arange(farthest, farthest - count, -GRID_KEYS, device=device)
         positions = torch.cat((queries, torch.arange(GRID_KEYS, device=device)))
-        both = torch.cat(self.exact_frequencies.cos_sin(positions, torch.float64), dim=-1)
-        products = both[: len(queries)] @ both[len(queries) :].mT
+        cos_and_sin = torch.cat(self.exact_frequencies.cos_sin(positions, torch.float64), dim=-1)
+        products = cos_and_sin[: len(queries)] @ cos_and_sin[len(queries) :].mT
         dtype = torch.float64 if double else torch.float32
         return self._scale_for_heads(products.flatten()[:count], dtype)
 

@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from posenc.encodings.terms.skew import Part, add_parts, skew
+from posenc.encodings.terms.skew import ScoreColumns, add_columns, skew
 from posenc.encodings.terms.term import ScoreMod, Scores, Term, VisiblePairs
 from posenc.encodings.terms.tokens import Tokens
 from posenc.positions import distances, shift_of_runs, values_at
@@ -153,12 +153,12 @@ class Bands:
                 _products_of_queries(self.q_band, shift + i * TILE_QUERIES, width, tile)
                 for i, tile in enumerate(q_vectors.split(TILE_QUERIES, 2))
             ]
-            scores = add_parts(scores, *tiles, rows=TILE_QUERIES)
+            scores = add_columns(scores, *tiles, rows=TILE_QUERIES)
         if self.k_band is not None:
             assert k_vectors is not None
             k_ends = [None if end is None else end[..., keys] for end in self.k_ends]
             parts = _products_of_keys(self.k_band, shift, height, width, k_vectors, k_ends)
-            scores = add_parts(scores, parts)
+            scores = add_columns(scores, parts)
         return scores
 
     def product(self, rows: slice, keys: slice, q_vectors: Tensor) -> Tensor | None:
@@ -191,7 +191,7 @@ def _lowest_and_highest_distance(
     return low, high
 
 
-def _products_of_queries(table: Band, shift: int, keys: int, q: Tensor) -> Iterator[Part]:
+def _products_of_queries(table: Band, shift: int, keys: int, q: Tensor) -> Iterator[ScoreColumns]:
     """Yield products of a block's queries with the vectors of their distances, in parts: keys with
     the vector of `high`, keys near enough for one of their own, keys with that of `low`."""
     rows = q.shape[2]
@@ -207,7 +207,7 @@ def _products_of_queries(table: Band, shift: int, keys: int, q: Tensor) -> Itera
 
 def _products_of_keys(
     table: Band, shift: int, rows: int, keys: int, k: Tensor, k_ends: list[Tensor | None]
-) -> Iterator[Part]:
+) -> Iterator[ScoreColumns]:
     """Yield products of a block's keys with the vectors of their distances, as
     `_products_of_queries` does; the near ones TILE_KEYS at a time."""
     first, last = table.near_keys(shift, rows, keys)

@@ -26,11 +26,11 @@ def skew(by_distance: Tensor, kv_len: int) -> Tensor:
     return flat.unflatten(-1, (q_len, width - 1)).narrow(-1, 0, kv_len)
 
 
-Part = tuple[int, int, Tensor]
+ScoreColumns = tuple[int, int, Tensor]
 """Tuple (first, last, values): numbers to add to columns first to last - 1 of the scores."""
 
 
-def add_parts(scores: Tensor, *tiles: Iterable[Part], rows: int | None = None) -> Tensor:
+def add_columns(scores: Tensor, *tiles: Iterable[ScoreColumns], rows: int | None = None) -> Tensor:
     """Add a term, given in parts (first column, last column, values), to the scores in place. Each
     of `tiles` has the parts of the next `rows` rows, or of all rows if None."""
     blocks = scores.split(rows or scores.shape[-2], -2)
@@ -40,11 +40,11 @@ def add_parts(scores: Tensor, *tiles: Iterable[Part], rows: int | None = None) -
                 block[..., first:last].add_(part)
         return scores
     # One addition: the gradient of an addition to a slice would copy all scores.
-    added = [_concatenate_parts(parts, block) for parts, block in zip(tiles, blocks, strict=True)]
+    added = [_concatenate_columns(parts, block) for parts, block in zip(tiles, blocks, strict=True)]
     return scores.add_(added[0] if len(added) == 1 else torch.cat(added, -2))
 
 
-def _concatenate_parts(parts: Iterable[Part], like: Tensor) -> Tensor:
+def _concatenate_columns(parts: Iterable[ScoreColumns], like: Tensor) -> Tensor:
     """Concatenate parts, which cover all columns of `like`, in the order of their columns."""
     in_order = sorted(parts, key=lambda part: part[0])
     return torch.cat([t.expand(*like.shape[:-1], last - first) for first, last, t in in_order], -1)

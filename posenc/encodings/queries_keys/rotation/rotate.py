@@ -100,8 +100,8 @@ class _OnePassRotation(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         cos, sin, *xs = ctx.saved_tensors
         if ctx.tables_learn:
-            plain = functools.partial(_rotate_each_with_torch_ops, ctx.interleaved)
-            return None, *torch.func.vjp(plain, cos, sin, *xs)[1](grads)
+            rotate_each = functools.partial(_rotate_each_with_torch_ops, ctx.interleaved)
+            return None, *torch.func.vjp(rotate_each, cos, sin, *xs)[1](grads)
         back = _OnePassRotation.apply(ctx.interleaved, cos, -sin, *grads)
         return None, None, None, *back  # type: ignore[misc]
 
@@ -121,8 +121,8 @@ class _OnePassRotation(torch.autograd.Function):
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], *args: Any) -> tuple[tuple[Tensor, ...], int]:
-        plain = functools.partial(_rotate_each_with_torch_ops, args[0])
-        return torch.vmap(plain, in_dims[1:])(*args[1:]), 0
+        rotate_each = functools.partial(_rotate_each_with_torch_ops, args[0])
+        return torch.vmap(rotate_each, in_dims[1:])(*args[1:]), 0
 
 
 def _rotate_in_strips(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
