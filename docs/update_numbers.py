@@ -37,7 +37,6 @@ from posenc.compare.judge.summary import has_learned, shown_score
 from posenc.compare.reports import published_trials
 from posenc.compare.reports.leaderboard import PUBLISHED
 from posenc.compare.results import Study, TrialResult
-from posenc.sentence import join_names
 from posenc.tasks.known import TASKS, TEXT
 
 ROOT = Path(__file__).parents[1]

@@ -274,7 +274,7 @@ def check_number(owner: str, name: str, value: Any, *, whole: bool = False) -> N
         raise ValueError(f"{owner}: {name} must be {words}, got {value}.")
 
 
-def check_share(owner: str, name: str, value: Any) -> None:
+def check_probability(owner: str, name: str, value: Any) -> None:
     """Raise TypeError unless `value` is a real number, ValueError unless 0 <= value < 1."""
     check_number(owner, name, value)
     if not 0 <= value < 1:

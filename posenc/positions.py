@@ -31,14 +31,14 @@ def __dir__() -> list[str]:
     return __all__
 
 
-TokenPositions = Real[Tensor, "#batch len *axes"] | Real[Tensor, "len *axes"]
+PositionTensor = Real[Tensor, "#batch len *axes"] | Real[Tensor, "len *axes"]
 """Positions as a tensor: (len) or (batch, len), with a last axis if they have components."""
-QueryPositions = Real[Tensor, "#batch q_len *q_axes"] | Real[Tensor, "q_len *q_axes"]
-KeyPositions = Real[Tensor, "#batch kv_len *kv_axes"] | Real[Tensor, "kv_len *kv_axes"]
-Positions = TokenPositions | range
+QueryPositionTensor = Real[Tensor, "#batch q_len *q_axes"] | Real[Tensor, "q_len *q_axes"]
+KeyPositionTensor = Real[Tensor, "#batch kv_len *kv_axes"] | Real[Tensor, "kv_len *kv_axes"]
+Positions = PositionTensor | range
 """Positions as a tensor or a range."""
-QueryPositions = QueryPositions | range
-KeyPositions = KeyPositions | range
+QueryPositions = QueryPositionTensor | range
+KeyPositions = KeyPositionTensor | range
 ContextPositions = (
     Real[Tensor, "#batch context_len *context_axes"]
     | Real[Tensor, "context_len *context_axes"]
@@ -49,9 +49,9 @@ MemoryPositions = (
 )
 AnyPositions = Shaped[Tensor, "..."] | range
 """Positions of any shape, as a tensor or a range."""
-FlatQueries = Real[Tensor, "*#batch q_len"]
+FlatQueryPositions = Real[Tensor, "*#batch q_len"]
 """Positions of queries with one component, (q_len) or (batch, q_len)."""
-FlatKeys = Real[Tensor, "*#batch kv_len"]
+FlatKeyPositions = Real[Tensor, "*#batch kv_len"]
 Documents = Int[Tensor, "*batch len"]
 
 
@@ -103,7 +103,7 @@ def as_range(positions: AnyPositions) -> range | None:
     return range(start, stop) if torch.equal(positions.long(), consecutive) else None
 
 
-def shift_of_runs(q_positions: AnyPositions, kv_positions: AnyPositions) -> int | None:
+def offset_of_first_query(q_positions: AnyPositions, kv_positions: AnyPositions) -> int | None:
     """Return the first query's position minus the first key's; None unless both are known to be
     consecutive, see `as_range`."""
     q = as_range(q_positions)
@@ -146,7 +146,7 @@ def move_placeless_to_origin(positions: Real[Tensor, "*where axes"]) -> Real[Ten
     return positions.masked_fill(placeless_tokens(positions)[..., None], 0)
 
 
-def concatenate(
+def concatenate_positions(
     first: AnyPositions, second: AnyPositions, axis: int, batch: int, device: torch.device
 ) -> AnyPositions:
     """Concatenate positions along `axis`, which counts from the end; those without a batch are
@@ -331,19 +331,19 @@ class RememberedPositions:
 
 
 def distances(
-    q_positions: FlatQueries, kv_positions: FlatKeys
+    q_positions: FlatQueryPositions, kv_positions: FlatKeyPositions
 ) -> Real[Tensor, "*batch q_len kv_len"]:
     """Return q_position - kv_position, (..., q_len, kv_len); positive for the past.
 
     Raises: ValueError unless both are (len) or (batch, len).
     """
-    check_flat(q_positions, kv_positions)
+    check_flat_positions(q_positions, kv_positions)
     q_positions, kv_positions = _to_common_dtype(q_positions, kv_positions)
     return q_positions[..., :, None] - kv_positions[..., None, :]
 
 
 def subtract_first_key(
-    q_positions: FlatQueries, kv_positions: FlatKeys
+    q_positions: FlatQueryPositions, kv_positions: FlatKeyPositions
 ) -> tuple[Float[Tensor, "*#batch q_len"], Float[Tensor, "*#batch kv_len"]]:
     """Return both in float64, minus the position of the first key of their batch row, so that far
     positions stay distinct. Distances do not change.
@@ -367,7 +367,7 @@ def _to_common_dtype(q_positions: Tensor, kv_positions: Tensor) -> tuple[Tensor,
     return q_positions.double(), kv_positions.double()
 
 
-def check_flat(q_positions: Any, kv_positions: Any) -> None:
+def check_flat_positions(q_positions: Any, kv_positions: Any) -> None:
     """Raise ValueError unless both are (len) or (batch, len), which q and k are not."""
     for name, positions in (("q_positions", q_positions), ("kv_positions", kv_positions)):
         if positions.ndim not in (1, 2):

@@ -127,14 +127,14 @@ MUTATIONS = (
     # Attention, masks, positions
     Mutation(
         "masks/kinds.py",
-        "return (sight.q_position - sight.kv_position).abs() < window_size",
-        "return (sight.q_position - sight.kv_position).abs() <= window_size",
+        "return (pairs.q_position - pairs.kv_position).abs() < window_size",
+        "return (pairs.q_position - pairs.kv_position).abs() <= window_size",
         "test_masks.py",
     ),
     Mutation(
         "masks/kinds.py",
-        "return sight.q_position >= sight.kv_position",
-        "return sight.q_position > sight.kv_position",
+        "return pairs.q_position >= pairs.kv_position",
+        "return pairs.q_position > pairs.kv_position",
         "attend",
     ),
     Mutation(

@@ -28,7 +28,7 @@ MASKS: dict[str, tuple[Mask, Any]] = {
     "chunked": (masks.chunked(2), lambda b, i, j: i // 2 == j // 2),
     "padding": (masks.padding(VALID), lambda b, i, j: bool(VALID[b, j])),
     "own": (
-        Mask(lambda sight: (sight.q_position + sight.kv_position) % 3 != 0),
+        Mask(lambda pairs: (pairs.q_position + pairs.kv_position) % 3 != 0),
         lambda b, i, j: (i + j) % 3 != 0,
     ),
     "not": (~(masks.causal & masks.padding(VALID)), lambda b, i, j: j > i or not VALID[b, j]),
@@ -159,7 +159,7 @@ BY_POSITION = (
     masks.chunked(2),
     masks.attention_sinks(1, 2),
 )
-APART = (masks.document(IDS), Mask(lambda sight: IDS[sight.q_idx] == IDS[sight.kv_idx]))
+APART = (masks.document(IDS), Mask(lambda pairs: IDS[pairs.q_idx] == IDS[pairs.kv_idx]))
 
 
 def random_tree(rng: random.Random, depth: int, inverted: bool = False) -> tuple[Mask, bool]:

@@ -12,7 +12,7 @@ from posenc.positions import (
     are_known_equal,
     as_range,
     as_tensor,
-    concatenate,
+    concatenate_positions,
     consecutive_positions,
 )
 
@@ -52,11 +52,11 @@ def test_a_models_own_positions_are_known():
 
 
 def test_ranges_that_follow_each_other_are_joined():
-    assert concatenate(range(3), range(3, 5), -1, 1, CPU) == range(5)
+    assert concatenate_positions(range(3), range(3, 5), -1, 1, CPU) == range(5)
     assert torch.equal(
-        concatenate(range(3), range(7, 9), -1, 1, CPU), torch.tensor([0, 1, 2, 7, 8])
+        concatenate_positions(range(3), range(7, 9), -1, 1, CPU), torch.tensor([0, 1, 2, 7, 8])
     )
-    joined = concatenate(torch.zeros(2, 2, dtype=torch.int64), range(2, 4), -1, 2, CPU)
+    joined = concatenate_positions(torch.zeros(2, 2, dtype=torch.int64), range(2, 4), -1, 2, CPU)
     assert torch.equal(joined, torch.tensor([[0, 0, 2, 3]] * 2))
 
 

@@ -12,8 +12,8 @@ from torch import Tensor
 from posenc.arguments import explain_misfits
 from posenc.attend.cache import KVCache, check_cache
 from posenc.attend.choose import choose, reasons_against_others
-from posenc.attend.problem import Problem
-from posenc.attend.request import build_problems
+from posenc.attend.problem import Cost, Problem
+from posenc.attend.problem_builder import build_problems
 from posenc.attend.ways import flash, flex, reference
 from posenc.encodings import ScoreMod
 from posenc.encodings.base.check_inputs import heads_first, prepared_or_encoding
@@ -24,29 +24,31 @@ from posenc.positions import KeyPositions, QueryPositions
 
 
 @dataclass(frozen=True)
-class Plan:
-    """How `attention` runs a call: which implementation, why, at what cost, and with which scale.
-
-    impl, reason: the implementation, and why it was chosen; rejected: why each other one was not.
-    time: its growth with the lengths, such as "O(q_len * kv_len)". extra_bytes: peak memory beyond
-    inputs, output and gradients, including the backward pass if gradients are needed. scale: the
-    factor of q . k before any bias; scale_of: where it comes from.
-    """
+class AttentionPlan:
+    """How `attention` runs a call: the result of `explain`."""
 
     impl: str
+    """Implementation that runs: "reference", "blocks", "sdpa" or "flex"."""
     reason: str
-    time: str
+    """Why it was chosen."""
+    time_growth: str
+    """How its time grows with the lengths, such as "O(q_len * kv_len)"."""
     extra_bytes: int
+    """Peak memory beyond inputs, output and gradients, including the backward pass if gradients are
+    needed."""
     scale: float
-    scale_of: str
+    """Factor of q . k before any bias."""
+    scale_origin: str
+    """Where the scale comes from, such as "1/sqrt(head_dim)"."""
     rejected: dict[str, str] = field(default_factory=dict)
+    """Why each other implementation was not chosen, by its name."""
 
     def __str__(self) -> str:
         """Return the plan in a few lines, as `posenc.explain` is printed."""
         extra = f"{self.extra_bytes / 2**20:.1f} MiB extra"
         lines = [
-            f"{self.impl}: {self.reason}; time {self.time}, {extra}",
-            f"  scale {self.scale:.6g}: {self.scale_of}",
+            f"{self.impl}: {self.reason}; time {self.time_growth}, {extra}",
+            f"  scale {self.scale:.6g}: {self.scale_origin}",
             *(f"  not {name}: {why}" for name, why in self.rejected.items()),
         ]
         return "\n".join(lines)
@@ -143,10 +145,11 @@ def attention(
             sinks=sinks,
             scale=scale,
         )
-        results = [_run_pass(p, impl) for p in problems]
-        out, lse = (
-            results[0] if len(results) == 1 and sinks is None else _merge_passes(results, sinks)
-        )
+        results = [_run_pass(problem, impl) for problem in problems]
+        if len(results) == 1 and sinks is None:
+            out, lse = results[0]
+        else:
+            out, lse = _merge_passes(results, sinks)
         # Outputs are encoded at the true positions, also where a position map (Self-Extend) gave
         # the pass others. Without a map these are the same.
         queries = problems[0].queries.unmapped()
@@ -195,12 +198,15 @@ def attention_weights(
         sinks=sinks,
         scale=scale,
     )
-    n = q.shape[2]
-    results = [
-        reference.weights_and_lse(p.with_prepared_term(n), 0, n, p.visible_pairs(0, n))
-        for p in problems
-    ]
-    return _merge_passes(results, sinks)[0]  # type: ignore[arg-type]
+    q_len = q.shape[2]
+    results = []
+    for problem in problems:
+        visible = problem.visible_pairs(0, q_len)
+        prepared = problem.with_prepared_term(q_len)
+        results.append(reference.weights_and_lse(prepared, 0, q_len, visible))
+    # Weights are joined as outputs are: each row of a pass counts by its log-sum-exp.
+    weights, _ = _merge_passes(results, sinks)
+    return weights
 
 
 @explain_misfits
@@ -230,7 +236,7 @@ def score_mod(
     >>> mod(torch.zeros(()), *(torch.tensor(i) for i in (0, 0, 5, 3)))  # batch, head, q, key
     tensor(-0.5000)
     """
-    (problem, *more) = build_problems(
+    problems = build_problems(
         q,
         k,
         k,
@@ -241,10 +247,11 @@ def score_mod(
         kv_state=kv_state,
         scale=scale,
     )
+    problem = problems[0]
     name = type(problem.encoding).__name__
     term = problem.term
-    only_scores = set(problem.encoding.claims.places) == {3}
-    if more or problem.mask is not None or not only_scores:
+    changes_scores_only = set(problem.encoding.claims.places) == {3}
+    if len(problems) > 1 or problem.mask is not None or not changes_scores_only:
         raise ValueError(
             f"score_mod: {name} does not change scores only. Rotate queries and keys yourself, and "
             "give the encoding of the scores alone."
@@ -273,7 +280,7 @@ def explain(
     scale: float | None = None,
     return_lse: bool = False,
     impl: str = "auto",
-) -> Plan:
+) -> AttentionPlan:
     """Return how `attention` would run with the same arguments, without running it. If the encoding
     needs several passes, the implementation is that of the first.
 
@@ -300,29 +307,41 @@ def explain(
     )
     choices = [choose(problem, impl) for problem in problems]
     costs = [choice.cost(problem) for choice, problem in zip(choices, problems, strict=True)]
-    bytes_of_passes = [cost.extra_bytes for cost in costs]
-    # A backward pass needs the memory of all passes; otherwise each frees its own.
-    extra = sum(bytes_of_passes) if problems[0].needs_grad else max(bytes_of_passes)
-    extra += sum(
-        t.numel() * t.element_size() * (1 if t.shape == argument.shape else 2)
-        for problem in problems
-        for t, argument in ((problem.q, q), (problem.k, k), (problem.v, v))
-        if t is not argument  # transformed q, k and v, and temporary memory if they are wider
-    )
-    if len(problems) > 1:
-        # The output of each pass, and as much again while `_merge_passes` joins them.
-        extra += 2 * len(problems) * problems[0].q.numel() * problems[0].q.element_size()
     way = choices[0].way
     scale_used = problems[0].scale
-    return Plan(
+    scale_origin = _scale_origin(scale_used, scale is not None, q.shape[-1], problems[0].encoding)
+    return AttentionPlan(
         impl=way,
         reason=choices[0].reason,
-        time=costs[0].time,
-        extra_bytes=extra,
+        time_growth=costs[0].time_growth,
+        extra_bytes=_extra_bytes(problems, costs, (q, k, v)),
         scale=scale_used,
-        scale_of=_scale_origin(scale_used, scale is not None, q.shape[-1], problems[0].encoding),
+        scale_origin=scale_origin,
         rejected=reasons_against_others(problems[0], way),
     )
+
+
+def _extra_bytes(
+    problems: list[Problem], costs: list[Cost], arguments: tuple[Tensor, Tensor, Tensor]
+) -> int:
+    """Return the peak memory of all passes beyond inputs, output and gradients, in bytes.
+
+    costs: of each pass. arguments: q, k and v as the caller gave them.
+    """
+    bytes_of_passes = [cost.extra_bytes for cost in costs]
+    # A backward pass needs the memory of all passes; otherwise each pass frees its own.
+    extra = sum(bytes_of_passes) if problems[0].needs_grad else max(bytes_of_passes)
+    for problem in problems:
+        for transformed, argument in zip((problem.q, problem.k, problem.v), arguments, strict=True):
+            if transformed is argument:
+                continue
+            extra += transformed.nbytes
+            if transformed.shape != argument.shape:  # widening needs temporary memory, too
+                extra += transformed.nbytes
+    if len(problems) > 1:
+        # The output of each pass, and as much again while `_merge_passes` joins them.
+        extra += 2 * len(problems) * problems[0].q.nbytes
+    return extra
 
 
 def _scale_origin(
@@ -330,12 +349,13 @@ def _scale_origin(
 ) -> str:
     """Return where the scale of an attention comes from, such as "1/sqrt(head_dim)", for `explain`.
     `is_argument`: the caller gave it."""
-    usual = head_dim**-0.5
+    usual_scale = head_dim**-0.5
     if is_argument:
         return "as given"
-    if math.isclose(scale, usual):
+    if math.isclose(scale, usual_scale):
         return "1/sqrt(head_dim)"
-    return f"{type(encoding).__name__}'s own, {scale / usual:.6g} times 1/sqrt(head_dim)"
+    factor = scale / usual_scale
+    return f"{type(encoding).__name__}'s own, {factor:.6g} times 1/sqrt(head_dim)"
 
 
 def _run_pass(problem: Problem, impl: str) -> tuple[Tensor, Any]:
@@ -352,12 +372,12 @@ def _result_without_pairs(problem: Problem) -> tuple[Tensor, Tensor | None]:
     gradients for every tensor, and a log-sum-exp of -inf, or None if it is not needed."""
     q = problem.q
     v = problem.v
-    sides = (problem.queries, problem.keys)
-    parts = [q, problem.k, v, *(t for side in sides for t in (side.x, side.state))]
-    parts += problem.encoding.parameters()
+    tensors = [q, problem.k, v]
+    tensors += [problem.queries.x, problem.queries.state, problem.keys.x, problem.keys.state]
+    tensors += problem.encoding.parameters()
     # This zero ties the output to every tensor, so that all get a gradient. It is the sum of an
     # empty part of each, because 0 times a number that is not finite would be NaN.
-    zero = sum(t.flatten()[:0].sum() for t in parts if t is not None)
+    zero = sum(t.flatten()[:0].sum() for t in tensors if t is not None)
     out = (q.new_zeros(*q.shape[:3], v.shape[-1]) + zero).to(q.dtype)
     if not problem.needs_lse:
         return out, None
@@ -366,11 +386,16 @@ def _result_without_pairs(problem: Problem) -> tuple[Tensor, Tensor | None]:
 
 
 def _merge_passes(
-    results: list[tuple[Tensor, Tensor]], sinks: Tensor | None = None
+    results: list[tuple[Tensor, Any]], sinks: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Join the outputs and log-sum-exps of passes, which attend to disjoint sets of keys. `sinks`,
-    (num_heads,) or None: each is one more key with this score and a value of zero."""
+    """Join the outputs (batch, num_heads, q_len, v_dim) and log-sum-exps (batch, num_heads, q_len)
+    of passes, which attend to disjoint sets of keys.
+
+    sinks: (num_heads,) or None; each is one more key of its head, with this score and a value of 0.
+    """
     if sinks is not None:
         out, lse = results[0]
-        results = [*results, (out.new_zeros(()), sinks[:, None].to(lse.dtype).expand_as(lse))]
+        sink_out = out.new_zeros(())
+        sink_lse = sinks[:, None].to(lse.dtype).expand_as(lse)
+        results = [*results, (sink_out, sink_lse)]
     return flash.join_attention(results)

@@ -11,12 +11,13 @@ from posenc.arguments import FARTHEST_POSITION, check_count, check_number, expla
 from posenc.encodings.base.check_positions import check_span_of_integers
 from posenc.encodings.base.constructor_arguments import are_alike, repr_in_one_line
 from posenc.encodings.base.position_encoding import PositionEncoding
-from posenc.positions import as_tensor, concatenate
+from posenc.positions import as_tensor, concatenate_positions
 
-_ORIGINAL_PREFIX = "made "
+_ORIGINAL_PREFIX = "original "
 """Prefix of a buffer's name. After a shift "k" holds keys at the positions they have now, which
-attention reads, and "made k" the same keys as they were made, from which the next shift computes
-"k" anew: rounding then does not grow with the number of shifts. Before it there is "k" only."""
+attention reads, and "original k" the same keys as the encoding made them, from which the next shift
+computes "k" anew: rounding then does not grow with the number of shifts. Before the first shift
+there is "k" only."""
 
 
 class KVCache:
@@ -45,41 +46,46 @@ class KVCache:
     @explain_misfits
     def __init__(self) -> None:
         self.length = 0
-        self.where: Tensor | range | None = None
+        # Positions of the cached tokens, as a range where they came as ranges; None if there are
+        # no tokens.
+        self.positions_or_range: Tensor | range | None = None
+        # Axis of the positions that counts tokens, from the end: -2 if the last one has components.
         self._token_axis = -1
+        # "k", "v" and "state" (batch, heads, capacity, ...), and originals, see _ORIGINAL_PREFIX.
         self._buffers: dict[str, Tensor] = {}
-        # Positions of the keys in the buffers whose names begin with _ORIGINAL_PREFIX, and the
-        # encoding that made them.
-        self._made_at: Tensor | range | None = None
-        self._made_by: PositionEncoding | None = None
+        # Positions at which the keys were made that are in the buffers with _ORIGINAL_PREFIX; None
+        # before the first shift.
+        self._original_positions: Tensor | range | None = None
+        # The encoding that made the keys.
+        self._key_encoding: PositionEncoding | None = None
 
-    def record_maker(self, encoding: PositionEncoding) -> None:
+    def record_encoding(self, encoding: PositionEncoding) -> None:
         """Record that `encoding` makes the keys of this cache. Raise ValueError if it has keys that
         an encoding of another class or with other arguments made."""
-        before = self._made_by
-        if self.length and before is not None and not are_alike(before, encoding):
+        earlier = self._key_encoding
+        if self.length and earlier is not None and not are_alike(earlier, encoding):
             raise ValueError(
-                f"KVCache: its keys were made for {repr_in_one_line(before)}, but attention has "
+                f"KVCache: its keys were made for {repr_in_one_line(earlier)}, but attention has "
                 f"{repr_in_one_line(encoding)}. Use a new cache."
             )
-        self._made_by = encoding
+        self._key_encoding = encoding
 
     @contextmanager
     def unchanged_on_error(self) -> Iterator[None]:
         """Restore the cache if the block raises an exception."""
-        before = {**vars(self), "_buffers": dict(self._buffers)}
+        attributes_before = {**vars(self), "_buffers": dict(self._buffers)}
         try:
             yield
         except BaseException:
-            vars(self).update(before)
+            vars(self).update(attributes_before)
             raise
 
     @property
     def positions(self) -> Shaped[Tensor, "..."] | None:
         """Return the positions of the cached tokens as a tensor, None if the cache is empty."""
-        if self.where is None:
+        if self.positions_or_range is None:
             return None
-        return as_tensor(self.where, self._buffers["k"].device)
+        return as_tensor(self.positions_or_range, self._buffers["k"].device)
 
     def _check_fits(
         self, new: dict[str, Tensor], positions: Tensor | range, position_axis: int
@@ -97,9 +103,9 @@ class KVCache:
             self._check_same_shape(name, new[name], buffer)
         if self.length and "state" in new and "state" not in self._buffers:
             raise ValueError("KVCache: the tokens in it have no state, but the new ones do.")
-        if self.where is None:
+        if self.positions_or_range is None:
             return
-        cached_dtype = _positions_dtype(self.where)
+        cached_dtype = _positions_dtype(self.positions_or_range)
         new_dtype = _positions_dtype(positions)
         if cached_dtype != new_dtype or position_axis != self._token_axis:
             raise TypeError(
@@ -139,9 +145,8 @@ class KVCache:
         Real[Tensor, "#batch {self.length} *axes"] | Real[Tensor, "{self.length} *axes"] | range,
         Shaped[Tensor, "batch state_heads stored *state"] | None,
     ]:
-        """Store new keys, values (batch, num_kv_heads, new, width), their positions and state.
-
-        Returns everything stored, old and new.
+        """Store new keys and values (batch, num_kv_heads, new, width), their positions and state.
+        Return keys, values, positions and states of all tokens, old and new.
 
         `position_axis` is the axis of tokens in `positions`: -2 if the last axis has components.
         With `keep_last_state` only the newest token's state is kept, for states that accumulate and
@@ -164,14 +169,21 @@ class KVCache:
             if _ORIGINAL_PREFIX + name in self._buffers:
                 self._store(_ORIGINAL_PREFIX + name, new, end)
         self._token_axis = position_axis
-        if self._made_at is not None:
-            self._made_at = concatenate(self._made_at, positions, position_axis, len(k), k.device)
-        if self.where is None:  # a caller may count on in place
-            self.where = positions.clone() if isinstance(positions, Tensor) else positions
+        if self._original_positions is not None:
+            self._original_positions = concatenate_positions(
+                self._original_positions, positions, position_axis, len(k), k.device
+            )
+        if self.positions_or_range is None:
+            # A copy, because the caller may add to its positions in place.
+            self.positions_or_range = (
+                positions.clone() if isinstance(positions, Tensor) else positions
+            )
         else:
-            self.where = concatenate(self.where, positions, position_axis, len(k), k.device)
+            self.positions_or_range = concatenate_positions(
+                self.positions_or_range, positions, position_axis, len(k), k.device
+            )
         self.length = end
-        return self.k, self.v, self.where, self.state
+        return self.k, self.v, self.positions_or_range, self.state
 
     @property
     def k(self) -> Float[Tensor, "batch num_kv_heads {self.length} width"]:
@@ -199,8 +211,8 @@ class KVCache:
     def reorder(self, rows: Int[Tensor, " rows"]) -> None:
         """Keep the batch rows `rows` in that order, as beam search needs."""
         self._buffers = {name: b.index_select(0, rows) for name, b in self._buffers.items()}
-        self.where = self._positions_of_rows(self.where, rows)
-        self._made_at = self._positions_of_rows(self._made_at, rows)
+        self.positions_or_range = self._positions_of_rows(self.positions_or_range, rows)
+        self._original_positions = self._positions_of_rows(self._original_positions, rows)
 
     def _positions_of_rows(
         self, where: Tensor | range | None, rows: Tensor
@@ -248,10 +260,11 @@ class KVCache:
         if stop < self.length:
             for name, buffer in self._buffers.items():
                 if name != "state" or not only_last:
-                    parts = [buffer[:, :, :start], buffer[:, :, stop : self.length]]
-                    self._buffers[name] = torch.cat(parts, dim=2)
-        self.where = self._positions_without(self.where, start, stop)
-        self._made_at = self._positions_without(self._made_at, start, stop)
+                    before = buffer[:, :, :start]
+                    after = buffer[:, :, stop : self.length]
+                    self._buffers[name] = torch.cat([before, after], dim=2)
+        self.positions_or_range = self._positions_without(self.positions_or_range, start, stop)
+        self._original_positions = self._positions_without(self._original_positions, start, stop)
         self.length -= stop - start
 
     def _positions_without(
@@ -289,44 +302,65 @@ class KVCache:
         that do not say how to move keys.
         """
         check_count("KVCache.shift", "start", start, 0, self.length)
-        real = isinstance(self.where, Tensor) and self.where.is_floating_point()
-        check_number("KVCache.shift", "delta", delta, whole=not real)
+        has_real_positions = (
+            isinstance(self.positions_or_range, Tensor)
+            and self.positions_or_range.is_floating_point()
+        )
+        check_number("KVCache.shift", "delta", delta, whole=not has_real_positions)
         if not abs(delta) < FARTHEST_POSITION:
             raise ValueError(f"KVCache.shift: delta must be below 2^62, got {delta}.")
         if start == self.length or not delta:
             return
         encoding = self._encoding_that_moves_keys()
-        assert self.where is not None  # only an empty cache has no positions
-        after = self._shifted_positions(start, delta)
-        made_at = as_tensor(self.where if self._made_at is None else self._made_at, self.k.device)
-        moving = (self._token_axis, start, self.length - start)
-        made_there = made_at.narrow(*moving)
-        moved_there = as_tensor(after, self.k.device).narrow(*moving)
-
-        moves: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {"v": encoding.move_values}
-        if not encoding.claims.needs_raw_k:
-            moves["k"] = encoding.move_keys
-        buffers = dict(self._buffers)
-        for name, to_new_place in moves.items():
-            made = buffers.get(_ORIGINAL_PREFIX + name, buffers[name])
-            tail = made[:, :, start : self.length]
-            moved = to_new_place(tail, made_there, moved_there)
-            if moved is not tail:  # the encoding changes them
-                unmoved = buffers[name][:, :, :start]
-                buffers[_ORIGINAL_PREFIX + name] = made
-                buffers[name] = torch.cat([unmoved, moved], dim=2)
+        assert self.positions_or_range is not None  # only an empty cache has no positions
+        new_positions = self._shifted_positions(start, delta)
+        original_positions = self.positions_or_range
+        if self._original_positions is not None:
+            original_positions = self._original_positions
+        original_positions = as_tensor(original_positions, self.k.device)
+        buffers = self._moved_buffers(encoding, start, original_positions, new_positions)
         # Only now, so that an error above leaves the cache as it was.
         self._buffers = buffers
-        self.where = after
-        self._made_at = made_at
+        self.positions_or_range = new_positions
+        self._original_positions = original_positions
+
+    def _moved_buffers(
+        self,
+        encoding: PositionEncoding,
+        start: int,
+        original_positions: Tensor,
+        new_positions: Tensor | range,
+    ) -> dict[str, Tensor]:
+        """Return the buffers with keys and values from token `start` on as the encoding makes them
+        at their new positions, computed from the original ones."""
+        moved_tokens = (self._token_axis, start, self.length - start)
+        from_positions = original_positions.narrow(*moved_tokens)
+        to_positions = as_tensor(new_positions, self.k.device).narrow(*moved_tokens)
+        method_by_name: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
+            "v": encoding.move_values
+        }
+        if not encoding.claims.needs_raw_k:
+            method_by_name["k"] = encoding.move_keys
+
+        buffers = dict(self._buffers)
+        for name, move_vectors in method_by_name.items():
+            original = buffers.get(_ORIGINAL_PREFIX + name, buffers[name])
+            tail = original[:, :, start : self.length]
+            moved = move_vectors(tail, from_positions, to_positions)
+            if moved is tail:  # they do not depend on the position
+                continue
+            unmoved = buffers[name][:, :, :start]
+            buffers[_ORIGINAL_PREFIX + name] = original
+            buffers[name] = torch.cat([unmoved, moved], dim=2)
+        return buffers
 
     def _encoding_that_moves_keys(self) -> PositionEncoding:
         """Return the encoding that made the keys. Raise ValueError if it cannot move them."""
-        encoding = self._made_by
+        encoding = self._key_encoding
         if encoding is None:
             raise ValueError(
                 "KVCache.shift: no encoding made these keys. Say which one does: "
-                "cache.record_maker(encoding)."
+                "cache.record_encoding(encoding)."
             )
         if encoding.embedding_encoding:
             raise ValueError(
@@ -344,18 +378,20 @@ class KVCache:
 
     def _shifted_positions(self, start: int, delta: float) -> Tensor | range:
         """Return the positions after a shift. Raise ValueError for numbers that are too large."""
-        where = self.where
+        where = self.positions_or_range
         assert where is not None  # only an empty cache has no positions
+        shifted: Tensor | range
         if isinstance(where, range) and start == 0:
-            after = range(where.start + int(delta), where.stop + int(delta), where.step)
+            shifted = range(where.start + int(delta), where.stop + int(delta), where.step)
         else:
-            after = as_tensor(where, self.k.device).clone()
-            after.narrow(self._token_axis, start, self.length - start).add_(delta)
-        check_span_of_integers("KVCache.shift", "positions", after)
-        return after
+            shifted = as_tensor(where, self.k.device).clone()
+            shifted.narrow(self._token_axis, start, self.length - start).add_(delta)
+        check_span_of_integers("KVCache.shift", "positions", shifted)
+        return shifted
 
     def _store(self, name: str, new: Tensor, end: int) -> None:
-        """Store new tokens as those before `end`, in a buffer that doubles when it is full."""
+        """Store new tokens behind the cached ones, up to index `end`, in the buffer `name`, which
+        doubles when it is full."""
         buffer = self._buffers.get(name)
         if buffer is None or buffer.shape[2] < end:
             capacity = end if buffer is None else max(end, 2 * buffer.shape[2])

@@ -2,7 +2,7 @@
 
 There are four, the cheapest first:
 
-    sdpa       torch's kernel, in one of five forms (FORMS)
+    sdpa       torch's kernel, in one of five forms (SDPA_FORMS)
     flex       FlexAttention, compiled: on CUDA, on the CPU by name only
     blocks     blocks of queries: any encoding, in memory that grows linearly with the length
     reference  all scores at once: defines what is correct
@@ -30,14 +30,13 @@ from types import ModuleType
 import torch
 from torch import Tensor
 
-from posenc.attend import flex_options, kernels
-from posenc.attend.cost import Cost, scores_bytes
-from posenc.attend.problem import Problem
+from posenc.attend import flex_options, torch_faults
+from posenc.attend.problem import Cost, Problem
 from posenc.attend.ways import blocks, flash, flex, key_rows, reference, sdpa
 from posenc.encodings.numerics.torch_modes import inside_functorch_transform, is_readable
 
 WAYS: dict[str, ModuleType] = {"reference": reference, "blocks": blocks, "sdpa": sdpa, "flex": flex}
-FORMS = {
+SDPA_FORMS = {
     "plain": "torch's kernel computes it",
     "row": "torch's kernel, with a row of bias for each of a few queries",
     "strips": "torch's kernel, which reads the bias by distance as a view of one row per head",
@@ -50,8 +49,8 @@ SHORT_LENGTH = 512
 """Maximum number of keys at which dense softmax attention trains faster on the CPU than the flash
 kernel, in 16 bits or with a bias. In plain float32 a step at 128 keys is 10 % faster with flash."""
 MIN_LENGTH_PER_NEAR_KEY = 16
-"""The form "near and far" runs if there are at least this many queries for each near key, and at
-least SHORT_LENGTH to train or SHORT_LENGTH / 4 otherwise."""
+"""Minimum number of queries for each near key, for the form "near and far"; it also needs at least
+SHORT_LENGTH queries to train, or SHORT_LENGTH / 4 otherwise."""
 MAX_DENSE_BYTES = 32 * 2**20
 """Maximum size of scores that are computed all at once."""
 MAX_DENSE_INFERENCE_BYTES = 4 * 2**20
@@ -66,10 +65,10 @@ class Choice:
     way: str
     reason: str
     form: str = ""
-    """One of FORMS if `way` is "sdpa"."""
+    """One of SDPA_FORMS if `way` is "sdpa"."""
 
     is_named_by_caller: bool = False
-    """The caller asked for this way, so no other may run."""
+    """True if the caller named this way, so that no other may run."""
 
     def run(self, problem: Problem) -> tuple[Tensor, Tensor | None]:
         """Return the output of attention, and the log-sum-exp if the problem needs it.
@@ -140,16 +139,17 @@ def why_cannot_run(problem: Problem, way: str) -> str | None:
 def _cheapest_choice(problem: Problem) -> Choice:
     """Return the first implementation of the table above that can run the problem."""
     on_cpu = problem.q.device.type == "cpu"
-    dense = _dense_scores_fit(problem)  # the scores may be computed all at once
-    short_training = on_cpu and problem.needs_grad and dense and problem.kv_len <= SHORT_LENGTH
-    if short_training and _trains_slower_by_flash(problem):
+    dense_scores_fit = _dense_scores_fit(problem)
+    is_short = dense_scores_fit and problem.kv_len <= SHORT_LENGTH
+    trains_on_cpu = on_cpu and problem.needs_grad
+    if is_short and trains_on_cpu and _trains_slower_by_flash(problem):
         return Choice("reference", "short rows that need gradients")
 
     form, _ = sdpa_form(problem)
     if form:
-        return Choice("sdpa", FORMS[form] + _repeated_heads_note(problem, "sdpa", form), form)
+        return Choice("sdpa", SDPA_FORMS[form] + _repeated_heads_note(problem, "sdpa", form), form)
 
-    if not on_cpu and not dense and _why_not_flex(problem) is None:
+    if not on_cpu and not dense_scores_fit and _why_not_flex(problem) is None:
         reason = "one fused kernel with the encoding's score_mod"
         return Choice("flex", reason + _backend_note(problem))
 
@@ -157,16 +157,19 @@ def _cheapest_choice(problem: Problem) -> Choice:
     if blocks_can_run and blocks.takes_bias_as_mask(problem):
         reason = "torch's kernel reads the encoding's bias as a mask"
         return Choice("blocks", reason + _repeated_heads_note(problem, "blocks"))
-    if blocks_can_run and not dense:
+    if dense_scores_fit:
+        return Choice("reference", "the scores are small")
+    if blocks_can_run:
         return Choice("blocks", "the scores are too large to compute at once")
-    return Choice("reference", "the scores are small" if dense else "nothing else can run here")
+    return Choice("reference", "nothing else can run here")
 
 
 def _dense_scores_fit(problem: Problem) -> bool:
     """Return True if scores and weights of all pairs are small enough to compute all at once."""
     infers_on_cpu = problem.q.device.type == "cpu" and not problem.needs_grad
-    scores_and_weights = 2 * scores_bytes(problem, problem.q_len)
-    return scores_and_weights <= (MAX_DENSE_INFERENCE_BYTES if infers_on_cpu else MAX_DENSE_BYTES)
+    scores_and_weights = 2 * problem.scores_bytes(problem.q_len)
+    max_bytes = MAX_DENSE_INFERENCE_BYTES if infers_on_cpu else MAX_DENSE_BYTES
+    return scores_and_weights <= max_bytes
 
 
 def _backend_note(problem: Problem) -> str:
@@ -184,22 +187,25 @@ def _repeated_heads_note(problem: Problem, way: str, form: str = "") -> str:
         runs_operators = way == "sdpa" and form != "plain"
     shares_heads = problem.q.shape[1] != problem.k.shape[1]
     on_cpu = problem.q.device.type == "cpu"
-    if not (
-        runs_operators and shares_heads and on_cpu and kernels.faults().reads_grouped_heads_wrongly
-    ):
+    may_repeat_heads = runs_operators and shares_heads and on_cpu
+    # Read last: the first call tries the kernels, unless this release is known.
+    if not (may_repeat_heads and torch_faults.faults().reads_grouped_heads_wrongly):
         return ""
     repeated = "keys and values are repeated for every head"
-    return f"; {repeated}, because torch {kernels.RELEASE} reads shared heads wrongly"
+    return f"; {repeated}, because torch {torch_faults.RELEASE} reads shared heads wrongly"
 
 
 def _trains_slower_by_flash(problem: Problem) -> bool:
     """Return True if torch's flash kernel trains slower than dense scores on few keys."""
-    half = problem.q.dtype in (torch.bfloat16, torch.float16) or problem.is_autocast
-    return not _term_attends_to_near_keys(problem) and (half or problem.term is not None)
+    if _term_attends_to_near_keys(problem):
+        return False
+    multiplies_16_bits = problem.q.dtype in (torch.bfloat16, torch.float16) or problem.is_autocast
+    return multiplies_16_bits or problem.term is not None
 
 
 def sdpa_form(problem: Problem) -> tuple[str, str]:
-    """Return (one of FORMS, "") if torch's kernel can run the problem, otherwise ("", why not)."""
+    """Return (form, "") if torch's kernel can run the problem in a form of SDPA_FORMS, otherwise
+    ("", why not)."""
     if inside_functorch_transform():
         return "", "torch.func's transforms do not support its kernels"
     if problem.dropout_p:
@@ -218,8 +224,9 @@ def sdpa_form(problem: Problem) -> tuple[str, str]:
     if problem.needs_lse:
         return "", f"the log-sum-exp comes with strips of queries, and {why_not_strips}"
     if problem.term is None:
-        wrong = kernels.faults().function if problem.q.device.type == "cpu" else ""
-        return ("", wrong) if wrong else ("plain", "")
+        if problem.q.device.type == "cpu" and torch_faults.faults().function_fault:
+            return "", torch_faults.faults().function_fault
+        return "plain", ""
     why_not_key_rows = _why_not_key_rows(problem)
     if why_not_key_rows is None:
         return "key rows", ""
@@ -255,7 +262,7 @@ def _term_attends_to_near_keys(problem: Problem) -> bool:
         return False
     # The term computes its vectors from q as it came, and its positions are indices.
     untransformed = problem.q is problem.queries.x
-    by_index = problem.shift == 0 and problem.is_causal_by_index
+    by_index = problem.query_offset == 0 and problem.is_causal_by_index
     return untransformed and by_index and flash.runs_on(problem.q.device)
 
 
@@ -269,9 +276,9 @@ def _why_not_strips(problem: Problem) -> str | None:
         return "it changes scores or values, which these kernels do not expose"
     if mask is not None and not mask.exact:
         return "the mask is not only causality and a window"
-    mask_needs_run = mask is not None and problem.mask_shift is None
-    term_needs_run = term is not None and problem.shift is None
-    if mask_needs_run or term_needs_run:
+    mask_lacks_offset = mask is not None and problem.mask_query_offset is None
+    term_lacks_offset = term is not None and problem.query_offset is None
+    if mask_lacks_offset or term_lacks_offset:
         return "the positions are not known to be consecutive"
     return None
 
@@ -288,7 +295,7 @@ def _why_not_key_rows(problem: Problem) -> str | None:
     if term is None or term.row_and_key is None or term.sum_values is not None:
         return "the bias is no term of the query minus a term of the key"
     if problem.q.numel() == 0 or problem.kv_len == 0:
-        return None  # it has no largest number to look at
+        return None  # without queries or keys no number can be too large
     return key_rows.why_cannot_run(problem)
 
 
@@ -298,37 +305,47 @@ def _why_not_flex(problem: Problem) -> str | None:
         return "it is compiled itself and cannot be nested"
     if problem.dropout_p:
         return "only reference and blocks apply dropout"
-    if problem.term is not None and problem.term.sum_values is not None:
-        return "the encoding reads the attention weights"
-    if problem.term is not None and problem.term.make_score_mod is None:
-        return "the encoding reads whole rows of scores"
+    if why_not := _why_not_flex_for_term(problem):
+        return why_not
     if problem.q.dtype == torch.float64:
         return "it supports float32, bfloat16 and float16 only"
-    device = problem.q.device.type
-    if device == "cuda" and _head_width(problem) < 16:
-        return "on CUDA it needs heads of at least 16 channels"
     if inside_functorch_transform():
         return "torch.func's transforms do not support its kernels"
-    if device == "cuda":
-        why_not = _why_not_flex_on_cuda(problem)
-    elif device == "cpu":
-        why_not = _why_not_flex_on_cpu(problem)
-    else:
-        why_not = f"it runs on CPU and CUDA, not on {device}"
-    if why_not is not None:
+    if why_not := _why_not_flex_on_device(problem):
         return why_not
     if flex.kernel_is_too_large(problem):
         return "torch could not build its kernel, which needs more shared memory than the GPU has"
     return None
 
 
-def _head_width(problem: Problem) -> int:
-    """Return the number of channels of the narrower of q and v."""
-    return min(problem.q.shape[-1], problem.v.shape[-1])
+def _why_not_flex_for_term(problem: Problem) -> str | None:
+    """Return why a score_mod cannot compute the problem's term; None if it can."""
+    term = problem.term
+    if term is None:
+        return None
+    if term.sum_values is not None:
+        return "the encoding reads the attention weights"
+    if term.make_score_mod is None:
+        return "the encoding reads whole rows of scores"
+    return None
+
+
+def _why_not_flex_on_device(problem: Problem) -> str | None:
+    """Return why FlexAttention cannot run the problem on its device; None if it can."""
+    match problem.q.device.type:
+        case "cuda":
+            return _why_not_flex_on_cuda(problem)
+        case "cpu":
+            return _why_not_flex_on_cpu(problem)
+        case device:
+            return f"it runs on CPU and CUDA, not on {device}"
 
 
 def _why_not_flex_on_cuda(problem: Problem) -> str | None:
     """Return what only on CUDA keeps FlexAttention from running; None if nothing does."""
+    head_width = min(problem.q.shape[-1], problem.v.shape[-1])
+    if head_width < 16:
+        return "on CUDA it needs heads of at least 16 channels"
     deterministic = torch.are_deterministic_algorithms_enabled()
     if deterministic and flex_options.adds_bias_gradient_atomically(problem):
         return "it adds the bias's gradient atomically, and deterministic algorithms are enabled"

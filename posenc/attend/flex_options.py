@@ -17,7 +17,8 @@ from posenc.encodings import Chain
 BLOCK_SIZE = 128
 """Queries, and keys, per block of FlexAttention's block mask."""
 TABLE_OPTIONS = {"fwd_num_stages": 2, "fwd_num_warps": 8, "bwd_num_stages": 1, "bwd_num_warps": 8}
-"""A table's numbers need shared memory and registers, as keys do: a fifth faster on an H200."""
+"""For a bias read from a table, whose numbers need shared memory and registers, as keys do. With
+these options the kernel is a fifth faster on an H200 than with torch's."""
 FORMULA_OPTIONS = {
     "fwd_BLOCK_N": 64,
     "fwd_num_warps": 4,
@@ -64,7 +65,7 @@ def bias_may_learn(problem: Problem) -> bool:
 
 def adds_bias_gradient_atomically(problem: Problem) -> bool:
     """Return True if FlexAttention's kernel computes the gradient of the bias, by atomic additions
-    in any order. That of a bias by distance comes from `diagonals`, in a fixed order."""
+    in any order. That of a bias by distance comes from `bias_gradient`, in a fixed order."""
     return bias_may_learn(problem) and not problem.has_bias_by_distance
 
 
@@ -84,69 +85,72 @@ def reads_pairs(problem: Problem) -> bool:
     term = problem.term
     if term is None or problem.has_bias_by_distance:
         return False
-    computed = term.formulas is not None or term.row_and_key is not None
-    return bias_may_learn(problem) or not computed
+    is_computed = term.formulas is not None or term.row_and_key is not None
+    return bias_may_learn(problem) or not is_computed
 
 
 def bias_kind(problem: Problem) -> str:
     """Return how the kernel gets the bias: the names of its formulas; "table" for one by distance;
     or "pairs" and the formulas that it computes from pairs of positions."""
     term = problem.term
-    names = ""
+    formula_names = ""
     if term is not None and term.formulas is not None:
-        names = ", ".join(formula.compute.__qualname__ for formula in term.formulas())
+        formula_names = ", ".join(formula.compute.__qualname__ for formula in term.formulas())
     if computes_formulas(problem):
-        return names
+        return formula_names
     if problem.has_bias_by_distance:
         return "table"
-    return f"pairs {names}".strip()
+    return f"pairs {formula_names}".strip()
 
 
-def kernel_options(problem: Problem, backend: str, parts: int) -> dict[str, Any]:
-    """Return the kernel_options of flex_attention. `parts`: how many calls share the keys, one for
-    each block mask."""
-    chosen: dict[str, Any] = {"BACKEND": backend} if backend == "TRITON" else {}
+def kernel_options(problem: Problem, backend: str, num_block_masks: int) -> dict[str, Any]:
+    """Return the kernel_options of flex_attention.
+
+    backend: as `backend_and_reason` returns it. num_block_masks: number of calls that share the
+    keys among them, one for each block mask.
+    """
+    options: dict[str, Any] = {"BACKEND": backend} if backend == "TRITON" else {}
     if problem.q.device.type != "cuda":
-        return chosen
+        return options
     if reads_pairs(problem):
-        return chosen | _options_for_pairs(problem)
+        return options | _options_for_pairs(problem)
     if not problem.has_bias_by_distance:
-        return chosen
+        return options
     by_formulas = computes_formulas(problem)
     if not by_formulas:
-        chosen |= TABLE_OPTIONS
+        options |= TABLE_OPTIONS
     elif _formula_options_were_measured(problem):
-        chosen |= FORMULA_OPTIONS
-    if parts == 1 and _visits_visible_keys_in_order(problem):
-        chosen["BLOCKS_ARE_CONTIGUOUS"] = True
-        if by_formulas:  # their numbers are finite; a table's may be -inf
-            chosen["ROWS_GUARANTEED_SAFE"] = True
-    return chosen
+        options |= FORMULA_OPTIONS
+    if num_block_masks == 1 and _visits_visible_keys_in_order(problem):
+        options["BLOCKS_ARE_CONTIGUOUS"] = True
+        if by_formulas:  # a bias by formulas is finite; one from a table may be -inf
+            options["ROWS_GUARANTEED_SAFE"] = True
+    return options
 
 
 def _options_for_pairs(problem: Problem) -> dict[str, Any]:
     """Return options with which a kernel that reads numbers for each pair fits the GPU's shared
     memory. Torch's own do not: on an H100, FIRE with heads of 64 in bfloat16 asked for 240 KiB of
     227."""
-    chosen: dict[str, Any] = {"bwd_num_stages": 1, "bwd_num_warps": 8}
+    options: dict[str, Any] = {"bwd_num_stages": 1, "bwd_num_warps": 8}
     if problem.q_len <= BLOCK_SIZE:  # torch may run its kernel for decoding, which has other tiles
-        return chosen | {"fwd_num_stages": 1}
+        return options | {"fwd_num_stages": 1}
     stages, queries, keys = _largest_fitting_tile(problem)
-    chosen["fwd_BLOCK_M"] = queries
-    chosen["fwd_BLOCK_N"] = keys
-    chosen["fwd_num_stages"] = stages
+    options["fwd_BLOCK_M"] = queries
+    options["fwd_BLOCK_N"] = keys
+    options["fwd_num_stages"] = stages
     # A tile of BLOCK_SIZE queries gets as many warps as in TABLE_OPTIONS, a smaller one half.
-    chosen["fwd_num_warps"] = 8 if queries == BLOCK_SIZE else 4
-    return chosen
+    options["fwd_num_warps"] = 8 if queries == BLOCK_SIZE else 4
+    return options
 
 
 def _largest_fitting_tile(problem: Problem) -> tuple[int, int, int]:
-    """Return (stages, queries, keys) of the first tile that fits the shared memory, two stages
-    before one; of the smallest tile if none does."""
-    room = _shared_memory(problem.q.device)
+    """Return (stages, queries, keys) of the first of PAIR_TILES that fits the shared memory, tried
+    with two stages before one; of the smallest tile with one stage if none fits."""
+    available_bytes = _shared_memory_bytes(problem.q.device)
     for stages in (2, 1):
         for queries, keys in PAIR_TILES:
-            if _shared_bytes_needed(problem, queries, keys, stages) <= room:
+            if _shared_bytes_needed(problem, queries, keys, stages) <= available_bytes:
                 return stages, queries, keys
     return 1, *PAIR_TILES[-1]
 
@@ -159,12 +163,12 @@ def _shared_bytes_needed(problem: Problem, queries: int, keys: int, stages: int)
     registers. Tiles whose layout changes go through this memory when the others are not in it.
     A term reads at most two numbers for a pair: of the query's vector and of the key's.
     """
-    terms = len(problem.term.terms) if isinstance(problem.term, Chain) else 1
+    num_terms = len(problem.term.terms) if isinstance(problem.term, Chain) else 1
     q_width = _padded_power_of_two(problem.q.shape[-1])
     v_width = _padded_power_of_two(problem.v.shape[-1])
-    rows = queries * q_width + queries * keys + stages * keys * (q_width + v_width)
-    numbers = 2 * terms * (stages - 1) * queries * keys
-    return problem.q.dtype.itemsize * rows + 4 * numbers  # 4 bytes a float32
+    tile_elements = queries * q_width + queries * keys + stages * keys * (q_width + v_width)
+    pair_numbers = 2 * num_terms * (stages - 1) * queries * keys
+    return problem.q.dtype.itemsize * tile_elements + 4 * pair_numbers  # 4 bytes a float32
 
 
 def _padded_power_of_two(width: int) -> int:
@@ -173,14 +177,16 @@ def _padded_power_of_two(width: int) -> int:
     return 1 << (width - 1).bit_length()
 
 
-def _shared_memory(device: torch.device) -> int:
-    """Return the bytes of shared memory that one kernel can get; 0 if torch does not tell."""
+def _shared_memory_bytes(device: torch.device) -> int:
+    """Return the bytes of shared memory that one kernel can get; 0 if this torch has no name for
+    them."""
     return getattr(torch.cuda.get_device_properties(device), "shared_memory_per_block_optin", 0)
 
 
 def _visits_visible_keys_in_order(problem: Problem) -> bool:
-    """Return True if all blocks that a kernel visits in one go lie side by side, and if each query
-    sees a key in the first tile that is visited for it, so that no maximum of scores is -inf.
+    """Return True if the blocks of keys that a kernel visits for a block of queries are adjacent,
+    and if each query sees a key in the first tile that is visited for it, so that no running
+    maximum of its scores is -inf.
 
     Under a causal mask from the same position on, whole blocks of queries first visit the block on
     the diagonal, whose first key all of them see, then all blocks before it. A window, or another
@@ -191,7 +197,7 @@ def _visits_visible_keys_in_order(problem: Problem) -> bool:
     if mask is None:
         return True
     only_causal = mask.exact and mask.causal and mask.window is None
-    same_start = problem.mask_shift == 0 and problem.q_len <= problem.kv_len
+    same_start = problem.mask_query_offset == 0 and problem.q_len <= problem.kv_len
     return only_causal and same_start and problem.q_len % BLOCK_SIZE == 0
 
 
@@ -199,10 +205,12 @@ def _formula_options_were_measured(problem: Problem) -> bool:
     """Return True if FORMULA_OPTIONS was measured for such heads, dtypes, lengths and cards. Up to
     BLOCK_SIZE queries torch may run another kernel, for decoding."""
     q = problem.q
-    narrow = max(q.shape[-1], problem.v.shape[-1]) <= MEASURED_WIDTH
-    half = q.dtype.itemsize == 2
-    long = problem.q_len > BLOCK_SIZE
-    return narrow and half and long and _compute_capability(q.device) == MEASURED_COMPUTE_CAPABILITY
+    if max(q.shape[-1], problem.v.shape[-1]) > MEASURED_WIDTH:
+        return False
+    has_16_bits = q.dtype.itemsize == 2
+    if not has_16_bits or problem.q_len <= BLOCK_SIZE:
+        return False
+    return _compute_capability(q.device) == MEASURED_COMPUTE_CAPABILITY
 
 
 def _compute_capability(device: torch.device) -> tuple[int, int]:

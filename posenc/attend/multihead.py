@@ -1,13 +1,12 @@
-"""Multi-head attention as a module: projections, grouped queries, a cache."""
+"""Multi-head attention as a module, `Attention`: projections, grouped queries, a cache."""
 
-import functools
 from typing import Any, Literal, get_args
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from posenc.arguments import check_count, check_flag, check_share, explain_misfits
+from posenc.arguments import check_count, check_flag, check_probability, explain_misfits
 from posenc.attend.attention import attention
 from posenc.attend.cache import KVCache, check_cache
 from posenc.encodings import ModelShape, build_if_named
@@ -24,7 +23,7 @@ from posenc.positions import (
     MemoryPositions,
     QueryPositions,
     as_tensor,
-    concatenate,
+    concatenate_positions,
 )
 
 Projections = Literal["separate", "k=v", "q=k", "none"]
@@ -83,7 +82,7 @@ class Attention(nn.Module):
         ):
             check_count("Attention", name, size)
         check_flag("Attention", "bias", bias)
-        check_share("Attention", "dropout", dropout)
+        check_probability("Attention", "dropout", dropout)
         if (head_dim is None and embed_dim % num_heads) or num_heads % num_kv_heads:
             raise ValueError(
                 "Attention: num_heads must divide embed_dim and num_kv_heads divide num_heads, got "
@@ -103,14 +102,15 @@ class Attention(nn.Module):
         self.scale = scale
         self.impl = impl
 
-        def projection(heads: int, *needed_by: Projections) -> nn.Linear | None:
-            """Return a layer with this many heads, if one of these kinds of projections has it."""
-            width = heads * self.head_dim
-            return nn.Linear(embed_dim, width, bias=bias) if projections in needed_by else None
+        def build_projection(heads: int, *kinds: Projections) -> nn.Linear | None:
+            """Return a layer to this many heads; None unless `projections` is one of the kinds."""
+            if projections not in kinds:
+                return None
+            return nn.Linear(embed_dim, heads * self.head_dim, bias=bias)
 
-        self.q_proj = projection(num_heads, "separate", "k=v", "q=k")
-        self.k_proj = projection(num_kv_heads, "separate", "k=v")
-        self.v_proj = projection(num_kv_heads, "separate", "q=k")
+        self.q_proj = build_projection(num_heads, "separate", "k=v", "q=k")
+        self.k_proj = build_projection(num_kv_heads, "separate", "k=v")
+        self.v_proj = build_projection(num_kv_heads, "separate", "q=k")
         self.o_proj = nn.Linear(num_heads * self.head_dim, embed_dim, bias=bias)
 
     @explain_misfits
@@ -141,34 +141,15 @@ class Attention(nn.Module):
         encoding = require_attention_encoding(
             "Attention", self.encoding if encoding is None else encoding
         )
-        axes = encoding.claims.num_axes
-        token_axis = -1 if axes == 1 else -2
-        checked = functools.partial(
-            validated_embedding_positions, "Attention", embed_dim=self.embed_dim, num_axes=axes
-        )
-        positions = checked(x, positions)
+        positions = self._checked_positions(x, positions, encoding)
         check_dtype("Attention", x, getattr(self.o_proj, "weight", None))  # adapters may have none
         _check_sources(context, context_positions, memory, memory_positions)
         check_cache("Attention", cache)
-
-        # `source` is what keys and values are projected from.
-        if context is not None:
-            check_cross_attention("Attention", encoding)
-            source = context
-            source_positions = checked(context, context_positions, name="context")
-            if cache is not None and cache.length:  # the context is cached: append nothing
-                source = x[:, :0]
-                source_positions = as_tensor(source_positions, x.device).narrow(token_axis, 0, 0)
-        elif memory is not None:
-            earlier = checked(memory, memory_positions, name="memory")
-            source = torch.cat([memory, x], dim=1)
-            source_positions = concatenate(earlier, positions, token_axis, x.shape[0], x.device)
-        else:
-            source = x
-            source_positions = positions
-
-        past = None if cache is None or not cache.length else cache.state
-        kv_state = encoding.state(source, as_tensor(source_positions, x.device), past)
+        source, source_positions = self._key_source(
+            x, positions, encoding, context, context_positions, memory, memory_positions, cache
+        )
+        past_state = None if cache is None or not cache.length else cache.state
+        kv_state = encoding.state(source, as_tensor(source_positions, x.device), past_state)
         if kv_state is not None and context is not None:  # no query is among the keys
             q_state = encoding.state(x, as_tensor(positions, x.device))
         else:
@@ -193,6 +174,50 @@ class Attention(nn.Module):
         )
         assert isinstance(out, Tensor)
         return self.o_proj(out.transpose(1, 2).flatten(2))
+
+    def _checked_positions(
+        self, x: Tensor, positions: Any, encoding: PositionEncoding, name: str = "x"
+    ) -> Tensor | range:
+        """Return the positions of the tokens x (batch, len, embed_dim). Raise TypeError or
+        ValueError if tokens and positions do not fit the layer and the encoding. name: the tokens,
+        for the message."""
+        return validated_embedding_positions(
+            "Attention",
+            x,
+            positions,
+            embed_dim=self.embed_dim,
+            num_axes=encoding.claims.num_axes,
+            name=name,
+        )
+
+    def _key_source(
+        self,
+        x: Tensor,
+        positions: Tensor | range,
+        encoding: PositionEncoding,
+        context: Tensor | None,
+        context_positions: Tensor | range | None,
+        memory: Tensor | None,
+        memory_positions: Tensor | range | None,
+        cache: KVCache | None,
+    ) -> tuple[Tensor, Tensor | range]:
+        """Return the hidden states (batch, len, embed_dim) from which keys and values are
+        projected, and their positions: those of the context, of the memory and x, or of x."""
+        token_axis = -1 if encoding.claims.num_axes == 1 else -2
+        if context is not None:
+            check_cross_attention("Attention", encoding)
+            checked = self._checked_positions(context, context_positions, encoding, "context")
+            if cache is None or not cache.length:
+                return context, checked
+            # The cache has the context already: append nothing.
+            return x[:, :0], as_tensor(checked, x.device).narrow(token_axis, 0, 0)
+        if memory is not None:
+            earlier = self._checked_positions(memory, memory_positions, encoding, "memory")
+            source_positions = concatenate_positions(
+                earlier, positions, token_axis, x.shape[0], x.device
+            )
+            return torch.cat([memory, x], dim=1), source_positions
+        return x, positions
 
     def _project(self, x: Tensor, source: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Project x to q, and source to k and v, each (batch, heads, len, head_dim)."""
@@ -246,11 +271,12 @@ def check_cross_attention(owner: str, encoding: PositionEncoding) -> None:
 def _check_sources(
     context: Any, context_positions: Any, memory: Any, memory_positions: Any
 ) -> None:
-    """Raise ValueError unless tokens come with positions, and at most one kind of them comes."""
+    """Raise ValueError unless context and memory come with their positions, and not both of them
+    come."""
     context_fits = (context is None) == (context_positions is None)
     memory_fits = (memory is None) == (memory_positions is None)
-    both = context is not None and memory is not None
-    if both or not context_fits or not memory_fits:
+    has_both = context is not None and memory is not None
+    if has_both or not context_fits or not memory_fits:
         raise ValueError(
             "Attention: context needs context_positions, or memory needs memory_positions."
         )

@@ -1,4 +1,4 @@
-"""One softmax attention over one set of keys, ready to run.
+"""One softmax attention over one set of keys, ready to run, and what it costs.
 
 A `Problem` answers what the ways of attention ask: which keys a mask may show to some queries
 (`keys_maybe_visible`) and which it shows for sure (`keys_visible_to_all`), the scores and the bias
@@ -8,6 +8,7 @@ is above 0 if a problem was restricted to some keys by `restricted_to_keys`.
 
 import math
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -24,36 +25,50 @@ BEYOND_ANY_DISTANCE = 2**62
 """A distance that no pair reaches, in place of infinity."""
 
 
+class Cost(NamedTuple):
+    """Expected time and memory of one softmax attention, run in one way."""
+
+    time_growth: str
+    """How the time grows with the lengths, such as "O(q_len * kv_len)"."""
+    extra_bytes: int
+    """Peak memory in addition to inputs, output and gradients, including the backward pass if
+    gradients are needed."""
+
+
 @dataclass(frozen=True)
 class Problem:
-    """The arguments of one softmax attention, checked and transformed.
-
-    q (batch, num_heads, q_len, width) and k (batch, num_kv_heads, kv_len, width) are results of
-    `encoding.transform`; `queries` and `keys` are the untransformed tokens.
-    `term` changes scores and values, or is None. `first_key` is the index of the first of these
-    keys among those of mask and term.
-
-    needs_grad: autograd tracks q, k, v, a state or a parameter of the encoding.
-    shift: position of the first query minus that of the first key; None unless both are known,
-        without waiting for the device, to be consecutive.
-    mask_shift: the same for the positions that the mask is bound to, if there is one.
-    """
+    """The arguments of one softmax attention, checked and transformed."""
 
     q: Tensor
+    """Transformed queries (batch, num_heads, q_len, width)."""
     k: Tensor
+    """Transformed keys (batch, num_kv_heads, kv_len, width)."""
     v: Tensor
+    """Values (batch, num_kv_heads, kv_len, v_dim)."""
     queries: Tokens
+    """Untransformed queries, with their positions and states."""
     keys: Tokens
+    """The same for keys; vectors are left out unless the term reads them."""
     term: Term | None
+    """What changes the scores and the sum of values; None for nothing."""
     encoding: PositionEncoding
     mask: Mask | None
+    """Mask bound to positions; None if every query sees every key."""
     scale: float
+    """Factor of q . k before any bias."""
     dropout_p: float
+    """Probability of dropping an attention weight."""
     needs_lse: bool
+    """True if the log-sum-exp of each row of scores is needed."""
     needs_grad: bool
-    shift: int | None = None
-    mask_shift: int | None = None
+    """True if autograd tracks q, k, v, a state or a parameter of the encoding."""
+    query_offset: int | None = None
+    """Position of the first query minus that of the first key; None unless both are known, without
+    waiting for the device, to be consecutive."""
+    mask_query_offset: int | None = None
+    """The same for the positions to which the mask is bound, if there is one."""
     first_key: int = 0
+    """Index of the first of these keys among those of mask and term."""
 
     @property
     def q_len(self) -> int:
@@ -84,8 +99,8 @@ class Problem:
         mask = self.mask
         if mask is None or not mask.causal or not mask.exact:
             return False
-        aligned = self.mask_shift == 0 and len(self.queries) == len(self.keys)
-        return aligned and mask.window is None
+        positions_are_equal = self.mask_query_offset == 0 and len(self.queries) == len(self.keys)
+        return positions_are_equal and mask.window is None
 
     @property
     def every_row_sees_a_key(self) -> bool:
@@ -102,18 +117,18 @@ class Problem:
         """Return the least and the greatest distance at which the mask may show a key. A distance
         is the index of a query minus the index of a key."""
         mask = self.mask
-        shift = self.mask_shift
-        if mask is None or shift is None:
+        offset = self.mask_query_offset
+        if mask is None or offset is None:
             return -BEYOND_ANY_DISTANCE, BEYOND_ANY_DISTANCE
-        # A window counts the query itself.
+        # A window counts the query itself, so that its last key is window - 1 away.
         most = BEYOND_ANY_DISTANCE if mask.window is None else mask.window - 1
         least = 0 if mask.causal else -most
-        return least - shift, most - shift  # from positions to indices
+        return least - offset, most - offset  # from positions to indices
 
     def keys_maybe_visible(self, start: int, stop: int) -> tuple[int, int]:
         """Return a range [first, last) that includes all keys visible to any of queries [start,
         stop); not empty unless there are no keys."""
-        if self.mask_shift is None:
+        if self.mask_query_offset is None:
             return 0, self.kv_len
         least, most = self.visible_distances
         # The last query, stop - 1, sees keys up to stop - 1 - least; the first one from
@@ -128,7 +143,7 @@ class Problem:
         """Return a range [first, last) of keys known to be visible to all queries [start, stop)."""
         if self.mask is None:
             return 0, self.kv_len
-        if self.mask_shift is None or not self.mask.exact:
+        if self.mask_query_offset is None or not self.mask.exact:
             return 0, 0
         least, most = self.visible_distances
         # Here the last query limits the first key, and the first query the last one.
@@ -208,7 +223,7 @@ class Problem:
         if self.term is None:
             return scores
         with without_autocast(scores.device):
-            added = self.term.add(scores, slice(start, stop), self.key_span, visible)
+            added = self.term.add(scores, slice(start, stop), self.key_slice, visible)
         return added.to(scores.dtype)  # states may be wider than q
 
     def bias(self, start: int, stop: int) -> Tensor:
@@ -232,33 +247,49 @@ class Problem:
         if isinstance(term, PairwiseBias):
             # (1, ...) if rows of the batch share the bias. `mask_scores_in_place` may write to what
             # is returned, so that a tensor which belongs to the user's encoding is copied.
-            return term.values(rows, self.key_span).to(dtype, copy=not term.values_are_new_memory)
+            return term.values(rows, self.key_slice).to(dtype, copy=not term.values_are_new_memory)
         product = (
-            term.product(rows, self.key_span) if isinstance(term, ProductsByDistance) else None
+            term.product(rows, self.key_slice) if isinstance(term, ProductsByDistance) else None
         )
         if product is not None:
             return product.to(dtype)
         zeros = self.q.new_zeros(*self.q.shape[:2], count, self.kv_len, dtype=dtype)
-        return term.add(zeros, rows, self.key_span, None).to(dtype)
+        return term.add(zeros, rows, self.key_slice, None).to(dtype)
 
     @property
     def has_bias_by_distance(self) -> bool:
         """Return True if the term adds a bias by head and distance, and positions are known to
         be consecutive, so that `bias_of_distances` gives it."""
         term = self.term
-        return term is not None and term.by_distance is not None and self.shift is not None
+        return term is not None and term.by_distance is not None and self.query_offset is not None
 
     def bias_of_distances(self, farthest: int, count: int) -> Tensor:
         """Return the bias of the distances farthest, farthest - 1, ..., (num_heads, count).
 
         farthest: a distance by index, that of a query minus that of a key among all keys. By
-            position it is larger by `shift`.
+            position it is larger by `query_offset`.
         """
         assert self.term is not None and self.term.by_distance is not None
-        assert self.shift is not None
-        row = self.term.by_distance(self.shift + farthest, count, self.q)
+        assert self.query_offset is not None
+        row = self.term.by_distance(self.query_offset + farthest, count, self.q)
         check_heads(self.encoding, row.shape[0], self.q)
         return row
+
+    def scores_bytes(self, rows: int) -> int:
+        """Return the bytes needed to materialize the scores of `rows` queries."""
+        batch, num_heads = self.q.shape[:2]
+        element_bytes = max(4, self.q.element_size())  # scores are float32 or wider
+        return batch * num_heads * rows * self.kv_len * element_bytes
+
+    def dense_bytes(self, rows: int) -> int:
+        """Return the bytes needed to attend from `rows` queries at once: scores, weights, temporary
+        results of the term and, if gradients are needed, saved weights."""
+        arrays: float = 2  # scores and weights
+        if self.term is not None:
+            arrays += self.term.extra_score_arrays(self.needs_grad)
+        if self.needs_grad:  # weights are saved before rows without a key are set to zero
+            arrays += 1 if self.every_row_sees_a_key else 2
+        return int(arrays * self.scores_bytes(rows))
 
     def negligible_threshold(self) -> Tensor:
         """Return a threshold for each head, (num_heads,), below 0: a key does not matter to a query
@@ -298,12 +329,12 @@ class Problem:
         if self.term is None or self.term.sum_values is None:
             return grouped_matmul(weights, v).to(self.q.dtype)
         with without_autocast(weights.device):
-            out = self.term.sum_values(weights, v, slice(start, stop), self.key_span)
+            out = self.term.sum_values(weights, v, slice(start, stop), self.key_slice)
         return out.to(self.q.dtype)
 
     @property
-    def key_span(self) -> slice:
-        """Return which of all keys, as mask and term count them, are the keys of this problem."""
+    def key_slice(self) -> slice:
+        """Return the keys of this problem among all keys, as mask and term count them."""
         return slice(self.first_key, self.first_key + self.kv_len)
 
 

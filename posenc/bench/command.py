@@ -181,16 +181,18 @@ def _measure_cases(
     in_json: bool,
 ) -> None:
     """Measure the cases one by one; print a table of each, and write all of them so far."""
-    from posenc.bench import run
+    from posenc.bench import measure_case
     from posenc.bench.report import measured_sections, report_of
     from posenc.files.atomic import write_atomically
     from posenc.report.terminal import print_line, print_report, show_section, stdout
 
     console = stdout(80)
-    machine = run.machine_facts()
+    machine = measure_case.machine_facts()
     rows: list[dict[str, Any]] = []
     for case in cases:
-        of_case = [_case_columns(case) | row for row in run.measure_case(case, threads, rounds)]
+        of_case = [
+            _case_columns(case) | row for row in measure_case.measure_case(case, threads, rounds)
+        ]
         rows += of_case
         if not in_json:
             for section in measured_sections(of_case):
@@ -238,11 +240,11 @@ def _device_rows(
     name: str, lengths: Sequence[int], heads: int, every: bool, dtypes: Sequence[str]
 ) -> Iterator[dict[str, Any]]:
     """Check every encoding on a device, then time its kernels; yield each row as it is measured."""
-    from posenc.bench import cases, device
+    from posenc.bench import cases, device_check
 
-    all_but_longest = device.LENGTHS[:-1]
-    checked = lengths or (device.LENGTHS if every else all_but_longest)
-    yield from device.check_encodings(name, checked, dtypes, _DEVICE_SECONDS)
+    all_but_longest = device_check.LENGTHS[:-1]
+    checked = lengths or (device_check.LENGTHS if every else all_but_longest)
+    yield from device_check.check_encodings(name, checked, dtypes, _DEVICE_SECONDS)
     timed = lengths or _DEVICE_LENGTHS + (_LONG_DEVICE_LENGTHS if every else ())
     began = time.perf_counter()
     for case in cases.device_cases(name, timed, heads, dtypes[-1]):
@@ -254,22 +256,22 @@ def _device_rows(
 def _timing_rows(case: "Case") -> list[dict[str, Any]]:
     """Return the rows of a case that is timed on a device, or one row with the error that ended
     it."""
-    from posenc.bench import device, run
+    from posenc.bench import device_check, measure_case
 
     try:
-        return run.measure_case(case, (1,), _QUICK_ROUNDS)
+        return measure_case.measure_case(case, (1,), _QUICK_ROUNDS)
     except Exception as error:  # such as too little memory; the others are measured
-        return [{"error": device.first_line(error), "ok": False}]
+        return [{"error": device_check.first_line(error), "ok": False}]
 
 
 def _machine_and_dtypes(device: str) -> tuple[dict[str, Any], list[str]]:
     """Return what the results say of the machine, and the dtypes that its device multiplies."""
     import torch
 
-    from posenc.bench import run
+    from posenc.bench import measure_case
     from posenc.machine.hardware import default_precision
 
-    machine = run.machine_facts() | {"matmul": torch.get_float32_matmul_precision()}
+    machine = measure_case.machine_facts() | {"matmul": torch.get_float32_matmul_precision()}
     dtypes = ["float32", "bfloat16"]
     if device == "cuda":
         machine["device"] = torch.cuda.get_device_name()

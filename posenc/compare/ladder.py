@@ -20,7 +20,7 @@ from posenc.report.figure_files import write_page
 from posenc.report.html_page import page_of
 from posenc.report.terminal import print_line, print_report, stderr
 from posenc.tasks.known import TEXT
-from posenc.text import STUDY_FILE
+from posenc.text_files import STUDY_FILE
 
 _MAY_DIFFER = dict.fromkeys(
     ("encoding", "seed", "code", "source", "lr", "encoding_lr", "width", "layers", "heads"), 0

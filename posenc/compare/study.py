@@ -42,7 +42,7 @@ from posenc.lazy import require_package
 from posenc.machine import hardware
 from posenc.machine.fingerprint import processors_of, versions
 from posenc.report.terminal import print_line, print_report, stderr
-from posenc.text import STUDY_FILE, STUDY_MARK
+from posenc.text_files import STUDY_FILE, STUDY_MARK
 
 RUNS = Path("runs")
 """Below it are the folders of runs without --out."""

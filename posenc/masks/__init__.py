@@ -11,7 +11,6 @@ tensor([[1, 0, 0, 0],
         [0, 0, 1, 1]], dtype=torch.int32)
 """
 
-from posenc.masks.base import Mask, Read, Sight, bind_to_memory_order, check_documents, check_mask
 from posenc.masks.kinds import (
     attention_sinks,
     causal,
@@ -23,11 +22,13 @@ from posenc.masks.kinds import (
     prefix,
     sliding_window,
 )
+from posenc.masks.mask import CapturedTensor, Mask, QueryKeyPairs, check_mask
+from posenc.masks.packed_documents import bind_to_memory_order, check_documents
 
 __all__ = [
+    "CapturedTensor",
     "Mask",
-    "Read",
-    "Sight",
+    "QueryKeyPairs",
     "attention_sinks",
     "bind_to_memory_order",
     "causal",

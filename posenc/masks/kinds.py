@@ -7,27 +7,27 @@ from jaxtyping import Int, Shaped
 from torch import Tensor
 
 from posenc.arguments import FARTHEST_POSITION, check_count, explain_misfits
-from posenc.masks.base import Mask, Read, Sight
+from posenc.masks.mask import CapturedTensor, Mask, QueryKeyPairs
 from posenc.positions import check_tensor, check_valid, values_at
 
-# Predicates of the masks below: True where a query sees a key, in the shape to which what they read
-# of `sight` broadcasts.
+# Predicates of the masks below: True where a query sees a key. The result has the shape to which
+# the tensors of `pairs` that the predicate reads broadcast.
 
 
-def _shows_all_keys(sight: Sight) -> Tensor:
-    """Return True for each pair: `full`. The comparison is made for its shape alone."""
-    return torch.ones_like(sight.q_position >= sight.kv_position)
+def _shows_all_keys(pairs: QueryKeyPairs) -> Tensor:
+    """Return True for every pair: `full`. The comparison is made for its shape only."""
+    return torch.ones_like(pairs.q_position >= pairs.kv_position)
 
 
-def _key_is_not_later(sight: Sight) -> Tensor:
+def _key_is_not_later(pairs: QueryKeyPairs) -> Tensor:
     """Return True where the key's position is not above the query's: `causal`."""
-    return sight.q_position >= sight.kv_position
+    return pairs.q_position >= pairs.kv_position
 
 
-full = Mask(_shows_all_keys, exact=True, separates=None)
+full = Mask(_shows_all_keys, exact=True, separates_documents=None)
 """Mask that shows all keys to all queries."""
 
-causal = Mask(_key_is_not_later, causal=True, exact=True, separates=False)
+causal = Mask(_key_is_not_later, causal=True, exact=True, separates_documents=False)
 """Mask that shows keys at the query's own and at earlier positions, in any order in memory.
 
 Documents packed into one row, each with positions from 0 on, see one another: add `&
@@ -52,12 +52,12 @@ def sliding_window(window_size: int) -> Mask:
     """
     check_count("sliding_window", "window_size", window_size, most=FARTHEST_POSITION)
     near = partial(_key_is_within_window, window_size)
-    return Mask(near, window=window_size, exact=True, separates=False)
+    return Mask(near, window=window_size, exact=True, separates_documents=False)
 
 
-def _key_is_within_window(window_size: int, sight: Sight) -> Tensor:
+def _key_is_within_window(window_size: int, pairs: QueryKeyPairs) -> Tensor:
     """Return True where query and key are less than `window_size` positions apart."""
-    return (sight.q_position - sight.kv_position).abs() < window_size
+    return (pairs.q_position - pairs.kv_position).abs() < window_size
 
 
 @explain_misfits
@@ -73,13 +73,13 @@ def padding(valid: Shaped[Tensor, "batch kv_len"]) -> Mask:
             f"padding: valid must have shape (batch, kv_len), got {tuple(valid.shape)}."
         )
     valid = valid.bool()
-    read = Read("padding", valid, ("batch", "kv_len"))
-    return Mask(partial(_key_is_no_padding, valid), reads=(read,), separates=None)
+    captured = CapturedTensor("padding", valid, ("batch", "kv_len"))
+    return Mask(partial(_key_is_no_padding, valid), captured=(captured,), separates_documents=None)
 
 
-def _key_is_no_padding(valid: Tensor, sight: Sight) -> Tensor:
+def _key_is_no_padding(valid: Tensor, pairs: QueryKeyPairs) -> Tensor:
     """Return True where `valid` (batch, kv_len) is True for the key."""
-    return valid[sight.batch, sight.kv_idx]
+    return valid[pairs.batch, pairs.kv_idx]
 
 
 @explain_misfits
@@ -92,25 +92,28 @@ def document(
     check_tensor("document", "q_documents", q_documents, "document ids")
     if kv_documents is not None:
         check_tensor("document", "kv_documents", kv_documents, "document ids")
-    # Ids of one batch row are those of every row, whatever the batch size of attention is.
-    q_ids, kv_ids = (
-        ids[0] if ids.ndim == 2 and ids.shape[0] == 1 else ids
-        for ids in (q_documents, q_documents if kv_documents is None else kv_documents)
-    )
+    q_ids = _drop_single_row(q_documents)
+    kv_ids = q_ids if kv_documents is None else _drop_single_row(kv_documents)
     return Mask(
         partial(_key_is_in_same_document, q_ids, kv_ids),
-        reads=(
-            # Axes of ids (len) are the last one alone, those of (batch, len) both.
-            Read("documents of queries", q_ids, ("batch", "q_len")[-q_ids.ndim :]),
-            Read("documents of keys", kv_ids, ("batch", "kv_len")[-kv_ids.ndim :]),
+        captured=(
+            # ids (len) have the last of these axes only, ids (batch, len) both.
+            CapturedTensor("documents of queries", q_ids, ("batch", "q_len")[-q_ids.ndim :]),
+            CapturedTensor("documents of keys", kv_ids, ("batch", "kv_len")[-kv_ids.ndim :]),
         ),
     )
 
 
-def _key_is_in_same_document(q_ids: Tensor, kv_ids: Tensor, sight: Sight) -> Tensor:
+def _drop_single_row(ids: Tensor) -> Tensor:
+    """Return ids (1, len) as (len), which are those of every row, whatever the batch size of
+    attention is; others unchanged."""
+    return ids[0] if ids.ndim == 2 and ids.shape[0] == 1 else ids
+
+
+def _key_is_in_same_document(q_ids: Tensor, kv_ids: Tensor, pairs: QueryKeyPairs) -> Tensor:
     """Return True where query and key have the same document id; ids are (len) or (batch, len)."""
-    q_document = values_at(q_ids, sight.batch, sight.q_idx)
-    kv_document = values_at(kv_ids, sight.batch, sight.kv_idx)
+    q_document = values_at(q_ids, pairs.batch, pairs.q_idx)
+    kv_document = values_at(kv_ids, pairs.batch, pairs.kv_idx)
     return q_document == kv_document
 
 
@@ -122,21 +125,23 @@ def prefix(length: int | Int[Tensor, " batch"]) -> Mask:
     """
     if not isinstance(length, Tensor):
         check_count("prefix", "length", length, 0, FARTHEST_POSITION)
-        return Mask(partial(_key_is_below, length), separates=False)
+        return Mask(partial(_key_is_below, length), separates_documents=False)
     if length.ndim != 1:
         raise ValueError(f"prefix: length must have shape (batch,), got {tuple(length.shape)}.")
-    read = Read("prefix", length, ("batch",))
-    return Mask(partial(_key_is_below_row_length, length), reads=(read,), separates=False)
+    captured = CapturedTensor("prefix", length, ("batch",))
+    return Mask(
+        partial(_key_is_below_row_length, length), captured=(captured,), separates_documents=False
+    )
 
 
-def _key_is_below(length: int, sight: Sight) -> Tensor:
+def _key_is_below(length: int, pairs: QueryKeyPairs) -> Tensor:
     """Return True where the key's position is below `length`, for every query."""
-    return sight.kv_position < length
+    return pairs.kv_position < length
 
 
-def _key_is_below_row_length(length: Tensor, sight: Sight) -> Tensor:
+def _key_is_below_row_length(length: Tensor, pairs: QueryKeyPairs) -> Tensor:
     """Return True where the key's position is below the length of its batch row, of (batch,)."""
-    return sight.kv_position < length[sight.batch]
+    return pairs.kv_position < length[pairs.batch]
 
 
 @explain_misfits
@@ -156,13 +161,15 @@ def chunked(chunk_size: int) -> Mask:
     check_count("chunked", "chunk_size", chunk_size, most=FARTHEST_POSITION)
     # Tokens of one chunk are less than chunk_size apart, and tokens that are this near may be in
     # two chunks: the window is true, but does not describe the mask, so it is not `exact`.
-    return Mask(partial(_key_is_in_same_chunk, chunk_size), window=chunk_size, separates=False)
+    return Mask(
+        partial(_key_is_in_same_chunk, chunk_size), window=chunk_size, separates_documents=False
+    )
 
 
-def _key_is_in_same_chunk(chunk_size: int, sight: Sight) -> Tensor:
+def _key_is_in_same_chunk(chunk_size: int, pairs: QueryKeyPairs) -> Tensor:
     """Return True where the positions of query and key are in one chunk: chunks begin at the
     multiples of `chunk_size`."""
-    return sight.q_position // chunk_size == sight.kv_position // chunk_size
+    return pairs.q_position // chunk_size == pairs.kv_position // chunk_size
 
 
 @explain_misfits
@@ -213,18 +220,20 @@ def permutation(
             )
     return Mask(
         partial(_key_is_earlier_in_order, rank, stream == "content"),
-        reads=(
-            Read("rank", rank, ("batch", "kv_len")[-rank.ndim :]),
-            Read("rank of queries", rank, ("batch", "q_len")[-rank.ndim :]),
+        captured=(
+            CapturedTensor("rank", rank, ("batch", "kv_len")[-rank.ndim :]),
+            CapturedTensor("rank of queries", rank, ("batch", "q_len")[-rank.ndim :]),
         ),
-        separates=None,
+        separates_documents=None,
     )
 
 
-def _key_is_earlier_in_order(rank: Tensor, and_itself: bool, sight: Sight) -> Tensor:
+def _key_is_earlier_in_order(rank: Tensor, sees_itself: bool, pairs: QueryKeyPairs) -> Tensor:
     """Return True where the key's rank is below the query's, where it is negative, which marks
-    context, and with `and_itself` where the key is the query's own token."""
-    q_rank = values_at(rank, sight.batch, sight.q_idx)
-    kv_rank = values_at(rank, sight.batch, sight.kv_idx)
-    earlier = (kv_rank < q_rank) | (kv_rank < 0)
-    return earlier | (sight.q_idx == sight.kv_idx) if and_itself else earlier
+    context, and with `sees_itself` where key and query are one token."""
+    q_rank = values_at(rank, pairs.batch, pairs.q_idx)
+    kv_rank = values_at(rank, pairs.batch, pairs.kv_idx)
+    is_earlier = (kv_rank < q_rank) | (kv_rank < 0)
+    if not sees_itself:
+        return is_earlier
+    return is_earlier | (pairs.q_idx == pairs.kv_idx)

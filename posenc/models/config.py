@@ -9,7 +9,7 @@ from posenc.arguments import (
     check_count,
     check_flag,
     check_number,
-    check_share,
+    check_probability,
     explain_constructor_misfits,
 )
 from posenc.attend.multihead import Projections
@@ -95,7 +95,7 @@ class DecoderConfig:
             raise ValueError(f"DecoderConfig: norm_eps must not be negative, got {self.norm_eps}.")
         for name, choices in _CHOICES.items():
             check_choice("DecoderConfig", name, getattr(self, name), get_args(choices))
-        check_share("DecoderConfig", "dropout", self.dropout)
+        check_probability("DecoderConfig", "dropout", self.dropout)
         # Defaults that depend on other sizes. The class is frozen, so they are set past its check.
         shape = self.shape()
         object.__setattr__(self, "num_kv_heads", shape.num_kv_heads)

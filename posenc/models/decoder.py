@@ -1,4 +1,4 @@
-"""A small causal language model that takes any position encoding."""
+"""A small causal language model that takes any position encoding, also limited to a window."""
 
 from collections.abc import Sequence
 
@@ -11,9 +11,9 @@ from posenc.arguments import explain_misfits
 from posenc.attend.cache import KVCache
 from posenc.encodings import PositionEncoding, build_if_named, check_tokens
 from posenc.masks import Mask
-from posenc.models.blocks import build_head
 from posenc.models.config import DecoderConfig
-from posenc.models.initial import draw_initial_weights
+from posenc.models.initial_weights import draw_initial_weights
+from posenc.models.layers import build_head
 from posenc.models.stack import Stack, check_caches
 from posenc.positions import Positions
 
@@ -90,3 +90,35 @@ class Decoder(Stack):
             length=length,
         )
         return F.linear(x, self.tokens.weight) if self.head is None else self.head(x)
+
+
+class WindowedDecoder(nn.Module):
+    """Read a decoder with every attention limited to the last `window` tokens, itself included.
+
+    Nothing is trained, and positions stay as they are. A layer passes on what the layer below has
+    read, so n layers reach back n * (window - 1) tokens.
+
+    Shapes: tokens (batch, len) -> logits (batch, len, vocab_size).
+
+    >>> model = posenc.Decoder(posenc.DecoderConfig(256, 64, num_layers=1, num_heads=4), "rope")
+    >>> tokens = torch.tensor([[5, 7, 9, 1]])
+    >>> near = WindowedDecoder(model, window=2)(tokens)[0, -1]
+    >>> torch.allclose(near, model(tokens[:, 2:], range(2, 4))[0, -1], atol=1e-6)
+    True
+    """
+
+    def __init__(self, model: Decoder, window: int) -> None:
+        super().__init__()
+        self.model = model
+        self.mask = masks.causal & masks.sliding_window(window)
+
+    @property
+    def encoding(self) -> PositionEncoding:
+        """Return the encoding of the decoder."""
+        return self.model.encoding
+
+    def forward(
+        self, tokens: Int[Tensor, "batch len"], length: int | None = None
+    ) -> Float[Tensor, "batch len vocab_size"]:
+        """Return the logits of the next token after each token."""
+        return self.model(tokens, mask=self.mask, length=length)

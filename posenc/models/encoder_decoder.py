@@ -18,9 +18,9 @@ from posenc.encodings import (
     without_position,
 )
 from posenc.masks import Mask
-from posenc.models.blocks import Context, build_head
 from posenc.models.config import DecoderConfig
-from posenc.models.initial import draw_initial_weights
+from posenc.models.initial_weights import draw_initial_weights
+from posenc.models.layers import Context, build_head
 from posenc.models.stack import Stack, check_caches, default_positions, require_bidirectional
 from posenc.positions import Positions
 
@@ -97,7 +97,7 @@ class EncoderDecoder(nn.Module):
         *,
         source_valid: Shaped[Tensor, "batch source_len"] | None = None,
         length: int | None = None,
-    ) -> "Conditioned":
+    ) -> "ConditionedDecoder":
         """Encode a source; return a language model for posenc.generate that continues it.
 
         Args:
@@ -113,7 +113,7 @@ class EncoderDecoder(nn.Module):
         hidden = self.encoder.hidden_states(
             self.tokens(source), source_positions, mask, length=length
         )
-        return Conditioned(self, hidden, source_positions, source_valid)
+        return ConditionedDecoder(self, hidden, source_positions, source_valid)
 
     @explain_misfits
     def forward(
@@ -131,7 +131,7 @@ class EncoderDecoder(nn.Module):
         return model(tokens, positions, mask=mask)
 
 
-class Conditioned:
+class ConditionedDecoder:
     """Predict tokens from an encoded source: the result of EncoderDecoder.conditioned_on.
 
     model: the model, whose decoder predicts. hidden: the source, encoded. positions: those of the

@@ -10,9 +10,9 @@ from torch import Tensor, nn
 from posenc import masks
 from posenc.arguments import check_count, check_number, explain_misfits
 from posenc.models.decoder import Decoder
-from posenc.models.encoder_decoder import Conditioned
+from posenc.models.encoder_decoder import ConditionedDecoder
 
-LanguageModel = Decoder | Conditioned
+LanguageModel = Decoder | ConditionedDecoder
 """What computes the logits of next tokens: a Decoder, or the result of
 EncoderDecoder.conditioned_on."""
 

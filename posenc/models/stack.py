@@ -17,8 +17,8 @@ from posenc.encodings import (
     validated_embedding_positions,
 )
 from posenc.masks import Mask, check_mask
-from posenc.models.blocks import Context, Layer, build_norm
 from posenc.models.config import DecoderConfig
+from posenc.models.layers import Context, Layer, build_norm
 from posenc.positions import Positions, as_tensor, consecutive_positions, positions_from_mask
 
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from posenc.arguments import check_count, check_share, explain_misfits
+from posenc.arguments import check_count, check_probability, explain_misfits
 from posenc.attend.attention import attention, attention_weights
 from posenc.encodings import (
     ModelShape,
@@ -68,7 +68,7 @@ class MultiheadAttention(nn.MultiheadAttention):
             )
         check_count("MultiheadAttention", "embed_dim", embed_dim)
         check_count("MultiheadAttention", "num_heads", num_heads)
-        check_share("MultiheadAttention", "dropout", dropout)
+        check_probability("MultiheadAttention", "dropout", dropout)
         super().__init__(
             embed_dim,
             num_heads,
@@ -246,7 +246,7 @@ def mask_from_torch(
     if is_causal:
         if q_len != kv_len:
             raise ValueError(f"is_causal needs as many queries as keys, got {q_len} and {kv_len}.")
-        by_index = Mask(lambda sight: sight.q_idx >= sight.kv_idx, separates=False)
+        by_index = Mask(lambda pairs: pairs.q_idx >= pairs.kv_idx, separates_documents=False)
         parts.append(causal if in_order else by_index)
     elif attn_mask is not None:
         parts.append(_mask_from_attn_mask(attn_mask, sizes))
@@ -267,14 +267,14 @@ def _mask_from_attn_mask(attn_mask: Tensor, sizes: tuple[int, int, int, int]) ->
     batch, heads, q_len, kv_len = sizes
     seen = ~_hidden_keys("attn_mask", attn_mask)
     if seen.shape == (q_len, kv_len):
-        return Mask(lambda sight: seen[sight.q_idx, sight.kv_idx])
+        return Mask(lambda pairs: seen[pairs.q_idx, pairs.kv_idx])
     if seen.shape != (batch * heads, q_len, kv_len):
         raise ValueError(
             f"attn_mask must be ({q_len}, {kv_len}) or ({batch * heads}, {q_len}, {kv_len}), "
             f"got {tuple(attn_mask.shape)}."
         )
     of_heads = seen.view(batch, heads, q_len, kv_len)
-    return Mask(lambda sight: of_heads[sight.batch, sight.head, sight.q_idx, sight.kv_idx])
+    return Mask(lambda pairs: of_heads[pairs.batch, pairs.head, pairs.q_idx, pairs.kv_idx])
 
 
 def _hidden_keys(name: str, mask: Tensor) -> Tensor:

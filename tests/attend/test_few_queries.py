@@ -8,7 +8,7 @@ from posenc import masks
 from posenc.attend import choose
 from posenc.attend.attention import explain
 from posenc.attend.problem import Problem
-from posenc.attend.request import build_problems
+from posenc.attend.problem_builder import build_problems
 from posenc.attend.ways import blocks, flash
 from posenc.encodings.terms.tokens import Tokens
 from tests.attend import test_flex

@@ -12,7 +12,7 @@ from torch.nn.attention import flex_attention as flex_of_torch
 import posenc
 from posenc import masks
 from posenc.attend import choose, flex_options
-from posenc.attend.request import build_problems
+from posenc.attend.problem_builder import build_problems
 from posenc.attend.ways import flex, reference
 from tests.attending import attend
 from tests.compilers import needs_inductor
@@ -534,7 +534,7 @@ def test_a_gpu_gets_the_options_that_were_measured(case, monkeypatch):
     size = dict(size)
     dtype, card = size.pop("dtype", torch.bfloat16), size.pop("card", (9, 0))
     monkeypatch.setattr(flex_options, "_compute_capability", lambda device: card)
-    monkeypatch.setattr(flex_options, "_shared_memory", lambda device: H100_BYTES)
+    monkeypatch.setattr(flex_options, "_shared_memory_bytes", lambda device: H100_BYTES)
     given = {}
     monkeypatch.setattr(flex, "score_mod", lambda problem: None)
     monkeypatch.setattr(flex, "block_mask", lambda problem: None)
@@ -572,7 +572,7 @@ def with_widths(built, width, dtype=torch.bfloat16):
 @pytest.mark.parametrize("room", [48 * 1024, 64 * 1024, 101_376, 166_912, H100_BYTES])
 def test_a_bias_of_each_pair_gets_tiles_that_fit_any_gpu(width, dtype, room, monkeypatch):
     """Counted here for one number for each pair: queries, keys, values and the bias."""
-    monkeypatch.setattr(flex_options, "_shared_memory", lambda device: room)
+    monkeypatch.setattr(flex_options, "_shared_memory_bytes", lambda device: room)
     options = flex_options._options_for_pairs(
         with_widths(problem("fire", None, 256, 256), width, dtype)
     )

@@ -286,9 +286,9 @@ def test_what_cannot_be_done_is_refused_and_changes_nothing(call, kind, said):
 def test_keys_that_no_encoding_made_are_not_moved():
     cache, k = posenc.KVCache(), torch.randn(1, 2, 3, 16)
     cache.append(k, k, range(3))
-    with pytest.raises(ValueError, match=r"cache\.record_maker\(encoding\)"):
+    with pytest.raises(ValueError, match=r"cache\.record_encoding\(encoding\)"):
         cache.shift(1)
-    cache.record_maker(posenc.PositionEncoding())
+    cache.record_encoding(posenc.PositionEncoding())
     cache.shift(1)
     assert cache.positions.tolist() == [1, 2, 3] and torch.equal(cache.k, k)
     posenc.KVCache().shift(3)  # an empty one has nothing to move

@@ -6,7 +6,7 @@ import torch
 
 import posenc
 from posenc import masks
-from posenc.testing.checks import maker
+from posenc.testing.contract import maker
 from posenc.testing.harness import (
     SHAPE,
     Layer,

@@ -37,7 +37,7 @@ def test_more_queries_than_keys_see_what_the_mask_says(name, mask):
         "kv_positions": at_keys,
     }
     given, seen = MASKS[mask]
-    by_pair = masks.Mask(lambda sight: seen[sight.batch, sight.q_idx, sight.kv_idx])
+    by_pair = masks.Mask(lambda pairs: seen[pairs.batch, pairs.q_idx, pairs.kv_idx])
     want = posenc.attention(
         q,
         k,
@@ -86,7 +86,7 @@ COMPARING = {
     "window": masks.sliding_window(3),
     "with documents": masks.causal & masks.document(torch.zeros(2), torch.zeros(6)),
     "inverted": ~masks.chunked(2) | masks.padding(torch.ones(1, 6)),
-    "own": posenc.Mask(lambda sight: sight.q_position >= sight.kv_position),
+    "own": posenc.Mask(lambda pairs: pairs.q_position >= pairs.kv_position),
 }
 
 

@@ -45,7 +45,7 @@ def valid(text: str) -> torch.Tensor:
         masks.causal & masks.permutation(rank=torch.arange(12), stream="content"),
         masks.causal & masks.full,
         masks.causal | masks.document(IDS),
-        masks.causal | masks.Mask(lambda sight: IDS[sight.q_idx] == IDS[sight.kv_idx]),
+        masks.causal | masks.Mask(lambda pairs: IDS[pairs.q_idx] == IDS[pairs.kv_idx]),
         ~masks.causal,
         ~(masks.document(IDS) & masks.causal),
         ~~(masks.causal | masks.prefix(2)),
@@ -94,8 +94,8 @@ def test_the_line_that_it_gives_keeps_documents_apart():
         masks.causal & ~(~masks.document(IDS) | ~masks.sliding_window(3)),
         masks.causal & masks.padding(torch.arange(12)[None].expand(2, -1) < 5),
         masks.causal & ~(masks.padding(torch.arange(12)[None].expand(2, -1) < 5)),
-        masks.causal & masks.Mask(lambda sight: IDS[sight.q_idx] == IDS[sight.kv_idx]),
-        masks.Mask(lambda sight: sight.q_idx >= sight.kv_idx),
+        masks.causal & masks.Mask(lambda pairs: IDS[pairs.q_idx] == IDS[pairs.kv_idx]),
+        masks.Mask(lambda pairs: pairs.q_idx >= pairs.kv_idx),
     ],
 )
 def test_masks_that_may_keep_them_apart_or_compare_no_positions_run(mask):

@@ -9,7 +9,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import posenc
 from posenc import masks
-from posenc.attend import kernels
+from posenc.attend import torch_faults
 from posenc.attend.ways import flash, strips
 from posenc.positions import as_range
 from tests.attending import attend
@@ -244,7 +244,7 @@ def test_keys_that_strips_share_are_attended_to_once(rows, form, window, monkeyp
     q, where = q[:, :, -rows:], {"kv_positions": positions, "mask": mask}
     where["q_positions"] = positions[-rows:]
     got = posenc.attention(q, k, v, encoding, impl="sdpa", **where)
-    shared = any(rows > strips.ROWS for rows, _ in spans)
+    shared = any(rows > strips.STRIP_ROWS for rows, _ in spans)
     assert shared == (window != 500 and not form.endswith("together"))
     want = posenc.attention(q, k, v, encoding, impl="reference", **where)
     torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5)
@@ -255,8 +255,8 @@ def test_a_torch_without_the_operators_gives_the_same(monkeypatch):
     grad, found = torch.randn(1, 4, 600, 16), {}
     for missing in (False, True):
         if missing:
-            monkeypatch.setattr(kernels, "FLASH_FORWARD", None)
-            monkeypatch.setattr(kernels, "_known_faults", None)  # asked again
+            monkeypatch.setattr(torch_faults, "FLASH_FORWARD", None)
+            monkeypatch.setattr(torch_faults, "_known_faults", None)  # asked again
             with pytest.raises(ValueError, match="impl='sdpa' cannot run"):
                 call(posenc.ALiBi(4), q, k, v, "sdpa")
         out = call(posenc.ALiBi(4), q, k, v, "auto")
@@ -336,7 +336,7 @@ def test_a_window_computes_only_what_it_shows():
     arguments = {"q_positions": positions, "kv_positions": positions, "mask": mask}
     plan = posenc.explain(q.detach(), k.detach(), v.detach(), posenc.ALiBi(4), **arguments)
     assert plan.impl == "sdpa"
-    assert "64" in plan.time
+    assert "64" in plan.time_growth
     assert {"reference", "blocks", "flex"} <= set(plan.rejected)
 
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import posenc
-from posenc.bench import calls, cases, device, measure, run
+from posenc.bench import attention_calls, cases, device_check, measure, measure_case
 from posenc.bench.cases import CASES, GROUPS, GROUPS_WITH_TRANSFORMERS, Case, select_cases
 from tests.test_readme import load_script
 
@@ -22,7 +22,7 @@ TINY = ("--lengths", "16", "--heads", "2", "--kv-heads", "2", "--head-dim", "8",
 def dry(monkeypatch):
     """Nothing is measured; the cases that would be."""
     found = []
-    monkeypatch.setattr(run, "measure_case", lambda case, *rest: found.append(case) or [])
+    monkeypatch.setattr(measure_case, "measure_case", lambda case, *rest: found.append(case) or [])
     return found
 
 
@@ -235,14 +235,14 @@ def test_given_sizes_replace_those_of_each_case(call, dry):
 
 
 def test_a_wrong_result_is_not_timed(monkeypatch):
-    right = calls.attention
+    right = attention_calls.attention
     monkeypatch.setattr(
-        calls,
+        attention_calls,
         "attention",
         lambda *args, impl, **options: right(*args, impl=impl, **options) + (impl == "auto"),
     )
     with pytest.raises(AssertionError, match="not close"):
-        run.measure_case(Case("attention", ("t5",), ("SDPA",), 16), (1,), (1, 0.0, 1))
+        measure_case.measure_case(Case("attention", ("t5",), ("SDPA",), 16), (1,), (1, 0.0, 1))
 
 
 def test_several_threads_are_timed_by_the_wall():
@@ -287,7 +287,7 @@ def test_garbage_is_collected_between_rounds_only_and_as_before_afterwards(monke
 def test_threads_are_the_callers_again():
     before = torch.get_num_threads()
     case = Case("rotation", ("half-split",), ("clone",), 16)
-    rows = run.measure_case(case, (1, 2), (1, 0.0, 1))
+    rows = measure_case.measure_case(case, (1, 2), (1, 0.0, 1))
     assert {row["threads"] for row in rows} == {1, 2}
     assert torch.get_num_threads() == before
 
@@ -320,7 +320,7 @@ def test_a_rotation_gets_other_positions_in_each_call_unless_it_says_the_same(mo
 
     monkeypatch.setattr(posenc.RoPE, "forward", watched)
     case = Case("rotation", ("half-split", "half-split, same positions"), ("clone",), 16)
-    made = calls.rotation_calls(case)
+    made = attention_calls.rotation_calls(case)
     seen.clear()
     for name in ("half-split", "half-split, same positions"):
         for _ in range(3):
@@ -341,18 +341,18 @@ def test_live_bytes_are_those_alive_together():
 def test_memory_is_what_is_beyond_inputs_output_and_gradients(monkeypatch):
     size = 4 * 8 * 64 * 64  # of the output, and of each gradient
     assert (
-        calls.attention_memory(Case("memory", (), ("SDPA",), 64))["SDPA"] < size / 2
+        attention_calls.attention_memory(Case("memory", (), ("SDPA",), 64))["SDPA"] < size / 2
     )  # with two threads
     case = Case("memory", ("nope",), ("SDPA",), 64, backward=True)
-    small, more = calls.attention_memory(case)["SDPA"], 3 * 2**20
+    small, more = attention_calls.attention_memory(case)["SDPA"], 3 * 2**20
     assert small < 2 * size
-    plain = calls._sdpa_function(case)
+    plain = attention_calls._sdpa_function(case)
     monkeypatch.setattr(
-        calls,
+        attention_calls,
         "_sdpa_function",
         lambda case: lambda *qkv: plain(*qkv) + 0 * torch.zeros(more // 4)[0],
     )
-    large = calls.attention_memory(case)["SDPA"]
+    large = attention_calls.attention_memory(case)["SDPA"]
     assert large - small == pytest.approx(more, rel=0.2)
 
 
@@ -362,7 +362,7 @@ DEVICE = ("--device", "cpu", "--lengths", "1,9", "--heads", "2")
 @pytest.fixture
 def two(monkeypatch):
     """Check two encodings only."""
-    monkeypatch.setattr(device, "names", lambda: ("t5", "learned_2d"))
+    monkeypatch.setattr(device_check, "names", lambda: ("t5", "learned_2d"))
 
 
 def test_a_device_is_checked_and_measured_by_one_command(call, tmp_path, two):
@@ -406,10 +406,10 @@ def test_a_device_is_told_what_is_wrong_and_what_was_left_out(call, tmp_path, mo
 
 
 def test_a_device_that_computes_wrongly_ends_with_1(call, tmp_path, two, monkeypatch):
-    right, path = device._output_and_gradients, tmp_path / "card.json"
+    right, path = device_check._output_and_gradients, tmp_path / "card.json"
     for wrong in (0.5, float("nan")):
         monkeypatch.setattr(
-            device,
+            device_check,
             "_output_and_gradients",
             lambda layer, x, *rest, wrong=wrong: [
                 t if t is None or x.dtype == torch.float64 else t + wrong
@@ -429,10 +429,12 @@ def test_a_device_that_computes_wrongly_ends_with_1(call, tmp_path, two, monkeyp
     ],
 )
 def test_a_wrong_table_is_seen_in_16_bits(name, spoil, monkeypatch):
-    right = device._output_and_gradients
-    monkeypatch.setattr(device, "names", lambda: (name,))
+    right = device_check._output_and_gradients
+    monkeypatch.setattr(device_check, "names", lambda: (name,))
     assert all(
-        row["ok"] for row in device.check_encodings("cpu", (40,), ("bfloat16",), 99) if "ok" in row
+        row["ok"]
+        for row in device_check.check_encodings("cpu", (40,), ("bfloat16",), 99)
+        if "ok" in row
     )
 
     def wrong(layer, x, *rest):
@@ -442,20 +444,24 @@ def test_a_wrong_table_is_seen_in_16_bits(name, spoil, monkeypatch):
                 spoil(table)
         return right(layer, x, *rest)
 
-    monkeypatch.setattr(device, "_output_and_gradients", wrong)
-    rows = [row for row in device.check_encodings("cpu", (40,), ("bfloat16",), 99) if "ok" in row]
+    monkeypatch.setattr(device_check, "_output_and_gradients", wrong)
+    rows = [
+        row for row in device_check.check_encodings("cpu", (40,), ("bfloat16",), 99) if "ok" in row
+    ]
     assert rows and not any(row["ok"] for row in rows)
 
 
 def test_rounding_alone_is_no_error_of_cope(monkeypatch):
     """At 300 tokens bfloat16 is 0.255 from float64, and 0.007 from float64 with q, k, v rounded."""
-    monkeypatch.setattr(device, "names", lambda: ("cope",))
-    rows = [row for row in device.check_encodings("cpu", (300,), ("bfloat16",), 99) if "ok" in row]
+    monkeypatch.setattr(device_check, "names", lambda: ("cope",))
+    rows = [
+        row for row in device_check.check_encodings("cpu", (300,), ("bfloat16",), 99) if "ok" in row
+    ]
     assert rows and all(row["ok"] and row["error"] < 0.02 for row in rows)
 
 
 def test_a_gradient_that_float16_cannot_hold_is_left_out_with_its_size():
-    (row,) = device.check_encodings("cpu", (1100,), ("float16",), 99, ["mixed_rope"])
+    (row,) = device_check.check_encodings("cpu", (1100,), ("float16",), 99, ["mixed_rope"])
     assert "gradients reach 41,106" in row["left_out"] and "65,504" in row["left_out"]
     assert "error" not in row and "ok" not in row
 
@@ -463,13 +469,13 @@ def test_a_gradient_that_float16_cannot_hold_is_left_out_with_its_size():
 def test_the_gradient_of_a_bias_that_cancels_in_the_softmax_may_be_rounding_in_16_bits():
     zero, one = torch.zeros(1), torch.ones(1)
     want, noise = [one, one, 5 * one, zero], [one, one, 5 * one, torch.full((1,), 0.02)]
-    assert device._largest_error(noise, want, together=True) == pytest.approx(0.004)
+    assert device_check._largest_error(noise, want, together=True) == pytest.approx(0.004)
     wrong = [one, one, 6 * one, zero]
-    assert device._largest_error(wrong, want, together=True) == pytest.approx(0.2)
+    assert device_check._largest_error(wrong, want, together=True) == pytest.approx(0.2)
 
 
 def test_checks_without_time_are_left_out_and_named(two):
-    rows = list(device.check_encodings("cpu", (4,), ("float32",), -1.0))
+    rows = list(device_check.check_encodings("cpu", (4,), ("float32",), -1.0))
     assert [(row["check"], row["left_out"]) for row in rows] == [
         ("t5", "out of time"),
         ("learned_2d", "out of time"),
@@ -506,7 +512,7 @@ def test_a_card_without_bfloat16_is_checked_and_timed_in_float32(half, call, tmp
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "A card")
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: half)
     monkeypatch.setattr(
-        device, "check_encodings", lambda _, sizes, dtypes, seconds: seen.extend(dtypes) or []
+        device_check, "check_encodings", lambda _, sizes, dtypes, seconds: seen.extend(dtypes) or []
     )
     monkeypatch.setattr(cases, "device_cases", lambda *sizes: seen.append(sizes[-1]) or [])
     assert call("bench", "--device", "cuda", "--out", tmp_path / "card.json")[0] == 0
@@ -525,7 +531,7 @@ def test_tables_fit_the_columns_with_numbers_whole(call, monkeypatch):
                 rows.append(row | {"threads": threads})
         return rows
 
-    monkeypatch.setattr(run, "measure_case", measured)
+    monkeypatch.setattr(measure_case, "measure_case", measured)
     monkeypatch.setattr("posenc.machine.hardware.num_cores", lambda: 2)
     monkeypatch.setattr("posenc.machine.hardware.cpu_multiplies_bfloat16", lambda: True)
     monkeypatch.setenv("COLUMNS", "80")

@@ -36,7 +36,7 @@ from posenc.hf.tune.tuning import save_tuning
 from posenc.report.chart import Chart
 from posenc.report.figure_files import write_figures
 from posenc.report.html_page import Page, Plot
-from posenc.text import find_text
+from posenc.text_files import find_text
 from tests.experiment import experiment
 
 TRIAL = TrialConfig(

@@ -5,7 +5,7 @@ import itertools
 import pytest
 import torch
 
-from posenc.attend import request
+from posenc.attend import problem_builder
 from posenc.attend.ways import blocks, key_rows, reference, sdpa
 from posenc.encodings.base import distance_bias
 from posenc.encodings.numerics import caches
@@ -113,8 +113,8 @@ def test_tables_of_weights_before_a_step_are_found(monkeypatch):
 
 
 def test_a_mask_that_is_off_by_one_is_found(monkeypatch):
-    def near(window_size, sight):
-        return (sight.q_position - sight.kv_position).abs() <= window_size
+    def near(window_size, pairs):
+        return (pairs.q_position - pairs.kv_position).abs() <= window_size
 
     monkeypatch.setattr(kinds, "_key_is_within_window", near)
     cases = drawn(40, lambda c: c.mask is not None and "window" in c.mask.leaves)
@@ -122,7 +122,7 @@ def test_a_mask_that_is_off_by_one_is_found(monkeypatch):
 
 
 def test_documents_that_see_one_another_are_found(monkeypatch):
-    monkeypatch.setattr(request, "check_documents", lambda mask: None)
+    monkeypatch.setattr(problem_builder, "check_documents", lambda mask: None)
 
     def positional(case):
         tree = case.mask
@@ -164,5 +164,5 @@ def test_a_refusal_that_nobody_listed_is_found(monkeypatch):
     def refuse(mask):
         raise ValueError("attention: not today.")
 
-    monkeypatch.setattr(request, "check_documents", refuse)
+    monkeypatch.setattr(problem_builder, "check_documents", refuse)
     assert "refused: attention: not today." in wrongs(drawn(8, lambda case: case.mask is not None))

@@ -18,7 +18,7 @@ from posenc.inspect.encoding import judgement, report, scores
 from posenc.inspect.encoding.measurements import SpecSheet
 from posenc.inspect.encoding.scores import Decay, Resolution
 from posenc.report.table import Cell
-from posenc.testing.layer import encoding_of_first_layer
+from posenc.testing.harness import encoding_of_first_layer
 
 SHAPE = ModelShape(embed_dim=64, num_heads=4, head_dim=16, train_length=128)
 HOLDS = dict.fromkeys(("shift", "padding", "packing", "batch", "cache"), 0.0)

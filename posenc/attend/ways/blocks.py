@@ -7,8 +7,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from posenc.attend.cost import Cost, dense_bytes
-from posenc.attend.problem import Problem
+from posenc.attend.problem import Cost, Problem
 from posenc.attend.ways import flash, reference
 from posenc.encodings import PairwiseBias
 from posenc.encodings.numerics.precision import without_autocast
@@ -27,7 +26,7 @@ DEVICE_MEMORY_DIVISOR = 64
 def cost(problem: Problem) -> Cost:
     """Return the expected time and memory of attention by blocks of queries."""
     rows = min(problem.q_len, block_rows(problem))
-    return Cost("O(q_len * kv_len)", dense_bytes(problem, rows))
+    return Cost("O(q_len * kv_len)", problem.dense_bytes(rows))
 
 
 def block_rows(problem: Problem) -> int:
@@ -37,23 +36,23 @@ def block_rows(problem: Problem) -> int:
     row_bytes = max(1, batch * heads * problem.kv_len * max(4, problem.q.element_size()))
     if problem.q.device.type == "cuda":
         memory = torch.cuda.get_device_properties(problem.q.device).total_memory
-        fit = max(1, memory // DEVICE_MEMORY_DIVISOR // row_bytes)
+        rows_that_fit = max(1, memory // DEVICE_MEMORY_DIVISOR // row_bytes)
         # The greatest power of two up to 2 q_len - 1 is the least one from q_len on: one block.
-        one_block = _floor_power_of_two(2 * problem.q_len - 1)
-        return max(16, min(_floor_power_of_two(fit), one_block))
+        rows_of_one_block = _floor_power_of_two(2 * problem.q_len - 1)
+        return max(16, min(_floor_power_of_two(rows_that_fit), rows_of_one_block))
     threads = 1 if torch.compiler.is_compiling() else torch.get_num_threads()  # not in a trace
-    fit = BLOCK_BYTES * threads // row_bytes
-    most = MAX_BLOCK_BYTES // row_bytes
-    rows = max(1, fit, min(_efficient_rows(problem), most))
+    rows_that_fit = BLOCK_BYTES * threads // row_bytes
+    max_rows = MAX_BLOCK_BYTES // row_bytes
+    rows = max(1, rows_that_fit, min(_efficient_rows(problem), max_rows))
     # 16 and 512 are chosen, not derived.
     return min(512, max(16, _floor_power_of_two(rows)))
 
 
 def _efficient_rows(problem: Problem) -> int:
-    """Return how many queries a block should have so that it runs fast on the CPU."""
+    """Return how many queries a block should have to run fast on the CPU."""
     if not takes_bias_as_mask(problem):
         return EFFICIENT_ROWS
-    # Of several fractions of the keys these are the fastest, measured at 1,024 keys.
+    # Of several fractions of the number of keys these are the fastest, measured at 1,024 keys.
     if isinstance(problem.term, PairwiseBias):
         return max(EFFICIENT_ROWS, problem.kv_len // 4)
     return max(EFFICIENT_ROWS, problem.kv_len // 8)
@@ -112,15 +111,15 @@ def attend_with_bias_mask(problem: Problem, start: int, stop: int) -> tuple[Tens
     """
     with without_autocast(problem.q.device):
         bias = problem.bias(start, stop)
-        # `needs_grad` knows parameters and inputs. An encoding of the user's may compute its bias
-        # from other tensors that need a gradient, which the operator would not give.
+        # `needs_grad` covers parameters and inputs. A user's encoding may compute its bias from
+        # other tensors that need a gradient, which the operator would not give.
         if bias.requires_grad:
             return reference.attend(problem, start, stop)
         all_visible = problem.keys_visible_to_all(start, stop) == (0, problem.kv_len)
         shape = (*problem.q.shape[:2], stop - start, problem.kv_len)
-        # A bias may be one for the batch. Hidden pairs are written into it, one for each row.
-        is_written = not all_visible and bias.shape != shape
-        if bias.stride(-1) != 1 or is_written:
+        # Rows of the batch may share one bias, but not the pairs that are hidden in it below.
+        must_expand = not all_visible and bias.shape != shape
+        if bias.stride(-1) != 1 or must_expand:
             bias = bias.expand(shape).contiguous()
         visible = None if all_visible else problem.mask_scores_in_place(bias, start, stop)
         dtype = problem.product_dtype

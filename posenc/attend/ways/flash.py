@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from posenc.attend import kernels
+from posenc.attend import torch_faults
 from posenc.encodings.numerics.grouped_heads import repeat_kv_heads
 from posenc.encodings.numerics.torch_modes import is_readable
 
@@ -24,7 +24,7 @@ def why_cannot_run_on(device: torch.device) -> str:
     """Return why the operators cannot run on this device, "" if they can."""
     if device.type != "cpu":
         return "only torch's flash kernel for the CPU can run it"
-    return kernels.faults().operators
+    return torch_faults.faults().operators_fault
 
 
 def attend(
@@ -42,22 +42,23 @@ def attend(
     is -inf where `visible` is False; None: a causal mask. Queries that see no key get zeros and
     -inf.
     """
-    assert kernels.FLASH_FORWARD is not None
+    assert torch_faults.FLASH_FORWARD is not None
     k, v = zero_hidden_keys(visible, k, v)
-    if kernels.faults().reads_grouped_heads_wrongly:
+    if torch_faults.faults().reads_grouped_heads_wrongly:
         k = repeat_kv_heads(k, q.shape[1])
         v = repeat_kv_heads(v, q.shape[1])
     if bias is None:
-        return kernels.FLASH_FORWARD(q, k, v, is_causal=True, scale=scale)
+        return torch_faults.FLASH_FORWARD(q, k, v, is_causal=True, scale=scale)
     # Up to torch 2.6 the kernel takes no notice of the stride of keys.
-    out, lse = kernels.FLASH_FORWARD(
+    out, lse = torch_faults.FLASH_FORWARD(
         q, k, v, attn_mask=make_last_axis_contiguous(bias), scale=scale
     )
     if visible is not None:
-        blind = ~visible.any(-1)
-        out = out.masked_fill(blind[..., None], 0)
-        lse = lse.masked_fill(blind, -torch.inf)
-    if not (is_readable(lse) and bool(lse.all())):  # the kernel's log-sum-exp over no key is 0
+        sees_no_key = ~visible.any(-1)
+        out = out.masked_fill(sees_no_key[..., None], 0)
+        lse = lse.masked_fill(sees_no_key, -torch.inf)
+    # The kernel's log-sum-exp over no key is 0: without a 0 there is nothing to correct.
+    if not (is_readable(lse) and bool(lse.all())):
         lse = lse.masked_fill(bias.amax(-1) == -torch.inf, -torch.inf)
     return out, lse
 
@@ -68,13 +69,14 @@ def attend_on_any_device(
     """Return the output of `attend` from torch's kernel for any device, which reads a bias in the
     dtype of q only.
 
-    The softmax is the same if a row of bias is moved by a number. Here its largest becomes 0, so
-    rounding matters only to keys with less weight: of biases of 8,192 keys it changes the output by
-    at most 0.2 %, which bfloat16 does anyway. Sandwich's, of up to 128, would change it by 1.3 %.
+    Adding a number to a row of bias does not change the softmax. Here the largest bias of each row
+    becomes 0, so that rounding matters only to keys with less weight: with 8,192 keys it changes
+    the output by at most 0.2 %, which bfloat16 does anyway. Without this, Sandwich's bias, of up to
+    128, would change it by 1.3 %.
     """
     largest = bias.amax(-1, keepdim=True)
-    blind = largest == -torch.inf  # of a query that sees no key
-    bias = (bias - largest.masked_fill(blind, 0)).to(q.dtype)
+    sees_no_key = largest == -torch.inf
+    bias = (bias - largest.masked_fill(sees_no_key, 0)).to(q.dtype)
     out = F.scaled_dot_product_attention(
         q,
         *zero_hidden_keys(visible, k, v),
@@ -82,7 +84,7 @@ def attend_on_any_device(
         scale=scale,
         enable_gqa=q.shape[1] != k.shape[1],
     )
-    return out.masked_fill(blind, 0)
+    return out.masked_fill(sees_no_key, 0)
 
 
 def zero_hidden_keys(visible: Tensor | None, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
@@ -91,8 +93,9 @@ def zero_hidden_keys(visible: Tensor | None, k: Tensor, v: Tensor) -> tuple[Tens
     """
     if visible is None:
         return k, v
-    unseen = ~visible.any(-2).any(1, keepdim=True)[..., None]
-    return k.masked_fill(unseen, 0), v.masked_fill(unseen, 0)
+    # A key counts as hidden only if no query of any head sees it: heads may share keys.
+    is_hidden = ~visible.any(-2).any(1, keepdim=True)[..., None]
+    return k.masked_fill(is_hidden, 0), v.masked_fill(is_hidden, 0)
 
 
 class QueryRows(NamedTuple):
@@ -111,32 +114,36 @@ def gradients(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the gradients of q, k and v from the gradient of the output.
 
+    rows: the queries, with their results and the gradient of the output.
     keys: k and v, with as many heads as q; possibly only some of the keys of the softmax.
     bias: of these rows and keys, (batch or 1, num_heads or 1, rows, keys).
     """
-    assert kernels.FLASH_BACKWARD is not None
+    assert torch_faults.FLASH_BACKWARD is not None
     grad, q, out, lse = rows
     k, v = keys
     bias = make_last_axis_contiguous(bias)  # as in `attend`
-    return kernels.FLASH_BACKWARD(grad, q, k, v, out, lse, 0.0, False, attn_mask=bias, scale=scale)
+    return torch_faults.FLASH_BACKWARD(
+        grad, q, k, v, out, lse, 0.0, False, attn_mask=bias, scale=scale
+    )
 
 
-def join_attention(parts: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+def join_attention(results: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
     """Join attention over disjoint sets of keys, each (output, log-sum-exp), into that over all. A
     query that sees no key of a set has log-sum-exp -inf and output 0 in it.
 
     lse = log(sum of exp(lse_s) over sets s), out = sum of exp(lse_s - lse) out_s
     """
-    if len(parts) == 1:
-        return parts[0]
-    total = torch.stack([lse for _, lse in parts]).logsumexp(0)
-    # A query without keys has total -inf, and -inf - -inf would be NaN; exp(-inf - 0) is 0.
-    finite = total.masked_fill(total == -torch.inf, 0)
-    shares = [(lse - finite).exp()[..., None] for _, lse in parts]
-    out = parts[0][0] * shares[0]
-    for (more, _), share in zip(parts[1:], shares[1:], strict=True):
-        out = out.addcmul_(more.to(out.dtype), share)
-    return out.to(parts[0][0].dtype), total
+    if len(results) == 1:
+        return results[0]
+    joined_lse = torch.stack([lse for _, lse in results]).logsumexp(0)
+    # A query without keys has -inf, and -inf - -inf would be NaN; exp(-inf - 0) is 0.
+    finite_lse = joined_lse.masked_fill(joined_lse == -torch.inf, 0)
+    factors = [(lse - finite_lse).exp()[..., None] for _, lse in results]
+    first_out, _ = results[0]
+    out = first_out * factors[0]
+    for (set_out, _), factor in zip(results[1:], factors[1:], strict=True):
+        out = out.addcmul_(set_out.to(out.dtype), factor)
+    return out.to(first_out.dtype), joined_lse
 
 
 def pad_to_same_width(*tensors: Tensor) -> list[Tensor]:

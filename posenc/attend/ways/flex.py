@@ -15,10 +15,9 @@ import torch
 from torch import Tensor
 
 from posenc.attend import flex_options
-from posenc.attend.cost import Cost
 from posenc.attend.flex_options import BLOCK_SIZE, backend_and_reason
-from posenc.attend.problem import BEYOND_ANY_DISTANCE, Problem
-from posenc.attend.ways import diagonals
+from posenc.attend.problem import BEYOND_ANY_DISTANCE, Cost, Problem
+from posenc.attend.ways import bias_gradient
 from posenc.encodings import ScoreMod, formulas_need_gradient
 from posenc.encodings.numerics.precision import without_autocast
 from posenc.encodings.numerics.torch_modes import compile_with_separate_limit
@@ -31,10 +30,10 @@ FAR_BLOCKS = 6
 """Least number of blocks of far keys for the last query, so that a kernel of their own pays."""
 DEVICES_WITHOUT_LSE = ("cpu",)
 """Devices for which compiled FlexAttention returns no log-sum-exp, so parts cannot be joined."""
-MAX_CACHED_MASKS = 64
+MAX_CACHE_SIZE = 64
 """Maximum number of block masks, and of compiled functions, that are kept."""
-NO_ROOM_MESSAGES = ("out of resource", "No valid triton configs")
-"""Parts of the errors that torch and Triton raise for a kernel that needs more than the GPU has."""
+KERNEL_TOO_LARGE_MESSAGES = ("out of resource", "No valid triton configs")
+"""Texts in the errors that torch and Triton raise for a kernel that needs more than the GPU has."""
 
 
 class KernelTooLarge(RuntimeError):
@@ -48,21 +47,22 @@ _too_large_kernels: set[tuple[Any, ...]] = set()
 def cost(problem: Problem) -> Cost:
     """Return the expected time and memory of FlexAttention."""
     pairs = problem.q_len * problem.kv_len
-    learning = flex_options.bias_may_learn(problem)
-    is_formula = flex_options.computes_formulas(problem) and not learning
+    bias_may_learn = flex_options.bias_may_learn(problem)
+    is_formula = flex_options.computes_formulas(problem) and not bias_may_learn
     if problem.term is None or is_formula:
-        numbers = 0  # of the bias, for each head
+        bias_elements_per_head = 0
     elif flex_options.reads_pairs(problem):
-        numbers = pairs
+        bias_elements_per_head = pairs
     else:
-        numbers = problem.q_len + problem.kv_len
+        bias_elements_per_head = problem.q_len + problem.kv_len
     if problem.mask is None or _mask_depends_on_distance_only(problem):
         mask_bytes = pairs // BLOCK_SIZE**2 * 8  # a number for each block, by queries and by keys
     else:
         mask_bytes = 2 * _num_mask_rows(problem) * pairs  # torch computes it for all pairs
-    extra = 4 * problem.q.shape[1] * numbers + mask_bytes  # a bias of float32
-    if learning and problem.has_bias_by_distance:
-        extra += diagonals.extra_bytes(problem)
+    bias_bytes = 4 * problem.q.shape[1] * bias_elements_per_head  # in float32
+    extra = bias_bytes + mask_bytes
+    if bias_may_learn and problem.has_bias_by_distance:
+        extra += bias_gradient.extra_bytes(problem)
     return Cost("O(visible blocks)", extra)
 
 
@@ -74,14 +74,14 @@ def kernel_is_too_large(problem: Problem) -> bool:
 def _kernel_key(problem: Problem) -> tuple[Any, ...]:
     """Return what the shared memory of a problem's kernel depends on, as a key for a set."""
     q = problem.q
-    name, _ = backend_and_reason(problem)
+    backend, _ = backend_and_reason(problem)
     return (
         q.device,
         q.dtype,
         q.shape[-1],
         problem.v.shape[-1],
         problem.q_len <= BLOCK_SIZE,  # torch may run another kernel for few queries
-        name,
+        backend,
         type(problem.encoding),
         flex_options.bias_kind(problem),
     )
@@ -93,7 +93,7 @@ def run(problem: Problem) -> tuple[Tensor, Tensor | None]:
     try:
         return _attend_with_row_gradient(problem)
     except Exception as error:  # torch 2.6 and Triton raise other classes than torch 2.13
-        if not any(words in str(error) for words in NO_ROOM_MESSAGES):
+        if not any(words in str(error) for words in KERNEL_TOO_LARGE_MESSAGES):
             raise
         _too_large_kernels.add(_kernel_key(problem))
         raise KernelTooLarge(str(error)) from error
@@ -101,7 +101,7 @@ def run(problem: Problem) -> tuple[Tensor, Tensor | None]:
 
 def _attend_with_row_gradient(problem: Problem) -> tuple[Tensor, Tensor | None]:
     """Attend by FlexAttention; return the output and, if needed, the log-sum-exp. The gradient of a
-    learned bias by distance is computed by `diagonals`, not by FlexAttention."""
+    learned bias by distance is computed by `bias_gradient`, not by FlexAttention."""
     row = _learned_bias_row(problem)
     with torch.set_grad_enabled(problem.needs_grad):
         if row is None:
@@ -109,7 +109,7 @@ def _attend_with_row_gradient(problem: Problem) -> tuple[Tensor, Tensor | None]:
         else:
             # The kernel gets the numbers of the bias only, without their gradient.
             out, lse = _attend(problem, row.detach(), True)
-            out, lse = diagonals.add_row_gradient(problem, row, out, lse)
+            out, lse = bias_gradient.add_row_gradient(problem, row, out, lse)
     return out.to(problem.q.dtype), lse if problem.needs_lse else None
 
 
@@ -128,25 +128,26 @@ def _learned_bias_row(problem: Problem) -> Tensor | None:
 
 
 class _ModAndMasks(NamedTuple):
-    """A score_mod and one block mask for FlexAttention; or two block masks, one of near blocks, to
-    which the score_mod is applied, and one of far blocks, to which it is not."""
+    """Arguments of FlexAttention."""
 
     mod: ScoreMod | None
+    """The score_mod, for the blocks of the first mask."""
     block_masks: tuple[Any, ...]
-    constant: Tensor | None = None
-    """Bias of far keys, (num_heads, 1). The score_mod adds what near ones have beyond it, so the
-    log-sum-exp is less by it."""
+    """One block mask; or two, of near blocks and of far blocks, which get no score_mod."""
+    far_bias: Tensor | None = None
+    """Bias of all far keys, (num_heads, 1), which neither call adds: the score_mod adds the bias of
+    near keys minus it. So it must be added to the log-sum-exp."""
 
 
 def _attend(problem: Problem, row: Tensor | None, needs_lse: bool) -> tuple[Tensor, Any]:
     """Return the output, and the log-sum-exp if needed. `row`: the bias by falling distance if it
     is known and needs no gradient."""
     device = problem.q.device.type
-    name, _ = backend_and_reason(problem)
-    mod, block_masks, constant = _mod_and_masks(problem, row)
+    backend, _ = backend_and_reason(problem)
+    mod, block_masks, far_bias = _mod_and_masks(problem, row)
     attend = _compiled_flex(
         device,
-        name,
+        backend,
         flex_options.bias_kind(problem),
         _mask_depends_on_distance_only(problem),
         len(block_masks),
@@ -162,23 +163,23 @@ def _attend(problem: Problem, row: Tensor | None, needs_lse: bool) -> tuple[Tens
         needs_lse,
         scale=problem.scale,
         enable_gqa=problem.q.shape[1] != problem.k.shape[1],
-        kernel_options=flex_options.kernel_options(problem, name, len(block_masks)) or None,
+        kernel_options=flex_options.kernel_options(problem, backend, len(block_masks)) or None,
     )
-    if lse is not None and constant is not None:
-        lse = lse + constant
+    if lse is not None and far_bias is not None:
+        lse = lse + far_bias
     return out, lse
 
 
 def _mod_and_masks(problem: Problem, row: Tensor | None) -> _ModAndMasks:
     """Return the score_mod and the block masks with which FlexAttention runs the problem. `row`:
     the bias by falling distance if it is known and needs no gradient."""
-    joins_parts = problem.q.device.type not in DEVICES_WITHOUT_LSE
-    first_far = _first_far_offset(problem) if joins_parts else None
+    can_join = problem.q.device.type not in DEVICES_WITHOUT_LSE
+    first_far = _first_far_offset(problem) if can_join else None
     if first_far is not None:
         row = _bias_row(problem) if row is None else row
-        constant = row[:, :1]
-        mod = _table_score_mod(problem, row - constant)
-        return _ModAndMasks(mod, _near_and_far_masks(problem, first_far), constant)
+        far_bias = row[:, :1]  # the first entry is for the farthest pair
+        mod = _table_score_mod(problem, row - far_bias)
+        return _ModAndMasks(mod, _near_and_far_masks(problem, first_far), far_bias)
     if row is None:
         mod = score_mod(problem)
     elif flex_options.computes_formulas(problem):
@@ -207,20 +208,20 @@ def score_mod(problem: Problem) -> ScoreMod | None:
 def _formula_score_mod(problem: Problem) -> ScoreMod:
     """Return a score_mod that computes the bias from the distance by index."""
     assert problem.term is not None and problem.term.formulas is not None
-    assert problem.shift is not None
+    assert problem.query_offset is not None
     formulas = problem.term.formulas()
     device = problem.q.device
-    if abs(problem.shift) + problem.q_len + problem.kv_len < LARGEST_EXACT_INTEGER:
-        shift = torch.full((), problem.shift, dtype=torch.float32, device=device)
+    if abs(problem.query_offset) + problem.q_len + problem.kv_len < LARGEST_EXACT_INTEGER:
+        query_offset = torch.full((), problem.query_offset, dtype=torch.float32, device=device)
 
         def distance(q_idx: Tensor, kv_idx: Tensor) -> Tensor:
             # Once per query and key: only the subtraction is computed for each pair.
-            return (q_idx.to(torch.float32) + shift) - kv_idx.to(torch.float32)
+            return (q_idx.to(torch.float32) + query_offset) - kv_idx.to(torch.float32)
     else:
-        shift = _scalar_tensor(problem.shift, device)
+        query_offset = _scalar_tensor(problem.query_offset, device)
 
         def distance(q_idx: Tensor, kv_idx: Tensor) -> Tensor:
-            return (shift + q_idx - kv_idx).to(torch.float32)
+            return (query_offset + q_idx - kv_idx).to(torch.float32)
 
     def mod(score: Tensor, batch: Tensor, head: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
         pair_distance = distance(q_idx, kv_idx)
@@ -256,19 +257,19 @@ def _first_far_offset(problem: Problem) -> int | None:
     """
     term = problem.term
     mask = problem.mask
-    shift = problem.shift
-    if term is None or term.constant_from is None or shift is None or mask is None:
+    query_offset = problem.query_offset
+    if term is None or term.constant_from is None or query_offset is None or mask is None:
         return None
-    by_distance = mask.exact and mask.causal and problem.mask_shift == shift
-    every_query_sees_itself = 0 <= shift and problem.q_len + shift <= problem.kv_len
+    by_distance = mask.exact and mask.causal and problem.mask_query_offset == query_offset
+    every_query_sees_itself = 0 <= query_offset and problem.q_len + query_offset <= problem.kv_len
     if not by_distance or not every_query_sees_itself:
         return None
-    # The least distance of pairs in blocks with offset `first` is first * BLOCK_SIZE -
+    # The least distance of pairs in blocks with this offset is first_offset * BLOCK_SIZE -
     # (BLOCK_SIZE - 1).
-    first = -(-(term.constant_from - shift + BLOCK_SIZE - 1) // BLOCK_SIZE)
-    # The first query is in block 0, and so is the first key.
-    last = min(problem.q_len - 1, problem.visible_distances[1]) // BLOCK_SIZE
-    return first if last - first >= FAR_BLOCKS else None
+    first_offset = -(-(term.constant_from - query_offset + BLOCK_SIZE - 1) // BLOCK_SIZE)
+    # The last query and the first key, which is in block 0, are farthest apart.
+    last_offset = min(problem.q_len - 1, problem.visible_distances[1]) // BLOCK_SIZE
+    return first_offset if last_offset - first_offset >= FAR_BLOCKS else None
 
 
 def block_mask(problem: Problem) -> Any:
@@ -308,27 +309,26 @@ def _near_and_far_masks(problem: Problem, first_far: int) -> tuple[Any, Any]:
 
 
 def _exact_mask_builder(problem: Problem) -> Callable[..., Any]:
-    """Return the function `_exact_block_mask`; without its cache for a subclass of Tensor, such as
-    the fake tensors of a trace."""
+    """Return the function `_exact_block_mask`; without its cache if q is a subclass of Tensor, such
+    as the fake tensors of a trace, whose masks no later call may get."""
     return _exact_block_mask if type(problem.q) is Tensor else _exact_block_mask.__wrapped__
 
 
 def _mask_depends_on_distance_only(problem: Problem) -> bool:
     """Return True if causality and a window at consecutive positions are all that hides keys."""
     mask = problem.mask
-    return mask is not None and mask.exact and problem.mask_shift is not None
+    return mask is not None and mask.exact and problem.mask_query_offset is not None
 
 
 def _num_mask_rows(problem: Problem) -> int:
-    """Return how many rows of the batch need a mask of their own: 1 if one mask is right for
-    all."""
+    """Return how many masks the batch needs: 1 if all rows share one, otherwise the batch size."""
     assert problem.mask is not None
-    sides = problem.mask.q_positions, problem.mask.kv_positions
-    batched = any(isinstance(t, Tensor) and t.ndim == 2 and len(t) > 1 for t in sides)
-    return problem.q.shape[0] if batched or not problem.mask.exact else 1
+    positions = (problem.mask.q_positions, problem.mask.kv_positions)
+    rows_differ = any(isinstance(t, Tensor) and t.ndim == 2 and len(t) > 1 for t in positions)
+    return problem.q.shape[0] if rows_differ or not problem.mask.exact else 1
 
 
-@functools.lru_cache(MAX_CACHED_MASKS)
+@functools.lru_cache(MAX_CACHE_SIZE)
 def _exact_block_mask(
     nearest: int,
     farthest: int,
@@ -345,8 +345,8 @@ def _exact_block_mask(
     with torch.inference_mode(False):  # training may use it later
         least = _scalar_tensor(nearest, device)
         most = _scalar_tensor(farthest, device)
-        every_block = (first, stop) == (-BEYOND_ANY_DISTANCE, BEYOND_ANY_DISTANCE)
-        chosen_ends = (_scalar_tensor(first, device), _scalar_tensor(stop, device))
+        shows_any_offset = (first, stop) == (-BEYOND_ANY_DISTANCE, BEYOND_ANY_DISTANCE)
+        offset_bounds = (_scalar_tensor(first, device), _scalar_tensor(stop, device))
 
         # Blocks of queries along the first axis, of keys along the second.
         begin_q = torch.arange(0, q_len, BLOCK_SIZE, device=device)[:, None]
@@ -357,20 +357,19 @@ def _exact_block_mask(
         low = begin_q - end_k.clamp(max=kv_len) + 1
         high = end_q.clamp(max=q_len) - 1 - begin_k
         offset = (begin_q - begin_k) // BLOCK_SIZE
-        chosen = (offset >= first) & (offset < stop)
-        shows_some = chosen & (high >= least) & (low <= most)
-        without_padding = (end_q <= q_len) & (end_k <= kv_len)
-        shows_all = chosen & without_padding & (low >= least) & (high <= most)
+        has_offset = (offset >= first) & (offset < stop)
+        shows_some = has_offset & (high >= least) & (low <= most)
+        is_full = (end_q <= q_len) & (end_k <= kv_len)
+        shows_all = has_offset & is_full & (low >= least) & (high <= most)
 
         def visible(batch: Tensor, head: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
             distance = q_idx - kv_idx
-            shown = (distance >= least) & (distance <= most)
-            # The kernels visit the chosen blocks only. Uncompiled code reads this for all pairs.
-            return (
-                shown
-                if every_block
-                else shown & _block_offset_is_within(q_idx, kv_idx, *chosen_ends)
-            )
+            has_distance = (distance >= least) & (distance <= most)
+            if shows_any_offset:
+                return has_distance
+            # Kernels visit the blocks with these offsets only. Uncompiled code reads this for all
+            # pairs.
+            return has_distance & _block_offset_is_within(q_idx, kv_idx, *offset_bounds)
 
         return BlockMask.from_kv_blocks(
             *_counts_and_columns_by_row(shows_some & ~shows_all),
@@ -389,9 +388,9 @@ def _block_offset_is_within(q_idx: Tensor, kv_idx: Tensor, first: Tensor, stop: 
 
 
 def _counts_and_columns_by_row(blocks: Tensor) -> tuple[Tensor, Tensor]:
-    """Return, for blocks (q_blocks, k_blocks), how many are True in each row, and the numbers of
-    the columns in the order in which BlockMask wants them: those of True before all others. Both
-    with two axes of size 1 before, for batch and heads."""
+    """Return, for booleans (q_blocks, k_blocks), how many are True in each row, (1, 1, q_blocks),
+    and the indices of the columns in the order that BlockMask expects, those of True first, (1, 1,
+    q_blocks, k_blocks). The first two axes are batch and heads."""
     order = blocks.int().argsort(dim=-1, descending=True, stable=True)
     return blocks.sum(-1, dtype=torch.int32)[None, None], order.int()[None, None]
 
@@ -404,13 +403,14 @@ def _mask_with_tensors(mask: Mask, device: torch.device) -> Mask:
     return replace(mask, predicate=_predicate_with_tensors(mask.predicate, device))
 
 
-def _predicate_with_tensors(part: Any, device: torch.device) -> Any:
-    """Return a predicate, possibly partial functions within each other, with its whole numbers as
-    tensors."""
-    if isinstance(part, functools.partial):
-        args = [_predicate_with_tensors(argument, device) for argument in part.args]
-        return functools.partial(part.func, *args)
-    return _scalar_tensor(part, device) if type(part) is int else part
+def _predicate_with_tensors(predicate: Any, device: torch.device) -> Any:
+    """Return a predicate with the whole numbers that are arguments of its partial functions, and of
+    those within these, as tensors."""
+    if isinstance(predicate, functools.partial):
+        args = [_predicate_with_tensors(argument, device) for argument in predicate.args]
+        return functools.partial(predicate.func, *args)
+    argument = predicate
+    return _scalar_tensor(argument, device) if type(argument) is int else argument
 
 
 def _scalar_tensor(value: int, device: torch.device) -> Tensor:
@@ -418,16 +418,24 @@ def _scalar_tensor(value: int, device: torch.device) -> Tensor:
     return torch.full((), value, device=device)
 
 
-@functools.lru_cache(MAX_CACHED_MASKS)
+@functools.lru_cache(MAX_CACHE_SIZE)
 def _compiled_flex(
-    device: str, backend: str, kind: str, exact: bool, parts: int, lengths: tuple[int, int] | None
+    device: str,
+    backend: str,
+    bias_kind: str,
+    is_exact: bool,
+    num_block_masks: int,
+    lengths: tuple[int, int] | None,
 ) -> Callable[..., Any]:
-    """Return `_attend_to_parts` compiled for one kind of score_mod and mask, and for fixed
-    `lengths` or for any. It raises rather than to run uncompiled, which would compute all scores at
-    once."""
+    """Return `_attend_to_parts` compiled for one kind of score_mod and mask. It raises an error
+    rather than run uncompiled, which would compute all scores at once.
+
+    The arguments are the key of the cache: each combination has a compiled function of its own.
+    lengths: (q_len, kv_len) if it is compiled for these only; None for any.
+    """
     dynamic = None if lengths is None else False
     return compile_with_separate_limit(
-        _attend_to_parts, MAX_CACHED_MASKS, dynamic=dynamic, fullgraph=True
+        _attend_to_parts, MAX_CACHE_SIZE, dynamic=dynamic, fullgraph=True
     )
 
 
@@ -447,14 +455,14 @@ def _attend_to_parts(
     near_mask, *far_masks = block_masks
     if not far_masks and not needs_lse:
         return flex_attention(q, k, v, score_mod, near_mask, **options), None
-    near, near_lse = _flex_attention_with_lse(q, k, v, score_mod, near_mask, **options)
+    near_out, near_lse = _flex_attention_with_lse(q, k, v, score_mod, near_mask, **options)
     if not far_masks:
-        return near, near_lse
-    far, far_lse = _flex_attention_with_lse(q, k, v, None, far_masks[0], **options)
+        return near_out, near_lse
+    far_out, far_lse = _flex_attention_with_lse(q, k, v, None, far_masks[0], **options)
     lse = torch.logaddexp(near_lse, far_lse)
-    near_share = (near_lse - lse).exp()[..., None]
-    far_share = (far_lse - lse).exp()[..., None]
-    return (near * near_share + far * far_share).to(q.dtype), lse
+    near_factor = (near_lse - lse).exp()[..., None]
+    far_factor = (far_lse - lse).exp()[..., None]
+    return (near_out * near_factor + far_out * far_factor).to(q.dtype), lse
 
 
 def _flex_attention_with_lse(*args: Any, **options: Any) -> tuple[Tensor, Tensor]:

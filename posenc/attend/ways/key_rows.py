@@ -1,9 +1,13 @@
 """Attend with a bias that is a term of the query minus a term of the key, from one row per block.
 
-score[i, j] += row[i] - key[j]. With a causal mask row[i] cancels in the softmax, so a block of
-queries needs only one row of bias, which torch's flash kernel reads as a mask with stride 0 along
-the queries. The bias is relative to the middle of the block, so it is small near the block and as
-precise at key 100,000 as at key 100. Blocks are so short that this holds for all their queries.
+    score[i, j] += row[i] - key[j]    for query i and key j
+
+With a causal mask row[i] cancels in the softmax, so a block of queries needs only one row of bias,
+which torch's flash kernel reads as a mask with stride 0 along the queries. The bias is relative to
+the middle of the block, so it is small near the block and as precise at key 100,000 as at key 100.
+Blocks are so short that this holds for all their queries.
+
+`row` and `key` below are these two terms, (batch or 1, num_heads, q_len or kv_len).
 """
 
 from collections.abc import Iterator
@@ -22,15 +26,16 @@ from posenc.encodings.numerics.grouped_heads import repeat_kv_heads
 from posenc.encodings.numerics.precision import at_least_float32, without_autocast
 from posenc.encodings.numerics.torch_modes import is_readable
 
-ROWS = 512
-"""Maximum queries per block, which read one row of bias."""
-MAX_CHANGE_BY_BLOCK_SIZE = {ROWS: 64, 128: 128, 32: 128}
-"""For each number of queries per block, the most first: how much row[i] may change within such a
-block, because large numbers are coarse (float32 rounds 64 by up to 4e-6) and tiny weights slow.
-`_block_size` takes the first size whose bound holds; where none does, another way attends."""
+BLOCK_ROWS = 512
+"""Maximum number of queries in a block, all of which read one row of bias."""
+MAX_CHANGE_BY_BLOCK_SIZE = {BLOCK_ROWS: 64, 128: 128, 32: 128}
+"""How much row[i] may change within a block, by the number of queries in it, the most first.
+Larger changes would make the bias coarse (float32 rounds 64 by up to 4e-6) and give tiny weights,
+which are slow. `_block_size` takes the first size whose bound holds; if none does, another way
+attends."""
 MAX_MAGNITUDE = {torch.float32: 2.0**28, torch.float64: 2.0**12}
-"""Maximum size of row and key for scores of this dtype: float64 then rounds their difference by
-less than 1e-7, and 1e-12."""
+"""Maximum absolute value of row and key, which are float64, by the dtype of the scores: float64
+then rounds their difference by less than 1e-7 for float32, and 1e-12 for float64."""
 
 
 def run(problem: Problem) -> tuple[Tensor, None]:
@@ -40,16 +45,16 @@ def run(problem: Problem) -> tuple[Tensor, None]:
     dtype = problem.product_dtype
     q, k, v = (t.to(dtype) for t in (problem.q, problem.k, problem.v))
     if torch.is_grad_enabled() and (row.requires_grad or key.requires_grad):
-        # In 16 bits the rounding of the output would be all that is left of the key's gradient,
-        # whose sum over keys cancels.
+        # The gradients of the keys' terms cancel in their sum over keys. In 16 bits the rounding of
+        # the output would be all that is left of them.
         q, k, v = (t.to(at_least_float32(dtype)) for t in (q, k, v))
     with without_autocast(q.device):
-        out = _KeyRows.apply(q, k, v, row, key, replace(problem, term=None))
+        out = _KeyRowsAttention.apply(q, k, v, row, key, replace(problem, term=None))
     return out, None  # type: ignore[return-value]
 
 
 def why_cannot_run(problem: Problem) -> str | None:
-    """Return why the numbers of row and key do not allow this way; None if they do."""
+    """Return why the values of the two terms do not allow this way; None if they do."""
     row, key = (t.detach() for t in _row_and_key_terms(problem))
     largest = float(torch.maximum(row.abs().amax(), key.abs().amax()))
     if not largest <= MAX_MAGNITUDE[at_least_float32(problem.q.dtype)]:
@@ -98,10 +103,7 @@ class BlockPart(NamedTuple):
 
 def _block_parts(problem: Problem, row: Tensor, key: Tensor) -> Iterator[list[BlockPart]]:
     """Yield each block of queries as up to three parts: the keys that all its queries see, and the
-    keys before and after them. Keys before the first that may matter are left out.
-
-    row, key: the two terms of a pair's bias, row[query] - key[key], (batch, num_heads, len).
-    """
+    keys before and after them. Keys before the first that may matter are left out."""
     dtype = at_least_float32(problem.q.dtype)
     size = _block_size(row)
     assert size is not None
@@ -110,20 +112,21 @@ def _block_parts(problem: Problem, row: Tensor, key: Tensor) -> Iterator[list[Bl
         stop = min(start + size, problem.q_len)
         first, last = problem.keys_maybe_visible(start, stop)
         first = max(first, _first_key_that_matters(problem, key, start, stop, negligible))
-        begin, end = problem.keys_visible_to_all(start, stop)
-        if begin == end:  # none is known to be visible to all
-            begin = first
-            end = first
+        first_shared, last_shared = problem.keys_visible_to_all(start, stop)
+        if first_shared == last_shared:  # none is known to be visible to all
+            first_shared = first
+            last_shared = first
         else:
-            begin = max(begin, first)
-            end = min(end, last)
+            first_shared = max(first_shared, first)
+            last_shared = min(last_shared, last)
 
         middle = (start + stop) // 2
         bias = (row[..., middle, None] - key).to(dtype)[:, :, None]
+        key_ranges = ((first, first_shared), (first_shared, last_shared), (last_shared, last))
         parts = []
-        for lower, upper in ((first, begin), (begin, end), (end, last)):
-            if lower < upper:
-                part = _block_part(problem, bias, slice(start, stop), slice(lower, upper))
+        for begin, end in key_ranges:
+            if begin < end:
+                part = _block_part(problem, bias, slice(start, stop), slice(begin, end))
                 parts.append(part)
         yield parts
 
@@ -135,41 +138,43 @@ def _first_key_that_matters(
     that is unknown.
 
     A query sees the key at its own position if the mask is exact, so that a key whose bias is far
-    below that one's has a negligible weight, however large q . k may be.
+    below that of this key has a negligible weight, however large q . k may be.
 
     Args:
-        key: the keys' term of the bias, as in `_block_parts`: a larger one makes a weight smaller.
-        negligible: by head, how far below a bias makes a weight negligible.
+        negligible: what `Problem.negligible_threshold` returns, (num_heads,), below 0.
     """
-    shift = problem.mask_shift
-    exact = problem.mask is not None and problem.mask.exact
-    if shift is None or not exact or not is_readable(key):
+    query_offset = problem.mask_query_offset
+    is_exact = problem.mask is not None and problem.mask.exact
+    if query_offset is None or not is_exact or not is_readable(key):
         return 0
-    every_query_has_its_key = 0 <= start + shift and stop + shift <= key.shape[-1]
+    # The keys at the positions of these queries.
+    first_own = start + query_offset
+    last_own = stop + query_offset
+    every_query_has_its_key = first_own >= 0 and last_own <= key.shape[-1]
     if not every_query_has_its_key:
         return 0
-    largest = key[..., start + shift : stop + shift].amax(-1, keepdim=True)
+    # The bias is row - key: the largest term gives the lowest bias that a query's key can have.
+    largest = key[..., first_own:last_own].amax(-1, keepdim=True)
     # A key is dropped if it and all before it are negligible.
-    dropped = (largest - key).cummax(-1).values < negligible[:, None]
-    return int(dropped.sum(-1).amin())
+    is_dropped = (largest - key).cummax(-1).values < negligible[:, None]
+    return int(is_dropped.sum(-1).amin())
 
 
 def _block_part(problem: Problem, bias: Tensor, rows: slice, keys: slice) -> BlockPart:
-    """Return what is added to the scores of these queries (`rows`) and these keys: the bias, and
-    -inf where the mask hides a key.
+    """Return these queries (`rows`) and these keys, with the bias of their scores and the mask.
 
     bias: of all keys, (batch or 1, num_heads, 1, kv_len).
     """
     batch, num_heads = problem.q.shape[:2]
     shape = (batch, num_heads, rows.stop - rows.start, keys.stop - keys.start)
-    added = bias[..., keys].expand(shape)
+    part_bias = bias[..., keys].expand(shape)
     visible = problem.restricted_to_keys(keys.start, keys.stop).visible_pairs(rows.start, rows.stop)
     if visible is not None:
-        added = added.masked_fill(~visible, -torch.inf)
-    return BlockPart(rows, keys, added, visible)
+        part_bias = part_bias.masked_fill(~visible, -torch.inf)
+    return BlockPart(rows, keys, part_bias, visible)
 
 
-class _KeyRows(torch.autograd.Function):
+class _KeyRowsAttention(torch.autograd.Function):
     """Attend by blocks of queries. Inputs: q, k, v, row and key, and the problem without its term.
     Output: (batch, num_heads, q_len, v_dim)."""
 
@@ -224,19 +229,23 @@ def _gradients(
 ) -> tuple[Tensor | None, ...]:
     """Return the gradients of q, k, v, row and key; that of row is zero, because row[i] cancels.
 
-    A column of ones is appended to q and one of zeros to k, so scores stay as they are. The
-    gradient of the latter is scale times the sum of the gradients of a key's scores, and minus this
-    sum is the gradient of its term.
+    A channel of ones is appended to q and one of zeros to k, so that scores stay as they are:
+
+        score[i, j] = scale * (q[i] . k[j] + 1 * 0) + row[i] - key[j]
+
+    Then the gradient of that channel of k[j] is scale * (sum over i of d_score[i, j]), and the
+    gradient of key[j] is minus this sum. So the kernel's backward pass gives both.
     """
     heads = q.shape[1]
     width = q.shape[-1]
     v_dim = v.shape[-1]
-    size = -(-(max(width, v_dim) + 1) // 8) * 8  # kernels are faster at multiples of 8
-    wide_q = _pad_width(q, size)
-    wide_k = _pad_width(repeat_kv_heads(k, heads), size)
-    wide_v = _pad_width(repeat_kv_heads(v, heads), size)
-    wide_out = _pad_width(out, size)
-    wide_grad = _pad_width(grad, size)
+    # One more channel, rounded up: kernels are faster at multiples of 8.
+    padded_width = -(-(max(width, v_dim) + 1) // 8) * 8
+    wide_q = _padded_copy(q, padded_width)
+    wide_k = _padded_copy(repeat_kv_heads(k, heads), padded_width)
+    wide_v = _padded_copy(repeat_kv_heads(v, heads), padded_width)
+    wide_out = _padded_copy(out, padded_width)
+    wide_grad = _padded_copy(grad, padded_width)
     wide_q[..., width] = 1
     lse = lse.masked_fill(lse == -torch.inf, 0)  # rows that see no key have weights 0
 
@@ -255,10 +264,10 @@ def _gradients(
             some_k = wide_k[:, :, part.keys]
             some_v = wide_v[:, :, part.keys]
             keys = flash.zero_hidden_keys(part.visible, some_k, some_v)
-            more_q, more_k, more_v = flash.gradients(rows, keys, part.bias, problem.scale)
-            d_q[:, :, part.rows] += more_q
-            d_k[:, :, part.keys] += more_k
-            d_v[:, :, part.keys] += more_v
+            part_d_q, part_d_k, part_d_v = flash.gradients(rows, keys, part.bias, problem.scale)
+            d_q[:, :, part.rows] += part_d_q
+            d_k[:, :, part.keys] += part_d_k
+            d_v[:, :, part.keys] += part_d_v
     d_key = (-d_k[..., width] / problem.scale).sum_to_size(key.shape).to(key.dtype)
     return (
         sum_head_groups(d_q[..., :width], q),
@@ -269,7 +278,7 @@ def _gradients(
     )
 
 
-def _pad_width(t: Tensor, width: int) -> Tensor:
-    """Return t with its last axis padded with zeros to `width`, which must be greater than it is:
-    the result is a copy, which `_gradients` may write to."""
+def _padded_copy(t: Tensor, width: int) -> Tensor:
+    """Return a copy of t with its last axis padded with zeros to `width`, which must be greater
+    than that axis: without padding it would be t itself, and `_gradients` writes to the result."""
     return flash.make_last_axis_contiguous(F.pad(t, (0, width - t.shape[-1])))

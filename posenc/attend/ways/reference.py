@@ -12,15 +12,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from posenc.attend.cost import Cost, dense_bytes
-from posenc.attend.problem import Problem
+from posenc.attend.problem import Cost, Problem
 from posenc.attend.ways import flash
 from posenc.encodings.numerics.torch_modes import inside_functorch_transform, is_readable
 
 
 def cost(problem: Problem) -> Cost:
     """Return the expected time and memory of attention with all scores at once."""
-    return Cost("O(q_len * kv_len)", dense_bytes(problem, problem.q_len))
+    return Cost("O(q_len * kv_len)", problem.dense_bytes(problem.q_len))
 
 
 def run(problem: Problem) -> tuple[Tensor, Tensor | None]:
@@ -32,7 +31,7 @@ def attend(problem: Problem, start: int, stop: int) -> tuple[Tensor, Tensor | No
     """Attend from queries [start, stop) to all keys; return the output, and the log-sum-exp if
     needed."""
     visible = problem.visible_pairs(start, stop)
-    # An exact mask is causality and a window, whose hidden keys are tokens. Others may hide
+    # An exact mask is causality and a window, which hide tokens only. Another mask may hide
     # padding, which may be NaN, and its weight 0 times NaN would be NaN.
     if visible is not None and problem.mask is not None and not problem.mask.exact:
         k, v = flash.zero_hidden_keys(visible, problem.k, problem.v)
@@ -52,33 +51,35 @@ def weights_and_lse(
     visible: the mask of these pairs, True for visible keys; None if all are visible.
     """
     scores = problem.scores(start, stop, visible)
-    may_write = not (
+    # Autograd and traces may observe operations in place.
+    is_observed = (
         problem.needs_grad or torch.compiler.is_compiling() or inside_functorch_transform()
     )
-    if may_write:
+    if not is_observed:
         problem.mask_scores_in_place(scores, start, stop)
     elif visible is not None:
         scores = scores.masked_fill(~visible, -torch.inf)
-    sees_nothing = _queries_without_keys(scores)
-    if sees_nothing is None:
+    sees_no_key = _queries_without_keys(scores)
+    if sees_no_key is None:
         return scores.softmax(-1), scores.logsumexp(-1) if problem.needs_lse else None
-    scores = scores.masked_fill(sees_nothing, 0)  # its softmax would be NaN, and so its gradient
+    # A softmax over -inf only would be NaN, and so would its gradient.
+    scores = scores.masked_fill(sees_no_key, 0)
     lse = None
     if problem.needs_lse:
-        lse = scores.logsumexp(-1).masked_fill(sees_nothing[..., 0], -torch.inf)
-    return scores.softmax(-1).masked_fill(sees_nothing, 0), lse
+        lse = scores.logsumexp(-1).masked_fill(sees_no_key[..., 0], -torch.inf)
+    return scores.softmax(-1).masked_fill(sees_no_key, 0), lse
 
 
 def _queries_without_keys(scores: Tensor) -> Tensor | None:
-    """Return True for queries that see no key, (..., rows, 1); None where nothing is to be done.
+    """Return True for queries that see no key, (..., rows, 1), from masked scores; None if all
+    queries are known to see one, or if there are no keys at all.
 
-    That is where all are known to see one, and where there are no keys at all: there the softmax
-    has no numbers that could be NaN, and the sum over its values is 0, as for a query without keys.
-    This is read from the scores and not from the mask, because a bias may hide keys, too.
+    Without keys the softmax has no numbers that could be NaN, and its sum of values is 0, as it
+    must be. Scores are read and not the mask, because a bias may hide keys, too.
     """
     if scores.shape[-1] == 0:
         return None
-    blind = scores.detach().amax(-1, keepdim=True) == -torch.inf
-    if is_readable(blind) and not bool(blind.any()):
+    sees_no_key = scores.detach().amax(-1, keepdim=True) == -torch.inf
+    if is_readable(sees_no_key) and not bool(sees_no_key.any()):
         return None
-    return blind
+    return sees_no_key

@@ -9,8 +9,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from posenc import masks
-from posenc.attend.cost import Cost, scores_bytes
-from posenc.attend.problem import Problem
+from posenc.attend.problem import Cost, Problem
 from posenc.attend.ways import blocks, flash, key_rows, strips, strips_backward
 from posenc.attend.ways.second_derivatives import make_twice_differentiable
 from posenc.encodings.numerics.precision import without_autocast
@@ -19,17 +18,20 @@ NEAR_ROWS = 1024
 """Queries that attend to near keys at a time, in the form "near and far"."""
 MASKED_ROWS = 256
 """Queries per call if masks are materialized."""
+# Float32 arrays of the size of q that the form "near and far" holds at its peak, chosen such that
+# their sum fits what tests/attend/test_near_and_far.py measures.
 NEAR_ARRAYS = 4
+"""For near keys, whatever their number."""
 NEAR_ARRAYS_PER_KEY = 4.5
+"""For near keys, to be multiplied by their number divided by the head's width."""
 FAR_ARRAYS_TRAINING = 12
+"""For far keys, with gradients."""
 FAR_ARRAYS = 2
-"""Float32 arrays of the size of q that the form "near and far" holds: for near keys whatever their
-number, for near keys by their number divided by the head's width, and for far keys with and without
-gradients. Chosen such that their sum fits what tests/attend/test_near_and_far.py measures."""
+"""For far keys, without gradients."""
 
 
 def run(problem: Problem, form: str) -> tuple[Tensor, Tensor | None]:
-    """Attend in one of choose.FORMS; return the output, and the log-sum-exp if needed."""
+    """Attend in one of choose.SDPA_FORMS; return the output, and the log-sum-exp if needed."""
     if form == "near and far":
         return _attend_near_and_far(problem)
     if form == "strips":
@@ -45,8 +47,8 @@ def run(problem: Problem, form: str) -> tuple[Tensor, Tensor | None]:
 
 def _attend_without_term(problem: Problem) -> Tensor:
     """Attend without a term, in one call of torch's kernel or in calls of MASKED_ROWS queries."""
-    all_seen = problem.keys_visible_to_all(0, problem.q_len) == (0, problem.kv_len)
-    needs_no_mask = all_seen or problem.is_causal_by_index
+    all_visible = problem.keys_visible_to_all(0, problem.q_len) == (0, problem.kv_len)
+    needs_no_mask = all_visible or problem.is_causal_by_index
     if needs_no_mask or _needs_whole_mask(problem):
         return _call_kernel(problem, 0, problem.q_len)
     outs = []
@@ -59,24 +61,24 @@ def _attend_without_term(problem: Problem) -> Tensor:
 
 def cost(problem: Problem, form: str) -> Cost:
     """Return the expected time and memory of a form."""
-    time = "O(q_len * kv_len)"
+    time_growth = "O(q_len * kv_len)"
     if problem.mask is not None and problem.mask.window is not None:
-        time = f"O(q_len * {min(problem.mask.window, problem.kv_len)})"
-    extra_bytes = {
+        time_growth = f"O(q_len * {min(problem.mask.window, problem.kv_len)})"
+    extra_bytes_by_form = {
         "row": _row_bytes,
         "strips": _strips_bytes,
         "near and far": _near_and_far_bytes,
         "key rows": _key_rows_bytes,
         "plain": _plain_form_bytes,
     }
-    return Cost(time, extra_bytes[form](problem))
+    return Cost(time_growth, extra_bytes_by_form[form](problem))
 
 
 def _row_bytes(problem: Problem) -> int:
     """Return the bytes of the bias of all queries and of what the term needs to compute it."""
     assert problem.term is not None
     arrays = 1 + problem.term.extra_score_arrays(False)
-    return int(arrays * scores_bytes(problem, problem.q_len))
+    return int(arrays * problem.scores_bytes(problem.q_len))
 
 
 def _strips_bytes(problem: Problem) -> int:
@@ -90,7 +92,7 @@ def _strips_bytes(problem: Problem) -> int:
     if not problem.needs_grad:
         return row + output + group
     # Scores, weights and their gradients of some queries, and the gradient of k in float32.
-    scores = scores_bytes(problem, min(q_len, strips_backward.ROWS_AT_ONCE))
+    scores = problem.scores_bytes(min(q_len, strips_backward.ROWS_AT_ONCE))
     backward = 3 * min(strips_backward.SCORES_BYTES, scores) + 4 * problem.k.numel()
     return row + output + group + backward
 
@@ -109,8 +111,8 @@ def _key_rows_bytes(problem: Problem) -> int:
     """Return the bytes of a block's mask and, with gradients, of two copies each of q, k and v."""
     # A mask is written out for keys that only some queries of a block see, about as many as the
     # block has queries. All others have one row of bias for the whole block.
-    blocks_of_keys = max(1, problem.kv_len // key_rows.ROWS)
-    mask = scores_bytes(problem, key_rows.ROWS) // blocks_of_keys
+    blocks_of_keys = max(1, problem.kv_len // key_rows.BLOCK_ROWS)
+    mask = problem.scores_bytes(key_rows.BLOCK_ROWS) // blocks_of_keys
     copies = 0
     if problem.needs_grad:
         copies = 2 * (problem.q.numel() + problem.k.numel() + problem.v.numel())
@@ -130,8 +132,8 @@ def _plain_form_bytes(problem: Problem) -> int:
 
 
 def _copied_bytes(problem: Problem, copied: int) -> int:
-    """Return the bytes of `copied` elements, of padding and of the kernel's own copies. `copied`:
-    how many elements of q, k and v this way copies itself."""
+    """Return the bytes of all copies of q, k and v: those by this way, padding, and the kernel's.
+    copied: number of elements that this way copies."""
     one_of_each = problem.q.numel() + problem.k.numel()
     if problem.v.shape[-1] < problem.q.shape[-1]:  # v and the output are padded to q's width
         copied += one_of_each
@@ -156,15 +158,16 @@ def _attend_near_and_far(problem: Problem) -> tuple[Tensor, Tensor | None]:
     assert term.attend_near is not None and term.far_terms is not None
     far_from = term.far_from
     attend_near = term.attend_near
-    of_far = term.far_terms
+    far_terms = term.far_terms
     far_out, far_lse = _attend_far_keys(problem, far_from)
 
     def attend(start: int) -> tuple[Tensor, Tensor]:
+        """Return output and log-sum-exp of NEAR_ROWS queries from `start` on, over all keys."""
         rows = slice(start, start + NEAR_ROWS)
         keys = slice(max(0, start - far_from + 1), rows.stop)
         near = attend_near(q[:, :, rows], k[:, :, keys], v[:, :, keys])
-        score, value = of_far(q[:, :, rows])
-        far = (far_out[:, :, rows] + value, far_lse[:, :, rows] + score)
+        added_score, added_value = far_terms(q[:, :, rows])
+        far = (far_out[:, :, rows] + added_value, far_lse[:, :, rows] + added_score)
         return flash.join_attention([near, far])
 
     if problem.needs_grad:

@@ -26,11 +26,11 @@ from torch.nn import functional as F
 from posenc.attend.problem import Problem
 from posenc.attend.ways import flash
 from posenc.attend.ways.strips_backward import RowEntries, StripsAttention
-from posenc.attend.ways.strips_forward import Group, HeadPlan, Plan, Strip, forward
+from posenc.attend.ways.strips_forward import Group, HeadPlan, Strip, StripPlan, forward
 from posenc.encodings.numerics.precision import at_least_float32
 from posenc.encodings.numerics.torch_modes import is_readable
 
-ROWS = 256
+STRIP_ROWS = 256
 """Queries per strip. Within a strip, pairs that a causal mask hides are computed too."""
 GROUP_ROWS = 1024
 """Queries that attend in one call to the keys visible to all of them: torch's kernel is up to a
@@ -49,8 +49,9 @@ def run(problem: Problem) -> tuple[Tensor, Tensor | None]:
     row = bias_by_falling_distance(problem)
     negligible = _count_negligible_entries(problem, row.detach())
     if any(negligible):
-        first = torch.tensor(negligible, device=row.device)[:, None]
-        row = row.masked_fill(torch.arange(row.shape[1], device=row.device) < first, -torch.inf)
+        num_negligible = torch.tensor(negligible, device=row.device)[:, None]
+        entry = torch.arange(row.shape[1], device=row.device)
+        row = row.masked_fill(entry < num_negligible, -torch.inf)
     plan = _plan_heads(problem, row, negligible)
     if not (problem.needs_lse or problem.needs_grad):
         out, _ = forward(problem.q, problem.k, problem.v, row, problem.scale, plan)
@@ -65,28 +66,28 @@ def run(problem: Problem) -> tuple[Tensor, Tensor | None]:
     )
     if not problem.needs_lse:
         return out, None
-    sees_nothing = lse == -torch.inf
+    sees_no_key = lse == -torch.inf
     # It is -inf there already: filling it again keeps gradients from passing on to these queries.
-    return out, lse.masked_fill(sees_nothing, -torch.inf)
+    return out, lse.masked_fill(sees_no_key, -torch.inf)
 
 
-def _plan_heads(problem: Problem, row: Tensor, negligible: list[int]) -> Plan:
+def _plan_heads(problem: Problem, row: Tensor, negligible: list[int]) -> StripPlan:
     """Divide the queries of each head into groups of strips. Heads that drop about as many of the
     row's first entries attend together. `negligible`: for each head, how many it may drop."""
     num_heads = len(negligible)
     queries_per_key_head = num_heads // problem.k.shape[1]
     heads_per_call = _heads_per_call(problem, num_heads, queries_per_key_head)
     # For each head of keys: the fewest and the most entries that a head of its call drops.
-    dropped = []
+    dropped_by_kv_head = []
     for head in range(0, num_heads, queries_per_key_head):
         first = head // heads_per_call * heads_per_call
         entries = negligible[first : first + heads_per_call]
-        dropped.append((min(entries), max(entries)))
+        dropped_by_kv_head.append((min(entries), max(entries)))
 
     plan = []
     kv_head = 0
-    for (fewest, most), same_dropped in itertools.groupby(dropped):
-        kv_heads = slice(kv_head, kv_head + len(list(same_dropped)))
+    for (fewest, most), kv_heads_alike in itertools.groupby(dropped_by_kv_head):
+        kv_heads = slice(kv_head, kv_head + len(list(kv_heads_alike)))
         kv_head = kv_heads.stop
         q_heads = slice(kv_heads.start * queries_per_key_head, kv_heads.stop * queries_per_key_head)
         groups = [
@@ -107,41 +108,44 @@ def _heads_per_call(problem: Problem, num_heads: int, queries_per_key_head: int)
 
 
 def _count_negligible_entries(problem: Problem, row: Tensor) -> list[int]:
-    """Return for each head of q how many of the row's first entries do not matter, because their
-    keys get no weight next to nearer ones."""
+    """Return for each head of q how many of the row's first entries, those of the farthest keys, do
+    not matter, because their keys get no weight next to nearer ones."""
     q_len = problem.q_len
     kv_len = problem.kv_len
-    nothing = [0] * len(row)
-    # The row is float32 or wider, as the backward pass is; of the forward pass q decides.
-    is_wide = problem.needs_grad or problem.q.dtype == row.dtype
-    # Tiny weights are slow in 32 bits; otherwise few keys are attended to faster.
-    few = ROWS if is_wide else GROUP_ROWS
-    if kv_len <= few or q_len > kv_len:
-        return nothing
+    drops_nothing = [0] * len(row)
+    # The backward pass computes in the dtype of the row, float32 or wider; the forward pass in that
+    # of q. In 32 bits tiny weights are slow, so that dropping keys pays from fewer keys on.
+    computes_wide = problem.needs_grad or problem.q.dtype == row.dtype
+    fewest_keys = STRIP_ROWS if computes_wide else GROUP_ROWS
+    if kv_len <= fewest_keys or q_len > kv_len:
+        return drops_nothing
     if not len(problem.q) or not is_readable(row):
-        return nothing
-    # Every query has a key for each of the entries q_len - 1 to kv_len - 1: the bias of its best.
-    best = row[:, q_len - 1 : kv_len].amax(-1, keepdim=True)
-    below = row - best
+        return drops_nothing
+    # Every query has a key for each of the entries q_len - 1 to kv_len - 1. The highest of these is
+    # a bias that each query sees at some key.
+    highest = row[:, q_len - 1 : kv_len].amax(-1, keepdim=True)
+    difference = row - highest
     # exp(-87) is about the least normal number of float32. Hidden keys (-inf) cost no time.
-    has_tiny_weights = (below.nan_to_num(neginf=0) < -87).any()
+    has_tiny_weights = (difference.nan_to_num(neginf=0) < -87).any()
     if not bool(has_tiny_weights):
-        return nothing
+        return drops_nothing
     # An entry is dropped if it and all before it are negligible.
-    return (below.cummax(-1).values < problem.negligible_threshold()[:, None]).sum(-1).tolist()
+    is_dropped = difference.cummax(-1).values < problem.negligible_threshold()[:, None]
+    return is_dropped.sum(-1).tolist()
 
 
 def _count_constant_entries(problem: Problem) -> int:
-    """Return how many of the row's first entries are one parameter of each head."""
+    """Return how many of the row's first entries, those of the farthest keys, are one parameter of
+    each head, as in T5's last bucket."""
     first_distance = None if problem.term is None else problem.term.constant_from
     causal = problem.mask is not None and problem.mask.causal
-    if first_distance is None or problem.shift is None or not causal:
+    if first_distance is None or problem.query_offset is None or not causal:
         return 0
     _, most = problem.visible_distances
-    if most + problem.shift < first_distance:  # the mask hides all of them
+    if most + problem.query_offset < first_distance:  # the mask hides all of them
         return 0
-    # Entry 0 is for distance q_len - 1 + shift, and each further one for a distance less by 1.
-    constant = max(0, problem.q_len + problem.shift - first_distance)
+    # Entry 0 is for distance q_len - 1 + query_offset, each further one for a distance less by 1.
+    constant = max(0, problem.q_len + problem.query_offset - first_distance)
     return min(constant, problem.q_len + problem.kv_len - 1)
 
 
@@ -153,7 +157,7 @@ def _plan_group(problem: Problem, row: Tensor, begin: int, fewest: int, most: in
     """
     q_len = problem.q_len
     end = min(begin + GROUP_ROWS, q_len)
-    size = ROWS if problem.mask is not None else GROUP_ROWS
+    size = STRIP_ROWS if problem.mask is not None else GROUP_ROWS
     strips = []
     for start in range(begin, end, size):
         stop = min(start + size, end)
@@ -164,11 +168,11 @@ def _plan_group(problem: Problem, row: Tensor, begin: int, fewest: int, most: in
     first = max(first, most - q_len + end)
     # One key less on both sides, so that each query sees at least one of the remaining keys.
     shared = Strip(begin, end, first + 1 if first else 0, last - 1)
-    if len(strips) == 1 or shared.last - shared.first < ROWS:
+    if len(strips) == 1 or shared.last - shared.first < STRIP_ROWS:
         return Group(strips, None)
     # The bias may hide keys, too: it must show the shared keys and those left out on both sides.
-    read = row[:, q_len - end + first : q_len - begin + last - 1]
-    all_finite = is_readable(read) and bool(read.isfinite().all())
+    entries = row[:, q_len - end + first : q_len - begin + last - 1]
+    all_finite = is_readable(entries) and bool(entries.isfinite().all())
     return Group(strips, shared if all_finite else None)
 
 

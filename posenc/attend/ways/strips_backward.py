@@ -39,7 +39,7 @@ from torch.nn import functional as F
 
 from posenc.attend.ways import flash
 from posenc.attend.ways.second_derivatives import dense_gradients
-from posenc.attend.ways.strips_forward import Plan, Strip, forward, reversed_bias
+from posenc.attend.ways.strips_forward import Strip, StripPlan, forward, reversed_bias
 from posenc.encodings.numerics.grouped_heads import repeat_kv_heads
 from posenc.encodings.numerics.precision import without_autocast
 
@@ -52,12 +52,12 @@ KEYS_AT_ONCE = 4096
 
 
 class RowEntries(NamedTuple):
-    """What is known about the entries of a row of bias, which are in falling order of distance."""
+    """Facts about the entries of a row of bias, which are in falling order of distance."""
 
     constant: int
-    """How many of the first ones are one parameter of each head."""
+    """Number of first entries that are one parameter of each head."""
     visible_end: int
-    """The mask hides entries from here on."""
+    """Index of the first entry that the mask hides; it hides all from there on."""
 
 
 class StripsAttention(torch.autograd.Function):
@@ -75,7 +75,7 @@ class StripsAttention(torch.autograd.Function):
         v: Tensor,
         row: Tensor,
         scale: float,
-        plan: Plan,
+        plan: StripPlan,
         entries: RowEntries,
     ) -> tuple[Tensor, Tensor]:
         out, lse = forward(q, k, v, row, scale, plan)
@@ -172,7 +172,7 @@ def sum_head_groups(grad: Tensor, t: Tensor) -> Tensor:
 
 
 def _input_gradients(
-    saved: SavedForBackward, row: Tensor, scale: float, plan: Plan
+    saved: SavedForBackward, row: Tensor, scale: float, plan: StripPlan
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the gradients of q, k and v by torch's own backward kernel, in the row's dtype."""
     d_q = torch.zeros_like(saved.q, dtype=row.dtype)
@@ -187,11 +187,11 @@ def _input_gradients(
                 k = of_heads.k[:, :, piece.keys()]
                 v = of_heads.v[:, :, piece.keys()]
                 bias = reversed_bias(row[heads], saved.q.shape[2], piece)
-                more_q, more_k, more_v = flash.gradients(rows, (k, v), bias, scale)
-                d_q[:, heads, piece.rows()] += more_q.flip(2)
-                d_k[:, heads, piece.keys()] += more_k
-                d_v[:, heads, piece.keys()] += more_v
-                del more_q, more_k, more_v  # free their memory before the next piece
+                piece_d_q, piece_d_k, piece_d_v = flash.gradients(rows, (k, v), bias, scale)
+                d_q[:, heads, piece.rows()] += piece_d_q.flip(2)
+                d_k[:, heads, piece.keys()] += piece_d_k
+                d_v[:, heads, piece.keys()] += piece_d_v
+                del piece_d_q, piece_d_k, piece_d_v  # free their memory before the next piece
     return d_q, d_k, d_v
 
 
@@ -202,7 +202,7 @@ def _split_keys(part: Strip) -> Iterator[Strip]:
 
 
 def _row_gradient(
-    saved: SavedForBackward, row: Tensor, scale: float, plan: Plan, entries: RowEntries
+    saved: SavedForBackward, row: Tensor, scale: float, plan: StripPlan, entries: RowEntries
 ) -> Tensor:
     """Return the gradient of the row, (num_heads, q_len + kv_len - 1). All sums have a fixed order,
     so results are reproducible bit for bit. The head of this file derives it."""
@@ -213,20 +213,20 @@ def _row_gradient(
         return _sums_along_diagonals(saved, row, scale, plan, 0, entries.visible_end)
 
     d_row = _sums_along_diagonals(saved, row, scale, plan, *entries)
-    rest = -d_row.sum(-1)
-    too_coarse = rest.abs() < 1e-4 * d_row.abs().sum(-1)
+    constant_gradient = -d_row.sum(-1)
+    too_coarse = constant_gradient.abs() < 1e-4 * d_row.abs().sum(-1)
     if bool(too_coarse.any()):
         return _sums_along_diagonals(saved, row, scale, plan, 0, entries.visible_end)
     # One of the constant entries gets the gradient of all of them: they are one parameter.
-    d_row[:, entries.constant - 1] += rest
+    d_row[:, entries.constant - 1] += constant_gradient
     return d_row
 
 
 def _sums_along_diagonals(
-    saved: SavedForBackward, row: Tensor, scale: float, plan: Plan, begin: int, end: int
+    saved: SavedForBackward, row: Tensor, scale: float, plan: StripPlan, begin: int, end: int
 ) -> Tensor:
-    """Return the sums of the gradients of scores that read entry e of the row, at place e, from
-    pairs that read entries [begin, end). Other places may be incomplete."""
+    """Return the sums of the gradients of scores by the entry of the row that they read,
+    (num_heads, q_len + kv_len - 1). Entries outside [begin, end) may be incomplete."""
     batch, _, q_len, _ = saved.q.shape
     d_row = torch.zeros_like(row)
     most_keys = min(saved.k.shape[2], end - begin + ROWS_AT_ONCE)
@@ -262,7 +262,7 @@ def _partial_score_gradients(
     query. The strip has only some of them, so weights come from the saved log-sum-exp, and the mean
     is grad . out, which the forward pass has summed over all.
 
-    saved: inputs, results and their gradients. bias: of the strip. scale: of q . k.
+    saved: tensors of the heads of this strip. bias: (1, heads, rows, keys).
     """
     rows, scores, d_weights = _scores_and_weight_gradients(saved, bias, scale, strip)
     mean = (rows.grad * rows.out).sum(-1, keepdim=True)
@@ -285,9 +285,9 @@ def _complete_score_gradients(
     """
     _, scores, d_scores = _scores_and_weight_gradients(saved, bias, scale, strip)
     weights = torch.softmax(scores, -1)
-    blind = bias.amax(-1, keepdim=True) == -torch.inf
-    if bool(blind.any()):  # queries that see no key
-        weights.masked_fill_(blind, 0)
+    sees_no_key = bias.amax(-1, keepdim=True) == -torch.inf
+    if bool(sees_no_key.any()):
+        weights.masked_fill_(sees_no_key, 0)
     d_scores.mul_(weights)
     mean = d_scores.sum(-1, keepdim=True)
     d_scores.addcmul_(weights, mean, value=-1)

@@ -26,7 +26,7 @@ reads it faster than a view."""
 
 
 class Strip(NamedTuple):
-    """Queries [start, stop), and a range of keys [first, last) which has all that they may see."""
+    """Queries [start, stop) and keys [first, last) that attend in one call."""
 
     start: int
     stop: int
@@ -89,7 +89,8 @@ class HeadPlan(NamedTuple):
     groups: list[Group]
 
 
-Plan = list[HeadPlan]
+StripPlan = list[HeadPlan]
+"""How all heads attend; the heads of a HeadPlan attend together."""
 
 
 def reversed_bias(row: Tensor, q_len: int, strip: Strip) -> Tensor:
@@ -102,7 +103,7 @@ def reversed_bias(row: Tensor, q_len: int, strip: Strip) -> Tensor:
 
 
 def forward(
-    q: Tensor, k: Tensor, v: Tensor, row: Tensor, scale: float, plan: Plan
+    q: Tensor, k: Tensor, v: Tensor, row: Tensor, scale: float, plan: StripPlan
 ) -> tuple[Tensor, Tensor]:
     """Return the output (batch, num_heads, q_len, v_dim) in the dtype of q, and the log-sum-exp
     (batch, num_heads, q_len) in that of the row."""
@@ -129,7 +130,7 @@ def forward(
     return out[..., :v_dim], lse
 
 
-def _only_strip(plan: Plan) -> Strip | None:
+def _only_strip(plan: StripPlan) -> Strip | None:
     """Return the strip of a plan that has only one; None if it has several."""
     groups = plan[0].groups
     if len(plan) == len(groups) == len(groups[0].strips) == 1:

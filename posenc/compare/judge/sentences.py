@@ -16,7 +16,6 @@ from posenc.compare.judge.judgement import (
 from posenc.compare.judge.limits import Limits
 from posenc.compare.judge.standing import Standing
 from posenc.compare.rows import EqualTime
-from posenc.sentence import join_names
 from posenc.statistics.seed_intervals import Gap
 
 COSTS_MORE = 1.2
@@ -38,6 +37,17 @@ _NUMBER_WORDS = (
     "nine",
     "ten",
 )
+
+
+def join_names(names: Sequence[str]) -> str:
+    """Join names by commas, the last by "and".
+
+    >>> join_names(["rope", "alibi", "t5"])
+    'rope, alibi and t5'
+    """
+    if len(names) == 1:
+        return names[0]
+    return f"{', '.join(names[:-1])} and {names[-1]}"
 
 
 def sentences_on_text(judgement: Judgement) -> Iterator[str]:

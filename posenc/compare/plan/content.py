@@ -8,7 +8,7 @@ import numpy as np
 
 from posenc.compare.plan.splits import entropy
 from posenc.files.opening import open_ordinary
-from posenc.text import TextSource
+from posenc.text_files import TextSource
 
 FORMAT_OF_MAGIC = {
     b"\x1f\x8b": "gzip",

@@ -15,7 +15,7 @@ from posenc.compare.trial.material import shape_length
 from posenc.compare.trial.objectives import objective_of
 from posenc.encodings import create, entry, line_in_user_code, parse
 from posenc.testing import CHECKS, VOIDING_FAILURES, maker, verdicts
-from posenc.testing.checks import check_in_both_modes
+from posenc.testing.contract import check_in_both_modes
 from posenc.testing.harness import (
     SHAPE,
     Make,

@@ -43,7 +43,7 @@ from posenc.files.atomic import prepare_page_and_figures
 from posenc.machine import hardware
 from posenc.tasks.known import TASKS, TEXT, find_task
 from posenc.tasks.task import Task
-from posenc.text import find_text, standard_library_text
+from posenc.text_files import find_text, standard_library_text
 
 ENGINE_OPTIONS = {
     "local": ("workers",),

@@ -21,7 +21,7 @@ from posenc.files.opening import (
     remove_folder,
 )
 from posenc.machine.limits import check_memory_or_disk
-from posenc.text import TextSource
+from posenc.text_files import TextSource
 
 SEPARATOR = 256
 """Symbol after each file."""

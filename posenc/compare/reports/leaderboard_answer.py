@@ -18,7 +18,6 @@ from posenc.compare.judge.standing import Standing, standing_of_tasks
 from posenc.compare.page.json_facts import facts_of
 from posenc.compare.results import Study, with_labels
 from posenc.compare.rows import EqualTime
-from posenc.sentence import join_names
 from posenc.tasks.known import TEXT
 
 

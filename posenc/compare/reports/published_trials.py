@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from posenc.compare.judge.sentences import join_names
 from posenc.compare.rates import choose_rates
 from posenc.compare.reports.leaderboard import BOARD, ROWS, published_file
 from posenc.compare.reports.merge import join_distinct_values, joined_by_slashes, recipe_of
@@ -17,7 +18,6 @@ from posenc.compare.trial.config import TrialConfig, describe_trial
 from posenc.compare.trial.material import check_scores
 from posenc.files.opening import bytes_of
 from posenc.files.sealed_json import Record
-from posenc.sentence import join_names
 
 RATES = "_rates"
 

@@ -17,7 +17,7 @@ from posenc.files.atomic import prepare_file, prepare_page_and_figures
 from posenc.files.lock import locked
 from posenc.files.opening import bytes_of, text_of
 from posenc.report.terminal import print_line, stderr
-from posenc.text import STUDY_FILE
+from posenc.text_files import STUDY_FILE
 
 
 def report_runs(

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from posenc.arguments import FARTHEST_POSITION
 from posenc.encodings.numerics.torch_modes import extremes_if_readable
-from posenc.positions import as_tensor, check_flat, move_placeless_to_origin
+from posenc.positions import as_tensor, check_flat_positions, move_placeless_to_origin
 
 _FIRST_WITH_GAPS = {torch.float32: 2**24, torch.float64: 2**53}
 """The whole number from which on a dtype lacks some: it rounds neighbouring positions to one."""
@@ -41,7 +41,7 @@ def validated_bias_positions(
         kv_positions = _range_as_tensor(owner, "kv_positions", kv_positions)
     _check_dtype(owner, "q_positions", q_positions)
     _check_dtype(owner, "kv_positions", kv_positions)
-    check_flat(q_positions, kv_positions)
+    check_flat_positions(q_positions, kv_positions)
     batch_sizes = {t.shape[0] for t in (q_positions, kv_positions) if t.ndim == 2} - {1}
     if len(batch_sizes) > 1:
         raise ValueError(

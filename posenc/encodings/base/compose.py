@@ -25,7 +25,7 @@ from posenc.encodings.base.position_encoding import (
 )
 from posenc.encodings.terms.term import Chain, Term
 from posenc.encodings.terms.tokens import Tokens
-from posenc.positions import KeyPositions, Positions, QueryPositions, TokenPositions
+from posenc.positions import KeyPositionTensor, Positions, PositionTensor, QueryPositionTensor
 
 _METHODS_OF_ONE_MEMBER = {"scale": "scale", "state": "state per token", "passes": "passes"}
 """Methods that only one of the composed encodings may define, with their names in messages."""
@@ -176,7 +176,9 @@ class Compose(PositionEncoding):
         scaled._members_in_use = tuple(e.with_scale(scale) for e in self.members)
         return scaled
 
-    def passes(self, q_positions: QueryPositions, kv_positions: KeyPositions) -> tuple[Pass, ...]:
+    def passes(
+        self, q_positions: QueryPositionTensor, kv_positions: KeyPositionTensor
+    ) -> tuple[Pass, ...]:
         owner = self._defining_member("passes")
         if owner is None:
             return super().passes(q_positions, kv_positions)
@@ -187,7 +189,7 @@ class Compose(PositionEncoding):
             x = e.embed(x, positions)
         return x
 
-    def state(self, x: Hidden, positions: TokenPositions, past: Past | None = None) -> State | None:
+    def state(self, x: Hidden, positions: PositionTensor, past: Past | None = None) -> State | None:
         owner = self._defining_member("state")
         return None if owner is None else owner.state(x, positions, past)
 

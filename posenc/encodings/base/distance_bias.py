@@ -13,7 +13,7 @@ from posenc.encodings.base.position_encoding import PositionEncoding, check_head
 from posenc.encodings.numerics.precision import at_least_float32
 from posenc.encodings.terms.pairwise_bias import PairwiseBias
 from posenc.encodings.terms.tokens import Tokens
-from posenc.positions import FlatKeys, FlatQueries, Positions, distances
+from posenc.positions import FlatKeyPositions, FlatQueryPositions, Positions, distances
 
 BiasMatrix = Float[Tensor, "*batch num_heads q_len kv_len"]
 
@@ -55,7 +55,9 @@ class DistanceBias(PositionEncoding):
         raise NotImplementedError(f"{type(self).__name__} must define bias(distance)")
 
     @explain_misfits
-    def forward(self, q_positions: FlatQueries, kv_positions: FlatKeys) -> BiasMatrix:
+    def forward(
+        self, q_positions: FlatQueryPositions, kv_positions: FlatKeyPositions
+    ) -> BiasMatrix:
         """Return the bias of each pair, (num_heads, q_len, kv_len), or (batch, num_heads, q_len,
         kv_len) if positions are batched."""
         return self.bias_of_pairs(
@@ -63,7 +65,7 @@ class DistanceBias(PositionEncoding):
         )
 
     def bias_of_pairs(
-        self, q_positions: FlatQueries, kv_positions: FlatKeys, double: bool = False
+        self, q_positions: FlatQueryPositions, kv_positions: FlatKeyPositions, double: bool = False
     ) -> BiasMatrix:
         """Return the bias of each pair like `forward`, in float64 if `double`, without checking the
         positions."""

@@ -20,7 +20,7 @@ from posenc.encodings.base.position_encoding import (
 from posenc.encodings.base.within import Within
 from posenc.encodings.terms.tokens import Tokens
 from posenc.masks import Mask, sliding_window
-from posenc.positions import KeyPositions, Positions, QueryPositions
+from posenc.positions import KeyPositionTensor, Positions, QueryPositionTensor
 
 
 class PerLayer(PositionEncoding):
@@ -180,7 +180,7 @@ class PerLayer(PositionEncoding):
     def embed(self, x: Embedded, positions: EmbeddedPositions) -> Embedded:
         return self.members[0].embed(x, positions)
 
-    def passes(self, q_positions: QueryPositions, kv_positions: KeyPositions) -> NoReturn:
+    def passes(self, q_positions: QueryPositionTensor, kv_positions: KeyPositionTensor) -> NoReturn:
         raise ValueError(
             f"{type(self).__name__}: layers differ, so attention needs one layer's encoding: "
             "pass encoding.for_layer(i)."

@@ -21,7 +21,7 @@ from posenc.encodings.base.model_shape import ModelShape
 from posenc.encodings.numerics.caches import TableCache
 from posenc.encodings.terms.term import Term
 from posenc.encodings.terms.tokens import Tokens
-from posenc.positions import KeyPositions, Positions, QueryPositions, TokenPositions
+from posenc.positions import KeyPositionTensor, Positions, PositionTensor, QueryPositionTensor
 
 if TYPE_CHECKING:
     from posenc.masks import Mask
@@ -68,8 +68,8 @@ class Pass:
     True
     """
 
-    q_positions: QueryPositions
-    kv_positions: KeyPositions
+    q_positions: QueryPositionTensor
+    kv_positions: KeyPositionTensor
     mask: "Mask | None" = None
 
 
@@ -239,11 +239,13 @@ class PositionEncoding(nn.Module):
         scaled._attribute_names = (*self._attribute_names, "scale")
         return scaled
 
-    def passes(self, q_positions: QueryPositions, kv_positions: KeyPositions) -> tuple[Pass, ...]:
+    def passes(
+        self, q_positions: QueryPositionTensor, kv_positions: KeyPositionTensor
+    ) -> tuple[Pass, ...]:
         """Return the softmax attentions to compute: one, or several to be merged by log-sum-exp."""
         return (Pass(q_positions, kv_positions),)
 
-    def state(self, x: Hidden, positions: TokenPositions, past: Past | None = None) -> State | None:
+    def state(self, x: Hidden, positions: PositionTensor, past: Past | None = None) -> State | None:
         """Compute the state per token that `transform` and `term` read, (batch, heads, len, ...).
 
         x are hidden states. The state is cached next to k and v; `past` is that of the tokens

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from posenc.encodings.base.position_encoding import Pass, PositionEncoding
 from posenc.masks import Mask
-from posenc.positions import KeyPositions, QueryPositions
+from posenc.positions import KeyPositionTensor, QueryPositionTensor
 
 
 class Within(PositionEncoding):
@@ -31,6 +31,8 @@ class Within(PositionEncoding):
         self.mask = mask
         self.claims = replace(self.claims, shift_invariant=mask.exact)
 
-    def passes(self, q_positions: QueryPositions, kv_positions: KeyPositions) -> tuple[Pass, ...]:
+    def passes(
+        self, q_positions: QueryPositionTensor, kv_positions: KeyPositionTensor
+    ) -> tuple[Pass, ...]:
         mask = self.mask.bind(q_positions, kv_positions)
         return (Pass(q_positions, kv_positions, mask),)

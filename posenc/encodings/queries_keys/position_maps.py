@@ -18,9 +18,9 @@ from posenc.encodings.queries_keys.rope import RoPE
 from posenc.frequencies.scaling import Scaling
 from posenc.masks import Mask, sliding_window
 from posenc.positions import (
-    KeyPositions,
+    KeyPositionTensor,
     Positions,
-    QueryPositions,
+    QueryPositionTensor,
     RememberedPositions,
     are_known_equal,
     subtract_first_key,
@@ -38,12 +38,14 @@ class PositionMap(RoPE):
     _prepared_passes: tuple[RememberedPositions, tuple[Pass, ...]] | None = None
 
     def mapped_passes(
-        self, q_positions: QueryPositions, kv_positions: KeyPositions
+        self, q_positions: QueryPositionTensor, kv_positions: KeyPositionTensor
     ) -> tuple[Pass, ...]:
         """Return the passes, each with mapped positions and the mask of its pairs."""
         raise NotImplementedError(f"{type(self).__name__} must define mapped_passes()")
 
-    def passes(self, q_positions: QueryPositions, kv_positions: KeyPositions) -> tuple[Pass, ...]:
+    def passes(
+        self, q_positions: QueryPositionTensor, kv_positions: KeyPositionTensor
+    ) -> tuple[Pass, ...]:
         if self._prepared_passes is not None:
             positions, passes = self._prepared_passes
             if positions.fits(q_positions) and positions.fits(kv_positions):
@@ -124,7 +126,7 @@ class ReRoPE(PositionMap):
         return super().from_shape(shape, **{"window": max(1, shape.train_length // 2), **options})
 
     def mapped_passes(
-        self, q_positions: QueryPositions, kv_positions: KeyPositions
+        self, q_positions: QueryPositionTensor, kv_positions: KeyPositionTensor
     ) -> tuple[Pass, ...]:
         if self.leak is None:
             q_far = torch.full_like(q_positions, self.window)
@@ -194,7 +196,7 @@ class SelfExtend(PositionMap):
         return super().from_shape(shape, **{"window": max(1, shape.train_length // 4), **options})
 
     def mapped_passes(
-        self, q_positions: QueryPositions, kv_positions: KeyPositions
+        self, q_positions: QueryPositionTensor, kv_positions: KeyPositionTensor
     ) -> tuple[Pass, ...]:
         q_group = torch.div(q_positions, self.group_size, rounding_mode="floor")
         kv_group = torch.div(kv_positions, self.group_size, rounding_mode="floor")
@@ -212,7 +214,7 @@ def _near_and_far_passes(
 ) -> tuple[Pass, Pass]:
     """Return two passes: pairs closer than `window` at their true positions, all others at the
     mapped positions q_far and kv_far."""
-    beyond = Mask(lambda sight: sight.q_position - sight.kv_position >= window)
+    beyond = Mask(lambda pairs: pairs.q_position - pairs.kv_position >= window)
     return (Pass(q_positions, kv_positions, sliding_window(window)), Pass(q_far, kv_far, beyond))
 
 
@@ -274,7 +276,7 @@ class DualChunk(PositionMap):
         return super().from_shape(shape, **{**sizes, **options})
 
     def mapped_passes(
-        self, q_positions: QueryPositions, kv_positions: KeyPositions
+        self, q_positions: QueryPositionTensor, kv_positions: KeyPositionTensor
     ) -> tuple[Pass, ...]:
         stride = self.chunk_size - self.local_window
         keys = kv_positions % stride
@@ -286,8 +288,8 @@ class DualChunk(PositionMap):
             """Return a mask that shows keys whose chunk is `low` to `high` chunks before the
             query's."""
 
-            def visible(sight):
-                apart = sight.q_position // stride - sight.kv_position // stride
+            def visible(pairs):
+                apart = pairs.q_position // stride - pairs.kv_position // stride
                 return (apart >= low) & (apart <= high)
 
             return Mask(visible)

@@ -25,7 +25,7 @@ from posenc.encodings.scores.kerple import Kerple
 from posenc.encodings.terms.pairwise_bias import PairwiseBias
 from posenc.encodings.terms.term import Scores, Term, VisiblePairs
 from posenc.encodings.terms.tokens import Tokens
-from posenc.positions import TokenPositions
+from posenc.positions import PositionTensor
 
 INNER_BIASES: dict[str, tuple[type[PositionEncoding], dict[str, Any]]] = {
     "alibi": (ALiBi, {}),
@@ -114,7 +114,7 @@ class DAPE(PositionEncoding):
         scaled._modules = {**self._modules, "inner": self.inner.with_scale(scale)}
         return scaled
 
-    def state(self, x: Hidden, positions: TokenPositions, past: Past | None = None) -> State | None:
+    def state(self, x: Hidden, positions: PositionTensor, past: Past | None = None) -> State | None:
         return self.inner.state(x, positions, past)
 
     def term(self, q: Tokens, k: Tokens) -> "DAPETerm":

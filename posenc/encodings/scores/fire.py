@@ -20,7 +20,7 @@ from posenc.encodings.numerics.precision import read_linear, without_autocast
 from posenc.encodings.numerics.torch_modes import is_readable
 from posenc.encodings.terms.pairwise_bias import PairwiseBias
 from posenc.encodings.terms.tokens import Tokens
-from posenc.positions import FlatKeys, FlatQueries, distances, shift_of_runs
+from posenc.positions import FlatKeyPositions, FlatQueryPositions, distances, offset_of_first_query
 
 
 class FIRE(PositionEncoding):
@@ -89,7 +89,9 @@ class FIRE(PositionEncoding):
         nn.init.constant_(self.multiplier, 1.0)
 
     @explain_misfits
-    def forward(self, q_positions: FlatQueries, kv_positions: FlatKeys) -> BiasMatrix:
+    def forward(
+        self, q_positions: FlatQueryPositions, kv_positions: FlatKeyPositions
+    ) -> BiasMatrix:
         """Return the bias of each pair, (num_heads, q_len, kv_len), or (batch, num_heads, q_len,
         kv_len) if positions are batched."""
         q_positions, kv_positions = validated_bias_positions("FIRE", q_positions, kv_positions)
@@ -131,7 +133,7 @@ class FIRE(PositionEncoding):
             query 1:    1 0 -1
             query 2:  2 1 0
         """
-        shift = shift_of_runs(q.positions_or_range, k.positions_or_range)
+        shift = offset_of_first_query(q.positions_or_range, k.positions_or_range)
         if shift is None:
             return _psi(c * distances(q.positions, k.positions).to(c.dtype))
         greatest = shift + len(q) - 1

@@ -12,7 +12,7 @@ from posenc.encodings.numerics.caches import Constants
 from posenc.encodings.numerics.exact_frequencies import ExactFrequencies
 from posenc.encodings.numerics.precision import float_distance, per_head
 from posenc.frequencies.series import geometric_series
-from posenc.positions import FlatKeys, FlatQueries
+from posenc.positions import FlatKeyPositions, FlatQueryPositions
 
 DISTANCES_AT_ONCE = 256
 """Distances whose dim/2 cosines are in memory at a time; a number chosen."""
@@ -70,7 +70,7 @@ class Sandwich(DistanceBias):
         return self._scale_for_heads(torch.cat(sums).view(distance.shape), dtype)
 
     def bias_of_pairs(
-        self, q_positions: FlatQueries, kv_positions: FlatKeys, double: bool = False
+        self, q_positions: FlatQueryPositions, kv_positions: FlatKeyPositions, double: bool = False
     ) -> BiasMatrix:
         """Return the bias of each pair: cos(a - b) = cos a cos b + sin a sin b in one product."""
         q = torch.cat(self.exact_frequencies.cos_sin(q_positions, torch.float64), dim=-1)

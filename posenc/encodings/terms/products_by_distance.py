@@ -16,7 +16,7 @@ from torch import Tensor
 from posenc.encodings.terms.skew import ScoreColumns, add_columns, skew
 from posenc.encodings.terms.term import ScoreMod, Scores, Term, VisiblePairs
 from posenc.encodings.terms.tokens import Tokens
-from posenc.positions import distances, shift_of_runs, values_at
+from posenc.positions import distances, offset_of_first_query, values_at
 
 VectorsOf = Callable[[Tensor], Tensor]
 """Function from distances (distances,) to vectors, (num_heads or 1, distances, width)."""
@@ -93,7 +93,7 @@ class Bands:
         `ends` are the lowest and highest distance at which the tables change; None: no limit. If
         `causal`, blocks need no distance below -rows.
         """
-        shift = shift_of_runs(q.positions_or_range, k.positions_or_range)
+        shift = offset_of_first_query(q.positions_or_range, k.positions_or_range)
         if shift is None:
             return None
         low, high = _lowest_and_highest_distance(shift, len(q), len(k), rows, causal, ends)

@@ -66,8 +66,8 @@ class LazyMask:
             if q is q_positions and kv is kv_positions:
                 return mask
         mask = Mask(
-            lambda sight: self.is_visible(
-                sight.batch, sight.head, sight.q_idx + self.q_offset, sight.kv_idx + self.kv_offset
+            lambda pairs: self.is_visible(
+                pairs.batch, pairs.head, pairs.q_idx + self.q_offset, pairs.kv_idx + self.kv_offset
             )
         ).bind(q_positions, kv_positions)
         self._bound = q_positions, kv_positions, mask
@@ -308,10 +308,10 @@ def _mask_from_tensor(tensor: Tensor, sizes: tuple[int, int, int, int], module: 
     of_all_rows = tensor.shape[0] == 1
     of_all_heads = tensor.shape[1] == 1
 
-    def sees(sight: Any) -> Tensor:
-        batch = 0 if of_all_rows else sight.batch
-        head = 0 if of_all_heads else sight.head
-        return allowed[batch, head, sight.q_idx, sight.kv_idx]
+    def sees(pairs: Any) -> Tensor:
+        batch = 0 if of_all_rows else pairs.batch
+        head = 0 if of_all_heads else pairs.head
+        return allowed[batch, head, pairs.q_idx, pairs.kv_idx]
 
     return Mask(sees)
 
@@ -367,7 +367,7 @@ def _choose_mask(
     consecutive = as_range(q_positions) is not None and as_range(kv_positions) is not None
     if several or consecutive:
         return _combine_masks(causal, apart)
-    in_memory = Mask(lambda sight: sight.q_idx + (kv_len - q_len) >= sight.kv_idx)
+    in_memory = Mask(lambda pairs: pairs.q_idx + (kv_len - q_len) >= pairs.kv_idx)
     return _combine_masks(in_memory, apart).bind(q_positions, kv_positions)
 
 

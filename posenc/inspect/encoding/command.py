@@ -19,7 +19,7 @@ from posenc.lazy import require_package
 from posenc.machine.hardware import memory_bytes
 from posenc.machine.limits import check_memory_or_disk
 from posenc.report.terminal import print_report
-from posenc.testing.layer import encoding_of_first_layer
+from posenc.testing.harness import encoding_of_first_layer
 
 ADVICE = "Take fewer --heads, or a smaller --head-dim."
 

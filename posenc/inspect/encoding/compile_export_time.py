@@ -10,13 +10,13 @@ import torch
 
 from posenc import masks
 from posenc.encodings import ModelShape, PositionEncoding
-from posenc.testing.layer import (
+from posenc.testing.compilation import export_layer
+from posenc.testing.harness import (
     Layer,
     possible_length,
     random_embeddings,
     successive_positions,
 )
-from posenc.testing.tracing import export_layer
 
 COST_LENGTH = 512
 """Tokens of the timed layer; this number and those below are chosen, not derived."""
@@ -59,7 +59,8 @@ def _try_tracing(encoding: PositionEncoding, shape: ModelShape, trace: Callable[
         possible_length(encoding, _CHECKED_TOKENS),
     )
     short, long = (
-        (random_embeddings(n, shape).float(), successive_positions(encoding, n)) for n in lengths
+        (random_embeddings(n, shape=shape).float(), successive_positions(encoding, n))
+        for n in lengths
     )
     torch._dynamo.reset()  # else earlier graphs of the class count towards its limit of recompiles
     with warnings.catch_warnings(), torch.no_grad():
@@ -82,7 +83,7 @@ def relative_forward_time(
     """Time a layer, and return its time divided by that of a layer without an encoding: low end of
     the confidence interval, median of interleaved runs, and high end."""
     length = possible_length(encoding, COST_LENGTH)
-    x = random_embeddings(length, shape).float()
+    x = random_embeddings(length, shape=shape).float()
     layers = [
         (Layer(e, shape).float().eval(), successive_positions(e, length))
         for e in (PositionEncoding(), copy.deepcopy(encoding))

@@ -9,7 +9,7 @@ from posenc.inspect.encoding import charts, precision
 from posenc.inspect.encoding.judgement import plain_wavelengths
 from posenc.inspect.encoding.measurements import SpecSheet
 from posenc.report.report import Plot
-from posenc.testing.layer import diagonal_positions, encoding_of_first_layer
+from posenc.testing.harness import diagonal_positions, encoding_of_first_layer
 
 NUM_SHOWN_POSITIONS = 128
 """Positions drawn in a heat map; chosen, as are the numbers of curves and arrows below."""

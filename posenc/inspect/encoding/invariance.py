@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from posenc.encodings import ModelShape, PositionEncoding
-from posenc.testing.layer import Layer, add_parameter_noise
+from posenc.testing.harness import Layer, add_parameter_noise
 from posenc.testing.sequences import (
     results_after_shift,
     results_among_other_rows,

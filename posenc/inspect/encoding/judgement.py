@@ -10,7 +10,7 @@ from posenc.encodings import ModelShape, PerLayer, PositionEncoding, create
 from posenc.inspect.encoding.measurements import SpecSheet
 from posenc.inspect.encoding.precision import exact_frequencies_of
 from posenc.inspect.encoding.scores import Decay
-from posenc.testing.layer import encoding_of_first_layer
+from posenc.testing.harness import encoding_of_first_layer
 
 NEGLIGIBLE_LOGITS = math.log(1.25)
 """A smaller change of a score, in logits, counts as none: a quarter more weight.

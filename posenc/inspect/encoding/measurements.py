@@ -15,7 +15,7 @@ from posenc.inspect.encoding.precision import Precision
 from posenc.inspect.encoding.scores import Decay, Resolution
 from posenc.report.report import json_value
 from posenc.testing import CHECKS, maker, verdicts
-from posenc.testing.layer import add_parameter_noise, encoding_of_first_layer
+from posenc.testing.harness import add_parameter_noise, encoding_of_first_layer
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from posenc.encodings import ModelShape, PositionEncoding, Term, Tokens
-from posenc.testing.layer import (
+from posenc.testing.harness import (
     possible_length,
     random_embeddings,
     split_heads,
@@ -45,9 +45,11 @@ def _places_acting_from(encoding: PositionEncoding, shape: ModelShape, offset: i
     encoding = copy.deepcopy(encoding).double()
     length = possible_length(encoding, _NUM_TRIED_TOKENS)
     positions = successive_positions(encoding, length, offset)
-    x = random_embeddings(length, shape)
+    x = random_embeddings(length, shape=shape)
     q = split_heads(x, shape)
-    k = split_heads(random_embeddings(length, shape, seed=3), shape)  # keys unlike the queries
+    k = split_heads(
+        random_embeddings(length, shape=shape, seed=3), shape
+    )  # keys unlike the queries
     acting = set()
     embedded = encoding.embed(x, positions)
     if not _equal_to_rounding(embedded, x):
@@ -96,7 +98,7 @@ def norm_ratio_range(encoding: PositionEncoding, shape: ModelShape) -> tuple[flo
     them."""
     encoding = copy.deepcopy(encoding).double().for_layer(0)
     length = possible_length(encoding, _NUM_NORM_TOKENS)
-    q = split_heads(random_embeddings(length, shape), shape)
+    q = split_heads(random_embeddings(length, shape=shape), shape)
     offsets = [0] if encoding.claims.max_positions is not None else [0, shape.train_length]
     ratios = []
     for offset in offsets:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from posenc.encodings import DECIMAL_CONTEXT, TWO_PI, ExactFrequencies, PositionEncoding
-from posenc.testing.layer import encoding_of_first_layer
+from posenc.testing.harness import encoding_of_first_layer
 
 LARGEST_ANGLE_ERROR = 1e-3
 """Radians of error that count as precise."""

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from posenc.attend.problem import Problem
 from posenc.encodings import ModelShape, PositionEncoding, Tokens
-from posenc.testing.layer import diagonal_positions, pair_scores, random_embeddings, split_heads
+from posenc.testing.harness import diagonal_positions, pair_scores, random_embeddings, split_heads
 
 FARTHEST_DISTANCE = 2**16
 """The largest distance at which resolution is tested, in tokens.
@@ -110,7 +110,7 @@ def _scores_of_pairs(
 ) -> tuple[Tensor, Tensor]:
     """Return the scores of independent vectors, for each choice of their signs, and those of equal
     vectors: (4 * pairs, num_heads, distances) and (pairs, num_heads, distances)."""
-    x, y = random_embeddings(2 * pairs, shape)[0].split(pairs)
+    x, y = random_embeddings(2 * pairs, shape=shape)[0].split(pairs)
     queries = torch.cat([x, x, -x, -x])
     keys = torch.cat([y, -y, y, -y])
     near = last - torch.tensor(_distances(last))
@@ -125,9 +125,9 @@ def _scores_in_texts(
     """Return scores of a method that reads the tokens between: of the last token of `count` random
     texts, for two signs of its query, (2 * count, num_heads, distances); and of the last token of
     texts of equal tokens, (count, num_heads, distances)."""
-    x = random_embeddings(last + 1, shape, batch=count)
+    x = random_embeddings(last + 1, shape=shape, batch=count)
     # Of another seed, or the key at distance 0 is the query itself.
-    queries = random_embeddings(1, shape, batch=count, seed=5)
+    queries = random_embeddings(1, shape=shape, batch=count, seed=5)
     keys = last - torch.tensor(_distances(last))
     signs = [
         _scores_of_last_token(encoding, shape, x, sign * queries)[..., keys] for sign in (1, -1)
@@ -212,7 +212,7 @@ def resolution(encoding: PositionEncoding, shape: ModelShape) -> dict[str, Resol
         return dict.fromkeys(DTYPES, Resolution(0, 0))
     steps = torch.tensor(distances)
     origin = torch.zeros_like(steps)
-    x, y = random_embeddings(2 * _NUM_RESOLUTION_PAIRS, shape)[0].split(_NUM_RESOLUTION_PAIRS)
+    x, y = random_embeddings(2 * _NUM_RESOLUTION_PAIRS, shape=shape)[0].split(_NUM_RESOLUTION_PAIRS)
 
     def change(dtype: torch.dtype) -> Tensor:
         """Return how scores change to the next distance, (pairs, num_heads, distances)."""
@@ -258,7 +258,7 @@ def direction(encoding: PositionEncoding, shape: ModelShape) -> str:
     limit = min(_NUM_DIRECTION_POSITIONS, encoding.claims.max_positions or _NUM_DIRECTION_POSITIONS)
     steps = torch.arange(limit)
     origin = torch.zeros_like(steps)
-    x, y = random_embeddings(2 * _NUM_RESOLUTION_PAIRS, shape)[0].split(_NUM_RESOLUTION_PAIRS)
+    x, y = random_embeddings(2 * _NUM_RESOLUTION_PAIRS, shape=shape)[0].split(_NUM_RESOLUTION_PAIRS)
     past = pair_scores(exact, shape, x, y, steps, origin)
     future = pair_scores(exact, shape, x, y, origin, steps)
     if _are_equal_scores(past, past[..., :1].expand_as(past)) and _are_equal_scores(past, future):

@@ -13,7 +13,7 @@ import pytest
 
 import posenc
 from posenc.compare.plan.content import check_content
-from posenc.text import find_text
+from posenc.text_files import find_text
 
 DOCS = Path(__file__).parents[3] / "docs"
 PROSE = (DOCS / "compare.md").read_bytes()

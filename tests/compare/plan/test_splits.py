@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 from scipy import stats
 
-import posenc.text as sources
+import posenc.text_files as sources
 from posenc.compare.plan import splits
 from posenc.compare.trial.files import SPLITS, folder_of_text
 from posenc.compare.trial.windows import read_split
 from posenc.files.atomic import mark_figures
-from posenc.text import find_text, standard_library_text
+from posenc.text_files import find_text, standard_library_text
 
 NEED = splits.MinimumBytes(train_length=8, longest=16, batch=2)
 

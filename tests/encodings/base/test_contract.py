@@ -7,11 +7,11 @@ from hypothesis import strategies as st
 
 from posenc import ModelShape, names
 from posenc.testing import CHECKS, every_check, maker
-from posenc.testing.numbers import check_precision
-from posenc.testing.tracing import (
+from posenc.testing.compilation import (
     assert_compiles_without_recompiling_per_length,
     assert_exports_with_any_length,
 )
+from posenc.testing.numerics import check_precision
 from tests.compilers import needs_whole_graphs
 from tests.kinds import one_of_each_kind
 

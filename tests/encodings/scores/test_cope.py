@@ -35,7 +35,7 @@ def test_cope_matches_the_authors_code(case: Case):
     if gates == "separate_key":
         state = inputs["key_cope"][:, None]
     seen = inputs["attn_mask"].bool()
-    mask = masks.Mask(lambda sight: seen[sight.q_idx, sight.kv_idx])
+    mask = masks.Mask(lambda pairs: seen[pairs.q_idx, pairs.kv_idx])
     positions = torch.arange(q.shape[2])
     out = attend(q, k, v, encoding, positions, mask=mask, kv_state=state)
     case.assert_close("output", out[:, 0])

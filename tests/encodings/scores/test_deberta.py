@@ -58,7 +58,7 @@ def test_deberta_matches_the_authors_code(case: Case):
     logits = add_term_to_scores(encoding, content, q, k, positions, positions)[0]
     case.assert_close("logits_minus_max", logits - logits.amax(-1, keepdim=True))
     keep = case.inputs["attention_mask"].bool()
-    mask = masks.Mask(lambda sight: keep[sight.q_idx, sight.kv_idx])
+    mask = masks.Mask(lambda pairs: keep[pairs.q_idx, pairs.kv_idx])
     case.assert_close("output", layer(x[None], positions, mask=mask)[0])
 
 

@@ -31,7 +31,7 @@ def attended(encoding, impl, mask=masks.causal, dtype=torch.float32, q_positions
 
 
 PADDED = masks.causal & masks.padding(torch.arange(LENGTH) < torch.tensor([[150], [LENGTH]]))
-BY_HEAD = masks.causal & masks.Mask(lambda sight: sight.kv_idx % HEADS != sight.head)
+BY_HEAD = masks.causal & masks.Mask(lambda pairs: pairs.kv_idx % HEADS != pairs.head)
 
 
 @pytest.mark.parametrize(

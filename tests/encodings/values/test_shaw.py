@@ -38,7 +38,7 @@ def test_shaw_matches_the_authors_code(case: Case):
     )
     case.assert_close("logits", logits)
     seen = inputs["bias"][0, 0] > -1
-    mask = masks.Mask(lambda sight: seen[sight.q_idx, sight.kv_idx])
+    mask = masks.Mask(lambda pairs: seen[pairs.q_idx, pairs.kv_idx])
     out = posenc.attention(
         q,
         inputs["k"],

@@ -15,7 +15,7 @@ from posenc.encodings.base.claims import Claims
 from posenc.inspect.encoding import compile_export_time, invariance, places, precision, scores
 from posenc.inspect.encoding.measurements import measure
 from posenc.inspect.encoding.report import properties_in_words
-from posenc.testing.layer import add_parameter_noise, encoding_of_first_layer
+from posenc.testing.harness import add_parameter_noise, encoding_of_first_layer
 from tests.compilers import traces_attributes
 from tests.kinds import one_of_each_kind
 

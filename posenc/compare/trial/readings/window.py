@@ -7,7 +7,7 @@ from posenc.compare.trial.config import TrialConfig
 from posenc.compare.trial.objectives import objective_of
 from posenc.compare.trial.objectives.objective import NearLosses, Scores
 from posenc.models import Decoder
-from posenc.models.in_window import InWindow
+from posenc.models.decoder import WindowedDecoder
 
 
 def read_in_window(
@@ -28,7 +28,7 @@ def read_in_window(
     if at_longest.cannot is not None:
         return Reading("window", cannot=at_longest.cannot)  # its row would repeat that as trained
     objective = objective_of(config)
-    windowed = InWindow(model, config.test_window)
+    windowed = WindowedDecoder(model, config.test_window)
     longest = at_longest.length
     if config.test_window < config.train_length:
         scores = objective.test(windowed, symbols, config, (config.train_length, longest))

@@ -17,8 +17,8 @@ from posenc.encodings.terms.tokens import Tokens
 from posenc.frequencies.scaling import Frequencies
 from posenc.positions import (
     Positions,
+    PositionTensor,
     RememberedPositions,
-    TokenPositions,
     are_known_equal,
     as_tensor,
     move_placeless_to_origin,
@@ -84,7 +84,7 @@ class Rotation(QueryKeyEncoding):
         return prepared
 
     def remember_cos_sin(
-        self, positions: TokenPositions
+        self, positions: PositionTensor
     ) -> tuple[RememberedPositions, Table, Table]:
         """Return a copy of the positions, with their cos and sin, for `_remembered_cos_sin` of a
         prepared encoding."""

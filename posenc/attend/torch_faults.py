@@ -1,7 +1,7 @@
-"""Know which forms of attention torch's kernels for the CPU compute right in this release.
+"""Say which forms of attention torch's kernels for the CPU compute wrongly in this release.
 
 A release may compute a form wrongly, and say nothing: torch 2.6 reads memory that is not k's if
-heads of q share a head of k. Releases in KNOWN_WRONG were tried by docs/update_kernels.py. Any
+heads of q share a head of k. Releases in KNOWN_WRONG were tried by docs/update_torch_faults.py. Any
 other release is tried once, when the first attention of a process is chosen, which takes some
 hundredths of a second. Forms that are wrong run other ways: slower, and right.
 """
@@ -32,9 +32,14 @@ KNOWN_WRONG: dict[str, tuple[str, ...]] = {
     "2.13.0": (),
     "2.14.1": (),
 }
-"""Forms that a release computes wrongly, written by docs/update_kernels.py."""
-HEADS, WIDTH, QUERIES, KEYS, SCALE = 4, 8, 8, 600, 0.3
-"""The trial's sizes. The kernel reads keys in blocks of 512, so these are two."""
+"""Forms that a release computes wrongly, written by docs/update_torch_faults.py."""
+HEADS = 4
+WIDTH = 8
+QUERIES = 8
+KEYS = 600
+"""Sizes of the trials. The kernel reads keys in blocks of 512, so these are two."""
+SCALE = 0.3
+"""Factor of q . k in the trials: any number that is not 1."""
 MAX_RELATIVE_ERRORS = {torch.float64: 1e-9, torch.float32: 1e-4, torch.bfloat16: 3e-2}
 """Maximum error of a right form, relative to the largest number of the result."""
 
@@ -45,9 +50,9 @@ Results = list[Tensor]
 class Faults(NamedTuple):
     """What torch computes wrongly."""
 
-    operators: str
+    operators_fault: str
     """A sentence about the two operators, "" if they compute all forms right."""
-    function: str
+    function_fault: str
     """The same about the public function scaled_dot_product_attention."""
     reads_grouped_heads_wrongly: bool
     """True if the operators compute wrongly if several heads of q share a head of k and v."""
@@ -64,26 +69,26 @@ def faults() -> Faults:
     if _known_faults is None:
         if not is_readable(torch.empty((), device="cpu")):
             unknown = f"whether torch {RELEASE} computes it right was not tried yet"
-            return Faults(unknown, unknown, True)
+            return Faults(unknown, unknown, reads_grouped_heads_wrongly=True)
         _known_faults = _faults_of_wrong_forms(wrong_forms())
     return _known_faults
 
 
 def wrong_forms() -> frozenset[str]:
-    """Try every form on this machine, and return the names (keys of FORMS) of those that are
+    """Try every form on this machine, and return the names (keys of TRIALS) of those that are
     wrong."""
     with torch.inference_mode(False), torch.enable_grad(), without_autocast(torch.device("cpu")):
-        return frozenset(name for name, is_right in FORMS.items() if not is_right())
+        return frozenset(name for name, is_right in TRIALS.items() if not is_right())
 
 
 def _faults_of_wrong_forms(names: Collection[str]) -> Faults:
-    """Return the faults of a torch that computes these forms, keys of FORMS, wrongly."""
-    in_order = [name for name in FORMS if name in names and name != GROUPED_HEADS]
-    operators = _fault_sentence([name for name in in_order if name.startswith("operators: ")])
-    function = _fault_sentence([name for name in in_order if name.startswith("function: ")])
+    """Return the faults of a torch that computes these forms, keys of TRIALS, wrongly."""
+    in_order = [name for name in TRIALS if name in names and name != GROUPED_HEADS]
+    of_operators = _fault_sentence([name for name in in_order if name.startswith("operators: ")])
+    of_function = _fault_sentence([name for name in in_order if name.startswith("function: ")])
     if FLASH_FORWARD is None or FLASH_BACKWARD is None:
-        operators = f"torch {RELEASE} has no flash kernel for the CPU"
-    return Faults(operators, function, GROUPED_HEADS in names)
+        of_operators = f"torch {RELEASE} has no flash kernel for the CPU"
+    return Faults(of_operators, of_function, reads_grouped_heads_wrongly=GROUPED_HEADS in names)
 
 
 def _fault_sentence(names: list[str]) -> str:
@@ -101,35 +106,35 @@ def _random_numbers(*shape: int, dtype: torch.dtype = torch.float32, seed: int =
 
 
 def _random_qkv(q_len: int, kv_len: int, kv_heads: int, dtype: torch.dtype) -> list[Tensor]:
-    """Return q, k and v with a batch of one. k and v are the first heads of tensors that have as
-    many as q, so that a kernel that takes no notice of grouped heads reads wrong numbers of ours,
-    and nobody's memory."""
-    lengths = (q_len, kv_len, kv_len)
-    q, k, v = (
-        _random_numbers(1, HEADS, n, WIDTH, dtype=dtype, seed=i) for i, n in enumerate(lengths)
-    )
+    """Return q (1, HEADS, q_len, WIDTH), and k and v (1, kv_heads, kv_len, WIDTH). k and v are the
+    first heads of tensors with HEADS heads, so that a kernel that ignores grouped heads reads wrong
+    numbers instead of memory that belongs to no tensor."""
+    q = _random_numbers(1, HEADS, q_len, WIDTH, dtype=dtype, seed=0)
+    k = _random_numbers(1, HEADS, kv_len, WIDTH, dtype=dtype, seed=1)
+    v = _random_numbers(1, HEADS, kv_len, WIDTH, dtype=dtype, seed=2)
     return [t.requires_grad_() for t in (q, k[:, :kv_heads], v[:, :kv_heads])]
 
 
 def _attend_by_formula(tensors: list[Tensor], bias: Tensor) -> Results:
-    """Attend in float64: softmax(SCALE q k^T + bias) v. A query without keys gets zeros, and the
-    log-sum-exp 0, as the kernel has it."""
+    """Attend in float64: softmax(SCALE q k^T + bias) v. Return the output, the log-sum-exp and the
+    gradients of q, k and v for the loss sin(out.sum(-1)).sum(). A query without keys gets zeros,
+    and the log-sum-exp 0, as in the kernel."""
     q, k, v = (t.detach().double().requires_grad_() for t in tensors)
-    every_k, every_v = (t.repeat_interleave(HEADS // t.shape[1], 1) for t in (k, v))
-    scores = SCALE * q @ every_k.mT + bias.double()
-    blind = bias.amax(-1) == -math.inf
-    scores = scores.masked_fill(blind[..., None], 0)
-    out = (scores.softmax(-1) @ every_v).masked_fill(blind[..., None], 0)
-    lse = scores.logsumexp(-1).masked_fill(blind, 0)
+    repeated_k, repeated_v = (t.repeat_interleave(HEADS // t.shape[1], 1) for t in (k, v))
+    scores = SCALE * q @ repeated_k.mT + bias.double()
+    sees_no_key = bias.amax(-1) == -math.inf
+    scores = scores.masked_fill(sees_no_key[..., None], 0)
+    out = (scores.softmax(-1) @ repeated_v).masked_fill(sees_no_key[..., None], 0)
+    lse = scores.logsumexp(-1).masked_fill(sees_no_key, 0)
     return [out, lse, *torch.autograd.grad(out.sum(-1).sin().sum(), (q, k, v))]
 
 
 def _all_close(results: Results, expected: Results, dtype: torch.dtype) -> bool:
     """Return True if all numbers agree to MAX_RELATIVE_ERRORS[dtype]; False for NaN."""
-    for got, wanted in zip(results, expected, strict=True):
-        bound = MAX_RELATIVE_ERRORS[dtype] * max(1.0, float(wanted.detach().abs().max()))
+    for result, exact in zip(results, expected, strict=True):
+        max_error = MAX_RELATIVE_ERRORS[dtype] * max(1.0, float(exact.detach().abs().max()))
         # A comparison with NaN is False, so that NaN is no agreement.
-        if not bool(((got.double() - wanted).abs() <= bound).all()):
+        if not bool(((result.double() - exact).abs() <= max_error).all()):
             return False
     return True
 
@@ -147,12 +152,12 @@ def _operators_are_right(
     expected = _attend_by_formula([q, k, v], added.expand(1, HEADS, q_len, kv_len))
     options = {"is_causal": True} if bias is None else {"attn_mask": bias}
     out, lse = FLASH_FORWARD(q, k, v, scale=SCALE, **options)
-    if bias is None or kv_heads != HEADS:  # attention asks for no gradients of these
+    if bias is None or kv_heads != HEADS:  # attention needs no gradients of these forms
         return _all_close([out, lse], expected[:2], dtype)
     # The derivative of sin(out.sum(-1)).sum(), whose gradients `_attend_by_formula` returns.
     grad = out.double().sum(-1, keepdim=True).cos().expand(out.shape).to(dtype).contiguous()
-    found = FLASH_BACKWARD(grad, q, k, v, out, lse, 0.0, False, attn_mask=bias, scale=SCALE)
-    return _all_close([out, lse, *found], expected, dtype)
+    gradients = FLASH_BACKWARD(grad, q, k, v, out, lse, 0.0, False, attn_mask=bias, scale=SCALE)
+    return _all_close([out, lse, *gradients], expected, dtype)
 
 
 def _function_is_right(
@@ -166,16 +171,18 @@ def _function_is_right(
     kv_len = QUERIES if causal else KEYS
     q, k, v = _random_qkv(QUERIES, kv_len, kv_heads, dtype)
     bias = _causal_bias(QUERIES) if causal else q.new_zeros(1, 1, QUERIES, KEYS, dtype=dtype)
-    bias = bias if mask is None else bias.masked_fill(~mask, -math.inf)
-    out, _, *gradients = _attend_by_formula(
+    if mask is not None:
+        bias = bias.masked_fill(~mask, -math.inf)
+    exact_out, _, *exact_gradients = _attend_by_formula(
         [q, k, v], bias.detach().expand(1, HEADS, QUERIES, kv_len)
     )
     options = {"attn_mask": mask, "is_causal": causal, "enable_gqa": kv_heads != HEADS}
     tracked = F.scaled_dot_product_attention(q, k, v, scale=SCALE, **options)
     with torch.no_grad():  # which may run another kernel
         untracked = F.scaled_dot_product_attention(q, k, v, scale=SCALE, **options)
-    found = torch.autograd.grad(tracked.sum(-1).sin().sum(), (q, k, v))
-    return _all_close([untracked, tracked, *found], [out, out, *gradients], dtype)
+    gradients = torch.autograd.grad(tracked.sum(-1).sin().sum(), (q, k, v))
+    results = [untracked, tracked, *gradients]
+    return _all_close(results, [exact_out, exact_out, *exact_gradients], dtype)
 
 
 def _causal_bias(length: int) -> Tensor:
@@ -184,13 +191,13 @@ def _causal_bias(length: int) -> Tensor:
     return torch.zeros(1, 1, length, length, device="cpu").masked_fill(later, -math.inf)
 
 
-def _random_hidden_pairs(blind: bool) -> Tensor:
+def _random_hidden_pairs(hides_all: bool) -> Tensor:
     """Return random pairs to hide, True for hidden, (1, HEADS, QUERIES, KEYS). Query 3 sees none of
-    the first 512 keys, which are the kernel's first block. With `blind` query 7 sees no key."""
+    the first 512 keys, which are the kernel's first block. With `hides_all` query 7 sees no key."""
     hidden = _random_numbers(1, HEADS, QUERIES, KEYS, seed=5) > 0.5
     hidden[..., -1] = False  # every query sees the last key
     hidden[:, :, 3, :-50] = True  # the last 50 of 600 keys are in the second block
-    hidden[:, :, 7] |= blind
+    hidden[:, :, 7] |= hides_all
     return hidden
 
 
@@ -219,33 +226,34 @@ def _padding_mask() -> Tensor:
     return shown.expand(1, 1, QUERIES, KEYS)
 
 
-_HALF, _WIDE = torch.bfloat16, torch.float64
-FORMS: dict[str, Callable[[], bool]] = {
+TRIALS: dict[str, Callable[[], bool]] = {
     "operators: causal": lambda: _operators_are_right(None),
     "operators: bias": lambda: _operators_are_right(_random_bias()),
-    "operators: bias in float64": lambda: _operators_are_right(_random_bias(_WIDE), dtype=_WIDE),
+    "operators: bias in float64": lambda: _operators_are_right(
+        _random_bias(torch.float64), dtype=torch.float64
+    ),
     "operators: float32 bias of bfloat16": lambda: _operators_are_right(
-        _random_bias(), dtype=_HALF
+        _random_bias(), dtype=torch.bfloat16
     ),
     "operators: one query": lambda: _operators_are_right(_random_bias()[:, :, :1]),
     "operators: view of a row": lambda: _operators_are_right(_bias_view_by_distance()),
     "operators: row for all queries": lambda: _operators_are_right(_one_row_of_bias()),
     "operators: hidden keys": lambda: _operators_are_right(
-        _random_bias().masked_fill(_random_hidden_pairs(blind=True), -math.inf)
+        _random_bias().masked_fill(_random_hidden_pairs(hides_all=True), -math.inf)
     ),
     GROUPED_HEADS: lambda: _operators_are_right(_random_bias(), kv_heads=2),
     "function: all keys": lambda: _function_is_right(None),
     "function: causal": lambda: _function_is_right(None, causal=True),
-    "function: mask": lambda: _function_is_right(~_random_hidden_pairs(blind=False)),
+    "function: mask": lambda: _function_is_right(~_random_hidden_pairs(hides_all=False)),
     "function: mask of bfloat16": lambda: _function_is_right(
-        ~_random_hidden_pairs(blind=False), dtype=_HALF
+        ~_random_hidden_pairs(hides_all=False), dtype=torch.bfloat16
     ),
     "function: mask for all heads": lambda: _function_is_right(
-        ~_random_hidden_pairs(blind=False)[:, :1]
+        ~_random_hidden_pairs(hides_all=False)[:, :1]
     ),
     "function: padding": lambda: _function_is_right(_padding_mask()),
     "function: grouped heads": lambda: _function_is_right(
-        ~_random_hidden_pairs(blind=False), kv_heads=2
+        ~_random_hidden_pairs(hides_all=False), kv_heads=2
     ),
 }
 """Each form, and a trial that returns True if torch computes it right. "operators" are

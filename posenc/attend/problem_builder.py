@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from posenc.arguments import check_flag, check_share
+from posenc.arguments import check_flag, check_probability
 from posenc.attend.cache import KVCache
 from posenc.attend.problem import Problem
 from posenc.encodings import Term, Tokens
@@ -25,9 +25,10 @@ from posenc.encodings.base.position_encoding import PositionEncoding, QueriesKey
 from posenc.encodings.numerics.grouped_heads import repeat_kv_heads
 from posenc.encodings.numerics.precision import without_autocast
 from posenc.masks import Mask, bind_to_memory_order, check_documents, check_mask
-from posenc.positions import repeated_position, shift_of_runs
+from posenc.positions import offset_of_first_query, repeated_position
 
 _OWNER = "attention"
+"""Function that error messages name."""
 
 
 class CheckedCall(NamedTuple):
@@ -44,29 +45,31 @@ class CheckedCall(NamedTuple):
 
 
 class RawKeys(NamedTuple):
-    """Keys before `encoding.transform`, and values. Each pass transforms these keys for its own
-    positions. Used without a cache, and for encodings that claim needs_raw_k."""
+    """All keys, the cached ones first, before `encoding.transform`, and their values. Each pass
+    transforms these keys for its own positions. Used without a cache, and for encodings that claim
+    needs_raw_k."""
 
     keys: Tokens
     v: Tensor
 
 
 class TransformedKeys(NamedTuple):
-    """Keys that `encoding.transform` changed before they entered the cache, so that a decode step
-    transforms only the new ones, and the queries `q` that were transformed with the new keys."""
+    """All keys, the cached ones first, which `encoding.transform` changed before they entered the
+    cache, so that a decode step transforms only the new ones, and their values."""
 
     q: Tensor
+    """Queries, transformed together with the new keys."""
     keys: Tokens
     v: Tensor
 
 
 class PassInputs(NamedTuple):
-    """Untransformed queries and keys at the positions that one pass of the encoding gives them, and
-    the mask by which this pass takes its share of the pairs; None for all pairs."""
+    """Untransformed queries and keys at the positions that one pass of the encoding gives them."""
 
     queries: Tokens
     keys: Tokens
     mask: Mask | None
+    """Mask of the pairs that belong to this pass; None for all pairs."""
 
 
 def build_problems(
@@ -107,11 +110,11 @@ def build_problems(
         sinks=sinks,
         scale=scale,
     )
-    stored = _join_cached_keys(call, cache)
-    shared_mask = _bound_mask(call.mask, call.queries, stored.keys)
-    passes = _pass_inputs(call.encoding, call.queries, stored.keys)
+    all_keys = _join_cached_keys(call, cache)
+    shared_mask = _bound_mask(call.mask, call.queries, all_keys.keys)
+    passes = _pass_inputs(call.encoding, call.queries, all_keys.keys)
     transforms = 2 in call.encoding.claims.places
-    if isinstance(stored, TransformedKeys) and len(passes) > 1 and transforms:
+    if isinstance(all_keys, TransformedKeys) and len(passes) > 1 and transforms:
         raise ValueError(
             f"{_OWNER}: {type(call.encoding).__name__} changes queries and keys in each of its "
             f"{len(passes)} passes, and the cache stores keys that were changed once. It must "
@@ -119,7 +122,7 @@ def build_problems(
         )
     # Passes are merged, and a sink is added, by their log-sum-exp.
     needs_lse = return_lse or sinks is not None or len(passes) > 1
-    return [_build_problem(call, stored, inputs, shared_mask, needs_lse) for inputs in passes]
+    return [_build_problem(call, all_keys, inputs, shared_mask, needs_lse) for inputs in passes]
 
 
 def _checked_call(
@@ -149,18 +152,19 @@ def _checked_call(
     if scale is not None:
         encoding = encoding.with_scale(float(scale))
 
-    axes = encoding.claims.num_axes
-    at_q = validated_positions(_OWNER, "q_positions", q_positions, q, axes)
-    queries = Tokens(q, at_q, q_state, axes)
-    if kv_positions is q_positions and k.shape[2] == q.shape[2]:
+    num_axes = encoding.claims.num_axes
+    shares_positions = kv_positions is q_positions and k.shape[2] == q.shape[2]
+    q_positions = validated_positions(_OWNER, "q_positions", q_positions, q, num_axes)
+    queries = Tokens(q, q_positions, q_state, num_axes)
+    if shares_positions:
         keys = queries.with_vectors(k).with_state(kv_state)  # positions need no second check
     else:
-        at_k = validated_positions(_OWNER, "kv_positions", kv_positions, k, axes)
-        keys = Tokens(k, at_k, kv_state, axes)
+        kv_positions = validated_positions(_OWNER, "kv_positions", kv_positions, k, num_axes)
+        keys = Tokens(k, kv_positions, kv_state, num_axes)
     check_inputs.check_state("q_state", q_state, q)
     check_inputs.check_state("kv_state", kv_state, k)
 
-    check_share(_OWNER, "dropout_p", dropout_p)
+    check_probability(_OWNER, "dropout_p", dropout_p)
     check_flag(_OWNER, "return_lse", return_lse)
     check_mask(_OWNER, mask, len(q), q.shape[2], k.shape[2] + num_cached)
     return CheckedCall(
@@ -191,16 +195,17 @@ def _join_cached_keys(call: CheckedCall, cache: KVCache | None) -> RawKeys | Tra
 def _check_new_positions(cache: KVCache, new: Tokens, mask: Mask | None) -> None:
     """Raise ValueError if a causal mask would show a new token earlier ones at its own position, as
     where two layers share a cache or positions do not advance."""
-    if mask is None or cache.where is None or new.num_axes > 1:
+    if mask is None or cache.positions_or_range is None or new.num_axes > 1:
         return
     compares_positions = mask.causal and not mask.bound
     if not compares_positions:
         return
     # Packed documents begin again at 0, and padding may have any position.
-    may_repeat = mask.separates or any(read.name == "padding" for read in mask.reads)
+    hides_padding = any(tensor.name == "padding" for tensor in mask.captured)
+    may_repeat = mask.separates_documents or hides_padding
     if may_repeat:
         return
-    position = repeated_position(cache.where, new.positions_or_range)
+    position = repeated_position(cache.positions_or_range, new.positions_or_range)
     if position is not None:
         raise ValueError(
             f"{_OWNER}: the cache already holds position {position:g}. One KVCache per layer; the "
@@ -213,7 +218,7 @@ def _append_tokens(
 ) -> tuple[Tokens, Tensor]:
     """Append the new tokens to the cache, and return all keys and values, the cached ones first."""
     assert new.x is not None
-    cache.record_maker(encoding)
+    cache.record_encoding(encoding)
     only_last = encoding.claims.state_kept == "last"
     k, v, positions, state = cache.append(
         new.x,
@@ -258,7 +263,7 @@ def _pass_inputs(encoding: PositionEncoding, queries: Tokens, keys: Tokens) -> l
 
 def _build_problem(
     call: CheckedCall,
-    stored: RawKeys | TransformedKeys,
+    all_keys: RawKeys | TransformedKeys,
     inputs: PassInputs,
     shared_mask: Mask | None,
     needs_lse: bool,
@@ -267,31 +272,31 @@ def _build_problem(
     `attention` merges).
 
     call: the checked arguments, with the new keys only.
-    stored: all keys and values, the cached ones first, at their true positions.
+    all_keys: keys and values, the cached ones first, at their true positions.
     inputs: the same queries and keys as this pass sees them, and its own mask.
     shared_mask: the caller's mask, bound to the true positions; it holds in every pass.
     needs_lse: the caller, a sink or another pass needs the log-sum-exp.
     """
     encoding = call.encoding
     queries = inputs.queries
-    if isinstance(stored, TransformedKeys):
+    if isinstance(all_keys, TransformedKeys):
         # These were transformed once, at the true positions: there is one pass, or the encoding
         # leaves them as they are.
-        q = stored.q
-        k = stored.keys.x
+        q = all_keys.q
+        k = all_keys.keys.x
         assert k is not None
     else:
         q, k = _transform_queries_keys(encoding, queries, inputs.keys)
     keys = inputs.keys.with_vectors(_keys_for_term(encoding, inputs.keys, q.shape[1]))
     with without_autocast(q.device):
         term = _checked_term(encoding, queries, keys)
-    mask = _mask_of_pass(inputs.mask, shared_mask, call.queries, stored.keys)
-    shift = shift_of_runs(queries.positions_or_range, keys.positions_or_range)
-    vectors_and_states = (q, k, stored.v, queries.x, queries.state, keys.x, keys.state)
+    mask = _mask_of_pass(inputs.mask, shared_mask, call.queries, all_keys.keys)
+    query_offset = offset_of_first_query(queries.positions_or_range, keys.positions_or_range)
+    vectors_and_states = (q, k, all_keys.v, queries.x, queries.state, keys.x, keys.state)
     return Problem(
         q=q,
         k=k,
-        v=stored.v,
+        v=all_keys.v,
         queries=queries,
         keys=keys,
         term=term,
@@ -301,8 +306,8 @@ def _build_problem(
         dropout_p=call.dropout_p,
         needs_lse=needs_lse,
         needs_grad=_autograd_tracks(encoding, vectors_and_states),
-        shift=shift,
-        mask_shift=_mask_shift(mask, queries, keys, shift),
+        query_offset=query_offset,
+        mask_query_offset=_mask_query_offset(mask, queries, keys, query_offset),
     )
 
 
@@ -348,16 +353,19 @@ def _mask_of_pass(
     return pass_mask & shared_mask
 
 
-def _mask_shift(mask: Mask | None, queries: Tokens, keys: Tokens, shift: int | None) -> int | None:
+def _mask_query_offset(
+    mask: Mask | None, queries: Tokens, keys: Tokens, query_offset: int | None
+) -> int | None:
     """Return the position of the first query minus that of the first key, as the mask is bound to
-    them; None unless both are consecutive. `shift`: the same for the tokens' own positions."""
+    them; None unless both are consecutive. query_offset: that of the positions of the tokens."""
     if mask is None:
-        return shift
-    at_q = mask.q_positions
-    at_k = mask.kv_positions
-    if at_q is queries.positions_or_range and at_k is keys.positions_or_range:
-        return shift
-    return shift_of_runs(at_q, at_k)  # type: ignore[arg-type]
+        return query_offset
+    if (
+        mask.q_positions is queries.positions_or_range
+        and mask.kv_positions is keys.positions_or_range
+    ):
+        return query_offset
+    return offset_of_first_query(mask.q_positions, mask.kv_positions)  # type: ignore[arg-type]
 
 
 def _autograd_tracks(encoding: PositionEncoding, tensors: tuple[Tensor | None, ...]) -> bool:
@@ -373,10 +381,13 @@ def _transform_queries_keys(encoding: PositionEncoding, q: Tokens, k: Tokens) ->
     result: Any = encoding.transform(q, k)
     pair = result if isinstance(result, tuple) else (result,)
     # The width may change, nothing else may.
-    returned = [x.shape[:3] if isinstance(x, Tensor) else None for x in pair]
-    if returned != [t.x.shape[:3] for t in (q, k) if t.x is not None]:
-        wanted = "must return (q, k), each (batch, heads, len, width) like those it got"
+    returned_sizes = [x.shape[:3] if isinstance(x, Tensor) else None for x in pair]
+    expected_sizes = [t.x.shape[:3] for t in (q, k) if t.x is not None]
+    if returned_sizes != expected_sizes:
         shapes = (tuple(x.shape) if isinstance(x, Tensor) else type(x).__name__ for x in pair)
-        got = ", ".join(map(str, shapes))
-        raise TypeError(f"{type(encoding).__name__}.transform {wanted}, got {got}.")
+        returned = ", ".join(map(str, shapes))
+        raise TypeError(
+            f"{type(encoding).__name__}.transform must return (q, k), each (batch, heads, len, "
+            f"width) like those it got, got {returned}."
+        )
     return result

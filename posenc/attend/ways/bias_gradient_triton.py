@@ -1,6 +1,6 @@
 """Add up the gradients of scores along diagonals of blocks, in one pass, on CUDA.
 
-The formulas, and what an offset is, are at the head of diagonals.py, which computes the same by
+The formulas, and what an offset is, are at the head of bias_gradient.py, which computes the same by
 plain operations of torch. One program adds up one of PARTS parts of the blocks of one head and one
 offset, for all rows of the batch.
 """
@@ -52,22 +52,22 @@ def _sum_diagonals_kernel(
     mean,
     row,
     out,
-    q_batch,
-    q_head,
-    q_token,
-    q_channel,
-    k_batch,
-    k_head,
-    k_token,
-    k_channel,
-    v_batch,
-    v_head,
-    v_token,
-    v_channel,
-    grad_batch,
-    grad_head,
-    grad_token,
-    grad_channel,
+    q_batch_stride,
+    q_head_stride,
+    q_token_stride,
+    q_channel_stride,
+    k_batch_stride,
+    k_head_stride,
+    k_token_stride,
+    k_channel_stride,
+    v_batch_stride,
+    v_head_stride,
+    v_token_stride,
+    v_channel_stride,
+    grad_batch_stride,
+    grad_head_stride,
+    grad_token_stride,
+    grad_channel_stride,
     batch,
     heads,
     q_len,
@@ -80,28 +80,33 @@ def _sum_diagonals_kernel(
     GROUPS: tl.constexpr,
     WIDTH: tl.constexpr,
     V_WIDTH: tl.constexpr,
-    PADDED: tl.constexpr,
-    V_PADDED: tl.constexpr,
+    PADDED_WIDTH: tl.constexpr,
+    PADDED_V_WIDTH: tl.constexpr,
     BLOCK: tl.constexpr,
     PARTS: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
     """Write to `out` the sum of the gradients of the scores of one part of the blocks of one head
-    and one offset: (BLOCK, BLOCK). The ids of the program choose part, offset and head."""
+    and one offset: (BLOCK, BLOCK). The ids of the program choose part, offset and head.
+
+    q_batch_stride, ...: elements from one row of the batch to the next, and so on. GROUPS: query
+    heads that share a head of k and v. WIDTH, V_WIDTH: channels of q and of v, padded to
+    PADDED_WIDTH and PADDED_V_WIDTH.
+    """
     LOG2_E: tl.constexpr = 1.4426950408889634  # type: ignore[assignment]
     part = tl.program_id(0)
-    place = tl.program_id(1)
+    offset_index = tl.program_id(1)
     head = tl.program_id(2)
-    offset = last_offset - place
+    offset = last_offset - offset_index
     index_in_block = tl.arange(0, BLOCK)
     # All blocks of one offset have the same distances, and so the same bias. It is multiplied by
     # log2(e), as scores are below, because exp2 is the faster instruction: exp(x) = exp2(x
     # log2(e)).
     distance = offset * BLOCK + index_in_block[:, None] - index_in_block[None, :]
     entry = q_len - 1 - distance
-    seen = (distance >= least) & (distance <= most) & (entry >= 0) & (entry < row_len)
-    bias = tl.load(row + head.to(tl.int64) * row_len + entry, mask=seen, other=0.0)
-    bias = tl.where(seen, bias, float("-inf")) * LOG2_E
+    visible_pairs = (distance >= least) & (distance <= most) & (entry >= 0) & (entry < row_len)
+    bias = tl.load(row + head.to(tl.int64) * row_len + entry, mask=visible_pairs, other=0.0)
+    bias = tl.where(visible_pairs, bias, float("-inf")) * LOG2_E
 
     # This program's share of the blocks of queries that have a block of keys `offset` before them.
     first = tl.maximum(offset, 0)
@@ -109,55 +114,58 @@ def _sum_diagonals_kernel(
     share = tl.cdiv(tl.maximum(stop - first, 0), PARTS)
     begin = first + part * share
     end = tl.minimum(begin + share, stop)
-    channel = tl.arange(0, PADDED)
-    v_channels = tl.arange(0, V_PADDED)
+    channel = tl.arange(0, PADDED_WIDTH)
+    v_channel = tl.arange(0, PADDED_V_WIDTH)
     total = tl.zeros((BLOCK, BLOCK), dtype=tl.float32)
     head64 = head.to(tl.int64)  # a tensor may have more than 2^31 elements
     for b in range(batch):
         batch64 = tl.full((), 0, tl.int64) + b
-        q_from = q + batch64 * q_batch + head64 * q_head
-        k_from = k + batch64 * k_batch + (head64 // GROUPS) * k_head
-        v_from = v + batch64 * v_batch + (head64 // GROUPS) * v_head
-        grad_from = grad + batch64 * grad_batch + head64 * grad_head
-        rows_from = (batch64 * heads + head64) * q_len
+        q_start = q + batch64 * q_batch_stride + head64 * q_head_stride
+        k_start = k + batch64 * k_batch_stride + (head64 // GROUPS) * k_head_stride
+        v_start = v + batch64 * v_batch_stride + (head64 // GROUPS) * v_head_stride
+        grad_start = grad + batch64 * grad_batch_stride + head64 * grad_head_stride
+        row_start = (batch64 * heads + head64) * q_len
         for block in range(begin, end):
             i = block * BLOCK + index_in_block
             j = (block - offset) * BLOCK + index_in_block
-            i_in = i < q_len
-            j_in = j < kv_len
+            is_query = i < q_len
+            is_key = j < kv_len
             wide_i = i.to(tl.int64)[:, None]
             wide_j = j.to(tl.int64)[:, None]
-            in_q = channel[None, :] < WIDTH
-            in_v = v_channels[None, :] < V_WIDTH
-            qs = tl.load(
-                q_from + wide_i * q_token + channel[None, :] * q_channel,
-                mask=i_in[:, None] & in_q,
+            is_q_channel = channel[None, :] < WIDTH
+            is_v_channel = v_channel[None, :] < V_WIDTH
+            block_q = tl.load(
+                q_start + wide_i * q_token_stride + channel[None, :] * q_channel_stride,
+                mask=is_query[:, None] & is_q_channel,
                 other=0.0,
             )
-            ks = tl.load(
-                k_from + wide_j * k_token + channel[None, :] * k_channel,
-                mask=j_in[:, None] & in_q,
+            block_k = tl.load(
+                k_start + wide_j * k_token_stride + channel[None, :] * k_channel_stride,
+                mask=is_key[:, None] & is_q_channel,
                 other=0.0,
             )
-            grads = tl.load(
-                grad_from + wide_i * grad_token + v_channels[None, :] * grad_channel,
-                mask=i_in[:, None] & in_v,
+            block_grad = tl.load(
+                grad_start + wide_i * grad_token_stride + v_channel[None, :] * grad_channel_stride,
+                mask=is_query[:, None] & is_v_channel,
                 other=0.0,
             )
-            vs = tl.load(
-                v_from + wide_j * v_token + v_channels[None, :] * v_channel,
-                mask=j_in[:, None] & in_v,
+            block_v = tl.load(
+                v_start + wide_j * v_token_stride + v_channel[None, :] * v_channel_stride,
+                mask=is_key[:, None] & is_v_channel,
                 other=0.0,
             )
             # Padded queries have weights exp(-inf) = 0.
-            lses = tl.load(lse + rows_from + i, mask=i_in, other=float("inf"))
-            means = tl.load(mean + rows_from + i, mask=i_in, other=0.0)
-            scores = tl.dot(qs, tl.trans(ks), input_precision=PRECISION) * (scale * LOG2_E) + bias
-            scores = tl.where(j_in[None, :], scores, float("-inf"))
-            weights = tl.math.exp2(scores - (lses * LOG2_E)[:, None])
-            d_weights = tl.dot(grads, tl.trans(vs), input_precision=PRECISION)
-            total += weights * (d_weights - means[:, None])
-    target = ((place * PARTS + part).to(tl.int64) * heads + head64) * BLOCK * BLOCK
+            block_lse = tl.load(lse + row_start + i, mask=is_query, other=float("inf"))
+            block_mean = tl.load(mean + row_start + i, mask=is_query, other=0.0)
+            scores = (
+                tl.dot(block_q, tl.trans(block_k), input_precision=PRECISION) * (scale * LOG2_E)
+                + bias
+            )
+            scores = tl.where(is_key[None, :], scores, float("-inf"))
+            weights = tl.math.exp2(scores - (block_lse * LOG2_E)[:, None])
+            d_weights = tl.dot(block_grad, tl.trans(block_v), input_precision=PRECISION)
+            total += weights * (d_weights - block_mean[:, None])
+    target = ((offset_index * PARTS + part).to(tl.int64) * heads + head64) * BLOCK * BLOCK
     tl.store(out + target + index_in_block[:, None] * BLOCK + index_in_block[None, :], total)
 
 
@@ -212,8 +220,8 @@ def diagonal_block_sums(
             GROUPS=heads // k.shape[1],
             WIDTH=width,
             V_WIDTH=v.shape[-1],
-            PADDED=_padded_width(q),
-            V_PADDED=_padded_width(v),
+            PADDED_WIDTH=_padded_width(q),
+            PADDED_V_WIDTH=_padded_width(v),
             BLOCK=block,
             PARTS=PARTS,
             PRECISION="ieee",

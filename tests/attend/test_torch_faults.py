@@ -7,12 +7,12 @@ import torch
 from torch.nn import functional as F
 
 import posenc
-from posenc.attend import kernels
+from posenc.attend import torch_faults
 from tests.compilers import needs_whole_graphs
 
 FORWARD, BACKWARD, FUNCTION = (
-    kernels.FLASH_FORWARD,
-    kernels.FLASH_BACKWARD,
+    torch_faults.FLASH_FORWARD,
+    torch_faults.FLASH_BACKWARD,
     F.scaled_dot_product_attention,
 )
 
@@ -76,12 +76,12 @@ def function_without_gradient_of_values(q, k, v, **options):
     return FUNCTION(q, k, v.detach() + 0 * v, **options)
 
 
-OPERATORS = {name for name in kernels.FORMS if name.startswith("operators: ")}
-FUNCTIONS = set(kernels.FORMS) - OPERATORS
-BIASED = OPERATORS - {"operators: causal", kernels.GROUPED_HEADS}
+OPERATORS = {name for name in torch_faults.TRIALS if name.startswith("operators: ")}
+FUNCTIONS = set(torch_faults.TRIALS) - OPERATORS
+BIASED = OPERATORS - {"operators: causal", torch_faults.GROUPED_HEADS}
 MASKED = FUNCTIONS - {"function: all keys", "function: causal"}
 PLANTED = [
-    ("FLASH_FORWARD", only_first_heads, {kernels.GROUPED_HEADS}),
+    ("FLASH_FORWARD", only_first_heads, {torch_faults.GROUPED_HEADS}),
     ("FLASH_FORWARD", no_stride_of_queries, {"operators: row for all queries"}),
     ("FLASH_FORWARD", no_views, {"operators: view of a row"}),
     ("FLASH_FORWARD", nan_where_a_block_is_hidden, {"operators: hidden keys"}),
@@ -101,9 +101,11 @@ def plant(monkeypatch):
     """plant(name, kernel) replaces one and forgets what is known of this release."""
 
     def planted(name, kernel):
-        owner, name = (F, "scaled_dot_product_attention") if name == "function" else (kernels, name)
+        owner, name = (
+            (F, "scaled_dot_product_attention") if name == "function" else (torch_faults, name)
+        )
         monkeypatch.setattr(owner, name, kernel)
-        monkeypatch.setattr(kernels, "_known_faults", None)
+        monkeypatch.setattr(torch_faults, "_known_faults", None)
 
     return planted
 
@@ -111,10 +113,10 @@ def plant(monkeypatch):
 @pytest.mark.quick(5)
 @pytest.mark.parametrize(("name", "kernel", "forms"), PLANTED)
 def test_the_trial_finds_a_wrong_kernel(name, kernel, forms, plant):
-    before = kernels.wrong_forms()
+    before = torch_faults.wrong_forms()
     plant(name, kernel)
-    assert kernels.wrong_forms() - before >= forms - before
-    assert kernels.wrong_forms() <= forms | before
+    assert torch_faults.wrong_forms() - before >= forms - before
+    assert torch_faults.wrong_forms() <= forms | before
 
 
 def attend(kv_heads, encoding, mask, impl="auto", rows=600):
@@ -155,7 +157,7 @@ def test_explain_names_what_is_wrong(plant):
     plant("FLASH_FORWARD", no_views)
     with torch.no_grad():
         _, said = attend(4, posenc.ALiBi(4), posenc.masks.causal)
-    assert f"torch {kernels.RELEASE} computes it wrongly on the CPU" in said
+    assert f"torch {torch_faults.RELEASE} computes it wrongly on the CPU" in said
     assert "operators: view of a row" in said
     plant("FLASH_FORWARD", only_first_heads)
     with torch.no_grad():
@@ -164,9 +166,9 @@ def test_explain_names_what_is_wrong(plant):
 
 
 def test_what_is_recorded_of_this_release_is_so():
-    if kernels.RELEASE not in kernels.KNOWN_WRONG:
-        pytest.skip(f"torch {kernels.RELEASE} is tried when it is used")
-    assert kernels.wrong_forms() == set(kernels.KNOWN_WRONG[kernels.RELEASE])
+    if torch_faults.RELEASE not in torch_faults.KNOWN_WRONG:
+        pytest.skip(f"torch {torch_faults.RELEASE} is tried when it is used")
+    assert torch_faults.wrong_forms() == set(torch_faults.KNOWN_WRONG[torch_faults.RELEASE])
 
 
 def test_a_trial_leaves_the_generator_and_the_modes_alone(plant):
@@ -175,10 +177,10 @@ def test_a_trial_leaves_the_generator_and_the_modes_alone(plant):
     expected = torch.randn(2)
     torch.manual_seed(3)
     with torch.inference_mode(), torch.autocast("cpu", torch.bfloat16):
-        kernels.faults()
+        torch_faults.faults()
         assert torch.is_inference_mode_enabled() and torch.is_autocast_enabled("cpu")
     assert torch.equal(torch.randn(2), expected)
-    assert kernels._known_faults is not None
+    assert torch_faults._known_faults is not None
 
 
 @needs_whole_graphs
@@ -191,7 +193,7 @@ def test_unknown_in_compiled_code_is_the_plain_way(plant):
         return posenc.attention(q, q, q, alibi, mask=posenc.masks.causal, **where)
 
     got = torch.compile(call, backend="eager", fullgraph=True)(q, torch.arange(10))
-    assert kernels._known_faults is None
+    assert torch_faults._known_faults is None
     want = call(q, torch.arange(10))
     torch.testing.assert_close(got, want)
-    assert kernels._known_faults is not None
+    assert torch_faults._known_faults is not None

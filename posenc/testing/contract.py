@@ -1,4 +1,7 @@
-"""Collect the checks of the contract by name. Each takes a function that builds the encoding."""
+"""Collect the checks of the contract by name, run them, and make them tests for pytest.
+
+Each check takes a function that builds the encoding.
+"""
 
 import functools
 import inspect
@@ -7,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from posenc.encodings import ModelShape, PositionEncoding, create, line_in_user_code
-from posenc.testing import claims, memory, modules, numbers, sequences, tracing
+from posenc.testing import claims, compilation, modules, numerics, sequences, uninitialised_memory
 from posenc.testing.harness import Make
 
 VOIDING_FAILURES = {
@@ -42,7 +45,7 @@ def check_in_both_modes(check: Callable[[Make], None]) -> Callable[[Make], None]
 
 def _quick_checks() -> Iterator[tuple[str, Callable[[Make], None]]]:
     """Yield the name and the function of each check that takes milliseconds."""
-    for module in (numbers, claims, sequences, modules, memory):
+    for module in (numerics, claims, sequences, modules, uninitialised_memory):
         for full_name, function in vars(module).items():
             # Only asserts of the module itself that need no argument but the builder.
             is_check = full_name.startswith("assert_") and function.__module__ == module.__name__
@@ -59,8 +62,8 @@ CHECKS: dict[str, Callable[[Make], None]] = dict(_quick_checks())
 
 SLOW_CHECKS: dict[str, Callable[[Make], None]] = {
     name.removeprefix("assert_"): function
-    for name, function in vars(tracing).items()
-    if name.startswith("assert_") and function.__module__ == tracing.__name__
+    for name, function in vars(compilation).items()
+    if name.startswith("assert_") and function.__module__ == compilation.__name__
 }
 """Checks that take seconds."""
 
@@ -127,3 +130,51 @@ def _run_check(check: Callable[[Make], None], make: Make) -> tuple[str | None, b
         reason = f"{type(error).__name__}: {text}".rstrip(" .:")
         return f"{reason}, at {line}" if line else reason, True
     return None, False
+
+
+def test_contract(
+    *encodings: type[PositionEncoding] | str, harmless: Collection[str] = (), **options: Any
+) -> Callable[..., None]:
+    """Return the whole contract as a test function for pytest, with a case per encoding and check.
+
+    In a test file of your own:
+
+        from my_package import MyEncoding
+        from posenc import testing
+
+        test_my_encoding = testing.test_contract(MyEncoding, slope=2.0)
+
+    Args:
+        encodings: classes, or texts for `posenc.create`.
+        harmless: names of numeric options that are allowed not to change the result.
+        options: constructor arguments in addition to those from the model's shape.
+
+    Raises: TypeError for anything but classes and texts; ValueError for a text that names no
+    encoding.
+    """
+    import pytest  # not above: posenc.testing runs without it
+
+    if not encodings:
+        raise TypeError("test_contract: give at least one encoding.")
+    subjects = {}
+    for encoding in encodings:
+        if isinstance(encoding, str):
+            subjects[encoding] = maker(encoding, **options)
+        elif isinstance(encoding, type) and issubclass(encoding, PositionEncoding):
+            subjects[encoding.__name__] = maker(encoding, **options)
+        else:
+            raise TypeError(
+                f"test_contract: expected subclasses of posenc.PositionEncoding, got {encoding!r}."
+            )
+    checks = every_check(harmless)
+
+    @pytest.mark.parametrize("check", checks)
+    @pytest.mark.parametrize("encoding", subjects)
+    def contract(encoding: str, check: str) -> None:
+        """Run one check with one encoding."""
+        checks[check](subjects[encoding])
+
+    return contract
+
+
+test_contract.__test__ = False  # type: ignore[attr-defined]  # it makes tests and is none

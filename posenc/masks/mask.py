@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from enum import IntEnum
 from functools import partial
 from typing import Any
 
@@ -10,26 +9,23 @@ import torch
 from jaxtyping import Bool, Int, Real, Shaped
 from torch import Tensor
 
-from posenc.arguments import explain_constructor_misfits, explain_misfits
+from posenc.arguments import explain_constructor_misfits
 from posenc.positions import (
-    FlatKeys,
-    FlatQueries,
+    FlatKeyPositions,
+    FlatQueryPositions,
     are_known_equal,
-    consecutive_positions,
-    first_text_returns,
-    last_positions_differ,
     num_tokens,
-    positions_restart,
     values_at,
 )
 
-Predicate = Callable[["Sight"], Tensor]
+Predicate = Callable[["QueryKeyPairs"], Tensor]
 
 
 @dataclass(frozen=True)
-class Sight:
-    """Hold what a predicate gets of pairs of a query and a key: FlexAttention's four indices, and
-    the positions of the two. All six are tensors that broadcast to one shape."""
+class QueryKeyPairs:
+    """Hold the argument of a predicate: pairs of a query and a key, by the four indices that
+    FlexAttention gives to a mask_mod, and their positions. All six tensors broadcast to one
+    shape."""
 
     batch: Int[Tensor, "..."]
     head: Int[Tensor, "..."]
@@ -40,12 +36,14 @@ class Sight:
 
 
 @dataclass(frozen=True, eq=False)
-class Read:
-    """Name a tensor that a predicate reads, and its axes: "batch", "q_len" or "kv_len"."""
+class CapturedTensor:
+    """Name a tensor that a predicate reads, so that its sizes can be checked."""
 
     name: str
+    """What it holds, such as "padding", for messages."""
     tensor: Shaped[Tensor, "..."]
     axes: tuple[str, ...]
+    """What each of its axes counts: "batch", "q_len" or "kv_len"."""
 
 
 @explain_constructor_misfits
@@ -58,17 +56,7 @@ class Mask:
     position. With positions of several components (M-RoPE, rows and columns) they compare the order
     in memory: queries are the last tokens.
 
-    causal: no query sees a key at a later position.
-    window: no query sees a key at this distance or further.
-    exact: causal and window describe the mask completely, so a kernel can use them instead of the
-        predicate.
-    reads: the tensors that the predicate reads.
-    separates: False if it compares positions, which documents packed into one row repeat; None if
-        it compares neither positions nor documents, as `full` and `padding`; True if it may keep
-        documents apart. Read of a mask without parts.
-    operator, parts: "&", "|" or "~", and the masks that this one joins by it.
-
-    >>> even = posenc.Mask(lambda sight: sight.kv_position % 2 == 0)
+    >>> even = posenc.Mask(lambda pairs: pairs.kv_position % 2 == 0)
     >>> (even & posenc.masks.causal).tensor(3).int()
     tensor([[1, 0, 0],
             [1, 0, 0],
@@ -76,28 +64,41 @@ class Mask:
     """
 
     predicate: Predicate
+    """Function that returns True for visible pairs of a query and a key."""
     causal: bool = False
+    """True if no query sees a key at a later position."""
     window: int | None = None
+    """Distance in positions from which on no query sees a key; None if there is none."""
     exact: bool = False
-    q_positions: FlatQueries | range | None = None
-    kv_positions: FlatKeys | range | None = None
-    reads: tuple[Read, ...] = ()
-    separates: bool | None = True
+    """True if `causal` and `window` describe the mask completely, so that a kernel can use them
+    instead of the predicate."""
+    q_positions: FlatQueryPositions | range | None = None
+    """Positions of the queries, (q_len) or (batch, q_len); None before `bind`."""
+    kv_positions: FlatKeyPositions | range | None = None
+    """Positions of the keys, (kv_len) or (batch, kv_len); None before `bind`."""
+    captured: tuple[CapturedTensor, ...] = ()
+    """Tensors that the predicate reads."""
+    separates_documents: bool | None = True
+    """False if the mask compares positions, which documents packed into one row repeat; None if it
+    compares neither positions nor documents, as `full` and `padding`; True if it may keep documents
+    apart. Meaningless in a mask that joins others."""
     operator: str = ""
+    """"&", "|" or "~" in a mask that joins others; "" otherwise."""
     parts: tuple["Mask", ...] = ()
+    """The masks that this one joins by its operator."""
 
     def __call__(self, batch: Tensor, head: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
         return self._visible_pairs(batch, head, q_idx, kv_idx)
 
     def _visible_pairs(self, batch: Tensor, head: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
-        """Return True for visible pairs of a query and a key: `predicate` on their `Sight`.
+        """Return True for visible pairs of a query and a key: `predicate` on their `QueryKeyPairs`.
 
         It is no part of __call__, because torch.compile of torch 2.6 first evaluates bool(mask)
         when it calls an object, which a Mask refuses; it calls a method directly.
         """
         q_position = values_at(self.q_positions, batch, q_idx)
         kv_position = values_at(self.kv_positions, batch, kv_idx)
-        return self.predicate(Sight(batch, head, q_idx, kv_idx, q_position, kv_position))
+        return self.predicate(QueryKeyPairs(batch, head, q_idx, kv_idx, q_position, kv_position))
 
     def __and__(self, other: "Mask") -> "Mask":
         _require_mask(other, "&")
@@ -107,7 +108,7 @@ class Mask:
             causal=self.causal or other.causal,
             window=min(windows, default=None),
             exact=self.exact and other.exact,
-            reads=self.reads + other.reads,
+            captured=self.captured + other.captured,
             operator="&",
             parts=(self, other),
         )._bind_like(self, other)
@@ -120,7 +121,7 @@ class Mask:
             causal=self.causal and other.causal,
             # A mask without a window shows keys at any distance, and so does the union.
             window=max(windows) if len(windows) == 2 else None,
-            reads=self.reads + other.reads,
+            captured=self.captured + other.captured,
             operator="|",
             parts=(self, other),
         )._bind_like(self, other)
@@ -130,12 +131,14 @@ class Mask:
             partial(_does_not_show, self.predicate),
             q_positions=self.q_positions,
             kv_positions=self.kv_positions,
-            reads=self.reads,
+            captured=self.captured,
             operator="~",
             parts=(self,),
         )
 
-    def bind(self, q_positions: FlatQueries | range, kv_positions: FlatKeys | range) -> "Mask":
+    def bind(
+        self, q_positions: FlatQueryPositions | range, kv_positions: FlatKeyPositions | range
+    ) -> "Mask":
         """Return the mask for tokens at these positions, each (len), (batch, len) or a range.
 
         Positions of several components have no order that a mask could compare: bind to the order
@@ -219,8 +222,10 @@ class Mask:
         assert self.q_positions is not None and self.kv_positions is not None
         q_len = num_tokens(self.q_positions)
         kv_len = num_tokens(self.kv_positions)
-        tensors = [read.tensor for read in self.reads]
-        batches = [len(read.tensor) for read in self.reads if read.axes[0] == "batch"]
+        tensors = [captured.tensor for captured in self.captured]
+        batches = [
+            len(captured.tensor) for captured in self.captured if captured.axes[0] == "batch"
+        ]
         for positions in (self.q_positions, self.kv_positions):
             if isinstance(positions, Tensor):
                 tensors.append(positions)
@@ -256,140 +261,6 @@ class Mask:
         return visible.view((1,) * (4 - visible.ndim) + visible.shape)
 
 
-_PACKED_DOCUMENTS_MESSAGE = (
-    "attention: keys return to earlier positions of their row, as packed documents do, and this "
-    "mask, which compares positions, shows one document to another. Use "
-    "mask & posenc.masks.document(ids), for example with "
-    "ids = posenc.positions.documents_from_positions(positions), or increasing positions."
-)
-
-_PACKED_TEXT_MESSAGE = (
-    "attention: keys return to the text that begins their row, as packed documents do, and this "
-    "mask, which compares the order in memory, shows one document to another. Use "
-    "mask & posenc.masks.document(ids), with the number of each token's document."
-)
-
-
-def check_documents(mask: Mask) -> None:
-    """Raise ValueError if positions show packed documents that a bound mask does not separate."""
-    if _possible_leak(mask) is not _OtherDocuments.BY_POSITION:
-        return
-    assert mask.kv_positions is not None
-    if positions_restart(mask.kv_positions, _keys_without_padding(mask)):
-        raise ValueError(_PACKED_DOCUMENTS_MESSAGE)
-
-
-@explain_misfits
-def bind_to_memory_order(
-    mask: Mask,
-    q_positions: Real[Tensor, "*#q_batch q_len axes"],
-    kv_positions: Real[Tensor, "*#kv_batch kv_len axes"],
-) -> Mask:
-    """Return a mask bound to the order in memory, for positions of several components: queries are
-    the last tokens. With more queries than keys, the first queries precede all keys.
-
-    Raises: ValueError for a mask that compares positions, if these (read on the CPU only, and not
-    while tracing) show one of two things:
-
-    - the order in memory is not meant: the last queries are elsewhere than the last keys;
-    - the row returns to its first text, and the mask does not separate the two.
-    """
-    if _compares_positions(mask) and last_positions_differ(q_positions, kv_positions):
-        raise ValueError(_OTHER_PLACES_MESSAGE)
-    by_position = _possible_leak(mask) is _OtherDocuments.BY_POSITION
-    if by_position and first_text_returns(kv_positions, _keys_without_padding(mask)):
-        raise ValueError(_PACKED_TEXT_MESSAGE)
-    q_len = q_positions.shape[-2]
-    kv_len = kv_positions.shape[-2]
-    device = kv_positions.device
-    return mask.bind(
-        consecutive_positions(kv_len - q_len, q_len, device),
-        consecutive_positions(0, kv_len, device),
-    )
-
-
-_MEMORY_ORDER_MESSAGE = (
-    "attention: with positions of several components a mask compares the order in memory, in which "
-    "the queries are the last tokens"
-)
-_OTHER_PLACES_MESSAGE = (
-    f"{_MEMORY_ORDER_MESSAGE}, but q_positions are not those of the last keys. Bind the mask to "
-    "the places of the tokens in memory, such as mask.bind(range(2, 4), range(6)) for queries 2 "
-    "and 3 of 6 keys."
-)
-
-
-def _compares_positions(mask: Mask) -> bool:
-    """Return True if a part of the mask compares positions, or may do so: one that the user made
-    and that names no tensor."""
-    if mask.parts:
-        return any(map(_compares_positions, mask.parts))
-    return mask.separates is False or (mask.separates is True and not mask.reads)
-
-
-class _OtherDocuments(IntEnum):
-    """Which keys of other documents in its row a query may see by mistake, because the caller has
-    not named documents."""
-
-    NONE = 0
-    """None: the mask names documents. So does ~document(ids), which shows the others on purpose."""
-    ANY = 1
-    """Keys that the caller named otherwise than by positions: all of them, or those that are no
-    padding."""
-    BY_POSITION = 2
-    """Keys at the positions of its own document, which the other documents repeat."""
-
-
-def _possible_leak(mask: Mask, inverted: bool = False) -> _OtherDocuments:
-    """Return the keys of other documents that a mask, or if `inverted` its inverse, may show by
-    mistake."""
-    if mask.operator == "~":
-        return _possible_leak(mask.parts[0], not inverted)
-    if not mask.parts:
-        # What a mask reads does not change with `inverted`: ~causal compares positions, as causal
-        # does, and ~document names documents.
-        kinds = {
-            True: _OtherDocuments.NONE,
-            None: _OtherDocuments.ANY,
-            False: _OtherDocuments.BY_POSITION,
-        }
-        return kinds[mask.separates]
-    of_parts = [_possible_leak(part, inverted) for part in mask.parts]
-    if _needs_all_parts(mask, inverted) and _OtherDocuments.NONE in of_parts:
-        return _OtherDocuments.NONE
-    return max(of_parts)
-
-
-def _keys_without_padding(mask: Mask, inverted: bool = False) -> Tensor | None:
-    """Return the keys that padding does not hide from all queries, (batch, kv_len); None for all of
-    them."""
-    if mask.operator == "~":
-        return _keys_without_padding(mask.parts[0], not inverted)
-    if not mask.parts:
-        padding = _padding_tensor(mask)
-        return ~padding if inverted and padding is not None else padding
-    of_parts = [_keys_without_padding(part, inverted) for part in mask.parts]
-    known = [valid for valid in of_parts if valid is not None]
-    if _needs_all_parts(mask, inverted):
-        return torch.stack(known).all(0) if known else None
-    return torch.stack(known).any(0) if len(known) == len(of_parts) else None
-
-
-def _padding_tensor(mask: Mask) -> Tensor | None:
-    """Return the tensor (batch, kv_len) of masks.padding, True for tokens that are no padding, of a
-    mask without parts; None for a mask of another kind."""
-    for read in mask.reads:
-        if read.name == "padding":
-            return read.tensor
-    return None
-
-
-def _needs_all_parts(mask: Mask, inverted: bool) -> bool:
-    """Return True if a key must be shown by all parts of a mask, or of its inverse: the inverse of
-    a & b is ~a | ~b."""
-    return (mask.operator == "&") != inverted
-
-
 def check_mask(owner: str, mask: Any, batch: int, q_len: int, kv_len: int) -> None:
     """Raise TypeError unless `mask` is a Mask or None, ValueError unless the tensors that it reads
     and the positions to which it is bound fit these sizes. owner: the function, for the message."""
@@ -402,11 +273,12 @@ def check_mask(owner: str, mask: Any, batch: int, q_len: int, kv_len: int) -> No
             "posenc.masks.Mask."
         )
     sizes = {"batch": batch, "q_len": q_len, "kv_len": kv_len}
-    for read in mask.reads:
-        for axis, (name, got) in enumerate(zip(read.axes, read.tensor.shape, strict=True)):
-            if got != sizes[name]:
+    for captured in mask.captured:
+        shape = tuple(captured.tensor.shape)
+        for axis, (name, size) in enumerate(zip(captured.axes, shape, strict=True)):
+            if size != sizes[name]:
                 raise ValueError(
-                    f"{owner}: the mask's {read.name} has shape {tuple(read.tensor.shape)}, and "
+                    f"{owner}: the mask's {captured.name} has shape {shape}, and "
                     f"axis {axis} must be {name} = {sizes[name]}."
                 )
     _check_bound_sizes(owner, "q_positions", mask.q_positions, batch, q_len)
@@ -440,19 +312,19 @@ def _describe_argument(mask: Any) -> str:
     return f"a {type(mask).__name__}"
 
 
-def _both_show(a: Predicate, b: Predicate, sight: Sight) -> Tensor:
+def _both_show(a: Predicate, b: Predicate, pairs: QueryKeyPairs) -> Tensor:
     """Return True where both predicates do: the predicate of a & b."""
-    return a(sight) & b(sight)
+    return a(pairs) & b(pairs)
 
 
-def _either_shows(a: Predicate, b: Predicate, sight: Sight) -> Tensor:
+def _either_shows(a: Predicate, b: Predicate, pairs: QueryKeyPairs) -> Tensor:
     """Return True where at least one of the predicates does: the predicate of a | b."""
-    return a(sight) | b(sight)
+    return a(pairs) | b(pairs)
 
 
-def _does_not_show(a: Predicate, sight: Sight) -> Tensor:
+def _does_not_show(a: Predicate, pairs: QueryKeyPairs) -> Tensor:
     """Return True where the predicate does not: the predicate of ~a."""
-    return ~a(sight)
+    return ~a(pairs)
 
 
 def _checked_token_count(name: str, count: Any) -> int:

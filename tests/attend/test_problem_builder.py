@@ -7,7 +7,7 @@ import torch
 
 import posenc
 from posenc import Pass, masks
-from posenc.attend.request import build_problems
+from posenc.attend.problem_builder import build_problems
 
 ROPE = posenc.RoPE(8, interleaved=False)
 P = torch.arange(5)

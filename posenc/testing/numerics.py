@@ -117,7 +117,7 @@ def assert_bfloat16_is_precise_at_far_distances(make: Make) -> None:
     limit = model.encoding.claims.max_positions
     gap = 8192 if limit is None else max(0, min(8192, limit - length))
     positions[half:] += gap
-    far = masks.Mask(lambda sight: (sight.q_idx >= half) & (sight.kv_idx < half))
+    far = masks.Mask(lambda pairs: (pairs.q_idx >= half) & (pairs.kv_idx < half))
     got = model(x, positions, far).double()
     want = copy.deepcopy(model).double()(x.double(), positions, far)
     # The layer also rounds its projections, once each.

@@ -6,19 +6,19 @@ from typing import Any
 
 import torch
 
-from posenc.bench import calls, measure, models
+from posenc.bench import attention_calls, measure, model_calls
 from posenc.bench.cases import Case
 from posenc.machine import hardware
 from posenc.machine.fingerprint import versions
 
 BUILDERS_OF_CALLS = {
-    "attention": calls.attention_calls,
-    "backward": calls.attention_calls,
-    "layer": calls.layer_calls,
-    "rotation": calls.rotation_calls,
-    "decode": models.decode_calls,
-    "training": models.training_calls,
-    "attach": models.attach_calls,
+    "attention": attention_calls.attention_calls,
+    "backward": attention_calls.attention_calls,
+    "layer": attention_calls.layer_calls,
+    "rotation": attention_calls.rotation_calls,
+    "decode": model_calls.decode_calls,
+    "training": model_calls.training_calls,
+    "attach": model_calls.attach_calls,
 }
 """The functions that build the calls of a case, by its group; "memory" has none, see
 `_memory_rows`."""
@@ -64,7 +64,7 @@ def _memory_rows(case: Case) -> list[dict[str, Any]]:
     """Return a row for each run of a case, with its memory in `mib`."""
     return [
         {"run": run, "threads": 1, "mib": round(size / 2**20, 2)}
-        for run, size in calls.attention_memory(case).items()
+        for run, size in attention_calls.attention_memory(case).items()
     ]
 
 

@@ -35,12 +35,12 @@ from posenc.encodings.numerics.precision import without_autocast
 
 BLOCK_SIZE = 128
 """Queries, and keys, of a block, if plain operations of torch compute it."""
-SCORES_BYTES = {"cpu": 8 * 2**20}
-"""Maximum bytes of the scores of blocks that are computed at once, by type of device."""
-OTHER_SCORES_BYTES = 512 * 2**20
+CPU_SCORES_BYTES = 8 * 2**20
+"""Maximum bytes of the scores of blocks that are computed at once on the CPU."""
+DEVICE_SCORES_BYTES = 512 * 2**20
 """The same for all other devices."""
 ARRAYS_AT_ONCE = 3
-"""Arrays of this size that are in memory at the same time."""
+"""Number of arrays of this size that are in memory at the same time."""
 
 
 def add_row_gradient(
@@ -65,7 +65,7 @@ def extra_bytes(problem: Problem) -> int:
 
 def _max_scores_bytes(device: torch.device) -> int:
     """Return the maximum bytes that one array of scores may take on this device."""
-    return SCORES_BYTES.get(device.type, OTHER_SCORES_BYTES)
+    return CPU_SCORES_BYTES if device.type == "cpu" else DEVICE_SCORES_BYTES
 
 
 class _RowGradient(torch.autograd.Function):
@@ -127,16 +127,16 @@ def _row_gradient(problem: Problem, inputs: ScoreInputs, grad_lse: Tensor | None
     row = inputs.row
     constant_from = _constant_from(problem)
     if _kernel_runs(problem, inputs):
-        from posenc.attend.ways import diagonals_kernel as kernel
+        from posenc.attend.ways import bias_gradient_triton as kernel
 
         offsets = _block_offsets(problem, kernel.block_size(inputs.q, inputs.v), constant_from)
-        adjacent = inputs._replace(
+        contiguous_inputs = inputs._replace(
             lse=inputs.lse.contiguous(),
             mean=inputs.mean.contiguous(),
             row=row.contiguous(),
         )
         block_sums = kernel.diagonal_block_sums(
-            *adjacent, problem.scale, problem.visible_distances, offsets
+            *contiguous_inputs, problem.scale, problem.visible_distances, offsets
         )
     else:
         offsets = _block_offsets(problem, BLOCK_SIZE, constant_from)
@@ -144,19 +144,20 @@ def _row_gradient(problem: Problem, inputs: ScoreInputs, grad_lse: Tensor | None
     d_row = _sum_along_diagonals(block_sums, offsets[0], problem.q_len, row.shape[1])
     if constant_from <= problem.q_len - 1:
         # The gradients of a query's scores sum to that of its log-sum-exp, because its weights sum
-        # to 1. What the near entries leave of this sum belongs to the far ones: one parameter.
+        # to 1. The difference between this sum and that over the near entries is the gradient of
+        # the far entries, which are one parameter: any of them gets it.
         sum_of_all = 0 if grad_lse is None else grad_lse.to(row.dtype).sum((0, 2))
         d_row[:, 0] += sum_of_all - d_row.sum(-1)
     return d_row.to(row.dtype)
 
 
 def _kernel_runs(problem: Problem, inputs: ScoreInputs) -> bool:
-    """Return True if the kernel of diagonals_kernel.py can compute this gradient: on CUDA, in one
-    dtype, with a mask that depends on the distance only."""
+    """Return True if bias_gradient_triton.py can compute this gradient: on CUDA, in one dtype, with
+    a mask that depends on the distance only."""
     if problem.q.device.type != "cuda" or not has_triton():
         return False
     mask = problem.mask
-    by_distance = mask is None or (mask.exact and problem.mask_shift is not None)
+    by_distance = mask is None or (mask.exact and problem.mask_query_offset is not None)
     same_dtype = inputs.q.dtype == inputs.k.dtype == inputs.v.dtype == inputs.grad.dtype
     return by_distance and same_dtype and inputs.row.dtype == torch.float32
 
@@ -213,7 +214,8 @@ def _score_gradients_by_block_offset(
         k=_split_into_blocks(repeat_kv_heads(k, heads).to(dtype), k_blocks),
         v=_split_into_blocks(repeat_kv_heads(v, heads).to(dtype), k_blocks),
     )
-    at_once = max(1, _max_scores_bytes(q.device) // (4 * batch * heads * BLOCK_SIZE**2))
+    block_bytes = 4 * batch * heads * BLOCK_SIZE**2  # scores of a block, in float32
+    blocks_at_once = max(1, _max_scores_bytes(q.device) // block_bytes)
     block_sums = []
     for offset in offsets:
         bias = _block_bias(row, offset, q_len)
@@ -221,8 +223,8 @@ def _score_gradients_by_block_offset(
         # Blocks of queries that have a block of keys `offset` before them.
         begin = max(0, offset)
         end = min(q_blocks, k_blocks + offset)
-        for first in range(begin, end, at_once):
-            last = min(first + at_once, end)
+        for first in range(begin, end, blocks_at_once):
+            last = min(first + blocks_at_once, end)
             some_queries = QueryBlocks(*(t[:, :, first:last] for t in queries))
             some_keys = KeyBlocks(*(t[:, :, first - offset : last - offset] for t in keys))
             total += _sum_score_gradients(
@@ -237,21 +239,23 @@ def _constant_from(problem: Problem) -> int:
     than any distance if that is not known, or if the mask hides all of these."""
     term = problem.term
     mask = problem.mask
-    assert term is not None and problem.shift is not None
-    more_than_any = problem.q_len + problem.kv_len
-    comparable = mask is not None and mask.causal and problem.mask_shift == problem.shift
+    assert term is not None and problem.query_offset is not None
+    beyond_all = problem.q_len + problem.kv_len
+    comparable = (
+        mask is not None and mask.causal and problem.mask_query_offset == problem.query_offset
+    )
     if term.constant_from is None or not comparable:
-        return more_than_any
-    constant_from = term.constant_from - problem.shift
+        return beyond_all
+    constant_from = term.constant_from - problem.query_offset
     _, most = problem.visible_distances
-    return constant_from if constant_from <= most else more_than_any
+    return constant_from if constant_from <= most else beyond_all
 
 
 def _split_into_blocks(t: Tensor, blocks: int, value: float = 0.0) -> Tensor:
     """Return (batch, heads, len, width) as (batch, heads, blocks, BLOCK_SIZE, width), padded by
     `value`."""
-    missing = blocks * BLOCK_SIZE - t.shape[2]
-    return F.pad(t, (0, 0, 0, missing), value=value).unflatten(2, (blocks, BLOCK_SIZE))
+    num_missing = blocks * BLOCK_SIZE - t.shape[2]
+    return F.pad(t, (0, 0, 0, num_missing), value=value).unflatten(2, (blocks, BLOCK_SIZE))
 
 
 def _places_in_bias_row(offset: int, q_len: int, device: torch.device) -> Tensor:

@@ -1,0 +1,155 @@
+"""Bind masks to the order in memory, and refuse masks that show one packed document to another.
+
+Documents packed into one row repeat positions: 0, 1, 2, 0, 1. A causal mask then shows the first
+document to the second. A mask is refused if positions, where they can be read without waiting for
+a device, show such a row, and the mask does not name documents.
+"""
+
+from enum import IntEnum
+
+import torch
+from jaxtyping import Real
+from torch import Tensor
+
+from posenc.arguments import explain_misfits
+from posenc.masks.mask import Mask
+from posenc.positions import (
+    consecutive_positions,
+    first_text_returns,
+    last_positions_differ,
+    positions_restart,
+)
+
+_PACKED_DOCUMENTS_MESSAGE = (
+    "attention: keys return to earlier positions of their row, as packed documents do, and this "
+    "mask, which compares positions, shows one document to another. Use "
+    "mask & posenc.masks.document(ids), for example with "
+    "ids = posenc.positions.documents_from_positions(positions), or increasing positions."
+)
+
+_PACKED_TEXT_MESSAGE = (
+    "attention: keys return to the text that begins their row, as packed documents do, and this "
+    "mask, which compares the order in memory, shows one document to another. Use "
+    "mask & posenc.masks.document(ids), with the number of each token's document."
+)
+
+_MEMORY_ORDER_MESSAGE = (
+    "attention: with positions of several components a mask compares the order in memory, in which "
+    "the queries are the last tokens"
+)
+_OTHER_POSITIONS_MESSAGE = (
+    f"{_MEMORY_ORDER_MESSAGE}, but q_positions are not those of the last keys. Bind the mask to "
+    "the places of the tokens in memory, such as mask.bind(range(2, 4), range(6)) for queries 2 "
+    "and 3 of 6 keys."
+)
+
+
+def check_documents(mask: Mask) -> None:
+    """Raise ValueError if positions show packed documents that a bound mask does not separate."""
+    if _possible_leak(mask) is not _OtherDocuments.BY_POSITION:
+        return
+    assert mask.kv_positions is not None
+    if positions_restart(mask.kv_positions, _keys_without_padding(mask)):
+        raise ValueError(_PACKED_DOCUMENTS_MESSAGE)
+
+
+@explain_misfits
+def bind_to_memory_order(
+    mask: Mask,
+    q_positions: Real[Tensor, "*#q_batch q_len axes"],
+    kv_positions: Real[Tensor, "*#kv_batch kv_len axes"],
+) -> Mask:
+    """Return a mask bound to the order in memory, for positions of several components: queries are
+    the last tokens. With more queries than keys, the first queries precede all keys.
+
+    Raises: ValueError for a mask that compares positions, if these (read on the CPU only, and not
+    while tracing) show one of two things:
+
+    - the order in memory is not meant: the last queries are elsewhere than the last keys;
+    - the row returns to its first text, and the mask does not separate the two.
+    """
+    if _compares_positions(mask) and last_positions_differ(q_positions, kv_positions):
+        raise ValueError(_OTHER_POSITIONS_MESSAGE)
+    by_position = _possible_leak(mask) is _OtherDocuments.BY_POSITION
+    if by_position and first_text_returns(kv_positions, _keys_without_padding(mask)):
+        raise ValueError(_PACKED_TEXT_MESSAGE)
+    q_len = q_positions.shape[-2]
+    kv_len = kv_positions.shape[-2]
+    device = kv_positions.device
+    return mask.bind(
+        consecutive_positions(kv_len - q_len, q_len, device),
+        consecutive_positions(0, kv_len, device),
+    )
+
+
+def _compares_positions(mask: Mask) -> bool:
+    """Return True if a part of the mask compares positions, or may do so: one that the user made
+    and that names no tensor."""
+    if mask.parts:
+        return any(map(_compares_positions, mask.parts))
+    if mask.separates_documents is None:
+        return False
+    return not mask.separates_documents or not mask.captured
+
+
+class _OtherDocuments(IntEnum):
+    """Which keys of other documents in its row a query may see by mistake, because the caller has
+    not named documents."""
+
+    NONE = 0
+    """None: the mask names documents. So does ~document(ids), which shows the others on purpose."""
+    ANY = 1
+    """All keys, or all that are no padding: the mask does not compare positions, so the caller is
+    taken to mean it."""
+    BY_POSITION = 2
+    """Keys at the positions of its own document, which the other documents repeat."""
+
+
+def _possible_leak(mask: Mask, inverted: bool = False) -> _OtherDocuments:
+    """Return the keys of other documents that a mask, or if `inverted` its inverse, may show by
+    mistake."""
+    if mask.operator == "~":
+        return _possible_leak(mask.parts[0], not inverted)
+    if not mask.parts:
+        # What a mask reads does not change with `inverted`: ~causal compares positions, as causal
+        # does, and ~document names documents.
+        if mask.separates_documents is None:
+            return _OtherDocuments.ANY
+        if mask.separates_documents:
+            return _OtherDocuments.NONE
+        return _OtherDocuments.BY_POSITION
+    of_parts = [_possible_leak(part, inverted) for part in mask.parts]
+    if _needs_all_parts(mask, inverted) and _OtherDocuments.NONE in of_parts:
+        return _OtherDocuments.NONE
+    return max(of_parts)
+
+
+def _keys_without_padding(mask: Mask, inverted: bool = False) -> Tensor | None:
+    """Return the keys that padding does not hide from all queries, (batch, kv_len); None for all of
+    them."""
+    if mask.operator == "~":
+        return _keys_without_padding(mask.parts[0], not inverted)
+    if not mask.parts:
+        padding = _padding_tensor(mask)
+        return ~padding if inverted and padding is not None else padding
+    of_parts = [_keys_without_padding(part, inverted) for part in mask.parts]
+    limited = [valid for valid in of_parts if valid is not None]
+    if _needs_all_parts(mask, inverted):
+        return torch.stack(limited).all(0) if limited else None
+    # A part without padding shows every key, and so does the union.
+    return torch.stack(limited).any(0) if len(limited) == len(of_parts) else None
+
+
+def _padding_tensor(mask: Mask) -> Tensor | None:
+    """Return the tensor (batch, kv_len) of masks.padding, True for tokens that are no padding, of a
+    mask without parts; None for a mask of another kind."""
+    for captured in mask.captured:
+        if captured.name == "padding":
+            return captured.tensor
+    return None
+
+
+def _needs_all_parts(mask: Mask, inverted: bool) -> bool:
+    """Return True if a key must be shown by all parts of a mask, or of its inverse: the inverse of
+    a & b is ~a | ~b."""
+    return (mask.operator == "&") != inverted
