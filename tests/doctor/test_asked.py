@@ -279,12 +279,12 @@ def test_each_runtime_is_asked_about_the_files_that_it_reads(doctor, call, tmp_p
     path = write(tmp_path / "a.gguf", freq_base=5e5)
     doctor(SIMPLE, {"llama": loads, "python": answer("5.99.0"), "missing": AskError("no python.")})
     _, out, _ = call("doctor", path, "--ask", "llama", "--ask", "python")
-    assert "asked, b11549" in cells(out, "llama.cpp  ") and "what it computes" in out
+    assert "asked, b11549" in cells(out, "llama.cpp") and "what it computes" in out
     assert "read no file of this kind" not in out and "itself answers otherwise" not in out
     _, out, _ = call("doctor", path, "--ask", "python")
-    assert "known, b11549" in cells(out, "llama.cpp  ") and "no file of this kind (gguf)" in out
+    assert "known, b11549" in cells(out, "llama.cpp") and "no file of this kind (gguf)" in out
     _, out, _ = call("doctor", path, "--ask", "missing", "--ask", "llama")
-    assert "asked, b11549" in cells(out, "llama.cpp  ")
+    assert "asked, b11549" in cells(out, "llama.cpp")
 
 
 def test_a_loader_that_takes_another_base_contradicts_the_record(doctor, call, tmp_path):
