@@ -103,12 +103,12 @@ def gap(study: str, place: str, name: str, minus: str) -> str:
 
 def tied(study: str, place: str) -> str:
     """How many encodings none is significantly better than."""
-    return str(len(_standing(study, place).first))
+    return str(len(_standing(study, place).first_tier))
 
 
 def best(study: str, place: str) -> str:
     """Their names, best mean first."""
-    return join_names([TITLES.get(name, name) for name in _standing(study, place).first])
+    return join_names([TITLES.get(name, name) for name in _standing(study, place).first_tier])
 
 
 def several(study: str, place: str) -> str:

@@ -34,7 +34,7 @@ from tables import write_table
 
 from posenc.compare import results
 from posenc.compare.judge.judgement import TIED, DriftOfLeads, choose
-from posenc.compare.judge.near_far import far_bits, places_of
+from posenc.compare.judge.near_far import far_loss, places_of
 from posenc.compare.judge.standing import MARGIN
 from posenc.compare.reports.published_trials import read_rows
 from posenc.compare.results import TrialResult
@@ -70,7 +70,7 @@ def published_spreads() -> Spreads:
         for result in (row.result for row in rows if row.result.config.is_on_text):
             for row in rows_of(one_trial(result)):
                 losses.setdefault(row.encoding, []).append(
-                    (row.near.bits_per_byte, far_bits(row, result))
+                    (row.near.bits_per_byte, far_loss(row, result))
                 )
         for of_encoding in losses.values():
             near_bits, far_of_seeds = zip(*of_encoding, strict=True)
@@ -149,7 +149,7 @@ def judged(study: Study) -> Iterator[tuple[int, str | None, np.ndarray]]:
     places = places_of(*values)
     for i, standing in enumerate(places.all):
         choice = choose(standing, places, DriftOfLeads({}, places), None)
-        is_named = choice.sure != TIED and len(standing.order) > 1
+        is_named = choice.certainty != TIED and len(standing.order) > 1
         yield i, choice.taken if is_named else None, standing.worse
 
 

@@ -98,7 +98,7 @@ def without_it_tie(first, second):
         for task in study.sequence_tasks
     }
     assert all(each.order[0] == first for each in found.values())
-    return {task for task, each in found.items() if second in each.first}
+    return {task for task, each in found.items() if second in each.first_tier}
 
 
 def needles(name):

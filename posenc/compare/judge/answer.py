@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from posenc.compare.judge import sentences
-from posenc.compare.judge.judgement import Judgement, judge, why_unsure
+from posenc.compare.judge.judgement import Judgement, judge, why_no_interval
 from posenc.compare.judge.limits import limits_of
 from posenc.compare.judge.near_far import failed_trials, near_and_far
 from posenc.compare.judge.standing import (
@@ -25,12 +25,15 @@ from posenc.tasks.known import TEXT
 
 
 class Answer(NamedTuple):
-    """Hold the recommendation in words, the rows that it says to take, and how sure it is of each
-    choice: "use", "leads" or "tied"."""
+    """Hold the recommendation in words and what it says.
+
+    rows: the names of the rows to take, without repetition.
+    certainties: how sure each choice is, USE, LEADS or TIED: near bytes, far bytes, then tasks.
+    """
 
     text: str
-    take: list[str]
-    sure: list[str]
+    rows: list[str]
+    certainties: list[str]
 
 
 def conclude(study: Study) -> Study:
@@ -63,24 +66,24 @@ def answer_and_choices(study: Study) -> Answer:
     if study.unchecked:
         parts.append(sentences.unchecked(study.unchecked))
     overall = standing_of_tasks(study) if any(map(has_learned, study.finished)) else None
-    take: list[str] = []
-    sure: list[str] = []
+    rows: list[str] = []
+    certainties: list[str] = []
     if judgement is not None:
         parts += sentences.sentences_on_own(judgement.own)
         on_text = list(sentences.sentences_on_text(judgement))
         if not on_text and judgement.places.near is None:
             on_text = _where_nothing_runs(study)
         parts += on_text
-        take += _taken(judgement)
-        sure += [choice.sure for choice in judgement.choices]
+        rows += _taken(judgement)
+        certainties += [choice.certainty for choice in judgement.choices]
     for standing, metric in _standings_of_tasks(study, overall):
-        parts.append(sentences.sentence_on_task(standing, metric, why_unsure(standing)))
+        parts.append(sentences.sentence_on_task(standing, metric, why_no_interval(standing)))
         if len(standing.order) > 1:
-            take.append(standing.order[0])
-            sure.append(sentences.sureness(standing))
+            rows.append(standing.order[0])
+            certainties.append(sentences.certainty_on_task(standing))
     parts += _unlearned_tasks(study, overall)
     text = " ".join(parts)
-    return Answer(text, [*dict.fromkeys(take)], sure)
+    return Answer(text, [*dict.fromkeys(rows)], certainties)
 
 
 def limits(study: Study) -> str:
@@ -100,8 +103,8 @@ def _taken(judgement: Judgement) -> list[str]:
     near, far = judgement.near, judgement.far
     if near is None or far is None:
         return [judgement.taken]
-    near_name = judgement.places.near_name.get(judgement.taken, judgement.taken)
-    return [judgement.taken] if near_name in near.tied else [judgement.taken, near.taken]
+    near_row = judgement.places.near_row_of.get(judgement.taken, judgement.taken)
+    return [judgement.taken] if near_row in near.tied else [judgement.taken, near.taken]
 
 
 def _where_nothing_runs(study: Study) -> list[str]:

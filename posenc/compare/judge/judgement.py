@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from statistics import fmean, stdev
+from typing import NamedTuple
 
 from posenc.compare.judge.context import ContextUse, context_use
 from posenc.compare.judge.near_far import Places, near_and_far
@@ -27,36 +28,54 @@ SAME_COST = 1.1
 """Ratio of times up to which two encodings cost the same: chosen, a machine's own variation."""
 
 
+class RowBehind(NamedTuple):
+    """Hold a row that is behind the best, and by how many bits per byte."""
+
+    name: str
+    gap: Gap
+
+
+class ByteTable(NamedTuple):
+    """Hold what a table of bytes, without a model, has on the training text.
+
+    order: bytes that it counts together, 1 for single bytes and 2 for pairs.
+    bits: its loss in bits per byte.
+    """
+
+    order: int
+    bits: float
+
+
 @dataclass(frozen=True)
 class Choice:
     """Say which row to take in one place.
 
     where: the place in words.
-    sure: USE, LEADS or TIED.
+    certainty: USE, LEADS or TIED.
     taken: the row to take: the leader, or of the tied ones the one that most servers run and that
         takes the least time.
     tied: all rows that are not told from the best, `taken` among them, best mean first; one row of
         each encoding.
     bits: the mean loss of each of them, in bits per byte.
-    behind: the best row of another encoding that is behind, and by how much; None if there is none.
+    behind: the best row of another encoding that is behind; None if there is none.
     drift: bits that twice the steps may move the lead, None if unknown.
-    why_unsure: why no difference has an interval; None if they have.
+    why_no_interval: why no difference has an interval; None if they have.
     text_may_turn: the interval of the lead over `behind` over windows of the text includes 0.
     """
 
     where: str
-    sure: str
+    certainty: str
     taken: str
     tied: tuple[str, ...]
     bits: Mapping[str, float]
-    behind: tuple[str, Gap] | None = None
+    behind: RowBehind | None = None
     drift: float | None = None
-    why_unsure: str | None = None
+    why_no_interval: str | None = None
     text_may_turn: bool = False
 
 
 @dataclass(frozen=True)
-class OwnAgainst:
+class OwnComparison:
     """Compare an encoding of the user's own with one that was named beside it, in one place.
 
     verdict: "better", "worse" or "tied"; "" if the difference has no interval.
@@ -75,9 +94,9 @@ class Judgement:
 
     near, far: the choices in both places; None where no row has a number.
     taken: the one row to take for both; None if there is no choice.
-    untrained: if all models are above it, what a table of bytes has: its order (1 for single bytes,
-        2 for pairs) and its bits per byte; then there is no choice.
-    only: the only encoding; None if there are more.
+    unbeaten_table: the table of bytes that no model is better than, then there is no choice; None
+        if a model is better.
+    only_encoding: None if there are more.
     own: the user's own encodings against all others, by place.
     cost: what training took; None if it was not measured on one processor.
     context: how many bytes of context `taken` uses; None without far bytes.
@@ -87,9 +106,9 @@ class Judgement:
     near: Choice | None = None
     far: Choice | None = None
     taken: str | None = None
-    untrained: tuple[int, float] | None = None
-    only: str | None = None
-    own: tuple[OwnAgainst, ...] = ()
+    unbeaten_table: ByteTable | None = None
+    only_encoding: str | None = None
+    own: tuple[OwnComparison, ...] = ()
     cost: EqualTime | None = None
     context: ContextUse | None = None
 
@@ -103,21 +122,21 @@ def judge(study: Study) -> Judgement:
     """Return what the text of a study says."""
     text = study.of_task(TEXT)
     places = near_and_far(text)
-    own = tuple(_own_against_others(text, places))
+    own = tuple(_compare_own_with_others(text, places))
     common = {"places": places, "own": own}
     if places.near is None:
         return Judgement(**common)
-    untrained = _table_that_is_better(text, places.near)
-    if untrained is not None:
-        return Judgement(**common, untrained=untrained)
+    table = _byte_table_that_no_model_beats(text, places.near)
+    if table is not None:
+        return Judgement(**common, unbeaten_table=table)
     encodings = {places.encoding_of[name] for name in places.near.order}
     if len(encodings) == 1:
-        return Judgement(**common, only=encodings.pop())
+        return Judgement(**common, only_encoding=encodings.pop())
     cost = at_equal_time(text)
     drift = DriftOfLeads(bits_saved_by_doubling(text), places)
     near = choose(places.near, places, drift, cost)
     far = None if places.far is None else choose(places.far, places, drift, cost)
-    taken = _take_one(near, far, places, cost)
+    taken = _row_for_both_places(near, far, places, cost)
     context = None if far is None else context_use(rows_by_name(text)[taken])
     return Judgement(**common, near=near, far=far, taken=taken, cost=cost, context=context)
 
@@ -130,26 +149,26 @@ class DriftOfLeads:
     usual: that root mean square, in bits per byte; 0 without rivals.
     """
 
-    def __init__(self, fell: Mapping[str, float], places: Places) -> None:
-        """fell: bits that the last doubling saved, by encoding."""
-        self.fell = fell
+    def __init__(self, saved: Mapping[str, float], places: Places) -> None:
+        """saved: bits that the last doubling saved, by encoding."""
+        self.saved = saved
         self.encoding_of = places.encoding_of
         close = []
         near = places.near
         if near is not None:
             close_enough = near.mean(near.order[0]) + IN_CONTENTION
-            close = [n for n in near.order if n in fell and near.mean(n) <= close_enough]
+            close = [n for n in near.order if n in saved and near.mean(n) <= close_enough]
         # A difference of two has sqrt(2) times the standard deviation of one.
         self.has_rivals = len(close) > 1
         self.usual = 0.0
         if self.has_rivals:
-            self.usual = math.sqrt(2) * stdev([fell[name] for name in close])
+            self.usual = math.sqrt(2) * stdev([saved[name] for name in close])
 
     def of(self, leader: str, other: str) -> float | None:
         """Return by how many bits the lead of one row over another may change; None if the last
         doubling is unknown for one of them."""
-        ours = self.fell.get(self.encoding_of.get(leader, leader))
-        theirs = self.fell.get(self.encoding_of.get(other, other))
+        ours = self.saved.get(self.encoding_of.get(leader, leader))
+        theirs = self.saved.get(self.encoding_of.get(other, other))
         if ours is None or theirs is None:
             return None
         return max(self.usual, abs(theirs - ours))
@@ -162,20 +181,20 @@ def choose(
     rivals, and one with failed trials is never sure."""
     encoding_of = places.encoding_of
     tied = _one_of_each_encoding(standing.contenders, encoding_of)
-    why = why_unsure(standing)
+    why = why_no_interval(standing)
     if len(tied) == 1 and why is None:
         return _choose_leader(standing, places, drift)
     # Without an interval nothing tells the tied apart, and the lowest loss is the best guess.
-    taken = served_then_cheap(tied, encoding_of, cost) if why is None else standing.order[0]
+    taken = most_served_then_cheapest(tied, encoding_of, cost) if why is None else standing.order[0]
     tied_encodings = {encoding_of[name] for name in tied}
     return Choice(
         where=standing.where,
-        sure=TIED,
+        certainty=TIED,
         taken=taken,
         tied=tied,
         bits={name: standing.mean(name) for name in tied},
         behind=_best_behind(standing, _rows_of_other_encodings(standing, places, tied_encodings)),
-        why_unsure=why,
+        why_no_interval=why,
     )
 
 
@@ -194,15 +213,15 @@ def _choose_leader(standing: Standing, places: Places, drift: DriftOfLeads) -> C
     behind = _best_behind(standing, rivals)
     over_windows = None
     if behind is not None:
-        over_windows = standing.windows.get((behind[0], leader))
+        over_windows = standing.gaps_over_windows.get((behind.name, leader))
     return Choice(
         where=standing.where,
-        sure=USE if lead_holds and has_no_failures else LEADS,
+        certainty=USE if lead_holds and has_no_failures else LEADS,
         taken=leader,
         tied=(leader,),
         bits={leader: standing.mean(leader)},
         behind=behind,
-        drift=None if behind is None else drifts[behind[0]],
+        drift=None if behind is None else drifts[behind.name],
         text_may_turn=over_windows is not None and not over_windows.significant,
     )
 
@@ -214,9 +233,9 @@ def _rows_of_other_encodings(
     return [name for name in standing.order if places.encoding_of[name] not in encodings]
 
 
-def _best_behind(standing: Standing, beaten: Sequence[str]) -> tuple[str, Gap] | None:
+def _best_behind(standing: Standing, beaten: Sequence[str]) -> RowBehind | None:
     """Return the first of the beaten rows and by how much it is behind; None if there is none."""
-    return (beaten[0], standing.gap(beaten[0])) if beaten else None
+    return RowBehind(beaten[0], standing.gap(beaten[0])) if beaten else None
 
 
 def _one_of_each_encoding(names: Sequence[str], encoding_of: Mapping[str, str]) -> tuple[str, ...]:
@@ -227,7 +246,7 @@ def _one_of_each_encoding(names: Sequence[str], encoding_of: Mapping[str, str]) 
     return tuple(first_of.values())
 
 
-def served_then_cheap(
+def most_served_then_cheapest(
     tied: Sequence[str], encoding_of: Mapping[str, str], cost: EqualTime | None
 ) -> str:
     """Return the row that most servers run; of several the one that takes the least time, if by
@@ -241,35 +260,37 @@ def served_then_cheap(
     return next(name for name in served if costs[name] <= SAME_COST * least)
 
 
-def _take_one(near: Choice, far: Choice | None, places: Places, cost: EqualTime | None) -> str:
+def _row_for_both_places(
+    near: Choice, far: Choice | None, places: Places, cost: EqualTime | None
+) -> str:
     """Return the row to take for both places: one that is tied or leads in both; else the choice on
     far bytes, as the loss near never differs by as much as where an encoding breaks."""
     if far is None:
         return near.taken
-    if near.why_unsure or far.why_unsure:
+    if near.why_no_interval or far.why_no_interval:
         return far.tied[0]
-    in_both = [name for name in far.tied if places.near_name.get(name, name) in near.tied]
+    in_both = [name for name in far.tied if places.near_row_of.get(name, name) in near.tied]
     if not in_both:
         return far.taken
     if far.taken in in_both:
         return far.taken
-    return served_then_cheap(in_both, places.encoding_of, cost)
+    return most_served_then_cheapest(in_both, places.encoding_of, cost)
 
 
-def _table_that_is_better(text: Study, near: Standing) -> tuple[int, float] | None:
-    """Return the order and the bits per byte of the table of bytes that no model is below; None if
-    a model is, or where no table was counted."""
+def _byte_table_that_no_model_beats(text: Study, near: Standing) -> ByteTable | None:
+    """Return the first table of bytes that no model is below; None if there is none, or where no
+    table was counted."""
     lowest = near.mean(near.order[0])
     if text.corpus is None:
         return None
     tables = ((1, text.corpus.byte_entropy), (2, text.corpus.pair_entropy))
     for order, bits in tables:
         if bits is not None and not lowest < bits:
-            return order, bits
+            return ByteTable(order, bits)
     return None
 
 
-def _own_against_others(text: Study, places: Places) -> Iterator[OwnAgainst]:
+def _compare_own_with_others(text: Study, places: Places) -> Iterator[OwnComparison]:
     """Yield each encoding of the user's own against each other one, in each place."""
     own = [
         name for name in text.encodings if any(t.code for t in text.trials if t.encoding == name)
@@ -280,10 +301,10 @@ def _own_against_others(text: Study, places: Places) -> Iterator[OwnAgainst]:
         for name in own:
             for other in others:
                 if name in row_of and other in row_of:
-                    yield _own_against(standing, row_of[name], row_of[other])
+                    yield _compare_own_with(standing, row_of[name], row_of[other])
 
 
-def _own_against(standing: Standing, name: str, other: str) -> OwnAgainst:
+def _compare_own_with(standing: Standing, name: str, other: str) -> OwnComparison:
     """Return the comparison of two rows in one place."""
     gap = standing.gap(name, other)
     verdict = "tied"
@@ -293,10 +314,10 @@ def _own_against(standing: Standing, name: str, other: str) -> OwnAgainst:
         verdict = "worse"
     elif (other, name) in standing.worse:
         verdict = "better"
-    return OwnAgainst(name, other, standing.where, gap, verdict)
+    return OwnComparison(name, other, standing.where, gap, verdict)
 
 
-def why_unsure(standing: Standing) -> str | None:
+def why_no_interval(standing: Standing) -> str | None:
     """Return why no difference in a standing can be significant and what to do; None if intervals
     exist."""
     pairs = standing.pairs
@@ -320,15 +341,15 @@ def bits_that_may_turn(study: Study) -> tuple[float, float | None] | None:
     """Return how many bits the loss still falls with twice the steps, and the root mean square by
     which differences of encodings in contention may change, None with fewer than two of them; None
     if no fall is known."""
-    fell = bits_saved_by_doubling(study)
-    if not fell:
+    saved = bits_saved_by_doubling(study)
+    if not saved:
         return None
-    drift = DriftOfLeads(fell, near_and_far(study))
+    drift = DriftOfLeads(saved, near_and_far(study))
     may_turn = max(drift.usual, MARGIN) if drift.has_rivals else None
-    return fmean(fell.values()), may_turn
+    return fmean(saved.values()), may_turn
 
 
-def pairs_of(standing: Standing) -> list[tuple[str, str, str]]:
+def verdicts_of_pairs(standing: Standing) -> list[tuple[str, str, str]]:
     """Return every pair (a, b) of a standing with "better", "worse" or "tied", of a."""
     found = []
     for a, b in combinations(standing.order, 2):

@@ -26,37 +26,37 @@ class Limits:
     their numbers are in brackets, and those that do not hold are named. No study holds point 4: the
     time on the hardware and servers of the user.
 
-    seeds: of an encoding, for the task that has the fewest. tasks: generated ones.
+    num_seeds: of an encoding, for the task that has the fewest. num_tasks: generated ones.
     parameters, steps: of the models; steps is None if trials differ.
-    falling: bits per byte that the last doubling of the steps saved; None if unknown.
+    fall_per_doubling: bits per byte that the last doubling of the steps saved; None if unknown.
     may_turn: bits of difference that another doubling may turn; None if unknown.
     rates_searched: each encoding has a learning rate of its own, chosen by validation. (1)
     knobs_searched: so has its own knob, the factor of its tables, RoPE's base, ALiBi's slopes or
         T5's scale. (1)
     has_retrieval: generated tasks ask for facts that are far away. (2)
-    absent: baselines that people run and that are not among the rows: "window" for RoPE read in a
-        window, "tuned" for RoPE after a short tuning, "hybrid". (3)
-    sizes: number of sizes of the model. (5)
-    tokens_per_parameter: bytes of training text for each parameter; None without a text. (6)
+    absent_baselines: baselines that people run and that are not among the rows: "window" for RoPE
+        read in a window, "tuned" for RoPE after a short tuning, "hybrid". (3)
+    num_sizes: number of sizes of the model. (5)
+    bytes_per_parameter: bytes of training text for each parameter; None without a text. (6)
     far_context_saves: the most bits per byte that any row saves on far bytes by context from beyond
         the training length; None if not measured. (7)
     has_far: far bytes were measured.
     has_old_t5: its t5 is today's t5:unscaled=true.
     """
 
-    seeds: int
+    num_seeds: int
     has_text: bool
-    tasks: int
+    num_tasks: int
     parameters: float
     steps: int | None
-    falling: float | None
+    fall_per_doubling: float | None
     may_turn: float | None
     rates_searched: bool
     knobs_searched: bool
     has_retrieval: bool
-    absent: tuple[str, ...]
-    sizes: int
-    tokens_per_parameter: float | None
+    absent_baselines: tuple[str, ...]
+    num_sizes: int
+    bytes_per_parameter: float | None
     far_context_saves: float | None
     has_far: bool
     has_old_t5: bool
@@ -67,7 +67,7 @@ def limits_of(study: Study) -> Limits:
     trials = [result.config for result in study.finished]
     on_text = [result for result in study.finished if result.config.is_on_text]
     steps = {trial.steps for trial in trials}
-    falling, may_turn = bits_that_may_turn(study) or (None, None)
+    fall_per_doubling, may_turn = bits_that_may_turn(study) or (None, None)
     sizes = {(trial.width, trial.layers) for trial in trials}
     tokens = [
         result.config.steps * result.config.batch * result.config.train_length / result.parameters
@@ -76,21 +76,21 @@ def limits_of(study: Study) -> Limits:
     ]
     rows = rows_of(study)
     return Limits(
-        seeds=_fewest_usual_seeds(trials),
+        num_seeds=_fewest_usual_seeds(trials),
         has_text=bool(on_text),
-        tasks=len(study.sequence_tasks),
+        num_tasks=len(study.sequence_tasks),
         parameters=fmean(result.parameters for result in study.finished),
         steps=steps.pop() if len(steps) == 1 else None,
-        falling=falling,
+        fall_per_doubling=fall_per_doubling,
         may_turn=may_turn,
         rates_searched=any(check.task == TEXT for check in study.rates),
         knobs_searched=any(
             check.task == TEXT and check.plain_at is not None for check in study.rates
         ),
         has_retrieval=bool(study.sequence_tasks),
-        absent=_absent_baselines([(row.encoding, row.reading) for row in rows]),
-        sizes=len(sizes),
-        tokens_per_parameter=fmean(tokens) if tokens else None,
+        absent_baselines=_absent_baselines([(row.encoding, row.reading) for row in rows]),
+        num_sizes=len(sizes),
+        bytes_per_parameter=fmean(tokens) if tokens else None,
         far_context_saves=_most_saved(study),
         has_far=near_and_far(study).far is not None,
         has_old_t5=any(t.encoding == "t5" and t.recipe <= LAST_UNSCALED_T5 for t in trials),

@@ -13,7 +13,7 @@ from posenc.compare.judge.standing import (
     NEAR_SPREAD,
     Standing,
     Values,
-    mean_windows,
+    mean_loss_by_window,
     order_by_standings,
     standing_of_task,
     standing_of_tasks,
@@ -28,7 +28,7 @@ from posenc.tasks.known import TEXT
 STEADY_LEVEL = 0.036
 """Significance level at which the first of a place must lead by its own seeds alone; chosen by
 simulated studies (experiments/judged.py)."""
-NEAREST = 3
+NUM_NEAREST_RIVALS = 3
 """Number of rivals, the nearest ones, with which the seeds of the first are compared."""
 
 
@@ -39,10 +39,10 @@ class Places:
     near: bits per byte at the training length; far: of the last train_length bytes of each longest
         window. None where no row has a number.
     encoding_of: the encoding of each row, by the row's name.
-    near_name: the name in `near` of each row in `far`: a row that is only read in another way has
+    near_row_of: the name in `near` of each row in `far`: a row that is only read in another way has
         the near loss of the row as trained.
-    unjudged: mean far loss of the readings that are not judged, by name: each encoding enters with
-        the first of READINGS that is within MARGIN of its best.
+    unjudged_far_loss: mean far loss of the rows that are not judged, by name: each encoding enters
+        with the first of READINGS that is within MARGIN of its best.
     failed: how many trials on text failed, of how many, by encoding. An encoding with failed trials
         is not judged, unless all have some.
     why_no_far: why there are no far bytes; "" if there are.
@@ -51,8 +51,8 @@ class Places:
     near: Standing | None
     far: Standing | None
     encoding_of: Mapping[str, str]
-    near_name: Mapping[str, str]
-    unjudged: Mapping[str, float] = field(default_factory=dict)
+    near_row_of: Mapping[str, str]
+    unjudged_far_loss: Mapping[str, float] = field(default_factory=dict)
     failed: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     why_no_far: str = ""
 
@@ -74,23 +74,23 @@ def near_and_far(study: Study) -> Places:
     encoding_of: dict[str, str] = {}
     for row in rows:
         encoding_of[row.name] = row.encoding
-        bits = far_bits(row, positions[_key(row.trial)])
+        bits = far_loss(row, positions[_key(row.trial)])
         if bits is not None:
             far_losses.setdefault(row.encoding, {}).setdefault(row.name, {})[row.seed] = bits
     judged = {encoding: _simplest_row(encoding, by_row) for encoding, by_row in far_losses.items()}
-    near_losses, near_name = _near_losses(rows, judged)
+    near_losses, near_row_of = _near_losses(rows, judged)
     far_of_judged = {name: far_losses[encoding][name] for encoding, name in judged.items()}
-    unjudged = {
+    unjudged_far_loss = {
         name: fmean(seeds.values())
         for encoding, by_row in far_losses.items()
         for name, seeds in by_row.items()
         if name != judged[encoding]
     }
-    near = _standing(near_losses, _near_words(text), rows, is_far=False)
-    far = _standing(far_of_judged, far_words(text), rows, is_far=True)
-    near, far = _with_steadiness(near, far, near_name)
+    near = _standing(near_losses, _near_place_in_words(text), rows, is_far=False)
+    far = _standing(far_of_judged, far_place_in_words(text), rows, is_far=True)
+    near, far = _with_own_spread_of_first(near, far, near_row_of)
     why_no_far = "" if far else _why_no_far(text, rows)
-    return Places(near, far, encoding_of, near_name, unjudged, failed, why_no_far)
+    return Places(near, far, encoding_of, near_row_of, unjudged_far_loss, failed, why_no_far)
 
 
 def places_of(near: Values, far: Values, margin: float = MARGIN) -> Places:
@@ -106,11 +106,11 @@ def places_of(near: Values, far: Values, margin: float = MARGIN) -> Places:
         pairs = PairwiseComparison(losses, "text", prior=prior)
         standings.append(Standing("", pairs, margin=margin) if losses else None)
     names = {name: name for name in (*near, *far)}
-    near_standing, far_standing = _with_steadiness(standings[0], standings[1], names)
+    near_standing, far_standing = _with_own_spread_of_first(standings[0], standings[1], names)
     return Places(near_standing, far_standing, names, names)
 
 
-def far_bits(row: Row, result: TrialResult) -> float | None:
+def far_loss(row: Row, result: TrialResult) -> float | None:
     """Return the bits per byte of a row on the last train_length bytes of each longest window; None
     if they were not measured or the row cannot run there.
 
@@ -169,13 +169,13 @@ def standing_by_column(study: Study) -> dict[str, Standing]:
     return {key: standing for key, standing in columns.items() if standing is not None}
 
 
-def far_words(study: Study) -> str:
+def far_place_in_words(study: Study) -> str:
     """Return the words for the far bytes of a text: `the last 128 of 1,024 bytes`."""
     config = study.trials[0]
     return f"the last {config.train_length:,} of {max(config.test_lengths):,} bytes"
 
 
-def _near_words(study: Study) -> str:
+def _near_place_in_words(study: Study) -> str:
     return f"{study.trials[0].train_length:,} bytes"
 
 
@@ -213,13 +213,13 @@ def _near_losses(
         bits = row.near.bits_per_byte if row.trial.train_length in row.loss else None
         if bits is not None:
             losses.setdefault(row.name, {})[row.seed] = bits
-    near_name = {}
+    near_row_of = {}
     for encoding, name in judged.items():
         is_same = losses.get(name) == losses.get(encoding)
-        near_name[name] = encoding if is_same else name
+        near_row_of[name] = encoding if is_same else name
     as_trained = {row.encoding for row in rows}
-    entering = as_trained | set(near_name.values())
-    return {name: seeds for name, seeds in losses.items() if name in entering}, near_name
+    entering = as_trained | set(near_row_of.values())
+    return {name: seeds for name, seeds in losses.items() if name in entering}, near_row_of
 
 
 def _standing(losses: Values, where: str, rows: Iterable[Row], is_far: bool) -> Standing | None:
@@ -233,11 +233,11 @@ def _standing(losses: Values, where: str, rows: Iterable[Row], is_far: bool) -> 
         score = row.far.get(max(row.trial.test_lengths)) if is_far else row.near
         by_window.setdefault(row.name, []).append(score.windows if score else ())
     pairs = PairwiseComparison(losses, "text", prior=FAR_SPREAD if is_far else NEAR_SPREAD)
-    return Standing(where, pairs, by_window=mean_windows(by_window), margin=MARGIN)
+    return Standing(where, pairs, by_window=mean_loss_by_window(by_window), margin=MARGIN)
 
 
-def _with_steadiness(
-    near: Standing | None, far: Standing | None, near_name: Mapping[str, str]
+def _with_own_spread_of_first(
+    near: Standing | None, far: Standing | None, near_row_of: Mapping[str, str]
 ) -> tuple[Standing | None, Standing | None]:
     """Return the standings with the interval of each first row by its own seeds alone.
 
@@ -248,16 +248,16 @@ def _with_steadiness(
 
         half = t(0.036; sum of seeds - 1) * expected * sqrt(mean of (spread / expected)^2 / seeds)
     """
-    far_name = {there: name for name, there in near_name.items()}
+    far_name = {there: name for name, there in near_row_of.items()}
     steady_near, steady_far = near, far
     if near is not None:
         first = near.order[0]
         spreads = [_spread_of_lead(near, first), _spread_of_lead(far, far_name.get(first))]
-        steady_near = replace(near, unsteady=_steady_half(near, spreads))
+        steady_near = replace(near, half_by_own_seeds=_half_by_own_seeds(near, spreads))
     if far is not None:
         first = far.order[0]
-        spreads = [_spread_of_lead(far, first), _spread_of_lead(near, near_name.get(first))]
-        steady_far = replace(far, unsteady=_steady_half(far, spreads))
+        spreads = [_spread_of_lead(far, first), _spread_of_lead(near, near_row_of.get(first))]
+        steady_far = replace(far, half_by_own_seeds=_half_by_own_seeds(far, spreads))
     return steady_near, steady_far
 
 
@@ -278,7 +278,9 @@ def _spread_of_lead(standing: Standing | None, name: str | None) -> _Spread | No
     means = standing.pairs.means
     rivals = [other for other in values if other != name]
     spreads = []
-    for other in sorted(rivals, key=lambda other: abs(means[other] - means[name]))[:NEAREST]:
+    for other in sorted(rivals, key=lambda other: abs(means[other] - means[name]))[
+        :NUM_NEAREST_RIVALS
+    ]:
         common = values[name].keys() & values[other].keys()
         leads = [values[other][seed] - values[name][seed] for seed in common]
         if len(leads) > 1:
@@ -286,9 +288,9 @@ def _spread_of_lead(standing: Standing | None, name: str | None) -> _Spread | No
     return min(spreads, default=None)
 
 
-def _steady_half(standing: Standing, spreads: Sequence[_Spread | None]) -> float:
+def _half_by_own_seeds(standing: Standing, spreads: Sequence[_Spread | None]) -> float:
     """Return half of the interval of the first row of a standing, from its spreads in this place
-    and the other one, see `_with_steadiness`; inf where there is none in this place."""
+    and the other one, see `_with_own_spread_of_first`; inf where there is none in this place."""
     if spreads[0] is None or standing.pairs.prior is None:
         return math.inf
     from scipy import special

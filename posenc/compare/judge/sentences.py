@@ -9,9 +9,10 @@ from posenc.compare.judge.judgement import (
     MARGIN,
     TIED,
     USE,
+    ByteTable,
     Choice,
     Judgement,
-    OwnAgainst,
+    OwnComparison,
 )
 from posenc.compare.judge.limits import Limits
 from posenc.compare.judge.standing import Standing
@@ -53,11 +54,11 @@ def join_names(names: Sequence[str]) -> str:
 def sentences_on_text(judgement: Judgement) -> Iterator[str]:
     """Yield the sentences of the answer on a text, the one that names what to take first."""
     places = judgement.places
-    if judgement.untrained is not None and places.near is not None:
-        yield _too_early(places.near, *judgement.untrained)
+    if judgement.unbeaten_table is not None and places.near is not None:
+        yield _too_early(places.near, judgement.unbeaten_table)
         return
-    if judgement.only is not None:
-        yield _only(places.all, judgement.only)
+    if judgement.only_encoding is not None:
+        yield _only(places.all, judgement.only_encoding)
         return
     if judgement.near is None:
         return
@@ -72,25 +73,26 @@ def sentences_on_text(judgement: Judgement) -> Iterator[str]:
     for choice in judgement.choices:
         if choice.text_may_turn and choice.behind:
             where = choice.where
-            yield f"On another text like this one {choice.behind[0]} may be ahead {at(where)}."
+            yield f"On another text like this one {choice.behind.name} may be ahead {at(where)}."
     if judgement.context is not None and judgement.context.saved.half_width < math.inf:
         yield sentence_on_context(judgement.taken or "", judgement.context)
     if judgement.cost is not None:
         yield from _sentences_on_cost(judgement.cost, judgement, judgement.taken)
 
 
-def _too_early(near: Standing, order: int, bits: float) -> str:
+def _too_early(near: Standing, table: ByteTable) -> str:
     """Write that no model is better than a table of bytes."""
-    table = "byte frequencies" if order == 1 else "a table of byte pairs"
+    table_in_words = "byte frequencies" if table.order == 1 else "a table of byte pairs"
     lowest, highest = near.mean(near.order[0]), near.mean(near.order[-1])
     if len(near.order) == 1:
         subject = f"{near.order[0]} ({lowest:.2f} bits per byte) is"
     else:
         count = number_word(len(near.order))
         subject = f"all {count} ({lowest:.2f} to {highest:.2f} bits per byte) are"
-        if not highest > bits:
+        if not highest > table.bits:
             subject = f"{near.order[0]} ({lowest:.2f} bits per byte), the lowest, is"
-    return f"Too early to tell: {subject} no better than {table} ({bits:.2f}). Give more --steps."
+    than = f"{table_in_words} ({table.bits:.2f})"
+    return f"Too early to tell: {subject} no better than {than}. Give more --steps."
 
 
 def _only(standings: Sequence[Standing], name: str) -> str:
@@ -102,23 +104,25 @@ def _only(standings: Sequence[Standing], name: str) -> str:
 def _say_the_same(near: Choice, far: Choice, judgement: Judgement) -> bool:
     """Return True if one sentence can say both choices: the same row, as surely, or the same tied
     ones."""
-    near_name = judgement.places.near_name
-    near_tied = {near_name.get(name, name) for name in far.tied}
-    return near.sure == far.sure and near_tied == set(near.tied) and not near.why_unsure
+    near_row_of = judgement.places.near_row_of
+    near_tied = {near_row_of.get(name, name) for name in far.tied}
+    return (
+        near.certainty == far.certainty and near_tied == set(near.tied) and not near.why_no_interval
+    )
 
 
 def _both(near: Choice, far: Choice) -> str:
     """Write the sentence on two choices that are the same."""
     numbers = f"{_numbers(near)} {at(near.where)} and {_numbers(far)} {at(far.where)}"
-    named = _tied(far) if far.sure == TIED else _begin(_named(far))
+    named = _tied(far) if far.certainty == TIED else _begin(_named(far))
     return f"{named}: {numbers}."
 
 
 def _alone(choice: Choice) -> str:
     """Write the sentence on a choice in one place."""
-    if choice.why_unsure:
+    if choice.why_no_interval:
         return _undecided([choice])
-    sentence = _tied(choice) if choice.sure == TIED else _begin(_named(choice))
+    sentence = _tied(choice) if choice.certainty == TIED else _begin(_named(choice))
     return f"{sentence}: {_numbers(choice)} {at(choice.where)}."
 
 
@@ -126,28 +130,32 @@ def _mixed(near: Choice, far: Choice, judgement: Judgement) -> Iterator[str]:
     """Yield the sentences on two choices that differ: the row to take for both, how it stands in
     each, and what is better for near bytes alone."""
     taken = judgement.taken
-    if near.why_unsure or far.why_unsure:
+    if near.why_no_interval or far.why_no_interval:
         yield _undecided([near, far])
         return
-    near_taken = judgement.places.near_name.get(taken or "", taken)
+    near_taken = judgement.places.near_row_of.get(taken or "", taken)
     far_clause = f"{standing_of(far, taken)} {at(far.where)} ({_numbers_in_brackets(far)})"
     if near_taken in near.tied:
         near_clause = (
             f"{standing_of(near, near_taken)} {at(near.where)} ({_numbers_in_brackets(near)})"
         )
-        end = "; any of the tied that your stack runs will do" if near.sure == far.sure else ""
+        end = (
+            "; any of the tied that your stack runs will do"
+            if near.certainty == far.certainty
+            else ""
+        )
         yield f"Take {taken}: {near_clause} and {far_clause}{end}."
         return
     yield f"Take {taken}: {far_clause}."
-    only_near = _tied(near) if near.sure == TIED else _named(near)
+    only_near = _tied(near) if near.certainty == TIED else _named(near)
     yield f"For texts of {near.where} only, {only_near}: {_numbers(near)}."
 
 
 def standing_of(choice: Choice, name: str | None) -> str:
     """Write how a row stands in a place: first, or tied with which others."""
-    if choice.sure == USE:
+    if choice.certainty == USE:
         return "leads"
-    if choice.sure == LEADS:
+    if choice.certainty == LEADS:
         return "leads after this training"
     others = [other for other in choice.tied if other != name]
     shown = others
@@ -164,7 +172,7 @@ def _undecided(choices: Sequence[Choice]) -> str:
         first = choice.tied[0]
         name = "" if first == take else f"{first} "
         lowest.append(f"{name}{choice.bits[first]:.2f} {at(choice.where)}")
-    why = next(choice.why_unsure for choice in choices if choice.why_unsure)
+    why = next(choice.why_no_interval for choice in choices if choice.why_no_interval)
     return f"Not decided, {why}. Take {take} until then, the lowest: {join_names(lowest)}."
 
 
@@ -181,7 +189,7 @@ def _begin(sentence: str) -> str:
 
 def _named(choice: Choice) -> str:
     """Write "use X" or "X leads after this training"."""
-    if choice.sure == USE:
+    if choice.certainty == USE:
         return f"use {choice.taken}"
     return f"{choice.taken} leads after this training"
 
@@ -271,25 +279,25 @@ def _shown(choice: Choice) -> list[str]:
     return [choice.taken, *others[: FEW - 2]]
 
 
-def sentence_on_task(standing: Standing, metric: str, why_unsure: str | None) -> str:
+def sentence_on_task(standing: Standing, metric: str, why_no_interval: str | None) -> str:
     """Write who is first in a task or over all tasks, and how sure that is.
 
     metric: what its numbers are, in words: `exact match on copy beyond 20 symbols`.
-    why_unsure: why no difference has an interval; None if they have.
+    why_no_interval: why no difference has an interval; None if they have.
     """
     first = standing.order[0]
     score = f"{standing.mean(first):.2f} {metric}"
     if len(standing.order) == 1:
         return f"{first} is the only encoding: {score}. Add another."
-    best = "highest" if standing.higher else "lowest"
+    best = "highest" if standing.higher_is_better else "lowest"
     next_one = standing.order[1]
-    if why_unsure:
+    if why_no_interval:
         gap = with_sign(standing.gap(next_one))
         return (
-            f"Not decided, {why_unsure}; take {first} until then: {best} {metric} "
+            f"Not decided, {why_no_interval}; take {first} until then: {best} {metric} "
             f"({standing.mean(first):.2f}; {next_one} {gap})."
         )
-    tied = [name for name in standing.first if name != first]
+    tied = [name for name in standing.first_tier if name != first]
     if tied:
         names = list_up_to_six([first, *tied])
         return f"{names} are tied in {metric}, {first} has the {best} ({standing.mean(first):.2f})."
@@ -300,7 +308,7 @@ def sentence_on_task(standing: Standing, metric: str, why_unsure: str | None) ->
     )
 
 
-def sureness(standing: Standing) -> str:
+def certainty_on_task(standing: Standing) -> str:
     """Return how sure the first of a task is: what more steps change is not measured there."""
     return LEADS if standing.verdict(standing.order[0]) == "best" else TIED
 
@@ -346,7 +354,7 @@ def sentences_on_failures(failed: Mapping[str, tuple[int, int]]) -> Iterator[str
         yield f"Failed trials: {list_up_to_six(counts)}; not judged."
 
 
-def sentences_on_own(own: Sequence[OwnAgainst]) -> Iterator[str]:
+def sentences_on_own(own: Sequence[OwnComparison]) -> Iterator[str]:
     """Yield a sentence for each of the user's own encodings: better than which others, tied with
     which, worse than which, in each place; with the difference from the nearest of the better and
     of the worse."""
@@ -359,7 +367,7 @@ def sentences_on_own(own: Sequence[OwnAgainst]) -> Iterator[str]:
         yield f"{name}: {'; '.join(clauses)}."
 
 
-def _against(here: Sequence[OwnAgainst]) -> str:
+def _against(here: Sequence[OwnComparison]) -> str:
     """Write how an encoding of the user's own stands against others in one place."""
     parts = []
     phrases = {"better": "better than", "tied": "tied with", "worse": "worse than"}
@@ -390,16 +398,16 @@ def limit_sentences(limits: Limits) -> Iterator[str]:
 
 def _facts(limits: Limits) -> str:
     """Write seeds, texts, tasks, sizes and steps of a study."""
-    seeds = number_word(limits.seeds).capitalize()
-    parts = [f"{seeds} {'seed' if limits.seeds == 1 else 'seeds'}"]
+    seeds = number_word(limits.num_seeds).capitalize()
+    parts = [f"{seeds} {'seed' if limits.num_seeds == 1 else 'seeds'}"]
     parts += ["one text"] if limits.has_text else []
-    if limits.tasks:
-        tasks = "task" if limits.tasks == 1 else "tasks"
-        parts.append(f"{number_word(limits.tasks)} {tasks}")
+    if limits.num_tasks:
+        tasks = "task" if limits.num_tasks == 1 else "tasks"
+        parts.append(f"{number_word(limits.num_tasks)} {tasks}")
     size = limits.parameters
     parts.append(f"{size / 1e6:.1f} M parameters" if size >= 5e4 else f"{size:,.0f} parameters")
-    if limits.tokens_per_parameter is not None:
-        parts.append(f"{limits.tokens_per_parameter:.2g} bytes a parameter")
+    if limits.bytes_per_parameter is not None:
+        parts.append(f"{limits.bytes_per_parameter:.2g} bytes a parameter")
     if limits.steps is not None:
         parts.append(f"{limits.steps:,} steps")
     return ", ".join(parts)
@@ -407,9 +415,9 @@ def _facts(limits: Limits) -> str:
 
 def _effect_of_longer_training(limits: Limits) -> str:
     """Write how much the loss still falls, and which differences could turn by then."""
-    if limits.falling is None:
+    if limits.fall_per_doubling is None:
         return "what longer training changes was not measured"
-    still = f"the loss still falls {limits.falling:.2f} bits per doubling of the steps"
+    still = f"the loss still falls {limits.fall_per_doubling:.2f} bits per doubling of the steps"
     if limits.may_turn is None:
         return still
     return f"{still}, so differences under {limits.may_turn:.2f} may turn"
@@ -429,8 +437,8 @@ def _not_tested(limits: Limits) -> list[str]:
         parts.append("bases, slopes and scales")
     if not limits.has_retrieval:
         parts.append("finding facts far away")
-    parts += [baselines[name] for name in limits.absent]
-    if limits.sizes < 2:
+    parts += [baselines[name] for name in limits.absent_baselines]
+    if limits.num_sizes < 2:
         parts.append("another size")
     return [*parts, "documents kept apart", "your hardware and server"]
 

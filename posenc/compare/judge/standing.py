@@ -37,31 +37,31 @@ class Standing:
 
     where: in words, such as "128 bytes".
     pairs: the numbers, and the differences of all pairs.
-    higher: True if higher is better.
+    higher_is_better: of scores; not of losses and ranks.
     by_window: mean losses over seeds of each window of the text, by encoding; {} if not kept.
     margin: the largest difference that does not matter, in the unit of the numbers.
-    unsteady: half of an interval of the first row by its own seeds, see near_far.py; it leads only
-        by more.
+    half_by_own_seeds: half of an interval of the first row by its own seeds, see near_far.py; it
+        leads only by more.
     """
 
     where: str
     pairs: PairwiseComparison
-    higher: bool = False
+    higher_is_better: bool = False
     by_window: Mapping[str, Sequence[float]] = field(default_factory=dict)
     margin: float = 0.0
-    unsteady: float = 0.0
+    half_by_own_seeds: float = 0.0
 
     @cached_property
     def order(self) -> tuple[str, ...]:
         """Return the encodings, best mean first."""
-        return tuple(sorted(self.pairs.names, key=self.mean, reverse=self.higher))
+        return tuple(sorted(self.pairs.names, key=self.mean, reverse=self.higher_is_better))
 
     @cached_property
     def among_best(self) -> "Standing | None":
         """Return the standing of those tied for the best without the encodings that are worse: one
         that breaks varies most and would hide their differences. None for tasks, if no encoding is
         left out, or if only one remains."""
-        behind = {a for a, _ in self._relevant}
+        behind = {a for a, _ in self._pairs_that_matter}
         values = {name: seeds for name, seeds in self.pairs.values.items() if name not in behind}
         if self.pairs.where != "text" or not 1 < len(values) < len(self.pairs.values):
             return None
@@ -69,7 +69,7 @@ class Standing:
         return again if again.pairs.least_significant_gap < math.inf else None
 
     @cached_property
-    def _relevant(self) -> frozenset[tuple[str, str]]:
+    def _pairs_that_matter(self) -> frozenset[tuple[str, str]]:
         """Return the pairs (a, b) in which `a` has a significantly higher number than `b`, by more
         than the margin."""
         means = self.pairs.means
@@ -79,9 +79,13 @@ class Standing:
     def worse(self) -> frozenset[tuple[str, str]]:
         """Return the pairs (a, b) in which `a` is significantly worse than `b`, by more than the
         margin; none with too few seeds for an interval."""
-        pairs = self._relevant | self.among_best.worse if self.among_best else self._relevant
+        pairs = (
+            self._pairs_that_matter | self.among_best.worse
+            if self.among_best
+            else self._pairs_that_matter
+        )
         # A PairwiseComparison calls the larger number worse.
-        return frozenset((b, a) for a, b in pairs) if self.higher else pairs
+        return frozenset((b, a) for a, b in pairs) if self.higher_is_better else pairs
 
     @cached_property
     def tiers(self) -> tuple[tuple[str, ...], ...]:
@@ -94,7 +98,7 @@ class Standing:
         return next(i for i, names in enumerate(self.tiers, 1) if name in names)
 
     @cached_property
-    def first(self) -> tuple[str, ...]:
+    def first_tier(self) -> tuple[str, ...]:
         """Return the best and those tied with it: encodings that are significantly worse than
         none."""
         return self.tiers[0]
@@ -103,13 +107,13 @@ class Standing:
     def contenders(self) -> tuple[str, ...]:
         """Return the encodings that are not told from the first of the order, itself included, best
         mean first: those that are worse than none, and those that it leads by no more than
-        `unsteady`."""
+        `half_by_own_seeds`."""
         first = self.order[0]
-        close = {n for n in self.order if abs(self.gap(n, first).value) <= self.unsteady}
-        return tuple(name for name in self.order if name in {first, *self.first} | close)
+        close = {n for n in self.order if abs(self.gap(n, first).value) <= self.half_by_own_seeds}
+        return tuple(name for name in self.order if name in {first, *self.first_tier} | close)
 
     @cached_property
-    def windows(self) -> dict[tuple[str, str], Gap]:
+    def gaps_over_windows(self) -> dict[tuple[str, str], Gap]:
         """Return the differences of the first from all others, in either order, with intervals over
         the windows of the text instead of seeds; {} without windows."""
         return window_gaps(self.by_window, self.order[0])
@@ -142,7 +146,7 @@ class Standing:
             best = self.among_best.order[0]
             shift = round(self.among_best.mean(best) - means[best], 11)  # 0 if no trial is missing
         mean = round(means[name] + shift, 12) + 0.0  # no -0.0
-        return min(max(mean, 0.0), 1.0) if self.higher else mean
+        return min(max(mean, 0.0), 1.0) if self.higher_is_better else mean
 
     def gap(self, name: str, other: str | None = None) -> Gap:
         """Return the difference of the encoding `name` from another, by default the first of the
@@ -172,7 +176,9 @@ def standing_at(study: Study, length: int) -> Standing | None:
         return None
     train = study.of_task(TEXT).trials[0].train_length
     pairs = PairwiseComparison(losses, "text", prior=NEAR_SPREAD if length == train else FAR_SPREAD)
-    return Standing(f"{length:,} bytes", pairs, by_window=mean_windows(by_window), margin=MARGIN)
+    return Standing(
+        f"{length:,} bytes", pairs, by_window=mean_loss_by_window(by_window), margin=MARGIN
+    )
 
 
 def order_by_standings(study: Study, ordered: Iterable[Standing]) -> list[str]:
@@ -193,7 +199,9 @@ def standing_of_task(study: Study, task: str) -> Standing | None:
     if len(shared) > 1:
         scores = {name: {seed: seeds[seed] for seed in shared} for name, seeds in scores.items()}
     return (
-        Standing(task, PairwiseComparison(scores, "task", 1 / TEST_SEQUENCES), higher=True)
+        Standing(
+            task, PairwiseComparison(scores, "task", 1 / TEST_SEQUENCES), higher_is_better=True
+        )
         if scores
         else None
     )
@@ -310,7 +318,7 @@ def _rank(keys: Values, names: Sequence[str], name: str, seed: int) -> float:
     return sum(key < mine for key in all_of_them) + (equal + 1) / 2
 
 
-def mean_windows(by_window: Mapping[str, list[Sequence[float]]]) -> dict[str, list[float]]:
+def mean_loss_by_window(by_window: Mapping[str, list[Sequence[float]]]) -> dict[str, list[float]]:
     """Return the means over seeds of the losses of each window, by encoding; {} if a result lacks
     windows or has others."""
     if len({len(windows) for seeds in by_window.values() for windows in seeds}) != 1:

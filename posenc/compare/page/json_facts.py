@@ -24,8 +24,8 @@ def facts_of(study: Study, folder: Path | None = None) -> dict[str, Any]:
     content = {
         "answer": study.recommendation,
         "cannot_say": study.limits,
-        "use": choices.take,
-        "sure": choices.sure,
+        "use": choices.rows,
+        "sure": choices.certainties,
         "places": _standing_objects(study),
         "context": _context_objects(study),
         "trials": {
@@ -95,7 +95,7 @@ def _standing_object(standing: Standing, unit: str) -> dict[str, Any]:
     return {
         "where": standing.where,
         "unit": unit,
-        "higher_is_better": standing.higher,
+        "higher_is_better": standing.higher_is_better,
         "level": pairs.level,
         "least_difference": _finite_or_none(standing.least_significant_gap),
         "first": list(standing.contenders),
@@ -108,8 +108,10 @@ def _standing_object(standing: Standing, unit: str) -> dict[str, Any]:
                 "half_over_seeds": _finite_or_none(standing.gap(name).half_width)
                 if name != first
                 else None,
-                "half_over_windows": _finite_or_none(standing.windows[name, first].half_width)
-                if (name, first) in standing.windows
+                "half_over_windows": _finite_or_none(
+                    standing.gaps_over_windows[name, first].half_width
+                )
+                if (name, first) in standing.gaps_over_windows
                 else None,
                 "verdict": standing.verdict(name),
                 "tier": standing.tier(name),

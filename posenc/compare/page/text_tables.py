@@ -87,9 +87,9 @@ def _rows_in_order(study: Study, places: Places, names: Mapping[str, object]) ->
 def _near_cell(name: str, seeds: Sequence[Row], places: Places) -> Value:
     """Return the cell of a row's mean loss at the training length, with its verdict if it is
     judged."""
-    near_name = places.near_name.get(name, name)
-    if places.near is not None and near_name in places.near.order:
-        return _judged_cell(places.near, near_name)
+    near_row_of = places.near_row_of.get(name, name)
+    if places.near is not None and near_row_of in places.near.order:
+        return _judged_cell(places.near, near_row_of)
     if any(row.trial.train_length not in row.loss for row in seeds):
         return None
     known = [row.near.bits_per_byte for row in seeds if row.near.bits_per_byte is not None]
@@ -103,8 +103,8 @@ def _far_cell(name: str, encoding: str, places: Places) -> Value:
     """Return the cell of a row's loss on far bytes: with its verdict if it is judged."""
     if places.far is not None and name in places.far.order:
         return _judged_cell(places.far, name)
-    if name in places.unjudged:
-        return Number(places.unjudged[name], form=".3f")
+    if name in places.unjudged_far_loss:
+        return Number(places.unjudged_far_loss[name], form=".3f")
     if encoding in places.failed:
         failed, planned = places.failed[encoding]
         return Cell(f"failed {failed} of {planned}")
@@ -194,7 +194,7 @@ def seeds_table(standing: Standing) -> Table:
     for name in standing.order:
         seeds = standing.pairs.values[name]
         of_seeds = " ".join(f"{seeds[seed]:.3f}" for seed in sorted(seeds))
-        windows = standing.windows.get((name, first))
+        windows = standing.gaps_over_windows.get((name, first))
         rows.append(
             [
                 name,

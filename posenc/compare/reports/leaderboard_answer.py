@@ -12,7 +12,7 @@ from posenc.compare.judge.judgement import (
     Choice,
     Judgement,
     judge,
-    served_then_cheap,
+    most_served_then_cheapest,
 )
 from posenc.compare.judge.standing import Standing, standing_of_tasks
 from posenc.compare.page.json_facts import facts_of
@@ -74,9 +74,9 @@ def _line_for_use(
     encoding_of = first.places.encoding_of
     in_all = set.intersection(*(set(choice.tied) for choice in choices.values()))
     common = [name for name in next(iter(choices.values())).tied if name in in_all]
-    are_decided = not any(choice.why_unsure for choice in choices.values())
+    are_decided = not any(choice.why_no_interval for choice in choices.values())
     if is_one_recipe and common and are_decided:
-        taken = [served_then_cheap(common, encoding_of, first.cost)]
+        taken = [most_served_then_cheapest(common, encoding_of, first.cost)]
     else:
         taken = [choice.taken for choice in choices.values()]
     costs = _cost_in_words(encoding_of.get(taken[0], taken[0]), _costs_of(first.cost))
@@ -152,9 +152,9 @@ def _write_line_for_use(
 
 def _standing_in_few_words(choice: Choice, name: str) -> str:
     """Write how a row stands, without the names of the others."""
-    if choice.why_unsure:
+    if choice.why_no_interval:
         return "not decided"
-    if choice.sure != TIED:
+    if choice.certainty != TIED:
         return sentences.standing_of(choice, name)
     return _tied_with(len(choice.tied) - 1)
 
@@ -182,7 +182,7 @@ def _write_line_for_tasks(use: str, standings: Sequence[Standing], costs_of: Seq
     for standing, cost in zip(standings, costs_of, strict=True):
         first = standing.order[0]
         rank = f"mean rank {standing.mean(first):.2f} over {standing.where}"
-        count = len(standing.first) - 1
+        count = len(standing.first_tier) - 1
         if standing.pairs.least_significant_gap == math.inf:
             rank = f"not decided, {rank}"
         elif count:

@@ -271,7 +271,9 @@ def test_the_answer_always_names_one_row_or_says_why_not(count):
         assert any(begin in text for begin in BEGINS + NONE), text
         made = answer_and_choices(given)
         if not any(begin in text for begin in (*NONE, "only encoding")):
-            assert made.take and set(made.sure) <= {"use", "leads", "tied"} and made.sure
+            assert (
+                made.rows and set(made.certainties) <= {"use", "leads", "tied"} and made.certainties
+            )
     many = study(*(result(f"e{i}", 0, (None,) * 3) for i in range(60)))
     assert answer(many).startswith("e0, e1, e2, e3, e4 and 55 others can run at no tested length.")
     failed = [dataclasses.replace(r, reason="the loss became nan") for r in many.results]
@@ -384,7 +386,7 @@ def test_models_that_know_no_more_than_pairs_of_bytes(bits, words):
     assert text.startswith("Too early to tell: all four (2.00 to 3.19") is bool(words)
     assert words in text and ("Give more --steps." in text) is bool(words)
     if words:
-        assert answer_and_choices(with_tables(six(t5=(2.0, 2.0, 2.0)), **bits)).take == []
+        assert answer_and_choices(with_tables(six(t5=(2.0, 2.0, 2.0)), **bits)).rows == []
 
 
 def test_what_was_not_checked_is_not_recommended():

@@ -10,8 +10,16 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from posenc.compare.judge.judgement import LEADS, TIED, USE, DriftOfLeads, choose, judge, pairs_of
-from posenc.compare.judge.near_far import far_bits, places_of
+from posenc.compare.judge.judgement import (
+    LEADS,
+    TIED,
+    USE,
+    DriftOfLeads,
+    choose,
+    judge,
+    verdicts_of_pairs,
+)
+from posenc.compare.judge.near_far import far_loss, places_of
 from posenc.compare.reports import published_trials
 from posenc.compare.results import Study
 from posenc.compare.rows import rows_of
@@ -111,7 +119,7 @@ def test_posenc_names_what_plain_numpy_names(count, seeds):
         places = places_of(*map(as_values, tables))
         for standing, (first, worse) in zip(places.all, named(tables), strict=True):
             choice = choose(standing, places, DriftOfLeads({}, places), None)
-            assert (choice.sure != TIED) == (first is not None)
+            assert (choice.certainty != TIED) == (first is not None)
             if first is not None:
                 assert choice.taken == f"e{first}"
                 leads += 1
@@ -170,7 +178,7 @@ def test_every_pair_and_every_named_row_of_three_studies_follows_in_other_code(n
             sizes = [b.stop - b.start for b in last]
             bits = [b.bits_per_byte for b in last]
             far.setdefault(row.encoding, []).append(float(np.average(bits, weights=sizes)))
-            assert far_bits(row, result) == pytest.approx(far[row.encoding][-1])
+            assert far_loss(row, result) == pytest.approx(far[row.encoding][-1])
     judgement = judge(given)
     checked = 0
     for losses, standing, expected, choice in (
@@ -179,14 +187,14 @@ def test_every_pair_and_every_named_row_of_three_studies_follows_in_other_code(n
     ):
         names = list(losses)
         worse = behind(np.array([losses[n] for n in names]), expected)
-        for a, b, verdict in pairs_of(standing):
+        for a, b, verdict in verdicts_of_pairs(standing):
             i, j = names.index(a), names.index(b)
             assert verdict == ("worse" if worse[i, j] else "better" if worse[j, i] else "tied")
             checked += 1
         best = {names[i] for i in range(len(names)) if not worse[i].any()}
         lowest = min(losses, key=lambda n: np.mean(losses[n]))
         assert best | {lowest} <= set(choice.tied) and choice.taken in choice.tied
-        if choice.sure in (USE, LEADS):
+        if choice.certainty in (USE, LEADS):
             assert choice.taken == lowest and set(choice.tied) == {lowest}
         for n in choice.tied:
             assert choice.bits[n] == pytest.approx(np.mean(losses[n]))

@@ -45,7 +45,7 @@ WHOLE = [
 def test_the_best_is_named_with_those_that_are_tied():
     standing = standing_at(study(*WHOLE), 128)
     assert standing.order == ("t5", "alibi", "rope", "nope")
-    assert standing.first == ("t5", "alibi")
+    assert standing.first_tier == ("t5", "alibi")
     assert standing.tiers == (("t5", "alibi"), ("rope",), ("nope",))
     assert standing.gap("rope").value == pytest.approx(0.5) and standing.tier("nope") == 3
     far = standing_at(study(*WHOLE), 512)
@@ -71,7 +71,10 @@ def test_tables_and_page_show_what_the_standing_says():
 def test_one_seed_decides_nothing():
     alone = study(result("rope", 0, (2, 2, 2)), result("t5", 0, (3, 3, 3)))
     standing = standing_at(alone, 128)
-    assert standing.first == ("rope", "t5") and standing.gap("t5") == (pytest.approx(1.0), math.inf)
+    assert standing.first_tier == ("rope", "t5") and standing.gap("t5") == (
+        pytest.approx(1.0),
+        math.inf,
+    )
 
 
 def test_what_was_not_checked_has_no_place():
@@ -86,11 +89,11 @@ def test_windows_are_compared_where_every_result_has_them():
         return dataclasses.replace(r, by_length=(first, *r.by_length[1:]))
 
     whole = study(*map(with_windows, WHOLE))
-    over = standing_at(whole, 128).windows
+    over = standing_at(whole, 128).gaps_over_windows
     assert over["nope", "t5"].value == pytest.approx(1.0) and over["t5", "rope"].value < 0
-    assert standing_at(whole, 512).windows == {}
+    assert standing_at(whole, 512).gaps_over_windows == {}
     half = study(*map(with_windows, WHOLE[:-1]), with_windows(WHOLE[-1], missing=True))
-    assert standing_at(half, 128).windows == {}
+    assert standing_at(half, 128).gaps_over_windows == {}
 
 
 def pairs_that_differ(losses: dict[str, list[float]], spread: float) -> list[int]:
@@ -136,7 +139,7 @@ def test_the_published_six_are_told_apart_with_two_seeds(length):
     standing = standing_at(given, length)
     pairs = pairs_that_differ(losses_at(given, length), SPREAD[length])
     assert len(standing.worse) == sum(pairs) >= 8
-    assert standing.first == ("t5",)
+    assert standing.first_tier == ("t5",)
 
 
 def todays_run() -> Study:
@@ -180,7 +183,7 @@ def test_the_published_twelve_are_told_apart_with_three_seeds():
         standing = standing_at(text, length)
         pairs = pairs_that_differ(losses_at(board, length), SPREAD[length])
         assert len(standing.worse) == sum(pairs) >= 40
-    assert standing_of_tasks(board).first == ("dape", "shaw")
+    assert standing_of_tasks(board).first_tier == ("dape", "shaw")
 
 
 BROKEN = {"rope": (5.0, 4.0, 4.5), "nope": (6.0, 7.5, 6.1)}
@@ -190,7 +193,7 @@ def test_what_breaks_does_not_hide_who_is_best():
     best = {"t5": (1.60, 1.61, 1.60), "cope": (1.605, 1.60, 1.61), "alibi": (1.70, 1.71, 1.70)}
     given = study(*(r for n, far in (best | BROKEN).items() for r in seeds_at(n, far)))
     standing = standing_at(given, 512)
-    assert len(standing.pairs.worse) == 7 and standing.first == ("t5", "cope")
+    assert len(standing.pairs.worse) == 7 and standing.first_tier == ("t5", "cope")
     assert ("alibi", "t5") in standing.worse - standing.pairs.worse and (
         "cope",
         "t5",
@@ -225,7 +228,7 @@ def test_seeds_that_are_missing_do_not_move_a_mean_from_its_place():
     best = {"t5": (1.60, 1.605, 1.60), "fire": (1.61, 1.605, 1.61), "alibi": (1.70, 1.705)}
     given = study(*(r for n, far in (best | broken).items() for r in seeds_at(n, far)))
     far = standing_at(given, 512)
-    assert far.order[:3] == ("t5", "fire", "alibi") and far.first == ("t5", "fire")
+    assert far.order[:3] == ("t5", "fire", "alibi") and far.first_tier == ("t5", "fire")
     for name in far.among_best.order:
         assert far.gap(name).value == pytest.approx(far.mean(name) - far.mean("t5"), abs=1e-9)
     assert far.mean("alibi") == pytest.approx(1.7025, abs=0.003)
@@ -253,7 +256,7 @@ def test_an_interval_includes_zero_for_the_tied_where_a_trial_is_missing():
         "nope": {0: 2.97, 1: 3.08, 2: 2.97},
     }
     standing = Standing("", PairwiseComparison(losses, "text"))
-    assert standing.among_best and standing.first == ("t5", "fire")
+    assert standing.among_best and standing.first_tier == ("t5", "fire")
     assert not standing.gap("fire", "t5").significant
 
 
@@ -266,7 +269,7 @@ def test_no_encoding_is_before_one_that_it_is_worse_than():
     }
     given = study(*(r for n, far in (good | broken).items() for r in seeds_at(n, far)))
     far = standing_at(given, 512)
-    assert far.among_best and far.order[0] in far.first
+    assert far.among_best and far.order[0] in far.first_tier
     assert not any((one, other) in far.worse for one, other in combinations(far.order, 2))
     for name in far.order:
         assert far.gap(name).value == pytest.approx(far.mean(name) - far.mean("t5"), abs=1e-9)
@@ -323,7 +326,7 @@ def test_few_seeds_of_a_task_decide_nothing(count, decided):
     low = [0.05 + 0.01 * (i % 2) for i in range(count)]
     standing = standing_of_task(of_tasks({"t5": far, "rope": low, "nope": low[::-1]}), "copy")
     assert standing.order[0] == "t5" and bool(standing.worse) is decided
-    assert standing.first == (("t5",) if decided else standing.order)
+    assert standing.first_tier == (("t5",) if decided else standing.order)
 
 
 def test_a_trial_that_did_not_learn_is_behind_all_that_did():
