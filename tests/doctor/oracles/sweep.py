@@ -34,9 +34,9 @@ LLAMA3 = {
 }
 NOT_KNOWN = frozenset(
     """
-    blt clvp_encoder codegen cohere_compass_text edgetam_video gptj llama4_vision_model
-    molmo2_text musicflamingo roformer sam2_video sam3_tracker_video seamless_m4t
-    t5_gemma_module
+    blt clvp_encoder codegen cohere_compass_text dory edgetam_video gptj hy_v4_vl_text
+    llama4_vision_model molmo2_text musicflamingo roformer sam2_video sam3_tracker_video
+    seamless_m4t t5_gemma_module
     """.split()
 )
 """model_types with rotary keys that nobody has read yet; a class that is not here must be known."""

@@ -8,6 +8,7 @@ import torch
 
 import posenc
 from posenc.hf.rope.settings import head_size, read_settings
+from posenc.hf.transformers_compat import cache_argument_name
 from tests.hf_models import COMMON, OTHERS, ROPE, transformers
 
 TOKENS = torch.randint(5, 200, (2, 14), generator=torch.Generator().manual_seed(0))
@@ -147,3 +148,10 @@ def own_rope(model: Any) -> posenc.PositionEncoding:
     if not rotated:
         return ropes[None]
     return posenc.PerLayer([ropes[None] if r else posenc.PositionEncoding() for r in rotated])
+
+
+def with_cache(model: torch.nn.Module, cache: Any) -> dict[str, Any]:
+    """Return the argument that hands a cache to the model's forward: releases name it otherwise."""
+    name = cache_argument_name(model)
+    assert name is not None
+    return {name: cache}

@@ -5,8 +5,9 @@ import torch
 
 import posenc
 from posenc.hf import attach, shape_of
+from posenc.hf.transformers_compat import find_cache
 from tests.compilers import compiles_models
-from tests.hf.attachment.models import TOKENS, build
+from tests.hf.attachment.models import TOKENS, build, with_cache
 from tests.hf_models import transformers
 
 pytestmark = pytest.mark.usefixtures("without_proof")
@@ -52,8 +53,8 @@ def test_new_tokens_beside_a_cache_are_hidden_as_in_one_pass():
     mask = WHOLE[:, :1]
     whole = model(TOKENS, attention_mask=mask).logits
     cache = transformers.DynamicCache(config=model.config)
-    model(TOKENS[:, :9], attention_mask=mask[:, :, :9, :9], past_key_values=cache)
-    got = model(TOKENS[:, 9:], attention_mask=mask[:, :, 9:], past_key_values=cache).logits
+    model(TOKENS[:, :9], attention_mask=mask[:, :, :9, :9], **with_cache(model, cache))
+    got = model(TOKENS[:, 9:], attention_mask=mask[:, :, 9:], **with_cache(model, cache)).logits
     torch.testing.assert_close(got, whole[:, 9:], rtol=1e-4, atol=1e-4)
 
 
@@ -66,9 +67,9 @@ def test_a_mask_of_another_size_is_refused(size):
     posenc.hf.attach(model, "alibi")
     cache = transformers.DynamicCache(config=model.config)
     with torch.no_grad():
-        model(TOKENS[:, :9], past_key_values=cache)
+        model(TOKENS[:, :9], **with_cache(model, cache))
     with pytest.raises(ValueError, match=r"attends with .* = \(2, 4, 5, 14\)"):
-        model(TOKENS[:, 9:], past_key_values=cache, attention_mask=torch.ones(size).bool())
+        model(TOKENS[:, 9:], **with_cache(model, cache), attention_mask=torch.ones(size).bool())
 
 
 @pytest.mark.parametrize("cache", ["DynamicCache", "StaticCache"])
@@ -79,9 +80,9 @@ def test_a_mask_of_all_keys_is_refused_where_a_window_has_forgotten_some(cache):
     room = {"max_cache_len": LENGTH} if cache == "StaticCache" else {}
     kept = getattr(transformers, cache)(config=model.config, **room)
     with torch.no_grad():
-        model(TOKENS[:, :9], past_key_values=kept)
+        model(TOKENS[:, :9], **with_cache(model, kept))
     with pytest.raises(ValueError, match="with a window keeps its last keys only"):
-        model(TOKENS[:, 9:], past_key_values=kept, attention_mask=CAUSAL[None, None, 9:])
+        model(TOKENS[:, 9:], **with_cache(model, kept), attention_mask=CAUSAL[None, None, 9:])
 
 
 @pytest.mark.parametrize("mask", [CAUSAL[None], CAUSAL[-1].long(), CAUSAL[None, None, None]])
@@ -108,7 +109,9 @@ def test_padding_beside_a_kept_rotation_changes_nothing(family, name):
     got = model(padded, attention_mask=mask).logits[:, 3:]
     torch.testing.assert_close(got, alone, rtol=1e-4, atol=1e-4)
     first = model(padded[:, :9], attention_mask=mask[:, :9], use_cache=True)
-    later = model(padded[:, 9:], attention_mask=mask, past_key_values=first.past_key_values)
+    later = model(
+        padded[:, 9:], attention_mask=mask, **with_cache(model, find_cache(first.values()))
+    )
     steps = torch.cat([first.logits, later.logits], dim=1)[:, 3:]
     torch.testing.assert_close(steps, alone, rtol=1e-4, atol=1e-4)
 

@@ -17,7 +17,7 @@ from posenc.hf.transformers_compat import (
     find_cache,
 )
 from tests.compilers import compiles_models
-from tests.hf.attachment.models import TOKENS, build
+from tests.hf.attachment.models import TOKENS, build, with_cache
 from tests.hf_models import COMMON, transformers
 
 pytestmark = pytest.mark.usefixtures("without_proof")
@@ -351,7 +351,7 @@ def test_a_text_in_a_later_call_never_reads_the_texts_of_a_cache(family, static)
         for first, last, at in calls:
             mask = {} if told is None else {"attention_mask": told["attention_mask"][:, :last]}
             ids = torch.tensor([at])
-            out = model(row[:, first:last], position_ids=ids, past_key_values=cache, **mask)
+            out = model(row[:, first:last], position_ids=ids, **with_cache(model, cache), **mask)
         return out.logits[0]
 
     def shifted(ids: range, by: int) -> list[int]:
@@ -394,11 +394,11 @@ def test_a_text_that_a_window_has_forgotten_is_found_in_the_other_layers():
     row = torch.arange(5, 5 + length)[None]
     packed = torch.tensor([[*range(3), *range(length - 4)]])
     cache = transformers.DynamicCache(config=model.config)
-    model(row[:, :-1], position_ids=packed, past_key_values=cache)
+    model(row[:, :-1], position_ids=packed, **with_cache(model, cache))
     assert cache.layers[0].keys.shape[2] < length - 4 < cache.get_seq_length()
     last = torch.tensor([[length - 4]])
     with pytest.raises(ValueError, match="the cache holds several texts"):
-        model(row[:, -1:], position_ids=last, past_key_values=cache)
+        model(row[:, -1:], position_ids=last, **with_cache(model, cache))
 
 
 @torch.no_grad()
@@ -585,7 +585,7 @@ def test_a_cache_is_pickled_and_copied_with_its_positions():
     out = model(TOKENS[:, :6], use_cache=True)
     whole = model(TOKENS).logits[:, 6:]
     for again in (pickle.loads(pickle.dumps(cache_of(out))), copy.deepcopy(cache_of(out))):
-        close(model(TOKENS[:, 6:], past_key_values=again).logits, whole)
+        close(model(TOKENS[:, 6:], **with_cache(model, again)).logits, whole)
     close(model(TOKENS[:, 6:], **arguments_for_next_step(model, out)).logits, whole)
 
 
@@ -617,18 +617,18 @@ def test_a_cache_is_refused_under_another_encoding_and_under_none(static):
 
     model = with_encoding("llama", "alibi")
     cache = StaticCache(config=model.config, max_cache_len=16) if static else None
-    cache = cache_of(model(TOKENS[:, :6], past_key_values=cache, use_cache=True))
+    cache = cache_of(model(TOKENS[:, :6], **with_cache(model, cache), use_cache=True))
     detach(model)
     if not static:  # a static one fails in its own words
         with pytest.raises(ValueError, match="filled while an encoding was attached"):
-            model(TOKENS[:, 6:], past_key_values=cache)
+            model(TOKENS[:, 6:], **with_cache(model, cache))
     for other in (posenc.RoPE(8, interleaved=False), posenc.ALiBi(4, bias_max=4.0)):
         attach(model, other)
         with pytest.raises(ValueError, match=r"filled with ALiBi\(num_heads=4\) attached, and now"):
-            model(TOKENS[:, 6:], past_key_values=cache)
+            model(TOKENS[:, 6:], **with_cache(model, cache))
         detach(model)
     attach(model, posenc.ALiBi(4))
-    again = model(TOKENS[:, 6:], past_key_values=cache).logits
+    again = model(TOKENS[:, 6:], **with_cache(model, cache)).logits
     close(again, model(TOKENS).logits[:, 6:])
 
 
