@@ -1,7 +1,7 @@
 """The rope dicts that transformers 5 has after loading a config: one for all layers, or one for
 each kind of layer. Lines are those of its modeling_rope_utils.py."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from copy import deepcopy
 from typing import Any, NamedTuple
 
@@ -26,11 +26,15 @@ Parameters = dict[str, Any]
 
 
 def resolve_rope_dicts(model: Model) -> dict[str, Parameters]:
-    """Return the flat rope dict of each kind of layer after loading.
+    """Return the flat rope dict of each kind of layer after loading, by the style of the family's
+    class: one dict for all layers, or one a kind, which the class fills in or takes strictly.
 
     Raises: RefusedError where loading stops.
     """
-    return _resolve_nested(model) if model.has_rope_dict_per_kind else {"all": _resolve_flat(model)}
+    if not model.has_rope_dict_per_kind:
+        return {"all": _resolve_flat(model)}
+    fills_in = model.kinds_of_flat_rope_scaling is not None
+    return _resolve_nested(model, _filled_dict_of_kind if fills_in else _strict_dict_of_kind)
 
 
 def _resolve_flat(model: Model) -> Parameters:
@@ -111,8 +115,10 @@ class _WrittenDicts(NamedTuple):
     """Whether rope_parameters stands for dicts of kinds, even if it has none of them."""
 
 
-def _resolve_nested(model: Model) -> dict[str, Parameters]:
+def _resolve_nested(model: Model, complete: Callable[..., Parameters]) -> dict[str, Parameters]:
     """Return the loaded rope dict of each kind of layer.
+
+    complete: makes the dict of one kind complete, see `_filled_dict_of_kind`.
 
     A flat rope_scaling in a family that accepts none (see `refuse_unloadable_nested`) is taken for
     the full-attention layers: its author can mean no others.
@@ -132,9 +138,8 @@ def _resolve_nested(model: Model) -> dict[str, Parameters]:
         ):
             continue  # its layers rotate by nothing
         has_flat = written.flat is not None
-        resolved[kind] = _complete_rope_dict_of_kind(
-            kind, given.get(kind), model, has_flat=has_flat
-        )
+        resolved[kind] = complete(kind, given.get(kind), model, has_flat=has_flat)
+        _check_dict_of_kind(resolved[kind], model)
     return {kind: resolved[kind] for kind in model.layer_kinds if kind in resolved}
 
 
@@ -191,32 +196,62 @@ def _merge_flat_into_kind(nested: Parameters, flat: Mapping[str, Any], model: Mo
     return merged
 
 
-def _complete_rope_dict_of_kind(
+def _filled_dict_of_kind(
     kind: str, given: Parameters | None, model: Model, *, has_flat: bool
 ) -> Parameters:
-    """Return the complete dict of one kind of layer.
+    """Return the complete dict of one kind of layer, of a class that fills in what it lacks by the
+    keys beside the dicts.
 
     given: what the config says of the kind; None: nothing, so that the class's own dict counts.
+    has_flat: the config has a flat dict as well.
     """
-    facts = model.modern
-    theta = _base_for_dict_without_one(kind, model, by_flat=given is not None and has_flat)
-    share = _share_for_dict_without_one(kind, model)
-    parameters = given
-    if parameters is None:
-        own = facts.rope_of_kind(kind)
-        # The class's base is not copied: the config's other keys may give another.
-        parameters = {key: value for key, value in own.items() if key != "rope_theta"}
-    if facts.whole:
+    parameters = _own_dict_of_kind(kind, model) if given is None else given
+    if model.modern.whole:
         parameters["partial_rotary_factor"] = 1.0
-    if given is not None and _is_filled_when_built(parameters, model):
+    theta = _base_for_dict_without_one(kind, model, by_flat=given is not None and has_flat)
+    _fill_missing_keys(parameters, model, theta, _share_for_dict_without_one(kind, model))
+    return parameters
+
+
+def _strict_dict_of_kind(
+    kind: str, given: Parameters | None, model: Model, *, has_flat: bool
+) -> Parameters:
+    """Return the complete dict of one kind of layer, of a class that accepts no keys beside its
+    dicts and fills nothing in while it loads. The arguments are those of `_filled_dict_of_kind`.
+
+    Building a scaled rotary module does take a base and a share from beside the dicts: the
+    functions of all types but default call standardize_rope_params first (:173).
+    """
+    own = model.modern.rope_of_kind(kind)
+    theta = own.get("rope_theta", 10000.0)
+    share = own.get("partial_rotary_factor") if model.modern.own_shares else None
+    parameters = _own_dict_of_kind(kind, model) if given is None else given
+    if given is not None and _is_scaled(parameters):
         theta = model.config.get("rope_theta", theta)
         share = model.config.get("partial_rotary_factor")
     _fill_missing_keys(parameters, model, theta, share)
-    parameters.pop("truncate", None)  # transformers looks for it beside the nested dicts
-    check_required_keys(parameters)
-    if parameters["rope_type"] == "yarn" and not facts.nested_yarn:
-        raise RefusedError("KeyError: 'original_max_position_embeddings'")
     return parameters
+
+
+def _own_dict_of_kind(kind: str, model: Model) -> Parameters:
+    """Return a copy of the class's own dict of a kind of layer, without its base: the config's
+    other keys may give another."""
+    own = model.modern.rope_of_kind(kind)
+    return {key: value for key, value in own.items() if key != "rope_theta"}
+
+
+def _is_scaled(parameters: Mapping[str, Any]) -> bool:
+    """Return True if the type of a rope dict, in either spelling, is another than default."""
+    return parameters.get("rope_type", parameters.get("type", "default")) != "default"
+
+
+def _check_dict_of_kind(parameters: Parameters, model: Model) -> None:
+    """Raise RefusedError where no rotary module can be built of a complete dict; remove `truncate`
+    from it, for which the module looks beside the nested dicts."""
+    parameters.pop("truncate", None)
+    check_required_keys(parameters)
+    if parameters["rope_type"] == "yarn" and not model.modern.nested_yarn:
+        raise RefusedError("KeyError: 'original_max_position_embeddings'")
 
 
 def _base_for_dict_without_one(kind: str, model: Model, *, by_flat: bool) -> Any:
@@ -237,25 +272,15 @@ def _base_for_dict_without_one(kind: str, model: Model, *, by_flat: bool) -> Any
 def _share_for_dict_without_one(kind: str, model: Model) -> Any:
     """Return the rotated share of a kind whose dict has none; None where none is filled in."""
     facts = model.modern
-    share = None if model.kinds_of_flat_rope_scaling is None else model.rotated_share
-    share = _entry_of_first_layer(share, kind, model)
     if facts.own_shares:  # the class's, whatever stands at the top level
-        share = facts.rope_of_kind(kind).get("partial_rotary_factor")
-    return share
+        return facts.rope_of_kind(kind).get("partial_rotary_factor")
+    return _entry_of_first_layer(model.rotated_share, kind, model)
 
 
 def _entry_of_first_layer(value: Any, kind: str, model: Model) -> Any:
     """Return, of a list with one value per layer, that of the first layer of a kind; any other
     value unchanged."""
     return value[min(model.layers_of_kind(kind), default=0)] if isinstance(value, list) else value
-
-
-def _is_filled_when_built(parameters: Mapping[str, Any], model: Model) -> bool:
-    """Return True if a nested dict gets the top level's base and share only when its rotary module
-    is built. Loading fills nothing in for newer families; the functions of all types but default
-    call standardize_rope_params first (:173)."""
-    is_scaled = parameters.get("rope_type", parameters.get("type", "default")) != "default"
-    return is_scaled and model.kinds_of_flat_rope_scaling is None
 
 
 def _fill_missing_keys(parameters: Parameters, model: Model, theta: Any, share: Any) -> None:
@@ -305,7 +330,7 @@ def _require_complete(given: Mapping[str, Any], parameters: Parameters, model: M
     needed = {"rope_theta"}
     if parameters["rope_type"] in STRETCHED:
         needed.add(ORIGINAL_LENGTH)
-    if _is_filled_when_built(parameters, model) and model.config.get("rope_theta") is not None:
+    if _is_scaled(parameters) and model.config.get("rope_theta") is not None:
         needed.remove("rope_theta")
     missing = sorted(needed - given.keys())
     if missing:
