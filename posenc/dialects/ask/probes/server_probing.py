@@ -68,7 +68,7 @@ class Server:
         try:
             model = self.build_model(settings)
         except Exception as error:
-            if is_about_rotation(error):
+            if is_about_rotation(error) and not isinstance(error, ImportError):
                 return {**self.refusal(error), "admits": admits}
             return {"unmeasured": f"it is not built here: {error_in_one_line(error)}"}
         if type(model).__name__.startswith("Transformers"):

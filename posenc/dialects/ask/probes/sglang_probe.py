@@ -4,10 +4,14 @@ The configs are made as `sglang serve --context-length LENGTH` makes them, with 
 lengths. No card is needed: without one, SGLang is told to build for a CPU.
 """
 
+import contextlib
 import hashlib
+import importlib.util
 import json
 import os
+import sys
 from pathlib import Path
+from types import ModuleType
 from typing import Any, NamedTuple
 
 from probing import WithoutWeights, answer_question
@@ -25,6 +29,24 @@ def start():
 
     torch.set_default_dtype(torch.float32)
     return sglang.__version__
+
+
+@contextlib.contextmanager
+def without_kernel_of_rotation():
+    """Let rotary modules be built that take their kernel from vLLM, as SGLang's do without a card,
+    where vLLM is not installed. Their function in torch is measured, and no kernel."""
+    if importlib.util.find_spec("vllm") is not None:
+        yield
+        return
+    package, kernels = ModuleType("vllm"), ModuleType("vllm._custom_ops")
+    kernels.rotary_embedding = None
+    stand_ins = {"vllm": package, "vllm._custom_ops": kernels}
+    sys.modules.update(stand_ins)
+    try:
+        yield
+    finally:
+        for name in stand_ins:
+            del sys.modules[name]
 
 
 class Settings(NamedTuple):
@@ -90,7 +112,7 @@ class Sglang(Server):
             get_parallel().override_permanently(world_group=world)
         parallel_state.initialize_model_parallel(backend="gloo")
         initialize_dp_attention(settings.server)
-        with WithoutWeights():
+        with WithoutWeights(), without_kernel_of_rotation():
             return _initialize_model(settings.model, LoadConfig(load_format="dummy"), None)
 
     def attention_class(self):
