@@ -25,8 +25,8 @@ DEPTHS = {"at the start": 0.0, "in the middle": 0.5, "at the end": 1.0}
 NUM_NEEDLES = 4
 """Needles in a text that `draw_needles_puzzle` draws."""
 NUM_KEYS = 8
-"""Pairs in a text of NeedleByMeaning. With few of them, an encoding that reads nothing looks as if it found
-some: a guess among the values of the text is right in one of NUM_KEYS."""
+"""Pairs in a text of NeedleByMeaning. With few of them, an encoding that reads nothing looks as if
+it found some: a guess among the values of the text is right in one of NUM_KEYS."""
 NUM_BESIDE = 3
 """Of the other pairs, those next to the one that is asked for: the last pair of a text is then the
 right one in a quarter of the texts even where it is asked for at the end."""
