@@ -6,9 +6,10 @@ and lengths of tasks in `posenc.tasks`.
 
 from typing import Any, NamedTuple
 
-DEFAULT_ENCODINGS = ("nope", "rope", "rnope_swa", "alibi", "t5")
+DEFAULT_ENCODINGS = ("rope", "rnope_swa", "alibi", "t5")
 """The encodings of a comparison that names none; hybrids by layer only where the layers allow.
-`learned` is not among them, as its table ends where the tests beyond the training begin."""
+`learned` is not among them, as its table ends where the longer tests begin, and `nope` stands in
+`rnope_swa`, as models have it."""
 DEFAULT_BIDIRECTIONAL = ("sinusoidal", "learned", "rope", "alibi", "t5", "deberta")
 """The same for objectives without a causal mask, where NoPE is blind to order."""
 DECODER_SIZES = {"width": 128, "layers": 4, "heads": 4}
