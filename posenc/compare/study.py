@@ -80,8 +80,8 @@ def _run_plan(engine: Engine, plan: Plan, console: Console, show: bool) -> Study
     if options.out is not None:
         check_out_folder(options.out)
     plan = with_text(plan, options.out or RUNS)
-    if plan.note:
-        print_line(console, f"Note: {plan.note}.")
+    for note in plan.notes:
+        print_line(console, f"Note: {note}")
     study = _new_study(plan, engine, workers, unchecked)
     recorded = plan.recorded
     if recorded is not None:

@@ -62,7 +62,7 @@ class Plan:
     compared: the encodings.
     task_trials: one trial for each task, of the first encoding and seed 0.
     splits: the text; None if no task reads one, and before `with_text`.
-    note: what the user should know of the text, or "".
+    notes: sentences for the user to read before anything is trained.
     """
 
     options: Options
@@ -70,7 +70,7 @@ class Plan:
     compared: tuple[ComparedEncoding, ...]
     task_trials: tuple[TrialConfig, ...]
     splits: TextSplits | None = None
-    note: str = ""
+    notes: tuple[str, ...] = ()
 
     @property
     def num_trials(self) -> int:
@@ -129,9 +129,19 @@ def make_plan(options: Options) -> Plan:
         if not Path(place).is_dir():
             raise ValueError(f"--reuse must be a folder of posenc compare, and {place} is none.")
     compared = _read_encodings(options.encodings or _default_encodings(options))
-    return Plan(
-        options, _num_seeds(options, compared), compared, plan_one_trial_per_task(options, compared)
-    )
+    seeds = _num_seeds(options, compared)
+    task_trials = plan_one_trial_per_task(options, compared)
+    return Plan(options, seeds, compared, task_trials, notes=_notes(len(compared), seeds))
+
+
+def _notes(num_encodings: int, seeds: int) -> tuple[str, ...]:
+    """Return what to say before a comparison that cannot decide anything."""
+    notes = []
+    if num_encodings == 1:
+        notes.append("With one encoding nothing is compared. Name a second one, such as alibi.")
+    if seeds == 1:
+        notes.append("One seed decides nothing: no difference has an interval. Give --seeds 2.")
+    return tuple(notes)
 
 
 def _default_encodings(options: Options) -> tuple[str, ...]:
@@ -187,11 +197,12 @@ def with_text(plan: Plan, folder: Path) -> Plan:
         return plan
     source = find_text(plan.options.text) if plan.options.text else standard_library_text()
     note = check_content(source) if plan.options.text else ""
+    notes = (*plan.notes, f"{note}.") if note else plan.notes
     need = MinimumBytes(trial.train_length, max(trial.test_lengths), trial.batch)
     splits = split_text(source, need, folder)
     text_hash = splits.info.hash
     trials = [replace(t, corpus=text_hash) if t.task == TEXT else t for t in plan.task_trials]
-    return replace(plan, splits=splits, task_trials=tuple(trials), note=note)
+    return replace(plan, splits=splits, task_trials=tuple(trials), notes=notes)
 
 
 def chosen_budget(options: Options) -> Budget:

@@ -43,7 +43,11 @@ def decoder_sizes(options: Options) -> dict[str, int]:
             sizes["kv_heads"] = _kv_heads_at_same_sharing(config_sizes, from_options["heads"], path)
     if sizes["width"] % sizes["heads"]:
         raise ValueError(f"--heads {sizes['heads']} does not divide --width {sizes['width']}.")
-    return {"kv_heads": sizes["heads"], **sizes}
+    sizes = {"kv_heads": sizes["heads"], **sizes}
+    heads, kv_heads = sizes["heads"], sizes["kv_heads"]
+    if heads % kv_heads:
+        raise ValueError(f"--kv-heads {kv_heads} does not divide --heads {heads}.")
+    return sizes
 
 
 def _sizes_from_config(

@@ -69,16 +69,31 @@ class MinimumBytes:
         """
         need = self.bytes
         total = sum(sizes.values())
+        num_files = len(source.files)
+        files = f"{num_files} {'file' if num_files == 1 else 'files'}"
+        needed = f"at least {sum(need.values()):,} are needed"
+        if total == 0:
+            return ValueError(
+                f"The text is empty: it has 0 bytes in {files}, and {needed}. Give another."
+            )
+        for option, length in (
+            ("--train-length", self.train_length),
+            ("--test-lengths", self.longest),
+        ):
+            if total <= length:
+                size = "1 byte" if total == 1 else f"{total:,} bytes"
+                return ValueError(
+                    f"{option}: a window of {length:,} bytes is longer than the whole text, "
+                    f"{size} in {files}; {needed}. Give more text or shorter lengths."
+                )
         parts = ", ".join(f"{split} {sizes[split]:,} of {need[split]:,}" for split in SPLITS)
         advice = "Give more text or shorter lengths."
-        if len(source.files) >= 3 and total >= sum(need.values()):
+        if num_files >= 3 and total >= sum(need.values()):
             advice = "A few files cannot be cut well: join them into one, or give more files."
         return ValueError(
-            f"The text is too short: it has {total:,} byte{'' if total == 1 else 's'} in "
-            f"{len(source.files)} "
-            f"{'file' if len(source.files) == 1 else 'files'}; training at {self.train_length} "
-            f"bytes in batches of {self.batch} and testing up to {self.longest} bytes needs at "
-            f"least {sum(need.values()):,} ({parts}). {advice}"
+            f"The text is too short: it has {total:,} bytes in {files}; training at "
+            f"{self.train_length:,} bytes in batches of {self.batch:,} and testing up to "
+            f"{self.longest:,} bytes needs at least {sum(need.values()):,} ({parts}). {advice}"
         )
 
 

@@ -12,7 +12,9 @@ from pathlib import Path
 import pytest
 
 import posenc
+from posenc.compare.options import Options
 from posenc.compare.plan.content import check_content
+from posenc.compare.plan.plan import make_plan
 from posenc.text_files import find_text
 
 DOCS = Path(__file__).parents[3] / "docs"
@@ -131,8 +133,9 @@ def test_a_note_on_copies_leaves_that_on_zero_bytes(tmp_path):
             "hidden",
             "No file in the folder, apart from hidden ones and comparisons of posenc: hidden",
         ),
-        ("tiny", "The text is too short: it has 5 bytes"),
-        ("empty", "The text is too short: it has 0 bytes"),
+        ("tiny", "a window of 128 bytes is longer than the whole text, 5 bytes in 1 file"),
+        ("byte", "a window of 128 bytes is longer than the whole text, 1 byte in 1 file"),
+        ("empty", "The text is empty: it has 0 bytes in 1 file"),
     ],
 )
 def test_the_command_says_it_before_anything_is_written(tmp_path, monkeypatch, call, name, said):
@@ -140,6 +143,7 @@ def test_the_command_says_it_before_anything_is_written(tmp_path, monkeypatch, c
     (tmp_path / "hidden").mkdir()
     (tmp_path / "hidden" / ".text").write_bytes(PROSE)
     (tmp_path / "tiny").write_bytes(b"a b c")
+    (tmp_path / "byte").write_bytes(b"a")
     (tmp_path / "empty").write_bytes(b"")
     if name in REFUSED:
         (tmp_path / name).write_bytes(REFUSED[name][0])
@@ -153,3 +157,26 @@ def test_the_note_is_told_before_training(tmp_path, call):
     small = "--dry-run --train-length 16 --test-lengths 16 --batch 1 --width 8 --layers 1 --heads 1"
     _, _, told = call("compare", "nope", "--text", tmp_path / "data", "--steps", 1, *small.split())
     assert "data is binary or UTF-16, with zero bytes" in " ".join(told.split())
+
+
+def test_a_test_window_longer_than_the_text_is_named_by_its_option(tmp_path, call):
+    (tmp_path / "data").write_bytes(PROSE)
+    lengths = "--train-length 16 --test-lengths 99999999 --out out".split()
+    code, _, told = call("compare", "rope", "alibi", "--text", tmp_path / "data", *lengths)
+    assert code == 2
+    assert "--test-lengths: a window of 99,999,999 bytes is longer than the whole text" in told
+
+
+@pytest.mark.parametrize(
+    ("encodings", "seeds", "notes"),
+    [
+        (["rope"], None, ["With one encoding nothing is compared"]),
+        (["rope", "alibi"], 1, ["One seed decides nothing"]),
+        (["rope"], 1, ["With one encoding nothing is compared", "One seed decides nothing"]),
+        (["rope", "alibi"], 2, []),
+        (None, None, []),
+    ],
+)
+def test_what_cannot_decide_is_noted_in_the_plan(encodings, seeds, notes):
+    plan = make_plan(Options(encodings, seeds=seeds))
+    assert [note.split(".")[0].split(":")[0] for note in plan.notes] == notes

@@ -16,7 +16,7 @@ GIB = 2**30
 @pytest.fixture
 def machine(monkeypatch):
     """A machine of 8 GiB."""
-    monkeypatch.setattr(cost.machine, "memory_bytes", lambda: 8 * GIB)
+    monkeypatch.setattr(cost.hardware, "memory_bytes", lambda: 8 * GIB)
 
 
 def check(trial=TRIAL, encodings=("rope",), seeds=1, workers=1, yes=False):

@@ -69,6 +69,7 @@ def test_a_folder_is_its_config(tmp_path):
         ({**LLAMA, "num_key_value_heads": 3}, {}, "3 key/value heads do not divide 8 query heads"),
         (LLAMA, {"heads": 2}, "4 query heads share a key/value head, and 2 make no whole groups"),
         (None, {"small": True}, "--small needs --config"),
+        (None, {"kv_heads": 3}, "--kv-heads 3 does not divide --heads 4"),
     ],
 )
 def test_a_config_without_usable_sizes_is_refused(config, options, said, tmp_path):

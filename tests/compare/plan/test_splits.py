@@ -159,12 +159,21 @@ def test_empty_folder_is_named(tmp_path):
         find_text([str(tmp_path)])
 
 
-@pytest.mark.parametrize("size", [0, 1, 200])
-def test_short_text_says_how_many_bytes_are_needed(tmp_path, size):
+@pytest.mark.parametrize(
+    ("size", "said"),
+    [
+        (0, "The text is empty: it has 0 bytes in 1 file, and at least 226 are needed"),
+        (1, "--train-length: a window of 8 bytes is .* text, 1 byte in 1 file; at least 226 "),
+        (8, "--train-length: a window of 8 bytes is .* text, 8 bytes in 1 file; at least 226 "),
+        (16, "--test-lengths: a window of 16 bytes is .* text, 16 bytes in 1 file; at least 226 "),
+        (17, "too short: it has 17 bytes in .* at least 226 "),
+        (200, "too short: it has 200 bytes in .* at least 226 "),
+    ],
+)
+def test_short_text_says_how_many_bytes_are_needed(tmp_path, size, said):
     (tmp_path / "a").write_bytes(b"x" * size)
-    # 2 windows of 9 to train on, 8 of 9 to validate, 8 of 17 to test
-    count = "1 byte" if size == 1 else f"{size} bytes"
-    with pytest.raises(ValueError, match=rf"it has {count} in .* at least {18 + 72 + 136} "):
+    assert 18 + 72 + 136 == 226  # 2 windows of 9 to train on, 8 of 9 to validate, 8 of 17 to test
+    with pytest.raises(ValueError, match=said):
         splits.split_text(find_text([str(tmp_path / "a")]), NEED, tmp_path)
 
 
