@@ -186,18 +186,21 @@ def positions_restart(
         first_valid = valid.int().argmax(-1, keepdim=True)
         index = torch.arange(positions.shape[-1]).where(valid, first_valid)
         positions = positions.expand(index.shape).gather(-1, index.cummax(-1).values)
+    # Number the runs in which positions do not fall: 0, 1, 2, 0, 1 has runs 0, 0, 0, 1, 1.
     falls = torch.zeros_like(positions, dtype=torch.bool)
     falls[..., 1:] = positions[..., 1:] < positions[..., :-1]
-    run = falls.cumsum(-1)
-    moves = (run == 0) & (positions != positions[..., :1])
-    padded = ~moves.any(-1, keepdim=True)  # the first run has one position
+    run_number = falls.cumsum(-1)
+    # A first run with one position only may be padding on the left: 1, 1, 1, 0, 1, 2.
+    rises_in_first_run = (run_number == 0) & (positions != positions[..., :1])
+    may_begin_with_padding = ~rises_in_first_run.any(-1, keepdim=True)
+    # After sorting, equal positions are adjacent; the sort is stable, so their runs are in order.
     ordered, index = positions.sort(dim=-1, stable=True)
-    run = run.gather(-1, index)
-    here = run[..., 1:]
-    before = run[..., :-1]
-    repeated = (ordered[..., 1:] == ordered[..., :-1]) & (here != before)
-    padding = padded & (before == 0) & (here == 1)
-    return bool((repeated & ~padding).any())
+    ordered_run = run_number.gather(-1, index)
+    run = ordered_run[..., 1:]
+    previous_run = ordered_run[..., :-1]
+    is_repeated = (ordered[..., 1:] == ordered[..., :-1]) & (run != previous_run)
+    is_padding = may_begin_with_padding & (previous_run == 0) & (run == 1)
+    return bool((is_repeated & ~is_padding).any())
 
 
 def first_text_returns(
@@ -223,14 +226,15 @@ def first_text_returns(
     if valid is not None:
         in_text = in_text & valid
         number = number.expand(in_text.shape)
-    goes_on = in_text[..., 1:] & in_text[..., :-1] & (number[..., 1:] == number[..., :-1] + 1)
+    # True where a token and the next one are two successive tokens of a text.
+    is_text_pair = in_text[..., 1:] & in_text[..., :-1] & (number[..., 1:] == number[..., :-1] + 1)
     number = number[..., :-1]
-    first = torch.zeros_like(number[..., :1], dtype=torch.long)
+    first_token = torch.zeros_like(number[..., :1], dtype=torch.long)
     if valid is not None:
-        first = valid[..., :-1].int().argmax(-1, keepdim=True).expand(first.shape)
-    begins = goes_on.gather(-1, first)
-    like_first = goes_on & (number == number.gather(-1, first))
-    return bool((begins[..., 0] & (like_first.sum(-1) > 1)).any())
+        first_token = valid[..., :-1].int().argmax(-1, keepdim=True).expand(first_token.shape)
+    begins_with_text = is_text_pair.gather(-1, first_token)
+    equals_first_pair = is_text_pair & (number == number.gather(-1, first_token))
+    return bool((begins_with_text[..., 0] & (equals_first_pair.sum(-1) > 1)).any())
 
 
 def last_positions_differ(
@@ -268,10 +272,10 @@ def repeated_position(cached: AnyPositions, new: AnyPositions) -> int | float | 
     new_rows = new[None] if new.ndim == 1 else new
     if bool((new_rows.amin(-1) > cached_rows.amax(-1)).all()):  # as nearly always
         return None
-    return _first_already_cached(cached_rows, new_rows)
+    return _first_repeated_position(cached_rows, new_rows)
 
 
-def _first_already_cached(cached: Tensor, new: Tensor) -> int | float | None:
+def _first_repeated_position(cached: Tensor, new: Tensor) -> int | float | None:
     """Return a position of `new` (rows or 1, new_len) that the same row of `cached` has, if any."""
     rows = max(len(cached), len(new))
     for cached_row, new_row in zip(cached.expand(rows, -1), new.expand(rows, -1), strict=True):
@@ -377,12 +381,15 @@ def check_flat_positions(q_positions: Any, kv_positions: Any) -> None:
             )
 
 
-def check_tensor(owner: str, name: str, value: Any, what: str) -> None:
-    """Raise TypeError unless `value` is a tensor. owner, name: the function and its argument, and
-    what: what the tensor has for each token, such as "document ids"; for the message."""
+def check_tensor(owner: str, name: str, value: Any, contents: str) -> None:
+    """Raise TypeError unless `value` is a tensor.
+
+    owner, name: the function and its argument, for the message. contents: what the tensor has for
+    each token, such as "document ids", for the message.
+    """
     if not isinstance(value, Tensor):
         raise TypeError(
-            f"{owner}: {name} must be a tensor of {what}, got {type(value).__name__}. "
+            f"{owner}: {name} must be a tensor of {contents}, got {type(value).__name__}. "
             "torch.tensor(...) makes one of a list."
         )
 

@@ -15,14 +15,15 @@ from posenc.files.opening import open_ordinary
 STUDY_FILE = "study.json"
 """File of a comparison that says what was compared."""
 STUDY_MARK = b'"format": "posenc study '
-"""Begins the content of that file, before its version."""
+"""Text near the beginning of that file, which its version follows."""
 _SKIPPED_FOLDERS = {"site-packages", "dist-packages", "__pycache__", "test", "tests", "idle_test"}
-MOST_FILES = 1_000_000
+MAX_FILES = 1_000_000
+"""Maximum number of files that the values of --text may name."""
 
 
 @dataclass(frozen=True)
 class TextSource:
-    """List the files of a text, and the names under which they are hashed."""
+    """Hold the files of a text: pairs of the name under which a file is hashed, and its path."""
 
     name: str
     files: tuple[tuple[str, Path], ...]
@@ -49,7 +50,7 @@ def find_text(texts: Sequence[str]) -> TextSource:
     after its first run.
 
     Raises: ValueError for a text that names no file, a pipe or a device, and for more than
-    `MOST_FILES` files.
+    `MAX_FILES` files.
     """
     # Since the last call a comparison may have begun, or been deleted.
     _is_comparison_folder.cache_clear()
@@ -59,9 +60,9 @@ def find_text(texts: Sequence[str]) -> TextSource:
         count_before = count
         for file in _iterate_named_files(text):
             count += 1
-            if count > MOST_FILES:
+            if count > MAX_FILES:
                 raise ValueError(
-                    f"--text: more than {MOST_FILES:,} files, the last in {text}. Join them into "
+                    f"--text: more than {MAX_FILES:,} files, the last in {text}. Join them into "
                     "fewer."
                 )
             paths[file.resolve()] = None

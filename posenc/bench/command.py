@@ -17,11 +17,11 @@ from posenc.command_line.options import Json, check_choice, option
 if TYPE_CHECKING:
     from posenc.bench.cases import Case
 
-_MAX_UNASKED_BYTES = 2 * 10**9
+_MAX_DEFAULT_CASE_BYTES = 2 * 10**9
 """Maximum bytes of the tensors of a case that no option asked for."""
-_MAX_UNASKED_SECONDS = 60
+_MAX_DEFAULT_CASE_SECONDS = 60
 """Maximum seconds of a case that no option asked for."""
-_MAX_UNASKED_SECONDS_QUICK = 10
+_MAX_QUICK_CASE_SECONDS = 10
 """The same with --quick."""
 
 
@@ -42,7 +42,7 @@ _LONG_DEVICE_LENGTHS = (32_768, 65_536)
 """Lengths that --device times with --all only."""
 _DEVICE_HEADS = 16
 """Heads that --device times without --heads: chosen."""
-_DEVICE_SECONDS = 270.0
+_DEVICE_BUDGET_SECONDS = 270.0
 """Seconds after which --device begins no check, and as many for its times: ten minutes in all."""
 _CALLS_PER_SECOND_LIMIT = 10_000
 """Calls per second that no core reaches."""
@@ -126,10 +126,10 @@ def bench(
     cases, notes = _runnable_cases(cases, only is not None)
     rounds = _rounds_of_options(quick, repeats)
     named = every or only is not None or lengths is not None
-    limit = _MAX_UNASKED_SECONDS_QUICK if quick else _MAX_UNASKED_SECONDS
+    limit = _MAX_QUICK_CASE_SECONDS if quick else _MAX_DEFAULT_CASE_SECONDS
     cases, more_notes = _cases_within_limits(cases, counts, rounds, limit, named)
     if out is not None:
-        prepare_results(out, _FILE_BEGIN)
+        prepare_results(out, _RESULTS_PREFIX)
     print(*notes, *more_notes, sep="\n", file=sys.stderr)
     _measure_cases(cases, counts, rounds, out, as_json)
 
@@ -223,7 +223,7 @@ def _check_and_time_device(
     machine, dtypes = _machine_and_dtypes(name)
     card = "-".join(re.findall(r"[A-Za-z0-9]+", machine["device"]))
     out = Path(f"bench-{card}.json") if out is None else out
-    prepare_results(out, _FILE_BEGIN)
+    prepare_results(out, _RESULTS_PREFIX)
     rows: list[dict[str, Any]] = []
     for row in _device_rows(name, lengths, heads, every, dtypes):
         rows.append(row)
@@ -244,11 +244,11 @@ def _device_rows(
 
     all_but_longest = device_check.LENGTHS[:-1]
     checked = lengths or (device_check.LENGTHS if every else all_but_longest)
-    yield from device_check.check_encodings(name, checked, dtypes, _DEVICE_SECONDS)
+    yield from device_check.check_encodings(name, checked, dtypes, _DEVICE_BUDGET_SECONDS)
     timed = lengths or _DEVICE_LENGTHS + (_LONG_DEVICE_LENGTHS if every else ())
     began = time.perf_counter()
     for case in cases.device_cases(name, timed, heads, dtypes[-1]):
-        is_late = time.perf_counter() - began > _DEVICE_SECONDS
+        is_late = time.perf_counter() - began > _DEVICE_BUDGET_SECONDS
         for row in [{"left_out": "out of time"}] if is_late else _timing_rows(case):
             yield _case_columns(case) | row
 
@@ -313,7 +313,7 @@ def _cases_within_limits(
     cases: "list[Case]", threads: Sequence[int], rounds: _Rounds, limit: float, named: bool
 ) -> "tuple[list[Case], list[str]]":
     """Return the cases to run, and lines for the user with their estimated durations. Cases above
-    `limit` seconds or _MAX_UNASKED_BYTES are left out unless `named`: asked for by an option.
+    `limit` seconds or _MAX_DEFAULT_CASE_BYTES are left out unless `named`: asked for by an option.
 
     Raises: ValueError for a case that needs too much memory, or more than a week.
     """
@@ -333,7 +333,7 @@ def _cases_within_limits(
         takes = sum(_expected_seconds(case, rounds_of_case, count) for count in threads)
         least = int(_least_seconds(case, rounds_of_case, threads))
         check_time(f"bench: {name}", least, False, advice)
-        large = takes > limit or size > _MAX_UNASKED_BYTES
+        large = takes > limit or size > _MAX_DEFAULT_CASE_BYTES
         if large:
             needs = f"{_describe_duration(takes)}, at least {readable_size(size)}"
             notes.append(f"bench: {'' if named else 'left out '}{name}: {needs}")
@@ -366,14 +366,14 @@ def _expected_seconds(case: "Case", rounds: _Rounds, threads: int) -> float:
     return max(fewest_rounds, min(rounds.max_seconds, rounds.max_rounds * round_seconds))
 
 
-_FILE_BEGIN = '{"machine": '
+_RESULTS_PREFIX = '{"machine": '
 """Begins a file of results."""
 
 
 def _results_as_json(machine: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> str:
     """Return the measured numbers as JSON with one line for each row."""
     lines = ",\n".join(map(json.dumps, rows))
-    return f'{_FILE_BEGIN}{json.dumps(machine)},\n"rows": [\n{lines}\n]}}\n'
+    return f'{_RESULTS_PREFIX}{json.dumps(machine)},\n"rows": [\n{lines}\n]}}\n'
 
 
 def _case_columns(case: "Case") -> dict[str, Any]:

@@ -43,7 +43,7 @@ class DecoderConfig:
             of 32 for swiglu, 4 embed_dim otherwise.
         norm: "rms" (RMSNorm) or "layer" (LayerNorm).
         norm_position: "pre" (before each sublayer) or "post" (after each sum).
-        final_norm: whether there is one more norm at the end; None means with "pre".
+        final_norm: True for one more norm at the end; None means True with "pre", else False.
         norm_eps: number that the norm adds to the variance.
         activation: "swiglu", "gelu", "gelu_tanh" (GPT-2's approximation) or "relu".
         ffn_bias: True if the feed-forward has biases.

@@ -147,7 +147,7 @@ class ConditionedDecoder:
         valid: Shaped[Tensor, "batch source_len"] | None,
     ) -> None:
         self.model = model
-        self.source = hidden
+        self.hidden = hidden
         self.positions = positions
         self.valid = valid
 
@@ -191,7 +191,7 @@ class ConditionedDecoder:
     def _context(self, batch: int) -> Context:
         """Return the source for `batch` rows of tokens, each row repeated for those that share it.
         Raise ValueError if these are no multiple of the source's."""
-        rows = self.source.shape[0]
+        rows = self.hidden.shape[0]
         if batch % rows:
             raise ValueError(
                 f"EncoderDecoder: the rows of tokens must be a multiple of the source's {rows}, "
@@ -206,9 +206,9 @@ class ConditionedDecoder:
         cross = self.model.cross_encoding
         positions = self.positions
         if not cross.claims.places:  # nothing reads them, and they may have other components
-            positions = default_positions(self.source, 0, cross)
+            positions = default_positions(self.hidden, 0, cross)
         # Positions without a batch are those of all rows.
         elif isinstance(positions, Tensor) and positions.ndim != (1 if axes == 1 else 2):
             positions = for_rows(positions)
         mask = None if self.valid is None else masks.padding(for_rows(self.valid))
-        return Context(for_rows(self.source), positions, mask, cross)
+        return Context(for_rows(self.hidden), positions, mask, cross)

@@ -103,7 +103,7 @@ class Layer(nn.Module):
 
     def __init__(self, config: DecoderConfig, *, cross: bool = False) -> None:
         super().__init__()
-        self.pre = config.norm_position == "pre"
+        self.norm_first = config.norm_position == "pre"
         self.dropout = config.dropout
         self.attention = build_attention(config)
         self.attention_norm = build_norm(config)
@@ -153,10 +153,10 @@ class Layer(nn.Module):
 
     def _sublayer_input(self, norm: nn.Module, x: Tensor) -> Tensor:
         """Return what a sublayer reads of x: with pre-norm x after the norm."""
-        return norm(x) if self.pre else x
+        return norm(x) if self.norm_first else x
 
     def _add_sublayer_output(self, norm: nn.Module, x: Tensor, y: Tensor) -> Tensor:
         """Add the output y of a sublayer, with dropout, to x; with post-norm apply the norm."""
         if self.dropout:
             y = F.dropout(y, self.dropout, self.training)
-        return x + y if self.pre else norm(x + y)
+        return x + y if self.norm_first else norm(x + y)

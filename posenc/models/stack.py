@@ -60,16 +60,16 @@ class Stack(nn.Module):
     ) -> Float[Tensor, "batch len embed_dim"]:
         """Return hidden states from the token embeddings x, to which positions are applied here."""
         owner = type(self).__name__
-        past = caches[0].length if caches else 0
-        check_mask(owner, mask, x.shape[0], x.shape[1], past + x.shape[1])
+        num_cached = caches[0].length if caches else 0
+        check_mask(owner, mask, x.shape[0], x.shape[1], num_cached + x.shape[1])
         if positions is None:
-            positions = default_positions(x, past, self.encoding)
+            positions = default_positions(x, num_cached, self.encoding)
         _check_whole_length(owner, length)
         positions = validated_embedding_positions(
             owner, x, positions, num_axes=self.encoding.claims.num_axes
         )
         encoding = self.encoding.prepare(positions, length)
-        mask = bind_mask(mask, positions, past, encoding)
+        mask = bind_mask(mask, positions, num_cached, encoding)
         x = encoding.embed(x, as_tensor(positions, x.device))
         if self.config.dropout:
             x = F.dropout(x, self.config.dropout, self.training)
@@ -104,16 +104,16 @@ def _caches_by_layer(caches: Sequence[KVCache] | None, num_layers: int) -> Seque
 
 def default_positions(
     tokens: Shaped[Tensor, "batch len *channels"],
-    past: int,
+    num_cached: int,
     encoding: PositionEncoding,
     valid: Shaped[Tensor, "batch len"] | None = None,
 ) -> Int[Tensor, "len *axes"] | Int[Tensor, "batch len *axes"] | range:
-    """Return positions past, past + 1, ..., equal in all components, and in all rows unless `valid`
-    says which tokens are no padding: these are not counted."""
+    """Return positions num_cached, num_cached + 1, ..., equal in all components. Rows have the same
+    positions, unless `valid` is False for padding, which is not counted."""
     if valid is None:
-        positions = consecutive_positions(past, tokens.shape[1], tokens.device)
+        positions = consecutive_positions(num_cached, tokens.shape[1], tokens.device)
     else:
-        positions = positions_from_mask(valid, start=past)
+        positions = positions_from_mask(valid, start=num_cached)
     axes = encoding.claims.num_axes
     if axes == 1:
         return positions
@@ -121,28 +121,30 @@ def default_positions(
     return positions.expand(*positions.shape[:-1], axes).contiguous()
 
 
-def bind_mask(mask: Mask, positions: Tensor | range, past: int, encoding: PositionEncoding) -> Mask:
+def bind_mask(
+    mask: Mask, positions: Tensor | range, num_cached: int, encoding: PositionEncoding
+) -> Mask:
     """Give the mask the tokens' positions, once for all layers. With a cache it stays as it is,
     because attention binds it in each call.
 
     Positions of several components have no order that a mask compares: attention binds to that in
     memory.
     """
-    if mask.bound or past or encoding.claims.num_axes > 1:
+    if mask.bound or num_cached or encoding.claims.num_axes > 1:
         return mask
     return mask.bind(positions, positions)
 
 
-def check_caches(owner: str, caches: Sequence[KVCache] | None, needed: int) -> None:
+def check_caches(owner: str, caches: Sequence[KVCache] | None, num_needed: int) -> None:
     """Raise TypeError unless `caches` is None or a list of KVCaches, ValueError unless these are
-    `needed` many. owner: the model, for the message."""
+    `num_needed` many. owner: the model, for the message."""
     if caches is None:
         return
     if isinstance(caches, KVCache) or not all(isinstance(c, KVCache) for c in caches):
         raise TypeError(f"{owner}: caches must be a list of KVCaches. Make them with new_caches().")
-    if len(caches) != needed:
+    if len(caches) != num_needed:
         raise ValueError(
-            f"{owner}: caches must be one per layer ({needed}), got {len(caches)}. "
+            f"{owner}: caches must be one per layer ({num_needed}), got {len(caches)}. "
             "Make them with new_caches()."
         )
 

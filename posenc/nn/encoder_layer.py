@@ -37,15 +37,15 @@ class TransformerEncoderLayer(nn.TransformerEncoderLayer):
         **options: Any,
     ) -> None:
         super().__init__(d_model, nhead, *arguments, **options)
-        stock = self.self_attn
+        torch_attention = self.self_attn
         self.self_attn = MultiheadAttention(
             d_model,
             nhead,
-            dropout=stock.dropout,
-            bias=stock.in_proj_bias is not None,
-            batch_first=stock.batch_first,
-            device=stock.out_proj.weight.device,
-            dtype=stock.out_proj.weight.dtype,
+            dropout=torch_attention.dropout,
+            bias=torch_attention.in_proj_bias is not None,
+            batch_first=torch_attention.batch_first,
+            device=torch_attention.out_proj.weight.device,
+            dtype=torch_attention.out_proj.weight.dtype,
             encoding=encoding,
         )
         # Keeps TransformerEncoder from converting rows to nested tensors.

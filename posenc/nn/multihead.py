@@ -112,30 +112,34 @@ class MultiheadAttention(nn.MultiheadAttention):
         if any(x.is_nested for x in (query, key, value)):
             raise ValueError("MultiheadAttention: nested tensors are not supported; pad the rows.")
         batched = query.ndim == 3
-        to_itself = key is query
+        is_self_attention = key is query
         query = self._to_batch_first(query, batched)
         key = self._to_batch_first(key, batched)
         value = self._to_batch_first(value, batched)
         if key_padding_mask is not None and not batched:
             key_padding_mask = key_padding_mask[None]
         if positions is None:
-            positions = _positions_without_padding(query, key_padding_mask if to_itself else None)
+            positions = _positions_without_padding(
+                query, key_padding_mask if is_self_attention else None
+            )
         if key_positions is None:
             key_positions = (
-                positions if to_itself else _positions_without_padding(key, key_padding_mask)
+                positions
+                if is_self_attention
+                else _positions_without_padding(key, key_padding_mask)
             )
         sizes = (query.shape[0], self.num_heads, query.shape[1], key.shape[1])
         mask = self._build_mask(
             attn_mask, key_padding_mask, sizes, is_causal, positions, key_positions
         )
         out, weights = self._attend(
-            query, key, value, positions, key_positions, mask, to_itself, need_weights
+            query, key, value, positions, key_positions, mask, is_self_attention, need_weights
         )
         if weights is not None:
             weights = weights.mean(1) if average_attn_weights else weights
             weights = weights.to(out.dtype)
             weights = weights if batched else weights[0]
-        return self._to_order_of_call(out, batched), weights
+        return self._to_call_layout(out, batched), weights
 
     def _to_batch_first(self, x: Tensor, batched: bool) -> Tensor:
         """Return an argument of a call, in the layout of the call, as (batch, len, dim)."""
@@ -143,7 +147,7 @@ class MultiheadAttention(nn.MultiheadAttention):
             return x[None]
         return x if self.batch_first else x.transpose(0, 1)
 
-    def _to_order_of_call(self, out: Tensor, batched: bool) -> Tensor:
+    def _to_call_layout(self, out: Tensor, batched: bool) -> Tensor:
         """Return an output (batch, len, embed_dim) with its dimensions as the call gave them."""
         if not batched:
             return out[0]
@@ -157,13 +161,13 @@ class MultiheadAttention(nn.MultiheadAttention):
         positions: Tensor | range,
         key_positions: Tensor | range,
         mask: Mask | None,
-        to_itself: bool,
+        is_self_attention: bool,
         need_weights: bool,
     ) -> tuple[Tensor, Tensor | None]:
         """Attend from (batch, len, dim) to (batch, len, embed_dim), with the weights of each head,
         (batch, heads, q_len, kv_len), if they are needed."""
         kv_state = self.encoding.state(key, as_tensor(key_positions, key.device))
-        if to_itself and key_positions is positions:
+        if is_self_attention and key_positions is positions:
             q_state = kv_state
         else:
             q_state = self.encoding.state(query, as_tensor(positions, query.device))
@@ -193,8 +197,10 @@ class MultiheadAttention(nn.MultiheadAttention):
     ) -> Mask | None:
         """Return the mask of a call, bound to its positions unless they have several components."""
         run = as_range(positions)
-        in_order = run is not None and run == as_range(key_positions)
-        mask = mask_from_torch(attn_mask, key_padding_mask, sizes, is_causal, in_order)
+        positions_follow_order = run is not None and run == as_range(key_positions)
+        mask = mask_from_torch(
+            attn_mask, key_padding_mask, sizes, is_causal, positions_follow_order
+        )
         if mask is not None and self.encoding.claims.num_axes == 1:
             return mask.bind(positions, key_positions)
         return mask
@@ -232,14 +238,14 @@ def mask_from_torch(
     key_padding_mask: Tensor | None,
     sizes: tuple[int, int, int, int],
     is_causal: bool,
-    in_order: bool = True,
+    positions_follow_order: bool = True,
 ) -> Mask | None:
     """Return the mask for `attn_mask` (q_len, kv_len) or (batch * num_heads, q_len, kv_len) and
     `key_padding_mask` (batch, kv_len), in which True or -inf hides a key. With is_causal, attn_mask
     is assumed to be causal.
 
-    sizes: batch, num_heads, q_len, kv_len. in_order: True if positions grow with the order in
-    memory, which is_causal assumes.
+    sizes: batch, num_heads, q_len, kv_len. positions_follow_order: True if positions grow with the
+    order in memory, which is_causal assumes.
     """
     batch, _, q_len, kv_len = sizes
     parts: list[Mask] = []
@@ -247,7 +253,7 @@ def mask_from_torch(
         if q_len != kv_len:
             raise ValueError(f"is_causal needs as many queries as keys, got {q_len} and {kv_len}.")
         by_index = Mask(lambda pairs: pairs.q_idx >= pairs.kv_idx, separates_documents=False)
-        parts.append(causal if in_order else by_index)
+        parts.append(causal if positions_follow_order else by_index)
     elif attn_mask is not None:
         parts.append(_mask_from_attn_mask(attn_mask, sizes))
     if key_padding_mask is not None:
@@ -265,16 +271,16 @@ def mask_from_torch(
 def _mask_from_attn_mask(attn_mask: Tensor, sizes: tuple[int, int, int, int]) -> Mask:
     """Return the mask of an attn_mask (q_len, kv_len) or (batch * num_heads, q_len, kv_len)."""
     batch, heads, q_len, kv_len = sizes
-    seen = ~_hidden_keys("attn_mask", attn_mask)
-    if seen.shape == (q_len, kv_len):
-        return Mask(lambda pairs: seen[pairs.q_idx, pairs.kv_idx])
-    if seen.shape != (batch * heads, q_len, kv_len):
+    visible = ~_hidden_keys("attn_mask", attn_mask)
+    if visible.shape == (q_len, kv_len):
+        return Mask(lambda pairs: visible[pairs.q_idx, pairs.kv_idx])
+    if visible.shape != (batch * heads, q_len, kv_len):
         raise ValueError(
             f"attn_mask must be ({q_len}, {kv_len}) or ({batch * heads}, {q_len}, {kv_len}), "
             f"got {tuple(attn_mask.shape)}."
         )
-    of_heads = seen.view(batch, heads, q_len, kv_len)
-    return Mask(lambda pairs: of_heads[pairs.batch, pairs.head, pairs.q_idx, pairs.kv_idx])
+    visible_by_head = visible.view(batch, heads, q_len, kv_len)
+    return Mask(lambda pairs: visible_by_head[pairs.batch, pairs.head, pairs.q_idx, pairs.kv_idx])
 
 
 def _hidden_keys(name: str, mask: Tensor) -> Tensor:

@@ -175,12 +175,14 @@ def attach_to_vit(
             f"attach_to_vit: {type(model).__name__} has no blocks with an attn, as timm's Vision "
             "Transformers have; those with windows, such as Swin, have stages."
         )
-    of_model = encoding_of_all_layers(
+    model_encoding = encoding_of_all_layers(
         require_attention_encoding("attach_to_vit", encoding), len(blocks)
     )
     attentions = []
     for index, block in enumerate(blocks):
-        attentions.append(_build_attention(block, of_model.for_layer(index), model, positions))
+        attentions.append(
+            _build_attention(block, model_encoding.for_layer(index), model, positions)
+        )
     # All are built before the first is put in, so that an error changes nothing.
     for block, attn in zip(blocks, attentions, strict=True):
         block.attn = attn
@@ -273,9 +275,11 @@ def _check_token_places(model: Any, encoding: PositionEncoding, positions: Tenso
         )
     patches: Any = getattr(model, "patch_embed", None)
     has_grid = hasattr(patches, "grid_size") and hasattr(model, "num_prefix_tokens")
-    one_size = has_grid and patches.grid_size and getattr(patches, "strict_img_size", True)
+    has_one_size = has_grid and patches.grid_size and getattr(patches, "strict_img_size", True)
     if positions is not None:
-        _check_given_positions(model, encoding, positions, patches.grid_size if one_size else None)
+        _check_explicit_positions(
+            model, encoding, positions, patches.grid_size if has_one_size else None
+        )
         return
     if not has_grid:
         raise TypeError(
@@ -289,7 +293,7 @@ def _check_token_places(model: Any, encoding: PositionEncoding, positions: Tenso
             f"attach_to_vit: {type(encoding).__name__} takes {axes} components, and a patch has a "
             "row and a column. Give positions=."
         )
-    if axes == 2 and not one_size:
+    if axes == 2 and not has_one_size:
         raise ValueError(
             f"attach_to_vit: {name} takes pictures of any size, and its attention does not see the "
             "grid of patches. Build it with dynamic_img_size=False and call its set_input_size "
@@ -297,7 +301,7 @@ def _check_token_places(model: Any, encoding: PositionEncoding, positions: Tenso
         )
 
 
-def _check_given_positions(
+def _check_explicit_positions(
     model: Any, encoding: PositionEncoding, positions: Tensor, grid_size: Sequence[int] | None
 ) -> None:
     """Raise ValueError unless there is a position of the encoding's shape for each token; the

@@ -152,7 +152,8 @@ def _gain_of_doubled_queries(
 
 
 def _sequences_with_one_key(k: Tensor) -> Tensor:
-    """Return one sequence per token of k, (len, heads, len, width), whose other keys are zero."""
+    """Return one sequence for each token of k, (len, heads, len, width): that token's key at its
+    place, and zeros as all other keys."""
     length = k.shape[2]
     own_token = torch.eye(length, dtype=k.dtype)[:, None, :, None]
     return k * own_token

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from posenc.testing.harness import (
-    Layer,
     Make,
+    OneLayerModel,
     assert_same,
     build_example,
     build_layer,
@@ -35,7 +35,7 @@ def assert_compiles_without_recompiling_per_length(make: Make) -> None:
 
 
 def export_layer(
-    model: Layer, x: Tensor, positions: Tensor, most: int, strict: bool
+    model: OneLayerModel, x: Tensor, positions: Tensor, most: int, strict: bool
 ) -> Callable[..., Tensor]:
     """Export a layer for 2 to `most` tokens; return the program, which takes x and positions.
 

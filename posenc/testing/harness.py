@@ -26,7 +26,7 @@ _PROJECTION_FACTOR = 2.5
 of about 2, so that the softmax is neither flat nor one key alone."""
 
 
-class Layer(nn.Module):
+class OneLayerModel(nn.Module):
     """Apply an encoding to embeddings, then one attention layer with it, so that the encoding acts
     at every place that it has."""
 
@@ -74,15 +74,17 @@ def build_encoding(
     return encoding.to(dtype)
 
 
-def build_layer(make: Make, shape: ModelShape = SHAPE, dtype: torch.dtype = torch.float64) -> Layer:
+def build_layer(
+    make: Make, shape: ModelShape = SHAPE, dtype: torch.dtype = torch.float64
+) -> OneLayerModel:
     """Build a layer with the encoding. In float64, equal results differ by at most 1e-12, unequal
     ones by far more."""
-    return Layer(build_encoding(make, shape, dtype), shape).to(dtype)
+    return OneLayerModel(build_encoding(make, shape, dtype), shape).to(dtype)
 
 
 def build_example(
     make: Make, want: int = LENGTH, dtype: torch.dtype = torch.float64, batch: int = 1
-) -> tuple[Layer, Tensor, Tensor]:
+) -> tuple[OneLayerModel, Tensor, Tensor]:
     """Build a layer, and embeddings and positions of `want` tokens, or as many as it can have."""
     model = build_layer(make, dtype=dtype)
     length = possible_length(model.encoding, want)

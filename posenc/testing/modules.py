@@ -9,8 +9,8 @@ from posenc import masks
 from posenc.encodings import ModelShape, PositionEncoding
 from posenc.testing.harness import (
     SHAPE,
-    Layer,
     Make,
+    OneLayerModel,
     assert_same,
     build_encoding,
     build_example,
@@ -34,7 +34,7 @@ def assert_meta_construction_materialises(make: Make) -> None:
     `to_empty` and loading, and finite ones after `reset_parameters`."""
     want, x, positions = build_example(make, 9)
     with torch.device("meta"):
-        bare = Layer(make(SHAPE), SHAPE).double()
+        bare = OneLayerModel(make(SHAPE), SHAPE).double()
     bare.to_empty(device="cpu")
     _fill_with_nan(bare)
     bare.load_state_dict(want.state_dict())
@@ -60,7 +60,7 @@ def assert_state_dict_round_trip(make: Make) -> None:
     """Check that a layer that loads another one's state gives the same results."""
     first, x, positions = build_example(make)
     torch.manual_seed(9)  # another seed than the first layer's, so that weights must be loaded
-    second = Layer(make(SHAPE), SHAPE).double()
+    second = OneLayerModel(make(SHAPE), SHAPE).double()
     differing_keys = second.load_state_dict(first.state_dict())
     assert not differing_keys.missing_keys and not differing_keys.unexpected_keys
     assert torch.equal(second(x, positions), first(x, positions))
@@ -141,12 +141,12 @@ def assert_wrong_shapes_are_named(make: Make) -> None:
     except ValueError as error:
         assert any(number in str(error) for number in ("11", "66")), error
     else:
-        out = Layer(odd, other)(
+        out = OneLayerModel(odd, other)(
             random_embeddings(length, shape=other, dtype=torch.float32), positions
         )
         assert out.isfinite().all()
     for count in (2, 8):  # the encoding was built for 4 heads of 16
-        model = Layer(encoding, ModelShape(embed_dim=64, num_heads=count))
+        model = OneLayerModel(encoding, ModelShape(embed_dim=64, num_heads=count))
         try:
             out = model(random_embeddings(length, dtype=torch.float32), positions)
         except ValueError as error:

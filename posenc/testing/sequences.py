@@ -11,8 +11,8 @@ from posenc.encodings import ModelShape, PositionEncoding
 from posenc.testing.harness import (
     LENGTH,
     SHAPE,
-    Layer,
     Make,
+    OneLayerModel,
     assert_same,
     build_example,
     build_layer,
@@ -48,7 +48,7 @@ def _three_pieces(length: int) -> list[int]:
 
 
 def _assert_cuts_change_nothing(
-    model: Layer, x: Tensor, positions: Tensor, sizes: list[int]
+    model: OneLayerModel, x: Tensor, positions: Tensor, sizes: list[int]
 ) -> None:
     """Assert that calls of sizes[0], sizes[1], ... tokens, through a cache, give together the
     outputs of one call without a cache."""
@@ -131,7 +131,7 @@ def padded_rows(
     return valid, torch.stack(rows)
 
 
-def results_next_to_padding(model: Layer, shape: ModelShape) -> ResultPairs:
+def results_next_to_padding(model: OneLayerModel, shape: ModelShape) -> ResultPairs:
     """Yield the result of each padded sequence, its result alone, and which sequence it is."""
     encoding = model.encoding
     lengths = [possible_length(encoding, 13), 5, 1]
@@ -145,7 +145,7 @@ def results_next_to_padding(model: Layer, shape: ModelShape) -> ResultPairs:
             yield out[row : row + 1, valid[row]], alone, f"{length} tokens, {side} padding"
 
 
-def results_in_a_pack(model: Layer, shape: ModelShape) -> ResultPairs:
+def results_in_a_pack(model: OneLayerModel, shape: ModelShape) -> ResultPairs:
     """Yield the result of each document of a packed sequence, its result alone, and which it is."""
     encoding = model.encoding
     lengths = [6, 1, possible_length(encoding, 10)]
@@ -159,7 +159,7 @@ def results_in_a_pack(model: Layer, shape: ModelShape) -> ResultPairs:
         yield out[:, in_document], alone, f"document {number} of {length} tokens"
 
 
-def results_among_other_rows(model: Layer, shape: ModelShape) -> ResultPairs:
+def results_among_other_rows(model: OneLayerModel, shape: ModelShape) -> ResultPairs:
     """Yield results of rows of a batch, their results alone, and what is next to them: rows at far
     positions, and with other content."""
     encoding = model.encoding
@@ -175,7 +175,7 @@ def results_among_other_rows(model: Layer, shape: ModelShape) -> ResultPairs:
     yield model(other, positions)[:1], alone, "next to other rows"
 
 
-def results_in_steps(model: Layer, shape: ModelShape) -> ResultPairs:
+def results_in_steps(model: OneLayerModel, shape: ModelShape) -> ResultPairs:
     """Yield the result of decoding token by token, that of one pass, and how it was decoded. Each
     step knows the length so far, which passes the training length on the way."""
     encoding = model.encoding
@@ -191,7 +191,7 @@ def results_in_steps(model: Layer, shape: ModelShape) -> ResultPairs:
     yield torch.cat(steps, dim=1), model(x, positions, length=before + length), "token by token"
 
 
-def results_after_shift(model: Layer, shape: ModelShape) -> ResultPairs:
+def results_after_shift(model: OneLayerModel, shape: ModelShape) -> ResultPairs:
     """Yield the result with all positions shifted by one number, that without, and the number in
     words. It is FAR_OFFSET, or what the encoding's max_positions allows."""
     encoding = model.encoding

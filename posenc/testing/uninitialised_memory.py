@@ -11,8 +11,8 @@ from posenc.attend.cache import KVCache
 from posenc.attend.choose import WAYS
 from posenc.testing.harness import (
     SHAPE,
-    Layer,
     Make,
+    OneLayerModel,
     build_encoding,
     possible_length,
     random_embeddings,
@@ -27,7 +27,7 @@ BOUNDS = {torch.float32: 1e-4, torch.float64: 1e-9}
 """Maximum errors, relative to the largest number. Implementations are selected by name in float64
 only, which FlexAttention refuses, because it would compile for seconds."""
 
-Setting = Callable[[Layer, Tensor], list[Tensor]]
+RunInSetting = Callable[[OneLayerModel, Tensor], list[Tensor]]
 """Function that returns outputs of a layer, and possibly gradients of the encoding's parameters."""
 
 
@@ -41,7 +41,7 @@ def assert_frozen_parameters_change_nothing(make: Make) -> None:
 def assert_inference_mode_changes_nothing(make: Make) -> None:
     """Check that results in torch.inference_mode are those with gradients."""
 
-    def infer(model: Layer, x: Tensor) -> list[Tensor]:
+    def infer(model: OneLayerModel, x: Tensor) -> list[Tensor]:
         """Return the layer's outputs in torch.inference_mode."""
         with torch.inference_mode():
             return _whole_and_decoded_outputs(model, x)
@@ -53,7 +53,7 @@ def assert_inputs_need_no_gradient(make: Make) -> None:
     """Check that results are the same if the encoding's parameters need gradients, but q, k and v
     do not."""
 
-    def train(model: Layer, x: Tensor) -> list[Tensor]:
+    def train(model: OneLayerModel, x: Tensor) -> list[Tensor]:
         """Return outputs and gradients where only the encoding's parameters need gradients."""
         model.attention.requires_grad_(False)
         return _outputs_and_gradients(model, x)
@@ -61,13 +61,13 @@ def assert_inputs_need_no_gradient(make: Make) -> None:
     _assert_unchanged_in(make, train)
 
 
-def _assert_unchanged_in(make: Make, setting: Setting) -> None:
+def _assert_unchanged_in(make: Make, setting: RunInSetting) -> None:
     """Assert that outputs and gradients in a setting are those of a layer in which everything needs
     gradients, in each dtype and implementation, also if new memory is full of NaN or large numbers.
     """
     for dtype, bound in BOUNDS.items():
         encoding = build_encoding(make, dtype=dtype)
-        model = Layer(encoding, SHAPE, "reference").to(dtype)
+        model = OneLayerModel(encoding, SHAPE, "reference").to(dtype)
         x = random_embeddings(possible_length(encoding, LENGTH), batch=BATCH, dtype=dtype)
         wanted = _outputs_and_gradients(model, x.clone().requires_grad_())
         for impl in ("auto", *(WAYS if dtype == torch.float64 else ())):
@@ -87,7 +87,7 @@ def _assert_unchanged_in(make: Make, setting: Setting) -> None:
                     assert off <= most, f"{impl} in {dtype}: off by {off:.3g} > {most:.3g}"
 
 
-def _whole_and_decoded_outputs(model: Layer, x: Tensor) -> list[Tensor]:
+def _whole_and_decoded_outputs(model: OneLayerModel, x: Tensor) -> list[Tensor]:
     """Return the outputs of a whole sequence, and of its last token decoded with a cache."""
     length = x.shape[1]
     positions = successive_positions(model.encoding, length)
@@ -97,7 +97,7 @@ def _whole_and_decoded_outputs(model: Layer, x: Tensor) -> list[Tensor]:
     return [model(x, positions, length=length), decoded]
 
 
-def _outputs_and_gradients(model: Layer, x: Tensor) -> list[Tensor]:
+def _outputs_and_gradients(model: OneLayerModel, x: Tensor) -> list[Tensor]:
     """Return the outputs, and the gradients of the encoding's parameters, 0 for unused ones."""
     outputs = _whole_and_decoded_outputs(model, x)
     parameters = [p for p in model.encoding.parameters() if p.requires_grad]

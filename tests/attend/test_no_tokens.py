@@ -9,7 +9,7 @@ from posenc import masks
 from posenc.testing.contract import maker
 from posenc.testing.harness import (
     SHAPE,
-    Layer,
+    OneLayerModel,
     build_encoding,
     random_embeddings,
     successive_positions,
@@ -60,7 +60,7 @@ def test_parameters_get_zero_gradients(name, q_len, kv_len):
 
 @pytest.mark.parametrize("name", posenc.names())
 def test_a_layer_of_no_tokens_trains_nothing(name):
-    model = Layer(build_encoding(maker(name)), SHAPE)
+    model = OneLayerModel(build_encoding(maker(name)), SHAPE)
     for length in (5, 0):
         model.zero_grad()
         x = random_embeddings(length, batch=2, dtype=torch.float32)
@@ -87,7 +87,7 @@ def test_what_is_not_finite_stays_out():
 
 def test_no_new_tokens_after_a_memory_have_no_state():
     encoding = posenc.create("fox", SHAPE)
-    model = Layer(encoding, SHAPE).attention
+    model = OneLayerModel(encoding, SHAPE).attention
     memory, x = torch.randn(1, 3, 64), torch.randn(1, 0, 64)
     here = {"memory": memory, "memory_positions": torch.arange(3), "encoding": encoding}
     assert model(x, torch.arange(0), mask=masks.causal, **here).shape == (1, 0, 64)

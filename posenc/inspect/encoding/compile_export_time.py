@@ -12,7 +12,7 @@ from posenc import masks
 from posenc.encodings import ModelShape, PositionEncoding
 from posenc.testing.compilation import export_layer
 from posenc.testing.harness import (
-    Layer,
+    OneLayerModel,
     possible_length,
     random_embeddings,
     successive_positions,
@@ -53,7 +53,7 @@ def _try_tracing(encoding: PositionEncoding, shape: ModelShape, trace: Callable[
     """Return "yes" if the program that `trace` makes of a layer and short inputs computes the same
     as the layer for longer ones, else "no: " and why. trace: takes layer, hidden states and
     positions, and returns a function of the last two."""
-    layer = Layer(copy.deepcopy(encoding), shape, impl="reference").eval()
+    layer = OneLayerModel(copy.deepcopy(encoding), shape, impl="reference").eval()
     lengths = (
         possible_length(encoding, _TRACED_TOKENS),
         possible_length(encoding, _CHECKED_TOKENS),
@@ -85,7 +85,7 @@ def relative_forward_time(
     length = possible_length(encoding, COST_LENGTH)
     x = random_embeddings(length, shape=shape).float()
     layers = [
-        (Layer(e, shape).float().eval(), successive_positions(e, length))
+        (OneLayerModel(e, shape).float().eval(), successive_positions(e, length))
         for e in (PositionEncoding(), copy.deepcopy(encoding))
     ]
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from posenc.encodings import ModelShape, PositionEncoding
-from posenc.testing.harness import Layer, add_parameter_noise
+from posenc.testing.harness import OneLayerModel, add_parameter_noise
 from posenc.testing.sequences import (
     results_after_shift,
     results_among_other_rows,
@@ -37,7 +37,7 @@ def measure(encoding: PositionEncoding, shape: ModelShape) -> dict[str, float]:
     """Return by name, for each of CHANGES, the largest relative difference that it makes; NaN if a
     result is NaN."""
     encoding = add_parameter_noise(copy.deepcopy(encoding)).double()
-    layer = Layer(encoding, shape).double().eval()
+    layer = OneLayerModel(encoding, shape).double().eval()
     largest = {}
     for name, pairs in CHANGES.items():
         gaps = [_relative_gap(changed, plain) for changed, plain, _ in pairs(layer, shape)]

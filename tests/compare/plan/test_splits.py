@@ -260,7 +260,7 @@ def test_pipes_in_a_folder_or_glob_are_left_out(tmp_path):
 
 def test_no_more_than_a_bounded_number_of_files(tmp_path, monkeypatch):
     root = folder_of(tmp_path, {f"f{i}": 1 for i in range(4)})
-    monkeypatch.setattr(sources, "MOST_FILES", 3)
+    monkeypatch.setattr(sources, "MAX_FILES", 3)
     with pytest.raises(ValueError, match="more than 3 files"):
         find_text([str(root)])
 
