@@ -229,13 +229,14 @@ class FrequencySearch:
                     return self._choose_finalist()
                 self._score_and_count(genome)
                 best = self._best_tried(1)[0].score
-                share = min(1.0, len(self.tried) / max(1, tries))
+                fraction_done = min(1.0, len(self.tried) / max(1, tries))
                 seconds_each = (time.perf_counter() - began) / max(1, len(self.scored) - before)
-                left = max(0, tries - len(self.tried)) * seconds_each
+                seconds_left = max(0, tries - len(self.tried)) * seconds_each
                 status = (
-                    f"search, {len(self.tried)} tried, best {best:.3f}, about {left:.0f} s left"
+                    f"search, {len(self.tried)} tried, best {best:.3f}, "
+                    f"about {seconds_left:.0f} s left"
                 )
-                progress(status, share)
+                progress(status, fraction_done)
         raise AssertionError("generations never end")
 
     def _choose_finalist(self) -> SearchResult:
@@ -272,8 +273,8 @@ class FrequencySearch:
         """Return the genomes to begin with: those of SEED_METHODS, then those of BANDED_METHODS
         with the factors of one band of pairs changed."""
         searched = self._searched_setting()
-        plain = rope_frequencies(searched.rotary_dim, searched.rope_theta).inv_freq
-        turns = [float(f) * searched.original_length / (2 * np.pi) for f in plain]
+        unscaled = rope_frequencies(searched.rotary_dim, searched.rope_theta).inv_freq
+        turns = [float(f) * searched.original_length / (2 * np.pi) for f in unscaled]
         seeds = []
         banded = []
         for name in SEED_METHODS:
@@ -281,7 +282,7 @@ class FrequencySearch:
                 continue  # NTK leaves the fastest pair and scales the slowest: it needs two
             frequencies = stretch((searched,), METHODS[name], self.target)[0].frequencies()
             factors = np.array(
-                [float(p / f) for p, f in zip(plain, frequencies.inv_freq, strict=True)]
+                [float(p / f) for p, f in zip(unscaled, frequencies.inv_freq, strict=True)]
             )
             seeds.append(Genome(monotone_factors(factors), frequencies.attention_factor))
             if name in BANDED_METHODS:
@@ -302,8 +303,8 @@ class FrequencySearch:
         children = []
         for _ in range(NUM_CHILDREN):
             mother, father = (parents[i] for i in rng.choice(len(parents), 2))
-            share = rng.uniform(-0.3, 1.3)  # outside of 0 to 1: beyond one of the parents
-            logs = share * _logarithms(mother) + (1 - share) * _logarithms(father)
+            mix = rng.uniform(-0.3, 1.3)  # outside of 0 to 1: beyond one of the parents
+            logs = mix * _logarithms(mother) + (1 - mix) * _logarithms(father)
             start, stop = sorted(rng.integers(0, len(logs), 2))
             logs[start : stop + 1] += rng.normal(0, rng.choice(MUTATION_SIZES))
             *factors, temperature = np.exp(logs)

@@ -96,8 +96,8 @@ def _next_start_in_words(state: Path | None, out: Path | None) -> str:
     --state."""
     if state is None and out is not None:
         state = default_state_folder(out)
-    kept = state is not None and any(path.is_file() for path in state.rglob("*"))
-    if kept:
+    has_saved_work = state is not None and any(path.is_file() for path in state.rglob("*"))
+    if has_saved_work:
         return "the same command goes on from the saved search or tuning"
     return "the same command starts from the beginning"
 

@@ -89,10 +89,10 @@ def growable_table(model: Any) -> PositionTable | None:
     table = position_table(model)
     if table is None:
         return None
-    kind = getattr(model.config, "position_embedding_type", None) or "absolute"
-    if kind != "absolute":
+    position_type = getattr(model.config, "position_embedding_type", None) or "absolute"
+    if position_type != "absolute":
         raise ValueError(
-            f"position_embedding_type is {kind!r}: growing only the table would leave its "
+            f"position_embedding_type is {position_type!r}: growing only the table would leave its "
             "relative part short."
         )
     return table

@@ -45,16 +45,16 @@ def _lines_with_subcommand(args: list[str]) -> list[str]:
     """Return the command lines that may be meant by arguments without a subcommand."""
     options = {arg.partition("=")[0] for arg in args}
     if "--contract" in args:
-        kinds = ["contract"]
+        subcommands = ["contract"]
         args = [arg for arg in args if arg != "--contract"]
     elif options.intersection(_MODEL_OPTIONS):
-        kinds = ["model"]
+        subcommands = ["model"]
     elif options.intersection(_MODULE_OPTIONS):
-        kinds = ["module"]
+        subcommands = ["module"]
     else:
         names = [arg for arg in args if not arg.startswith("-")]
-        kinds = _likely_subcommands(names[0] if names else "")
-    return [shlex.join(["posenc", "inspect", kind, *args]) for kind in kinds]
+        subcommands = _likely_subcommands(names[0] if names else "")
+    return [shlex.join(["posenc", "inspect", kind, *args]) for kind in subcommands]
 
 
 def _likely_subcommands(name: str) -> list[str]:

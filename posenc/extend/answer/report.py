@@ -115,22 +115,24 @@ def task_table(outcome: Outcome) -> Table | None:
     answer.
     """
     short_texts = outcome.short_text_rises()
-    asked: list[tuple[str, int]] = []
+    tasks_and_lengths: list[tuple[str, int]] = []
     for evaluation in outcome.evaluations().values():
-        asked += [key for key in evaluation.tasks if key not in asked]
-    if not asked and not short_texts:
+        tasks_and_lengths += [key for key in evaluation.tasks if key not in tasks_and_lengths]
+    if not tasks_and_lengths and not short_texts:
         return None
-    header = _task_header(asked, bool(short_texts))
+    header = _task_header(tasks_and_lengths, bool(short_texts))
     rows = []
     for name, evaluation in outcome.evaluations().items():
         row: list[Value] = [name]
-        for task, length in asked:
+        for task, length in tasks_and_lengths:
             score = evaluation.tasks.get((task, length))
             row += _task_cells(score, learned=outcome.score_is_meaningful(task, length))
         if short_texts:
             row.append(_perplexity_rise(short_texts[name]) if name in short_texts else None)
         rows.append(row)
-    return Table(header, rows, _task_caption(bool(asked), bool(short_texts)), name="tasks")
+    return Table(
+        header, rows, _task_caption(bool(tasks_and_lengths), bool(short_texts)), name="tasks"
+    )
 
 
 def _task_header(
@@ -179,8 +181,10 @@ def _perplexity_rise(loss: Estimate) -> Number:
     mean, low, high = (
         100 * math.expm1(min(nats, 50.0)) for nats in (loss.mean, loss.low, loss.high)
     )
-    known = not math.isnan(low)
-    return Number(mean, low if known else None, high if known else None, "+z.1f", " %")
+    has_interval = not math.isnan(low)
+    return Number(
+        mean, low if has_interval else None, high if has_interval else None, "+z.1f", " %"
+    )
 
 
 def _passkey_section(outcome: Outcome) -> list[Block]:

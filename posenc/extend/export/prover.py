@@ -67,8 +67,8 @@ class Proof:
             ("rows next to padding are", self.padding_error or 0.0, exact_steps, exact),
         ]
         return [
-            f"{what} off by {error:.1e}, expected at most {bound:.0e} ({advice})"
-            for what, error, bound, advice in checks
+            f"{subject} off by {error:.1e}, expected at most {bound:.0e} ({advice})"
+            for subject, error, bound, advice in checks
             if not error <= bound  # written with "not", so that NaN fails
         ]
 
@@ -107,12 +107,19 @@ class Prover:
         """
         reference = Path(self._scratch.name) / "expected.safetensors"
         write_atomically(reference, save(expected))
-        kind = "masked" if masked else "causal"
+        objective = "masked" if masked else "causal"
         dtype = str(model.dtype).removeprefix("torch.")
         cache = cache_argument_name(model)
-        asked = [str(folder.resolve()), str(reference), kind, dtype, str(model.device), cache]
+        reader_arguments = [
+            str(folder.resolve()),
+            str(reference),
+            objective,
+            dtype,
+            str(model.device),
+            cache,
+        ]
         process = self.start()
-        output, errors = process.communicate(json.dumps(asked))
+        output, errors = process.communicate(json.dumps(reader_arguments))
         if process.returncode:
             last = errors.strip().splitlines()[-1:] or ["no message"]
             raise RunFailed(f"the exported folder does not load in stock transformers: {last[0]}")

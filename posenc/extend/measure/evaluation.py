@@ -59,15 +59,15 @@ class Evaluation:
 def _mean_over_tokens(evaluation: Evaluation, keep: Callable[[int], bool]) -> float:
     """Return the mean loss over all tokens of the buckets whose upper edge `keep` accepts; NaN if
     one of them has no tokens."""
-    kept = [
+    buckets = [
         e
         for edge, e in zip(evaluation.edges[1:], evaluation.by_position, strict=True)
         if keep(edge)
     ]
-    tokens = sum(e.tokens for e in kept)
-    if not tokens or not all(e.tokens for e in kept):
+    tokens = sum(e.tokens for e in buckets)
+    if not tokens or not all(e.tokens for e in buckets):
         return math.nan
-    return sum(e.mean * e.tokens for e in kept) / tokens
+    return sum(e.mean * e.tokens for e in buckets) / tokens
 
 
 def position_edges(trained: int, target: int) -> tuple[int, ...]:

@@ -61,12 +61,12 @@ class LossReader:
         """Return the losses of tokens of which each is read with at most `window` tokens. The
         window moves by a quarter of itself, and only the tokens new in it are taken."""
         step = max(1, window // 4)
-        parts = [self._losses_at_once(tokens[:, :window])]
+        pieces = [self._losses_at_once(tokens[:, :window])]
         for stop in range(window + step, tokens.shape[1] + step, step):
-            seen = tokens[:, min(stop, tokens.shape[1]) - window : stop]
+            context = tokens[:, min(stop, tokens.shape[1]) - window : stop]
             new = step - max(0, stop - tokens.shape[1])
-            parts.append(self._losses_at_once(seen)[:, -new:])
-        return torch.cat(parts, dim=1)
+            pieces.append(self._losses_at_once(context)[:, -new:])
+        return torch.cat(pieces, dim=1)
 
     def _losses_at_once(self, tokens: Tensor) -> Tensor:
         """Return losses as `losses` does, regardless of `max_tokens` and `window`."""
@@ -114,10 +114,10 @@ def _cross_entropies(logits: Tensor, targets: Tensor) -> Tensor:
     """Return -log p of each target in float32, (batch, length), on the CPU. It works a few rows at
     a time, so that logits in half precision are never widened all at once."""
     rows = [
-        F.cross_entropy(some.flatten(0, 1).float(), wanted.flatten(), reduction="none")
-        .view(wanted.shape)
+        F.cross_entropy(logit_piece.flatten(0, 1).float(), target_piece.flatten(), reduction="none")
+        .view(target_piece.shape)
         .cpu()
-        for some, wanted in zip(
+        for logit_piece, target_piece in zip(
             logits.split(TOKENS_WIDENED_AT_ONCE, 1),
             targets.split(TOKENS_WIDENED_AT_ONCE, 1),
             strict=True,

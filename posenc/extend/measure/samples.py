@@ -21,16 +21,16 @@ def split_for_fitting_and_measuring(
 
     A few long documents are cut into stretches of text.
     """
-    parts = list(documents)
-    if len(parts) < FEWEST_DOCUMENTS_OR_PIECES:
-        most = -(-FEWEST_DOCUMENTS_OR_PIECES // max(1, len(parts)))
-        parts = [
+    texts = list(documents)
+    if len(texts) < FEWEST_DOCUMENTS_OR_PIECES:
+        max_pieces = -(-FEWEST_DOCUMENTS_OR_PIECES // max(1, len(texts)))
+        texts = [
             piece
-            for part in parts
-            for piece in _cut_into_pieces(part, most, CHARACTERS_PER_TOKEN * length)
+            for text in texts
+            for piece in _cut_into_pieces(text, max_pieces, CHARACTERS_PER_TOKEN * length)
         ]
-    middle = len(parts) // 2
-    return _shuffled(parts[:middle]), _shuffled(parts[middle:])
+    middle = len(texts) // 2
+    return _shuffled(texts[:middle]), _shuffled(texts[middle:])
 
 
 def sample_windows(
@@ -41,9 +41,11 @@ def sample_windows(
     Raises: ValueError where there is not enough text for one.
     """
     needed = length * count
-    share = max(length, -(-needed // max(1, len(documents))))
+    tokens_per_document = max(length, -(-needed // max(1, len(documents))))
     heads = [
-        encode(_first_characters(text, CHARACTERS_PER_TOKEN * share))[:share]
+        encode(_first_characters(text, CHARACTERS_PER_TOKEN * tokens_per_document))[
+            :tokens_per_document
+        ]
         for text in documents[:count]
     ]
     if sum(map(len, heads)) < needed:
@@ -51,12 +53,13 @@ def sample_windows(
     return pack_windows(heads, length, count)
 
 
-def _first_characters(text: str, most: int) -> str:
-    """Return the first `most` characters of a text, or fewer, up to the last space among them."""
-    if len(text) <= most:
+def _first_characters(text: str, max_characters: int) -> str:
+    """Return the first `max_characters` characters of a text, or fewer, up to the last space among
+    them."""
+    if len(text) <= max_characters:
         return text
-    space = text.rfind(" ", 0, most)
-    return text[: space if space > 0 else most]
+    space = text.rfind(" ", 0, max_characters)
+    return text[: space if space > 0 else max_characters]
 
 
 def _shuffled(documents: list[str]) -> list[str]:
@@ -64,10 +67,10 @@ def _shuffled(documents: list[str]) -> list[str]:
     return [documents[i] for i in np.random.default_rng(0).permutation(len(documents))]
 
 
-def _cut_into_pieces(text: str, most: int, least: int) -> list[str]:
-    """Return a text cut after spaces into up to `most` pieces of nearly equal size, of about
-    `least` characters or more each."""
-    count = max(1, min(most, len(text) // least))
+def _cut_into_pieces(text: str, max_pieces: int, min_characters: int) -> list[str]:
+    """Return a text cut after spaces into up to `max_pieces` pieces of nearly equal size, of about
+    `min_characters` characters or more each."""
+    count = max(1, min(max_pieces, len(text) // min_characters))
     start = 0
     pieces = []
     for i in range(1, count + 1):

@@ -86,15 +86,15 @@ class TaskGrid:
         """Return the scores by (task, length), and why a task has no score at a length."""
         scores = {}
         left_out = {}
-        asked = [(name, length) for name in self.names for length in self.lengths]
-        for done, (name, length) in enumerate(asked):
+        tasks_and_lengths = [(name, length) for name in self.names for length in self.lengths]
+        for done, (name, length) in enumerate(tasks_and_lengths):
             try:
                 prompts = self.make_prompts(name, length, filler)
             except TooShort as reason:
                 left_out[name, length] = str(reason)
             else:
                 scores[name, length] = self._score_answers(reader, prompts)
-            progress(name, (done + 1) / len(asked))
+            progress(name, (done + 1) / len(tasks_and_lengths))
         return scores, left_out
 
     def make_prompts(self, name: str, length: int, filler: Tensor) -> list[Prompt]:
@@ -179,8 +179,8 @@ class TooShort(Exception):
 def _logits_of_answers(reader: LossReader, prompts: Sequence[Prompt]) -> list[Tensor]:
     """Return the logits that predict the answer of each prompt, (answer_len, vocab)."""
     tokens = torch.stack([prompt.ids for prompt in prompts])
-    most = max(prompt.answer_len for prompt in prompts)
-    logits = last_logits(reader.model, tokens, most + 1)
+    longest_answer = max(prompt.answer_len for prompt in prompts)
+    logits = last_logits(reader.model, tokens, longest_answer + 1)
     return [row[-prompt.answer_len - 1 : -1] for prompt, row in zip(prompts, logits, strict=True)]
 
 

@@ -63,25 +63,25 @@ def _by_parts_scaling(setting: RopeSetting, factor: float) -> Scaling:
 def _count_pairs_with_a_full_turn(setting: RopeSetting) -> tuple[int, int]:
     """Return how many pairs of channels finish a turn within the training length, and how many
     pairs there are."""
-    plain = rope_frequencies(setting.rotary_dim, setting.rope_theta).inv_freq
-    kept = sum(float(f) * setting.original_length >= 2 * math.pi for f in plain)
-    return kept, len(plain)
+    unscaled = rope_frequencies(setting.rotary_dim, setting.rope_theta).inv_freq
+    num_full_turn = sum(float(f) * setting.original_length >= 2 * math.pi for f in unscaled)
+    return num_full_turn, len(unscaled)
 
 
 def _proportional_scaling(setting: RopeSetting, factor: float) -> Scaling:
     """Return a scaling with which only the pairs rotate that finish a turn within the training
     length, at their old frequencies."""
-    kept, pairs = _count_pairs_with_a_full_turn(setting)
-    return Proportional(kept / pairs)
+    num_rotating, pairs = _count_pairs_with_a_full_turn(setting)
+    return Proportional(num_rotating / pairs)
 
 
 def _clipped_scaling(setting: RopeSetting, factor: float) -> Scaling:
     """Return a scaling that multiplies the frequencies of pairs that finish no turn in training by
     a half cosine, which falls from 1 to 0. For a single pair it is 1, as in the authors' code."""
-    kept, pairs = _count_pairs_with_a_full_turn(setting)
-    last = max(1, pairs - kept - 1)
-    soft = [(1 + math.cos(math.pi * k / last)) / 2 for k in range(pairs - kept)]
-    divisors = (1.0,) * kept + tuple(1 / s if s else NO_ROTATION_DIVISOR for s in soft)
+    num_kept, pairs = _count_pairs_with_a_full_turn(setting)
+    last = max(1, pairs - num_kept - 1)
+    soft = [(1 + math.cos(math.pi * k / last)) / 2 for k in range(pairs - num_kept)]
+    divisors = (1.0,) * num_kept + tuple(1 / s if s else NO_ROTATION_DIVISOR for s in soft)
     return LongRoPE(
         max(1.0, factor), setting.original_length, divisors, divisors, attention_factor=1.0
     )
@@ -90,11 +90,11 @@ def _clipped_scaling(setting: RopeSetting, factor: float) -> Scaling:
 def _switching_scaling(setting: RopeSetting, factor: float) -> Scaling:
     """Return LongRoPE with the frequencies of training up to the training length, and NTK's beyond
     it."""
-    plain = rope_frequencies(setting.rotary_dim, setting.rope_theta).inv_freq
+    unscaled = rope_frequencies(setting.rotary_dim, setting.rope_theta).inv_freq
     ntk = rope_frequencies(setting.rotary_dim, setting.rope_theta, NTK(factor)).inv_freq
-    long = tuple(float(p / f) for p, f in zip(plain, ntk, strict=True))
+    long = tuple(float(p / f) for p, f in zip(unscaled, ntk, strict=True))
     return LongRoPE(
-        factor, setting.original_length, (1.0,) * len(plain), long, attention_factor=1.0
+        factor, setting.original_length, (1.0,) * len(unscaled), long, attention_factor=1.0
     )
 
 

@@ -338,8 +338,8 @@ def _resolve_stack_encodings(
     `decoder` is missing or there is no decoder for it.
     """
     if (decoder is not None) != (len(stacks) == 2):
-        wanted = "two stacks: give decoder= too" if len(stacks) == 2 else "one stack: no decoder="
-        raise ValueError(f"attach: {type(model).__name__} has {wanted}.")
+        expected = "two stacks: give decoder= too" if len(stacks) == 2 else "one stack: no decoder="
+        raise ValueError(f"attach: {type(model).__name__} has {expected}.")
     encodings = []
     # Not strict: a single stack leaves `decoder` over, which is None here.
     for stack, chosen in zip(stacks, (encoding, decoder), strict=False):
@@ -461,8 +461,8 @@ def _record_hooked_modules(attachment: Attachment, stack: Stack, model: Any) -> 
     names = {child: name for name, child in module.named_modules()}
     hooked: list[nn.Module] = []
     for call in stack.attentions:
-        parts = names[call.module].split(".")
-        paths = [".".join(parts[:depth]) for depth in range(1, len(parts) + 1)]
+        name_parts = names[call.module].split(".")
+        paths = [".".join(name_parts[:depth]) for depth in range(1, len(name_parts) + 1)]
         hooked += [module.get_submodule(path) for path in paths]
     if attachment.model_positions == "replace":
         hooked += builtin_positions.rotation_modules(module) + builtin_positions.position_tables(

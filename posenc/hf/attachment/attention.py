@@ -98,14 +98,14 @@ def build_mask(**request: Any) -> LazyMask | Tensor | None:
     q_length, q_offset = query_count_and_offset(request)
     q_offset = _copy_of_offset(q_offset)
     padding = requested_padding_mask(request)
-    plain = None
+    standard_mask = None
     if padding is not None and not bool(padding.all()):
         allowed = theirs.and_masks(allowed, theirs.padding_mask_function(padding))
     elif allowed is getattr(theirs, "bidirectional_mask_function", None):
-        plain = "full"
+        standard_mask = "full"
     elif allowed is theirs.causal_mask_function and q_length == request["kv_length"]:
-        plain = "causal" if request.get("allow_is_causal_skip", True) else None
-    return LazyMask(allowed, q_offset, kv_offset, forward, plain)
+        standard_mask = "causal" if request.get("allow_is_causal_skip", True) else None
+    return LazyMask(allowed, q_offset, kv_offset, forward, standard_mask)
 
 
 def _copy_of_offset(offset: int | Tensor) -> int | Tensor:
@@ -243,11 +243,11 @@ def _running_attention(module: nn.Module, key: Tensor) -> RunningAttention | Non
             f"posenc: the forward of {type(module).__name__} was called directly, which bypasses "
             "the encoding attached to it. Call the module, not its forward."
         )
-    known = num_tokens(running.kv_positions, running.encoding.claims.num_axes)
-    if known != key.shape[2]:
+    num_positions = num_tokens(running.kv_positions, running.encoding.claims.num_axes)
+    if num_positions != key.shape[2]:
         raise ValueError(
             f"posenc: {type(module).__name__} attends to {key.shape[2]} keys, and "
-            f"{known} positions are known: its keys come from a cache that "
+            f"{num_positions} positions are known: its keys come from a cache that "
             "transformers' Cache.update did not fill."
         )
     running.computed_by_posenc = True
@@ -295,7 +295,7 @@ def _mask_from_tensor(tensor: Tensor, sizes: tuple[int, int, int, int], module: 
     sizes: (batch, heads, q_len, kv_len) of this attention.
     """
     fits = tensor.ndim == 4 and all(
-        size in (1, wanted) for size, wanted in zip(tensor.shape, sizes, strict=True)
+        size in (1, expected_size) for size, expected_size in zip(tensor.shape, sizes, strict=True)
     )
     if not fits:
         raise ValueError(

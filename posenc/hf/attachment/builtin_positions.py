@@ -112,15 +112,15 @@ def attributes_that_omit_bias(model: Any) -> list[tuple[nn.Module, dict[str, Any
     """Return attention modules with the attributes to set on each so that it omits its own bias:
     those of `T5_MODEL_TYPES`, and BLOOM's, whose scores then go through transformers' interface.
     Empty for other families."""
-    kind = model.config.model_type
-    if kind == "bloom":
+    model_type = model.config.model_type
+    if model_type == "bloom":
         blooms = [m for m in model.modules() if type(m).__name__ == "BloomAttention"]
         return [(m, {"forward": partial(bloom_attention, m)}) for m in blooms]
     changes: list[tuple[nn.Module, dict[str, Any]]] = []
-    if kind not in T5_MODEL_TYPES:
+    if model_type not in T5_MODEL_TYPES:
         return changes
     # T5's first layer passes its bias on to the next; an empty one keeps those from computing it.
-    nothing = {"has_relative_attention_bias": True, "compute_bias": empty_bias}
+    no_bias = {"has_relative_attention_bias": True, "compute_bias": empty_bias}
     for stack in model.modules():
         blocks: Any = getattr(stack, "block", None)
         if blocks is None:
@@ -129,9 +129,9 @@ def attributes_that_omit_bias(model: Any) -> list[tuple[nn.Module, dict[str, Any
         for block in blocks:
             attention = block.layer[0].SelfAttention
             owner = attention if hasattr(attention, "relative_attention_bias") else first
-            changes.append((attention, {**nothing, "posenc_table": T5Table(owner)}))
+            changes.append((attention, {**no_bias, "posenc_table": T5Table(owner)}))
             if len(block.layer) > 2:
-                changes.append((block.layer[1].EncDecAttention, dict(nothing)))
+                changes.append((block.layer[1].EncDecAttention, dict(no_bias)))
     return changes
 
 
@@ -182,9 +182,9 @@ def refuse_remaining_order(model: Any, stacks: list[Stack], example: dict[str, A
             )
         ids = example[name]
         order = torch.arange(ids.shape[1], device=ids.device).roll(2)
-        plain = _hidden_states(model, stack.module, example)
-        moved = _hidden_states(model, stack.module, {**example, name: ids[:, order]})
-        error = float((moved - plain[:, order]).abs().max() / plain.abs().max())
+        original = _hidden_states(model, stack.module, example)
+        permuted = _hidden_states(model, stack.module, {**example, name: ids[:, order]})
+        error = float((permuted - original[:, order]).abs().max() / original.abs().max())
         if not error <= rounding_tolerance(model):
             raise ValueError(
                 f"attach: {type(stack.module).__name__} still depends on the order of its tokens "
@@ -219,11 +219,11 @@ def mixes_packed_texts(model: Any, stack: Stack, example: dict[str, Any]) -> boo
     other = ids.clone()
     other[:, :first] = ids[:, :first].flip(-1)
     try:
-        plain = _hidden_states(model, stack.module, packed, blind=False)
+        original = _hidden_states(model, stack.module, packed, blind=False)
         changed = _hidden_states(model, stack.module, {**packed, name: other}, blind=False)
     except Exception:  # the family's code stops at a packed row, and will in the user's call
         return False
-    error = float((changed - plain)[:, first:].abs().max() / plain.abs().max())
+    error = float((changed - original)[:, first:].abs().max() / original.abs().max())
     return not error <= min(rounding_tolerance(model), _SMALLEST_EFFECT_OF_ORDER)
 
 

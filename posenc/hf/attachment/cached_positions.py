@@ -191,8 +191,8 @@ def _joined_keys(cache: Any, index: int) -> Tensor | None:
     layer = _initialized_layer(cache, index)
     if layer is None:
         return None
-    seen = int(layer.get_seq_length())
-    return layer.keys[:, :, :seen] if seen else None
+    num_stored = int(layer.get_seq_length())
+    return layer.keys[:, :, :num_stored] if num_stored else None
 
 
 def install_update(cache: Any) -> None:
@@ -311,8 +311,8 @@ def _to_byte_channels(values: Tensor, dtype: torch.dtype) -> Tensor:
     """
     numbers = values.detach().contiguous().unsqueeze(-1).view(torch.uint8).to(dtype)
     if values.requires_grad:
-        nothing = (values - values.detach()).nan_to_num()  # infinity - infinity is NaN
-        first = numbers[..., :1] + nothing.to(dtype).unsqueeze(-1)
+        zero_with_gradient = (values - values.detach()).nan_to_num()  # infinity - infinity is NaN
+        first = numbers[..., :1] + zero_with_gradient.to(dtype).unsqueeze(-1)
         numbers = torch.cat([first, numbers[..., 1:]], dim=-1)
     return numbers.flatten(-2)
 

@@ -81,12 +81,12 @@ class HookedModule:
 def locate_modules(model: nn.Module, modules: list[nn.Module]) -> list[HookedModule]:
     """Return for each of these modules where it is in the model: its parent and its name there. A
     module that several parents have is returned once for each."""
-    wanted = {id(module) for module in modules}
+    module_ids = {id(module) for module in modules}
     return [
         HookedModule(parent, name, child)
         for parent in model.modules()
         for name, child in parent.named_children()
-        if id(child) in wanted
+        if id(child) in module_ids
     ]
 
 
@@ -210,16 +210,16 @@ def enter_attention(module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> N
         getattr(module, "config", None), "_attn_implementation", IMPLEMENTATION
     )
     if implementation != IMPLEMENTATION:
-        why = f"its implementation is {implementation!r}, no longer {IMPLEMENTATION!r}"
-        raise _bypass_error(module, why)
+        reason = f"its implementation is {implementation!r}, no longer {IMPLEMENTATION!r}"
+        raise _bypass_error(module, reason)
     x = kwargs.get("hidden_states", args[0] if args else None)
     if not isinstance(x, Tensor):
         raise ValueError(
             f"posenc: {type(module).__name__} got no hidden_states, the tensor that it attends to: "
             "this model passes them in a way that attach does not know."
         )
-    everything = (*args, *kwargs.values())
-    forward = _find_forward(module, layer, everything)
+    all_arguments = (*args, *kwargs.values())
+    forward = _find_forward(module, layer, all_arguments)
     positions = forward.positions
     if positions is None:
         positions = consecutive_positions(0, x.shape[1], x.device)
@@ -239,7 +239,7 @@ def enter_attention(module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> N
         layer=layer,
     )
     past = None
-    cache = find_cache(everything)
+    cache = find_cache(all_arguments)
     refuse_chunked_attention_in_packed_rows(module, forward, x.shape[1], cache is not None)
     if cache is not None:
         cache = self_attention_cache(cache)
@@ -287,10 +287,11 @@ def leave_attention(module: nn.Module, args: tuple, kwargs: dict[str, Any], out:
         raise _bypass_error(module, "it did not call the attention interface of transformers")
 
 
-def _bypass_error(module: nn.Module, why: str) -> ValueError:
-    """Return the error for an attention that runs without its encoding; `why` says how we know."""
+def _bypass_error(module: nn.Module, reason: str) -> ValueError:
+    """Return the error for an attention that runs without its encoding; `reason` says how we
+    know."""
     return ValueError(
-        f"posenc: {type(module).__name__} runs without the encoding attached to it: {why}. Call "
+        f"posenc: {type(module).__name__} runs without the encoding attached to it: {reason}. Call "
         f"model.set_attn_implementation({IMPLEMENTATION!r}), or posenc.hf.detach(model) first."
     )
 

@@ -88,8 +88,8 @@ def refuse_another_text(
             cached_numbers = valid[:, :past].cumsum(dim=-1) - 1
         rows = max(len(cached_numbers), numbers.shape[0] if numbers.ndim == 2 else 1)
         both = [cached_numbers.to(ids.device).expand(rows, -1), numbers.expand(rows, new)]
-        kept = cached_numbers.shape[1] + new
-        begins = text_beginnings(torch.cat(both, dim=1), valid[:, -kept:])
+        num_compared = cached_numbers.shape[1] + new
+        begins = text_beginnings(torch.cat(both, dim=1), valid[:, -num_compared:])
     if not bool(begins.any()):
         return
     raise ValueError(

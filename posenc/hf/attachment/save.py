@@ -43,10 +43,10 @@ def encoding_from_json(record: Any) -> PositionEncoding:
 
     Raises: ValueError for an invalid record, or a class that is not posenc's.
     """
-    found = _from_json(record)
-    if not isinstance(found, PositionEncoding):
+    encoding = _from_json(record)
+    if not isinstance(encoding, PositionEncoding):
         raise ValueError(f"an encoding was expected, got {record!r}.")
-    return found
+    return encoding
 
 
 def _to_json(value: Any) -> Any:
@@ -76,19 +76,19 @@ def _from_json(value: Any) -> Any:
         return tuple(_from_json(item) for item in value)
     if not isinstance(value, dict):
         return value
-    kind = _posenc_class(value.get("class"))
+    constructor = _posenc_class(value.get("class"))
     written_arguments = value.get("arguments")
     if not isinstance(written_arguments, dict):
         raise ValueError(f"arguments must be an object, got {written_arguments!r}.")
     arguments = {name: _from_json(item) for name, item in written_arguments.items()}
     positional: tuple = ()
-    for name, parameter in inspect.signature(kind).parameters.items():
+    for name, parameter in inspect.signature(constructor).parameters.items():
         if parameter.kind is parameter.VAR_POSITIONAL:
             positional = arguments.pop(name, ())
         elif parameter.kind is parameter.VAR_KEYWORD:
             arguments |= arguments.pop(name, {})
     try:
-        return kind(*positional, **arguments)
+        return constructor(*positional, **arguments)
     except TypeError as error:
         raise ValueError(f"{value['class']}: {error}") from error
 
@@ -96,15 +96,17 @@ def _from_json(value: Any) -> Any:
 def _posenc_class(path: Any) -> Any:
     """Return the class at `path`, which must be an encoding or scaling of posenc."""
     module, _, name = path.partition(":") if isinstance(path, str) else ("", "", "")
-    kind = None
+    loaded_class = None
     if module.startswith(_POSENC_PREFIX) and name.isidentifier():
         try:
-            kind = getattr(importlib.import_module(module), name, None)
+            loaded_class = getattr(importlib.import_module(module), name, None)
         except ImportError:
-            kind = None
-    if not isinstance(kind, type) or not issubclass(kind, PositionEncoding | Scaling):
+            loaded_class = None
+    if not isinstance(loaded_class, type) or not issubclass(
+        loaded_class, PositionEncoding | Scaling
+    ):
         raise ValueError(f"{path!r} is no encoding of posenc: other code is not run from a file.")
-    return kind
+    return loaded_class
 
 
 PARAMETERS_FILE = "posenc.safetensors"
@@ -142,17 +144,17 @@ def _save_with_encoding(
             "encoding. Call model.push_to_hub, or upload the folder."
         )
     weights = self.state_dict() if state_dict is None else state_dict
-    seen: set[int] = set()
-    kept = {}
+    written_pointers: set[int] = set()
+    saved_weights = {}
     for name, tensor in weights.items():  # parameters that layers share are written once
         if f"{ENCODING_MODULE}." in name:
-            if tensor.data_ptr() in seen:
+            if tensor.data_ptr() in written_pointers:
                 continue
-            seen.add(tensor.data_ptr())
-        kept[name] = tensor
-    kept[MARK] = torch.ones(1)
+            written_pointers.add(tensor.data_ptr())
+        saved_weights[name] = tensor
+    saved_weights[MARK] = torch.ones(1)
     type(self).save_pretrained(
-        self, save_directory, is_main_process=is_main_process, state_dict=kept, **options
+        self, save_directory, is_main_process=is_main_process, state_dict=saved_weights, **options
     )
     if is_main_process:
         write_encoding(self, Path(save_directory))
@@ -192,12 +194,12 @@ def write_encoding(model: Any, folder: Path) -> None:
 
 def encoding_classes(encoding: nn.Module) -> list[str]:
     """Return "module:Class" of an encoding and of all encodings inside it, each once."""
-    kinds = {
+    class_paths = {
         path_of_class(type(m))
         for m in encoding.modules()
         if isinstance(m, PositionEncoding) and not isinstance(m, PerLayer)
     }
-    return sorted(kinds)
+    return sorted(class_paths)
 
 
 def shared_parameter_names(encoding: nn.Module) -> list[list[str]]:

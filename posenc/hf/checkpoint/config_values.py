@@ -71,8 +71,8 @@ def _check_value(key: str, value: Any, path: Path) -> None:
     """Raise ValueError for the value of a key, not null, that no model can have."""
     if key in COUNT_KEYS and not is_count(value):
         raise _count_error(key, value, path)
-    kind, expected = TYPES_BY_KEY.get(key, (object, ""))
-    if not isinstance(value, kind):
+    expected_type, expected = TYPES_BY_KEY.get(key, (object, ""))
+    if not isinstance(value, expected_type):
         raise ValueError(f"{path}: {key} must be {expected}, got {value!r:.60}.")
     if key in POSITIVE_KEYS and not is_positive(value):
         raise ValueError(f"{path}: {key} must be a positive number, got {value!r}.")

@@ -43,12 +43,14 @@ def refuse_unsafe_folder(folder: Path, raw_config: dict[str, Any], known_types: 
 
     known_types: names of the model types that transformers has code for.
     """
-    kind = raw_config.get("model_type")
-    if not isinstance(kind, str):
-        raise ValueError(f"{folder / 'config.json'}: model_type must be a name, got {kind!r}.")
-    if raw_config.get("auto_map") and kind not in known_types:
+    model_type = raw_config.get("model_type")
+    if not isinstance(model_type, str):
         raise ValueError(
-            f"{folder}: model type {kind!r} needs code from the folder, which is never run."
+            f"{folder / 'config.json'}: model_type must be a name, got {model_type!r}."
+        )
+    if raw_config.get("auto_map") and model_type not in known_types:
+        raise ValueError(
+            f"{folder}: model type {model_type!r} needs code from the folder, which is never run."
         )
     for key, value in nested_items(raw_config):
         _refuse_outside_files(folder / "config.json", key, value)
@@ -112,10 +114,10 @@ def tokenizer_files(folder: Path) -> list[Path]:
     ]
     for name in ("tokenizer_config.json", "config.json"):
         path = folder / name
-        asked = (
+        auto_map = (
             read_json(path_inside(folder, name, "it")).get("auto_map") if path.exists() else None
         )
-        if asked and (name != "config.json" or "AutoTokenizer" in asked):
+        if auto_map and (name != "config.json" or "AutoTokenizer" in auto_map):
             raise ValueError(
                 f"{path}: auto_map asks for code from the folder for its tokenizer, which is never "
                 "run. Delete auto_map to use tokenizer.json as it is, or give --bytes or --ids and "

@@ -195,8 +195,8 @@ def _refuse_mismatched_weights(
 def _most_common_dtype(tensors: dict[str, dict[str, int]]) -> str:
     """Return torch's name of the dtype that most of the stored numbers have; float32 if it is none
     of TORCH_DTYPES. tensors: the number of elements of each tensor by dtype and name."""
-    most = max(tensors, key=lambda kind: sum(tensors[kind].values()), default="F32")
-    return TORCH_DTYPES.get(most, "float32")
+    most_common = max(tensors, key=lambda kind: sum(tensors[kind].values()), default="F32")
+    return TORCH_DTYPES.get(most_common, "float32")
 
 
 def read_checked_folder(folder: Path) -> tuple[dict[str, Any], dict[str, dict[str, int]]]:
@@ -206,13 +206,13 @@ def read_checked_folder(folder: Path) -> tuple[dict[str, Any], dict[str, dict[st
     raw = files.read_config(folder)
     path = folder / "config.json"
     inner = raw.get("text_config")
-    parts = [raw, inner] if isinstance(inner, dict) else [raw]
-    for part in parts:
-        check_config_values(part, path)
-        check_rotary_keys(part, path)
+    configs = [raw, inner] if isinstance(inner, dict) else [raw]
+    for config in configs:
+        check_config_values(config, path)
+        check_rotary_keys(config, path)
     tensors = _count_elements(files.weight_files(folder))
-    for part in parts:
-        check_layer_count(part, sum(map(len, tensors.values())), path)
+    for config in configs:
+        check_layer_count(config, sum(map(len, tensors.values())), path)
     files.refuse_unsafe_folder(folder, raw, import_quiet_transformers().CONFIG_MAPPING)
     return raw, tensors
 
@@ -230,11 +230,11 @@ def resolve_device(device: str) -> str:
     """
     if device not in DEVICES:
         raise ValueError(f"device must be one of {', '.join(DEVICES)}, got {device!r}.")
-    seen = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
-    if device in seen:
+    available = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
+    if device in available:
         check_device(device, "Use --device cpu or auto.")
     if device == "auto":
-        device = next((name for name, there in seen.items() if there), "cpu")
+        device = next((name for name, there in available.items() if there), "cpu")
         if device == "cuda" and has_accelerate():
             return "auto"
     return device

@@ -106,8 +106,8 @@ def load_tokenizer(folder: Path) -> Any:
             folder, trust_remote_code=False, local_files_only=True
         )
     except Exception as error:  # its many classes may raise anything for a damaged file
-        why = f"its tokenizer cannot be read ({one_line(error)})."
-        raise ValueError(f"{folder}: {why}") from error
+        reason = f"its tokenizer cannot be read ({one_line(error)})."
+        raise ValueError(f"{folder}: {reason}") from error
 
 
 def parse_token_ids(text: str, vocab_size: int) -> list[int]:
@@ -129,12 +129,12 @@ def encode_until(
     """Return the token ids of the first documents, as many documents as have at least `tokens`
     tokens together; all if they have fewer."""
     encoded: list[list[int]] = []
-    left = tokens
+    num_missing = tokens
     for document in documents:
-        if left <= 0:
+        if num_missing <= 0:
             break
         encoded.append(encode(document))
-        left -= len(encoded[-1])
+        num_missing -= len(encoded[-1])
     return encoded
 
 

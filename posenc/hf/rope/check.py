@@ -80,20 +80,21 @@ def _check_parameters(parameters: dict[str, Any], raw: dict[str, Any], path: Pat
             f"{path}: unknown rotary keys {', '.join(unknown)}; known are "
             f"{', '.join(sorted(allowed))}."
         )
-    kind = parameters.get("rope_type", parameters.get("type", "default"))
-    if not isinstance(kind, str) or kind not in REQUIRED_KEYS:
+    rope_type = parameters.get("rope_type", parameters.get("type", "default"))
+    if not isinstance(rope_type, str) or rope_type not in REQUIRED_KEYS:
         raise ValueError(
-            f"{path}: unknown rope_type {kind!r}; known are {', '.join(sorted(REQUIRED_KEYS))}."
+            f"{path}: unknown rope_type {rope_type!r}; known are "
+            f"{', '.join(sorted(REQUIRED_KEYS))}."
         )
-    _check_values(parameters, kind, path)
+    _check_values(parameters, rope_type, path)
     names_original_length = bool(
         parameters.get("original_max_position_embeddings")
         or raw.get("original_max_position_embeddings")
     )
-    if kind in TYPES_WITH_ORIGINAL_LENGTH and not names_original_length:
+    if rope_type in TYPES_WITH_ORIGINAL_LENGTH and not names_original_length:
         raise ValueError(
-            f"{path}: {kind} without original_max_position_embeddings; transformers would take the "
-            "extended length for the trained one. Add the length the model was trained at."
+            f"{path}: {rope_type} without original_max_position_embeddings; transformers would "
+            "take the extended length for the trained one. Add the length the model was trained at."
         )
 
 
@@ -116,11 +117,11 @@ def _check_theta_given(parameters: dict[str, Any], raw: dict[str, Any], path: Pa
         )
 
 
-def _check_values(parameters: dict[str, Any], kind: str, path: Path) -> None:
+def _check_values(parameters: dict[str, Any], rope_type: str, path: Path) -> None:
     """Raise ValueError for a key that the rope_type lacks, or a value that no model can have."""
-    for key in REQUIRED_KEYS[kind]:
+    for key in REQUIRED_KEYS[rope_type]:
         if parameters.get(key) is None:
-            raise ValueError(f"{path}: {kind} without {key}.")
+            raise ValueError(f"{path}: {rope_type} without {key}.")
     _check_positive_numbers(parameters, path)
     length = parameters.get("original_max_position_embeddings")
     if length is not None and not is_count(length):

@@ -101,18 +101,20 @@ def _read_layer_setting(
     layer_type: str | None, parameters: dict[str, Any], config: Any
 ) -> RopeSetting:
     """Return the setting of one layer type (None: all layers) from its rotary keys."""
-    kind = parameters["rope_type"]
+    rope_type = parameters["rope_type"]
     rotary_dim = _rotary_dim(parameters, head_size(config, layer_type))
     maximum = _max_positions(config)
     original = _original_length(parameters, config)
     length = int(original or maximum)
     setting = RopeSetting(layer_type, float(parameters["rope_theta"]), rotary_dim, None, length)
-    if kind == "linear" and original is None:  # the model was trained with it: no length is given
+    if (
+        rope_type == "linear" and original is None
+    ):  # the model was trained with it: no length is given
         return replace(setting, compression=float(parameters["factor"]))
-    if kind == "yarn":
+    if rope_type == "yarn":
         return _yarn_setting(setting, parameters, config, maximum)
     alpha = parameters.get("alpha")
-    if kind == "dynamic" and config.model_type in HUNYUAN and alpha:
+    if rope_type == "dynamic" and config.model_type in HUNYUAN and alpha:
         # The slowest pair slows by alpha.
         return replace(setting, rope_theta=ntk_theta(setting.rope_theta, float(alpha), rotary_dim))
     attention_factor = parameters.get("attention_factor")
@@ -122,15 +124,15 @@ def _read_layer_setting(
 
 def _rotary_dim(parameters: dict[str, Any], head_dim: int) -> int:
     """Return how many channels of a head rotate. Raises: ValueError for an odd number."""
-    share = parameters.get("partial_rotary_factor") or 1.0
+    rotated_fraction = parameters.get("partial_rotary_factor") or 1.0
     if parameters["rope_type"] == "proportional":  # its other pairs have the frequency 0
         rotary_dim = head_dim
     else:
-        rotary_dim = int(head_dim * share)
+        rotary_dim = int(head_dim * rotated_fraction)
     if rotary_dim % 2:
         raise ValueError(
-            f"partial_rotary_factor {share} of a head of {head_dim} is {rotary_dim} channels, an "
-            "odd number, which runtimes round differently."
+            f"partial_rotary_factor {rotated_fraction} of a head of {head_dim} is {rotary_dim} "
+            "channels, an odd number, which runtimes round differently."
         )
     return rotary_dim
 

@@ -34,8 +34,8 @@ def write_settings(config: Any, settings: tuple[RopeSetting, ...], max_positions
         written[setting.layer_type] = {**parameters, **sections}
     if None in written and "partial_rotary_factor" in all_before:
         # Phi-3 needs the key even if all channels are rotated.
-        share = settings[0].rotary_dim / head_size(config)
-        written[None].setdefault("partial_rotary_factor", share)
+        rotated_fraction = settings[0].rotary_dim / head_size(config)
+        written[None].setdefault("partial_rotary_factor", rotated_fraction)
     if None in written:
         config.rope_parameters = written[None]
     else:  # keep the entries of layers that do not rotate, None
@@ -160,11 +160,11 @@ def _frequencies_as_longrope(setting: RopeSetting) -> dict[str, Any]:
     """Return longrope's keys for the setting's frequencies at the training length: longrope divides
     those without scaling by a factor for each pair."""
     frequencies = setting.frequencies()
-    plain = rope_frequencies(setting.rotary_dim, setting.rope_theta).inv_freq
+    unscaled = rope_frequencies(setting.rotary_dim, setting.rope_theta).inv_freq
     # longrope divides, so a pair that does not rotate gets a wavelength beyond any text.
     factors = [
         float(p / f) if f else NO_ROTATION_DIVISOR
-        for p, f in zip(plain, frequencies.inv_freq, strict=True)
+        for p, f in zip(unscaled, frequencies.inv_freq, strict=True)
     ]
     return {
         "rope_type": "longrope",

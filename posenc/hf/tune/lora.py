@@ -64,8 +64,8 @@ def add_lora(
     Raises: ValueError where no projection is found.
     """
     for name, parameter in model.named_parameters():
-        kept = "embed" in name or "norm" in name.lower()
-        parameter.requires_grad_(kept and not only_adapters)
+        stays_trainable = "embed" in name or "norm" in name.lower()
+        parameter.requires_grad_(stays_trainable and not only_adapters)
     layers = list(projections(model))
     if not layers:
         raise ValueError("LoRA: found no projections of attention; tune the full model instead.")

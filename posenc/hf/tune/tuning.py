@@ -163,15 +163,19 @@ def next_token_loss(model: Any, tokens: Tensor, trained: int, teacher: Any) -> T
     teacher, up to the training length `trained` against the teacher's predictions."""
     tokens = tokens.to(model.device)
     logits = model(tokens, use_cache=False).logits[:, :-1].float()
-    known = 0 if teacher is None else min(trained, logits.shape[1])
+    taught_len = 0 if teacher is None else min(trained, logits.shape[1])
     far = F.cross_entropy(
-        logits[:, known:].flatten(0, 1), tokens[:, known + 1 :].flatten(), reduction="sum"
+        logits[:, taught_len:].flatten(0, 1), tokens[:, taught_len + 1 :].flatten(), reduction="sum"
     )
     if teacher is None:
         return far / tokens[:, 1:].numel()
     with torch.no_grad():
-        wanted = teacher(tokens[:, :known], use_cache=False).logits.float().softmax(-1)
-    near = F.cross_entropy(logits[:, :known].flatten(0, 1), wanted.flatten(0, 1), reduction="sum")
+        teacher_probabilities = (
+            teacher(tokens[:, :taught_len], use_cache=False).logits.float().softmax(-1)
+        )
+    near = F.cross_entropy(
+        logits[:, :taught_len].flatten(0, 1), teacher_probabilities.flatten(0, 1), reduction="sum"
+    )
     return (near + far) / tokens[:, 1:].numel()
 
 
@@ -215,8 +219,8 @@ def save_tuning(
     make_subfolder(folder)
     write_atomically(path, content)
     # The JSON is replaced last, so that it never names tensors that are not there.
-    kept = {"losses": losses, "tensors": path.name, "tensors_sha256": sha256(content)}
-    write_sealed(folder / STATE_FILE, identity, kept)
+    record = {"losses": losses, "tensors": path.name, "tensors_sha256": sha256(content)}
+    write_sealed(folder / STATE_FILE, identity, record)
     for old in folder.glob(TENSORS_FILE.format(step="*")):
         if old != path:
             old.unlink()
@@ -230,13 +234,13 @@ def restore_tuning(
 
     Raises: ValueError if the folder has the state of another tuning.
     """
-    kept = read_sealed(folder / STATE_FILE, identity)
-    if kept is None:
+    record = read_sealed(folder / STATE_FILE, identity)
+    if record is None:
         return []
     try:
-        content = bytes_of(path_in_folder(folder, kept["tensors"]), None)
-        if sha256(content) != kept["tensors_sha256"]:
-            raise ValueError(f"{kept['tensors']} is not what was written")
+        content = bytes_of(path_in_folder(folder, record["tensors"]), None)
+        if sha256(content) != record["tensors_sha256"]:
+            raise ValueError(f"{record['tensors']} is not what was written")
         tensors = load(content)
     except (OSError, ValueError, SafetensorError) as error:
         discard_damaged_state(folder / STATE_FILE, error)
@@ -250,4 +254,4 @@ def restore_tuning(
                 key: moment if key == "step" else moment.to(p.device)
                 for key, moment in moments.items()
             }
-    return kept["losses"]
+    return record["losses"]

@@ -127,8 +127,8 @@ def swap_plots(swap: Swap, labels: Sequence[str]) -> Iterator[Plot]:
         name="changed-words",
         wide=len(labels) > 20,  # chosen by eye
     )
-    which = "the last token's state" if swap.causal else "any token's state, the largest"
-    caption = f"By layer: how far {which} moves."
+    whose_state = "the last token's state" if swap.causal else "any token's state, the largest"
+    caption = f"By layer: how far {whose_state} moves."
     yield Plot(
         changed_layers_chart(
             {n: swap.by_layer(change) for n, change in changes.items()}, LARGEST_ROUNDING_DIFFERENCE

@@ -133,10 +133,10 @@ def heads_by_target(weights: Tensor) -> tuple[int, int, int]:
     ]
     counts = [0, 0, 0]
     for head in range(len(weights)):
-        shares = [w[head].mean().item() if w.shape[-1] else 0.0 for w in of_targets]
-        largest = max(shares)
+        target_fractions = [w[head].mean().item() if w.shape[-1] else 0.0 for w in of_targets]
+        largest = max(target_fractions)
         if largest > MAIN_SHARE:
-            counts[shares.index(largest)] += 1
+            counts[target_fractions.index(largest)] += 1
     first, itself, previous = counts
     return first, itself, previous
 

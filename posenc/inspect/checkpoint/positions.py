@@ -128,8 +128,8 @@ class Disentangled:
 
     def with_means(self, scores: Tensor) -> "Disentangled":
         """Return a copy with the mean scores of a sentence, from scores (heads, length, length)."""
-        reach = scores.shape[-1] - 1
-        distances = list(range(-reach, reach + 1))
+        max_distance = scores.shape[-1] - 1
+        distances = list(range(-max_distance, max_distance + 1))
         means = torch.stack([scores.diagonal(-d, -2, -1).mean(-1) for d in distances], dim=-1)
         return replace(self, distances=distances, values=means.tolist())
 
@@ -287,7 +287,7 @@ def _rotation_of_setting(setting: RopeSetting, model: Any) -> Rotation:
     """Return the rotation that a setting of the config describes, at the longest length allowed."""
     config = text_config_of(model.config)
     longest = config.max_position_embeddings
-    plain = replace(setting, scaling=None)
+    unscaled = replace(setting, scaling=None)
     return Rotation(
         layers=_rotating_layers(setting, config),
         rope_theta=setting.rope_theta,
@@ -297,7 +297,7 @@ def _rotation_of_setting(setting: RopeSetting, model: Any) -> Rotation:
         trained=setting.original_length,
         longest=longest,
         wavelengths=_wavelengths(setting.frequencies(longest).inv_freq),
-        unscaled=_wavelengths(plain.frequencies().inv_freq),
+        unscaled=_wavelengths(unscaled.frequencies().inv_freq),
     )
 
 

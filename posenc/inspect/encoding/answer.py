@@ -39,9 +39,9 @@ def near_and_far_in_words(judged: NearAndFar | None) -> str:
         return "sees a single token"
     ends = "" if judged.ends is None else f", and sees nothing beyond {judged.ends:,} tokens"
     fall = judged.near.equal - judged.far.equal
-    most, least = (judged.near, judged.far) if fall > 0 else (judged.far, judged.near)
+    heavier, lighter = (judged.near, judged.far) if fall > 0 else (judged.far, judged.near)
     ratio = _weight_ratio_in_words(abs(fall))
-    more = f"{ratio} as much weight at distance {most.distance:,} as at {least.distance:,}"
+    more = f"{ratio} as much weight at distance {heavier.distance:,} as at {lighter.distance:,}"
     tokens = f"{judged.favours} tokens"
     match judged.favours:
         case "nothing" if judged.by_content:

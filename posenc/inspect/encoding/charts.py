@@ -271,8 +271,8 @@ def precision_chart(
     apart: for each way, the fraction of distinct neighbours at each of `starts`. reach: for each
     way, the last position with exact angles, which a mark shows.
     """
-    shares = np.array([*apart.values()])
-    data = matrix_table("position", "row", "distinct neighbours", starts, [*apart], shares)
+    fractions = np.array([*apart.values()])
+    data = matrix_table("position", "row", "distinct neighbours", starts, [*apart], fractions)
     return Chart(data, partial(_draw_precision, reach=reach))
 
 

@@ -187,8 +187,8 @@ def _short_resolution(sheet: SpecSheet) -> int | None:
     chosen, not derived.
     """
     resolution = (sheet.resolution or {}).get("float32")
-    reach = min(sheet.shape.train_length, sheet.max_positions or sheet.shape.train_length)
-    if resolution is None or 2 * resolution.every >= reach:
+    num_positions = min(sheet.shape.train_length, sheet.max_positions or sheet.shape.train_length)
+    if resolution is None or 2 * resolution.every >= num_positions:
         return None
     return resolution.every
 
@@ -240,6 +240,6 @@ def _unscaled_wavelengths(waves: list[float], shape: ModelShape) -> list[float]:
 
 def plain_wavelengths(shape: ModelShape) -> list[float]:
     """Return the tokens per turn of each pair of plain RoPE."""
-    plain = exact_frequencies_of(create("rope", shape))
-    assert plain is not None  # RoPE rotates
-    return [2 * math.pi / float(f) for f in plain.inv_freq]
+    frequencies = exact_frequencies_of(create("rope", shape))
+    assert frequencies is not None  # RoPE rotates
+    return [2 * math.pi / float(f) for f in frequencies.inv_freq]

@@ -81,13 +81,13 @@ def _places_of_term(term: Term, q: Tensor, k: Tensor) -> set[int]:
     """Return SCORES if the term changes the scores of q and k, and VALUES if it combines them with
     their weights in another way than by a product; q, k: (batch, heads, len, head_dim)."""
     acting = set()
-    everything = slice(0, q.shape[-2])
+    all_tokens = slice(0, q.shape[-2])
     scores = q @ k.mT
-    if not _equal_to_rounding(term.add(scores.clone(), everything, everything, None), scores):
+    if not _equal_to_rounding(term.add(scores.clone(), all_tokens, all_tokens, None), scores):
         acting.add(SCORES)
     if term.sum_values is not None:
         weights = scores.softmax(-1)
-        if not _equal_to_rounding(term.sum_values(weights, k, everything, everything), weights @ k):
+        if not _equal_to_rounding(term.sum_values(weights, k, all_tokens, all_tokens), weights @ k):
             acting.add(VALUES)
     return acting
 

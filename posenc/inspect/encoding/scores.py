@@ -85,10 +85,10 @@ def decay(encoding: PositionEncoding, shape: ModelShape, pairs: int = NUM_PAIRS)
     flat = random.flatten(0, 1)
     if (wrong := flat.isnan() | (flat == torch.inf)).any():
         first = distances[int(wrong.any(0).nonzero()[0])]
-        kind = type(encoding).__name__
+        class_name = type(encoding).__name__
         raise ValueError(
-            f"{kind}: the score of a key {first:,} tokens away is NaN or infinite, so that no "
-            "measurement would mean anything."
+            f"{class_name}: the score of a key {first:,} tokens away is NaN or infinite, so that "
+            "no measurement would mean anything."
         )
     cuts = torch.tensor([0.05, 0.95], dtype=flat.dtype)
     visible = flat.isfinite().all(0)  # NaN for a column with an infinite score

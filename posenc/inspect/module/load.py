@@ -88,8 +88,8 @@ def import_named(path: str) -> Any:
     try:
         return load_object(source.strip("'\""), attribute)
     except (ValueError, AttributeError) as error:
-        why = str(error).rstrip(".")
-        raise ValueError(f"{path}: cannot be imported ({why}).") from error
+        reason = str(error).rstrip(".")
+        raise ValueError(f"{path}: cannot be imported ({reason}).") from error
 
 
 def _import_again(path: str) -> Any:

@@ -91,10 +91,10 @@ class ResultReader:
         rotated = self.rotated_channels(returned, batch, row)
         return [torch.complex(side[..., first], side[..., second]) for side in rotated]
 
-    def by_head(self, seen: Tensor) -> Tensor:
+    def by_head(self, result: Tensor) -> Tensor:
         """Reshape what `read` returned of rotated content to (positions, sides, heads, pairs); the
         sides are queries, and keys if they are returned, too."""
-        return seen.reshape(len(seen), len(self.axes), -1, len(self.pairs))
+        return result.reshape(len(result), len(self.axes), -1, len(self.pairs))
 
     def rotated_channels(self, returned: Any, batch: int = 1, row: int = 0) -> list[Tensor]:
         """Return the rotated queries, and keys if they are returned too: (positions, heads,
@@ -222,12 +222,12 @@ def _added_content_reader(run: Run, width: int, axes: Axes) -> ResultReader:
         return [parts[index] for index in axes]
 
     parts = see()
-    nothing = see(torch.zeros(width))
-    if all(_are_close(a, b) for a, b in zip(parts, nothing, strict=True)):  # content plays no part
+    of_zeros = see(torch.zeros(width))
+    if all(_are_close(a, b) for a, b in zip(parts, of_zeros, strict=True)):  # content plays no part
         return _table_reader(parts, axes)
-    if all(map(_adds_same_content, parts, nothing, axes.values())):
-        return replace(_table_reader(nothing, axes), probe=torch.zeros(width))
-    if not any(part.any() for part in nothing):  # as of a rotation
+    if all(map(_adds_same_content, parts, of_zeros, axes.values())):
+        return replace(_table_reader(of_zeros, axes), probe=torch.zeros(width))
+    if not any(part.any() for part in of_zeros):  # as of a rotation
         raise UnfitCall("what it returns is not its input with a row added for each position")
     return ResultReader("values", "values", axes)  # as where a norm follows
 

@@ -261,13 +261,13 @@ def _refuse_random_results(plain: list[Tensor], see: Callable[[], list[Tensor]])
         )
 
 
-def _depends_on_place(parts: list[Tensor], axes: list[tuple[int, ...]]) -> bool:
+def _depends_on_place(tensors: list[Tensor], axes: list[tuple[int, ...]]) -> bool:
     """Return True if equal tokens get different results at different places.
 
-    axes: the axes of positions of each of `parts`.
+    axes: the axes of positions of each of `tensors`.
     """
-    for part, part_axes in zip(parts, axes, strict=True):
-        if any(_differ(part.roll(1, axis), part) for axis in part_axes):
+    for tensor, part_axes in zip(tensors, axes, strict=True):
+        if any(_differ(tensor.roll(1, axis), tensor) for axis in part_axes):
             return True
     return False
 

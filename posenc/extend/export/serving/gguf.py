@@ -40,9 +40,9 @@ def conversion_lines(export: Export) -> Iterator[str]:
 def why_not_editable(recipe: Recipe, meaning: Meaning) -> str:
     """Return why no edit of the converted file makes libllama compute the export's frequencies; ""
     if one does."""
-    what = what_changes_with_length(meaning)
-    if what:
-        return what
+    reason = what_changes_with_length(meaning)
+    if reason:
+        return reason
     bases = {kind: float(p["rope_theta"]) for kind, p in meaning.parameters.items()}
     try:
         meta = converted_metadata(model_of(recipe.config))
@@ -60,10 +60,10 @@ def llama_cpp_options(before: Mapping[str, Any], meaning: Meaning) -> str:
     if set(meaning.parameters) != {"all"} or what_changes_with_length(meaning):
         raise ValueError("its command line accepts only one set of static frequencies")
     dim = _rotary_dim_of_unscaled_file(before)
-    wanted = meaning.computed.layers["all"]
+    target = meaning.computed.layers["all"]
     parameters = meaning.parameters["all"]
     for option in (_base_option, _linear_option, _yarn_option):
-        text = option(wanted, dim, parameters)
+        text = option(target, dim, parameters)
         if text is not None:
             return text
     raise ValueError("its options cover only a base, linear and yarn")
@@ -85,25 +85,27 @@ def _rotary_dim_of_unscaled_file(before: Mapping[str, Any]) -> int:
     return meta.dimension_count
 
 
-def _base_option(wanted: LayerRotation, dim: int, parameters: Mapping[str, Any]) -> str | None:
+def _base_option(target: LayerRotation, dim: int, parameters: Mapping[str, Any]) -> str | None:
     """Return the llama.cpp option of another base; None if no base gives the frequencies
-    `wanted`."""
-    base = _base_of_plain_rope(wanted, dim)
+    `target`."""
+    base = _base_of_plain_rope(target, dim)
     return None if base is None else f"--rope-freq-base {base:.9g}"
 
 
-def _linear_option(wanted: LayerRotation, dim: int, parameters: Mapping[str, Any]) -> str | None:
+def _linear_option(target: LayerRotation, dim: int, parameters: Mapping[str, Any]) -> str | None:
     """Return the llama.cpp options that divide all frequencies by one factor; None if that does not
-    give the frequencies `wanted`."""
+    give the frequencies `target`."""
     factor = _scaling_factor(parameters)
-    plain = floats.rope_frequencies(dim, float(parameters["rope_theta"]))
-    if not _rotate_alike(wanted, LayerRotation(floats.divide_each(plain, [factor] * len(plain)))):
+    unscaled = floats.rope_frequencies(dim, float(parameters["rope_theta"]))
+    if not _rotate_alike(
+        target, LayerRotation(floats.divide_each(unscaled, [factor] * len(unscaled)))
+    ):
         return None
     return f"--rope-scaling linear --rope-scale {factor:.9g}"
 
 
-def _yarn_option(wanted: LayerRotation, dim: int, parameters: Mapping[str, Any]) -> str | None:
-    """Return the llama.cpp options of YaRN; None if it does not give the frequencies `wanted`."""
+def _yarn_option(target: LayerRotation, dim: int, parameters: Mapping[str, Any]) -> str | None:
+    """Return the llama.cpp options of YaRN; None if it does not give the frequencies `target`."""
     if parameters["rope_type"] != "yarn":
         return None
     factor = _scaling_factor(parameters)
@@ -113,7 +115,7 @@ def _yarn_option(wanted: LayerRotation, dim: int, parameters: Mapping[str, Any])
     yarn = floats.yarn_frequencies(
         dim, float(parameters["rope_theta"]), factor, original, fast, slow
     )
-    if not _rotate_alike(wanted, LayerRotation(yarn, floats.yarn_temperature(factor))):
+    if not _rotate_alike(target, LayerRotation(yarn, floats.yarn_temperature(factor))):
         return None
     return (
         f"--rope-scaling yarn --rope-scale {factor:.9g} --yarn-orig-ctx {original} "
@@ -126,14 +128,14 @@ def _scaling_factor(parameters: Mapping[str, Any]) -> float:
     return float(parameters.get("factor") or 1.0)
 
 
-def _base_of_plain_rope(wanted: LayerRotation, dim: int) -> float | None:
+def _base_of_plain_rope(target: LayerRotation, dim: int) -> float | None:
     """Return the base of plain RoPE with these frequencies; None if no base has them."""
-    if len(wanted.inv_freq) < 2 or not wanted.inv_freq[1]:
+    if len(target.inv_freq) < 2 or not target.inv_freq[1]:
         return None
     # inv_freq[i] is base^(-2 i / dim).
-    base = wanted.inv_freq[1] ** (-dim / 2)
+    base = target.inv_freq[1] ** (-dim / 2)
     return (
-        base if _rotate_alike(wanted, LayerRotation(floats.rope_frequencies(dim, base))) else None
+        base if _rotate_alike(target, LayerRotation(floats.rope_frequencies(dim, base))) else None
     )
 
 

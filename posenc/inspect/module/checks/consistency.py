@@ -60,10 +60,10 @@ def _differences_from_fresh(
     except Exception:  # what a fresh module refuses as well says nothing about history
         return []
     try:
-        got = floating_tensors(subject.form.call(used, inputs))
+        actual = floating_tensors(subject.form.call(used, inputs))
     except Exception as failed:
         return [f"{call} in {name} after others: {one_line(failed)}"]
-    for a, b in zip(got, expected, strict=True):
+    for a, b in zip(actual, expected, strict=True):
         if a.dtype != b.dtype:
             return [f"{name} after others returns {a.dtype}, fresh {b.dtype}"]
         if a.shape != b.shape:
@@ -103,12 +103,12 @@ def judge_growing_length(subject: Subject) -> Finding:
     return worst <= _TOLERANCE, text
 
 
-def _first_positions(subject: Subject, seen: Tensor, count: int) -> Tensor:
-    """Return the part of `seen`, as ResultReader.read returns it, for the first `count`
+def _first_positions(subject: Subject, result: Tensor, count: int) -> Tensor:
+    """Return the part of `result`, as ResultReader.read returns it, for the first `count`
     positions."""
     if subject.reader.kind != "bias":
-        return seen[:count]
-    return seen[:, :count, :count]
+        return result[:count]
+    return result[:, :count, :count]
 
 
 def _largest_difference(subject: Subject, a: Tensor, b: Tensor) -> float:
@@ -175,12 +175,12 @@ def _judge_query_over_cached_keys(subject: Subject, whole: Tensor, count: int) -
     single = subject.reader.rotated_sides(alone)
     both = subject.reader.by_head(whole).unbind(1)
     expected = both[0][-1:] * both[1].conj()
-    got = single[0][-1:] * single[1].conj()
-    if got.shape != expected.shape:
+    actual = single[0][-1:] * single[1].conj()
+    if actual.shape != expected.shape:
         return None, "returns other shapes for one query"
-    worst = ((got - expected).abs().amax(-1) / expected.abs().amax(-1)).max().item()
+    worst = ((actual - expected).abs().amax(-1) / expected.abs().amax(-1)).max().item()
     first = both[0][:1] * both[1].conj()
-    if worst > _TOLERANCE and (got - first).abs().max() <= _TOLERANCE * first.abs().max():
+    if worst > _TOLERANCE and (actual - first).abs().max() <= _TOLERANCE * first.abs().max():
         return None, f"given no positions, it takes one query with {count} keys for the first"
     text = f"scores of one query with {count} keys are off by {worst:.2g} of their size"
     return worst <= _TOLERANCE, text

@@ -27,18 +27,18 @@ def judge_distinct_positions(subject: Subject) -> Finding:
         return None, "a bias may give several places the same"
     if subject.reader.kind == "values":
         return _judge_distinct_rows(subject)
-    seen = subject.read_result(subject.make_inputs(subject.length))
-    counts = [count_distinct("rotation", part) for part in _rotating_parts(subject, seen)]
-    distinct, count = min(counts, default=(len(seen), len(seen)))
+    result = subject.read_result(subject.make_inputs(subject.length))
+    counts = [count_distinct("rotation", part) for part in _rotating_parts(subject, result)]
+    distinct, count = min(counts, default=(len(result), len(result)))
     return distinct == count, f"{distinct:,} of {count:,} positions distinct in float32"
 
 
-def _rotating_parts(subject: Subject, seen: Tensor) -> list[Tensor]:
+def _rotating_parts(subject: Subject, result: Tensor) -> list[Tensor]:
     """Return each head (positions, pairs) of queries and keys that rotates anything; of cosines and
     sines, which have no heads, all."""
     if subject.reader.meaning != "rotated content":
-        return [seen]
-    heads = subject.reader.by_head(seen).flatten(1, 2).unbind(1)
+        return [result]
+    heads = subject.reader.by_head(result).flatten(1, 2).unbind(1)
     return [
         head for head in heads if (head * head[:1].conj()).angle().abs().max() > _LEAST_ROTATION
     ]
@@ -51,9 +51,9 @@ def _judge_distinct_rows(subject: Subject) -> Finding:
     states no number of positions: then it clamps positions by design.
     """
     count = min(subject.length, subject.stated_positions or subject.length)
-    seen = subject.read_result(subject.make_inputs(count))
-    distinct, _ = count_distinct("values", seen)
-    is_last = distinct < count and bool((seen[distinct:] == seen[-1]).all())
+    result = subject.read_result(subject.make_inputs(count))
+    distinct, _ = count_distinct("values", result)
+    is_last = distinct < count and bool((result[distinct:] == result[-1]).all())
     if is_last and subject.stated_positions is None:
         return None, f"{distinct:,} of {count:,} rows distinct, the last for all that follow"
     return distinct == count, f"{distinct:,} of {count:,} rows distinct in float32"
@@ -89,10 +89,10 @@ def _judge_rounded_result(subject: Subject, exact: Tensor, rounded: Tensor) -> F
     distinct_rounded, count = count_distinct(kind, rounded)
     distinct_at_best, _ = count_distinct(kind, exact, _NARROW)
     distinct_exact, _ = count_distinct(kind, exact)
-    thing = "distances" if kind == "bias" else "positions"
+    unit = "distances" if kind == "bias" else "positions"
     text = f"off by {off.description} (allowed {allowed:.2g}"
     text += " and that share)" if kind == "bias" else ")"
-    text += f"; {distinct_rounded:,} of {count:,} {thing} distinct"
+    text += f"; {distinct_rounded:,} of {count:,} {unit} distinct"
     if distinct_exact < count:
         text += f", {distinct_exact:,} in float32"
     elif distinct_rounded == distinct_at_best < count:
@@ -226,8 +226,8 @@ def _judge_counted_positions(subject: Subject) -> Finding:
     twice a position must have twice its angle, up to the length of the checks."""
     if subject.reader.kind != "rotation":
         return None, "a bias" if subject.reader.kind == "bias" else "shows no angles"
-    seen = subject.read_result(subject.make_inputs(subject.length))
-    by_first = seen * seen[0].conj()
+    result = subject.read_result(subject.make_inputs(subject.length))
+    by_first = result * result[0].conj()
     half = (subject.length + 1) // 2
     worst = _largest_difference(by_first[: 2 * half : 2], by_first[:half] ** 2)
     text = f"twice a position is off by {worst:.2g} rad from twice its angle"

@@ -261,20 +261,20 @@ def _frequencies_by_head(subject: Subject) -> list[Tensor | None]:
     count = _DISTANCES[-1] + 1
     if subject.length < count:
         return []
-    seen = subject.read_result(subject.make_inputs(count))
+    result = subject.read_result(subject.make_inputs(count))
     if subject.reader.meaning != "rotated content":
-        return [_measure_frequencies(seen)]
-    queries = subject.reader.by_head(seen)[:, 0]  # keys are alike, or another check fails
+        return [_measure_frequencies(result)]
+    queries = subject.reader.by_head(result)[:, 0]  # keys are alike, or another check fails
     return [_measure_frequencies(head) for head in queries.unbind(1)]
 
 
-def _measure_frequencies(seen: Tensor) -> Tensor | None:
+def _measure_frequencies(rotations: Tensor) -> Tensor | None:
     """Return the frequency of each pair, in radians per position; None where some do not rotate.
 
-    seen: complex (positions, pairs), for all of _DISTANCES and position 0. A pair that stands in it
-    several times is returned once.
+    rotations: complex (positions, pairs), for all of _DISTANCES and position 0. A pair that stands
+    in it several times is returned once.
     """
-    angles = [(seen[n] * seen[0].conj()).angle() for n in _DISTANCES]
+    angles = [(rotations[n] * rotations[0].conj()).angle() for n in _DISTANCES]
     inv_freq = angles[0]
     for n, angle in zip(_DISTANCES[1:], angles[1:], strict=True):
         off = torch.remainder(angle - n * inv_freq + math.pi, 2 * math.pi) - math.pi
