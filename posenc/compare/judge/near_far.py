@@ -69,12 +69,12 @@ def near_and_far(study: Study) -> Places:
         return Places(None, None, {}, {}, why_no_far="there is no text")
     failed = failed_trials(text)
     rows = _rows_that_count(text, failed)
-    positions = {_key(result.config): result for result in text.finished}
+    positions = {_encoding_and_seed(result.config): result for result in text.finished}
     far_losses: dict[str, Values] = {}  # by encoding, row and seed
     encoding_of: dict[str, str] = {}
     for row in rows:
         encoding_of[row.name] = row.encoding
-        bits = far_loss(row, positions[_key(row.trial)])
+        bits = far_loss(row, positions[_encoding_and_seed(row.trial)])
         if bits is not None:
             far_losses.setdefault(row.encoding, {}).setdefault(row.name, {})[row.seed] = bits
     judged = {encoding: _simplest_row(encoding, by_row) for encoding, by_row in far_losses.items()}
@@ -176,6 +176,7 @@ def far_place_in_words(study: Study) -> str:
 
 
 def _near_place_in_words(study: Study) -> str:
+    """Return the words for the bytes at the training length: `128 bytes`."""
     return f"{study.trials[0].train_length:,} bytes"
 
 
@@ -187,7 +188,8 @@ def _rows_that_count(text: Study, failed: Mapping[str, tuple[int, int]]) -> list
     return whole or checked
 
 
-def _key(config: TrialConfig) -> tuple[str, int]:
+def _encoding_and_seed(config: TrialConfig) -> tuple[str, int]:
+    """Return what tells a trial on text from the others of its study."""
     return config.encoding, config.seed
 
 

@@ -89,35 +89,45 @@ def _reused_trials(study: Study) -> dict[str, dict[str, str | None]]:
 
 def _standing_object(standing: Standing, unit: str) -> dict[str, Any]:
     """Return a standing as one object of "places": the first encodings, and each encoding, best
-    first, with its differences from the first. unit: unit of the numbers, in words."""
-    pairs = standing.pairs
-    first = standing.order[0]
+    first, with its differences from the first one.
+
+    unit: of the numbers, in words.
+    """
     return {
         "where": standing.where,
         "unit": unit,
         "higher_is_better": standing.higher_is_better,
-        "level": pairs.level,
+        "level": standing.pairs.level,
         "least_difference": _finite_or_none(standing.least_significant_gap),
         "first": list(standing.contenders),
-        "encodings": [
-            {
-                "encoding": name,
-                "mean": standing.mean(name),
-                "seeds": {str(seed): value for seed, value in sorted(pairs.values[name].items())},
-                "minus_first": None if name == first else standing.gap(name).value,
-                "half_over_seeds": _finite_or_none(standing.gap(name).half_width)
-                if name != first
-                else None,
-                "half_over_windows": _finite_or_none(
-                    standing.gaps_over_windows[name, first].half_width
-                )
-                if (name, first) in standing.gaps_over_windows
-                else None,
-                "verdict": standing.verdict(name),
-                "tier": standing.tier(name),
-            }
-            for name in standing.order
-        ],
+        "encodings": [_encoding_object(standing, name) for name in standing.order],
+    }
+
+
+def _encoding_object(standing: Standing, name: str) -> dict[str, Any]:
+    """Return one encoding of a standing: its numbers, and its difference from the first one, which
+    has None there."""
+    first = standing.order[0]
+    seeds = sorted(standing.pairs.values[name].items())
+    minus_first = None
+    half_over_seeds = None
+    half_over_windows = None
+    if name != first:
+        gap = standing.gap(name)
+        minus_first = gap.value
+        half_over_seeds = _finite_or_none(gap.half_width)
+        over_windows = standing.gaps_over_windows.get((name, first))
+        if over_windows is not None:
+            half_over_windows = _finite_or_none(over_windows.half_width)
+    return {
+        "encoding": name,
+        "mean": standing.mean(name),
+        "seeds": {str(seed): value for seed, value in seeds},
+        "minus_first": minus_first,
+        "half_over_seeds": half_over_seeds,
+        "half_over_windows": half_over_windows,
+        "verdict": standing.verdict(name),
+        "tier": standing.tier(name),
     }
 
 

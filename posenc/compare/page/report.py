@@ -90,6 +90,7 @@ def cautions_of(study: Study) -> Iterator[str]:
 
 
 def _count_trials(count: int) -> str:
+    """Return `1 trial`, `2 trials`, ...."""
     return f"{count:,} {'trial' if count == 1 else 'trials'}"
 
 

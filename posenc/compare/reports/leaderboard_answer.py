@@ -14,6 +14,7 @@ from posenc.compare.judge.judgement import (
     judge,
     most_served_then_cheapest,
 )
+from posenc.compare.judge.sentences import join_names
 from posenc.compare.judge.standing import Standing, standing_of_tasks
 from posenc.compare.page.json_facts import facts_of
 from posenc.compare.results import Study, with_labels
@@ -86,6 +87,7 @@ def _line_for_use(
 
 
 def _costs_of(cost: EqualTime | None) -> Mapping[str, float]:
+    """Return seconds a step by encoding, as multiples of the cheapest one's; {} if unknown."""
     return {} if cost is None else cost.costs
 
 

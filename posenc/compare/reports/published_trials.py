@@ -20,6 +20,7 @@ from posenc.files.opening import bytes_of
 from posenc.files.sealed_json import Record
 
 RATES = "_rates"
+"""Ends the name of a file with the trials that chose the learning rates of another file's."""
 
 
 @dataclass(frozen=True)
