@@ -172,7 +172,7 @@ def _write_fixed_copy(case: Case, options: Options) -> tuple[Report, int]:
         asked = _ask_runtimes([copied], options)[0].by_runtime
         known = emulate(config, options.length, versions=versions)
         model = model_of(config)
-        answers = {name: as_computed(answer, known[name], model) for name, answer in asked.items()}
+        answers = {name: as_computed(own, known[name], model) for name, own in asked.items()}
         return {name: computed.with_stop_as_refusal for name, computed in answers.items()}
 
     who = None if options.ask is None else ask
