@@ -14,9 +14,9 @@ PAGES = "../posenc/doctor/pages"
 
 def reference() -> str:
     """The runtimes that are emulated, and all rules from their table."""
-    from posenc.dialects.runtimes import RELEASES_IN_WORDS
     from posenc.doctor.rule import SEVERITIES
     from posenc.doctor.rules import RULES
+    from posenc.runtimes.known import RELEASES_IN_WORDS
 
     lines = ["## Runtimes", "", "| runtime | versions |", "|---|---|"]
     lines += [f"| {name} | {versions} |" for name, versions in RELEASES_IN_WORDS.items()]
@@ -42,7 +42,7 @@ def families() -> str:
         from tests.doctor.oracles import swept
     finally:
         sys.path.remove(str(ROOT))
-    from posenc.dialects.families import RUNTIME_FILES, all_families
+    from posenc.runtimes.families import RUNTIME_FILES, all_families
 
     lines = [
         "*run*: what posenc says equals what the runtime's own modules compute, from the class's "
@@ -80,9 +80,9 @@ def golden_cases() -> str:
     """Each recorded config beside each runtime: does its emulator give what the runtime gave?"""
     sys.path.insert(0, str(ROOT))
     try:
-        from posenc.dialects.runtimes import RUNTIMES
-        from tests.dialects.golden_cases import cells
-        from tests.dialects.test_golden import assert_reproduced
+        from posenc.runtimes.known import RUNTIMES
+        from tests.runtimes.golden_cases import cells
+        from tests.runtimes.test_golden import assert_reproduced
     finally:
         sys.path.remove(str(ROOT))
     rows: dict[str, dict[str, str]] = {}

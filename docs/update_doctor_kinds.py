@@ -17,7 +17,7 @@ MODELS = {"DeepSeek-V4": "deepseek-v4", "MiniMax-M2": "minimax-m2"}
 
 def computed(name: str) -> tuple[Any, dict[str, list[float]]]:
     """Return transformers' config of a vector, and the frequencies of each kind of layer."""
-    from posenc.dialects.conformance import vectors
+    from posenc.runtimes.conformance import vectors
 
     sys.path.insert(0, str(ROOT))
     try:

@@ -1,7 +1,7 @@
-"""Write posenc/dialects/vectors/*.json, the conformance vectors: python docs/update_vectors.py
+"""Write posenc/runtimes/vectors/*.json, the conformance vectors: python docs/update_vectors.py
 
-The configs are those of tests/dialects/runtimes/vendors.json and the ones below, in the spelling of
-published models at small width. tests/dialects/test_vectors.py holds the numbers to transformers'
+The configs are those of tests/runtimes/known/vendors.json and the ones below, in the spelling of
+published models at small width. tests/runtimes/test_vectors.py holds the numbers to transformers'
 own modules.
 """
 
@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
-FOLDER = ROOT / "posenc/dialects/vectors"
+FOLDER = ROOT / "posenc/runtimes/vectors"
 FROM_VENDORS = {
     "plain": "llama-2-7b llama-3-8b codellama-34b yi-34b-200k mistral-7b-v0.1 mistral-nemo "
     "mixtral-8x7b qwen1.5-7b qwen3-0.6b gemma-2b gemma-2-9b starcoder2-3b olmo-2-7b "
@@ -116,7 +116,7 @@ OWN: dict[str, dict[str, dict[str, Any]]] = {
 
 def groups() -> dict[str, dict[str, dict[str, Any]]]:
     """group -> name -> config."""
-    text = (ROOT / "tests/dialects/runtimes/vendors.json").read_text(encoding="utf-8")
+    text = (ROOT / "tests/runtimes/known/vendors.json").read_text(encoding="utf-8")
     vendors = json.loads(text)
     found = {g: {n: vendors[n] for n in names.split()} for g, names in FROM_VENDORS.items()}
     for group, configs in OWN.items():
@@ -126,7 +126,7 @@ def groups() -> dict[str, dict[str, dict[str, Any]]]:
 
 def main() -> None:
     sys.path.insert(0, str(ROOT))
-    from posenc.dialects.conformance import VERSION, frequencies
+    from posenc.runtimes.conformance import VERSION, frequencies
 
     FOLDER.mkdir(exist_ok=True)
     for group, configs in groups().items():

@@ -50,12 +50,12 @@ def rules() -> dict[str, Any]:
     """Return what `src/rules.js` needs of the doctor: the names of keys and types, the families in
     which they differ, and every word that decides in a rule (`words`), so that the page knows
     which keys it does not judge."""
-    from posenc.dialects.families import all_families
-    from posenc.dialects.files import spelling
-    from posenc.dialects.model import INNER, LENGTHS, Model
-    from posenc.dialects.position_keys import ABOUT_POSITIONS, COMMON, NO_EFFECT, READ
-    from posenc.dialects.runtimes.transformers5 import NEEDED
     from posenc.doctor.rules import foreign_names, numbers, rope_types, unread_keys
+    from posenc.runtimes.families import all_families
+    from posenc.runtimes.files import spelling
+    from posenc.runtimes.known.transformers5 import NEEDED
+    from posenc.runtimes.model import INNER, LENGTHS, Model
+    from posenc.runtimes.position_keys import ABOUT_POSITIONS, COMMON, NO_EFFECT, READ
 
     families = {}
     for name, facts in all_families().items():

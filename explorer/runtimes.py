@@ -18,13 +18,13 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
-from posenc import dialects
-from posenc.dialects.computed import ComputedPositions, LayerRotation
-from posenc.dialects.families import RUNTIME_FILES, WITHOUT_ROTATION, all_families
-from posenc.dialects.runtimes import RELEASES, RUNTIMES
+from posenc import runtimes
 from posenc.frequencies import floats
+from posenc.runtimes.computed import ComputedPositions, LayerRotation
+from posenc.runtimes.families import RUNTIME_FILES, WITHOUT_ROTATION, all_families
+from posenc.runtimes.known import RELEASES, RUNTIMES
 
-DIALECTS = Path(str(dialects.__file__)).parent
+ROOM = Path(str(runtimes.__file__)).parent
 SIZES = {"hidden_size": 384, "num_attention_heads": 4, "num_hidden_layers": 4}
 HEAD_DIM, EVEN = 80, 96
 LENGTHS = {"max": 10240, "inner": 1280, "outer": 2304}
@@ -234,7 +234,7 @@ def read_keys() -> set[str]:
     """Return every word that the emulators' sources or the families' facts contain: a key that is
     none of them changes no answer."""
     words: set[str] = set()
-    for path in [DIALECTS / "model.py", *(DIALECTS / "runtimes").glob("*.py")]:
+    for path in [ROOM / "model.py", *(ROOM / "known").glob("*.py")]:
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Constant) and isinstance(node.value, str):
                 words |= set(node.value.split())

@@ -20,7 +20,7 @@ import torch
 
 from posenc.compare.plan import time_estimate
 from posenc.compare.trial import process
-from posenc.dialects.ask import interpreters
+from posenc.runtimes.ask import interpreters
 
 
 class Fork:

@@ -265,25 +265,25 @@ MUTATIONS = (
         "frequencies/floats.py",
         "return theta * factor ** (dim / (dim - 2))",
         "return theta * factor",
-        "dialects doctor",
+        "runtimes doctor",
     ),
     Mutation(
         "frequencies/floats.py",
         "if wavelength > original / low:",
         "if wavelength > original / high:",
-        "dialects doctor",
+        "runtimes doctor",
     ),
     Mutation(
-        "dialects/weights/layout.py",
+        "runtimes/weights/layout.py",
         "return [i for t in range(half) for i in (t, t + half)]",
         "return [*range(0, width, 2), *range(1, width, 2)]",
-        "dialects doctor",
+        "runtimes doctor",
     ),
     Mutation(
-        "dialects/weights/fold.py",
+        "runtimes/weights/fold.py",
         "return scale_rows(query_rows_to_scale(folder, model), model, multiplier**2)",
         "return scale_rows(query_rows_to_scale(folder, model), model, multiplier)",
-        "dialects doctor",
+        "runtimes doctor",
     ),
 )
 

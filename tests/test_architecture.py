@@ -21,7 +21,7 @@ HOUSES = ("encodings",)
 """Rooms whose inner rooms stand on floors of their own."""
 DIVIDED = (*HOUSES, "compare")
 """Rooms whose inner rooms are counted where arrows are."""
-CATALOGUES = ("embeddings", "queries_keys", "scores", "values", "scalings", "rules", "runtimes")
+CATALOGUES = ("embeddings", "queries_keys", "scores", "values", "scalings", "rules", "known")
 """Folders with one method, scaling, rule or runtime a file, however many there are."""
 
 

@@ -16,11 +16,11 @@ import pytest
 import torch
 
 import posenc
-from posenc.dialects.runtimes import emulate
 from posenc.encodings import TWO_PI
 from posenc.encodings.numerics.shared_with_keras import alibi_slopes, t5_bucket_edges
 from posenc.frequencies.scalings import NTK, DynamicNTK, Linear, Llama3, LongRoPE, NTKByParts, YaRN
 from posenc.inspect.encoding import precision
+from posenc.runtimes.known import emulate
 from tests.browser import DESKTOP, PHONE, Browser, needs_chromium
 from tests.doctor.threads import BASE
 from tests.test_readme import load_script
@@ -329,7 +329,7 @@ def drawn_configs(count):
 @pytest.mark.parametrize("configs", ["published", "drawn"])
 def test_page_says_of_runtimes_what_the_emulators_compute_or_nothing(page, configs):
     if configs == "published":
-        path = ROOT / "tests/dialects/runtimes/vendors.json"
+        path = ROOT / "tests/runtimes/known/vendors.json"
         given = list(json.loads(path.read_text("utf-8")).values())
     else:
         given = list(drawn_configs(400))

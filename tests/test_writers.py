@@ -32,11 +32,11 @@ ALLOWED = {
     "posenc/bench/measure.py": {"export_chrome_trace", "read_text"},
     "posenc/compare/engines/remote.py": {"symlink_to"},
     # so too, and the probe of this installation, which writes into the empty folder it runs in
-    "posenc/dialects/ask/interpreters.py": {"read_text", "mkdir", "write_text", "open"},
-    "posenc/dialects/ask/probes/probing.py": {"open", "write_text"},
-    "posenc/dialects/ask/probes/sglang_probe.py": {"mkdir", "write_text"},
-    "posenc/dialects/ask/probes/transformers_probe.py": {"write_text"},
-    "posenc/dialects/ask/probes/vllm_probe.py": {"write_text"},
+    "posenc/runtimes/ask/interpreters.py": {"read_text", "mkdir", "write_text", "open"},
+    "posenc/runtimes/ask/probes/probing.py": {"open", "write_text"},
+    "posenc/runtimes/ask/probes/sglang_probe.py": {"mkdir", "write_text"},
+    "posenc/runtimes/ask/probes/transformers_probe.py": {"write_text"},
+    "posenc/runtimes/ask/probes/vllm_probe.py": {"write_text"},
     "posenc/compare/engines/storage.py": {"rename"},
     # files of this installation and of the system, and code that the user names
     "posenc/machine/hardware.py": {"read_text"},
@@ -45,7 +45,7 @@ ALLOWED = {
     "posenc/list.py": {"read_text"},
     "posenc/doctor/rule.py": {"read_text"},
     "posenc/extend/run_command.py": {"read_text"},
-    "posenc/dialects/conformance.py": {"read_text"},
+    "posenc/runtimes/conformance.py": {"read_text"},
     "posenc/encodings/registry/code_hashes.py": {"read_bytes"},
     "posenc/encodings/registry/user_code.py": {"read_bytes"},
     # /dev/null after a broken pipe

@@ -11,14 +11,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from posenc.dialects.ask import Asked
-from posenc.dialects.computed import ComputedPositions, LayerRotation
-from posenc.dialects.position_record import PositionRecord
-from posenc.dialects.runtimes import RUNTIMES
 from posenc.doctor.case import Case
 from posenc.doctor.rule import COMMAND, SEVERITIES, Finding, Rule
 from posenc.report.report import Block, Code, Items, Labelled, Report, Section
 from posenc.report.table import Table
+from posenc.runtimes.ask import Asked
+from posenc.runtimes.computed import ComputedPositions, LayerRotation
+from posenc.runtimes.known import RUNTIMES
+from posenc.runtimes.position_record import PositionRecord
 
 if TYPE_CHECKING:
     from posenc.doctor.cures.fixing import FixedCopy, FixedGguf

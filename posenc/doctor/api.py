@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from posenc.dialects.ask import Asked
-from posenc.dialects.ask import ask as ask_about_each
+from posenc.runtimes.ask import Asked
+from posenc.runtimes.ask import ask as ask_about_each
 
 
 def ask(

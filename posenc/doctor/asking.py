@@ -5,7 +5,7 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from posenc.dialects.ask import (
+from posenc.runtimes.ask import (
     PROBES,
     Asked,
     AskError,
@@ -14,9 +14,9 @@ from posenc.dialects.ask import (
     runtime_name_of,
     runtimes_of,
 )
-from posenc.dialects.files.source import Source
-from posenc.dialects.meaning import UnknownFamilyError, meaning_of
-from posenc.dialects.runtimes.releases import RELEASES_IN_WORDS, is_recorded
+from posenc.runtimes.files.source import Source
+from posenc.runtimes.known.releases import RELEASES_IN_WORDS, is_recorded
+from posenc.runtimes.meaning import UnknownFamilyError, meaning_of
 
 READS = "transformers"
 """The spelling of the files that most runtimes are asked about: the config.json of transformers."""

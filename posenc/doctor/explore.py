@@ -50,10 +50,10 @@ def page_data_of(path: Path) -> dict[str, Any]:
 
     Raises: ValueError for what is no config; OSError where it cannot be read.
     """
-    from posenc.dialects.files.source import load
-    from posenc.dialects.meaning import UnknownFamilyError
     from posenc.doctor.case import Case
     from posenc.doctor.rules import findings
+    from posenc.runtimes.files.source import load
+    from posenc.runtimes.meaning import UnknownFamilyError
 
     source = load(path)
     if source.metadata is not None:

@@ -3,9 +3,9 @@
 from pathlib import Path
 
 from posenc.command_line.options import check_choice
-from posenc.dialects.files.source import is_adapter
 from posenc.doctor.options import Options
 from posenc.doctor.rules import RULES
+from posenc.runtimes.files.source import is_adapter
 
 
 def check_options(options: Options) -> None:

@@ -8,25 +8,6 @@ from typing import Any, NamedTuple
 
 from posenc.command_line.errors import describe_os_error
 from posenc.command_line.options import check_choice
-from posenc.dialects.ask import Asked, as_computed
-from posenc.dialects.computed import ComputedPositions, RefusedError
-from posenc.dialects.files.attached import refuse_attached_encoding
-from posenc.dialects.files.json_object import LARGEST_INDEX, read_json
-from posenc.dialects.files.source import NoRotationError, Source, is_adapter, load
-from posenc.dialects.files.spelling import as_transformers
-from posenc.dialects.meaning import UnknownFamilyError, meaning_of, path_in_errors
-from posenc.dialects.model import BadConfigError, model_of
-from posenc.dialects.position_record import PositionRecord, record_of
-from posenc.dialects.runtimes import RUNTIMES, emulate
-from posenc.dialects.runtimes.releases import runtime_and_version
-from posenc.dialects.writers.changes import config_changes
-from posenc.dialects.writers.overrides import (
-    SERVERS,
-    check_override,
-    config_after_override,
-    intended,
-    override_options,
-)
 from posenc.doctor import answer, asking, two_files
 from posenc.doctor.answer import Judgement
 from posenc.doctor.case import Case
@@ -38,6 +19,25 @@ from posenc.doctor.rules.overrides import OVERRIDES
 from posenc.files.sealed_json import parse_bounded_json
 from posenc.lazy import require_package
 from posenc.report.report import Report
+from posenc.runtimes.ask import Asked, as_computed
+from posenc.runtimes.computed import ComputedPositions, RefusedError
+from posenc.runtimes.files.attached import refuse_attached_encoding
+from posenc.runtimes.files.json_object import LARGEST_INDEX, read_json
+from posenc.runtimes.files.source import NoRotationError, Source, is_adapter, load
+from posenc.runtimes.files.spelling import as_transformers
+from posenc.runtimes.known import RUNTIMES, emulate
+from posenc.runtimes.known.releases import runtime_and_version
+from posenc.runtimes.meaning import UnknownFamilyError, meaning_of, path_in_errors
+from posenc.runtimes.model import BadConfigError, model_of
+from posenc.runtimes.position_record import PositionRecord, record_of
+from posenc.runtimes.writers.changes import config_changes
+from posenc.runtimes.writers.overrides import (
+    SERVERS,
+    check_override,
+    config_after_override,
+    intended,
+    override_options,
+)
 
 MODEL = ("model_type", "architectures", "n_heads")
 """A JSON object with one of these keys describes a model; other programs have a config.json too."""
@@ -412,7 +412,7 @@ def _require_config(source: Source, what: str) -> None:
 def _compare_positions(case: Case, path: Path) -> tuple[Report, int]:
     """Return how the position ids of the batch in a JSON file differ from those that the family's
     code makes, and the exit code: 1 if they differ."""
-    from posenc.dialects.position_ids import compare_position_ids
+    from posenc.runtimes.position_ids import compare_position_ids
 
     _require_config(case.source, "--positions")
     with path_in_errors(path):

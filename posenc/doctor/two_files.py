@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from posenc.dialects.position_record import LayerKind, PositionRecord
+from posenc.runtimes.position_record import LayerKind, PositionRecord
 
 TOLERANCE = 1e-6
 """Relative; both records are computed in float64, so that smaller differences are rounding."""

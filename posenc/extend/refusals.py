@@ -6,9 +6,6 @@ from pathlib import Path
 from typing import Any
 
 from posenc.command_line.options import check_choice
-from posenc.dialects.families import all_families
-from posenc.dialects.files.json_object import require_strict_json
-from posenc.dialects.runtimes.transformers5 import HUNYUAN
 from posenc.extend.export.folder import SERVE
 from posenc.extend.export.sentence_transformers_files import (
     sentence_transformers_files,
@@ -27,6 +24,9 @@ from posenc.hf.checkpoint.files import read_config, tokenizer_files
 from posenc.hf.checkpoint.loading import DEVICES, DTYPES, Checkpoint
 from posenc.hf.rope.apply import attentions_with_rope_switch, frequencies_differ, rotary_frequencies
 from posenc.hf.rope.settings import EXTENDED_LAYER_TYPES
+from posenc.runtimes.families import all_families
+from posenc.runtimes.files.json_object import require_strict_json
+from posenc.runtimes.known.transformers5 import HUNYUAN
 
 ROTARY_METHODS = (*METHODS, "search", DROPE, DUAL_CHUNK)
 """Methods for models with rotary keys."""

@@ -2,9 +2,6 @@
 
 from pathlib import Path
 
-from posenc.dialects.files.source import Source
-from posenc.dialects.files.spelling import as_transformers
-from posenc.dialects.runtimes import RUNTIMES
 from posenc.doctor import answer, running
 from posenc.doctor.case import Case
 from posenc.doctor.cures import fixing
@@ -12,6 +9,9 @@ from posenc.doctor.options import Options
 from posenc.doctor.rules import findings
 from posenc.report.report import as_json
 from posenc.report.terminal import as_text
+from posenc.runtimes.files.source import Source
+from posenc.runtimes.files.spelling import as_transformers
+from posenc.runtimes.known import RUNTIMES
 
 NOWHERE = Path("no-such-folder/config.json")
 

@@ -4,13 +4,13 @@ import copy
 
 import pytest
 
-from posenc.dialects.families import all_families
-from posenc.dialects.family_facts import Transformers5Facts
-from posenc.dialects.files.spelling import ROTARY_SHARES
-from posenc.dialects.meaning import meaning_of
-from posenc.dialects.runtimes import emulate
 from posenc.doctor.options import Options
 from posenc.files.sealed_json import strict_json
+from posenc.runtimes.families import all_families
+from posenc.runtimes.family_facts import Transformers5Facts
+from posenc.runtimes.files.spelling import ROTARY_SHARES
+from posenc.runtimes.known import emulate
+from posenc.runtimes.meaning import meaning_of
 from tests.doctor.judging import codes, judge, run
 from tests.doctor.threads import BASE
 

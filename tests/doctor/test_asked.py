@@ -7,9 +7,9 @@ from importlib.metadata import version
 import pytest
 
 import posenc.doctor
-from posenc.dialects.ask import Asked, AskError, Rotation
-from posenc.dialects.runtimes import emulate
 from posenc.doctor import asking
+from posenc.runtimes.ask import Asked, AskError, Rotation
+from posenc.runtimes.known import emulate
 from tests.doctor.judging import row_of
 from tests.doctor.test_gguf import write
 from tests.doctor.threads import BASE

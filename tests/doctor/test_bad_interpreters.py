@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from posenc.dialects.ask import interpreters
-from tests.dialects.ask.probes.other_runtimes import plant
+from posenc.runtimes.ask import interpreters
 from tests.doctor.threads import BASE
+from tests.runtimes.ask.probes.other_runtimes import plant
 
 SIMPLE = {**BASE, "rope_theta": 10000.0}
 STRANGER = {"AutoConfig": "modeling_own.Config", "AutoModel": "modeling_own.Model"}

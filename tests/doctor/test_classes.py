@@ -2,8 +2,8 @@
 
 import pytest
 
-from posenc.dialects.families import is_named_like
-from posenc.dialects.runtimes import RUNTIMES, emulate
+from posenc.runtimes.families import is_named_like
+from posenc.runtimes.known import RUNTIMES, emulate
 from tests.doctor.judging import case, judge
 from tests.doctor.threads import BASE
 
@@ -27,9 +27,9 @@ VISION = {"model_type": "smolvlm", "architectures": ["SmolVLMForConditionalGener
 
 
 def test_another_network_with_the_same_model_type_is_not_judged(tmp_path):
-    from posenc.dialects.files.json_object import read_json
     from posenc.doctor.options import Options
     from posenc.files.sealed_json import strict_json
+    from posenc.runtimes.files.json_object import read_json
     from tests.doctor.judging import run
 
     path = tmp_path / "config.json"

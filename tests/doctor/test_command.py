@@ -9,11 +9,11 @@ import sys
 
 import pytest
 
-from posenc.dialects.runtimes import RUNTIMES
-from tests.dialects.golden_cases import config
+from posenc.runtimes.known import RUNTIMES
 from tests.doctor.cures.test_adapters import write_adapter
 from tests.doctor.threads import BASE
 from tests.hf_models import save
+from tests.runtimes.golden_cases import config
 
 SIMPLE = {**BASE, "rope_theta": 10000.0}
 

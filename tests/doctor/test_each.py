@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from posenc.dialects.families import WITHOUT_ROTATION, all_families
+from posenc.runtimes.families import WITHOUT_ROTATION, all_families
 from tests.doctor.threads import BASE
 
 yaml = pytest.importorskip("yaml", reason="comes with pre-commit")

@@ -6,9 +6,9 @@ import re
 
 import pytest
 
-from posenc.dialects.files.source import Source, as_transformers
 from posenc.doctor.case import Case
 from posenc.doctor.rules import RULES, findings
+from posenc.runtimes.files.source import Source, as_transformers
 from tests.browser import DESKTOP, PHONE, needs_chromium
 from tests.test_explore import (  # noqa: F401 - two are fixtures
     DATA,

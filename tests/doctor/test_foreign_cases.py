@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from posenc.dialects.files.source import NoRotationError, load
 from posenc.doctor.case import Case
+from posenc.runtimes.files.source import NoRotationError, load
 
 FOLDER = Path(__file__).parents[2].parent / "shared/dialects/cases"
 ROWS = {

@@ -7,11 +7,6 @@ import random
 
 import pytest
 
-from posenc.dialects.files.source import load
-from posenc.dialects.files.spelling import as_transformers
-from posenc.dialects.meaning import meaning_of
-from posenc.dialects.writers.overrides import override_options
-from posenc.dialects.writers.recipes import best_recipe, require_static
 from posenc.doctor.answer import Judgement, report_of
 from posenc.doctor.case import Case
 from posenc.doctor.options import Options
@@ -20,9 +15,14 @@ from posenc.doctor.running import _first_finding_to_correct_by_hand
 from posenc.report.html_page import page_of
 from posenc.report.report import as_json
 from posenc.report.terminal import as_text
-from tests.dialects.golden_cases import FOLDER
+from posenc.runtimes.files.source import load
+from posenc.runtimes.files.spelling import as_transformers
+from posenc.runtimes.meaning import meaning_of
+from posenc.runtimes.writers.overrides import override_options
+from posenc.runtimes.writers.recipes import best_recipe, require_static
 from tests.doctor.judging import case, run
 from tests.doctor.threads import BASE
+from tests.runtimes.golden_cases import FOLDER
 
 CONFIGS = [json.loads(p.read_text())["config"] for p in sorted(FOLDER.glob("[0-9]*.json"))]
 VALUES = [

@@ -5,20 +5,20 @@ import json
 import numpy as np
 import pytest
 
-from posenc.dialects.computed import ComputedPositions, LayerRotation
-from posenc.dialects.files.gguf_metadata import KEYS, read_metadata
-from posenc.dialects.files.source import load
-from posenc.dialects.model import model_of
-from posenc.dialects.runtimes.llama_cpp import compute_from_metadata
-from posenc.dialects.runtimes.llama_cpp_converter import converted_metadata
-from posenc.dialects.writers import gguf_edit
 from posenc.doctor.case import Case
 from posenc.doctor.options import Options
 from posenc.doctor.rules import findings
 from posenc.frequencies import floats
-from tests.dialects.golden_cases import config
+from posenc.runtimes.computed import ComputedPositions, LayerRotation
+from posenc.runtimes.files.gguf_metadata import KEYS, read_metadata
+from posenc.runtimes.files.source import load
+from posenc.runtimes.known.llama_cpp import compute_from_metadata
+from posenc.runtimes.known.llama_cpp_converter import converted_metadata
+from posenc.runtimes.model import model_of
+from posenc.runtimes.writers import gguf_edit
 from tests.doctor.judging import fix, run
 from tests.doctor.threads import BASE, EIGHT
+from tests.runtimes.golden_cases import config
 
 gguf = pytest.importorskip("gguf", reason="the gguf package is not installed")
 ALL = ("llama.cpp",)
@@ -203,7 +203,7 @@ def test_a_file_cut_anywhere_is_refused_in_one_sentence(tmp_path):
 
 def test_the_converters_keys_are_the_recorded_ones():
     """metadata of the golden cases: what the real converter wrote."""
-    from tests.dialects.golden_cases import cells
+    from tests.runtimes.golden_cases import cells
 
     checked = 0
     for cell in cells():

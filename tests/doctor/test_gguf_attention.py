@@ -6,12 +6,12 @@ import math
 import numpy as np
 import pytest
 
-from posenc.dialects.files.gguf_metadata import Metadata, read_metadata
-from posenc.dialects.files.source import load
-from posenc.dialects.position_record import record_of
-from posenc.dialects.runtimes import RUNTIMES
-from posenc.dialects.runtimes.llama_cpp import compute_from_metadata
 from posenc.doctor.options import Options
+from posenc.runtimes.files.gguf_metadata import Metadata, read_metadata
+from posenc.runtimes.files.source import load
+from posenc.runtimes.known import RUNTIMES
+from posenc.runtimes.known.llama_cpp import compute_from_metadata
+from posenc.runtimes.position_record import record_of
 from tests.doctor.judging import run
 
 gguf = pytest.importorskip("gguf", reason="the gguf package is not installed")

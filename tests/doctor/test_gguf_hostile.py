@@ -9,9 +9,9 @@ import tracemalloc
 
 import pytest
 
-from posenc.dialects.files import gguf_header
-from posenc.dialects.files.gguf_metadata import read_metadata
 from posenc.doctor.options import Options
+from posenc.runtimes.files import gguf_header
+from posenc.runtimes.files.gguf_metadata import read_metadata
 from tests.doctor.judging import run
 from tests.doctor.threads import BASE
 

@@ -4,10 +4,10 @@ import json
 
 import pytest
 
-from posenc.dialects.files.gguf_metadata import Metadata, read_metadata
-from posenc.dialects.runtimes.llama_cpp import compute_from_metadata
 from posenc.doctor.options import Options
 from posenc.frequencies import floats
+from posenc.runtimes.files.gguf_metadata import Metadata, read_metadata
+from posenc.runtimes.known.llama_cpp import compute_from_metadata
 from tests.doctor.judging import run
 from tests.doctor.test_gguf import gguf, write
 from tests.doctor.threads import BASE, EIGHT, GEMMA3

@@ -6,11 +6,11 @@ import json
 import numpy as np
 import pytest
 
-from posenc.dialects.files.gguf_metadata import Metadata
-from posenc.dialects.files.source import NoRotationError, load
 from posenc.doctor.case import Case
 from posenc.doctor.options import Options
 from posenc.doctor.rules import findings
+from posenc.runtimes.files.gguf_metadata import Metadata
+from posenc.runtimes.files.source import NoRotationError, load
 from tests.doctor.judging import row_of, run
 from tests.doctor.test_gguf import YARN, gguf, write
 from tests.doctor.threads import BASE, EIGHT
@@ -138,7 +138,7 @@ def bare(meta):
 def suspected(meta):
     from pathlib import Path
 
-    from posenc.dialects.files.source import Source
+    from posenc.runtimes.files.source import Source
 
     source = Source(Path("none.gguf"), "gguf", metadata=meta)
     return [f for f in findings(Case(source, ("llama.cpp",))) if f.code == "PD060"]

@@ -6,9 +6,9 @@ import struct
 
 import pytest
 
-from posenc.dialects.files.inside import path_inside, paths_inside
-from posenc.dialects.files.source import load
-from posenc.dialects.writers import copies
+from posenc.runtimes.files.inside import path_inside, paths_inside
+from posenc.runtimes.files.source import load
+from posenc.runtimes.writers import copies
 from tests.doctor.test_gguf_hostile import SOUND, header
 from tests.doctor.threads import BASE
 

@@ -5,13 +5,13 @@ import shlex
 
 import pytest
 
-from posenc.dialects.runtimes import emulate
-from posenc.dialects.writers.overrides import config_after_override, intended
 from posenc.doctor.options import Options
 from posenc.doctor.rule import COMMAND
 from posenc.doctor.rules.longer_texts import CARDS
 from posenc.files.sealed_json import strict_json
 from posenc.frequencies import floats
+from posenc.runtimes.known import emulate
+from posenc.runtimes.writers.overrides import config_after_override, intended
 from tests.doctor.judging import judge, run
 from tests.doctor.threads import BASE
 

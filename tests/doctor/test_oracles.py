@@ -43,7 +43,7 @@ def test_a_runtime_that_cannot_be_installed_is_left_out_and_said(tmp_path, monke
 
 
 def test_the_environments_hold_the_versions_that_the_emulators_were_read_from():
-    from posenc.dialects.runtimes import RELEASES_IN_WORDS
+    from posenc.runtimes.known import RELEASES_IN_WORDS
 
     for name, runtime in (("transformers4", "transformers-4"), ("mlx", "mlx-lm")):
         _, version = oracles.RUNTIMES[name][0].split("==")

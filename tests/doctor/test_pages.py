@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from posenc.dialects.files.gguf_metadata import Metadata
-from posenc.dialects.files.source import Source, load
-from posenc.dialects.model import language_model_key, model_of
-from posenc.dialects.position_keys import ABOUT_POSITIONS
 from posenc.doctor.case import Case
 from posenc.doctor.options import Options
 from posenc.doctor.rules import RULES, findings
+from posenc.runtimes.files.gguf_metadata import Metadata
+from posenc.runtimes.files.source import Source, load
+from posenc.runtimes.model import language_model_key, model_of
+from posenc.runtimes.position_keys import ABOUT_POSITIONS
 from tests.doctor.judging import judge, run
 
 PAGES = Path(__file__).parents[2] / "posenc/doctor/pages"

@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from posenc.dialects.files.json_object import read_json
 from posenc.doctor.options import Options
+from posenc.runtimes.files.json_object import read_json
 from tests.doctor.judging import judge, run
 from tests.doctor.planted import GONE, PLANTED
 
-VENDORS = read_json(Path(__file__).parents[1] / "dialects/runtimes/vendors.json")
+VENDORS = read_json(Path(__file__).parents[1] / "runtimes/known/vendors.json")
 GUESSED = (
     "PD004",
     "PD011",

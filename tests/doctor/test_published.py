@@ -4,10 +4,10 @@ import json
 
 import pytest
 
-from posenc.dialects.files.source import NoRotationError, load
-from posenc.dialects.meaning import UnknownFamilyError, meaning_of
-from posenc.dialects.runtimes import emulate
 from posenc.doctor.options import Options
+from posenc.runtimes.files.source import NoRotationError, load
+from posenc.runtimes.known import emulate
+from posenc.runtimes.meaning import UnknownFamilyError, meaning_of
 from tests.doctor.judging import codes, judge, run
 from tests.doctor.test_several_parts import LLAMA, SIZES, YARN
 

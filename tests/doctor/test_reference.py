@@ -4,8 +4,8 @@ import re
 
 import pytest
 
-from posenc.dialects.runtimes import RUNTIMES
 from posenc.doctor.rules import RULES
+from posenc.runtimes.known import RUNTIMES
 from tests.test_readme import ROOT, load_script
 
 pytestmark = pytest.mark.prose

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from posenc.dialects.files.source import Source
 from posenc.doctor.case import Case
 from posenc.doctor.rules import CATCH_ALL, RULES, findings
-from tests.dialects.golden_cases import FOLDER, config
+from posenc.runtimes.files.source import Source
 from tests.doctor.built import BUILT
 from tests.doctor.judging import case, codes, judge
 from tests.doctor.threads import BASE, EIGHT, ORIGINAL, SHORT, THREADS, full
+from tests.runtimes.golden_cases import FOLDER, config
 
 
 @pytest.mark.parametrize(

@@ -4,11 +4,11 @@ import json
 
 import pytest
 
-from posenc.dialects.families import all_families
-from posenc.dialects.meaning import UnknownFamilyError, meaning_of
-from posenc.dialects.model import model_of
-from posenc.dialects.runtimes import emulate
 from posenc.doctor.options import Options
+from posenc.runtimes.families import all_families
+from posenc.runtimes.known import emulate
+from posenc.runtimes.meaning import UnknownFamilyError, meaning_of
+from posenc.runtimes.model import model_of
 from tests.doctor.judging import run
 
 SIZES = {

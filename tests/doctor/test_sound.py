@@ -2,10 +2,10 @@
 
 import pytest
 
-from posenc.dialects.families import all_families
-from posenc.dialects.meaning import meaning_of
-from posenc.dialects.model import model_of
-from posenc.dialects.writers.both_dialects import config_in_both_dialects
+from posenc.runtimes.families import all_families
+from posenc.runtimes.meaning import meaning_of
+from posenc.runtimes.model import model_of
+from posenc.runtimes.writers.both_dialects import config_in_both_dialects
 from tests.doctor.judging import judge
 
 MISREAD = {

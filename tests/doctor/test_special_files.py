@@ -4,9 +4,9 @@ import os
 
 import pytest
 
-from posenc.dialects.files.json_object import read_json
-from posenc.dialects.files.source import load
 from posenc.doctor.cures import layout
+from posenc.runtimes.files.json_object import read_json
+from posenc.runtimes.files.source import load
 
 
 @pytest.fixture(params=["pipe", "/dev/zero", "/dev/full"])

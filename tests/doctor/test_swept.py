@@ -2,8 +2,8 @@
 
 import pytest
 
-from posenc.dialects.families import all_families
-from posenc.dialects.runtimes import RELEASES
+from posenc.runtimes.families import all_families
+from posenc.runtimes.known import RELEASES
 from tests.doctor.oracles import swept
 
 AGAIN = "run `python -m tests.doctor.oracles full`"

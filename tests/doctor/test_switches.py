@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from posenc.dialects.runtimes import RUNTIMES
 from posenc.doctor.options import Options
 from posenc.doctor.two_files import lengths_around_switches
+from posenc.runtimes.known import RUNTIMES
 from tests.doctor.judging import run
 
 PLAIN = {
@@ -137,8 +137,8 @@ def test_two_lists_are_compared_on_both_sides_of_their_switch(tmp_path):
 
 
 def test_nothing_is_tried_for_what_never_changes(tmp_path):
-    from posenc.dialects.files.source import load
-    from posenc.dialects.position_record import record_of
+    from posenc.runtimes.files.source import load
+    from posenc.runtimes.position_record import record_of
 
     (tmp_path / "config.json").write_text(json.dumps(PLAIN))
     assert lengths_around_switches(record_of(load(tmp_path / "config.json"))) == []

@@ -17,14 +17,14 @@ from posenc.compare.results import FORMAT, LengthScore, Study, Timing, TrialResu
 from posenc.compare.study import check_out_folder
 from posenc.compare.trial.config import read_trial
 from posenc.compare.trial.files import CorruptResult, load_result
-from posenc.dialects.files.gguf_metadata import read_metadata
-from posenc.dialects.files.json_object import read_json
-from posenc.dialects.files.safetensors_header import read_header
-from posenc.dialects.files.source import load
 from posenc.extend.export.sentence_transformers_files import copy_sentence_transformers_files
 from posenc.extend.run_command import read_documents
 from posenc.files.sealed_json import unseal
 from posenc.hf.tune.restart_state import read_sealed
+from posenc.runtimes.files.gguf_metadata import read_metadata
+from posenc.runtimes.files.json_object import read_json
+from posenc.runtimes.files.safetensors_header import read_header
+from posenc.runtimes.files.source import load
 from tests.doctor.test_gguf_hostile import ARRAY, SOUND, STRING, U32, header, text
 from tests.files.test_hostile_writers import TRIAL
 

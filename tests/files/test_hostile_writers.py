@@ -25,8 +25,6 @@ from posenc.compare.trial.checkpoint import (
 )
 from posenc.compare.trial.config import TrialConfig, write_trial
 from posenc.compare.trial.files import Cursor, is_done, save_result
-from posenc.dialects.weights.tensors import rewrite_tensors
-from posenc.dialects.writers.copies import copy_files, write_config
 from posenc.files.atomic import atomically, prepare_file, write_atomically
 from posenc.files.lock import LOCK_SUFFIX, locked
 from posenc.files.new_folder import new_folder
@@ -36,6 +34,8 @@ from posenc.hf.tune.tuning import save_tuning
 from posenc.report.chart import Chart
 from posenc.report.figure_files import write_figures
 from posenc.report.html_page import Page, Plot
+from posenc.runtimes.weights.tensors import rewrite_tensors
+from posenc.runtimes.writers.copies import copy_files, write_config
 from posenc.text_files import find_text
 from tests.experiment import experiment
 

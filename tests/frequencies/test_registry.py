@@ -5,14 +5,14 @@ from dataclasses import fields
 import pytest
 
 import posenc
-from posenc.dialects.runtimes import transformers5
-from posenc.dialects.runtimes.transformers5_rope_dicts import NEEDED, STRETCHED
 from posenc.extend.variants.methods import METHODS
 from posenc.frequencies import scalings
 from posenc.frequencies.registry import ROPE_TYPES, SCALINGS
 from posenc.frequencies.scaling import RopeType, Scaling, rope_frequencies
 from posenc.hf.rope.settings import RopeSetting
 from posenc.hf.rope.write import rope_parameters
+from posenc.runtimes.known import transformers5
+from posenc.runtimes.known.transformers5_rope_dicts import NEEDED, STRETCHED
 
 NUMBERS = {"factor": 4.0, "original_max_positions": 512, "p": 0.5}
 SIZES = {"hidden_size": 64, "num_attention_heads": 4, "num_hidden_layers": 2}

@@ -32,9 +32,9 @@ WANTED = (
     "posenc/py.typed",
     "posenc/list.json",
     PAGE,
-    "posenc/dialects/families.json",
-    "posenc/dialects/runtimes/vllm.json",
-    "posenc/dialects/vectors/yarn.json",
+    "posenc/runtimes/families.json",
+    "posenc/runtimes/known/vllm.json",
+    "posenc/runtimes/vectors/yarn.json",
     "posenc/doctor/pages/PD001.md",
     "posenc/report/html_page.css",
 )

@@ -4,16 +4,16 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from posenc.dialects.files.inside import path_inside
-from posenc.dialects.files.json_object import read_json
-from posenc.dialects.files.source import ADAPTER_CONFIG, Source, load
-from posenc.dialects.meaning import meaning_of, path_in_errors, require_known_family
-from posenc.dialects.model import model_of
-from posenc.dialects.weights.fold import adapter_rows_to_scale, scale_rows
-from posenc.dialects.weights.layout import permute_folder
-from posenc.dialects.writers.copies import copy_files
-from posenc.dialects.writers.recipes import best_recipe, require_static
 from posenc.files.new_folder import new_folder
+from posenc.runtimes.files.inside import path_inside
+from posenc.runtimes.files.json_object import read_json
+from posenc.runtimes.files.source import ADAPTER_CONFIG, Source, load
+from posenc.runtimes.meaning import meaning_of, path_in_errors, require_known_family
+from posenc.runtimes.model import model_of
+from posenc.runtimes.weights.fold import adapter_rows_to_scale, scale_rows
+from posenc.runtimes.weights.layout import permute_folder
+from posenc.runtimes.writers.copies import copy_files
+from posenc.runtimes.writers.recipes import best_recipe, require_static
 
 
 class ScaledAdapter(NamedTuple):

@@ -6,25 +6,25 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from posenc.dialects.files.json_object import read_json
-from posenc.dialects.files.source import Source, load
-from posenc.dialects.files.spelling import DICTS, DRAFT_LAYERS, ROTARY_BASES, ROTARY_SHARES
-from posenc.dialects.meaning import Meaning, meaning_of, path_in_errors
-from posenc.dialects.model import ORIGINAL_LENGTH, Model, language_model_key
-from posenc.dialects.position_keys import require_understood_keys
-from posenc.dialects.position_record import record_of
-from posenc.dialects.runtimes import AS_READ, emulate
-from posenc.dialects.runtimes.llama_cpp import sliding_base
-from posenc.dialects.writers import gguf_edit
-from posenc.dialects.writers.both_dialects import OURS
-from posenc.dialects.writers.candidates import APART
-from posenc.dialects.writers.changes import config_changes
-from posenc.dialects.writers.copies import copy_files, write_config
-from posenc.dialects.writers.recipes import Recipe, best_recipe, misreading_runtimes, require_static
 from posenc.doctor.cures.proving import AskAboutCopy, runtimes_that_answered
 from posenc.doctor.misreading import differing_aspects_of_rotation
 from posenc.files.new_folder import new_folder
 from posenc.files.sealed_json import strict_json
+from posenc.runtimes.files.json_object import read_json
+from posenc.runtimes.files.source import Source, load
+from posenc.runtimes.files.spelling import DICTS, DRAFT_LAYERS, ROTARY_BASES, ROTARY_SHARES
+from posenc.runtimes.known import AS_READ, emulate
+from posenc.runtimes.known.llama_cpp import sliding_base
+from posenc.runtimes.meaning import Meaning, meaning_of, path_in_errors
+from posenc.runtimes.model import ORIGINAL_LENGTH, Model, language_model_key
+from posenc.runtimes.position_keys import require_understood_keys
+from posenc.runtimes.position_record import record_of
+from posenc.runtimes.writers import gguf_edit
+from posenc.runtimes.writers.both_dialects import OURS
+from posenc.runtimes.writers.candidates import APART
+from posenc.runtimes.writers.changes import config_changes
+from posenc.runtimes.writers.copies import copy_files, write_config
+from posenc.runtimes.writers.recipes import Recipe, best_recipe, misreading_runtimes, require_static
 
 CONFIG = "config.json"
 SHARES = ("partial_rotary_factor", *ROTARY_SHARES)
@@ -151,8 +151,8 @@ def _why_not_folded(source: Source, meaning: Meaning) -> str:
     has_weights = source.path.name == CONFIG and any(source.folder.glob("*.safetensors"))
     if not has_weights:
         return "a config alone has no weights"
-    from posenc.dialects.weights.fold import why_not_foldable  # needs NumPy
-    from posenc.dialects.weights.rows import check_and_describe_weights
+    from posenc.runtimes.weights.fold import why_not_foldable  # needs NumPy
+    from posenc.runtimes.weights.rows import check_and_describe_weights
 
     reason = why_not_foldable(source.folder, meaning.model)
     check_and_describe_weights(source.folder, meaning.model)
@@ -278,14 +278,14 @@ def _write_and_prove(
         if source.path.name == CONFIG:
             behind = copy_files(source.folder, folder, leave=frozenset({CONFIG}))
         if any(folder.glob("*.safetensors")):
-            from posenc.dialects.weights.rows import check_and_describe_weights
+            from posenc.runtimes.weights.rows import check_and_describe_weights
 
             looked_at += (
                 f", {check_and_describe_weights(folder, meaning.model)}"  # of what was copied
             )
         write_config(folder / CONFIG, without_code)
         if recipe.folded != 1:
-            from posenc.dialects.weights.fold import fold_multiplier
+            from posenc.runtimes.weights.fold import fold_multiplier
 
             folded = len(fold_multiplier(folder, meaning.model, recipe.folded))
         config = read_json(folder / CONFIG)

@@ -11,16 +11,16 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from posenc.command_line.options import check_choice
-from posenc.dialects.files.json_object import read_json
-from posenc.dialects.files.source import load
-from posenc.dialects.meaning import require_known_family
-from posenc.dialects.model import Model, model_of
-from posenc.dialects.weights.layout import permute_folder
-from posenc.dialects.writers.copies import copy_files
 from posenc.files.atomic import write_atomically
 from posenc.files.new_folder import new_folder
 from posenc.files.opening import text_of
 from posenc.files.sealed_json import strict_json
+from posenc.runtimes.files.json_object import read_json
+from posenc.runtimes.files.source import load
+from posenc.runtimes.meaning import require_known_family
+from posenc.runtimes.model import Model, model_of
+from posenc.runtimes.weights.layout import permute_folder
+from posenc.runtimes.writers.copies import copy_files
 
 FEWEST, MOST = 50, 512
 """Fewest tokens for a decision, and the most that are read; chosen, not derived."""

@@ -4,8 +4,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from posenc.dialects.computed import ComputedPositions, LayerRotation
 from posenc.doctor.misreading import differing_aspects
+from posenc.runtimes.computed import ComputedPositions, LayerRotation
 
 AskAboutCopy = Callable[[Mapping[str, Any]], Mapping[str, ComputedPositions]]
 """From a config.json's object to what each installed runtime computes from it."""

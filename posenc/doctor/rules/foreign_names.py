@@ -4,11 +4,11 @@ import re
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from posenc.dialects.families import letters_and_digits
-from posenc.dialects.files.spelling import ROTARY_BASES, ROTARY_SHARES
-from posenc.dialects.meaning import Meaning
 from posenc.doctor.case import ALL, Case
 from posenc.doctor.rule import Hit, contradiction_hit, join_names, rule
+from posenc.runtimes.families import letters_and_digits
+from posenc.runtimes.files.spelling import ROTARY_BASES, ROTARY_SHARES
+from posenc.runtimes.meaning import Meaning
 
 BASE = re.compile(r"(rope|rotary)?(emb|embedding)?(freq|frequency)?(base|theta)s?(freq)?")
 

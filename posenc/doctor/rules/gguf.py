@@ -4,11 +4,11 @@ import shlex
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from posenc.dialects.files.gguf_metadata import FACTORS, Metadata
-from posenc.dialects.runtimes.llama_cpp import READS_BETAS, READS_LOG_MULTIPLIER
 from posenc.doctor.case import Case
 from posenc.doctor.rule import COMMAND, Hit, join_names, rule
 from posenc.frequencies import floats
+from posenc.runtimes.files.gguf_metadata import FACTORS, Metadata
+from posenc.runtimes.known.llama_cpp import READS_BETAS, READS_LOG_MULTIPLIER
 
 LLAMA_CPP = ("llama.cpp",)
 RESTORE = (

@@ -4,12 +4,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from typing import Any
 
-from posenc.dialects.families import json_table
-from posenc.dialects.model import (
-    LAYER_KINDS,
-)
 from posenc.doctor.case import Case
 from posenc.doctor.rule import Hit, contradiction_hit, join_names, rule
+from posenc.runtimes.families import json_table
+from posenc.runtimes.model import (
+    LAYER_KINDS,
+)
 
 KINDS = frozenset(json_table("position_keys")["layer types"])
 """Names of layers that transformers 5.23 accepts; anything else in layer_types is an error."""

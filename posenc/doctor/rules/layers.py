@@ -3,9 +3,9 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from posenc.dialects.model import LAYER_KINDS
 from posenc.doctor.case import ALL, Case, rope_type_of
 from posenc.doctor.rule import Hit, join_names, rule
+from posenc.runtimes.model import LAYER_KINDS
 
 OLDER_READERS = ("transformers-4", "mlx-lm")
 """Runtimes that read the keys of files from before rope_parameters."""

@@ -3,10 +3,10 @@
 import math
 from collections.abc import Iterator
 
-from posenc.dialects.model import LENGTHS, ORIGINAL_LENGTH
 from posenc.doctor.case import ALL, Case
 from posenc.doctor.rule import Hit, join_names, rule
 from posenc.frequencies import floats
+from posenc.runtimes.model import LENGTHS, ORIGINAL_LENGTH
 
 SERVERS = ("vllm", "sglang")
 

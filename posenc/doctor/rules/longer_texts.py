@@ -5,11 +5,11 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-from posenc.dialects.meaning import Meaning, UnknownFamilyError, meaning_of
-from posenc.dialects.model import ORIGINAL_LENGTH, language_model_key_after_loading
-from posenc.dialects.writers.overrides import SERVERS, intended, override_options
 from posenc.doctor.case import ALL, Case
 from posenc.doctor.rule import COMMAND, Hit, rule
+from posenc.runtimes.meaning import Meaning, UnknownFamilyError, meaning_of
+from posenc.runtimes.model import ORIGINAL_LENGTH, language_model_key_after_loading
+from posenc.runtimes.writers.overrides import SERVERS, intended, override_options
 
 
 class Card(NamedTuple):

@@ -3,17 +3,17 @@
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from posenc.dialects.files.spelling import DICTS
-from posenc.dialects.meaning import OLD_NAMES, differing_keys
-from posenc.dialects.model import (
+from posenc.doctor.case import ALL, Case, rope_type_of
+from posenc.doctor.rule import Hit, rule
+from posenc.doctor.rules.unread_keys import SCALINGS, TOWER
+from posenc.runtimes.files.spelling import DICTS
+from posenc.runtimes.meaning import OLD_NAMES, differing_keys
+from posenc.runtimes.model import (
     INNER,
     OUTSIDE,
     ROTARY,
     language_model_key,
 )
-from posenc.doctor.case import ALL, Case, rope_type_of
-from posenc.doctor.rule import Hit, rule
-from posenc.doctor.rules.unread_keys import SCALINGS, TOWER
 
 
 @rule("PD057", "E")

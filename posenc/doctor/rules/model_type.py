@@ -2,15 +2,15 @@
 
 from collections.abc import Iterator
 
-from posenc.dialects.families import (
+from posenc.doctor.case import ALL, Case
+from posenc.doctor.rule import Hit, join_names, rule
+from posenc.runtimes.families import (
     CHOOSE_BY_CLASS,
     class_of_unknown_code,
     families_of_class,
     first_class,
     is_named_like,
 )
-from posenc.doctor.case import ALL, Case
-from posenc.doctor.rule import Hit, join_names, rule
 
 
 @rule("PD050", "E")

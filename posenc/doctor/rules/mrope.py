@@ -3,9 +3,9 @@
 import re
 from collections.abc import Iterator
 
-from posenc.dialects.runtimes.vllm import MROPE_POSITIONS, MROPE_POSITIONS_OF_TOKENS
 from posenc.doctor.case import ALL, Case, rope_type_of
 from posenc.doctor.rule import Hit, rule
+from posenc.runtimes.known.vllm import MROPE_POSITIONS, MROPE_POSITIONS_OF_TOKENS
 
 SECTIONED = re.compile(r"_vl|4v|omni|glm_(image|ocr)|qwen3_5|qwen4|neomme|compass|cosmos3")
 """Families whose code cuts the angles into sections of M-RoPE, and stops at another sum."""

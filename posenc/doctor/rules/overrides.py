@@ -3,13 +3,13 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from posenc.dialects.model import (
+from posenc.doctor.case import Case
+from posenc.doctor.rule import Hit, join_names, rule
+from posenc.runtimes.model import (
     OUTSIDE,
     language_model_key_after_loading,
 )
-from posenc.dialects.writers.overrides import MERGES
-from posenc.doctor.case import Case
-from posenc.doctor.rule import Hit, join_names, rule
+from posenc.runtimes.writers.overrides import MERGES
 
 SERVERS = ("vllm", "sglang")
 OVERRIDES = "hf_overrides"

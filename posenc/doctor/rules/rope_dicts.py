@@ -4,10 +4,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from posenc.dialects.files.spelling import NUMBERS, ROTARY_BASES
-from posenc.dialects.meaning import Meaning, differing_keys
 from posenc.doctor.case import ALL, Case, rope_type_of
 from posenc.doctor.rule import Hit, contradiction_hit, join_names, rule
+from posenc.runtimes.files.spelling import NUMBERS, ROTARY_BASES
+from posenc.runtimes.meaning import Meaning, differing_keys
 
 OLD_READERS = ("transformers-4", "mlx-lm")
 

@@ -3,10 +3,10 @@
 from collections.abc import Iterator
 from typing import Any
 
-from posenc.dialects.position_keys import COMMON, READ
-from posenc.dialects.runtimes.transformers5_rope_dicts import NEEDED
 from posenc.doctor.case import ALL, Case, rope_type_of
 from posenc.doctor.rule import Hit, join_names, rule
+from posenc.runtimes.known.transformers5_rope_dicts import NEEDED
+from posenc.runtimes.position_keys import COMMON, READ
 
 TYPES = ("default", "linear", "dynamic", "yarn", "longrope", "llama3", "proportional")
 OLD = ("su", "mrope", "deepseek_yarn", "telechat3-yarn", "deepseek_llama_scaling")

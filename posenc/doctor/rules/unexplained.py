@@ -3,14 +3,14 @@
 import re
 from collections.abc import Iterable, Iterator, Sequence
 
-from posenc.dialects.computed import ComputedPositions, LayerRotation
-from posenc.dialects.model import (
-    language_model_key,
-)
 from posenc.doctor.case import Case
 from posenc.doctor.misreading import FREQUENCY_TOLERANCE, MULTIPLIER_TOLERANCE
 from posenc.doctor.rule import TABLE, Finding, Hit, join_names, rule
 from posenc.frequencies import floats
+from posenc.runtimes.computed import ComputedPositions, LayerRotation
+from posenc.runtimes.model import (
+    language_model_key,
+)
 
 ROPE_DICTS = ("rope_scaling", "rope_parameters")
 KEYS_OF = {

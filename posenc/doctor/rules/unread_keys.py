@@ -5,16 +5,16 @@ from collections.abc import Iterator, Mapping
 from difflib import get_close_matches
 from typing import Any, NamedTuple
 
-from posenc.dialects.families import letters_and_digits
-from posenc.dialects.model import (
+from posenc.doctor.case import Case, rope_type_of
+from posenc.doctor.rule import Hit, contradiction_hit, rule
+from posenc.doctor.rules.foreign_names import BASE, names_of_base_and_share
+from posenc.runtimes.families import letters_and_digits
+from posenc.runtimes.model import (
     INNER,
     ROTARY,
     TRAINED_KEY,
 )
-from posenc.dialects.position_keys import COMMON, NO_EFFECT, READ, unknown_keys
-from posenc.doctor.case import Case, rope_type_of
-from posenc.doctor.rule import Hit, contradiction_hit, rule
-from posenc.doctor.rules.foreign_names import BASE, names_of_base_and_share
+from posenc.runtimes.position_keys import COMMON, NO_EFFECT, READ, unknown_keys
 
 TARGETS = (*ROTARY, "max_position_embeddings", "original_max_position_embeddings", "head_dim")
 """Keys that are looked for under a misspelled name."""

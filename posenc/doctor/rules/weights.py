@@ -2,10 +2,10 @@
 
 from collections.abc import Iterator
 
-from posenc.dialects.files.inside import paths_inside
-from posenc.dialects.files.safetensors_header import read_header
 from posenc.doctor.case import ALL, Case
 from posenc.doctor.rule import Hit, rule
+from posenc.runtimes.files.inside import paths_inside
+from posenc.runtimes.files.safetensors_header import read_header
 
 MOST_FILES = 256
 """Weight files whose headers are read; chosen, not derived."""

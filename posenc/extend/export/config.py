@@ -5,11 +5,11 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from posenc.dialects.meaning import Meaning, meaning_of
-from posenc.dialects.model import TRAINED_KEY, model_of
-from posenc.dialects.runtimes import RUNTIMES
-from posenc.dialects.writers.proof import reasons_for_disagreement
-from posenc.dialects.writers.recipes import (
+from posenc.runtimes.known import RUNTIMES
+from posenc.runtimes.meaning import Meaning, meaning_of
+from posenc.runtimes.model import TRAINED_KEY, model_of
+from posenc.runtimes.writers.proof import reasons_for_disagreement
+from posenc.runtimes.writers.recipes import (
     Recipe,
     best_recipe,
     recipe_with_switch,
@@ -26,7 +26,7 @@ def config_to_write(saved: Mapping[str, Any], longest: int) -> tuple[Recipe, Mea
         saved: config.json as transformers 5 writes it.
         longest: the new length in tokens.
 
-    The meaning is None for families without rotary keys and those unknown to the dialects: only
+    The meaning is None for families without rotary keys and those unknown to posenc: only
     transformers is known to read them.
     """
     # The code that auto_map names is not in the new folder.

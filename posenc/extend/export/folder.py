@@ -10,8 +10,6 @@ from typing import Any
 from torch import Tensor
 
 from posenc.command_line.errors import RunFailed
-from posenc.dialects.files.json_object import read_json
-from posenc.dialects.writers.changes import config_changes
 from posenc.extend.export.config import config_to_write
 from posenc.extend.export.prover import Proof, Prover, prove
 from posenc.extend.export.sentence_transformers_files import (
@@ -27,6 +25,8 @@ from posenc.files.new_folder import new_folder
 from posenc.files.opening import copy_file, make_subfolder
 from posenc.hf.checkpoint.files import INDEX, tokenizer_files, weight_files
 from posenc.hf.checkpoint.loading import Checkpoint
+from posenc.runtimes.files.json_object import read_json
+from posenc.runtimes.writers.changes import config_changes
 
 SERVE, ADAPTER = "SERVE.md", "adapter"
 GENERATION_CONFIG_FILE = "generation_config.json"

@@ -7,8 +7,6 @@ from typing import Any
 from torch import nn
 
 from posenc.arguments import explain_misfits
-from posenc.dialects.files.inside import path_inside
-from posenc.dialects.files.json_object import read_json
 from posenc.encodings import PositionEncoding, repr_in_one_line
 from posenc.files.opening import bytes_of
 from posenc.hf.attachment.attach import attach
@@ -28,6 +26,8 @@ from posenc.hf.checkpoint.loading import (
     read_checked_folder,
     refuse_nonfinite_weights,
 )
+from posenc.runtimes.files.inside import path_inside
+from posenc.runtimes.files.json_object import read_json
 
 
 @explain_misfits

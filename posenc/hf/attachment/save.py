@@ -12,13 +12,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from posenc.dialects.files.attached import MARK, RECORD
 from posenc.encodings import PerLayer, PositionEncoding, path_of_class, repr_in_one_line
 from posenc.files.atomic import write_atomically
 from posenc.files.sealed_json import strict_json
 from posenc.frequencies.scaling import Scaling
 from posenc.hf.attachment.forward_context import ATTACHMENT_ATTRIBUTE, ENCODING_MODULE
 from posenc.hf.checkpoint import files
+from posenc.runtimes.files.attached import MARK, RECORD
 
 _POSENC_PREFIX = "posenc."
 _JSON_SCALARS = (bool, int, float, str, type(None))

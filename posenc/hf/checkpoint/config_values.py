@@ -4,7 +4,7 @@ import math
 from pathlib import Path
 from typing import Any
 
-from posenc.dialects.files.json_object import read_json
+from posenc.runtimes.files.json_object import read_json
 
 REQUIRED_KEYS = ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size")
 """Keys that must not be null if the config has them."""

@@ -7,9 +7,9 @@ posenc open a file outside.
 from pathlib import Path
 from typing import Any
 
-from posenc.dialects.files.inside import TOKENIZER_FILES, path_inside
-from posenc.dialects.files.json_object import LARGEST_INDEX, read_json
 from posenc.files.opening import open_ordinary
+from posenc.runtimes.files.inside import TOKENIZER_FILES, path_inside
+from posenc.runtimes.files.json_object import LARGEST_INDEX, read_json
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 PICKLES = ("*.bin", "*.pt", "*.pth")

@@ -10,14 +10,14 @@ from typing import Any
 import torch
 
 from posenc.command_line.errors import one_line
-from posenc.dialects.files.attached import refuse_attached_encoding
-from posenc.dialects.files.safetensors_header import read_header
 from posenc.hf.checkpoint import files
 from posenc.hf.checkpoint.config_values import check_config_values, check_layer_count
 from posenc.hf.learned_tables import position_table
 from posenc.hf.rope.check import check_rotary_keys
 from posenc.hf.rope.settings import RopeSetting, read_settings
 from posenc.machine.hardware import check_device
+from posenc.runtimes.files.attached import refuse_attached_encoding
+from posenc.runtimes.files.safetensors_header import read_header
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 DEVICES = ("auto", "cpu", "cuda", "mps")

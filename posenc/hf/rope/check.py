@@ -3,9 +3,9 @@
 from pathlib import Path
 from typing import Any
 
-from posenc.dialects.runtimes.transformers5 import HUNYUAN
 from posenc.frequencies.registry import ROPE_TYPES
 from posenc.hf.checkpoint.config_values import is_count, is_positive
+from posenc.runtimes.known.transformers5 import HUNYUAN
 
 FULL_ATTENTION = "full_attention"
 KNOWN_KEYS = frozenset(

@@ -4,14 +4,14 @@ import json
 
 import pytest
 
-from posenc.dialects.files.source import load
-from posenc.dialects.meaning import meaning_of
-from posenc.dialects.runtimes import RUNTIMES, emulate
-from posenc.dialects.writers.proof import disagreement, reasons_for_disagreement
 from posenc.doctor.options import Options
-from tests.dialects.golden_cases import FOLDER, config
+from posenc.runtimes.files.source import load
+from posenc.runtimes.known import RUNTIMES, emulate
+from posenc.runtimes.meaning import meaning_of
+from posenc.runtimes.writers.proof import disagreement, reasons_for_disagreement
 from tests.doctor.judging import fix, judge, run
 from tests.doctor.threads import BASE, EIGHT, ORIGINAL, SHORT
+from tests.runtimes.golden_cases import FOLDER, config
 
 ALL = tuple(RUNTIMES)
 CASES = sorted(FOLDER.glob("[0-9]*.json"))
@@ -74,7 +74,7 @@ def test_a_length_makes_it_static(number, written, tmp_path):
 def test_most_golden_cases_are_fixed_for_four_runtimes_and_many_for_all():
     named = ("transformers-4", "transformers-5", "vllm", "sglang")
     counts = {"four": 0, "all": 0}
-    from posenc.dialects.writers.recipes import best_recipe
+    from posenc.runtimes.writers.recipes import best_recipe
 
     for path in CASES:
         if path.name[:2] in NO_STATIC_FORM | NO_FORM:
@@ -152,8 +152,8 @@ def test_a_link_out_of_the_folder_is_not_copied(tmp_path):
 
 def test_an_index_larger_than_a_config_may_be_is_read(tmp_path):
     """DeepSeek-V3's index has 9 MB."""
-    from posenc.dialects.files.json_object import LARGEST_CONFIG, read_json
-    from posenc.dialects.writers.copies import check_index
+    from posenc.runtimes.files.json_object import LARGEST_CONFIG, read_json
+    from posenc.runtimes.writers.copies import check_index
 
     shards = {f"model.layers.{i}.{'x' * 200}": "a.safetensors" for i in range(40000)}
     index = tmp_path / "model.safetensors.index.json"

@@ -6,12 +6,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from posenc.dialects.files.source import load
-from posenc.dialects.model import model_of
-from posenc.dialects.runtimes import RUNTIMES
-from posenc.dialects.weights.fold import fold_multiplier, why_not_foldable
-from posenc.dialects.weights.tensors import decode_floats, encode_floats, read_entries
 from posenc.frequencies import floats
+from posenc.runtimes.files.source import load
+from posenc.runtimes.known import RUNTIMES
+from posenc.runtimes.model import model_of
+from posenc.runtimes.weights.fold import fold_multiplier, why_not_foldable
+from posenc.runtimes.weights.tensors import decode_floats, encode_floats, read_entries
 from tests.doctor.judging import fix
 from tests.doctor.threads import BASE, EIGHT
 

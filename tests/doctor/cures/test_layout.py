@@ -11,10 +11,6 @@ import pytest
 import torch
 from safetensors.numpy import load_file, save_file
 
-from posenc.dialects.model import model_of
-from posenc.dialects.weights.fold import ONE_PLUS_WEIGHT, fold_multiplier, why_not_foldable
-from posenc.dialects.weights.layout import permute_folder, row_permutation
-from posenc.dialects.weights.rows import rotary_dim
 from posenc.doctor.cures.layout import (
     FEWEST,
     WORDS,
@@ -22,6 +18,10 @@ from posenc.doctor.cures.layout import (
     write_converted_copy,
 )
 from posenc.doctor.options import Options
+from posenc.runtimes.model import model_of
+from posenc.runtimes.weights.fold import ONE_PLUS_WEIGHT, fold_multiplier, why_not_foldable
+from posenc.runtimes.weights.layout import permute_folder, row_permutation
+from posenc.runtimes.weights.rows import rotary_dim
 from tests.doctor.cures.test_fold import FAMILIES, checkpoint
 from tests.doctor.judging import run
 from tests.hf_models import transformers

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from posenc.doctor.options import Options
-from tests.dialects.golden_cases import FOLDER
 from tests.doctor.judging import run
 from tests.doctor.threads import BASE, EIGHT
+from tests.runtimes.golden_cases import FOLDER
 
 ABOUT_POSITIONS = re.compile(r"rope|rotary|yarn|theta|mscale|factor|beta|mrope|llama_4|truncate")
 NO_ROPE = re.compile(r"vision|audio|quantization|\.name$|finetuned|attn_factor")

@@ -5,12 +5,12 @@ import json
 
 import pytest
 
-from posenc.dialects.ask import Asked, Rotation
-from posenc.dialects.meaning import meaning_of
 from posenc.doctor import asking
 from posenc.doctor.cures.preferred import contradictions, with_preferred
 from posenc.doctor.options import Options
 from posenc.files.sealed_json import strict_json
+from posenc.runtimes.ask import Asked, Rotation
+from posenc.runtimes.meaning import meaning_of
 from tests.doctor.judging import run
 from tests.doctor.threads import BASE
 

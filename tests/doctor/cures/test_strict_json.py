@@ -4,11 +4,11 @@ import json
 
 import pytest
 
-from posenc.dialects.writers.copies import write_config
 from posenc.doctor.answer import report_of_layout
 from posenc.doctor.cures.layout import LayoutVerdict
 from posenc.files.sealed_json import strict_json
 from posenc.report.report import as_json
+from posenc.runtimes.writers.copies import write_config
 from tests.doctor.threads import BASE
 
 ODD = {

@@ -94,7 +94,7 @@ def check_servers() -> int:
     pythons = [python_of(name) for name in SERVERS]
     if not any(pythons):
         return 0
-    tests = "tests/dialects/ask/probes/test_server_probes.py"
+    tests = "tests/runtimes/ask/probes/test_server_probes.py"
     command = [sys.executable, "-m", "pytest", "-q", "-m", "slow", tests]
     return subprocess.run(command, cwd=ROOT).returncode
 

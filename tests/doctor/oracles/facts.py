@@ -2,7 +2,7 @@
 
 Each interpreter has one release. It says which config classes it has, and answers questions about
 each family that posenc knows of transformers 5: the spellings that published configs carry,
-on small sizes. posenc/dialects/runtimes/releases.json then holds, for each release, the classes
+on small sizes. posenc/runtimes/known/releases.json then holds, for each release, the classes
 that came with it or went, and by which words of a config a family is not as posenc knows it: there
 posenc says that it does not know what this release computes. Classes that only wrap a language
 model, and those with one rope dict that the simplest emulator describes, become lines of
@@ -16,18 +16,18 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from posenc.dialects import families
-from posenc.dialects.ask import Asked, as_computed, ask
-from posenc.dialects.computed import ComputedPositions
-from posenc.dialects.families import RUNTIME_FILES, all_families, facts_of_runtime
-from posenc.dialects.model import Model, model_of
-from posenc.dialects.runtimes import RUNTIMES
-from posenc.dialects.runtimes.releases import Release, recorded_releases, version_numbers
+from posenc.runtimes import families
+from posenc.runtimes.ask import Asked, as_computed, ask
+from posenc.runtimes.computed import ComputedPositions
+from posenc.runtimes.families import RUNTIME_FILES, all_families, facts_of_runtime
+from posenc.runtimes.known import RUNTIMES
+from posenc.runtimes.known.releases import Release, recorded_releases, version_numbers
+from posenc.runtimes.model import Model, model_of
 
 HERE = Path(__file__).parent
 FAMILIES = Path(families.__file__).with_name("families.json")
-RUNTIMES_ROOM = FAMILIES.parent / "runtimes"
-RELEASES = RUNTIMES_ROOM / "releases.json"
+KNOWN = FAMILIES.parent / "known"
+RELEASES = KNOWN / "releases.json"
 LENGTH = 256
 SIZES = {
     "hidden_size": 192,
@@ -305,7 +305,7 @@ def write_families(table: Mapping[str, Mapping[str, Any]]) -> None:
             for part, value in {**facts_of_runtime(runtime), **changed}.items()
         ]
         text = "{\n" + ",\n".join(parts) + "\n}\n"
-        (RUNTIMES_ROOM / f"{key}.json").write_text(text, encoding="utf-8")
+        (KNOWN / f"{key}.json").write_text(text, encoding="utf-8")
 
 
 def _as_text(value: Any) -> str:

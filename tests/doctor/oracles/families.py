@@ -16,11 +16,11 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
-from posenc.dialects.files.json_object import read_json
-from posenc.dialects.meaning import meaning_of
-from posenc.dialects.runtimes import emulate
-from posenc.dialects.writers.proof import reasons_for_disagreement
 from posenc.doctor.options import Options
+from posenc.runtimes.files.json_object import read_json
+from posenc.runtimes.known import emulate
+from posenc.runtimes.meaning import meaning_of
+from posenc.runtimes.writers.proof import reasons_for_disagreement
 from tests.doctor.judging import run
 from tests.doctor.oracles.run import logits
 

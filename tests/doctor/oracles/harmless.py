@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from posenc.dialects.files.json_object import read_json
+from posenc.runtimes.files.json_object import read_json
 
 HERE = Path(__file__).parent
 RUNTIMES = ("transformers-5", "transformers-4")
@@ -61,8 +61,8 @@ def strangers() -> list[tuple[str, dict[str, Any], tuple[str, ...]]]:
 
 def mend(name: str, config: dict[str, Any], words: tuple[str, ...], root: Path) -> Fixed:
     """Run `--fix` for both versions of transformers."""
-    from posenc.dialects.meaning import meaning_of
     from posenc.doctor.options import Options
+    from posenc.runtimes.meaning import meaning_of
     from tests.doctor.judging import run
     from tests.doctor.oracles.families import proved
 

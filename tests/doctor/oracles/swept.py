@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from posenc.dialects.families import RUNTIME_FILES, facts_of_family
+from posenc.runtimes.families import RUNTIME_FILES, facts_of_family
 
 PATH = Path(__file__).with_name("swept.json")
 

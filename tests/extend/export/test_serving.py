@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from posenc import extend as hf
-from posenc.dialects.runtimes import RUNTIMES
 from posenc.extend.export.config import config_to_write
 from posenc.extend.export.serving.page import serving_page
 from posenc.extend.export.serving.serve_commands import Export
@@ -19,6 +18,7 @@ from posenc.extend.variants.methods import METHODS, stretch
 from posenc.hf.checkpoint.loading import load_checkpoint
 from posenc.hf.rope.apply import rotary_frequencies, settings_applied
 from posenc.hf.tune.config import TuneConfig
+from posenc.runtimes.known import RUNTIMES
 from tests.doctor.judging import judge
 from tests.hf_models import (
     LENGTH,
@@ -252,9 +252,9 @@ def test_a_model_that_the_emulators_do_not_know_is_said_to_be_unknown(tmp_path):
     ],
 )
 def test_a_scale_of_the_familys_own_needs_no_edit(family, keys):
-    from posenc.dialects.meaning import meaning_of
-    from posenc.dialects.runtimes.llama_cpp import compute_from_metadata
-    from posenc.dialects.runtimes.llama_cpp_converter import converted_metadata
+    from posenc.runtimes.known.llama_cpp import compute_from_metadata
+    from posenc.runtimes.known.llama_cpp_converter import converted_metadata
+    from posenc.runtimes.meaning import meaning_of
 
     config = {
         "model_type": family,

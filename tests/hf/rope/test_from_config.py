@@ -12,7 +12,7 @@ from tests.hf.attachment.models import INTERLEAVED, build
 from tests.hf.attachment.test_deepseek_v4 import model as deepseek_v4  # noqa: F401 - a fixture
 
 VENDORS = json.loads(
-    (Path(__file__).parents[2] / "dialects/runtimes/vendors.json").read_text(encoding="utf-8")
+    (Path(__file__).parents[2] / "runtimes/known/vendors.json").read_text(encoding="utf-8")
 )
 
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 import posenc
-from posenc.dialects.families import ALTERNATING, CONTIGUOUS
+from posenc.runtimes.families import ALTERNATING, CONTIGUOUS
 from tests.hf_models import transformers
 
 FOLDER = Path(transformers.__file__).parent / "models"

@@ -22,10 +22,10 @@ def rotation_arguments(
         interleaved: the layout of a family that posenc does not know.
 
     Raises: ValueError for a config that posenc cannot read, a kind of layer that it does not have,
-    and a rotation that no scaling here computes: the result is compared with the dialects'.
+    and a rotation that no scaling here computes: the result is compared with the runtimes'.
     """
-    from posenc.dialects.meaning import UnknownFamilyError, meaning_of, require_known_family
-    from posenc.dialects.model import model_of
+    from posenc.runtimes.meaning import UnknownFamilyError, meaning_of, require_known_family
+    from posenc.runtimes.model import model_of
 
     config = _config_as_dict(config, f"{owner}.from_config")
     try:
@@ -73,7 +73,7 @@ def rotation_arguments(
 def _explain_unknown_rope_type(error: ValueError, config: Mapping[str, Any], owner: str) -> None:
     """Raise ValueError from `error` if that says that the config has a rope_type which the family's
     code does not know; otherwise return."""
-    from posenc.dialects.computed import RefusedError
+    from posenc.runtimes.computed import RefusedError
 
     cause = error.__cause__
     if not isinstance(cause, RefusedError):
@@ -126,7 +126,7 @@ def _check_layout(model: Any, interleaved: bool | None, owner: str) -> None:
 def _axes_alternate(family: str, owner: str) -> bool:
     """Return True if the axes alternate from pair to pair, and False if their sections follow each
     other. Raises: ValueError for a family whose code does something else, or is not known."""
-    from posenc.dialects.families import ALTERNATING, CONTIGUOUS
+    from posenc.runtimes.families import ALTERNATING, CONTIGUOUS
 
     if family in ALTERNATING:
         return True
@@ -178,7 +178,7 @@ def _config_as_dict(config: Any, owner: str) -> Mapping[str, Any]:
     Raises: TypeError for anything else; ValueError for a file that is no config.
     """
     if isinstance(config, str | Path):
-        from posenc.dialects.files.json_object import read_json
+        from posenc.runtimes.files.json_object import read_json
 
         path = Path(config).expanduser()
         if path.is_dir():
@@ -223,7 +223,7 @@ def _arguments_of_unknown_family(
 
     Raises: ValueError with the line of code that builds the rotation, as far as it is known.
     """
-    from posenc.dialects.families import WITHOUT_ROTATION, all_families
+    from posenc.runtimes.families import WITHOUT_ROTATION, all_families
 
     name = config.get("model_type")
     if isinstance(name, str) and name in WITHOUT_ROTATION:

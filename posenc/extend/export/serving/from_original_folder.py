@@ -6,13 +6,13 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from posenc.dialects.runtimes import emulate
-from posenc.dialects.writers.both_dialects import OURS
-from posenc.dialects.writers.overrides import override_options
-from posenc.dialects.writers.proof import reasons_for_disagreement
-from posenc.dialects.writers.recipes import what_changes_with_length
 from posenc.extend.export.serving import gguf
 from posenc.extend.export.serving.serve_commands import Export, code_block
+from posenc.runtimes.known import emulate
+from posenc.runtimes.writers.both_dialects import OURS
+from posenc.runtimes.writers.overrides import override_options
+from posenc.runtimes.writers.proof import reasons_for_disagreement
+from posenc.runtimes.writers.recipes import what_changes_with_length
 
 LENGTH_KEY = "max_position_embeddings"
 KEYS_OF_LOADED_CONFIG = ("rope_parameters", "original_max_position_embeddings", LENGTH_KEY)

@@ -6,14 +6,14 @@ import shlex
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from posenc.dialects.computed import LayerRotation, RefusedError
-from posenc.dialects.meaning import Meaning
-from posenc.dialects.model import model_of
-from posenc.dialects.runtimes.llama_cpp_converter import converted_metadata
-from posenc.dialects.writers import gguf_edit
-from posenc.dialects.writers.recipes import Recipe, what_changes_with_length
 from posenc.extend.export.serving.serve_commands import Export, code_block
 from posenc.frequencies import floats
+from posenc.runtimes.computed import LayerRotation, RefusedError
+from posenc.runtimes.known.llama_cpp_converter import converted_metadata
+from posenc.runtimes.meaning import Meaning
+from posenc.runtimes.model import model_of
+from posenc.runtimes.writers import gguf_edit
+from posenc.runtimes.writers.recipes import Recipe, what_changes_with_length
 
 
 def conversion_lines(export: Export) -> Iterator[str]:

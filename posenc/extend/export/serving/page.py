@@ -6,10 +6,6 @@ import shlex
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from posenc.dialects.position_record import LayerKind, record_of_meaning
-from posenc.dialects.runtimes import RELEASES_IN_WORDS, emulate
-from posenc.dialects.weights.fold import why_not_foldable
-from posenc.dialects.writers.recipes import best_recipe, what_changes_with_length
 from posenc.extend.export.serving import from_original_folder, gguf
 from posenc.extend.export.serving.serve_commands import (
     Export,
@@ -17,6 +13,10 @@ from posenc.extend.export.serving.serve_commands import (
     loading_lines,
     serving_lines,
 )
+from posenc.runtimes.known import RELEASES_IN_WORDS, emulate
+from posenc.runtimes.position_record import LayerKind, record_of_meaning
+from posenc.runtimes.weights.fold import why_not_foldable
+from posenc.runtimes.writers.recipes import best_recipe, what_changes_with_length
 
 TITLES = {
     "transformers-5": "transformers 5",

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from posenc.dialects.meaning import Meaning
-from posenc.dialects.runtimes import RUNTIMES, emulate
-from posenc.dialects.writers.recipes import Recipe
+from posenc.runtimes.known import RUNTIMES, emulate
+from posenc.runtimes.meaning import Meaning
+from posenc.runtimes.writers.recipes import Recipe
 
 
 @dataclass(frozen=True)

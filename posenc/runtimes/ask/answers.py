@@ -1,0 +1,300 @@
+"""What a runtime answered about a file: its form, as it is read from the probe's JSON, and brought
+into the words of what posenc knows."""
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from posenc.runtimes.computed import ComputedPositions, LayerRotation, RefusedError, Switch
+from posenc.runtimes.files.gguf_metadata import Metadata
+from posenc.runtimes.known.llama_cpp import compute_from_metadata
+from posenc.runtimes.model import Model
+
+WORDS = 300
+"""Letters of what a runtime says that are passed on."""
+EVERY_KIND = "all"
+FULL = "full_attention"
+SERVERS = ("vllm", "sglang")
+"""Runtimes that admit no text beyond a length."""
+CHANGES: dict[str, Switch] = {"vllm": "start", "sglang": "batch"}
+"""When the frequencies of a runtime change, if they do; "length" of the others."""
+
+
+@dataclass(frozen=True)
+class Rotation:
+    """What one rotary module of a model applies.
+
+    module: its name in the model. kind: of the layers that it serves, "" for all. inv_freq: radians
+    per token, one a pair. multiplier: of cos and sin. called: whether a call has shown both, and
+    not only what the module keeps. layers: those that apply it; None where the module does not tell
+    and `kind` says it.
+    """
+
+    module: str
+    kind: str
+    inv_freq: tuple[float, ...]
+    multiplier: float
+    called: bool
+    layers: tuple[int, ...] | None = None
+
+
+@dataclass(frozen=True)
+class Asked:
+    """One runtime's own answer for a config.
+
+    runtime, version: who answers. refuses: its words, where it does not build the model. no_model:
+    whether it refuses because it has no model of this architecture. stops: its words, where a
+    forward pass of the model that it builds stops as it rotates.
+    unmeasured: why nothing is known, where it builds the model and its rotation cannot be read.
+    model: the class that it builds. softmax_scales: what attention multiplies q . k by, each value
+    once. changes: whether frequencies depend on the length. without_rotation: layers whose
+    attention rotates nothing; None if no attention tells. interleaved: whether channels 2i and
+    2i + 1 are a pair; None if that could not be measured. admits: tokens of the longest sequence
+    that a server admits; of transformers, which admits any, the config's max_position_embeddings.
+    loaded: what llama.cpp's loader made of a GGUF file's keys, by its own names; what it computes
+    from them was not asked. Empty for other runtimes.
+    """
+
+    runtime: str
+    version: str
+    refuses: str = ""
+    no_model: bool = False
+    stops: str = ""
+    unmeasured: str = ""
+    model: str = ""
+    rotations: tuple[Rotation, ...] = ()
+    changes: bool = False
+    softmax_scales: tuple[float, ...] = ()
+    without_rotation: tuple[int, ...] | None = None
+    interleaved: bool | None = None
+    admits: int | None = None
+    loaded: Mapping[str, float | str] = field(default_factory=dict)
+
+
+def runtime_name_of(asked: Asked) -> str:
+    """Return posenc's name for the runtime that answered, a key of RUNTIMES: "transformers-4" or
+    "transformers-5" for transformers."""
+    if asked.runtime != "transformers":
+        return asked.runtime
+    return f"transformers-{4 if asked.version.startswith('4.') else 5}"
+
+
+def as_computed(
+    asked: Asked, known: ComputedPositions, model: Model | None = None
+) -> ComputedPositions:
+    """Return an installed runtime's answer in the form of an emulator's.
+
+    known: what posenc knows of the runtime. Which layers rotate, and the softmax scale, are taken
+    from it where the modules do not tell them, and posenc knows them. model: the language model of
+    the config, for the kinds of its layers where a runtime tells layers only.
+    """
+    answer = ComputedPositions(version=asked.version, asked=True)
+    if asked.no_model:
+        return replace(answer, error=asked.refuses, known="no model")
+    if asked.refuses:
+        longest = asked.admits if asked.runtime in SERVERS else None
+        return replace(answer, error=asked.refuses, max_length=longest)
+    if asked.unmeasured:
+        return replace(answer, error=asked.unmeasured, known="unknown")
+    try:
+        layers = _rotations_by_kind(asked.rotations, model)
+    except RefusedError as nothing:
+        return replace(answer, error=str(nothing), known="unknown")
+    without_rotation, scale = asked.without_rotation, None
+    if without_rotation is None:
+        without_rotation = known.without_rotation
+    elif not layers and model is not None:  # nor do layers without attention
+        without_rotation = tuple(range(model.num_layers))
+    if len(asked.softmax_scales) == 1:
+        (scale,) = asked.softmax_scales
+    elif known.is_known:
+        scale = known.softmax_scale
+    return replace(
+        answer,
+        layers=layers,
+        softmax_scale=scale,
+        switch=CHANGES.get(asked.runtime, "length") if asked.changes else "static",
+        without_rotation=without_rotation,
+        max_length=asked.admits if asked.runtime in SERVERS else None,
+        stops=asked.stops,
+    )
+
+
+LOADED_AS = {
+    "n_ctx_train": "context_length",
+    "n_rot": "dimension_count",
+    "freq_base_train": "freq_base",
+    "rope scaling": "scaling_type",
+    "n_ctx_orig_yarn": "original_length",
+}
+"""llama.cpp's name of what it loaded -> the field of Metadata."""
+PRINTED_TO = 1e-5
+"""Relative precision to which llama.cpp prints what it loaded."""
+
+
+def as_loaded(asked: Asked, metadata: Metadata, length: int | None) -> ComputedPositions:
+    """Return what llama.cpp computes from a GGUF file, in the form of an emulator's answer.
+
+    Whether it loads the file, and the base, the scaling, the lengths and the rotated channels, are
+    its own loader's answer; what follows from them, and from the file's lists of divisors, is
+    computed as posenc's emulator does.
+    """
+    answer = ComputedPositions(version=asked.version, asked=True)
+    if asked.refuses:
+        known = "no model" if asked.no_model else "yes"
+        return replace(answer, error=asked.refuses, known=known)
+    if asked.unmeasured:
+        return replace(answer, error=asked.unmeasured, known="unknown")
+    try:
+        computed = compute_from_metadata(_metadata_as_loaded(metadata, asked.loaded), length)
+    except RefusedError as refused:
+        return replace(answer, error=str(refused), known="unknown")
+    return replace(computed, version=asked.version, asked=True)
+
+
+def _metadata_as_loaded(metadata: Metadata, loaded: Mapping[str, float | str]) -> Metadata:
+    """Return the file's settings, where llama.cpp's loader has others with those."""
+    changes: dict[str, Any] = {}
+    for name, field_name in LOADED_AS.items():
+        if name in loaded and not _are_equal(loaded[name], getattr(metadata, field_name)):
+            changes[field_name] = loaded[name]
+    scale = loaded.get("freq_scale_train")
+    if isinstance(scale, float) and scale and not _are_equal(1 / scale, metadata.scaling_factor):
+        changes["scaling_factor"] = 1 / scale
+    for name in ("context_length", "dimension_count"):
+        if name in changes:
+            changes[name] = int(changes[name])
+    return replace(metadata, **changes)
+
+
+def _are_equal(printed: float | str, read: float | str) -> bool:
+    """Return True if a setting that llama.cpp prints is the one that posenc reads."""
+    if isinstance(printed, str) or isinstance(read, str):
+        return printed == read
+    return abs(printed - read) <= PRINTED_TO * abs(read)
+
+
+def _rotations_by_kind(
+    rotations: tuple[Rotation, ...], model: Model | None
+) -> dict[str, LayerRotation]:
+    """Return the rotation of each kind of layer.
+
+    Raises: RefusedError where two rotations are of one kind, so that nothing tells which layers use
+    which.
+    """
+    if len(rotations) > 1 and all(rotation.layers is not None for rotation in rotations):
+        return _rotations_by_layers(rotations, model)
+    kinds = [rotation.kind for rotation in rotations]
+    if len(set(kinds)) < len(kinds):
+        named = ", ".join(rotation.module for rotation in rotations)
+        raise RefusedError(f"nothing tells which layers use which of {named}")
+    # Where one kind has a module of its own, the unnamed module serves the others.
+    unnamed = EVERY_KIND if len(kinds) == 1 else FULL
+    return {
+        rotation.kind or unnamed: LayerRotation(rotation.inv_freq, rotation.multiplier)
+        for rotation in rotations
+    }
+
+
+def _rotations_by_layers(
+    rotations: tuple[Rotation, ...], model: Model | None
+) -> dict[str, LayerRotation]:
+    """Return the rotation of each kind of layer, of several that name their layers.
+
+    A kind whose layers rotate differently has one entry for those of its first layer, and one for
+    each other rotation, named by its first layer. Without a model, all layers are of one kind.
+    """
+    by_layer = {index: rotation for rotation in rotations for index in rotation.layers or ()}
+    kinds = {EVERY_KIND: tuple(sorted(by_layer))}
+    if model is not None and model.is_known and model.has_rope_dict_per_kind:
+        kinds = {kind: model.layers_of_kind(kind) for kind in model.layer_kinds}
+    layers: dict[str, LayerRotation] = {}
+    for kind, indices in kinds.items():
+        of_kind: list[LayerRotation] = []
+        for index in indices:
+            if index not in by_layer:
+                continue
+            rotation = LayerRotation(by_layer[index].inv_freq, by_layer[index].multiplier)
+            if rotation not in of_kind:
+                name = f"{kind} (layer {index} and others)" if of_kind else kind
+                layers[name] = rotation
+                of_kind.append(rotation)
+    return layers
+
+
+def parse_answers(said: bytes, runtime: str, count: int) -> list[Asked]:
+    """Return the answers that a probe printed, every part of which is checked.
+
+    count: how many there must be.
+    Raises: ValueError for anything that is no answer of this runtime.
+    """
+    try:
+        answer = json.loads(said)
+        cases = answer["cases"]
+        version = str(answer["version"])[:WORDS]
+        if answer["runtime"] != runtime or len(cases) != count:
+            raise ValueError(f"expected {count} answers of {runtime}")
+        return [_parse_answer(case, runtime, version) for case in cases]
+    except (TypeError, KeyError, AttributeError, RecursionError) as error:
+        raise ValueError(f"expected an answer of {runtime}") from error
+
+
+def _parse_answer(case: Mapping[str, Any], runtime: str, version: str) -> Asked:
+    """Return one answer of the probe. Raises: KeyError, TypeError, ValueError for another form."""
+    if "refuses" in case:
+        admits = case.get("admits")
+        return Asked(
+            runtime,
+            version,
+            refuses=str(case["refuses"])[:WORDS],
+            no_model=bool(case.get("no_model")),
+            admits=admits if isinstance(admits, int) else None,
+        )
+    if "unmeasured" in case:
+        return Asked(runtime, version, unmeasured=str(case["unmeasured"])[:WORDS])
+    if "loaded" in case:
+        loaded = {str(name)[:WORDS]: _number_or_words(v) for name, v in case["loaded"].items()}
+        return Asked(runtime, version, loaded=loaded)
+    interleaved, admits = case["interleaved"], case["admits"]
+    without_rotation = case["without_rotation"]
+    return Asked(
+        runtime,
+        version,
+        stops=str(case["stops"])[:WORDS],
+        model=str(case["class"])[:WORDS],
+        rotations=tuple(_parse_rotation(row) for row in case["rotations"]),
+        changes=bool(case["changes"]),
+        softmax_scales=tuple(_finite_number(value) for value in case["softmax_scales"]),
+        without_rotation=None if without_rotation is None else tuple(map(int, without_rotation)),
+        interleaved=None if interleaved is None else bool(interleaved),
+        admits=admits if isinstance(admits, int) else None,
+    )
+
+
+def _parse_rotation(row: Mapping[str, Any]) -> Rotation:
+    """Return one rotation of an answer. Raises: KeyError, TypeError, ValueError for another
+    form."""
+    layers = row.get("layers")
+    return Rotation(
+        str(row["module"])[:WORDS],
+        str(row["kind"])[:WORDS],
+        tuple(_finite_number(value) for value in row["inv_freq"]),
+        _finite_number(row["multiplier"]),
+        bool(row["called"]),
+        None if layers is None else tuple(map(int, layers)),
+    )
+
+
+def _number_or_words(value: Any) -> float | str:
+    """Return a value of the loader's. Raises: ValueError for a number that is not finite."""
+    return value[:WORDS] if isinstance(value, str) else _finite_number(value)
+
+
+def _finite_number(value: Any) -> float:
+    """Return a number. Raises: ValueError for one that is not finite."""
+    number = float(value)
+    if not math.isfinite(number):
+        raise ValueError(f"{number} is no frequency")
+    return number

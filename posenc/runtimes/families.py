@@ -1,0 +1,196 @@
+"""Facts about model families: what all runtimes share, and what each of them does.
+
+families.json has one line per `model_type`: class defaults, the layout of pairs, kinds of layers.
+Each runtime has a file of its own in known/, beside the emulator that reads it, such as
+vllm.json: the releases of which it speaks, and a line per family with what this runtime's own
+source says, and where (`read`: file and line in the release `read in`; paths start at the folder of
+the models, of llama.cpp at the repository). A family under `has no` is none of that release's
+models; one under `not read`, or nowhere, nobody has read. No line is copied from another family or
+runtime.
+
+A line of families.json with `text` is of several modalities: `text` names the family of its
+language model, or the usual one where `any` is read; `inner`: where its keys are, if not in
+text_config; `flat` if they may be next to the other towers' instead.
+"""
+
+import json
+import re
+from collections.abc import Mapping
+from functools import lru_cache
+from importlib import resources
+from typing import Any
+
+
+@lru_cache
+def json_table(name: str) -> Any:
+    """Return the content of a JSON file in or below this folder, such as "families"."""
+    text = resources.files("posenc.runtimes").joinpath(f"{name}.json").read_text(encoding="utf-8")
+    return json.loads(text)
+
+
+RUNTIME_FILES = {
+    "transformers-4": "transformers4",
+    "transformers-5": "transformers5",
+    "vllm": "vllm",
+    "sglang": "sglang",
+    "mlx-lm": "mlx_lm",
+    "llama.cpp": "llama_cpp",
+}
+"""Runtime -> the name of its two files in known/: NAME.json has its facts, NAME.py computes by
+them. It is also the key of the runtime's facts in `all_families`."""
+
+
+def facts_of_runtime(runtime: str) -> Any:
+    """Return the content of a runtime's file of facts: its releases, and its families."""
+    return json_table(f"known/{RUNTIME_FILES[runtime]}")
+
+
+WITHOUT_ROTATION = frozenset(json_table("without_rotation"))
+"""model_types of models that rotate nothing in transformers 5.23: learned tables, biases on the
+scores, recurrence. Their modeling files have no rotation, or none that is called (jamba,
+nemotron_h)."""
+
+
+ALTERNATING = frozenset(
+    """
+    cosmos3_edge_text qwen3_5_text qwen3_5_moe_text qwen3_omni_moe_text
+    qwen3_omni_moe_talker_text qwen3_vl_text qwen3_vl_moe_text qwen4_exp_text
+    """.split()
+)
+"""Families of transformers with M-RoPE whose axes alternate from pair to pair. Their code does not
+read mrope_interleaved."""
+CONTIGUOUS = frozenset(
+    """
+    glm4v_text glm4v_moe_text glm_image_text glm_ocr_text paddleocr_vl_text qwen2_vl_text
+    qwen2_5_vl_text qwen2_5_omni_text qwen2_5_omni_talker
+    """.split()
+)
+"""Families whose sections follow each other, likewise."""
+
+
+@lru_cache
+def all_families() -> dict[str, dict[str, Any]]:
+    """Return the facts about every model_type: its line of families.json, and under each key of
+    RUNTIME_FILES that runtime's. They are None if it has no such model, and empty or missing if
+    nobody has read it."""
+    families = {name: dict(line) for name, line in json_table("families").items()}
+    for runtime, key in RUNTIME_FILES.items():
+        file = facts_of_runtime(runtime)
+        lines = {
+            **dict.fromkeys(file["has no"]),
+            **{name: {} for name in file["not read"]},
+            **file["families"],
+        }
+        for name, line in lines.items():
+            families[name][key] = line
+    return families
+
+
+def facts_of_family(model_type: str) -> dict[str, Any] | None:
+    """Return the facts about one model_type; None if it is unknown."""
+    return all_families().get(model_type)
+
+
+def family_of_class(name: str) -> str | None:
+    """Return the model_type whose models have a class such as LlamaForCausalLM.
+
+    None if the class is unknown, or several families have it and none is named like it.
+    """
+    found = [m for m, f in all_families().items() if f.get("architecture") == name]
+    own = [m for m in found if name.lower().startswith(f"{m.replace('_', '')}for")]
+    return next(iter(own if len(found) > 1 else found), None)
+
+
+CHOOSE_BY_CLASS = ("vllm", "sglang", "llama.cpp")
+"""Runtimes that choose the code by the first class in architectures; the others by model_type."""
+
+OTHER_ARCHITECTURES = {
+    "bailing_hybrid": {
+        "BailingMoeV2_5ForCausalLM": "Ling 2.5 and 2.6: linear layers rotate a share of each head, "
+        "the others 64 channels",
+    },
+}
+"""model_type -> classes that have this model_type and another network than the one in
+families.json, with what is known of them (vLLM 0.33.0, bailing_moe_linear.py:179)."""
+
+
+# Every class of a config is compared with those of all families, several times for each runtime.
+@lru_cache(maxsize=4096)
+def letters_and_digits(name: str) -> str:
+    """Return a name in small letters and digits only, so that spellings of it compare equal.
+
+    >>> letters_and_digits("Rope-Theta")
+    'ropetheta'
+    """
+    return re.sub(r"[^a-z0-9]", "", name.lower())
+
+
+def first_class(config: Mapping[str, Any]) -> str | None:
+    """Return the first name in a config's architectures; None where it has none. Of a multimodal
+    config only the outermost list counts, as no runtime reads another."""
+    listed = config.get("architectures")
+    first = listed[0] if isinstance(listed, list) and listed else None
+    return first if isinstance(first, str) else None
+
+
+def other_architecture(config: Mapping[str, Any], model_type: str) -> str | None:
+    """Return what is known of a config's class that has another network than its model_type's usual
+    class, in words; None for any other class."""
+    return OTHER_ARCHITECTURES.get(model_type, {}).get(first_class(config) or "")
+
+
+def families_of_class(name: str) -> list[str]:
+    """Return the families with a class of this name, whatever its task is; also those that rotate
+    nothing."""
+    stem = _class_name_without_task(name)
+    families = [
+        model_type
+        for model_type, facts in all_families().items()
+        if "architecture" in facts and _class_name_without_task(facts["architecture"]) == stem
+    ]
+    return families + [name for name in WITHOUT_ROTATION if letters_and_digits(name) == stem]
+
+
+def is_named_like(name: str, *families: str, exactly: bool) -> bool:
+    """Return True if a class is named like one of these families; unless exactly, its name may go
+    on, as those of classes for other tasks do, and lack the word "text", which is the family's own
+    in "aria_text" (class AriaTextModel).
+
+    >>> is_named_like("LlamaForCausalLMEagle3", "llama", exactly=False)
+    True
+    >>> is_named_like("LForCausalLM", "llama", exactly=False)
+    False
+    """
+    stem = _class_name_without_task(name)
+    right_stems = set()
+    for model_type in families:
+        family_class = (facts_of_family(model_type) or {}).get("architecture", "")
+        right_stems |= {_class_name_without_task(family_class), letters_and_digits(model_type)}
+    right_stems.discard("")
+    if exactly:
+        return stem in right_stems
+    return any(stem.startswith(right) or f"{stem}text" == right for right in right_stems)
+
+
+@lru_cache(maxsize=4096)
+def _class_name_without_task(name: str) -> str:
+    """Return a class name in small letters, without the task that it ends with.
+
+    "LlamaForCausalLM" -> "llama".
+    """
+    return letters_and_digits(re.split(r"(?<=.)(?:For[A-Z]|LMHead|Model$|TextModel$)", name)[0])
+
+
+def class_of_unknown_code(config: Mapping[str, Any], model_type: str) -> str | None:
+    """Return the first class of a config if no family has it and it is not named like the config's
+    own: what a runtime that chooses by the class does with it, nobody has read. None otherwise.
+
+    model_type: of the language model, as posenc has read it. The name may be empty: compare the
+    answer with None.
+    """
+    name = first_class(config)
+    if name is None or families_of_class(name):
+        return None
+    outer = config.get("model_type")
+    names = [model_type, *([outer] if isinstance(outer, str) else [])]
+    return None if is_named_like(name, *names, exactly=False) else name

@@ -1,0 +1,274 @@
+"""Translate vendors' names for rotary settings to transformers' keys."""
+
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any
+
+from posenc.runtimes.computed import LLAMA3
+from posenc.runtimes.model import with_language_model_on_top
+from posenc.runtimes.position_keys import ABOUT_POSITIONS, COMMON, KEYS, NO_EFFECT, READ
+
+ROTARY_BASES = ("rotary_emb_base", "rotary_base", "rope_base", "global_rope_theta")
+ROTARY_SHARES = ("rotary_pct", "rotary_percentage", "rope_pct", "rotary_emb_fraction")
+NUMBERS = tuple(
+    "rope_theta factor original_max_position_embeddings attention_factor attn_factor "
+    "beta_fast beta_slow mscale mscale_all_dim low_freq_factor high_freq_factor "
+    "partial_rotary_factor alpha short_mscale long_mscale rope_local_base_freq "
+    "rotary_emb_base rotary_pct query_pre_attn_scalar attention_multiplier model_max_length".split()
+)
+POSITIVE_KEYS = tuple(
+    "rope_theta factor original_max_position_embeddings low_freq_factor high_freq_factor "
+    "beta_fast beta_slow attention_factor attn_factor rope_local_base_freq rotary_emb_base".split()
+)
+"""Keys that must be above zero."""
+TRANSLATED = {
+    "meta": ("rope_theta", "use_scaled_rope", "rope_scaling_factor", "high_freq_factor"),
+    "mistral": ("rope_theta", "max_position_embeddings", "yarn"),
+    "deepseek": ("rope_theta", "rope_factor", "mscale", "qk_rope_head_dim", "qk_nope_head_dim"),
+    "yarn": ("factor", "beta", "alpha", "original_max_position_embeddings", "apply_scale"),
+}
+"""The keys about positions that are read in other spellings, and in Mistral's yarn."""
+IN_CONFIGS = KEYS.union(COMMON, NO_EFFECT, *READ.values())
+PER_LAYER = ("step3p5", "step3p7")
+"""Families whose base and rotated share are lists with a number for each layer."""
+LISTS = ("short_factor", "long_factor", "mrope_section", "no_rope_layers")
+WORDS = ("rope_type", "type", "model_type")
+DICTS = ("rope_scaling", "rope_parameters")
+META_LENGTH = 2048
+"""Tokens: max_seq_len of Meta's own code (llama/model.py, ModelArgs) where params.json has none."""
+META_SCALED_LENGTH = 131072
+"""Tokens that all of Meta's models with use_scaled_rope were trained for, Llama 3.1 with factor 8
+and 3.2 with 32 (CONTEXT_LENGTH_FOR_VERSION in transformers' convert_llama_weights_to_hf.py). It is
+not the original length times the factor, which is 65536 and 262144."""
+DRAFT_LAYERS = "transformer_layer_config"
+"""Where the config of a draft model of vLLM's speculators has the keys of its layers."""
+LARGEST_NUMBER = 1e35
+"""Larger values overflow float32 in the runtimes."""
+
+
+def name_of_spelling(raw: Mapping[str, Any]) -> str:
+    """Return whose spelling the file uses: transformers, speculators, meta, mistral or deepseek."""
+    if "speculators_model_type" in raw and isinstance(raw.get(DRAFT_LAYERS), Mapping):
+        return "speculators"
+    if "model_type" in raw or "architectures" in raw:
+        return "transformers"
+    if "n_heads" in raw and "n_layers" in raw and "dim" in raw:
+        if "rope_factor" in raw or "original_seq_len" in raw or "qk_rope_head_dim" in raw:
+            return "deepseek"
+        if "hidden_dim" in raw or "head_dim" in raw:
+            return "mistral"
+        return "meta"
+    return "transformers"
+
+
+def as_transformers(raw: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings under transformers' keys. A file that already uses them stays as it is:
+    what its runtimes read is what it says.
+
+    Raises: ValueError where the rotary keys are no dicts, or no size of a model is given.
+    """
+    translators = {
+        "meta": _translate_meta,
+        "mistral": _translate_mistral,
+        "deepseek": _translate_deepseek,
+    }
+    spelling = name_of_spelling(raw)
+    if spelling == "speculators":
+        return as_transformers(raw[DRAFT_LAYERS])
+    if translate := translators.get(spelling):
+        unread = _untranslated_keys(raw, spelling).items()
+        return translate(raw) | {k: v for k, v in unread if ABOUT_POSITIONS.search(k)}
+    _check_values(with_language_model_on_top(raw))
+    return dict(raw)
+
+
+def _check_values(flat: Mapping[str, Any]) -> None:
+    """Raise ValueError if a rotary key has a value of the wrong kind, or there is no model."""
+    if not any(n in flat for n in ("hidden_size", "n_embd", "d_model", "head_dim", "model_type")):
+        raise ValueError(
+            "expected a model's config with hidden_size, head_dim or model_type, found the keys "
+            f"{', '.join(sorted(flat)[:8]) or 'of an empty object'}."
+        )
+    lists = ("rope_theta", "partial_rotary_factor") if flat.get("model_type") in PER_LAYER else ()
+    for place, values in _config_and_rope_dicts(flat):
+        for key in (*DICTS, *NUMBERS, *LISTS, *WORDS, "layer_types"):
+            value = values.get(key)
+            if value is None or (not place and key in lists):
+                continue
+            if expected := _what_value_must_be(key, value):
+                shown = repr(value)[:60]
+                raise ValueError(f"config.json: {place}{key} must be {expected}, got {shown}.")
+
+
+def _what_value_must_be(key: str, value: Any) -> str:
+    """Return in words what the value of a rotary key must be; empty if it is right."""
+    for keys, is_right, expected in (
+        (DICTS, _is_dict, "an object or null"),
+        (LISTS, _is_list_of_numbers, "a list of finite numbers"),
+        (WORDS, _is_word, "a string"),
+        (("layer_types",), _is_list_of_words, "a list of strings"),
+    ):
+        if key in keys:
+            return "" if is_right(value) else expected
+    if key in POSITIVE_KEYS and (value == 0 or str(value).strip()[:1] == "-"):
+        return "a positive number"
+    is_number = isinstance(value, int | float) and abs(value) <= LARGEST_NUMBER
+    # A number as text is reported by a rule, PD005.
+    return "" if is_number or isinstance(value, str) else "a finite number"
+
+
+def _is_dict(value: Any) -> bool:
+    return isinstance(value, Mapping)
+
+
+def _is_word(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+def _is_list_of_numbers(value: Any) -> bool:
+    return isinstance(value, list) and all(_is_bounded_number(item) for item in value)
+
+
+def _is_list_of_words(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(item, str) for item in value)
+
+
+def _is_bounded_number(value: Any) -> bool:
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    return number and abs(value) <= LARGEST_NUMBER
+
+
+def _config_and_rope_dicts(flat: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Yield the config and each rope dict in it, nested ones included, with the path before its
+    keys: empty, "rope_scaling." or "rope_parameters.full_attention."."""
+    yield "", flat
+    for name in DICTS:
+        given = flat.get(name)
+        if isinstance(given, Mapping):
+            yield f"{name}.", given
+            for kind, inner in given.items():
+                if isinstance(inner, Mapping):
+                    yield f"{name}.{kind}.", inner
+
+
+def with_vendors_keys_renamed(config: dict[str, Any], own: Collection[str]) -> dict[str, Any]:
+    """Set transformers' keys, where they are missing, to what vendors' keys such as rotary_emb_base
+    have; return the config, which is changed in place.
+
+    own: keys that the family's own code reads, which are not copied.
+    """
+    for target, names in (("rope_theta", ROTARY_BASES), ("partial_rotary_factor", ROTARY_SHARES)):
+        value = next((config[n] for n in names if config.get(n) is not None and n not in own), None)
+        if value is not None and config.get(target) is None:
+            config[target] = value
+    ratio = config.get("rope_ratio")  # ChatGLM: how many times longer the base is
+    if isinstance(ratio, int | float) and "rope_theta" not in config:
+        config["rope_theta"] = 10000.0 * ratio
+    return config
+
+
+def _untranslated_keys(given: Mapping[str, Any], spelling: str) -> dict[str, Any]:
+    """Return the keys that no translation reads, for the rules that report them.
+
+    A key that a config.json may have would be read there: it gets a name that says that the
+    vendor's code does not read it, and its value becomes text.
+    """
+    left = {k: v for k, v in given.items() if k not in TRANSLATED[spelling]}
+    known = {f"{k}, which its code does not read": str(left.pop(k)) for k in IN_CONFIGS & {*left}}
+    return {**left, **known}
+
+
+def _require_size(raw: Mapping[str, Any], name: str) -> int:
+    """Return a size. Raises: ValueError for anything but an integer of at least 1."""
+    value = raw[name]
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ValueError(f"params.json: {name} must be an integer of at least 1, got {value!r}.")
+    return value
+
+
+def _require_positive(raw: Mapping[str, Any], name: str, default: float) -> float:
+    """Return a number, or the default. Raises: ValueError for anything that is no number above
+    0."""
+    value = raw.get(name, default)
+    if not _is_bounded_number(value) or value <= 0:
+        raise ValueError(f"params.json: {name} must be a positive number, got {value!r}.")
+    return float(value)
+
+
+def _translated_sizes(raw: Mapping[str, Any], model_type: str) -> dict[str, Any]:
+    """Return a config with the model_type and the sizes, under transformers' keys."""
+    dim, heads = _require_size(raw, "dim"), _require_size(raw, "n_heads")
+    config: dict[str, Any] = {
+        "model_type": model_type,
+        "hidden_size": dim,
+        "num_attention_heads": heads,
+        "num_hidden_layers": _require_size(raw, "n_layers"),
+        "num_key_value_heads": raw.get("n_kv_heads", heads),
+    }
+    names = {"vocab_size": "vocab_size", "norm_eps": "rms_norm_eps"}
+    return config | {names[key]: raw[key] for key in names if key in raw}
+
+
+def _translate_meta(raw: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the config that a params.json of Meta means, under transformers' keys."""
+    config = _translated_sizes(raw, "llama")
+    config["rope_theta"] = _require_positive(raw, "rope_theta", 10000.0)
+    longest = META_LENGTH
+    if raw.get("use_scaled_rope"):
+        factor = _require_positive(raw, "rope_scaling_factor", 8.0)  # 32 of Llama 3.2
+        high = _require_positive(raw, "high_freq_factor", 4.0)
+        own = {"rope_type": "llama3", "factor": factor, "high_freq_factor": high}
+        config["rope_scaling"] = {**LLAMA3, **own}
+        longest = META_SCALED_LENGTH
+    config["max_position_embeddings"] = raw.get("max_seq_len", longest)
+    return config
+
+
+def _translate_mistral(raw: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the config that a params.json of Mistral means, under transformers' keys."""
+    config = _translated_sizes(raw, "mistral")
+    config["rope_theta"] = _require_positive(raw, "rope_theta", 10000.0)
+    longest = raw.get("max_position_embeddings", raw.get("max_seq_len", 128000))
+    config["max_position_embeddings"] = longest
+    config |= {name: raw[name] for name in ("head_dim", "sliding_window") if name in raw}
+    if raw.get("llama_4_scaling"):
+        config["llama_4_scaling of positions"] = raw["llama_4_scaling"]
+    yarn = raw.get("yarn") or {}
+    if not isinstance(yarn, Mapping):
+        raise ValueError(f"params.json: yarn must be an object or null, got {yarn!r}.")
+    if yarn:
+        ours = {"beta": "beta_fast", "alpha": "beta_slow"}
+        scaling = {ours.get(k, k): yarn[k] for k in TRANSLATED["yarn"] if k in yarn}
+        if not scaling.pop("apply_scale", True):
+            scaling["attention_factor"] = 1.0
+        config["rope_scaling"] = {
+            "rope_type": "yarn",
+            **scaling,
+            **_untranslated_keys(yarn, "yarn"),
+        }
+    return config
+
+
+def _translate_deepseek(raw: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the config that DeepSeek's inference config means, under transformers' keys.
+
+    Its code applies YaRN beyond the original length and multiplies the softmax scale by the squared
+    temperature, which transformers spells mscale = mscale_all_dim.
+    """
+    config = _translated_sizes(raw, "deepseek_v3")
+    names = "q_lora_rank kv_lora_rank qk_nope_head_dim qk_rope_head_dim v_head_dim"
+    config |= {name: raw[name] for name in names.split() if name in raw}
+    original = int(_require_positive(raw, "original_seq_len", 4096))
+    config["rope_theta"] = _require_positive(raw, "rope_theta", 10000.0)
+    config["max_position_embeddings"] = int(_require_positive(raw, "max_seq_len", 4096 * 4))
+    if config["max_position_embeddings"] > original:
+        mscale = _require_positive(raw, "mscale", 1.0)
+        config["rope_scaling"] = {
+            "rope_type": "yarn",
+            "factor": _require_positive(raw, "rope_factor", 40.0),
+            "original_max_position_embeddings": original,
+            "beta_fast": raw.get("beta_fast", 32),
+            "beta_slow": raw.get("beta_slow", 1),
+            "mscale": mscale,
+            "mscale_all_dim": mscale,
+        }
+    return config

@@ -1,0 +1,369 @@
+"""llama.cpp: a converter that writes GGUF keys, and a library that reads some of them.
+
+Each fact about a graph names its file and line in llama.cpp's src/models at the release of
+llama_cpp.json. An architecture without a fact rotates every layer and multiplies by
+1 / sqrt(head dimension).
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import cache, partial
+
+from posenc.frequencies import floats
+from posenc.runtimes.computed import (
+    ComputedPositions,
+    LayerRotation,
+    NotReadError,
+    RefusedError,
+    Switch,
+)
+from posenc.runtimes.families import facts_of_runtime
+from posenc.runtimes.files.gguf_metadata import DEFAULT_FREQ_BASE, Metadata
+from posenc.runtimes.known.llama_cpp_converter import converted_metadata
+from posenc.runtimes.known.releases import RELEASES
+from posenc.runtimes.model import Model
+
+ARCHITECTURES = facts_of_runtime("llama.cpp")["architectures"]
+LOADS_FREQS = ARCHITECTURES["loads rope_freqs.weight"]
+"""The others refuse a file that has it."""
+LOADS_FACTORS = ARCHITECTURES["loads rope_factors"]
+LOADS_FACTORS_OF_ANY_TYPE = ("minicpm3", "phi3", "phimoe")
+"""Of these, those that load rope_factors whatever rope.scaling.type is (phi3.cpp; libllama of
+b11549 was run). The others load them only with the type longrope."""
+READS_BETAS = ARCHITECTURES["reads betas"]
+READS_LOG_MULTIPLIER = ARCHITECTURES["reads yarn_log_multiplier"]
+WHOLE_HEAD_ONLY = ARCHITECTURES["whole head only"]
+OWN_SLIDING_BASE = ARCHITECTURES["own sliding base"]
+"""Windowed layers have the base 10000 unless rope.freq_base_swa says another. In all others they
+share the full layers' base."""
+SCALED_SLIDING = ARCHITECTURES["scaled sliding"]
+PLAIN_SLIDING = ARCHITECTURES["plain sliding"]
+"""Windowed layers have neither the scaling nor a multiplier: laguna.cpp:186, mellum.cpp:122,
+olmo2.cpp:117."""
+BASE_OF_ALL = ARCHITECTURES["base of all layers"]
+"""The graph gives windowed layers the full layers' base, whatever rope.freq_base_swa says:
+cohere2.cpp:89, cohere2moe.cpp:184, exaone-moe.cpp:150, exaone4.cpp:127, mellum.cpp:122,
+olmo2.cpp:117."""
+TWO_KINDS = (*OWN_SLIDING_BASE, *SCALED_SLIDING, *PLAIN_SLIDING, "muse-glimmer")
+FREQS_OF_FULL_LAYERS = ARCHITECTURES["freqs of full layers only"]
+SCALINGS = ("none", "linear", "yarn", "longrope")
+
+SWITCHED_BY_A_KEY = ("granite", "granitehybrid")
+"""rope.scaling.finetuned = false means here that no layer rotates: granite.cpp:33 and :216,
+granite-hybrid.cpp:16 and :210. granite-moe.cpp does not read the key."""
+
+READS_ATTENTION_SCALE = ("granite", "granitemoe", "granitehybrid", "granite_swa")
+"""They read attention.scale, 0 for the usual one: granite.cpp:10 and :235, granite-moe.cpp:8,
+granite-hybrid.cpp:8 and :223, granite-swa.cpp:10 and :231."""
+NOT_SCALED = ("gemma3n", "gemma4", "gemma4-assistant")
+"""Their scale is 1: gemma3n.cpp:8, gemma4.cpp:12, gemma4-assistant.cpp:12."""
+SCALED_BY_WIDTH = {"gemma2": 46, "gemma3": 62}
+"""Number of layers by which libllama knows the 27B model, whose scale goes with the width of the
+model per head and not with the head dimension: gemma2.cpp:25, gemma3.cpp:29."""
+SCALED_BY_ROTATED = ("gpt-oss",)
+"""Their scale goes with the number of rotated channels: openai-moe.cpp:113."""
+GROKS_SCALE = 0.08838834764831845
+"""Grok's where attention.output_scale does not say another: grok.cpp:8 and :18, and the product is
+in llama-graph.cpp:2702."""
+
+
+def compute(model: Model, length: int | None) -> ComputedPositions:
+    """Return what libllama computes, at a context of `length` tokens, from the file that its
+    converter makes of a config.json."""
+    return compute_from_metadata(converted_metadata(model), length, model)
+
+
+def compute_from_metadata(
+    meta: Metadata, length: int | None, model: Model | None = None
+) -> ComputedPositions:
+    """Return what libllama computes from a GGUF file's keys and factor tensors.
+
+    Raises: NotReadError for an architecture that posenc has not read; RefusedError where the file
+    fails to load.
+    """
+    if meta.architecture not in known_architectures():
+        raise NotReadError(f"posenc does not know the architecture {meta.architecture!r}")
+    refuse_tensors_or_scaling(meta)
+    try:
+        return _compute_from_accepted_file(meta, length, model)
+    except ArithmeticError as error:
+        raise RefusedError(f"the frequencies cannot be computed ({error})") from error
+
+
+def _compute_from_accepted_file(
+    meta: Metadata, length: int | None, model: Model | None
+) -> ComputedPositions:
+    """Return what libllama computes from a file that it accepts. model: what it was converted from,
+    where that is known."""
+    layers = _rotations_by_kind(meta, length, model)
+    if model is not None and meta.architecture not in CONVERTED:
+        without_rotation = model.without_rotation
+    else:
+        without_rotation = _unrotated_in_graph(meta)
+        if meta.num_layers and len(without_rotation) == meta.num_layers:
+            layers = {}
+    return ComputedPositions(
+        None,
+        layers,
+        _softmax_scale(meta, model),
+        _frequency_switch(meta),
+        None,
+        without_rotation,
+        version=RELEASES["llama.cpp"].read,
+    )
+
+
+def _rotations_by_kind(
+    meta: Metadata, length: int | None, model: Model | None
+) -> dict[str, LayerRotation]:
+    """Return the rotation of each kind of layer: of the model's kinds where the model is known,
+    else of those that the file's keys tell apart."""
+    full = full_attention_rotation(meta, length or meta.context_length)
+    if model is not None:
+        if not model.has_rope_dict_per_kind:
+            return {"all": full}
+        windowed = sliding_window_rotation(meta)
+        return {kind: windowed if "sliding" in kind else full for kind in model.layer_kinds}
+    has_windows = meta.freq_base_swa is not None or meta.sliding_window
+    if meta.architecture in TWO_KINDS and has_windows:
+        windowed = sliding_window_rotation(meta)
+        if windowed != full:
+            return {"full_attention": full, "sliding_attention": windowed}
+    return {"all": full}
+
+
+@cache
+def known_architectures() -> frozenset[str]:
+    """Return the architectures of llama.cpp whose source posenc's authors have read."""
+    cells = [line["architecture"] for line in facts_of_runtime("llama.cpp")["families"].values()]
+    return frozenset((*cells, *LOADS_FREQS, *LOADS_FACTORS, *READS_BETAS, *TWO_KINDS))
+
+
+def refuse_tensors_or_scaling(meta: Metadata) -> None:
+    """Raise RefusedError if libllama does not accept a tensor or the scaling of the file."""
+    if meta.scaling_type not in SCALINGS:
+        raise RefusedError(
+            f"llama.cpp: unknown rope.scaling.type {meta.scaling_type!r}, expected one of "
+            f"{', '.join(SCALINGS)}; the model fails to load"
+        )
+    if meta.rope_freqs is not None:
+        if meta.architecture not in LOADS_FREQS:
+            raise RefusedError(
+                f"llama.cpp: the architecture {meta.architecture} loads no rope_freqs.weight: "
+                "wrong number of tensors, the model fails to load"
+            )
+        if meta.scaling_type == "longrope" and meta.architecture in LOADS_FACTORS:
+            raise RefusedError(
+                "llama.cpp: with rope.scaling.type longrope it wants rope_factors_long.weight, "
+                "not rope_freqs.weight; the model fails to load"
+            )
+    _refuse_unread_factor_lists(meta)
+    if meta.architecture in WHOLE_HEAD_ONLY and meta.dimension_count != meta.head_dim:
+        raise RefusedError(
+            f"llama.cpp: invalid n_rot: {meta.dimension_count}, expected {meta.head_dim}"
+        )
+    for name in ("rope_freqs", "factors_long", "factors_short"):
+        values = getattr(meta, name)
+        if values is not None and len(values) != meta.dimension_count // 2:
+            raise RefusedError(
+                f"llama.cpp: {name} has {len(values)} values for {meta.dimension_count // 2} pairs"
+            )
+
+
+def _refuse_unread_factor_lists(meta: Metadata) -> None:
+    """Raise RefusedError for longrope's lists where the architecture does not load them: the loader
+    then counts more tensors than it has asked for."""
+    if not meta.has_factor_lists or meta.architecture in LOADS_FACTORS_OF_ANY_TYPE:
+        return
+    if meta.architecture not in LOADS_FACTORS:
+        why = f"the architecture {meta.architecture} loads no rope_factors"
+    elif meta.scaling_type != "longrope":
+        why = f"rope_factors are loaded only with {meta.architecture}.rope.scaling.type longrope"
+    else:
+        return
+    raise RefusedError(f"llama.cpp: {why}: wrong number of tensors, the model fails to load")
+
+
+def full_attention_rotation(meta: Metadata, length: int) -> LayerRotation:
+    """Return the rotation of the full-attention layers at a context of `length` tokens."""
+    dim = meta.dimension_count
+    theta = meta.freq_base
+    divisors = _divisors(meta, length)
+    factor = 1.0 if meta.scaling_type == "none" else meta.scaling_factor
+    if meta.scaling_type != "yarn":
+        plain = floats.divide_each(floats.rope_frequencies(dim, theta), divisors)
+        return LayerRotation(floats.linear_frequencies(plain, factor), meta.attn_factor)
+    fast = 32.0
+    slow = 1.0
+    if meta.architecture in READS_BETAS:
+        fast = meta.beta_fast or fast
+        slow = meta.beta_slow or slow
+    inv_freq = floats.yarn_frequencies(dim, theta, factor, meta.original_length, fast, slow)
+    return LayerRotation(floats.divide_each(inv_freq, divisors), _yarn_multiplier(meta, factor))
+
+
+def sliding_base(meta: Metadata) -> float:
+    """Return the base of the windowed layers."""
+    if meta.architecture in BASE_OF_ALL:
+        return meta.freq_base
+    if meta.freq_base_swa is not None:
+        return meta.freq_base_swa
+    return DEFAULT_FREQ_BASE if meta.architecture in OWN_SLIDING_BASE else meta.freq_base
+
+
+def sliding_window_rotation(meta: Metadata) -> LayerRotation:
+    """Return the rotation of the layers with a sliding window: usually without scaling, and with
+    the full layers' attn_factor."""
+    base = sliding_base(meta)
+    scaled = meta.architecture in SCALED_SLIDING
+    dims = meta.dimension_count_swa or meta.dimension_count
+    if scaled:
+        like_full = replace(meta, freq_base=base, dimension_count=dims)
+        return full_attention_rotation(like_full, meta.context_length)
+    if meta.architecture in PLAIN_SLIDING:
+        return LayerRotation(floats.rope_frequencies(dims, base))
+    multiplier = meta.attn_factor
+    if meta.scaling_type == "yarn":  # whose own temperature goes with the factor, which is 1 here
+        factor = meta.scaling_factor
+        multiplier = _yarn_multiplier(meta, factor) / floats.yarn_temperature(factor)
+    freqs = meta.rope_freqs
+    if freqs is None or meta.architecture in FREQS_OF_FULL_LAYERS:
+        freqs = (1.0,) * ((dims + 1) // 2)
+    return LayerRotation(floats.divide_each(floats.rope_frequencies(dims, base), freqs), multiplier)
+
+
+def _divisors(meta: Metadata, length: int) -> tuple[float, ...]:
+    """Return the divisors of the frequencies at a length: rope_freqs.weight, else longrope's list,
+    else ones."""
+    if meta.rope_freqs is not None:
+        return meta.rope_freqs
+    factors = meta.factors_long if length > meta.original_length else meta.factors_short
+    return factors if factors is not None else (1.0,) * ((meta.dimension_count + 1) // 2)
+
+
+def _mscale_all_dim(meta: Metadata) -> float:
+    """Return mscale_all_dim by yarn_log_multiplier, of which DeepSeek's converter writes a tenth
+    and Mistral's the whole; 0 for an architecture that does not read the key."""
+    value = meta.log_multiplier or 0.0
+    if meta.architecture not in READS_LOG_MULTIPLIER:
+        return 0.0
+    return value if meta.architecture == "mistral3" else value / 0.1
+
+
+def _yarn_multiplier(meta: Metadata, factor: float) -> float:
+    """Return yarn's multiplier of cos and sin, times attn_factor."""
+    all_dim = _mscale_all_dim(meta)
+    mscale = all_dim if meta.architecture == "deepseek2" and all_dim else 1.0
+    upper = floats.yarn_temperature(factor, mscale)
+    return upper / floats.yarn_temperature(factor, all_dim) * meta.attn_factor
+
+
+def _softmax_scale(meta: Metadata, model: Model | None) -> float | None:
+    """Return the softmax scale, which latent attention multiplies by its squared temperature."""
+    base = _scale_in_graph(meta) if model is None else model.softmax_scale
+    if meta.architecture not in ("deepseek2", "deepseek32"):
+        return base
+    factor = meta.scaling_factor if meta.scaling_type == "yarn" else 1.0
+    rotation = _yarn_multiplier(meta, factor) if factor > 1 else meta.attn_factor
+    return base * (rotation * floats.yarn_temperature(factor, _mscale_all_dim(meta))) ** 2
+
+
+def _frequency_switch(meta: Metadata) -> Switch:
+    """Return when the frequencies change: those of two different lists do with the context for
+    which the program is started, which may be longer than the file's."""
+    return "start" if meta.chooses_list_by_length else "static"
+
+
+def _scale_in_graph(meta: Metadata) -> float:
+    """Return the factor of q.k, before any temperature of the positions."""
+    usual = meta.head_dim**-0.5
+    if meta.architecture in READS_ATTENTION_SCALE:
+        return meta.attention_scale or usual
+    if meta.architecture in NOT_SCALED:
+        return 1.0
+    if meta.architecture == "grok":
+        return GROKS_SCALE if meta.output_scale is None else meta.output_scale
+    if meta.architecture in SCALED_BY_ROTATED:
+        return meta.dimension_count**-0.5
+    is_27b = SCALED_BY_WIDTH.get(meta.architecture) == meta.num_layers
+    if is_27b and meta.width_per_head:
+        return meta.width_per_head**-0.5
+    return usual
+
+
+def _unrotated_in_graph(meta: Metadata) -> tuple[int, ...]:
+    """Return the layers that the graph does not rotate."""
+    if meta.architecture in SWITCHED_BY_A_KEY and not meta.rotates:
+        return tuple(range(meta.num_layers))
+    rule = UNROTATED_LAYERS.get(meta.architecture)
+    return () if rule is None else tuple(rule(meta))
+
+
+def _last_of_each(step: int, meta: Metadata) -> Iterator[int]:
+    """Yield the last layer of each `step` layers."""
+    return (i for i in range(meta.num_layers) if (i + 1) % step == 0)
+
+
+def _all_layers(meta: Metadata) -> Iterator[int]:
+    """Yield every layer."""
+    return iter(range(meta.num_layers))
+
+
+def _unrotated_in_llama4(meta: Metadata) -> Iterator[int]:
+    """Yield the last of each 4 layers; the last of all layers where the file has no window."""
+    return _last_of_each(meta.num_layers if meta.sliding_window == 0 else 4, meta)
+
+
+def _unrotated_in_smallthinker(meta: Metadata) -> Iterator[int]:
+    """Yield the first of each 4 layers; none where the file has no window."""
+    return (i for i in range(meta.num_layers) if meta.sliding_window and i % 4 == 0)
+
+
+def _unrotated_in_exaone4(meta: Metadata) -> Iterator[int]:
+    """Yield the layers with full attention in a model of 64 layers; none in another one, which
+    libllama builds without windows, whatever the file says."""
+    return _layers_without_window(meta) if meta.num_layers == 64 else iter(())
+
+
+def _unrotated_in_cohere2moe(meta: Metadata) -> Iterator[int]:
+    """Yield the layers with full attention, the first of each n (the file's n, or 4), behind the
+    dense layers that come first."""
+    return (i for i in _layers_without_window(meta, first=True) if i >= meta.leading_dense)
+
+
+def _unrotated_in_granite_swa(meta: Metadata) -> Iterator[int]:
+    """Yield the layers for which attention.rope_pattern has a 0."""
+    pattern = meta.rope_pattern or ()
+    return (i for i in range(min(meta.num_layers, len(pattern))) if not pattern[i])
+
+
+def _layers_without_window(meta: Metadata, first: bool = False) -> Iterator[int]:
+    """Yield the layers without a window: by a list of flags, or the last (`first`: the first) of
+    each n layers, of each 4 where the file says no n: llama-model.cpp:3434, llama-hparams.cpp:8."""
+    pattern = 4 if meta.window_pattern is None else meta.window_pattern
+    for i in range(meta.num_layers):
+        if isinstance(pattern, tuple):
+            windowed = i < len(pattern) and bool(pattern[i])
+        else:
+            windowed = pattern == 0 or i % pattern != (0 if first else pattern - 1)
+        if not windowed:
+            yield i
+
+
+UNROTATED_LAYERS: dict[str, Callable[[Metadata], Iterator[int]]] = {
+    "afmoe": partial(_last_of_each, 4),  # afmoe.cpp:135
+    "cohere2": _layers_without_window,  # cohere2.cpp:89
+    "cohere2moe": _unrotated_in_cohere2moe,  # cohere2moe.cpp:29, :171, :184
+    "exaone-moe": _layers_without_window,  # exaone-moe.cpp:131
+    "exaone4": _unrotated_in_exaone4,  # exaone4.cpp:4, :111
+    "granite_swa": _unrotated_in_granite_swa,  # granite-swa.cpp:41, :211
+    "llama4": _unrotated_in_llama4,  # llama4.cpp:11, :143
+    "muse-glimmer": _layers_without_window,  # muse-glimmer.cpp:88
+    "refact": _all_layers,  # refact.cpp: ALiBi
+    "smallthinker": _unrotated_in_smallthinker,  # smallthinker.cpp:16, :106
+    "smollm3": partial(_last_of_each, 4),  # smollm3.cpp:5, :69
+}
+"""Architecture -> the rule of its layers that do not rotate."""
+CONVERTED = ("afmoe", "cohere2", "cohere2moe", "exaone-moe", "exaone4", "llama4", "smollm3")
+"""Architectures of which the converter says all that these rules read. For others a config's own
+rule is taken."""

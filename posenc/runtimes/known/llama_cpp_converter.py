@@ -1,0 +1,289 @@
+"""llama.cpp's converter: which GGUF keys it writes for a config.json."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from posenc.frequencies import floats
+from posenc.runtimes.computed import (
+    LLAMA3,
+    STOPPING_DIVISOR,
+    NotReadError,
+    RefusedError,
+    require_number,
+)
+from posenc.runtimes.family_facts import RuntimeFacts
+from posenc.runtimes.files.gguf_metadata import Metadata
+from posenc.runtimes.known import transformers5
+from posenc.runtimes.model import Model
+
+HUNYUAN_LENGTH = 256 << 10
+"""Tokens: the length that the converter writes for every model of HunYuan."""
+WRITES_FACTORS = ("phi3", "phimoe", "minicpm3", "minicpm")
+"""Architectures whose converter writes longrope's lists and their temperature."""
+
+
+@dataclass(frozen=True)
+class LlamaCppFacts(RuntimeFacts):
+    """What llama_cpp.json says of a family: how llama.cpp's converter writes its file."""
+
+    architecture: str = ""
+    """The architecture that the converter writes for the family."""
+    llama3: bool = False
+    """Whether the converter writes rope_freqs.weight for the type llama3."""
+
+
+def converted_metadata(model: Model) -> Metadata:
+    """Return the metadata that the converter writes, with transformers 5 installed.
+
+    Raises: RefusedError where it stops; NotReadError where posenc does not know.
+    """
+    if model.has_rope_dict_per_kind and not set(model.layer_kinds) <= {
+        "full_attention",
+        "sliding_attention",
+    }:
+        raise NotReadError(model.model_type)
+    facts = LlamaCppFacts.of(model.facts["llama_cpp"])
+    parameters, sliding_theta = _rope_settings(model)
+    fields: dict[str, Any] = {"context_length": model.max_positions}
+    theta = parameters.get("rope_theta")
+    if theta is not None:
+        fields["freq_base"] = _require_float(theta)
+    if sliding_theta is not None:
+        fields["freq_base_swa"] = _require_float(sliding_theta)
+    full = model.with_sizes_of_kind("full_attention") if model.has_rope_dict_per_kind else model
+    dims = _dimension_count(full, parameters)
+    if model.has_rope_dict_per_kind and model.head_dims_differ:
+        fields["dimension_count_swa"] = model.head_dim
+    fields.update(_scaling_fields(model, parameters, dims))
+    fields.update(_log_multiplier_field(parameters, facts.architecture))
+    fields.update(_attention_fields(model, facts.architecture))
+    return Metadata(
+        facts.architecture,
+        dimension_count=dims,
+        head_dim=full.latent_query_width if full.is_mla else full.head_dim,
+        num_layers=model.num_layers,
+        given=frozenset(fields),
+        **fields,
+    )
+
+
+def _scaling_fields(model: Model, parameters: Mapping[str, Any], dims: int) -> dict[str, Any]:
+    """Return the keys and factor tensors of the type of scaling."""
+    facts = LlamaCppFacts.of(model.facts["llama_cpp"])
+    kind = str(parameters.get("rope_type", "default"))
+    if model.model_type in transformers5.HUNYUAN and kind == "dynamic":
+        return _hunyuan_fields(model, parameters, dims)
+    if facts.architecture in WRITES_FACTORS:
+        return _longrope_fields(model, parameters, kind, dims)
+    fields = _common_scaling_fields(parameters, kind)
+    if kind == "llama3" and facts.llama3:
+        asserts = not facts.read.startswith("conversion/llama.py")
+        fields["rope_freqs"] = _llama3_divisors(parameters, dims, asserts=asserts)
+    if kind == "proportional" and facts.architecture == "gemma4":
+        fields["rope_freqs"] = _divisors_that_stop_unrotated_pairs(parameters, dims)
+    return fields
+
+
+def _divisors_that_stop_unrotated_pairs(
+    parameters: Mapping[str, Any], dims: int
+) -> tuple[float, ...]:
+    """Return the divisors of Gemma 4's frequencies: 1 for pairs of the rotated share,
+    STOPPING_DIVISOR for the others. dims: channels of a head."""
+    share = float(parameters["partial_rotary_factor"])
+    # A pair that does not rotate has frequency 0. Nothing else is read, so any base above 1 does.
+    proportional = floats.proportional_frequencies(dims, 2.0, share)
+    return tuple(1.0 if frequency else STOPPING_DIVISOR for frequency in proportional)
+
+
+def _log_multiplier_field(parameters: Mapping[str, Any], architecture: str) -> dict[str, Any]:
+    """Return the key of latent attention's temperature; Mistral's class writes it ten times as
+    large as DeepSeek's."""
+    all_dim = parameters.get("mscale_all_dim")
+    if all_dim is None or architecture not in ("deepseek2", "deepseek32", "mistral3"):
+        return {}
+    unit = 1.0 if architecture == "mistral3" else 0.1
+    return {"log_multiplier": unit * require_number(all_dim, "mscale_all_dim")}
+
+
+def _attention_fields(model: Model, architecture: str) -> dict[str, Any]:
+    """Return what decides which layers rotate and what multiplies q.k, for the architectures whose
+    converter writes it: conversion/afmoe.py:35, command_r.py:41 and :100, exaone.py:84,
+    llama.py:396."""
+    window = _window_size(model)
+    types = model.layer_types
+    windowed = tuple(int(kind == "sliding_attention") for kind in types)
+    if architecture.startswith("granite"):  # granite.py:39
+        scale = model.get("attention_multiplier")
+        return {"attention_scale": scale} if scale else {}
+    if architecture in ("gemma2", "gemma3"):
+        hidden = model.size("hidden_size")
+        return {"width_per_head": hidden // model.num_heads}
+    if architecture == "llama4":
+        return {"sliding_window": 0} if set(types) == {"full_attention"} else {}
+    if architecture == "cohere2":
+        return {"sliding_window": window}
+    if architecture == "cohere2moe":
+        dense = model.config.get("first_k_dense_replace") or 0
+        return {"sliding_window": window, "window_pattern": windowed, "leading_dense": dense}
+    if architecture in ("exaone4", "exaone-moe") and window is not None:
+        return {"sliding_window": window, "window_pattern": windowed}
+    return {}
+
+
+def _window_size(model: Model) -> int | None:
+    """Return how many keys the layers with a sliding window see; None without such a number."""
+    window = model.get("sliding_window")
+    return window if isinstance(window, int) and window > 0 else None
+
+
+def _require_float(value: Any) -> float:
+    """Return a value that the converter packs as a float32, unchanged.
+
+    Raises: RefusedError for anything but a number, at which packing stops.
+    """
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise RefusedError("struct.error: required argument is not a float")
+    return value
+
+
+class _RopeSettings(NamedTuple):
+    """The rotary settings that the converter finds in a config."""
+
+    parameters: Mapping[str, Any]
+    """The rope dict of the full-attention layers."""
+    sliding_theta: Any
+    """The base of windowed layers; None where nothing says one."""
+
+
+def _rope_settings(model: Model) -> _RopeSettings:
+    """Return the rope dict of the full-attention layers, and theta of the windowed layers.
+
+    The config is loaded by transformers 5 where that works, and read raw otherwise. The top-level
+    original length counts only for families whose config class has the field.
+    """
+    try:
+        if not model.has_rope_dict_per_kind:
+            return _RopeSettings(_flat_rope_dict(model), None)
+        resolved = transformers5.resolve_rope_dicts(model)
+        full = resolved.get("full_attention") or next(iter(resolved.values()))
+        return _RopeSettings(full, resolved.get("sliding_attention", {}).get("rope_theta"))
+    except RefusedError:
+        raw = model.config.get("rope_parameters", model.config.get("rope_scaling")) or {}
+        p = dict(raw) if isinstance(raw, Mapping) else {}
+        p.setdefault("rope_theta", model.config.get("rope_theta"))
+        p.setdefault("rope_type", p.get("type", "default"))
+        return _RopeSettings(p, None)
+
+
+def _flat_rope_dict(model: Model) -> Mapping[str, Any]:
+    """Return the flat rope dict, without the top level's original length where no class has it."""
+    if model.facts.get("original_field"):
+        return transformers5.resolve_rope_dicts(model)["all"]
+    config = {k: v for k, v in model.config.items() if k != "original_max_position_embeddings"}
+    return transformers5.resolve_rope_dicts(Model(config, model.model_type, model.facts))["all"]
+
+
+def _dimension_count(model: Model, parameters: Mapping[str, Any]) -> int:
+    """Return how many channels of a head rotate, or have frequencies that may be 0."""
+    if not model.supports_partial_rotation or parameters.get("rope_type") == "proportional":
+        return model.head_dim
+    share = require_number(parameters.get("partial_rotary_factor", 1.0), "partial_rotary_factor")
+    return int(model.head_dim * share)
+
+
+def _common_scaling_fields(p: Mapping[str, Any], kind: str) -> dict[str, Any]:
+    """Return the keys that most converters write for a type; none for one that they do not know."""
+    factor = p.get("factor")
+    if kind == "linear" and factor is not None:
+        return {"scaling_type": "linear", "scaling_factor": _require_float(factor)}
+    if kind == "yarn" and factor is not None:
+        fields: dict[str, Any] = {
+            "scaling_type": "yarn",
+            "scaling_factor": _require_float(factor),
+            "original_length": require_number(
+                p["original_max_position_embeddings"], "original length"
+            ),
+        }
+        optional = {
+            "yarn_ext_factor": p.get("extrapolation_factor"),
+            "yarn_attn_factor": p.get("attention_factor", p.get("attn_factor")),
+            "beta_fast": p.get("beta_fast"),
+            "beta_slow": p.get("beta_slow"),
+        }
+        fields.update({k: _require_float(v) for k, v in optional.items() if v is not None})
+        return fields
+    if kind in ("su", "longrope"):
+        return {"scaling_type": "longrope"}
+    return {}
+
+
+def _hunyuan_fields(model: Model, p: Mapping[str, Any], dims: int) -> dict[str, Any]:
+    """Return the keys of HunYuan's models, whose base is stretched by alpha.
+
+    Raises: RefusedError for other values than those of the published models, as the converter does.
+    """
+    dense = model.model_type == "hunyuan_v1_dense"
+    alpha = require_number(p.get("alpha", 50 if dense else 1000), "alpha")
+    base = require_number(p.get("rope_theta", 10000.0), "rope_theta")
+    length_is_published = model.max_positions in (32 << 10, HUNYUAN_LENGTH)
+    alpha_is_published = dense or (alpha == 1000 and dims == 128)
+    if base != 10000.0 or not length_is_published or not alpha_is_published:
+        raise RefusedError("AssertionError: HunYuan dynamic RoPE scaling assumptions changed")
+    return {
+        "freq_base": floats.ntk_theta(base, alpha, dims),
+        "scaling_type": "none",
+        "scaling_factor": 1.0,
+        "original_length": HUNYUAN_LENGTH,
+        "context_length": HUNYUAN_LENGTH,
+    }
+
+
+def _longrope_fields(model: Model, p: Mapping[str, Any], kind: str, dims: int) -> dict[str, Any]:
+    """Return the keys of longrope with its two lists and its multiplier, as the converters of Phi-3
+    and MiniCPM write them.
+
+    kind: the rope type. dims: rotated channels of a head.
+    Raises: RefusedError where the converter stops.
+    """
+    original = p.get("original_max_position_embeddings")
+    if original is None:
+        original = model.get("original_max_position_embeddings", model.max_positions)
+    original = require_number(original, "original length")
+    fields: dict[str, Any] = {"original_length": original}
+    long = p.get("long_factor")
+    short = p.get("short_factor")
+    if not long:
+        return fields
+    scale = model.max_positions / original
+    if kind in ("su", "longrope"):
+        fields["attn_factor"] = floats.longrope_temperature(scale, original)
+    elif kind == "yarn":
+        fields["attn_factor"] = floats.yarn_temperature(scale)
+    else:
+        raise RefusedError(
+            f"NotImplementedError: The rope scaling type {kind} is not supported yet"
+        )
+    if not short or len(long) != len(short) or len(long) != dims / 2:
+        raise RefusedError(
+            f"ValueError: The length of rope long and short factors must be {dims / 2}. "
+            f"long_factors = {len(long)}, short_factors = {len(short or ())}."
+        )
+    fields["factors_long"] = tuple(long)
+    fields["factors_short"] = tuple(short)
+    return fields
+
+
+def _llama3_divisors(p: Mapping[str, Any], dims: int, *, asserts: bool) -> tuple[float, ...]:
+    """Return llama3's divisors of the frequencies.
+
+    asserts: refuse equal bounds, as all converters do but Llama's: Llama 4 has equal ones.
+    """
+    p = {"rope_theta": 10000.0, **LLAMA3, **p}
+    factor, low, high, original, theta = (
+        require_number(p[key], key) for key in (*LLAMA3, "rope_theta")
+    )
+    if asserts and math.isclose(low, high):
+        raise RefusedError("AssertionError: low_freq_wavelen != high_freq_wavelen")
+    return floats.llama3_divisors(dims, theta, factor, low, high, original)

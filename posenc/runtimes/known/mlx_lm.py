@@ -1,0 +1,484 @@
+"""mlx-lm: it reads config.json into a dataclass per model file and drops unknown keys."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from posenc.frequencies import floats
+from posenc.runtimes.computed import (
+    LLAMA3,
+    ComputedPositions,
+    LayerRotation,
+    NotReadError,
+    RefusedError,
+    Switch,
+    llama3_rotation,
+    require_factors,
+    require_key,
+    require_number,
+)
+from posenc.runtimes.family_facts import RuntimeFacts
+from posenc.runtimes.model import Model, language_model_key
+
+YARN_TYPES = ("yarn", "deepseek_yarn", "telechat3-yarn")
+ADDED_BY_WHOLE = {
+    "gemma3": ("vocab_size", "num_attention_heads", "num_key_value_heads"),
+    "llava": ("tie_word_embeddings",),
+    "mistral3": ("tie_word_embeddings",),
+}
+"""model_type of a multimodal model -> keys that its file adds to the config of the language model
+(gemma3.py:22, mistral3.py:18)."""
+Scaling = Mapping[str, Any] | None
+
+
+@dataclass(frozen=True)
+class MlxLmFacts(RuntimeFacts):
+    """What mlx_lm.json says of a family: how its model file reads the config and rotates."""
+
+    needs: tuple[str, ...] = ()
+    """Keys for which the file's dataclass has no default."""
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    """Defaults of the file that differ from those of transformers' class."""
+    parameters: bool = False
+    """Whether the file reads rope_parameters."""
+    by_kind: bool = False
+    """Whether the file reads nothing but nested rope dicts."""
+    kinds: Mapping[str, Any] = field(default_factory=dict)
+    """Kind of layers -> the file's own rope dict, for a config without any."""
+    whole: bool = False
+    """Whether the file passes whole heads on, and the type the rotated share."""
+
+    rope_theta: float | None = None
+    """The base of a config that states none; None where the file demands one."""
+    fixed_theta: float | None = None
+    """The base in the file's code, whatever the config says; None where it reads one."""
+    rope_local_base_freq: float | None = None
+    """The base of windowed layers by default; None where the file has no such key."""
+    sliding_window_pattern: int | None = None
+    """Each n-th layer has full attention: n by default; None where the file has no such key."""
+
+    partial_rotary_factor: float | None = None
+    """The rotated share of each head by default; None in files without a default for it."""
+    dims_share: float | None = None
+    """The rotated share in the file's code, whatever the config says; None where it reads one."""
+    dims_key: str = ""
+    """The key that has the number of rotated channels instead of a share."""
+    even_heads: bool = False
+    """Whether a head's width is the hidden size divided by the heads, whatever head_dim says."""
+
+    scaling: str = "initialize"
+    """How the file scales: "initialize" for mlx-lm's initialize_rope, "none", or the name of the
+    one file or type that `rotation` has code for."""
+    only_types: tuple[str, ...] | None = None
+    """The only types that the file takes; None where it checks none."""
+    applies: bool = True
+    """Whether the file uses the linear factor that it checks."""
+    original_max_position_embeddings: int | None = None
+    """The original length of a config that states none; None where the file has no default."""
+
+    @property
+    def file(self) -> str:
+        """Return the name of the model file, without its ending."""
+        return self.read.partition(".py")[0]
+
+
+def compute(model: Model, length: int | None) -> ComputedPositions:
+    """Return what mlx-lm 0.32 computes. It never refuses a length."""
+    facts = MlxLmFacts.of(model.facts["mlx_lm"])
+    _check_arguments(model, facts)
+    config = {**facts.defaults, **model.config}
+    own = {"even_heads": True} if facts.even_heads else {}
+    model = replace(model, config=config, facts={**model.facts, **own})
+    length = length or model.max_positions
+    if facts.by_kind:
+        scaling, layers = None, _rotations_of_nested_dicts(model, facts)
+    else:
+        theta, scaling = _theta_and_scaling(model, facts)
+        layers = _rotations_by_kind(model, facts, rotation(model, facts, theta, scaling, length))
+    return ComputedPositions(
+        None,
+        layers,
+        _softmax_scale(model, scaling),
+        _frequency_switch(facts, scaling),
+        None,
+        model.without_rotation,
+    )
+
+
+def _check_arguments(model: Model, facts: MlxLmFacts) -> None:
+    """Raise RefusedError for a missing key for which the model file's dataclass has no default."""
+    given = {*_arguments_of_language_model(model)}
+    missing = [name for name in facts.needs if name not in given]
+    if missing:
+        names = " and ".join(repr(name) for name in missing)
+        plural = "s" if len(missing) > 1 else ""
+        raise RefusedError(
+            f"TypeError: ModelArgs.__init__() missing {len(missing)} required positional "
+            f"argument{plural}: {names}"
+        )
+
+
+def _arguments_of_language_model(model: Model) -> Iterator[str]:
+    """Yield the keys that reach the dataclass of the language model: those of its own config, and
+    what the file of a multimodal model adds to it."""
+    key = language_model_key(model.outer_config)
+    if not key:
+        yield from model.config
+        return
+    yield from model.outer_config[key]
+    yield from ADDED_BY_WHOLE.get(str(model.outer_config.get("model_type")), ())
+
+
+def _theta_and_scaling(model: Model, facts: MlxLmFacts) -> tuple[float, Scaling]:
+    """Return theta and the scaling dict. Only some model files read rope_parameters."""
+    if facts.fixed_theta is not None:
+        return facts.fixed_theta, None
+    file = facts.file
+    scaling = model.config.get("rope_scaling")
+    modern = model.config.get("rope_parameters")
+    if file == "ministral3":
+        return _ministral_theta_and_scaling(modern)
+    if file == "olmo_hybrid" and isinstance(modern, Mapping):
+        return require_number(modern.get("rope_theta", 10000.0), "rope_theta"), None
+    _refuse_null(model, file)
+    theta = _outer_base(model, facts)
+    if facts.parameters and isinstance(modern, Mapping) and modern:
+        full = modern.get("full_attention", modern)
+        theta = _base_of_dict_or_outer(theta, full, file)
+        scaling = full if scaling is None else scaling
+    if theta is None:
+        raise RefusedError("ValueError: rope_theta is missing from the model config.")
+    return require_number(theta, "rope_theta"), scaling if isinstance(scaling, Mapping) else None
+
+
+def _refuse_null(model: Model, file: str) -> None:
+    """Raise RefusedError where the file looks into a dict that is null; NotReadError where a null
+    turns the rotation off."""
+    if file in ("deepseek_v2", "minicpm3") and model.config.get("rope_scaling") is None:
+        raise RefusedError("AttributeError: 'NoneType' object has no attribute 'get'")
+    if file == "olmo_hybrid" and model.config.get("rope_theta", 0) is None:
+        raise NotReadError("a null base, without which nothing rotates")
+
+
+def _outer_base(model: Model, facts: MlxLmFacts) -> Any:
+    """Return the base at the top level of the config, else the model file's default; None if there
+    is neither."""
+    if facts.file == "gpt_neox":
+        return model.config.get("rotary_emb_base")
+    return model.config.get("rope_theta", facts.rope_theta)
+
+
+def _base_of_dict_or_outer(outer: Any, rope_dict: Any, file: str) -> Any:
+    """Return the base of a rope dict, else the one at the top level, which wins in Qwen 3's model
+    file."""
+    inner = rope_dict.get("rope_theta") if isinstance(rope_dict, Mapping) else None
+    outer_wins = inner is None or file == "qwen3"
+    return outer if outer_wins and outer is not None else inner
+
+
+def _ministral_theta_and_scaling(modern: Any) -> tuple[float, Scaling]:
+    """Return the base and the scaling dict of Ministral 3, whose model file reads rope_parameters
+    alone. Raises: RefusedError where it stops at them."""
+    if not isinstance(modern, Mapping):
+        raise RefusedError("TypeError: 'NoneType' object is not subscriptable")
+    for key in ("rope_theta", "llama_4_scaling_beta", "original_max_position_embeddings"):
+        require_key(modern, key)
+    return require_number(modern["rope_theta"], "rope_theta"), modern
+
+
+def _rotations_by_kind(
+    model: Model, facts: MlxLmFacts, full: LayerRotation
+) -> dict[str, LayerRotation]:
+    """Return the rotation of each kind of layer. mlx-lm decides kinds by sliding_window_pattern,
+    never by layer_types."""
+    if not model.has_rope_dict_per_kind:
+        return {"all": full}
+    if facts.file == "olmo3":
+        theta = require_number(model.config["rope_theta"], "rope_theta")
+        sliding = LayerRotation(floats.rope_frequencies(model.head_dim, theta))
+        return {kind: sliding if "sliding" in kind else full for kind in model.layer_kinds}
+    local = model.config.get("rope_local_base_freq", facts.rope_local_base_freq)
+    if local is None:
+        return _rotations_of_dicts_with_base(model, full)
+    sliding = LayerRotation(
+        floats.rope_frequencies(model.head_dim, require_number(local, "rope_local_base_freq"))
+    )
+    every = model.config.get("sliding_window_pattern", facts.sliding_window_pattern or 6)
+    layers: dict[str, LayerRotation] = {}
+    for i, kind in enumerate(model.layer_types):
+        layer = sliding if (i + 1) % int(require_number(every, "sliding_window_pattern")) else full
+        name = kind
+        if kind in layers and layers[kind] != layer:
+            name = f"{kind} (layer {i} and others)"
+        layers.setdefault(name, layer)
+    return layers
+
+
+def _rotations_of_nested_dicts(model: Model, facts: MlxLmFacts) -> dict[str, LayerRotation]:
+    """Return the rotation of each kind of layer by a model file that reads nothing but nested rope
+    dicts."""
+    if facts.sliding_window_pattern is not None and not model.config.get("layer_types"):
+        raise NotReadError("which layers are windowed differs from transformers")
+    modern = model.config.get("rope_parameters")
+    dicts = modern if isinstance(modern, Mapping) else facts.kinds
+    layers: dict[str, LayerRotation] = {}
+    for kind in model.layer_kinds:
+        inner = dicts.get(kind, {})
+        if inner is None:
+            raise RefusedError("AttributeError: 'NoneType' object has no attribute 'get'")
+        theta = require_number(inner.get("rope_theta", 10000.0), "rope_theta")
+        outer = model.config.get("partial_rotary_factor")
+        share = inner.get("partial_rotary_factor", 1.0 if outer is None else outer)
+        dim = model.with_sizes_of_kind(kind).head_dim
+        if not facts.whole:  # such a file passes the whole head on, and the type the share
+            dim = int(dim * require_number(share, "partial_rotary_factor"))
+        layers[kind] = initialize_rope(model, inner, theta, dim, model.max_positions)
+    return layers
+
+
+def _rotations_of_dicts_with_base(model: Model, full: LayerRotation) -> dict[str, LayerRotation]:
+    """Return the rotation of each kind of layer by its nested dict; where it has none with a base,
+    the full layers' one."""
+    modern = model.config.get("rope_parameters")
+    layers: dict[str, LayerRotation] = {}
+    for kind in model.layer_kinds:
+        inner = modern.get(kind) if isinstance(modern, Mapping) else None
+        if not isinstance(inner, Mapping) or "rope_theta" not in inner:
+            layers[kind] = full
+            continue
+        share = require_number(inner.get("partial_rotary_factor", 1.0), "partial_rotary_factor")
+        head_dim = model.with_sizes_of_kind(kind).head_dim
+        whole = inner.get("rope_type") == "proportional"
+        dim = head_dim if whole else int(head_dim * share)
+        theta = require_number(inner["rope_theta"], "rope_theta")
+        layers[kind] = initialize_rope(model, inner, theta, dim, model.max_positions)
+    return layers
+
+
+def _frequency_switch(facts: MlxLmFacts, scaling: Scaling) -> Switch:
+    """Return when the frequencies change: only those of dynamic NTK do, with the length."""
+    if not scaling or facts.scaling != "initialize":
+        return "static"
+    kind = scaling.get("type") or scaling.get("rope_type", "default")
+    return "length" if kind == "dynamic" else "static"
+
+
+def _softmax_scale(model: Model, scaling: Scaling) -> float:
+    """Return the softmax scale, which latent attention multiplies by its squared temperature."""
+    if not model.is_mla or not scaling:
+        return model.softmax_scale
+    all_dim = require_number(scaling.get("mscale_all_dim") or 0, "mscale_all_dim")
+    if not all_dim:
+        return model.softmax_scale
+    factor = require_number(require_key(scaling, "factor"), "factor")
+    return model.softmax_scale * floats.yarn_temperature(factor, all_dim) ** 2
+
+
+def _rotated_channels(model: Model, facts: MlxLmFacts) -> int:
+    """Return how many channels of a head rotate."""
+    if facts.dims_share is not None:
+        return int(model.head_dim * facts.dims_share)
+    if facts.dims_key:
+        return int(require_number(model.config[facts.dims_key], facts.dims_key))
+    has_default = facts.partial_rotary_factor is not None
+    reads_share = model.supports_partial_rotation or has_default
+    if model.is_mla or not reads_share or facts.file == "glm":
+        return model.head_dim
+    return int(
+        model.head_dim * require_number(_rotated_share(model, facts), "partial_rotary_factor")
+    )
+
+
+def _rotated_share(model: Model, facts: MlxLmFacts) -> Any:
+    """Return the rotated share of a head, by the rope dict where the model file reads one, else by
+    its key at the top level."""
+    default = 1.0 if facts.partial_rotary_factor is None else facts.partial_rotary_factor
+    share = model.config.get("partial_rotary_factor", default)
+    if facts.file == "gpt_neox":
+        share = model.config.get("rotary_pct")
+    modern = model.config.get("rope_parameters")
+    if facts.parameters and isinstance(modern, Mapping) and not model.has_rope_dict_per_kind:
+        share = modern.get("partial_rotary_factor", share)
+    return share
+
+
+def rotation(
+    model: Model, facts: MlxLmFacts, theta: float, scaling: Scaling, length: int
+) -> LayerRotation:
+    """Return the rotation by the rotary module that the family's model file builds."""
+    dim = _rotated_channels(model, facts)
+    if dim % 2:
+        raise RefusedError(f"ValueError: [rope] dims must be even but got {dim}.")
+    if scaling and facts.only_types is not None:
+        _check_type(scaling, facts.only_types)
+    way = facts.scaling
+    plain = floats.rope_frequencies(dim, theta)
+    if way == "minicpm3" and scaling is not None:
+        return _minicpm3_rotation(model, scaling, plain)
+    if not scaling or way == "none":
+        return LayerRotation(plain)
+    if way == "initialize":
+        return initialize_rope(model, scaling, theta, dim, length)
+    if way == "linear":
+        scaled = _linear_rotation(scaling, plain)
+        return scaled if facts.applies else LayerRotation(plain)  # checked, not used
+    if way == "alpha":
+        return _hunyuan_rotation(scaling, theta, dim)
+    if way == "deepseek_v2":
+        return _yarn_rotation(scaling, theta, dim)
+    return _phi3_rotation(model, facts, scaling, plain)
+
+
+def _check_type(scaling: Mapping[str, Any], only_types: Sequence[str]) -> None:
+    """Raise RefusedError for a type that the file does not take."""
+    if scaling.get("rope_type") not in only_types:
+        raise RefusedError(
+            "ValueError: rope_scaling 'rope_type' currently only supports "
+            f"{' or '.join(only_types)}"
+        )
+
+
+def _hunyuan_rotation(scaling: Mapping[str, Any], theta: float, dim: int) -> LayerRotation:
+    """Return HunYuan's rotation, whose base alpha stretches. The factor must be there, unused."""
+    missing = [key for key in ("type", "alpha", "factor") if key not in scaling]
+    if missing:
+        raise RefusedError(
+            "ValueError: rope_scaling must contain keys {'type', 'alpha', 'factor'}; missing: "
+            f"{', '.join(missing)}"
+        )
+    alpha = require_number(scaling["alpha"], "alpha")
+    return LayerRotation(floats.rope_frequencies(dim, floats.ntk_theta(theta, alpha, dim)))
+
+
+def initialize_rope(
+    model: Model, scaling: Mapping[str, Any], theta: float, dim: int, length: int
+) -> LayerRotation:
+    """Return the rotation that mlx-lm's initialize_rope builds for a dict's type.
+
+    Raises: RefusedError for a type that it does not know.
+    """
+    kind = scaling.get("type") or scaling.get("rope_type", "default")
+    plain = floats.rope_frequencies(dim, theta)
+    if kind == "default":
+        return LayerRotation(plain)
+    if kind in ("linear", "dynamic", "llama3"):
+        return _rotation_by_factor(kind, model, scaling, theta, dim, length)
+    if kind in YARN_TYPES:
+        return _yarn_rotation(scaling, theta, dim)
+    if kind == "longrope":
+        original = require_number(
+            require_key(scaling, "original_max_position_embeddings"), "original length"
+        )
+        return _rotation_by_long_list(scaling, plain, model.max_positions, original, None)
+    if kind == "proportional":
+        share = require_number(scaling.get("partial_rotary_factor", 1.0), "partial_rotary_factor")
+        factor = require_number(scaling.get("factor", 1.0), "factor")
+        return LayerRotation(floats.proportional_frequencies(dim, theta, share, factor))
+    if kind == "mrope":
+        sections = scaling.get("mrope_section", [])
+        if len(sections) != 3:
+            raise RefusedError(
+                f"AssertionError: MRoPE currently only supports 3 sections, got {len(sections)}."
+            )
+        return LayerRotation(plain)
+    raise RefusedError(f"ValueError: Unsupported RoPE type {kind}")
+
+
+def _rotation_by_factor(
+    kind: str, model: Model, scaling: Mapping[str, Any], theta: float, dim: int, length: int
+) -> LayerRotation:
+    """Return the rotation of linear, dynamic or llama3, which all stop without a factor."""
+    factor = require_key(scaling, "factor")
+    if kind == "llama3":
+        return llama3_rotation({**LLAMA3, **scaling}, dim, theta)
+    factor = require_number(factor, "factor")
+    if kind == "linear":
+        return LayerRotation(floats.linear_frequencies(floats.rope_frequencies(dim, theta), factor))
+    base = floats.dynamic_theta(theta, factor, length, model.max_positions, dim)
+    return LayerRotation(floats.rope_frequencies(dim, base))
+
+
+def _yarn_rotation(scaling: Mapping[str, Any], theta: float, dim: int) -> LayerRotation:
+    """Return the rotation of mlx-lm's YaRN, which ignores truncate, attention_factor and
+    attn_factor, and whose default original length is 4096."""
+    factor = require_number(require_key(scaling, "factor"), "factor")
+    mscale = require_number(scaling.get("mscale", 1), "mscale")
+    all_dim = require_number(scaling.get("mscale_all_dim", 0), "mscale_all_dim")
+    inv_freq = floats.yarn_frequencies(
+        dim,
+        theta,
+        factor,
+        require_number(scaling.get("original_max_position_embeddings", 4096), "original length"),
+        require_number(scaling.get("beta_fast", 32), "beta_fast"),
+        require_number(scaling.get("beta_slow", 1), "beta_slow"),
+    )
+    multiplier = floats.yarn_temperature(factor, mscale) / floats.yarn_temperature(factor, all_dim)
+    return LayerRotation(inv_freq, multiplier)
+
+
+def _rotation_by_long_list(
+    scaling: Mapping[str, Any], plain: tuple[float, ...], trained: int, original: float, mscale: Any
+) -> LayerRotation:
+    """Return longrope's rotation by its long list at any length. mscale: the multiplier, where the
+    file has one of its own."""
+    long = require_key(scaling, "long_factor")
+    if isinstance(long, list) and len(long) != len(plain):
+        raise RefusedError(
+            f"ValueError: [broadcast_shapes] Shapes ({len(long)}) and ({len(plain)}) cannot be "
+            "broadcast."
+        )
+    require_key(scaling, "short_factor")
+    scale = floats.longrope_temperature(trained / original, original)
+    inv_freq = floats.divide_each(plain, require_factors(scaling, "long_factor", len(plain)))
+    return LayerRotation(inv_freq, require_number(mscale, "long_mscale") if mscale else scale)
+
+
+def _linear_rotation(scaling: Mapping[str, Any], plain: tuple[float, ...]) -> LayerRotation:
+    """Return the rotation of a file that scales by a linear factor and refuses other types."""
+    require_key(scaling, "type")
+    if "factor" not in scaling or scaling["type"] != "linear":
+        raise RefusedError("ValueError: rope_scaling 'type' currently only supports 'linear'")
+    factor = require_number(scaling["factor"], "factor")
+    return LayerRotation(floats.linear_frequencies(plain, factor))
+
+
+def _phi3_rotation(
+    model: Model, facts: MlxLmFacts, scaling: Mapping[str, Any], plain: tuple[float, ...]
+) -> LayerRotation:
+    """Return the rotation of phi3 and phimoe, which read the top-level original length and always
+    use the long factors."""
+    outer = model.config.get("original_max_position_embeddings")
+    original = require_number(outer or facts.original_max_position_embeddings, "original length")
+    if facts.scaling == "phimoe":
+        mscale = require_key(scaling, "long_mscale")
+        return _rotation_by_long_list(scaling, plain, model.max_positions, original, mscale)
+    missing = [key for key in ("long_factor", "type") if key not in scaling]
+    if missing:
+        raise RefusedError(
+            "ValueError: rope_scaling must contain keys {'long_factor', 'type'}; missing: "
+            f"{', '.join(missing)}"
+        )
+    if scaling["type"] in ("longrope", "su"):
+        return _rotation_by_long_list(scaling, plain, model.max_positions, original, None)
+    if scaling["type"] == "linear":
+        factor = scaling.get("factor")
+        if not isinstance(factor, float):
+            raise RefusedError(f"AssertionError: factor is {factor!r}, expected a float")
+        return LayerRotation(floats.linear_frequencies(plain, factor))
+    return LayerRotation(plain)
+
+
+def _minicpm3_rotation(
+    model: Model, scaling: Mapping[str, Any], plain: tuple[float, ...]
+) -> LayerRotation:
+    """Return MiniCPM 3's rotation: longrope's temperature whatever the type, and its long list if
+    it is there."""
+    original = require_number(
+        scaling.get("original_max_position_embeddings", 4096), "original length"
+    )
+    scale = floats.longrope_temperature(model.max_positions / original, original)
+    if "long_factor" not in scaling:
+        return LayerRotation(plain, scale)
+    return LayerRotation(
+        floats.divide_each(plain, require_factors(scaling, "long_factor", len(plain))), scale
+    )

@@ -1,0 +1,199 @@
+"""The releases of the runtimes: those whose facts are recorded, and the facts of an earlier one.
+
+What single releases of transformers have and compute was recorded by asking each of them.
+
+releases.json has an entry for each recorded release, in their order: `came` and `went`, the config
+classes (by model_type) that it has and the recorded release before it had not, or the other way
+round; and `unread`, family -> words of a config with which what posenc knows of the family is not
+what this release answered: keys, or types of its rope dicts; "all" for any config. `make facts`
+writes the file.
+"""
+
+import json
+import re
+from collections.abc import Mapping
+from functools import lru_cache
+from importlib import resources
+from typing import Any, NamedTuple
+
+from posenc.runtimes.families import RUNTIME_FILES, facts_of_runtime
+
+
+class ReleaseRange(NamedTuple):
+    """The releases of a runtime whose facts its file has.
+
+    first, last: such as "5.0" and "5.24". read: the one from which they were read, such as
+    "5.23.0". An earlier one has other facts where a line says `since` or `before`. source: further
+    words about where it was read; empty if there are none.
+    """
+
+    first: str
+    last: str
+    read: str
+    source: str
+
+    @property
+    def in_words(self) -> str:
+        """Return the releases as a sentence names them: "5.0 to 5.24 (read from 5.23.0)"."""
+        releases = self.first if self.first == self.last else f"{self.first} to {self.last}"
+        return f"{releases} ({self.source or f'read from {self.read}'})"
+
+
+def _release_range(runtime: str) -> ReleaseRange:
+    """Return the releases that a runtime's file of facts names."""
+    file = facts_of_runtime(runtime)
+    return ReleaseRange(
+        file["first release"], file["last release"], file["read in"], file.get("source", "")
+    )
+
+
+RELEASES = {runtime: _release_range(runtime) for runtime in RUNTIME_FILES}
+"""Runtime -> the releases whose facts are recorded. Of each minor version of transformers the
+newest patch was run."""
+RELEASES_IN_WORDS = {runtime: releases.in_words for runtime, releases in RELEASES.items()}
+"""The recorded releases of each runtime, in words."""
+AS_READ: Mapping[str, str] = {}
+"""Runtime -> the version to emulate: none named, so that each is the release that was read."""
+
+
+def version_numbers(version: str) -> tuple[int, ...]:
+    """Return the numbers of a version, for comparisons.
+
+    >>> version_numbers("5.9") < version_numbers("5.10.4") < version_numbers("5.11")
+    True
+    """
+    return tuple(int(part) for part in version.lstrip("b").split("."))
+
+
+def runtime_and_version(text: str) -> tuple[str, str | None]:
+    """Return the runtime and the version of `vllm==0.33`, or of a runtime's name.
+
+    Raises: ValueError for a version that is no number.
+    """
+    name, _, version = (part.strip() for part in text.partition("=="))
+    if "==" not in text:
+        return name, None
+    if not re.fullmatch(r"b?\d{1,9}(\.\d{1,9}){0,3}", version):
+        raise ValueError(f"--for: {text!r} has no version such as {name}==5.9.")
+    if name == "transformers":
+        name = f"transformers-{4 if version_numbers(version) < (5,) else 5}"
+    return name, version
+
+
+def is_recorded(runtime: str, version: str) -> bool:
+    """Return True if facts of this version of a runtime are recorded."""
+    first = version_numbers(RELEASES[runtime].first)
+    last = version_numbers(RELEASES[runtime].last)
+    asked = version_numbers(version)
+    return first <= asked and asked[: len(last)] <= last
+
+
+def facts_in_version(facts: Mapping[str, Any] | None, version: str) -> Mapping[str, Any] | None:
+    """Return the facts about a family in one runtime, as they were in a version;
+    None if that version had no such model.
+
+    `since` is the first version with the model. `before` is a list of differences, the newest
+    first: each has the version `until` which it held, and keys that replace the later ones; null
+    removes a key. `unread` names types and keys with which that version was not read.
+    """
+    asked = version_numbers(version)
+    if not facts or asked < version_numbers(facts.get("since", "0")):
+        return None if facts else facts
+    found = dict(facts)
+    for change in facts.get("before", ()):
+        if asked < version_numbers(change["until"]):
+            found.update(change)
+    found.pop("until", None)
+    return {key: value for key, value in found.items() if value is not None}
+
+
+RECORDED = "transformers"
+"""The runtime whose releases were asked."""
+
+
+class Release(NamedTuple):
+    """One recorded release.
+
+    version: such as "5.12.1". classes: the model_types of its config classes. unread: family ->
+    words of a config with which posenc does not know what the release computes.
+    """
+
+    version: str
+    classes: frozenset[str]
+    unread: dict[str, list[str]]
+
+
+@lru_cache
+def recorded_releases(line: int) -> tuple[Release, ...]:
+    """Return the recorded releases of transformers 4 or 5, the oldest first."""
+    room = "posenc.runtimes.known"
+    text = resources.files(room).joinpath("releases.json").read_text(encoding="utf-8")
+    table: dict[str, Any] = json.loads(text)
+    found: list[Release] = []
+    classes: frozenset[str] = frozenset()
+    for version in sorted(table, key=version_numbers):
+        if version_numbers(version)[0] != line:
+            continue
+        entry = table[version]
+        classes = (classes | {*entry["came"]}) - {*entry["went"]}
+        found.append(Release(version, classes, entry["unread"]))
+    return tuple(found)
+
+
+def releases_around(runtime: str, version: str) -> list[Release]:
+    """Return the recorded releases that tell of a version: itself, or the last one before it and
+    the first one after it, as far as there are such.
+
+    version: as the user writes it: 5.12 stands for the recorded 5.12.1.
+    """
+    if not runtime.startswith(f"{RECORDED}-"):
+        return []
+    wanted = version_numbers(version)
+    releases = recorded_releases(wanted[0])
+    for release in releases:
+        if version_numbers(release.version)[: len(wanted)] == wanted:
+            return [release]
+    before = [release for release in releases if version_numbers(release.version) < wanted]
+    after = [release for release in releases if version_numbers(release.version) > wanted]
+    return before[-1:] + after[:1]
+
+
+def is_missing(model_type: str, runtime: str, version: str) -> bool:
+    """Return True if a version has no such model: none of the recorded releases around it has one,
+    and some recorded release has."""
+    around = releases_around(runtime, version)
+    if not around or any(model_type in release.classes for release in around):
+        return False
+    every = recorded_releases(4) + recorded_releases(5)
+    return any(model_type in release.classes for release in every)
+
+
+def version_spoken_of(model_type: str, runtime: str, since: str) -> str:
+    """Return the version of a runtime that posenc speaks of where the user names none: the one that
+    was read, or the first one after it that has such a model.
+
+    since: the first version with the model by its facts; "0" where they do not say.
+    """
+    read = RELEASES[runtime].read
+    if version_numbers(since) > version_numbers(read):
+        return since
+    if not is_missing(model_type, runtime, read):
+        return read
+    later = [
+        release.version
+        for release in recorded_releases(version_numbers(read)[0])
+        if model_type in release.classes
+        and version_numbers(release.version) > version_numbers(read)
+    ]
+    return later[0] if later else read
+
+
+def unread_words(model_type: str, runtime: str, version: str) -> dict[str, list[str]]:
+    """Return the words of a config with which posenc does not know what a version computes, by the
+    recorded release that has answered otherwise."""
+    around = releases_around(runtime, version)
+    return {
+        release.version: release.unread[model_type]
+        for release in around
+        if model_type in release.unread
+    }

@@ -1,0 +1,218 @@
+"""SGLang: transformers 5's loader, rotary classes of its own, and a limit on the length."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from posenc.frequencies import floats
+from posenc.runtimes.computed import (
+    LLAMA3,
+    ComputedPositions,
+    LayerRotation,
+    NotReadError,
+    RefusedError,
+    Switch,
+    llama3_rotation,
+    require_key,
+    require_number,
+)
+from posenc.runtimes.family_facts import RuntimeFacts
+from posenc.runtimes.known import transformers5
+from posenc.runtimes.known.vllm_and_sglang import (
+    SCALED_TEXT,
+    compute_for_server,
+    longrope_rotation,
+)
+from posenc.runtimes.model import Model
+
+LENGTH_KEYS = tuple(
+    "max_sequence_length seq_length max_seq_len model_max_length max_position_embeddings".split()
+)
+"""The first of these that is given is the model's length."""
+DUAL_CHUNK = ("qwen2", "qwen2_moe", "qwen3_moe", "glm4")
+"""Families whose rotation reads dual_chunk_attention_config."""
+
+
+@dataclass(frozen=True)
+class SglangFacts(RuntimeFacts):
+    """What sglang.json says of a family: how SGLang's model file rotates."""
+
+    scaling: bool = True
+    """Whether the file hands the rope dict on; without it every type is the plain one."""
+    latent: bool | None = None
+    """Whether the file builds the rotation of DeepSeek's latent attention; None where it does just
+    for models that have latent attention."""
+
+
+def _facts_of(model: Model) -> SglangFacts:
+    """Return the facts of a model's family in SGLang."""
+    return SglangFacts.of(model.facts["sglang"])
+
+
+def compute(model: Model, length: int | None) -> ComputedPositions:
+    """Return what SGLang 0.5 computes for a batch whose longest sequence is `length`."""
+    transformers5.refuse_booleans(model)
+    transformers5.refuse_fractions(model)
+    resolved = transformers5.resolve_rope_dicts(model)
+    if model.model_type in DUAL_CHUNK and model.config.get("dual_chunk_attention_config"):
+        raise RefusedError(
+            "SGLang rotates queries five times for dual_chunk_attention_config, and has no "
+            "attention that takes them"
+        )
+    largest = largest_length(model, resolved)
+    return compute_for_server(
+        "sglang", model, resolved, length, largest, rotation, _softmax_scale, _frequency_switch
+    )
+
+
+def _length_in_config(model: Model) -> float:
+    """Return the value of the first of LENGTH_KEYS that the config has; 2048 without any."""
+    for key in LENGTH_KEYS:
+        length = model.get(key)
+        if length is not None:
+            return require_number(length, "max_position_embeddings")
+    return 2048
+
+
+def largest_length(model: Model, resolved: Mapping[str, Mapping[str, Any]]) -> int:
+    """Return the longest admitted sequence: the first length key, times the factor unless the dict
+    has an original length or is llama3's."""
+    length = _length_in_config(model)
+    if model.has_rope_dict_per_kind:
+        return int(length)
+    p = resolved["all"]
+    if "original_max_position_embeddings" in p or p["rope_type"] == "llama3":
+        return int(length)
+    return int(length * require_number(p.get("factor", 1), "factor"))
+
+
+def rotation(p: Mapping[str, Any], model: Model, length: int) -> LayerRotation:
+    """Return the rotation of one kind of layer by SGLang's own rotary classes. p: its rope dict."""
+    kind = p["rope_type"]
+    head_dim = model.head_dim
+    theta = require_number(p["rope_theta"], "rope_theta")
+    dim = _rotated_channels(p, model)
+    plain = floats.rope_frequencies(dim, theta)
+    if kind == "default" or not _facts_of(model).scaling:
+        return LayerRotation(plain)
+    if kind == "deepseek_yarn" or _is_latent(model):
+        return _yarn_rotation(p, model, theta, dim, latent=True)  # whatever the type is called
+    if p.get("mrope_section") and kind in SCALED_TEXT:
+        raise NotReadError(f"{kind} with mrope_section")
+    if kind == "proportional":
+        return LayerRotation(floats.proportional_frequencies(head_dim, theta, dim / head_dim))
+    if kind == "longrope":
+        original = p.get("original_max_position_embeddings", model.max_positions)
+        original = require_number(original, "original length")
+        # The largest position of the batch decides, not its length.
+        return longrope_rotation(p, model, plain, original, long=length - 1 > original)
+    if kind == "dynamic" and "alpha" in p:
+        base = floats.ntk_theta(theta, require_number(p["alpha"], "alpha"), dim)
+        return LayerRotation(floats.rope_frequencies(dim, base))
+    return _rotation_by_factor(p, model, theta, dim)
+
+
+def _rotated_channels(p: Mapping[str, Any], model: Model) -> int:
+    """Return how many channels of a head rotate: all, where the model's file passes no share on."""
+    share = require_number(p.get("partial_rotary_factor", 1.0), "partial_rotary_factor")
+    is_proportional = model.has_rope_dict_per_kind and p["rope_type"] == "proportional"
+    reads_share = model.supports_partial_rotation or is_proportional
+    return int(model.head_dim * share) if reads_share else model.head_dim
+
+
+def _is_latent(model: Model) -> bool:
+    """Return True if the model's file builds the rotation of DeepSeek's latent attention."""
+    latent = _facts_of(model).latent
+    return model.is_mla if latent is None else latent
+
+
+def _rotation_by_factor(
+    p: Mapping[str, Any], model: Model, theta: float, dim: int
+) -> LayerRotation:
+    """Return the rotation of linear, dynamic, llama3 or yarn. Raises: RefusedError for others."""
+    kind = p["rope_type"]
+    if kind not in ("linear", "dynamic", "llama3", "yarn"):
+        raise RefusedError(f"ValueError: Unknown RoPE scaling type {kind}")
+    factor = require_number(p.get("factor", 1.0), "factor")
+    trained = model.max_positions
+    if kind == "linear":
+        return LayerRotation(floats.linear_frequencies(floats.rope_frequencies(dim, theta), factor))
+    if kind == "dynamic":
+        # Its table is made once, for the length that the factor reaches.
+        base = floats.dynamic_theta(theta, factor, trained * factor, trained, dim)
+        return LayerRotation(floats.rope_frequencies(dim, base))
+    if kind == "llama3":
+        original = require_number(
+            p.get("original_max_position_embeddings", trained), "original length"
+        )
+        return llama3_rotation(
+            {**LLAMA3, "original_max_position_embeddings": original, **p}, dim, theta
+        )
+    return _yarn_rotation(p, model, theta, dim, latent=False)
+
+
+def _yarn_rotation(
+    p: Mapping[str, Any], model: Model, theta: float, dim: int, *, latent: bool
+) -> LayerRotation:
+    """Return the rotation of yarn.
+
+    latent: that of DeepSeek's latent attention, which ignores truncate: its ramp between kept and
+    divided frequencies always ends at whole pairs.
+    """
+    factor = require_number(p.get("factor", 1.0), "factor")
+    trained = model.max_positions
+    original = require_number(p.get("original_max_position_embeddings", trained), "original length")
+    if not latent and "mrope_section" in p:
+        _refuse_mscale_with_sections(p)
+    inv_freq = floats.yarn_frequencies(
+        dim,
+        theta,
+        factor,
+        original,
+        require_number(p.get("beta_fast", 32), "beta_fast"),
+        require_number(p.get("beta_slow", 1), "beta_slow"),
+        latent or bool(p.get("truncate", True)),
+        require_number(p.get("extrapolation_factor", 1), "extrapolation_factor"),
+    )
+    return LayerRotation(inv_freq, _yarn_multiplier(p, factor, latent=latent))
+
+
+def _refuse_mscale_with_sections(p: Mapping[str, Any]) -> None:
+    """Raise RefusedError if yarn with M-RoPE sections has an mscale key, which its class takes
+    not."""
+    for key in ("mscale", "mscale_all_dim"):
+        if key in p:
+            raise RefusedError(
+                "TypeError: YaRNScalingMRotaryEmbedding.__init__() got an unexpected keyword "
+                f"argument {key!r}"
+            )
+
+
+def _yarn_multiplier(p: Mapping[str, Any], factor: float, *, latent: bool) -> float:
+    """Return yarn's multiplier of cos and sin: by the mscale pair where both are given, else yarn's
+    own, times attn_factor. SGLang ignores attention_factor."""
+    mscale = p.get("mscale", 1 if latent else None)
+    all_dim = p.get("mscale_all_dim", 0 if latent else None)
+    times = require_number(p.get("attn_factor", 1), "attn_factor")
+    if mscale is None or all_dim is None:
+        return floats.yarn_temperature(factor) * times
+    upper = floats.yarn_temperature(factor, require_number(mscale, "mscale"))
+    lower = floats.yarn_temperature(factor, require_number(all_dim, "mscale_all_dim"))
+    return upper / lower * times
+
+
+def _frequency_switch(p: Mapping[str, Any], model: Model) -> Switch:
+    """Return when the frequencies change: those of longrope's two lists, with each batch."""
+    if p["rope_type"] != "longrope":
+        return "static"
+    original = p.get("original_max_position_embeddings", model.max_positions)
+    return "batch" if original < model.max_positions else "static"
+
+
+def _softmax_scale(model: Model, p: Mapping[str, Any]) -> float:
+    """Return the softmax scale, which latent attention multiplies by its squared temperature."""
+    if not _is_latent(model) or p["rope_type"] == "default":
+        return model.softmax_scale
+    factor = require_number(require_key(p, "factor"), "factor")
+    all_dim = require_number(p.get("mscale_all_dim") or 0, "mscale_all_dim")
+    return model.softmax_scale * floats.yarn_temperature(factor, all_dim) ** 2

@@ -1,0 +1,373 @@
+"""transformers 4: it reads the top-level rope_theta and rope_scaling, and ignores
+rope_parameters."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from posenc.frequencies import floats
+from posenc.runtimes.computed import (
+    LLAMA3,
+    ComputedPositions,
+    LayerRotation,
+    RefusedError,
+    Switch,
+    llama3_rotation,
+    require_factors,
+    require_key,
+    require_number,
+)
+from posenc.runtimes.family_facts import RuntimeFacts
+from posenc.runtimes.known import transformers5
+from posenc.runtimes.known.transformers5_rope_dicts import NAMED_MROPE
+from posenc.runtimes.model import ORIGINAL_LENGTH, Model
+
+NEEDED = {"default": (), **transformers5.NEEDED, "llama3": tuple(LLAMA3)}
+THREE_KEYS = ("phi3", "phi4_multimodal")
+"""Families whose config refuses a rope_scaling of more or less than three keys."""
+
+
+@dataclass(frozen=True)
+class Transformers4Facts(RuntimeFacts):
+    """How a family's class of transformers 4 reads its config, and how its module rotates."""
+
+    rope_theta: float = 10000.0
+    """The base of a config that states none."""
+    theta_key: str = "rope_theta"
+    """The key that has the base."""
+    theta_keys: Mapping[str, str] = field(default_factory=dict)
+    """Kind of layers -> the key that has this kind's base, where it is not the usual one."""
+    rope_local_base_freq: float | None = None
+    """The base of windowed layers by default; None where they have none of their own."""
+    scaled_sliding: bool = False
+    """Whether windowed layers are scaled like the others."""
+
+    partial_rotary_factor: float | None = None
+    """The rotated share of each head by default; None in families that rotate whole heads."""
+    share_key: str = "partial_rotary_factor"
+    """The key that has the share."""
+    head_key: str = ""
+    """The key that has the width of the rotated part of a head; "" for head_dim."""
+    null_head: str = ""
+    """What becomes of a head_dim that is null: "multiplied" by the functions of the types, or
+    "refused" by any; "" where it is replaced by the width of a head."""
+
+    scaling: bool = True
+    """Whether the class reads rope_scaling at all."""
+    rope_scaling: Mapping[str, Any] | None = None
+    """The class's own rope_scaling, for a config without one."""
+    needs_scaling: bool = False
+    """Whether the class looks into rope_scaling in any case, and stops where it is null."""
+    required: tuple[str, ...] = ()
+    """Keys of rope_scaling without which the module stops, whatever the type."""
+    validates: bool = True
+    """Whether the config checks the keys that a type needs."""
+    own_validation: bool = False
+    """Whether the config has a check of its own instead: OLMo's two keys, or Phi-3's three."""
+    type_wins: bool = True
+    """Whether `type` wins over `rope_type`."""
+    reads_type: bool = True
+    """Whether `type` counts where rope_type is missing."""
+    always_type: str = ""
+    """The type that the module takes, whatever the dict says; "" for the dict's."""
+
+
+def _facts_of(model: Model) -> Transformers4Facts:
+    """Return the facts of a model's family in transformers 4."""
+    return Transformers4Facts.of(model.facts.get("transformers4"))
+
+
+def compute(model: Model, length: int | None) -> ComputedPositions:
+    """Return what transformers 4.57 computes. It never refuses a length."""
+    if len(model.without_rotation) == model.num_layers:
+        return ComputedPositions(
+            None, {}, model.softmax_scale, without_rotation=model.without_rotation
+        )
+    length = length or model.max_positions
+    scaling = scaling_of(model)
+    full = rotation(model, scaling, theta_of(model), length)
+    layers = {"all": full}
+    if model.has_rope_dict_per_kind:
+        sliding = _sliding_window_rotation(model, scaling, length)
+        layers = {kind: sliding if "sliding" in kind else full for kind in model.layer_kinds}
+    stops = [
+        transformers5.why_width_stops(layer, model.with_sizes_of_kind(kind))
+        for kind, layer in layers.items()
+    ]
+    return ComputedPositions(
+        None,
+        layers,
+        softmax_scale(model, scaling),
+        _frequency_switch(scaling),
+        None,
+        model.without_rotation,
+        stops=next(filter(None, stops), ""),
+    )
+
+
+def _sliding_window_rotation(
+    model: Model, scaling: dict[str, Any] | None, length: int
+) -> LayerRotation:
+    """Return the rotation of windowed layers: not scaled in most families, and by a base of their
+    own if the config or the class has one."""
+    facts = _facts_of(model)
+    key = facts.theta_keys.get("sliding_attention", "rope_local_base_freq")
+    local_base = model.config.get(key)
+    if local_base is None:
+        local_base = facts.rope_local_base_freq
+    if local_base is None:
+        theta = theta_of(model)
+    else:
+        theta = require_number(local_base, "rope_local_base_freq")
+    return rotation(model, scaling if facts.scaled_sliding else None, theta, length)
+
+
+def theta_of(model: Model) -> float:
+    """Return the top-level base, else the class's default. Families whose facts have `theta_in`
+    read it in a dict inside instead, and 10,000 where it is not there."""
+    facts = _facts_of(model)
+    name = facts.theta_keys.get("full_attention", facts.theta_key)
+    value = model.config.get(name, facts.rope_theta)
+    if "theta_in" in model.facts:
+        value = 10000.0 if model.theta_of_inner_dict is None else model.theta_of_inner_dict
+    return require_number(value, name)
+
+
+def scaling_of(model: Model) -> dict[str, Any] | None:
+    """Return rope_scaling with its type settled; in most families `type` wins over `rope_type`.
+
+    Raises: RefusedError for what the config's own validation refuses.
+    """
+    facts = _facts_of(model)
+    if not facts.scaling:
+        return None
+    written = _scaling_in_config(model)
+    if written is None:
+        return None
+    scaling = dict(written)
+    has_three_keys = model.model_type in THREE_KEYS
+    if facts.own_validation and not has_three_keys:
+        _check_olmo_scaling(scaling)
+    if facts.always_type:
+        scaling["rope_type"] = facts.always_type
+    if has_three_keys:
+        _rename_and_check_phi3_scaling(scaling, model)
+    _set_rope_type(scaling, model)
+    if facts.validates:
+        _check_required_keys(scaling)
+    usual_type = scaling.get("type") if facts.reads_type else "default"
+    scaling.setdefault("rope_type", usual_type)
+    if scaling["rope_type"] not in NEEDED:
+        raise RefusedError(f"KeyError: {scaling['rope_type']!r}")
+    for key in (*NEEDED[scaling["rope_type"]], *facts.required):
+        require_key(scaling, key)
+    return scaling
+
+
+def _scaling_in_config(model: Model) -> Mapping[str, Any] | None:
+    """Return the file's rope_scaling, else the class's; None where there is none.
+
+    Raises: RefusedError where the class looks into it in any case.
+    """
+    facts = _facts_of(model)
+    scaling = model.config.get("rope_scaling", facts.rope_scaling)
+    if scaling is None and facts.needs_scaling:  # its config replaces null, too
+        scaling = facts.rope_scaling
+    if isinstance(scaling, Mapping):
+        return scaling
+    if facts.needs_scaling:
+        raise RefusedError("TypeError: 'NoneType' object is not subscriptable")
+    return None
+
+
+def _set_rope_type(scaling: dict[str, Any], model: Model) -> None:
+    """Set rope_type to the type that the class reads, in `scaling` itself."""
+    facts = _facts_of(model)
+    if model.model_type in NAMED_MROPE and scaling.get("type") == "mrope":
+        scaling["type"] = "default"
+    older_name_wins = facts.type_wins or model.model_type in THREE_KEYS
+    if older_name_wins and "type" in scaling:
+        scaling["rope_type"] = scaling["type"]
+    if model.model_type in transformers5.OWN_MSCALES:
+        scaling.setdefault("rope_type", scaling.get("type"))
+        for name in ("short_mscale", "long_mscale"):
+            require_number(scaling.get(name), name)
+
+
+def _check_required_keys(scaling: Mapping[str, Any]) -> None:
+    """Raise RefusedError for a missing key of a known type; an unknown type only warns here."""
+    kind = scaling.get("rope_type", scaling.get("type", "default"))
+    missing = {key for key in ("rope_type", *NEEDED.get(kind, ())) if key not in scaling}
+    if missing and kind in NEEDED:
+        raise RefusedError(
+            f"KeyError: Missing required keys in `rope_scaling` for 'rope_type'='{kind}': {missing}"
+        )
+
+
+def _check_olmo_scaling(scaling: Mapping[str, Any]) -> None:
+    """Raise RefusedError for what OLMo's own validation refuses: anything but a linear or dynamic
+    factor."""
+    factor = scaling.get("factor")
+    kind = scaling.get("type")
+    if len(scaling) != 2:
+        raise RefusedError(
+            "ValueError: `rope_scaling` must be a dictionary with two fields, `type` and `factor`, "
+            f"got {scaling}"
+        )
+    if kind not in ("linear", "dynamic"):
+        raise RefusedError(
+            "ValueError: `rope_scaling`'s type field must be one of ['linear', 'dynamic'], got "
+            f"{kind}"
+        )
+    if not isinstance(factor, float) or factor <= 1.0:
+        raise RefusedError(
+            f"ValueError: `rope_scaling`'s factor field must be a float > 1, got {factor}"
+        )
+
+
+def _rename_and_check_phi3_scaling(scaling: dict[str, Any], model: Model) -> None:
+    """Rename Phi-3's older types, and raise RefusedError for what its validation refuses."""
+    if scaling.get("type") in ("su", "yarn"):
+        scaling["type"] = "longrope"
+    if len(scaling) != 3:
+        raise RefusedError(
+            "ValueError: `rope_scaling` must be a dictionary with three fields, `type`, "
+            f"`short_factor` and `long_factor`, got {len(scaling)}: {', '.join(scaling)}"
+        )
+    if scaling.get("type") != "longrope":
+        raise RefusedError(
+            "ValueError: `rope_scaling`'s type field must be one of ['longrope'], got "
+            f"{scaling.get('type')}"
+        )
+    for name in ("short_factor", "long_factor"):
+        require_factors(scaling, name, int(model.head_dim * _rotated_share(model)) // 2)
+
+
+def _rotated_share(model: Model) -> float:
+    """Return the fraction of each head that rotates."""
+    facts = _facts_of(model)
+    value = model.config.get(facts.share_key, facts.partial_rotary_factor)
+    return 1.0 if value is None else require_number(value, facts.share_key)
+
+
+def rotation(
+    model: Model, scaling: dict[str, Any] | None, theta: float, length: int
+) -> LayerRotation:
+    """Return the rotation at a length. scaling: as `scaling_of` returns it."""
+    facts = _facts_of(model)
+    head_dim = int(model.get(facts.head_key) or model.head_dim)
+    dim = int(head_dim * _rotated_share(model))
+    plain = floats.rope_frequencies(dim, theta)
+    if facts.null_head == "refused" and model.config.get("head_dim", 0) is None:
+        raise RefusedError("TypeError: unsupported operand type(s) for *: 'int' and 'NoneType'")
+    if model.modern.axes is not None:  # a tower, which reads no scaling
+        return transformers5.axial_rotation("default", model.modern, head_dim, theta)
+    if scaling is None or scaling["rope_type"] == "default":
+        return LayerRotation(plain)
+    kind = scaling["rope_type"]
+    trained = model.max_positions
+    # The function of a type multiplies a null, but for those two, which replace it.
+    keeps_null = facts.null_head and kind not in ("linear", "llama3")
+    if keeps_null and model.config.get("head_dim") is None:
+        raise RefusedError("TypeError: unsupported operand type(s) for *: 'NoneType' and 'float'")
+    if kind == "longrope":
+        return _with_own_mscale(
+            _longrope_rotation(model, scaling, plain, length), model, scaling, length
+        )
+    factor = require_number(scaling["factor"], "factor")
+    if kind == "linear":
+        return LayerRotation(floats.linear_frequencies(plain, factor))
+    if kind == "dynamic":
+        base = _dynamic_base(model, scaling, theta, dim, factor, length)
+        return LayerRotation(floats.rope_frequencies(dim, base))
+    if kind == "llama3":
+        return llama3_rotation(scaling, dim, theta)
+    original = scaling.get("original_max_position_embeddings") or trained
+    return transformers5.yarn_rotation(
+        scaling, dim, theta, factor, require_number(original, "original length")
+    )
+
+
+def _dynamic_base(
+    model: Model, scaling: Mapping[str, Any], theta: float, dim: int, factor: float, length: int
+) -> float:
+    """Return the base of dynamic NTK. HunYuan's is stretched by alpha up to the trained length, and
+    by the length alone beyond it, where its class forgets alpha."""
+    trained = model.max_positions
+    if model.model_type in transformers5.HUNYUAN and length <= trained:
+        alpha = require_number(require_key(scaling, "alpha"), "alpha")
+        return floats.ntk_theta(theta, alpha, dim)
+    return floats.dynamic_theta(theta, factor, length, trained, dim)
+
+
+def _with_own_mscale(
+    layer: LayerRotation, model: Model, scaling: Mapping[str, Any], length: int
+) -> LayerRotation:
+    """Return longrope's rotation with the multiplier of Phi-3.5-MoE's module, which has one of its
+    own for each list; with longrope's in other families."""
+    if model.model_type not in transformers5.OWN_MSCALES:
+        return layer
+    original = require_number(
+        require_key(scaling, "original_max_position_embeddings"), "original length"
+    )
+    mscale = scaling.get("long_mscale" if length > original else "short_mscale")
+    return (
+        layer if mscale is None else LayerRotation(layer.inv_freq, require_number(mscale, "mscale"))
+    )
+
+
+class _OriginalLength(NamedTuple):
+    """longrope's original length."""
+
+    length: float
+    is_given: bool
+    """False where the config has none, and the largest length counts for it."""
+
+
+def _original_length(model: Model, scaling: Mapping[str, Any]) -> _OriginalLength:
+    """Return longrope's original length. It is read from the top level only, else the largest
+    length counts; Phi-3.5-MoE's class copies the dict's there."""
+    outer = (model if model.facts.get("original_field") else model.config).get(ORIGINAL_LENGTH)
+    if model.model_type in transformers5.OWN_MSCALES:
+        outer = scaling.get(ORIGINAL_LENGTH, outer)
+    if outer is None:
+        return _OriginalLength(model.max_positions, is_given=False)
+    return _OriginalLength(require_number(outer, ORIGINAL_LENGTH), is_given=True)
+
+
+def _longrope_rotation(
+    model: Model, scaling: dict[str, Any], plain: tuple[float, ...], length: int
+) -> LayerRotation:
+    """Return longrope's rotation at a length, by the list for it. plain: frequencies without
+    scaling."""
+    original = _original_length(model, scaling)
+    short = require_factors(scaling, "short_factor", len(plain))
+    long = require_factors(scaling, "long_factor", len(plain))
+    temperature = scaling.get("attention_factor")
+    if temperature is None:
+        ratio = scaling.get("factor")
+        if original.is_given:
+            ratio = model.max_positions / original.length
+        temperature = floats.longrope_temperature(require_number(ratio, "factor"), original.length)
+    list_at_length = long if length > original.length else short
+    inv_freq = floats.divide_each(plain, list_at_length)
+    return LayerRotation(inv_freq, require_number(temperature, "attention_factor"))
+
+
+def _frequency_switch(scaling: dict[str, Any] | None) -> Switch:
+    """Return whether the frequencies change with the current length, of which none is refused."""
+    if scaling is None or scaling["rope_type"] not in ("dynamic", "longrope"):
+        return "static"
+    if scaling["rope_type"] == "dynamic":
+        return "length"
+    return "static" if scaling["short_factor"] == scaling["long_factor"] else "length"
+
+
+def softmax_scale(model: Model, scaling: dict[str, Any] | None) -> float:
+    """Return the softmax scale. MLA multiplies it by the squared temperature of mscale_all_dim,
+    except in DeepSeek 2."""
+    if not model.is_mla or scaling is None or model.model_type == "deepseek_v2":
+        return model.softmax_scale
+    factor = require_number(require_key(scaling, "factor"), "factor")
+    all_dim = require_number(scaling.get("mscale_all_dim") or 0, "mscale_all_dim")
+    return model.softmax_scale * (floats.yarn_temperature(factor, all_dim) ** 2 if all_dim else 1.0)

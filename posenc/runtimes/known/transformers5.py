@@ -1,0 +1,350 @@
+"""transformers 5: it reads rope_parameters and merges the older spelling into it."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from posenc.frequencies import floats
+from posenc.runtimes.computed import (
+    ComputedPositions,
+    LayerRotation,
+    NotReadError,
+    RefusedError,
+    Switch,
+    first_changing_switch,
+    llama3_rotation,
+    require_factors,
+    require_key,
+    require_number,
+)
+from posenc.runtimes.family_facts import Transformers5Facts
+from posenc.runtimes.known.transformers5_rope_dicts import (
+    NEEDED,
+    NO_LENGTH,
+    STRETCHED,
+    Parameters,
+    check_required_keys,
+    refuse_unloadable_nested,
+    resolve_rope_dicts,
+)
+from posenc.runtimes.model import ORIGINAL_LENGTH, Model, model_of
+
+TYPES = ("default", "proportional", *NEEDED)
+"""The types that its functions compute."""
+HUNYUAN = ("hunyuan_v1_dense", "hunyuan_v1_moe")
+"""Families whose class stretches the base by a fixed alpha where the type is dynamic."""
+OWN_MSCALES = ("phimoe",)
+"""Families whose module multiplies by short_mscale and long_mscale."""
+
+
+def yarn_multiplier(parameters: Mapping[str, Any], factor: float) -> float:
+    """Return yarn's multiplier of cos and sin: attention_factor, else by the mscale pair if both
+    are given, else yarn's own for the factor."""
+    given = parameters.get("attention_factor")
+    if given is not None:
+        return require_number(given, "attention_factor")
+    mscale, all_dim = parameters.get("mscale"), parameters.get("mscale_all_dim")
+    if mscale and all_dim:
+        return floats.yarn_temperature(
+            factor, require_number(mscale, "mscale")
+        ) / floats.yarn_temperature(factor, require_number(all_dim, "mscale_all_dim"))
+    return floats.yarn_temperature(factor)
+
+
+def rotation(parameters: Parameters, model: Model, length: int) -> LayerRotation:
+    """Return the rotation of one kind of layer at a length, by its loaded rope dict."""
+    kind = parameters["rope_type"]
+    facts = model.modern
+    theta = require_number(parameters["rope_theta"], "rope_theta")
+    share = require_number(parameters.get("partial_rotary_factor", 1.0), "partial_rotary_factor")
+    usual_head_dim = model.head_dim
+    trained = model.max_positions
+    head_dim = int(model.get(facts.head_key) or usual_head_dim)
+    if facts.types is not None and kind not in facts.types:
+        raise RefusedError(f"ValueError: requires another rope type, but found {kind} instead.")
+    if facts.axes is not None:
+        return axial_rotation(kind, facts, head_dim, theta)
+    if kind == "proportional":
+        factor = require_number(parameters.get("factor", 1.0), "factor")
+        return LayerRotation(floats.proportional_frequencies(head_dim, theta, share, factor))
+    if kind == "default":
+        # Each class has a function of its own for this type, and few of them read the share.
+        dim = int(head_dim * share) if model.supports_partial_rotation else head_dim
+        return LayerRotation(floats.rope_frequencies(dim, theta))
+    dim = int(head_dim * share)
+    _refuse_null_head(kind, model)
+    if kind == "longrope":
+        return _longrope_rotation(parameters, theta, dim, trained, length)
+    _refuse_scaling(kind, dim, model)
+    factor = _scaling_factor(parameters, trained)
+    if kind == "linear":
+        return LayerRotation(floats.linear_frequencies(floats.rope_frequencies(dim, theta), factor))
+    if kind == "dynamic":
+        alpha = _fixed_alpha(model, parameters)
+        if alpha is not None:
+            base = floats.ntk_theta(theta, require_number(alpha, "alpha"), head_dim)
+            return LayerRotation(floats.rope_frequencies(head_dim, base))
+        base = floats.dynamic_theta(theta, factor, length, trained, dim)
+        return LayerRotation(floats.rope_frequencies(dim, base))
+    original = require_number(parameters[ORIGINAL_LENGTH], ORIGINAL_LENGTH)
+    if kind == "llama3":
+        return llama3_rotation(parameters, dim, theta)
+    return yarn_rotation(parameters, dim, theta, factor, original)
+
+
+def axial_rotation(
+    kind: str, facts: Transformers5Facts, head_dim: int, theta: float
+) -> LayerRotation:
+    """Return the frequencies of a tower that rotates by the height and the width of a patch."""
+    if kind not in ("default", "axial"):
+        raise RefusedError(f"ValueError: supports only axial rope, but requested {kind}")
+    if facts.shared_axes:  # height and width take the frequencies of one head in turn
+        both_axes = floats.rope_frequencies(head_dim, theta)
+        return LayerRotation(both_axes[0::2] + both_axes[1::2])
+    return LayerRotation(floats.rope_frequencies(head_dim // (facts.axes or 1), theta))
+
+
+def _refuse_null_head(kind: str, model: Model) -> None:
+    """Raise RefusedError where a type's function multiplies a head_dim that is null. Those of
+    linear and llama3 replace it by the width of a head (modeling_rope_utils.py:180 and :638), the
+    others only one that is missing (:324, :415, :548)."""
+    facts = model.modern
+    null_by_default = "head_dim" in facts.accepts.integers_or_null
+    missing = None if null_by_default else 0
+    is_null = facts.null_head and model.config.get("head_dim", missing) is None
+    if is_null and kind not in ("linear", "llama3"):
+        raise RefusedError("TypeError: unsupported operand type(s) for *: 'NoneType' and 'float'")
+
+
+def _refuse_scaling(kind: str, dim: int, model: Model) -> None:
+    """Raise RefusedError for an unknown type, or one whose function stops at the model's sizes."""
+    if kind not in NEEDED:
+        raise RefusedError(f"KeyError: {kind!r}")
+    if kind != "linear" and model.get("max_position_embeddings") is None:
+        raise RefusedError(NO_LENGTH)
+    if kind == "yarn" and dim % 2:
+        raise RefusedError(f"RuntimeError: The size of tensor a must match: {dim} channels, odd")
+
+
+def _scaling_factor(parameters: Parameters, trained: int) -> float:
+    """Return the factor. yarn's function replaces a null by the ratio of the two lengths."""
+    factor = parameters["factor"]
+    if factor is None and parameters["rope_type"] == "yarn":
+        factor = trained / require_number(parameters[ORIGINAL_LENGTH], "original length")
+    return require_number(factor, "factor")
+
+
+def _fixed_alpha(model: Model, parameters: Parameters) -> Any:
+    """Return the alpha by which HunYuan's class stretches its base at any length; None where the
+    length decides."""
+    if model.model_type not in HUNYUAN:
+        return None
+    return parameters.get("alpha") or None  # the class takes 0 for none
+
+
+def yarn_rotation(
+    p: Mapping[str, Any], dim: int, theta: float, factor: float, original: float
+) -> LayerRotation:
+    """Return the rotation of yarn, of `dim` channels. original: the training length in tokens."""
+    fast = require_number(p.get("beta_fast") or 32, "beta_fast")
+    slow = require_number(p.get("beta_slow") or 1, "beta_slow")
+    truncate = bool(p.get("truncate", True))
+    inv_freq = floats.yarn_frequencies(dim, theta, factor, original, fast, slow, truncate)
+    return LayerRotation(inv_freq, yarn_multiplier(p, factor))
+
+
+def _longrope_rotation(
+    p: Parameters, theta: float, dim: int, trained: int, length: int
+) -> LayerRotation:
+    """Return the rotation of longrope at a length: by its short or its long list of factors."""
+    original = require_number(require_key(p, ORIGINAL_LENGTH), "original length")
+    pairs = (dim + 1) // 2
+    short = require_factors(p, "short_factor", pairs)
+    long = require_factors(p, "long_factor", pairs)
+    factor = p.get("factor")
+    ratio = trained / original if factor is None else require_number(factor, "factor")
+    scale = p.get("attention_factor")
+    if scale is None:
+        scale = floats.longrope_temperature(ratio, original)
+    list_at_length = long if length > original else short
+    inv_freq = floats.divide_each(floats.rope_frequencies(dim, theta), list_at_length)
+    return LayerRotation(inv_freq, require_number(scale, "it"))
+
+
+def frequency_switch(model: Model, parameters: Parameters) -> Switch:
+    """Return whether the frequencies change with the current length: those of dynamic NTK do beyond
+    the trained length, and longrope's beyond the original one. No length is refused. HunYuan's are
+    fixed by alpha."""
+    kind = parameters["rope_type"]
+    if kind == "dynamic":
+        return "length" if _fixed_alpha(model, parameters) is None else "static"
+    two_lists = kind == "longrope" and parameters["short_factor"] != parameters["long_factor"]
+    return "length" if two_lists else "static"
+
+
+def softmax_scale(model: Model, parameters: Parameters) -> float:
+    """Return the softmax scale. MLA multiplies it by the squared temperature of mscale_all_dim."""
+    all_dim = parameters.get("mscale_all_dim")
+    if not model.is_mla or parameters["rope_type"] == "default" or not all_dim:
+        return model.softmax_scale
+    factor = require_number(require_key(parameters, "factor"), "factor")
+    return (
+        model.softmax_scale
+        * floats.yarn_temperature(factor, require_number(all_dim, "mscale_all_dim")) ** 2
+    )
+
+
+def rotation_of_own_module(p: Parameters, model: Model, length: int) -> LayerRotation:
+    """Return the rotation of a family's own module. Phi-3.5-MoE's always uses the short list, and
+    one of its two mscales for every type."""
+    if model.model_type not in OWN_MSCALES or p["rope_type"] == "default":
+        return rotation(p, model, length)
+    original = require_number(require_key(p, ORIGINAL_LENGTH), "original length")
+    name = "long_mscale" if length > original else "short_mscale"
+    short = rotation(p, model, min(length, int(original)))
+    return LayerRotation(short.inv_freq, require_number(require_key(p, name), name))
+
+
+def why_width_stops(layer: LayerRotation, model: Model) -> str:
+    """Return why a forward pass stops where cos and sin are wider or narrower than what attention
+    rotates by them; empty if it runs. torch's error has other numbers in some families."""
+    width, part = 2 * len(layer.inv_freq), model.required_table_width
+    if part is None or part % 2 or part == width:
+        return ""
+    return (
+        "RuntimeError: The size of tensor a must match the size of tensor b: attention rotates "
+        f"{part} channels of each head, and cos and sin have {width}"
+    )
+
+
+def _why_sections_stop(p: Parameters, layer: LayerRotation, model: Model) -> str:
+    """Return why a forward pass stops where a module splits its pairs into sections that are more
+    or fewer; empty if it runs."""
+    usual = model.modern.sections
+    given = p.get("mrope_section")
+    sections = given if isinstance(given, list) else [*(usual or ())]
+    if usual is None or sum(sections) == len(layer.inv_freq):
+        return ""
+    return (
+        f"RuntimeError: mrope_section {sections} adds up to {sum(sections)}, and each head has "
+        f"{len(layer.inv_freq)} rotated pairs"
+    )
+
+
+def _refuse_values(model: Model) -> None:
+    """Raise RefusedError where building the class's config or its layers stops at a value."""
+    facts = model.modern
+    for key, value in facts.accepts.refused_values(model.config):
+        raise RefusedError(f"TypeError: the class or its layers refuse {key} {value!r}")
+    refuse_booleans(model)
+    _refuse_short_list(model)
+    if facts.whole_heads and model.size("hidden_size") % model.num_heads:
+        raise RefusedError("ValueError: the hidden size is no multiple of the attention heads")
+    for name in ("rope_scaling", "rope_parameters"):
+        outer_dict = model.outer_config.get(name)
+        if isinstance(outer_dict, Mapping):
+            _validate_outer_rope_dict(outer_dict, model)
+
+
+def refuse_booleans(model: Model) -> None:
+    """Raise RefusedError for the first value that is neither true nor false where the config's
+    class wants one of them, also in servers that read by the classes of transformers 5."""
+    for key, value in model.modern.accepts.refused_booleans(model.config):
+        kind = type(value).__name__
+        raise RefusedError(
+            f"StrictDataclassFieldValidationError: Field {key!r} expected bool, got {kind} (value: "
+            f"{value!r:.60})"
+        )
+
+
+def refuse_fractions(model: Model) -> None:
+    """Raise RefusedError for a number with a point where the config's class wants an integer, which
+    servers read by the classes of transformers 5."""
+    for key, value in model.modern.accepts.fractions(model.config):
+        raise RefusedError(f"TypeError: Field {key!r} expected int, got float (value: {value})")
+
+
+def _refuse_short_list(model: Model) -> None:
+    """Raise RefusedError for a list of which layers rotate that has too few entries. Some classes
+    replace an empty one."""
+    listed = model.config.get(model.facts.get("rotates", {}).get("list", ""))
+    if not isinstance(listed, list) or len(listed) >= model.num_layers:
+        return
+    if listed or not model.modern.empty_list:
+        raise RefusedError("IndexError: list index out of range")
+
+
+def _validate_outer_rope_dict(outer_dict: Mapping[str, Any], model: Model) -> None:
+    """Check a rope dict at the top level of a multimodal config: transformers validates it, and
+    reads only the one inside the language model's own config.
+
+    Raises: RefusedError where a required key or the length is missing; NotReadError for a type that
+    stretches, if the top level does say a length.
+    """
+    kind = outer_dict.get("rope_type", outer_dict.get("type", "default"))
+    check_required_keys({**outer_dict, "rope_type": kind})
+    if kind in STRETCHED:
+        has_length = "max_position_embeddings" in model.outer_config
+        raise (NotReadError if has_length else RefusedError)(NO_LENGTH)
+
+
+def compute(model: Model, length: int | None) -> ComputedPositions:
+    """Return what transformers 5.23 computes. It never refuses a length."""
+    model = _as_autoconfig_class(model)
+    _refuse_values(model)
+    model = _with_null_share_replaced(model)
+    if "theta_in" in model.facts and model.theta_of_inner_dict is None:
+        raise RefusedError("AttributeError: 'DbrxAttentionConfig' has no attribute 'rope_theta'")
+    resolved = resolve_rope_dicts(model)
+    if len(model.without_rotation) == model.num_layers:
+        return ComputedPositions(
+            None, {}, model.softmax_scale, without_rotation=model.without_rotation
+        )
+    if model.has_rope_dict_per_kind:
+        refuse_unloadable_nested(model, resolved)
+    elif model.config.get(ORIGINAL_LENGTH, 0) is None and resolved["all"]["rope_type"] in STRETCHED:
+        raise RefusedError("TypeError: unsupported operand type(s) for /: 'NoneType' and 'float'")
+    length = length or model.max_positions
+    layers = {
+        kind: rotation_of_own_module(p, model.with_sizes_of_kind(kind), length)
+        for kind, p in resolved.items()
+    }
+    first = next(iter(resolved.values()))
+    return ComputedPositions(
+        None,
+        layers,
+        softmax_scale(model, first),
+        first_changing_switch(frequency_switch(model, p) for p in resolved.values()),
+        None,
+        model.without_rotation,
+        stops=_first_reason_to_stop(layers, resolved, model),
+    )
+
+
+def _as_autoconfig_class(model: Model) -> Model:
+    """Return the model as the class that AutoConfig takes: Ministral's for a file of Mistral's with
+    layer_types."""
+    if model.model_type == "mistral" and "layer_types" in model.config and not model.outer_config:
+        return replace(model, facts=model_of({"model_type": "ministral"}).facts)
+    return model
+
+
+def _with_null_share_replaced(model: Model) -> Model:
+    """Return the model with whole heads rotated where its class takes a null share for 1."""
+    facts = model.modern
+    key = facts.share_key
+    if facts.null_share and model.config.get(key, 0) is None:
+        return replace(model, config={**model.config, key: 1.0})
+    return model
+
+
+def _first_reason_to_stop(
+    layers: Mapping[str, LayerRotation], resolved: Mapping[str, Parameters], model: Model
+) -> str:
+    """Return why the first forward pass stops; empty if it runs. Too wide or narrow tables of any
+    kind of layer come before sections."""
+    stops = [
+        why_width_stops(layer, model.with_sizes_of_kind(kind)) for kind, layer in layers.items()
+    ]
+    stops += [_why_sections_stop(resolved[kind], layer, model) for kind, layer in layers.items()]
+    return next(filter(None, stops), "")

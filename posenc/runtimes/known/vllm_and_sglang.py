@@ -1,0 +1,93 @@
+"""What vLLM and SGLang share: a limit on the length, and longrope's two lists."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from posenc.frequencies import floats
+from posenc.runtimes.computed import (
+    ComputedPositions,
+    LayerRotation,
+    NotReadError,
+    RefusedError,
+    Switch,
+    first_changing_switch,
+    require_factors,
+    require_number,
+)
+from posenc.runtimes.model import Model
+
+Parameters = Mapping[str, Any]
+LENGTH_OPTIONS = {
+    "vllm": ("max_model_len", "VLLM_ALLOW_LONG_MAX_MODEL_LEN"),
+    "sglang": ("context_length", "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN"),
+}
+"""What the length is called, and the variable that lifts its limit."""
+
+SCALED_TEXT = ("linear", "dynamic", "llama3", "longrope", "proportional", "ntk")
+"""Types whose classes rotate by one position, so that mrope_section is lost; nobody has read what
+comes of it."""
+
+
+def compute_for_server(
+    runtime: str,
+    model: Model,
+    resolved: Mapping[str, Parameters],
+    length: int | None,
+    largest: int,
+    rotation: Callable[[Parameters, Model, int], LayerRotation],
+    softmax_scale: Callable[[Model, Parameters], float],
+    switch: Callable[[Parameters, Model], Switch],
+) -> ComputedPositions:
+    """Return what a server computes that was started for `length` tokens and admits `largest`.
+
+    resolved: the loaded rope dict of each kind of layer. rotation, softmax_scale, switch: what the
+    runtime makes of one of them.
+    Raises: RefusedError for a longer length, or what the runtime's rotation refuses.
+    """
+    if length is not None and length > largest:
+        option, variable = LENGTH_OPTIONS[runtime]
+        raise RefusedError(
+            f"ValueError: User-specified {option} ({length}) is greater than the derived {option} "
+            f"({largest}); {variable}=1 would allow it",
+            largest,
+        )
+    try:
+        layers = {
+            kind: rotation(p, model.with_sizes_of_kind(kind), length or model.max_positions)
+            for kind, p in resolved.items()
+        }
+        scale = softmax_scale(model, next(iter(resolved.values())))
+    except NotReadError:
+        raise
+    except RefusedError as refused:
+        raise RefusedError(str(refused), largest) from refused
+    return ComputedPositions(
+        None,
+        layers,
+        scale,
+        first_changing_switch(switch(p, model) for p in resolved.values()),
+        largest,
+        model.without_rotation,
+    )
+
+
+def longrope_rotation(
+    p: Parameters, model: Model, plain: tuple[float, ...], original: float, *, long: bool
+) -> LayerRotation:
+    """Return a layer whose plain frequencies are divided by one of longrope's two lists, with its
+    own multiplier or the one that follows from the two lengths.
+
+    p: the rope dict. plain: frequencies without scaling, one a pair. original: the training length.
+    long: take the list for texts beyond it.
+    Raises: RefusedError for interleaved pairs or a list that does not fit.
+    """
+    if model.interleaved:
+        raise RefusedError(
+            "ValueError: `Phi3LongRoPEScaledRotaryEmbedding` only supports neox_style."
+        )
+    lists = {name: require_factors(p, f"{name}_factor", len(plain)) for name in ("short", "long")}
+    chosen = "long" if long else "short"
+    given = p.get(f"{chosen}_mscale")
+    scale = floats.longrope_temperature(model.max_positions / original, original)
+    multiplier = scale if given is None else require_number(given, f"{chosen}_mscale")
+    return LayerRotation(floats.divide_each(plain, lists[chosen]), multiplier)

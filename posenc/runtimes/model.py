@@ -1,0 +1,518 @@
+"""Read what a config says about the attention in any dialect: sizes, kinds of layers, the scale
+of the logits."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+from posenc.runtimes.families import (
+    WITHOUT_ROTATION,
+    facts_of_family,
+    family_of_class,
+    json_table,
+    other_architecture,
+)
+from posenc.runtimes.family_facts import Transformers5Facts
+
+INNER = ("text_config", "language_config", "llm_config")
+"""Where a config of several modalities keeps the language model's."""
+LENGTHS = ("max_position_embeddings", "n_positions", "max_sequence_length", "max_seq_len", "n_ctx")
+ROTARY = json_table("position_keys")["rotary"]
+"""Keys about rotation."""
+OUTSIDE = json_table("position_keys")["text_config"]
+"""Keys that a config with a language model's own config reads there only."""
+ORIGINAL_LENGTH = "original_max_position_embeddings"
+"""The key of the length that a model was trained at before its frequencies were stretched."""
+TRAINED_KEY = "posenc_trained_length"
+"""Where `posenc extend` keeps the training length if the rope dict's original length must be the
+largest one, so that no reader switches."""
+NOT_LIFTED = ("head_dim", "partial_rotary_factor", "original_max_position_embeddings")
+"""Keys that do not reach the language model of a flat config of several modalities."""
+LARGEST = 1 << 40
+LARGEST_OF = {"head_dim": 1 << 14, "qk_rope_head_dim": 1 << 14, "num_hidden_layers": 2000}
+"""Bounds of sizes that lists are allocated for; the largest models have a tenth of them."""
+LAYER_KINDS = tuple(json_table("position_keys")["layer kinds"])
+"""Names by which rope_parameters may be nested."""
+SCALAR_SCALES = dict.fromkeys(
+    """
+    gemma3n_text gemma4_text gemma4_unified_text gemma4_vision embedding_gemma2_text
+    """.split(),
+    1.0,
+)
+"""model_type -> the factor of q.k in families that have a constant there, whatever the head is."""
+
+
+class BadConfigError(ValueError):
+    """A config with impossible sizes, which no runtime needs to see."""
+
+
+def language_model_key(config: Mapping[str, Any]) -> str:
+    """Return the key under which a file has the config of its language model, such as text_config;
+    empty if the file is flat or the family reads no such key."""
+    facts = facts_of_family(str(config.get("model_type"))) or {}
+    keys = facts.get("inner", INNER[:1]) if "text" in facts else ()
+    return next((key for key in keys if isinstance(config.get(key), Mapping)), "")
+
+
+def language_model_key_after_loading(config: Mapping[str, Any]) -> str:
+    """Return the key under which transformers has the language model's config after loading, also
+    of a flat file; empty for a language model."""
+    if key := language_model_key(config):
+        return key
+    return INNER[0] if "text" in (facts_of_family(str(config.get("model_type"))) or {}) else ""
+
+
+def with_language_model_on_top(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a config with the language model's keys and its model_type at the top level.
+
+    Keys for a language model that stand beside its own config are left out, as no runtime reads
+    them. A model_type in it that contradicts the family's class becomes one that no family has.
+    """
+    key = language_model_key(config)
+    if not key:
+        return dict(config)
+    inner = config[key]
+    name = _language_model_family(config, key)
+    others = {k: v for k, v in config.items() if k != key and k not in OUTSIDE}
+    return {**others, **inner, "model_type": name}
+
+
+def _language_model_family(config: Mapping[str, Any], key: str) -> Any:
+    """Return the model_type of the language model whose config is under `key`: the one that the
+    family's class builds, unless the class takes any."""
+    facts = facts_of_family(config["model_type"]) or {}
+    written = config[key].get("model_type")
+    is_known = written in WITHOUT_ROTATION or "transformers5" in (
+        facts_of_family(str(written)) or {}
+    )
+    if facts.get("any") and written is not None:
+        return written
+    if is_known and written != facts["text"]:
+        return f"{config['model_type']} with a {key} of {written}"  # of which nothing is read
+    return facts["text"]
+
+
+@dataclass(frozen=True)
+class Model:
+    """The language model that a config describes: what decides the rotation of its layers."""
+
+    config: Mapping[str, Any]
+    """config.json with the language model's keys on top."""
+    model_type: str
+    facts: Mapping[str, Any]
+    """The facts of the family, see `families.all_families`; empty for one that posenc does not
+    know."""
+    outer_config: Mapping[str, Any] = field(default_factory=dict)
+    """config.json where it has the language model's config inside; empty where it is flat."""
+
+    @cached_property
+    def modern(self) -> Transformers5Facts:
+        """Return what is known of the family in transformers 5; defaults where nothing is."""
+        return Transformers5Facts.of(self.facts.get("transformers5"))
+
+    @property
+    def is_known(self) -> bool:
+        """Return True if posenc has facts about the family."""
+        return bool(self.facts)
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """Return a key of the config under its name or the family's, or the family's default."""
+        value = self.config.get(name)
+        if value is None:
+            value = self.config.get(self.facts.get("names", {}).get(name))
+        if value is None:
+            value = self.facts.get("defaults", {}).get(name)
+        return default if value is None else value
+
+    def size(self, *names: str, default: int | None = None) -> int:
+        """Return the first of these keys that is given, an integer of at least 1.
+
+        Raises: BadConfigError where none is given or one is no such number.
+        """
+        names = (*names, *filter(None, [self.facts.get("names", {}).get(names[0])]))
+        found = next((n for n in names if self.config.get(n) is not None), None)
+        value = self.config[found] if found else self.get(names[0], default)
+        name, largest = found or names[0], LARGEST_OF.get(names[0], LARGEST)
+        if value is None:
+            raise BadConfigError(f"config.json: {' or '.join(names)} is missing.")
+        if isinstance(value, bool) or not isinstance(value, int | float) or value != value // 1:
+            raise BadConfigError(f"config.json: {name} must be an integer, got {value!r}.")
+        if not 1 <= value <= largest:
+            raise BadConfigError(
+                f"config.json: {name} must be between 1 and {largest}, got {value}."
+            )
+        return int(value)
+
+    @property
+    def is_mla(self) -> bool:
+        """Return True for latent attention as in DeepSeek, whose rotary channels are separate from
+        the others."""
+        return "kv_lora_rank" in self.config or "qk_rope_head_dim" in self.facts.get("defaults", {})
+
+    @property
+    def num_layers(self) -> int:
+        """Return the number of layers; 1 where nothing says it."""
+        return self.size("num_hidden_layers", "n_layer", "n_layers", "num_layers", default=1)
+
+    @property
+    def num_heads(self) -> int:
+        """Return the number of query heads."""
+        return self.size(self.facts.get("heads", "num_attention_heads"), "n_head", "n_heads")
+
+    @property
+    def has_null_head_dim(self) -> bool:
+        """Return True if head_dim is null where the class has a number of its own. Some versions of
+        the runtimes refuse that, others take different widths."""
+        owned = self.is_mla or "head_dim" in self.facts.get("defaults", {})
+        return owned and self.config.get("head_dim", 0) is None
+
+    @property
+    def head_dim(self) -> int:
+        """Return the number of channels of a head that may rotate: all of them, or those of MLA's
+        rotary part."""
+        if self.is_mla and not self.facts.get("rotates_share"):
+            return self.size("qk_rope_head_dim", default=64)
+        if self.get("head_dim") is not None and not self.facts.get("even_heads"):
+            return self.size("head_dim")
+        if self.facts.get("latent_sum"):
+            return self.latent_query_width
+        hidden = self.size(self.facts.get("width", "hidden_size"), "n_embd", "d_model")
+        size = hidden // self.num_heads
+        if not 1 <= size <= LARGEST_OF["head_dim"]:
+            said = f"{hidden} for {self.num_heads} num_attention_heads"
+            raise BadConfigError(f"config.json: hidden_size {said} is a head of {size} channels.")
+        return size
+
+    @property
+    def required_table_width(self) -> int | None:
+        """Return the width that the model's code needs of cos and sin, in channels: a forward pass
+        stops at any other.
+
+        None where the code takes any width, and leaves the other channels unrotated.
+        """
+        modern = self.modern
+        if self.facts.get("latent_sum"):
+            return None  # which of its spellings keep the share, is not read
+        if modern.dims_key == "qk_rope_head_dim":
+            return int(self.head_dim * self.rotated_share)
+        if self.is_mla:
+            part = self.get(modern.head_key) if self.supports_partial_rotation else None
+            return part or self.size("qk_rope_head_dim", default=64)
+        has_axes = modern.axes is not None
+        if has_axes or (self.supports_partial_rotation and not modern.whole_rotation):
+            return None
+        return self.head_dim
+
+    @property
+    def latent_query_width(self) -> int:
+        """Return the channels of a query head of MLA: its rotary part and the other one."""
+        rotary = self.size("qk_rope_head_dim", default=64)
+        return self.size("qk_nope_head_dim", default=128) + rotary
+
+    @property
+    def max_positions(self) -> int:
+        """Return the largest length that the config states, else the family's default; 2048, the
+        default of LlamaConfig, without either."""
+        return self.size(*LENGTHS, default=2048)
+
+    @property
+    def interleaved(self) -> bool:
+        """Return True if pairs are (2i, 2i+1) in this family's checkpoints, not (i, i + d/2)."""
+        given = self.config.get(self.facts.get("layout_key", ""))
+        return bool(self.facts.get("interleaved") if given is None else given)
+
+    @property
+    def layout_is_known(self) -> bool:
+        """Return False for a family of which nobody has read which channels form a pair."""
+        given = self.config.get(self.facts.get("layout_key", ""))
+        return given is not None or self.facts.get("interleaved") is not None
+
+    @property
+    def indexer_is_interleaved(self) -> bool | None:
+        """Return True if the indexer of sparse attention has interleaved pairs, which may differ
+        from the attention's; None if there is no indexer, or its pairs are not known."""
+        return self.facts.get("indexer", {}).get("interleaved")
+
+    @property
+    def supports_partial_rotation(self) -> bool:
+        """Return True if the family's code reads which fraction of each head rotates."""
+        modern = self.modern
+        if modern.partial_rotary_factor is not None:
+            return True
+        dicts = [own for own in (modern.nested or {}).values() if own]
+        return any("partial_rotary_factor" in d for d in dicts if d["rope_type"] == "default")
+
+    @property
+    def rotated_share(self) -> Any:
+        """Return the fraction of each head that the config rotates, by whichever key the family has
+        for it; None if it has none."""
+        modern = self.modern
+        value = self.config.get(modern.share_key)
+        rotated = self.config.get(modern.dims_key)
+        if value is None and isinstance(rotated, int | float):
+            value = rotated / self.head_dim
+        return modern.partial_rotary_factor if value is None else value
+
+    @property
+    def theta_of_inner_dict(self) -> Any:
+        """Return the rope_theta that the family keeps in a dict of other settings, as DBRX does in
+        attn_config; None without one."""
+        inner = self.config.get(self.facts.get("theta_in", ""))
+        return inner.get("rope_theta") if isinstance(inner, Mapping) else None
+
+    @property
+    def has_rope_dict_per_kind(self) -> bool:
+        """Return True if the family's code has a rope dict of its own for each kind of layer."""
+        return self.modern.nested is not None
+
+    @property
+    def kinds_of_flat_rope_scaling(self) -> tuple[str, ...] | None:
+        """Return the kinds of layers to which a flat rope_scaling applies in a family with a dict
+        per kind; None if the family accepts no keys outside of those dicts and fills nothing in."""
+        return self.modern.flat
+
+    def with_sizes_of_kind(self, kind: str) -> "Model":
+        """Return the model with the sizes of one kind of layer, where kinds differ in them: by the
+        config's per_layer_config, else by the family's facts; else the model itself."""
+        usual = self.facts.get("kind_sizes")
+        if usual is None:
+            return self
+        each = self.config.get("per_layer_config")
+        own: Any = None
+        if isinstance(each, Mapping) and kind in self.layer_types:
+            own = {int(i): v for i, v in each.items()}.get(self.layer_types.index(kind))
+        elif each is None:
+            # A word is the key that has this kind's size.
+            sizes = usual.get(kind, {}).items()
+            own = {key: self.get(size) if isinstance(size, str) else size for key, size in sizes}
+        return replace(self, config={**self.config, **own}) if isinstance(own, Mapping) else self
+
+    @property
+    def head_dims_differ(self) -> bool:
+        """Return True if kinds of layers differ in their head dimension."""
+        return len({self.with_sizes_of_kind(kind).head_dim for kind in self.layer_kinds}) > 1
+
+    @property
+    def softmax_scale(self) -> float:
+        """Return the factor of q.k in attention, before any temperature of the positions; usually
+        1 / sqrt(head_dim)."""
+        if self.model_type in SCALAR_SCALES:
+            return SCALAR_SCALES[self.model_type]
+        if self.is_mla:
+            return self.latent_query_width**-0.5
+        scalar = self.get("query_pre_attn_scalar")
+        if scalar is not None and self.model_type.startswith(("gemma", "vaultgemma", "t5gemma")):
+            return float(scalar) ** -0.5
+        multiplier = self.get("attention_multiplier")
+        if multiplier is not None and self.model_type.startswith("granite"):
+            return float(multiplier)
+        return self.head_dim**-0.5
+
+    @property
+    def layer_types(self) -> tuple[str, ...]:
+        """Return the kind of each layer, as transformers 5 derives it.
+
+        The family's `layers` say it where the config lists none. cycle: the kinds of layers 0, 1,
+        ..., again and again. every: the key of another period, with one full-attention layer in it.
+        first: the kinds of the first layers instead. full_before: the key of how many first layers
+        are full-attention ones, after which the cycle starts. last: the kind of the last layer;
+        forced: whatever the config lists. renamed: kinds under older names.
+        """
+        order = self.facts.get("layers", {})
+        given = self.get("layer_types")
+        listed = isinstance(given, list) and bool(given)
+        if listed:
+            older = {} if "per_layer_config" in self.config else order.get("renamed", {})
+            kinds = [older.get(str(kind), str(kind)) for kind in given]
+        else:
+            coded = self._kinds_by_code
+            kinds = self._kinds_by_rule if coded is None else coded
+        if "last" in order and (order.get("forced") or not listed):
+            kinds[-1] = order["last"]
+        return tuple(kinds)
+
+    @property
+    def _kinds_by_code(self) -> list[str] | None:
+        """Return the kinds of the layers by the family's list of codes; None where it has none."""
+        for key, names in self.facts.get("layer_codes", {}).items():
+            codes = self.config.get(key)
+            if not isinstance(codes, list):
+                continue
+            if unknown := [code for code in codes if str(code) not in names]:
+                raise BadConfigError(
+                    f"config.json: {key} has {unknown[0]!r}, expected {', '.join(names)}."
+                )
+            return [names[str(code)] for code in codes[: self.num_layers]]
+        return None
+
+    @property
+    def _kinds_by_rule(self) -> list[str]:
+        """Return the kind of each layer by the family's rule, for a config that lists none."""
+        order, count = self.facts.get("layers", {}), self.num_layers
+        first, start = list(order.get("first", ())), 0
+        if "full_before" in order and self.config.get(order["full_before"]) is not None:
+            start = self.size(order["full_before"])
+            first = ["full_attention"] * start
+        cycle = self._alternating_kinds
+        kinds = [cycle[(i - start) % len(cycle)] for i in range(count)]
+        kinds[: len(first)] = first[:count]
+        return kinds
+
+    @property
+    def _alternating_kinds(self) -> list[str]:
+        """Return the kinds of layers of one period, which is repeated: the config's period where it
+        has one, else the family's."""
+        order = self.facts.get("layers", {})
+        cycle = list(order.get("cycle", ["full_attention"]))
+        every = self.config.get(order.get("every", ""))
+        if isinstance(every, bool) or not isinstance(every, int) or every < 1:
+            return cycle
+        near = [kind for kind in cycle if kind != "full_attention"][:1] * (every - 1)
+        full_at_the_start = cycle[0] == "full_attention"
+        return ["full_attention", *near] if full_at_the_start else [*near, "full_attention"]
+
+    @property
+    def layer_kinds(self) -> tuple[str, ...]:
+        """Return the kinds of layers that rotate differently: ("all",) where all rotate alike."""
+        if not self.has_rope_dict_per_kind:
+            return ("all",)
+        labels = tuple(self.modern.nested or ())
+        present = [kind for kind in labels if self.layers_of_kind(kind)]
+        return tuple(present) or labels
+
+    def layers_of_kind(self, kind: str) -> tuple[int, ...]:
+        """Return the layers of a kind, whether they rotate or not."""
+        if kind == "all":
+            return tuple(range(self.num_layers))
+        types = self.modern.labels.get(kind, (kind,))
+        return tuple(i for i, name in enumerate(self.layer_types) if name in types)
+
+    @property
+    def without_rotation(self) -> tuple[int, ...]:
+        """Return the layers that do not rotate, by the config's keys and the family's `rotates`."""
+        every_layer = tuple(range(self.num_layers))
+        when = self.facts.get("rotates", {}).get("when", {})
+        if any(self.get(key) != value for key, value in when.items()):
+            return every_layer
+        if self.config.get("no_rope_layer_interval") is not None:
+            self.size("no_rope_layer_interval")  # no impossible number passes in any family
+        for layers_by_rule in (
+            _layers_with_zero_flag,
+            _last_layer_of_each_period,
+            _layers_without_base,
+            _every_nth_layer_from_last,
+        ):
+            layers = layers_by_rule(self)
+            if layers is not None:
+                return layers
+        return tuple(
+            sorted(_layers_of_kinds_without_rotation(self) | _layers_with_null_rope_dict(self))
+        )
+
+
+def _layers_with_zero_flag(model: Model) -> tuple[int, ...] | None:
+    """Return the layers with a 0 or false in the family's list of which layers rotate; None where
+    the config has no such list, or an empty one.
+
+    `rotates`: list, the key of the config that has the list.
+    """
+    rotating = model.config.get(model.facts.get("rotates", {}).get("list", ""))
+    if not isinstance(rotating, list) or not rotating:
+        return None
+    return tuple(i for i, rotates in enumerate(rotating) if not rotates)
+
+
+def _last_layer_of_each_period(model: Model) -> tuple[int, ...] | None:
+    """Return the last layer of every n layers; None in families without such a period.
+
+    `rotates`: every, the key of the config that has n; default, n where the config has none.
+    """
+    rule = model.facts.get("rotates", {})
+    if "every" not in rule:
+        return None
+    every = model.size(rule["every"], default=rule["default"])
+    return tuple(i for i in range(model.num_layers) if (i + 1) % every == 0)
+
+
+def _layers_without_base(model: Model) -> tuple[int, ...] | None:
+    """Return the layers whose base is 0 or null; None where the config lists no bases.
+
+    `rotates`: zeros, the key of the config that has a base for each layer.
+    """
+    bases = model.config.get(model.facts.get("rotates", {}).get("zeros", ""))
+    if not isinstance(bases, list):
+        return None
+    return tuple(i for i, theta in enumerate(bases) if not theta)
+
+
+def _every_nth_layer_from_last(model: Model) -> tuple[int, ...] | None:
+    """Return every n-th layer from the last one back, the last one included; None in families
+    without such a period.
+
+    `rotates`: counted_back, n, which no key of a config changes.
+    """
+    every = model.facts.get("rotates", {}).get("counted_back")
+    if every is None:
+        return None
+    last = model.num_layers - 1
+    return tuple(i for i in range(model.num_layers) if (last - i) % every == 0)
+
+
+def _layers_of_kinds_without_rotation(model: Model) -> set[int]:
+    """Return the layers of kinds that do not rotate.
+
+    `rotates`: only, the kinds that do; unless_null, a key of the config without which all kinds
+    rotate; first, the key that has how many first layers rotate in any case.
+    """
+    rule = model.facts.get("rotates", {})
+    if "only" not in rule or model.config.get(rule.get("unless_null", ""), 0) is None:
+        return set()
+    first = model.config.get(rule.get("first", "")) or 0
+    kinds = enumerate(model.layer_types)
+    return {i for i, kind in kinds if kind not in rule["only"] and i >= first}
+
+
+def _layers_with_null_rope_dict(model: Model) -> set[int]:
+    """Return the layers of kinds with null for a rope dict, in the config or, where that has no
+    dicts, in the class; none in families that fill in their defaults.
+
+    `transformers5`: nested, the class's dicts by kind of layer; flat, the kinds that are filled in.
+    """
+    if not model.has_rope_dict_per_kind or model.kinds_of_flat_rope_scaling:
+        return set()
+    old = model.config.get("rope_scaling")
+    new = model.config.get("rope_parameters")
+    dicts = new or old or model.modern.nested
+    if not isinstance(dicts, Mapping):
+        return set()
+    layers: set[int] = set()
+    for kind in model.layer_kinds:
+        if dicts.get(kind, 0) is None:
+            layers.update(model.layers_of_kind(kind))
+    return layers
+
+
+def _family_of_class(architectures: Any) -> str:
+    """Return the model_type of the first class in architectures; empty if it is not known."""
+    if not isinstance(architectures, list) or not architectures:
+        return ""
+    return family_of_class(str(architectures[0])) or ""
+
+
+def model_of(config: Mapping[str, Any]) -> Model:
+    """Return the model that a config.json describes."""
+    flat = with_language_model_on_top(config)
+    name = flat.get("model_type")
+    if not isinstance(name, str):
+        name = _family_of_class(flat.get("architectures"))
+    facts = facts_of_family(name) or {}
+    if other_architecture(flat, name):
+        return Model(flat, name, {})
+    if "text" in facts:  # of several modalities, without a config of the language model's
+        if not facts.get("flat") or config.get("text_config") is not None:
+            return Model(flat, name, {})
+        name = facts["text"]
+        facts = facts_of_family(name) or {}
+        flat = {k: v for k, v in flat.items() if k not in NOT_LIFTED}
+    return Model(flat, name, facts, config if language_model_key(config) else {})

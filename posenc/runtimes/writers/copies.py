@@ -1,0 +1,57 @@
+"""Copy a checkpoint's files for a fixed folder."""
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from posenc.files.atomic import write_atomically
+from posenc.files.opening import copy_file
+from posenc.files.sealed_json import strict_json
+from posenc.runtimes.files.inside import TOKENIZER_FILES, path_inside
+from posenc.runtimes.files.json_object import LARGEST_INDEX, read_json
+
+INDEX = "model.safetensors.index.json"
+KEPT = frozenset((*TOKENIZER_FILES, "config.json", "adapter_config.json", INDEX))
+"""Files copied next to the weights, which are safetensors: data, never code or pickles."""
+
+
+def copy_files(source: Path, target: Path, leave: frozenset[str] = frozenset()) -> list[str]:
+    """Copy a folder's weights, tokenizer and settings but those named; return the names of the
+    files that stay behind, such as code and pickles.
+
+    Raises: ValueError where a file is a link out of the folder, or the weights' index names a file
+    that is elsewhere or missing.
+    """
+    check_index(source)
+    behind = []
+    for path in sorted(source.iterdir()):
+        if path.suffix != ".safetensors" and path.name not in KEPT:
+            behind += [path.name] if path.name != target.name else []
+        elif path.name not in leave:
+            # What was checked is copied: a link that comes in its place meanwhile is refused.
+            checked = path_inside(source, path.name, "its listing").resolve()
+            copy_file(checked, target / path.name, follow=False)
+    return behind
+
+
+def check_index(folder: Path) -> None:
+    """Raise ValueError if the weights' index names a file that is not in this folder."""
+    path = folder / INDEX
+    if not path.exists():
+        return
+    path_inside(folder, INDEX, "its listing")
+    names = read_json(path, LARGEST_INDEX).get("weight_map")
+    if not isinstance(names, dict):
+        raise ValueError(f"{path}: weight_map must be an object.")
+    for name in sorted({str(v) for v in names.values()}):
+        path_inside(folder, name, INDEX)
+
+
+def write_config(path: Path, config: Mapping[str, Any]) -> None:
+    """Write a config.json as transformers does, lone surrogates, which UTF-8 lacks, as escapes.
+
+    Raises: ValueError for NaN or an infinity, which JSON lacks.
+    """
+    text = strict_json(config, indent=2, ensure_ascii=False) + "\n"
+    write_atomically(path, re.sub("[\ud800-\udfff]", lambda m: f"\\u{ord(m[0]):x}", text))
