@@ -11,8 +11,8 @@ import torch
 from posenc.compare.plan.cost import lengths_of_tests
 from posenc.compare.plan.encodings import ComparedEncoding
 from posenc.compare.trial.config import TrialConfig
-from posenc.compare.trial.material import shape_length
 from posenc.compare.trial.objectives import objective_of
+from posenc.compare.trial.task_of_trial import shape_length
 from posenc.encodings import create, entry, line_in_user_code, parse
 from posenc.testing import CHECKS, VOIDING_FAILURES, maker, verdicts
 from posenc.testing.contract import check_in_both_modes

@@ -9,8 +9,13 @@ from posenc.command_line.progress import readable_duration
 from posenc.compare.results import Study
 from posenc.compare.trial.config import TrialConfig
 from posenc.compare.trial.evaluate import why_case_impossible, why_length_impossible
-from posenc.compare.trial.material import max_train_tokens, shape_length, task_of, vocabulary_size
 from posenc.compare.trial.objectives import objective_of
+from posenc.compare.trial.task_of_trial import (
+    max_train_tokens,
+    shape_length,
+    task_of,
+    vocabulary_size,
+)
 from posenc.compare.trial.train import decoder_config, encoding_shape
 from posenc.encodings import PositionEncoding, create, parse
 from posenc.machine import hardware

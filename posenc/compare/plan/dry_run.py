@@ -8,7 +8,7 @@ from posenc.command_line.progress import readable_duration
 from posenc.compare.plan.splits import TextSplits
 from posenc.compare.plan.time_estimate import kind_of_trial, seconds_by_kind
 from posenc.compare.trial.config import TrialConfig
-from posenc.compare.trial.material import max_train_tokens
+from posenc.compare.trial.task_of_trial import max_train_tokens
 from posenc.report.report import Report, Section
 from posenc.report.table import Table
 

@@ -35,8 +35,8 @@ from posenc.compare.plan.learning_rate_search import check_rates, rate_trials
 from posenc.compare.plan.sizes import decoder_sizes
 from posenc.compare.plan.splits import MinimumBytes, TextSplits, split_text
 from posenc.compare.trial.config import CAUSAL, TrialConfig
-from posenc.compare.trial.material import hash_task_sequences
 from posenc.compare.trial.objectives import OBJECTIVES, Objective
+from posenc.compare.trial.task_of_trial import hash_task_sequences
 from posenc.compare.trial.train import PROJECTIONS
 from posenc.encodings import ModelShape, PerLayer, create
 from posenc.files.atomic import prepare_page_and_figures

@@ -195,7 +195,7 @@ def _seconds_of_task_evaluation(model: "nn.Module", trial: "TrialConfig") -> flo
     """Return the seconds of a task's validations and tests; one piece of each case is timed after
     an untimed one."""
     from posenc.compare.trial import evaluate, forward, train
-    from posenc.compare.trial.material import task_of
+    from posenc.compare.trial.task_of_trial import task_of
 
     task = task_of(trial)
     total = 0.0

@@ -15,7 +15,7 @@ from posenc.compare.reports.leaderboard import BOARD, ROWS, published_file
 from posenc.compare.reports.merge import join_distinct_values, joined_by_slashes, recipe_of
 from posenc.compare.results import FORMAT, CorpusInfo, RateCheck, Study, TrialResult
 from posenc.compare.trial.config import TrialConfig, describe_trial
-from posenc.compare.trial.material import check_scores
+from posenc.compare.trial.task_of_trial import check_scores
 from posenc.files.opening import bytes_of
 from posenc.files.sealed_json import Record
 

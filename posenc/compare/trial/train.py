@@ -20,8 +20,8 @@ from posenc.compare.trial.checkpoint import Cursor
 from posenc.compare.trial.config import TrialConfig
 from posenc.compare.trial.evaluate import validation_bits
 from posenc.compare.trial.forward import target_loss
-from posenc.compare.trial.material import shape_length, task_of, vocabulary_size
 from posenc.compare.trial.objectives import objective_of
+from posenc.compare.trial.task_of_trial import shape_length, task_of, vocabulary_size
 from posenc.compare.trial.windows import training_windows, validation_windows
 from posenc.encodings import ModelShape, PositionEncoding, create
 from posenc.models.config import DecoderConfig, Projections

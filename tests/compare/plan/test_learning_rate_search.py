@@ -14,7 +14,7 @@ from posenc.compare.rates import choose_rates
 from posenc.compare.reports.merge import merge_runs
 from posenc.compare.results import Study, TrainingPoint, TrialResult
 from posenc.compare.study import run_study
-from posenc.compare.trial.material import task_of
+from posenc.compare.trial.task_of_trial import task_of
 from posenc.report.html_page import page_of
 from posenc.tasks.known import TASKS
 from tests.compare.test_tasks import COPY, TEXT, planned, result, study_of

@@ -1,4 +1,4 @@
-"""Sizes of a trial's model and the tests that depend on its text or task."""
+"""The task of a trial, or its text: what they fix of the model's sizes, the tests and the hash."""
 
 import hashlib
 
