@@ -12,14 +12,24 @@ from posenc.runtimes.files.gguf_metadata import Metadata
 from posenc.runtimes.known.llama_cpp import compute_from_metadata
 from posenc.runtimes.model import Model
 
-WORDS = 300
+MOST_LETTERS = 300
 """Letters of what a runtime says that are passed on."""
-EVERY_KIND = "all"
-FULL = "full_attention"
+ALL_LAYERS = "all"
+FULL_ATTENTION = "full_attention"
 SERVERS = ("vllm", "sglang")
 """Runtimes that admit no text beyond a length."""
-CHANGES: dict[str, Switch] = {"vllm": "start", "sglang": "batch"}
+SWITCH_OF_CHANGING_FREQUENCIES: dict[str, Switch] = {"vllm": "start", "sglang": "batch"}
 """When the frequencies of a runtime change, if they do; "length" of the others."""
+LOADED_AS = {
+    "n_ctx_train": "context_length",
+    "n_rot": "dimension_count",
+    "freq_base_train": "freq_base",
+    "rope scaling": "scaling_type",
+    "n_ctx_orig_yarn": "original_length",
+}
+"""llama.cpp's name of what it loaded -> the field of Metadata."""
+PRINTED_TO = 1e-5
+"""Relative precision to which llama.cpp prints what it loaded."""
 
 
 @dataclass(frozen=True)
@@ -42,11 +52,11 @@ class Rotation:
 
 @dataclass(frozen=True)
 class Asked:
-    """One runtime's own answer for a config.
+    """One runtime's own answer about a file.
 
-    runtime, version: who answers. refuses: its words, where it does not build the model. no_model:
-    whether it refuses because it has no model of this architecture. stops: its words, where a
-    forward pass of the model that it builds stops as it rotates.
+    runtime, version: who answers. refuses: its words, where it does not build the model, or load
+    the file. no_model: whether it refuses because it has no model of this architecture. stops: its
+    words, where a forward pass of the model that it builds stops as it rotates.
     unmeasured: why nothing is known, where it builds the model and its rotation cannot be read.
     model: the class that it builds. softmax_scales: what attention multiplies q . k by, each value
     once. changes: whether frequencies depend on the length. without_rotation: layers whose
@@ -115,23 +125,13 @@ def as_computed(
         answer,
         layers=layers,
         softmax_scale=scale,
-        switch=CHANGES.get(asked.runtime, "length") if asked.changes else "static",
+        switch=SWITCH_OF_CHANGING_FREQUENCIES.get(asked.runtime, "length")
+        if asked.changes
+        else "static",
         without_rotation=without_rotation,
         max_length=asked.admits if asked.runtime in SERVERS else None,
         stops=asked.stops,
     )
-
-
-LOADED_AS = {
-    "n_ctx_train": "context_length",
-    "n_rot": "dimension_count",
-    "freq_base_train": "freq_base",
-    "rope scaling": "scaling_type",
-    "n_ctx_orig_yarn": "original_length",
-}
-"""llama.cpp's name of what it loaded -> the field of Metadata."""
-PRINTED_TO = 1e-5
-"""Relative precision to which llama.cpp prints what it loaded."""
 
 
 def as_loaded(asked: Asked, metadata: Metadata, length: int | None) -> ComputedPositions:
@@ -191,7 +191,7 @@ def _rotations_by_kind(
         named = ", ".join(rotation.module for rotation in rotations)
         raise RefusedError(f"nothing tells which layers use which of {named}")
     # Where one kind has a module of its own, the unnamed module serves the others.
-    unnamed = EVERY_KIND if len(kinds) == 1 else FULL
+    unnamed = ALL_LAYERS if len(kinds) == 1 else FULL_ATTENTION
     return {
         rotation.kind or unnamed: LayerRotation(rotation.inv_freq, rotation.multiplier)
         for rotation in rotations
@@ -207,7 +207,7 @@ def _rotations_by_layers(
     each other rotation, named by its first layer. Without a model, all layers are of one kind.
     """
     by_layer = {index: rotation for rotation in rotations for index in rotation.layers or ()}
-    kinds = {EVERY_KIND: tuple(sorted(by_layer))}
+    kinds = {ALL_LAYERS: tuple(sorted(by_layer))}
     if model is not None and model.is_known and model.has_rope_dict_per_kind:
         kinds = {kind: model.layers_of_kind(kind) for kind in model.layer_kinds}
     layers: dict[str, LayerRotation] = {}
@@ -233,7 +233,7 @@ def parse_answers(said: bytes, runtime: str, count: int) -> list[Asked]:
     try:
         answer = json.loads(said)
         cases = answer["cases"]
-        version = str(answer["version"])[:WORDS]
+        version = str(answer["version"])[:MOST_LETTERS]
         if answer["runtime"] != runtime or len(cases) != count:
             raise ValueError(f"expected {count} answers of {runtime}")
         return [_parse_answer(case, runtime, version) for case in cases]
@@ -248,22 +248,24 @@ def _parse_answer(case: Mapping[str, Any], runtime: str, version: str) -> Asked:
         return Asked(
             runtime,
             version,
-            refuses=str(case["refuses"])[:WORDS],
+            refuses=str(case["refuses"])[:MOST_LETTERS],
             no_model=bool(case.get("no_model")),
             admits=admits if isinstance(admits, int) else None,
         )
     if "unmeasured" in case:
-        return Asked(runtime, version, unmeasured=str(case["unmeasured"])[:WORDS])
+        return Asked(runtime, version, unmeasured=str(case["unmeasured"])[:MOST_LETTERS])
     if "loaded" in case:
-        loaded = {str(name)[:WORDS]: _number_or_words(v) for name, v in case["loaded"].items()}
+        loaded = {
+            str(name)[:MOST_LETTERS]: _number_or_words(v) for name, v in case["loaded"].items()
+        }
         return Asked(runtime, version, loaded=loaded)
     interleaved, admits = case["interleaved"], case["admits"]
     without_rotation = case["without_rotation"]
     return Asked(
         runtime,
         version,
-        stops=str(case["stops"])[:WORDS],
-        model=str(case["class"])[:WORDS],
+        stops=str(case["stops"])[:MOST_LETTERS],
+        model=str(case["class"])[:MOST_LETTERS],
         rotations=tuple(_parse_rotation(row) for row in case["rotations"]),
         changes=bool(case["changes"]),
         softmax_scales=tuple(_finite_number(value) for value in case["softmax_scales"]),
@@ -278,8 +280,8 @@ def _parse_rotation(row: Mapping[str, Any]) -> Rotation:
     form."""
     layers = row.get("layers")
     return Rotation(
-        str(row["module"])[:WORDS],
-        str(row["kind"])[:WORDS],
+        str(row["module"])[:MOST_LETTERS],
+        str(row["kind"])[:MOST_LETTERS],
         tuple(_finite_number(value) for value in row["inv_freq"]),
         _finite_number(row["multiplier"]),
         bool(row["called"]),
@@ -289,7 +291,7 @@ def _parse_rotation(row: Mapping[str, Any]) -> Rotation:
 
 def _number_or_words(value: Any) -> float | str:
     """Return a value of the loader's. Raises: ValueError for a number that is not finite."""
-    return value[:WORDS] if isinstance(value, str) else _finite_number(value)
+    return value[:MOST_LETTERS] if isinstance(value, str) else _finite_number(value)
 
 
 def _finite_number(value: Any) -> float:

@@ -20,7 +20,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from posenc.runtimes.ask.answers import WORDS, Asked, parse_answers
+from posenc.runtimes.ask.answers import MOST_LETTERS, Asked, parse_answers
 
 PROBES_FOLDER = files("posenc.runtimes.ask") / "probes"
 
@@ -52,14 +52,14 @@ WHICH_RUNTIMES = "installed_runtimes_probe.py"
 """The probe that says which runtimes an interpreter has."""
 SECONDS_TO_START = 60.0
 """Time for an interpreter that imports no runtime."""
-SECONDS_MORE = 20.0
+SECONDS_PER_FURTHER_FILE = 20.0
 """Time for each further file."""
 MEMORY = 8 * 2**30
 """Bytes of data that a probe may hold."""
 LARGEST_ANSWER = 64 * 2**20
 """Bytes of an answer that are read."""
-FROM_OUTSIDE = ("PYTHONPATH", "PYTHONHOME", "PYTHONSTARTUP")
-"""What another interpreter must not take over from the environment of this one."""
+PACKAGE_VARIABLES = ("PYTHONPATH", "PYTHONHOME", "PYTHONSTARTUP")
+"""Variables that say where this interpreter finds packages: another one must not take them over."""
 
 
 class AskError(ValueError):
@@ -92,10 +92,12 @@ def runtimes_of(python: str | Path | None = None) -> dict[str, str]:
         return {runtime: version for runtime, version in versions.items() if version is not None}
     interpreter = os.fspath(python)
     packages = json.dumps({name: probe.packages for name, probe in PROBES.items()})
-    said = _run_probe(interpreter, WHICH_RUNTIMES, packages, SECONDS_TO_START, own_packages=False)
+    said = _run_probe(
+        interpreter, WHICH_RUNTIMES, packages, SECONDS_TO_START, keep_package_variables=False
+    )
     try:
         versions = dict(json.loads(said))
-        return {name: str(versions[name])[:WORDS] for name in PROBES if name in versions}
+        return {name: str(versions[name])[:MOST_LETTERS] for name in PROBES if name in versions}
     except (ValueError, TypeError, RecursionError):
         raise _no_answer(said, "a Python interpreter", interpreter) from None
 
@@ -138,8 +140,10 @@ def ask(
     cases = [_case_of(config, lengths) for config, lengths in configs]
     question = json.dumps({"memory": memory, "cases": cases})
     if seconds is None:
-        seconds = probe.seconds + SECONDS_MORE * (len(cases) - 1)
-    said = _run_probe(interpreter, probe.file, question, seconds, own_packages=python is None)
+        seconds = probe.seconds + SECONDS_PER_FURTHER_FILE * (len(cases) - 1)
+    said = _run_probe(
+        interpreter, probe.file, question, seconds, keep_package_variables=python is None
+    )
     try:
         return parse_answers(said, runtime, len(cases))
     except ValueError:
@@ -154,17 +158,17 @@ def _case_of(config: Mapping[str, Any] | Path, lengths: Sequence[int]) -> dict[s
 
 
 def _run_probe(
-    interpreter: str, probe: str, question: str, seconds: float, *, own_packages: bool
+    interpreter: str, probe: str, question: str, seconds: float, *, keep_package_variables: bool
 ) -> bytes:
     """Run a probe in an interpreter and return what it prints to the standard output.
 
-    probe: its file. question: its standard input. own_packages: leave the variables in the
-    environment that say where this interpreter finds packages; another one must not take them over.
+    probe: its file. question: its standard input. keep_package_variables: leave PACKAGE_VARIABLES
+    in the environment, as for the interpreter that runs posenc.
     Raises: AskError where it cannot be run, takes too long, or ends with an error.
     """
     environment = dict(os.environ, HF_HUB_OFFLINE="1", TRANSFORMERS_OFFLINE="1")
     environment["OMP_NUM_THREADS"] = "1"
-    for name in FROM_OUTSIDE if not own_packages else ():
+    for name in PACKAGE_VARIABLES if not keep_package_variables else ():
         environment.pop(name, None)
     program = shutil.which(interpreter)
     if program is None:
@@ -227,7 +231,7 @@ def _last_line(path: Path) -> str:
     with path.open("rb") as file:
         file.seek(max(0, path.stat().st_size - 4096))
         lines = file.read().decode("utf-8", "replace").strip().splitlines()
-    return lines[-1][:WORDS] if lines else ""
+    return lines[-1][:MOST_LETTERS] if lines else ""
 
 
 def _why_ended(interpreter: str, code: int, last: str) -> str:

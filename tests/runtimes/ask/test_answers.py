@@ -1,7 +1,11 @@
 """Answers that name layers become rotations of kinds of layers."""
 
-from posenc.runtimes.ask import Asked, Rotation, as_computed
+import pytest
+
+from posenc.runtimes.ask import Asked, Rotation, as_computed, as_loaded
 from posenc.runtimes.computed import ComputedPositions
+from posenc.runtimes.files.gguf_metadata import Metadata
+from posenc.runtimes.known.llama_cpp import compute_from_metadata
 from posenc.runtimes.model import model_of
 
 GEMMA = {"model_type": "gemma3_text", "num_hidden_layers": 7}
@@ -47,3 +51,53 @@ def test_only_a_server_has_a_longest_sequence():
     for runtime, longest in (("vllm", 4096), ("transformers", None)):
         asked = Asked(runtime, "5", rotations=of_layers((FAST, (0,))).rotations, admits=4096)
         assert as_computed(asked, NOTHING).max_length == longest
+
+
+STRETCHED = Metadata("llama", 4096, 16, 16, freq_base=5e5, scaling_factor=3.0)
+PRINTED = {
+    "n_ctx_train": 4096.0,
+    "n_rot": 16.0,
+    "freq_base_train": 5e5,
+    "freq_scale_train": 0.333333,
+    "rope scaling": "linear",
+    "n_ctx_orig_yarn": 4096.0,
+}
+
+
+def loaded(**changes: float | str) -> ComputedPositions:
+    printed = {**PRINTED, **{name.replace("__", " "): value for name, value in changes.items()}}
+    return as_loaded(Asked("llama.cpp", "b1", loaded=printed), STRETCHED, None)
+
+
+def test_what_is_printed_in_few_digits_changes_no_number():
+    computed = loaded()
+    assert computed.asked and computed.version == "b1"
+    assert computed.layers == compute_from_metadata(STRETCHED, None).layers
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"freq_base_train": 1e4},
+        {"freq_scale_train": 1.0},
+        {"rope__scaling": "none"},
+    ],
+)
+def test_what_the_loader_takes_otherwise_is_computed_with(changes):
+    computed = loaded(**changes)
+    assert computed.asked and computed.error is None
+    assert computed.layers != compute_from_metadata(STRETCHED, None).layers
+
+
+def test_what_the_loader_refuses_or_does_not_say():
+    refused = as_loaded(Asked("llama.cpp", "b1", refuses="no."), STRETCHED, None)
+    assert (refused.error, refused.known) == ("no.", "yes")
+    lacks = as_loaded(Asked("llama.cpp", "b1", refuses="no.", no_model=True), STRETCHED, None)
+    assert lacks.known == "no model"
+    silent = as_loaded(Asked("llama.cpp", "b1", unmeasured="it ended"), STRETCHED, None)
+    assert silent.known == "unknown"
+
+
+def test_a_file_that_only_the_loader_accepts_is_not_judged_by_it():
+    """posenc would refuse a part of a head in a Llama, and so cannot compute what follows."""
+    assert loaded(n_rot=8.0).known == "unknown"

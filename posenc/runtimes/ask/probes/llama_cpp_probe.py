@@ -17,7 +17,7 @@ import re
 import subprocess
 import sys
 
-from probing import WORDS, answer_question
+from probing import MOST_LETTERS, answer_question
 
 LOAD = "--load"
 """Argument of this program with which it loads a file: --load FILE LENGTH."""
@@ -46,7 +46,7 @@ def answer_case(case):
     """Return the answer to one case."""
     printed, refusal = load_in_a_process(case["file"], case["lengths"][0])
     if refusal:
-        return {"refuses": refusal[:WORDS], "no_model": UNKNOWN_ARCHITECTURE in refusal}
+        return {"refuses": refusal[:MOST_LETTERS], "no_model": UNKNOWN_ARCHITECTURE in refusal}
     if not printed:
         return {"unmeasured": "its loader ended and said nothing of rotation"}
     loaded = {}
@@ -91,7 +91,7 @@ def number_or_words(value):
     try:
         return float(value)
     except ValueError:
-        return value[:WORDS]
+        return value[:MOST_LETTERS]
 
 
 def load(file, length):

@@ -34,7 +34,7 @@ LARGEST_ARRAY = 2**20
 WHOLE = "--whole"
 """Argument of a probe that is to do without nothing of its runtime."""
 NO_MEMORY = re.compile(r"[Cc](an't|annot) allocate memory|std::bad_alloc")
-WORDS = 300
+MOST_LETTERS = 300
 """Letters of a refusal that are passed on."""
 
 
@@ -111,7 +111,7 @@ def error_in_one_line(error):
     said = " ".join(str(error).replace(str(Path.cwd()), "the folder").split())
     said = re.sub(r"^\d+ validation errors? for \w+ ", "", said)
     said = re.sub(r" \[type=.*", "", said)
-    return f"{type(error).__name__}: {said}"[:WORDS]
+    return f"{type(error).__name__}: {said}"[:MOST_LETTERS]
 
 
 class WithoutWeights(contextlib.ExitStack):
