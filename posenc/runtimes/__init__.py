@@ -1,6 +1,8 @@
 """Emulate what each runtime computes from a checkpoint's position settings; read and write configs.
 
-Nothing here loads torch or transformers. A config takes milliseconds.
+known/ computes by recorded facts, ask/ asks an installed runtime, files/ reads checkpoints, and
+writers/ and weights/ change them. Nothing here loads torch or transformers. A config takes
+milliseconds.
 """
 
 from collections.abc import Mapping

@@ -1,4 +1,10 @@
-"""One emulator per runtime: from a config.json's dict and a length to what the runtime computes."""
+"""What posenc knows of each runtime: from a config.json's dict and a length to what it computes.
+
+A runtime has two files here. NAME.json has its facts, a line a family, and the releases they were
+read from; NAME.py has a typed field for each fact, and the emulator that computes by them. To add
+a runtime, write both, and add its line to RUNTIMES below and to `families.RUNTIME_FILES`. One that
+can be installed gets a probe in ask/ as well.
+"""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
