@@ -55,8 +55,8 @@ def _write_choices(
     steps = search.trials[0].steps
     seconds = sum(result.timing.train_seconds for result in results.values() if result.timing)
     made = (
-        f"{len(results)} trials of {steps} steps with one seed, {seconds / 60:.0f} minutes of one "
-        f"core, {datetime.now(UTC):%Y-%m-%d}, by experiments/equal_tuning.py"
+        f"{len(results)} trials of {steps} steps with one seed, {seconds / 60:.0f} minutes of "
+        f"training, {datetime.now(UTC):%Y-%m-%d}, by experiments/equal_tuning.py"
     )
     recorded = RecordedChoices(recipe_of(recipe), made, checks)
     CHOICES.write_text(recorded.to_json() + "\n", encoding="utf-8")
