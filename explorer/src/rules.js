@@ -113,6 +113,8 @@ function slips(config, family, dicts) {
   return found;
 }
 
+const OLD_READERS = ["transformers-4", "mlx-lm"];
+
 // The findings of a config: {code, key, cure, values, rank}, misspelled keys and errors first, and `stop`, the key at which
 // nothing more can be judged.
 export function findings(config, family, runtimes) {
@@ -138,7 +140,7 @@ export function findings(config, family, runtimes) {
     if (kindOf(fresh) !== "default") lost.push(kindOf(fresh));
     const readers = readersOf(runtimes);
     if (lost.length && readers) say(0, "PD001", { lost, readers });
-    else if (lost.length) say(0, "PD001.unknown", { lost });
+    else if (lost.length && OLD_READERS.some((name) => runtimes?.[name]?.a !== "no model")) say(0, "PD001.unknown", { lost });
   }
   if (old && fresh) {
     const keys = differing(old, fresh, config);
@@ -230,11 +232,11 @@ export function findings(config, family, runtimes) {
 // does not know.
 function readersOf(runtimes) {
   const meant = runtimes?.["transformers-5"];
-  const known = ["transformers-4", "mlx-lm"].filter((name) => !["no model", "unknown"].includes(runtimes?.[name]?.a));
+  const known = OLD_READERS.filter((name) => !["no model", "unknown"].includes(runtimes?.[name]?.a));
   if (meant?.a !== "computes" || known.some((name) => runtimes[name]?.a === "doctor")) return null;
   const other = ({ a, why }) => a === "refuses" && (!why.includes("positional argument") || /rope|rotary|max_position/.test(why));
   const differs = known.filter((name) => other(runtimes[name]) || (runtimes[name].a === "computes" && !sameRotation(runtimes[name], meant)));
-  return differs.length ? differs : known.length ? known : ["transformers-4", "mlx-lm"];
+  return differs.length ? differs : known.length ? known : null;
 }
 
 const kindsOf = (answer) => answer.kinds ?? [{ kind: "all", freq: answer.freq, scale: answer.scale }];
