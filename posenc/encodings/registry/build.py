@@ -11,8 +11,7 @@ from posenc.encodings.base.model_shape import ModelShape
 from posenc.encodings.base.per_layer import PerLayer
 from posenc.encodings.base.position_encoding import PositionEncoding
 from posenc.encodings.registry.grammar import Part, Spec, parse
-from posenc.encodings.registry.lookup import entry
-from posenc.encodings.registry.user_code import class_of_part
+from posenc.encodings.registry.lookup import class_of_part, entry
 
 
 def encoding_class(text: str) -> type[PositionEncoding]:

@@ -15,12 +15,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from posenc.encodings.registry.grammar import Part, Spec, parse
-from posenc.encodings.registry.lookup import entry
-from posenc.encodings.registry.user_code import (
-    FILE_MODULE_PREFIX,
-    class_of_part,
-    import_file_or_module,
-)
+from posenc.encodings.registry.lookup import class_of_part, entry
+from posenc.encodings.registry.user_code import FILE_MODULE_PREFIX, import_file_or_module
 
 _POSENC_FOLDER = Path(__file__).resolve().parents[2]
 

@@ -93,6 +93,29 @@ def class_of(name: str) -> "type[PositionEncoding]":
         raise ValueError(f"{name!r}, defined by {registered.origin}: {error}") from error
 
 
+def class_of_part(spec: Spec, part: Part) -> "type[PositionEncoding]":
+    """Return the class that one part of a text names. Raise SpecError with the column of a
+    mistake."""
+    from posenc.encodings.registry.user_code import load_class
+
+    try:
+        if part.attribute and part.name_or_module not in _ENTRIES:
+            return load_class(part.name_or_module, part.attribute)
+        cls = class_of(part.name_or_module)
+    except SpecError:
+        raise
+    except ValueError as error:
+        if spec.text.strip() == part.name_or_module:  # the message has the whole text already
+            raise
+        raise spec.error(part.column, str(error)) from error
+    if part.attribute:
+        raise spec.error(
+            part.attribute_column,
+            f"an option of {part.name_or_module} is key=value; {part.attribute!r} has no value.",
+        )
+    return cls
+
+
 @explain_misfits
 def register(name: str, encoding: "type[PositionEncoding]", **defaults: Any) -> None:
     """Give an encoding a name in this process, for `posenc.create`, `posenc.names`, `compare.run`

@@ -15,33 +15,9 @@ from types import ModuleType
 from typing import Any, TypeGuard
 
 from posenc.encodings.base.position_encoding import PositionEncoding
-from posenc.encodings.registry.entries import _ENTRIES
-from posenc.encodings.registry.grammar import Part, Spec, SpecError
-from posenc.encodings.registry.lookup import class_of
 
 FILE_MODULE_PREFIX = "posenc_file_"
 """Prefix of the names in sys.modules of modules that were loaded by path."""
-
-
-def class_of_part(spec: Spec, part: Part) -> type[PositionEncoding]:
-    """Return the class that one part of a text names. Raise SpecError with the column of a
-    mistake."""
-    try:
-        if part.attribute and part.name_or_module not in _ENTRIES:
-            return load_class(part.name_or_module, part.attribute)
-        cls = class_of(part.name_or_module)
-    except SpecError:
-        raise
-    except ValueError as error:
-        if spec.text.strip() == part.name_or_module:  # the message has the whole text already
-            raise
-        raise spec.error(part.column, str(error)) from error
-    if part.attribute:
-        raise spec.error(
-            part.attribute_column,
-            f"an option of {part.name_or_module} is key=value; {part.attribute!r} has no value.",
-        )
-    return cls
 
 
 def load_class(where: str, attribute: str) -> type[PositionEncoding]:
