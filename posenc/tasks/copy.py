@@ -5,6 +5,7 @@ import numpy as np
 from posenc.tasks.task import Case, Row, Task, question_then_answer
 
 BEGIN, SEPARATOR, END = 0, 1, 2
+"""Tokens before x, between x and the answer, and after the answer."""
 FIRST_SYMBOL = 3
 """Token of the first symbol; smaller tokens are BEGIN, SEPARATOR and END."""
 
@@ -17,8 +18,8 @@ class Copy(Task):
 
     name = "copy"
     title = "copy symbols of 32 kinds"
-    symbols = 32
-    vocabulary = FIRST_SYMBOL + symbols
+    num_symbols = 32
+    vocab_size = FIRST_SYMBOL + num_symbols
     end = END
     train_length = 20
     test_lengths = (20, 24, 30, 40, 80)
@@ -34,12 +35,12 @@ class Copy(Task):
         return 2 * case.length + 2
 
     def draw_symbols(self, random: np.random.Generator, length: int) -> np.ndarray:
-        """Draw `length` symbols, as indices 0 .. symbols - 1; the same one may occur several
-        times."""
-        return random.integers(0, self.symbols, size=length)
+        """Draw `length` symbols, as indices 0 .. num_symbols - 1, (length,); the same one
+        may occur several times."""
+        return random.integers(0, self.num_symbols, size=length)
 
     def answer(self, x: np.ndarray) -> np.ndarray:
-        """Return the symbols of the right answer to x: x itself."""
+        """Return the symbols of the right answer to the symbols x, (length,): x itself."""
         return x
 
 
@@ -48,13 +49,13 @@ class CopyDistinct(Copy):
 
     name = "copy_512"
     title = "copy different symbols of 512 kinds"
-    symbols = 512
-    vocabulary = FIRST_SYMBOL + symbols
-    max_length = symbols
+    num_symbols = 512
+    vocab_size = FIRST_SYMBOL + num_symbols
+    max_length = num_symbols
     steps = 3500
 
     def draw_symbols(self, random: np.random.Generator, length: int) -> np.ndarray:
-        return random.permutation(self.symbols)[:length]
+        return random.permutation(self.num_symbols)[:length]
 
 
 class Reverse(Copy):

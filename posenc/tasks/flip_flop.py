@@ -32,7 +32,7 @@ class FlipFlop(Task):
     title = "keep the bit that was written last"
     length_unit = "instructions"
     metric = "token accuracy"
-    vocabulary = 5
+    vocab_size = 5
     min_length = 4
     min_train_length = 4
     train_length = 32
@@ -69,7 +69,10 @@ class FlipFlop(Task):
 
 
 def _last_read(tokens: np.ndarray) -> np.ndarray:
-    """Return for each READ the bit of the READ before it; for the first one, the first bit."""
+    """Return for each READ the bit of the READ before it; for the first READ, the first bit.
+
+    tokens: of one sequence of FlipFlop, (len,). The result has a bit for each READ.
+    """
     instructions = tokens[::2]
     bits = tokens[1::2]
     reads = np.flatnonzero(instructions == READ)
@@ -78,7 +81,11 @@ def _last_read(tokens: np.ndarray) -> np.ndarray:
 
 
 def _majority_written(tokens: np.ndarray) -> np.ndarray:
-    """Return for each READ the bit that was written more often so far; for as many, the first."""
+    """Return for each READ the bit that was written more often before it. Where both were written
+    equally often, it is the bit that was written first.
+
+    tokens: of one sequence of FlipFlop, (len,). The result has a bit for each READ.
+    """
     instructions = tokens[::2]
     bits = tokens[1::2]
     guesses = []

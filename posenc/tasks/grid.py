@@ -19,6 +19,7 @@ class Grid(Task):
     """Read the name of an offset, then the patches of a grid row by row. After each patch predict
     the patch at that offset from it, if the grid has one.
 
+    A length, also `train_length`, is the side of a square grid: its number of rows and of columns.
     Training grids have 4 x 4 to 8 x 8 patches, with height and width drawn for each step. Test
     grids are square; answers within the first 8 rows and columns are not scored.
     """
@@ -28,7 +29,7 @@ class Grid(Task):
     length_unit = "rows and columns"
     metric = "token accuracy"
     num_axes = 2
-    vocabulary = len(OFFSETS) + NUM_SYMBOLS
+    vocab_size = len(OFFSETS) + NUM_SYMBOLS
     min_length = 4
     min_train_length = 4
     train_length = 8
@@ -43,10 +44,12 @@ class Grid(Task):
         return case.length**2 + 1
 
     def encoding_train_length(self, train_length: int) -> int:
+        """Return the number of patches of the largest training grid, `train_length` rows and as
+        many columns. The token that names the offset has no position and does not count."""
         return train_length**2
 
-    def test_batch(self, case: Case, batch: int, train_length: int) -> Batch:
-        held_out = super().test_batch(case, batch, train_length)
+    def test_batch(self, case: Case, batch_size: int, train_length: int) -> Batch:
+        held_out = super().test_batch(case, batch_size, train_length)
         return replace(held_out, positions=grid_positions(case.length, case.length))
 
     def tokens_of_training_length(self, case: Case, train_length: int) -> np.ndarray:
@@ -54,10 +57,10 @@ class Grid(Task):
         return np.all(~(grid_positions(case.length, case.length) >= train_length), axis=1)
 
     def _draw_training_batch(
-        self, random: np.random.Generator, batch: int, train_length: int
+        self, random: np.random.Generator, batch_size: int, train_length: int
     ) -> Batch:
         height, width = random.integers(self.min_length, train_length + 1, size=2)
-        rows = [self._draw_row(random, height, width) for _ in range(batch)]
+        rows = [self._draw_row(random, height, width) for _ in range(batch_size)]
         return replace(stack_rows(rows, len(rows[0][0])), positions=grid_positions(height, width))
 
     def _draw_row(self, random: np.random.Generator, height: int, width: int) -> Row:

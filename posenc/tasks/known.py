@@ -1,4 +1,4 @@
-"""Look up tasks by name."""
+"""Find tasks by name."""
 
 import difflib
 
@@ -21,16 +21,19 @@ TASKS: dict[str, Task] = {
 }
 
 
-def find_task(name: str, of_old_result: bool = False) -> Task:
-    """Return the task of this name. Raise ValueError if there is none, with the nearest name, or if
-    it is retired, unless it is that of an old result.
+def find_task(name: str, accept_retired: bool = False) -> Task:
+    """Return the task of this name.
+
+    accept_retired: return a retired task too, for results that were made with it.
+
+    Raises: ValueError if no task has this name, with the nearest one; or for a retired task.
 
     >>> find_task("copy").test_lengths
     (20, 24, 30, 40, 80)
     """
     if name in TASKS:
         task = TASKS[name]
-        if task.retired and not of_old_result:
+        if task.retired and not accept_retired:
             raise ValueError(f"The task {name!r} is retired: {task.retired}.")
         return task
     known = (TEXT, *(name for name, task in TASKS.items() if not task.retired))

@@ -51,30 +51,34 @@ DrawPuzzle = Callable[[np.random.Generator, float], Puzzle]
 
 
 def draw_needle_puzzle(
-    random: np.random.Generator, depth: float, count: int = 1, beside: int = 0
+    random: np.random.Generator, depth: float, num_pairs: int = 1, num_beside: int = 0
 ) -> Puzzle:
-    """Draw `count` pairs of symbols, one at `depth` and the others anywhere, and ask for the second
-    symbol of the one at `depth`.
+    """Draw `num_pairs` pairs of symbols, the first at `depth` and the others anywhere. The question
+    is the first symbol of the pair at `depth`, and the answer its second symbol.
 
-    beside: number of the others that are at `depth` too, next to it in any order, so that the first
-        or the last pair of a text is not always the one asked for.
+    num_beside: number of the other pairs that are at `depth` too, next to the first in any order,
+        so that the first or the last pair of a text is not always the one asked for. At most
+        num_pairs - 1.
 
     draw_needle_puzzle(random, 0.5) -> Puzzle(facts=((0.5, (0, 1)),), question=(0,), answer=(1,))
     """
-    places = [*[depth] * (1 + beside), *random.uniform(0, 1, count - 1 - beside)]
-    facts = tuple((float(at), (i, count + i)) for i, at in enumerate(places))
-    if beside:  # facts at one depth stay in their order
-        facts = tuple(facts[i] for i in random.permutation(count).tolist())
-    return Puzzle(facts, (0,), (count,))
+    places = [*[depth] * (1 + num_beside), *random.uniform(0, 1, num_pairs - 1 - num_beside)]
+    facts = tuple((float(at), (i, num_pairs + i)) for i, at in enumerate(places))
+    if num_beside:  # facts at one depth stay in their order
+        facts = tuple(facts[i] for i in random.permutation(num_pairs).tolist())
+    return Puzzle(facts, (0,), (num_pairs,))
 
 
-draw_needles_puzzle = partial(draw_needle_puzzle, count=NUM_NEEDLES)
+draw_needles_puzzle = partial(draw_needle_puzzle, num_pairs=NUM_NEEDLES)
 
 
 def draw_variables_puzzle(random: np.random.Generator, depth: float) -> Puzzle:
-    """Draw two chains in which a number is passed from name to name, and ask for the names of one.
-    Both start at `depth`, next to each other, and either is first: which one is asked for shows
-    only in the question. The numbers are the last two symbols."""
+    """Draw two chains in which a number is passed from name to name. The question is the number of
+    one chain, and the answer its names.
+
+    Both chains start at `depth`, next to each other, and either is first: which one is asked for
+    shows only in the question. The numbers are the last two symbols.
+    """
     facts: list[tuple[float, tuple[int, int]]] = []
     for chain in random.permutation(2).tolist():  # facts at one depth stay in this order
         depths = [depth, *np.sort(random.uniform(depth, 1, CHAIN_LENGTH - 1)).tolist()]
@@ -87,12 +91,15 @@ def draw_variables_puzzle(random: np.random.Generator, depth: float) -> Puzzle:
     return Puzzle(tuple(facts), (2 * CHAIN_LENGTH,), tuple(range(CHAIN_LENGTH)))
 
 
-def draw_word_stream(random: np.random.Generator, common: int, rare: int) -> Iterator[int]:
-    """Yield symbols without end: half of them are 0 .. common - 1, alike often; each of the `rare`
-    others is rarer."""
+def draw_word_stream(random: np.random.Generator, num_common: int, num_rare: int) -> Iterator[int]:
+    """Yield symbols without end. Half of them are the common symbols 0 .. num_common - 1, each
+    equally often. The other half are rare symbols, num_common .. num_common + num_rare - 1.
+
+    num_rare: at least `num_common`, so that as many rare symbols can be drawn at a time.
+    """
     while True:
         # As many rare ones are mixed in as there are common ones, others each time.
-        drawn = [*range(common), *(common + random.permutation(rare)[:common])]
+        drawn = [*range(num_common), *(num_common + random.permutation(num_rare)[:num_common])]
         yield from (int(symbol) for symbol in random.permutation(drawn))
 
 
@@ -119,13 +126,14 @@ class FactsInText(Task):
     """
 
     length_unit = "tokens"
-    vocabulary = FIRST_SYMBOL + 2 * NUM_SYMBOLS
+    vocab_size = FIRST_SYMBOL + 2 * NUM_SYMBOLS
     train_length = 32
     test_lengths = (32, 64, 128, 512)
     puzzle: ClassVar[DrawPuzzle]
     depths: ClassVar[dict[str, float]] = DEPTHS
     question_offset: ClassVar[int] = 0
-    """Added to the token of each symbol in the question, where it then has another name."""
+    """Added to the token of each symbol in the question, so that the question names it by another
+    token than the text; 0 for the same token."""
 
     def cases(self, test_lengths: Sequence[int]) -> tuple[Case, ...]:
         beyond = [length for length in test_lengths if length > test_lengths[0]]
@@ -166,7 +174,7 @@ class NeedleByMeaning(FactsInText):
     test_lengths = (64, 128, 256, 1024)
     steps = 2000
     batch = 32
-    puzzle = staticmethod(partial(draw_needle_puzzle, count=NUM_KEYS, beside=NUM_BESIDE))
+    puzzle = staticmethod(partial(draw_needle_puzzle, num_pairs=NUM_KEYS, num_beside=NUM_BESIDE))
     question_offset = NUM_SYMBOLS
     since_recipe = 7
 
@@ -197,13 +205,19 @@ class Variables(FactsInText):
 
 
 def _last_value(tokens: np.ndarray) -> np.ndarray:
-    """Return the value of the last pair of a text, whatever is asked for."""
+    """Return the value of the last pair of a text, (1,), whatever is asked for.
+
+    tokens: of one sequence of NeedleByMeaning, (len,).
+    """
     last = np.flatnonzero(tokens == FACT)[-1]
     return tokens[last + 2 : last + 3]
 
 
 def _first_chain(tokens: np.ndarray) -> np.ndarray:
-    """Return the names of the chain that starts first in a text, whatever is asked for."""
+    """Return the names of the chain that starts first in a text, whatever is asked for.
+
+    tokens: of one sequence of Variables, (len,).
+    """
     at = np.flatnonzero(tokens == FACT)
     facts = [(tokens[i + 1], tokens[i + 2]) for i in at]
     chain = [facts[0][1]]
@@ -232,7 +246,7 @@ class CommonWords(FactsInText):
     steps = 1500
 
     num_common: ClassVar[int] = 3
-    """Words that are frequent."""
+    """Number of frequent words, which are the answer."""
 
     def shortcuts(self) -> dict[str, Shortcut]:
         return {"counting words": _most_frequent_words}
@@ -247,7 +261,10 @@ class CommonWords(FactsInText):
 
 
 def _most_frequent_words(tokens: np.ndarray) -> np.ndarray:
-    """Return the most frequent words of a text, in the order of their tokens."""
+    """Return the `CommonWords.num_common` most frequent words of a text, sorted by their tokens.
+
+    tokens: of one sequence of CommonWords, (len,).
+    """
     words, counts = np.unique(tokens[tokens >= FIRST_SYMBOL], return_counts=True)
     most = words[np.argsort(-counts, kind="stable")[: CommonWords.num_common]]
     return np.sort(most)

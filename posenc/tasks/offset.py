@@ -11,8 +11,8 @@ NUM_SYMBOLS = 32
 
 
 class Offset(Task):
-    """Read the name of a distance, then x; after each symbol predict the symbol at that distance
-    before.
+    """Read a token that names a distance, then symbols. After each symbol predict the symbol that
+    many places before it.
 
     All training sequences have the full length, because in a causal model each contains all shorter
     ones. In tests only symbols after the training length are scored.
@@ -21,7 +21,7 @@ class Offset(Task):
     name = "offset"
     title = f"say the symbol {', '.join(map(str, OFFSETS[:-1]))} or {OFFSETS[-1]} places before"
     metric = "token accuracy"
-    vocabulary = len(OFFSETS) + NUM_SYMBOLS
+    vocab_size = len(OFFSETS) + NUM_SYMBOLS
     min_train_length = OFFSETS[-1] + 1
     train_length = 64
     test_lengths = (64, 128, 256, 512, 1024)

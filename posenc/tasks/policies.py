@@ -8,12 +8,14 @@ import numpy as np
 
 from posenc.tasks.known import TASKS
 from posenc.tasks.scoring import score_answers
-from posenc.tasks.task import IGNORED_TARGET, Case, Task
+from posenc.tasks.task import IGNORED_TARGET, Case, Shortcut, Task
 
-MOST_TARGETS = 2_000
-"""Targets that a level is measured on, at most; chosen: a share of a half is then within 0.03."""
-MOST_SEQUENCES = 128
-TRAINING_SEQUENCES = 128
+MAX_TARGETS = 2_000
+"""About as many targets a policy is measured on at most; chosen: a score of a half is then within
+0.03."""
+MAX_SEQUENCES = 128
+"""Sequences of a test that a policy is measured on at most; chosen, not derived."""
+NUM_TRAINING_SEQUENCES = 128
 """Sequences of training from which a policy knows which tokens are answers."""
 CHANCE, BIGRAM, BAG_OF_WORDS, ELIMINATION = "chance", "bigram", "bag of words", "elimination"
 
@@ -23,13 +25,14 @@ targets it sees those before the one that it guesses, as a model does."""
 
 
 @lru_cache(maxsize=512)
-def levels(name: str, case: Case, train_length: int) -> dict[str, float]:
-    """Return the score of each policy on a test of the task `name`, in the metric of its table.
+def policy_scores(name: str, case: Case, train_length: int) -> dict[str, float]:
+    """Return the score of each policy on a test of the task `name`, a fraction from 0 to 1 in the
+    metric `Task.metric`. train_length: in the task's unit, as the length of `case`.
 
     chance: any token that is an answer in training. bigram: the most frequent target after the last
     token. bag of words: of the tokens so far, the answer that occurred most often. elimination: an
-    answer that occurred before the first question and has not been given yet. And the shortcuts of
-    the task itself.
+    answer that occurred before the first question and has not been given yet. Each shortcut of the
+    task itself has a score by its own description.
     """
     task = TASKS[name]
     tokens, targets = _sequences(task, case, train_length)
@@ -45,37 +48,46 @@ def levels(name: str, case: Case, train_length: int) -> dict[str, float]:
 
 
 def _sequences(task: Task, case: Case, train_length: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return tokens and targets of a test, fewer sequences where each has many targets."""
-    one = task.test_batch(case, 1, train_length)
-    scored = int((one.targets != IGNORED_TARGET).sum())
-    count = max(8, min(MOST_SEQUENCES, MOST_TARGETS // scored))
+    """Return tokens and targets of a test, both (sequences, len): as many sequences as have
+    MAX_TARGETS targets together, but at least 8 and at most MAX_SEQUENCES."""
+    one_row = task.test_batch(case, 1, train_length)
+    scored = int((one_row.targets != IGNORED_TARGET).sum())
+    count = max(8, min(MAX_SEQUENCES, MAX_TARGETS // scored))
     batch = task.test_batch(case, count, train_length)
     return batch.tokens, batch.targets
 
 
 @lru_cache(maxsize=32)
 def _policies(name: str, train_length: int) -> dict[str, Policy]:
-    """Return the policies of the task `name` by their own names."""
+    """Return the policies for the task `name`, by the names that tables print."""
     task = TASKS[name]
-    trained = task.train_batch(0, 0, TRAINING_SEQUENCES, train_length)
-    scored = trained.targets != IGNORED_TARGET
-    answers = np.unique(trained.targets[scored])
+    training_batch = task.train_batch(0, 0, NUM_TRAINING_SEQUENCES, train_length)
+    scored = training_batch.targets != IGNORED_TARGET
+    answers = np.unique(training_batch.targets[scored])
     follows: dict[int, Counter[int]] = {}
-    for token, target in zip(trained.tokens[scored], trained.targets[scored], strict=True):
+    for token, target in zip(
+        training_batch.tokens[scored], training_batch.targets[scored], strict=True
+    ):
         follows.setdefault(int(token), Counter())[int(target)] += 1
     most_frequent = {token: counts.most_common(1)[0][0] for token, counts in follows.items()}
 
-    def chance(random: np.random.Generator, tokens: np.ndarray, targets: np.ndarray) -> np.ndarray:
+    def guess_by_chance(
+        random: np.random.Generator, tokens: np.ndarray, targets: np.ndarray
+    ) -> np.ndarray:
         return random.choice(answers, len(tokens))
 
-    def bigram(random: np.random.Generator, tokens: np.ndarray, targets: np.ndarray) -> np.ndarray:
-        guesses = chance(random, tokens, targets)
+    def guess_by_bigram(
+        random: np.random.Generator, tokens: np.ndarray, targets: np.ndarray
+    ) -> np.ndarray:
+        guesses = guess_by_chance(random, tokens, targets)
         known = [most_frequent.get(int(token)) for token in tokens]
         return np.array([g if k is None else k for g, k in zip(guesses, known, strict=True)])
 
-    def bag(random: np.random.Generator, tokens: np.ndarray, targets: np.ndarray) -> np.ndarray:
+    def guess_most_frequent(
+        random: np.random.Generator, tokens: np.ndarray, targets: np.ndarray
+    ) -> np.ndarray:
         counts = dict.fromkeys(answers.tolist(), 0)
-        guesses = chance(random, tokens, targets)
+        guesses = guess_by_chance(random, tokens, targets)
         for i, token in enumerate(tokens.tolist()):
             if token in counts:
                 counts[token] += 1
@@ -83,12 +95,12 @@ def _policies(name: str, train_length: int) -> dict[str, Policy]:
                 guesses[i] = random.choice([a for a, n in counts.items() if n == most])
         return guesses
 
-    def elimination(
+    def guess_by_elimination(
         random: np.random.Generator, tokens: np.ndarray, targets: np.ndarray
     ) -> np.ndarray:
         asked = np.flatnonzero(targets != IGNORED_TARGET)
         left = [int(token) for token in tokens[: asked[0] + 1] if token in answers]
-        guesses = chance(random, tokens, targets)
+        guesses = guess_by_chance(random, tokens, targets)
         for i in asked:
             if left:
                 guesses[i] = random.choice(left)
@@ -96,18 +108,32 @@ def _policies(name: str, train_length: int) -> dict[str, Policy]:
                 left.remove(int(targets[i]))
         return guesses
 
-    own = {name: _placed(shortcut) for name, shortcut in task.shortcuts().items()}
-    return {CHANCE: chance, BIGRAM: bigram, BAG_OF_WORDS: bag, ELIMINATION: elimination, **own}
+    policies_of_task = {
+        description: _policy_of_shortcut(shortcut)
+        for description, shortcut in task.shortcuts().items()
+    }
+    return {
+        CHANCE: guess_by_chance,
+        BIGRAM: guess_by_bigram,
+        BAG_OF_WORDS: guess_most_frequent,
+        ELIMINATION: guess_by_elimination,
+        **policies_of_task,
+    }
 
 
-def _placed(shortcut: Callable[[np.ndarray], np.ndarray]) -> Policy:
-    """Return the policy that puts a shortcut's guesses at the tokens with targets."""
+def _policy_of_shortcut(shortcut: Shortcut) -> Policy:
+    """Return the policy that puts a shortcut's guesses at the tokens with targets, and 0 elsewhere.
+
+    A shortcut reads tokens alone, so it guesses for every question of the sequence. Where a test
+    has removed the first targets, because training had them, only the last guesses count.
+    """
 
     def policy(random: np.random.Generator, tokens: np.ndarray, targets: np.ndarray) -> np.ndarray:
         guesses = np.zeros(len(tokens), np.int64)
         asked = np.flatnonzero(targets != IGNORED_TARGET)
-        of_sequence = shortcut(tokens)
-        guesses[asked] = of_sequence[-len(asked) :]
+        of_all_questions = shortcut(tokens)
+        num_removed = len(of_all_questions) - len(asked)
+        guesses[asked] = of_all_questions[num_removed:]
         return guesses
 
     return policy

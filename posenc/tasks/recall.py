@@ -35,7 +35,7 @@ class Recall(Task):
     title = f"recall the values of {MAX_PAIRS} keys behind a gap"
     length_unit = "fillers"
     metric = "token accuracy"
-    vocabulary = FIRST_FILLER + NUM_FILLERS
+    vocab_size = FIRST_FILLER + NUM_FILLERS
     min_length = 0
     min_train_length = 0
     train_length = 16
@@ -50,26 +50,27 @@ class Recall(Task):
         return self._draw_row(random, _num_pairs(case), case.length)
 
     def draw_train_row(self, random: np.random.Generator, train_length: int) -> Row:
-        pairs = int(random.integers(MIN_PAIRS, MAX_PAIRS + 1))
-        return self._draw_row(random, pairs, int(random.integers(0, train_length + 1)))
+        num_pairs = int(random.integers(MIN_PAIRS, MAX_PAIRS + 1))
+        num_fillers = int(random.integers(0, train_length + 1))
+        return self._draw_row(random, num_pairs, num_fillers)
 
     def max_tokens(self, case: Case) -> int:
         return 4 * _num_pairs(case) + case.length + 1
 
-    def _draw_row(self, random: np.random.Generator, pairs: int, gap: int) -> Row:
-        """Draw `pairs` keys with their values, `gap` fillers, and the keys again in another order,
-        each followed by its value, which is the target."""
-        keys = FIRST_KEY + random.permutation(NUM_KEYS)[:pairs]
-        values = FIRST_VALUE + random.integers(0, NUM_VALUES, size=pairs)
-        fillers = FIRST_FILLER + random.integers(0, NUM_FILLERS, size=gap)
-        order = random.permutation(pairs)
+    def _draw_row(self, random: np.random.Generator, num_pairs: int, num_fillers: int) -> Row:
+        """Draw keys with their values, then fillers, then the keys again in another order. Each of
+        those is followed by its value, which is its target."""
+        keys = FIRST_KEY + random.permutation(NUM_KEYS)[:num_pairs]
+        values = FIRST_VALUE + random.integers(0, NUM_VALUES, size=num_pairs)
+        fillers = FIRST_FILLER + random.integers(0, NUM_FILLERS, size=num_fillers)
+        order = random.permutation(num_pairs)
         facts = np.stack([keys, values], axis=1)
         tokens = np.concatenate(
             [[BEGIN], facts.ravel(), fillers, [SEPARATOR], facts[order].ravel()[:-1]]
         )
         targets = np.full(len(tokens), IGNORED_TARGET, np.int64)
-        # Before the first key that is asked for are BEGIN, the pairs, the gap and SEPARATOR.
-        targets[2 * pairs + gap + 2 :: 2] = values[order]
+        # Before the first key that is asked for are BEGIN, the pairs, the fillers and SEPARATOR.
+        targets[2 * num_pairs + num_fillers + 2 :: 2] = values[order]
         return tokens, targets
 
 

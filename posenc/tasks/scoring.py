@@ -13,11 +13,12 @@ other lengths say nothing; chosen, not derived."""
 
 @dataclass(frozen=True)
 class Score:
-    """Hold scores as fractions from 0 to 1.
+    """Hold the scores of a model's answers, fractions from 0 to 1.
 
-    exact_match: sequences with all targets right. Teacher forcing gives the same as free decoding,
-        because the first wrong token decides.
-    token_accuracy: right targets, each predicted after the right tokens before it.
+    exact_match: fraction of sequences with all targets right. Teacher forcing gives the same as
+        free decoding, because the first wrong token decides.
+    token_accuracy: fraction of targets that are right, each predicted after the right tokens before
+        it.
     exact_match_cut, token_accuracy_cut: the same without the end symbol as target or prediction,
     for models that know the answer but stop too early. None if a task has no end symbol.
     """

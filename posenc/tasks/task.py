@@ -10,9 +10,9 @@ import numpy as np
 
 IGNORED_TARGET = -100
 """Target of tokens that are not scored; torch's cross_entropy ignores it."""
-_VALID, _TEST = 1 << 62, 1 << 63
-"""First halves of random keys for validation and test; training has its seed there, which is
-smaller."""
+_VALIDATION_KEY, _TEST_KEY = 1 << 62, 1 << 63
+"""First numbers of `_random_generator` for validation and for tests. Training passes its seed
+there, which is smaller, so that no training sequence is drawn as a held-out one."""
 
 Shortcut = Callable[[np.ndarray], np.ndarray]
 """Takes the tokens of one sequence, and returns a guess for each of its targets, in order."""
@@ -22,8 +22,11 @@ Row = tuple[np.ndarray, np.ndarray]
 
 @dataclass(frozen=True)
 class Case:
-    """Describe a test: sequences of one length, in units of `Task.length_unit`. `variant` names
-    another difference from training; "" if there is none."""
+    """Describe a test: sequences of one length.
+
+    length: in units of `Task.length_unit`.
+    variant: name of another difference from training, such as "16 pairs"; "" if there is none.
+    """
 
     length: int
     variant: str = ""
@@ -38,7 +41,8 @@ class Batch:
 
     tokens: (batch, len) int64, the input.
     targets: (batch, len) int64, the right answer after each token, or IGNORED_TARGET.
-    positions: (len, 2) int64 of (row, column) for tokens on a grid; None: 0, 1, 2, ...
+    positions: (len, 2) float64 of (row, column) for tokens on a grid, NaN for a token that is not
+        on it. None for tokens in a line, whose positions are 0, 1, 2, ...
     """
 
     tokens: np.ndarray
@@ -50,18 +54,21 @@ class Task(ABC):
     """Define a generated task, with default lengths and training.
 
     name: name on the command line.
-    title: a short description.
-    length_unit: what a length counts, such as "symbols" or "words".
+    title: a short description, as a verb: "copy symbols of 32 kinds".
+    length_unit: what all lengths of the task count, such as "symbols" or "words".
     metric: score shown in its table, "exact match" or "token accuracy".
-    vocabulary: number of tokens.
+    vocab_size: number of different tokens; a token is an integer below it.
     end: token that ends an answer; None if answers have a fixed number of tokens.
     num_axes: components of a position.
     min_length: the smallest length of a training sequence; the largest is the training length.
     min_train_length: the smallest training length at which all sequences have a target.
-    max_length: the largest possible length; None: no limit.
-    train_length, test_lengths: default lengths, in units of `length_unit`.
-    steps, batch: default training steps, and sequences in each; like the lengths they are chosen,
-        not derived.
+    max_length: the largest possible length; None if there is no limit.
+    train_length: default of the largest length in training.
+    test_lengths: default lengths of the tests; the first is `train_length`.
+    steps: default number of training steps.
+    batch: default number of sequences in a training step.
+
+    The defaults are chosen, not derived.
     """
 
     name: ClassVar[str]
@@ -73,7 +80,7 @@ class Task(ABC):
     min_length: ClassVar[int] = 1
     min_train_length: ClassVar[int] = 2
     max_length: ClassVar[int | None] = None
-    vocabulary: ClassVar[int]
+    vocab_size: ClassVar[int]
     train_length: ClassVar[int]
     test_lengths: ClassVar[tuple[int, ...]]
     steps: ClassVar[int]
@@ -86,8 +93,9 @@ class Task(ABC):
     """The recipe of posenc.compare since which its sequences are as they are now."""
 
     def shortcuts(self) -> dict[str, Shortcut]:
-        """Return ways to answer that do not do the task, by what they do, next to those of
-        `posenc.tasks.policies` that fit every task."""
+        """Return, by a description, functions that answer this task without doing it, such as
+        {"the last value": ...}; {} if none is known. `posenc.tasks.policies` has others, which fit
+        every task."""
         return {}
 
     @abstractmethod
@@ -99,45 +107,53 @@ class Task(ABC):
         """Return the maximum number of tokens that a model reads in a sequence of the case."""
 
     def encoding_train_length(self, train_length: int) -> int:
-        """Return the train_length, in tokens, for which an encoding is built: the most tokens of a
-        sequence with the training length `train_length` in units of the task."""
+        """Return the training length in tokens, for which an encoding is built: the maximum number
+        of tokens of a training sequence. train_length: in units of `length_unit`."""
         return self.max_tokens(Case(train_length))
 
     def cases(self, test_lengths: Sequence[int]) -> tuple[Case, ...]:
-        """Return the tests of a trained model, that at the training length, test_lengths[0], first.
-        Variants are included only if there are longer lengths too."""
+        """Return the tests of a trained model: one for each length, in order, and then the variants
+        of the task. test_lengths: the first is the training length. Variants are left out if it is
+        the only one."""
         return tuple(Case(length) for length in test_lengths)
 
     def draw_train_row(self, random: np.random.Generator, train_length: int) -> Row:
         """Draw one training sequence, of a length drawn uniformly up to the training length."""
         return self.draw_row(random, Case(int(random.integers(self.min_length, train_length + 1))))
 
-    def train_batch(self, seed: int, step: int, batch: int, train_length: int) -> Batch:
-        """Return the training batch of a step; it depends only on the seed and the step."""
-        return self._draw_training_batch(_random_generator(seed, step), batch, train_length)
+    def train_batch(self, seed: int, step: int, batch_size: int, train_length: int) -> Batch:
+        """Return the training batch of a step: `batch_size` sequences with lengths up to
+        `train_length`. The same arguments give the same sequences."""
+        return self._draw_training_batch(_random_generator(seed, step), batch_size, train_length)
 
-    def valid_batch(self, batch: int, train_length: int) -> Batch:
-        """Return held-out sequences with training lengths, the same for all seeds."""
+    def valid_batch(self, batch_size: int, train_length: int) -> Batch:
+        """Return `batch_size` held-out sequences with the lengths of training, up to
+        `train_length`. The same arguments give the same sequences."""
         return self._draw_training_batch(
-            _random_generator(_VALID, train_length), batch, train_length
+            _random_generator(_VALIDATION_KEY, train_length), batch_size, train_length
         )
 
-    def test_batch(self, case: Case, batch: int, train_length: int) -> Batch:
-        """Return held-out sequences of a case, the same for all seeds and encodings. Targets that
-        do not need more than the training length are removed if there are others."""
-        random = _random_generator(_TEST, case.length, zlib.crc32(case.variant.encode()))
-        rows = [self.draw_row(random, case) for _ in range(batch)]
+    def test_batch(self, case: Case, batch_size: int, train_length: int) -> Batch:
+        """Return `batch_size` held-out sequences of a case. The same arguments give the same
+        sequences.
+
+        In a case longer than `train_length`, the targets in `tokens_of_training_length` are
+        replaced by IGNORED_TARGET."""
+        random = _random_generator(_TEST_KEY, case.length, zlib.crc32(case.variant.encode()))
+        rows = [self.draw_row(random, case) for _ in range(batch_size)]
         held_out = stack_rows(rows, len(rows[0][0]))
         if case.length > train_length:
             held_out.targets[:, self.tokens_of_training_length(case, train_length)] = IGNORED_TARGET
         return held_out
 
     def tokens_of_training_length(self, case: Case, train_length: int) -> slice | np.ndarray:
-        """Return the tokens of a case that do not need more than the training length."""
+        """Return which tokens of a sequence a model that has learned the training length alone can
+        predict: a slice, or a boolean mask (len,). By default none."""
         return slice(0)
 
     def check_lengths(self, train_length: int, test_lengths: Sequence[int]) -> None:
-        """Raise ValueError for lengths at which the task has no sequences."""
+        """Raise ValueError for lengths at which the task has no sequences: below its minimum, above
+        its maximum, or a test shorter than the training length."""
         for option, length, least in (
             ("--train-length", train_length, self.min_train_length),
             *(("--test-lengths", length, train_length) for length in test_lengths),
@@ -150,10 +166,11 @@ class Task(ABC):
                 )
 
     def _draw_training_batch(
-        self, random: np.random.Generator, batch: int, train_length: int
+        self, random: np.random.Generator, batch_size: int, train_length: int
     ) -> Batch:
-        """Draw a batch of training sequences, padded to those of the training length."""
-        rows = [self.draw_train_row(random, train_length) for _ in range(batch)]
+        """Draw `batch_size` training sequences, padded at the end to the number of tokens that one
+        of `train_length` has."""
+        rows = [self.draw_train_row(random, train_length) for _ in range(batch_size)]
         return stack_rows(rows, self.max_tokens(Case(train_length)))
 
 
@@ -181,7 +198,7 @@ def question_then_answer(question: np.ndarray, answer: np.ndarray) -> Row:
 
 
 def _random_generator(first: int, second: int, third: int = 0) -> np.random.Generator:
-    """Return a generator for these numbers, the same in every process and on every machine. `third`
-    is below 2^32."""
+    """Return a random generator that depends on three numbers only, and is the same in every
+    process and on every machine. first, second: from 0 to 2^64 - 1. third: from 0 to 2^32 - 1."""
     key = np.array([first, second + (third << 32)], dtype=np.uint64)
     return np.random.Generator(np.random.Philox(key=key))

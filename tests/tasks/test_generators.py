@@ -122,9 +122,9 @@ def test_batches_have_the_shapes_and_tokens_that_are_promised(task):
     for batch in batches:
         assert batch.tokens.shape == batch.targets.shape
         assert batch.tokens.dtype == batch.targets.dtype == np.int64
-        assert batch.tokens.min() >= 0 and batch.tokens.max() < task.vocabulary
+        assert batch.tokens.min() >= 0 and batch.tokens.max() < task.vocab_size
         assert ((batch.targets >= 0) | (batch.targets == IGNORED_TARGET)).all()
-        assert batch.targets.max() < task.vocabulary
+        assert batch.targets.max() < task.vocab_size
         assert (batch.targets != IGNORED_TARGET).any(1).all()  # every sequence asks something
         assert (batch.positions is None) == (task.num_axes == 1)
     for batch, case in zip(batches[3:], task.cases(task.test_lengths), strict=True):

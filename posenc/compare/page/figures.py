@@ -28,7 +28,7 @@ from posenc.report.drawing import (
 )
 from posenc.report.report import Plot
 from posenc.tasks.known import TASKS
-from posenc.tasks.policies import levels
+from posenc.tasks.policies import policy_scores
 from posenc.tasks.task import Case
 
 Styles = Mapping[str, LineStyle]
@@ -246,7 +246,9 @@ def levels_of_policies(
     for results of a recipe in which the task had other sequences."""
     if trial.recipe < TASKS[task].since_recipe:
         return {}
-    by_case = [levels(task, Case(case.length, case.variant), trial.train_length) for case in cases]
+    by_case = [
+        policy_scores(task, Case(case.length, case.variant), trial.train_length) for case in cases
+    ]
     return {policy: [of_case[policy] for of_case in by_case] for policy in by_case[0]}
 
 

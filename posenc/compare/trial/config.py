@@ -122,7 +122,7 @@ class TrialConfig:
             if isinstance(value := getattr(self, field.name), str):
                 check_text_length(field.name, value, MOST)
         if self.task != TEXT:
-            find_task(self.task, of_old_result=True)
+            find_task(self.task, accept_retired=True)
 
     @property
     def hash(self) -> str:

@@ -12,14 +12,14 @@ from posenc.tasks.task import Case, Task
 
 def task_of(config: TrialConfig) -> Task | None:
     """Return the task that makes a trial's sequences, or None for text."""
-    return None if config.task == TEXT else find_task(config.task, of_old_result=True)
+    return None if config.task == TEXT else find_task(config.task, accept_retired=True)
 
 
 def vocabulary_size(config: TrialConfig) -> int:
     """Return the number of different tokens that a trial's model reads and predicts."""
     task = task_of(config)
     if task is not None:
-        return task.vocabulary
+        return task.vocab_size
     return VOCABULARY + objective_of(config).extra_symbols
 
 
