@@ -22,7 +22,7 @@ from posenc.command_line.errors import RunFailed, Stopped, describe_os_error, di
 from posenc.command_line.options import PANELS, option
 from posenc.lazy import EXTRAS, install_hint
 from posenc.machine import fingerprint
-from posenc.report.escaping import visible
+from posenc.report.escaping import show_hidden_characters
 
 COMMANDS = {
     "list": "posenc.list:list_encodings",
@@ -262,5 +262,5 @@ def _write_error(text: str, code: int, error: BaseException | None = None) -> in
         import traceback
 
         traceback.print_exception(error)
-    sys.stderr.write(f"posenc: {visible(' '.join(text.split()))}\n")
+    sys.stderr.write(f"posenc: {show_hidden_characters(' '.join(text.split()))}\n")
     return code

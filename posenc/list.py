@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from posenc.command_line.options import option
-from posenc.report.escaping import visible
+from posenc.report.escaping import show_hidden_characters
 
 if TYPE_CHECKING:
     from posenc.encodings.registry import Entry
@@ -64,9 +64,9 @@ def list_encodings(
     stored = [] if names else json.loads(STORED_ROWS.read_text(encoding="utf-8"))
     rows, wrong = build_rows(names, stored)
     for line in wrong if names else (*lines_on_unusable_names(), *wrong):
-        sys.stderr.write(f"posenc: {visible(line)}\n")
+        sys.stderr.write(f"posenc: {show_hidden_characters(line)}\n")
     if as_json:
-        print(visible(json.dumps(rows, indent=1, ensure_ascii=False)))
+        print(show_hidden_characters(json.dumps(rows, indent=1, ensure_ascii=False)))
     elif markdown:
         print(_markdown_table(rows))
     else:

@@ -6,14 +6,14 @@ import time
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
-from posenc.report.escaping import visible
+from posenc.report.escaping import show_hidden_characters
 from posenc.report.terminal import print_line
 
 
 def replace_status_line(text: str) -> None:
     """Replace the line on stderr by `text`, or clear it by ""; does nothing without a terminal."""
     if sys.stderr.isatty():
-        sys.stderr.write(f"\r\x1b[K{visible(text)}")
+        sys.stderr.write(f"\r\x1b[K{show_hidden_characters(text)}")
         sys.stderr.flush()
 
 
@@ -66,7 +66,9 @@ class Bars(Progress):
         """Update the bar `name`, of which `done` of `total` units are done; the first call makes
         it."""
         if name not in self.bar_ids:
-            self.bar_ids[name] = self.add_task(visible(name), total=total, remark="", left="")
+            self.bar_ids[name] = self.add_task(
+                show_hidden_characters(name), total=total, remark="", left=""
+            )
         left = "" if seconds_left is None else f"{readable_duration(seconds_left)} left"
         self.update(self.bar_ids[name], completed=done, remark=remark, left=left)
 
@@ -77,18 +79,19 @@ class Bars(Progress):
 
     def print_line(self, text: str) -> None:
         """Print a line above the bars."""
-        self.console.print(visible(text), highlight=False, markup=False, emoji=False)
+        self.console.print(show_hidden_characters(text), highlight=False, markup=False, emoji=False)
 
 
 class Narrator(Progress):
     """Show one job with changing tasks: a bar on a terminal, otherwise a line when the task
-    changes.
+    changes, at most one in PAUSE seconds.
 
-    Call it with the current task and the fraction of the whole job, 0 to 1, that is done.
+    Call the object with the current task in words, and the fraction of the whole job, 0 to 1, that
+    is done.
     """
 
     PAUSE = 2.0
-    """Minimum of seconds between two plain lines."""
+    """Least time between two plain lines, in seconds; chosen."""
 
     def __init__(self, console: Console) -> None:
         super().__init__(
@@ -109,12 +112,12 @@ class Narrator(Progress):
         if self.console.is_terminal:
             super().stop()
 
-    def __call__(self, what: str, share: float) -> None:
-        """Show the current task `what`, and the fraction `share` of the whole job that is done."""
-        self.update(self.task, description=visible(what), completed=share)
+    def __call__(self, task: str, fraction: float) -> None:
+        """Show the current task, and the fraction of the whole job, 0 to 1, that is done."""
+        self.update(self.task, description=show_hidden_characters(task), completed=fraction)
         now = time.monotonic()
         is_due = now - self.last_line_time > self.PAUSE
-        if not self.console.is_terminal and what != self.last_task and is_due:
-            print_line(self.console, f"{what} ({share:.0%})")
-            self.last_task = what
+        if not self.console.is_terminal and task != self.last_task and is_due:
+            print_line(self.console, f"{task} ({fraction:.0%})")
+            self.last_task = task
             self.last_line_time = now

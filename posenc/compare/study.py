@@ -282,7 +282,7 @@ def _new_study(plan: Plan, engine: Engine, workers: int, unchecked: dict[str, st
         command=shlex.join(["posenc", *sys.argv[1:]]),
         started=datetime.now(UTC).isoformat(timespec="seconds"),
         versions=versions("torch", "numpy"),
-        hardware=hardware.describe(device, precision, workers) | engine.about,
+        hardware=hardware.facts_for_report(device, precision, workers) | engine.about,
         corpus=None if plan.splits is None else plan.splits.info,
         trials=plan.trials,
         labels={entry.text: entry.label for entry in plan.compared if entry.label != entry.text},

@@ -12,7 +12,7 @@ import typer
 
 from posenc.command_line.options import option
 from posenc.files.atomic import prepare_page, write_atomically
-from posenc.report.escaping import visible
+from posenc.report.escaping import show_hidden_characters
 
 GIVEN = '<script type="application/json" id="given">null</script>'
 """The place of the page that holds a config."""
@@ -39,7 +39,7 @@ def explore(
     page = page_with_data(None if model is None else page_data_of(model))
     prepare_page(path, GIVEN[: GIVEN.index("null")])
     write_atomically(path, page)
-    sys.stderr.write(f"{visible(str(path))}\n")
+    sys.stderr.write(f"{show_hidden_characters(str(path))}\n")
     if out is None and sys.stdout.isatty():
         webbrowser.open_new_tab(path.resolve().as_uri())
 

@@ -54,7 +54,8 @@ def cpu_multiplies_bfloat16() -> bool:
 
 
 def missing_compiler(device: str) -> str | None:
-    """Return what torch.compile lacks here to make code for the device, or None."""
+    """Return what torch.compile lacks here to make code for the device, such as "Triton"; None if
+    it lacks nothing."""
     if device == "cuda":
         return None if find_spec("triton") else "Triton"
     default_compiler = {"darwin": "clang++", "win32": "cl"}.get(sys.platform, "g++")
@@ -70,7 +71,8 @@ def num_cores() -> int:
 
 
 def memory_bytes() -> int | None:
-    """Return the memory that this process may use, by machine or control group; None if unknown."""
+    """Return the memory in bytes that this process may use: that of the machine, or the limit of
+    its control group if that is less. Return None where the system does not tell, as Windows."""
     try:
         limits = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
     except (AttributeError, ValueError, OSError):  # Windows
@@ -84,7 +86,8 @@ def memory_bytes() -> int | None:
 
 
 def gpus() -> list[str]:
-    """Return the GPUs that torch sees, each as CUDA_VISIBLE_DEVICES names it to a process."""
+    """Return the GPUs that torch sees, each by the number or name that CUDA_VISIBLE_DEVICES of a
+    child process takes for it; [] without GPUs."""
     variable = os.environ.get("CUDA_VISIBLE_DEVICES", "")
     named = [name.strip() for name in variable.split(",")] if variable else []
     return [named[i] if named else str(i) for i in range(torch.cuda.device_count())]
@@ -97,9 +100,9 @@ def names_of_cpu_and_gpus(device: str) -> str:
     return "; ".join([*sorted({torch.cuda.get_device_name(i) for i in seen}), processor()])
 
 
-def describe(device: str, precision: str, workers: int) -> dict[str, str]:
-    """Return what a report says of the machine, by name: processors, cores, system, and the options
-    with which a command runs on it."""
+def facts_for_report(device: str, precision: str, workers: int) -> dict[str, str]:
+    """Return what a report says of the machine, as texts by name: "processor" (CPU and GPUs),
+    "cores", "system", and the arguments "device", "precision" and "workers"."""
     return {
         "processor": names_of_cpu_and_gpus(device),
         "cores": str(num_cores()),

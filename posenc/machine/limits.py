@@ -13,28 +13,29 @@ def check_memory_or_disk(
     Args:
         what: subject of the message.
         needed: a lower bound in bytes.
-        available: bytes; None if unknown.
-        advice: what to do instead. place: "memory" or "disk".
+        available: bytes; None if unknown, which refuses nothing.
+        advice: a sentence that says what to do instead.
+        place: "memory" or "disk".
 
-    Raises: ValueError with both numbers.
+    Raises: ValueError with both numbers if more is needed than available.
     """
     if available is not None and needed > available:
         needs = f"{what} need at least {readable_size(needed)} of {place}"
         raise ValueError(f"{needs}, and there are {readable_size(available)}. {advice}")
 
 
-def check_time(what: str, seconds: int, yes: bool, advice: str) -> None:
-    """Refuse work that is expected to take more than a week, unless `yes`.
+def check_time(what: str, seconds: int, may_take_longer: bool, advice: str) -> None:
+    """Refuse work that is expected to take more than MAX_DAYS.
 
     Args:
         what: subject of the message.
         seconds: expected time.
-        yes: True if the user allows any time.
-        advice: what to do instead.
+        may_take_longer: True if the user allows any time (--yes); then nothing is refused.
+        advice: a sentence that says what to do instead.
 
     Raises: ValueError with the number of days.
     """
-    if seconds > MAX_DAYS * _SECONDS_PER_DAY and not yes:
+    if seconds > MAX_DAYS * _SECONDS_PER_DAY and not may_take_longer:
         raise ValueError(f"{what} would take about {seconds // _SECONDS_PER_DAY:,} days. {advice}")
 
 

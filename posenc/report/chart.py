@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from posenc.report.escaping import visible
+from posenc.report.escaping import show_hidden_characters
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -94,17 +94,19 @@ def split_by_series(data: Data, by: str = SERIES) -> dict[Any, dict[str, np.ndar
     }
 
 
-def axes_of(data: Data) -> list[str]:
-    """Return the names of the columns that are axes: x, y, and the unit of a matrix."""
+def axis_names(data: Data) -> list[str]:
+    """Return the names of the columns that the axes of a figure show: x and y, and for a matrix
+    third the column of its values, which is called by their unit."""
     return [name for name in data if name not in (SERIES, PANEL, LOW, HIGH)]
 
 
 def describe_curve_ends(data: Data) -> str:
-    """Return the first and the last point of each curve in words; "" without curves."""
-    axes = axes_of(data)
-    if SERIES not in data or len(axes) != 2:
+    """Return the first and the last point of each curve in words, "rope: 3 at 1, 2.5 at 1,000.";
+    "" for a table without curves."""
+    names = axis_names(data)
+    if SERIES not in data or len(names) != 2:
         return ""
-    x, y = axes
+    x, y = names
     descriptions = []
     for name, curve in split_by_series(data).items():
         ends = dict.fromkeys([0, len(curve[x]) - 1])  # once for a curve of one point
@@ -122,7 +124,7 @@ def csv_text(data: Data) -> str:
     """Return the table as CSV. Numbers have nine digits; what is unknown is empty."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(map(visible, data))
+    writer.writerow(map(show_hidden_characters, data))
     writer.writerows(
         [_csv_cell(value) for value in row] for row in zip(*data.values(), strict=True)
     )
@@ -132,5 +134,5 @@ def csv_text(data: Data) -> str:
 def _csv_cell(value: Any) -> str:
     """Return a word or a number as the text of a CSV cell; "" for None or NaN."""
     if value is None or isinstance(value, str):
-        return visible(value or "")
+        return show_hidden_characters(value or "")
     return "" if np.isnan(value) else f"{value:.9g}"

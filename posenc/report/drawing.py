@@ -19,8 +19,8 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 
 from posenc.files.atomic import write_atomically
-from posenc.report.chart import HIGH, LOW, Data, axes_of, split_by_series
-from posenc.report.escaping import visible
+from posenc.report.chart import HIGH, LOW, Data, axis_names, split_by_series
+from posenc.report.escaping import show_hidden_characters
 
 INK, GRID = "#1d2126", "#d9dce0"
 _INK_DARK, _GRID_DARK = "#e4e6e8", "#3a3f46"
@@ -259,7 +259,7 @@ def curves_by_length(
 ) -> Figure:
     """Draw each series of a table over a logarithmic axis of lengths, with bars from low to high
     where the table has them, and the training length as a line."""
-    x_label, y_label = axes_of(data)
+    x_label, y_label = axis_names(data)
     with figure(x_label, y_label) as (drawn, axes):
         for name, part in split_by_series(data).items():
             x = part[x_label]
@@ -282,17 +282,19 @@ def curves_by_length(
     return drawn
 
 
-def draw_level(axes: Axes, at: float, text: str) -> None:
-    """Draw a dotted horizontal line at the height `at`, with a text below its right end."""
-    axes.axhline(at, color=INK, linewidth=0.8, linestyle=(0, (1, 2)))
+def draw_level(axes: Axes, y: float, text: str) -> None:
+    """Draw a dotted horizontal line at y, in the unit of the data, with a text below its right
+    end."""
+    axes.axhline(y, color=INK, linewidth=0.8, linestyle=(0, (1, 2)))
     text_style = {"textcoords": "offset points", "ha": "right", "va": "top", "fontsize": 8}
-    right_end = {"xy": (1, at), "xycoords": ("axes fraction", "data")}
+    right_end = {"xy": (1, y), "xycoords": ("axes fraction", "data")}
     axes.annotate(text, xytext=(-3, -3), **right_end, **text_style)
 
 
-def escape_for_svg(text: str) -> str:
-    """Replace lone surrogates, which XML does not allow, and show hidden characters as escapes."""
-    return _NOT_XML.sub("\ufffd", visible(text))
+def replace_invalid_xml_characters(text: str) -> str:
+    """Return the text with hidden characters as escapes, and with U+FFFD in place of each further
+    character that XML does not allow, such as a lone surrogate. Markup is not escaped."""
+    return _NOT_XML.sub("\ufffd", show_hidden_characters(text))
 
 
 def to_svg(drawn: Figure, description: str, prefix: str = "f") -> str:
@@ -305,21 +307,23 @@ def to_svg(drawn: Figure, description: str, prefix: str = "f") -> str:
         description: text alternative for readers who cannot see it.
         prefix: start of every identifier, so that several figures fit one page.
 
-    Pass tick labels from users through `escape_for_svg` first; all other text is converted here.
+    Pass tick labels from users through `replace_invalid_xml_characters` first; all other text is converted here.
     """
     buffer = io.StringIO()
     for text in drawn.findobj(Text):
-        text.set_text(escape_for_svg(text.get_text()))  # type: ignore[attr-defined]
+        text.set_text(replace_invalid_xml_characters(text.get_text()))  # type: ignore[attr-defined]
     with figure_style():
         drawn.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})
-    root = ElementTree.fromstring(escape_for_svg(buffer.getvalue()))
+    root = ElementTree.fromstring(replace_invalid_xml_characters(buffer.getvalue()))
     for child in ("metadata", "defs"):  # the style sheet in defs would apply to the whole page
         if (element := root.find(f"{{{_SVG}}}{child}")) is not None:
             root.remove(element)
     for element in root.iter():
         if element.get("id", "").startswith(HOVER_PREFIX):
             hover_title = ElementTree.Element(f"{{{_SVG}}}title")
-            hover_title.text = escape_for_svg(element.attrib.pop("id").removeprefix(HOVER_PREFIX))
+            hover_title.text = replace_invalid_xml_characters(
+                element.attrib.pop("id").removeprefix(HOVER_PREFIX)
+            )
             element.insert(0, hover_title)
         _adopt_page_style_and_ids(element.attrib, prefix)
     # The page sets the size; the view box keeps the shape.
@@ -327,7 +331,7 @@ def to_svg(drawn: Figure, description: str, prefix: str = "f") -> str:
     root.set("role", "img")
     root.set("aria-labelledby", f"{prefix}-title")
     title = ElementTree.Element(f"{{{_SVG}}}title", {"id": f"{prefix}-title"})
-    title.text = escape_for_svg(description)
+    title.text = replace_invalid_xml_characters(description)
     root.insert(0, title)
     return ElementTree.tostring(root, encoding="unicode")
 

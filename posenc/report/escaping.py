@@ -9,11 +9,13 @@ _HIDDEN = re.compile(
 _COMMAND = re.compile(r"^(\s*)::", re.MULTILINE)
 
 
-def visible(text: str) -> str:
-    """Return `text` with control characters (C0 but tab and newline, C1) and bidirectional marks as
-    escapes, which JSON reads back.
+def show_hidden_characters(text: str) -> str:
+    """Return `text` with each hidden character as an escape such as \\u001b, which JSON reads back.
 
-    >>> print(visible("a" + chr(27) + "[31m" + chr(0x202E) + "b"))
+    Hidden are control characters (C0 except tab and newline, and C1), marks that change the
+    direction of writing, the line and paragraph separators, and the byte order mark.
+
+    >>> print(show_hidden_characters("a" + chr(27) + "[31m" + chr(0x202E) + "b"))
     a\\u001b[31m\\u202eb
     """
     return _HIDDEN.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
@@ -29,6 +31,7 @@ def without_runner_commands(text: str) -> str:
     return _COMMAND.sub(r"\1%3A%3A", text).replace("##[", "##%5B")
 
 
-def escape(text: str) -> str:
-    """Return `text` as HTML."""
-    return html.escape(visible(text))
+def escape_html(text: str) -> str:
+    """Return `text` as the content of an HTML element or attribute: &, <, > and quotes as entities,
+    hidden characters as escapes."""
+    return html.escape(show_hidden_characters(text))

@@ -17,8 +17,13 @@ from matplotlib.text import Text
 
 from posenc.files.atomic import mark_figures, write_atomically
 from posenc.report.chart import csv_text
-from posenc.report.drawing import CHINESE_FONTS, FIGURE_FONT, escape_for_svg, figure_style
-from posenc.report.escaping import visible
+from posenc.report.drawing import (
+    CHINESE_FONTS,
+    FIGURE_FONT,
+    figure_style,
+    replace_invalid_xml_characters,
+)
+from posenc.report.escaping import show_hidden_characters
 from posenc.report.html_page import Page, Plot
 from posenc.report.report import table_csv
 
@@ -59,14 +64,14 @@ def _figure_bytes(figure: Figure) -> tuple[dict[str, bytes], set[str]]:
     that no font of this machine has."""
     texts = [text for text in figure.findobj(Text) if isinstance(text, Text)]
     for text in texts:
-        text.set_text(escape_for_svg(text.get_text()))
+        text.set_text(replace_invalid_xml_characters(text.get_text()))
     foreign = _letters_without_glyph({letter for text in texts for letter in text.get_text()})
     # 42 ("truetype") keeps letters selectable, as journals require; most Chinese fonts do not fit
     # it, and their letters are then drawn one by one.
     fonts: dict[Any, Any] = {"pdf.fonttype": 3 if foreign else 42}
     files = {}
     with (
-        _fonts_of_machine(texts if foreign else ()),
+        _use_fonts_of_machine(texts if foreign else ()),
         figure_style(),
         matplotlib.rc_context(fonts),
         warnings.catch_warnings(record=True) as caught,
@@ -82,8 +87,9 @@ def _figure_bytes(figure: Figure) -> tuple[dict[str, bytes], set[str]]:
 
 
 @contextmanager
-def _fonts_of_machine(texts: Sequence[Text]) -> Iterator[None]:
-    """Let letters that the figures' own font lacks come from this machine's inside the block."""
+def _use_fonts_of_machine(texts: Sequence[Text]) -> Iterator[None]:
+    """Inside the `with`, take letters of `texts` that the figures' own font lacks from Chinese
+    fonts that this machine has. Afterwards the texts have their own fonts again."""
     if not texts:
         yield
         return
@@ -96,10 +102,10 @@ def _fonts_of_machine(texts: Sequence[Text]) -> Iterator[None]:
         text.set_fontfamily(family)
 
 
-def _letters_in_warnings(warned: Iterable[str]) -> set[str]:
-    """Return the letters of which matplotlib warns that no font has them."""
+def _letters_in_warnings(messages: Iterable[str]) -> set[str]:
+    """Return the letters that no font has, as the messages of matplotlib's warnings say."""
     letters = set()
-    for message in warned:
+    for message in messages:
         if glyph := _GLYPH.match(message):
             letters.add(chr(int(glyph[1])))
     return letters
@@ -113,8 +119,8 @@ def _letters_without_glyph(letters: set[str]) -> set[str]:
 
 
 def write_page(page: Page, out: str | Path | None, figures: str | Path | None) -> list[str]:
-    """Write the page where requested, and its figures and the CSV of its tables; return notes for
-    the reader."""
+    """Write the page to the file `out`, and its figures and named tables to the folder `figures`;
+    None: not asked for. Return notes for the reader on the figures, often none."""
     if out is not None:
         page.write(out)
     if figures is None:
@@ -129,4 +135,4 @@ def write_and_announce(page: Page, out: Path | None, figures: Path | None) -> No
     """Write as `write_page`, and print on stderr the paths of what was written, and its notes."""
     notes = write_page(page, out, figures)
     lines = (out and f"Page: {out}", *notes, figures and f"Figures: {figures}")
-    sys.stderr.writelines(f"{visible(line)}\n" for line in lines if line)
+    sys.stderr.writelines(f"{show_hidden_characters(line)}\n" for line in lines if line)

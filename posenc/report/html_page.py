@@ -17,7 +17,7 @@ from typing import Any
 from posenc.files.atomic import write_atomically
 from posenc.report.chart import describe_curve_ends
 from posenc.report.drawing import SVG_RULES, css_variables, to_svg
-from posenc.report.escaping import escape
+from posenc.report.escaping import escape_html
 from posenc.report.report import (
     Block,
     Caution,
@@ -44,7 +44,8 @@ _OPENING_TAG = rf"<(?:p|p class=caption|figcaption|{_HEADING})>"
 
 
 def page_of(report: Report) -> "Page":
-    """Return the report as a page."""
+    """Return the report as a page: first its headline, limits and cautions under no heading, and
+    then all sections, also those that are a detail. Its facts are not on the page."""
     page = Page(report.title, report.subtitle)
     first = [Headline(report.headline)] if report.headline else []
     limits = [Limits(report.limits)] if report.limits else []
@@ -85,9 +86,9 @@ class Page:
         """Return the whole page as text: one HTML file without anything outside of it."""
         plots = count(1)
         sections = [_section_html(heading, blocks, plots) for heading, blocks in self._sections]
-        subtitle = f"<p class=subtitle>{escape(self.subtitle)}</p>" if self.subtitle else ""
+        subtitle = f"<p class=subtitle>{escape_html(self.subtitle)}</p>" if self.subtitle else ""
         return _PAGE_TEMPLATE.format(
-            title=escape(self.title),
+            title=escape_html(self.title),
             subtitle=subtitle,
             contents=self._contents(),
             body=_link_words("\n".join(sections)),
@@ -101,7 +102,7 @@ class Page:
         if len(headings) < MIN_LINKED_SECTIONS:
             return ""
         links = [
-            f'<a href="#{_anchor_of_heading(heading)}">{escape(heading)}</a>'
+            f'<a href="#{_anchor_of_heading(heading)}">{escape_html(heading)}</a>'
             for heading in headings
         ]
         return f"<nav>{' · '.join(links)}</nav>"
@@ -120,7 +121,9 @@ def _style_sheet() -> str:
 
 def _section_html(heading: str, blocks: Sequence[Block], plots: Iterator[int]) -> str:
     """Return a section as HTML; `plots` counts the figures of a page, for identifiers."""
-    parts = [f'<h2 id="{_anchor_of_heading(heading)}">{escape(heading)}</h2>'] if heading else []
+    parts = (
+        [f'<h2 id="{_anchor_of_heading(heading)}">{escape_html(heading)}</h2>'] if heading else []
+    )
     for is_plot, group in groupby(blocks, key=lambda b: isinstance(b, Plot)):
         of_group = [_block_html(block, plots) for block in group]
         parts += ["<div class=figures>", *of_group, "</div>"] if is_plot else of_group
@@ -154,7 +157,9 @@ def _link_words(body: str) -> str:
         if repository_url():
             start = f'<a href="{repository_url()}/blob/main/{file}{hash_}{place}"'
             end = "</a>"
-        pattern = rf"({_OPENING_TAG}[^<]*?(?<![A-Za-z-]))({re.escape(escape(word))})(?![A-Za-z-])"
+        pattern = (
+            rf"({_OPENING_TAG}[^<]*?(?<![A-Za-z-]))({re.escape(escape_html(word))})(?![A-Za-z-])"
+        )
         link = rf'\1{start} title="{file}">\2{end}'
         body = re.sub(pattern, link, body, count=1, flags=re.IGNORECASE)
     return body
@@ -169,7 +174,7 @@ def _block_html(block: Block, plots: Iterator[int]) -> str:
     """Return a block as HTML; `plots` as in `_section_html`."""
     match block:
         case str():
-            return f"<p>{escape(block)}</p>"
+            return f"<p>{escape_html(block)}</p>"
         case TextBlock():
             return _text_block_html(block)
         case Links(items):
@@ -190,7 +195,7 @@ def _block_html(block: Block, plots: Iterator[int]) -> str:
 
 def _text_block_html(block: TextBlock) -> str:
     """Return a block of one text as HTML, in the look of its class."""
-    text = escape(block.text)
+    text = escape_html(block.text)
     match block:
         case Headline():
             return f"<p class=headline>{text}</p>"
@@ -205,30 +210,32 @@ def _text_block_html(block: TextBlock) -> str:
 
 def _links_html(addresses: Mapping[str, str]) -> str:
     """Return a line of links; `addresses` are by what is shown of them."""
-    links = (f'<a href="{escape(to)}">{escape(name)}</a>' for name, to in addresses.items())
+    links = (
+        f'<a href="{escape_html(to)}">{escape_html(name)}</a>' for name, to in addresses.items()
+    )
     return f"<p>{' · '.join(links)}</p>"
 
 
 def _fold_html(fold: Fold, plots: Iterator[int]) -> str:
     """Return a fold as HTML: its summary, and blocks that a click on it shows."""
     inner = "".join(_block_html(block, plots) for block in fold.blocks)
-    return f"<details><summary>{escape(fold.summary)}</summary>{inner}</details>"
+    return f"<details><summary>{escape_html(fold.summary)}</summary>{inner}</details>"
 
 
 def _labelled_html(block: Labelled, plots: Iterator[int]) -> str:
     """Return a label and what is beside it as HTML."""
     inner = "".join(_block_html(part, plots) for part in block.parts)
-    return f"<dl><dt>{escape(block.label)}</dt><dd>{inner}</dd></dl>"
+    return f"<dl><dt>{escape_html(block.label)}</dt><dd>{inner}</dd></dl>"
 
 
 def _list_html(texts: Sequence[str]) -> str:
     """Return texts as a list with a bullet for each."""
-    return "<ul>" + "".join(f"<li>{escape(text)}</li>" for text in texts) + "</ul>"
+    return "<ul>" + "".join(f"<li>{escape_html(text)}</li>" for text in texts) + "</ul>"
 
 
 def _definitions_html(facts: Mapping[str, Any]) -> str:
     """Return a list of definitions as HTML: each name of `facts`, and its value."""
-    pairs = (f"<dt>{escape(k)}</dt><dd>{escape(str(v))}</dd>" for k, v in facts.items())
+    pairs = (f"<dt>{escape_html(k)}</dt><dd>{escape_html(str(v))}</dd>" for k, v in facts.items())
     return "<dl>" + "".join(pairs) + "</dl>"
 
 
@@ -241,13 +248,15 @@ def describe_plot(plot: Plot) -> str:
 def _plot_html(plot: Plot, prefix: str) -> str:
     """Return a figure with its caption as HTML. prefix: of identifiers in its SVG."""
     size = " class=wide" if plot.wide else ""
-    scroll = f' role=region tabindex=0 aria-label="{escape(plot.caption)}"' if plot.wide else ""
+    scroll = (
+        f' role=region tabindex=0 aria-label="{escape_html(plot.caption)}"' if plot.wide else ""
+    )
     svg = to_svg(plot.chart.figure, describe_plot(plot), prefix)
     width = 72 * plot.chart.figure.get_figwidth()  # makes its letters as large as the page's
     return (
         f'<figure{size}><div class=drawing{scroll} style="--natural:{width:g}px">'
         f"{svg}</div>"
-        f"<figcaption>{escape(plot.caption)}</figcaption></figure>"
+        f"<figcaption>{escape_html(plot.caption)}</figcaption></figure>"
     )
 
 

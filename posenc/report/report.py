@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from posenc.report.escaping import visible
+from posenc.report.escaping import show_hidden_characters
 from posenc.report.table import Cell, Heading, Number, Table, Value
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ class Caution(TextBlock):
 
 @dataclass(frozen=True)
 class Facts:
-    """Show names and their values."""
+    """Show names and their values, one pair a line. Values are shown as `str` writes them."""
 
     items: Mapping[str, object]
 
@@ -78,14 +78,20 @@ class Items:
 
 @dataclass(frozen=True)
 class Links:
-    """Show names that lead to addresses."""
+    """Show a line of links; the terminal leaves it out.
+
+    items: address of each link by the text that is shown of it.
+    """
 
     items: Mapping[str, str]
 
 
 @dataclass(frozen=True)
 class Labelled:
-    """Sentences and commands beside a label, such as a finding beside the code of its rule."""
+    """Show sentences and commands beside a label, such as a finding beside the code of its rule.
+
+    parts: texts are sentences, Code is commands.
+    """
 
     label: str
     parts: Sequence[str | Code]
@@ -166,7 +172,9 @@ def as_json(report: Report) -> str:
     """
     tables = {name: rows_of(table) for name, table in report.tables().items()}
     content = json_value({**report.facts, "tables": tables})
-    return visible(json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False))
+    return show_hidden_characters(
+        json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False)
+    )
 
 
 def json_value(value: Any) -> Any:
@@ -219,5 +227,7 @@ def table_csv(table: Table) -> str:
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     for line in ([*rows[0]] if rows else [], *(row.values() for row in rows)):
-        writer.writerow(visible(value) if isinstance(value, str) else value for value in line)
+        writer.writerow(
+            show_hidden_characters(value) if isinstance(value, str) else value for value in line
+        )
     return out.getvalue()

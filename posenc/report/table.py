@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from posenc.report.escaping import escape
+from posenc.report.escaping import escape_html
 
 LONG_TEXT_LENGTH = 24
 """A cell with more letters gets more width, against tall narrow columns."""
@@ -13,7 +13,8 @@ LONG_TEXT_LENGTH = 24
 class Number:
     """Hold a measured number and the ends of its interval, which are None if there is none.
 
-    form: how they are written, as in f"{value:.2f}". unit: follows them; a verdict may, too.
+    form: the format in which all three are written, such as ".2f".
+    unit: text directly after the number, such as " %", or a verdict.
     """
 
     value: float
@@ -34,14 +35,17 @@ class Number:
 class Cell:
     """Hold a table cell with more than its text.
 
-    text: or a Number. note: shown below the table. small: a second line, only on the page. tone: 1
-    to 4, a colour that fades.
+    text: a text or a Number.
+    note: explanation that is shown below the table; "" for none.
+    strong: True for bold letters, on the page.
+    second_line: small text below the first, on the page; "" for none.
+    tone: background colour on the page, from 1 (strongest) to 4; 0 for none.
     """
 
     text: str | Number
     note: str = ""
     strong: bool = False
-    small: str = ""
+    second_line: str = ""
     tone: int = 0
 
 
@@ -87,15 +91,15 @@ def table_html(table: Table) -> str:
     head = "".join(map(_heading_html, headings, numeric))
     labels = [""] * len(headings)
     if table.cards:
-        labels = [f' data-label="{escape(heading.text)}"' for heading in headings]
+        labels = [f' data-label="{escape_html(heading.text)}"' for heading in headings]
     rows = [_row_html(row, numeric, labels, notes) for row in table.rows]
-    caption = f"<p class=caption>{escape(table.caption)}</p>" if table.caption else ""
+    caption = f"<p class=caption>{escape_html(table.caption)}</p>" if table.caption else ""
     name = table.caption or ", ".join(heading.text for heading in headings)
     kind = '"table cards"' if table.cards else "table"
-    below = "".join(f"<li>{escape(note)}</li>" for note in notes)
+    below = "".join(f"<li>{escape_html(note)}</li>" for note in notes)
     below = f"<ol class=notes>{below}</ol>" if below else ""
     return (
-        f'{caption}<div class={kind} role=region tabindex=0 aria-label="{escape(name)}">'
+        f'{caption}<div class={kind} role=region tabindex=0 aria-label="{escape_html(name)}">'
         f"<table><thead><tr>{head}</tr></thead>"
         f"<tbody>{''.join(rows)}</tbody></table></div>{below}"
     )
@@ -116,12 +120,12 @@ def _row_html(
 def _cell_html(value: Value, notes: dict[str, int]) -> str:
     """Return a cell's content as HTML, with the number of its note, which `notes` keeps."""
     if not isinstance(value, Cell):
-        return escape(cell_text(value))
-    cell = escape(str(value.text))
+        return escape_html(cell_text(value))
+    cell = escape_html(str(value.text))
     if value.strong:
         cell = f"<strong>{cell}</strong>"
-    if value.small:
-        cell = f"<span>{cell}<small>{escape(value.small)}</small></span>"
+    if value.second_line:
+        cell = f"<span>{cell}<small>{escape_html(value.second_line)}</small></span>"
     if value.note:
         number = notes.setdefault(value.note, len(notes) + 1)
         cell = f"<span>{cell}<sup>{number}</sup></span>"
@@ -141,8 +145,8 @@ def cell_text(value: Value) -> str:
 
 def _heading_html(heading: Heading, is_numeric: bool) -> str:
     """Return the heading of a column as HTML; is_numeric: of a column of numbers."""
-    meaning = f"<small>{escape(heading.meaning)}</small>" if heading.meaning else ""
-    return f"<th scope=col{_class_attribute(is_numeric)}>{escape(heading.text)}{meaning}</th>"
+    meaning = f"<small>{escape_html(heading.meaning)}</small>" if heading.meaning else ""
+    return f"<th scope=col{_class_attribute(is_numeric)}>{escape_html(heading.text)}{meaning}</th>"
 
 
 def _class_attribute(is_numeric: bool, value: Value = None) -> str:
@@ -163,7 +167,8 @@ def _class_attribute(is_numeric: bool, value: Value = None) -> str:
 
 
 def numeric_columns(table: Table) -> list[bool]:
-    """Return for each column whether it has numbers, which are aligned right."""
+    """Return for each column True if it has at least one number and otherwise only gaps, so that it
+    is aligned right."""
     columns = list(zip(*table.rows, strict=True)) or [()] * len(table.header)
     return [any(map(_is_number, c)) and all(map(_is_number_or_gap, c)) for c in columns]
 
@@ -181,6 +186,7 @@ def _is_number(value: Value) -> bool:
 
 
 def _is_number_or_gap(value: Value) -> bool:
-    """Return True for a number, nothing, or a word with a note why there is no number."""
+    """Return True for a number, for None or "", and for a Cell in place of a number: "–", or any
+    text with a note that says why there is no number."""
     noted = isinstance(value, Cell) and (bool(value.note) or value.text == "–")
     return value is None or value == "" or _is_number(value) or noted

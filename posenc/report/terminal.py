@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from posenc.report import table as tables
-from posenc.report.escaping import visible
+from posenc.report.escaping import show_hidden_characters
 from posenc.report.report import (
     Block,
     Code,
@@ -37,13 +37,13 @@ LABELLED_WIDTH = 100
 
 
 class Terminal(Console):
-    """A console that shows hidden characters as escapes, also in tables, and :bug: as it is."""
+    """Show hidden characters as escapes, also in tables, and emoji codes such as :bug: as text."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(emoji=False, **options)
 
     def render_str(self, text: str, **options: Any) -> Text:
-        return super().render_str(visible(text), **options)
+        return super().render_str(show_hidden_characters(text), **options)
 
 
 def stdout(width: int) -> Console:
@@ -67,22 +67,23 @@ def text_table(
     rows: Iterable[Sequence[str]],
     *,
     overflow: OverflowMethod = "ellipsis",
-    named: str | None = None,
-    whole: bool = False,
+    name_column: str | None = None,
+    wraps_nothing: bool = False,
     **options: Any,
 ) -> Table:
     """Return a table of text for the terminal; `options` are passed to rich's Table.
 
-    overflow: rich's treatment of words wider than their column. named: the column with the names of
-    the rows, which are never cut; the other columns are numbers, which align right. whole: no cell
-    is broken into lines.
+    header: headings of the columns. rows: texts of the cells.
+    overflow: rich's treatment of words wider than their column.
+    name_column: heading of the column with the names of the rows. It is never cut, and the other
+    columns are aligned right, as numbers. None: all columns are aligned left.
+    wraps_nothing: no cell is broken into lines.
     """
     table = Table(**options)
     for name in header:
-        side = "left" if named in (None, name) else "right"
-        table.add_column(
-            escape(name), overflow=overflow, justify=side, no_wrap=whole or name == named
-        )
+        side = "left" if name_column in (None, name) else "right"
+        keeps_line = wraps_nothing or name == name_column
+        table.add_column(escape(name), overflow=overflow, justify=side, no_wrap=keeps_line)
     for row in rows:
         table.add_row(*map(escape, row))
     return table
@@ -91,13 +92,13 @@ def text_table(
 def print_table(
     console: Console, header: Sequence[str], rows: Iterable[Sequence[str]], **options: Any
 ) -> None:
-    """Print a `text_table`; `options` are those of that function."""
+    """Print a `text_table` on the console; `options` are those of that function."""
     console.print(text_table(header, rows, **options))
 
 
 def print_report(report: Report, in_json: bool) -> None:
-    """Print a report on standard output, for people or as JSON. Of JSON the cautions go to standard
-    error, too."""
+    """Print a report on standard output: as text, or as JSON if `in_json`. With JSON the cautions
+    are printed on standard error, too."""
     if not in_json:
         show(report, stdout(WIDTH_WITHOUT_TERMINAL))
         return
@@ -114,10 +115,8 @@ def as_text(report: Report, width: int = WIDTH_WITHOUT_TERMINAL) -> str:
 
 
 def show(report: Report, console: Console) -> None:
-    """Print a report: the answer first, what it does not say, and the sections that are no detail.
-
-    Of a figure the terminal shows nothing.
-    """
+    """Print a report: its headline, what it cannot say, the sections that are no detail, and its
+    cautions. Figures, links and folds are left out."""
     if report.headline:
         print_line(console, report.headline)
     if report.limits:
@@ -136,7 +135,7 @@ def show_section(section: Section, console: Console) -> None:
 
 
 def _show_block(block: Block, console: Console) -> None:
-    """Print a block as text; figures and other blocks for the page alone are left out."""
+    """Print a block as text. A Plot, Links, Fold, Headline, Caution or Limits prints nothing."""
     match block:
         case tables.Table():
             _show_table(block, console)
@@ -219,7 +218,7 @@ def _columns(table: tables.Table) -> list[_Column]:
         cells = [_cell_text(row[i], notes) for row in table.rows]
         if is_numeric:
             heading = _break_heading(heading, max(map(cell_len, cells)))
-        texts = [visible(text) for text in (*heading.split("\n"), *cells)]
+        texts = [show_hidden_characters(text) for text in (*heading.split("\n"), *cells)]
         whole = max(map(cell_len, texts))
         least = whole if is_numeric else min(whole, max(map(_wrapped_width, texts)))
         columns.append(_Column(heading, cells, is_numeric, least == whole, least + FRAME_WIDTH))

@@ -63,8 +63,8 @@ class PairwiseComparison:
 
     Args:
         values: one number by encoding and seed. Trials that did not run are missing.
-        where: what the values are: losses on "text", scores of a "task", or mean ranks over
-            "tasks".
+        kind_of_values: "text" for losses on text, "task" for scores in one task, or "tasks" for
+            mean ranks over several tasks. It selects the significance level.
         resolution: the smallest difference that the measurement resolves, a lower bound of the
             residual standard deviation. With 0, seeds with equal values count as copies, not as
             evidence.
@@ -80,7 +80,7 @@ class PairwiseComparison:
     """
 
     values: Mapping[str, Mapping[int, float]]
-    where: str
+    kind_of_values: str
     resolution: float = 0.0
     prior: Prior | None = None
 
@@ -120,7 +120,7 @@ class PairwiseComparison:
             return None
         # A complete study has (encodings - 1) * (seeds - 1) degrees of freedom.
         seeds = 1 + round(self.degrees_of_freedom / (count - 1))
-        return significance_level(self.where, count, seeds)
+        return significance_level(self.kind_of_values, count, seeds)
 
     @property
     def least_significant_gap(self) -> float:
@@ -136,8 +136,9 @@ class PairwiseComparison:
         return float(self._with_prior(self._fit.variance, self.degrees_of_freedom))
 
     def _with_prior(self, variance: np.ndarray | float, freedom: np.ndarray | int) -> np.ndarray:
-        """Return the mean of variances with so many degrees of freedom and the prior's, weighted by
-        degrees of freedom."""
+        """Return the mean of a variance and the prior's, weighted by their degrees of freedom;
+        without a prior the variance itself. `freedom`: the degrees of freedom of `variance`. Arrays
+        are combined element by element."""
         if self.prior is None:
             return np.asarray(variance)
         of_prior = self.prior.degrees_of_freedom
@@ -154,7 +155,8 @@ class PairwiseComparison:
     @cached_property
     def _half_widths(self) -> np.ndarray:
         """Return the half-widths of the intervals of all pairs, (encodings, encodings); inf if no
-        chain of common seeds joins the two. The diagonal has no meaning."""
+        chain of common seeds joins the two, or if `_half_widths_of` knows none. The diagonal has no
+        meaning."""
         fit = self._fit
         count = len(self.names)
         # Variance factors of the differences: those of both means, less twice their covariance.
@@ -192,7 +194,12 @@ class PairwiseComparison:
     def _half_widths_of(
         self, variance: np.ndarray | float, factor: np.ndarray | float
     ) -> np.ndarray:
-        """Return the interval's half-width for differences with variance factor * variance."""
+        """Return the half-width of the simultaneous interval of a difference, whose variance is
+        factor * variance; element by element.
+
+        It is inf without a significance level, and if all seeds are copies of each other. It is at
+        least the entry of SMALLEST_DIFFERENCES.
+        """
         largest = max(abs(v) for seeds in self.values.values() for v in seeds.values())
         least = self.resolution**2
         are_copies = (
@@ -204,11 +211,12 @@ class PairwiseComparison:
         # The range is in units of one mean's standard deviation, of which a difference has sqrt(2).
         quantile = studentized_range(self.level, len(self.names), freedom)
         half_widths = quantile * np.sqrt(np.maximum(variance, least) * factor / 2)
-        return np.maximum(half_widths, SMALLEST_DIFFERENCES.get(self.where, 0.0))
+        return np.maximum(half_widths, SMALLEST_DIFFERENCES.get(self.kind_of_values, 0.0))
 
     @cached_property
-    def worse(self) -> frozenset[tuple[str, str]]:
-        """Return the pairs (a, b) in which `a` has a significantly higher value than `b`."""
+    def significantly_higher(self) -> frozenset[tuple[str, str]]:
+        """Return the pairs (a, b) in which `a` has a significantly higher value than `b`: `a` is
+        worse if the values are losses or ranks, and better if they are scores."""
         means = self._fit.means
         differences = means[:, None] - means
         significant = np.argwhere(differences > self._half_widths)
@@ -240,7 +248,8 @@ def group_into_tiers(
 ) -> tuple[tuple[str, ...], ...]:
     """Group encodings: those that are worse than none, then those worse only than these, and so on.
 
-    order: the best first. Within a tier it is kept, but has no meaning.
+    order: names of the encodings, the best first. Within a tier it is kept, but has no meaning.
+    worse: pairs (a, b) of names in which `a` is worse than `b`.
 
     >>> group_into_tiers(["t5", "alibi", "rope"], frozenset({("rope", "t5")}))
     (('t5', 'alibi'), ('rope',))
@@ -297,8 +306,9 @@ def _fit_least_squares(values: Mapping[str, Mapping[int, float]]) -> _LeastSquar
 
 @lru_cache(maxsize=256)
 def studentized_range(level: float, count: int, freedom: int) -> float:
-    """Return the upper quantile of the studentized range of `count` means, exceeded with
-    probability `level`. For two means it is Student's t times the square root of 2."""
+    """Return the upper quantile of the studentized range of `count` means: the value that the range
+    exceeds with probability `level`, for a standard deviation with `freedom` degrees of freedom.
+    For two means it is Student's t times the square root of 2."""
     from scipy import special, stats
 
     if count == 2:  # exact, where scipy integrates numerically
@@ -306,29 +316,31 @@ def studentized_range(level: float, count: int, freedom: int) -> float:
     return float(stats.studentized_range.isf(level, count, freedom))
 
 
-def significance_level(where: str, encodings: int, seeds: int) -> float | None:
-    """Return TEXT_LEVEL for losses on text, and else the level of `levels.csv`, calibrated by
-    simulated studies (experiments/levels.py): with it at most 7 % of studies of equal encodings
-    find any difference.
+def significance_level(kind_of_values: str, num_encodings: int, num_seeds: int) -> float | None:
+    """Return the significance level for all pairs of so many encodings together, as a probability.
 
-    A number of encodings between two of the table gets the level of the larger. Beyond the table
-    the level falls in proportion to the number of encodings, and stays that of the most seeds.
+    For losses on "text" it is TEXT_LEVEL. For a "task" or "tasks" it is that of `levels.csv`, which
+    simulated studies have calibrated (experiments/levels.py): with it at most 7 % of studies of
+    equal encodings find any difference. A number of encodings between two of the table gets the
+    level of the larger. Beyond the table the level falls in proportion to the number of encodings,
+    and stays that of the most seeds.
 
     Returns: None if no level is low enough, or for fewer than two seeds.
     """
-    if where == "text":
-        return TEXT_LEVEL if seeds > 1 else None
-    table = _levels_from_file()[where]
+    if kind_of_values == "text":
+        return TEXT_LEVEL if num_seeds > 1 else None
+    table = _levels_from_file()[kind_of_values]
     most_seeds = max(seeds_in_table for _, seeds_in_table in table)
     sizes = {encodings_in_table for encodings_in_table, _ in table}
-    size = min((size for size in sizes if size >= encodings), default=max(sizes))
-    level = table.get((size, min(seeds, most_seeds)))
-    return None if level is None else level * min(1.0, size / encodings)
+    size = min((size for size in sizes if size >= num_encodings), default=max(sizes))
+    level = table.get((size, min(num_seeds, most_seeds)))
+    return None if level is None else level * min(1.0, size / num_encodings)
 
 
 @lru_cache(maxsize=1)
 def _levels_from_file() -> dict[str, dict[tuple[int, int], float]]:
-    """Return the levels of `levels.csv`: by what the values are, then by (encodings, seeds)."""
+    """Return the levels of `levels.csv` by the kind of values, and then by the numbers of encodings
+    and of seeds. Studies for which no level is low enough are missing."""
     text = resources.files("posenc.statistics").joinpath("levels.csv").read_text(encoding="utf-8")
     levels: dict[str, dict[tuple[int, int], float]] = {}
     for row in csv.DictReader(text.splitlines()):

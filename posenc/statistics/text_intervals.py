@@ -17,8 +17,13 @@ FEWEST_DOCUMENTS = 3
 
 @dataclass(frozen=True)
 class Estimate:
-    """Hold a token-weighted mean and its 95 % bootstrap interval over documents, NaN for fewer than
-    FEWEST_DOCUMENTS."""
+    """Hold a mean and the ends of its 95 % interval.
+
+    mean: NaN without values. low, high: NaN if there is no interval, as for fewer than
+    FEWEST_DOCUMENTS.
+    tokens: number of values that the mean is of. For the share of exact answers it counts the
+    sequences.
+    """
 
     mean: float
     low: float
@@ -32,8 +37,12 @@ class Estimate:
 
 
 def estimate_mean(losses: np.ndarray, documents: np.ndarray) -> Estimate:
-    """Return the mean of all losses that are not NaN, and its interval from resampled documents.
-    documents: the document of every loss, in the same shape."""
+    """Return the mean of all losses that are not NaN, each with the same weight, and its interval
+    from resampled documents.
+
+    losses: floats of any shape. documents: the number of the document of each loss, integers in the
+    same shape.
+    """
     kept = ~np.isnan(losses)
     owners, index = np.unique(documents[kept], return_inverse=True)
     sums = np.bincount(index, losses[kept], len(owners))
@@ -50,7 +59,9 @@ def estimate_mean(losses: np.ndarray, documents: np.ndarray) -> Estimate:
 
 
 def share_interval(right: int, total: int) -> tuple[float, float]:
-    """Return the lower and upper end of Wilson's 95 % interval of a fraction, `right` of `total`.
+    """Return the lower and upper end of Wilson's 95 % interval of the fraction right / total.
+
+    right: number of right answers. total: number of all answers, at least 1.
 
     Source: Wilson 1927, doi:10.1080/01621459.1927.10502953.
     >>> [round(bound, 4) for bound in share_interval(9, 10)]

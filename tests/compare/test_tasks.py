@@ -245,7 +245,7 @@ def test_what_was_not_learned_is_counted_and_enters_the_means():
         (0.3, (0.6, 0.0)),
     ]
     cells = report_of(conclude(study)).tables()["scores-copy"].rows[1][2:4]
-    assert [(str(cell.text), cell.small) for cell in cells] == [
+    assert [(str(cell.text), cell.second_line) for cell in cells] == [
         ("0.200", "0.20"),
         ("0.100", "0.10"),
     ]

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from posenc.command_line.progress import replace_status_line
 from posenc.report.drawing import to_svg
-from posenc.report.escaping import visible
+from posenc.report.escaping import show_hidden_characters
 from posenc.report.html_page import Page
 from posenc.report.table import Table
 from posenc.report.terminal import Terminal, print_line, print_table
@@ -22,9 +22,11 @@ SHOWN = r"a\u001b[31m\u009b2J\u0007\u202eb\u2066\u007f"
 
 
 def test_hidden_characters_are_escapes_and_others_stay():
-    assert visible(HOSTILE) == SHOWN
-    assert json.loads(visible(json.dumps({"a": HOSTILE}, ensure_ascii=False))) == {"a": HOSTILE}
-    assert visible("中文 é\tπ\n\u200b☃ עברית") == "中文 é\tπ\n\u200b☃ עברית"
+    assert show_hidden_characters(HOSTILE) == SHOWN
+    assert json.loads(show_hidden_characters(json.dumps({"a": HOSTILE}, ensure_ascii=False))) == {
+        "a": HOSTILE
+    }
+    assert show_hidden_characters("中文 é\tπ\n\u200b☃ עברית") == "中文 é\tπ\n\u200b☃ עברית"
 
 
 @pytest.mark.parametrize(

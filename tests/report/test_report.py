@@ -33,7 +33,7 @@ LOSSES = Table(
     [
         ["none", Number(PLANTED, 2.1, 2.5, ".3f"), Cell("cannot", note="No rows there."), "yes"],
         ["yarn", Number(-0.125, form="+.3f", unit=" %"), 12345, "no"],
-        ["far", Cell(Number(7.25, form=".2f"), small="worse", tone=2), math.nan, None],
+        ["far", Cell(Number(7.25, form=".2f"), second_line="worse", tone=2), math.nan, None],
     ],
     "Loss by position",
     name="losses",

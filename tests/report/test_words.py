@@ -91,7 +91,7 @@ def html(*blocks) -> str:
 
 
 def test_a_word_is_a_link_where_an_explanation_first_has_it():
-    cell = Cell("1", small="tied")
+    cell = Cell("1", second_line="tied")
     table = Table([Heading("loss", "bits per byte"), "tied"], [[cell, "more context"]])
     found = LINK.findall(html(table, "Tied: bits per byte, untied, tied-up.", "More context <b>."))
     compare = f"{IN_DOCS}compare.md"

@@ -133,7 +133,7 @@ def test_missing_trials_are_left_out_by_least_squares():
 )
 def test_without_a_spread_nothing_is_claimed(values):
     found = study(values)
-    assert found.least_significant_gap == math.inf and not found.worse
+    assert found.least_significant_gap == math.inf and not found.significantly_higher
     for a, b in combinations(found.names, 2):
         assert found.gap(a, b).half_width == math.inf and not found.gap(a, b).significant
 
@@ -145,7 +145,7 @@ def test_a_difference_that_prints_as_nothing_is_none(difference, told):
     shares = (1.0, 1.1, 1.05)
     other = [value + difference * share for value, share in zip(values, shares, strict=True)]
     pairs = PairwiseComparison({"a": dict(enumerate(values)), "b": dict(enumerate(other))}, "text")
-    assert pairs.worse == ({("b", "a")} if told else set())
+    assert pairs.significantly_higher == ({("b", "a")} if told else set())
     assert pairs.least_significant_gap >= 5e-4
 
 
@@ -213,11 +213,20 @@ def test_what_is_known_of_the_spread_counts_as_more_degrees_of_freedom():
 
 def test_two_seeds_that_are_alike_by_chance_decide_nothing_small_and_what_is_far_apart():
     close = {"a": {0: 2.0, 1: 2.0001}, "b": {0: 2.01, 1: 2.0102}, "c": {0: 2.3, 1: 2.3001}}
-    assert PairwiseComparison(close, "text").worse == {("b", "a"), ("c", "a"), ("c", "b")}
-    assert PairwiseComparison(close, "text", 0, PRIOR).worse == {("c", "a"), ("c", "b")}
+    assert PairwiseComparison(close, "text").significantly_higher == {
+        ("b", "a"),
+        ("c", "a"),
+        ("c", "b"),
+    }
+    assert PairwiseComparison(close, "text", 0, PRIOR).significantly_higher == {
+        ("c", "a"),
+        ("c", "b"),
+    }
     copies = {"a": {0: 2.0, 1: 2.0}, "b": {0: 3.0, 1: 3.0}}
-    assert not PairwiseComparison(copies, "text", 0, PRIOR).worse
-    assert not PairwiseComparison({"a": {0: 2.0}, "b": {0: 3.0}}, "text", 0, PRIOR).worse
+    assert not PairwiseComparison(copies, "text", 0, PRIOR).significantly_higher
+    assert not PairwiseComparison(
+        {"a": {0: 2.0}, "b": {0: 3.0}}, "text", 0, PRIOR
+    ).significantly_higher
 
 
 @pytest.mark.parametrize(("k", "n"), [(2, 4), (6, 2), (6, 3)])
@@ -226,7 +235,9 @@ def test_the_simulation_judges_as_the_library_does(k, n):
     values = random.normal(size=(60, k, n)) + random.choice([0, 0, 3], size=(60, k, 1))
     quantile = studentized_range(significance_level("tasks", k, n), k, (k - 1) * (n - 1))
     simulated = levels.largest(values) > quantile
-    assert [bool(study(each, "tasks").worse) for each in values] == simulated.tolist()
+    assert [
+        bool(study(each, "tasks").significantly_higher) for each in values
+    ] == simulated.tolist()
     assert 5 < simulated.sum() < 55
 
 
@@ -243,4 +254,4 @@ def test_two_thousand_trials_are_compared_in_one_pass():
         own = np.var(values[i] - values, axis=1, ddof=1) / 2
         halves = quantile * np.sqrt(np.maximum(pooled, own) / 5)
         expected |= {(f"e{i}", f"e{j}") for j in np.flatnonzero(means[i] - means > halves)}
-    assert found.worse == expected and len(expected) > 10_000
+    assert found.significantly_higher == expected and len(expected) > 10_000

@@ -329,7 +329,7 @@ def why_no_interval(standing: Standing) -> str | None:
     if pairs.level is None:
         # With the most seeds of the table, fewer than 99, there is a level.
         needed = next(
-            n for n in range(2, 99) if significance_level(pairs.where, len(pairs.names), n)
+            n for n in range(2, 99) if significance_level(pairs.kind_of_values, len(pairs.names), n)
         )
         if pairs.degrees_of_freedom < 1 or needed <= most:
             return "they have too few seeds in common: run the same seeds of all"

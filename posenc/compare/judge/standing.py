@@ -63,7 +63,7 @@ class Standing:
         left out, or if only one remains."""
         behind = {a for a, _ in self._pairs_that_matter}
         values = {name: seeds for name, seeds in self.pairs.values.items() if name not in behind}
-        if self.pairs.where != "text" or not 1 < len(values) < len(self.pairs.values):
+        if self.pairs.kind_of_values != "text" or not 1 < len(values) < len(self.pairs.values):
             return None
         again = replace(self, pairs=replace(self.pairs, values=values))
         return again if again.pairs.least_significant_gap < math.inf else None
@@ -73,7 +73,9 @@ class Standing:
         """Return the pairs (a, b) in which `a` has a significantly higher number than `b`, by more
         than the margin."""
         means = self.pairs.means
-        return frozenset((a, b) for a, b in self.pairs.worse if means[a] - means[b] > self.margin)
+        return frozenset(
+            (a, b) for a, b in self.pairs.significantly_higher if means[a] - means[b] > self.margin
+        )
 
     @cached_property
     def worse(self) -> frozenset[tuple[str, str]]:
@@ -84,7 +86,7 @@ class Standing:
             if self.among_best
             else self._pairs_that_matter
         )
-        # A PairwiseComparison calls the larger number worse.
+        # Of losses and ranks the higher is the worse, of scores the lower.
         return frozenset((b, a) for a, b in pairs) if self.higher_is_better else pairs
 
     @cached_property

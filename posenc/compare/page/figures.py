@@ -16,7 +16,7 @@ from posenc.compare.judge.summary import group_by_task, has_learned
 from posenc.compare.results import CaseSummary, PositionScore, Study, TaskSummary, TrialResult
 from posenc.compare.rows import Row, row_name, rows_by_name
 from posenc.compare.trial.config import TrialConfig
-from posenc.report.chart import HIGH, LOW, Chart, Data, axes_of, long_table, split_by_series
+from posenc.report.chart import HIGH, LOW, Chart, Data, axis_names, long_table, split_by_series
 from posenc.report.drawing import (
     HOVER_PREFIX,
     LineStyle,
@@ -205,7 +205,7 @@ def chart_of_training(study: Study, styles: Styles) -> Chart:
 def _draw_training(data: Data, styles: Styles) -> Figure:
     """Draw the curves of a table: those of validation with markers and names, and those of BATCHES
     as thin lines in the colours of their encodings."""
-    x_label, y_label = axes_of(data)
+    x_label, y_label = axis_names(data)
     with figure(x_label, y_label) as (drawn, axes):
         for name, part in split_by_series(data).items():
             if name in styles:

@@ -14,7 +14,7 @@ from posenc.report.chart import Chart, Data, long_table
 from posenc.report.drawing import (
     HOVER_PREFIX,
     LineStyle,
-    axes_of,
+    axis_names,
     draw_legend_above,
     figure,
     ranked_styles,
@@ -177,7 +177,7 @@ def chart_of_leads(parameters: Sequence[int], leads: Mapping[str, Sequence[float
 
 def _draw_leads(data: Data, styles: Mapping[str, LineStyle]) -> Figure:
     """Draw the table of `chart_of_leads` over a logarithmic axis, with a line at no lead."""
-    x_label, y_label = axes_of(data)
+    x_label, y_label = axis_names(data)
     with figure(x_label, y_label) as (drawn, axes):
         axes.axhline(0, color="gray", linewidth=0.7)
         for name, part in split_by_series(data).items():

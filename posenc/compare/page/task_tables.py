@@ -63,11 +63,11 @@ def _mean_cell(standing: Standing, name: str, small: str) -> Cell:
     """Return an encoding's mean, coloured by its tier if differences can be significant; a dash
     where it does not run. small: the second line."""
     if name not in standing.order:
-        return Cell("–", small=small)
+        return Cell("–", second_line=small)
     is_decided = standing.pairs.least_significant_gap < math.inf
     tone = min(standing.tier(name), MAX_TONE) if is_decided else 0
     mean = Number(standing.mean(name), form=".2f")
-    return Cell(mean, small=small, tone=tone, strong=tone == 1)
+    return Cell(mean, second_line=small, tone=tone, strong=tone == 1)
 
 
 def _rank_range(lowest: int, highest: int) -> str:
@@ -114,4 +114,4 @@ def _score_cell(row: TaskSummary, case: CaseSummary) -> Cell:
     if case.mean is None:
         return Cell("cannot", note=f"{row.encoding}: {case.cannot}")
     seeds = ", ".join(f"{value:.2f}" for value in case.seeds)
-    return Cell(Number(case.mean, form=".3f"), small=seeds)
+    return Cell(Number(case.mean, form=".3f"), second_line=seeds)

@@ -119,7 +119,7 @@ def _judged_cell(standing: Standing, name: str) -> Cell:
     return Cell(
         Number(standing.mean(name), form=".3f", unit=f" {verdict}" if verdict else ""),
         strong=verdict in ("best", "tied"),
-        small=apart,
+        second_line=apart,
         tone={"best": 1, "tied": 2}.get(verdict, 0),
     )
 

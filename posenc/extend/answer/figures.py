@@ -13,7 +13,7 @@ from matplotlib.ticker import MaxNLocator
 from posenc.extend.extension import Outcome
 from posenc.extend.measure.evaluation import Evaluation
 from posenc.hf.rope.settings import RopeSetting
-from posenc.report.chart import PANEL, Chart, Data, axes_of, long_table, split_by_series
+from posenc.report.chart import PANEL, Chart, Data, axis_names, long_table, split_by_series
 from posenc.report.drawing import (
     INK,
     LineStyle,
@@ -133,7 +133,7 @@ def wavelength_chart(outcome: Outcome, base: RopeSetting) -> Chart:
 
 def _draw_wavelengths(data: Data, styles: Mapping[str, LineStyle], trained: int) -> Figure:
     """Draw a curve per method, and a dotted line at the training length."""
-    x_label, y_label = axes_of(data)
+    x_label, y_label = axis_names(data)
     with figure(x_label, y_label) as (drawn, axes):
         for name, part in split_by_series(data).items():
             axes.plot(
@@ -175,7 +175,7 @@ def passkey_plots(outcome: Outcome) -> Iterator[Plot]:
 
 def _draw_passkeys(data: Data) -> Figure:
     """Draw a square per method, depths down and lengths across, with the percent in each cell."""
-    x_label, y_label, unit = axes_of(data)
+    x_label, y_label, unit = axis_names(data)
     grids = split_by_series(data, PANEL)
     columns = min(4, len(grids))
     rows = -(-len(grids) // columns)

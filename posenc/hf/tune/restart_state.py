@@ -13,7 +13,7 @@ from posenc.files.atomic import write_atomically
 from posenc.files.opening import text_of
 from posenc.files.sealed_json import seal, unseal
 from posenc.hf.checkpoint.tokenization import Windows
-from posenc.report.escaping import visible
+from posenc.report.escaping import show_hidden_characters
 
 LOG = logging.getLogger("posenc.hf")
 """Reports on stderr what starts again and why; applications may redirect it."""
@@ -76,7 +76,9 @@ def read_sealed(path: Path, identity: Identity) -> dict[str, Any] | None:
 
 def discard_damaged_state(path: Path, error: BaseException) -> None:
     """Warn that a saved file cannot be used because of `error`, and delete it."""
-    LOG.warning("%s", visible(f"{path} is damaged ({error}): its work is done again."))
+    LOG.warning(
+        "%s", show_hidden_characters(f"{path} is damaged ({error}): its work is done again.")
+    )
     path.unlink(missing_ok=True)
 
 

@@ -12,15 +12,15 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from posenc.inspect.encoding.charts import heat_map_chart, show_all_sides
-from posenc.report.chart import PANEL, Chart, Data, axes_of, long_table, split_by_series
+from posenc.report.chart import PANEL, Chart, Data, axis_names, long_table, split_by_series
 from posenc.report.drawing import (
     LIGHT_COLOURS,
     draw_legend_above,
     draw_level,
-    escape_for_svg,
     figure,
     figure_style,
     line_styles,
+    replace_invalid_xml_characters,
 )
 
 Array = np.ndarray
@@ -195,7 +195,7 @@ def changed_words_chart(series: Mapping[str, Sequence[float]], labels: Sequence[
 
 def _draw_words(data: Data, labels: Sequence[str]) -> Figure:
     """Draw a group of bars for each token, one bar for each setting."""
-    x_label, y_label = axes_of(data)
+    x_label, y_label = axis_names(data)
     with figure(x_label, y_label) as (drawn, axes):
         drawn.set_figwidth(max(5.0, 1.2 + 0.2 * min(len(labels), MAX_LABELS)))
         settings = split_by_series(data)
@@ -225,7 +225,7 @@ def changed_layers_chart(series: Mapping[str, Sequence[float]], rounding: float)
 def _draw_layers(data: Data, rounding: float) -> Figure:
     """Draw a curve of dots over layers for each setting, with a line at rounding."""
     lowest = 1e-9  # a logarithmic axis has no 0: smaller changes are drawn here
-    x_label, y_label = axes_of(data)
+    x_label, y_label = axis_names(data)
     with figure(x_label, y_label) as (drawn, axes):
         settings = split_by_series(data)
         for name, look in line_styles(list(settings)).items():
@@ -254,7 +254,7 @@ def _set_wide_characters_upright(axes: Axes) -> None:
 
 def _shorten_label(label: str) -> str:
     """Return a label cut to 14 letters, with hidden characters as escapes."""
-    return escape_for_svg(label if len(label) <= 14 else f"{label[:13]}…")
+    return replace_invalid_xml_characters(label if len(label) <= 14 else f"{label[:13]}…")
 
 
 def _width_in_letters(label: str) -> int:

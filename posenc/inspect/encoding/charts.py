@@ -18,7 +18,7 @@ from posenc.report.chart import (
     LOW,
     Chart,
     Data,
-    axes_of,
+    axis_names,
     long_table,
     matrix_table,
     split_by_series,
@@ -54,7 +54,7 @@ def heat_map_chart(values: Array, x_label: str, y_label: str, unit: str, step: i
 def _draw_matrix(data: Data, labels: tuple[str, str], width: int, step: int) -> Figure:
     """Draw the heat map of a table with `width` columns; colours are symmetric about 0 for values
     of both signs."""
-    unit = axes_of(data)[-1]
+    unit = axis_names(data)[-1]
     values = np.asarray(data[unit]).reshape(-1, width)
     height = len(values)
     with figure(*labels, grid=False) as (drawn, axes):
@@ -83,7 +83,7 @@ def lines_chart(values: Array, picked: Sequence[int], x_label: str, what: str) -
 
 def _draw_lines(data: Data) -> Figure:
     """Draw the curves of a table, each with a style of its own."""
-    x_label, y_label = axes_of(data)
+    x_label, y_label = axis_names(data)
     with figure(x_label, y_label) as (drawn, axes):
         curves = split_by_series(data)
         for name, look in line_styles(list(curves)).items():
@@ -125,7 +125,7 @@ def bias_chart(values: Array, distances: Sequence[int]) -> Chart:
 
 def _draw_bias(data: Data) -> Figure:
     """Draw a curve per head over distances, whose axis is logarithmic both ways from 0."""
-    x_label, y_label = axes_of(data)
+    x_label, y_label = axis_names(data)
     distances = np.asarray(data[x_label])
     with figure(x_label, y_label) as (drawn, axes):
         _plot_heads(axes, data)
@@ -143,7 +143,7 @@ def slope_chart(values: Sequence[float]) -> Chart:
 
 def _draw_slopes(data: Data) -> Figure:
     """Draw a dot for each head, on a stem from half of the smallest slope, as the axis has no 0."""
-    x_label, y_label = axes_of(data)
+    x_label, y_label = axis_names(data)
     heads = data[x_label]
     values = data[y_label]
     with figure(x_label, y_label) as (drawn, axes):
@@ -166,7 +166,7 @@ def bucket_chart(past: Sequence[int], future: Sequence[int] | None) -> Chart:
 
 def _draw_buckets(data: Data) -> Figure:
     """Draw the buckets of the past as a staircase, and those of the future, dashed, if any."""
-    x_label, y_label = axes_of(data)
+    x_label, y_label = axis_names(data)
     curves = split_by_series(data)
     with figure(x_label, y_label) as (drawn, axes):
         for colour, dashes, (name, part) in zip(
@@ -238,7 +238,7 @@ def score_chart(decays: Mapping[str, Decay], *, same: bool) -> Chart:
 def _draw_scores(data: Data) -> Figure:
     """Draw curves over distance, with bands if the table has them; scores far below 0 on a
     logarithmic axis."""
-    x_label, y_label = axes_of(data)
+    x_label, y_label = axis_names(data)
     with figure(x_label, y_label) as (drawn, axes):
         curves = split_by_series(data)
         for name, look in line_styles(list(curves)).items():
@@ -278,7 +278,7 @@ def precision_chart(
 
 def _draw_precision(data: Data, reach: Mapping[str, int]) -> Figure:
     """Draw a row for each way of computing angles, with a mark where it is last right."""
-    x_label, y_label, unit = axes_of(data)
+    x_label, y_label, unit = axis_names(data)
     rows = split_by_series(data, y_label)
     names = [*rows]
     starts = next(iter(rows.values()))[x_label].tolist()
@@ -315,7 +315,7 @@ def attention_distance_chart(values: Array) -> Chart:
 
 def _draw_distances(data: Data) -> Figure:
     """Draw a dot for each head, at its mean distance, over the number of its layer."""
-    x_label, y_label = axes_of(data)
+    x_label, y_label = axis_names(data)
     with figure(x_label, y_label) as (drawn, axes):
         _plot_heads(axes, data, "o")
         axes.set_xticks(sorted(set(data[x_label])))
@@ -335,7 +335,7 @@ def _plot_heads(axes: Axes, data: Data, *marker: str) -> None:
 
     marker: matplotlib's format, for dots instead of lines.
     """
-    x_label, y_label = axes_of(data)
+    x_label, y_label = axis_names(data)
     curves = split_by_series(data)
     heads = len(curves)
     named = range(heads) if heads <= 4 else (0, heads // 2, heads - 1)

@@ -124,8 +124,8 @@ def test_workers_that_share_a_gpu_must_fit_into_its_memory(gpus):
 
 def test_kinds_of_gpus_are_noted_with_the_results(tmp_path, gpus):
     gpus(2)
-    assert hardware.describe("cuda", "float32", 2)["processor"].startswith("H100; ")
-    assert "H100" not in hardware.describe("cpu", "float32", 2)["processor"]
+    assert hardware.facts_for_report("cuda", "float32", 2)["processor"].startswith("H100; ")
+    assert "H100" not in hardware.facts_for_report("cpu", "float32", 2)["processor"]
     results = seeds("rope", (2.0, 2.0, 2.0))
     for each, kind in zip(results, ("H100; EPYC", "A100; EPYC", "H100; EPYC"), strict=True):
         (tmp_path / each.config.folder).mkdir()

@@ -49,7 +49,7 @@ def test_the_best_is_named_with_those_that_are_tied():
     assert standing.tiers == (("t5", "alibi"), ("rope",), ("nope",))
     assert standing.gap("rope").value == pytest.approx(0.5) and standing.tier("nope") == 3
     far = standing_at(study(*WHOLE), 512)
-    assert set(far.order) == {"t5", "nope", "alibi"} and far.pairs.where == "text"
+    assert set(far.order) == {"t5", "nope", "alibi"} and far.pairs.kind_of_values == "text"
     assert standing_at(study(*seeds("rope", (2.5, None, None))), 512) is None
 
 
@@ -65,7 +65,7 @@ def test_tables_and_page_show_what_the_standing_says():
         "rope": ["2.500 worse", "cannot", "cannot"],
         "nope": ["3.000 worse", "3.000 worse", "3.000"],
     }
-    assert rows["nope"][0].small.startswith("+1.000 ± 0.0")
+    assert rows["nope"][0].second_line.startswith("+1.000 ± 0.0")
 
 
 def test_one_seed_decides_nothing():
@@ -193,8 +193,8 @@ def test_what_breaks_does_not_hide_who_is_best():
     best = {"t5": (1.60, 1.61, 1.60), "cope": (1.605, 1.60, 1.61), "alibi": (1.70, 1.71, 1.70)}
     given = study(*(r for n, far in (best | BROKEN).items() for r in seeds_at(n, far)))
     standing = standing_at(given, 512)
-    assert len(standing.pairs.worse) == 7 and standing.first_tier == ("t5", "cope")
-    assert ("alibi", "t5") in standing.worse - standing.pairs.worse and (
+    assert len(standing.pairs.significantly_higher) == 7 and standing.first_tier == ("t5", "cope")
+    assert ("alibi", "t5") in standing.worse - standing.pairs.significantly_higher and (
         "cope",
         "t5",
     ) not in standing.worse
@@ -348,7 +348,7 @@ def test_ranks_over_all_tasks_need_all_tasks():
     assert standing_of_tasks(of_tasks(scores, tasks=("copy", "recall"))) is None
     standing = standing_of_tasks(given)
     assert standing.where == "3 tasks" and standing.mean("t5") == 1.0
-    assert standing.order[0] == "t5" and standing.pairs.where == "tasks"
+    assert standing.order[0] == "t5" and standing.pairs.kind_of_values == "tasks"
 
 
 def test_one_task_that_decides_a_place_shows():

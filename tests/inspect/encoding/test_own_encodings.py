@@ -228,7 +228,7 @@ def test_a_name_is_not_turned_into_pictures(folder, capsys):
     names = "./my.py:B", "x:bug:y", ":cat: [b]"
     for console, where in ((stdout(140), "out"), (stderr(), "err")):
         console.print(*names, markup=False)
-        print_table(console, names, [names], title=escape(names[0]), named=names[0])
+        print_table(console, names, [names], title=escape(names[0]), name_column=names[0])
         said = getattr(capsys.readouterr(), where)
         assert all(said.count(name) >= 3 for name in names)
 
