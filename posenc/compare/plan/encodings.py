@@ -30,15 +30,17 @@ class ComparedEncoding:
 
 
 def read_encodings(texts: Sequence[str]) -> tuple[ComparedEncoding, ...]:
-    """Return the encodings that the texts name, each once, in the order given. Files are imported;
-    nothing is built.
+    """Return the encodings that the texts name, in the order given. Files are imported; nothing is
+    built.
 
     Raises: ValueError for a text that names no encoding, for two encodings of one label, and for
-    one encoding with two labels.
+    an encoding that is named twice, with one label or with two.
     """
-    encodings = tuple(dict.fromkeys(map(read_encoding, texts)))
+    encodings = tuple(map(read_encoding, texts))
     for i, later in enumerate(encodings):
         for earlier in encodings[:i]:
+            if later == earlier:
+                raise ValueError(f"{later.label!r} is named twice: leave one out.")
             if later.label == earlier.label:
                 raise ValueError(
                     f"{later.label!r} names two encodings, {earlier.text} and {later.text}: give "

@@ -57,8 +57,9 @@ def folder(tmp_path, monkeypatch):
 
 
 def test_encodings_are_named_by_their_canonical_text_or_their_label(folder):
-    texts = ["rope", "./my.py:LogALiBi", "steep = my.py:LogALiBi:slope=2.0", "rope", "rope + alibi"]
-    rope, plain, steep, both = read_encodings([*texts, f"'{folder}/my.py':LogALiBi"])
+    texts = ["rope", "./my.py:LogALiBi", "steep = my.py:LogALiBi:slope=2.0", "rope + alibi"]
+    rope, plain, steep, both = read_encodings(texts)
+    assert read_encodings([f"'{folder}/my.py':LogALiBi"]) == (plain,)
     assert (rope.text, rope.label, rope.code) == ("rope", "rope", "")
     assert plain.text == plain.label == "my.py:LogALiBi"
     assert (steep.text, steep.label) == ("my.py:LogALiBi:slope=2", "steep")
@@ -75,6 +76,9 @@ def test_encodings_are_named_by_their_canonical_text_or_their_label(folder):
         (["rope=rope:rope_theta=100"], "and rope:rope_theta=100 is another one"),
         (["a=rope", "b=rope"], "'a' and 'b' are the same encoding, rope"),
         (["rope:rope_theta=5e5", "b=rope:rope_theta=500000"], "are the same encoding"),
+        (["rope", "alibi", "rope"], "'rope' is named twice: leave one out"),
+        (["rope + alibi", "rope+alibi"], r"'rope\+alibi' is named twice"),
+        (["my.py:LogALiBi", "./my.py:LogALiBi"], "'my.py:LogALiBi' is named twice"),
         (["rope", "my.py:LogAlibi"], "has no class 'LogAlibi'; did you mean 'LogALiBi'"),
         (["rope", "my.py:LogALiBi+albi"], "column 16: Unknown encoding 'albi'"),
     ],
