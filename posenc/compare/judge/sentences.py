@@ -87,8 +87,8 @@ def _too_early(near: Standing, table: ByteTable) -> str:
     if len(near.order) == 1:
         subject = f"{near.order[0]} ({lowest:.2f} bits per byte) is"
     else:
-        count = number_word(len(near.order))
-        subject = f"all {count} ({lowest:.2f} to {highest:.2f} bits per byte) are"
+        all_of_them = "both" if len(near.order) == 2 else f"all {number_word(len(near.order))}"
+        subject = f"{all_of_them} ({lowest:.2f} to {highest:.2f} bits per byte) are"
         if not highest > table.bits:
             subject = f"{near.order[0]} ({lowest:.2f} bits per byte), the lowest, is"
     than = f"{table_in_words} ({table.bits:.2f})"

@@ -628,7 +628,7 @@ TWO = ("copy", "recall")
 
 def test_where_nothing_was_learned_there_is_no_rank_to_go_by():
     text = said(of_text_and_tasks())
-    assert text.startswith("Too early to tell: all two (2.00 to 2.10 bits per byte)")
+    assert text.startswith("Too early to tell: both (2.00 to 2.10 bits per byte) are")
     assert "No trial has learned copy" in text and "rank" not in text
     only_text = said(of_text_and_tasks(entropy=5.0))
     assert only_text.startswith("Use alibi: 2.00 bits") and "rank" not in only_text
