@@ -6,7 +6,13 @@ from statistics import fmean
 
 from posenc.compare.judge import sentences
 from posenc.compare.judge.context import context_use
-from posenc.compare.judge.near_far import Places, best_first, near_and_far, standings
+from posenc.compare.judge.near_far import (
+    Places,
+    best_first,
+    far_place_in_words,
+    near_and_far,
+    standings,
+)
 from posenc.compare.judge.sentences import bytes_of_context
 from posenc.compare.judge.standing import Standing
 from posenc.compare.judge.summary import REACH_TOLERANCE, bits_saved_by_doubling
@@ -25,9 +31,10 @@ HOW_TO_READ_TEXT = (
     "Means over whole windows are mostly near bytes and are not judged."
 )
 _HOW_TO_READ_ROWS = (
-    "Far: the bytes at the end of the longest windows, as many as a window of training has. Near "
-    "context: the same bytes, with at most that many bytes of context. Far context saves: their "
-    "difference; ± is a 95 % bootstrap interval over the windows of this text. Context used: more "
+    "Far bytes are those at the end of the longest windows, as many as a window of training has; "
+    "their loss is in the table of the text. Near context: the loss of the same bytes with at most "
+    "that many bytes of context. Far context saves: the difference of these losses; ± is a 95 % "
+    "bootstrap interval over the windows of this text. Context used: more "
     "bytes than those with which a longer window is better for certain, by more than 0.02 bits; at "
     "most those over which no longer one saves so much. Only tested lengths tell. In a window: the "
     "same weights with attention limited to the last bytes, without training. Tuned: after a short "
@@ -47,15 +54,16 @@ BOTH_INTERVALS = (
 def text_table(study: Study) -> Table:
     """Return the table of the text, a row for each encoding and reading, best first on far bytes.
 
-    Judged are near bytes and far bytes; a reading of an encoding that is not judged has its far
+    Near bytes and far bytes are judged; a reading of an encoding that is not judged has its far
     loss without a verdict. Means over whole windows follow."""
     places = near_and_far(study)
     lengths = study.trials[0].test_lengths[1:]
-    far_heading = places.far.where if places.far else ""
+    # Encodings that fail the contract may be all that were measured on far bytes.
+    has_far = places.far is not None or any(row.far for row in rows_of(study))
     header = [
         "encoding",
         Heading(f"{study.trials[0].train_length:,} bytes", "bits per byte"),
-        *([Heading(far_heading, "bits per byte")] if places.far else []),
+        *([Heading(far_place_in_words(study), "bits per byte")] if has_far else []),
         *(Heading(f"{length:,} bytes", "mean over the window") for length in lengths),
         Heading("parameters", "of the whole model"),
         Heading("tokens/s", "in training, one worker"),
@@ -66,7 +74,7 @@ def text_table(study: Study) -> Table:
     for name in _rows_in_order(study, places, by_name):
         seeds = by_name[name]
         near = _near_cell(name, seeds, places)
-        far = [_far_cell(name, seeds[0].encoding, places)] if places.far else []
+        far = [_far_cell(name, seeds, places)] if has_far else []
         windows = [_window_cell(name, length, seeds) for length in lengths]
         sizes = [seeds[0].parameters, _speed(seeds), len(seeds)]
         cells.append([name, near, *far, *windows, *sizes])
@@ -74,13 +82,15 @@ def text_table(study: Study) -> Table:
     return Table(header, cells, caption, cards=True, name="text")
 
 
-def _rows_in_order(study: Study, places: Places, names: Mapping[str, object]) -> list[str]:
-    """Return the names of all rows, encodings best first; of each encoding the judged row first."""
+def _rows_in_order(study: Study, places: Places, by_name: Mapping[str, Sequence[Row]]) -> list[str]:
+    """Return the names of all rows, encodings best first; of each encoding the judged row first.
+
+    by_name: every row, with each seed."""
     judged = set(places.far.order) if places.far else set()
     ordered = []
     for encoding in best_first(study):
-        own = [name for name in names if places.encoding_of.get(name, name) == encoding]
-        ordered += sorted(own, key=lambda name: name not in judged)
+        names = [name for name, seeds in by_name.items() if seeds[0].encoding == encoding]
+        ordered += sorted(names, key=lambda name: name not in judged)
     return ordered
 
 
@@ -99,16 +109,23 @@ def _near_cell(name: str, seeds: Sequence[Row], places: Places) -> Value:
     return Number(fmean(known), form=".3f")
 
 
-def _far_cell(name: str, encoding: str, places: Places) -> Value:
-    """Return the cell of a row's loss on far bytes: with its verdict if it is judged."""
+def _far_cell(name: str, seeds: Sequence[Row], places: Places) -> Value:
+    """Return the cell of a row's mean loss on far bytes: with its verdict if it is judged. An
+    encoding with failed trials has their number, and the mean of the others in small letters."""
     if places.far is not None and name in places.far.order:
         return _judged_cell(places.far, name)
     if name in places.unjudged_far_loss:
         return Number(places.unjudged_far_loss[name], form=".3f")
+    scores = _far_scores(seeds, max(seeds[0].trial.test_lengths))
+    known = [score.far for score in scores if score.far is not None]
+    encoding = seeds[0].encoding
     if encoding in places.failed:
         failed, planned = places.failed[encoding]
-        return Cell(f"failed {failed} of {planned}")
-    return Cell("cannot")
+        of_others = f"{fmean(known):.3f} in the others" if known else ""
+        return Cell(f"failed {failed} of {planned}", small=of_others)
+    if len(known) < len(seeds):
+        return Cell("cannot")
+    return Number(fmean(known), form=".3f")
 
 
 def _judged_cell(standing: Standing, name: str) -> Cell:
@@ -226,7 +243,7 @@ def reading_sections(study: Study) -> Iterator[Section]:
         if any(len(row.trial.test_lengths) > 1 for row in rows):
             yield Section("", ["Losses on far bytes alone were not measured in this run."])
         return
-    yield Section("As used: readings, far bytes, time", [*_row_blocks(study, rows)])
+    yield Section("What far context saves, and what rows cost", [*_row_blocks(study, rows)])
     yield Section("", [_HOW_TO_READ_ROWS], detail=True)
 
 
@@ -237,9 +254,7 @@ def _row_blocks(study: Study, rows: Sequence[Row]) -> Iterator[Block]:
     equal = at_equal_time(study)
     header = [
         "row",
-        Heading(f"near: {trial.train_length:,} bytes", "bits per byte"),
-        Heading("far", f"last {trial.train_length:,} of {longest:,} bytes"),
-        Heading("near context", "of the same bytes"),
+        Heading("near context", f"bits per byte, {far_place_in_words(study)}"),
         Heading("far context saves", "bits per byte"),
         Heading("context used", "bytes"),
         Heading("costs", "times the cheapest training"),
@@ -272,28 +287,26 @@ def _table_row(
     name: str, rows: Sequence[Row], longest: int, equal: EqualTime | None
 ) -> list[Value]:
     """Return the table's row of an encoding in a reading: means over seeds."""
-    near = [row.near.bits_per_byte for row in rows if row.near.bits_per_byte is not None]
-    near_cell = Number(fmean(near), form=".3f") if near else None
-    far_cells = _far_row_cells(name, rows, _far_scores(rows, longest))
-    return [name, near_cell, *far_cells, *_time_cells(rows, equal)]
+    context_cells = _context_cells(name, rows, _far_scores(rows, longest))
+    return [name, *context_cells, *_time_cells(rows, equal)]
 
 
-def _far_row_cells(name: str, rows: Sequence[Row], scores: Sequence[FarScore]) -> list[Value]:
-    """Return the cells of a row on far bytes: loss, loss with near context, what far context
-    saves, how many bytes of context it uses. scores: those of the longest windows."""
+def _context_cells(name: str, rows: Sequence[Row], scores: Sequence[FarScore]) -> list[Value]:
+    """Return the three cells of a row on the context of far bytes: their loss with near context
+    only, what far context saves, how many bytes of context the row uses. scores: those of the
+    longest windows."""
     cannot = next((score.cannot for score in scores if score.cannot), None)
     far = [score.far for score in scores if score.far is not None]
     with_near = [score.far_near for score in scores if score.far_near is not None]
     if cannot is not None or not far or not with_near:
-        return [Cell("cannot", note=f"{name}: {cannot or 'not measured'}"), None, None, None]
-    far_cell = Number(fmean(far), form=".3f")
+        return [Cell("cannot", note=f"{name}: {cannot or 'not measured'}"), None, None]
     near_context_cell = Number(fmean(with_near), form=".3f")
     use = context_use(rows)
     if use is None:
-        return [far_cell, near_context_cell, None, None]
+        return [near_context_cell, None, None]
     half = "" if use.saved.half_width == math.inf else f" ± {use.saved.half_width:.3f}"
     saved = Number(round(use.saved.value, 3) + 0.0, form="+.3f", unit=half)
-    return [far_cell, near_context_cell, saved, bytes_of_context(use) or None]
+    return [near_context_cell, saved, bytes_of_context(use) or None]
 
 
 def _time_cells(rows: Sequence[Row], equal: EqualTime | None) -> list[Value]:

@@ -74,19 +74,18 @@ def test_every_reading_has_a_row_with_far_losses_and_what_it_costs():
     names = [row[0] for row in table.rows]
     assert names == ["rope in a window", "alibi", "rope"]
     window = table.rows[0]
-    assert [cell.value for cell in window[1:4]] == pytest.approx([1.9, 2.65, 2.75])
-    assert window[4].value == pytest.approx(0.1)
-    assert window[4].unit == " ± 0.000"  # the same in all windows
-    assert [row[5] for row in table.rows] == [
+    assert [cell.value for cell in window[1:3]] == pytest.approx([2.75, 0.1])
+    assert window[2].unit == " ± 0.000"  # the same in all windows
+    assert [row[3] for row in table.rows] == [
         "more than 64 and at most 256",
         "at most 128",
         "at most 128",
     ]
-    assert [row[6].value for row in table.rows] == [1.0, 2.0, 1.0]
+    assert [row[4].value for row in table.rows] == [1.0, 2.0, 1.0]
     # After half of its steps alibi's curve has 2.0 bits; a window is no training.
-    assert table.rows[0][7] is None
-    assert table.rows[1][7].value == pytest.approx(2.0)
-    assert table.rows[2][7].value == pytest.approx(1.0)
+    assert table.rows[0][5] is None
+    assert table.rows[1][5].value == pytest.approx(2.0)
+    assert table.rows[2][5].value == pytest.approx(1.0)
 
 
 def test_a_tuning_counts_in_what_a_row_costs():
@@ -96,7 +95,7 @@ def test_a_tuning_counts_in_what_a_row_costs():
         timing=Timing(100.0, 10.0, 1.0, "one", tuning_seconds=5.0),
     )
     table = table_of(study_of(tuned, result("alibi", 0, 2.1)))
-    assert {row[0]: row[6].value for row in table.rows}["rope tuned"] == pytest.approx(1.5)
+    assert {row[0]: row[4].value for row in table.rows}["rope tuned"] == pytest.approx(1.5)
 
 
 def test_an_encoding_that_cannot_run_far_says_why():
@@ -104,7 +103,7 @@ def test_an_encoding_that_cannot_run_far_says_why():
     short = replace(result("learned", 0, 2.0), far=cannot)
     table = table_of(study_of(short, result("alibi", 0, 2.1)))
     assert [row[0] for row in table.rows] == ["alibi", "learned"]
-    assert "it has 128 positions" in table.rows[1][2].note
+    assert "it has 128 positions" in table.rows[1][1].note
 
 
 def test_too_few_windows_are_said():
@@ -166,6 +165,35 @@ def test_the_text_table_has_means_over_seeds_in_every_reading():
     rows = {row[0]: row[1] for row in report.tables()["text"].rows}
     near = {name: getattr(cell, "text", cell) for name, cell in rows.items()}
     assert near["rope in a window"].value == near["rope"].value == 4.5
+
+
+def far_cells(study):
+    """The far column of the table of the text, by row: the number or the text of each cell."""
+    table = report_of(conclude(study)).tables()["text"]
+    headings = [getattr(heading, "text", heading) for heading in table.header]
+    cells = {row[0]: row[headings.index("the last 128 of 1,024 bytes")] for row in table.rows}
+    return {name: getattr(cell, "text", cell) for name, cell in cells.items()}, cells
+
+
+def test_every_row_has_its_far_loss_in_the_table_of_the_text():
+    """Once on the page: also of readings that are not judged, and of what was not checked."""
+    texts, _ = far_cells(STUDY)
+    far_losses = {"rope in a window": 2.65, "alibi": 2.85, "rope": 4.75}
+    assert {name: cell.value for name, cell in texts.items()} == pytest.approx(far_losses)
+    unchecked = replace(STUDY, unchecked={"rope": "sees later tokens", "alibi": "gives NaN"})
+    texts, _ = far_cells(unchecked)
+    assert {name: cell.value for name, cell in texts.items()} == pytest.approx(far_losses)
+    cannot = tuple(FarScore(n, None, None, "it has 128 positions") for n in (256, 1024))
+    texts, _ = far_cells(study_of(replace(result("learned", 0, 2.0), far=cannot), STUDY.results[2]))
+    assert texts["learned"] == "cannot"
+
+
+def test_a_row_with_failed_trials_has_the_far_loss_of_the_others():
+    failed = TrialResult(STUDY.results[1].config, reason="the loss became nan")
+    texts, cells = far_cells(study_of(STUDY.results[0], failed, *STUDY.results[2:]))
+    assert texts["rope"] == "failed 1 of 2"
+    assert cells["rope"].small == "4.750 in the others"
+    assert cells["rope in a window"].small == "2.650 in the others"
 
 
 def test_a_length_at_which_a_row_was_not_read_has_a_dash():
