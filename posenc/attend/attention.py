@@ -90,13 +90,13 @@ def attention(
             encoding needs several; or a range, which is known to be consecutive.
         q_state, kv_state: results of encoding.state for the tokens of q and of k; None if the
             encoding has no state.
-        mask: which keys each query sees; None: all. An unbound mask is bound to these positions;
-            with positions of several components it compares the order in memory, in which the
-            queries are the last tokens.
-        cache: earlier keys and values; k, v, kv_positions and kv_state are appended, and queries
-            attend to all of it.
-        prepared: encoding.prepare(positions), used instead of the encoding: the same results, with
-            tables computed once for all calls.
+        mask: which keys each query sees; None: all. A mask that is not bound yet is bound to these
+            positions. Positions of several components have no order, so a mask then compares the
+            order in memory, in which the queries are the last tokens.
+        cache: earlier keys and values. k, v, kv_positions and kv_state are appended to it, and the
+            queries attend to all that it then has.
+        prepared: what encoding.prepare(positions) returned. It is used instead of the encoding, and
+            gives the same results; its tables were computed once for all calls.
         dropout_p: probability of dropping an attention weight.
         sinks: one learned logit per query head, which takes part in the softmax and has no value,
             as in gpt-oss and DeepSeek-V4.
@@ -116,9 +116,11 @@ def attention(
     keys and values are rounded, and so are scores that torch computes. A query that sees no key
     gives zeros and zero gradient. Second derivatives come from every impl but "flex"; where they
     are asked for (create_graph=True), the backward pass materializes all scores.
-    Raises: ValueError if shapes, positions, `scale` or `impl` do not fit, and for packed documents
-    without a document mask (see `masks.causal`), and if a mask compares the order in memory and
-    the last queries have other components than the last keys.
+    Raises: ValueError
+    - if shapes, positions, `scale` or `impl` do not fit;
+    - for packed documents without a document mask, see `masks.causal`;
+    - if a mask compares the order in memory, and the positions of the queries are not those of the
+      last keys.
 
     >>> q = k = v = torch.randn(1, 4, 6, 16)
     >>> where = {"q_positions": torch.arange(6), "kv_positions": torch.arange(6)}
@@ -199,13 +201,13 @@ def attention_weights(
         scale=scale,
     )
     q_len = q.shape[2]
-    results = []
+    weights_and_lses = []
     for problem in problems:
         visible = problem.visible_pairs(0, q_len)
         prepared = problem.with_prepared_term(q_len)
-        results.append(reference.weights_and_lse(prepared, 0, q_len, visible))
+        weights_and_lses.append(reference.weights_and_lse(prepared, 0, q_len, visible))
     # Weights are joined as outputs are: each row of a pass counts by its log-sum-exp.
-    weights, _ = _merge_passes(results, sinks)
+    weights, _ = _merge_passes(weights_and_lses, sinks)
     return weights
 
 
@@ -307,17 +309,17 @@ def explain(
     )
     choices = [choose(problem, impl) for problem in problems]
     costs = [choice.cost(problem) for choice, problem in zip(choices, problems, strict=True)]
-    way = choices[0].way
+    used_impl = choices[0].impl
     scale_used = problems[0].scale
     scale_origin = _scale_origin(scale_used, scale is not None, q.shape[-1], problems[0].encoding)
     return AttentionPlan(
-        impl=way,
+        impl=used_impl,
         reason=choices[0].reason,
         time_growth=costs[0].time_growth,
         extra_bytes=_extra_bytes(problems, costs, (q, k, v)),
         scale=scale_used,
         scale_origin=scale_origin,
-        rejected=reasons_against_others(problems[0], way),
+        rejected=reasons_against_others(problems[0], used_impl),
     )
 
 
@@ -361,6 +363,7 @@ def _scale_origin(
 def _run_pass(problem: Problem, impl: str) -> tuple[Tensor, Any]:
     """Run one pass; return its output (batch, num_heads, q_len, v_dim), and its log-sum-exp (batch,
     num_heads, q_len) or None."""
+    # Also without pairs, because an `impl` that is unknown or cannot run this must raise.
     choice = choose(problem, impl)
     if problem.q.numel() == 0 or problem.kv_len == 0:
         return _result_without_pairs(problem)
@@ -388,14 +391,15 @@ def _result_without_pairs(problem: Problem) -> tuple[Tensor, Tensor | None]:
 def _merge_passes(
     results: list[tuple[Tensor, Any]], sinks: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Join the outputs (batch, num_heads, q_len, v_dim) and log-sum-exps (batch, num_heads, q_len)
-    of passes, which attend to disjoint sets of keys.
+    """Join the results of passes, which attend to disjoint sets of keys.
 
+    results: of each pass the output (batch, num_heads, q_len, v_dim), or the weights (batch,
+        num_heads, q_len, kv_len), and the log-sum-exp (batch, num_heads, q_len).
     sinks: (num_heads,) or None; each is one more key of its head, with this score and a value of 0.
     """
     if sinks is not None:
         out, lse = results[0]
-        sink_out = out.new_zeros(())
+        sink_out = out.new_zeros(())  # the value 0 of a sink, or its column, which is left out
         sink_lse = sinks[:, None].to(lse.dtype).expand_as(lse)
         results = [*results, (sink_out, sink_lse)]
     return flash.join_attention(results)

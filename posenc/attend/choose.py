@@ -1,12 +1,13 @@
-"""Choose the implementation ("way") that runs one attention, and say why the others do not.
+"""Choose the implementation that runs one attention, and say why the others do not.
 
-There are four, the cheapest first:
+There are four, which the argument `impl` names. The code of each is in `posenc/attend/ways`:
 
+    reference  all scores at once: defines what is correct
+    blocks     blocks of queries: any encoding, in memory that grows linearly with the length
     sdpa       torch's kernel, in one of five forms (SDPA_FORMS)
     flex       FlexAttention, compiled: on CUDA, on the CPU by name only
-    blocks     blocks of queries: any encoding, in memory that grows linearly with the length
-    reference  all scores at once: defines what is correct
 
+For impl="auto" `_cheapest_choice` tries them in an order that depends on the device and the length.
 These are chosen on the CPU in float32:
 
                training              prefill               decoding (up to FEW_QUERIES queries)
@@ -60,38 +61,40 @@ CPU's cache."""
 
 @dataclass(frozen=True)
 class Choice:
-    """The implementation that runs an attention (`way`), and why it was chosen (`reason`)."""
+    """The implementation that runs an attention, and why it was chosen."""
 
-    way: str
+    impl: str
+    """Name of the implementation, a key of WAYS."""
     reason: str
+    """Why it was chosen, in a few words for `explain`."""
     form: str = ""
-    """One of SDPA_FORMS if `way` is "sdpa"."""
-
+    """One of SDPA_FORMS if `impl` is "sdpa", else ""."""
     is_named_by_caller: bool = False
-    """True if the caller named this way, so that no other may run."""
+    """True if the caller named this implementation, so that no other may run."""
 
     def run(self, problem: Problem) -> tuple[Tensor, Tensor | None]:
         """Return the output of attention, and the log-sum-exp if the problem needs it.
 
         Raises: ValueError if the caller named FlexAttention, whose kernel torch cannot build.
         """
-        if self.way == "sdpa":
+        if self.impl == "sdpa":
             return sdpa.run(problem, self.form)
         try:
-            return WAYS[self.way].run(problem)
+            return WAYS[self.impl].run(problem)
         except flex.KernelTooLarge:
             # From now on `why_cannot_run` says so: this chooses another way, or raises.
             return choose(problem, "flex" if self.is_named_by_caller else "auto").run(problem)
 
     def cost(self, problem: Problem) -> Cost:
-        """Return the expected time and memory of the problem, run in this way."""
-        if self.way == "sdpa":
+        """Return the expected time and memory of the problem, run by this implementation."""
+        if self.impl == "sdpa":
             return sdpa.cost(problem, self.form)
-        return WAYS[self.way].cost(problem)
+        return WAYS[self.impl].cost(problem)
 
 
 def choose(problem: Problem, impl: str = "auto") -> Choice:
-    """Return the implementation named by `impl`, or for "auto" the cheapest that can run.
+    """Return the implementation named by `impl`. For "auto" return the one that is expected to be
+    the cheapest of those that can run.
 
     Raises: ValueError for an unknown name, or an implementation that cannot run this problem.
     """
@@ -116,16 +119,19 @@ def choose(problem: Problem, impl: str = "auto") -> Choice:
 
 
 def reasons_against_others(problem: Problem, chosen: str) -> dict[str, str]:
-    """Return, for each implementation but the chosen one, why it was not chosen."""
+    """Return why each other implementation was not chosen, by its name.
+
+    chosen: the name of the implementation that was chosen, which gets no entry.
+    """
     why = dict.fromkeys(WAYS, "expected to be slower here")
     if problem.q.device.type == "cpu":
         why["flex"] = "compiling takes seconds; select it by name"
     return {name: why_cannot_run(problem, name) or why[name] for name in WAYS if name != chosen}
 
 
-def why_cannot_run(problem: Problem, way: str) -> str | None:
-    """Return why the implementation `way` cannot run this problem; None if it can."""
-    match way:
+def why_cannot_run(problem: Problem, impl: str) -> str | None:
+    """Return why the implementation `impl` cannot run this problem; None if it can."""
+    match impl:
         case "sdpa":
             form, why_not = sdpa_form(problem)
             return None if form else why_not
@@ -137,7 +143,9 @@ def why_cannot_run(problem: Problem, way: str) -> str | None:
 
 
 def _cheapest_choice(problem: Problem) -> Choice:
-    """Return the first implementation of the table above that can run the problem."""
+    """Return the implementation that is expected to be the cheapest. The first condition below that
+    holds decides. They are in the order of measured speed, and so not that of the list above:
+    dense scores are the fastest for short training, and the last resort for long texts."""
     on_cpu = problem.q.device.type == "cpu"
     dense_scores_fit = _dense_scores_fit(problem)
     is_short = dense_scores_fit and problem.kv_len <= SHORT_LENGTH
@@ -173,18 +181,20 @@ def _dense_scores_fit(problem: Problem) -> bool:
 
 
 def _backend_note(problem: Problem) -> str:
-    """Return FlexAttention's backend, and why it runs, to be added to a reason."""
+    """Return ", backend NAME: WHY" for the reason of a choice: the backend of FlexAttention, and
+    why it runs."""
     name, why = flex_options.backend_and_reason(problem)
     return f", backend {name}: {why}"
 
 
-def _repeated_heads_note(problem: Problem, way: str, form: str = "") -> str:
-    """Return a note for the reason if keys and values are repeated for every query head, because
-    this release of torch reads heads that several query heads share wrongly; "" otherwise."""
-    if way == "blocks":
+def _repeated_heads_note(problem: Problem, impl: str, form: str = "") -> str:
+    """Return "; keys and values are repeated ..." for the reason of a choice if they are, because
+    this release of torch computes wrongly if several query heads share a head of keys. Return ""
+    if nothing is repeated. form: one of SDPA_FORMS if `impl` is "sdpa"."""
+    if impl == "blocks":
         runs_operators = blocks.takes_bias_as_mask(problem)
     else:
-        runs_operators = way == "sdpa" and form != "plain"
+        runs_operators = impl == "sdpa" and form != "plain"
     shares_heads = problem.q.shape[1] != problem.k.shape[1]
     on_cpu = problem.q.device.type == "cpu"
     may_repeat_heads = runs_operators and shares_heads and on_cpu
@@ -204,8 +214,18 @@ def _trains_slower_by_flash(problem: Problem) -> bool:
 
 
 def sdpa_form(problem: Problem) -> tuple[str, str]:
-    """Return (form, "") if torch's kernel can run the problem in a form of SDPA_FORMS, otherwise
-    ("", why not)."""
+    """Return (form, "") if torch's kernel can run the problem in a form of SDPA_FORMS. Otherwise
+    return ("", why not).
+
+    A problem may fit several forms, and the first one below runs:
+
+    - "row" needs one call of the kernel, whatever the bias.
+    - "near and far" fits terms with a vector for each near distance, which no form below it takes.
+    - "strips" leaves out what a window hides. It is the only other form with a log-sum-exp.
+    - "plain" needs no more than the kernel where nothing changes the scores.
+    - "key rows" comes last, because only the numbers of its bias tell whether it can run, and
+      reading them takes time.
+    """
     if inside_functorch_transform():
         return "", "torch.func's transforms do not support its kernels"
     if problem.dropout_p:
@@ -224,9 +244,9 @@ def sdpa_form(problem: Problem) -> tuple[str, str]:
     if problem.needs_lse:
         return "", f"the log-sum-exp comes with strips of queries, and {why_not_strips}"
     if problem.term is None:
-        if problem.q.device.type == "cpu" and torch_faults.faults().function_fault:
-            return "", torch_faults.faults().function_fault
-        return "plain", ""
+        # scaled_dot_product_attention computes wrongly on the CPU in some releases of torch.
+        fault = torch_faults.faults().function_fault if problem.q.device.type == "cpu" else ""
+        return ("", fault) if fault else ("plain", "")
     why_not_key_rows = _why_not_key_rows(problem)
     if why_not_key_rows is None:
         return "key rows", ""
@@ -344,7 +364,7 @@ def _why_not_flex_on_device(problem: Problem) -> str | None:
 def _why_not_flex_on_cuda(problem: Problem) -> str | None:
     """Return what only on CUDA keeps FlexAttention from running; None if nothing does."""
     head_width = min(problem.q.shape[-1], problem.v.shape[-1])
-    if head_width < 16:
+    if head_width < 16:  # Triton multiplies no smaller tiles, and torch refuses such heads
         return "on CUDA it needs heads of at least 16 channels"
     deterministic = torch.are_deterministic_algorithms_enabled()
     if deterministic and flex_options.adds_bias_gradient_atomically(problem):

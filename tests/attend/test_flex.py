@@ -632,7 +632,7 @@ def test_a_kernel_that_does_not_fit_the_gpu_is_tried_once(name, no_room):
         torch.testing.assert_close(call(encoding, "auto"), wanted, rtol=1e-5, atol=1e-5)
     assert len(no_room) == 1
     built = problem(encoding, q_len=150, kv_len=150)
-    assert choose.choose(built).way != "flex"
+    assert choose.choose(built).impl != "flex"
     assert (
         "more shared memory than the GPU has"
         in choose.reasons_against_others(built, "blocks")["flex"]
