@@ -13,12 +13,6 @@ from posenc.encodings.base.constructor_arguments import are_alike, repr_in_one_l
 from posenc.encodings.base.position_encoding import PositionEncoding
 from posenc.positions import as_tensor, concatenate_positions
 
-_ORIGINAL_PREFIX = "original "
-"""Prefix of a buffer's name. After a shift "k" holds keys at the positions they have now, which
-attention reads, and "original k" the same keys as the encoding made them, from which the next shift
-computes "k" anew: rounding then does not grow with the number of shifts. Before the first shift
-there is "k" only."""
-
 
 class KVCache:
     """Store keys, values, positions and states of earlier tokens in one layer, for inference.
@@ -51,10 +45,12 @@ class KVCache:
         self.positions_or_range: Tensor | range | None = None
         # Axis of the positions that counts tokens, from the end: -2 if the last one has components.
         self._token_axis = -1
-        # "k", "v" and "state" (batch, heads, capacity, ...), and originals, see _ORIGINAL_PREFIX.
+        # "k", "v" and "state", each (batch, heads, capacity, ...), at the tokens' positions now.
         self._buffers: dict[str, Tensor] = {}
-        # Positions at which the keys were made that are in the buffers with _ORIGINAL_PREFIX; None
-        # before the first shift.
+        # The "k" and "v" that shifts have changed, as the encoding made them, and the positions at
+        # which it did. From these the next shift computes `_buffers` anew: rounding does not grow
+        # with the number of shifts. Empty and None before the first shift.
+        self._original_buffers: dict[str, Tensor] = {}
         self._original_positions: Tensor | range | None = None
         # The encoding that made the keys.
         self._key_encoding: PositionEncoding | None = None
@@ -73,7 +69,11 @@ class KVCache:
     @contextmanager
     def unchanged_on_error(self) -> Iterator[None]:
         """Restore the cache if the block raises an exception."""
-        attributes_before = {**vars(self), "_buffers": dict(self._buffers)}
+        attributes_before = {
+            **vars(self),
+            "_buffers": dict(self._buffers),
+            "_original_buffers": dict(self._original_buffers),
+        }
         try:
             yield
         except BaseException:
@@ -96,8 +96,6 @@ class KVCache:
         if num_keys != num_values:
             raise ValueError(f"KVCache: k has {num_keys} tokens and v has {num_values}.")
         for name, buffer in self._buffers.items():
-            if name.startswith(_ORIGINAL_PREFIX):
-                continue
             if name not in new:
                 raise ValueError(f"KVCache: it has a {name} for every token, got none.")
             self._check_same_shape(name, new[name], buffer)
@@ -165,9 +163,9 @@ class KVCache:
                 if new.shape[2]:  # a copy, because the caller may write to its state
                     self._buffers[name] = new[:, :, -1:].clone()
             else:
-                self._store(name, new, end)
-            if _ORIGINAL_PREFIX + name in self._buffers:
-                self._store(_ORIGINAL_PREFIX + name, new, end)
+                self._store(self._buffers, name, new, end)
+            if name in self._original_buffers:
+                self._store(self._original_buffers, name, new, end)
         self._token_axis = position_axis
         if self._original_positions is not None:
             self._original_positions = concatenate_positions(
@@ -205,12 +203,15 @@ class KVCache:
     @property
     def nbytes(self) -> int:
         """Return the bytes that all cached tokens take, without unused space in the buffers."""
-        return sum(b[:, :, : self.length].nbytes for b in self._buffers.values())
+        buffers = [*self._buffers.values(), *self._original_buffers.values()]
+        return sum(buffer[:, :, : self.length].nbytes for buffer in buffers)
 
     @explain_misfits
     def reorder(self, rows: Int[Tensor, " rows"]) -> None:
         """Keep the batch rows `rows` in that order, as beam search needs."""
-        self._buffers = {name: b.index_select(0, rows) for name, b in self._buffers.items()}
+        for buffers in (self._buffers, self._original_buffers):
+            for name, buffer in buffers.items():
+                buffers[name] = buffer.index_select(0, rows)
         self.positions_or_range = self._positions_of_rows(self.positions_or_range, rows)
         self._original_positions = self._positions_of_rows(self._original_positions, rows)
 
@@ -258,11 +259,13 @@ class KVCache:
                 "removed. Compute the tokens again with a new cache."
             )
         if stop < self.length:
-            for name, buffer in self._buffers.items():
-                if name != "state" or not only_last:
+            for buffers in (self._buffers, self._original_buffers):
+                for name, buffer in buffers.items():
+                    if name == "state" and only_last:
+                        continue
                     before = buffer[:, :, :start]
                     after = buffer[:, :, stop : self.length]
-                    self._buffers[name] = torch.cat([before, after], dim=2)
+                    buffers[name] = torch.cat([before, after], dim=2)
         self.positions_or_range = self._positions_without(self.positions_or_range, start, stop)
         self._original_positions = self._positions_without(self._original_positions, start, stop)
         self.length -= stop - start
@@ -318,9 +321,10 @@ class KVCache:
         if self._original_positions is not None:
             original_positions = self._original_positions
         original_positions = as_tensor(original_positions, self.k.device)
-        buffers = self._moved_buffers(encoding, start, original_positions, new_positions)
+        moved, originals = self._moved_buffers(encoding, start, original_positions, new_positions)
         # Only now, so that an error above leaves the cache as it was.
-        self._buffers = buffers
+        self._buffers |= moved
+        self._original_buffers |= originals
         self.positions_or_range = new_positions
         self._original_positions = original_positions
 
@@ -330,9 +334,13 @@ class KVCache:
         start: int,
         original_positions: Tensor,
         new_positions: Tensor | range,
-    ) -> dict[str, Tensor]:
-        """Return the buffers with keys and values from token `start` on as the encoding makes them
-        at their new positions, computed from the original ones."""
+    ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """Return the buffers that a shift changes, and the original ones from which they were
+        computed, both by name ("k", "v").
+
+        Tokens from `start` on get the keys and values that the encoding makes at their new
+        positions. Buffers that do not depend on the position are left out.
+        """
         moved_tokens = (self._token_axis, start, self.length - start)
         from_positions = original_positions.narrow(*moved_tokens)
         to_positions = as_tensor(new_positions, self.k.device).narrow(*moved_tokens)
@@ -342,17 +350,18 @@ class KVCache:
         if not encoding.claims.needs_raw_k:
             method_by_name["k"] = encoding.move_keys
 
-        buffers = dict(self._buffers)
+        moved_buffers = {}
+        original_buffers = {}
         for name, move_vectors in method_by_name.items():
-            original = buffers.get(_ORIGINAL_PREFIX + name, buffers[name])
+            buffer = self._buffers[name]
+            original = self._original_buffers.get(name, buffer)
             tail = original[:, :, start : self.length]
             moved = move_vectors(tail, from_positions, to_positions)
             if moved is tail:  # they do not depend on the position
                 continue
-            unmoved = buffers[name][:, :, :start]
-            buffers[_ORIGINAL_PREFIX + name] = original
-            buffers[name] = torch.cat([unmoved, moved], dim=2)
-        return buffers
+            moved_buffers[name] = torch.cat([buffer[:, :, :start], moved], dim=2)
+            original_buffers[name] = original
+        return moved_buffers, original_buffers
 
     def _encoding_that_moves_keys(self) -> PositionEncoding:
         """Return the encoding that made the keys. Raise ValueError if it cannot move them."""
@@ -389,16 +398,16 @@ class KVCache:
         check_span_of_integers("KVCache.shift", "positions", shifted)
         return shifted
 
-    def _store(self, name: str, new: Tensor, end: int) -> None:
-        """Store new tokens behind the cached ones, up to index `end`, in the buffer `name`, which
-        doubles when it is full."""
-        buffer = self._buffers.get(name)
+    def _store(self, buffers: dict[str, Tensor], name: str, new: Tensor, end: int) -> None:
+        """Store new tokens behind the cached ones, up to index `end`, in the buffer `name` of
+        `buffers`, which doubles when it is full."""
+        buffer = buffers.get(name)
         if buffer is None or buffer.shape[2] < end:
             capacity = end if buffer is None else max(end, 2 * buffer.shape[2])
             grown = new.new_zeros(*new.shape[:2], capacity, *new.shape[3:])
             if buffer is not None:
                 grown[:, :, : self.length] = buffer[:, :, : self.length]
-            self._buffers[name] = buffer = grown
+            buffers[name] = buffer = grown
         buffer[:, :, self.length : end] = new
 
 
