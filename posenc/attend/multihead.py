@@ -95,7 +95,7 @@ class Attention(nn.Module):
         self.projections = projections
         self._check_projections()
         shape = ModelShape(embed_dim, num_heads, num_kv_heads, self.head_dim)
-        built = build_if_named("Attention", encoding, shape, "train_length", "causal")
+        built = build_if_named("Attention", encoding, shape, unknown=("train_length", "causal"))
         self.encoding = require_attention_encoding("Attention", built)
         check_scale("Attention", scale)
         self.dropout = dropout

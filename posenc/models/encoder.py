@@ -38,7 +38,9 @@ class Encoder(Stack):
 
     @explain_misfits
     def __init__(self, config: DecoderConfig, encoding: PositionEncoding | str) -> None:
-        built = build_if_named("Encoder", encoding, config.shape(causal=False), "train_length")
+        built = build_if_named(
+            "Encoder", encoding, config.shape(causal=False), unknown=("train_length",)
+        )
         require_bidirectional("Encoder", built)
         if config.tie_embeddings:
             raise ValueError("Encoder: tie_embeddings ties a head, and an encoder has none.")

@@ -60,8 +60,12 @@ class EncoderDecoder(nn.Module):
         cross_encoding: PositionEncoding | str | None = None,
     ) -> None:
         sees_all = config.shape(causal=False)
-        encoder = build_if_named("EncoderDecoder", encoder_encoding, sees_all, "train_length")
-        cross = build_if_named("EncoderDecoder", cross_encoding, sees_all, "train_length")
+        encoder = build_if_named(
+            "EncoderDecoder", encoder_encoding, sees_all, unknown=("train_length",)
+        )
+        cross = build_if_named(
+            "EncoderDecoder", cross_encoding, sees_all, unknown=("train_length",)
+        )
         require_bidirectional("EncoderDecoder: encoder_encoding", encoder)
         if cross is not None:
             require_bidirectional("EncoderDecoder: cross_encoding", cross)
@@ -75,7 +79,9 @@ class EncoderDecoder(nn.Module):
         self.config = config
         self.tokens = nn.Embedding(config.vocab_size, config.embed_dim)
         self.encoder = Stack(config, encoder)
-        decoder = build_if_named("EncoderDecoder", decoder_encoding, config.shape(), "train_length")
+        decoder = build_if_named(
+            "EncoderDecoder", decoder_encoding, config.shape(), unknown=("train_length",)
+        )
         self.decoder = Stack(config, decoder, cross=True)
         if cross is None:  # for the decoder's positions, whose components it does not read
             cross = without_position(self.decoder.encoding.claims.num_axes)
@@ -134,22 +140,25 @@ class EncoderDecoder(nn.Module):
 class ConditionedDecoder:
     """Predict tokens from an encoded source: the result of EncoderDecoder.conditioned_on.
 
-    model: the model, whose decoder predicts. hidden: the source, encoded. positions: those of the
-    source. valid: (batch, source_len), False for padding of the source; None if there is none.
+    Args:
+        model: the model, whose decoder predicts.
+        source_hidden: what the encoder computed of the source, (batch, source_len, embed_dim).
+        source_positions: the positions of the source's tokens.
+        source_valid: (batch, source_len), False for padding of the source; None if there is none.
     """
 
     @explain_misfits
     def __init__(
         self,
         model: EncoderDecoder,
-        hidden: Float[Tensor, "batch source_len embed_dim"],
-        positions: Positions,
-        valid: Shaped[Tensor, "batch source_len"] | None,
+        source_hidden: Float[Tensor, "batch source_len embed_dim"],
+        source_positions: Positions,
+        source_valid: Shaped[Tensor, "batch source_len"] | None,
     ) -> None:
         self.model = model
-        self.hidden = hidden
-        self.positions = positions
-        self.valid = valid
+        self.source_hidden = source_hidden
+        self.source_positions = source_positions
+        self.source_valid = source_valid
 
     @property
     def encoding(self) -> PositionEncoding:
@@ -189,26 +198,29 @@ class ConditionedDecoder:
         return F.linear(x, self.model.tokens.weight) if head is None else head(x)
 
     def _context(self, batch: int) -> Context:
-        """Return the source for `batch` rows of tokens, each row repeated for those that share it.
-        Raise ValueError if these are no multiple of the source's."""
-        rows = self.hidden.shape[0]
+        """Return the source for `batch` rows of tokens: each of its rows is repeated for the
+        consecutive rows of tokens that share it. Raise ValueError if `batch` is no multiple of the
+        number of the source's rows."""
+        rows = self.source_hidden.shape[0]
         if batch % rows:
             raise ValueError(
                 f"EncoderDecoder: the rows of tokens must be a multiple of the source's {rows}, "
                 f"got {batch}."
             )
 
-        def for_rows(t: Tensor) -> Tensor:
+        def repeat_rows(t: Tensor) -> Tensor:
             """Repeat each row of the source for the consecutive rows of tokens that share it."""
             return t if batch == rows else t.repeat_interleave(batch // rows, dim=0)
 
         axes = self.model.encoder.encoding.claims.num_axes
         cross = self.model.cross_encoding
-        positions = self.positions
+        positions = self.source_positions
         if not cross.claims.places:  # nothing reads them, and they may have other components
-            positions = default_positions(self.hidden, 0, cross)
+            positions = default_positions(self.source_hidden, 0, cross)
         # Positions without a batch are those of all rows.
         elif isinstance(positions, Tensor) and positions.ndim != (1 if axes == 1 else 2):
-            positions = for_rows(positions)
-        mask = None if self.valid is None else masks.padding(for_rows(self.valid))
-        return Context(for_rows(self.hidden), positions, mask, cross)
+            positions = repeat_rows(positions)
+        mask = None
+        if self.source_valid is not None:
+            mask = masks.padding(repeat_rows(self.source_valid))
+        return Context(repeat_rows(self.source_hidden), positions, mask, cross)

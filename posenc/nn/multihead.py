@@ -81,7 +81,9 @@ class MultiheadAttention(nn.MultiheadAttention):
             dtype=dtype,
         )
         shape = ModelShape(embed_dim, num_heads)
-        built = build_if_named("MultiheadAttention", encoding, shape, "train_length", "causal")
+        built = build_if_named(
+            "MultiheadAttention", encoding, shape, unknown=("train_length", "causal")
+        )
         self.encoding = require_attention_encoding("MultiheadAttention", built)
         # In evaluation without gradients torch's own encoder layer computes from the weights of its
         # attention and never calls it, unless hooks are attached.

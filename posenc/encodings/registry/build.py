@@ -74,7 +74,9 @@ def create(name: str, shape: ModelShape, **options: Any) -> PositionEncoding:
         raise spec.error(1, str(error)) from error
 
 
-def build_if_named(owner: str, encoding: Any, shape: ModelShape, *unknown: str) -> Any:
+def build_if_named(
+    owner: str, encoding: Any, shape: ModelShape, *, unknown: tuple[str, ...]
+) -> Any:
     """Return the encoding that a text names, built for a module of this shape; return anything but
     a text unchanged.
 
