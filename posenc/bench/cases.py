@@ -119,6 +119,7 @@ class Case:
 
     def min_bytes(self) -> int:
         """Return the bytes of inputs, outputs and weights, a lower bound of the memory needed."""
+        # Models run under autocast in 16 bits: their weights and residual streams stay float32.
         item = 4 if self.dtype == "float32" or self.layers else 2
         tokens = self.batch * max(self.q_len, self.num_keys) * max(self.layers, 1)
         # Five tensors of the size of q, of all layers: chosen, not derived.

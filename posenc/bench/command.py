@@ -43,7 +43,9 @@ _LONG_DEVICE_LENGTHS = (32_768, 65_536)
 _DEVICE_HEADS = 16
 """Heads that --device times without --heads: chosen."""
 _DEVICE_BUDGET_SECONDS = 270.0
-"""Seconds after which --device begins no check, and as many for its times: ten minutes in all."""
+"""Seconds after which --device begins no further check of results, and seconds after which it then
+begins no further case to time. Both together take about ten minutes, because what has begun is
+finished."""
 _CALLS_PER_SECOND_LIMIT = 10_000
 """Calls per second that no core reaches."""
 _OPERATIONS_PER_SECOND_LIMIT = 1e11
@@ -123,11 +125,13 @@ def bench(
     from posenc.files.atomic import prepare_results
 
     cases = select_cases(groups, sizes, heads, kv_heads, head_dim)
-    cases, notes = _runnable_cases(cases, only is not None)
+    cases, notes = _runnable_cases(cases, refuses=only is not None)
     rounds = _rounds_of_options(quick, repeats)
-    named = every or only is not None or lengths is not None
-    limit = _MAX_QUICK_CASE_SECONDS if quick else _MAX_DEFAULT_CASE_SECONDS
-    cases, more_notes = _cases_within_limits(cases, counts, rounds, limit, named)
+    asks_for_large_cases = every or only is not None or lengths is not None
+    max_seconds = _MAX_QUICK_CASE_SECONDS if quick else _MAX_DEFAULT_CASE_SECONDS
+    cases, more_notes = _cases_within_limits(
+        cases, counts, rounds, max_seconds, keeps_large=asks_for_large_cases
+    )
     if out is not None:
         prepare_results(out, _RESULTS_PREFIX)
     print(*notes, *more_notes, sep="\n", file=sys.stderr)
@@ -282,9 +286,12 @@ def _machine_and_dtypes(device: str) -> tuple[dict[str, Any], list[str]]:
     return machine, dtypes
 
 
-def _runnable_cases(cases: "list[Case]", named: bool) -> "tuple[list[Case], list[str]]":
+def _runnable_cases(cases: "list[Case]", *, refuses: bool) -> "tuple[list[Case], list[str]]":
     """Return the cases that this machine and its packages can run, and a line for each that they
-    cannot. Raise ValueError for such a case if it was `named`."""
+    cannot.
+
+    refuses: raise ValueError for a case whose package is missing, because --only named its group.
+    """
     from importlib.util import find_spec
 
     from posenc.bench.cases import GROUPS_WITH_TRANSFORMERS
@@ -297,7 +304,7 @@ def _runnable_cases(cases: "list[Case]", named: bool) -> "tuple[list[Case], list
     for case in cases:
         needs = ""
         if lacks_transformers and case.group in GROUPS_WITH_TRANSFORMERS:
-            if named:
+            if refuses:
                 require_package("transformers", f"bench: {case.group}")
             needs = "transformers"
         elif case.group == "training" and case.dtype == "bfloat16":
@@ -310,12 +317,20 @@ def _runnable_cases(cases: "list[Case]", named: bool) -> "tuple[list[Case], list
 
 
 def _cases_within_limits(
-    cases: "list[Case]", threads: Sequence[int], rounds: _Rounds, limit: float, named: bool
+    cases: "list[Case]",
+    threads: Sequence[int],
+    rounds: _Rounds,
+    max_seconds: float,
+    *,
+    keeps_large: bool,
 ) -> "tuple[list[Case], list[str]]":
-    """Return the cases to run, and lines for the user with their estimated durations. Cases above
-    `limit` seconds or _MAX_DEFAULT_CASE_BYTES are left out unless `named`: asked for by an option.
+    """Return the cases to run, and lines for the user: one for each large case, and one with the
+    estimated duration of all that run. A case is large if it takes more than `max_seconds`, or
+    tensors of more than _MAX_DEFAULT_CASE_BYTES.
 
-    Raises: ValueError for a case that needs too much memory, or more than a week.
+    threads: the numbers of threads with which each case is measured.
+    keeps_large: run large cases, because an option asked for them; if False they are left out.
+    Raises: ValueError for a case that needs more memory than there is, or more than a week.
     """
     from posenc.machine.hardware import memory_bytes
     from posenc.machine.limits import check_memory_or_disk, check_time, readable_size
@@ -330,23 +345,24 @@ def _cases_within_limits(
         check_memory_or_disk(f"bench: tensors of {name}", size, memory_bytes(), advice)
         # Memory is measured in one call: it does not vary as time does.
         rounds_of_case = _Rounds(1, 0.0, 1) if case.group == "memory" else rounds
-        takes = sum(_expected_seconds(case, rounds_of_case, count) for count in threads)
-        least = int(_least_seconds(case, rounds_of_case, threads))
-        check_time(f"bench: {name}", least, False, advice)
-        large = takes > limit or size > _MAX_DEFAULT_CASE_BYTES
-        if large:
-            needs = f"{_describe_duration(takes)}, at least {readable_size(size)}"
-            notes.append(f"bench: {'' if named else 'left out '}{name}: {needs}")
-        if named or not large:
+        seconds = sum(_expected_seconds(case, rounds_of_case, count) for count in threads)
+        least_seconds = int(_least_seconds(case, rounds_of_case, threads))
+        check_time(f"bench: {name}", least_seconds, False, advice)
+        is_large = seconds > max_seconds or size > _MAX_DEFAULT_CASE_BYTES
+        if is_large:
+            needs = f"{_describe_duration(seconds)}, at least {readable_size(size)}"
+            notes.append(f"bench: {'' if keeps_large else 'left out '}{name}: {needs}")
+        if keeps_large or not is_large:
             selected.append(case)
-            total += takes
+            total += seconds
     tail = "; --all or --only runs those left out" if len(selected) < len(cases) else ""
     count = f"{len(selected)} {'case' if len(selected) == 1 else 'cases'}"
     return selected, [*notes, f"bench: {count}, {_describe_duration(total)}{tail}"]
 
 
 def _least_seconds(case: "Case", rounds: _Rounds, threads: Sequence[int]) -> float:
-    """Return the seconds that a case would take on cores that are faster than any."""
+    """Return the seconds below which a case cannot end, with all `threads` together: those that it
+    would take on cores that are faster than any."""
     seconds = 0.0
     for count in threads:
         rounds_with_untimed_first = rounds.min_rounds + 1
@@ -354,7 +370,7 @@ def _least_seconds(case: "Case", rounds: _Rounds, threads: Sequence[int]) -> flo
             count, _OPERATIONS_PER_SECOND_LIMIT
         )
     # However small its tensors, no call takes less than a tenth of a millisecond.
-    return seconds + rounds.min_rounds // _CALLS_PER_SECOND_LIMIT
+    return seconds + rounds.min_rounds / _CALLS_PER_SECOND_LIMIT
 
 
 def _expected_seconds(case: "Case", rounds: _Rounds, threads: int) -> float:
