@@ -138,15 +138,16 @@ def describe_misfit(
         owner = kind.__name__ if owner in ("__init__", "forward") else f"{kind.__name__}.{owner}"
         args = args[1:]
     wrong = _MisfitClauses(parameters, args, kwargs)
-    tail = f" It takes {_list_parameters(parameters)}." if wrong.unexplained else ""
+    tail = f" It takes {_list_parameters(parameters)}." if wrong.has_unexplained_clause else ""
     return f"{owner}: {'; '.join(wrong.clauses)}.{tail}"
 
 
 class _MisfitClauses:
     """Describe what is wrong with a call.
 
-    clauses: parts of the sentence, such as "unknown argument heads, write num_heads". unexplained:
-    True if one of them does not say what to write.
+    clauses: parts of the sentence, such as "unknown argument heads, write num_heads"; empty if the
+        call fits.
+    has_unexplained_clause: True if one of the clauses does not say what to write.
     """
 
     def __init__(
@@ -159,20 +160,23 @@ class _MisfitClauses:
         self.args = args
         self.kwargs = kwargs
         self.clauses: list[str] = []
-        self.unexplained = False
-        places = [name for name, p in parameters.items() if p.kind in _POSITIONAL]
-        self.placed = places[: len(args)]
-        self._note_surplus(len(places))
+        self.has_unexplained_clause = False
+        positional = [name for name, p in parameters.items() if p.kind in _POSITIONAL]
+        self.names_given_by_position = positional[: len(args)]
+        self._note_surplus(len(positional))
         self._note_unknown_names()
         self._note_missing()
 
     def _takes_any(self, kind: Any) -> bool:
-        """Return True if the function takes any number of arguments of a kind, by place or by
-        name."""
+        """Return True if the function takes any number of arguments of a kind.
+
+        kind: inspect.Parameter.VAR_POSITIONAL (*args) or VAR_KEYWORD (**kwargs).
+        """
         return any(p.kind is kind for p in self.parameters.values())
 
     def _note_surplus(self, most: int) -> None:
-        """Note too many arguments by place, of which `most` are taken."""
+        """Add a clause if there are more positional arguments than the `most` that the function
+        takes."""
         if self._takes_any(inspect.Parameter.VAR_POSITIONAL) or len(self.args) <= most:
             return
         others = [f"{name}=" for name, p in self.parameters.items() if p.kind is p.KEYWORD_ONLY]
@@ -182,27 +186,28 @@ class _MisfitClauses:
         )
 
     def _note_unknown_names(self) -> None:
-        """Note names that the function does not take, or was given already."""
+        """Add a clause for each keyword that the function does not take, or that a positional
+        argument has given already."""
         any_name = self._takes_any(inspect.Parameter.VAR_KEYWORD)
         for name in self.kwargs:
-            if name in self.placed:
+            if name in self.names_given_by_position:
                 self.clauses.append(f"{name} is given twice")
             elif name not in self.parameters and not any_name:
                 other = replacement_for(name, self.parameters)
                 self.clauses.append(
                     f"unknown argument {name}" + (f", write {other}" if other else "")
                 )
-                self.unexplained |= not other
+                self.has_unexplained_clause |= not other
 
     def _note_missing(self) -> None:
-        """Note required arguments that are missing."""
+        """Add clauses for the required arguments that are missing."""
         clauses_so_far = " ".join(self.clauses)  # may name what to write for a missing argument
         missing = [
             name
             for name, p in self.parameters.items()
             if p.default is p.empty
             and p.kind not in _COLLECTING
-            and name not in (*self.placed, *self.kwargs)
+            and name not in (*self.names_given_by_position, *self.kwargs)
             and f"{name}=" not in clauses_so_far
         ]
         explained = [_CHOICES_IN_WORDS[name] for name in missing if name in _CHOICES_IN_WORDS]
@@ -212,7 +217,7 @@ class _MisfitClauses:
         if others:
             verb = "is" if len(others) == 1 else "are"
             self.clauses.append(f"{' and '.join(others)} {verb} missing")
-            self.unexplained = True
+            self.has_unexplained_clause = True
 
 
 def replacement_for(name: str, accepted: Iterable[str]) -> str:
