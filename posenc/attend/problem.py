@@ -94,13 +94,15 @@ class Problem:
 
     @property
     def is_causal_by_index(self) -> bool:
-        """Return True if the mask equals torch's is_causal: query i sees keys 0 to i, of a problem
-        that is not restricted to some keys."""
+        """Return True if the mask equals torch's is_causal: query i sees keys 0 to i. A
+        problem that `restricted_to_keys` returned answers for all keys, not for its own."""
         mask = self.mask
         if mask is None or not mask.causal or not mask.exact:
             return False
-        positions_are_equal = self.mask_query_offset == 0 and len(self.queries) == len(self.keys)
-        return positions_are_equal and mask.window is None
+        # Both are consecutive if this is not None, so that an equal start is an equal position.
+        starts_are_equal = self.mask_query_offset == 0
+        lengths_are_equal = len(self.queries) == len(self.keys)
+        return starts_are_equal and lengths_are_equal and mask.window is None
 
     @property
     def every_row_sees_a_key(self) -> bool:
@@ -152,16 +154,19 @@ class Problem:
         return (first, last) if first < last else (0, 0)
 
     def mask_scores_in_place(self, scores: Tensor, start: int, stop: int) -> Tensor | None:
-        """Write -inf in place where a key is hidden from queries [start, stop). Return the mask of
-        visible pairs, which broadcasts to `scores`, if the mask was read for all keys anyway:
-        `blocks.attend_with_bias_mask` then sets keys to zero that it hides from all queries.
-        Otherwise None.
+        """Write -inf in place where a key is hidden from queries [start, stop).
+
+        Return the mask of these pairs, True for visible ones, which broadcasts to `scores`. It may
+        hide a key from all queries, or all keys from a query, for which a kernel needs it, see
+        `flash.attend`. Return None if it does neither: if some keys are known to be visible to all
+        queries, or if it hides nothing.
 
         scores: (batch, num_heads, stop - start, kv_len).
         """
         first, last = self.keys_visible_to_all(start, stop)
         if first == last:
             return self._mask_scores_of_keys(scores, start, stop, 0, self.kv_len)
+        # Then only causality and a window hide keys, and never padding, whose values may be NaN.
         self._mask_scores_of_keys(scores, start, stop, 0, first)
         self._mask_scores_of_keys(scores, start, stop, last, self.kv_len)
         return None
@@ -309,6 +314,7 @@ class Problem:
         longest_k = _longest_norm(self.k, num_heads, dtype)
         # 2.04 instead of 2: vectors may be rounded to 16 bits.
         difference = 2.04 * abs(self.scale) * longest_q * longest_k
+        # 0 times infinity or NaN is NaN. The norms of q and k make the sum NaN by themselves.
         nan_unless_finite = 0 * self.v.detach().sum(dtype=dtype)
         return -40 - math.log(self.kv_len) - difference + nan_unless_finite
 

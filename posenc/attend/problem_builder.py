@@ -25,10 +25,15 @@ from posenc.encodings.base.position_encoding import PositionEncoding, QueriesKey
 from posenc.encodings.numerics.grouped_heads import repeat_kv_heads
 from posenc.encodings.numerics.precision import without_autocast
 from posenc.masks import Mask, bind_to_memory_order, check_documents, check_mask
+from posenc.masks.mask import PADDING_NAME
 from posenc.positions import offset_of_first_query, repeated_position
 
 _OWNER = "attention"
 """Function that error messages name."""
+_AT_QUERIES_AND_KEYS = 2
+_AT_SCORES = 3
+_AT_VALUES = 4
+"""Numbers in `Claims.places`."""
 
 
 class CheckedCall(NamedTuple):
@@ -38,29 +43,32 @@ class CheckedCall(NamedTuple):
     queries: Tokens
     keys: Tokens
     v: Tensor
-    """Values as `encoding.transform_values` returned them."""
+    """Values as `encoding.transform_values` returned them, (batch, num_kv_heads, new, v_dim)."""
     mask: Mask | None
     scale: float
     dropout_p: float
 
 
-class RawKeys(NamedTuple):
+class UntransformedKeys(NamedTuple):
     """All keys, the cached ones first, before `encoding.transform`, and their values. Each pass
     transforms these keys for its own positions. Used without a cache, and for encodings that claim
     needs_raw_k."""
 
     keys: Tokens
     v: Tensor
+    """Values (batch, num_kv_heads, kv_len, v_dim)."""
 
 
-class TransformedKeys(NamedTuple):
-    """All keys, the cached ones first, which `encoding.transform` changed before they entered the
-    cache, so that a decode step transforms only the new ones, and their values."""
+class TransformedQueriesKeys(NamedTuple):
+    """The queries, and all keys, the cached ones first, after `encoding.transform`. Keys enter the
+    cache transformed, so that a decode step transforms only the new ones. Used with a cache, unless
+    the encoding claims needs_raw_k."""
 
     q: Tensor
-    """Queries, transformed together with the new keys."""
+    """Queries (batch, num_heads, q_len, width), transformed together with the new keys."""
     keys: Tokens
     v: Tensor
+    """Values (batch, num_kv_heads, kv_len, v_dim)."""
 
 
 class PassInputs(NamedTuple):
@@ -113,8 +121,8 @@ def build_problems(
     all_keys = _join_cached_keys(call, cache)
     shared_mask = _bound_mask(call.mask, call.queries, all_keys.keys)
     passes = _pass_inputs(call.encoding, call.queries, all_keys.keys)
-    transforms = 2 in call.encoding.claims.places
-    if isinstance(all_keys, TransformedKeys) and len(passes) > 1 and transforms:
+    transforms = _AT_QUERIES_AND_KEYS in call.encoding.claims.places
+    if isinstance(all_keys, TransformedQueriesKeys) and len(passes) > 1 and transforms:
         raise ValueError(
             f"{_OWNER}: {type(call.encoding).__name__} changes queries and keys in each of its "
             f"{len(passes)} passes, and the cache stores keys that were changed once. It must "
@@ -178,18 +186,20 @@ def _checked_call(
     )
 
 
-def _join_cached_keys(call: CheckedCall, cache: KVCache | None) -> RawKeys | TransformedKeys:
+def _join_cached_keys(
+    call: CheckedCall, cache: KVCache | None
+) -> UntransformedKeys | TransformedQueriesKeys:
     """Append the new keys and values to the cache, if there is one, and return all keys and values,
     the cached ones first."""
     if cache is None:
-        return RawKeys(call.keys, call.v)
+        return UntransformedKeys(call.keys, call.v)
     if call.encoding.claims.needs_raw_k:
         _check_new_positions(cache, call.keys, call.mask)
-        return RawKeys(*_append_tokens(cache, call.encoding, call.keys, call.v))
+        return UntransformedKeys(*_append_tokens(cache, call.encoding, call.keys, call.v))
     q, k = _transform_queries_keys(call.encoding, call.queries, call.keys)
     rotated = call.keys.with_vectors(k)
     _check_new_positions(cache, rotated, call.mask)
-    return TransformedKeys(q, *_append_tokens(cache, call.encoding, rotated, call.v))
+    return TransformedQueriesKeys(q, *_append_tokens(cache, call.encoding, rotated, call.v))
 
 
 def _check_new_positions(cache: KVCache, new: Tokens, mask: Mask | None) -> None:
@@ -201,7 +211,7 @@ def _check_new_positions(cache: KVCache, new: Tokens, mask: Mask | None) -> None
     if not compares_positions:
         return
     # Packed documents begin again at 0, and padding may have any position.
-    hides_padding = any(tensor.name == "padding" for tensor in mask.captured)
+    hides_padding = any(captured.name == PADDING_NAME for captured in mask.captured)
     may_repeat = mask.separates_documents or hides_padding
     if may_repeat:
         return
@@ -263,7 +273,7 @@ def _pass_inputs(encoding: PositionEncoding, queries: Tokens, keys: Tokens) -> l
 
 def _build_problem(
     call: CheckedCall,
-    all_keys: RawKeys | TransformedKeys,
+    all_keys: UntransformedKeys | TransformedQueriesKeys,
     inputs: PassInputs,
     shared_mask: Mask | None,
     needs_lse: bool,
@@ -279,7 +289,7 @@ def _build_problem(
     """
     encoding = call.encoding
     queries = inputs.queries
-    if isinstance(all_keys, TransformedKeys):
+    if isinstance(all_keys, TransformedQueriesKeys):
         # These were transformed once, at the true positions: there is one pass, or the encoding
         # leaves them as they are.
         q = all_keys.q
@@ -314,8 +324,8 @@ def _build_problem(
 def _keys_for_term(encoding: PositionEncoding, keys: Tokens, num_heads: int) -> Tensor | None:
     """Return untransformed keys (batch, num_heads, kv_len, width), repeated for every query head,
     if the encoding's term reads them; None if it does not."""
-    scores, values = 3, 4  # of the places of Claims
-    acts_in_term = scores in encoding.claims.places or values in encoding.claims.places
+    places = encoding.claims.places
+    acts_in_term = _AT_SCORES in places or _AT_VALUES in places
     if not (encoding.claims.needs_raw_k and acts_in_term):
         return None
     assert keys.x is not None
@@ -346,8 +356,9 @@ def _mask_of_pass(
         pass_mask = _bind_to_tokens(pass_mask, queries, keys)
         check_documents(pass_mask)
         return pass_mask
-    # `&` binds an unbound mask as the other one is. Of two bound masks it must see that they are
-    # bound alike, which it may not see of a tensor and a range: bind both to the same objects.
+    # `&` binds an unbound mask as the other one is. Two bound masks it joins only if it knows that
+    # their positions are equal. It does not know that of a range and a tensor on a GPU: bind this
+    # mask again, to the same objects as the mask of the call.
     if pass_mask.bound:
         pass_mask = _bind_to_tokens(pass_mask, queries, keys)
     return pass_mask & shared_mask

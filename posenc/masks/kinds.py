@@ -7,7 +7,7 @@ from jaxtyping import Int, Shaped
 from torch import Tensor
 
 from posenc.arguments import FARTHEST_POSITION, check_count, explain_misfits
-from posenc.masks.mask import CapturedTensor, Mask, QueryKeyPairs
+from posenc.masks.mask import PADDING_NAME, CapturedTensor, Mask, QueryKeyPairs
 from posenc.positions import check_tensor, check_valid, values_at
 
 # Predicates of the masks below: True where a query sees a key. The result has the shape to which
@@ -73,7 +73,7 @@ def padding(valid: Shaped[Tensor, "batch kv_len"]) -> Mask:
             f"padding: valid must have shape (batch, kv_len), got {tuple(valid.shape)}."
         )
     valid = valid.bool()
-    captured = CapturedTensor("padding", valid, ("batch", "kv_len"))
+    captured = CapturedTensor(PADDING_NAME, valid, ("batch", "kv_len"))
     return Mask(partial(_key_is_no_padding, valid), captured=(captured,), separates_documents=None)
 
 

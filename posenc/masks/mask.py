@@ -35,12 +35,16 @@ class QueryKeyPairs:
     kv_position: Real[Tensor, "..."]
 
 
+PADDING_NAME = "padding"
+"""`CapturedTensor.name` of what `masks.padding` reads, by which other code finds that mask."""
+
+
 @dataclass(frozen=True, eq=False)
 class CapturedTensor:
     """Name a tensor that a predicate reads, so that its sizes can be checked."""
 
     name: str
-    """What it holds, such as "padding", for messages."""
+    """What it holds, such as PADDING_NAME, for messages."""
     tensor: Shaped[Tensor, "..."]
     axes: tuple[str, ...]
     """What each of its axes counts: "batch", "q_len" or "kv_len"."""

@@ -12,7 +12,7 @@ from jaxtyping import Real
 from torch import Tensor
 
 from posenc.arguments import explain_misfits
-from posenc.masks.mask import Mask
+from posenc.masks.mask import PADDING_NAME, Mask
 from posenc.positions import (
     consecutive_positions,
     first_text_returns,
@@ -93,8 +93,8 @@ def _compares_positions(mask: Mask) -> bool:
 
 
 class _OtherDocuments(IntEnum):
-    """Which keys of other documents in its row a query may see by mistake, because the caller has
-    not named documents."""
+    """Kinds of keys of other documents in its row that a query may see by mistake, because the
+    caller has not named documents."""
 
     NONE = 0
     """None: the mask names documents. So does ~document(ids), which shows the others on purpose."""
@@ -106,8 +106,10 @@ class _OtherDocuments(IntEnum):
 
 
 def _possible_leak(mask: Mask, inverted: bool = False) -> _OtherDocuments:
-    """Return the keys of other documents that a mask, or if `inverted` its inverse, may show by
-    mistake."""
+    """Return which kind of keys of other documents a mask may show by mistake.
+
+    inverted: judge the inverse ~mask instead.
+    """
     if mask.operator == "~":
         return _possible_leak(mask.parts[0], not inverted)
     if not mask.parts:
@@ -125,8 +127,11 @@ def _possible_leak(mask: Mask, inverted: bool = False) -> _OtherDocuments:
 
 
 def _keys_without_padding(mask: Mask, inverted: bool = False) -> Tensor | None:
-    """Return the keys that padding does not hide from all queries, (batch, kv_len); None for all of
-    them."""
+    """Return booleans (batch, kv_len), True for keys that padding does not hide from all queries.
+    Return None if padding hides no key.
+
+    inverted: answer for the inverse ~mask instead.
+    """
     if mask.operator == "~":
         return _keys_without_padding(mask.parts[0], not inverted)
     if not mask.parts:
@@ -144,12 +149,12 @@ def _padding_tensor(mask: Mask) -> Tensor | None:
     """Return the tensor (batch, kv_len) of masks.padding, True for tokens that are no padding, of a
     mask without parts; None for a mask of another kind."""
     for captured in mask.captured:
-        if captured.name == "padding":
+        if captured.name == PADDING_NAME:
             return captured.tensor
     return None
 
 
 def _needs_all_parts(mask: Mask, inverted: bool) -> bool:
-    """Return True if a key must be shown by all parts of a mask, or of its inverse: the inverse of
-    a & b is ~a | ~b."""
+    """Return True if a mask shows a key only where all its parts do. If `inverted`, answer for the
+    inverse ~mask and its parts ~part: the inverse of a | b is ~a & ~b."""
     return (mask.operator == "&") != inverted

@@ -26,11 +26,11 @@ def main() -> None:
         if width == 200 and (mask is None or q_len > 100):
             continue
         row = torch.randn(4, q_len + kv_len - 1)
-        lse, mean = torch.randn(2, 4, q_len) + 5, torch.randn(2, 4, q_len)
+        lse, delta = torch.randn(2, 4, q_len) + 5, torch.randn(2, 4, q_len)
         lse[:, :, 0] = torch.inf  # a query that sees no key
         gradient.BLOCK_SIZE = kernel.block_size(q, v)
         offsets = gradient._block_offsets(built, gradient.BLOCK_SIZE, 10**6)
-        tensors = gradient.ScoreInputs(q, k, v, grad, lse, mean, row)
+        tensors = gradient.ScoreInputs(q, k, v, grad, lse, delta, row)
         want = gradient._score_gradients_by_block_offset(built, tensors, offsets)
         got = kernel.diagonal_block_sums(*tensors, built.scale, built.visible_distances, offsets)
         # float32 sums in another order; weights are up to exp of scores, of any size here

@@ -4,8 +4,11 @@ The bias of query i and key j is row[q_len - 1 - i + j], so the gradient of an e
 the sum of the gradients of the scores on one diagonal:
 
     d_row[q_len - 1 - d] = sum of d_scores[i, j] over i - j = d
-    d_scores = weights * (d_weights - mean),   weights = exp(scores - lse),
-    d_weights = grad v^T,   mean[i] = grad[i] . out[i] - grad_lse[i]
+    d_scores = weights * (d_weights - delta),   weights = exp(scores - lse),
+    d_weights = grad v^T,   delta[i] = grad[i] . out[i] - grad_lse[i]
+
+`delta` is what flash attention calls so: the mean of d_weights by the weights of a query, which is
+grad[i] . out[i], and from it the gradient of the log-sum-exp subtracted.
 
 Scores are cut into blocks of BLOCK_SIZE queries and BLOCK_SIZE keys. Blocks along one diagonal of
 blocks are equally far apart: their `offset` is the same (number of the block of queries minus
@@ -92,14 +95,14 @@ class _RowGradient(torch.autograd.Function):
         q, k, v, out, lse, row = ctx.saved_tensors
         grad_or_zero = torch.zeros_like(out) if grad is None else grad
         with without_autocast(q.device):  # backward may be called inside it
-            mean = (grad_or_zero.to(row.dtype) * out.to(row.dtype)).sum(-1)
+            delta = (grad_or_zero.to(row.dtype) * out.to(row.dtype)).sum(-1)
             if grad_lse is not None:
-                mean = mean - grad_lse
+                delta = delta - grad_lse
             # exp(-inf) = 0 is the weight of all keys for queries that see none.
             lse = lse.masked_fill(lse == -torch.inf, torch.inf)
             dtype = ctx.problem.product_dtype
             q, k, v, grad_or_zero = (t.to(dtype) for t in (q, k, v, grad_or_zero))
-            inputs = ScoreInputs(q, k, v, grad_or_zero, lse, mean, row)
+            inputs = ScoreInputs(q, k, v, grad_or_zero, lse, delta, row)
             d_row = _row_gradient(ctx.problem, inputs, grad_lse)
         return grad, grad_lse, d_row, None
 
@@ -115,7 +118,7 @@ class ScoreInputs(NamedTuple):
     """Gradient of the output, (batch, num_heads, q_len, v_dim)."""
     lse: Tensor
     """Log-sum-exp of each query's scores, inf for queries that see no key."""
-    mean: Tensor
+    delta: Tensor
     """grad . out - grad_lse of each query."""
     row: Tensor
     """Bias by falling distance, (num_heads, q_len + kv_len - 1)."""
@@ -132,7 +135,7 @@ def _row_gradient(problem: Problem, inputs: ScoreInputs, grad_lse: Tensor | None
         offsets = _block_offsets(problem, kernel.block_size(inputs.q, inputs.v), constant_from)
         contiguous_inputs = inputs._replace(
             lse=inputs.lse.contiguous(),
-            mean=inputs.mean.contiguous(),
+            delta=inputs.delta.contiguous(),
             row=row.contiguous(),
         )
         block_sums = kernel.diagonal_block_sums(
@@ -183,7 +186,7 @@ class QueryBlocks(NamedTuple):
     q: Tensor
     grad: Tensor
     lse: Tensor
-    mean: Tensor
+    delta: Tensor
 
 
 class KeyBlocks(NamedTuple):
@@ -198,7 +201,7 @@ def _score_gradients_by_block_offset(
 ) -> Tensor:
     """Return, for each of the offsets, the sum of the gradients of the scores of all blocks with
     this offset: (len(offsets), num_heads, BLOCK_SIZE, BLOCK_SIZE)."""
-    q, k, v, grad, lse, mean, row = inputs
+    q, k, v, grad, lse, delta, row = inputs
     dtype = row.dtype
     batch, heads, q_len, _ = q.shape
     q_blocks = -(-q_len // BLOCK_SIZE)
@@ -208,7 +211,7 @@ def _score_gradients_by_block_offset(
         grad=_split_into_blocks(grad.to(dtype), q_blocks),
         # Queries of padding have weights exp(-inf) = 0.
         lse=_split_into_blocks(lse[..., None], q_blocks, torch.inf),
-        mean=_split_into_blocks(mean[..., None], q_blocks),
+        delta=_split_into_blocks(delta[..., None], q_blocks),
     )
     keys = KeyBlocks(
         k=_split_into_blocks(repeat_kv_heads(k, heads).to(dtype), k_blocks),
@@ -293,7 +296,7 @@ def _sum_score_gradients(
     blocks = queries.q.shape[2]
     scores.masked_fill_(_hidden_or_padding(problem, q_block, k_block, blocks), -torch.inf)
     weights = scores.exp_()
-    d_scores = (queries.grad @ keys.v.mT).sub_(queries.mean).mul_(weights)
+    d_scores = (queries.grad @ keys.v.mT).sub_(queries.delta).mul_(weights)
     return d_scores.sum((0, 2))
 
 

@@ -49,7 +49,7 @@ def _sum_diagonals_kernel(
     v,
     grad,
     lse,
-    mean,
+    delta,
     row,
     out,
     q_batch_stride,
@@ -156,7 +156,7 @@ def _sum_diagonals_kernel(
             )
             # Padded queries have weights exp(-inf) = 0.
             block_lse = tl.load(lse + row_start + i, mask=is_query, other=float("inf"))
-            block_mean = tl.load(mean + row_start + i, mask=is_query, other=0.0)
+            block_delta = tl.load(delta + row_start + i, mask=is_query, other=0.0)
             scores = (
                 tl.dot(block_q, tl.trans(block_k), input_precision=PRECISION) * (scale * LOG2_E)
                 + bias
@@ -164,7 +164,7 @@ def _sum_diagonals_kernel(
             scores = tl.where(is_key[None, :], scores, float("-inf"))
             weights = tl.math.exp2(scores - (block_lse * LOG2_E)[:, None])
             d_weights = tl.dot(block_grad, tl.trans(block_v), input_precision=PRECISION)
-            total += weights * (d_weights - block_mean[:, None])
+            total += weights * (d_weights - block_delta[:, None])
     target = ((offset_index * PARTS + part).to(tl.int64) * heads + head64) * BLOCK * BLOCK
     tl.store(out + target + index_in_block[:, None] * BLOCK + index_in_block[None, :], total)
 
@@ -175,7 +175,7 @@ def diagonal_block_sums(
     v: Tensor,
     grad: Tensor,
     lse: Tensor,
-    mean: Tensor,
+    delta: Tensor,
     row: Tensor,
     scale: float,
     visible: tuple[int, int],
@@ -186,7 +186,7 @@ def diagonal_block_sums(
     in a block.
 
     q, grad (batch, num_heads, q_len, ...), k, v (batch, num_kv_heads, kv_len, ...), all of one
-    dtype; lse, mean (batch, num_heads, q_len) and row (num_heads, q_len + kv_len - 1) in float32,
+    dtype; lse, delta (batch, num_heads, q_len) and row (num_heads, q_len + kv_len - 1) in float32,
     contiguous. `visible`: the least and the greatest distance by index at which a key is visible.
     """
     batch, heads, q_len, width = q.shape
@@ -201,7 +201,7 @@ def diagonal_block_sums(
             v,
             grad,
             lse,
-            mean,
+            delta,
             row,
             out,
             *q.stride(),

@@ -29,10 +29,11 @@ from posenc.encodings.numerics.torch_modes import is_readable
 BLOCK_ROWS = 512
 """Maximum number of queries in a block, all of which read one row of bias."""
 MAX_CHANGE_BY_BLOCK_SIZE = {BLOCK_ROWS: 64, 128: 128, 32: 128}
-"""How much row[i] may change within a block, by the number of queries in it, the most first.
-Larger changes would make the bias coarse (float32 rounds 64 by up to 4e-6) and give tiny weights,
-which are slow. `_block_size` takes the first size whose bound holds; if none does, another way
-attends."""
+"""Maximum change of row[i] within a block, by the number of queries in the block.
+
+A larger change would make the bias coarse, because float32 rounds 64 by up to 4e-6. It would also
+give tiny weights, which are slow, and more of them in larger blocks. `_block_size` takes the first
+size, the largest, whose maximum holds. If none does, this form cannot run."""
 MAX_MAGNITUDE = {torch.float32: 2.0**28, torch.float64: 2.0**12}
 """Maximum absolute value of row and key, which are float64, by the dtype of the scores: float64
 then rounds their difference by less than 1e-7 for float32, and 1e-12 for float64."""

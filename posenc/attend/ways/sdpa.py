@@ -17,13 +17,14 @@ from posenc.encodings.numerics.precision import without_autocast
 NEAR_ROWS = 1024
 """Queries that attend to near keys at a time, in the form "near and far"."""
 MASKED_ROWS = 256
-"""Queries per call if masks are materialized."""
-# Float32 arrays of the size of q that the form "near and far" holds at its peak, chosen such that
-# their sum fits what tests/attend/test_near_and_far.py measures.
+"""Queries per call of the form "plain" if a mask is materialized for them."""
+# Arrays of the size of q, in float32 whatever the dtype of q, that the form "near and far" holds at
+# its peak. Their sum was chosen to fit what tests/attend/test_near_and_far.py measures, in float32
+# with heads of 16 channels.
 NEAR_ARRAYS = 4
 """For near keys, whatever their number."""
 NEAR_ARRAYS_PER_KEY = 4.5
-"""For near keys, to be multiplied by their number divided by the head's width."""
+"""For near keys, to be multiplied by their number divided by the width of q's heads."""
 FAR_ARRAYS_TRAINING = 12
 """For far keys, with gradients."""
 FAR_ARRAYS = 2
@@ -31,7 +32,8 @@ FAR_ARRAYS = 2
 
 
 def run(problem: Problem, form: str) -> tuple[Tensor, Tensor | None]:
-    """Attend in one of choose.SDPA_FORMS; return the output, and the log-sum-exp if needed."""
+    """Attend in a form, a key of choose.SDPA_FORMS. Return the output (batch, num_heads, q_len,
+    v_dim), and the log-sum-exp (batch, num_heads, q_len) if the problem needs it, else None."""
     if form == "near and far":
         return _attend_near_and_far(problem)
     if form == "strips":
@@ -60,7 +62,7 @@ def _attend_without_term(problem: Problem) -> Tensor:
 
 
 def cost(problem: Problem, form: str) -> Cost:
-    """Return the expected time and memory of a form."""
+    """Return the expected time and memory of the problem in a form, a key of choose.SDPA_FORMS."""
     time_growth = "O(q_len * kv_len)"
     if problem.mask is not None and problem.mask.window is not None:
         time_growth = f"O(q_len * {min(problem.mask.window, problem.kv_len)})"

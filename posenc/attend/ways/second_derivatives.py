@@ -21,22 +21,28 @@ def make_twice_differentiable(problem: Problem, out: Tensor) -> Tensor:
     of it can be differentiated again."""
     if not out.requires_grad or torch.compiler.is_compiling():
         return out
-    # These, and not the problem: the function below must not hold q, k and v, which a backward
-    # pass frees.
+    # Only these, and not the problem: the function below lives as long as the graph, and would keep
+    # q, k and v in memory after a backward pass has freed them.
     mask = problem.mask
     batch, heads, q_len = problem.q.shape[:3]
     kv_len = problem.kv_len
     device = problem.q.device
 
-    def visible() -> Tensor | None:
+    def make_visible() -> Tensor | None:
+        """Return True for visible pairs, to be broadcast to the scores; None if all are visible."""
         return None if mask is None else mask.rows(batch, heads, 0, q_len, kv_len, device)
 
-    return _TwiceDifferentiable.apply(problem.q, problem.k, problem.v, out, problem.scale, visible)  # type: ignore[return-value]
+    return _TwiceDifferentiable.apply(  # type: ignore[return-value]
+        problem.q, problem.k, problem.v, out, problem.scale, make_visible
+    )
 
 
 class _TwiceDifferentiable(torch.autograd.Function):
     """Return `out` unchanged. Its gradient goes to `out`, and so to the kernel's backward pass. A
-    gradient that will be differentiated again goes to q, k and v instead, by dense operations."""
+    gradient that will be differentiated again goes to q, k and v instead, by dense operations.
+
+    make_visible: function that returns the mask of all pairs, True for visible ones, or None.
+    """
 
     @staticmethod
     def forward(
@@ -46,20 +52,21 @@ class _TwiceDifferentiable(torch.autograd.Function):
         v: Tensor,
         out: Tensor,
         scale: float,
-        visible: Callable[[], Tensor | None],
+        make_visible: Callable[[], Tensor | None],
     ) -> Tensor:
         ctx.save_for_backward(q, k, v)
         ctx.scale = scale
-        ctx.visible = visible
+        ctx.make_visible = make_visible
         return out.view_as(out)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         if not torch.is_grad_enabled():
+            # The whole gradient goes to the fourth input, `out`.
             return None, None, None, grads[0], None, None
         q, k, v = ctx.saved_tensors
         with without_autocast(q.device):  # backward may be called inside it
-            visible = ctx.visible()
+            visible = ctx.make_visible()
             bias = q.new_zeros((), dtype=at_least_float32(q.dtype))
             if visible is not None:
                 bias = bias.expand(visible.shape).masked_fill(~visible, -torch.inf)

@@ -41,7 +41,8 @@ def run(problem: Problem) -> tuple[Tensor, Tensor | None]:
     """Attend by strips of queries at consecutive positions, with a bias that depends on the
     distance only. Return the output, and the log-sum-exp if needed."""
     if problem.term is None and problem.is_causal_by_index and not problem.needs_grad:
-        # torch's own causal kernel is called for its log-sum-exp.
+        # Only a log-sum-exp is missing from the form "plain". The operator below returns it, and is
+        # causal by itself: it needs no row of bias. It has no backward pass here.
         q, k, v = flash.pad_to_same_width(problem.q, problem.k, problem.v)
         out, lse = flash.attend(q, k, v, None, problem.scale)
         return out[..., : problem.v.shape[-1]], lse
@@ -67,7 +68,8 @@ def run(problem: Problem) -> tuple[Tensor, Tensor | None]:
     if not problem.needs_lse:
         return out, None
     sees_no_key = lse == -torch.inf
-    # It is -inf there already: filling it again keeps gradients from passing on to these queries.
+    # lse is -inf there already. Filling it again stops the gradient of lse for these queries, which
+    # the backward pass would take for the gradient of a sum over keys.
     return out, lse.masked_fill(sees_no_key, -torch.inf)
 
 
