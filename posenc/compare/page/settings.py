@@ -3,7 +3,6 @@
 import re
 from collections.abc import Iterator, Mapping, Sequence
 
-from posenc.compare.rates import pairs_turned_by_tuning
 from posenc.compare.results import RATE_FACTORS, RateCheck, RateTried, Study, TrialResult
 from posenc.compare.trial.config import TrialConfig
 from posenc.report.report import Block, Links, Section
@@ -59,6 +58,24 @@ def _tuning_blocks(study: Study) -> Iterator[Block]:
         yield f"One rate for all would turn the order of the search's trials: {pairs}."
     else:
         yield "One rate for all would give the search's trials the same order."
+
+
+def pairs_turned_by_tuning(
+    checks: Sequence[RateCheck], margin: float = 0.0
+) -> list[tuple[str, str]]:
+    """Return the pairs (a, b) in which `a` is ahead after tuning alike and `b` with one rate and
+    the usual settings for all, both by more than `margin` bits, among the trials of a search."""
+    losses = {}
+    for check in checks:
+        tuned = None if check.best is None else check.best.bits
+        if check.plain_bits is not None and tuned is not None:
+            losses[check.encoding] = (tuned, check.plain_bits)
+    return [
+        (a, b)
+        for a in losses
+        for b in losses
+        if losses[b][0] - losses[a][0] > margin and losses[a][1] - losses[b][1] > margin
+    ]
 
 
 def _tuning_row(check: RateCheck) -> list[Value]:

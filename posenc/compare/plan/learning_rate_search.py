@@ -4,8 +4,14 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
-from posenc.compare.rates import choose_rates
-from posenc.compare.results import RATE_FACTORS, RATE_STEPS_DIVISOR, Study, TrialResult
+from posenc.compare.results import (
+    RATE_FACTORS,
+    RATE_STEPS_DIVISOR,
+    RateCheck,
+    RateTried,
+    Study,
+    TrialResult,
+)
 from posenc.compare.trial.config import TrialConfig
 
 
@@ -50,3 +56,34 @@ def with_chosen_rates(study: Study, results: Sequence[TrialResult]) -> Study:
         for trial in study.trials
     )
     return replace(study, trials=trials, rates=rates)
+
+
+def choose_rates(results: Sequence[TrialResult]) -> tuple[RateCheck, ...]:
+    """Return, for every task and encoding of the results, the rates tried and the one with the
+    lowest validation loss at the end of training, never one whose trial failed.
+
+    Raises: ValueError for a trial that was tested beyond the training length.
+    """
+    tried: dict[tuple[str, str], list[RateTried]] = {}
+    for result in results:
+        config = result.config
+        if config.test_lengths != (config.train_length,):
+            raise ValueError(
+                f"A learning rate is chosen at the training length {config.train_length} only, "
+                f"but this trial was tested at {', '.join(map(str, config.test_lengths))}."
+            )
+        is_trained = result.reason is None and bool(result.training)
+        bits = result.training[-1].valid if is_trained else None
+        rates = tried.setdefault((config.task, config.encoding), [])
+        rates.append(RateTried(config.lr, bits, result.reason))
+    return tuple(
+        RateCheck(task, encoding, tuple(rates), _best_rate(rates))
+        for (task, encoding), rates in tried.items()
+    )
+
+
+def _best_rate(rates: Sequence[RateTried]) -> float | None:
+    """Return the rate with the lowest finite loss, or None if none has one."""
+    known = [rate for rate in rates if rate.bits is not None and math.isfinite(rate.bits)]
+    # `known` has no None; `or` tells this to the type checker.
+    return min(known, key=lambda rate: rate.bits or 0.0).lr if known else None

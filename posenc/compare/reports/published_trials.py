@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from posenc.compare.judge.sentences import join_names
-from posenc.compare.rates import choose_rates
+from posenc.compare.plan.learning_rate_search import choose_rates
 from posenc.compare.reports.leaderboard import BOARD, ROWS, published_file
 from posenc.compare.reports.merge import join_distinct_values, joined_by_slashes, recipe_of
 from posenc.compare.results import FORMAT, CorpusInfo, RateCheck, Study, TrialResult

@@ -6,6 +6,7 @@ import pytest
 
 from posenc.compare.defaults import DEFAULT_ENCODINGS
 from posenc.compare.options import Options
+from posenc.compare.page.settings import pairs_turned_by_tuning
 from posenc.compare.plan import equal_tuning
 from posenc.compare.plan.encodings import read_encodings
 from posenc.compare.plan.equal_tuning import (
@@ -20,7 +21,6 @@ from posenc.compare.plan.equal_tuning import (
     with_options,
 )
 from posenc.compare.plan.plan import make_plan
-from posenc.compare.rates import pairs_turned_by_tuning
 from posenc.compare.results import FORMAT, RateCheck, RateTried, Study, TrainingPoint, TrialResult
 
 TRIAL = make_plan(Options(["rope", "alibi"], tune=True)).task_trials[0]

@@ -9,8 +9,7 @@ import pytest
 from posenc.compare.judge.summary import summarise_tasks
 from posenc.compare.options import Options
 from posenc.compare.page.report import report_of
-from posenc.compare.plan.learning_rate_search import rate_trials, with_chosen_rates
-from posenc.compare.rates import choose_rates
+from posenc.compare.plan.learning_rate_search import choose_rates, rate_trials, with_chosen_rates
 from posenc.compare.reports.merge import merge_runs
 from posenc.compare.results import Study, TrainingPoint, TrialResult
 from posenc.compare.study import run_study
