@@ -8,11 +8,27 @@ from typing import Any, NamedTuple
 
 from posenc.command_line.errors import describe_os_error
 from posenc.command_line.options import check_choice
-from posenc.doctor import answer, asking, two_files
-from posenc.doctor.answer import Judgement
+from posenc.doctor import asking, two_files
 from posenc.doctor.case import Case
 from posenc.doctor.option_checks import actions_asked_for, check_options, ignored_codes
 from posenc.doctor.options import Options
+from posenc.doctor.report import (
+    Judgement,
+    report_of,
+    report_of_answers,
+    report_of_comparison,
+    report_of_converted_copy,
+    report_of_fixed_copy,
+    report_of_fixed_gguf,
+    report_of_layout,
+    report_of_options,
+    report_of_permuted_adapter,
+    report_of_position_ids,
+    report_of_rule,
+    report_of_scaled_adapter,
+    report_of_several,
+    report_without_judgement,
+)
 from posenc.doctor.rule import Finding
 from posenc.doctor.rules import RULES, findings
 from posenc.doctor.rules.overrides import OVERRIDES
@@ -67,7 +83,7 @@ def run(options: Options) -> tuple[Report, int]:
     except NoRotationError as nothing:
         if not _only_judges(options):
             raise
-        return answer.report_without_judgement(str(nothing), str(nothing)), 0
+        return report_without_judgement(str(nothing), str(nothing)), 0
 
 
 def _run_on_rotating_model(options: Options, answers: RuntimeAnswers | None) -> tuple[Report, int]:
@@ -84,7 +100,7 @@ def _run_on_rotating_model(options: Options, answers: RuntimeAnswers | None) -> 
     except UnknownFamilyError as unknown:
         where = f"{options.paths[0]}: " if len(options.paths) == 1 else ""
         headline = f"{where}{unknown}. Nothing was judged, fixed or proved."
-        return answer.report_without_judgement(headline, str(unknown)), 3
+        return report_without_judgement(headline, str(unknown)), 3
 
 
 def _only_judges(options: Options) -> bool:
@@ -97,7 +113,7 @@ def _do_what_options_ask(options: Options, answers: RuntimeAnswers | None) -> tu
     check_options(options)
     if options.explain is not None:
         code = check_choice("--explain", options.explain.upper(), RULES)
-        return answer.report_of_rule(RULES[code]), 0
+        return report_of_rule(RULES[code]), 0
     if options.each:
         return _judge_each(options)
     if len(options.paths) == 2:
@@ -136,7 +152,7 @@ def _options_of_server(source: Source, options: Options) -> Report:
     meaning = meaning_of(source.config, options.length)
     require_no_guess(source, meaning, "no options can say it")
     command_line = override_options(source.raw, meaning, options.overrides)
-    return answer.report_of_options(options.overrides, command_line)
+    return report_of_options(options.overrides, command_line)
 
 
 def _write_fixed_copy(case: Case, options: Options) -> tuple[Report, int]:
@@ -161,7 +177,7 @@ def _write_fixed_copy(case: Case, options: Options) -> tuple[Report, int]:
         )
     if case.metadata is not None:
         fixed = fix_gguf(case.source, options.out, options.like)
-        return answer.report_of_fixed_gguf(options.out, fixed), 0
+        return report_of_fixed_gguf(options.out, fixed), 0
     if options.like is not None:
         raise ValueError("--like goes with --fix of a GGUF file.")
     runtimes = _runtimes_named_by_for(options)
@@ -178,7 +194,7 @@ def _write_fixed_copy(case: Case, options: Options) -> tuple[Report, int]:
     who = None if options.ask is None else ask
     copy = fix(case.source, options.out, runtimes, options.length, versions, who)
     code = 1 if copy.recipe.cannot else 0
-    return answer.report_of_fixed_copy(options.out, copy, options.prefer, settled), code
+    return report_of_fixed_copy(options.out, copy, options.prefer, settled), code
 
 
 def _with_preferred_keys(source: Source, preferred: str) -> Source:
@@ -242,7 +258,7 @@ def _judge(case: Case, options: Options, answers: RuntimeAnswers) -> tuple[Repor
     can_be_fixed = _first_finding_to_correct_by_hand(case, all_findings) is None
     judgement = Judgement(case, counted, silenced, can_be_fixed, answers.notes)
     code = 1 if any(finding.severity == "E" for finding in counted) else 0
-    return answer.report_of(judgement), code
+    return report_of(judgement), code
 
 
 def _answers_of_asked_runtimes(
@@ -253,7 +269,7 @@ def _answers_of_asked_runtimes(
     Raises: UnknownFamilyError if none of them answered.
     """
     if case.own_answers:
-        return answer.report_of_answers(case, str(unknown), notes)
+        return report_of_answers(case, str(unknown), notes)
     why_nobody_answered = " ".join(notes).rstrip(".")  # the headline ends the sentence
     if not why_nobody_answered and case.source.spelling == asking.READS:
         why_nobody_answered = "--ask PYTHON asks a runtime that has it"
@@ -287,7 +303,7 @@ def _judge_each(options: Options) -> tuple[Report, int]:
     not_judged = codes.count(3)
     if not options.strict:
         codes = [0 if code == 3 else code for code in codes]
-    several = answer.report_of_several(options.paths, reports, not_judged)
+    several = report_of_several(options.paths, reports, not_judged)
     return several, max(codes, key=GRAVITY.index)
 
 
@@ -313,18 +329,18 @@ def _judge_or_skip(path: Path, options: Options, answers: RuntimeAnswers) -> tup
     try:
         if _describes_no_model(path):
             skipped = "it describes no model"
-            return answer.report_without_judgement(f"{path}: skipped, {skipped}.", skipped), 0
+            return report_without_judgement(f"{path}: skipped, {skipped}.", skipped), 0
         return _run_on_rotating_model(
             replace(options, paths=(path,), each=False, strict=False), answers
         )
     except NoRotationError as nothing:
-        return answer.report_without_judgement(f"skipped: {nothing}", str(nothing)), 0
+        return report_without_judgement(f"skipped: {nothing}", str(nothing)), 0
     except OSError as error:
         why = describe_os_error(error)
-        return answer.report_without_judgement(why, why), 2
+        return report_without_judgement(why, why), 2
     except ValueError as error:
         why = f"{error}" if str(path) in str(error) else f"{path}: {error}"
-        return answer.report_without_judgement(why, why), 2
+        return report_without_judgement(why, why), 2
 
 
 def _write_adapter(options: Options) -> Report:
@@ -340,14 +356,14 @@ def _write_adapter(options: Options) -> Report:
         runtimes = _runtimes_named_by_for(options)
         versions = _versions_named_by_for(options)
         scaled = adapters.fix(folder, options.like, options.out, runtimes, options.length, versions)
-        return answer.report_of_scaled_adapter(options.out, scaled.tensors, scaled.factor)
+        return report_of_scaled_adapter(options.out, scaled.tensors, scaled.factor)
     if options.convert_layout is not None:
         assert options.out is not None
         interleaved = layout.is_interleaved(options.convert_layout)
         tensors = adapters.convert_layout(
             folder, options.like, options.out, to_interleaved=interleaved
         )
-        return answer.report_of_permuted_adapter(options.out, tensors)
+        return report_of_permuted_adapter(options.out, tensors)
     raise ValueError(
         f"{folder} is a LoRA adapter: its positions are its model's. --fix or --convert-layout, "
         "with --like MODEL --out NEW, write the one that goes with a fixed model."
@@ -364,10 +380,10 @@ def _measure_or_convert_layout(options: Options) -> tuple[Report, int]:
     if options.convert_layout is not None:
         assert options.out is not None
         copy = layout.write_converted_copy(folder, options.out, options.convert_layout)
-        return answer.report_of_converted_copy(options.out, copy), 0
+        return report_of_converted_copy(options.out, copy), 0
     assert options.text is not None
     verdict = layout.measure_layout(folder, options.text)
-    return answer.report_of_layout(verdict), int(verdict.mismatch)
+    return report_of_layout(verdict), int(verdict.mismatch)
 
 
 def _runtimes_named_by_for(options: Options) -> tuple[str, ...]:
@@ -417,7 +433,7 @@ def _compare_positions(case: Case, path: Path) -> tuple[Report, int]:
     _require_config(case.source, "--positions")
     with path_in_errors(path):
         lines, notes = compare_position_ids(read_json(path, LARGEST_INDEX), case.model)
-    report = answer.report_of_position_ids(path, lines, notes, case.model.model_type)
+    report = report_of_position_ids(path, lines, notes, case.model.model_type)
     return report, int(bool(lines))
 
 
@@ -473,7 +489,7 @@ def _compare_two_files(options: Options) -> tuple[Report, int]:
     at_length = ""
     if options.length is not None and {first.switch, second.switch} != {"static"}:
         at_length = f" at {options.length} tokens"
-    report = answer.report_of_comparison(options.paths, (first, second), lines, at_length)
+    report = report_of_comparison(options.paths, (first, second), lines, at_length)
     return report, int(bool(lines))
 
 

@@ -2,10 +2,11 @@
 
 from pathlib import Path
 
-from posenc.doctor import answer, running
+from posenc.doctor import running
 from posenc.doctor.case import Case
 from posenc.doctor.cures import fixing
 from posenc.doctor.options import Options
+from posenc.doctor.report import report_of_fixed_copy, report_of_fixed_gguf
 from posenc.doctor.rules import findings
 from posenc.report.report import as_json
 from posenc.report.terminal import as_text
@@ -38,9 +39,9 @@ def run(options: Options) -> tuple[str, int]:
 def fix(source, out, named=tuple(RUNTIMES), length=None):
     """What `--fix` prints about a file that was read, and its exit code."""
     if source.metadata is not None:
-        return as_text(answer.report_of_fixed_gguf(out, fixing.fix_gguf(source, out, None))), 0
+        return as_text(report_of_fixed_gguf(out, fixing.fix_gguf(source, out, None))), 0
     copy = fixing.fix(source, out, named, length)
-    return as_text(answer.report_of_fixed_copy(out, copy)), int(bool(copy.recipe.cannot))
+    return as_text(report_of_fixed_copy(out, copy)), int(bool(copy.recipe.cannot))
 
 
 def row_of(runtime: str, text: str) -> list[str]:

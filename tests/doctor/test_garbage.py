@@ -7,9 +7,9 @@ import random
 
 import pytest
 
-from posenc.doctor.answer import Judgement, report_of
 from posenc.doctor.case import Case
 from posenc.doctor.options import Options
+from posenc.doctor.report import Judgement, report_of
 from posenc.doctor.rules import findings
 from posenc.doctor.running import _first_finding_to_correct_by_hand
 from posenc.report.html_page import page_of

@@ -115,7 +115,7 @@ def test_a_cure_says_who_is_right_and_which_key():
     ],
 )
 def test_the_indexers_layout_is_checked(name, given, wrong):
-    from posenc.doctor.answer import Judgement, report_of
+    from posenc.doctor.report import Judgement, report_of
     from posenc.report.terminal import as_text
     from tests.doctor.judging import case
 

@@ -8,12 +8,12 @@ import pytest
 import torch
 
 from posenc import ModelShape, PositionEncoding, create
-from posenc.inspect.checkpoint import answer as of_checkpoint
+from posenc.inspect.checkpoint import headline as of_checkpoint
 from posenc.inspect.checkpoint.judgement import extended_length, heads_by_target, judge_swap
 from posenc.inspect.checkpoint.positions import Bias, PositionTable, Rotation
 from posenc.inspect.checkpoint.structure import Structure
 from posenc.inspect.checkpoint.swap import Swap, SwapEffect
-from posenc.inspect.encoding import answer as of_encoding
+from posenc.inspect.encoding import headline as of_encoding
 from posenc.inspect.encoding import judgement, report, scores
 from posenc.inspect.encoding.measurements import SpecSheet
 from posenc.inspect.encoding.scores import Decay, Resolution

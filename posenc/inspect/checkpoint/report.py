@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from statistics import fmean
 from typing import Any
 
-from posenc.inspect.checkpoint.answer import answer_in_words, swap_in_words
+from posenc.inspect.checkpoint.headline import answer_in_words, swap_in_words
 from posenc.inspect.checkpoint.judgement import Judgement, SwapFindings
 from posenc.inspect.checkpoint.measurements import CheckpointSheet
 from posenc.inspect.checkpoint.positions import (

@@ -3,14 +3,14 @@
 import math
 from collections.abc import Iterator, Sequence
 
-from posenc.inspect.encoding.answer import (
+from posenc.inspect.encoding.compile_export_time import COST_LENGTH
+from posenc.inspect.encoding.headline import (
     answer_in_words,
     cost_in_words,
     first_layer_note,
     limits_in_words,
     near_and_far_in_words,
 )
-from posenc.inspect.encoding.compile_export_time import COST_LENGTH
 from posenc.inspect.encoding.judgement import Judgement
 from posenc.inspect.encoding.measurements import SpecSheet
 from posenc.inspect.encoding.precision import LARGEST_ANGLE_ERROR

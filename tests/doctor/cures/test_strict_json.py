@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from posenc.doctor.answer import report_of_layout
 from posenc.doctor.cures.layout import LayoutVerdict
+from posenc.doctor.report import report_of_layout
 from posenc.files.sealed_json import strict_json
 from posenc.report.report import as_json
 from posenc.runtimes.writers.copies import write_config
