@@ -51,10 +51,10 @@ def rules() -> dict[str, Any]:
     which they differ, and every word that decides in a rule (`words`), so that the page knows
     which keys it does not judge."""
     from posenc.doctor.rules import foreign_names, numbers, rope_types, unread_keys
+    from posenc.runtimes.config_model import INNER, LENGTHS, Model
     from posenc.runtimes.families import all_families
     from posenc.runtimes.files import spelling
     from posenc.runtimes.known.transformers5 import NEEDED
-    from posenc.runtimes.model import INNER, LENGTHS, Model
     from posenc.runtimes.position_keys import ABOUT_POSITIONS, COMMON, NO_EFFECT, READ
 
     families = {}

@@ -20,7 +20,7 @@ from typing import Any
 
 from posenc import runtimes
 from posenc.frequencies import floats
-from posenc.runtimes.computed import ComputedPositions, LayerRotation
+from posenc.runtimes.computed_positions import ComputedPositions, LayerRotation
 from posenc.runtimes.families import RUNTIME_FILES, WITHOUT_ROTATION, all_families
 from posenc.runtimes.known import RELEASES, RUNTIMES
 
@@ -234,7 +234,7 @@ def read_keys() -> set[str]:
     """Return every word that the emulators' sources or the families' facts contain: a key that is
     none of them changes no answer."""
     words: set[str] = set()
-    for path in [ROOM / "model.py", *(ROOM / "known").glob("*.py")]:
+    for path in [ROOM / "config_model.py", *(ROOM / "known").glob("*.py")]:
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Constant) and isinstance(node.value, str):
                 words |= set(node.value.split())

@@ -7,21 +7,21 @@ from typing import Any, get_args
 
 from posenc.doctor.misreading import Aspect, differing_aspects, misread_aspects
 from posenc.runtimes.ask import Asked, as_computed, as_loaded
-from posenc.runtimes.computed import (
+from posenc.runtimes.computed_positions import (
     ComputedPositions,
     Known,
     NotReadError,
     RefusedError,
 )
+from posenc.runtimes.config_model import ORIGINAL_LENGTH, BadConfigError, Model, model_of
 from posenc.runtimes.files.gguf_metadata import Metadata
 from posenc.runtimes.files.source import Source
 from posenc.runtimes.known import RELEASES, RUNTIMES, emulate
-from posenc.runtimes.known.emulators import unrecorded_version
+from posenc.runtimes.known.emulator import unrecorded_version
 from posenc.runtimes.known.llama_cpp import compute_from_metadata
 from posenc.runtimes.known.params_files import emulate_params_file
 from posenc.runtimes.known.releases import is_recorded
 from posenc.runtimes.meaning import Meaning, UnknownFamilyError, meaning_of, require_known_family
-from posenc.runtimes.model import ORIGINAL_LENGTH, BadConfigError, Model, model_of
 from posenc.runtimes.position_record import PositionRecord, record_of, record_of_meaning
 
 ALL = tuple(RUNTIMES)

@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from posenc.runtimes.computed import ComputedPositions, LayerRotation
+from posenc.runtimes.computed_positions import ComputedPositions, LayerRotation
 
 Aspect = Literal[
     "error", "arguments", "pairs", "frequencies", "multiplier", "scale", "layers", "switch"

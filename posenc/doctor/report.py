@@ -16,7 +16,7 @@ from posenc.doctor.rule import COMMAND, SEVERITIES, Finding, Rule
 from posenc.report.report import Block, Code, Items, Labelled, Report, Section
 from posenc.report.table import Table
 from posenc.runtimes.ask import Asked
-from posenc.runtimes.computed import ComputedPositions, LayerRotation
+from posenc.runtimes.computed_positions import ComputedPositions, LayerRotation
 from posenc.runtimes.known import RUNTIMES
 from posenc.runtimes.position_record import PositionRecord
 

@@ -36,7 +36,8 @@ from posenc.files.sealed_json import parse_bounded_json
 from posenc.lazy import require_package
 from posenc.report.report import Report
 from posenc.runtimes.ask import Asked, as_computed
-from posenc.runtimes.computed import ComputedPositions, RefusedError
+from posenc.runtimes.computed_positions import ComputedPositions, RefusedError
+from posenc.runtimes.config_model import BadConfigError, model_of
 from posenc.runtimes.files.attached import refuse_attached_encoding
 from posenc.runtimes.files.json_object import LARGEST_INDEX, read_json
 from posenc.runtimes.files.source import NoRotationError, Source, is_adapter, load
@@ -44,9 +45,8 @@ from posenc.runtimes.files.spelling import as_transformers
 from posenc.runtimes.known import RUNTIMES, emulate
 from posenc.runtimes.known.releases import runtime_and_version
 from posenc.runtimes.meaning import UnknownFamilyError, meaning_of, path_in_errors
-from posenc.runtimes.model import BadConfigError, model_of
 from posenc.runtimes.position_record import PositionRecord, record_of
-from posenc.runtimes.writers.changes import config_changes
+from posenc.runtimes.writers.config_changes import config_changes
 from posenc.runtimes.writers.overrides import (
     SERVERS,
     check_override,

@@ -5,10 +5,10 @@ from collections.abc import Iterator, Mapping
 from importlib import resources
 from typing import Any
 
+from posenc.runtimes.config_model import model_of
 from posenc.runtimes.families import WITHOUT_ROTATION
 from posenc.runtimes.files.spelling import as_transformers
 from posenc.runtimes.meaning import is_length, meaning_of
-from posenc.runtimes.model import model_of
 from posenc.runtimes.position_record import record_of_meaning
 
 VERSION = 1

@@ -14,17 +14,23 @@ from typing import Any, TypeGuard
 
 from posenc.frequencies import floats
 from posenc.frequencies.registry import ROPE_TYPES
-from posenc.runtimes.computed import (
+from posenc.runtimes.computed_positions import (
     ARITHMETIC,
     ComputedPositions,
     LayerRotation,
     RefusedError,
     first_changing_switch,
 )
+from posenc.runtimes.config_model import (
+    ORIGINAL_LENGTH,
+    TRAINED_KEY,
+    BadConfigError,
+    Model,
+    model_of,
+)
 from posenc.runtimes.families import all_families, first_class, other_architecture
 from posenc.runtimes.files.spelling import NUMBERS, with_vendors_keys_renamed
 from posenc.runtimes.known import transformers5
-from posenc.runtimes.model import ORIGINAL_LENGTH, TRAINED_KEY, BadConfigError, Model, model_of
 from posenc.runtimes.position_keys import TRAINED_LENGTH_OF_NOMIC
 
 OLD_NAMES = {"su": "longrope", "mrope": "default", "deepseek_yarn": "yarn", "ntk-aware": "ntk"}

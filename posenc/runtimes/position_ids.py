@@ -14,8 +14,8 @@ from collections.abc import Iterator, Mapping
 from itertools import groupby, product
 from typing import Any, NamedTuple
 
+from posenc.runtimes.config_model import Model
 from posenc.runtimes.meaning import UnknownFamilyError
-from posenc.runtimes.model import Model
 
 MROPE = {"qwen2_vl_text": False, "qwen3_vl_text": True, "qwen3_vl_moe_text": True}
 """Families with (t, h, w) positions -> True if each frame of a video is a grid of its own. Read in

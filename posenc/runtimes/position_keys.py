@@ -4,8 +4,8 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from posenc.runtimes.config_model import Model, with_language_model_on_top
 from posenc.runtimes.families import json_table
-from posenc.runtimes.model import Model, with_language_model_on_top
 
 ABOUT_POSITIONS = re.compile(
     r"rope|rotary|rotate|yarn|theta|(?<!com)position|mscale|(?<!layer_)freq|ntk|alibi|swa_|nope|logn"

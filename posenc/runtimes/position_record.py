@@ -4,12 +4,12 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from posenc.runtimes.computed import ComputedPositions, Switch
+from posenc.runtimes.computed_positions import ComputedPositions, Switch
+from posenc.runtimes.config_model import Model
 from posenc.runtimes.files.gguf_metadata import KEYS, Metadata
 from posenc.runtimes.files.source import Source
 from posenc.runtimes.known.llama_cpp import compute_from_metadata
 from posenc.runtimes.meaning import Meaning, meaning_of
-from posenc.runtimes.model import Model
 
 
 @dataclass(frozen=True)

@@ -7,10 +7,10 @@ import pytest
 from posenc.doctor.options import Options
 from posenc.files.sealed_json import strict_json
 from posenc.runtimes.families import all_families
-from posenc.runtimes.family_facts import Transformers5Facts
 from posenc.runtimes.files.spelling import ROTARY_SHARES
 from posenc.runtimes.known import emulate
 from posenc.runtimes.meaning import meaning_of
+from posenc.runtimes.runtime_facts import Transformers5Facts
 from tests.doctor.judging import codes, judge, run
 from tests.doctor.threads import BASE
 

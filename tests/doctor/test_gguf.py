@@ -9,12 +9,12 @@ from posenc.doctor.case import Case
 from posenc.doctor.options import Options
 from posenc.doctor.rules import findings
 from posenc.frequencies import floats
-from posenc.runtimes.computed import ComputedPositions, LayerRotation
+from posenc.runtimes.computed_positions import ComputedPositions, LayerRotation
+from posenc.runtimes.config_model import model_of
 from posenc.runtimes.files.gguf_metadata import KEYS, read_metadata
 from posenc.runtimes.files.source import load
 from posenc.runtimes.known.llama_cpp import compute_from_metadata
 from posenc.runtimes.known.llama_cpp_converter import converted_metadata
-from posenc.runtimes.model import model_of
 from posenc.runtimes.writers import gguf_edit
 from tests.doctor.judging import fix, run
 from tests.doctor.threads import BASE, EIGHT

@@ -4,8 +4,8 @@ import copy
 
 import pytest
 
+from posenc.runtimes.config_model import BadConfigError
 from posenc.runtimes.conformance import vectors
-from posenc.runtimes.model import BadConfigError
 from tests.doctor.judging import judge
 
 CONFIGS = {vector["name"]: vector["config"] for vector in vectors()}

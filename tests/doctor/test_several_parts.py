@@ -5,10 +5,10 @@ import json
 import pytest
 
 from posenc.doctor.options import Options
+from posenc.runtimes.config_model import model_of
 from posenc.runtimes.families import all_families
 from posenc.runtimes.known import emulate
 from posenc.runtimes.meaning import UnknownFamilyError, meaning_of
-from posenc.runtimes.model import model_of
 from tests.doctor.judging import run
 
 SIZES = {

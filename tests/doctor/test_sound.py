@@ -2,9 +2,9 @@
 
 import pytest
 
+from posenc.runtimes.config_model import model_of
 from posenc.runtimes.families import all_families
 from posenc.runtimes.meaning import meaning_of
-from posenc.runtimes.model import model_of
 from posenc.runtimes.writers.both_dialects import config_in_both_dialects
 from tests.doctor.judging import judge
 

@@ -5,10 +5,10 @@ import json
 import pytest
 
 from posenc.doctor.options import Options
+from posenc.runtimes.config_model import model_of
 from posenc.runtimes.families import RUNTIME_FILES, all_families
 from posenc.runtimes.known import RUNTIMES, emulate
 from posenc.runtimes.meaning import UnknownFamilyError, meaning_of
-from posenc.runtimes.model import model_of
 from posenc.runtimes.position_keys import require_understood_keys
 from tests.doctor.judging import row_of, run
 from tests.doctor.threads import BASE

@@ -5,11 +5,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from posenc.files.new_folder import new_folder
-from posenc.runtimes.files.inside import path_inside
+from posenc.runtimes.config_model import model_of
 from posenc.runtimes.files.json_object import read_json
+from posenc.runtimes.files.paths_inside import path_inside
 from posenc.runtimes.files.source import ADAPTER_CONFIG, Source, load
 from posenc.runtimes.meaning import meaning_of, path_in_errors, require_known_family
-from posenc.runtimes.model import model_of
 from posenc.runtimes.weights.fold import adapter_rows_to_scale, scale_rows
 from posenc.runtimes.weights.layout import permute_folder
 from posenc.runtimes.writers.copies import copy_files

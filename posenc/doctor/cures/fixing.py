@@ -10,19 +10,19 @@ from posenc.doctor.cures.proving import AskAboutCopy, runtimes_that_answered
 from posenc.doctor.misreading import differing_aspects_of_rotation
 from posenc.files.new_folder import new_folder
 from posenc.files.sealed_json import strict_json
+from posenc.runtimes.config_model import ORIGINAL_LENGTH, Model, language_model_key
 from posenc.runtimes.files.json_object import read_json
 from posenc.runtimes.files.source import Source, load
 from posenc.runtimes.files.spelling import DICTS, DRAFT_LAYERS, ROTARY_BASES, ROTARY_SHARES
 from posenc.runtimes.known import AS_READ, emulate
 from posenc.runtimes.known.llama_cpp import sliding_base
 from posenc.runtimes.meaning import Meaning, meaning_of, path_in_errors
-from posenc.runtimes.model import ORIGINAL_LENGTH, Model, language_model_key
 from posenc.runtimes.position_keys import require_understood_keys
 from posenc.runtimes.position_record import record_of
 from posenc.runtimes.writers import gguf_edit
 from posenc.runtimes.writers.both_dialects import OURS
 from posenc.runtimes.writers.candidates import APART
-from posenc.runtimes.writers.changes import config_changes
+from posenc.runtimes.writers.config_changes import config_changes
 from posenc.runtimes.writers.copies import copy_files, write_config
 from posenc.runtimes.writers.recipes import Recipe, best_recipe, misreading_runtimes, require_static
 

@@ -15,10 +15,10 @@ from posenc.files.atomic import write_atomically
 from posenc.files.new_folder import new_folder
 from posenc.files.opening import text_of
 from posenc.files.sealed_json import strict_json
+from posenc.runtimes.config_model import Model, model_of
 from posenc.runtimes.files.json_object import read_json
 from posenc.runtimes.files.source import load
 from posenc.runtimes.meaning import require_known_family
-from posenc.runtimes.model import Model, model_of
 from posenc.runtimes.weights.layout import permute_folder
 from posenc.runtimes.writers.copies import copy_files
 

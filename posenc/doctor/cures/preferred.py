@@ -9,9 +9,9 @@ import copy
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
+from posenc.runtimes.config_model import OUTSIDE, language_model_key
 from posenc.runtimes.files.spelling import DICTS
 from posenc.runtimes.meaning import OLD_NAMES, differing_keys
-from posenc.runtimes.model import OUTSIDE, language_model_key
 
 TYPES = ("type", "rope_type")
 INSIDE_OR_OUTSIDE = ("rope_theta", "original_max_position_embeddings", "partial_rotary_factor")

@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from posenc.doctor.misreading import differing_aspects
-from posenc.runtimes.computed import ComputedPositions, LayerRotation
+from posenc.runtimes.computed_positions import ComputedPositions, LayerRotation
 
 AskAboutCopy = Callable[[Mapping[str, Any]], Mapping[str, ComputedPositions]]
 """From a config.json's object to what each installed runtime computes from it."""

@@ -6,10 +6,10 @@ from typing import Any
 
 from posenc.doctor.case import Case
 from posenc.doctor.rule import Hit, contradiction_hit, join_names, rule
-from posenc.runtimes.families import json_table
-from posenc.runtimes.model import (
+from posenc.runtimes.config_model import (
     LAYER_KINDS,
 )
+from posenc.runtimes.families import json_table
 
 KINDS = frozenset(json_table("position_keys")["layer types"])
 """Names of layers that transformers 5.23 accepts; anything else in layer_types is an error."""

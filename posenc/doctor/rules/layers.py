@@ -5,7 +5,7 @@ from typing import Any
 
 from posenc.doctor.case import ALL, Case, rope_type_of
 from posenc.doctor.rule import Hit, join_names, rule
-from posenc.runtimes.model import LAYER_KINDS
+from posenc.runtimes.config_model import LAYER_KINDS
 
 OLDER_READERS = ("transformers-4", "mlx-lm")
 """Runtimes that read the keys of files from before rope_parameters."""

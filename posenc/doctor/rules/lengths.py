@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from posenc.doctor.case import ALL, Case
 from posenc.doctor.rule import Hit, join_names, rule
 from posenc.frequencies import floats
-from posenc.runtimes.model import LENGTHS, ORIGINAL_LENGTH
+from posenc.runtimes.config_model import LENGTHS, ORIGINAL_LENGTH
 
 SERVERS = ("vllm", "sglang")
 

@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 
 from posenc.doctor.case import ALL, Case
 from posenc.doctor.rule import COMMAND, Hit, rule
+from posenc.runtimes.config_model import ORIGINAL_LENGTH, language_model_key_after_loading
 from posenc.runtimes.meaning import Meaning, UnknownFamilyError, meaning_of
-from posenc.runtimes.model import ORIGINAL_LENGTH, language_model_key_after_loading
 from posenc.runtimes.writers.overrides import SERVERS, intended, override_options
 
 

@@ -6,14 +6,14 @@ from typing import Any
 from posenc.doctor.case import ALL, Case, rope_type_of
 from posenc.doctor.rule import Hit, rule
 from posenc.doctor.rules.unread_keys import SCALINGS, TOWER
-from posenc.runtimes.files.spelling import DICTS
-from posenc.runtimes.meaning import OLD_NAMES, differing_keys
-from posenc.runtimes.model import (
+from posenc.runtimes.config_model import (
     INNER,
     OUTSIDE,
     ROTARY,
     language_model_key,
 )
+from posenc.runtimes.files.spelling import DICTS
+from posenc.runtimes.meaning import OLD_NAMES, differing_keys
 
 
 @rule("PD057", "E")

@@ -5,7 +5,7 @@ from typing import Any
 
 from posenc.doctor.case import ALL, Case
 from posenc.doctor.rule import Hit, contradiction_hit, rule
-from posenc.runtimes.model import ORIGINAL_LENGTH
+from posenc.runtimes.config_model import ORIGINAL_LENGTH
 
 SMALLEST_BASE = 10
 """A smaller rope_theta gives all pairs nearly one speed; published bases start at 100."""

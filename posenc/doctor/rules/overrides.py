@@ -5,7 +5,7 @@ from typing import Any
 
 from posenc.doctor.case import Case
 from posenc.doctor.rule import Hit, join_names, rule
-from posenc.runtimes.model import (
+from posenc.runtimes.config_model import (
     OUTSIDE,
     language_model_key_after_loading,
 )

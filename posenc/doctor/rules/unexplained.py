@@ -7,8 +7,8 @@ from posenc.doctor.case import Case
 from posenc.doctor.misreading import FREQUENCY_TOLERANCE, MULTIPLIER_TOLERANCE
 from posenc.doctor.rule import TABLE, Finding, Hit, join_names, rule
 from posenc.frequencies import floats
-from posenc.runtimes.computed import ComputedPositions, LayerRotation
-from posenc.runtimes.model import (
+from posenc.runtimes.computed_positions import ComputedPositions, LayerRotation
+from posenc.runtimes.config_model import (
     language_model_key,
 )
 

@@ -8,12 +8,12 @@ from typing import Any, NamedTuple
 from posenc.doctor.case import Case, rope_type_of
 from posenc.doctor.rule import Hit, contradiction_hit, rule
 from posenc.doctor.rules.foreign_names import BASE, names_of_base_and_share
-from posenc.runtimes.families import letters_and_digits
-from posenc.runtimes.model import (
+from posenc.runtimes.config_model import (
     INNER,
     ROTARY,
     TRAINED_KEY,
 )
+from posenc.runtimes.families import letters_and_digits
 from posenc.runtimes.position_keys import COMMON, NO_EFFECT, READ, unknown_keys
 
 TARGETS = (*ROTARY, "max_position_embeddings", "original_max_position_embeddings", "head_dim")

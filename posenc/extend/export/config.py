@@ -5,10 +5,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from posenc.runtimes.config_model import TRAINED_KEY, model_of
 from posenc.runtimes.known import RUNTIMES
 from posenc.runtimes.meaning import Meaning, meaning_of
-from posenc.runtimes.model import TRAINED_KEY, model_of
-from posenc.runtimes.writers.proof import reasons_for_disagreement
+from posenc.runtimes.writers.disagreement import reasons_for_disagreement
 from posenc.runtimes.writers.recipes import (
     Recipe,
     best_recipe,

@@ -26,7 +26,7 @@ from posenc.files.opening import copy_file, make_subfolder
 from posenc.hf.checkpoint.files import INDEX, tokenizer_files, weight_files
 from posenc.hf.checkpoint.loading import Checkpoint
 from posenc.runtimes.files.json_object import read_json
-from posenc.runtimes.writers.changes import config_changes
+from posenc.runtimes.writers.config_changes import config_changes
 
 SERVE, ADAPTER = "SERVE.md", "adapter"
 GENERATION_CONFIG_FILE = "generation_config.json"

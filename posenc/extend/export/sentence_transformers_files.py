@@ -6,8 +6,8 @@ from typing import Any
 from posenc.files.atomic import write_atomically
 from posenc.files.opening import copy_file, make_subfolder, text_of
 from posenc.files.sealed_json import parse_bounded_json, strict_json
-from posenc.runtimes.files.inside import path_inside
 from posenc.runtimes.files.json_object import read_json
+from posenc.runtimes.files.paths_inside import path_inside
 
 MODULES_FILE = "modules.json"
 LENGTH_FILE = "sentence_bert_config.json"

@@ -26,8 +26,8 @@ from posenc.hf.checkpoint.loading import (
     read_checked_folder,
     refuse_nonfinite_weights,
 )
-from posenc.runtimes.files.inside import path_inside
 from posenc.runtimes.files.json_object import read_json
+from posenc.runtimes.files.paths_inside import path_inside
 
 
 @explain_misfits

@@ -8,9 +8,9 @@ from posenc.frequencies.floats import ntk_theta, yarn_temperature
 from posenc.frequencies.registry import scaling_of
 from posenc.frequencies.scaling import Frequencies, Scaling, rope_frequencies
 from posenc.frequencies.scalings import Linear
+from posenc.runtimes.config_model import TRAINED_KEY
 from posenc.runtimes.known.transformers5 import HUNYUAN
 from posenc.runtimes.meaning import is_length
-from posenc.runtimes.model import TRAINED_KEY
 
 EXTENDED_LAYER_TYPES = ("full_attention",)
 """Layer types without a window, the only ones in which distances grow with the context."""

@@ -7,10 +7,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from posenc.runtimes.computed import ComputedPositions, LayerRotation, RefusedError, Switch
+from posenc.runtimes.computed_positions import (
+    ComputedPositions,
+    LayerRotation,
+    RefusedError,
+    Switch,
+)
+from posenc.runtimes.config_model import Model
 from posenc.runtimes.files.gguf_metadata import Metadata
 from posenc.runtimes.known.llama_cpp import compute_from_metadata
-from posenc.runtimes.model import Model
 
 MOST_LETTERS = 300
 """Letters of what a runtime says that are passed on."""

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from posenc.runtimes.files.inside import paths_inside
+from posenc.runtimes.files.paths_inside import paths_inside
 from posenc.runtimes.files.safetensors_header import read_header
 
 RECORD = "posenc.json"

@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from posenc.files.opening import open_ordinary
+from posenc.runtimes.config_model import with_language_model_on_top
 from posenc.runtimes.families import WITHOUT_ROTATION
 from posenc.runtimes.files.gguf_metadata import Metadata
-from posenc.runtimes.files.inside import path_inside
 from posenc.runtimes.files.json_object import read_json
+from posenc.runtimes.files.paths_inside import path_inside
 from posenc.runtimes.files.spelling import as_transformers, name_of_spelling
 from posenc.runtimes.meaning import path_in_errors
-from posenc.runtimes.model import with_language_model_on_top
 
 NAMES = ("config.json", "params.json")
 ADAPTER_CONFIG = "adapter_config.json"

@@ -3,8 +3,8 @@
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
-from posenc.runtimes.computed import LLAMA3
-from posenc.runtimes.model import with_language_model_on_top
+from posenc.runtimes.computed_positions import LLAMA3
+from posenc.runtimes.config_model import with_language_model_on_top
 from posenc.runtimes.position_keys import ABOUT_POSITIONS, COMMON, KEYS, NO_EFFECT, READ
 
 ROTARY_BASES = ("rotary_emb_base", "rotary_base", "rope_base", "global_rope_theta")

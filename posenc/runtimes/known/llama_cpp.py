@@ -10,18 +10,18 @@ from dataclasses import replace
 from functools import cache, partial
 
 from posenc.frequencies import floats
-from posenc.runtimes.computed import (
+from posenc.runtimes.computed_positions import (
     ComputedPositions,
     LayerRotation,
     NotReadError,
     RefusedError,
     Switch,
 )
+from posenc.runtimes.config_model import Model
 from posenc.runtimes.families import facts_of_runtime
 from posenc.runtimes.files.gguf_metadata import DEFAULT_FREQ_BASE, Metadata
 from posenc.runtimes.known.llama_cpp_converter import converted_metadata
 from posenc.runtimes.known.releases import RELEASES
-from posenc.runtimes.model import Model
 
 ARCHITECTURES = facts_of_runtime("llama.cpp")["architectures"]
 LOADS_FREQS = ARCHITECTURES["loads rope_freqs.weight"]

@@ -6,17 +6,17 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from posenc.frequencies import floats
-from posenc.runtimes.computed import (
+from posenc.runtimes.computed_positions import (
     LLAMA3,
     STOPPING_DIVISOR,
     NotReadError,
     RefusedError,
     require_number,
 )
-from posenc.runtimes.family_facts import RuntimeFacts
+from posenc.runtimes.config_model import Model
 from posenc.runtimes.files.gguf_metadata import Metadata
 from posenc.runtimes.known import transformers5
-from posenc.runtimes.model import Model
+from posenc.runtimes.runtime_facts import RuntimeFacts
 
 HUNYUAN_LENGTH = 256 << 10
 """Tokens: the length that the converter writes for every model of HunYuan."""

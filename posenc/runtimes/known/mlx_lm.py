@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from posenc.frequencies import floats
-from posenc.runtimes.computed import (
+from posenc.runtimes.computed_positions import (
     LLAMA3,
     ComputedPositions,
     LayerRotation,
@@ -17,8 +17,8 @@ from posenc.runtimes.computed import (
     require_key,
     require_number,
 )
-from posenc.runtimes.family_facts import RuntimeFacts
-from posenc.runtimes.model import Model, language_model_key
+from posenc.runtimes.config_model import Model, language_model_key
+from posenc.runtimes.runtime_facts import RuntimeFacts
 
 YARN_TYPES = ("yarn", "deepseek_yarn", "telechat3-yarn")
 ADDED_BY_WHOLE = {

@@ -4,18 +4,18 @@ DeepSeek's params.json, and the config.json of a draft model of vLLM's speculato
 from collections.abc import Mapping
 from typing import Any
 
-from posenc.runtimes.computed import (
+from posenc.runtimes.computed_positions import (
     ComputedPositions,
     RefusedError,
     require_key,
     require_number,
 )
+from posenc.runtimes.config_model import model_of
 from posenc.runtimes.files.gguf_metadata import Metadata
 from posenc.runtimes.known import RUNTIMES
-from posenc.runtimes.known.emulators import unrecorded_version
+from posenc.runtimes.known.emulator import unrecorded_version
 from posenc.runtimes.known.llama_cpp import compute_from_metadata
 from posenc.runtimes.known.releases import AS_READ, RELEASES, is_recorded
-from posenc.runtimes.model import model_of
 
 NOT_READ = {
     ("sglang", "mistral"): "opens it for some names of models only (mistral_utils.py:164)",

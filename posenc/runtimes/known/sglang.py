@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from posenc.frequencies import floats
-from posenc.runtimes.computed import (
+from posenc.runtimes.computed_positions import (
     LLAMA3,
     ComputedPositions,
     LayerRotation,
@@ -16,14 +16,14 @@ from posenc.runtimes.computed import (
     require_key,
     require_number,
 )
-from posenc.runtimes.family_facts import RuntimeFacts
+from posenc.runtimes.config_model import Model
 from posenc.runtimes.known import transformers5
 from posenc.runtimes.known.vllm_and_sglang import (
     SCALED_TEXT,
     compute_for_server,
     longrope_rotation,
 )
-from posenc.runtimes.model import Model
+from posenc.runtimes.runtime_facts import RuntimeFacts
 
 LENGTH_KEYS = tuple(
     "max_sequence_length seq_length max_seq_len model_max_length max_position_embeddings".split()

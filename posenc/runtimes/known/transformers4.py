@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from posenc.frequencies import floats
-from posenc.runtimes.computed import (
+from posenc.runtimes.computed_positions import (
     LLAMA3,
     ComputedPositions,
     LayerRotation,
@@ -17,10 +17,10 @@ from posenc.runtimes.computed import (
     require_key,
     require_number,
 )
-from posenc.runtimes.family_facts import RuntimeFacts
+from posenc.runtimes.config_model import ORIGINAL_LENGTH, Model
 from posenc.runtimes.known import transformers5
 from posenc.runtimes.known.transformers5_rope_dicts import NAMED_MROPE
-from posenc.runtimes.model import ORIGINAL_LENGTH, Model
+from posenc.runtimes.runtime_facts import RuntimeFacts
 
 NEEDED = {"default": (), **transformers5.NEEDED, "llama3": tuple(LLAMA3)}
 THREE_KEYS = ("phi3", "phi4_multimodal")

@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from posenc.frequencies import floats
-from posenc.runtimes.computed import (
+from posenc.runtimes.computed_positions import (
     ComputedPositions,
     LayerRotation,
     NotReadError,
@@ -17,7 +17,7 @@ from posenc.runtimes.computed import (
     require_key,
     require_number,
 )
-from posenc.runtimes.family_facts import Transformers5Facts
+from posenc.runtimes.config_model import ORIGINAL_LENGTH, Model, model_of
 from posenc.runtimes.known.transformers5_rope_dicts import (
     NEEDED,
     NO_LENGTH,
@@ -27,7 +27,7 @@ from posenc.runtimes.known.transformers5_rope_dicts import (
     refuse_unloadable_nested,
     resolve_rope_dicts,
 )
-from posenc.runtimes.model import ORIGINAL_LENGTH, Model, model_of
+from posenc.runtimes.runtime_facts import Transformers5Facts
 
 TYPES = ("default", "proportional", *NEEDED)
 """The types that its functions compute."""

@@ -5,8 +5,8 @@ from collections.abc import Callable, Mapping
 from copy import deepcopy
 from typing import Any, NamedTuple
 
-from posenc.runtimes.computed import NotReadError, RefusedError, require_key
-from posenc.runtimes.model import ORIGINAL_LENGTH, Model
+from posenc.runtimes.computed_positions import NotReadError, RefusedError, require_key
+from posenc.runtimes.config_model import ORIGINAL_LENGTH, Model
 
 NEEDED = {
     "linear": ("factor",),

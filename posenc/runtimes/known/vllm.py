@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from posenc.frequencies import floats
-from posenc.runtimes.computed import (
+from posenc.runtimes.computed_positions import (
     ComputedPositions,
     LayerRotation,
     NotReadError,
@@ -17,14 +17,14 @@ from posenc.runtimes.computed import (
     require_key,
     require_number,
 )
-from posenc.runtimes.family_facts import RuntimeFacts
+from posenc.runtimes.config_model import LAYER_KINDS, Model
 from posenc.runtimes.known import transformers5
 from posenc.runtimes.known.vllm_and_sglang import (
     SCALED_TEXT,
     compute_for_server,
     longrope_rotation,
 )
-from posenc.runtimes.model import LAYER_KINDS, Model
+from posenc.runtimes.runtime_facts import RuntimeFacts
 
 LENGTH_KEYS = tuple(
     "max_position_embeddings n_positions max_seq_len seq_length model_max_length "

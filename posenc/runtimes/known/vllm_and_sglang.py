@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from posenc.frequencies import floats
-from posenc.runtimes.computed import (
+from posenc.runtimes.computed_positions import (
     ComputedPositions,
     LayerRotation,
     NotReadError,
@@ -14,7 +14,7 @@ from posenc.runtimes.computed import (
     require_factors,
     require_number,
 )
-from posenc.runtimes.model import Model
+from posenc.runtimes.config_model import Model
 
 Parameters = Mapping[str, Any]
 LENGTH_OPTIONS = {

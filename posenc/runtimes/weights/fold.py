@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from posenc.runtimes.model import Model
+from posenc.runtimes.config_model import Model
 from posenc.runtimes.weights.rows import (
     BEHIND_THE_ROTATION,
     RotatedRows,

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from posenc.files.opening import open_to_change
-from posenc.runtimes.model import Model
+from posenc.runtimes.config_model import Model
 from posenc.runtimes.weights.rows import RotatedRows, find_rotated_rows, require_rows_in_all_layers
 
 

@@ -4,8 +4,8 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from posenc.runtimes.files.inside import paths_inside
-from posenc.runtimes.model import Model
+from posenc.runtimes.config_model import Model
+from posenc.runtimes.files.paths_inside import paths_inside
 from posenc.runtimes.weights.tensors import TensorEntry, read_entries
 
 LAYER = re.compile(

@@ -6,10 +6,10 @@ from copy import deepcopy
 from typing import Any
 
 from posenc.frequencies import floats
-from posenc.runtimes.computed import STOPPING_DIVISOR, LayerRotation
+from posenc.runtimes.computed_positions import STOPPING_DIVISOR, LayerRotation
+from posenc.runtimes.config_model import Model, language_model_key
 from posenc.runtimes.known.transformers5_rope_dicts import PHI3
 from posenc.runtimes.meaning import Meaning
-from posenc.runtimes.model import Model, language_model_key
 
 OURS = tuple(
     "rope_scaling rope_parameters rope_theta rope_local_base_freq global_rope_theta "

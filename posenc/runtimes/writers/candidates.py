@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from posenc.frequencies import floats
-from posenc.runtimes.computed import LayerRotation
+from posenc.runtimes.computed_positions import LayerRotation
 from posenc.runtimes.known.transformers5_rope_dicts import PHI3
 from posenc.runtimes.meaning import Meaning
 from posenc.runtimes.writers import both_dialects

@@ -8,8 +8,8 @@ from typing import Any
 from posenc.files.atomic import write_atomically
 from posenc.files.opening import copy_file
 from posenc.files.sealed_json import strict_json
-from posenc.runtimes.files.inside import TOKENIZER_FILES, path_inside
 from posenc.runtimes.files.json_object import LARGEST_INDEX, read_json
+from posenc.runtimes.files.paths_inside import TOKENIZER_FILES, path_inside
 
 INDEX = "model.safetensors.index.json"
 KEPT = frozenset((*TOKENIZER_FILES, "config.json", "adapter_config.json", INDEX))

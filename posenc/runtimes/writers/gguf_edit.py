@@ -10,7 +10,7 @@ from typing import Any, BinaryIO
 from posenc.files.atomic import atomically
 from posenc.files.opening import open_ordinary, open_to_change
 from posenc.frequencies import floats
-from posenc.runtimes.computed import (
+from posenc.runtimes.computed_positions import (
     STOPPING_DIVISOR,
     ComputedPositions,
     LayerRotation,
@@ -27,7 +27,7 @@ from posenc.runtimes.files.gguf_header import (
 )
 from posenc.runtimes.files.gguf_metadata import FACTORS, KEYS, OLD_KEYS, Metadata, read_metadata
 from posenc.runtimes.known.llama_cpp import compute_from_metadata
-from posenc.runtimes.writers.proof import disagreement
+from posenc.runtimes.writers.disagreement import disagreement
 
 SCALING_KEYS = tuple(
     "scaling_type scaling_factor original_length beta_fast beta_slow yarn_attn_factor "

@@ -15,10 +15,8 @@ from collections.abc import Iterator, Mapping
 from copy import deepcopy
 from typing import Any
 
-from posenc.runtimes.computed import ComputedPositions, RefusedError
-from posenc.runtimes.known import RUNTIMES, transformers5, vllm
-from posenc.runtimes.meaning import Meaning, UnknownFamilyError, meaning_of
-from posenc.runtimes.model import (
+from posenc.runtimes.computed_positions import ComputedPositions, RefusedError
+from posenc.runtimes.config_model import (
     ORIGINAL_LENGTH,
     OUTSIDE,
     Model,
@@ -26,10 +24,12 @@ from posenc.runtimes.model import (
     language_model_key_after_loading,
     model_of,
 )
+from posenc.runtimes.known import RUNTIMES, transformers5, vllm
+from posenc.runtimes.meaning import Meaning, UnknownFamilyError, meaning_of
 from posenc.runtimes.position_keys import COMMON
 from posenc.runtimes.writers import both_dialects
 from posenc.runtimes.writers.candidates import candidate_settings, max_positions_to_write
-from posenc.runtimes.writers.proof import disagreement
+from posenc.runtimes.writers.disagreement import disagreement
 
 SERVERS = {
     "vllm": ("--hf-overrides", "--max-model-len"),

@@ -13,7 +13,7 @@ from posenc.runtimes.writers.candidates import (
     notes_for_user,
     without_default_keys,
 )
-from posenc.runtimes.writers.proof import reasons_for_disagreement
+from posenc.runtimes.writers.disagreement import reasons_for_disagreement
 
 ONE_CHOICE = {
     "vllm": "it chooses one list of factors, for the length that it is started with",

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from posenc.frequencies import floats
+from posenc.runtimes.config_model import model_of
 from posenc.runtimes.files.source import load
 from posenc.runtimes.known import RUNTIMES
-from posenc.runtimes.model import model_of
 from posenc.runtimes.weights.fold import fold_multiplier, why_not_foldable
 from posenc.runtimes.weights.tensors import decode_floats, encode_floats, read_entries
 from tests.doctor.judging import fix

@@ -18,7 +18,7 @@ from posenc.doctor.cures.layout import (
     write_converted_copy,
 )
 from posenc.doctor.options import Options
-from posenc.runtimes.model import model_of
+from posenc.runtimes.config_model import model_of
 from posenc.runtimes.weights.fold import ONE_PLUS_WEIGHT, fold_multiplier, why_not_foldable
 from posenc.runtimes.weights.layout import permute_folder, row_permutation
 from posenc.runtimes.weights.rows import rotary_dim

@@ -18,11 +18,11 @@ from typing import Any
 
 from posenc.runtimes import families
 from posenc.runtimes.ask import Asked, as_computed, ask
-from posenc.runtimes.computed import ComputedPositions
+from posenc.runtimes.computed_positions import ComputedPositions
+from posenc.runtimes.config_model import Model, model_of
 from posenc.runtimes.families import RUNTIME_FILES, all_families, facts_of_runtime
 from posenc.runtimes.known import RUNTIMES
 from posenc.runtimes.known.releases import Release, recorded_releases, version_numbers
-from posenc.runtimes.model import Model, model_of
 
 HERE = Path(__file__).parent
 FAMILIES = Path(families.__file__).with_name("families.json")

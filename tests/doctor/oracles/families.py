@@ -20,7 +20,7 @@ from posenc.doctor.options import Options
 from posenc.runtimes.files.json_object import read_json
 from posenc.runtimes.known import emulate
 from posenc.runtimes.meaning import meaning_of
-from posenc.runtimes.writers.proof import reasons_for_disagreement
+from posenc.runtimes.writers.disagreement import reasons_for_disagreement
 from tests.doctor.judging import run
 from tests.doctor.oracles.run import logits
 

@@ -13,9 +13,9 @@ from typing import Any
 
 import transformers
 
+from posenc.runtimes.config_model import model_of
 from posenc.runtimes.families import RUNTIME_FILES, WITHOUT_ROTATION, facts_of_family
 from posenc.runtimes.known import RELEASES, RUNTIMES
-from posenc.runtimes.model import model_of
 from tests.doctor.oracles import real, swept
 
 TOLERANCE = 2e-6

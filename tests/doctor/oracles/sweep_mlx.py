@@ -8,9 +8,9 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from posenc.runtimes.config_model import model_of
 from posenc.runtimes.families import all_families
 from posenc.runtimes.known import RELEASES, RUNTIMES
-from posenc.runtimes.model import model_of
 from tests.doctor.oracles import real, sweep, swept
 
 SHORT = 8

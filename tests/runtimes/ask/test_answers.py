@@ -3,10 +3,10 @@
 import pytest
 
 from posenc.runtimes.ask import Asked, Rotation, as_computed, as_loaded
-from posenc.runtimes.computed import ComputedPositions
+from posenc.runtimes.computed_positions import ComputedPositions
+from posenc.runtimes.config_model import model_of
 from posenc.runtimes.files.gguf_metadata import Metadata
 from posenc.runtimes.known.llama_cpp import compute_from_metadata
-from posenc.runtimes.model import model_of
 
 GEMMA = {"model_type": "gemma3_text", "num_hidden_layers": 7}
 FAST, SLOW = (1.0, 0.5), (1.0, 0.25)

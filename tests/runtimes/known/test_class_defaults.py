@@ -7,9 +7,9 @@ import json
 import pytest
 
 from posenc.runtimes.ask import as_computed, ask
+from posenc.runtimes.config_model import model_of
 from posenc.runtimes.families import all_families
 from posenc.runtimes.known import RELEASES, RUNTIMES
-from posenc.runtimes.model import model_of
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers", minversion="5.0")

@@ -7,8 +7,8 @@ import pytest
 
 from posenc.doctor.options import Options
 from posenc.runtimes.families import all_families
-from posenc.runtimes.family_facts import Transformers5Facts
 from posenc.runtimes.known import emulate
+from posenc.runtimes.runtime_facts import Transformers5Facts
 from tests.doctor.judging import run
 
 SIZES = {

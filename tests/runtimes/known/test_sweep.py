@@ -6,9 +6,9 @@ import importlib
 
 import pytest
 
+from posenc.runtimes.config_model import model_of
 from posenc.runtimes.families import all_families
 from posenc.runtimes.known import RUNTIMES
-from posenc.runtimes.model import model_of
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers", minversion="5.0")

@@ -6,10 +6,14 @@ from collections.abc import Mapping
 import pytest
 
 from posenc.runtimes import families
+from posenc.runtimes.config_model import (
+    language_model_key,
+    language_model_key_after_loading,
+    model_of,
+)
 from posenc.runtimes.families import all_families
 from posenc.runtimes.known import RUNTIMES, emulate
 from posenc.runtimes.meaning import UnknownFamilyError, meaning_of
-from posenc.runtimes.model import language_model_key, language_model_key_after_loading, model_of
 from posenc.runtimes.writers.overrides import (
     check_override,
     config_after_override,

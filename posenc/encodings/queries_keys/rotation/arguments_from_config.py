@@ -24,8 +24,8 @@ def rotation_arguments(
     Raises: ValueError for a config that posenc cannot read, a kind of layer that it does not have,
     and a rotation that no scaling here computes: the result is compared with the runtimes'.
     """
+    from posenc.runtimes.config_model import model_of
     from posenc.runtimes.meaning import UnknownFamilyError, meaning_of, require_known_family
-    from posenc.runtimes.model import model_of
 
     config = _config_as_dict(config, f"{owner}.from_config")
     try:
@@ -73,7 +73,7 @@ def rotation_arguments(
 def _explain_unknown_rope_type(error: ValueError, config: Mapping[str, Any], owner: str) -> None:
     """Raise ValueError from `error` if that says that the config has a rope_type which the family's
     code does not know; otherwise return."""
-    from posenc.runtimes.computed import RefusedError
+    from posenc.runtimes.computed_positions import RefusedError
 
     cause = error.__cause__
     if not isinstance(cause, RefusedError):

@@ -10,8 +10,8 @@ from posenc.extend.export.serving import gguf
 from posenc.extend.export.serving.serve_commands import Export, code_block
 from posenc.runtimes.known import emulate
 from posenc.runtimes.writers.both_dialects import OURS
+from posenc.runtimes.writers.disagreement import reasons_for_disagreement
 from posenc.runtimes.writers.overrides import override_options
-from posenc.runtimes.writers.proof import reasons_for_disagreement
 from posenc.runtimes.writers.recipes import what_changes_with_length
 
 LENGTH_KEY = "max_position_embeddings"

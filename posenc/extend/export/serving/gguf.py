@@ -8,10 +8,10 @@ from typing import Any
 
 from posenc.extend.export.serving.serve_commands import Export, code_block
 from posenc.frequencies import floats
-from posenc.runtimes.computed import LayerRotation, RefusedError
+from posenc.runtimes.computed_positions import LayerRotation, RefusedError
+from posenc.runtimes.config_model import model_of
 from posenc.runtimes.known.llama_cpp_converter import converted_metadata
 from posenc.runtimes.meaning import Meaning
-from posenc.runtimes.model import model_of
 from posenc.runtimes.writers import gguf_edit
 from posenc.runtimes.writers.recipes import Recipe, what_changes_with_length
 

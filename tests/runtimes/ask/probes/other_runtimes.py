@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from posenc.runtimes.ask import Asked, as_computed, ask, interpreters
-from posenc.runtimes.computed import ComputedPositions
+from posenc.runtimes.computed_positions import ComputedPositions
+from posenc.runtimes.config_model import model_of
 from posenc.runtimes.known import RUNTIMES
-from posenc.runtimes.model import model_of
 from tests.runtimes.golden_cases import Cell, cells
 
 ROOT = Path(__file__).parents[4]

@@ -8,15 +8,15 @@ from importlib import resources
 
 import pytest
 
-from posenc.runtimes import family_facts
+from posenc.runtimes import runtime_facts
 from posenc.runtimes.families import RUNTIME_FILES, all_families, facts_of_runtime
-from posenc.runtimes.family_facts import Fields, RuntimeFacts, Transformers5Facts
 from posenc.runtimes.known import llama_cpp_converter, mlx_lm, sglang, transformers4, vllm
 from posenc.runtimes.known.llama_cpp_converter import LlamaCppFacts
 from posenc.runtimes.known.mlx_lm import MlxLmFacts
 from posenc.runtimes.known.sglang import SglangFacts
 from posenc.runtimes.known.transformers4 import Transformers4Facts
 from posenc.runtimes.known.vllm import VllmFacts
+from posenc.runtimes.runtime_facts import Fields, RuntimeFacts, Transformers5Facts
 from tests.doctor.oracles import facts as oracle
 
 KINDS: dict[str, type[RuntimeFacts]] = {
@@ -72,7 +72,7 @@ def test_every_field_is_used_and_none_has_its_default(runtime):
 
 
 @pytest.mark.parametrize(
-    "module", [family_facts, llama_cpp_converter, mlx_lm, sglang, transformers4, vllm]
+    "module", [runtime_facts, llama_cpp_converter, mlx_lm, sglang, transformers4, vllm]
 )
 def test_every_field_has_a_docstring(module):
     tree = ast.parse(inspect.getsource(module))

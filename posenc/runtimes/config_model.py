@@ -13,7 +13,7 @@ from posenc.runtimes.families import (
     json_table,
     other_architecture,
 )
-from posenc.runtimes.family_facts import Transformers5Facts
+from posenc.runtimes.runtime_facts import Transformers5Facts
 
 INNER = ("text_config", "language_config", "llm_config")
 """Where a config of several modalities keeps the language model's."""

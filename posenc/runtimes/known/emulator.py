@@ -4,7 +4,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, Protocol
 
-from posenc.runtimes.computed import ARITHMETIC, ComputedPositions, NotReadError, RefusedError
+from posenc.runtimes.computed_positions import (
+    ARITHMETIC,
+    ComputedPositions,
+    NotReadError,
+    RefusedError,
+)
+from posenc.runtimes.config_model import BadConfigError, Model, model_of
 from posenc.runtimes.families import (
     CHOOSE_BY_CLASS,
     RUNTIME_FILES,
@@ -19,7 +25,6 @@ from posenc.runtimes.known.releases import (
     unread_words,
     version_spoken_of,
 )
-from posenc.runtimes.model import BadConfigError, Model, model_of
 
 
 class Emulator(Protocol):

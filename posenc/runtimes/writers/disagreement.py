@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from posenc.runtimes.computed import ComputedPositions, LayerRotation
+from posenc.runtimes.computed_positions import ComputedPositions, LayerRotation
 from posenc.runtimes.known import AS_READ, emulate
 
 TOLERANCE = 1e-6
