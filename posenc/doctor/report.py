@@ -31,6 +31,16 @@ MOST_FILES_NAMED = 8
 LEGEND = (
     "multiplier: of cos and sin. switch: when the frequencies change. admits: the longest sequence."
 )
+"""What the headers of the table of runtimes mean."""
+KNOWN = "known"
+ASKED = "asked"
+ANY_LENGTH = "any length"
+MEANINGS_OF_CELLS = {
+    KNOWN: "computed by posenc's emulator of this version.",
+    ASKED: "answered by the installed runtime itself.",
+    ANY_LENGTH: "the runtime sets no limit.",
+}
+"""Beginning of a cell of that table -> what it means."""
 RUNTIMES_HEADER = (
     "runtime",
     "how, version",
@@ -70,7 +80,7 @@ def report_of(judgement: Judgement) -> Report:
     case = judgement.case
     blocks: list[Block] = [Items(_meaning_lines(case, explained=bool(judgement.counted)))]
     rows = [_cells_of_runtime(case, name) for name in _shown_runtimes(case)]
-    blocks += [Table(RUNTIMES_HEADER, rows, name="runtimes"), LEGEND]
+    blocks += [Table(RUNTIMES_HEADER, rows, name="runtimes"), Items(_legend(rows))]
     blocks += _lines_about_unjudged(case)
     if case.record is not None and case.record.doubts:
         blocks.append(Items([f"assumed: {doubt}" for doubt in case.record.doubts]))
@@ -149,8 +159,8 @@ def _rotation_in_words(kind: str, rotation: LayerRotation) -> str:
     of_kind = "" if kind == "all" else f"{kind}: "
     slowest = min((f for f in rotation.inv_freq if f), default=0.0)
     return (
-        f"{of_kind}{2 * len(rotation.inv_freq)} channels, slowest pair {slowest:.4g} radians per "
-        f"position, multiplier {rotation.multiplier:.6g}"
+        f"{of_kind}rotates {2 * len(rotation.inv_freq)} channels of each head, slowest pair "
+        f"{slowest:.4g} radians per position, multiplier {rotation.multiplier:.6g}"
     )
 
 
@@ -162,7 +172,9 @@ def _cells_of_runtime(case: Case, name: str) -> tuple[str, ...]:
     if not computed.is_known:
         return (name, source, computed.status_in_words, "", "", "", "")
     if computed.error is not None:
-        return (name, source, "refuses", "", "", "", _longest_sequence_in_words(computed))
+        # A runtime that refuses the file admits a length only where its limit was known before.
+        admits = "" if computed.max_length is None else _longest_sequence_in_words(computed)
+        return (name, source, "refuses", "", "", "", admits)
     rotates_otherwise = {"pairs", "frequencies", "layers"} & differing
     frequencies = "other" if rotates_otherwise else "as meant"
     layers = [] if _rotates_nothing(case, computed) else list(computed.layers.values())
@@ -179,10 +191,22 @@ def _cells_of_runtime(case: Case, name: str) -> tuple[str, ...]:
     )
 
 
+def _legend(rows: Sequence[tuple[str, ...]]) -> list[str]:
+    """Return the lines below the table of runtimes: what its headers mean, and those of
+    MEANINGS_OF_CELLS that stand in its rows."""
+    cells = [cell for row in rows for cell in row]
+    explained = [
+        f"{word}: {meaning}"
+        for word, meaning in MEANINGS_OF_CELLS.items()
+        if any(cell.startswith(word) for cell in cells)
+    ]
+    return [LEGEND, " ".join(explained)] if explained else [LEGEND]
+
+
 def _how_and_version(computed: ComputedPositions) -> str:
     """Return how an answer was found, and of which version it is: "asked, 5.24.0" where the runtime
     itself answered, "known, 0.33.0" where posenc's emulator did."""
-    return f"{'asked' if computed.asked else 'known'}, {computed.version}"
+    return f"{ASKED if computed.asked else KNOWN}, {computed.version}"
 
 
 def _rotates_nothing(case: Case, computed: ComputedPositions) -> bool:
@@ -192,7 +216,7 @@ def _rotates_nothing(case: Case, computed: ComputedPositions) -> bool:
 
 def _longest_sequence_in_words(computed: ComputedPositions) -> str:
     """Return the longest sequence that a runtime admits, in words."""
-    return "any length" if computed.max_length is None else str(computed.max_length)
+    return ANY_LENGTH if computed.max_length is None else str(computed.max_length)
 
 
 def _block_of_finding(finding: Finding) -> Labelled:

@@ -145,7 +145,8 @@ def test_a_family_that_posenc_does_not_know_is_asked(doctor):
     assert (code, err) == (3, "")
     assert "posenc does not know the family 'nobody_has_heard_of_it'" in out
     assert "transformers-5 5.99.0, asked: LlamaForCausalLM" in out
-    assert "4 channels, slowest pair 0.25 radians per position, multiplier 1.5" in out
+    assert "rotates 4 channels of each head, slowest pair 0.25 radians per position" in out
+    assert "0.25 radians per position, multiplier 1.5" in out
 
 
 def test_a_family_that_nobody_knows(doctor):

@@ -37,6 +37,23 @@ def file(tmp_path):
     return write
 
 
+def test_the_legend_explains_the_words_of_the_table(call, file):
+    code, out, _ = call(file(SIMPLE), "--ask", "none")
+    assert code == 0
+    for word in ("known", "any length"):  # in a cell, and explained below the table
+        assert f"│ {word}" in out and f"{word}: " in out
+    assert "asked" not in out  # explained where it stands in the table
+    assert "  rotates 16 channels of each head, slowest pair" in out
+
+
+def test_a_runtime_that_refuses_a_file_is_not_said_to_admit_any_length(file, call):
+    odd_head = {**SIMPLE, "head_dim": 63}
+    _, out, _ = call(file(odd_head), "--ask", "none", "--for", "mlx-lm")
+    assert "refuses" in out and "any length" not in out
+    _, out, _ = call(file(SIMPLE), "--ask", "none", "--for", "mlx-lm")
+    assert "│ any length" in out
+
+
 def complains(answer, *words):
     """Exit 2, nothing on stdout, one line on stderr with these words."""
     code, out, err = answer
