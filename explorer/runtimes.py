@@ -258,7 +258,7 @@ def tabulated() -> list[str]:
     found = []
     for name, facts in all_families().items():
         served = any(facts.get(cell) for cell in MODERN)
-        nested = "nested" in facts.get("transformers5", {})
+        nested = "nested" in (facts.get("transformers5") or {})
         latent = "qk_rope_head_dim" in facts.get("defaults", {})
         if served and "text" not in facts and not nested and not latent:
             found.append(name)

@@ -31,14 +31,15 @@ export function short(x) {
   return `${digits}e${exponent < 0 ? "-" : "+"}${String(Math.abs(exponent)).padStart(2, "0")}`;
 }
 
-// A value as Python's repr writes it, but for numbers, of which JSON.parse keeps no point.
+// A value as posenc.runtimes.files.json_object.in_json_words writes it, but for numbers, of which
+// JSON.parse keeps no point.
 export function repr(x) {
   if (typeof x === "string") {
     const quote = x.includes("'") && !x.includes('"') ? '"' : "'";
     return quote + x.replaceAll("\\", "\\\\").replaceAll("\n", "\\n").replaceAll(quote, `\\${quote}`) + quote;
   }
-  if (x === null || x === undefined) return "None";
-  if (typeof x === "boolean") return x ? "True" : "False";
+  if (x === null || x === undefined) return "null";
+  if (typeof x === "boolean") return String(x);
   if (Array.isArray(x)) return `[${x.map(repr).join(", ")}]`;
   if (isObject(x)) return `{${Object.entries(x).map(([k, v]) => `${repr(k)}: ${repr(v)}`).join(", ")}}`;
   return String(x);

@@ -72,7 +72,12 @@ def yarn_frequencies(
 
     truncate: round the ends of the ramp outward to whole pairs. extrapolation: the share of the
     kept frequencies that is kept.
+
+    Raises: ValueError for an odd dim, of which the ramp has one entry fewer than there are
+    frequencies; the runtimes stop there, too.
     """
+    if dim % 2:
+        raise ValueError(f"yarn's ramp needs pairs, and {dim} channels rotate, an odd number")
 
     def index_of_pair_with(turns: float) -> float:
         """Return the index, a real number, at which a pair makes `turns` turns in `original`

@@ -9,6 +9,7 @@ import pytest
 
 from posenc.doctor.case import Case
 from posenc.doctor.rules import CATCH_ALL, RULES, findings
+from posenc.runtimes.files.json_object import in_json_words
 from posenc.runtimes.files.source import Source
 from tests.doctor.built import BUILT
 from tests.doctor.judging import case, codes, judge
@@ -148,8 +149,33 @@ def test_what_no_rule_explains_is_told():
     refused = {k: v for k, v in SIMPLE.items() if k != "attention_bias"}
     refused |= {"model_type": "glm4", "partial_rotary_factor": 0.5}
     refused["architectures"] = ["Glm4ForCausalLM"]
-    assert codes(refused, ("mlx-lm",)) == {"PD039"}
+    (finding,) = judge(refused, ("mlx-lm",))
+    assert finding.code == "PD039" and "__init__" not in finding.message
+    assert finding.message == 'mlx-lm refuses the file, which does not state "attention_bias"'
     assert set(CATCH_ALL) == {"PD038", "PD039"}
+
+
+def test_messages_write_null_and_true_as_json_does():
+    def said(code, scaling):
+        (finding,) = [f for f in judge({**SIMPLE, "rope_scaling": scaling}) if f.code == code]
+        return finding.message
+
+    assert said("PD008", {"rope_type": None}) == "rope_scaling has factor null and rope_type null"
+    unread = {**YARN, "low_freq_factor": None, "scale": [True, None, "a", 1.5]}
+    assert said("PD010", unread).endswith(
+        "does not read: low_freq_factor null, scale [true, null, 'a', 1.5]"
+    )
+    assert in_json_words({"a": {"b": False}}) == "{'a': {'b': false}}"
+
+
+def test_yarn_on_an_odd_number_of_channels_is_refused_in_words():
+    odd = {**SIMPLE, "model_type": "stablelm", "architectures": ["StableLmForCausalLM"]}
+    odd |= {"partial_rotary_factor": 0.5, "hidden_size": 1600, "num_attention_heads": 32}
+    odd |= {"num_key_value_heads": 32, "rope_scaling": YARN}
+    odd.pop("head_dim", None)
+    found = {f.runtimes: f.message for f in judge(odd)}
+    assert "25 channels rotate, an odd number" in found["transformers-4",]
+    assert not any("zip" in message for message in found.values())
 
 
 def test_low_precision_tables_are_found_in_the_headers(tmp_path):

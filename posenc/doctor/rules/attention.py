@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 from posenc.doctor.case import ALL, Case
 from posenc.doctor.rule import Hit, rule
+from posenc.runtimes.files.json_object import in_json_words
 
 INDEXER_READERS = ("vllm", "sglang")
 """Runtimes that read indexer_rope_interleave: vLLM 0.33.0 deepseek_v2.py:1177, SGLang 0.5.23
@@ -16,7 +17,7 @@ def report_unread_query_scaling(case: Case) -> Iterator[Hit]:
     for name, p in case.flat_rope_dicts():
         for key in ("llama_4_scaling_beta", "llama_4_scaling"):
             if p.get(key) is not None and key not in case.config:
-                yield Hit(f"{key} {p[key]!r} stands in {name} only", (), ("vllm",))
+                yield Hit(f"{key} {in_json_words(p[key])} stands in {name} only", (), ("vllm",))
                 return
 
 
@@ -25,7 +26,7 @@ def report_dual_chunk_attention(case: Case) -> Iterator[Hit]:
     """Report dual chunk attention, which no runtime of today has."""
     given = case.config.get("dual_chunk_attention_config")
     if given:
-        yield Hit(f"dual_chunk_attention_config is {given!r}"[:120], (), ALL)
+        yield Hit(f"dual_chunk_attention_config is {in_json_words(given)}"[:120], (), ALL)
 
 
 @rule("PD051", "E")
@@ -37,7 +38,7 @@ def report_indexer_layout(case: Case) -> Iterator[Hit]:
     is_interleaved = case.model.indexer_is_interleaved
     if bool(given) != is_interleaved:
         words = {True: "interleaved", False: "half-split"}
-        said = "is missing" if given is None else f"is {given!r}"
+        said = "is missing" if given is None else f"is {in_json_words(given)}"
         yield Hit(
             f"indexer_rope_interleave {said}: vLLM and SGLang take the indexer for "
             f"{words[bool(given)]}, "

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 from posenc.doctor.case import Case
 from posenc.doctor.rule import Hit, join_names, rule
+from posenc.runtimes.files.json_object import in_json_words
 
 
 @rule("PD025", "E")
@@ -20,8 +21,9 @@ def report_dynamic_ntk(case: Case) -> Iterator[Hit]:
         if not concerned and "alpha" in p:
             continue
         yield Hit(
-            f"{name} is dynamic with factor {factor!r} on {case.model.max_positions} tokens: "
-            f"other frequencies, below or beyond them, in {join_names(concerned or readers)}",
+            f"{name} is dynamic with factor {in_json_words(factor)} on "
+            f"{case.model.max_positions} tokens: other frequencies, below or beyond them, "
+            f"in {join_names(concerned or readers)}",
             concerned,
             readers,
         )

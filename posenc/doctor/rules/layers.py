@@ -6,6 +6,7 @@ from typing import Any
 from posenc.doctor.case import ALL, Case, rope_type_of
 from posenc.doctor.rule import Hit, join_names, rule
 from posenc.runtimes.config_model import LAYER_KINDS
+from posenc.runtimes.files.json_object import in_json_words
 
 OLDER_READERS = ("transformers-4", "mlx-lm")
 """Runtimes that read the keys of files from before rope_parameters."""
@@ -85,8 +86,8 @@ def report_dropped_gemma_scaling(case: Case) -> Iterator[Hit]:
     if affected and "full_attention" in scaled:
         p = scaled["full_attention"]
         yield Hit(
-            f"{p['rope_type']} with factor {p.get('factor')!r} on the full layers is not applied "
-            f"by {join_names(affected)}",
+            f"{p['rope_type']} with factor {in_json_words(p.get('factor'))} on the full layers is "
+            f"not applied by {join_names(affected)}",
             case.named_and_known(affected),
             affected,
         )
@@ -164,8 +165,8 @@ def _report_share_in_rope_dict_alone(case: Case) -> Iterator[Hit]:
     if affected:
         name, p = inner[0]
         yield Hit(
-            f"partial_rotary_factor {p['partial_rotary_factor']!r} stands in {name} only; the top "
-            f"level is read by {join_names(affected)}",
+            f"partial_rotary_factor {in_json_words(p['partial_rotary_factor'])} stands in {name} "
+            f"only; the top level is read by {join_names(affected)}",
             case.named_and_known(affected),
             affected,
         )

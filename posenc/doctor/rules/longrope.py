@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 from posenc.doctor.case import ALL, Case
 from posenc.doctor.rule import Hit, join_names, rule
+from posenc.runtimes.files.json_object import in_json_words
 
 OWN_LONGROPE = ("phi3", "phi4_multimodal", "phimoe", "minicpm", "minicpm3")
 
@@ -17,7 +18,8 @@ def report_attention_factor_under_longrope(case: Case) -> Iterator[Hit]:
         affected = case.runtimes_that_differ(readers, "multiplier")
         if t is not None and affected:
             yield Hit(
-                f"{name} has attention_factor {t!r}: another temperature in {join_names(affected)}",
+                f"{name} has attention_factor {in_json_words(t)}: another temperature in "
+                f"{join_names(affected)}",
                 case.named_and_known(affected),
                 affected,
             )

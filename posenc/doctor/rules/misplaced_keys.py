@@ -12,6 +12,7 @@ from posenc.runtimes.config_model import (
     ROTARY,
     language_model_key,
 )
+from posenc.runtimes.files.json_object import in_json_words
 from posenc.runtimes.files.spelling import DICTS
 from posenc.runtimes.meaning import OLD_NAMES, differing_keys
 
@@ -39,8 +40,9 @@ def _report_keys_in_unread_parts(case: Case) -> Iterator[Hit]:
             if value is None or _mean_the_same(value, read_value):
                 continue
             yield Hit(
-                f"{key} {value!r:.60} stands {where}, where it is not read; {place} has "
-                + ("none" if read_value is None else f"{read_value!r:.60}"),
+                f"{key} {in_json_words(value):.60} stands {where}, where it is not read; "
+                f"{place} has "
+                + ("none" if read_value is None else f"{in_json_words(read_value):.60}"),
                 (),
                 ALL,
                 contradiction=read_value is None or not inner or key in ROTARY,
@@ -71,7 +73,8 @@ def _report_bases_in_other_dicts(case: Case) -> Iterator[Hit]:
         if changes_nothing or is_a_part:
             continue
         yield Hit(
-            f"rope_theta {base!r} stands in {name}, where transformers 5 does not look",
+            f"rope_theta {in_json_words(base)} stands in {name}, where transformers 5 does "
+            "not look",
             case.named_and_known(("transformers-5",)),
             ALL,
             contradiction=case.config.get("rope_theta", case.model.theta_of_inner_dict) is None,

@@ -6,6 +6,7 @@ from typing import Any
 
 from posenc.doctor.case import ALL, Case, rope_type_of
 from posenc.doctor.rule import Hit, contradiction_hit, join_names, rule
+from posenc.runtimes.files.json_object import in_json_words
 from posenc.runtimes.files.spelling import NUMBERS, ROTARY_BASES
 from posenc.runtimes.meaning import Meaning, differing_keys
 
@@ -66,8 +67,9 @@ def report_differing_rope_dicts(case: Case) -> Iterator[Hit]:
     keys = differing_keys(case.rope_scaling, case.rope_parameters, case.config)
     if keys:
         said = ", ".join(
-            f"{k} {case.rope_scaling.get(k)!r} and {case.rope_parameters.get(k)!r}"
-            for k in keys[:4]
+            f"{key} {in_json_words(case.rope_scaling.get(key))} and "
+            f"{in_json_words(case.rope_parameters.get(key))}"
+            for key in keys[:4]
         )
         yield Hit(f"rope_scaling and rope_parameters differ: {said}", (), ALL, True)
 
@@ -140,7 +142,7 @@ def report_numbers_as_text(case: Case) -> Iterator[Hit]:
             value = values.get(name)
             if isinstance(value, str | bool):
                 yield Hit(
-                    f"{name} in {place} is {value!r}, expected a number",
+                    f"{name} in {place} is {in_json_words(value)}, expected a number",
                     case.named_runtimes_that_differ(ALL),
                     ALL,
                     cure=f'Write "{name}": {value}.' if isinstance(value, str) else "",

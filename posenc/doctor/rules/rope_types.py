@@ -5,6 +5,7 @@ from typing import Any
 
 from posenc.doctor.case import ALL, Case, rope_type_of
 from posenc.doctor.rule import Hit, join_names, rule
+from posenc.runtimes.files.json_object import in_json_words
 from posenc.runtimes.known.transformers5_rope_dicts import NEEDED
 from posenc.runtimes.position_keys import COMMON, READ
 
@@ -28,7 +29,7 @@ def report_contradicting_types(case: Case) -> Iterator[Hit]:
             yield from _report_older_type_alone(case, name, old)
         elif old != new and (old, new) not in (("su", "longrope"), ("mrope", "default")):
             yield Hit(
-                f"{name} has type {old!r} and rope_type {new!r}",
+                f"{name} has type {in_json_words(old)} and rope_type {in_json_words(new)}",
                 case.named_runtimes_that_differ(ALL),
                 ALL,
                 contradiction=True,
@@ -43,8 +44,8 @@ def _report_older_type_alone(case: Case, name: str, old: Any) -> Iterator[Hit]:
     reads_new_only = tuple(r for r in concerned if r.startswith(("transformers", "vllm")))
     if case.model.has_rope_dict_per_kind and reads_new_only:
         yield Hit(
-            f"{name} has type {old!r} and no rope_type, and the code of {case.model.model_type} "
-            "reads rope_type only",
+            f"{name} has type {in_json_words(old)} and no rope_type, and the code of "
+            f"{case.model.model_type} reads rope_type only",
             reads_new_only,
             ALL,
             cure=f'Write "rope_type": "{old}" into {name}.',
@@ -74,14 +75,15 @@ def report_factor_without_type(case: Case) -> Iterator[Hit]:
         if kind is None and (stretches or "rope_type" in p):
             said = "rope_type null" if "rope_type" in p else "no rope_type"
             yield Hit(
-                f"{name} has factor {factor!r} and {said}",
+                f"{name} has factor {in_json_words(factor)} and {said}",
                 case.named_runtimes_that_differ(ALL),
                 ALL,
                 contradiction=stretches,
             )
         elif kind == "default" and stretches:
             yield Hit(
-                f"{name} has factor {factor!r} and rope_type 'default', which stretches nothing",
+                f"{name} has factor {in_json_words(factor)} and rope_type 'default', which "
+                "stretches nothing",
                 (),
                 ALL,
                 contradiction=True,
@@ -136,7 +138,7 @@ def report_unread_keys_of_type(case: Case) -> Iterator[Hit]:
         if "type" not in p and "rope_type" not in p:
             continue
         if unread:
-            values = ", ".join(f"{k} {p[k]!r}" for k in unread[:4])
+            values = ", ".join(f"{k} {in_json_words(p[k])}" for k in unread[:4])
             yield Hit(f"{name} has keys that type {kind} does not read: {values}", (), ALL)
 
 
@@ -147,7 +149,8 @@ def report_flags_of_another_type(case: Case) -> Iterator[Hit]:
         return
     for key, value in case.model.modern.accepts.refused_booleans(case.config):
         yield Hit(
-            f"{key} is {value!r:.60}, and {case.model.model_type} takes true or false only",
+            f"{key} is {in_json_words(value):.60}, and {case.model.model_type} takes true or "
+            "false only",
             case.named_runtimes_that_differ(STRICT, "error"),
             STRICT,
             cure=f'Write "{key}": {str(bool(value)).lower()}.',

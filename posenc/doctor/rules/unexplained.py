@@ -57,17 +57,21 @@ def _finding_of_refusal(case: Case, name: str) -> Finding:
     where = f"{name}'s {computed.read}" if computed.read else name
     # mlx-lm stops for any missing key; what is not about positions may be a part of a config.
     severity = TABLE["PD039"].severity if "error" in case.differences[name] else "W"
-    missing = _missing_keys(computed.error or "")
+    error = computed.error or ""
+    message = f"{name} refuses the file: {error}"
+    missing = _missing_keys(error)
     if missing:
         inner = language_model_key(case.source.config)
         place = f"into {inner}" if inner else "at the top level"
         cure = f"Write {join_names(missing)} {place}, which {where} needs, or use another runtime."
+        if "positional argument" in error:  # Python's words about a constructor say less
+            message = f"{name} refuses the file, which does not state {join_names(missing)}"
     else:
         cure = (
             f"Change the value or the key that its error names, which is raised around {where}, or "
             "use another runtime."
         )
-    return Finding("PD039", severity, f"{name} refuses the file: {computed.error}", (name,), cure)
+    return Finding("PD039", severity, message, (name,), cure)
 
 
 def _missing_keys(error: str) -> list[str]:

@@ -14,6 +14,7 @@ from posenc.runtimes.config_model import (
     TRAINED_KEY,
 )
 from posenc.runtimes.families import letters_and_digits
+from posenc.runtimes.files.json_object import in_json_words
 from posenc.runtimes.position_keys import COMMON, NO_EFFECT, READ, unknown_keys
 
 TARGETS = (*ROTARY, "max_position_embeddings", "original_max_position_embeddings", "head_dim")
@@ -111,7 +112,7 @@ def report_keys_not_understood(case: Case) -> Iterator[Hit]:
     keys += _keys_of_other_families(case)
     keys = [key for key in keys if key != TRAINED_KEY]
     if keys:
-        values = ", ".join(f"{key} {case.config.get(key)!r:.40}" for key in keys[:4])
+        values = ", ".join(f"{key} {in_json_words(case.config.get(key)):.40}" for key in keys[:4])
         yield Hit(f"posenc does not know what this means for {case.model.model_type}: {values}")
 
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from posenc.doctor.case import ALL, Case
 from posenc.doctor.rule import Hit, join_names, rule
 from posenc.frequencies import floats
+from posenc.runtimes.files.json_object import in_json_words
 
 IGNORE = ("sglang", "mlx-lm", "llama.cpp")
 
@@ -35,8 +36,8 @@ def report_attn_factor(case: Case) -> Iterator[Hit]:
     for name, p in case.flat_rope_dicts():
         if "attn_factor" in p:
             yield Hit(
-                f"{name} has attn_factor {p['attn_factor']!r}, which SGLang multiplies into yarn's "
-                "own temperature and the others do not read",
+                f"{name} has attn_factor {in_json_words(p['attn_factor'])}, which SGLang "
+                "multiplies into yarn's own temperature and the others do not read",
                 case.named_runtimes_that_differ(ALL, "multiplier", "scale"),
                 case.runtimes_that_differ(ALL, "multiplier", "scale") or ALL,
                 contradiction=case.meaning is None,
@@ -50,7 +51,8 @@ def report_mscale_without_partner(case: Case) -> Iterator[Hit]:
         given = [k for k in ("mscale", "mscale_all_dim") if p.get(k)]
         zero = [k for k in ("mscale", "mscale_all_dim") if k in p and not p[k]]
         if len(given) == 1 or zero:
-            said = ", ".join(f"{k} {p[k]!r}" for k in ("mscale", "mscale_all_dim") if k in p)
+            written = [key for key in ("mscale", "mscale_all_dim") if key in p]
+            said = ", ".join(f"{key} {in_json_words(p[key])}" for key in written)
             yield Hit(f"{name} has {said}: half of a pair", (), ("mlx-lm", "llama.cpp"))
 
 
@@ -65,8 +67,9 @@ def report_misread_mscale(case: Case) -> Iterator[Hit]:
         affected = case.runtimes_that_differ(IGNORE, "multiplier", "scale", nothing_else=True)
         if affected:
             yield Hit(
-                f"{name} has mscale {p.get('mscale')!r} and mscale_all_dim "
-                f"{p.get('mscale_all_dim')!r}: another temperature in {join_names(affected)}",
+                f"{name} has mscale {in_json_words(p.get('mscale'))} and mscale_all_dim "
+                f"{in_json_words(p.get('mscale_all_dim'))}: another temperature in "
+                f"{join_names(affected)}",
                 case.named_and_known(affected),
                 affected,
             )
@@ -81,7 +84,12 @@ def report_mscale_of_latent_attention(case: Case) -> Iterator[Hit]:
     for name, p in case.rope_dicts_of_type("yarn", "deepseek_yarn"):
         mscale, all_dim = p.get("mscale"), p.get("mscale_all_dim")
         if mscale != all_dim:
-            yield Hit(f"{name} has mscale {mscale!r} and mscale_all_dim {all_dim!r}", (), ALL)
+            yield Hit(
+                f"{name} has mscale {in_json_words(mscale)} and mscale_all_dim "
+                f"{in_json_words(all_dim)}",
+                (),
+                ALL,
+            )
         if p.get("attention_factor") == 1.0:
             yield Hit(
                 f"{name} has attention_factor 1.0: vLLM then leaves mscale_all_dim out of the "

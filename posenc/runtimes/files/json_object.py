@@ -1,6 +1,7 @@
 """Read a JSON file that contains one object."""
 
 import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -34,6 +35,25 @@ def read_json(path: Path, largest: int = LARGEST_CONFIG) -> dict[str, Any]:
         kind = KINDS.get(type(found), repr(found))
         raise ValueError(f"{path}: expected a JSON object, got {kind}.")
     return found
+
+
+def in_json_words(value: Any) -> str:
+    """Return a value of a config for a message: as Python writes it, with text in single quotes,
+    but with JSON's words null, true and false.
+
+    >>> in_json_words({"factor": None, "types": ["yarn", True]})
+    "{'factor': null, 'types': ['yarn', true]}"
+    """
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(in_json_words(item) for item in value)}]"
+    if isinstance(value, Mapping):
+        pairs = (f"{in_json_words(key)}: {in_json_words(item)}" for key, item in value.items())
+        return f"{{{', '.join(pairs)}}}"
+    return repr(value)
 
 
 def require_strict_json(path: Path) -> None:
