@@ -51,6 +51,20 @@ scores, recurrence. Their modeling files have no rotation, or none that is calle
 nemotron_h)."""
 
 
+def rotates_nothing(model_type: Any, config: Mapping[str, Any]) -> bool:
+    """Return True if the family's class in transformers rotates nothing, and the config does not
+    say that a vendor's own code rotates, as Jina's and MosaicML's do.
+
+    model_type: of the language model. config: the outermost object of its config.json.
+    """
+    if not isinstance(model_type, str) or model_type not in WITHOUT_ROTATION:
+        return False
+    attention = config.get("attn_config")
+    if isinstance(attention, Mapping) and attention.get("rope") is True:
+        return False
+    return config.get("position_embedding_type") not in ("rotary", "rope")
+
+
 ALTERNATING = frozenset(
     """
     cosmos3_edge_text qwen3_5_text qwen3_5_moe_text qwen3_omni_moe_text

@@ -28,7 +28,13 @@ from posenc.runtimes.config_model import (
     Model,
     model_of,
 )
-from posenc.runtimes.families import all_families, first_class, other_architecture
+from posenc.runtimes.families import (
+    WITHOUT_ROTATION,
+    all_families,
+    first_class,
+    other_architecture,
+    rotates_nothing,
+)
 from posenc.runtimes.files.spelling import NUMBERS, with_vendors_keys_renamed
 from posenc.runtimes.known import transformers5
 from posenc.runtimes.position_keys import TRAINED_LENGTH_OF_NOMIC
@@ -36,6 +42,9 @@ from posenc.runtimes.position_keys import TRAINED_LENGTH_OF_NOMIC
 OLD_NAMES = {"su": "longrope", "mrope": "default", "deepseek_yarn": "yarn", "ntk-aware": "ntk"}
 Parameters = transformers5.Parameters
 YARN_KEYS = ("beta_fast", "beta_slow", "mscale", "mscale_all_dim", "truncate", "attention_factor")
+NEAR_SPELLING = 0.85
+"""Similarity of two names, from 0 to 1 as difflib measures it, from which one may be a misspelling
+of the other: lama and llama have 0.89, roberta and eurobert 0.8. Chosen, not derived."""
 
 
 class UnknownFamilyError(ValueError):
@@ -140,12 +149,24 @@ def require_known_family(model: Model) -> None:
             f"{model.model_type!r} than {family['architecture']}, the one that posenc has read"
         )
     parts = "text" in family
-    close = get_close_matches(model.model_type, all_families(), 1)
-    near = f" (did you mean {close[0]!r}?)" if close else ""
-    hint = " without a text_config" if parts else near
+    if rotates_nothing(model.model_type, model.outer_config or model.config):
+        raise UnknownFamilyError(
+            f"{model.model_type} has no rotary positions; there is nothing to judge"
+        )
+    hint = " without a text_config" if parts else _misspelling_hint(model.model_type)
     raise UnknownFamilyError(
         f"posenc does not know the family {model.model_type!r}{hint} and judges nothing of it"
     )
+
+
+def _misspelling_hint(model_type: str) -> str:
+    """Return " (did you mean NAME?)" with the model_type that is spelled nearly like this one;
+    empty if none is, or this one is a name that posenc knows."""
+    if model_type in WITHOUT_ROTATION:
+        return ""
+    names = [*all_families(), *WITHOUT_ROTATION]
+    close = get_close_matches(model_type, names, n=1, cutoff=NEAR_SPELLING)
+    return f" (did you mean {close[0]!r}?)" if close else ""
 
 
 def _canonical_config(config: Mapping[str, Any], doubts: list[str]) -> dict[str, Any]:

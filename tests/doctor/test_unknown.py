@@ -50,6 +50,23 @@ def test_a_typo_is_asked_about(file):
     assert "did you mean 'llama'?" in run(Options((file({**SIMPLE, "model_type": "lama"}),)))[0]
 
 
+def test_only_a_near_spelling_is_asked_about(file):
+    said, code = run(Options((file({**SIMPLE, "model_type": "xlm_roberta"}),)))
+    assert code == 3 and "did you mean 'xlm-roberta'?" in said
+    for name in ("some_bert", "my_euro", "lamma_x"):  # nearest are eurobert and llama
+        said, code = run(Options((file({**SIMPLE, "model_type": name}),)))
+        assert code == 3 and "did you mean" not in said and f"the family {name!r} and" in said
+
+
+def test_a_model_without_rotation_is_said_to_have_none(file):
+    for name in ("xlm-roberta", "roberta", "bert"):
+        with pytest.raises(UnknownFamilyError, match=f"^{name} has no rotary positions"):
+            meaning_of({**SIMPLE, "model_type": name})
+    jina = {**SIMPLE, "model_type": "xlm-roberta", "position_embedding_type": "rotary"}
+    said, code = run(Options((file(jina),)))
+    assert code == 3 and "does not know the family 'xlm-roberta' and judges" in said
+
+
 def test_a_family_of_several_parts_is_not_asked_about_as_itself(file):
     said, code = run(Options((file({**SIMPLE, "model_type": "glm4v"}),)))
     assert code == 3 and "did you mean" not in said

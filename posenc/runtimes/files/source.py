@@ -8,7 +8,7 @@ from typing import Any
 
 from posenc.files.opening import open_ordinary
 from posenc.runtimes.config_model import with_language_model_on_top
-from posenc.runtimes.families import WITHOUT_ROTATION
+from posenc.runtimes.families import rotates_nothing
 from posenc.runtimes.files.gguf_metadata import Metadata
 from posenc.runtimes.files.json_object import read_json
 from posenc.runtimes.files.paths_inside import path_inside
@@ -64,7 +64,7 @@ def load(path: Path) -> Source:
         return Source(path, "gguf", metadata=_read_metadata(path))
     raw = read_json(path)
     name = with_language_model_on_top(raw).get("model_type")
-    if isinstance(name, str) and name in WITHOUT_ROTATION and not _says_that_it_rotates(raw):
+    if rotates_nothing(name, raw):
         raise NoRotationError(f"{path}: {name} has no rotary positions; there is nothing to judge.")
     with path_in_errors(path):
         return Source(path, name_of_spelling(raw), as_transformers(raw), raw)
@@ -98,12 +98,3 @@ def _config_path_in_folder(folder: Path) -> Path:
             f"{len(ggufs)} .gguf files."
         )
     return path_inside(folder, ggufs[0].name, "its listing")
-
-
-def _says_that_it_rotates(raw: dict[str, Any]) -> bool:
-    """Return True if a vendor's own code may rotate, as Jina's and MosaicML's do, in a family whose
-    class in transformers does not."""
-    attention = raw.get("attn_config")
-    if isinstance(attention, dict) and attention.get("rope") is True:
-        return True
-    return raw.get("position_embedding_type") in ("rotary", "rope")
