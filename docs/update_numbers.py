@@ -27,6 +27,7 @@ from agreement import (
 
 from posenc.compare.judge.answer import limits
 from posenc.compare.judge.context import context_gains
+from posenc.compare.judge.sentences import join_names
 from posenc.compare.judge.standing import (
     Standing,
     standing_at,
