@@ -2,7 +2,7 @@
 
 A number stands in a document as `<!--= bits trials rope 128 -->2.21<!--/-->`: a function below and
 its arguments. Studies are those of results/leaderboard and two of results/ablations; tables are
-those of results/ablations.
+those of results/ablations; recorded choices are those of posenc/compare/plan/equal_tuning.py.
 """
 
 from __future__ import annotations
@@ -35,9 +35,10 @@ from posenc.compare.judge.standing import (
     standing_of_tasks,
 )
 from posenc.compare.judge.summary import has_learned, shown_score
+from posenc.compare.plan.equal_tuning import CHOICES, RecordedChoices
 from posenc.compare.reports import published_trials
 from posenc.compare.reports.leaderboard import PUBLISHED
-from posenc.compare.results import Study, TrialResult
+from posenc.compare.results import RateCheck, Study, TrialResult
 from posenc.tasks.known import TASKS, TEXT
 
 ROOT = Path(__file__).parents[1]
@@ -283,6 +284,43 @@ def perplexity(method: str, start: str) -> str:
     return f"{value:.{2 if value < 10 else 0}f}"
 
 
+def _recorded_check(name: str) -> RateCheck:
+    """Return what the recorded search tried and chose for an encoding."""
+    recorded = RecordedChoices.from_json(CHOICES.read_text(encoding="utf-8"))
+    (check,) = (check for check in recorded.checks if check.encoding == name)
+    return check
+
+
+def recorded(name: str, what: str) -> str:
+    """A part of the recorded choice for an encoding.
+
+    what: "encoding" (its text with the chosen setting), "lr", "encoding_lr", "bits" (validation
+        loss), or "edges" (axes of the search at whose edge the choice lies, "none" without any).
+    """
+    check = _recorded_check(name)
+    best = check.best
+    assert best is not None and best.bits is not None
+    parts = {
+        "encoding": best.encoding,
+        "lr": f"{best.lr:g}",
+        "encoding_lr": f"{best.encoding_lr:g}",
+        "bits": f"{best.bits:.3f}",
+        "edges": ", ".join(check.edges) or "none",
+    }
+    return parts[what]
+
+
+def searched(name: str, text: str, lr: str, encoding_lr: str) -> str:
+    """The validation loss of one point of the recorded search of an encoding.
+
+    text: the encoding with the setting that was tried.
+    """
+    point = (text, float(lr), float(encoding_lr))
+    tried = _recorded_check(name).tried
+    (bits,) = (each.bits for each in tried if (each.encoding, each.lr, each.encoding_lr) == point)
+    return f"{bits:.3f}"
+
+
 KNOWN: dict[str, Callable[..., str]] = {
     each.__name__: each
     for each in (
@@ -307,6 +345,8 @@ KNOWN: dict[str, Callable[..., str]] = {
         slower,
         perplexity,
         same_order,
+        recorded,
+        searched,
     )
 }
 
