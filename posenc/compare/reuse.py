@@ -1,5 +1,5 @@
 """Reuse trials of other runs: one more encoding or seed trains only itself, one more length only
-tests."""
+tests. Weights of the run's own folder are tested again, too, such as those of a search."""
 
 import hashlib
 import stat
@@ -44,18 +44,19 @@ def reuse_trials(
     folder: Path, trials: Sequence[TrialConfig], runs: Sequence[Path]
 ) -> tuple[int, list[TrialConfig]]:
     """Copy results of `trials` that one of the `runs` has finished into `folder`, with the name of
-    that run; of a trial that differs only in its tests, copy the weights.
+    that run. Where `folder` or a run has finished a trial that differs from one of `trials` only in
+    its tests, copy the weights.
 
     A trial is found by the name of its folder, a hash of everything that determines its numbers
     except the CPU or GPU.
 
-    Returns: the number of copied results, and the trials whose weights were copied, so that they
-    need not be trained.
+    Returns: the number of copied results, and the trials whose weights were copied: these need not
+    be trained, and are still to be tested.
     """
     here = folder.resolve()
     others = [run for run in runs if run.resolve() != here]
     count = 0
-    tested: list[TrialConfig] = []
+    to_retest: list[TrialConfig] = []
     for trial in trials:
         if is_done(folder, trial):
             continue
@@ -66,8 +67,8 @@ def reuse_trials(
             continue
         has_checkpoint = (folder / trial.folder / CHECKPOINT_FILE).exists()
         if not has_checkpoint and _copy_weights(folder, trial, others):
-            tested.append(trial)
-    return count, tested
+            to_retest.append(trial)
+    return count, to_retest
 
 
 def _reusable_result(trial: TrialConfig, runs: Sequence[Path]) -> TrialResult | None:
@@ -85,13 +86,14 @@ def _reusable_result(trial: TrialConfig, runs: Sequence[Path]) -> TrialResult | 
 
 
 def _copy_weights(folder: Path, trial: TrialConfig, runs: Sequence[Path]) -> bool:
-    """Copy the weights of a finished trial with other tests, as the checkpoint after the
-    last step. Return True if a run has one."""
-    for run in runs:
+    """Copy the weights of a finished trial that differs from this one only in its tests, as the
+    checkpoint after the last step. Return True if `folder` or one of the runs has one."""
+    for run in (folder, *runs):
         for home in sorted(run.glob(f"{trial.name}-*")):
             training = _read_training(home, trial)
             if training is not None:
-                reused_from = f"{home.parent}, tested again here"
+                place = "the same folder" if run == folder else home.parent
+                reused_from = f"{place}, tested again here"
                 _write_last_checkpoint(folder, trial, training, reused_from)
                 return True
     return False

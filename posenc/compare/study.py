@@ -182,21 +182,24 @@ class _Run:
         for damage in (damaged, damaged_text):
             if damage:
                 print_line(self.console, f"{damage}; writing it again")
-        reused, tested = reuse_trials(self.folder, trials, self.reusable_runs)
+        reused, to_retest = reuse_trials(self.folder, trials, self.reusable_runs)
         if reused:
             print_line(
                 self.console, f"{reused} of {len(trials)} trials are reused from other runs."
             )
-        if tested:
-            print_line(
-                self.console, f"{len(tested)} trials have weights in other runs: tested only."
-            )
+        self.say_what_is_retested(to_retest)
         self.engine.prepare(self.folder, trials, options.checkpoint_steps)
-        to_train = [t for t in trials if not is_done(self.folder, t) and t not in tested]
+        to_train = [t for t in trials if not is_done(self.folder, t) and t not in to_retest]
         seconds = expected_seconds(to_train, self.folder, self.workers, self.local_workers)
         if seconds is not None:
             check_seconds(to_train, seconds, options.yes)
         return seconds
+
+    def say_what_is_retested(self, to_retest: Sequence[TrialConfig]) -> None:
+        """Print how many trials have weights already and are tested only; nothing for none."""
+        if to_retest:
+            trials_have = "trial has" if len(to_retest) == 1 else "trials have"
+            print_line(self.console, f"{len(to_retest)} {trials_have} weights: tested only.")
 
     def train_and_report(self, study: Study) -> Study:
         """Train what is left, after the trials that choose learning rates, and write the report.
@@ -258,9 +261,10 @@ class _Run:
         return study
 
     def prepare_at_chosen_rates(self, study: Study) -> None:
-        """Reuse other runs' results of a study whose rates are chosen, and prepare the engine for
-        its trials. `prepare` could not, because their rates were not known yet."""
-        reuse_trials(self.folder, study.trials, self.reusable_runs)
+        """Reuse finished trials for a study whose rates are chosen, also those of its search, and
+        prepare the engine for its trials. `prepare` could not: their rates were not known yet."""
+        _, to_retest = reuse_trials(self.folder, study.trials, self.reusable_runs)
+        self.say_what_is_retested(to_retest)
         self.engine.prepare(self.folder, study.trials, self.plan.options.checkpoint_steps)
 
     def train(self, study: Study) -> None:

@@ -100,7 +100,7 @@ def test_one_more_length_only_tests(text, capsys):
 
     fresh, other = result("fresh", "32"), result("runs/other", "40")
     more = result("more", "32")
-    assert "1 trials have weights in other runs: tested only" in capsys.readouterr().err
+    assert "1 trial has weights: tested only" in capsys.readouterr().err
     assert more.timing.reused_from == "runs/other, tested again here"
     assert more.timing.train_seconds == other.timing.train_seconds
     assert replace(more, timing=None) == replace(fresh, timing=None)  # to the last bit
@@ -123,6 +123,18 @@ def test_one_more_length_only_tests(text, capsys):
     again = result("again", "32")
     assert not again.timing.reused_from and "the checkpoint is corrupt" in capsys.readouterr().err
     assert replace(again, timing=None) == replace(fresh, timing=None)
+
+
+def test_weights_of_the_same_folder_are_tested_again(text):
+    """A search trains the trial that it chooses, with fewer tests."""
+    options = SMALL | {"test_lengths": "16", "tune_steps": 0}
+    searched = run_study(Options(["rope"], text=text, out=Path("out"), **options)).results[0]
+    chosen = replace(searched.config, test_lengths=(16, 32), tune_steps=1)
+    others = [replace(chosen, lr=0.1), replace(chosen, seed=1), replace(chosen, steps=3)]
+    asked = [*others, chosen]
+    assert reuse.reuse_trials(Path("out"), asked, []) == (0, [chosen])
+    cursor = Path("out", chosen.folder, "checkpoint.json").read_text(encoding="utf-8")
+    assert json.loads(cursor)["reused_from"] == "the same folder, tested again here"
 
 
 def test_what_was_reused_is_marked(text, trained):
