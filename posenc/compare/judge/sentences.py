@@ -319,7 +319,12 @@ def not_learned(task: str) -> str:
 
 
 def nothing_finished(failed: Mapping[str, tuple[int, int]]) -> str:
-    """Write the answer of a study without a finished trial."""
+    """Write the answer of a study without a finished trial.
+
+    failed: how many trials failed, of how many planned ones, by encoding.
+    """
+    if failed and all(count == planned for count, planned in failed.values()):
+        return f"No trial has finished: all trials of {list_up_to_six(failed)} failed."
     if failed:
         return f"No trial has finished, and {list_up_to_six(failed)} failed."
     return "No trial has finished."

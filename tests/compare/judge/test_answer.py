@@ -350,6 +350,8 @@ def test_an_encoding_that_fails_is_left_out_by_name():
         answer(six(t5=(math.nan, 2.0, 2.0)))  # no file on disk can say so
     nothing = dataclasses.replace(given, results=(TrialResult(TRIAL, reason="nan"),))
     assert answer(nothing) == "No trial has finished, and rope failed." and limits(nothing) == ""
+    alone = dataclasses.replace(nothing, trials=(TRIAL,))
+    assert answer(alone) == "No trial has finished: all trials of rope failed."
     assert answer(dataclasses.replace(given, results=())) == "No trial has finished."
 
 
