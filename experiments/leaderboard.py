@@ -4,7 +4,7 @@ python experiments/leaderboard.py --rows new.jsonl --out runs/new     # tasks, o
 python experiments/leaderboard.py --rows all.jsonl --out runs/all --all       # every encoding
 python experiments/leaderboard.py --seeds 5 --rows five.jsonl --out runs/five rope t5
 python experiments/leaderboard.py --steps 9000 --rows longer.jsonl --out runs/longer nope
-python experiments/leaderboard.py --tasks text --steps 3000 --batch 16 --lr 0.008 --check-lr \
+python experiments/leaderboard.py --tasks text --steps 3000 --batch 16 --lr 0.008 --search-lr \
     --text novel.txt --rows novel.jsonl --out runs/novel      # a text, sizes and rates of its own
 
 A piece is a seed and a task: after each, or where Ctrl-C ends it, the rows of its trials are added
@@ -12,7 +12,7 @@ to results/leaderboard/tasks.jsonl. The same command goes on: here from the last
 was stopped, and on another machine from the rows, whose trials are not run again. Trials lie in
 runs/leaderboard. Recipe and sizes are those of `posenc compare --suite`. Where the file has rows
 of another recipe nothing is run; those of tasks that are published have one, so give --rows, --out.
-The trials by which --check-lr chose stand beside the others, in the file with _rates in its name.
+The trials by which --search-lr chose stand beside the others, in the file with _rates in its name.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ def piece(names: list[str], task: str, seeds: int, given: argparse.Namespace) ->
         steps=steps,
         precision=given.precision,
         lr=given.lr,
-        check_lr=given.check_lr,
+        search_lr=given.search_lr,
         text=given.text if task == TEXT else None,
         workers=given.workers,
         batch=given.batch,
@@ -129,7 +129,7 @@ def run_piece(
 
 
 def rates_file(rows: Path) -> Path:
-    """Where the trials of --check-lr are kept."""
+    """Where the trials of --search-lr are kept."""
     return rows.with_stem(f"{rows.stem}_rates")
 
 
@@ -155,7 +155,7 @@ def check_recipes(given: argparse.Namespace, pieces: list[Options]) -> None:
         tried = rate_trials([planned])
         for file, configs in of_task.items():
             would = recipe_of(tried if file == rates else [planned])
-            would["lr"] |= {trial.lr for trial in tried if given.check_lr}
+            would["lr"] |= {trial.lr for trial in tried if given.search_lr}
             differ = [
                 f"{name} {joined_by_slashes(found)}, and these would have "
                 f"{joined_by_slashes(would[name])}"
@@ -172,11 +172,11 @@ def check_recipes(given: argparse.Namespace, pieces: list[Options]) -> None:
                 raise ValueError(
                     f"{option}: its trials of {planned.task} have {'; '.join(differ)}. {own}"
                 )
-        if of_task[given.rows] and bool(of_task.get(rates)) != given.check_lr:
-            has, do = ("no", "without") if given.check_lr else ("the", "with")
+        if of_task[given.rows] and bool(of_task.get(rates)) != given.search_lr:
+            has, do = ("no", "without") if given.search_lr else ("the", "with")
             raise ValueError(
-                f"--check-lr: {rates} has {has} trials that chose rates of {planned.task}. Run "
-                f"this {do} --check-lr. Or: {own}"
+                f"--search-lr: {rates} has {has} trials that chose rates of {planned.task}. Run "
+                f"this {do} --search-lr. Or: {own}"
             )
 
 
@@ -202,7 +202,7 @@ def run_pieces(given: argparse.Namespace) -> None:
     for seeds in range(1, given.seeds + 1):
         for task in given.tasks:
             study, stopped = run_piece(names, task, seeds, given)
-            if given.check_lr:
+            if given.search_lr:
                 add_rows(rates, rows_of(rates_of(study, given), code))
             added = add_rows(given.rows, rows_of(study, code))
             print(f"{task}, seed {seeds - 1}: {added} new rows in {given.rows}", flush=True)
@@ -221,7 +221,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, help="in place of the suite's; with its own --rows")
     parser.add_argument("--batch", type=int, help="in place of the task's")
     parser.add_argument("--lr", type=float, default=Options.lr)
-    parser.add_argument("--check-lr", action="store_true", help="choose it for each encoding")
+    parser.add_argument("--search-lr", action="store_true", help="choose it for each encoding")
     parser.add_argument("--text", action="append", help="in place of Python's standard library")
     parser.add_argument("--workers", type=int)
     parser.add_argument("--precision", default="bfloat16")

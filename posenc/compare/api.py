@@ -28,7 +28,7 @@ def run(
 
     Args:
         encodings: names of `posenc.names()` or texts for `posenc.create`, optionally with a label
-            before an equals sign; None for six common ones.
+            before an equals sign; None for those of posenc.compare.defaults.
         text: files, folders or globs to train and test on, read as bytes; None for the source of
             Python's standard library.
         task: "text" or tasks of docs/compare.md, one or several; None for text.
@@ -37,11 +37,8 @@ def run(
         out: folder for report.html, results.csv, study.json and the trials; None for a folder below
             runs/ named by the options.
         figures: folder for every figure as SVG, PDF, PNG and CSV.
-        options: suite, objective, train_length, budget, seeds, steps, batch, width, layers, heads,
-            kv_heads, projections, config, small, lr, check_lr, device, precision, compile, workers,
-            checkpoint_steps, reuse, unchecked, as_json, engine, address, storage, partition,
-            max_parallel, tensorboard and dry_run: fields of `posenc.compare.Options` with its
-            defaults.
+        options: any other field of `posenc.compare.Options`, such as budget, seeds, steps, lr, tune
+            or dry_run, with its default there.
 
     Raises: ValueError for wrong input, before anything is written; TypeError for an unknown option;
     RunFailed if a trial failed, after all others.

@@ -26,17 +26,17 @@ training. Position Interpolation takes 1,000 of a pretraining of hundreds of tho
 
 class Budget(NamedTuple):
     """How much a comparison trains: number of seeds, and steps of a trial on text; for a suite also
-    its tasks, "text" first, and whether learning rates are chosen first (--check-lr)."""
+    its tasks, "text" first, and whether learning rates are chosen first (--search-lr)."""
 
     seeds: int
     steps: int
     tasks: tuple[str, ...] = ()
-    check_lr: bool = False
+    search_lr: bool = False
 
     def __str__(self) -> str:
         seeds = f"{self.seeds} seed{'s' if self.seeds > 1 else ''}, {self.steps} steps"
         tasks = f" on text, {', '.join(self.tasks[1:])}" if self.tasks else ""
-        return f"{seeds}{tasks}{', --check-lr' if self.check_lr else ''}"
+        return f"{seeds}{tasks}{', --search-lr' if self.search_lr else ''}"
 
 
 PAIR_SEEDS = 4
@@ -54,7 +54,7 @@ ALL_TASKS = (*_QUICK_TASKS, "flip_flop", "reverse", "copy_512")
 SUITES = {
     "quick": Budget(1, 600, _QUICK_TASKS),
     "standard": Budget(2, 600, ALL_TASKS),
-    "thorough": Budget(3, 600, ALL_TASKS, check_lr=True),
+    "thorough": Budget(3, 600, ALL_TASKS, search_lr=True),
 }
 """Each has all trials of the one before, so a larger budget reuses its results. Trials with checked
 learning rates are others."""

@@ -218,13 +218,13 @@ class Options:
             panel="Training",
         ),
     ] = 20.0
-    check_lr: Annotated[
+    search_lr: Annotated[
         bool,
         option(
             "First train every encoding on every task for a fifth of the steps with 0.5, 1 and 2 "
             "times --lr, one seed each, and use the rate with the lowest validation loss. Only "
             "the training length is measured for this.",
-            "--check-lr",
+            "--search-lr",
             panel="Training",
         ),
     ] = False

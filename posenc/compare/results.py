@@ -257,7 +257,7 @@ class TaskSummary(Record):
 
 
 RATE_FACTORS = (0.5, 1.0, 2.0)
-"""What --check-lr multiplies --lr by: the rates that it tries."""
+"""What --search-lr multiplies --lr by: the rates that it tries."""
 RATE_STEPS_DIVISOR = 5
 """A rate is chosen by trials of a fifth of the steps. Chosen, not derived."""
 

@@ -340,8 +340,15 @@ class Search:
         )
 
     def widen(self, results: Mapping[TrialConfig, TrialResult]) -> bool:
-        """Add to each encoding the point that joins its best rate and setting, or if it was tried
-        those beyond each edge that won; return True if any were added."""
+        """Add points to the search of each encoding, and return True if any were added.
+
+        In the first round, that is the point with the best learning rate and the best setting of
+        the knob. In later rounds, or where that point was tried before, it is the next point
+        outwards on each axis at whose edge the best point lies. An encoding without a finished
+        trial gets none. After MAX_ROUNDS rounds nothing is added.
+
+        results: of the trials so far; a trial without one counts as failed.
+        """
         if self._round == MAX_ROUNDS:
             return False
         self._round += 1

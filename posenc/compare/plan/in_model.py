@@ -1,4 +1,4 @@
-"""Check what the encodings of a comparison are in its model: whole patterns, and no are_twins."""
+"""Check what the encodings of a comparison are in its model: whole patterns, and no twins."""
 
 import itertools
 import math

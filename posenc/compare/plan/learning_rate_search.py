@@ -16,13 +16,13 @@ from posenc.compare.trial.config import TrialConfig
 
 
 def check_rates(lr: float) -> None:
-    """Raise ValueError if a rate that --check-lr would try for --lr `lr` is not positive and
+    """Raise ValueError if a rate that --search-lr would try for --lr `lr` is not positive and
     finite: `lr` may be close to the limits of a float."""
     tried = [lr * factor for factor in RATE_FACTORS]
     if min(tried) <= 0 or max(tried) == math.inf:
         factors = ", ".join(f"{factor:g}" for factor in RATE_FACTORS)
         raise ValueError(
-            f"--check-lr tries --lr {lr:g} times {factors}, and {min(tried):g} to {max(tried):g} "
+            f"--search-lr tries --lr {lr:g} times {factors}, and {min(tried):g} to {max(tried):g} "
             "are not all positive and finite. Use another --lr."
         )
 

@@ -100,7 +100,7 @@ class Plan:
         unless options choose otherwise. None if an encoding of the plan has none, which would not
         be tuned as the others are."""
         options = self.options
-        chooses = options.tune is not None or options.check_lr or options.text
+        chooses = options.tune is not None or options.search_lr or options.text
         if chooses or [trial.task for trial in self.task_trials] != [TEXT]:
             return None
         return recorded_choices(self.task_trials[0], self.compared)
@@ -108,10 +108,10 @@ class Plan:
     @property
     def rate_trials(self) -> tuple[TrialConfig, ...]:
         """Return the trials that run first, to choose learning rates and settings; none without
-        --check-lr or --tune, which may add more."""
+        --search-lr or --tune, which may add more."""
         if self.search is not None:
             return self.search.trials
-        return rate_trials(self.trials) if self.options.check_lr else ()
+        return rate_trials(self.trials) if self.options.search_lr else ()
 
 
 @exits_as_errors()
@@ -234,7 +234,7 @@ def with_suite_defaults(options: Options) -> Options:
     return replace(
         options,
         task=list(budget.tasks),
-        check_lr=options.check_lr or budget.check_lr,
+        search_lr=options.search_lr or budget.search_lr,
         **{name: size for name, size in sizes.items() if getattr(options, name) is None},
     )
 
@@ -290,10 +290,11 @@ def _check_options_of_tasks(options: Options, names: Sequence[str]) -> None:
         )
     if options.tune and names != [TEXT]:
         raise ValueError(
-            "--tune is for text: a setting of an encoding is chosen once. Use --check-lr for tasks."
+            "--tune is for text: a setting of an encoding is chosen once. Use --search-lr for "
+            "tasks."
         )
-    if options.tune and options.check_lr:
-        raise ValueError("--tune chooses learning rates, too. Leave out --check-lr.")
+    if options.tune and options.search_lr:
+        raise ValueError("--tune chooses learning rates, too. Leave out --search-lr.")
     if options.compile and names != [TEXT]:
         raise ValueError(
             "--compile is for text: batches of tasks differ in length, and each length would be "
@@ -314,7 +315,7 @@ def _shared_fields(options: Options, encoding: str) -> dict[str, Any]:
     device, precision = _device_and_precision(options)
     if not 0 < options.lr <= sys.float_info.max:
         raise ValueError(f"--lr must be a positive number, got {options.lr}.")
-    if options.check_lr or options.tune:
+    if options.search_lr or options.tune:
         check_rates(options.lr)
     if not 0 < options.encoding_lr <= sys.float_info.max:
         raise ValueError(f"--encoding-lr must be a positive number, got {options.encoding_lr}.")
@@ -477,8 +478,7 @@ def _check_bidirectional(
     objective: Objective, sequence_tasks: Sequence[str], compared: Sequence[ComparedEncoding]
 ) -> None:
     """Raise ValueError for any task other than text, and for encodings that work in causal
-    attention
-    only: the objective has a stack without it."""
+    attention only: the objective has a stack without it."""
     if sequence_tasks:
         raise ValueError(
             f"--objective {objective.name}: the task {sequence_tasks[0]} needs a causal decoder. "

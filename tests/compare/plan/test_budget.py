@@ -92,12 +92,12 @@ def test_a_pair_that_turns_round_or_is_no_number_is_lost_and_recipes_stay_apart(
 def test_a_suite_is_its_tasks_sizes_and_seeds():
     quick = with_suite_defaults(Options(suite=True, budget="quick"))
     assert quick.task == ["text", "copy", "recall", "offset"]
-    assert (quick.width, quick.layers, quick.heads) == (64, 3, 4) and not quick.check_lr
+    assert (quick.width, quick.layers, quick.heads) == (64, 3, 4) and not quick.search_lr
     assert chosen_budget(quick)[:2] == (1, 600)
     thorough = with_suite_defaults(Options(suite=True, budget="thorough", width=32))
     chosen_one_by_one = {"grid", "needle_by_meaning", "variables", "common_words"}
     assert set(thorough.task or ()) == {"text", *TASKS} - chosen_one_by_one
-    assert thorough.check_lr and thorough.width == 32 and chosen_budget(thorough).seeds == 3
+    assert thorough.search_lr and thorough.width == 32 and chosen_budget(thorough).seeds == 3
     assert with_suite_defaults(Options(task=["copy"])) == Options(task=["copy"])
 
 

@@ -216,7 +216,7 @@ def test_recorded_choices_are_for_their_recipe_and_text_only(tmp_path, monkeypat
     assert rope == replace(recorded.checks[0], encoding="base")
     for untuned in (["rope", "fox"], ["rope", "t5:unscaled=true"], None):
         assert make_plan(Options(untuned)).recorded is None, untuned
-    others = ({"steps": 100}, {"lr": 0.001}, {"tune": True}, {"tune": False}, {"check_lr": True})
+    others = ({"steps": 100}, {"lr": 0.001}, {"tune": True}, {"tune": False}, {"search_lr": True})
     for options in (*others, {"text": ["a.txt"]}, {"width": 64}, {"task": ["copy"]}):
         assert make_plan(Options(both, **options)).recorded is None, options
 
@@ -240,7 +240,7 @@ def test_the_packaged_choices_are_of_the_default_recipe_and_the_lowest_of_their_
     [
         ({"task": ["copy"]}, "--tune is for text"),
         ({"suite": True}, "--tune is for text"),
-        ({"check_lr": True}, "Leave out --check-lr"),
+        ({"search_lr": True}, "Leave out --search-lr"),
         ({"lr": 1e308}, "are not all positive and finite"),
     ],
     ids=str,

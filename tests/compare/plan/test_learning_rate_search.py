@@ -145,7 +145,7 @@ def test_runs_whose_rates_differ_are_not_mixed(tmp_path):
 
 
 def test_the_command_trains_at_the_rate_that_won_and_resumes(tmp_path, capsys):
-    options = Options(["mine=rope"], task=["copy"], check_lr=True, out=tmp_path / "out", **SMALL)
+    options = Options(["mine=rope"], task=["copy"], search_lr=True, out=tmp_path / "out", **SMALL)
     study = run_study(options)
     (check,) = study.rates
     best = min(check.tried, key=lambda t: t.bits or 9)

@@ -54,7 +54,7 @@ def test_a_reading_that_makes_no_sense_is_refused_in_one_sentence(options, messa
 
 
 def test_a_learning_rate_is_chosen_without_readings():
-    plan = make_plan(Options(["rope", "alibi"], check_lr=True))
+    plan = make_plan(Options(["rope", "alibi"], search_lr=True))
     assert {(t.test_window, t.tune_steps) for t in rate_trials(plan.trials)} == {(0, 0)}
 
 

@@ -157,6 +157,6 @@ def test_planning_checks_the_options_of_whoever_made_them():
 @pytest.mark.parametrize("lr", [1e308, 5e-324])
 def test_rates_to_try_that_are_no_numbers_are_refused(lr):
     assert planned(lr=lr)
-    with pytest.raises(ValueError, match=rf"--check-lr tries --lr {re.escape(f'{lr:g}')} times"):
-        planned(lr=lr, check_lr=True)
-    assert planned(lr=1e308 / max(RATE_FACTORS), check_lr=True)
+    with pytest.raises(ValueError, match=rf"--search-lr tries --lr {re.escape(f'{lr:g}')} times"):
+        planned(lr=lr, search_lr=True)
+    assert planned(lr=1e308 / max(RATE_FACTORS), search_lr=True)

@@ -387,7 +387,7 @@ def test_trials_of_another_recipe_are_refused_before_any_is_trained(tmp_path, mo
         out=out,
         steps=None,
         lr=0.002,
-        check_lr=True,
+        search_lr=True,
         text=None,
         batch=None,
     )
@@ -419,16 +419,16 @@ def test_trials_of_another_recipe_are_refused_before_any_is_trained(tmp_path, mo
         said = refused(dataclasses.replace(plan, **change))
         assert words in said and "--rows copy-2.jsonl --out runs/copy-2" in said
     chosen = dataclasses.replace(plan, lr=0.004)
-    said = refused(dataclasses.replace(plan, lr=0.5), "--check-lr", rates=good)
+    said = refused(dataclasses.replace(plan, lr=0.5), "--search-lr", rates=good)
     assert "lr 0.5, and these would have 0.001/0.002/0.004" in said
     narrow = script.rate_trials([dataclasses.replace(plan, width=8)])
-    said = refused(chosen, "--check-lr", rates=narrow)
+    said = refused(chosen, "--search-lr", rates=narrow)
     assert "known_rates.jsonl: its trials of copy have width 8, and these would have 64" in said
-    for given, rates, has in (("--check-lr",), (), "no"), ((), good, "the"):
+    for given, rates, has in (("--search-lr",), (), "no"), ((), good, "the"):
         said = refused(plan, *given, rates=rates)
         assert f"known_rates.jsonl has {has} trials that chose rates of copy" in said
     with pytest.raises(pytest.fail.Exception, match="it was run"):
-        refused(chosen, "--check-lr", rates=good)
+        refused(chosen, "--search-lr", rates=good)
 
 
 def test_code_without_a_commit_is_asked_for_it(tmp_path, monkeypatch):
@@ -461,7 +461,7 @@ def test_steps_take_the_place_of_the_suites(task, usual, tmp_path):
         out=tmp_path,
         steps=None,
         lr=0.002,
-        check_lr=False,
+        search_lr=False,
         text=["a.txt"],
         batch=None,
     )
@@ -482,7 +482,7 @@ def test_chosen_rates_have_rows_of_their_own_and_are_not_tried_again(tmp_path, m
         "offset",
         "--steps",
         "5",
-        "--check-lr",
+        "--search-lr",
         "--seeds",
         "1",
         "--rows",
