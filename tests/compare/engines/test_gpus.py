@@ -132,8 +132,8 @@ def test_kinds_of_gpus_are_noted_with_the_results(tmp_path, gpus):
         timed = dataclasses.replace(each, timing=Timing(1.0, 1.0, 1.0, kind))
         save_result(tmp_path / each.config.folder, timed)
     trials = [each.config for each in results]
-    hardware = collect_results(study(missing=trials), tmp_path)[0].hardware
-    assert hardware["processor"] == "A100; EPYC, H100; EPYC"
-    assert "different processors (A100; EPYC, H100; EPYC)" in hardware["warning"]
-    hardware = collect_results(study(missing=trials[::2]), tmp_path)[0].hardware
-    assert hardware == {"processor": "H100; EPYC"}
+    facts = collect_results(study(missing=trials), tmp_path)[0].hardware
+    assert facts["processor"] == "A100; EPYC, H100; EPYC"
+    assert "different processors (A100; EPYC, H100; EPYC)" in facts["warning"]
+    facts = collect_results(study(missing=trials[::2]), tmp_path)[0].hardware
+    assert facts == {"processor": "H100; EPYC"}
