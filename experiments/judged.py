@@ -150,7 +150,7 @@ def judged(study: Study) -> Iterator[tuple[int, str | None, np.ndarray]]:
     for i, standing in enumerate(places.all):
         choice = choose(standing, places, DriftOfLeads({}, places), None)
         is_named = choice.certainty != TIED and len(standing.order) > 1
-        yield i, choice.taken if is_named else None, standing.worse
+        yield i, choice.taken if is_named else None, standing.worse_pairs
 
 
 def is_wrong(study: Study) -> bool:

@@ -87,9 +87,9 @@ class RayCluster(Remote):
                     self.mailbox.take.remote(), timeout=ANSWER_SECONDS
                 ):
                     if trial in self.progress:
-                        self.told(trial, event)
+                        self.report_event(trial, event)
             for reference in done:
-                self._report_end(self.running.pop(reference), reference)
+                self._report_end_of_task(self.running.pop(reference), reference)
         except (ConnectionError, self.ray.exceptions.RaySystemError) as error:
             gone = f"The Ray cluster is gone ({one_line(error)})."
             raise RunFailed(f"{gone} The same command goes on from here.") from error
@@ -105,14 +105,14 @@ class RayCluster(Remote):
         with contextlib.suppress(Exception):
             self.ray.shutdown()
 
-    def _report_end(self, trial: TrialConfig, reference: Any) -> None:
+    def _report_end_of_task(self, trial: TrialConfig, reference: Any) -> None:
         """Pass on how a task ended: with its result, or lost."""
         try:
-            self.ended(trial, self.ray.get(reference, timeout=ANSWER_SECONDS))
+            self.report_end(trial, self.ray.get(reference, timeout=ANSWER_SECONDS))
         except self.ray.exceptions.RayTaskError as error:
-            self.lost(trial, one_line(error.cause))
+            self.retry_lost_trial(trial, one_line(error.cause))
         except self.ray.exceptions.RayError as error:
-            self.lost(trial, f"its worker is gone ({type(error).__name__})")
+            self.retry_lost_trial(trial, f"its worker is gone ({type(error).__name__})")
 
 
 class Mailbox:
@@ -232,7 +232,7 @@ def check_folder(
     else:
         where = f"--storage {storage.url}"
         advice = "Give a URL that all machines reach, with the same credentials."
-    with storage.token() as (name, word):
+    with storage.probe_file() as (name, word):
         answers = ask(ray, nodes, storage_problem, storage.url, name, word)
         for node, wrong in answers.items():
             if wrong is not None:

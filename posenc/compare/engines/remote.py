@@ -11,7 +11,12 @@ from typing import Any
 
 from posenc.command_line.errors import one_line
 from posenc.compare.engines.engine import TrialEvent
-from posenc.compare.engines.storage import Mirror, Storage, replace_with_stored_files, take_result
+from posenc.compare.engines.storage import (
+    Mirror,
+    Storage,
+    download_result,
+    replace_with_stored_files,
+)
 from posenc.compare.results import TrialResult
 from posenc.compare.trial.config import TrialConfig
 from posenc.compare.trial.files import folder_of_text, is_done, load_results
@@ -24,7 +29,7 @@ from posenc.compare.trial.process import (
 from posenc.files.opening import make_private_folder, make_subfolder
 from posenc.machine.fingerprint import describe_difference, machine_facts
 
-MAX_LOSSES = 3
+MAX_LOST_RUNS = 3
 """How often in a row a trial may be lost without a step beyond those before: chosen. One more, and
 it counts as failed."""
 
@@ -37,7 +42,9 @@ class Lost(Exception):
 class Job:
     """A trial, and where its files are.
 
-    folder: the study's folder, if all machines see it; else storage, the URL of one that they see.
+    folder: path of the study's folder. Without a storage, all machines must see it there.
+    storage: URL of the storage that all machines see; None where they see the folder.
+    checkpoint_steps: steps between two checkpoints.
     here: facts of the machine that the command runs on.
     cwd: the command's current folder, from which files with encodings are named.
     """
@@ -49,10 +56,10 @@ class Job:
     here: dict[str, str]
     cwd: str
 
-    def run(self, tell: ReceiveEvent) -> TrialResult:
+    def run(self, receive_event: ReceiveEvent) -> TrialResult:
         """Run the trial on this machine and return its result, which may be a failure.
 
-        tell: called with each event of the trial.
+        receive_event: called with each event of the trial.
         Raises: Lost if the trial could not run to its end here, through no fault of its own.
         """
         differs = describe_difference(self.here, machine_facts())
@@ -61,21 +68,23 @@ class Job:
         if self.trial.code and Path(self.cwd).is_dir():
             os.chdir(self.cwd)
         if self.storage is None:
-            return self._run_in_process(Path(self.folder), tell)
+            return self._run_in_process(Path(self.folder), receive_event)
         with tempfile.TemporaryDirectory(prefix="posenc-") as scratch:
             try:
-                return self._run_with_storage(Storage(self.storage), Path(scratch), tell)
+                return self._run_with_storage(Storage(self.storage), Path(scratch), receive_event)
             except OSError as error:
                 raise Lost(f"{self.storage}: {one_line(error)}") from error
 
-    def _run_with_storage(self, storage: Storage, folder: Path, tell: ReceiveEvent) -> TrialResult:
+    def _run_with_storage(
+        self, storage: Storage, folder: Path, receive_event: ReceiveEvent
+    ) -> TrialResult:
         """Run the trial in `folder` with its text and checkpoint from the storage, and copy there
         what it writes."""
         if self.trial.is_on_text:
             # Kept between trials; no other user can write there.
             texts = make_private_folder(Path(tempfile.gettempdir()) / f"posenc-texts-{os.getuid()}")
             text_folder = folder_of_text(texts, self.trial.corpus)
-            storage.take_text(text_folder)
+            storage.download_text(text_folder)
             folder_of_text(folder, self.trial.corpus).symlink_to(text_folder)
         home = folder / self.trial.folder
         replace_with_stored_files(storage, home)
@@ -83,23 +92,25 @@ class Job:
 
         def keep_and_tell(event: dict[str, Any]) -> None:
             mirror.copy_checkpoint()
-            tell(event)
+            receive_event(event)
 
         result = self._run_in_process(folder, keep_and_tell)
-        if mirror.wrong:
-            tell({"kind": "note", "text": f"a checkpoint could not be kept: {mirror.wrong}"})
+        if mirror.copy_error:
+            receive_event(
+                {"kind": "note", "text": f"a checkpoint could not be kept: {mirror.copy_error}"}
+            )
         if result.reason is None:
             mirror.copy_result()
         return result
 
-    def _run_in_process(self, folder: Path, tell: ReceiveEvent) -> TrialResult:
+    def _run_in_process(self, folder: Path, receive_event: ReceiveEvent) -> TrialResult:
         """Run the trial as a process of this machine, below a study's folder that has its text."""
         if is_done(folder, self.trial):  # its machine was lost after the result was written
             return load_results(folder, [self.trial])[0][self.trial]
         process = TrialProcess(folder, self.trial, self.checkpoint_steps)
         try:
             for event in process.events():
-                tell(event)
+                receive_event(event)
         finally:
             process.kill()
         signal = process.killed_by()
@@ -110,24 +121,30 @@ class Job:
 
 @dataclass
 class Progress:
-    """How far a trial has come, and how often it was lost there."""
+    """How far a trial has come, and how often it was lost there.
+
+    step: the last step that was told.
+    step_when_lost: the last step when it was lost before; -1 if it was not.
+    lost_runs: how often in a row it was lost without a further step.
+    """
 
     step: int = 0
     step_when_lost: int = -1
-    losses: int = 0
+    lost_runs: int = 0
 
-    def lost(self) -> bool:
-        """Count a loss. Returns: whether the trial is worth another start."""
-        self.losses = 1 if self.step > self.step_when_lost else self.losses + 1
+    def count_lost_run(self) -> bool:
+        """Count a lost run, from 1 again if the trial came further than before. Return True
+        if another start is worth it: at most MAX_LOST_RUNS in a row at one step."""
+        self.lost_runs = 1 if self.step > self.step_when_lost else self.lost_runs + 1
         self.step_when_lost = self.step
-        return self.losses <= MAX_LOSSES
+        return self.lost_runs <= MAX_LOST_RUNS
 
 
 class Remote:
     """Base class of engines that run trials on other machines.
 
-    A subclass defines `send`, which starts a job, and `poll`, which waits a moment and reports what
-    happened by `told` (a message of a trial), `ended` and `lost`.
+    A subclass defines `send`, which starts a job, and `poll`, which waits a moment and calls
+    `report_event`, `report_end` and `retry_lost_trial` for what happened.
     """
 
     def __init__(self, storage: str | None) -> None:
@@ -144,12 +161,12 @@ class Remote:
         if self.storage is None:
             return
         for corpus in {trial.corpus for trial in trials if trial.is_on_text}:
-            self.storage.give_text(folder_of_text(folder, corpus))
+            self.storage.upload_text(folder_of_text(folder, corpus))
         results = self.storage.fs.glob(self.storage.path("*/result.json"))
         finished = {PurePosixPath(result).parent.name for result in results}
         for trial in trials:
             if trial.folder in finished and not is_done(folder, trial):
-                take_result(self.storage, folder / trial.folder)
+                download_result(self.storage, folder / trial.folder)
 
     def submit(self, trial: TrialConfig) -> None:
         """Send the trial as a job, from its last checkpoint where it has one."""
@@ -168,16 +185,17 @@ class Remote:
         raise NotImplementedError
 
     def poll(self) -> None:
-        """Wait a moment, and report what happened by `told`, `ended` and `lost`."""
+        """Wait a moment. Then call `report_event` for each event of a trial, `report_end` for each
+        trial that has a result, and `retry_lost_trial` for each that was lost."""
         raise NotImplementedError
 
-    def told(self, trial: TrialConfig, event: dict[str, Any]) -> None:
+    def report_event(self, trial: TrialConfig, event: dict[str, Any]) -> None:
         """Queue an event of a running trial for `wait`, and note its step."""
         progress = self.progress[trial]
         progress.step = max(progress.step, event.get("step", 0))
         self.events.append((trial, event))
 
-    def ended(self, trial: TrialConfig, result: TrialResult) -> None:
+    def report_end(self, trial: TrialConfig, result: TrialResult) -> None:
         """Write the result of a trial that has ended into its folder, and queue it for `wait`. The
         result may be a failure."""
         del self.progress[trial]
@@ -185,19 +203,20 @@ class Remote:
             write_failure(self.folder / trial.folder, result)
         elif self.storage is not None:
             make_subfolder(self.folder / trial.folder)  # raises if the disk was removed
-            take_result(self.storage, self.folder / trial.folder)
+            download_result(self.storage, self.folder / trial.folder)
         self.events.append((trial, result))
 
-    def lost(self, trial: TrialConfig, why: str) -> None:
-        """Start a trial again that has ended through no fault of its own."""
+    def retry_lost_trial(self, trial: TrialConfig, why: str) -> None:
+        """Start a trial again that has ended through no fault of its own. If it was lost more than
+        MAX_LOST_RUNS times at one step, report a failure with the reason `why` instead."""
         progress = self.progress[trial]
-        if progress.lost():
+        if progress.count_lost_run():
             note = {"kind": "note", "text": f"{why}; it goes on from its last checkpoint"}
-            self.told(trial, note)
+            self.report_event(trial, note)
             self.send(trial, self._job(trial))
         else:
-            reason = f"lost {progress.losses} times at step {progress.step}: {why}"
-            self.ended(trial, TrialResult(trial, reason=reason))
+            reason = f"lost {progress.lost_runs} times at step {progress.step}: {why}"
+            self.report_end(trial, TrialResult(trial, reason=reason))
 
     def _job(self, trial: TrialConfig) -> Job:
         """Return the job of a trial, with this command's folder or storage."""

@@ -92,9 +92,9 @@ class Slurm(Remote):
             with contextlib.suppress(OSError):  # it has said nothing more
                 event = json.loads(text_of(message_file))
                 message_file.unlink()
-                self.told(trial, event)
+                self.report_event(trial, event)
             if job.done():
-                self._report_end(trial, job)
+                self._report_end_of_task(trial, job)
 
     def cancel(self) -> None:
         """Cancel all jobs."""
@@ -115,26 +115,27 @@ class Slurm(Remote):
             raise ValueError(why) from error
         self.running |= {trial: job for (trial, _), job in zip(batch, jobs, strict=True)}
 
-    def _report_end(self, trial: TrialConfig, job: Any) -> None:
+    def _report_end_of_task(self, trial: TrialConfig, job: Any) -> None:
         """Pass on how a job ended: with its result, or lost."""
         del self.running[trial]
         if (error := job.exception()) is None:
-            self.ended(trial, job.result())
+            self.report_end(trial, job.result())
         else:
             reasons = re.findall(r"Lost:(.*)", str(error)) or [one_line(error)[:200]]
-            self.lost(trial, f"its job {job.job_id} has ended ({reasons[-1].strip()})")
+            self.retry_lost_trial(trial, f"its job {job.job_id} has ended ({reasons[-1].strip()})")
 
 
 @dataclass
 class SlurmTask:
-    """A trial as a Slurm job. It writes its progress messages to the file `words`, which
+    """A trial as a Slurm job. It writes its progress messages to the file `message_file`, which
     `posenc compare` reads; the next run of `posenc compare` deletes the file's folder."""
 
     job: Job
-    words: str
+    message_file: str
 
     def __call__(self) -> TrialResult:
-        """Run the trial. Raises: Lost."""
+        """Run the trial and return its result, which may be a failure. Raises: Lost if it could not
+        run to its end here, or if the command was started again."""
         self._raise_if_replaced()
         return self.job.run(limit_step_events(POLL_SECONDS, self._write_message))
 
@@ -145,11 +146,11 @@ class SlurmTask:
         return DelayedSubmission(self)
 
     def _write_message(self, event: dict[str, Any]) -> None:
-        """Write an event to the file `words`, in place of one that was not read yet."""
+        """Write an event to the file `message_file`, in place of one that was not read yet."""
         self._raise_if_replaced()
-        write_atomically(self.words, json.dumps(event))
+        write_atomically(self.message_file, json.dumps(event))
 
     def _raise_if_replaced(self) -> None:
         """Raise Lost if the command was started again, whose newer job does this trial."""
-        if not Path(self.words).parent.is_dir():
+        if not Path(self.message_file).parent.is_dir():
             raise Lost("a newer run of the same command does this trial")

@@ -81,13 +81,13 @@ class Storage:
             with contextlib.suppress(FileNotFoundError):
                 self.fs.rm_file(self.path(name))
 
-    def give(self, home: Path, names: Iterable[str]) -> None:
+    def upload(self, home: Path, names: Iterable[str]) -> None:
         """Copy these files of the folder `home` to the storage, into a folder of the same name, in
         this order."""
         for name in names:
             self.write(f"{home.name}/{name}", bytes_of(home / name, None))
 
-    def take(self, home: Path, names: Iterable[str]) -> None:
+    def download(self, home: Path, names: Iterable[str]) -> None:
         """Copy these files from the storage's folder of the same name into the folder `home`, in
         this order, but for those that have gone meanwhile."""
         for name in names:
@@ -103,9 +103,13 @@ class Storage:
         return [PurePosixPath(path).relative_to(above).as_posix() for path in paths]
 
     @contextlib.contextmanager
-    def token(self) -> Iterator[tuple[str, str]]:
-        """Keep a file with a random word, which every machine must be able to read and to answer.
-        After an error it leaves no folder. Raises: ValueError where this one cannot write it."""
+    def probe_file(self) -> Iterator[tuple[str, str]]:
+        """Write a file with a random word, yield the file's name and the word, and delete the file
+        after the block under `with`. Other machines prove by `storage_problem` that they read it.
+
+        Raises: ValueError if this machine cannot write or read the file. After any error, folders
+        that were made for it are removed.
+        """
         # A killed run leaves the name of a half-written file, which the next one deletes.
         name = f".shared.{secrets.token_hex(8)}.partial"
         word = secrets.token_hex(8)
@@ -127,16 +131,16 @@ class Storage:
                 self.remove([name])
             remove_empty(new_folders)
 
-    def give_text(self, folder: Path) -> None:
+    def upload_text(self, folder: Path) -> None:
         """Copy the folder of a text to the storage, unless it is there whole."""
         contents = _hash_text_files(folder)
         name = f"{folder.name}/{CONTENTS}"
         sealed = seal(contents).encode()
         if self.read(name) != sealed:
-            self.give(folder, contents)
+            self.upload(folder, contents)
             self.write(name, sealed)
 
-    def take_text(self, folder: Path) -> None:
+    def download_text(self, folder: Path) -> None:
         """Copy the text of this name into `folder`, unless it is there whole. Raises: OSError."""
         try:
             contents = unseal((self.read(f"{folder.name}/{CONTENTS}") or b"").decode())
@@ -147,7 +151,7 @@ class Storage:
         remove_folder(folder)
         with tempfile.TemporaryDirectory(prefix=".text-", dir=folder.parent) as scratch:
             partial = Path(scratch) / folder.name
-            self.take(partial, contents)
+            self.download(partial, contents)
             if _hash_text_files(partial) != contents:
                 raise OSError(f"{self.url}/{folder.name} is damaged; delete it there")
             with contextlib.suppress(OSError):  # another trial was faster
@@ -156,13 +160,13 @@ class Storage:
 
 class Mirror:
     """Copies what a trial writes in `home` to the storage. A checkpoint that could not be copied is
-    tried again at the next call; `wrong` keeps why."""
+    tried again at the next call; `copy_error` keeps why."""
 
     def __init__(self, storage: Storage, home: Path) -> None:
         self.storage = storage
         self.home = home
         self.copied = ""
-        self.wrong = ""
+        self.copy_error = ""
 
     def copy_checkpoint(self) -> None:
         """Copy the checkpoint if it is new; tensors first, for the state names them."""
@@ -180,13 +184,13 @@ class Mirror:
             self.copied = state
             self._remove_checkpoints(keep=(CHECKPOINT_FILE, name))
         except Exception as error:  # of any of fsspec's file systems
-            self.wrong = str(error)
+            self.copy_error = str(error)
 
     def copy_result(self) -> None:
         """Copy all that a finished trial wrote, its result last, and forget its checkpoint."""
         files = [path for path in self.home.rglob("*") if path.is_file() and not is_partial(path)]
         names = (path.relative_to(self.home).as_posix() for path in files)
-        self.storage.give(self.home, _names_with_result_last(names))
+        self.storage.upload(self.home, _names_with_result_last(names))
         self._remove_checkpoints()
 
     def _remove_checkpoints(self, keep: tuple[str, ...] = ()) -> None:
@@ -200,12 +204,12 @@ def replace_with_stored_files(storage: Storage, home: Path) -> None:
     """Make `home` anew with what the storage has of it: a checkpoint, a result, or nothing."""
     remove_folder(home)
     make_subfolder(home)
-    storage.take(home, sorted(storage.names(home.name), key=lambda name: name == "result.json"))
+    storage.download(home, sorted(storage.names(home.name), key=lambda name: name == "result.json"))
 
 
-def take_result(storage: Storage, home: Path) -> None:
+def download_result(storage: Storage, home: Path) -> None:
     """Copy a finished trial from the storage into `home`, its result last."""
-    storage.take(home, _names_with_result_last(storage.names(home.name)))
+    storage.download(home, _names_with_result_last(storage.names(home.name)))
 
 
 def _names_with_result_last(names: Iterable[str]) -> list[str]:
@@ -225,13 +229,13 @@ def _hash_text_files(folder: Path) -> dict[str, str]:
 def storage_problem(url: str, name: str, word: str) -> str | None:
     """Return what is wrong with a storage on the machine that this runs on; None if nothing.
 
-    name, word: the file that another machine wrote there by `Storage.token`, and its content.
+    name, word: the file that another machine wrote there by `Storage.probe_file`, and its content.
     """
     try:
         storage = Storage(url)
         if storage.read(name) != word.encode():
             return "it does not see what was written from here: it is not shared"
-        with storage.token():
+        with storage.probe_file():
             return None
     except Exception as error:  # of any of fsspec's file systems
         return f"it cannot read and write there ({one_line(error)})"

@@ -310,9 +310,9 @@ def _compare_own_with(standing: Standing, name: str, other: str) -> OwnCompariso
     verdict = "tied"
     if gap.half_width == math.inf:
         verdict = ""
-    elif (name, other) in standing.worse:
+    elif (name, other) in standing.worse_pairs:
         verdict = "worse"
-    elif (other, name) in standing.worse:
+    elif (other, name) in standing.worse_pairs:
         verdict = "better"
     return OwnComparison(name, other, standing.where, gap, verdict)
 
@@ -354,9 +354,9 @@ def verdicts_of_pairs(standing: Standing) -> list[tuple[str, str, str]]:
     found = []
     for a, b in combinations(standing.order, 2):
         verdict = "tied"
-        if (a, b) in standing.worse:
+        if (a, b) in standing.worse_pairs:
             verdict = "worse"
-        elif (b, a) in standing.worse:
+        elif (b, a) in standing.worse_pairs:
             verdict = "better"
         found.append((a, b, verdict))
     return found

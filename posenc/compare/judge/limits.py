@@ -15,7 +15,8 @@ from posenc.tasks.known import TEXT
 
 LAST_UNSCALED_T5 = 5
 """The last recipe in which `t5` meant what is `t5:unscaled=true` now."""
-ROTATES = "rope"
+ROPE = "rope"
+"""The encoding whose readings in a window and after a tuning are baselines."""
 HYBRIDS = ("rnope", "rnope_swa", "irope")
 """Encodings by layer that people train: rotated layers with layers without positions."""
 
@@ -107,7 +108,7 @@ def _most_saved(study: Study) -> float | None:
 def _absent_baselines(rows: Sequence[tuple[str, str]]) -> tuple[str, ...]:
     """Return which baselines are not among the rows (encoding, reading)."""
     names = {(encoding.partition(":")[0], reading) for encoding, reading in rows}
-    absent = [reading for reading in ("window", "tuned") if (ROTATES, reading) not in names]
+    absent = [reading for reading in ("window", "tuned") if (ROPE, reading) not in names]
     if not any(encoding in HYBRIDS or "/" in encoding for encoding, _ in names):
         absent.append("hybrid")
     return tuple(absent)

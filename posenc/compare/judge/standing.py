@@ -78,11 +78,11 @@ class Standing:
         )
 
     @cached_property
-    def worse(self) -> frozenset[tuple[str, str]]:
+    def worse_pairs(self) -> frozenset[tuple[str, str]]:
         """Return the pairs (a, b) in which `a` is significantly worse than `b`, by more than the
         margin; none with too few seeds for an interval."""
         pairs = (
-            self._pairs_that_matter | self.among_best.worse
+            self._pairs_that_matter | self.among_best.worse_pairs
             if self.among_best
             else self._pairs_that_matter
         )
@@ -93,7 +93,7 @@ class Standing:
     def tiers(self) -> tuple[tuple[str, ...], ...]:
         """Return groups of encodings: those worse than none, then those worse only than encodings
         of earlier groups, and so on."""
-        return group_into_tiers(self.order, self.worse)
+        return group_into_tiers(self.order, self.worse_pairs)
 
     def tier(self, name: str) -> int:
         """Return the number of an encoding's tier, from 1 for the best."""

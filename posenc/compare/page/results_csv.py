@@ -28,7 +28,14 @@ def csv_text(study: Study) -> str:
         for measured in _measurements(result):
             value = "" if measured.value is None else repr(measured.value)
             writer.writerow(
-                [measured.measure, measured.at, value, measured.note, speed, *settings_of_trial]
+                [
+                    measured.measure,
+                    measured.length_or_step,
+                    value,
+                    measured.note,
+                    speed,
+                    *settings_of_trial,
+                ]
             )
     return out.getvalue()
 
@@ -38,7 +45,7 @@ class _Measurement(NamedTuple):
     for a failure or a test that cannot run, and `note` says why."""
 
     measure: str
-    at: int | str
+    length_or_step: int | str
     value: float | None
     note: str
 

@@ -11,7 +11,7 @@ from posenc.compare.trial.config import TrialConfig
 from posenc.compare.trial.evaluate import why_case_impossible, why_length_impossible
 from posenc.compare.trial.objectives import objective_of
 from posenc.compare.trial.task_of_trial import (
-    max_train_tokens,
+    max_row_tokens,
     shape_length,
     task_of,
     vocabulary_size,
@@ -139,7 +139,7 @@ def _count_matrix_parameters(trial: TrialConfig) -> int:
 
 def _describe_rows(trial: TrialConfig) -> str:
     """Return in words what the rows of a batch are: `windows of 128 bytes`."""
-    length = max_train_tokens(trial)
+    length = max_row_tokens(trial)
     if trial.task == TEXT:
         return f"windows of {length:,} bytes"
     return f"sequences of {length:,} tokens"
@@ -180,7 +180,7 @@ def _check_model_memory(trial: TrialConfig, workers: int, encoding_parameters: i
     on CUDA, of its smallest GPU."""
     parameters = _count_matrix_parameters(trial) + encoding_parameters
     # The logits and their gradients, in float32.
-    logits = 2 * 4 * vocabulary_size(trial) * trial.batch * max_train_tokens(trial)
+    logits = 2 * 4 * vocabulary_size(trial) * trial.batch * max_row_tokens(trial)
     bytes_of_one = BYTES_PER_PARAMETER * parameters + logits
     available = hardware.memory_bytes()
     where = ""

@@ -8,7 +8,7 @@ from posenc.command_line.progress import readable_duration
 from posenc.compare.plan.splits import TextSplits
 from posenc.compare.plan.time_estimate import kind_of_trial, seconds_by_kind
 from posenc.compare.trial.config import TrialConfig
-from posenc.compare.trial.task_of_trial import max_train_tokens
+from posenc.compare.trial.task_of_trial import max_row_tokens
 from posenc.report.report import Report, Section
 from posenc.report.table import Table
 
@@ -16,7 +16,7 @@ from posenc.report.table import Table
 def most_training_tokens(trial: TrialConfig) -> int:
     """Return the maximum number of tokens that a trial trains on: sequences of a task may be
     shorter than its longest."""
-    return trial.steps * trial.batch * max_train_tokens(trial)
+    return trial.steps * trial.batch * max_row_tokens(trial)
 
 
 def dry_run(

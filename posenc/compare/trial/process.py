@@ -168,9 +168,9 @@ def make_trial_folder(folder: Path, trial: TrialConfig) -> Path:
     return home
 
 
-def limit_step_events(seconds: float, tell: ReceiveEvent) -> ReceiveEvent:
-    """Return a function that passes its events on to `tell`, except a "step" within `seconds` of
-    the last event that was passed on."""
+def limit_step_events(seconds: float, receive_event: ReceiveEvent) -> ReceiveEvent:
+    """Return a function that passes its events on to `receive_event`, except a "step" within
+    `seconds` of the last event that was passed on."""
     last = 0.0
 
     def tell_or_drop(event: dict[str, Any]) -> None:
@@ -178,7 +178,7 @@ def limit_step_events(seconds: float, tell: ReceiveEvent) -> ReceiveEvent:
         now = time.monotonic()
         if event["kind"] != "step" or now - last >= seconds:
             last = now
-            tell(event)
+            receive_event(event)
 
     return tell_or_drop
 

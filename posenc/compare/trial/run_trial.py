@@ -25,7 +25,7 @@ from posenc.compare.trial.objectives import objective_of
 from posenc.compare.trial.objectives.objective import NearLosses
 from posenc.compare.trial.readings.tuned import TUNING_FOLDER, can_be_tuned, tune_and_read
 from posenc.compare.trial.readings.window import read_in_window
-from posenc.compare.trial.task_of_trial import max_train_tokens, task_of
+from posenc.compare.trial.task_of_trial import max_row_tokens, task_of
 from posenc.compare.trial.windows import read_split
 from posenc.encodings import create
 from posenc.files.atomic import write_atomically
@@ -36,11 +36,11 @@ from posenc.models import Decoder
 
 
 def run_trial(
-    config: TrialConfig, study_folder: Path, folder: Path, event: Any, checkpoint_steps: int
+    config: TrialConfig, study_folder: Path, folder: Path, tell: train.Tell, checkpoint_steps: int
 ) -> None:
     """Train the trial from its last checkpoint in `folder`, test it, and write the result.
 
-    event: called during training, for example event("step", step=3, loss=2.5).
+    tell: called during training, for example tell("step", step=3, loss=2.5).
     """
     _make_deterministic(config.device)
     task = task_of(config)
@@ -48,18 +48,18 @@ def run_trial(
     if task is None:
         symbols = {split: read_split(study_folder, split, config.corpus) for split in SPLITS}
     model, cursor = train.train_model(
-        config, symbols["train"], symbols["valid"], folder, event, checkpoint_steps
+        config, symbols["train"], symbols["valid"], folder, tell, checkpoint_steps
     )
-    event("testing")
+    tell("testing")
     began = time.perf_counter()
-    scores: dict[str, Any] = {}
+    result_fields: dict[str, Any] = {}
     tuning_seconds = 0.0
     if task is None:
         tested = _test_on_text(config, model, symbols, folder)
-        scores |= tested.scores
+        result_fields |= tested.result_fields
         tuning_seconds = tested.tuning_seconds
     else:
-        scores["by_case"] = score_cases(model, task, config)
+        result_fields["by_case"] = score_cases(model, task, config)
     test_seconds = time.perf_counter() - began - tuning_seconds
     shape = train.encoding_shape(config)
     encoding = create(config.encoding, shape)  # of one layer, if each has its own
@@ -69,9 +69,9 @@ def run_trial(
         encoding_parameters=sum(p.numel() for p in train.encoding_parameters(model)),
         spec=effective_spec(config.encoding, encoding, shape),
         training=cursor.training,
-        **scores,
+        **result_fields,
         timing=Timing(
-            config.steps * config.batch * max_train_tokens(config) / cursor.train_seconds,
+            config.steps * config.batch * max_row_tokens(config) / cursor.train_seconds,
             cursor.train_seconds,
             test_seconds,
             hardware.names_of_cpu_and_gpus(config.device),
@@ -91,7 +91,7 @@ def run_trial(
 class _TestedOnText(NamedTuple):
     """Fields of a TrialResult with the scores on text, and the seconds of the tuning."""
 
-    scores: dict[str, Any]
+    result_fields: dict[str, Any]
     tuning_seconds: float
 
 

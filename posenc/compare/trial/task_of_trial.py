@@ -23,7 +23,7 @@ def vocabulary_size(config: TrialConfig) -> int:
     return VOCABULARY + objective_of(config).extra_symbols
 
 
-def max_train_tokens(config: TrialConfig) -> int:
+def max_row_tokens(config: TrialConfig) -> int:
     """Return the maximum number of tokens in a row of a training batch."""
     task = task_of(config)
     return config.train_length if task is None else task.max_tokens(Case(config.train_length))

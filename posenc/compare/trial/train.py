@@ -41,8 +41,8 @@ VALIDATIONS = 10
 READ_EVERY = {"cpu": 1, "cuda": 20}
 """Steps between two reads of the losses. A read waits until the GPU has nothing left to do."""
 
-Event = Callable[..., None]
-"""Called during training, for example event("step", step=3, loss=2.5)."""
+Tell = Callable[..., None]
+"""Called during training, for example tell("step", step=3, loss=2.5)."""
 
 PROJECTIONS = get_args(Projections)
 
@@ -101,7 +101,11 @@ def encoding_parameters(model: nn.Module) -> list[nn.Parameter]:
 
 
 def optimizer_for(model: nn.Module, config: TrialConfig) -> torch.optim.AdamW:
-    """Return AdamW with weight decay on matrices, and a rate of its own for the encodings."""
+    """Return AdamW for the model, at the rate `config.lr`.
+
+    Tables and scalars of encodings learn `config.encoding_lr` times as fast; their linear layers at
+    the model's rate. Weight decay is WEIGHT_DECAY on matrices outside encodings, and 0 elsewhere.
+    """
     in_linear = {id(p) for m in model.modules() if isinstance(m, nn.Linear) for p in m.parameters()}
     in_encoding = {id(p) for p in encoding_parameters(model)}
     encoding = []
@@ -144,7 +148,7 @@ def train_model(
     train_symbols: np.ndarray,
     valid_symbols: np.ndarray,
     folder: Path,
-    event: Event,
+    tell: Tell,
     checkpoint_steps: int,
 ) -> tuple[nn.Module, Cursor]:
     """Train a trial's model to the last step, from the checkpoint in `folder` if there is one.
@@ -153,7 +157,7 @@ def train_model(
     Writes a checkpoint every `checkpoint_steps` steps, which does not change the numbers. The
     symbols are those of a text; tasks ignore them.
     """
-    model, optimizer, cursor = _begin_or_resume(config, valid_symbols, folder, event)
+    model, optimizer, cursor = _begin_or_resume(config, valid_symbols, folder, tell)
     model.train()
     compiled = compile_if_asked(model, config)
     validation_steps = max(1, config.steps // VALIDATIONS)
@@ -170,7 +174,7 @@ def train_model(
             losses = torch.stack(unread).tolist()
             unread = []
         seconds = time.perf_counter() - began
-        cursor = _cursor_after_step(cursor, losses, seconds, event)
+        cursor = _cursor_after_step(cursor, losses, seconds, tell)
         if validates:
             cursor = _cursor_after_validation(cursor, _validate(model, config, valid_symbols))
         if saves:
@@ -179,7 +183,7 @@ def train_model(
 
 
 def _begin_or_resume(
-    config: TrialConfig, valid_symbols: np.ndarray, folder: Path, event: Event
+    config: TrialConfig, valid_symbols: np.ndarray, folder: Path, tell: Tell
 ) -> _Training:
     """Return the training of the checkpoint in `folder`, or a new one if there is no checkpoint or
     it is corrupt."""
@@ -195,7 +199,7 @@ def _begin_or_resume(
                     f"its loss is {measured:.3f}, not {recorded:.3f}"
                 )
     except checkpoint.CorruptCheckpoint as error:
-        event("note", text=f"the checkpoint is corrupt ({error}); starting this trial again")
+        tell("note", text=f"the checkpoint is corrupt ({error}); starting this trial again")
         checkpoint.delete_checkpoint(folder)
         model = build_model(config)
         optimizer = optimizer_for(model, config)
@@ -204,7 +208,7 @@ def _begin_or_resume(
 
 
 def _cursor_after_step(
-    cursor: Cursor, losses: Sequence[float], seconds: float, event: Event
+    cursor: Cursor, losses: Sequence[float], seconds: float, tell: Tell
 ) -> Cursor:
     """Return the cursor one step later, and send an event with each loss that was read from the
     device.
@@ -220,7 +224,7 @@ def _cursor_after_step(
         if not math.isfinite(loss):
             raise TrialFailed(f"the loss became {loss} at step {number}; try a lower --lr")
         loss_sum += loss
-        event("step", step=number, loss=loss / math.log(2))
+        tell("step", step=number, loss=loss / math.log(2))
     return replace(
         cursor,
         step=step,

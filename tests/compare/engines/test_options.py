@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from posenc.compare.engines.remote import MAX_LOSSES, Progress, Remote
+from posenc.compare.engines.remote import MAX_LOST_RUNS, Progress, Remote
 from posenc.compare.options import Options
 from posenc.compare.plan.plan import check_engine_options
 from posenc.machine.fingerprint import processors_of
@@ -42,11 +42,15 @@ def test_options_of_the_engine_are_taken():
 
 def test_losses_count_only_without_progress():
     progress = Progress()
-    assert [progress.lost() for _ in range(MAX_LOSSES + 1)] == [True] * MAX_LOSSES + [False]
+    assert [progress.count_lost_run() for _ in range(MAX_LOST_RUNS + 1)] == [
+        True
+    ] * MAX_LOST_RUNS + [False]
     for step in range(1, 50):
         progress.step = step
-        assert progress.lost()
-    assert [progress.lost() for _ in range(MAX_LOSSES)] == [True] * (MAX_LOSSES - 1) + [False]
+        assert progress.count_lost_run()
+    assert [progress.count_lost_run() for _ in range(MAX_LOST_RUNS)] == [True] * (
+        MAX_LOST_RUNS - 1
+    ) + [False]
 
 
 def test_other_processors_are_named():

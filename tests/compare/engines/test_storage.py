@@ -20,9 +20,9 @@ from posenc.compare.engines.remote import Job, Lost, Remote, describe_difference
 from posenc.compare.engines.storage import (
     Mirror,
     Storage,
+    download_result,
     replace_with_stored_files,
     storage_problem,
-    take_result,
 )
 from posenc.compare.trial.files import folder_of_text
 from posenc.machine import fingerprint
@@ -91,12 +91,12 @@ class Direct(Remote):
             if event["kind"] == "step":
                 self.steps.append(event["step"])
             self.disturb(event)
-            self.told(trial, event)
+            self.report_event(trial, event)
 
         try:
-            self.ended(trial, job.run(tell))
+            self.report_end(trial, job.run(tell))
         except Lost as error:
-            self.lost(trial, str(error))
+            self.retry_lost_trial(trial, str(error))
 
 
 def run(engine: Direct, study: Path, config):
@@ -151,7 +151,7 @@ def test_a_result_whose_machine_was_lost_is_taken_and_not_made_again(study, tmp_
     config, url = trial(study, "rope"), f"file://{tmp_path}/kept" if stored else None
     job = Job(config, str(study), url, 5, machine_facts(), str(study))
     if stored:
-        Storage(str(url)).give_text(folder_of_text(study, config.corpus))
+        Storage(str(url)).upload_text(folder_of_text(study, config.corpus))
     first, steps = job.run(lambda event: None), []
     kept = (tmp_path / "kept" if stored else study) / config.folder
     before = {path: path.read_bytes() for path in kept.rglob("*") if path.is_file()}
@@ -163,27 +163,27 @@ def test_a_result_whose_machine_was_lost_is_taken_and_not_made_again(study, tmp_
 def test_text_that_is_damaged_on_the_way_is_not_used(study, url, tmp_path):
     config = trial(study, "rope")
     text, storage = folder_of_text(study, config.corpus), Storage(url)
-    storage.give_text(text)
+    storage.upload_text(text)
     copy = tmp_path / text.name
-    storage.take_text(copy)
+    storage.download_text(copy)
     assert (copy / "train.u16").read_bytes() == (text / "train.u16").read_bytes()
     (copy / "train.u16").write_bytes(b"damaged here")
-    storage.take_text(copy)
+    storage.download_text(copy)
     assert (copy / "train.u16").read_bytes() == (text / "train.u16").read_bytes()
     storage.write(f"{text.name}/train.u16", b"damaged there")
     shutil.rmtree(copy)
     with pytest.raises(OSError, match="is damaged"):
-        storage.take_text(copy)
+        storage.download_text(copy)
     assert not copy.exists()
-    storage.give_text(text)  # told whole by its contents, which the server still has
+    storage.upload_text(text)  # told whole by its contents, which the server still has
     storage.remove([f"{text.name}/contents.json"])
     with pytest.raises(OSError, match="does not hold"):
-        storage.take_text(copy)
+        storage.download_text(copy)
 
 
 def test_a_storage_that_is_not_shared_is_seen(url, tmp_path):
     storage = Storage(url)
-    with storage.token() as (name, word):
+    with storage.probe_file() as (name, word):
         assert storage_problem(url, name, word) is None
         other = f"file://{tmp_path}/elsewhere"
         assert "not shared" in (storage_problem(other, name, word) or "")
@@ -193,9 +193,12 @@ def test_a_storage_that_is_not_shared_is_seen(url, tmp_path):
 def test_a_storage_that_cannot_be_written_is_refused(tmp_path):
     (tmp_path / "file").write_text("no folder", encoding="utf-8")
     with pytest.raises(ValueError, match="this machine cannot write there"):
-        with Storage(f"file://{tmp_path}/file/run").token():
+        with Storage(f"file://{tmp_path}/file/run").probe_file():
             pass
-    with pytest.raises(ValueError, match="not shared"), Storage(f"file://{tmp_path}/a/b").token():
+    with (
+        pytest.raises(ValueError, match="not shared"),
+        Storage(f"file://{tmp_path}/a/b").probe_file(),
+    ):
         raise ValueError("it is not shared")
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
     with pytest.raises(ValueError, match=r"nowhere://a: ValueError: Protocol not known"):
@@ -223,7 +226,7 @@ def test_old_checkpoints_go_and_a_vanished_one_is_not_copied(tmp_path, study):
     replace_with_stored_files(storage, home)
     assert sorted(path.name for path in home.iterdir()) == kept
     assert Cursor.from_json((home / CHECKPOINT_FILE).read_text(encoding="utf-8")).step == 10
-    take_result(storage, tmp_path / "other" / home.name)
+    download_result(storage, tmp_path / "other" / home.name)
     assert not (tmp_path / "other" / home.name / CHECKPOINT_FILE).exists()
 
 
@@ -255,8 +258,8 @@ def test_a_trial_that_ends_its_machines_is_given_up(study, url):
     class Broken(Direct):
         def poll(self):
             trial, _ = self.jobs.pop(0)
-            self.told(trial, {"kind": "step", "step": 3, "loss": 2.0})
-            self.lost(trial, "its worker is gone")
+            self.report_event(trial, {"kind": "step", "step": 3, "loss": 2.0})
+            self.retry_lost_trial(trial, "its worker is gone")
 
     engine = Broken(url)
     result = run(engine, study, config)

@@ -124,7 +124,7 @@ def test_posenc_names_what_plain_numpy_names(count, seeds):
                 assert choice.taken == f"e{first}"
                 leads += 1
             pairs = {(f"e{a}", f"e{b}") for a, b in np.argwhere(worse)}
-            assert standing.worse == pairs
+            assert standing.worse_pairs == pairs
     assert 2 < leads < 24
 
 

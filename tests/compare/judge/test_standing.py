@@ -138,7 +138,7 @@ def test_the_published_six_are_told_apart_with_two_seeds(length):
     given = Study.from_json((RESULTS / "compare/study.json").read_text(encoding="utf-8"))
     standing = standing_at(given, length)
     pairs = pairs_that_differ(losses_at(given, length), SPREAD[length])
-    assert len(standing.worse) == sum(pairs) >= 8
+    assert len(standing.worse_pairs) == sum(pairs) >= 8
     assert standing.first_tier == ("t5",)
 
 
@@ -169,7 +169,7 @@ def test_a_default_run_decides_most_pairs_with_two_seeds(length):
     given = todays_run()
     standing = standing_at(given, length)
     pairs = pairs_that_differ(losses_at(given, length), SPREAD[length])
-    assert len(standing.worse) == sum(pairs) >= 7
+    assert len(standing.worse_pairs) == sum(pairs) >= 7
     assert answer(given).startswith("Use t5: 2.37 bits (rope +0.14 ± 0.0")
 
 
@@ -182,7 +182,7 @@ def test_the_published_twelve_are_told_apart_with_three_seeds():
     for length in (128, 1024):
         standing = standing_at(text, length)
         pairs = pairs_that_differ(losses_at(board, length), SPREAD[length])
-        assert len(standing.worse) == sum(pairs) >= 40
+        assert len(standing.worse_pairs) == sum(pairs) >= 40
     assert standing_of_tasks(board).first_tier == ("dape", "shaw")
 
 
@@ -194,10 +194,10 @@ def test_what_breaks_does_not_hide_who_is_best():
     given = study(*(r for n, far in (best | BROKEN).items() for r in seeds_at(n, far)))
     standing = standing_at(given, 512)
     assert len(standing.pairs.significantly_higher) == 7 and standing.first_tier == ("t5", "cope")
-    assert ("alibi", "t5") in standing.worse - standing.pairs.significantly_higher and (
+    assert ("alibi", "t5") in standing.worse_pairs - standing.pairs.significantly_higher and (
         "cope",
         "t5",
-    ) not in standing.worse
+    ) not in standing.worse_pairs
     gap = standing.gap("alibi")
     assert (
         gap == standing.among_best.pairs.gap("alibi", "t5")
@@ -270,7 +270,7 @@ def test_no_encoding_is_before_one_that_it_is_worse_than():
     given = study(*(r for n, far in (good | broken).items() for r in seeds_at(n, far)))
     far = standing_at(given, 512)
     assert far.among_best and far.order[0] in far.first_tier
-    assert not any((one, other) in far.worse for one, other in combinations(far.order, 2))
+    assert not any((one, other) in far.worse_pairs for one, other in combinations(far.order, 2))
     for name in far.order:
         assert far.gap(name).value == pytest.approx(far.mean(name) - far.mean("t5"), abs=1e-9)
 
@@ -325,7 +325,7 @@ def test_few_seeds_of_a_task_decide_nothing(count, decided):
     far = [0.95 - 0.01 * (i % 3) for i in range(count)]
     low = [0.05 + 0.01 * (i % 2) for i in range(count)]
     standing = standing_of_task(of_tasks({"t5": far, "rope": low, "nope": low[::-1]}), "copy")
-    assert standing.order[0] == "t5" and bool(standing.worse) is decided
+    assert standing.order[0] == "t5" and bool(standing.worse_pairs) is decided
     assert standing.first_tier == (("t5",) if decided else standing.order)
 
 

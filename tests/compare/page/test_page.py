@@ -320,8 +320,8 @@ def test_bars_that_do_not_overlap_are_significant_and_have_a_caption():
         apart = standing.mean(name) - standing.mean(first)
         bars_overlap = apart <= half_bar(standing, name) + half_bar(standing, first)
         if abs(standing.gap(name).value) > standing.margin:
-            assert bars_overlap is not ((name, first) in standing.worse), name
-    assert len(standing.worse) > 5
+            assert bars_overlap is not ((name, first) in standing.worse_pairs), name
+    assert len(standing.worse_pairs) > 5
     captions = [plot.caption for plot in page_of(report_of(given)).plots()]
     assert "Bars are half of the 95 % interval" in captions[0]
     alone = dataclasses.replace(

@@ -39,14 +39,20 @@ def can_be_tuned(model: nn.Module) -> bool:
 
 
 def tune_and_read(
-    model: Decoder, text: np.ndarray, symbols: np.ndarray, config: TrialConfig, folder: Path
+    model: Decoder,
+    train_symbols: np.ndarray,
+    test_symbols: np.ndarray,
+    config: TrialConfig,
+    folder: Path,
 ) -> TunedReading:
     """Tune the trained model at the longest test length, by the code and defaults of posenc extend,
     and return its scores at the training length and there. The model itself stays as it is.
 
     RoPE without a scaling gets YaRN's for the longest length, as extend's recommendation for a
-    tuned checkpoint; other scalings stay. text: to train on; symbols: to test on. `folder` is the
-    trial's, which keeps the state of an interrupted tuning.
+    tuned checkpoint; other scalings stay.
+
+    train_symbols, test_symbols: of the text, to tune and to test on.
+    folder: that of the trial, which keeps the state of an interrupted tuning.
 
     Raises: FloatingPointError or RunFailed for a loss that is not finite.
     """
@@ -58,7 +64,7 @@ def tune_and_read(
     shape = encoding_shape(config)
     tuned.encoding = _stretched(tuned.encoding, longest / config.train_length, shape)
     student = _LikeTransformers(tuned, config)
-    windows = _windows_to_tune_on(text, longest, recipe)
+    windows = _windows_to_tune_on(train_symbols, longest, recipe)
     state = folder / TUNING_FOLDER
     steps_taken = 0
 
@@ -71,7 +77,7 @@ def tune_and_read(
     # A restarted tuning has taken some of its steps before.
     seconds = (time.perf_counter() - began) / max(1, steps_taken) * config.tune_steps
     judged = (config.train_length, longest)
-    scores = objective_of(config).test(tuned, symbols, config, judged)
+    scores = objective_of(config).test(tuned, test_symbols, config, judged)
     return TunedReading(Reading("tuned", scores.by_length, scores.far), seconds)
 
 
@@ -101,7 +107,8 @@ class _LikeTransformers(nn.Module):
 
 
 def _stretched(encoding: RoPE, factor: float, shape: ModelShape) -> RoPE:
-    """Return RoPE with YaRN's scaling by `factor`; one that has a scaling, or learns, as it is."""
+    """Return RoPE with YaRN's scaling by `factor`. An encoding of a subclass, or with a scaling, is
+    returned as it is."""
     if type(encoding) is not RoPE or encoding.scaling is not None:
         return encoding
     return RoPE.from_shape(
@@ -114,10 +121,11 @@ def _stretched(encoding: RoPE, factor: float, shape: ModelShape) -> RoPE:
     )
 
 
-def _windows_to_tune_on(text: np.ndarray, length: int, recipe: TuneConfig) -> Windows:
+def _windows_to_tune_on(train_symbols: np.ndarray, length: int, recipe: TuneConfig) -> Windows:
     """Return windows of the training text, evenly spread, as many as the tuning draws at most."""
-    last = len(text) - length
+    last = len(train_symbols) - length
     count = max(1, min(recipe.steps * recipe.batch, last + 1))
     starts = np.linspace(0, last, count).astype(int)
-    tokens = torch.from_numpy(np.stack([text[s : s + length] for s in starts]).astype(np.int64))
+    windows = [train_symbols[start : start + length] for start in starts]
+    tokens = torch.from_numpy(np.stack(windows).astype(np.int64))
     return Windows(tokens, torch.zeros_like(tokens))
