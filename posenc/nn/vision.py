@@ -338,7 +338,7 @@ def _mask_from_timm(attn_mask: Tensor | None, is_causal: bool) -> Mask | None:
         )
     seen = attn_mask.view(*(1,) * (4 - attn_mask.ndim), *attn_mask.shape)
 
-    def visible(pairs: Any) -> Tensor:
+    def is_visible(pairs: Any) -> Tensor:
         """Return True where the mask, and with is_causal the order, shows the key to the query."""
         batch = pairs.batch % seen.shape[0]  # 0 where one mask is for all
         head = pairs.head % seen.shape[1]
@@ -346,4 +346,4 @@ def _mask_from_timm(attn_mask: Tensor | None, is_causal: bool) -> Mask | None:
         is_seen = seen[batch, head, rows, pairs.kv_idx]
         return is_seen & (pairs.q_idx >= pairs.kv_idx) if is_causal else is_seen
 
-    return Mask(visible)
+    return Mask(is_visible)
