@@ -54,7 +54,8 @@ def attention_calls(case: Case) -> dict[str, Call]:
 
 
 def attention_memory(case: Case) -> dict[str, int]:
-    """Return the peak bytes beyond inputs, output and gradients of each attention call."""
+    """Return, by the name of each run, the peak bytes of its attention call beyond inputs, output
+    and gradients."""
     inputs = _random_q_k_v(case)
     # The output has the size of q; the inputs were there before. A gradient has its input's size.
     output_and_gradients = inputs[0].nbytes
@@ -152,14 +153,14 @@ def _transformers_rotation(case: Case) -> RotationFunction:
 
 
 def _attention_function(
-    case: Case, encoding: PositionEncoding, how: str, queries: slice | None = None
+    case: Case, encoding: PositionEncoding, variant: str, queries: slice | None = None
 ) -> Callable[..., Any]:
     """Return a function of q, k and v, each (batch, heads, len, head_dim): causal attention of the
     last q_len tokens to all.
 
-    how: "prepared" for an encoding that was prepared before the calls, the name of an
-    implementation, or "" for the one that posenc chooses. queries: the rows of q to compute; None:
-    all.
+    variant: "prepared" for an encoding that was prepared before the calls, the name of an
+        implementation, or "" for the one that posenc chooses.
+    queries: which tokens of q attend, as a slice; None for all.
     """
     positions = range(case.num_keys)
     torch.manual_seed(0)  # the reference gets the same state
@@ -169,7 +170,7 @@ def _attention_function(
     state = None if state is None else state.detach()
     rows_of_q = slice(None) if queries is None else queries
     tokens_of_q = slice(case.num_keys - case.q_len, None) if queries is None else queries
-    prepared = encoding.prepare(positions) if how == "prepared" else None
+    prepared = encoding.prepare(positions) if variant == "prepared" else None
     q_state = None if state is None else state[:, :, tokens_of_q]
     options: dict[str, Any] = {"q_state": q_state, "kv_state": state, "mask": masks.causal}
     options |= {
@@ -177,7 +178,7 @@ def _attention_function(
         "kv_positions": positions,
         "prepared": prepared,
     }
-    impl = "auto" if how in ("", "prepared") else how
+    impl = "auto" if variant in ("", "prepared") else variant
     return lambda q, k, v: attention(q[:, :, rows_of_q], k, v, encoding, impl=impl, **options)
 
 

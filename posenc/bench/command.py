@@ -153,7 +153,8 @@ def _rounds_of_options(quick: bool, repeats: int | None) -> _Rounds:
 
 
 def _chosen_groups(only: str | None) -> tuple[str, ...]:
-    """Return the groups of cases that --only names, or all."""
+    """Return the groups of cases that --only names, or all if it is None. Raise ValueError for an
+    unknown name."""
     from posenc.bench.cases import GROUPS
 
     if only is None:
@@ -165,7 +166,7 @@ def _chosen_groups(only: str | None) -> tuple[str, ...]:
 
 
 def _thread_counts(threads: str) -> tuple[int, ...]:
-    """Return the numbers of --threads, none above the cores of this machine."""
+    """Return the numbers of --threads. Raise ValueError for one above the cores of this machine."""
     from posenc.machine.hardware import num_cores
 
     counts = _parse_numbers("--threads", threads, "1,2")
@@ -179,12 +180,14 @@ def _thread_counts(threads: str) -> tuple[int, ...]:
 
 def _measure_cases(
     cases: "Sequence[Case]",
-    threads: Sequence[int],
+    thread_counts: Sequence[int],
     rounds: _Rounds,
     out: Path | None,
     in_json: bool,
 ) -> None:
-    """Measure the cases one by one; print a table of each, and write all of them so far."""
+    """Measure the cases one by one. After each, print its table, unless `in_json`, and write the
+    results of all so far to the file `out`, unless it is None. With `in_json`, print one object at
+    the end."""
     from posenc.bench import measure_case
     from posenc.bench.report import measured_sections, report_of
     from posenc.files.atomic import write_atomically
@@ -195,7 +198,8 @@ def _measure_cases(
     rows: list[dict[str, Any]] = []
     for case in cases:
         of_case = [
-            _case_columns(case) | row for row in measure_case.measure_case(case, threads, rounds)
+            _case_columns(case) | row
+            for row in measure_case.measure_case(case, thread_counts, rounds)
         ]
         rows += of_case
         if not in_json:
@@ -213,8 +217,12 @@ def _measure_cases(
 def _check_and_time_device(
     name: str, lengths: Sequence[int], heads: int, every: bool, out: Path | None, in_json: bool
 ) -> None:
-    """Check and time the encodings on a device; write one file with its name. Exit with 1 if a
-    result is wrong."""
+    """Check and time the encodings on a device. Exit with 1 if a result is wrong.
+
+    name: "cpu" or "cuda".
+    lengths: tokens; empty for those that the module chooses, with `every` (--all) also the longest.
+    out: the file of results; None for one with the name of the device.
+    """
     from posenc.bench.report import report_of
     from posenc.command_line.progress import replace_status_line
     from posenc.files.atomic import prepare_results, write_atomically
@@ -243,7 +251,9 @@ def _check_and_time_device(
 def _device_rows(
     name: str, lengths: Sequence[int], heads: int, every: bool, dtypes: Sequence[str]
 ) -> Iterator[dict[str, Any]]:
-    """Check every encoding on a device, then time its kernels; yield each row as it is measured."""
+    """Check every encoding on a device, then time its kernels. Yield each row as it is measured:
+    those of `check_encodings`, then those of `measure_case` with what `_case_columns` says. The
+    arguments are those of `_check_and_time_device`."""
     from posenc.bench import cases, device_check
 
     all_but_longest = device_check.LENGTHS[:-1]
@@ -258,14 +268,14 @@ def _device_rows(
 
 
 def _timing_rows(case: "Case") -> list[dict[str, Any]]:
-    """Return the rows of a case that is timed on a device, or one row with the error that ended
-    it."""
+    """Return the rows of a case that is timed on a device. If an error ends it, return one row with
+    the `error` as text, and `ok` False."""
     from posenc.bench import device_check, measure_case
 
     try:
         return measure_case.measure_case(case, (1,), _QUICK_ROUNDS)
     except Exception as error:  # such as too little memory; the others are measured
-        return [{"error": device_check.first_line(error), "ok": False}]
+        return [{"error": device_check.type_and_first_line(error), "ok": False}]
 
 
 def _machine_and_dtypes(device: str) -> tuple[dict[str, Any], list[str]]:
@@ -318,7 +328,7 @@ def _runnable_cases(cases: "list[Case]", *, refuses: bool) -> "tuple[list[Case],
 
 def _cases_within_limits(
     cases: "list[Case]",
-    threads: Sequence[int],
+    thread_counts: Sequence[int],
     rounds: _Rounds,
     max_seconds: float,
     *,
@@ -328,7 +338,7 @@ def _cases_within_limits(
     estimated duration of all that run. A case is large if it takes more than `max_seconds`, or
     tensors of more than _MAX_DEFAULT_CASE_BYTES.
 
-    threads: the numbers of threads with which each case is measured.
+    thread_counts: the numbers of threads with which each case is measured.
     keeps_large: run large cases, because an option asked for them; if False they are left out.
     Raises: ValueError for a case that needs more memory than there is, or more than a week.
     """
@@ -345,8 +355,8 @@ def _cases_within_limits(
         check_memory_or_disk(f"bench: tensors of {name}", size, memory_bytes(), advice)
         # Memory is measured in one call: it does not vary as time does.
         rounds_of_case = _Rounds(1, 0.0, 1) if case.group == "memory" else rounds
-        seconds = sum(_expected_seconds(case, rounds_of_case, count) for count in threads)
-        least_seconds = int(_least_seconds(case, rounds_of_case, threads))
+        seconds = sum(_expected_seconds(case, rounds_of_case, count) for count in thread_counts)
+        least_seconds = int(_least_seconds(case, rounds_of_case, thread_counts))
         check_time(f"bench: {name}", least_seconds, False, advice)
         is_large = seconds > max_seconds or size > _MAX_DEFAULT_CASE_BYTES
         if is_large:
@@ -360,11 +370,11 @@ def _cases_within_limits(
     return selected, [*notes, f"bench: {count}, {_describe_duration(total)}{tail}"]
 
 
-def _least_seconds(case: "Case", rounds: _Rounds, threads: Sequence[int]) -> float:
-    """Return the seconds below which a case cannot end, with all `threads` together: those that it
-    would take on cores that are faster than any."""
+def _least_seconds(case: "Case", rounds: _Rounds, thread_counts: Sequence[int]) -> float:
+    """Return the seconds below which a case cannot end, measured with all `thread_counts`: those
+    that it would take on cores that are faster than any."""
     seconds = 0.0
-    for count in threads:
+    for count in thread_counts:
         rounds_with_untimed_first = rounds.min_rounds + 1
         seconds += rounds_with_untimed_first * case.round_seconds(
             count, _OPERATIONS_PER_SECOND_LIMIT
@@ -374,7 +384,8 @@ def _least_seconds(case: "Case", rounds: _Rounds, threads: Sequence[int]) -> flo
 
 
 def _expected_seconds(case: "Case", rounds: _Rounds, threads: int) -> float:
-    """Estimate how long a case takes with its first calls, which take longer than later rounds."""
+    """Estimate the seconds of a case with one number of threads, including its first calls, which
+    take longer than later rounds."""
     round_seconds = case.round_seconds(threads)
     # A short call runs twice in each round, see measure.time_interleaved_rounds. The first, slow
     # calls count for one such round.
@@ -408,7 +419,7 @@ def _describe_duration(seconds: float) -> str:
 
 
 def _comma_separated(text: str) -> tuple[str, ...]:
-    """Return the parts of an option's value between commas, each once."""
+    """Return the parts of an option's value between commas, each once, without spaces around it."""
     return tuple(dict.fromkeys(part.strip() for part in text.split(",")))
 
 

@@ -36,9 +36,16 @@ def check_encodings(
     seconds: float,
     encodings: Sequence[str] | None = None,
 ) -> Iterator[dict[str, Any]]:
-    """Yield a row for each encoding, length, dtype and implementation: `error` and whether it is
-    `ok`, or why it was `left_out`. After `seconds` all that remains is left out. encodings: None
-    for all."""
+    """Yield a row for each encoding, length, dtype and implementation.
+
+    A row has `check` (the encoding's name), `length`, and one of two sets of keys. What ran has
+    `ok`, and as `error` the largest relative error, or what was raised as text. What did not run
+    has as `left_out` the reason. `dtype` and `impl` are missing where the reason holds for all.
+
+    dtypes: names such as "float32".
+    seconds: time after which no further check begins, and all that remains is left out.
+    encodings: names of encodings; None for all that are registered.
+    """
     began = time.perf_counter()
     for length in lengths:
         for name in names() if encodings is None else encodings:
@@ -60,16 +67,18 @@ def check_encodings(
 
 @dataclass(frozen=True)
 class _ExactLayer:
-    """A layer with an encoding, in bfloat16 on the CPU, and its results in float64.
-
-    x: (1, length, embed_dim). grad: of the output. positions: a range, or (length, axes).
-    """
+    """A layer with an encoding, its inputs, and its exact results."""
 
     model: "_Layer"
+    """The layer, with weights in bfloat16 on the CPU."""
     x: Tensor
+    """Its input, (1, length, embed_dim) in bfloat16."""
     grad: Tensor
+    """The gradient of its output, of the same shape."""
     positions: Any
+    """A range, or a tensor (length, axes)."""
     results: Sequence[Any]
+    """What `_output_and_gradients` returned for the same numbers in float64."""
 
 
 def _build_exact_layer(encoding: PositionEncoding, length: int) -> _ExactLayer:
@@ -87,8 +96,8 @@ def _build_exact_layer(encoding: PositionEncoding, length: int) -> _ExactLayer:
 
 
 def _check_dtype(exact: _ExactLayer, device: str, dtype: str) -> Iterator[dict[str, Any]]:
-    """Yield for each implementation what its row says besides encoding, length and dtype; one row
-    for all of them if the dtype cannot hold the exact results."""
+    """Yield for each implementation what its row says besides encoding, length and dtype. Yield
+    one row for all of them if the dtype cannot hold the exact results."""
     torch_dtype = getattr(torch, dtype)
     if too_large := _overflow_reason(exact.results, torch_dtype):
         yield {"left_out": too_large}
@@ -101,7 +110,8 @@ def _check_dtype(exact: _ExactLayer, device: str, dtype: str) -> Iterator[dict[s
 def _check_implementation(
     exact: _ExactLayer, layer: "_Layer", device: str, dtype: str, impl: str
 ) -> dict[str, Any]:
-    """Return the error of one implementation, and whether it is `ok`, or why it does not run."""
+    """Return `error` and `ok` of one implementation, or `left_out` if it cannot run, as in the rows
+    of `check_encodings`."""
     positions = exact.positions
     if not isinstance(positions, range):
         positions = positions.to(device)
@@ -110,23 +120,23 @@ def _check_implementation(
         results = _output_and_gradients(layer, x, positions, exact.grad, impl)
     except Exception as raised:  # by this case; the others are checked all the same
         if isinstance(raised, ValueError) and "cannot run" in str(raised):
-            return {"left_out": first_line(raised)}
-        return {"error": first_line(raised), "ok": False}
-    error = _largest_error(results, exact.results, together=dtype != "float32")
+            return {"left_out": type_and_first_line(raised)}
+        return {"error": type_and_first_line(raised), "ok": False}
+    error = _largest_error(results, exact.results, by_largest_of_all=dtype != "float32")
     if dtype == "bfloat16" and not error <= BOUNDS[dtype]:  # see BOUNDS
         rounded = _round_projections(copy.deepcopy(exact.model).double())
         expected = _output_and_gradients(
             rounded, exact.x.double(), exact.positions, exact.grad, "auto"
         )
-        error = _largest_error(results, expected, together=True)
+        error = _largest_error(results, expected, by_largest_of_all=True)
     return {"error": round(error, 6), "ok": error <= BOUNDS[dtype]}
 
 
-def _overflow_reason(want: Sequence[Any], dtype: torch.dtype) -> str | None:
-    """Return why this dtype cannot hold the exact numbers `want`, with room for partial sums, or
-    None if it can."""
-    largest = max(t.abs().max().item() for t in want if t is not None)
+def _overflow_reason(exact_results: Sequence[Any], dtype: torch.dtype) -> str | None:
+    """Return why this dtype cannot hold the exact results; None if it can."""
+    largest = max(t.abs().max().item() for t in exact_results if t is not None)
     most = torch.finfo(dtype).max
+    # A quarter, chosen: sums of which a result is the end may be larger on the way.
     if largest < most / 4:
         return None
     return f"gradients reach {largest:,.0f}, and the largest number of {dtype} is {most:,.0f}"
@@ -149,7 +159,7 @@ class _Layer(nn.Module):
 
 
 def _round_projections(layer: _Layer) -> _Layer:
-    """Round the results of all projections to bfloat16, in place."""
+    """Make all projections of the layer round their results to bfloat16, and return the layer."""
     for module in layer.attention.modules():
         if isinstance(module, nn.Linear):
             module.register_forward_hook(lambda _, args, out: out.bfloat16().to(out.dtype))
@@ -159,27 +169,42 @@ def _round_projections(layer: _Layer) -> _Layer:
 def _output_and_gradients(
     layer: Any, x: Tensor, positions: Any, grad: Tensor, impl: str
 ) -> list[Any]:
-    """Return the layer's output, and the gradients of its input and parameters."""
+    """Return the layer's output, then the gradient of its input, then those of its parameters; None
+    for a parameter that takes no part.
+
+    x: (1, length, embed_dim). positions: a range, or a tensor (length, axes). grad: the gradient of
+    the output. impl: the implementation of attention.
+    """
     leaves = [x.requires_grad_(), *(p for p in layer.parameters() if p.requires_grad)]
     encoding = layer.encoding.prepare(positions, x.shape[1])
     layer.attention.impl = impl
-    at = torch.arange(x.shape[1], device=x.device) if isinstance(positions, range) else positions
-    x = encoding.embed(x, at)
+    embedded_positions = positions
+    if isinstance(positions, range):
+        embedded_positions = torch.arange(x.shape[1], device=x.device)
+    x = encoding.embed(x, embedded_positions)
     out = layer.attention(x, positions, mask=masks.causal, encoding=encoding.for_layer(0))
     return [out, *torch.autograd.grad(out, leaves, grad.to(out), allow_unused=True)]
 
 
-def _largest_error(got: Sequence[Any], want: Sequence[Any], together: bool) -> float:
-    """Return the largest relative error of any tensor; infinite if any is not finite. `together`:
-    relative to the largest of all, for those after output and gradient of the input."""
-    sizes = [0.0 if t is None else t.abs().max().item() for t in want]
+def _largest_error(
+    results: Sequence[Any], expected: Sequence[Any], by_largest_of_all: bool
+) -> float:
+    """Return the largest relative error of any tensor. Return infinity if a number is not finite,
+    or if a tensor is None where the other is not.
+
+    results, expected: what `_output_and_gradients` returns.
+    by_largest_of_all: divide the errors of parameters' gradients by the largest number of all these
+        gradients. If False, divide by the largest number of each, as those of the first two tensors
+        are in any case: the output and the gradient of the input.
+    """
+    sizes = [0.0 if t is None else t.abs().max().item() for t in expected]
     worst = 0.0
-    for i, (tensor, exact) in enumerate(zip(got, want, strict=True)):
+    for i, (tensor, exact) in enumerate(zip(results, expected, strict=True)):
         if tensor is None and exact is None:
             continue
         if tensor is None or exact is None:
             return math.inf
-        compared_sizes = sizes[2:] if together and i > 1 else [sizes[i]]
+        compared_sizes = sizes[2:] if by_largest_of_all and i > 1 else [sizes[i]]
         error = (tensor.detach().double().cpu() - exact).abs().max().item()
         # At least 0.01, chosen: relative to a tensor of zeros any rounding would be infinite.
         error /= max(1e-2, *compared_sizes)
@@ -189,6 +214,6 @@ def _largest_error(got: Sequence[Any], want: Sequence[Any], together: bool) -> f
     return worst
 
 
-def first_line(error: Exception) -> str:
+def type_and_first_line(error: Exception) -> str:
     """Return the error's type and the first line of its message: "ValueError: no such device"."""
     return f"{type(error).__name__}: {next(iter(str(error).strip().splitlines()), '')}"

@@ -23,7 +23,7 @@ _SHORT_SECONDS = 0.5
 def time_interleaved_rounds(
     calls: Mapping[str, Call], rounds: int, max_seconds: float = math.inf, min_rounds: int = 0
 ) -> dict[str, list[float]]:
-    """Return the seconds of each call in each round.
+    """Return, by the name of each call, its seconds in each round.
 
     Each round runs all calls, beginning with another one each time, so a busy machine slows all of
     them. A short call runs once untimed before it is timed, so its data are in the CPU's cache.
@@ -78,8 +78,8 @@ def clock_name() -> str:
     return "wall" if wall else "thread"
 
 
-def compiles(call: Call) -> bool:
-    """Run the call; return True if torch compiled a function, for the first time or again."""
+def triggers_compilation(call: Call) -> bool:
+    """Run the call. Return True if torch compiled a function in it, for the first time or again."""
     try:
         with torch.compiler.set_stance("fail_on_recompile"):
             call()
@@ -92,8 +92,10 @@ def compiles(call: Call) -> bool:
 
 
 def median_ratio(values: Sequence[float], baseline: Sequence[float]) -> list[float] | None:
-    """Return the median of the ratios of values to baseline, round by round, and its confidence
-    interval. Return None if a baseline time was 0.
+    """Return [median, low end, high end]: the median of the ratios of values to baseline, round by
+    round, and its confidence interval. Return None if a baseline time was 0.
+
+    values, baseline: seconds of two calls in the same rounds, with as many numbers.
 
     The interval has at least 95 % confidence for any distribution: its ends are two of the ratios,
     chosen by rank. Below six rounds it is the range of all ratios.
@@ -142,14 +144,20 @@ def timed_rows(
     max_seconds: float,
     min_rounds: int,
 ) -> list[dict[str, Any]]:
-    """Time the calls in interleaved rounds. Return a dict for each call: `run` (its name),
-    `milliseconds` (median), `ratios` to each baseline with their intervals, see `median_ratio`, the
-    number of `rounds`, and the `clock`.
+    """Time the calls in interleaved rounds. Return a dict for each call, with these keys:
 
-    rounds, max_seconds, min_rounds: as those of `time_interleaved_rounds`."""
+    - run: the call's name
+    - milliseconds: the median of its times
+    - ratios: by the name of each baseline what `median_ratio` returns
+    - rounds: number of rounds
+    - clock: what `clock_name` returns
+
+    rounds, max_seconds, min_rounds: as those of `time_interleaved_rounds`.
+    """
     times = time_interleaved_rounds(calls, rounds, max_seconds, min_rounds)
 
     def rounded_ratio(values: Sequence[float], base: str) -> list[float] | None:
+        """Return `median_ratio` of the values to a baseline, to four decimals."""
         interval = median_ratio(values, times[base])
         return None if interval is None else [round(x, 4) for x in interval]
 

@@ -25,28 +25,34 @@ BUILDERS_OF_CALLS = {
 
 
 def measure_case(
-    case: Case, threads: Sequence[int], rounds: tuple[int, float, int]
+    case: Case, thread_counts: Sequence[int], rounds: tuple[int, float, int]
 ) -> list[dict[str, Any]]:
-    """Return a row for each run and number of threads: `milliseconds`, `ratios` and `rounds`, or
-    `mib`.
+    """Measure each run of a case with each number of threads, and return a row for each.
 
-    rounds: maximum of rounds, seconds after which none begins, minimum of rounds. The number of
+    A row is what `measure.timed_rows` returns, with `threads`. On a device it also has `compiled`,
+    True if torch compiled a function in the run's first call, and for rotations `gb_per_second`. In
+    the group "memory" a row has `run`, `threads`, which is 1, and `mib` only. torch's number of
     threads is restored afterwards.
+
+    rounds: maximum number of rounds, seconds after which none begins, minimum number of rounds.
     """
     threads_before = torch.get_num_threads()
     try:
         if case.group == "memory":
             torch.set_num_threads(1)  # the profiler does not see worker threads
             return _memory_rows(case)
-        torch.set_num_threads(threads[0])  # for what is built, checked or compiled before any round
+        torch.set_num_threads(
+            thread_counts[0]
+        )  # for what is built, checked or compiled before any round
         runs = BUILDERS_OF_CALLS[case.group](case)
         columns_of_run: dict[str, dict[str, Any]] = {name: {} for name in runs}
         if case.device:
             columns_of_run = {
-                name: {"compiled": measure.compiles(call)} for name, call in runs.items()
+                name: {"compiled": measure.triggers_compilation(call)}
+                for name, call in runs.items()
             }
         rows: list[dict[str, Any]] = []
-        for count in threads:
+        for count in thread_counts:
             torch.set_num_threads(count)
             for row in measure.timed_rows(runs, case.baselines, *rounds):
                 rows.append(row | {"threads": count} | columns_of_run[row["run"]])

@@ -29,7 +29,8 @@ def decode_calls(case: Case) -> dict[str, Call]:
     prompt = torch.randint(VOCABULARY, (case.batch, case.num_keys))
     token = prompt[:, :1]
 
-    def call_of_llama(attention: str) -> Call:
+    def make_llama_call(attention: str) -> Call:
+        """Return a call of transformers' Llama with "sdpa" or "eager" attention."""
         from transformers import DynamicCache
 
         model = _build_llama(case, attention).eval()
@@ -37,32 +38,36 @@ def decode_calls(case: Case) -> dict[str, Call]:
         model(prompt, **cache, logits_to_keep=1)
         return lambda: model(token, **cache)
 
-    def call_of_decoder(name: str) -> Call:
+    def make_decoder_call(name: str) -> Call:
+        """Return a call of posenc's decoder with the encoding `name`."""
         model = _build_decoder(case, name).eval()
         caches = model.new_caches()
         model(prompt, caches=caches)
         return lambda: model(token, caches=caches)
 
     with torch.no_grad():
-        calls = _calls_of_runs(case, call_of_llama, call_of_decoder)
+        calls = _calls_of_runs(case, make_llama_call, make_decoder_call)
     return {name: torch.no_grad()(call) for name, call in calls.items()}
 
 
 def training_calls(case: Case) -> dict[str, Call]:
-    """Return a training step of each model: forward, backward, clipping and AdamW. In "bfloat16"
-    posenc's run under autocast, Llama only if its name ends with ", bfloat16"."""
+    """Return a training step of each model, by the name of its run: forward, backward, clipping and
+    AdamW. If the case is in "bfloat16", posenc's models run under autocast, and Llama only if its
+    run is named "Llama, bfloat16"."""
     autocast = case.dtype == "bfloat16"
 
-    def step_of_llama(variant: str) -> Call:
+    def make_llama_step(variant: str) -> Call:
+        """Return a step of Llama. variant: "sdpa", "eager", or "bfloat16": sdpa with autocast."""
         model = _build_llama(case, "eager" if variant == "eager" else "sdpa")
         forward = lambda tokens: model(tokens, use_cache=False).logits  # noqa: E731
         return _training_step(case, model, forward, variant == "bfloat16")
 
-    def step_of_decoder(name: str) -> Call:
+    def make_decoder_step(name: str) -> Call:
+        """Return a step of posenc's decoder with the encoding `name`."""
         model = _build_decoder(case, name)
         return _training_step(case, model, model, autocast)
 
-    return _calls_of_runs(case, step_of_llama, step_of_decoder)
+    return _calls_of_runs(case, make_llama_step, make_decoder_step)
 
 
 def attach_calls(case: Case) -> dict[str, Call]:
@@ -71,7 +76,10 @@ def attach_calls(case: Case) -> dict[str, Call]:
     tokens = torch.randint(VOCABULARY, (case.batch, case.q_len))
     stock = _build_llama(case, "sdpa")
 
-    def forward_or_step(model: Any) -> Call:
+    def make_call(model: Any) -> Call:
+        """Return the call of a model that the case times: `step` if it has `backward`, or
+        `forward`."""
+
         def forward() -> None:
             with torch.no_grad():
                 model.eval()(tokens, use_cache=False)
@@ -82,32 +90,40 @@ def attach_calls(case: Case) -> dict[str, Call]:
 
         return step if case.backward else forward
 
-    calls = {"stock": forward_or_step(stock)}
+    calls = {"stock": make_call(stock)}
     for name in case.runs:
         model = copy.deepcopy(stock)
         attach(model, create(name, shape_of(model)))
-        calls[name] = forward_or_step(model)
+        calls[name] = make_call(model)
     return calls
 
 
 def _calls_of_runs(
-    case: Case, llama: Callable[[str], Call], ours: Callable[[str], Call]
+    case: Case, make_llama_call: Callable[[str], Call], make_decoder_call: Callable[[str], Call]
 ) -> dict[str, Call]:
-    """Return a call for each run of the case, its baselines first: `llama` makes those of
-    transformers' Llama, from what follows the comma in the name ("eager"), and `ours` the others,
-    from the whole name. All models draw their weights from one seed."""
+    """Return a call for each run of the case, by its name, the baselines first. All models draw
+    their weights from one seed.
+
+    make_llama_call: function of what follows the comma in the name of a run of transformers' Llama,
+        such as "eager".
+    make_decoder_call: function of the whole name of any other run, which is that of an encoding.
+    """
     calls = {}
     for run in (*case.baselines, *case.runs):
         name, _, variant = run.partition(", ")
         torch.manual_seed(0)
-        calls[run] = llama(variant) if name == "Llama" else ours(run)
+        calls[run] = make_llama_call(variant) if name == "Llama" else make_decoder_call(run)
     return calls
 
 
 def _training_step(
-    case: Case, model: nn.Module, logits: Callable[[Tensor], Tensor], autocast: bool
+    case: Case, model: nn.Module, compute_logits: Callable[[Tensor], Tensor], autocast: bool
 ) -> Call:
-    """Return a call that trains a model for one step on the same random tokens."""
+    """Return a call that trains a model for one step, on the same random tokens each time.
+
+    compute_logits: function of tokens (batch, len) that runs the model, to (batch, len, vocab).
+    autocast: run it under bfloat16 autocast.
+    """
     tokens = torch.randint(VOCABULARY, (case.batch, case.q_len + 1))
     # The values of learning rate and clipping do not change how long a step takes.
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
@@ -115,8 +131,8 @@ def _training_step(
     def step() -> None:
         precision = torch.autocast("cpu", torch.bfloat16) if autocast else contextlib.nullcontext()
         with precision:
-            out = logits(tokens[:, :-1])
-        F.cross_entropy(out.float().flatten(0, 1), tokens[:, 1:].flatten()).backward()
+            logits = compute_logits(tokens[:, :-1])
+        F.cross_entropy(logits.float().flatten(0, 1), tokens[:, 1:].flatten()).backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)

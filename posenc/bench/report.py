@@ -24,7 +24,7 @@ def report_of(machine: dict[str, Any], rows: Sequence[Row]) -> Report:
         "What position encodings cost",
         headline,
         {"machine": machine, "rows": rows},
-        [*_wrong_section(rows), *measured_sections(rows), *_left_out_section(rows)],
+        [*_sections_of_wrong_results(rows), *measured_sections(rows), *_sections_of_left_out(rows)],
     )
 
 
@@ -33,7 +33,7 @@ def _count_in_words(number: int, name: str) -> str:
     return f"{number} {name}{'' if number == 1 else 's'}"
 
 
-def _wrong_section(rows: Sequence[Row]) -> list[Section]:
+def _sections_of_wrong_results(rows: Sequence[Row]) -> list[Section]:
     """Return the section about wrong results, in a list; an empty list if there are none."""
     wrong = [_wrong_cells(row) for row in rows if row.get("ok") is False]
     if not wrong:
@@ -42,9 +42,9 @@ def _wrong_section(rows: Sequence[Row]) -> list[Section]:
     return [Section("Wrong results", [Table(header, wrong, "Wrong results")])]
 
 
-def _left_out_section(rows: Sequence[Row]) -> list[Section]:
-    """Return the section about what was left out, with a line for each reason; none without
-    any."""
+def _sections_of_left_out(rows: Sequence[Row]) -> list[Section]:
+    """Return the section about what was left out, with a line for each reason, in a list. Return an
+    empty list if nothing was."""
     names_by_reason: dict[str, list[str]] = {}
     for row in rows:
         if "left_out" in row:

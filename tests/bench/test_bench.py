@@ -469,9 +469,9 @@ def test_a_gradient_that_float16_cannot_hold_is_left_out_with_its_size():
 def test_the_gradient_of_a_bias_that_cancels_in_the_softmax_may_be_rounding_in_16_bits():
     zero, one = torch.zeros(1), torch.ones(1)
     want, noise = [one, one, 5 * one, zero], [one, one, 5 * one, torch.full((1,), 0.02)]
-    assert device_check._largest_error(noise, want, together=True) == pytest.approx(0.004)
+    assert device_check._largest_error(noise, want, by_largest_of_all=True) == pytest.approx(0.004)
     wrong = [one, one, 6 * one, zero]
-    assert device_check._largest_error(wrong, want, together=True) == pytest.approx(0.2)
+    assert device_check._largest_error(wrong, want, by_largest_of_all=True) == pytest.approx(0.2)
 
 
 def test_checks_without_time_are_left_out_and_named(two):
@@ -500,9 +500,9 @@ def test_a_device_that_cannot_be_is_refused(options, message, call, two, monkeyp
 def test_a_call_that_is_compiled_again_is_seen():
     double = torch.compile(lambda x, by: x * by, backend="eager", dynamic=False)
     x = torch.ones(3)
-    assert measure.compiles(lambda: double(x, 2)), "the first time"
-    assert not measure.compiles(lambda: double(x, 2))
-    assert measure.compiles(lambda: double(torch.ones(4), 2))
+    assert measure.triggers_compilation(lambda: double(x, 2)), "the first time"
+    assert not measure.triggers_compilation(lambda: double(x, 2))
+    assert measure.triggers_compilation(lambda: double(torch.ones(4), 2))
 
 
 @pytest.mark.parametrize("half", [True, False])
