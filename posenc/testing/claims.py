@@ -26,9 +26,11 @@ from posenc.testing.harness import (
 from posenc.testing.sequences import results_after_shift, results_in_steps
 
 
-def _assert_claimed_right(name: str, claimed: bool, holds: bool) -> None:
-    """Assert that what is claimed holds, and that what holds is claimed."""
-    assert claimed == holds, f"{name} is claimed as {claimed}, but {'holds' if holds else 'fails'}"
+def _assert_claimed_right(name: str, is_claimed: bool, holds: bool) -> None:
+    """Assert that the claim `name` is made if and only if it holds."""
+    assert is_claimed == holds, (
+        f"{name} is claimed as {is_claimed}, but {'holds' if holds else 'fails'}"
+    )
 
 
 def assert_shift_invariance_as_claimed(make: Make) -> None:

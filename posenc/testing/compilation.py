@@ -35,16 +35,16 @@ def assert_compiles_without_recompiling_per_length(make: Make) -> None:
 
 
 def export_layer(
-    model: OneLayerModel, x: Tensor, positions: Tensor, most: int, strict: bool
+    model: OneLayerModel, x: Tensor, positions: Tensor, max_length: int, strict: bool
 ) -> Callable[..., Tensor]:
-    """Export a layer for 2 to `most` tokens; return the program, which takes x and positions.
+    """Export a layer for 2 to `max_length` tokens. Return the program, which takes x and positions.
 
+    model: a layer with a fixed implementation of attention, because "auto" would specialise the
+        program to one length.
     x, positions: an example of its inputs.
-
-    The layer's implementation must be fixed: "auto" would specialise the program to one length.
     strict: compile the layer's code, instead of running it on fake tensors.
     """
-    any_length = torch.export.Dim("length", min=2, max=most)
+    any_length = torch.export.Dim("length", min=2, max=max_length)
     shapes = ({1: any_length}, {0: any_length})
     program = torch.export.export(model, (x, positions), dynamic_shapes=shapes, strict=strict)
     return program.module()

@@ -77,16 +77,19 @@ HARMLESS_OPTIONS = {
 
 @dataclass(frozen=True)
 class Verdict:
-    """Hold the result of a check. failure: the reason, or None if the encoding passed. raised: the
-    encoding raised an error, so the check says nothing of what it looks for."""
+    """Hold the result of a check."""
 
     check: str
+    """Name of the check, a key of CHECKS or of `every_check`."""
     failure: str | None
+    """Why the encoding fails, in one line; None if it passes."""
     raised: bool = False
+    """True if the encoding raised an error, so that the check says nothing of what it looks for."""
 
 
 def every_check(harmless: Collection[str] = ()) -> dict[str, Callable[[Make], None]]:
-    """Return all checks by name. harmless: further numeric options that may change nothing."""
+    """Return all checks by name. harmless: names of numeric options, besides HARMLESS_OPTIONS, that
+    are allowed not to change the result."""
     options = functools.partial(
         modules.assert_no_option_is_ignored, harmless=frozenset({*HARMLESS_OPTIONS, *harmless})
     )
@@ -94,8 +97,11 @@ def every_check(harmless: Collection[str] = ()) -> dict[str, Callable[[Make], No
 
 
 def maker(encoding: type[PositionEncoding] | str, **options: Any) -> Make:
-    """Return a function that builds the encoding for a shape. `encoding` is a class, or a text for
-    `posenc.create`."""
+    """Return a function of a ModelShape that builds the encoding for it.
+
+    encoding: a class, or a text for `posenc.create`. options: constructor arguments in addition to
+    those from the shape.
+    """
 
     def make(shape: ModelShape, **more: Any) -> PositionEncoding:
         """Build the encoding for a shape; `more` options take precedence."""
@@ -118,8 +124,7 @@ def verdicts(make: Make, checks: dict[str, Callable[[Make], None]]) -> Iterator[
 
 
 def _run_check(check: Callable[[Make], None], make: Make) -> tuple[str | None, bool]:
-    """Run a check; return why it fails, None if it passes, and True if the encoding raised an error
-    instead of giving other numbers."""
+    """Run a check. Return two fields of its `Verdict`: the failure, and whether it raised."""
     try:
         check(make)
     except (Exception, SystemExit) as error:  # a user's encoding may raise anything

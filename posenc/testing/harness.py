@@ -63,8 +63,9 @@ class OneLayerModel(nn.Module):
 def build_encoding(
     make: Make, shape: ModelShape = SHAPE, dtype: torch.dtype = torch.float32
 ) -> PositionEncoding:
-    """Build the encoding in `dtype`, with noise added to its parameters, whose initial values can
-    hide their effect."""
+    """Return the encoding in `dtype`, with noise added to its parameters, whose initial values can
+    hide their effect. The noise is the same each time: torch's global generator is set to seed 0.
+    """
     torch.manual_seed(0)
     encoding = make(shape)
     with torch.no_grad():
@@ -77,17 +78,18 @@ def build_encoding(
 def build_layer(
     make: Make, shape: ModelShape = SHAPE, dtype: torch.dtype = torch.float64
 ) -> OneLayerModel:
-    """Build a layer with the encoding. In float64, equal results differ by at most 1e-12, unequal
-    ones by far more."""
+    """Return a layer with the encoding that `build_encoding` returns. In float64, results that
+    should be equal differ by at most 1e-12, others by far more."""
     return OneLayerModel(build_encoding(make, shape, dtype), shape).to(dtype)
 
 
 def build_example(
-    make: Make, want: int = LENGTH, dtype: torch.dtype = torch.float64, batch: int = 1
+    make: Make, wanted_length: int = LENGTH, dtype: torch.dtype = torch.float64, batch: int = 1
 ) -> tuple[OneLayerModel, Tensor, Tensor]:
-    """Build a layer, and embeddings and positions of `want` tokens, or as many as it can have."""
+    """Return a layer, embeddings (batch, length, embed_dim) and positions (length) or (length,
+    axes). The length is `wanted_length`, or less for an encoding with fewer positions."""
     model = build_layer(make, dtype=dtype)
-    length = possible_length(model.encoding, want)
+    length = possible_length(model.encoding, wanted_length)
     return (
         model,
         random_embeddings(length, batch, dtype=dtype),
@@ -111,10 +113,13 @@ def add_parameter_noise(encoding: PositionEncoding, amount: float = 0.2) -> Posi
     return encoding
 
 
-def possible_length(encoding: PositionEncoding, want: int = LENGTH) -> int:
-    """Return `want`, or the number of positions that the encoding has if that is smaller."""
+def possible_length(encoding: PositionEncoding, wanted_length: int = LENGTH) -> int:
+    """Return `wanted_length`, or the number of positions that the encoding has if that is smaller.
+    With several axes the limit is one for each axis, and a grid has room for any length."""
     limit = encoding.claims.max_positions
-    return want if limit is None or encoding.claims.num_axes > 1 else min(want, limit)
+    if limit is None or encoding.claims.num_axes > 1:
+        return wanted_length
+    return min(wanted_length, limit)
 
 
 def successive_positions(encoding: PositionEncoding, length: int, offset: int = 0) -> Tensor:
@@ -146,7 +151,8 @@ def random_embeddings(
     dtype: torch.dtype = torch.float64,
     seed: int = 2,
 ) -> Tensor:
-    """Return random token embeddings (batch, length, embed_dim)."""
+    """Return random token embeddings (batch, length, embed_dim), the same for the same arguments
+    up to the rounding to `dtype`."""
     generator = torch.Generator().manual_seed(seed)
     size = (batch, length, shape.embed_dim)
     # Drawn in float64, so that each dtype rounds the same numbers.
@@ -156,7 +162,8 @@ def random_embeddings(
 def random_qkv(
     length: int, *, shape: ModelShape = SHAPE, dtype: torch.dtype = torch.float64
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return random, untransformed q, k, v of one sequence, (1, heads, length, head_dim)."""
+    """Return random, untransformed q (1, num_heads, length, head_dim), and k and v (1,
+    num_kv_heads, length, head_dim), the same in every call."""
     generator = torch.Generator().manual_seed(3)
     head_dim = shape.head_dim
     assert shape.num_kv_heads is not None and head_dim is not None
@@ -169,10 +176,13 @@ def random_qkv(
     return draw(shape.num_heads), draw(shape.num_kv_heads), draw(shape.num_kv_heads)
 
 
-def assert_same(got: Tensor, want: Tensor, message: str) -> None:
-    """Assert that both are equal up to rounding in float64. message: what was compared."""
+def assert_same(result: Tensor, expected: Tensor, compared: str) -> None:
+    """Assert that both are equal up to rounding in float64.
+
+    compared: what is compared, with which the message of a failure begins.
+    """
     torch.testing.assert_close(
-        got, want, rtol=0, atol=1e-9, msg=lambda detail: f"{message}: {detail}"
+        result, expected, rtol=0, atol=1e-9, msg=lambda detail: f"{compared}: {detail}"
     )
 
 
@@ -214,7 +224,8 @@ def add_term_to_scores(
     kv_state: Tensor | None = None,
     mask: Tensor | None = None,
 ) -> Tensor:
-    """Return a copy of the scores with the encoding's term applied to all pairs."""
+    """Return a copy of the scores (batch, num_heads, q_len, kv_len) with the encoding's term
+    applied to all pairs. mask: True for visible pairs, for terms that read it; None for all."""
     term = encoding.term(*as_tokens(q, k, q_positions, kv_positions, q_state, kv_state))
     assert term is not None
     rows = slice(0, scores.shape[-2])

@@ -89,7 +89,8 @@ def assert_instances_share_nothing(make: Make) -> None:
 
 
 def numeric_options(make: Make) -> dict[str, float]:
-    """Return the constructor's numeric arguments that have a default, with their defaults."""
+    """Return the default of each numeric constructor argument that has one, by its name. True and
+    False are no numbers."""
     cls = type(make(SHAPE))
     return {
         name: parameter.default
@@ -99,7 +100,8 @@ def numeric_options(make: Make) -> dict[str, float]:
 
 
 def assert_no_option_is_ignored(make: Make, harmless: frozenset[str]) -> None:
-    """Check that each numeric option changes the result, even after other instances ran."""
+    """Check that each numeric option changes the result, even after other instances ran. harmless:
+    names of options that are left out."""
     length = possible_length(make(SHAPE))
     x = random_embeddings(length)
     for name, default in numeric_options(make).items():

@@ -24,25 +24,30 @@ from posenc.testing.harness import (
 )
 
 ALLOWED_ROUNDINGS = {torch.float32: 64, torch.bfloat16: 4, torch.float16: 4}
-"""Allowed error in units of the dtype's epsilon times the size of the values. 16 bits: transformed
-q and k are rounded, and so is the output. float32: sums over channels and keys, and the softmax of
-scores near 10."""
+"""Maximum error in units of the dtype's epsilon times the largest value. Four in 16 bits, because
+transformed q and k are rounded, and so is the output. More in float32, because of sums over
+channels and keys, and the softmax of scores near 10."""
 
 
 def encoding_outputs(
     encoding: PositionEncoding,
     dtype: torch.dtype,
-    source: torch.dtype,
+    rounded_to: torch.dtype,
     length: int,
     offset: int,
     shape: ModelShape = SHAPE,
     causal: bool = True,
 ) -> tuple[Tensor, Tensor]:
-    """Return encoded embeddings and attention output of layer 0 in `dtype`, for random inputs that
-    are first rounded to the dtype `source`, at positions offset, offset + 1, ..."""
+    """Return the encoded embeddings (1, length, embed_dim) and the attention output of layer 0 (1,
+    num_heads, length, head_dim), in `dtype`, for random inputs at positions offset, offset + 1, ...
+
+    rounded_to: dtype to which the inputs are rounded before they are converted to `dtype`, so that
+        two dtypes can get the same numbers.
+    causal: attend under a causal mask; if False, without a mask.
+    """
     positions = successive_positions(encoding, length, offset)
-    x = random_embeddings(length, shape=shape, dtype=source).to(dtype)
-    q, k, v = (t.to(dtype) for t in random_qkv(length, shape=shape, dtype=source))
+    x = random_embeddings(length, shape=shape, dtype=rounded_to).to(dtype)
+    q, k, v = (t.to(dtype) for t in random_qkv(length, shape=shape, dtype=rounded_to))
     acting = encoding.for_layer(0)
     state = acting.state(x, positions)
     where: dict[str, Any] = {"q_positions": positions, "kv_positions": positions}
@@ -56,8 +61,11 @@ def check_precision(
     make: Make, dtype: torch.dtype, length: int = LENGTH, offset: int = 0, shape: ModelShape = SHAPE
 ) -> None:
     """Assert that results in `dtype` are as near to those in float64 as ALLOWED_ROUNDINGS says, for
-    the same inputs and parameters, from position `offset` on. An encoding with fewer positions gets
-    those it has."""
+    the same inputs and parameters.
+
+    length, offset: number of tokens, and position of the first one; both less for an encoding with
+        fewer positions.
+    """
     encoding = build_encoding(make, shape, dtype)
     length = possible_length(encoding, length)
     limit = encoding.claims.max_positions
@@ -66,15 +74,20 @@ def check_precision(
     if limit is not None:
         offset = 0 if encoding.claims.num_axes > 1 else min(offset, limit - length)
     causal = shape.causal or encoding.claims.causal_only
-    got = encoding_outputs(encoding, dtype, dtype, length, offset, shape, causal)
-    exact = copy.deepcopy(encoding).double()
-    want = encoding_outputs(exact, torch.float64, dtype, length, offset, shape, causal)
-    for place, a, b in zip(("embed", "attention"), got, want, strict=True):
-        assert a.shape == b.shape, f"{place}: shape {tuple(a.shape)}, expected {tuple(b.shape)}"
-        assert a.dtype == dtype, f"{place}: {dtype} became {a.dtype}"
-        bound = ALLOWED_ROUNDINGS[dtype] * torch.finfo(dtype).eps * max(1.0, b.abs().max().item())
-        error = (a.double() - b).abs().max().item()
-        assert error <= bound, f"{place} in {dtype} at {offset}: off by {error:.3g} > {bound:.3g}"
+    results = encoding_outputs(encoding, dtype, dtype, length, offset, shape, causal)
+    exact_encoding = copy.deepcopy(encoding).double()
+    exact_results = encoding_outputs(
+        exact_encoding, torch.float64, dtype, length, offset, shape, causal
+    )
+    for name, result, exact in zip(("embed", "attention"), results, exact_results, strict=True):
+        assert result.shape == exact.shape, (
+            f"{name}: shape {tuple(result.shape)}, expected {tuple(exact.shape)}"
+        )
+        assert result.dtype == dtype, f"{name}: {dtype} became {result.dtype}"
+        largest = max(1.0, exact.abs().max().item())
+        bound = ALLOWED_ROUNDINGS[dtype] * torch.finfo(dtype).eps * largest
+        error = (result.double() - exact).abs().max().item()
+        assert error <= bound, f"{name} in {dtype} at {offset}: off by {error:.3g} > {bound:.3g}"
 
 
 def assert_inputs_are_not_written_to(make: Make) -> None:

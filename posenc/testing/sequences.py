@@ -27,7 +27,7 @@ FAR_OFFSET = 20_011
 LONG_LENGTH = 600
 """Tokens of a text in which an encoding that changes at some length shows it."""
 ResultPairs = Iterator[tuple[Tensor, Tensor, str]]
-"""Results that should be equal, and a few words on the first."""
+"""Triples of two results that should be equal, and what gave the first, in a few words."""
 
 
 def assert_decoding_matches_prefill(make: Make) -> None:
@@ -42,7 +42,8 @@ def assert_decoding_matches_prefill(make: Make) -> None:
 
 
 def _three_pieces(length: int) -> list[int]:
-    """Return how many of `length` tokens a prompt, one decoding step, and a last call get."""
+    """Return the numbers of tokens of three calls that read `length` tokens, at least 3, together:
+    a prompt, one decoding step, and the rest."""
     last = length // 3
     return [length - last, 1, last - 1]
 
@@ -118,7 +119,11 @@ def assert_earlier_calls_leave_no_trace(make: Make) -> None:
 def padded_rows(
     encoding: PositionEncoding, lengths: list[int], *, left: bool
 ) -> tuple[Tensor, Tensor]:
-    """Return a mask of valid tokens (batch, longest), and positions that begin at 0 in each row."""
+    """Return a mask of valid tokens (batch, longest), and positions (batch, longest) or (batch,
+    longest, axes), which begin at 0 in each row.
+
+    lengths: tokens of each row. left: padding is on the left of them; if False, on the right.
+    """
     total = max(lengths)
     valid = torch.zeros(len(lengths), total, dtype=torch.bool)
     rows = []
@@ -132,7 +137,8 @@ def padded_rows(
 
 
 def results_next_to_padding(model: OneLayerModel, shape: ModelShape) -> ResultPairs:
-    """Yield the result of each padded sequence, its result alone, and which sequence it is."""
+    """Yield the result of each sequence next to padding, its result without padding, and which
+    sequence it is."""
     encoding = model.encoding
     lengths = [possible_length(encoding, 13), 5, 1]
     for left in (True, False):
