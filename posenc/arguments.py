@@ -129,17 +129,17 @@ def describe_misfit(
         signature.bind(*args, **kwargs)
         return ""
     parameters = dict(signature.parameters)
-    owner = function.__name__
+    caller = function.__name__
     bound = next(iter(parameters), "")
-    if bound in ("self", "cls") or owner == "__init__":
+    if bound in ("self", "cls") or caller == "__init__":
         del parameters[bound]
         kind = args[0] if bound == "cls" else type(args[0])
         # A module is built and called by the name of its class.
-        owner = kind.__name__ if owner in ("__init__", "forward") else f"{kind.__name__}.{owner}"
+        caller = kind.__name__ if caller in ("__init__", "forward") else f"{kind.__name__}.{caller}"
         args = args[1:]
     wrong = _MisfitClauses(parameters, args, kwargs)
     tail = f" It takes {_list_parameters(parameters)}." if wrong.has_unexplained_clause else ""
-    return f"{owner}: {'; '.join(wrong.clauses)}.{tail}"
+    return f"{caller}: {'; '.join(wrong.clauses)}.{tail}"
 
 
 class _MisfitClauses:
@@ -255,17 +255,17 @@ FARTHEST_POSITION = 2**62
 
 
 def check_count(
-    owner: str, name: str, value: Any, least: int = 1, most: int = LARGEST_SIZE
+    caller: str, name: str, value: Any, least: int = 1, most: int = LARGEST_SIZE
 ) -> None:
     """Raise TypeError unless `value` is a whole number, ValueError unless it is within bounds."""
-    check_number(owner, name, value, whole=True)
+    check_number(caller, name, value, whole=True)
     if value < least:
-        raise ValueError(f"{owner}: {name} must be at least {least}, got {value}.")
+        raise ValueError(f"{caller}: {name} must be at least {least}, got {value}.")
     if value > most:
-        raise ValueError(f"{owner}: {name} must be at most {most}, got {value}.")
+        raise ValueError(f"{caller}: {name} must be at most {most}, got {value}.")
 
 
-def check_number(owner: str, name: str, value: Any, *, whole: bool = False) -> None:
+def check_number(caller: str, name: str, value: Any, *, whole: bool = False) -> None:
     """Raise TypeError unless `value` is a real number, with `whole` a whole one; ValueError for NaN
     and infinity. True and False are no numbers."""
     words = "a whole number" if whole else "a finite number"
@@ -274,25 +274,25 @@ def check_number(owner: str, name: str, value: Any, *, whole: bool = False) -> N
         # NumPy's numbers and sizes in a trace are numbers too.
         fits = hasattr(value, "__index__") if whole else isinstance(value, Real)
         if kind is bool or not fits:
-            raise TypeError(f"{owner}: {name} must be {words}, got {value!r}.")
+            raise TypeError(f"{caller}: {name} must be {words}, got {value!r}.")
     if not -math.inf < value < math.inf:
-        raise ValueError(f"{owner}: {name} must be {words}, got {value}.")
+        raise ValueError(f"{caller}: {name} must be {words}, got {value}.")
 
 
-def check_probability(owner: str, name: str, value: Any) -> None:
+def check_probability(caller: str, name: str, value: Any) -> None:
     """Raise TypeError unless `value` is a real number, ValueError unless 0 <= value < 1."""
-    check_number(owner, name, value)
+    check_number(caller, name, value)
     if not 0 <= value < 1:
-        raise ValueError(f"{owner}: {name} must be at least 0 and below 1, got {value}.")
+        raise ValueError(f"{caller}: {name} must be at least 0 and below 1, got {value}.")
 
 
-def check_flag(owner: str, name: str, value: Any) -> None:
+def check_flag(caller: str, name: str, value: Any) -> None:
     """Raise TypeError unless `value` is True or False."""
     if value is not True and value is not False:
-        raise TypeError(f"{owner}: {name} must be True or False, got {value!r}.")
+        raise TypeError(f"{caller}: {name} must be True or False, got {value!r}.")
 
 
-def check_choice(owner: str, name: str, value: Any, choices: Iterable[str]) -> None:
+def check_choice(caller: str, name: str, value: Any, choices: Iterable[str]) -> None:
     """Raise ValueError unless `value` is one of the names."""
     if not isinstance(value, str) or value not in choices:
-        raise ValueError(f"{owner}: {name} must be one of {', '.join(choices)}, got {value!r}.")
+        raise ValueError(f"{caller}: {name} must be one of {', '.join(choices)}, got {value!r}.")

@@ -381,29 +381,29 @@ def check_flat_positions(q_positions: Any, kv_positions: Any) -> None:
             )
 
 
-def check_tensor(owner: str, name: str, value: Any, contents: str) -> None:
+def check_tensor(caller: str, name: str, value: Any, contents: str) -> None:
     """Raise TypeError unless `value` is a tensor.
 
-    owner, name: the function and its argument, for the message. contents: what the tensor has for
+    caller, name: the function and its argument, for the message. contents: what the tensor has for
     each token, such as "document ids", for the message.
     """
     if not isinstance(value, Tensor):
         raise TypeError(
-            f"{owner}: {name} must be a tensor of {contents}, got {type(value).__name__}. "
+            f"{caller}: {name} must be a tensor of {contents}, got {type(value).__name__}. "
             "torch.tensor(...) makes one of a list."
         )
 
 
-def check_valid(owner: str, valid: Any) -> None:
+def check_valid(caller: str, valid: Any) -> None:
     """Raise TypeError unless `valid` is a tensor, and ValueError if it is known to be a mask that
     is added to scores, in which 0 marks the valid tokens: it has negative numbers. It is read as
     positions are by `positions_restart`."""
-    check_tensor(owner, "valid", valid, "booleans, True for tokens that are no padding")
+    check_tensor(caller, "valid", valid, "booleans, True for tokens that are no padding")
     if valid.dtype == torch.bool or not _is_readable(valid):
         return
     if valid.is_complex() or not bool((valid >= 0).all()):
         raise ValueError(
-            f"{owner}: valid must be booleans, or 1 for tokens and 0 for padding; got negative "
+            f"{caller}: valid must be booleans, or 1 for tokens and 0 for padding; got negative "
             "numbers or NaN, as in a mask that is added to scores, where 0 marks tokens. "
             "Give mask == 0."
         )

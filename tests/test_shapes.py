@@ -175,7 +175,7 @@ def test_a_wrong_shape_is_seen_in_every_room(room: str):
 
 
 # What a callable takes and gives is seen by its caller alone, so it says Tensor: see
-# linear_attention's `feature`. The same holds of shapes that depend on values, such as how many
+# linear_attention's `feature_map`. The same holds of shapes that depend on values, such as how many
 # components a position has: `*axes` leaves them to the checks in encodings.base.check_inputs.
 CALLABLE = re.compile(r"Callable\[\[[^]]*\], \w+(\[[^]]*\])?\]")
 SHAPED = re.compile(r"""\w+\[Tensor, ("[^"]*"|'[^']*')\]""")

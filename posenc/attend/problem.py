@@ -252,7 +252,9 @@ class Problem:
         if isinstance(term, PairwiseBias):
             # (1, ...) if rows of the batch share the bias. `mask_scores_in_place` may write to what
             # is returned, so that a tensor which belongs to the user's encoding is copied.
-            return term.values(rows, self.key_slice).to(dtype, copy=not term.values_are_new_memory)
+            return term.bias_of_block(rows, self.key_slice).to(
+                dtype, copy=not term.block_is_new_memory
+            )
         product = (
             term.product(rows, self.key_slice) if isinstance(term, ProductsByDistance) else None
         )

@@ -6,9 +6,9 @@ import keras
 import numpy as np
 
 from posenc.encodings.numerics.shared_with_keras import (
-    KERPLE_LOW,
-    KERPLE_POWER_HIGH,
-    KERPLE_STARTS,
+    KERPLE_INITIAL_MAX,
+    KERPLE_MIN,
+    KERPLE_POWER_MAX,
     alibi_slopes_and_sides,
     t5_bucket_edges,
 )
@@ -204,7 +204,7 @@ class KerpleBias(ScoreBias):
 
     def __init__(self, num_heads: int, *, form: str = "log", **kwargs: Any) -> None:
         super().__init__(num_heads, **kwargs)
-        if form not in KERPLE_STARTS:
+        if form not in KERPLE_INITIAL_MAX:
             raise ValueError(f"KerpleBias: form must be 'log' or 'power', got {form!r}.")
         self.form = form
 
@@ -213,7 +213,7 @@ class KerpleBias(ScoreBias):
             self.add_float_weight(
                 name, (self.num_heads,), keras.initializers.RandomUniform(0.0, high)
             )
-            for name, high in zip(("r1", "r2"), KERPLE_STARTS[self.form], strict=True)
+            for name, high in zip(("r1", "r2"), KERPLE_INITIAL_MAX[self.form], strict=True)
         )
 
     def bias_of_distance(self, distance: Any) -> Any:
@@ -221,11 +221,11 @@ class KerpleBias(ScoreBias):
         r1 = _clamp_keeping_gradient(self.r1)
         if self.form == "log":
             return -r1 * ops.log1p(_clamp_keeping_gradient(self.r2) * distance)
-        return -r1 * distance ** _clamp_keeping_gradient(self.r2, KERPLE_POWER_HIGH)
+        return -r1 * distance ** _clamp_keeping_gradient(self.r2, KERPLE_POWER_MAX)
 
 
 def _clamp_keeping_gradient(weight: Any, high: float = float("inf")) -> Any:
-    """Return the weight clamped to [KERPLE_LOW, high], as (num_heads, 1, 1), with the gradient of
+    """Return the weight clamped to [KERPLE_MIN, high], as (num_heads, 1, 1), with the gradient of
     the weight itself: see posenc.encodings.scores.kerple."""
     x = at_least_float32(weight)
-    return (x + ops.stop_gradient(ops.clip(x, KERPLE_LOW, high) - x))[:, None, None]
+    return (x + ops.stop_gradient(ops.clip(x, KERPLE_MIN, high) - x))[:, None, None]

@@ -4,7 +4,7 @@ from typing import Any
 
 import keras
 
-from posenc.encodings.numerics.shared_with_keras import check_hierarchical, source_rows
+from posenc.encodings.numerics.shared_with_keras import check_hierarchical, rows_to_interpolate
 from posenc.keras.position_layer import (
     PositionLayer,
     at_least_float32,
@@ -89,7 +89,9 @@ class LearnedPositionEmbedding(PositionLayer):
         if growth == "hierarchical":
             check_hierarchical(max_positions, self.num_usable_positions, alpha)
         if align_corners is not None:
-            self._source_rows = source_rows(max_positions, self.num_usable_positions, align_corners)
+            self._source_rows = rows_to_interpolate(
+                max_positions, self.num_usable_positions, align_corners
+            )
         if initializer is None:
             initializer = keras.initializers.RandomNormal(stddev=0.02)
         self.initializer = keras.initializers.get(initializer)

@@ -168,8 +168,8 @@ class Mask:
                 "combine, then bind, or bind both to the same tensors. Only tensors on the CPU are "
                 "compared by their numbers, because reading others would wait for the device."
             )
-        owner = a if a.bound else b
-        return replace(self, q_positions=owner.q_positions, kv_positions=owner.kv_positions)
+        caller = a if a.bound else b
+        return replace(self, q_positions=caller.q_positions, kv_positions=caller.kv_positions)
 
     def __bool__(self) -> bool:
         raise TypeError(
@@ -265,14 +265,14 @@ class Mask:
         return visible.view((1,) * (4 - visible.ndim) + visible.shape)
 
 
-def check_mask(owner: str, mask: Any, batch: int, q_len: int, kv_len: int) -> None:
+def check_mask(caller: str, mask: Any, batch: int, q_len: int, kv_len: int) -> None:
     """Raise TypeError unless `mask` is a Mask or None, ValueError unless the tensors that it reads
-    and the positions to which it is bound fit these sizes. owner: the function, for the message."""
+    and the positions to which it is bound fit these sizes. `caller` is named in the message."""
     if mask is None:
         return
     if not isinstance(mask, Mask):
         raise TypeError(
-            f"{owner}: mask must be a posenc.masks.Mask, got {_describe_argument(mask)}. Convert "
+            f"{caller}: mask must be a posenc.masks.Mask, got {_describe_argument(mask)}. Convert "
             "a tensor of valid tokens by posenc.masks.padding(valid), a mask_mod by "
             "posenc.masks.Mask."
         )
@@ -282,19 +282,19 @@ def check_mask(owner: str, mask: Any, batch: int, q_len: int, kv_len: int) -> No
         for axis, (name, size) in enumerate(zip(captured.axes, shape, strict=True)):
             if size != sizes[name]:
                 raise ValueError(
-                    f"{owner}: the mask's {captured.name} has shape {shape}, and "
+                    f"{caller}: the mask's {captured.name} has shape {shape}, and "
                     f"axis {axis} must be {name} = {sizes[name]}."
                 )
-    _check_bound_sizes(owner, "q_positions", mask.q_positions, batch, q_len)
-    _check_bound_sizes(owner, "kv_positions", mask.kv_positions, batch, kv_len)
+    _check_bound_sizes(caller, "q_positions", mask.q_positions, batch, q_len)
+    _check_bound_sizes(caller, "kv_positions", mask.kv_positions, batch, kv_len)
 
 
 def _check_bound_sizes(
-    owner: str, name: str, positions: Tensor | range | None, batch: int, length: int
+    caller: str, name: str, positions: Tensor | range | None, batch: int, length: int
 ) -> None:
     """Raise ValueError if a mask is bound to positions of other sizes than those of attention.
 
-    owner, name: the function and the positions, for the message. positions: None if the mask is
+    caller, name: the function and the positions, for the message. positions: None if the mask is
     not bound. batch, length: the sizes that attention has.
     """
     if positions is None:
@@ -303,7 +303,7 @@ def _check_bound_sizes(
     rows = shape[0] if len(shape) == 2 else 1
     if shape[-1] != length or rows not in (1, batch):
         raise ValueError(
-            f"{owner}: the mask is bound to {name} of shape {shape}, and attention has {length} "
+            f"{caller}: the mask is bound to {name} of shape {shape}, and attention has {length} "
             f"tokens in {batch} rows. Bind it to these, or pass it unbound. "
             f"{_COMPONENTS_HAVE_NO_ORDER_MESSAGE}"
         )

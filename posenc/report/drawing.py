@@ -307,7 +307,8 @@ def to_svg(drawn: Figure, description: str, prefix: str = "f") -> str:
         description: text alternative for readers who cannot see it.
         prefix: start of every identifier, so that several figures fit one page.
 
-    Pass tick labels from users through `replace_invalid_xml_characters` first; all other text is converted here.
+    Pass tick labels from users through `replace_invalid_xml_characters` first. All other text is
+    converted here.
     """
     buffer = io.StringIO()
     for text in drawn.findobj(Text):

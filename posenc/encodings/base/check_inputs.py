@@ -1,4 +1,7 @@
-"""Check the tensors and encodings that users pass to attention and to layers."""
+"""Check the tensors and encodings that users pass to attention and to layers.
+
+In all functions `caller` is the name of the public function or class that checks, for messages.
+"""
 
 import sys
 from numbers import Real
@@ -14,26 +17,26 @@ from posenc.encodings.numerics.torch_modes import autocast_enabled, extremes_if_
 from posenc.encodings.terms.tokens import Tokens
 
 
-def require_attention_encoding(owner: str, encoding: Any) -> PositionEncoding:
+def require_attention_encoding(caller: str, encoding: Any) -> PositionEncoding:
     """Return the encoding, or NoPE for None. Raise TypeError for anything but a PositionEncoding,
     and ValueError for one that attention cannot use: one that acts at the embeddings or is sharded
     alone."""
-    encoding = require_encoding(owner, encoding)
+    encoding = require_encoding(caller, encoding)
     if 1 in encoding.claims.places:
         raise ValueError(
-            f"{owner}: {type(encoding).__name__} acts at the embeddings, which attention does not "
+            f"{caller}: {type(encoding).__name__} acts at the embeddings, which attention does not "
             "see, so it would be ignored. Call x = encoding.embed(x, positions) before the first "
             "layer, and pass encoding.for_layer(i) to attention."
         )
     if hasattr(type(encoding), "unshard"):  # attention reads parameters without calling forward
         raise ValueError(
-            f"{owner}: {type(encoding).__name__} is sharded on its own, and nothing gathers its "
+            f"{caller}: {type(encoding).__name__} is sharded on its own, and nothing gathers its "
             "parameters then. Shard the layer that contains it: fully_shard(layer)."
         )
     return encoding
 
 
-def check_dtype(owner: str, x: Tensor, weight: Any) -> None:
+def check_dtype(caller: str, x: Tensor, weight: Any) -> None:
     """Raise TypeError if x has another dtype than the layer's weights, unless autocast casts both
     or the weights are quantised."""
     if not isinstance(weight, Tensor) or not weight.is_floating_point():
@@ -42,46 +45,46 @@ def check_dtype(owner: str, x: Tensor, weight: Any) -> None:
         return
     if x.dtype != weight.dtype:
         raise TypeError(
-            f"{owner}: x is {x.dtype} and the layer's weights are {weight.dtype}. Convert one of "
+            f"{caller}: x is {x.dtype} and the layer's weights are {weight.dtype}. Convert one of "
             "them, as in layer.to(x.dtype), or call it under torch.autocast."
         )
 
 
-def check_vectors(owner: str, **tensors: Any) -> None:
+def check_vectors(caller: str, **tensors: Any) -> None:
     """Raise TypeError or ValueError unless all are floating-point tensors (batch, heads, len,
     head_dim) of one dtype on one device. The arguments' names stand in the messages."""
     first_name, first = next(iter(tensors.items()))
     for name, t in tensors.items():
         if not isinstance(t, Tensor):
             raise TypeError(
-                f"{owner}: {name} must be a tensor (batch, heads, len, head_dim), "
+                f"{caller}: {name} must be a tensor (batch, heads, len, head_dim), "
                 f"got {type(t).__name__}."
             )
         if t.ndim != 4:
             raise ValueError(
-                f"{owner}: {name} must have shape (batch, heads, len, head_dim), "
+                f"{caller}: {name} must have shape (batch, heads, len, head_dim), "
                 f"got {tuple(t.shape)}."
             )
         if t is first or t.dtype != first.dtype:
-            _check_floating(owner, name, t)
+            _check_floating(caller, name, t)
         if t.dtype != first.dtype or t.device != first.device:
             raise TypeError(
-                f"{owner}: {first_name} and {name} must have one dtype and one device, got "
+                f"{caller}: {first_name} and {name} must have one dtype and one device, got "
                 f"{first.dtype} on {first.device} and {t.dtype} on {t.device}."
             )
 
 
-def _check_floating(owner: str, name: str, t: Tensor) -> None:
+def _check_floating(caller: str, name: str, t: Tensor) -> None:
     """Raise TypeError unless t is a tensor of real numbers in a dtype that attention takes."""
     if not t.is_floating_point() or t.dtype.itemsize < 2:
         raise TypeError(
-            f"{owner}: {name} must be floating-point numbers of 16, 32 or 64 bits, got {t.dtype}. "
+            f"{caller}: {name} must be floating-point numbers of 16, 32 or 64 bits, got {t.dtype}. "
             f"Convert it, for example {name}.float()."
         )
 
 
 def validated_embedding_positions(
-    owner: str,
+    caller: str,
     x: Any,
     positions: Any,
     embed_dim: int | None = None,
@@ -96,42 +99,42 @@ def validated_embedding_positions(
     """
     wanted = f"(batch, len, {embed_dim or 'embed_dim'})"
     if not isinstance(x, Tensor):
-        raise TypeError(f"{owner}: {name} must be a tensor {wanted}, got {type(x).__name__}.")
+        raise TypeError(f"{caller}: {name} must be a tensor {wanted}, got {type(x).__name__}.")
     if x.ndim < 2 or (embed_dim is not None and x.shape[-1] != embed_dim):
-        raise ValueError(f"{owner}: {name} must be {wanted}, got {tuple(x.shape)}.")
-    _check_floating(owner, name, x)
+        raise ValueError(f"{caller}: {name} must be {wanted}, got {tuple(x.shape)}.")
+    _check_floating(caller, name, x)
     argument = "positions" if name == "x" else f"{name}_positions"
-    return validated_positions_of(x.shape[:-1], x, owner, argument, positions, num_axes)
+    return validated_positions_of(x.shape[:-1], x, caller, argument, positions, num_axes)
 
 
 def query_and_key_tokens(
-    owner: str, q: Any, k: Any, positions: Any, num_axes: int = 1
+    caller: str, q: Any, k: Any, positions: Any, num_axes: int = 1
 ) -> tuple[Tokens, Tokens]:
     """Return q and k at their common positions, as Tokens. Raise TypeError or ValueError unless
     they are vectors of the same tokens."""
-    check_vectors(owner, q=q, k=k)
-    checked = validated_positions(owner, "positions", positions, q, num_axes)
+    check_vectors(caller, q=q, k=k)
+    checked = validated_positions(caller, "positions", positions, q, num_axes)
     if k.shape[2] != q.shape[2] or k.shape[0] != q.shape[0]:
         raise ValueError(
-            f"{owner}: q and k must have the same batch and length, got {tuple(q.shape)} and "
+            f"{caller}: q and k must have the same batch and length, got {tuple(q.shape)} and "
             f"{tuple(k.shape)}. For a query against a longer past use posenc.attention, or rotate "
             "each with its own positions."
         )
     return Tokens(q, checked, num_axes=num_axes), Tokens(k, checked, num_axes=num_axes)
 
 
-def check_tokens(owner: str, tokens: Any, vocab_size: int, name: str = "tokens") -> None:
+def check_tokens(caller: str, tokens: Any, vocab_size: int, name: str = "tokens") -> None:
     """Raise TypeError or ValueError unless tokens (batch, len) are integers in the vocabulary. Ids
     outside of the vocabulary are found on the CPU only."""
     if not isinstance(tokens, Tensor) or tokens.dtype not in (torch.int64, torch.int32):
         got = tokens.dtype if isinstance(tokens, Tensor) else type(tokens).__name__
-        raise TypeError(f"{owner}: {name} must be a tensor of int64 or int32, got {got}.")
+        raise TypeError(f"{caller}: {name} must be a tensor of int64 or int32, got {got}.")
     if tokens.ndim != 2:
-        raise ValueError(f"{owner}: {name} must be (batch, len), got {tuple(tokens.shape)}.")
+        raise ValueError(f"{caller}: {name} must be (batch, len), got {tuple(tokens.shape)}.")
     low, high = extremes_if_readable(tokens) or (0, 0)
     if low < 0 or high >= vocab_size:
         raise ValueError(
-            f"{owner}: {name} must be from 0 to {vocab_size - 1}, the vocabulary's last, "
+            f"{caller}: {name} must be from 0 to {vocab_size - 1}, the vocabulary's last, "
             f"got {low if low < 0 else high}."
         )
 
@@ -168,11 +171,11 @@ def check_state(name: str, state: Any, x: Tensor) -> None:
         )
 
 
-def heads_first(owner: str, layout: str, *tensors: Any) -> tuple[Any, ...]:
+def heads_first(caller: str, layout: str, *tensors: Any) -> tuple[Any, ...]:
     """Return tensors with heads before tokens, (batch, heads, len, ...): unchanged for the layout
     "bhtd", with axes 1 and 2 swapped for "bthd". Called twice it returns the first layout."""
     if layout not in ("bhtd", "bthd"):
-        raise ValueError(f'{owner}: layout must be "bhtd" or "bthd", got {layout!r}.')
+        raise ValueError(f'{caller}: layout must be "bhtd" or "bthd", got {layout!r}.')
     if layout == "bhtd":
         return tensors
     return tuple(t.transpose(1, 2) if isinstance(t, Tensor) and t.ndim == 4 else t for t in tensors)
@@ -192,16 +195,16 @@ def check_sinks(sinks: Any, q: Tensor) -> None:
         )
 
 
-def check_scale(owner: str, scale: Any) -> None:
+def check_scale(caller: str, scale: Any) -> None:
     """Raise TypeError or ValueError unless `scale` is None or a finite number above 0."""
     if scale is None:
         return
     if not isinstance(scale, Real) or isinstance(scale, bool):
-        raise TypeError(f"{owner}: scale must be a number or None, got {scale!r}.")
+        raise TypeError(f"{caller}: scale must be a number or None, got {scale!r}.")
     number: Any = scale  # compared, because float() of a large whole number overflows
     if not 0 < number <= sys.float_info.max:
         raise ValueError(
-            f"{owner}: scale must be a finite number above 0, got {scale}. It multiplies q . k; "
+            f"{caller}: scale must be a finite number above 0, got {scale}. It multiplies q . k; "
             "None means 1/sqrt(head_dim), or the encoding's own."
         )
 

@@ -23,8 +23,9 @@ class Claims:
         needs_raw_k: the cache must store untransformed keys, because the term reads them or several
             passes transform them.
         additive: the term adds a bias that does not depend on the scores.
-        own_scale: even while all parameters are zero, two tokens at one position do not score
-            q . k / sqrt(head_dim), as with YaRN's temperature and DeBERTa's factor.
+        own_scale: True if the score of a query and a key at one position differs from q . k /
+            sqrt(head_dim) even while all parameters are zero. YaRN's factor of cos and sin and
+            DeBERTa's 1/sqrt(terms) are such scales.
         reads_scale: the term multiplies with scale(), so no other encoding may change the scale.
         state_kept: tokens whose state is cached: "all" if the term reads the states of keys, "last"
             if only `transform` and the next state read it.
@@ -66,9 +67,8 @@ class Claims:
         that acts claims it; coordinates are normalized if any has such ones. scope and
         shared_parameters are left to the caller.
         """
-        # NoPE in a composition or a layer acts nowhere. It claims causal_only and "all" states, as
-        # alone it is blind to order, and its source is that of models without encodings: those
-        # three are read of the others only. `all` is the builtin here, not this method.
+        # NoPE in a composition or a layer acts nowhere. Its causal_only, state_kept and source hold
+        # for a model without any encoding: these three are read of the other members only.
         acting = [c for c in claims if c.places] or claims
         normalized = any(c.coordinates == "normalized" for c in claims)
         limits = [c.max_positions for c in claims if c.max_positions is not None]

@@ -64,10 +64,11 @@ class Compose(PositionEncoding):
             flat += encoding.members if isinstance(encoding, Compose) else [encoding]
         if len(flat) < 2:
             raise ValueError(f"Compose: needs two or more encodings, got {len(flat)}.")
+        # As built; `members` are these, or prepared copies of them.
         self.encodings = nn.ModuleList(flat)
-        self._members_in_use: tuple[PositionEncoding, ...] | None = None
+        self._prepared_members: tuple[PositionEncoding, ...] | None = None
         self._refuse_encodings_by_layer()
-        self._owner_indices = {
+        self._indices_of_defining_members = {
             method: _index_of_defining_member(method, what, self.members)
             for method, what in _METHODS_OF_ONE_MEMBER.items()
         }
@@ -88,7 +89,7 @@ class Compose(PositionEncoding):
         """Raise ValueError if more than one member acts at the values."""
         at_values = [e for e in self.members if 4 in e.claims.places]
         if len(at_values) > 1:
-            raise ValueError(_two_owners_message(at_values, "change of the values"))
+            raise ValueError(_two_definers_message(at_values, "change of the values"))
 
     def _refuse_a_changed_scale(self) -> None:
         """Raise ValueError if one member changes the scale with which another multiplies."""
@@ -164,25 +165,25 @@ class Compose(PositionEncoding):
 
     def prepare(self, positions: Positions, length: int | None = None) -> Self:
         prepared = self.shallow_copy()
-        prepared._members_in_use = tuple(e.prepare(positions, length) for e in self.members)
+        prepared._prepared_members = tuple(e.prepare(positions, length) for e in self.members)
         return prepared
 
     def scale(self, head_dim: int) -> float:
-        owner = self._defining_member("scale")
-        return super().scale(head_dim) if owner is None else owner.scale(head_dim)
+        defining = self._defining_member("scale")
+        return super().scale(head_dim) if defining is None else defining.scale(head_dim)
 
     def with_scale(self, scale: float) -> Self:
         scaled = super().with_scale(scale)
-        scaled._members_in_use = tuple(e.with_scale(scale) for e in self.members)
+        scaled._prepared_members = tuple(e.with_scale(scale) for e in self.members)
         return scaled
 
     def passes(
         self, q_positions: QueryPositionTensor, kv_positions: KeyPositionTensor
     ) -> tuple[Pass, ...]:
-        owner = self._defining_member("passes")
-        if owner is None:
+        defining = self._defining_member("passes")
+        if defining is None:
             return super().passes(q_positions, kv_positions)
-        return owner.passes(q_positions, kv_positions)
+        return defining.passes(q_positions, kv_positions)
 
     def embed(self, x: Embedded, positions: EmbeddedPositions) -> Embedded:
         for e in self.members:
@@ -190,8 +191,8 @@ class Compose(PositionEncoding):
         return x
 
     def state(self, x: Hidden, positions: PositionTensor, past: Past | None = None) -> State | None:
-        owner = self._defining_member("state")
-        return None if owner is None else owner.state(x, positions, past)
+        defining = self._defining_member("state")
+        return None if defining is None else defining.state(x, positions, past)
 
     def transform(self, q: Tokens, k: Tokens) -> QueriesKeys:
         for e in self.members:
@@ -252,12 +253,12 @@ class Compose(PositionEncoding):
     @property
     def members(self) -> tuple[PositionEncoding, ...]:
         """Return the encodings; prepared ones if this one was prepared."""
-        return tuple(self.encodings) if self._members_in_use is None else self._members_in_use  # type: ignore[return-value]
+        return tuple(self.encodings) if self._prepared_members is None else self._prepared_members  # type: ignore[return-value]
 
     def _defining_member(self, method: str) -> PositionEncoding | None:
         """Return the member that defines one of the methods in _METHODS_OF_ONE_MEMBER; None if none
         does. That of `scale` is the one whose scale is not the usual one."""
-        index = self._owner_indices[method]
+        index = self._indices_of_defining_members[method]
         return None if index is None else self.members[index]
 
 
@@ -274,15 +275,15 @@ def _index_of_defining_member(
     message."""
     if method == "scale":  # most classes that override it return the usual scale by default
         # 64: any size of a head tells whether the scale is 1/sqrt of it.
-        owners = [i for i, e in enumerate(members) if e.scale(64) != 64**-0.5]
+        defining = [i for i, e in enumerate(members) if e.scale(64) != 64**-0.5]
     else:
-        owners = [i for i, e in enumerate(members) if _overrides(e, method)]
-    if len(owners) > 1:
-        raise ValueError(_two_owners_message([members[i] for i in owners], what))
-    return owners[0] if owners else None
+        defining = [i for i, e in enumerate(members) if _overrides(e, method)]
+    if len(defining) > 1:
+        raise ValueError(_two_definers_message([members[i] for i in defining], what))
+    return defining[0] if defining else None
 
 
-def _two_owners_message(members: Sequence[PositionEncoding], what: str) -> str:
+def _two_definers_message(members: Sequence[PositionEncoding], what: str) -> str:
     """Return the error message for members that all define `what`, which only one may."""
     return f"Compose: {_class_names(members)} each decide the {what}, and there is only one."
 

@@ -31,7 +31,10 @@ _NAMES_OF_SIZES = (
     "num_profiles",
     "floor_scale",
 )
-"""Arguments of posenc's encodings that are at least 1, wherever they occur."""
+"""Arguments of posenc's encodings that are at least 1, wherever they occur.
+
+Listed by name, so that no constructor repeats the check. A size with a check of its class is
+missing, and one that may be 0."""
 _NAMES_OF_POSITIVE_NUMBERS = (
     "base",
     "rope_theta",
@@ -40,7 +43,7 @@ _NAMES_OF_POSITIVE_NUMBERS = (
     "partial_rotary_factor",
     "scale_base",
 )
-"""Arguments of posenc's encodings that are above 0."""
+"""Arguments of posenc's encodings that are above 0, wherever they occur."""
 
 
 class UnknownOption(ValueError):
@@ -49,14 +52,14 @@ class UnknownOption(ValueError):
     name: the first of them in alphabetical order. accepted: the options that it has.
     """
 
-    def __init__(self, owner: str, options: Iterable[str], accepted: Iterable[str]) -> None:
+    def __init__(self, caller: str, options: Iterable[str], accepted: Iterable[str]) -> None:
         self.accepted = tuple(accepted)
         wrong = sorted(set(options) - set(self.accepted))
         self.name = wrong[0]
         other = replacement_for(self.name, self.accepted)
         hint = f" Did you mean {other.removesuffix('=')!r}?" if other else ""
         super().__init__(
-            f"{owner}: unknown option {', '.join(wrong)}; "
+            f"{caller}: unknown option {', '.join(wrong)}; "
             f"it takes {', '.join(self.accepted) or 'none'}.{hint}"
         )
 
@@ -78,18 +81,18 @@ def with_checked_arguments(init: Callable[..., None]) -> Callable[..., None]:
         except TypeError:
             raise TypeError(describe_misfit(init, args, kwargs)) from None
         encoding = args[0]
-        owner = type(encoding).__name__
+        caller = type(encoding).__name__
         with_self = dict(bound.arguments)
         _record_arguments(encoding, bound)
         for name, value in with_self.items():
-            _check_argument(owner, name, value, signature.parameters[name].annotation, is_posencs)
+            _check_argument(caller, name, value, signature.parameters[name].annotation, is_posencs)
         early = None
         try:
             init(*args, **kwargs)
         except AttributeError as error:  # torch's, if super().__init__() was not called
             early = error
         if "_parameters" not in vars(encoding):
-            raise TypeError(f"{owner}: __init__ must call super().__init__() first.") from early
+            raise TypeError(f"{caller}: __init__ must call super().__init__() first.") from early
         if early is not None:
             raise early
         # Overwritten by the constructors of subclasses: the outermost one's are all.
@@ -199,7 +202,7 @@ def _text(value: Any) -> str:
     return text
 
 
-def _check_argument(owner: str, name: str, value: Any, annotation: Any, is_posencs: bool) -> None:
+def _check_argument(caller: str, name: str, value: Any, annotation: Any, is_posencs: bool) -> None:
     """Raise TypeError or ValueError for an argument that does not match its annotation, if that is
     bool, int or float, or one of them and None.
 
@@ -213,20 +216,20 @@ def _check_argument(owner: str, name: str, value: Any, annotation: Any, is_posen
     if optional and value is None:
         return
     if kind == "bool":
-        check_flag(owner, name, value)
+        check_flag(caller, name, value)
         return
-    check_number(owner, name, value, whole=kind == "int")
+    check_number(caller, name, value, whole=kind == "int")
     if kind == "int" and not -FARTHEST_POSITION < value < FARTHEST_POSITION:
-        raise ValueError(f"{owner}: {name} must be below 2^62, got {value}.")
+        raise ValueError(f"{caller}: {name} must be below 2^62, got {value}.")
     if is_posencs:
-        _check_range(owner, name, value)
+        _check_range(caller, name, value)
 
 
-def _check_range(owner: str, name: str, value: float) -> None:
+def _check_range(caller: str, name: str, value: float) -> None:
     """Raise ValueError for a size below 1, a negative deviation or a base that is not positive."""
     if name in _NAMES_OF_SIZES:
-        check_count(owner, name, value)
+        check_count(caller, name, value)
     if name == "init_std" and value < 0:
-        raise ValueError(f"{owner}: init_std must not be negative, got {value}.")
+        raise ValueError(f"{caller}: init_std must not be negative, got {value}.")
     if name in _NAMES_OF_POSITIVE_NUMBERS and not value > 0:
-        raise ValueError(f"{owner}: {name} must be positive, got {value}.")
+        raise ValueError(f"{caller}: {name} must be positive, got {value}.")

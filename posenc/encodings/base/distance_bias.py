@@ -41,7 +41,9 @@ class DistanceBias(PositionEncoding):
     read more."""
 
     def prepare(self, positions: Positions, length: int | None = None) -> Self:
-        """Return a copy that computes its bias table once, in the first layer that needs it."""
+        """Return a copy that shares parameters. If the class sets `bias_tensors`, the copy computes
+        the bias of consecutive positions once, in the first layer that needs it. Otherwise it
+        computes the bias in each layer. `positions` and `length` are not read."""
         return self.with_table_cache()
 
     def bias(self, distance: Real[Tensor, "*where"]) -> Float[Tensor, "num_heads *where"]:
@@ -101,7 +103,7 @@ class DistanceBias(PositionEncoding):
         if names is None or not self.computes_bias_of(type(self)):
             return compute()
         key = farthest, count, like.dtype, like.device
-        return self.cached(key, compute, *(getattr(self, name) for name in names))
+        return self.computed_or_cached(key, compute, *(getattr(self, name) for name in names))
 
     def compute_bias_of_falling_distances(
         self, farthest: int, count: int, double: bool, device: torch.device
@@ -116,7 +118,8 @@ class DistanceBias(PositionEncoding):
 
     def computes_bias_of(self, cls: type["DistanceBias"]) -> bool:
         """Return True if this object certainly computes the bias of the class `cls`: it is of that
-        class, no subclass, and none of its methods were replaced on the object."""
+        class, no subclass, and no method by which the bias is computed was replaced on the object,
+        as a test or a user may do. A table or formula of the class would ignore the new method."""
         methods = (
             "bias",
             "bucket",
@@ -137,10 +140,11 @@ class DistanceBias(PositionEncoding):
         one_row = "num_heads" not in vars(self).get("_comparable_arguments", ())
 
         def for_heads(bias: Tensor, head_axis: int) -> Tensor:
-            """Repeat the row of a class without num_heads for each head, without copying it."""
+            """Return the bias for all heads: the row of a class without num_heads is expanded along
+            `head_axis`, a negative index, without copying it."""
             if not one_row or bias.shape[head_axis] != 1:
                 return bias
-            after = [-1] * (-head_axis - 1)
+            after = [-1] * (-head_axis - 1)  # -1: the axes after that of heads keep their sizes
             return bias.expand(*bias.shape[:head_axis], x.shape[1], *after)
 
         def by_pair(q: Tokens, k: Tokens) -> Tensor:

@@ -70,9 +70,10 @@ class PerLayer(PositionEncoding):
             raise ValueError(
                 "PerLayer: embeddings are encoded once, by layer 0; give it that encoding."
             )
+        # As built; `members` are these, or prepared copies of them.
         self.layers = nn.ModuleList(layers)
         self.repeat = repeat
-        self._members_in_use: tuple[PositionEncoding, ...] | None = None
+        self._prepared_members: tuple[PositionEncoding, ...] | None = None
         self._check_every_member_acts()
         # Without `repeat` there is an encoding for each layer already, and nothing to copy.
         to_copy = repeat and any(e.claims.scope == "layer" for e in layers)
@@ -105,14 +106,14 @@ class PerLayer(PositionEncoding):
         inner = [e.period for e in self.layers if isinstance(e, PerLayer) and e.repeat]
         return math.lcm(len(self.layers), *inner) if self.repeat else len(self.layers)
 
-    def check_layers(self, owner: str, num_layers: int) -> None:
+    def check_layers(self, caller: str, num_layers: int) -> None:
         """Raise ValueError if a model of num_layers layers would leave an encoding out."""
         if num_layers >= self.period:
             return
         name = type(self).__name__
         if not self.repeat:
             raise ValueError(
-                f"{owner}: {name} has encodings for {self.period} layers, and the model has "
+                f"{caller}: {name} has encodings for {self.period} layers, and the model has "
                 f"{num_layers}, so that the last ones never act. Give one for each layer."
             )
         shorter = ""
@@ -121,7 +122,7 @@ class PerLayer(PositionEncoding):
             if self.period > 2:
                 shorter += f" (such as every={num_layers})"
         raise ValueError(
-            f"{owner}: {name} repeats after {self.period} layers, and the model has {num_layers}, "
+            f"{caller}: {name} repeats after {self.period} layers, and the model has {num_layers}, "
             f"so that a part of it never acts. Use {self.period} layers or more{shorter}."
         )
 
@@ -174,7 +175,7 @@ class PerLayer(PositionEncoding):
         members = self.members  # once: torch.export may give a module in another guise each time
         ready = {e: e.prepare(positions, length) for e in dict.fromkeys(members)}
         prepared = self.shallow_copy()
-        prepared._members_in_use = tuple(ready[e] for e in members)
+        prepared._prepared_members = tuple(ready[e] for e in members)
         return prepared
 
     def embed(self, x: Embedded, positions: EmbeddedPositions) -> Embedded:
@@ -197,7 +198,7 @@ class PerLayer(PositionEncoding):
     @property
     def members(self) -> tuple[PositionEncoding, ...]:
         """Return the encodings of the layers; prepared ones if this one was prepared."""
-        return tuple(self.layers) if self._members_in_use is None else self._members_in_use  # type: ignore[return-value]
+        return tuple(self.layers) if self._prepared_members is None else self._prepared_members  # type: ignore[return-value]
 
 
 def _restrict_to_window(encoding: PositionEncoding, window: int | Mask | None) -> PositionEncoding:

@@ -118,7 +118,8 @@ class PositionEncoding(nn.Module):
     _attribute_names: tuple[str, ...] = tuple(vars(nn.Module()))
     """Names of the attributes that the constructor set, for `shallow_copy` in compiled code, which
     up to torch 2.12 cannot list them. `with_checked_arguments`, which wraps each constructor, sets
-    it after the call; here are the names that each Module has before."""
+    the names after the call. Until then they are those that each Module has: `vars` of one tells
+    them, because they differ between releases of torch."""
     _class_defaults: tuple[str, ...] = (
         "claims",
         "embedding_encoding",
@@ -190,15 +191,24 @@ class PositionEncoding(nn.Module):
         return copied
 
     def with_table_cache(self) -> Self:
-        """Return a copy that shares parameters and caches what `cached` computes; for `prepare`."""
+        """Return a copy that shares parameters, and in which `computed_or_cached` caches; for
+        `prepare`."""
         prepared = self.shallow_copy()
         prepared._table_cache = TableCache()
         return prepared
 
-    def cached(self, key: Any, compute: Callable[[], T], *reads: Shaped[Tensor, "..."] | None) -> T:
-        """Return `compute()`. A prepared encoding caches it by `key`, until one of the tensors
-        `reads`, from which it is computed, changes."""
-        return compute() if self._table_cache is None else self._table_cache(key, compute, *reads)
+    def computed_or_cached(
+        self, key: Any, compute: Callable[[], T], *reads: Shaped[Tensor, "..."] | None
+    ) -> T:
+        """Return `compute()`, or in a prepared encoding its cached result.
+
+        A result is cached by `key`, which is hashable and has all that decides the result except
+        tensors. `reads` are the tensors that `compute` reads: if one has changed, the result is
+        computed again. Do not write to it: it is shared. See TableCache.
+        """
+        if self._table_cache is None:
+            return compute()
+        return self._table_cache(key, compute, *reads)
 
     def for_layer(self, index: int) -> "PositionEncoding":
         """Return the encoding that attention in layer `index` uses: NoPE if it acts only at the
@@ -234,8 +244,10 @@ class PositionEncoding(nn.Module):
         for `attention(scale=)`. An encoding whose term calls another encoding's term overrides
         it."""
         scaled = self.shallow_copy()
-        scaled.scale = lambda head_dim: scale  # also read by the terms that multiply with it
-        # A copy of this copy has it, too.
+        # On the object, because terms that multiply with the scale ask the encoding for it, and
+        # its class may define `scale`. The copy lives for one call of attention and is not pickled.
+        scaled.scale = lambda head_dim: scale
+        # So that `shallow_copy` of this copy, in compiled code, copies it, too.
         scaled._attribute_names = (*self._attribute_names, "scale")
         return scaled
 
@@ -248,8 +260,8 @@ class PositionEncoding(nn.Module):
     def state(self, x: Hidden, positions: PositionTensor, past: Past | None = None) -> State | None:
         """Compute the state per token that `transform` and `term` read, (batch, heads, len, ...).
 
-        x are hidden states. The state is cached next to k and v; `past` is that of the tokens
-        before x. None, the default, for an encoding that needs no state.
+        x: hidden states. past: the state of the tokens before x, which a cache keeps next to their
+        k and v; None if there are none. Returns None, as here, for an encoding that needs no state.
         """
         return None
 
@@ -312,7 +324,7 @@ def without_position(num_axes: int) -> PositionEncoding:
     return nope
 
 
-def require_encoding(owner: str, encoding: Any) -> PositionEncoding:
+def require_encoding(caller: str, encoding: Any) -> PositionEncoding:
     """Return the encoding, or NoPE for None. Raises TypeError for anything but a
     PositionEncoding."""
     if encoding is None:
@@ -320,7 +332,7 @@ def require_encoding(owner: str, encoding: Any) -> PositionEncoding:
     if not isinstance(encoding, PositionEncoding):
         got = f"the name {encoding!r}" if isinstance(encoding, str) else type(encoding).__name__
         raise TypeError(
-            f"{owner}: encoding must be a PositionEncoding or None, got {got}. "
+            f"{caller}: encoding must be a PositionEncoding or None, got {got}. "
             "posenc.create(name, shape) builds one by name."
         )
     return encoding

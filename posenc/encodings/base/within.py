@@ -29,6 +29,8 @@ class Within(PositionEncoding):
         if mask.bound:
             raise ValueError("Within: mask must not be bound to positions; each call binds it.")
         self.mask = mask
+        # An exact mask is described by `causal` and `window` alone. Both compare distances, which a
+        # shift of all positions does not change. Of any other predicate nothing is known.
         self.claims = replace(self.claims, shift_invariant=mask.exact)
 
     def passes(

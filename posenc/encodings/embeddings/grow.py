@@ -5,7 +5,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional as F
 
-from posenc.encodings.numerics.shared_with_keras import check_hierarchical, source_rows
+from posenc.encodings.numerics.shared_with_keras import check_hierarchical, rows_to_interpolate
 
 
 def interpolate(
@@ -31,7 +31,7 @@ def interpolate(
     """
     kept, rows = _kept_and_position_rows(table, num_positions, offset_rows)
     wide = rows.to(_work_dtype(table))
-    lower, upper, share = source_rows(len(rows), num_positions, align_corners)
+    lower, upper, share = rows_to_interpolate(len(rows), num_positions, align_corners)
     low = wide[torch.tensor(lower, device=table.device)]
     high = wide[torch.tensor(upper, device=table.device)]
     weight = torch.tensor(share, dtype=wide.dtype, device=table.device)[:, None]

@@ -85,14 +85,14 @@ def deberta_bucket_ends(num_buckets: int, max_distance: int) -> tuple[int, ...]:
     return tuple(ends)
 
 
-KERPLE_LOW = 0.01
-KERPLE_POWER_HIGH = 2.0
+KERPLE_MIN = 0.01
+KERPLE_POWER_MAX = 2.0
 """Bounds to which the authors' code clamps KERPLE's r1 and r2; POWER_HIGH is for form="power"."""
-KERPLE_STARTS = {"log": (2.0, 1.0), "power": (1.0, 2.0)}
+KERPLE_INITIAL_MAX = {"log": (2.0, 1.0), "power": (1.0, 2.0)}
 """Upper ends of the uniform distributions, from 0, of the initial r1 and r2."""
 
 
-def source_rows(
+def rows_to_interpolate(
     num_rows: int, num_positions: int, align_corners: bool
 ) -> tuple[tuple[int, ...], tuple[int, ...], tuple[float, ...]]:
     """Return (lower, upper, fraction), each num_positions long, that lengthen a table of num_rows

@@ -15,7 +15,7 @@ from posenc.encodings.queries_keys.rotation.rotation import Rotation
 from posenc.positions import Positions
 
 
-def elu_feature(x: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+def elu_feature_map(x: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
     """Return elu(x) + 1, which is positive: the usual feature map of linear attention."""
     return F.elu(x) + 1
 
@@ -29,7 +29,7 @@ def linear_attention(
     positions: Positions,
     *,
     causal: bool = True,
-    feature: Callable[[Tensor], Tensor] = elu_feature,
+    feature_map: Callable[[Tensor], Tensor] = elu_feature_map,
     chunk_size: int = 128,
 ) -> Float[Tensor, "batch num_heads len v_dim"]:
     """Compute linear attention with rotated features, O(len) in time and memory.
@@ -42,7 +42,8 @@ def linear_attention(
         rope: the rotation R, built for the head_dim of q and k.
         positions: (len) or (batch, len), for `rope`; causal attention follows the order in memory.
         causal: sum over j <= i; False: over all j.
-        feature: f, a function that makes the channels positive.
+        feature_map: f, a function of q or k in float32 or better, to positive numbers of the same
+            shape.
         chunk_size: tokens computed at once in the causal form.
 
     Shapes: q, k (batch, num_heads, len, head_dim), v (batch, num_heads, len, v_dim) -> like v.
@@ -68,8 +69,8 @@ def linear_attention(
             f"got {tuple(q.shape)}, {tuple(k.shape)} and {tuple(v.shape)}."
         )
     dtype = at_least_float32(v.dtype)
-    q_features = feature(q.to(dtype))
-    k_features = feature(k.to(dtype))
+    q_features = feature_map(q.to(dtype))
+    k_features = feature_map(k.to(dtype))
     values = v.to(dtype)
     rotated_q, rotated_k = rope(q_features, k_features, positions)
     if causal:

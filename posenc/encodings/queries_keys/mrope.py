@@ -143,15 +143,15 @@ def mrope_positions(
             [0, 1, 2, 2, 3, 3, 4],
             [0, 1, 2, 3, 2, 3, 4]])
     """
-    owner = "mrope_positions"
-    check_count(owner, "start", start, 1 - FARTHEST_POSITION, FARTHEST_POSITION - 1)
+    caller = "mrope_positions"
+    check_count(caller, "start", start, 1 - FARTHEST_POSITION, FARTHEST_POSITION - 1)
     if not isinstance(segments, Sequence) or isinstance(segments, str | bytes) or not segments:
         raise TypeError(
-            f"{owner}: segments must be a list of lengths of texts and (time, height, width) of "
+            f"{caller}: segments must be a list of lengths of texts and (time, height, width) of "
             f"grids, got {segments!r}."
         )
     for segment in segments:
-        _check_segment(owner, segment)
+        _check_segment(caller, segment)
     segments_positions = []
     for segment in segments:
         if isinstance(segment, tuple | list):
@@ -165,14 +165,14 @@ def mrope_positions(
     return torch.cat(segments_positions)
 
 
-def _check_segment(owner: str, segment: Any) -> None:
+def _check_segment(caller: str, segment: Any) -> None:
     """Raise TypeError or ValueError unless a segment is a length or three sizes of a grid."""
     if not isinstance(segment, tuple | list):
-        check_count(owner, "a size in segments", segment, 0)
+        check_count(caller, "a size in segments", segment, 0)
         return
     if len(segment) != 3:
         raise ValueError(
-            f"{owner}: a grid among segments must be (time, height, width), got {segment!r}."
+            f"{caller}: a grid among segments must be (time, height, width), got {segment!r}."
         )
     for size in segment:
-        check_count(owner, "a size in segments", size, 1)
+        check_count(caller, "a size in segments", size, 1)

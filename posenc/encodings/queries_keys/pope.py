@@ -99,7 +99,7 @@ class PoPE(QueryKeyEncoding):
 
         if not isinstance(tokens.positions_or_range, range):
             return compute()
-        return self.cached((tokens.positions_or_range, dtype, tokens.device), compute)
+        return self.computed_or_cached((tokens.positions_or_range, dtype, tokens.device), compute)
 
 
 def _magnitudes_at_angles(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

@@ -30,7 +30,8 @@ from posenc.positions import (
 class PositionMap(RoPE):
     """Apply RoPE in several passes at mapped positions; a subclass defines `mapped_passes`.
 
-    The authors also multiply queries by ln p: Compose(ReRoPE(...), LogN(train_length)).
+    The authors also multiply the query at position p by ln(p + 1) / ln(train_length) beyond the
+    training length: Compose(ReRoPE(...), LogN(train_length)).
     """
 
     claims = replace(RoPE.claims, needs_raw_k=True, causal_only=True)

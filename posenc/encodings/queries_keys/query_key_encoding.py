@@ -29,12 +29,12 @@ class QueryKeyEncoding(PositionEncoding):
     ) -> tuple[Float[Tensor, "batch _ _ width"], Float[Tensor, "batch _ _ width"]]:
         """Transform q and k of the same tokens, for use outside of posenc.attention. With
         layout="bthd" they are (batch, len, heads, head_dim)."""
-        owner = type(self).__name__
-        q, k = heads_first(owner, layout, q, k)
+        caller = type(self).__name__
+        q, k = heads_first(caller, layout, q, k)
         new_q, new_k = self.transform(
-            *query_and_key_tokens(owner, q, k, positions, self.claims.num_axes)
+            *query_and_key_tokens(caller, q, k, positions, self.claims.num_axes)
         )
-        return heads_first(owner, layout, new_q, new_k)
+        return heads_first(caller, layout, new_q, new_k)
 
 
 def check_keys(encoding: Any, k: Tensor) -> None:

@@ -14,7 +14,7 @@ from posenc.encodings.numerics.exact_frequencies import ExactFrequencies
 from posenc.encodings.queries_keys.rotation.arguments_from_config import rotation_arguments
 from posenc.encodings.queries_keys.rotation.cos_sin_operator import (
     cos_sin_at_length,
-    store_arguments,
+    store_frequency_arguments,
 )
 from posenc.encodings.queries_keys.rotation.rotation import Rotation
 from posenc.frequencies.registry import SCALINGS
@@ -85,7 +85,9 @@ class RoPE(Rotation):
         self.rope_theta = rope_theta
         self.rotary_dim = rotary_dim
         self.scaling = scaling
-        self._traced_length: int | None = None
+        # The length at which compiled code computes frequencies by an operator; None: they are
+        # those of `exact_frequencies`. Only `prepare` sets it.
+        self._length_for_operator: int | None = None
         self._unscaled: ExactFrequencies | None = None
         if scaling is not None:
             self._prepare_for_scaling(scaling)
@@ -100,7 +102,9 @@ class RoPE(Rotation):
                 f"posenc.YaRN(4.0, 4096), or None, got {scaling!r}. "
                 "posenc.create('yarn', shape, factor=4.0) builds one by name."
             )
-        self._arguments_key = store_arguments(self.rotary_dim, self.rope_theta, scaling)
+        self._frequency_arguments_key = store_frequency_arguments(
+            self.rotary_dim, self.rope_theta, scaling
+        )
         if scaling.exempt_tokens:
             unscaled = inverse_frequencies(self.rotary_dim, self.rope_theta)
             self._unscaled = ExactFrequencies(unscaled)
@@ -188,24 +192,28 @@ class RoPE(Rotation):
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         if self.scaling is not None:  # unpickled: this process may not have stored the arguments
-            store_arguments(self.rotary_dim, self.rope_theta, self.scaling)
+            store_frequency_arguments(self.rotary_dim, self.rope_theta, self.scaling)
 
     def frequencies(self, length: int | None = None) -> Frequencies:
-        """Return inv_freq and the factor of cos and sin for this length; None: training length."""
+        """Return inv_freq and the factor of cos and sin at this length in tokens; None: the
+        training length."""
         return rope_frequencies(self.rotary_dim, self.rope_theta, self.scaling, length)
 
     def scale(self, head_dim: int) -> float:
-        """Return the factor of q.k before the softmax, with that of the scaling of frequencies."""
+        """Return the factor of q . k in the scores: 1/sqrt(head_dim), times the logit_scale of the
+        scaling if there is one."""
         return super().scale(head_dim) * (1 if self.scaling is None else self.scaling.logit_scale)
 
     def prepare(self, positions: Positions, length: int | None = None) -> Self:
-        if length is None or self.claims.cache_safe:
+        # An encoding is cache_safe if and only if its frequencies do not depend on the length.
+        has_training_frequencies = length is None or self.claims.cache_safe
+        if has_training_frequencies:
             return super().prepare(positions)
         at_length = self.with_table_cache()
         # Decimal arithmetic cannot be traced, so compiled code computes the frequencies by an
         # operator.
         if torch.compiler.is_compiling():
-            at_length._traced_length = length
+            at_length._length_for_operator = length
             at_length._remembered_cos_sin = ()
         else:
             at_length._set_frequencies(self.frequencies(length), self.exact_frequencies.axes)
@@ -216,11 +224,13 @@ class RoPE(Rotation):
     def _compute_cos_sin(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """Return cos and sin at positions in a tensor, (*positions.shape, pairs), times
         attention_factor; unscaled for the first `exempt_tokens` positions of a scaling."""
-        if self._traced_length is None:
+        if self._length_for_operator is None:
             cos, sin = super()._compute_cos_sin(positions, dtype)
         else:
             axes = list(self.exact_frequencies.axes or ())
-            cos, sin = cos_sin_at_length(positions, self._traced_length, self._arguments_key, axes)
+            cos, sin = cos_sin_at_length(
+                positions, self._length_for_operator, self._frequency_arguments_key, axes
+            )
             cos = cos.to(dtype)
             sin = sin.to(dtype)
         if self._unscaled is None or self.scaling is None:
@@ -245,10 +255,10 @@ def _check_rotary_dim(name: str, rotary_dim: int, head_dim: int) -> None:
         )
 
 
-def partial_rotary_dim(head_dim: int, share: float) -> int:
-    """Return the number of channels that is this share of head_dim, rounded down to an even number;
-    at least 2."""
-    return max(2, int(head_dim * share) // 2 * 2)
+def partial_rotary_dim(head_dim: int, partial_rotary_factor: float) -> int:
+    """Return head_dim * partial_rotary_factor, rounded down to an even number of channels; at least
+    2."""
+    return max(2, int(head_dim * partial_rotary_factor) // 2 * 2)
 
 
 def _build_scaling(cls: type, name: str, train_length: int, options: dict[str, Any]) -> Scaling:

@@ -35,7 +35,7 @@ class RoVE(PositionEncoding):
     Args:
         rotation: RoPE, DecoupledRoPE, MRoPE or AxialRoPE, for values of its head_dim. Values are
             rotated without the attention factor of a scaling.
-        scores: True if it rotates queries and keys too; False for values only (VO-RoPE).
+        rotate_queries_keys: True: rotate queries and keys, too; False: values only (VO-RoPE).
 
     Shapes: v (batch, num_kv_heads, kv_len, head_dim) -> the same; cached values are rotated.
     Units, precision: as the rotation; the output is rounded once more.
@@ -51,9 +51,12 @@ class RoVE(PositionEncoding):
 
     claims = Claims(places=(2, 4), source="Garcia-Castellanos et al. 2026, arXiv:2606.11275")
 
-    def __init__(self, rotation: PositionEncoding, *, scores: bool = True) -> None:
+    def __init__(self, rotation: PositionEncoding, *, rotate_queries_keys: bool = True) -> None:
         super().__init__()
         kind = type(rotation)
+        # Values are rotated by `cos_sin` alone. A class with a `transform` of its own, such as
+        # XPos, does more than that to keys, and one with `passes` of its own has several positions
+        # for each token.
         only_rotates = isinstance(rotation, Rotation) and kind.transform is Rotation.transform
         if not only_rotates or kind.passes is not PositionEncoding.passes:
             raise TypeError(
@@ -61,13 +64,13 @@ class RoVE(PositionEncoding):
                 f"{kind.__name__}, which does more to queries and keys than to rotate them."
             )
         self.rotation = rotation
-        self.scores = scores
+        self.rotate_queries_keys = rotate_queries_keys
         self._prepared_rotation: tuple[Rotation, ...] = ()
         self.claims = replace(
             rotation.claims,
-            places=self.claims.places if scores else (4,),
+            places=self.claims.places if rotate_queries_keys else (4,),
             source=self.claims.source,
-            own_scale=rotation.claims.own_scale and scores,
+            own_scale=rotation.claims.own_scale and rotate_queries_keys,
         )
 
     @classmethod
@@ -77,13 +80,15 @@ class RoVE(PositionEncoding):
         shape: ModelShape,
         *,
         rotation: PositionEncoding | None = None,
-        scores: bool = True,
+        rotate_queries_keys: bool = True,
         **options: Any,
     ) -> Self:
         """Build the encoding for a model; without a rotation, RoPE takes the other options."""
         if rotation is None:
-            return cls(RoPE.from_shape(shape, **options), scores=scores)
-        return super().from_shape(shape, rotation=rotation, scores=scores, **options)
+            return cls(RoPE.from_shape(shape, **options), rotate_queries_keys=rotate_queries_keys)
+        return super().from_shape(
+            shape, rotation=rotation, rotate_queries_keys=rotate_queries_keys, **options
+        )
 
     def prepare(self, positions: Positions, length: int | None = None) -> Self:
         prepared = self.shallow_copy()
@@ -97,13 +102,19 @@ class RoVE(PositionEncoding):
 
     def scale(self, head_dim: int) -> float:
         # A rotation's factor of the scores belongs to queries and keys that it has rotated.
-        return self.rotation.scale(head_dim) if self.scores else super().scale(head_dim)
+        return (
+            self.rotation.scale(head_dim) if self.rotate_queries_keys else super().scale(head_dim)
+        )
 
     def transform(self, q: Tokens, k: Tokens) -> QueriesKeys:
-        return self._rotation_in_use.transform(q, k) if self.scores else super().transform(q, k)
+        return (
+            self._rotation_in_use.transform(q, k)
+            if self.rotate_queries_keys
+            else super().transform(q, k)
+        )
 
     def move_keys(self, k: Cached, before: CachedPositions, after: CachedPositions) -> Cached:
-        return self._rotation_in_use.move_keys(k, before, after) if self.scores else k
+        return self._rotation_in_use.move_keys(k, before, after) if self.rotate_queries_keys else k
 
     def move_values(self, v: Cached, before: CachedPositions, after: CachedPositions) -> Cached:
         return self._rotation_in_use.rotate_further(

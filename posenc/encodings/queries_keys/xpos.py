@@ -112,7 +112,9 @@ class XPos(Rotation):
 
         if not isinstance(tokens.positions_or_range, range):
             return compute()
-        return self.cached((tokens.positions_or_range, dtype, tokens.device, sign), compute)
+        return self.computed_or_cached(
+            (tokens.positions_or_range, dtype, tokens.device, sign), compute
+        )
 
     def _check_reach(self, positions: Tensor, dtype: torch.dtype) -> None:
         """Raise ValueError for positions at which `dtype` overflows; checked on the CPU only."""

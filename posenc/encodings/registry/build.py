@@ -75,13 +75,13 @@ def create(name: str, shape: ModelShape, **options: Any) -> PositionEncoding:
 
 
 def build_if_named(
-    owner: str, encoding: Any, shape: ModelShape, *, unknown: tuple[str, ...]
+    caller: str, encoding: Any, shape: ModelShape, *, unknown: tuple[str, ...]
 ) -> Any:
     """Return the encoding that a text names, built for a module of this shape; return anything but
     a text unchanged.
 
     Raises: ValueError if the encoding depends on a field of the shape that is in `unknown`, because
-    `owner` does not know it.
+    `caller` does not know it.
     """
     if not isinstance(encoding, str):
         return encoding
@@ -92,7 +92,7 @@ def build_if_named(
         other_shape = replace(shape, **{field: other_values[field]})
         if not are_alike(built, create(encoding, other_shape)):
             raise ValueError(
-                f"{owner}: {encoding!r} is built from {field}, which {owner} does not know. Pass "
+                f"{caller}: {encoding!r} is built from {field}, which {caller} does not know. Pass "
                 f"posenc.create({encoding!r}, posenc.ModelShape(..., {field}=...))."
             )
     return built

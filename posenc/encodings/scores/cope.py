@@ -141,13 +141,13 @@ class CoPETerm(Term):
     def add(self, scores: Scores, rows: slice, keys: slice, mask: VisiblePairs | None) -> Scores:
         """Add the term; on the CPU for some queries at a time, from their last key to the first,
         until all counts have reached their limit."""
-        q = self.q[rows].x
+        q = self.q_tokens[rows].x
         assert q is not None
         q = q.to(at_least_float32(q.dtype))
         table = self._query_table_products(q)
         gates = scores
         if self.cope.gates != "key":
-            state = self.k[keys].state
+            state = self.k_tokens[keys].state
             assert state is not None
             gates = grouped_matmul(q * self.scale, state.to(q.dtype).mT)
         if not is_readable(gates):  # in a trace: whether all counts are full cannot be asked

@@ -134,7 +134,9 @@ class DAPETerm(Term):
         self.dape = dape
 
     def prepare_blocks(self, rows: int, causal: bool) -> "DAPETerm":
-        return DAPETerm(self.q, self.k, self.inner.prepare_blocks(rows, causal), self.dape)
+        return DAPETerm(
+            self.q_tokens, self.k_tokens, self.inner.prepare_blocks(rows, causal), self.dape
+        )
 
     def extra_score_arrays(self, needs_grad: bool) -> float:
         heads, units = self.dape.out.weight.shape
@@ -163,5 +165,5 @@ class DAPETerm(Term):
     def _bias(self, scores: Tensor, rows: slice, keys: slice) -> Tensor:
         """Return the inner bias, (batch or 1, num_heads, rows, keys)."""
         if isinstance(self.inner, PairwiseBias):
-            return self.inner.values(rows, keys).to(scores.dtype)
+            return self.inner.bias_of_block(rows, keys).to(scores.dtype)
         return self.inner.add(torch.zeros_like(scores), rows, keys, None)

@@ -187,17 +187,17 @@ class DeBERTa(PositionEncoding):
         def cached_table(key: Hashable, compute: Callable[[], Tensor]) -> Tensor:
             layers = [layer for layer in (*self._projections(), self.norm) if layer is not None]
             weights = (weight for layer in layers for weight in layer.parameters())
-            return self.cached((key, dtype, scale), compute, self.table, *weights)
+            return self.computed_or_cached((key, dtype, scale), compute, self.table, *weights)
 
         return ProductsByDistance(
             q,
             k,
             (-self.max_distance, self.max_distance),
             q_vectors=q.x.to(dtype) if self.c2p else None,
-            q_table=key_vectors if self.c2p else None,
+            read_q_table=key_vectors if self.c2p else None,
             k_vectors=k.x.to(dtype) if self.p2c and k.x is not None else None,
-            k_table=query_vectors if self.p2c else None,
-            cached=cached_table,
+            read_k_table=query_vectors if self.p2c else None,
+            table_cache=cached_table,
         )
 
     def prepare(self, positions: Positions, length: int | None = None) -> Self:

@@ -169,21 +169,21 @@ class NetworkWeights(NamedTuple):
 
 
 def shrink_network(
-    hidden: tuple[Tensor, Tensor],
-    output: tuple[Tensor, Tensor],
+    hidden_layer: tuple[Tensor, Tensor],
+    output_layer: tuple[Tensor, Tensor],
     activation: Callable[[Tensor], Tensor],
-    largest: Tensor,
+    max_input: Tensor,
 ) -> NetworkWeights:
-    """Return a smaller network that equals a given one for inputs from 0 to `largest`: it keeps the
-    hidden units that bend within these inputs.
+    """Return a smaller network that equals a given one for inputs from 0 to `max_input`. It keeps
+    the hidden units that bend within these inputs, and has two more.
 
     The network has one hidden layer and one input s, here a quotient between 0 and a known maximum:
 
         bias(s) = constant + sum_u out[u] * act(weight[u] * s + bias[u])
 
-    Before the activation each unit u is a straight line in s, so its sign over all of [0, largest]
-    is known from the two ends. With act(z) = z for z >= 0 and leak * z for z < 0, where ReLU has
-    leak = 0:
+    Before the activation each unit u is a straight line in s, so its sign over all of
+    [0, max_input] is known from the two ends. With act(z) = z for z >= 0 and leak * z for z < 0,
+    where ReLU has leak = 0:
 
         positive at both ends:  act(line) = 1 * line
         negative at both ends:  act(line) = leak * line
@@ -196,10 +196,10 @@ def shrink_network(
     where act changes neither argument, because s >= 0 and 1 > 0.
 
     Args:
-        hidden: weight (units, 1) and bias (units,) of the hidden layer.
-        output: weight (outputs, units) and bias (outputs,) of the output layer.
+        hidden_layer: its weight (units, 1) and bias (units,).
+        output_layer: its weight (outputs, units) and bias (outputs,).
         activation: ReLU or leaky ReLU: linear on each side of zero.
-        largest: the largest input, a tensor with one number.
+        max_input: the largest input, a tensor with one number.
 
     The number of units that remain depends on the numbers in the tensors, which must be readable.
     Gradients reach all weights. A unit with NaN remains.
@@ -211,12 +211,12 @@ def shrink_network(
     >>> weight, bias, out  # only the third unit bends: 0.5 - s; the others give 21 s + 22
     (tensor([-1.,  1.,  0.]), tensor([0.5000, 0.0000, 1.0000]), tensor([[100.,  21.,  22.]]))
     """
-    weight, bias = hidden
+    weight, bias = hidden_layer
     weight = weight[:, 0]
-    out, constant = output
+    out, constant = output_layer
 
     # 1. The value of each unit, before the activation, at both ends of the inputs.
-    ends = torch.stack((bias, weight * largest + bias)).detach()
+    ends = torch.stack((bias, weight * max_input + bias)).detach()
 
     # 2. Units whose line has one sign. Comparisons with NaN fail, so NaN counts as bending.
     positive = (ends > 0).all(0).to(ends.dtype)
@@ -243,7 +243,7 @@ class FIRETerm(PairwiseBias):
     """Add FIRE's bias to the scores, computed for a few pairs at a time."""
 
     additive = True
-    values_are_new_memory = True
+    block_is_new_memory = True
     HIDDEN_BYTES = 2**20
     """Maximum bytes of the hidden layer at a time: 1 MiB, so that it stays in the CPU's cache. The
     backward pass computes it again, which halves the time of training."""
@@ -263,32 +263,32 @@ class FIRETerm(PairwiseBias):
         # all heads, such as the quotient of each pair. See Term.extra_score_arrays.
         return 2.0 + 3 / self.fire.out.out_features if needs_grad else 1.0
 
-    def values(self, rows: slice, keys: slice) -> Float[Tensor, "batch num_heads rows keys"]:
-        quotient = self.fire.quotient(self.q[rows], self.k[keys], self.dtype)
+    def bias_of_block(self, rows: slice, keys: slice) -> Float[Tensor, "batch num_heads rows keys"]:
+        quotient = self.fire.quotient(self.q_tokens[rows], self.k_tokens[keys], self.dtype)
         if quotient.ndim == 2:
             quotient = quotient[None]
         # Which units can be left out is read from the numbers; a trace must not depend on them.
         if not is_readable(quotient) or not quotient.numel():
             return self.fire.bias_of_quotient(quotient)
-        layers = shrink_network(
+        network = shrink_network(
             _weight_and_bias(self.fire.hidden, quotient.dtype),
             _weight_and_bias(self.fire.out, quotient.dtype),
             self.fire.activation,
-            largest=quotient.amax(),
+            max_input=quotient.amax(),
         )
         pairs = quotient.flatten()
         slices = F.pad(pairs, (0, -len(pairs) % self.PAIRS_PER_SLICE)).view(
             -1, 1, self.PAIRS_PER_SLICE
         )
-        bias = self._bias_of_slices(slices, layers)  # (num_heads, padded pairs)
+        bias = self._bias_of_slices(slices, network)  # (num_heads, padded pairs)
         return bias[:, : len(pairs)].unflatten(1, quotient.shape).transpose(0, 1)
 
-    def _bias_of_slices(self, slices: Tensor, layers: NetworkWeights) -> Tensor:
+    def _bias_of_slices(self, slices: Tensor, network: NetworkWeights) -> Tensor:
         """Return the bias of slices of pairs: (slices, 1, PAIRS_PER_SLICE) -> (num_heads, slices *
         PAIRS_PER_SLICE). At most HIDDEN_BYTES of the hidden layer are in memory at a time."""
-        bytes_of_a_slice = len(layers.weight) * self.PAIRS_PER_SLICE * slices.element_size()
+        bytes_of_a_slice = len(network.weight) * self.PAIRS_PER_SLICE * slices.element_size()
         groups = slices.split(max(1, self.HIDDEN_BYTES // bytes_of_a_slice))
-        needs_grad = any(t.requires_grad for t in (slices, *layers))
+        needs_grad = any(t.requires_grad for t in (slices, *network))
         if torch.is_grad_enabled() and needs_grad:
             # Recomputed in the backward pass. Nothing in it is random or depends on the device.
             recomputed = functools.partial(
@@ -298,20 +298,20 @@ class FIRETerm(PairwiseBias):
                 preserve_rng_state=False,
                 determinism_check="none",
             )
-            parts = [recomputed(group, layers) for group in groups]
+            parts = [recomputed(group, network) for group in groups]
             return torch.cat(parts).transpose(0, 1).flatten(1)
         bias = slices.new_empty(self.fire.out.out_features, slices.numel())
         places = bias.unflatten(1, (-1, self.PAIRS_PER_SLICE)).transpose(0, 1).split(len(groups[0]))
         for group, place in zip(groups, places, strict=True):
-            place.copy_(self._apply_network(group, layers))
+            place.copy_(self._apply_network(group, network))
         return bias
 
-    def _apply_network(self, quotient: Tensor, layers: NetworkWeights) -> Tensor:
+    def _apply_network(self, quotient: Tensor, network: NetworkWeights) -> Tensor:
         """Return the network's output for slices of pairs: (slices, 1, PAIRS_PER_SLICE) -> (slices,
         num_heads, PAIRS_PER_SLICE)."""
-        line = (layers.weight[:, None] * quotient).add_(layers.bias[:, None])
+        line = (network.weight[:, None] * quotient).add_(network.bias[:, None])
         hidden = self.fire.activation(line, inplace=True)
-        return torch.bmm(layers.out.expand(len(quotient), -1, -1), hidden)
+        return torch.bmm(network.out.expand(len(quotient), -1, -1), hidden)
 
 
 def _psi(scaled: Tensor) -> Tensor:

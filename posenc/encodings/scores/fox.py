@@ -121,8 +121,8 @@ class FoXTerm(PairwiseBias):
     def _row_and_key(self) -> tuple[Tensor, Tensor]:
         """Return the running sums of log gates at the queries and at the keys, each (batch,
         num_heads, len) in float64: the bias of a pair is the first minus the second."""
-        assert self.q.state is not None and self.k.state is not None
-        return self.q.state, self.k.state
+        assert self.q_tokens.state is not None and self.k_tokens.state is not None
+        return self.q_tokens.state, self.k_tokens.state
 
     def make_score_mod(self) -> ScoreMod:  # type: ignore[override]
         """Return a score_mod that subtracts two running sums for each pair, in O(len) memory.
@@ -131,9 +131,9 @@ class FoXTerm(PairwiseBias):
         kernel would add the gradients of a whole row to one number; if there are two sums per
         token; or in float64, for which two numbers of float32 are not exact enough.
         """
-        x = self.q.x
-        q = self.q.state
-        k = self.k.state
+        x = self.q_tokens.x
+        q = self.q_tokens.state
+        k = self.k_tokens.state
         assert x is not None and q is not None and k is not None
         needs_gradient = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad)
         bidirectional = self.row_and_key is None

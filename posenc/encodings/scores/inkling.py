@@ -131,7 +131,7 @@ class RelativeLogitsTerm(ProductsByDistance):
         scores = super().add(scores, rows, keys, mask)
         if self.log_scaling is None:
             return scores
-        factor = self._log_factor(self.q[rows].positions, scores.dtype)
+        factor = self._log_factor(self.q_tokens[rows].positions, scores.dtype)
         return scores * (factor[:, None] if factor.ndim == 3 else factor)
 
     def _log_factor(self, positions: Tensor, dtype: torch.dtype) -> Tensor:
@@ -146,7 +146,7 @@ class RelativeLogitsTerm(ProductsByDistance):
         added = super().make_score_mod()
         if self.log_scaling is None:
             return added
-        factors = self._log_factor(self.q.positions, torch.float32)[..., 0]
+        factors = self._log_factor(self.q_tokens.positions, torch.float32)[..., 0]
 
         def mod(score: Tensor, batch: Tensor, head: Tensor, q_idx: Tensor, kv_idx: Tensor):
             factor = factors[q_idx] if factors.ndim == 1 else factors[batch, q_idx]

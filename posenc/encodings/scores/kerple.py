@@ -9,7 +9,11 @@ from torch import Tensor, nn
 
 from posenc.encodings.base.distance_bias import DistanceBias
 from posenc.encodings.numerics.precision import float_distance, per_head
-from posenc.encodings.numerics.shared_with_keras import KERPLE_LOW, KERPLE_POWER_HIGH, KERPLE_STARTS
+from posenc.encodings.numerics.shared_with_keras import (
+    KERPLE_INITIAL_MAX,
+    KERPLE_MIN,
+    KERPLE_POWER_MAX,
+)
 from posenc.encodings.terms.pairwise_bias import PairwiseBias
 from posenc.encodings.terms.term import Formula
 from posenc.encodings.terms.tokens import Tokens
@@ -53,7 +57,7 @@ class Kerple(DistanceBias):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        r1_high, r2_high = KERPLE_STARTS[self.form]
+        r1_high, r2_high = KERPLE_INITIAL_MAX[self.form]
         nn.init.uniform_(self.r1, 0, r1_high)
         nn.init.uniform_(self.r2, 0, r2_high)
 
@@ -68,7 +72,7 @@ class Kerple(DistanceBias):
     @property
     def _r2_limit(self) -> float:
         """Return the largest r2 that `bias` uses; larger parameters are clamped to it."""
-        return torch.inf if self.form == "log" else KERPLE_POWER_HIGH
+        return torch.inf if self.form == "log" else KERPLE_POWER_MAX
 
     def term(self, q: Tokens, k: Tokens) -> PairwiseBias:
         term = super().term(q, k)
@@ -102,11 +106,11 @@ def _power_kernel(distance: Tensor, r1: Tensor, r2: Tensor) -> Tensor:
 
 
 def _clamp_keeping_gradient(parameter: Tensor, high: float = torch.inf) -> Tensor:
-    """Return the parameter clamped to [KERPLE_LOW, high], with the gradient of the parameter
+    """Return the parameter clamped to [KERPLE_MIN, high], with the gradient of the parameter
     itself.
 
     A plain clamp has no gradient outside, so a parameter that starts there would never learn (1 %
     of initial r2). `parameter` must have the bias's dtype: 0.01 is not exact in 16 bits.
     """
     # The difference is a constant to autograd.
-    return parameter + (parameter.clamp(KERPLE_LOW, high) - parameter).detach()
+    return parameter + (parameter.clamp(KERPLE_MIN, high) - parameter).detach()

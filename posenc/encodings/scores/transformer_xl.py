@@ -151,11 +151,16 @@ class TransformerXLTerm(ProductsByDistance):
         dtype = queries.dtype
 
         def cached_table(key: Hashable, compute: Callable[[], Tensor]) -> Tensor:
-            return xl.cached((key, dtype), compute, xl.projection.weight)
+            return xl.computed_or_cached((key, dtype), compute, xl.projection.weight)
 
         ends = None if xl.clamp_len is None else (-xl.clamp_len, xl.clamp_len)
         super().__init__(
-            q, k, ends, queries, partial(xl.projected_sinusoids, dtype=dtype), cached=cached_table
+            q,
+            k,
+            ends,
+            queries,
+            partial(xl.projected_sinusoids, dtype=dtype),
+            table_cache=cached_table,
         )
         self.xl = xl
 
@@ -207,9 +212,9 @@ class TransformerXLTerm(ProductsByDistance):
 
     def make_score_mod(self) -> ScoreMod:
         assert self.q_vectors is not None
-        zeros = self.q_vectors.new_zeros(*self.q_vectors.shape[:3], len(self.k))
-        ready = self.prepare_blocks(len(self.q), False)
-        values = ready.add(zeros, slice(0, len(self.q)), slice(0, len(self.k)), None)
+        zeros = self.q_vectors.new_zeros(*self.q_vectors.shape[:3], len(self.k_tokens))
+        ready = self.prepare_blocks(len(self.q_tokens), False)
+        values = ready.add(zeros, slice(0, len(self.q_tokens)), slice(0, len(self.k_tokens)), None)
 
         def mod(score: Tensor, batch: Tensor, head: Tensor, q_idx: Tensor, kv_idx: Tensor):
             return score + values[batch, head, q_idx, kv_idx]

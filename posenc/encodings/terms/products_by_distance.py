@@ -31,14 +31,15 @@ distances, one of w queries those of w + TILE_KEYS."""
 
 @dataclass(frozen=True)
 class Band:
-    """Hold a table of vectors by distance, constant at distances >= `high`, and constant at
-    distances <= `low`: pairs between the two are a band along the diagonal of the scores.
+    """Hold a table of vectors by distance. It is constant at distances of at least `high`, and at
+    those of at most `low`: pairs between the two are a band along the diagonal of the scores.
 
-    values (num_heads or 1, distances, width) begins at distance `first` in steps of `step`, 1 or
-    -1. It extends beyond `low` and `high` by as many distances as a block has queries.
+    vectors: (num_heads or 1, distances, width); the first is for distance `first`, and the distance
+        changes by `step`, 1 or -1, from one vector to the next. There are as many vectors beyond
+        `low` and beyond `high` as a block has queries.
     """
 
-    values: Tensor
+    vectors: Tensor
     first: int
     step: int
     low: int
@@ -48,13 +49,18 @@ class Band:
         """Return the vectors of `count` distances from `distance` on, in table order: (num_heads,
         count, width), or (count, width) if all heads share the table."""
         start = (distance - self.first) * self.step
-        values = self.values[0] if len(self.values) == 1 else self.values
-        return values.narrow(-2, start, count)
+        heads_share_table = len(self.vectors) == 1
+        vectors = self.vectors[0] if heads_share_table else self.vectors
+        return vectors.narrow(-2, start, count)
 
     def near_keys(self, shift: int, rows: int, keys: int) -> tuple[int, int]:
-        """Return the range [first, last) of keys whose distance to some query is between `low` and
-        `high`: earlier keys have the vector of `high`, later ones that of `low`. `shift`: position
-        of the first query minus that of the first key."""
+        """Return (first, last): the keys first to last - 1 of a block are those whose distance to
+        some query is strictly between `low` and `high`. All queries have the vector of `high` for
+        earlier keys, and that of `low` for later ones.
+
+        shift: position of the first query minus that of the first key. rows, keys: numbers of
+        queries and of keys in the block.
+        """
         first = min(max(shift - self.high + 1, 0), keys)
         return first, min(max(shift + rows - 1 - self.low, first), keys)
 
@@ -82,10 +88,10 @@ class Bands:
         rows: int,
         causal: bool,
         ends: tuple[int, int] | None,
-        q_table: VectorsOf | None = None,
-        k_table: VectorsOf | None = None,
+        read_q_table: VectorsOf | None = None,
+        read_k_table: VectorsOf | None = None,
         k_vectors: Tensor | None = None,
-        cached: CachedTable | None = None,
+        table_cache: CachedTable | None = None,
     ) -> "Bands | None":
         """Build the tables for blocks of at most `rows` queries; None unless positions are known to
         be consecutive.
@@ -110,11 +116,15 @@ class Bands:
 
             key = first, last, step, low, high, q.device
             return Band(
-                compute() if cached is None else cached(key, compute), first, step, low, high
+                compute() if table_cache is None else table_cache(key, compute),
+                first,
+                step,
+                low,
+                high,
             )
 
-        q_band = band(q_table, high + rows, low - rows, -1)
-        k_band = band(k_table, low - rows, high + rows, 1)
+        q_band = band(read_q_table, high + rows, low - rows, -1)
+        k_band = band(read_k_table, low - rows, high + rows, 1)
         if k_band is None:
             return cls(shift, q_band, None)
         assert k_vectors is not None
@@ -226,8 +236,8 @@ def _products_of_keys(
 class ProductsByDistance(Term):
     """Add products of queries, of keys or of both with a vector per distance to the scores.
 
-    scores[i, j] += q_vectors[i] . q_table(D) + k_vectors[j] . k_table(D),  D = position_i -
-    position_j
+    scores[i, j] += q_vectors[i] . read_q_table(D) + k_vectors[j] . read_k_table(D),
+    D = position_i - position_j
 
     At contiguous positions only the vectors of distances that occur are multiplied, and the
     products are read through skewed views. Otherwise, or if a block has more queries than there are
@@ -237,10 +247,11 @@ class ProductsByDistance(Term):
         ends: (low, high); distances outside use the vector of the nearer end, and real distances
             are rounded down. None: no limit; positions must then be consecutive, or a subclass
             overrides `_add_at_any_positions` and `make_score_mod`, as Transformer-XL's does.
-        q_vectors, q_table: (batch, num_heads, q_len, width), and a function from distances to
+        q_vectors, read_q_table: (batch, num_heads, q_len, width), and a function from distances to
             (num_heads or 1, distances, width); or both None.
-        k_vectors, k_table: the same for the keys.
-        cached: cache of tables, a function (key, compute) -> table; None: compute them each time.
+        k_vectors, read_k_table: the same for the keys.
+        table_cache: function (key, compute) that returns compute() or its cached result for this
+            key; None: tables are computed each time.
     """
 
     additive = True
@@ -251,18 +262,18 @@ class ProductsByDistance(Term):
         k: Tokens,
         ends: tuple[int, int] | None,
         q_vectors: Float[Tensor, "batch num_heads {len(q)} q_width"] | None = None,
-        q_table: VectorsOf | None = None,
+        read_q_table: VectorsOf | None = None,
         k_vectors: Float[Tensor, "batch num_heads {len(k)} k_width"] | None = None,
-        k_table: VectorsOf | None = None,
-        cached: CachedTable | None = None,
+        read_k_table: VectorsOf | None = None,
+        table_cache: CachedTable | None = None,
     ) -> None:
         super().__init__(q, k)
         self.ends = ends
         self.q_vectors = q_vectors
-        self.q_table = q_table
+        self.read_q_table = read_q_table
         self.k_vectors = k_vectors
-        self.k_table = k_table
-        self.cached = cached
+        self.read_k_table = read_k_table
+        self.table_cache = table_cache
         self.bands: Bands | None = None
         self._all_q: Tensor | None = None
         self._all_k: Tensor | None = None
@@ -271,8 +282,8 @@ class ProductsByDistance(Term):
         if self._has_few_vectors(rows):
             bands = None
         else:
-            tables = (self.q_table, self.k_table, self.k_vectors, self.cached)
-            bands = Bands.build(self.q, self.k, rows, causal, self.ends, *tables)
+            tables = (self.read_q_table, self.read_k_table, self.k_vectors, self.table_cache)
+            bands = Bands.build(self.q_tokens, self.k_tokens, rows, causal, self.ends, *tables)
         ready = self._with_all_vectors() if bands is None else self.copy()
         ready.bands = bands
         return ready
@@ -282,16 +293,16 @@ class ProductsByDistance(Term):
         if torch.compiler.is_compiling() or self.ends is None:  # a graph must not depend on lengths
             return False
         low, high = self.ends
-        return high - low < len(self.q) <= rows
+        return high - low < len(self.q_tokens) <= rows
 
     def _with_all_vectors(self) -> Self:
         """Return a copy with the vectors of all distances from end to end, if there are ends."""
         ready = self.copy()
         if self.ends is not None:
             low, high = self.ends
-            distance = torch.arange(low, high + 1, device=self.q.device)
-            ready._all_q = None if self.q_table is None else self.q_table(distance)
-            ready._all_k = None if self.k_table is None else self.k_table(distance)
+            distance = torch.arange(low, high + 1, device=self.q_tokens.device)
+            ready._all_q = None if self.read_q_table is None else self.read_q_table(distance)
+            ready._all_k = None if self.read_k_table is None else self.read_k_table(distance)
         return ready
 
     def add(self, scores: Scores, rows: slice, keys: slice, mask: VisiblePairs | None) -> Scores:
@@ -299,7 +310,7 @@ class ProductsByDistance(Term):
         k = None if self.k_vectors is None else self.k_vectors[:, :, keys]
         if self.bands is not None:
             return self.bands.add(scores, rows, keys, q, k)
-        return self._add_at_any_positions(scores, self.q[rows], self.k[keys], q, k)
+        return self._add_at_any_positions(scores, self.q_tokens[rows], self.k_tokens[keys], q, k)
 
     def product(
         self, rows: slice, keys: slice
@@ -344,11 +355,11 @@ class ProductsByDistance(Term):
     def make_score_mod(self) -> ScoreMod:  # type: ignore[override]
         ready = self._with_all_vectors()
         q_products, k_products = ready._products_with_all_vectors(self.q_vectors, self.k_vectors)
-        q_positions = self.q.positions
-        kv_positions = self.k.positions
+        q_positions = self.q_tokens.positions
+        kv_positions = self.k_tokens.positions
         assert self.ends is not None
         # Tensors, because a compiled score_mod would contain numbers as constants.
-        low, high = (torch.full((), end, device=self.q.device) for end in self.ends)
+        low, high = (torch.full((), end, device=self.q_tokens.device) for end in self.ends)
 
         def mod(score: Tensor, batch: Tensor, head: Tensor, q_idx: Tensor, kv_idx: Tensor):
             """Return the score of a pair plus its products with the vectors of its distance."""

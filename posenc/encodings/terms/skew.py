@@ -27,12 +27,18 @@ def skew(by_distance: Tensor, kv_len: int) -> Tensor:
 
 
 ScoreColumns = tuple[int, int, Tensor]
-"""Tuple (first, last, values): numbers to add to columns first to last - 1 of the scores."""
+"""Tuple (first, last, values): numbers to add to the columns first to last - 1 of the scores, as a
+tensor (..., rows, last - first), where axes may be 1."""
 
 
 def add_columns(scores: Tensor, *tiles: Iterable[ScoreColumns], rows: int | None = None) -> Tensor:
-    """Add a term, given in parts (first column, last column, values), to the scores in place. Each
-    of `tiles` has the parts of the next `rows` rows, or of all rows if None."""
+    """Add a term, given in parts of some columns each, to the scores in place; return the scores.
+
+    tiles: the parts of the next `rows` rows of scores (..., q_len, kv_len), a tile for each such
+        block of rows. The parts of a tile may have any order, but together they must have each
+        column once: with gradients enabled anything else raises RuntimeError.
+    rows: number of rows of each tile; the last may have fewer. None: one tile has all rows.
+    """
     blocks = scores.split(rows or scores.shape[-2], -2)
     if not torch.is_grad_enabled():
         for block, parts in zip(blocks, tiles, strict=True):

@@ -48,6 +48,8 @@ VisiblePairs = Bool[Tensor, "#batch #num_heads #rows #keys"]
 class Term:
     """Change the scores, or the sum of values, of one attention with known queries and keys.
 
+    q_tokens, k_tokens: the queries and the keys, as Tokens.
+
     Attention calls `prepare_blocks` once and then `add` for each block of the scores. The other
     members are optional cheaper forms, None if the term has none; posenc/attend/choose.py reads
     them.
@@ -64,12 +66,13 @@ class Term:
     make_score_mod: function that computes tables and returns a score_mod for FlexAttention, which
         only reads and combines elements of them.
     far_from: distance from which on the term adds one vector to all keys, and one to all values.
-    far_terms: function of q to what these two vectors add: to the scores of all far keys, (batch,
-        num_heads, q_len), and to their values, (v_dim,) or one number.
-    attend_near: function of q, and of k and v up to the last query, that attends causally to keys
-        nearer than far_from, to output and log-sum-exp.
-    sum_values: replaces weights @ v: function of weights (batch, num_heads, rows, keys), v (batch,
-        num_kv_heads, keys, v_dim), the rows and the keys, to (batch, num_heads, rows, v_dim).
+    far_terms: function of q. It returns what these two vectors add: to the scores of all far keys,
+        (batch, num_heads, q_len), and to their values, (v_dim,) or one number.
+    attend_near: function of q, and of k and v up to the last query. It attends causally to keys
+        nearer than far_from, and returns output and log-sum-exp.
+    sum_values: function in place of weights @ v. It gets weights (batch, num_heads, rows, keys), v
+        (batch, num_kv_heads, keys, v_dim), and the slices of rows and of keys, and returns (batch,
+        num_heads, rows, v_dim).
 
     >>> tokens = posenc.Tokens(torch.randn(1, 2, 3, 16), torch.arange(3))
     >>> term = posenc.ALiBi(num_heads=2).term(tokens, tokens)
@@ -98,8 +101,8 @@ class Term:
             cls.additive = False
 
     def __init__(self, q: Tokens, k: Tokens) -> None:
-        self.q = q
-        self.k = k
+        self.q_tokens = q
+        self.k_tokens = k
 
     def prepare_blocks(self, rows: int, causal: bool) -> "Term":
         """Return a term that has computed what blocks of at most `rows` queries have in common; by
@@ -135,10 +138,11 @@ class Term:
 
 
 class Chain(Term):
-    """Apply terms in order. Term names cheaper forms that a term may have, such as
-    `make_score_mod`; the chain has those that all its terms have.
+    """Apply terms in order. Of the cheaper forms that Term lists, such as `make_score_mod`, the
+    chain has those that all its terms have.
 
-    Raises: ValueError if two act on the values.
+    q, k: queries and keys, as Tokens. terms: for the same tokens.
+    Raises: ValueError if two terms act on the values.
     """
 
     def __init__(self, q: Tokens, k: Tokens, terms: Sequence[Term]) -> None:
@@ -160,7 +164,9 @@ class Chain(Term):
             self.make_score_mod = self._make_score_mod
 
     def prepare_blocks(self, rows: int, causal: bool) -> "Chain":
-        return Chain(self.q, self.k, [t.prepare_blocks(rows, causal) for t in self.terms])
+        return Chain(
+            self.q_tokens, self.k_tokens, [t.prepare_blocks(rows, causal) for t in self.terms]
+        )
 
     def extra_score_arrays(self, needs_grad: bool) -> float:
         return sum(term.extra_score_arrays(needs_grad) for term in self.terms)

@@ -11,8 +11,9 @@ class Tokens:
     """Hold the queries or the keys of one attention. A slice selects tokens.
 
     Args:
-        x: vectors (batch, heads, len, width), not yet transformed by the encoding. Keys given to
-            `term` have as many heads as the queries, and are None unless it claims needs_raw_k.
+        x: vectors (batch, heads, len, width), not yet transformed by the encoding. Vectors of keys
+            that `term` gets have as many heads as those of queries; they are None unless the
+            encoding claims needs_raw_k.
         positions: (len) or (batch, len), with a last axis of components where num_axes > 1; or a
             range.
         state: the encoding's `state` of these tokens, (batch, heads, len, ...), or None.
@@ -20,8 +21,8 @@ class Tokens:
         true_positions: original positions, if `positions` come from a position map; otherwise None.
         device: device of the positions, if neither x nor positions is a tensor.
 
-    where: the positions as a range if they are known, without waiting for the device, to be
-    consecutive; otherwise the tensor.
+    positions_or_range: the positions as a range if they are known, without waiting for the device,
+    to be consecutive; otherwise the tensor.
 
     >>> import torch
     >>> keys = Tokens(torch.randn(1, 4, 10, 16), torch.arange(10))

@@ -108,7 +108,7 @@ class ShawTerm(ProductsByDistance):
         shaw = self.shaw
         assert shaw.value_table is not None
         out = grouped_matmul(weights, v.to(weights.dtype))
-        distance = distances(self.q[rows].positions, self.k[keys].positions)
+        distance = distances(self.q_tokens[rows].positions, self.k_tokens[keys].positions)
         if distance.ndim == 3:  # (batch, rows, keys)
             distance = distance[:, None]
         table_row = shaw.row(distance).expand(weights.shape)

@@ -261,7 +261,7 @@ class TimesTheLastKey(Term):
     additive = False
 
     def add(self, scores, rows, keys, mask):
-        return scores * self.k.x[:, :, -1].sum(-1)[..., None, None]
+        return scores * self.k_tokens.x[:, :, -1].sum(-1)[..., None, None]
 
 
 class PeeksAheadInEvaluation(PeeksAhead):

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from posenc import KVCache, attention, masks
-from posenc.encodings.queries_keys.linear_attention import elu_feature, linear_attention
+from posenc.encodings.queries_keys.linear_attention import elu_feature_map, linear_attention
 from posenc.encodings.queries_keys.pope import PoPE
 from posenc.encodings.queries_keys.query_temperature import Llama4Temperature, LogN
 from posenc.encodings.queries_keys.rope import RoPE
@@ -187,7 +187,7 @@ def test_linear_attention_is_equation_19_of_roformer(causal: bool):
         return torch.stack(out)
 
     for head in range(2):
-        fq, fk = elu_feature(q[0, head]), elu_feature(k[0, head])
+        fq, fk = elu_feature_map(q[0, head]), elu_feature_map(k[0, head])
         for i in range(n):
             above, below = torch.zeros(3, dtype=torch.float64), 0.0
             for j in range(i + 1 if causal else n):

@@ -51,7 +51,7 @@ def test_the_papers_formula(name, scores):
     rotation, n = ROTATIONS[name], 7
     q, k, v = (torch.randn(2, h, n, 8, dtype=torch.float64) for h in (4, 2, 2))
     positions = torch.tensor([0, 1, 2, 5, 6, 30, 31])
-    out = attend(q, k, v, posenc.RoVE(rotation, scores=scores), positions)
+    out = attend(q, k, v, posenc.RoVE(rotation, rotate_queries_keys=scores), positions)
     new_q, new_k = rotation(q, k, positions) if scores else (q, k)
     raw = new_q @ new_k.repeat_interleave(2, 1).mT * 8**-0.5
     weights = raw.masked_fill(~torch.ones(n, n).tril().bool(), -torch.inf).softmax(-1)
@@ -78,7 +78,7 @@ def test_a_position_map_leaves_values_at_their_true_positions():
     q, k, v = torch.randn(3, 1, 2, 12, 8, dtype=torch.float64)
     rope = posenc.RoPE(8, interleaved=False)
     mapped = posenc.ReRoPE(8, interleaved=False, window=4)
-    both = posenc.Compose(mapped, posenc.RoVE(rope, scores=False))
+    both = posenc.Compose(mapped, posenc.RoVE(rope, rotate_queries_keys=False))
     positions = torch.arange(12)
     turned = rope(v, v, positions)[0]
     want = rope(attend(q, k, turned, mapped), q, -positions)[0]
@@ -114,7 +114,7 @@ def test_values_alone_leave_the_scale_of_the_scores(mscale):
     def make(shape):
         scaling = posenc.YaRN(4.0, 64, mscale_all_dim=mscale)
         rope = posenc.RoPE(shape.head_dim, interleaved=False, scaling=scaling)
-        return posenc.RoVE(rope, scores=False)
+        return posenc.RoVE(rope, rotate_queries_keys=False)
 
     CHECKS["own_scale_as_claimed"](make)
     encoding = make(posenc.ModelShape(64, 4))

@@ -90,7 +90,7 @@ def whole_and_fewer(encoding: FIRE, length: int) -> tuple[Tensor, Tensor]:
     """Return the bias of the whole network, and as attention computes it, with fewer units."""
     x, where = torch.zeros(1, 2, length, 4, dtype=torch.float64), torch.arange(length)
     tokens = Tokens(x, where)
-    fewer = encoding.term(tokens, tokens).values(slice(None), slice(None))
+    fewer = encoding.term(tokens, tokens).bias_of_block(slice(None), slice(None))
     return encoding(where, where), fewer[0]
 
 

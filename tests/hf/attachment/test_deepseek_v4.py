@@ -113,5 +113,5 @@ def test_an_attached_rove_gives_the_stock_answers_and_another_does_not(model):
     assert (model(TOKENS).logits - stock).abs().max() > 1e-2
     detach(model)
     with pytest.raises(ValueError, match="the rotation's head_dim=8"):
-        attach(model, posenc.RoVE(posenc.RoPE(8, interleaved=True), scores=False))
+        attach(model, posenc.RoVE(posenc.RoPE(8, interleaved=True), rotate_queries_keys=False))
     assert torch.equal(model(TOKENS).logits, stock)

@@ -10,7 +10,7 @@ from posenc.frequencies.scaling import rope_frequencies
 
 
 def rotation_arguments(
-    config: Any, kind: str | None, owner: str, interleaved: bool | None = None
+    config: Any, kind: str | None, caller: str, interleaved: bool | None = None
 ) -> dict[str, Any]:
     """Return the arguments of RoPE's constructor for a model's config, and with them
     `rotates_last_channels`: True if the last channels of a head rotate, not the first.
@@ -18,7 +18,7 @@ def rotation_arguments(
     Args:
         config: as in RoPE.from_config.
         kind: the kind of layer, where several rotate differently.
-        owner: the class that is built, for messages.
+        caller: name of the class that is built, for messages.
         interleaved: the layout of a family that posenc does not know.
 
     Raises: ValueError for a config that posenc cannot read, a kind of layer that it does not have,
@@ -27,19 +27,19 @@ def rotation_arguments(
     from posenc.runtimes.config_model import model_of
     from posenc.runtimes.meaning import UnknownFamilyError, meaning_of, require_known_family
 
-    config = _config_as_dict(config, f"{owner}.from_config")
+    config = _config_as_dict(config, f"{caller}.from_config")
     try:
         require_known_family(model_of(config))
-        _check_rotary_values(config, owner)
+        _check_rotary_values(config, caller)
         meaning = meaning_of(config)
     except UnknownFamilyError as error:
-        return _arguments_of_unknown_family(config, interleaved, owner, error)
+        return _arguments_of_unknown_family(config, interleaved, caller, error)
     except ValueError as error:
-        _explain_unknown_rope_type(error, config, owner)
+        _explain_unknown_rope_type(error, config, caller)
         raise
     model = meaning.model
-    kind = _kind_of_rotating_layer(meaning, kind, owner)
-    _check_layout(model, interleaved, owner)
+    kind = _kind_of_rotating_layer(meaning, kind, caller)
+    _check_layout(model, interleaved, caller)
     rope = meaning.parameters[kind]
     layer = meaning.computed.layers[kind]
     theta = float(rope["rope_theta"])
@@ -55,7 +55,7 @@ def rotation_arguments(
             strict=True,
         )
         if not all(math.isclose(a, b, rel_tol=1e-6) for a, b in pairs):
-            raise ValueError(f"{owner}: this config's {rope['rope_type']} is not computed here.")
+            raise ValueError(f"{caller}: this config's {rope['rope_type']} is not computed here.")
     arguments = {
         "head_dim": model.with_sizes_of_kind(kind).head_dim,
         "rope_theta": theta,
@@ -66,11 +66,11 @@ def rotation_arguments(
     }
     if sections := rope.get("mrope_section"):
         arguments["sections"] = sections
-        arguments["alternating"] = _axes_alternate(model.model_type, owner)
+        arguments["alternating"] = _axes_alternate(model.model_type, caller)
     return arguments
 
 
-def _explain_unknown_rope_type(error: ValueError, config: Mapping[str, Any], owner: str) -> None:
+def _explain_unknown_rope_type(error: ValueError, config: Mapping[str, Any], caller: str) -> None:
     """Raise ValueError from `error` if that says that the config has a rope_type which the family's
     code does not know; otherwise return."""
     from posenc.runtimes.computed_positions import RefusedError
@@ -83,12 +83,12 @@ def _explain_unknown_rope_type(error: ValueError, config: Mapping[str, Any], own
         # transformers looks the function of a rope_type up in a dict.
         if str(cause) == f"KeyError: {rope_type!r}":
             raise ValueError(
-                f"{owner}.from_config: rope_type {rope_type!r} is not one that posenc knows; "
+                f"{caller}.from_config: rope_type {rope_type!r} is not one that posenc knows; "
                 "nothing is assumed about it."
             ) from error
 
 
-def _kind_of_rotating_layer(meaning: Any, kind: str | None, owner: str) -> str:
+def _kind_of_rotating_layer(meaning: Any, kind: str | None, caller: str) -> str:
     """Return the kind of layer to build for: `kind`, or the only one that the model has.
 
     Raises: ValueError for None if there are several, and for a kind that the model lacks or that
@@ -99,31 +99,31 @@ def _kind_of_rotating_layer(meaning: Any, kind: str | None, owner: str) -> str:
         kind = kinds[0]
     if kind is None or kind not in kinds:
         raise ValueError(
-            f"{owner}: this config has layers of {len(kinds)} kinds: kind must be one of "
+            f"{caller}: this config has layers of {len(kinds)} kinds: kind must be one of "
             f"{', '.join(kinds)}, got {kind!r}."
         )
     if set(meaning.model.layers_of_kind(kind)) <= set(meaning.computed.without_rotation):
-        raise ValueError(f"{owner}: layers of kind {kind!r} do not rotate in this model.")
+        raise ValueError(f"{caller}: layers of kind {kind!r} do not rotate in this model.")
     return kind
 
 
-def _check_layout(model: Any, interleaved: bool | None, owner: str) -> None:
+def _check_layout(model: Any, interleaved: bool | None, caller: str) -> None:
     """Raise ValueError for a family that rotates by minus the angle, or whose layout (interleaved
     or half-split) neither the caller gives nor posenc knows."""
     facts_of_transformers5 = model.facts.get("transformers5") or {}
     if facts_of_transformers5.get("reversed"):
         raise ValueError(
-            f"{owner}.from_config: {model.model_type} rotates the other way round. Build the "
+            f"{caller}.from_config: {model.model_type} rotates the other way round. Build the "
             "rotation from its rope_theta, and hand it the positions with a minus sign."
         )
     if not model.layout_is_known and interleaved is None:
         raise ValueError(
-            f"{owner}.from_config: whether {model.model_type} rotates neighbouring channels or "
+            f"{caller}.from_config: whether {model.model_type} rotates neighbouring channels or "
             "halves is not known. Build the rotation with interleaved=True or False."
         )
 
 
-def _axes_alternate(family: str, owner: str) -> bool:
+def _axes_alternate(family: str, caller: str) -> bool:
     """Return True if the axes alternate from pair to pair, and False if their sections follow each
     other. Raises: ValueError for a family whose code does something else, or is not known."""
     from posenc.runtimes.families import ALTERNATING, CONTIGUOUS
@@ -133,12 +133,12 @@ def _axes_alternate(family: str, owner: str) -> bool:
     if family in CONTIGUOUS:
         return False
     raise ValueError(
-        f"{owner}.from_config: how {family} gives pairs to the axes of mrope_section is not known. "
-        "Build posenc.MRoPE with sections= and alternating=."
+        f"{caller}.from_config: how {family} gives pairs to the axes of mrope_section is not "
+        "known. Build posenc.MRoPE with sections= and alternating=."
     )
 
 
-def _check_rotary_values(config: Mapping[str, Any], owner: str) -> None:
+def _check_rotary_values(config: Mapping[str, Any], caller: str) -> None:
     """Raise ValueError if a config has a rope_scaling or rope_parameters that is no dict, or a
     rope_theta that is not a finite number above 0."""
     for part in (config, config.get("text_config")):
@@ -148,14 +148,14 @@ def _check_rotary_values(config: Mapping[str, Any], owner: str) -> None:
             value = part.get(name)
             if value is not None and not isinstance(value, Mapping):
                 raise ValueError(
-                    f"{owner}.from_config: {name} must be a dict, such as "
+                    f"{caller}.from_config: {name} must be a dict, such as "
                     f'{{"rope_type": "linear", "factor": 2.0}}, or None, got {value!r}.'
                 )
     for named in (config, config.get("text_config"), *_rotary_dicts(config)):
         theta = named.get("rope_theta") if isinstance(named, Mapping) else None
         if isinstance(theta, int | float) and not 0 < theta < math.inf:
             raise ValueError(
-                f"{owner}.from_config: rope_theta must be a finite number above 0, got {theta}."
+                f"{caller}.from_config: rope_theta must be a finite number above 0, got {theta}."
             )
 
 
@@ -171,7 +171,7 @@ def _rotary_dicts(config: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     return of_all_layers + [value for value in of_kinds if isinstance(value, Mapping)]
 
 
-def _config_as_dict(config: Any, owner: str) -> Mapping[str, Any]:
+def _config_as_dict(config: Any, caller: str) -> Mapping[str, Any]:
     """Return a config as a dict. It is a dict, a config of transformers, or the path of config.json
     or of its folder.
 
@@ -185,7 +185,7 @@ def _config_as_dict(config: Any, owner: str) -> Mapping[str, Any]:
             path = path / "config.json"
         if not path.is_file():
             raise ValueError(
-                f"{owner}: there is no file {path}. Give config.json, its folder, or a dict; "
+                f"{caller}: there is no file {path}. Give config.json, its folder, or a dict; "
                 "nothing is downloaded."
             )
         return read_json(path)
@@ -195,8 +195,8 @@ def _config_as_dict(config: Any, owner: str) -> Mapping[str, Any]:
     as_dict = to_dict() if callable(to_dict) and not isinstance(config, type) else None
     if not isinstance(as_dict, Mapping):
         raise TypeError(
-            f"{owner}: config must be a dict, a config of transformers, or the path of config.json "
-            f"or its folder, got {type(config).__name__}."
+            f"{caller}: config must be a dict, a config of transformers, or the path of "
+            f"config.json or its folder, got {type(config).__name__}."
         )
     return as_dict
 
@@ -216,7 +216,7 @@ _WORDS_OF_OTHER_ROTATIONS = (
 
 
 def _arguments_of_unknown_family(
-    config: Mapping[str, Any], interleaved: bool | None, owner: str, unknown: ValueError
+    config: Mapping[str, Any], interleaved: bool | None, caller: str, unknown: ValueError
 ) -> dict[str, Any]:
     """Return the arguments of plain RoPE for a family that posenc does not know, if the config has
     rope_theta, the size of a head and nothing else about rotation, and the caller gives the layout.
@@ -227,14 +227,14 @@ def _arguments_of_unknown_family(
 
     name = config.get("model_type")
     if isinstance(name, str) and name in WITHOUT_ROTATION:
-        raise ValueError(f"{owner}.from_config: {name} has no rotary positions.") from unknown
+        raise ValueError(f"{caller}.from_config: {name} has no rotary positions.") from unknown
     if isinstance(name, str) and name in all_families():  # known, but not as it stands here
-        raise ValueError(f"{owner}.from_config: {unknown}.") from unknown
+        raise ValueError(f"{caller}.from_config: {unknown}.") from unknown
     theta = _rope_theta_of(config)
     head_dim = _head_dim_of(config)
     others = _keys_beyond_plain_rope(config)
-    rotates_last_channels = owner == "DecoupledRoPE"
-    if None not in (theta, head_dim, interleaved) and not others and owner == "RoPE":
+    rotates_last_channels = caller == "DecoupledRoPE"
+    if None not in (theta, head_dim, interleaved) and not others and caller == "RoPE":
         return {
             "head_dim": head_dim,
             "rope_theta": theta,
@@ -242,14 +242,14 @@ def _arguments_of_unknown_family(
             "rotates_last_channels": False,
         }
     line = (
-        f"posenc.{owner}({'head_dim' if head_dim is None else head_dim}, "
+        f"posenc.{caller}({'head_dim' if head_dim is None else head_dim}, "
         f"rope_theta={'...' if theta is None else theta}, "
         f"interleaved={'...' if interleaved is None else interleaved}"
         f"{', rotary_dim=...' if rotates_last_channels else ''})"
     )
     also = f" It also has {', '.join(others)}, which posenc does not read." if others else ""
     raise ValueError(
-        f"{owner}.from_config: model_type {name!r} is unknown. Build it: {line}.{also}"
+        f"{caller}.from_config: model_type {name!r} is unknown. Build it: {line}.{also}"
     ) from unknown
 
 

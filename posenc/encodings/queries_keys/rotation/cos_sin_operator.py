@@ -9,15 +9,16 @@ from torch import Tensor
 from posenc.encodings.numerics.exact_frequencies import ExactFrequencies
 from posenc.frequencies.scaling import Scaling, rope_frequencies
 
-_STORED_ARGUMENTS: dict[str, tuple[int, float, Scaling]] = {}
-"""Arguments of `rope_frequencies` by key: an operator takes strings, but no dataclasses."""
+_STORED_FREQUENCY_ARGUMENTS: dict[str, tuple[int, float, Scaling]] = {}
+"""The first three arguments of `rope_frequencies` by key: an operator of torch takes texts, but no
+dataclasses such as a Scaling."""
 
 
-def store_arguments(rotary_dim: int, rope_theta: float, scaling: Scaling) -> str:
-    """Store arguments of `rope_frequencies` and return the key by which `cos_sin_at_length` finds
-    them."""
+def store_frequency_arguments(rotary_dim: int, rope_theta: float, scaling: Scaling) -> str:
+    """Store arguments of `rope_frequencies` in this process, and return the key by which
+    `cos_sin_at_length` finds them. Equal arguments have one key."""
     key = f"{rotary_dim}, {rope_theta!r}, {scaling!r}"
-    _STORED_ARGUMENTS[key] = rotary_dim, rope_theta, scaling
+    _STORED_FREQUENCY_ARGUMENTS[key] = rotary_dim, rope_theta, scaling
     return key
 
 
@@ -33,10 +34,10 @@ def cos_sin_at_length(
 ) -> tuple[Tensor, Tensor]:
     """Return float64 cos and sin, (*positions.shape, pairs), times attention_factor at `length`.
 
-    `key` comes from `store_arguments`. `axes` is the position component of each pair, empty if
-    positions have one component.
+    key: what `store_frequency_arguments` returned in this process, otherwise KeyError.
+    axes: the position component of each pair; empty if positions have one component.
     """
-    inv_freq, factor = rope_frequencies(*_STORED_ARGUMENTS[key], length)
+    inv_freq, factor = rope_frequencies(*_STORED_FREQUENCY_ARGUMENTS[key], length)
     return ExactFrequencies(inv_freq, axes or None).cos_sin(positions, torch.float64, factor)
 
 
@@ -46,7 +47,7 @@ def _empty_cos_sin(
 ) -> tuple[Tensor, Tensor]:
     """Return empty tensors like the results of `cos_sin_at_length`, from which tracers read
     shapes."""
-    rotary_dim, _, _ = _STORED_ARGUMENTS[key]
+    rotary_dim, _, _ = _STORED_FREQUENCY_ARGUMENTS[key]
     tokens = positions.shape[:-1] if axes else positions.shape
     size = (*tokens, rotary_dim // 2)
     return (

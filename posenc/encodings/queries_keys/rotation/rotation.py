@@ -63,7 +63,7 @@ class Rotation(QueryKeyEncoding):
         attention_factor. `device` is used if positions are a range."""
         if isinstance(positions, range):
             key = positions, dtype, device
-            return self.cached(
+            return self.computed_or_cached(
                 key, lambda: self._compute_cos_sin(as_tensor(positions, device), dtype)
             )
         for ready, cos, sin in self._remembered_cos_sin:
@@ -108,9 +108,11 @@ class Rotation(QueryKeyEncoding):
 
     def move_keys(self, k: Cached, before: CachedPositions, after: CachedPositions) -> Cached:
         cls = type(self)
-        other_transform = cls.transform is not Rotation.transform
-        if other_transform and cls._key_cos_sin is Rotation._key_cos_sin:
-            # A subclass changes keys in a way that it does not describe.
+        # A subclass with a `transform` of its own, which may do more than rotate, must tell by
+        # `_key_cos_sin` what that does to keys. Otherwise keys cannot be moved.
+        transforms_in_own_way = cls.transform is not Rotation.transform
+        describes_keys = cls._key_cos_sin is not Rotation._key_cos_sin
+        if transforms_in_own_way and not describes_keys:
             return super().move_keys(k, before, after)
         return self.rotate_further(k, self._key_cos_sin(before), self._key_cos_sin(after))
 
