@@ -202,12 +202,12 @@ def api() -> dict[str, str]:
 def card(row: dict) -> str:
     """Return the page of one encoding."""
     name, found = row["name"], entry(row["name"])
-    owner, _, kind = found.path.partition(":")
+    owner, _, kind = found.class_path.partition(":")
     changes = ("embeddings", "queries and keys", "scores", "values")
     options = ",".join(f"{key}={value}" for key, value in found.defaults.items())
     checked = (
         "printed by the authors' own code"
-        if found.checked == "golden"
+        if found.evidence == "golden"
         else ("of the paper's formula, in float64 loops")
     )
     claims = [k.replace("_", " ") for k in ("shift_invariant", "causal_only") if row[k]]
@@ -243,7 +243,7 @@ def card(row: dict) -> str:
 def cost(name: str) -> str | None:
     """Return how much longer attention over 1,024 tokens takes, None if `posenc bench` does not
     have it; for RoPE's scalings, which run the same code, that of RoPE."""
-    run = "rope" if entry(name).path == entry("rope").path else name
+    run = "rope" if entry(name).class_path == entry("rope").class_path else name
     text = (ROOT / "benchmarks/results/performance.json").read_text(encoding="utf-8")
     for row in json.loads(text)["rows"]:
         if (row["group"], row["run"], row["case"], row.get("threads")) == (

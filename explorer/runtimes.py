@@ -178,15 +178,15 @@ def _size(dim: int, head: str) -> dict[str, Any] | None:
 
 @cache
 def _candidates(dim: int, base: float, original: int) -> dict[str, tuple[float, ...]]:
-    plain = floats.rope_frequencies(dim, base)
+    plain = floats.unscaled_frequencies(dim, base)
     longest = FACTOR * LENGTHS["max"]
     stretched = floats.dynamic_theta(base, FACTOR, longest, original, dim)
     divisors = floats.llama3_divisors(dim, base, FACTOR, LOW, HIGH, original)
     return {
         "default": plain,
         "linear": tuple(f / FACTOR for f in plain),
-        "ntk": floats.rope_frequencies(dim, floats.ntk_theta(base, FACTOR, dim)),
-        "dynamic": floats.rope_frequencies(dim, stretched),
+        "ntk": floats.unscaled_frequencies(dim, floats.ntk_theta(base, FACTOR, dim)),
+        "dynamic": floats.unscaled_frequencies(dim, stretched),
         "yarn": floats.yarn_frequencies(dim, base, FACTOR, original),
         "llama3": floats.divide_each(plain, divisors),
         "short": tuple(f / SHORT for f in plain),
@@ -208,14 +208,14 @@ def _rotation(layer: LayerRotation, defaults: set[float]) -> dict[str, Any] | No
 
 
 def _scale(multiplier: float) -> str | None:
-    named = {"1": 1.0, "yarn": floats.yarn_temperature(FACTOR)}
+    named = {"1": 1.0, "yarn": floats.yarn_attention_factor(FACTOR)}
     for place in ("inner", "outer"):
         original = LENGTHS[place]
-        named[f"longrope factor {place}"] = floats.longrope_temperature(FACTOR, original)
-        named[f"longrope max {place}"] = floats.longrope_temperature(
+        named[f"longrope factor {place}"] = floats.longrope_attention_factor(FACTOR, original)
+        named[f"longrope max {place}"] = floats.longrope_attention_factor(
             LENGTHS["max"] / original, original
         )
-    named["longrope factor max"] = floats.longrope_temperature(FACTOR, LENGTHS["max"])
+    named["longrope factor max"] = floats.longrope_attention_factor(FACTOR, LENGTHS["max"])
     near = (n for n, v in named.items() if math.isclose(v, multiplier, rel_tol=1e-9))
     return next(near, None)
 

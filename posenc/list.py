@@ -129,7 +129,7 @@ def _build_row(name: str, label: str, entry: "Entry") -> dict[str, Any]:
         "places": list(encoding.claims.places),
         "parameters": encoding.num_parameters,
         **{claim: getattr(encoding.claims, claim) for claim in _CLAIMS.split()},
-        "checked": entry.checked,
+        "checked": entry.evidence,
         "origin": entry.origin,
         "keras": KERAS_LAYERS.get(type(encoding).__name__),
         "source": encoding.claims.source,

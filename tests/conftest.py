@@ -41,7 +41,7 @@ def pytest_configure(config):
     if not given:
         raise pytest.UsageError("Which encoding? Write it down: make check ENCODING=alibi")
     try:
-        config.stash[ASKED] = {name: lookup.entry(name).path for name in given.split(",")}
+        config.stash[ASKED] = {name: lookup.entry(name).class_path for name in given.split(",")}
     except ValueError as unknown:
         raise pytest.UsageError(str(unknown)) from None
 

@@ -21,8 +21,8 @@ def turns_in_fixed_point(inv_freq: Sequence[Decimal | float]) -> tuple[int, ...]
 
 
 def radians_rounded_away(inv_freq: Sequence[Decimal | float]) -> tuple[float, ...]:
-    """Return the part of each frequency that `turns_in_fixed_point` rounds away, in radians per
-    position: below 2e-19, which matters for positions from 2^40 on."""
+    """Return what `turns_in_fixed_point` rounds away from each frequency, in radians per position.
+    It is below 2e-19, either sign, and matters for positions from 2^40 on."""
     with localcontext(DECIMAL_CONTEXT):
         units = [Decimal(f) / TWO_PI * UNITS_PER_TURN for f in inv_freq]
         return tuple(float((u - u.to_integral_value()) / UNITS_PER_TURN * TWO_PI) for u in units)

@@ -11,14 +11,14 @@ LARGEST_DIM = 1 << 14
 """Rotated channels of a head, as a bound of what is computed; the largest heads in use have 512."""
 
 
-def rope_frequencies(dim: int, theta: float) -> tuple[float, ...]:
+def unscaled_frequencies(dim: int, theta: float) -> tuple[float, ...]:
     """Return the frequencies of RoPE without scaling: theta^(-2i/dim) for every i with 2i < dim.
 
     Of an odd dim the last pair counts, too, as in the runtimes.
 
     Raises: ValueError for more dims than a head can have.
 
-    >>> rope_frequencies(4, 10000.0)
+    >>> unscaled_frequencies(4, 10000.0)
     (1.0, 0.01)
     """
     if not 0 <= dim <= LARGEST_DIM:
@@ -27,7 +27,8 @@ def rope_frequencies(dim: int, theta: float) -> tuple[float, ...]:
 
 
 def divide_each(inv_freq: Sequence[float], factors: Sequence[float]) -> tuple[float, ...]:
-    """Return the frequencies, each divided by its own factor, as in longrope and llama3."""
+    """Return the frequencies, each divided by the factor at its index, as in longrope and llama3.
+    Raise ValueError if there are not as many factors as frequencies."""
     return tuple(f / factor for f, factor in zip(inv_freq, factors, strict=True))
 
 
@@ -42,17 +43,17 @@ def ntk_theta(theta: float, factor: float, dim: int) -> float:
 
 
 def dynamic_theta(theta: float, factor: float, length: float, trained: float, dim: int) -> float:
-    """Return the base of dynamic NTK at a length in tokens: theta up to the `trained` length, and
-    a larger one beyond it."""
+    """Return the base of dynamic NTK: theta at a length of at most `trained`, and a larger one
+    beyond it. Both lengths are in tokens."""
     longest = max(length, trained)
     # The stretch is 1 at the trained length, and grows by `factor` with each trained length more.
     stretch = factor * longest / trained - (factor - 1)
     return ntk_theta(theta, stretch, dim)
 
 
-def yarn_temperature(factor: float, mscale: float = 1.0) -> float:
-    """Return YaRN's multiplier of cos and sin for a factor: 0.1 mscale ln(factor) + 1, or 1 for a
-    factor of at most 1."""
+def yarn_attention_factor(factor: float, mscale: float = 1.0) -> float:
+    """Return the number by which YaRN multiplies cos and sin: 0.1 mscale ln(factor) + 1, or 1 for a
+    factor of at most 1. Logits are multiplied by its square."""
     return 0.1 * mscale * math.log(factor) + 1.0 if factor > 1 else 1.0
 
 
@@ -60,18 +61,19 @@ def yarn_frequencies(
     dim: int,
     theta: float,
     factor: float,
-    original: float,
+    original_length: float,
     beta_fast: float = 32.0,
     beta_slow: float = 1.0,
     truncate: bool = True,
-    extrapolation: float = 1.0,
+    extrapolation_factor: float = 1.0,
 ) -> tuple[float, ...]:
     """Return YaRN's frequencies. A pair that makes more than beta_fast turns within the original
-    length keeps its frequency; below beta_slow turns it is divided by `factor`; between the two
-    there is a ramp.
+    length, in tokens, keeps its frequency. One with less than beta_slow turns has it divided by
+    `factor`. Between the two there is a linear ramp over the index of the pair.
 
-    truncate: round the ends of the ramp outward to whole pairs. extrapolation: the share of the
-    kept frequencies that is kept.
+    truncate: round the ends of the ramp outward to whole pairs.
+    extrapolation_factor: the fraction of its own frequency that a fast pair keeps, from 0 to 1. The
+        rest of it is divided by `factor`.
 
     Raises: ValueError for an odd dim, of which the ramp has one entry fewer than there are
     frequencies; the runtimes stop there, too.
@@ -80,9 +82,9 @@ def yarn_frequencies(
         raise ValueError(f"yarn's ramp needs pairs, and {dim} channels rotate, an odd number")
 
     def index_of_pair_with(turns: float) -> float:
-        """Return the index, a real number, at which a pair makes `turns` turns in `original`
-        tokens."""
-        return dim * math.log(original / (turns * 2 * math.pi)) / (2 * math.log(theta))
+        """Return the index, a real number, at which a pair makes `turns` turns in
+        `original_length` tokens."""
+        return dim * math.log(original_length / (turns * 2 * math.pi)) / (2 * math.log(theta))
 
     low = index_of_pair_with(beta_fast)
     high = index_of_pair_with(beta_slow)
@@ -93,63 +95,74 @@ def yarn_frequencies(
     high = min(high, dim - 1)
     width = high - low or 0.001  # as the authors' code does, against a division by 0
     scaled = []
-    for i, frequency in zip(range(dim // 2), rope_frequencies(dim, theta), strict=True):
+    for i, frequency in zip(range(dim // 2), unscaled_frequencies(dim, theta), strict=True):
         ramp = min(max((i - low) / width, 0.0), 1.0)  # 0 for fast pairs, 1 for slow ones
-        # Of a fast pair the share (1 - ramp) is kept, times `extrapolation`; the rest is divided.
-        divided_share = 1 - (1 - ramp) * extrapolation
+        # Of a fast pair the share (1 - ramp) is kept, times extrapolation_factor; the rest is
+        # divided.
+        divided_share = 1 - (1 - ramp) * extrapolation_factor
         scaled.append(frequency * (1 - divided_share) + frequency / factor * divided_share)
     return tuple(scaled)
 
 
-def stretched_length(original: float, factor: float) -> int:
-    """Return original * factor in whole tokens: how far a factor stretches an original length.
+def stretched_length(original_length: float, factor: float) -> int:
+    """Return original_length * factor, rounded down to whole tokens: how far a factor stretches the
+    original length.
 
     A product just below an integer, by rounding of floats, counts for that integer.
 
     >>> stretched_length(3, 5 / 3)
     5
     """
-    return int(original * factor * (1 + 1e-12))
+    return int(original_length * factor * (1 + 1e-12))
 
 
-def longrope_temperature(ratio: float, original: float) -> float:
-    """Return longrope's multiplier of cos and sin: sqrt(1 + ln(ratio) / ln(original)), or 1 for a
-    ratio of at most 1.
+def longrope_attention_factor(ratio: float, original_length: float) -> float:
+    """Return the number by which longrope multiplies cos and sin: sqrt(1 + ln(ratio) /
+    ln(original_length)), or 1 for a ratio of at most 1.
 
-    ratio: the longest length over the original one. original: in tokens.
+    ratio: the longest length divided by the original one. original_length: in tokens, above 1.
     """
-    return math.sqrt(1 + math.log(ratio) / math.log(original)) if ratio > 1 else 1.0
+    return math.sqrt(1 + math.log(ratio) / math.log(original_length)) if ratio > 1 else 1.0
 
 
 def llama3_divisors(
-    dim: int, theta: float, factor: float, low: float, high: float, original: float
+    dim: int,
+    theta: float,
+    factor: float,
+    low_freq_factor: float,
+    high_freq_factor: float,
+    original_length: float,
 ) -> tuple[float, ...]:
-    """Return Llama 3.1's divisor of each frequency: 1 for wavelengths below original/high, `factor`
-    above original/low, smooth between."""
+    """Return Llama 3.1's divisor of each frequency.
+
+    It is 1 for wavelengths below original_length / high_freq_factor tokens, `factor` for those
+    above original_length / low_freq_factor, and between 1 and `factor` for the others.
+    """
 
     def divisor(f: float) -> float:
         wavelength = 2 * math.pi / f
-        if wavelength > original / low:
+        if wavelength > original_length / low_freq_factor:
             return factor
-        if wavelength < original / high:
+        if wavelength < original_length / high_freq_factor:
             return 1.0
         # Between the two the frequency is a mean of f / factor and f, weighted by `smooth`:
         # (1 - smooth) f / factor + smooth f = f / divisor.
-        smooth = (original / wavelength - low) / (high - low)
+        turns = original_length / wavelength
+        smooth = (turns - low_freq_factor) / (high_freq_factor - low_freq_factor)
         return 1 / ((1 - smooth) / factor + smooth)
 
-    return tuple(divisor(f) for f in rope_frequencies(dim, theta))
+    return tuple(divisor(f) for f in unscaled_frequencies(dim, theta))
 
 
 def proportional_frequencies(
-    head_dim: int, theta: float, share: float, factor: float = 1.0
+    head_dim: int, theta: float, rotated_fraction: float, factor: float = 1.0
 ) -> tuple[float, ...]:
-    """Return head_dim / 2 frequencies: the fastest int(share * head_dim / 2) of RoPE's, each
-    divided by `factor`, and then 0 for the other pairs, which do not rotate.
+    """Return head_dim / 2 frequencies: the fastest int(rotated_fraction * head_dim / 2) of RoPE's,
+    each divided by `factor`, and then 0 for the other pairs, which do not rotate.
 
-    >>> proportional_frequencies(4, 10000.0, share=0.5)
+    >>> proportional_frequencies(4, 10000.0, rotated_fraction=0.5)
     (1.0, 0.0)
     """
-    rotated = int(share * head_dim // 2)
-    kept = rope_frequencies(head_dim, theta)[:rotated]
+    rotated = int(rotated_fraction * head_dim // 2)
+    kept = unscaled_frequencies(head_dim, theta)[:rotated]
     return tuple(f / factor for f in kept) + (0.0,) * (head_dim // 2 - rotated)

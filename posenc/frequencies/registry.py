@@ -22,7 +22,7 @@ def scaling_of(
     parameters: Mapping[str, Any], original: int, maximum: int, attention_factor: float | None
 ) -> Scaling | None:
     """Return the scaling that the rope_parameters of a config describe, in the spelling of
-    transformers 5; None for rope_type "default".
+    transformers 5. Return None if their rope_type is "default", which scales nothing.
 
     original, maximum: the trained length and the longest, in tokens; attention_factor: the config's
     factor of cos and sin; see `Scaling.from_rope_parameters`.

@@ -60,14 +60,20 @@ class NamedEncoding(NamedTuple):
     """Say how `posenc.names()` lists RoPE with a scaling."""
 
     name: str
-    checked: str
+    evidence: str
     """What its tests compare it with, as in `posenc.encodings.registry.Entry`."""
     options: Mapping[str, Any]
     """Arguments of the scaling where a text that names the encoding gives none."""
 
 
 class ExtendMethod(NamedTuple):
-    """Say how `posenc extend` lists a scaling by a factor and the training length alone."""
+    """Say how `posenc extend --method` calls a scaling, and describe it.
+
+    Only a scaling that needs no other numbers than a factor and the training length is such a
+    method.
+
+    name: what `--method` takes. summary: a few words for the help.
+    """
 
     name: str
     summary: str
@@ -176,8 +182,8 @@ class Scaling:
 
 
 def require(scaling: Scaling, condition: bool, expected: str, got: object) -> None:
-    """Raise ValueError unless the condition holds; `expected` and `got` are parts of the
-    message."""
+    """Raise ValueError unless the condition holds. The message says what was expected and what
+    came: "YaRN: `expected`, got `got`."."""
     if not condition:
         raise ValueError(f"{type(scaling).__name__}: {expected}, got {got}.")
 
@@ -200,12 +206,12 @@ def require_length(scaling: Scaling, length: int) -> None:
 
 def current_or_training_length(scaling: Scaling, length: int | None, trained: int) -> int:
     """Return the current length in tokens, or the training length `trained` if that is longer or
-    `length` is None."""
+    `length` is None. Raise ValueError for a length below 1."""
     require(scaling, length is None or length >= 1, "length must be at least 1", length)
     return trained if length is None else max(length, trained)
 
 
-def require_temperature(scaling: Scaling, temperature: float | None) -> None:
-    """Raise ValueError unless the attention_factor is None or a positive number."""
-    valid = temperature is None or (math.isfinite(temperature) and temperature > 0)
-    require(scaling, valid, "attention_factor must be a positive number or None", temperature)
+def require_attention_factor(scaling: Scaling, factor: float | None) -> None:
+    """Raise ValueError unless the attention_factor is None or a finite number above 0."""
+    valid = factor is None or (math.isfinite(factor) and factor > 0)
+    require(scaling, valid, "attention_factor must be a positive number or None", factor)

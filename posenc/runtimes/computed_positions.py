@@ -171,7 +171,7 @@ def llama3_rotation(parameters: Mapping[str, Any], dim: int, theta: float) -> La
     """
     values = [require_number(require_key(parameters, key), key) for key in LLAMA3]
     divisors = floats.llama3_divisors(dim, theta, *values)
-    return LayerRotation(floats.divide_each(floats.rope_frequencies(dim, theta), divisors))
+    return LayerRotation(floats.divide_each(floats.unscaled_frequencies(dim, theta), divisors))
 
 
 def require_factors(parameters: Mapping[str, Any], name: str, pairs: int) -> tuple[float, ...]:

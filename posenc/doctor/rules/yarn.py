@@ -18,7 +18,7 @@ def report_unread_attention_factor(case: Case) -> Iterator[Hit]:
         t, factor = p.get("attention_factor"), p.get("factor")
         if not isinstance(t, int | float) or not isinstance(factor, int | float):
             continue
-        usual = floats.yarn_temperature(factor)
+        usual = floats.yarn_attention_factor(factor)
         if not math.isclose(t, usual, rel_tol=1e-4):
             affected = case.runtimes_that_differ(IGNORE, "multiplier", "scale", nothing_else=True)
             if affected:

@@ -1,6 +1,6 @@
 """Look up encodings by name, and parse the texts that name them in every command.
 
->>> posenc.encodings.registry.entry("alibi").path
+>>> posenc.encodings.registry.entry("alibi").class_path
 'posenc.encodings.scores.alibi:ALiBi'
 >>> posenc.encodings.registry.encoding_class("alibi") is posenc.ALiBi
 True

@@ -8,9 +8,9 @@ from posenc.frequencies.registry import SCALINGS
 class Entry(NamedTuple):
     """Describe an encoding that has a name."""
 
-    path: str
+    class_path: str
     """The class, as "module:Class"."""
-    checked: str
+    evidence: str
     """What its tests compare it with: "golden" (numbers printed by the authors' code) or
     "reference" (the paper's formula in float64); "unchecked" for encodings of other packages."""
     defaults: dict[str, Any] = {}  # noqa: RUF012 - read only
@@ -32,7 +32,7 @@ def _entries_of_scalings() -> dict[str, Entry]:
         encoding = scaling.encoding
         if encoding is not None:
             options = {"interleaved": False, "scaling": scaling.name, **encoding.options}
-            entries[encoding.name] = Entry(_ROPE, encoding.checked, options)
+            entries[encoding.name] = Entry(_ROPE, encoding.evidence, options)
     return entries
 
 

@@ -86,7 +86,7 @@ def class_of(name: str) -> "type[PositionEncoding]":
     # Loaded here, because it loads torch, which the names do without.
     from posenc.encodings.registry.user_code import load_class
 
-    module, _, attribute = registered.path.partition(":")
+    module, _, attribute = registered.class_path.partition(":")
     try:
         return load_class(module, attribute)
     except ValueError as error:
@@ -146,10 +146,10 @@ def register(name: str, encoding: "type[PositionEncoding]", **defaults: Any) -> 
         raise ValueError(f"register: a name has letters, digits and underscores, got {name!r}.")
     path = f"{encoding.__module__}:{encoding.__qualname__}"
     taken = _ENTRIES.get(name) or _registered.get(name) or _entries_of_packages()[0].get(name)
-    if taken is not None and taken.path != path:
+    if taken is not None and taken.class_path != path:
         if name in _classes and _qualname_and_file(_classes[name]) == _qualname_and_file(encoding):
             return  # the same class of the same file, loaded under another module name
-        raise ValueError(f"register: {name!r} is {taken.path} already; choose another name.")
+        raise ValueError(f"register: {name!r} is {taken.class_path} already; choose another name.")
     _registered[name] = Entry(path, "unchecked", defaults, "this program")
     _classes[name] = encoding
 
@@ -255,7 +255,7 @@ def _entries_of_packages() -> tuple[dict[str, Entry], dict[str, str]]:
             )
         elif name in _ENTRIES:
             reasons[name] = f"{origin} defines {name!r}, which is an encoding of posenc."
-        elif name in entries and entries[name].path != point.value:
+        elif name in entries and entries[name].class_path != point.value:
             reasons[name] = f"{entries[name].origin} and {origin} both define an encoding {name!r}."
         else:
             entries[name] = Entry(point.value, "unchecked", {}, origin)

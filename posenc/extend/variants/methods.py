@@ -49,7 +49,7 @@ def _yarn_scaling(setting: RopeSetting, factor: float) -> Scaling:
     """Return YaRN that makes texts `factor` times longer. A setting that has YaRN already keeps its
     other values, and its temperature follows the factor."""
     if isinstance(setting.scaling, YaRN):
-        temperature = setting.yarn_temperature(factor)
+        temperature = setting.yarn_attention_factor(factor)
         return replace(setting.scaling, factor=factor, attention_factor=temperature)
     return YaRN(factor, setting.original_length, beta_fast=_turns_without_scaling(setting))
 

@@ -6,7 +6,7 @@ from decimal import Decimal
 from typing import Any, Self
 
 from posenc.arguments import explain_constructor_misfits
-from posenc.frequencies.floats import longrope_temperature
+from posenc.frequencies.floats import longrope_attention_factor
 from posenc.frequencies.scaling import (
     Frequencies,
     NamedEncoding,
@@ -14,7 +14,7 @@ from posenc.frequencies.scaling import (
     Scaling,
     current_or_training_length,
     require,
-    require_temperature,
+    require_attention_factor,
 )
 from posenc.frequencies.series import inverse_frequencies
 
@@ -61,7 +61,7 @@ class LongRoPE(Scaling):
         super().__post_init__()
         expected = "original_max_positions is the training length in tokens, at least 2"
         require(self, self.original_max_positions >= 2, expected, self.original_max_positions)
-        require_temperature(self, self.attention_factor)
+        require_attention_factor(self, self.attention_factor)
         require(self, self.exempt_tokens >= 0, "exempt_tokens must be >= 0", self.exempt_tokens)
         for name in ("short_factor", "long_factor"):
             factors = getattr(self, name)
@@ -86,16 +86,16 @@ class LongRoPE(Scaling):
             "factor": self.factor,
             "short_factor": list(self.short_factor or (1.0,) * pairs),
             "long_factor": list(self.long_factor or (self.factor,) * pairs),
-            "attention_factor": self.temperature,
+            "attention_factor": self.attention_factor_in_use,
         }
 
     @property
-    def temperature(self) -> float:
+    def attention_factor_in_use(self) -> float:
         """Return the factor of cos and sin, the same at every length: `attention_factor`, or if
         that is None the class's formula."""
-        return self.attention_factor or longrope_temperature(
-            self.factor, self.original_max_positions
-        )
+        if self.attention_factor is not None:
+            return self.attention_factor
+        return longrope_attention_factor(self.factor, self.original_max_positions)
 
     @property
     def depends_on_length(self) -> bool:  # type: ignore[override]
@@ -113,4 +113,4 @@ class LongRoPE(Scaling):
         else:
             factors = self.short_factor or (1.0,) * pairs
         scaled = tuple(f / Decimal(x) for f, x in zip(inv_freq, factors, strict=True))
-        return Frequencies(scaled, self.temperature)
+        return Frequencies(scaled, self.attention_factor_in_use)

@@ -5,7 +5,7 @@ from decimal import Decimal
 from typing import Any, Self
 
 from posenc.arguments import explain_constructor_misfits
-from posenc.frequencies.floats import yarn_temperature
+from posenc.frequencies.floats import yarn_attention_factor
 from posenc.frequencies.scaling import (
     Frequencies,
     NamedEncoding,
@@ -13,7 +13,7 @@ from posenc.frequencies.scaling import (
     Scaling,
     current_or_training_length,
     require,
-    require_temperature,
+    require_attention_factor,
 )
 from posenc.frequencies.scalings.by_parts import blend_frequencies, ramp, ramp_ends
 from posenc.frequencies.series import inverse_frequencies
@@ -72,7 +72,7 @@ class YaRN(Scaling):
         expected = "beta_fast and beta_slow are numbers of turns with beta_fast >= beta_slow > 0"
         got = f"{self.beta_fast} and {self.beta_slow}"
         require(self, self.beta_fast >= self.beta_slow > 0, expected, got)
-        require_temperature(self, self.attention_factor)
+        require_attention_factor(self, self.attention_factor)
         share = self.extrapolation_factor
         require(self, 0 <= share <= 1, "extrapolation_factor must be between 0 and 1", share)
         require(
@@ -100,21 +100,21 @@ class YaRN(Scaling):
             "beta_fast": self.beta_fast,
             "beta_slow": self.beta_slow,
             "truncate": self.truncate,
-            "attention_factor": self.temperature,
+            "attention_factor": self.attention_factor_in_use,
         }
 
     @property
-    def temperature(self) -> float:
+    def attention_factor_in_use(self) -> float:
         """Return the factor of cos and sin, the same at every length: `attention_factor`, or if
         that is None the class's formula."""
         if self.attention_factor is not None:
             return self.attention_factor
-        upper = yarn_temperature(self.factor, self.mscale)
-        return upper / yarn_temperature(self.factor, self.mscale_all_dim)
+        upper = yarn_attention_factor(self.factor, self.mscale)
+        return upper / yarn_attention_factor(self.factor, self.mscale_all_dim)
 
     @property
     def logit_scale(self) -> float:
-        return yarn_temperature(self.factor, self.mscale_all_dim) ** 2
+        return yarn_attention_factor(self.factor, self.mscale_all_dim) ** 2
 
     def frequencies(self, rotary_dim, rope_theta, length=None) -> Frequencies:
         require(self, rope_theta != 1, "rope_theta must differ from 1", rope_theta)
@@ -130,7 +130,7 @@ class YaRN(Scaling):
         most_kept = Decimal(self.extrapolation_factor)
         kept = [(1 - interpolated) * most_kept for interpolated in ramp(low, high, len(inv_freq))]
         scaled = blend_frequencies(inv_freq, Decimal(self.factor), kept)
-        return Frequencies(scaled, self.temperature)
+        return Frequencies(scaled, self.attention_factor_in_use)
 
 
 @explain_constructor_misfits

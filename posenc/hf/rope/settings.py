@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 from decimal import Decimal
 from typing import Any
 
-from posenc.frequencies.floats import ntk_theta, yarn_temperature
+from posenc.frequencies.floats import ntk_theta, yarn_attention_factor
 from posenc.frequencies.registry import scaling_of
 from posenc.frequencies.scaling import Frequencies, Scaling, rope_frequencies
 from posenc.frequencies.scalings import Linear
@@ -38,13 +38,13 @@ class RopeSetting:
     mscale: float | None = None
     mscale_all_dim: float | None = None
 
-    def yarn_temperature(self, factor: float) -> float:
+    def yarn_attention_factor(self, factor: float) -> float:
         """Return YaRN's factor of cos and sin as transformers computes it: from mscale and
         mscale_all_dim if both are given, otherwise from `factor`."""
         if self.mscale and self.mscale_all_dim:
-            all_dim = yarn_temperature(factor, self.mscale_all_dim)
-            return yarn_temperature(factor, self.mscale) / all_dim
-        return yarn_temperature(factor)
+            all_dim = yarn_attention_factor(factor, self.mscale_all_dim)
+            return yarn_attention_factor(factor, self.mscale) / all_dim
+        return yarn_attention_factor(factor)
 
     @property
     def compressed_length(self) -> int:
@@ -174,7 +174,7 @@ def _yarn_setting(
     )
     attention_factor = parameters.get("attention_factor")
     if attention_factor is None:
-        attention_factor = setting.yarn_temperature(parameters["factor"])
+        attention_factor = setting.yarn_attention_factor(parameters["factor"])
     # transformers 5 looks for it outside of the layer types
     truncate = config.rope_parameters.get("truncate", True)
     parameters = {**parameters, "truncate": True if truncate is None else truncate}

@@ -137,7 +137,7 @@ def _temperature_keys(setting: RopeSetting, factor: float) -> dict[str, float]:
     meant = setting.frequencies().attention_factor
     pair = {"mscale": setting.mscale, "mscale_all_dim": setting.mscale_all_dim}
     present = {key: value for key, value in pair.items() if value is not None}
-    if len(present) == len(pair) and math.isclose(meant, setting.yarn_temperature(factor)):
+    if len(present) == len(pair) and math.isclose(meant, setting.yarn_attention_factor(factor)):
         return present
     return {"attention_factor": meant, **present}
 

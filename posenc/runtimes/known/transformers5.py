@@ -45,10 +45,10 @@ def yarn_multiplier(parameters: Mapping[str, Any], factor: float) -> float:
         return require_number(given, "attention_factor")
     mscale, all_dim = parameters.get("mscale"), parameters.get("mscale_all_dim")
     if mscale and all_dim:
-        return floats.yarn_temperature(
+        return floats.yarn_attention_factor(
             factor, require_number(mscale, "mscale")
-        ) / floats.yarn_temperature(factor, require_number(all_dim, "mscale_all_dim"))
-    return floats.yarn_temperature(factor)
+        ) / floats.yarn_attention_factor(factor, require_number(all_dim, "mscale_all_dim"))
+    return floats.yarn_attention_factor(factor)
 
 
 def rotation(parameters: Parameters, model: Model, length: int) -> LayerRotation:
@@ -70,7 +70,7 @@ def rotation(parameters: Parameters, model: Model, length: int) -> LayerRotation
     if kind == "default":
         # Each class has a function of its own for this type, and few of them read the share.
         dim = int(head_dim * share) if model.supports_partial_rotation else head_dim
-        return LayerRotation(floats.rope_frequencies(dim, theta))
+        return LayerRotation(floats.unscaled_frequencies(dim, theta))
     dim = int(head_dim * share)
     _refuse_null_head(kind, model)
     if kind == "longrope":
@@ -78,14 +78,16 @@ def rotation(parameters: Parameters, model: Model, length: int) -> LayerRotation
     _refuse_scaling(kind, dim, model)
     factor = _scaling_factor(parameters, trained)
     if kind == "linear":
-        return LayerRotation(floats.linear_frequencies(floats.rope_frequencies(dim, theta), factor))
+        return LayerRotation(
+            floats.linear_frequencies(floats.unscaled_frequencies(dim, theta), factor)
+        )
     if kind == "dynamic":
         alpha = _fixed_alpha(model, parameters)
         if alpha is not None:
             base = floats.ntk_theta(theta, require_number(alpha, "alpha"), head_dim)
-            return LayerRotation(floats.rope_frequencies(head_dim, base))
+            return LayerRotation(floats.unscaled_frequencies(head_dim, base))
         base = floats.dynamic_theta(theta, factor, length, trained, dim)
-        return LayerRotation(floats.rope_frequencies(dim, base))
+        return LayerRotation(floats.unscaled_frequencies(dim, base))
     original = require_number(parameters[ORIGINAL_LENGTH], ORIGINAL_LENGTH)
     if kind == "llama3":
         return llama3_rotation(parameters, dim, theta)
@@ -99,9 +101,9 @@ def axial_rotation(
     if kind not in ("default", "axial"):
         raise RefusedError(f"ValueError: supports only axial rope, but requested {kind}")
     if facts.shared_axes:  # height and width take the frequencies of one head in turn
-        both_axes = floats.rope_frequencies(head_dim, theta)
+        both_axes = floats.unscaled_frequencies(head_dim, theta)
         return LayerRotation(both_axes[0::2] + both_axes[1::2])
-    return LayerRotation(floats.rope_frequencies(head_dim // (facts.axes or 1), theta))
+    return LayerRotation(floats.unscaled_frequencies(head_dim // (facts.axes or 1), theta))
 
 
 def _refuse_null_head(kind: str, model: Model) -> None:
@@ -165,9 +167,9 @@ def _longrope_rotation(
     ratio = trained / original if factor is None else require_number(factor, "factor")
     scale = p.get("attention_factor")
     if scale is None:
-        scale = floats.longrope_temperature(ratio, original)
+        scale = floats.longrope_attention_factor(ratio, original)
     list_at_length = long if length > original else short
-    inv_freq = floats.divide_each(floats.rope_frequencies(dim, theta), list_at_length)
+    inv_freq = floats.divide_each(floats.unscaled_frequencies(dim, theta), list_at_length)
     return LayerRotation(inv_freq, require_number(scale, "it"))
 
 
@@ -190,7 +192,7 @@ def softmax_scale(model: Model, parameters: Parameters) -> float:
     factor = require_number(require_key(parameters, "factor"), "factor")
     return (
         model.softmax_scale
-        * floats.yarn_temperature(factor, require_number(all_dim, "mscale_all_dim")) ** 2
+        * floats.yarn_attention_factor(factor, require_number(all_dim, "mscale_all_dim")) ** 2
     )
 
 

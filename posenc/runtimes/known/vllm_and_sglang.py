@@ -88,6 +88,6 @@ def longrope_rotation(
     lists = {name: require_factors(p, f"{name}_factor", len(plain)) for name in ("short", "long")}
     chosen = "long" if long else "short"
     given = p.get(f"{chosen}_mscale")
-    scale = floats.longrope_temperature(model.max_positions / original, original)
+    scale = floats.longrope_attention_factor(model.max_positions / original, original)
     multiplier = scale if given is None else require_number(given, f"{chosen}_mscale")
     return LayerRotation(floats.divide_each(plain, lists[chosen]), multiplier)

@@ -24,7 +24,7 @@ from pathlib import Path
 import numpy as np
 
 from posenc.doctor.options import Options
-from posenc.frequencies.floats import rope_frequencies
+from posenc.frequencies.floats import unscaled_frequencies
 from tests.doctor.judging import run
 from tests.doctor.oracles import exports
 
@@ -86,7 +86,7 @@ def breaks(model: Path, folder: Path) -> Path:
         "attention_factor": TEMPERATURE,
         "original_max_position_embeddings": config["max_position_embeddings"] // 4,
     }
-    assert len(rope_frequencies(head_dim, theta)) == len(factors)
+    assert len(unscaled_frequencies(head_dim, theta)) == len(factors)
     (folder / "config.json").write_text(json.dumps(config))
     return folder
 

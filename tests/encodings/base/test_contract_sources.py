@@ -117,7 +117,7 @@ def subject(name: str) -> type:
 
 @pytest.mark.parametrize("name", names())
 def test_the_registry_names_a_check_that_sees(name: str, monkeypatch: pytest.MonkeyPatch):
-    checked = registry.entry(name).checked
+    checked = registry.entry(name).evidence
     tests = marked().get((checked, name), [])
     assert tests, f"no test is marked @pytest.mark.{checked}({name!r}), as the registry says"
     for test in tests:

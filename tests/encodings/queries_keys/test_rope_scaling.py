@@ -13,7 +13,7 @@ from torch._dynamo.testing import CompileCounter
 
 from posenc.encodings.queries_keys.rope import RoPE
 from posenc.encodings.queries_keys.rotation.rotate import rotate as rotate_pairs
-from posenc.frequencies.floats import longrope_temperature, yarn_temperature
+from posenc.frequencies.floats import longrope_attention_factor, yarn_attention_factor
 from posenc.frequencies.scaling import Scaling, rope_frequencies
 from posenc.frequencies.scalings import (
     NTK,
@@ -77,7 +77,7 @@ def test_yarn(case: Case):
     if params.get("attention_factor") is not None or not pair:
         params = {k: v for k, v in params.items() if not k.startswith("mscale")}
     if "attn_factor" in params:  # the repository's: multiplies the temperature
-        factor = params.pop("attn_factor") * yarn_temperature(params["factor"])
+        factor = params.pop("attn_factor") * yarn_attention_factor(params["factor"])
         params = {**params, "attention_factor": factor}
     assert_static(case, scaling_of(YaRN, replace(case, params=params)))
 
@@ -154,8 +154,8 @@ def test_longrope(case: Case):
     assert frequencies_of(case, scaling)[0].tolist() == rows[0][0].tolist()  # None: as trained
     trained = case.params["original_length"]
     ratio = case.params["max_position_embeddings"] / trained
-    case.assert_close("mscale_ms_su", longrope_temperature(ratio, trained))
-    case.assert_close("mscale_ms_yarn", yarn_temperature(ratio))
+    case.assert_close("mscale_ms_su", longrope_attention_factor(ratio, trained))
+    case.assert_close("mscale_ms_yarn", yarn_attention_factor(ratio))
 
 
 @pytest.mark.parametrize("case", cases("scaling_longrope_mixed"))

@@ -37,7 +37,7 @@ def test_a_registered_name_is_built_listed_and_composed():
     assert create("slow", SHAPE).slopes == ALiBi(2, bias_max=4.0).slopes
     assert create("slow:bias_max=6", SHAPE).slopes == ALiBi(2, bias_max=6.0).slopes
     assert create("rope+slow", ModelShape(64, 2)).claims.places == (2, 3)
-    assert names()[-1] == "slow" and entry("slow").checked == "unchecked"
+    assert names()[-1] == "slow" and entry("slow").evidence == "unchecked"
     register("slow", Slow)  # the same cell of a notebook, run again
 
 
@@ -145,7 +145,7 @@ def test_own_names_do_not_look_at_what_is_installed(monkeypatch):
 
     monkeypatch.setattr(importlib.metadata, "entry_points", looked)
     create("rope", SHAPE)
-    assert entry("alibi").checked == "golden"
+    assert entry("alibi").evidence == "golden"
 
 
 @pytest.mark.slow

@@ -96,7 +96,7 @@ def _linear_option(target: LayerRotation, dim: int, parameters: Mapping[str, Any
     """Return the llama.cpp options that divide all frequencies by one factor; None if that does not
     give the frequencies `target`."""
     factor = _scaling_factor(parameters)
-    unscaled = floats.rope_frequencies(dim, float(parameters["rope_theta"]))
+    unscaled = floats.unscaled_frequencies(dim, float(parameters["rope_theta"]))
     if not _rotate_alike(
         target, LayerRotation(floats.divide_each(unscaled, [factor] * len(unscaled)))
     ):
@@ -115,7 +115,7 @@ def _yarn_option(target: LayerRotation, dim: int, parameters: Mapping[str, Any])
     yarn = floats.yarn_frequencies(
         dim, float(parameters["rope_theta"]), factor, original, fast, slow
     )
-    if not _rotate_alike(target, LayerRotation(yarn, floats.yarn_temperature(factor))):
+    if not _rotate_alike(target, LayerRotation(yarn, floats.yarn_attention_factor(factor))):
         return None
     return (
         f"--rope-scaling yarn --rope-scale {factor:.9g} --yarn-orig-ctx {original} "
@@ -135,7 +135,9 @@ def _base_of_plain_rope(target: LayerRotation, dim: int) -> float | None:
     # inv_freq[i] is base^(-2 i / dim).
     base = target.inv_freq[1] ** (-dim / 2)
     return (
-        base if _rotate_alike(target, LayerRotation(floats.rope_frequencies(dim, base))) else None
+        base
+        if _rotate_alike(target, LayerRotation(floats.unscaled_frequencies(dim, base)))
+        else None
     )
 
 
