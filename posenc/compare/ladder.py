@@ -15,7 +15,7 @@ from posenc.compare.results import Study
 from posenc.compare.study import RUNS, run_study
 from posenc.compare.trial.config import TrialConfig
 from posenc.files.atomic import prepare_page_and_figures
-from posenc.files.opening import make_folder, text_of
+from posenc.files.opening import make_folder, read_file_text
 from posenc.report.figure_files import write_page
 from posenc.report.html_page import page_of
 from posenc.report.terminal import print_line, print_report, stderr
@@ -125,7 +125,7 @@ def _read_run(folder: Path) -> Study:
             f"--also: {folder} holds no {STUDY_FILE}. Give a folder of posenc compare."
         )
     try:
-        return Study.from_json(text_of(path))
+        return Study.from_json(read_file_text(path))
     except ValueError as error:
         raise ValueError(f"--also: {path} cannot be read ({error}).") from None
 

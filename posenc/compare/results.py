@@ -51,7 +51,7 @@ from typing import Self
 from posenc.compare.scores import CaseScore, FarScore, LengthScore, PositionScore, Reading
 from posenc.compare.trial.config import ENCODING_LR, MOST, TrialConfig, check_encoding_name
 from posenc.files.sealed_json import (
-    MOST_LETTERS,
+    MAX_LETTERS,
     Record,
     check_count,
     check_rising,
@@ -132,7 +132,7 @@ class TrialResult(Record):
         check_count("encoding_parameters", self.encoding_parameters)
         for key, value in self.spec.items():
             check_text_length("spec", key, MOST)
-            check_text_length(f"spec[{key!r}]", value, MOST_LETTERS)
+            check_text_length(f"spec[{key!r}]", value, MAX_LETTERS)
         check_rising("steps of the training curve", [p.step for p in self.training], MOST)
         if self.training and self.training[-1].step > self.config.steps:
             raise ValueError(f"the training curve goes beyond {self.config.steps} steps.")

@@ -20,7 +20,7 @@ from posenc.compare.trial.files import (
     save_result,
 )
 from posenc.files.atomic import write_atomically
-from posenc.files.opening import bytes_of, make_subfolder, text_of
+from posenc.files.opening import make_subfolder, read_file_bytes, read_file_text
 
 MAX_RESULT_BYTES = 1 << 23
 """Maximum size of a result.json that is reused. One of 200 steps has 8 kB."""
@@ -111,7 +111,9 @@ def _read_training(home: Path, trial: TrialConfig) -> _FinishedTraining | None:
     """Return the training in the folder `home` if its trial equals `trial` but for its tests;
     None if it is another trial, incomplete or damaged."""
     try:
-        config = TrialResult.from_json(text_of(home / "result.json", MAX_RESULT_BYTES)).config
+        config = TrialResult.from_json(
+            read_file_text(home / "result.json", MAX_RESULT_BYTES)
+        ).config
         tests = {name: getattr(trial, name) for name in _TEST_FIELDS}
         trains_the_same = replace(config, **tests) == trial
         if home.name != config.folder or not trains_the_same:
@@ -119,7 +121,7 @@ def _read_training(home: Path, trial: TrialConfig) -> _FinishedTraining | None:
         result = _finished_result(home.parent, config)
         if result is None or not _has_kind(stat.S_ISREG, home / WEIGHTS_FILE):
             return None
-        weights = bytes_of(home / WEIGHTS_FILE, MAX_WEIGHTS_BYTES)
+        weights = read_file_bytes(home / WEIGHTS_FILE, MAX_WEIGHTS_BYTES)
     except (ValueError, OSError):
         return None
     curve = result.training

@@ -32,10 +32,10 @@ from posenc.files.atomic import is_partial, remove_partials, write_atomically
 from posenc.files.lock import LOCK_SUFFIX, locked
 from posenc.files.new_folder import UNPROVED_SUFFIX
 from posenc.files.opening import (
-    bytes_of,
     make_folder,
     missing_folders,
-    remove_empty,
+    read_file_bytes,
+    remove_empty_folders,
     remove_folder,
 )
 from posenc.lazy import require_package
@@ -127,7 +127,7 @@ def _remove_new_folders_if_refused(folder: Path, new_folders: list[Path]) -> Ite
     except ValueError:
         if new_folders:
             remove_folder(folder)
-            remove_empty(new_folders)
+            remove_empty_folders(new_folders)
         raise
 
 
@@ -337,7 +337,7 @@ def check_out_folder(folder: Path) -> str | None:
         raise ValueError(f"--out: {existing} is not a folder.")
     if existing != folder:
         return None
-    content = bytes_of(folder / STUDY_FILE) if (folder / STUDY_FILE).is_file() else b""
+    content = read_file_bytes(folder / STUDY_FILE) if (folder / STUDY_FILE).is_file() else b""
     if STUDY_MARK in content:
         return _damage_of_study(folder, content)
     for path in folder.iterdir():

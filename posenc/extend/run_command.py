@@ -12,7 +12,7 @@ from posenc.extend.extension import NotExported, Outcome, extend
 from posenc.extend.refusals import prepare_outputs
 from posenc.extend.state_folder import default_state_folder
 from posenc.files.atomic import write_atomically
-from posenc.files.opening import bytes_of, text_of
+from posenc.files.opening import read_file_bytes, read_file_text
 from posenc.hf.checkpoint.tokenization import split_documents
 from posenc.report.chart import csv_text
 from posenc.report.report import Report
@@ -87,7 +87,7 @@ def _refuse_foreign_table(page: Path | None) -> None:
     if page is None:
         return
     table = page.with_suffix(".csv")
-    if table.is_file() and not bytes_of(table).startswith(",".join(COLUMNS).encode()):
+    if table.is_file() and not read_file_bytes(table).startswith(",".join(COLUMNS).encode()):
         raise ValueError(f"{table} exists already and is no table of this page; name another.")
 
 
@@ -164,7 +164,7 @@ def read_documents(texts: list[Path]) -> list[str]:
         if not path.is_file():
             raise ValueError(f"{path}: {'not a file' if path.exists() else 'no such file'}.")
         try:
-            documents += split_documents(text_of(path, None))
+            documents += split_documents(read_file_text(path, None))
         except UnicodeDecodeError as error:
             byte = error.object[error.start]
             raise ValueError(

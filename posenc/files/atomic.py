@@ -9,7 +9,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
-from posenc.files.opening import NOT_ORDINARY_MESSAGE, bytes_of, make_folder, naming_os_errors
+from posenc.files.opening import (
+    NOT_ORDINARY_MESSAGE,
+    make_folder,
+    name_path_in_os_errors,
+    read_file_bytes,
+)
 
 _PARTIAL = re.compile(r"\..+\.[0-9a-f]{16}\.partial")
 _HAS_FOLDER_HANDLES = os.rename in os.supports_dir_fd
@@ -33,18 +38,18 @@ def _open_folder_of(path: Path) -> Iterator[int | None]:
 
 @contextlib.contextmanager
 def _open_partial_file(path: Path, *, replace: bool = True) -> Iterator[tuple[BinaryIO, Path]]:
-    """Yield a new file next to `path`, and its name, which cannot be predicted.
+    """Yield a new file next to `path`, open for writing, and its name, which cannot be predicted.
 
-    replace: at the end of the block the file is flushed to disk and takes the place of `path`. With
-    replace=False, and after an error, it is deleted: so a caller tries whether `path` can be
-    written.
+    replace: True: at the end of the `with` the file is flushed to disk and takes the place of
+        `path`. False: it is deleted; a caller does so to find out whether `path` can be written.
+    After an error the file is deleted in both cases.
 
     Raises: OSError that names `path`, also where something else has the name of the new file by
     then, or `path` is a pipe, a device or a folder.
     """
     partial = path.with_name(f".{path.name}.{secrets.token_hex(8)}.partial")
     source, target = (partial.name, path.name) if _HAS_FOLDER_HANDLES else (partial, path)
-    with naming_os_errors(path, source, str(partial)), _open_folder_of(path) as folder:
+    with name_path_in_os_errors(path, source, str(partial)), _open_folder_of(path) as folder:
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0)
         flags |= getattr(os, "O_BINARY", 0)  # or Windows would write \n as \r\n
         # A link may be replaced, but not a device, a pipe or a folder: none of them could be
@@ -107,9 +112,10 @@ def remove_partials(folder: Path) -> None:
 
 
 def prepare_file(path: Path) -> None:
-    """Make the folders of `path` and check that it can be written, before work begins.
+    """Make the folders above `path` and check that the file can be written, before work begins. An
+    existing file is not changed.
 
-    Raises: OSError.
+    Raises: OSError if it cannot be written.
     """
     if path.is_dir():
         raise IsADirectoryError(f"{path} is a folder; name a file in it.")
@@ -125,7 +131,7 @@ def prepare_page(path: Path, mark: str = '<meta name="generator" content="posenc
     Raises: OSError; ValueError if `path` is a file that is neither empty nor a page with `mark`,
     and would be lost.
     """
-    if path.is_file() and (content := bytes_of(path)):
+    if path.is_file() and (content := read_file_bytes(path)):
         if not (content.startswith(b"<!doctype html>") and mark.encode() in content):
             raise ValueError(f"{path} exists already and is no page of this command; name another.")
     prepare_file(path)
@@ -138,7 +144,11 @@ def prepare_results(path: Path, mark: str) -> None:
     Raises: OSError; ValueError if `path` is a file that is neither empty nor begins with `mark`,
     and would be lost.
     """
-    if path.is_file() and (content := bytes_of(path)) and not content.startswith(mark.encode()):
+    if (
+        path.is_file()
+        and (content := read_file_bytes(path))
+        and not content.startswith(mark.encode())
+    ):
         raise ValueError(
             f"{path} exists already and holds no results of this command; name another."
         )

@@ -6,7 +6,7 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path
 
-from posenc.files.opening import make_folder, open_handle, remove_empty
+from posenc.files.opening import make_folder, open_handle, remove_empty_folders
 
 try:
     import fcntl
@@ -24,8 +24,9 @@ def locked(folder: Path, what: str) -> Iterator[None]:
 
     Nothing is written to the lock file, and no link is followed.
 
-    Raises: ValueError if another process has the lock; `what` names it in the message. ValueError
-    if the lock is a link or no ordinary file.
+    what: the command that locks the folder, such as "posenc compare", for the message.
+    Raises: ValueError if another process has the lock, or if the lock is a link or no ordinary
+    file.
     """
     busy = f"Another {what} is running in {folder}. Wait until it ends, or choose another folder."
     handle = open_handle(
@@ -40,10 +41,10 @@ def locked(folder: Path, what: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def locked_without_file(folder: Path, busy: str) -> Iterator[None]:
-    """Lock the folder without a lock file. It is made if missing, and removed if empty afterwards.
+    """Lock the folder for this process, without a lock file. The folder is made if it is missing,
+    and removed if it is empty afterwards. Windows, which has no such locks, locks nothing.
 
-    Raises: ValueError with the message `busy` if another process has the lock; ValueError for a
-    link.
+    Raises: ValueError if another process has the lock, with the message `busy`, or for a link.
     """
     make_folder(folder)
     with contextlib.ExitStack() as stack:
@@ -53,7 +54,7 @@ def locked_without_file(folder: Path, busy: str) -> Iterator[None]:
             )
             stack.callback(os.close, handle)
             _lock_until_closed(handle, busy)
-        stack.callback(remove_empty, [folder])
+        stack.callback(remove_empty_folders, [folder])
         yield
 
 

@@ -54,9 +54,10 @@ def open_handle(
 
 
 @contextlib.contextmanager
-def naming_os_errors(path: Path, *hidden: object) -> Iterator[None]:
-    """Let each OSError inside of the `with` name `path`, if it names no file or one of `hidden`,
-    which the user has never heard of."""
+def name_path_in_os_errors(path: Path, *hidden: object) -> Iterator[None]:
+    """Inside the `with`, raise each OSError again as one that names `path`, if it names no file or
+    one of `hidden`: files that are made in passing, which the user does not know. An OSError that
+    names another file, or has no errno, is not changed."""
     try:
         yield
     except OSError as error:
@@ -73,9 +74,12 @@ def open_ordinary(path: Path, *, follow: bool = True) -> BinaryIO:
     return os.fdopen(open_handle(path, os.O_RDONLY | (0 if follow else _O_NOFOLLOW)), "rb")
 
 
-def bytes_of(path: Path, largest: int | None = LARGEST_TEXT_BYTES) -> bytes:
-    """Return the content of an ordinary file. Raises: ValueError for more than `largest` bytes;
-    with None any size is read."""
+def read_file_bytes(path: Path, largest: int | None = LARGEST_TEXT_BYTES) -> bytes:
+    """Return the content of an ordinary file, or of a link to one, as bytes.
+
+    largest: most bytes that are read; None: any number.
+    Raises: ValueError for a larger file, and as open_ordinary.
+    """
     with open_ordinary(path) as file:
         if largest is None:
             return file.read()
@@ -87,9 +91,15 @@ def bytes_of(path: Path, largest: int | None = LARGEST_TEXT_BYTES) -> bytes:
     return content
 
 
-def text_of(path: Path, largest: int | None = LARGEST_TEXT_BYTES, errors: str = "strict") -> str:
-    """Return the content of an ordinary file in UTF-8, as `bytes_of`, its lines ended by \\n."""
-    text = bytes_of(path, largest).decode("utf-8", errors)
+def read_file_text(
+    path: Path, largest: int | None = LARGEST_TEXT_BYTES, errors: str = "strict"
+) -> str:
+    """Return the content of an ordinary file in UTF-8 as text, its lines ended by \\n.
+
+    errors: what becomes of bytes that are not UTF-8, as in bytes.decode.
+    Raises: as `read_file_bytes`; with errors="strict" UnicodeDecodeError, which is a ValueError.
+    """
+    text = read_file_bytes(path, largest).decode("utf-8", errors)
     return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
@@ -129,7 +139,7 @@ def copy_file(source: Path, target: Path, *, follow: bool = True) -> None:
     """
     with (
         open_ordinary(source, follow=follow) as file,
-        naming_os_errors(target),
+        name_path_in_os_errors(target),
         open_new(target) as out,
     ):
         try:
@@ -180,8 +190,8 @@ def make_private_folder(folder: Path) -> Path:
 
 
 def path_in_folder(folder: Path, name: object) -> Path:
-    """Return the path of the file `name` in a folder. Raises: ValueError for anything but the name
-    of a file directly in it, such as `../other`."""
+    """Return the path of the file `name` in a folder; the file need not exist. Raises: ValueError
+    for anything but a text that names a file directly in the folder: not for example `../other`."""
     if not isinstance(name, str) or Path(name).name != name:
         raise ValueError(f"{name!r} is not a file of {folder}")
     return folder / name
@@ -200,7 +210,7 @@ def missing_folders(folder: Path) -> list[Path]:
     return [path for path in (folder, *folder.parents) if not path.exists()]
 
 
-def remove_empty(folders: Sequence[Path]) -> None:
+def remove_empty_folders(folders: Sequence[Path]) -> None:
     """Remove these folders, except those that are not empty."""
     for path in folders:
         with contextlib.suppress(OSError):

@@ -13,12 +13,12 @@ from typing import Any, NoReturn, Self
 
 HASH_KEY = "sha256"
 """Key of the hash of all other fields."""
-DEEPEST, MOST_DIGITS = 64, 300
+MAX_DEPTH, MAX_DIGITS = 64, 300
 """Bounds of nesting and of the digits of a whole number, in JSON that another program may have
 written: chosen. A number of 300 digits still fits into a float."""
 LARGEST_NUMBER = 1e60
 """Bound of a number, so that statistics of its square do not overflow."""
-MOST_LETTERS, MOST_ITEMS = 100_000, 100_000
+MAX_LETTERS, MAX_ITEMS = 100_000, 100_000
 """Bounds of a text and of a list."""
 LARGEST_COUNT = 1 << 53
 """Bound of a whole number that counts something, which float64 still holds exactly."""
@@ -45,7 +45,8 @@ def seal(content: dict[str, Any]) -> str:
 
 
 def unseal(text: str) -> dict[str, Any]:
-    """Return the content that `seal` was given. Raises ValueError if it has been changed."""
+    """Return the dict that `seal` was given. Raise ValueError if its content has changed since, if
+    it has no hash, or if the text is no JSON object."""
     content = parse_object(text)
     sealed_hash = content.pop(HASH_KEY, None)
     if sealed_hash is None:
@@ -84,7 +85,8 @@ def _numbers_not_finite(value: Any, where: str) -> Iterator[tuple[str, float]]:
 
 
 def parse_object(text: str) -> dict[str, Any]:
-    """Parse JSON that must be an object without NaN. Raises ValueError."""
+    """Return a JSON object as a dict. Raise ValueError for other JSON, for text that is no JSON,
+    for the words NaN and Infinity, and as `parse_bounded_json`."""
     content = parse_bounded_json(text, parse_constant=_refuse_constant)
     if not isinstance(content, dict):
         raise ValueError(f"expected an object, got {type(content).__name__}")
@@ -92,18 +94,22 @@ def parse_object(text: str) -> dict[str, Any]:
 
 
 def parse_bounded_json(text: str, **hooks: Any) -> Any:
-    """Parse JSON that is nested at most DEEPEST times and whose whole numbers fit into a float.
-    `hooks` are json's. Raises: ValueError."""
+    """Return parsed JSON: values nested at most MAX_DEPTH deep, and whole numbers of at most
+    MAX_DIGITS digits, which fit into a float.
+
+    hooks: further arguments of json.loads.
+    Raises: ValueError for text that is no JSON or beyond these bounds.
+    """
     try:
         content = json.loads(text, parse_int=_parse_whole_number, **hooks)
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
     containers = [content] if isinstance(content, dict | list) else []
-    for _ in range(DEEPEST):
+    for _ in range(MAX_DEPTH):
         containers = _containers_in(containers)
         if not containers:
             return content
-    raise ValueError(f"it is nested more than {DEEPEST} times")
+    raise ValueError(f"it is nested more than {MAX_DEPTH} times")
 
 
 def _containers_in(containers: list[Any]) -> list[Any]:
@@ -117,8 +123,8 @@ def _containers_in(containers: list[Any]) -> list[Any]:
 
 def _parse_whole_number(digits: str) -> int:
     """Convert the digits of a whole number. Raises: ValueError for too many, which take long."""
-    if len(digits) > MOST_DIGITS:
-        raise ValueError(f"a number of {len(digits)} digits, expected at most {MOST_DIGITS}")
+    if len(digits) > MAX_DIGITS:
+        raise ValueError(f"a number of {len(digits)} digits, expected at most {MAX_DIGITS}")
     return int(digits)
 
 
@@ -207,11 +213,11 @@ def _wrong_type_error(kind: Any, value: Any, where: str) -> ValueError:
 
 def _refuse_large(value: Any, where: str) -> None:
     """Raise ValueError for a list, an object or a text beyond the bounds above."""
-    if isinstance(value, list | dict) and len(value) > MOST_ITEMS:
-        raise ValueError(f"{where}: expected at most {MOST_ITEMS:,} items, got {len(value):,}.")
-    if isinstance(value, str) and len(value) > MOST_LETTERS:
+    if isinstance(value, list | dict) and len(value) > MAX_ITEMS:
+        raise ValueError(f"{where}: expected at most {MAX_ITEMS:,} items, got {len(value):,}.")
+    if isinstance(value, str) and len(value) > MAX_LETTERS:
         raise ValueError(
-            f"{where}: expected a text of at most {MOST_LETTERS:,} letters, got {len(value):,}."
+            f"{where}: expected a text of at most {MAX_LETTERS:,} letters, got {len(value):,}."
         )
 
 
@@ -228,7 +234,8 @@ def _convert_optional(kind: Any, value: Any, where: str) -> Any:
 
 
 def _convert_tuple(kind: Any, value: Any, where: str) -> tuple[Any, ...]:
-    """Convert a list to the type `kind`, a tuple of any number of values of one type."""
+    """Convert a list to the type `kind`, tuple[X, ...]: return a tuple with each item converted to
+    X. Raise ValueError for anything but a list, and as `_convert`."""
     if not isinstance(value, list):
         raise _wrong_type_error(kind, value, where)
     item_kind = typing.get_args(kind)[0]
@@ -236,7 +243,8 @@ def _convert_tuple(kind: Any, value: Any, where: str) -> tuple[Any, ...]:
 
 
 def _convert_dict(kind: Any, value: Any, where: str) -> dict[str, Any]:
-    """Convert the values of a dict to the second type of `kind`, and check its keys."""
+    """Convert a dict to the type `kind`, dict[str, X]: return its items with each value converted
+    to X. Raise ValueError for a key that is no text or too long, and as `_convert`."""
     if not isinstance(value, dict):
         raise _wrong_type_error(kind, value, where)
     item_kind = typing.get_args(kind)[1]
@@ -248,7 +256,8 @@ def _convert_dict(kind: Any, value: Any, where: str) -> dict[str, Any]:
 
 
 def _convert_float(value: Any, where: str) -> float:
-    """Convert a number to a float, and refuse what is too large, NaN or a bool."""
+    """Convert a number to a float. Raise ValueError for a bool or anything else that is no number,
+    for NaN, and for a number beyond LARGEST_NUMBER on either side of 0."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise _wrong_type_error(float, value, where)
     if not abs(value) <= LARGEST_NUMBER:  # NaN fails, too
@@ -259,7 +268,8 @@ def _convert_float(value: Any, where: str) -> float:
 
 
 def _convert_dataclass(kind: Any, value: Any, where: str) -> Any:
-    """Build the dataclass `kind` of the fields in `value`, and let its `check` look at it."""
+    """Build the dataclass `kind` of the fields in the dict `value`, and call its `check` if it has
+    one. Raise ValueError for anything but a dict, for wrong fields, and as `check`."""
     if not isinstance(value, dict):
         raise _wrong_type_error(kind, value, where)
     _check_fields(kind, value, where)

@@ -138,12 +138,12 @@ class PositionAwareAttention(PositionLayer):
         q = self._split_heads(self.q_proj(x), self.num_heads)
         k = self._split_heads(self.k_proj(source), self.num_kv_heads)
         v = self._split_heads(self.v_proj(source), self.num_kv_heads)
-        allowed = self._combine_masks(
+        visible = self._combine_masks(
             attention_mask, padding, use_causal_mask, q_positions, kv_positions
         )
         if isinstance(self.encoding, ShawAttention):
             out = self.encoding(
-                q, k, v, q_positions=q_positions, kv_positions=kv_positions, attention_mask=allowed
+                q, k, v, q_positions=q_positions, kv_positions=kv_positions, attention_mask=visible
             )
         else:
             if isinstance(self.encoding, RotaryEmbedding):
@@ -152,18 +152,19 @@ class PositionAwareAttention(PositionLayer):
                 if context is not None:  # keys at other positions than the queries
                     cos_sin = self.encoding.cos_sin(kv_positions, length)
                 k = self.encoding.rotate(k, *cos_sin)
-            out = self._attend(q, k, v, q_positions, kv_positions, allowed)
+            out = self._attend(q, k, v, q_positions, kv_positions, visible)
         return self.o_proj(
             ops.reshape(out, (-1, ops.shape(x)[1], self.num_heads * self._head_width))
         )
 
     def _attend(
-        self, q: Any, k: Any, v: Any, q_positions: Any, kv_positions: Any, allowed: Any
+        self, q: Any, k: Any, v: Any, q_positions: Any, kv_positions: Any, visible: Any
     ) -> Any:
         """Return softmax(scale * q . k + bias) v, (batch, q_len, num_heads, head_dim), for queries
         and keys that are rotated already; zeros for a query that sees no key.
 
-        q, k, v: (batch, len, heads, head_dim). allowed: all masks together, or None.
+        q, k, v: (batch, len, heads, head_dim). visible: all masks combined, as `_combine_masks`
+        returns them, True for visible keys; None if there are none.
         """
         bias = None
         if isinstance(self.encoding, ScoreBias):
@@ -172,13 +173,13 @@ class PositionAwareAttention(PositionLayer):
             if getattr(self.encoding, "form", None) == "left_right":
                 # Its bias is -inf at hidden keys; those become part of the mask.
                 in_view = bias > MASKED_SCORE
-                allowed = in_view if allowed is None else ops.logical_and(allowed, in_view)
+                visible = in_view if visible is None else ops.logical_and(visible, in_view)
             # The dtype of q, k and v would round the bias.
             q = at_least_float32(q)
             k = at_least_float32(k)
             v = at_least_float32(v)
-        if allowed is not None:
-            bias = ops.where(allowed, 0.0 if bias is None else bias, MASKED_SCORE)
+        if visible is not None:
+            bias = ops.where(visible, 0.0 if bias is None else bias, MASKED_SCORE)
             q = at_least_float32(q)
             k = at_least_float32(k)
             v = at_least_float32(v)
@@ -194,8 +195,8 @@ class PositionAwareAttention(PositionLayer):
         # would break a compiled graph.
         flash = None if bias is None and keras.backend.backend() != "torch" else False
         out = ops.dot_product_attention(q, k, v, bias=bias, scale=scale, flash_attention=flash)
-        if allowed is not None:
-            sees_some_key = ops.moveaxis(ops.any(allowed, axis=-1, keepdims=True), 1, 2)
+        if visible is not None:
+            sees_some_key = ops.moveaxis(ops.any(visible, axis=-1, keepdims=True), 1, 2)
             out = ops.where(sees_some_key, out, 0.0)
         return self.to_compute_dtype(out)
 

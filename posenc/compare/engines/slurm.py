@@ -17,7 +17,7 @@ from posenc.compare.results import TrialResult
 from posenc.compare.trial.config import TrialConfig
 from posenc.compare.trial.process import limit_step_events
 from posenc.files.atomic import write_atomically
-from posenc.files.opening import make_subfolder, remove_folder, text_of
+from posenc.files.opening import make_subfolder, read_file_text, remove_folder
 from posenc.lazy import require_package
 
 POLL_SECONDS = 2.0
@@ -90,7 +90,7 @@ class Slurm(Remote):
         for trial, job in list(self.running.items()):
             message_file = self.run / f"{trial.folder}.json"
             with contextlib.suppress(OSError):  # it has said nothing more
-                event = json.loads(text_of(message_file))
+                event = json.loads(read_file_text(message_file))
                 message_file.unlink()
                 self.report_event(trial, event)
             if job.done():

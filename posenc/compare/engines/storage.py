@@ -18,13 +18,13 @@ from posenc.command_line.errors import one_line
 from posenc.compare.trial.files import CHECKPOINT_FILE, Cursor
 from posenc.files.atomic import is_partial, write_atomically
 from posenc.files.opening import (
-    bytes_of,
     make_folder,
     make_subfolder,
     missing_folders,
-    remove_empty,
+    read_file_bytes,
+    read_file_text,
+    remove_empty_folders,
     remove_folder,
-    text_of,
 )
 from posenc.files.sealed_json import seal, unseal
 from posenc.lazy import require_package
@@ -85,7 +85,7 @@ class Storage:
         """Copy these files of the folder `home` to the storage, into a folder of the same name, in
         this order."""
         for name in names:
-            self.write(f"{home.name}/{name}", bytes_of(home / name, None))
+            self.write(f"{home.name}/{name}", read_file_bytes(home / name, None))
 
     def download(self, home: Path, names: Iterable[str]) -> None:
         """Copy these files from the storage's folder of the same name into the folder `home`, in
@@ -129,7 +129,7 @@ class Storage:
         finally:
             with contextlib.suppress(Exception):
                 self.remove([name])
-            remove_empty(new_folders)
+            remove_empty_folders(new_folders)
 
     def upload_text(self, folder: Path) -> None:
         """Copy the folder of a text to the storage, unless it is there whole."""
@@ -171,11 +171,11 @@ class Mirror:
     def copy_checkpoint(self) -> None:
         """Copy the checkpoint if it is new; tensors first, for the state names them."""
         try:
-            state = text_of(self.home / CHECKPOINT_FILE)
+            state = read_file_text(self.home / CHECKPOINT_FILE)
             if state == self.copied:
                 return
             name = Cursor.from_json(state).tensors
-            tensors = bytes_of(self.home / name, None)
+            tensors = read_file_bytes(self.home / name, None)
         except FileNotFoundError:  # there is none, or a newer one has just replaced it
             return
         try:
@@ -223,7 +223,7 @@ def _hash_text_files(folder: Path) -> dict[str, str]:
     """Return the SHA-256 of each file of symbols (*.u16) in the folder of a text, by its name; {}
     for a folder that is not there."""
     files = sorted(folder.glob("*.u16"))
-    return {path.name: hashlib.sha256(bytes_of(path, None)).hexdigest() for path in files}
+    return {path.name: hashlib.sha256(read_file_bytes(path, None)).hexdigest() for path in files}
 
 
 def storage_problem(url: str, name: str, word: str) -> str | None:

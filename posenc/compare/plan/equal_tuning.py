@@ -41,7 +41,7 @@ from posenc.compare.results import (
 from posenc.compare.trial.config import TrialConfig
 from posenc.compare.trial.train import encoding_shape
 from posenc.encodings import ModelShape, Option, Part, create, hash_of_posenc_code, parse
-from posenc.files.opening import text_of
+from posenc.files.opening import read_file_text
 from posenc.files.sealed_json import Record
 
 MAX_ROUNDS = 4
@@ -309,7 +309,7 @@ def recorded_choices(
     another recipe, and unless each of the encodings, with the settings of its name, has one."""
     if not CHOICES.exists():
         return None
-    recorded = RecordedChoices.from_json(text_of(CHOICES))
+    recorded = RecordedChoices.from_json(read_file_text(CHOICES))
     check_of = {check.encoding: check for check in recorded.checks}
     if not recorded.fit(trial) or not all(entry.text in check_of for entry in entries):
         return None

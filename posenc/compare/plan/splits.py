@@ -15,7 +15,7 @@ from posenc.compare.trial.files import SPLITS, folder_of_text
 from posenc.files.new_folder import new_folder
 from posenc.files.opening import (
     make_folder,
-    naming_os_errors,
+    name_path_in_os_errors,
     open_new,
     open_ordinary,
     remove_folder,
@@ -136,7 +136,7 @@ class TextSplits:
                 check_memory_or_disk(_COPIES, size, free, _ADVICE, "disk")
                 for split in SPLITS:
                     path = target / f"{split}.u16"
-                    with naming_os_errors(path), open_new(partial / path.name) as out:
+                    with name_path_in_os_errors(path), open_new(partial / path.name) as out:
                         for piece in self._encoded_pieces(split):
                             out.write(piece)
             self._check_unchanged()

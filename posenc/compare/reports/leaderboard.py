@@ -4,7 +4,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from posenc.files.opening import text_of
+from posenc.files.opening import read_file_text
 from posenc.files.sealed_json import unseal
 from posenc.report.report import Report, Section
 from posenc.report.table import Number, Table
@@ -29,7 +29,7 @@ def show_published(as_json: bool) -> None:
     """
     path = published_file(BOARD)
     try:
-        board = unseal(text_of(path))
+        board = unseal(read_file_text(path))
     except ValueError as error:
         raise ValueError(
             f"{path} cannot be read ({error}). Install posenc again, or run `make readme` in "

@@ -16,7 +16,7 @@ from posenc.compare.reports.merge import join_distinct_values, joined_by_slashes
 from posenc.compare.results import FORMAT, CorpusInfo, RateCheck, Study, TrialResult
 from posenc.compare.trial.config import TrialConfig, describe_trial
 from posenc.compare.trial.task_of_trial import check_scores
-from posenc.files.opening import bytes_of
+from posenc.files.opening import read_file_bytes
 from posenc.files.sealed_json import Record
 
 RATES = "_rates"
@@ -43,7 +43,7 @@ class Row(Record):
 def read_rows(path: Path) -> list[Row]:
     """Read rows. Raises ValueError with the number of a line that is damaged or no trial's."""
     rows = []
-    for number, line in enumerate(bytes_of(path).splitlines(), 1):
+    for number, line in enumerate(read_file_bytes(path).splitlines(), 1):
         try:
             rows.append(Row.from_json(line.decode()))
             check_scores(rows[-1].result)

@@ -15,7 +15,7 @@ from posenc.compare.trial.config import TrialConfig
 from posenc.compare.trial.objectives import objective_of
 from posenc.files.atomic import prepare_file, prepare_page_and_figures
 from posenc.files.lock import locked
-from posenc.files.opening import bytes_of, text_of
+from posenc.files.opening import read_file_bytes, read_file_text
 from posenc.report.terminal import print_line, stderr
 from posenc.text_files import STUDY_FILE
 
@@ -81,7 +81,7 @@ def _read_study(folder: Path) -> Study:
             f"{folder} holds no {STUDY_FILE}: give a folder that posenc compare wrote."
         )
     try:
-        study = Study.from_json(text_of(path))
+        study = Study.from_json(read_file_text(path))
         for trial in study.trials:
             objective_of(trial)  # or it is none
         return study
@@ -115,7 +115,7 @@ def _make_report_folder(trials: Sequence[TrialConfig], out: Path | None, name: s
         )
     rows = folder / "results.csv"
     header = ",".join(COLUMNS).encode()
-    is_report = rows.is_file() and bytes_of(rows, None).startswith(header)
+    is_report = rows.is_file() and read_file_bytes(rows, None).startswith(header)
     for path in (rows, folder / "report.html"):
         if path.exists() and not is_report:
             raise ValueError(f"--out: {path} is not posenc's. Choose another folder.")

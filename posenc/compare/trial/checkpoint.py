@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from posenc.compare.trial.files import CHECKPOINT_FILE, Cursor
 from posenc.files.atomic import write_atomically
-from posenc.files.opening import bytes_of, path_in_folder, text_of
+from posenc.files.opening import path_in_folder, read_file_bytes, read_file_text
 
 EXTRA_BYTES = 1 << 24
 """Bytes that a checkpoint may have besides the tensors: its header, names and small numbers.
@@ -81,12 +81,12 @@ class _StoredCheckpoint(NamedTuple):
 def _read_checkpoint(folder: Path, trial: str, model: nn.Module) -> _StoredCheckpoint:
     """Read the checkpoint in a trial's folder. Raise ValueError unless it is whole and fits the
     trial, given by its hash, and its model."""
-    cursor = Cursor.from_json(text_of(folder / CHECKPOINT_FILE))
+    cursor = Cursor.from_json(read_file_text(folder / CHECKPOINT_FILE))
     if cursor.trial != trial:
         raise ValueError("it belongs to another trial")
     size = sum(value.nbytes for value in model.state_dict().values())
     # AdamW's two averages take twice the model's size; the fourth is spare.
-    content = bytes_of(path_in_folder(folder, cursor.tensors), 4 * size + EXTRA_BYTES)
+    content = read_file_bytes(path_in_folder(folder, cursor.tensors), 4 * size + EXTRA_BYTES)
     if hashlib.sha256(content).hexdigest() != cursor.tensors_sha256:
         raise ValueError(f"{cursor.tensors} was changed after it was written")
     tensors = load(content)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from posenc.files.atomic import write_atomically
-from posenc.files.opening import text_of
+from posenc.files.opening import read_file_text
 from posenc.files.sealed_json import check_count, check_rising, check_text_length
 from posenc.tasks.known import TEXT, find_task
 
@@ -183,7 +183,7 @@ def write_trial(folder: Path, config: TrialConfig) -> None:
 
 def read_trial(folder: Path) -> TrialConfig:
     """Read a trial from its folder. Raises ValueError if the folder has another trial's name."""
-    fields = json.loads(text_of(folder / "config.json"))
+    fields = json.loads(read_file_text(folder / "config.json"))
     config = TrialConfig(**fields | {"test_lengths": tuple(fields["test_lengths"])})
     if config.folder != folder.name:
         raise ValueError(f"{folder}/config.json is the config of {config.folder}")

@@ -16,7 +16,7 @@ from posenc.compare.results import TrialResult
 from posenc.compare.trial.config import TrialConfig, write_trial
 from posenc.compare.trial.files import CorruptResult, load_result
 from posenc.files.atomic import write_atomically
-from posenc.files.opening import make_subfolder, open_to_append, text_of
+from posenc.files.opening import make_subfolder, open_to_append, read_file_text
 
 if sys.platform == "linux":
     import fcntl
@@ -155,7 +155,7 @@ class TrialProcess:
             hint = ", perhaps because memory ran out" if name == signal.SIGKILL.name else ""
             return f"its process was ended by {name}{hint}"
         log = self.home / "log.txt"
-        text = text_of(log, None, errors="replace") if log.exists() else ""
+        text = read_file_text(log, None, errors="replace") if log.exists() else ""
         last_line = f": {text.strip().splitlines()[-1][:300]}" if text.strip() else ""
         return f"its process ended with code {self.process.returncode}{last_line}"
 

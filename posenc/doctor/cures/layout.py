@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from posenc.command_line.options import check_choice
 from posenc.files.atomic import write_atomically
 from posenc.files.new_folder import new_folder
-from posenc.files.opening import text_of
+from posenc.files.opening import read_file_text
 from posenc.files.sealed_json import strict_json
 from posenc.runtimes.config_model import Model, model_of
 from posenc.runtimes.files.json_object import read_json
@@ -145,7 +145,7 @@ def _first_tokens(folder: Path, text: Path) -> list[int]:
     """Return the first tokens of a text file, at most MOST, by the folder's tokenizer."""
     from posenc.hf.checkpoint.tokenization import load_tokenizer
 
-    words = text_of(text, None)
+    words = read_file_text(text, None)
     return list(load_tokenizer(folder)(words)["input_ids"])[:MOST]
 
 

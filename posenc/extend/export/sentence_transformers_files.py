@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from posenc.files.atomic import write_atomically
-from posenc.files.opening import copy_file, make_subfolder, text_of
+from posenc.files.opening import copy_file, make_subfolder, read_file_text
 from posenc.files.sealed_json import parse_bounded_json, strict_json
 from posenc.runtimes.files.json_object import read_json
 from posenc.runtimes.files.paths_inside import path_inside
@@ -78,7 +78,7 @@ def _module_folders(source: Path) -> list[str]:
     ValueError for a path that leads elsewhere."""
     path = path_inside(source, MODULES_FILE, "sentence-transformers")
     try:
-        listed = parse_bounded_json(text_of(path))
+        listed = parse_bounded_json(read_file_text(path))
         names = [module["path"] for module in listed]
     except (ValueError, TypeError, KeyError) as error:
         raise ValueError(f"{path}: expected a list of modules with a path each.") from error

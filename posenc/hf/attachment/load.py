@@ -8,7 +8,7 @@ from torch import nn
 
 from posenc.arguments import explain_misfits
 from posenc.encodings import PositionEncoding, repr_in_one_line
-from posenc.files.opening import bytes_of
+from posenc.files.opening import read_file_bytes
 from posenc.hf.attachment.attach import attach
 from posenc.hf.attachment.forward_context import ATTACHMENT_ATTRIBUTE, ENCODING_MODULE
 from posenc.hf.attachment.save import (
@@ -116,7 +116,10 @@ def _check_record(folder: Path, record: dict[str, Any], parameters_path: Path) -
     stacks = record["stacks"]
     if not isinstance(stacks, list) or len(stacks) not in (1, 2):
         raise ValueError(f"{path}: stacks must be a list of one encoding or two, got {stacks!r}.")
-    if hashlib.sha256(bytes_of(parameters_path, None)).hexdigest() != record["parameters_sha256"]:
+    if (
+        hashlib.sha256(read_file_bytes(parameters_path, None)).hexdigest()
+        != record["parameters_sha256"]
+    ):
         raise ValueError(f"{path}: {PARAMETERS_FILE} is not the file that was written with it.")
     if weights_fingerprint(folder) != record["weights_fingerprint"]:
         raise ValueError(

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from posenc.files.atomic import write_atomically
-from posenc.files.opening import text_of
+from posenc.files.opening import read_file_text
 from posenc.files.sealed_json import seal, unseal
 from posenc.hf.checkpoint.tokenization import Windows
 from posenc.report.escaping import show_hidden_characters
@@ -59,7 +59,7 @@ def read_sealed(path: Path, identity: Identity) -> dict[str, Any] | None:
     if not path.exists():
         return None
     try:
-        sealed = unseal(text_of(path))
+        sealed = unseal(read_file_text(path))
         differing = [
             k for k in sorted({*identity, *sealed["of"]}) if sealed["of"].get(k) != identity.get(k)
         ]

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from posenc.command_line.errors import RunFailed
 from posenc.files.atomic import write_atomically
-from posenc.files.opening import bytes_of, make_subfolder, path_in_folder
+from posenc.files.opening import make_subfolder, path_in_folder, read_file_bytes
 from posenc.hf.checkpoint.tokenization import Windows
 from posenc.hf.tune.config import TuneConfig
 from posenc.hf.tune.lora import add_lora, merge_lora
@@ -238,7 +238,7 @@ def restore_tuning(
     if record is None:
         return []
     try:
-        content = bytes_of(path_in_folder(folder, record["tensors"]), None)
+        content = read_file_bytes(path_in_folder(folder, record["tensors"]), None)
         if sha256(content) != record["tensors_sha256"]:
             raise ValueError(f"{record['tensors']} is not what was written")
         tensors = load(content)

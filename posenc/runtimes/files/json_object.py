@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
-from posenc.files.opening import bytes_of
+from posenc.files.opening import read_file_bytes
 from posenc.files.sealed_json import parse_bounded_json
 
 LARGEST_CONFIG = 8 << 20
@@ -21,7 +21,7 @@ def read_json(path: Path, largest: int = LARGEST_CONFIG) -> dict[str, Any]:
     Raises: ValueError naming the file where it is not ordinary, has more than `largest` bytes, is
     no UTF-8, no JSON, no object, gives one key twice with two values, or has a number beyond 1e308.
     """
-    content = bytes_of(path, largest)
+    content = read_file_bytes(path, largest)
     try:
         text = content.decode("utf-8-sig")
         found = parse_bounded_json(
@@ -59,7 +59,7 @@ def in_json_words(value: Any) -> str:
 def require_strict_json(path: Path) -> None:
     """Raise ValueError, naming the file, unless it is JSON that strict readers accept: without NaN
     and infinities, which Python reads and JSON lacks."""
-    content = bytes_of(path, LARGEST_INDEX)
+    content = read_file_bytes(path, LARGEST_INDEX)
     try:
         parse_bounded_json(content.decode("utf-8-sig"), parse_constant=_refuse_constant)
     except ValueError as error:
