@@ -111,7 +111,7 @@ def _near_cell(name: str, seeds: Sequence[Row], places: Places) -> Value:
 
 def _far_cell(name: str, seeds: Sequence[Row], places: Places) -> Value:
     """Return the cell of a row's mean loss on far bytes: with its verdict if it is judged. An
-    encoding with failed trials has their number, and the mean of the others in small letters."""
+    encoding with failed trials has their number, and below it the mean of the others."""
     if places.far is not None and name in places.far.order:
         return _judged_cell(places.far, name)
     if name in places.unjudged_far_loss:
@@ -122,7 +122,7 @@ def _far_cell(name: str, seeds: Sequence[Row], places: Places) -> Value:
     if encoding in places.failed:
         failed, planned = places.failed[encoding]
         of_others = f"{fmean(known):.3f} in the others" if known else ""
-        return Cell(f"failed {failed} of {planned}", small=of_others)
+        return Cell(f"failed {failed} of {planned}", second_line=of_others)
     if len(known) < len(seeds):
         return Cell("cannot")
     return Number(fmean(known), form=".3f")

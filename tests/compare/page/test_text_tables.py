@@ -192,8 +192,8 @@ def test_a_row_with_failed_trials_has_the_far_loss_of_the_others():
     failed = TrialResult(STUDY.results[1].config, reason="the loss became nan")
     texts, cells = far_cells(study_of(STUDY.results[0], failed, *STUDY.results[2:]))
     assert texts["rope"] == "failed 1 of 2"
-    assert cells["rope"].small == "4.750 in the others"
-    assert cells["rope in a window"].small == "2.650 in the others"
+    assert cells["rope"].second_line == "4.750 in the others"
+    assert cells["rope in a window"].second_line == "2.650 in the others"
 
 
 def test_a_length_at_which_a_row_was_not_read_has_a_dash():
