@@ -18,21 +18,21 @@ from posenc.runtimes.files.source import Source
 from posenc.runtimes.known.releases import RELEASES_IN_WORDS, is_recorded
 from posenc.runtimes.meaning import UnknownFamilyError, meaning_of
 
-READS = "transformers"
+SPELLING_OF_MOST = "transformers"
 """The spelling of the files that most runtimes are asked about: the config.json of transformers."""
-READS_OTHERS = {"llama.cpp": "gguf"}
+OTHER_SPELLINGS = {"llama.cpp": "gguf"}
 """Runtime -> the spelling of the files that it is asked about, where that is another one."""
-READ_BY_RUNTIMES = {READS, *READS_OTHERS.values()}
+SPELLINGS_ASKED_ABOUT = {SPELLING_OF_MOST, *OTHER_SPELLINGS.values()}
 KNOWN_IS_SHOWN = "What posenc knows is shown."
-LOADED = (
+NOTE_ON_LOADING = (
     "llama.cpp {version} was asked to load the file: whether it does, and what it takes for the "
     "base, the scaling, the lengths and the rotated channels, is its own answer; what it computes "
     "from them is known."
 )
 NOBODY = "none"
-SHORT = 2
+SHORT_LENGTH = 2
 """A length at which frequencies are compared with those at the length that is judged."""
-LONGEST_WITHOUT_MEANING = 4096
+DEFAULT_LENGTH = 4096
 """Tokens to judge at where neither the user nor the config names a length."""
 
 
@@ -107,7 +107,7 @@ def ask_about_sources(
     by_source: list[dict[str, Asked]] = [{} for _ in sources]
     notes: list[list[str]] = [[] for _ in sources]
     interpreters = interpreters_to_ask(asked_for)
-    readable = [i for i, source in enumerate(sources) if source.spelling in READ_BY_RUNTIMES]
+    readable = [i for i, source in enumerate(sources) if source.spelling in SPELLINGS_ASKED_ABOUT]
     to_ask: list[tuple[str | None, str]] = []
     for interpreter in interpreters if readable else ():
         try:
@@ -142,7 +142,7 @@ def ask_about_sources(
 
 def _spelling_read_by(runtime: str) -> str:
     """Return the spelling of the files that a runtime is asked about."""
-    return READS_OTHERS.get(runtime, READS)
+    return OTHER_SPELLINGS.get(runtime, SPELLING_OF_MOST)
 
 
 def _question_about(
@@ -209,7 +209,7 @@ def notes_on_releases(answers: Mapping[str, Asked]) -> list[str]:
             why = answer.unmeasured.rstrip(".")
             notes.append(f"{answer.runtime} {answer.version}: {why}. {KNOWN_IS_SHOWN}")
         if answer.loaded:
-            notes.append(LOADED.format(version=answer.version))
+            notes.append(NOTE_ON_LOADING.format(version=answer.version))
         if not _is_recorded(row, answer.version):
             notes.append(
                 f"Installed is {answer.runtime} {answer.version}, and posenc has recorded "
@@ -233,8 +233,8 @@ def lengths_to_ask_at(source: Source, length: int | None) -> list[int]:
     try:
         longest = meaning_of(source.config, length).max_length
     except (UnknownFamilyError, ValueError):
-        longest = LONGEST_WITHOUT_MEANING
+        longest = DEFAULT_LENGTH
         named = source.config.get("max_position_embeddings")
         if isinstance(named, int) and not isinstance(named, bool) and 0 < named < 2**31:
             longest = named
-    return [length or longest, SHORT, longest, 2 * longest]
+    return [length or longest, SHORT_LENGTH, longest, 2 * longest]

@@ -31,14 +31,14 @@ ALL = tuple(RUNTIMES)
 class Case:
     """A file that the rules judge, with the options of the user.
 
-    named: the runtimes that the user named. length: the length to judge at, None for the longest
-    meant. served: the config as a server sees it after overrides, None for the file's own.
-    versions: runtime -> the version that the user named. own_answers: runtime -> what it answered
-    itself, where it was asked.
+    named_runtimes: keys of RUNTIMES that the user named; all by default. length: tokens to judge
+    at, None for the longest meant. served: the config as a server sees it after overrides, None for
+    the file's own. versions: runtime -> the version that the user named. own_answers: runtime ->
+    what it answered itself, where it was asked.
     """
 
     source: Source
-    named: tuple[str, ...] = ALL
+    named_runtimes: tuple[str, ...] = ALL
     length: int | None = None
     served: Mapping[str, Any] | None = None
     versions: Mapping[str, str] = field(default_factory=dict)
@@ -167,18 +167,18 @@ class Case:
     @property
     def judged_runtimes(self) -> tuple[str, ...]:
         """Return the named runtimes of which posenc knows what they compute."""
-        return tuple(name for name in self.named if self.computed[name].is_known)
+        return tuple(name for name in self.named_runtimes if self.computed[name].is_known)
 
     def named_runtimes_known_as(self, known: Known) -> tuple[str, ...]:
         """Return the named runtimes of which this is known: "yes" for those whose answer is known,
         be it a refusal; "no model" for those without such an architecture; "no such file" for those
         that do not open files of this kind; "unknown" for those whose code nobody has read."""
-        return tuple(name for name in self.named if self.computed[name].known == known)
+        return tuple(name for name in self.named_runtimes if self.computed[name].known == known)
 
     @property
     def is_opened_by_no_runtime(self) -> bool:
         """Return True if the file can be read by posenc, and by none of the named runtimes."""
-        return {self.computed[name].known for name in self.named} == {"no such file"}
+        return {self.computed[name].known for name in self.named_runtimes} == {"no such file"}
 
     def require_known(self) -> None:
         """Raise UnknownFamilyError if nothing can be judged: the family is not known, or no named
@@ -188,7 +188,7 @@ class Case:
         if self.is_opened_by_no_runtime:
             return
         if not self.judged_runtimes:
-            answers = [(name, self.computed[name]) for name in self.named]
+            answers = [(name, self.computed[name]) for name in self.named_runtimes]
             said = [
                 f"{n}: {c.error if n in self.versions else c.status_in_words}" for n, c in answers
             ]

@@ -39,7 +39,10 @@ def _is_about_positions(error: str) -> bool:
 
 
 def differing_aspects(computed: ComputedPositions, meant: ComputedPositions) -> frozenset[Aspect]:
-    """Return the aspects in which a runtime's result differs from the one meant."""
+    """Return the aspects in which a runtime's result differs from the one meant; empty if none.
+
+    Both must be results, not refusals. A result without a softmax scale differs in "scale".
+    """
     found: set[Aspect] = set()
     for kind, layer in meant.layers.items():
         same_kind = computed.rotations_of_kind(kind)
@@ -49,14 +52,18 @@ def differing_aspects(computed: ComputedPositions, meant: ComputedPositions) -> 
             found |= differing_aspects_of_rotation(other, layer)
     if set(computed.without_rotation) != set(meant.without_rotation):
         found.add("layers")
-    ours, theirs = computed.softmax_scale, meant.softmax_scale
-    if ours is None or theirs is None or not abs(ours - theirs) <= MULTIPLIER_TOLERANCE * theirs:
+    scale = computed.softmax_scale
+    meant_scale = meant.softmax_scale
+    if scale is None or meant_scale is None:
+        found.add("scale")
+    elif not abs(scale - meant_scale) <= MULTIPLIER_TOLERANCE * meant_scale:
         found.add("scale")
     return frozenset(found)
 
 
 def differing_aspects_of_rotation(layer: LayerRotation, meant: LayerRotation) -> set[Aspect]:
-    """Return the aspects in which the rotation of a kind of layer differs from the one meant."""
+    """Return those of "pairs", "frequencies" and "multiplier" in which the rotation of a kind of
+    layer differs from the one meant, beyond the tolerances."""
     found: set[Aspect] = set()
     if len(layer.inv_freq) != len(meant.inv_freq):
         found.add("pairs")

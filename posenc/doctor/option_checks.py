@@ -91,6 +91,7 @@ def _check_options_that_go_together(options: Options) -> None:
 
 
 def _writes_copy(options: Options) -> bool:
+    """Return True if the options ask for a copy: with --fix, or with --convert-layout."""
     return options.fix or options.convert_layout is not None
 
 

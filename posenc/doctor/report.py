@@ -100,7 +100,12 @@ def report_of(judgement: Judgement) -> Report:
 
 
 def facts_of(judgement: Judgement) -> dict[str, Any]:
-    """Return what programs read of a judgement."""
+    """Return the object that --json prints of a judgement.
+
+    record: what the file means, as PositionRecord.as_json gives it; null if that is unclear. rules:
+    the findings that count. ignored: those that --ignore silences. runtimes: by name, what each
+    computes. notes: the lines of judgement.notes; missing without one.
+    """
     case = judgement.case
     facts: dict[str, Any] = {
         "record": None if case.record is None else case.record.as_json(),
@@ -231,7 +236,9 @@ def _block_of_finding(finding: Finding) -> Labelled:
 def _shown_runtimes(case: Case) -> list[str]:
     """Return the runtimes that have a row: the named ones, but of a GGUF file those alone that are
     judged. Most runtimes read none, and their rows would say nothing."""
-    wanted = case.named if case.metadata is None else case.judged_runtimes or case.named
+    wanted = case.named_runtimes
+    if case.metadata is not None and case.judged_runtimes:
+        wanted = case.judged_runtimes
     return [name for name in RUNTIMES if name in wanted]
 
 

@@ -12,6 +12,7 @@ Severity = Literal["E", "W", "I"]
 COMMAND = "    "
 """Begins a line of a cure that is to be copied, and is not wrapped."""
 SEVERITIES = {"E": "error", "W": "warning", "I": "note"}
+"""Severity -> its name in messages."""
 
 
 @dataclass(frozen=True)
@@ -19,8 +20,9 @@ class Hit:
     """One place where a rule fired.
 
     message: what was found, with the user's own values. concerned: the named runtimes that compute
-    something else than is meant, or refuse. affected: all that the message speaks of.
-    contradiction: True if the file contradicts itself, so that no reading can be right.
+    something else than is meant, or refuse. affected: all runtimes, named or not, that the message
+    speaks of. contradiction: True if the file contradicts itself, so that no reading can be right.
+    cure: what to do; "" for the cure of the rule's page.
     """
 
     message: str
@@ -40,7 +42,12 @@ Check = Callable[[Case], Iterable[Hit]]
 
 @dataclass(frozen=True)
 class Finding:
-    """A hit with its rule: what the command prints."""
+    """What the command prints of one Hit.
+
+    code: the rule's, such as PD017. severity: the rule's, or W for a hit of an error that concerns
+    no named runtime. message, cure: in words. runtimes: those that compute something else; where
+    none does, those that the message speaks of. contradiction: as of the Hit.
+    """
 
     code: str
     severity: Severity
@@ -50,6 +57,7 @@ class Finding:
     contradiction: bool = False
 
     def as_json(self) -> dict[str, object]:
+        """Return the object that --json prints: all fields but contradiction."""
         return {
             "code": self.code,
             "severity": self.severity,
@@ -82,7 +90,10 @@ class Rule:
         return self.page.partition("\n")[0].partition(": ")[2]
 
     def section(self, name: str) -> str:
-        """Return a section of the page: Why, Example, Cure or Threads."""
+        """Return the text of a section of the page, without its heading; "" if there is none.
+
+        name: Why, Example, Cure or Threads.
+        """
         return self.page.partition(f"\n## {name}\n")[2].partition("\n## ")[0].strip()
 
     @property
@@ -132,6 +143,7 @@ def rule(code: str, severity: Severity) -> Callable[[Check], Check]:
 
 
 def join_names(runtimes: Iterable[str]) -> str:
-    """Return names in words, such as "a, b and c"; "no named runtime" for none."""
+    """Return names of runtimes or keys in words, such as "a, b and c"; "no named runtime" for
+    none."""
     *head, last = [*runtimes] or ["no named runtime"]
     return f"{', '.join(head)} and {last}" if head else last

@@ -55,13 +55,13 @@ from posenc.runtimes.writers.overrides import (
     override_options,
 )
 
-MODEL = ("model_type", "architectures", "n_heads")
+KEYS_OF_A_MODEL = ("model_type", "architectures", "n_heads")
 """A JSON object with one of these keys describes a model; other programs have a config.json too."""
-UNCLEAR = ("PD004", "PD011", "PD050", "PD053")
+CODES_OF_GUESSES = ("PD004", "PD011", "PD050", "PD053")
 """Errors that a fix would have to guess at."""
 HALF_WRITTEN = "PD059"
 """The rule about a GGUF file that lacks a part of its scaling, which its model's config has."""
-GRAVITY = (0, 3, 1, 2)
+EXIT_CODES_BY_GRAVITY = (0, 3, 1, 2)
 """Exit codes, the gravest last: all right, not known, an error was found, not readable."""
 
 
@@ -271,7 +271,7 @@ def _answers_of_asked_runtimes(
     if case.own_answers:
         return report_of_answers(case, str(unknown), notes)
     why_nobody_answered = " ".join(notes).rstrip(".")  # the headline ends the sentence
-    if not why_nobody_answered and case.source.spelling == asking.READS:
+    if not why_nobody_answered and case.source.spelling == asking.SPELLING_OF_MOST:
         why_nobody_answered = "--ask PYTHON asks a runtime that has it"
     if not why_nobody_answered:
         raise unknown
@@ -285,7 +285,7 @@ def _first_finding_to_correct_by_hand(
     if case.metadata is not None:
         return next((f for f in all_findings if f.code == HALF_WRITTEN), None)
     for finding in all_findings:
-        guessed = finding.severity == "E" and (case.why_unclear or finding.code in UNCLEAR)
+        guessed = finding.severity == "E" and (case.why_unclear or finding.code in CODES_OF_GUESSES)
         if finding.contradiction or guessed:
             return finding
     return None
@@ -304,7 +304,7 @@ def _judge_each(options: Options) -> tuple[Report, int]:
     if not options.strict:
         codes = [0 if code == 3 else code for code in codes]
     several = report_of_several(options.paths, reports, not_judged)
-    return several, max(codes, key=GRAVITY.index)
+    return several, max(codes, key=EXIT_CODES_BY_GRAVITY.index)
 
 
 def _ask_about_each_path(options: Options) -> list[RuntimeAnswers]:
@@ -321,7 +321,9 @@ def _ask_about_each_path(options: Options) -> list[RuntimeAnswers]:
 
 def _describes_no_model(path: Path) -> bool:
     """Return True for a JSON file without any key of a model's config."""
-    return path.suffix == ".json" and path.is_file() and not read_json(path).keys() & {*MODEL}
+    if path.suffix != ".json" or not path.is_file():
+        return False
+    return not read_json(path).keys() & {*KEYS_OF_A_MODEL}
 
 
 def _judge_or_skip(path: Path, options: Options, answers: RuntimeAnswers) -> tuple[Report, int]:
@@ -401,6 +403,8 @@ def _runtimes_named_by_for(options: Options) -> tuple[str, ...]:
 
 
 def _runtimes_and_versions_in_for(options: Options) -> list[tuple[str, str | None]]:
+    """Return (runtime, version) for each name in --for; None for a name without ==VERSION. Empty
+    without --for."""
     return [runtime_and_version(part) for part in (options.for_ or "").split(",") if part.strip()]
 
 
@@ -459,8 +463,12 @@ def _case_to_judge(source: Source, options: Options) -> Case:
 
 
 def _load_without_encoding(path: Path) -> Source:
-    """Read a file, or the config in a folder. Raise ValueError if the model of this config has an
-    encoding attached, of which the config says nothing. A GGUF file beside it is another model."""
+    """Read a file, or the config in a folder.
+
+    Raises: ValueError if a config.json's folder says that the model has an encoding of posenc
+    attached: the config alone then does not tell how the model rotates. A GGUF file is read without
+    this check, since what the folder says of config.json is not about it.
+    """
     source = load(path)
     if source.path.name == "config.json":
         refuse_attached_encoding(source.folder)

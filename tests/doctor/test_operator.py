@@ -119,11 +119,11 @@ def test_the_scaling_of_a_hybrid_keeps_what_its_rope_dict_has(inside):
 
 @pytest.mark.parametrize("card", CARDS, ids=lambda card: card.name)
 def test_every_card_reaches_its_length_and_no_further(card):
-    config = {**QWEN3, "max_position_embeddings": card.trained}
+    config = {**QWEN3, "max_position_embeddings": card.trained_length}
     for name in card.families:
         family = {**config, "model_type": name}
         del family["architectures"]
-        reach = int(card.trained * card.factor)
+        reach = int(card.trained_length * card.factor)
         (hit,) = too_long(family, reach)
         assert f"{card.name}'s card" in hit.cure
         (hit,) = too_long(family, reach + 1)

@@ -27,13 +27,13 @@ from posenc.runtimes.writers.copies import copy_files, write_config
 from posenc.runtimes.writers.recipes import Recipe, best_recipe, misreading_runtimes, require_static
 
 CONFIG = "config.json"
-SHARES = ("partial_rotary_factor", *ROTARY_SHARES)
-OTHERS = (0.5, 3.0, 100.0)
+KEYS_OF_SHARES = ("partial_rotary_factor", *ROTARY_SHARES)
+FACTORS_TO_TRY = (0.5, 3.0, 100.0)
 """Factors by which a number is changed to see whether it is read: it is if one of them changes the
 rotation. Several, since ramps round to whole pairs, so that a small change may change nothing."""
-SMALLER = (0.5, 0.75)
+FACTORS_TO_TRY_ON_SHARES = (0.5, 0.75)
 """The same for a share, which is 1 at most."""
-STRETCHING = ("factor", "long_factor", "short_factor", "low_freq_factor", "alpha")
+KEYS_OF_A_TYPE = ("factor", "long_factor", "short_factor", "low_freq_factor", "alpha")
 """Keys of a rope dict that mean nothing without its type."""
 
 
@@ -186,7 +186,7 @@ def _require_rope_types(config: Mapping[str, Any], refused: str) -> None:
     for where, p in _flat_rope_dicts(_language_model_part(config)):
         if p.get("rope_type") is not None or p.get("type") is not None:
             continue
-        for key in STRETCHING:
+        for key in KEYS_OF_A_TYPE:
             if p.get(key) not in (None, 1):
                 raise ValueError(
                     f"{where} has {key} {p[key]!r:.60} and no rope_type, which decides what it "
@@ -324,7 +324,7 @@ def _require_nothing_lost(config: Mapping[str, Any], meaning: Meaning, length: i
         value = _language_model_part(config).get(key)
         if key == ORIGINAL_LENGTH or isinstance(value, bool) or not isinstance(value, int | float):
             continue
-        is_whole_head = key in SHARES and value == 1
+        is_whole_head = key in KEYS_OF_SHARES and value == 1
         if value in bases or is_whole_head:
             continue
         if not _number_is_read(config, (key,), value, meaning, length):
@@ -392,7 +392,7 @@ def _number_is_read(
     where: the keys that lead to it, from the language model's part of the config on.
     """
     inner = language_model_key(config)
-    for factor in SMALLER if where[-1] in SHARES else OTHERS:
+    for factor in FACTORS_TO_TRY_ON_SHARES if where[-1] in KEYS_OF_SHARES else FACTORS_TO_TRY:
         other = copy.deepcopy(dict(config))
         place = other[inner] if inner else other
         for key in where[:-1]:

@@ -22,11 +22,13 @@ from posenc.runtimes.meaning import require_known_family
 from posenc.runtimes.weights.layout import permute_folder
 from posenc.runtimes.writers.copies import copy_files
 
-FEWEST, MOST = 50, 512
-"""Fewest tokens for a decision, and the most that are read; chosen, not derived."""
-SURE = 4.0
+FEWEST_TOKENS = 50
+"""Fewest tokens for a decision; chosen, not derived."""
+MOST_TOKENS = 512
+"""The most tokens that are read; chosen, not derived."""
+DECIDING_STANDARD_ERRORS = 4.0
 """Standard errors by which the losses must differ; chosen, not derived."""
-WORDS = {True: "interleaved", False: "half-split"}
+LAYOUT_NAMES = {True: "interleaved", False: "half-split"}
 
 
 @dataclass(frozen=True)
@@ -70,9 +72,9 @@ def measure_layout(folder: Path, text: Path) -> LayoutVerdict:
     """
     model = _describe_model(folder, "--layout")
     tokens = _first_tokens(folder, text)
-    expected = WORDS[model.interleaved]
-    if len(tokens) < FEWEST:
-        why = f"the text has {len(tokens)} tokens, {FEWEST} are needed"
+    expected = LAYOUT_NAMES[model.interleaved]
+    if len(tokens) < FEWEST_TOKENS:
+        why = f"the text has {len(tokens)} tokens, {FEWEST_TOKENS} are needed"
         return LayoutVerdict(expected, None, (float("nan"), float("nan")), len(tokens), why)
     with tempfile.TemporaryDirectory() as scratch:
         copy = Path(scratch)
@@ -84,19 +86,19 @@ def measure_layout(folder: Path, text: Path) -> LayoutVerdict:
     gap = float(difference.mean())
     error = float(difference.std() / len(difference) ** 0.5)  # the standard error of the mean
     losses = (float(first.mean()), float(second.mean()))
-    if not abs(gap) > SURE * error:
+    if not abs(gap) > DECIDING_STANDARD_ERRORS * error:
         why = (
             f"{losses[0]:.2f} and {losses[1]:.2f} nats per token do not decide: the model is "
             "untrained, or the text too short"
         )
         return LayoutVerdict(expected, None, losses, len(tokens), why)
-    found = expected if gap < 0 else WORDS[not model.interleaved]
+    found = expected if gap < 0 else LAYOUT_NAMES[not model.interleaved]
     return LayoutVerdict(expected, found, losses, len(tokens), "")
 
 
 def is_interleaved(target: str) -> bool:
     """Return True if the layout of this name is interleaved. Raises: ValueError: unknown name."""
-    return check_choice("--convert-layout", target, WORDS.values()) == WORDS[True]
+    return check_choice("--convert-layout", target, LAYOUT_NAMES.values()) == LAYOUT_NAMES[True]
 
 
 def write_converted_copy(folder: Path, out: Path, target: str) -> ConvertedCopy:
@@ -142,11 +144,11 @@ def _describe_model(folder: Path, option: str) -> Model:
 
 
 def _first_tokens(folder: Path, text: Path) -> list[int]:
-    """Return the first tokens of a text file, at most MOST, by the folder's tokenizer."""
+    """Return the first tokens of a text file, at most MOST_TOKENS, by the folder's tokenizer."""
     from posenc.hf.checkpoint.tokenization import load_tokenizer
 
     words = read_file_text(text, None)
-    return list(load_tokenizer(folder)(words)["input_ids"])[:MOST]
+    return list(load_tokenizer(folder)(words)["input_ids"])[:MOST_TOKENS]
 
 
 def _loss_of_each_token(folder: Path, tokens: list[int]) -> Any:

@@ -27,7 +27,9 @@ from posenc.doctor.rules import (  # noqa: F401 - importing a file fills the tab
 )
 
 RULES: dict[str, Rule] = dict(sorted(TABLE.items()))
+"""Code -> rule, in the order of the codes."""
 ORDER = {"E": 0, "W": 1, "I": 2}
+"""Severity -> its place among the findings; the gravest is first."""
 REFUSALS = ("PD015", "PD042")
 """Warnings that already report a refusal."""
 CATCH_ALL = ("PD038", "PD039")
@@ -35,7 +37,10 @@ CATCH_ALL = ("PD038", "PD039")
 
 
 def findings(case: Case) -> list[Finding]:
-    """Return what the rules find in a case, gravest first."""
+    """Return what all rules find in a case: errors, warnings, notes, and in each by code.
+
+    Raises: ValueError where a rule cannot calculate with the values of the file.
+    """
     found: list[Finding] = []
     for code, rule in RULES.items():
         if code not in CATCH_ALL:

@@ -31,7 +31,8 @@ def report_dual_chunk_attention(case: Case) -> Iterator[Hit]:
 
 @rule("PD051", "E")
 def report_indexer_layout(case: Case) -> Iterator[Hit]:
-    """Report the indexer of sparse attention in the other layout."""
+    """Report an indexer of sparse attention (DeepSeek's) whose pairs are in another layout than the
+    file or the family says in a runtime."""
     if case.metadata is not None or case.model.indexer_is_interleaved is None:
         return
     given = case.config.get("indexer_rope_interleave")

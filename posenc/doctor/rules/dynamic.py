@@ -9,7 +9,8 @@ from posenc.runtimes.files.json_object import in_json_words
 
 @rule("PD025", "E")
 def report_dynamic_ntk(case: Case) -> Iterator[Hit]:
-    """Report type dynamic, which means five things."""
+    """Report a rope dict of the type dynamic, from which runtimes compute different frequencies: by
+    the current length, by a fixed one, or none at all."""
     readers = tuple(
         r for r in ("vllm", "sglang", "mlx-lm", "llama.cpp") if case.computed[r].is_known
     )

@@ -10,7 +10,7 @@ from posenc.runtimes.families import letters_and_digits
 from posenc.runtimes.files.spelling import ROTARY_BASES, ROTARY_SHARES
 from posenc.runtimes.meaning import Meaning
 
-BASE = re.compile(r"(rope|rotary)?(emb|embedding)?(freq|frequency)?(base|theta)s?(freq)?")
+NAME_OF_BASE = re.compile(r"(rope|rotary)?(emb|embedding)?(freq|frequency)?(base|theta)s?(freq)?")
 
 
 def _as_number(value: Any) -> float | None:
@@ -76,7 +76,7 @@ def _report_foreign_names(case: Case) -> Iterator[Hit]:
 
 def _is_name_of_base(name: str) -> bool:
     """Return True for a name of a base in any family, however it is spelled."""
-    return name in ROTARY_BASES or BASE.fullmatch(letters_and_digits(name)) is not None
+    return name in ROTARY_BASES or NAME_OF_BASE.fullmatch(letters_and_digits(name)) is not None
 
 
 def _base_changes_nothing(number: float, case: Case) -> bool:

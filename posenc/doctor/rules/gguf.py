@@ -26,13 +26,14 @@ class ScaledFamily(NamedTuple):
     """Models that were all published with divided frequencies, which a GGUF file holds as
     rope_freqs.weight.
 
-    architecture, freq_base: as in their GGUF files. beyond: a longer context_length than this, in
-    tokens, tells them from older models with the same base.
+    architecture, freq_base: as in their GGUF files. longest_older_context: the context_length, in
+    tokens, of older models with the same base, whose frequencies are not divided; these have a
+    longer one. name: of the models, for messages.
     """
 
     architecture: str
     freq_base: float
-    beyond: int
+    longest_older_context: int
     name: str
 
 
@@ -209,11 +210,11 @@ def report_lost_rope_freqs(case: Case) -> Iterator[Hit]:
         return
     for family in SCALED_FAMILIES:
         is_alike = meta.architecture == family.architecture and meta.freq_base == family.freq_base
-        if is_alike and meta.context_length > family.beyond:
+        if is_alike and meta.context_length > family.longest_older_context:
             yield Hit(
                 f"{meta.architecture} with freq_base {meta.freq_base:g} and context_length "
                 f"{meta.context_length} looks like {family.name}, and the file has no "
-                f"rope_freqs.weight: it goes wrong beyond {family.beyond} tokens",
+                f"rope_freqs.weight: it goes wrong beyond {family.longest_older_context} tokens",
                 (),
                 LLAMA_CPP,
                 cure=f"Convert the model again. {_take_from_folder(case)}",

@@ -136,7 +136,8 @@ def report_unraised_max_length(case: Case) -> Iterator[Hit]:
 
 @rule("PD016", "W")
 def report_max_length_times_factor(case: Case) -> Iterator[Hit]:
-    """Report a server that multiplies the length by the factor."""
+    """Report a scaling with a factor above 1 with which a server admits more tokens than
+    max_position_embeddings, since it multiplies this by the factor."""
     for name, p in case.rope_dicts_of_type("linear", "dynamic", "ntk", "proportional"):
         factor = p.get("factor")
         if not isinstance(factor, int | float) or factor <= 1:

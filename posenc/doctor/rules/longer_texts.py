@@ -12,27 +12,28 @@ from posenc.runtimes.meaning import Meaning, UnknownFamilyError, meaning_of
 from posenc.runtimes.writers.overrides import SERVERS, intended, override_options
 
 
-class Card(NamedTuple):
+class ModelCard(NamedTuple):
     """The scaling that the published card of a family names for longer texts.
 
-    families: their model_types. trained: the length before stretching, in tokens. factor: of yarn.
+    families: the model_types. trained_length: tokens, before stretching. factor: by which yarn
+    stretches. name: of the models, as their card writes it.
     """
 
     families: tuple[str, ...]
-    trained: int
+    trained_length: int
     factor: float
     name: str
 
 
 CARDS = (
-    Card(("qwen2", "qwen2_moe"), 32768, 4.0, "Qwen2.5"),
-    Card(("qwen3", "qwen3_moe"), 32768, 4.0, "Qwen3"),
-    Card(("qwen3_vl_text", "qwen3_vl_moe_text"), 262144, 3.0, "Qwen3-VL"),
-    Card(("smollm3",), 65536, 2.0, "SmolLM3"),
-    Card(("qwen3_5_text", "qwen3_5_moe_text"), 262144, 4.0, "Qwen3.5"),
+    ModelCard(("qwen2", "qwen2_moe"), 32768, 4.0, "Qwen2.5"),
+    ModelCard(("qwen3", "qwen3_moe"), 32768, 4.0, "Qwen3"),
+    ModelCard(("qwen3_vl_text", "qwen3_vl_moe_text"), 262144, 3.0, "Qwen3-VL"),
+    ModelCard(("smollm3",), 65536, 2.0, "SmolLM3"),
+    ModelCard(("qwen3_5_text", "qwen3_5_moe_text"), 262144, 4.0, "Qwen3.5"),
 )
 """As the models' cards on the Hugging Face Hub say: yarn, which the files leave out."""
-NEAR = 1.5
+LARGEST_STATED_RATIO = 1.5
 """A card speaks of a file whose stated length is at most so many times the card's trained length:
 Qwen3's files say 40960 for 32768 tokens. Chosen, not derived."""
 
@@ -46,7 +47,7 @@ def report_text_beyond_meant_length(case: Case) -> Iterator[Hit]:
     if any(p["rope_type"] == "dynamic" for p in meaning.parameters.values()):
         return  # its frequencies follow the length
     longest = meaning.model.max_positions
-    stretched = max(longest, *(_reach(p) for p in meaning.parameters.values()))
+    stretched = max(longest, *(_length_after_stretching(p) for p in meaning.parameters.values()))
     if case.length <= stretched:
         return
     yield Hit(
@@ -58,7 +59,7 @@ def report_text_beyond_meant_length(case: Case) -> Iterator[Hit]:
     )
 
 
-def _reach(p: Mapping[str, Any]) -> int:
+def _length_after_stretching(p: Mapping[str, Any]) -> int:
     """Return the length to which a yarn stretches, in tokens; 0 for other types."""
     factor, original = p.get("factor"), p.get(ORIGINAL_LENGTH)
     is_yarn = p["rope_type"] == "yarn"
@@ -80,7 +81,7 @@ def _cure(case: Case, meaning: Meaning, length: int) -> str:
         return f"Serve at most what the file is meant for, or stretch it. {measure} {lifts_limit}"
     card = _card_of(meaning, length)
     if card is not None:
-        trained, factor = card.trained, card.factor
+        trained, factor = card.trained_length, card.factor
         whose = f"Serve with the scaling of {card.name}'s card:"
     else:
         trained = meaning.trained_length
@@ -91,43 +92,48 @@ def _cure(case: Case, meaning: Meaning, length: int) -> str:
     own = case.rope_parameters or case.rope_scaling or {}
     written = {**{key: value for key, value in own.items() if key != "type"}, **scaling}
     lines = [f'{whose} write "{name}": {json.dumps(written)}. As options:']
-    lines += [f"{COMMAND}{line}" for line in _options(case, scaling, int(trained * factor))]
+    stretched_length = int(trained * factor)
+    options = _options_of_runtimes(case, scaling, stretched_length)
+    lines += [f"{COMMAND}{line}" for line in options]
     return "\n".join([*lines, f"{measure} {lifts_limit}"])
 
 
-def _card_of(meaning: Meaning, length: int) -> Card | None:
+def _card_of(meaning: Meaning, length: int) -> ModelCard | None:
     """Return the card of a model's family that reaches a length; None without one."""
     for card in CARDS:
-        is_same_size = card.trained <= meaning.model.max_positions <= NEAR * card.trained
+        largest = LARGEST_STATED_RATIO * card.trained_length
+        is_same_size = card.trained_length <= meaning.model.max_positions <= largest
         if meaning.model.model_type in card.families and is_same_size:
-            return card if length <= card.trained * card.factor else None
+            return card if length <= card.trained_length * card.factor else None
     return None
 
 
-def _options(case: Case, scaling: Mapping[str, Any], reach: int) -> Iterator[str]:
+def _options_of_runtimes(
+    case: Case, scaling: Mapping[str, Any], stretched_length: int
+) -> Iterator[str]:
     """Yield the options with which each server computes a scaling, as its emulator confirms, and
-    those of llama.cpp. reach: tokens that it stretches to."""
-    config = _with_scaling(case, scaling, reach)
+    those of llama.cpp. stretched_length: tokens that it stretches to."""
+    config = _with_scaling(case, scaling, stretched_length)
     try:
         meaning = meaning_of(config)
     except ValueError:
         return
     for server in SERVERS:
-        if server not in case.named:
+        if server not in case.named_runtimes:
             continue
         try:
             yield f"{server}: {override_options(case.source.config, meaning, server)}"
         except (UnknownFamilyError, ValueError):
             continue
-    if "llama.cpp" in case.named and case.computed["llama.cpp"].is_known:
+    if "llama.cpp" in case.named_runtimes and case.computed["llama.cpp"].is_known:
         yield (
             f"llama.cpp: --rope-scaling yarn --rope-scale {scaling['factor']:g} "
-            f"--yarn-orig-ctx {scaling[ORIGINAL_LENGTH]} -c {reach}"
+            f"--yarn-orig-ctx {scaling[ORIGINAL_LENGTH]} -c {stretched_length}"
         )
 
 
-def _with_scaling(case: Case, scaling: Mapping[str, Any], reach: int) -> dict[str, Any]:
+def _with_scaling(case: Case, scaling: Mapping[str, Any], stretched_length: int) -> dict[str, Any]:
     """Return the config with a scaling beside the base that it has."""
-    own = {"rope_scaling": dict(scaling), "max_position_embeddings": reach}
+    own = {"rope_scaling": dict(scaling), "max_position_embeddings": stretched_length}
     key = language_model_key_after_loading(case.source.config)
     return intended(case.source.config, {key: own} if key else own)

@@ -11,7 +11,8 @@ OWN_LONGROPE = ("phi3", "phi4_multimodal", "phimoe", "minicpm", "minicpm3")
 
 @rule("PD020", "E")
 def report_attention_factor_under_longrope(case: Case) -> Iterator[Hit]:
-    """Report attention_factor under longrope."""
+    """Report an attention_factor in a rope dict of the type longrope where a runtime multiplies cos
+    and sin by another number."""
     readers = ("vllm", "sglang", "mlx-lm", "llama.cpp")
     for name, p in case.rope_dicts_of_type("longrope", "su"):
         t = p.get("attention_factor")
@@ -59,7 +60,8 @@ def report_factor_list_of_wrong_length(case: Case) -> Iterator[Hit]:
 
 @rule("PD023", "E")
 def report_runtimes_without_longrope(case: Case) -> Iterator[Hit]:
-    """Report longrope where a runtime has none."""
+    """Report a rope dict of the type longrope where vLLM and SGLang refuse it, for interleaved
+    pairs, or llama.cpp's converter leaves it out."""
     for name, _ in case.rope_dicts_of_type("longrope", "su"):
         if case.model.interleaved:
             yield Hit(
@@ -78,7 +80,8 @@ def report_runtimes_without_longrope(case: Case) -> Iterator[Hit]:
 
 @rule("PD037", "E")
 def report_token_rotated_as_position_zero(case: Case) -> Iterator[Hit]:
-    """Report a config with which SGLang rotates one token as position 0."""
+    """Report a longrope whose original length is below the largest: SGLang rotates the token at the
+    original length as position 0."""
     for name, p in case.rope_dicts_of_type("longrope", "su"):
         original, largest = case.original_length(p), case.model.max_positions
         if not isinstance(original, int | float) or not case.computed["sglang"].is_known:

@@ -5,7 +5,7 @@ from typing import Any
 
 from posenc.doctor.case import ALL, Case, rope_type_of
 from posenc.doctor.rule import Hit, rule
-from posenc.doctor.rules.unread_keys import SCALINGS, TOWER
+from posenc.doctor.rules.unread_keys import KEYS_OF_SCALINGS, KEYS_OF_TOWERS
 from posenc.runtimes.config_model import (
     INNER,
     OUTSIDE,
@@ -69,7 +69,7 @@ def _report_bases_in_other_dicts(case: Case) -> Iterator[Hit]:
             continue
         base = value.get("rope_theta")
         changes_nothing = base in (None, case.config.get("rope_theta"))
-        is_a_part = value.get("model_type") or value.keys() & (TOWER | SCALINGS)
+        is_a_part = value.get("model_type") or value.keys() & (KEYS_OF_TOWERS | KEYS_OF_SCALINGS)
         if changes_nothing or is_a_part:
             continue
         yield Hit(

@@ -7,13 +7,16 @@ from posenc.doctor.case import ALL, Case, rope_type_of
 from posenc.doctor.rule import Hit, rule
 from posenc.runtimes.known.vllm import MROPE_POSITIONS, MROPE_POSITIONS_OF_TOKENS
 
-SECTIONED = re.compile(r"_vl|4v|omni|glm_(image|ocr)|qwen3_5|qwen4|neomme|compass|cosmos3")
+FAMILIES_WITH_SECTIONS = re.compile(
+    r"_vl|4v|omni|glm_(image|ocr)|qwen3_5|qwen4|neomme|compass|cosmos3"
+)
 """Families whose code cuts the angles into sections of M-RoPE, and stops at another sum."""
 
 
 @rule("PD030", "E")
 def report_wrong_mrope_sections(case: Case) -> Iterator[Hit]:
-    """Report mrope_section with another type, or of another length."""
+    """Report mrope_section in a rope dict of another type than default and yarn, and sections that
+    do not add up to the rotated pairs of a head."""
     for name, p in case.flat_rope_dicts():
         given = p.get("mrope_section")
         if given is None:
@@ -28,7 +31,7 @@ def report_wrong_mrope_sections(case: Case) -> Iterator[Hit]:
                 (),
                 ALL,
                 cure=f"Write sections that add up to {pairs}, half of the rotated channels.",
-                contradiction=SECTIONED.search(case.model.model_type) is not None,
+                contradiction=FAMILIES_WITH_SECTIONS.search(case.model.model_type) is not None,
             )
 
 

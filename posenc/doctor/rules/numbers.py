@@ -10,7 +10,7 @@ from posenc.runtimes.config_model import ORIGINAL_LENGTH
 SMALLEST_BASE = 10
 """A smaller rope_theta gives all pairs nearly one speed; published bases start at 100."""
 
-WIDTHS = ("hidden_size", "num_attention_heads")
+KEYS_OF_HEAD_WIDTH = ("hidden_size", "num_attention_heads")
 
 
 def _values_if_all_numbers(p: Mapping[str, Any], *names: str) -> list[int | float]:
@@ -86,7 +86,8 @@ def _report_bounds_of_llama3(case: Case) -> Iterator[Hit]:
 
 @rule("PD046", "E")
 def report_impossible_numbers(case: Case) -> Iterator[Hit]:
-    """Report a number that no rotation has."""
+    """Report factors of longrope that are not above 0, a base below SMALLEST_BASE, a rotated share
+    that is no fraction, and a number of rotated channels that a head does not have."""
     for name, p in case.rope_dicts_of_type("longrope", "su"):
         for key in ("short_factor", "long_factor"):
             values = p.get(key)
@@ -139,7 +140,7 @@ def report_uneven_heads(case: Case) -> Iterator[Hit]:
     yield from _report_odd_heads(case)
     if case.model.is_mla:
         return
-    sizes = _values_if_all_numbers(case.config, *WIDTHS)
+    sizes = _values_if_all_numbers(case.config, *KEYS_OF_HEAD_WIDTH)
     if sizes and not _head_is_stated(case) and sizes[0] % sizes[1]:
         yield Hit(
             f"hidden_size {sizes[0]:g} is not a multiple of num_attention_heads {sizes[1]:g}, and "
@@ -182,5 +183,5 @@ def _file_states_head_sizes(case: Case) -> bool:
     Those may be uneven, as in GLM-4.5, which is no mistake of the file."""
     defaults = case.model.facts.get("defaults", {})
     return _head_is_stated(case) or _values_if_all_numbers(
-        case.config, *WIDTHS
-    ) != _values_if_all_numbers(defaults, *WIDTHS)
+        case.config, *KEYS_OF_HEAD_WIDTH
+    ) != _values_if_all_numbers(defaults, *KEYS_OF_HEAD_WIDTH)

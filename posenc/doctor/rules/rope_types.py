@@ -9,11 +9,11 @@ from posenc.runtimes.files.json_object import in_json_words
 from posenc.runtimes.known.transformers5_rope_dicts import NEEDED
 from posenc.runtimes.position_keys import COMMON, READ
 
-TYPES = ("default", "linear", "dynamic", "yarn", "longrope", "llama3", "proportional")
-OLD = ("su", "mrope", "deepseek_yarn", "telechat3-yarn", "deepseek_llama_scaling")
-STRICT = ("transformers-5", "vllm", "sglang")
+COMMON_TYPES = ("default", "linear", "dynamic", "yarn", "longrope", "llama3", "proportional")
+OLD_TYPES = ("su", "mrope", "deepseek_yarn", "telechat3-yarn", "deepseek_llama_scaling")
+STRICT_RUNTIMES = ("transformers-5", "vllm", "sglang")
 """Runtimes that load a config by transformers 5, which checks the type of every field."""
-OWN_RULE = {"attn_factor"}
+KEYS_WITH_OWN_RULE = {"attn_factor"}
 """Keys that have a rule of their own."""
 
 
@@ -56,9 +56,9 @@ def _report_older_type_alone(case: Case, name: str, old: Any) -> Iterator[Hit]:
 def report_old_type_name(case: Case) -> Iterator[Hit]:
     """Report an old or a vendor's name for the type."""
     for name, p in case.flat_rope_dicts():
-        if rope_type_of(p) in OLD or p.get("type") in OLD:
+        if rope_type_of(p) in OLD_TYPES or p.get("type") in OLD_TYPES:
             refusing = tuple(r for r in ALL if "error" in case.differences[r])
-            word = rope_type_of(p) if rope_type_of(p) in OLD else p["type"]
+            word = rope_type_of(p) if rope_type_of(p) in OLD_TYPES else p["type"]
             by = f", refused by {join_names(refusing)}" if refusing else ""
             yield Hit(f"{name} has the old type {word!r}{by}", (), refusing or ALL)
 
@@ -116,10 +116,10 @@ def report_missing_keys_of_type(case: Case) -> Iterator[Hit]:
 
 @rule("PD009", "E")
 def report_unknown_type(case: Case) -> Iterator[Hit]:
-    """Report a type that is no common one."""
+    """Report a rope dict whose type is neither in COMMON_TYPES nor in OLD_TYPES."""
     for name, p in case.flat_rope_dicts():
         kind = rope_type_of(p)
-        if kind not in TYPES + OLD:
+        if kind not in COMMON_TYPES + OLD_TYPES:
             yield Hit(
                 f"{name} has the unknown type {kind!r}", case.named_runtimes_that_differ(ALL), ALL
             )
@@ -127,12 +127,12 @@ def report_unknown_type(case: Case) -> Iterator[Hit]:
 
 @rule("PD010", "W")
 def report_unread_keys_of_type(case: Case) -> Iterator[Hit]:
-    """Report keys that nobody reads."""
+    """Report keys in a rope dict that no runtime reads with the type of this dict."""
     for name, p in case.flat_rope_dicts():
         kind = {"su": "longrope", "mrope": "default"}.get(rope_type_of(p), rope_type_of(p))
         if kind not in READ:
             continue
-        unread = sorted(set(p) - COMMON - READ[kind] - OWN_RULE)
+        unread = sorted(set(p) - COMMON - READ[kind] - KEYS_WITH_OWN_RULE)
         if kind == "default" and "factor" in unread and "rope_type" not in p:
             unread.remove("factor")
         if "type" not in p and "rope_type" not in p:
@@ -151,7 +151,7 @@ def report_flags_of_another_type(case: Case) -> Iterator[Hit]:
         yield Hit(
             f"{key} is {in_json_words(value):.60}, and {case.model.model_type} takes true or "
             "false only",
-            case.named_runtimes_that_differ(STRICT, "error"),
-            STRICT,
+            case.named_runtimes_that_differ(STRICT_RUNTIMES, "error"),
+            STRICT_RUNTIMES,
             cure=f'Write "{key}": {str(bool(value)).lower()}.',
         )

@@ -20,18 +20,20 @@ KEYS_OF = {
     "multiplier": ROPE_DICTS,
     "scale": ("head_dim", "query_pre_attn_scalar", "attention_multiplier", *ROPE_DICTS),
 }
-"""The keys that decide an aspect."""
+"""Aspect -> the keys of a config that decide it."""
 
 
 @rule("PD038", "E")
 def report_difference_left_unexplained(case: Case) -> Iterator[Hit]:
-    """Report a runtime that computes something else, for a reason of its own."""
+    """Report nothing itself: a difference that no other rule explains is found by
+    `unexplained_findings`."""
     yield from ()  # `unexplained_findings` makes these, when the findings of all rules are known
 
 
 @rule("PD039", "E")
 def report_refusal_left_unexplained(case: Case) -> Iterator[Hit]:
-    """Report a runtime that refuses the file."""
+    """Report nothing itself: a refusal that no other rule explains is found by
+    `unexplained_findings`."""
     yield from ()  # `unexplained_findings` makes these, when the findings of all rules are known
 
 
@@ -52,7 +54,8 @@ def unexplained_findings(case: Case, explained: Iterable[str]) -> list[Finding]:
 
 
 def _finding_of_refusal(case: Case, name: str) -> Finding:
-    """Return the finding that a runtime refuses the file."""
+    """Return a finding of PD039: with which words a runtime refuses the file, or which keys it
+    misses. A warning where the missing keys are not about positions."""
     computed = case.computed[name]
     where = f"{name}'s {computed.read}" if computed.read else name
     # mlx-lm stops for any missing key; what is not about positions may be a part of a config.
@@ -83,7 +86,11 @@ def _missing_keys(error: str) -> list[str]:
 
 
 def _finding_of_difference(case: Case, name: str) -> Finding:
-    """Return the finding that a runtime computes something else than is meant."""
+    """Return a finding of PD038: what a runtime computes instead of what is meant, and which keys
+    or which place in its code decide it.
+
+    The runtime must differ in an aspect and must not refuse the file; the meaning must be clear.
+    """
     computed = case.computed[name]
     where = f"{name}'s {computed.read}" if computed.read else name
     left_out = _scaling_left_out(case, computed)

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from posenc.doctor.case import Case, rope_type_of
 from posenc.doctor.rule import Hit, contradiction_hit, rule
-from posenc.doctor.rules.foreign_names import BASE, names_of_base_and_share
+from posenc.doctor.rules.foreign_names import NAME_OF_BASE, names_of_base_and_share
 from posenc.runtimes.config_model import (
     INNER,
     ROTARY,
@@ -17,10 +17,15 @@ from posenc.runtimes.families import letters_and_digits
 from posenc.runtimes.files.json_object import in_json_words
 from posenc.runtimes.position_keys import COMMON, NO_EFFECT, READ, unknown_keys
 
-TARGETS = (*ROTARY, "max_position_embeddings", "original_max_position_embeddings", "head_dim")
+KEYS_TO_COMPARE = (
+    *ROTARY,
+    "max_position_embeddings",
+    "original_max_position_embeddings",
+    "head_dim",
+)
 """Keys that are looked for under a misspelled name."""
-SCALINGS = {"rope_type", "long_factor", "low_freq_factor"}
-TOWER = {"hidden_size", "num_hidden_layers", "depth", "d_model"}
+KEYS_OF_SCALINGS = {"rope_type", "long_factor", "low_freq_factor"}
+KEYS_OF_TOWERS = {"hidden_size", "num_hidden_layers", "depth", "d_model"}
 """Keys of a part of the model with a config of its own."""
 
 
@@ -62,7 +67,7 @@ def _misspelled_keys_at_top_level(case: Case) -> Iterator[_MisspelledKey]:
     """Yield the misspelled keys at the top level of the config, and rope dicts or their keys that
     stand there under a name that no runtime reads."""
     read_names = names_of_base_and_share(case)
-    targets = (*TARGETS, *sorted(read_names.bases | read_names.shares))
+    targets = (*KEYS_TO_COMPARE, *sorted(read_names.bases | read_names.shares))
     right_keys = {*targets, *case.model.facts.get("keys", ())}
     right_keys |= {*INNER, "rope_scaling", "rope_parameters"}
     for key, value in case.config.items():
@@ -86,8 +91,8 @@ def _misspelled_keys_at_top_level(case: Case) -> Iterator[_MisspelledKey]:
 def _is_rope_dict(key: str, value: Mapping[str, Any]) -> bool:
     """Return True for a dict with settings of RoPE scaling that is not the config of a part of the
     model, such as a vision tower."""
-    has_settings = bool(value.keys() & SCALINGS) or {"factor", "type"} <= value.keys()
-    return (has_settings or "yarn" in key) and not value.keys() & TOWER
+    has_settings = bool(value.keys() & KEYS_OF_SCALINGS) or {"factor", "type"} <= value.keys()
+    return (has_settings or "yarn" in key) and not value.keys() & KEYS_OF_TOWERS
 
 
 def _most_similar_key(key: str, keys: tuple[str, ...] | list[str], cutoff: float) -> str:
@@ -107,7 +112,8 @@ def report_keys_not_understood(case: Case) -> Iterator[Hit]:
     keys: list[str] = []
     for key in unknown_keys(case.config, case.model):
         in_rope_dict = "." in key
-        if not in_rope_dict and key not in slips and not BASE.fullmatch(letters_and_digits(key)):
+        names_base = NAME_OF_BASE.fullmatch(letters_and_digits(key)) is not None
+        if not in_rope_dict and key not in slips and not names_base:
             keys.append(key)
     keys += _keys_of_other_families(case)
     keys = [key for key in keys if key != TRAINED_KEY]

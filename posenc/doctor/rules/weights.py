@@ -9,7 +9,7 @@ from posenc.runtimes.files.safetensors_header import read_header
 
 MOST_FILES = 256
 """Weight files whose headers are read; chosen, not derived."""
-TABLES = ("inv_freq", "cos_cached", "sin_cached", "freqs_cis")
+TABLE_NAMES = ("inv_freq", "cos_cached", "sin_cached", "freqs_cis")
 
 
 @rule("PD035", "W")
@@ -21,7 +21,7 @@ def report_tables_in_low_precision(case: Case) -> Iterator[Hit]:
         found = [
             f"{name} ({info['dtype']})"
             for name, info in read_header(path)[0].items()
-            if any(table in name for table in TABLES) and info.get("dtype") in ("BF16", "F16")
+            if any(table in name for table in TABLE_NAMES) and info.get("dtype") in ("BF16", "F16")
         ]
         if found:
             more = f" and {len(found) - 1} more" if len(found) > 1 else ""

@@ -8,19 +8,29 @@ from posenc.doctor.rule import Hit, join_names, rule
 from posenc.frequencies import floats
 from posenc.runtimes.files.json_object import in_json_words
 
-IGNORE = ("sglang", "mlx-lm", "llama.cpp")
+READERS_OF_PART_OF_YARN = ("sglang", "mlx-lm", "llama.cpp")
+"""Runtimes that do not read all spellings of yarn's temperature."""
+
+
+def _runtimes_with_another_temperature(case: Case) -> tuple[str, ...]:
+    """Return those of READERS_OF_PART_OF_YARN, named or not, that differ from the meaning in the
+    temperature and in nothing else."""
+    return case.runtimes_that_differ(
+        READERS_OF_PART_OF_YARN, "multiplier", "scale", nothing_else=True
+    )
 
 
 @rule("PD017", "E")
 def report_unread_attention_factor(case: Case) -> Iterator[Hit]:
-    """Report attention_factor that yarn's formula does not give."""
+    """Report a yarn whose attention_factor is not 0.1 ln(factor) + 1, where a runtime does not read
+    it."""
     for name, p in case.rope_dicts_of_type("yarn", "deepseek_yarn"):
         t, factor = p.get("attention_factor"), p.get("factor")
         if not isinstance(t, int | float) or not isinstance(factor, int | float):
             continue
         usual = floats.yarn_attention_factor(factor)
         if not math.isclose(t, usual, rel_tol=1e-4):
-            affected = case.runtimes_that_differ(IGNORE, "multiplier", "scale", nothing_else=True)
+            affected = _runtimes_with_another_temperature(case)
             if affected:
                 yield Hit(
                     f"{name} has attention_factor {t:g}, yarn's own is {usual:.6g}; not read by "
@@ -32,7 +42,8 @@ def report_unread_attention_factor(case: Case) -> Iterator[Hit]:
 
 @rule("PD018", "E")
 def report_attn_factor(case: Case) -> Iterator[Hit]:
-    """Report attn_factor."""
+    """Report attn_factor in a rope dict: SGLang multiplies yarn's temperature by it, and no other
+    runtime reads it."""
     for name, p in case.flat_rope_dicts():
         if "attn_factor" in p:
             yield Hit(
@@ -58,13 +69,14 @@ def report_mscale_without_partner(case: Case) -> Iterator[Hit]:
 
 @rule("PD041", "E")
 def report_misread_mscale(case: Case) -> Iterator[Hit]:
-    """Report mscale that a runtime reads otherwise."""
+    """Report mscale and mscale_all_dim, without attention_factor beside them, from which a runtime
+    computes another temperature than is meant."""
     for name, p in case.rope_dicts_of_type("yarn", "deepseek_yarn"):
         if p.get("mscale") is None and p.get("mscale_all_dim") is None:
             continue
         if p.get("attention_factor") is not None or "attn_factor" in p:
             continue
-        affected = case.runtimes_that_differ(IGNORE, "multiplier", "scale", nothing_else=True)
+        affected = _runtimes_with_another_temperature(case)
         if affected:
             yield Hit(
                 f"{name} has mscale {in_json_words(p.get('mscale'))} and mscale_all_dim "
@@ -101,7 +113,8 @@ def report_mscale_of_latent_attention(case: Case) -> Iterator[Hit]:
 
 @rule("PD024", "E")
 def report_unread_yarn_ramp(case: Case) -> Iterator[Hit]:
-    """Report yarn's ramp beyond the defaults."""
+    """Report truncate false, beta_fast and beta_slow of a yarn, where a runtime does not read
+    them."""
     for name, p in case.rope_dicts_of_type("yarn"):
         betas = [p.get("beta_fast") or 32, p.get("beta_slow") or 1]
         fast, slow = betas if all(isinstance(b, int | float) for b in betas) else (32, 1)

@@ -12,8 +12,8 @@ import torch
 from safetensors.numpy import load_file, save_file
 
 from posenc.doctor.cures.layout import (
-    FEWEST,
-    WORDS,
+    FEWEST_TOKENS,
+    LAYOUT_NAMES,
     measure_layout,
     write_converted_copy,
 )
@@ -177,7 +177,7 @@ class TestMeasured:
     def test_too_short_a_text_is_unknown(self, tmp_path, text):
         text.write_text("Once upon a time")
         verdict = measure_layout(LLAMA2XS, text)
-        assert verdict.found is None and str(FEWEST) in verdict.why
+        assert verdict.found is None and str(FEWEST_TOKENS) in verdict.why
         said, code = run(Options((LLAMA2XS,), layout=True, text=text, as_json=True))
         assert code == 0 and json.loads(said)["found"] is None
 
@@ -243,7 +243,7 @@ def test_a_copy_in_the_other_layout_says_so_where_the_family_has_a_key(
 ):
     sizes = {**LATENT, "q_lora_rank": q_lora_rank, "rope_interleave": interleaved}
     model = saved_model(tmp_path / "model", "deepseek_v3", **sizes)
-    wanted = WORDS[not interleaved]
+    wanted = LAYOUT_NAMES[not interleaved]
     options = Options((tmp_path / "model",), convert_layout=wanted, out=tmp_path / "copy")
     said, code = run(options)
     assert code == 0 and said.endswith("and rope_interleave in config.json says so")
