@@ -74,7 +74,7 @@ def run(
         out_of_domain=documents is None,
         progress=progress,
     )
-    page_path, figures = prepare_outputs(*paths, written=outcome.proof is not None)
+    page_path, figures = prepare_outputs(*paths, is_exported=outcome.proof is not None)
     if page_path is None and figures is None:
         return outcome
     from posenc.report.figure_files import write_page

@@ -85,15 +85,19 @@ class GenomeScorer:
     """
 
     def __init__(
-        self, reader: LossReader, settings: tuple[RopeSetting, ...], windows: Windows, trained: int
+        self,
+        reader: LossReader,
+        settings: tuple[RopeSetting, ...],
+        windows: Windows,
+        train_length: int,
     ) -> None:
         self.reader = reader
         self.settings = settings
         self.windows = windows
-        self.edges = position_edges(trained, windows.tokens.shape[1])
-        self.trained = trained
+        self.edges = position_edges(train_length, windows.tokens.shape[1])
+        self.train_length = train_length
         # Masked tokens are not the same ones in windows of another length: there, plain losses.
-        sliding = replace(reader, window=trained)
+        sliding = replace(reader, window=train_length)
         self.reference_losses = np.zeros(windows.tokens.shape)
         if reader.mask_token is None:
             self.reference_losses = sliding.losses_in_batches(windows.tokens).numpy()
@@ -128,9 +132,9 @@ class GenomeScorer:
         beyond = max(
             float(np.nanmean(excess[:, low:high]))
             for low, high in itertools.pairwise(self.edges)
-            if high > self.trained
+            if high > self.train_length
         )
-        within = SHORT_WEIGHT * float(np.nanmean(excess[:, : self.trained]))
+        within = SHORT_WEIGHT * float(np.nanmean(excess[:, : self.train_length]))
         # The worse of the two decides; a quarter of the sum, chosen and not derived, ranks those
         # that are equally bad there.
         return max(beyond, within) + 0.25 * (beyond + within)
@@ -171,7 +175,7 @@ class FrequencySearch:
     Args:
         reader: the model; settings: its rotation before.
         windows: texts to score on; a third is reserved for the last comparison.
-        trained: the training length in tokens.
+        train_length: the training length in tokens.
         state: file that keeps the score of every genome; None: nothing is kept.
 
     Raises: ValueError where the file belongs to a search for something else.
@@ -184,7 +188,7 @@ class FrequencySearch:
         reader: LossReader,
         settings: tuple[RopeSetting, ...],
         windows: Windows,
-        trained: int,
+        train_length: int,
         state: Path | None,
     ) -> None:
         self.settings = settings
@@ -201,7 +205,7 @@ class FrequencySearch:
                 reader.model,
                 windows,
                 settings=settings,
-                trained=trained,
+                trained=train_length,
                 mask_token=reader.mask_token,
                 scoring=(SHORT_WEIGHT, FIRST_SCORE_MARGIN, SEED_METHODS, BANDED_METHODS),
             )
@@ -210,28 +214,28 @@ class FrequencySearch:
                 genome = Genome(tuple(factors), temperature)
                 score, first = (math.inf if s is None else s for s in scores)
                 self.scored[genome.key] = ScoredGenome(genome, score, first)
-        self.scorer = GenomeScorer(reader, settings, self.windows, trained)
-        self.final_scorer = GenomeScorer(reader, settings, held_out, trained)
+        self.scorer = GenomeScorer(reader, settings, self.windows, train_length)
+        self.final_scorer = GenomeScorer(reader, settings, held_out, train_length)
         self.tried: dict[str, ScoredGenome] = {}
 
-    def evolve(self, tries: int, progress: Callable[[str, float], None]) -> SearchResult:
-        """Try `tries` sets of frequencies, the seeds first, and return the best.
+    def evolve(self, num_tries: int, progress: Callable[[str, float], None]) -> SearchResult:
+        """Try `num_tries` genomes, the seeds first, and return the best.
 
-        Which sets are tried depends on the scores before. A restart reuses stored scores and ends
-        with the result of an uninterrupted search.
+        Which genomes are tried depends on the scores before. A restart reuses stored scores and
+        ends with the result of an uninterrupted search.
         """
         self.tried.clear()
         began = time.perf_counter()
         before = len(self.scored)
         for generation in itertools.count():
             for genome in self._children(generation) if generation else self._seeds():
-                if self.tried and len(self.tried) >= tries:
+                if self.tried and len(self.tried) >= num_tries:
                     return self._choose_finalist()
                 self._score_and_count(genome)
                 best = self._best_tried(1)[0].score
-                fraction_done = min(1.0, len(self.tried) / max(1, tries))
+                fraction_done = min(1.0, len(self.tried) / max(1, num_tries))
                 seconds_each = (time.perf_counter() - began) / max(1, len(self.scored) - before)
-                seconds_left = max(0, tries - len(self.tried)) * seconds_each
+                seconds_left = max(0, num_tries - len(self.tried)) * seconds_each
                 status = (
                     f"search, {len(self.tried)} tried, best {best:.3f}, "
                     f"about {seconds_left:.0f} s left"

@@ -36,7 +36,7 @@ def best_method(measured: Measured, options: Options) -> str | None:
 
 def recommend(
     measured: Measured,
-    trained: int,
+    train_length: int,
     options: Options,
     documents: np.ndarray | None = None,
     tuned: tuple[str, Evaluation] | None = None,
@@ -55,9 +55,9 @@ def recommend(
     """
     base = measured["none"][1]
     # Written with "not", so that a loss of NaN is refused, too.
-    if out_of_domain and not base.mean_within(trained) <= UNREADABLE_LOSS:
+    if out_of_domain and not base.mean_within(train_length) <= UNREADABLE_LOSS:
         # The cap keeps exp() from overflowing.
-        perplexity = math.exp(min(base.mean_within(trained), 50))
+        perplexity = math.exp(min(base.mean_within(train_length), 50))
         return "", (
             "No recommendation: the model does not know this text, its perplexity is "
             f"{perplexity:,.0f} within its training length. Give --text with text like the model's "
@@ -68,7 +68,7 @@ def recommend(
     else:
         name = best_method(measured, options)
         chosen = base if name is None else measured[name][1]
-    evidence = _Evidence(measured, trained, documents, tuned is not None)
+    evidence = _Evidence(measured, train_length, documents, was_tuned=tuned is not None)
     if name is None or not chosen.mean_over_buckets() < base.mean_over_buckets():
         return "none", _why_no_method(evidence)
     return _compare_with_baseline(evidence, name, chosen)
@@ -78,14 +78,14 @@ def recommend(
 class _Evidence:
     """The measurements on which a recommendation rests.
 
-    trained: the training length in tokens. documents: the document of every measured token, or
-    None. tuned: True if the method was tuned.
+    train_length: the training length in tokens. documents: the document of every measured token, or
+    None. was_tuned: True if the method was tuned before it was measured.
     """
 
     measured: Measured
-    trained: int
+    train_length: int
     documents: np.ndarray | None
-    tuned: bool
+    was_tuned: bool
 
     @property
     def base(self) -> Evaluation:
@@ -101,12 +101,12 @@ class _Evidence:
     @property
     def window_in_words(self) -> str:
         """Return the name of this baseline for sentences, as "cutting to the last 512 tokens"."""
-        return f"cutting to the last {self.trained} tokens"
+        return f"cutting to the last {self.train_length} tokens"
 
     @property
     def tuning_hint(self) -> str:
         """Return a space and a sentence on what else to try, for a model that is left as it is."""
-        return "" if self.tuned else " Tuning may change that (--tune)."
+        return "" if self.was_tuned else " Tuning may change that (--tune)."
 
 
 def _why_no_method(evidence: _Evidence) -> str:
@@ -116,7 +116,7 @@ def _why_no_method(evidence: _Evidence) -> str:
     if window is not None and _is_clearly_lower(loss_difference(window, base, evidence.documents)):
         return (
             f"Do not extend this one: {evidence.window_in_words} reads better. Against the "
-            f"unchanged model it {_change_beyond_in_words(window, base, evidence.trained)}, "
+            f"unchanged model it {_change_beyond_in_words(window, base, evidence.train_length)}, "
             f"and no method saves anything over all positions.{evidence.tuning_hint}"
         )
     leave_it = "Leave this one as it is: no method that stock tools load lowers its mean loss."
@@ -127,14 +127,16 @@ def _compare_with_baseline(evidence: _Evidence, name: str, chosen: Evaluation) -
     """Compare a method that lowers the mean loss with the window or, if that was not measured, with
     the unchanged model. Return (what to use: the method or "none", the reason)."""
     base = evidence.base
-    trained = evidence.trained
-    change_within = _change_in_words(chosen.mean_within(trained) - base.mean_within(trained))
+    train_length = evidence.train_length
+    change_within = _change_in_words(
+        chosen.mean_within(train_length) - base.mean_within(train_length)
+    )
     against = (
-        f"against the unchanged model it {change_within} within {trained} tokens and "
-        f"{_change_beyond_in_words(chosen, base, trained)}."
+        f"against the unchanged model it {change_within} within {train_length} tokens and "
+        f"{_change_beyond_in_words(chosen, base, train_length)}."
     )
     remarks = f"{_better_map_remark(evidence.measured, chosen)}{_retrieval_remark(chosen)}"
-    label = f"{name}, tuned," if evidence.tuned else name
+    label = f"{name}, tuned," if evidence.was_tuned else name
     extend_it = f"Extend it with {label.rstrip(',')}"
     if evidence.window is None:
         rival = "the unchanged model"
@@ -203,12 +205,12 @@ def _change_in_words(change: float) -> str:
     return f"{'costs' if change > 0 else 'saves'} {abs(change):.2f} nats per token"
 
 
-def _change_beyond_in_words(better: Evaluation, base: Evaluation, trained: int) -> str:
-    """Return how the loss beyond the training length, `trained` tokens, changes from `base` to
+def _change_beyond_in_words(better: Evaluation, base: Evaluation, train_length: int) -> str:
+    """Return how the loss beyond the training length, `train_length` tokens, changes from `base` to
     `better`, in words."""
-    change = better.mean_beyond(trained) - base.mean_beyond(trained)
+    change = better.mean_beyond(train_length) - base.mean_beyond(train_length)
     if math.isnan(change):  # a table that ends
-        loss = better.mean_beyond(trained)
+        loss = better.mean_beyond(train_length)
         return f"saves all text beyond, which it reads at {loss:.2f} nats per token"
     return f"{_change_in_words(change)} beyond"
 

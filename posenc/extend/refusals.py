@@ -106,18 +106,20 @@ def _check_files_to_copy(folder: Path, raw: Mapping[str, Any], *, tuned: bool) -
 
 
 def prepare_outputs(
-    out: Path | None, page: Path | None, figures: Path | None, *, written: bool = False
+    out: Path | None, page: Path | None, figures: Path | None, *, is_exported: bool = False
 ) -> tuple[Path | None, Path | None]:
-    """Make the folders of the page and the figures, and check that both can be written. Return
-    (page, figures), the paths to write now; None for one that is not asked for or has to wait.
+    """Make the folders of the page and the figures, and check that both can be written.
 
-    out: the folder of the new checkpoint, or None. As long as it is not `written`, a page or
-    figures inside it have to wait. Once it is, its page is extend.html in it unless `page` names
-    another.
+    Returns: (page, figures), the paths to write now; None for one that is not asked for, or that
+    has to wait until the new checkpoint is written.
+
+    out: the folder of the new checkpoint; None if none is asked for. is_exported: True once that
+    folder is written. Before, a page or figures inside it have to wait. After, the page is
+    extend.html in it unless `page` names another.
 
     Raises: ValueError, OSError for a page or figures that cannot be written.
     """
-    if out is not None and written:
+    if out is not None and is_exported:
         page = page or out / "extend.html"
     elif out is not None:
         if page is not None and _is_within(page, out):

@@ -18,7 +18,7 @@ from posenc.report.chart import csv_text
 from posenc.report.report import Report
 from posenc.report.terminal import print_line, print_report, stderr
 
-COLUMNS = ("method", "start", "stop", "loss", "low", "high", "tokens")
+LOSS_TABLE_COLUMNS = ("method", "start", "stop", "loss", "low", "high", "tokens")
 """Headings of the CSV table next to the page."""
 
 
@@ -67,7 +67,7 @@ def extend_and_show(
         raise Stopped(_next_start_in_words(settings["options"].state, out)) from None
     report = report_of(outcome, command, None if texts else OUT_OF_DOMAIN_CAUTION)
     print_report(report, as_json)
-    page, figures = prepare_outputs(out, page, figures, written=outcome.proof is not None)
+    page, figures = prepare_outputs(out, page, figures, is_exported=outcome.proof is not None)
     _write_page(report, outcome, page, figures)
     if failed is not None:
         raise failed
@@ -87,7 +87,9 @@ def _refuse_foreign_table(page: Path | None) -> None:
     if page is None:
         return
     table = page.with_suffix(".csv")
-    if table.is_file() and not read_file_bytes(table).startswith(",".join(COLUMNS).encode()):
+    if table.is_file() and not read_file_bytes(table).startswith(
+        ",".join(LOSS_TABLE_COLUMNS).encode()
+    ):
         raise ValueError(f"{table} exists already and is no table of this page; name another.")
 
 
@@ -144,7 +146,7 @@ def write_loss_table(outcome: Outcome, path: Path) -> None:
             if e.tokens:
                 rows.append((name, start, stop, e.mean, e.low, e.high, e.tokens))
     columns = zip(*rows, strict=True)
-    write_atomically(path, csv_text(dict(zip(COLUMNS, columns, strict=True))))
+    write_atomically(path, csv_text(dict(zip(LOSS_TABLE_COLUMNS, columns, strict=True))))
 
 
 def read_documents(texts: list[Path]) -> list[str]:

@@ -345,7 +345,7 @@ def test_means_weigh_tokens_and_intervals_resample_documents():
 
 def test_losses_by_position_equal_a_plain_loop(llama, windows):
     model = load_checkpoint(llama).model
-    measured = measure_losses_and_tasks(LossReader(model), windows, LENGTH, entropy=False)
+    measured = measure_losses_and_tasks(LossReader(model), windows, LENGTH, measures_entropy=False)
     sums = dict.fromkeys(measured.edges[1:], 0.0)
     with torch.inference_mode():
         for row in windows.tokens:
@@ -366,7 +366,7 @@ def test_long_windows_in_pieces_give_the_same_losses(llama, windows, monkeypatch
 
     model = load_checkpoint(llama).model
     whole = losses.next_token_losses(model, windows.tokens, in_one_piece=True)
-    monkeypatch.setattr(losses, "LOGITS_AT_ONCE", 1)
+    monkeypatch.setattr(losses, "MAX_LOGITS_AT_ONCE", 1)
     pieces = losses.next_token_losses(model, windows.tokens)
     torch.testing.assert_close(pieces, whole, rtol=0, atol=1e-4)
 

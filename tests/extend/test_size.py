@@ -91,7 +91,7 @@ def test_losses_in_half_precision_are_those_of_one_pass(halves, monkeypatch):
     with torch.inference_mode():
         logits = model(tokens).logits[:, :-1].float()
     expected = torch.nn.functional.cross_entropy(logits.mT, tokens[:, 1:], reduction="none")
-    monkeypatch.setattr(losses, "TOKENS_WIDENED_AT_ONCE", 7)
+    monkeypatch.setattr(losses, "MAX_TOKENS_WIDENED_AT_ONCE", 7)
     got = losses.next_token_losses(model, tokens, in_one_piece=True)
     assert got.dtype == torch.float32
     torch.testing.assert_close(got, expected, rtol=1e-6, atol=1e-6)
@@ -106,7 +106,7 @@ def test_logits_are_never_widened_all_at_once(halves, monkeypatch):
         return plain(rows, *given, **named)
 
     monkeypatch.setattr(losses.F, "cross_entropy", counted)
-    monkeypatch.setattr(losses, "TOKENS_WIDENED_AT_ONCE", 16)
+    monkeypatch.setattr(losses, "MAX_TOKENS_WIDENED_AT_ONCE", 16)
     losses.next_token_losses(model, torch.zeros(1, 100, dtype=torch.long), in_one_piece=True)
     assert max(seen) == 16
     assert sum(seen) == 99

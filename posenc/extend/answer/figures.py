@@ -27,7 +27,7 @@ from posenc.report.report import Plot
 from posenc.statistics.text_intervals import Estimate
 
 Curves = Mapping[str, Mapping[Any, float]]
-"""By method, the points of a curve."""
+"""By method, the points of a curve: x and its y."""
 
 
 def curve_plots(outcome: Outcome) -> Iterator[Plot]:
@@ -35,14 +35,15 @@ def curve_plots(outcome: Outcome) -> Iterator[Plot]:
     the last two only if they were measured."""
     evaluations = outcome.evaluations()
     styles = line_styles(list(evaluations))
-    trained = outcome.checkpoint.trained_length
+    train_length = outcome.checkpoint.trained_length
     edges = next(iter(evaluations.values())).edges
     middles = [(a + b) / 2 for a, b in itertools.pairwise(edges)]
 
-    def curve_chart(x: str, y: str, lines: Curves, ticks: Sequence[int]) -> Chart:
-        """Return the chart of one curve per method, with these labels of the axes."""
-        data = long_table(x, y, {name: ([*line], [*line.values()]) for name, line in lines.items()})
-        look = {"styles": styles, "ticks": ticks, "train_length": trained}
+    def curve_chart(x_label: str, y_label: str, curves: Curves, ticks: Sequence[int]) -> Chart:
+        """Return the chart of one curve per method. ticks: of the axis x, in tokens."""
+        points = {name: ([*curve], [*curve.values()]) for name, curve in curves.items()}
+        data = long_table(x_label, y_label, points)
+        look = {"styles": styles, "ticks": ticks, "train_length": train_length}
         return Chart(data, partial(curves_by_length, **look))
 
     where = "position in the window, tokens"
@@ -109,7 +110,7 @@ def wavelength_plots(outcome: Outcome) -> Iterator[Plot]:
 
 
 def count_unfinished_pairs(setting: RopeSetting) -> int:
-    """Return how many pairs of channels finish no turn within the training length."""
+    """Return how many pairs of channels finish no turn within the setting's original length."""
     return sum(
         float(f) * setting.original_length < 2 * math.pi for f in setting.frequencies().inv_freq
     )
@@ -131,7 +132,7 @@ def wavelength_chart(outcome: Outcome, base: RopeSetting) -> Chart:
     return Chart(data, partial(_draw_wavelengths, **look))
 
 
-def _draw_wavelengths(data: Data, styles: Mapping[str, LineStyle], trained: int) -> Figure:
+def _draw_wavelengths(data: Data, styles: Mapping[str, LineStyle], train_length: int) -> Figure:
     """Draw a curve per method, and a dotted line at the training length."""
     x_label, y_label = axis_names(data)
     with figure(x_label, y_label) as (drawn, axes):
@@ -141,7 +142,7 @@ def _draw_wavelengths(data: Data, styles: Mapping[str, LineStyle], trained: int)
             )
         axes.set_yscale("log")
         axes.xaxis.set_major_locator(MaxNLocator(8, integer=True))
-        axes.axhline(trained, color=INK, linestyle=":", linewidth=1)
+        axes.axhline(train_length, color=INK, linestyle=":", linewidth=1)
         draw_legend_above(drawn)
     return drawn
 

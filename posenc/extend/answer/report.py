@@ -9,7 +9,7 @@ from posenc.extend.answer import figures
 from posenc.extend.answer.facts import facts_of
 from posenc.extend.export.prover import Proof
 from posenc.extend.extension import Outcome
-from posenc.extend.measure.tasks import Score
+from posenc.extend.measure.tasks import TaskScore
 from posenc.extend.variants.variant import Variant
 from posenc.report.report import Block, Code, Facts, Report, Section
 from posenc.report.table import Cell, Heading, Number, Table, Value
@@ -25,21 +25,21 @@ def report_of(outcome: Outcome, command: str, caution: str | None = None) -> Rep
     """Return the report of an extension. command: the line that repeats it. caution: a warning
     about the text on which it was measured."""
     checkpoint = outcome.checkpoint
-    trained = checkpoint.trained_length
+    train_length = checkpoint.trained_length
     return Report(
-        f"{checkpoint.folder.name}: {trained:,} to {outcome.target:,} tokens",
+        f"{checkpoint.folder.name}: {train_length:,} to {outcome.target:,} tokens",
         outcome.reason,
         facts_of(outcome),
-        [*_sections(outcome, trained), Section("Repeat it", [Code(command)], detail=True)],
-        f"Methods of extending a model from {trained:,} tokens to {outcome.target:,}, measured on "
-        "the same text.",
+        [*_sections(outcome, train_length), Section("Repeat it", [Code(command)], detail=True)],
+        f"Methods of extending a model from {train_length:,} tokens to {outcome.target:,}, "
+        "measured on the same text.",
         cautions=[caution] if caution else [],
     )
 
 
-def _sections(outcome: Outcome, trained: int) -> Iterator[Section]:
+def _sections(outcome: Outcome, train_length: int) -> Iterator[Section]:
     """Yield the sections of the report, those that were not measured left out."""
-    yield Section("Perplexity by position", _perplexity_section(outcome, trained))
+    yield Section("Perplexity by position", _perplexity_section(outcome, train_length))
     tried = {name: variant.summary for name, (variant, _) in outcome.measured.items()}
     yield Section("What was tried", [Facts({k: v for k, v in tried.items() if v})])
     if outcome.not_measured:
@@ -63,16 +63,16 @@ def _sections(outcome: Outcome, trained: int) -> Iterator[Section]:
         )
 
 
-def _perplexity_section(outcome: Outcome, trained: int) -> list[Block]:
+def _perplexity_section(outcome: Outcome, train_length: int) -> list[Block]:
     """Return an explanation and the table of perplexity by method and bucket of positions."""
     explained = (
         "Perplexity is the exponential of the loss: 1 is certain, lower is better. Up to "
-        f"{trained:,} tokens it shows what a method costs within the training length, beyond them "
-        "what it gains."
+        f"{train_length:,} tokens it shows what a method costs within the training length, beyond "
+        "them what it gains."
     )
     edges = next(iter(outcome.evaluations().values())).edges
     buckets = (
-        Heading(f"{a:,}–{b:,}", "tokens" if b <= trained else "tokens, beyond training")
+        Heading(f"{a:,}–{b:,}", "tokens" if b <= train_length else "tokens, beyond training")
         for a, b in itertools.pairwise(edges)
     )
     header = ["method", *buckets, Heading("stock tools", "load it as it is")]
@@ -86,7 +86,7 @@ def _perplexity_section(outcome: Outcome, trained: int) -> list[Block]:
     return [explained, Table(header, rows, caption, name="perplexity-by-position")]
 
 
-def _perplexity_cell(e: Estimate) -> Value:
+def _perplexity_cell(loss: Estimate) -> Value:
     """Return the cell of a loss as perplexity with its interval, or a note on what is missing."""
     if not e.tokens:
         return Cell("cannot", note="Its table of positions has no rows there.")
@@ -148,7 +148,7 @@ def _task_header(
     return header
 
 
-def _task_cells(score: Score | None, *, learned: bool) -> list[Value]:
+def _task_cells(score: TaskScore | None, *, learned: bool) -> list[Value]:
     """Return a method's fraction of exact answers to a task of one length, and its loss."""
     if score is None:
         return [None, None]
@@ -188,7 +188,8 @@ def _perplexity_rise(loss: Estimate) -> Number:
 
 
 def _passkey_section(outcome: Outcome) -> list[Block]:
-    """Return the blocks on passkeys: a warning if no method finds keys at all, and the grids."""
+    """Return the blocks on passkeys: a warning if there is one, see `passkeys_not_found_warning`,
+    and the grid of each method; "Not measured." if there is none."""
     plots = [*figures.passkey_plots(outcome)]
     if not plots:
         return ["Not measured."]
@@ -198,8 +199,12 @@ def _passkey_section(outcome: Outcome) -> list[Block]:
 
 
 def passkeys_not_found_warning(grids: Sequence[Mapping[tuple[int, float], float]]) -> str:
-    """Return a warning if no method finds half of the keys in the shortest text; else "". grids: by
-    method, the fraction of right tokens by (length, depth)."""
+    """Return a warning if no method finds half of the keys' tokens in the shortest texts, on
+    average over their depths; else "".
+
+    grids: for each method that was tested, the fraction of a key's tokens that are right, by
+    (length, depth). At least one.
+    """
     shortest = min(length for grid in grids for length, _ in grid)
     for grid in grids:
         shares = [share for (length, _), share in grid.items() if length == shortest]
@@ -207,7 +212,7 @@ def passkeys_not_found_warning(grids: Sequence[Mapping[tuple[int, float], float]
             return ""
     return (
         f"Read nothing into this: not even at {shortest:,} tokens does the model find half of the "
-        "keys."
+        "keys' tokens."
     )
 
 

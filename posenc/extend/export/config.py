@@ -17,14 +17,14 @@ from posenc.runtimes.writers.recipes import (
 )
 
 
-def config_to_write(saved: Mapping[str, Any], longest: int) -> tuple[Recipe, Meaning | None]:
+def config_to_write(saved: Mapping[str, Any], new_length: int) -> tuple[Recipe, Meaning | None]:
     """Return the config.json to write, as a recipe, and what its rotary keys mean.
 
     The weights are not changed, so no temperature is folded into them.
 
     Args:
         saved: config.json as transformers 5 writes it.
-        longest: the new length in tokens.
+        new_length: the new length in tokens.
 
     The meaning is None for families without rotary keys and those unknown to posenc: only
     transformers is known to read them.
@@ -37,7 +37,7 @@ def config_to_write(saved: Mapping[str, Any], longest: int) -> tuple[Recipe, Mea
         return Recipe(f"a {config['model_type']} model's rotary keys", config), None
     meaning = meaning_of(config)
     if what_changes_with_length(meaning):
-        return recipe_with_switch(config, meaning, longest), meaning
+        return recipe_with_switch(config, meaning, new_length), meaning
     try:
         recipe = best_recipe(config, meaning)
     except ValueError:

@@ -36,10 +36,15 @@ DTYPE_KEYS = ("dtype", "torch_dtype")
 
 @dataclass(frozen=True)
 class ExportPlan:
-    """The description of an export. method: the method of extending, in words. new_length: the new
-    length. cache_safe: True if step-by-step decoding must equal one pass. weights_changed: True if
-    they differ from the original's. server_keys: keys of config.json by which a server maps
-    positions. adapter: a folder of adapters to include."""
+    """Describe an export.
+
+    method: the method of extending, in words.
+    new_length: the longest text that the export is to read, in tokens.
+    cache_safe: True if step-by-step decoding must equal one pass.
+    weights_changed: True if the weights differ from those of the original folder.
+    server_keys: keys of config.json, with their values, by which a server maps positions.
+    adapter: folder of LoRA adapters to include; None for none.
+    """
 
     method: str
     new_length: int
@@ -58,8 +63,7 @@ def export_checkpoint(
         checkpoint: its model carries the settings to export.
         out: a folder that does not exist.
         prover: the process that reads the folder back.
-        plan: what else is written: which weights have changed, the adapter, the longest length, and
-            whether cached keys stay valid.
+        plan: what else is written, see ExportPlan.
         tokens: (1, length) longer than the training length, for the proof; a masked model is proved
             by its logits only.
 
@@ -67,7 +71,7 @@ def export_checkpoint(
     Raises: RunFailed if stock transformers computes something else.
     """
     with new_folder(out) as temporary:
-        write_weights_and_config(checkpoint, temporary, changed=plan.weights_changed)
+        write_weights_and_config(checkpoint, temporary, weights_changed=plan.weights_changed)
         copy_tokenizer(checkpoint.folder, temporary, plan.new_length)
         raise_generation_limit(temporary, checkpoint.trained_length, plan.new_length)
         copy_sentence_transformers_files(checkpoint.folder, temporary, plan.new_length)
@@ -93,12 +97,17 @@ def _original_config_with_defaults(
     return {k: v for k, v in read.items() if k in config} | dict(checkpoint.raw_config)
 
 
-def write_weights_and_config(checkpoint: Checkpoint, folder: Path, *, changed: bool) -> None:
-    """Write the weights in their dtype and shards, and the config of the model in memory. Files
-    whose weights did not change are copied."""
+def write_weights_and_config(
+    checkpoint: Checkpoint, folder: Path, *, weights_changed: bool
+) -> None:
+    """Write the weights and the config of the model in memory to `folder`.
+
+    weights_changed: False copies the files of the original weights. True writes those in memory, in
+    the dtype and the shards of the original.
+    """
     model = checkpoint.model
     files = weight_files(checkpoint.folder)
-    if changed:
+    if weights_changed:
         # One file stays one, however long its table gets.
         shard = max(path.stat().st_size for path in files) if len(files) > 1 else sys.maxsize
         model.save_pretrained(folder, safe_serialization=True, max_shard_size=shard)
@@ -113,11 +122,11 @@ def write_weights_and_config(checkpoint: Checkpoint, folder: Path, *, changed: b
     model.config.save_pretrained(folder)
 
 
-def _is_text_of_larger_model(checkpoint: Checkpoint, *, changed: bool) -> bool:
+def _is_text_of_larger_model(checkpoint: Checkpoint, *, weights_changed: bool) -> bool:
     """Return True if the exported weights include those of a larger model, as for images, of which
     the model in memory reads the text only (Qwen3.5). Changed weights are written without the
     others."""
-    return isinstance(checkpoint.raw_config.get("text_config"), dict) and not changed
+    return isinstance(checkpoint.raw_config.get("text_config"), dict) and not weights_changed
 
 
 def _nest_text_config(raw: Mapping[str, Any], text_config: Mapping[str, Any]) -> dict[str, Any]:
@@ -135,17 +144,20 @@ def _config_and_serving_page(
     written the config of the model in memory. name: the final name of the folder."""
     saved = {k: v for k, v in read_json(folder / "config.json").items() if k not in DTYPE_KEYS}
     raw = checkpoint.raw_config
-    nested = _is_text_of_larger_model(checkpoint, changed=plan.weights_changed)
+    nested = _is_text_of_larger_model(checkpoint, weights_changed=plan.weights_changed)
     text_config = raw["text_config"] if nested else raw
     saved |= {k: v for k, v in text_config.items() if k in DTYPE_KEYS}
     recipe, meaning = config_to_write(saved, plan.new_length)
     if nested:
         recipe = replace(recipe, config=_nest_text_config(raw, recipe.config))
     if meaning is None:
-        kind = "AutoModelForMaskedLM" if checkpoint.masked else "AutoModelForCausalLM"
-        sentences = (checkpoint.folder / MODULES_FILE).is_file()
+        auto_class = "AutoModelForMaskedLM" if checkpoint.masked else "AutoModelForCausalLM"
         serve_page = page_without_emulators(
-            name, plan.new_length, recipe.name, kind, sentences=sentences
+            name,
+            plan.new_length,
+            recipe.name,
+            auto_class,
+            for_sentence_transformers=(checkpoint.folder / MODULES_FILE).is_file(),
         )
         return recipe.config, serve_page
     export = Export(
@@ -165,19 +177,20 @@ def _config_and_serving_page(
     return recipe.config, serving_page(export)
 
 
-def raise_generation_limit(folder: Path, trained: int, longest: int) -> None:
-    """Raise max_length in generation_config.json to `longest` tokens, if it was at least the
-    training length. A lower limit is somebody's choice, and stays."""
+def raise_generation_limit(folder: Path, train_length: int, new_length: int) -> None:
+    """Raise max_length in the folder's generation_config.json to `new_length` tokens, if it is at
+    least `train_length`. A lower limit is somebody's choice, and stays. Without the file or the key
+    nothing is written."""
     path = folder / GENERATION_CONFIG_FILE
     limit = read_json(path).get("max_length") if path.exists() else None
-    if isinstance(limit, int) and not isinstance(limit, bool) and limit >= trained:
-        raise_limit(path, "max_length", longest)
+    if isinstance(limit, int) and not isinstance(limit, bool) and limit >= train_length:
+        raise_limit(path, "max_length", new_length)
 
 
-def copy_tokenizer(source: Path, target: Path, longest: int) -> None:
+def copy_tokenizer(source: Path, target: Path, new_length: int) -> None:
     """Copy the files of the tokenizer that `target` lacks, and raise the tokenizer's limit of
-    tokens to `longest`."""
+    tokens to `new_length`."""
     for path in tokenizer_files(source):
         if not (target / path.name).exists():
             copy_file(path, target / path.name)
-    raise_limit(target / "tokenizer_config.json", "model_max_length", longest)
+    raise_limit(target / "tokenizer_config.json", "model_max_length", new_length)

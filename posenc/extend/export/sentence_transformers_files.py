@@ -37,9 +37,9 @@ def sentence_transformers_files(source: Path) -> list[tuple[str, Path]]:
     return files
 
 
-def copy_sentence_transformers_files(source: Path, target: Path, longest: int) -> list[str]:
+def copy_sentence_transformers_files(source: Path, target: Path, new_length: int) -> list[str]:
     """Copy the files of sentence-transformers next to the weights, and raise their limit of tokens
-    to `longest`. Returns: the names of the folders of modules.
+    to `new_length`. Returns: the names of the folders of modules.
 
     Raises: ValueError for a modules.json that leads out of the folder.
     """
@@ -51,17 +51,17 @@ def copy_sentence_transformers_files(source: Path, target: Path, longest: int) -
         make_subfolder(target / name)
     for name, path in files:
         copy_file(path, target / name)
-    raise_limit(target / LENGTH_FILE, "max_seq_length", longest)
+    raise_limit(target / LENGTH_FILE, "max_seq_length", new_length)
     return folders
 
 
-def raise_limit(path: Path, key: str, longest: int) -> None:
-    """Raise the number at `key` of a JSON file to `longest` tokens, if the file exists and has a
+def raise_limit(path: Path, key: str, new_length: int) -> None:
+    """Raise the number at `key` of a JSON file to `new_length` tokens, if the file exists and has a
     lower one there."""
     settings = read_json(path) if path.exists() else {}
     limit = settings.get(key)
-    if isinstance(limit, int | float) and limit < longest:
-        write_atomically(path, settings_text({**settings, key: longest}, path.name))
+    if isinstance(limit, int | float) and limit < new_length:
+        write_atomically(path, settings_text({**settings, key: new_length}, path.name))
 
 
 def settings_text(content: dict[str, Any], name: str) -> str:

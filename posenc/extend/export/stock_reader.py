@@ -48,10 +48,10 @@ def rotary_buffers(model: torch.nn.Module) -> dict[str, torch.Tensor]:
     return buffers
 
 
-def largest_relative_error(got: torch.Tensor, expected: torch.Tensor) -> float:
-    """Return the largest error of a frequency in `got`, as a fraction of the expected one."""
+def largest_relative_error(computed: torch.Tensor, expected: torch.Tensor) -> float:
+    """Return the largest error of a frequency in `computed`, as a fraction of the expected one."""
     # Below 1e-12 radians per token a pair does not rotate in any text.
-    return float(((got - expected).abs() / expected.abs().clamp(min=1e-12)).max())
+    return float(((computed - expected).abs() / expected.abs().clamp(min=1e-12)).max())
 
 
 def logits_in_steps(
@@ -87,7 +87,7 @@ class ForcedTokens(transformers.LogitsProcessor):
         return forced.scatter(1, self.tokens[:, step : step + 1], 0.0)
 
 
-def padding_error(model: Any, tokens: torch.Tensor, kind: str) -> float | None:
+def padding_error(model: Any, tokens: torch.Tensor, objective: str) -> float | None:
     """Return how far logits of two rows in one padded batch are from those of each row by itself.
     None for a model without a mask of padding, or too short a text.
 
@@ -114,7 +114,7 @@ def padding_error(model: Any, tokens: torch.Tensor, kind: str) -> float | None:
     batch = model(ids, attention_mask=mask).logits
     pairs = [(batch[i, : row.shape[1]], alone[i]) for i, row in enumerate(rows)]
 
-    if kind == "causal":
+    if objective == "causal":
         ids = torch.cat([long, torch.cat([fill, short], dim=1)])
         mask = torch.cat([torch.ones_like(long), torch.cat([hidden, real], dim=1)])
         prompt = ids.shape[1] - STEPS
@@ -132,23 +132,26 @@ def padding_error(model: Any, tokens: torch.Tensor, kind: str) -> float | None:
         # The logits after the last token of the prompt come first.
         decoded = torch.stack(grown.logits, dim=1)
         pairs += [(decoded[i], alone[i][-STEPS - 1 : -1]) for i in range(len(rows))]
-    errors = [(got.float() - want.float()).abs().max() for got, want in pairs]
+    errors = [(computed.float() - want.float()).abs().max() for computed, want in pairs]
     return float(torch.stack(errors).max())
 
 
 @torch.inference_mode()
 def main(
-    folder: str, reference: str, kind: str, dtype: str, device: str, cache: str | None
+    folder: str, reference: str, objective: str, dtype: str, device: str, cache: str | None
 ) -> None:
     """Load a folder with stock transformers, compare it with the tensors in the file `reference`,
     and print the largest errors as one line of JSON.
 
-    kind: "causal" or "masked". cache: the argument of the model for its KV cache; None without.
+    objective: "causal" or "masked". cache: the argument of the model for its KV cache; None
+    without.
     """
     transformers.utils.logging.disable_progress_bar()
     transformers.utils.logging.set_verbosity_error()
     auto = (
-        transformers.AutoModelForMaskedLM if kind == "masked" else transformers.AutoModelForCausalLM
+        transformers.AutoModelForMaskedLM
+        if objective == "masked"
+        else transformers.AutoModelForCausalLM
     )
     model: Any = auto.from_pretrained(
         folder, dtype=dtype, trust_remote_code=False, local_files_only=True
@@ -167,10 +170,10 @@ def main(
         "inv_freq_error": float(torch.tensor([0.0, *errors]).max()),  # max() would drop a NaN
         "logits_error": float((logits - expected["logits"].to(device)).abs().max()),
         "decode_error": 0.0,
-        "padding_error": padding_error(model, tokens, kind),
+        "padding_error": padding_error(model, tokens, objective),
         "generated": 0,
     }
-    if kind == "causal":
+    if objective == "causal":
         steps = min(16, tokens.shape[1] // 2)
         full = logits[:, -steps:].float()
         in_steps = logits_in_steps(model, tokens, steps, cache)

@@ -9,9 +9,9 @@ from torch import Tensor, nn
 
 from posenc.hf.transformers_compat import arguments_for_next_step
 
-QUERIES_AT_ONCE = 256
+MAX_QUERIES_AT_ONCE = 256
 """Queries at a time."""
-SCORES_AT_ONCE = 1 << 23
+MAX_SCORES_AT_ONCE = 1 << 23
 """Scores in memory at once."""
 IMPLEMENTATION = "posenc_entropy"
 """The name under which the attention below is registered with transformers."""
@@ -53,7 +53,7 @@ def attention_entropy(model: Any, tokens: Tensor, *, in_one_piece: bool = False)
         model.set_attn_implementation(IMPLEMENTATION)
         pieces: list[Tensor] = []
         cache: dict[str, Any] = {} if in_one_piece else {"use_cache": True}
-        for piece in [tokens] if in_one_piece else tokens.split(QUERIES_AT_ONCE, dim=1):
+        for piece in [tokens] if in_one_piece else tokens.split(MAX_QUERIES_AT_ONCE, dim=1):
             out = model(piece, **cache)
             cache = {} if in_one_piece else arguments_for_next_step(model, out)
             if not layers:
@@ -86,7 +86,9 @@ def _attend_with_entropy(
     out = torch.empty_like(query[..., : value.shape[-1]])
     entropy = query.new_zeros(query.shape[2], dtype=torch.float32)
     first = key.shape[2] - query.shape[2]  # of the queries, among the keys
-    step = max(1, min(QUERIES_AT_ONCE, SCORES_AT_ONCE // (query.shape[:2].numel() * key.shape[2])))
+    step = max(
+        1, min(MAX_QUERIES_AT_ONCE, MAX_SCORES_AT_ONCE // (query.shape[:2].numel() * key.shape[2]))
+    )
     for start in range(0, query.shape[2], step):
         rows = slice(start, start + step)
         scores = query[:, :, rows].float() @ keys * scale

@@ -10,14 +10,20 @@ import numpy as np
 
 from posenc.extend.measure.entropy import attention_entropy
 from posenc.extend.measure.losses import LossReader
-from posenc.extend.measure.tasks import PasskeyGrid, Score, TaskGrid
+from posenc.extend.measure.tasks import PasskeyGrid, TaskGrid, TaskScore
 from posenc.hf.checkpoint.tokenization import Windows
 from posenc.statistics.text_intervals import Estimate, estimate_mean
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """All that was measured for one variant of a checkpoint; losses in nats per token."""
+    """Hold all that was measured for one variant of a checkpoint; losses in nats per token.
+
+    edges: of the buckets of positions, in tokens, from 0 to the length of the windows.
+    by_position: the mean loss in each bucket.
+    by_context: the mean loss of the last tokens of the windows, by the length of the context.
+    seconds: how long the measurements took.
+    """
 
     edges: tuple[int, ...]
     by_position: tuple[Estimate, ...]
@@ -28,25 +34,25 @@ class Evaluation:
     entropy: tuple[float, ...] = ()
     """Mean entropy of attention in nats, by bucket of `edges`; empty if the model does not
     expose it."""
-    tasks: dict[tuple[str, int], Score] = field(default_factory=dict)
-    """By (task, length)."""
+    tasks: dict[tuple[str, int], TaskScore] = field(default_factory=dict)
+    """The score of each task in words, by (task, length)."""
     tasks_left_out: dict[tuple[str, int], str] = field(default_factory=dict)
     """Reasons why a task has no score, by (task, length)."""
     short_text: np.ndarray | None = field(default=None, repr=False, compare=False)
-    """Losses of short texts read by themselves; None if not measured."""
+    """Losses of short texts read by themselves, (texts, training length); None if not measured."""
     losses: np.ndarray | None = field(default=None, repr=False, compare=False)
     """Losses of every token by window and position, NaN for tokens that are not predicted."""
     seconds: float = 0.0
 
-    def mean_within(self, trained: int) -> float:
+    def mean_within(self, train_length: int) -> float:
         """Return the mean loss per token, in nats, at positions within the training length
-        `trained`."""
-        return _mean_over_tokens(self, lambda edge: edge <= trained)
+        `train_length`."""
+        return _mean_over_tokens(self, lambda edge: edge <= train_length)
 
-    def mean_beyond(self, trained: int) -> float:
+    def mean_beyond(self, train_length: int) -> float:
         """Return the mean loss per token, in nats, at positions beyond the training length
-        `trained`."""
-        return _mean_over_tokens(self, lambda edge: edge > trained)
+        `train_length`."""
+        return _mean_over_tokens(self, lambda edge: edge > train_length)
 
     def mean_over_buckets(self) -> float:
         """Return the mean loss over buckets, each with the same weight; inf if any bucket could not
@@ -58,7 +64,7 @@ class Evaluation:
 
 def _mean_over_tokens(evaluation: Evaluation, keep: Callable[[int], bool]) -> float:
     """Return the mean loss over all tokens of the buckets whose upper edge `keep` accepts; NaN if
-    one of them has no tokens."""
+    one of these buckets has no tokens."""
     buckets = [
         e
         for edge, e in zip(evaluation.edges[1:], evaluation.by_position, strict=True)
@@ -70,13 +76,13 @@ def _mean_over_tokens(evaluation: Evaluation, keep: Callable[[int], bool]) -> fl
     return sum(e.mean * e.tokens for e in buckets) / tokens
 
 
-def position_edges(trained: int, target: int) -> tuple[int, ...]:
+def position_edges(train_length: int, target: int) -> tuple[int, ...]:
     """Return the edges of the buckets of positions, from 0 to `target` tokens: a quarter, half and
     all of the training length, then 1.5, 2, 3, 4, 6, 8 ... times it."""
-    edges = [0, trained // 4, trained // 2, trained]
+    edges = [0, train_length // 4, train_length // 2, train_length]
     step = 1
     while edges[-1] < target:
-        edges += [trained * step * 3 // 2, trained * step * 2]
+        edges += [train_length * step * 3 // 2, train_length * step * 2]
         step *= 2
     return tuple(sorted({e for e in edges if e < target} | {target}))
 
@@ -84,14 +90,14 @@ def position_edges(trained: int, target: int) -> tuple[int, ...]:
 def measure_losses_and_tasks(
     reader: LossReader,
     windows: Windows,
-    trained: int,
+    train_length: int,
     *,
-    contexts: tuple[int, ...] = (),
-    targets: int = 64,
-    passkey: PasskeyGrid | None = None,
-    tasks: TaskGrid | None = None,
-    short_text: bool = False,
-    entropy: bool = True,
+    context_lengths: tuple[int, ...] = (),
+    num_targets: int = 64,
+    passkey_grid: PasskeyGrid | None = None,
+    task_grid: TaskGrid | None = None,
+    reads_short_texts: bool = False,
+    measures_entropy: bool = True,
     progress: Callable[[str, float], None] = lambda what, share: None,
 ) -> Evaluation:
     """Measure one variant of a checkpoint on packed windows of the target length.
@@ -99,18 +105,20 @@ def measure_losses_and_tasks(
     Args:
         reader: the model and how to read it.
         windows: tokens, each window as long as the target length.
-        trained: the length the checkpoint was trained at, in tokens.
-        contexts: lengths at which the loss of the same last `targets` tokens is measured, on the
-            first half of the windows.
-        passkey: the grid of lengths and depths; None to leave it out.
-        tasks: the same for tasks in words.
-        short_text: read short texts by themselves, too, see `mean_loss_rise`.
-        entropy: measure the entropy of attention on the first window.
+        train_length: the length the checkpoint was trained at, in tokens.
+        context_lengths: lengths at which the loss of the same last `num_targets` tokens is
+            measured, on the first half of the windows.
+        passkey_grid: passkeys to test; None for none.
+        task_grid: tasks in words to test; None for none.
+        num_targets: number of tokens at the end of a window whose loss is measured by context.
+        reads_short_texts: True to read texts of the training length by themselves, too, see
+            `mean_loss_rise`.
+        measures_entropy: True to measure the entropy of attention on the first window.
         progress: called with the current measurement and the fraction done.
     """
     began = time.perf_counter()
     length = windows.tokens.shape[1]
-    edges = position_edges(trained, length)
+    edges = position_edges(train_length, length)
     loss = _losses_of_windows(reader, windows, progress)
     documents = windows.documents.numpy()
     by_position = tuple(
@@ -119,23 +127,25 @@ def measure_losses_and_tasks(
     )
     by_context = {}
     half = slice((len(windows) + 1) // 2)
-    for i, context in enumerate(contexts):
+    for i, context in enumerate(context_lengths):
         if context == length:
             # With all of the window before them, the targets were read above.
             read = loss[half]
         else:
             read = reader.losses_in_batches(windows.tokens[half, -context:]).numpy()
-        by_context[context] = estimate_mean(read[:, -targets:], documents[half, -targets:])
-        progress("loss by context", (i + 1) / len(contexts))
-    passkey_shares = {} if passkey is None else passkey.accuracies(reader, windows, progress)
-    entropy_means = _entropy_by_bucket(reader, windows, edges) if entropy else ()
+        by_context[context] = estimate_mean(read[:, -num_targets:], documents[half, -num_targets:])
+        progress("loss by context", (i + 1) / len(context_lengths))
+    passkey_shares = (
+        {} if passkey_grid is None else passkey_grid.accuracies(reader, windows, progress)
+    )
+    entropy_means = _entropy_by_bucket(reader, windows, edges) if measures_entropy else ()
     scores = {}
     left_out = {}
-    if tasks is not None:
-        scores, left_out = tasks.scores(reader, windows.tokens.flatten(), progress)
+    if task_grid is not None:
+        scores, left_out = task_grid.scores(reader, windows.tokens.flatten(), progress)
     short_losses = None
-    if short_text:
-        short_losses = reader.losses_in_batches(short_windows(windows, trained).tokens).numpy()
+    if reads_short_texts:
+        short_losses = reader.losses_in_batches(short_windows(windows, train_length).tokens).numpy()
     return Evaluation(
         edges,
         by_position,
@@ -180,12 +190,12 @@ MAX_SHORT_TEXTS = 64
 """Short texts that are read, at most."""
 
 
-def short_windows(windows: Windows, trained: int) -> Windows:
+def short_windows(windows: Windows, train_length: int) -> Windows:
     """Cut the windows into texts of the training length, equally many from every window."""
-    pieces = windows.tokens.shape[1] // trained
+    pieces = windows.tokens.shape[1] // train_length
     per_window = max(1, min(pieces, MAX_SHORT_TEXTS // len(windows)))
-    tokens = windows.tokens[:, : per_window * trained].reshape(-1, trained)
-    documents = windows.documents[:, : per_window * trained].reshape(-1, trained)
+    tokens = windows.tokens[:, : per_window * train_length].reshape(-1, train_length)
+    documents = windows.documents[:, : per_window * train_length].reshape(-1, train_length)
     return Windows(tokens[:MAX_SHORT_TEXTS], documents[:MAX_SHORT_TEXTS])
 
 

@@ -12,11 +12,11 @@ from posenc.hf.checkpoint.loading import text_config_of
 from posenc.hf.transformers_compat import arguments_for_next_step
 from posenc.hf.tune.tuning import MASKED_SHARE
 
-LOGITS_AT_ONCE = 1 << 24
+MAX_LOGITS_AT_ONCE = 1 << 24
 """Logits in memory at once; a longer window is read in pieces through the model's cache."""
-TOKENS_WIDENED_AT_ONCE = 512
+MAX_TOKENS_WIDENED_AT_ONCE = 512
 """Tokens whose logits are widened to float32 at once."""
-TOKENS_PER_BATCH = 4096
+MAX_TOKENS_PER_BATCH = 4096
 """Tokens read in one batch, or one window where it is longer."""
 
 
@@ -28,10 +28,11 @@ class NotFinite(ValueError):
 class LossReader:
     """Computes the losses of a model, of next tokens or of masked ones.
 
-    mask_token: the id of the mask token of a masked model; None for a causal one. in_one_piece:
-    True to never read in pieces through the cache. max_tokens: the most that the model can
-    read; None for any number. window: beyond that many tokens, each is read with only the last ones
-    before it, between three quarters of `window` and all of it.
+    mask_token: id of the mask token of a masked model; None for a causal one.
+    in_one_piece: True to never read in pieces through the cache.
+    max_tokens: the most tokens that the model can read at once; None for any number.
+    window: in texts of more tokens than this, each token is read with only the last ones before it:
+        between three quarters of `window` and all of it. None to read with all before it.
     """
 
     model: Any
@@ -54,7 +55,7 @@ class LossReader:
     def losses_in_batches(self, windows: Tensor) -> Tensor:
         """Return the losses of many windows, (windows, length), as `losses` does, a few at a
         time."""
-        rows = max(1, TOKENS_PER_BATCH // windows.shape[1])
+        rows = max(1, MAX_TOKENS_PER_BATCH // windows.shape[1])
         return torch.cat([self.losses(part) for part in windows.split(rows)])
 
     def _sliding_losses(self, tokens: Tensor, window: int) -> Tensor:
@@ -86,7 +87,7 @@ def next_token_losses(model: Any, tokens: Tensor, *, in_one_piece: bool = False)
     """
     tokens = tokens.to(model.device)
     batch, length = tokens.shape
-    piece = max(128, LOGITS_AT_ONCE // (batch * text_config_of(model.config).vocab_size))
+    piece = max(128, MAX_LOGITS_AT_ONCE // (batch * text_config_of(model.config).vocab_size))
     if in_one_piece or length <= piece:
         return _cross_entropies(model(tokens, use_cache=False).logits[:, :-1], tokens[:, 1:])
     cache: dict[str, Any] = {"use_cache": True}
@@ -118,8 +119,8 @@ def _cross_entropies(logits: Tensor, targets: Tensor) -> Tensor:
         .view(target_piece.shape)
         .cpu()
         for logit_piece, target_piece in zip(
-            logits.split(TOKENS_WIDENED_AT_ONCE, 1),
-            targets.split(TOKENS_WIDENED_AT_ONCE, 1),
+            logits.split(MAX_TOKENS_WIDENED_AT_ONCE, 1),
+            targets.split(MAX_TOKENS_WIDENED_AT_ONCE, 1),
             strict=True,
         )
     ]

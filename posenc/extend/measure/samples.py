@@ -8,18 +8,19 @@ from posenc.hf.checkpoint.tokenization import Windows, encode_until, pack_window
 
 FEWEST_DOCUMENTS_OR_PIECES = 16
 """Fewer documents are cut into this many: both halves need some, and intervals resample them."""
-CHARACTERS_PER_TOKEN = 8
-"""Characters that are taken for a token, more than most tokenizers need: a text of this many for
-each token of a window has at least that window, and of English about two."""
+CHARACTERS_READ_PER_TOKEN = 8
+"""How much of a text is read for each token that is needed. It is no average: English has about
+four characters a token, so that this is enough for most tokenizers."""
 
 
 def split_for_fitting_and_measuring(
     documents: Sequence[str], length: int
 ) -> tuple[list[str], list[str]]:
-    """Return the documents for search and tuning, and those to measure on. Each half is in a fixed
-    random order, so that its first few come from everywhere.
+    """Return two lists: the documents for search and tuning, and those to measure on. Each list is
+    in a fixed random order, so that its first few come from everywhere.
 
-    A few long documents are cut into stretches of text.
+    Fewer than FEWEST_DOCUMENTS_OR_PIECES documents are cut into pieces first, each long enough for
+    a window of `length` tokens.
     """
     texts = list(documents)
     if len(texts) < FEWEST_DOCUMENTS_OR_PIECES:
@@ -27,7 +28,7 @@ def split_for_fitting_and_measuring(
         texts = [
             piece
             for text in texts
-            for piece in _cut_into_pieces(text, max_pieces, CHARACTERS_PER_TOKEN * length)
+            for piece in _cut_into_pieces(text, max_pieces, CHARACTERS_READ_PER_TOKEN * length)
         ]
     middle = len(texts) // 2
     return _shuffled(texts[:middle]), _shuffled(texts[middle:])
@@ -38,12 +39,14 @@ def sample_windows(
 ) -> Windows:
     """Return up to `count` windows of `length` tokens, from as many documents as possible.
 
+    encode: returns the token ids of a text.
+
     Raises: ValueError where there is not enough text for one.
     """
     needed = length * count
     tokens_per_document = max(length, -(-needed // max(1, len(documents))))
     heads = [
-        encode(_first_characters(text, CHARACTERS_PER_TOKEN * tokens_per_document))[
+        encode(_first_characters(text, CHARACTERS_READ_PER_TOKEN * tokens_per_document))[
             :tokens_per_document
         ]
         for text in documents[:count]

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from posenc.command_line.options import check_choice
-from posenc.extend.measure.losses import TOKENS_PER_BATCH, LossReader, last_logits
+from posenc.extend.measure.losses import MAX_TOKENS_PER_BATCH, LossReader, last_logits
 from posenc.extend.measure.word_puzzles import PUZZLES, write_puzzle
 from posenc.hf.checkpoint.tokenization import Windows
 from posenc.statistics.text_intervals import Estimate, estimate_mean, share_interval
@@ -25,8 +25,8 @@ Encode = Callable[[str], list[int]]
 
 
 class DepthScore(NamedTuple):
-    """The score at one depth: the fraction of prompts answered exactly, and the mean loss of the
-    answer in nats per token."""
+    """Hold the score at one depth: the fraction of prompts that are answered exactly, and the mean
+    loss of the answers in nats per token."""
 
     exact: float
     loss: float
@@ -40,11 +40,15 @@ class Prompt(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Score:
-    """One task at one length. exact: fraction of prompts whose answer is the model's most likely
-    one, token by token, with a 95 % Wilson interval. loss: nats per token of the answer, with a
-    95 % interval from resampled prompts. Both are over all depths. by_depth: 0 is the start of
-    the text."""
+class TaskScore:
+    """Hold the score of one task at one length.
+
+    exact: fraction of prompts, of all depths, whose answer is the model's most likely one, token by
+        token; with a 95 % Wilson interval.
+    loss: mean loss of the answers of all depths, in nats per token; with a 95 % interval from
+        resampled prompts.
+    by_depth: the score at each depth, from 0 at the start of the text to 1 at its end.
+    """
 
     exact: Estimate
     loss: Estimate
@@ -82,7 +86,7 @@ class TaskGrid:
 
     def scores(
         self, reader: LossReader, filler: Tensor, progress: Callable[[str, float], None]
-    ) -> tuple[dict[tuple[str, int], Score], dict[tuple[str, int], str]]:
+    ) -> tuple[dict[tuple[str, int], TaskScore], dict[tuple[str, int], str]]:
         """Return the scores by (task, length), and why a task has no score at a length."""
         scores = {}
         left_out = {}
@@ -139,12 +143,12 @@ class TaskGrid:
         every text."""
         return self.encode(text)[len(start) :]
 
-    def _score_answers(self, reader: LossReader, prompts: Sequence[Prompt]) -> Score:
+    def _score_answers(self, reader: LossReader, prompts: Sequence[Prompt]) -> TaskScore:
         """Return the score of the model's answers. prompts: equally many for each depth, in
         order."""
         is_right: list[bool] = []
         losses: list[np.ndarray] = []
-        rows = max(1, TOKENS_PER_BATCH // len(prompts[0].ids))
+        rows = max(1, MAX_TOKENS_PER_BATCH // len(prompts[0].ids))
         for i in range(0, len(prompts), rows):
             batch = prompts[i : i + rows]
             for prompt, logits in zip(batch, _logits_of_answers(reader, batch), strict=True):
@@ -159,7 +163,7 @@ class TaskGrid:
         by_depth = {}
         for depth, shares, nats in zip(self.depths, right_by_depth, nats_by_depth, strict=True):
             by_depth[depth] = DepthScore(float(shares.mean()), float(nats.mean()))
-        return Score(exact, _mean_loss(losses), by_depth)
+        return TaskScore(exact, _mean_loss(losses), by_depth)
 
 
 def _mean_loss(losses: Sequence[np.ndarray]) -> Estimate:
@@ -186,28 +190,35 @@ def _logits_of_answers(reader: LossReader, prompts: Sequence[Prompt]) -> list[Te
 
 @dataclass(frozen=True)
 class PasskeyGrid:
-    """Tests whether the model repeats a random key from some depth of a long text, in any language.
+    """Test whether a model repeats a random key from some depth of a long text, in any language.
 
     Marker and key are at the depth. The text ends with the marker, and each token of the key is
     predicted given those before it. Chance is one in the vocabulary.
+
+    lengths: of the texts, in tokens.
+    depths: of the key, from 0 at the start of the text to 1 at its end.
+    trials: texts at each length and depth.
+    key_len, marker_len: tokens of a key, and of the marker before it.
     """
 
     lengths: tuple[int, ...]
     depths: tuple[float, ...] = (0.0, 0.25, 0.5, 0.75, 0.95)
     trials: int = 8
-    key_tokens: int = 6
-    marker_tokens: int = 4
+    key_len: int = 6
+    marker_len: int = 4
 
     def accuracies(
         self, reader: LossReader, windows: Windows, progress: Callable[[str, float], None]
     ) -> dict[tuple[int, float], float]:
-        """Return the fraction of key tokens that are right, by (length, depth). Lengths too short
-        for more than the key are skipped; the result is empty if the text has too few different
-        tokens."""
+        """Return the fraction of key tokens that are right, by (length, depth).
+
+        Lengths at which a text would have no room for more than the two keys and markers are left
+        out. {} if the text of the windows has too few different tokens for a key and a marker.
+        """
         filler = windows.tokens.flatten()
         distinct_tokens = torch.unique(filler).numpy()
         # Marker and key are in the text twice: at their depth, and at the end.
-        marked_len = self.marker_tokens + self.key_tokens
+        marked_len = self.marker_len + self.key_len
         has_enough_tokens = len(distinct_tokens) >= marked_len
         lengths = [n for n in self.lengths if n > 2 * marked_len and has_enough_tokens]
         rng = np.random.default_rng(0)
@@ -227,9 +238,12 @@ class PasskeyGrid:
         return grid
 
     def _accuracy(self, reader: LossReader, tokens: Tensor) -> Tensor:
-        """Return the fraction of the key's tokens that the model predicts right, (prompts)."""
+        """Return the fraction of the key's tokens that the model predicts right, (prompts).
+
+        tokens: (prompts, length), each with the key at its end.
+        """
         right = []
-        for part in tokens.split(max(1, TOKENS_PER_BATCH // tokens.shape[1])):
-            logits = last_logits(reader.model, part, self.key_tokens + 1)[:, :-1]
-            right.append((logits.argmax(-1) == part[:, -self.key_tokens :]).float().mean(-1))
+        for part in tokens.split(max(1, MAX_TOKENS_PER_BATCH // tokens.shape[1])):
+            logits = last_logits(reader.model, part, self.key_len + 1)[:, :-1]
+            right.append((logits.argmax(-1) == part[:, -self.key_len :]).float().mean(-1))
         return torch.cat(right)

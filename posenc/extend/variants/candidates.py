@@ -118,12 +118,12 @@ def measure_variant(
 ) -> Evaluation:
     """Measure one variant on windows of the new length. encode: text to tokens, for tasks in words;
     None without a tokenizer."""
-    trained = checkpoint.trained_length
+    train_length = checkpoint.trained_length
     longest = windows.tokens.shape[1] if variant.max_tokens is None else variant.max_tokens
-    lengths = [n for n in _doublings(trained, windows.tokens.shape[1]) if n <= longest]
-    contexts = [
+    lengths = [n for n in _doublings(train_length, windows.tokens.shape[1]) if n <= longest]
+    context_lengths = [
         n
-        for n in _doublings(trained // 4, windows.tokens.shape[1])
+        for n in _doublings(train_length // 4, windows.tokens.shape[1])
         if options.targets < n <= longest
     ]
     masked = mask_token_id(checkpoint.folder) if checkpoint.masked else None
@@ -131,7 +131,7 @@ def measure_variant(
     # Neither a masked model nor a window is asked for what stands far back.
     only_losses = masked is not None or variant.window is not None
     if only_losses:
-        contexts = []
+        context_lengths = []
         passkey = None
         tasks = None
     with variant.applied() as model:
@@ -141,13 +141,13 @@ def measure_variant(
         return measure_losses_and_tasks(
             reader,
             windows,
-            trained,
-            contexts=tuple(contexts),
-            targets=options.targets,
-            passkey=passkey,
-            tasks=tasks,
-            short_text=variant.window is None,
-            entropy=not variant.needs_special_runtime,
+            train_length,
+            context_lengths=tuple(context_lengths),
+            num_targets=options.targets,
+            passkey_grid=passkey,
+            task_grid=tasks,
+            reads_short_texts=variant.window is None,
+            measures_entropy=not variant.needs_special_runtime,
             progress=progress,
         )
 

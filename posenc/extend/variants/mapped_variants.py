@@ -40,13 +40,13 @@ def position_maps(checkpoint: Checkpoint, target: int) -> list[Variant]:
     if not is_alike or not attention_is_replaceable(model):
         return []
     setting = checkpoint.rotary[0]
-    trained = checkpoint.trained_length
+    train_length = checkpoint.trained_length
     # Chosen, not derived.
-    window = trained // 2
-    chunk = trained * 3 // 4
-    local = trained // 16
+    window = train_length // 2
+    chunk = train_length * 3 // 4
+    local = train_length // 16
     # The fewest tokens per group with which the last one is within the training length.
-    group = max(2, -(-(target - window) // (trained - window)))
+    group = max(2, -(-(target - window) // (train_length - window)))
     scaling = setting.scaling
     if scaling is None and setting.compression != 1.0:
         scaling = Linear(setting.compression)

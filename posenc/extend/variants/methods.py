@@ -185,26 +185,30 @@ def stretch(
 
 
 def _stretch_proportional(
-    setting: RopeSetting, trained: Proportional, method: Method, factor: float
+    setting: RopeSetting, original_scaling: Proportional, method: Method, factor: float
 ) -> RopeSetting:
     """Return a stretched setting for a model in which only the fastest pairs rotate: the same pairs
     rotate, slower.
 
-    trained: the scaling of training, with the fraction of pairs that rotate. factor: how many times
-    longer texts become.
+    original_scaling: the scaling of training, with the fraction of pairs that rotate. factor: how
+    many times longer texts become.
 
     Raises: ValueError for a method that no config can express for some of the pairs.
     """
-    pairs = int(trained.p * setting.rotary_dim // 2)
+    pairs = int(original_scaling.p * setting.rotary_dim // 2)
     match method.make_scaling(setting, factor):
         case Linear(factor=slower):
-            return replace(setting, scaling=replace(trained, factor=trained.factor * slower))
+            return replace(
+                setting, scaling=replace(original_scaling, factor=original_scaling.factor * slower)
+            )
         case NTK(factor=slower) if pairs > 1:
             # The slowest pair that rotates is slower by the whole factor, the fastest not at all.
             base = setting.rope_theta * slower ** (setting.rotary_dim / (2 * pairs - 2))
             return replace(setting, rope_theta=base)
         case Proportional(p=share):
-            return replace(setting, scaling=replace(trained, p=min(share, trained.p)))
+            return replace(
+                setting, scaling=replace(original_scaling, p=min(share, original_scaling.p))
+            )
     raise ValueError(
         f"only {pairs} of {setting.rotary_dim // 2} pairs of channels rotate in this model, and no "
         "config says this of some pairs only"

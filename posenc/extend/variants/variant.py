@@ -54,14 +54,14 @@ def unchanged_variant(checkpoint: Checkpoint) -> Variant:
 def window_variant(checkpoint: Checkpoint) -> Variant:
     """Return the baseline without extension, which reads only the last tokens, as many as in
     training. A method is worth its cost only if it beats this."""
-    trained = checkpoint.trained_length
-    summary = f"as trained, reading only the last {trained} tokens"
+    train_length = checkpoint.trained_length
+    summary = f"as trained, reading only the last {train_length} tokens"
     return Variant(
         WINDOW,
         summary,
         lambda: nullcontext(checkpoint.model),
         needs_special_runtime=True,
-        window=trained,
+        window=train_length,
     )
 
 

@@ -40,7 +40,7 @@ Trainable = dict[str, nn.Parameter]
 def tune(
     model: Any,
     windows: Windows,
-    trained: int,
+    train_length: int,
     config: TuneConfig,
     folder: Path,
     progress: Callable[[str, float], None],
@@ -65,7 +65,7 @@ def tune(
         model,
         windows,
         tuning=config,
-        trained=trained,
+        trained=train_length,
         mask_token=mask_token,
         teacher=teacher_rotation,
     )
@@ -84,9 +84,9 @@ def tune(
         # Dropout, too, depends on the step only, so that a restart drops the same numbers.
         torch.manual_seed(config.seed * STEP_SEED_STRIDE + step)
         _set_learning_rate(optimizer, config.rate(size) * config.schedule(step))
-        tokens = step_tokens(windows, trained, config, step)
+        tokens = step_tokens(windows, train_length, config, step)
         if mask_token is None:
-            loss = next_token_loss(model, tokens, trained, teacher)
+            loss = next_token_loss(model, tokens, train_length, teacher)
         else:
             loss = masked_token_loss(model, tokens, mask_token)
         _take_optimizer_step(loss, trainable, optimizer, step)
@@ -146,24 +146,24 @@ def _set_gradient_checkpointing(model: Any, on: bool) -> None:
         model.disable_input_require_grads()  # which the other call let embeddings have
 
 
-def step_tokens(windows: Windows, trained: int, config: TuneConfig, step: int) -> Tensor:
+def step_tokens(windows: Windows, train_length: int, config: TuneConfig, step: int) -> Tensor:
     """Return the tokens of one step, (rows, length), which depend on the seed and the step only.
     With probability `short_share` the windows are cut into rows of the training length."""
     generator = torch.Generator().manual_seed(config.seed * STEP_SEED_STRIDE + step)
     rows = torch.randint(0, len(windows), (config.batch,), generator=generator)
     tokens = windows.tokens[rows]
     if float(torch.rand((), generator=generator)) < config.short_share:
-        pieces = tokens.shape[1] // trained
-        tokens = tokens[:, : pieces * trained].reshape(-1, trained)
+        pieces = tokens.shape[1] // train_length
+        tokens = tokens[:, : pieces * train_length].reshape(-1, train_length)
     return tokens
 
 
-def next_token_loss(model: Any, tokens: Tensor, trained: int, teacher: Any) -> Tensor:
+def next_token_loss(model: Any, tokens: Tensor, train_length: int, teacher: Any) -> Tensor:
     """Return the mean loss in nats of predicting each next token: against the text or, with a
-    teacher, up to the training length `trained` against the teacher's predictions."""
+    teacher, up to the training length `train_length` against the teacher's predictions."""
     tokens = tokens.to(model.device)
     logits = model(tokens, use_cache=False).logits[:, :-1].float()
-    taught_len = 0 if teacher is None else min(trained, logits.shape[1])
+    taught_len = 0 if teacher is None else min(train_length, logits.shape[1])
     far = F.cross_entropy(
         logits[:, taught_len:].flatten(0, 1), tokens[:, taught_len + 1 :].flatten(), reduction="sum"
     )

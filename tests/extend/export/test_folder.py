@@ -52,10 +52,10 @@ def test_no_config_is_written_with_a_number_that_json_lacks():
 def test_generation_reads_as_far_as_the_model_if_it_did_before(limit, expected, tmp_path):
     path = tmp_path / "generation_config.json"
     path.write_text(json.dumps({"max_length": limit, "top_p": 0.9}))
-    raise_generation_limit(tmp_path, trained=64, longest=256)
+    raise_generation_limit(tmp_path, train_length=64, new_length=256)
     assert json.loads(path.read_text()) == {"max_length": expected, "top_p": 0.9}
 
 
 def test_without_settings_of_generation_none_are_written(tmp_path):
-    raise_generation_limit(tmp_path, trained=64, longest=256)
+    raise_generation_limit(tmp_path, train_length=64, new_length=256)
     assert not [*tmp_path.iterdir()]

@@ -15,7 +15,7 @@ from posenc.extend.answer.report import _perplexity_rise, task_table
 from posenc.extend.extension import Outcome
 from posenc.extend.measure.evaluation import mean_loss_rise, short_windows
 from posenc.extend.measure.losses import LossReader
-from posenc.extend.measure.tasks import TASKS, Score, TaskGrid, parse_task_names
+from posenc.extend.measure.tasks import TASKS, TaskGrid, TaskScore, parse_task_names
 from posenc.extend.measure.word_puzzles import CITIES, NUM_COMMON_WORDS, PUZZLES
 from posenc.extend.options import Options
 from posenc.hf.checkpoint.tokenization import Windows
@@ -130,7 +130,7 @@ def test_exact_match_needs_every_token_and_depths_are_kept_apart():
 )
 def test_a_far_score_counts_only_where_some_method_answers_the_short_text(right, counted):
     def score(exact):
-        return Score(Estimate(exact, 0, 1, 9), Estimate(2.5, 2, 3, 9), {})
+        return TaskScore(Estimate(exact, 0, 1, 9), Estimate(2.5, 2, 3, 9), {})
 
     found = {
         name: SimpleNamespace(

@@ -25,13 +25,16 @@ KEYS_BY_RUNTIME = {
 
 
 def lines_without_copy(
-    export: Export, name: str, source: Path, before: Mapping[str, Any]
+    export: Export, runtime: str, source: Path, original_config: Mapping[str, Any]
 ) -> Iterator[str]:
-    """Yield the lines to serve the extension in the runtime `name` from the original folder
-    `source`, or why that fails. before: the original config."""
+    """Yield the lines to serve the extension from the original folder, or a line that says why that
+    is not possible.
+
+    runtime: a name such as "vllm". source: the original folder. original_config: its config.json.
+    """
     yield ""
     try:
-        code_lines = list(_code_lines(export, name, source, before))
+        code_lines = list(_code_lines(export, runtime, source, original_config))
     except ValueError as error:
         yield f"From `{source}` without this copy: not possible, {str(error).rstrip('.')}."
         return
@@ -40,15 +43,19 @@ def lines_without_copy(
 
 
 def _code_lines(
-    export: Export, name: str, source: Path, before: Mapping[str, Any]
+    export: Export, runtime: str, source: Path, original_config: Mapping[str, Any]
 ) -> Iterator[str]:
-    """Yield the code block that serves the original folder, with the new rotary keys or options of
-    the runtime `name`. Raises: ValueError if it cannot."""
+    """Yield the lines of the code block that serves the original folder, with the new rotary keys
+    or options.
+
+    The arguments are those of `lines_without_copy`. Raises: ValueError if the runtime cannot
+    compute the extension from the original folder.
+    """
     folder = json.dumps(str(source))
     quoted = shlex.quote(str(source))
-    if name in KEYS_BY_RUNTIME:
-        changed = changed_rotary_keys(export, name, before)
-        if name == "mlx-lm":
+    if runtime in KEYS_BY_RUNTIME:
+        changed = changed_rotary_keys(export, runtime, original_config)
+        if runtime == "mlx-lm":
             load = f"model, tokenizer = load({folder}, model_config={changed!r})"
             yield from code_block("python", "from mlx_lm import load", "", load)
             return
@@ -60,38 +67,48 @@ def _code_lines(
             *(f"config.{key} = {value!r}" for key, value in changed.items()),
             f"model = AutoModelForCausalLM.from_pretrained({folder}, config=config)",
         )
-    elif name == "llama.cpp":
-        options = gguf.llama_cpp_options(before, export.meaning)
+    elif runtime == "llama.cpp":
+        options = gguf.llama_cpp_options(original_config, export.meaning)
         yield from code_block(
             "sh", f"llama-server -m original.gguf -c {export.new_length} {options}"
         )
     else:
         if what := what_changes_with_length(export.meaning):
             raise ValueError(f"{what} is read otherwise there")
-        options = override_options(before, export.meaning, name)
-        server = "vllm serve" if name == "vllm" else "python -m sglang.launch_server --model-path"
+        options = override_options(original_config, export.meaning, runtime)
+        server = (
+            "vllm serve" if runtime == "vllm" else "python -m sglang.launch_server --model-path"
+        )
         yield from code_block("sh", f"{server} {quoted} {options}")
 
 
-def changed_rotary_keys(export: Export, name: str, before: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the rotary keys to change in the original config, so that the runtime `name`, which
-    takes them in Python, computes the extension.
+def changed_rotary_keys(
+    export: Export, runtime: str, original_config: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return the rotary keys to change in the original config, with their values, so that a runtime
+    which takes them in Python computes the extension.
+
+    runtime: a key of KEYS_BY_RUNTIME.
 
     Raises: ValueError where it would compute something else with them.
     """
-    target = export.saved_config if name == "transformers-5" else export.recipe.config
-    changed = {k: target.get(k) for k in KEYS_BY_RUNTIME[name] if target.get(k) != before.get(k)}
-    merged = {**before, **changed}
-    if name == "transformers-5":
+    target = export.saved_config if runtime == "transformers-5" else export.recipe.config
+    changed = {
+        k: target.get(k)
+        for k in KEYS_BY_RUNTIME[runtime]
+        if target.get(k) != original_config.get(k)
+    }
+    merged = {**original_config, **changed}
+    if runtime == "transformers-5":
         merged.pop("rope_scaling", None)  # loading moved it into rope_parameters
-    elif name in export.recipe.cannot:
-        raise ValueError(export.recipe.cannot[name])
-    if not emulate(merged, names=[name])[name].is_known:
+    elif runtime in export.recipe.cannot:
+        raise ValueError(export.recipe.cannot[runtime])
+    if not emulate(merged, names=[runtime])[runtime].is_known:
         raise ValueError("it has no such model")
     if not what_changes_with_length(export.meaning):
-        wrong = reasons_for_disagreement(merged, export.meaning.computed, [name])
+        wrong = reasons_for_disagreement(merged, export.meaning.computed, [runtime])
         if wrong:
-            raise ValueError(wrong[name])
-    if name == "transformers-4" and "rotary_emb_base" in changed:
+            raise ValueError(wrong[runtime])
+    if runtime == "transformers-4" and "rotary_emb_base" in changed:
         changed["rope_theta"] = changed["rotary_emb_base"]  # which loading has copied by then
     return changed

@@ -52,31 +52,31 @@ def why_not_editable(recipe: Recipe, meaning: Meaning) -> str:
     return ""
 
 
-def llama_cpp_options(before: Mapping[str, Any], meaning: Meaning) -> str:
+def llama_cpp_options(original_config: Mapping[str, Any], meaning: Meaning) -> str:
     """Return llama.cpp options with which the original's GGUF file computes the same as the export.
 
     Raises: ValueError if there are none.
     """
     if set(meaning.parameters) != {"all"} or what_changes_with_length(meaning):
         raise ValueError("its command line accepts only one set of static frequencies")
-    dim = _rotary_dim_of_unscaled_file(before)
+    rotary_dim = _rotary_dim_of_unscaled_file(original_config)
     target = meaning.computed.layers["all"]
     parameters = meaning.parameters["all"]
     for option in (_base_option, _linear_option, _yarn_option):
-        text = option(target, dim, parameters)
+        text = option(target, rotary_dim, parameters)
         if text is not None:
             return text
     raise ValueError("its options cover only a base, linear and yarn")
 
 
-def _rotary_dim_of_unscaled_file(before: Mapping[str, Any]) -> int:
+def _rotary_dim_of_unscaled_file(original_config: Mapping[str, Any]) -> int:
     """Return the number of rotary channels that the converter writes for the original config.
 
     Raises: ValueError if the converter refuses the config, or writes a scaling: the options would
     come on top of it.
     """
     try:
-        meta = converted_metadata(model_of(before))
+        meta = converted_metadata(model_of(original_config))
     except RefusedError as refused:
         raise ValueError(f"its converter stops: {refused}") from refused
     plain_file = meta.rope_freqs is None and meta.factors_long is None and meta.attn_factor == 1
@@ -85,18 +85,22 @@ def _rotary_dim_of_unscaled_file(before: Mapping[str, Any]) -> int:
     return meta.dimension_count
 
 
-def _base_option(target: LayerRotation, dim: int, parameters: Mapping[str, Any]) -> str | None:
+def _base_option(
+    target: LayerRotation, rotary_dim: int, parameters: Mapping[str, Any]
+) -> str | None:
     """Return the llama.cpp option of another base; None if no base gives the frequencies
     `target`."""
-    base = _base_of_plain_rope(target, dim)
+    base = _base_of_plain_rope(target, rotary_dim)
     return None if base is None else f"--rope-freq-base {base:.9g}"
 
 
-def _linear_option(target: LayerRotation, dim: int, parameters: Mapping[str, Any]) -> str | None:
+def _linear_option(
+    target: LayerRotation, rotary_dim: int, parameters: Mapping[str, Any]
+) -> str | None:
     """Return the llama.cpp options that divide all frequencies by one factor; None if that does not
     give the frequencies `target`."""
     factor = _scaling_factor(parameters)
-    unscaled = floats.unscaled_frequencies(dim, float(parameters["rope_theta"]))
+    unscaled = floats.unscaled_frequencies(rotary_dim, float(parameters["rope_theta"]))
     if not _rotate_alike(
         target, LayerRotation(floats.divide_each(unscaled, [factor] * len(unscaled)))
     ):
@@ -104,7 +108,9 @@ def _linear_option(target: LayerRotation, dim: int, parameters: Mapping[str, Any
     return f"--rope-scaling linear --rope-scale {factor:.9g}"
 
 
-def _yarn_option(target: LayerRotation, dim: int, parameters: Mapping[str, Any]) -> str | None:
+def _yarn_option(
+    target: LayerRotation, rotary_dim: int, parameters: Mapping[str, Any]
+) -> str | None:
     """Return the llama.cpp options of YaRN; None if it does not give the frequencies `target`."""
     if parameters["rope_type"] != "yarn":
         return None
@@ -113,7 +119,7 @@ def _yarn_option(target: LayerRotation, dim: int, parameters: Mapping[str, Any])
     fast = float(parameters.get("beta_fast") or 32)
     slow = float(parameters.get("beta_slow") or 1)
     yarn = floats.yarn_frequencies(
-        dim, float(parameters["rope_theta"]), factor, original, fast, slow
+        rotary_dim, float(parameters["rope_theta"]), factor, original, fast, slow
     )
     if not _rotate_alike(target, LayerRotation(yarn, floats.yarn_attention_factor(factor))):
         return None
@@ -128,15 +134,15 @@ def _scaling_factor(parameters: Mapping[str, Any]) -> float:
     return float(parameters.get("factor") or 1.0)
 
 
-def _base_of_plain_rope(target: LayerRotation, dim: int) -> float | None:
+def _base_of_plain_rope(target: LayerRotation, rotary_dim: int) -> float | None:
     """Return the base of plain RoPE with these frequencies; None if no base has them."""
     if len(target.inv_freq) < 2 or not target.inv_freq[1]:
         return None
     # inv_freq[i] is base^(-2 i / dim).
-    base = target.inv_freq[1] ** (-dim / 2)
+    base = target.inv_freq[1] ** (-rotary_dim / 2)
     return (
         base
-        if _rotate_alike(target, LayerRotation(floats.unscaled_frequencies(dim, base)))
+        if _rotate_alike(target, LayerRotation(floats.unscaled_frequencies(rotary_dim, base)))
         else None
     )
 

@@ -31,21 +31,29 @@ DUAL_CHUNK_VARIABLES = "VLLM_USE_V1=0 VLLM_ATTENTION_BACKEND=DUAL_CHUNK_FLASH_AT
 
 
 def page_without_emulators(
-    name: str, longest: int, what: str, kind: str, *, sentences: bool
+    folder_name: str,
+    new_length: int,
+    config_in_words: str,
+    auto_class: str,
+    *,
+    for_sentence_transformers: bool,
 ) -> str:
-    """Return the text of SERVE.md for a model that posenc's emulators do not know. what: the
-    content of config.json in words. kind: the class of transformers that reads it. sentences: True
-    if sentence-transformers reads it too."""
+    """Return the text of SERVE.md for a model that posenc's emulators do not know.
+
+    folder_name: the final name of the exported folder. new_length: the tokens that it reads.
+    config_in_words: what config.json holds, in words. auto_class: name of the class of transformers
+    that loads the folder. for_sentence_transformers: True if sentence-transformers loads it too.
+    """
     lines = [
-        f"# Serve {name}",
+        f"# Serve {folder_name}",
         "",
-        f"It reads {longest} tokens. config.json holds {what}. It was proved in transformers 5; "
-        "posenc has not read how other runtimes compute such a model.",
+        f"It reads {new_length} tokens. config.json holds {config_in_words}. It was proved in "
+        "transformers 5; posenc has not read how other runtimes compute such a model.",
         "",
-        *loading_lines("transformers-5", name, kind),
+        *loading_lines("transformers-5", folder_name, auto_class),
     ]
-    if sentences:
-        call = f"model = SentenceTransformer({json.dumps(name)})"
+    if for_sentence_transformers:
+        call = f"model = SentenceTransformer({json.dumps(folder_name)})"
         lines += [
             "",
             "For embeddings of sentences:",
@@ -59,7 +67,9 @@ def page_without_emulators(
 
 def dual_chunk_page(export: Export, extra: Mapping[str, Any]) -> str:
     """Return the text of SERVE.md for dual chunk attention, which older releases of vLLM run.
-    extra: the keys of config.json that turn it on."""
+
+    extra: the keys of config.json that turn it on, with their values.
+    """
     overrides = {**extra, "max_position_embeddings": export.new_length}
     folder = shlex.quote(export.name)
     quoted_overrides = shlex.quote(json.dumps(overrides))
@@ -148,41 +158,44 @@ def _table_lines(export: Export) -> Iterator[str]:
         yield f"| {name} | {RELEASES_IN_WORDS[name]} | {verdict} |"
 
 
-def _runtime_lines(export: Export, name: str) -> Iterator[str]:
-    """Yield the lines on how to serve the export with the runtime `name`, from the new folder and,
-    if the weights are the same, from the original one."""
-    computed = emulate(export.recipe.config, names=[name])[name]
-    why = export.recipe.cannot.get(name)
+def _runtime_lines(export: Export, runtime: str) -> Iterator[str]:
+    """Yield the lines on how to serve the export with a runtime: from the new folder and, if its
+    weights are those of the original, from the original folder.
+
+    runtime: a key of TITLES, such as "vllm".
+    """
+    computed = emulate(export.recipe.config, names=[runtime])[runtime]
+    why = export.recipe.cannot.get(runtime)
     if not computed.is_known:
         yield f"{computed.error}."
         return
-    if name == "llama.cpp":
+    if runtime == "llama.cpp":
         yield from gguf.conversion_lines(export)
     elif why is None:
-        yield from serving_lines(name, export.name, export.new_length)
+        yield from serving_lines(runtime, export.name, export.new_length)
     else:
         yield f"Not from this folder: {why}."
-        yield from _fix_lines(export, name)
+        yield from _fix_lines(export, runtime)
     if export.original_folder is not None and export.original_config is not None:
         yield from from_original_folder.lines_without_copy(
-            export, name, export.original_folder, export.original_config
+            export, runtime, export.original_folder, export.original_config
         )
 
 
-def _fix_lines(export: Export, name: str) -> Iterator[str]:
-    """Yield the lines with the command that writes a copy which the runtime `name` reads correctly,
-    or a sentence that none exists."""
+def _fix_lines(export: Export, runtime: str) -> Iterator[str]:
+    """Yield the lines with the command that writes a copy which a runtime reads correctly, or a
+    sentence that none exists. runtime: a key of TITLES, such as "vllm"."""
     if what_changes_with_length(export.meaning):
         yield f"`posenc doctor {export.name} --fix --length N --out NEW` writes the frequencies of "
         yield "N tokens for all lengths."
         return
     fold = not why_not_foldable(export.folder, export.meaning.model)
     try:
-        recipe = best_recipe(export.recipe.config, export.meaning, (name,), fold=fold)
+        recipe = best_recipe(export.recipe.config, export.meaning, (runtime,), fold=fold)
     except ValueError:
         recipe = None
     if recipe is None or recipe.cannot:
         yield "No spelling of its config cures that."
         return
-    command = f"posenc doctor {shlex.quote(export.name)} --for {name} --fix --out NEW"
+    command = f"posenc doctor {shlex.quote(export.name)} --for {runtime} --fix --out NEW"
     yield f"A copy for it: `{command}` ({recipe.name})."

@@ -14,10 +14,18 @@ from posenc.runtimes.writers.recipes import Recipe
 
 @dataclass(frozen=True)
 class Export:
-    """An exported folder. folder: its current path. name: its final name. method: the method that
-    stretched it. trained_length, new_length: the tokens that the original reads, and this one.
-    recipe: its config.json. meaning: the meaning of the recipe. saved_config: that of the model
-    in memory. original_folder, original_config: None if the weights were changed too.
+    """Describe an exported folder.
+
+    folder: its path while it is written.
+    name: its final name.
+    method: the method of extending, in words.
+    trained_length: tokens that the original reads.
+    new_length: tokens that the export reads.
+    recipe: the config.json that is written, and the runtimes that do not read it as meant.
+    meaning: what the rotary keys of the recipe mean.
+    saved_config: config.json as transformers 5 writes it for the model in memory.
+    original_folder, original_config: None if the export has other weights, so that the original
+        folder cannot be served instead.
     """
 
     folder: Path
@@ -42,31 +50,37 @@ class Export:
 PACKAGES = {"transformers-5": "transformers>=5", "transformers-4": "transformers>=4.56,<5"}
 
 
-def serving_lines(name: str, folder: str, longest: int) -> Iterator[str]:
-    """Yield the instructions that serve the folder with `longest` tokens of context in the runtime
-    `name`; not for llama.cpp, which reads a GGUF file."""
+def serving_lines(runtime: str, folder: str, max_len: int) -> Iterator[str]:
+    """Yield the lines that serve a folder with a context of `max_len` tokens.
+
+    runtime: a name such as "vllm"; not "llama.cpp", which reads a GGUF file.
+    """
     quoted = shlex.quote(folder)
-    if name == "vllm":
-        yield from code_block("sh", f"vllm serve {quoted} --max-model-len {longest}")
-    elif name == "sglang":
+    if runtime == "vllm":
+        yield from code_block("sh", f"vllm serve {quoted} --max-model-len {max_len}")
+    elif runtime == "sglang":
         launch = f"python -m sglang.launch_server --model-path {quoted}"
-        yield from code_block("sh", f"{launch} --context-length {longest}")
-    elif name == "mlx-lm":
+        yield from code_block("sh", f"{launch} --context-length {max_len}")
+    elif runtime == "mlx-lm":
         yield from code_block("sh", f"mlx_lm.server --model {quoted}")
     else:
-        yield from loading_lines(name, folder)
+        yield from loading_lines(runtime, folder)
 
 
-def loading_lines(name: str, folder: str, kind: str = "AutoModelForCausalLM") -> Iterator[str]:
-    """Yield the lines that load the folder in the runtime `name`, a version of transformers. kind:
-    the class that reads the folder."""
-    yield from code_block("sh", f'pip install "{PACKAGES[name]}"')
-    call = f"model = {kind}.from_pretrained({json.dumps(folder)})"
-    yield from code_block("python", f"from transformers import {kind}", "", call)
+def loading_lines(
+    runtime: str, folder: str, auto_class: str = "AutoModelForCausalLM"
+) -> Iterator[str]:
+    """Yield the lines that load a folder with transformers.
+
+    runtime: the version, a key of PACKAGES. auto_class: name of the class that loads the folder.
+    """
+    yield from code_block("sh", f'pip install "{PACKAGES[runtime]}"')
+    call = f"model = {auto_class}.from_pretrained({json.dumps(folder)})"
+    yield from code_block("python", f"from transformers import {auto_class}", "", call)
 
 
 def code_block(language: str, *lines: str) -> Iterator[str]:
-    """Yield the lines of a code block in Markdown."""
+    """Yield the lines of a code block in Markdown, with its fences."""
     yield f"```{language}"
     yield from lines
     yield "```"
