@@ -32,7 +32,7 @@ from posenc.extend.variants.candidates import (
 from posenc.extend.variants.variant import DROPE, Variant, unchanged_variant
 from posenc.files.opening import remove_folder
 from posenc.hf.checkpoint.loading import Checkpoint, load_checkpoint
-from posenc.hf.checkpoint.tokenization import Windows, mask_token_id, text_encoder
+from posenc.hf.checkpoint.tokenization import Windows, make_text_encoder, mask_token_id
 from posenc.hf.rope.apply import settings_applied
 from posenc.hf.tune.config import TuneConfig
 from posenc.hf.tune.lora import save_adapter
@@ -165,7 +165,7 @@ def extend(
         checkpoint, to, method, writes=out is not None, options=options, can_read_words=not as_ids
     )
     vocabulary = checkpoint.config.vocab_size
-    encode = text_encoder(checkpoint.folder, vocabulary, as_bytes=as_bytes, as_ids=as_ids)
+    encode = make_text_encoder(checkpoint.folder, vocabulary, as_bytes=as_bytes, as_ids=as_ids)
     to_fit, to_measure = split_for_fitting_and_measuring(documents, to)
     windows = sample_windows(encode, to_measure, to, options.windows)
     fitting = _fitting_windows(checkpoint, encode, to_fit, to, method, options)
@@ -204,7 +204,7 @@ def _fitting_windows(
     options: Options,
 ) -> Windows | None:
     """Sample the windows that search and tuning read; None if there is neither."""
-    searches = bool(checkpoint.rotary) and needs_search(method, options)
+    searches = bool(checkpoint.rope_settings) and needs_search(method, options)
     if not searches and options.tune is None:
         return None
     count = NUM_SEARCH_WINDOWS  # tuning alone takes as many at least; a number chosen
@@ -273,7 +273,7 @@ def evaluate(
     """
     checkpoint = _load_in_requested_dtype(folder, options)
     vocabulary = checkpoint.config.vocab_size
-    encode = text_encoder(checkpoint.folder, vocabulary, as_bytes=as_bytes, as_ids=as_ids)
+    encode = make_text_encoder(checkpoint.folder, vocabulary, as_bytes=as_bytes, as_ids=as_ids)
     windows = sample_windows(encode, documents, length, options.windows)
     words = None if as_ids else encode
     return measure_variant(
@@ -338,7 +338,7 @@ def tune_and_export(
     into `outcome`."""
     checkpoint = run.checkpoint
     tuning = run.options.tune
-    weights_changed = tuning is not None or not checkpoint.rotary
+    weights_changed = tuning is not None or not checkpoint.rope_settings
     teacher = None
     if tuning is not None and tuning.distill and not checkpoint.masked:
         teacher = copy.deepcopy(checkpoint.model)  # before it is stretched

@@ -176,7 +176,7 @@ def check_after_loading(
     if reason := _why_not_extendable(checkpoint):
         raise ValueError(f"{checkpoint.folder}: {reason}.")
     if method is not None:
-        known = ROTARY_METHODS if checkpoint.rotary else ("none", *learned_tables.METHODS)
+        known = ROTARY_METHODS if checkpoint.rope_settings else ("none", *learned_tables.METHODS)
         check_choice("--method", method, known)
         _check_method(checkpoint, method, writes, options)
 
@@ -190,7 +190,7 @@ def _check_positions(checkpoint: Checkpoint) -> None:
             f"{checkpoint.folder}: a {whole.model_type} model reads more than text; "
             f"save its language model ({text.model_type}) by itself and extend that."
         )
-    if not checkpoint.rotary and learned_tables.growable_table(checkpoint.model) is None:
+    if not checkpoint.rope_settings and learned_tables.growable_table(checkpoint.model) is None:
         raise ValueError(
             f"{checkpoint.folder}: a {checkpoint.config.model_type} model has neither rotary "
             "settings in its config nor a table of positions that posenc knows."
@@ -238,7 +238,7 @@ def _check_method_can_be_written(checkpoint: Checkpoint, method: str, options: O
 def _why_no_dual_chunk(checkpoint: Checkpoint, options: Options) -> str | None:
     """Return why vLLM could not run this model with dual chunk attention, or None."""
     kind = checkpoint.config.model_type
-    setting = checkpoint.rotary[0]
+    setting = checkpoint.rope_settings[0]
     if kind not in DUAL_CHUNK_READERS:
         return (
             f"vLLM reads dual_chunk_attention_config for {', '.join(DUAL_CHUNK_READERS)}, and not "
@@ -257,7 +257,7 @@ def _why_not_extendable(checkpoint: Checkpoint) -> str | None:
     """Return why no method can extend this model, or need not, by its config and code; else
     None."""
     config = checkpoint.config
-    rotary = checkpoint.rotary
+    rotary = checkpoint.rope_settings
     if getattr(config, "alibi", False):
         return "it has ALiBi instead of a rotation, whose bias is defined at any distance"
     if rotary and (reason := _why_rotation_not_stretchable(checkpoint)):
@@ -279,7 +279,7 @@ def _why_not_extendable(checkpoint: Checkpoint) -> str | None:
 
 def _why_rotation_not_stretchable(checkpoint: Checkpoint) -> str | None:
     """Return why posenc cannot stretch the rotation that the config describes, or None."""
-    kinds = [setting.layer_type for setting in checkpoint.rotary]
+    kinds = [setting.layer_type for setting in checkpoint.rope_settings]
     if not any(kind in (None, *EXTENDED_LAYER_TYPES) for kind in kinds):
         named = ", ".join(str(kind) for kind in kinds)
         return (

@@ -273,7 +273,7 @@ def test_only_a_text_that_was_not_chosen_gives_no_recommendation(
 def test_a_search_tries_as_many_sets_as_asked_for(tries, llama, windows):
     checkpoint = load_checkpoint(llama)
     found = FrequencySearch(
-        LossReader(checkpoint.model), checkpoint.rotary, windows.take(2), LENGTH, None
+        LossReader(checkpoint.model), checkpoint.rope_settings, windows.take(2), LENGTH, None
     )
     assert found.evolve(tries, lambda what, share: None).num_tried == tries
 
@@ -303,7 +303,7 @@ def test_a_search_goes_on_where_it_stopped(llama, windows, tmp_path):
 
     def search(state: Path | None) -> FrequencySearch:
         reader = LossReader(checkpoint.model)
-        return FrequencySearch(reader, checkpoint.rotary, windows.take(2), LENGTH, state)
+        return FrequencySearch(reader, checkpoint.rope_settings, windows.take(2), LENGTH, state)
 
     whole = search(None).evolve(40, lambda what, share: None)
 
@@ -568,7 +568,10 @@ def test_evaluate_measures_a_folder_as_it_is(llama):
 
 def test_applied_settings_are_undone_after_an_error(llama):
     checkpoint = load_checkpoint(llama)
-    with pytest.raises(KeyError), settings_applied(checkpoint.model, checkpoint.rotary, TARGET):
+    with (
+        pytest.raises(KeyError),
+        settings_applied(checkpoint.model, checkpoint.rope_settings, TARGET),
+    ):
         raise KeyError
     assert checkpoint.trained_length == LENGTH
 

@@ -220,22 +220,22 @@ def test_a_linear_scaling_of_the_training_is_kept_and_stretched_further(tmp_path
     linear = {"rope_type": "linear", "rope_theta": 1e4, "factor": 4.0}
     folder = save("llama", tmp_path / "llama", rope_parameters=linear)
     checkpoint = load_checkpoint(folder)
-    (setting,) = methods.stretch(checkpoint.rotary, METHODS["linear"], 2 * LENGTH)
+    (setting,) = methods.stretch(checkpoint.rope_settings, METHODS["linear"], 2 * LENGTH)
     plain = [1e4 ** (-t / 4) for t in range(4)]
     assert [float(f) for f in setting.frequencies().inv_freq] == pytest.approx(
         [f / 8 for f in plain]
     )
-    (ntk,) = methods.stretch(checkpoint.rotary, METHODS["ntk"], 2 * LENGTH)
+    (ntk,) = methods.stretch(checkpoint.rope_settings, METHODS["ntk"], 2 * LENGTH)
     fastest, *_, slowest = [float(f) for f in ntk.frequencies().inv_freq]
     assert (fastest, slowest) == pytest.approx((plain[0] / 4, plain[3] / 8))
     for method in ("linear", "ntk", "yarn", "llama3", "by-parts", "proportional"):
-        settings = methods.stretch(checkpoint.rotary, METHODS[method], 2 * LENGTH)
+        settings = methods.stretch(checkpoint.rope_settings, METHODS[method], 2 * LENGTH)
         meant = [float(f) for f in settings[0].frequencies().inv_freq]
         with settings_applied(checkpoint.model, settings, 2 * LENGTH) as model:
             assert rotary_frequencies(model)[None][0].tolist() == pytest.approx(meant)
     out = tmp_path / "out"
     hf.extend(folder, 2 * LENGTH, DOCUMENTS, method="linear", out=out, options=QUICK)
-    assert load_checkpoint(out).rotary[0].compression == 8.0
+    assert load_checkpoint(out).rope_settings[0].compression == 8.0
     options = dataclasses.replace(QUICK, allow_cache_unsafe=True)
     with pytest.raises(RunFailed, match="no config can say so"):
         hf.extend(folder, 2 * LENGTH, DOCUMENTS, method="dynamic", options=options)

@@ -97,19 +97,19 @@ def test_the_frequencies_are_those_that_the_model_runs(name, tmp_path):
         skip_if_yarn_is_for_all_layers()
     family, options = FAMILIES[name]
     checkpoint = load_checkpoint(save(family, tmp_path / family, **options))
-    if name == "a fixed alpha" and frequencies_differ(checkpoint.model, checkpoint.rotary):
+    if name == "a fixed alpha" and frequencies_differ(checkpoint.model, checkpoint.rope_settings):
         rebuild_rotary_modules(checkpoint.model)
-        assert not frequencies_differ(checkpoint.model, checkpoint.rotary)
+        assert not frequencies_differ(checkpoint.model, checkpoint.rope_settings)
         pytest.skip("this transformers computes alpha's frequencies, and loses them as it loads")
     running = rotary_frequencies(checkpoint.model)
-    assert checkpoint.rotary
-    for setting in checkpoint.rotary:
+    assert checkpoint.rope_settings
+    for setting in checkpoint.rope_settings:
         inv_freq, scale = running[setting.layer_type]
         said = setting.frequencies()
         expected = torch.tensor([float(f) for f in said.inv_freq])
         torch.testing.assert_close(inv_freq, expected, rtol=1e-6, atol=1e-12)
         assert scale == pytest.approx(said.attention_factor, rel=1e-6)
-    assert not frequencies_differ(checkpoint.model, checkpoint.rotary)
+    assert not frequencies_differ(checkpoint.model, checkpoint.rope_settings)
 
 
 def test_a_model_that_runs_other_frequencies_is_refused(tmp_path):
@@ -119,21 +119,21 @@ def test_a_model_that_runs_other_frequencies_is_refused(tmp_path):
     for wrong in (1.001, float("nan")):
         kept = inv_freq.clone()
         inv_freq[1] *= wrong
-        assert frequencies_differ(checkpoint.model, checkpoint.rotary)
+        assert frequencies_differ(checkpoint.model, checkpoint.rope_settings)
         inv_freq.copy_(kept)
-    assert not frequencies_differ(checkpoint.model, checkpoint.rotary)
+    assert not frequencies_differ(checkpoint.model, checkpoint.rope_settings)
 
 
 def test_a_model_whose_code_does_not_take_a_method_is_not_measured_with_it(tmp_path):
     """It has a base for each layer, which its rotary keys do not change."""
     checkpoint = load_checkpoint(save("granite_swa", tmp_path / "granite", **COMMON))
-    wanted = stretch(checkpoint.rotary, METHODS["ntk"], TARGET)
+    wanted = stretch(checkpoint.rope_settings, METHODS["ntk"], TARGET)
     with (
         pytest.raises(ValueError, match="granite_swa model does not take these frequencies"),
         settings_applied(checkpoint.model, wanted, TARGET),
     ):
         pass
-    assert not frequencies_differ(checkpoint.model, checkpoint.rotary)
+    assert not frequencies_differ(checkpoint.model, checkpoint.rope_settings)
 
 
 FAR = ["sliding_attention", "full_attention"]
@@ -354,14 +354,14 @@ def test_a_config_that_transformers_would_not_load_is_not_measured(tmp_path):
         replace(s, scaling=LongRoPE(3.0, LENGTH, (2.0,) * 8, (2.0,) * 8))
         if s.layer_type == "full_attention"
         else s
-        for s in checkpoint.rotary
+        for s in checkpoint.rope_settings
     )
     with (
         pytest.raises(ValueError, match="transformers would not load a gemma4_text config"),
         settings_applied(checkpoint.model, lists, TARGET),
     ):
         pass
-    assert not frequencies_differ(checkpoint.model, checkpoint.rotary)
+    assert not frequencies_differ(checkpoint.model, checkpoint.rope_settings)
 
 
 def test_a_share_that_attention_reads_too_is_written_as_lists(tmp_path):

@@ -59,9 +59,11 @@ class Tuning:
             if stop is not None and round(share * config.steps) == stop:
                 raise KeyboardInterrupt
 
-        settings = stretch(checkpoint.rotary, METHODS[method], target)
+        settings = stretch(checkpoint.rope_settings, METHODS[method], target)
         with (
-            settings_applied(model, settings, target) if checkpoint.rotary else torch.enable_grad()
+            settings_applied(model, settings, target)
+            if checkpoint.rope_settings
+            else torch.enable_grad()
         ):
             text = windows() if text is None else text
             losses = tuning.tune(model, text, LENGTH, config, self.state, progress, **options)
@@ -193,7 +195,9 @@ def test_a_damaged_tuning_starts_again_and_says_so(name, damage, cut, whole, cap
 def search(folder: Path, state: Path | None, text: Windows | None = None) -> FrequencySearch:
     checkpoint = load_checkpoint(folder)
     text = windows().take(3) if text is None else text
-    return FrequencySearch(LossReader(checkpoint.model), checkpoint.rotary, text, LENGTH, state)
+    return FrequencySearch(
+        LossReader(checkpoint.model), checkpoint.rope_settings, text, LENGTH, state
+    )
 
 
 @pytest.mark.parametrize("what", ["weights", "text", "settings"])

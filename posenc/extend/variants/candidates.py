@@ -51,7 +51,7 @@ def variant_builders(
     to: the new length in tokens. fitting: the text for a search; None if there is none.
     """
     builders: VariantBuilders = {"none": partial(unchanged_variant, checkpoint)}
-    if checkpoint.rotary:
+    if checkpoint.rope_settings:
         builders |= _rotary_builders(checkpoint, to, method, fitting, options, progress)
     else:
         for name in (
@@ -100,7 +100,7 @@ def _search_for_variant(
     masked = mask_token_id(checkpoint.folder) if checkpoint.masked else None
     search = FrequencySearch(
         LossReader(checkpoint.model, masked),
-        checkpoint.rotary,
+        checkpoint.rope_settings,
         fitting.take(NUM_SEARCH_WINDOWS),
         checkpoint.trained_length,
         state,

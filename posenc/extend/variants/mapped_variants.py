@@ -14,7 +14,7 @@ from posenc.frequencies.scalings import Linear
 from posenc.hf.attachment.attach import attached
 from posenc.hf.attachment.attention import attention_is_replaceable
 from posenc.hf.checkpoint.loading import Checkpoint
-from posenc.hf.rope.settings import head_size
+from posenc.hf.rope.settings import head_dim_of
 
 DUAL_CHUNK = "dual-chunk"
 MAX_COMPARED_TOKENS = 128
@@ -33,13 +33,13 @@ def position_maps(checkpoint: Checkpoint, target: int) -> list[Variant]:
     model = checkpoint.model
     # A map rotates all layers alike.
     is_alike = (
-        len(checkpoint.rotary) == 1
-        and checkpoint.rotary[0].layer_type is None
+        len(checkpoint.rope_settings) == 1
+        and checkpoint.rope_settings[0].layer_type is None
         and not getattr(checkpoint.config, "no_rope_layers", None)
     )
     if not is_alike or not attention_is_replaceable(model):
         return []
-    setting = checkpoint.rotary[0]
+    setting = checkpoint.rope_settings[0]
     train_length = checkpoint.trained_length
     # Chosen, not derived.
     window = train_length // 2
@@ -51,7 +51,7 @@ def position_maps(checkpoint: Checkpoint, target: int) -> list[Variant]:
     if scaling is None and setting.compression != 1.0:
         scaling = Linear(setting.compression)
     rope: dict[str, Any] = {
-        "head_dim": head_size(checkpoint.config),
+        "head_dim": head_dim_of(checkpoint.config),
         "rope_theta": setting.rope_theta,
         "interleaved": False,
         "rotary_dim": setting.rotary_dim,
@@ -74,7 +74,7 @@ def position_maps(checkpoint: Checkpoint, target: int) -> list[Variant]:
             name,
             summaries[name],
             lambda e=encoding: checked_map_attached(checkpoint, e, window),
-            checkpoint.rotary,
+            checkpoint.rope_settings,
             needs_special_runtime=True,
             server_keys=server_keys.get(name, {}),
         )

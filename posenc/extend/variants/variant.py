@@ -47,7 +47,7 @@ def unchanged_variant(checkpoint: Checkpoint) -> Variant:
     summary = METHODS["none"].summary
     max_tokens = None if learned_tables.growable_table(model) is None else checkpoint.trained_length
     return Variant(
-        "none", summary, lambda: nullcontext(model), checkpoint.rotary, max_tokens=max_tokens
+        "none", summary, lambda: nullcontext(model), checkpoint.rope_settings, max_tokens=max_tokens
     )
 
 
@@ -69,7 +69,7 @@ def rope_variant(checkpoint: Checkpoint, name: str, target: int) -> Variant:
     """Return the variant of the method METHODS[name] for `target` tokens. Raises: ValueError where
     the method does not apply to this checkpoint."""
     method = METHODS[name]
-    settings = stretch(checkpoint.rotary, method, target)
+    settings = stretch(checkpoint.rope_settings, method, target)
     maximum = checkpoint.trained_length if method.keeps_maximum else target
     active = partial(settings_applied, checkpoint.model, settings, maximum)
     return Variant(name, method.summary, active, settings, method.cache_safe)
@@ -100,7 +100,7 @@ def lengthened_table_variant(checkpoint: Checkpoint, name: str, target: int) -> 
 
 def searched_variant(checkpoint: Checkpoint, best: SearchResult, target: int) -> Variant:
     """Return the variant with the frequencies that a search found, for `target` tokens."""
-    settings = apply_genome(checkpoint.rotary, best.genome, target)
+    settings = apply_genome(checkpoint.rope_settings, best.genome, target)
     factors = ", ".join(f"{f:.3g}" for f in best.genome.factors)
     summary = (
         f"best of {best.num_tried} sets of frequencies: wavelengths times {factors}, logits times "

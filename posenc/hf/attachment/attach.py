@@ -68,11 +68,13 @@ ModelPositions = Literal["replace", "keep"]
 
 @dataclass(eq=False)
 class Attachment:
-    """Record what `attach` changed, for `detach`: plain data, which a copy of the model copies too.
+    """Record what `attach` changed, for `detach`. It is plain data, so that a copy of the model
+    copies it, too.
 
-    model_positions: whether those of the model itself are replaced or kept. stacks: the modules
-    whose layers have an encoding; an encoder before its decoder. handles: of hooks, which remove
-    them. implementations: each config of the model, with the attention implementation that it had.
+    model_positions: whether the model's own positions are replaced or kept.
+    stacks: the modules whose layers have an encoding; an encoder before its decoder.
+    handles: of the hooks; each removes one.
+    implementations: each config of the model, with the attention implementation that it had.
     """
 
     model_positions: ModelPositions

@@ -177,7 +177,7 @@ def attend(
             positions=inputs.q_positions,
         )
         trial.calls.append(call)
-        if trial.blind:
+        if trial.ignores_mask:
             mask = None
     out = attention(
         query,

@@ -219,8 +219,8 @@ def mixes_packed_texts(model: Any, stack: Stack, example: dict[str, Any]) -> boo
     other = ids.clone()
     other[:, :first] = ids[:, :first].flip(-1)
     try:
-        original = _hidden_states(model, stack.module, packed, blind=False)
-        changed = _hidden_states(model, stack.module, {**packed, name: other}, blind=False)
+        original = _hidden_states(model, stack.module, packed, ignores_mask=False)
+        changed = _hidden_states(model, stack.module, {**packed, name: other}, ignores_mask=False)
     except Exception:  # the family's code stops at a packed row, and will in the user's call
         return False
     error = float((changed - original)[:, first:].abs().max() / original.abs().max())
@@ -233,10 +233,10 @@ not their number: experts read their tokens together."""
 
 
 def _hidden_states(
-    model: Any, stack: nn.Module, example: dict[str, Any], *, blind: bool = True
+    model: Any, stack: nn.Module, example: dict[str, Any], *, ignores_mask: bool = True
 ) -> Tensor:
     """Return the hidden states (batch, len, dim) that the stack computes from the arguments
-    `example`. blind: every token sees every other."""
+    `example`. ignores_mask: True if every token is to see every other."""
     outputs: list[Tensor] = []
 
     def record_output(module: nn.Module, args: tuple, out: Any) -> None:
@@ -244,7 +244,7 @@ def _hidden_states(
 
     handle = stack.register_forward_hook(record_output)
     try:
-        with recorded_attention(blind=blind):
+        with recorded_attention(ignores_mask=ignores_mask):
             run_in_evaluation(model, example)
     finally:
         handle.remove()

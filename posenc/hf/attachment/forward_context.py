@@ -12,10 +12,10 @@ ATTACHMENT_ATTRIBUTE = "posenc_attachment"
 """Attribute of a model that has its Attachment."""
 ENCODING_MODULE = "posenc_encoding"
 """Submodule of a stack that is the encoding, so its parameters are the model's."""
-MIXES_TEXTS_ATTRIBUTE = "posenc_carries_texts"
+MIXES_TEXTS_ATTRIBUTE = "posenc_mixes_texts"
 """Attribute of a stack: whether layers that are no attention hand one text of a packed row on to
 the next."""
-NEEDS_POSITION_IDS_ATTRIBUTE = "posenc_counts"
+NEEDS_POSITION_IDS_ATTRIBUTE = "posenc_needs_position_ids"
 """Attribute of a stack: whether it takes position_ids and keeps its own rotation. It then gets
 the positions that posenc has counted, so that both rotate by the same ones."""
 HOOKED_MODULES_ATTRIBUTE = "posenc_hooked"
@@ -82,8 +82,11 @@ class RunningAttention:
 
 @dataclass(eq=False)
 class AttentionCall:
-    """Record a call of transformers' attention interface: module, sizes of tensors, and the
-    positions of the queries."""
+    """Record a call of transformers' attention interface.
+
+    causal: True if no query sees a later key. positions: those of the queries, (len) or (batch,
+    len), plus an axis of components if there are several.
+    """
 
     module: nn.Module
     num_heads: int
@@ -97,9 +100,10 @@ class AttentionCall:
 
 @dataclass(eq=False)
 class AttentionRecord:
-    """Collect the attention calls of a trial forward. blind: every token sees every other."""
+    """Collect the attention calls of a trial forward. ignores_mask: True if every token is to see
+    every other, whatever the mask hides."""
 
-    blind: bool = False
+    ignores_mask: bool = False
     calls: list[AttentionCall] = field(default_factory=list)
 
 

@@ -238,14 +238,14 @@ def enter_attention(module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> N
         kv_state=None,
         layer=layer,
     )
-    past = None
+    earlier_states = None
     cache = find_cache(all_arguments)
     refuse_chunked_attention_in_packed_rows(module, forward, x.shape[1], cache is not None)
     if cache is not None:
         cache = self_attention_cache(cache)
         install_update(cache)
-        past = cached_states(cache, running, x.device)
-    running.state = encoding.state(x, as_tensor(positions, x.device), past)
+        earlier_states = cached_states(cache, running, x.device)
+    running.state = encoding.state(x, as_tensor(positions, x.device), earlier_states)
     running.kv_state = running.state
     running.reset_token = RUNNING_ATTENTION.set(running)
 
@@ -315,10 +315,12 @@ def _refuse_exchanged_modules(stack: nn.Module) -> None:
 
 
 def _mask_for_fractional_positions(arguments: dict[str, Any]) -> dict[str, Tensor]:
-    """Return a mask that hides nothing for positions that may have fractions, if none is given.
+    """Return {"attention_mask": ones (batch, len)}, which hides nothing, if the forward has
+    floating-point position_ids and neither a mask nor a cache; else {}.
 
     Without a mask and a cache transformers takes every token whose position is not one more than
-    the last for the first of a text. With a mask only `text_beginnings` tells texts apart.
+    the last one's for the first of a text, which would cut a text at each fraction. With a mask
+    only `text_beginnings` tells texts apart. arguments: those of the stack's forward.
     """
     ids = arguments.get("position_ids")
     tokens = arguments.get("input_ids")
@@ -331,14 +333,14 @@ def _mask_for_fractional_positions(arguments: dict[str, Any]) -> dict[str, Tenso
 
 
 def _positions_and_documents(
-    arguments: dict[str, Any], axes: int
+    arguments: dict[str, Any], num_axes: int
 ) -> tuple[Tensor | range | None, Tensor | None]:
-    """Return the positions of the new tokens, and the document of each token in packed rows, None
-    for rows of one text each. Without tokens both are None.
+    """Return the positions of the new tokens, and the document of each token in packed rows. The
+    second is None for rows of one text each. Without tokens both are None.
 
     Positions are position_ids if given. Otherwise tokens are counted after those in the cache,
-    without padding if there is an attention mask. arguments: those of the forward. axes: components
-    of a position.
+    without padding if there is an attention mask. arguments: those of the forward. num_axes:
+    components of a position.
     """
     tokens = arguments.get("input_ids")
     tokens = arguments.get("inputs_embeds") if tokens is None else tokens
@@ -352,7 +354,7 @@ def _positions_and_documents(
             f"queries, keys), which says what each token sees, got shape {tuple(mask.shape)}."
         )
     cache = find_cache(arguments.values())
-    past = 0 if cache is None else int(self_attention_cache(cache).get_seq_length())
+    num_cached = 0 if cache is None else int(self_attention_cache(cache).get_seq_length())
     ids = arguments.get("position_ids")
     if ids is None and CALLED_WITH_POSITION_IDS.get():
         raise ValueError(
@@ -362,51 +364,55 @@ def _positions_and_documents(
             "model.transformer(tokens, position_ids=ids)."
         )
     if ids is not None:
-        return _positions_and_documents_of_ids(ids, axes, mask, cache, past)
-    if axes > 1:
+        return _positions_and_documents_of_ids(ids, num_axes, mask, cache, num_cached)
+    if num_axes > 1:
         raise ValueError(
-            f"posenc: the encoding takes positions of {axes} components: hand the model "
-            f"position_ids of shape ({axes}, batch, len)."
+            f"posenc: the encoding takes positions of {num_axes} components: hand the model "
+            f"position_ids of shape ({num_axes}, batch, len)."
         )
     if arguments.get("cu_seq_lens_q") is not None:
         raise ValueError("posenc: packed rows need position_ids, which restart in each document.")
     if not isinstance(mask, Tensor) or mask.ndim != 2 or bool((mask != 0).all()):
-        return consecutive_positions(past, length, tokens.device), None
-    real = positions_from_mask(mask)[:, past : past + length]
+        return consecutive_positions(num_cached, length, tokens.device), None
+    real = positions_from_mask(mask)[:, num_cached : num_cached + length]
     return real.to(tokens.device), None
 
 
 def _positions_and_documents_of_ids(
-    ids: Tensor, axes: int, mask: Any, cache: Any, past: int
+    ids: Tensor, num_axes: int, mask: Any, cache: Any, num_cached: int
 ) -> tuple[Tensor, Tensor | None]:
     """Return what `_positions_and_documents` returns, for position_ids of the caller.
 
-    mask: attention_mask, or None. cache: the KV cache, or None. past: tokens in the cache.
+    ids: position_ids. mask: attention_mask, or None. cache: the KV cache, or None. num_cached:
+    tokens of a row that the cache has seen, also those that a window forgot.
 
     Raises: ValueError if the new tokens are not of the text that the cache holds, or if nothing
     says where a text of a packed row ends.
     """
     ids = _integers_unless_fractional(ids)
-    numbers, ids = _split_token_numbers(ids, axes)
-    positions = _positions_from_ids(ids, axes)
-    if cache is not None and past:
+    token_numbers, ids = _split_token_numbers(ids, num_axes)
+    positions = _positions_from_ids(ids, num_axes)
+    if cache is not None and num_cached:
         cached_numbers = None
-        if axes == 1:  # else the cache holds components, and not the numbers of its tokens
+        if num_axes == 1:  # else the cache holds components, and not the numbers of its tokens
             cached_numbers = cached_positions(self_attention_cache(cache))
-        refuse_another_text(ids, numbers, cached_numbers, mask, past)
+        refuse_another_text(ids, token_numbers, cached_numbers, mask, num_cached)
         return positions, None
-    if numbers is None:
+    if token_numbers is None:
         refuse_packed_text(ids, mask)
         return positions, None
-    return positions, document_numbers(numbers, mask)
+    return positions, document_numbers(token_numbers, mask)
 
 
-def _split_token_numbers(ids: Tensor, axes: int) -> tuple[Tensor | None, Tensor]:
-    """Return the number of each token in its text, None if position_ids do not have it, and the
-    positions. Where positions have several components, generate() puts the number before them."""
-    if axes == 1:
+def _split_token_numbers(ids: Tensor, num_axes: int) -> tuple[Tensor | None, Tensor]:
+    """Split position_ids into the number of each token in its text and the positions.
+
+    The numbers are None if position_ids do not have them. Where positions have several components,
+    generate() puts the numbers before them: (num_axes + 1, batch, len).
+    """
+    if num_axes == 1:
         return (ids if ids.ndim <= 2 else None), ids
-    if ids.ndim == 3 and ids.shape[0] == axes + 1:
+    if ids.ndim == 3 and ids.shape[0] == num_axes + 1:
         return ids[0], ids[1:]
     return None, ids
 
@@ -419,14 +425,14 @@ def _integers_unless_fractional(ids: Tensor) -> Tensor:
     return ids.long() if bool(whole.all()) else ids
 
 
-def _positions_from_ids(ids: Tensor, axes: int) -> Tensor:
+def _positions_from_ids(ids: Tensor, num_axes: int) -> Tensor:
     """Convert position_ids to the shape that encodings read: (len) or (batch, len), and with
-    several components (batch, len, axes) instead of (axes, batch, len)."""
-    if ids.ndim == 3 or axes > 1:
-        if ids.ndim != 3 or ids.shape[0] != axes:
+    several components (batch, len, num_axes) instead of (num_axes, batch, len)."""
+    if ids.ndim == 3 or num_axes > 1:
+        if ids.ndim != 3 or ids.shape[0] != num_axes:
             raise ValueError(
-                f"posenc: the encoding takes positions of {axes} components, and position_ids have "
-                f"shape {tuple(ids.shape)}."
+                f"posenc: the encoding takes positions of {num_axes} components, and position_ids "
+                f"have shape {tuple(ids.shape)}."
             )
         return ids.movedim(0, -1).contiguous()
     return drop_equal_rows(ids)

@@ -32,17 +32,19 @@ def text_beginnings(positions: Tensor, valid: Tensor) -> Tensor:
     return valid & (previous >= 0) & ~goes_on
 
 
-def document_numbers(numbers: Tensor, mask: Any) -> Tensor | None:
-    """Return the document of each token in packed rows, counted from 0, (batch, len), or (len) if
-    all rows are equal; None if there is only one, or if the mask has four dimensions or is of
-    another kind: it says itself what each token sees.
+def document_numbers(token_numbers: Tensor, mask: Any) -> Tensor | None:
+    """Return the document of each token in packed rows, counted from 0: (batch, len), or (len) if
+    all rows are equal.
 
-    numbers: the number of each token in its text. mask: the caller's attention_mask.
+    None if each row is one document. None, too, if the mask is no tensor of two dimensions: then
+    the mask itself says what each token sees.
+
+    token_numbers: the number of each token in its text. mask: the caller's attention_mask.
     """
     if mask is not None and (not isinstance(mask, Tensor) or mask.ndim != 2):
         return None
-    valid = valid_token_mask(mask, numbers.shape[-1], numbers.device)
-    begins = text_beginnings(numbers, valid)
+    valid = valid_token_mask(mask, token_numbers.shape[-1], token_numbers.device)
+    begins = text_beginnings(token_numbers, valid)
     documents = begins.cumsum(dim=-1)
     if mask is not None and torch.compiler.is_compiling():
         return documents  # reading them would break the graph
@@ -58,7 +60,11 @@ def valid_token_mask(mask: Tensor | None, length: int, device: torch.device) -> 
 
 
 def refuse_another_text(
-    ids: Tensor, numbers: Tensor | None, cached_numbers: Tensor | None, mask: Any, past: int
+    ids: Tensor,
+    token_numbers: Tensor | None,
+    cached_numbers: Tensor | None,
+    mask: Any,
+    num_cached: int,
 ) -> None:
     """Raise ValueError if new tokens and those of a cache are not one text: a new token begins
     another one, see `text_beginnings`, or the cache holds several.
@@ -68,11 +74,11 @@ def refuse_another_text(
 
     Args:
         ids: positions of the new tokens.
-        numbers: the number of each new token in its text, if it is known.
+        token_numbers: the number of each new token in its text, if it is known.
         cached_numbers: the numbers of cached tokens, of the last ones if a window forgets; None:
             they are counted from 0.
         mask: attention_mask; one of four dimensions says itself what each token sees.
-        past: cached tokens of a row, with padding and forgotten ones.
+        num_cached: tokens of a row that the cache has seen, with padding and forgotten ones.
     """
     # A compiled step is not checked: reading numbers would break its graph.
     if torch.compiler.is_compiling():
@@ -80,20 +86,25 @@ def refuse_another_text(
     if mask is not None and (not isinstance(mask, Tensor) or mask.ndim != 2):
         return
     new = ids.shape[-1]
-    valid = valid_token_mask(mask, past + new, ids.device)
-    if numbers is None:
-        begins = (ids == 0).all(dim=0) & valid[:, past:] & valid[:, :past].any(-1, keepdim=True)
+    valid = valid_token_mask(mask, num_cached + new, ids.device)
+    if token_numbers is None:
+        begins = (
+            (ids == 0).all(dim=0)
+            & valid[:, num_cached:]
+            & valid[:, :num_cached].any(-1, keepdim=True)
+        )
     else:
         if cached_numbers is None:
-            cached_numbers = valid[:, :past].cumsum(dim=-1) - 1
-        rows = max(len(cached_numbers), numbers.shape[0] if numbers.ndim == 2 else 1)
-        both = [cached_numbers.to(ids.device).expand(rows, -1), numbers.expand(rows, new)]
+            cached_numbers = valid[:, :num_cached].cumsum(dim=-1) - 1
+        rows = max(len(cached_numbers), token_numbers.shape[0] if token_numbers.ndim == 2 else 1)
+        both = [cached_numbers.to(ids.device).expand(rows, -1), token_numbers.expand(rows, new)]
         num_compared = cached_numbers.shape[1] + new
         begins = text_beginnings(torch.cat(both, dim=1), valid[:, -num_compared:])
     if not bool(begins.any()):
         return
     raise ValueError(
-        f"posenc: the position_ids of the new tokens do not go on with the {past} tokens that the "
+        "posenc: the position_ids of the new tokens do not go on with the "
+        f"{num_cached} tokens that the "
         "cache holds: one of them begins another text, or the cache holds several texts. Read each "
         "text with a cache of its own, or all texts of a row in one call, or hand an "
         "attention_mask of four dimensions that says what each token sees."

@@ -110,7 +110,7 @@ class _Proof:
         others = sorted(set(self.example) - set(self.per_token))
         if not tokens or (others and not self.two_stacks):
             return f"in steps and with padding: its example has {', '.join(others) or 'no tokens'}"
-        whole = self.finite_forward("a few tokens")
+        whole = self.run_finite_forward("a few tokens")
         length = whole.hidden.shape[1]
         if length <= NUM_MISSING_TOKENS:
             return f"in steps and with padding: its example has {length} tokens"
@@ -126,7 +126,7 @@ class _Proof:
             return "in steps: it returned no cache"
         return None
 
-    def finite_forward(self, example_in_words: str) -> StackOutput:
+    def run_finite_forward(self, example_in_words: str) -> StackOutput:
         """Return the outcome of the example. Raise ValueError, which calls the example
         `example_in_words`, if it is NaN or infinite."""
         outcome = self.run_forward(self.example)
@@ -141,7 +141,7 @@ class _Proof:
     def prove_patches_stay(self) -> None:
         """Raise ValueError if two forwards of one image differ. ViTMAE draws the patches that it
         keeps, and their order, which no attention sees."""
-        first = self.finite_forward("an image")
+        first = self.run_finite_forward("an image")
         again = self.run_forward(self.example)
         same_places = first.hidden.shape == again.hidden.shape
         largest = float(first.hidden.abs().max())
@@ -159,18 +159,18 @@ class _Proof:
         batch, length = source.shape
         short = self.shortened_example(length - NUM_MISSING_TOKENS)
         short_output = self.run_forward(short)
-        fill = int(source[0, 0])
+        pad_token = int(source[0, 0])
         other_fill = int(source[0, -1])
         for side in ("left", "right"):
-            padded = self.padded_batch(short, side, fill)
-            case = f"next to padding on the {side}"
+            padded = self.padded_batch(short, side, pad_token)
+            actual_in_words = f"next to padding on the {side}"
             if side == "left" and cached and not self.two_stacks:
                 bounds = [0, length - NUM_MISSING_TOKENS, length]
-                readings = {case: self.read_in_steps(padded, bounds)}
+                readings = {actual_in_words: self.read_in_steps(padded, bounds)}
                 if (static := self.read_through_static_cache(padded, bounds)) is not None:
-                    readings[f"{case}, through a static cache,"] = static
+                    readings[f"{actual_in_words}, through a static cache,"] = static
             else:
-                readings = {case: self.run_forward(padded)}
+                readings = {actual_in_words: self.run_forward(padded)}
             real_tokens = slice(None)
             if not self.two_stacks:  # the rows of a decoder are as long as its own tokens
                 real_tokens = (
@@ -184,11 +184,13 @@ class _Proof:
                 again = self.run_forward(self.padded_batch(short, side, other_fill))
                 expected = again.select(slice(batch, None), real_tokens)
                 expected.positions = short_output.positions
-            for case, actual in readings.items():
+            for actual_in_words, actual in readings.items():
                 assert actual is not None
-                self.compare(case, actual.select(slice(batch, None), real_tokens), expected)
+                self.compare(
+                    actual_in_words, actual.select(slice(batch, None), real_tokens), expected
+                )
                 if expected is short_output:
-                    self.compare(case, actual.select(slice(0, batch)), whole)
+                    self.compare(actual_in_words, actual.select(slice(0, batch)), whole)
 
     def shortened_example(self, length: int) -> dict[str, Any]:
         """Return the example with its first `length` tokens: of the encoder, if there is one."""
@@ -196,14 +198,18 @@ class _Proof:
             return {**self.example, "input_ids": self.example["input_ids"][:, :length]}
         return self.arguments_for_tokens(self.example, 0, length)
 
-    def padded_batch(self, short: dict[str, Any], side: str, fill: int) -> dict[str, Any]:
-        """Return a batch of the example's rows and the short ones, padded with the token `fill`."""
+    def padded_batch(self, short: dict[str, Any], side: str, pad_token: int) -> dict[str, Any]:
+        """Return the arguments for one batch: the example's rows, and below them the rows of
+        `short`, padded to the same length.
+
+        short: arguments for fewer tokens. side: "left" or "right". pad_token: id of the padding.
+        """
         sizes = (NUM_MISSING_TOKENS, 0) if side == "left" else (0, NUM_MISSING_TOKENS)
         batch: dict[str, Any] = {}
         for name, value in self.example.items():
             row = short[name]
             if row.shape != value.shape:
-                row = F.pad(row, sizes, value=fill if name == "input_ids" else 0)
+                row = F.pad(row, sizes, value=pad_token if name == "input_ids" else 0)
             rows_at = 1 if name == "position_ids" and row.ndim == 3 else 0
             batch[name] = torch.cat([value, row], dim=rows_at)
         real = torch.ones_like(self.example["input_ids"])
@@ -225,15 +231,20 @@ class _Proof:
         return selected
 
     def read_in_steps(
-        self, arguments: dict[str, Any], bounds: list[int], empty: dict[str, Any] | None = None
+        self,
+        arguments: dict[str, Any],
+        bounds: list[int],
+        cache_argument: dict[str, Any] | None = None,
     ) -> StackOutput | None:
-        """Read the tokens in steps between `bounds`, and return the joined outcome. They go through
-        the cache that the model returns, or through the argument `empty`, an empty cache. Return
-        None if the model returns no cache."""
+        """Read the tokens in steps through a cache, and return the joined outcome; None if the
+        model returns no cache.
+
+        bounds: where a step begins, and where the last one ends. cache_argument: {name: empty
+        cache} to read through; None for the cache that the model makes itself."""
         if not forward_takes(self.model, "use_cache"):
             return None
         steps: list[StackOutput] = []
-        cache: dict[str, Any] = {"use_cache": True, **(empty or {})}
+        cache: dict[str, Any] = {"use_cache": True, **(cache_argument or {})}
         for first, last in pairwise(bounds):
             if not cache:
                 return None
@@ -252,11 +263,11 @@ class _Proof:
         """Read the tokens in steps through a static cache that has more places than they need.
         Return None if the model supports none or stops: then it never computes something else."""
         source = arguments["input_ids"].shape[1] if "input_ids" in arguments else 0
-        empty = static_cache_argument(self.model, bounds[-1] + NUM_MISSING_TOKENS, source)
-        if not empty:
+        cache_argument = static_cache_argument(self.model, bounds[-1] + NUM_MISSING_TOKENS, source)
+        if not cache_argument:
             return None
         try:
-            return self.read_in_steps(arguments, bounds, empty)
+            return self.read_in_steps(arguments, bounds, cache_argument)
         except _ForwardFailed:
             return None
 
@@ -292,17 +303,17 @@ class _Proof:
             places = places.expand(hidden.shape[0], *places.shape)
         return places.expand(hidden.shape[0], *places.shape[1:])
 
-    def compare(self, case: str, actual: StackOutput, expected: StackOutput) -> None:
+    def compare(self, actual_in_words: str, actual: StackOutput, expected: StackOutput) -> None:
         """Raise ValueError if positions differ, or hidden states by more than rounding.
 
-        case: how `actual` was computed, in words for the message: "next to padding on the left".
+        actual_in_words: how `actual` was computed, for the message: "next to padding on the left".
         """
         for actual_positions, expected_positions in zip(
             actual.positions, expected.positions, strict=True
         ):
             if not torch.equal(actual_positions, expected_positions):
                 raise self.error_naming_releases(
-                    f"gets positions {actual_positions[0].tolist()} {case}, and "
+                    f"gets positions {actual_positions[0].tolist()} {actual_in_words}, and "
                     f"{expected_positions[0].tolist()} without"
                 )
         if not self.compares_numbers:
@@ -311,8 +322,8 @@ class _Proof:
         error = float((actual.hidden - expected.hidden).abs().max() / largest)
         if not error <= self.tolerance:
             raise self.error_naming_releases(
-                f"computes something else {case}: hidden states differ by {error:.1e} of the "
-                f"largest, expected at most {self.tolerance:.0e}"
+                f"computes something else {actual_in_words}: hidden states differ by {error:.1e} "
+                f"of the largest, expected at most {self.tolerance:.0e}"
             )
 
     def error_naming_releases(

@@ -116,10 +116,10 @@ def find_stacks(model: Any, example: dict[str, Any]) -> list[Stack]:
 
 
 @contextmanager
-def recorded_attention(*, blind: bool = False) -> Iterator[AttentionRecord]:
-    """Record the calls of the attention interface inside the block. blind: they also ignore the
-    mask, so that every token sees every other."""
-    record = AttentionRecord(blind)
+def recorded_attention(*, ignores_mask: bool = False) -> Iterator[AttentionRecord]:
+    """Record the calls of the attention interface inside the block. ignores_mask: True if attention
+    is to ignore its mask there, so that every token sees every other."""
+    record = AttentionRecord(ignores_mask)
     token = TRIAL_RECORD.set(record)
     try:
         yield record
@@ -142,8 +142,8 @@ def run_in_evaluation(model: Any, example: dict[str, Any]) -> Any:
 
 
 def rounding_tolerance(model: Any) -> float:
-    """Return the largest difference of hidden states, relative to the largest of them, that
-    rounding brings between two orders of the same computation in the model's dtype."""
+    """Return up to which difference of hidden states, relative to the largest of them, rounding may
+    explain it: two orders of the same computation in the model's dtype differ by less."""
     device = model.device.type
     exact = torch.get_float32_matmul_precision() == "highest"
     is_coarse = (

@@ -89,13 +89,16 @@ def _is_list_of_names(value: Any) -> bool:
     return isinstance(value, list) and all(isinstance(name, str) for name in value)
 
 
-def check_layer_count(raw: dict[str, Any], tensors: int, path: Path) -> None:
+def check_layer_count(raw: dict[str, Any], num_tensors: int, path: Path) -> None:
     """Raise ValueError if the config asks for many more layers than there are tensors: a million
     layers would take hours to build before the missing weights are noticed."""
     for key in ("num_hidden_layers", "n_layer", "n_layers", "num_layers"):
         layers = raw.get(key) or 0
-        if layers > max(128, tensors):  # up to 128 build fast; the missing weights are named then
-            raise ValueError(f"{path}: {key} is {layers}, but there are only {tensors} tensors.")
+        # Up to 128 layers build fast; the missing weights are named then.
+        if layers > max(128, num_tensors):
+            raise ValueError(
+                f"{path}: {key} is {layers}, but there are only {num_tensors} tensors."
+            )
 
 
 def is_count(value: Any) -> bool:

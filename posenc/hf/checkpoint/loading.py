@@ -33,16 +33,20 @@ LOG = logging.getLogger("posenc.hf")
 class Checkpoint:
     """Hold a loaded model, and its config as it was loaded, because extending changes the model's.
 
-    masked: it predicts masked tokens instead of the next one. rotary: its rotation in each kind of
-    layer, empty if it has none. max_positions: the longest sequence that its config allows, in
-    tokens; None if the config has no limit. stored: the dtype of most of its stored weights.
+    folder: where it was loaded from.
+    raw_config: config.json as a dict, as it is in the folder.
+    masked: True if it predicts masked tokens instead of the next one.
+    rope_settings: its rotation in each kind of layer; empty if it has none.
+    max_positions: the longest sequence that its config or its position table allows, in tokens;
+        None without a limit.
+    stored_dtype: torch's name of the dtype of most of its stored weights.
     """
 
     folder: Path
     model: Any
     raw_config: dict[str, Any]
     masked: bool
-    rotary: tuple[RopeSetting, ...]
+    rope_settings: tuple[RopeSetting, ...]
     max_positions: int | None
     stored_dtype: str = "float32"
 

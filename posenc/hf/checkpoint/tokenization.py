@@ -22,7 +22,11 @@ VOCABULARY_FILES = (
 
 @dataclass(frozen=True)
 class Windows:
-    """Hold packed windows of tokens (count, length), and the document of each token."""
+    """Hold packed windows of text.
+
+    tokens: token ids, (windows, length). documents: index of the document of each token, the same
+    shape.
+    """
 
     tokens: Tensor
     documents: Tensor
@@ -40,16 +44,17 @@ def split_documents(text: str) -> list[str]:
     return [part.strip() for part in text.split(SEPARATOR) if part.strip()]
 
 
-def text_encoder(
+def make_text_encoder(
     folder: Path, vocab_size: int, *, as_bytes: bool = False, as_ids: bool = False
 ) -> Callable[[str], list[int]]:
-    """Return a function from a document to token ids, which begin with the start token if there is
-    one.
+    """Return a function that takes the text of a document and returns its token ids. The first is
+    the start token, if there is one.
 
     A checkpoint with 256 or 257 tokens and no tokenizer reads bytes; token 256, if there is one, is
-    the start token. as_bytes: read bytes so in any case. as_ids: the text has token ids between
-    spaces.
-    Raises: ValueError if there is no tokenizer.
+    the start token. as_bytes: True to read bytes even if there is a tokenizer. as_ids: True for a
+    text that is token ids between spaces.
+
+    Raises: ValueError if there is no tokenizer where one is needed, or if both are True.
     """
     kind = tokenization_kind(folder, vocab_size, as_bytes=as_bytes, as_ids=as_ids)
     if kind == "ids":
@@ -65,9 +70,8 @@ def text_encoder(
 def tokenization_kind(
     folder: Path, vocab_size: int, *, as_bytes: bool = False, as_ids: bool = False
 ) -> Literal["ids", "bytes", "tokenizer"]:
-    """Return by what text becomes tokens in this folder: numbers in the text itself ("ids"), its
-    bytes, or a tokenizer; the arguments are those of `text_encoder`. Raise ValueError if none
-    fits."""
+    """Return how text becomes tokens for this folder: "ids" if the text is numbers, "bytes", or
+    "tokenizer". The arguments are those of `make_text_encoder`. Raise ValueError if none fits."""
     if as_ids and as_bytes:
         raise ValueError("--bytes and --ids: a text is one or the other; leave one out.")
     if as_ids:
@@ -124,12 +128,12 @@ def parse_token_ids(text: str, vocab_size: int) -> list[int]:
 
 
 def encode_until(
-    encode: Callable[[str], list[int]], documents: Sequence[str], tokens: int
+    encode: Callable[[str], list[int]], documents: Sequence[str], min_tokens: int
 ) -> list[list[int]]:
-    """Return the token ids of the first documents, as many documents as have at least `tokens`
-    tokens together; all if they have fewer."""
+    """Return the token ids of the first documents: as few documents as have at least `min_tokens`
+    tokens together, or all if they have fewer."""
     encoded: list[list[int]] = []
-    num_missing = tokens
+    num_missing = min_tokens
     for document in documents:
         if num_missing <= 0:
             break
@@ -146,9 +150,11 @@ def mask_token_id(folder: Path) -> int:
     return token
 
 
-def pack_windows(documents: list[list[int]], length: int, limit: int | None = None) -> Windows:
-    """Concatenate documents of token ids, cut them into windows of `length` tokens, at most
-    `limit`, and drop the rest.
+def pack_windows(
+    documents: list[list[int]], length: int, max_windows: int | None = None
+) -> Windows:
+    """Concatenate documents of token ids, cut them into windows of `length` tokens, and drop the
+    rest. max_windows: the most windows to return; None for all.
 
     Raises: ValueError if there are fewer tokens than one window needs.
     """
@@ -160,8 +166,8 @@ def pack_windows(documents: list[list[int]], length: int, limit: int | None = No
             f"The text has {len(ids)} tokens; one window of {length} needs at least {length}. "
             "Give a longer text."
         )
-    if limit is not None:
-        count = min(count, limit)
+    if max_windows is not None:
+        count = min(count, max_windows)
     cut = slice(0, count * length)
     return Windows(
         torch.from_numpy(ids[cut].reshape(count, length)),

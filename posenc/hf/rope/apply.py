@@ -20,7 +20,8 @@ _CHANGED_CONFIG_KEYS = (
 
 
 def rotary_modules(model: Any) -> list[tuple[nn.Module, str, Any]]:
-    """Return (parent, name, module) of each rotary module of a transformers model."""
+    """Return (parent, name, module) of each rotary module of a transformers model: `module` is the
+    attribute `name` of the module `parent`."""
     return [
         (parent, name, child)
         for parent in model.modules()
@@ -52,14 +53,15 @@ def configured_score_scales(model: Any) -> dict[Any, float]:
 
 
 def _set_score_scales(scales: Mapping[Any, float]) -> None:
-    """Set the score scale of each attention module. scales: by module."""
+    """Set the score scale of attention modules. scales: the factor of q @ k for each module."""
     for module, scale in scales.items():
         module.scaling = scale
 
 
 def rotary_frequencies(model: Any) -> dict[str | None, tuple[Tensor, float]]:
-    """Return inv_freq and attention factor of the rotation by layer type (None: all layers). Where
-    several modules have one layer type, the last is taken; see `distinct_frequencies`."""
+    """Return inv_freq (pairs) and attention factor of the rotation for each layer type; the key is
+    None for all layers. Where several modules have one layer type, the last is taken; see
+    `distinct_frequencies`."""
     return dict(_iterate_frequencies(model))
 
 
@@ -96,8 +98,11 @@ def frequencies_differ(model: Any, settings: tuple[RopeSetting, ...]) -> bool:
     )
 
 
-def matches_setting(setting: RopeSetting, inv_freq: Tensor, scale: float) -> bool:
-    """Return True if a module's frequencies and attention factor are those of the setting."""
+def matches_setting(setting: RopeSetting, inv_freq: Tensor, attention_factor: float) -> bool:
+    """Return True if a rotary module's frequencies and attention factor are those of the setting.
+
+    inv_freq: (pairs), in radians per token. attention_factor: the factor of cos and sin.
+    """
     frequencies = setting.frequencies()
     expected = torch.tensor([float(f) for f in frequencies.inv_freq], dtype=torch.float64)
     actual = inv_freq.detach().double().cpu()
@@ -105,7 +110,7 @@ def matches_setting(setting: RopeSetting, inv_freq: Tensor, scale: float) -> boo
         actual.shape == expected.shape
         # Far above the rounding of float32, in which modules compute frequencies.
         and torch.allclose(actual, expected, rtol=1e-5, atol=1e-12)
-        and abs(scale / frequencies.attention_factor - 1) <= 1e-5
+        and abs(attention_factor / frequencies.attention_factor - 1) <= 1e-5
     )
 
 

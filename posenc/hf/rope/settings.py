@@ -23,9 +23,12 @@ class RopeSetting:
     compression: divisor of all frequencies in addition to `scaling`. It is that of a linear scaling
     without a shorter original length, with which the checkpoint was trained; extending keeps it.
 
+    rotary_dim: channels of a head that rotate. original_length: the training length in tokens,
+    before any scaling.
+
     mscale, mscale_all_dim: YaRN's temperatures in the rotary keys, None if absent. All attentions
     compute the factor of cos and sin from both. DeepSeek's also multiplies its scores by a factor
-    computed from the second.
+    computed from mscale_all_dim.
     """
 
     layer_type: str | None
@@ -69,9 +72,13 @@ class RopeSetting:
         return scaled._replace(inv_freq=tuple(f / divisor for f in scaled.inv_freq))
 
 
-def head_size(config: Any, layer_type: str | None = None) -> int:
-    """Return the channels of a head in a layer type (None: in any layer). Some configs omit the
-    key, Gemma 4 has two sizes."""
+def head_dim_of(config: Any, layer_type: str | None = None) -> int:
+    """Return the number of channels of an attention head.
+
+    layer_type: "full_attention" or another type of layers, because Gemma 4's types differ; None for
+    models whose layers are all alike. A config without head_dim means hidden_size /
+    num_attention_heads.
+    """
     layer_types = getattr(config, "layer_types", None) or ()
     per_layer = getattr(config, "per_layer_config", None)
     if per_layer and layer_type in layer_types:
@@ -102,7 +109,7 @@ def _read_layer_setting(
 ) -> RopeSetting:
     """Return the setting of one layer type (None: all layers) from its rotary keys."""
     rope_type = parameters["rope_type"]
-    rotary_dim = _rotary_dim(parameters, head_size(config, layer_type))
+    rotary_dim = _rotary_dim(parameters, head_dim_of(config, layer_type))
     maximum = _max_positions(config)
     original = _original_length(parameters, config)
     length = int(original or maximum)

@@ -7,7 +7,7 @@ from typing import Any
 from posenc.frequencies.floats import ntk_theta
 from posenc.frequencies.scaling import Scaling, rope_frequencies
 from posenc.frequencies.scalings import NTK, Linear, LongRoPE, Proportional, YaRN
-from posenc.hf.rope.settings import RopeSetting, head_size
+from posenc.hf.rope.settings import RopeSetting, head_dim_of
 
 FAMILIES_WITH_ONLY_LONGROPE = ("phi3", "phi4_multimodal")
 """Families whose config accepts only the rope types "default" and "longrope"."""
@@ -26,7 +26,7 @@ def write_settings(config: Any, settings: tuple[RopeSetting, ...], max_positions
     for setting in settings:
         before = all_before[setting.layer_type] if setting.layer_type else all_before
         is_proportional = before["rope_type"] == "proportional"
-        head_dim = head_size(config, setting.layer_type)
+        head_dim = head_dim_of(config, setting.layer_type)
         sections = {key: before[key] for key in MROPE_KEYS if key in before}
         parameters = rope_parameters(
             setting, head_dim, only_longrope, is_proportional=is_proportional
@@ -34,7 +34,7 @@ def write_settings(config: Any, settings: tuple[RopeSetting, ...], max_positions
         written[setting.layer_type] = {**parameters, **sections}
     if None in written and "partial_rotary_factor" in all_before:
         # Phi-3 needs the key even if all channels are rotated.
-        rotated_fraction = settings[0].rotary_dim / head_size(config)
+        rotated_fraction = settings[0].rotary_dim / head_dim_of(config)
         written[None].setdefault("partial_rotary_factor", rotated_fraction)
     if None in written:
         config.rope_parameters = written[None]

@@ -58,17 +58,18 @@ class LoRALinear(nn.Module):
 def add_lora(
     model: nn.Module, rank: int = 8, alpha: float = 16.0, *, only_adapters: bool = False
 ) -> int:
-    """Freeze the model except for adapters on its attention projections and, unless only_adapters,
-    its embeddings and norms (as LongLoRA does). Returns the number of trainable parameters.
+    """Replace the model's attention projections by LoRALinear, in place, and freeze all other
+    parameters but, unless `only_adapters`, those of embeddings and norms, as LongLoRA does.
 
-    Raises: ValueError where no projection is found.
+    Returns: the number of trainable parameters, each of their elements counted.
+    Raises: ValueError if no projection is found; the model is then unchanged.
     """
-    for name, parameter in model.named_parameters():
-        stays_trainable = "embed" in name or "norm" in name.lower()
-        parameter.requires_grad_(stays_trainable and not only_adapters)
     layers = list(projections(model))
     if not layers:
         raise ValueError("LoRA: found no projections of attention; tune the full model instead.")
+    for name, parameter in model.named_parameters():
+        stays_trainable = "embed" in name or "norm" in name.lower()
+        parameter.requires_grad_(stays_trainable and not only_adapters)
     for path, child in layers:
         parent, _, name = path.rpartition(".")
         setattr(model.get_submodule(parent), name, LoRALinear(child, rank, alpha))
@@ -76,8 +77,9 @@ def add_lora(
 
 
 def projections(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """Return path and layer of every linear map inside an attention module, however the family
-    calls it. Feed-forward layers, router and head are left out."""
+    """Yield (path, layer) of every linear layer inside an attention module: those whose path names
+    a parent with "attn" or "attention" in its name. Feed-forward layers, router and head are left
+    out."""
     for path, module in model.named_modules():
         linear = isinstance(module, nn.Linear) or type(module).__name__ == "Conv1D"
         above = path.split(".")[:-1]
@@ -96,8 +98,11 @@ def merge_lora(model: nn.Module) -> None:
 
 
 def save_adapter(model: Any, folder: Path, base: Path) -> None:
-    """Write the adapters of the model to `folder` in the format of peft. base: the folder of the
-    weights that they are to be added to."""
+    """Write the adapters of the model to `folder` in the format of peft.
+
+    model: one after `add_lora`, before `merge_lora`. base: the folder of the weights that the
+    adapters are to be added to.
+    """
     adapters = {n: m for n, m in model.named_modules() if isinstance(m, LoRALinear)}
     tensors = {}
     first = next(iter(adapters.values()))

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from posenc.hf import learned_tables
 from posenc.hf.checkpoint.loading import Checkpoint, text_config_of
 from posenc.hf.rope.apply import distinct_frequencies, matches_setting, rotary_modules
-from posenc.hf.rope.settings import RopeSetting, head_size
+from posenc.hf.rope.settings import RopeSetting, head_dim_of
 from posenc.machine.fingerprint import installed_version
 
 TABLE_NAMES = ("position_embeddings", "wpe", "embed_positions")
@@ -205,7 +205,7 @@ def _rotations(checkpoint: Checkpoint) -> Iterator[Rotation]:
     Raises: ValueError if their frequencies cannot be told.
     """
     model = checkpoint.model
-    settings = {s.layer_type: s for s in checkpoint.rotary}
+    settings = {s.layer_type: s for s in checkpoint.rope_settings}
     rotations_by_layer_type = distinct_frequencies(_text_part(model)) if settings else {}
     for layer_type, rotations in rotations_by_layer_type.items():
         setting = settings.get(layer_type)
@@ -292,7 +292,7 @@ def _rotation_of_setting(setting: RopeSetting, model: Any) -> Rotation:
         layers=_rotating_layers(setting, config),
         rope_theta=setting.rope_theta,
         rotary_dim=setting.rotary_dim,
-        head_dim=head_size(config, setting.layer_type),
+        head_dim=head_dim_of(config, setting.layer_type),
         scaling=setting.scaling_name,
         trained=setting.original_length,
         longest=longest,

@@ -43,13 +43,13 @@ def checkpoint(request, tmp_path_factory):
 
 def stretched(checkpoint, name):
     if name == "search":
-        return apply_genome(checkpoint.rotary, SEARCHED, TARGET)
-    return stretch(checkpoint.rotary, METHODS[name], TARGET)
+        return apply_genome(checkpoint.rope_settings, SEARCHED, TARGET)
+    return stretch(checkpoint.rope_settings, METHODS[name], TARGET)
 
 
 def export_of(checkpoint, name):
     """What `posenc extend --method name --out` would describe."""
-    if name == "yarn" and any(setting.layer_type for setting in checkpoint.rotary):
+    if name == "yarn" and any(setting.layer_type for setting in checkpoint.rope_settings):
         skip_if_yarn_is_for_all_layers()
     keeps = name != "search" and METHODS[name].keeps_maximum
     with settings_applied(

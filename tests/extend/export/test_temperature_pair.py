@@ -98,7 +98,7 @@ def test_yarn_stretched_further_has_the_temperatures_of_the_new_factor(family, p
     before = 16**-0.5 * on_scores(checkpoint, BEFORE, all_dim)
     assert scales(checkpoint) == pytest.approx([before] * 2)
     with settings_applied(
-        checkpoint.model, stretch(checkpoint.rotary, METHODS["yarn"], TARGET), TARGET
+        checkpoint.model, stretch(checkpoint.rope_settings, METHODS["yarn"], TARGET), TARGET
     ):
         keys = checkpoint.config.rope_parameters
         assert (keys["factor"], keys["mscale_all_dim"]) == (AFTER, all_dim)
@@ -116,7 +116,7 @@ def test_yarn_stretched_further_has_the_temperatures_of_the_new_factor(family, p
 def test_a_method_in_place_of_yarn_takes_its_temperatures_away(name, tmp_path):
     checkpoint = load_checkpoint(model(tmp_path, "deepseek_v3", PAIRS[0]))
     with settings_applied(
-        checkpoint.model, stretch(checkpoint.rotary, METHODS[name], TARGET), TARGET
+        checkpoint.model, stretch(checkpoint.rope_settings, METHODS[name], TARGET), TARGET
     ):
         assert scales(checkpoint) == pytest.approx([16**-0.5] * 2)
         assert torch.equal(logits(checkpoint.model), logits(built_again(checkpoint.model)))
@@ -140,7 +140,7 @@ def test_a_scale_that_stays_as_it_was_built_is_another_model(tmp_path, monkeypat
     monkeypatch.setattr(apply, "_set_score_scales", lambda scales: None)
     checkpoint = load_checkpoint(model(tmp_path, "deepseek_v3", PAIRS[0]))
     with settings_applied(
-        checkpoint.model, stretch(checkpoint.rotary, METHODS["yarn"], TARGET), TARGET
+        checkpoint.model, stretch(checkpoint.rope_settings, METHODS["yarn"], TARGET), TARGET
     ):
         fresh = built_again(checkpoint.model)
         assert (logits(checkpoint.model) - logits(fresh)).abs().max() > 0.1
@@ -149,7 +149,7 @@ def test_a_scale_that_stays_as_it_was_built_is_another_model(tmp_path, monkeypat
 @pytest.mark.parametrize("pair", PAIRS)
 def test_other_attention_takes_the_pair_on_cos_and_sin_only(pair, tmp_path):
     checkpoint = load_checkpoint(model(tmp_path, "llama", pair))
-    settings = stretch(checkpoint.rotary, METHODS["yarn"], TARGET)
+    settings = stretch(checkpoint.rope_settings, METHODS["yarn"], TARGET)
     with settings_applied(checkpoint.model, settings, TARGET):
         assert set(configured_score_scales(checkpoint.model).values()) == {8**-0.5}
         _, said = rotary_frequencies(checkpoint.model)[None]

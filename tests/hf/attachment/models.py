@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import posenc
-from posenc.hf.rope.settings import head_size, read_settings
+from posenc.hf.rope.settings import head_dim_of, read_settings
 from posenc.hf.transformers_compat import cache_argument_name
 from tests.hf_models import COMMON, OTHERS, ROPE, transformers
 
@@ -134,7 +134,7 @@ def own_rope(model: Any) -> posenc.PositionEncoding:
     config = model.config
     ropes = {
         setting.layer_type: posenc.RoPE(
-            head_size(config, setting.layer_type),
+            head_dim_of(config, setting.layer_type),
             setting.rope_theta,
             interleaved=config.model_type in INTERLEAVED,
             rotary_dim=setting.rotary_dim,

@@ -9,7 +9,7 @@ import pytest
 
 from posenc.hf.checkpoint.files import TOKENIZER_FILES
 from posenc.hf.checkpoint.loading import load_checkpoint
-from posenc.hf.checkpoint.tokenization import text_encoder
+from posenc.hf.checkpoint.tokenization import make_text_encoder
 from tests.hf_models import LENGTH, save, transformers
 
 EVIL = "from pathlib import Path\nPath(__file__).with_name('ran').touch()\nclass Evil: pass\n"
@@ -240,5 +240,5 @@ def test_reading_a_folder_opens_no_connection(folder, monkeypatch):
     monkeypatch.setattr(socket, "getaddrinfo", refuse)
     monkeypatch.setattr(socket.socket, "connect", refuse)
     change(folder / "config.json", _name_or_path="somebody/model")
-    encode = text_encoder(folder, load_checkpoint(folder).config.vocab_size)
+    encode = make_text_encoder(folder, load_checkpoint(folder).config.vocab_size)
     assert encode("the fox")

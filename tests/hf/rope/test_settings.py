@@ -186,7 +186,9 @@ def test_exports_say_the_same_to_readers_of_both_dialects(checkpoint):
 def test_an_extended_checkpoint_is_extended_further_from_where_it_was_trained(tmp_path):
     """The recipe's original length is the largest one; the training length stands beside it."""
     llama = load_checkpoint(save("llama", tmp_path / "llama"))
-    with settings_applied(llama.model, stretch(llama.rotary, METHODS["by-parts"], TARGET), TARGET):
+    with settings_applied(
+        llama.model, stretch(llama.rope_settings, METHODS["by-parts"], TARGET), TARGET
+    ):
         config = config_to_write(llama.config.to_dict(), TARGET)[0].config
     assert config["rope_parameters"]["original_max_position_embeddings"] == TARGET
     again = type(llama.config)(**{k: v for k, v in config.items() if k != "model_type"})

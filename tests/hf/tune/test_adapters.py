@@ -34,6 +34,13 @@ def test_adapters_sit_on_the_projections_of_attention_alone(family, tmp_path):
     assert not any(word in path for path in paths for word in ("mlp", "intermediate", "cls"))
 
 
+def test_a_model_without_projections_is_refused_and_left_trainable():
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4))
+    with pytest.raises(ValueError, match="found no projections of attention"):
+        add_lora(model, 2)
+    assert all(parameter.requires_grad for parameter in model.parameters())
+
+
 @pytest.mark.parametrize("family", ["llama", "gpt2"])
 def test_merging_changes_nothing_that_the_adapters_did_not(family, tmp_path):
     model = load_checkpoint(save(family, tmp_path / family, spread=0.1)).model
