@@ -58,8 +58,8 @@ def measure_encodings(
         from posenc.inspect.encoding.report import report_of
 
         made_by = f"posenc.inspect.measure_encodings({names!r})"
-        judged = [judge(sheet) for sheet in sheets]
-        report = report_of(judged, made_by, compare=len(sheets) > 1, has_figures=True)
+        judgements = [judge(sheet) for sheet in sheets]
+        report = report_of(judgements, made_by, compare=len(sheets) > 1, has_figures=True)
         _write_outputs(page_of(report), out, figures)
     return sheets
 

@@ -23,9 +23,12 @@ from posenc.testing.harness import SHAPE
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """The verdicts of every check on one encoding. note: what its words lack, which no check
-    judges; None if nothing."""
+class ContractOutcome:
+    """Hold the verdicts of every check on one encoding.
+
+    name: the encoding as it was named. note: a sentence on what its documentation lacks, which no
+    check judges; None if it lacks nothing.
+    """
 
     name: str
     verdicts: list[Verdict]
@@ -37,7 +40,7 @@ class Outcome:
         return [verdict for verdict in self.verdicts if verdict.failure is not None]
 
 
-def check_contract(names: Sequence[str]) -> list[Outcome]:
+def check_contract(names: Sequence[str]) -> list[ContractOutcome]:
     """Run every check on each encoding once; stderr shows which one runs.
 
     Raises: ValueError for a name that is wrong, before anything is checked.
@@ -47,20 +50,20 @@ def check_contract(names: Sequence[str]) -> list[Outcome]:
     outcomes = []
     for name in dict.fromkeys(names):
         outcomes.append(
-            Outcome(name, _run_checks(name), note_on_missing_source(create(name, SHAPE)))
+            ContractOutcome(name, _run_checks(name), note_on_missing_source(create(name, SHAPE)))
         )
     replace_status_line("")
     return outcomes
 
 
-def refuse_failures(outcomes: Sequence[Outcome]) -> None:
+def refuse_failures(outcomes: Sequence[ContractOutcome]) -> None:
     """Raise RunFailed if a check fails, with the number of them by encoding."""
     failed = [f"{outcome.name} {len(outcome.failed)}" for outcome in outcomes if outcome.failed]
     if failed:
         raise RunFailed(f"checks that fail: {', '.join(failed)}.")
 
 
-def report_of(outcomes: Sequence[Outcome]) -> Report:
+def report_of(outcomes: Sequence[ContractOutcome]) -> Report:
     """Return the report: how many checks fail, and for each encoding a table, the failing first."""
     encodings = []
     for outcome in outcomes:
@@ -77,7 +80,7 @@ def report_of(outcomes: Sequence[Outcome]) -> Report:
     )
 
 
-def _answer(outcome: Outcome) -> str:
+def _answer(outcome: ContractOutcome) -> str:
     """Return how many checks fail, and what of a comparison would mean nothing for it."""
     count = _checks_in_words(outcome.verdicts)
     if not outcome.failed:
@@ -94,7 +97,7 @@ def _answer(outcome: Outcome) -> str:
     return answer
 
 
-def _blocks(outcome: Outcome) -> Iterator[Block]:
+def _blocks(outcome: ContractOutcome) -> Iterator[Block]:
     """Yield the table of an encoding's checks, and the note on its words."""
     rows = []
     for verdict in sorted(outcome.verdicts, key=lambda verdict: verdict.failure is None):

@@ -14,29 +14,32 @@ from posenc.inspect.checkpoint.positions import (
 from posenc.inspect.checkpoint.swap import Swap, SwapEffect
 
 
-def answer_in_words(sources: Sequence[PositionSource], longest: int | None) -> str:
+def answer_in_words(sources: Sequence[PositionSource], max_positions: int | None) -> str:
     """Return sentences: how far the model was trained, and which part of it breaks beyond.
 
-    longest: tokens that the config allows, None without a limit.
+    sources: what gives the model positions, as `find_positions` returns it. max_positions: tokens
+    that the config allows; None without a limit.
     """
     if not sources:
-        allowed = "" if longest is None else f" Its config allows {longest:,} tokens."
+        allowed = "" if max_positions is None else f" Its config allows {max_positions:,} tokens."
         return (
             "posenc finds nothing that gives this model positions; an exchange of words "
             f"shows whether order matters to it.{allowed}"
         )
-    return " ".join(dict.fromkeys(_limit_of_part(source) for source in sources))
+    return " ".join(dict.fromkeys(_limit_of_part(position_source) for position_source in sources))
 
 
-def _limit_of_part(source: PositionSource) -> str:
+def _limit_of_part(position_source: PositionSource) -> str:
     """Return a sentence: up to which length one source of the model's positions works."""
-    match source:
+    match position_source:
         case Rotation():
-            return f"{_limit_of_rotation(source)} {source.differs}".rstrip()
+            return f"{_limit_of_rotation(position_source)} {position_source.differs}".rstrip()
         case PositionTable():
+            rows = position_source.rows
+            where = position_source.where
             return (
-                f"It knows {source.rows:,} positions, the rows of {source.where}: at token "
-                f"{source.rows + 1:,} it has no row and cannot read on."
+                f"It knows {rows:,} positions, the rows of {where}: "
+                f"at token {rows + 1:,} it has no row and cannot read on."
             )
         case Bias():
             return (
@@ -50,16 +53,16 @@ def _limit_of_part(source: PositionSource) -> str:
             )
 
 
-def _limit_of_rotation(source: Rotation) -> str:
+def _limit_of_rotation(rotation: Rotation) -> str:
     """Return a sentence: up to which length the angles of a rotation stay in the range that
     training showed."""
-    pairs = len(source.wavelengths)
-    new = len(source.new_angles)
-    where = "" if source.layers == "all layers" else f" ({source.layers})"
-    start = f"Trained on {source.trained:,} tokens{where}"
+    pairs = len(rotation.wavelengths)
+    new = len(rotation.new_angles)
+    where = "" if rotation.layers == "all layers" else f" ({rotation.layers})"
+    start = f"Trained on {rotation.trained:,} tokens{where}"
     leaving = f"{new} of its {pairs} rotary pairs {'leaves its' if new == 1 else 'leave their'}"
-    if source.longest > source.trained:
-        start += f" and stretched to {source.longest:,} by {source.scaling}"
+    if rotation.longest > rotation.trained:
+        start += f" and stretched to {rotation.longest:,} by {rotation.scaling}"
         if not new:
             return f"{start}: up to there all {pairs} rotary pairs stay in their trained range."
         return f"{start}: up to there {leaving} trained range."
@@ -72,14 +75,14 @@ def swap_in_words(swap: Swap, findings: SwapFindings) -> str:
     """Return one sentence: from which layer on states differ if two words are exchanged, with the
     model's positions and without."""
     state = "the last token's state" if swap.causal else "some token's state"
-    finding = (
+    verdict = (
         f"With {swap.words[0]} and {swap.words[1]} exchanged, {state} "
-        f"{_difference_in_words(swap, swap.with_positions, findings.first_with)}"
+        f"{_difference_in_words(swap, swap.with_positions, findings.first_layer_with_positions)}"
     )
     if swap.without is None:
-        return f"{finding}; nothing of its positions is known to be removable."
-    without = _difference_in_words(swap, swap.without, findings.first_without)
-    return f"{finding}; without positions it {without}."
+        return f"{verdict}; nothing of its positions is known to be removable."
+    without = _difference_in_words(swap, swap.without, findings.first_layer_without_positions)
+    return f"{verdict}; without positions it {without}."
 
 
 def _difference_in_words(swap: Swap, change: SwapEffect, first: int | None) -> str:

@@ -18,7 +18,7 @@ from posenc.inspect.checkpoint.swap import LARGEST_ROUNDING_DIFFERENCE, Swap, Sw
 MAIN_SHARE = 0.5
 """Fraction of a head's attention above which it looks mostly at its target; chosen, not derived."""
 
-Finding = Literal[
+SwapVerdict = Literal[
     "not removable",
     "blind to order",
     "order told by more",
@@ -35,31 +35,38 @@ than positions; "same after one layer", as a mask alone allows."""
 class SwapFindings(NamedTuple):
     """The findings of exchanging two words.
 
-    first_with, first_without: the first layer whose states differ, with positions and without; None
-    if none does, or nothing could be removed. later_differ: without positions the last token's
-    state differs after some layer from the second on.
+    first_layer_with_positions: the first layer whose states differ; None if none does. 0 is the
+        embeddings.
+    first_layer_without_positions: the same without the model's positions; None, too, if nothing
+        could be removed.
+    later_layers_differ: True if, without positions, the last token's state differs after some layer
+        from the second on.
+    verdict: what the states without positions show.
     """
 
-    first_with: int | None
-    first_without: int | None
-    later_differ: bool
-    finding: Finding
+    first_layer_with_positions: int | None
+    first_layer_without_positions: int | None
+    later_layers_differ: bool
+    verdict: SwapVerdict
 
 
 class LayerAttention(NamedTuple):
     """Where the heads of a layer look.
 
-    stack: "" if there is one. distances: mean distance of attention in tokens, one for each head.
-    at_first, at_itself, at_previous: how many heads look mostly at the first token, at the query's
-    own, and at the one before.
+    stack: name of the stack of layers; "" if there is only one.
+    layer: index of the layer in its stack.
+    distances: mean distance of attention in tokens, one for each head.
+    heads_at_first: number of heads that look mostly at the first token.
+    heads_at_itself: number of heads that look mostly at the query's own token.
+    heads_at_previous: number of heads that look mostly at the token before the query.
     """
 
     stack: str
     layer: int
     distances: list[float]
-    at_first: int
-    at_itself: int
-    at_previous: int
+    heads_at_first: int
+    heads_at_itself: int
+    heads_at_previous: int
 
 
 @dataclass(frozen=True)
@@ -90,8 +97,8 @@ def judge(sheet: CheckpointSheet) -> Judgement:
 def extended_length(
     sources: Sequence[PositionSource], built: Structure, longest: int | None
 ) -> int | None:
-    """Return twice the longest length; None if `posenc extend` refuses the model, or its config
-    names no longest length."""
+    """Return twice the longest length in tokens; None if `posenc extend` refuses the model, or if
+    its config has no limit. longest: tokens that the config allows; None without a limit."""
     rotations = [source for source in sources if isinstance(source, Rotation)]
     if any(source.differs for source in rotations):
         return None
@@ -143,15 +150,15 @@ def heads_by_target(weights: Tensor) -> tuple[int, int, int]:
 
 def judge_swap(swap: Swap) -> SwapFindings:
     """Return from which layer on states differ, and what they show without positions."""
-    first_with = _first_difference(swap, swap.with_positions)
+    first_layer_with_positions = _first_difference(swap, swap.with_positions)
     if swap.without is None:
-        return SwapFindings(first_with, None, False, "not removable")
+        return SwapFindings(first_layer_with_positions, None, False, "not removable")
     later = max(swap.without.last_by_layer[2:], default=0.0)
     return SwapFindings(
-        first_with,
+        first_layer_with_positions,
         _first_difference(swap, swap.without),
         later >= LARGEST_ROUNDING_DIFFERENCE,
-        _finding(swap, swap.without),
+        _swap_verdict(swap, swap.without),
     )
 
 
@@ -164,8 +171,9 @@ def _first_difference(swap: Swap, change: SwapEffect) -> int | None:
     return None
 
 
-def _finding(swap: Swap, change: SwapEffect) -> Finding:
-    """Return what the states show that changed so without positions."""
+def _swap_verdict(swap: Swap, change: SwapEffect) -> SwapVerdict:
+    """Return what the states show after an exchange of two words without positions. change: how far
+    they moved then."""
     if not swap.causal:
         is_blind = max(change.all_by_layer) < LARGEST_ROUNDING_DIFFERENCE
         return "blind to order" if is_blind else "order told by more"

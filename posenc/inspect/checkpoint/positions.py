@@ -84,8 +84,10 @@ class Rotation:
 class PositionTable:
     """A learned table of absolute positions.
 
-    neighbours: mean cosine of one row with the next. norms: smallest, mean and largest length of a
-    row. similarity: cosines of about `SHOWN_DISTANCE` rows, every `step`-th.
+    where: its path in the model. rows: number of positions. reserved: number of rows before the
+    first position. neighbours: mean cosine of one row with the next. norms: smallest, mean and
+    largest length of a row. similarity: cosine of every `step`-th row with every other of them,
+    about `SHOWN_DISTANCE` rows and as many columns.
     """
 
     where: str
@@ -225,25 +227,28 @@ def _text_part(model: Any) -> Any:
 
 
 def _rotation_of_module(
-    checkpoint: Checkpoint, setting: RopeSetting, inv_freq: Tensor, scale: float
+    checkpoint: Checkpoint, setting: RopeSetting, inv_freq: Tensor, attention_factor: float
 ) -> Rotation:
-    """Return the rotation of a module with these frequencies; `setting` is what the config says.
+    """Return the rotation of a rotary module.
+
+    setting: what the config says. inv_freq: the module's own, (pairs), in radians per token.
+    attention_factor: the module's factor of cos and sin.
 
     Raises: ValueError if the module's frequencies are neither those of the setting, nor those of
     the setting with as many pairs as the module has, nor unscaled ones.
     """
     model = checkpoint.model
-    if matches_setting(setting, inv_freq, scale):
+    if matches_setting(setting, inv_freq, attention_factor):
         return _rotation_of_setting(setting, model)
     pairs = len(inv_freq)
     differs = f"The config says {_setting_in_words(setting)}; the model's rotary module has {{}}."
     as_many = replace(setting, rotary_dim=2 * pairs)
-    if matches_setting(as_many, inv_freq, scale):
+    if matches_setting(as_many, inv_freq, attention_factor):
         return replace(
             _rotation_of_setting(as_many, model), differs=differs.format(_setting_in_words(as_many))
         )
     is_scaled = setting.scaling is not None or setting.compression != 1.0
-    if is_scaled or scale != 1.0 or not inv_freq.isfinite().all():
+    if is_scaled or attention_factor != 1.0 or not inv_freq.isfinite().all():
         raise ValueError(_unknown_frequencies_message(checkpoint))
     waves = _wavelengths(inv_freq.double())
     base = _base_of_frequencies(inv_freq.double())
@@ -302,8 +307,8 @@ def _rotation_of_setting(setting: RopeSetting, model: Any) -> Rotation:
 
 
 def _rotating_layers(setting: RopeSetting, config: Any) -> str:
-    """Return which layers the setting is for; some families have every fourth layer without
-    positions."""
+    """Return which layers rotate by the setting, in words: "full_attention layers", "all layers",
+    or "24 of 32 layers" where the config's no_rope_layers says that some do not rotate."""
     if setting.layer_type is not None:
         return f"{setting.layer_type} layers"
     rotates = getattr(config, "no_rope_layers", None)  # 1 for a layer that does
@@ -318,9 +323,10 @@ def _wavelengths(inv_freq: Any) -> list[float | None]:
 
 
 def _position_table(name: str, module: nn.Embedding, model: Any) -> PositionTable:
-    """Return what a table of positions looks like, without its reserved rows.
+    """Return the description of a table of absolute positions, measured on its weights without the
+    reserved rows.
 
-    name, module: of the table in the model.
+    name: the table's path in the model. module: the table.
     """
     table = learned_tables.position_table(model)
     offset = table.offset_rows if table is not None and table.module is module else 0

@@ -144,9 +144,9 @@ def verdicts_in_words(swap: Swap, findings: SwapFindings) -> list[str]:
     if change is None:
         return ["Nothing of this model's positions is known to be removable."]
     first = change.last_by_layer[1]
-    match findings.finding:
+    match findings.verdict:
         case "blind to order" | "order told by more":
-            is_blind = findings.finding == "blind to order"
+            is_blind = findings.verdict == "blind to order"
             holds = "is blind to order" if is_blind else "still tells order apart"
             return [
                 f"Without positions every token's state goes with its word to "
@@ -169,7 +169,7 @@ def verdicts_in_words(swap: Swap, findings: SwapFindings) -> list[str]:
     ]
     later = change.last_by_layer[2:]
     if later:
-        differs = "differs" if findings.later_differ else "is the same"
+        differs = "differs" if findings.later_layers_differ else "is the same"
         sentences.append(
             f"After two layers or more it {differs}, by up to {max(later):.2g}: tokens "
             "between the words have seen other sets, and only the mask depends on order."
@@ -187,7 +187,7 @@ def attention_table(judgement: Judgement) -> Rows:
         nearest, farthest = (f"{heads[head]:.1f} (head {head})" for head in (near, far))
         mean = Number(fmean(heads), form=".1f")
         name = f"{layer.stack} {layer.layer}".strip()
-        targets = [layer.at_first, layer.at_itself, layer.at_previous]
+        targets = [layer.heads_at_first, layer.heads_at_itself, layer.heads_at_previous]
         rows.append([name, mean, nearest, farthest, *targets])
     return Rows(
         ["layer", "mean", "nearest", "farthest", "first token", "itself", "before"],

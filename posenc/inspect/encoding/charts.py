@@ -263,20 +263,25 @@ def _draw_scores(data: Data) -> Figure:
 
 
 def precision_chart(
-    apart: Mapping[str, Sequence[float]], starts: Sequence[int], reach: Mapping[str, int]
+    distinct_fractions: Mapping[str, Sequence[float]],
+    starts: Sequence[int],
+    last_exact: Mapping[str, int],
 ) -> Chart:
     """Draw where adjacent positions collide: one row per way to compute angles, one column per
     power of two. The darker, the fewer neighbours differ.
 
-    apart: for each way, the fraction of distinct neighbours at each of `starts`. reach: for each
-    way, the last position with exact angles, which a mark shows.
+    distinct_fractions: for each way to compute angles, the fraction of neighbouring positions that
+    differ just after each of `starts`. starts: positions, powers of two. last_exact: for each way,
+    the last position with exact angles, which a mark shows.
     """
-    fractions = np.array([*apart.values()])
-    data = matrix_table("position", "row", "distinct neighbours", starts, [*apart], fractions)
-    return Chart(data, partial(_draw_precision, reach=reach))
+    fractions = np.array([*distinct_fractions.values()])
+    data = matrix_table(
+        "position", "row", "distinct neighbours", starts, [*distinct_fractions], fractions
+    )
+    return Chart(data, partial(_draw_precision, last_exact=last_exact))
 
 
-def _draw_precision(data: Data, reach: Mapping[str, int]) -> Figure:
+def _draw_precision(data: Data, last_exact: Mapping[str, int]) -> Figure:
     """Draw a row for each way of computing angles, with a mark where it is last right."""
     x_label, y_label, unit = axis_names(data)
     rows = split_by_series(data, y_label)
@@ -294,7 +299,7 @@ def _draw_precision(data: Data, reach: Mapping[str, int]) -> Figure:
         )
         axes.set_xscale("log", base=2)
         for row, name in enumerate(names):
-            mark = [max(1, reach[name])] * 2
+            mark = [max(1, last_exact[name])] * 2
             axes.plot(mark, [row - 0.5, row + 0.5], color="#C24A00", linewidth=2.4)
         axes.set_yticks(range(len(names)), names)
         axes.set_ylim(len(names) - 0.5, -0.5)

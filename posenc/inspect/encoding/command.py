@@ -42,10 +42,10 @@ def run(
     if has_figures:
         require_package("matplotlib", "the page")
     prepare_page_and_figures(figures, path)
-    judged = [judge(sheet) for sheet in measure_all(names, shape, replace_status_line)]
+    judgements = [judge(sheet) for sheet in measure_all(names, shape, replace_status_line)]
     replace_status_line("")
     command = shlex.join(["posenc", *sys.argv[1:]])
-    report = report_of(judged, command, compare=compare, has_figures=has_figures)
+    report = report_of(judgements, command, compare=compare, has_figures=has_figures)
     print_report(report, as_json)
     if has_figures:
         from posenc.report.figure_files import write_and_announce

@@ -25,12 +25,12 @@ _NUM_ROTATION_STEPS = 6
 """Arrows of a pair of channels; the captions count them, too."""
 
 
-def curve_plots(sheets: Sequence[SpecSheet], owner: str) -> Iterator[Plot]:
+def curve_plots(sheets: Sequence[SpecSheet], name_prefix: str) -> Iterator[Plot]:
     """Yield the figures in which all encodings share the axes: scores by distance, wavelengths.
 
-    owner: what the figures' names begin with.
+    name_prefix: what the figures' names begin with; "" for nothing.
     """
-    named = f"{owner}-" * bool(owner)
+    named = f"{name_prefix}-" * bool(name_prefix)
     decays = {sheet.name: sheet.decay for sheet in sheets}
     yield Plot(
         charts.score_chart(decays, same=True),
@@ -117,7 +117,11 @@ def _embedding_plots(encoding: PositionEncoding, sheet: SpecSheet) -> Iterator[P
 
 
 def _rotation_plots(encoding: PositionEncoding, sheet: SpecSheet) -> Iterator[Plot]:
-    """Yield figures of the angles by position, and of the steps of the fastest pair."""
+    """Yield two figures of a rotation: the cosine of each pair's angle at the first positions, and
+    where the fastest pair points at each of the first tokens.
+
+    encoding: one with wavelengths. sheet: its measurements, for the names of the figures.
+    """
     angles = precision.exact_frequencies_of(encoding)
     assert angles is not None  # as the encoding has wavelengths
     steps = torch.arange(NUM_SHOWN_POSITIONS)

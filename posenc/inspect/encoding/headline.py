@@ -32,32 +32,35 @@ def first_layer_note(judgement: Judgement) -> str:
     return f"This is its first layer: {judgement.layers_per_pattern} layers are a pattern."
 
 
-def near_and_far_in_words(judged: NearAndFar | None) -> str:
+def near_and_far_in_words(near_and_far: NearAndFar | None) -> str:
     """Return, as the end of a sentence, the effect of distance on the weight of a key equal to the
     query and of another one."""
-    if judged is None:
+    if near_and_far is None:
         return "sees a single token"
-    ends = "" if judged.ends is None else f", and sees nothing beyond {judged.ends:,} tokens"
-    fall = judged.near.equal - judged.far.equal
-    heavier, lighter = (judged.near, judged.far) if fall > 0 else (judged.far, judged.near)
+    ends = ""
+    if near_and_far.last_visible_distance is not None:
+        ends = f", and sees nothing beyond {near_and_far.last_visible_distance:,} tokens"
+    near, far = near_and_far.near, near_and_far.far
+    fall = near.equal - far.equal
+    heavier, lighter = (near, far) if fall > 0 else (far, near)
     ratio = _weight_ratio_in_words(abs(fall))
     more = f"{ratio} as much weight at distance {heavier.distance:,} as at {lighter.distance:,}"
-    tokens = f"{judged.favours} tokens"
-    match judged.favours:
-        case "nothing" if judged.by_content:
+    tokens = f"{near_and_far.favours} tokens"
+    match near_and_far.favours:
+        case "nothing" if near_and_far.by_content:
             return f"{_BY_CONTENT_CLAUSE} all get the same weight{ends}"
         case "nothing":
             return f"treats near and far alike{ends}"
         case "neither":
             return (
                 "favours neither near nor far: a token equal to the query gets weights that differ "
-                f"up to {_weight_ratio_in_words(judged.logit_span)} in between{ends}"
+                f"up to {_weight_ratio_in_words(near_and_far.logit_span)} in between{ends}"
             )
-    if judged.by_content:
+    if near_and_far.by_content:
         return f"{_BY_CONTENT_CLAUSE} it favours {tokens}: {more}{ends}"
-    if judged.of_others == "alike":
+    if near_and_far.of_others == "alike":
         return f"favours {tokens}, whatever their content: one equal to the query gets {more}{ends}"
-    unrelated = "much the same" if judged.of_others == "level" else "less differently"
+    unrelated = "much the same" if near_and_far.of_others == "level" else "less differently"
     return (
         f"favours {tokens} that match the query: they get {more}, while unrelated ones weigh "
         f"{unrelated} near and far{ends}"
@@ -131,8 +134,9 @@ def _limit_clauses(limits: Limits, sheet: SpecSheet) -> Iterator[str]:
         yield f"positions from {trained:,} on are new to a model trained on {trained:,}"
     if limits.is_blind:
         yield "by itself it does not encode order; a causal mask must"
-    elif limits.distinct_to is not None:
-        yield f"beyond {limits.distinct_to:,} tokens some neighbouring distances look alike to it"
+    elif limits.last_distinct_distance is not None:
+        last_distinct = f"{limits.last_distinct_distance:,}"
+        yield f"beyond {last_distinct} tokens some neighbouring distances look alike to it"
     if limits.is_symmetric:
         yield "by itself it cannot distinguish before from after; a causal mask must"
 

@@ -33,9 +33,9 @@ class NearAndFar:
     favours: the end with more weight for a key equal to the query; "neither" where both ends are
     level and distances between them are not; "nothing" where all are level.
     by_content: the encoding reads the tokens between, so that distance alone decides nothing.
-    near, far: the nearest and the farthest distance that is seen.
+    near, far: the scores at the nearest and at the farthest distance at which a key is seen.
     logit_span: logits between the largest and the smallest score of an equal key.
-    ends: the last distance that is seen, where farther ones are hidden; else None.
+    last_visible_distance: the last distance that is seen, where farther ones are hidden; else None.
     of_others: how the score of an unrelated key moves from near to far: "alike" if it moves the way
     of an equal key, at least half as much; else "level" if it does not move, or "less".
     """
@@ -45,13 +45,16 @@ class NearAndFar:
     near: Point
     far: Point
     logit_span: float
-    ends: int | None
+    last_visible_distance: int | None
     of_others: Literal["alike", "level", "less"]
 
 
 class NewAngles(NamedTuple):
-    """The first position at which some pair turns further than ever in training, and how many pairs
-    do so before twice that position."""
+    """Say where rotary pairs reach new angles.
+
+    position: the first position at which some pair turns further than ever in training. pairs:
+    number of pairs that do so before twice that position.
+    """
 
     position: int
     pairs: int
@@ -65,11 +68,13 @@ class Limits:
     last_position: the last one that it accepts, on each of num_axes axes.
     changed_by: what changes results and must not, by the names of SpecSheet.differences.
     new_angles: where rotary pairs reach angles that training never showed.
-    pairs_new_on_grids: how many do on grids with a longer side than that of the training.
-    has_new_positions: what it adds beyond the training length was never seen in training.
-    is_blind: it does not encode order. is_symmetric: it cannot distinguish before from after.
-    distinct_to: the distance up to which neighbours are distinguished, where that is less than
-    half of the training length.
+    pairs_new_on_grids: number of rotary pairs that reach such angles on grids with a longer side
+        than in training.
+    has_new_positions: True if what it adds beyond the training length was never seen in training.
+    is_blind: True if it does not encode order.
+    is_symmetric: True if it cannot distinguish before from after.
+    last_distinct_distance: the distance in tokens up to which all neighbours are distinguished, if
+        that is less than half of the training length; else None.
     """
 
     failed_checks: list[str]
@@ -81,7 +86,7 @@ class Limits:
     has_new_positions: bool
     is_blind: bool
     is_symmetric: bool
-    distinct_to: int | None
+    last_distinct_distance: int | None
 
 
 @dataclass(frozen=True)
@@ -142,8 +147,8 @@ def judge_distances(decay: Decay, *, by_content: bool) -> NearAndFar | None:
         of_others = "alike"
     else:
         of_others = "level" if abs(other_fall) <= NEGLIGIBLE_LOGITS else "less"
-    ends = far.distance if far.distance != decay.distances[-1] else None
-    return NearAndFar(favours, by_content, near, far, logit_span, ends, of_others)
+    last_visible_distance = far.distance if far.distance != decay.distances[-1] else None
+    return NearAndFar(favours, by_content, near, far, logit_span, last_visible_distance, of_others)
 
 
 def _visible_points(decay: Decay) -> list[Point]:
@@ -172,7 +177,7 @@ def judge_limits(sheet: SpecSheet, encoding: PositionEncoding) -> Limits:
         has_new_positions=1 in sheet.places and limit is None,
         is_blind=sheet.direction == "blind",
         is_symmetric=sheet.direction == "symmetric",
-        distinct_to=_short_resolution(sheet),
+        last_distinct_distance=_short_resolution(sheet),
     )
 
 

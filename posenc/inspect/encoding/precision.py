@@ -23,10 +23,12 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 class Precision:
     """The largest tested position up to which all angles are within `LARGEST_ANGLE_ERROR` of exact.
 
-    plain: for position times inverse frequency, both in that dtype, as many codebases do. as_used:
-    for the angles of this encoding, at positions below its limit. starts: powers of two. apart: for
-    each way to compute angles, the fraction of neighbouring positions just after each start that
-    differ in at least one angle; the others collide.
+    plain: by dtype, that position for angles that are position times inverse frequency, both in the
+        dtype, as many codebases compute them.
+    as_used: that position for the angles of this encoding, at positions below its limit.
+    starts: positions, powers of two.
+    apart: for each way to compute angles, a fraction for each of `starts`: of the neighbouring
+        positions just after the start, those that differ in at least one angle. The others collide.
     """
 
     plain: dict[str, int]

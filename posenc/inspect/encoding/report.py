@@ -78,7 +78,7 @@ _NAMES_OF_INVARIANCES = {
 
 
 def report_of(
-    judged: Sequence[Judgement], command: str, *, compare: bool, has_figures: bool
+    judgements: Sequence[Judgement], command: str, *, compare: bool, has_figures: bool
 ) -> Report:
     """Return the report of measured encodings.
 
@@ -86,22 +86,22 @@ def report_of(
     MAX_OWN_SECTIONS encodings always do; else each encoding has sections of its own. has_figures:
     with figures, which need matplotlib.
     """
-    sheets = [judgement.sheet for judgement in judged]
+    sheets = [judgement.sheet for judgement in judgements]
     names = ", ".join(sheet.name for sheet in sheets)
     shape = sheets[0].shape
     are_few = len(sheets) <= MAX_OWN_SECTIONS
     groups = [sheets] if compare or not are_few else [[sheet] for sheet in sheets]
     sections = []
-    headline = answer_in_words(judged[0])
-    if len(judged) > 1:
+    headline = answer_in_words(judgements[0])
+    if len(judgements) > 1:
         headline = ""
-        sections.append(Section("", [answer_table(judged)]))
+        sections.append(Section("", [answer_table(judgements)]))
     for group in groups:
-        owner = "" if len(group) == len(sheets) else group[0].name
+        encoding_name = "" if len(group) == len(sheets) else group[0].name
         if has_figures:
-            sections += _figure_sections(group, owner, len(sheets))
-        tables = [*property_tables(group, owner)]
-        sections.append(Section(_title(owner, "All that was measured"), tables))
+            sections += _figure_sections(group, encoding_name, len(sheets))
+        tables = [*property_tables(group, encoding_name)]
+        sections.append(Section(_title(encoding_name, "All that was measured"), tables))
     sections.append(Section("How to repeat it", [Code(command)], detail=True))
     return Report(
         f"What position does: {names}" if are_few else "What position does",
@@ -113,15 +113,18 @@ def report_of(
     )
 
 
-def _title(owner: str, subject: str) -> str:
-    """Return the heading of a section about an encoding, or about all if `owner` is ""."""
-    return f"{owner}: {subject}" if owner else subject
+def _title(encoding_name: str, subject: str) -> str:
+    """Return the heading of a section about an encoding, or about all if `encoding_name` is ""."""
+    return f"{encoding_name}: {subject}" if encoding_name else subject
 
 
-def _figure_sections(sheets: Sequence[SpecSheet], owner: str, count: int) -> Iterator[Section]:
+def _figure_sections(
+    sheets: Sequence[SpecSheet], encoding_name: str, count: int
+) -> Iterator[Section]:
     """Yield the sections with figures: curves that the encodings share, and what is inside each.
 
-    owner: the encoding that they are about; "" for all. count: of encodings in the report.
+    sheets: those of the encodings that the sections are about. encoding_name: the name of the only
+    one; "" for all of them. count: number of encodings in the report.
     """
     from posenc.inspect.encoding.figures import HEAT_MAPS, curve_plots, plots_of_encoding
 
@@ -129,7 +132,9 @@ def _figure_sections(sheets: Sequence[SpecSheet], owner: str, count: int) -> Ite
         f"For all pictures of what an encoding does inside, name {MAX_OWN_SECTIONS} or fewer."
     )
     notes = [] if count <= MAX_OWN_SECTIONS else [few_only]
-    yield Section(_title(owner, "Curves"), [*notes, *curve_plots(sheets, owner)], detail=True)
+    yield Section(
+        _title(encoding_name, "Curves"), [*notes, *curve_plots(sheets, encoding_name)], detail=True
+    )
     if count > MAX_WITH_HEAT_MAPS:
         return
     for sheet in sheets:
@@ -140,7 +145,7 @@ def _figure_sections(sheets: Sequence[SpecSheet], owner: str, count: int) -> Ite
             yield Section(f"Inside {sheet.name}", plots, detail=True)
 
 
-def answer_table(judged: Sequence[Judgement]) -> Table:
+def answer_table(judgements: Sequence[Judgement]) -> Table:
     """Return the answers about several encodings, a row for each."""
     header = [
         "encoding",
@@ -148,7 +153,7 @@ def answer_table(judged: Sequence[Judgement]) -> Table:
         Heading("cost", "what a model learns for it"),
         Heading("limits", "where it ends"),
     ]
-    return Table(header, [_answer_cells(judgement) for judgement in judged], name="answers")
+    return Table(header, [_answer_cells(judgement) for judgement in judgements], name="answers")
 
 
 def _answer_cells(judgement: Judgement) -> list[str | Cell]:
@@ -162,11 +167,11 @@ def _answer_cells(judgement: Judgement) -> list[str | Cell]:
     return [Cell(sheet.name, note), near_and_far, cost_in_words(judgement), limits]
 
 
-def property_tables(sheets: Sequence[SpecSheet], owner: str = "") -> Iterator[Table]:
+def property_tables(sheets: Sequence[SpecSheet], encoding_name: str = "") -> Iterator[Table]:
     """Yield a table for each subject with a column for each encoding, or with a row for each of
     many. Properties that none has are left out.
 
-    owner: what the names of the tables begin with.
+    encoding_name: what the names of the tables begin with; "" if the tables are about all.
     """
     columns = [properties_in_words(sheet) for sheet in sheets]
     for subject, group in GROUPS.items():
@@ -186,7 +191,9 @@ def property_tables(sheets: Sequence[SpecSheet], owner: str = "") -> Iterator[Ta
             header = ["", *(sheet.name for sheet in sheets), "what it says"]
             for label, meaning in meanings.items():
                 rows.append([label, *(column.get(label, "–") for column in columns), meaning])
-        yield Table(header, rows, subject, name=f"{owner}-{name}" if owner else name)
+        yield Table(
+            header, rows, subject, name=f"{encoding_name}-{name}" if encoding_name else name
+        )
 
 
 def properties_in_words(sheet: SpecSheet) -> dict[str, str]:

@@ -65,11 +65,11 @@ def _distances(last: int) -> list[int]:
     return sorted({0, min(1, last), *(min(last, round(2 ** (i / 2))) for i in range(2, 64))})
 
 
-def decay(encoding: PositionEncoding, shape: ModelShape, pairs: int = NUM_PAIRS) -> Decay:
+def decay(encoding: PositionEncoding, shape: ModelShape, num_pairs: int = NUM_PAIRS) -> Decay:
     """Return scores by distance within the training length, measured in float64.
 
-    pairs: random pairs of query and key, or random texts for methods that read the tokens between;
-    of long texts there are fewer.
+    num_pairs: number of random pairs of query and key. For methods that read the tokens between, it
+    is the number of random texts, and of long texts there are fewer.
 
     Raises: ValueError for scores of NaN or +inf, from which a softmax makes NaN.
     """
@@ -77,10 +77,10 @@ def decay(encoding: PositionEncoding, shape: ModelShape, pairs: int = NUM_PAIRS)
     last = _last_position(encoding, shape)
     distances = _distances(last)
     if encoding.claims.permutation_invariant:
-        count = pairs
-        random, same = _scores_of_pairs(exact, shape, last, pairs)
+        count = num_pairs
+        random, same = _scores_of_pairs(exact, shape, last, num_pairs)
     else:
-        count = max(2, min(pairs, _MAX_TEXT_TOKENS // (last + 1)))
+        count = max(2, min(num_pairs, _MAX_TEXT_TOKENS // (last + 1)))
         random, same = _scores_in_texts(exact, shape, last, count)
     flat = random.flatten(0, 1)
     if (wrong := flat.isnan() | (flat == torch.inf)).any():
@@ -99,18 +99,19 @@ def decay(encoding: PositionEncoding, shape: ModelShape, pairs: int = NUM_PAIRS)
 
 
 def _last_position(encoding: PositionEncoding, shape: ModelShape) -> int:
-    """Return the last position of the training that the encoding accepts."""
+    """Return the last position of the training length, or the last one that the encoding accepts if
+    that is smaller."""
     limit = encoding.claims.max_positions
     length = shape.train_length if limit is None else min(limit, shape.train_length)
     return length - 1
 
 
 def _scores_of_pairs(
-    encoding: PositionEncoding, shape: ModelShape, last: int, pairs: int
+    encoding: PositionEncoding, shape: ModelShape, last: int, num_pairs: int
 ) -> tuple[Tensor, Tensor]:
     """Return the scores of independent vectors, for each choice of their signs, and those of equal
     vectors: (4 * pairs, num_heads, distances) and (pairs, num_heads, distances)."""
-    x, y = random_embeddings(2 * pairs, shape=shape)[0].split(pairs)
+    x, y = random_embeddings(2 * num_pairs, shape=shape)[0].split(num_pairs)
     queries = torch.cat([x, x, -x, -x])
     keys = torch.cat([y, -y, y, -y])
     near = last - torch.tensor(_distances(last))
@@ -188,8 +189,12 @@ def _scores_of_last_token(
 
 @dataclass(frozen=True)
 class Resolution:
-    """Distances in tokens. every: up to here, each tested distance is distinguished from the
-    next. any: the farthest tested distance that is. 0: not even 1 is distinguished from 2."""
+    """Hold up to which distance neighbouring keys are distinguished, in tokens.
+
+    every: the distance up to which each tested distance is distinguished from the next one.
+    any: the farthest tested distance that is distinguished from the next one.
+    Both are 0 if not even distance 1 is distinguished from 2.
+    """
 
     every: int
     any: int

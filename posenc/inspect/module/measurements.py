@@ -19,10 +19,10 @@ from posenc.inspect.module.call_forms import (
 )
 from posenc.inspect.module.checks import compiled, consistency, precision, rotation, slopes
 from posenc.inspect.module.load import load_factory
-from posenc.inspect.module.result_reader import Meaning
-from posenc.inspect.module.subject import ADAPTER_COMMAND, Finding, Subject, find_subject
+from posenc.inspect.module.result_reader import ResultMeaning
+from posenc.inspect.module.subject import ADAPTER_COMMAND, CheckResult, Subject, find_subject
 
-CHECKS: dict[str, Callable[[Subject], Finding]] = {  # in the order of the table
+CHECKS: dict[str, Callable[[Subject], CheckResult]] = {  # in the order of the table
     "position 0 leaves content as it is": rotation.judge_position_zero,
     "pairs of channels are rotated": rotation.judge_rotation_of_pairs,
     "scores depend on distance only": rotation.judge_shifted_scores,
@@ -62,7 +62,7 @@ class ModuleSheet:
     path: str
     name: str
     called_as: str
-    meaning: Meaning
+    meaning: ResultMeaning
     length: int
     checks: list[Verdict]
 

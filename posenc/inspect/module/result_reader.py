@@ -18,10 +18,14 @@ from posenc.inspect.module.result_tensors import (
 )
 
 ResultKind = Literal["rotation", "bias", "values"]
-Meaning = Literal["rotated content", "cos and sin", "sinusoids", "complex", "bias", "values"]
+ResultMeaning = Literal["rotated content", "cos and sin", "sinusoids", "complex", "bias", "values"]
 Run = Callable[[Inputs], Any]
+"""Calls a fresh copy of the module with inputs, and returns what it returns."""
 Pairs = tuple[tuple[int, int], ...]
-Axes = dict[int, tuple[int, ...]]
+"""Pairs of channels, by their indices."""
+PositionAxes = dict[int, tuple[int, ...]]
+"""For each tensor that is read, by its index among the tensors that the module returns: its axes of
+positions, as negative numbers. A bias may have two, anything else has one."""
 
 TOLERANCE = 1e-4
 """Smaller relative differences are rounding of float32 sums and sines."""
@@ -38,18 +42,20 @@ class UnfitCall(ValueError):
 
 @dataclass(frozen=True)
 class ResultReader:
-    """Reads the results of a module.
+    """Read the results of a module.
 
-    kind: what they are read as: rotation (angles and lengths of pairs of channels), bias (logits by
-    query and key) or values. meaning: what the numbers of the module are. axes: by the index of
-    each tensor that is read, its axes of positions. pairs: the channels that rotate together.
-    Values have pairs only where queries and keys rotate different ones: then all that either
-    rotates. probe: the content that shows positions best; None: random.
+    kind: what they are read as: a rotation (angles and lengths of pairs of channels), a bias
+        (logits by query and key) or values.
+    meaning: what the numbers of the module are.
+    axes: which tensors are read, and their axes of positions.
+    pairs: the channels that rotate together. Values have pairs only where heads, or queries and
+        keys, rotate different ones: then all that any of them rotates.
+    probe: the content that shows positions best, (width); None for random content.
     """
 
     kind: ResultKind
-    meaning: Meaning
-    axes: Axes
+    meaning: ResultMeaning
+    axes: PositionAxes
     pairs: Pairs = ()
     probe: Tensor | None = None
 
@@ -103,7 +109,8 @@ class ResultReader:
         return [to_double_precision(channels_by_position(part, axis[0])) for part, axis in parts]
 
     def tensors_of_row(self, returned: Any, batch: int, row: int) -> list[Tensor]:
-        """Return the tensors that this reader takes of a result, cut to one row of the batch."""
+        """Return the tensors that this reader takes of a result, cut to one row of the batch: each
+        keeps an axis of size 1 for it. A tensor without an axis of the batch is not cut."""
         returned_tensors = floating_tensors(returned)
         parts = [returned_tensors[index] for index in self.axes]
         if batch > 1:
@@ -133,7 +140,7 @@ def reader_of_results(
     return _added_content_reader(run, width, by_index)
 
 
-def _bias_reader(axes: Axes) -> ResultReader:
+def _bias_reader(axes: PositionAxes) -> ResultReader:
     """Return a reader of the first tensor that has a number for each query and key, or one row of
     keys for all queries."""
     for index, part_axes in axes.items():
@@ -143,7 +150,7 @@ def _bias_reader(axes: Axes) -> ResultReader:
     raise UnfitCall("returns nothing by query and key, and no row by key")
 
 
-def _cos_sin_reader(run: Run, width: int, axes: Axes) -> ResultReader:
+def _cos_sin_reader(run: Run, width: int, axes: PositionAxes) -> ResultReader:
     """Return a reader of cosines and sines: two real tensors or one complex one.
 
     Raises: UnfitCall if there are others, or if they change with the content of x.
@@ -170,9 +177,15 @@ def _cos_sin_reader(run: Run, width: int, axes: Axes) -> ResultReader:
     return ResultReader("rotation", "cos and sin", axes)
 
 
-def _rotated_content_reader(run: Run, form: CallForm, width: int, axes: Axes) -> ResultReader:
+def _rotated_content_reader(
+    run: Run, form: CallForm, width: int, axes: PositionAxes
+) -> ResultReader:
     """Return a reader of rotated queries, keys or x: as a rotation if no two pairs share a channel,
-    else as values."""
+    else as values. The arguments are those of `reader_of_results`.
+
+    Raises: UnfitCall if the module does not return as many tensors as it is given, or one of
+    another width.
+    """
     content = len(form.words & {"x", "q", "k"})
     parts = floating_tensors(run(Inputs(torch.arange(_NUM_TOKENS), width)))
     rotated = [parts[index] for index in axes]
@@ -186,22 +199,26 @@ def _rotated_content_reader(run: Run, form: CallForm, width: int, axes: Axes) ->
         return ResultReader("values", "values", axes)
     pairs_of_all = _union_of_pairs(sides)
     if pairs_of_all and not _share_channels(pairs_of_all):
-        probe = torch.zeros(width)  # heads, or a side, may leave some of these pairs as they are
+        # Only channels that some head rotates get content, so that a pair shows its angle in its
+        # first channel alone. A head may leave some of these pairs as they are.
+        probe = torch.zeros(width)
         probe[[i for i, _ in pairs_of_all]] = 1
         return ResultReader("rotation", "rotated content", axes, pairs_of_all, probe)
-    # Pairs that share a channel cannot be read as one rotation.
-    alike = all(heads == sides[0] for heads in sides)
-    return ResultReader("values", "values", axes, () if alike else pairs_of_all)
+    # Pairs that share a channel cannot be read as one rotation. Pairs next to values tell the
+    # checks that queries and keys rotate different channels, so they are left out if both rotate
+    # alike.
+    sides_are_alike = all(pairs_by_head == sides[0] for pairs_by_head in sides)
+    return ResultReader("values", "values", axes, () if sides_are_alike else pairs_of_all)
 
 
 def _union_of_pairs(sides: list[list[Pairs]]) -> Pairs:
     """Return each pair that any head of any side rotates, once and sorted.
 
-    sides: for queries and keys, the pairs of each head.
+    sides: for queries, and for keys if they are returned, too, the pairs of each head.
     """
     pairs: set[tuple[int, int]] = set()
-    for heads in sides:
-        pairs.update(*heads)
+    for pairs_by_head in sides:
+        pairs.update(*pairs_by_head)
     return tuple(sorted(pairs))
 
 
@@ -211,7 +228,7 @@ def _share_channels(pairs: Pairs) -> bool:
     return len(set(members)) < len(members)
 
 
-def _added_content_reader(run: Run, width: int, axes: Axes) -> ResultReader:
+def _added_content_reader(run: Run, width: int, axes: PositionAxes) -> ResultReader:
     """Return a reader of x with positions added, or of the added rows alone: as sinusoids if they
     are such, else as values."""
     if any(len(part_axes) > 1 for part_axes in axes.values()):
@@ -242,7 +259,7 @@ def _adds_same_content(with_content: Tensor, without: Tensor, axes: tuple[int, .
     return _are_close(gap, gap[:1].expand_as(gap))
 
 
-def _table_reader(parts: list[Tensor], axes: Axes) -> ResultReader:
+def _table_reader(parts: list[Tensor], axes: PositionAxes) -> ResultReader:
     """Return a reader of a table of positions: as sinusoids if its channels are sines and cosines
     in pairs, else as values."""
     first = parts[0]
@@ -272,31 +289,37 @@ def _are_cosine_and_sine(a: Tensor, b: Tensor) -> bool:
     return bool((squares > 0).all()) and _are_close(squares, squares[:1].expand_as(squares))
 
 
-def find_rotated_pairs(run: Run, width: int, axes: Axes) -> list[list[Pairs]] | None:
+def find_rotated_pairs(run: Run, width: int, axes: PositionAxes) -> list[list[Pairs]] | None:
     """Return for each tensor and each of its heads the pairs of channels that rotate together. None
     if a head mixes more than two channels, or is not linear.
 
-    They are seen in the last of _NUM_TURNED_TOKENS positions, where the module is given one channel
-    at a time.
+    The pairs are read from the linear map of each head at the last of _NUM_TURNED_TOKENS positions.
+    Its columns are what the module returns if only one channel has content.
     """
     positions = torch.arange(_NUM_TURNED_TOKENS)
 
-    def last_row(content: Inputs) -> list[Tensor]:
-        parts = floating_tensors(run(content))
-        return [channels_by_position(parts[i], a[0])[-1].double() for i, a in axes.items()]
+    def rotate_at_last_position(probe: Tensor) -> list[Tensor]:
+        """Return what the module makes of the content `probe` (width) at the last position: for
+        each tensor, (heads, width)."""
+        parts = floating_tensors(run(Inputs(positions, width, probe=probe)))
+        last_rows = []
+        for index, (token_axis, *_) in axes.items():
+            rows = channels_by_position(parts[index], token_axis)
+            last_rows.append(rows[-1].double())
+        return last_rows
 
-    columns = [last_row(Inputs(positions, width, probe=torch.eye(width)[i])) for i in range(width)]
+    columns = [rotate_at_last_position(torch.eye(width)[i]) for i in range(width)]
     probe = torch.linspace(-1, 1, width)
-    mixed = last_row(Inputs(positions, width, probe=probe))
+    mixed = rotate_at_last_position(probe)
     by_side: list[list[Pairs]] = []
     for side, expected in enumerate(mixed):
         turned = torch.stack([column[side] for column in columns], dim=-1)  # (heads, out, in)
         if not _are_close(turned @ probe.double(), expected):
             return None
-        heads = [_pairs_rotated_by_head(head) for head in turned]
-        if any(pairs is None for pairs in heads):
+        pairs_by_head = [_pairs_rotated_by_head(head) for head in turned]
+        if any(pairs is None for pairs in pairs_by_head):
             return None
-        by_side.append([pairs for pairs in heads if pairs is not None])
+        by_side.append([pairs for pairs in pairs_by_head if pairs is not None])
     return by_side
 
 

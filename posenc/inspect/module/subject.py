@@ -35,7 +35,7 @@ from posenc.inspect.module.result_tensors import (
     rows_by_position,
 )
 
-Finding = tuple[bool | None, str]
+CheckResult = tuple[bool | None, str]
 """What a check returns: True if a property holds (None: it does not apply), and the measured
 numbers in words."""
 
@@ -72,21 +72,28 @@ class CountsHeads(UnfitCall):
 
 
 @dataclass(frozen=True)
-class Limit:
-    """The smallest number of tokens that the module refused, and its message."""
+class Refusal:
+    """Hold the smallest number of tokens that the module refused, and the message of its error."""
 
-    tokens: int
-    error: str
+    num_tokens: int
+    message: str
 
 
 @dataclass(frozen=True)
 class Subject:
     """A module under test, and how it is called and read.
 
-    make_copy: makes an unused copy. returns: the word of --as. width, heads: sizes of what it is
-    given. length: number of tokens in the checks. limit: where it refuses more, if it does.
-    stated_positions: number of positions that it claims to have, or None. ignores_positions: True
-    if the positions that it is given change nothing. constructor_arguments: as the user gave them.
+    module: one copy, for its attributes and docstrings.
+    make_copy: makes an unused copy.
+    returns: the word of --as, such as "cos-sin".
+    form: how it is called.
+    reader: how its results are read.
+    width, heads: channels of a token or head, and number of heads, of what it is given.
+    length: number of tokens in the checks; the module takes as many.
+    refusal: the first length that it refuses; None if it takes all that are tried.
+    stated_positions: number of positions that it claims to have, or None.
+    ignores_positions: True if the positions that it is given change nothing.
+    constructor_arguments: as the user gave them.
     """
 
     module: nn.Module
@@ -97,7 +104,7 @@ class Subject:
     width: int = WIDTH
     heads: int = HEADS
     length: int = _MAX_LENGTH
-    limit: Limit | None = None
+    refusal: Refusal | None = None
     stated_positions: int | None = None
     ignores_positions: bool = False
     constructor_arguments: Mapping[str, Any] = field(default_factory=dict)
@@ -316,7 +323,15 @@ def _differ(a: Tensor, b: Tensor) -> bool:
 
 
 def stated_max_positions(module: nn.Module) -> int | None:
-    """Return the number of positions that a module, one inside it or its config states, or None."""
+    """Return the number of positions that a module, one inside it or its config states; None if
+    none does. An nn.Embedding states the number of its rows.
+
+    What is judged reads positions or vectors, and no token ids, so that a table in use has a row
+    for each position. A table of something else before it, such as token types, would be taken for
+    it. A table of relative positions, as T5's, has fewer rows than distances; for a bias this
+    number only says where a far row of a batch begins, which is never before the end of
+    `Subject.length`.
+    """
     for part in modules_without_containers(module):
         claimed = getattr(getattr(part, "claims", None), "max_positions", None)
         if claimed is not None:
@@ -324,20 +339,22 @@ def stated_max_positions(module: nn.Module) -> int | None:
         config = getattr(part, "config", None)
         for name, holder in itertools.product(_STATED_NAMES, (config, part)):
             value = getattr(holder, name, None)
-            if isinstance(value, int) and value > 0:
+            is_flag = isinstance(value, bool)  # True is an int, too
+            if isinstance(value, int) and not is_flag and value > 0:
                 return value
     return None
 
 
 def with_longest_length(subject: Subject) -> Subject:
     """Return the subject with `length` set to the longest power of two that it runs in reasonable
-    time, up to _MAX_LENGTH; with `limit` set and the exact length if it refuses an earlier one."""
+    time, up to _MAX_LENGTH. If it refuses one of these, `length` is the longest that it takes, and
+    `refusal` is set."""
     good = 11  # `_prove_subject` has called it with as many at least
     for count in (2**i for i in range(4, _MAX_LENGTH.bit_length())):  # 16, 32, ..., _MAX_LENGTH
         start = time.perf_counter()
         error = _error_of_call(subject, count)
         if error is not None:
-            return _with_limit_between(subject, good, count, error)
+            return _with_refusal_between(subject, good, count, error)
         good = count
         size = subject.read_result(subject.make_inputs(count)).numel()
         is_bias = subject.reader.kind == "bias"
@@ -347,23 +364,23 @@ def with_longest_length(subject: Subject) -> Subject:
     return replace(subject, length=good)
 
 
-def _with_limit_between(subject: Subject, good: int, bad: int, error: str) -> Subject:
-    """Return the subject with its `length` and `limit`: bisect between `good` tokens, which run,
-    and `bad` tokens, which are refused with `error`."""
+def _with_refusal_between(subject: Subject, good: int, bad: int, error: str) -> Subject:
+    """Return the subject with its `length` and `refusal`, found by bisection between `good` tokens,
+    which run, and `bad` tokens, which are refused with `error`."""
     while bad - good > 1:
         middle = (good + bad) // 2
-        refusal = _error_of_call(subject, middle)
-        if refusal is None:
+        error_at_middle = _error_of_call(subject, middle)
+        if error_at_middle is None:
             good = middle
         else:
             bad = middle
-            error = refusal
-    return replace(subject, length=good, limit=Limit(bad, error))
+            error = error_at_middle
+    return replace(subject, length=good, refusal=Refusal(bad, error))
 
 
 def _error_of_call(subject: Subject, count: int) -> str | None:
-    """Return the message of the error that a call with `count` tokens ends with; None if it
-    runs."""
+    """Return the message of the error with which a call of `count` tokens ends; None if the call
+    returns."""
     try:
         subject.read_result(subject.make_inputs(count))
     except Exception as error:  # foreign code: any exception is its limit

@@ -120,7 +120,7 @@ def test_alibi_decays_by_its_slopes():
 @torch.no_grad()
 def test_means_over_strangers_hold_no_noise_of_products():
     """ALiBi's is its bias, to rounding; sinusoids add the product of two positions."""
-    found = scores.decay(ALiBi(4), SHAPE, pairs=8)
+    found = scores.decay(ALiBi(4), SHAPE, num_pairs=8)
     slope = sum(2.0**-i for i in (2, 4, 6, 8)) / 4
     for distance, mean, error in zip(found.distances, found.mean, found.mean_error, strict=True):
         assert mean == pytest.approx(-slope * distance, rel=1e-5, abs=1e-6)  # six digits are kept
@@ -201,7 +201,7 @@ def test_an_encoding_costs_itself(monkeypatch):
 @torch.no_grad()
 def test_rope_of_equal_vectors_is_a_sum_of_cosines():
     """Averaged over isotropic vectors, the score at D is proportional to sum_t cos(D w_t)."""
-    decay = scores.decay(RoPE(16, interleaved=False), SHAPE, pairs=400)
+    decay = scores.decay(RoPE(16, interleaved=False), SHAPE, num_pairs=400)
     start = decay.same[0]
     assert start is not None
     for distance, value in zip(decay.distances, decay.same, strict=True):

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from posenc.inspect.module.measurements import CHECKS, judge_subject
-from posenc.inspect.module.subject import find_subject
+from posenc.inspect.module.subject import find_subject, stated_max_positions
 from tests.compilers import compiles_each_number
 from tests.inspect.module import mistakes, planted
 
@@ -184,7 +184,14 @@ def test_a_bias_counts_within_its_rows_in_logits():
 def test_lengths_are_those_that_the_module_can_do():
     assert subject_of(planted.Table(rows=300)).length == 300
     found = subject_of(planted.Tutorial(max_len=77))
-    assert found.length == 77 and found.limit is not None and found.limit.tokens == 78
+    assert found.length == 77 and found.refusal is not None and found.refusal.num_tokens == 78
+
+
+def test_a_flag_states_no_number_of_positions():
+    """True is an int in Python."""
+    module = planted.Table(rows=300)
+    module.max_length = True
+    assert stated_max_positions(module) == 300
 
 
 def by_heads(queries, keys):

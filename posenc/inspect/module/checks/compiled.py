@@ -7,14 +7,14 @@ from typing import Any
 import torch
 
 from posenc.command_line.errors import one_line
-from posenc.inspect.module.subject import Finding, Subject
+from posenc.inspect.module.subject import CheckResult, Subject
 
 _LENGTHS = (16, 24, 40, 56, 72, 88)
 """Lengths of the calls of one compiled module; chosen, not derived, none of them 0 or 1, for which
 torch always makes graphs of their own."""
 
 
-def judge_compiled_graphs(subject: Subject) -> Finding:
+def judge_compiled_graphs(subject: Subject) -> CheckResult:
     """Check that the last two of six growing lengths need no new graph of torch.compile."""
     lengths = [n for n in _LENGTHS if n <= subject.length]
     if len(lengths) < len(_LENGTHS):

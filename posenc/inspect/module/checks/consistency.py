@@ -13,7 +13,7 @@ from posenc.inspect.module.result_errors import (
     worst_head_in_words,
 )
 from posenc.inspect.module.result_tensors import absolute_difference, are_close, floating_tensors
-from posenc.inspect.module.subject import Finding, Subject
+from posenc.inspect.module.subject import CheckResult, Subject
 
 _TOLERANCE = 1e-4
 """Radians, logits or fractions: float32's difference when it adds in another order."""
@@ -27,7 +27,7 @@ _SHORTEST_LENGTH = 8
 """Tokens of the shorter call for a module that does few."""
 
 
-def judge_repeated_calls(subject: Subject) -> Finding:
+def judge_repeated_calls(subject: Subject) -> CheckResult:
     """Check that earlier calls, with other dtypes, lengths and positions, change no later one: each
     must give what a fresh module gives."""
     float32 = torch.float32
@@ -74,7 +74,7 @@ def _differences_from_fresh(
     return []
 
 
-def judge_writes_into_arguments(subject: Subject) -> Finding:
+def judge_writes_into_arguments(subject: Subject) -> CheckResult:
     """Check that the module writes into none of the tensors that it is given."""
     ordered, named = subject.form.arguments(
         subject.make_inputs(min(_LONGER_LENGTH, subject.length))
@@ -90,7 +90,7 @@ def judge_writes_into_arguments(subject: Subject) -> Finding:
     return True, f"{' and '.join(copies)} as before"
 
 
-def judge_growing_length(subject: Subject) -> Finding:
+def judge_growing_length(subject: Subject) -> CheckResult:
     """Check that the first positions have the same values in a long call as in a short one."""
     count = min(_SHORT_LENGTH, subject.length)
     if count == subject.length:
@@ -120,7 +120,7 @@ def _largest_difference(subject: Subject, a: Tensor, b: Tensor) -> float:
     return measure_errors(subject.reader.kind, a, b).worst
 
 
-def judge_single_token(subject: Subject) -> Finding:
+def judge_single_token(subject: Subject) -> CheckResult:
     """Check that the last token of a call has the same result by itself, as in decoding."""
     words = subject.form.words
     count = min(_LONGER_LENGTH, subject.length)
@@ -141,13 +141,13 @@ def judge_single_token(subject: Subject) -> Finding:
     )
 
 
-def _judge_last_token_alone(worst: float, count: int) -> Finding:
+def _judge_last_token_alone(worst: float, count: int) -> CheckResult:
     """Return the finding for the last of `count` tokens, which alone differs by `worst`."""
     text = f"token {count - 1} alone differs by {worst:.2g} from the same in {count}"
     return worst <= _TOLERANCE, text
 
 
-def _judge_single_query_of_bias(subject: Subject, whole: Tensor, count: int) -> Finding:
+def _judge_single_query_of_bias(subject: Subject, whole: Tensor, count: int) -> CheckResult:
     """Check that a bias for one query over all keys is the last row of the `whole` bias of `count`
     tokens."""
     alone = subject.read_result(subject.make_inputs(count, num_queries=1))
@@ -162,7 +162,7 @@ def _judge_single_query_of_bias(subject: Subject, whole: Tensor, count: int) -> 
     return _judge_last_token_alone(worst, count)
 
 
-def _judge_query_over_cached_keys(subject: Subject, whole: Tensor, count: int) -> Finding:
+def _judge_query_over_cached_keys(subject: Subject, whole: Tensor, count: int) -> CheckResult:
     """Check that the last query, when it is given alone with all `count` keys, has the same scores
     as in the `whole` call. Both sides may be scaled, so only products are compared."""
     try:
@@ -186,7 +186,7 @@ def _judge_query_over_cached_keys(subject: Subject, whole: Tensor, count: int) -
     return worst <= _TOLERANCE, text
 
 
-def judge_queries_against_keys(subject: Subject) -> Finding:
+def judge_queries_against_keys(subject: Subject) -> CheckResult:
     """Check that queries and keys at the same position have the same angles: if they differ, a
     token's distance to itself is not zero."""
     if subject.reader.meaning == "values" and subject.reader.pairs:
@@ -205,7 +205,7 @@ def judge_queries_against_keys(subject: Subject) -> Finding:
     return worst <= _TOLERANCE, text
 
 
-def judge_batch_rows(subject: Subject) -> Finding:
+def judge_batch_rows(subject: Subject) -> CheckResult:
     """Check that a row of near positions has the same result by itself as in a batch with a row of
     far ones."""
     if not subject.form.takes_positions:
@@ -214,7 +214,7 @@ def judge_batch_rows(subject: Subject) -> Finding:
     # Eight times the length: chosen, not derived.
     last = (
         (subject.stated_positions or subject.length * 8)
-        if subject.limit is None
+        if subject.refusal is None
         else subject.length
     )
     far = near + max(0, max(last, subject.length) - len(near))
@@ -231,7 +231,7 @@ def judge_batch_rows(subject: Subject) -> Finding:
     return worst <= _TOLERANCE, f"next to positions from {far[0]:,} on a row changes by {worst:.2g}"
 
 
-def judge_start_arguments(subject: Subject) -> Finding:
+def judge_start_arguments(subject: Subject) -> CheckResult:
     """Check that the module's own offset, or first real token, shifts the positions by as much."""
     counting = subject.form.without_positions()
     if counting is None or subject.reader.kind == "bias":
@@ -241,7 +241,7 @@ def judge_start_arguments(subject: Subject) -> Finding:
         "offset": {"offset": _LATER_START},
         "starts": {"starts": torch.tensor([0, _LATER_START])},
     }
-    results: list[Finding] = []
+    results: list[CheckResult] = []
     for name, inputs in later.items():
         if name in counting.optional_names:
             results.append(_judge_later_start(subject, counting, whole, name, inputs))
@@ -252,7 +252,7 @@ def judge_start_arguments(subject: Subject) -> Finding:
 
 def _judge_later_start(
     subject: Subject, counting: CallForm, whole: Tensor, name: str, inputs: dict[str, Any]
-) -> Finding:
+) -> CheckResult:
     """Check that a row that starts _LATER_START positions later, by the argument `name`, has the
     same results as those positions in the `whole` row.
 

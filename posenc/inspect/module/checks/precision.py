@@ -11,7 +11,7 @@ from torch import Tensor
 
 from posenc.command_line.errors import one_line
 from posenc.inspect.module.result_errors import allowed_error, count_distinct, measure_errors
-from posenc.inspect.module.subject import Finding, Subject, modules_without_containers
+from posenc.inspect.module.subject import CheckResult, Subject, modules_without_containers
 
 _NARROW = torch.bfloat16
 _LEAST_ROTATION = 1e-4
@@ -19,7 +19,7 @@ _LEAST_ROTATION = 1e-4
 _ACTIVATION_ARGUMENTS = {"x", "q", "k", "scores", "score", "dtype"}
 
 
-def judge_distinct_positions(subject: Subject) -> Finding:
+def judge_distinct_positions(subject: Subject) -> CheckResult:
     """Check that no two positions give the same rotation, or row, in float32. Angles that were
     rounded to half precision are coarse in every dtype, so comparing two dtypes would not show
     it."""
@@ -44,7 +44,7 @@ def _rotating_parts(subject: Subject, result: Tensor) -> list[Tensor]:
     ]
 
 
-def _judge_distinct_rows(subject: Subject) -> Finding:
+def _judge_distinct_rows(subject: Subject) -> CheckResult:
     """Check that no two rows are equal, as they are if positions are kept in 8 bits and wrap.
 
     No verdict (None) if the first rows differ and all later ones equal the last row, and the module
@@ -59,7 +59,7 @@ def _judge_distinct_rows(subject: Subject) -> Finding:
     return distinct == count, f"{distinct:,} of {count:,} rows distinct in float32"
 
 
-def judge_bfloat16_activations(subject: Subject) -> Finding:
+def judge_bfloat16_activations(subject: Subject) -> CheckResult:
     """Check that results for bfloat16 activations are those for float32, up to rounding."""
     if not subject.form.words & _ACTIVATION_ARGUMENTS:
         return None, "takes no activations"
@@ -68,7 +68,7 @@ def judge_bfloat16_activations(subject: Subject) -> Finding:
     return _judge_rounded_result(subject, exact, rounded)
 
 
-def judge_bfloat16_module(subject: Subject) -> Finding:
+def judge_bfloat16_module(subject: Subject) -> CheckResult:
     """Check that results after module.bfloat16() are those of the module in float32, up to
     rounding."""
     if not any(modules_without_containers(subject.module)):
@@ -80,7 +80,7 @@ def judge_bfloat16_module(subject: Subject) -> Finding:
     )
 
 
-def _judge_rounded_result(subject: Subject, exact: Tensor, rounded: Tensor) -> Finding:
+def _judge_rounded_result(subject: Subject, exact: Tensor, rounded: Tensor) -> CheckResult:
     """Check that `rounded`, the result in bfloat16, is as near to `exact`, the one in float32, as
     is allowed; the numbers also say how many positions stay distinct."""
     kind = subject.reader.kind
@@ -132,7 +132,7 @@ class _FarPositions(NamedTuple):
     refusal: str = ""
 
 
-def judge_far_positions(subject: Subject) -> Finding:
+def judge_far_positions(subject: Subject) -> CheckResult:
     """Check that as far as the module states (or to _CLAIM_IF_UNSTATED) a difference of positions
     rotates by the angle that it has at the start, and twice a position by twice its angle."""
     step_effect = _make_step_effect(subject)
@@ -221,7 +221,7 @@ def _largest_error_up_to(
     return by_place.max().item(), int(by_place.argmax())
 
 
-def _judge_counted_positions(subject: Subject) -> Finding:
+def _judge_counted_positions(subject: Subject) -> CheckResult:
     """Judge a module that counts its positions itself, so that none far away can be asked for:
     twice a position must have twice its angle, up to the length of the checks."""
     if subject.reader.kind != "rotation":
@@ -291,11 +291,11 @@ def _make_step_effect(subject: Subject) -> StepEffect | None:
     return step_effect
 
 
-def judge_promised_length(subject: Subject) -> Finding:
+def judge_promised_length(subject: Subject) -> CheckResult:
     """Check that the docstrings of a module with a limit promise nothing beyond it."""
-    if subject.limit is None:
+    if subject.refusal is None:
         return None, f"no limit met up to {subject.length:,} tokens"
-    limit = f"{subject.limit.tokens:,} tokens: {subject.limit.error}"
+    limit = f"{subject.refusal.num_tokens:,} tokens: {subject.refusal.message}"
     words = " ".join(
         filter(None, map(inspect.getdoc, (type(subject.module), subject.module.forward)))
     )

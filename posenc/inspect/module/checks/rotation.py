@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from posenc.inspect.module.result_errors import worst_head_in_words
-from posenc.inspect.module.subject import Finding, Subject, modules_without_containers
+from posenc.inspect.module.subject import CheckResult, Subject, modules_without_containers
 
 _TOLERANCE = 1e-3
 """Radians, or parts of a length: what float32 adds up to over a few positions."""
@@ -32,7 +32,7 @@ _USUAL_BASES = (10000.0, 500000.0, 1000000.0)
 """Bases at which a module that states none is looked for rounded frequencies."""
 
 
-def judge_position_zero(subject: Subject) -> Finding:
+def judge_position_zero(subject: Subject) -> CheckResult:
     """Check that position 0 is not rotated. If it is, cosines and sines are exchanged, or the
     positions begin elsewhere."""
     if subject.reader.kind != "rotation" or subject.reader.meaning == "sinusoids":
@@ -48,7 +48,7 @@ def judge_position_zero(subject: Subject) -> Finding:
     return worst <= _TOLERANCE, text + ("; cosines and sines are exchanged" if quarter else "")
 
 
-def judge_rotation_of_pairs(subject: Subject) -> Finding:
+def judge_rotation_of_pairs(subject: Subject) -> CheckResult:
     """Check that each pair of channels is rotated and scaled, and nothing else.
 
     Of rotated content: both channels get the same cosine, and sines of opposite signs. Of cosines
@@ -80,7 +80,7 @@ def judge_rotation_of_pairs(subject: Subject) -> Finding:
     return worst <= _TOLERANCE * scale, text
 
 
-def judge_shifted_scores(subject: Subject) -> Finding:
+def judge_shifted_scores(subject: Subject) -> CheckResult:
     """Check that the score of a query and a key, of any content, is the same where both stand
     later."""
     if subject.returns != "rotate":
@@ -127,7 +127,7 @@ def _linear_maps(subject: Subject) -> list[Tensor]:
     return [torch.stack(side, dim=-1) for side in zip(*columns, strict=True)]
 
 
-def judge_frequencies(subject: Subject) -> Finding:
+def judge_frequencies(subject: Subject) -> CheckResult:
     """Check that the frequencies are those of the base that the module states, for its number of
     pairs."""
     if subject.reader.kind != "rotation":
@@ -156,7 +156,7 @@ def judge_frequencies(subject: Subject) -> Finding:
     return _judge_other_frequencies(inv_freq, base)
 
 
-def _judge_other_frequencies(inv_freq: Tensor, base: float) -> Finding:
+def _judge_other_frequencies(inv_freq: Tensor, base: float) -> CheckResult:
     """Return the finding for frequencies that are not those of their base: False with the known
     mistake that makes them, or None if there is none."""
     exact = _rope_frequencies(base, len(inv_freq))
@@ -175,7 +175,7 @@ def _judge_other_frequencies(inv_freq: Tensor, base: float) -> Finding:
     return None, f"frequencies of its own for base {base:g}"
 
 
-def _judge_without_stated_base(inv_freq: Tensor) -> Finding:
+def _judge_without_stated_base(inv_freq: Tensor) -> CheckResult:
     """Return the finding for a module that states no base: False if its frequencies are rounded,
     else None with the base that they have."""
     count = len(inv_freq)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from posenc.encodings import ALiBi
-from posenc.inspect.module.subject import Finding, Subject
+from posenc.inspect.module.subject import CheckResult, Subject
 
 _TOLERANCE = 1e-3
 """Relative difference below which two slopes are one; chosen, not derived."""
@@ -22,7 +22,7 @@ _USUAL_EXPONENT = 8.0
 """ALiBi's bias_max: the last of a power of two heads has the slope 2^-8."""
 
 
-def judge_slopes(subject: Subject) -> Finding:
+def judge_slopes(subject: Subject) -> CheckResult:
     """Check that the slopes of a linear bias are those of ALiBi's authors; if not, name the known
     mistake that makes them, or take them for slopes of its own (None)."""
     if subject.reader.kind != "bias":
@@ -77,7 +77,7 @@ def _line_slopes(bias: Tensor) -> Tensor | None:
     return last if is_straight else None
 
 
-def judge_past_keys(subject: Subject) -> Finding:
+def judge_past_keys(subject: Subject) -> CheckResult:
     """Check that a bias of keys before a query differs by distance. If only that of keys after it
     does, the sign of the distance is exchanged."""
     if subject.reader.kind != "bias":
@@ -175,7 +175,7 @@ def _mistaken_slopes(measured: Tensor, usual: float) -> Iterator[tuple[str, Tens
     count = len(measured)
     if count == 1:  # one slope may be anything
         return
-    heads = torch.arange(1, count + 1, dtype=torch.float64)
+    head_numbers = torch.arange(1, count + 1, dtype=torch.float64)
     power = 1 << (count.bit_length() - 1)
     authors = _authors_slopes(count, usual)
     twice = _authors_slopes(2 * power, usual)
@@ -184,7 +184,7 @@ def _mistaken_slopes(measured: Tensor, usual: float) -> Iterator[tuple[str, Tens
         first_heads = authors[:power]
         more = count - power
         only = "holds for powers of two only"
-        yield f"2^(-{usual:g} h / H) {only}", _geometric_slopes(heads, count, usual)
+        yield f"2^(-{usual:g} h / H) {only}", _geometric_slopes(head_numbers, count, usual)
         yield "further heads repeat the first ones", torch.cat([first_heads, first_heads[:more]])
         first_slopes = (
             f"further heads take the first slopes of {2 * power} heads, not every second one"
@@ -194,11 +194,11 @@ def _mistaken_slopes(measured: Tensor, usual: float) -> Iterator[tuple[str, Tens
     for start in (0, 2, 0.5, 1.5):
         shift = start - 1
         counted = f"heads are counted from {start:g}, not from 1"
-        yield counted, _geometric_slopes(heads + shift, count, usual)
+        yield counted, _geometric_slopes(head_numbers + shift, count, usual)
         for between in (shift, 2 * shift):  # further heads, where they are counted as the others
             further = torch.arange(1, 2 * power + 1, 2)[: count - power] + between
             whole = [
-                _geometric_slopes(heads[:power] + shift, power, usual),
+                _geometric_slopes(head_numbers[:power] + shift, power, usual),
                 _geometric_slopes(further, 2 * power, usual),
             ]
             yield counted, torch.cat(whole)
@@ -206,21 +206,22 @@ def _mistaken_slopes(measured: Tensor, usual: float) -> Iterator[tuple[str, Tens
     order[measured.argsort(stable=True)] = authors.sort().values
     yield "heads are in another order", order
     natural = "the base is e, not 2"
-    yield natural, torch.exp(-usual * heads / count)
+    yield natural, torch.exp(-usual * head_numbers / count)
     yield natural, _authors_slopes(count, usual / math.log(2))
     if count < 3:  # any two slopes are of some exponent
         return
-    for name, exponent, slopes in _slopes_of_other_exponents(measured, heads, power):
+    for name, exponent, slopes in _slopes_of_other_exponents(measured, head_numbers, power):
         yield f"{name}the exponent is {exponent:.3g}, not {usual:g}", slopes
 
 
 def _slopes_of_other_exponents(
-    measured: Tensor, heads: Tensor, power: int
+    measured: Tensor, head_numbers: Tensor, power: int
 ) -> Iterator[tuple[str, float, Tensor]]:
     """Yield slopes 2^(-b h / H) for exponents b read from the first head, or from the first two: a
     remark for before the exponent, the exponent and the slopes.
 
-    heads: 1, 2, ... power: the largest power of two that is no more than their number.
+    head_numbers: 1, 2, ..., one for each head. power: the largest power of two that is not above
+    the number of heads.
     """
     count = len(measured)
     first = -math.log2(measured[0].item())
@@ -229,26 +230,26 @@ def _slopes_of_other_exponents(
         yield (
             "2^(-b h / H) holds for powers of two only, and ",
             first * count,
-            _geometric_slopes(heads, count, first * count),
+            _geometric_slopes(head_numbers, count, first * count),
         )
     ratio = -math.log2((measured[1] / measured[0]).item()) * count
     if ratio > 0:
         yield (
             "heads are counted from 0, not from 1, and ",
             ratio,
-            _geometric_slopes(heads - 1, count, ratio),
+            _geometric_slopes(head_numbers - 1, count, ratio),
         )
 
 
-def _geometric_slopes(heads: Tensor, count: int, exponent: float) -> Tensor:
-    """Return the slopes 2^(-exponent * h / count) of these heads h."""
-    return 2.0 ** (-exponent * heads.double() / count)
+def _geometric_slopes(head_numbers: Tensor, count: int, exponent: float) -> Tensor:
+    """Return the slopes 2^(-exponent * h / count), one for each h of `head_numbers`."""
+    return 2.0 ** (-exponent * head_numbers.double() / count)
 
 
-def _authors_slopes(count: int, power: float = _USUAL_EXPONENT) -> Tensor:
-    """Return the slopes of ALiBi's authors for `count` heads. If `count` is a power of two, the
-    last one is 2^-power."""
-    return torch.tensor(ALiBi(count, bias_max=power).slopes, dtype=torch.float64)
+def _authors_slopes(count: int, exponent: float = _USUAL_EXPONENT) -> Tensor:
+    """Return the slopes of ALiBi's authors for `count` heads, (count). If `count` is a power of
+    two, the last one is 2^-exponent."""
+    return torch.tensor(ALiBi(count, bias_max=exponent).slopes, dtype=torch.float64)
 
 
 def _stated_exponent(module: nn.Module) -> float:
