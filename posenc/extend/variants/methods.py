@@ -23,8 +23,13 @@ from posenc.hf.rope.write import NO_ROTATION_DIVISOR
 
 @dataclass(frozen=True)
 class Method:
-    """One way to choose frequencies. `make_scaling` gets the setting without scaling, and the
-    factor."""
+    """Describe one way to choose frequencies.
+
+    name: as --method takes it. summary: in words, for tables. make_scaling: takes the setting
+    without its scaling, and how many times longer texts become; returns the scaling, None for none.
+    cache_safe: True if the frequencies do not change with the length, so that cached keys stay
+    valid.
+    """
 
     name: str
     summary: str

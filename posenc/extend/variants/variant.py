@@ -21,13 +21,17 @@ WINDOW, DROPE = "window", "drope"
 
 @dataclass(frozen=True)
 class Variant:
-    """A checkpoint with one method of extending. `applied()` is a context manager that yields the
-    model with the method applied, and restores the model afterwards.
+    """Describe a checkpoint with one method of extending.
 
-    cache_safe: step-by-step decoding equals the full pass. needs_special_runtime: stock tools
-    cannot load it. max_tokens: the most that it can read; None for any number. window: each token
-    is read with at most this many tokens, itself included. server_keys: keys of config.json by
-    which a server runs it.
+    name, summary: of the method.
+    applied: returns a context manager that yields the model with the method applied, and restores
+        the model afterwards.
+    settings: the rotary settings of the method; empty if it writes none.
+    cache_safe: True if step-by-step decoding equals the full pass.
+    needs_special_runtime: True if stock tools cannot load it.
+    max_tokens: the most tokens that it can read; None for any number.
+    window: each token is read with at most this many tokens, itself included; None for all.
+    server_keys: keys of config.json, with their values, by which a server runs it.
     """
 
     name: str

@@ -59,8 +59,8 @@ class LazyMask:
     _bound: tuple[Any, Any, Mask] | None = None
 
     def bind(self, q_positions: Tensor | range, kv_positions: Tensor | range) -> Mask:
-        """Return a posenc mask for these positions; the last one is kept, because all layers of a
-        forward ask with the same ones."""
+        """Return the posenc mask for queries and keys at these positions. The last mask is kept for
+        the next call, because all layers of a forward ask with the same positions."""
         if self._bound is not None:
             q, kv, mask = self._bound
             if q is q_positions and kv is kv_positions:
@@ -109,9 +109,9 @@ def build_mask(**request: Any) -> LazyMask | Tensor | None:
 
 
 def _copy_of_offset(offset: int | Tensor) -> int | Tensor:
-    """Return a copy of an offset, which stays as it is when transformers counts on in place.
-    Copying a tensor, other than reading it, neither waits for a device nor breaks a compiled
-    graph."""
+    """Return a copy of an offset, which keeps its value when transformers adds to the tensor in
+    place. The offset is copied and not read, because reading waits for the device and breaks a
+    compiled graph."""
     return offset.clone() if isinstance(offset, Tensor) else offset
 
 

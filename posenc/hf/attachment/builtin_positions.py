@@ -75,8 +75,8 @@ def bias_as_encoding(attention: Any) -> T5Bias | ALiBi | None:
 
 @dataclass
 class T5Table:
-    """A reference to T5's table of relative positions, read anew each time: somebody may put
-    another one in its place, as load_state_dict(assign=True) does.
+    """Refer to T5's table of relative positions. The table is looked up at each use, because
+    somebody may put another one in its place, as load_state_dict(assign=True) does.
 
     owner: the attention module that has it as `relative_attention_bias`.
     """
@@ -85,7 +85,8 @@ class T5Table:
 
     @property
     def weight(self) -> nn.Parameter:
-        """Return the table. Raise ValueError if other code computes what the model would read."""
+        """Return the table, (buckets, heads). Raise ValueError unless it is a parameter of an
+        nn.Embedding: with LoRA or a parametrization the model would read other numbers."""
         module = self.owner.relative_attention_bias
         weight = module.weight
         if type(module) is not nn.Embedding or not isinstance(weight, nn.Parameter):

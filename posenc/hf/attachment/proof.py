@@ -85,7 +85,10 @@ class _ForwardFailed(ValueError):
 class _Proof:
     """Run short forwards of one model and compare what they compute.
 
-    per_token: names of the arguments that have an entry for each token of the last stack.
+    replaced: True if the encoding replaces the model's own positions. two_stacks: True for an
+    encoder-decoder. tolerance: see `rounding_tolerance`. compares_numbers: False if numbers of
+    steps differ by design, so that only positions are compared. per_token: names of the arguments
+    that have an entry for each token of the last stack.
     """
 
     def __init__(self, model: Any, example: dict[str, Any]) -> None:
@@ -94,7 +97,7 @@ class _Proof:
         attachment = getattr(model, ATTACHMENT_ATTRIBUTE)
         encodings: list[Any] = [getattr(stack, ENCODING_MODULE) for stack in attachment.stacks]
         self.stack: nn.Module = attachment.stacks[-1]
-        self.axes: int = encodings[-1].claims.num_axes
+        self.num_axes: int = encodings[-1].claims.num_axes
         self.replaced = attachment.model_positions == "replace"
         self.two_stacks = len(encodings) == 2
         self.per_token = ("input_ids", "inputs_embeds", "position_ids")
@@ -154,13 +157,17 @@ class _Proof:
         )
 
     def prove_padding(self, whole: StackOutput, *, cached: bool) -> None:
-        """Compare a row next to a shorter, padded one with the shorter row by itself."""
+        """Raise ValueError if a row that is padded next to a longer one computes something else
+        than the same row by itself.
+
+        whole: the outcome of the example by itself. cached: True if the model returns a cache.
+        """
         source = self.example["input_ids"]
         batch, length = source.shape
         short = self.shortened_example(length - NUM_MISSING_TOKENS)
         short_output = self.run_forward(short)
         pad_token = int(source[0, 0])
-        other_fill = int(source[0, -1])
+        other_pad_token = int(source[0, -1])
         for side in ("left", "right"):
             padded = self.padded_batch(short, side, pad_token)
             actual_in_words = f"next to padding on the {side}"
@@ -181,7 +188,7 @@ class _Proof:
             expected = short_output
             if side == "left" and not self.replaced:
                 # The model's own positions may count padding, but no token may read it.
-                again = self.run_forward(self.padded_batch(short, side, other_fill))
+                again = self.run_forward(self.padded_batch(short, side, other_pad_token))
                 expected = again.select(slice(batch, None), real_tokens)
                 expected.positions = short_output.positions
             for actual_in_words, actual in readings.items():
@@ -260,8 +267,11 @@ class _Proof:
     def read_through_static_cache(
         self, arguments: dict[str, Any], bounds: list[int]
     ) -> StackOutput | None:
-        """Read the tokens in steps through a static cache that has more places than they need.
-        Return None if the model supports none or stops: then it never computes something else."""
+        """Read the tokens in steps through a static cache that has more places than they need, and
+        return the joined outcome. bounds: as in `read_in_steps`.
+
+        Return None if the model supports no static cache, or if a forward with one raises an error:
+        such a model computes nothing wrong, and needs no refusal."""
         source = arguments["input_ids"].shape[1] if "input_ids" in arguments else 0
         cache_argument = static_cache_argument(self.model, bounds[-1] + NUM_MISSING_TOKENS, source)
         if not cache_argument:
@@ -299,7 +309,7 @@ class _Proof:
         """Return positions with an axis for the rows of the batch: (batch, len) or, with several
         components, (batch, len, axes)."""
         places = as_tensor(positions, hidden.device)
-        if places.ndim == 1 + (self.axes > 1):
+        if places.ndim == 1 + (self.num_axes > 1):
             places = places.expand(hidden.shape[0], *places.shape)
         return places.expand(hidden.shape[0], *places.shape[1:])
 

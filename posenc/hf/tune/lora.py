@@ -17,7 +17,12 @@ ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetens
 
 
 class LoRALinear(nn.Module):
-    """y = W x + (alpha / rank) B A x with W frozen, A random and B zero, so that it starts as W.
+    """Add a trainable low-rank map to a frozen linear layer.
+
+    y = W x + (alpha / rank) B A x, plus the bias of the layer; x is (..., inputs). W is frozen, A,
+    `down`, is random and B, `up`, is zero, so that training starts at W.
+
+    base: nn.Linear, or GPT-2's Conv1D. rank: rows of A. alpha: see the formula.
 
     Source: Hu et al. 2021, arXiv:2106.09685, section 4.1; LongLoRA, arXiv:2309.12307, for context
     extension.

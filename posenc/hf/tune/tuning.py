@@ -48,10 +48,20 @@ def tune(
     teacher: Any = None,
     keep_adapter: Callable[[], None] = lambda: None,
 ) -> list[float]:
-    """Train the model in place on the windows, and return the loss of each step in nats. `folder`
-    is for the state of restarts. With a mask token the model learns to predict masked tokens.
-    `teacher` is the original checkpoint, if its predictions are to be learned. `keep_adapter` is
-    called before adapters are merged.
+    """Train the model in place on the windows, and return the loss of each step in nats.
+
+    Args:
+        model: the model, with the rotation for the new length.
+        windows: text in windows of the new length.
+        train_length: the length in tokens that the model was trained at before.
+        config: how to train.
+        folder: for the state of restarts.
+        progress: called with what is done and the fraction of it that is done.
+        mask_token: id of the token that hides tokens, if masked tokens are to be predicted; None to
+            predict the next token.
+        teacher: the original model, if its predictions are to be learned; None to learn from the
+            text alone.
+        keep_adapter: called before adapters are merged into the weights, to save them.
 
     Raises: ValueError if the folder has the state of another tuning; RunFailed if the loss or a
     gradient is not finite.

@@ -234,12 +234,12 @@ def _added_content_reader(run: Run, width: int, axes: PositionAxes) -> ResultRea
     if any(len(part_axes) > 1 for part_axes in axes.values()):
         raise UnfitCall("returns something for each pair of positions, and not for each position")
 
-    def see(probe: Tensor | None = None) -> list[Tensor]:
+    def added_tensors(probe: Tensor | None = None) -> list[Tensor]:
         parts = floating_tensors(run(Inputs(torch.arange(_NUM_TOKENS), width, probe=probe)))
         return [parts[index] for index in axes]
 
-    parts = see()
-    of_zeros = see(torch.zeros(width))
+    parts = added_tensors()
+    of_zeros = added_tensors(torch.zeros(width))
     if all(_are_close(a, b) for a, b in zip(parts, of_zeros, strict=True)):  # content plays no part
         return _table_reader(parts, axes)
     if all(map(_adds_same_content, parts, of_zeros, axes.values())):

@@ -208,21 +208,21 @@ def _prove_subject(
 
     axes = _find_position_axes(run, width, (few, many))
 
-    def see(**changes: Any) -> list[Tensor]:
+    def tensors_of_call(**changes: Any) -> list[Tensor]:
         """Return the tensors with an axis of positions, of a call with `changes` of its inputs."""
         parts = floating_tensors(run(replace(Inputs(torch.arange(many), width), **changes)))
         return [part for part, has_positions in zip(parts, axes, strict=True) if has_positions]
 
-    plain = see()
-    _refuse_random_results(plain, see)
+    plain = tensors_of_call()
+    _refuse_random_results(plain, tensors_of_call)
     axes_seen = [part_axes for part_axes in axes if part_axes]
-    _refuse_mixing_tokens(form, plain, axes_seen, see, many)
+    _refuse_mixing_tokens(form, plain, axes_seen, tensors_of_call, many)
     if not _depends_on_place(plain, axes_seen):
         _refuse_counting_heads(form, plain)
         raise UnfitCall("no position reaches what it returns: equal tokens get equal rows")
     ignores = False
     if form.takes_positions:
-        spread = see(positions=2 * torch.arange(many))
+        spread = tensors_of_call(positions=2 * torch.arange(many))
         ignores = not any(_differ(a, b) for a, b in zip(spread, plain, strict=True))
     reader = reader_of_results(run, returns, form, width, axes)
     module = make_copy()
@@ -257,12 +257,14 @@ def _find_position_axes(
     return axes
 
 
-def _refuse_random_results(plain: list[Tensor], see: Callable[[], list[Tensor]]) -> None:
-    """Raise UnfitCall for NaN in the results `plain`, and if `see`, the same call again, returns
-    others."""
+def _refuse_random_results(
+    plain: list[Tensor], tensors_of_call: Callable[[], list[Tensor]]
+) -> None:
+    """Raise UnfitCall for NaN in the results `plain`, or if `tensors_of_call`, which repeats the
+    call, returns other results."""
     if any(t.isnan().any() for t in plain):
         raise UnfitCall("returns NaN")
-    if any(not torch.equal(a, b) for a, b in zip(plain, see(), strict=True)):
+    if any(not torch.equal(a, b) for a, b in zip(plain, tensors_of_call(), strict=True)):
         raise UnfitCall(
             "gives another result for the same call: it is random, or keeps count outside"
         )
@@ -280,18 +282,24 @@ def _depends_on_place(tensors: list[Tensor], axes: list[tuple[int, ...]]) -> boo
 
 
 def _refuse_mixing_tokens(
-    form: CallForm, plain: list[Tensor], axes: list[tuple[int, ...]], see: Any, count: int
+    form: CallForm,
+    plain: list[Tensor],
+    axes: list[tuple[int, ...]],
+    tensors_of_call: Any,
+    count: int,
 ) -> None:
     """Raise MixesTokens for a layer in which the row of one token depends on another token.
 
-    plain: the results of a call. axes: their axes of positions. see: repeats the call with another
-    content of `changed_token`. count: its number of tokens.
+    plain: the results of a call. axes: their axes of positions. tensors_of_call: repeats the call
+    with another content of `changed_token`. count: its number of tokens.
     """
     if not form.words & {"x", "q", "k"}:
         return
     for changed in (0, count - 1):
         others = [i for i in range(count) if i != changed]
-        for before, after, part_axes in zip(plain, see(changed_token=changed), axes, strict=True):
+        for before, after, part_axes in zip(
+            plain, tensors_of_call(changed_token=changed), axes, strict=True
+        ):
             if len(part_axes) != 1:
                 continue
             rows_before = rows_by_position(before, part_axes[0])[others]
