@@ -128,7 +128,7 @@ def wavelength_chart(outcome: Outcome, base: RopeSetting) -> Chart:
         (turning,) = np.nonzero(inv_freq > 0)
         curves[name] = (turning, 2 * np.pi / inv_freq[turning])
     data = long_table("pair of channels, fastest first", "wavelength, tokens", curves)
-    look = {"styles": line_styles([*outcome.measured]), "trained": base.original_length}
+    look = {"styles": line_styles([*outcome.measured]), "train_length": base.original_length}
     return Chart(data, partial(_draw_wavelengths, **look))
 
 

@@ -88,12 +88,12 @@ def _perplexity_section(outcome: Outcome, train_length: int) -> list[Block]:
 
 def _perplexity_cell(loss: Estimate) -> Value:
     """Return the cell of a loss as perplexity with its interval, or a note on what is missing."""
-    if not e.tokens:
+    if not loss.tokens:
         return Cell("cannot", note="Its table of positions has no rows there.")
-    if math.isnan(e.low):
-        return Cell(Number(e.perplexity, form=".2f"), note="Too few documents for an interval.")
-    low, high = (math.exp(min(end, 50.0)) for end in (e.low, e.high))
-    return Number(e.perplexity, low, high, ".2f")
+    if math.isnan(loss.low):
+        return Cell(Number(loss.perplexity, form=".2f"), note="Too few documents for an interval.")
+    low, high = (math.exp(min(end, 50.0)) for end in (loss.low, loss.high))
+    return Number(loss.perplexity, low, high, ".2f")
 
 
 def _stock_tools_verdict(variant: Variant | None) -> str:
