@@ -60,11 +60,11 @@ def answer_and_choices(study: Study) -> Answer:
     """
     failed = failed_trials(study)
     if not study.finished:
-        return Answer(sentences.nothing_finished(failed), [], [])
+        return Answer(sentences.sentence_without_results(failed), [], [])
     judgement = judge(study) if any(r.config.task == TEXT for r in study.finished) else None
     parts = list(sentences.sentences_on_failures(failed))
     if study.unchecked:
-        parts.append(sentences.unchecked(study.unchecked))
+        parts.append(sentences.sentence_on_unchecked(study.unchecked))
     overall = standing_of_tasks(study) if any(map(has_learned, study.finished)) else None
     rows: list[str] = []
     certainties: list[str] = []
@@ -110,7 +110,7 @@ def _taken(judgement: Judgement) -> list[str]:
 def _where_nothing_runs(study: Study) -> list[str]:
     """Return the sentence on encodings that run at no tested length."""
     names = [name for name in study.of_task(TEXT).encodings if name not in study.unchecked]
-    return [sentences.runs_nowhere(names)] if names else []
+    return [sentences.sentence_on_running_nowhere(names)] if names else []
 
 
 def _standings_of_tasks(study: Study, overall: Standing | None) -> Iterator[tuple[Standing, str]]:
@@ -134,7 +134,7 @@ def _unlearned_tasks(study: Study, overall: Standing | None) -> list[str]:
     for task in study.sequence_tasks:
         finished = study.of_task(task).finished
         if finished and not any(map(has_learned, finished)):
-            parts.append(sentences.not_learned(task))
+            parts.append(sentences.sentence_on_unlearned_task(task))
     return parts
 
 
@@ -144,7 +144,7 @@ def _sentences_on_exclusions(study: Study) -> Iterator[str]:
     rows = summarise(study.of_task(TEXT))
     nowhere = [row.encoding for row in rows if all(s.mean is None for s in row.by_length)]
     if nowhere and len(nowhere) < len(rows):
-        yield sentences.runs_nowhere(nowhere)
+        yield sentences.sentence_on_running_nowhere(nowhere)
     places = near_and_far(study)
     only_near = []
     if places.near is not None and places.far is not None:
@@ -152,9 +152,11 @@ def _sentences_on_exclusions(study: Study) -> Iterator[str]:
         near = {places.encoding_of[name] for name in places.near.order}
         only_near = [name for name in study.encodings if name in near - in_far]
     if only_near:
-        yield sentences.runs_only_near(only_near, places.far.where if places.far else "")
+        yield sentences.sentence_on_running_only_near(
+            only_near, places.far.where if places.far else ""
+        )
     for name, (task, seed) in _first_missing_trials(study).items():
-        yield sentences.not_ranked(name, task, seed)
+        yield sentences.sentence_on_missing_rank(name, task, seed)
 
 
 def _first_missing_trials(study: Study) -> dict[str, tuple[str, int]]:

@@ -55,32 +55,33 @@ def sentences_on_text(judgement: Judgement) -> Iterator[str]:
     """Yield the sentences of the answer on a text, the one that names what to take first."""
     places = judgement.places
     if judgement.unbeaten_table is not None and places.near is not None:
-        yield _too_early(places.near, judgement.unbeaten_table)
+        yield _sentence_on_too_early(places.near, judgement.unbeaten_table)
         return
     if judgement.only_encoding is not None:
-        yield _only(places.all, judgement.only_encoding)
+        yield _sentence_on_only_encoding(places.all, judgement.only_encoding)
         return
     if judgement.near is None:
         return
     near, far = judgement.near, judgement.far
     if far is None:
-        yield _alone(near)
+        yield _sentence_on_one_place(near)
         yield f"Of longer texts nothing is said: {places.why_no_far}."
-    elif _say_the_same(near, far, judgement):
-        yield _both(near, far)
+    elif _choices_are_the_same(near, far, judgement):
+        yield _sentence_on_both_places(near, far)
     else:
-        yield from _mixed(near, far, judgement)
+        yield from _sentences_on_different_choices(near, far, judgement)
     for choice in judgement.choices:
         if choice.text_may_turn and choice.behind:
             where = choice.where
-            yield f"On another text like this one {choice.behind.name} may be ahead {at(where)}."
+            place = with_preposition(where)
+            yield f"On another text like this one {choice.behind.name} may be ahead {place}."
     if judgement.context is not None and judgement.context.saved.half_width < math.inf:
         yield sentence_on_context(judgement.taken or "", judgement.context)
     if judgement.cost is not None:
         yield from _sentences_on_cost(judgement.cost, judgement, judgement.taken)
 
 
-def _too_early(near: Standing, table: ByteTable) -> str:
+def _sentence_on_too_early(near: Standing, table: ByteTable) -> str:
     """Write that no model is better than a table of bytes."""
     table_in_words = "byte frequencies" if table.order == 1 else "a table of byte pairs"
     lowest, highest = near.mean(near.order[0]), near.mean(near.order[-1])
@@ -95,13 +96,13 @@ def _too_early(near: Standing, table: ByteTable) -> str:
     return f"Too early to tell: {subject} no better than {than}. Give more --steps."
 
 
-def _only(standings: Sequence[Standing], name: str) -> str:
+def _sentence_on_only_encoding(standings: Sequence[Standing], name: str) -> str:
     """Write the losses of the only encoding."""
-    losses = [f"{s.mean(s.order[0]):.2f} {at(s.where)}" for s in standings]
+    losses = [f"{s.mean(s.order[0]):.2f} {with_preposition(s.where)}" for s in standings]
     return f"{name} is the only encoding: {join_names(losses)} (bits per byte). Add another."
 
 
-def _say_the_same(near: Choice, far: Choice, judgement: Judgement) -> bool:
+def _choices_are_the_same(near: Choice, far: Choice, judgement: Judgement) -> bool:
     """Return True if one sentence can say both choices: the same row, as surely, or the same tied
     ones."""
     near_row_of = judgement.places.near_row_of
@@ -111,34 +112,43 @@ def _say_the_same(near: Choice, far: Choice, judgement: Judgement) -> bool:
     )
 
 
-def _both(near: Choice, far: Choice) -> str:
+def _sentence_on_both_places(near: Choice, far: Choice) -> str:
     """Write the sentence on two choices that are the same."""
-    numbers = f"{_numbers(near)} {at(near.where)} and {_numbers(far)} {at(far.where)}"
-    named = _tied(far) if far.certainty == TIED else _begin(_named(far))
-    return f"{named}: {numbers}."
+    near_losses = f"{_losses(near)} {with_preposition(near.where)}"
+    far_losses = f"{_losses(far)} {with_preposition(far.where)}"
+    named = (
+        _clause_on_tied(far)
+        if far.certainty == TIED
+        else _capitalise_unless_name(_clause_on_leader(far))
+    )
+    return f"{named}: {near_losses} and {far_losses}."
 
 
-def _alone(choice: Choice) -> str:
+def _sentence_on_one_place(choice: Choice) -> str:
     """Write the sentence on a choice in one place."""
     if choice.why_no_interval:
-        return _undecided([choice])
-    sentence = _tied(choice) if choice.certainty == TIED else _begin(_named(choice))
-    return f"{sentence}: {_numbers(choice)} {at(choice.where)}."
+        return _sentence_on_undecided([choice])
+    sentence = (
+        _clause_on_tied(choice)
+        if choice.certainty == TIED
+        else _capitalise_unless_name(_clause_on_leader(choice))
+    )
+    return f"{sentence}: {_losses(choice)} {with_preposition(choice.where)}."
 
 
-def _mixed(near: Choice, far: Choice, judgement: Judgement) -> Iterator[str]:
+def _sentences_on_different_choices(
+    near: Choice, far: Choice, judgement: Judgement
+) -> Iterator[str]:
     """Yield the sentences on two choices that differ: the row to take for both, how it stands in
     each, and what is better for near bytes alone."""
     taken = judgement.taken
     if near.why_no_interval or far.why_no_interval:
-        yield _undecided([near, far])
+        yield _sentence_on_undecided([near, far])
         return
     near_taken = judgement.places.near_row_of.get(taken or "", taken)
-    far_clause = f"{standing_of(far, taken)} {at(far.where)} ({_numbers_in_brackets(far)})"
+    far_clause = _clause_with_losses(far, taken)
     if near_taken in near.tied:
-        near_clause = (
-            f"{standing_of(near, near_taken)} {at(near.where)} ({_numbers_in_brackets(near)})"
-        )
+        near_clause = _clause_with_losses(near, near_taken)
         end = (
             "; any of the tied that your stack runs will do"
             if near.certainty == far.certainty
@@ -147,11 +157,18 @@ def _mixed(near: Choice, far: Choice, judgement: Judgement) -> Iterator[str]:
         yield f"Take {taken}: {near_clause} and {far_clause}{end}."
         return
     yield f"Take {taken}: {far_clause}."
-    only_near = _tied(near) if near.certainty == TIED else _named(near)
-    yield f"For texts of {near.where} only, {only_near}: {_numbers(near)}."
+    only_near = _clause_on_tied(near) if near.certainty == TIED else _clause_on_leader(near)
+    yield f"For texts of {near.where} only, {only_near}: {_losses(near)}."
 
 
-def standing_of(choice: Choice, name: str | None) -> str:
+def _clause_with_losses(choice: Choice, name: str | None) -> str:
+    """Write how a row stands in a place, and the losses there:
+    `leads at 128 bytes (2.36 bits; alibi +0.12 ± 0.03)`."""
+    place = with_preposition(choice.where)
+    return f"{clause_on_standing(choice, name)} {place} ({_losses_for_brackets(choice)})"
+
+
+def clause_on_standing(choice: Choice, name: str | None) -> str:
     """Write how a row stands in a place: first, or tied with which others."""
     if choice.certainty == USE:
         return "leads"
@@ -164,52 +181,52 @@ def standing_of(choice: Choice, name: str | None) -> str:
     return f"tied with {join_names(shown)}"
 
 
-def _undecided(choices: Sequence[Choice]) -> str:
+def _sentence_on_undecided(choices: Sequence[Choice]) -> str:
     """Write that no difference has an interval, and what has the lowest loss meanwhile."""
     take = choices[-1].tied[0]
     lowest = []
     for choice in choices:
         first = choice.tied[0]
         name = "" if first == take else f"{first} "
-        lowest.append(f"{name}{choice.bits[first]:.2f} {at(choice.where)}")
+        lowest.append(f"{name}{choice.bits[first]:.2f} {with_preposition(choice.where)}")
     why = next(choice.why_no_interval for choice in choices if choice.why_no_interval)
     return f"Not decided, {why}. Take {take} until then, the lowest: {join_names(lowest)}."
 
 
-def at(where: str) -> str:
+def with_preposition(where: str) -> str:
     """Return a place with its preposition: `at 128 bytes`, `on the last 128 of 1,024 bytes`."""
     return f"on {where}" if where.startswith("the last") else f"at {where}"
 
 
-def _begin(sentence: str) -> str:
+def _capitalise_unless_name(sentence: str) -> str:
     """Return a sentence with a capital, unless it begins with the name of an encoding."""
     begins = ("use ", "not ")
     return sentence[0].upper() + sentence[1:] if sentence.startswith(begins) else sentence
 
 
-def _named(choice: Choice) -> str:
+def _clause_on_leader(choice: Choice) -> str:
     """Write "use X" or "X leads after this training"."""
     if choice.certainty == USE:
         return f"use {choice.taken}"
     return f"{choice.taken} leads after this training"
 
 
-def _tied(choice: Choice) -> str:
+def _clause_on_tied(choice: Choice) -> str:
     """Write that encodings are tied, and which of them to take."""
-    names = _shown(choice)
+    names = _rows_to_name(choice)
     if len(names) < len(choice.tied):
         names.append(f"{number_word(len(choice.tied) - len(names))} others")
     return f"{join_names(names)} are tied: take the one that your stack runs, else {choice.taken}"
 
 
-def _numbers(choice: Choice) -> str:
+def _losses(choice: Choice) -> str:
     """Write the losses of the best, and by how much the next one is behind: `2.36 bits (alibi
     +0.12 ± 0.03)`."""
-    bits, _, rest = _numbers_in_brackets(choice).partition("; ")
+    bits, _, rest = _losses_for_brackets(choice).partition("; ")
     return f"{bits} ({rest})" if rest else bits
 
 
-def _numbers_in_brackets(choice: Choice) -> str:
+def _losses_for_brackets(choice: Choice) -> str:
     """Write the same for use in brackets: `2.36 bits; alibi +0.12 ± 0.03`."""
     lowest, highest = f"{min(choice.bits.values()):.2f}", f"{max(choice.bits.values()):.2f}"
     bits = lowest if lowest == highest else f"{lowest} to {highest}"
@@ -229,13 +246,13 @@ def sentence_on_context(name: str, use: ContextUse) -> str:
     verb = "save" if use.saved.value >= 0 else "cost"
     bits = with_interval(use.saved)[1:]  # without its sign, which the verb says
     evidence = f"{use.longest:,} {verb} {bits} bits against {use.near:,}"
-    used = bytes_of_context(use)
+    used = range_of_context(use)
     if not used:
         return f"Whether {name} uses more than {use.near:,} bytes of context is open: {evidence}."
     return f"{name} uses {used} bytes of context: {evidence}."
 
 
-def bytes_of_context(use: ContextUse) -> str:
+def range_of_context(use: ContextUse) -> str:
     """Write the range of the context that a row uses: `more than 64 and at most 256`; "" if it is
     open."""
     bounds = []
@@ -254,7 +271,7 @@ def _sentences_on_cost(cost: EqualTime, judgement: Judgement, taken: str | None)
     times = cost.times(encoding, cheapest)
     if times is not None and times >= COSTS_MORE:
         yield f"{encoding} costs {times:.1f} times {cheapest}'s training time."
-    named = [name for choice in judgement.choices for name in _shown(choice)]
+    named = [name for choice in judgement.choices for name in _rows_to_name(choice)]
     for other in dict.fromkeys(encoding_of[name] for name in named):
         more = cost.times(other, encoding)
         if more is not None and more >= COSTS_MORE:
@@ -271,7 +288,7 @@ def _sentences_on_cost(cost: EqualTime, judgement: Judgement, taken: str | None)
         )
 
 
-def _shown(choice: Choice) -> list[str]:
+def _rows_to_name(choice: Choice) -> list[str]:
     """Return the tied rows that the answer names."""
     if len(choice.tied) <= FEW:
         return list(choice.tied)
@@ -313,12 +330,12 @@ def certainty_on_task(standing: Standing) -> str:
     return LEADS if standing.verdict(standing.order[0]) == "best" else TIED
 
 
-def not_learned(task: str) -> str:
+def sentence_on_unlearned_task(task: str) -> str:
     """Write that nothing is said of a task."""
     return f"No trial has learned {task}, so nothing is said of it: give more --steps."
 
 
-def nothing_finished(failed: Mapping[str, tuple[int, int]]) -> str:
+def sentence_without_results(failed: Mapping[str, tuple[int, int]]) -> str:
     """Write the answer of a study without a finished trial.
 
     failed: how many trials failed, of how many planned ones, by encoding.
@@ -330,24 +347,24 @@ def nothing_finished(failed: Mapping[str, tuple[int, int]]) -> str:
     return "No trial has finished."
 
 
-def unchecked(names: Iterable[str]) -> str:
+def sentence_on_unchecked(names: Iterable[str]) -> str:
     """Write the warning of encodings that fail the contract."""
     unique = list(dict.fromkeys(names))
     fail = "it fails" if len(unique) == 1 else "they fail"
     return f"The losses of {list_up_to_six(unique)} mean nothing: {fail} a check."
 
 
-def runs_nowhere(names: Sequence[str]) -> str:
+def sentence_on_running_nowhere(names: Sequence[str]) -> str:
     """Write which encodings run at no tested length."""
     return f"{list_up_to_six(names)} can run at no tested length."
 
 
-def runs_only_near(names: Sequence[str], where: str) -> str:
+def sentence_on_running_only_near(names: Sequence[str], where: str) -> str:
     """Write which encodings have no number on far bytes."""
     return f"{list_up_to_six(names)} cannot run on {where}."
 
 
-def not_ranked(name: str, task: str, seed: int) -> str:
+def sentence_on_missing_rank(name: str, task: str, seed: int) -> str:
     """Write which trial an encoding lacks for a rank over all tasks."""
     return f"Not ranked: {name} ({task} seed {seed} is missing)."
 
@@ -368,11 +385,11 @@ def sentences_on_own(own: Sequence[OwnComparison]) -> Iterator[str]:
         clauses = []
         for where in dict.fromkeys(each.where for each in of_name):
             here = [each for each in of_name if each.where == where]
-            clauses.append(f"{_against(here)} {at(where)}")
+            clauses.append(f"{_clause_on_own(here)} {with_preposition(where)}")
         yield f"{name}: {'; '.join(clauses)}."
 
 
-def _against(here: Sequence[OwnComparison]) -> str:
+def _clause_on_own(here: Sequence[OwnComparison]) -> str:
     """Write how an encoding of the user's own stands against others in one place."""
     parts = []
     phrases = {"better": "better than", "tied": "tied with", "worse": "worse than"}
@@ -393,15 +410,15 @@ def _against(here: Sequence[OwnComparison]) -> str:
 def limit_sentences(limits: Limits) -> Iterator[str]:
     """Yield the sentences of the second line: the size of the study, and what of the seven points
     that must hold for a larger model was not tested."""
-    yield f"{_facts(limits)}: {_effect_of_longer_training(limits)}."
+    yield f"{_size_of_study(limits)}: {_clause_on_longer_training(limits)}."
     if limits.has_text:
         yield f"Not tested: {join_names(_not_tested(limits))}."
-        yield _worth_of_far_context(limits)
+        yield _sentence_on_far_context(limits)
     if limits.has_old_t5:
         yield "Its t5 is today's t5:unscaled=true."
 
 
-def _facts(limits: Limits) -> str:
+def _size_of_study(limits: Limits) -> str:
     """Write seeds, texts, tasks, sizes and steps of a study."""
     seeds = number_word(limits.num_seeds).capitalize()
     parts = [f"{seeds} {'seed' if limits.num_seeds == 1 else 'seeds'}"]
@@ -418,7 +435,7 @@ def _facts(limits: Limits) -> str:
     return ", ".join(parts)
 
 
-def _effect_of_longer_training(limits: Limits) -> str:
+def _clause_on_longer_training(limits: Limits) -> str:
     """Write how much the loss still falls, and which differences could turn by then."""
     if limits.fall_per_doubling is None:
         return "what longer training changes was not measured"
@@ -448,7 +465,7 @@ def _not_tested(limits: Limits) -> list[str]:
     return [*parts, "documents kept apart", "your hardware and server"]
 
 
-def _worth_of_far_context(limits: Limits) -> str:
+def _sentence_on_far_context(limits: Limits) -> str:
     """Write what context from beyond the training length saves."""
     if limits.far_context_saves is None:
         if limits.has_far:

@@ -114,9 +114,9 @@ def _rows_in_other_readings(study: Study) -> dict[str, list[Row]]:
 
 
 def chart_by_length(study: Study, styles: Styles) -> Chart:
-    """Draw mean bits per byte at each test length; bars are half of the 95 % interval of the
-    difference from the lowest, of the lowest that of the nearest other. No bar where a difference
-    has no interval, and for other readings."""
+    """Return the chart of mean bits per byte at each test length; bars are half of
+    the 95 % interval of the difference from the lowest; the lowest has the bar of the nearest
+    other. There is no bar where a difference has no interval, and for other readings."""
     by_name: dict[str, list[tuple[float, float, float, float]]] = {}
     for length in _tested_lengths(study):
         standing = standing_at(study, length)
@@ -156,8 +156,9 @@ def half_bar(standing: Standing, name: str) -> float:
 
 
 def chart_by_context(study: Study, styles: Styles) -> Chart:
-    """Draw mean bits per byte of far bytes, by length of the window that ends in them: at the
-    training length with near context only. Of old results, of the bytes whose context they vary."""
+    """Return the chart of mean bits per byte of far bytes, by length of the window that ends in
+    them; at the training length with near context only. Old results lack far bytes: theirs are the
+    bytes that they read with several lengths of context."""
 
     def points(trial: TrialResult) -> list[tuple[float, float]]:
         return [*losses_by_context(trial).items()]
@@ -174,7 +175,7 @@ def chart_by_context(study: Study, styles: Styles) -> Chart:
 
 
 def chart_by_position(study: Study, styles: Styles) -> Chart:
-    """Draw mean bits per byte by position inside the longest window."""
+    """Return the chart of mean bits per byte by position inside the longest window."""
 
     def points(trial: TrialResult) -> list[tuple[float, float]]:
         return _merge_position_scores(trial.by_position, trial.config.train_length)
@@ -192,7 +193,8 @@ def chart_by_position(study: Study, styles: Styles) -> Chart:
 
 
 def chart_of_training(study: Study, styles: Styles) -> Chart:
-    """Draw bits per byte in training: validation with markers, batches as thin lines."""
+    """Return the chart of bits per byte in training: validation with markers, batches as thin
+    lines."""
     curves = {}
     for name, trials in _trials_by_encoding(study):
         curves[name] = _mean_curve(trials, lambda t: [(p.step, p.valid) for p in t.training])
@@ -222,8 +224,8 @@ def _draw_training(data: Data, styles: Styles) -> Figure:
 def chart_of_task(
     task: str, summaries: Sequence[TaskSummary], styles: Styles, trial: TrialConfig
 ) -> Chart:
-    """Draw each encoding's mean score on a task by test length, without the task's variants, and
-    the best of the policies that answer without doing the task."""
+    """Return the chart of each encoding's mean score on a task by test length, without the task's
+    variants, and of the best policy that answers without doing the task."""
     definition = TASKS[task]
     curves = {}
     for row in summaries:
@@ -253,8 +255,8 @@ def levels_of_policies(
 
 
 def chart_of_every_trial(study: Study, names: Sequence[str]) -> Chart:
-    """Draw the score of every trial: a row per encoding, in the order of `names`, a marker per
-    task."""
+    """Return the chart of the score of every trial: a row per encoding, in the order of `names`, a
+    marker per task."""
     passed = {result.config for result in study.finished if has_learned(result)}
     dots = []
     for task in study.sequence_tasks:

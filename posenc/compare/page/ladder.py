@@ -168,7 +168,7 @@ def _leads_table(
 
 
 def chart_of_leads(parameters: Sequence[int], leads: Mapping[str, Sequence[float]]) -> Chart:
-    """Draw the lead of each row over the number of parameters."""
+    """Return the chart of the lead of each row over the number of parameters."""
     best_first = sorted(leads, key=lambda name: -leads[name][-1])
     curves = {name: (list(parameters), list(leads[name])) for name in best_first}
     table = long_table("parameters", "lead, bits per byte", curves)

@@ -13,7 +13,7 @@ from posenc.compare.judge.near_far import (
     near_and_far,
     standings,
 )
-from posenc.compare.judge.sentences import bytes_of_context
+from posenc.compare.judge.sentences import range_of_context
 from posenc.compare.judge.standing import Standing
 from posenc.compare.judge.summary import REACH_TOLERANCE, bits_saved_by_doubling
 from posenc.compare.results import Study
@@ -173,7 +173,7 @@ def describe_detectable_difference(study: Study) -> str:
     for standing in all_standings:
         least = max(standing.least_significant_gap, standing.margin)
         if least < math.inf:
-            differences.append(f"{least:.2f} {sentences.at(standing.where)}")
+            differences.append(f"{least:.2f} {sentences.with_preposition(standing.where)}")
     if not differences:
         return "Without two seeds that differ no difference has an interval."
     found = ", ".join(differences)
@@ -231,7 +231,7 @@ def seeds_table(standing: Standing) -> Table:
         "verdict",
     ]
     where = standing.where.replace(",", "").replace(" ", "-")
-    caption = f"Bits per byte {sentences.at(standing.where)}."
+    caption = f"Bits per byte {sentences.with_preposition(standing.where)}."
     return Table(header, rows, caption, cards=True, name=f"seeds-at-{where}")
 
 
@@ -306,7 +306,7 @@ def _context_cells(name: str, rows: Sequence[Row], scores: Sequence[FarScore]) -
         return [near_context_cell, None, None]
     half = "" if use.saved.half_width == math.inf else f" ± {use.saved.half_width:.3f}"
     saved = Number(round(use.saved.value, 3) + 0.0, form="+.3f", unit=half)
-    return [near_context_cell, saved, bytes_of_context(use) or None]
+    return [near_context_cell, saved, range_of_context(use) or None]
 
 
 def _time_cells(rows: Sequence[Row], equal: EqualTime | None) -> list[Value]:

@@ -157,7 +157,7 @@ def _standing_in_few_words(choice: Choice, name: str) -> str:
     if choice.why_no_interval:
         return "not decided"
     if choice.certainty != TIED:
-        return sentences.standing_of(choice, name)
+        return sentences.clause_on_standing(choice, name)
     return _tied_with(len(choice.tied) - 1)
 
 
