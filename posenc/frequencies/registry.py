@@ -19,13 +19,16 @@ ROPE_TYPES: dict[str, RopeType] = {
 
 
 def scaling_of(
-    parameters: Mapping[str, Any], original: int, maximum: int, attention_factor: float | None
+    parameters: Mapping[str, Any],
+    training_length: int,
+    max_length: int,
+    attention_factor: float | None,
 ) -> Scaling | None:
     """Return the scaling that the rope_parameters of a config describe, in the spelling of
     transformers 5. Return None if their rope_type is "default", which scales nothing.
 
-    original, maximum: the trained length and the longest, in tokens; attention_factor: the config's
-    factor of cos and sin; see `Scaling.from_rope_parameters`.
+    training_length, max_length: the trained length and the longest, in tokens.
+    attention_factor: the config's factor of cos and sin; see `Scaling.from_rope_parameters`.
 
     Raises: ValueError for a rope_type that posenc does not know.
     """
@@ -34,7 +37,9 @@ def scaling_of(
         return None
     for scaling in SCALINGS.values():
         if scaling.rope_type is not None and scaling.rope_type.name == kind:
-            return scaling.from_rope_parameters(parameters, original, maximum, attention_factor)
+            return scaling.from_rope_parameters(
+                parameters, training_length, max_length, attention_factor
+            )
     raise ValueError(
         f"rope_type {kind!r} is not one that posenc knows; nothing is assumed about it."
     )

@@ -131,8 +131,8 @@ class Scaling:
     def from_rope_parameters(
         cls,
         parameters: Mapping[str, Any],
-        original: int,
-        maximum: int,
+        training_length: int,
+        max_length: int,
         attention_factor: float | None,
     ) -> Self:
         """Build the scaling that a config describes.
@@ -142,13 +142,13 @@ class Scaling:
 
         Args:
             parameters: rope_parameters of the config, with defaults filled in.
-            original: the training length in tokens.
-            maximum: max_position_embeddings.
+            training_length: the training length in tokens.
+            max_length: the longest length in tokens, max_position_embeddings.
             attention_factor: factor of cos and sin that YaRN and LongRoPE take; None: their
                 formula.
         """
         assert cls.rope_type is not None
-        length = original if cls.rope_type.has_original_length else maximum
+        length = training_length if cls.rope_type.has_original_length else max_length
         arguments: dict[str, Any] = {}
         for field in fields(cls):  # pyright: ignore[reportArgumentType]
             is_given = parameters.get(field.name) is not None

@@ -203,8 +203,12 @@ class PositionAwareAttention(PositionLayer):
     def _combine_masks(
         self, mask: Any, padding: Any, causal: bool, q_positions: Any, kv_positions: Any
     ) -> Any:
-        """Return all masks combined, broadcastable to (batch, num_heads, q_len, kv_len); None if
-        there are none."""
+        """Return all masks combined, True for visible keys, in a shape that broadcasts to (batch,
+        num_heads, q_len, kv_len); None if there are none.
+
+        mask: the layer's attention_mask, or None. padding: (batch, kv_len), True for keys that are
+        no padding, or None. causal: True to hide keys at later positions than the query's.
+        """
         masks = []
         if mask is not None:
             mask = ops.cast(mask, "bool")

@@ -43,7 +43,9 @@ def _cpuinfo_value(field: str) -> str:
 
 
 def machine_facts() -> dict[str, str]:
-    """Return the versions that decide numbers, and the CPU, of the machine that this runs on."""
+    """Return what decides the numbers of a trial on this machine, as texts: versions by "python",
+    "posenc", "torch", "numpy" and "build of torch", the hash of posenc's source by "code", and the
+    CPU's name by "processor"."""
     # Loads no torch, which would take as long as the shortest trials.
     build_of_torch = installed_version("torch")
     return {
@@ -58,7 +60,8 @@ def machine_facts() -> dict[str, str]:
 
 
 def versions(*packages: str) -> dict[str, str]:
-    """Return the versions of posenc, of those packages that are installed, and of Python."""
+    """Return versions by name: that of posenc, those of `packages`, and that of Python. Packages
+    that are not installed are missing."""
     installed = {name: number for name in packages if (number := installed_version(name))}
     return {"posenc": __version__, **installed, "python": platform.python_version()}
 

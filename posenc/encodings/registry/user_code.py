@@ -20,12 +20,12 @@ FILE_MODULE_PREFIX = "posenc_file_"
 """Prefix of the names in sys.modules of modules that were loaded by path."""
 
 
-def load_class(where: str, attribute: str) -> type[PositionEncoding]:
-    """Return the encoding class `attribute` of the file or module `where`, see `load_object`.
+def load_class(file_or_module: str, attribute: str) -> type[PositionEncoding]:
+    """Return the encoding class `attribute` of a file or module, see `load_object`.
 
     Raises: ValueError if it cannot be loaded or is no subclass of PositionEncoding.
     """
-    module = import_file_or_module(where)
+    module = import_file_or_module(file_or_module)
     defined = [
         name
         for name, value in vars(module).items()
@@ -33,28 +33,28 @@ def load_class(where: str, attribute: str) -> type[PositionEncoding]:
     ]
     it_defines = f"it defines {', '.join(defined)}" if defined else "it defines none"
     try:
-        loaded = load_object(where, attribute)
+        loaded = load_object(file_or_module, attribute)
     except AttributeError:
         near = difflib.get_close_matches(attribute, defined, n=1)
         hint = f"; did you mean {near[0]!r}?" if near else f": {it_defines}."
-        raise ValueError(f"{where} has no class {attribute!r}{hint}") from None
+        raise ValueError(f"{file_or_module} has no class {attribute!r}{hint}") from None
     if is_encoding_class(loaded):
         return loaded
     kind = "class" if isinstance(loaded, type) else type(loaded).__name__
     raise ValueError(
-        f"{where}: {attribute!r} is a {kind} and no posenc.PositionEncoding; {it_defines}."
+        f"{file_or_module}: {attribute!r} is a {kind} and no posenc.PositionEncoding; {it_defines}."
     )
 
 
-def load_object(where: str, attribute: str) -> Any:
-    """Return the object `attribute` of the file or module `where`.
+def load_object(file_or_module: str, attribute: str) -> Any:
+    """Return the object `attribute` of a file or module, such as "./my.py" or "my_package.mine".
 
     A file needs no import path. Its folder is searched last, so it can import its neighbours, but
     they cannot shadow a library. A module may be in the current folder.
     Raises: ValueError, with the line of a file, if the import fails; AttributeError if the
     attribute is missing.
     """
-    inner: Any = import_file_or_module(where)
+    inner: Any = import_file_or_module(file_or_module)
     for name in attribute.split("."):
         inner = getattr(inner, name)
     return inner
@@ -73,12 +73,12 @@ def is_encoding_class(value: Any) -> TypeGuard[type[PositionEncoding]]:
     return isinstance(value, type) and issubclass(value, PositionEncoding)
 
 
-def import_file_or_module(where: str) -> ModuleType:
-    """Import and return the file or module `where`, such as "./my.py" or "my_package.encodings".
-    Raises: as `load_object`."""
-    return (
-        _import_file(Path(where).expanduser()) if where.endswith(".py") else _import_module(where)
-    )
+def import_file_or_module(file_or_module: str) -> ModuleType:
+    """Import a file such as "./my.py", or a module such as "my_package.encodings", and return the
+    module. Raises: as `load_object`."""
+    if file_or_module.endswith(".py"):
+        return _import_file(Path(file_or_module).expanduser())
+    return _import_module(file_or_module)
 
 
 def _import_file(path: Path) -> ModuleType:

@@ -111,11 +111,12 @@ class FIRE(PositionEncoding):
             return F.linear(hidden, out_weight, out_bias).movedim(-1, -3)
 
     def quotient(
-        self, q: Tokens, k: Tokens, like: torch.dtype
+        self, q: Tokens, k: Tokens, dtype: torch.dtype
     ) -> Float[Tensor, "*batch q_len kv_len"]:
         """Return the network's input psi(i - j) / psi(max(...)) for each pair, (q_len, kv_len) or
-        (batch, q_len, kv_len), in at least float32; float64 if `like` or the parameters are."""
-        in_float64 = torch.float64 in (like, q.positions.dtype, self.c.dtype)
+        (batch, q_len, kv_len), in float32; in float64 if `dtype`, the positions of q or the
+        parameters are float64."""
+        in_float64 = torch.float64 in (dtype, q.positions.dtype, self.c.dtype)
         dtype = torch.float64 if in_float64 else torch.float32
         c = self.c.to(dtype)
         threshold = (self.multiplier.to(dtype) * self.init_L).abs()

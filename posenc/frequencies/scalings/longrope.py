@@ -71,10 +71,12 @@ class LongRoPE(Scaling):
                 require(self, valid, f"{name} must be positive numbers", list(factors))
 
     @classmethod
-    def from_rope_parameters(cls, parameters, original, maximum, attention_factor) -> Self:
+    def from_rope_parameters(
+        cls, parameters, training_length, max_length, attention_factor
+    ) -> Self:
         return cls(
-            parameters.get("factor") or maximum / original,
-            original,
+            parameters.get("factor") or max_length / training_length,
+            training_length,
             short_factor=tuple(parameters["short_factor"]),
             long_factor=tuple(parameters["long_factor"]),
             attention_factor=attention_factor,

@@ -34,7 +34,9 @@ class Proportional(Scaling):
         require(self, 0 <= self.p <= 1, "p is the fraction of pairs to rotate, 0 to 1", self.p)
 
     @classmethod
-    def from_rope_parameters(cls, parameters, original, maximum, attention_factor) -> Self:
+    def from_rope_parameters(
+        cls, parameters, training_length, max_length, attention_factor
+    ) -> Self:
         return cls(parameters.get("partial_rotary_factor", 1.0), parameters.get("factor", 1.0))
 
     def rope_parameters(self, rotary_dim) -> dict[str, Any]:

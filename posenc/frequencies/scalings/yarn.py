@@ -83,10 +83,12 @@ class YaRN(Scaling):
         )
 
     @classmethod
-    def from_rope_parameters(cls, parameters, original, maximum, attention_factor) -> Self:
+    def from_rope_parameters(
+        cls, parameters, training_length, max_length, attention_factor
+    ) -> Self:
         return cls(
             parameters["factor"],
-            original,
+            training_length,
             # transformers takes the defaults for null and 0, too
             beta_fast=parameters.get("beta_fast") or 32.0,
             beta_slow=parameters.get("beta_slow") or 1.0,

@@ -61,7 +61,7 @@ def compiled(
         {(names.index(name),): value for name, value in constants.items()},
         {(names.index(name),): [["tt.divisibility", 16]] for name in divisible},
     )
-    options = {"num_warps": triton_kernel.warps_for(heads * block), "enable_fp_fusion": True}
+    options = {"num_warps": triton_kernel.num_warps_for(heads * block), "enable_fp_fusion": True}
     return triton.compile(source, target=target, options=options).asm
 
 

@@ -13,8 +13,8 @@ PROGRAM_PAIRS = 2048
 chosen."""
 
 
-def warps_for(pairs: int) -> int:
-    """Return the number of warps, 1 to 4, of a program that rotates `pairs` pairs: each of the 32
+def num_warps_for(pairs: int) -> int:
+    """Return how many warps, 1 to 4, a program has that rotates `pairs` pairs: each of the 32
     threads of a warp gets at least 8 of them, so that 16-bit channels too are read 16 bytes at a
     time."""
     return max(1, min(4, pairs // 256))
@@ -234,7 +234,7 @@ def launch(xs: Sequence[Tensor], cos: Tensor, sin: Tensor, interleaved: bool) ->
             PAIRS=block_pairs,
             HEAD_DIM=head_dim,
             REST=triton.next_power_of_2(rest) if rest else 0,
-            num_warps=warps_for(block_heads * block_pairs),
+            num_warps=num_warps_for(block_heads * block_pairs),
             enable_fp_fusion=True,  # Triton's default changes with its version
         )
     return outs
