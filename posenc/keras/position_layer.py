@@ -53,8 +53,12 @@ def at_least_float32(x: Any) -> Any:
 
 def token_positions(name: str, length: Any, positions: Any, start_index: Any) -> Any:
     """Return the positions of `length` tokens as a tensor: `positions`, checked, or start_index,
-    start_index + 1, ... if they are None. `length` comes from ops.shape; TensorFlow gives a tensor
-    if it is unknown. Raise ValueError for a wrong shape, or if both arguments are given."""
+    start_index + 1, ... if they are None.
+
+    name: the layer's, for messages. length: from ops.shape; an int, or a tensor where TensorFlow
+    does not know the length yet.
+    Raises: ValueError for a wrong shape, or if positions and start_index are both given.
+    """
     if positions is None:
         return ops.arange(length, dtype="int32") + ops.cast(start_index, "int32")
     if not (isinstance(start_index, int) and start_index == 0):

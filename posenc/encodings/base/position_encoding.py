@@ -27,10 +27,15 @@ if TYPE_CHECKING:
     from posenc.masks import Mask
 
 T = TypeVar("T")
+"""Type of what `computed_or_cached` computes."""
 Embedded = Float[Tensor, "*batch len embed_dim"]
+"""Embeddings, as `embed` takes and returns them."""
 EmbeddedPositions = Real[Tensor, "*#batch len"] | Real[Tensor, "*#batch len axes"]
+"""Positions of embeddings; with a last axis of components where num_axes > 1."""
 Hidden = Float[Tensor, "batch len embed_dim"]
+"""Hidden states from which `state` is computed."""
 State = Shaped[Tensor, "batch heads len *state"]
+"""State of each token, see PositionEncoding.state."""
 Past = Shaped[Tensor, "batch heads past_len *state"]
 """Cached state of earlier tokens, see PositionEncoding.state."""
 QueriesKeys = tuple[
@@ -41,8 +46,10 @@ QueriesKeys = tuple[
 Cached = Float[Tensor, "batch num_kv_heads moved width"]
 """Cached keys or values, see PositionEncoding.move_keys."""
 CachedPositions = Real[Tensor, "#batch moved *axes"] | Real[Tensor, "moved *axes"]
+"""Positions of cached keys or values, before or after they are moved."""
 Values = Float[Tensor, "batch num_kv_heads {len(v)} v_width"]
 Output = Float[Tensor, "batch num_heads {len(out)} v_width"]
+"""What `transform_output` returns, for `out` given as Tokens; Values likewise for `v`."""
 
 _PASSED_BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 _PLACES_OF_METHODS = {

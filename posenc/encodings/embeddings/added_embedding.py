@@ -29,8 +29,9 @@ class AddedEmbedding(PositionEncoding):
     def vectors(
         self, positions: Real[Tensor, "..."], dtype: torch.dtype = torch.float32
     ) -> Float[Tensor, "*where {self.embed_dim}"]:
-        """Return the vector to add at each position, (*positions.shape, embed_dim) in `dtype`,
-        without the axis of components if positions have one. A subclass defines it."""
+        """Return the vector to add at each position, (*positions.shape, embed_dim) in `dtype`. If
+        positions have a last axis of components, that is not part of the result's shape. A subclass
+        defines it."""
         raise NotImplementedError(f"{type(self).__name__} must define vectors(positions, dtype)")
 
     def embed(self, x: Embedded, positions: Real[Tensor, "..."]) -> Embedded:

@@ -19,7 +19,9 @@ def grouped_matmul(a: Tensor, b: Tensor) -> Tensor:
 
 
 def repeat_kv_heads(t: Tensor, num_heads: int, dim: int = 1) -> Tensor:
-    """Repeat each head of axis `dim` for the consecutive query heads that share it."""
+    """Return t with each head of axis `dim` repeated for the consecutive query heads that share it,
+    so that this axis has num_heads entries, a multiple of its size. If it has as many already, t
+    itself is returned."""
     heads = t.shape[dim]
     if heads == num_heads:
         return t

@@ -27,8 +27,12 @@ class QueryKeyEncoding(PositionEncoding):
         *,
         layout: str = "bhtd",
     ) -> tuple[Float[Tensor, "batch _ _ width"], Float[Tensor, "batch _ _ width"]]:
-        """Transform q and k of the same tokens, for use outside of posenc.attention. With
-        layout="bthd" they are (batch, len, heads, head_dim)."""
+        """Return q and k of the same tokens, transformed, for use outside of posenc.attention.
+
+        q (batch, num_heads, len, head_dim) and k (batch, num_kv_heads, len, head_dim) may come back
+        wider. With layout="bthd" axes 1 and 2 are swapped in arguments and results.
+        Raises: TypeError or ValueError for vectors, positions or a layout that do not fit.
+        """
         caller = type(self).__name__
         q, k = heads_first(caller, layout, q, k)
         new_q, new_k = self.transform(
