@@ -66,7 +66,7 @@ from posenc.encodings.scores.transformer_xl import TransformerXL as TransformerX
 from posenc.encodings.terms.term import Term as Term
 from posenc.encodings.terms.tokens import Tokens as Tokens
 from posenc.encodings.values.shaw import Shaw as Shaw
-from posenc.frequencies.scalings import *  # noqa: F403 - all of them are public
+from posenc.frequencies.scalings.registry import *  # noqa: F403 - all of them are public
 from posenc.masks import Mask as Mask
 from posenc.models.config import DecoderConfig as DecoderConfig
 from posenc.models.decoder import Decoder as Decoder

@@ -19,6 +19,8 @@ EXTRAS |= dict.fromkeys(("ray", "submitit", "s3fs", "tensorboard"), "cluster")
 """The extra of posenc that installs a package. Without extras it needs only typer and rich."""
 _EXTRAS_FROM_SMALL_TO_LARGE = ("doctor", "torch", "hf")
 """Extras, each of which brings the packages above that the extras before it bring."""
+_ROOT = Path(__file__).parents[1]
+"""The folder that has the package posenc."""
 OLDEST_TORCH = [2, 6]
 """As in pyproject.toml, which does not hold for a torch that another package brought."""
 
@@ -79,16 +81,16 @@ def names_in_stub(file: str) -> dict[str, str]:
 
 def _imported_names(file: Path) -> dict[str, str]:
     """Map each name that a file imports to its module; those of a star to the modules from which
-    the package imports them."""
+    the starred module of posenc imports them."""
     modules: dict[str, str] = {}
     for node in ast.parse(file.read_text(encoding="utf-8")).body:
         if not isinstance(node, ast.ImportFrom):
             continue
         for alias in node.names:
             if alias.name == "*":
-                package = importlib.util.find_spec(str(node.module))
-                assert package is not None and package.origin is not None
-                modules |= _imported_names(Path(package.origin))
+                # `find_spec` would import the packages around the module.
+                starred = _ROOT.joinpath(*str(node.module).split(".")).with_suffix(".py")
+                modules |= _imported_names(starred)
             else:
                 modules[alias.name] = str(node.module)
     return modules

@@ -18,7 +18,15 @@ import torch
 import posenc
 from posenc.encodings import TWO_PI
 from posenc.encodings.numerics.shared_with_keras import alibi_slopes, t5_bucket_edges
-from posenc.frequencies.scalings import NTK, DynamicNTK, Linear, Llama3, LongRoPE, NTKByParts, YaRN
+from posenc.frequencies.scalings.registry import (
+    NTK,
+    DynamicNTK,
+    Linear,
+    Llama3,
+    LongRoPE,
+    NTKByParts,
+    YaRN,
+)
 from posenc.inspect.encoding import precision
 from posenc.runtimes.known import emulate
 from tests.browser import DESKTOP, PHONE, Browser, needs_chromium

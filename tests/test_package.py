@@ -12,7 +12,7 @@ import pytest
 
 import posenc
 from posenc.encodings.registry import other_names
-from posenc.frequencies.registry import SCALINGS
+from posenc.frequencies.scalings.lookup import SCALINGS
 
 ROOT = Path(__file__).parents[1]
 OPTIONAL = ("transformers", "keras", "jax", "ray", "peft", "tensorflow")

@@ -29,8 +29,8 @@ from posenc.encodings.queries_keys.rope import RoPE
 from posenc.encodings.queries_keys.xpos import XPos
 from posenc.encodings.scores.alibi import ALiBi
 from posenc.encodings.scores.t5 import T5Bias
-from posenc.frequencies.scaling import rope_frequencies
-from posenc.frequencies.scalings import DynamicNTK, LongRoPE, YaRN
+from posenc.frequencies.scalings.registry import DynamicNTK, LongRoPE, YaRN
+from posenc.frequencies.scalings.scaling import rope_frequencies
 from posenc.positions import positions_from_mask
 from posenc.testing.harness import transform_queries_keys
 from tests.attending import attend

@@ -57,11 +57,11 @@ from posenc.encodings.terms.term import ScoreMod as ScoreMod
 from posenc.encodings.terms.term import Term as Term
 from posenc.encodings.terms.term import formulas_need_gradient as formulas_need_gradient
 from posenc.encodings.terms.tokens import Tokens as Tokens
-from posenc.frequencies.scaling import rope_frequencies as rope_frequencies
 from posenc.frequencies.scalings.by_parts import NTKByParts as NTKByParts
 from posenc.frequencies.scalings.linear import Linear as Linear
 from posenc.frequencies.scalings.ntk import NTK as NTK
 from posenc.frequencies.scalings.proportional import Proportional as Proportional
+from posenc.frequencies.scalings.scaling import rope_frequencies as rope_frequencies
 from posenc.frequencies.scalings.yarn import YaRN as YaRN
 from posenc.frequencies.series import DECIMAL_CONTEXT as DECIMAL_CONTEXT
 from posenc.frequencies.series import TWO_PI as TWO_PI

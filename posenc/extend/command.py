@@ -16,7 +16,7 @@ from posenc.command_line.options import (
     with_options_of,
 )
 from posenc.extend.options import Options
-from posenc.frequencies.registry import SCALINGS
+from posenc.frequencies.scalings.lookup import SCALINGS
 from posenc.hf.tune.config import TuneConfig
 
 _NAMES_OF_SCALINGS = ", ".join(

@@ -13,8 +13,8 @@ import numpy as np
 from posenc.extend.measure.evaluation import position_edges
 from posenc.extend.measure.losses import LossReader, NotFinite
 from posenc.extend.variants.methods import METHODS, stretch
-from posenc.frequencies.scaling import Scaling, rope_frequencies
-from posenc.frequencies.scalings import LongRoPE
+from posenc.frequencies.scalings.registry import LongRoPE
+from posenc.frequencies.scalings.scaling import Scaling, rope_frequencies
 from posenc.hf.checkpoint.tokenization import Windows
 from posenc.hf.rope.apply import settings_applied
 from posenc.hf.rope.settings import EXTENDED_LAYER_TYPES, RopeSetting

@@ -6,8 +6,8 @@ from typing import Any
 
 import keras
 
-from posenc.frequencies.registry import SCALINGS
-from posenc.frequencies.scaling import Scaling, rope_frequencies
+from posenc.frequencies.scalings.lookup import SCALINGS
+from posenc.frequencies.scalings.scaling import Scaling, rope_frequencies
 from posenc.frequencies.series import inverse_frequencies
 from posenc.keras.int32_frequencies import Int32Frequencies
 from posenc.keras.position_layer import PositionLayer, at_least_float32, ops, token_positions

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, TypeGuard
 
 from posenc.frequencies import floats
-from posenc.frequencies.registry import ROPE_TYPES
+from posenc.frequencies.scalings.lookup import ROPE_TYPES
 from posenc.runtimes.computed_positions import (
     ARITHMETIC,
     ComputedPositions,

@@ -13,8 +13,8 @@ from posenc.encodings.queries_keys.rope import RoPE
 from posenc.encodings.scores.alibi import ALiBi
 from posenc.encodings.scores.fox import FoX
 from posenc.encodings.scores.t5 import T5Bias
-from posenc.frequencies.scaling import rope_frequencies
-from posenc.frequencies.scalings import NTK, NTKByParts
+from posenc.frequencies.scalings.registry import NTK, NTKByParts
+from posenc.frequencies.scalings.scaling import rope_frequencies
 
 pytestmark = pytest.mark.nightly
 

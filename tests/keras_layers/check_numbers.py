@@ -12,9 +12,9 @@ from keras import ops
 import posenc
 from posenc import keras as pk
 from posenc.encodings.embeddings import grow
-from posenc.frequencies import registry
 from posenc.frequencies.fixed_point import turns_in_fixed_point
-from posenc.frequencies.scalings import (
+from posenc.frequencies.scalings import lookup
+from posenc.frequencies.scalings.registry import (
     NTK,
     DynamicLinear,
     DynamicNTK,
@@ -178,7 +178,7 @@ SCALINGS = [
 
 
 def test_every_scaling_is_checked():
-    assert {type(x) for x in SCALINGS if x is not None} == set(registry.SCALINGS.values())
+    assert {type(x) for x in SCALINGS if x is not None} == set(lookup.SCALINGS.values())
 
 
 @pytest.mark.parametrize("scaling", SCALINGS, ids=str)

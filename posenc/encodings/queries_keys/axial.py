@@ -16,7 +16,7 @@ from posenc.encodings.queries_keys.query_key_encoding import QueryKeyEncoding, c
 from posenc.encodings.queries_keys.rotation.rotate import rotate
 from posenc.encodings.queries_keys.rotation.rotation import RotatedQueriesKeys, Rotation
 from posenc.encodings.terms.tokens import Tokens
-from posenc.frequencies.scaling import Frequencies
+from posenc.frequencies.scalings.scaling import Frequencies
 from posenc.frequencies.series import DECIMAL_CONTEXT, TWO_PI, inverse_frequencies
 from posenc.positions import move_placeless_to_origin
 

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from posenc.encodings.queries_keys.rope import RoPE
 from posenc.encodings.queries_keys.rotation.rotation import Pairs, Vectors
-from posenc.frequencies.scaling import Scaling
+from posenc.frequencies.scalings.scaling import Scaling
 
 
 class DecoupledRoPE(RoPE):

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from posenc.arguments import FARTHEST_POSITION, check_count, explain_misfits
 from posenc.encodings.queries_keys.rope import RoPE
-from posenc.frequencies.scaling import Frequencies, Scaling
+from posenc.frequencies.scalings.scaling import Frequencies, Scaling
 
 
 class MRoPE(RoPE):

@@ -15,7 +15,7 @@ from posenc.encodings.base.model_shape import ModelShape
 from posenc.encodings.base.position_encoding import Pass
 from posenc.encodings.numerics.torch_modes import outside_inference_mode
 from posenc.encodings.queries_keys.rope import RoPE
-from posenc.frequencies.scaling import Scaling
+from posenc.frequencies.scalings.scaling import Scaling
 from posenc.masks import Mask, sliding_window
 from posenc.positions import (
     KeyPositionTensor,

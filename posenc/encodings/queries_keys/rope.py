@@ -17,8 +17,8 @@ from posenc.encodings.queries_keys.rotation.cos_sin_operator import (
     store_frequency_arguments,
 )
 from posenc.encodings.queries_keys.rotation.rotation import Rotation
-from posenc.frequencies.registry import SCALINGS
-from posenc.frequencies.scaling import Frequencies, Scaling, rope_frequencies
+from posenc.frequencies.scalings.lookup import SCALINGS
+from posenc.frequencies.scalings.scaling import Frequencies, Scaling, rope_frequencies
 from posenc.frequencies.series import inverse_frequencies
 from posenc.positions import Positions
 

@@ -12,7 +12,7 @@ from posenc.encodings.numerics.torch_modes import extremes_if_readable
 from posenc.encodings.queries_keys.rotation.rotate import rotate
 from posenc.encodings.queries_keys.rotation.rotation import RotatedQueriesKeys, Rotation
 from posenc.encodings.terms.tokens import Tokens
-from posenc.frequencies.scaling import Frequencies
+from posenc.frequencies.scalings.scaling import Frequencies
 from posenc.frequencies.series import inverse_frequencies
 
 _HEADROOM = 256

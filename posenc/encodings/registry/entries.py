@@ -2,7 +2,7 @@
 
 from typing import Any, NamedTuple
 
-from posenc.frequencies.registry import SCALINGS
+from posenc.frequencies.scalings.lookup import SCALINGS
 
 
 class Entry(NamedTuple):

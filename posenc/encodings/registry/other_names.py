@@ -69,7 +69,7 @@ def _other_names() -> dict[str, tuple[str, str]]:
     """Return the public class and the registered name by each other name."""
     # By a string: every encoding imports the package, and with it this file, and a scaling that
     # changes must not count as a change of every encoding (see code_hashes.py).
-    scalings = importlib.import_module("posenc.frequencies.registry").SCALINGS
+    scalings = importlib.import_module("posenc.frequencies.scalings.lookup").SCALINGS
     also_called = dict(_ALSO_CALLED)
     for scaling in scalings.values():
         registered = "" if scaling.encoding is None else scaling.encoding.name

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from posenc.command_line.errors import one_line
 from posenc.encodings import DualChunk, PositionMap, ReRoPE, SelfExtend
 from posenc.extend.variants.variant import Variant
-from posenc.frequencies.scalings import Linear
+from posenc.frequencies.scalings.registry import Linear
 from posenc.hf.attachment.attach import attached
 from posenc.hf.attachment.attention import attention_is_replaceable
 from posenc.hf.checkpoint.loading import Checkpoint

@@ -5,9 +5,8 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 
-from posenc.frequencies.registry import SCALINGS
-from posenc.frequencies.scaling import Scaling, rope_frequencies
-from posenc.frequencies.scalings import (
+from posenc.frequencies.scalings.lookup import SCALINGS
+from posenc.frequencies.scalings.registry import (
     NTK,
     DynamicNTK,
     Linear,
@@ -17,6 +16,7 @@ from posenc.frequencies.scalings import (
     Proportional,
     YaRN,
 )
+from posenc.frequencies.scalings.scaling import Scaling, rope_frequencies
 from posenc.hf.rope.settings import EXTENDED_LAYER_TYPES, RopeSetting
 from posenc.hf.rope.write import NO_ROTATION_DIVISOR
 

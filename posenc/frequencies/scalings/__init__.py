@@ -1,18 +1,5 @@
 """Scalings of RoPE's frequencies for contexts longer than in training.
 
-Each is a frozen dataclass with one formula. A line here makes it public and known by its name: to
-`posenc.frequencies.registry`, and with it to all of posenc.
+Each is a frozen dataclass with one formula. `registry` lists them, `scaling` has what all share,
+and `lookup` finds them by their names.
 """
-# ruff: noqa: I001 - in the order of posenc.names(); then those without a name there
-
-from posenc.frequencies.scalings.proportional import Proportional as Proportional
-from posenc.frequencies.scalings.linear import Linear as Linear
-from posenc.frequencies.scalings.ntk import NTK as NTK
-from posenc.frequencies.scalings.ntk import DynamicNTK as DynamicNTK
-from posenc.frequencies.scalings.by_parts import NTKByParts as NTKByParts
-from posenc.frequencies.scalings.yarn import YaRN as YaRN
-from posenc.frequencies.scalings.llama3 import Llama3 as Llama3
-from posenc.frequencies.scalings.longrope import LongRoPE as LongRoPE
-from posenc.frequencies.scalings.by_parts import NTKByPartsV1 as NTKByPartsV1
-from posenc.frequencies.scalings.linear import DynamicLinear as DynamicLinear
-from posenc.frequencies.scalings.yarn import DynamicYaRN as DynamicYaRN

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from decimal import Decimal
 
 from posenc.arguments import explain_constructor_misfits
-from posenc.frequencies.scaling import Frequencies, NamedEncoding, Scaling, require
 from posenc.frequencies.scalings.ntk import ntk_frequencies
+from posenc.frequencies.scalings.scaling import Frequencies, NamedEncoding, Scaling, require
 from posenc.frequencies.series import TWO_PI, inverse_frequencies
 
 

@@ -3,7 +3,8 @@
 from dataclasses import dataclass
 
 from posenc.arguments import explain_constructor_misfits
-from posenc.frequencies.scaling import (
+from posenc.frequencies.scalings.by_parts import NTKByParts
+from posenc.frequencies.scalings.scaling import (
     ExtendMethod,
     Frequencies,
     NamedEncoding,
@@ -11,7 +12,6 @@ from posenc.frequencies.scaling import (
     Scaling,
     require,
 )
-from posenc.frequencies.scalings.by_parts import NTKByParts
 
 
 @explain_constructor_misfits

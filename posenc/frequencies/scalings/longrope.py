@@ -7,7 +7,7 @@ from typing import Any, Self
 
 from posenc.arguments import explain_constructor_misfits
 from posenc.frequencies.floats import longrope_attention_factor
-from posenc.frequencies.scaling import (
+from posenc.frequencies.scalings.scaling import (
     Frequencies,
     NamedEncoding,
     RopeType,

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from decimal import Decimal
 
 from posenc.arguments import explain_constructor_misfits
-from posenc.frequencies.scaling import (
+from posenc.frequencies.scalings.scaling import (
     ExtendMethod,
     Frequencies,
     NamedEncoding,

@@ -5,7 +5,13 @@ from decimal import Decimal
 from typing import Any, Self
 
 from posenc.arguments import explain_constructor_misfits
-from posenc.frequencies.scaling import Frequencies, NamedEncoding, RopeType, Scaling, require
+from posenc.frequencies.scalings.scaling import (
+    Frequencies,
+    NamedEncoding,
+    RopeType,
+    Scaling,
+    require,
+)
 from posenc.frequencies.series import inverse_frequencies
 
 

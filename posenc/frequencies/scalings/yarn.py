@@ -6,7 +6,7 @@ from typing import Any, Self
 
 from posenc.arguments import explain_constructor_misfits
 from posenc.frequencies.floats import yarn_attention_factor
-from posenc.frequencies.scaling import (
+from posenc.frequencies.scalings.scaling import (
     Frequencies,
     NamedEncoding,
     RopeType,
@@ -15,7 +15,6 @@ from posenc.frequencies.scaling import (
     require,
     require_attention_factor,
 )
-from posenc.frequencies.scalings.by_parts import blend_frequencies, ramp, ramp_ends
 from posenc.frequencies.series import inverse_frequencies
 
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from posenc.encodings import PerLayer, PositionEncoding, path_of_class, repr_in_one_line
 from posenc.files.atomic import write_atomically
 from posenc.files.sealed_json import strict_json
-from posenc.frequencies.scaling import Scaling
+from posenc.frequencies.scalings.scaling import Scaling
 from posenc.hf.attachment.forward_context import ATTACHMENT_ATTRIBUTE, ENCODING_MODULE
 from posenc.hf.checkpoint import files
 from posenc.runtimes.files.attached import MARK, RECORD

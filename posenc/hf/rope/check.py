@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from posenc.frequencies.registry import ROPE_TYPES
+from posenc.frequencies.scalings.lookup import ROPE_TYPES
 from posenc.hf.checkpoint.config_values import is_count, is_positive
 from posenc.runtimes.known.transformers5 import HUNYUAN
 

@@ -5,9 +5,9 @@ from decimal import Decimal
 from typing import Any
 
 from posenc.frequencies.floats import ntk_theta, yarn_attention_factor
-from posenc.frequencies.registry import scaling_of
-from posenc.frequencies.scaling import Frequencies, Scaling, rope_frequencies
-from posenc.frequencies.scalings import Linear
+from posenc.frequencies.scalings.lookup import scaling_of
+from posenc.frequencies.scalings.registry import Linear
+from posenc.frequencies.scalings.scaling import Frequencies, Scaling, rope_frequencies
 from posenc.runtimes.config_model import TRAINED_KEY
 from posenc.runtimes.known.transformers5 import HUNYUAN
 from posenc.runtimes.meaning import is_length

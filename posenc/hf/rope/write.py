@@ -5,8 +5,8 @@ import math
 from typing import Any
 
 from posenc.frequencies.floats import ntk_theta
-from posenc.frequencies.scaling import Scaling, rope_frequencies
-from posenc.frequencies.scalings import NTK, Linear, LongRoPE, Proportional, YaRN
+from posenc.frequencies.scalings.registry import NTK, Linear, LongRoPE, Proportional, YaRN
+from posenc.frequencies.scalings.scaling import Scaling, rope_frequencies
 from posenc.hf.rope.settings import RopeSetting, head_dim_of
 
 FAMILIES_WITH_ONLY_LONGROPE = ("phi3", "phi4_multimodal")

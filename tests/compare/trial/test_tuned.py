@@ -10,7 +10,7 @@ from posenc.compare.trial import train
 from posenc.compare.trial.objectives import OBJECTIVES
 from posenc.compare.trial.readings import tuned
 from posenc.compare.trial.run_trial import run_trial
-from posenc.frequencies.scalings import YaRN
+from posenc.frequencies.scalings.registry import YaRN
 from tests.compare.trial.test_far import SMALL, TEXT, trained_a_little
 from tests.compare.trial.test_trial import quiet
 

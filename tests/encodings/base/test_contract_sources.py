@@ -18,7 +18,7 @@ from torch import Tensor
 from posenc import PositionEncoding, names, registry
 from posenc.encodings.scores.alibi import ALiBi
 from posenc.encodings.terms.term import Term
-from posenc.frequencies.registry import SCALINGS
+from posenc.frequencies.scalings.lookup import SCALINGS
 from tests.golden_values import Case, cases
 
 TESTS = Path(__file__).parents[2]

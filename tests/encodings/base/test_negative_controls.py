@@ -12,7 +12,8 @@ from posenc.encodings.embeddings.sinusoidal import Sinusoidal
 from posenc.encodings.numerics import shared_with_keras as bias_numbers
 from posenc.encodings.queries_keys.rope import RoPE
 from posenc.encodings.scores.alibi import ALiBi
-from posenc.frequencies.scalings import Linear, yarn
+from posenc.frequencies.scalings import yarn
+from posenc.frequencies.scalings.registry import Linear
 from posenc.testing import CHECKS, every_check, maker, verdicts
 from tests import test_masks
 from tests.encodings.base import planted

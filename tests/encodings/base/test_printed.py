@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import posenc
-from posenc.frequencies.scalings import LongRoPE
+from posenc.frequencies.scalings.registry import LongRoPE
 
 SHAPE = posenc.ModelShape(embed_dim=64, num_heads=4, train_length=128)
 

@@ -14,7 +14,7 @@ from posenc import ModelShape, create
 from posenc.encodings.numerics.exact_frequencies import ExactFrequencies
 from posenc.encodings.queries_keys.axial import AxialRoPE
 from posenc.encodings.queries_keys.rope import RoPE
-from posenc.frequencies.scalings import NTK, Linear, Llama3, LongRoPE, NTKByPartsV1, YaRN
+from posenc.frequencies.scalings.registry import NTK, Linear, Llama3, LongRoPE, NTKByPartsV1, YaRN
 from posenc.frequencies.series import TWO_PI, inverse_frequencies
 from tests.golden_values import Case, cases
 

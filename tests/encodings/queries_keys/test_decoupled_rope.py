@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from posenc.encodings.queries_keys.decoupled import DecoupledRoPE, join
-from posenc.frequencies.scalings import YaRN
+from posenc.frequencies.scalings.registry import YaRN
 from posenc.testing.harness import transform_queries_keys
 from tests.attending import attend
 from tests.references import decoupled_rope as paper

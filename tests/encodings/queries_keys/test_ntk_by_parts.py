@@ -3,7 +3,7 @@
 import pytest
 
 from posenc.encodings.queries_keys.rope import RoPE
-from posenc.frequencies.scalings import NTKByParts
+from posenc.frequencies.scalings.registry import NTKByParts
 from tests.references import ntk_by_parts as paper
 
 

@@ -7,7 +7,7 @@ import posenc
 from posenc.encodings.queries_keys.axial import AxialRoPE, MixedRoPE
 from posenc.encodings.queries_keys.mrope import MRoPE, mrope_positions
 from posenc.encodings.queries_keys.rope import RoPE
-from posenc.frequencies.scalings import Proportional, YaRN
+from posenc.frequencies.scalings.registry import Proportional, YaRN
 from tests.golden_values import Case, cases
 
 

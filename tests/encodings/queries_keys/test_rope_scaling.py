@@ -14,8 +14,7 @@ from torch._dynamo.testing import CompileCounter
 from posenc.encodings.queries_keys.rope import RoPE
 from posenc.encodings.queries_keys.rotation.rotate import rotate as rotate_pairs
 from posenc.frequencies.floats import longrope_attention_factor, yarn_attention_factor
-from posenc.frequencies.scaling import Scaling, rope_frequencies
-from posenc.frequencies.scalings import (
+from posenc.frequencies.scalings.registry import (
     NTK,
     DynamicLinear,
     DynamicNTK,
@@ -28,6 +27,7 @@ from posenc.frequencies.scalings import (
     Proportional,
     YaRN,
 )
+from posenc.frequencies.scalings.scaling import Scaling, rope_frequencies
 from posenc.frequencies.series import inverse_frequencies
 from posenc.testing.harness import transform_queries_keys
 from tests.compilers import needs_whole_graphs
@@ -341,8 +341,8 @@ def test_scaled_frequencies_carry_forty_digits():
 def test_frequencies_need_no_torch():
     code = (
         "import sys, posenc\n"
-        "from posenc.frequencies.registry import SCALINGS\n"
-        "from posenc.frequencies.scaling import rope_frequencies\n"
+        "from posenc.frequencies.scalings.lookup import SCALINGS\n"
+        "from posenc.frequencies.scalings.scaling import rope_frequencies\n"
         "rope_frequencies(64, 1e4, posenc.YaRN(4, 2048))\n"
         "assert 'torch' not in sys.modules and 'numpy' not in sys.modules"
     )

@@ -5,7 +5,7 @@ import math
 import pytest
 
 import posenc
-from posenc.frequencies.scalings import YaRN
+from posenc.frequencies.scalings.registry import YaRN
 
 
 @pytest.mark.parametrize("share", [0.0, 0.3, 1.0])

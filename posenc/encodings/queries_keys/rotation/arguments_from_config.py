@@ -5,8 +5,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from posenc.frequencies.registry import scaling_of
-from posenc.frequencies.scaling import rope_frequencies
+from posenc.frequencies.scalings.lookup import scaling_of
+from posenc.frequencies.scalings.scaling import rope_frequencies
 
 
 def rotation_arguments(

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from posenc.encodings.numerics.exact_frequencies import ExactFrequencies
-from posenc.frequencies.scaling import Scaling, rope_frequencies
+from posenc.frequencies.scalings.scaling import Scaling, rope_frequencies
 
 _STORED_FREQUENCY_ARGUMENTS: dict[str, tuple[int, float, Scaling]] = {}
 """The first three arguments of `rope_frequencies` by key: an operator of torch takes texts, but no

@@ -14,7 +14,7 @@ from posenc.encodings.numerics.torch_modes import outside_inference_mode
 from posenc.encodings.queries_keys.query_key_encoding import QueryKeyEncoding
 from posenc.encodings.queries_keys.rotation.rotate import rotate_together
 from posenc.encodings.terms.tokens import Tokens
-from posenc.frequencies.scaling import Frequencies
+from posenc.frequencies.scalings.scaling import Frequencies
 from posenc.positions import (
     Positions,
     PositionTensor,

@@ -1,13 +1,13 @@
-"""All scalings, by name and by what transformers calls them."""
+"""Look scalings up: by name, and by what transformers calls them."""
 
 from collections.abc import Mapping
 from typing import Any
 
-from posenc.frequencies import scalings
-from posenc.frequencies.scaling import RopeType, Scaling
+from posenc.frequencies.scalings import registry
+from posenc.frequencies.scalings.scaling import RopeType, Scaling
 
 SCALINGS: dict[str, type[Scaling]] = {
-    scaling.name: scaling for scaling in vars(scalings).values() if isinstance(scaling, type)
+    scaling.name: scaling for scaling in vars(registry).values() if isinstance(scaling, type)
 }
 """The scalings by the names that posenc's registry and commands use."""
 ROPE_TYPES: dict[str, RopeType] = {

@@ -6,9 +6,9 @@ import pytest
 
 import posenc
 from posenc.extend.variants.methods import METHODS
-from posenc.frequencies import scalings
-from posenc.frequencies.registry import ROPE_TYPES, SCALINGS
-from posenc.frequencies.scaling import RopeType, Scaling, rope_frequencies
+from posenc.frequencies.scalings import registry
+from posenc.frequencies.scalings.lookup import ROPE_TYPES, SCALINGS
+from posenc.frequencies.scalings.scaling import RopeType, Scaling, rope_frequencies
 from posenc.hf.rope.settings import RopeSetting
 from posenc.hf.rope.write import rope_parameters
 from posenc.runtimes.known import transformers5
@@ -34,7 +34,7 @@ def test_every_scaling_has_a_source_and_is_found_by_its_name(name: str):
 
 
 def test_no_two_scalings_have_one_name():
-    classes = [value for value in vars(scalings).values() if isinstance(value, type)]
+    classes = [value for value in vars(registry).values() if isinstance(value, type)]
     assert [*SCALINGS.values()] == classes
 
 

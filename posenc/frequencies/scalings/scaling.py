@@ -87,7 +87,7 @@ class Scaling:
     """
 
     name: ClassVar[str]
-    """Its name in `posenc.frequencies.registry`."""
+    """Its name in `posenc.frequencies.scalings.lookup`."""
     source: ClassVar[str]
     """Where the formula was published."""
     also_called: ClassVar[str] = ""
