@@ -106,8 +106,8 @@ facts: .venv/.installed
 explorer: .venv/.installed
 	$(BIN)/python explorer/data.py
 	cd explorer && npm ci --no-audit --no-fund && node build.mjs
-	sed -n '/^<!-- Bundled/,/^ -->/p' posenc/doctor/explore.html | sed '1s/^<!-- //;$$d' > \
-		posenc/doctor/explore.licenses.txt
+	sed -n '/^<!-- Bundled/,/^ -->/p' posenc/explore/explore.html | sed '1s/^<!-- //;$$d' > \
+		posenc/explore/explore.licenses.txt
 
 # The rotation's Triton kernel for GPUs of NVIDIA and AMD, compiled here, with registers and spills.
 kernels: .venv/.installed-all

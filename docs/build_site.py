@@ -38,7 +38,7 @@ ELSEWHERE = {
     "posenc/keras/README.md": "keras.md",
 }
 """Pages that lie outside of docs, and what they are called in the site."""
-EXPLORER = ROOT / "posenc/doctor/explore.html"
+EXPLORER = ROOT / "posenc/explore/explore.html"
 """The page of `posenc explore`, which the site has at its root."""
 GENERATED = {"Tools": ["rules/index"], "API": ["api/index"]}
 """Generated pages by the section of docs/README.md that they belong to."""

@@ -8,7 +8,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 ROOT = Path(__file__).parents[1]
-PAGE = ROOT / "posenc/doctor/explore.html"
+PAGE = ROOT / "posenc/explore/explore.html"
 FIGURE = ROOT / "docs/figures/explore.png"
 WIDTH = 1100
 

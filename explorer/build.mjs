@@ -1,4 +1,4 @@
-// Build posenc/doctor/explore.html: one page with its script, style and licences inside.
+// Build posenc/explore/explore.html: one page with its script, style and licences inside.
 
 import { createHash } from "node:crypto";
 import { readFileSync, readdirSync, writeFileSync } from "node:fs";
@@ -7,10 +7,10 @@ import { fileURLToPath } from "node:url";
 import { build } from "esbuild";
 
 const here = dirname(fileURLToPath(import.meta.url));
-const page = join(here, "../posenc/doctor/explore.html");
+const page = join(here, "../posenc/explore/explore.html");
 const LARGEST = 1.5e6;
 
-// The files of this folder, as tests/test_explore.py lists them.
+// The files of this folder, as tests/explore/test_page.py lists them.
 function sources(folder = here) {
   return readdirSync(folder, { withFileTypes: true }).flatMap((entry) => {
     if (entry.name === "node_modules" || entry.name === "__pycache__") return [];

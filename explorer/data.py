@@ -1,7 +1,7 @@
 """Write explorer/src/data.json, the numbers of the page that posenc computes: make explorer.
 
 Everything else on the page is computed in the browser and checked against posenc by
-tests/test_explore.py.
+tests/explore/test_page.py.
 """
 
 from __future__ import annotations

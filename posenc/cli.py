@@ -33,7 +33,7 @@ COMMANDS = {
     "inspect": "posenc.inspect.command:inspect",
     "extend": "posenc.extend.command:extend",
     "doctor": "posenc.doctor.command:doctor",
-    "explore": "posenc.doctor.explore:explore",
+    "explore": "posenc.explore.command:explore",
 }
 """The function of each command, as "module:function"."""
 SUFFICIENT_EXTRAS = {"doctor": "doctor"}

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import posenc
-from tests.test_explore import PANELS
+from tests.explore.test_page import PANELS
 from tests.test_readme import ROOT, load_script
 
 pytestmark = pytest.mark.prose
@@ -56,7 +56,7 @@ def test_lines_of_chinese_are_joined_and_nothing_else(site):
 
 def test_the_site_has_the_explorer_at_its_root(site):
     page = ROOT / "docs/learn/rope.zh-CN.md"
-    shown = site.linked("[it](../../posenc/doctor/explore.html#lang=zh)", page, site.where())
+    shown = site.linked("[it](../../posenc/explore/explore.html#lang=zh)", page, site.where())
     assert shown == '<a href="../explore.html#lang=zh">it</a>'
 
 

@@ -1,4 +1,4 @@
-// Formulas of posenc, each checked against posenc by tests/test_explore.py.
+// Formulas of posenc, each checked against posenc by tests/explore/test_page.py.
 // Frequencies are in radians per position, fastest pair first.
 
 export const TURN = 2 * Math.PI;

@@ -1,5 +1,5 @@
 // The doctor's rules that need no runtime, with its codes and its words; what they cannot judge is
-// left to it. tests/test_explore.py holds each finding to posenc.doctor.
+// left to it. tests/explore/test_page.py holds each finding to posenc.doctor.
 
 import data from "./data.json";
 import { nearest } from "./similar.js";

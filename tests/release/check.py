@@ -25,7 +25,7 @@ ROOT = Path(__file__).parents[2]
 DIST = ROOT / "dist"
 ADDRESS = os.environ.get("POSENC_REPOSITORY") or "https://github.com/owner/posenc"
 """Where the sources are published. The default is made up, only to see where it gets to."""
-PAGE = "posenc/doctor/explore.html"
+PAGE = "posenc/explore/explore.html"
 WANTED = (
     "posenc/__init__.py",
     "posenc/__init__.pyi",
@@ -175,7 +175,7 @@ def check_archives(source: Path, wheel: Path) -> list[str]:
         metadata = message_from_bytes(archive.read(f"{info}/METADATA"))
         page, listed = (
             archive.read(name).decode()
-            for name in (PAGE, f"{info}/licenses/posenc/doctor/explore.licenses.txt")
+            for name in (PAGE, f"{info}/licenses/posenc/explore/explore.licenses.txt")
         )
     board = [f"posenc/compare/reports/{name}" for name in BOARD]
     found += wrong_contents(names, [*WANTED, *board, f"{info}/licenses/LICENSE"])

@@ -101,7 +101,7 @@ def test_contents_are_checked_both_ways():
 
 def test_the_licences_of_the_page_are_listed():
     page = (ROOT / check.PAGE).read_text("utf-8")
-    listed = (ROOT / "posenc/doctor/explore.licenses.txt").read_text("utf-8")
+    listed = (ROOT / "posenc/explore/explore.licenses.txt").read_text("utf-8")
     assert check.wrong_licences(page, listed) == [] and listed.count("(ISC)") > 5
     assert check.wrong_licences(page, listed[:-50]) != []
     (name,) = re.findall(r"^(d3-path \S+) ", listed, re.MULTILINE)

@@ -12,7 +12,7 @@ from posenc.doctor.rules.rope_dicts import OLD_READERS
 from posenc.runtimes.files.source import Source, as_transformers
 from posenc.runtimes.known import emulate
 from tests.browser import DESKTOP, PHONE, needs_chromium
-from tests.test_explore import (  # noqa: F401 - two are fixtures
+from tests.explore.test_page import (  # noqa: F401 - two are fixtures
     DATA,
     FIGURES,
     PAGE,

@@ -79,7 +79,7 @@ def page_with_data(given: dict[str, Any] | None) -> str:
 
     The data are JSON in a script element that no browser executes.
     """
-    page = resources.files("posenc.doctor").joinpath("explore.html").read_text(encoding="utf-8")
+    page = resources.files("posenc.explore").joinpath("explore.html").read_text(encoding="utf-8")
     assert page.count(GIVEN) == 1
     data = json.dumps(given).replace("<", "\\u003c")  # no </script> of a config ends the element
     return page.replace(GIVEN, GIVEN.replace("null", data))

@@ -34,9 +34,9 @@ from tests.doctor.threads import BASE
 from tests.test_readme import load_script
 from tests.test_without_torch import posenc as without_torch
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 SOURCES = ROOT / "explorer"
-PAGE = ROOT / "posenc/doctor/explore.html"
+PAGE = ROOT / "posenc/explore/explore.html"
 DATA = json.loads((SOURCES / "src/data.json").read_text("utf-8"))
 STRINGS = json.loads((SOURCES / "src/strings.json").read_text("utf-8"))
 PANELS = ("wave", "turn", "scores", "bias", "config", "mask", "round")
