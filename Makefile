@@ -75,7 +75,7 @@ nightly: .venv-tensorflow/.installed .venv/.installed-all test-engines test-floo
 
 test-engines: .venv-engines/.installed
 	PYTHONPATH=$(CURDIR) OMP_NUM_THREADS=1 .venv-engines/bin/python -m pytest -q -rs \
-		tests/compare/engines tests/compare/page/test_watchers.py
+		tests/compare/engines tests/compare/test_progress.py
 
 # Without Keras, pyright would take `import keras` for posenc/keras: make test-all checks its types.
 lint: .venv/.installed

@@ -13,7 +13,7 @@ from agreement import sign_agreement
 from matplotlib.figure import Figure
 from update_numbers import change, published_pairs, rows, studies, trained
 
-from posenc.compare.judge.context import context_gains
+from posenc.compare.judge.context_use import context_gains
 from posenc.compare.judge.near_far import best_first, standings
 from posenc.compare.judge.standing import Standing
 from posenc.compare.judge.summary import summarise

@@ -26,7 +26,7 @@ from agreement import (
 )
 
 from posenc.compare.judge.answer import limits
-from posenc.compare.judge.context import context_gains
+from posenc.compare.judge.context_use import context_gains
 from posenc.compare.judge.sentences import join_names
 from posenc.compare.judge.standing import (
     Standing,

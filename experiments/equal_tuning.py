@@ -19,7 +19,7 @@ from posenc.compare.plan.plan import make_plan, with_text
 from posenc.compare.results import TrialResult
 from posenc.compare.reuse import reuse_trials
 from posenc.compare.trial.config import TrialConfig, write_trial
-from posenc.compare.trial.files import is_done, load_results
+from posenc.compare.trial.result_files import is_done, load_results
 from posenc.compare.trial.run_trial import run_trial
 from posenc.files.opening import make_folder, make_subfolder
 

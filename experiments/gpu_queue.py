@@ -289,7 +289,7 @@ def same(name: str, length: int, device: str) -> dict[str, Any]:
 def trial(name: str, dry: bool) -> dict[str, Any]:
     """Run one comparison of queue.toml and return the scores of its trials."""
     from posenc.compare.options import Options
-    from posenc.compare.study import run_study
+    from posenc.compare.run_study import run_study
 
     (chosen,) = (each for each in trials() if each["name"] == name)
     options = dict(chosen["options"])

@@ -36,9 +36,9 @@ from posenc.compare.reports.leaderboard import PUBLISHED, ROWS
 from posenc.compare.reports.merge import joined_by_slashes, recipe_of
 from posenc.compare.reports.published_trials import Row, read_rows, study_of
 from posenc.compare.results import Study
-from posenc.compare.study import STUDY_FILE, run_study
+from posenc.compare.run_study import STUDY_FILE, run_study
 from posenc.compare.trial.config import RECIPE
-from posenc.compare.trial.files import is_done, load_results, save_result
+from posenc.compare.trial.result_files import is_done, load_results, save_result
 from posenc.encodings.base.model_shape import ModelShape
 from posenc.files.atomic import write_atomically
 from posenc.tasks.known import TASKS, TEXT

@@ -18,8 +18,8 @@ import pytest
 import posenc
 from posenc import cli, registry
 from posenc.command_line.options import PANELS
-from posenc.compare import study as compare
-from posenc.compare.engines import sweep
+from posenc.compare import run_study as compare
+from posenc.compare.engines import run_trials
 from posenc.compare.results import Study, TrialResult
 from posenc.files.atomic import write_atomically
 from posenc.files.lock import locked
@@ -162,7 +162,7 @@ def test_compare_writes_report_table_and_results_and_then_skips(call, text, tmp_
 
 
 def test_json_of_compare_is_alone_on_stdout(call, text, tmp_path, monkeypatch):
-    monkeypatch.setattr(sweep, "run_trials", lambda *arguments: None)
+    monkeypatch.setattr(run_trials, "run_trials", lambda *arguments: None)
     out = tmp_path / "out"
     code, shown, _ = call("compare", "rope", "--text", text, "--out", out, *TINY, "--json")
     assert code == 0 and json.loads(shown)["trials"]["planned"] == 1
@@ -170,14 +170,14 @@ def test_json_of_compare_is_alone_on_stdout(call, text, tmp_path, monkeypatch):
 
 def test_default_folder_is_below_runs_and_the_same_each_time(call, text, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sweep, "run_trials", lambda *arguments: None)
+    monkeypatch.setattr(run_trials, "run_trials", lambda *arguments: None)
     for seeds in ("1", "1", "2"):
         assert call("compare", "rope", "--text", text, *TINY, "--seeds", seeds)[0] == 0
     assert len(list((tmp_path / "runs").glob("*/report.html"))) == 2
 
 
 def test_report_of_a_half_finished_study_says_what_is_missing(call, text, tmp_path, monkeypatch):
-    monkeypatch.setattr(sweep, "run_trials", lambda *arguments: None)
+    monkeypatch.setattr(run_trials, "run_trials", lambda *arguments: None)
     out = tmp_path / "out"
     assert call("compare", "rope", "t5", "--text", text, "--out", out, *TINY)[0] == 0
     (out / "report.html").unlink()
@@ -195,7 +195,7 @@ def test_failed_trial_gives_code_1_and_its_reason(call, text, tmp_path, monkeypa
             write_atomically(folder / trial.folder / "result.json", result.to_json())
             watchers[0].finished(trial, result)
 
-    monkeypatch.setattr(sweep, "run_trials", fail)
+    monkeypatch.setattr(run_trials, "run_trials", fail)
     code, shown, told = call("compare", "rope", "--text", text, "--out", tmp_path / "out", *TINY)
     assert code == 1
     assert "rope seed 0: failed: out of [memory]" in told
@@ -208,7 +208,7 @@ def test_ctrl_c_keeps_the_report_and_says_how_to_go_on(call, text, tmp_path, mon
     def interrupt(*arguments):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(sweep, "run_trials", interrupt)
+    monkeypatch.setattr(run_trials, "run_trials", interrupt)
     code, _, told = call("compare", "rope", "--text", text, "--out", tmp_path / "out", *TINY)
     assert code == 130
     assert told.splitlines()[-1] == "posenc: stopped; the same command goes on from here."
@@ -444,7 +444,7 @@ def test_full_disk_while_the_text_is_copied_is_code_1_and_leaves_no_half_copy(ca
 @pytest.fixture
 def planned(call, text, tmp_path, monkeypatch):
     """A study without results, and the command that made it."""
-    monkeypatch.setattr(sweep, "run_trials", lambda *arguments: None)
+    monkeypatch.setattr(run_trials, "run_trials", lambda *arguments: None)
     command = ["compare", "rope", "--text", text, "--out", tmp_path / "out", *TINY]
     assert call(*command)[0] == 0
     return tmp_path / "out", command

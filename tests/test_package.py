@@ -24,7 +24,7 @@ STEPS = (
     "import posenc",
     "[getattr(posenc, name) for name in posenc.__all__]",
     "from posenc.encodings import registry as r; [r.encoding_class(n) for n in r.names()]",
-    "import posenc.compare.page.report, posenc.compare.study",
+    "import posenc.compare.page.report, posenc.compare.run_study",
 )
 
 

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from posenc.compare.results import TrainingPoint, TrialResult
 from posenc.compare.trial.config import TrialConfig
-from posenc.compare.trial.files import (
+from posenc.compare.trial.result_files import (
     CHECKPOINT_FILE,
     WEIGHTS_FILE,
     CorruptResult,

@@ -3,8 +3,8 @@
 import pytest
 
 from posenc import compare
-from posenc.compare import study
-from posenc.compare.engines import sweep
+from posenc.compare import run_study
+from posenc.compare.engines import run_trials
 from posenc.compare.engines.engine import LocalEngine
 
 TINY = {"task": "copy", "steps": 1, "seeds": 1, "width": 16, "layers": 1, "heads": 1}
@@ -18,7 +18,7 @@ class Refuses(LocalEngine):
 
 @pytest.mark.parametrize("there", [[], ["a"], ["a", "a/run"]])
 def test_a_refused_storage_leaves_the_folders_as_they_were(tmp_path, monkeypatch, there):
-    monkeypatch.setattr(sweep, "open_engine", lambda options, device, count: Refuses(1))
+    monkeypatch.setattr(run_trials, "open_engine", lambda options, device, count: Refuses(1))
     for name in there:
         (tmp_path / name).mkdir()
     with pytest.raises(ValueError, match="it is not shared"):
@@ -31,6 +31,6 @@ def test_ctrl_c_before_the_first_trial_says_that_the_command_goes_on(monkeypatch
     def interrupted(*given):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(study, "check_plan", interrupted)
+    monkeypatch.setattr(run_study, "check_plan", interrupted)
     code, _, said = call("compare", "nope", "--task", "copy")
     assert (code, said) == (130, "posenc: stopped; the same command goes on from here.\n")

@@ -10,11 +10,11 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from posenc.compare import reuse
-from posenc.compare.engines import sweep
+from posenc.compare.engines import run_trials
 from posenc.compare.options import Options
 from posenc.compare.page.report import report_of
 from posenc.compare.results import LengthScore, Study, Timing, TrialResult
-from posenc.compare.study import run_study
+from posenc.compare.run_study import run_study
 from posenc.compare.trial.config import TrialConfig
 from posenc.encodings import hash_of_posenc_code
 from posenc.encodings.registry import code_hashes
@@ -67,9 +67,9 @@ def trained(monkeypatch):
                 home.mkdir(exist_ok=True)
                 reuse.save_result(home, made)
 
-    monkeypatch.setattr(sweep, "run_trials", run)
+    monkeypatch.setattr(run_trials, "run_trials", run)
     monkeypatch.setattr(
-        "posenc.compare.study.write_report_files", lambda *_: None
+        "posenc.compare.run_study.write_report_files", lambda *_: None
     )  # it takes a second
     return found
 

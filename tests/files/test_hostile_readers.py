@@ -14,9 +14,9 @@ import pytest
 from posenc.compare.reports.published_trials import read_rows
 from posenc.compare.reports.report_runs import report_runs
 from posenc.compare.results import FORMAT, LengthScore, Study, Timing, TrialResult
-from posenc.compare.study import check_out_folder
+from posenc.compare.run_study import check_out_folder
 from posenc.compare.trial.config import read_trial
-from posenc.compare.trial.files import CorruptResult, load_result
+from posenc.compare.trial.result_files import CorruptResult, load_result
 from posenc.extend.export.sentence_transformers_files import copy_sentence_transformers_files
 from posenc.extend.run_command import read_documents
 from posenc.files.sealed_json import unseal

@@ -13,9 +13,9 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from posenc.compare.page.watchers import EventFile
 from posenc.compare.plan.splits import MinimumBytes, split_text
 from posenc.compare.plan.time_estimate import seconds_by_kind
+from posenc.compare.progress import EventFile
 from posenc.compare.results import Timing, TrialResult
 from posenc.compare.trial import process
 from posenc.compare.trial.checkpoint import (
@@ -24,7 +24,7 @@ from posenc.compare.trial.checkpoint import (
     write_checkpoint,
 )
 from posenc.compare.trial.config import TrialConfig, write_trial
-from posenc.compare.trial.files import Cursor, is_done, save_result
+from posenc.compare.trial.result_files import Cursor, is_done, save_result
 from posenc.files.atomic import atomically, prepare_file, write_atomically
 from posenc.files.lock import LOCK_SUFFIX, locked
 from posenc.files.new_folder import new_folder

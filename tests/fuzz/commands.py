@@ -305,7 +305,7 @@ def without_the_work() -> Iterator[None]:
     from posenc.compare.plan import dry_run  # noqa: F401  # or it would keep what is put in place
 
     patches = [
-        mock.patch("posenc.compare.engines.sweep.run_trials", lambda *arguments: None),
+        mock.patch("posenc.compare.engines.run_trials.run_trials", lambda *arguments: None),
         mock.patch("posenc.compare.plan.time_estimate.seconds_by_kind", lambda *arguments: {}),
         mock.patch("posenc.bench.measure_case.measure_case", lambda *arguments: []),
         mock.patch("posenc.extend.extension.load_checkpoint", refuse),

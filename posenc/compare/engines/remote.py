@@ -19,13 +19,13 @@ from posenc.compare.engines.storage import (
 )
 from posenc.compare.results import TrialResult
 from posenc.compare.trial.config import TrialConfig
-from posenc.compare.trial.files import folder_of_text, is_done, load_results
 from posenc.compare.trial.process import (
     ReceiveEvent,
     TrialProcess,
     make_trial_folder,
     write_failure,
 )
+from posenc.compare.trial.result_files import folder_of_text, is_done, load_results
 from posenc.files.opening import make_private_folder, make_subfolder
 from posenc.machine.fingerprint import describe_difference, machine_facts
 

@@ -15,7 +15,7 @@ import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
 from posenc.command_line.errors import one_line
-from posenc.compare.trial.files import CHECKPOINT_FILE, Cursor
+from posenc.compare.trial.result_files import CHECKPOINT_FILE, Cursor
 from posenc.files.atomic import is_partial, write_atomically
 from posenc.files.opening import (
     make_folder,

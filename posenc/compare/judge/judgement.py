@@ -8,9 +8,9 @@ from itertools import combinations
 from statistics import fmean, stdev
 from typing import NamedTuple
 
-from posenc.compare.judge.context import ContextUse, context_use
+from posenc.compare.judge.context_use import ContextUse, context_use
 from posenc.compare.judge.near_far import Places, near_and_far
-from posenc.compare.judge.servers import num_servers
+from posenc.compare.judge.served_by import num_servers
 from posenc.compare.judge.standing import MARGIN, Standing
 from posenc.compare.judge.summary import bits_saved_by_doubling
 from posenc.compare.results import Study

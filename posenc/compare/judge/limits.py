@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean, median_high
 
-from posenc.compare.judge.context import context_use
+from posenc.compare.judge.context_use import context_use
 from posenc.compare.judge.judgement import bits_that_may_turn
 from posenc.compare.judge.near_far import near_and_far
 from posenc.compare.results import Study

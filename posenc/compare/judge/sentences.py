@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from posenc.compare.judge.context import ContextUse
+from posenc.compare.judge.context_use import ContextUse
 from posenc.compare.judge.judgement import (
     LEADS,
     MARGIN,

@@ -9,7 +9,7 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from posenc.compare.judge.context import far_by_context, losses_by_context
+from posenc.compare.judge.context_use import far_by_context, losses_by_context
 from posenc.compare.judge.near_far import best_first, standing_by_column
 from posenc.compare.judge.standing import Standing, order_by_standings, scores_of_task, standing_at
 from posenc.compare.judge.summary import group_by_task, has_learned

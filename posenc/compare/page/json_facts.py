@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from posenc.compare.judge.answer import answer_and_choices
-from posenc.compare.judge.context import context_use
+from posenc.compare.judge.context_use import context_use
 from posenc.compare.judge.near_far import standings
 from posenc.compare.judge.standing import Standing, standing_of_task, standing_of_tasks
 from posenc.compare.results import Study

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from statistics import fmean
 
 from posenc.compare.judge import sentences
-from posenc.compare.judge.context import context_use
+from posenc.compare.judge.context_use import context_use
 from posenc.compare.judge.near_far import (
     Places,
     best_first,

@@ -25,12 +25,12 @@ from posenc.compare.defaults import (
     Budget,
 )
 from posenc.compare.options import Options, check_options
-from posenc.compare.plan.content import check_content
+from posenc.compare.plan.check_encodings import check_in_model
+from posenc.compare.plan.check_text import check_content
 from posenc.compare.plan.contract_gate import exits_as_errors, find_contract_failures
 from posenc.compare.plan.cost import check_cost
 from posenc.compare.plan.encodings import ComparedEncoding, read_encodings
 from posenc.compare.plan.equal_tuning import RecordedChoices, Search, recorded_choices
-from posenc.compare.plan.in_model import check_in_model
 from posenc.compare.plan.learning_rate_search import check_rates, rate_trials
 from posenc.compare.plan.sizes import decoder_sizes
 from posenc.compare.plan.splits import MinimumBytes, TextSplits, split_text

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from posenc.compare.results import CorpusInfo
-from posenc.compare.trial.files import SPLITS, folder_of_text
+from posenc.compare.trial.result_files import SPLITS, folder_of_text
 from posenc.files.new_folder import new_folder
 from posenc.files.opening import (
     make_folder,

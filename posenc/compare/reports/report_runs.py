@@ -10,7 +10,7 @@ from posenc.compare.page.report import show_study, write_figures, write_report_f
 from posenc.compare.page.results_csv import COLUMNS
 from posenc.compare.reports.merge import merge_runs
 from posenc.compare.results import OtherFormat, Study
-from posenc.compare.study import RUNS, collect_results, write_report
+from posenc.compare.run_study import RUNS, collect_results, write_report
 from posenc.compare.trial.config import TrialConfig
 from posenc.compare.trial.objectives import objective_of
 from posenc.files.atomic import prepare_file, prepare_page_and_figures

@@ -12,7 +12,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor, nn
 
-from posenc.compare.trial.files import CHECKPOINT_FILE, Cursor
+from posenc.compare.trial.result_files import CHECKPOINT_FILE, Cursor
 from posenc.files.atomic import write_atomically
 from posenc.files.opening import path_in_folder, read_file_bytes, read_file_text
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from posenc.compare.results import TrialResult
 from posenc.compare.trial.config import TrialConfig, write_trial
-from posenc.compare.trial.files import CorruptResult, load_result
+from posenc.compare.trial.result_files import CorruptResult, load_result
 from posenc.files.atomic import write_atomically
 from posenc.files.opening import make_subfolder, open_to_append, read_file_text
 
@@ -113,7 +113,7 @@ class TrialProcess:
                 text=True,
                 encoding="utf-8",
                 env=trial_environment(trial.device) | visible_gpu,
-                start_new_session=True,  # only the sweep gets Ctrl-C, and ends its workers
+                start_new_session=True,  # only the run gets Ctrl-C, and ends its workers
             )
 
     def events(self) -> Iterator[dict[str, Any]]:

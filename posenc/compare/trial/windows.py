@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from posenc.compare.trial.config import TrialConfig
-from posenc.compare.trial.files import folder_of_text
+from posenc.compare.trial.result_files import folder_of_text
 
 VOCABULARY = 257
 """Number of symbols: the bytes, and the symbol after each file."""

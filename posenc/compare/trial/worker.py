@@ -58,5 +58,5 @@ def _write_event(stream: TextIO, event: dict[str, Any]) -> None:
     that one has ended."""
     try:
         stream.write(json.dumps(event) + "\n")
-    except BrokenPipeError:  # the sweep has ended: stop as if killed, without a result
+    except BrokenPipeError:  # the run has ended: stop as if killed, without a result
         os._exit(ORPHANED)

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from statistics import fmean
 
 from posenc.extend.answer import figures
-from posenc.extend.answer.facts import facts_of
+from posenc.extend.answer.json_facts import facts_of
 from posenc.extend.export.prover import Proof
 from posenc.extend.extension import Outcome
 from posenc.extend.measure.tasks import TaskScore

@@ -10,15 +10,15 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from posenc.compare.engines import sweep
+from posenc.compare.engines import run_trials
 from posenc.compare.options import Options
 from posenc.compare.plan.cost import check_cost
 from posenc.compare.results import Timing
-from posenc.compare.study import collect_results
+from posenc.compare.run_study import collect_results
 from posenc.compare.trial import process
-from posenc.compare.trial.files import save_result
+from posenc.compare.trial.result_files import save_result
 from posenc.machine import hardware
-from tests.compare.engines.test_sweep import trial
+from tests.compare.engines.test_run_trials import trial
 from tests.compare.judge.test_summary import seeds, study
 from tests.compare.test_tasks import planned
 
@@ -65,7 +65,7 @@ def test_gpus_are_those_of_this_process(gpus, monkeypatch, visible, count, names
 )
 def test_cuda_uses_every_gpu_unless_workers_are_given(gpus, workers, count, slots):
     gpus(3)
-    engine = sweep.open_engine(Options(workers=workers), "cuda", count)
+    engine = run_trials.open_engine(Options(workers=workers), "cuda", count)
     assert engine.slots() == slots
 
 
@@ -99,9 +99,9 @@ def test_worker_i_has_gpu_i_and_more_workers_share_in_turn(
             assert "ended with code 0" in result.reason
 
     monkeypatch.setattr(process.subprocess, "Popen", popen)
-    engine = sweep.open_engine(Options(workers=workers), "cuda", len(trials))
+    engine = run_trials.open_engine(Options(workers=workers), "cuda", len(trials))
     engine.prepare(folder, trials, 50)
-    sweep.run_trials(folder, trials, engine, [Log()])  # type: ignore[list-item]
+    run_trials.run_trials(folder, trials, engine, [Log()])  # type: ignore[list-item]
     assert most == at_once
     assert [said[each] for each in trials] == [name for name, _ in running]
 
@@ -109,7 +109,7 @@ def test_worker_i_has_gpu_i_and_more_workers_share_in_turn(
 def test_a_trial_on_the_cpu_sees_what_the_command_sees(monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
     assert process.trial_environment("cpu")["CUDA_VISIBLE_DEVICES"] == "3"
-    engine = sweep.open_engine(Options(workers=2), "cpu", 9)
+    engine = run_trials.open_engine(Options(workers=2), "cpu", 9)
     assert engine.slots() == 2 and not engine.gpus  # type: ignore[attr-defined]
 
 

@@ -14,10 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from posenc.compare.engines import sweep
+from posenc.compare.engines import run_trials
 from posenc.compare.engines.ray_cluster import RayCluster, ask, check_folder, check_nodes
 from posenc.compare.engines.remote import machine_facts
-from tests.compare.engines.test_sweep import Log, results, run_here, trial
+from tests.compare.engines.test_run_trials import Log, results, run_here, trial
 from tests.processes import above, supervisor_of
 
 ray = pytest.importorskip("ray", reason="Ray is not installed (extra cluster)")
@@ -88,7 +88,7 @@ def test_lost_workers_and_machines_change_no_number(cluster, study):
         assert engine.slots() == 2
         assert engine.about["machines"] == "2"
         engine.prepare(study, trials, 5)
-        sweep.run_trials(study, trials, engine, [log])
+        run_trials.run_trials(study, trials, engine, [log])
     finally:
         engine.cancel()
     assert [what for what, _ in log.did] == ["worker", "machine"]
@@ -100,7 +100,7 @@ def test_lost_workers_and_machines_change_no_number(cluster, study):
 
 
 def test_a_machine_with_another_posenc_is_refused_by_name(cluster, tmp_path):
-    package = Path(sweep.__file__).parents[2]
+    package = Path(run_trials.__file__).parents[2]
     shutil.copytree(package, tmp_path / "posenc", ignore=shutil.ignore_patterns("__pycache__"))
     with (tmp_path / "posenc" / "positions.py").open("a", encoding="utf-8") as file:
         file.write("# another line\n")

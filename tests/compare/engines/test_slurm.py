@@ -9,10 +9,10 @@ import signal
 
 import pytest
 
-from posenc.compare.engines import sweep
+from posenc.compare.engines import run_trials
 from posenc.compare.engines.remote import Lost
 from posenc.compare.engines.slurm import Slurm, SlurmTask
-from tests.compare.engines.test_sweep import Log, results, run_here, trial
+from tests.compare.engines.test_run_trials import Log, results, run_here, trial
 from tests.processes import supervisor_of
 
 pytest.importorskip("submitit", reason="submitit is not installed (extra cluster)")
@@ -45,7 +45,7 @@ def test_preempted_and_killed_jobs_change_no_number(study):
     log = Disturber(engine, study)
     try:
         engine.prepare(study, trials, 5)
-        sweep.run_trials(study, trials, engine, [log])
+        run_trials.run_trials(study, trials, engine, [log])
     finally:
         engine.cancel()
     assert log.did == {"rope": "preempted", "t5": "killed"}

@@ -24,9 +24,9 @@ from posenc.compare.engines.storage import (
     replace_with_stored_files,
     storage_problem,
 )
-from posenc.compare.trial.files import folder_of_text
+from posenc.compare.trial.result_files import folder_of_text
 from posenc.machine import fingerprint
-from tests.compare.engines.test_sweep import results, run_here, trial
+from tests.compare.engines.test_run_trials import results, run_here, trial
 from tests.processes import processes
 
 
@@ -206,7 +206,7 @@ def test_a_storage_that_cannot_be_written_is_refused(tmp_path):
 
 
 def test_old_checkpoints_go_and_a_vanished_one_is_not_copied(tmp_path, study):
-    from posenc.compare.trial.files import CHECKPOINT_FILE, Cursor
+    from posenc.compare.trial.result_files import CHECKPOINT_FILE, Cursor
 
     storage, home = Storage(f"file://{tmp_path}/kept"), tmp_path / "rope-seed0"
     home.mkdir()

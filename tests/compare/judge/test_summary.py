@@ -18,7 +18,7 @@ from posenc.compare.judge.summary import (
     summarise,
 )
 from posenc.compare.page.report import cautions_of, report_of
-from posenc.compare.page.watchers import LiveBars, PlainLines
+from posenc.compare.progress import LiveBars, PlainLines
 from posenc.compare.results import (
     FORMAT,
     CorpusInfo,

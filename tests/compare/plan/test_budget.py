@@ -15,7 +15,7 @@ from posenc.compare.plan.plan import (
     plan_one_trial_per_task,
     with_suite_defaults,
 )
-from posenc.compare.study import run_study
+from posenc.compare.run_study import run_study
 from posenc.tasks.known import TASKS
 from tests.experiment import experiment
 from tests.texts import prose

@@ -66,7 +66,7 @@ def test_nothing_is_trained_and_nothing_left(tmp_path, monkeypatch, capsys):
     text = tmp_path / "text.txt"
     text.write_bytes(prose(9600))
     from posenc.compare.options import Options
-    from posenc.compare.study import run_study
+    from posenc.compare.run_study import run_study
 
     asked = Options(
         ["rope"],

@@ -18,7 +18,7 @@ from posenc.encodings import hash_of_user_code
 from posenc.encodings.registry import lookup
 from posenc.report.html_page import page_of
 from posenc.testing import CHECKS, VOIDING_FAILURES, maker
-from tests.compare.engines.test_sweep import Log, run_here_in, trial
+from tests.compare.engines.test_run_trials import Log, run_here_in, trial
 from tests.encodings.base import planted
 from tests.texts import prose
 

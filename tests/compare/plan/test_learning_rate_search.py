@@ -12,7 +12,7 @@ from posenc.compare.page.report import report_of
 from posenc.compare.plan.learning_rate_search import choose_rates, rate_trials, with_chosen_rates
 from posenc.compare.reports.merge import merge_runs
 from posenc.compare.results import Study, TrainingPoint, TrialResult
-from posenc.compare.study import run_study
+from posenc.compare.run_study import run_study
 from posenc.compare.trial.task_of_trial import task_of
 from posenc.report.html_page import page_of
 from posenc.tasks.known import TASKS

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from posenc import compare
-from posenc.compare import study
+from posenc.compare import run_study
 from posenc.compare.options import Options, check_options
 from posenc.compare.plan.cost import check_cost
 from posenc.compare.plan.learning_rate_search import RATE_FACTORS
@@ -141,7 +141,7 @@ def test_the_command_refuses_it_in_one_line_and_writes_nothing(dry, tmp_path, ca
     ],
 )
 def test_python_refuses_what_the_command_line_would(given, words, monkeypatch):
-    monkeypatch.setattr(study, "dry_run", lambda *a: pytest.fail("it was measured"))
+    monkeypatch.setattr(run_study, "dry_run", lambda *a: pytest.fail("it was measured"))
     with pytest.raises(ValueError, match=words):
         compare.run(**{"encodings": ["rope"], "task": "copy", "dry_run": True, **given})
 

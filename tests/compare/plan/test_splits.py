@@ -12,7 +12,7 @@ from scipy import stats
 
 import posenc.text_files as sources
 from posenc.compare.plan import splits
-from posenc.compare.trial.files import SPLITS, folder_of_text
+from posenc.compare.trial.result_files import SPLITS, folder_of_text
 from posenc.compare.trial.windows import read_split
 from posenc.files.atomic import mark_figures
 from posenc.text_files import find_text, standard_library_text

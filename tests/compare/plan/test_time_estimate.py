@@ -126,8 +126,8 @@ def test_a_measured_week_is_refused_and_leaves_no_folder(tmp_path, monkeypatch):
         pytest.fail("it was trained")
 
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("posenc.compare.study.expected_seconds", lambda *given: 8 * 86400)
-    monkeypatch.setattr("posenc.compare.engines.sweep.run_trials", never)
+    monkeypatch.setattr("posenc.compare.run_study.expected_seconds", lambda *given: 8 * 86400)
+    monkeypatch.setattr("posenc.compare.engines.run_trials.run_trials", never)
     with pytest.raises(ValueError, match=r"1 trial of 1,000 steps would take about 8 days"):
         compare.run(
             ["rope"],

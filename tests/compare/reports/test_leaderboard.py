@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from rich.cells import cell_len
 
-from posenc.compare import study as studies
+from posenc.compare import run_study as studies
 from posenc.compare.options import Options
 from posenc.compare.page.report import report_of
 from posenc.compare.plan.plan import make_plan

@@ -18,8 +18,8 @@ from posenc.compare.reports.published_trials import Row, read_rows
 from posenc.compare.reports.report_runs import _read_study, report_runs
 from posenc.compare.results import RateCheck, RateTried, Study, with_labels
 from posenc.compare.reuse import reuse_trials
-from posenc.compare.study import check_out_folder, collect_results
-from posenc.compare.trial.files import load_results
+from posenc.compare.run_study import check_out_folder, collect_results
+from posenc.compare.trial.result_files import load_results
 from posenc.files.sealed_json import HASH_KEY, seal
 from posenc.report.report import as_json
 from tests.compare.judge.test_summary import study as text_study

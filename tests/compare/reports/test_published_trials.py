@@ -22,8 +22,8 @@ from posenc.compare.results import (
     TrainingPoint,
     TrialResult,
 )
-from posenc.compare.study import check_out_folder
-from posenc.compare.trial.files import is_done, load_result
+from posenc.compare.run_study import check_out_folder
+from posenc.compare.trial.result_files import is_done, load_result
 from tests.compare.test_tasks import TEXT, result
 from tests.compare.test_tasks import study_of as study
 from tests.experiment import experiment

@@ -12,7 +12,7 @@ from posenc.compare.options import Options
 from posenc.compare.page.report import report_of
 from posenc.compare.plan.encodings import read_encodings
 from posenc.compare.plan.plan import plan_one_trial_per_task
-from posenc.compare.study import run_study
+from posenc.compare.run_study import run_study
 from posenc.compare.trial import train
 from posenc.compare.trial.config import ENCODING_LR
 from posenc.compare.trial.objectives import OBJECTIVES

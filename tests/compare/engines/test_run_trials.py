@@ -15,11 +15,11 @@ import torch
 
 import posenc
 from posenc.command_line.errors import RunFailed
-from posenc.compare.engines import sweep
+from posenc.compare.engines import run_trials
 from posenc.compare.engines.engine import LocalEngine
 from posenc.compare.plan import splits
 from posenc.compare.results import LengthScore, Study, Timing, TrialResult
-from posenc.compare.trial import files, process
+from posenc.compare.trial import process, result_files
 from posenc.compare.trial.config import TrialConfig, read_trial
 from posenc.compare.trial.process import ORPHANED
 from posenc.compare.trial.run_trial import run_trial
@@ -82,7 +82,7 @@ def run_here_in(folder: Path, trials, workers: int, log) -> None:
     engine = LocalEngine(workers)
     engine.prepare(folder, trials, 50)
     try:
-        sweep.run_trials(folder, trials, engine, [log])
+        run_trials.run_trials(folder, trials, engine, [log])
     finally:
         engine.cancel()
 
@@ -192,7 +192,7 @@ def test_failing_trial_is_reported_and_the_rest_goes_on(folder):
     run_here_in(folder, [bad, good], 1, log)
     assert "nan at step" in log.results["rope"].reason
     assert log.results["alibi"].reason is None
-    assert "nan at step" in files.load_result(folder, bad).reason
+    assert "nan at step" in result_files.load_result(folder, bad).reason
 
 
 def test_a_folder_that_vanishes_ends_the_run_and_is_not_made_again(study):
@@ -304,8 +304,8 @@ def test_result_of_another_trial_is_corrupt(folder):
     of_b = TrialResult(b, by_length=losses)
     (home / "result.json").write_text(of_b.to_json(), encoding="utf-8")
     (home / "timing.json").write_text(Timing(1.0, 1.0, 1.0).to_json(), encoding="utf-8")
-    with pytest.raises(files.CorruptResult, match="another trial"):
-        files.load_result(folder, a)
+    with pytest.raises(result_files.CorruptResult, match="another trial"):
+        result_files.load_result(folder, a)
 
 
 def test_changed_digit_in_a_result_or_its_timing_is_corrupt(folder):
@@ -322,18 +322,18 @@ def test_changed_digit_in_a_result_or_its_timing_is_corrupt(folder):
     for name, content in written.items():
         for path, text in written.items():
             (home / path).write_text(text, encoding="utf-8")
-        assert files.load_result(folder, config)
+        assert result_files.load_result(folder, config)
         (home / name).write_text(content.replace("1234", "1235"), encoding="utf-8")
-        with pytest.raises(files.CorruptResult, match="it is not what was written"):
-            files.load_result(folder, config)
+        with pytest.raises(result_files.CorruptResult, match="it is not what was written"):
+            result_files.load_result(folder, config)
 
 
 def test_pipe_in_place_of_a_result_is_corrupt_and_not_waited_for(folder):
     config = trial(folder, "rope")
     (folder / config.folder).mkdir()
     os.mkfifo(folder / config.folder / "result.json")
-    with pytest.raises(files.CorruptResult, match=r"result\.json: not an ordinary file"):
-        files.load_result(folder, config)
+    with pytest.raises(result_files.CorruptResult, match=r"result\.json: not an ordinary file"):
+        result_files.load_result(folder, config)
 
 
 def test_checkpoint_of_a_finished_trial_is_removed(folder):

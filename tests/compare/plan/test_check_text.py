@@ -13,7 +13,7 @@ import pytest
 
 import posenc
 from posenc.compare.options import Options
-from posenc.compare.plan.content import check_content
+from posenc.compare.plan.check_text import check_content
 from posenc.compare.plan.plan import make_plan
 from posenc.text_files import find_text
 

@@ -12,22 +12,22 @@ from pathlib import Path
 from rich.console import Console
 
 from posenc.command_line.errors import RunFailed, Stopped
-from posenc.compare.engines import sweep
+from posenc.compare.engines import run_trials
 from posenc.compare.engines.engine import Engine
 from posenc.compare.judge.answer import conclude
 from posenc.compare.options import Options
 from posenc.compare.page.report import show_study, write_figures, write_report_files
-from posenc.compare.page.watchers import open_watchers
 from posenc.compare.plan.cost import check_seconds, opening_sentence
 from posenc.compare.plan.dry_run import dry_run
 from posenc.compare.plan.equal_tuning import Search, with_choices
 from posenc.compare.plan.learning_rate_search import with_chosen_rates
 from posenc.compare.plan.plan import Plan, check_plan, make_plan, with_text
 from posenc.compare.plan.time_estimate import expected_seconds
+from posenc.compare.progress import open_watchers
 from posenc.compare.results import FORMAT, OtherFormat, Study, TrialResult
 from posenc.compare.reuse import candidate_runs, reuse_trials
 from posenc.compare.trial.config import TrialConfig
-from posenc.compare.trial.files import is_done, load_results
+from posenc.compare.trial.result_files import is_done, load_results
 from posenc.files.atomic import is_partial, remove_partials, write_atomically
 from posenc.files.lock import LOCK_SUFFIX, locked
 from posenc.files.new_folder import UNPROVED_SUFFIX
@@ -58,7 +58,7 @@ def run_study(options: Options, *, show: bool = True) -> Study:
     """
     require_package("scipy", "the verdict")
     plan = make_plan(options)
-    engine = sweep.open_engine(plan.options, plan.task_trials[0].device, plan.num_trials)
+    engine = run_trials.open_engine(plan.options, plan.task_trials[0].device, plan.num_trials)
     try:
         return _run_plan(engine, plan, stderr(), show)
     except KeyboardInterrupt:
@@ -271,7 +271,7 @@ class _Run:
         """Run the study's trials that have no result yet, and show their progress."""
         board = self.plan.options.tensorboard
         with open_watchers(self.console, study, self.folder, self.workers, board) as watchers:
-            sweep.run_trials(self.folder, study.trials, self.engine, watchers)
+            run_trials.run_trials(self.folder, study.trials, self.engine, watchers)
 
 
 def _new_study(plan: Plan, engine: Engine, workers: int, unchecked: dict[str, str]) -> Study:

@@ -8,11 +8,11 @@ from pathlib import Path
 from posenc.command_line.errors import RunFailed
 from posenc.compare.defaults import DECODER_SIZES
 from posenc.compare.options import Options, check_options
-from posenc.compare.page.ladder import losses_of_size, report_of_ladder
+from posenc.compare.page.model_sizes import losses_of_size, report_of_ladder
 from posenc.compare.plan.plan import chosen_budget, make_plan
 from posenc.compare.plan.sizes import LadderSize, count_parameters, ladder_sizes
 from posenc.compare.results import Study
-from posenc.compare.study import RUNS, run_study
+from posenc.compare.run_study import RUNS, run_study
 from posenc.compare.trial.config import TrialConfig
 from posenc.files.atomic import prepare_page_and_figures
 from posenc.files.opening import make_folder, read_file_text

@@ -12,7 +12,7 @@ from posenc.compare.options import Options
 from posenc.compare.results import TrialResult
 from posenc.compare.trial.checkpoint import delete_checkpoint
 from posenc.compare.trial.config import TrialConfig
-from posenc.compare.trial.files import CorruptResult, load_result
+from posenc.compare.trial.result_files import CorruptResult, load_result
 from posenc.machine.hardware import gpus, num_cores
 
 
@@ -40,7 +40,8 @@ def run_trials(
     """Run all trials that have no result yet or have failed, on an engine that is prepared. After
     an interruption of any kind the same call goes on from the last checkpoints.
 
-    watchers: each has a method for every kind of event, and `finished`; see page/watchers.py.
+    watchers: each has a method for every kind of event, and `finished`; see
+    `posenc.compare.progress`.
 
     Raises: RunFailed if the folder vanishes, which is then not made again.
     """

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from posenc.compare.judge.answer import answer, conclude
-from posenc.compare.judge.context import ContextUse, context_gains, context_use
+from posenc.compare.judge.context_use import ContextUse, context_gains, context_use
 from posenc.compare.judge.sentences import sentence_on_context
 from posenc.compare.page.json_facts import facts_of
 from posenc.compare.rows import rows_by_name

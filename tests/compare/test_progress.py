@@ -9,9 +9,9 @@ from types import SimpleNamespace
 import pytest
 from rich.console import Console
 
-from posenc.compare.engines.sweep import run_trials
-from posenc.compare.page import watchers
-from posenc.compare.page.watchers import EventFile, TensorBoard, open_watchers
+from posenc.compare import progress
+from posenc.compare.engines.run_trials import run_trials
+from posenc.compare.progress import EventFile, TensorBoard, open_watchers
 from posenc.compare.results import Study, TrainingPoint, TrialResult
 from tests.compare.judge.test_summary import TRIAL
 
@@ -26,7 +26,7 @@ def told(path) -> list[dict]:
 
 def test_events_are_lines_of_json_in_the_order_in_which_they_happen(tmp_path, monkeypatch):
     clock = iter([10.0, 10.5, 11.25])
-    monkeypatch.setattr(watchers.time, "monotonic", lambda: next(clock))
+    monkeypatch.setattr(progress.time, "monotonic", lambda: next(clock))
     path = tmp_path / "events.jsonl"
     other = dataclasses.replace(TRIAL, seed=1)
     for _ in range(2):  # a run that goes on appends
