@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from posenc import runtimes
-from posenc.frequencies import floats
+from posenc.frequencies import float64_formulas
 from posenc.runtimes.computed_positions import ComputedPositions, LayerRotation
 from posenc.runtimes.families import RUNTIME_FILES, WITHOUT_ROTATION, all_families
 from posenc.runtimes.known import RELEASES, RUNTIMES
@@ -180,8 +180,8 @@ def _size(dim: int, head: str) -> dict[str, Any] | None:
 def _candidates(dim: int, base: float, original: int) -> dict[str, tuple[float, ...]]:
     plain = floats.unscaled_frequencies(dim, base)
     longest = FACTOR * LENGTHS["max"]
-    stretched = floats.dynamic_theta(base, FACTOR, longest, original, dim)
-    divisors = floats.llama3_divisors(dim, base, FACTOR, LOW, HIGH, original)
+    stretched = float64_formulas.dynamic_theta(base, FACTOR, longest, original, dim)
+    divisors = float64_formulas.llama3_divisors(dim, base, FACTOR, LOW, HIGH, original)
     return {
         "default": plain,
         "linear": tuple(f / FACTOR for f in plain),

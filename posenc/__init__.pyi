@@ -14,8 +14,9 @@ from posenc.attend.attention import attention as attention
 from posenc.attend.attention import attention_weights as attention_weights
 from posenc.attend.attention import explain as explain
 from posenc.attend.attention import score_mod as score_mod
+from posenc.attend.attention_layer import Attention as Attention
 from posenc.attend.cache import KVCache as KVCache
-from posenc.attend.multihead import Attention as Attention
+from posenc.attend.linear_attention import linear_attention as linear_attention
 from posenc.encodings import registry as registry
 from posenc.encodings.base import Claims as Claims
 from posenc.encodings.base import DistanceBias as DistanceBias
@@ -34,7 +35,6 @@ from posenc.encodings.queries_keys.axial import AxialRoPE as AxialRoPE
 from posenc.encodings.queries_keys.axial import MixedRoPE as MixedRoPE
 from posenc.encodings.queries_keys.decoupled import DecoupledRoPE as DecoupledRoPE
 from posenc.encodings.queries_keys.fope import FoPE as FoPE
-from posenc.encodings.queries_keys.linear_attention import linear_attention as linear_attention
 from posenc.encodings.queries_keys.mrope import MRoPE as MRoPE
 from posenc.encodings.queries_keys.mrope import mrope_positions as mrope_positions
 from posenc.encodings.queries_keys.pope import PoPE as PoPE

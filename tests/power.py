@@ -46,13 +46,13 @@ MUTATIONS = (
         "encodings/scores",
     ),
     Mutation(
-        "encodings/numerics/shared_with_keras.py",
+        "encodings/numerics/slopes_and_buckets.py",
         "2 ** (-bias_max * h / power) for h in range(1, power + 1)",
         "2 ** (-bias_max * h / power) for h in range(power)",
         "encodings/scores",
     ),
     Mutation(
-        "encodings/numerics/shared_with_keras.py",
+        "encodings/numerics/slopes_and_buckets.py",
         "edges = list(range(1, exact + 1))",
         "edges = list(range(0, exact))",
         "encodings/scores",
@@ -101,7 +101,7 @@ MUTATIONS = (
         "encodings/queries_keys",
     ),
     Mutation(
-        "frequencies/floats.py",
+        "frequencies/float64_formulas.py",
         "return 0.1 * mscale * math.log(factor) + 1.0 if factor > 1 else 1.0",
         "return 0.1 * mscale * math.log(factor) if factor > 1 else 1.0",
         "encodings/queries_keys",
@@ -262,13 +262,13 @@ MUTATIONS = (
     ),
     # Runtimes and the doctor
     Mutation(
-        "frequencies/floats.py",
+        "frequencies/float64_formulas.py",
         "return theta * factor ** (dim / (dim - 2))",
         "return theta * factor",
         "runtimes doctor",
     ),
     Mutation(
-        "frequencies/floats.py",
+        "frequencies/float64_formulas.py",
         "if wavelength > original / low:",
         "if wavelength > original / high:",
         "runtimes doctor",

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from experiments.claims.claim import IDENTITY, PARTLY, Group, Measured, amount
-from posenc.attend.multihead import Attention
+from posenc.attend.attention_layer import Attention
 from posenc.encodings import ALiBi, FoX, PositionEncoding, T5Bias
 
 CLAIMS = Group()

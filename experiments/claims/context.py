@@ -9,7 +9,7 @@ from torch import Tensor
 from experiments.claims.claim import PARTLY, Group, Measured, amount
 from experiments.claims.masking import weights_of
 from posenc import masks
-from posenc.attend.multihead import Attention
+from posenc.attend.attention_layer import Attention
 from posenc.encodings import Proportional, RoPE, rope_frequencies
 from posenc.masks import Mask
 

@@ -6,7 +6,7 @@ from torch import Tensor
 from experiments.claims.claim import IDENTITY, PARTLY, Group, Measured, amount
 from posenc import masks
 from posenc.attend.attention import attention
-from posenc.attend.multihead import Attention
+from posenc.attend.attention_layer import Attention
 from posenc.masks import Mask
 
 CLAIMS = Group()

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from posenc import masks
 from posenc.attend.attention import attention
-from posenc.attend.multihead import Attention
+from posenc.attend.attention_layer import Attention
 from posenc.bench.cases import Case
 from posenc.bench.measure import Call, peak_bytes
 from posenc.encodings import ModelShape, PositionEncoding, RoPE, create, encoding_of_all_layers

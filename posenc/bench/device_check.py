@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from posenc import masks
-from posenc.attend.multihead import Attention
+from posenc.attend.attention_layer import Attention
 from posenc.encodings import ModelShape, PositionEncoding, create, names
 
 LENGTHS = (1, 17, 127, 129, 1000, 8193)

@@ -5,7 +5,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from posenc.encodings.numerics.shared_with_keras import (
+from posenc.encodings.numerics.slopes_and_buckets import (
     KERPLE_INITIAL_MAX,
     KERPLE_MIN,
     KERPLE_POWER_MAX,

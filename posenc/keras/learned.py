@@ -4,7 +4,7 @@ from typing import Any
 
 import keras
 
-from posenc.encodings.numerics.shared_with_keras import check_hierarchical, rows_to_interpolate
+from posenc.encodings.numerics.slopes_and_buckets import check_hierarchical, rows_to_interpolate
 from posenc.keras.position_layer import (
     PositionLayer,
     at_least_float32,

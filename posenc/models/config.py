@@ -12,7 +12,7 @@ from posenc.arguments import (
     check_probability,
     explain_constructor_misfits,
 )
-from posenc.attend.multihead import Projections
+from posenc.attend.attention_layer import Projections
 from posenc.encodings import ModelShape
 
 Activation = Literal["swiglu", "gelu", "gelu_tanh", "relu"]

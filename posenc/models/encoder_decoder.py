@@ -8,8 +8,8 @@ from torch.nn import functional as F
 
 from posenc import masks
 from posenc.arguments import explain_misfits
+from posenc.attend.attention_layer import check_cross_attention
 from posenc.attend.cache import KVCache
-from posenc.attend.multihead import check_cross_attention
 from posenc.encodings import (
     PositionEncoding,
     build_if_named,

@@ -6,8 +6,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from posenc.attend.attention_layer import Attention
 from posenc.attend.cache import KVCache
-from posenc.attend.multihead import Attention
 from posenc.encodings import PositionEncoding
 from posenc.masks import Mask
 from posenc.models.config import DecoderConfig

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from posenc.frequencies import floats
+from posenc.frequencies import float64_formulas
 
 Known = Literal["yes", "no model", "no such file", "unknown"]
 """Whether a runtime has the model and opens files of this kind, and whether posenc has read what it

@@ -12,7 +12,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, TypeGuard
 
-from posenc.frequencies import floats
+from posenc.frequencies import float64_formulas
 from posenc.frequencies.scalings.lookup import ROPE_TYPES
 from posenc.runtimes.computed_positions import (
     ARITHMETIC,
@@ -357,7 +357,7 @@ def _stretch_base(p: Parameters, factor: Any, model: Model) -> None:
     """Replace a fixed NTK scaling by the larger base that it amounts to, in `p` itself."""
     dim = int(model.head_dim * p.get("partial_rotary_factor", 1.0))
     factor = float(factor)
-    p["rope_theta"] = floats.ntk_theta(float(p["rope_theta"]), factor, dim)
+    p["rope_theta"] = float64_formulas.ntk_theta(float(p["rope_theta"]), factor, dim)
     p["rope_type"] = "default"
 
 
@@ -398,5 +398,5 @@ def _longest_length(p: Mapping[str, Any], model: Model) -> int:
     """Return max_position_embeddings, or the length that yarn stretches to if that is longer."""
     longest, factor = model.max_positions, p.get("factor")
     if p["rope_type"] == "yarn" and isinstance(factor, int | float):
-        return max(longest, floats.stretched_length(_trained_length(p, model), factor))
+        return max(longest, float64_formulas.stretched_length(_trained_length(p, model), factor))
     return longest

@@ -8,8 +8,8 @@ from torch import Tensor, nn
 
 from posenc import masks
 from posenc.attend.attention import attention
+from posenc.attend.attention_layer import Attention
 from posenc.attend.cache import KVCache
-from posenc.attend.multihead import Attention
 from posenc.encodings import ModelShape, PerLayer, PositionEncoding, Tokens
 from posenc.masks import Mask
 

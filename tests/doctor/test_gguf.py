@@ -8,7 +8,7 @@ import pytest
 from posenc.doctor.case import Case
 from posenc.doctor.options import Options
 from posenc.doctor.rules import findings
-from posenc.frequencies import floats
+from posenc.frequencies import float64_formulas
 from posenc.runtimes.computed_positions import ComputedPositions, LayerRotation
 from posenc.runtimes.config_model import model_of
 from posenc.runtimes.files.gguf_metadata import KEYS, read_metadata
@@ -66,7 +66,7 @@ def test_the_keys_are_read(tmp_path):
     assert (meta.architecture, meta.head_dim, meta.dimension_count) == ("llama", 16, 16)
     assert (meta.freq_base, meta.original_length, meta.context_length) == (10000, 1024, 4096)
     got = compute_from_metadata(meta, None).layers["all"]
-    assert got.inv_freq == pytest.approx(floats.yarn_frequencies(16, 10000.0, 4.0, 1024))
+    assert got.inv_freq == pytest.approx(float64_formulas.yarn_frequencies(16, 10000.0, 4.0, 1024))
     assert got.multiplier == pytest.approx(1.1386294)
 
 
@@ -122,7 +122,7 @@ def test_ignored_keys_become_ones_that_are_read(tmp_path):
     meta = read_metadata(tmp_path / "b.gguf")
     got = compute_from_metadata(meta, None).layers["all"]
     assert got.inv_freq == pytest.approx(
-        floats.yarn_frequencies(16, 1e4, 4.0, 1024, 64.0, 4.0), rel=1e-6
+        float64_formulas.yarn_frequencies(16, 1e4, 4.0, 1024, 64.0, 4.0), rel=1e-6
     )
     assert got.multiplier == pytest.approx(1.0, rel=1e-6)
     assert codes(tmp_path / "b.gguf") == []

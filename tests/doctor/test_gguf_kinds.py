@@ -5,7 +5,7 @@ import json
 import pytest
 
 from posenc.doctor.options import Options
-from posenc.frequencies import floats
+from posenc.frequencies import float64_formulas
 from posenc.runtimes.files.gguf_metadata import Metadata, read_metadata
 from posenc.runtimes.known.llama_cpp import compute_from_metadata
 from tests.doctor.judging import run

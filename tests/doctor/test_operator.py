@@ -9,7 +9,7 @@ from posenc.doctor.options import Options
 from posenc.doctor.rule import COMMAND
 from posenc.doctor.rules.longer_texts import CARDS
 from posenc.files.sealed_json import strict_json
-from posenc.frequencies import floats
+from posenc.frequencies import float64_formulas
 from posenc.runtimes.known import emulate
 from posenc.runtimes.writers.overrides import config_after_override, intended
 from tests.doctor.judging import judge, run
@@ -80,7 +80,7 @@ def test_a_text_that_loops_gets_the_scaling_of_the_card_and_a_line_for_each_serv
     assert lines["llama.cpp"] == (
         "--rope-scaling yarn --rope-scale 4 --yarn-orig-ctx 32768 -c 131072"
     )
-    wanted = floats.yarn_frequencies(128, 1e6, 4.0, 32768)
+    wanted = float64_formulas.yarn_frequencies(128, 1e6, 4.0, 32768)
     for server in ("vllm", "sglang"):
         given = json.loads(shlex.split(lines[server])[1])
         served = config_after_override(QWEN3, given, server)
@@ -106,7 +106,7 @@ def test_the_scaling_of_a_hybrid_keeps_what_its_rope_dict_has(inside):
     lines = options_by_runtime(hit.cure)
     assert set(lines) == {"vllm", "sglang", "llama.cpp"}
     assert lines["llama.cpp"].endswith("--yarn-orig-ctx 262144 -c 1048576")
-    wanted = floats.yarn_frequencies(64, 1e7, 4.0, 262144)  # a quarter of 256 channels
+    wanted = float64_formulas.yarn_frequencies(64, 1e7, 4.0, 262144)  # a quarter of 256 channels
     for server in ("vllm", "sglang"):
         given = json.loads(shlex.split(lines[server])[1])
         rope = (given[inside] if inside else given)["rope_parameters"]

@@ -17,7 +17,7 @@ import torch
 
 import posenc
 from posenc.encodings import TWO_PI
-from posenc.encodings.numerics.shared_with_keras import alibi_slopes, t5_bucket_edges
+from posenc.encodings.numerics.slopes_and_buckets import alibi_slopes, t5_bucket_edges
 from posenc.frequencies.scalings.registry import (
     NTK,
     DynamicNTK,

@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from posenc.frequencies.floats import yarn_frequencies
+from posenc.frequencies.float64_formulas import yarn_frequencies
 from posenc.runtimes.known import RUNTIMES
 from tests.runtimes.golden_cases import TRIED, cells, config
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 from posenc.doctor.case import ALL, Case
 from posenc.doctor.rule import Hit, join_names, rule
-from posenc.frequencies import floats
+from posenc.frequencies import float64_formulas
 from posenc.runtimes.config_model import LENGTHS, ORIGINAL_LENGTH
 
 SERVERS = ("vllm", "sglang")
@@ -104,7 +104,7 @@ def report_yarn_table_too_short(case: Case) -> Iterator[Hit]:
     for name, p in case.rope_dicts_of_type("yarn"):
         factor, original = p.get("factor"), case.original_length(p)
         if isinstance(factor, int | float) and isinstance(original, int | float):
-            rows = floats.stretched_length(original, factor)
+            rows = float64_formulas.stretched_length(original, factor)
             if largest > rows:
                 yield Hit(
                     f"max_position_embeddings is {largest}, and {name} stretches {original:g} "
@@ -124,7 +124,7 @@ def report_unraised_max_length(case: Case) -> Iterator[Hit]:
         if not (isinstance(factor, int | float) and factor > 1):
             continue
         if original is not None and original == largest:
-            reached = floats.stretched_length(original, factor)
+            reached = float64_formulas.stretched_length(original, factor)
             yield Hit(
                 f"{name} stretches {original} by {factor:g}, and max_position_embeddings is still "
                 f"{largest}: vLLM and SGLang refuse more than {largest} tokens",

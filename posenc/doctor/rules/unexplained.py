@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from posenc.doctor.case import Case
 from posenc.doctor.misreading import FREQUENCY_TOLERANCE, MULTIPLIER_TOLERANCE
 from posenc.doctor.rule import TABLE, Finding, Hit, join_names, rule
-from posenc.frequencies import floats
+from posenc.frequencies import float64_formulas
 from posenc.runtimes.computed_positions import ComputedPositions, LayerRotation
 from posenc.runtimes.config_model import (
     language_model_key,

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 from posenc.doctor.case import ALL, Case
 from posenc.doctor.rule import Hit, join_names, rule
-from posenc.frequencies import floats
+from posenc.frequencies import float64_formulas
 from posenc.runtimes.files.json_object import in_json_words
 
 READERS_OF_PART_OF_YARN = ("sglang", "mlx-lm", "llama.cpp")

@@ -5,7 +5,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional as F
 
-from posenc.encodings.numerics.shared_with_keras import check_hierarchical, rows_to_interpolate
+from posenc.encodings.numerics.slopes_and_buckets import check_hierarchical, rows_to_interpolate
 
 
 def interpolate(

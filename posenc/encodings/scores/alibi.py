@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from posenc.encodings.base.distance_bias import DistanceBias
 from posenc.encodings.numerics.caches import Constants
 from posenc.encodings.numerics.precision import float_distance, per_head
-from posenc.encodings.numerics.shared_with_keras import alibi_slopes_and_sides
+from posenc.encodings.numerics.slopes_and_buckets import alibi_slopes_and_sides
 from posenc.encodings.terms.pairwise_bias import PairwiseBias
 from posenc.encodings.terms.term import Formula
 from posenc.encodings.terms.tokens import Tokens

@@ -14,7 +14,7 @@ from posenc.encodings.base.claims import Claims
 from posenc.encodings.base.position_encoding import PositionEncoding, check_head_dim, check_heads
 from posenc.encodings.numerics.grouped_heads import repeat_kv_heads
 from posenc.encodings.numerics.precision import at_least_float32, read_linear
-from posenc.encodings.numerics.shared_with_keras import deberta_bucket_ends
+from posenc.encodings.numerics.slopes_and_buckets import deberta_bucket_ends
 from posenc.encodings.numerics.torch_modes import extremes_if_readable
 from posenc.encodings.terms.products_by_distance import ProductsByDistance
 from posenc.encodings.terms.term import Term

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from posenc.encodings.base.distance_bias import DistanceBias
 from posenc.encodings.numerics.precision import float_distance, per_head
-from posenc.encodings.numerics.shared_with_keras import (
+from posenc.encodings.numerics.slopes_and_buckets import (
     KERPLE_INITIAL_MAX,
     KERPLE_MIN,
     KERPLE_POWER_MAX,

@@ -11,7 +11,7 @@ from posenc.encodings.base.distance_bias import DistanceBias
 from posenc.encodings.base.model_shape import ModelShape
 from posenc.encodings.numerics.caches import Constants
 from posenc.encodings.numerics.precision import float_distance
-from posenc.encodings.numerics.shared_with_keras import t5_bucket_edges
+from posenc.encodings.numerics.slopes_and_buckets import t5_bucket_edges
 from posenc.encodings.terms.pairwise_bias import PairwiseBias
 from posenc.encodings.terms.tokens import Tokens
 

@@ -5,7 +5,7 @@ from decimal import Decimal
 from typing import Any, Self
 
 from posenc.arguments import explain_constructor_misfits
-from posenc.frequencies.floats import yarn_attention_factor
+from posenc.frequencies.float64_formulas import yarn_attention_factor
 from posenc.frequencies.scalings.scaling import (
     Frequencies,
     NamedEncoding,

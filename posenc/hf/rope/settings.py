@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 from decimal import Decimal
 from typing import Any
 
-from posenc.frequencies.floats import ntk_theta, yarn_attention_factor
+from posenc.frequencies.float64_formulas import ntk_theta, yarn_attention_factor
 from posenc.frequencies.scalings.lookup import scaling_of
 from posenc.frequencies.scalings.registry import Linear
 from posenc.frequencies.scalings.scaling import Frequencies, Scaling, rope_frequencies

@@ -4,7 +4,7 @@ frequencies."""
 import math
 from typing import Any
 
-from posenc.frequencies.floats import ntk_theta
+from posenc.frequencies.float64_formulas import ntk_theta
 from posenc.frequencies.scalings.registry import NTK, Linear, LongRoPE, Proportional, YaRN
 from posenc.frequencies.scalings.scaling import Scaling, rope_frequencies
 from posenc.hf.rope.settings import RopeSetting, head_dim_of

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import cache, partial
 
-from posenc.frequencies import floats
+from posenc.frequencies import float64_formulas
 from posenc.runtimes.computed_positions import (
     ComputedPositions,
     LayerRotation,
@@ -198,8 +198,12 @@ def full_attention_rotation(meta: Metadata, length: int) -> LayerRotation:
     if meta.architecture in READS_BETAS:
         fast = meta.beta_fast or fast
         slow = meta.beta_slow or slow
-    inv_freq = floats.yarn_frequencies(dim, theta, factor, meta.original_length, fast, slow)
-    return LayerRotation(floats.divide_each(inv_freq, divisors), _yarn_multiplier(meta, factor))
+    inv_freq = float64_formulas.yarn_frequencies(
+        dim, theta, factor, meta.original_length, fast, slow
+    )
+    return LayerRotation(
+        float64_formulas.divide_each(inv_freq, divisors), _yarn_multiplier(meta, factor)
+    )
 
 
 def sliding_base(meta: Metadata) -> float:

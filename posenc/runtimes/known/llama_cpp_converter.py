@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from posenc.frequencies import floats
+from posenc.frequencies import float64_formulas
 from posenc.runtimes.computed_positions import (
     LLAMA3,
     STOPPING_DIVISOR,
@@ -93,7 +93,7 @@ def _divisors_that_stop_unrotated_pairs(
     STOPPING_DIVISOR for the others. dims: channels of a head."""
     share = float(parameters["partial_rotary_factor"])
     # A pair that does not rotate has frequency 0. Nothing else is read, so any base above 1 does.
-    proportional = floats.proportional_frequencies(dims, 2.0, share)
+    proportional = float64_formulas.proportional_frequencies(dims, 2.0, share)
     return tuple(1.0 if frequency else STOPPING_DIVISOR for frequency in proportional)
 
 
@@ -232,7 +232,7 @@ def _hunyuan_fields(model: Model, p: Mapping[str, Any], dims: int) -> dict[str, 
     if base != 10000.0 or not length_is_published or not alpha_is_published:
         raise RefusedError("AssertionError: HunYuan dynamic RoPE scaling assumptions changed")
     return {
-        "freq_base": floats.ntk_theta(base, alpha, dims),
+        "freq_base": float64_formulas.ntk_theta(base, alpha, dims),
         "scaling_type": "none",
         "scaling_factor": 1.0,
         "original_length": HUNYUAN_LENGTH,
@@ -286,4 +286,4 @@ def _llama3_divisors(p: Mapping[str, Any], dims: int, *, asserts: bool) -> tuple
     )
     if asserts and math.isclose(low, high):
         raise RefusedError("AssertionError: low_freq_wavelen != high_freq_wavelen")
-    return floats.llama3_divisors(dims, theta, factor, low, high, original)
+    return float64_formulas.llama3_divisors(dims, theta, factor, low, high, original)

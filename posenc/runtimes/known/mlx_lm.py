@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from posenc.frequencies import floats
+from posenc.frequencies import float64_formulas
 from posenc.runtimes.computed_positions import (
     LLAMA3,
     ComputedPositions,
@@ -373,7 +373,7 @@ def initialize_rope(
     if kind == "proportional":
         share = require_number(scaling.get("partial_rotary_factor", 1.0), "partial_rotary_factor")
         factor = require_number(scaling.get("factor", 1.0), "factor")
-        return LayerRotation(floats.proportional_frequencies(dim, theta, share, factor))
+        return LayerRotation(float64_formulas.proportional_frequencies(dim, theta, share, factor))
     if kind == "mrope":
         sections = scaling.get("mrope_section", [])
         if len(sections) != 3:
@@ -406,7 +406,7 @@ def _yarn_rotation(scaling: Mapping[str, Any], theta: float, dim: int) -> LayerR
     factor = require_number(require_key(scaling, "factor"), "factor")
     mscale = require_number(scaling.get("mscale", 1), "mscale")
     all_dim = require_number(scaling.get("mscale_all_dim", 0), "mscale_all_dim")
-    inv_freq = floats.yarn_frequencies(
+    inv_freq = float64_formulas.yarn_frequencies(
         dim,
         theta,
         factor,
@@ -443,7 +443,7 @@ def _linear_rotation(scaling: Mapping[str, Any], plain: tuple[float, ...]) -> La
     if "factor" not in scaling or scaling["type"] != "linear":
         raise RefusedError("ValueError: rope_scaling 'type' currently only supports 'linear'")
     factor = require_number(scaling["factor"], "factor")
-    return LayerRotation(floats.linear_frequencies(plain, factor))
+    return LayerRotation(float64_formulas.linear_frequencies(plain, factor))
 
 
 def _phi3_rotation(
@@ -468,7 +468,7 @@ def _phi3_rotation(
         factor = scaling.get("factor")
         if not isinstance(factor, float):
             raise RefusedError(f"AssertionError: factor is {factor!r}, expected a float")
-        return LayerRotation(floats.linear_frequencies(plain, factor))
+        return LayerRotation(float64_formulas.linear_frequencies(plain, factor))
     return LayerRotation(plain)
 
 
@@ -484,5 +484,6 @@ def _minicpm3_rotation(
     if "long_factor" not in scaling:
         return LayerRotation(plain, scale)
     return LayerRotation(
-        floats.divide_each(plain, require_factors(scaling, "long_factor", len(plain))), scale
+        float64_formulas.divide_each(plain, require_factors(scaling, "long_factor", len(plain))),
+        scale,
     )

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from posenc.frequencies import floats
+from posenc.frequencies import float64_formulas
 from posenc.runtimes.computed_positions import (
     LLAMA3,
     ComputedPositions,
@@ -100,7 +100,9 @@ def rotation(p: Mapping[str, Any], model: Model, length: int) -> LayerRotation:
     if p.get("mrope_section") and kind in SCALED_TEXT:
         raise NotReadError(f"{kind} with mrope_section")
     if kind == "proportional":
-        return LayerRotation(floats.proportional_frequencies(head_dim, theta, dim / head_dim))
+        return LayerRotation(
+            float64_formulas.proportional_frequencies(head_dim, theta, dim / head_dim)
+        )
     if kind == "longrope":
         original = p.get("original_max_position_embeddings", model.max_positions)
         original = require_number(original, "original length")
@@ -166,7 +168,7 @@ def _yarn_rotation(
     original = require_number(p.get("original_max_position_embeddings", trained), "original length")
     if not latent and "mrope_section" in p:
         _refuse_mscale_with_sections(p)
-    inv_freq = floats.yarn_frequencies(
+    inv_freq = float64_formulas.yarn_frequencies(
         dim,
         theta,
         factor,

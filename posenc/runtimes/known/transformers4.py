@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from posenc.frequencies import floats
+from posenc.frequencies import float64_formulas
 from posenc.runtimes.computed_positions import (
     LLAMA3,
     ComputedPositions,
@@ -276,7 +276,7 @@ def rotation(
         )
     factor = require_number(scaling["factor"], "factor")
     if kind == "linear":
-        return LayerRotation(floats.linear_frequencies(plain, factor))
+        return LayerRotation(float64_formulas.linear_frequencies(plain, factor))
     if kind == "dynamic":
         base = _dynamic_base(model, scaling, theta, dim, factor, length)
         return LayerRotation(floats.unscaled_frequencies(dim, base))
@@ -296,8 +296,8 @@ def _dynamic_base(
     trained = model.max_positions
     if model.model_type in transformers5.HUNYUAN and length <= trained:
         alpha = require_number(require_key(scaling, "alpha"), "alpha")
-        return floats.ntk_theta(theta, alpha, dim)
-    return floats.dynamic_theta(theta, factor, length, trained, dim)
+        return float64_formulas.ntk_theta(theta, alpha, dim)
+    return float64_formulas.dynamic_theta(theta, factor, length, trained, dim)
 
 
 def _with_own_mscale(
@@ -352,7 +352,7 @@ def _longrope_rotation(
             require_number(ratio, "factor"), original.length
         )
     list_at_length = long if length > original.length else short
-    inv_freq = floats.divide_each(plain, list_at_length)
+    inv_freq = float64_formulas.divide_each(plain, list_at_length)
     return LayerRotation(inv_freq, require_number(temperature, "attention_factor"))
 
 

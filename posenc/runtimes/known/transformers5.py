@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from posenc.frequencies import floats
+from posenc.frequencies import float64_formulas
 from posenc.runtimes.computed_positions import (
     ComputedPositions,
     LayerRotation,
@@ -66,7 +66,9 @@ def rotation(parameters: Parameters, model: Model, length: int) -> LayerRotation
         return axial_rotation(kind, facts, head_dim, theta)
     if kind == "proportional":
         factor = require_number(parameters.get("factor", 1.0), "factor")
-        return LayerRotation(floats.proportional_frequencies(head_dim, theta, share, factor))
+        return LayerRotation(
+            float64_formulas.proportional_frequencies(head_dim, theta, share, factor)
+        )
     if kind == "default":
         # Each class has a function of its own for this type, and few of them read the share.
         dim = int(head_dim * share) if model.supports_partial_rotation else head_dim
@@ -151,7 +153,7 @@ def yarn_rotation(
     fast = require_number(p.get("beta_fast") or 32, "beta_fast")
     slow = require_number(p.get("beta_slow") or 1, "beta_slow")
     truncate = bool(p.get("truncate", True))
-    inv_freq = floats.yarn_frequencies(dim, theta, factor, original, fast, slow, truncate)
+    inv_freq = float64_formulas.yarn_frequencies(dim, theta, factor, original, fast, slow, truncate)
     return LayerRotation(inv_freq, yarn_multiplier(p, factor))
 
 

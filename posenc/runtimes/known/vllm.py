@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from posenc.frequencies import floats
+from posenc.frequencies import float64_formulas
 from posenc.runtimes.computed_positions import (
     ComputedPositions,
     LayerRotation,
@@ -178,7 +178,9 @@ def rotation(p: Mapping[str, Any], model: Model, length: int) -> LayerRotation:
     if kind == "default":
         return LayerRotation(plain)
     if kind == "proportional":
-        return LayerRotation(floats.proportional_frequencies(head_dim, theta, dim / head_dim))
+        return LayerRotation(
+            float64_formulas.proportional_frequencies(head_dim, theta, dim / head_dim)
+        )
     if kind == "longrope":
         original = require_number(
             require_key(p, "original_max_position_embeddings"), "original length"
@@ -190,7 +192,7 @@ def rotation(p: Mapping[str, Any], model: Model, length: int) -> LayerRotation:
         raise RefusedError(f"ValueError: Unknown RoPE scaling type {kind}")
     factor = require_number(require_key(p, "factor"), "factor")
     if kind == "linear":
-        return LayerRotation(floats.linear_frequencies(plain, factor))
+        return LayerRotation(float64_formulas.linear_frequencies(plain, factor))
     if kind == "ntk":
         return LayerRotation(_ntk_frequencies(theta, factor, dim, p.get("mixed_b")))
     original = require_number(require_key(p, "original_max_position_embeddings"), "original length")
@@ -237,7 +239,7 @@ def _yarn_rotation(
     else:
         fast = p.get("beta_fast", 32)
         slow = p.get("beta_slow", 1)
-    inv_freq = floats.yarn_frequencies(
+    inv_freq = float64_formulas.yarn_frequencies(
         dim,
         theta,
         factor,

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from posenc.frequencies import floats
+from posenc.frequencies import float64_formulas
 from posenc.runtimes.computed_positions import (
     ComputedPositions,
     LayerRotation,
@@ -90,4 +90,4 @@ def longrope_rotation(
     given = p.get(f"{chosen}_mscale")
     scale = floats.longrope_attention_factor(model.max_positions / original, original)
     multiplier = scale if given is None else require_number(given, f"{chosen}_mscale")
-    return LayerRotation(floats.divide_each(plain, lists[chosen]), multiplier)
+    return LayerRotation(float64_formulas.divide_each(plain, lists[chosen]), multiplier)

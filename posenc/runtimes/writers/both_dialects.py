@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from copy import deepcopy
 from typing import Any
 
-from posenc.frequencies import floats
+from posenc.frequencies import float64_formulas
 from posenc.runtimes.computed_positions import STOPPING_DIVISOR, LayerRotation
 from posenc.runtimes.config_model import Model, language_model_key
 from posenc.runtimes.known.transformers5_rope_dicts import PHI3

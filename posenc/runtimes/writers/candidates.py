@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-from posenc.frequencies import floats
+from posenc.frequencies import float64_formulas
 from posenc.runtimes.computed_positions import LayerRotation
 from posenc.runtimes.known.transformers5_rope_dicts import PHI3
 from posenc.runtimes.meaning import Meaning
@@ -38,7 +38,10 @@ def max_positions_to_write(parameters: Mapping[str, Parameters], meaning: Meanin
     for p in parameters.values():
         if p["rope_type"] == "yarn":
             return max(
-                floats.stretched_length(p["original_max_position_embeddings"], p["factor"]), 1
+                float64_formulas.stretched_length(
+                    p["original_max_position_embeddings"], p["factor"]
+                ),
+                1,
             )
         if p["rope_type"] in ("linear", "dynamic"):
             return meaning.model.max_positions

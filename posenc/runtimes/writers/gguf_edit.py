@@ -9,7 +9,7 @@ from typing import Any, BinaryIO
 
 from posenc.files.atomic import atomically
 from posenc.files.opening import open_ordinary, open_to_change
-from posenc.frequencies import floats
+from posenc.frequencies import float64_formulas
 from posenc.runtimes.computed_positions import (
     STOPPING_DIVISOR,
     ComputedPositions,
@@ -75,7 +75,7 @@ def meaning_of_metadata(meta: Metadata) -> ComputedPositions:
     if meta.scaling_type != "yarn" or not layers:
         return computed
     factor = meta.scaling_factor
-    inv_freq = floats.yarn_frequencies(
+    inv_freq = float64_formulas.yarn_frequencies(
         meta.dimension_count,
         meta.freq_base,
         factor,
@@ -160,7 +160,9 @@ def _scaling_candidates(
         for unscaled, frequency in zip(plain, full.inv_freq, strict=True)
     )
     if meta.scaling_type == "yarn":
-        kept = floats.yarn_frequencies(dim, theta, meta.scaling_factor, meta.original_length)
+        kept = float64_formulas.yarn_frequencies(
+            dim, theta, meta.scaling_factor, meta.original_length
+        )
         if _nearly_equal(full.inv_freq, kept):
             usual = floats.yarn_attention_factor(meta.scaling_factor)
             yarn = {name: getattr(meta, name) for name in SCALING_KEYS[:3]}

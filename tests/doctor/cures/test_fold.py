@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from posenc.frequencies import floats
+from posenc.frequencies import float64_formulas
 from posenc.runtimes.config_model import model_of
 from posenc.runtimes.files.source import load
 from posenc.runtimes.known import RUNTIMES

@@ -9,7 +9,7 @@ from posenc import DistanceBias, PositionEncoding
 from posenc.encodings.base.claims import Claims
 from posenc.encodings.embeddings.learned import Learned
 from posenc.encodings.embeddings.sinusoidal import Sinusoidal
-from posenc.encodings.numerics import shared_with_keras as bias_numbers
+from posenc.encodings.numerics import slopes_and_buckets as bias_numbers
 from posenc.encodings.queries_keys.rope import RoPE
 from posenc.encodings.queries_keys.rotation.rotate import rotate
 from posenc.encodings.queries_keys.rove import RoVE

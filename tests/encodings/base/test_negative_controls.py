@@ -9,7 +9,7 @@ import torch
 from posenc import PositionEncoding, masks
 from posenc.encodings.embeddings.learned import Learned
 from posenc.encodings.embeddings.sinusoidal import Sinusoidal
-from posenc.encodings.numerics import shared_with_keras as bias_numbers
+from posenc.encodings.numerics import slopes_and_buckets as bias_numbers
 from posenc.encodings.queries_keys.rope import RoPE
 from posenc.encodings.scores.alibi import ALiBi
 from posenc.frequencies.scalings import yarn

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from posenc import KVCache, attention, masks
-from posenc.encodings.queries_keys.linear_attention import elu_feature_map, linear_attention
+from posenc.attend.linear_attention import elu_feature_map, linear_attention
 from posenc.encodings.queries_keys.pope import PoPE
 from posenc.encodings.queries_keys.query_temperature import Llama4Temperature, LogN
 from posenc.encodings.queries_keys.rope import RoPE

@@ -6,7 +6,7 @@ import pytest
 
 from posenc.doctor.case import Case
 from posenc.doctor.rules import findings
-from posenc.frequencies import floats
+from posenc.frequencies import float64_formulas
 from posenc.runtimes.files.source import load
 from posenc.runtimes.files.spelling import as_transformers, name_of_spelling
 from posenc.runtimes.meaning import meaning_of
@@ -64,7 +64,7 @@ def test_meta():
     assert name_of_spelling(META) == "meta"
     assert layer(META).inv_freq == pytest.approx(floats.unscaled_frequencies(16, 500000.0))
     scaled = layer({**META, "use_scaled_rope": True})
-    factors = floats.llama3_divisors(16, 500000.0, 8.0, 1.0, 4.0, 8192)
+    factors = float64_formulas.llama3_divisors(16, 500000.0, 8.0, 1.0, 4.0, 8192)
     assert scaled.inv_freq == pytest.approx(
         floats.divide_each(floats.unscaled_frequencies(16, 500000.0), factors)
     )
@@ -100,7 +100,9 @@ def test_mistral():
 def test_deepseek():
     assert name_of_spelling(DEEPSEEK) == "deepseek"
     meant = meaning_of(as_transformers(DEEPSEEK)).computed
-    assert meant.layers["all"].inv_freq == pytest.approx(floats.yarn_frequencies(16, 1e4, 40, 4096))
+    assert meant.layers["all"].inv_freq == pytest.approx(
+        float64_formulas.yarn_frequencies(16, 1e4, 40, 4096)
+    )
     assert meant.layers["all"].multiplier == pytest.approx(1.0)
     assert meant.softmax_scale == pytest.approx(32**-0.5 * floats.yarn_attention_factor(40) ** 2)
     short = meaning_of(as_transformers({**DEEPSEEK, "max_seq_len": 4096})).computed

@@ -6,7 +6,7 @@ import pytest
 
 from posenc.doctor.case import Case
 from posenc.doctor.options import Options
-from posenc.frequencies import floats
+from posenc.frequencies import float64_formulas
 from posenc.runtimes.files.source import load
 from posenc.runtimes.known import RUNTIMES
 from tests.doctor.judging import run
@@ -60,7 +60,7 @@ def test_vllm_and_llama_cpp_open_mistrals_and_apply_its_scale_or_not(tmp_path, s
         if name in ("vllm", "llama.cpp"):
             (layer,) = computed.layers.values()
             assert layer.multiplier == pytest.approx(multiplier)
-            expected = floats.yarn_frequencies(64, 1e6, 16, 1024)
+            expected = float64_formulas.yarn_frequencies(64, 1e6, 16, 1024)
             assert layer.inv_freq == pytest.approx(expected)
         else:
             assert computed.known == ("unknown" if name == "sglang" else "no such file")

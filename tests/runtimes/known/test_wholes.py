@@ -10,7 +10,7 @@ import pytest
 
 from posenc.doctor.options import Options
 from posenc.files.sealed_json import strict_json
-from posenc.frequencies import floats
+from posenc.frequencies import float64_formulas
 from posenc.runtimes.known import emulate
 from posenc.runtimes.meaning import meaning_of
 from posenc.runtimes.writers.overrides import config_after_override
@@ -74,12 +74,12 @@ def test_vllms_mrope_takes_four_times_the_original_length_for_yarn(name):
     for pair, frequency in VLLM_READ.items():
         assert layer.inv_freq[pair] == pytest.approx(frequency, rel=1e-6)
     sglang = emulate(whole(name, YARN), names=["sglang"])["sglang"].layers["all"]
-    assert sglang.inv_freq == pytest.approx(floats.yarn_frequencies(128, 1e6, 4.0, 32768))
+    assert sglang.inv_freq == pytest.approx(float64_formulas.yarn_frequencies(128, 1e6, 4.0, 32768))
 
 
 def test_qwen3_vl_asks_vllm_for_a_table_as_long_as_the_text():
     layer = emulate(whole("qwen3_vl", YARN), names=["vllm"])["vllm"].layers["all"]
-    assert layer.inv_freq == pytest.approx(floats.yarn_frequencies(128, 1e6, 4.0, 32768))
+    assert layer.inv_freq == pytest.approx(float64_formulas.yarn_frequencies(128, 1e6, 4.0, 32768))
 
 
 def test_vllms_overrides_divide_the_original_length_and_a_rule_says_so(tmp_path):

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from posenc.extend.export.serving.serve_commands import Export, code_block
-from posenc.frequencies import floats
+from posenc.frequencies import float64_formulas
 from posenc.runtimes.computed_positions import LayerRotation, RefusedError
 from posenc.runtimes.config_model import model_of
 from posenc.runtimes.known.llama_cpp_converter import converted_metadata
@@ -102,7 +102,7 @@ def _linear_option(
     factor = _scaling_factor(parameters)
     unscaled = floats.unscaled_frequencies(rotary_dim, float(parameters["rope_theta"]))
     if not _rotate_alike(
-        target, LayerRotation(floats.divide_each(unscaled, [factor] * len(unscaled)))
+        target, LayerRotation(float64_formulas.divide_each(unscaled, [factor] * len(unscaled)))
     ):
         return None
     return f"--rope-scaling linear --rope-scale {factor:.9g}"

@@ -8,10 +8,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from posenc.arguments import explain_misfits
+from posenc.encodings import RoPE, Rotation
 from posenc.encodings.base.check_inputs import check_vectors
 from posenc.encodings.numerics.precision import at_least_float32
-from posenc.encodings.queries_keys.rope import RoPE
-from posenc.encodings.queries_keys.rotation.rotation import Rotation
 from posenc.positions import Positions
 
 
