@@ -136,10 +136,10 @@ def test_nobody_imports_upward_and_no_file_is_too_long():
 # A small house in order, and what must be seen in it when one file changes.
 FLOORS = [["cli"], ["compare", "bench"], ["hf"], ["encoding"], ["numbers"]]
 HOUSE = {
-    "posenc/__init__.py": '_PUBLIC = {"X": "posenc.compare.run_study"}\n',
-    "posenc/cli.py": 'COMMANDS = {"compare": "posenc.compare.run_study:run"}\n',
+    "posenc/__init__.py": '_PUBLIC = {"X": "posenc.compare.study"}\n',
+    "posenc/cli.py": 'COMMANDS = {"compare": "posenc.compare.study:run"}\n',
     "posenc/compare/__init__.py": '"""Compare: see posenc.cli."""\n',
-    "posenc/compare/run_study.py": "from posenc.encoding import base\nfrom . import page\n",
+    "posenc/compare/study.py": "from posenc.encoding import base\nfrom . import page\n",
     "posenc/compare/page/page.py": "def f():\n    from posenc import __version__\n",
     "posenc/bench/__init__.py": "import posenc.numbers.heads\n",
     "posenc/hf/__init__.py": "",
@@ -155,7 +155,7 @@ def test_a_house_in_order_passes():
 
 
 PLANTED = {
-    "upward": ("encoding/base.py", "from posenc.compare.run_study import run", "not below"),
+    "upward": ("encoding/base.py", "from posenc.compare.study import run", "not below"),
     "upward, the room itself": ("encoding/base.py", "from posenc import compare", "not below"),
     "upward, in a function": ("numbers/heads.py", "def f():\n  import posenc.hf", "not below"),
     "upward, for types": (
@@ -165,12 +165,8 @@ PLANTED = {
     ),
     "upward, relative": ("encoding/base.py", "from ..hf import x", "not below"),
     "upward, a string": ("hf/__init__.py", 'import_module("posenc.compare")', "not below"),
-    "upward, a string with a name": (
-        "hf/a.py",
-        'load("posenc.compare.run_study:run")',
-        "not below",
-    ),
-    "to its own floor": ("bench/__init__.py", "import posenc.compare.run_study", "not below"),
+    "upward, a string with a name": ("hf/a.py", 'load("posenc.compare.study:run")', "not below"),
+    "to its own floor": ("bench/__init__.py", "import posenc.compare.study", "not below"),
     "from the face": ("compare/page.py", "from posenc import X", "the package's face"),
     "the face itself": ("compare/page.py", "import posenc", "the package's face"),
     "a room on no floor": ("tools/__init__.py", "", "tools stands on no floor"),

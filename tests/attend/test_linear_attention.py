@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from posenc import RoPE
-from posenc.attend.linear_attention import elu_feature, linear_attention
+from posenc.attend.linear_attention import elu_feature_map, linear_attention
 
 
 @pytest.mark.parametrize("causal", [True, False])
@@ -29,7 +29,7 @@ def test_linear_attention_is_equation_19_of_roformer(causal: bool):
         return torch.stack(out)
 
     for head in range(2):
-        fq, fk = elu_feature(q[0, head]), elu_feature(k[0, head])
+        fq, fk = elu_feature_map(q[0, head]), elu_feature_map(k[0, head])
         for i in range(n):
             above, below = torch.zeros(3, dtype=torch.float64), 0.0
             for j in range(i + 1 if causal else n):
