@@ -49,14 +49,18 @@ def disagreement(computed: ComputedPositions, meant: ComputedPositions, folded: 
             reason = _rotation_disagreement(other, layer, folded)
             if reason:
                 return f"{where}{reason}"
-    if set(computed.without_rotation) != set(meant.without_rotation):
-        return f"the layers {list(computed.without_rotation)} do not rotate"
-    ours = computed.softmax_scale
-    theirs = meant.softmax_scale
-    if ours is None or theirs is None:
+    unrotated = set(computed.without_rotation)
+    meant_unrotated = set(meant.without_rotation)
+    if unrotated - meant_unrotated:
+        return f"the layers {sorted(unrotated - meant_unrotated)} do not rotate, and are meant to"
+    if meant_unrotated - unrotated:
+        return f"the layers {sorted(meant_unrotated - unrotated)} rotate, and are not meant to"
+    scale = computed.softmax_scale
+    meant_scale = meant.softmax_scale
+    if scale is None or meant_scale is None:
         return "the softmax scale is not known"
-    if not abs(ours - theirs) <= TOLERANCE * theirs:
-        return f"the softmax scale is {ours}, {theirs} is meant"
+    if not abs(scale - meant_scale) <= TOLERANCE * meant_scale:
+        return f"the softmax scale is {scale}, {meant_scale} is meant"
     return ""
 
 
@@ -64,9 +68,13 @@ def _rotation_disagreement(layer: LayerRotation, meant: LayerRotation, folded: f
     """Return why one rotation differs from the one meant; empty if it does not."""
     if len(layer.inv_freq) != len(meant.inv_freq):
         return f"rotates {len(layer.inv_freq)} pairs, {len(meant.inv_freq)} are meant"
-    for i, (ours, theirs) in enumerate(zip(layer.inv_freq, meant.inv_freq, strict=True)):
-        if not abs(ours - theirs) <= TOLERANCE * abs(theirs):
-            return f"pair {i} rotates by {ours:.7g} radians per position, {theirs:.7g} is meant"
+    frequencies = zip(layer.inv_freq, meant.inv_freq, strict=True)
+    for i, (frequency, meant_frequency) in enumerate(frequencies):
+        if not abs(frequency - meant_frequency) <= TOLERANCE * abs(meant_frequency):
+            return (
+                f"pair {i} rotates by {frequency:.7g} radians per position, {meant_frequency:.7g} "
+                "is meant"
+            )
     wanted = meant.multiplier / folded
     if not abs(layer.multiplier - wanted) <= TOLERANCE * wanted:
         return f"the multiplier is {layer.multiplier:.7g}, {wanted:.7g} is meant"
