@@ -51,7 +51,7 @@ from posenc.runtimes.writers.overrides import (
     SERVERS,
     check_override,
     config_after_override,
-    intended,
+    intended_config,
     override_options,
 )
 
@@ -458,7 +458,7 @@ def _case_to_judge(source: Source, options: Options) -> Case:
     check_override(source.config, overrides, server)
     served = config_after_override(source.config, overrides, server)
     raw = {**source.raw, OVERRIDES: overrides}
-    source = replace(source, raw=raw, config=intended(source.config, overrides))
+    source = replace(source, raw=raw, config=intended_config(source.config, overrides))
     return Case(source, (server,), options.length, served, _versions_named_by_for(options))
 
 

@@ -77,7 +77,7 @@ class Fields:
             if not isinstance(config.get(key), bool | None):
                 yield RefusedValue(key, config[key])
 
-    def fractions(self, config: Mapping[str, Any]) -> Iterator[RefusedValue]:
+    def floats_where_integers_belong(self, config: Mapping[str, Any]) -> Iterator[RefusedValue]:
         """Yield the values of a config that have a point where the class wants an integer."""
         for key in (*self.integers, *self.integers_or_null, *self.needed_integers):
             if isinstance(config.get(key), float):

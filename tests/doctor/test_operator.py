@@ -11,7 +11,7 @@ from posenc.doctor.rules.longer_texts import CARDS
 from posenc.files.sealed_json import strict_json
 from posenc.frequencies import float64_formulas
 from posenc.runtimes.known import emulate
-from posenc.runtimes.writers.overrides import config_after_override, intended
+from posenc.runtimes.writers.overrides import config_after_override, intended_config
 from tests.doctor.judging import judge, run
 from tests.doctor.threads import BASE
 
@@ -86,7 +86,7 @@ def test_a_text_that_loops_gets_the_scaling_of_the_card_and_a_line_for_each_serv
         served = config_after_override(QWEN3, given, server)
         computed = emulate(served, 131072, [server])[server]
         assert computed.error is None and computed.layers["all"].inv_freq == pytest.approx(wanted)
-        assert not too_long(intended(QWEN3, given))
+        assert not too_long(intended_config(QWEN3, given))
     said, code = screen(tmp_path, QWEN3, length=65536)
     assert code == 1 and "PD039" not in said and "would allow it" not in said
     assert any(line.startswith(COMMAND) and "--hf-overrides" in line for line in said.split("\n"))

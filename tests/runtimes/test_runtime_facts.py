@@ -144,7 +144,7 @@ def test_what_a_class_refuses(config, refused):
 
 def test_only_numbers_with_a_point_are_fractions():
     config = {"hidden_size": 64.0, "head_dim": "8", "width": True}
-    assert [key for key, _ in CLASS.fractions(config)] == ["hidden_size"]
+    assert [key for key, _ in CLASS.floats_where_integers_belong(config)] == ["hidden_size"]
 
 
 @pytest.mark.parametrize(

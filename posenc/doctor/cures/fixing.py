@@ -20,8 +20,8 @@ from posenc.runtimes.meaning import Meaning, meaning_of, path_in_errors
 from posenc.runtimes.position_keys import require_understood_keys
 from posenc.runtimes.position_record import record_of
 from posenc.runtimes.writers import gguf_edit
-from posenc.runtimes.writers.both_dialects import OURS
-from posenc.runtimes.writers.candidates import APART
+from posenc.runtimes.writers.both_dialects import KEYS_WRITTEN_ANEW
+from posenc.runtimes.writers.candidates import KEYS_BEYOND_FREQUENCIES
 from posenc.runtimes.writers.config_changes import config_changes
 from posenc.runtimes.writers.copies import copy_files, write_config
 from posenc.runtimes.writers.recipes import Recipe, best_recipe, misreading_runtimes, require_static
@@ -320,7 +320,7 @@ def _require_nothing_lost(config: Mapping[str, Any], meaning: Meaning, length: i
     bases = {float(p["rope_theta"]) for p in meaning.parameters.values()}
     inner = language_model_key(config)
     where = f" in {inner}" if inner else ""
-    for key in OURS:
+    for key in KEYS_WRITTEN_ANEW:
         value = _language_model_part(config).get(key)
         if key == ORIGINAL_LENGTH or isinstance(value, bool) or not isinstance(value, int | float):
             continue
@@ -347,7 +347,8 @@ def _unread_numbers_of_rope_dicts(
         kept_values = [p.get(key) for p in meaning.parameters.values()]
         stays_as_it_is = value in kept_values and _has_both_rope_dicts(place)
         # 0 times a factor is 0, and 1 is mostly a default: `_number_is_read` could not tell.
-        if value in (0, 1) or key in APART or key == ORIGINAL_LENGTH or stays_as_it_is:
+        is_another_setting = key in KEYS_BEYOND_FREQUENCIES or key == ORIGINAL_LENGTH
+        if value in (0, 1) or is_another_setting or stays_as_it_is:
             continue
         if not _number_is_read(config, where, value, meaning, length):
             unread.append(f"{'.'.join(where)} {value!r:.60}")
@@ -415,7 +416,7 @@ def _advice_to_convert_first(source: Source, meaning: Meaning, named: tuple[str,
         written = best_recipe(source.config, meaning, named).config
     except ValueError:  # no spelling is better than what was read
         written = source.config
-    keys = {k: written[k] for k in (*OURS, "max_position_embeddings") if k in written}
+    keys = {k: written[k] for k in (*KEYS_WRITTEN_ANEW, "max_position_embeddings") if k in written}
     if source.spelling == "speculators":
         return (
             f"{source.path} is the config of a draft model, which --fix does not write. Put these "

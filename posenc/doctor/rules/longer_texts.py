@@ -9,7 +9,7 @@ from posenc.doctor.case import ALL, Case
 from posenc.doctor.rule import COMMAND, Hit, rule
 from posenc.runtimes.config_model import ORIGINAL_LENGTH, language_model_key_after_loading
 from posenc.runtimes.meaning import Meaning, UnknownFamilyError, meaning_of
-from posenc.runtimes.writers.overrides import SERVERS, intended, override_options
+from posenc.runtimes.writers.overrides import SERVERS, intended_config, override_options
 
 
 class ModelCard(NamedTuple):
@@ -136,4 +136,4 @@ def _with_scaling(case: Case, scaling: Mapping[str, Any], stretched_length: int)
     """Return the config with a scaling beside the base that it has."""
     own = {"rope_scaling": dict(scaling), "max_position_embeddings": stretched_length}
     key = language_model_key_after_loading(case.source.config)
-    return intended(case.source.config, {key: own} if key else own)
+    return intended_config(case.source.config, {key: own} if key else own)

@@ -50,7 +50,7 @@ MAY_BE_ZERO = (
     "leading_dense",
 )
 """0 is for no window, for none of the layers, and for a share or a multiplier that is off."""
-WHOLE = (
+INTEGER_FIELDS = (
     "context_length",
     "dimension_count",
     "dimension_count_swa",
@@ -59,7 +59,7 @@ WHOLE = (
 )
 FIELDS_OF_FLAGS = ("window_pattern", "rope_pattern")
 """Fields of Metadata that may be lists with a flag per layer."""
-LARGEST_LAYERS = 2000
+MOST_LAYERS = 2000
 KEY_OF_PART_NUMBER = "split.no"
 """The key of a split file that says which of its parts this is, from 0 on."""
 
@@ -129,7 +129,7 @@ class Metadata:
         if self.scaling_type != "longrope" or self.rope_freqs is not None:
             return ()
         lists = {"factors_long": self.factors_long, "factors_short": self.factors_short}
-        return tuple(name for name, values in lists.items() if values is None)
+        return tuple(name for name, divisors in lists.items() if divisors is None)
 
 
 def read_metadata(path: Path) -> Metadata:
@@ -140,62 +140,62 @@ def read_metadata(path: Path) -> Metadata:
     with open_ordinary(path) as file:
         header = read_header(file, path)
         factors = _read_factor_tensors(file, path, header)
-    said = {name: field.value for name, field in header.fields.items()}
-    _require_keys_of_language_model(path, said)
-    architecture = said.get("general.architecture")
+    metadata = {name: field.value for name, field in header.fields.items()}
+    _require_keys_of_language_model(path, metadata)
+    architecture = metadata.get("general.architecture")
     if not isinstance(architecture, str):
         raise ValueError(f"{path}: the GGUF file has no general.architecture.")
-    values = {name: v for name, v in said.items() if name.startswith(f"{architecture}.")}
+    settings = {name: v for name, v in metadata.items() if name.startswith(f"{architecture}.")}
     fields: dict[str, Any] = {}
     for name, key in KEYS.items():
         old = f"{architecture}.{OLD_KEYS.get(name, key)}"
-        value = values.get(f"{architecture}.{key}", values.get(old))
+        value = settings.get(f"{architecture}.{key}", settings.get(old))
         if value is not None:
             fields[name] = _require_valid(path, f"{architecture}.{key}", name, value)
     fields.setdefault("context_length", 0)
     if not fields["context_length"]:
         raise ValueError(f"{path}: the GGUF file has no {architecture}.context_length.")
     fields |= factors
-    head_dim = _head_dim(values, architecture, path)
+    head_dim = _head_dim(settings, architecture, path)
     given = frozenset(fields)
     fields.setdefault("dimension_count", head_dim)
     return Metadata(
         architecture,
         head_dim=head_dim,
-        num_layers=_num_layers(values, architecture, path),
-        width_per_head=_width_per_head(values, architecture) or 0,
-        has_weights=bool(header.tensors) or KEY_OF_PART_NUMBER in said,
+        num_layers=_num_layers(settings, architecture, path),
+        width_per_head=_width_per_head(settings, architecture) or 0,
+        has_weights=bool(header.tensors) or KEY_OF_PART_NUMBER in metadata,
         given=given,
         **fields,
     )
 
 
-def _require_keys_of_language_model(path: Path, said: dict[str, Any]) -> None:
+def _require_keys_of_language_model(path: Path, metadata: dict[str, Any]) -> None:
     """Raise ValueError for a later part of a split file, which has no keys, and for the encoder of
-    pictures and sounds beside a language model. said: the file's keys and values."""
-    part = said.get(KEY_OF_PART_NUMBER)
+    pictures and sounds beside a language model. metadata: the file's keys with their values."""
+    part = metadata.get(KEY_OF_PART_NUMBER)
     if isinstance(part, int) and part > 0:
         raise ValueError(
             f"{path}: is part {part + 1} of a split GGUF file; the keys are in the first part."
         )
-    if said.get("general.architecture") == "clip":
+    if metadata.get("general.architecture") == "clip":
         raise ValueError(
             f"{path}: is the encoder (mmproj) of a multimodal model; give the GGUF file of its "
             "language model."
         )
 
 
-def _num_layers(values: dict[str, Any], architecture: str, path: Path) -> int:
+def _num_layers(settings: dict[str, Any], architecture: str, path: Path) -> int:
     """Return the number of layers, without those that predict further tokens, which come last
     (llama-hparams.cpp:348)."""
-    layers = values.get(f"{architecture}.block_count", 0)
-    if not isinstance(layers, int) or not 0 <= layers <= LARGEST_LAYERS:
+    layers = settings.get(f"{architecture}.block_count", 0)
+    if not isinstance(layers, int) or not 0 <= layers <= MOST_LAYERS:
         raise ValueError(
-            f"{path}: {architecture}.block_count must be between 0 and {LARGEST_LAYERS}, got "
+            f"{path}: {architecture}.block_count must be between 0 and {MOST_LAYERS}, got "
             f"{layers!r}."
         )
     key = f"{architecture}.nextn_predict_layers"
-    predicting = values.get(key, 0)
+    predicting = settings.get(key, 0)
     if not isinstance(predicting, int) or not 0 <= predicting <= layers:
         raise ValueError(f"{path}: {key} must be between 0 and {layers}, got {predicting!r:.60}.")
     return layers - predicting
@@ -232,7 +232,7 @@ def _require_valid(path: Path, key: str, name: str, value: Any) -> Any:
         wanted = _what_value_must_be(name, value)
     if wanted:
         raise ValueError(f"{path}: {key} must be {wanted}, got {value!r:.60}.")
-    return int(value) if name in WHOLE else value
+    return int(value) if name in INTEGER_FIELDS else value
 
 
 def _what_value_must_be(name: str, value: Any) -> str:
@@ -248,7 +248,7 @@ def _what_value_must_be(name: str, value: Any) -> str:
         return "" if is_integer else "an integer, or a list of flags"
     is_finite = isinstance(value, int | float) and math.isfinite(value)
     may_be = is_finite and (value > 0 or (value == 0 and name in MAY_BE_ZERO))
-    if may_be and name in WHOLE and value != int(value):
+    if may_be and name in INTEGER_FIELDS and value != int(value):
         return "a whole number"
     return "" if may_be else "a number above 0"
 
@@ -258,17 +258,17 @@ def _is_flag(value: Any) -> bool:
     return isinstance(value, int) and value in (0, 1)
 
 
-def _head_dim(values: dict[str, Any], architecture: str, path: Path) -> int:
+def _head_dim(settings: dict[str, Any], architecture: str, path: Path) -> int:
     """Return the width of a key head: of latent attention's, else the stated one, else the model's
     width per head.
 
     Raises: ValueError where the file says none of them, or no number above 0.
     """
-    given = values.get(f"{architecture}.attention.key_length_mla")
+    given = settings.get(f"{architecture}.attention.key_length_mla")
     if given is None:
-        given = values.get(f"{architecture}.attention.key_length")
+        given = settings.get(f"{architecture}.attention.key_length")
     if given is None:
-        given = _width_per_head(values, architecture)
+        given = _width_per_head(settings, architecture)
         if given is None:
             raise ValueError(f"{path}: the GGUF file has neither key_length nor head counts.")
     if type(given) is not int or given < 1:
@@ -276,11 +276,11 @@ def _head_dim(values: dict[str, Any], architecture: str, path: Path) -> int:
     return given
 
 
-def _width_per_head(values: dict[str, Any], architecture: str) -> int | None:
+def _width_per_head(settings: dict[str, Any], architecture: str) -> int | None:
     """Return the model's width divided by the heads of its first layer; None where the file does
     not say both."""
-    hidden = values.get(f"{architecture}.embedding_length")
-    heads = values.get(f"{architecture}.attention.head_count")
+    hidden = settings.get(f"{architecture}.embedding_length")
+    heads = settings.get(f"{architecture}.attention.head_count")
     heads = heads[0] if isinstance(heads, list) and heads else heads
     if type(hidden) is not int or type(heads) is not int or not 0 < heads <= hidden:
         return None

@@ -12,7 +12,7 @@ LARGEST_CONFIG = 8 << 20
 """Bytes. Configs usually have a few kilobytes, those with factor lists tens."""
 LARGEST_INDEX = 256 << 20
 """An index names every tensor; that of the largest models has 9 MB."""
-KINDS = {list: "a list", str: "a string", type(None): "null"}
+NAMES_OF_KINDS = {list: "a list", str: "a string", type(None): "null"}
 
 
 def read_json(path: Path, largest: int = LARGEST_CONFIG) -> dict[str, Any]:
@@ -32,7 +32,7 @@ def read_json(path: Path, largest: int = LARGEST_CONFIG) -> dict[str, Any]:
     except ValueError as error:
         raise ValueError(f"{path}: not valid JSON ({error}).") from error
     if not isinstance(found, dict):
-        kind = KINDS.get(type(found), repr(found))
+        kind = NAMES_OF_KINDS.get(type(found), repr(found))
         raise ValueError(f"{path}: expected a JSON object, got {kind}.")
     return found
 

@@ -20,7 +20,7 @@ ADAPTER_CONFIG = "adapter_config.json"
 
 
 class NoRotationError(ValueError):
-    """The config of a model that rotates nothing."""
+    """A file says that its model rotates nothing, or has no weights to rotate by."""
 
 
 @dataclass(frozen=True)
@@ -49,9 +49,10 @@ def is_adapter(path: Path) -> bool:
 
 
 def load(path: Path) -> Source:
-    """Read a file, or the config in a folder.
+    """Read a config.json, a params.json or a GGUF file, or the one of them in a folder.
 
-    Raises: ValueError for what is no such file; OSError where it cannot be read.
+    Raises: NoRotationError for a model that rotates nothing; ValueError where there is no such
+    file, or it is damaged; OSError where it cannot be read.
     """
     path = Path(path)
     if path.is_dir():

@@ -264,7 +264,7 @@ def refuse_booleans(model: Model) -> None:
 def refuse_fractions(model: Model) -> None:
     """Raise RefusedError for a number with a point where the config's class wants an integer, which
     servers read by the classes of transformers 5."""
-    for key, value in model.modern.accepts.fractions(model.config):
+    for key, value in model.modern.accepts.floats_where_integers_belong(model.config):
         raise RefusedError(f"TypeError: Field {key!r} expected int, got float (value: {value})")
 
 

@@ -185,8 +185,9 @@ def _nested_dicts(rope_dict: Any) -> dict[str, Parameters]:
 def _merge_flat_into_kind(nested: Parameters, flat: Mapping[str, Any], model: Model) -> Parameters:
     """Return the rope dict of a kind of layer merged with the flat one, whose keys win."""
     facts = model.modern
-    # The class's own rope_type stands here already, so that a `type` beside it means
-    # nothing; but for classes that first settle the flat dict as other families do.
+    # Most classes write their own rope_type into the kind's dict before they merge the flat one, so
+    # that a `type` in the flat dict means nothing. Classes with settles_type first turn the flat
+    # dict's `type` into its rope_type, as families with one dict do.
     usual = flat.get("type", "default") if facts.settles_type else "default"
     merged = {"rope_type": usual, **nested, **flat}
     for key in facts.never_flat:

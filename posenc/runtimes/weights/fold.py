@@ -11,7 +11,7 @@ import numpy as np
 
 from posenc.runtimes.config_model import Model
 from posenc.runtimes.weights.rows import (
-    BEHIND_THE_ROTATION,
+    NORMS_AFTER_ROTATION,
     RotatedRows,
     find_rotated_rows,
     require_rows_in_all_layers,
@@ -72,7 +72,7 @@ def _scalable_query_rows(rows: list[RotatedRows], normed: set[int]) -> list[Rota
     Raises: ValueError where they cannot be scaled exactly, or scaling has no effect.
     """
     for r in rows:
-        if r.norm and any(f".{name}." in r.entry.name for name in BEHIND_THE_ROTATION):
+        if r.norm and any(f".{name}." in r.entry.name for name in NORMS_AFTER_ROTATION):
             raise ValueError(
                 f"{r.entry.name} normalises rotated queries and keys: a temperature of their "
                 "rotation has no effect in this model, and q's rows cannot have one"

@@ -26,13 +26,13 @@ NO_ATTENTION = ("linear_attention", "mamba", "conv", "recurrent")
 """Kinds of layers that have no queries and keys which rotate."""
 GATED = ("qwen3_next", "qwen3_5", "qwen4_exp")
 """Families whose q_proj has a gate of the output behind the query of each head."""
-BEHIND_THE_ROTATION = ("query_layernorm", "key_layernorm")
+NORMS_AFTER_ROTATION = ("query_layernorm", "key_layernorm")
 """Those that normalise rotated queries and keys, and undo what multiplies them before."""
-A_NORM = re.compile(
+NAME_OF_NORM = re.compile(
     r"(?:^|\.)layers\.(\d+)\.(?:self_attn|attention|attn)\.((?:q|k|query|key)_\w*norm[\w.]*)\."
     r"(?:weight|bias)$"
 )
-OF_LATENTS = ("q_a_layernorm", "q_a_norm")
+NORMS_OF_LATENTS = ("q_a_layernorm", "q_a_norm")
 """Normalisations of a latent from which queries are computed: none of their channels rotates."""
 
 
@@ -92,8 +92,8 @@ def find_rotated_rows(folder: Path, model: Model) -> list[RotatedRows]:
 def _refuse_unknown_norm(name: str, model: Model) -> None:
     """Raise ValueError for a normalisation of q or k whose channels are not known: it would be left
     as it is while the rows of q and k move."""
-    norm = A_NORM.search(name)
-    if norm is None or norm[2] in NORMS or norm[2] in OF_LATENTS:
+    norm = NAME_OF_NORM.search(name)
+    if norm is None or norm[2] in NORMS or norm[2] in NORMS_OF_LATENTS:
         return
     if int(norm[1]) not in model.without_rotation:
         raise ValueError(f"{name}: this normalisation of q or k is not known")

@@ -11,7 +11,7 @@ from posenc.runtimes.config_model import Model, language_model_key
 from posenc.runtimes.known.transformers5_rope_dicts import PHI3
 from posenc.runtimes.meaning import Meaning
 
-OURS = tuple(
+KEYS_WRITTEN_ANEW = tuple(
     "rope_scaling rope_parameters rope_theta rope_local_base_freq global_rope_theta "
     "local_rope_theta compress_rope_theta "
     "original_max_position_embeddings partial_rotary_factor rotary_emb_base rotary_pct "
@@ -55,7 +55,7 @@ def _copy_without_rotary_keys(
     inner = language_model_key(config)
     holder = result[inner] if inner else result
     for place in (result, holder):
-        for key in OURS:
+        for key in KEYS_WRITTEN_ANEW:
             if key not in unread:
                 place.pop(key, None)
     holder["max_position_embeddings"] = largest

@@ -11,7 +11,7 @@ from posenc.runtimes.meaning import Meaning
 from posenc.runtimes.writers import both_dialects
 
 TEMPERATURES = ("attention_factor", "mscale", "mscale_all_dim")
-APART = ("mrope_section", "mrope_interleaved", "llama_4_scaling_beta")
+KEYS_BEYOND_FREQUENCIES = ("mrope_section", "mrope_interleaved", "llama_4_scaling_beta")
 """Keys of a rope dict that decide more than frequencies and a multiplier: which pairs turn by time,
 height and width; and a temperature of the queries that grows with the position."""
 Parameters = dict[str, Any]
@@ -69,7 +69,7 @@ def candidate_settings(meaning: Meaning, fold: bool) -> Iterator[Candidate]:
         yield Candidate("the base and nothing else, in both dialects", simple)
     if all(p["rope_type"] in ("default", "linear", "llama3", "yarn") for p in own.values()):
         yield Candidate("the same settings in both dialects", own)
-    if any(p.get(key) is not None for p in own.values() for key in APART):
+    if any(p.get(key) is not None for p in own.values() for key in KEYS_BEYOND_FREQUENCIES):
         return  # they are read with these types only
     if set(meaning.parameters) != {"all"} or meaning.model.is_mla:
         yield Candidate("the same settings in both dialects", own)
@@ -160,7 +160,7 @@ def _plain_rope_if_equal(meaning: Meaning) -> dict[str, Parameters] | None:
     simple: Parameters = {"rope_type": "default", "rope_theta": theta}
     if meaning.model.supports_partial_rotation:
         simple["partial_rotary_factor"] = p.get("partial_rotary_factor", 1.0)
-    simple |= {key: p[key] for key in APART if key in p}
+    simple |= {key: p[key] for key in KEYS_BEYOND_FREQUENCIES if key in p}
     return {"all": simple}
 
 

@@ -12,7 +12,7 @@ from posenc.runtimes.files.json_object import LARGEST_INDEX, read_json
 from posenc.runtimes.files.paths_inside import TOKENIZER_FILES, path_inside
 
 INDEX = "model.safetensors.index.json"
-KEPT = frozenset((*TOKENIZER_FILES, "config.json", "adapter_config.json", INDEX))
+COPIED_FILES = frozenset((*TOKENIZER_FILES, "config.json", "adapter_config.json", INDEX))
 """Files copied next to the weights, which are safetensors: data, never code or pickles."""
 
 
@@ -26,7 +26,7 @@ def copy_files(source: Path, target: Path, leave: frozenset[str] = frozenset()) 
     check_index(source)
     behind = []
     for path in sorted(source.iterdir()):
-        if path.suffix != ".safetensors" and path.name not in KEPT:
+        if path.suffix != ".safetensors" and path.name not in COPIED_FILES:
             behind += [path.name] if path.name != target.name else []
         elif path.name not in leave:
             # What was checked is copied: a link that comes in its place meanwhile is refused.

@@ -141,7 +141,12 @@ def _require_rope_dicts(given: Mapping[str, Any], key: str) -> None:
 def config_after_override(
     config: Mapping[str, Any], given: Mapping[str, Any], runtime: str
 ) -> dict[str, Any]:
-    """Return the config as the server has it after the overrides, in the form of a file."""
+    """Return the config as the server has it after the overrides, in the form of a config.json: its
+    rotary settings are in rope_parameters alone.
+
+    config: the object of the file. given: the object of the overrides. runtime: "vllm" or "sglang".
+    A file at which loading stops is returned unchanged, since overrides are not looked at then.
+    """
     key = language_model_key_after_loading(config)
     own = given.get(key, {}) if key else given
     result, place = _copy_and_language_model_part(config)
@@ -162,7 +167,7 @@ def config_after_override(
     return result
 
 
-def intended(config: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+def intended_config(config: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
     """Return the config that the author of the overrides means. They change what the file means:
     given rope keys replace those of the file, whichever names these have.
 
@@ -201,7 +206,7 @@ def _copy_and_language_model_part(
 def _drop_rotary_keys(place: dict[str, Any]) -> None:
     """Remove the rotary keys from a part of a config, but for the share, which an override of a
     rope dict leaves."""
-    for name in both_dialects.OURS:
+    for name in both_dialects.KEYS_WRITTEN_ANEW:
         if name != "partial_rotary_factor":
             place.pop(name, None)
 
@@ -233,6 +238,10 @@ def _rope_dict_after_override(
 
     before: the dict after loading. value: the override; None for null. name: its key. place: as in
     MERGES.
+
+    Where `before` has a dict for each kind of layer, so has the result: the kind's dict in the
+    override, or in the merge of both. A kind that has none there gets a dict in which type and base
+    are None, even if it had null before: a flat override is taken to reach no kind of layer.
     """
     merges = (runtime, place) in MERGES and value is not None
     new = dict(value or {})

@@ -6,7 +6,11 @@ import pytest
 
 from posenc.runtimes.known import RUNTIMES
 from posenc.runtimes.meaning import meaning_of
-from posenc.runtimes.writers.overrides import config_after_override, intended, override_options
+from posenc.runtimes.writers.overrides import (
+    config_after_override,
+    intended_config,
+    override_options,
+)
 from tests.doctor.threads import BASE, GLM4
 from tests.runtimes.golden_cases import FOLDER, config
 
@@ -143,7 +147,7 @@ def test_what_an_override_of_vllm_leaves_out_is_an_error(tmp_path, call):
 @pytest.mark.parametrize("name", ["rope_scaling", "rope_parameters"])
 def test_a_rope_dict_that_is_a_text_is_refused(name):
     with pytest.raises(ValueError, match=f"^--with: {name} must be an object or null, got 'yarn'"):
-        intended(BASE, {name: "yarn"})
+        intended_config(BASE, {name: "yarn"})
     with pytest.raises(ValueError, match=f"{name} must be an object or null, got 'yarn'"):
         meaning_of({**BASE, name: "yarn"})
 
@@ -151,4 +155,4 @@ def test_a_rope_dict_that_is_a_text_is_refused(name):
 def test_a_language_model_that_is_a_text_is_refused():
     outer = {"model_type": "gemma3", "text_config": {**BASE, "model_type": "gemma3_text"}}
     with pytest.raises(ValueError, match=r"^--with: text_config must be an object, got 'yarn'"):
-        intended(outer, {"text_config": "yarn"})
+        intended_config(outer, {"text_config": "yarn"})

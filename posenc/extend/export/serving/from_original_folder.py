@@ -9,7 +9,7 @@ from typing import Any
 from posenc.extend.export.serving import gguf
 from posenc.extend.export.serving.serve_commands import Export, code_block
 from posenc.runtimes.known import emulate
-from posenc.runtimes.writers.both_dialects import OURS
+from posenc.runtimes.writers.both_dialects import KEYS_WRITTEN_ANEW
 from posenc.runtimes.writers.disagreement import reasons_for_disagreement
 from posenc.runtimes.writers.overrides import override_options
 from posenc.runtimes.writers.recipes import what_changes_with_length
@@ -19,8 +19,8 @@ KEYS_OF_LOADED_CONFIG = ("rope_parameters", "original_max_position_embeddings", 
 """Keys that transformers 5 computes from once a config is loaded."""
 KEYS_BY_RUNTIME = {
     "transformers-5": KEYS_OF_LOADED_CONFIG,
-    "transformers-4": (*(key for key in OURS if key != "rope_parameters"), LENGTH_KEY),
-    "mlx-lm": (*OURS, LENGTH_KEY),
+    "transformers-4": (*(key for key in KEYS_WRITTEN_ANEW if key != "rope_parameters"), LENGTH_KEY),
+    "mlx-lm": (*KEYS_WRITTEN_ANEW, LENGTH_KEY),
 }
 
 

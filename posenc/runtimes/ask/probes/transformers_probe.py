@@ -441,7 +441,11 @@ def why_width_stops(module, function, width):
 
 
 def rotated_channels(attention):
-    """Return how many channels of each head an attention rotates at once; None if none tells."""
+    """Return how many channels of each head the function that rotates is given by an attention;
+    None where the attention cuts them out itself, and keeps no number of them.
+
+    It is the number that the attention keeps under a name of ROTATED_PART, else its head_dim: those
+    attentions give the function whole heads."""
     for name in ROTATED_PART:
         if hasattr(attention, name):
             return getattr(attention, name)
@@ -451,8 +455,12 @@ def rotated_channels(attention):
 
 
 def argument_variants(width):
-    """Return lists of arguments that functions that rotate may take after q: "k" for k or nothing,
-    then cos and sin of `width` channels, of one a pair, of three axes, or as complex numbers."""
+    """Return the six tuples of arguments to try after q, for functions that rotate.
+
+    The string "k" stands for the keys. Four tuples have it, before cos and sin of `width` channels,
+    cos and sin of one channel a pair, those of three axes with the list of sections, or one complex
+    tensor of one number a pair. The last two are cos and sin of both widths without the keys.
+    """
     import torch
 
     whole, one_a_pair = torch.zeros(1, 3, width), torch.zeros(1, 3, width // 2)
@@ -463,7 +471,11 @@ def argument_variants(width):
 
 
 def error_of_call(function, channels, arguments):
-    """Return the words with which a function stops that rotates so many channels; "" if it runs."""
+    """Return the words with which a function that rotates stops; "" if it runs.
+
+    It is called with zeros: q of so many channels, and `arguments`, in which a string stands for
+    the keys.
+    """
     import torch
 
     q = torch.zeros(1, 1, 3, channels)
