@@ -39,6 +39,9 @@ Losses = dict[str, list[float]]
 
 
 def read(folder: Path) -> tuple[Budget, Losses]:
+    """Return the budget of the trials in a folder of `posenc compare`, and the losses of each
+    encoding at the trained length, by seed. Raises: ValueError unless all trials have one budget
+    and all encodings the same seeds."""
     by_seed: dict[str, dict[int, float]] = {}
     budgets = set()
     with (folder / "results.csv").open(encoding="utf-8", newline="") as file:
@@ -59,13 +62,14 @@ def read(folder: Path) -> tuple[Budget, Losses]:
 
 
 def order(losses: Losses, a: str, b: str) -> int:
-    """-1 where a is better than b in every seed, 1 where b is, 0 where seeds disagree."""
+    """Return -1 where a is better than b in every seed, 1 where b is, 0 where seeds disagree."""
     signs = {(x > y) - (x < y) for x, y in zip(losses[a], losses[b], strict=True)}
     return signs.pop() if len(signs) == 1 else 0
 
 
 def kept(losses: Losses, twice: Losses) -> tuple[int, list[str]]:
-    """How many pairs are separated at twice the steps, and which of them are not so here."""
+    """Return how many pairs are separated at twice the steps (the losses `twice`), and the names of
+    those pairs that do not stand in the same order in `losses`."""
     pairs = [(a, b) for a, b in combinations(twice, 2) if order(twice, a, b)]
     lost = [f"{a}/{b}" for a, b in pairs if order(losses, a, b) != order(twice, a, b)]
     return len(pairs), lost
@@ -93,6 +97,7 @@ def judge(found: dict[Budget, Losses], table: Path) -> None:
 
 
 def main() -> None:
+    """Read the folders of the command line, print the table and write it."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )

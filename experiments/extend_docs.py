@@ -55,7 +55,7 @@ Curves = dict[str, list[Bucket]]
 
 
 def read(path: Path) -> Curves:
-    """Buckets by method."""
+    """Return the losses of each method by bucket of positions, from a CSV."""
     found: Curves = {}
     with path.open(encoding="utf-8", newline="") as file:
         for row in csv.DictReader(file):
@@ -67,7 +67,8 @@ def read(path: Path) -> Curves:
 
 
 def short_ratio(curve: list[Bucket], base: list[Bucket]) -> float:
-    """Perplexity of the trained length over that of the model as trained."""
+    """Return the perplexity inside the trained length, as a multiple of that of the model as
+    trained."""
 
     def mean(buckets: list[Bucket]) -> float:
         within = [b for b in buckets if b.stop <= TRAINED]
@@ -77,7 +78,8 @@ def short_ratio(curve: list[Bucket], base: list[Bucket]) -> float:
 
 
 def by_position(curves: Curves) -> str:
-    """A Markdown table: a row per method, a column per bucket, and what the short range costs."""
+    """Return a Markdown table: a row per method, a column per bucket, and what the short range
+    costs."""
     base = curves["none"]
     header = ["", f"0–{base[0].stop}", *(f"–{b.stop}" for b in base[1:]), f"first {TRAINED}"]
     rows = [header, ["---"] * len(header)]
@@ -94,7 +96,7 @@ def _perplexity(loss: float) -> str:
 
 
 def searched(config: dict) -> str:
-    """What the search found, in a sentence."""
+    """Return in a sentence what the search found."""
     rope = config["rope_parameters"]
     factors = ", ".join(f"{f:.2f}" for f in rope["long_factor"])
     logits = rope["attention_factor"] ** 2
@@ -102,7 +104,7 @@ def searched(config: dict) -> str:
 
 
 def against_window(curves: Curves) -> str:
-    """How far the tuned checkpoint is from a window, and what it lost, in a sentence."""
+    """Return in a sentence how far the tuned checkpoint is from a window, and what it lost."""
     far = max(
         math.exp(b.loss - w.loss) - 1
         for b, w in zip(curves["tuned"], curves["window"], strict=True)
@@ -120,7 +122,7 @@ def _apart(share: float) -> str:
 
 
 def costs(path: Path) -> str:
-    """Two Markdown tables: time of the commands, memory by length."""
+    """Return two Markdown tables: the time of the commands, and the memory by length."""
     with path.open(encoding="utf-8", newline="") as file:
         rows = {row["name"]: row for row in csv.DictReader(file)}
     time = ["| command | seconds | CPU seconds |", "| --- | --- | --- |"]
@@ -136,7 +138,7 @@ def costs(path: Path) -> str:
 
 
 def with_block(document: str, name: str, text: str) -> str:
-    """The document with `text` between the markers of this name."""
+    """Return the document with `text` between the markers of this name."""
     start, end = f"<!-- numbers: {name} -->\n", "<!-- end of numbers -->"
     pattern = re.escape(start) + ".*?" + re.escape(end)
     replaced, count = re.subn(pattern, lambda _: f"{start}{text}\n{end}", document, flags=re.S)

@@ -76,7 +76,8 @@ class HereProver(Prover):
 
 @contextlib.contextmanager
 def no_longer_than(seconds: int) -> Iterator[None]:
-    """Seconds of CPU time: a busy machine crashes no family."""
+    """Raise RuntimeError in the block under `with` after so many seconds of CPU time. Wall time
+    would let a busy machine crash a family."""
 
     def stop(*_: object) -> None:
         raise RuntimeError(f"not done after {seconds} s of CPU time")
@@ -90,7 +91,8 @@ def no_longer_than(seconds: int) -> Iterator[None]:
 
 
 def attempt(family: str, stage: str, method: str, job: Any) -> tuple[Row, Any]:
-    """The row of one stage: refused with one sentence, or crashed with the place."""
+    """Return the row of one stage of a family, and what `job` returned; None if it was refused (one
+    sentence says why) or crashed (with the place in the code)."""
     try:
         with no_longer_than(SECONDS), warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -107,13 +109,18 @@ def attempt(family: str, stage: str, method: str, job: Any) -> tuple[Row, Any]:
 
 
 def try_family(family: str, auto: Any) -> list[Row]:
-    """What came of every stage, without the names of folders that are gone."""
+    """Return the rows of every stage of a family, without the names of temporary folders.
+
+    auto: the class of transformers that loads it.
+    """
     with tempfile.TemporaryDirectory() as scratch:
         rows = _try_family(family, auto, Path(scratch))
     return [row._replace(why=row.why.replace(f"{scratch}/", "")) for row in rows]
 
 
 def _try_family(family: str, auto: Any, scratch: Path) -> list[Row]:
+    """Build, inspect, extend and export a tiny model of a family in the folder `scratch`. Return a
+    row for each of these stages; those after a failure are left out."""
     folder = scratch / family
     row, _ = attempt(family, "build", "", lambda: tiny_folder(family, auto, folder))
     rows = [row]
@@ -147,14 +154,15 @@ def _try_family(family: str, auto: Any, scratch: Path) -> list[Row]:
 
 
 def _kind(why: str) -> str:
-    """A method whose reason names an exception was not refused: the code broke."""
+    """Return CRASHED for a reason that names an exception, else REFUSED."""
     first = why.partition(":")[0]
     crashed = first.endswith(("Error", "Exception", "ByZero")) and " " not in first
     return CRASHED if crashed else REFUSED
 
 
 def families() -> dict[str, str]:
-    """model_type and the class that loads it: masked where it has one and is no decoder."""
+    """Return, by model_type, the name of the class that loads a family: that for masked models if
+    there is one, otherwise that for causal ones."""
     from transformers.models.auto import modeling_auto as auto
 
     masked = dict.fromkeys(auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES, "AutoModelForMaskedLM")
@@ -163,6 +171,7 @@ def families() -> dict[str, str]:
 
 
 def run(results: Path, names: list[str]) -> None:
+    """Try the named families, or all that the file lacks, and write the file after each."""
     known = families()
     done: dict[str, list[Row]] = {}
     if results.exists():

@@ -31,7 +31,8 @@ results/extend/families.csv docs/families.md` write this page; it takes a quarte
 
 
 def condense(rows: list[dict[str, str]]) -> dict[str, str]:
-    """One family's rows in one."""
+    """Return one row for a family, with the names of COLUMNS, from the rows of its stages, methods
+    and exports."""
     stages = {row["stage"]: row for row in rows if row["stage"] in ("build", "inspect", "extend")}
     methods = [row for row in rows if row["stage"] == "method" and row["method"] not in BASELINES]
     exports = [row for row in rows if row["stage"] == "export"]
@@ -47,13 +48,14 @@ def condense(rows: list[dict[str, str]]) -> dict[str, str]:
 
 
 def _why(row: dict[str, str]) -> str:
+    """Return the outcome of a row and its reason, without the name of the folder."""
     folder = f"{row['family']}: "
     why = row["why"].split(folder, 1)[-1] if folder in row["why"] else row["why"]
     return f"{row['outcome']}: {why.rstrip('.')}"
 
 
 def _grouped(rows: list[dict[str, str]]) -> str:
-    """Names of methods by the reason they share."""
+    """Return the names of the methods that did not work, grouped by their reason, as text."""
     groups: dict[str, list[str]] = {}
     for row in rows:
         if row["outcome"] != WORKS:
@@ -62,7 +64,7 @@ def _grouped(rows: list[dict[str, str]]) -> str:
 
 
 def page(families: list[dict[str, str]], version: str) -> str:
-    """The table, after what it comes to."""
+    """Return the page in Markdown: a summary, then a table with a row for each family."""
     built = [f for f in families if not f["inspect"].startswith("not built")]
     worked = [f for f in built if f["extend"] == WORKS]
     crashed = [f["family"] for f in built if any(CRASHED in value for value in f.values())]
@@ -89,6 +91,7 @@ def page(families: list[dict[str, str]], version: str) -> str:
 
 
 def main(everything: Path, results: Path, target: Path) -> None:
+    """Condense the rows of the file `everything` into `results`, and write the page to `target`."""
     import transformers
 
     by_family: dict[str, list[dict[str, str]]] = {}

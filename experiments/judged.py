@@ -63,6 +63,7 @@ class Spreads(NamedTuple):
 
 
 def published_spreads() -> Spreads:
+    """Return the standard deviations over seeds of every encoding of BOARDS."""
     near, far, broken = [], [], []
     for board in BOARDS:
         rows = read_rows(ROOT / "results" / board)
@@ -82,13 +83,17 @@ def published_spreads() -> Spreads:
 
 
 def one_trial(result: TrialResult) -> results.Study:
+    """Return a study that has one trial only, with its result."""
     return results.Study(results.FORMAT, "", "", {}, {}, None, (result.config,), (result,))
 
 
 def drawn(
     random: np.random.Generator, world: str, spread: np.ndarray, means: np.ndarray, seeds: int
 ) -> np.ndarray:
-    """Losses (encodings, seeds) around these means."""
+    """Return simulated losses (encodings, seeds) around these means, with the noise of a world.
+
+    spread: standard deviation over seeds of each encoding.
+    """
     count = len(means)
     noise = random.normal(size=(count, seeds))
     if world == "families":
@@ -118,6 +123,11 @@ def draw_study(
     seeds: int,
     breaking: bool = False,
 ) -> Study:
+    """Return a simulated study of a world.
+
+    near: the true mean of each encoding, for both places.
+    breaking: add at least BREAKS bits to the far mean of every third encoding but the best.
+    """
     count = len(near)
     far = near.copy()
     far_spread = random.choice(spreads.far, count)
@@ -135,8 +145,8 @@ def draw_study(
 
 
 def judged(study: Study) -> Iterator[tuple[int, str | None, np.ndarray]]:
-    """Of each place its number, the encoding that is named with "use" or "leads", and the pairs
-    that differ."""
+    """Yield for each place its number, 0 for near and 1 for far, the encoding that is named with
+    "use" or "leads" (None if none is), and the pairs that differ."""
     names = [f"e{i}" for i in range(len(study.whole))]
     values = [
         {
@@ -154,7 +164,8 @@ def judged(study: Study) -> Iterator[tuple[int, str | None, np.ndarray]]:
 
 
 def is_wrong(study: Study) -> bool:
-    """Whether an encoding is named that is worse than the best of those judged, in a place."""
+    """Return True if in some place an encoding is named that is worse than the best of those judged
+    by more than MARGIN."""
     for i, named, _ in judged(study):
         means = np.where(study.whole, study.means[i], np.inf)
         if named is not None and means[int(named[1:])] > means.min() + MARGIN:
@@ -163,7 +174,10 @@ def is_wrong(study: Study) -> bool:
 
 
 def cell(world: str, count: int, seeds: int, studies: int, spreads: Spreads) -> tuple:
-    """A row of the table."""
+    """Return a row of the table, in the order of HEADER.
+
+    count: number of encodings. studies: number of simulated studies for each share.
+    """
     random = np.random.default_rng([count, seeds, *world.encode()])
 
     def study(near: np.ndarray, breaking: bool = False) -> Study:
@@ -192,6 +206,7 @@ def cell(world: str, count: int, seeds: int, studies: int, spreads: Spreads) -> 
 
 
 def main() -> None:
+    """Simulate every world and write the table."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )

@@ -67,13 +67,13 @@ values by distance; counted by content; forgetting; a bias that reads the scores
 
 
 def in_a_row() -> list[str]:
-    """Every encoding whose positions have one component."""
+    """Return the names of all encodings whose positions have one component."""
     shape = ModelShape(embed_dim=64, num_heads=4, train_length=64)
     return [name for name in posenc.names() if posenc.create(name, shape).claims.num_axes == 1]
 
 
 def commit() -> str:
-    """The commit of this code, with + where files differ from it. Raises: ValueError."""
+    """Return the commit of this code, with + where files differ from it. Raises: ValueError."""
     said = ["git", "-C", str(ROOT), "describe", "--always", "--dirty=+", "--exclude=*"]
     try:
         return subprocess.run(said, capture_output=True, text=True, check=True).stdout.strip()
@@ -82,8 +82,8 @@ def commit() -> str:
 
 
 def lay_out(rows: list[Row], folder: Path) -> int:
-    """Write the results of published trials of today's recipe where a study looks for them; how
-    many it lacked."""
+    """Write the results of published trials of today's recipe into `folder`, where a study looks
+    for them. Return how many it lacked."""
     rows = [row for row in rows if row.result.config.recipe == RECIPE]
     missing = [row.result for row in rows if not is_done(folder, row.result.config)]
     if missing and not (folder / STUDY_FILE).exists():
@@ -97,7 +97,7 @@ def lay_out(rows: list[Row], folder: Path) -> int:
 
 
 def piece(names: list[str], task: str, seeds: int, given: argparse.Namespace) -> Options:
-    """The trials of a task with the seeds before `seeds`."""
+    """Return the options of a study of one task, with the seeds before `seeds`."""
     steps = SUITES["standard"].steps if task == TEXT and given.steps is None else given.steps
     return Options(
         names,
@@ -119,7 +119,7 @@ def piece(names: list[str], task: str, seeds: int, given: argparse.Namespace) ->
 def run_piece(
     names: list[str], task: str, seeds: int, given: argparse.Namespace
 ) -> tuple[Study, bool]:
-    """What a piece gave, and whether Ctrl-C ended it."""
+    """Run a piece. Return its study, and True if Ctrl-C ended it."""
     try:
         return run_study(piece(names, task, seeds, given), show=False), False
     except (RunFailed, Stopped) as error:  # what is done counts, and the next call goes on
@@ -129,7 +129,7 @@ def run_piece(
 
 
 def rates_file(rows: Path) -> Path:
-    """Where the trials of --search-lr are kept."""
+    """Return the path of the file with the trials of --search-lr, beside that of the rows."""
     return rows.with_stem(f"{rows.stem}_rates")
 
 
@@ -211,6 +211,7 @@ def run_pieces(given: argparse.Namespace) -> None:
 
 
 def main() -> None:
+    """Read the command line and run the pieces."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )

@@ -57,11 +57,13 @@ World = Callable[[np.random.Generator, Shape], np.ndarray]
 
 
 def equal(random: np.random.Generator, shape: Shape) -> np.ndarray:
+    """Return normal values: all encodings have the same mean and variance."""
     return random.normal(size=shape)
 
 
 def tenfold(share: float, times: float = 10) -> World:
-    """A share of the encodings, one at least, has ten times the variance of the others."""
+    """Return a world in which a share of the encodings, one at least, has `times` the variance of
+    the others."""
 
     def draw(random: np.random.Generator, shape: Shape) -> np.ndarray:
         values = random.normal(size=shape)
@@ -72,21 +74,21 @@ def tenfold(share: float, times: float = 10) -> World:
 
 
 def two_kinds(random: np.random.Generator, shape: Shape) -> np.ndarray:
-    """Every trial succeeds or fails, at even odds."""
+    """Return values of a world in which every trial succeeds or fails, at even odds."""
     return _kinds(random, shape) + random.uniform(-0.03, 0.03, shape)
 
 
 def one_alone(random: np.random.Generator, shape: Shape) -> np.ndarray:
-    """The trials of one encoding succeed or fail; all others vary around its mean by as little as
-    the score of so few sequences can show."""
+    """Return values of a world in which the trials of one encoding succeed or fail; all others vary
+    around its mean by as little as the score of so few sequences can show."""
     values = random.uniform(-RESOLUTION, RESOLUTION, shape)
     values[:, 0] += _kinds(random, shape)[:, 0]
     return values
 
 
 def _kinds(random: np.random.Generator, shape: Shape) -> np.ndarray:
-    """-0.47 or 0.47; the first encoding goes through all its patterns equally often, so that chance
-    moves no share of them."""
+    """Return -0.47 or 0.47 for every trial, at even odds. The first encoding goes through all its
+    patterns equally often, so that chance moves no share of them."""
     studies, _, seeds = shape
     kinds = random.random(shape) < 0.5
     patterns = random.permutation(studies) % 2**seeds
@@ -95,7 +97,7 @@ def _kinds(random: np.random.Generator, shape: Shape) -> np.ndarray:
 
 
 def ranked(world: World) -> World:
-    """Mean ranks over a few tasks of the same kind."""
+    """Return the world of mean ranks over TASKS tasks whose scores are those of a world."""
 
     def draw(random: np.random.Generator, shape: Shape) -> np.ndarray:
         ranks = [world(random, shape).argsort(axis=1).argsort(axis=1) for _ in range(TASKS)]
@@ -105,6 +107,7 @@ def ranked(world: World) -> World:
 
 
 def worlds() -> dict[str, dict[str, World]]:
+    """Return the worlds by name, for "task" (scores of one task) and "tasks" (mean ranks)."""
     equal_means: dict[str, World] = {"equal": equal}
     wide = {"one tenfold": tenfold(0), "half tenfold": tenfold(0.5)}
     kinds = {"two kinds": two_kinds, "one alone": one_alone}
@@ -113,7 +116,10 @@ def worlds() -> dict[str, dict[str, World]]:
 
 
 def largest(values: np.ndarray) -> np.ndarray:
-    """Of each study the largest difference of a pair, in the standard errors that judge it."""
+    """Return for each study the largest difference of a pair, in the standard errors that judge it.
+
+    values: (studies, encodings, seeds).
+    """
     _, k, n = values.shape
     left = values - values.mean(2, keepdims=True) - values.mean(1, keepdims=True)
     left += values.mean((1, 2), keepdims=True)
@@ -128,7 +134,10 @@ def largest(values: np.ndarray) -> np.ndarray:
 
 
 def cell(where: str, drawn: dict[str, World], k: int, n: int, studies: int) -> tuple:
-    """A row of the table."""
+    """Return a row of the table, in the order of HEADER, for k encodings with n seeds.
+
+    drawn: the worlds by name. studies: number of simulated studies of each.
+    """
     random, freedom = np.random.default_rng([k, n, *where.encode()]), (k - 1) * (n - 1)
 
     def found() -> list[np.ndarray]:
@@ -150,6 +159,7 @@ def cell(where: str, drawn: dict[str, World], k: int, n: int, studies: int) -> t
 
 
 def main() -> None:
+    """Simulate every cell and write the table."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )

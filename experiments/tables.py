@@ -25,7 +25,7 @@ def write_table(path: Path, header: Sequence[str], rows: Iterable[Sequence[objec
 
 
 def half_95(gaps: Sequence[float], resolution: float = 0.0) -> float:
-    """Half of Student's 95 % interval of paired differences, infinite where it is not known.
+    """Return half of Student's 95 % interval of paired differences; inf where it is not known.
 
     resolution: the least that the measurement can tell; their standard deviation is no less.
     """

@@ -13,7 +13,8 @@ HEADER = ("name", "seconds", "cpu_seconds", "peak_megabytes")
 
 
 def timed(cost: Path, name: str, command: list[str]) -> int:
-    """The command's exit status; its wall and CPU time and its peak memory go to the file."""
+    """Run a command, and append its wall and CPU time and its peak memory to the file `cost`.
+    Return the command's exit status."""
     began = time.perf_counter()
     running = subprocess.Popen(command)
     _, status, used = os.wait4(running.pid, 0)

@@ -189,7 +189,7 @@ SPECIAL_IDS = {"<s>": 1, "</s>": 2, "<pad>": 0, "<unk>": 3, "<mask>": 4}
 
 
 def tiny_config(family: str) -> Any:
-    """The family's config with tiny sizes. Raises: whatever its class has against them."""
+    """Return the family's config with tiny sizes. Raises: what its class raises against them."""
     kind = transformers.CONFIG_MAPPING[family]
     plain = kind()
     names = set(plain.to_dict()) | set(getattr(kind, "attribute_map", {}))
@@ -210,7 +210,7 @@ def tiny_config(family: str) -> Any:
 
 
 def _trained_at(rope: dict[str, Any], length: int) -> dict[str, Any]:
-    """The family's own rotary keys, with the lengths of a tiny model in them."""
+    """Return the family's own rotary keys, with the lengths of a tiny model in them."""
     return {
         key: _trained_at(value, length)
         if isinstance(value, dict)
@@ -222,7 +222,12 @@ def _trained_at(rope: dict[str, Any], length: int) -> dict[str, Any]:
 
 
 def tiny_folder(family: str, auto: Any, folder: Path) -> Path:
-    """A random model of the family, and a tokenizer with a word for every token."""
+    """Write a random model of the family, and a tokenizer with a word for every token. Return its
+    folder.
+
+    auto: the class of transformers that makes it from a config.
+    Raises: ValueError for a family whose tiny config has more than LARGEST parameters.
+    """
     torch.manual_seed(0)
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
@@ -238,7 +243,7 @@ def tiny_folder(family: str, auto: Any, folder: Path) -> Path:
 
 
 def save_words(folder: Path) -> None:
-    """A tokenizer of the words w5, w6, ... and five special tokens."""
+    """Write a tokenizer of the words w5, w6, ... and five special tokens into a folder."""
     from tokenizers import Tokenizer, models, pre_tokenizers
 
     words = {**SPECIAL_IDS, **{f"w{i}": i for i in range(5, VOCABULARY)}}
