@@ -96,7 +96,7 @@ class Outcome:
 
 
 class NotExported(RunFailed):
-    """The export failed. `outcome` has everything that was measured."""
+    """Raised if the export failed. `outcome` has everything that was measured before."""
 
     def __init__(self, reason: str, outcome: Outcome) -> None:
         super().__init__(reason)

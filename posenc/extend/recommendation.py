@@ -12,6 +12,7 @@ from posenc.extend.variants.variant import WINDOW, Variant
 from posenc.statistics.text_intervals import Estimate, estimate_mean
 
 Measured = dict[str, tuple[Variant, Evaluation]]
+"""By name, each variant of a checkpoint with what was measured of it; "none" is always there."""
 DECISIVE_DIFFERENCE = 0.02
 """A smaller difference from the baseline, in nats per token, decides nothing; chosen, not
 derived."""

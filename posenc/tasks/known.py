@@ -19,6 +19,7 @@ TASKS: dict[str, Task] = {
         *(NeedleByMeaning(), Variables(), CommonWords()),
     )
 }
+"""Every generated task by its name, retired ones too."""
 
 
 def find_task(name: str, accept_retired: bool = False) -> Task:

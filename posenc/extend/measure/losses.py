@@ -21,7 +21,8 @@ MAX_TOKENS_PER_BATCH = 4096
 
 
 class NotFinite(ValueError):
-    """The model returned a loss that is not finite, so that no result would mean anything."""
+    """Raised if a model returns a loss that is NaN or infinite, so that no result would mean
+    anything."""
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,7 @@ PASSKEY = "passkey"
 TASKS = (PASSKEY, *PUZZLES)
 DEPTHS = (0.0, 0.25, 0.5, 0.75, 1.0)
 Encode = Callable[[str], list[int]]
+"""Takes a text and returns its token ids, the start token first if the tokenizer has one."""
 
 
 class DepthScore(NamedTuple):
@@ -177,7 +178,8 @@ def _mean_loss(losses: Sequence[np.ndarray]) -> Estimate:
 
 
 class TooShort(Exception):
-    """Raised where a task does not fit into a length."""
+    """Raised if a length leaves less text around the facts of a task than its question and answer
+    have tokens."""
 
 
 def _logits_of_answers(reader: LossReader, prompts: Sequence[Prompt]) -> list[Tensor]:

@@ -64,6 +64,7 @@ from posenc.hf.attachment.stacks import (
 )
 
 ModelPositions = Literal["replace", "keep"]
+"""What becomes of the positions that the model has by itself."""
 
 
 @dataclass(eq=False)

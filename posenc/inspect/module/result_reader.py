@@ -18,7 +18,9 @@ from posenc.inspect.module.result_tensors import (
 )
 
 ResultKind = Literal["rotation", "bias", "values"]
+"""What results are read as, which decides how they are compared."""
 ResultMeaning = Literal["rotated content", "cos and sin", "sinusoids", "complex", "bias", "values"]
+"""What the numbers are that the module returns, as its report names them."""
 Run = Callable[[Inputs], Any]
 """Calls a fresh copy of the module with inputs, and returns what it returns."""
 Pairs = tuple[tuple[int, int], ...]
@@ -37,7 +39,8 @@ _NUM_TURNED_TOKENS = 24
 
 
 class UnfitCall(ValueError):
-    """One form of calling a module shows nothing about positions; the message says why."""
+    """Raised if one form of calling a module shows nothing about positions. The message says
+    why."""
 
 
 @dataclass(frozen=True)

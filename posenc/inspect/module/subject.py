@@ -64,11 +64,11 @@ ADAPTER_COMMAND = (
 
 
 class MixesTokens(UnfitCall):
-    """The module computes the result of one token from other tokens."""
+    """Raised for a module that computes the result of one token from other tokens."""
 
 
 class CountsHeads(UnfitCall):
-    """The module takes the axis of heads for that of positions."""
+    """Raised for a module that takes the axis of heads for that of positions."""
 
 
 @dataclass(frozen=True)
