@@ -178,17 +178,19 @@ def _size(dim: int, head: str) -> dict[str, Any] | None:
 
 @cache
 def _candidates(dim: int, base: float, original: int) -> dict[str, tuple[float, ...]]:
-    plain = floats.unscaled_frequencies(dim, base)
+    plain = float64_formulas.unscaled_frequencies(dim, base)
     longest = FACTOR * LENGTHS["max"]
     stretched = float64_formulas.dynamic_theta(base, FACTOR, longest, original, dim)
     divisors = float64_formulas.llama3_divisors(dim, base, FACTOR, LOW, HIGH, original)
     return {
         "default": plain,
         "linear": tuple(f / FACTOR for f in plain),
-        "ntk": floats.unscaled_frequencies(dim, floats.ntk_theta(base, FACTOR, dim)),
-        "dynamic": floats.unscaled_frequencies(dim, stretched),
-        "yarn": floats.yarn_frequencies(dim, base, FACTOR, original),
-        "llama3": floats.divide_each(plain, divisors),
+        "ntk": float64_formulas.unscaled_frequencies(
+            dim, float64_formulas.ntk_theta(base, FACTOR, dim)
+        ),
+        "dynamic": float64_formulas.unscaled_frequencies(dim, stretched),
+        "yarn": float64_formulas.yarn_frequencies(dim, base, FACTOR, original),
+        "llama3": float64_formulas.divide_each(plain, divisors),
         "short": tuple(f / SHORT for f in plain),
         "long": tuple(f / LONG for f in plain),
     }
@@ -208,14 +210,18 @@ def _rotation(layer: LayerRotation, defaults: set[float]) -> dict[str, Any] | No
 
 
 def _scale(multiplier: float) -> str | None:
-    named = {"1": 1.0, "yarn": floats.yarn_attention_factor(FACTOR)}
+    named = {"1": 1.0, "yarn": float64_formulas.yarn_attention_factor(FACTOR)}
     for place in ("inner", "outer"):
         original = LENGTHS[place]
-        named[f"longrope factor {place}"] = floats.longrope_attention_factor(FACTOR, original)
-        named[f"longrope max {place}"] = floats.longrope_attention_factor(
+        named[f"longrope factor {place}"] = float64_formulas.longrope_attention_factor(
+            FACTOR, original
+        )
+        named[f"longrope max {place}"] = float64_formulas.longrope_attention_factor(
             LENGTHS["max"] / original, original
         )
-    named["longrope factor max"] = floats.longrope_attention_factor(FACTOR, LENGTHS["max"])
+    named["longrope factor max"] = float64_formulas.longrope_attention_factor(
+        FACTOR, LENGTHS["max"]
+    )
     near = (n for n, v in named.items() if math.isclose(v, multiplier, rel_tol=1e-9))
     return next(near, None)
 

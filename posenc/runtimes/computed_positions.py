@@ -170,8 +170,10 @@ def llama3_rotation(parameters: Mapping[str, Any], dim: int, theta: float) -> La
     Raises: RefusedError where a key is missing or no number.
     """
     values = [require_number(require_key(parameters, key), key) for key in LLAMA3]
-    divisors = floats.llama3_divisors(dim, theta, *values)
-    return LayerRotation(floats.divide_each(floats.unscaled_frequencies(dim, theta), divisors))
+    divisors = float64_formulas.llama3_divisors(dim, theta, *values)
+    return LayerRotation(
+        float64_formulas.divide_each(float64_formulas.unscaled_frequencies(dim, theta), divisors)
+    )
 
 
 def require_factors(parameters: Mapping[str, Any], name: str, pairs: int) -> tuple[float, ...]:

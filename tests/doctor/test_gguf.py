@@ -95,7 +95,7 @@ def test_a_sound_file_has_nothing_to_complain_about(tmp_path):
     assert code == 0
     layer = json.loads(text)["runtimes"]["llama.cpp"]["layers"]["all"]
     assert layer["inv_freq"] == pytest.approx(
-        [p / f for p, f in zip(floats.unscaled_frequencies(16, 1e4), EIGHT, strict=True)]
+        [p / f for p, f in zip(float64_formulas.unscaled_frequencies(16, 1e4), EIGHT, strict=True)]
     )
 
 
@@ -136,7 +136,7 @@ def test_a_temperature_alone_keeps_yarn(tmp_path):
     fix(load(path), tmp_path / "b.gguf", ALL)
     meta = read_metadata(tmp_path / "b.gguf")
     assert meta.scaling_type == "yarn" and meta.rope_freqs is None
-    assert meta.attn_factor == pytest.approx(1 / floats.yarn_attention_factor(4.0))
+    assert meta.attn_factor == pytest.approx(1 / float64_formulas.yarn_attention_factor(4.0))
     assert compute_from_metadata(meta, None).layers["all"].multiplier == pytest.approx(1.0)
 
 
@@ -164,7 +164,7 @@ def test_what_an_architecture_cannot_is_said(tmp_path):
 def test_a_failed_proof_leaves_nothing(tmp_path):
     path = write(tmp_path / "a.gguf", freq_base=10000.0)
     wanted = ComputedPositions(
-        None, {"all": LayerRotation(floats.unscaled_frequencies(16, 20000.0))}, 16**-0.5
+        None, {"all": LayerRotation(float64_formulas.unscaled_frequencies(16, 20000.0))}, 16**-0.5
     )
     edit = gguf_edit.Edit({"freq_base": 30000.0})
     with pytest.raises(ValueError, match="proof failed"):

@@ -44,12 +44,14 @@ def test_windowed_layers_have_their_architectures_base_and_scale(architecture, b
     meta = metadata(architecture, scaling_factor=8.0, attn_factor=1.2)
     layers = compute_from_metadata(meta, None).layers
     full = layers.get(FULL) or layers["all"]
-    assert full.inv_freq == pytest.approx([f / 8 for f in floats.unscaled_frequencies(16, 1e6)])
+    assert full.inv_freq == pytest.approx(
+        [f / 8 for f in float64_formulas.unscaled_frequencies(16, 1e6)]
+    )
     if base is None or (base, factor) == (1e6, 8.0):
         assert set(layers) == {"all"}
         return
     assert layers[SLIDING].inv_freq == pytest.approx(
-        [f / factor for f in floats.unscaled_frequencies(16, base)]
+        [f / factor for f in float64_formulas.unscaled_frequencies(16, base)]
     )
     assert layers[SLIDING].multiplier == (1.0 if architecture == "olmo2" else 1.2)
 
@@ -59,7 +61,9 @@ def test_yarns_temperature_stays_with_the_full_layers():
         "gemma3", scaling_type="yarn", scaling_factor=4.0, original_length=1024.0, attn_factor=1.1
     )
     layers = compute_from_metadata(meta, None).layers
-    assert layers[FULL].multiplier == pytest.approx(1.1 * floats.yarn_attention_factor(4.0))
+    assert layers[FULL].multiplier == pytest.approx(
+        1.1 * float64_formulas.yarn_attention_factor(4.0)
+    )
     assert layers[SLIDING].multiplier == pytest.approx(1.1)
 
 
@@ -74,9 +78,11 @@ def test_a_file_is_given_the_positions_of_a_config_with_two_kinds(tmp_path):
     assert (meta.freq_base, meta.freq_base_swa, meta.scaling_factor) == (1e6, 10000.0, 8.0)
     layers = compute_from_metadata(meta, None).layers
     assert layers[FULL].inv_freq == pytest.approx(
-        [f / 8 for f in floats.unscaled_frequencies(16, 1e6)]
+        [f / 8 for f in float64_formulas.unscaled_frequencies(16, 1e6)]
     )
-    assert layers[SLIDING].inv_freq == pytest.approx(floats.unscaled_frequencies(16, 10000.0))
+    assert layers[SLIDING].inv_freq == pytest.approx(
+        float64_formulas.unscaled_frequencies(16, 10000.0)
+    )
     assert run(Options((out, like)))[1] == 0
 
 

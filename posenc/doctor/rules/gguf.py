@@ -111,7 +111,7 @@ def _report_unread_yarn_keys(
 ) -> Iterator[Hit]:
     """Report bounds of yarn's ramp and its temperature that differ from the defaults which the
     architecture takes for them."""
-    usual = floats.yarn_attention_factor(meta.scaling_factor)
+    usual = float64_formulas.yarn_attention_factor(meta.scaling_factor)
     into_tensor = (
         "Write the frequencies as the tensor rope_freqs.weight, where the architecture loads it: "
         "`posenc doctor model.gguf --fix --out new.gguf`."

@@ -125,7 +125,9 @@ def _scaling_left_out(case: Case, computed: ComputedPositions) -> str:
         if p["rope_type"] == "default" or rotation is None or rotation.multiplier != 1:
             continue
         channels = 2 * len(rotation.inv_freq)
-        if _nearly_equal(rotation, floats.unscaled_frequencies(channels, p["rope_theta"])):
+        if _nearly_equal(
+            rotation, float64_formulas.unscaled_frequencies(channels, p["rope_theta"])
+        ):
             of_kind = "" if kind == "all" else f" of {kind}"
             by = f" with factor {p['factor']:g}" if isinstance(p.get("factor"), int | float) else ""
             return f"the scaling{of_kind}, {p['rope_type']}{by},"

@@ -28,7 +28,7 @@ def report_unread_attention_factor(case: Case) -> Iterator[Hit]:
         t, factor = p.get("attention_factor"), p.get("factor")
         if not isinstance(t, int | float) or not isinstance(factor, int | float):
             continue
-        usual = floats.yarn_attention_factor(factor)
+        usual = float64_formulas.yarn_attention_factor(factor)
         if not math.isclose(t, usual, rel_tol=1e-4):
             affected = _runtimes_with_another_temperature(case)
             if affected:

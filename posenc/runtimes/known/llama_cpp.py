@@ -191,8 +191,10 @@ def full_attention_rotation(meta: Metadata, length: int) -> LayerRotation:
     divisors = _divisors(meta, length)
     factor = 1.0 if meta.scaling_type == "none" else meta.scaling_factor
     if meta.scaling_type != "yarn":
-        plain = floats.divide_each(floats.unscaled_frequencies(dim, theta), divisors)
-        return LayerRotation(floats.linear_frequencies(plain, factor), meta.attn_factor)
+        plain = float64_formulas.divide_each(
+            float64_formulas.unscaled_frequencies(dim, theta), divisors
+        )
+        return LayerRotation(float64_formulas.linear_frequencies(plain, factor), meta.attn_factor)
     fast = 32.0
     slow = 1.0
     if meta.architecture in READS_BETAS:
@@ -225,16 +227,17 @@ def sliding_window_rotation(meta: Metadata) -> LayerRotation:
         like_full = replace(meta, freq_base=base, dimension_count=dims)
         return full_attention_rotation(like_full, meta.context_length)
     if meta.architecture in PLAIN_SLIDING:
-        return LayerRotation(floats.unscaled_frequencies(dims, base))
+        return LayerRotation(float64_formulas.unscaled_frequencies(dims, base))
     multiplier = meta.attn_factor
     if meta.scaling_type == "yarn":  # whose own temperature goes with the factor, which is 1 here
         factor = meta.scaling_factor
-        multiplier = _yarn_multiplier(meta, factor) / floats.yarn_attention_factor(factor)
+        multiplier = _yarn_multiplier(meta, factor) / float64_formulas.yarn_attention_factor(factor)
     freqs = meta.rope_freqs
     if freqs is None or meta.architecture in FREQS_OF_FULL_LAYERS:
         freqs = (1.0,) * ((dims + 1) // 2)
     return LayerRotation(
-        floats.divide_each(floats.unscaled_frequencies(dims, base), freqs), multiplier
+        float64_formulas.divide_each(float64_formulas.unscaled_frequencies(dims, base), freqs),
+        multiplier,
     )
 
 
@@ -260,8 +263,8 @@ def _yarn_multiplier(meta: Metadata, factor: float) -> float:
     """Return yarn's multiplier of cos and sin, times attn_factor."""
     all_dim = _mscale_all_dim(meta)
     mscale = all_dim if meta.architecture == "deepseek2" and all_dim else 1.0
-    upper = floats.yarn_attention_factor(factor, mscale)
-    return upper / floats.yarn_attention_factor(factor, all_dim) * meta.attn_factor
+    upper = float64_formulas.yarn_attention_factor(factor, mscale)
+    return upper / float64_formulas.yarn_attention_factor(factor, all_dim) * meta.attn_factor
 
 
 def _softmax_scale(meta: Metadata, model: Model | None) -> float | None:
@@ -271,7 +274,10 @@ def _softmax_scale(meta: Metadata, model: Model | None) -> float | None:
         return base
     factor = meta.scaling_factor if meta.scaling_type == "yarn" else 1.0
     rotation = _yarn_multiplier(meta, factor) if factor > 1 else meta.attn_factor
-    return base * (rotation * floats.yarn_attention_factor(factor, _mscale_all_dim(meta))) ** 2
+    return (
+        base
+        * (rotation * float64_formulas.yarn_attention_factor(factor, _mscale_all_dim(meta))) ** 2
+    )
 
 
 def _frequency_switch(meta: Metadata) -> Switch:

@@ -258,9 +258,9 @@ def _longrope_fields(model: Model, p: Mapping[str, Any], kind: str, dims: int) -
         return fields
     scale = model.max_positions / original
     if kind in ("su", "longrope"):
-        fields["attn_factor"] = floats.longrope_attention_factor(scale, original)
+        fields["attn_factor"] = float64_formulas.longrope_attention_factor(scale, original)
     elif kind == "yarn":
-        fields["attn_factor"] = floats.yarn_attention_factor(scale)
+        fields["attn_factor"] = float64_formulas.yarn_attention_factor(scale)
     else:
         raise RefusedError(
             f"NotImplementedError: The rope scaling type {kind} is not supported yet"

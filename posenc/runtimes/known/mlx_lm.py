@@ -195,13 +195,15 @@ def _rotations_by_kind(
         return {"all": full}
     if facts.file == "olmo3":
         theta = require_number(model.config["rope_theta"], "rope_theta")
-        sliding = LayerRotation(floats.unscaled_frequencies(model.head_dim, theta))
+        sliding = LayerRotation(float64_formulas.unscaled_frequencies(model.head_dim, theta))
         return {kind: sliding if "sliding" in kind else full for kind in model.layer_kinds}
     local = model.config.get("rope_local_base_freq", facts.rope_local_base_freq)
     if local is None:
         return _rotations_of_dicts_with_base(model, full)
     sliding = LayerRotation(
-        floats.unscaled_frequencies(model.head_dim, require_number(local, "rope_local_base_freq"))
+        float64_formulas.unscaled_frequencies(
+            model.head_dim, require_number(local, "rope_local_base_freq")
+        )
     )
     every = model.config.get("sliding_window_pattern", facts.sliding_window_pattern or 6)
     layers: dict[str, LayerRotation] = {}
@@ -271,7 +273,7 @@ def _softmax_scale(model: Model, scaling: Scaling) -> float:
     if not all_dim:
         return model.softmax_scale
     factor = require_number(require_key(scaling, "factor"), "factor")
-    return model.softmax_scale * floats.yarn_attention_factor(factor, all_dim) ** 2
+    return model.softmax_scale * float64_formulas.yarn_attention_factor(factor, all_dim) ** 2
 
 
 def _rotated_channels(model: Model, facts: MlxLmFacts) -> int:
@@ -312,7 +314,7 @@ def rotation(
     if scaling and facts.only_types is not None:
         _check_type(scaling, facts.only_types)
     way = facts.scaling
-    plain = floats.unscaled_frequencies(dim, theta)
+    plain = float64_formulas.unscaled_frequencies(dim, theta)
     if way == "minicpm3" and scaling is not None:
         return _minicpm3_rotation(model, scaling, plain)
     if not scaling or way == "none":
@@ -347,7 +349,9 @@ def _hunyuan_rotation(scaling: Mapping[str, Any], theta: float, dim: int) -> Lay
             f"{', '.join(missing)}"
         )
     alpha = require_number(scaling["alpha"], "alpha")
-    return LayerRotation(floats.unscaled_frequencies(dim, floats.ntk_theta(theta, alpha, dim)))
+    return LayerRotation(
+        float64_formulas.unscaled_frequencies(dim, float64_formulas.ntk_theta(theta, alpha, dim))
+    )
 
 
 def initialize_rope(
@@ -358,7 +362,7 @@ def initialize_rope(
     Raises: RefusedError for a type that it does not know.
     """
     kind = scaling.get("type") or scaling.get("rope_type", "default")
-    plain = floats.unscaled_frequencies(dim, theta)
+    plain = float64_formulas.unscaled_frequencies(dim, theta)
     if kind == "default":
         return LayerRotation(plain)
     if kind in ("linear", "dynamic", "llama3"):
@@ -394,10 +398,12 @@ def _rotation_by_factor(
     factor = require_number(factor, "factor")
     if kind == "linear":
         return LayerRotation(
-            floats.linear_frequencies(floats.unscaled_frequencies(dim, theta), factor)
+            float64_formulas.linear_frequencies(
+                float64_formulas.unscaled_frequencies(dim, theta), factor
+            )
         )
-    base = floats.dynamic_theta(theta, factor, length, model.max_positions, dim)
-    return LayerRotation(floats.unscaled_frequencies(dim, base))
+    base = float64_formulas.dynamic_theta(theta, factor, length, model.max_positions, dim)
+    return LayerRotation(float64_formulas.unscaled_frequencies(dim, base))
 
 
 def _yarn_rotation(scaling: Mapping[str, Any], theta: float, dim: int) -> LayerRotation:
@@ -414,9 +420,9 @@ def _yarn_rotation(scaling: Mapping[str, Any], theta: float, dim: int) -> LayerR
         require_number(scaling.get("beta_fast", 32), "beta_fast"),
         require_number(scaling.get("beta_slow", 1), "beta_slow"),
     )
-    multiplier = floats.yarn_attention_factor(factor, mscale) / floats.yarn_attention_factor(
-        factor, all_dim
-    )
+    multiplier = float64_formulas.yarn_attention_factor(
+        factor, mscale
+    ) / float64_formulas.yarn_attention_factor(factor, all_dim)
     return LayerRotation(inv_freq, multiplier)
 
 
@@ -432,8 +438,10 @@ def _rotation_by_long_list(
             "broadcast."
         )
     require_key(scaling, "short_factor")
-    scale = floats.longrope_attention_factor(trained / original, original)
-    inv_freq = floats.divide_each(plain, require_factors(scaling, "long_factor", len(plain)))
+    scale = float64_formulas.longrope_attention_factor(trained / original, original)
+    inv_freq = float64_formulas.divide_each(
+        plain, require_factors(scaling, "long_factor", len(plain))
+    )
     return LayerRotation(inv_freq, require_number(mscale, "long_mscale") if mscale else scale)
 
 
@@ -480,7 +488,7 @@ def _minicpm3_rotation(
     original = require_number(
         scaling.get("original_max_position_embeddings", 4096), "original length"
     )
-    scale = floats.longrope_attention_factor(model.max_positions / original, original)
+    scale = float64_formulas.longrope_attention_factor(model.max_positions / original, original)
     if "long_factor" not in scaling:
         return LayerRotation(plain, scale)
     return LayerRotation(

@@ -92,7 +92,7 @@ def rotation(p: Mapping[str, Any], model: Model, length: int) -> LayerRotation:
     head_dim = model.head_dim
     theta = require_number(p["rope_theta"], "rope_theta")
     dim = _rotated_channels(p, model)
-    plain = floats.unscaled_frequencies(dim, theta)
+    plain = float64_formulas.unscaled_frequencies(dim, theta)
     if kind == "default" or not _facts_of(model).scaling:
         return LayerRotation(plain)
     if kind == "deepseek_yarn" or _is_latent(model):
@@ -109,8 +109,8 @@ def rotation(p: Mapping[str, Any], model: Model, length: int) -> LayerRotation:
         # The largest position of the batch decides, not its length.
         return longrope_rotation(p, model, plain, original, long=length - 1 > original)
     if kind == "dynamic" and "alpha" in p:
-        base = floats.ntk_theta(theta, require_number(p["alpha"], "alpha"), dim)
-        return LayerRotation(floats.unscaled_frequencies(dim, base))
+        base = float64_formulas.ntk_theta(theta, require_number(p["alpha"], "alpha"), dim)
+        return LayerRotation(float64_formulas.unscaled_frequencies(dim, base))
     return _rotation_by_factor(p, model, theta, dim)
 
 
@@ -139,12 +139,14 @@ def _rotation_by_factor(
     trained = model.max_positions
     if kind == "linear":
         return LayerRotation(
-            floats.linear_frequencies(floats.unscaled_frequencies(dim, theta), factor)
+            float64_formulas.linear_frequencies(
+                float64_formulas.unscaled_frequencies(dim, theta), factor
+            )
         )
     if kind == "dynamic":
         # Its table is made once, for the length that the factor reaches.
-        base = floats.dynamic_theta(theta, factor, trained * factor, trained, dim)
-        return LayerRotation(floats.unscaled_frequencies(dim, base))
+        base = float64_formulas.dynamic_theta(theta, factor, trained * factor, trained, dim)
+        return LayerRotation(float64_formulas.unscaled_frequencies(dim, base))
     if kind == "llama3":
         original = require_number(
             p.get("original_max_position_embeddings", trained), "original length"
@@ -199,9 +201,11 @@ def _yarn_multiplier(p: Mapping[str, Any], factor: float, *, latent: bool) -> fl
     all_dim = p.get("mscale_all_dim", 0 if latent else None)
     times = require_number(p.get("attn_factor", 1), "attn_factor")
     if mscale is None or all_dim is None:
-        return floats.yarn_attention_factor(factor) * times
-    upper = floats.yarn_attention_factor(factor, require_number(mscale, "mscale"))
-    lower = floats.yarn_attention_factor(factor, require_number(all_dim, "mscale_all_dim"))
+        return float64_formulas.yarn_attention_factor(factor) * times
+    upper = float64_formulas.yarn_attention_factor(factor, require_number(mscale, "mscale"))
+    lower = float64_formulas.yarn_attention_factor(
+        factor, require_number(all_dim, "mscale_all_dim")
+    )
     return upper / lower * times
 
 
@@ -219,4 +223,4 @@ def _softmax_scale(model: Model, p: Mapping[str, Any]) -> float:
         return model.softmax_scale
     factor = require_number(require_key(p, "factor"), "factor")
     all_dim = require_number(p.get("mscale_all_dim") or 0, "mscale_all_dim")
-    return model.softmax_scale * floats.yarn_attention_factor(factor, all_dim) ** 2
+    return model.softmax_scale * float64_formulas.yarn_attention_factor(factor, all_dim) ** 2

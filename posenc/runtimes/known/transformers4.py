@@ -257,7 +257,7 @@ def rotation(
     facts = _facts_of(model)
     head_dim = int(model.get(facts.head_key) or model.head_dim)
     dim = int(head_dim * _rotated_share(model))
-    plain = floats.unscaled_frequencies(dim, theta)
+    plain = float64_formulas.unscaled_frequencies(dim, theta)
     if facts.null_head == "refused" and model.config.get("head_dim", 0) is None:
         raise RefusedError("TypeError: unsupported operand type(s) for *: 'int' and 'NoneType'")
     if model.modern.axes is not None:  # a tower, which reads no scaling
@@ -279,7 +279,7 @@ def rotation(
         return LayerRotation(float64_formulas.linear_frequencies(plain, factor))
     if kind == "dynamic":
         base = _dynamic_base(model, scaling, theta, dim, factor, length)
-        return LayerRotation(floats.unscaled_frequencies(dim, base))
+        return LayerRotation(float64_formulas.unscaled_frequencies(dim, base))
     if kind == "llama3":
         return llama3_rotation(scaling, dim, theta)
     original = scaling.get("original_max_position_embeddings") or trained
@@ -348,7 +348,7 @@ def _longrope_rotation(
         ratio = scaling.get("factor")
         if original.is_given:
             ratio = model.max_positions / original.length
-        temperature = floats.longrope_attention_factor(
+        temperature = float64_formulas.longrope_attention_factor(
             require_number(ratio, "factor"), original.length
         )
     list_at_length = long if length > original.length else short
@@ -373,5 +373,5 @@ def softmax_scale(model: Model, scaling: dict[str, Any] | None) -> float:
     factor = require_number(require_key(scaling, "factor"), "factor")
     all_dim = require_number(scaling.get("mscale_all_dim") or 0, "mscale_all_dim")
     return model.softmax_scale * (
-        floats.yarn_attention_factor(factor, all_dim) ** 2 if all_dim else 1.0
+        float64_formulas.yarn_attention_factor(factor, all_dim) ** 2 if all_dim else 1.0
     )

@@ -45,10 +45,12 @@ def yarn_multiplier(parameters: Mapping[str, Any], factor: float) -> float:
         return require_number(given, "attention_factor")
     mscale, all_dim = parameters.get("mscale"), parameters.get("mscale_all_dim")
     if mscale and all_dim:
-        return floats.yarn_attention_factor(
+        return float64_formulas.yarn_attention_factor(
             factor, require_number(mscale, "mscale")
-        ) / floats.yarn_attention_factor(factor, require_number(all_dim, "mscale_all_dim"))
-    return floats.yarn_attention_factor(factor)
+        ) / float64_formulas.yarn_attention_factor(
+            factor, require_number(all_dim, "mscale_all_dim")
+        )
+    return float64_formulas.yarn_attention_factor(factor)
 
 
 def rotation(parameters: Parameters, model: Model, length: int) -> LayerRotation:
@@ -72,7 +74,7 @@ def rotation(parameters: Parameters, model: Model, length: int) -> LayerRotation
     if kind == "default":
         # Each class has a function of its own for this type, and few of them read the share.
         dim = int(head_dim * share) if model.supports_partial_rotation else head_dim
-        return LayerRotation(floats.unscaled_frequencies(dim, theta))
+        return LayerRotation(float64_formulas.unscaled_frequencies(dim, theta))
     dim = int(head_dim * share)
     _refuse_null_head(kind, model)
     if kind == "longrope":
@@ -81,15 +83,17 @@ def rotation(parameters: Parameters, model: Model, length: int) -> LayerRotation
     factor = _scaling_factor(parameters, trained)
     if kind == "linear":
         return LayerRotation(
-            floats.linear_frequencies(floats.unscaled_frequencies(dim, theta), factor)
+            float64_formulas.linear_frequencies(
+                float64_formulas.unscaled_frequencies(dim, theta), factor
+            )
         )
     if kind == "dynamic":
         alpha = _fixed_alpha(model, parameters)
         if alpha is not None:
-            base = floats.ntk_theta(theta, require_number(alpha, "alpha"), head_dim)
-            return LayerRotation(floats.unscaled_frequencies(head_dim, base))
-        base = floats.dynamic_theta(theta, factor, length, trained, dim)
-        return LayerRotation(floats.unscaled_frequencies(dim, base))
+            base = float64_formulas.ntk_theta(theta, require_number(alpha, "alpha"), head_dim)
+            return LayerRotation(float64_formulas.unscaled_frequencies(head_dim, base))
+        base = float64_formulas.dynamic_theta(theta, factor, length, trained, dim)
+        return LayerRotation(float64_formulas.unscaled_frequencies(dim, base))
     original = require_number(parameters[ORIGINAL_LENGTH], ORIGINAL_LENGTH)
     if kind == "llama3":
         return llama3_rotation(parameters, dim, theta)
@@ -103,9 +107,11 @@ def axial_rotation(
     if kind not in ("default", "axial"):
         raise RefusedError(f"ValueError: supports only axial rope, but requested {kind}")
     if facts.shared_axes:  # height and width take the frequencies of one head in turn
-        both_axes = floats.unscaled_frequencies(head_dim, theta)
+        both_axes = float64_formulas.unscaled_frequencies(head_dim, theta)
         return LayerRotation(both_axes[0::2] + both_axes[1::2])
-    return LayerRotation(floats.unscaled_frequencies(head_dim // (facts.axes or 1), theta))
+    return LayerRotation(
+        float64_formulas.unscaled_frequencies(head_dim // (facts.axes or 1), theta)
+    )
 
 
 def _refuse_null_head(kind: str, model: Model) -> None:
@@ -169,9 +175,11 @@ def _longrope_rotation(
     ratio = trained / original if factor is None else require_number(factor, "factor")
     scale = p.get("attention_factor")
     if scale is None:
-        scale = floats.longrope_attention_factor(ratio, original)
+        scale = float64_formulas.longrope_attention_factor(ratio, original)
     list_at_length = long if length > original else short
-    inv_freq = floats.divide_each(floats.unscaled_frequencies(dim, theta), list_at_length)
+    inv_freq = float64_formulas.divide_each(
+        float64_formulas.unscaled_frequencies(dim, theta), list_at_length
+    )
     return LayerRotation(inv_freq, require_number(scale, "it"))
 
 
@@ -194,7 +202,8 @@ def softmax_scale(model: Model, parameters: Parameters) -> float:
     factor = require_number(require_key(parameters, "factor"), "factor")
     return (
         model.softmax_scale
-        * floats.yarn_attention_factor(factor, require_number(all_dim, "mscale_all_dim")) ** 2
+        * float64_formulas.yarn_attention_factor(factor, require_number(all_dim, "mscale_all_dim"))
+        ** 2
     )
 
 

@@ -173,7 +173,7 @@ def rotation(p: Mapping[str, Any], model: Model, length: int) -> LayerRotation:
         raise RefusedError(f"ValueError: partial_rotary_factor={share} must be between 0.0 and 1.0")
     theta = require_number(p["rope_theta"], "rope_theta")
     dim = int(head_dim * share)
-    plain = floats.unscaled_frequencies(dim, theta)
+    plain = float64_formulas.unscaled_frequencies(dim, theta)
     _check_sections(p, dim)
     if kind == "default":
         return LayerRotation(plain)
@@ -249,13 +249,15 @@ def _yarn_rotation(
         True if latent else bool(p.get("truncate", True)),
     )
     if latent:
-        upper = floats.yarn_attention_factor(factor, require_number(p.get("mscale", 1), "mscale"))
-        lower = floats.yarn_attention_factor(
+        upper = float64_formulas.yarn_attention_factor(
+            factor, require_number(p.get("mscale", 1), "mscale")
+        )
+        lower = float64_formulas.yarn_attention_factor(
             factor, require_number(p.get("mscale_all_dim", 0), "mscale_all_dim")
         )
         return LayerRotation(inv_freq, upper / lower)
     if model.model_type == "gpt_oss":
-        return LayerRotation(inv_freq, floats.yarn_attention_factor(factor))
+        return LayerRotation(inv_freq, float64_formulas.yarn_attention_factor(factor))
     return LayerRotation(inv_freq, transformers5.yarn_multiplier(p, factor))
 
 
@@ -264,14 +266,16 @@ def _dynamic_frequencies(
 ) -> tuple[float, ...]:
     """Return the frequencies of dynamic NTK: fixed by alpha, else by the model's own length."""
     if "alpha" in p:
-        return floats.unscaled_frequencies(
-            dim, floats.ntk_theta(theta, require_number(p["alpha"], "alpha"), dim)
+        return float64_formulas.unscaled_frequencies(
+            dim, float64_formulas.ntk_theta(theta, require_number(p["alpha"], "alpha"), dim)
         )
     factor = require_number(p["factor"], "factor")
     positions = model.max_positions
     trained = require_number(p.get("max_trained_positions", positions), "max_trained_positions")
     stretch = factor * positions / trained - (factor - 1)
-    return floats.unscaled_frequencies(dim, floats.ntk_theta(theta, stretch, dim))
+    return float64_formulas.unscaled_frequencies(
+        dim, float64_formulas.ntk_theta(theta, stretch, dim)
+    )
 
 
 def _ntk_frequencies(theta: float, factor: float, dim: int, mixed_b: Any) -> tuple[float, ...]:
@@ -283,11 +287,12 @@ def _ntk_frequencies(theta: float, factor: float, dim: int, mixed_b: Any) -> tup
     """
     if mixed_b is None:
         return tuple(
-            f / factor ** (2 / dim) for f in floats.unscaled_frequencies(dim, theta * factor)
+            f / factor ** (2 / dim)
+            for f in float64_formulas.unscaled_frequencies(dim, theta * factor)
         )
     power = require_number(mixed_b, "mixed_b")
     rate = math.log(factor) / (dim / 2) ** power
-    plain = floats.unscaled_frequencies(dim, theta)
+    plain = float64_formulas.unscaled_frequencies(dim, theta)
     return tuple(f / math.exp(rate * (i + 1) ** power) for i, f in enumerate(plain))
 
 
@@ -305,4 +310,4 @@ def _softmax_scale(model: Model, p: Mapping[str, Any]) -> float:
         return model.softmax_scale
     factor = require_number(p["factor"], "factor")
     all_dim = require_number(p.get("mscale_all_dim", 0), "mscale_all_dim")
-    return model.softmax_scale * floats.yarn_attention_factor(factor, all_dim) ** 2
+    return model.softmax_scale * float64_formulas.yarn_attention_factor(factor, all_dim) ** 2

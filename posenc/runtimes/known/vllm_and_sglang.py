@@ -88,6 +88,6 @@ def longrope_rotation(
     lists = {name: require_factors(p, f"{name}_factor", len(plain)) for name in ("short", "long")}
     chosen = "long" if long else "short"
     given = p.get(f"{chosen}_mscale")
-    scale = floats.longrope_attention_factor(model.max_positions / original, original)
+    scale = float64_formulas.longrope_attention_factor(model.max_positions / original, original)
     multiplier = scale if given is None else require_number(given, f"{chosen}_mscale")
     return LayerRotation(float64_formulas.divide_each(plain, lists[chosen]), multiplier)

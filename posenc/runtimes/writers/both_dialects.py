@@ -185,7 +185,7 @@ def longrope_of_any_rotation(layer: LayerRotation, theta: float, largest: int) -
     Its original length is the largest one, so that nothing switches. A pair's factor is its
     frequency without scaling over the wanted one.
     """
-    plain = floats.unscaled_frequencies(2 * len(layer.inv_freq), theta)
+    plain = float64_formulas.unscaled_frequencies(2 * len(layer.inv_freq), theta)
     ratios = [p / f if f else STOPPING_DIVISOR for p, f in zip(plain, layer.inv_freq, strict=True)]
     return {
         "rope_type": "longrope",

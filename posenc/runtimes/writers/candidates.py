@@ -109,7 +109,7 @@ def _candidates_where_all_layers_rotate_alike(
     )
     if fold and p["rope_type"] == "yarn":
         rest = {k: v for k, v in own.items() if k not in TEMPERATURES}
-        usual = floats.yarn_attention_factor(float(p["factor"]))
+        usual = float64_formulas.yarn_attention_factor(float(p["factor"]))
         left = layer.multiplier / usual
         yield Candidate("yarn, the rest of its temperature in q", {"all": rest}, left)
     if fold:
@@ -154,7 +154,9 @@ def _plain_rope_if_equal(meaning: Meaning) -> dict[str, Parameters] | None:
     written_theta = float(p["rope_theta"])
     if math.isclose(theta, written_theta, rel_tol=1e-9):
         theta = written_theta
-    for ours, plain in zip(layer.inv_freq, floats.unscaled_frequencies(dim, theta), strict=True):
+    for ours, plain in zip(
+        layer.inv_freq, float64_formulas.unscaled_frequencies(dim, theta), strict=True
+    ):
         if not abs(ours - plain) <= 1e-9 * plain:
             return None
     simple: Parameters = {"rope_type": "default", "rope_theta": theta}
@@ -166,7 +168,7 @@ def _plain_rope_if_equal(meaning: Meaning) -> dict[str, Parameters] | None:
 
 def _linear_factor(layer: LayerRotation, theta: float) -> float | None:
     """Return the one factor that divides all plain frequencies; None if there is none."""
-    plain = floats.unscaled_frequencies(2 * len(layer.inv_freq), theta)
+    plain = float64_formulas.unscaled_frequencies(2 * len(layer.inv_freq), theta)
     if not all(layer.inv_freq):
         return None  # a pair stands still, which no factor gives
     ratios = [p / f for p, f in zip(plain, layer.inv_freq, strict=True)]
@@ -196,6 +198,8 @@ def without_default_keys(given: Mapping[str, Any], kind: str, meaning: Meaning) 
     multiplier = meaning.computed.layers[kind].multiplier
     for key in ("attention_factor", "mscale", "mscale_all_dim"):
         p.pop(key, None)
-    if not math.isclose(multiplier, floats.yarn_attention_factor(p["factor"]), rel_tol=1e-9):
+    if not math.isclose(
+        multiplier, float64_formulas.yarn_attention_factor(p["factor"]), rel_tol=1e-9
+    ):
         p |= both_dialects.yarn_keys_of_multiplier(multiplier, p["factor"])
     return p

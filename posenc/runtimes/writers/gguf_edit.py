@@ -83,7 +83,7 @@ def meaning_of_metadata(meta: Metadata) -> ComputedPositions:
         meta.beta_fast or 32.0,
         meta.beta_slow or 1.0,
     )
-    usual = floats.yarn_attention_factor(factor)
+    usual = float64_formulas.yarn_attention_factor(factor)
     given = meta.yarn_attn_factor
     full = LayerRotation(inv_freq, (usual if given is None else given) * meta.attn_factor)
     return replace(computed, layers={**layers, FULL if FULL in layers else "all": full})
@@ -152,7 +152,7 @@ def _scaling_candidates(
     """Yield (keys of the scaling, rope_freqs.weight) that give the rotation of the full-attention
     layers, the simplest first; None for no such tensor."""
     dim, multiplier = meta.dimension_count, full.multiplier
-    plain = floats.unscaled_frequencies(dim, theta)
+    plain = float64_formulas.unscaled_frequencies(dim, theta)
     if _nearly_equal(full.inv_freq, plain):
         yield {"attn_factor": multiplier}, None
     ratios = tuple(
@@ -164,7 +164,7 @@ def _scaling_candidates(
             dim, theta, meta.scaling_factor, meta.original_length
         )
         if _nearly_equal(full.inv_freq, kept):
-            usual = floats.yarn_attention_factor(meta.scaling_factor)
+            usual = float64_formulas.yarn_attention_factor(meta.scaling_factor)
             yarn = {name: getattr(meta, name) for name in SCALING_KEYS[:3]}
             yield {**yarn, "attn_factor": multiplier / usual}, None
     if all(math.isclose(r, ratios[0], rel_tol=1e-9) for r in ratios):

@@ -84,7 +84,7 @@ def test_folded_weights_give_the_same_logits(family, tmp_path):
         assert code == 1 and "not mended for transformers-4: refuses the copy: ValueError" in said
         named = named[1:]
     text, code = fix(load(source / "config.json"), tmp_path / "out", named)
-    factor = 1.69 / (floats.yarn_attention_factor(4.0) ** 2 if family == "glm4" else 1)
+    factor = 1.69 / (float64_formulas.yarn_attention_factor(4.0) ** 2 if family == "glm4" else 1)
     assert code == 0 and f"rotated rows * {factor:.7g}" in text, text
     written = json.loads((tmp_path / "out" / "config.json").read_text())
     assert written["rope_parameters"].get("attention_factor", 1.0) == 1.0

@@ -62,13 +62,17 @@ def layer(raw):
 
 def test_meta():
     assert name_of_spelling(META) == "meta"
-    assert layer(META).inv_freq == pytest.approx(floats.unscaled_frequencies(16, 500000.0))
+    assert layer(META).inv_freq == pytest.approx(
+        float64_formulas.unscaled_frequencies(16, 500000.0)
+    )
     scaled = layer({**META, "use_scaled_rope": True})
     factors = float64_formulas.llama3_divisors(16, 500000.0, 8.0, 1.0, 4.0, 8192)
     assert scaled.inv_freq == pytest.approx(
-        floats.divide_each(floats.unscaled_frequencies(16, 500000.0), factors)
+        float64_formulas.divide_each(float64_formulas.unscaled_frequencies(16, 500000.0), factors)
     )
-    assert scaled.inv_freq[-1] == pytest.approx(floats.unscaled_frequencies(16, 500000.0)[-1] / 8)
+    assert scaled.inv_freq[-1] == pytest.approx(
+        float64_formulas.unscaled_frequencies(16, 500000.0)[-1] / 8
+    )
 
 
 @pytest.mark.parametrize(
@@ -89,12 +93,19 @@ def test_meta_means_the_length_of_the_released_models(scaled, longest):
 
 def test_mistral():
     assert name_of_spelling(MISTRAL) == "mistral"
-    assert layer(MISTRAL).inv_freq == pytest.approx(floats.unscaled_frequencies(16, 1e6))
+    assert layer(MISTRAL).inv_freq == pytest.approx(float64_formulas.unscaled_frequencies(16, 1e6))
     yarn = {"original_max_position_embeddings": 2048, "factor": 4, "beta": 32.0, "alpha": 1.0}
     on = layer({**MISTRAL, "yarn": {**yarn, "apply_scale": True}})
     off = layer({**MISTRAL, "yarn": {**yarn, "apply_scale": False}})
-    assert on.inv_freq == off.inv_freq == pytest.approx(floats.yarn_frequencies(16, 1e6, 4, 2048))
-    assert (on.multiplier, off.multiplier) == (pytest.approx(floats.yarn_attention_factor(4)), 1.0)
+    assert (
+        on.inv_freq
+        == off.inv_freq
+        == pytest.approx(float64_formulas.yarn_frequencies(16, 1e6, 4, 2048))
+    )
+    assert (on.multiplier, off.multiplier) == (
+        pytest.approx(float64_formulas.yarn_attention_factor(4)),
+        1.0,
+    )
 
 
 def test_deepseek():
@@ -104,9 +115,13 @@ def test_deepseek():
         float64_formulas.yarn_frequencies(16, 1e4, 40, 4096)
     )
     assert meant.layers["all"].multiplier == pytest.approx(1.0)
-    assert meant.softmax_scale == pytest.approx(32**-0.5 * floats.yarn_attention_factor(40) ** 2)
+    assert meant.softmax_scale == pytest.approx(
+        32**-0.5 * float64_formulas.yarn_attention_factor(40) ** 2
+    )
     short = meaning_of(as_transformers({**DEEPSEEK, "max_seq_len": 4096})).computed
-    assert short.layers["all"].inv_freq == pytest.approx(floats.unscaled_frequencies(16, 1e4))
+    assert short.layers["all"].inv_freq == pytest.approx(
+        float64_formulas.unscaled_frequencies(16, 1e4)
+    )
     assert short.softmax_scale == pytest.approx(32**-0.5)
 
 
@@ -154,11 +169,13 @@ def test_a_yarn_that_is_no_object_is_refused():
 
 def test_other_names_of_base_and_share():
     neox = {**BASE, "model_type": "gpt_neox", "rotary_emb_base": 20000, "rotary_pct": 0.5}
-    assert layer(neox).inv_freq == pytest.approx(floats.unscaled_frequencies(8, 20000.0))
+    assert layer(neox).inv_freq == pytest.approx(float64_formulas.unscaled_frequencies(8, 20000.0))
     chatglm = {**BASE, "rope_ratio": 50}
-    assert layer(chatglm).inv_freq == pytest.approx(floats.unscaled_frequencies(16, 500000.0))
+    assert layer(chatglm).inv_freq == pytest.approx(
+        float64_formulas.unscaled_frequencies(16, 500000.0)
+    )
     assert layer({**BASE, "rotary_base": 30000}).inv_freq == pytest.approx(
-        floats.unscaled_frequencies(16, 30000.0)
+        float64_formulas.unscaled_frequencies(16, 30000.0)
     )
 
 
@@ -181,7 +198,7 @@ def test_a_record_tells_what_was_assumed(tmp_path):
     record = record_of(load(tmp_path))
     assert any("string" in doubt for doubt in record.doubts)
     assert any("ntk" in doubt for doubt in record.doubts)
-    wanted = floats.unscaled_frequencies(16, floats.ntk_theta(1e4, 4.0, 16))
+    wanted = float64_formulas.unscaled_frequencies(16, float64_formulas.ntk_theta(1e4, 4.0, 16))
     assert record.kinds[0].inv_freq == pytest.approx(wanted)
 
 
@@ -212,9 +229,9 @@ def test_a_flat_dict_of_a_nested_family_is_meant_for_full_attention():
     meant = meaning_of({**gemma, "rope_parameters": flat})
     layers = meant.computed.layers
     assert layers["full_attention"].inv_freq == pytest.approx(
-        [f / 8 for f in floats.unscaled_frequencies(16, 1e6)]
+        [f / 8 for f in float64_formulas.unscaled_frequencies(16, 1e6)]
     )
     assert layers["sliding_attention"].inv_freq == pytest.approx(
-        floats.unscaled_frequencies(16, 1e4)
+        float64_formulas.unscaled_frequencies(16, 1e4)
     )
     assert any("flat" in doubt for doubt in meant.doubts)

@@ -50,7 +50,7 @@ def test_no_runtime_opens_a_checkpoint_of_meta_or_deepseek(tmp_path, raw):
 
 
 @pytest.mark.parametrize(
-    "scale, multiplier", [(False, 1.0), (True, floats.yarn_attention_factor(16))]
+    "scale, multiplier", [(False, 1.0), (True, float64_formulas.yarn_attention_factor(16))]
 )
 def test_vllm_and_llama_cpp_open_mistrals_and_apply_its_scale_or_not(tmp_path, scale, multiplier):
     """vLLM: apply_scale false is attention_factor 1; the converter: yarn_log_multiplier 1, which

@@ -123,4 +123,6 @@ def test_internvl_of_the_hub_keeps_its_language_model_in_llm_config():
     assert emulate({**hub, "text_config": inner})["vllm"].known == "unknown"  # of other forms
     plain = {"llm_config": {"rope_parameters": {"rope_type": "default", "rope_theta": 5000.0}}}
     after = config_after_override({**hub, "llm_config": inner}, plain, "vllm")
-    assert emulate(after)["vllm"].layers["all"].inv_freq == floats.unscaled_frequencies(128, 5000.0)
+    assert emulate(after)["vllm"].layers["all"].inv_freq == float64_formulas.unscaled_frequencies(
+        128, 5000.0
+    )

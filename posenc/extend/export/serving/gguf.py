@@ -100,7 +100,7 @@ def _linear_option(
     """Return the llama.cpp options that divide all frequencies by one factor; None if that does not
     give the frequencies `target`."""
     factor = _scaling_factor(parameters)
-    unscaled = floats.unscaled_frequencies(rotary_dim, float(parameters["rope_theta"]))
+    unscaled = float64_formulas.unscaled_frequencies(rotary_dim, float(parameters["rope_theta"]))
     if not _rotate_alike(
         target, LayerRotation(float64_formulas.divide_each(unscaled, [factor] * len(unscaled)))
     ):
@@ -118,10 +118,12 @@ def _yarn_option(
     original = parameters["original_max_position_embeddings"]
     fast = float(parameters.get("beta_fast") or 32)
     slow = float(parameters.get("beta_slow") or 1)
-    yarn = floats.yarn_frequencies(
+    yarn = float64_formulas.yarn_frequencies(
         rotary_dim, float(parameters["rope_theta"]), factor, original, fast, slow
     )
-    if not _rotate_alike(target, LayerRotation(yarn, floats.yarn_attention_factor(factor))):
+    if not _rotate_alike(
+        target, LayerRotation(yarn, float64_formulas.yarn_attention_factor(factor))
+    ):
         return None
     return (
         f"--rope-scaling yarn --rope-scale {factor:.9g} --yarn-orig-ctx {original} "
@@ -142,7 +144,9 @@ def _base_of_plain_rope(target: LayerRotation, rotary_dim: int) -> float | None:
     base = target.inv_freq[1] ** (-rotary_dim / 2)
     return (
         base
-        if _rotate_alike(target, LayerRotation(floats.unscaled_frequencies(rotary_dim, base)))
+        if _rotate_alike(
+            target, LayerRotation(float64_formulas.unscaled_frequencies(rotary_dim, base))
+        )
         else None
     )
 
