@@ -104,15 +104,17 @@ class Bands:
             return None
         low, high = _lowest_and_highest_distance(shift, len(q), len(k), rows, causal, ends)
 
-        def band(table: VectorsOf | None, first: int, last: int, step: int) -> Band | None:
-            """Return the band of a table at distances first, first + step, ..., last; None without
-            a table."""
-            if table is None:
+        def make_band(
+            read_table: VectorsOf | None, first: int, last: int, step: int
+        ) -> Band | None:
+            """Return the band of vectors at distances first, first + step, ..., last; None if
+            `read_table`, which returns vectors of distances, is None."""
+            if read_table is None:
                 return None
 
             def compute() -> Tensor:
                 distance = torch.arange(first, last + step, step, device=q.device)
-                return table(distance.clamp(low, high))
+                return read_table(distance.clamp(low, high))
 
             key = first, last, step, low, high, q.device
             return Band(
@@ -123,8 +125,8 @@ class Bands:
                 high,
             )
 
-        q_band = band(read_q_table, high + rows, low - rows, -1)
-        k_band = band(read_k_table, low - rows, high + rows, 1)
+        q_band = make_band(read_q_table, high + rows, low - rows, -1)
+        k_band = make_band(read_k_table, low - rows, high + rows, 1)
         if k_band is None:
             return cls(shift, q_band, None)
         assert k_vectors is not None
@@ -201,32 +203,41 @@ def _lowest_and_highest_distance(
     return low, high
 
 
-def _products_of_queries(table: Band, shift: int, keys: int, q: Tensor) -> Iterator[ScoreColumns]:
-    """Yield products of a block's queries with the vectors of their distances, in parts: keys with
-    the vector of `high`, keys near enough for one of their own, keys with that of `low`."""
+def _products_of_queries(band: Band, shift: int, keys: int, q: Tensor) -> Iterator[ScoreColumns]:
+    """Yield products of a block's queries with the vectors of their distances, as columns of scores
+    in at most three parts: first the keys with the vector of `high`, then those that `near_keys`
+    counts, then those with the vector of `low`.
+
+    shift: position of the first query minus that of the first key. keys: number of keys in the
+    block. q: query vectors (batch, num_heads, rows, width).
+    """
     rows = q.shape[2]
-    first, last = table.near_keys(shift, rows, keys)
+    first, last = band.near_keys(shift, rows, keys)
     if first:
-        yield 0, first, q @ table.vectors_from(table.high).mT
+        yield 0, first, q @ band.vectors_from(band.high).mT
     if first < last:
-        near = table.vectors_from(shift + rows - 1 - first, rows + last - first)
+        near = band.vectors_from(shift + rows - 1 - first, rows + last - first)
         yield first, last, skew(q @ near.mT, last - first)
     if last < keys:
-        yield last, keys, q @ table.vectors_from(table.low).mT
+        yield last, keys, q @ band.vectors_from(band.low).mT
 
 
 def _products_of_keys(
-    table: Band, shift: int, rows: int, keys: int, k: Tensor, k_ends: list[Tensor | None]
+    band: Band, shift: int, rows: int, keys: int, k: Tensor, k_ends: list[Tensor | None]
 ) -> Iterator[ScoreColumns]:
-    """Yield products of a block's keys with the vectors of their distances, as
-    `_products_of_queries` does; the near ones TILE_KEYS at a time."""
-    first, last = table.near_keys(shift, rows, keys)
+    """Yield products of a block's keys with the vectors of their distances, in parts as
+    `_products_of_queries` does, the near keys TILE_KEYS at a time.
+
+    rows, keys: numbers of queries and keys in the block. k: key vectors (batch, num_heads, keys,
+    width). k_ends: as in Bands, for the keys of the block.
+    """
+    first, last = band.near_keys(shift, rows, keys)
     if first:
         assert k_ends[1] is not None
         yield 0, first, k_ends[1][..., :first]
     for start in range(first, last, TILE_KEYS):
         stop = min(start + TILE_KEYS, last)
-        rising = table.vectors_from(shift - stop + 1, stop - start + rows)
+        rising = band.vectors_from(shift - stop + 1, stop - start + rows)
         yield start, stop, skew(k[:, :, start:stop] @ rising.mT, rows).mT
     if last < keys:
         assert k_ends[0] is not None
