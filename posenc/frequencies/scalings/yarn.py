@@ -6,6 +6,7 @@ from typing import Any, Self
 
 from posenc.arguments import explain_constructor_misfits
 from posenc.frequencies.float64_formulas import yarn_attention_factor
+from posenc.frequencies.scalings.by_parts import blend_frequencies, ramp, ramp_ends
 from posenc.frequencies.scalings.scaling import (
     Frequencies,
     NamedEncoding,
