@@ -26,7 +26,7 @@ def doctor(
     Exit code 1 where a rule of severity E fires, 2 for bad input, 3 for a family of which posenc
     does not know what a named runtime computes.
     """
-    from posenc.doctor.running import run
+    from posenc.doctor.run_command import run
     from posenc.report.escaping import without_runner_commands
     from posenc.report.terminal import as_text, print_report
 

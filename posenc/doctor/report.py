@@ -22,7 +22,7 @@ from posenc.runtimes.position_record import PositionRecord
 
 if TYPE_CHECKING:
     from posenc.doctor.cures.fixing import FixedCopy, FixedGguf
-    from posenc.doctor.cures.layout import ConvertedCopy, LayoutVerdict
+    from posenc.doctor.cures.measure_layout import ConvertedCopy, LayoutVerdict
 
 TOO_LONG = "PD064"
 """The rule about a text that is too long, for which no copy is written."""

@@ -133,7 +133,7 @@ def _section_html(heading: str, blocks: Sequence[Block], plots: Iterator[int]) -
 def pages_by_word() -> dict[str, str]:
     """Return, for each word that the site explains, the page and section: {"tied": "compare#how-
     differences-are-judged"}."""
-    return json.loads(resources.files("posenc.report").joinpath("words.json").read_bytes())
+    return json.loads(resources.files("posenc.report").joinpath("glossary.json").read_bytes())
 
 
 @cache

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from posenc.doctor import running
+from posenc.doctor import run_command
 from posenc.doctor.case import Case
 from posenc.doctor.cures import fixing
 from posenc.doctor.options import Options
@@ -32,7 +32,7 @@ def codes(config, named=tuple(RUNTIMES), severity="EWI"):
 
 def run(options: Options) -> tuple[str, int]:
     """What `posenc doctor` prints on standard output, and its exit code."""
-    report, code = running.run(options)
+    report, code = run_command.run(options)
     return as_json(report) if options.as_json else as_text(report), code
 
 

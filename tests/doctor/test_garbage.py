@@ -11,7 +11,7 @@ from posenc.doctor.case import Case
 from posenc.doctor.options import Options
 from posenc.doctor.report import Judgement, report_of
 from posenc.doctor.rules import findings
-from posenc.doctor.running import _first_finding_to_correct_by_hand
+from posenc.doctor.run_command import _first_finding_to_correct_by_hand
 from posenc.report.html_page import page_of
 from posenc.report.report import as_json
 from posenc.report.terminal import as_text

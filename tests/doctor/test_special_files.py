@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from posenc.doctor.cures import layout
+from posenc.doctor.cures import measure_layout
 from posenc.runtimes.files.json_object import read_json
 from posenc.runtimes.files.source import load
 
@@ -23,7 +23,7 @@ def test_no_config_is_read_from_them(read, special):
 
 def test_no_text_is_read_from_them(special, tmp_path):
     with pytest.raises(ValueError, match="not an ordinary file"):
-        layout._first_tokens(tmp_path, special)
+        measure_layout._first_tokens(tmp_path, special)
 
 
 @pytest.mark.parametrize("more", [[], ["--each"]])

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from posenc.doctor.cures.proving import AskAboutCopy, runtimes_that_answered
+from posenc.doctor.cures.check_copy import AskAboutCopy, runtimes_that_answered
 from posenc.doctor.misreading import differing_aspects_of_rotation
 from posenc.files.new_folder import new_folder
 from posenc.files.sealed_json import strict_json

@@ -31,5 +31,5 @@ def report_tables_in_low_precision(case: Case) -> Iterator[Hit]:
 @rule("PD036", "E")
 def report_wrong_layout(case: Case) -> Iterator[Hit]:
     """Report nothing: only the loss on a text tells interleaved rows of q and k from half-split
-    ones. `--layout` measures it (posenc.doctor.cures.layout) and reports this rule."""
+    ones. `--layout` measures it (posenc.doctor.cures.measure_layout) and reports this rule."""
     yield from ()  # the rule is in the table, so that --explain and --ignore know its code

@@ -161,9 +161,9 @@ def test_no_number_is_lost_wherever_it_stands(seed, tmp_path):
 
 def test_a_fix_that_drops_a_scaling_is_seen(tmp_path, monkeypatch):
     """The tests above fail where contradictions are settled without a word."""
-    from posenc.doctor import running
+    from posenc.doctor import run_command
 
-    monkeypatch.setattr(running, "_first_finding_to_correct_by_hand", lambda case, found: None)
+    monkeypatch.setattr(run_command, "_first_finding_to_correct_by_hand", lambda case, found: None)
     text = {**SIZES, "rope_theta": 1e6, "rope_scaling": {"type": "linear", "factor": 2.0}}
     raw = {"model_type": "llava", "text_config": text, "rope_scaling": YARN}
     assert lost(raw, [("rope_scaling", "factor")], tmp_path) == ["rope_scaling.factor"]

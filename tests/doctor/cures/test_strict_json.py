@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from posenc.doctor.cures.layout import LayoutVerdict
+from posenc.doctor.cures.measure_layout import LayoutVerdict
 from posenc.doctor.report import report_of_layout
 from posenc.files.sealed_json import strict_json
 from posenc.report.report import as_json

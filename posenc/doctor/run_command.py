@@ -350,7 +350,7 @@ def _write_adapter(options: Options) -> Report:
 
     Raises: ValueError without --fix and --convert-layout: an adapter has nothing to judge.
     """
-    from posenc.doctor.cures import adapters, layout
+    from posenc.doctor.cures import adapters, measure_layout
 
     folder = options.paths[0]
     if options.fix:
@@ -361,7 +361,7 @@ def _write_adapter(options: Options) -> Report:
         return report_of_scaled_adapter(options.out, scaled.tensors, scaled.factor)
     if options.convert_layout is not None:
         assert options.out is not None
-        interleaved = layout.is_interleaved(options.convert_layout)
+        interleaved = measure_layout.is_interleaved(options.convert_layout)
         tensors = adapters.convert_layout(
             folder, options.like, options.out, to_interleaved=interleaved
         )
@@ -376,15 +376,15 @@ def _measure_or_convert_layout(options: Options) -> tuple[Report, int]:
     """Do what --layout or --convert-layout asks for; return the answer, and the exit code."""
     if options.layout:
         require_package("transformers", "--layout")
-    from posenc.doctor.cures import layout
+    from posenc.doctor.cures import measure_layout
 
     folder = options.paths[0]
     if options.convert_layout is not None:
         assert options.out is not None
-        copy = layout.write_converted_copy(folder, options.out, options.convert_layout)
+        copy = measure_layout.write_converted_copy(folder, options.out, options.convert_layout)
         return report_of_converted_copy(options.out, copy), 0
     assert options.text is not None
-    verdict = layout.measure_layout(folder, options.text)
+    verdict = measure_layout.measure_layout(folder, options.text)
     return report_of_layout(verdict), int(verdict.mismatch)
 
 
