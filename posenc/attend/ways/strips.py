@@ -166,14 +166,14 @@ def _plan_group(problem: Problem, row: Tensor, begin: int, fewest: int, most: in
         strip = Strip(start, stop, *problem.keys_maybe_visible(start, stop))
         strips.append(strip.restrict_to_entries(q_len, fewest, row.shape[1]))
 
-    first, last = problem.keys_visible_to_all(begin, end)
-    first = max(first, most - q_len + end)
+    kv_start, kv_stop = problem.keys_visible_to_all(begin, end)
+    kv_start = max(kv_start, most - q_len + end)
     # One key less on both sides, so that each query sees at least one of the remaining keys.
-    shared = Strip(begin, end, first + 1 if first else 0, last - 1)
-    if len(strips) == 1 or shared.last - shared.first < STRIP_ROWS:
+    shared = Strip(begin, end, kv_start + 1 if kv_start else 0, kv_stop - 1)
+    if len(strips) == 1 or shared.kv_stop - shared.kv_start < STRIP_ROWS:
         return Group(strips, None)
     # The bias may hide keys, too: it must show the shared keys and those left out on both sides.
-    entries = row[:, q_len - end + first : q_len - begin + last - 1]
+    entries = row[:, q_len - end + kv_start : q_len - begin + kv_stop - 1]
     all_finite = is_readable(entries) and bool(entries.isfinite().all())
     return Group(strips, shared if all_finite else None)
 

@@ -197,8 +197,9 @@ def _input_gradients(
 
 def _split_keys(part: Strip) -> Iterator[Strip]:
     """Yield the part in pieces of at most KEYS_AT_ONCE keys."""
-    for first in range(part.first, part.last, KEYS_AT_ONCE):
-        yield part._replace(first=first, last=min(first + KEYS_AT_ONCE, part.last))
+    for kv_start in range(part.kv_start, part.kv_stop, KEYS_AT_ONCE):
+        kv_stop = min(kv_start + KEYS_AT_ONCE, part.kv_stop)
+        yield part._replace(kv_start=kv_start, kv_stop=kv_stop)
 
 
 def _row_gradient(
@@ -238,10 +239,11 @@ def _sums_along_diagonals(
             head_slice = slice(first_head, min(first_head + heads_at_once, heads.stop))
             of_heads = saved.select_heads(head_slice)
             for strip in strips:
-                for start in range(strip.start, strip.stop, ROWS_AT_ONCE):
-                    part = strip._replace(start=start, stop=min(start + ROWS_AT_ONCE, strip.stop))
+                for q_start in range(strip.q_start, strip.q_stop, ROWS_AT_ONCE):
+                    q_stop = min(q_start + ROWS_AT_ONCE, strip.q_stop)
+                    part = strip._replace(q_start=q_start, q_stop=q_stop)
                     part = part.restrict_to_entries(q_len, begin, end)
-                    if part.first >= part.last:
+                    if part.kv_start >= part.kv_stop:
                         continue
                     bias = reversed_bias(row[head_slice], q_len, part)
                     if begin == 0:

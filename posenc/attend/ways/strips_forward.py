@@ -26,34 +26,36 @@ reads it faster than a view."""
 
 
 class Strip(NamedTuple):
-    """Queries [start, stop) and keys [first, last) that attend in one call."""
+    """Queries [q_start, q_stop) and keys [kv_start, kv_stop) that attend in one call."""
 
-    start: int
-    stop: int
-    first: int
-    last: int
+    q_start: int
+    q_stop: int
+    kv_start: int
+    kv_stop: int
 
     # Methods, not properties, which torch.compile does not trace on named tuples up to torch 2.6.
 
     def rows(self) -> slice:
         """Return the slice of its queries."""
-        return slice(self.start, self.stop)
+        return slice(self.q_start, self.q_stop)
 
     def keys(self) -> slice:
         """Return the slice of its keys."""
-        return slice(self.first, self.last)
+        return slice(self.kv_start, self.kv_stop)
 
     def first_entry(self, q_len: int) -> int:
         """Return the index in the row of bias of the strip's last query and first key."""
-        return q_len - self.stop + self.first
+        return q_len - self.q_stop + self.kv_start
 
     def restrict_to_entries(self, q_len: int, begin: int, end: int) -> "Strip":
         """Return the strip without the keys for which all of its queries read entries of the row of
         bias outside [begin, end). The row has q_len + kv_len - 1 entries."""
         # Query i reads entry q_len - 1 - i + j for key j.
-        first = begin - q_len + 1 + self.start
-        last = end - q_len + self.stop
-        return self._replace(first=max(self.first, first), last=min(self.last, last))
+        kv_start = begin - q_len + 1 + self.q_start
+        kv_stop = end - q_len + self.q_stop
+        return self._replace(
+            kv_start=max(self.kv_start, kv_start), kv_stop=min(self.kv_stop, kv_stop)
+        )
 
 
 class Group(NamedTuple):
@@ -70,10 +72,10 @@ class Group(NamedTuple):
             parts = [strip]
         else:
             parts = [
-                strip._replace(last=self.shared.first),
-                strip._replace(first=self.shared.last),
+                strip._replace(kv_stop=self.shared.kv_start),
+                strip._replace(kv_start=self.shared.kv_stop),
             ]
-        return [part for part in parts if part.first < part.last]
+        return [part for part in parts if part.kv_start < part.kv_stop]
 
     def all_parts(self) -> list[Strip]:
         """Return parts of the strips that together cover each pair of a query and a key once."""
@@ -96,7 +98,7 @@ StripPlan = list[HeadPlan]
 def reversed_bias(row: Tensor, q_len: int, strip: Strip) -> Tensor:
     """Return the bias (1, num_heads, rows, keys) of a strip with queries in reverse order, as a
     view of the row (num_heads, q_len + kv_len - 1)."""
-    shape = (1, len(row), strip.stop - strip.start, strip.last - strip.first)
+    shape = (1, len(row), strip.q_stop - strip.q_start, strip.kv_stop - strip.kv_start)
     # One step to the next query, or to the next key, is one entry of the row.
     strides = (0, row.stride(0), 1, 1)
     return row.as_strided(shape, strides, row.storage_offset() + strip.first_entry(q_len))
