@@ -51,7 +51,7 @@ def attended(encoding, q, k, v, positions, mask, impl: str, **options):
 @pytest.mark.parametrize("where", POSITIONS)
 def test_it_is_the_reference(name, where, mask, dtype, monkeypatch):
     ran = []
-    monkeypatch.setattr(blocks, "block_rows", lambda call: 48)
+    monkeypatch.setattr(blocks, "rows_per_block", lambda call: 48)
     plain = blocks.attend_with_bias_mask
     monkeypatch.setattr(
         blocks, "attend_with_bias_mask", lambda *given: ran.append(1) or plain(*given)
@@ -102,7 +102,7 @@ def test_under_autocast_products_are_rounded_and_what_is_added_is_not(name, dtyp
 @torch.no_grad()
 @pytest.mark.parametrize("v_dim", [5, 12])
 def test_values_of_another_width(v_dim, monkeypatch):
-    monkeypatch.setattr(blocks, "block_rows", lambda call: 48)
+    monkeypatch.setattr(blocks, "rows_per_block", lambda call: 48)
     q, k = torch.randn(2, 2, HEADS, LENGTH, WIDTH)
     v = torch.randn(2, HEADS, LENGTH, v_dim)
     both = [
@@ -169,7 +169,7 @@ class Doubled(posenc.PositionEncoding):
     ids=["not said", "growing scores", "one of two"],
 )
 def test_what_changes_scores_otherwise_is_not_taken(encoding, monkeypatch):
-    monkeypatch.setattr(blocks, "block_rows", lambda call: 48)
+    monkeypatch.setattr(blocks, "rows_per_block", lambda call: 48)
     monkeypatch.setattr(blocks, "attend_with_bias_mask", None)
     q, k, v = torch.randn(3, 2, HEADS, LENGTH, WIDTH)
     x = torch.randn(2, LENGTH, HEADS * WIDTH)
@@ -194,7 +194,7 @@ class Stored(posenc.DistanceBias):
 
 @torch.no_grad()
 def test_nothing_is_written_into_what_an_encoding_gives(monkeypatch):
-    monkeypatch.setattr(blocks, "block_rows", lambda call: LENGTH)
+    monkeypatch.setattr(blocks, "rows_per_block", lambda call: LENGTH)
     encoding, positions = Stored(), POSITIONS["gaps"]
     q, k, v = torch.randn(3, 1, HEADS, LENGTH, WIDTH)
     where = {"q_positions": positions, "kv_positions": positions, "mask": masks.causal}
@@ -210,14 +210,14 @@ def test_blocks_on_cuda_take_a_share_of_its_memory(monkeypatch):
             "get_device_properties",
             lambda device, memory=memory: types.SimpleNamespace(total_memory=memory),
         )
-        assert blocks.block_rows(built) == rows
+        assert blocks.rows_per_block(built) == rows
 
 
 def test_a_block_has_as_much_for_each_thread_unless_it_is_traced(monkeypatch):
     built = problem("cope", q_len=150, kv_len=2048)  # 64 KiB a query, and at least 64 of them
     for threads, rows in ((1, 64), (2, 64), (4, 128), (8, 256), (64, 512)):
         monkeypatch.setattr(torch, "get_num_threads", lambda threads=threads: threads)
-        assert blocks.block_rows(built) == rows
+        assert blocks.rows_per_block(built) == rows
     monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
     monkeypatch.setattr(torch, "get_num_threads", lambda: pytest.fail("it cannot be traced"))
-    assert blocks.block_rows(built) == 64
+    assert blocks.rows_per_block(built) == 64

@@ -183,7 +183,7 @@ def test_a_way_that_runs_what_it_should_be_refused_fails_the_contract(monkeypatc
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch):
     """Blocks so small that odd lengths leave a remainder."""
-    monkeypatch.setattr(blocks, "block_rows", lambda call: 16)
+    monkeypatch.setattr(blocks, "rows_per_block", lambda call: 16)
     monkeypatch.setattr(strips, "STRIP_ROWS", 8)
     monkeypatch.setattr(strips, "GROUP_ROWS", 32)
     monkeypatch.setattr(sandwich, "GRID_KEYS", 16)

@@ -218,7 +218,7 @@ def conditions(case: Case) -> Iterator[None]:
             yield
             return
         with (
-            mock.patch.object(blocks, "block_rows", lambda problem: 16),
+            mock.patch.object(blocks, "rows_per_block", lambda problem: 16),
             mock.patch.multiple(choose, MIN_LENGTH_PER_NEAR_KEY=2, SHORT_LENGTH=33),
             mock.patch.multiple(strips, STRIP_ROWS=8, GROUP_ROWS=32),
             mock.patch.multiple(strips_backward, ROWS_AT_ONCE=7, KEYS_AT_ONCE=9),

@@ -128,7 +128,7 @@ def _row_gradient(problem: Problem, inputs: ScoreInputs, grad_lse: Tensor | None
     """Return the gradient of the row, (num_heads, q_len + kv_len - 1). `grad_lse`: that of the
     log-sum-exp, (batch, num_heads, q_len), or None."""
     row = inputs.row
-    constant_from = _constant_from(problem)
+    constant_from = _first_constant_distance(problem)
     if _kernel_runs(problem, inputs):
         from posenc.attend.ways import bias_gradient_triton as kernel
 
@@ -165,18 +165,20 @@ def _kernel_runs(problem: Problem, inputs: ScoreInputs) -> bool:
     return by_distance and same_dtype and inputs.row.dtype == torch.float32
 
 
-def _block_offsets(problem: Problem, block: int, constant_from: int) -> range:
+def _block_offsets(problem: Problem, block_size: int, constant_from: int) -> range:
     """Return the offsets of blocks for which sums are needed, in falling order: those with pairs
     that the mask may show. From distance `constant_from` on the bias is one parameter, which needs
-    no sums of its own. `block`: queries, and keys, of a block."""
+    no sums of its own. block_size: number of queries, and of keys, of a block."""
     least, most = problem.visible_distances
     most = min(most, constant_from - 1)
-    # Blocks with an offset have pairs at distances from offset * block - (block - 1) to
-    # offset * block + (block - 1). The highest offset still has one at `most` or below, so it is
-    # most / block rounded up; the lowest has one at `least` or above: (least - (block - 1)) / block
-    # rounded up. Both within what the numbers of blocks allow.
-    highest = min((most + block - 1) // block, (problem.q_len - 1) // block)
-    lowest = max(-((block - 1 - least) // block), -((problem.kv_len - 1) // block))
+    # With n = block_size, blocks with an offset have pairs at distances from offset * n - (n - 1)
+    # to offset * n + (n - 1). The highest offset still has one at `most` or below: it is most / n
+    # rounded up. The lowest has one at `least` or above: (least - (n - 1)) / n rounded up. Both
+    # within what the numbers of blocks allow.
+    highest_with_pairs = (most + block_size - 1) // block_size
+    lowest_with_pairs = -((block_size - 1 - least) // block_size)
+    highest = min(highest_with_pairs, (problem.q_len - 1) // block_size)
+    lowest = max(lowest_with_pairs, -((problem.kv_len - 1) // block_size))
     return range(highest, min(lowest, highest) - 1, -1)
 
 
@@ -237,7 +239,7 @@ def _score_gradients_by_block_offset(
     return torch.stack(block_sums)
 
 
-def _constant_from(problem: Problem) -> int:
+def _first_constant_distance(problem: Problem) -> int:
     """Return the distance, by index, from which on the bias is one parameter of each head; more
     than any distance if that is not known, or if the mask hides all of these."""
     term = problem.term
@@ -254,11 +256,12 @@ def _constant_from(problem: Problem) -> int:
     return constant_from if constant_from <= most else beyond_all
 
 
-def _split_into_blocks(t: Tensor, blocks: int, value: float = 0.0) -> Tensor:
-    """Return (batch, heads, len, width) as (batch, heads, blocks, BLOCK_SIZE, width), padded by
-    `value`."""
-    num_missing = blocks * BLOCK_SIZE - t.shape[2]
-    return F.pad(t, (0, 0, 0, num_missing), value=value).unflatten(2, (blocks, BLOCK_SIZE))
+def _split_into_blocks(t: Tensor, num_blocks: int, padding: float = 0.0) -> Tensor:
+    """Return t (batch, heads, len, width) as (batch, heads, num_blocks, BLOCK_SIZE, width). The
+    last block is filled up with the number `padding`."""
+    num_missing = num_blocks * BLOCK_SIZE - t.shape[2]
+    padded = F.pad(t, (0, 0, 0, num_missing), value=padding)
+    return padded.unflatten(2, (num_blocks, BLOCK_SIZE))
 
 
 def _places_in_bias_row(offset: int, q_len: int, device: torch.device) -> Tensor:
@@ -283,32 +286,37 @@ def _sum_score_gradients(
     queries: QueryBlocks,
     keys: KeyBlocks,
     bias: Tensor,
-    q_block: int,
-    k_block: int,
+    first_q_block: int,
+    first_k_block: int,
 ) -> Tensor:
     """Return the sum of the gradients of the scores of several blocks, (num_heads, BLOCK_SIZE,
     BLOCK_SIZE).
 
     bias: of every block, (num_heads, BLOCK_SIZE, BLOCK_SIZE).
-    q_block, k_block: the numbers of the first block of queries, and of the first block of keys.
+    first_q_block, first_k_block: the numbers of the first block of queries, and of the first block
+        of keys, counted from 0.
     """
     scores = (queries.q @ keys.k.mT).add_(bias[:, None]).sub_(queries.lse)
-    blocks = queries.q.shape[2]
-    scores.masked_fill_(_hidden_or_padding(problem, q_block, k_block, blocks), -torch.inf)
+    num_blocks = queries.q.shape[2]
+    is_left_out = _hidden_or_padding(problem, first_q_block, first_k_block, num_blocks)
+    scores.masked_fill_(is_left_out, -torch.inf)
     weights = scores.exp_()
     d_scores = (queries.grad @ keys.v.mT).sub_(queries.delta).mul_(weights)
     return d_scores.sum((0, 2))
 
 
-def _hidden_or_padding(problem: Problem, q_block: int, k_block: int, blocks: int) -> Tensor:
-    """Return True for pairs that the mask hides or that are padding, in blocks whose first ones
-    have the numbers `q_block` and `k_block`: (batch or 1, num_heads or 1, blocks, BLOCK_SIZE,
-    BLOCK_SIZE)."""
+def _hidden_or_padding(
+    problem: Problem, first_q_block: int, first_k_block: int, num_blocks: int
+) -> Tensor:
+    """Return True for pairs that the mask hides or that are padding, in `num_blocks` blocks from
+    those numbers on: (batch or 1, num_heads or 1, num_blocks, BLOCK_SIZE, BLOCK_SIZE)."""
     device = problem.q.device
-    block = torch.arange(blocks, device=device)[:, None] * BLOCK_SIZE
+    block_start = torch.arange(num_blocks, device=device)[:, None] * BLOCK_SIZE
     index_in_block = torch.arange(BLOCK_SIZE, device=device)
-    q_idx = (q_block * BLOCK_SIZE + block + index_in_block)[:, :, None]  # (blocks, BLOCK_SIZE, 1)
-    k_idx = (k_block * BLOCK_SIZE + block + index_in_block)[:, None]  # (blocks, 1, BLOCK_SIZE)
+    q_idx = first_q_block * BLOCK_SIZE + block_start + index_in_block
+    q_idx = q_idx[:, :, None]  # (num_blocks, BLOCK_SIZE, 1)
+    k_idx = first_k_block * BLOCK_SIZE + block_start + index_in_block
+    k_idx = k_idx[:, None]  # (num_blocks, 1, BLOCK_SIZE)
     padding = (q_idx >= problem.q_len) | (k_idx >= problem.kv_len)
     if problem.mask is None:
         return padding[None, None]

@@ -25,11 +25,11 @@ DEVICE_MEMORY_DIVISOR = 64
 
 def cost(problem: Problem) -> Cost:
     """Return the expected time and memory of attention by blocks of queries."""
-    rows = min(problem.q_len, block_rows(problem))
+    rows = min(problem.q_len, rows_per_block(problem))
     return Cost("O(q_len * kv_len)", problem.dense_bytes(rows))
 
 
-def block_rows(problem: Problem) -> int:
+def rows_per_block(problem: Problem) -> int:
     """Return the number of queries per block, a power of two of at least 16. On the CPU up to 512:
     the scores of a block fit its cache, unless matrix products would then be too small."""
     batch, heads = problem.q.shape[:2]
@@ -80,7 +80,7 @@ def is_inference_with_bias(problem: Problem) -> bool:
 
 def run(problem: Problem) -> tuple[Tensor, Tensor | None]:
     """Attend by blocks of queries, each over only the keys that may be visible to it."""
-    rows = block_rows(problem)
+    rows = rows_per_block(problem)
     problem = problem.with_prepared_term(rows)
     attend = attend_with_bias_mask if takes_bias_as_mask(problem) else reference.attend
     if problem.needs_grad and not torch.compiler.is_compiling():

@@ -110,17 +110,17 @@ class QueryRows(NamedTuple):
 
 
 def gradients(
-    rows: QueryRows, keys: tuple[Tensor, Tensor], bias: Tensor, scale: float
+    rows: QueryRows, k_and_v: tuple[Tensor, Tensor], bias: Tensor, scale: float
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the gradients of q, k and v from the gradient of the output.
 
     rows: the queries, with their results and the gradient of the output.
-    keys: k and v, with as many heads as q; possibly only some of the keys of the softmax.
+    k_and_v: with as many heads as q; possibly only some of the keys of the softmax.
     bias: of these rows and keys, (batch or 1, num_heads or 1, rows, keys).
     """
     assert torch_faults.FLASH_BACKWARD is not None
     grad, q, out, lse = rows
-    k, v = keys
+    k, v = k_and_v
     bias = make_last_axis_contiguous(bias)  # as in `attend`
     return torch_faults.FLASH_BACKWARD(
         grad, q, k, v, out, lse, 0.0, False, attn_mask=bias, scale=scale

@@ -214,19 +214,19 @@ def _formula_score_mod(problem: Problem) -> ScoreMod:
     if abs(problem.query_offset) + problem.q_len + problem.kv_len < LARGEST_EXACT_INTEGER:
         query_offset = torch.full((), problem.query_offset, dtype=torch.float32, device=device)
 
-        def distance(q_idx: Tensor, kv_idx: Tensor) -> Tensor:
+        def compute_distance(q_idx: Tensor, kv_idx: Tensor) -> Tensor:
             # Once per query and key: only the subtraction is computed for each pair.
             return (q_idx.to(torch.float32) + query_offset) - kv_idx.to(torch.float32)
     else:
         query_offset = _scalar_tensor(problem.query_offset, device)
 
-        def distance(q_idx: Tensor, kv_idx: Tensor) -> Tensor:
+        def compute_distance(q_idx: Tensor, kv_idx: Tensor) -> Tensor:
             return (query_offset + q_idx - kv_idx).to(torch.float32)
 
     def mod(score: Tensor, batch: Tensor, head: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
-        pair_distance = distance(q_idx, kv_idx)
+        distance = compute_distance(q_idx, kv_idx)
         for compute, numbers_by_head, _ in formulas:
-            score = score + compute(pair_distance, *(number[head] for number in numbers_by_head))
+            score = score + compute(distance, *(number[head] for number in numbers_by_head))
         return score
 
     return mod
@@ -362,7 +362,7 @@ def _exact_block_mask(
         is_full = (end_q <= q_len) & (end_k <= kv_len)
         shows_all = has_offset & is_full & (low >= least) & (high <= most)
 
-        def visible(batch: Tensor, head: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
+        def is_visible(batch: Tensor, head: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
             distance = q_idx - kv_idx
             has_distance = (distance >= least) & (distance <= most)
             if shows_any_offset:
@@ -375,7 +375,7 @@ def _exact_block_mask(
             *_counts_and_columns_by_row(shows_some & ~shows_all),
             *_counts_and_columns_by_row(shows_all),
             BLOCK_SIZE=BLOCK_SIZE,
-            mask_mod=visible,
+            mask_mod=is_visible,
             seq_lengths=(q_len, kv_len),
         )
 

@@ -264,8 +264,8 @@ def _gradients(
             )
             some_k = wide_k[:, :, part.keys]
             some_v = wide_v[:, :, part.keys]
-            keys = flash.zero_hidden_keys(part.visible, some_k, some_v)
-            part_d_q, part_d_k, part_d_v = flash.gradients(rows, keys, part.bias, problem.scale)
+            k_and_v = flash.zero_hidden_keys(part.visible, some_k, some_v)
+            part_d_q, part_d_k, part_d_v = flash.gradients(rows, k_and_v, part.bias, problem.scale)
             d_q[:, :, part.rows] += part_d_q
             d_k[:, :, part.keys] += part_d_k
             d_v[:, :, part.keys] += part_d_v

@@ -35,7 +35,7 @@ LAYOUTS = {
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("name", ENCODINGS)
 def test_blocks_equal_the_reference(name, layout, monkeypatch):
-    monkeypatch.setattr(blocks, "block_rows", lambda call: 16)
+    monkeypatch.setattr(blocks, "rows_per_block", lambda call: 16)
     torch.manual_seed(0)
     encoding = ENCODINGS[name]().double()
     for parameter in encoding.parameters():
