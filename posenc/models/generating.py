@@ -34,7 +34,8 @@ def generate(
     length: int | None = None,
     generator: torch.Generator | None = None,
 ) -> Int[Tensor, "batch total"]:
-    """Generate tokens with a key/value cache; return the prompts, each followed by its new tokens.
+    """Generate tokens with a key/value cache. Return the prompts, each followed by its new tokens:
+    (batch, len + new), where `new` is max_new_tokens, or less if all rows end before.
 
     Args:
         model: a Decoder, or EncoderDecoder.conditioned_on(...); it runs in eval mode.
@@ -122,7 +123,8 @@ def _sample_tokens(
 class _GenerationState:
     """Hold the state of generation: caches, padding, and logits of the next token (batch, vocab).
 
-    tokens: the prompts, which are read at once. valid: False for padding; None if there is none.
+    tokens: the prompts (batch, len), which the constructor reads.
+    valid: (batch, tokens so far), False for padding; None if there is none.
     length: the final length for encodings whose frequencies depend on it, or None.
     """
 
@@ -175,8 +177,10 @@ def _beam_search(
     finished one. These are the rules of transformers with early_stopping=False.
 
     Unfinished continuations are `tokens`, with log-probabilities `scores`; finished ones are
-    `ended`, with log-probabilities per length `best`. Both have num_beams for each row. A row is
-    searched as long as its best unfinished one scores more than its worst finished one.
+    `ended`, with log-probabilities per length `ended_scores`. Both have num_beams for each row. A
+    row is searched as long as its best unfinished one scores more than its worst finished one.
+
+    stop: token that ends a continuation; None for none, so that all have max_new_tokens.
     """
     batch = state.tokens.shape[0]
     device = state.tokens.device
@@ -187,9 +191,9 @@ def _beam_search(
     ended = tokens
     # All beams of a row start equal, so only the first is extended in the first step.
     scores = torch.full((batch, num_beams), -torch.inf, device=device)
-    best = scores.clone()
+    ended_scores = scores.clone()
     scores[:, 0] = 0
-    searching = torch.ones(batch, 1, dtype=torch.bool, device=device)
+    is_searched = torch.ones(batch, 1, dtype=torch.bool, device=device)
     for step in range(1, max_new_tokens + 1):
         log_probabilities = state.logits.log_softmax(-1).view(batch, num_beams, -1)
         vocab_size = log_probabilities.shape[-1]
@@ -199,21 +203,21 @@ def _beam_search(
         beam = index // vocab_size
         chosen = index % vocab_size
         extended = torch.cat([tokens[row, beam], chosen[..., None]], dim=-1)
-        ends = (chosen == stop) | (step == max_new_tokens)
+        is_end = (chosen == stop) | (step == max_new_tokens)
 
         # Finished: one counts only if it is among the num_beams likeliest of a row in search.
-        counts = ends & searching
+        counts = is_end & is_searched
         counts[:, num_beams:] = False
         finished = (totals / step**length_penalty).masked_fill(~counts, -torch.inf)
-        best, place = torch.cat([best, finished], dim=1).topk(num_beams)
+        ended_scores, place = torch.cat([ended_scores, finished], dim=1).topk(num_beams)
         padded = nn.functional.pad(ended, (0, 1), value=stop)
         ended = torch.cat([padded, extended], 1)[row, place]
 
         # Unfinished: the likeliest that do not end.
-        scores, place = totals.masked_fill(ends, -torch.inf).topk(num_beams)
+        scores, place = totals.masked_fill(is_end, -torch.inf).topk(num_beams)
         tokens = extended[row, place]
-        searching = searching & (scores[:, :1] / step**length_penalty > best[:, -1:])
-        if not searching.any():
+        is_searched = is_searched & (scores[:, :1] / step**length_penalty > ended_scores[:, -1:])
+        if not is_searched.any():
             break
         # The caches have a row for each beam: those of the beams that were extended go on.
         state.reorder((beam.gather(1, place) + row * num_beams).flatten())
