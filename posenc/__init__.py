@@ -4,7 +4,7 @@ from posenc import lazy
 
 __version__ = "0.1.0"
 
-_NAMES = lazy.names_in_stub(__file__)
+_NAMES = lazy.modules_by_stub_name(__file__)
 _MODULES = {
     name: f"{where}.{name}"
     for name, where in _NAMES.items()

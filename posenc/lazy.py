@@ -70,18 +70,18 @@ def load_module(module: str) -> ModuleType:
     return importlib.import_module(module)
 
 
-def names_in_stub(file: str) -> dict[str, str]:
-    """Map each name that the stub next to `file` imports to its module.
+def modules_by_stub_name(file: str) -> dict[str, str]:
+    """Return the module from which the stub next to `file` imports each name, by that name.
 
-    >>> names_in_stub(posenc.compare.__file__)["Study"]
+    >>> modules_by_stub_name(posenc.compare.__file__)["Study"]
     'posenc.compare.results'
     """
-    return _imported_names(Path(file).with_suffix(".pyi"))
+    return _modules_by_imported_name(Path(file).with_suffix(".pyi"))
 
 
-def _imported_names(file: Path) -> dict[str, str]:
-    """Map each name that a file imports to its module; those of a star to the modules from which
-    the starred module of posenc imports them."""
+def _modules_by_imported_name(file: Path) -> dict[str, str]:
+    """Return the module from which a file imports each name, by that name. What it imports by a
+    star has the modules from which the starred module of posenc imports it."""
     modules: dict[str, str] = {}
     for node in ast.parse(file.read_text(encoding="utf-8")).body:
         if not isinstance(node, ast.ImportFrom):
@@ -90,7 +90,7 @@ def _imported_names(file: Path) -> dict[str, str]:
             if alias.name == "*":
                 # `find_spec` would import the packages around the module.
                 starred = _ROOT.joinpath(*str(node.module).split(".")).with_suffix(".py")
-                modules |= _imported_names(starred)
+                modules |= _modules_by_imported_name(starred)
             else:
                 modules[alias.name] = str(node.module)
     return modules
@@ -108,9 +108,10 @@ def attach(
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
     """Return `__getattr__`, `__dir__` and `__all__` for a package with a stub.
 
-    moved: what to write now, by the former name.
+    package: its name, such as "posenc.hf". file: its __init__.py, next to which the stub is.
+    moved: by each former name the name to write now, for the error message.
     """
-    public = names_in_stub(file)
+    public = modules_by_stub_name(file)
 
     def getattribute(name: str) -> Any:
         """Import a public name; raise AttributeError for others."""
@@ -122,7 +123,8 @@ def attach(
             raise AttributeError(f"{package}.{name} is gone: use {package}.{moved[name]}.")
         raise AttributeError(f"module {package!r} has no attribute {name!r}")
 
-    def names() -> list[str]:
+    def list_names() -> list[str]:
+        """Return what `dir` lists of the package."""
         return names_for_dir(package, public)
 
-    return getattribute, names, sorted(public)
+    return getattribute, list_names, sorted(public)

@@ -79,8 +79,8 @@ def as_tensor(
 
 
 def num_tokens(positions: AnyPositions, num_axes: int = 1) -> int:
-    """Return for how many tokens of one row the positions are: their length, not counting the
-    batch."""
+    """Return the number of tokens of one row: the length of the axis before the components, or of
+    the last axis if num_axes is 1."""
     if isinstance(positions, range):
         return len(positions)
     return positions.shape[-1 if num_axes == 1 else -2]
@@ -127,12 +127,14 @@ def values_at(
     return values[index] if values.ndim == 1 else values[batch, index]
 
 
-def placeless_tokens(positions: Real[Tensor, "*where axes"]) -> Shaped[Tensor, "*where"]:
-    """Return booleans (len) or (batch, len), True for tokens without a place on a grid, such as the
-    class token of a Vision Transformer: a component of their position is NaN. Integers are always a
-    place, negative ones too.
+def has_no_place(positions: Real[Tensor, "*where axes"]) -> Shaped[Tensor, "*where"]:
+    """Return booleans, True for each token without a place on a grid, such as the class token of a
+    Vision Transformer. A component of its position is NaN. Integers are always a place, negative
+    ones too.
 
-    >>> posenc.positions.placeless_tokens(posenc.positions.grid(1, 2, class_tokens=1))
+    Shapes: positions (len, axes) or (batch, len, axes) -> (len) or (batch, len).
+
+    >>> posenc.positions.has_no_place(posenc.positions.grid(1, 2, class_tokens=1))
     tensor([ True, False, False])
     """
     return positions.isnan().any(-1)
@@ -140,10 +142,10 @@ def placeless_tokens(positions: Real[Tensor, "*where axes"]) -> Shaped[Tensor, "
 
 def move_placeless_to_origin(positions: Real[Tensor, "*where axes"]) -> Real[Tensor, "*where axes"]:
     """Return positions with tokens that have no place moved to 0 on every axis; see
-    `placeless_tokens`."""
+    `has_no_place`."""
     if not positions.is_floating_point():
         return positions
-    return positions.masked_fill(placeless_tokens(positions)[..., None], 0)
+    return positions.masked_fill(has_no_place(positions)[..., None], 0)
 
 
 def concatenate_positions(
@@ -276,7 +278,8 @@ def repeated_position(cached: AnyPositions, new: AnyPositions) -> int | float | 
 
 
 def _first_repeated_position(cached: Tensor, new: Tensor) -> int | float | None:
-    """Return a position of `new` (rows or 1, new_len) that the same row of `cached` has, if any."""
+    """Return a position of `new` (rows or 1, new_len) that the same row of `cached` has, too; None
+    if there is none."""
     rows = max(len(cached), len(new))
     for cached_row, new_row in zip(cached.expand(rows, -1), new.expand(rows, -1), strict=True):
         repeated = new_row[torch.isin(new_row, cached_row)]

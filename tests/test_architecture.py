@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from posenc.lazy import names_in_stub
+from posenc.lazy import modules_by_stub_name
 
 ROOT = Path(__file__).parents[1]
 
@@ -269,7 +269,7 @@ def public_names() -> dict[str, dict[str, str]]:
     """The module from which each stub takes its public names, by stub."""
     stubs = (ROOT / "posenc").rglob("__init__.pyi")
     return {
-        stub.relative_to(ROOT).as_posix(): names_in_stub(str(stub.with_suffix(".py")))
+        stub.relative_to(ROOT).as_posix(): modules_by_stub_name(str(stub.with_suffix(".py")))
         for stub in stubs
     }
 

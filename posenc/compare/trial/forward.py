@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from posenc.compare.trial.config import TrialConfig
 from posenc.encodings import PositionEncoding
-from posenc.positions import move_placeless_to_origin, placeless_tokens
+from posenc.positions import has_no_place, move_placeless_to_origin
 from posenc.tasks.task import IGNORED_TARGET, Batch
 
 
@@ -95,5 +95,5 @@ def positions_for(encoding: PositionEncoding, batch: Batch, config: TrialConfig)
     cells = on_device(torch.from_numpy(batch.positions), config)
     if axes == 2:
         return cells
-    on_grid = ~placeless_tokens(cells)[:, None]
+    on_grid = ~has_no_place(cells)[:, None]
     return torch.cat([on_grid, move_placeless_to_origin(cells + 1)], dim=1).long()

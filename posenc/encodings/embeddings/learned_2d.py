@@ -14,7 +14,7 @@ from posenc.encodings.embeddings.added_embedding import AddedEmbedding
 from posenc.encodings.embeddings.grow import interpolate_2d
 from posenc.encodings.embeddings.learned import check_row_indices
 from posenc.encodings.numerics.torch_modes import extremes_if_readable
-from posenc.positions import move_placeless_to_origin, placeless_tokens
+from posenc.positions import has_no_place, move_placeless_to_origin
 
 
 class Learned2D(AddedEmbedding):
@@ -102,7 +102,7 @@ class Learned2D(AddedEmbedding):
         check_row_indices("Learned2D", "row", row, self.height)
         check_row_indices("Learned2D", "column", column, self.width)
         rows = F.embedding(row * self.width + column, self.weight).to(dtype)
-        return rows.masked_fill(placeless_tokens(positions)[..., None], 0)
+        return rows.masked_fill(has_no_place(positions)[..., None], 0)
 
     def _cells(self, positions: Tensor) -> Tensor:
         """Return (row, column) positions as integers, 0 for tokens without a place. Raise

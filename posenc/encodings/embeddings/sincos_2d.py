@@ -9,7 +9,7 @@ from torch import Tensor
 from posenc.encodings.embeddings.added_embedding import AddedEmbedding
 from posenc.encodings.numerics.exact_frequencies import ExactFrequencies
 from posenc.frequencies.series import inverse_frequencies
-from posenc.positions import move_placeless_to_origin, placeless_tokens
+from posenc.positions import has_no_place, move_placeless_to_origin
 
 
 class SinCos2D(AddedEmbedding):
@@ -57,4 +57,4 @@ class SinCos2D(AddedEmbedding):
             column_and_row, dtype
         )  # (..., column and row, pairs)
         rows = torch.stack([sin, cos], dim=-2).flatten(-3)
-        return rows.masked_fill(placeless_tokens(positions)[..., None], 0)
+        return rows.masked_fill(has_no_place(positions)[..., None], 0)
