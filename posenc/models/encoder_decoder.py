@@ -82,7 +82,7 @@ class EncoderDecoder(nn.Module):
         decoder = build_if_named(
             "EncoderDecoder", decoder_encoding, config.shape(), unknown=("train_length",)
         )
-        self.decoder = Stack(config, decoder, cross=True)
+        self.decoder = Stack(config, decoder, attends_to_context=True)
         if cross is None:  # for the decoder's positions, whose components it does not read
             cross = without_position(self.decoder.encoding.claims.num_axes)
         self.cross_encoding = encoding_of_all_layers(cross, config.num_layers)

@@ -76,15 +76,14 @@ class FeedForward(nn.Module):
 
 @dataclass(frozen=True)
 class Context:
-    """Hold the tokens to which a decoder attends in addition to its own: those of a source.
-
-    hidden: the encoder's output. positions: those of the source. mask: hides its padding; None
-    hides nothing.
-    """
+    """Hold the tokens to which a decoder attends in addition to its own: those of a source."""
 
     hidden: Float[Tensor, "batch context_len embed_dim"]
+    """The encoder's output."""
     positions: Positions
+    """Positions of the source's tokens."""
     mask: Mask | None
+    """Mask that hides padding of the source; None hides nothing."""
     encoding: PositionEncoding
     """Position encoding of the attention to the context."""
 
@@ -94,21 +93,22 @@ class Context:
 
 
 class Layer(nn.Module):
-    """Apply self-attention, attention to a context if `cross`, and a feed-forward, with norms.
+    """Apply self-attention, attention to a context if `attends_to_context`, and a feed-forward,
+    each with a norm.
 
     x + f(norm(x)) for norm_position "pre", norm(x + f(x)) for "post"
 
     Shapes: x (batch, len, embed_dim) -> the same.
     """
 
-    def __init__(self, config: DecoderConfig, *, cross: bool = False) -> None:
+    def __init__(self, config: DecoderConfig, *, attends_to_context: bool = False) -> None:
         super().__init__()
         self.norm_first = config.norm_position == "pre"
         self.dropout = config.dropout
         self.attention = build_attention(config)
         self.attention_norm = build_norm(config)
-        self.cross_attention = build_attention(config) if cross else None
-        self.cross_norm = build_norm(config) if cross else None
+        self.cross_attention = build_attention(config) if attends_to_context else None
+        self.cross_norm = build_norm(config) if attends_to_context else None
         self.ffn = FeedForward(config)
         self.ffn_norm = build_norm(config)
 
@@ -130,7 +130,8 @@ class Layer(nn.Module):
             mask: which keys a query sees; None for all.
             cache: keys and values of earlier calls, to which those of x are appended.
             context: the source to attend to; None leaves out attention to a source.
-            context_cache: keys and values of the source.
+            context_cache: keys and values of the source. The first call fills it, and later calls
+                read it.
         """
         y = self._sublayer_input(self.attention_norm, x)
         y = self.attention(y, positions, cache=cache, mask=mask, encoding=encoding)

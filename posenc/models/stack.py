@@ -34,11 +34,17 @@ class Stack(nn.Module):
     """Mask that is used if a call gives none."""
 
     def __init__(
-        self, config: DecoderConfig, encoding: PositionEncoding | None, *, cross: bool = False
+        self,
+        config: DecoderConfig,
+        encoding: PositionEncoding | None,
+        *,
+        attends_to_context: bool = False,
     ) -> None:
         super().__init__()
         self.config = config
-        self.layers = nn.ModuleList(Layer(config, cross=cross) for _ in range(config.num_layers))
+        self.layers = nn.ModuleList(
+            Layer(config, attends_to_context=attends_to_context) for _ in range(config.num_layers)
+        )
         self.norm = build_norm(config) if config.final_norm else None
         self.encoding = encoding_of_all_layers(encoding, config.num_layers)
 
@@ -98,7 +104,7 @@ def _check_whole_length(owner: str, length: Any) -> None:
 
 
 def _caches_by_layer(caches: Sequence[KVCache] | None, num_layers: int) -> Sequence[KVCache | None]:
-    """Return the cache of each layer; None for each if there are none."""
+    """Return the cache of each layer. If `caches` is None, return a None for each layer."""
     return [None] * num_layers if caches is None else caches
 
 
@@ -108,8 +114,13 @@ def default_positions(
     encoding: PositionEncoding,
     valid: Shaped[Tensor, "batch len"] | None = None,
 ) -> Int[Tensor, "len *axes"] | Int[Tensor, "batch len *axes"] | range:
-    """Return positions num_cached, num_cached + 1, ..., equal in all components. Rows have the same
-    positions, unless `valid` is False for padding, which is not counted."""
+    """Return positions num_cached, num_cached + 1, ..., equal in all components of the encoding's
+    positions. Rows have the same positions, unless `valid` is given.
+
+    tokens: (batch, len, ...), of which only the sizes and the device are read.
+    num_cached: number of tokens in the caches, which come before these.
+    valid: (batch, len), False for padding, which is not counted.
+    """
     if valid is None:
         positions = consecutive_positions(num_cached, tokens.shape[1], tokens.device)
     else:
@@ -124,11 +135,10 @@ def default_positions(
 def bind_mask(
     mask: Mask, positions: Tensor | range, num_cached: int, encoding: PositionEncoding
 ) -> Mask:
-    """Give the mask the tokens' positions, once for all layers. With a cache it stays as it is,
-    because attention binds it in each call.
+    """Return the mask bound to the tokens' positions, once for all layers.
 
-    Positions of several components have no order that a mask compares: attention binds to that in
-    memory.
+    Return it unchanged in two cases, in which attention binds it in each call: with tokens in a
+    cache, and for positions of several components, which have no order that a mask could compare.
     """
     if mask.bound or num_cached or encoding.claims.num_axes > 1:
         return mask

@@ -65,6 +65,7 @@ class TransformerEncoderLayer(nn.TransformerEncoderLayer):
         counted from 0, without padding."""
 
         def attend(x: Tensor) -> Tensor:
+            """Return the output of self-attention for x, with dropout."""
             out, _ = self.self_attn(
                 x,
                 x,
@@ -78,6 +79,7 @@ class TransformerEncoderLayer(nn.TransformerEncoderLayer):
             return self.dropout1(out)
 
         def feed_forward(x: Tensor) -> Tensor:
+            """Return the output of the feed-forward for x, with dropout."""
             hidden = self.dropout(self.activation(self.linear1(x)))
             return self.dropout2(self.linear2(hidden))
 

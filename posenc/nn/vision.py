@@ -192,7 +192,8 @@ def attach_to_vit(
 def _build_attention(
     block: Any, encoding: PositionEncoding, model: Any, positions: Tensor | None
 ) -> VisionAttention:
-    """Return the attention that replaces a block's; raise if its tokens have no fixed place."""
+    """Return the attention that replaces a block's. Raise TypeError or ValueError if the encoding
+    reads places and the tokens have no fixed ones."""
     attn = VisionAttention(block.attn, encoding, positions)
     several_axes = encoding.claims.num_axes > 1
     ignores_places = type(encoding) is PositionEncoding and not several_axes
@@ -226,8 +227,12 @@ def _difference_from_timm(attention: Any) -> str:
 
 
 @torch.no_grad()
-def _check_computes_same(attention: nn.Module, ours: VisionAttention) -> None:
-    """Raise ValueError unless both compute the same from a few random tokens, without positions."""
+def _check_computes_same(attention: nn.Module, replacement: VisionAttention) -> None:
+    """Raise ValueError unless both compute the same from a few random tokens, without positions.
+
+    attention: timm's module. replacement: made of it, without an encoding. Nothing is checked where
+    weights have no numbers yet (device "meta").
+    """
     width = getattr(attention.qkv, "in_features", None)
     weights = [p for p in attention.parameters() if p.is_floating_point()]
     if width is None or not weights or weights[0].is_meta:
@@ -236,36 +241,38 @@ def _check_computes_same(attention: nn.Module, ours: VisionAttention) -> None:
     name = type(attention).__name__
     training = {module: module.training for module in attention.modules()}
     attention.eval()
-    ours.eval()
+    replacement.eval()
     try:
         expected = attention.forward(x)
-        actual = ours(x)
+        actual = replacement(x)
     except Exception as error:
         raise ValueError(
             f"VisionAttention: a {name} cannot be called with tokens (batch, len, {width}), as "
             f"timm.layers.Attention is: {' '.join(str(error).split())[:200]}"
         ) from error
     finally:
-        ours.training = training[attention]
+        replacement.training = training[attention]
         for module, before in training.items():
             module.training = before
     # Roundings of other kernels, in low precision more; both numbers are chosen, not derived.
-    allowed = max(1e-3, 50 * torch.finfo(x.dtype).eps)
+    max_share = max(1e-3, 50 * torch.finfo(x.dtype).eps)
     same_shape = actual.shape == expected.shape
-    if not same_shape or not _is_near(actual, expected, allowed):
+    if not same_shape or not _is_near(actual, expected, max_share):
         raise ValueError(
             f"VisionAttention: a {name} has the parts of timm.layers.Attention and computes "
             "something else from them."
         )
 
 
-def _is_near(actual: Tensor, expected: Tensor, allowed: float) -> bool:
-    """Return True if no number differs by more than a share of the largest; False for NaN."""
-    return bool((actual - expected).abs().max() <= allowed * expected.abs().max())
+def _is_near(actual: Tensor, expected: Tensor, max_share: float) -> bool:
+    """Return True if no number differs by more than `max_share` times the largest expected number;
+    False for NaN."""
+    return bool((actual - expected).abs().max() <= max_share * expected.abs().max())
 
 
 def _check_token_places(model: Any, encoding: PositionEncoding, positions: Tensor | None) -> None:
-    """Raise unless each token of the model has a fixed place that the encoding can take."""
+    """Raise TypeError or ValueError unless each token of the model has a fixed place that the
+    encoding can take. positions: those that the caller gave, or None."""
     name = type(model).__name__
     if getattr(getattr(model, "patch_drop", None), "prob", 0):
         raise ValueError(
