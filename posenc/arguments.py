@@ -249,15 +249,16 @@ def _list_parameters(parameters: Mapping[str, inspect.Parameter]) -> str:
 
 
 LARGEST_SIZE = 2**31
-"""Largest size that something is allocated for."""
+"""Greatest value of an argument that is a size, such as a width, for which memory is allocated."""
 FARTHEST_POSITION = 2**62
-"""Whole numbers below it can be added to positions in int64."""
+"""Positions, and whole numbers that are added to them, are below it, so that sums fit int64."""
 
 
 def check_count(
     caller: str, name: str, value: Any, least: int = 1, most: int = LARGEST_SIZE
 ) -> None:
-    """Raise TypeError unless `value` is a whole number, ValueError unless it is within bounds."""
+    """Raise TypeError unless `value` is a whole number, and ValueError unless least <= value <=
+    most. caller, name: the function and its argument, for the message."""
     check_number(caller, name, value, whole=True)
     if value < least:
         raise ValueError(f"{caller}: {name} must be at least {least}, got {value}.")
@@ -266,8 +267,8 @@ def check_count(
 
 
 def check_number(caller: str, name: str, value: Any, *, whole: bool = False) -> None:
-    """Raise TypeError unless `value` is a real number, with `whole` a whole one; ValueError for NaN
-    and infinity. True and False are no numbers."""
+    """Raise TypeError unless `value` is a real number, or with `whole` a whole number. Raise
+    ValueError for NaN and infinity. True and False are no numbers."""
     words = "a whole number" if whole else "a finite number"
     kind = type(value)
     if kind is not int and (whole or kind is not float):
@@ -293,6 +294,6 @@ def check_flag(caller: str, name: str, value: Any) -> None:
 
 
 def check_choice(caller: str, name: str, value: Any, choices: Iterable[str]) -> None:
-    """Raise ValueError unless `value` is one of the names."""
+    """Raise ValueError unless `value` is one of the `choices`."""
     if not isinstance(value, str) or value not in choices:
         raise ValueError(f"{caller}: {name} must be one of {', '.join(choices)}, got {value!r}.")

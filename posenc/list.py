@@ -29,7 +29,8 @@ STORED_ROWS = Path(__file__).with_suffix(".json")
 
 
 def complete_name(incomplete: str) -> list[str]:
-    """Return the names of encodings that begin with `incomplete`, for the shell's completion."""
+    """Return the names of registered encodings that begin with `incomplete`, for the shell's
+    completion."""
     from posenc.encodings import names
 
     return [name for name in names() if name.startswith(incomplete)]

@@ -23,7 +23,11 @@ MAX_FILES = 1_000_000
 
 @dataclass(frozen=True)
 class TextSource:
-    """Hold the files of a text: pairs of the name under which a file is hashed, and its path."""
+    """Hold the files of a text.
+
+    name: words for the text, such as "Python 3.13.1 standard library".
+    files: pairs of the name under which a file is hashed, and its path.
+    """
 
     name: str
     files: tuple[tuple[str, Path], ...]

@@ -183,13 +183,14 @@ class Problem:
             scores[..., first:last].masked_fill_(~visible, -torch.inf)
         return visible
 
-    def with_prepared_term(self, rows: int) -> "Problem":
-        """Return the same problem, whose term has computed what blocks of at most `rows` queries
-        have in common, such as a table by distance. Called once, before `scores` or `bias`."""
+    def with_prepared_term(self, max_rows: int) -> "Problem":
+        """Return the same problem, whose term has computed what blocks of at most `max_rows`
+        queries have in common, such as a table by distance. Called once, before `scores` or
+        `bias`."""
         if self.term is None:
             return self
         with without_autocast(self.q.device):
-            term = self.term.prepare_blocks(rows, self._hides_later_keys())
+            term = self.term.prepare_blocks(max_rows, self._hides_later_keys())
         return self if term is self.term else replace(self, term=term)
 
     def _hides_later_keys(self) -> bool:
@@ -215,7 +216,8 @@ class Problem:
         )
 
     def widen_dtype(self, t: Tensor) -> Tensor:
-        """Convert t to at least float32, except under autocast, which would cast it back."""
+        """Return t in at least float32. Under autocast return t itself, because autocast would cast
+        it back."""
         return t if self.is_autocast else t.to(at_least_float32(t.dtype))
 
     def scores(self, start: int, stop: int, visible: Tensor | None = None) -> Tensor:
@@ -282,21 +284,22 @@ class Problem:
         check_heads(self.encoding, row.shape[0], self.q)
         return row
 
-    def scores_bytes(self, rows: int) -> int:
-        """Return the bytes needed to materialize the scores of `rows` queries."""
+    def scores_bytes(self, num_rows: int) -> int:
+        """Return the bytes needed to materialize the scores of `num_rows` queries with all keys of
+        this problem."""
         batch, num_heads = self.q.shape[:2]
         element_bytes = max(4, self.q.element_size())  # scores are float32 or wider
-        return batch * num_heads * rows * self.kv_len * element_bytes
+        return batch * num_heads * num_rows * self.kv_len * element_bytes
 
-    def dense_bytes(self, rows: int) -> int:
-        """Return the bytes needed to attend from `rows` queries at once: scores, weights, temporary
-        results of the term and, if gradients are needed, saved weights."""
+    def dense_bytes(self, num_rows: int) -> int:
+        """Return the bytes needed to attend from `num_rows` queries at once: scores, weights,
+        temporary results of the term and, if gradients are needed, saved weights."""
         arrays: float = 2  # scores and weights
         if self.term is not None:
             arrays += self.term.extra_score_arrays(self.needs_grad)
         if self.needs_grad:  # weights are saved before rows without a key are set to zero
             arrays += 1 if self.every_row_sees_a_key else 2
-        return int(arrays * self.scores_bytes(rows))
+        return int(arrays * self.scores_bytes(num_rows))
 
     def negligible_threshold(self) -> Tensor:
         """Return a threshold for each head, (num_heads,), below 0: a key does not matter to a query

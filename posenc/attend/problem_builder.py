@@ -150,8 +150,12 @@ def _checked_call(
     sinks: Any,
     scale: Any,
 ) -> CheckedCall:
-    """Check every argument and return them as tokens. The values are transformed here, because no
-    encoding transforms them for a pass."""
+    """Check every argument and return the queries and the new keys as Tokens. The values are
+    transformed here, because no encoding transforms them for a pass.
+
+    num_cached: number of tokens in the cache, which a mask counts among the keys.
+    Raises: as `build_problems`.
+    """
     encoding = check_inputs.require_attention_encoding(_OWNER, encoding)
     check_inputs.check_vectors(_OWNER, q=q, k=k, v=v)
     check_inputs.check_sizes(q, k, v)
@@ -264,7 +268,10 @@ def _bind_to_tokens(mask: Mask, queries: Tokens, keys: Tokens) -> Mask:
 
 
 def _pass_inputs(encoding: PositionEncoding, queries: Tokens, keys: Tokens) -> list[PassInputs]:
-    """Return queries, keys and mask for each pass of the encoding. Most encodings have one pass."""
+    """Return queries, keys and mask for each pass of the encoding. Most encodings have one pass.
+
+    queries, keys: all tokens, the cached ones included, at their true positions.
+    """
     if type(encoding).passes is PositionEncoding.passes:  # needs no tensor of positions
         return [PassInputs(queries, keys, None)]
     passes = encoding.passes(queries.positions, keys.positions)

@@ -48,14 +48,15 @@ Results = list[Tensor]
 
 
 class Faults(NamedTuple):
-    """What torch computes wrongly."""
+    """What torch computes wrongly, in words for `explain`."""
 
     operators_fault: str
-    """A sentence about the two operators, "" if they compute all forms right."""
+    """A sentence about FLASH_FORWARD and FLASH_BACKWARD, "" if they compute all forms right."""
     function_fault: str
-    """The same about the public function scaled_dot_product_attention."""
+    """A sentence about the public function scaled_dot_product_attention, "" if it computes all
+    forms right."""
     reads_grouped_heads_wrongly: bool
-    """True if the operators compute wrongly if several heads of q share a head of k and v."""
+    """True if the operators compute wrongly where several heads of q share a head of k and v."""
 
 
 RELEASE = torch.__version__.partition("+")[0]

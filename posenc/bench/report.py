@@ -59,7 +59,8 @@ def _sections_of_left_out(rows: Sequence[Row]) -> list[Section]:
 
 
 def _row_name(row: Row) -> str:
-    """Return the encoding that a row checks, or the case that it measures."""
+    """Return the name of the encoding that a row checks. For a measured row return the group and
+    the title of its case."""
     return row["check"] if "check" in row else f"{row['group']} {row['case']}"
 
 

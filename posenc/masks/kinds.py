@@ -87,8 +87,15 @@ def document(
     q_documents: Shaped[Tensor, "*batch q_len"],
     kv_documents: Shaped[Tensor, "*kv_batch kv_len"] | None = None,
 ) -> Mask:
-    """Show only keys of the query's own document. Ids are (len) or (batch, len); those of keys
-    default to those of queries."""
+    """Show only keys of the query's own document.
+
+    Args:
+        q_documents: document ids of the queries, (q_len) or (batch, q_len).
+        kv_documents: document ids of the keys, (kv_len) or (batch, kv_len); None for the same as
+            those of the queries.
+
+    Raises: TypeError for anything but tensors.
+    """
     check_tensor("document", "q_documents", q_documents, "document ids")
     if kv_documents is not None:
         check_tensor("document", "kv_documents", kv_documents, "document ids")
@@ -105,8 +112,8 @@ def document(
 
 
 def _drop_single_row(ids: Tensor) -> Tensor:
-    """Return ids (1, len) as (len), which are those of every row, whatever the batch size of
-    attention is; others unchanged."""
+    """Return ids (1, len) as (len), because ids (len) fit any batch size of attention. Return other
+    ids unchanged."""
     return ids[0] if ids.ndim == 2 and ids.shape[0] == 1 else ids
 
 
@@ -119,7 +126,9 @@ def _key_is_in_same_document(q_ids: Tensor, kv_ids: Tensor, pairs: QueryKeyPairs
 
 @explain_misfits
 def prefix(length: int | Int[Tensor, " batch"]) -> Mask:
-    """Show keys at positions below `length`, an integer or one for each batch row.
+    """Show keys at positions below `length` to all queries.
+
+    length: a whole number of tokens, or a tensor (batch,) with one for each row.
 
     `causal | prefix(n)` is the prefix language model: the first n tokens see one another.
     """
@@ -146,7 +155,8 @@ def _key_is_below_row_length(length: Tensor, pairs: QueryKeyPairs) -> Tensor:
 
 @explain_misfits
 def attention_sinks(num_sinks: int, window_size: int) -> Mask:
-    """Show past keys within a window, and always the first `num_sinks` positions (StreamingLLM).
+    """Show no later keys, and of the others those at the first `num_sinks` positions and those less
+    than `window_size` positions away (StreamingLLM). The window counts the query itself.
 
     Source: Xiao et al. 2023, arXiv:2309.17453.
     """

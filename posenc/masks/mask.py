@@ -158,8 +158,9 @@ class Mask:
         )
 
     def _bind_like(self, a: "Mask", b: "Mask") -> "Mask":
-        """Return this mask, which joins `a` and `b`, bound to the positions of those; unbound if
-        both are. Raise ValueError if they are not known to be bound to the same ones."""
+        """Return this mask, which joins `a` and `b`, bound to the positions to which one of them or
+        both are bound. Return it unbound if neither is bound. Raise ValueError if both are bound,
+        and their positions are not known to be equal."""
         if not (a.bound or b.bound):
             return self
         if a.bound and b.bound and not _have_same_positions(a, b):
@@ -254,8 +255,9 @@ class Mask:
         *,
         first_key: int = 0,
     ) -> Bool[Tensor, "#{batch} #{num_heads} #{stop-start} #{kv_len}"]:
-        """Return the mask of queries [start, stop) and kv_len keys from first_key on, True for
-        visible keys. It broadcasts to (batch, num_heads, stop - start, kv_len)."""
+        """Return the mask of queries [start, stop) and of `kv_len` keys from index `first_key` on,
+        True for visible keys. It broadcasts to (batch, num_heads, stop - start, kv_len). An
+        unbound mask takes indices for positions."""
         visible = self._visible_pairs(
             torch.arange(batch, device=device)[:, None, None, None],
             torch.arange(num_heads, device=device)[:, None, None],
@@ -342,7 +344,8 @@ def _checked_token_count(name: str, count: Any) -> int:
 
 
 def _widen_integers(positions: Tensor | range) -> Tensor | range:
-    """Return positions in numbers whose differences do not wrap, as those of small integers do."""
+    """Return positions of integer dtypes narrower than int64 as int64, because differences of
+    narrow integers wrap around. Return others unchanged."""
     if isinstance(positions, range) or positions.is_floating_point():
         return positions
     return positions.long()

@@ -38,9 +38,9 @@ from posenc.encodings.numerics.precision import without_autocast
 
 BLOCK_SIZE = 128
 """Queries, and keys, of a block, if plain operations of torch compute it."""
-CPU_SCORES_BYTES = 8 * 2**20
+MAX_CPU_SCORES_BYTES = 8 * 2**20
 """Maximum bytes of the scores of blocks that are computed at once on the CPU."""
-DEVICE_SCORES_BYTES = 512 * 2**20
+MAX_DEVICE_SCORES_BYTES = 512 * 2**20
 """The same for all other devices."""
 ARRAYS_AT_ONCE = 3
 """Number of arrays of this size that are in memory at the same time."""
@@ -68,7 +68,7 @@ def extra_bytes(problem: Problem) -> int:
 
 def _max_scores_bytes(device: torch.device) -> int:
     """Return the maximum bytes that one array of scores may take on this device."""
-    return CPU_SCORES_BYTES if device.type == "cpu" else DEVICE_SCORES_BYTES
+    return MAX_CPU_SCORES_BYTES if device.type == "cpu" else MAX_DEVICE_SCORES_BYTES
 
 
 class _RowGradient(torch.autograd.Function):

@@ -12,9 +12,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-BLOCK_BYTES = 64 * 2**10
+MAX_BLOCK_BYTES = 64 * 2**10
 """Maximum bytes of the queries, keys, values and gradients of a block."""
-SHARED_BYTES = 96 * 2**10
+MAX_SHARED_BYTES = 96 * 2**10
 """Maximum bytes of these in shared memory: more than one block if they are small, so that the next
 one loads during this one."""
 PARTS = 4
@@ -25,9 +25,9 @@ WARPS = 8
 
 def block_size(q: Tensor, v: Tensor) -> int:
     """Return the number of queries, and of keys, of a block: the first of 64, 32 and 16 whose
-    tensors take at most BLOCK_BYTES, or 16, the smallest that the kernel can multiply."""
+    tensors take at most MAX_BLOCK_BYTES, or 16, the smallest that the kernel can multiply."""
     block = 64
-    while block > 16 and _block_bytes(q, v, block) > BLOCK_BYTES:
+    while block > 16 and _block_bytes(q, v, block) > MAX_BLOCK_BYTES:
         block //= 2
     return block
 
@@ -226,6 +226,6 @@ def diagonal_block_sums(
             PARTS=PARTS,
             PRECISION="ieee",
             num_warps=WARPS,
-            num_stages=max(1, min(3, SHARED_BYTES // _block_bytes(q, v, block))),
+            num_stages=max(1, min(3, MAX_SHARED_BYTES // _block_bytes(q, v, block))),
         )
     return out.sum(1)

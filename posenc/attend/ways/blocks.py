@@ -12,7 +12,7 @@ from posenc.attend.ways import flash, reference
 from posenc.encodings import PairwiseBias
 from posenc.encodings.numerics.precision import without_autocast
 
-BLOCK_BYTES = 2 * 2**20
+MAX_BLOCK_BYTES_PER_THREAD = 2 * 2**20
 """Maximum bytes of one block's scores for each thread: they fit a core's cache."""
 MAX_BLOCK_BYTES = 8 * 2**20
 """Maximum bytes of one block's scores if it would otherwise have fewer than EFFICIENT_ROWS
@@ -41,7 +41,7 @@ def rows_per_block(problem: Problem) -> int:
         rows_of_one_block = _floor_power_of_two(2 * problem.q_len - 1)
         return max(16, min(_floor_power_of_two(rows_that_fit), rows_of_one_block))
     threads = 1 if torch.compiler.is_compiling() else torch.get_num_threads()  # not in a trace
-    rows_that_fit = BLOCK_BYTES * threads // row_bytes
+    rows_that_fit = MAX_BLOCK_BYTES_PER_THREAD * threads // row_bytes
     max_rows = MAX_BLOCK_BYTES // row_bytes
     rows = max(1, rows_that_fit, min(_efficient_rows(problem), max_rows))
     # 16 and 512 are chosen, not derived.
@@ -79,7 +79,9 @@ def is_inference_with_bias(problem: Problem) -> bool:
 
 
 def run(problem: Problem) -> tuple[Tensor, Tensor | None]:
-    """Attend by blocks of queries, each over only the keys that may be visible to it."""
+    """Attend by blocks of queries, each over only the keys that may be visible to it. Return the
+    output (batch, num_heads, q_len, v_dim), and the log-sum-exp (batch, num_heads, q_len) if
+    needed, else None."""
     rows = rows_per_block(problem)
     problem = problem.with_prepared_term(rows)
     attend = attend_with_bias_mask if takes_bias_as_mask(problem) else reference.attend

@@ -88,8 +88,12 @@ def _kernel_key(problem: Problem) -> tuple[Any, ...]:
 
 
 def run(problem: Problem) -> tuple[Tensor, Tensor | None]:
-    """Attend by compiled FlexAttention. Raises: KernelTooLarge if torch cannot build the kernel on
-    this GPU, which `kernel_is_too_large` knows from then on."""
+    """Attend by compiled FlexAttention. Return the output (batch, num_heads, q_len, v_dim), and the
+    log-sum-exp (batch, num_heads, q_len) if needed, else None.
+
+    Raises: KernelTooLarge if torch cannot build the kernel on this GPU, which `kernel_is_too_large`
+    knows from then on.
+    """
     try:
         return _attend_with_row_gradient(problem)
     except Exception as error:  # torch 2.6 and Triton raise other classes than torch 2.13

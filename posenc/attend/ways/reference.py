@@ -23,13 +23,14 @@ def cost(problem: Problem) -> Cost:
 
 
 def run(problem: Problem) -> tuple[Tensor, Tensor | None]:
-    """Attend from all queries at once; return the output, and the log-sum-exp if needed."""
+    """Attend from all queries at once. Return the output (batch, num_heads, q_len, v_dim), and the
+    log-sum-exp (batch, num_heads, q_len) if needed, else None."""
     return attend(problem.with_prepared_term(problem.q_len), 0, problem.q_len)
 
 
 def attend(problem: Problem, start: int, stop: int) -> tuple[Tensor, Tensor | None]:
-    """Attend from queries [start, stop) to all keys; return the output, and the log-sum-exp if
-    needed."""
+    """Attend from queries [start, stop) to all keys. Return the output (batch, num_heads, stop -
+    start, v_dim), and the log-sum-exp (batch, num_heads, stop - start) if needed, else None."""
     visible = problem.visible_pairs(start, stop)
     # An exact mask is causality and a window, which hide tokens only. Another mask may hide
     # padding, which may be NaN, and its weight 0 times NaN would be NaN.

@@ -95,7 +95,7 @@ def _strips_bytes(problem: Problem) -> int:
         return row + output + group
     # Scores, weights and their gradients of some queries, and the gradient of k in float32.
     scores = problem.scores_bytes(min(q_len, strips_backward.ROWS_AT_ONCE))
-    backward = 3 * min(strips_backward.SCORES_BYTES, scores) + 4 * problem.k.numel()
+    backward = 3 * min(strips_backward.MAX_SCORES_BYTES, scores) + 4 * problem.k.numel()
     return row + output + group + backward
 
 

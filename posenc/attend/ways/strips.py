@@ -39,7 +39,8 @@ fifth faster with 768 queries or more."""
 
 def run(problem: Problem) -> tuple[Tensor, Tensor | None]:
     """Attend by strips of queries at consecutive positions, with a bias that depends on the
-    distance only. Return the output, and the log-sum-exp if needed."""
+    distance only, or none. Return the output (batch, num_heads, q_len, v_dim), and the log-sum-exp
+    (batch, num_heads, q_len), which may be None if it is not needed."""
     if problem.term is None and problem.is_causal_by_index and not problem.needs_grad:
         # Only a log-sum-exp is missing from the form "plain". The operator below returns it, and is
         # causal by itself: it needs no row of bias. It has no backward pass here.
@@ -101,7 +102,8 @@ def _plan_heads(problem: Problem, row: Tensor, negligible: list[int]) -> StripPl
 
 
 def _heads_per_call(problem: Problem, num_heads: int, queries_per_key_head: int) -> int:
-    """Return how many heads of queries may attend in one call of the kernel."""
+    """Return how many heads of queries attend in one call of the kernel, a multiple of
+    `queries_per_key_head`: the number of heads of queries that share a head of keys."""
     if not problem.needs_grad and problem.kv_len <= GROUP_ROWS:
         return num_heads  # more calls would cost more than they save
     rows_of_batch = max(1, len(problem.q))
@@ -111,7 +113,11 @@ def _heads_per_call(problem: Problem, num_heads: int, queries_per_key_head: int)
 
 def _count_negligible_entries(problem: Problem, row: Tensor) -> list[int]:
     """Return for each head of q how many of the row's first entries, those of the farthest keys, do
-    not matter, because their keys get no weight next to nearer ones."""
+    not matter, because their keys get no weight next to nearer ones. Return zeros where leaving
+    them out would save nothing.
+
+    row: the bias by falling distance, (num_heads, q_len + kv_len - 1), without a gradient.
+    """
     q_len = problem.q_len
     kv_len = problem.kv_len
     drops_nothing = [0] * len(row)

@@ -45,7 +45,7 @@ from posenc.encodings.numerics.precision import without_autocast
 
 ROWS_AT_ONCE = 128
 """Queries whose scores are materialized at once."""
-SCORES_BYTES = 2 * 2**20
+MAX_SCORES_BYTES = 2 * 2**20
 """Maximum bytes of these scores."""
 KEYS_AT_ONCE = 4096
 """Keys per call of torch's backward kernel, which returns copies."""
@@ -232,7 +232,7 @@ def _sums_along_diagonals(
     d_row = torch.zeros_like(row)
     most_keys = min(saved.k.shape[2], end - begin + ROWS_AT_ONCE)
     head_bytes = batch * ROWS_AT_ONCE * most_keys * row.element_size()
-    heads_at_once = max(1, SCORES_BYTES // max(1, head_bytes))
+    heads_at_once = max(1, MAX_SCORES_BYTES // max(1, head_bytes))
     for heads, _, groups in plan:
         strips = [strip for group in groups for strip in group.strips]
         for first_head in range(heads.start, heads.stop, heads_at_once):
