@@ -258,11 +258,11 @@ class Attention(nn.Module):
             )
 
 
-def check_cross_attention(owner: str, encoding: PositionEncoding) -> None:
+def check_cross_attention(caller: str, encoding: PositionEncoding) -> None:
     """Raise ValueError for an encoding that cannot act in cross-attention."""
     if not encoding.claims.permutation_invariant:
         raise ValueError(
-            f"{owner}: {type(encoding).__name__} reads the order of the tokens between a key and "
+            f"{caller}: {type(encoding).__name__} reads the order of the tokens between a key and "
             "its query, and in cross-attention they stand in two sequences. Use another encoding "
             "there."
         )

@@ -416,7 +416,7 @@ def _positions_dtype(positions: Tensor | range) -> torch.dtype:
     return torch.int64 if isinstance(positions, range) else positions.dtype
 
 
-def check_cache(owner: str, cache: object) -> None:
+def check_cache(caller: str, cache: object) -> None:
     """Raise TypeError for anything but a KVCache or None."""
     if cache is not None and not isinstance(cache, KVCache):
-        raise TypeError(f"{owner}: cache must be a KVCache, got {type(cache).__name__}.")
+        raise TypeError(f"{caller}: cache must be a KVCache, got {type(cache).__name__}.")

@@ -169,8 +169,10 @@ class Mask:
                 "combine, then bind, or bind both to the same tensors. Only tensors on the CPU are "
                 "compared by their numbers, because reading others would wait for the device."
             )
-        caller = a if a.bound else b
-        return replace(self, q_positions=caller.q_positions, kv_positions=caller.kv_positions)
+        bound_mask = a if a.bound else b
+        return replace(
+            self, q_positions=bound_mask.q_positions, kv_positions=bound_mask.kv_positions
+        )
 
     def __bool__(self) -> bool:
         raise TypeError(

@@ -65,14 +65,14 @@ class Stack(nn.Module):
         length: int | None = None,
     ) -> Float[Tensor, "batch len embed_dim"]:
         """Return hidden states from the token embeddings x, to which positions are applied here."""
-        owner = type(self).__name__
+        caller = type(self).__name__
         num_cached = caches[0].length if caches else 0
-        check_mask(owner, mask, x.shape[0], x.shape[1], num_cached + x.shape[1])
+        check_mask(caller, mask, x.shape[0], x.shape[1], num_cached + x.shape[1])
         if positions is None:
             positions = default_positions(x, num_cached, self.encoding)
-        _check_whole_length(owner, length)
+        _check_whole_length(caller, length)
         positions = validated_embedding_positions(
-            owner, x, positions, num_axes=self.encoding.claims.num_axes
+            caller, x, positions, num_axes=self.encoding.claims.num_axes
         )
         encoding = self.encoding.prepare(positions, length)
         mask = bind_mask(mask, positions, num_cached, encoding)
@@ -97,10 +97,10 @@ class Stack(nn.Module):
         return x if self.norm is None else self.norm(x)
 
 
-def _check_whole_length(owner: str, length: Any) -> None:
+def _check_whole_length(caller: str, length: Any) -> None:
     """Raise TypeError unless `length` is None or a whole number, which torch.compile may trace."""
     if not isinstance(length, int | torch.SymInt | None):
-        raise TypeError(f"{owner}: length must be a whole number of tokens, got {length!r}.")
+        raise TypeError(f"{caller}: length must be a whole number of tokens, got {length!r}.")
 
 
 def _caches_by_layer(caches: Sequence[KVCache] | None, num_layers: int) -> Sequence[KVCache | None]:
@@ -145,25 +145,27 @@ def bind_mask(
     return mask.bind(positions, positions)
 
 
-def check_caches(owner: str, caches: Sequence[KVCache] | None, num_needed: int) -> None:
+def check_caches(caller: str, caches: Sequence[KVCache] | None, num_needed: int) -> None:
     """Raise TypeError unless `caches` is None or a list of KVCaches, ValueError unless these are
-    `num_needed` many. owner: the model, for the message."""
+    `num_needed` many. caller: the model, for the message."""
     if caches is None:
         return
     if isinstance(caches, KVCache) or not all(isinstance(c, KVCache) for c in caches):
-        raise TypeError(f"{owner}: caches must be a list of KVCaches. Make them with new_caches().")
+        raise TypeError(
+            f"{caller}: caches must be a list of KVCaches. Make them with new_caches()."
+        )
     if len(caches) != num_needed:
         raise ValueError(
-            f"{owner}: caches must be one per layer ({num_needed}), got {len(caches)}. "
+            f"{caller}: caches must be one per layer ({num_needed}), got {len(caches)}. "
             "Make them with new_caches()."
         )
 
 
-def require_bidirectional(owner: str, encoding: PositionEncoding) -> None:
+def require_bidirectional(caller: str, encoding: PositionEncoding) -> None:
     """Raise ValueError for an encoding that needs causal attention."""
-    if require_encoding(owner, encoding).claims.causal_only:
+    if require_encoding(caller, encoding).claims.causal_only:
         raise ValueError(
-            f"{owner}: {type(encoding).__name__} works in causal attention only: if a query "
+            f"{caller}: {type(encoding).__name__} works in causal attention only: if a query "
             "sees later tokens, it is undefined or ignores their order. Use another encoding, "
             "or build it with ModelShape(causal=False) if it has a bidirectional form."
         )
