@@ -144,7 +144,7 @@ def draw_study(
     return Study((near, far), losses, whole if whole.any() else ~whole)
 
 
-def judged(study: Study) -> Iterator[tuple[int, str | None, np.ndarray]]:
+def judged(study: Study) -> Iterator[tuple[int, str | None, frozenset[tuple[str, str]]]]:
     """Yield for each place its number, 0 for near and 1 for far, the encoding that is named with
     "use" or "leads" (None if none is), and the pairs that differ."""
     names = [f"e{i}" for i in range(len(study.whole))]
