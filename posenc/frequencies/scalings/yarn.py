@@ -23,12 +23,12 @@ from posenc.frequencies.series import inverse_frequencies
 @dataclass(frozen=True)
 class YaRN(Scaling):
     """Scale as released YaRN: a linear ramp in the pair's index between the pairs with beta_fast
-    and beta_slow turns within the training length, and a temperature on cos and sin.
+    and beta_slow turns within the training length, and a factor of cos and sin.
 
     attention_factor: factor of cos and sin; None means
     (0.1 mscale ln(factor) + 1) / (0.1 mscale_all_dim ln(factor) + 1), at every length.
-    mscale, mscale_all_dim: DeepSeek's pair. The temperature of mscale_all_dim, squared, also
-    multiplies all logits (`logit_scale`). Hugging Face's Llama omits that factor, and ignores one
+    mscale, mscale_all_dim: DeepSeek's pair. All logits are also multiplied by `logit_scale`,
+    (0.1 mscale_all_dim ln(factor) + 1)^2. Hugging Face's Llama omits that factor, and ignores one
     of the two without the other: give attention_factor for its checkpoints.
     extrapolation_factor: fraction of the fast pairs' own frequency that is kept, from 0 to 1.
     truncate: round the ends of the ramp to whole pairs (False: gpt-oss).
