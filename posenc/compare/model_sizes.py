@@ -15,12 +15,12 @@ from posenc.compare.results import Study
 from posenc.compare.run_study import RUNS, run_study
 from posenc.compare.trial.config import TrialConfig
 from posenc.files.atomic import prepare_page_and_figures
+from posenc.files.find_texts import STUDY_FILE
 from posenc.files.opening import make_folder, read_file_text
 from posenc.report.figure_files import write_page
 from posenc.report.html_page import page_of
 from posenc.report.terminal import print_line, print_report, stderr
 from posenc.tasks.known import TEXT
-from posenc.text_files import STUDY_FILE
 
 _MAY_DIFFER = dict.fromkeys(
     ("encoding", "seed", "code", "source", "lr", "encoding_lr", "width", "layers", "heads"), 0

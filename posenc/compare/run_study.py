@@ -29,6 +29,7 @@ from posenc.compare.reuse import candidate_runs, reuse_trials
 from posenc.compare.trial.config import TrialConfig
 from posenc.compare.trial.result_files import is_done, load_results
 from posenc.files.atomic import is_partial, remove_partials, write_atomically
+from posenc.files.find_texts import STUDY_FILE, STUDY_MARK
 from posenc.files.lock import LOCK_SUFFIX, locked
 from posenc.files.new_folder import UNPROVED_SUFFIX
 from posenc.files.opening import (
@@ -42,7 +43,6 @@ from posenc.lazy import require_package
 from posenc.machine import hardware
 from posenc.machine.fingerprint import processors_of, versions
 from posenc.report.terminal import print_line, print_report, stderr
-from posenc.text_files import STUDY_FILE, STUDY_MARK
 
 RUNS = Path("runs")
 """Below it are the folders of runs without --out."""

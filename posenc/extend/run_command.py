@@ -155,7 +155,7 @@ def read_documents(texts: list[Path]) -> list[str]:
     Raises: ValueError for a file that is missing, not UTF-8 or empty.
     """
     if not texts:
-        from posenc.text_files import standard_library_text
+        from posenc.files.find_texts import standard_library_text
 
         return [
             path.read_text(encoding="utf-8", errors="replace")

@@ -26,6 +26,7 @@ from posenc.compare.trial.checkpoint import (
 from posenc.compare.trial.config import TrialConfig, write_trial
 from posenc.compare.trial.result_files import Cursor, is_done, save_result
 from posenc.files.atomic import atomically, prepare_file, write_atomically
+from posenc.files.find_texts import find_text
 from posenc.files.lock import LOCK_SUFFIX, locked
 from posenc.files.new_folder import new_folder
 from posenc.files.opening import make_private_folder, open_to_change
@@ -36,7 +37,6 @@ from posenc.report.figure_files import write_figures
 from posenc.report.html_page import Page, Plot
 from posenc.runtimes.weights.tensors import rewrite_tensors
 from posenc.runtimes.writers.copies import copy_files, write_config
-from posenc.text_files import find_text
 from tests.experiment import experiment
 
 TRIAL = TrialConfig(

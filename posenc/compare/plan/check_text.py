@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 
 from posenc.compare.plan.splits import entropy
+from posenc.files.find_texts import TextSource
 from posenc.files.opening import open_ordinary
-from posenc.text_files import TextSource
 
 FORMAT_OF_MAGIC = {
     b"\x1f\x8b": "gzip",

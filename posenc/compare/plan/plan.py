@@ -40,10 +40,10 @@ from posenc.compare.trial.task_of_trial import hash_task_sequences
 from posenc.compare.trial.train import PROJECTIONS
 from posenc.encodings import ModelShape, PerLayer, create
 from posenc.files.atomic import prepare_page_and_figures
+from posenc.files.find_texts import find_text, standard_library_text
 from posenc.machine import hardware
 from posenc.tasks.known import TASKS, TEXT, find_task
 from posenc.tasks.task import Task
-from posenc.text_files import find_text, standard_library_text
 
 ENGINE_OPTIONS = {
     "local": ("workers",),

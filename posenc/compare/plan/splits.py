@@ -12,6 +12,7 @@ import numpy as np
 
 from posenc.compare.results import CorpusInfo
 from posenc.compare.trial.result_files import SPLITS, folder_of_text
+from posenc.files.find_texts import TextSource
 from posenc.files.new_folder import new_folder
 from posenc.files.opening import (
     make_folder,
@@ -21,7 +22,6 @@ from posenc.files.opening import (
     remove_folder,
 )
 from posenc.machine.limits import check_memory_or_disk
-from posenc.text_files import TextSource
 
 SEPARATOR = 256
 """Symbol after each file."""

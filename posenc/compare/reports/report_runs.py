@@ -14,10 +14,10 @@ from posenc.compare.run_study import RUNS, collect_results, write_report
 from posenc.compare.trial.config import TrialConfig
 from posenc.compare.trial.objectives import objective_of
 from posenc.files.atomic import prepare_file, prepare_page_and_figures
+from posenc.files.find_texts import STUDY_FILE
 from posenc.files.lock import locked
 from posenc.files.opening import read_file_bytes, read_file_text
 from posenc.report.terminal import print_line, stderr
-from posenc.text_files import STUDY_FILE
 
 
 def report_runs(

@@ -23,7 +23,7 @@ from posenc.compare.trial import process, result_files
 from posenc.compare.trial.config import TrialConfig, read_trial
 from posenc.compare.trial.process import ORPHANED
 from posenc.compare.trial.run_trial import run_trial
-from posenc.text_files import find_text
+from posenc.files.find_texts import find_text
 from tests.processes import processes
 
 SIZES = (

@@ -15,7 +15,7 @@ import posenc
 from posenc.compare.options import Options
 from posenc.compare.plan.check_text import check_content
 from posenc.compare.plan.plan import make_plan
-from posenc.text_files import find_text
+from posenc.files.find_texts import find_text
 
 DOCS = Path(__file__).parents[3] / "docs"
 PROSE = (DOCS / "compare.md").read_bytes()

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 from scipy import stats
 
-import posenc.text_files as sources
+import posenc.files.find_texts as sources
 from posenc.compare.plan import splits
 from posenc.compare.trial.result_files import SPLITS, folder_of_text
 from posenc.compare.trial.windows import read_split
 from posenc.files.atomic import mark_figures
-from posenc.text_files import find_text, standard_library_text
+from posenc.files.find_texts import find_text, standard_library_text
 
 NEED = splits.MinimumBytes(train_length=8, longest=16, batch=2)
 

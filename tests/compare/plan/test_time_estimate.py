@@ -9,7 +9,7 @@ import pytest
 from posenc.compare.plan import splits, time_estimate
 from posenc.compare.plan.time_estimate import START_SECONDS
 from posenc.compare.trial import train, windows
-from posenc.text_files import find_text
+from posenc.files.find_texts import find_text
 from tests.compare.judge.test_summary import TRIAL
 
 SLEEP = 0.02
