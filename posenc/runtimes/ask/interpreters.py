@@ -215,7 +215,8 @@ def _copy_probes(folder: Path) -> Path:
     folder.mkdir()
     for source in PROBES_FOLDER.iterdir():
         if source.name.endswith(".py"):
-            (folder / source.name).write_text(source.read_text("utf-8"), "utf-8")
+            text = source.read_text(encoding="utf-8")
+            (folder / source.name).write_text(text, encoding="utf-8")
     return folder
 
 

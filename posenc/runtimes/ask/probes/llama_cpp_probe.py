@@ -67,6 +67,7 @@ def load_in_a_process(file, length):
         stderr=subprocess.STDOUT,
         env=environment,
     )
+    assert process.stdout is not None
     printed = []
     try:
         for line in process.stdout:

@@ -54,10 +54,11 @@ def answer_question(runtime, start, answer_case, connects_to_itself=False):
         cases = [answer_within_memory(answer_case, case) for case in question["cases"]]
     except StartAgain:
         start_again(question, answer_to)
-    json.dump({"runtime": runtime, "version": version, "cases": cases}, answer_to)
-    answer_to.write("\n")
-    answer_to.flush()
-    os._exit(0)  # a runtime may have threads that end late, and takes time to be taken down
+    else:
+        json.dump({"runtime": runtime, "version": version, "cases": cases}, answer_to)
+        answer_to.write("\n")
+        answer_to.flush()
+        os._exit(0)  # a runtime may have threads that end late, and takes time to be taken down
 
 
 def answer_within_memory(answer_case, case):

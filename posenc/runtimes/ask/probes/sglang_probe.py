@@ -39,7 +39,7 @@ def without_kernel_of_rotation():
         yield
         return
     package, kernels = ModuleType("vllm"), ModuleType("vllm._custom_ops")
-    kernels.rotary_embedding = None
+    vars(kernels)["rotary_embedding"] = None
     stand_ins = {"vllm": package, "vllm._custom_ops": kernels}
     sys.modules.update(stand_ins)
     try:

@@ -14,6 +14,7 @@ import re
 import sys
 from pathlib import Path
 from types import ModuleType
+from typing import Any, ClassVar
 
 from probing import WHOLE, StartAgain, WithoutWeights, answer_question, error_in_one_line
 
@@ -68,7 +69,8 @@ def do_without_what_never_rotates():
         return
     import torch
 
-    sys.modules["scipy"] = None
+    modules: Any = sys.modules
+    modules["scipy"] = None  # an import of it fails
     torch.distributed.is_available = lambda: False
     torch.compiler.disable = NoCompiler.leave
     for name in COMPILER:
@@ -80,7 +82,7 @@ def do_without_what_never_rotates():
 class NoCompiler(ModuleType):
     """A module whose every function is a decorator that leaves what it decorates as it is."""
 
-    __path__ = ()
+    __path__: ClassVar[list[str]] = []
 
     def __getattr__(self, name):
         if name.startswith("__"):
