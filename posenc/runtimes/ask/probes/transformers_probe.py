@@ -14,7 +14,7 @@ import re
 import sys
 from pathlib import Path
 from types import ModuleType
-from typing import Any, ClassVar
+from typing import Any
 
 from probing import WHOLE, StartAgain, WithoutWeights, answer_question, error_in_one_line
 
@@ -82,7 +82,9 @@ def do_without_what_never_rotates():
 class NoCompiler(ModuleType):
     """A module whose every function is a decorator that leaves what it decorates as it is."""
 
-    __path__: ClassVar[list[str]] = []
+    def __init__(self, name):
+        super().__init__(name)
+        self.__path__ = []  # it is a package, whose modules are looked for among those imported
 
     def __getattr__(self, name):
         if name.startswith("__"):
