@@ -18,7 +18,7 @@ import numpy as np
 from posenc.compare.judge.standing import scores_of_task
 from posenc.compare.results import Study
 from posenc.compare.trial.config import CAUSAL
-from posenc.tasks.known import TEXT
+from posenc.tasks.registry import TEXT
 
 PAPERS = Path(__file__).parents[1] / "results" / "papers"
 TEXT_TABLES, TASK_TABLES = "published.json", "published_tasks.json"

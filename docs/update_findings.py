@@ -22,7 +22,7 @@ from posenc.compare.page.figures import task_plots
 from posenc.compare.results import Study
 from posenc.report.chart import describe_curve_ends
 from posenc.report.drawing import INK, draw_legend_above, figure, line_styles, write_svg
-from posenc.tasks.known import TEXT
+from posenc.tasks.registry import TEXT
 
 FIGURES = Path(__file__).parent / "figures"
 OF_TEXT, OF_TASKS = "code", "tasks"

@@ -19,7 +19,7 @@ from posenc.compare.results import Study
 from posenc.files.atomic import write_atomically
 from posenc.files.sealed_json import seal
 from posenc.report.drawing import write_svg
-from posenc.tasks.known import TASKS, TEXT
+from posenc.tasks.registry import TASKS, TEXT
 
 DOCS = Path(__file__).parent
 FIGURE = "every-trial"

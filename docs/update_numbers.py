@@ -39,7 +39,7 @@ from posenc.compare.plan.equal_tuning import CHOICES, RecordedChoices
 from posenc.compare.reports import published_trials
 from posenc.compare.reports.leaderboard import PUBLISHED
 from posenc.compare.results import RateCheck, Study, TrialResult
-from posenc.tasks.known import TASKS, TEXT
+from posenc.tasks.registry import TASKS, TEXT
 
 ROOT = Path(__file__).parents[1]
 TITLES = {

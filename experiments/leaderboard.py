@@ -41,7 +41,7 @@ from posenc.compare.trial.config import RECIPE
 from posenc.compare.trial.result_files import is_done, load_results, save_result
 from posenc.encodings.base.model_shape import ModelShape
 from posenc.files.atomic import write_atomically
-from posenc.tasks.known import TASKS, TEXT
+from posenc.tasks.registry import TASKS, TEXT
 
 BOARD_WINDOWS = 512
 """Windows of each test length on the board, four times those of a comparison by default."""

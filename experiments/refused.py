@@ -18,7 +18,7 @@ from posenc.compare.plan.plan import plan_one_trial_per_task
 from posenc.compare.plan.splits import MinimumBytes, split_text
 from posenc.compare.run_study import check_out_folder
 from posenc.files.find_texts import find_text, standard_library_text
-from posenc.tasks.known import TEXT
+from posenc.tasks.registry import TEXT
 
 
 @contextlib.contextmanager

@@ -50,7 +50,7 @@ def rules() -> dict[str, Any]:
     """Return what `src/rules.js` needs of the doctor: the names of keys and types, the families in
     which they differ, and every word that decides in a rule (`words`), so that the page knows
     which keys it does not judge."""
-    from posenc.doctor.rules import foreign_names, numbers, rope_types, unread_keys
+    from posenc.doctor.rules import foreign_names, impossible_numbers, rope_types, unread_keys
     from posenc.runtimes.config_model import INNER, LENGTHS, Model
     from posenc.runtimes.families import all_families
     from posenc.runtimes.files import spelling
@@ -84,7 +84,7 @@ def rules() -> dict[str, Any]:
         "bases": list(spelling.ROTARY_BASES),
         "numbers": list(spelling.NUMBERS),
         "needed": NEEDED,
-        "smallest": numbers.SMALLEST_BASE,
+        "smallest": impossible_numbers.SMALLEST_BASE,
         "targets": list(unread_keys.KEYS_TO_COMPARE),
         "types": list(rope_types.COMMON_TYPES),
         "old": list(rope_types.OLD_TYPES),

@@ -110,7 +110,9 @@ def nobody_is_asked(request, monkeypatch):
     """Let the doctor find no runtime beside it, which it would ask for seconds; but where a test
     is marked so."""
     if "asks" not in request.keywords:
-        monkeypatch.setattr("posenc.doctor.asking.installed_version", lambda runtime: None)
+        monkeypatch.setattr(
+            "posenc.doctor.choose_interpreters.installed_version", lambda runtime: None
+        )
 
 
 @pytest.fixture(autouse=True)

@@ -7,7 +7,7 @@ import pytest
 from scipy import stats
 
 from posenc.compare.results import Study
-from posenc.tasks.known import TASKS
+from posenc.tasks.registry import TASKS
 from tests.compare.judge.test_summary import result, study
 from tests.compare.reports.test_reports import changed
 from tests.compare.test_tasks import result as task_result

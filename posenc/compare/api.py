@@ -60,7 +60,7 @@ def run(
     >>> study.recommendation[:17]  # one step
     'Too early to tell'
     """
-    from posenc.compare import model_sizes
+    from posenc.compare import run_sizes
 
     texts = [text] if isinstance(text, str | Path) else text
     tasks = [task] if isinstance(task, str) else task
@@ -75,7 +75,7 @@ def run(
         **options,
     )
     check_options(asked)
-    return model_sizes.run(asked, show=False)
+    return run_sizes.run(asked, show=False)
 
 
 def _list_of_texts(name: str, value: Any, kind: Any, what: str) -> list[str] | None:

@@ -11,9 +11,9 @@ def compare(**options: Any) -> None:
 
     The same command resumes an interrupted one and skips finished trials.
     """
-    from posenc.compare import model_sizes
+    from posenc.compare import run_sizes
 
-    model_sizes.run(Options(**options))
+    run_sizes.run(Options(**options))
 
 
 # typer makes the command's options from the signature.

@@ -15,7 +15,7 @@ from posenc.compare.results import Study, TrialResult
 from posenc.compare.trial.config import TrialConfig, describe_trial
 from posenc.files.opening import make_subfolder, open_to_append
 from posenc.report.terminal import print_line
-from posenc.tasks.known import TEXT
+from posenc.tasks.registry import TEXT
 from posenc.tasks.task import Case
 
 EVENTS = "events.jsonl"

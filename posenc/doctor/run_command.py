@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from posenc.command_line.errors import describe_os_error
 from posenc.command_line.options import check_choice
-from posenc.doctor import asking, two_files
+from posenc.doctor import choose_interpreters, compare_files
 from posenc.doctor.case import Case
 from posenc.doctor.option_checks import actions_asked_for, check_options, ignored_codes
 from posenc.doctor.options import Options
@@ -227,14 +227,14 @@ def _ask_runtimes(sources: Sequence[Source], options: Options) -> list[RuntimeAn
     """Ask the runtimes at hand about files, each interpreter once; return one answer per file, in
     their order."""
     runtimes = _runtimes_named_by_for(options)
-    answers_by_file, notes_by_file = asking.ask_about_sources(
+    answers_by_file, notes_by_file = choose_interpreters.ask_about_sources(
         sources, options.length, options.ask, runtimes
     )
     versions = _versions_named_by_for(options)
     answers_and_notes: list[RuntimeAnswers] = []
     for answers, notes in zip(answers_by_file, notes_by_file, strict=True):
-        kept = asking.answers_of_named_runtimes(answers, runtimes, versions)
-        lines = (*notes, *asking.notes_on_releases(kept))
+        kept = choose_interpreters.answers_of_named_runtimes(answers, runtimes, versions)
+        lines = (*notes, *choose_interpreters.notes_on_releases(kept))
         answers_and_notes.append(RuntimeAnswers(kept, lines))
     return answers_and_notes
 
@@ -271,7 +271,7 @@ def _answers_of_asked_runtimes(
     if case.own_answers:
         return report_of_answers(case, str(unknown), notes)
     why_nobody_answered = " ".join(notes).rstrip(".")  # the headline ends the sentence
-    if not why_nobody_answered and case.source.spelling == asking.SPELLING_OF_MOST:
+    if not why_nobody_answered and case.source.spelling == choose_interpreters.SPELLING_OF_MOST:
         why_nobody_answered = "--ask PYTHON asks a runtime that has it"
     if not why_nobody_answered:
         raise unknown
@@ -432,7 +432,7 @@ def _require_config(source: Source, what: str) -> None:
 def _compare_positions(case: Case, path: Path) -> tuple[Report, int]:
     """Return how the position ids of the batch in a JSON file differ from those that the family's
     code makes, and the exit code: 1 if they differ."""
-    from posenc.runtimes.position_ids import compare_position_ids
+    from posenc.runtimes.check_position_ids import compare_position_ids
 
     _require_config(case.source, "--positions")
     with path_in_errors(path):
@@ -485,7 +485,7 @@ def _compare_two_files(options: Options) -> tuple[Report, int]:
     one_path, other_path = options.paths
     first = _record_at_length(one, one_path, options.length)
     second = _record_at_length(other, other_path, options.length)
-    lines = two_files.differences(first, second)
+    lines = compare_files.differences(first, second)
     if not lines and options.length is None:
         # Files that mean the same at their longest lengths may change at others.
         def both_at(length: int) -> tuple[PositionRecord, PositionRecord]:
@@ -493,7 +493,7 @@ def _compare_two_files(options: Options) -> tuple[Report, int]:
                 other, other_path, length
             )
 
-        lines = two_files.differences_at_switches(first, second, both_at)
+        lines = compare_files.differences_at_switches(first, second, both_at)
     at_length = ""
     if options.length is not None and {first.switch, second.switch} != {"static"}:
         at_length = f" at {options.length} tokens"

@@ -49,7 +49,7 @@ def measure_encodings(
             "posenc.inspect.measure_model(folder)."
         )
     prepare_page_and_figures(figures, out)
-    from posenc.inspect.encoding.command import measure_all
+    from posenc.inspect.encoding.run_command import measure_all
 
     names = [names] if isinstance(names, str) else list(names)
     sheets = measure_all(names, shape or ModelShape(512, 8, head_dim=64, train_length=2048))

@@ -26,7 +26,7 @@ from posenc.encodings.registry import create
 from posenc.report.html_page import page_of
 from posenc.report.table import Cell
 from posenc.tasks.grid import grid_positions
-from posenc.tasks.known import TASKS
+from posenc.tasks.registry import TASKS
 from posenc.tasks.task import Batch, Case
 
 pytestmark = pytest.mark.usefixtures("undrawn")

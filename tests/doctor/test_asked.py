@@ -7,7 +7,7 @@ from importlib.metadata import version
 import pytest
 
 import posenc.doctor
-from posenc.doctor import asking
+from posenc.doctor import choose_interpreters
 from posenc.runtimes.ask import Asked, AskError, Rotation
 from posenc.runtimes.known import emulate
 from tests.doctor.judging import row_of
@@ -46,9 +46,9 @@ def doctor(call, tmp_path, monkeypatch):
                 raise given
             return [given] * len(questions)
 
-        monkeypatch.setattr(asking, "ask", ask)
+        monkeypatch.setattr(choose_interpreters, "ask", ask)
         monkeypatch.setattr(
-            asking,
+            choose_interpreters,
             "installed_version",
             lambda runtime: "5" if runtime == "transformers" and None in answers else None,
         )
@@ -58,7 +58,7 @@ def doctor(call, tmp_path, monkeypatch):
                 raise answers[python]
             return {answers[python].runtime: answers[python].version}
 
-        monkeypatch.setattr(asking, "runtimes_of", runtimes_of)
+        monkeypatch.setattr(choose_interpreters, "runtimes_of", runtimes_of)
         path = tmp_path / "config.json"
         path.write_text(json.dumps(config), encoding="utf-8")
         run.asked = asked

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from posenc.tasks import copy, flip_flop, grid, needles, offset, recall
-from posenc.tasks.known import TASKS, find_task
+from posenc.tasks.registry import TASKS, find_task
 from posenc.tasks.task import IGNORED_TARGET, Case
 
 EVERY = pytest.mark.parametrize("task", TASKS.values(), ids=TASKS)

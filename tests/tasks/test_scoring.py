@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from posenc.tasks.known import TASKS
+from posenc.tasks.registry import TASKS
 from posenc.tasks.scoring import Score, score_answers
 from posenc.tasks.task import IGNORED_TARGET
 

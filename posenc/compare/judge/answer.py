@@ -21,7 +21,7 @@ from posenc.compare.judge.standing import (
 )
 from posenc.compare.judge.summary import has_learned, summarise, summarise_tasks
 from posenc.compare.results import Study, with_labels
-from posenc.tasks.known import TEXT
+from posenc.tasks.registry import TEXT
 
 
 class Answer(NamedTuple):

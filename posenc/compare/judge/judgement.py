@@ -16,7 +16,7 @@ from posenc.compare.judge.summary import bits_saved_by_doubling
 from posenc.compare.results import Study
 from posenc.compare.rows import EqualTime, at_equal_time, rows_by_name
 from posenc.statistics.seed_intervals import Gap, significance_level
-from posenc.tasks.known import TEXT
+from posenc.tasks.registry import TEXT
 
 USE, LEADS, TIED = "use", "leads", "tied"
 """How sure a choice is. USE: its lead over every other encoding is outside the interval, above

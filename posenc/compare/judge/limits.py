@@ -11,7 +11,7 @@ from posenc.compare.judge.near_far import near_and_far
 from posenc.compare.results import Study
 from posenc.compare.rows import rows_by_name, rows_of
 from posenc.compare.trial.config import TrialConfig
-from posenc.tasks.known import TEXT
+from posenc.tasks.registry import TEXT
 
 LAST_UNSCALED_T5 = 5
 """The last recipe in which `t5` meant what is `t5:unscaled=true` now."""

@@ -23,7 +23,7 @@ from posenc.compare.rows import Row, row_name, rows_of
 from posenc.compare.scores import READINGS
 from posenc.compare.trial.config import CAUSAL, TrialConfig
 from posenc.statistics.seed_intervals import PairwiseComparison
-from posenc.tasks.known import TEXT
+from posenc.tasks.registry import TEXT
 
 STEADY_LEVEL = 0.036
 """Significance level at which the first of a place must lead by its own seeds alone; chosen by

@@ -14,7 +14,7 @@ from posenc.compare.results import Study, TrialResult
 from posenc.compare.trial.evaluate import TEST_SEQUENCES
 from posenc.statistics.seed_intervals import Gap, PairwiseComparison, Prior, group_into_tiers
 from posenc.statistics.text_intervals import window_gaps
-from posenc.tasks.known import TASKS, TEXT
+from posenc.tasks.registry import TASKS, TEXT
 
 MIN_TASKS = 3
 """With fewer tasks their ranks are not averaged: chosen, not derived."""

@@ -14,7 +14,7 @@ from posenc.compare.results import (
     TaskSummary,
     TrialResult,
 )
-from posenc.tasks.known import TASKS, TEXT
+from posenc.tasks.registry import TASKS, TEXT
 from posenc.tasks.scoring import LEAST_LEARNED_EXACT_MATCH
 
 REACH_TOLERANCE = 1.05

@@ -10,7 +10,7 @@ from posenc.compare.judge.near_far import standings
 from posenc.compare.judge.standing import Standing, standing_of_task, standing_of_tasks
 from posenc.compare.results import Study
 from posenc.compare.rows import rows_by_name
-from posenc.tasks.known import TASKS, TEXT
+from posenc.tasks.registry import TASKS, TEXT
 
 
 def facts_of(study: Study, folder: Path | None = None) -> dict[str, Any]:

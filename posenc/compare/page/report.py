@@ -30,7 +30,7 @@ from posenc.report.html_page import page_of
 from posenc.report.report import Block, Code, Facts, Fold, Report, Section
 from posenc.report.table import Table
 from posenc.report.terminal import print_line, print_report
-from posenc.tasks.known import TASKS, TEXT
+from posenc.tasks.registry import TASKS, TEXT
 
 
 def report_of(study: Study, folder: Path | None = None) -> Report:

@@ -7,7 +7,7 @@ from posenc.compare.results import RATE_FACTORS, RateCheck, RateTried, Study, Tr
 from posenc.compare.trial.config import TrialConfig
 from posenc.report.report import Block, Links, Section
 from posenc.report.table import Heading, Number, Table, Value
-from posenc.tasks.known import TASKS
+from posenc.tasks.registry import TASKS
 
 _PAPER = re.compile(r"arXiv:(\d{4}\.\d{4,5})")
 _OMITTED_KEYS = {"name", "class", "source", "parameters shared by", "num_heads", "head_dim"}

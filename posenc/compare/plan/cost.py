@@ -20,7 +20,7 @@ from posenc.compare.trial.train import decoder_config, encoding_shape
 from posenc.encodings import PositionEncoding, create, parse
 from posenc.machine import hardware
 from posenc.machine.limits import check_memory_or_disk, check_time
-from posenc.tasks.known import TEXT
+from posenc.tasks.registry import TEXT
 from posenc.tasks.task import Case
 
 STEPS_PER_SECOND = 1000

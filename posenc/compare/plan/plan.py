@@ -42,7 +42,7 @@ from posenc.encodings import ModelShape, PerLayer, create
 from posenc.files.atomic import prepare_page_and_figures
 from posenc.files.find_texts import find_text, standard_library_text
 from posenc.machine import hardware
-from posenc.tasks.known import TASKS, TEXT, find_task
+from posenc.tasks.registry import TASKS, TEXT, find_task
 from posenc.tasks.task import Task
 
 ENGINE_OPTIONS = {

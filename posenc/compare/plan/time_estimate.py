@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from posenc.compare.trial import process
 from posenc.compare.trial.config import write_trial
 from posenc.files.opening import make_subfolder, open_to_append
-from posenc.tasks.known import TEXT
+from posenc.tasks.registry import TEXT
 
 if TYPE_CHECKING:
     import numpy as np

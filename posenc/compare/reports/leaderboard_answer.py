@@ -19,7 +19,7 @@ from posenc.compare.judge.standing import Standing, standing_of_tasks
 from posenc.compare.page.json_facts import facts_of
 from posenc.compare.results import Study, with_labels
 from posenc.compare.rows import EqualTime
-from posenc.tasks.known import TEXT
+from posenc.tasks.registry import TEXT
 
 
 def facts_of_leaderboard(studies: Mapping[str, Study]) -> dict[str, Any]:

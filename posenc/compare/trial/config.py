@@ -10,7 +10,7 @@ from pathlib import Path
 from posenc.files.atomic import write_atomically
 from posenc.files.opening import read_file_text
 from posenc.files.sealed_json import check_count, check_rising, check_text_length
-from posenc.tasks.known import TEXT, find_task
+from posenc.tasks.registry import TEXT, find_task
 
 RECIPE = 7
 """Increase it if the same config would give other numbers, so that old results are not reused. 5:
@@ -62,7 +62,7 @@ class TrialConfig:
         torch: version of torch, whose kernels determine the last bits.
         recipe: version of the training and evaluation code.
         code: hash of the files that define the encoding; "" for posenc's own.
-        task: "text", or a name in posenc.tasks.known.
+        task: "text", or a name in posenc.tasks.registry.
         objective: for text, a name in posenc.compare.trial.objectives; for tasks "causal".
         projections: shared projections of queries, keys and values, see posenc.Attention.
         source: hash of posenc's own files behind the encoding, so that a changed formula is trained

@@ -22,8 +22,8 @@ from posenc.compare.trial.effective_spec import effective_spec
 from posenc.compare.trial.evaluate import score_cases
 from posenc.compare.trial.objectives import objective_of
 from posenc.compare.trial.objectives.objective import NearLosses
+from posenc.compare.trial.readings.attention_window import read_in_window
 from posenc.compare.trial.readings.tuned import TUNING_FOLDER, can_be_tuned, tune_and_read
-from posenc.compare.trial.readings.window import read_in_window
 from posenc.compare.trial.result_files import SPLITS, WEIGHTS_FILE, save_result
 from posenc.compare.trial.task_of_trial import max_row_tokens, task_of
 from posenc.compare.trial.windows import read_split

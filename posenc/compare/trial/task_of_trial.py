@@ -6,7 +6,7 @@ from posenc.compare.results import TrialResult
 from posenc.compare.trial.config import TrialConfig
 from posenc.compare.trial.objectives import objective_of
 from posenc.compare.trial.windows import VOCABULARY
-from posenc.tasks.known import TEXT, find_task
+from posenc.tasks.registry import TEXT, find_task
 from posenc.tasks.task import Case, Task
 
 

@@ -12,7 +12,7 @@ from posenc.compare.page.json_facts import facts_of
 from posenc.compare.reports import published_trials
 from posenc.compare.results import RateCheck, RateTried, TrialResult
 from posenc.compare.scores import PositionScore
-from posenc.tasks.known import TEXT
+from posenc.tasks.registry import TEXT
 from tests.compare.judge.test_standing import RESULTS, of_tasks
 from tests.compare.judge.test_summary import TRIAL, result, seeds, study
 

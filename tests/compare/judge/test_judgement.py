@@ -23,7 +23,7 @@ from posenc.compare.judge.near_far import far_loss, places_of
 from posenc.compare.reports import published_trials
 from posenc.compare.results import Study
 from posenc.compare.rows import rows_of
-from posenc.tasks.known import TEXT
+from posenc.tasks.registry import TEXT
 
 RESULTS = Path(__file__).parents[3] / "results"
 SPREADS = (0.015, 0.018)

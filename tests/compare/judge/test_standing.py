@@ -28,7 +28,7 @@ from posenc.compare.results import CaseScore, LengthScore, Study
 from posenc.report.report import measured_value
 from posenc.report.table import cell_text
 from posenc.statistics.seed_intervals import PairwiseComparison
-from posenc.tasks.known import TEXT
+from posenc.tasks.registry import TEXT
 from tests.compare.judge.test_summary import TRIAL, result, seeds, study
 from tests.compare.test_tasks import result as task_result
 from tests.compare.test_tasks import study_of

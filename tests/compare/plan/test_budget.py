@@ -16,7 +16,7 @@ from posenc.compare.plan.plan import (
     with_suite_defaults,
 )
 from posenc.compare.run_study import run_study
-from posenc.tasks.known import TASKS
+from posenc.tasks.registry import TASKS
 from tests.experiment import experiment
 from tests.texts import prose
 

@@ -15,7 +15,7 @@ from posenc.compare.results import Study, TrainingPoint, TrialResult
 from posenc.compare.run_study import run_study
 from posenc.compare.trial.task_of_trial import task_of
 from posenc.report.html_page import page_of
-from posenc.tasks.known import TASKS
+from posenc.tasks.registry import TASKS
 from tests.compare.test_tasks import COPY, TEXT, planned, result, study_of
 
 pytestmark = pytest.mark.usefixtures("undrawn")

@@ -15,7 +15,7 @@ from posenc.compare.plan.encodings import read_encodings
 from posenc.compare.plan.plan import plan_one_trial_per_task
 from posenc.compare.trial import run_trial, train
 from posenc.compare.trial.objectives import OBJECTIVES
-from posenc.tasks.known import TASKS
+from posenc.tasks.registry import TASKS
 from tests.compare.test_tasks import COPY, TEXT
 from tests.compilers import needs_inductor, needs_whole_graphs
 

@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from posenc.doctor import asking
+from posenc.doctor import choose_interpreters
 from posenc.doctor.cures.preferred import contradictions, with_preferred
 from posenc.doctor.options import Options
 from posenc.files.sealed_json import strict_json
@@ -122,8 +122,10 @@ def asked(monkeypatch):
         )
         return [answer] * len(questions)
 
-    monkeypatch.setattr(asking, "ask", ask)
-    monkeypatch.setattr(asking, "runtimes_of", lambda python: {"transformers": "5.23.0"})
+    monkeypatch.setattr(choose_interpreters, "ask", ask)
+    monkeypatch.setattr(
+        choose_interpreters, "runtimes_of", lambda python: {"transformers": "5.23.0"}
+    )
     return frequencies
 
 

@@ -306,8 +306,8 @@ def test_command_module_is_light():
 
 @pytest.mark.parametrize("name", ["alibi", "rope"])
 def test_what_does_not_fit_in_memory_is_refused_before_anything_is_made(name, monkeypatch, call):
-    monkeypatch.setattr("posenc.inspect.encoding.command.memory_bytes", lambda: 2**30)
-    monkeypatch.setattr("posenc.inspect.encoding.command.measure", None)
+    monkeypatch.setattr("posenc.inspect.encoding.run_command.memory_bytes", lambda: 2**30)
+    monkeypatch.setattr("posenc.inspect.encoding.run_command.measure", None)
     head_dim = 2 if name == "alibi" else 16
     code, out, err = call("inspect", "encoding", name, "--heads", 512, "--head-dim", head_dim)
     assert code == 2 and not out and "1.0 GiB" in err and "fewer --heads" in err, err

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from posenc.extend.export.serving import gguf
+from posenc.extend.export.serving import llama_cpp
 from posenc.extend.export.serving.serve_commands import Export, code_block
 from posenc.runtimes.known import emulate
 from posenc.runtimes.writers.both_dialects import KEYS_WRITTEN_ANEW
@@ -68,7 +68,7 @@ def _code_lines(
             f"model = AutoModelForCausalLM.from_pretrained({folder}, config=config)",
         )
     elif runtime == "llama.cpp":
-        options = gguf.llama_cpp_options(original_config, export.meaning)
+        options = llama_cpp.llama_cpp_options(original_config, export.meaning)
         yield from code_block(
             "sh", f"llama-server -m original.gguf -c {export.new_length} {options}"
         )

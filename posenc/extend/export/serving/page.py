@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from posenc.extend.export.serving import from_original_folder, gguf
+from posenc.extend.export.serving import from_original_folder, llama_cpp
 from posenc.extend.export.serving.serve_commands import (
     Export,
     code_block,
@@ -170,7 +170,7 @@ def _runtime_lines(export: Export, runtime: str) -> Iterator[str]:
         yield f"{computed.error}."
         return
     if runtime == "llama.cpp":
-        yield from gguf.conversion_lines(export)
+        yield from llama_cpp.conversion_lines(export)
     elif why is None:
         yield from serving_lines(runtime, export.name, export.new_length)
     else:

@@ -6,9 +6,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from posenc.compare import model_sizes
+from posenc.compare import run_sizes
 from posenc.compare.options import Options
-from posenc.compare.page.model_sizes import (
+from posenc.compare.page.sizes_report import (
     SizeLosses,
     lead_sentence,
     leads_over_size,
@@ -59,7 +59,7 @@ def test_sizes_that_are_none_are_refused(text, message):
 
 
 def test_steps_are_as_many_tokens_for_each_parameter():
-    sized = model_sizes._options_by_size(Options(sizes="0.2M,0.9M,3.5M", steps=400))
+    sized = run_sizes._options_by_size(Options(sizes="0.2M,0.9M,3.5M", steps=400))
     parameters = [count_parameters(o.width, o.layers) for _, o in sized]
     ratios = [options.steps / count for (_, options), count in zip(sized, parameters, strict=True)]
     assert np.ptp(ratios) / np.mean(ratios) < 0.01
@@ -80,7 +80,7 @@ def test_steps_are_as_many_tokens_for_each_parameter():
 )
 def test_what_does_not_fit_sizes_is_refused_before_anything_is_trained(options, message, tmp_path):
     with pytest.raises(ValueError, match=message):
-        model_sizes.run(Options(["rope", "t5"], sizes="0.2M,0.9M", out=tmp_path / "out", **options))
+        run_sizes.run(Options(["rope", "t5"], sizes="0.2M,0.9M", out=tmp_path / "out", **options))
     assert not (tmp_path / "out").exists()
 
 
@@ -119,14 +119,12 @@ def test_two_sizes_are_trained_and_a_third_joins(tmp_path):
     text.write_bytes(prose(9000))
     small = {"text": [str(text)], "train_length": 8, "batch": 2, "seeds": 1, "test_lengths": "16"}
     options = Options(["rope", "alibi"], steps=3, workers=2, tune_steps=0, num_windows=8, **small)
-    model_sizes.run(
-        replace(options, width=32, layers=2, heads=1, out=tmp_path / "tiny"), show=False
-    )
+    run_sizes.run(replace(options, width=32, layers=2, heads=1, out=tmp_path / "tiny"), show=False)
     also = [str(tmp_path / "tiny")]
     sized = replace(options, sizes="0.06M,0.2M", also=also, out=tmp_path / "out")
-    model_sizes.run(replace(sized, dry_run=True), show=False)
+    run_sizes.run(replace(sized, dry_run=True), show=False)
     assert not (tmp_path / "out").exists()
-    study = model_sizes.run(replace(sized, figures=tmp_path / "figures"), show=False)
+    study = run_sizes.run(replace(sized, figures=tmp_path / "figures"), show=False)
     assert {path.suffix for path in (tmp_path / "figures").iterdir()} >= {".svg", ".csv"}
     assert study.trials[0].width == 64
     page = (tmp_path / "out" / "report.html").read_text()
@@ -134,6 +132,4 @@ def test_two_sizes_are_trained_and_a_third_joins(tmp_path):
     trials = json.loads((tmp_path / "out" / "0.06M" / "study.json").read_text())["trials"]
     assert {trial["width"] for trial in trials} == {32}
     with pytest.raises(ValueError, match="of another recipe than this run, in batch: 2, here 4"):
-        model_sizes.run(
-            replace(options, batch=4, sizes="0.06M,0.2M", also=also, out=tmp_path / "no")
-        )
+        run_sizes.run(replace(options, batch=4, sizes="0.06M,0.2M", also=also, out=tmp_path / "no"))

@@ -5,8 +5,8 @@ import dataclasses
 import numpy as np
 import pytest
 
-from posenc.tasks import needles, policies
-from posenc.tasks.known import TASKS, find_task
+from posenc.tasks import baselines, needles
+from posenc.tasks.registry import TASKS, find_task
 from posenc.tasks.task import IGNORED_TARGET, Case
 
 OFFERED = [name for name, task in TASKS.items() if not task.retired]
@@ -30,7 +30,7 @@ def test_no_policy_is_above_the_level_of_its_task(name):
     task = TASKS[name]
     usual, *others = task.cases(task.test_lengths)
     for case in (usual, *others[:1], *others[-2:]):
-        scores = policies.policy_scores(name, case, task.train_length)
+        scores = baselines.policy_scores(name, case, task.train_length)
         assert {"chance", "bigram", "bag of words", "elimination"} <= scores.keys()
         assert max(scores.values()) <= LEVELS[name], (case, scores)
 
@@ -40,12 +40,12 @@ def test_the_chain_that_is_first_is_right_in_half_of_the_texts_at_every_depth():
     task = TASKS["variables"]
     for case in task.cases(task.test_lengths):
         if case.length < 1024:
-            scores = policies.policy_scores("variables", case, task.train_length)
+            scores = baselines.policy_scores("variables", case, task.train_length)
             assert 0.36 <= scores["the chain that is first"] <= 0.64, case
 
 
 def test_a_bag_of_words_answers_the_retired_task_and_it_is_offered_no_more():
-    scores = policies.policy_scores("common_words", Case(64), 32)
+    scores = baselines.policy_scores("common_words", Case(64), 32)
     assert scores["counting words"] == 1.0
     with pytest.raises(ValueError, match="'common_words' is retired: counting words answers it"):
         find_task("common_words")
@@ -56,7 +56,7 @@ def test_a_bag_of_words_answers_the_retired_task_and_it_is_offered_no_more():
 
 def test_a_shortcut_guesses_at_the_last_targets_or_at_none():
     """A test may have removed the first targets of a sequence, or all of them."""
-    policy = policies._policy_of_shortcut(lambda tokens: np.array([7, 8]))
+    policy = baselines._policy_of_shortcut(lambda tokens: np.array([7, 8]))
     random = np.random.default_rng(0)
     tokens = np.arange(4)
     one_target = np.array([IGNORED_TARGET, IGNORED_TARGET, IGNORED_TARGET, 8])
@@ -69,7 +69,7 @@ def test_policies_by_hand():
     tokens = np.array([0, needles.FACT, 20, 30, 5, needles.FACT, 21, 31, 1, 44])
     assert needles._last_value(tokens).tolist() == [31]
     random = np.random.default_rng(0)
-    found = policies._policies("recall", 16)
+    found = baselines._policies("recall", 16)
     given = np.array([0, 2, 26, 3, 27, 1, 3, 27, 2])
     targets = np.full(9, IGNORED_TARGET)
     targets[[6, 8]] = [27, 26]

@@ -8,7 +8,7 @@ from pathlib import Path
 from posenc.command_line.errors import RunFailed
 from posenc.compare.defaults import DECODER_SIZES
 from posenc.compare.options import Options, check_options
-from posenc.compare.page.model_sizes import losses_of_size, report_of_ladder
+from posenc.compare.page.sizes_report import losses_of_size, report_of_ladder
 from posenc.compare.plan.plan import chosen_budget, make_plan
 from posenc.compare.plan.sizes import LadderSize, count_parameters, ladder_sizes
 from posenc.compare.results import Study
@@ -20,7 +20,7 @@ from posenc.files.opening import make_folder, read_file_text
 from posenc.report.figure_files import write_page
 from posenc.report.html_page import page_of
 from posenc.report.terminal import print_line, print_report, stderr
-from posenc.tasks.known import TEXT
+from posenc.tasks.registry import TEXT
 
 _MAY_DIFFER = dict.fromkeys(
     ("encoding", "seed", "code", "source", "lr", "encoding_lr", "width", "layers", "heads"), 0

@@ -6,7 +6,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from posenc.tasks.known import TASKS
+from posenc.tasks.registry import TASKS
 from posenc.tasks.scoring import score_answers
 from posenc.tasks.task import IGNORED_TARGET, Case, Shortcut, Task
 

@@ -6,9 +6,9 @@ import random
 import pytest
 
 from posenc.doctor.options import Options
+from posenc.runtimes.check_position_ids import compare_position_ids
 from posenc.runtimes.config_model import model_of
 from posenc.runtimes.meaning import UnknownFamilyError
-from posenc.runtimes.position_ids import compare_position_ids
 from tests.doctor.judging import run
 from tests.doctor.threads import BASE
 
