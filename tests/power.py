@@ -219,20 +219,20 @@ MUTATIONS = (
     ),
     Mutation(
         "statistics/seed_intervals.py",
-        "halves = quantile * np.sqrt(np.maximum(variance, least) * factor / 2)",
-        "halves = quantile * np.sqrt(np.maximum(variance, least) * factor)",
+        "half_widths = quantile * np.sqrt(np.maximum(variance, least) * factor / 2)",
+        "half_widths = quantile * np.sqrt(np.maximum(variance, least) * factor)",
         "statistics",
     ),
     Mutation(
         "statistics/text_intervals.py",
-        "halves = np.quantile(largest, 0.95) * differences.std(1, ddof=1) / np.sqrt(count)",
-        "halves = np.quantile(largest, 0.95) * differences.std(1, ddof=0) / count",
+        "half_widths = np.quantile(largest, 0.95) * differences.std(1, ddof=1) / np.sqrt(count)",
+        "half_widths = np.quantile(largest, 0.95) * differences.std(1, ddof=0) / count",
         "statistics",
     ),
     Mutation(
         "tasks/recall.py",
-        "targets[2 * pairs + gap + 2 :: 2] = values[order]",
-        "targets[2 * pairs + gap + 2 :: 2] = values",
+        "targets[2 * num_pairs + num_fillers + 2 :: 2] = values[order]",
+        "targets[2 * num_pairs + num_fillers + 2 :: 2] = values",
         "tasks",
     ),
     Mutation(
@@ -269,8 +269,8 @@ MUTATIONS = (
     ),
     Mutation(
         "frequencies/float64_formulas.py",
-        "if wavelength > original / low:",
-        "if wavelength > original / high:",
+        "if wavelength > original_length / low_freq_factor:",
+        "if wavelength > original_length / high_freq_factor:",
         "runtimes doctor",
     ),
     Mutation(

@@ -172,8 +172,9 @@ def printed(config: dict, folder: Path) -> list[str]:
         text=True,
         env={**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "150"},
     ).stdout
-    rows = [re.split(r" {2,}", row.strip()) for row in said.splitlines() if "  0.125  " in row]
-    return [f"| {row[0]} | {row[2]} | {row[3]} | {row[-1]} |" for row in rows]
+    rows = [[cell.strip() for cell in row.strip("│").split("│")] for row in said.splitlines()]
+    computing = [row for row in rows if "0.125" in row]
+    return [f"| {row[0]} | {row[2]} | {row[3]} | {row[-1]} |" for row in computing]
 
 
 def test_the_page_on_yarn_shows_what_the_doctor_prints(tmp_path):
