@@ -30,7 +30,7 @@ from posenc.compare.trial.config import TrialConfig
 from posenc.compare.trial.result_files import is_done, load_results
 from posenc.files.atomic import is_partial, remove_partials, write_atomically
 from posenc.files.find_texts import STUDY_FILE, STUDY_MARK
-from posenc.files.lock import LOCK_SUFFIX, locked
+from posenc.files.lock import LOCK_NAME, locked
 from posenc.files.new_folder import UNPROVED_SUFFIX
 from posenc.files.opening import (
     make_folder,
@@ -216,7 +216,7 @@ class _Run:
         finally:
             # Even after Ctrl-C the report has all finished trials, unless the disk was removed.
             self.engine.cancel()
-            if (self.folder / LOCK_SUFFIX).exists():
+            if (self.folder / LOCK_NAME).exists():
                 study, _ = write_report(study, self.folder)
         return study
 
@@ -370,4 +370,4 @@ def _is_left_by_killed_run(path: Path) -> bool:
     """Return True for the lock, texts and partial files: a run that was killed before it wrote
     study.json leaves only those."""
     is_text = path.name.lstrip(".").startswith("corpus-")  # a dot before one that is not whole
-    return path.name == LOCK_SUFFIX or is_partial(path) or is_text
+    return path.name == LOCK_NAME or is_partial(path) or is_text

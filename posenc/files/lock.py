@@ -13,7 +13,7 @@ try:
 except ImportError:  # Windows has no such locks
     fcntl = None
 
-LOCK_SUFFIX = ".lock"
+LOCK_NAME = ".lock"
 _O_NOFOLLOW = getattr(os, "O_NOFOLLOW", 0)
 _NOT_LOCKABLE_MESSAGE = "it is a link, or not of the kind that a lock needs; remove it."
 
@@ -30,7 +30,7 @@ def locked(folder: Path, what: str) -> Iterator[None]:
     """
     busy = f"Another {what} is running in {folder}. Wait until it ends, or choose another folder."
     handle = open_handle(
-        folder / LOCK_SUFFIX, os.O_RDWR | os.O_CREAT | _O_NOFOLLOW, refusal=_NOT_LOCKABLE_MESSAGE
+        folder / LOCK_NAME, os.O_RDWR | os.O_CREAT | _O_NOFOLLOW, refusal=_NOT_LOCKABLE_MESSAGE
     )
     try:
         _lock_until_closed(handle, busy)

@@ -27,7 +27,7 @@ from posenc.compare.trial.config import TrialConfig, write_trial
 from posenc.compare.trial.result_files import Cursor, is_done, save_result
 from posenc.files.atomic import atomically, prepare_file, write_atomically
 from posenc.files.find_texts import find_text
-from posenc.files.lock import LOCK_SUFFIX, locked
+from posenc.files.lock import LOCK_NAME, locked
 from posenc.files.new_folder import new_folder
 from posenc.files.opening import make_private_folder, open_to_change
 from posenc.hf.tune.restart_state import write_sealed
@@ -391,7 +391,7 @@ WRITERS = {
     **GROWING,
     "a changed file": ("a.safetensors", lambda path: open_to_change(path).close()),
     "a lock": (
-        LOCK_SUFFIX,
+        LOCK_NAME,
         lambda path: contextlib.ExitStack().enter_context(locked(path.parent, "")),
     ),
     "a new folder": (
