@@ -18,7 +18,7 @@ from posenc.frequencies.scalings.scaling import Scaling, rope_frequencies
 from posenc.hf.checkpoint.tokenization import Windows
 from posenc.hf.rope.apply import settings_applied
 from posenc.hf.rope.settings import EXTENDED_LAYER_TYPES, RopeSetting
-from posenc.hf.tune.restart_state import read_sealed, run_identity, write_sealed
+from posenc.hf.tune.restart_state import identity_of_run, read_sealed, write_sealed
 
 
 @dataclass(frozen=True)
@@ -201,7 +201,7 @@ class FrequencySearch:
             held_out = Windows(windows.tokens[-num_held_out:], windows.documents[-num_held_out:])
         self.scored: dict[str, ScoredGenome] = {}
         if state is not None:
-            self.identity = run_identity(
+            self.identity = identity_of_run(
                 reader.model,
                 windows,
                 settings=settings,

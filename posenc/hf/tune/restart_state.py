@@ -21,7 +21,7 @@ Identity = dict[str, str]
 """Hashes, by name, of everything that a result depends on."""
 
 
-def run_identity(model: nn.Module, windows: Windows, **settings: Any) -> Identity:
+def identity_of_run(model: nn.Module, windows: Windows, **settings: Any) -> Identity:
     """Return hashes of everything that a search or a tuning depends on: the present weights and
     config of the model, the text and the settings."""
     config: Any = model.config

@@ -21,8 +21,8 @@ from posenc.hf.tune.lora import add_lora, merge_lora
 from posenc.hf.tune.restart_state import (
     Identity,
     discard_damaged_state,
+    identity_of_run,
     read_sealed,
-    run_identity,
     sha256,
     write_sealed,
 )
@@ -71,7 +71,7 @@ def tune(
     teacher_rotation = (
         None if teacher is None else teacher.config.to_dict().get("rope_parameters", True)
     )
-    identity = run_identity(
+    run_identity = identity_of_run(
         model,
         windows,
         tuning=config,
@@ -88,7 +88,7 @@ def tune(
         _set_gradient_checkpointing(model, True)
     trainable = {name: p for name, p in model.named_parameters() if p.requires_grad}
     optimizer = torch.optim.AdamW(trainable.values(), betas=(0.9, 0.95), weight_decay=0.0)
-    losses = restore_tuning(folder, identity, trainable, optimizer)
+    losses = restore_tuning(folder, run_identity, trainable, optimizer)
     model.train()
     for step in range(len(losses), config.steps):
         # Dropout, too, depends on the step only, so that a restart drops the same numbers.
@@ -102,7 +102,7 @@ def tune(
         _take_optimizer_step(loss, trainable, optimizer, step)
         losses.append(loss.item())
         if (step + 1) % SAVE_EVERY == 0 or step + 1 == config.steps:
-            save_tuning(folder, identity, trainable, optimizer, losses)
+            save_tuning(folder, run_identity, trainable, optimizer, losses)
         progress(f"tuning, loss {losses[-1]:.3f}", (step + 1) / config.steps)
     _finish_tuning(model, config, keep_adapter)
     return losses
@@ -214,13 +214,17 @@ MOMENTS = ("exp_avg", "exp_avg_sq", "step")
 
 def save_tuning(
     folder: Path,
-    identity: Identity,
+    run_identity: Identity,
     trainable: Trainable,
     optimizer: torch.optim.Optimizer,
     losses: list[float],
 ) -> None:
     """Save the trained weights, the state of the optimizer and the losses so far to `folder`, and
-    delete the older state."""
+    delete the older state.
+
+    run_identity: hashes of everything that the tuning depends on, as `identity_of_run` returns
+    them. They are saved, too, so that no other tuning starts from this state.
+    """
     tensors: dict[str, Tensor] = {f"weight/{name}": p for name, p in trainable.items()}
     for name, p in trainable.items():
         tensors |= {f"{key}/{name}": optimizer.state[p][key] for key in MOMENTS}
@@ -230,21 +234,23 @@ def save_tuning(
     write_atomically(path, content)
     # The JSON is replaced last, so that it never names tensors that are not there.
     record = {"losses": losses, "tensors": path.name, "tensors_sha256": sha256(content)}
-    write_sealed(folder / STATE_FILE, identity, record)
+    write_sealed(folder / STATE_FILE, run_identity, record)
     for old in folder.glob(TENSORS_FILE.format(step="*")):
         if old != path:
             old.unlink()
 
 
 def restore_tuning(
-    folder: Path, identity: Identity, trainable: Trainable, optimizer: torch.optim.Optimizer
+    folder: Path, run_identity: Identity, trainable: Trainable, optimizer: torch.optim.Optimizer
 ) -> list[float]:
     """Load a saved state into the weights and the optimizer, and return the losses of its steps; []
     if there is no complete state.
 
+    run_identity: as of `save_tuning`.
+
     Raises: ValueError if the folder has the state of another tuning.
     """
-    record = read_sealed(folder / STATE_FILE, identity)
+    record = read_sealed(folder / STATE_FILE, run_identity)
     if record is None:
         return []
     try:
