@@ -202,10 +202,13 @@ def _term_by_columns(table: Tensor, gates: Tensor, mask: Tensor) -> Iterator[Sco
         last = first
 
 
-def _count_open_gates(gates: Tensor, mask: Tensor | None) -> Tensor:
-    """Return for each key the sum of gates (0 closed, 1 open) from it to the last key; hidden keys
-    have closed gates."""
-    open_gates = gates.sigmoid()
+def _count_open_gates(gate_logits: Tensor, mask: Tensor | None) -> Tensor:
+    """Return the sum of sigmoid(gate_logits) from each key to the last, in the same shape; hidden
+    keys count 0.
+
+    gate_logits: (..., keys). mask: True = visible; None if all keys are.
+    """
+    open_gates = gate_logits.sigmoid()
     if mask is not None:
         open_gates = open_gates.masked_fill(~mask, 0)
     return open_gates.flip(-1).cumsum(-1).flip(-1)
