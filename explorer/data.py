@@ -51,7 +51,7 @@ def rules() -> dict[str, Any]:
     which they differ, and every word that decides in a rule (`words`), so that the page knows
     which keys it does not judge."""
     from posenc.doctor.rules import foreign_names, impossible_numbers, rope_types, unread_keys
-    from posenc.runtimes.config_model import INNER, LENGTHS, Model
+    from posenc.runtimes.config_model import INNER, LENGTH_KEYS, Model
     from posenc.runtimes.families import all_families
     from posenc.runtimes.files import spelling
     from posenc.runtimes.known.transformers5 import NEEDED
@@ -80,7 +80,7 @@ def rules() -> dict[str, Any]:
     return {
         "families": families,
         "inner": list(INNER),
-        "lengths": list(LENGTHS),
+        "lengths": list(LENGTH_KEYS),
         "bases": list(spelling.ROTARY_BASES),
         "numbers": list(spelling.NUMBERS),
         "needed": NEEDED,

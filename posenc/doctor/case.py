@@ -13,7 +13,7 @@ from posenc.runtimes.computed_positions import (
     NotReadError,
     RefusedError,
 )
-from posenc.runtimes.config_model import ORIGINAL_LENGTH, BadConfigError, Model, model_of
+from posenc.runtimes.config_model import ORIGINAL_LENGTH_KEY, BadConfigError, Model, model_of
 from posenc.runtimes.files.gguf_metadata import Metadata
 from posenc.runtimes.files.source import Source
 from posenc.runtimes.known import RELEASES, RUNTIMES, emulate
@@ -266,7 +266,7 @@ class Case:
 
     def original_length(self, p: Mapping[str, Any]) -> Any:
         """Return a rope dict's original length, else the top level's; None if there is none."""
-        return p.get(ORIGINAL_LENGTH, self.config.get(ORIGINAL_LENGTH))
+        return p.get(ORIGINAL_LENGTH_KEY, self.config.get(ORIGINAL_LENGTH_KEY))
 
     def rotated_pairs(self, p: Mapping[str, Any]) -> int:
         """Return how many pairs of channels a rope dict rotates."""

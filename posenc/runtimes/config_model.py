@@ -17,12 +17,18 @@ from posenc.runtimes.runtime_facts import Transformers5Facts
 
 INNER = ("text_config", "language_config", "llm_config")
 """Where a config of several modalities keeps the language model's."""
-LENGTHS = ("max_position_embeddings", "n_positions", "max_sequence_length", "max_seq_len", "n_ctx")
+LENGTH_KEYS = (
+    "max_position_embeddings",
+    "n_positions",
+    "max_sequence_length",
+    "max_seq_len",
+    "n_ctx",
+)
 ROTARY = json_table("position_keys")["rotary"]
 """Keys about rotation."""
 OUTSIDE = json_table("position_keys")["text_config"]
 """Keys that a config with a language model's own config reads there only."""
-ORIGINAL_LENGTH = "original_max_position_embeddings"
+ORIGINAL_LENGTH_KEY = "original_max_position_embeddings"
 """The key of the length that a model was trained at before its frequencies were stretched."""
 TRAINED_KEY = "posenc_trained_length"
 """Where `posenc extend` keeps the training length if the rope dict's original length must be the
@@ -214,7 +220,7 @@ class Model:
     def max_positions(self) -> int:
         """Return the largest length that the config states, else the family's default; 2048, the
         default of LlamaConfig, without either."""
-        return self.size(*LENGTHS, default=2048)
+        return self.size(*LENGTH_KEYS, default=2048)
 
     @property
     def interleaved(self) -> bool:
@@ -462,8 +468,11 @@ def _every_nth_layer_from_last(model: Model) -> tuple[int, ...] | None:
 def _layers_of_kinds_without_rotation(model: Model) -> set[int]:
     """Return the layers of kinds that do not rotate.
 
-    `rotates`: only, the kinds that do; unless_null, a key of the config without which all kinds
-    rotate; first, the key that has how many first layers rotate in any case.
+    Words of `rotates`:
+    - only: the kinds of layer that rotate.
+    - unless_null: the name of a config key; where the config has null there, all layers rotate.
+    - first: the name of a config key; its value is how many layers, from the first on, rotate
+      whatever their kind.
     """
     rule = model.facts.get("rotates", {})
     if "only" not in rule or model.config.get(rule.get("unless_null", ""), 0) is None:

@@ -22,7 +22,7 @@ from posenc.runtimes.computed_positions import (
     first_changing_switch,
 )
 from posenc.runtimes.config_model import (
-    ORIGINAL_LENGTH,
+    ORIGINAL_LENGTH_KEY,
     TRAINED_KEY,
     BadConfigError,
     Model,
@@ -192,7 +192,8 @@ def _canonical_config(config: Mapping[str, Any], doubts: list[str]) -> dict[str,
 
 
 def _with_usual_names_and_numbers(model: Model, doubts: list[str]) -> dict[str, Any]:
-    """Return the config with its keys under transformers' names and numbers for text.
+    """Return the config with its keys under transformers' names, and with texts that are numbers
+    converted.
 
     A base that is null is left out: it means the default of the family's class.
     """
@@ -232,7 +233,11 @@ def _has_dict_per_kind(rope_dict: Mapping[str, Any]) -> bool:
 def differing_keys(
     old: Mapping[str, Any], new: Mapping[str, Any], config: Mapping[str, Any]
 ) -> list[str]:
-    """Return the keys in which two rope dicts differ, after filling in types and the outer base."""
+    """Return the keys in which two rope dicts differ, after filling in types and the outer base.
+
+    If the old dict is flat and the new one has a dict for each kind of layer, only that of
+    full_attention is compared.
+    """
     if not _has_dict_per_kind(old):
         inner = new.get("full_attention")
         new = inner if isinstance(inner, Mapping) else new
@@ -256,8 +261,8 @@ def _with_type_and_base(rope_dict: Mapping[str, Any], config: Mapping[str, Any])
 def _settle_rope_dicts(
     rope_dict: Mapping[str, Any], config: Mapping[str, Any], doubts: list[str]
 ) -> Parameters:
-    """Return a rope dict of which each flat dict has one type and numbers for text, see
-    `_settle_rope_dict`."""
+    """Return a rope dict of which each flat dict has one type, and texts that are numbers
+    converted; see `_settle_rope_dict`."""
     if not _has_dict_per_kind(rope_dict):
         return _settle_rope_dict(rope_dict, config, doubts)
     settled: Parameters = {}
@@ -271,8 +276,8 @@ def _settle_rope_dicts(
 def _settle_rope_dict(
     rope_dict: Mapping[str, Any], config: Mapping[str, Any], doubts: list[str]
 ) -> Parameters:
-    """Return a flat rope dict with numbers for text, and its type under rope_type by the name that
-    transformers 5 has for it."""
+    """Return a flat rope dict with texts that are numbers converted, and its type under rope_type
+    by the name that transformers 5 has for it."""
     p = {k: _as_number(v, k, doubts) if k in NUMBERS else v for k, v in rope_dict.items()}
     kind = _meant_type(p.pop("type", None), p.get("rope_type"), doubts)
     if kind is None and p.get("factor") not in (None, 1, 1.0):
@@ -280,8 +285,8 @@ def _settle_rope_dict(
         doubts.append(f"the rope dict has a factor and no type; {kind!r} is taken")
     if kind is not None:
         p["rope_type"] = OLD_NAMES.get(kind, kind)
-    outer = config.get(ORIGINAL_LENGTH)
-    inner = p.get(ORIGINAL_LENGTH)
+    outer = config.get(ORIGINAL_LENGTH_KEY)
+    inner = p.get(ORIGINAL_LENGTH_KEY)
     if inner is not None and outer is not None and inner != outer:
         doubts.append(f"the original length is {inner} inside and {outer} at the top level")
     return p
@@ -332,9 +337,9 @@ def _translated_parameters(
         if "truncate" in written:
             p["truncate"] = written["truncate"]  # transformers drops it where dicts are nested
         places = (written, model.config)
-        has_original = any(place.get(ORIGINAL_LENGTH) is not None for place in places)
+        has_original = any(place.get(ORIGINAL_LENGTH_KEY) is not None for place in places)
         if p["rope_type"] in transformers5.STRETCHED and not has_original:
-            doubts.append(f"{ORIGINAL_LENGTH} is missing; {p[ORIGINAL_LENGTH]} is taken")
+            doubts.append(f"{ORIGINAL_LENGTH_KEY} is missing; {p[ORIGINAL_LENGTH_KEY]} is taken")
     if model.model_type in transformers5.OWN_MSCALES and p.get("attention_factor") is None:
         p["attention_factor"] = p.get("long_mscale")
     if p["rope_type"] == "ntk":

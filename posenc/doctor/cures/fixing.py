@@ -10,7 +10,7 @@ from posenc.doctor.cures.check_copy import AskAboutCopy, runtimes_that_answered
 from posenc.doctor.misreading import differing_aspects_of_rotation
 from posenc.files.new_folder import new_folder
 from posenc.files.sealed_json import strict_json
-from posenc.runtimes.config_model import ORIGINAL_LENGTH, Model, language_model_key
+from posenc.runtimes.config_model import ORIGINAL_LENGTH_KEY, Model, language_model_key
 from posenc.runtimes.files.json_object import read_json
 from posenc.runtimes.files.source import Source, load
 from posenc.runtimes.files.spelling import DICTS, DRAFT_LAYERS, ROTARY_BASES, ROTARY_SHARES
@@ -215,18 +215,18 @@ def _require_one_original_length(config: Mapping[str, Any], meaning: Meaning, re
     """Raise ValueError for two original lengths, of which a copy would keep one. (Families with the
     key at the top level, such as phi3, look at no other.)"""
     place = _language_model_part(config)
-    outer = place.get(ORIGINAL_LENGTH)
+    outer = place.get(ORIGINAL_LENGTH_KEY)
     if outer is None or meaning.model.facts.get("original_field"):
         return
     for where, value in _numbers_of_rope_dicts(place):
-        if where[-1] == ORIGINAL_LENGTH and value != outer:
+        if where[-1] == ORIGINAL_LENGTH_KEY and value != outer:
             inner = language_model_key(config)
             own = f"{inner}." if inner else ""
             raise ValueError(
-                f"{ORIGINAL_LENGTH} is {outer} at the top level and {value} in "
+                f"{ORIGINAL_LENGTH_KEY} is {outer} at the top level and {value} in "
                 f"{'.'.join(where[:-1])}: {refused}. Make them equal. The right one is the "
                 "length that the model was trained at, before any stretching. With --fix, say "
-                f"which: --prefer {own}{ORIGINAL_LENGTH} or --prefer {own}{'.'.join(where)}."
+                f"which: --prefer {own}{ORIGINAL_LENGTH_KEY} or --prefer {own}{'.'.join(where)}."
             )
 
 
@@ -322,7 +322,11 @@ def _require_nothing_lost(config: Mapping[str, Any], meaning: Meaning, length: i
     where = f" in {inner}" if inner else ""
     for key in KEYS_WRITTEN_ANEW:
         value = _language_model_part(config).get(key)
-        if key == ORIGINAL_LENGTH or isinstance(value, bool) or not isinstance(value, int | float):
+        if (
+            key == ORIGINAL_LENGTH_KEY
+            or isinstance(value, bool)
+            or not isinstance(value, int | float)
+        ):
             continue
         is_whole_head = key in KEYS_OF_SHARES and value == 1
         if value in bases or is_whole_head:
@@ -347,7 +351,7 @@ def _unread_numbers_of_rope_dicts(
         kept_values = [p.get(key) for p in meaning.parameters.values()]
         stays_as_it_is = value in kept_values and _has_both_rope_dicts(place)
         # 0 times a factor is 0, and 1 is mostly a default: `_number_is_read` could not tell.
-        is_another_setting = key in KEYS_BEYOND_FREQUENCIES or key == ORIGINAL_LENGTH
+        is_another_setting = key in KEYS_BEYOND_FREQUENCIES or key == ORIGINAL_LENGTH_KEY
         if value in (0, 1) or is_another_setting or stays_as_it_is:
             continue
         if not _number_is_read(config, where, value, meaning, length):

@@ -5,7 +5,7 @@ from typing import Any
 
 from posenc.doctor.case import ALL, Case
 from posenc.doctor.rule import Hit, contradiction_hit, rule
-from posenc.runtimes.config_model import ORIGINAL_LENGTH
+from posenc.runtimes.config_model import ORIGINAL_LENGTH_KEY
 
 SMALLEST_BASE = 10
 """A smaller rope_theta gives all pairs nearly one speed; published bases start at 100."""
@@ -38,7 +38,7 @@ def report_factor_or_length_that_shrinks(case: Case) -> Iterator[Hit]:
         largest = case.model.max_positions
         if isinstance(original, int | float) and original > largest:
             yield contradiction_hit(
-                f"{ORIGINAL_LENGTH} {original:g} of {name} is above max_position_embeddings "
+                f"{ORIGINAL_LENGTH_KEY} {original:g} of {name} is above max_position_embeddings "
                 f"{largest}{whose}"
             )
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from posenc.doctor.case import ALL, Case
 from posenc.doctor.rule import Hit, join_names, rule
 from posenc.frequencies import float64_formulas
-from posenc.runtimes.config_model import LENGTHS, ORIGINAL_LENGTH
+from posenc.runtimes.config_model import LENGTH_KEYS, ORIGINAL_LENGTH_KEY
 
 SERVERS = ("vllm", "sglang")
 
@@ -14,13 +14,13 @@ SERVERS = ("vllm", "sglang")
 @rule("PD011", "E")
 def report_missing_original_length(case: Case) -> Iterator[Hit]:
     """Report a rope dict without original_max_position_embeddings."""
-    outer = case.config.get(ORIGINAL_LENGTH)
+    outer = case.config.get(ORIGINAL_LENGTH_KEY)
     for name, p in case.rope_dicts_of_type("yarn", "longrope", "llama3"):
-        if p.get(ORIGINAL_LENGTH) is None and outer is None:
+        if p.get(ORIGINAL_LENGTH_KEY) is None and outer is None:
             largest = case.model.max_positions
             stretched = case.config.get("max_position_embeddings") is not None
             yield Hit(
-                f"{name} has no {ORIGINAL_LENGTH}; most runtimes take max_position_embeddings "
+                f"{name} has no {ORIGINAL_LENGTH_KEY}; most runtimes take max_position_embeddings "
                 f"{largest} for it, mlx-lm 4096 (yarn) or 8192 (llama3)"
                 + ("" if stretched else " by default"),
                 case.named_runtimes_that_differ(ALL),
@@ -31,23 +31,23 @@ def report_missing_original_length(case: Case) -> Iterator[Hit]:
 @rule("PD012", "W")
 def report_original_length_at_top_level(case: Case) -> Iterator[Hit]:
     """Report original_max_position_embeddings at the top level of the config."""
-    outer = case.config.get(ORIGINAL_LENGTH)
+    outer = case.config.get(ORIGINAL_LENGTH_KEY)
     if outer is None or case.model.facts.get("original_field"):
         return
     for name, p in case.rope_dicts_of_type("yarn", "longrope", "llama3"):
-        inner = p.get(ORIGINAL_LENGTH)
+        inner = p.get(ORIGINAL_LENGTH_KEY)
         if inner is None:
-            said = f"{ORIGINAL_LENGTH} {outer} stands at the top level only, not in {name}"
+            said = f"{ORIGINAL_LENGTH_KEY} {outer} stands at the top level only, not in {name}"
             yield Hit(said, (), ALL)
         elif inner != outer:
-            said = f"{ORIGINAL_LENGTH} is {outer} at the top level and {inner} in {name}"
+            said = f"{ORIGINAL_LENGTH_KEY} is {outer} at the top level and {inner} in {name}"
             yield Hit(said, (), ALL)
 
 
 @rule("PD040", "E")
 def report_unread_original_length(case: Case) -> Iterator[Hit]:
     """Report a runtime that takes another original length than the file means."""
-    outer = case.config.get(ORIGINAL_LENGTH)
+    outer = case.config.get(ORIGINAL_LENGTH_KEY)
     if outer is None:
         for name, p in case.rope_dicts_of_type("longrope"):
             affected = (
@@ -55,10 +55,10 @@ def report_unread_original_length(case: Case) -> Iterator[Hit]:
                 if case.rope_scaling is not None
                 else ()
             )
-            inner = p.get(ORIGINAL_LENGTH)
+            inner = p.get(ORIGINAL_LENGTH_KEY)
             if inner not in (None, case.model.max_positions) and affected:
                 yield Hit(
-                    f"{ORIGINAL_LENGTH} {inner} of {name} is not read by transformers-4, which "
+                    f"{ORIGINAL_LENGTH_KEY} {inner} of {name} is not read by transformers-4, which "
                     f"looks at the top level and takes {case.model.max_positions}",
                     case.named_and_known(affected),
                     affected,
@@ -67,11 +67,11 @@ def report_unread_original_length(case: Case) -> Iterator[Hit]:
                 )
         return
     for name, p in case.rope_dicts_of_type("yarn", "longrope", "llama3"):
-        if p.get(ORIGINAL_LENGTH) != outer:
+        if p.get(ORIGINAL_LENGTH_KEY) != outer:
             affected = case.runtimes_that_differ(("transformers-4", "mlx-lm", "llama.cpp"))
             if affected:
                 yield Hit(
-                    f"the top-level {ORIGINAL_LENGTH} {outer} of {name} is not read by "
+                    f"the top-level {ORIGINAL_LENGTH_KEY} {outer} of {name} is not read by "
                     f"{join_names(affected)}",
                     case.named_and_known(affected),
                     affected,
@@ -156,7 +156,7 @@ def report_max_length_times_factor(case: Case) -> Iterator[Hit]:
 @rule("PD058", "E")
 def report_missing_max_length(case: Case) -> Iterator[Hit]:
     """Report a config that states no largest length."""
-    if case.metadata is not None or any(case.config.get(key) is not None for key in LENGTHS):
+    if case.metadata is not None or any(case.config.get(key) is not None for key in LENGTH_KEYS):
         return
     own = case.model.facts.get("names", {}).get("max_position_embeddings")
     if own is not None and case.config.get(own) is not None:

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from posenc.doctor.case import ALL, Case
 from posenc.doctor.rule import COMMAND, Hit, rule
-from posenc.runtimes.config_model import ORIGINAL_LENGTH, language_model_key_after_loading
+from posenc.runtimes.config_model import ORIGINAL_LENGTH_KEY, language_model_key_after_loading
 from posenc.runtimes.meaning import Meaning, UnknownFamilyError, meaning_of
 from posenc.runtimes.writers.overrides import SERVERS, intended_config, override_options
 
@@ -61,7 +61,7 @@ def report_text_beyond_meant_length(case: Case) -> Iterator[Hit]:
 
 def _length_after_stretching(p: Mapping[str, Any]) -> int:
     """Return the length to which a yarn stretches, in tokens; 0 for other types."""
-    factor, original = p.get("factor"), p.get(ORIGINAL_LENGTH)
+    factor, original = p.get("factor"), p.get(ORIGINAL_LENGTH_KEY)
     is_yarn = p["rope_type"] == "yarn"
     if not is_yarn or not isinstance(factor, int | float) or not isinstance(original, int):
         return 0
@@ -69,8 +69,14 @@ def _length_after_stretching(p: Mapping[str, Any]) -> int:
 
 
 def _cure(case: Case, meaning: Meaning, length: int) -> str:
-    """Return what to do: the scaling of the model's card, with the lines for each server, else
-    yarn as a first try. length: tokens that are to be served."""
+    """Return what to do, in words.
+
+    A model whose layers have rope dicts of their own, a scaling already, or latent attention (MLA)
+    gets general advice: serve no more than it is meant for, or measure a scaling. Any other gets
+    the scaling of its card, else yarn as a first try, with the lines for each server.
+
+    length: tokens that are to be served.
+    """
     measure = f"`posenc extend MODEL --to {length}` measures what a scaling costs on short texts."
     lifts_limit = (
         "The variables with which vLLM and SGLang admit a longer text lift the limit only: no "
@@ -87,7 +93,7 @@ def _cure(case: Case, meaning: Meaning, length: int) -> str:
         trained = meaning.trained_length
         factor = float(2 ** math.ceil(math.log2(length / trained)))
         whose = "posenc knows no card for this model. A first try, which nobody has tuned:"
-    scaling = {"rope_type": "yarn", "factor": factor, ORIGINAL_LENGTH: trained}
+    scaling = {"rope_type": "yarn", "factor": factor, ORIGINAL_LENGTH_KEY: trained}
     name = "rope_scaling" if case.rope_parameters is None else "rope_parameters"
     own = case.rope_parameters or case.rope_scaling or {}
     written = {**{key: value for key, value in own.items() if key != "type"}, **scaling}
@@ -128,7 +134,7 @@ def _options_of_runtimes(
     if "llama.cpp" in case.named_runtimes and case.computed["llama.cpp"].is_known:
         yield (
             f"llama.cpp: --rope-scaling yarn --rope-scale {scaling['factor']:g} "
-            f"--yarn-orig-ctx {scaling[ORIGINAL_LENGTH]} -c {stretched_length}"
+            f"--yarn-orig-ctx {scaling[ORIGINAL_LENGTH_KEY]} -c {stretched_length}"
         )
 
 

@@ -57,7 +57,7 @@ READS_ATTENTION_SCALE = ("granite", "granitemoe", "granitehybrid", "granite_swa"
 granite-hybrid.cpp:8 and :223, granite-swa.cpp:10 and :231."""
 NOT_SCALED = ("gemma3n", "gemma4", "gemma4-assistant")
 """Their scale is 1: gemma3n.cpp:8, gemma4.cpp:12, gemma4-assistant.cpp:12."""
-SCALED_BY_WIDTH = {"gemma2": 46, "gemma3": 62}
+LAYERS_OF_MODEL_SCALED_BY_WIDTH = {"gemma2": 46, "gemma3": 62}
 """Number of layers by which libllama knows the 27B model, whose scale goes with the width of the
 model per head and not with the head dimension: gemma2.cpp:25, gemma3.cpp:29."""
 SCALED_BY_ROTATED = ("gpt-oss",)
@@ -229,7 +229,9 @@ def sliding_window_rotation(meta: Metadata) -> LayerRotation:
     if meta.architecture in PLAIN_SLIDING:
         return LayerRotation(float64_formulas.unscaled_frequencies(dims, base))
     multiplier = meta.attn_factor
-    if meta.scaling_type == "yarn":  # whose own temperature goes with the factor, which is 1 here
+    if meta.scaling_type == "yarn":
+        # These layers are not stretched, so yarn's own temperature for the factor, which
+        # _yarn_multiplier includes, is divided out. The rest of the multiplier stays.
         factor = meta.scaling_factor
         multiplier = _yarn_multiplier(meta, factor) / float64_formulas.yarn_attention_factor(factor)
     freqs = meta.rope_freqs
@@ -297,7 +299,7 @@ def _scale_in_graph(meta: Metadata) -> float:
         return GROKS_SCALE if meta.output_scale is None else meta.output_scale
     if meta.architecture in SCALED_BY_ROTATED:
         return meta.dimension_count**-0.5
-    is_27b = SCALED_BY_WIDTH.get(meta.architecture) == meta.num_layers
+    is_27b = LAYERS_OF_MODEL_SCALED_BY_WIDTH.get(meta.architecture) == meta.num_layers
     if is_27b and meta.width_per_head:
         return meta.width_per_head**-0.5
     return usual

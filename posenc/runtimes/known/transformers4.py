@@ -17,7 +17,7 @@ from posenc.runtimes.computed_positions import (
     require_key,
     require_number,
 )
-from posenc.runtimes.config_model import ORIGINAL_LENGTH, Model
+from posenc.runtimes.config_model import ORIGINAL_LENGTH_KEY, Model
 from posenc.runtimes.known import transformers5
 from posenc.runtimes.known.transformers5_rope_dicts import NAMED_MROPE
 from posenc.runtimes.runtime_facts import RuntimeFacts
@@ -167,7 +167,8 @@ def scaling_of(model: Model) -> dict[str, Any] | None:
 def _scaling_in_config(model: Model) -> Mapping[str, Any] | None:
     """Return the file's rope_scaling, else the class's; None where there is none.
 
-    Raises: RefusedError where the class looks into it in any case.
+    Raises: RefusedError where there is none, or what stands there is no dict, and the class looks
+    into it in any case.
     """
     facts = _facts_of(model)
     scaling = model.config.get("rope_scaling", facts.rope_scaling)
@@ -327,19 +328,19 @@ class _OriginalLength(NamedTuple):
 def _original_length(model: Model, scaling: Mapping[str, Any]) -> _OriginalLength:
     """Return longrope's original length. It is read from the top level only, else the largest
     length counts; Phi-3.5-MoE's class copies the dict's there."""
-    outer = (model if model.facts.get("original_field") else model.config).get(ORIGINAL_LENGTH)
+    outer = (model if model.facts.get("original_field") else model.config).get(ORIGINAL_LENGTH_KEY)
     if model.model_type in transformers5.OWN_MSCALES:
-        outer = scaling.get(ORIGINAL_LENGTH, outer)
+        outer = scaling.get(ORIGINAL_LENGTH_KEY, outer)
     if outer is None:
         return _OriginalLength(model.max_positions, is_given=False)
-    return _OriginalLength(require_number(outer, ORIGINAL_LENGTH), is_given=True)
+    return _OriginalLength(require_number(outer, ORIGINAL_LENGTH_KEY), is_given=True)
 
 
 def _longrope_rotation(
     model: Model, scaling: dict[str, Any], plain: tuple[float, ...], length: int
 ) -> LayerRotation:
-    """Return longrope's rotation at a length, by the list for it. plain: frequencies without
-    scaling."""
+    """Return longrope's rotation at a length: with long_factor beyond the original length, else
+    with short_factor. plain: frequencies without scaling."""
     original = _original_length(model, scaling)
     short = require_factors(scaling, "short_factor", len(plain))
     long = require_factors(scaling, "long_factor", len(plain))

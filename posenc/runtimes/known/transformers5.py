@@ -17,7 +17,7 @@ from posenc.runtimes.computed_positions import (
     require_key,
     require_number,
 )
-from posenc.runtimes.config_model import ORIGINAL_LENGTH, Model, model_of
+from posenc.runtimes.config_model import ORIGINAL_LENGTH_KEY, Model, model_of
 from posenc.runtimes.known.transformers5_rope_dicts import (
     NEEDED,
     NO_LENGTH,
@@ -29,7 +29,7 @@ from posenc.runtimes.known.transformers5_rope_dicts import (
 )
 from posenc.runtimes.runtime_facts import Transformers5Facts
 
-TYPES = ("default", "proportional", *NEEDED)
+COMPUTED_ROPE_TYPES = ("default", "proportional", *NEEDED)
 """The types that its functions compute."""
 HUNYUAN = ("hunyuan_v1_dense", "hunyuan_v1_moe")
 """Families whose class stretches the base by a fixed alpha where the type is dynamic."""
@@ -94,7 +94,7 @@ def rotation(parameters: Parameters, model: Model, length: int) -> LayerRotation
             return LayerRotation(float64_formulas.unscaled_frequencies(head_dim, base))
         base = float64_formulas.dynamic_theta(theta, factor, length, trained, dim)
         return LayerRotation(float64_formulas.unscaled_frequencies(dim, base))
-    original = require_number(parameters[ORIGINAL_LENGTH], ORIGINAL_LENGTH)
+    original = require_number(parameters[ORIGINAL_LENGTH_KEY], ORIGINAL_LENGTH_KEY)
     if kind == "llama3":
         return llama3_rotation(parameters, dim, theta)
     return yarn_rotation(parameters, dim, theta, factor, original)
@@ -114,7 +114,7 @@ def axial_rotation(
     )
 
 
-def _refuse_null_head(kind: str, model: Model) -> None:
+def _refuse_null_head(rope_type: str, model: Model) -> None:
     """Raise RefusedError where a type's function multiplies a head_dim that is null. Those of
     linear and llama3 replace it by the width of a head (modeling_rope_utils.py:180 and :638), the
     others only one that is missing (:324, :415, :548)."""
@@ -122,17 +122,17 @@ def _refuse_null_head(kind: str, model: Model) -> None:
     null_by_default = "head_dim" in facts.accepts.integers_or_null
     missing = None if null_by_default else 0
     is_null = facts.null_head and model.config.get("head_dim", missing) is None
-    if is_null and kind not in ("linear", "llama3"):
+    if is_null and rope_type not in ("linear", "llama3"):
         raise RefusedError("TypeError: unsupported operand type(s) for *: 'NoneType' and 'float'")
 
 
-def _refuse_scaling(kind: str, dim: int, model: Model) -> None:
+def _refuse_scaling(rope_type: str, dim: int, model: Model) -> None:
     """Raise RefusedError for an unknown type, or one whose function stops at the model's sizes."""
-    if kind not in NEEDED:
-        raise RefusedError(f"KeyError: {kind!r}")
-    if kind != "linear" and model.get("max_position_embeddings") is None:
+    if rope_type not in NEEDED:
+        raise RefusedError(f"KeyError: {rope_type!r}")
+    if rope_type != "linear" and model.get("max_position_embeddings") is None:
         raise RefusedError(NO_LENGTH)
-    if kind == "yarn" and dim % 2:
+    if rope_type == "yarn" and dim % 2:
         raise RefusedError(f"RuntimeError: The size of tensor a must match: {dim} channels, odd")
 
 
@@ -140,7 +140,7 @@ def _scaling_factor(parameters: Parameters, trained: int) -> float:
     """Return the factor. yarn's function replaces a null by the ratio of the two lengths."""
     factor = parameters["factor"]
     if factor is None and parameters["rope_type"] == "yarn":
-        factor = trained / require_number(parameters[ORIGINAL_LENGTH], "original length")
+        factor = trained / require_number(parameters[ORIGINAL_LENGTH_KEY], "original length")
     return require_number(factor, "factor")
 
 
@@ -167,7 +167,7 @@ def _longrope_rotation(
     p: Parameters, theta: float, dim: int, trained: int, length: int
 ) -> LayerRotation:
     """Return the rotation of longrope at a length: by its short or its long list of factors."""
-    original = require_number(require_key(p, ORIGINAL_LENGTH), "original length")
+    original = require_number(require_key(p, ORIGINAL_LENGTH_KEY), "original length")
     pairs = (dim + 1) // 2
     short = require_factors(p, "short_factor", pairs)
     long = require_factors(p, "long_factor", pairs)
@@ -212,7 +212,7 @@ def rotation_of_own_module(p: Parameters, model: Model, length: int) -> LayerRot
     one of its two mscales for every type."""
     if model.model_type not in OWN_MSCALES or p["rope_type"] == "default":
         return rotation(p, model, length)
-    original = require_number(require_key(p, ORIGINAL_LENGTH), "original length")
+    original = require_number(require_key(p, ORIGINAL_LENGTH_KEY), "original length")
     name = "long_mscale" if length > original else "short_mscale"
     short = rotation(p, model, min(length, int(original)))
     return LayerRotation(short.inv_freq, require_number(require_key(p, name), name))
@@ -250,7 +250,7 @@ def _refuse_values(model: Model) -> None:
     for key, value in facts.accepts.refused_values(model.config):
         raise RefusedError(f"TypeError: the class or its layers refuse {key} {value!r}")
     refuse_booleans(model)
-    _refuse_short_list(model)
+    _refuse_short_list_of_rotating_layers(model)
     if facts.whole_heads and model.size("hidden_size") % model.num_heads:
         raise RefusedError("ValueError: the hidden size is no multiple of the attention heads")
     for name in ("rope_scaling", "rope_parameters"):
@@ -277,7 +277,7 @@ def refuse_fractions(model: Model) -> None:
         raise RefusedError(f"TypeError: Field {key!r} expected int, got float (value: {value})")
 
 
-def _refuse_short_list(model: Model) -> None:
+def _refuse_short_list_of_rotating_layers(model: Model) -> None:
     """Raise RefusedError for a list of which layers rotate that has too few entries. Some classes
     replace an empty one."""
     listed = model.config.get(model.facts.get("rotates", {}).get("list", ""))
@@ -315,7 +315,10 @@ def compute(model: Model, length: int | None) -> ComputedPositions:
         )
     if model.has_rope_dict_per_kind:
         refuse_unloadable_nested(model, resolved)
-    elif model.config.get(ORIGINAL_LENGTH, 0) is None and resolved["all"]["rope_type"] in STRETCHED:
+    elif (
+        model.config.get(ORIGINAL_LENGTH_KEY, 0) is None
+        and resolved["all"]["rope_type"] in STRETCHED
+    ):
         raise RefusedError("TypeError: unsupported operand type(s) for /: 'NoneType' and 'float'")
     length = length or model.max_positions
     layers = {

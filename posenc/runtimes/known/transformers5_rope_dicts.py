@@ -6,7 +6,7 @@ from copy import deepcopy
 from typing import Any, NamedTuple
 
 from posenc.runtimes.computed_positions import NotReadError, RefusedError, require_key
-from posenc.runtimes.config_model import ORIGINAL_LENGTH, Model
+from posenc.runtimes.config_model import ORIGINAL_LENGTH_KEY, Model
 
 NEEDED = {
     "linear": ("factor",),
@@ -52,9 +52,9 @@ def _resolve_flat(model: Model) -> Parameters:
     _fill_missing_keys(parameters, model, theta, model.rotated_share)
     _replace_type_by_loaded_one(parameters, model)
     if parameters["rope_type"] in STRETCHED:  # for which the top level wins (:837)
-        outer = (model if model.facts.get("original_field") else config).get(ORIGINAL_LENGTH)
+        outer = (model if model.facts.get("original_field") else config).get(ORIGINAL_LENGTH_KEY)
         if outer is not None:
-            parameters[ORIGINAL_LENGTH] = outer
+            parameters[ORIGINAL_LENGTH_KEY] = outer
     if model.model_type in PHI3 and parameters["rope_type"] not in ("default", "longrope"):
         raise RefusedError(f"ValueError: the type must be longrope, got {parameters['rope_type']}")
     check_required_keys(parameters)
@@ -88,7 +88,7 @@ def _validate_unread(written: Mapping[str, Any], model: Model) -> None:
     if written.get("rope_type", written.get("type")) not in STRETCHED:
         return
     if model.modern.needs_original:
-        require_key(written, ORIGINAL_LENGTH)
+        require_key(written, ORIGINAL_LENGTH_KEY)
     if not model.get("max_position_embeddings"):
         raise RefusedError(NO_LENGTH)
 
@@ -100,7 +100,7 @@ def _replace_type_by_loaded_one(parameters: Parameters, model: Model) -> None:
     if model.model_type in PHI3 and parameters["rope_type"] in ("su", "yarn"):
         parameters["rope_type"] = "longrope"
         # It is filled in for types under their newer names only.
-        check_required_keys(parameters, (ORIGINAL_LENGTH,))
+        check_required_keys(parameters, (ORIGINAL_LENGTH_KEY,))
 
 
 class _WrittenDicts(NamedTuple):
@@ -257,7 +257,11 @@ def _check_dict_of_kind(parameters: Parameters, model: Model) -> None:
 
 def _base_for_dict_without_one(kind: str, model: Model, *, by_flat: bool) -> Any:
     """Return the base of a kind whose dict has none: by the family's key for this kind, else the
-    class's own. by_flat: the kind has a flat dict, with which another key may go."""
+    class's own.
+
+    by_flat: the config has a flat dict, which counts for this kind. Some families then look for the
+    base under another key, `flat_theta`.
+    """
     facts = model.modern
     theta = facts.rope_of_kind(kind).get("rope_theta", 10000.0)
     key = facts.theta_keys.get(kind, "")
@@ -293,8 +297,8 @@ def _fill_missing_keys(parameters: Parameters, model: Model, theta: Any, share: 
     parameters.setdefault("rope_type", parameters.get("type", "default"))
     if parameters["rope_type"] in STRETCHED:
         if model.modern.needs_original:
-            require_key(parameters, ORIGINAL_LENGTH)
-        parameters.setdefault(ORIGINAL_LENGTH, model.max_positions)
+            require_key(parameters, ORIGINAL_LENGTH_KEY)
+        parameters.setdefault(ORIGINAL_LENGTH_KEY, model.max_positions)
 
 
 def check_required_keys(parameters: Parameters, needed: tuple[str, ...] = ()) -> None:
@@ -330,7 +334,7 @@ def _require_complete(given: Mapping[str, Any], parameters: Parameters, model: M
     """
     needed = {"rope_theta"}
     if parameters["rope_type"] in STRETCHED:
-        needed.add(ORIGINAL_LENGTH)
+        needed.add(ORIGINAL_LENGTH_KEY)
     if _is_scaled(parameters) and model.config.get("rope_theta") is not None:
         needed.remove("rope_theta")
     missing = sorted(needed - given.keys())

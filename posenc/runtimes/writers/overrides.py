@@ -17,7 +17,7 @@ from typing import Any
 
 from posenc.runtimes.computed_positions import ComputedPositions, RefusedError
 from posenc.runtimes.config_model import (
-    ORIGINAL_LENGTH,
+    ORIGINAL_LENGTH_KEY,
     OUTSIDE,
     Model,
     language_model_key,
@@ -100,10 +100,10 @@ def _settings_to_try(meaning: Meaning, runtime: str) -> Iterator[tuple[dict[str,
         longest = max_positions_to_write(parameters, meaning)
         yield parameters, longest
         p = parameters.get("all", {})
-        original = p.get(ORIGINAL_LENGTH)
+        original = p.get(ORIGINAL_LENGTH_KEY)
         if runtime == "vllm" and p.get("mrope_section") and p["rope_type"] == "yarn":
             if isinstance(original, int) and original % vllm.MROPE_POSITIONS == 0:
-                shorter = {**p, ORIGINAL_LENGTH: original // vllm.MROPE_POSITIONS}
+                shorter = {**p, ORIGINAL_LENGTH_KEY: original // vllm.MROPE_POSITIONS}
                 yield {"all": shorter}, longest
 
 
@@ -284,7 +284,7 @@ def _fill_with_none(p: Parameters, runtime: str) -> Parameters:
     p.setdefault("rope_type", None)
     p.setdefault("rope_theta", None)
     if runtime == "vllm" and p["rope_type"] in transformers5.STRETCHED:
-        p.setdefault(ORIGINAL_LENGTH, None)
+        p.setdefault(ORIGINAL_LENGTH_KEY, None)
     return p
 
 

@@ -71,4 +71,4 @@ def test_a_method_of_extend_is_exact_with_a_cache_unless_lengths_matter(scaling:
 
 def test_a_rope_type_is_one_that_transformers_has():
     """Without one, a config says longrope, or nothing: no runtime would read another word."""
-    assert ROPE_TYPES.keys() <= set(transformers5.TYPES)
+    assert ROPE_TYPES.keys() <= set(transformers5.COMPUTED_ROPE_TYPES)
