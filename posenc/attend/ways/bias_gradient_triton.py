@@ -179,11 +179,11 @@ def diagonal_block_sums(
     row: Tensor,
     scale: float,
     visible: tuple[int, int],
-    offsets: range,
+    block_offsets: range,
 ) -> Tensor:
     """Return, for each of the offsets in falling order, the sum of the gradients of the scores of
-    all blocks with this offset: (len(offsets), num_heads, block, block), with `block_size` queries
-    in a block.
+    all blocks with this offset: (len(block_offsets), num_heads, block, block), with `block_size`
+    queries in a block.
 
     q, grad (batch, num_heads, q_len, ...), k, v (batch, num_kv_heads, kv_len, ...), all of one
     dtype; lse, delta (batch, num_heads, q_len) and row (num_heads, q_len + kv_len - 1) in float32,
@@ -191,11 +191,11 @@ def diagonal_block_sums(
     """
     batch, heads, q_len, width = q.shape
     block = block_size(q, v)
-    out = row.new_empty(len(offsets), PARTS, heads, block, block)
+    out = row.new_empty(len(block_offsets), PARTS, heads, block, block)
     least, most = (max(-(2**31), min(distance, 2**31 - 1)) for distance in visible)  # int32
     kernel: Any = _sum_diagonals_kernel  # without triton, a type checker sees a plain function
     with torch.cuda.device_of(q):  # triton launches on the current device
-        kernel[(PARTS, len(offsets), heads)](
+        kernel[(PARTS, len(block_offsets), heads)](
             q,
             k,
             v,
@@ -213,7 +213,7 @@ def diagonal_block_sums(
             q_len,
             k.shape[2],
             row.shape[1],
-            offsets[0],
+            block_offsets[0],
             least,
             most,
             scale,

@@ -407,14 +407,16 @@ def _mask_with_tensors(mask: Mask, device: torch.device) -> Mask:
     return replace(mask, predicate=_predicate_with_tensors(mask.predicate, device))
 
 
-def _predicate_with_tensors(predicate: Any, device: torch.device) -> Any:
+def _predicate_with_tensors(predicate_or_argument: Any, device: torch.device) -> Any:
     """Return a predicate with the whole numbers that are arguments of its partial functions, and of
-    those within these, as tensors."""
-    if isinstance(predicate, functools.partial):
-        args = [_predicate_with_tensors(argument, device) for argument in predicate.args]
-        return functools.partial(predicate.func, *args)
-    argument = predicate
-    return _scalar_tensor(argument, device) if type(argument) is int else argument
+    those within these, as tensors; of an argument, a tensor if it is a whole number."""
+    if isinstance(predicate_or_argument, functools.partial):
+        partial = predicate_or_argument
+        args = [_predicate_with_tensors(argument, device) for argument in partial.args]
+        return functools.partial(partial.func, *args)
+    if type(predicate_or_argument) is int:
+        return _scalar_tensor(predicate_or_argument, device)
+    return predicate_or_argument
 
 
 def _scalar_tensor(value: int, device: torch.device) -> Tensor:

@@ -142,6 +142,8 @@ def _first_key_that_matters(
     below that of this key has a negligible weight, however large q . k may be.
 
     Args:
+        key: the keys' terms of the bias, (batch or 1, num_heads, kv_len): the bias of a query and a
+            key is row - key.
         negligible: what `Problem.negligible_threshold` returns, (num_heads,), below 0.
     """
     query_offset = problem.mask_query_offset

@@ -86,10 +86,10 @@ def cautions_of(study: Study) -> Iterator[str]:
             f"run. Missing: {names}. Run its command again; it goes on where it stopped."
         )
     if study.failed:
-        yield f"{_count_trials(len(study.failed))} failed; the reasons are in a table."
+        yield f"{_trials_in_words(len(study.failed))} failed; the reasons are in a table."
 
 
-def _count_trials(count: int) -> str:
+def _trials_in_words(count: int) -> str:
     """Return `1 trial`, `2 trials`, ...."""
     return f"{count:,} {'trial' if count == 1 else 'trials'}"
 
@@ -103,7 +103,9 @@ def _sections(study: Study) -> Iterator[Section]:
     """Yield the sections of the report, those of which nothing was measured left out."""
     text = study.of_task(TEXT)
     if study.reused:
-        reused = [f"{_count_trials(n)} reused from {where}." for where, n in study.reused.items()]
+        reused = [
+            f"{_trials_in_words(n)} reused from {where}." for where, n in study.reused.items()
+        ]
         yield Section("", reused)
     if study.tasks:
         yield Section("Tasks", [matrix_of_tasks(study)])

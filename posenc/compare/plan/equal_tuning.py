@@ -79,14 +79,19 @@ KnobOptions = tuple[tuple[str, float | bool], ...]
 
 @dataclass(frozen=True)
 class Point:
-    """A point of an encoding's search. options: what the knob adds to its text."""
+    """A point of an encoding's search.
+
+    lr: the learning rate. encoding_lr: the learning rate of the encoding's tables, as a factor of
+    lr. options: what the knob adds to the encoding's text.
+    """
 
     lr: float
     encoding_lr: float
     options: KnobOptions = ()
 
     def value(self, axis: str) -> float | None:
-        """Return the coordinate on an axis of RATIOS; None if the point does not lie on it."""
+        """Return the coordinate on an axis of RATIOS; None if the point's options do not set it, or
+        set it to what is no number."""
         if axis in ("lr", "encoding_lr"):
             return getattr(self, axis)
         value = dict(self.options).get(axis)
@@ -292,7 +297,7 @@ class RecordedChoices(Record):
     made: str
     checks: tuple[RateCheck, ...]
 
-    def fit(self, trial: TrialConfig) -> bool:
+    def is_for(self, trial: TrialConfig) -> bool:
         """Return True if the trial is of this recipe."""
         return self.recipe == recipe_of(trial)
 
@@ -311,7 +316,7 @@ def recorded_choices(
         return None
     recorded = RecordedChoices.from_json(read_file_text(CHOICES))
     check_of = {check.encoding: check for check in recorded.checks}
-    if not recorded.fit(trial) or not all(entry.text in check_of for entry in entries):
+    if not recorded.is_for(trial) or not all(entry.text in check_of for entry in entries):
         return None
     checks = tuple(replace(check_of[entry.text], encoding=entry.label) for entry in entries)
     return replace(recorded, checks=checks)

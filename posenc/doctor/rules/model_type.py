@@ -31,26 +31,28 @@ def report_class_of_another_family(case: Case) -> Iterator[Hit]:
     if case.metadata is not None or not case.model.is_known:
         return
     config = case.source.config
-    name = first_class(config)
+    class_name = first_class(config)
     model_type = config.get("model_type", case.model.model_type)
-    if name is None or not isinstance(model_type, str):
+    if class_name is None or not isinstance(model_type, str):
         return
     if class_of_unknown_code(config, case.model.model_type) is not None:
-        yield _hit(case, name, model_type, "which posenc does not know", CHOOSE_BY_CLASS)
+        yield _hit(case, class_name, model_type, "which posenc does not know", CHOOSE_BY_CLASS)
         return
-    others = families_of_class(name)
+    others = families_of_class(class_name)
     if others and model_type not in others:
-        if not is_named_like(name, case.model.model_type, model_type, exactly=True):
+        if not is_named_like(class_name, case.model.model_type, model_type, exactly=True):
             whose = f"of {min(others, key=len)}"
-            yield _hit(case, name, model_type, whose, ALL)
+            yield _hit(case, class_name, model_type, whose, ALL)
 
 
-def _hit(case: Case, name: str, model_type: str, whose: str, affected: tuple[str, ...]) -> Hit:
+def _hit(
+    case: Case, class_name: str, model_type: str, whose: str, affected: tuple[str, ...]
+) -> Hit:
     """Return the report of a class. whose: the class, in words; affected: runtimes."""
     right_class = case.model.facts.get("architecture", "")
     of_another = affected == ALL
     by_class = "" if of_another else f"; {join_names(affected)} choose the code by it"
-    shown = name or "an empty name"
+    shown = class_name or "an empty name"
     return Hit(
         f"architectures is {shown}, {whose}{by_class}, and model_type is {model_type}",
         (),

@@ -21,7 +21,7 @@ class Entry(NamedTuple):
 
 
 _QK = "posenc.encodings.queries_keys"
-_ROPE = f"{_QK}.rope:RoPE"
+_ROPE_PATH = f"{_QK}.rope:RoPE"
 _MAPS = f"{_QK}.position_maps"
 
 
@@ -32,7 +32,7 @@ def _entries_of_scalings() -> dict[str, Entry]:
         encoding = scaling.encoding
         if encoding is not None:
             options = {"interleaved": False, "scaling": scaling.name, **encoding.options}
-            entries[encoding.name] = Entry(_ROPE, encoding.evidence, options)
+            entries[encoding.name] = Entry(_ROPE_PATH, encoding.evidence, options)
     return entries
 
 
@@ -48,9 +48,11 @@ _ENTRIES: dict[str, Entry] = {
     "learned": Entry("posenc.encodings.embeddings.learned:Learned", "golden"),
     "sincos_2d": Entry("posenc.encodings.embeddings.sincos_2d:SinCos2D", "golden"),
     "learned_2d": Entry("posenc.encodings.embeddings.learned_2d:Learned2D", "golden"),
-    "rope": Entry(_ROPE, "golden", {"interleaved": False}),
-    "rope_interleaved": Entry(_ROPE, "golden", {"interleaved": True}),
-    "partial_rope": Entry(_ROPE, "golden", {"interleaved": False, "partial_rotary_factor": 0.5}),
+    "rope": Entry(_ROPE_PATH, "golden", {"interleaved": False}),
+    "rope_interleaved": Entry(_ROPE_PATH, "golden", {"interleaved": True}),
+    "partial_rope": Entry(
+        _ROPE_PATH, "golden", {"interleaved": False, "partial_rotary_factor": 0.5}
+    ),
     **_entries_of_scalings(),
     "rerope": Entry(f"{_MAPS}:ReRoPE", "golden", {"interleaved": False}),
     "leaky_rerope": Entry(f"{_MAPS}:ReRoPE", "golden", {"interleaved": False, "leak": 8.0}),

@@ -255,7 +255,13 @@ class FIRETerm(PairwiseBias):
     def __init__(self, q: Tokens, k: Tokens, fire: FIRE) -> None:
         assert q.x is not None
         # The function runs after this constructor, when `dtype` is set.
-        super().__init__(q, k, lambda q, k: fire.bias_of_quotient(fire.quotient(q, k, self.dtype)))
+        super().__init__(
+            q,
+            k,
+            lambda q_tokens, k_tokens: fire.bias_of_quotient(
+                fire.quotient(q_tokens, k_tokens, self.dtype)
+            ),
+        )
         self.fire = fire
         self.dtype = q.x.dtype
 

@@ -105,21 +105,21 @@ class Bands:
         low, high = _lowest_and_highest_distance(shift, len(q), len(k), rows, causal, ends)
 
         def make_band(
-            read_table: VectorsOf | None, first: int, last: int, step: int
+            read_table: VectorsOf | None, first_distance: int, last_distance: int, step: int
         ) -> Band | None:
-            """Return the band of vectors at distances first, first + step, ..., last; None if
-            `read_table`, which returns vectors of distances, is None."""
+            """Return the band of vectors at distances first_distance, first_distance + step, ...,
+            last_distance; None if `read_table`, which returns vectors of distances, is None."""
             if read_table is None:
                 return None
 
             def compute() -> Tensor:
-                distance = torch.arange(first, last + step, step, device=q.device)
+                distance = torch.arange(first_distance, last_distance + step, step, device=q.device)
                 return read_table(distance.clamp(low, high))
 
-            key = first, last, step, low, high, q.device
+            key = first_distance, last_distance, step, low, high, q.device
             return Band(
                 compute() if table_cache is None else table_cache(key, compute),
-                first,
+                first_distance,
                 step,
                 low,
                 high,
