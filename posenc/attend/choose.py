@@ -206,7 +206,8 @@ def _repeated_heads_note(problem: Problem, impl: str, form: str = "") -> str:
 
 
 def _trains_slower_by_flash(problem: Problem) -> bool:
-    """Return True if torch's flash kernel trains slower than dense scores on few keys."""
+    """Return True if torch's flash kernel trains slower than dense scores on few keys (the caller
+    checks that there are few)."""
     if _term_attends_to_near_keys(problem):
         return False
     multiplies_16_bits = problem.q.dtype in (torch.bfloat16, torch.float16) or problem.is_autocast

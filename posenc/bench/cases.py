@@ -118,7 +118,8 @@ class Case:
         return self.flops() * (weights + len(self.baselines)) / (speed * threads)
 
     def min_bytes(self) -> int:
-        """Return the bytes of inputs, outputs and weights, a lower bound of the memory needed."""
+        """Return the bytes of inputs, outputs and weights, an estimate of the least memory that
+        a run needs."""
         # Models run under autocast in 16 bits: their weights and residual streams stay float32.
         item = 4 if self.dtype == "float32" or self.layers else 2
         tokens = self.batch * max(self.q_len, self.num_keys) * max(self.layers, 1)

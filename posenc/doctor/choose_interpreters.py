@@ -148,8 +148,11 @@ def _spelling_read_by(runtime: str) -> str:
 def _question_about(
     source: Source, length: int | None
 ) -> tuple[Mapping[str, Any] | Path, list[int]]:
-    """Return what a runtime is asked about a file: the object of a config, or the path of a GGUF
-    file; and the lengths."""
+    """Return what a runtime is asked about a file, and at which lengths in tokens.
+
+    The first is the config as a dict, or the path of a GGUF file. length: that of the command's
+    option; None for the lengths that the file itself names.
+    """
     if source.metadata is not None:
         return source.path, [length or source.metadata.context_length]
     return source.raw, lengths_to_ask_at(source, length)

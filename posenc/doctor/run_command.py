@@ -348,7 +348,8 @@ def _judge_or_skip(path: Path, options: Options, answers: RuntimeAnswers) -> tup
 def _write_adapter(options: Options) -> Report:
     """Write the LoRA adapter that goes with a fixed or permuted model.
 
-    Raises: ValueError without --fix and --convert-layout: an adapter has nothing to judge.
+    Raises: ValueError if neither --fix nor --convert-layout is given: an adapter has no positions
+    of its own, so there is nothing to judge.
     """
     from posenc.doctor.cures import adapters, measure_layout
 

@@ -170,8 +170,13 @@ def _compare_with_baseline(evidence: _Evidence, name: str, chosen: Evaluation) -
 
 def loss_difference(a: Evaluation, b: Evaluation, documents: np.ndarray | None) -> Estimate:
     """Return the mean loss of `a` minus that of `b` on the same tokens, in nats, each bucket of
-    positions with the same weight. The interval is NaN without the losses of every token; all is
-    infinite where only one of them could be evaluated in every bucket."""
+    positions with the same weight.
+
+    All is infinite where only one of them could be evaluated in every bucket, and NaN where neither
+    could. The interval is NaN without the losses of every token.
+
+    documents: the document of each token, in the shape of the losses; None if it is not known.
+    """
     if not math.isfinite(gap := a.mean_over_buckets() - b.mean_over_buckets()):
         return Estimate(gap, gap, gap, 0)
     if a.losses is None or b.losses is None or documents is None:

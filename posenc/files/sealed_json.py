@@ -207,7 +207,8 @@ def _convert(kind: Any, value: Any, where: str) -> Any:
 
 
 def _wrong_type_error(kind: Any, value: Any, where: str) -> ValueError:
-    """Return the error that names the expected type and the one that came."""
+    """Return the error for a value of another type than `kind`. It names both types, and the place
+    in the file, `where`."""
     return ValueError(f"{where}: expected {kind}, got {type(value).__name__}.")
 
 

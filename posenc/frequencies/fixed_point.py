@@ -45,8 +45,8 @@ def digit_turns(
     high = []
     low = []
     for digit in range(3):
-        # One unit of the digit is 2^11 positions more than one of the digit before; of its turn
-        # modulo one, in units of 2^-64, the upper 40 bits count.
+        # One unit of digit k is 2^(11 k) positions. Keep the upper 40 of the 64 bits of its turn,
+        # modulo one.
         of_unit = [
             (t << (digit * DIGIT_BITS)) % UNITS_PER_TURN for t in turns_in_fixed_point(inv_freq)
         ]

@@ -29,6 +29,8 @@ class Recall(Task):
 
     Training has 2 to 8 pairs and 0 to 16 fillers. Tests have 8 pairs and longer gaps, and once 16
     pairs with the gap of training.
+
+    train_length: most fillers of a training sequence.
     """
 
     name = "recall"

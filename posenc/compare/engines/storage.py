@@ -201,7 +201,8 @@ class Mirror:
 
 
 def replace_with_stored_files(storage: Storage, home: Path) -> None:
-    """Make `home` anew with what the storage has of it: a checkpoint, a result, or nothing."""
+    """Replace the folder `home` by what the storage has of it: a checkpoint, a result, or nothing.
+    The result is copied last: where it is, a trial counts as finished."""
     remove_folder(home)
     make_subfolder(home)
     storage.download(home, sorted(storage.names(home.name), key=lambda name: name == "result.json"))

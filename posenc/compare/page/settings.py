@@ -109,7 +109,8 @@ def _rate_table(rates: Sequence[RateCheck]) -> Table:
 
 
 def _tried_text(tried: RateTried) -> str:
-    """Return a rate and the loss of its trial."""
+    """Return the learning rate and the validation loss of a trial, such as "0.001: 2.345"; "0.001:
+    failed" if it has none. Units: bits per byte or, for a task, per target."""
     loss = "failed" if tried.bits is None else f"{tried.bits:.3f}"
     return f"{tried.lr:g}: {loss}"
 

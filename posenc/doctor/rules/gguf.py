@@ -60,7 +60,11 @@ def _command_to_copy(case: Case) -> str:
 
 @rule("PD034", "E")
 def report_unread_gguf_keys(case: Case) -> Iterator[Hit]:
-    """Report GGUF keys that libllama does not read, or misses."""
+    """Report what libllama does not read of a GGUF file, or misses.
+
+    These are longrope's lists of factors if they are lost, each key whose value it does not use as
+    the author must expect, and the error with which it refuses the file.
+    """
     meta = case.metadata
     if meta is None:
         return

@@ -102,12 +102,16 @@ def report_missing_base(case: Case) -> Iterator[Hit]:
     if case.meaning is None and not stated_null:  # another rule says what is unclear
         return
     affected = case.runtimes_that_differ(ALL, "frequencies", "error")
+    # A runtime that differs just as much with the base written differs for another reason, which
+    # another rule names.
     if case.meaning is not None:
         written = _case_with_base_written(case, case.meaning)
         affected = tuple(r for r in affected if written.differences[r] != case.differences[r])
     yield Hit(
         f"no rope_theta anywhere; each runtime takes its default for {case.model.model_type}",
         case.named_and_known(affected),
+        # Where every default is the base that is meant, the finding is a warning that speaks of
+        # all runtimes: another release may take another default.
         affected or ALL,
     )
 

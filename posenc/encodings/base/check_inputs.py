@@ -19,8 +19,8 @@ from posenc.encodings.terms.tokens import Tokens
 
 def require_attention_encoding(caller: str, encoding: Any) -> PositionEncoding:
     """Return the encoding, or NoPE for None. Raise TypeError for anything but a PositionEncoding,
-    and ValueError for one that attention cannot use: one that acts at the embeddings or is sharded
-    alone."""
+    and ValueError for one that attention cannot use: one that acts at the embeddings, or to which
+    fully_shard was applied by itself."""
     encoding = require_encoding(caller, encoding)
     if 1 in encoding.claims.places:
         raise ValueError(

@@ -223,7 +223,11 @@ class RoPE(Rotation):
 
     def _compute_cos_sin(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """Return cos and sin at positions in a tensor, (*positions.shape, pairs), times
-        attention_factor; unscaled for the first `exempt_tokens` positions of a scaling."""
+        attention_factor.
+
+        Where position < scaling.exempt_tokens: by the original frequencies, without
+        attention_factor.
+        """
         if self._length_for_operator is None:
             cos, sin = super()._compute_cos_sin(positions, dtype)
         else:

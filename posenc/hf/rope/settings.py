@@ -20,8 +20,9 @@ EXTENDED_LAYER_TYPES = ("full_attention",)
 class RopeSetting:
     """Describe the rotation of one kind of layer (layer_type None: of all layers).
 
-    compression: divisor of all frequencies in addition to `scaling`. It is that of a linear scaling
-    without a shorter original length, with which the checkpoint was trained; extending keeps it.
+    compression: divisor of all frequencies in addition to `scaling`; 1 if there is none. It is the
+    factor of a linear scaling in a config that names no original length: the checkpoint was trained
+    with it, so extending keeps it.
 
     rotary_dim: channels of a head that rotate. original_length: the training length in tokens,
     before any scaling.

@@ -250,7 +250,9 @@ def _tested_distances(encoding: PositionEncoding) -> list[int]:
         limit = encoding.claims.max_positions - 2  # the next distance must be possible, too
     if limit <= 0:
         return []
-    distances = [*range(1, _LAST_NEAR_DISTANCE + 1), *(2**i for i in range(8, limit.bit_length()))]
+    first_exponent = _LAST_NEAR_DISTANCE.bit_length()  # of the first power of two beyond
+    powers = (2**i for i in range(first_exponent, limit.bit_length()))
+    distances = [*range(1, _LAST_NEAR_DISTANCE + 1), *powers]
     return [distance for distance in distances if distance <= limit]
 
 

@@ -82,7 +82,8 @@ def as_transformers(raw: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _check_values(flat: Mapping[str, Any]) -> None:
-    """Raise ValueError if a rotary key has a value of the wrong kind, or there is no model."""
+    """Raise ValueError if a rotary key has a value of the wrong kind, or if no key says that the
+    file is a model's config: a size of the model, or model_type."""
     if not any(n in flat for n in ("hidden_size", "n_embd", "d_model", "head_dim", "model_type")):
         raise ValueError(
             "expected a model's config with hidden_size, head_dim or model_type, found the keys "

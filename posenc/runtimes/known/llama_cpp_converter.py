@@ -276,9 +276,10 @@ def _longrope_fields(model: Model, p: Mapping[str, Any], kind: str, dims: int) -
 
 
 def _llama3_divisors(p: Mapping[str, Any], dims: int, *, asserts: bool) -> tuple[float, ...]:
-    """Return llama3's divisors of the frequencies.
+    """Return llama3's divisors of the frequencies, one for each of the dims / 2 pairs.
 
-    asserts: refuse equal bounds, as all converters do but Llama's: Llama 4 has equal ones.
+    asserts: raise RefusedError if low_freq_factor == high_freq_factor, as all converters do but
+    Llama's: Llama 4 has equal ones.
     """
     p = {"rope_theta": 10000.0, **LLAMA3, **p}
     factor, low, high, original, theta = (

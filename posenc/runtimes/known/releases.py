@@ -4,9 +4,9 @@ What single releases of transformers have and compute was recorded by asking eac
 
 releases.json has an entry for each recorded release, in their order: `came` and `went`, the config
 classes (by model_type) that it has and the recorded release before it had not, or the other way
-round; and `unread`, family -> words of a config with which what posenc knows of the family is not
-what this release answered: keys, or types of its rope dicts; "all" for any config. `make facts`
-writes the file.
+round; and `unread`, model_type -> config keys or rope types for which posenc does not know what
+this release computes: its facts give another answer than the release gave; "all" for any config.
+`make facts` writes the file.
 """
 
 import json
@@ -114,8 +114,9 @@ RECORDED = "transformers"
 class Release(NamedTuple):
     """One recorded release.
 
-    version: such as "5.12.1". classes: the model_types of its config classes. unread: family ->
-    words of a config with which posenc does not know what the release computes.
+    version: such as "5.12.1". classes: the model_types of its config classes. unread:
+    model_type -> config keys or rope types for which posenc does not know what the release
+    computes; "all" for any config.
     """
 
     version: str

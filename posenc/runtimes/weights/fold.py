@@ -98,8 +98,8 @@ def fold_multiplier(folder: Path, model: Model, multiplier: float) -> list[str]:
 def scale_rows(wanted: list[RotatedRows], model: Model, square: float) -> list[str]:
     """Multiply the wanted rows by `square` in place and return the names of the changed tensors.
 
-    square: the square of a factor of cos and sin, which multiplies q and k alike. Scores grow by it
-        if the rows are those of one of the two sides, q or k.
+    A factor m of cos and sin multiplies the rotated q and k alike, so scores by m^2. The same
+    scores come from rows of one side, q or k, multiplied by square = m^2.
     """
     for rows in wanted:
         one_plus = rows.norm and _norm_adds_one(model.model_type)

@@ -53,7 +53,11 @@ def draw_test_mask(rows: Tensor) -> Tensor:
 
 
 class MaskedObjective(Objective):
-    """Predict masked bytes. The second tensor of its windows is True for those."""
+    """Predict masked bytes.
+
+    Its windows are (rows, is_masked), both (windows, length): is_masked is True for the bytes to
+    predict. The model sees MASK_SYMBOL in their place.
+    """
 
     name = "masked"
     model = MaskedModel
@@ -62,6 +66,8 @@ class MaskedObjective(Objective):
     scoring_note = f"{MASKED_FRACTION:.0%} of the bytes are hidden, and only those are scored."
 
     def training_targets(self, rows: Tensor, seed: int, step: int) -> MarkedWindows:
+        """Return the windows of a training step with the mask of its bytes, which `seed` and `step`
+        decide. The last symbol of each row is dropped: only the next-byte objective needs it."""
         rows = rows[:, :-1]
         return rows, draw_training_mask(rows, seed, step)
 
@@ -81,8 +87,9 @@ class MaskedObjective(Objective):
 
 
 def _draw_mask(rows: Tensor, bits: np.random.BitGenerator) -> Tensor:
-    """Return True for MASKED_FRACTION of the bytes, drawn from the generator `bits`, and for at
-    least one of each window, so that every window has a loss."""
+    """Return a mask of the shape of `rows`, drawn from the generator `bits`: True for
+    MASKED_FRACTION of the bytes, and for at least one of each window, so that every window has a
+    loss."""
     random = np.random.Generator(bits)
     is_masked = random.random(tuple(rows.shape)) < MASKED_FRACTION
     at_least_one = random.integers(is_masked.shape[1], size=len(is_masked))

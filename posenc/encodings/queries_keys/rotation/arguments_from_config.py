@@ -299,7 +299,8 @@ def _keys_beyond_plain_rope(config: Mapping[str, Any]) -> list[str]:
 
 
 def _is_unscaled(rope: Any) -> bool:
-    """Return True for a rope_scaling or rope_parameters that has at most a base, and no scaling."""
+    """Return True for a rope_scaling or rope_parameters that has at most a base, and no scaling;
+    False for None."""
     if not isinstance(rope, Mapping):
         return False
     kind = rope.get("rope_type", rope.get("type"))

@@ -253,8 +253,13 @@ def judge_start_arguments(subject: Subject) -> CheckResult:
 def _judge_later_start(
     subject: Subject, counting: CallForm, whole: Tensor, name: str, inputs: dict[str, Any]
 ) -> CheckResult:
-    """Check that a row that starts _LATER_START positions later, by the argument `name`, has the
-    same results as those positions in the `whole` row.
+    """Check that a shorter row that starts later, by the argument `name`, has the results of the
+    `whole` row at the same positions.
+
+    "offset": the row begins at position _LATER_START, and all its results are compared with those
+    of the whole row from there on. "starts": the row begins with _LATER_START tokens of padding,
+    and those after them, whose positions are 0, 1, ..., are compared with the whole row's
+    first results.
 
     counting: the form in which the module counts positions. inputs: fields of Inputs for `name`.
     """
@@ -266,8 +271,10 @@ def _judge_later_start(
         return False, f"{name}: {one_line(failed)}"
     if name == "offset":
         expected = whole[_LATER_START:]
-    else:  # the first tokens are padding
+    elif name == "starts":
         expected = whole[: len(moved) - _LATER_START]
         moved = moved[_LATER_START:]
+    else:
+        raise AssertionError(f"{name} says nothing of where a row starts")
     worst = measure_errors(subject.reader.kind, moved, expected).worst
     return worst <= _TOLERANCE, f"{name} = {_LATER_START} is off by {worst:.2g}"

@@ -116,11 +116,11 @@ def error_in_one_line(error):
 
 
 class WithoutWeights(contextlib.ExitStack):
-    """Build modules of torch whose weights have a shape and no memory, while the numbers that a
-    module computes from its config are real.
+    """Context in which modules are built with weights on the meta device: they have a shape and no
+    memory.
 
     Weights begin as `torch.empty`, or as large arrays of one number or of random ones: those go to
-    the meta device. Frequencies begin as a range, and stay on the CPU.
+    the meta device. `torch.arange`, with which frequencies begin, stays real.
     """
 
     def __enter__(self):

@@ -148,8 +148,8 @@ class Server:
 
 
 def without_quantization(config):
-    """Return the config without its quantization, which decides no position, and whose kernels are
-    those of a card."""
+    """Return a copy of the config dict without quantization keys, at any depth: they do not affect
+    positions, and their kernels need a GPU."""
     kept = {}
     for key, value in config.items():
         if key not in ("quantization_config", "compression_config"):
