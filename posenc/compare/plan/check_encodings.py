@@ -5,7 +5,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from posenc.compare.plan.encodings import ComparedEncoding
+from posenc.compare.plan.encodings import ComparedEncoding, build_encoding
 from posenc.compare.trial.config import TrialConfig
 from posenc.compare.trial.train import encoding_shape
 from posenc.encodings import (
@@ -14,14 +14,13 @@ from posenc.encodings import (
     PositionEncoding,
     Within,
     classes_and_arguments,
-    create,
 )
 
 
 def check_in_model(trial: TrialConfig, compared: Sequence[ComparedEncoding]) -> None:
     """Raise ValueError for an encoding by layer whose pattern is longer than this trial's model,
     and for two of posenc's encodings that do the same in every layer of it."""
-    encodings = [create(entry.text, encoding_shape(trial)) for entry in compared]
+    encodings = [build_encoding(entry.text, encoding_shape(trial)) for entry in compared]
     pairs = list(zip(compared, encodings, strict=True))
     for entry, encoding in pairs:
         if isinstance(encoding, PerLayer):

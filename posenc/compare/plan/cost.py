@@ -6,6 +6,7 @@ from pathlib import Path
 import torch
 
 from posenc.command_line.progress import readable_duration
+from posenc.compare.plan.encodings import build_encoding
 from posenc.compare.results import Study
 from posenc.compare.trial.config import TrialConfig
 from posenc.compare.trial.evaluate import why_case_impossible, why_length_impossible
@@ -150,12 +151,12 @@ def _build_encoding(trial: TrialConfig, encoding: str) -> PositionEncoding:
     try:
         with torch.device("meta"):
             return create(encoding, encoding_shape(trial))
-    except (NotImplementedError, RuntimeError, TypeError):
+    except Exception:
         if not any(part.attribute for part in parse(encoding).parts):
             raise
-        # A user's constructor may read computed values, which tensors on "meta" do not have; NumPy
-        # raises TypeError then.
-        return create(encoding, encoding_shape(trial))
+        # A user's constructor may read computed values, which tensors on "meta" do not have. If
+        # that was not the reason, it fails again, and is named.
+        return build_encoding(encoding, encoding_shape(trial))
 
 
 def _check_positions(trial: TrialConfig, name: str, encoding: PositionEncoding) -> None:

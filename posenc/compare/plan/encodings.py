@@ -1,11 +1,16 @@
-"""Read and name the encodings of a comparison, and hash their code."""
+"""Read, name and build the encodings of a comparison, and hash their code."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from posenc.command_line.errors import one_line
 from posenc.encodings import (
+    ModelShape,
+    PositionEncoding,
+    create,
     hash_of_posenc_code,
     hash_of_user_code,
+    line_in_user_code,
     names,
     parse,
     with_importable_classes,
@@ -70,3 +75,16 @@ def read_encoding(text: str) -> ComparedEncoding:
             f"label, as in my-{spec.label}={tidied}."
         )
     return ComparedEncoding(text_anywhere, spec.label or tidied, code, hash_of_posenc_code(text))
+
+
+def build_encoding(text: str, shape: ModelShape) -> PositionEncoding:
+    """Build an encoding of a comparison, as `posenc.create`.
+
+    Raises: ValueError for an error in the user's own code, with the class and the line.
+    """
+    try:
+        return create(text, shape)
+    except Exception as error:  # a user's constructor may raise anything
+        if at := line_in_user_code(error):
+            raise ValueError(f"{text} cannot be built, at {at}: {one_line(error)}") from error
+        raise

@@ -29,7 +29,7 @@ from posenc.compare.plan.check_encodings import check_in_model
 from posenc.compare.plan.check_text import check_content
 from posenc.compare.plan.contract_gate import exits_as_errors, find_contract_failures
 from posenc.compare.plan.cost import check_cost
-from posenc.compare.plan.encodings import ComparedEncoding, read_encodings
+from posenc.compare.plan.encodings import ComparedEncoding, build_encoding, read_encodings
 from posenc.compare.plan.equal_tuning import RecordedChoices, Search, recorded_choices
 from posenc.compare.plan.learning_rate_search import check_rates, rate_trials
 from posenc.compare.plan.sizes import decoder_sizes
@@ -487,7 +487,7 @@ def _check_bidirectional(
     # Any sizes do: whether an encoding is causal only does not depend on them.
     shape = ModelShape(embed_dim=128, num_heads=4, train_length=16, causal=False)
     for entry in compared:
-        if create(entry.text, shape).claims.causal_only:
+        if build_encoding(entry.text, shape).claims.causal_only:
             raise ValueError(
                 f"--objective {objective.name}: {entry.label} works in causal attention only; if a "
                 "byte also sees later ones, it is undefined or blind to order. Leave it out."
@@ -498,7 +498,7 @@ def _check_axes(task: Task, compared: Sequence[ComparedEncoding]) -> None:
     """Raise ValueError for an encoding that cannot tell the rows and columns of the task apart."""
     shape = ModelShape(embed_dim=128, num_heads=4, train_length=16)  # axes do not depend on sizes
     for entry in compared:
-        claims = create(entry.text, shape).claims
+        claims = build_encoding(entry.text, shape).claims
         if claims.places and claims.num_axes < task.num_axes:
             raise ValueError(
                 f"--task {task.name}: {entry.label} encodes one-dimensional positions, but this "

@@ -206,3 +206,12 @@ def test_one_that_ends_the_program_is_named(write, call, where, error, options):
     code, _, said = call("compare", "nope", "./mine.py:Mine", *options.split())
     assert code == 2 and re.search(r"mine\.py:1\d", said), said
     assert error.removesuffix("(0)") in said and "goes on from here" not in said
+
+
+@pytest.mark.parametrize("error", ["dict()['slope']", "len(5)", "posenc.RoPE(7)"])
+@pytest.mark.parametrize("options", ["", "--task grid", "--objective masked", "--unchecked"])
+def test_an_error_of_the_constructor_names_the_class_and_the_line(write, call, error, options):
+    write(INIT.format("num_heads", error) + BIAS.format("pass"), "DistanceBias")
+    code, _, said = call("compare", "./mine.py:Mine", "nope", *options.split())
+    assert code == 2
+    assert re.search(r"mine\.py:Mine cannot be built, at mine\.py:11: \w+Error: .*", said), said
