@@ -173,6 +173,16 @@ class DriftOfLeads:
             return None
         return max(self.usual, abs(theirs - ours))
 
+    def least_lead_to_use(self, leader: str, other: str) -> float | None:
+        """Return the bits by which a row must lead another to be called the one to use: more than
+        another doubling may change the lead, and more than the last one saved the leader. A lead
+        that is smaller than what one doubling saves was measured early in training, of which one
+        more doubling is not the end. None if the last doubling is unknown for one of them."""
+        drift = self.of(leader, other)
+        if drift is None:
+            return None
+        return max(drift, self.saved[self.encoding_of.get(leader, leader)])
+
 
 def choose(
     standing: Standing, places: Places, drift: DriftOfLeads, cost: EqualTime | None
@@ -204,11 +214,7 @@ def _choose_leader(standing: Standing, places: Places, drift: DriftOfLeads) -> C
     encoding = places.encoding_of[leader]
     rivals = _rows_of_other_encodings(standing, places, {encoding})
     drifts = {name: drift.of(leader, name) for name in rivals}
-    # A rival whose drift is unknown might pass the leader.
-    lead_holds = all(
-        bits is not None and standing.gap(name, leader).value > bits
-        for name, bits in drifts.items()
-    )
+    lead_holds = all(_leads_enough(standing, drift, leader, name) for name in rivals)
     has_no_failures = encoding not in places.failed
     behind = _best_behind(standing, rivals)
     over_windows = None
@@ -224,6 +230,13 @@ def _choose_leader(standing: Standing, places: Places, drift: DriftOfLeads) -> C
         drift=None if behind is None else drifts[behind.name],
         text_may_turn=over_windows is not None and not over_windows.significant,
     )
+
+
+def _leads_enough(standing: Standing, drift: DriftOfLeads, leader: str, other: str) -> bool:
+    """Return True if more training is not expected to let the other row pass the leader. One whose
+    drift is unknown might."""
+    least = drift.least_lead_to_use(leader, other)
+    return least is not None and standing.gap(other, leader).value > least
 
 
 def _rows_of_other_encodings(

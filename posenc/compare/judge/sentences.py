@@ -442,7 +442,10 @@ def _clause_on_longer_training(limits: Limits) -> str:
     still = f"the loss still falls {limits.fall_per_doubling:.2f} bits per doubling of the steps"
     if limits.may_turn is None:
         return still
-    return f"{still}, so differences under {limits.may_turn:.2f} may turn"
+    return (
+        f"{still}; one more doubling may move leads by {limits.may_turn:.2f}, and what a full "
+        "training does is not known"
+    )
 
 
 def _not_tested(limits: Limits) -> list[str]:

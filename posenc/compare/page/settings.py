@@ -13,9 +13,11 @@ _PAPER = re.compile(r"arXiv:(\d{4}\.\d{4,5})")
 _OMITTED_KEYS = {"name", "class", "source", "parameters shared by", "num_heads", "head_dim"}
 """Keys of a spec that are left out: names in the code, and sizes of the model."""
 _HOW_TUNED = (
-    "Each encoding had equally many trials with one seed: rates, settings of its own knob, then "
-    "the best of both together, and more where an edge won. They were judged on validation "
-    "data of the training length; longer lengths were not measured, so they had no influence."
+    "Each encoding had the same first trials, with one seed: rates, settings of its own knob, then "
+    "the best of both together. More followed where an edge won, so their numbers differ. They "
+    "were judged on validation data of the training length; longer lengths were not measured, so "
+    "they had no influence. Seed 0 of the study, with the same steps, is the trial that was "
+    "chosen; only the other seeds are independent of the choice."
 )
 _HOW_RATES_WERE_TRIED = (
     "Each rate was tried with one seed. Bits per byte or target are on validation data of the "
@@ -49,7 +51,7 @@ def _tuning_blocks(study: Study) -> Iterator[Block]:
         Heading("edges that won", "beyond which may be better"),
     ]
     rows = [_tuning_row(check) for check in study.rates]
-    yield Table(header, rows, "Every encoding is tuned alike.", cards=True, name="tuning")
+    yield Table(header, rows, "Each encoding is tuned by one rule.", cards=True, name="tuning")
     if study.rates_from:
         yield f"This run did not search: the choices are recorded, from {study.rates_from}."
     turned = pairs_turned_by_tuning(study.rates)

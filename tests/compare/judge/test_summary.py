@@ -71,7 +71,7 @@ def far_scores(scores, saved=0.0):
     )
 
 
-def result(encoding, seed, scores, context=(), fall=0.1, readings=()):
+def result(encoding, seed, scores, context=(), fall=0.05, readings=()):
     """A trial; `readings`: losses at all lengths in other readings, by their name."""
     config = dataclasses.replace(TRIAL, encoding=encoding, seed=seed)
     return TrialResult(
