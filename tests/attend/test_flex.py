@@ -290,7 +290,7 @@ def tokens_with(tokens, state):
 
 
 def test_fox_reads_all_differences_only_to_learn():
-    for grad, cells in ((False, "q_high"), (True, "values")):
+    for grad, cells in ((False, "q_high"), (True, "bias")):
         built = problem("fox", masks.causal, grad=grad)
         with torch.set_grad_enabled(grad):
             mod = built.term.make_score_mod()
