@@ -13,6 +13,7 @@ from posenc.compare.judge import sentences
 from posenc.compare.judge.judgement import Judgement, judge, why_no_interval
 from posenc.compare.judge.limits import limits_of
 from posenc.compare.judge.near_far import failed_trials, near_and_far
+from posenc.compare.judge.served_by import SERVERS, servers_of
 from posenc.compare.judge.standing import (
     Standing,
     metric_beyond,
@@ -21,6 +22,7 @@ from posenc.compare.judge.standing import (
 )
 from posenc.compare.judge.summary import has_learned, summarise, summarise_tasks
 from posenc.compare.results import Study, with_labels
+from posenc.compare.trial.config import ENCODING_LR
 from posenc.tasks.registry import TEXT
 
 
@@ -92,8 +94,45 @@ def limits(study: Study) -> str:
     if not study.finished:
         return ""
     return " ".join(
-        [*sentences.limit_sentences(limits_of(study)), *_sentences_on_exclusions(study)]
+        [
+            *sentences.limit_sentences(limits_of(study)),
+            *_sentences_on_table_rates(study),
+            *_sentences_on_servers(study),
+            *_sentences_on_exclusions(study),
+        ]
     )
+
+
+def _sentences_on_table_rates(study: Study) -> Iterator[str]:
+    """Yield the sentence on the rates that a search chose for tables and scalars of encodings: who
+    adds such an encoding to another trainer gets other losses without them."""
+    chosen = {}
+    for check in study.rates:
+        best = check.best
+        if check.task == TEXT and best is not None and best.encoding_lr != ENCODING_LR:
+            chosen[check.encoding] = best.encoding_lr
+    if chosen:
+        yield sentences.sentence_on_table_rates(chosen)
+
+
+def _sentences_on_servers(study: Study) -> Iterator[str]:
+    """Yield the sentence on the servers without a decoder of the encoding to take, and on the best
+    row that all of them run."""
+    if not any(result.config.task == TEXT for result in study.finished):
+        return
+    judgement = judge(study)
+    standing = judgement.places.far or judgement.places.near
+    if judgement.taken is None or standing is None:
+        return
+    encoding_of = judgement.places.encoding_of
+    encoding = encoding_of[judgement.taken]
+    without = [server for server in SERVERS if server not in servers_of(encoding)]
+    if not without:
+        return
+    served = (row for row in standing.order if {*without} <= {*servers_of(encoding_of[row])})
+    best_served = next(served, None)
+    gap = None if best_served is None else standing.gap(best_served)
+    yield sentences.sentence_on_servers(encoding, without, best_served, gap)
 
 
 def _taken(judgement: Judgement) -> list[str]:

@@ -364,6 +364,23 @@ def sentence_on_running_only_near(names: Sequence[str], where: str) -> str:
     return f"{list_up_to_six(names)} cannot run on {where}."
 
 
+def sentence_on_table_rates(chosen: Mapping[str, float]) -> str:
+    """Write how much faster than the model the search let tables and scalars of encodings learn."""
+    rates = join_names([f"{name} {factor:g} times" for name, factor in chosen.items()])
+    return f"Rates of tables in multiples of the model's, without which losses differ: {rates}."
+
+
+def sentence_on_servers(
+    encoding: str, without: Sequence[str], best_served: str | None, gap: Gap | None
+) -> str:
+    """Write which servers have no decoder of an encoding, and the best row that they all run with
+    its difference from the best row."""
+    missing = f"No decoder with {encoding} is known in {join_names(without)}"
+    if best_served is None or gap is None:
+        return f"{missing}."
+    return f"{missing}; of the rows that they run, {best_served} is best ({with_interval(gap)})."
+
+
 def sentence_on_missing_rank(name: str, task: str, seed: int) -> str:
     """Write which trial an encoding lacks for a rank over all tasks."""
     return f"Not ranked: {name} ({task} seed {seed} is missing)."

@@ -449,9 +449,31 @@ def test_what_the_study_cannot_say():
         "in a window, RoPE tuned at length, hybrids with layers without positions, another size, "
         "documents kept apart and your hardware and server"
     )
-    assert text.endswith(
+    assert (
         "Far context saves at most 0.000 bits here: far losses show what breaks, not what is used."
+        in text
     )
+
+
+def test_servers_without_the_encoding_to_take_are_named_with_the_best_row_that_they_run():
+    assert re.search(
+        r"No decoder with t5 is known in vLLM, SGLang and mlx-lm; of the rows that they run, rope "
+        r"is best \(\+0\.\d\d ± 0\.\d\d\)\.",
+        limits(six()),
+    )
+    assert "No decoder" not in limits(six(rope=(1.5, 1.5, 1.4)))  # all of them run rope
+    best = limits(study(*seeds("t5", (2, 2, 2)), *seeds("nope", (2.5, 2.5, 2.5))))
+    assert "No decoder with t5 is known in vLLM, SGLang and mlx-lm." in best
+
+
+def test_rates_of_tables_that_a_search_chose_are_named():
+    def with_rate(factor):
+        tried = (RateTried(0.1, 2.6), RateTried(0.2, 2.5, encoding_lr=factor))
+        check = RateCheck("text", "t5", tried, 0.2, chosen_at=1, plain_at=0)
+        return limits(dataclasses.replace(six(), rates=(check,)))
+
+    assert "without which losses differ: t5 320 times." in with_rate(320.0)
+    assert "without which losses differ" not in with_rate(20.0)
 
 
 def test_what_was_tested_is_not_named_as_missing():
@@ -520,8 +542,8 @@ def test_losses_by_position_are_far_bytes_of_an_old_run():
 def test_what_longer_training_may_turn_is_what_a_doubling_moved():
     given = study(*seeds("t5", (2, 2, 2), fall=0.1), *seeds("nope", (2.2, 2.2, 2.2), fall=0.5))
     assert (
-        "the loss still falls 0.30 bits per doubling of the steps; one more doubling may move leads "
-        "by 0.40, and what a full training does is not known." in limits(given)
+        "the loss still falls 0.30 bits per doubling of the steps; one more doubling may move "
+        "leads by 0.40, and what a full training does is not known." in limits(given)
     )
     far = study(*seeds("t5", (2, 2, 2), fall=0.1), *seeds("nope", (3, 3, 3), fall=0.5))
     assert "the loss still falls 0.30 bits per doubling of the steps. Not" in limits(
