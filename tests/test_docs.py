@@ -126,7 +126,7 @@ def follow(text: str, copy: Path) -> None:
         (copy / path).write_text(source, encoding="utf-8")
     for path, line in re.findall(r"^```python line=(\S+)\n(.*?)^```$", text, FENCED):
         before = (copy / path).read_text(encoding="utf-8")
-        if path.endswith("__init__.py"):  # a list of imports
+        if path.endswith("scalings/registry.py"):  # a list of imports
             (copy / path).write_text(before + line, encoding="utf-8")
             continue
         head = "_ENTRIES: dict[str, Entry] = {\n"
