@@ -214,5 +214,5 @@ def test_another_name_is_answered_by_its_meaning(said, meant):
 
 @pytest.mark.parametrize("said", ["nosuch", "mine", "bert_like", "zzz"])
 def test_nothing_far_fetched_is_suggested(said):
-    with pytest.raises(ValueError, match=rf"^Unknown encoding '{said}'\. Known: nope, "):
+    with pytest.raises(ValueError, match=rf"^Unknown encoding '{said}'\. Known: .*nope, "):
         posenc.create(said, posenc.ModelShape(64, 4))

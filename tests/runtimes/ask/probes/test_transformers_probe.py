@@ -195,10 +195,10 @@ def test_configs_that_people_publish():
 
 NOTHING_LEFT_OUT = ("return WHOLE not in sys.argv", "return False")
 MORE_LEFT_OUT = (
-    'sys.modules["scipy"] = None',
+    'modules["scipy"] = None',
     'sys.modules["scipy"] = sys.modules["transformers.models.llama.modeling_llama"] = None',
 )
-IMPORT_FAILS = ('sys.modules["scipy"] = None', 'sys.modules["transformers.utils"] = None')
+IMPORT_FAILS = ('modules["scipy"] = None', 'modules["transformers.utils"] = None')
 NEVER_AGAIN = ("raise StartAgain from error", "raise error")
 
 
