@@ -107,37 +107,59 @@ def ask_about_sources(
     by_source: list[dict[str, Asked]] = [{} for _ in sources]
     notes: list[list[str]] = [[] for _ in sources]
     interpreters = interpreters_to_ask(asked_for)
+    was_named = asked_for is not None and bool(interpreters)
     readable = [i for i, source in enumerate(sources) if source.spelling in SPELLINGS_ASKED_ABOUT]
+    if readable:
+        to_ask, failures = _runtimes_of_interpreters(interpreters, rows)
+        for i in readable:
+            notes[i] += failures
+        if was_named and not to_ask and not failures:
+            raise ValueError(f"--ask: nobody is asked about {', '.join(rows)}, which --for names.")
+        for python, runtime in to_ask:
+            about = [i for i in readable if sources[i].spelling == _spelling_read_by(runtime)]
+            questions = [_question_about(sources[i], length) for i in about]
+            try:
+                answers = ask(questions, python, runtime) if about else []
+            except AskError as error:
+                for i in about:
+                    notes[i].append(f"{error} {KNOWN_IS_SHOWN}")
+            else:
+                for i, answer in zip(about, answers, strict=True):
+                    _add_answer(by_source[i], answer)
+    if was_named:
+        _note_files_that_nobody_reads(sources, by_source, notes)
+    return by_source, notes
+
+
+def _runtimes_of_interpreters(
+    interpreters: Sequence[Interpreter], rows: Collection[str]
+) -> tuple[list[tuple[str | None, str]], list[str]]:
+    """Return whom to ask, as pairs of an interpreter's path and a runtime, and a line about each
+    interpreter that has none to be asked, or is none."""
     to_ask: list[tuple[str | None, str]] = []
-    for interpreter in interpreters if readable else ():
+    failures: list[str] = []
+    for interpreter in interpreters:
         try:
             runtimes = _runtimes_to_ask(interpreter, rows)
         except AskError as error:
-            for i in readable:
-                notes[i].append(f"{error} {KNOWN_IS_SHOWN}")
+            failures.append(f"{error} {KNOWN_IS_SHOWN}")
         else:
             to_ask += [(interpreter.python, runtime) for runtime in runtimes]
-    named = asked_for is not None and bool(interpreters)
-    if named and readable and not to_ask and not any(notes):
-        raise ValueError(f"--ask: nobody is asked about {', '.join(rows)}, which --for names.")
-    for python, runtime in to_ask:
-        about = [i for i in readable if sources[i].spelling == _spelling_read_by(runtime)]
-        questions = [_question_about(sources[i], length) for i in about]
-        try:
-            answers = ask(questions, python, runtime) if about else []
-        except AskError as error:
-            for i in about:
-                notes[i].append(f"{error} {KNOWN_IS_SHOWN}")
-        else:
-            for i, answer in zip(about, answers, strict=True):
-                _add_answer(by_source[i], answer)
-    for i, source in enumerate(sources):
-        if named and not by_source[i] and not notes[i]:
-            notes[i].append(
+    return to_ask, failures
+
+
+def _note_files_that_nobody_reads(
+    sources: Sequence[Source],
+    by_source: Sequence[Mapping[str, Asked]],
+    notes: Sequence[list[str]],
+) -> None:
+    """Add to `notes` a line for each file about which no runtime has answered, if none says why."""
+    for source, answers, lines in zip(sources, by_source, notes, strict=True):
+        if not answers and not lines:
+            lines.append(
                 "--ask: the runtimes that are asked read no file of this kind "
                 f"({source.spelling}). {KNOWN_IS_SHOWN}"
             )
-    return by_source, notes
 
 
 def _spelling_read_by(runtime: str) -> str:

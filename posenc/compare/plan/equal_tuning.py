@@ -1,4 +1,4 @@
-"""Tune every encoding with the same effort: equally many trials for each.
+"""Tune every encoding by one rule: the same first trials for each, and more where an edge wins.
 
 A point is a learning rate and a setting of the encoding's own knob:
 
