@@ -116,11 +116,9 @@ def attention(
     keys and values are rounded, and so are scores that torch computes. A query that sees no key
     gives zeros and zero gradient. Second derivatives come from every impl but "flex"; where they
     are asked for (create_graph=True), the backward pass materializes all scores.
-    Raises: ValueError
-    - if shapes, positions, `scale` or `impl` do not fit;
-    - for packed documents without a document mask, see `masks.causal`;
-    - if a mask compares the order in memory, and the positions of the queries are not those of the
-      last keys.
+    Raises: ValueError if shapes, positions, `scale` or `impl` do not fit; for packed documents
+    without a document mask, see `masks.causal`; and if a mask compares the order in memory, and the
+    positions of the queries are not those of the last keys.
 
     >>> q = k = v = torch.randn(1, 4, 6, 16)
     >>> where = {"q_positions": torch.arange(6), "kv_positions": torch.arange(6)}
