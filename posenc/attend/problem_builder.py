@@ -20,7 +20,7 @@ from posenc.attend.cache import KVCache
 from posenc.attend.problem import Problem
 from posenc.encodings import Term, Tokens
 from posenc.encodings.base import check_inputs
-from posenc.encodings.base.check_positions import validated_positions
+from posenc.encodings.base.check_inputs import validated_positions
 from posenc.encodings.base.position_encoding import PositionEncoding, QueriesKeys
 from posenc.encodings.numerics.grouped_heads import repeat_kv_heads
 from posenc.encodings.numerics.precision import without_autocast

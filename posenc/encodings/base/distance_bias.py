@@ -7,7 +7,7 @@ from jaxtyping import Float, Real
 from torch import Tensor
 
 from posenc.arguments import explain_misfits
-from posenc.encodings.base.check_positions import validated_bias_positions
+from posenc.encodings.base.check_inputs import validated_bias_positions
 from posenc.encodings.base.claims import Claims
 from posenc.encodings.base.position_encoding import PositionEncoding, check_heads
 from posenc.encodings.numerics.precision import at_least_float32

@@ -9,7 +9,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from posenc.encodings.base.check_positions import require_integers
+from posenc.encodings.base.check_inputs import require_integers
 from posenc.encodings.base.claims import Claims
 from posenc.encodings.base.position_encoding import PositionEncoding, check_head_dim, check_heads
 from posenc.encodings.numerics.grouped_heads import repeat_kv_heads

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from posenc.arguments import explain_misfits
-from posenc.encodings.base.check_positions import validated_bias_positions
+from posenc.encodings.base.check_inputs import validated_bias_positions
 from posenc.encodings.base.claims import Claims
 from posenc.encodings.base.distance_bias import BiasMatrix
 from posenc.encodings.base.model_shape import ModelShape

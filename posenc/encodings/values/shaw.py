@@ -7,7 +7,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from posenc.encodings.base.check_positions import require_integers
+from posenc.encodings.base.check_inputs import require_integers
 from posenc.encodings.base.claims import Claims
 from posenc.encodings.base.position_encoding import PositionEncoding, check_head_dim
 from posenc.encodings.numerics.grouped_heads import grouped_matmul, repeat_kv_heads
