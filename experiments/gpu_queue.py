@@ -246,7 +246,7 @@ def rotation(length: int, device: str, lock: Path) -> dict[str, Any]:
     """Return the speed of rotating q and k, and of copying them, in gigabytes per second."""
     import torch
 
-    from posenc.encodings.queries_keys.rotation.rotate import rotate_together
+    from posenc.encodings.queries_keys.rotate import rotate_together
 
     q, k = (
         torch.randn(1, length, HEADS, WIDTH, device=device).bfloat16().transpose(1, 2) for _ in "qk"

@@ -46,7 +46,7 @@ from posenc.encodings.queries_keys.query_temperature import LogN as LogN
 from posenc.encodings.queries_keys.repo import RePo as RePo
 from posenc.encodings.queries_keys.rnope import RNoPE as RNoPE
 from posenc.encodings.queries_keys.rope import RoPE as RoPE
-from posenc.encodings.queries_keys.rope_layout import convert_layout as convert_layout
+from posenc.encodings.queries_keys.rotate import convert_layout as convert_layout
 from posenc.encodings.queries_keys.rove import RoVE as RoVE
 from posenc.encodings.queries_keys.xpos import XPos as XPos
 from posenc.encodings.registry import create as create

@@ -89,13 +89,13 @@ MUTATIONS = (
         "encodings/queries_keys",
     ),
     Mutation(
-        "encodings/queries_keys/rotation/rotate.py",
+        "encodings/queries_keys/rotate.py",
         "out[..., :pairs].addcmul_(x[..., pairs:], sin, value=-1)",
         "out[..., :pairs].addcmul_(x[..., pairs:], sin)",
         "encodings/queries_keys",
     ),
     Mutation(
-        "encodings/queries_keys/rotation/rotate.py",
+        "encodings/queries_keys/rotate.py",
         "back = _OnePassRotation.apply(ctx.interleaved, cos, -sin, *grads)",
         "back = _OnePassRotation.apply(ctx.interleaved, cos, sin, *grads)",
         "encodings/queries_keys",

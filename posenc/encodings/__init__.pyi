@@ -29,8 +29,8 @@ from posenc.encodings.queries_keys.position_maps import PositionMap as PositionM
 from posenc.encodings.queries_keys.position_maps import ReRoPE as ReRoPE
 from posenc.encodings.queries_keys.position_maps import SelfExtend as SelfExtend
 from posenc.encodings.queries_keys.rope import RoPE as RoPE
-from posenc.encodings.queries_keys.rotation.rotate import has_triton as has_triton
-from posenc.encodings.queries_keys.rotation.rotation import Rotation as Rotation
+from posenc.encodings.queries_keys.rotate import has_triton as has_triton
+from posenc.encodings.queries_keys.rotation import Rotation as Rotation
 from posenc.encodings.queries_keys.xpos import XPos as XPos
 from posenc.encodings.registry.build import build_if_named as build_if_named
 from posenc.encodings.registry.build import create as create

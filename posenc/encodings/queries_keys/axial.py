@@ -12,9 +12,13 @@ from posenc.encodings.base.position_encoding import Cached, CachedPositions
 from posenc.encodings.numerics.grouped_heads import repeat_kv_heads
 from posenc.encodings.numerics.precision import at_least_float32
 from posenc.encodings.numerics.torch_modes import extremes_if_readable
-from posenc.encodings.queries_keys.query_key_encoding import QueryKeyEncoding, check_keys
-from posenc.encodings.queries_keys.rotation.rotate import rotate
-from posenc.encodings.queries_keys.rotation.rotation import RotatedQueriesKeys, Rotation
+from posenc.encodings.queries_keys.rotate import rotate
+from posenc.encodings.queries_keys.rotation import (
+    QueryKeyEncoding,
+    RotatedQueriesKeys,
+    Rotation,
+    check_keys,
+)
 from posenc.encodings.terms.tokens import Tokens
 from posenc.frequencies.scalings.scaling import Frequencies
 from posenc.frequencies.series import DECIMAL_CONTEXT, TWO_PI, inverse_frequencies

@@ -7,7 +7,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from posenc.encodings.queries_keys.rope import RoPE
-from posenc.encodings.queries_keys.rotation.rotation import Pairs, Vectors
+from posenc.encodings.queries_keys.rotation import Pairs, Vectors
 from posenc.frequencies.scalings.scaling import Scaling
 
 

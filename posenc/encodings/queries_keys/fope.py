@@ -9,9 +9,8 @@ from posenc.encodings.base.claims import Claims
 from posenc.encodings.numerics.exact_frequencies import ExactFrequencies
 from posenc.encodings.numerics.grouped_heads import repeat_kv_heads
 from posenc.encodings.numerics.precision import at_least_float32
-from posenc.encodings.queries_keys.query_key_encoding import QueryKeyEncoding, check_keys
-from posenc.encodings.queries_keys.rotation.rotate import rotate
-from posenc.encodings.queries_keys.rotation.rotation import RotatedQueriesKeys
+from posenc.encodings.queries_keys.rotate import rotate
+from posenc.encodings.queries_keys.rotation import QueryKeyEncoding, RotatedQueriesKeys, check_keys
 from posenc.encodings.terms.tokens import Tokens
 from posenc.frequencies.series import inverse_frequencies
 

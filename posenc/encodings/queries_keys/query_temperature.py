@@ -11,7 +11,7 @@ from posenc.arguments import explain_misfits
 from posenc.encodings.base.model_shape import ModelShape
 from posenc.encodings.base.position_encoding import Cached, CachedPositions, QueriesKeys
 from posenc.encodings.numerics.precision import at_least_float32
-from posenc.encodings.queries_keys.query_key_encoding import QueryKeyEncoding
+from posenc.encodings.queries_keys.rotation import QueryKeyEncoding
 from posenc.encodings.terms.tokens import Tokens
 
 Where = Real[Tensor, "*where"]

@@ -19,7 +19,7 @@ from posenc.encodings.base.position_encoding import (
 )
 from posenc.encodings.numerics.precision import at_least_float32
 from posenc.encodings.queries_keys.rope import RoPE
-from posenc.encodings.queries_keys.rotation.rotation import Rotation
+from posenc.encodings.queries_keys.rotation import Rotation
 from posenc.encodings.terms.tokens import Tokens
 from posenc.positions import Positions
 

@@ -11,7 +11,7 @@ from posenc.encodings.embeddings.learned import Learned
 from posenc.encodings.embeddings.sinusoidal import Sinusoidal
 from posenc.encodings.numerics import slopes_and_buckets as bias_numbers
 from posenc.encodings.queries_keys.rope import RoPE
-from posenc.encodings.queries_keys.rotation.rotate import rotate
+from posenc.encodings.queries_keys.rotate import rotate
 from posenc.encodings.queries_keys.rove import RoVE
 from posenc.encodings.scores.alibi import ALiBi
 from posenc.encodings.terms.pairwise_bias import PairwiseBias

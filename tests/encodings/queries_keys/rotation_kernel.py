@@ -18,8 +18,8 @@ from typing import Any
 import torch
 import triton
 
-from posenc.encodings.queries_keys.rotation import triton_kernel
-from posenc.encodings.queries_keys.rotation.rotate import rotate
+from posenc.encodings.queries_keys import triton_rotation
+from posenc.encodings.queries_keys.rotate import rotate
 
 CUDA = (75, 80, 86, 89, 90, 100, 120)
 HIP = {"gfx942": 64, "gfx1100": 32}
@@ -34,10 +34,10 @@ def compiled(
     target: Any, dtype: str, interleaved: bool, size: str, channel_stride: int = 1
 ) -> dict[str, Any]:
     """Return the kernel's assembly, compiled as a launch on contiguous tensors compiles it."""
-    (pairs, head_dim), names = SIZES[size], triton_kernel._rotation_kernel.arg_names
+    (pairs, head_dim), names = SIZES[size], triton_rotation._rotation_kernel.arg_names
     block = triton.next_power_of_2(pairs)
     rest = head_dim - 2 * pairs
-    heads = min(HEADS, triton_kernel.PROGRAM_PAIRS // block)
+    heads = min(HEADS, triton_rotation.PROGRAM_PAIRS // block)
     constants = {
         "INTERLEAVED": interleaved,
         "HEADS": heads,
@@ -56,12 +56,12 @@ def compiled(
     strides = tuple(n for n in names if n.endswith(("_batch", "_head", "_token")))
     divisible = [n for n in names if n in types or (n in strides and size != "odd")]
     source = triton.compiler.ASTSource(
-        triton_kernel._rotation_kernel,
+        triton_rotation._rotation_kernel,
         signature,
         {(names.index(name),): value for name, value in constants.items()},
         {(names.index(name),): [["tt.divisibility", 16]] for name in divisible},
     )
-    options = {"num_warps": triton_kernel.num_warps_for(heads * block), "enable_fp_fusion": True}
+    options = {"num_warps": triton_rotation.num_warps_for(heads * block), "enable_fp_fusion": True}
     return triton.compile(source, target=target, options=options).asm
 
 
@@ -129,13 +129,15 @@ def interpreted() -> int:
             xs.append(x.contiguous() if memory == "contiguous" else x)
         want = [rotate(x, cos, sin, interleaved=interleaved) for x in xs]
         kept = [x.clone() for x in xs]
-        got, bound = triton_kernel.launch(xs, *tables, interleaved), dtypes[dtype]
+        got, bound = triton_rotation.launch(xs, *tables, interleaved), dtypes[dtype]
         for ours, theirs in zip(got, want, strict=True):  # checks shapes and dtypes too
             torch.testing.assert_close(ours, theirs, rtol=bound, atol=bound)
         assert all(map(torch.equal, xs, kept)), "inputs are left as they are"
         count += 1
     empty = torch.zeros(2, 3, 0, 16)
-    assert triton_kernel.launch([empty], *2 * [empty[:, :1, :, :8]], False)[0].shape == empty.shape
+    assert (
+        triton_rotation.launch([empty], *2 * [empty[:, :1, :, :8]], False)[0].shape == empty.shape
+    )
     return count
 
 

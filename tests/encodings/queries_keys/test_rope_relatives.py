@@ -10,7 +10,7 @@ from posenc import KVCache, attention, masks
 from posenc.encodings.queries_keys.pope import PoPE
 from posenc.encodings.queries_keys.query_temperature import Llama4Temperature, LogN
 from posenc.encodings.queries_keys.rope import RoPE
-from posenc.encodings.queries_keys.rope_layout import convert_layout, layout_permutation
+from posenc.encodings.queries_keys.rotate import convert_layout, layout_permutation
 from posenc.encodings.queries_keys.xpos import XPos
 from posenc.testing.harness import transform_queries_keys
 from tests.golden_values import Case, cases

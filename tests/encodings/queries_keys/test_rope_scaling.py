@@ -12,7 +12,7 @@ import torch
 from torch._dynamo.testing import CompileCounter
 
 from posenc.encodings.queries_keys.rope import RoPE
-from posenc.encodings.queries_keys.rotation.rotate import rotate as rotate_pairs
+from posenc.encodings.queries_keys.rotate import rotate as rotate_pairs
 from posenc.frequencies.float64_formulas import longrope_attention_factor, yarn_attention_factor
 from posenc.frequencies.scalings.registry import (
     NTK,

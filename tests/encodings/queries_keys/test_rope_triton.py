@@ -8,7 +8,7 @@ import types
 import pytest
 import torch
 
-from posenc.encodings.queries_keys.rotation import rotate
+from posenc.encodings.queries_keys import rotate
 
 
 @pytest.mark.slow
@@ -44,11 +44,11 @@ def test_the_kernel_moves_16_bytes_at_a_time_and_spills_nothing(dtype, interleav
 
 def test_tensors_of_two_devices_are_refused_before_a_launch():
     pytest.importorskip("triton", reason="triton is not installed")
-    from posenc.encodings.queries_keys.rotation import triton_kernel
+    from posenc.encodings.queries_keys import triton_rotation
 
     x, table = torch.zeros(1, 2, 3, 8), torch.zeros(1, 3, 4)
     with pytest.raises(RuntimeError, match="must be on one device, got cpu, meta"):
-        triton_kernel.rotate((x, x), table, table.to("meta"), False)
+        triton_rotation.rotate((x, x), table, table.to("meta"), False)
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,8 @@ from torch.autograd import forward_ad
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils.flop_counter import FlopCounterMode
 
-from posenc.encodings.queries_keys.rotation import rotate as module
-from posenc.encodings.queries_keys.rotation.rotate import rotate, rotate_together
+from posenc.encodings.queries_keys import rotate as module
+from posenc.encodings.queries_keys.rotate import rotate, rotate_together
 
 
 @pytest.fixture(params=["plain", "strips"])

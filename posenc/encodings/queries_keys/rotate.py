@@ -1,14 +1,16 @@
-"""Rotate pairs of channels, for every rotary method."""
+"""Rotate pairs of channels, for every rotary method; convert weights between the two layouts."""
 
 import functools
 import importlib
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 import torch
+from jaxtyping import Int, Shaped
 from torch import Tensor
 from torch.nn import functional as F
 
+from posenc.arguments import explain_misfits
 from posenc.encodings.numerics.precision import at_least_float32
 
 MAX_TORCH_OPS_ELEMENTS = 1 << 12
@@ -84,9 +86,9 @@ class _OnePassRotation(torch.autograd.Function):
     @staticmethod
     def forward(interleaved: bool, cos: Tensor, sin: Tensor, *xs: Tensor) -> tuple[Tensor, ...]:
         if xs[0].device.type == "cuda" and has_triton():
-            from posenc.encodings.queries_keys.rotation import triton_kernel
+            from posenc.encodings.queries_keys import triton_rotation
 
-            return triton_kernel.rotate(xs, cos, sin, interleaved)
+            return triton_rotation.rotate(xs, cos, sin, interleaved)
         return tuple(_rotate_in_strips(x, cos, sin, interleaved) for x in xs)
 
     @staticmethod
@@ -190,3 +192,69 @@ def has_triton() -> bool:
         return int(importlib.import_module("triton").__version__.partition(".")[0]) >= 3
     except (ImportError, AttributeError, ValueError):
         return False
+
+
+def layout_permutation(
+    head_dim: int, rotary_dim: int | None = None, *, to: Literal["half_split", "interleaved"]
+) -> Int[Tensor, " {head_dim}"]:
+    """Return, for each channel of a head in the new layout, its index in the old one: (head_dim,).
+
+    Pair t is (2t, 2t+1) if interleaved, (t, t + rotary_dim/2) if half-split; channels from
+    rotary_dim on stay.
+    """
+    rotary_dim = head_dim if rotary_dim is None else rotary_dim
+    if rotary_dim % 2 or not 0 < rotary_dim <= head_dim:
+        raise ValueError(
+            f"layout_permutation: rotary_dim must be even and between 2 and head_dim={head_dim}, "
+            f"got {rotary_dim}."
+        )
+    if to not in ("half_split", "interleaved"):
+        raise ValueError(
+            f"layout_permutation: to must be 'half_split' or 'interleaved', got {to!r}."
+        )
+    rotated = torch.arange(rotary_dim).view((2, -1) if to == "interleaved" else (-1, 2)).T
+    return torch.cat([rotated.flatten(), torch.arange(rotary_dim, head_dim)])
+
+
+@explain_misfits
+def convert_layout(
+    weight: Shaped[Tensor, "*shape"],
+    head_dim: int,
+    *,
+    to: Literal["half_split", "interleaved"],
+    rotary_dim: int | None = None,
+    dim: int = 0,
+) -> Shaped[Tensor, "*shape"]:
+    """Permute the output channels of a query or key weight from one layout to the other.
+
+    weight'[h * head_dim + c] = weight[h * head_dim + permutation[c]]
+
+    Convert all weights that produce or scale q and k: projections, their biases, q- and k-norms. Do
+    not convert v and o. The number of heads follows from the size, so grouped queries need no
+    special case.
+
+    Args:
+        weight: (num_heads * head_dim, in_features) as torch stores it, or a bias
+            (num_heads * head_dim), or a norm's weight (head_dim) or (num_heads * head_dim).
+        head_dim: size of one head.
+        to: the new layout; the weight must be in the other one.
+        rotary_dim: number of rotated channels, the first of each head; None means all.
+        dim: the axis of output channels; -1 for kernels stored (in_features, out_features).
+
+    Returns: a new tensor like `weight`.
+    Raises: ValueError if the sizes do not fit.
+    Source: Su et al. 2021, arXiv:2104.09864, for the pairs.
+
+    >>> weight = torch.arange(4.0)[:, None]  # one head of four channels
+    >>> posenc.convert_layout(weight, head_dim=4, to="half_split")[:, 0]
+    tensor([0., 2., 1., 3.])
+    """
+    channels = weight.shape[dim]
+    if channels % head_dim:
+        raise ValueError(
+            f"convert_layout: axis {dim} must be whole heads of {head_dim} channels, "
+            f"got {channels} (weight with shape {tuple(weight.shape)})."
+        )
+    order = layout_permutation(head_dim, rotary_dim, to=to)
+    heads = torch.arange(0, channels, head_dim)[:, None]
+    return weight.index_select(dim, (heads + order).flatten().to(weight.device))
