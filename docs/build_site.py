@@ -20,7 +20,7 @@ from pathlib import Path
 import posenc
 from posenc.doctor.rule import SEVERITIES
 from posenc.doctor.rules import RULES
-from posenc.encodings.base.model_shape import ModelShape
+from posenc.encodings.base.position_encoding import ModelShape
 from posenc.encodings.registry import create, entry, names
 from posenc.inspect.encoding import charts
 from posenc.inspect.encoding.scores import decay

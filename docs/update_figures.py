@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 
 import posenc
-from posenc.encodings.base.model_shape import ModelShape
+from posenc.encodings.base.position_encoding import ModelShape
 from posenc.encodings.registry import create
 from posenc.inspect.encoding import charts
 from posenc.inspect.encoding.precision import exact_frequencies_of

@@ -39,7 +39,7 @@ from posenc.compare.results import Study
 from posenc.compare.run_study import STUDY_FILE, run_study
 from posenc.compare.trial.config import RECIPE
 from posenc.compare.trial.result_files import is_done, load_results, save_result
-from posenc.encodings.base.model_shape import ModelShape
+from posenc.encodings.base.position_encoding import ModelShape
 from posenc.files.atomic import write_atomically
 from posenc.tasks.registry import TASKS, TEXT
 

@@ -25,7 +25,7 @@ from posenc.encodings.base import Pass as Pass
 from posenc.encodings.base import PositionEncoding as PositionEncoding
 from posenc.encodings.base.compose import Compose as Compose
 from posenc.encodings.base.per_layer import PerLayer as PerLayer
-from posenc.encodings.base.within import Within as Within
+from posenc.encodings.base.compose import Within as Within
 from posenc.encodings.embeddings.bert import BertEmbedding as BertEmbedding
 from posenc.encodings.embeddings.learned import Learned as Learned
 from posenc.encodings.embeddings.learned_2d import Learned2D as Learned2D

@@ -122,7 +122,7 @@ def build_rows(
 def _build_row(name: str, label: str, entry: "Entry") -> dict[str, Any]:
     """Build an encoding, and return what is listed of it under its label."""
     from posenc.encodings import registry
-    from posenc.encodings.base.model_shape import ModelShape
+    from posenc.encodings.base.position_encoding import ModelShape
 
     encoding = registry.create(name, ModelShape(embed_dim=512, num_heads=8, train_length=2048))
     return {

@@ -13,13 +13,13 @@ from posenc.encodings.base.constructor_arguments import (
 )
 from posenc.encodings.base.constructor_arguments import repr_in_one_line as repr_in_one_line
 from posenc.encodings.base.distance_bias import DistanceBias as DistanceBias
-from posenc.encodings.base.model_shape import ModelShape as ModelShape
+from posenc.encodings.base.position_encoding import ModelShape as ModelShape
 from posenc.encodings.base.per_layer import PerLayer as PerLayer
 from posenc.encodings.base.per_layer import encoding_of_all_layers as encoding_of_all_layers
 from posenc.encodings.base.position_encoding import PositionEncoding as PositionEncoding
 from posenc.encodings.base.position_encoding import require_encoding as require_encoding
 from posenc.encodings.base.position_encoding import without_position as without_position
-from posenc.encodings.base.within import Within as Within
+from posenc.encodings.base.compose import Within as Within
 from posenc.encodings.embeddings import grow as grow
 from posenc.encodings.embeddings.learned import Learned as Learned
 from posenc.encodings.embeddings.sinusoidal import Sinusoidal as Sinusoidal

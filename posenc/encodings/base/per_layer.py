@@ -10,14 +10,13 @@ from torch import nn
 
 from posenc.arguments import explain_misfits
 from posenc.encodings.base.claims import Claims
-from posenc.encodings.base.compose import Compose
+from posenc.encodings.base.compose import Compose, Within
 from posenc.encodings.base.position_encoding import (
     Embedded,
     EmbeddedPositions,
     PositionEncoding,
     require_encoding,
 )
-from posenc.encodings.base.within import Within
 from posenc.encodings.terms.tokens import Tokens
 from posenc.masks import Mask, sliding_window
 from posenc.positions import KeyPositionTensor, Positions, QueryPositionTensor

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from posenc.arguments import explain_misfits
-from posenc.encodings.base.model_shape import ModelShape
+from posenc.encodings.base.position_encoding import ModelShape
 from posenc.encodings.embeddings.added_embedding import AddedEmbedding
 from posenc.encodings.embeddings.sinusoidal import Sinusoidal
 from posenc.encodings.numerics.torch_modes import extremes_if_readable

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from posenc.arguments import explain_misfits
-from posenc.encodings.base.model_shape import ModelShape
+from posenc.encodings.base.position_encoding import ModelShape
 from posenc.encodings.embeddings.added_embedding import AddedEmbedding
 from posenc.encodings.embeddings.grow import interpolate_2d
 from posenc.encodings.embeddings.learned import check_row_indices

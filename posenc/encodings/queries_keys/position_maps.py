@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 
 from posenc.arguments import explain_misfits
-from posenc.encodings.base.model_shape import ModelShape
-from posenc.encodings.base.position_encoding import Pass
+from posenc.encodings.base.position_encoding import ModelShape, Pass
 from posenc.encodings.numerics.torch_modes import outside_inference_mode
 from posenc.encodings.queries_keys.rope import RoPE
 from posenc.frequencies.scalings.scaling import Scaling

@@ -8,8 +8,7 @@ from jaxtyping import Float, Real
 from torch import Tensor
 
 from posenc.arguments import explain_misfits
-from posenc.encodings.base.model_shape import ModelShape
-from posenc.encodings.base.position_encoding import Cached, CachedPositions, QueriesKeys
+from posenc.encodings.base.position_encoding import Cached, CachedPositions, ModelShape, QueriesKeys
 from posenc.encodings.numerics.precision import at_least_float32
 from posenc.encodings.queries_keys.rotation import QueryKeyEncoding
 from posenc.encodings.terms.tokens import Tokens

@@ -4,9 +4,8 @@ from dataclasses import replace
 from typing import Any, Literal
 
 from posenc.arguments import explain_misfits
-from posenc.encodings.base.model_shape import ModelShape
 from posenc.encodings.base.per_layer import PerLayer
-from posenc.encodings.base.position_encoding import PositionEncoding
+from posenc.encodings.base.position_encoding import ModelShape, PositionEncoding
 from posenc.encodings.queries_keys.query_temperature import Llama4Temperature
 from posenc.encodings.queries_keys.rope import RoPE
 from posenc.masks import Mask, chunked

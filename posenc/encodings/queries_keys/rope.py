@@ -9,7 +9,7 @@ from torch import Tensor
 
 from posenc.arguments import explain_misfits
 from posenc.encodings.base.constructor_arguments import UnknownOption
-from posenc.encodings.base.model_shape import ModelShape
+from posenc.encodings.base.position_encoding import ModelShape
 from posenc.encodings.numerics.exact_frequencies import ExactFrequencies
 from posenc.encodings.queries_keys.rotation import Rotation
 from posenc.encodings.queries_keys.rotation_from_config import rotation_arguments

@@ -8,10 +8,10 @@ from torch import Tensor
 
 from posenc.arguments import explain_misfits
 from posenc.encodings.base.claims import Claims
-from posenc.encodings.base.model_shape import ModelShape
 from posenc.encodings.base.position_encoding import (
     Cached,
     CachedPositions,
+    ModelShape,
     Output,
     PositionEncoding,
     QueriesKeys,

@@ -7,9 +7,8 @@ from typing import Any
 from posenc.arguments import explain_misfits
 from posenc.encodings.base.compose import Compose
 from posenc.encodings.base.constructor_arguments import UnknownOption, are_alike
-from posenc.encodings.base.model_shape import ModelShape
 from posenc.encodings.base.per_layer import PerLayer
-from posenc.encodings.base.position_encoding import PositionEncoding
+from posenc.encodings.base.position_encoding import ModelShape, PositionEncoding
 from posenc.encodings.registry.grammar import Part, Spec, parse
 from posenc.encodings.registry.lookup import class_of_part, entry
 

@@ -9,9 +9,9 @@ from torch.nn import functional as F
 
 from posenc.arguments import explain_misfits
 from posenc.encodings.base.claims import Claims
-from posenc.encodings.base.model_shape import ModelShape
 from posenc.encodings.base.position_encoding import (
     Hidden,
+    ModelShape,
     Past,
     PositionEncoding,
     State,

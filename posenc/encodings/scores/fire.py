@@ -14,8 +14,7 @@ from posenc.arguments import explain_misfits
 from posenc.encodings.base.check_inputs import validated_bias_positions
 from posenc.encodings.base.claims import Claims
 from posenc.encodings.base.distance_bias import BiasMatrix
-from posenc.encodings.base.model_shape import ModelShape
-from posenc.encodings.base.position_encoding import PositionEncoding, check_heads
+from posenc.encodings.base.position_encoding import ModelShape, PositionEncoding, check_heads
 from posenc.encodings.numerics.precision import read_linear, without_autocast
 from posenc.encodings.numerics.torch_modes import is_readable
 from posenc.encodings.terms.pairwise_bias import PairwiseBias

@@ -10,8 +10,12 @@ from torch.nn import functional as F
 
 from posenc.arguments import explain_misfits
 from posenc.encodings.base.claims import Claims
-from posenc.encodings.base.model_shape import ModelShape
-from posenc.encodings.base.position_encoding import PositionEncoding, check_heads, check_state_shape
+from posenc.encodings.base.position_encoding import (
+    ModelShape,
+    PositionEncoding,
+    check_heads,
+    check_state_shape,
+)
 from posenc.encodings.numerics.precision import at_least_float32, read_linear, without_autocast
 from posenc.encodings.terms.pairwise_bias import PairwiseBias
 from posenc.encodings.terms.term import ScoreMod

@@ -6,8 +6,7 @@ import torch
 import posenc
 from posenc import masks
 from posenc.encodings.base.claims import Claims
-from posenc.encodings.base.compose import Compose
-from posenc.encodings.base.within import Within
+from posenc.encodings.base.compose import Compose, Within
 from posenc.encodings.terms.pairwise_bias import PairwiseBias
 from posenc.testing.harness import add_term_to_scores, as_tokens
 from tests.attending import attend, decoded

@@ -5,9 +5,8 @@ import torch
 
 import posenc
 from posenc import masks
-from posenc.encodings.base.compose import Compose
+from posenc.encodings.base.compose import Compose, Within
 from posenc.encodings.base.per_layer import PerLayer
-from posenc.encodings.base.within import Within
 from posenc.models import Decoder, DecoderConfig
 
 
