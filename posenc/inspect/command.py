@@ -234,8 +234,7 @@ def module(
     """Check a position module of another library, or one of your own, for known mistakes."""
     from posenc.command_line.progress import replace_status_line
     from posenc.inspect.module.load import parse_arguments
-    from posenc.inspect.module.measurements import measure_module
-    from posenc.inspect.module.report import report_of
+    from posenc.inspect.module.measurements import measure_module, report_of
     from posenc.report.terminal import print_report
 
     constructor_arguments = parse_arguments(arguments or [])

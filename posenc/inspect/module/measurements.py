@@ -1,4 +1,4 @@
-"""Run every check on a foreign module."""
+"""Run every check on a foreign module, and report what it returns and which checks fail."""
 
 import shlex
 import warnings
@@ -10,6 +10,7 @@ import torch
 
 from posenc.arguments import explain_misfits
 from posenc.command_line.errors import one_line
+from posenc.inspect.module import check_consistency, check_precision, check_rotation, check_slopes
 from posenc.inspect.module.call_forms import (
     CALLS_BY_RETURN,
     HEADS,
@@ -17,32 +18,43 @@ from posenc.inspect.module.call_forms import (
     WIDTH,
     calls_in_words,
 )
-from posenc.inspect.module.checks import compiled, consistency, precision, rotation, slopes
 from posenc.inspect.module.load import load_factory
 from posenc.inspect.module.result_reader import ResultMeaning
 from posenc.inspect.module.subject import ADAPTER_COMMAND, CheckResult, Subject, find_subject
+from posenc.report.report import Report, Section
+from posenc.report.table import Table
 
 CHECKS: dict[str, Callable[[Subject], CheckResult]] = {  # in the order of the table
-    "position 0 leaves content as it is": rotation.judge_position_zero,
-    "pairs of channels are rotated": rotation.judge_rotation_of_pairs,
-    "scores depend on distance only": rotation.judge_shifted_scores,
-    "frequencies are those of its base and width": rotation.judge_frequencies,
-    "keys before a query differ by distance": slopes.judge_past_keys,
-    "what it is given stays as it is": consistency.judge_writes_into_arguments,
-    "positions stay distinct": precision.judge_distinct_positions,
-    "bfloat16 activations keep positions": precision.judge_bfloat16_activations,
-    "module.bfloat16() keeps positions": precision.judge_bfloat16_module,
-    "earlier calls leave no trace": consistency.judge_repeated_calls,
-    "a position keeps its values as the sequence grows": consistency.judge_growing_length,
-    "a token alone is the token in its sequence": consistency.judge_single_token,
-    "queries and keys are rotated alike": consistency.judge_queries_against_keys,
-    "a row does not depend on the batch's farthest": consistency.judge_batch_rows,
-    "its own start moves its positions": consistency.judge_start_arguments,
-    "positions are right as far as it states": precision.judge_far_positions,
-    "it runs beyond its length if it claims to": precision.judge_promised_length,
-    "slopes of ALiBi are the authors'": slopes.judge_slopes,
-    "one compiled graph works for all lengths": compiled.judge_compiled_graphs,
+    "position 0 leaves content as it is": check_rotation.judge_position_zero,
+    "pairs of channels are rotated": check_rotation.judge_rotation_of_pairs,
+    "scores depend on distance only": check_rotation.judge_shifted_scores,
+    "frequencies are those of its base and width": check_rotation.judge_frequencies,
+    "keys before a query differ by distance": check_slopes.judge_past_keys,
+    "what it is given stays as it is": check_consistency.judge_writes_into_arguments,
+    "positions stay distinct": check_precision.judge_distinct_positions,
+    "bfloat16 activations keep positions": check_precision.judge_bfloat16_activations,
+    "module.bfloat16() keeps positions": check_precision.judge_bfloat16_module,
+    "earlier calls leave no trace": check_consistency.judge_repeated_calls,
+    "a position keeps its values as the sequence grows": check_consistency.judge_growing_length,
+    "a token alone is the token in its sequence": check_consistency.judge_single_token,
+    "queries and keys are rotated alike": check_consistency.judge_queries_against_keys,
+    "a row does not depend on the batch's farthest": check_consistency.judge_batch_rows,
+    "its own start moves its positions": check_consistency.judge_start_arguments,
+    "positions are right as far as it states": check_precision.judge_far_positions,
+    "it runs beyond its length if it claims to": check_precision.judge_promised_length,
+    "slopes of ALiBi are the authors'": check_slopes.judge_slopes,
+    "one compiled graph works for all lengths": check_consistency.judge_compiled_graphs,
 }
+_RETURNED = {
+    "rotated content": "rotated queries or keys",
+    "sinusoids": "sines and cosines of positions",
+    "cos and sin": "cosines and sines of angles",
+    "complex": "angles as complex numbers",
+    "bias": "a bias of the scores",
+    "values": "values by position",
+}
+"""What a module returns, by the meaning of its numbers."""
+_VERDICT_IN_WORDS = {True: "yes", False: "no", None: "–"}
 
 
 @dataclass(frozen=True)
@@ -150,3 +162,37 @@ def _run_check(check: str, subject: Subject) -> Verdict:
         return Verdict(check, *CHECKS[check](subject))
     except Exception as error:  # foreign code: any exception is the finding
         return Verdict(check, None, f"does not run: {one_line(error)}")
+
+
+def report_of(sheet: ModuleSheet) -> Report:
+    """Return the report: the finding in a sentence or two, the call, and a verdict for each
+    check."""
+    answer = _answer(sheet)
+    call = f"{sheet.path}, called as {sheet.called_as}, {sheet.length:,} tokens"
+    rows = [
+        [verdict.check, _VERDICT_IN_WORDS[verdict.holds], verdict.measured]
+        for verdict in sheet.checks
+    ]
+    return Report(
+        f"The positions of {sheet.name}",
+        answer,
+        {
+            "module": sheet.path,
+            "called_as": sheet.called_as,
+            "shows": _RETURNED[sheet.meaning],
+            "length": sheet.length,
+            "answer": answer,
+            "checks": sheet.checks,
+        },
+        [Section("Checks", [call, Table(["check", "holds", "measured"], rows)])],
+    )
+
+
+def _answer(sheet: ModuleSheet) -> str:
+    """Return what the module returns, and which of the checks that apply fail."""
+    num_passed = sum(verdict.holds is True for verdict in sheet.checks)
+    start = f"{sheet.name} returns {_RETURNED[sheet.meaning]}, computed from positions."
+    if not sheet.wrong:
+        return f"{start} All {num_passed} checks that apply pass."
+    names = "; ".join(verdict.check for verdict in sheet.wrong)
+    return f"{start} {len(sheet.wrong)} of {num_passed + len(sheet.wrong)} checks fail: {names}."

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from posenc.inspect.module.call_forms import CallForm, Inputs
-from posenc.inspect.module.result_tensors import (
+from posenc.inspect.module.results import (
+    ResultKind,
     are_close,
     bias_matrix,
     channels_by_position,
@@ -17,8 +18,6 @@ from posenc.inspect.module.result_tensors import (
     to_double_precision,
 )
 
-ResultKind = Literal["rotation", "bias", "values"]
-"""What results are read as, which decides how they are compared."""
 ResultMeaning = Literal["rotated content", "cos and sin", "sinusoids", "complex", "bias", "values"]
 """What the numbers are that the module returns, as its report names them."""
 Run = Callable[[Inputs], Any]

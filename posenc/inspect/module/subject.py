@@ -27,7 +27,7 @@ from posenc.inspect.module.result_reader import (
     UnfitCall,
     reader_of_results,
 )
-from posenc.inspect.module.result_tensors import (
+from posenc.inspect.module.results import (
     absolute_difference,
     are_close,
     floating_tensors,

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from posenc.inspect.module.checks.slopes import judge_slopes as check
+from posenc.inspect.module.check_slopes import judge_slopes as check
 from posenc.inspect.module.measurements import measure_module
 from posenc.inspect.module.subject import find_subject
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from posenc.command_line.errors import one_line
-from posenc.inspect.module.result_errors import allowed_error, count_distinct, measure_errors
+from posenc.inspect.module.results import allowed_error, count_distinct, measure_errors
 from posenc.inspect.module.subject import CheckResult, Subject, modules_without_containers
 
 _NARROW = torch.bfloat16

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from posenc.inspect.module.result_errors import worst_head_in_words
+from posenc.inspect.module.results import worst_head_in_words
 from posenc.inspect.module.subject import CheckResult, Subject, modules_without_containers
 
 _TOLERANCE = 1e-3

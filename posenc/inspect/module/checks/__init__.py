@@ -1,1 +1,0 @@
-"""Check a foreign module: each check returns whether it holds, and the numbers."""
