@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from decimal import Decimal
 from typing import Any
 
-from posenc.frequencies.fixed_point import DIGIT_BITS, PART_BITS, digit_turns
+from posenc.frequencies.series import DIGIT_BITS, PART_BITS, digit_turns
 from posenc.keras.position_layer import ops
 
 PHASE_BITS = 30

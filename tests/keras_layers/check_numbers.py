@@ -12,7 +12,6 @@ from keras import ops
 import posenc
 from posenc import keras as pk
 from posenc.encodings.embeddings import grow
-from posenc.frequencies.fixed_point import turns_in_fixed_point
 from posenc.frequencies.scalings import lookup
 from posenc.frequencies.scalings.registry import (
     NTK,
@@ -27,7 +26,7 @@ from posenc.frequencies.scalings.registry import (
     Proportional,
     YaRN,
 )
-from posenc.frequencies.series import inverse_frequencies
+from posenc.frequencies.series import inverse_frequencies, turns_in_fixed_point
 from posenc.keras.int32_frequencies import Int32Frequencies
 from tests.golden_values import cases
 from tests.keras_layers.common import (

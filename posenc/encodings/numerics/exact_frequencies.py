@@ -8,9 +8,13 @@ import torch
 from torch import Tensor
 
 from posenc.encodings.numerics.caches import Constants
-from posenc.frequencies import fixed_point
+from posenc.frequencies.series import (
+    UNITS_PER_TURN,
+    radians_rounded_away,
+    turns_in_fixed_point,
+)
 
-_RADIANS_PER_UNIT = 2 * math.pi / fixed_point.UNITS_PER_TURN
+_RADIANS_PER_UNIT = 2 * math.pi / UNITS_PER_TURN
 
 
 class ExactFrequencies:
@@ -36,8 +40,8 @@ class ExactFrequencies:
         """
         self.inv_freq = tuple(inv_freq)
         self.axes = None if axes is None else tuple(axes)
-        self.turns = Constants(fixed_point.turns_in_fixed_point(self.inv_freq))
-        self._radians_rounded_away = Constants(fixed_point.radians_rounded_away(self.inv_freq))
+        self.turns = Constants(turns_in_fixed_point(self.inv_freq))
+        self._radians_rounded_away = Constants(radians_rounded_away(self.inv_freq))
         self._axis_of_frequency = Constants(() if axes is None else axes)
         self._radians_per_position = Constants([float(f) for f in self.inv_freq])
 
