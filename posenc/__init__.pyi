@@ -24,8 +24,10 @@ from posenc.encodings.base import ModelShape as ModelShape
 from posenc.encodings.base import Pass as Pass
 from posenc.encodings.base import PositionEncoding as PositionEncoding
 from posenc.encodings.base.compose import Compose as Compose
-from posenc.encodings.base.per_layer import PerLayer as PerLayer
 from posenc.encodings.base.compose import Within as Within
+from posenc.encodings.base.per_layer import PerLayer as PerLayer
+from posenc.encodings.base.term import Term as Term
+from posenc.encodings.base.term import Tokens as Tokens
 from posenc.encodings.embeddings.bert import BertEmbedding as BertEmbedding
 from posenc.encodings.embeddings.learned import Learned as Learned
 from posenc.encodings.embeddings.learned_2d import Learned2D as Learned2D
@@ -63,8 +65,6 @@ from posenc.encodings.scores.kerple import Kerple as Kerple
 from posenc.encodings.scores.sandwich import Sandwich as Sandwich
 from posenc.encodings.scores.t5 import T5Bias as T5Bias
 from posenc.encodings.scores.transformer_xl import TransformerXL as TransformerXL
-from posenc.encodings.terms.term import Term as Term
-from posenc.encodings.terms.tokens import Tokens as Tokens
 from posenc.encodings.values.shaw import Shaw as Shaw
 from posenc.frequencies.scalings.registry import *  # noqa: F403 - all of them are public
 from posenc.masks import Mask as Mask

@@ -203,12 +203,12 @@ def test_inner_rooms_of_the_encodings_have_floors_of_their_own():
     house = {
         **HOUSE,
         "posenc/encodings/__init__.py": "",
-        "posenc/encodings/terms/a.py": "",
-        "posenc/encodings/scores/b.py": "from posenc.encodings.terms import a\n",
+        "posenc/encodings/base/a.py": "",
+        "posenc/encodings/scores/b.py": "from posenc.encodings.base import a\n",
     }
-    floors = [*FLOORS, ["encodings"], ["encodings/scores"], ["encodings/terms"]]
+    floors = [*FLOORS, ["encodings"], ["encodings/scores"], ["encodings/base"]]
     assert violations(house, floors) == []
-    house["posenc/encodings/terms/a.py"] = "from posenc.encodings.scores import b\n"
+    house["posenc/encodings/base/a.py"] = "from posenc.encodings.scores import b\n"
     assert len(violations(house, floors)) == 1
 
 

@@ -6,7 +6,7 @@ from torch._dynamo.testing import CompileCounter
 
 import posenc
 from posenc import Decoder, DecoderConfig, masks
-from posenc.encodings.terms.tokens import Tokens
+from posenc.encodings.base.term import Tokens
 from posenc.models.stack import default_positions
 from posenc.positions import (
     are_known_equal,

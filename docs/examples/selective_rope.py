@@ -9,10 +9,10 @@ from torch.nn import functional as F
 
 from posenc.encodings.base import Claims, PositionEncoding
 from posenc.encodings.base.position_encoding import QueriesKeys, check_head_dim
-from posenc.encodings.numerics.grouped_heads import repeat_kv_heads
+from posenc.encodings.base.term import Tokens
 from posenc.encodings.numerics.precision import at_least_float32
+from posenc.encodings.numerics.tensor_views import repeat_kv_heads
 from posenc.encodings.queries_keys.rotate import rotate
-from posenc.encodings.terms.tokens import Tokens
 from posenc.frequencies.series import inverse_frequencies
 
 TAPS = 4

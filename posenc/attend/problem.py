@@ -15,8 +15,8 @@ from torch import Tensor
 
 from posenc.encodings import PairwiseBias, ProductsByDistance, Term, Tokens
 from posenc.encodings.base.position_encoding import PositionEncoding, check_heads
-from posenc.encodings.numerics.grouped_heads import grouped_matmul, repeat_kv_heads
 from posenc.encodings.numerics.precision import at_least_float32, without_autocast
+from posenc.encodings.numerics.tensor_views import grouped_matmul, repeat_kv_heads
 from posenc.encodings.numerics.torch_modes import autocast_enabled
 from posenc.masks import Mask
 from posenc.positions import are_known_equal

@@ -22,8 +22,8 @@ from posenc.encodings import Term, Tokens
 from posenc.encodings.base import check_inputs
 from posenc.encodings.base.check_inputs import validated_positions
 from posenc.encodings.base.position_encoding import PositionEncoding, QueriesKeys
-from posenc.encodings.numerics.grouped_heads import repeat_kv_heads
 from posenc.encodings.numerics.precision import without_autocast
+from posenc.encodings.numerics.tensor_views import repeat_kv_heads
 from posenc.masks import Mask, bind_to_memory_order, check_documents, check_mask
 from posenc.masks.mask import PADDING_NAME
 from posenc.positions import offset_of_first_query, repeated_position

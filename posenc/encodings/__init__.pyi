@@ -8,18 +8,25 @@ from posenc.encodings.base.check_inputs import (
     validated_embedding_positions as validated_embedding_positions,
 )
 from posenc.encodings.base.compose import Compose as Compose
+from posenc.encodings.base.compose import Within as Within
 from posenc.encodings.base.constructor_arguments import (
     classes_and_arguments as classes_and_arguments,
 )
 from posenc.encodings.base.constructor_arguments import repr_in_one_line as repr_in_one_line
 from posenc.encodings.base.distance_bias import DistanceBias as DistanceBias
-from posenc.encodings.base.position_encoding import ModelShape as ModelShape
 from posenc.encodings.base.per_layer import PerLayer as PerLayer
 from posenc.encodings.base.per_layer import encoding_of_all_layers as encoding_of_all_layers
+from posenc.encodings.base.position_encoding import ModelShape as ModelShape
 from posenc.encodings.base.position_encoding import PositionEncoding as PositionEncoding
 from posenc.encodings.base.position_encoding import require_encoding as require_encoding
 from posenc.encodings.base.position_encoding import without_position as without_position
-from posenc.encodings.base.compose import Within as Within
+from posenc.encodings.base.products_by_distance import ProductsByDistance as ProductsByDistance
+from posenc.encodings.base.term import Chain as Chain
+from posenc.encodings.base.term import PairwiseBias as PairwiseBias
+from posenc.encodings.base.term import ScoreMod as ScoreMod
+from posenc.encodings.base.term import Term as Term
+from posenc.encodings.base.term import Tokens as Tokens
+from posenc.encodings.base.term import formulas_need_gradient as formulas_need_gradient
 from posenc.encodings.embeddings import grow as grow
 from posenc.encodings.embeddings.learned import Learned as Learned
 from posenc.encodings.embeddings.sinusoidal import Sinusoidal as Sinusoidal
@@ -51,13 +58,6 @@ from posenc.encodings.registry.user_code import path_of_class as path_of_class
 from posenc.encodings.scores.alibi import ALiBi as ALiBi
 from posenc.encodings.scores.fox import FoX as FoX
 from posenc.encodings.scores.t5 import T5Bias as T5Bias
-from posenc.encodings.terms.pairwise_bias import PairwiseBias as PairwiseBias
-from posenc.encodings.terms.products_by_distance import ProductsByDistance as ProductsByDistance
-from posenc.encodings.terms.term import Chain as Chain
-from posenc.encodings.terms.term import ScoreMod as ScoreMod
-from posenc.encodings.terms.term import Term as Term
-from posenc.encodings.terms.term import formulas_need_gradient as formulas_need_gradient
-from posenc.encodings.terms.tokens import Tokens as Tokens
 from posenc.frequencies.scalings.by_parts import NTKByParts as NTKByParts
 from posenc.frequencies.scalings.linear import Linear as Linear
 from posenc.frequencies.scalings.ntk import NTK as NTK

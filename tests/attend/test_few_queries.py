@@ -10,7 +10,7 @@ from posenc.attend.attention import explain
 from posenc.attend.problem import Problem
 from posenc.attend.problem_builder import build_problems
 from posenc.attend.ways import blocks, flash
-from posenc.encodings.terms.tokens import Tokens
+from posenc.encodings.base.term import Tokens
 from tests.attend import test_flex
 from tests.attending import attend
 

@@ -9,8 +9,7 @@ import torch
 import posenc
 from posenc import masks
 from posenc.attend.ways import blocks
-from posenc.encodings.terms.pairwise_bias import PairwiseBias
-from posenc.encodings.terms.term import Term
+from posenc.encodings.base.term import PairwiseBias, Term
 from tests.attend.test_flex import on_cuda, problem
 from tests.attending import attend
 

@@ -33,8 +33,8 @@ from torch.nn import functional as F
 
 from posenc.attend.problem import Problem
 from posenc.encodings import has_triton
-from posenc.encodings.numerics.grouped_heads import repeat_kv_heads
 from posenc.encodings.numerics.precision import without_autocast
+from posenc.encodings.numerics.tensor_views import repeat_kv_heads
 
 BLOCK_SIZE = 128
 """Queries, and keys, of a block, if plain operations of torch compute it."""

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from posenc.attend import torch_faults
-from posenc.encodings.numerics.grouped_heads import repeat_kv_heads
+from posenc.encodings.numerics.tensor_views import repeat_kv_heads
 from posenc.encodings.numerics.torch_modes import is_readable
 
 

@@ -22,8 +22,8 @@ from posenc.attend.problem import Problem
 from posenc.attend.ways import flash
 from posenc.attend.ways.second_derivatives import dense_gradients
 from posenc.attend.ways.strips_backward import sum_head_groups
-from posenc.encodings.numerics.grouped_heads import repeat_kv_heads
 from posenc.encodings.numerics.precision import at_least_float32, without_autocast
+from posenc.encodings.numerics.tensor_views import repeat_kv_heads
 from posenc.encodings.numerics.torch_modes import is_readable
 
 BLOCK_ROWS = 512

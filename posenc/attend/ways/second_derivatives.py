@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from posenc.attend.problem import Problem
-from posenc.encodings.numerics.grouped_heads import grouped_matmul
 from posenc.encodings.numerics.precision import at_least_float32, without_autocast
+from posenc.encodings.numerics.tensor_views import grouped_matmul
 
 
 def make_twice_differentiable(problem: Problem, out: Tensor) -> Tensor:

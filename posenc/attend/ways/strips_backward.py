@@ -40,8 +40,8 @@ from torch.nn import functional as F
 from posenc.attend.ways import flash
 from posenc.attend.ways.second_derivatives import dense_gradients
 from posenc.attend.ways.strips_forward import Strip, StripPlan, forward, reversed_bias
-from posenc.encodings.numerics.grouped_heads import repeat_kv_heads
 from posenc.encodings.numerics.precision import without_autocast
+from posenc.encodings.numerics.tensor_views import repeat_kv_heads
 
 ROWS_AT_ONCE = 128
 """Queries whose scores are materialized at once."""

@@ -1,4 +1,4 @@
-"""The base class of position encodings, its claims, and ways to combine encodings."""
+"""The base classes of encodings and of what they add to scores, and ways to combine encodings."""
 
 from posenc.encodings.base.claims import Claims as Claims
 from posenc.encodings.base.compose import Compose as Compose

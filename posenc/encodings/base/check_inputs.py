@@ -15,8 +15,8 @@ from torch import Tensor
 from posenc.arguments import FARTHEST_POSITION
 from posenc.encodings.base.constructor_arguments import are_alike
 from posenc.encodings.base.position_encoding import PositionEncoding, require_encoding
+from posenc.encodings.base.term import Tokens
 from posenc.encodings.numerics.torch_modes import autocast_enabled, extremes_if_readable
-from posenc.encodings.terms.tokens import Tokens
 from posenc.positions import as_tensor, check_flat_positions, move_placeless_to_origin
 
 _FIRST_WITH_GAPS = {torch.float32: 2**24, torch.float64: 2**53}

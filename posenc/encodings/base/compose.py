@@ -23,8 +23,7 @@ from posenc.encodings.base.position_encoding import (
     require_encoding,
     without_position,
 )
-from posenc.encodings.terms.term import Chain, Term
-from posenc.encodings.terms.tokens import Tokens
+from posenc.encodings.base.term import Chain, Term, Tokens
 from posenc.masks import Mask
 from posenc.positions import KeyPositionTensor, Positions, PositionTensor, QueryPositionTensor
 

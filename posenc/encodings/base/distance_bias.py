@@ -10,9 +10,8 @@ from posenc.arguments import explain_misfits
 from posenc.encodings.base.check_inputs import validated_bias_positions
 from posenc.encodings.base.claims import Claims
 from posenc.encodings.base.position_encoding import PositionEncoding, check_heads
+from posenc.encodings.base.term import PairwiseBias, Tokens
 from posenc.encodings.numerics.precision import at_least_float32
-from posenc.encodings.terms.pairwise_bias import PairwiseBias
-from posenc.encodings.terms.tokens import Tokens
 from posenc.positions import FlatKeyPositions, FlatQueryPositions, Positions, distances
 
 BiasMatrix = Float[Tensor, "*batch num_heads q_len kv_len"]

@@ -17,7 +17,7 @@ from posenc.encodings.base.position_encoding import (
     PositionEncoding,
     require_encoding,
 )
-from posenc.encodings.terms.tokens import Tokens
+from posenc.encodings.base.term import Tokens
 from posenc.masks import Mask, sliding_window
 from posenc.positions import KeyPositionTensor, Positions, QueryPositionTensor
 

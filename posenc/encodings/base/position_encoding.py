@@ -22,9 +22,8 @@ from posenc.encodings.base.constructor_arguments import (
     arguments_in_repr,
     with_checked_arguments,
 )
+from posenc.encodings.base.term import Term, Tokens
 from posenc.encodings.numerics.caches import TableCache
-from posenc.encodings.terms.term import Term
-from posenc.encodings.terms.tokens import Tokens
 from posenc.positions import KeyPositionTensor, Positions, PositionTensor, QueryPositionTensor
 
 if TYPE_CHECKING:

@@ -9,8 +9,9 @@ from torch import Tensor, nn
 from posenc.arguments import explain_misfits
 from posenc.encodings.base.claims import Claims
 from posenc.encodings.base.position_encoding import Cached, CachedPositions
-from posenc.encodings.numerics.grouped_heads import repeat_kv_heads
+from posenc.encodings.base.term import Tokens
 from posenc.encodings.numerics.precision import at_least_float32
+from posenc.encodings.numerics.tensor_views import repeat_kv_heads
 from posenc.encodings.numerics.torch_modes import extremes_if_readable
 from posenc.encodings.queries_keys.rotate import rotate
 from posenc.encodings.queries_keys.rotation import (
@@ -19,7 +20,6 @@ from posenc.encodings.queries_keys.rotation import (
     Rotation,
     check_keys,
 )
-from posenc.encodings.terms.tokens import Tokens
 from posenc.frequencies.scalings.scaling import Frequencies
 from posenc.frequencies.series import DECIMAL_CONTEXT, TWO_PI, inverse_frequencies
 from posenc.positions import move_placeless_to_origin

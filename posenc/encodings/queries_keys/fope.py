@@ -6,12 +6,12 @@ import torch
 from torch import Tensor, nn
 
 from posenc.encodings.base.claims import Claims
+from posenc.encodings.base.term import Tokens
 from posenc.encodings.numerics.exact_frequencies import ExactFrequencies
-from posenc.encodings.numerics.grouped_heads import repeat_kv_heads
 from posenc.encodings.numerics.precision import at_least_float32
+from posenc.encodings.numerics.tensor_views import repeat_kv_heads
 from posenc.encodings.queries_keys.rotate import rotate
 from posenc.encodings.queries_keys.rotation import QueryKeyEncoding, RotatedQueriesKeys, check_keys
-from posenc.encodings.terms.tokens import Tokens
 from posenc.frequencies.series import inverse_frequencies
 
 

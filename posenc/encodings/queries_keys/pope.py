@@ -9,11 +9,11 @@ from torch.nn import functional as F
 
 from posenc.encodings.base.claims import Claims
 from posenc.encodings.base.position_encoding import Cached, CachedPositions
+from posenc.encodings.base.term import Tokens
 from posenc.encodings.numerics.exact_frequencies import ExactFrequencies
 from posenc.encodings.numerics.precision import at_least_float32
 from posenc.encodings.queries_keys.rotate import rotate
 from posenc.encodings.queries_keys.rotation import QueryKeyEncoding, check_keys
-from posenc.encodings.terms.tokens import Tokens
 from posenc.frequencies.series import inverse_frequencies
 from posenc.positions import Positions
 

@@ -9,9 +9,9 @@ from torch import Tensor
 
 from posenc.arguments import explain_misfits
 from posenc.encodings.base.position_encoding import Cached, CachedPositions, ModelShape, QueriesKeys
+from posenc.encodings.base.term import Tokens
 from posenc.encodings.numerics.precision import at_least_float32
 from posenc.encodings.queries_keys.rotation import QueryKeyEncoding
-from posenc.encodings.terms.tokens import Tokens
 
 Where = Real[Tensor, "*where"]
 Factors = Float[Tensor, "*where"]

@@ -12,11 +12,11 @@ from posenc.encodings.base.position_encoding import (
     check_head_dim,
     check_state_shape,
 )
+from posenc.encodings.base.term import Tokens
 from posenc.encodings.numerics.exact_frequencies import ExactFrequencies
-from posenc.encodings.numerics.grouped_heads import repeat_kv_heads
 from posenc.encodings.numerics.precision import at_least_float32, read_linear
+from posenc.encodings.numerics.tensor_views import repeat_kv_heads
 from posenc.encodings.queries_keys.rotate import rotate
-from posenc.encodings.terms.tokens import Tokens
 from posenc.frequencies.series import inverse_frequencies
 
 

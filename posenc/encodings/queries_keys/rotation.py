@@ -11,11 +11,11 @@ from posenc.arguments import explain_misfits
 from posenc.encodings.base.check_inputs import heads_first, query_and_key_tokens
 from posenc.encodings.base.claims import Claims
 from posenc.encodings.base.position_encoding import Cached, CachedPositions, PositionEncoding
+from posenc.encodings.base.term import Tokens
 from posenc.encodings.numerics.exact_frequencies import ExactFrequencies
 from posenc.encodings.numerics.precision import at_least_float32
 from posenc.encodings.numerics.torch_modes import outside_inference_mode
 from posenc.encodings.queries_keys.rotate import rotate_together
-from posenc.encodings.terms.tokens import Tokens
 from posenc.frequencies.scalings.scaling import Frequencies
 from posenc.positions import (
     Positions,

@@ -17,10 +17,10 @@ from posenc.encodings.base.position_encoding import (
     QueriesKeys,
     Values,
 )
+from posenc.encodings.base.term import Tokens
 from posenc.encodings.numerics.precision import at_least_float32
 from posenc.encodings.queries_keys.rope import RoPE
 from posenc.encodings.queries_keys.rotation import Rotation
-from posenc.encodings.terms.tokens import Tokens
 from posenc.positions import Positions
 
 

@@ -6,12 +6,12 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from posenc.encodings.base.term import Tokens
 from posenc.encodings.numerics.caches import Constants
 from posenc.encodings.numerics.precision import at_least_float32
 from posenc.encodings.numerics.torch_modes import extremes_if_readable
 from posenc.encodings.queries_keys.rotate import rotate
 from posenc.encodings.queries_keys.rotation import RotatedQueriesKeys, Rotation
-from posenc.encodings.terms.tokens import Tokens
 from posenc.frequencies.scalings.scaling import Frequencies
 from posenc.frequencies.series import inverse_frequencies
 

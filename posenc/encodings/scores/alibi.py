@@ -8,12 +8,10 @@ from jaxtyping import Float, Real
 from torch import Tensor, nn
 
 from posenc.encodings.base.distance_bias import DistanceBias
+from posenc.encodings.base.term import Formula, PairwiseBias, Tokens
 from posenc.encodings.numerics.caches import Constants
 from posenc.encodings.numerics.precision import float_distance, per_head
 from posenc.encodings.numerics.slopes_and_buckets import alibi_slopes_and_sides
-from posenc.encodings.terms.pairwise_bias import PairwiseBias
-from posenc.encodings.terms.term import Formula
-from posenc.encodings.terms.tokens import Tokens
 from posenc.positions import subtract_first_key
 
 

@@ -10,12 +10,10 @@ from torch.nn import functional as F
 
 from posenc.encodings.base.claims import Claims
 from posenc.encodings.base.position_encoding import PositionEncoding, check_head_dim
-from posenc.encodings.numerics.grouped_heads import grouped_matmul
+from posenc.encodings.base.term import Scores, Term, Tokens, VisiblePairs
 from posenc.encodings.numerics.precision import at_least_float32
+from posenc.encodings.numerics.tensor_views import ScoreColumns, add_columns, grouped_matmul
 from posenc.encodings.numerics.torch_modes import is_readable
-from posenc.encodings.terms.skew import ScoreColumns, add_columns
-from posenc.encodings.terms.term import Scores, Term, VisiblePairs
-from posenc.encodings.terms.tokens import Tokens
 
 QUERIES_AT_ONCE = 64
 """Queries whose gates are counted together on the CPU; a number chosen. It is small, because each

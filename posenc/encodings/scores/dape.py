@@ -18,13 +18,11 @@ from posenc.encodings.base.position_encoding import (
     check_heads,
     require_encoding,
 )
+from posenc.encodings.base.term import PairwiseBias, Scores, Term, Tokens, VisiblePairs
 from posenc.encodings.numerics.precision import read_linear
 from posenc.encodings.scores.alibi import ALiBi
 from posenc.encodings.scores.fire import FIRE
 from posenc.encodings.scores.kerple import Kerple
-from posenc.encodings.terms.pairwise_bias import PairwiseBias
-from posenc.encodings.terms.term import Scores, Term, VisiblePairs
-from posenc.encodings.terms.tokens import Tokens
 from posenc.positions import PositionTensor
 
 INNER_BIASES: dict[str, tuple[type[PositionEncoding], dict[str, Any]]] = {

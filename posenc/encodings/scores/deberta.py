@@ -12,13 +12,12 @@ from torch.nn import functional as F
 from posenc.encodings.base.check_inputs import require_integers
 from posenc.encodings.base.claims import Claims
 from posenc.encodings.base.position_encoding import PositionEncoding, check_head_dim, check_heads
-from posenc.encodings.numerics.grouped_heads import repeat_kv_heads
+from posenc.encodings.base.products_by_distance import ProductsByDistance
+from posenc.encodings.base.term import Term, Tokens
 from posenc.encodings.numerics.precision import at_least_float32, read_linear
 from posenc.encodings.numerics.slopes_and_buckets import deberta_bucket_ends
+from posenc.encodings.numerics.tensor_views import repeat_kv_heads
 from posenc.encodings.numerics.torch_modes import extremes_if_readable
-from posenc.encodings.terms.products_by_distance import ProductsByDistance
-from posenc.encodings.terms.term import Term
-from posenc.encodings.terms.tokens import Tokens
 from posenc.positions import Positions
 
 

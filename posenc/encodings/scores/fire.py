@@ -15,10 +15,9 @@ from posenc.encodings.base.check_inputs import validated_bias_positions
 from posenc.encodings.base.claims import Claims
 from posenc.encodings.base.distance_bias import BiasMatrix
 from posenc.encodings.base.position_encoding import ModelShape, PositionEncoding, check_heads
+from posenc.encodings.base.term import PairwiseBias, Tokens
 from posenc.encodings.numerics.precision import read_linear, without_autocast
 from posenc.encodings.numerics.torch_modes import is_readable
-from posenc.encodings.terms.pairwise_bias import PairwiseBias
-from posenc.encodings.terms.tokens import Tokens
 from posenc.positions import FlatKeyPositions, FlatQueryPositions, distances, offset_of_first_query
 
 

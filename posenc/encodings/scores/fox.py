@@ -16,10 +16,8 @@ from posenc.encodings.base.position_encoding import (
     check_heads,
     check_state_shape,
 )
+from posenc.encodings.base.term import PairwiseBias, ScoreMod, Tokens
 from posenc.encodings.numerics.precision import at_least_float32, read_linear, without_autocast
-from posenc.encodings.terms.pairwise_bias import PairwiseBias
-from posenc.encodings.terms.term import ScoreMod
-from posenc.encodings.terms.tokens import Tokens
 from posenc.positions import distances
 
 

@@ -9,10 +9,9 @@ from torch.nn import functional as F
 
 from posenc.encodings.base.claims import Claims
 from posenc.encodings.base.position_encoding import PositionEncoding, check_heads, check_state_shape
+from posenc.encodings.base.products_by_distance import ProductsByDistance, VectorsOf
+from posenc.encodings.base.term import ScoreMod, Scores, Tokens, VisiblePairs
 from posenc.encodings.numerics.precision import at_least_float32, read_linear, without_autocast
-from posenc.encodings.terms.products_by_distance import ProductsByDistance, VectorsOf
-from posenc.encodings.terms.term import ScoreMod, Scores, VisiblePairs
-from posenc.encodings.terms.tokens import Tokens
 
 
 class RelativeLogits(PositionEncoding):

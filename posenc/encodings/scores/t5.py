@@ -9,11 +9,10 @@ from torch import Tensor, nn
 from posenc.arguments import explain_misfits
 from posenc.encodings.base.distance_bias import DistanceBias
 from posenc.encodings.base.position_encoding import ModelShape
+from posenc.encodings.base.term import PairwiseBias, Tokens
 from posenc.encodings.numerics.caches import Constants
 from posenc.encodings.numerics.precision import float_distance
 from posenc.encodings.numerics.slopes_and_buckets import t5_bucket_edges
-from posenc.encodings.terms.pairwise_bias import PairwiseBias
-from posenc.encodings.terms.tokens import Tokens
 
 
 class T5Bias(DistanceBias):

@@ -18,11 +18,10 @@ from posenc.encodings.base.position_encoding import (
     check_head_dim,
     check_heads,
 )
+from posenc.encodings.base.products_by_distance import ProductsByDistance
+from posenc.encodings.base.term import ScoreMod, Tokens
 from posenc.encodings.numerics.exact_frequencies import ExactFrequencies
 from posenc.encodings.numerics.precision import at_least_float32, read_linear
-from posenc.encodings.terms.products_by_distance import ProductsByDistance
-from posenc.encodings.terms.term import ScoreMod
-from posenc.encodings.terms.tokens import Tokens
 from posenc.frequencies.series import inverse_frequencies
 from posenc.positions import Positions, distances
 

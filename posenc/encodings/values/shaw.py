@@ -10,10 +10,10 @@ from torch.nn import functional as F
 from posenc.encodings.base.check_inputs import require_integers
 from posenc.encodings.base.claims import Claims
 from posenc.encodings.base.position_encoding import PositionEncoding, check_head_dim
-from posenc.encodings.numerics.grouped_heads import grouped_matmul, repeat_kv_heads
+from posenc.encodings.base.products_by_distance import ProductsByDistance
+from posenc.encodings.base.term import Tokens
 from posenc.encodings.numerics.precision import at_least_float32
-from posenc.encodings.terms.products_by_distance import ProductsByDistance
-from posenc.encodings.terms.tokens import Tokens
+from posenc.encodings.numerics.tensor_views import grouped_matmul, repeat_kv_heads
 from posenc.positions import distances
 
 

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from posenc import DistanceBias, PositionEncoding
 from posenc.encodings.base.claims import Claims
+from posenc.encodings.base.term import PairwiseBias, Term, Tokens
 from posenc.encodings.embeddings.learned import Learned
 from posenc.encodings.embeddings.sinusoidal import Sinusoidal
 from posenc.encodings.numerics import slopes_and_buckets as bias_numbers
@@ -14,9 +15,6 @@ from posenc.encodings.queries_keys.rope import RoPE
 from posenc.encodings.queries_keys.rotate import rotate
 from posenc.encodings.queries_keys.rove import RoVE
 from posenc.encodings.scores.alibi import ALiBi
-from posenc.encodings.terms.pairwise_bias import PairwiseBias
-from posenc.encodings.terms.term import Term
-from posenc.encodings.terms.tokens import Tokens
 
 WRONG = Claims(places=(3,), source="nobody, 2026", causal_only=True)
 

@@ -7,7 +7,7 @@ import posenc
 from posenc import masks
 from posenc.encodings.base.claims import Claims
 from posenc.encodings.base.compose import Compose, Within
-from posenc.encodings.terms.pairwise_bias import PairwiseBias
+from posenc.encodings.base.term import PairwiseBias
 from posenc.testing.harness import add_term_to_scores, as_tokens
 from tests.attending import attend, decoded
 

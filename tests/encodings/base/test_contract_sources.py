@@ -16,8 +16,8 @@ import pytest
 from torch import Tensor
 
 from posenc import PositionEncoding, names, registry
+from posenc.encodings.base.term import Term
 from posenc.encodings.scores.alibi import ALiBi
-from posenc.encodings.terms.term import Term
 from posenc.frequencies.scalings.lookup import SCALINGS
 from tests.golden_values import Case, cases
 

@@ -5,8 +5,8 @@ import math
 import pytest
 import torch
 
+from posenc.encodings.base.term import Tokens
 from posenc.encodings.queries_keys.repo import RePo
-from posenc.encodings.terms.tokens import Tokens
 
 
 @pytest.mark.reference("repo")

@@ -8,7 +8,7 @@ import torch
 
 import posenc
 from posenc.encodings import ModelShape
-from posenc.encodings.terms.tokens import Tokens
+from posenc.encodings.base.term import Tokens
 from posenc.testing import CHECKS
 from tests.golden_values import Case, cases
 

@@ -6,8 +6,8 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from posenc import ModelShape, create
+from posenc.encodings.base.term import Tokens
 from posenc.encodings.scores.fire import FIRE
-from posenc.encodings.terms.tokens import Tokens
 from tests.golden_values import Case, cases
 
 

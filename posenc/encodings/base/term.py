@@ -4,10 +4,136 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Self
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Shaped
 from torch import Tensor
 
-from posenc.encodings.terms.tokens import Tokens
+from posenc.positions import Positions, as_range, as_tensor, values_at
+
+
+class Tokens:
+    """Hold the queries or the keys of one attention. A slice selects tokens.
+
+    Args:
+        x: vectors (batch, heads, len, width), not yet transformed by the encoding. Vectors of keys
+            that `term` gets have as many heads as those of queries; they are None unless the
+            encoding claims needs_raw_k.
+        positions: (len) or (batch, len), with a last axis of components where num_axes > 1; or a
+            range.
+        state: the encoding's `state` of these tokens, (batch, heads, len, ...), or None.
+        num_axes: number of components of a position.
+        true_positions: original positions, if `positions` come from a position map; otherwise None.
+        device: device of the positions, if neither x nor positions is a tensor.
+
+    positions_or_range: the positions as a range if they are known, without waiting for the device,
+    to be consecutive; otherwise the tensor.
+
+    >>> import torch
+    >>> keys = Tokens(torch.randn(1, 4, 10, 16), torch.arange(10))
+    >>> keys[2:5].positions
+    tensor([2, 3, 4])
+    >>> keys[2:5].positions_or_range
+    range(2, 5)
+    """
+
+    def __init__(
+        self,
+        x: Float[Tensor, "batch heads len width"] | None,
+        positions: Positions,
+        state: Shaped[Tensor, "batch state_heads len *state"] | None = None,
+        num_axes: int = 1,
+        true_positions: Positions | None = None,
+        device: torch.device | None = None,
+    ) -> None:
+        self.x = x
+        self.state = state
+        self.num_axes = num_axes
+        self.true_positions = true_positions
+        some_tensor = positions if isinstance(positions, Tensor) else x
+        if device is None and some_tensor is not None:
+            device = some_tensor.device
+        self.device = device
+        consecutive = as_range(positions) if num_axes == 1 else None
+        if isinstance(positions, range) and consecutive is None:
+            positions = as_tensor(positions, self.device)
+        self._tensor = positions if isinstance(positions, Tensor) else None
+        self.positions_or_range: Tensor | range = positions if consecutive is None else consecutive
+
+    @property
+    def positions(self) -> Shaped[Tensor, "..."]:
+        """Return the positions as a tensor."""
+        if self._tensor is None:
+            self._tensor = as_tensor(self.positions_or_range, self.device)
+        return self._tensor
+
+    def __getitem__(self, span: slice) -> "Tokens":
+        part = self._copy()
+        if self.x is not None:
+            part.x = self.x[:, :, span]
+        part.positions_or_range = self._select_positions(self.positions_or_range, span)
+        part._tensor = None
+        if self._tensor is not None:
+            part._tensor = self._select_positions(self._tensor, span)  # type: ignore[assignment]
+        if self.state is not None:
+            part.state = self.state[:, :, span]
+        if self.true_positions is not None:
+            part.true_positions = self._select_positions(self.true_positions, span)
+        return part
+
+    def __len__(self) -> int:
+        if isinstance(
+            self.positions_or_range, range
+        ):  # torch.compile cannot trace len() of a range
+            return self.positions_or_range.stop - self.positions_or_range.start
+        return self.positions_or_range.shape[-1 if self.num_axes == 1 else -2]
+
+    def _select_positions(self, positions: Tensor | range, span: slice) -> Tensor | range:
+        """Return those of `positions` that belong to the tokens of a slice."""
+        if isinstance(positions, range):
+            return positions[span]
+        return positions[..., span] if self.num_axes == 1 else positions[..., span, :]
+
+    def with_vectors(self, x: Float[Tensor, "batch heads {len(self)} width"] | None) -> "Tokens":
+        """Return the same tokens, at the same positions, with vectors x, or without any."""
+        changed = self._copy()
+        changed.x = x
+        return changed
+
+    def with_state(self, state: Shaped[Tensor, "batch state_heads len *state"] | None) -> "Tokens":
+        """Return the same tokens with another state."""
+        changed = self._copy()
+        changed.state = state
+        return changed
+
+    def _copy(self) -> "Tokens":
+        """Return a shallow copy."""
+        # One by one: torch.compile traces neither copy.copy nor, up to torch 2.12, a __dict__.
+        copied = object.__new__(Tokens)
+        copied.x = self.x
+        copied.state = self.state
+        copied.num_axes = self.num_axes
+        copied.true_positions = self.true_positions
+        copied.device = self.device
+        copied._tensor = self._tensor
+        copied.positions_or_range = self.positions_or_range
+        return copied
+
+    def at(self, positions: Positions, *, mapped: bool = True) -> "Tokens":
+        """Return the same tokens at other positions. If `mapped`, these come from a position map,
+        and the original ones become true_positions."""
+        if mapped and positions is self._tensor:
+            return self
+        original = None
+        if mapped:
+            original = (
+                self.positions_or_range if self.true_positions is None else self.true_positions
+            )
+        return Tokens(self.x, positions, self.state, self.num_axes, original, self.device)
+
+    def unmapped(self) -> "Tokens":
+        """Return the same tokens at their original positions."""
+        true = self.true_positions
+        return self if true is None else self.at(true, mapped=False)
+
 
 ScoreMod = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
 """FlexAttention's signature: (score, batch, head, q_idx, kv_idx) -> score; arguments broadcast."""
@@ -198,6 +324,76 @@ class Chain(Term):
         def mod(score: Tensor, batch: Tensor, head: Tensor, q_idx: Tensor, kv_idx: Tensor):
             for next_mod in mods:
                 score = next_mod(score, batch, head, q_idx, kv_idx)
+            return score
+
+        return mod
+
+
+class PairwiseBias(Term):
+    """Add one number per pair to the scores, computed block by block.
+
+    scores[b, h, i, j] += compute_bias(q[rows], k[keys])[b, h, i, j]
+
+    Args:
+        compute_bias: function that gets the queries and the keys of a block, as Tokens, and returns
+            its bias in logits, (num_heads, rows, keys) or (batch, num_heads, rows, keys).
+        by_distance, row_and_key: as in Term.
+    """
+
+    additive = True
+    block_is_new_memory = False
+    """True if each call of `bias_of_block` returns a new tensor, which the caller may write to."""
+
+    def __init__(
+        self,
+        q: Tokens,
+        k: Tokens,
+        compute_bias: Callable[[Tokens, Tokens], Tensor],
+        *,
+        by_distance: BiasOfDistances | None = None,
+        row_and_key: Callable[[], tuple[Tensor, Tensor]] | None = None,
+    ) -> None:
+        super().__init__(q, k)
+        self._compute_bias = compute_bias
+        self.by_distance = by_distance
+        self.row_and_key = row_and_key
+
+    def bias_of_block(self, rows: slice, keys: slice) -> Float[Tensor, "batch num_heads rows keys"]:
+        """Return the bias of a block in logits, (batch or 1, num_heads, rows, keys)."""
+        bias = self._compute_bias(self.q_tokens[rows], self.k_tokens[keys])
+        return bias if bias.ndim == 4 else bias[None]
+
+    def add(self, scores: Scores, rows: slice, keys: slice, mask: VisiblePairs | None) -> Scores:
+        return scores.add_(self.bias_of_block(rows, keys).to(scores.dtype))
+
+    def make_score_mod(self) -> ScoreMod:  # type: ignore[override]
+        formulas = [] if self.formulas is None else self.formulas()
+        # A kernel would add the gradients of all pairs to one number per head, one by one.
+        if formulas and not (formulas_need_gradient(formulas) and torch.is_grad_enabled()):
+            return self._score_mod_by_formulas(formulas)
+        bias = self.bias_of_block(slice(None), slice(None))
+        if self.q_tokens.x is not None:
+            # Triton loads numbers of 4 bytes asynchronously, ahead of their use. It does not do so
+            # for numbers of 2 bytes, and reads them ten times as slowly.
+            bias = bias.to(torch.promote_types(self.q_tokens.x.dtype, torch.float32))
+        rows_share_bias = len(bias) == 1  # rows of the batch
+
+        def mod(score: Tensor, batch: Tensor, head: Tensor, q_idx: Tensor, kv_idx: Tensor):
+            batch = torch.zeros_like(batch) if rows_share_bias else batch
+            return score + bias[batch, head, q_idx, kv_idx].to(score.dtype)
+
+        return mod
+
+    def _score_mod_by_formulas(self, formulas: list[Formula]) -> ScoreMod:
+        """Return a score_mod that computes each bias from the two positions, in O(1) memory."""
+        q_positions = self.q_tokens.positions
+        kv_positions = self.k_tokens.positions
+
+        def mod(score: Tensor, batch: Tensor, head: Tensor, q_idx: Tensor, kv_idx: Tensor):
+            apart = values_at(q_positions, batch, q_idx) - values_at(kv_positions, batch, kv_idx)
+            distance = apart.to(torch.float32)
+            for compute, numbers_by_head, _ in formulas:
+                score = score + compute(distance, *(number[head] for number in numbers_by_head))
             return score
 
         return mod

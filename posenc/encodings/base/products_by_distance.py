@@ -13,9 +13,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from posenc.encodings.terms.skew import ScoreColumns, add_columns, skew
-from posenc.encodings.terms.term import ScoreMod, Scores, Term, VisiblePairs
-from posenc.encodings.terms.tokens import Tokens
+from posenc.encodings.base.term import ScoreMod, Scores, Term, Tokens, VisiblePairs
+from posenc.encodings.numerics.tensor_views import ScoreColumns, add_columns, skew
 from posenc.positions import distances, offset_of_first_query, values_at
 
 VectorsOf = Callable[[Tensor], Tensor]

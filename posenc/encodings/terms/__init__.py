@@ -1,1 +1,0 @@
-"""Terms that encodings add to scores: a number per pair, or products with vectors by distance."""
