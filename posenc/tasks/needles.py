@@ -268,3 +268,16 @@ def _most_frequent_words(tokens: np.ndarray) -> np.ndarray:
     words, counts = np.unique(tokens[tokens >= FIRST_SYMBOL], return_counts=True)
     most = words[np.argsort(-counts, kind="stable")[: CommonWords.num_common]]
     return np.sort(most)
+
+
+def draw_passkey_text(
+    random: np.random.Generator, filler: np.ndarray, tokens: np.ndarray, depth: float, key_len: int
+) -> list[int]:
+    """Draw a key of `key_len` different tokens, and return the tokens of a text: the filler with
+    the key at `depth`, and the key once more at the end.
+
+    filler: tokens of a text, (len,). tokens: those of which the key is drawn, at least `key_len`,
+    all different. depth: 0 is the start of the filler, 1 its end.
+    """
+    key = random.permutation(tokens)[:key_len].tolist()
+    return [*insert_facts(filler.tolist(), [(depth, key)]), *key]

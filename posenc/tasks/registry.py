@@ -4,9 +4,8 @@ import difflib
 
 from posenc.tasks.copy import Copy, CopyDistinct, Reverse
 from posenc.tasks.flip_flop import FlipFlop
-from posenc.tasks.grid import Grid
 from posenc.tasks.needles import CommonWords, NeedleByMeaning, Variables
-from posenc.tasks.offset import Offset
+from posenc.tasks.offsets import Grid, Offset
 from posenc.tasks.recall import Recall
 from posenc.tasks.task import Task
 

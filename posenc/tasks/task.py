@@ -94,7 +94,7 @@ class Task(ABC):
 
     def shortcuts(self) -> dict[str, Shortcut]:
         """Return, by a description, functions that answer this task without doing it, such as
-        {"the last value": ...}; {} if none is known. `posenc.tasks.baselines` has others, which fit
+        {"the last value": ...}; {} if none is known. `posenc.tasks.scoring` has others, which fit
         every task."""
         return {}
 

@@ -33,7 +33,7 @@ from posenc.hf.tune.tuning import next_token_loss
 from posenc.report.html_page import page_of
 from posenc.report.report import as_json
 from posenc.statistics.text_intervals import estimate_mean
-from posenc.tasks.passkey import draw_passkey_text
+from posenc.tasks.needles import draw_passkey_text
 from tests.hf_models import LENGTH, save, transformers
 from tests.hf_models import WORDS as DOCUMENTS
 

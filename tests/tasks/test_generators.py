@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from posenc.tasks import copy, flip_flop, grid, needles, offset, recall
+from posenc.tasks import copy, flip_flop, needles, offsets, recall
 from posenc.tasks.registry import TASKS, find_task
 from posenc.tasks.task import IGNORED_TARGET, Case
 
@@ -62,7 +62,7 @@ def test_flip_flop_by_hand():
 
 
 def test_offset_by_hand():
-    tokens, targets = offset.Offset().draw_row(Fixed(0, [9, 8, 7, 6, 5]), Case(5))
+    tokens, targets = offsets.Offset().draw_row(Fixed(0, [9, 8, 7, 6, 5]), Case(5))
     assert tokens.tolist() == [0, 12, 11, 10, 9, 8]
     assert targets.tolist() == [-100, -100, -100, -100, 12, 11]
 
@@ -77,14 +77,14 @@ def test_offset_by_hand():
 )
 def test_grid_by_hand(name, expected):
     patches = np.arange(16).reshape(4, 4)
-    tokens, targets = grid.Grid().draw_row(Fixed(name, patches), Case(4))
+    tokens, targets = offsets.Grid().draw_row(Fixed(name, patches), Case(4))
     assert tokens.tolist() == [name, *range(3, 19)]
     wanted = [IGNORED_TARGET if cell is None else cell + 3 for row in expected for cell in row]
     assert targets.tolist() == [IGNORED_TARGET, *wanted]
 
 
 def test_places_of_a_grid_by_hand():
-    named, *cells = grid.grid_positions(2, 3).tolist()
+    named, *cells = offsets.grid_positions(2, 3).tolist()
     assert all(map(math.isnan, named))
     assert cells == [[0, 0], [0, 1], [0, 2], [1, 0], [1, 1], [1, 2]]
 
@@ -133,7 +133,7 @@ def test_batches_have_the_shapes_and_tokens_that_are_promised(task):
 
 @EVERY
 def test_training_has_all_lengths_and_none_beyond(task):
-    if isinstance(task, offset.Offset):  # each of its sequences holds all shorter ones
+    if isinstance(task, offsets.Offset):  # each of its sequences holds all shorter ones
         return
     lengths = {
         int((row != IGNORED_TARGET).nonzero()[0].max())
@@ -231,7 +231,7 @@ def test_flip_flop_reads_the_last_write_in_the_shares_promised():
 
 
 def test_far_tests_of_offset_ask_only_beyond_training():
-    task = offset.Offset()
+    task = offsets.Offset()
     near = task.test_batch(Case(64), 2, 64).targets
     far = task.test_batch(Case(128), 2, 64).targets
     assert (near[:, 14:] != IGNORED_TARGET).all()
@@ -239,7 +239,7 @@ def test_far_tests_of_offset_ask_only_beyond_training():
 
 
 def test_far_tests_of_grid_ask_only_outside_of_training():
-    task = grid.Grid()
+    task = offsets.Grid()
     batch = task.test_batch(Case(12), 20, 8)
     asked = (batch.targets != IGNORED_TARGET).any(0)
     inside = (batch.positions < 8).all(1)

@@ -27,8 +27,8 @@ from posenc.report.drawing import (
     ranked_styles,
 )
 from posenc.report.report import Plot
-from posenc.tasks.baselines import policy_scores
 from posenc.tasks.registry import TASKS
+from posenc.tasks.scoring import policy_scores
 from posenc.tasks.task import Case
 
 Styles = Mapping[str, LineStyle]

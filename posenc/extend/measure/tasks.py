@@ -15,8 +15,7 @@ from posenc.extend.measure.losses import MAX_TOKENS_PER_BATCH, LossReader, last_
 from posenc.extend.measure.word_puzzles import PUZZLES, write_puzzle
 from posenc.hf.checkpoint.tokenization import Windows
 from posenc.statistics.text_intervals import Estimate, estimate_mean, share_interval
-from posenc.tasks.needles import insert_facts
-from posenc.tasks.passkey import draw_passkey_text
+from posenc.tasks.needles import draw_passkey_text, insert_facts
 
 PASSKEY = "passkey"
 TASKS = (PASSKEY, *PUZZLES)
