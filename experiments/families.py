@@ -27,7 +27,7 @@ from posenc.extend.export.prover import Prover
 from posenc.extend.extension import ExtensionRun, extend, tune_and_export
 from posenc.extend.measure.samples import sample_windows
 from posenc.extend.options import Options
-from posenc.extend.variants.variant import WINDOW
+from posenc.extend.variants import WINDOW
 from posenc.hf.checkpoint.tokenization import parse_token_ids
 from posenc.inspect.checkpoint.measurements import Request, measure_checkpoint
 

@@ -5,10 +5,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from posenc.arguments import explain_misfits
-from posenc.extend.answer.report import OUT_OF_DOMAIN_CAUTION, report_of
 from posenc.extend.extension import Outcome, extend
 from posenc.extend.options import DEFAULTS, Options, Progress
 from posenc.extend.refusals import prepare_outputs
+from posenc.extend.report import OUT_OF_DOMAIN_CAUTION, report_of
 from posenc.extend.run_command import read_documents
 
 

@@ -22,14 +22,16 @@ from posenc.extend.options import DEFAULTS, Options, Progress
 from posenc.extend.recommendation import best_method, recommend
 from posenc.extend.refusals import check_after_loading, check_before_loading
 from posenc.extend.state_folder import default_state_folder, folder_locked
-from posenc.extend.variants.candidates import (
+from posenc.extend.variants import (
+    DROPE,
     NUM_SEARCH_WINDOWS,
+    Variant,
     VariantBuilders,
     measure_variant,
     needs_search,
+    unchanged_variant,
     variant_builders,
 )
-from posenc.extend.variants.variant import DROPE, Variant, unchanged_variant
 from posenc.files.opening import remove_folder
 from posenc.hf.checkpoint.loading import Checkpoint, load_checkpoint
 from posenc.hf.checkpoint.tokenization import Windows, make_text_encoder, mask_token_id

@@ -12,7 +12,7 @@ import numpy as np
 
 from posenc.extend.measure.evaluation import position_edges
 from posenc.extend.measure.losses import LossReader, NotFinite
-from posenc.extend.variants.methods import METHODS, stretch
+from posenc.extend.methods import METHODS, stretch
 from posenc.frequencies.scalings.registry import LongRoPE
 from posenc.frequencies.scalings.scaling import Scaling, rope_frequencies
 from posenc.hf.checkpoint.tokenization import Windows

@@ -8,7 +8,7 @@ import numpy as np
 
 from posenc.extend.measure.evaluation import Evaluation
 from posenc.extend.options import Options
-from posenc.extend.variants.variant import WINDOW, Variant
+from posenc.extend.variants import WINDOW, Variant
 from posenc.statistics.text_intervals import Estimate, estimate_mean
 
 Measured = dict[str, tuple[Variant, Evaluation]]

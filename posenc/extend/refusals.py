@@ -12,11 +12,10 @@ from posenc.extend.export.sentence_transformers_files import (
     settings_text,
 )
 from posenc.extend.measure.tasks import PASSKEY, parse_task_names
+from posenc.extend.methods import METHODS
 from posenc.extend.options import Options
 from posenc.extend.state_folder import default_state_folder
-from posenc.extend.variants.mapped_variants import DUAL_CHUNK, position_maps
-from posenc.extend.variants.methods import METHODS
-from posenc.extend.variants.variant import DROPE
+from posenc.extend.variants import DROPE, DUAL_CHUNK, position_maps
 from posenc.files.atomic import prepare_page_and_figures
 from posenc.files.opening import remove_folder
 from posenc.hf import learned_tables

@@ -6,10 +6,10 @@ from typing import Any
 
 from posenc.command_line.errors import RunFailed, Stopped
 from posenc.command_line.progress import Narrator
-from posenc.extend.answer.report import OUT_OF_DOMAIN_CAUTION, report_of
 from posenc.extend.export.lm_eval import check_lm_eval, run_lm_eval
 from posenc.extend.extension import NotExported, Outcome, extend
 from posenc.extend.refusals import prepare_outputs
+from posenc.extend.report import OUT_OF_DOMAIN_CAUTION, report_of
 from posenc.extend.state_folder import default_state_folder
 from posenc.files.atomic import write_atomically
 from posenc.files.opening import read_file_bytes, read_file_text

@@ -14,16 +14,15 @@ import torch
 
 from posenc import extend as hf
 from posenc.command_line.errors import RunFailed
-from posenc.extend.answer.report import report_of
 from posenc.extend.export import stock_reader
 from posenc.extend.export.prover import Proof, _logits_change_by_frequency_error
 from posenc.extend.frequency_search import FrequencySearch
-from posenc.extend.measure.entropy import attention_entropy
-from posenc.extend.measure.evaluation import measure_losses_and_tasks
+from posenc.extend.measure.evaluation import attention_entropy, measure_losses_and_tasks
 from posenc.extend.measure.losses import LossReader
 from posenc.extend.measure.tasks import PasskeyGrid
 from posenc.extend.options import Options
-from posenc.extend.variants.mapped_variants import position_maps
+from posenc.extend.report import report_of
+from posenc.extend.variants import position_maps
 from posenc.hf import learned_tables
 from posenc.hf.checkpoint.loading import load_checkpoint
 from posenc.hf.checkpoint.tokenization import Windows

@@ -10,11 +10,11 @@ import torch
 
 from posenc import extend as hf
 from posenc.command_line.errors import RunFailed
+from posenc.extend import methods, variants
 from posenc.extend.measure import losses
+from posenc.extend.methods import METHODS, Method
 from posenc.extend.options import Options
-from posenc.extend.variants import mapped_variants, methods
-from posenc.extend.variants.mapped_variants import position_maps
-from posenc.extend.variants.methods import METHODS, Method
+from posenc.extend.variants import position_maps
 from posenc.hf.checkpoint.loading import load_checkpoint
 from posenc.hf.rope.apply import rotary_frequencies, settings_applied
 from tests.hf_models import COMMON, LENGTH, save
@@ -58,7 +58,7 @@ def test_a_model_whose_code_stops_at_another_attention_has_no_map(tmp_path, monk
         raise TypeError("'LazyMask' object is not subscriptable")
 
     checkpoint = load_checkpoint(save("llama", tmp_path))
-    monkeypatch.setattr(mapped_variants, "attached", stops)
+    monkeypatch.setattr(variants, "attached", stops)
     said = r"the attention of LlamaForCausalLM cannot run with a map \(TypeError: 'LazyMask'"
     for variant in position_maps(checkpoint, TARGET):
         with pytest.raises(ValueError, match=said), variant.applied():
@@ -132,7 +132,7 @@ def few_methods(monkeypatch):
     """Two methods are tried, and no map: the others would take most of the time."""
     for name in METHODS.keys() - {"none", "linear", "yarn"}:
         monkeypatch.delitem(METHODS, name)
-    monkeypatch.setattr("posenc.extend.variants.candidates.position_maps", lambda *given: [])
+    monkeypatch.setattr("posenc.extend.variants.position_maps", lambda *given: [])
 
 
 @pytest.mark.usefixtures("few_methods")
@@ -165,7 +165,7 @@ def test_a_method_whose_code_breaks_half_way_leaves_the_model_as_it_was(tmp_path
     monkeypatch.setattr(
         plain, "__init__", lambda self, config, _init=plain.__init__: _refuse(config, self, _init)
     )
-    from posenc.extend.variants.variant import rope_variant
+    from posenc.extend.variants import rope_variant
 
     with (
         pytest.raises(RuntimeError, match="planted"),

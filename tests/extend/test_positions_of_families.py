@@ -11,8 +11,8 @@ import transformers
 
 from posenc import extend as hf
 from posenc.command_line.errors import RunFailed
+from posenc.extend.methods import METHODS, stretch
 from posenc.extend.options import Options
-from posenc.extend.variants.methods import METHODS, stretch
 from posenc.frequencies.scalings.registry import LongRoPE, Proportional
 from posenc.hf.checkpoint.loading import load_checkpoint
 from posenc.hf.rope.apply import (

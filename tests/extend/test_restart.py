@@ -13,9 +13,9 @@ import torch
 from posenc import extend as hf
 from posenc.extend.frequency_search import FrequencySearch
 from posenc.extend.measure.losses import LossReader
+from posenc.extend.methods import METHODS, stretch
 from posenc.extend.options import Options
 from posenc.extend.state_folder import default_state_folder, folder_locked
-from posenc.extend.variants.methods import METHODS, stretch
 from posenc.hf.checkpoint.loading import load_checkpoint
 from posenc.hf.checkpoint.tokenization import Windows
 from posenc.hf.rope.apply import settings_applied

@@ -5,7 +5,7 @@ from dataclasses import fields
 import pytest
 
 import posenc
-from posenc.extend.variants.methods import METHODS
+from posenc.extend.methods import METHODS
 from posenc.frequencies.scalings import registry
 from posenc.frequencies.scalings.lookup import ROPE_TYPES, SCALINGS
 from posenc.frequencies.scalings.scaling import RopeType, Scaling, rope_frequencies

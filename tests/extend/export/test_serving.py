@@ -13,8 +13,8 @@ from posenc.extend.export.config import config_to_write
 from posenc.extend.export.serving.page import serving_page
 from posenc.extend.export.serving.serve_commands import Export
 from posenc.extend.frequency_search import Genome, apply_genome
+from posenc.extend.methods import METHODS, stretch
 from posenc.extend.options import Options
-from posenc.extend.variants.methods import METHODS, stretch
 from posenc.hf.checkpoint.loading import load_checkpoint
 from posenc.hf.rope.apply import rotary_frequencies, settings_applied
 from posenc.hf.tune.config import TuneConfig

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from posenc import extend as hf
+from posenc.extend.methods import METHODS, stretch
 from posenc.extend.options import Options
-from posenc.extend.variants.methods import METHODS, stretch
 from posenc.hf.checkpoint.loading import load_checkpoint
 from posenc.hf.rope import apply
 from posenc.hf.rope.apply import configured_score_scales, rotary_frequencies, settings_applied

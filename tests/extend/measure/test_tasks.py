@@ -11,13 +11,20 @@ import pytest
 import torch
 
 from posenc import extend as hf
-from posenc.extend.answer.report import _perplexity_rise, task_table
 from posenc.extend.extension import Outcome
 from posenc.extend.measure.evaluation import mean_loss_rise, short_windows
 from posenc.extend.measure.losses import LossReader
-from posenc.extend.measure.tasks import TASKS, TaskGrid, TaskScore, parse_task_names
-from posenc.extend.measure.word_puzzles import CITIES, NUM_COMMON_WORDS, PUZZLES
+from posenc.extend.measure.tasks import (
+    CITIES,
+    NUM_COMMON_WORDS,
+    PUZZLES,
+    TASKS,
+    TaskGrid,
+    TaskScore,
+    parse_task_names,
+)
 from posenc.extend.options import Options
+from posenc.extend.report import _perplexity_rise, task_table
 from posenc.hf.checkpoint.tokenization import Windows
 from posenc.report import table as tables
 from posenc.statistics.text_intervals import Estimate, share_interval

@@ -6,7 +6,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from posenc.encodings.base.position_encoding import PositionEncoding
-from posenc.extend.variants.mapped_variants import position_maps
+from posenc.extend.variants import position_maps
 from posenc.hf.attachment.attach import attached
 from posenc.hf.attachment.attention import register_attention
 from posenc.hf.checkpoint.loading import load_checkpoint

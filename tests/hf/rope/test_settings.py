@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from posenc.extend.export.config import config_to_write
-from posenc.extend.variants.methods import METHODS, stretch
+from posenc.extend.methods import METHODS, stretch
 from posenc.frequencies.scalings.registry import NTK, DynamicYaRN, LongRoPE, YaRN
 from posenc.hf.checkpoint.loading import load_checkpoint
 from posenc.hf.rope.apply import rotary_frequencies, settings_applied

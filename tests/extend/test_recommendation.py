@@ -9,7 +9,7 @@ import pytest
 from posenc.extend.measure.evaluation import Evaluation
 from posenc.extend.options import Options
 from posenc.extend.recommendation import recommend
-from posenc.extend.variants.variant import Variant
+from posenc.extend.variants import Variant
 from posenc.statistics.text_intervals import Estimate, estimate_mean
 
 QUICK = Options(windows=2, search_evaluations=0, task_trials=1)

@@ -1,1 +1,0 @@
-"""Build an outcome's report, its figures and its facts."""

@@ -1,0 +1,387 @@
+"""Variants of a checkpoint: the same weights with other positions, measured and exported alike.
+
+`variant_builders` chooses those that a request asks for, and `measure_variant` measures one.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from posenc.command_line.errors import one_line
+from posenc.encodings import DualChunk, PositionMap, ReRoPE, SelfExtend
+from posenc.extend.frequency_search import FrequencySearch, SearchResult, apply_genome
+from posenc.extend.measure.evaluation import Evaluation, PasskeyGrid, measure_losses_and_tasks
+from posenc.extend.measure.losses import LossReader
+from posenc.extend.measure.tasks import PASSKEY, Encode, TaskGrid, parse_task_names
+from posenc.extend.methods import METHODS, stretch
+from posenc.extend.options import Options, Progress
+from posenc.frequencies.scalings.registry import Linear
+from posenc.hf import learned_tables
+from posenc.hf.attachment.attach import attached
+from posenc.hf.attachment.attention import attention_is_replaceable
+from posenc.hf.checkpoint.loading import Checkpoint
+from posenc.hf.checkpoint.tokenization import Windows, mask_token_id
+from posenc.hf.rope.apply import rotation_dropped, settings_applied
+from posenc.hf.rope.settings import RopeSetting, head_dim_of
+
+WINDOW, DROPE, DUAL_CHUNK = "window", "drope", "dual-chunk"
+"""Names of the sliding-window baseline, of the model without its rotation, and of dual chunk
+attention."""
+NUM_SEARCH_WINDOWS = 36
+"""Windows for a search, of which a third is for its finalists; chosen, not derived."""
+MAX_COMPARED_TOKENS = 128
+"""Most tokens on which a map is compared with the model itself."""
+TOLERANCE, LAST_BITS = 1e-3, 16
+"""Largest allowed difference of a logit, relative to the largest logit, and in half precision at
+least this many last bits. Rounding is far below, another rotation far above."""
+
+
+@dataclass(frozen=True)
+class Variant:
+    """Describe a checkpoint with one method of extending.
+
+    name, summary: of the method.
+    applied: returns a context manager that yields the model with the method applied, and restores
+        the model afterwards.
+    settings: the rotary settings of the method; empty if it writes none.
+    cache_safe: True if step-by-step decoding equals the full pass.
+    needs_special_runtime: True if stock tools cannot load it.
+    max_tokens: the most tokens that it can read; None for any number.
+    window: each token is read with at most this many tokens, itself included; None for all.
+    server_keys: keys of config.json, with their values, by which a server runs it.
+    """
+
+    name: str
+    summary: str
+    applied: Callable[[], AbstractContextManager[nn.Module]]
+    settings: tuple[RopeSetting, ...] = ()
+    cache_safe: bool = True
+    needs_special_runtime: bool = False
+    max_tokens: int | None = None
+    window: int | None = None
+    server_keys: Mapping[str, Any] = field(default_factory=dict)
+
+
+VariantBuilders = dict[str, Callable[[], Variant]]
+"""Functions that build each variant, by name. Building may take long, or fail."""
+
+
+def needs_search(method: str | None, options: Options) -> bool:
+    """Return True if the request includes a search of frequencies, for checkpoints that have
+    any."""
+    return method == "search" or (method is None and options.search_evaluations > 0)
+
+
+def variant_builders(
+    checkpoint: Checkpoint,
+    to: int,
+    method: str | None,
+    fitting: Windows | None,
+    options: Options,
+    progress: Progress,
+) -> VariantBuilders:
+    """Return functions that build the variants to measure: the unchanged model, `method` (None:
+    every method) and a sliding window.
+
+    to: the new length in tokens. fitting: the text for a search; None if there is none.
+    """
+    builders: VariantBuilders = {"none": partial(unchanged_variant, checkpoint)}
+    if checkpoint.rope_settings:
+        builders |= _rotary_builders(checkpoint, to, method, fitting, options, progress)
+    else:
+        for name in (
+            learned_tables.METHODS if method is None else {method} & learned_tables.METHODS.keys()
+        ):
+            builders[name] = partial(lengthened_table_variant, checkpoint, name, to)
+    if not checkpoint.masked:
+        builders[WINDOW] = partial(window_variant, checkpoint)
+    return builders
+
+
+def _rotary_builders(
+    checkpoint: Checkpoint,
+    to: int,
+    method: str | None,
+    fitting: Windows | None,
+    options: Options,
+    progress: Progress,
+) -> VariantBuilders:
+    """Return functions that build the variants with other frequencies or positions in rotary
+    layers."""
+    builders: VariantBuilders = {}
+    for name in METHODS if method is None else {method} & METHODS.keys():
+        if name != "none":
+            builders[name] = partial(rope_variant, checkpoint, name, to)
+    if needs_search(method, options):
+        assert fitting is not None
+        builders["search"] = partial(
+            _search_for_variant, checkpoint, to, fitting, options, progress
+        )
+    if method == DROPE:
+        builders[DROPE] = partial(drope_variant, checkpoint, to)
+    if method in (None, DUAL_CHUNK):
+        for variant in position_maps(checkpoint, to):
+            if method in (None, variant.name):
+                builders[variant.name] = lambda variant=variant: variant
+    return builders
+
+
+def _search_for_variant(
+    checkpoint: Checkpoint, to: int, fitting: Windows, options: Options, progress: Progress
+) -> Variant:
+    """Search frequencies, or go on with a search that was stopped; return the variant with the
+    best."""
+    state = None if options.state is None else options.state / "search.json"
+    masked = mask_token_id(checkpoint.folder) if checkpoint.masked else None
+    search = FrequencySearch(
+        LossReader(checkpoint.model, masked),
+        checkpoint.rope_settings,
+        fitting.take(NUM_SEARCH_WINDOWS),
+        checkpoint.trained_length,
+        state,
+    )
+    return searched_variant(checkpoint, search.evolve(options.search_evaluations, progress), to)
+
+
+def measure_variant(
+    checkpoint: Checkpoint,
+    variant: Variant,
+    windows: Windows,
+    options: Options,
+    progress: Progress,
+    encode: Encode | None = None,
+) -> Evaluation:
+    """Measure one variant on windows of the new length. encode: text to tokens, for tasks in words;
+    None without a tokenizer."""
+    train_length = checkpoint.trained_length
+    longest = windows.tokens.shape[1] if variant.max_tokens is None else variant.max_tokens
+    lengths = [n for n in _doublings(train_length, windows.tokens.shape[1]) if n <= longest]
+    context_lengths = [
+        n
+        for n in _doublings(train_length // 4, windows.tokens.shape[1])
+        if options.targets < n <= longest
+    ]
+    masked = mask_token_id(checkpoint.folder) if checkpoint.masked else None
+    passkey, tasks = _task_grids(tuple(lengths), options, encode)
+    # Neither a masked model nor a window is asked for what stands far back.
+    only_losses = masked is not None or variant.window is not None
+    if only_losses:
+        context_lengths = []
+        passkey = None
+        tasks = None
+    with variant.applied() as model:
+        reader = LossReader(
+            model, masked, not variant.cache_safe, variant.max_tokens, variant.window
+        )
+        return measure_losses_and_tasks(
+            reader,
+            windows,
+            train_length,
+            context_lengths=tuple(context_lengths),
+            num_targets=options.targets,
+            passkey_grid=passkey,
+            task_grid=tasks,
+            reads_short_texts=variant.window is None,
+            measures_entropy=not variant.needs_special_runtime,
+            progress=progress,
+        )
+
+
+def _task_grids(
+    lengths: tuple[int, ...], options: Options, encode: Encode | None
+) -> tuple[PasskeyGrid | None, TaskGrid | None]:
+    """Return the passkeys and the tasks in words that --task asks for, at these lengths in tokens;
+    None for one that is not asked for. encode: None without a tokenizer."""
+    names = parse_task_names(options.task)
+    passkey: PasskeyGrid | None = None
+    if PASSKEY in names:
+        passkey = PasskeyGrid(lengths, trials=options.task_trials)
+    if encode is None:
+        return passkey, None
+    in_words = tuple(name for name in names if name != PASSKEY)
+    return passkey, TaskGrid(in_words, lengths, encode, options.task_trials)
+
+
+def _doublings(start: int, stop: int) -> list[int]:
+    """Return start, 2 start, 4 start ... below stop, and stop."""
+    lengths = []
+    start = max(1, start)  # doubling 0 would never end
+    while start < stop:
+        lengths.append(start)
+        start *= 2
+    return [*lengths, stop]
+
+
+def unchanged_variant(checkpoint: Checkpoint) -> Variant:
+    """Return the variant that changes nothing. A position table limits the tokens it can read."""
+    model = checkpoint.model
+    summary = METHODS["none"].summary
+    max_tokens = None if learned_tables.growable_table(model) is None else checkpoint.trained_length
+    return Variant(
+        "none", summary, lambda: nullcontext(model), checkpoint.rope_settings, max_tokens=max_tokens
+    )
+
+
+def window_variant(checkpoint: Checkpoint) -> Variant:
+    """Return the baseline without extension, which reads only the last tokens, as many as in
+    training. A method is worth its cost only if it beats this."""
+    train_length = checkpoint.trained_length
+    summary = f"as trained, reading only the last {train_length} tokens"
+    return Variant(
+        WINDOW,
+        summary,
+        lambda: nullcontext(checkpoint.model),
+        needs_special_runtime=True,
+        window=train_length,
+    )
+
+
+def rope_variant(checkpoint: Checkpoint, name: str, target: int) -> Variant:
+    """Return the variant of the method METHODS[name] for `target` tokens. Raises: ValueError where
+    the method does not apply to this checkpoint."""
+    method = METHODS[name]
+    settings = stretch(checkpoint.rope_settings, method, target)
+    maximum = checkpoint.trained_length if method.keeps_maximum else target
+    active = partial(settings_applied, checkpoint.model, settings, maximum)
+    return Variant(name, method.summary, active, settings, method.cache_safe)
+
+
+def drope_variant(checkpoint: Checkpoint, target: int) -> Variant:
+    """Return the variant of DroPE: no layer rotates, and the config allows `target` tokens.
+
+    As it is, it predicts badly: it must be tuned, for which texts of the training length suffice.
+    A causal mask still tells positions apart, because token i sees i + 1 keys.
+
+    checkpoint: one for which `attentions_with_rope_switch` is not empty, see `check_after_loading`.
+
+    Source: Gelberg et al. 2025, arXiv:2512.12167.
+    """
+    summary = "no layer rotates, recalibrated at the training length"
+    return Variant(DROPE, summary, lambda: rotation_dropped(checkpoint.model, target))
+
+
+def lengthened_table_variant(checkpoint: Checkpoint, name: str, target: int) -> Variant:
+    """Return the variant with a table of learned positions lengthened to `target` rows by the
+    method learned_tables.METHODS[name]."""
+    summary = learned_tables.METHODS[name].summary
+    return Variant(
+        name, summary, lambda: learned_tables.lengthened_table(checkpoint.model, name, target)
+    )
+
+
+def searched_variant(checkpoint: Checkpoint, best: SearchResult, target: int) -> Variant:
+    """Return the variant with the frequencies that a search found, for `target` tokens."""
+    settings = apply_genome(checkpoint.rope_settings, best.genome, target)
+    factors = ", ".join(f"{f:.3g}" for f in best.genome.factors)
+    summary = (
+        f"best of {best.num_tried} sets of frequencies: wavelengths times {factors}, logits times "
+        f"{best.genome.temperature**2:.3f}"
+    )
+    return Variant(
+        "search", summary, partial(settings_applied, checkpoint.model, settings, target), settings
+    )
+
+
+def position_maps(checkpoint: Checkpoint, target: int) -> list[Variant]:
+    """Return variants of this checkpoint that map positions up to `target` into the training
+    length. Empty if layers differ in their rotation, or the attention cannot be replaced (Falcon).
+
+    Whether a map rotates as the model does is not read from names: see `checked_map_attached`.
+    """
+    model = checkpoint.model
+    # A map rotates all layers alike.
+    is_alike = (
+        len(checkpoint.rope_settings) == 1
+        and checkpoint.rope_settings[0].layer_type is None
+        and not getattr(checkpoint.config, "no_rope_layers", None)
+    )
+    if not is_alike or not attention_is_replaceable(model):
+        return []
+    setting = checkpoint.rope_settings[0]
+    train_length = checkpoint.trained_length
+    # Chosen, not derived.
+    window = train_length // 2
+    chunk = train_length * 3 // 4
+    local = train_length // 16
+    # The fewest tokens per group with which the last one is within the training length.
+    group = max(2, -(-(target - window) // (train_length - window)))
+    scaling = setting.scaling
+    if scaling is None and setting.compression != 1.0:
+        scaling = Linear(setting.compression)
+    rope: dict[str, Any] = {
+        "head_dim": head_dim_of(checkpoint.config),
+        "rope_theta": setting.rope_theta,
+        "interleaved": False,
+        "rotary_dim": setting.rotary_dim,
+        "scaling": scaling,
+    }
+    maps = {
+        "self-extend": SelfExtend(**rope, window=window, group_size=group),
+        "rerope": ReRoPE(**rope, window=window),
+        DUAL_CHUNK: DualChunk(**rope, chunk_size=chunk, local_window=local),
+    }
+    summaries = {
+        "self-extend": f"exact to {window} tokens, then groups of {group}",
+        "rerope": f"distances stop at {window} tokens",
+        DUAL_CHUNK: f"chunks of {chunk} tokens",
+    }
+    sizes = {"chunk_size": chunk, "local_size": local}
+    server_keys = {DUAL_CHUNK: {"dual_chunk_attention_config": sizes}}
+    return [
+        Variant(
+            name,
+            summaries[name],
+            lambda e=encoding: checked_map_attached(checkpoint, e, window),
+            checkpoint.rope_settings,
+            needs_special_runtime=True,
+            server_keys=server_keys.get(name, {}),
+        )
+        for name, encoding in maps.items()
+    ]
+
+
+@contextmanager
+def checked_map_attached(
+    checkpoint: Checkpoint, encoding: PositionMap, window: int
+) -> Iterator[nn.Module]:
+    """Yield the model with a position map attached, after comparing the two on random tokens.
+    Within its `window` of tokens a map must change nothing; it does if the model pairs other
+    channels.
+
+    Raises: ValueError with the difference, where there is one.
+    """
+    length = min(MAX_COMPARED_TOKENS, window)
+    vocabulary = checkpoint.config.vocab_size
+    tokens = torch.randint(vocabulary, (1, length), generator=torch.Generator().manual_seed(0))
+    expected = _logits(checkpoint.model, tokens)
+    dtype = checkpoint.model.dtype
+    half = 0.0 if dtype == torch.float32 else torch.finfo(dtype).eps
+    with ExitStack() as stack:
+        try:
+            model = stack.enter_context(
+                attached(checkpoint.model, encoding, allow_other_order=True)
+            )
+            logits = _logits(model, tokens)
+        except ValueError:  # has a sentence for the user already
+            raise
+        except Exception as error:  # a family's code may raise anything with another attention
+            attention = f"the attention of {type(checkpoint.model).__name__}"
+            raise ValueError(f"{attention} cannot run with a map ({one_line(error)})") from error
+        error = float((logits - expected).abs().max() / expected.abs().max())
+        if not error <= max(TOLERANCE, LAST_BITS * half):
+            raise ValueError(
+                f"within its window it must change nothing, and it changes logits by {error:.1%}: "
+                "this model rotates in another way than the map"
+            )
+        yield model
+
+
+@torch.inference_mode()
+def _logits(model: Any, tokens: Tensor) -> Tensor:
+    """Return the logits in float32, (batch, length, vocabulary), without a cache."""
+    return model(tokens.to(model.device), use_cache=False).logits.float()

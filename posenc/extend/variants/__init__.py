@@ -1,1 +1,0 @@
-"""The methods of extending that are tried on a checkpoint."""
