@@ -44,7 +44,7 @@ ALLOWED = {
     "posenc/lazy.py": {"read_text"},
     "posenc/list.py": {"read_text"},
     "posenc/doctor/rule.py": {"read_text"},
-    "posenc/extend/run_command.py": {"read_text"},
+    "posenc/extend/api.py": {"read_text"},
     "posenc/runtimes/conformance.py": {"read_text"},
     "posenc/encodings/registry/code_hashes.py": {"read_bytes"},
     "posenc/encodings/registry/user_code.py": {"read_bytes"},

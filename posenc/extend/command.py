@@ -81,7 +81,7 @@ def extend(
     **option_values: Any,
 ) -> None:
     """Give a trained checkpoint a longer context: try, measure, recommend, tune, export, prove."""
-    from posenc.extend.run_command import extend_and_show
+    from posenc.extend.api import extend_and_show
 
     tuning = record_of(TuneConfig, option_values)
     if ignored := [] if tuning.steps else changed_options(tuning):

@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 
 from posenc.extend import run
+from posenc.extend.api import extend_and_show, write_loss_table
 from posenc.extend.export.prover import Proof
 from posenc.extend.extension import Outcome
 from posenc.extend.measure.evaluation import Evaluation, position_edges
 from posenc.extend.methods import METHODS, stretch
 from posenc.extend.report import passkeys_not_found_warning, report_of
-from posenc.extend.run_command import extend_and_show, write_loss_table
 from posenc.extend.variants import Variant
 from posenc.files.atomic import FIGURES_MARKER
 from posenc.hf.rope.settings import RopeSetting

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from posenc.command_line.errors import RunFailed
-from posenc.extend.export.lm_eval import check_lm_eval, run_lm_eval
+from posenc.extend.api import check_lm_eval, run_lm_eval
 
 STANDS_IN = """
 import json, os, sys
