@@ -161,6 +161,14 @@ def _cheapest_choice(problem: Problem) -> Choice:
         reason = "one fused kernel with the encoding's score_mod"
         return Choice("flex", reason + _backend_note(problem))
 
+    return _cheapest_without_fused_kernel(problem, dense_scores_fit)
+
+
+def _cheapest_without_fused_kernel(problem: Problem, dense_scores_fit: bool) -> Choice:
+    """Return the cheaper of "blocks" and "reference", which compute any encoding.
+
+    dense_scores_fit: what `_dense_scores_fit` returns of the problem.
+    """
     blocks_can_run = why_cannot_run(problem, "blocks") is None
     if blocks_can_run and blocks.takes_bias_as_mask(problem):
         reason = "torch's kernel reads the encoding's bias as a mask"
@@ -231,27 +239,58 @@ def sdpa_form(problem: Problem) -> tuple[str, str]:
         return "", "torch.func's transforms do not support its kernels"
     if problem.dropout_p:
         return "", "only reference and blocks apply dropout"
+    if problem.term is None:
+        return _sdpa_form_without_term(problem)
     few_queries = problem.q_len <= FEW_QUERIES and not problem.needs_lse
     if few_queries and _kernel_takes_term_as_mask(problem):
         return "row", ""
     if _term_attends_to_near_keys(problem):
         return "near and far", ""
-
-    why_not_strips = None
-    if problem.term is not None or problem.needs_lse or _has_window(problem):
-        why_not_strips = _why_not_strips(problem)
-        if why_not_strips is None:
-            return "strips", ""
+    why_not_strips = _why_not_strips(problem)
+    if why_not_strips is None:
+        return "strips", ""
     if problem.needs_lse:
-        return "", f"the log-sum-exp comes with strips of queries, and {why_not_strips}"
-    if problem.term is None:
-        # scaled_dot_product_attention computes wrongly on the CPU in some releases of torch.
-        fault = torch_faults.faults().function_fault if problem.q.device.type == "cpu" else ""
-        return ("", fault) if fault else ("plain", "")
+        return "", _why_no_lse(why_not_strips)
+    return _key_rows_form(problem, why_not_strips)
+
+
+def _sdpa_form_without_term(problem: Problem) -> tuple[str, str]:
+    """Return the same as `sdpa_form`, for a problem in which nothing changes the scores: "plain" or
+    "strips"."""
+    if not problem.needs_lse and not _has_window(problem):
+        return _plain_form(problem)
+    why_not_strips = _why_not_strips(problem)
+    if why_not_strips is None:
+        return "strips", ""
+    if problem.needs_lse:
+        return "", _why_no_lse(why_not_strips)
+    return _plain_form(problem)
+
+
+def _key_rows_form(problem: Problem, why_not_strips: str) -> tuple[str, str]:
+    """Return ("key rows", ""), or ("", why not) if that form cannot run the problem either.
+
+    why_not_strips: what `_why_not_strips` returns of the problem.
+    """
     why_not_key_rows = _why_not_key_rows(problem)
     if why_not_key_rows is None:
         return "key rows", ""
     return "", f"{why_not_strips}; {why_not_key_rows}"
+
+
+def _plain_form(problem: Problem) -> tuple[str, str]:
+    """Return ("plain", ""), or ("", fault) on the CPU if scaled_dot_product_attention computes
+    wrongly in this release of torch."""
+    fault = torch_faults.faults().function_fault if problem.q.device.type == "cpu" else ""
+    return ("", fault) if fault else ("plain", "")
+
+
+def _why_no_lse(why_not_strips: str) -> str:
+    """Return why torch's kernel gives no log-sum-exp, where the form "strips" cannot run.
+
+    why_not_strips: what `_why_not_strips` returns of the problem.
+    """
+    return f"the log-sum-exp comes with strips of queries, and {why_not_strips}"
 
 
 def _has_window(problem: Problem) -> bool:
