@@ -63,7 +63,7 @@ def rules() -> dict[str, Any]:
             continue
         model = Model({}, name, facts)
         own = facts["transformers5"]
-        bases = {*own.get("theta_keys", {}).values(), *filter(None, [own.get("flat_theta")])}
+        bases = {*own.get("theta_keys", {}).values()}
         shares = {own[key] for key in ("share_key", "dims_key") if key in own}
         found = {
             "latent": model.is_mla,
@@ -71,7 +71,7 @@ def rules() -> dict[str, Any]:
             "head": facts.get("even_heads") or model.get("head_dim") is not None,
             "original": facts.get("original_field", False),
             "keys": facts.get("keys", []),
-            "theta": sorted(bases or {own.get("theta_key", "rope_theta")}),
+            "theta": sorted(bases or {"rope_theta"}),
             "share": sorted(shares or {"partial_rotary_factor"}),
             "names": sorted(facts.get("names", {}).values()),
         }

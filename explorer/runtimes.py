@@ -23,6 +23,7 @@ from posenc.frequencies import float64_formulas
 from posenc.runtimes.computed_positions import ComputedPositions, LayerRotation
 from posenc.runtimes.families import RUNTIME_FILES, WITHOUT_ROTATION, all_families
 from posenc.runtimes.known import RELEASES, RUNTIMES
+from posenc.runtimes.runtime_facts import Transformers5Facts
 
 ROOM = Path(str(runtimes.__file__)).parent
 SIZES = {"hidden_size": 384, "num_attention_heads": 4, "num_hidden_layers": 4}
@@ -264,7 +265,7 @@ def tabulated() -> list[str]:
     found = []
     for name, facts in all_families().items():
         served = any(facts.get(cell) for cell in MODERN)
-        nested = "nested" in (facts.get("transformers5") or {})
+        nested = Transformers5Facts.of(facts.get("transformers5")).dicts_by_kind is not None
         latent = "qk_rope_head_dim" in facts.get("defaults", {})
         if served and "text" not in facts and not nested and not latent:
             found.append(name)

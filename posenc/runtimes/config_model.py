@@ -40,6 +40,14 @@ LARGEST_OF = {"head_dim": 1 << 14, "qk_rope_head_dim": 1 << 14, "num_hidden_laye
 """Bounds of sizes that lists are allocated for; the largest models have a tenth of them."""
 LAYER_KINDS = tuple(json_table("position_keys")["layer kinds"])
 """Names by which rope_parameters may be nested."""
+LAYER_TYPES_OF_KIND = {
+    "main": ("sliding_attention",),
+    "compress": ("compressed_sparse_attention", "heavily_compressed_attention"),
+}
+"""Kind of layers -> the words of layer_types that it stands for, where they are others: DeepSeek
+V4 names its rope dicts so."""
+SHARED_AXES = ("pixtral",)
+"""Towers whose height and width take the frequencies of one head in turn."""
 SCALAR_SCALES = dict.fromkeys(
     """
     gemma3n_text gemma4_text gemma4_unified_text gemma4_vision embedding_gemma2_text
@@ -206,7 +214,7 @@ class Model:
             part = self.get(modern.head_key) if self.supports_partial_rotation else None
             return part or self.size("qk_rope_head_dim", default=64)
         has_axes = modern.axes is not None
-        if has_axes or (self.supports_partial_rotation and not modern.whole_rotation):
+        if has_axes or (self.supports_partial_rotation and modern.share_use != "narrows"):
             return None
         return self.head_dim
 
@@ -246,7 +254,7 @@ class Model:
         modern = self.modern
         if modern.partial_rotary_factor is not None:
             return True
-        dicts = [own for own in (modern.nested or {}).values() if own]
+        dicts = [own for own in (modern.dicts_by_kind or {}).values() if own]
         return any("partial_rotary_factor" in d for d in dicts if d["rope_type"] == "default")
 
     @property
@@ -270,7 +278,7 @@ class Model:
     @property
     def has_rope_dict_per_kind(self) -> bool:
         """Return True if the family's code has a rope dict of its own for each kind of layer."""
-        return self.modern.nested is not None
+        return self.modern.dicts_by_kind is not None
 
     @property
     def kinds_of_flat_rope_scaling(self) -> tuple[str, ...] | None:
@@ -383,7 +391,7 @@ class Model:
         """Return the kinds of layers that rotate differently: ("all",) where all rotate alike."""
         if not self.has_rope_dict_per_kind:
             return ("all",)
-        labels = tuple(self.modern.nested or ())
+        labels = tuple(self.modern.dicts_by_kind or ())
         present = [kind for kind in labels if self.layers_of_kind(kind)]
         return tuple(present) or labels
 
@@ -391,7 +399,7 @@ class Model:
         """Return the layers of a kind, whether they rotate or not."""
         if kind == "all":
             return tuple(range(self.num_layers))
-        types = self.modern.labels.get(kind, (kind,))
+        types = LAYER_TYPES_OF_KIND.get(kind, (kind,))
         return tuple(i for i, name in enumerate(self.layer_types) if name in types)
 
     @property
@@ -486,13 +494,14 @@ def _layers_with_null_rope_dict(model: Model) -> set[int]:
     """Return the layers of kinds with null for a rope dict, in the config or, where that has no
     dicts, in the class; none in families that fill in their defaults.
 
-    `transformers5`: nested, the class's dicts by kind of layer; flat, the kinds that are filled in.
+    `transformers5`: own_dicts, the class's dicts by kind of layer; flat, the kinds that are filled
+    in.
     """
     if not model.has_rope_dict_per_kind or model.kinds_of_flat_rope_scaling:
         return set()
     old = model.config.get("rope_scaling")
     new = model.config.get("rope_parameters")
-    dicts = new or old or model.modern.nested
+    dicts = new or old or model.modern.dicts_by_kind
     if not isinstance(dicts, Mapping):
         return set()
     layers: set[int] = set()

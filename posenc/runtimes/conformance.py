@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from importlib import resources
 from typing import Any
 
-from posenc.runtimes.config_model import model_of
+from posenc.runtimes.config_model import SHARED_AXES, model_of
 from posenc.runtimes.families import WITHOUT_ROTATION
 from posenc.runtimes.files.spelling import as_transformers
 from posenc.runtimes.meaning import is_length, meaning_of
@@ -43,7 +43,7 @@ def frequencies(config: Mapping[str, Any], length: int | None = None) -> dict[st
     meaning = meaning_of(config, length)
     record = record_of_meaning(meaning, "transformers", length)
     facts = meaning.model.facts["transformers5"]
-    axes = 1 if facts.get("shared_axes") else facts.get("axes", 1)
+    axes = 1 if meaning.model.model_type in SHARED_AXES else facts.get("axes", 1)
     kinds = [
         {
             "name": kind.name,

@@ -198,8 +198,7 @@ def _with_usual_names_and_numbers(model: Model, doubts: list[str]) -> dict[str, 
     A base that is null is left out: it means the default of the family's class.
     """
     modern = model.facts["transformers5"]
-    own_keys = {modern.get("theta_key"), modern.get("share_key")}
-    own_keys.update(modern.get("theta_keys", {}).values())
+    own_keys = {modern.get("share_key"), *modern.get("theta_keys", {}).values()}
     result = with_vendors_keys_renamed(dict(model.config), own_keys)
     if model.theta_of_inner_dict is not None:
         result["rope_theta"] = model.theta_of_inner_dict

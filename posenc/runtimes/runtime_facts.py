@@ -1,7 +1,8 @@
 """What a runtime's file of facts says of a family: one typed field each.
 
-`RuntimeFacts` are the fields that every runtime's file has. Each emulator adds those of its own, in
-its module; transformers 5's are here, because `Model` reads them for all. A line has the keys that
+`RuntimeFacts` are the fields that every runtime's file has, `ConfigFacts` those of runtimes that
+load a config.json. Each emulator adds those of its own, in its module; transformers 5's are here,
+because `Model` reads them for all. A line has the keys that
 its family needs; a missing one has the default of its field. A key that is no field is an error.
 """
 
@@ -33,9 +34,6 @@ class Fields:
     """Keys with an integer, without which building a layer stops."""
     never_given: tuple[str, ...] = ()
     """Keys that the class computes itself and takes from no config."""
-    not_null: tuple[str, ...] = ()
-    """Keys with anything but null, at which a layer stops; the rope dict's entry of this name takes
-    its place."""
     periods: tuple[str, ...] = ()
     """Keys with an integer other than 0, of which the class makes layer_types where they are
     missing."""
@@ -58,10 +56,6 @@ class Fields:
         for key in self.never_given:
             if key in config:
                 yield RefusedValue(key, config[key])
-        scaling = config.get("rope_scaling") or config.get("rope_parameters") or {}
-        for key in self.not_null:
-            if config.get(key, 1) is None and key not in scaling:
-                yield RefusedValue(key, None)
         for key in self.periods:
             period = config.get(key, 1)
             if "layer_types" not in config and (not is_integer(period) or period == 0):
@@ -116,100 +110,80 @@ class RuntimeFacts:
 
 
 @dataclass(frozen=True)
-class Transformers5Facts(RuntimeFacts):
-    """How a family's class of transformers 5 reads its config, and how its module rotates."""
+class ConfigFacts(RuntimeFacts):
+    """How a runtime that loads a config.json reads it, and which part of a head it rotates."""
 
-    fields: Mapping[str, Any] = field(default_factory=dict)
-    """What the class accepts under its keys, see `Fields`."""
+    reads: tuple[str, ...] = ("rope_scaling", "rope_parameters")
+    """The rope dicts of a config at which the modules look."""
+    own_dicts: Mapping[str, Any] = field(default_factory=dict)
+    """Kind of layers -> the code's own rope dict, for a config without one; null for layers that do
+    not rotate. Under "all" stands that of a family with one rope dict for all layers."""
+    types: tuple[str, ...] | None = None
+    """The only rope types that are taken; None for all."""
+    required: tuple[str, ...] = ()
+    """Keys of a rope dict without which the module stops, whatever the type; the original length
+    where a type stretches."""
+    nulls: Mapping[str, str] = field(default_factory=dict)
+    """Key -> what becomes of a null there: it is "missing", as if the key were not there; the
+    "whole" head rotates; it is "multiplied" by the functions of most types, which stop; it is
+    "refused", at the top level and in the newer rope dict; or a layer "stops", unless the rope dict
+    has the key."""
 
-    rope_theta: float = 10000.0
-    """The base of a config that states none."""
-    theta_key: str = "rope_theta"
-    """The key beside the rope dict that has the base; "" if none is read."""
+    rope_theta: float | None = 10000.0
+    """The base of a config that states none; None where one is demanded."""
     theta_keys: Mapping[str, str] = field(default_factory=dict)
-    """Kind of layers -> the key beside the dicts that has this kind's base."""
-    flat_theta: str = ""
-    """The key that has the base of a kind whose dict is flat; "" for the one of `theta_keys`."""
-    null_base: bool = False
-    """Whether a base that is null counts for one that is missing."""
+    """Kind of layers -> the key beside the dicts that has this kind's base, "" where none is read;
+    "all": where one base serves all layers, which rope_theta has unless this says otherwise;
+    "flat": the key of every kind in a config whose dict is flat."""
 
     partial_rotary_factor: float | None = None
     """The rotated share of each head by default; None in families that rotate whole heads."""
     share_key: str = "partial_rotary_factor"
     """The key beside the rope dict that has the share; "" if none is read."""
-    null_share: bool = False
-    """Whether a share that is null counts for 1."""
-    own_shares: bool = False
-    """Whether a dict without a share takes the class's, whatever stands beside the dicts."""
+    share_use: str = "rotated"
+    """What a share does: this share of each head is "rotated"; likewise, but a dict without one
+    takes its "own" dict's share, whatever stands beside the dicts; it is "ignored", as whole heads
+    rotate; or it "narrows" the tables of cos and sin, which whole heads then do not fit."""
     dims_key: str = ""
     """The key that has the number of rotated channels instead of a share."""
-    whole: bool = False
-    """Whether whole heads rotate in every dict by kind, whatever share it has."""
-    whole_rotation: bool = False
-    """Whether attention rotates whole heads, so that a share makes its tables too narrow."""
-
     head_key: str = ""
     """The key that has the width of the rotated part of a head; "" for head_dim."""
-    null_head: bool = False
-    """Whether a head_dim that is null reaches the functions of the types, which multiply it."""
+
+
+@dataclass(frozen=True)
+class Transformers5Facts(ConfigFacts):
+    """How a family's class of transformers 5 reads its config, and how its module rotates."""
+
+    fields: Mapping[str, Any] = field(default_factory=dict)
+    """What the class accepts under its keys, see `Fields`."""
     whole_heads: bool = False
     """Whether the hidden size must be a multiple of the number of heads."""
     axes: int | None = None
     """Into how many axes a tower's positions fall, each with frequencies of its own; None in a
     language model."""
-    shared_axes: bool = False
-    """Whether height and width take the frequencies of one head in turn."""
     sections: tuple[int, ...] | None = None
     """M-RoPE's pairs of each axis by default, which must add up; None where none are checked."""
-    reversed: bool = False
-    """Whether pairs turn the other way round."""
-    empty_list: bool = False
-    """Whether an empty list of the layers that rotate counts for none."""
-
-    rope: Mapping[str, Any] = field(default_factory=dict)
-    """The class's own rope dict, for a config without one."""
-    dicts: bool = True
-    """Whether the modules look at a config's rope dict at all."""
-    old: bool = True
-    """Whether rope_scaling is read, beside rope_parameters."""
-    types: tuple[str, ...] | None = None
-    """The only types that the class takes; None for all."""
-    required: tuple[str, ...] = ()
-    """Keys without which the module stops, whatever the type."""
-    needs_original: bool = False
-    """Whether a stretched type without an original length is refused; it is filled in elsewhere."""
     declares_kinds: bool = False
     """Whether the class declares kinds of layers though it has one rope dict, so that a dict with
     such a key is taken for nested."""
-
-    nested: Mapping[str, Any] | None = None
-    """Kind of layers -> the class's own rope dict, null for layers that do not rotate; None in
-    families with one dict."""
-    nested_wins: bool = False
-    """Whether complete dicts by kind make a flat one be passed over."""
-    nested_yarn: bool = True
-    """Whether YaRN can be built for a kind of layers."""
-    labels: Mapping[str, Any] = field(default_factory=dict)
-    """Kind of layers -> the words of layer_types that it stands for, where they are others."""
     flat: tuple[str, ...] | None = None
     """Kinds to which a flat rope_scaling applies; None if the class accepts no keys outside of the
     dicts and fills nothing in."""
     flat_new: bool = False
-    """Whether a flat rope_parameters is read like a flat rope_scaling."""
-    never_flat: tuple[str, ...] = ()
-    """Keys of a flat dict that are left out."""
-    settles_type: bool = False
-    """Whether the `type` of a flat dict counts for a rope_type before the dicts are merged."""
-    attention_factor: float | None = None
-    """The multiplier of YaRN in a flat dict that states none; None for YaRN's own."""
-    never_null: tuple[str, ...] = ()
-    """Keys with which the class calculates, or into which it looks."""
+    """Whether a flat rope_parameters is read like a flat rope_scaling, and the `type` of a flat
+    dict like a rope_type."""
     strict: bool = False
     """Whether a number beside the nested dicts is refused."""
 
+    @property
+    def dicts_by_kind(self) -> Mapping[str, Any] | None:
+        """Return kind of layers -> the class's own rope dict, null for layers that do not rotate;
+        None in families with one dict for all layers."""
+        return None if not self.own_dicts or "all" in self.own_dicts else self.own_dicts
+
     def rope_of_kind(self, kind: str) -> Mapping[str, Any]:
         """Return the class's own rope dict of a kind of layers; empty where it has none."""
-        return (self.nested or {}).get(kind) or {}
+        return (self.dicts_by_kind or {}).get(kind) or {}
 
     @property
     def accepts(self) -> Fields:

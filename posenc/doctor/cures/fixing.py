@@ -233,7 +233,7 @@ def _require_one_original_length(config: Mapping[str, Any], meaning: Meaning, re
 def _require_no_guessed_base(config: Mapping[str, Any], meaning: Meaning, refused: str) -> None:
     """Raise ValueError for a kind of layers whose base is the default of a class that has one for
     all kinds, where the file states another base: the copy would say a guess for its author."""
-    nested = meaning.model.facts["transformers5"].get("nested", {})
+    nested = meaning.model.modern.dicts_by_kind or {}
     if len({p["rope_theta"] for p in nested.values() if p}) != 1:
         return  # such a class has a base of its own for each kind
     place = _language_model_part(config)

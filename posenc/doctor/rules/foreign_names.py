@@ -32,11 +32,9 @@ class BaseAndShareNames(NamedTuple):
 def names_of_base_and_share(case: Case) -> BaseAndShareNames:
     """Return the names under which the family's code reads a base, and a rotated share."""
     modern = case.model.facts.get("transformers5", {})
-    bases = {*modern.get("theta_keys", {}).values(), *filter(None, [modern.get("flat_theta")])}
+    bases = {*modern.get("theta_keys", {}).values()}
     shares = {modern[key] for key in ("share_key", "dims_key") if key in modern}
-    return BaseAndShareNames(
-        bases or {modern.get("theta_key", "rope_theta")}, shares or {"partial_rotary_factor"}
-    )
+    return BaseAndShareNames(bases or {"rope_theta"}, shares or {"partial_rotary_factor"})
 
 
 @rule("PD043", "E")

@@ -17,8 +17,8 @@ from posenc.runtimes.computed_positions import (
     require_key,
     require_number,
 )
-from posenc.runtimes.config_model import Model, language_model_key
-from posenc.runtimes.runtime_facts import RuntimeFacts
+from posenc.runtimes.config_model import ORIGINAL_LENGTH_KEY, Model, language_model_key
+from posenc.runtimes.runtime_facts import ConfigFacts
 
 YARN_TYPES = ("yarn", "deepseek_yarn", "telechat3-yarn")
 ADDED_BY_WHOLE = {
@@ -28,53 +28,32 @@ ADDED_BY_WHOLE = {
 }
 """model_type of a multimodal model -> keys that its file adds to the config of the language model
 (gemma3.py:22, mistral3.py:18)."""
+EVEN_HEADS = ("internlm3",)
+"""Families whose file divides the hidden size by the heads, whatever head_dim says."""
 Scaling = Mapping[str, Any] | None
 
 
 @dataclass(frozen=True)
-class MlxLmFacts(RuntimeFacts):
-    """What mlx_lm.json says of a family: how its model file reads the config and rotates."""
+class MlxLmFacts(ConfigFacts):
+    """What mlx_lm.json says of a family: how its model file reads the config and rotates.
 
+    `own_dicts` has, under a kind of layers, the file's own rope dict, or just the base of this kind
+    where the config has a key for it at the top level.
+    """
+
+    reads: tuple[str, ...] = ("rope_scaling",)
+    """As in `ConfigFacts`; most files know the older name only."""
+    rope_theta: float | None = None
+    """As in `ConfigFacts`; most files demand a base."""
     needs: tuple[str, ...] = ()
     """Keys for which the file's dataclass has no default."""
     defaults: Mapping[str, Any] = field(default_factory=dict)
-    """Defaults of the file that differ from those of transformers' class."""
-    parameters: bool = False
-    """Whether the file reads rope_parameters."""
-    by_kind: bool = False
-    """Whether the file reads nothing but nested rope dicts."""
-    kinds: Mapping[str, Any] = field(default_factory=dict)
-    """Kind of layers -> the file's own rope dict, for a config without any."""
-    whole: bool = False
-    """Whether the file passes whole heads on, and the type the rotated share."""
-
-    rope_theta: float | None = None
-    """The base of a config that states none; None where the file demands one."""
-    fixed_theta: float | None = None
-    """The base in the file's code, whatever the config says; None where it reads one."""
-    rope_local_base_freq: float | None = None
-    """The base of windowed layers by default; None where the file has no such key."""
-    sliding_window_pattern: int | None = None
-    """Each n-th layer has full attention: n by default; None where the file has no such key."""
-
-    partial_rotary_factor: float | None = None
-    """The rotated share of each head by default; None in files without a default for it."""
-    dims_share: float | None = None
-    """The rotated share in the file's code, whatever the config says; None where it reads one."""
-    dims_key: str = ""
-    """The key that has the number of rotated channels instead of a share."""
-    even_heads: bool = False
-    """Whether a head's width is the hidden size divided by the heads, whatever head_dim says."""
-
+    """Defaults of the file that differ from those of transformers' class, and those of keys that
+    the class has not."""
     scaling: str = "initialize"
-    """How the file scales: "initialize" for mlx-lm's initialize_rope, "none", or the name of the
-    one file or type that `rotation` has code for."""
-    only_types: tuple[str, ...] | None = None
-    """The only types that the file takes; None where it checks none."""
-    applies: bool = True
-    """Whether the file uses the linear factor that it checks."""
-    original_max_position_embeddings: int | None = None
-    """The original length of a config that states none; None where the file has no default."""
+    """How the file scales: "initialize" for mlx-lm's initialize_rope, "none", "checked linear" for
+    a linear factor that it checks and does not use, or the name of the one file or type that
+    `rotation` has code for."""
 
     @property
     def file(self) -> str:
@@ -87,10 +66,10 @@ def compute(model: Model, length: int | None) -> ComputedPositions:
     facts = MlxLmFacts.of(model.facts["mlx_lm"])
     _check_arguments(model, facts)
     config = {**facts.defaults, **model.config}
-    own = {"even_heads": True} if facts.even_heads else {}
+    own = {"even_heads": True} if model.model_type in EVEN_HEADS else {}
     model = replace(model, config=config, facts={**model.facts, **own})
     length = length or model.max_positions
-    if facts.by_kind:
+    if "rope_scaling" not in facts.reads and facts.reads:
         scaling, layers = None, _rotations_of_nested_dicts(model, facts)
     else:
         theta, scaling = _theta_and_scaling(model, facts)
@@ -131,8 +110,8 @@ def _arguments_of_language_model(model: Model) -> Iterator[str]:
 
 def _theta_and_scaling(model: Model, facts: MlxLmFacts) -> tuple[float, Scaling]:
     """Return theta and the scaling dict. Only some model files read rope_parameters."""
-    if facts.fixed_theta is not None:
-        return facts.fixed_theta, None
+    if facts.theta_keys.get("all") == "":  # the base is a number in the code
+        return require_number(facts.rope_theta, "rope_theta"), None
     file = facts.file
     scaling = model.config.get("rope_scaling")
     modern = model.config.get("rope_parameters")
@@ -142,7 +121,7 @@ def _theta_and_scaling(model: Model, facts: MlxLmFacts) -> tuple[float, Scaling]
         return require_number(modern.get("rope_theta", 10000.0), "rope_theta"), None
     _refuse_null(model, file)
     theta = _outer_base(model, facts)
-    if facts.parameters and isinstance(modern, Mapping) and modern:
+    if "rope_parameters" in facts.reads and isinstance(modern, Mapping) and modern:
         full = modern.get("full_attention", modern)
         theta = _base_of_dict_or_outer(theta, full, file)
         scaling = full if scaling is None else scaling
@@ -197,7 +176,8 @@ def _rotations_by_kind(
         theta = require_number(model.config["rope_theta"], "rope_theta")
         sliding = LayerRotation(float64_formulas.unscaled_frequencies(model.head_dim, theta))
         return {kind: sliding if "sliding" in kind else full for kind in model.layer_kinds}
-    local = model.config.get("rope_local_base_freq", facts.rope_local_base_freq)
+    own_base = facts.own_dicts.get("sliding_attention", {}).get("rope_theta")
+    local = model.config.get("rope_local_base_freq", own_base)
     if local is None:
         return _rotations_of_dicts_with_base(model, full)
     sliding = LayerRotation(
@@ -205,7 +185,7 @@ def _rotations_by_kind(
             model.head_dim, require_number(local, "rope_local_base_freq")
         )
     )
-    every = model.config.get("sliding_window_pattern", facts.sliding_window_pattern or 6)
+    every = model.config.get("sliding_window_pattern", 6)
     layers: dict[str, LayerRotation] = {}
     for i, kind in enumerate(model.layer_types):
         layer = sliding if (i + 1) % int(require_number(every, "sliding_window_pattern")) else full
@@ -219,10 +199,10 @@ def _rotations_by_kind(
 def _rotations_of_nested_dicts(model: Model, facts: MlxLmFacts) -> dict[str, LayerRotation]:
     """Return the rotation of each kind of layer by a model file that reads nothing but nested rope
     dicts."""
-    if facts.sliding_window_pattern is not None and not model.config.get("layer_types"):
+    if "sliding_window_pattern" in facts.defaults and not model.config.get("layer_types"):
         raise NotReadError("which layers are windowed differs from transformers")
     modern = model.config.get("rope_parameters")
-    dicts = modern if isinstance(modern, Mapping) else facts.kinds
+    dicts = modern if isinstance(modern, Mapping) else facts.own_dicts
     layers: dict[str, LayerRotation] = {}
     for kind in model.layer_kinds:
         inner = dicts.get(kind, {})
@@ -232,7 +212,7 @@ def _rotations_of_nested_dicts(model: Model, facts: MlxLmFacts) -> dict[str, Lay
         outer = model.config.get("partial_rotary_factor")
         share = inner.get("partial_rotary_factor", 1.0 if outer is None else outer)
         dim = model.with_sizes_of_kind(kind).head_dim
-        if not facts.whole:  # such a file passes the whole head on, and the type the share
+        if facts.share_use != "ignored":  # such a file passes whole heads on to the type
             dim = int(dim * require_number(share, "partial_rotary_factor"))
         layers[kind] = initialize_rope(model, inner, theta, dim, model.max_positions)
     return layers
@@ -278,8 +258,8 @@ def _softmax_scale(model: Model, scaling: Scaling) -> float:
 
 def _rotated_channels(model: Model, facts: MlxLmFacts) -> int:
     """Return how many channels of a head rotate."""
-    if facts.dims_share is not None:
-        return int(model.head_dim * facts.dims_share)
+    if not facts.share_key and facts.partial_rotary_factor is not None:  # a number in the code
+        return int(model.head_dim * facts.partial_rotary_factor)
     if facts.dims_key:
         return int(require_number(model.config[facts.dims_key], facts.dims_key))
     has_default = facts.partial_rotary_factor is not None
@@ -299,7 +279,11 @@ def _rotated_share(model: Model, facts: MlxLmFacts) -> Any:
     if facts.file == "gpt_neox":
         share = model.config.get("rotary_pct")
     modern = model.config.get("rope_parameters")
-    if facts.parameters and isinstance(modern, Mapping) and not model.has_rope_dict_per_kind:
+    if (
+        "rope_parameters" in facts.reads
+        and isinstance(modern, Mapping)
+        and not model.has_rope_dict_per_kind
+    ):
         share = modern.get("partial_rotary_factor", share)
     return share
 
@@ -311,8 +295,8 @@ def rotation(
     dim = _rotated_channels(model, facts)
     if dim % 2:
         raise RefusedError(f"ValueError: [rope] dims must be even but got {dim}.")
-    if scaling and facts.only_types is not None:
-        _check_type(scaling, facts.only_types)
+    if scaling and facts.types is not None:
+        _check_type(scaling, facts.types)
     way = facts.scaling
     plain = float64_formulas.unscaled_frequencies(dim, theta)
     if way == "minicpm3" and scaling is not None:
@@ -321,9 +305,9 @@ def rotation(
         return LayerRotation(plain)
     if way == "initialize":
         return initialize_rope(model, scaling, theta, dim, length)
-    if way == "linear":
+    if way in ("linear", "checked linear"):
         scaled = _linear_rotation(scaling, plain)
-        return scaled if facts.applies else LayerRotation(plain)  # checked, not used
+        return scaled if way == "linear" else LayerRotation(plain)
     if way == "alpha":
         return _hunyuan_rotation(scaling, theta, dim)
     if way == "deepseek_v2":
@@ -459,8 +443,8 @@ def _phi3_rotation(
 ) -> LayerRotation:
     """Return the rotation of phi3 and phimoe, which read the top-level original length and always
     use the long factors."""
-    outer = model.config.get("original_max_position_embeddings")
-    original = require_number(outer or facts.original_max_position_embeddings, "original length")
+    outer = model.config.get(ORIGINAL_LENGTH_KEY) or facts.defaults.get(ORIGINAL_LENGTH_KEY)
+    original = require_number(outer, "original length")
     if facts.scaling == "phimoe":
         mscale = require_key(scaling, "long_mscale")
         return _rotation_by_long_list(scaling, plain, model.max_positions, original, mscale)

@@ -21,9 +21,10 @@ from posenc.runtimes.known import transformers5
 from posenc.runtimes.known.vllm_and_sglang import (
     SCALED_TEXT,
     compute_for_server,
+    has_latent_rotation,
     longrope_rotation,
 )
-from posenc.runtimes.runtime_facts import RuntimeFacts
+from posenc.runtimes.runtime_facts import ConfigFacts
 
 LENGTH_KEYS = tuple(
     "max_sequence_length seq_length max_seq_len model_max_length max_position_embeddings".split()
@@ -34,14 +35,9 @@ DUAL_CHUNK = ("qwen2", "qwen2_moe", "qwen3_moe", "glm4")
 
 
 @dataclass(frozen=True)
-class SglangFacts(RuntimeFacts):
-    """What sglang.json says of a family: how SGLang's model file rotates."""
-
-    scaling: bool = True
-    """Whether the file hands the rope dict on; without it every type is the plain one."""
-    latent: bool | None = None
-    """Whether the file builds the rotation of DeepSeek's latent attention; None where it does just
-    for models that have latent attention."""
+class SglangFacts(ConfigFacts):
+    """What sglang.json says of a family: how SGLang's model file rotates. A file that reads no rope
+    dict hands none on, so that every type is the plain one."""
 
 
 def _facts_of(model: Model) -> SglangFacts:
@@ -93,9 +89,9 @@ def rotation(p: Mapping[str, Any], model: Model, length: int) -> LayerRotation:
     theta = require_number(p["rope_theta"], "rope_theta")
     dim = _rotated_channels(p, model)
     plain = float64_formulas.unscaled_frequencies(dim, theta)
-    if kind == "default" or not _facts_of(model).scaling:
+    if kind == "default" or not _facts_of(model).reads:
         return LayerRotation(plain)
-    if kind == "deepseek_yarn" or _is_latent(model):
+    if kind == "deepseek_yarn" or has_latent_rotation(model):
         return _yarn_rotation(p, model, theta, dim, latent=True)  # whatever the type is called
     if p.get("mrope_section") and kind in SCALED_TEXT:
         raise NotReadError(f"{kind} with mrope_section")
@@ -120,12 +116,6 @@ def _rotated_channels(p: Mapping[str, Any], model: Model) -> int:
     is_proportional = model.has_rope_dict_per_kind and p["rope_type"] == "proportional"
     reads_share = model.supports_partial_rotation or is_proportional
     return int(model.head_dim * share) if reads_share else model.head_dim
-
-
-def _is_latent(model: Model) -> bool:
-    """Return True if the model's file builds the rotation of DeepSeek's latent attention."""
-    latent = _facts_of(model).latent
-    return model.is_mla if latent is None else latent
 
 
 def _rotation_by_factor(
@@ -219,7 +209,7 @@ def _frequency_switch(p: Mapping[str, Any], model: Model) -> Switch:
 
 def _softmax_scale(model: Model, p: Mapping[str, Any]) -> float:
     """Return the softmax scale, which latent attention multiplies by its squared temperature."""
-    if not _is_latent(model) or p["rope_type"] == "default":
+    if not has_latent_rotation(model) or p["rope_type"] == "default":
         return model.softmax_scale
     factor = require_number(require_key(p, "factor"), "factor")
     all_dim = require_number(p.get("mscale_all_dim") or 0, "mscale_all_dim")

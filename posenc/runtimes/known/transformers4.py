@@ -2,7 +2,7 @@
 rope_parameters."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from posenc.frequencies import float64_formulas
@@ -19,57 +19,31 @@ from posenc.runtimes.computed_positions import (
 )
 from posenc.runtimes.config_model import ORIGINAL_LENGTH_KEY, Model
 from posenc.runtimes.known import transformers5
-from posenc.runtimes.known.transformers5_rope_dicts import NAMED_MROPE
-from posenc.runtimes.runtime_facts import RuntimeFacts
+from posenc.runtimes.known.transformers5_rope_dicts import NAMED_MROPE, NO_LENGTH
+from posenc.runtimes.runtime_facts import ConfigFacts
 
 NEEDED = {"default": (), **transformers5.NEEDED, "llama3": tuple(LLAMA3)}
+TWO_KEYS = ("olmo", "olmo2")
+"""Families whose config refuses a rope_scaling with more than a type and a factor."""
 THREE_KEYS = ("phi3", "phi4_multimodal")
 """Families whose config refuses a rope_scaling of more or less than three keys."""
 
 
 @dataclass(frozen=True)
-class Transformers4Facts(RuntimeFacts):
-    """How a family's class of transformers 4 reads its config, and how its module rotates."""
+class Transformers4Facts(ConfigFacts):
+    """How a family's class of transformers 4 reads its config, and how its module rotates.
 
-    rope_theta: float = 10000.0
-    """The base of a config that states none."""
-    theta_key: str = "rope_theta"
-    """The key that has the base."""
-    theta_keys: Mapping[str, str] = field(default_factory=dict)
-    """Kind of layers -> the key that has this kind's base, where it is not the usual one."""
-    rope_local_base_freq: float | None = None
-    """The base of windowed layers by default; None where they have none of their own."""
-    scaled_sliding: bool = False
-    """Whether windowed layers are scaled like the others."""
+    `own_dicts` has the class's rope_scaling under "all", and under a kind of layers the base that
+    this kind has of its own.
+    """
 
-    partial_rotary_factor: float | None = None
-    """The rotated share of each head by default; None in families that rotate whole heads."""
-    share_key: str = "partial_rotary_factor"
-    """The key that has the share."""
-    head_key: str = ""
-    """The key that has the width of the rotated part of a head; "" for head_dim."""
-    null_head: str = ""
-    """What becomes of a head_dim that is null: "multiplied" by the functions of the types, or
-    "refused" by any; "" where it is replaced by the width of a head."""
-
-    scaling: bool = True
-    """Whether the class reads rope_scaling at all."""
-    rope_scaling: Mapping[str, Any] | None = None
-    """The class's own rope_scaling, for a config without one."""
-    needs_scaling: bool = False
-    """Whether the class looks into rope_scaling in any case, and stops where it is null."""
-    required: tuple[str, ...] = ()
-    """Keys of rope_scaling without which the module stops, whatever the type."""
+    reads: tuple[str, ...] = ("rope_scaling",)
+    """As in `ConfigFacts`; no module knows the newer name."""
     validates: bool = True
     """Whether the config checks the keys that a type needs."""
-    own_validation: bool = False
-    """Whether the config has a check of its own instead: OLMo's two keys, or Phi-3's three."""
-    type_wins: bool = True
-    """Whether `type` wins over `rope_type`."""
-    reads_type: bool = True
-    """Whether `type` counts where rope_type is missing."""
-    always_type: str = ""
-    """The type that the module takes, whatever the dict says; "" for the dict's."""
+    older_type: str = "wins"
+    """What `type` means beside `rope_type`: it "wins", it "counts" where rope_type is missing, or
+    is "unread"."""
 
 
 def _facts_of(model: Model) -> Transformers4Facts:
@@ -113,20 +87,22 @@ def _sliding_window_rotation(
     facts = _facts_of(model)
     key = facts.theta_keys.get("sliding_attention", "rope_local_base_freq")
     local_base = model.config.get(key)
-    if local_base is None:
-        local_base = facts.rope_local_base_freq
+    null_is_full_base = key == "local_rope_theta" and key in model.config
+    if local_base is None and not null_is_full_base:
+        local_base = facts.own_dicts.get("sliding_attention", {}).get("rope_theta")
     if local_base is None:
         theta = theta_of(model)
     else:
         theta = require_number(local_base, "rope_local_base_freq")
-    return rotation(model, scaling if facts.scaled_sliding else None, theta, length)
+    is_scaled = "sliding_attention" in facts.theta_keys  # ModernBERT hands its whole config on
+    return rotation(model, scaling if is_scaled else None, theta, length)
 
 
 def theta_of(model: Model) -> float:
     """Return the top-level base, else the class's default. Families whose facts have `theta_in`
     read it in a dict inside instead, and 10,000 where it is not there."""
     facts = _facts_of(model)
-    name = facts.theta_keys.get("full_attention", facts.theta_key)
+    name = facts.theta_keys.get("full_attention", facts.theta_keys.get("all", "rope_theta"))
     value = model.config.get(name, facts.rope_theta)
     if "theta_in" in model.facts:
         value = 10000.0 if model.theta_of_inner_dict is None else model.theta_of_inner_dict
@@ -139,23 +115,23 @@ def scaling_of(model: Model) -> dict[str, Any] | None:
     Raises: RefusedError for what the config's own validation refuses.
     """
     facts = _facts_of(model)
-    if not facts.scaling:
+    if not facts.reads:
         return None
     written = _scaling_in_config(model)
     if written is None:
         return None
     scaling = dict(written)
     has_three_keys = model.model_type in THREE_KEYS
-    if facts.own_validation and not has_three_keys:
+    if model.model_type in TWO_KEYS:
         _check_olmo_scaling(scaling)
-    if facts.always_type:
-        scaling["rope_type"] = facts.always_type
+    if model.model_type == "llama4_text":  # whose module looks at no type
+        scaling["rope_type"] = "llama3"
     if has_three_keys:
         _rename_and_check_phi3_scaling(scaling, model)
     _set_rope_type(scaling, model)
     if facts.validates:
         _check_required_keys(scaling)
-    usual_type = scaling.get("type") if facts.reads_type else "default"
+    usual_type = "default" if facts.older_type == "unread" else scaling.get("type")
     scaling.setdefault("rope_type", usual_type)
     if scaling["rope_type"] not in NEEDED:
         raise RefusedError(f"KeyError: {scaling['rope_type']!r}")
@@ -171,12 +147,14 @@ def _scaling_in_config(model: Model) -> Mapping[str, Any] | None:
     into it in any case.
     """
     facts = _facts_of(model)
-    scaling = model.config.get("rope_scaling", facts.rope_scaling)
-    if scaling is None and facts.needs_scaling:  # its config replaces null, too
-        scaling = facts.rope_scaling
+    own = facts.own_dicts.get("all")
+    needs_one = facts.nulls.get("rope_scaling") == "stops"
+    scaling = model.config.get("rope_scaling", own)
+    if scaling is None and needs_one:  # its config replaces null, too
+        scaling = own
     if isinstance(scaling, Mapping):
         return scaling
-    if facts.needs_scaling:
+    if needs_one:
         raise RefusedError("TypeError: 'NoneType' object is not subscriptable")
     return None
 
@@ -186,7 +164,7 @@ def _set_rope_type(scaling: dict[str, Any], model: Model) -> None:
     facts = _facts_of(model)
     if model.model_type in NAMED_MROPE and scaling.get("type") == "mrope":
         scaling["type"] = "default"
-    older_name_wins = facts.type_wins or model.model_type in THREE_KEYS
+    older_name_wins = facts.older_type == "wins" or model.model_type in THREE_KEYS
     if older_name_wins and "type" in scaling:
         scaling["rope_type"] = scaling["type"]
     if model.model_type in transformers5.OWN_MSCALES:
@@ -259,16 +237,20 @@ def rotation(
     head_dim = int(model.get(facts.head_key) or model.head_dim)
     dim = int(head_dim * _rotated_share(model))
     plain = float64_formulas.unscaled_frequencies(dim, theta)
-    if facts.null_head == "refused" and model.config.get("head_dim", 0) is None:
+    null_head = facts.nulls.get("head_dim")
+    if null_head == "refused" and model.config.get("head_dim", 0) is None:
         raise RefusedError("TypeError: unsupported operand type(s) for *: 'int' and 'NoneType'")
     if model.modern.axes is not None:  # a tower, which reads no scaling
-        return transformers5.axial_rotation("default", model.modern, head_dim, theta)
+        head_dim = model.size("hidden_size") // model.num_heads  # whatever head_dim says
+        return transformers5.axial_rotation("default", model, head_dim, theta)
     if scaling is None or scaling["rope_type"] == "default":
         return LayerRotation(plain)
     kind = scaling["rope_type"]
     trained = model.max_positions
+    if kind != "linear" and model.get("max_position_embeddings") is None:
+        raise RefusedError(NO_LENGTH)
     # The function of a type multiplies a null, but for those two, which replace it.
-    keeps_null = facts.null_head and kind not in ("linear", "llama3")
+    keeps_null = null_head is not None and kind not in ("linear", "llama3")
     if keeps_null and model.config.get("head_dim") is None:
         raise RefusedError("TypeError: unsupported operand type(s) for *: 'NoneType' and 'float'")
     if kind == "longrope":

@@ -17,7 +17,7 @@ from posenc.runtimes.computed_positions import (
     require_key,
     require_number,
 )
-from posenc.runtimes.config_model import ORIGINAL_LENGTH_KEY, Model, model_of
+from posenc.runtimes.config_model import ORIGINAL_LENGTH_KEY, SHARED_AXES, Model, model_of
 from posenc.runtimes.known.transformers5_rope_dicts import (
     NEEDED,
     NO_LENGTH,
@@ -27,7 +27,6 @@ from posenc.runtimes.known.transformers5_rope_dicts import (
     refuse_unloadable_nested,
     resolve_rope_dicts,
 )
-from posenc.runtimes.runtime_facts import Transformers5Facts
 
 COMPUTED_ROPE_TYPES = ("default", "proportional", *NEEDED)
 """The types that its functions compute."""
@@ -35,6 +34,10 @@ HUNYUAN = ("hunyuan_v1_dense", "hunyuan_v1_moe")
 """Families whose class stretches the base by a fixed alpha where the type is dynamic."""
 OWN_MSCALES = ("phimoe",)
 """Families whose module multiplies by short_mscale and long_mscale."""
+
+
+EMPTY_LIST_IS_NONE = ("llama4_text",)
+"""Families in which an empty list of the layers that rotate counts for no list."""
 
 
 def yarn_multiplier(parameters: Mapping[str, Any], factor: float) -> float:
@@ -62,10 +65,11 @@ def rotation(parameters: Parameters, model: Model, length: int) -> LayerRotation
     usual_head_dim = model.head_dim
     trained = model.max_positions
     head_dim = int(model.get(facts.head_key) or usual_head_dim)
-    if facts.types is not None and kind not in facts.types:
+    takes_type = facts.types is None or kind in facts.types
+    if not takes_type and not model.has_rope_dict_per_kind:
         raise RefusedError(f"ValueError: requires another rope type, but found {kind} instead.")
     if facts.axes is not None:
-        return axial_rotation(kind, facts, head_dim, theta)
+        return axial_rotation(kind, model, head_dim, theta)
     if kind == "proportional":
         factor = require_number(parameters.get("factor", 1.0), "factor")
         return LayerRotation(
@@ -100,17 +104,15 @@ def rotation(parameters: Parameters, model: Model, length: int) -> LayerRotation
     return yarn_rotation(parameters, dim, theta, factor, original)
 
 
-def axial_rotation(
-    kind: str, facts: Transformers5Facts, head_dim: int, theta: float
-) -> LayerRotation:
+def axial_rotation(kind: str, model: Model, head_dim: int, theta: float) -> LayerRotation:
     """Return the frequencies of a tower that rotates by the height and the width of a patch."""
     if kind not in ("default", "axial"):
         raise RefusedError(f"ValueError: supports only axial rope, but requested {kind}")
-    if facts.shared_axes:  # height and width take the frequencies of one head in turn
+    if model.model_type in SHARED_AXES:
         both_axes = float64_formulas.unscaled_frequencies(head_dim, theta)
         return LayerRotation(both_axes[0::2] + both_axes[1::2])
     return LayerRotation(
-        float64_formulas.unscaled_frequencies(head_dim // (facts.axes or 1), theta)
+        float64_formulas.unscaled_frequencies(head_dim // (model.modern.axes or 1), theta)
     )
 
 
@@ -121,8 +123,9 @@ def _refuse_null_head(rope_type: str, model: Model) -> None:
     facts = model.modern
     null_by_default = "head_dim" in facts.accepts.integers_or_null
     missing = None if null_by_default else 0
-    is_null = facts.null_head and model.config.get("head_dim", missing) is None
-    if is_null and rope_type not in ("linear", "llama3"):
+    is_null = model.config.get("head_dim", missing) is None
+    is_multiplied = facts.nulls.get("head_dim") == "multiplied"
+    if is_null and is_multiplied and rope_type not in ("linear", "llama3"):
         raise RefusedError("TypeError: unsupported operand type(s) for *: 'NoneType' and 'float'")
 
 
@@ -249,6 +252,7 @@ def _refuse_values(model: Model) -> None:
     facts = model.modern
     for key, value in facts.accepts.refused_values(model.config):
         raise RefusedError(f"TypeError: the class or its layers refuse {key} {value!r}")
+    _refuse_nulls_at_which_layers_stop(model)
     refuse_booleans(model)
     _refuse_short_list_of_rotating_layers(model)
     if facts.whole_heads and model.size("hidden_size") % model.num_heads:
@@ -257,6 +261,15 @@ def _refuse_values(model: Model) -> None:
         outer_dict = model.outer_config.get(name)
         if isinstance(outer_dict, Mapping):
             _validate_outer_rope_dict(outer_dict, model)
+
+
+def _refuse_nulls_at_which_layers_stop(model: Model) -> None:
+    """Raise RefusedError for a null with which building a layer stops. A rope dict with a key of
+    that name takes its place."""
+    rope_dict = model.config.get("rope_scaling") or model.config.get("rope_parameters") or {}
+    for key, meaning in model.modern.nulls.items():
+        if meaning == "stops" and model.config.get(key, 1) is None and key not in rope_dict:
+            raise RefusedError(f"TypeError: the class or its layers refuse {key} None")
 
 
 def refuse_booleans(model: Model) -> None:
@@ -283,7 +296,7 @@ def _refuse_short_list_of_rotating_layers(model: Model) -> None:
     listed = model.config.get(model.facts.get("rotates", {}).get("list", ""))
     if not isinstance(listed, list) or len(listed) >= model.num_layers:
         return
-    if listed or not model.modern.empty_list:
+    if listed or model.model_type not in EMPTY_LIST_IS_NONE:
         raise RefusedError("IndexError: list index out of range")
 
 
@@ -349,7 +362,7 @@ def _with_null_share_replaced(model: Model) -> Model:
     """Return the model with whole heads rotated where its class takes a null share for 1."""
     facts = model.modern
     key = facts.share_key
-    if facts.null_share and model.config.get(key, 0) is None:
+    if facts.nulls.get(key) == "whole" and model.config.get(key, 0) is None:
         return replace(model, config={**model.config, key: 1.0})
     return model
 

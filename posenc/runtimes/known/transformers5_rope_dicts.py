@@ -20,6 +20,11 @@ PHI3 = ("phi3", "phi4_multimodal")
 """Families that accept only longrope, under three names."""
 NAMED_MROPE = ("qwen2_vl_text", "qwen2_5_vl_text")
 """Families whose class takes the type mrope for default, which has sections here."""
+DEEPSEEK_V4 = ("deepseek_v4",)
+"""Families that take neither a base nor a share from a flat dict, and give yarn in it the
+multiplier 1 where it states none."""
+COMPLETE_DICTS_WIN = ("step3p5",)
+"""Families in which complete dicts by kind of layer make a flat one be passed over."""
 STRETCHED = ("llama3", "yarn", "longrope")
 NO_LENGTH = "AttributeError: no attribute 'max_position_embeddings'"
 Parameters = dict[str, Any]
@@ -48,7 +53,7 @@ def _resolve_flat(model: Model) -> Parameters:
     if model.facts.get("latent_sum") and not _older_dict(model):
         share = model.size("qk_rope_head_dim", default=64) / model.latent_query_width
         parameters.setdefault("partial_rotary_factor", share)
-    theta = config.get(facts.theta_key, facts.rope_theta)
+    theta = config.get(facts.theta_keys.get("all", "rope_theta"), facts.rope_theta)
     _fill_missing_keys(parameters, model, theta, model.rotated_share)
     _replace_type_by_loaded_one(parameters, model)
     if parameters["rope_type"] in STRETCHED:  # for which the top level wins (:837)
@@ -59,35 +64,36 @@ def _resolve_flat(model: Model) -> Parameters:
         raise RefusedError(f"ValueError: the type must be longrope, got {parameters['rope_type']}")
     check_required_keys(parameters)
     for key in facts.required:
-        require_key(parameters, key)
+        if key != ORIGINAL_LENGTH_KEY:  # see _fill_missing_keys
+            require_key(parameters, key)
     return parameters
 
 
 def _older_dict(model: Model) -> Any:
     """Return rope_scaling; None in families whose class does not read it."""
-    reads_older = model.modern.old
-    return model.config.get("rope_scaling") if reads_older else None
+    return model.config.get("rope_scaling") if "rope_scaling" in model.modern.reads else None
 
 
 def _flat_rope_dict(model: Model) -> Parameters:
     """Return a copy of the file's rope dict, the older name first; of the class's own where the
     file has none, or where the class does not look at it."""
     facts = model.modern
-    written = _older_dict(model) or model.config.get("rope_parameters")
-    if not facts.dicts:
-        if written:
-            _validate_unread(written, model)
+    if not facts.reads:
+        _validate_unread(model)
         written = None
+    else:
+        written = _older_dict(model) or model.config.get("rope_parameters")
     if written is None:
-        written = deepcopy(facts.rope)  # with the class's own base
+        written = deepcopy(facts.own_dicts.get("all", {}))  # with the class's own base
     return dict(written)
 
 
-def _validate_unread(written: Mapping[str, Any], model: Model) -> None:
+def _validate_unread(model: Model) -> None:
     """Raise RefusedError where the config's validation stops at a dict that no module reads."""
+    written = model.config.get("rope_scaling") or model.config.get("rope_parameters") or {}
     if written.get("rope_type", written.get("type")) not in STRETCHED:
         return
-    if model.modern.needs_original:
+    if ORIGINAL_LENGTH_KEY in model.modern.required:
         require_key(written, ORIGINAL_LENGTH_KEY)
     if not model.get("max_position_embeddings"):
         raise RefusedError(NO_LENGTH)
@@ -132,7 +138,7 @@ def _resolve_nested(model: Model, complete: Callable[..., Parameters]) -> dict[s
                 raise RefusedError(f"KeyError: {kind!r}")
             given[kind] = _merge_flat_into_kind(given.get(kind, {}), written.flat, model)
     resolved: dict[str, Parameters] = {}
-    for kind in model.modern.nested or {}:
+    for kind in model.modern.dicts_by_kind or {}:
         if kind in model.layer_kinds and set(model.layers_of_kind(kind)) & set(
             model.without_rotation
         ):
@@ -146,8 +152,8 @@ def _resolve_nested(model: Model, complete: Callable[..., Parameters]) -> dict[s
 def _refuse_nulls(model: Model) -> None:
     """Raise RefusedError for null under a key that the class calculates with or looks into."""
     places = (model.config, model.config.get("rope_parameters") or {})
-    for key in model.modern.never_null:
-        if any(key in place and place[key] is None for place in places):
+    for key, meaning in model.modern.nulls.items():
+        if meaning == "refused" and any(key in place and place[key] is None for place in places):
             raise RefusedError(f"TypeError: {key} is None")
 
 
@@ -166,7 +172,7 @@ def _written_dicts(model: Model) -> _WrittenDicts:
         nested = None
     if facts.strict and isinstance(nested, Mapping) and len(by_kind) < len(nested):
         raise RefusedError("StrictDataclassFieldValidationError: field 'rope_parameters'")
-    if facts.nested_wins and set(model.layer_kinds) <= by_kind.keys():
+    if model.model_type in COMPLETE_DICTS_WIN and set(model.layer_kinds) <= by_kind.keys():
         flat = None
     if not isinstance(flat, Mapping):
         return _WrittenDicts(by_kind, None, nested is not None)
@@ -186,14 +192,15 @@ def _merge_flat_into_kind(nested: Parameters, flat: Mapping[str, Any], model: Mo
     """Return the rope dict of a kind of layer merged with the flat one, whose keys win."""
     facts = model.modern
     # Most classes write their own rope_type into the kind's dict before they merge the flat one, so
-    # that a `type` in the flat dict means nothing. Classes with settles_type first turn the flat
-    # dict's `type` into its rope_type, as families with one dict do.
-    usual = flat.get("type", "default") if facts.settles_type else "default"
+    # that a `type` in the flat dict means nothing. Classes with flat_new first turn the flat dict's
+    # `type` into its rope_type, as families with one dict do.
+    usual = flat.get("type", "default") if facts.flat_new else "default"
     merged = {"rope_type": usual, **nested, **flat}
-    for key in facts.never_flat:
-        merged.pop(key, None)
-    if merged["rope_type"] == "yarn" and facts.attention_factor is not None:
-        merged.setdefault("attention_factor", facts.attention_factor)
+    if model.model_type in DEEPSEEK_V4:
+        merged.pop("rope_theta", None)
+        merged.pop("partial_rotary_factor", None)
+        if merged["rope_type"] == "yarn":
+            merged.setdefault("attention_factor", 1.0)
     return merged
 
 
@@ -207,7 +214,7 @@ def _filled_dict_of_kind(
     has_flat: the config has a flat dict as well.
     """
     parameters = _own_dict_of_kind(kind, model) if given is None else given
-    if model.modern.whole:
+    if model.modern.share_use == "ignored":
         parameters["partial_rotary_factor"] = 1.0
     theta = _base_for_dict_without_one(kind, model, by_flat=given is not None and has_flat)
     _fill_missing_keys(parameters, model, theta, _share_for_dict_without_one(kind, model))
@@ -225,7 +232,8 @@ def _strict_dict_of_kind(
     """
     own = model.modern.rope_of_kind(kind)
     theta = own.get("rope_theta", 10000.0)
-    share = own.get("partial_rotary_factor") if model.modern.own_shares else None
+    has_own_share = model.modern.share_use == "own"
+    share = own.get("partial_rotary_factor") if has_own_share else None
     parameters = _own_dict_of_kind(kind, model) if given is None else given
     if given is not None and _is_scaled(parameters):
         theta = model.config.get("rope_theta", theta)
@@ -251,7 +259,8 @@ def _check_dict_of_kind(parameters: Parameters, model: Model) -> None:
     from it, for which the module looks beside the nested dicts."""
     parameters.pop("truncate", None)
     check_required_keys(parameters)
-    if parameters["rope_type"] == "yarn" and not model.modern.nested_yarn:
+    types = model.modern.types
+    if parameters["rope_type"] == "yarn" and types is not None and "yarn" not in types:
         raise RefusedError("KeyError: 'original_max_position_embeddings'")
 
 
@@ -260,15 +269,15 @@ def _base_for_dict_without_one(kind: str, model: Model, *, by_flat: bool) -> Any
     class's own.
 
     by_flat: the config has a flat dict, which counts for this kind. Some families then look for the
-    base under another key, `flat_theta`.
+    base under another key.
     """
     facts = model.modern
     theta = facts.rope_of_kind(kind).get("rope_theta", 10000.0)
     key = facts.theta_keys.get(kind, "")
     if by_flat:
-        key = facts.flat_theta or key
+        key = facts.theta_keys.get("flat", key)
     # Most classes keep a null, at which building their layers stops; some replace it.
-    null_is_replaced = facts.null_base
+    null_is_replaced = facts.nulls.get("rope_theta") == "missing"
     if model.config.get(key) is not None or not null_is_replaced:
         theta = model.config.get(key, theta)
     return _entry_of_first_layer(theta, kind, model)
@@ -277,7 +286,7 @@ def _base_for_dict_without_one(kind: str, model: Model, *, by_flat: bool) -> Any
 def _share_for_dict_without_one(kind: str, model: Model) -> Any:
     """Return the rotated share of a kind whose dict has none; None where none is filled in."""
     facts = model.modern
-    if facts.own_shares:  # the class's, whatever stands at the top level
+    if facts.share_use == "own":
         return facts.rope_of_kind(kind).get("partial_rotary_factor")
     return _entry_of_first_layer(model.rotated_share, kind, model)
 
@@ -296,7 +305,7 @@ def _fill_missing_keys(parameters: Parameters, model: Model, theta: Any, share: 
         parameters.setdefault("partial_rotary_factor", share)
     parameters.setdefault("rope_type", parameters.get("type", "default"))
     if parameters["rope_type"] in STRETCHED:
-        if model.modern.needs_original:
+        if ORIGINAL_LENGTH_KEY in model.modern.required:
             require_key(parameters, ORIGINAL_LENGTH_KEY)
         parameters.setdefault(ORIGINAL_LENGTH_KEY, model.max_positions)
 

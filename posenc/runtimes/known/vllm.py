@@ -22,6 +22,7 @@ from posenc.runtimes.known import transformers5
 from posenc.runtimes.known.vllm_and_sglang import (
     SCALED_TEXT,
     compute_for_server,
+    has_latent_rotation,
     longrope_rotation,
 )
 from posenc.runtimes.runtime_facts import RuntimeFacts
@@ -56,9 +57,6 @@ class VllmFacts(RuntimeFacts):
 
     runs_transformers: bool = False
     """Whether vLLM runs transformers' model of the family, and has no file of its own for it."""
-    latent: bool | None = None
-    """Whether the file builds the rotation of DeepSeek's latent attention; None where it does just
-    for models that have latent attention."""
 
 
 def _facts_of(model: Model) -> VllmFacts:
@@ -92,9 +90,7 @@ def _rope_dict_for_layers(parameters: dict[str, Any], model: Model) -> dict[str,
     if parameters["rope_type"] is None:  # by an override; a file without a type gets one
         raise RefusedError("KeyError: 'rope_type'")
     p = with_newer_type(parameters, model)
-    latent = _facts_of(model).latent
-    is_latent = model.is_mla if latent is None else latent
-    if is_latent and p["rope_type"] != "default":
+    if has_latent_rotation(model) and p["rope_type"] != "default":
         plain = p.get("attention_factor") == 1.0
         p["rope_type"] = "deepseek_llama_scaling" if plain else "deepseek_yarn"
     return p

@@ -23,6 +23,8 @@ LENGTH_OPTIONS = {
 }
 """What the length is called, and the variable that lifts its limit."""
 
+PLAIN_LATENT = ("minicpm3",)
+"""Families with latent attention whose file in both servers builds the usual rotation for it."""
 SCALED_TEXT = ("linear", "dynamic", "llama3", "longrope", "proportional", "ntk")
 """Types whose classes rotate by one position, so that mrope_section is lost; nobody has read what
 comes of it."""
@@ -69,6 +71,12 @@ def compute_for_server(
         largest,
         model.without_rotation,
     )
+
+
+def has_latent_rotation(model: Model) -> bool:
+    """Return True if the server's model file builds the rotation of DeepSeek's latent attention: it
+    does for every model with latent attention but those of PLAIN_LATENT."""
+    return model.is_mla and model.model_type not in PLAIN_LATENT
 
 
 def longrope_rotation(

@@ -8,6 +8,7 @@ from typing import Any
 from posenc.frequencies import float64_formulas
 from posenc.runtimes.computed_positions import STOPPING_DIVISOR, LayerRotation
 from posenc.runtimes.config_model import Model, language_model_key
+from posenc.runtimes.known.transformers4 import TWO_KEYS
 from posenc.runtimes.known.transformers5_rope_dicts import PHI3
 from posenc.runtimes.meaning import Meaning
 
@@ -101,10 +102,11 @@ def _write_older_dict(holder: dict[str, Any], p: Parameters, model: Model) -> No
     if "rope_scaling" in (model.facts.get("mlx_lm") or {}).get("needs", ()):
         holder["rope_scaling"] = None  # mlx-lm refuses a file without the key
     facts = model.facts.get("transformers4") or {}
-    if p["rope_type"] == "default" and not facts.get("needs_scaling"):
+    needs_one = facts.get("nulls", {}).get("rope_scaling") == "stops"
+    if p["rope_type"] == "default" and not needs_one:
         return
     holder["rope_scaling"] = {**p, "type": p["rope_type"]}
-    if facts.get("own_validation") and p["rope_type"] in ("linear", "dynamic"):
+    if model.model_type in TWO_KEYS and p["rope_type"] in ("linear", "dynamic"):
         # OLMo's older class refuses any other key.
         holder["rope_scaling"] = {"type": p["rope_type"], "factor": p["factor"]}
 
@@ -142,7 +144,7 @@ def _write_nested(
         ):
             holder["rope_scaling"] = {k: v for k, v in full.items() if k != "rope_theta"}
     _write_outer_bases(holder, model, nested)
-    if "sliding_window_pattern" in (model.facts.get("mlx_lm") or {}):
+    if "sliding_window_pattern" in (model.facts.get("mlx_lm") or {}).get("defaults", {}):
         _write_sliding_window_pattern(holder, model)
 
 

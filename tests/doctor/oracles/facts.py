@@ -23,6 +23,7 @@ from posenc.runtimes.config_model import Model, model_of
 from posenc.runtimes.families import RUNTIME_FILES, all_families, facts_of_runtime
 from posenc.runtimes.known import RUNTIMES
 from posenc.runtimes.known.releases import Release, recorded_releases, version_numbers
+from posenc.runtimes.runtime_facts import Transformers5Facts
 
 HERE = Path(__file__).parent
 FAMILIES = Path(families.__file__).with_name("families.json")
@@ -52,6 +53,8 @@ LLAMA3 = {
     "original_max_position_embeddings": 64,
 }
 BASE = {"rope_theta": 54321.0}
+SECTIONS = [4, 6, 6]
+"""M-RoPE's pairs of each axis, for the 16 pairs of a head of SIZES."""
 QUESTIONS: dict[str, dict[str, Any]] = {
     "nothing": {},
     "a base": BASE,
@@ -113,14 +116,18 @@ def asked_families(release: str, classes: Mapping[str, Any]) -> list[str]:
 
 
 def configs_of(
-    name: str, keys: list[str], nested: Mapping[str, Any] | None
+    name: str, keys: list[str], nested: Mapping[str, Any] | None, required: Iterable[str] = ()
 ) -> Iterator[tuple[str, dict[str, Any]]]:
     """(question, config) about a family whose class has these keys. nested: the rope dicts of the
-    class by kind of layer; None for one dict."""
+    class by kind of layer; None for one dict. required: keys of a rope dict without which its
+    module stops."""
     sizes = {key: value for key, value in SIZES.items() if key in keys}
     plain = {"model_type": name, **sizes, **NEEDS.get(name, {})}
     for question, given in QUESTIONS.items():
         own = dict(given)
+        if "mrope_section" in required:
+            scaling = own.get("rope_scaling") or {"rope_type": "default"}
+            own["rope_scaling"] = {**scaling, "mrope_section": SECTIONS}
         if nested and "rope_parameters" in own:
             own["rope_parameters"] = dict.fromkeys(nested, own["rope_parameters"])
         yield question, {**plain, **own}
@@ -128,7 +135,13 @@ def configs_of(
 
 def _nested(name: str) -> Mapping[str, Any] | None:
     """The rope dicts by kind of layer of a family that posenc knows; None for one dict."""
-    return (all_families()[name].get("transformers5") or {}).get("nested")
+    return Transformers5Facts.of(all_families()[name].get("transformers5")).dicts_by_kind
+
+
+def _required(name: str, release: str) -> Iterable[str]:
+    """The keys of a rope dict without which the module of a family stops in a release, as posenc
+    knows them."""
+    return all_families()[name][RUNTIME_FILES[runtime_of(release)]].get("required", ())
 
 
 def runtime_of(release: str) -> str:
@@ -169,7 +182,9 @@ def differences_in(python: str, release: str, names: list[str], classes: Mapping
     rows = [
         (name, question, config)
         for name in names
-        for question, config in configs_of(name, classes[name]["keys"], _nested(name))
+        for question, config in configs_of(
+            name, classes[name]["keys"], _nested(name), _required(name, release)
+        )
     ]
     row = runtime_of(release)
     questions = [(config, [LENGTH]) for _, _, config in rows]
@@ -203,7 +218,7 @@ def flat_families_of(python: str, classes: Mapping[str, Any]) -> dict[str, dict[
         if name in all_families() or not has_base or "vocab_size" not in said["keys"]:
             continue
         for line in _candidates(said):
-            questions = configs_of(name, said["keys"], line["transformers5"].get("nested"))
+            questions = configs_of(name, said["keys"], None)
             configs = [config for _, config in questions]
             answers = ask([(config, [LENGTH]) for config in configs], python, seconds=600)
             pairings = {answer.interleaved for answer in answers} - {None}
@@ -230,7 +245,7 @@ def _candidates(said: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     rope, sizes = said["rope"], said["sizes"]
     facts: dict[str, Any] = {"read": said["read"], "rope_theta": rope["rope_theta"]}
     if rope.get("rope_type", "default") != "default":
-        facts["rope"] = rope
+        facts["own_dicts"] = {"all": rope}
     share = rope.get("partial_rotary_factor", 1.0)
     shares: list[dict[str, Any]] = [{}] if share == 1.0 else []
     shares.append({"partial_rotary_factor": share})

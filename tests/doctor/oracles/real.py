@@ -8,6 +8,7 @@ import copy
 import importlib
 import inspect
 import json
+import math
 import pkgutil
 import re
 import sys
@@ -37,6 +38,8 @@ NEEDED = {
 }
 PREROTATED = {"Ernie4_5_VLMoeTextRotaryEmbedding", "Ernie4_5_VL_MoeTextRotaryEmbedding"}
 """Modules whose buffer is in another order than the pairs that it rotates."""
+NO_WINDOW = (-1, -1)
+"""What ModernBERT's layers without a window have for local_attention in transformers 4."""
 TRIES = 3
 """Model classes that are tried for a config."""
 
@@ -161,6 +164,9 @@ def rotary_modules(config: Any) -> list[tuple[str, type, type, tuple, dict]]:
     seen, found = set(), []
     for name, part in model.named_modules():
         where = re.sub(r"\.\d+(?=\.)", "", name)
+        owner = model.get_submodule(name.rpartition(".")[0])
+        if getattr(owner, "local_attention", NO_WINDOW) != NO_WINDOW:
+            where += ".local"
         if type(part) in classes and where not in seen:
             seen.add(where)
             arguments, named = given[id(part)]
@@ -229,6 +235,8 @@ def rebuilt(found: tuple, config: Any) -> dict[str, Any]:
             scale = float(getattr(rotary, f"{prefix}attention_scaling", 1.0))
             if cls.__name__ in PREROTATED:
                 values = _applied(rotary)
+            if cls.__name__ == "PixtralRotaryEmbedding" and values.dim() == 2:
+                values = _row_of_second_patch(values)
             answer[kind] = (values.double().flatten().tolist(), scale)
     return answer
 
@@ -237,6 +245,14 @@ def _applied(rotary: Any) -> Any:
     """The frequency of each pair as the module applies them, which are at most 1."""
     cos, sin = rotary(torch.zeros(1, 1), torch.ones(3, 1, 1))
     return torch.atan2(sin, cos).flatten()[::2]
+
+
+def _row_of_second_patch(angles: torch.Tensor) -> torch.Tensor:
+    """The frequencies [pairs] in a table of angles [patches of a square image, channels], which
+    transformers 4 keeps instead: the angles of the patch at height 1 and width 1, in the first half
+    of the channels, which the other half repeats."""
+    side = math.isqrt(len(angles))
+    return angles[side + 1, : angles.shape[1] // 2]
 
 
 def as_json(config: Any) -> dict[str, Any]:

@@ -84,10 +84,7 @@ def variations(raw: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
         )
         yield "yarn", {**raw, "rope_parameters": {**given, "rope_theta": 54321.0, **YARN}}
     facts = (facts_of_family(raw["model_type"]) or {}).get(CELL) or {}
-    for key in {facts.get("theta_key"), *facts.get("theta_keys", {}).values()} - {
-        None,
-        "rope_theta",
-    }:
+    for key in {*facts.get("theta_keys", {}).values()} - {"", "rope_theta"}:
         yield f"another {key}", {**bare, key: 54321}
     yield "yarn, old dialect", {**bare, "rope_theta": 54321.0, "rope_scaling": YARN}
     linear = {"rope_type": "linear", "factor": 8.0}

@@ -76,17 +76,17 @@ PLANTED = {
     "glm4v_text": ("transformers5", {"partial_rotary_factor": 0.5}),
     "qwen2_5_vl_vision": ("transformers5", {"axes": 1}),
     "modernbert": ("transformers5", {"flat": ["full_attention"]}),
-    "beam": ("transformers5", {"nested": {"sliding_attention": None, "full_attention": None}}),
-    "deepseek_v4": ("transformers5", {"attention_factor": None}),
+    "beam": ("transformers5", {"own_dicts": {"sliding_attention": None, "full_attention": None}}),
+    "deepseek_v4": ("transformers5", {"flat_new": False}),
     "mistral4": ("defaults", {"head_dim": 64}),
     "bamba": ("transformers5", {"share_key": "partial_rotary_factor"}),
     "olmo3": ("transformers5", {"flat": None}),
-    "qwen3": ("transformers5", {"declares_kinds": None}),
+    "qwen3": ("transformers5", {"declares_kinds": False}),
     "deepseek_v3": ("defaults", {"qk_rope_head_dim": 32}),
-    "step3p5": ("transformers5", {"nested_wins": None}),
-    "mimo_v2_flash": ("transformers5", {"own_shares": None}),
+    "step3p5": ("transformers5", {"required": []}),
+    "mimo_v2_flash": ("transformers5", {"share_use": "rotated"}),
     "cosmos3_edge_text": ("transformers5", {"required": [], "sections": None}),
-    "neomme": ("transformers5", {"strict": None}),
+    "neomme": ("transformers5", {"strict": False}),
 }
 
 
