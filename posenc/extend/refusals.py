@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from posenc.command_line.options import check_choice
-from posenc.extend.export.folder import SERVE
-from posenc.extend.export.sentence_transformers_files import (
+from posenc.extend.export.folder import (
+    SERVE,
     sentence_transformers_files,
     settings_text,
 )

@@ -18,7 +18,7 @@ from posenc.compare.run_study import check_out_folder
 from posenc.compare.trial.config import read_trial
 from posenc.compare.trial.result_files import CorruptResult, load_result
 from posenc.extend.api import read_documents
-from posenc.extend.export.sentence_transformers_files import copy_sentence_transformers_files
+from posenc.extend.export.folder import copy_sentence_transformers_files
 from posenc.files.sealed_json import unseal
 from posenc.hf.tune.restart_state import read_sealed
 from posenc.runtimes.files.gguf_metadata import read_metadata

@@ -10,28 +10,43 @@ from typing import Any
 from torch import Tensor
 
 from posenc.command_line.errors import RunFailed
-from posenc.extend.export.config import config_to_write
 from posenc.extend.export.prover import Proof, Prover, prove
-from posenc.extend.export.sentence_transformers_files import (
-    MODULES_FILE,
-    copy_sentence_transformers_files,
-    raise_limit,
-    settings_text,
-)
-from posenc.extend.export.serving.page import dual_chunk_page, page_without_emulators, serving_page
-from posenc.extend.export.serving.serve_commands import Export
+from posenc.extend.export.serve_commands import Export
+from posenc.extend.export.serve_page import dual_chunk_page, page_without_emulators, serving_page
 from posenc.files.atomic import write_atomically
 from posenc.files.new_folder import new_folder
-from posenc.files.opening import copy_file, make_subfolder
+from posenc.files.opening import copy_file, make_subfolder, read_file_text
+from posenc.files.sealed_json import parse_bounded_json, strict_json
 from posenc.hf.checkpoint.files import INDEX, tokenizer_files, weight_files
 from posenc.hf.checkpoint.loading import Checkpoint
+from posenc.runtimes.config_model import TRAINED_KEY, model_of
 from posenc.runtimes.files.json_object import read_json
+from posenc.runtimes.files.paths_inside import path_inside
+from posenc.runtimes.known import RUNTIMES
+from posenc.runtimes.meaning import Meaning, meaning_of
 from posenc.runtimes.writers.config_changes import config_changes
+from posenc.runtimes.writers.disagreement import reasons_for_disagreement
+from posenc.runtimes.writers.recipes import (
+    Recipe,
+    best_recipe,
+    recipe_with_switch,
+    what_changes_with_length,
+)
 
 SERVE, ADAPTER = "SERVE.md", "adapter"
 GENERATION_CONFIG_FILE = "generation_config.json"
 DTYPE_KEYS = ("dtype", "torch_dtype")
 """Keys for the dtype of the stored weights; running in another dtype does not change them."""
+MODULES_FILE = "modules.json"
+SENTENCE_LENGTH_FILE = "sentence_bert_config.json"
+SENTENCE_TRANSFORMERS_FILES = (
+    MODULES_FILE,
+    SENTENCE_LENGTH_FILE,
+    "config_sentence_transformers.json",
+)
+MODULE_FILES = ("config.json", "model.safetensors")
+"""Files copied of a module after the encoder (pooling, dense layer, norm): data, never pickles
+or code."""
 
 
 @dataclass(frozen=True)
@@ -194,3 +209,106 @@ def copy_tokenizer(source: Path, target: Path, new_length: int) -> None:
         if not (target / path.name).exists():
             copy_file(path, target / path.name)
     raise_limit(target / "tokenizer_config.json", "model_max_length", new_length)
+
+
+def config_to_write(saved: Mapping[str, Any], new_length: int) -> tuple[Recipe, Meaning | None]:
+    """Return the config.json to write, as a recipe, and what its rotary keys mean.
+
+    The weights are not changed, so no temperature is folded into them.
+
+    Args:
+        saved: config.json as transformers 5 writes it.
+        new_length: the new length in tokens.
+
+    The meaning is None for families without rotary keys and those unknown to posenc: only
+    transformers is known to read them.
+    """
+    # The code that auto_map names is not in the new folder.
+    config = {k: v for k, v in saved.items() if k != "auto_map"}
+    if not config.get("rope_parameters"):
+        return Recipe("no rotary keys: its positions are in the weights", config), None
+    if not model_of(config).is_known:
+        return Recipe(f"a {config['model_type']} model's rotary keys", config), None
+    meaning = meaning_of(config)
+    if what_changes_with_length(meaning):
+        return recipe_with_switch(config, meaning, new_length), meaning
+    try:
+        recipe = best_recipe(config, meaning)
+    except ValueError:
+        wrong = reasons_for_disagreement(config, meaning.computed, RUNTIMES)
+        recipe = Recipe("the dialect of transformers 5", config, cannot=wrong)
+    if meaning_of(recipe.config).trained_length != meaning.trained_length:
+        kept = {**recipe.config, TRAINED_KEY: meaning.trained_length}
+        recipe = replace(recipe, config=kept)
+    return recipe, meaning
+
+
+def sentence_transformers_files(source: Path) -> list[tuple[str, Path]]:
+    """Return the files that make a folder one of sentence-transformers, as (name inside the folder,
+    path). Empty for another folder.
+
+    Raises: ValueError for a modules.json that leads out of the folder.
+    """
+    if not (source / MODULES_FILE).is_file():
+        return []
+    files = [
+        (name, path_inside(source, name, "sentence-transformers"))
+        for name in SENTENCE_TRANSFORMERS_FILES
+        if (source / name).exists()
+    ]
+    for folder in _module_folders(source):
+        for file in MODULE_FILES:
+            if (source / folder / file).exists():
+                files.append((f"{folder}/{file}", path_inside(source / folder, file, MODULES_FILE)))
+    return files
+
+
+def copy_sentence_transformers_files(source: Path, target: Path, new_length: int) -> list[str]:
+    """Copy the files of sentence-transformers next to the weights, and raise their limit of tokens
+    to `new_length`. Returns: the names of the folders of modules.
+
+    Raises: ValueError for a modules.json that leads out of the folder.
+    """
+    files = sentence_transformers_files(source)
+    if not files:
+        return []
+    folders = _module_folders(source)
+    for name in folders:
+        make_subfolder(target / name)
+    for name, path in files:
+        copy_file(path, target / name)
+    raise_limit(target / SENTENCE_LENGTH_FILE, "max_seq_length", new_length)
+    return folders
+
+
+def raise_limit(path: Path, key: str, new_length: int) -> None:
+    """Raise the number at `key` of a JSON file to `new_length` tokens, if the file exists and has a
+    lower one there."""
+    settings = read_json(path) if path.exists() else {}
+    limit = settings.get(key)
+    if isinstance(limit, int | float) and limit < new_length:
+        write_atomically(path, settings_text({**settings, key: new_length}, path.name))
+
+
+def settings_text(content: dict[str, Any], name: str) -> str:
+    """Return the text of a JSON file of settings. Raise ValueError, naming the file, for NaN or an
+    infinity, which strict readers refuse."""
+    try:
+        return strict_json(content, indent=2) + "\n"
+    except ValueError as error:
+        raise ValueError(f"{name}: {error}. Give a number there, or delete the key.") from error
+
+
+def _module_folders(source: Path) -> list[str]:
+    """Return the names of the folders that modules.json lists and that exist next to it. Raises:
+    ValueError for a path that leads elsewhere."""
+    path = path_inside(source, MODULES_FILE, "sentence-transformers")
+    try:
+        listed = parse_bounded_json(read_file_text(path))
+        names = [module["path"] for module in listed]
+    except (ValueError, TypeError, KeyError) as error:
+        raise ValueError(f"{path}: expected a list of modules with a path each.") from error
+    for name in names:
+        if not isinstance(name, str) or Path(name).name != name or "\\" in name or name == "..":
+            raise ValueError(f"{path}: {name!r} is not a folder next to it.")
+    return [name for name in names if name and (source / name).is_dir()]

@@ -6,8 +6,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from posenc.extend.export.folder import _original_config_with_defaults, raise_generation_limit
-from posenc.extend.export.sentence_transformers_files import raise_limit, settings_text
+from posenc.extend.export.folder import (
+    _original_config_with_defaults,
+    raise_generation_limit,
+    raise_limit,
+    settings_text,
+)
 
 transformers = pytest.importorskip("transformers")
 

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from posenc import extend as hf
-from posenc.extend.export.config import config_to_write
-from posenc.extend.export.serving.page import serving_page
-from posenc.extend.export.serving.serve_commands import Export
+from posenc.extend.export.folder import config_to_write
+from posenc.extend.export.serve_commands import Export
+from posenc.extend.export.serve_page import serving_page
 from posenc.extend.frequency_search import Genome, apply_genome
 from posenc.extend.methods import METHODS, stretch
 from posenc.extend.options import Options

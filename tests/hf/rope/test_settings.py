@@ -6,7 +6,7 @@ import re
 import pytest
 import torch
 
-from posenc.extend.export.config import config_to_write
+from posenc.extend.export.folder import config_to_write
 from posenc.extend.methods import METHODS, stretch
 from posenc.frequencies.scalings.registry import NTK, DynamicYaRN, LongRoPE, YaRN
 from posenc.hf.checkpoint.loading import load_checkpoint

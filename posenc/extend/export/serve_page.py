@@ -6,10 +6,11 @@ import shlex
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from posenc.extend.export.serving import from_original_folder, llama_cpp
-from posenc.extend.export.serving.serve_commands import (
+from posenc.extend.export.serve_commands import (
     Export,
     code_block,
+    lines_without_copy,
+    llama_cpp_lines,
     loading_lines,
     serving_lines,
 )
@@ -170,14 +171,14 @@ def _runtime_lines(export: Export, runtime: str) -> Iterator[str]:
         yield f"{computed.error}."
         return
     if runtime == "llama.cpp":
-        yield from llama_cpp.conversion_lines(export)
+        yield from llama_cpp_lines(export)
     elif why is None:
         yield from serving_lines(runtime, export.name, export.new_length)
     else:
         yield f"Not from this folder: {why}."
         yield from _fix_lines(export, runtime)
     if export.original_folder is not None and export.original_config is not None:
-        yield from from_original_folder.lines_without_copy(
+        yield from lines_without_copy(
             export, runtime, export.original_folder, export.original_config
         )
 

@@ -1,0 +1,340 @@
+"""Describe an exported folder for SERVE.md, and the commands that serve it in each runtime.
+
+`serving_lines` and `llama_cpp_lines` serve the new folder, `lines_without_copy` the original one.
+"""
+
+import json
+import math
+import shlex
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from posenc.frequencies import float64_formulas
+from posenc.runtimes.computed_positions import LayerRotation, RefusedError
+from posenc.runtimes.config_model import model_of
+from posenc.runtimes.known import RUNTIMES, emulate
+from posenc.runtimes.known.llama_cpp_converter import converted_metadata
+from posenc.runtimes.meaning import Meaning
+from posenc.runtimes.writers import gguf_edit
+from posenc.runtimes.writers.both_dialects import KEYS_WRITTEN_ANEW
+from posenc.runtimes.writers.disagreement import reasons_for_disagreement
+from posenc.runtimes.writers.overrides import override_options
+from posenc.runtimes.writers.recipes import Recipe, what_changes_with_length
+
+PACKAGES = {"transformers-5": "transformers>=5", "transformers-4": "transformers>=4.56,<5"}
+"""Requirements of pip."""
+LENGTH_KEY = "max_position_embeddings"
+KEYS_OF_LOADED_CONFIG = ("rope_parameters", "original_max_position_embeddings", LENGTH_KEY)
+"""Keys that transformers 5 computes from once a config is loaded."""
+KEYS_BY_RUNTIME = {
+    "transformers-5": KEYS_OF_LOADED_CONFIG,
+    "transformers-4": (*(key for key in KEYS_WRITTEN_ANEW if key != "rope_parameters"), LENGTH_KEY),
+    "mlx-lm": (*KEYS_WRITTEN_ANEW, LENGTH_KEY),
+}
+
+
+@dataclass(frozen=True)
+class Export:
+    """Describe an exported folder.
+
+    folder: its path while it is written.
+    name: its final name.
+    method: the method of extending, in words.
+    trained_length: tokens that the original reads.
+    new_length: tokens that the export reads.
+    recipe: the config.json that is written, and the runtimes that do not read it as meant.
+    meaning: what the rotary keys of the recipe mean.
+    saved_config: config.json as transformers 5 writes it for the model in memory.
+    original_folder, original_config: None if the export has other weights, so that the original
+        folder cannot be served instead.
+    """
+
+    folder: Path
+    name: str
+    method: str
+    trained_length: int
+    new_length: int
+    recipe: Recipe
+    meaning: Meaning
+    saved_config: Mapping[str, Any]
+    original_folder: Path | None = None
+    original_config: Mapping[str, Any] | None = None
+
+    @property
+    def correct_runtimes(self) -> tuple[str, ...]:
+        """Return the names of the runtimes that know the model and compute the right rotation from
+        the folder."""
+        known = emulate(self.recipe.config)
+        return tuple(n for n in RUNTIMES if known[n].is_known and n not in self.recipe.cannot)
+
+
+def serving_lines(runtime: str, folder: str, max_len: int) -> Iterator[str]:
+    """Yield the lines that serve a folder with a context of `max_len` tokens.
+
+    runtime: a name such as "vllm"; not "llama.cpp", which reads a GGUF file.
+    """
+    quoted = shlex.quote(folder)
+    if runtime == "vllm":
+        yield from code_block("sh", f"vllm serve {quoted} --max-model-len {max_len}")
+    elif runtime == "sglang":
+        launch = f"python -m sglang.launch_server --model-path {quoted}"
+        yield from code_block("sh", f"{launch} --context-length {max_len}")
+    elif runtime == "mlx-lm":
+        yield from code_block("sh", f"mlx_lm.server --model {quoted}")
+    else:
+        yield from loading_lines(runtime, folder)
+
+
+def loading_lines(
+    runtime: str, folder: str, auto_class: str = "AutoModelForCausalLM"
+) -> Iterator[str]:
+    """Yield the lines that load a folder with transformers.
+
+    runtime: the version, a key of PACKAGES. auto_class: name of the class that loads the folder.
+    """
+    yield from code_block("sh", f'pip install "{PACKAGES[runtime]}"')
+    call = f"model = {auto_class}.from_pretrained({json.dumps(folder)})"
+    yield from code_block("python", f"from transformers import {auto_class}", "", call)
+
+
+def code_block(language: str, *lines: str) -> Iterator[str]:
+    """Yield the lines of a code block in Markdown, with its fences."""
+    yield f"```{language}"
+    yield from lines
+    yield "```"
+
+
+def llama_cpp_lines(export: Export) -> Iterator[str]:
+    """Yield the lines that convert the export, edit the file if its config cannot express the
+    rest, and serve it."""
+    why = export.recipe.cannot.get("llama.cpp")
+    file = "model.gguf"
+    steps = [f"python convert_hf_to_gguf.py {shlex.quote(export.name)} --outfile {file}"]
+    if why is not None:
+        yield f"The converter loses something: {why}."
+        reason = why_not_editable(export.recipe, export.meaning)
+        if reason:
+            yield f"No edit of the GGUF file cures that: {reason}."
+            return
+        yield "The doctor writes it into the GGUF file:"
+        like = shlex.quote(f"{export.name}/config.json")
+        steps.append(f"posenc doctor {file} --like {like} --fix --out fixed.gguf")
+        file = "fixed.gguf"
+    yield from code_block("sh", *steps, f"llama-server -m {file} -c {export.new_length}")
+    yield "For Ollama, a Modelfile of two lines, and `ollama create NAME -f Modelfile`:"
+    yield from code_block("text", f"FROM ./{file}", f"PARAMETER num_ctx {export.new_length}")
+
+
+def why_not_editable(recipe: Recipe, meaning: Meaning) -> str:
+    """Return why no edit of the converted file makes libllama compute the export's frequencies; ""
+    if one does."""
+    reason = what_changes_with_length(meaning)
+    if reason:
+        return reason
+    bases = {kind: float(p["rope_theta"]) for kind, p in meaning.parameters.items()}
+    try:
+        meta = converted_metadata(model_of(recipe.config))
+        gguf_edit.plan_edit(meta, meaning.computed, bases, meaning.max_length)
+    except (RefusedError, ValueError) as refused:
+        return str(refused).rstrip(".")
+    return ""
+
+
+def lines_without_copy(
+    export: Export, runtime: str, source: Path, original_config: Mapping[str, Any]
+) -> Iterator[str]:
+    """Yield the lines to serve the extension from the original folder, or a line that says why that
+    is not possible.
+
+    runtime: a name such as "vllm". source: the original folder. original_config: its config.json.
+    """
+    yield ""
+    try:
+        code_lines = list(_code_lines(export, runtime, source, original_config))
+    except ValueError as error:
+        yield f"From `{source}` without this copy: not possible, {str(error).rstrip('.')}."
+        return
+    yield f"The same from `{source}`, without this copy:"
+    yield from code_lines
+
+
+def _code_lines(
+    export: Export, runtime: str, source: Path, original_config: Mapping[str, Any]
+) -> Iterator[str]:
+    """Yield the lines of the code block that serves the original folder, with the new rotary keys
+    or options.
+
+    The arguments are those of `lines_without_copy`. Raises: ValueError if the runtime cannot
+    compute the extension from the original folder.
+    """
+    folder = json.dumps(str(source))
+    quoted = shlex.quote(str(source))
+    if runtime in KEYS_BY_RUNTIME:
+        changed = changed_rotary_keys(export, runtime, original_config)
+        if runtime == "mlx-lm":
+            load = f"model, tokenizer = load({folder}, model_config={changed!r})"
+            yield from code_block("python", "from mlx_lm import load", "", load)
+            return
+        yield from code_block(
+            "python",
+            "from transformers import AutoConfig, AutoModelForCausalLM",
+            "",
+            f"config = AutoConfig.from_pretrained({folder})",
+            *(f"config.{key} = {value!r}" for key, value in changed.items()),
+            f"model = AutoModelForCausalLM.from_pretrained({folder}, config=config)",
+        )
+    elif runtime == "llama.cpp":
+        options = llama_cpp_options(original_config, export.meaning)
+        yield from code_block(
+            "sh", f"llama-server -m original.gguf -c {export.new_length} {options}"
+        )
+    else:
+        if what := what_changes_with_length(export.meaning):
+            raise ValueError(f"{what} is read otherwise there")
+        options = override_options(original_config, export.meaning, runtime)
+        server = (
+            "vllm serve" if runtime == "vllm" else "python -m sglang.launch_server --model-path"
+        )
+        yield from code_block("sh", f"{server} {quoted} {options}")
+
+
+def changed_rotary_keys(
+    export: Export, runtime: str, original_config: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return the rotary keys to change in the original config, with their values, so that a runtime
+    which takes them in Python computes the extension.
+
+    runtime: a key of KEYS_BY_RUNTIME.
+
+    Raises: ValueError where it would compute something else with them.
+    """
+    target = export.saved_config if runtime == "transformers-5" else export.recipe.config
+    changed = {
+        k: target.get(k)
+        for k in KEYS_BY_RUNTIME[runtime]
+        if target.get(k) != original_config.get(k)
+    }
+    merged = {**original_config, **changed}
+    if runtime == "transformers-5":
+        merged.pop("rope_scaling", None)  # loading moved it into rope_parameters
+    elif runtime in export.recipe.cannot:
+        raise ValueError(export.recipe.cannot[runtime])
+    if not emulate(merged, names=[runtime])[runtime].is_known:
+        raise ValueError("it has no such model")
+    if not what_changes_with_length(export.meaning):
+        wrong = reasons_for_disagreement(merged, export.meaning.computed, [runtime])
+        if wrong:
+            raise ValueError(wrong[runtime])
+    if runtime == "transformers-4" and "rotary_emb_base" in changed:
+        changed["rope_theta"] = changed["rotary_emb_base"]  # which loading has copied by then
+    return changed
+
+
+def llama_cpp_options(original_config: Mapping[str, Any], meaning: Meaning) -> str:
+    """Return llama.cpp options with which the original's GGUF file computes the same as the export.
+
+    Raises: ValueError if there are none.
+    """
+    if set(meaning.parameters) != {"all"} or what_changes_with_length(meaning):
+        raise ValueError("its command line accepts only one set of static frequencies")
+    rotary_dim = _rotary_dim_of_unscaled_file(original_config)
+    target = meaning.computed.layers["all"]
+    parameters = meaning.parameters["all"]
+    for option in (_base_option, _linear_option, _yarn_option):
+        text = option(target, rotary_dim, parameters)
+        if text is not None:
+            return text
+    raise ValueError("its options cover only a base, linear and yarn")
+
+
+def _rotary_dim_of_unscaled_file(original_config: Mapping[str, Any]) -> int:
+    """Return the number of rotary channels that the converter writes for the original config.
+
+    Raises: ValueError if the converter refuses the config, or writes a scaling: the options would
+    come on top of it.
+    """
+    try:
+        meta = converted_metadata(model_of(original_config))
+    except RefusedError as refused:
+        raise ValueError(f"its converter stops: {refused}") from refused
+    plain_file = meta.rope_freqs is None and meta.factors_long is None and meta.attn_factor == 1
+    if not plain_file or meta.scaling_type == "yarn" or meta.scaling_factor != 1:
+        raise ValueError("the original already has a scaling")
+    return meta.dimension_count
+
+
+def _base_option(
+    target: LayerRotation, rotary_dim: int, parameters: Mapping[str, Any]
+) -> str | None:
+    """Return the llama.cpp option of another base; None if no base gives the frequencies
+    `target`."""
+    base = _base_of_plain_rope(target, rotary_dim)
+    return None if base is None else f"--rope-freq-base {base:.9g}"
+
+
+def _linear_option(
+    target: LayerRotation, rotary_dim: int, parameters: Mapping[str, Any]
+) -> str | None:
+    """Return the llama.cpp options that divide all frequencies by one factor; None if that does not
+    give the frequencies `target`."""
+    factor = _scaling_factor(parameters)
+    unscaled = float64_formulas.unscaled_frequencies(rotary_dim, float(parameters["rope_theta"]))
+    if not _rotate_alike(
+        target, LayerRotation(float64_formulas.divide_each(unscaled, [factor] * len(unscaled)))
+    ):
+        return None
+    return f"--rope-scaling linear --rope-scale {factor:.9g}"
+
+
+def _yarn_option(
+    target: LayerRotation, rotary_dim: int, parameters: Mapping[str, Any]
+) -> str | None:
+    """Return the llama.cpp options of YaRN; None if it does not give the frequencies `target`."""
+    if parameters["rope_type"] != "yarn":
+        return None
+    factor = _scaling_factor(parameters)
+    original = parameters["original_max_position_embeddings"]
+    fast = float(parameters.get("beta_fast") or 32)
+    slow = float(parameters.get("beta_slow") or 1)
+    yarn = float64_formulas.yarn_frequencies(
+        rotary_dim, float(parameters["rope_theta"]), factor, original, fast, slow
+    )
+    if not _rotate_alike(
+        target, LayerRotation(yarn, float64_formulas.yarn_attention_factor(factor))
+    ):
+        return None
+    return (
+        f"--rope-scaling yarn --rope-scale {factor:.9g} --yarn-orig-ctx {original} "
+        f"--yarn-beta-fast {fast:g} --yarn-beta-slow {slow:g}"
+    )
+
+
+def _scaling_factor(parameters: Mapping[str, Any]) -> float:
+    """Return the factor in the rotary keys of a config, 1 where there is none."""
+    return float(parameters.get("factor") or 1.0)
+
+
+def _base_of_plain_rope(target: LayerRotation, rotary_dim: int) -> float | None:
+    """Return the base of plain RoPE with these frequencies; None if no base has them."""
+    if len(target.inv_freq) < 2 or not target.inv_freq[1]:
+        return None
+    # inv_freq[i] is base^(-2 i / dim).
+    base = target.inv_freq[1] ** (-rotary_dim / 2)
+    return (
+        base
+        if _rotate_alike(
+            target, LayerRotation(float64_formulas.unscaled_frequencies(rotary_dim, base))
+        )
+        else None
+    )
+
+
+def _rotate_alike(a: LayerRotation, b: LayerRotation) -> bool:
+    """Return True if two layers rotate alike: the same frequencies and multiplier, to a
+    millionth."""
+    pairs = zip((*a.inv_freq, a.multiplier), (*b.inv_freq, b.multiplier), strict=True)
+    return len(a.inv_freq) == len(b.inv_freq) and all(
+        math.isclose(x, y, rel_tol=1e-6) for x, y in pairs
+    )

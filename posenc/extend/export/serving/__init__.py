@@ -1,1 +1,0 @@
-"""Write SERVE.md: how each runtime serves an exported folder, and what it computes from it."""
