@@ -7,13 +7,14 @@ and one of its backends.
 True
 """
 
-from posenc.keras.attention import PositionAwareAttention
-from posenc.keras.bert import BertEmbedding
+from posenc.keras.attention import PositionAwareAttention, ShawAttention
 from posenc.keras.biases import ALiBi, KerpleBias, T5RelativeBias
-from posenc.keras.learned import LearnedPositionEmbedding
+from posenc.keras.embeddings import (
+    BertEmbedding,
+    LearnedPositionEmbedding,
+    SinusoidalPositionEncoding,
+)
 from posenc.keras.rotary import RotaryEmbedding
-from posenc.keras.shaw import ShawAttention
-from posenc.keras.sinusoidal import SinusoidalPositionEncoding
 
 __all__ = [
     "ALiBi",

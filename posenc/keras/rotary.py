@@ -9,8 +9,13 @@ import keras
 from posenc.frequencies.scalings.lookup import SCALINGS
 from posenc.frequencies.scalings.scaling import Scaling, rope_frequencies
 from posenc.frequencies.series import inverse_frequencies
-from posenc.keras.int32_frequencies import Int32Frequencies
-from posenc.keras.position_layer import PositionLayer, at_least_float32, ops, token_positions
+from posenc.keras.position_layer import (
+    Int32Frequencies,
+    PositionLayer,
+    at_least_float32,
+    ops,
+    token_positions,
+)
 
 
 @keras.saving.register_keras_serializable(package="posenc")
@@ -30,7 +35,7 @@ class RotaryEmbedding(PositionLayer):
     Call: x (batch, seq_len, head_dim) or (batch, seq_len, heads, head_dim), positions (seq_len) or
     (batch, seq_len), by default start_index, start_index + 1, ... -> like x. `length`, the current
     length as a Python number, is for scalings that depend on it; None means the training length.
-    Precision: posenc.keras.int32_frequencies; rotated in float32.
+    Precision: see posenc.keras.position_layer.Int32Frequencies; rotated in float32.
     Raises: ValueError if rotary_dim does not fit, if the scaling is unknown, or if `length` is
     given and no frequency depends on it; TypeError for a traced length.
     Source: Su et al. 2021, arXiv:2104.09864, section 3.2, and the source of the scaling.

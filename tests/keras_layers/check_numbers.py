@@ -27,7 +27,7 @@ from posenc.frequencies.scalings.registry import (
     YaRN,
 )
 from posenc.frequencies.series import inverse_frequencies, turns_in_fixed_point
-from posenc.keras.int32_frequencies import Int32Frequencies
+from posenc.keras.position_layer import Int32Frequencies
 from tests.golden_values import cases
 from tests.keras_layers.common import (
     array,
