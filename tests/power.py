@@ -181,7 +181,7 @@ MUTATIONS = (
         "models",
     ),
     Mutation(
-        "nn/multihead.py",
+        "nn/torch_layers.py",
         "hidden = mask == -torch.inf",
         "hidden = mask == torch.inf",
         "nn",

@@ -8,7 +8,7 @@ from posenc.arguments import explain_misfits
 from posenc.encodings import PositionEncoding, build_if_named, check_tokens
 from posenc.masks import Mask
 from posenc.models.config import DecoderConfig
-from posenc.models.initial_weights import draw_initial_weights
+from posenc.models.layers import draw_initial_weights
 from posenc.models.stack import Stack, require_bidirectional
 from posenc.positions import Positions
 

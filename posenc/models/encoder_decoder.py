@@ -19,8 +19,7 @@ from posenc.encodings import (
 )
 from posenc.masks import Mask
 from posenc.models.config import DecoderConfig
-from posenc.models.initial_weights import draw_initial_weights
-from posenc.models.layers import Context, build_head
+from posenc.models.layers import Context, build_head, draw_initial_weights
 from posenc.models.stack import Stack, check_caches, default_positions, require_bidirectional
 from posenc.positions import Positions
 

@@ -6,8 +6,7 @@
 torch.Size([2, 9, 64])
 """
 
-from posenc.nn.encoder_layer import TransformerEncoderLayer
-from posenc.nn.multihead import MultiheadAttention
+from posenc.nn.torch_layers import MultiheadAttention, TransformerEncoderLayer
 from posenc.nn.vision import VisionAttention, attach_to_vit
 
 __all__ = ["MultiheadAttention", "TransformerEncoderLayer", "VisionAttention", "attach_to_vit"]
