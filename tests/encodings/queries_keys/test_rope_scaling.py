@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch._dynamo.testing import CompileCounter
 
+import posenc
 from posenc.encodings.queries_keys.rope import RoPE
 from posenc.encodings.queries_keys.rotate import rotate as rotate_pairs
 from posenc.frequencies.float64_formulas import longrope_attention_factor, yarn_attention_factor
@@ -32,6 +33,7 @@ from posenc.frequencies.series import inverse_frequencies
 from posenc.testing.harness import transform_queries_keys
 from tests.compilers import needs_whole_graphs
 from tests.golden_values import Case, cases
+from tests.references import ntk_by_parts as paper
 
 RENAMED = {"original_length": "original_max_positions", "alpha": "factor"}
 NOT_THE_SCALINGS = {"head_dim", "base", "max_position_embeddings"}
@@ -347,3 +349,35 @@ def test_frequencies_need_no_torch():
         "assert 'torch' not in sys.modules and 'numpy' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.parametrize("share", [0.0, 0.3, 1.0])
+def test_yarns_extrapolation_factor_is_how_much_of_fast_pairs_is_kept(share):
+    """As in the authors' code, in floats and by hand."""
+    shape = posenc.ModelShape(64, 1, train_length=4096)
+    rope = posenc.create("yarn", shape, factor=40.0, extrapolation_factor=share)
+    turning = [4096 / (2 * math.pi * turns) for turns in (32, 1)]
+    ends = [64 * math.log(length) / (2 * math.log(10000)) for length in turning]
+    low, high = math.floor(ends[0]), math.ceil(ends[1])
+    for t, found in enumerate(rope.frequencies().inv_freq):
+        plain = 10000 ** (-t / 32)
+        kept = (1 - min(max((t - low) / (high - low), 0), 1)) * share
+        assert float(found) == pytest.approx(plain / 40 * (1 - kept) + plain * kept, rel=1e-12)
+
+
+@pytest.mark.parametrize("share", [-0.1, 1.1, math.nan])
+def test_yarn_keeps_between_nothing_and_all(share):
+    with pytest.raises(ValueError, match=r"extrapolation_factor must be (between|a finite)"):
+        YaRN(40, 4096, extrapolation_factor=share)
+
+
+@pytest.mark.reference("ntk_by_parts")
+@pytest.mark.parametrize("head_dim", [8, 64, 128])
+@pytest.mark.parametrize("base", [100.0, 10000.0, 500000.0])
+@pytest.mark.parametrize(("alpha", "beta"), [(1.0, 32.0), (2.5, 4.0)])
+def test_frequencies_are_the_papers(head_dim: int, base: float, alpha: float, beta: float):
+    rope = RoPE(head_dim, base, interleaved=False, scaling=NTKByParts(8.0, 512, alpha, beta))
+    found, factor = rope.frequencies()
+    want = paper.frequencies(head_dim, base, 8.0, 512, alpha, beta)
+    assert [float(f) for f in found] == pytest.approx(want, rel=1e-12)
+    assert factor == 1
