@@ -70,7 +70,7 @@ from posenc.frequencies.scalings.registry import *  # noqa: F403 - all of them a
 from posenc.masks import Mask as Mask
 from posenc.models.config import DecoderConfig as DecoderConfig
 from posenc.models.decoder import Decoder as Decoder
-from posenc.models.encoder import Encoder as Encoder
+from posenc.models.encoder_decoder import Encoder as Encoder
 from posenc.models.encoder_decoder import EncoderDecoder as EncoderDecoder
 from posenc.models.generating import generate as generate
 

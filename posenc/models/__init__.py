@@ -2,8 +2,7 @@
 
 from posenc.models.config import DecoderConfig
 from posenc.models.decoder import Decoder
-from posenc.models.encoder import Encoder
-from posenc.models.encoder_decoder import EncoderDecoder
+from posenc.models.encoder_decoder import Encoder, EncoderDecoder
 from posenc.models.generating import generate
 
 __all__ = ["Decoder", "DecoderConfig", "Encoder", "EncoderDecoder", "generate"]

@@ -12,8 +12,7 @@ from posenc.attend.cache import KVCache
 from posenc.encodings import PositionEncoding, build_if_named, check_tokens
 from posenc.masks import Mask
 from posenc.models.config import DecoderConfig
-from posenc.models.layers import build_head, draw_initial_weights
-from posenc.models.stack import Stack, check_caches
+from posenc.models.stack import Stack, build_head, check_caches, draw_initial_weights
 from posenc.positions import Positions
 
 

@@ -1,7 +1,9 @@
-"""A stack of layers with one position encoding, base class of Encoder and of decoders."""
+"""The layers of Encoder, Decoder and EncoderDecoder, stacks of them, and their initial weights."""
 
+import zlib
 from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
@@ -9,6 +11,7 @@ from jaxtyping import Float, Int, Shaped
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from posenc.attend.attention_layer import Attention
 from posenc.attend.cache import KVCache
 from posenc.encodings import (
     PositionEncoding,
@@ -18,8 +21,156 @@ from posenc.encodings import (
 )
 from posenc.masks import Mask, check_mask
 from posenc.models.config import DecoderConfig
-from posenc.models.layers import Context, Layer, build_norm
 from posenc.positions import Positions, as_tensor, consecutive_positions, positions_from_mask
+
+
+def build_norm(config: DecoderConfig) -> nn.Module:
+    """Return the norm that the config names: RMSNorm or LayerNorm."""
+    kind = nn.RMSNorm if config.norm == "rms" else nn.LayerNorm
+    return kind(config.embed_dim, eps=config.norm_eps)
+
+
+def build_head(config: DecoderConfig) -> nn.Linear | None:
+    """Build the layer from hidden states to logits; None if the token embeddings do that."""
+    if config.tie_embeddings:
+        return None
+    return nn.Linear(config.embed_dim, config.vocab_size, bias=False)
+
+
+def build_attention(config: DecoderConfig) -> Attention:
+    """Build attention with the config's sizes; the encoding is passed in each call."""
+    return Attention(
+        config.embed_dim,
+        config.num_heads,
+        config.num_kv_heads,
+        head_dim=config.head_dim,
+        bias=config.attention_bias,
+        projections=config.projections,
+        dropout=config.dropout,
+        impl=config.impl,
+    )
+
+
+class FeedForward(nn.Module):
+    """Widen each token, apply the activation, and project back.
+
+    out = down_proj(act(up_proj(x))), or down_proj(silu(gate_proj(x)) * up_proj(x)) for "swiglu"
+
+    Each linear layer is called as a module: hooks, adapters and parametrizations see every call.
+
+    Shapes: x (..., embed_dim) -> the same; the hidden width is config.ffn_dim.
+    Source: Shazeer 2020, arXiv:2002.05202, equation 6.
+    """
+
+    def __init__(self, config: DecoderConfig) -> None:
+        super().__init__()
+        embed_dim = config.embed_dim
+        ffn_dim = config.ffn_dim
+        bias = config.ffn_bias
+        assert ffn_dim is not None  # DecoderConfig replaces None
+        self.activation = config.activation
+        gated = config.activation == "swiglu"
+        self.gate_proj = nn.Linear(embed_dim, ffn_dim, bias=bias) if gated else None
+        self.up_proj = nn.Linear(embed_dim, ffn_dim, bias=bias)
+        self.down_proj = nn.Linear(ffn_dim, embed_dim, bias=bias)
+
+    def forward(self, x: Float[Tensor, "*batch embed_dim"]) -> Float[Tensor, "*batch embed_dim"]:
+        if self.gate_proj is not None:
+            return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+        hidden = self.up_proj(x)
+        if self.activation == "relu":
+            return self.down_proj(F.relu(hidden))
+        form = "tanh" if self.activation == "gelu_tanh" else "none"
+        return self.down_proj(F.gelu(hidden, approximate=form))
+
+
+@dataclass(frozen=True)
+class Context:
+    """Hold the tokens to which a decoder attends in addition to its own: those of a source."""
+
+    hidden: Float[Tensor, "batch context_len embed_dim"]
+    """The encoder's output."""
+    positions: Positions
+    """Positions of the source's tokens."""
+    mask: Mask | None
+    """Mask that hides padding of the source; None hides nothing."""
+    encoding: PositionEncoding
+    """Position encoding of the attention to the context."""
+
+    def for_layer(self, index: int) -> "Context":
+        """Return the context with the encoding of the layer at this index."""
+        return replace(self, encoding=self.encoding.for_layer(index))
+
+
+class Layer(nn.Module):
+    """Apply self-attention, attention to a context if `attends_to_context`, and a feed-forward,
+    each with a norm.
+
+    x + f(norm(x)) for norm_position "pre", norm(x + f(x)) for "post"
+
+    Shapes: x (batch, len, embed_dim) -> the same.
+    """
+
+    def __init__(self, config: DecoderConfig, *, attends_to_context: bool = False) -> None:
+        super().__init__()
+        self.norm_first = config.norm_position == "pre"
+        self.dropout = config.dropout
+        self.attention = build_attention(config)
+        self.attention_norm = build_norm(config)
+        self.cross_attention = build_attention(config) if attends_to_context else None
+        self.cross_norm = build_norm(config) if attends_to_context else None
+        self.ffn = FeedForward(config)
+        self.ffn_norm = build_norm(config)
+
+    def forward(
+        self,
+        x: Float[Tensor, "batch len embed_dim"],
+        positions: Positions,
+        encoding: PositionEncoding,
+        mask: Mask | None,
+        cache: KVCache | None = None,
+        context: Context | None = None,
+        context_cache: KVCache | None = None,
+    ) -> Float[Tensor, "batch len embed_dim"]:
+        """Return x after the layer's sublayers.
+
+        Args:
+            positions: positions of the tokens.
+            encoding: the encoding of this layer's self-attention.
+            mask: which keys a query sees; None for all.
+            cache: keys and values of earlier calls, to which those of x are appended.
+            context: the source to attend to; None leaves out attention to a source.
+            context_cache: keys and values of the source. The first call fills it, and later calls
+                read it.
+        """
+        y = self._sublayer_input(self.attention_norm, x)
+        y = self.attention(y, positions, cache=cache, mask=mask, encoding=encoding)
+        x = self._add_sublayer_output(self.attention_norm, x, y)
+        if context is not None:
+            assert self.cross_attention is not None and self.cross_norm is not None
+            y = self.cross_attention(
+                self._sublayer_input(self.cross_norm, x),
+                positions,
+                context=context.hidden,
+                context_positions=context.positions,
+                cache=context_cache,
+                mask=context.mask,
+                encoding=context.encoding,
+            )
+            x = self._add_sublayer_output(self.cross_norm, x, y)
+        return self._add_sublayer_output(
+            self.ffn_norm, x, self.ffn(self._sublayer_input(self.ffn_norm, x))
+        )
+
+    def _sublayer_input(self, norm: nn.Module, x: Tensor) -> Tensor:
+        """Return what a sublayer reads of x: with pre-norm x after the norm."""
+        return norm(x) if self.norm_first else x
+
+    def _add_sublayer_output(self, norm: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+        """Add the output y of a sublayer, with dropout, to x; with post-norm apply the norm."""
+        if self.dropout:
+            y = F.dropout(y, self.dropout, self.training)
+        return x + y if self.norm_first else norm(x + y)
 
 
 class Stack(nn.Module):
@@ -169,3 +320,74 @@ def require_bidirectional(caller: str, encoding: PositionEncoding) -> None:
             "sees later tokens, it is undefined or ignores their order. Use another encoding, "
             "or build it with ModelShape(causal=False) if it has a bidirectional form."
         )
+
+
+def draw_initial_weights(
+    model: nn.Module,
+    config: DecoderConfig,
+    seed: int | None = None,
+    *,
+    tied_to: nn.Module | None = None,
+) -> None:
+    """Draw all weights of `model` except those of position encodings.
+
+    Each parameter is drawn on the CPU by its own generator, seeded with the seed and the
+    parameter's name, so that models with different encodings, or on different devices, start from
+    the same weights.
+
+    Token embeddings have unit variance, like sinusoids and the output of layers. If the head is
+    tied to them, the last norm's gain starts at embed_dim^-3/4, so that logits start small; only a
+    token's own logit, which its embedding in the residual stream favours, starts at embed_dim^1/4.
+    The forward pass needs no multiplier. q and k get a standard deviation of fan_in^-1/2
+    head_dim^-1/4: scores start at size 1 without a division by sqrt(head_dim), as with
+    T5Bias(unscaled=True), and below 1 with it. Layers that add to the residual stream are divided
+    by the square root of the number of additions.
+
+    Args:
+        model: the model, whose parameters are set.
+        config: its sizes and choices.
+        seed: None means the one given to torch.manual_seed.
+        tied_to: the norm before a head that is tied to the token embeddings.
+    """
+    seed = torch.initial_seed() if seed is None else seed
+    gains = {
+        "q_proj": config.shape().head_dim ** -0.25,  # type: ignore[operator]
+        "k_proj": config.shape().head_dim ** -0.25,  # type: ignore[operator]
+        "o_proj": (2 * config.num_layers) ** -0.5,
+        "down_proj": (2 * config.num_layers) ** -0.5,
+        # The last norm gives numbers of size 1, so logits start with a standard deviation of 1/4:
+        # the first loss is near that of equal probabilities, log(vocab_size). 1/4 is chosen, not
+        # derived.
+        "head": 0.25,
+    }
+    # Encodings draw their own parameters, in their reset_parameters.
+    skipped = tuple(
+        f"{name}." for name, m in model.named_modules() if isinstance(m, PositionEncoding)
+    )
+    for name, module in model.named_modules():
+        if f"{name}.".startswith(skipped):
+            continue
+        if isinstance(module, nn.Linear):
+            # A variance of 1 / fan_in keeps the size of numbers; `gains` has what differs.
+            std = gains.get(name.rpartition(".")[2], 1.0) * module.in_features**-0.5
+            _fill_weight(module.weight, std, f"{name}.weight", seed)
+            if module.bias is not None:
+                nn.init.zeros_(module.bias)
+        elif name.rpartition(".")[2] == "tokens":
+            _fill_weight(module.weight, 1.0, f"{name}.weight", seed)  # type: ignore[arg-type]
+        elif isinstance(module, nn.RMSNorm | nn.LayerNorm):
+            module.reset_parameters()
+    if tied_to is not None:
+        nn.init.constant_(tied_to.weight, config.embed_dim**-0.75)  # type: ignore[arg-type]
+
+
+def _fill_weight(weight: Tensor, std: float, name: str, seed: int) -> None:
+    """Fill a weight with normal numbers of mean 0 that depend only on its name, its shape, the seed
+    and `std`, so that models with other encodings begin with the same ones."""
+    if weight.is_meta:  # it has no memory yet; `reset_parameters` is called once it has
+        return
+    # A checksum, because torch's CPU generator reads 32 bits of its seed.
+    generator = torch.Generator().manual_seed(zlib.crc32(f"{seed} {name}".encode()))
+    values = torch.randn(weight.shape, generator=generator, dtype=torch.float32)
+    with torch.no_grad():
+        weight.copy_(values * std)

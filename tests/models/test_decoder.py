@@ -8,7 +8,7 @@ import torch
 import posenc
 from posenc import masks
 from posenc.models import Decoder, DecoderConfig
-from posenc.models.layers import FeedForward
+from posenc.models.stack import FeedForward
 
 CONFIG = DecoderConfig(vocab_size=61, embed_dim=32, num_layers=2, num_heads=4, num_kv_heads=2)
 
