@@ -10,7 +10,7 @@ import torch
 
 from posenc import masks
 from posenc.encodings import ModelShape, PositionEncoding
-from posenc.testing.compilation import export_layer
+from posenc.testing.contract import export_layer
 from posenc.testing.harness import (
     OneLayerModel,
     possible_length,

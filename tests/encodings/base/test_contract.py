@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from posenc import ModelShape, names
 from posenc.testing import CHECKS, every_check, maker
-from posenc.testing.compilation import (
+from posenc.testing.contract import (
     assert_compiles_without_recompiling_per_length,
     assert_exports_with_any_length,
 )
