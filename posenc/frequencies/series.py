@@ -82,15 +82,16 @@ def turns_in_fixed_point(inv_freq: Sequence[Decimal | float]) -> tuple[int, ...]
 
 
 def radians_rounded_away(inv_freq: Sequence[Decimal | float]) -> tuple[float, ...]:
-    """Return what `turns_in_fixed_point` rounds away from each frequency, in radians per position.
-    It is below 2e-19, either sign, and matters for positions from 2^40 on."""
+    """Return, for each frequency, the part that `turns_in_fixed_point` rounds away, in radians per
+    position. It is below 2e-19 in absolute value, and matters for positions from 2^40 on."""
     with localcontext(DECIMAL_CONTEXT):
         units = [Decimal(f) / TWO_PI * UNITS_PER_TURN for f in inv_freq]
         return tuple(float((u - u.to_integral_value()) / UNITS_PER_TURN * TWO_PI) for u in units)
 
 
 DIGIT_BITS = 11
-"""Bits of each of the three digits of a position; a digit times a 20-bit number fits int32."""
+"""Bits of each of the three digits of a position. The product of a digit and a 20-bit number fits
+int32."""
 PART_BITS = 20
 """Bits of each of the two parts, high and low, into which 40 bits of a turn are split."""
 
@@ -98,10 +99,10 @@ PART_BITS = 20
 def digit_turns(
     inv_freq: Sequence[Decimal | float],
 ) -> tuple[tuple[tuple[int, ...], ...], tuple[tuple[int, ...], ...]]:
-    """Return the turns that each of a position's three 11-bit digits adds, for int32 arithmetic.
+    """Return the turns of a position, split into its three 11-bit digits, for int32 arithmetic.
 
-    Returns (high, low), each [digit][frequency]: one unit of digit k rotates by high[k] / 2^20 +
-    low[k] / 2^40 of a full turn.
+    Returns (high, low), each [digit][frequency]: one unit of digit k adds high[k] / 2^20 + low[k] /
+    2^40 of a full turn to the angle.
     """
     high = []
     low = []

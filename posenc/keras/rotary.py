@@ -28,7 +28,7 @@ class RotaryEmbedding(PositionLayer):
         rope_theta: base of the geometric series of frequencies.
         interleaved: pairs are (2t, 2t+1); False: (t, t + rotary_dim/2). Required, because a
             checkpoint needs the layout that it was trained with.
-        rotary_dim: rotate only the first channels, with the whole spectrum; None means all.
+        rotary_dim: number of channels that rotate, the first ones; None means all.
         scaling: one of posenc.frequencies.scalings, as an object or as
             {"name": "yarn", "factor": 4.0, ...}.
 

@@ -203,11 +203,13 @@ class MixedRoPE(QueryKeyEncoding):
 
 
 _FARTHEST = 2**32
-"""Position from which float64 rounds position times weight by more than 1e-6 radians."""
+"""Absolute row or column, from which on float64 rounds position times weight by more than 1e-6
+radians."""
 
 
 def _check_reach(positions: Tensor) -> None:
-    """Raise ValueError for positions too large for exact angles; checked on the CPU only."""
+    """Raise ValueError for a row or column of 2^32 or more in absolute value. Positions that are
+    not on the CPU are not checked."""
     low, high = extremes_if_readable(positions) or (0, 0)
     if not (-_FARTHEST < low and high < _FARTHEST):
         raise ValueError(

@@ -23,14 +23,16 @@ class MRoPE(RoPE):
     positions for text mixed with images or video. Qwen2-VL gives time the fastest pairs, then
     height, then width (contiguous sections); in Qwen3-VL the axes alternate, so each has fast and
     slow pairs. VideoRoPE alternates height and width over the fast pairs and gives time the
-    slowest; HoPE does not rotate those, so time and text move the others only.
+    slowest pairs. HoPE is VideoRoPE without a rotation of these slowest pairs.
 
     Args:
         head_dim, rope_theta, interleaved, rotary_dim, scaling: as in RoPE.
         sections: pairs for time, height and width, which sum to rotary_dim / 2; None means the
             models' fractions: 1/4, 3/8 and 3/8 if contiguous, 3/8, 5/16 and 5/16 if alternating.
         alternating: the axes alternate from pair to pair; False: contiguous sections.
-        time: "first" as above; "slowest": VideoRoPE; "still": HoPE. Not with alternating.
+        time: "first": the first section is for time, as in Qwen2-VL; "slowest": time has the
+            slowest pairs, as in VideoRoPE; "still": these do not rotate, as in HoPE. The last two
+            do not go with alternating.
 
     Shapes: positions (len, 3) or (batch, len, 3); q and k as in RoPE.
     Units: components in tokens, frames and patches. Precision: as RoPE.
@@ -46,7 +48,7 @@ class MRoPE(RoPE):
     """
 
     still_pairs = 0
-    """Number of the slowest pairs, which do not rotate."""
+    """Number of pairs that do not rotate: the slowest ones."""
     claims = replace(
         RoPE.claims, source="Wang et al. 2024, arXiv:2409.12191, section 2.1", num_axes=3
     )
@@ -97,19 +99,19 @@ class MRoPE(RoPE):
     def frequencies(self, length: int | None = None) -> Frequencies:
         frequencies = super().frequencies(length)
         inv_freq = frequencies.inv_freq
-        turning = inv_freq[: len(inv_freq) - self.still_pairs]
-        return frequencies._replace(inv_freq=turning + (Decimal(0),) * self.still_pairs)
+        rotating = inv_freq[: len(inv_freq) - self.still_pairs]
+        return frequencies._replace(inv_freq=rotating + (Decimal(0),) * self.still_pairs)
 
 
 def _contiguous_axes(sections: Sequence[int]) -> list[int]:
-    """Return the axis of each pair, 0 time, 1 height, 2 width: time first, then height, then
-    width."""
+    """Return the axis of each pair, fastest first: 0 time, 1 height, 2 width. Time has the first
+    pairs, then height, then width, as many as their sections."""
     return [axis for axis, count in enumerate(sections) for _ in range(count)]
 
 
 def _axes_with_time_last(sections: Sequence[int]) -> list[int]:
-    """Return the axis of each pair, 0 time, 1 height, 2 width: height and width in turns, then
-    time.
+    """Return the axis of each pair, fastest first: 0 time, 1 height, 2 width. Height and width
+    alternate, and time has the last pairs.
 
     >>> _axes_with_time_last([2, 1, 1])
     [1, 2, 0, 0]
@@ -119,8 +121,8 @@ def _axes_with_time_last(sections: Sequence[int]) -> list[int]:
 
 
 def _alternating_axes(sections: Sequence[int]) -> list[int]:
-    """Return the axis of each pair, 0 time, 1 height, 2 width: height at pairs 1, 4, 7, ... and
-    width at 2, 5, 8, ..., as many as their sections; time elsewhere."""
+    """Return the axis of each pair, fastest first: 0 time, 1 height, 2 width. Height has the pairs
+    1, 4, 7, ... and width 2, 5, 8, ..., as many as their sections; time has all others."""
     axes = [0] * sum(sections)
     for axis in (1, 2):
         for t in range(axis, min(3 * sections[axis], len(axes)), 3):
@@ -134,9 +136,11 @@ def mrope_positions(
     start: int = 0,
     device: torch.device | None = None,
 ) -> Int[Tensor, "len 3"]:
-    """Return positions (len, 3) of a sequence of texts (lengths) and grids (time, height, width).
+    """Return the positions (len, 3) of a sequence of texts and of grids, which are images or
+    videos.
 
-    Each segment starts at the largest component so far plus one.
+    segments: the length of each text, and (time, height, width) of each grid. start: the first
+    position. Each later segment starts at the largest component so far plus one.
 
     >>> posenc.mrope_positions([2, (1, 2, 2), 1]).T
     tensor([[0, 1, 2, 2, 2, 2, 4],
@@ -166,7 +170,8 @@ def mrope_positions(
 
 
 def _check_segment(caller: str, segment: Any) -> None:
-    """Raise TypeError or ValueError unless a segment is a length or three sizes of a grid."""
+    """Raise TypeError or ValueError unless a segment is the length of a text, or (time, height,
+    width) of a grid."""
     if not isinstance(segment, tuple | list):
         check_count(caller, "a size in segments", segment, 0)
         return

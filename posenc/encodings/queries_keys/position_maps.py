@@ -40,7 +40,8 @@ class PositionMap(RoPE):
     def mapped_passes(
         self, q_positions: QueryPositionTensor, kv_positions: KeyPositionTensor
     ) -> tuple[Pass, ...]:
-        """Return the passes, each with mapped positions and the mask of its pairs."""
+        """Return the passes of attention, one for each set of query-key pairs: its mapped
+        positions, and the mask that shows its pairs. A subclass defines it."""
         raise NotImplementedError(f"{type(self).__name__} must define mapped_passes()")
 
     def passes(
@@ -221,9 +222,9 @@ def _near_and_far_passes(
 class DualChunk(PositionMap):
     """Apply RoPE with exact positions within a chunk and bounded ones to earlier chunks.
 
-    With s = chunk_size - local_window, a key is at j mod s; a query is at i mod s for its own
-    chunk, at min(i mod s + s, chunk_size) for the one before, and at min(2s - 1, chunk_size) for
-    all earlier ones.
+    With s = chunk_size - local_window as the length of a chunk, a key j is rotated to position
+    j mod s. A query i is rotated to i mod s for keys of its own chunk, to min(i mod s + s,
+    chunk_size) for those of the chunk before, and to min(2s - 1, chunk_size) for all earlier ones.
 
     Args:
         head_dim, rope_theta, interleaved, rotary_dim, scaling: as in RoPE.
@@ -268,7 +269,8 @@ class DualChunk(PositionMap):
     @classmethod
     @explain_misfits
     def from_shape(cls, shape: ModelShape, **options: Any) -> Self:
-        """Build with chunks of 3/4 and windows of 1/16 of the training length, as the authors."""
+        """Build the encoding for a model. As in the authors' code, chunk_size defaults to 3/4 and
+        local_window to 1/16 of the training length."""
         sizes = {
             "chunk_size": max(1, shape.train_length * 3 // 4),
             "local_window": shape.train_length // 16,

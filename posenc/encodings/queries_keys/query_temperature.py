@@ -19,8 +19,11 @@ Factors = Float[Tensor, "*where"]
 
 
 class QueryTemperature(QueryKeyEncoding):
-    """Base class of encodings that multiply each query by a factor that depends on its position; a
-    subclass defines `factor`."""
+    """Base class of encodings that multiply each query by a factor that depends on its position.
+
+    A subclass defines `factor`. A factor above 1 sharpens the query's attention, as a softmax
+    temperature below 1 does.
+    """
 
     claims = replace(
         QueryKeyEncoding.claims, shift_invariant=False, causal_only=True, own_scale=True

@@ -24,13 +24,13 @@ class RNoPE(PerLayer):
         head_dim: size of one head.
         rope_theta: base of RoPE's frequencies.
         interleaved: RoPE's layout, see RoPE.
-        every: each every-th layer has no RoPE; at least 2.
+        every: period of the layers without RoPE, at least 2; 4: layers 3, 7, 11, ... have none.
         window_size: keys visible to a query in a RoPE layer, counting itself; None for no limit.
         chunk_size: queries in RoPE layers see keys of their own chunk only; not with window_size.
         floor_scale: multiply the queries of NoPE layers by Llama 4's temperature, 1 + 0.1 ln(1 +
             floor((p + 1) / floor_scale)); None for no temperature.
 
-    It acts through for_layer(i). The windows are applied in addition to the model's own mask.
+    Layer i uses for_layer(i). Windows are applied in addition to the model's own mask.
     Raises: ValueError if every < 2, or both window_size and chunk_size are given.
     Source: Yang et al. 2025, arXiv:2501.18795 (RNoPE-SWA); Meta 2025, llama-models, llama4 (iRoPE);
     Hugging Face 2025, SmolLM3.
@@ -78,8 +78,11 @@ class RNoPE(PerLayer):
         windows: Literal["sliding", "chunked"] | None = None,
         **options: Any,
     ) -> "RNoPE":
-        """Build the encoding for a model. windows="sliding": a window of half the training length.
-        "chunked": the training length is chunk_size and floor_scale."""
+        """Build the encoding for a model.
+
+        windows: "sliding": layers with RoPE see a window of half the training length. "chunked":
+        chunk_size and floor_scale are the training length. None: no windows, unless options say so.
+        """
         if windows == "sliding":
             options.setdefault("window_size", max(1, shape.train_length // 2))
         elif windows == "chunked":

@@ -33,7 +33,7 @@ class RoPE(Rotation):
         interleaved: pairs are (2t, 2t+1), as in RoFormer, GPT-J and Meta's Llama; False:
             (t, t + rotary_dim/2), as in GPT-NeoX and Hugging Face's Llama. Required, because a
             checkpoint needs the layout that it was trained with.
-        rotary_dim: rotate only this many first channels, with the whole spectrum; None means all.
+        rotary_dim: number of channels that rotate, the first ones; None means all.
         partial_rotary_factor: rotary_dim as a fraction of head_dim, rounded down to an even number.
         scaling: scaling of the frequencies for longer contexts, such as posenc.YaRN(4.0, 4096). If
             it depends on the length, pass the length to `prepare`, and do not reuse cached keys at
@@ -90,8 +90,9 @@ class RoPE(Rotation):
         self._set_frequencies(self.frequencies())
 
     def _prepare_for_scaling(self, scaling: Scaling) -> None:
-        """Set the claims of RoPE with this scaling, and what computing it needs. Raise TypeError if
-        it is no scaling."""
+        """Set the claims of RoPE with this scaling, and store the arguments and unscaled
+        frequencies from which its cos and sin are computed. Raise TypeError if `scaling` is no
+        Scaling."""
         if not isinstance(scaling, Scaling):
             raise TypeError(
                 f"{type(self).__name__}: scaling must be a method, such as "
@@ -143,20 +144,21 @@ class RoPE(Rotation):
         """Build the rotation of a model from its config: a dict, a config of transformers, or the
         path of config.json or of its folder.
 
-        Any spelling and rope_type that `posenc doctor` knows is read; frequencies are compared with
-        the doctor's. The model's factor of q.k is not part of it. For DeepSeek's latent attention
-        it is the rotation of the rotary part. DeepSeek-V4 takes DecoupledRoPE, models with
-        mrope_section take MRoPE.
+        Every rope_type and every spelling that `posenc doctor` knows is accepted, and the
+        frequencies are checked against the doctor's. If the model multiplies q . k by another
+        factor than 1/sqrt(head_dim), that factor is not included. For DeepSeek's latent attention
+        the result rotates the rotary part of a head only. Use DecoupledRoPE.from_config for
+        DeepSeek-V4, and MRoPE.from_config for a config with mrope_section.
 
         Args:
-            kind: the kind of layer, where several rotate differently: "full_attention",
-                "sliding_attention", or "main" and "compress" in DeepSeek-V4.
-            options: more arguments of the class. For a family that posenc does not know,
-                interleaved: it is built if the config has rope_theta, the size of a head and
-                nothing else about rotation.
+            kind: the kind of layer to build for, if layers of several kinds rotate differently:
+                "full_attention", "sliding_attention", or "main" and "compress" in DeepSeek-V4.
+            options: more arguments of the class. For a model_type that posenc does not know give
+                interleaved=True or False. It is built if the config has rope_theta, the size of a
+                head and nothing else about rotation.
 
-        Raises: ValueError for a family, a kind or a rotation that posenc does not know, with the
-        line that builds it where that is a family.
+        Raises: ValueError for a model_type, a kind of layer or a rotation that posenc does not
+        know. For an unknown model_type the message has the call that builds the rotation.
 
         >>> sizes = {"hidden_size": 64, "num_attention_heads": 4, "max_position_embeddings": 512}
         >>> rope = {"rope_type": "linear", "factor": 4.0, "rope_theta": 500000.0}
@@ -262,8 +264,13 @@ def partial_rotary_dim(head_dim: int, partial_rotary_factor: float) -> int:
 
 
 def _build_scaling(cls: type, name: str, train_length: int, options: dict[str, Any]) -> Scaling:
-    """Build the scaling called `name` with its parameters in `options`, and remove these there.
-    `cls` is the rotation, for messages; original_max_positions defaults to train_length."""
+    """Build the scaling called `name` from its parameters in `options`, and remove these from
+    `options`.
+
+    cls: class of the rotation, for messages. train_length: default of original_max_positions, in
+    tokens.
+    Raises: ValueError for an unknown name; TypeError for unknown options or missing parameters.
+    """
     if name not in SCALINGS:
         raise ValueError(f"{cls.__name__}: unknown scaling {name!r}; known: {', '.join(SCALINGS)}.")
     kind = SCALINGS[name]
@@ -282,13 +289,14 @@ def _build_scaling(cls: type, name: str, train_length: int, options: dict[str, A
 
 
 _STORED_FREQUENCY_ARGUMENTS: dict[str, tuple[int, float, Scaling]] = {}
-"""The first three arguments of `rope_frequencies` by key: an operator of torch takes texts, but no
-dataclasses such as a Scaling."""
+"""Arguments rotary_dim, rope_theta and scaling of `rope_frequencies`, by the key that
+`store_frequency_arguments` returned: an operator of torch takes texts, but no dataclasses such as a
+Scaling."""
 
 
 def store_frequency_arguments(rotary_dim: int, rope_theta: float, scaling: Scaling) -> str:
-    """Store arguments of `rope_frequencies` in this process, and return the key by which
-    `cos_sin_at_length` finds them. Equal arguments have one key."""
+    """Store arguments of `rope_frequencies` in this process. Return a key, with which
+    `cos_sin_at_length` finds them; equal arguments have the same key."""
     key = f"{rotary_dim}, {rope_theta!r}, {scaling!r}"
     _STORED_FREQUENCY_ARGUMENTS[key] = rotary_dim, rope_theta, scaling
     return key
@@ -304,10 +312,13 @@ def store_frequency_arguments(rotary_dim: int, rope_theta: float, scaling: Scali
 def cos_sin_at_length(
     positions: Tensor, length: int, key: str, axes: list[int]
 ) -> tuple[Tensor, Tensor]:
-    """Return float64 cos and sin, (*positions.shape, pairs), times attention_factor at `length`.
+    """Return float64 cos and sin at positions, each (*positions.shape, pairs), by the frequencies
+    that a scaling has at the current `length` in tokens, times its attention_factor.
 
-    key: what `store_frequency_arguments` returned in this process, otherwise KeyError.
-    axes: the position component of each pair; empty if positions have one component.
+    If positions have components, (..., components), the tables are (..., pairs).
+
+    key: what `store_frequency_arguments` returned in this process; KeyError for any other.
+    axes: the component of positions that rotates each pair; empty if positions have no components.
     """
     inv_freq, factor = rope_frequencies(*_STORED_FREQUENCY_ARGUMENTS[key], length)
     return ExactFrequencies(inv_freq, axes or None).cos_sin(positions, torch.float64, factor)
@@ -317,8 +328,8 @@ def cos_sin_at_length(
 def _empty_cos_sin(
     positions: Tensor, length: int, key: str, axes: list[int]
 ) -> tuple[Tensor, Tensor]:
-    """Return empty tensors like the results of `cos_sin_at_length`, from which tracers read
-    shapes."""
+    """Return two uninitialised tensors in the shapes and dtype of `cos_sin_at_length`'s results,
+    from which tracers read shapes."""
     rotary_dim, _, _ = _STORED_FREQUENCY_ARGUMENTS[key]
     tokens = positions.shape[:-1] if axes else positions.shape
     size = (*tokens, rotary_dim // 2)

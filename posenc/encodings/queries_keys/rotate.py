@@ -51,7 +51,8 @@ def rotate_together(
 def _rotate_each_with_torch_ops(
     interleaved: bool, cos: Tensor, sin: Tensor, *xs: Tensor
 ) -> tuple[Tensor, ...]:
-    """Rotate each x by plain operations, which every transform of torch can follow."""
+    """Return each x rotated as by `rotate_together`, with plain operations, which every transform
+    of torch can follow."""
     return tuple(_rotate_with_torch_ops(x, cos, sin, interleaved) for x in xs)
 
 
@@ -128,7 +129,8 @@ class _OnePassRotation(torch.autograd.Function):
 
 
 def _rotate_in_strips(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
-    """Rotate a few tokens at a time, so that main memory is read and written only once."""
+    """Return x (batch, heads, len, head_dim) rotated as by `rotate_together`, on the CPU. It works
+    on a few tokens at a time, so that main memory is read and written only once."""
     rotary_dim = 2 * cos.shape[-1]
     length = x.shape[-2]
     work = _work_dtype(x, cos)
@@ -160,8 +162,8 @@ def _rotate_in_strips(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) ->
 
 
 def _rotate_neighbours(x: Tensor, factor: Tensor) -> Tensor:
-    """Return x with rotated pairs (2t, 2t+1): x[2t] + i x[2t+1] times the complex `factor`, cos + i
-    sin."""
+    """Return x (..., channels) with each pair (2t, 2t+1) rotated: as a complex number x[2t] + i
+    x[2t+1], times `factor`, (..., channels / 2), which is cos + i sin."""
     # A view as complex numbers needs both channels of a pair in one place of 2 numbers.
     aligned = all(step % 2 == 0 for step in (*x.stride()[:-1], x.storage_offset()))
     if not aligned or x.stride(-1) != 1:
@@ -171,8 +173,11 @@ def _rotate_neighbours(x: Tensor, factor: Tensor) -> Tensor:
 
 
 def _rotate_halves(x: Tensor, out: Tensor, cos_twice: Tensor, sin: Tensor) -> Tensor:
-    """Rotate pairs (t, t + pairs) in `out`, which is a copy of x at first, and return it. cos_twice
-    has the cosine of a pair for both of its channels."""
+    """Rotate the pairs (t, t + pairs) of `out` in place, and return it.
+
+    x: (..., 2 * pairs), the vectors to rotate. out: a copy of x. cos_twice: (..., 2 * pairs), the
+    cosine of a pair at both of its channels. sin: (..., pairs).
+    """
     pairs = sin.shape[-1]
     out.mul_(cos_twice)
     out[..., :pairs].addcmul_(x[..., pairs:], sin, value=-1)
@@ -181,7 +186,8 @@ def _rotate_halves(x: Tensor, out: Tensor, cos_twice: Tensor, sin: Tensor) -> Te
 
 
 def _work_dtype(x: Tensor, cos: Tensor) -> torch.dtype:
-    """Return the dtype in which x is rotated: the wider one of x and cos, at least float32."""
+    """Return the dtype in which x is rotated: the wider one of the dtypes of x and cos, at least
+    float32."""
     return torch.promote_types(at_least_float32(x.dtype), cos.dtype)
 
 
@@ -197,10 +203,11 @@ def has_triton() -> bool:
 def layout_permutation(
     head_dim: int, rotary_dim: int | None = None, *, to: Literal["half_split", "interleaved"]
 ) -> Int[Tensor, " {head_dim}"]:
-    """Return, for each channel of a head in the new layout, its index in the old one: (head_dim,).
+    """Return, for each channel of a head in the layout `to`, the index of the same channel in the
+    other layout: (head_dim,).
 
-    Pair t is (2t, 2t+1) if interleaved, (t, t + rotary_dim/2) if half-split; channels from
-    rotary_dim on stay.
+    Pair t is channels (2t, 2t+1) if interleaved, (t, t + rotary_dim/2) if half-split. Channels from
+    rotary_dim on, which do not rotate, keep their index.
     """
     rotary_dim = head_dim if rotary_dim is None else rotary_dim
     if rotary_dim % 2 or not 0 < rotary_dim <= head_dim:

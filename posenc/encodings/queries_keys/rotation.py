@@ -57,7 +57,8 @@ class QueryKeyEncoding(PositionEncoding):
 
 
 def check_keys(encoding: Any, k: Tensor) -> None:
-    """Raise ValueError unless k (batch, heads, len, width) has num_kv_heads heads of head_dim."""
+    """Raise ValueError unless k (batch, heads, len, width) has the encoding's num_kv_heads as heads
+    and its head_dim as width."""
     if k.shape[1] != encoding.num_kv_heads or k.shape[-1] != encoding.head_dim:
         raise ValueError(
             f"{type(encoding).__name__}: built for {encoding.num_kv_heads} key/value heads of "
@@ -88,8 +89,8 @@ class Rotation(QueryKeyEncoding):
         self._remembered_cos_sin: tuple[tuple[RememberedPositions, Tensor, Tensor], ...] = ()
 
     def _set_frequencies(self, frequencies: Frequencies, axes: Sequence[int] | None = None) -> None:
-        """Set the frequencies of all pairs. If positions have components, axes[t] is the one that
-        rotates pair t. Prepared tables are dropped."""
+        """Set the frequencies of all pairs, and forget tables of earlier ones. axes: if positions
+        have components, the index of the component that rotates each pair."""
         self.exact_frequencies = ExactFrequencies(frequencies.inv_freq, axes)
         self.attention_factor = frequencies.attention_factor
         self._remembered_cos_sin = ()
@@ -127,8 +128,8 @@ class Rotation(QueryKeyEncoding):
     def remember_cos_sin(
         self, positions: PositionTensor
     ) -> tuple[RememberedPositions, Table, Table]:
-        """Return a copy of the positions, with their cos and sin, for `_remembered_cos_sin` of a
-        prepared encoding."""
+        """Return (positions, cos, sin) with a copy of the positions, as an entry of the
+        `_remembered_cos_sin` of a prepared encoding."""
         with outside_inference_mode():
             return RememberedPositions(positions), *self.cos_sin(positions)
 
@@ -168,10 +169,12 @@ class Rotation(QueryKeyEncoding):
         before: tuple[Float[Tensor, "*where pairs"], Float[Tensor, "*where pairs"]],
         after: tuple[Float[Tensor, "*where pairs"], Float[Tensor, "*where pairs"]],
     ) -> Float[Tensor, "batch num_heads len head_dim"]:
-        """Rotate x, which was rotated by the tables `before`, so that it is rotated by `after`.
+        """Return x, which was rotated by the angles `before`, as if it had been rotated by `after`
+        instead.
 
-        As complex numbers: (cos' + i sin') / (cos + i sin) is the remaining rotation, in which a
-        factor of both cancels. In float64, so that only the result is rounded.
+        before, after: (cos, sin) of the angles, each (..., len, pairs), in float64, so that only
+        the result is rounded. As complex numbers, (cos' + i sin') / (cos + i sin) is the rotation
+        that is left to do; a factor that both have cancels.
         """
         cos, sin = before
         new_cos, new_sin = after
@@ -181,7 +184,8 @@ class Rotation(QueryKeyEncoding):
         return self.rotate_channels((x,), real, imaginary)[0]
 
     def rotate_channels(self, xs: Vectors, cos: Pairs, sin: Pairs) -> Vectors:
-        """Rotate each x by cos and sin, in the channels that this encoding rotates."""
+        """Return each x rotated by cos and sin, in the channels that this encoding rotates; the
+        other channels are unchanged."""
         return rotate_together(xs, cos, sin, interleaved=self.interleaved)
 
     def _check_width(self, x: Tensor) -> None:

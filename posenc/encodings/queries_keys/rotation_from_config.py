@@ -17,12 +17,13 @@ def rotation_arguments(
 
     Args:
         config: as in RoPE.from_config.
-        kind: the kind of layer, where several rotate differently.
+        kind: the kind of layer, as in RoPE.from_config; None if all layers rotate alike.
         caller: name of the class that is built, for messages.
-        interleaved: the layout of a family that posenc does not know.
+        interleaved: the layout, required if posenc does not know that of the model_type.
 
-    Raises: ValueError for a config that posenc cannot read, a kind of layer that it does not have,
-    and a rotation that no scaling here computes: the result is compared with the runtimes'.
+    Raises: ValueError for a config that posenc cannot read; for a kind of layer that the model does
+    not have; and for a rotation whose frequencies no scaling of posenc gives, compared with those
+    that the runtimes compute.
     """
     from posenc.runtimes.config_model import model_of
     from posenc.runtimes.meaning import UnknownFamilyError, meaning_of, require_known_family
@@ -71,8 +72,8 @@ def rotation_arguments(
 
 
 def _explain_unknown_rope_type(error: ValueError, config: Mapping[str, Any], caller: str) -> None:
-    """Raise ValueError from `error` if that says that the config has a rope_type which the family's
-    code does not know; otherwise return."""
+    """Raise ValueError from `error` with a better message, if `error` is about a rope_type that the
+    model's code does not know; otherwise return."""
     from posenc.runtimes.computed_positions import RefusedError
 
     cause = error.__cause__
@@ -89,10 +90,11 @@ def _explain_unknown_rope_type(error: ValueError, config: Mapping[str, Any], cal
 
 
 def _kind_of_rotating_layer(meaning: Any, kind: str | None, caller: str) -> str:
-    """Return the kind of layer to build for: `kind`, or the only one that the model has.
+    """Return the kind of layer to build for: `kind`, or if that is None the only one that the model
+    has.
 
-    Raises: ValueError for None if there are several, and for a kind that the model lacks or that
-    does not rotate.
+    Raises: ValueError if `kind` is None and the model has several, or if it has no rotating layer
+    of this kind.
     """
     kinds = [*meaning.parameters]
     if kind is None and len(kinds) == 1:
@@ -172,10 +174,10 @@ def _rotary_dicts(config: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 
 
 def _config_as_dict(config: Any, caller: str) -> Mapping[str, Any]:
-    """Return a config as a dict. It is a dict, a config of transformers, or the path of config.json
-    or of its folder.
+    """Return a config as a dict. config: a dict, a config of transformers, or the path of
+    config.json or of its folder.
 
-    Raises: TypeError for anything else; ValueError for a file that is no config.
+    Raises: TypeError for anything else; ValueError for a file that is missing or no config.
     """
     if isinstance(config, str | Path):
         from posenc.runtimes.files.json_object import read_json
@@ -202,7 +204,7 @@ def _config_as_dict(config: Any, caller: str) -> Mapping[str, Any]:
 
 
 _PLAIN_ROPE_KEYS = ("rope_theta", "rope_scaling", "rope_parameters")
-"""Keys that are understood in a config of any family, if they describe no scaling."""
+"""Keys that posenc can read in the config of any model, provided that they describe no scaling."""
 _WORDS_OF_OTHER_ROTATIONS = (
     "rope",
     "rotary",
@@ -216,20 +218,23 @@ _WORDS_OF_OTHER_ROTATIONS = (
 
 
 def _arguments_of_unknown_family(
-    config: Mapping[str, Any], interleaved: bool | None, caller: str, unknown: ValueError
+    config: Mapping[str, Any], interleaved: bool | None, caller: str, error: ValueError
 ) -> dict[str, Any]:
-    """Return the arguments of plain RoPE for a family that posenc does not know, if the config has
-    rope_theta, the size of a head and nothing else about rotation, and the caller gives the layout.
+    """Return the arguments of plain RoPE for a model_type that posenc does not know. The config
+    must have rope_theta, the size of a head and nothing else about rotation, and the caller must
+    give the layout `interleaved`.
 
-    Raises: ValueError with the line of code that builds the rotation, as far as it is known.
+    error: what was raised for the unknown model_type, the cause of the error below.
+
+    Raises: ValueError otherwise, with the call that builds the rotation as far as it is known.
     """
     from posenc.runtimes.families import WITHOUT_ROTATION, all_families
 
     name = config.get("model_type")
     if isinstance(name, str) and name in WITHOUT_ROTATION:
-        raise ValueError(f"{caller}.from_config: {name} has no rotary positions.") from unknown
+        raise ValueError(f"{caller}.from_config: {name} has no rotary positions.") from error
     if isinstance(name, str) and name in all_families():  # known, but not as it stands here
-        raise ValueError(f"{caller}.from_config: {unknown}.") from unknown
+        raise ValueError(f"{caller}.from_config: {error}.") from error
     theta = _rope_theta_of(config)
     head_dim = _head_dim_of(config)
     others = _keys_beyond_plain_rope(config)
@@ -250,7 +255,7 @@ def _arguments_of_unknown_family(
     also = f" It also has {', '.join(others)}, which posenc does not read." if others else ""
     raise ValueError(
         f"{caller}.from_config: model_type {name!r} is unknown. Build it: {line}.{also}"
-    ) from unknown
+    ) from error
 
 
 def _rope_theta_of(config: Mapping[str, Any]) -> float | None:
@@ -286,7 +291,8 @@ def _positive_integer(value: Any) -> int | None:
 
 
 def _keys_beyond_plain_rope(config: Mapping[str, Any]) -> list[str]:
-    """Return the keys by which a config may describe more than a base and the size of a head."""
+    """Return the keys of a config that may describe more about rotation than rope_theta and the
+    size of a head, such as a scaling."""
     keys = []
     for key in map(str, config):
         if key not in _PLAIN_ROPE_KEYS and any(part in key for part in _WORDS_OF_OTHER_ROTATIONS):

@@ -39,7 +39,7 @@ class RoVE(PositionEncoding):
 
     Shapes: v (batch, num_kv_heads, kv_len, head_dim) -> the same; cached values are rotated.
     Units, precision: as the rotation; the output is rounded once more.
-    Raises: TypeError for another encoding, and for a rotation that fades or maps positions;
+    Raises: TypeError for an encoding that does not rotate, or does more, such as XPos or ReRoPE;
         ValueError for values of another width.
     Source: Garcia-Castellanos et al. 2026, arXiv:2606.11275; Su 2025, kexue.fm/archives/10862.
 
@@ -83,7 +83,8 @@ class RoVE(PositionEncoding):
         rotate_queries_keys: bool = True,
         **options: Any,
     ) -> Self:
-        """Build the encoding for a model; without a rotation, RoPE takes the other options."""
+        """Build the encoding for a model. If `rotation` is None, the rotation is a RoPE, built with
+        the other options."""
         if rotation is None:
             return cls(RoPE.from_shape(shape, **options), rotate_queries_keys=rotate_queries_keys)
         return super().from_shape(
@@ -130,8 +131,8 @@ class RoVE(PositionEncoding):
         return self._rotate_by_positions(out, forward=False)
 
     def _rotate_by_positions(self, tokens: Tokens, *, forward: bool) -> Tensor:
-        """Return the vectors of tokens, rotated by their positions, or by minus their positions
-        unless `forward`."""
+        """Return the vectors of tokens, rotated by the angles of their positions; by the negative
+        angles if `forward` is False. Raise ValueError unless they are head_dim wide."""
         x = tokens.x
         rotation = self._rotation_in_use
         assert x is not None

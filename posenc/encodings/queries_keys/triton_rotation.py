@@ -9,14 +9,13 @@ import triton.language as tl
 from torch import Tensor
 
 PROGRAM_PAIRS = 2048
-"""Maximum pairs of channels that one program rotates, in as many heads of one token as fit;
-chosen."""
+"""Maximum pairs of channels that one program rotates. It takes as many heads of one token as have
+that many pairs together. Chosen, not derived."""
 
 
 def num_warps_for(pairs: int) -> int:
-    """Return how many warps, 1 to 4, a program has that rotates `pairs` pairs: each of the 32
-    threads of a warp gets at least 8 of them, so that 16-bit channels too are read 16 bytes at a
-    time."""
+    """Return the number of warps, 1 to 4, of a program that rotates `pairs` pairs. Each of a warp's
+    32 threads gets at least 8 pairs, so that 16-bit channels too are read 16 bytes at a time."""
     return max(1, min(4, pairs // 256))
 
 
@@ -44,10 +43,13 @@ def _rotate_heads(
     HEAD_DIM: tl.constexpr,
     REST: tl.constexpr,
 ):
-    """Rotate a few heads of one token by cosines c and sines s, and copy channels that do not
-    rotate.
+    """Rotate a few heads of one token by cosines c and sines s, (1, PAIRS), and copy the channels
+    that do not rotate, from x to out.
 
-    row: number of the token, counted through the whole batch; head: numbers of the heads.
+    row: index of the token, counted through the whole batch. head: indices of the heads, (HEADS,);
+    those from `heads` on, the number of heads, do not exist. x_batch to out_channel: strides.
+    NUM_PAIRS: pairs that rotate. PAIRS, REST: NUM_PAIRS and the number of other channels, rounded
+    up to a power of two.
     """
     batch = row // length
     token = row % length
@@ -114,8 +116,12 @@ def _rotation_kernel(
     HEAD_DIM: tl.constexpr,
     REST: tl.constexpr,
 ):
-    """Rotate HEADS heads of one token, of q if the program's number is below q_blocks, otherwise of
-    k. All arguments from q_batch on are strides and sizes, PAIRS is NUM_PAIRS rounded up."""
+    """Rotate HEADS heads of one token from q to q_out if the program's second index is below
+    q_blocks, otherwise from k to k_out.
+
+    cos, sin: tables of NUM_PAIRS columns. q_blocks: number of groups of HEADS heads in q. q_batch
+    to table_token: strides. The constants are those of `_rotate_heads`.
+    """
     row = tl.program_id(0).to(tl.int64)
     block = tl.program_id(1)
     pair = tl.arange(0, PAIRS)
@@ -173,14 +179,14 @@ def _rotation_kernel(
 
 
 def rotate(xs: Sequence[Tensor], cos: Tensor, sin: Tensor, interleaved: bool) -> tuple[Tensor, ...]:
-    """Rotate the first 2 * pairs channels of one or two tensors (batch, heads, len, head_dim) by
-    one launch; the rest is unchanged. Strides may be any; two tensors may differ only in their
-    number of heads.
+    """Return one or two tensors (batch, heads, len, head_dim) with their first 2 * pairs channels
+    rotated, by one launch of the kernel; the other channels are unchanged. Any strides are allowed.
+    Two tensors may differ in their number of heads only.
 
     cos and sin are (1, len, pairs) or (batch, 1, len, pairs). The rotation is computed in their
     dtype and rounded once.
 
-    Raises: RuntimeError if cos and sin do not fit.
+    Raises: RuntimeError if cos and sin do not fit, or if not all tensors are on one device.
     """
     (batch, _, length, head_dim), pairs = xs[0].shape, cos.shape[-1]
     devices = {t.device for t in (*xs, cos, sin)}
@@ -195,7 +201,8 @@ def rotate(xs: Sequence[Tensor], cos: Tensor, sin: Tensor, interleaved: bool) ->
 
 
 def launch(xs: Sequence[Tensor], cos: Tensor, sin: Tensor, interleaved: bool) -> list[Tensor]:
-    """Launch the kernel; cos and sin are (batch, 1, len, pairs), contiguous along the last axis."""
+    """Return the tensors xs rotated by one launch of the kernel. cos and sin are (batch, 1, len,
+    pairs), contiguous along the last axis."""
     outs = [torch.empty_like(x) for x in xs]  # all of each is written by the kernel
     (batch, _, length, head_dim), pairs = xs[0].shape, cos.shape[-1]
     rest = head_dim - 2 * pairs

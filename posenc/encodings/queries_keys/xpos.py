@@ -16,8 +16,8 @@ from posenc.frequencies.scalings.scaling import Frequencies
 from posenc.frequencies.series import inverse_frequencies
 
 _HEADROOM = 256
-"""Largest absolute value of a channel of q or k that must not overflow at the farthest position.
-Chosen, to be far above channels in trained models."""
+"""Absolute value up to which channels of q and k do not overflow at the farthest position. Chosen,
+to be far above channels in trained models."""
 
 
 class XPos(Rotation):
@@ -74,8 +74,9 @@ class XPos(Rotation):
         self.claims = replace(self.claims, max_positions=limit)
 
     def reach(self, dtype: torch.dtype) -> int:
-        """Return the largest distance in tokens from the origin at which q and k of this dtype do
-        not overflow. float64 has the limit of float32, so that results in both can be compared."""
+        """Return the largest distance from the origin, in tokens, at which q and k of this dtype do
+        not overflow. For float64 it is that of float32, so that results in both dtypes can be
+        compared."""
         largest = min(torch.finfo(dtype).max, torch.finfo(torch.float32).max)
         room = math.log(largest / _HEADROOM)
         return int(room / -self._decay.values[0])  # pair 0 decays fastest
@@ -94,7 +95,8 @@ class XPos(Rotation):
         return rotate(x, cos, sin, interleaved=self.interleaved)
 
     def _key_cos_sin(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Return cos and sin of keys in float64, (len, pairs), divided by the decay."""
+        """Return cos and sin of the angles at these positions, (len, pairs) in float64, times the
+        factors 1 / zeta^((p - origin) / scale_base) of keys."""
         # Checked for float32: a cache of float16 would overflow earlier, to infinity.
         self._check_reach(positions, torch.float32)
         return self._fading_cos_sin(Tokens(None, positions), torch.float64, -1)
@@ -102,7 +104,8 @@ class XPos(Rotation):
     def _fading_cos_sin(
         self, tokens: Tokens, dtype: torch.dtype, sign: int
     ) -> tuple[Tensor, Tensor]:
-        """Return cos and sin times the decay at each position; for keys (sign=-1) its inverse."""
+        """Return cos and sin at the positions of tokens, (..., pairs) in `dtype`, times zeta^((p -
+        origin) / scale_base) for queries (sign=1), or times its inverse for keys (sign=-1)."""
 
         def compute() -> tuple[Tensor, Tensor]:
             cos, sin = self.cos_sin(tokens.positions_or_range, dtype, tokens.device)
@@ -117,7 +120,8 @@ class XPos(Rotation):
         )
 
     def _check_reach(self, positions: Tensor, dtype: torch.dtype) -> None:
-        """Raise ValueError for positions at which `dtype` overflows; checked on the CPU only."""
+        """Raise ValueError for positions further from the origin than `reach(dtype)`. Positions
+        that are not on the CPU are not checked."""
         ends = extremes_if_readable(positions)
         if ends is None:
             return

@@ -14,8 +14,8 @@ from posenc.frequencies.series import TWO_PI, inverse_frequencies
 def blend_frequencies(
     inv_freq: Sequence[Decimal], factor: Decimal, kept_fractions: Sequence[Decimal]
 ) -> tuple[Decimal, ...]:
-    """Return (1 - kept) f / factor + kept f for each frequency f and its kept fraction: divided by
-    `factor` where that is 0, unchanged where it is 1."""
+    """Return kept f + (1 - kept) f / factor for each frequency f and its kept fraction: f itself
+    where kept is 1, f divided by `factor` where it is 0."""
     return tuple(
         (1 - kept) * f / factor + kept * f for f, kept in zip(inv_freq, kept_fractions, strict=True)
     )
@@ -24,7 +24,8 @@ def blend_frequencies(
 def _index_of_pair_with_turns(
     turns: float, rotary_dim: int, rope_theta: float, length: int
 ) -> Decimal:
-    """Return the index t, a real number, at which a pair makes `turns` turns in `length` positions.
+    """Return the index t, a real number, of a pair that would make `turns` turns in `length`
+    positions.
 
     turns = length inv_freq[t] / 2 pi, with inv_freq[t] = rope_theta^(-2t/rotary_dim), solved for t:
     t = rotary_dim ln(length / (2 pi turns)) / (2 ln(rope_theta))
@@ -34,7 +35,8 @@ def _index_of_pair_with_turns(
 
 
 def ramp(low: Decimal, high: Decimal, count: int) -> list[Decimal]:
-    """Return `count` numbers: 0 up to index `low`, 1 from index `high` on, linear between."""
+    """Return `count` numbers, one for each index from 0: 0 up to index `low`, 1 from index `high`
+    on, and between them on the straight line from 0 to 1."""
     if low == high:
         high += Decimal("0.001")  # as in the authors' code, against division by zero
     return [min(max((t - low) / (high - low), Decimal(0)), Decimal(1)) for t in range(count)]
@@ -43,8 +45,9 @@ def ramp(low: Decimal, high: Decimal, count: int) -> list[Decimal]:
 def ramp_ends(
     fast: float, slow: float, rotary_dim: int, rope_theta: float, length: int, truncate: bool
 ) -> tuple[Decimal, Decimal]:
-    """Return the pair indices (low, high) between which YaRN's ramp rises: those of the pairs with
-    `fast` and with `slow` turns in `length` positions, rounded outwards if `truncate`."""
+    """Return the indices (low, high) of pairs between which YaRN's ramp rises: those of the pairs
+    that make `fast` and `slow` turns in `length` positions. They are real numbers, rounded outwards
+    to whole ones if `truncate`."""
     low = _index_of_pair_with_turns(fast, rotary_dim, rope_theta, length)
     high = _index_of_pair_with_turns(slow, rotary_dim, rope_theta, length)
     if truncate:
@@ -58,11 +61,14 @@ def ramp_ends(
 @explain_constructor_misfits
 @dataclass(frozen=True)
 class NTKByParts(Scaling):
-    """Scale as the paper's NTK-by-parts: theta' = (1 - g) theta/factor + g theta.
+    """Scale as the paper's NTK-by-parts: inv_freq' = (1 - g) inv_freq / factor + g inv_freq.
 
-    g = clip((r - alpha) / (beta - alpha), 0, 1), r = original_max_positions / wavelength: pairs
-    with more than beta turns within the training length are kept, pairs with less than alpha turns
-    are interpolated. Released YaRN code uses another ramp (see YaRN).
+    g = clip((r - alpha) / (beta - alpha), 0, 1), r = original_max_positions / wavelength
+
+    r is the number of turns of a pair within the training length. Pairs with more than beta turns
+    keep their frequency; pairs with less than alpha turns are interpolated. Released YaRN code uses
+    another ramp, see YaRN.
+
     Source: Peng et al. 2023, arXiv:2309.00071, definition 2.
 
     >>> rope = posenc.RoPE(64, interleaved=False, scaling=posenc.NTKByParts(4.0, 4096))
@@ -102,12 +108,15 @@ class NTKByParts(Scaling):
 @explain_constructor_misfits
 @dataclass(frozen=True)
 class NTKByPartsV1(Scaling):
-    """Scale as bloc97's first by-parts: two ramps over the pair index, from interpolated to
-    NTK-aware and from there to unscaled frequencies.
+    """Scale as bloc97's first by-parts: slow pairs are interpolated, faster ones scaled as by NTK,
+    the fastest unscaled, with a ramp over the pair index between them.
 
-    Its constants were tuned by hand for Llama: one ramp, from interpolation to NTK, is between 0.75
-    and 1.25 turns, the other, from NTK to unscaled, between 2 and 16. ntk_factor and
-    extrapolation_factor: the fraction of each of the two steps that is taken.
+    By numbers of turns in the training length, the ramp from interpolation to NTK is between 0.75
+    and 1.25, that from NTK to unscaled between 2 and 16; bloc97 tuned these by hand for Llama.
+
+    ntk_factor, extrapolation_factor: fraction of the way that the first and the second ramp go,
+    from 0 to 1.
+
     Source: github.com/jquesnelle/yarn, LlamaPartNTKScaledRotaryEmbedding.
 
     >>> rope = posenc.RoPE(64, interleaved=False, scaling=posenc.NTKByPartsV1(4.0, 4096))
@@ -134,8 +143,9 @@ class NTKByPartsV1(Scaling):
         def blend_series(
             slower: Sequence[Decimal], faster: Sequence[Decimal], fast: float, slow: float, share
         ) -> tuple[Decimal, ...]:
-            """Return frequencies between two series: `slower` ones at pairs with `slow` turns or
-            less, at pairs with `fast` turns or more `share` of the way to the `faster` ones."""
+            """Return frequencies that lead from `slower` to `faster`: `slower` ones for pairs with
+            `slow` turns or less, and from there on a ramp that ends at `fast` turns with the
+            fraction `share` of the way to the `faster` ones."""
             low, high = ramp_ends(
                 fast, slow, rotary_dim, rope_theta, self.original_max_positions, True
             )

@@ -18,7 +18,10 @@ from posenc.frequencies.series import inverse_frequencies
 @explain_constructor_misfits
 @dataclass(frozen=True)
 class Linear(Scaling):
-    """Interpolate positions: theta' = theta / factor, which is RoPE at real positions p / factor.
+    """Interpolate positions: inv_freq' = inv_freq / factor, which is RoPE at real positions p /
+    factor.
+
+    factor: new context length divided by the training length, at least 1.
 
     Source: Chen et al. 2023, arXiv:2306.15595, section 2.3. Hugging Face: "linear".
 
@@ -44,8 +47,10 @@ class Linear(Scaling):
 @explain_constructor_misfits
 @dataclass(frozen=True)
 class DynamicLinear(Scaling):
-    """Interpolate positions if the current length l exceeds the training length L: theta' = theta
-    L/l.
+    """Interpolate positions as far as the current length l exceeds the training length L: inv_freq'
+    = inv_freq L/l.
+
+    original_max_positions: L in tokens. Up to it nothing changes.
 
     Source: github.com/jquesnelle/yarn, LlamaDynamicScaledRotaryEmbedding with ntk=False.
 

@@ -24,16 +24,18 @@ from posenc.frequencies.series import inverse_frequencies
 class LongRoPE(Scaling):
     """Divide each pair's frequency by its own searched factor: LongRoPE.
 
-    theta'_t = theta_t / long_factor[t] if the current length exceeds original_max_positions,
-    otherwise theta_t / short_factor[t]. With two equal lists it can express any frequencies.
+    inv_freq'[t] = inv_freq[t] / long_factor[t] if the current length exceeds
+    original_max_positions, otherwise inv_freq[t] / short_factor[t]. Two equal lists give the same
+    frequencies at every length.
 
-    factor: new context length divided by the old one; sets the temperature.
+    factor: new context length divided by the old one; sets attention_factor.
     short_factor: None means 1 for every pair. long_factor: None means `factor` for every pair,
-    position interpolation, where a search starts.
-    attention_factor: factor of cos and sin; None means
-    sqrt(1 + ln(factor) / ln(original_max_positions)), at every length.
+    which is position interpolation, where a search starts.
+    attention_factor: factor of cos and sin; None means sqrt(1 + ln(factor) /
+    ln(original_max_positions)), at every length.
     exempt_tokens: number of first positions that keep the unscaled rotation, without
     attention_factor.
+
     Raises: ValueError if a list does not fit rotary_dim or has a number that is not positive.
     Source: Ding et al. 2024, arXiv:2402.13753, section 3; github.com/microsoft/LongRoPE.
 
@@ -94,7 +96,7 @@ class LongRoPE(Scaling):
     @property
     def attention_factor_in_use(self) -> float:
         """Return the factor of cos and sin, the same at every length: `attention_factor`, or if
-        that is None the class's formula."""
+        that is None the number that the class's formula gives."""
         if self.attention_factor is not None:
             return self.attention_factor
         return longrope_attention_factor(self.factor, self.original_max_positions)

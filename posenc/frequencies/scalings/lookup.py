@@ -9,13 +9,13 @@ from posenc.frequencies.scalings.scaling import RopeType, Scaling
 SCALINGS: dict[str, type[Scaling]] = {
     scaling.name: scaling for scaling in vars(registry).values() if isinstance(scaling, type)
 }
-"""The scalings by the names that posenc's registry and commands use."""
+"""The class of each scaling by its name, which posenc's registry and commands use."""
 ROPE_TYPES: dict[str, RopeType] = {
     scaling.rope_type.name: scaling.rope_type
     for scaling in SCALINGS.values()
     if scaling.rope_type is not None
 }
-"""The types that transformers has for scalings, by their names."""
+"""The rope_type of each scaling that transformers has, by the name that transformers gives it."""
 
 
 def scaling_of(
@@ -27,7 +27,7 @@ def scaling_of(
     """Return the scaling that the rope_parameters of a config describe, in the spelling of
     transformers 5. Return None if their rope_type is "default", which scales nothing.
 
-    training_length, max_length: the trained length and the longest, in tokens.
+    training_length, max_length: lengths in tokens, the training length and max_position_embeddings.
     attention_factor: the config's factor of cos and sin; see `Scaling.from_rope_parameters`.
 
     Raises: ValueError for a rope_type that posenc does not know.

@@ -19,10 +19,11 @@ from posenc.frequencies.series import geometric_series
 def ntk_frequencies(
     scaling: Scaling, rotary_dim: int, rope_theta: float, factor: Decimal
 ) -> tuple[Decimal, ...]:
-    """Return the frequencies of rotary_dim / 2 pairs, the fastest first, with the base rope_theta *
-    factor^(d/(d-2)), d = rotary_dim: the fastest stays, the slowest is divided by `factor`.
+    """Return the frequencies of rotary_dim / 2 pairs, the fastest first, for the base rope_theta *
+    factor^(d/(d-2)), d = rotary_dim: the fastest frequency stays, the slowest is divided by
+    `factor`.
 
-    Raises: ValueError, which names `scaling`, if rotary_dim is below 4.
+    Raises: ValueError if rotary_dim is below 4; the message names the class of `scaling`.
     """
     expected = "rotary_dim must be at least 4: the slowest pair is scaled, the fastest is not"
     require(scaling, rotary_dim >= 4, expected, rotary_dim)
@@ -33,9 +34,11 @@ def ntk_frequencies(
 @explain_constructor_misfits
 @dataclass(frozen=True)
 class NTK(Scaling):
-    """Enlarge the base, NTK-aware: base' = base * factor^(d/(d-2)), d = rotary_dim.
+    """Enlarge the base, NTK-aware: rope_theta' = rope_theta * factor^(d/(d-2)), d = rotary_dim.
 
-    The fastest frequency stays; the slowest is divided by exactly `factor`.
+    The fastest frequency stays; the slowest is divided by exactly `factor`, the new context length
+    divided by the training length.
+
     Source: bloc97 2023, in Peng et al. 2023, arXiv:2309.00071, section 3.1.
 
     >>> rope = posenc.RoPE(64, interleaved=False, scaling=posenc.NTK(4.0))
@@ -55,12 +58,14 @@ class NTK(Scaling):
 @explain_constructor_misfits
 @dataclass(frozen=True)
 class DynamicNTK(Scaling):
-    """Enlarge the base depending on the current length l.
+    """Enlarge the base as far as the current length l exceeds the training length L.
 
-    base' = base * (factor l/L - (factor - 1))^(d/(d-2)), with d = rotary_dim.
+    rope_theta' = rope_theta * (factor l/L - (factor - 1))^(d/(d-2)), with d = rotary_dim.
 
-    Nothing changes up to the training length L. Source: emozilla 2023, in Peng et al. 2023,
-    arXiv:2309.00071, section 3.3. Hugging Face: "dynamic".
+    original_max_positions: L in tokens. Up to it nothing changes.
+
+    Source: emozilla 2023, in Peng et al. 2023, arXiv:2309.00071, section 3.3. Hugging Face:
+    "dynamic".
 
     >>> rope = posenc.RoPE(64, interleaved=False, scaling=posenc.DynamicNTK(2.0, 4096))
     """

@@ -20,8 +20,11 @@ from posenc.frequencies.series import inverse_frequencies
 class Proportional(Scaling):
     """Rotate only the fastest int(p * rotary_dim / 2) pairs: p-RoPE.
 
-    Partial rotary spreads the whole spectrum over fewer pairs; p-RoPE cuts off its slow end.
-    `factor` divides the remaining frequencies.
+    Partial rotary has fewer pairs, with frequencies from the fastest to the slowest; p-RoPE leaves
+    the slowest pairs of all unrotated.
+
+    p: fraction of pairs that rotate, from 0 to 1. factor: divisor of their frequencies.
+
     Source: Barbero et al. 2025, arXiv:2410.06205, section 6. Hugging Face: "proportional".
 
     >>> rope = posenc.RoPE(64, interleaved=False, scaling=posenc.Proportional(0.5))

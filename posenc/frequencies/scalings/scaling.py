@@ -12,7 +12,8 @@ from posenc.frequencies.series import DECIMAL_CONTEXT, inverse_frequencies
 
 
 class Frequencies(NamedTuple):
-    """Define a rotation by cos and sin of position * inv_freq, both times attention_factor."""
+    """Hold the frequencies of a rotation: it multiplies by cos and sin of position * inv_freq, both
+    times attention_factor."""
 
     inv_freq: tuple[Decimal, ...]
     """Radians per position, one for each pair of channels."""
@@ -43,7 +44,7 @@ def _is_finite_number(value: Any) -> bool:
 
 
 class RopeType(NamedTuple):
-    """Say how the rope_parameters of a transformers config name a scaling."""
+    """Describe how the rope_parameters of a transformers config express a scaling."""
 
     name: str
     """The value of rope_type."""
@@ -52,27 +53,27 @@ class RopeType(NamedTuple):
     optional: tuple[str, ...] = ()
     """Further keys that it may have."""
     has_original_length: bool = False
-    """True if original_max_position_embeddings is the training length; where it is False, that is
+    """True if the training length is the config's original_max_position_embeddings; False if it is
     max_position_embeddings."""
 
 
 class NamedEncoding(NamedTuple):
-    """Say how `posenc.names()` lists RoPE with a scaling."""
+    """Describe the entry of `posenc.names()` that is RoPE with a scaling."""
 
     name: str
     evidence: str
-    """What its tests compare it with, as in `posenc.encodings.registry.Entry`."""
+    """What the tests compare this encoding with, a word of
+    `posenc.encodings.registry.Entry.evidence`."""
     options: Mapping[str, Any]
-    """Arguments of the scaling where a text that names the encoding gives none."""
+    """Default arguments of the scaling, for texts such as "yarn" that name the encoding without
+    any."""
 
 
 class ExtendMethod(NamedTuple):
-    """Say how `posenc extend --method` calls a scaling, and describe it.
+    """Describe a method of `posenc extend`: a scaling that needs no other numbers than a factor and
+    the training length.
 
-    Only a scaling that needs no other numbers than a factor and the training length is such a
-    method.
-
-    name: what `--method` takes. summary: a few words for the help.
+    name: value of the option `--method`. summary: a few words for the help.
     """
 
     name: str
@@ -83,21 +84,23 @@ class Scaling:
     """Base class of all scalings.
 
     A subclass is a frozen dataclass and defines `frequencies`, which is called in a decimal context
-    of 50 digits. What the rest of posenc knows of it are the facts below.
+    of 50 digits. Its class variables, documented below, tell the rest of posenc about it.
     """
 
     name: ClassVar[str]
-    """Its name in `posenc.frequencies.scalings.lookup`."""
+    """Name of the scaling, by which `posenc.frequencies.scalings.lookup` finds it."""
     source: ClassVar[str]
     """Where the formula was published."""
     also_called: ClassVar[str] = ""
-    """Names in other libraries and papers, in lower case without underscores, between spaces."""
+    """Its names in other libraries and papers: one text, in lower case without underscores, with
+    spaces between the names."""
     encoding: ClassVar[NamedEncoding | None] = None
-    """RoPE with this scaling as a named encoding; None if it has no name of its own."""
+    """Entry of `posenc.names()` for RoPE with this scaling; None if there is none."""
     rope_type: ClassVar[RopeType | None] = None
-    """What transformers calls it; None if it has no such type, and longrope stands for it."""
+    """How a transformers config expresses the scaling. None if transformers has no such rope_type;
+    a config then lists its frequencies as rope_type "longrope"."""
     extend_method: ClassVar[ExtendMethod | None] = None
-    """The method of `posenc extend`; None if it is none, or one that needs more numbers."""
+    """The method of `posenc extend` that is this scaling; None if it is none."""
     exempt_tokens: int = 0
     """Number of first positions that keep the unscaled rotation."""
 
@@ -106,7 +109,8 @@ class Scaling:
     wrong at another."""
 
     def __post_init__(self) -> None:
-        """Check all types, and `factor` and `original_max_positions`, which most scalings have."""
+        """Check the types of all arguments, and the values of `factor` and
+        `original_max_positions`, if the scaling has them. Raise ValueError for a wrong one."""
         hints = get_type_hints(type(self))
         for name, value in vars(self).items():
             kind = hints.get(name)
@@ -137,15 +141,15 @@ class Scaling:
     ) -> Self:
         """Build the scaling that a config describes.
 
-        By default each key is an argument of the same name, and the training length is where
-        `rope_type` says.
+        By default each argument is read from the key of the same name, and original_max_positions
+        is the training length, see `RopeType.has_original_length`.
 
         Args:
             parameters: rope_parameters of the config, with defaults filled in.
-            training_length: the training length in tokens.
-            max_length: the longest length in tokens, max_position_embeddings.
-            attention_factor: factor of cos and sin that YaRN and LongRoPE take; None: their
-                formula.
+            training_length: the training length in tokens, original_max_position_embeddings where
+                the config has it.
+            max_length: the config's max_position_embeddings, in tokens.
+            attention_factor: factor of cos and sin, for YaRN and LongRoPE; None: their formula.
         """
         assert cls.rope_type is not None
         length = training_length if cls.rope_type.has_original_length else max_length
@@ -159,15 +163,17 @@ class Scaling:
         return cls(**arguments)
 
     def rope_parameters(self, rotary_dim: int) -> dict[str, Any]:
-        """Return the keys of a config that describe the scaling of `rotary_dim` channels, without
-        type and training length; by default each is the argument of the same name."""
+        """Return the keys of a config that describe this scaling of `rotary_dim` channels, with
+        their values. The type and the training length are left out. By default each key is the
+        argument of the same name."""
         assert self.rope_type is not None
         keys = (*self.rope_type.required, *self.rope_type.optional)
         return {key: getattr(self, key) for key in keys}
 
     @property
     def logit_scale(self) -> float:
-        """Return a factor of all logits, in addition to 1/sqrt(head_dim) and attention_factor."""
+        """Return a factor by which all logits are multiplied, in addition to 1/sqrt(head_dim) and
+        to the effect of attention_factor."""
         return 1.0
 
     def frequencies(
@@ -182,8 +188,8 @@ class Scaling:
 
 
 def require(scaling: Scaling, condition: bool, expected: str, got: object) -> None:
-    """Raise ValueError unless the condition holds. The message says what was expected and what
-    came: "YaRN: `expected`, got `got`."."""
+    """Raise ValueError unless the condition holds, with the message "YaRN: `expected`, got `got`."
+    for a YaRN."""
     if not condition:
         raise ValueError(f"{type(scaling).__name__}: {expected}, got {got}.")
 

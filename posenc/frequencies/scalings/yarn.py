@@ -108,7 +108,7 @@ class YaRN(Scaling):
     @property
     def attention_factor_in_use(self) -> float:
         """Return the factor of cos and sin, the same at every length: `attention_factor`, or if
-        that is None the class's formula."""
+        that is None the number that the class's formula gives."""
         if self.attention_factor is not None:
             return self.attention_factor
         upper = yarn_attention_factor(self.factor, self.mscale)
@@ -158,7 +158,8 @@ class DynamicYaRN(Scaling):
         self._yarn_at_length(None)  # YaRN's constructor checks beta_fast and beta_slow
 
     def _yarn_at_length(self, length: int | None) -> YaRN:
-        """Return the YaRN for a current length in tokens; None: the training length, factor 1."""
+        """Return the YaRN with factor = length / training length for a current length in tokens;
+        factor 1 up to the training length, and if `length` is None."""
         trained = self.original_max_positions
         factor = current_or_training_length(self, length, trained) / trained
         return YaRN(factor, trained, self.beta_fast, self.beta_slow)
