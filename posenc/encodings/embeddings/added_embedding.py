@@ -13,7 +13,8 @@ from posenc.positions import as_tensor
 
 
 class AddedEmbedding(PositionEncoding):
-    """Add a vector to each embedding; a subclass only defines `vectors`.
+    """Base class of encodings that add a vector to each embedding; a subclass only defines
+    `vectors`.
 
     x += vectors(positions)
 
@@ -29,9 +30,8 @@ class AddedEmbedding(PositionEncoding):
     def vectors(
         self, positions: Real[Tensor, "..."], dtype: torch.dtype = torch.float32
     ) -> Float[Tensor, "*where {self.embed_dim}"]:
-        """Return the vector to add at each position, (*positions.shape, embed_dim) in `dtype`. If
-        positions have a last axis of components, that is not part of the result's shape. A subclass
-        defines it."""
+        """Return the vector to add at each position, in `dtype`: (..., embed_dim) for positions
+        (...), or for (..., components) if positions have components. A subclass defines it."""
         raise NotImplementedError(f"{type(self).__name__} must define vectors(positions, dtype)")
 
     def embed(self, x: Embedded, positions: Real[Tensor, "..."]) -> Embedded:

@@ -82,7 +82,8 @@ class BertEmbedding(nn.Module):
         positions: Real[Tensor, "..."],
         segments: Int[Tensor, "batch seq_len"] | None = None,
     ) -> Float[Tensor, "batch seq_len embed_dim"]:
-        """Embed tokens; all are in the first segment if `segments` is None."""
+        """Return the normalised sum of embeddings, (batch, seq_len, embed_dim). All tokens are in
+        the first segment if `segments` is None."""
         check_tokens("BertEmbedding", tokens, self.words.num_embeddings)
         x = self.words(tokens)
         if self.segments is not None:

@@ -1,4 +1,7 @@
-"""Lengthen a learned table of position embeddings in one of four ways; leading rows can be kept."""
+"""Lengthen a learned table of position embeddings in one of four ways.
+
+The table may begin with rows that have no position, which are kept as they are.
+"""
 
 import torch
 from jaxtyping import Float
@@ -17,16 +20,18 @@ def interpolate(
 ) -> Float[Tensor, "new_rows dim"]:
     """Lengthen the table by linear interpolation between its rows.
 
-    align_corners=True: row p reads p * (old - 1) / (new - 1), so both ends stay; False: row p reads
-    (p + 0.5) * old / new - 0.5, as in image resizing.
+    With old and new for the numbers of positions before and after, new row p is the old table at
+    row p * (old - 1) / (new - 1) if align_corners=True, so that both ends stay; and at (p + 0.5) *
+    old / new - 0.5 if False, as in image resizing.
 
     Args:
         table: the learned rows.
-        num_positions: positions wanted, without offset rows.
+        num_positions: number of positions wanted, without offset rows.
         align_corners: which of the two formulas; required, because models differ.
-        offset_rows: leading rows without a position, which are kept (RoBERTa and OPT: 2).
+        offset_rows: number of leading rows without a position, which are kept (RoBERTa and OPT: 2).
 
-    Raises: ValueError if the table has no rows to read.
+    Returns: (offset_rows + num_positions, dim).
+    Raises: ValueError if the table has no row for a position, or num_positions is below 1.
     Source: torch.nn.functional.interpolate(mode="linear").
     """
     kept, rows = _kept_and_position_rows(table, num_positions, offset_rows)
@@ -42,11 +47,16 @@ def interpolate(
 def tile(
     table: Float[Tensor, "rows dim"], num_positions: int, *, offset_rows: int = 0
 ) -> Float[Tensor, "new_rows dim"]:
-    """Repeat the table to `num_positions` rows: row p is old row p mod old. Used to train models
-    with local windows.
+    """Repeat the table: the row of position p is that of position p mod old, if the table had `old`
+    positions. Used to train models with local windows.
 
-    offset_rows: rows before that of position 0, which are kept once and not counted by p and old.
+    Args:
+        table: the learned rows.
+        num_positions: number of positions wanted, without offset rows.
+        offset_rows: number of leading rows without a position, which are kept and not repeated.
 
+    Returns: (offset_rows + num_positions, dim).
+    Raises: ValueError if the table has no row for a position, or num_positions is below 1.
     Source: Beltagy et al. 2020, arXiv:2004.05150, section 5.
     """
     kept, rows = _kept_and_position_rows(table, num_positions, offset_rows)
@@ -61,16 +71,21 @@ def hierarchical(
     alpha: float = 0.4,
     offset_rows: int = 0,
 ) -> Float[Tensor, "new_rows dim"]:
-    """Split a position into two digits in base n, each with its own vector: n rows give up to n^2.
+    """Lengthen a table p of n rows to at most n^2 rows q: a position is split into two digits in
+    base n, and each digit gets a vector u of its own.
 
     q[i n + j] = alpha u[i] + (1 - alpha) u[j], u[i] = (p[i] - alpha p[0]) / (1 - alpha)
 
     The first n rows stay unchanged.
 
     Args:
-        alpha: weight of the higher digit, in (0, 1); not 0.5, which gives (i, j) and (j, i) one
-            row.
+        table: the learned rows.
+        num_positions: number of positions wanted, without offset rows.
+        alpha: weight of the higher digit, in (0, 1); not 0.5, which gives positions (i, j) and (j,
+            i) the same row.
+        offset_rows: number of leading rows without a position, which are kept.
 
+    Returns: (offset_rows + num_positions, dim).
     Raises: ValueError for more than n^2 positions or a wrong alpha.
     Source: Su 2020, kexue.fm/archives/7947; github.com/bojone/bert4keras.
     """
@@ -95,11 +110,13 @@ def interpolate_2d(
     """Resize a table of image patches, stored row by row, with bicubic interpolation.
 
     Args:
+        table: the learned rows, extra rows first.
         old_grid, new_grid: (height, width) in patches; need not be square.
         align_corners, antialias: False as in MAE, DeiT and ViT; use what the checkpoint was trained
             with (DINOv2: antialias).
-        extra_rows: leading rows without a patch (class token, registers), which are kept.
+        extra_rows: number of leading rows without a patch (class token, registers), which are kept.
 
+    Returns: (extra_rows + height * width of new_grid, dim).
     Raises: ValueError if the table does not have height * width rows.
     Source: He et al. 2022, arXiv:2111.06377, github.com/facebookresearch/mae util/pos_embed.py.
     """
@@ -122,8 +139,8 @@ def interpolate_2d(
 def _kept_and_position_rows(
     table: Tensor, num_positions: int, offset_rows: int
 ) -> tuple[Tensor, Tensor]:
-    """Return the first `offset_rows` rows of a table, which growing keeps, and those of positions.
-    Raise ValueError for sizes that do not fit."""
+    """Return the first `offset_rows` rows of a table, which are kept, and the other rows, one for
+    each position. Raise ValueError if there is no other row, or num_positions is below 1."""
     if table.ndim != 2 or not 0 <= offset_rows < len(table) or num_positions < 1:
         raise ValueError(
             f"The table must be (rows, dim) with more than offset_rows={offset_rows} rows, and "

@@ -66,7 +66,8 @@ class Learned2D(AddedEmbedding):
     @classmethod
     @explain_misfits
     def from_shape(cls, shape: ModelShape, **options) -> "Learned2D":
-        """Build a square grid of train_length cells or more, unless height and width are given."""
+        """Build the encoding for a model. The grid defaults to the smallest square with at least
+        train_length cells."""
         side = math.isqrt(shape.train_length - 1) + 1
         return super().from_shape(shape, **{"height": side, "width": side, **options})
 
@@ -80,7 +81,8 @@ class Learned2D(AddedEmbedding):
     def resize(
         self, height: int, width: int, *, align_corners: bool = False, antialias: bool = False
     ) -> "Learned2D":
-        """Return the encoding for another grid, with a resampled table; see interpolate_2d."""
+        """Return a new Learned2D for a grid of `height` x `width`, with this table resized by
+        interpolate_2d, whose options are align_corners and antialias."""
         table = interpolate_2d(
             self.weight.detach(),
             (self.height, self.width),
@@ -97,7 +99,7 @@ class Learned2D(AddedEmbedding):
         self, positions: Real[Tensor, "*where 2"], dtype: torch.dtype = torch.float32
     ) -> Float[Tensor, "*where {self.embed_dim}"]:
         """Return the vector of the table for each (row, column), (..., embed_dim) in `dtype`; zeros
-        for tokens without a place."""
+        for tokens whose row or column is NaN."""
         row, column = self._cells(positions).unbind(-1)
         check_row_indices("Learned2D", "row", row, self.height)
         check_row_indices("Learned2D", "column", column, self.width)
@@ -105,8 +107,8 @@ class Learned2D(AddedEmbedding):
         return rows.masked_fill(has_no_place(positions)[..., None], 0)
 
     def _cells(self, positions: Tensor) -> Tensor:
-        """Return (row, column) positions as integers, 0 for tokens without a place. Raise
-        ValueError for positions between two cells, found on the CPU only."""
+        """Return positions (row, column) as integers, with 0 for NaN. Raise ValueError for a
+        position between two cells; positions that are not on the CPU are not checked."""
         if not positions.is_floating_point():
             return positions
         cells = move_placeless_to_origin(positions)

@@ -51,7 +51,7 @@ class SinCos2D(AddedEmbedding):
         self, positions: Real[Tensor, "*where 2"], dtype: torch.dtype = torch.float32
     ) -> Float[Tensor, "*where {self.embed_dim}"]:
         """Return sines and cosines of each (row, column), (..., embed_dim) in `dtype`; zeros for
-        tokens without a place."""
+        tokens whose row or column is NaN."""
         column_and_row = move_placeless_to_origin(positions).flip(-1)
         cos, sin = self.exact_frequencies.cos_sin(
             column_and_row, dtype

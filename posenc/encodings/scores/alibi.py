@@ -125,27 +125,28 @@ class ALiBi(DistanceBias):
     def _row_and_key_summands(
         self, q_positions: Tensor, kv_positions: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Return (row, key), each (num_heads, len) or (batch, num_heads, len) in float64, with bias
-        = row[i] - key[j] for past keys. Positions count from the first key of each batch row, which
-        keeps both numbers small."""
+        """Return (row, key), each (num_heads, len) or (batch, num_heads, len) in float64: the bias
+        of query i and a past key j is row[i] - key[j]. Positions are counted from the first key of
+        each batch row, so that both summands are small."""
         q_positions, kv_positions = subtract_first_key(q_positions, kv_positions)
         slope = self._slopes_like(q_positions)[:, None]
         return -slope * q_positions.unsqueeze(-2), -slope * kv_positions.unsqueeze(-2)
 
     def _slopes_like(self, like: Tensor) -> Tensor:
-        """Return the slope of each head, (num_heads,), on the device of `like` and in its dtype, or
-        that of learned slopes if it is wider."""
+        """Return the slope of each head, (num_heads,), on the device of `like` and in its dtype.
+        Learned slopes are in their own dtype if that is wider."""
         if self.log_slopes is None:
             return self._slopes.like(like)
         return self.log_slopes.to(torch.promote_types(self.log_slopes.dtype, like.dtype)).exp()
 
 
 def _bias_of_both_sides(distance: Tensor, slope: Tensor) -> Tensor:
-    """Return the bias of a head that sees past and future, for Formula.compute."""
+    """Return -slope |distance|, the bias of a head that sees past and future keys, for
+    Formula.compute."""
     return -slope * distance.abs()
 
 
 def _bias_of_one_side(distance: Tensor, slope: Tensor, side: Tensor) -> Tensor:
-    """Return the bias of a head that sees the past only (side 1) or the future only (side -1), for
-    Formula.compute."""
+    """Return -slope |distance|, the bias of a head that sees past keys only (side 1) or future keys
+    only (side -1), and -inf for keys on the other side, for Formula.compute."""
     return torch.where(side * distance < 0, -torch.inf, -slope * distance.abs())

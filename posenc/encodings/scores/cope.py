@@ -16,8 +16,8 @@ from posenc.encodings.numerics.tensor_views import ScoreColumns, add_columns, gr
 from posenc.encodings.numerics.torch_modes import is_readable
 
 QUERIES_AT_ONCE = 64
-"""Queries whose gates are counted together on the CPU; a number chosen. It is small, because each
-query reads only some keys before it, and a group reads those of all its queries."""
+"""Queries whose gates are counted together on the CPU; chosen, not derived. Few, because gates are
+computed back to the farthest key that any query of the group still counts."""
 
 
 class CoPE(PositionEncoding):
@@ -121,7 +121,7 @@ class CoPE(PositionEncoding):
 
 
 class CoPETerm(Term):
-    """Add CoPE's term to the scores. A block must have all keys of its queries."""
+    """Add CoPE's term to the scores. A block of scores must have all keys of its queries."""
 
     reads_mask = True
 
@@ -137,54 +137,60 @@ class CoPETerm(Term):
         return 9.0 if needs_grad else 1.0
 
     def add(self, scores: Scores, rows: slice, keys: slice, mask: VisiblePairs | None) -> Scores:
-        """Add the term; on the CPU for some queries at a time, from their last key to the first,
-        until all counts have reached their limit."""
+        """Return the scores with the term added. On the CPU it is computed for QUERIES_AT_ONCE
+        queries at a time, from their last key to the first, until all counts have reached their
+        limit."""
         q = self.q_tokens[rows].x
         assert q is not None
         q = q.to(at_least_float32(q.dtype))
         table = self._query_table_products(q)
-        gates = scores
+        gate_logits = scores
         if self.cope.gates != "key":
             state = self.k_tokens[keys].state
             assert state is not None
-            gates = grouped_matmul(q * self.scale, state.to(q.dtype).mT)
-        if not is_readable(gates):  # in a trace: whether all counts are full cannot be asked
-            return scores.add_(_interpolate(table, _count_open_gates(gates, mask)))
+            gate_logits = grouped_matmul(q * self.scale, state.to(q.dtype).mT)
+        if not is_readable(gate_logits):  # in a trace: whether all counts are full cannot be asked
+            return scores.add_(_interpolate(table, _count_open_gates(gate_logits, mask)))
         visible = scores.new_ones((1,) * 4, dtype=torch.bool) if mask is None else mask
         visible = visible.expand(*visible.shape[:2], *scores.shape[-2:])
         # split, because the gradient of a slice would be of full size
-        few_queries = zip(
+        groups_of_queries = zip(
             table.split(QUERIES_AT_ONCE, -2),
-            gates.split(QUERIES_AT_ONCE, -2),
+            gate_logits.split(QUERIES_AT_ONCE, -2),
             visible.split(QUERIES_AT_ONCE, -2),
             strict=True,
         )
-        tiles = [_term_by_columns(*tensors) for tensors in few_queries]
-        return add_columns(scores, *tiles, rows=QUERIES_AT_ONCE)
+        terms = [_term_by_columns(*group) for group in groups_of_queries]
+        return add_columns(scores, *terms, rows=QUERIES_AT_ONCE)
 
     def _query_table_products(self, q: Tensor) -> Tensor:
         """Return the products of each query with each row of e, (batch, num_heads, rows,
-        num_positions + 1). The last row is there twice, as its own neighbour in `_interpolate`."""
+        num_positions + 1). The last product is there twice, so that `_interpolate` finds an upper
+        neighbour for it."""
         e = torch.cat([self.cope.e, self.cope.e[-1:]]).to(q.dtype)
         table = F.linear(q, e)
         return table * self.scale if self.cope.scale_term else table
 
 
-def _term_by_columns(table: Tensor, gates: Tensor, mask: Tensor) -> Iterator[ScoreColumns]:
-    """Yield the term of a few queries, some keys at a time, from the last key to the first.
+def _term_by_columns(table: Tensor, gate_logits: Tensor, visible: Tensor) -> Iterator[ScoreColumns]:
+    """Yield the term of a few queries for some keys at a time, from the last keys to the first, as
+    (first key, end, term).
 
-    The count of a key is that of the keys after it plus its own part of the sum. Once the counts of
-    all queries have reached the last row of the table, all earlier keys get that row.
+    table: products of the queries with the rows of e. gate_logits: (..., queries, keys). visible:
+    True for visible keys, in the same shape.
+
+    A key's count of open gates is that of the keys after it plus its own gate. Once the counts of
+    all queries have reached the last row of e, all earlier keys get that row.
     """
     limit = table.shape[-1] - 2  # the greatest count: the last of num_positions rows
-    visible = mask.flatten(0, -2).any(0).nonzero()
-    last = int(visible[-1]) + 1 if len(visible) else 0  # no query sees a key from here on
+    seen_keys = visible.flatten(0, -2).any(0).nonzero()
+    last = int(seen_keys[-1]) + 1 if len(seen_keys) else 0  # no query sees a key from here on
     # Keys per step. Gates are half open before training, so that 2 * limit keys reach the limit;
     # half a `limit` more leaves room. The first query ends up to a block of queries before the last
     # key.
-    step = gates.shape[-2] + 5 * limit // 2
-    sizes = [last % step, *[step] * (last // step), gates.shape[-1] - last]
-    *parts, hidden = gates.split(sizes, -1)  # the gradient of a slice would be of full size
+    step = gate_logits.shape[-2] + 5 * limit // 2
+    sizes = [last % step, *[step] * (last // step), gate_logits.shape[-1] - last]
+    *parts, hidden = gate_logits.split(sizes, -1)  # the gradient of a slice would be of full size
     yield last, last + hidden.shape[-1], table[..., :1]
     after: Tensor | None = None  # the count of the first key of the part before
     for part in reversed(parts):
@@ -192,7 +198,7 @@ def _term_by_columns(table: Tensor, gates: Tensor, mask: Tensor) -> Iterator[Sco
             yield 0, last, table[..., -1:]
             return
         first = last - part.shape[-1]
-        count = _count_open_gates(part, mask[..., first:last])
+        count = _count_open_gates(part, visible[..., first:last])
         if after is not None:
             count = count + after
         yield first, last, _interpolate(table, count)
@@ -201,10 +207,10 @@ def _term_by_columns(table: Tensor, gates: Tensor, mask: Tensor) -> Iterator[Sco
 
 
 def _count_open_gates(gate_logits: Tensor, mask: Tensor | None) -> Tensor:
-    """Return the sum of sigmoid(gate_logits) from each key to the last, in the same shape; hidden
+    """Return the sum of sigmoid(gate_logits) from each key to the last one, (..., keys); hidden
     keys count 0.
 
-    gate_logits: (..., keys). mask: True = visible; None if all keys are.
+    gate_logits: (..., keys). mask: True for visible keys; None if all are visible.
     """
     open_gates = gate_logits.sigmoid()
     if mask is not None:
@@ -213,8 +219,12 @@ def _count_open_gates(gate_logits: Tensor, mask: Tensor | None) -> Tensor:
 
 
 def _interpolate(table: Tensor, count: Tensor) -> Tensor:
-    """Return the table, (..., num_positions + 1), interpolated linearly at fractional counts; NaN
-    for a count of NaN. The last column is only the upper neighbour of the one before."""
+    """Return the table's entry at each count of open gates, in the shape of `count`: linearly
+    interpolated at fractional counts, the last entry at larger counts, NaN for NaN.
+
+    table: (..., num_positions + 1), an entry for each count; the last one is a copy of the one
+    before.
+    """
     limit = table.shape[-1] - 2
     count = count.clamp(max=limit)
     below = count.detach().long().clamp_(0, limit)  # NaN as an integer may be any

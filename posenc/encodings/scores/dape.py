@@ -124,7 +124,8 @@ class DAPE(PositionEncoding):
 
 
 class DAPETerm(Term):
-    """Add the inner bias to the scores, and what DAPE's network computes from scores and bias."""
+    """Add to the scores the inner bias, and what DAPE's network computes from the scores and that
+    bias."""
 
     def __init__(self, q: Tokens, k: Tokens, inner: Term, dape: DAPE) -> None:
         super().__init__(q, k)
@@ -161,7 +162,8 @@ class DAPETerm(Term):
         return scores + change + (bias + out_bias[:, None, None])
 
     def _bias(self, scores: Tensor, rows: slice, keys: slice) -> Tensor:
-        """Return the inner bias, (batch or 1, num_heads, rows, keys)."""
+        """Return the inner encoding's bias for a block of scores, (batch or 1, num_heads, rows,
+        keys)."""
         if isinstance(self.inner, PairwiseBias):
             return self.inner.bias_of_block(rows, keys).to(scores.dtype)
         return self.inner.add(torch.zeros_like(scores), rows, keys, None)

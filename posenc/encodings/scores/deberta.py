@@ -137,8 +137,8 @@ class DeBERTa(PositionEncoding):
         return (num_products * head_dim) ** -0.5
 
     def share_projections(self, q_proj: nn.Linear, k_proj: nn.Linear) -> None:
-        """Project the table with these modules of an attention from now on. They do not become
-        submodules, so their parameters are not counted twice."""
+        """Use these modules of an attention, from now on, to project the table. They are not
+        registered as submodules, so that their parameters are not counted twice."""
         if not self.share_att_key:
             raise ValueError(
                 "DeBERTa: this encoding has its own projections; build it with share_att_key=True."
@@ -146,8 +146,8 @@ class DeBERTa(PositionEncoding):
         self._attention_projections = (q_proj, k_proj)
 
     def bucket(self, distance: Int[Tensor, "*where"]) -> Int[Tensor, "*where"]:
-        """Return the signed bucket of integer distances (positive: the past); the distance itself
-        if num_buckets is None."""
+        """Return the bucket of each integer distance (positive: the past), with the sign of the
+        distance; the distance itself if num_buckets is None."""
         if self.num_buckets is None:
             return distance
         middle = self.num_buckets // 2
@@ -173,12 +173,14 @@ class DeBERTa(PositionEncoding):
         scale = self.scale(self.head_dim)
 
         def key_vectors(distance: Tensor) -> Tensor:
-            """Return projected rows, which are multiplied with queries: content to position."""
+            """Return the projected row K[r] of each distance, which is multiplied with queries:
+            content to position."""
             _, pos_key = self._projections()
             return scale * self._project_rows(pos_key, self.row(distance), dtype)
 
         def query_vectors(distance: Tensor) -> Tensor:
-            """Return projected rows, which are multiplied with keys: position to content."""
+            """Return the projected row Q[r] of each distance, which is multiplied with keys:
+            position to content."""
             pos_query, _ = self._projections()
             row = self.row(-distance if self.paper_p2c else distance)
             return scale * self._project_rows(pos_query, row, dtype)
@@ -203,7 +205,9 @@ class DeBERTa(PositionEncoding):
         return self.with_table_cache()
 
     def _projections(self) -> tuple[nn.Linear | None, nn.Linear | None]:
-        """Return the projections of the table to Q and to K; None for one that is not used."""
+        """Return the linear layers that project the table to Q and to K, in this order; None for
+        one that is not used. Raise ValueError if they are to be shared and `share_projections` was
+        not called."""
         if not self.share_att_key:
             return self.pos_query, self.pos_key
         if self._attention_projections is None:
@@ -216,8 +220,9 @@ class DeBERTa(PositionEncoding):
     def _project_rows(
         self, projection: nn.Linear | None, rows: Int[Tensor, " rows"], dtype: torch.dtype
     ) -> Float[Tensor, "num_heads rows head_dim"]:
-        """Return rows of the table, projected: (num_heads, rows, head_dim). Query heads may share a
-        head of the projection."""
+        """Return the rows of the table with these indices, projected and split by query head:
+        (num_heads, rows, head_dim). A projection with fewer heads serves several query heads with
+        each."""
         assert projection is not None
         ends = extremes_if_readable(rows)  # None: not known without waiting for the device
         first, last = (0, 2 * self.span - 1) if ends is None else map(int, ends)
@@ -238,7 +243,8 @@ class DeBERTa(PositionEncoding):
     def _read_table(
         self, rows: Int[Tensor, " rows"], dtype: torch.dtype
     ) -> Float[Tensor, "rows embed_dim"]:
-        """Return rows of the table, (rows, embed_dim), through its LayerNorm if layer_norm=True."""
+        """Return the rows of the table with these indices, (rows, embed_dim) in `dtype`, normalised
+        if layer_norm=True."""
         table = self.table[rows].to(dtype)
         if self.norm is None:
             return table
@@ -248,8 +254,9 @@ class DeBERTa(PositionEncoding):
 
 
 def _buckets_fit(num_buckets: int | None, max_distance: int) -> bool:
-    """Return True for no buckets, or an even number of at least 4, of which half hold one distance
-    each and the others reach farther: max_distance - 1 > num_buckets / 2."""
+    """Return True if the buckets are valid: None, or an even number of at least 4 with num_buckets
+    / 2 below max_distance - 1. Half of them have one distance each, and the others must reach
+    farther."""
     if num_buckets is None:
         return True
     return num_buckets >= 4 and num_buckets % 2 == 0 and max_distance - 1 > num_buckets // 2

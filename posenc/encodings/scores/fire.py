@@ -100,8 +100,8 @@ class FIRE(PositionEncoding):
     def bias_of_quotient(
         self, quotient: Float[Tensor, "*batch q_len kv_len"]
     ) -> Float[Tensor, "*batch num_heads q_len kv_len"]:
-        """Return the network's output, the bias, for its input, see `quotient`: (num_heads, q_len,
-        kv_len) or (batch, num_heads, q_len, kv_len)."""
+        """Return the bias for each `quotient`, which is the network's output for this input:
+        (num_heads, q_len, kv_len) or (batch, num_heads, q_len, kv_len)."""
         hidden_weight, hidden_bias = _weight_and_bias(self.hidden, quotient.dtype)
         out_weight, out_bias = _weight_and_bias(self.out, quotient.dtype)
         with without_autocast(quotient.device):
@@ -149,17 +149,23 @@ class FIRE(PositionEncoding):
 def _add_axis_to_old_scalars(
     fire: FIRE, state: dict[str, Any], prefix: str, *others: object
 ) -> None:
-    """Give c and multiplier in a state dict of shape () the shape (1,), which `fire` has today
-    because sharding refuses tensors without an axis. A hook of load_state_dict."""
+    """Reshape c and multiplier in a state dict from () to (1,), in place. A hook of
+    load_state_dict.
+
+    Old versions saved them as scalars. `fire` has them with one axis, because sharding refuses
+    tensors without an axis.
+    """
     for name in (f"{prefix}c", f"{prefix}multiplier"):
         if name in state:
             state[name] = state[name].reshape(1)
 
 
 class NetworkWeights(NamedTuple):
-    """Hold the weights of a network of one input s: sum_u out[:, u] * act(weight[u] * s + bias[u]).
+    """Hold the weights of a network of one input s: output = sum_u out[:, u] * act(weight[u] * s +
+    bias[u]).
 
-    weight, bias: (units,); out: (outputs, units). A constant is a unit of weight 0 and bias 1.
+    weight, bias: (units,); out: (outputs, units). The network has no output bias: a unit of weight
+    0 and bias 1 takes its part.
     """
 
     weight: Tensor
@@ -289,8 +295,9 @@ class FIRETerm(PairwiseBias):
         return bias[:, : len(pairs)].unflatten(1, quotient.shape).transpose(0, 1)
 
     def _bias_of_slices(self, slices: Tensor, network: NetworkWeights) -> Tensor:
-        """Return the bias of slices of pairs: (slices, 1, PAIRS_PER_SLICE) -> (num_heads, slices *
-        PAIRS_PER_SLICE). At most HIDDEN_BYTES of the hidden layer are in memory at a time."""
+        """Return the network's output for inputs (slices, 1, PAIRS_PER_SLICE), as (num_heads,
+        slices * PAIRS_PER_SLICE). At most HIDDEN_BYTES of the hidden layer are in memory at a time.
+        """
         bytes_of_a_slice = len(network.weight) * self.PAIRS_PER_SLICE * slices.element_size()
         groups = slices.split(max(1, self.HIDDEN_BYTES // bytes_of_a_slice))
         needs_grad = any(t.requires_grad for t in (slices, *network))
@@ -312,8 +319,8 @@ class FIRETerm(PairwiseBias):
         return bias
 
     def _apply_network(self, quotient: Tensor, network: NetworkWeights) -> Tensor:
-        """Return the network's output for slices of pairs: (slices, 1, PAIRS_PER_SLICE) -> (slices,
-        num_heads, PAIRS_PER_SLICE)."""
+        """Return the network's output for inputs `quotient` (slices, 1, PAIRS_PER_SLICE), as
+        (slices, num_heads, PAIRS_PER_SLICE)."""
         line = (network.weight[:, None] * quotient).add_(network.bias[:, None])
         hidden = self.fire.activation(line, inplace=True)
         return torch.bmm(network.out.expand(len(quotient), -1, -1), hidden)

@@ -88,8 +88,9 @@ class FoX(PositionEncoding):
         positions: Real[Tensor, "#batch seq_len"] | Real[Tensor, " seq_len"],
         past: Float[Tensor, "batch num_heads past_len *ways"] | None = None,
     ) -> Float[Tensor, "batch num_heads seq_len *ways"]:
-        """Return the running sum of log gates up to each token, counted on from the end of
-        `past`."""
+        """Return the running sum of the logarithms of the gates up to each token, (batch,
+        num_heads, seq_len), with a last axis of 2 if bidirectional. It continues from the last sum
+        in `past`."""
         dtype = at_least_float32(x.dtype)
         with without_autocast(x.device):
             gate = F.linear(x.to(dtype), *read_linear(self.gate, dtype))
@@ -113,7 +114,8 @@ class FoX(PositionEncoding):
 
 
 class FoXTerm(PairwiseBias):
-    """Add FoX's bias, the sum of log gates between key and query: a difference of running sums."""
+    """Add FoX's bias to the scores: the sum of log gates between key and query, as a difference of
+    running sums."""
 
     def __init__(self, q: Tokens, k: Tokens, bidirectional: bool) -> None:
         super().__init__(q, k, _log_gates_on_either_side if bidirectional else _log_gates_since_key)
@@ -129,9 +131,9 @@ class FoXTerm(PairwiseBias):
     def make_score_mod(self) -> ScoreMod:  # type: ignore[override]
         """Return a score_mod that subtracts two running sums for each pair, in O(len) memory.
 
-        Return one that reads a table of all differences if the sums need gradients, because a
-        kernel would add the gradients of a whole row to one number; if there are two sums per
-        token; or in float64, for which two numbers of float32 are not exact enough.
+        In three cases return one that reads a table of all differences instead: if the sums need
+        gradients, because a kernel would add the gradients of a whole row to one number; if there
+        are two sums per token; and in float64, for which two float32 numbers are not exact enough.
         """
         x = self.q_tokens.x
         q = self.q_tokens.state
@@ -145,7 +147,7 @@ class FoXTerm(PairwiseBias):
         k_high, k_low = _split_into_two_float32(k)
 
         def mod(score: Tensor, batch: Tensor, head: Tensor, q_idx: Tensor, kv_idx: Tensor):
-            """Return the score of a pair plus the difference of its two sums."""
+            """Return the score of a pair plus its bias, the difference of two running sums."""
             # A state with one row serves the whole batch.
             q_row = torch.zeros_like(batch) if len(q_high) == 1 else batch
             k_row = torch.zeros_like(batch) if len(k_high) == 1 else batch
@@ -172,7 +174,8 @@ def _split_into_two_float32(sums: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _log_gates_since_key(q: Tokens, k: Tokens) -> Tensor:
-    """Return the sum of log gates from each key to the query, (batch, num_heads, rows, keys)."""
+    """Return the sum of log gates from each key to the query, (batch, num_heads, rows, keys), from
+    the running sums that are the tokens' states."""
     assert q.state is not None and k.state is not None
     return q.state[..., :, None] - k.state[..., None, :]
 

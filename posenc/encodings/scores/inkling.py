@@ -81,7 +81,8 @@ class RelativeLogits(PositionEncoding):
         positions: Real[Tensor, "#batch seq_len"] | Real[Tensor, " seq_len"],
         past: Float[Tensor, "batch num_heads past_len num_profiles"] | None = None,
     ) -> Float[Tensor, "batch num_heads seq_len num_profiles"]:
-        """Return the weights with which each token, as a query, mixes the profiles."""
+        """Return the weights with which each token, as a query, mixes the profiles: (batch,
+        num_heads, seq_len, num_profiles). `positions` and `past` are not used."""
         dtype = at_least_float32(x.dtype)
         with without_autocast(x.device):
             state = F.linear(x.to(dtype), *read_linear(self.state_proj, dtype))
@@ -109,8 +110,8 @@ class RelativeLogits(PositionEncoding):
 
 
 class RelativeLogitsTerm(ProductsByDistance):
-    """Add to each query's scores its mixed profile; with log_scaling, then multiply them by a
-    factor that depends on the query's position."""
+    """Add the bias that each query mixes from the profiles to its scores. With log_scaling, then
+    multiply the scores by a factor that depends on the query's position."""
 
     def __init__(
         self,

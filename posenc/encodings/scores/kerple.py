@@ -79,8 +79,8 @@ class Kerple(DistanceBias):
         return term
 
     def _formulas(self) -> list[Formula]:
-        """Return `bias` as a Formula, which a kernel evaluates for each pair. It uses log and exp2,
-        which kernels compute faster than log1p and pow."""
+        """Return a list with `bias` as a Formula, which a kernel evaluates for each pair. The
+        formula has log and exp2, which kernels compute faster than log1p and pow."""
         r1 = _clamp_keeping_gradient(self.r1.float())
         r2 = _clamp_keeping_gradient(self.r2.float(), self._r2_limit)
         return [
@@ -104,8 +104,8 @@ def _power_kernel(distance: Tensor, r1: Tensor, r2: Tensor) -> Tensor:
 
 
 def _clamp_keeping_gradient(parameter: Tensor, high: float = torch.inf) -> Tensor:
-    """Return the parameter clamped to [KERPLE_MIN, high], with the gradient of the parameter
-    itself.
+    """Return the parameter clamped to [KERPLE_MIN, high], with a gradient as if it were not
+    clamped.
 
     A plain clamp has no gradient outside, so a parameter that starts there would never learn (1 %
     of initial r2). `parameter` must have the bias's dtype: 0.01 is not exact in 16 bits.

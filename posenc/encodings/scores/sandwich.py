@@ -15,10 +15,10 @@ from posenc.frequencies.series import geometric_series
 from posenc.positions import FlatKeyPositions, FlatQueryPositions
 
 DISTANCES_AT_ONCE = 256
-"""Distances whose dim/2 cosines are in memory at a time; a number chosen."""
+"""Distances whose dim/2 cosines are in memory at the same time; chosen, not derived."""
 GRID_KEYS = 64
-"""Keys of the grid in `compute_bias_of_falling_distances`, whose queries are as far apart, so that
-each distance comes once."""
+"""Number of keys of the grid in `compute_bias_of_falling_distances`. The queries of the grid are as
+many positions apart, so that each distance occurs once."""
 
 
 class Sandwich(DistanceBias):
@@ -72,7 +72,9 @@ class Sandwich(DistanceBias):
     def bias_of_pairs(
         self, q_positions: FlatQueryPositions, kv_positions: FlatKeyPositions, double: bool = False
     ) -> BiasMatrix:
-        """Return the bias of each pair: cos(a - b) = cos a cos b + sin a sin b in one product."""
+        """Return the bias of each pair, (num_heads, q_len, kv_len) or (batch, num_heads, q_len,
+        kv_len), by one matrix product: cos(a - b) = cos a cos b + sin a sin b. double: in float64.
+        """
         q = torch.cat(self.exact_frequencies.cos_sin(q_positions, torch.float64), dim=-1)
         k = torch.cat(self.exact_frequencies.cos_sin(kv_positions, torch.float64), dim=-1)
         dtype = torch.float64 if double else float_distance(q_positions).dtype
@@ -82,10 +84,13 @@ class Sandwich(DistanceBias):
     def compute_bias_of_falling_distances(
         self, farthest: int, count: int, double: bool, device: torch.device
     ) -> Float[Tensor, "num_heads {count}"]:
-        """Compute the bias of falling distances from a grid of few queries and keys: the row of a
-        query has the distances to keys 0 to 63, and the next query is 64 positions before.
+        """Return the bias of the distances farthest, farthest - 1, ..., `count` of them:
+        (num_heads, count), in float64 if `double`, else float32.
 
-        A product of two small tables replaces a cosine for each distance and frequency.
+        They are the distances of a grid of few queries and GRID_KEYS keys, in reading order: the
+        row of a query has its distances to the keys 0, 1, ..., and the next query is GRID_KEYS
+        positions before it. A product of two small tables thus replaces a cosine for each distance
+        and frequency.
         """
         queries = torch.arange(farthest, farthest - count, -GRID_KEYS, device=device)
         positions = torch.cat((queries, torch.arange(GRID_KEYS, device=device)))
@@ -95,7 +100,7 @@ class Sandwich(DistanceBias):
         return self._scale_for_heads(products.flatten()[:count], dtype)
 
     def _scale_for_heads(self, total: Tensor, dtype: torch.dtype) -> Tensor:
-        """Return the bias of each head, (num_heads, *total.shape), from `total`, the sum of
-        cosines."""
+        """Return the bias of each head, (num_heads, *total.shape) in `dtype`. total: the sum of
+        cosines of each distance."""
         total = total - self.offset
         return (per_head(self._head_factors.like(total), total) * total).to(dtype)

@@ -124,7 +124,7 @@ class TransformerXL(PositionEncoding):
     def projected_sinusoids(
         self, distance: Real[Tensor, " distances"], dtype: torch.dtype
     ) -> Float[Tensor, "num_heads distances head_dim"]:
-        """Return the sinusoid of each distance times the projection, W R: (num_heads, distances,
+        """Return the projected sinusoid W R of each distance, split by head: (num_heads, distances,
         head_dim)."""
         projected = read_linear(self.projection, dtype).weight @ self.sinusoid(distance, dtype).mT
         return projected.unflatten(0, self.u.shape).mT
@@ -138,7 +138,8 @@ class TransformerXL(PositionEncoding):
 
 
 class TransformerXLTerm(ProductsByDistance):
-    """Add to the scores the products of queries with the projected sinusoids of the distance."""
+    """Add the products of queries, plus v, with the projected sinusoids of the distance to the
+    scores."""
 
     def __init__(
         self,
@@ -171,8 +172,9 @@ class TransformerXLTerm(ProductsByDistance):
         q_vectors: Tensor | None,
         k_vectors: Tensor | None,
     ) -> Tensor:
-        """Add products of queries with sinusoids of distances at any positions, as one matrix
-        product; distances beyond clamp_len get the product of the end."""
+        """Return the scores plus the products of queries with sinusoids of distances, at positions
+        that need not be contiguous, by one matrix product. Distances beyond clamp_len get the
+        product of clamp_len."""
         assert q_vectors is not None
         clamp = self.xl.clamp_len
         # q . (W R) = (q W) . R: a coefficient for each sine and cosine of the distance.
@@ -191,10 +193,11 @@ class TransformerXLTerm(ProductsByDistance):
     def _products_by_difference(
         self, coefficients: Tensor, q_positions: Tensor, kv_positions: Tensor
     ) -> Tensor:
-        """Return a sin(w D) + b cos(w D), summed over all frequencies w, for each distance D of a
-        query at i and a key at j, as one matrix product.
+        """Return a sin(w D) + b cos(w D), summed over all frequencies w, for the distance D of each
+        query and key, (batch, num_heads, rows, keys), by one matrix product.
 
-        coefficients: a of all frequencies, then b, a row per query. With D = i - j,
+        coefficients: (batch, num_heads, rows, embed_dim), for each query a of all frequencies, then
+        b. With D = i - j for a query at i and a key at j,
 
             a sin(w D) + b cos(w D) =   (a sin(w i) + b cos(w i)) cos(w j)
                                       + (b sin(w i) - a cos(w i)) sin(w j)

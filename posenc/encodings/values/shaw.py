@@ -78,8 +78,8 @@ class Shaw(PositionEncoding):
 
 
 class ShawTerm(ProductsByDistance):
-    """Add to the scores each query times the vector of key_table for its distance to the key, and
-    to the output the vectors of value_table, weighted as the values are."""
+    """Add to each score the product of the query with the vector of key_table for the pair's
+    distance, and to the output the vectors of value_table, with the weights of the values."""
 
     def __init__(self, q: Tokens, k: Tokens, shaw: Shaw) -> None:
         assert q.x is not None
@@ -98,12 +98,14 @@ class ShawTerm(ProductsByDistance):
 
     @property
     def sum_values(self):  # type: ignore[override]
-        """Return the function that replaces weights @ v, see Term; None without value_table."""
+        """Return the function that computes the output from weights and values, instead of weights
+        @ v, see Term; None without value_table."""
         return None if self.shaw.value_table is None else self._sum_values
 
     def _sum_values(self, weights: Tensor, v: Tensor, rows: slice, keys: slice) -> Tensor:
-        """Return weights @ (v + value_table[r]): the second part as the sum of weights of each
-        distance, times the table."""
+        """Return the output sum_j weight[i, j] (v_j + value_table[r]) of a block, (batch,
+        num_heads, rows, v_dim). For the second summand the weights are added up by distance, and
+        their sums multiplied with the table."""
         self._check_value_width(v)
         shaw = self.shaw
         assert shaw.value_table is not None
@@ -117,7 +119,7 @@ class ShawTerm(ProductsByDistance):
         return out + sums @ shaw.value_table.to(sums.dtype)
 
     def _check_value_width(self, v: Tensor) -> None:
-        """Raise ValueError if there is a value_table of another width than v."""
+        """Raise ValueError if there is a value_table whose width, head_dim, is not that of v."""
         shaw = self.shaw
         if shaw.value_table is not None and v.shape[-1] != shaw.head_dim:
             raise ValueError(
@@ -131,7 +133,8 @@ class ShawTerm(ProductsByDistance):
         k: Float[Tensor, "batch num_kv_heads keys {self.shaw.head_dim}"],
         v: Float[Tensor, "batch num_kv_heads keys v_dim"],
     ) -> tuple[Float[Tensor, "batch num_heads rows v_dim"], Float[Tensor, "batch num_heads rows"]]:
-        """Attend causally to the keys nearer than max_distance, a block of as many queries at once.
+        """Return output and logsumexp of causal attention to the keys nearer than max_distance, for
+        a block of max_distance queries at a time.
 
         Let w be max_distance. The w queries of a block see 2w - 1 keys together, from w - 1 before
         the first query on. Query r sees w of them, from column r on. For w = 3:
@@ -141,9 +144,9 @@ class ShawTerm(ProductsByDistance):
             query 1        x   x   x
             query 2            x   x   x
 
-        All products of a block are one matrix product. `_diagonals_to_columns` reads the seen ones
-        of each query as w columns by falling distance: column c is for distance w - 1 - c. For the
-        values `_columns_to_diagonals` writes the weights back.
+        All products of a block are one matrix product. `_diagonals_to_columns` moves the visible
+        ones of each query to w columns by falling distance: column c is for distance w - 1 - c.
+        Before the product with the values, `_columns_to_diagonals` moves the weights back.
         """
         self._check_value_width(v)
         shaw = self.shaw
@@ -156,8 +159,8 @@ class ShawTerm(ProductsByDistance):
         table_rows = shaw.row(torch.arange(near - 1, -1, -1, device=q.device))
 
         def by_block(t: Tensor) -> Tensor:
-            """Return the keys or values t by block, (batch, heads, blocks, width, 2 near - 1), with
-            zeros where there are none."""
+            """Return the keys or values t by block of queries, (batch, heads, blocks, width, 2 near
+            - 1), with zeros where a block reaches beyond the first or the last key."""
             t = F.pad(t.to(q.dtype), (0, 0, front, missing))
             return repeat_kv_heads(t.unfold(2, 2 * near - 1, near), heads)
 
@@ -183,8 +186,10 @@ class ShawTerm(ProductsByDistance):
     def far_terms(  # type: ignore[override]
         self, q: Float[Tensor, "batch num_heads rows {self.shaw.head_dim}"]
     ) -> tuple[Float[Tensor, "batch num_heads rows"], Float[Tensor, "*v_dim"]]:
-        """Return what all keys at max_distance or farther share: the product of each query with
-        their row of key_table, and their row of value_table, 0 if there is none."""
+        """Return what the term adds for a key at max_distance or farther, which is the same for all
+        such keys: to the score of each query its product with their row of key_table, (batch,
+        num_heads, rows), and to the value their row of value_table, (head_dim) or 0 if there is
+        none."""
         shaw = self.shaw
         q = q.to(self.dtype)
         row = shaw.row(torch.tensor(shaw.max_distance, device=q.device))
@@ -195,18 +200,19 @@ class ShawTerm(ProductsByDistance):
 
 
 def _diagonals_to_columns(block: Tensor) -> Tensor:
-    """Return (..., w, w) with columns r to r + w - 1 of each row r of (..., w, 2w - 1).
+    """Return columns r to r + w - 1 of each row r of block (..., w, 2w - 1), as (..., w, w).
 
-    In memory, row r begins at r (2w - 1), so its column r + c is number 2w r + c. With w more
-    numbers at the end these are rows of 2w, of which the first w columns are kept.
+    In memory, row r begins at element r (2w - 1), so its column r + c is element 2w r + c. With w
+    more elements at the end the block can be read as rows of 2w, of which the first w columns are
+    kept.
     """
     w = block.shape[-2]
     return F.pad(block.flatten(-2), (0, w)).unflatten(-1, (w, 2 * w))[..., :w]
 
 
 def _columns_to_diagonals(columns: Tensor) -> Tensor:
-    """Return (..., w, 2w - 1) with row r of (..., w, w) in columns r to r + w - 1, and zeros
-    elsewhere: the inverse of `_diagonals_to_columns`."""
+    """Return (..., w, 2w - 1), in which row r has row r of (..., w, w) in its columns r to r + w -
+    1, and zeros elsewhere: the inverse of `_diagonals_to_columns`."""
     w = columns.shape[-2]
     numbers = F.pad(columns, (0, w)).flatten(-2)[..., : w * (2 * w - 1)]
     return numbers.unflatten(-1, (w, 2 * w - 1))
