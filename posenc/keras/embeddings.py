@@ -57,13 +57,13 @@ class SinusoidalPositionEncoding(PositionLayer):
 
     def build(self, input_shape) -> None:
         self.embed_dim = input_shape[-1]
-        self._phases = Int32Frequencies(
+        self._frequencies = Int32Frequencies(
             sinusoidal_frequencies(self.embed_dim, self.base, self.order, self.min_timescale)
         )
 
     def vectors(self, positions: Any) -> Any:
         """Return the vector to add at each position, float32 (*positions.shape, embed_dim)."""
-        cos, sin = self._phases.cos_sin(positions)
+        cos, sin = self._frequencies.cos_sin(positions)
         if self.order == "interleaved":
             shape = (*positions.shape, self.embed_dim)
             rows = ops.reshape(ops.stack([sin, cos], axis=-1), shape)

@@ -34,15 +34,16 @@ def _assert_claimed_right(name: str, is_claimed: bool, holds: bool) -> None:
 
 
 def assert_shift_invariance_as_claimed(make: Make) -> None:
-    """Check that adding a number to all positions changes nothing if and only if it is claimed."""
+    """Check that adding a number to all positions changes nothing if and only if `shift_invariant`
+    is claimed."""
     model = build_layer(make)
     changed = any(differs(moved, plain) for moved, plain, _ in results_after_shift(model, SHAPE))
     _assert_claimed_right("shift_invariant", model.encoding.claims.shift_invariant, not changed)
 
 
 def assert_permutation_invariance_as_claimed(make: Make) -> None:
-    """Check that permuting keys, with values, positions and states, changes nothing if and only if
-    it is claimed."""
+    """Check that permuting keys, together with their values, positions and states, changes nothing
+    if and only if `permutation_invariant` is claimed."""
     encoding = build_encoding(make, dtype=torch.float64).for_layer(0)
     length = possible_length(encoding)
     positions = successive_positions(encoding, length)
@@ -70,7 +71,8 @@ def assert_permutation_invariance_as_claimed(make: Make) -> None:
 
 
 def assert_order_is_seen_without_a_mask(make: Make) -> None:
-    """Check that without causal_only, permuted tokens do not merely give permuted outputs."""
+    """Check that an encoding without the claim `causal_only` distinguishes orders of tokens without
+    a mask: permuted tokens must give more than permuted outputs."""
     model, x, positions = build_example(make)
     order = torch.randperm(len(positions), generator=torch.Generator().manual_seed(4))
     if model.encoding.claims.causal_only:
@@ -80,8 +82,8 @@ def assert_order_is_seen_without_a_mask(make: Make) -> None:
 
 
 def assert_cache_safety_as_claimed(make: Make) -> None:
-    """Check that decoding steps, which get only the length so far, equal one pass if and only if it
-    is claimed."""
+    """Check that decoding step by step, with the length so far in each step, equals one pass if and
+    only if `cache_safe` is claimed."""
     model = build_layer(make)
     changed = any(differs(steps, full) for steps, full, _ in results_in_steps(model, SHAPE))
     _assert_claimed_right("cache_safe", model.encoding.claims.cache_safe, not changed)
@@ -118,7 +120,7 @@ def assert_places_as_claimed(make: Make) -> None:
 
 def assert_additive_as_claimed(make: Make) -> None:
     """Check that the term adds the same numbers to any scores if and only if `additive` is claimed,
-    and that a term with additive=True does."""
+    and that a term object with additive=True adds the same numbers."""
     encoding = build_encoding(make, dtype=torch.float64).for_layer(0)
     if 3 not in encoding.claims.places:
         return
@@ -144,7 +146,7 @@ def assert_additive_as_claimed(make: Make) -> None:
 def _gain_of_doubled_queries(
     q: Tensor, k: Tensor, encoding: PositionEncoding, options: dict[str, Any]
 ) -> Tensor:
-    """Return how much each score grows, minus the mean of its row, if all queries are doubled, as
+    """Return how much each score grows if all queries are doubled, minus the mean of its row:
     (batch, heads, q_len, kv_len). Terms that do not depend on the query, such as the decay of FoX,
     cancel."""
     once, twice = (attention_weights(n * q, k, encoding, **options) for n in (1, 2))
@@ -154,20 +156,21 @@ def _gain_of_doubled_queries(
 
 
 def _sequences_with_one_key(k: Tensor) -> Tensor:
-    """Return one sequence for each token of k, (len, heads, len, width): that token's key at its
-    place, and zeros as all other keys."""
+    """Return one sequence for each token of k (1, heads, len, width): that token's key at its
+    index, and zeros for all other keys. Together (len, heads, len, width)."""
     length = k.shape[2]
     own_token = torch.eye(length, dtype=k.dtype)[:, None, :, None]
     return k * own_token
 
 
 def assert_own_scale_as_claimed(make: Make) -> None:
-    """Check that with parameters of zero the scores of tokens at one position are those without an
-    encoding, q . k / sqrt(head_dim), if and only if `own_scale` is not claimed. No verdict where
-    parameters of zero give no finite weights.
+    """Check that tokens at one position have the scores q . k / sqrt(head_dim), as without an
+    encoding, if and only if `own_scale` is not claimed. All parameters are set to zero; if that
+    gives weights that are not finite, nothing is checked.
 
-    An encoding that is not permutation invariant may turn tokens by their order, wherever they are.
-    Of it only the score of each token with itself is compared, which no turn changes.
+    An encoding that is not permutation invariant may rotate tokens by their order, at any
+    positions. For such an encoding only the score of each token with itself is compared, which no
+    rotation changes.
     """
     encoding = build_encoding(make, dtype=torch.float64).for_layer(0)
     claimed = encoding.claims.own_scale
@@ -204,7 +207,7 @@ def assert_own_scale_as_claimed(make: Make) -> None:
 
 
 def assert_claims_have_their_types(make: Make) -> None:
-    """Check the types of all claims, and the values of those that have only a few."""
+    """Check the types of all claims, and that claims with few possible values have one of them."""
     encoding = make(SHAPE)
     kinds = {
         "shift_invariant": bool,
@@ -227,10 +230,10 @@ def assert_claims_have_their_types(make: Make) -> None:
 
 
 def note_on_missing_source(encoding: PositionEncoding) -> str | None:
-    """Return a note if the encoding's `claims.source` has no digit, so it names no paper and year;
-    None if it has one.
+    """Return a note if `claims.source` of the encoding has no digit, so that it names no paper and
+    year; None if it has one.
 
-    The contract does not fail for it: it judges behaviour.
+    It is a note and no failed check, because checks judge behaviour.
     """
     if any(character.isdigit() for character in encoding.claims.source):
         return None

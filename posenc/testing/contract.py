@@ -35,7 +35,8 @@ VOIDING_FAILURES = {
     "decoding_matches_prefill": "its results depend on how a sequence is cut into calls",
     "rows_are_independent": "its results depend on other rows of the batch",
 }
-"""Checks without which results of a comparison mean nothing, and what a failure of each means."""
+"""Checks whose failure makes the results of a comparison meaningless, and what that failure means.
+"""
 
 
 def check_in_both_modes(check: Callable[[Make], None]) -> Callable[[Make], None]:
@@ -57,7 +58,8 @@ def check_in_both_modes(check: Callable[[Make], None]) -> Callable[[Make], None]
 
 
 def assert_compiles_without_recompiling_per_length(make: Make) -> None:
-    """Check that one graph, and one more when the length first changes, fit all lengths."""
+    """Check that one compiled graph, and a second one from the first other length on, serve all
+    lengths."""
     from torch._dynamo.testing import CompileCounter  # takes seconds, which commands need not pay
 
     model = build_layer(make)
@@ -76,12 +78,13 @@ def assert_compiles_without_recompiling_per_length(make: Make) -> None:
 def export_layer(
     model: OneLayerModel, x: Tensor, positions: Tensor, max_length: int, strict: bool
 ) -> Callable[..., Tensor]:
-    """Export a layer for 2 to `max_length` tokens. Return the program, which takes x and positions.
+    """Export a layer for sequences of 2 to `max_length` tokens. Return the exported program, a
+    function of x and positions.
 
     model: a layer with a fixed implementation of attention, because "auto" would specialise the
-        program to one length.
+    program to one length.
     x, positions: an example of its inputs.
-    strict: compile the layer's code, instead of running it on fake tensors.
+    strict: True: compile the layer's code; False: run it on fake tensors.
     """
     any_length = torch.export.Dim("length", min=2, max=max_length)
     shapes = ({1: any_length}, {0: any_length})
@@ -90,9 +93,11 @@ def export_layer(
 
 
 def assert_exports_with_any_length(make: Make, strict: bool | None = None) -> None:
-    """Check that an exported program is right for fewer and for more tokens than it was made of.
+    """Check that an exported program gives the layer's results for fewer and for more tokens than
+    it was exported with.
 
-    strict: as in `export_layer`; None: False where this torch cannot compile the code.
+    strict: as in `export_layer`. None: True, or False where this version of torch cannot compile
+    the code.
     """
     from torch._dynamo.exc import Unsupported  # takes seconds, which commands need not pay
 
@@ -128,20 +133,20 @@ def _quick_checks() -> Iterator[tuple[str, Callable[[Make], None]]]:
 
 
 CHECKS: dict[str, Callable[[Make], None]] = dict(_quick_checks())
-"""Checks that take milliseconds."""
+"""The checks that take milliseconds, by name."""
 
 SLOW_CHECKS: dict[str, Callable[[Make], None]] = {
     "compiles_without_recompiling_per_length": assert_compiles_without_recompiling_per_length,
     "exports_with_any_length": assert_exports_with_any_length,
 }
-"""Checks that take seconds."""
+"""The checks that take seconds, by name."""
 
 HARMLESS_OPTIONS = {
     "every": "decides which layers of RNoPE rotate; layer 0, which is checked, always does",
     "num_positions": "limits CoPE's count of open gates, which is smaller at the checked length",
     "init_std": "changes initial values, which a checkpoint replaces",
 }
-"""Numeric options that are allowed not to change the result, and why."""
+"""Numeric options that may leave the result unchanged, and why."""
 
 
 @dataclass(frozen=True)
@@ -153,12 +158,12 @@ class Verdict:
     failure: str | None
     """Why the encoding fails, in one line; None if it passes."""
     raised: bool = False
-    """True if the encoding raised an error, so that the check says nothing of what it looks for."""
+    """True if the encoding raised an error, so that the check could not look for what it checks."""
 
 
 def every_check(harmless: Collection[str] = ()) -> dict[str, Callable[[Make], None]]:
-    """Return all checks by name. harmless: names of numeric options, besides HARMLESS_OPTIONS, that
-    are allowed not to change the result."""
+    """Return all checks by name, quick and slow ones. harmless: names of numeric options that may
+    leave the result unchanged, in addition to HARMLESS_OPTIONS."""
     options = functools.partial(
         modules.assert_no_option_is_ignored, harmless=frozenset({*HARMLESS_OPTIONS, *harmless})
     )
@@ -173,7 +178,8 @@ def maker(encoding: type[PositionEncoding] | str, **options: Any) -> Make:
     """
 
     def make(shape: ModelShape, **more: Any) -> PositionEncoding:
-        """Build the encoding for a shape; `more` options take precedence."""
+        """Build the encoding for a shape. more: constructor arguments that replace those of
+        `maker`."""
         if isinstance(encoding, str):
             return create(encoding, shape, **{**options, **more})
         return encoding.from_shape(shape, **{**options, **more})
@@ -209,7 +215,8 @@ def _run_check(check: Callable[[Make], None], make: Make) -> tuple[str | None, b
 def test_contract(
     *encodings: type[PositionEncoding] | str, harmless: Collection[str] = (), **options: Any
 ) -> Callable[..., None]:
-    """Return the whole contract as a test function for pytest, with a case per encoding and check.
+    """Return the whole contract as a test function for pytest, with a case for each encoding and
+    check.
 
     In a test file of your own:
 
@@ -220,7 +227,7 @@ def test_contract(
 
     Args:
         encodings: classes, or texts for `posenc.create`.
-        harmless: names of numeric options that are allowed not to change the result.
+        harmless: names of numeric options that may leave the result unchanged.
         options: constructor arguments in addition to those from the model's shape.
 
     Raises: TypeError for anything but classes and texts; ValueError for a text that names no

@@ -22,13 +22,14 @@ SHAPE = ModelShape(embed_dim=64, num_heads=4, num_kv_heads=2, head_dim=16, train
 LENGTH = 41
 """Tokens of most checks: odd, and longer than the training length of SHAPE, 24."""
 _PROJECTION_FACTOR = 2.5
-"""Factor of the initial weights, with which scores of random embeddings have a standard deviation
-of about 2, so that the softmax is neither flat nor one key alone."""
+"""Factor by which the initial weights of the projections are multiplied. Scores of random
+embeddings then have a standard deviation of about 2, so that the softmax is neither flat nor on one
+key only."""
 
 
 class OneLayerModel(nn.Module):
-    """Apply an encoding to embeddings, then one attention layer with it, so that the encoding acts
-    at every place that it has."""
+    """Apply an encoding to embeddings, then one attention layer with the same encoding, so that it
+    acts at the embeddings, queries and keys, scores or values, wherever it does."""
 
     def __init__(self, encoding: PositionEncoding, shape: ModelShape, impl: str = "auto") -> None:
         super().__init__()
@@ -50,10 +51,12 @@ class OneLayerModel(nn.Module):
         cache: KVCache | None = None,
         length: int | None = None,
     ) -> Tensor:
-        """Return the output (batch, len, embed_dim) for embeddings x of this shape.
+        """Return the output of the layer, (batch, len, embed_dim), for embeddings x of the same
+        shape.
 
-        positions: those of the tokens of x. cache: keys and values of earlier calls, to which those
-        of x are appended. length: the current length, for encodings that depend on it.
+        positions: positions of the tokens of x. cache: keys and values of earlier calls, to which
+        those of x are appended. length: the current length in tokens, for encodings that depend on
+        it.
         """
         encoding = self.encoding.prepare(positions, length)
         x = encoding.embed(x, positions)
@@ -63,9 +66,9 @@ class OneLayerModel(nn.Module):
 def build_encoding(
     make: Make, shape: ModelShape = SHAPE, dtype: torch.dtype = torch.float32
 ) -> PositionEncoding:
-    """Return the encoding in `dtype`, with noise added to its parameters, whose initial values can
-    hide their effect. The noise is the same each time: torch's global generator is set to seed 0.
-    """
+    """Return the encoding that `make` builds, in `dtype`, with noise added to its parameters, whose
+    initial values can hide their effect. The noise is the same each time: torch's global generator
+    is set to seed 0."""
     torch.manual_seed(0)
     encoding = make(shape)
     with torch.no_grad():
@@ -78,8 +81,8 @@ def build_encoding(
 def build_layer(
     make: Make, shape: ModelShape = SHAPE, dtype: torch.dtype = torch.float64
 ) -> OneLayerModel:
-    """Return a layer with the encoding that `build_encoding` returns. In float64, results that
-    should be equal differ by at most 1e-12, others by far more."""
+    """Return a layer with the encoding that `build_encoding` returns. In float64 two results that
+    should be equal differ by at most 1e-12, and two that should differ by far more."""
     return OneLayerModel(build_encoding(make, shape, dtype), shape).to(dtype)
 
 
@@ -98,7 +101,8 @@ def build_example(
 
 
 def encoding_of_first_layer(encoding: PositionEncoding) -> PositionEncoding:
-    """Return the encoding of layer 0, including what acts at the embeddings."""
+    """Return the encoding of layer 0. If the encoding also acts at the embeddings, the result does,
+    too."""
     return encoding.members[0] if isinstance(encoding, PerLayer) else encoding
 
 
@@ -115,7 +119,8 @@ def add_parameter_noise(encoding: PositionEncoding, amount: float = 0.2) -> Posi
 
 def possible_length(encoding: PositionEncoding, wanted_length: int = LENGTH) -> int:
     """Return `wanted_length`, or the number of positions that the encoding has if that is smaller.
-    With several axes the limit is one for each axis, and a grid has room for any length."""
+    For positions of several components it is `wanted_length`: a limit holds for each component, and
+    a grid has room for any number of tokens."""
     limit = encoding.claims.max_positions
     if limit is None or encoding.claims.num_axes > 1:
         return wanted_length
@@ -169,7 +174,8 @@ def random_qkv(
     assert shape.num_kv_heads is not None and head_dim is not None
 
     def draw(count: int) -> Tensor:
-        """Draw numbers for `count` heads, in float64, so that each dtype rounds the same ones."""
+        """Return random vectors of `count` heads. They are drawn in float64 and then rounded, so
+        that all dtypes get the same numbers up to rounding."""
         size = (1, count, length, head_dim)
         return torch.randn(*size, generator=generator, dtype=torch.float64).to(dtype)
 
@@ -177,10 +183,8 @@ def random_qkv(
 
 
 def assert_same(result: Tensor, expected: Tensor, compared: str) -> None:
-    """Assert that both are equal up to rounding in float64.
-
-    compared: what is compared, with which the message of a failure begins.
-    """
+    """Assert that two float64 results are equal up to rounding. compared: the beginning of the
+    message of a failure, which says what is compared."""
     torch.testing.assert_close(
         result, expected, rtol=0, atol=1e-9, msg=lambda detail: f"{compared}: {detail}"
     )
@@ -201,7 +205,7 @@ def as_tokens(
     kv_state: Tensor | None = None,
     num_axes: int = 1,
 ) -> tuple[Tokens, Tokens]:
-    """Return queries and keys as Tokens, for the methods of an encoding."""
+    """Return queries and keys as two Tokens, which an encoding's `transform` and `term` take."""
     return Tokens(q, q_positions, q_state, num_axes), Tokens(k, kv_positions, kv_state, num_axes)
 
 
@@ -248,13 +252,14 @@ def pair_scores(
     q_steps: Tensor,
     kv_steps: Tensor,
 ) -> Tensor:
-    """Return the scores of query i and key i for several positions, (pairs, num_heads, steps). The
+    """Return the scores of query i and key i at several positions, (pairs, num_heads, steps). The
     encoding must be permutation-invariant.
 
-    x_q, x_k (pairs, embed_dim) are token embeddings, split into heads without any projection, so
-    that only the encoding acts. The log-sum-exp of a query that sees one key is its score in every
-    implementation; so query i sees only key i, or, if kv_steps are all equal, all queries see one
-    key.
+    x_q, x_k: token embeddings (pairs, embed_dim), split into heads without any projection, so that
+    only the encoding acts. q_steps, kv_steps: positions of the query and of the key, (steps).
+
+    A query that sees one key has its score as log-sum-exp, in every implementation. So query i sees
+    only key i, or, if kv_steps are all equal, all queries see one key.
     """
     assert encoding.claims.permutation_invariant
     one_key = bool((kv_steps == kv_steps[:1]).all())
@@ -264,7 +269,8 @@ def pair_scores(
     kv_positions = diagonal_positions(encoding, kv_steps)
 
     def split(x: Tensor, positions: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Return heads of x (pairs, embed_dim), repeated at all positions, and their state."""
+        """Return the heads of x (pairs, embed_dim), repeated at all positions, and their state in
+        the encoding."""
         embedded = encoding.embed(x[:, None].repeat(1, len(positions), 1), positions)
         return split_heads(embedded, shape), encoding.state(embedded, positions)
 

@@ -77,7 +77,8 @@ def assert_state_dict_round_trip(make: Make) -> None:
 
 
 def assert_positions_survive_a_cast(make: Make) -> None:
-    """Check that casting to bfloat16 and back to float64 rounds nothing but parameters."""
+    """Check that casting the encoding to bfloat16 and back to float64 rounds only its parameters,
+    not its tables and constants."""
     model, x, positions = build_example(make)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -88,7 +89,8 @@ def assert_positions_survive_a_cast(make: Make) -> None:
 
 
 def assert_instances_share_nothing(make: Make) -> None:
-    """Check that building and running other instances between two runs changes nothing."""
+    """Check that a layer gives the same results after other instances of the encoding were built
+    and run."""
     first, x, positions = build_example(make, 9)
     want = first(x, positions)
     other_shape = ModelShape(embed_dim=96, num_heads=6, train_length=40)
@@ -110,8 +112,8 @@ def numeric_options(make: Make) -> dict[str, float]:
 
 
 def assert_no_option_is_ignored(make: Make, harmless: frozenset[str]) -> None:
-    """Check that each numeric option changes the result, even after other instances ran. harmless:
-    names of options that are left out."""
+    """Check that a change of each numeric option changes the result, even after other instances
+    ran. harmless: names of options that are not checked."""
     length = possible_length(make(SHAPE))
     x = random_embeddings(length)
     for name, default in numeric_options(make).items():
@@ -143,7 +145,8 @@ def assert_no_option_is_ignored(make: Make, harmless: frozenset[str]) -> None:
 
 
 def assert_wrong_shapes_are_named(make: Make) -> None:
-    """Check that another number or size of heads works, or raises a ValueError that states it."""
+    """Check that inputs with another number of heads, or another size of heads, either work or
+    raise a ValueError whose message has that number."""
     encoding = build_encoding(make)
     length = possible_length(encoding, 5)
     positions = successive_positions(encoding, length)
@@ -178,26 +181,29 @@ def assert_masks_are_optional(make: Make) -> None:
 
 
 LENGTH = 130
-"""Tokens: enough for several blocks of queries and for tables by distance."""
+"""Tokens of the checks of modes: enough for several blocks of queries and for tables by distance.
+"""
 BATCH = 4
-"""Rows of the batch."""
+"""Rows of the batch in the checks of modes."""
 BOUNDS = {torch.float32: 1e-4, torch.float64: 1e-9}
-"""Maximum errors, relative to the largest number. Implementations are selected by name in float64
-only, which FlexAttention refuses, because it would compile for seconds."""
+"""Maximum error relative to the largest number, in the checks of modes. Implementations are
+selected by name in float64 only, in which FlexAttention cannot run: it would compile for seconds.
+"""
 
 RunInSetting = Callable[[OneLayerModel, Tensor], list[Tensor]]
-"""Function that returns outputs of a layer, and possibly gradients of the encoding's parameters."""
+"""Takes a layer and embeddings. Returns the layer's outputs in a mode such as inference, and after
+them gradients of the encoding's parameters if the mode has any."""
 
 
 def assert_frozen_parameters_change_nothing(make: Make) -> None:
-    """Check that results in grad mode are the same if no parameter needs gradients."""
+    """Check that results in grad mode stay the same if no parameter requires gradients."""
     _assert_unchanged_in(
         make, lambda model, x: _whole_and_decoded_outputs(model.requires_grad_(False), x)
     )
 
 
 def assert_inference_mode_changes_nothing(make: Make) -> None:
-    """Check that results in torch.inference_mode are those with gradients."""
+    """Check that results in torch.inference_mode are those of grad mode."""
 
     def infer(model: OneLayerModel, x: Tensor) -> list[Tensor]:
         """Return the layer's outputs in torch.inference_mode."""
@@ -208,11 +214,12 @@ def assert_inference_mode_changes_nothing(make: Make) -> None:
 
 
 def assert_inputs_need_no_gradient(make: Make) -> None:
-    """Check that results are the same if the encoding's parameters need gradients, but q, k and v
-    do not."""
+    """Check that results and gradients stay the same if only the encoding's parameters require
+    gradients, and q, k and v do not."""
 
     def train(model: OneLayerModel, x: Tensor) -> list[Tensor]:
-        """Return outputs and gradients where only the encoding's parameters need gradients."""
+        """Return outputs and gradients of a layer in which only the encoding's parameters require
+        gradients."""
         model.attention.requires_grad_(False)
         return _outputs_and_gradients(model, x)
 
@@ -220,8 +227,11 @@ def assert_inputs_need_no_gradient(make: Make) -> None:
 
 
 def _assert_unchanged_in(make: Make, setting: RunInSetting) -> None:
-    """Assert that outputs and gradients in a setting are those of a layer in which everything needs
-    gradients, in each dtype and implementation, also if new memory is full of NaN or large numbers.
+    """Assert that a layer has the same outputs and gradients in a mode as in training, in each
+    dtype and implementation, also if new memory is full of NaN or large numbers.
+
+    setting: runs the layer in the mode. In training, the reference here, all inputs and parameters
+    require gradients.
     """
     for dtype, bound in BOUNDS.items():
         encoding = build_encoding(make, dtype=dtype)
@@ -256,7 +266,8 @@ def _whole_and_decoded_outputs(model: OneLayerModel, x: Tensor) -> list[Tensor]:
 
 
 def _outputs_and_gradients(model: OneLayerModel, x: Tensor) -> list[Tensor]:
-    """Return the outputs, and the gradients of the encoding's parameters, 0 for unused ones."""
+    """Return the outputs of `_whole_and_decoded_outputs`, then the gradient of each parameter of
+    the encoding, 0 for an unused one."""
     outputs = _whole_and_decoded_outputs(model, x)
     parameters = [p for p in model.encoding.parameters() if p.requires_grad]
     if not parameters:
@@ -271,7 +282,8 @@ def _outputs_and_gradients(model: OneLayerModel, x: Tensor) -> list[Tensor]:
 
 @contextmanager
 def _fill_new_memory_with_nan() -> Iterator[None]:
-    """Fill new memory with NaN inside the block, as torch does with deterministic algorithms."""
+    """Let torch fill new memory with NaN inside the block: it does so with deterministic
+    algorithms."""
     before = torch.are_deterministic_algorithms_enabled()
     only_warned = torch.is_deterministic_algorithms_warn_only_enabled()
     torch.use_deterministic_algorithms(True, warn_only=True)
@@ -283,7 +295,8 @@ def _fill_new_memory_with_nan() -> Iterator[None]:
 
 @contextmanager
 def _fill_freed_memory_with_large_numbers() -> Iterator[None]:
-    """Fill freed memory of many sizes with large numbers before the block."""
+    """Before the block, fill memory of many sizes with large numbers and free it, so that the block
+    gets it again."""
     # Blocks of 128 to 393,216 numbers, in steps of 1.5 or less: the allocator gives them again.
     held = [torch.full((count << size,), 1e30) for size in range(6, 18) for count in (2, 3)]
     del held

@@ -38,11 +38,12 @@ def encoding_outputs(
     shape: ModelShape = SHAPE,
     causal: bool = True,
 ) -> tuple[Tensor, Tensor]:
-    """Return the encoded embeddings (1, length, embed_dim) and the attention output of layer 0 (1,
-    num_heads, length, head_dim), in `dtype`, for random inputs at positions offset, offset + 1, ...
+    """Return the embeddings that the encoding returns (1, length, embed_dim), and the output of an
+    attention with its layer 0 (1, num_heads, length, head_dim), both in `dtype`, for random inputs
+    at positions offset, offset + 1, ...
 
     rounded_to: dtype to which the inputs are rounded before they are converted to `dtype`, so that
-        two dtypes can get the same numbers.
+    two dtypes can get the same numbers.
     causal: attend under a causal mask; if False, without a mask.
     """
     positions = successive_positions(encoding, length, offset)
@@ -117,13 +118,14 @@ def assert_float32_is_precise(make: Make) -> None:
 
 
 def assert_bfloat16_is_precise_far_out(make: Make) -> None:
-    """Check bfloat16, which cannot tell 8,192 from 8,193, against float64, from 0 and 8,192 on."""
+    """Check bfloat16 against float64, at positions from 0 and from 8,192 on. bfloat16 rounds 8,193
+    to 8,192, so positions must not be kept in it."""
     check_precision(make, torch.bfloat16)
     check_precision(make, torch.bfloat16, offset=8192)
 
 
 def assert_bfloat16_is_precise_at_far_distances(make: Make) -> None:
-    """Check bfloat16 against float64 if queries see only keys that are 8,192 positions away."""
+    """Check bfloat16 against float64 for queries that see only keys 8,192 positions before them."""
     model, x, positions = build_example(make, dtype=torch.bfloat16)
     length = len(positions)
     half = length // 2
@@ -151,7 +153,8 @@ class _ForbidHalfPrecision(TorchDispatchMode):
 
 
 def assert_float32_is_never_halved(make: Make) -> None:
-    """Check that nothing is rounded to 16 bits, which comparisons miss if all dtypes do it."""
+    """Check that no operation on float32 returns 16 bits. Comparisons of dtypes miss a rounding
+    that all of them have."""
     model, x, positions = build_example(make, dtype=torch.float32)
     with _ForbidHalfPrecision():
         model(x, positions)
@@ -163,15 +166,15 @@ def assert_float16_is_precise(make: Make) -> None:
 
 
 def assert_float64_is_kept(make: Make) -> None:
-    """Check that everything that the encoding returns for float64 is float64."""
+    """Check that the encoding returns float64 for float64 inputs, in every method."""
     encoding = build_encoding(make, dtype=torch.float64)
     for out in encoding_outputs(encoding, torch.float64, torch.float64, 7, 0):
         assert out.dtype == torch.float64
 
 
 def assert_works_or_refuses_beyond_training(make: Make) -> None:
-    """Check that far positions give finite outputs or, if the encoding claims max_positions, that
-    the first one too many raises a ValueError that names it."""
+    """Check that far positions give finite outputs. If the encoding claims max_positions, check
+    that the first position beyond that raises a ValueError that names it."""
     model, x, positions = build_example(make, 3, torch.float32)
     # Four times the training length: any number beyond it would do.
     limit = model.encoding.claims.max_positions
@@ -211,7 +214,8 @@ def assert_gradients_are_right(make: Make) -> None:
 
 
 def assert_gradients_are_finite(make: Make) -> None:
-    """Check gradients of inputs and parameters in float32 and bfloat16."""
+    """Check that gradients of inputs and parameters have no NaN or infinity, in float32 and
+    bfloat16."""
     for dtype in (torch.float32, torch.bfloat16):
         model, x, positions = build_example(make, dtype=dtype)
         model(x.requires_grad_(), positions).float().square().sum().backward()

@@ -23,16 +23,19 @@ from posenc.testing.harness import (
 )
 
 FAR_OFFSET = 20_011
-"""Shift of positions that changes every absolute method; prime, so no multiple of a group size."""
+"""Shift of all positions that changes the result of every absolute method; a prime, so that it is
+no multiple of a group size."""
 LONG_LENGTH = 600
-"""Tokens of a text in which an encoding that changes at some length shows it."""
+"""Tokens of a long text: enough to show the effect of an encoding that changes beyond some length.
+"""
 ResultPairs = Iterator[tuple[Tensor, Tensor, str]]
-"""Triples of two results that should be equal, and what gave the first, in a few words."""
+"""Yields triples: two results that should be equal, and a few words that say how the first was
+made."""
 
 
 def assert_decoding_matches_prefill(make: Make) -> None:
-    """Check that decoding token by token, or in pieces, equals one pass, all with one `length`. A
-    long text is read in pieces only."""
+    """Check that decoding token by token, and in three pieces, gives the results of one pass. All
+    calls get the same `length`. A long text is read in pieces only."""
     model, x, positions = build_example(make, batch=2)
     length = len(positions)
     _assert_cuts_change_nothing(model, x, positions, [1] * length)
@@ -42,8 +45,8 @@ def assert_decoding_matches_prefill(make: Make) -> None:
 
 
 def _three_pieces(length: int) -> list[int]:
-    """Return the numbers of tokens of three calls that read `length` tokens, at least 3, together:
-    a prompt, one decoding step, and the rest."""
+    """Return the numbers of tokens of three calls that read `length` tokens together: a prompt, one
+    decoding step, and the rest. length: at least 3."""
     last = length // 3
     return [length - last, 1, last - 1]
 
@@ -51,8 +54,8 @@ def _three_pieces(length: int) -> list[int]:
 def _assert_cuts_change_nothing(
     model: OneLayerModel, x: Tensor, positions: Tensor, sizes: list[int]
 ) -> None:
-    """Assert that calls of sizes[0], sizes[1], ... tokens, through a cache, give together the
-    outputs of one call without a cache."""
+    """Assert that calls with sizes[0], sizes[1], ... tokens and one cache give the outputs of a
+    single call without a cache."""
     length = len(positions)
     want = model(x, positions, length=length)
     cache = KVCache()
@@ -66,8 +69,9 @@ def _assert_cuts_change_nothing(
 
 
 def assert_moved_keys_are_made_anew(make: Make) -> None:
-    """Check that `KVCache.shift` gives the keys and values that the encoding makes at the new
-    positions. An encoding that cannot move them raises ValueError, and passes."""
+    """Check that the keys and values in a cache, after `KVCache.shift`, are those that the encoding
+    makes at the new positions. An encoding that raises ValueError, because it cannot move keys,
+    passes."""
     model = build_layer(make)
     encoding = model.encoding
     limit = encoding.claims.max_positions
@@ -95,8 +99,8 @@ def assert_moved_keys_are_made_anew(make: Make) -> None:
 
 
 def assert_earlier_calls_leave_no_trace(make: Make) -> None:
-    """Check that results do not depend on calls before: longer ones, in another dtype, or with as
-    many tokens at other positions."""
+    """Check that results do not depend on earlier calls: with more tokens, in another dtype, or
+    with as many tokens at other positions."""
     model, x, positions = build_example(make, 9)
     encoding = model.encoding
     first = model(x, positions)
@@ -137,8 +141,8 @@ def padded_rows(
 
 
 def results_next_to_padding(model: OneLayerModel, shape: ModelShape) -> ResultPairs:
-    """Yield the result of each sequence next to padding, its result without padding, and which
-    sequence it is."""
+    """Yield the result of a sequence with padding beside it in its row, its result without padding,
+    and words for its length and the side of the padding."""
     encoding = model.encoding
     lengths = [possible_length(encoding, 13), 5, 1]
     for left in (True, False):
@@ -152,7 +156,8 @@ def results_next_to_padding(model: OneLayerModel, shape: ModelShape) -> ResultPa
 
 
 def results_in_a_pack(model: OneLayerModel, shape: ModelShape) -> ResultPairs:
-    """Yield the result of each document of a packed sequence, its result alone, and which it is."""
+    """Yield the result of each document in a packed sequence, its result alone, and words for its
+    number and length."""
     encoding = model.encoding
     lengths = [6, 1, possible_length(encoding, 10)]
     documents = torch.repeat_interleave(torch.arange(3), torch.tensor(lengths))
@@ -166,8 +171,8 @@ def results_in_a_pack(model: OneLayerModel, shape: ModelShape) -> ResultPairs:
 
 
 def results_among_other_rows(model: OneLayerModel, shape: ModelShape) -> ResultPairs:
-    """Yield results of rows of a batch, their results alone, and what is next to them: rows at far
-    positions, and with other content."""
+    """Yield the result of a row of a batch, its result alone, and words for the other rows: at far
+    positions, or with other content."""
     encoding = model.encoding
     near = successive_positions(encoding, possible_length(encoding, 17))
     far = near + 5000 if encoding.claims.max_positions is None else near.flip(0)
@@ -182,8 +187,8 @@ def results_among_other_rows(model: OneLayerModel, shape: ModelShape) -> ResultP
 
 
 def results_in_steps(model: OneLayerModel, shape: ModelShape) -> ResultPairs:
-    """Yield the result of decoding token by token, that of one pass, and how it was decoded. Each
-    step knows the length so far, which passes the training length on the way."""
+    """Yield the result of decoding token by token, that of one pass, and the words "token by
+    token". Each step gets the length so far, which grows beyond the training length."""
     encoding = model.encoding
     length = possible_length(encoding)
     x = random_embeddings(length, shape=shape)
@@ -198,8 +203,8 @@ def results_in_steps(model: OneLayerModel, shape: ModelShape) -> ResultPairs:
 
 
 def results_after_shift(model: OneLayerModel, shape: ModelShape) -> ResultPairs:
-    """Yield the result with all positions shifted by one number, that without, and the number in
-    words. It is FAR_OFFSET, or what the encoding's max_positions allows."""
+    """Yield the result with a number added to all positions, the result without, and words for the
+    number. It is FAR_OFFSET, or less if the encoding's max_positions is too small for that."""
     encoding = model.encoding
     limit = encoding.claims.max_positions
     axes = encoding.claims.num_axes
@@ -239,7 +244,7 @@ def assert_rows_are_independent(make: Make) -> None:
 
 
 def assert_the_future_is_invisible(make: Make) -> None:
-    """Check that a change of later tokens changes their own outputs, and no earlier one."""
+    """Check that changed tokens change their own outputs, and no output of earlier tokens."""
     for tokens_read in (19, LONG_LENGTH):
         model, x, positions = build_example(make, tokens_read)
         length = len(positions)
@@ -256,7 +261,8 @@ def assert_the_future_is_invisible(make: Make) -> None:
 
 
 def assert_blind_rows_give_zeros(make: Make) -> None:
-    """Check that a query that sees no key gives zeros and has no gradient."""
+    """Check that a query that sees no key has output zero and gradient zero, and that all gradients
+    are finite."""
     model, x, positions = build_example(make, 11)
     encoding = model.encoding
     valid = torch.ones(1, len(positions), dtype=torch.bool)
