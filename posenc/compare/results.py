@@ -369,6 +369,9 @@ class Study(Record):
     unchecked: failures of encodings that fail the contract and were compared anyway.
     rates: choices of learning rates and settings; empty if all trials use --lr.
     rates_from: where choices come from that this study did not search itself; "" otherwise.
+    step_seconds: seconds of training steps on text by encoding, measured in turns on an otherwise
+        idle process before the trials; the n-th of each were measured one after the other. {} if
+        they were not measured.
     """
 
     format: str
@@ -387,6 +390,7 @@ class Study(Record):
     rates: tuple[RateCheck, ...] = ()
     limits: str = ""
     rates_from: str = ""
+    step_seconds: dict[str, tuple[float, ...]] = field(default_factory=dict)
 
     @classmethod
     def from_json(cls, text: str) -> Self:
@@ -401,6 +405,9 @@ class Study(Record):
         if not self.trials:
             raise ValueError("it has no trials.")
         self._check_recipes()
+        for seconds in self.step_seconds.values():
+            if not seconds or not all(0 < each < math.inf for each in seconds):
+                raise ValueError("the seconds of a training step must be positive.")
         _check_unique("trial", [(t.task, t.encoding, t.seed) for t in self.trials])
         _check_unique("result", [result.config for result in self.results])
         planned = set(self.trials)
@@ -426,7 +433,8 @@ class Study(Record):
             check_encoding_name(name)
         _check_unique("name of an encoding", names)
         known = {*self.encodings, *self.labels.values()}
-        for text in (*self.labels, *self.unchecked, *(check.encoding for check in self.rates)):
+        named = (*self.labels, *self.unchecked, *self.step_seconds)
+        for text in (*named, *(check.encoding for check in self.rates)):
             if text not in known:
                 raise ValueError(f"it names {text[:100]!r}, which is none of its encodings.")
 
@@ -503,4 +511,7 @@ def with_labels(study: Study) -> Study:
             for check in study.rates
         ),
         unchecked={study.labels.get(text, text): why for text, why in study.unchecked.items()},
+        step_seconds={
+            study.labels.get(text, text): seconds for text, seconds in study.step_seconds.items()
+        },
     )

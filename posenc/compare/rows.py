@@ -2,9 +2,10 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from statistics import fmean, median
+from typing import NamedTuple
 
 from posenc.compare.results import FarScore, LengthScore, Study, TrainingPoint, TrialResult
 from posenc.compare.trial.config import TrialConfig
@@ -88,32 +89,81 @@ def rows_by_name(study: Study) -> dict[str, list[Row]]:
     return by_name
 
 
+class TimesAsLong(NamedTuple):
+    """Hold how many times as long the training steps of one encoding take as those of another.
+
+    lowest, highest: bounds of the ratio. Steps that were measured in turns give the range of their
+    ratios, which holds the median in 97 % of measurements with six turns; trials, which other work
+    on the machine slowed at different times, give the largest range that their seeds allow.
+    """
+
+    estimate: float
+    lowest: float
+    highest: float
+
+    @property
+    def is_certain(self) -> bool:
+        """Return True if one of the two is slower for certain: 1 is outside the range."""
+        return not self.lowest <= 1 <= self.highest
+
+
 @dataclass(frozen=True)
 class EqualTime:
     """The encodings of a study after equally long training, as measured here.
 
+    step_seconds: by encoding, seconds of training steps: measured in turns if `in_turns`, otherwise
+        the mean of each trial.
     seconds: training time of the fastest encoding for all its steps.
-    costs: by encoding, seconds of a step as a multiple of those of the cheapest one; medians over
-        seeds.
     losses: by encoding and seed, bits per byte on validation text after `seconds`, from the curve
         of its training. A slower encoding is then not at the end of its steps, and its learning
         rate has not fallen: a schedule for its number of steps would give it a lower loss.
+    loss_ranges: the same at both bounds of its cost: (lowest, highest). An encoding that may not
+        have been validated by then is not in it.
     """
 
+    step_seconds: Mapping[str, Sequence[float]]
+    in_turns: bool
     seconds: float
-    costs: Mapping[str, float]
     losses: Mapping[str, Mapping[int, float]]
+    loss_ranges: Mapping[str, Mapping[int, tuple[float, float]]]
 
-    def times(self, encoding: str, other: str) -> float | None:
-        """Return how many times the training time of `other` an encoding takes; None if unknown."""
-        if encoding not in self.costs or other not in self.costs:
+    @property
+    def costs(self) -> dict[str, float]:
+        """Return the seconds of a step by encoding, as multiples of the cheapest one's."""
+        cheapest = self.cheapest
+        return {name: self.ratio(name, cheapest).estimate for name in self.step_seconds}
+
+    def times(self, encoding: str, other: str) -> TimesAsLong | None:
+        """Return how many times as long an encoding trains as `other`; None if it is unknown."""
+        if encoding not in self.step_seconds or other not in self.step_seconds:
             return None
-        return self.costs[encoding] / self.costs[other]
+        return self.ratio(encoding, other)
+
+    def ratio(self, encoding: str, other: str) -> TimesAsLong:
+        """Return the same as `times` for two encodings that were both measured."""
+        ours = self.step_seconds[encoding]
+        theirs = self.step_seconds[other]
+        if encoding == other:
+            return TimesAsLong(1.0, 1.0, 1.0)
+        if self.in_turns:
+            ratios = [a / b for a, b in zip(ours, theirs, strict=True)]
+            return TimesAsLong(median(ratios), min(ratios), max(ratios))
+        lowest = min(ours) / max(theirs)
+        highest = max(ours) / min(theirs)
+        return TimesAsLong(median(ours) / median(theirs), lowest, highest)
 
     @property
     def cheapest(self) -> str:
         """Return the encoding whose steps take the least time."""
-        return min(self.costs, key=lambda name: self.costs[name])
+        return min(self.step_seconds, key=lambda name: median(self.step_seconds[name]))
+
+    def is_ahead(self, encoding: str, other: str, margin: float) -> bool:
+        """Return True if an encoding has the lower loss at equal time for certain: with every seed
+        of both, at both bounds of both costs, and by more than `margin` bits."""
+        ours = self.loss_ranges.get(encoding, {})
+        theirs = self.loss_ranges.get(other, {})
+        seeds = ours.keys() & theirs.keys()
+        return bool(seeds) and all(ours[s][1] + margin < theirs[s][0] for s in seeds)
 
     @property
     def order(self) -> dict[str, float]:
@@ -124,31 +174,52 @@ class EqualTime:
 
 def at_equal_time(study: Study) -> EqualTime | None:
     """Return the encodings of a study on text after equally long training; None if the time of one
-    was not measured, or trials ran on different processors."""
+    is unknown, or was measured on different processors."""
     results = [result for result in study.finished if result.config.is_on_text]
-    processors = set()
-    seconds_per_step: dict[str, list[float]] = {}
-    for result in results:
-        timing = result.timing
-        if timing is None or not timing.train_seconds > 0 or not result.training:
-            return None
-        processors.add(timing.processor)
-        seconds = timing.train_seconds / result.config.steps
-        seconds_per_step.setdefault(result.config.encoding, []).append(seconds)
-    if len(processors) != 1:
+    if not results or not all(result.training for result in results):
         return None
-    medians = {name: median(seconds) for name, seconds in seconds_per_step.items()}
-    cheapest = min(medians.values())
+    names = {result.config.encoding for result in results}
+    in_turns = names <= study.step_seconds.keys()
+    if in_turns:
+        step_seconds = {name: study.step_seconds[name] for name in names}
+    else:
+        step_seconds = _step_seconds_of_trials(results)
+    if step_seconds is None:
+        return None
+    without_losses = EqualTime(step_seconds, in_turns, 0.0, {}, {})
+    cheapest = without_losses.cheapest
     steps = min(result.config.steps for result in results)
     losses: dict[str, dict[int, float]] = {}
+    ranges: dict[str, dict[int, tuple[float, float]]] = {}
     for result in results:
         name = result.config.encoding
-        step = steps * cheapest / medians[name]
-        bits = _valid_at(result.training, step)
+        cost = without_losses.ratio(name, cheapest)
+        bits, lowest, highest = (
+            _valid_at(result.training, steps / ratio)
+            for ratio in (cost.estimate, cost.lowest, cost.highest)
+        )
         if bits is not None:
             losses.setdefault(name, {})[result.config.seed] = bits
-    costs = {name: seconds / cheapest for name, seconds in medians.items()}
-    return EqualTime(steps * cheapest, costs, losses)
+        if lowest is not None and highest is not None:
+            bounds = min(lowest, highest), max(lowest, highest)
+            ranges.setdefault(name, {})[result.config.seed] = bounds
+    seconds = steps * median(step_seconds[cheapest])
+    return replace(without_losses, seconds=seconds, losses=losses, loss_ranges=ranges)
+
+
+def _step_seconds_of_trials(results: Sequence[TrialResult]) -> dict[str, list[float]] | None:
+    """Return the mean seconds of a step of each trial, by encoding; None if a time is missing, or
+    trials ran on different processors."""
+    processors = set()
+    seconds: dict[str, list[float]] = {}
+    for result in results:
+        timing = result.timing
+        if timing is None or not timing.train_seconds > 0:
+            return None
+        processors.add(timing.processor)
+        of_step = timing.train_seconds / result.config.steps
+        seconds.setdefault(result.config.encoding, []).append(of_step)
+    return seconds if len(processors) == 1 else None
 
 
 def _valid_at(curve: Sequence[TrainingPoint], step: float) -> float | None:

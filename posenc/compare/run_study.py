@@ -3,7 +3,7 @@
 import hashlib
 import shlex
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -17,12 +17,12 @@ from posenc.compare.engines.engine import Engine
 from posenc.compare.judge.answer import conclude
 from posenc.compare.options import Options
 from posenc.compare.page.report import show_study, write_figures, write_report_files
+from posenc.compare.plan import time_estimate
 from posenc.compare.plan.cost import check_seconds, opening_sentence
 from posenc.compare.plan.dry_run import dry_run
 from posenc.compare.plan.equal_tuning import Search, with_choices
 from posenc.compare.plan.learning_rate_search import with_chosen_rates
 from posenc.compare.plan.plan import Plan, check_plan, make_plan, with_text
-from posenc.compare.plan.time_estimate import expected_seconds
 from posenc.compare.progress import open_watchers
 from posenc.compare.results import FORMAT, OtherFormat, Study, TrialResult
 from posenc.compare.reuse import candidate_runs, reuse_trials
@@ -36,6 +36,7 @@ from posenc.files.opening import (
     make_folder,
     missing_folders,
     read_file_bytes,
+    read_file_text,
     remove_empty_folders,
     remove_folder,
 )
@@ -105,7 +106,7 @@ def _run_plan(engine: Engine, plan: Plan, console: Console, show: bool) -> Study
         if "warning" in study.hardware:
             print_line(console, f"Note: {study.hardware['warning']}.")
         with _remove_new_folders_if_refused(folder, new_folders):
-            seconds = run.prepare(study, trials, damaged)
+            study, seconds = run.prepare(study, trials, damaged)
         print_line(console, opening_sentence(study, workers, folder, seconds))
         study = run.train_and_report(study)
         run.show_results(study, with_table=show)
@@ -168,14 +169,17 @@ class _Run:
 
     def prepare(
         self, study: Study, trials: Sequence[TrialConfig], damaged: str | None
-    ) -> int | None:
+    ) -> tuple[Study, int | None]:
         """Write the study without results and its text, reuse other runs' trials, and prepare the
-        engine. Return the expected seconds; None if they are not known.
+        engine. Return the study with the seconds of its steps, and the expected seconds of all
+        trials; None if they are not known.
 
         damaged: what is wrong with the study.json that was there.
         Raises: ValueError if the trials would take more than a week.
         """
         options = self.plan.options
+        if damaged is None:
+            study = replace(study, step_seconds=_known_step_seconds(self.folder, study))
         _save_study(study, self.folder)
         splits = self.plan.splits
         damaged_text = None if splits is None else splits.write(self.folder, self.default_runs)
@@ -190,10 +194,24 @@ class _Run:
         self.say_what_is_retested(to_retest)
         self.engine.prepare(self.folder, trials, options.checkpoint_steps)
         to_train = [t for t in trials if not is_done(self.folder, t) and t not in to_retest]
-        seconds = expected_seconds(to_train, self.folder, self.workers, self.local_workers)
+        if sum(trial.steps for trial in to_train) < time_estimate.MIN_STEPS_TO_MEASURE:
+            return study, None
+        measured = time_estimate.measure_kinds(trials, self.folder, self.local_workers)
+        seconds = time_estimate.expected_seconds(to_train, measured, self.workers)
         if seconds is not None:
             check_seconds(to_train, seconds, options.yes)
-        return seconds
+        return self.with_step_seconds(study, measured), seconds
+
+    def with_step_seconds(
+        self, study: Study, measured: Mapping[str, time_estimate.MeasuredKind]
+    ) -> Study:
+        """Return the study with the measured seconds of steps of its encodings on text: here only,
+        not where trials run on other machines, and only if all were measured."""
+        kinds = {t.encoding: time_estimate.kind_of_trial(t) for t in study.trials if t.is_on_text}
+        if self.plan.options.engine != "local" or not set(kinds.values()) <= measured.keys():
+            return study
+        step_seconds = {name: measured[kind].step_seconds for name, kind in kinds.items()}
+        return replace(study, step_seconds=step_seconds)
 
     def say_what_is_retested(self, to_retest: Sequence[TrialConfig]) -> None:
         """Print how many trials have weights already and are tested only; nothing for none."""
@@ -207,11 +225,9 @@ class _Run:
         try:
             search = self.plan.search
             if search is not None:
-                study = self.tune_encodings(study, search)
-                self.prepare_at_chosen_rates(study)
+                study = self.prepare_at_chosen_rates(self.tune_encodings(study, search))
             elif self.plan.rate_trials:
-                study = self.choose_rates(study)
-                self.prepare_at_chosen_rates(study)
+                study = self.prepare_at_chosen_rates(self.choose_rates(study))
             self.train(study)
         finally:
             # Even after Ctrl-C the report has all finished trials, unless the disk was removed.
@@ -260,12 +276,17 @@ class _Run:
         _save_study(study, self.folder)
         return study
 
-    def prepare_at_chosen_rates(self, study: Study) -> None:
+    def prepare_at_chosen_rates(self, study: Study) -> Study:
         """Reuse finished trials for a study whose rates are chosen, also those of its search, and
-        prepare the engine for its trials. `prepare` could not: their rates were not known yet."""
+        prepare the engine for its trials. `prepare` could not: their rates were not known yet.
+        Return the study with the seconds of steps of settings that a search has chosen."""
         _, to_retest = reuse_trials(self.folder, study.trials, self.reusable_runs)
         self.say_what_is_retested(to_retest)
         self.engine.prepare(self.folder, study.trials, self.plan.options.checkpoint_steps)
+        if self.plan.search is None or set(study.encodings) <= study.step_seconds.keys():
+            return study
+        measured = time_estimate.measure_kinds(study.trials, self.folder, self.local_workers)
+        return self.with_step_seconds(study, measured)
 
     def train(self, study: Study) -> None:
         """Run the study's trials that have no result yet, and show their progress."""
@@ -305,6 +326,18 @@ def collect_results(study: Study, folder: Path) -> tuple[Study, list[str]]:
     timed = [vars(result.timing) for result in results if _names_processor(result)]
     hardware = study.hardware | (processors_of(timed) if timed else {})
     return conclude(replace(study, results=results, hardware=hardware)), damaged
+
+
+def _known_step_seconds(folder: Path, study: Study) -> dict[str, tuple[float, ...]]:
+    """Return the seconds of steps that an earlier call has measured for the encodings of a study,
+    from study.json in the folder; {} if it has none of all of them."""
+    try:
+        earlier = Study.from_json(read_file_text(folder / STUDY_FILE)).step_seconds
+    except (OSError, ValueError):
+        return {}
+    if not set(study.encodings) <= earlier.keys():
+        return {}
+    return {name: earlier[name] for name in study.encodings}
 
 
 def _names_processor(result: TrialResult) -> bool:

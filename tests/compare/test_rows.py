@@ -4,7 +4,14 @@ from dataclasses import replace
 
 import pytest
 
-from posenc.compare.results import FORMAT, Study, Timing, TrainingPoint, TrialResult
+from posenc.compare.results import (
+    FORMAT,
+    Study,
+    Timing,
+    TrainingPoint,
+    TrialResult,
+    with_labels,
+)
 from posenc.compare.rows import at_equal_time, rows_of
 from posenc.compare.scores import FarScore, LengthScore, Reading
 from posenc.compare.trial.config import TrialConfig
@@ -111,3 +118,36 @@ def test_time_is_not_equal_where_it_was_not_measured_on_one_processor():
 def test_an_encoding_without_a_point_so_early_has_no_loss_at_equal_time():
     equal = at_equal_time(study_with(timed("fast", 0, 1.0), timed("slow", 0, 100.0)))
     assert "slow" not in equal.losses and equal.costs["slow"] == 100
+
+
+def test_steps_taken_in_turns_say_what_an_encoding_costs():
+    # The machine was slower in the second turn, for both alike; trials are not asked.
+    turns = {"fast": (1.0, 3.0, 1.0), "slow": (2.0, 6.6, 1.8)}
+    given = study_with(timed("fast", 0, 10.0), timed("slow", 0, 10.0))
+    equal = at_equal_time(replace(given, step_seconds=turns))
+    times = equal.ratio("slow", "fast")
+    assert times == pytest.approx((2.0, 1.8, 2.2))
+    assert times.is_certain and equal.costs["slow"] == pytest.approx(2.0)
+    # Steps 20 of 40 at the estimate, 18 and 22 at the bounds.
+    lowest, highest = equal.loss_ranges["slow"][0]
+    assert equal.losses["slow"][0] == pytest.approx(3.0)
+    assert lowest < 3.0 < highest
+    assert equal.is_ahead("fast", "slow", 0.02) and not equal.is_ahead("slow", "fast", 0.02)
+
+
+def test_trials_whose_times_overlap_are_not_told_apart():
+    results = [timed("a", 0, 10.0), timed("a", 1, 16.0), timed("b", 0, 12.0), timed("b", 1, 18.0)]
+    times = at_equal_time(study_with(*results)).ratio("b", "a")
+    assert (times.lowest, times.highest) == pytest.approx((0.75, 1.8))
+    assert not times.is_certain
+
+
+def test_steps_in_turns_are_kept_under_the_encodings_labels():
+    given = replace(study_with(timed("a", 0, 1.0)), step_seconds={"a": (1.0, 2.0)})
+    assert Study.from_json(given.to_json()) == given
+    labelled = with_labels(replace(given, labels={"a": "mine"}))
+    assert labelled.step_seconds == {"mine": (1.0, 2.0)}
+    with pytest.raises(ValueError, match="none of its encodings"):
+        replace(given, step_seconds={"c": (1.0,)}).check()
+    with pytest.raises(ValueError, match="must be positive"):
+        replace(given, step_seconds={"a": (0.0,)}).check()

@@ -14,7 +14,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from posenc.compare.plan.splits import MinimumBytes, split_text
-from posenc.compare.plan.time_estimate import seconds_by_kind
+from posenc.compare.plan.time_estimate import measure_kinds
 from posenc.compare.progress import EventFile
 from posenc.compare.results import Timing, TrialResult
 from posenc.compare.trial import process
@@ -248,7 +248,7 @@ INNER = {
     ),
     "a measurement": lambda folder: (
         folder / TRIAL.folder,
-        lambda: seconds_by_kind([TRIAL], folder, 1),
+        lambda: measure_kinds([TRIAL], folder, 1),
     ),
     "a tuning": tuned,
     "a text": text_copy,

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from posenc.compare.judge import sentences
 from posenc.compare.judge.judgement import Judgement, judge, why_no_interval
-from posenc.compare.judge.limits import limits_of
+from posenc.compare.judge.limits import limit_sentences, limits_of
 from posenc.compare.judge.near_far import failed_trials, near_and_far
 from posenc.compare.judge.served_by import SERVERS, servers_of
 from posenc.compare.judge.standing import (
@@ -95,7 +95,7 @@ def limits(study: Study) -> str:
         return ""
     return " ".join(
         [
-            *sentences.limit_sentences(limits_of(study)),
+            *limit_sentences(limits_of(study)),
             *_sentences_on_table_rates(study),
             *_sentences_on_servers(study),
             *_sentences_on_exclusions(study),

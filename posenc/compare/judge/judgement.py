@@ -3,7 +3,7 @@ it. Its sentences stand in `sentences.py`."""
 
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import combinations
 from statistics import fmean, stdev
 from typing import NamedTuple
@@ -14,10 +14,13 @@ from posenc.compare.judge.served_by import num_servers
 from posenc.compare.judge.standing import MARGIN, Standing
 from posenc.compare.judge.summary import bits_saved_by_doubling
 from posenc.compare.results import Study
-from posenc.compare.rows import EqualTime, at_equal_time, rows_by_name
+from posenc.compare.rows import EqualTime, Row, at_equal_time, rows_by_name
 from posenc.statistics.seed_intervals import Gap, significance_level
 from posenc.tasks.registry import TEXT
 
+BREAKS = 0.1
+"""Bits by which far bytes are worse with all context than with near context, of an encoding that is
+said to break: chosen."""
 USE, LEADS, TIED = "use", "leads", "tied"
 """How sure a choice is. USE: its lead over every other encoding is outside the interval, above
 MARGIN, and above what twice the steps may change. LEADS: all but the last. TIED: neither."""
@@ -25,7 +28,7 @@ IN_CONTENTION = 0.25
 """Bits above the lowest near loss up to which an encoding may come first with more steps: chosen.
 """
 SAME_COST = 1.1
-"""Ratio of times up to which two encodings cost the same: chosen, a machine's own variation."""
+"""Ratio of training times up to which two encodings cost the same: chosen."""
 
 
 class RowBehind(NamedTuple):
@@ -100,6 +103,9 @@ class Judgement:
     own: the user's own encodings against all others, by place.
     cost: what training took; None if it was not measured on one processor.
     context: how many bytes of context `taken` uses; None without far bytes.
+    broken: the encodings that break beyond the training length when they are read as trained: by
+        how many bits per byte their loss on far bytes exceeds that of the same bytes with near
+        context.
     """
 
     places: Places
@@ -111,6 +117,7 @@ class Judgement:
     own: tuple[OwnComparison, ...] = ()
     cost: EqualTime | None = None
     context: ContextUse | None = None
+    broken: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def choices(self) -> list[Choice]:
@@ -137,8 +144,34 @@ def judge(study: Study) -> Judgement:
     near = choose(places.near, places, drift, cost)
     far = None if places.far is None else choose(places.far, places, drift, cost)
     taken = _row_for_both_places(near, far, places, cost)
-    context = None if far is None else context_use(rows_by_name(text)[taken])
-    return Judgement(**common, near=near, far=far, taken=taken, cost=cost, context=context)
+    by_name = rows_by_name(text)
+    context = None if far is None else context_use(by_name[taken])
+    return Judgement(
+        **common,
+        near=near,
+        far=far,
+        taken=taken,
+        cost=cost,
+        context=context,
+        broken=_broken_encodings(by_name),
+    )
+
+
+def _broken_encodings(by_name: Mapping[str, Sequence[Row]]) -> dict[str, float]:
+    """Return the encodings that break when read as trained, see `Judgement`: for certain, by the
+    interval over windows of the text, and by more than BREAKS.
+
+    by_name: the rows of a study, with each seed.
+    """
+    broken = {}
+    for name, rows in by_name.items():
+        use = context_use(rows) if rows[0].reading == "trained" else None
+        if use is None:
+            continue
+        costs = -use.saved.value
+        if costs > max(BREAKS, use.saved.half_width):
+            broken[name] = costs
+    return broken
 
 
 class DriftOfLeads:
@@ -263,14 +296,20 @@ def most_served_then_cheapest(
     tied: Sequence[str], encoding_of: Mapping[str, str], cost: EqualTime | None
 ) -> str:
     """Return the row that most servers run; of several the one that takes the least time, if by
-    more than SAME_COST; of several the best mean."""
+    more than SAME_COST for certain; of several the best mean."""
     most = max(num_servers(encoding_of[name]) for name in tied)
     served = [name for name in tied if num_servers(encoding_of[name]) == most]
     if cost is None:
         return served[0]
-    costs = {name: cost.costs.get(encoding_of[name], math.inf) for name in served}
-    least = min(costs.values())
-    return next(name for name in served if costs[name] <= SAME_COST * least)
+    costs = cost.costs
+    timed = [name for name in served if encoding_of[name] in costs]
+    if not timed:
+        return served[0]
+    cheapest = min(timed, key=lambda name: costs[encoding_of[name]])
+    for name in timed:
+        if cost.ratio(encoding_of[name], encoding_of[cheapest]).lowest <= SAME_COST:
+            return name
+    return cheapest
 
 
 def _row_for_both_places(

@@ -1,13 +1,17 @@
-"""What keeps an answer from holding for a larger model: facts about a study, without words."""
+"""What keeps an answer from holding for a larger model: facts about a study, and their
+sentences."""
 
+import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from statistics import fmean, median_high
 
 from posenc.compare.judge.context_use import context_use
 from posenc.compare.judge.judgement import bits_that_may_turn
 from posenc.compare.judge.near_far import near_and_far
+from posenc.compare.judge.sentences import join_names, number_word
+from posenc.compare.judge.standing import MARGIN
 from posenc.compare.results import Study
 from posenc.compare.rows import rows_by_name, rows_of
 from posenc.compare.trial.config import TrialConfig
@@ -107,7 +111,8 @@ def _most_saved(study: Study) -> float | None:
 
 def _absent_baselines(rows: Sequence[tuple[str, str]]) -> tuple[str, ...]:
     """Return which baselines are not among the rows (encoding, reading)."""
-    names = {(encoding.partition(":")[0], reading) for encoding, reading in rows}
+    # The text has options after a colon, and a label settings in brackets.
+    names = {(re.split(r":| \(", encoding)[0], reading) for encoding, reading in rows}
     absent = [reading for reading in ("window", "tuned") if (ROPE, reading) not in names]
     if not any(encoding in HYBRIDS or "/" in encoding for encoding, _ in names):
         absent.append("hybrid")
@@ -121,3 +126,81 @@ def _fewest_usual_seeds(trials: Sequence[TrialConfig]) -> int:
     for trial in trials:
         seeds_by_task.setdefault(trial.task, Counter())[trial.encoding] += 1
     return min(median_high(seeds.values()) for seeds in seeds_by_task.values())
+
+
+def limit_sentences(limits: Limits) -> Iterator[str]:
+    """Yield the sentences of the second line: the size of the study, and what of the seven points
+    that must hold for a larger model was not tested."""
+    yield f"{_size_of_study(limits)}: {_clause_on_longer_training(limits)}."
+    if limits.has_text:
+        yield f"Not tested: {join_names(_not_tested(limits))}."
+        if limits.has_far:
+            yield "Near and far losses are of different bytes."
+        yield _sentence_on_far_context(limits)
+    if limits.has_old_t5:
+        yield "Its t5 is today's t5:unscaled=true."
+
+
+def _size_of_study(limits: Limits) -> str:
+    """Write seeds, texts, tasks, sizes and steps of a study."""
+    seeds = number_word(limits.num_seeds).capitalize()
+    parts = [f"{seeds} {'seed' if limits.num_seeds == 1 else 'seeds'}"]
+    parts += ["one text"] if limits.has_text else []
+    if limits.num_tasks:
+        tasks = "task" if limits.num_tasks == 1 else "tasks"
+        parts.append(f"{number_word(limits.num_tasks)} {tasks}")
+    size = limits.parameters
+    parts.append(f"{size / 1e6:.1f} M parameters" if size >= 5e4 else f"{size:,.0f} parameters")
+    if limits.bytes_per_parameter is not None:
+        parts.append(f"{limits.bytes_per_parameter:.2g} bytes a parameter")
+    if limits.steps is not None:
+        parts.append(f"{limits.steps:,} steps")
+    return ", ".join(parts)
+
+
+def _clause_on_longer_training(limits: Limits) -> str:
+    """Write how much the loss still falls, and which differences could turn by then."""
+    if limits.fall_per_doubling is None:
+        return "what longer training changes was not measured"
+    still = f"the loss still falls {limits.fall_per_doubling:.2f} bits per doubling of the steps"
+    if limits.may_turn is None:
+        return still
+    return (
+        f"{still}; one more doubling may move leads by {limits.may_turn:.2f}, and what a full "
+        "training does is not known"
+    )
+
+
+def _not_tested(limits: Limits) -> list[str]:
+    """List what must hold for a larger model and was not tested."""
+    baselines = {
+        "window": "RoPE in a window",
+        "tuned": "RoPE tuned at length",
+        "hybrid": "hybrids with layers without positions",
+    }
+    parts = []
+    if not limits.rates_searched:
+        parts.append("rates, bases, slopes and scales of each encoding (--tune)")
+    elif not limits.knobs_searched:
+        parts.append("bases, slopes and scales")
+    if not limits.has_retrieval:
+        parts.append("finding facts far away")
+    parts += [baselines[name] for name in limits.absent_baselines]
+    if limits.num_sizes < 2:
+        parts.append("another size")
+    return [*parts, "documents kept apart", "your hardware and server"]
+
+
+def _sentence_on_far_context(limits: Limits) -> str:
+    """Write what context from beyond the training length saves."""
+    if limits.far_context_saves is None:
+        if limits.has_far:
+            return "What far context saves was not measured in this run."
+        return "Far tokens were not measured in this run."
+    saved = max(limits.far_context_saves, 0.0)
+    if saved < MARGIN:
+        return (
+            f"Far context saves at most {saved:.3f} bits here: far losses show what breaks, not "
+            "what is used."
+        )
+    return f"Far context saves up to {saved:.2f} bits here."

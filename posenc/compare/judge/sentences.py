@@ -14,9 +14,8 @@ from posenc.compare.judge.judgement import (
     Judgement,
     OwnComparison,
 )
-from posenc.compare.judge.limits import Limits
 from posenc.compare.judge.standing import Standing
-from posenc.compare.rows import EqualTime
+from posenc.compare.rows import EqualTime, TimesAsLong
 from posenc.statistics.seed_intervals import Gap
 
 COSTS_MORE = 1.2
@@ -74,11 +73,26 @@ def sentences_on_text(judgement: Judgement) -> Iterator[str]:
         if choice.text_may_turn and choice.behind:
             where = choice.where
             place = with_preposition(where)
-            yield f"On another text like this one {choice.behind.name} may be ahead {place}."
+            yield f"In other windows of this text {choice.behind.name} may be ahead {place}."
+    if judgement.broken and far is not None:
+        yield _sentence_on_breaking(judgement.broken, near.where, far.where)
     if judgement.context is not None and judgement.context.saved.half_width < math.inf:
         yield sentence_on_context(judgement.taken or "", judgement.context)
     if judgement.cost is not None:
         yield from _sentences_on_cost(judgement.cost, judgement, judgement.taken)
+
+
+def _sentence_on_breaking(broken: Mapping[str, float], near: str, far: str) -> str:
+    """Write which encodings break when read as trained, and by how many bits.
+
+    broken: see `Judgement`. near, far: the two places in words.
+    """
+    names = [f"{name} (+{bits:.2f} bits)" for name, bits in broken.items()]
+    verb = "breaks" if len(names) == 1 else "break"
+    return (
+        f"Read as trained, {list_up_to_six(names)} {verb} beyond {near}: so much higher is the "
+        f"loss {with_preposition(far)} than on the same bytes with near context."
+    )
 
 
 def _sentence_on_too_early(near: Standing, table: ByteTable) -> str:
@@ -269,23 +283,36 @@ def _sentences_on_cost(cost: EqualTime, judgement: Judgement, taken: str | None)
     encoding = encoding_of.get(taken or "", "")
     cheapest = cost.cheapest
     times = cost.times(encoding, cheapest)
-    if times is not None and times >= COSTS_MORE:
-        yield f"{encoding} costs {times:.1f} times {cheapest}'s training time."
+    if times is not None and _is_dearer(times):
+        yield f"{encoding} costs {times_in_words(times)} times {cheapest}'s training time."
     named = [name for choice in judgement.choices for name in _rows_to_name(choice)]
     for other in dict.fromkeys(encoding_of[name] for name in named):
         more = cost.times(other, encoding)
-        if more is not None and more >= COSTS_MORE:
-            yield f"{other} costs {more:.1f} times {encoding}'s training time."
+        if more is not None and _is_dearer(more):
+            yield f"{other} costs {times_in_words(more)} times {encoding}'s training time."
     bits = cost.order
-    if not bits or encoding not in cost.costs:
+    if not bits or encoding not in cost.step_seconds:
         return
     first = next(iter(bits))
     if encoding not in bits:
         yield f"At equal time {first} is ahead: {encoding} had not been validated by then."
-    elif bits[first] + MARGIN < bits[encoding]:
+    elif cost.is_ahead(first, encoding, MARGIN):
         yield (
             f"At equal time {first} is ahead ({bits[first]:.2f} against {bits[encoding]:.2f} bits)."
         )
+
+
+def _is_dearer(times: TimesAsLong) -> bool:
+    """Return True if the answer says what an encoding costs: it is slower for certain, and by
+    enough to matter."""
+    return times.estimate >= COSTS_MORE and times.lowest > 1
+
+
+def times_in_words(times: TimesAsLong) -> str:
+    """Write a ratio of training times with its range, `1.4 (1.3 to 1.6)`; without a range that
+    rounding shows, `1.4`."""
+    estimate, lowest, highest = (f"{ratio:.1f}" for ratio in times)
+    return estimate if lowest == highest else f"{estimate} ({lowest} to {highest})"
 
 
 def _rows_to_name(choice: Choice) -> list[str]:
@@ -422,82 +449,6 @@ def _clause_on_own(here: Sequence[OwnComparison]) -> str:
     if unsure:
         parts.append(f"without an interval {list_up_to_six(unsure)}")
     return ", ".join(parts)
-
-
-def limit_sentences(limits: Limits) -> Iterator[str]:
-    """Yield the sentences of the second line: the size of the study, and what of the seven points
-    that must hold for a larger model was not tested."""
-    yield f"{_size_of_study(limits)}: {_clause_on_longer_training(limits)}."
-    if limits.has_text:
-        yield f"Not tested: {join_names(_not_tested(limits))}."
-        yield _sentence_on_far_context(limits)
-    if limits.has_old_t5:
-        yield "Its t5 is today's t5:unscaled=true."
-
-
-def _size_of_study(limits: Limits) -> str:
-    """Write seeds, texts, tasks, sizes and steps of a study."""
-    seeds = number_word(limits.num_seeds).capitalize()
-    parts = [f"{seeds} {'seed' if limits.num_seeds == 1 else 'seeds'}"]
-    parts += ["one text"] if limits.has_text else []
-    if limits.num_tasks:
-        tasks = "task" if limits.num_tasks == 1 else "tasks"
-        parts.append(f"{number_word(limits.num_tasks)} {tasks}")
-    size = limits.parameters
-    parts.append(f"{size / 1e6:.1f} M parameters" if size >= 5e4 else f"{size:,.0f} parameters")
-    if limits.bytes_per_parameter is not None:
-        parts.append(f"{limits.bytes_per_parameter:.2g} bytes a parameter")
-    if limits.steps is not None:
-        parts.append(f"{limits.steps:,} steps")
-    return ", ".join(parts)
-
-
-def _clause_on_longer_training(limits: Limits) -> str:
-    """Write how much the loss still falls, and which differences could turn by then."""
-    if limits.fall_per_doubling is None:
-        return "what longer training changes was not measured"
-    still = f"the loss still falls {limits.fall_per_doubling:.2f} bits per doubling of the steps"
-    if limits.may_turn is None:
-        return still
-    return (
-        f"{still}; one more doubling may move leads by {limits.may_turn:.2f}, and what a full "
-        "training does is not known"
-    )
-
-
-def _not_tested(limits: Limits) -> list[str]:
-    """List what must hold for a larger model and was not tested."""
-    baselines = {
-        "window": "RoPE in a window",
-        "tuned": "RoPE tuned at length",
-        "hybrid": "hybrids with layers without positions",
-    }
-    parts = []
-    if not limits.rates_searched:
-        parts.append("rates, bases, slopes and scales of each encoding (--tune)")
-    elif not limits.knobs_searched:
-        parts.append("bases, slopes and scales")
-    if not limits.has_retrieval:
-        parts.append("finding facts far away")
-    parts += [baselines[name] for name in limits.absent_baselines]
-    if limits.num_sizes < 2:
-        parts.append("another size")
-    return [*parts, "documents kept apart", "your hardware and server"]
-
-
-def _sentence_on_far_context(limits: Limits) -> str:
-    """Write what context from beyond the training length saves."""
-    if limits.far_context_saves is None:
-        if limits.has_far:
-            return "What far context saves was not measured in this run."
-        return "Far tokens were not measured in this run."
-    saved = max(limits.far_context_saves, 0.0)
-    if saved < MARGIN:
-        return (
-            f"Far context saves at most {saved:.3f} bits here: far losses show what breaks, not "
-            "what is used."
-        )
-    return f"Far context saves up to {saved:.2f} bits here."
 
 
 def list_up_to_six(names: Iterable[str]) -> str:

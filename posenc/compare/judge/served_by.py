@@ -26,6 +26,9 @@ and MPT ALiBi, GPT-2 learned, T5's own decoder T5. Read in vLLM 0.33.0, SGLang 0
 decoder is known."""
 
 
+_LEARNED_SLOPES = re.compile(r"^alibi.*(learned=true|learned slopes)")
+
+
 def servers_of(encoding: str) -> tuple[str, ...]:
     """Return the programs that run an encoding, by its text in a trial or a label.
 
@@ -33,8 +36,12 @@ def servers_of(encoding: str) -> tuple[str, ...]:
 
     >>> servers_of("rope:rope_theta=500000"), servers_of("fire")
     (('vLLM', 'SGLang', 'llama.cpp', 'mlx-lm', 'transformers'), ())
+    >>> servers_of("alibi (slopes down to 2^-4)"), servers_of("alibi (learned slopes)")
+    (('vLLM', 'llama.cpp', 'transformers'), ())
     """
-    name = re.fullmatch(r"(\w+)(:.*)?", encoding)
+    if _LEARNED_SLOPES.search(encoding):
+        return ()  # they compute ALiBi's slopes from the number of heads
+    name = re.fullmatch(r"(\w+)(:.*| \(.*\))?", encoding)
     return _BY_NAME.get(name[1], ()) if name else ()
 
 

@@ -47,7 +47,7 @@ def _tuning_blocks(study: Study) -> Iterator[Block]:
         Heading("learning rate", "of the model"),
         Heading("rate of tables", "in multiples of it"),
         Heading("tuned", "bits per byte, validation"),
-        Heading("one rate for all", "and the usual setting"),
+        Heading("not tuned", _untuned_in_words(study.rates)),
         Heading("edges that won", "beyond which may be better"),
     ]
     rows = [_tuning_row(check) for check in study.rates]
@@ -57,9 +57,20 @@ def _tuning_blocks(study: Study) -> Iterator[Block]:
     turned = pairs_turned_by_tuning(study.rates)
     if turned:
         pairs = "; ".join(f"{b} before {a}" for a, b in turned)
-        yield f"One rate for all would turn the order of the search's trials: {pairs}."
+        yield f"Not tuned, the search's trials would be in another order: {pairs}."
     else:
-        yield "One rate for all would give the search's trials the same order."
+        yield "Not tuned, the search's trials would be in the same order."
+
+
+def _untuned_in_words(checks: Sequence[RateCheck]) -> str:
+    """Return in words what all encodings share where none is tuned: `rate 0.002, tables 20 times
+    that, usual setting`."""
+    plain = [check.tried[check.plain_at] for check in checks if check.plain_at is not None]
+    rates = {(tried.lr, tried.encoding_lr) for tried in plain}
+    if len(rates) != 1:
+        return "one rate for all, usual setting"
+    lr, factor = rates.pop()
+    return f"rate {lr:g}, tables {factor:g} times that, usual setting"
 
 
 def pairs_turned_by_tuning(

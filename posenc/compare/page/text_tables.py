@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from statistics import fmean
+from statistics import fmean, median
 
 from posenc.compare.judge import sentences
 from posenc.compare.judge.context_use import context_use
@@ -38,9 +38,11 @@ _HOW_TO_READ_ROWS = (
     "bytes than those with which a longer window is better for certain, by more than 0.02 bits; at "
     "most those over which no longer one saves so much. Only tested lengths tell. In a window: the "
     "same weights with attention limited to the last bytes, without training. Tuned: after a short "
-    "training at the longest length, by the code of posenc extend. Equal time: validation loss "
-    "when the fastest encoding ends, read from each curve; a schedule for so many steps would do "
-    "better."
+    "training at the longest length, by the code of posenc extend. Costs: training steps against "
+    "those of the cheapest encoding, taken in turns in one process before the trials where that "
+    "was possible; where a range contains 1, the two are not told apart. Equal time: validation "
+    "loss when the fastest encoding ends, read from each curve, with the range over seeds and "
+    "costs; a schedule for so many steps would do better."
 )
 BOTH_INTERVALS = (
     "± over seeds is half of an interval that holds for all pairs together, near and far: the "
@@ -66,19 +68,24 @@ def text_table(study: Study) -> Table:
         *([Heading(far_place_in_words(study), "bits per byte")] if has_far else []),
         *(Heading(f"{length:,} bytes", "mean over the window") for length in lengths),
         Heading("parameters", "of the whole model"),
-        Heading("tokens/s", "in training, one worker"),
+        Heading("tokens/s", "in training, one process"),
         Heading("seeds", "that finished"),
     ]
     by_name = rows_by_name(study)
+    equal = at_equal_time(study)
     cells = []
     for name in _rows_in_order(study, places, by_name):
         seeds = by_name[name]
         near = _near_cell(name, seeds, places)
         far = [_far_cell(name, seeds, places)] if has_far else []
         windows = [_window_cell(name, length, seeds) for length in lengths]
-        sizes = [seeds[0].parameters, _speed(seeds), len(seeds)]
+        sizes = [seeds[0].parameters, _speed_cell(seeds, equal), len(seeds)]
         cells.append([name, near, *far, *windows, *sizes])
     caption = f"Best first. {describe_detectable_difference(study)}"
+    if has_far:
+        caption += (
+            " The two judged columns are of different bytes of the text: compare rows, not columns."
+        )
     return Table(header, cells, caption, cards=True, name="text")
 
 
@@ -154,14 +161,21 @@ def _window_cell(name: str, length: int, seeds: Sequence[Row]) -> Value:
     return Number(fmean(known), form=".3f")
 
 
-def _speed(seeds: Sequence[Row]) -> int | None:
-    """Return the tokens a second of training, a mean over seeds; None if not measured."""
-    speeds = []
-    for row in seeds:
-        if row.steps_per_second is not None:
-            tokens_per_step = row.trial.batch * row.trial.train_length
-            speeds.append(row.steps_per_second * tokens_per_step)
-    return round(fmean(speeds)) if speeds else None
+def _speed_cell(seeds: Sequence[Row], equal: EqualTime | None) -> Value:
+    """Return the cell of the tokens a second of training: the median, and the range over the steps
+    or the trials that were measured; None if not measured."""
+    if equal is None or seeds[0].encoding not in equal.step_seconds:
+        return None
+    tokens_per_step = seeds[0].trial.batch * seeds[0].trial.train_length
+    speeds = [tokens_per_step / seconds for seconds in equal.step_seconds[seeds[0].encoding]]
+    return _with_range(median(speeds), min(speeds), max(speeds), ",.0f")
+
+
+def _with_range(value: float, lowest: float, highest: float, form: str) -> Number:
+    """Return a number with its range, if that is more than one value."""
+    if lowest == highest:
+        return Number(value, form=form)
+    return Number(value, lowest, highest, form)
 
 
 def describe_detectable_difference(study: Study) -> str:
@@ -227,7 +241,7 @@ def seeds_table(standing: Standing) -> Table:
         "mean",
         "each seed",
         Heading(f"minus {first}", "± over other seeds"),
-        Heading("on another text", "± over windows like these"),
+        Heading("in other windows", "± over windows of this text"),
         "verdict",
     ]
     where = standing.where.replace(",", "").replace(" ", "-")
@@ -257,8 +271,8 @@ def _row_blocks(study: Study, rows: Sequence[Row]) -> Iterator[Block]:
         Heading("near context", f"bits per byte, {far_place_in_words(study)}"),
         Heading("far context saves", "bits per byte"),
         Heading("context used", "bytes"),
-        Heading("costs", "times the cheapest training"),
-        Heading("equal time", "bits per byte, validation"),
+        Heading("costs", "times the cheapest training; range"),
+        Heading("equal time", "bits per byte, validation; range"),
     ]
     ordered = sorted(rows_by_name(study).items(), key=lambda item: _sort_key(item[1], longest))
     table = [_table_row(name, of_name, longest, equal) for name, of_name in ordered]
@@ -310,14 +324,21 @@ def _context_cells(name: str, rows: Sequence[Row], scores: Sequence[FarScore]) -
 
 
 def _time_cells(rows: Sequence[Row], equal: EqualTime | None) -> list[Value]:
-    """Return the cells of a row on time: what training costs, and the loss at equal time; None
-    where time was not measured."""
+    """Return the cells of a row on time: what training costs, with its range, and the loss at equal
+    time; None where time was not measured."""
     encoding = rows[0].encoding
-    if equal is None or encoding not in equal.costs:
+    times = None if equal is None else equal.times(encoding, equal.cheapest)
+    if equal is None or times is None:
         return [None, None]
-    with_tuning = [row.seconds / row.trained_seconds for row in rows if row.seconds]
-    cost = Number(equal.costs[encoding] * fmean(with_tuning or [1.0]), form=".2f")
+    with_tuning = median(row.seconds / row.trained_seconds if row.seconds else 1.0 for row in rows)
+    estimate, lowest, highest = (with_tuning * ratio for ratio in times)
+    cost = _with_range(estimate, lowest, highest, ".2f")
     losses = equal.losses.get(encoding, {})
     # The curve is that of training as usual: other readings have none of their own.
-    has_curve = bool(losses) and rows[0].reading == "trained"
-    return [cost, Number(fmean(losses.values()), form=".3f") if has_curve else None]
+    if not losses or rows[0].reading != "trained":
+        return [cost, None]
+    mean = fmean(losses.values())
+    ranges = equal.loss_ranges.get(encoding, {}).values()
+    lowest_loss = min((low for low, _ in ranges), default=mean)
+    highest_loss = max((high for _, high in ranges), default=mean)
+    return [cost, _with_range(mean, lowest_loss, highest_loss, ".3f")]

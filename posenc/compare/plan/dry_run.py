@@ -6,7 +6,7 @@ from pathlib import Path
 
 from posenc.command_line.progress import readable_duration
 from posenc.compare.plan.splits import TextSplits
-from posenc.compare.plan.time_estimate import kind_of_trial, seconds_by_kind
+from posenc.compare.plan.time_estimate import kind_of_trial, measure_kinds
 from posenc.compare.trial.config import TrialConfig
 from posenc.compare.trial.task_of_trial import max_row_tokens
 from posenc.report.report import Report, Section
@@ -32,7 +32,8 @@ def dry_run(
         folder = Path(scratch)
         if splits is not None:
             splits.write(folder)
-        seconds = seconds_by_kind(trials, folder, local_workers)
+        measured = measure_kinds(trials, folder, local_workers)
+    seconds = {kind: of_kind.seconds for kind, of_kind in measured.items()}
     kinds: dict[str, list[TrialConfig]] = {}
     for trial in trials:
         kinds.setdefault(kind_of_trial(trial), []).append(trial)

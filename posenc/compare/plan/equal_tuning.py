@@ -409,10 +409,11 @@ class Search:
 def with_choices(
     study: Study, checks: Sequence[RateCheck], entries: Sequence[ComparedEncoding]
 ) -> Study:
-    """Return the study whose trials have the chosen rates and settings. An encoding without a
-    choice keeps its own."""
+    """Return the study whose trials have the chosen rates and settings, and whose labels name the
+    settings: `rope (base 100)`. An encoding without a choice keeps its own."""
     by_label = {check.encoding: check for check in checks}
     entry_by_text = {entry.text: entry for entry in entries}
+    new_labels = {}
     labels = dict(study.labels)
     trials = []
     for trial in study.trials:
@@ -424,14 +425,46 @@ def with_choices(
         best = check.best
         text = best.encoding or entry.text
         source = trial.source if text == entry.text else hash_of_posenc_code(text)
-        if text != entry.label:
-            labels[text] = entry.label
+        new_labels[entry.label] = label_with_setting(entry, text)
+        if text != new_labels[entry.label]:
+            labels[text] = new_labels[entry.label]
         trials.append(
             replace(trial, encoding=text, source=source, lr=best.lr, encoding_lr=best.encoding_lr)
         )
     used = {trial.encoding for trial in trials}
     labels = {text: label for text, label in labels.items() if text in used}
-    return replace(study, trials=tuple(trials), labels=labels, rates=tuple(checks))
+    rates = tuple(
+        replace(check, encoding=new_labels.get(check.encoding, check.encoding)) for check in checks
+    )
+    return replace(study, trials=tuple(trials), labels=labels, rates=rates)
+
+
+_SETTING_WORDS = {
+    "rope_theta": "base {:g}",
+    "bias_max": "slopes down to 2^-{:g}",
+    "learned": "learned slopes",
+    "unscaled": "unscaled",
+}
+"""An option that a knob sets, in words for the name of a row."""
+
+
+def label_with_setting(entry: ComparedEncoding, text: str) -> str:
+    """Return the label of an encoding with the options that a search added to its text.
+
+    >>> label_with_setting(ComparedEncoding("rope", "rope", ""), "rope:rope_theta=100")
+    'rope (base 100)'
+    """
+    given = {option for part in parse(entry.text).parts for option in part.options}
+    added = {
+        option.key: option.value
+        for part in parse(text).parts
+        for option in part.options
+        if option not in given
+    }
+    if not added:
+        return entry.label
+    words = [_SETTING_WORDS[key].format(value) for key, value in added.items()]
+    return f"{entry.label} ({', '.join(words)})"
 
 
 def _has_tables(text: str, shape: ModelShape) -> bool:

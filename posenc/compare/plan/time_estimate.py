@@ -1,5 +1,7 @@
-"""Estimate the time of a comparison from steps measured on its device before it starts."""
+"""Measure training steps on the device of a comparison before it starts, to announce its time and
+to say what encodings cost."""
 
+import contextlib
 import json
 import os
 import subprocess
@@ -7,10 +9,12 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from statistics import median
+from typing import TYPE_CHECKING, TypedDict
 
 from posenc.compare.trial import process
 from posenc.compare.trial.config import write_trial
@@ -18,13 +22,17 @@ from posenc.files.opening import make_subfolder, open_to_append
 from posenc.tasks.registry import TEXT
 
 if TYPE_CHECKING:
-    import numpy as np
     from torch import nn
 
     from posenc.compare.trial.config import TrialConfig
 
-WARM_UP, STEPS = 2, 2
-"""Untimed steps, in which memory is allocated, and timed steps."""
+WARM_UP = 1
+"""Untimed steps of each model, in which memory is allocated."""
+TURNS = 6
+"""Timed steps of each model, over all processes that measure, at least. The range of six ratios
+holds their median in 97 % of cases."""
+MAX_BYTES_IN_TURNS = 1 << 30
+"""Bytes of models and optimizers that are in memory together, to take steps in turns."""
 START_SECONDS = 3
 """Time that a trial's process needs to import torch: chosen, not measured each time."""
 MIN_STEPS_TO_MEASURE = 500
@@ -34,30 +42,41 @@ TIMEOUT_SECONDS = 120
 """Seconds after which the measurement of an encoding is given up: chosen, not derived."""
 
 
-def expected_seconds(
-    trials: "Sequence[TrialConfig]", folder: Path, workers: int, local_workers: int | None = None
-) -> int | None:
-    """Return the seconds that these trials, with text in `folder`, take on `workers` workers; None
-    for few steps, and where an encoding cannot be measured on this machine.
+@dataclass(frozen=True)
+class MeasuredKind:
+    """What was measured of a kind of trials, see `kind_of_trial`.
 
-    Each encoding is measured in a process like those of the trials, `local_workers` at a time
-    (None: `workers`), because cores share caches and memory.
+    step_seconds: of training steps, taken in turns with those of the other kinds.
+    seconds: of a whole trial: start, training, validations and tests.
     """
-    if sum(trial.steps for trial in trials) < MIN_STEPS_TO_MEASURE:
-        return None
-    seconds = seconds_by_kind(trials, folder, local_workers or workers)
-    if any(kind_of_trial(trial) not in seconds for trial in trials):
-        return None
-    return round(sum(seconds[kind_of_trial(trial)] for trial in trials) / workers)
+
+    step_seconds: tuple[float, ...]
+    seconds: float
 
 
-def seconds_by_kind(
+def expected_seconds(
+    trials: "Sequence[TrialConfig]",
+    measured: Mapping[str, MeasuredKind],
+    workers: int,
+) -> int | None:
+    """Return the seconds that these trials take on `workers` workers; None where a kind of them was
+    not measured."""
+    if not trials or any(kind_of_trial(trial) not in measured for trial in trials):
+        return None
+    return round(sum(measured[kind_of_trial(trial)].seconds for trial in trials) / workers)
+
+
+def measure_kinds(
     trials: "Sequence[TrialConfig]", folder: Path, at_once: int
-) -> dict[str, float]:
-    """Return the seconds of one trial by its kind, see `kind_of_trial`; a kind that cannot be
-    measured here is left out.
+) -> dict[str, MeasuredKind]:
+    """Return what was measured of each kind of these trials, with text in `folder`; a kind that
+    cannot be measured on this machine is left out.
 
-    at_once: number of processes that measure at the same time.
+    Every process takes steps of all kinds in turns, so that what else the machine does slows all
+    alike, and each kind's tests are timed in one of them.
+
+    at_once: number of processes that measure at the same time, as many as trials will run here,
+        because cores share caches and memory.
     """
     if not trials:
         return {}
@@ -66,12 +85,28 @@ def seconds_by_kind(
     for trial in to_measure:
         write_trial(make_subfolder(folder / trial.folder), trial)
     at_once = min(at_once, len(to_measure))
-    shares = [to_measure[i::at_once] for i in range(at_once)]
-    seconds: dict[str, float] = {}
-    with ThreadPoolExecutor(len(shares)) as pool:
-        for seconds_of_share in pool.map(lambda share: _measure_in_process(share, folder), shares):
-            seconds |= seconds_of_share
-    return seconds
+    with ThreadPoolExecutor(at_once) as pool:
+        answers = list(
+            pool.map(lambda i: _measure_in_process(to_measure, folder, i, at_once), range(at_once))
+        )
+    return _join_measurements(answers)
+
+
+def _join_measurements(answers: "Sequence[dict[str, _Answer]]") -> dict[str, MeasuredKind]:
+    """Return what several processes have measured, by kind: the steps that all have taken, and the
+    other seconds of the one that timed the kind's tests."""
+    kinds = {}
+    in_all = set.intersection(*(set(answer) for answer in answers))
+    for kind in answers[0]:
+        timed = [answer[kind] for answer in answers if kind in in_all]
+        of_tests = next((each for each in timed if each["num_steps"] is not None), None)
+        if of_tests is None:
+            continue
+        steps = [seconds for each in timed for seconds in each["step_seconds"]]
+        num_steps = of_tests["num_steps"] or 0.0
+        seconds = START_SECONDS + num_steps * median(steps) + of_tests["test_seconds"]
+        kinds[kind] = MeasuredKind(tuple(steps), seconds)
+    return kinds
 
 
 def kind_of_trial(trial: "TrialConfig") -> str:
@@ -82,15 +117,33 @@ def kind_of_trial(trial: "TrialConfig") -> str:
     return f"{name}, {trial.steps:,} steps" if chooses_rate else name
 
 
-def _measure_in_process(trials: "Sequence[TrialConfig]", folder: Path) -> dict[str, float]:
-    """Measure these trials, each of another kind, one after the other in a process of their own.
-    Return the seconds of each by its kind. One that cannot be measured is left out; the log of the
-    first trial has the reason."""
+class _Answer(TypedDict):
+    """What a process has measured of a kind of trials.
+
+    step_seconds: of training steps. num_steps: steps of a trial, those of a tuning converted to as
+        many as take as long; None where another process times the tests.
+    test_seconds: of validations and tests; 0 there.
+    """
+
+    step_seconds: list[float]
+    num_steps: float | None
+    test_seconds: float
+
+
+def _measure_in_process(
+    trials: "Sequence[TrialConfig]", folder: Path, index: int, count: int
+) -> "dict[str, _Answer]":
+    """Measure these trials, each of another kind, in a process of their own. Return what was
+    measured by kind. One that cannot be measured is left out; the log of the trial at `index` has
+    the reason.
+
+    index, count: which of so many processes this is; it times the tests of each `count`-th trial.
+    """
     homes = [folder / trial.folder for trial in trials]
     with (
-        open_to_append(homes[0] / "log.txt") as log,
+        open_to_append(homes[index] / "log.txt") as log,
         subprocess.Popen(
-            process.command("posenc.compare.plan.time_estimate", folder, *homes),
+            process.command("posenc.compare.plan.time_estimate", folder, index, count, *homes),
             stdin=subprocess.PIPE,  # closes when this process ends, and the other one ends too
             stdout=subprocess.PIPE,
             stderr=log,
@@ -109,10 +162,10 @@ def _measure_in_process(trials: "Sequence[TrialConfig]", folder: Path) -> dict[s
     return json.loads(answer or "{}")
 
 
-def main(parent: str, study_folder: str, *trial_folders: str) -> int:
-    """Run the measuring process: print a JSON object from each kind of trial to its seconds.
+def main(parent: str, study_folder: str, index: str, count: str, *trial_folders: str) -> int:
+    """Run a measuring process: print a JSON object from each kind of trial to its `_Answer`.
 
-    parent: id of the process that waits for it.
+    parent: id of the process that waits for it. index, count: see `_measure_in_process`.
     Returns: the exit code, 0.
     """
     process.end_with_parent(int(parent))
@@ -124,61 +177,119 @@ def main(parent: str, study_folder: str, *trial_folders: str) -> int:
     from posenc.compare.trial.config import read_trial
 
     torch.set_num_threads(1)
-    seconds = {}
-    for trial in [read_trial(Path(folder)) for folder in trial_folders]:
-        try:
-            seconds[kind_of_trial(trial)] = _seconds_of_trial(trial, Path(study_folder))
-        except Exception:  # torch or an encoding may raise anything
-            print(f"{kind_of_trial(trial)} could not be timed:", file=sys.stderr, flush=True)
-            traceback.print_exc()
-    answer.write(json.dumps(seconds))
+    trials = [read_trial(Path(folder)) for folder in trial_folders]
+    times_tests = [i % int(count) == int(index) for i in range(len(trials))]
+    turns = -(-TURNS // int(count))  # rounded up
+    measured = _measure(trials, times_tests, Path(study_folder), turns)
+    answer.write(json.dumps(measured))
     answer.flush()
     return 0
 
 
-def _seconds_of_trial(trial: "TrialConfig", folder: Path) -> float:
-    """Return how many seconds a trial takes in all: start, training, validations and test.
+def _measure(
+    trials: "Sequence[TrialConfig]", times_tests: Sequence[bool], folder: Path, turns: int
+) -> "dict[str, _Answer]":
+    """Return what is measured of these trials by kind; those that fail are left out.
 
-    folder: folder of the study, which has the text.
+    times_tests: for each trial, whether its tests are timed. folder: of the study, with the text.
+    turns: timed steps of each.
     """
-    import numpy as np
-
-    from posenc.compare.trial import train, windows
-    from posenc.compare.trial.readings.tuned import can_be_tuned
-    from posenc.hf.tune.config import TuneConfig
-
-    model = train.build_model(trial)
-    symbols = np.empty(0, np.uint16)
-    evaluation = _seconds_of_task_evaluation
-    if trial.task == TEXT:
-        symbols = windows.read_split(folder, "train", trial.corpus)
-        evaluation = _seconds_of_text_evaluation
-    seconds_per_step = _seconds_per_step(model, trial, symbols)
-    seconds_of_test = evaluation(model, trial)
-    seconds = START_SECONDS + trial.steps * seconds_per_step + seconds_of_test
-    if trial.tune_steps and can_be_tuned(model):
-        per_token = seconds_per_step / (trial.batch * trial.train_length)
-        tokens_per_step = TuneConfig().batch * max(trial.test_lengths)
-        with_teacher = 4 / 3  # a forward pass more than forward and backward
-        seconds += trial.tune_steps * tokens_per_step * per_token * with_teacher + seconds_of_test
-    return seconds
+    answers: dict[str, _Answer] = {}
+    in_memory: list[_Steps] = []
+    for trial, with_tests in zip(trials, times_tests, strict=True):
+        with _report_failure(trial):
+            steps = _Steps(trial, folder)
+            if sum(each.num_bytes for each in (*in_memory, steps)) > MAX_BYTES_IN_TURNS:
+                _take_turns(in_memory, turns, answers)
+                in_memory = []
+            for _ in range(WARM_UP):
+                steps.take()
+            if with_tests:
+                steps.time_tests()
+            in_memory.append(steps)
+    _take_turns(in_memory, turns, answers)
+    return answers
 
 
-def _seconds_per_step(model: "nn.Module", trial: "TrialConfig", symbols: "np.ndarray") -> float:
-    """Return the mean seconds of a training step, after WARM_UP untimed ones.
+def _take_turns(models: "list[_Steps]", turns: int, answers: "dict[str, _Answer]") -> None:
+    """Time `turns` steps of each model, one of each in turn, and add what is measured to `answers`;
+    models that fail are left out."""
+    for _ in range(turns):
+        for steps in models:
+            with _report_failure(steps.trial):
+                steps.seconds.append(steps.take())
+    for steps in models:
+        if len(steps.seconds) == turns:
+            answers[kind_of_trial(steps.trial)] = {
+                "step_seconds": steps.seconds,
+                "num_steps": steps.num_steps,
+                "test_seconds": steps.test_seconds,
+            }
 
-    symbols: the training text; a task ignores it.
+
+@contextlib.contextmanager
+def _report_failure(trial: "TrialConfig") -> Iterator[None]:
+    """Write the error of the block under `with` to stderr, the log, and go on after it."""
+    try:
+        yield
+    except Exception:  # torch or an encoding may raise anything
+        print(f"{kind_of_trial(trial)} could not be timed:", file=sys.stderr, flush=True)
+        traceback.print_exc()
+
+
+class _Steps:
+    """The model of a trial, whose training steps are timed.
+
+    num_bytes: of the weights and the optimizer. seconds: of the timed steps.
+    num_steps, test_seconds: as in `_Answer`, once the tests are timed.
     """
-    from posenc.compare.trial import train
 
-    optimizer = train.optimizer_for(model, trial)
-    model = train.compile_if_asked(model, trial)
-    for step in range(WARM_UP):
-        train.take_step(model, optimizer, trial, symbols, step)
-    began = _time_after_device(trial)
-    for step in range(WARM_UP, WARM_UP + STEPS):
-        train.take_step(model, optimizer, trial, symbols, step)
-    return (_time_after_device(trial) - began) / STEPS
+    def __init__(self, trial: "TrialConfig", folder: Path) -> None:
+        """folder: that of the study, which has the text."""
+        import numpy as np
+
+        from posenc.compare.plan.cost import BYTES_PER_PARAMETER
+        from posenc.compare.trial import train, windows
+
+        self.trial = trial
+        self.symbols = np.empty(0, np.uint16)
+        if trial.task == TEXT:
+            self.symbols = windows.read_split(folder, "train", trial.corpus)
+        self.model = train.build_model(trial)
+        self.optimizer = train.optimizer_for(self.model, trial)
+        self.compiled = train.compile_if_asked(self.model, trial)
+        self.num_bytes = BYTES_PER_PARAMETER * sum(p.numel() for p in self.model.parameters())
+        self.num_taken = 0
+        self.seconds: list[float] = []
+        self.num_steps: float | None = None
+        self.test_seconds = 0.0
+
+    def take(self) -> float:
+        """Take a training step, and return its seconds."""
+        from posenc.compare.trial import train
+
+        self.model.train()
+        began = _time_after_device(self.trial)
+        train.take_step(self.compiled, self.optimizer, self.trial, self.symbols, self.num_taken)
+        self.num_taken += 1
+        return _time_after_device(self.trial) - began
+
+    def time_tests(self) -> None:
+        """Time the validations and tests of the trial, and count its steps."""
+        from posenc.compare.trial.readings.tuned import can_be_tuned
+        from posenc.hf.tune.config import TuneConfig
+
+        trial = self.trial
+        on_text = trial.task == TEXT
+        evaluation = _seconds_of_text_evaluation if on_text else _seconds_of_task_evaluation
+        self.test_seconds = evaluation(self.model, trial)
+        self.num_steps = float(trial.steps)
+        if trial.tune_steps and can_be_tuned(self.model):
+            tokens_per_step = TuneConfig().batch * max(trial.test_lengths)
+            with_teacher = 4 / 3  # a forward pass more than forward and backward
+            tuning_step = with_teacher * tokens_per_step / (trial.batch * trial.train_length)
+            self.num_steps += trial.tune_steps * tuning_step
+            self.test_seconds *= 2  # the tuned model is tested, too
 
 
 def _time_after_device(trial: "TrialConfig") -> float:
@@ -192,8 +303,7 @@ def _time_after_device(trial: "TrialConfig") -> float:
 
 
 def _seconds_of_task_evaluation(model: "nn.Module", trial: "TrialConfig") -> float:
-    """Return the seconds of a task's validations and tests; one piece of each case is timed after
-    an untimed one."""
+    """Return the seconds of a task's validations and tests; one piece of each case is timed."""
     from posenc.compare.trial import evaluate, forward, train
     from posenc.compare.trial.task_of_trial import task_of
 
@@ -206,7 +316,6 @@ def _seconds_of_task_evaluation(model: "nn.Module", trial: "TrialConfig") -> flo
             continue
         rows = max(1, evaluate.TASK_TOKENS_AT_ONCE // task.max_tokens(case))
         batch = task.test_batch(case, rows, trial.train_length)
-        forward.likeliest_tokens(model, batch, trial, task.end, rows)
         began = _time_after_device(trial)
         forward.likeliest_tokens(model, batch, trial, task.end, rows)
         seconds = (_time_after_device(trial) - began) / rows
@@ -217,8 +326,7 @@ def _seconds_of_task_evaluation(model: "nn.Module", trial: "TrialConfig") -> flo
 
 
 def _seconds_of_text_evaluation(model: "nn.Module", trial: "TrialConfig") -> float:
-    """Return the seconds of validations and test; one piece at each length is timed after an
-    untimed one."""
+    """Return the seconds of validations and test; one piece at each length is timed."""
     from posenc.compare.trial import evaluate, train, windows
     from posenc.compare.trial.objectives import objective_of
 
@@ -246,7 +354,7 @@ def _seconds_of_text_evaluation(model: "nn.Module", trial: "TrialConfig") -> flo
 
 
 def _seconds_per_token_read(model: "nn.Module", trial: "TrialConfig", length: int) -> float:
-    """Return the seconds for each token of windows of a length, measured after an untimed piece."""
+    """Return the seconds for each token of windows of a length, measured on one piece."""
     import torch
 
     from posenc.compare.trial import evaluate
@@ -257,7 +365,6 @@ def _seconds_per_token_read(model: "nn.Module", trial: "TrialConfig", length: in
     rows = torch.zeros(max(1, evaluate.TOKENS_AT_ONCE // length), length + 1, dtype=torch.long)
     held_out = objective.held_out_targets(rows)
     with torch.no_grad():
-        objective.losses(model, held_out, trial)
         began = _time_after_device(trial)
         objective.losses(model, held_out, trial)
     return (_time_after_device(trial) - began) / (rows.shape[0] * length)

@@ -50,6 +50,8 @@ def merge_runs_of_checked_recipes(runs: Sequence[tuple[Path, Study]]) -> tuple[S
         labels=labels,
         unchecked=unchecked,
         rates=rates,
+        # Steps of two runs were not taken in turns.
+        step_seconds=first.step_seconds if len(runs) == 1 else {},
     )
     return merged, conflicts
 

@@ -12,8 +12,9 @@ from posenc.encodings import PositionEncoding
 from posenc.tasks.scoring import score_answers
 from posenc.tasks.task import Case, Task
 
-TOKENS_AT_ONCE = 1 << 12
-"""Tokens in one pass: a dense forward at length 1024 stays below 0.5 GB."""
+TOKENS_AT_ONCE = 1 << 11
+"""Tokens in one pass: more take longer each, as their activations no longer fit into the caches of
+a core, and a dense forward at length 1024 stays below 0.25 GB."""
 MAX_POSITION_RUNS = 64
 """Points that a curve of the loss by position has at most."""
 TEST_SEQUENCES = 512

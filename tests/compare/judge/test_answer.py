@@ -200,8 +200,8 @@ def with_windows(given, noise):
 
 
 @pytest.mark.parametrize(("noise", "open_"), [(0.1, True), (0.002, False)])
-def test_another_text_may_turn_what_the_seeds_decide(noise, open_):
-    words = "On another text like this one rope may be ahead at 128 bytes."
+def test_other_windows_may_turn_what_the_seeds_decide(noise, open_):
+    words = "In other windows of this text rope may be ahead at 128 bytes."
     assert (words in said(with_windows(six(), noise))) is open_
 
 

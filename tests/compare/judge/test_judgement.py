@@ -1,6 +1,7 @@
 """The judgement in other code: numpy alone, on simulated studies and on three published ones."""
 
 import csv
+import dataclasses
 import math
 from functools import cache
 from itertools import combinations
@@ -15,15 +16,18 @@ from posenc.compare.judge.judgement import (
     TIED,
     USE,
     DriftOfLeads,
+    _broken_encodings,
     choose,
     judge,
     verdicts_of_pairs,
 )
 from posenc.compare.judge.near_far import far_loss, places_of
+from posenc.compare.judge.sentences import _sentence_on_breaking
 from posenc.compare.reports import published_trials
 from posenc.compare.results import Study
 from posenc.compare.rows import rows_of
 from posenc.tasks.registry import TEXT
+from tests.compare.judge.test_context_use import rows_with, scores_of_model
 
 RESULTS = Path(__file__).parents[3] / "results"
 SPREADS = (0.015, 0.018)
@@ -154,6 +158,25 @@ def test_the_simulated_levels_are_as_documented():
     usual = [row for row in rows if row["world"] != "tenfold"]
     assert min(min(float(row["named_near"]), float(row["named_far"])) for row in usual) >= 0.795
     assert max(float(row["differ"]) for row in usual) <= 0.07
+
+
+def test_an_encoding_breaks_where_far_context_costs_more_than_a_tenth_of_a_bit():
+    good = rows_with([scores_of_model(256, seed) for seed in (1, 2)])
+    worse = []
+    for seed in (1, 2):
+        scores = scores_of_model(64, seed)
+        near = scores[-1].near_windows
+        broken = dataclasses.replace(
+            scores[-1], far=scores[-1].far_near + 1.5, windows=tuple(w + 1.5 for w in near)
+        )
+        worse.append((*scores[:-1], broken))
+    assert _broken_encodings({"t5": good}) == {}
+    assert _broken_encodings({"rope": rows_with(worse)}) == {"rope": pytest.approx(1.5)}
+    sentence = _sentence_on_breaking({"rope": 1.5}, "128 bytes", "the last 128 of 1,024 bytes")
+    assert sentence == (
+        "Read as trained, rope (+1.50 bits) breaks beyond 128 bytes: so much higher is the loss on "
+        "the last 128 of 1,024 bytes than on the same bytes with near context."
+    )
 
 
 def published() -> dict[str, Study]:

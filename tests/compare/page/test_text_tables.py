@@ -139,7 +139,7 @@ def test_a_study_that_was_tuned_shows_the_choices_and_what_they_turn():
     assert [row[0] for row in table.rows] == ["rope", "t5"]
     assert table.rows[0][2] == "rope:rope_theta=100"
     assert "recorded, from a test" in made
-    assert turned == "One rate for all would turn the order of the search's trials: t5 before rope."
+    assert turned == "Not tuned, the search's trials would be in another order: t5 before rope."
 
 
 def test_the_page_names_the_rates_of_the_model_and_of_tables():

@@ -10,15 +10,22 @@ from posenc import compare
 from posenc.compare.plan import dry_run as module
 from posenc.compare.plan.dry_run import dry_run, most_training_tokens
 from posenc.compare.plan.learning_rate_search import rate_trials
+from posenc.compare.plan.time_estimate import MeasuredKind
 from tests.compare.judge.test_summary import TRIAL
 from tests.texts import prose
+
+
+def kinds_of(seconds):
+    """What was measured of each kind of trials, of which one takes these seconds."""
+    return {kind: MeasuredKind((1.0,), each) for kind, each in seconds.items()}
+
 
 SMALL = {"width": 16, "layers": 1, "heads": 1}
 
 
 def test_the_sentence_counts_trials_tokens_and_time(monkeypatch):
     seconds = {"rope": 60.0, "t5": 120.0}
-    monkeypatch.setattr(module, "seconds_by_kind", lambda trials, folder, at_once: seconds)
+    monkeypatch.setattr(module, "measure_kinds", lambda *arguments: kinds_of(seconds))
     trials = [
         dataclasses.replace(TRIAL, encoding=name, seed=seed, steps=100, batch=4, train_length=8)
         for seed in range(3)
@@ -37,7 +44,7 @@ def test_the_sentence_counts_trials_tokens_and_time(monkeypatch):
 
 def test_trials_that_choose_a_rate_have_a_row_of_their_own(monkeypatch):
     seconds = {"rope": 60.0, "rope, 20 steps": 12.0}
-    monkeypatch.setattr(module, "seconds_by_kind", lambda trials, folder, at_once: seconds)
+    monkeypatch.setattr(module, "measure_kinds", lambda *arguments: kinds_of(seconds))
     trials = (*rate_trials([TRIAL]), TRIAL)
     report = dry_run(trials, None, 1, 1)
     assert report.headline.startswith("4 trials, 40,960 tokens, about 1:36 on 1 worker")
@@ -46,7 +53,7 @@ def test_trials_that_choose_a_rate_have_a_row_of_their_own(monkeypatch):
 
 
 def test_what_cannot_be_measured_is_not_estimated(monkeypatch):
-    monkeypatch.setattr(module, "seconds_by_kind", lambda *arguments: {"t5": 60.0})
+    monkeypatch.setattr(module, "measure_kinds", lambda *arguments: kinds_of({"t5": 60.0}))
     both = [dataclasses.replace(TRIAL, encoding=name) for name in ("rope", "t5")]
     report = dry_run(both, None, 1, 1)
     assert "their steps cannot be measured here" in report.headline
@@ -55,7 +62,7 @@ def test_what_cannot_be_measured_is_not_estimated(monkeypatch):
 
 
 def test_the_device_is_named(monkeypatch):
-    monkeypatch.setattr(module, "seconds_by_kind", lambda *arguments: {"rope": 60.0})
+    monkeypatch.setattr(module, "measure_kinds", lambda *arguments: kinds_of({"rope": 60.0}))
     trial = dataclasses.replace(TRIAL, encoding="rope", device="cuda")
     assert "about 1:00 on 1 worker on cuda, from steps" in dry_run([trial], None, 1, 1).headline
 

@@ -200,7 +200,8 @@ def test_the_trials_take_the_choices_under_the_encodings_own_names():
     study = with_choices(Study(FORMAT, "", "", {}, {}, None, trials), checks(), entries)
     assert {t.encoding for t in study.trials} == {"rope:rope_theta=100", "t5"}
     assert {t.lr for t in study.trials if t.encoding == "t5"} == {0.002}
-    assert study.labels == {"rope:rope_theta=100": "rope"}
+    assert study.labels == {"rope:rope_theta=100": "rope (base 100)"}
+    assert [check.encoding for check in study.rates] == ["rope (base 100)", "t5"]
     assert len({t.source for t in study.trials}) == 2
     assert Study.from_json(study.to_json()) == study
 
