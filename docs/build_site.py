@@ -22,7 +22,7 @@ from posenc.doctor.rule import SEVERITIES
 from posenc.doctor.rules import RULES
 from posenc.encodings.base.position_encoding import ModelShape
 from posenc.encodings.registry import create, entry, names
-from posenc.inspect.encoding import charts
+from posenc.inspect import charts
 from posenc.inspect.encoding.scores import decay
 from posenc.list import build_rows
 from posenc.report.drawing import write_svg
@@ -263,7 +263,8 @@ def draw(folder: Path) -> None:
     """Write the picture of each card."""
     for name in names():
         shape = SHAPE if create(name, SHAPE).claims.num_axes == 1 else GRID
-        chart = charts.score_chart({name: decay(create(name, shape), shape)}, same=True)
+        measured = decay(create(name, shape), shape)
+        chart = charts.score_chart({name: (measured.distances, measured.same)})
         write_svg(chart.figure, folder / f"{name}.svg", f"Score by distance of {name}.")
 
 

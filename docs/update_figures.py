@@ -16,7 +16,7 @@ import torch
 import posenc
 from posenc.encodings.base.position_encoding import ModelShape
 from posenc.encodings.registry import create
-from posenc.inspect.encoding import charts
+from posenc.inspect import charts
 from posenc.inspect.encoding.precision import exact_frequencies_of
 from posenc.inspect.encoding.scores import decay
 from posenc.report.drawing import write_svg
@@ -38,16 +38,17 @@ def of_encodings() -> dict[str, Plot]:
     """Return the figures that need no checkpoint, by name."""
     names = ("nope", "sinusoidal", "rope", "alibi")
     decays = {name: decay(create(name, SHAPE), SHAPE) for name in names}
+    scores = {name: (measured.distances, measured.same) for name, measured in decays.items()}
     waves = {name: wavelengths(name) for name in ("rope", "linear", "ntk", "yarn")}
     alibi, t5, far = posenc.ALiBi(num_heads=8), create("t5", CAUSAL), torch.arange(200)
     added = create("sinusoidal", TABLE).embed(torch.zeros(1, 128, 64), torch.arange(128))[0]
     drawn = {
         "inspect-decay": (
-            charts.score_chart({name: decays[name] for name in names[1:]}, same=True),
+            charts.score_chart({name: scores[name] for name in names[1:]}),
             "Score of a random vector with itself by distance for sinusoidal, rope and alibi.",
         ),
         "learn-order": (
-            charts.score_chart({name: decays[name] for name in ("nope", "alibi")}, same=True),
+            charts.score_chart({name: scores[name] for name in ("nope", "alibi")}),
             "Score by distance: a flat line without positions, a falling one with ALiBi.",
         ),
         "learn-sinusoidal": (

@@ -1,18 +1,33 @@
-"""`posenc inspect encoding` and `posenc inspect model` as functions."""
+"""`posenc inspect encoding` and `posenc inspect model`, as Python functions and as commands."""
 
+import importlib
+import shlex
+import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import torch
+
 from posenc.arguments import explain_misfits
-from posenc.encodings import ModelShape
+from posenc.command_line.progress import replace_status_line
+from posenc.encodings import ModelShape, create, parse
 from posenc.files.atomic import prepare_page_and_figures
-from posenc.inspect.encoding.measurements import SpecSheet
-from posenc.report.html_page import Page, page_of
+from posenc.inspect.encoding.measurements import SpecSheet, measure
+from posenc.inspect.encoding.scores import decay_bytes
+from posenc.lazy import require_package
+from posenc.machine.hardware import memory_bytes
+from posenc.machine.limits import check_memory_or_disk
+from posenc.report.report import Report
+from posenc.report.terminal import print_report
+from posenc.testing.harness import encoding_of_first_layer
 
 if TYPE_CHECKING:
-    from posenc.inspect.checkpoint.measurements import CheckpointSheet
+    from posenc.inspect.checkpoint.measurements import CheckpointSheet, Request
+
+_ADVICE = "Take fewer --heads, or a smaller --head-dim."
 
 
 @explain_misfits
@@ -49,18 +64,12 @@ def measure_encodings(
             "posenc.inspect.measure_model(folder)."
         )
     prepare_page_and_figures(figures, out)
-    from posenc.inspect.encoding.run_command import measure_all
-
     names = [names] if isinstance(names, str) else list(names)
     sheets = measure_all(names, shape or ModelShape(512, 8, head_dim=64, train_length=2048))
     if out is not None or figures is not None:
-        from posenc.inspect.encoding.judgement import judge
-        from posenc.inspect.encoding.report import report_of
-
         made_by = f"posenc.inspect.measure_encodings({names!r})"
-        judgements = [judge(sheet) for sheet in sheets]
-        report = report_of(judgements, made_by, compare=len(sheets) > 1, has_figures=True)
-        _write_outputs(page_of(report), out, figures)
+        report = _report_of_encodings(sheets, made_by, compare=len(sheets) > 1, has_figures=True)
+        _write_with_warnings(report, out, figures)
     return sheets
 
 
@@ -97,18 +106,142 @@ def measure_model(
     request = Request(Path(folder), text, swap, as_bytes=as_bytes, as_ids=as_ids)
     sheet = measure_checkpoint(request)
     if out is not None or figures is not None:
-        from posenc.inspect.checkpoint.judgement import judge
-        from posenc.inspect.checkpoint.report import report_of
-
         made_by = f"posenc.inspect.measure_model({folder!r})"
-        report = report_of(judge(sheet), made_by, has_figures=True)
-        _write_outputs(page_of(report), out, figures)
+        _write_with_warnings(_report_of_checkpoint(sheet, made_by, has_figures=True), out, figures)
     return sheet
 
 
-def _write_outputs(page: Page, out: str | Path | None, figures: str | Path | None) -> None:
-    """Write the page and its figures where a place is given, and warn with the notes on them."""
-    from posenc.report.figure_files import write_page
+def inspect_encodings(
+    names: Sequence[str],
+    shape: ModelShape,
+    compare: bool,
+    as_json: bool,
+    out: Path | None,
+    figures: Path | None = None,
+) -> None:
+    """Print the report of encodings, write its page to `out`, and its figures into `figures`.
 
-    for line in write_page(page, out, figures):
+    compare: put the encodings into shared tables. as_json: print JSON instead, and write a page
+    only where `out` names one.
+    """
+    path = out or (None if as_json else Path("runs/inspect.html"))
+    has_figures = path is not None or figures is not None
+    if has_figures:
+        require_package("matplotlib", "the page")
+    prepare_page_and_figures(figures, path)
+    sheets = measure_all(names, shape, replace_status_line)
+    command = shlex.join(["posenc", *sys.argv[1:]])
+    replace_status_line("")
+    report = _report_of_encodings(sheets, command, compare=compare, has_figures=has_figures)
+    _print_and_write(report, as_json, path, figures)
+
+
+def inspect_checkpoint(
+    request: "Request", as_json: bool, out: Path | None, command: str, figures: Path | None = None
+) -> None:
+    """Print the report of the checkpoint, write its page to `out`, and its figures into `figures`.
+
+    as_json: print JSON instead, and write a page only where `out` names one. command: to repeat it.
+    """
+    path = out or (None if as_json else Path("runs/inspect.html"))
+    has_figures = path is not None or figures is not None
+    importlib.import_module("transformers")  # if it is missing, no folder is made
+    if has_figures:
+        require_package("matplotlib", "the page")
+    prepare_page_and_figures(figures, path)
+    from posenc.inspect.checkpoint.measurements import measure_checkpoint
+
+    sheet = measure_checkpoint(request, replace_status_line)
+    replace_status_line("")
+    report = _report_of_checkpoint(sheet, command, request.layers, has_figures=has_figures)
+    _print_and_write(report, as_json, path, figures)
+
+
+def measure_all(
+    names: Sequence[str], shape: ModelShape, tell: Callable[[str], None] = lambda step: None
+) -> list[SpecSheet]:
+    """Measure each named encoding once and return the spec sheets.
+
+    tell: is called with the name of each step as it begins.
+
+    Raises: ValueError for a name that is wrong, before anything is measured.
+    """
+    specs = {name: parse(name) for name in names}
+    for name in names:
+        with suppress(RuntimeError, NotImplementedError), torch.device("meta"):
+            encoding = create(name, shape)  # nothing is allocated; a user's code may read a tensor
+            needed = max(
+                decay_bytes(encoding_of_first_layer(encoding), shape), _bytes_of_timed_layers(shape)
+            )
+            check_memory_or_disk(
+                f"inspect encoding: tensors of {name}", needed, memory_bytes(), _ADVICE
+            )
+    # Two ways to write one encoding are measured once; a user's label is kept.
+    unique = list(dict.fromkeys(n if s.label else str(s) for n, s in specs.items()))
+    return [
+        measure(
+            name,
+            shape,
+            lambda step, n=name, i=i: replace_status_line(f"{n} ({i} of {len(unique)}): {step}"),
+        )
+        for i, name in enumerate(unique, 1)
+    ]
+
+
+def _bytes_of_timed_layers(shape: ModelShape) -> int:
+    """Return the bytes of the two layers whose times are compared."""
+    # Two layers of four matrices in float32.
+    return 2 * 4 * 4 * shape.embed_dim**2
+
+
+def _report_of_encodings(
+    sheets: Sequence[SpecSheet], made_by: str, *, compare: bool, has_figures: bool
+) -> Report:
+    """Judge the sheets and return their report; has_figures: with figures, which take seconds.
+
+    made_by: the command or call that made it. compare: put the encodings into shared tables.
+    """
+    from posenc.inspect.encoding.judgement import judge
+    from posenc.inspect.encoding.report import report_of
+
+    judgements = [judge(sheet) for sheet in sheets]
+    return report_of(judgements, made_by, compare=compare, has_figures=has_figures)
+
+
+def _report_of_checkpoint(
+    sheet: "CheckpointSheet", made_by: str, layers: Sequence[int] = (), *, has_figures: bool
+) -> Report:
+    """Judge the sheet of a checkpoint and return its report; has_figures: with figures.
+
+    made_by: the command or call that made it. layers: whose attention is drawn; empty for as many
+    as fit.
+    """
+    from posenc.inspect.checkpoint.judgement import judge
+    from posenc.inspect.checkpoint.report import report_of
+
+    return report_of(judge(sheet), made_by, layers, has_figures=has_figures)
+
+
+def _print_and_write(
+    report: Report, as_json: bool, path: Path | None, figures: Path | None
+) -> None:
+    """Print the report, write its page and figures where a place is given, and print where they
+    are."""
+    print_report(report, as_json)
+    if path is not None or figures is not None:
+        from posenc.report.figure_files import write_and_announce
+        from posenc.report.html_page import page_of
+
+        write_and_announce(page_of(report), path, figures)
+
+
+def _write_with_warnings(
+    report: Report, out: str | Path | None, figures: str | Path | None
+) -> None:
+    """Write the page and the figures of a report where a place is given, and warn with the notes on
+    them."""
+    from posenc.report.figure_files import write_page
+    from posenc.report.html_page import page_of
+
+    for line in write_page(page_of(report), out, figures):
         warnings.warn(line, stacklevel=3)

@@ -129,12 +129,12 @@ def encoding(
 ) -> None:
     """Measure and draw what encodings do with position; nothing is taken from their claims."""
     from posenc.encodings import ModelShape
-    from posenc.inspect.encoding.run_command import run
+    from posenc.inspect.api import inspect_encodings
 
     for name in names:
         _refuse_what_is_no_encoding(name)
     shape = ModelShape(head_dim * heads, heads, head_dim=head_dim, train_length=train_length)
-    run(names, shape, compare, as_json, out, figures)
+    inspect_encodings(names, shape, compare, as_json, out, figures)
 
 
 def _refuse_what_is_no_encoding(name: str) -> None:
@@ -193,8 +193,8 @@ def model(
 ) -> None:
     """Measure and draw where a checkpoint has its positions, what it attends to, and what
     exchanging two words changes."""
+    from posenc.inspect.api import inspect_checkpoint
     from posenc.inspect.checkpoint.measurements import Request
-    from posenc.inspect.checkpoint.run_command import inspect_checkpoint
 
     request = Request(folder, sentence, swap, layers or (), as_bytes, as_ids)
     inspect_checkpoint(request, as_json, out, shlex.join(["posenc", *sys.argv[1:]]), figures)

@@ -8,12 +8,11 @@ import pytest
 import torch
 
 from posenc import ModelShape, PositionEncoding, create
-from posenc.inspect.checkpoint import headline as of_checkpoint
+from posenc.inspect.checkpoint import judgement as of_checkpoint
 from posenc.inspect.checkpoint.judgement import extended_length, heads_by_target, judge_swap
+from posenc.inspect.checkpoint.measurements import Structure
 from posenc.inspect.checkpoint.positions import Bias, PositionTable, Rotation
-from posenc.inspect.checkpoint.structure import Structure
 from posenc.inspect.checkpoint.swap import Swap, SwapEffect
-from posenc.inspect.encoding import headline as of_encoding
 from posenc.inspect.encoding import judgement, report, scores
 from posenc.inspect.encoding.measurements import SpecSheet
 from posenc.inspect.encoding.scores import Decay, Resolution
@@ -59,15 +58,15 @@ def sheet(**changes) -> SpecSheet:
 
 def near_and_far(measured_decay: Decay, by_content: bool = False) -> str:
     judged = judgement.judge_distances(measured_decay, by_content=by_content)
-    return of_encoding.near_and_far_in_words(judged)
+    return judgement.near_and_far_in_words(judged)
 
 
 def limits(found: SpecSheet, encoding: PositionEncoding) -> str:
-    return of_encoding.limits_in_words(judgement.judge_limits(found, encoding), found)
+    return judgement.limits_in_words(judgement.judge_limits(found, encoding), found)
 
 
 def cost(found: SpecSheet) -> str:
-    return of_encoding.cost_in_words(judgement.judge(found))
+    return judgement.cost_in_words(judgement.judge(found))
 
 
 @pytest.mark.parametrize(
@@ -111,7 +110,7 @@ def test_what_counts_by_content_says_so():
 def test_limits(changes, said):
     found = sheet(**changes)
     assert said in limits(found, encoding_of_first_layer(create("nope", SHAPE)))
-    answer = of_encoding.answer_in_words(judgement.judge(found))
+    answer = judgement.answer_in_words(judgement.judge(found))
     assert ("nothing" in said) == ("nothing" in answer.lower())
 
 
@@ -145,7 +144,7 @@ def test_costs():
     judged = judgement.judge(layered)
     (row,) = report.answer_table([judged]).rows
     assert "before training" in str(row[1])
-    assert "Before any training" in of_encoding.answer_in_words(judged)
+    assert "Before any training" in judgement.answer_in_words(judged)
 
 
 def rotation(trained=256, longest=256, factor=1.0) -> Rotation:
@@ -226,7 +225,7 @@ def test_a_hybrid_is_said_to_be_its_first_layer():
         (row,) = report.answer_table([judged]).rows
         assert isinstance(row[0], Cell) and row[0].text == name
         assert (row[0].note == sentence) is said
-        assert of_encoding.answer_in_words(judged).endswith(sentence) is said
+        assert judgement.answer_in_words(judged).endswith(sentence) is said
 
 
 def test_an_answer_is_of_what_was_measured():

@@ -1,22 +1,39 @@
-"""The figures of a checkpoint's page, each a table and its drawing."""
+"""Choose the figures of a checkpoint's page, say what they show, and draw those that only it has:
+attention maps, similarity of positions, and changes by an exchange of words."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from unicodedata import east_asian_width
 
 import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from posenc.inspect.checkpoint.charts import (
-    attention_chart,
-    changed_layers_chart,
-    changed_words_chart,
-    similarity_chart,
-)
+from posenc.inspect import charts
 from posenc.inspect.checkpoint.measurements import CheckpointSheet
 from posenc.inspect.checkpoint.positions import Bias, Disentangled, PositionTable, Rotation
 from posenc.inspect.checkpoint.reading import attention_by_group
 from posenc.inspect.checkpoint.swap import LARGEST_ROUNDING_DIFFERENCE, Swap
-from posenc.inspect.encoding import charts
+from posenc.report.chart import PANEL, Chart, Data, axis_names, long_table, split_by_series
+from posenc.report.drawing import (
+    LIGHT_COLOURS,
+    draw_legend_above,
+    draw_level,
+    figure,
+    figure_style,
+    line_styles,
+    replace_invalid_xml_characters,
+)
 from posenc.report.report import Plot
 
+Array = np.ndarray
+MAX_LABELS = 40
+"""Tokens that an axis can name; longer axes count them. As all sizes in this file, chosen by
+eye."""
+_MAX_WIDTH_INCHES = 9.6
+"""Total width of a layer's heads, in inches."""
 MAX_CELLS = 2_000_000
 """Squares in all attention maps of a page; with more, only some layers are drawn. Chosen, not
 derived."""
@@ -137,3 +154,234 @@ def swap_plots(swap: Swap, labels: Sequence[str]) -> Iterator[Plot]:
         caption,  # without numbers: the digits of rounding differ between machines
         name="changed-layers",
     )
+
+
+def attention_chart(weights: Array, labels: Sequence[str]) -> Chart:
+    """Draw weights (heads, queries, keys): one square per head with the same colours, tokens on
+    both axes, in any script."""
+    heads = len(weights)
+    count = len(labels)
+    names = np.array(labels if count <= MAX_LABELS else range(count))
+    data = {
+        PANEL: np.repeat([f"head {head}" for head in range(heads)], count * count),
+        "key": np.tile(names, heads * count),
+        "query": np.tile(np.repeat(names, count), heads),
+        "attention weight": weights.ravel(),
+    }
+    return Chart(data, partial(_draw_heads, labels=labels))
+
+
+def _draw_heads(data: Data, labels: Sequence[str]) -> Figure:
+    """Draw the squares of heads in a grid, with one bar of colours."""
+    count = len(labels)
+    weights = np.asarray(data["attention weight"]).reshape(-1, count, count)
+    tokens = [_shorten_label(label) for label in labels] if count <= MAX_LABELS else None
+    grid = _arrange_heads(len(weights), count, tokens)
+    with figure_style():
+        drawn = Figure(figsize=(grid.width, grid.height))
+        drawn.set_layout_engine("none")  # see _Grid
+        for head in range(len(weights)):
+            axes = drawn.add_axes(grid.place(head))
+            image = axes.imshow(weights[head], vmin=0, vmax=1, interpolation="nearest")
+            axes.set_title(f"head {head}")
+            axes.grid(False)
+            axes.tick_params(labelsize=8, length=2)
+            charts.show_all_sides(axes)
+            is_lowest = head + grid.columns >= len(weights)
+            _label_tokens(axes, count, tokens, is_lowest, is_first=head % grid.columns == 0)
+            if head == 0:
+                bar = drawn.add_axes(grid.place_of_bar())
+                drawn.colorbar(image, cax=bar, label="attention weight")
+        text = {"fontsize": "medium", "fontweight": "normal"}
+        drawn.supxlabel("key", x=0.5, y=0.08 / grid.height, va="bottom", **text)
+        drawn.supylabel("query", x=0.08 / grid.width, y=0.5, ha="left", **text)
+    return drawn
+
+
+@dataclass(frozen=True)
+class _Grid:
+    """Where the squares of heads are. The layout is fixed, in inches: matplotlib's own takes
+    seconds for so many labels.
+
+    side: of a square. room: for the names of tokens. gap: above the last row if it is not full,
+    because a square above a hole has the names of its keys there.
+    """
+
+    rows: int
+    columns: int
+    side: float
+    room: float
+    gap: float
+    ABOVE = 0.3
+    """For the title of a square."""
+    BESIDE = 0.12
+    """Between neighbouring squares."""
+
+    @property
+    def left(self) -> float:
+        """Return the left edge of the first column, after the axis's title and the names."""
+        return 0.3 + self.room
+
+    @property
+    def width(self) -> float:
+        """Return the figure's width, with room for the bar of colours at the right."""
+        return self.left + self.columns * (self.side + self.BESIDE) + 0.9
+
+    @property
+    def height(self) -> float:
+        """Return the figure's height, with names and the axis's title at the bottom."""
+        return self.rows * (self.ABOVE + self.side) + self.gap + self.room + 0.3
+
+    def place(self, head: int) -> tuple[float, float, float, float]:
+        """Return left, bottom, width and height of a head's square, as fractions of the figure."""
+        row, column = divmod(head, self.columns)
+        x = self.left + column * (self.side + self.BESIDE)
+        y = self.height - (row + 1) * (self.ABOVE + self.side)
+        if row == self.rows - 1 > 0:
+            y -= self.gap
+        return (
+            x / self.width,
+            y / self.height,
+            self.side / self.width,
+            self.side / self.height,
+        )
+
+    def place_of_bar(self) -> tuple[float, float, float, float]:
+        """Return the place of the bar of colours, to the right of the first row."""
+        length = min(2.5, self.side)
+        return (
+            1 - 0.75 / self.width,
+            1 - (self.ABOVE + length) / self.height,
+            0.14 / self.width,
+            length / self.height,
+        )
+
+
+def _arrange_heads(heads: int, count: int, tokens: Sequence[str] | None) -> _Grid:
+    """Return the layout of one square per head, of `count` tokens a side, in as few rows as the
+    width allows.
+
+    tokens: the names on the axes, None for numbers.
+    """
+    if tokens is None:
+        side = 2.4
+        room = 0.3
+    else:
+        side = max(1.5, 0.15 * count)
+        room = 0.1 + 0.065 * max(map(_width_in_letters, tokens))
+    most_columns = max(1, min(heads, int(_MAX_WIDTH_INCHES // side)))
+    rows = -(-heads // most_columns)  # rounded up
+    columns = -(-heads // rows)  # 2 and 2 instead of 3 and 1
+    return _Grid(rows, columns, side, room, gap=room * bool(heads % columns))
+
+
+def _label_tokens(
+    axes: Axes, count: int, tokens: Sequence[str] | None, is_lowest: bool, *, is_first: bool
+) -> None:
+    """Name the keys below the lowest squares and the queries left of the first ones; numbers stay
+    where matplotlib sets them."""
+    if not is_lowest:
+        axes.set_xticks([], [], rotation=90)
+    elif tokens is not None:
+        axes.set_xticks(range(count), tokens, rotation=90)
+    if not is_first:
+        axes.set_yticks([], [])
+    elif tokens is not None:
+        axes.set_yticks(range(count), tokens)
+    _set_wide_characters_upright(axes)
+
+
+def similarity_chart(values: Array, step: int) -> Chart:
+    """Draw the cosines between every `step`-th row of a table."""
+    chart = charts.heat_map_chart(values, "position, tokens", "position, tokens", "cosine", step)
+    return Chart(chart.data, partial(_draw_similarity, draw=chart.draw))
+
+
+def _draw_similarity(data: Data, draw: Callable[[Data], Figure]) -> Figure:
+    """Draw the heat map by `draw`, and put whole positions on both axes."""
+    drawn = draw(data)
+    axes = drawn.axes[0]
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_locator(MaxNLocator(6, integer=True))
+        axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
+    return drawn
+
+
+def changed_words_chart(series: Mapping[str, Sequence[float]], labels: Sequence[str]) -> Chart:
+    """Draw how far the state of each token moves, one bar per token and setting.
+
+    series: relative change of each token's state, by setting.
+    """
+    names = labels if len(labels) <= MAX_LABELS else range(len(labels))
+    curves = {name: (names, values) for name, values in series.items()}
+    data = long_table("token", "change of its state, relative", curves)
+    return Chart(data, partial(_draw_words, labels=labels))
+
+
+def _draw_words(data: Data, labels: Sequence[str]) -> Figure:
+    """Draw a group of bars for each token, one bar for each setting."""
+    x_label, y_label = axis_names(data)
+    with figure(x_label, y_label) as (drawn, axes):
+        drawn.set_figwidth(max(5.0, 1.2 + 0.2 * min(len(labels), MAX_LABELS)))
+        settings = split_by_series(data)
+        width = 0.8 / len(settings)  # the rest is the gap to the next token
+        for index, (name, part) in enumerate(settings.items()):
+            values = part[y_label]
+            centres = np.arange(len(values)) + (index - (len(settings) - 1) / 2) * width
+            axes.bar(centres, values, width, color=LIGHT_COLOURS[index], label=name)
+        if len(labels) <= MAX_LABELS:
+            axes.set_xticks(range(len(labels)), [_shorten_label(t) for t in labels], rotation=90)
+            _set_wide_characters_upright(axes)
+        axes.grid(axis="x", visible=False)
+        draw_legend_above(drawn)
+    return drawn
+
+
+def changed_layers_chart(series: Mapping[str, Sequence[float]], rounding: float) -> Chart:
+    """Draw how far states move by layer, on a logarithmic axis with a line at rounding.
+
+    series: relative change in each layer, by setting. rounding: smaller changes mean nothing.
+    """
+    curves = {name: (range(len(values)), values) for name, values in series.items()}
+    data = long_table("layer; 0 are the embeddings", "change, relative", curves)
+    return Chart(data, partial(_draw_layers, rounding=rounding))
+
+
+def _draw_layers(data: Data, rounding: float) -> Figure:
+    """Draw a curve of dots over layers for each setting, with a line at rounding."""
+    lowest = 1e-9  # a logarithmic axis has no 0: smaller changes are drawn here
+    x_label, y_label = axis_names(data)
+    with figure(x_label, y_label) as (drawn, axes):
+        settings = split_by_series(data)
+        for name, look in line_styles(list(settings)).items():
+            layers = settings[name][x_label]
+            changes = settings[name][y_label]
+            axes.plot(
+                layers, np.maximum(changes, lowest), label=name, **look.arguments_for_points()
+            )
+        axes.set_yscale("log")
+        axes.set_ylim(lowest / 2, 10)
+        axes.set_yticks([lowest, 1e-6, 1e-3, 1], ["0", "10⁻⁶", "10⁻³", "1"])
+        axes.minorticks_off()
+        draw_level(axes, rounding, "below: rounding")
+        axes.xaxis.set_major_locator(MaxNLocator(8, integer=True))
+        draw_legend_above(drawn)
+    return drawn
+
+
+def _set_wide_characters_upright(axes: Axes) -> None:
+    """Set labels of one wide character, such as a Chinese one, upright on the axis of keys, whose
+    labels are vertical: it needs no more room so."""
+    for label in axes.get_xticklabels():
+        if len(label.get_text()) == 1 and _width_in_letters(label.get_text()) == 2:
+            label.set_rotation(0)
+
+
+def _shorten_label(label: str) -> str:
+    """Return a label cut to 14 letters, with hidden characters as escapes."""
+    return replace_invalid_xml_characters(label if len(label) <= 14 else f"{label[:13]}…")
+
+
+def _width_in_letters(label: str) -> int:
+    """Return the width of a label in Latin letters: a Chinese letter counts as two."""
+    return sum(2 if east_asian_width(c) in "WF" else 1 for c in label)

@@ -6,9 +6,13 @@ from collections.abc import Callable, Iterator, Sequence
 from statistics import fmean
 from typing import Any
 
-from posenc.inspect.checkpoint.headline import answer_in_words, swap_in_words
-from posenc.inspect.checkpoint.judgement import Judgement, SwapFindings
-from posenc.inspect.checkpoint.measurements import CheckpointSheet
+from posenc.inspect.checkpoint.judgement import (
+    Judgement,
+    SwapFindings,
+    answer_in_words,
+    swap_in_words,
+)
+from posenc.inspect.checkpoint.measurements import CheckpointSheet, Structure
 from posenc.inspect.checkpoint.positions import (
     Bias,
     Disentangled,
@@ -16,7 +20,6 @@ from posenc.inspect.checkpoint.positions import (
     PositionTable,
     Rotation,
 )
-from posenc.inspect.checkpoint.structure import Structure
 from posenc.inspect.checkpoint.swap import Swap, SwapEffect
 from posenc.inspect.encoding.report import ranges
 from posenc.report.report import Block, Code, Facts, Items, Report, Section

@@ -11,8 +11,7 @@ from torch import Tensor, nn
 
 from posenc.hf.attachment.builtin_positions import IdentityRotation
 from posenc.inspect.checkpoint.positions import DISENTANGLED_METHODS, TABLE_NAMES
-from posenc.inspect.checkpoint.reading import Reading, read_sentence
-from posenc.inspect.checkpoint.sentence import Sentence, Span
+from posenc.inspect.checkpoint.reading import Reading, Sentence, Span, read_sentence
 
 ALIBI_ARGUMENTS = {"BloomAttention": "alibi", "MptAttention": "position_bias"}
 """The argument that passes the bias to a layer's attention."""

@@ -5,7 +5,8 @@ from collections.abc import Iterator, Sequence
 import torch
 
 from posenc.encodings import ALiBi, DistanceBias, PositionEncoding, T5Bias, create
-from posenc.inspect.encoding import charts, precision
+from posenc.inspect import charts
+from posenc.inspect.encoding import precision
 from posenc.inspect.encoding.judgement import plain_wavelengths
 from posenc.inspect.encoding.measurements import SpecSheet
 from posenc.report.report import Plot
@@ -31,15 +32,24 @@ def curve_plots(sheets: Sequence[SpecSheet], name_prefix: str) -> Iterator[Plot]
     name_prefix: what the figures' names begin with; "" for nothing.
     """
     named = f"{name_prefix}-" * bool(name_prefix)
-    decays = {sheet.name: sheet.decay for sheet in sheets}
+    of_equals = {sheet.name: (sheet.decay.distances, sheet.decay.same) for sheet in sheets}
+    of_strangers = {
+        sheet.name: (
+            sheet.decay.distances,
+            sheet.decay.mean,
+            sheet.decay.low,
+            sheet.decay.high,
+        )
+        for sheet in sheets
+    }
     yield Plot(
-        charts.score_chart(decays, same=True),
+        charts.score_chart(of_equals),
         "Score in logits that a query gives a key equal to it, by distance, before any training; "
         "one more logit is 2.7 times the weight. Mean over random vectors and heads.",
         name=f"{named}score-of-equals",
     )
     yield Plot(
-        charts.score_chart(decays, same=False),
+        charts.score_chart(of_strangers),
         "Score of a key unrelated to the query: the line is the mean, the band has nine of ten.",
         name=f"{named}score-of-strangers",
     )

@@ -1,4 +1,5 @@
-"""Measure the spec sheet of an encoding; no line is taken from its claims."""
+"""Measure the spec sheet of an encoding: the places where it acts, what it does there, and which
+changes that should not matter move its results. Nothing is taken from its claims."""
 
 import copy
 import dataclasses
@@ -8,14 +9,49 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from posenc.encodings import ModelShape, PositionEncoding, create
-from posenc.inspect.encoding import compile_export_time, invariance, places, precision, scores
+from posenc.encodings import ModelShape, PositionEncoding, Term, Tokens, create
+from posenc.inspect.encoding import compile_export_time, precision, scores
 from posenc.inspect.encoding.precision import Precision
 from posenc.inspect.encoding.scores import Decay, Resolution
 from posenc.report.report import json_value
 from posenc.testing import CHECKS, maker, verdicts
-from posenc.testing.harness import add_parameter_noise, encoding_of_first_layer
+from posenc.testing.harness import (
+    OneLayerModel,
+    add_parameter_noise,
+    encoding_of_first_layer,
+    possible_length,
+    random_embeddings,
+    split_heads,
+    successive_positions,
+)
+from posenc.testing.sequences import (
+    results_after_shift,
+    results_among_other_rows,
+    results_in_a_pack,
+    results_in_steps,
+    results_next_to_padding,
+)
+
+LARGEST_ROUNDING_DIFFERENCE = 1e-9
+"""Smaller relative differences of outputs in float64 count as none."""
+CHANGES = {
+    "shift": results_after_shift,
+    "padding": results_next_to_padding,
+    "packing": results_in_a_pack,
+    "batch": results_among_other_rows,
+    "cache": results_in_steps,
+}
+"""For each change, the function that yields results with it and without."""
+EMBEDDINGS, QUERIES_KEYS, SCORES, VALUES = 1, 2, 3, 4
+"""The places where an encoding may act, as numbered in its claims; values include the output."""
+_FAR_OFFSET_IN_LENGTHS = 4
+"""Training lengths after which large positions begin, at which an encoding is tried, too."""
+_NUM_TRIED_TOKENS = 9
+"""Tokens by which the places are found."""
+_NUM_NORM_TOKENS = 64
+"""Tokens whose norms are compared."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +66,7 @@ class SpecSheet:
         along their axis.
     scaling: the scaling of its frequencies with its numbers, None without one.
     wavelengths: of the pairs, in tokens; None for a pair that does not rotate.
-    differences: between results that should be the same, see posenc.inspect.encoding.invariance.
+    differences: between results that should be the same, see `measure_differences`.
     cost: time divided by that of a layer without an encoding: low, median and high over interleaved
         pairs; the interval contains the true median in 97 of 100 measurements.
     contract: for other encodings than posenc's, the failed checks of the contract.
@@ -62,10 +98,7 @@ class SpecSheet:
     """For each name in `differences`, True if that difference is only rounding."""
 
     def __post_init__(self) -> None:
-        holds = {
-            name: gap < invariance.LARGEST_ROUNDING_DIFFERENCE
-            for name, gap in self.differences.items()
-        }
+        holds = {name: gap < LARGEST_ROUNDING_DIFFERENCE for name, gap in self.differences.items()}
         object.__setattr__(self, "holds", holds)
 
     def to_json(self) -> dict[str, Any]:
@@ -115,15 +148,15 @@ def measure_encoding(
     waves = [] if angles is None else _wavelengths(angles.inv_freq)
     measured: dict[str, Any] = {
         "decay": decay,
-        "places": places.measure_places(with_noise, shape),
-        "norm_ratio": places.norm_ratio_range(with_noise, shape),
+        "places": measure_places(with_noise, shape),
+        "norm_ratio": norm_ratio_range(with_noise, shape),
         "direction": scores.direction(with_noise, shape),
     }
     tell("resolution and precision")
     measured["resolution"] = scores.resolution(with_noise, shape)
     measured["precision"] = precision.measure(layer)
     tell("padding, packing, batch and cache")
-    measured["differences"] = invariance.measure(layer, shape)
+    measured["differences"] = measure_differences(layer, shape)
     tell("compiling and exporting")
     measured["compiles"] = compile_export_time.compile_outcome(layer, shape)
     measured["exports"] = compile_export_time.export_outcome(layer, shape)
@@ -155,3 +188,118 @@ def _wavelengths(inv_freq: Iterable[Any]) -> list[float]:
     for frequency in map(float, inv_freq):
         waves.append(2 * math.pi / abs(frequency) if frequency else math.inf)
     return waves
+
+
+@torch.no_grad()
+def measure_differences(encoding: PositionEncoding, shape: ModelShape) -> dict[str, float]:
+    """Return by name, for each of CHANGES, the largest difference that it makes to an output of a
+    layer in float64, relative to the largest output; NaN if a result is NaN."""
+    encoding = add_parameter_noise(copy.deepcopy(encoding)).double()
+    layer = OneLayerModel(encoding, shape).double().eval()
+    largest = {}
+    for name, pairs in CHANGES.items():
+        gaps = [_relative_gap(changed, plain) for changed, plain, _ in pairs(layer, shape)]
+        largest[name] = torch.stack(gaps).max().item()  # max() of Python could lose a NaN
+    return largest
+
+
+def _relative_gap(a: Tensor, b: Tensor) -> Tensor:
+    """Return the largest difference between a and b, relative to the largest number in b."""
+    # The clamp keeps outputs of zeros from a division by 0.
+    return (a - b).abs().max() / b.abs().max().clamp(min=1e-30)
+
+
+def measure_places(encoding: PositionEncoding, shape: ModelShape) -> list[int]:
+    """Return the places where the encoding acts, by trial at small and at large positions.
+
+    1: embeddings; 2: q and k; 3: scores; 4: values or output.
+    """
+    offsets = (
+        [0]
+        if encoding.claims.max_positions is not None
+        else [0, _FAR_OFFSET_IN_LENGTHS * shape.train_length]
+    )
+    acting: set[int] = set()
+    for offset in offsets:
+        acting |= _places_acting_from(encoding, shape, offset)
+    return sorted(acting)
+
+
+def _places_acting_from(encoding: PositionEncoding, shape: ModelShape, offset: int) -> set[int]:
+    """Return the places, numbered as in claims, where the encoding changes tensors at a few
+    positions from `offset` on."""
+    encoding = copy.deepcopy(encoding).double()
+    length = possible_length(encoding, _NUM_TRIED_TOKENS)
+    positions = successive_positions(encoding, length, offset)
+    x = random_embeddings(length, shape=shape)
+    q = split_heads(x, shape)
+    k = split_heads(
+        random_embeddings(length, shape=shape, seed=3), shape
+    )  # keys unlike the queries
+    acting = set()
+    embedded = encoding.embed(x, positions)
+    if not _equal_to_rounding(embedded, x):
+        acting.add(EMBEDDINGS)
+    encoding = encoding.for_layer(0)
+    axes = encoding.claims.num_axes
+    state = encoding.state(x, positions)
+    q_side = Tokens(q, positions, state, axes)
+    k_side = Tokens(k, positions, state, axes)
+    new_q, new_k = encoding.transform(q_side, k_side)
+    if (
+        not (_equal_to_rounding(new_q, q) and _equal_to_rounding(new_k, k))
+        or len(encoding.passes(positions, positions)) > 1
+    ):
+        acting.add(QUERIES_KEYS)
+    new_values = encoding.transform_values(k_side)
+    if not (
+        _equal_to_rounding(new_values, k)
+        and _equal_to_rounding(encoding.transform_output(q_side), q)
+    ):
+        acting.add(VALUES)
+    term = encoding.term(q_side, k_side)
+    if term is not None:
+        acting |= _places_of_term(term.prepare_blocks(length, False), q, k)
+    return acting
+
+
+def _places_of_term(term: Term, q: Tensor, k: Tensor) -> set[int]:
+    """Return SCORES if the term changes the scores of q and k, and VALUES if it combines them with
+    their weights in another way than by a product; q, k: (batch, heads, len, head_dim)."""
+    acting = set()
+    all_tokens = slice(0, q.shape[-2])
+    scores = q @ k.mT
+    if not _equal_to_rounding(term.add(scores.clone(), all_tokens, all_tokens, None), scores):
+        acting.add(SCORES)
+    if term.sum_values is not None:
+        weights = scores.softmax(-1)
+        if not _equal_to_rounding(term.sum_values(weights, k, all_tokens, all_tokens), weights @ k):
+            acting.add(VALUES)
+    return acting
+
+
+def norm_ratio_range(encoding: PositionEncoding, shape: ModelShape) -> tuple[float, float] | None:
+    """Return the smallest and the largest ratio of a vector's norm after the transformation of
+    queries and keys (place 2) to its norm before it; None if the encoding does not transform
+    them."""
+    encoding = copy.deepcopy(encoding).double().for_layer(0)
+    length = possible_length(encoding, _NUM_NORM_TOKENS)
+    q = split_heads(random_embeddings(length, shape=shape), shape)
+    offsets = [0] if encoding.claims.max_positions is not None else [0, shape.train_length]
+    ratios = []
+    for offset in offsets:
+        positions = successive_positions(encoding, length, offset)
+        side = Tokens(q, positions, num_axes=encoding.claims.num_axes)
+        pair = encoding.transform(side, side)
+        if all(_equal_to_rounding(t, q) for t in pair):
+            continue  # it changes nothing at these positions, so there is no ratio to report
+        ratios += [t.norm(dim=-1) / q.norm(dim=-1) for t in pair]
+    if not ratios:
+        return None
+    all_ratios = torch.cat([r.flatten() for r in ratios])
+    return all_ratios.min().item(), all_ratios.max().item()
+
+
+def _equal_to_rounding(a: Tensor, b: Tensor) -> bool:
+    """Return True if float64 tensors differ by rounding at most, 1e-12 in each element."""
+    return a.shape == b.shape and bool(((a - b).abs() <= 1e-12).all())

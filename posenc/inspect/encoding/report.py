@@ -4,14 +4,14 @@ import math
 from collections.abc import Iterator, Sequence
 
 from posenc.inspect.encoding.compile_export_time import COST_LENGTH
-from posenc.inspect.encoding.headline import (
+from posenc.inspect.encoding.judgement import (
+    Judgement,
     answer_in_words,
     cost_in_words,
     first_layer_note,
     limits_in_words,
     near_and_far_in_words,
 )
-from posenc.inspect.encoding.judgement import Judgement
 from posenc.inspect.encoding.measurements import SpecSheet
 from posenc.inspect.encoding.precision import LARGEST_ANGLE_ERROR
 from posenc.inspect.encoding.scores import Decay, Resolution

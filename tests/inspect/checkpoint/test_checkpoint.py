@@ -17,14 +17,18 @@ pytest.importorskip("transformers")
 from posenc.encodings.scores.alibi import ALiBi
 from posenc.encodings.scores.t5 import T5Bias
 from posenc.hf.checkpoint.loading import load_checkpoint
-from posenc.inspect.checkpoint import charts, measurements
+from posenc.inspect.checkpoint import figures, measurements
 from posenc.inspect.checkpoint.figures import attention_plots, position_plots
 from posenc.inspect.checkpoint.judgement import judge, judge_swap
 from posenc.inspect.checkpoint.measurements import CheckpointSheet, Request, measure_checkpoint
 from posenc.inspect.checkpoint.positions import Bias, Disentangled, PositionTable, Rotation
-from posenc.inspect.checkpoint.reading import attention_by_group, mean_distance, read_sentence
+from posenc.inspect.checkpoint.reading import (
+    attention_by_group,
+    mean_distance,
+    read_sentence,
+    tokenize_sentence,
+)
 from posenc.inspect.checkpoint.report import report_of, verdicts_in_words
-from posenc.inspect.checkpoint.sentence import tokenize_sentence
 from posenc.inspect.checkpoint.swap import Swap, exchanged_order, without_positions
 from posenc.report.drawing import to_svg
 from posenc.report.html_page import Page, page_of
@@ -506,14 +510,14 @@ def test_a_layer_that_only_one_stack_has_is_drawn_of_that_stack_alone(sheets):
 
 
 def test_tokens_of_any_script_name_both_axes_of_attention():
-    chart = charts.attention_chart(np.ones((5, 2, 2)) / 2, ["公司", "$收购"])
+    chart = figures.attention_chart(np.ones((5, 2, 2)) / 2, ["公司", "$收购"])
     svg = to_svg(chart.figure, "words")
     assert svg.count(">公司<") == svg.count(">$收购<") == 5 + 1
 
 
 def test_the_table_of_attention_has_a_row_for_each_pair_of_tokens():
     weights = np.arange(8.0).reshape(2, 2, 2) / 8
-    chart = charts.attention_chart(weights, ["a", "b"])
+    chart = figures.attention_chart(weights, ["a", "b"])
     rows = [*zip(*chart.data.values(), strict=True)]
     assert [*chart.data] == ["panel", "key", "query", "attention weight"]
     assert rows[0] == ("head 0", "a", "a", 0.0) and rows[1] == ("head 0", "b", "a", 1 / 8)

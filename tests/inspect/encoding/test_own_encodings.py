@@ -11,9 +11,9 @@ from rich.markup import escape
 
 import posenc
 from posenc import ModelShape
+from posenc.inspect.api import measure_all
 from posenc.inspect.command import _report_sys_exit
 from posenc.inspect.encoding.report import properties_in_words
-from posenc.inspect.encoding.run_command import measure_all
 from posenc.report.terminal import print_table, stderr, stdout
 from posenc.testing import CHECKS, VOIDING_FAILURES
 from tests.compare.plan.test_encodings import MINE

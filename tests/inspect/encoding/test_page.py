@@ -126,9 +126,7 @@ def test_without_figures_a_report_has_the_same_tables(sheets):
 
 def test_figures_are_written_with_their_data(tmp_path, monkeypatch, sheets, call, undrawn):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(
-        "posenc.inspect.encoding.run_command.measure_all", lambda *_: [sheets["alibi"]]
-    )
+    monkeypatch.setattr("posenc.inspect.api.measure_all", lambda *_: [sheets["alibi"]])
     assert call("inspect", "encoding", "alibi", "--figures", "fig", "--json")[0] == 0
     files = {path.name for path in (tmp_path / "fig").iterdir()} - {FIGURES_MARKER}
     stems = {name.removesuffix(".svg") for name in files if name.endswith(".svg")}
@@ -145,7 +143,7 @@ def test_figures_are_written_with_their_data(tmp_path, monkeypatch, sheets, call
 def test_a_comparison_of_few_breaks_no_word_at_80_columns(monkeypatch, sheets, call):
     monkeypatch.setenv("COLUMNS", "80")
     few = [sheets["alibi"], sheets["yarn"]]
-    monkeypatch.setattr("posenc.inspect.encoding.run_command.measure_all", lambda *_: few)
+    monkeypatch.setattr("posenc.inspect.api.measure_all", lambda *_: few)
     monkeypatch.setattr("posenc.report.figure_files.write_and_announce", lambda *_: None)
     code, out, _ = call("inspect", "encoding", "alibi", "yarn", "--compare")
     assert code == 0 and out.count("│ alibi") == 2  # of the answers; below it has columns
@@ -157,8 +155,8 @@ def test_a_comparison_of_few_breaks_no_word_at_80_columns(monkeypatch, sheets, c
 def test_a_folder_that_cannot_be_written_is_refused_first(tmp_path, call, monkeypatch, command):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "taken").write_text("a file")
-    monkeypatch.setattr("posenc.inspect.encoding.run_command.measure_all", _never)
-    monkeypatch.setattr("posenc.inspect.checkpoint.run_command.measure_checkpoint", _never)
+    monkeypatch.setattr("posenc.inspect.api.measure_all", _never)
+    monkeypatch.setattr("posenc.inspect.checkpoint.measurements.measure_checkpoint", _never)
     code, _, err = call(*command, "--figures", "taken")
     assert code == 2 and "--figures: taken is not a folder" in err
 

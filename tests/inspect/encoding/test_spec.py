@@ -12,7 +12,7 @@ import torch
 from posenc import ALiBi, ModelShape, PositionEncoding, RoPE, create
 from posenc.cli import COMMANDS
 from posenc.encodings.base.claims import Claims
-from posenc.inspect.encoding import compile_export_time, invariance, places, precision, scores
+from posenc.inspect.encoding import compile_export_time, measurements, precision, scores
 from posenc.inspect.encoding.measurements import measure
 from posenc.inspect.encoding.report import properties_in_words
 from posenc.testing.harness import add_parameter_noise, encoding_of_first_layer
@@ -32,9 +32,9 @@ def build(name: str, shape: ModelShape = SHAPE, **options) -> PositionEncoding:
 @torch.no_grad()
 def test_measured_places_and_invariances_equal_the_claims(name):
     encoding = build(name)
-    assert places.measure_places(encoding, SHAPE) == list(encoding.claims.places)
-    gaps = invariance.measure(encoding, SHAPE)
-    holds = {key: gap < invariance.LARGEST_ROUNDING_DIFFERENCE for key, gap in gaps.items()}
+    assert measurements.measure_places(encoding, SHAPE) == list(encoding.claims.places)
+    gaps = measurements.measure_differences(encoding, SHAPE)
+    holds = {key: gap < measurements.LARGEST_ROUNDING_DIFFERENCE for key, gap in gaps.items()}
     assert holds["padding"] and holds["packing"] and holds["batch"]
     assert holds["shift"] == encoding.claims.shift_invariant
     assert holds["cache"] == encoding.claims.cache_safe
@@ -61,8 +61,8 @@ class _ByIndex(PositionEncoding):
 
 @torch.no_grad()
 def test_wrong_encodings_are_seen():
-    assert invariance.measure(_FirstOfBatch(), SHAPE)["padding"] > 1e-3
-    gaps = invariance.measure(_ByIndex(), SHAPE)
+    assert measurements.measure_differences(_FirstOfBatch(), SHAPE)["padding"] > 1e-3
+    gaps = measurements.measure_differences(_ByIndex(), SHAPE)
     assert gaps["packing"] > 1e-3 and gaps["padding"] > 1e-3 and gaps["cache"] > 1e-3
 
 
@@ -75,10 +75,10 @@ class _Doubled(PositionEncoding):
 
 @torch.no_grad()
 def test_norms():
-    low, high = places.norm_ratio_range(build("rope"), SHAPE) or (0, 0)
+    low, high = measurements.norm_ratio_range(build("rope"), SHAPE) or (0, 0)
     assert low == pytest.approx(1, abs=1e-12) and high == pytest.approx(1, abs=1e-12)
-    assert places.norm_ratio_range(_Doubled(), SHAPE) == pytest.approx((1.0, 2.0))
-    assert places.norm_ratio_range(build("alibi"), SHAPE) is None
+    assert measurements.norm_ratio_range(_Doubled(), SHAPE) == pytest.approx((1.0, 2.0))
+    assert measurements.norm_ratio_range(build("alibi"), SHAPE) is None
 
 
 @torch.no_grad()
@@ -157,7 +157,7 @@ def quick(monkeypatch):
     monkeypatch.setattr(compile_export_time, "compile_outcome", lambda *_: "yes")
     monkeypatch.setattr(compile_export_time, "export_outcome", lambda *_: "yes")
     monkeypatch.setattr(compile_export_time, "relative_forward_time", lambda *_: (0.9, 1.0, 1.1))
-    monkeypatch.setattr(invariance, "measure", lambda *_: dict.fromkeys(KEYS, 0.0))
+    monkeypatch.setattr(measurements, "measure_differences", lambda *_: dict.fromkeys(KEYS, 0.0))
 
 
 KEYS = ("shift", "padding", "packing", "batch", "cache")
@@ -306,8 +306,8 @@ def test_command_module_is_light():
 
 @pytest.mark.parametrize("name", ["alibi", "rope"])
 def test_what_does_not_fit_in_memory_is_refused_before_anything_is_made(name, monkeypatch, call):
-    monkeypatch.setattr("posenc.inspect.encoding.run_command.memory_bytes", lambda: 2**30)
-    monkeypatch.setattr("posenc.inspect.encoding.run_command.measure", None)
+    monkeypatch.setattr("posenc.inspect.api.memory_bytes", lambda: 2**30)
+    monkeypatch.setattr("posenc.inspect.api.measure", None)
     head_dim = 2 if name == "alibi" else 16
     code, out, err = call("inspect", "encoding", name, "--heads", 512, "--head-dim", head_dim)
     assert code == 2 and not out and "1.0 GiB" in err and "fewer --heads" in err, err

@@ -1,7 +1,5 @@
-"""The figures of one encoding or several; each function returns a Chart: a table, and its drawing.
-
-Functions here take numbers and know no encoding.
-"""
+"""Draw the figures of encodings and of models from numbers: each function of a name in `_chart`
+returns a Chart, which is a table and its drawing."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -12,7 +10,6 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from posenc.inspect.encoding.scores import Decay
 from posenc.report.chart import (
     HIGH,
     LOW,
@@ -210,29 +207,21 @@ def _draw_steps(data: Data) -> Figure:
     return drawn
 
 
-def score_chart(decays: Mapping[str, Decay], *, same: bool) -> Chart:
-    """Draw the mean score at each distance, a curve for each encoding.
+def score_chart(curves: Mapping[str, Sequence[Sequence[float | None]]]) -> Chart:
+    """Draw the score at each distance, a curve for each encoding.
 
-    same: of a vector with itself; else of random pairs, with a band that contains nine of ten.
+    curves: by the encoding's name, distances in tokens and scores in logits, of one length; for a
+        band around the curve also its low and its high ends. None where there is no score.
     """
-    axes = "distance to the key, tokens", "score, logits"
-    if same:
-        curves = {
-            name: (decay.distances, _nan_for_none(decay.same)) for name, decay in decays.items()
-        }
-        data = long_table(*axes, curves)
-    else:
-        bands = {
-            name: (
-                decay.distances,
-                _nan_for_none(decay.mean),
-                _nan_for_none(decay.low),
-                _nan_for_none(decay.high),
-            )
-            for name, decay in decays.items()
-        }
-        data = long_table(*axes, bands, LOW, HIGH)
-    return Chart(data, _draw_scores)
+    columns = {
+        name: (distances, *map(_nan_for_none, scores))
+        for name, (distances, *scores) in curves.items()
+    }
+    has_bands = any(len(curve) > 2 for curve in columns.values())
+    band = (LOW, HIGH) if has_bands else ()
+    return Chart(
+        long_table("distance to the key, tokens", "score, logits", columns, *band), _draw_scores
+    )
 
 
 def _draw_scores(data: Data) -> Figure:
