@@ -23,7 +23,7 @@ def never(monkeypatch):
     for name in (
         "posenc.inspect.encoding.run_command.measure",
         "posenc.inspect.checkpoint.measurements.load_checkpoint",
-        "posenc.bench.measure_case.measure_case",
+        "posenc.bench.measure.measure_case",
         "posenc.extend.extension.load_checkpoint",
         "posenc.compare.reports.report_runs.write_report_files",
     ):

@@ -188,18 +188,17 @@ def _measure_cases(
     """Measure the cases one by one. After each, print its table, unless `in_json`, and write the
     results of all so far to the file `out`, unless it is None. With `in_json`, print one object at
     the end."""
-    from posenc.bench import measure_case
+    from posenc.bench import measure
     from posenc.bench.report import measured_sections, report_of
     from posenc.files.atomic import write_atomically
     from posenc.report.terminal import print_line, print_report, show_section, stdout
 
     console = stdout(80)
-    machine = measure_case.machine_facts()
+    machine = measure.machine_facts()
     rows: list[dict[str, Any]] = []
     for case in cases:
         of_case = [
-            _case_columns(case) | row
-            for row in measure_case.measure_case(case, thread_counts, rounds)
+            _case_columns(case) | row for row in measure.measure_case(case, thread_counts, rounds)
         ]
         rows += of_case
         if not in_json:
@@ -270,10 +269,10 @@ def _device_rows(
 def _timing_rows(case: "Case") -> list[dict[str, Any]]:
     """Return the rows of a case that is timed on a device. If an error ends it, return one row with
     the `error` as text, and `ok` False."""
-    from posenc.bench import device_check, measure_case
+    from posenc.bench import device_check, measure
 
     try:
-        return measure_case.measure_case(case, (1,), _QUICK_ROUNDS)
+        return measure.measure_case(case, (1,), _QUICK_ROUNDS)
     except Exception as error:  # such as too little memory; the others are measured
         return [{"error": device_check.type_and_first_line(error), "ok": False}]
 
@@ -282,10 +281,10 @@ def _machine_and_dtypes(device: str) -> tuple[dict[str, Any], list[str]]:
     """Return what the results say of the machine, and the dtypes that its device multiplies."""
     import torch
 
-    from posenc.bench import measure_case
+    from posenc.bench import measure
     from posenc.machine.hardware import default_precision
 
-    machine = measure_case.machine_facts() | {"matmul": torch.get_float32_matmul_precision()}
+    machine = measure.machine_facts() | {"matmul": torch.get_float32_matmul_precision()}
     dtypes = ["float32", "bfloat16"]
     if device == "cuda":
         machine["device"] = torch.cuda.get_device_name()

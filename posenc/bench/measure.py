@@ -1,5 +1,6 @@
-"""Measure time in interleaved rounds, memory, and confidence intervals of ratios."""
+"""Measure a case: time in interleaved rounds, memory, and confidence intervals of ratios."""
 
+import datetime
 import gc
 import itertools
 import json
@@ -7,17 +8,125 @@ import math
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-Call = Callable[[], Any]
+from posenc.bench.calls import (
+    Call,
+    attach_calls,
+    attention_calls,
+    build_encoding,
+    decode_calls,
+    layer_calls,
+    random_q_k_v,
+    rotation_calls,
+    training_calls,
+)
+from posenc.bench.cases import Case
+from posenc.machine import hardware
+from posenc.machine.fingerprint import versions
 
+BUILDERS_OF_CALLS = {
+    "attention": attention_calls,
+    "backward": attention_calls,
+    "layer": layer_calls,
+    "rotation": rotation_calls,
+    "decode": decode_calls,
+    "training": training_calls,
+    "attach": attach_calls,
+}
+"""The functions that build the calls of a case, by its group; "memory" has none, see
+`_memory_rows`."""
 _SHORT_SECONDS = 0.5
 """Seconds below which a call is first run untimed: caches still affect its time."""
+
+
+def measure_case(
+    case: Case, thread_counts: Sequence[int], rounds: tuple[int, float, int]
+) -> list[dict[str, Any]]:
+    """Measure each run of a case with each number of threads, and return a row for each.
+
+    A row is what `timed_rows` returns, with `threads`. On a device it also has `compiled`,
+    True if torch compiled a function in the run's first call, and for rotations `gb_per_second`. In
+    the group "memory" a row has `run`, `threads`, which is 1, and `mib` only. torch's number of
+    threads is restored afterwards.
+
+    rounds: maximum number of rounds, seconds after which none begins, minimum number of rounds.
+    """
+    threads_before = torch.get_num_threads()
+    try:
+        if case.group == "memory":
+            torch.set_num_threads(1)  # the profiler does not see worker threads
+            return _memory_rows(case)
+        torch.set_num_threads(
+            thread_counts[0]
+        )  # for what is built, checked or compiled before any round
+        runs = BUILDERS_OF_CALLS[case.group](case)
+        columns_of_run: dict[str, dict[str, Any]] = {name: {} for name in runs}
+        if case.device:
+            columns_of_run = {
+                name: {"compiled": triggers_compilation(call)} for name, call in runs.items()
+            }
+        rows: list[dict[str, Any]] = []
+        for count in thread_counts:
+            torch.set_num_threads(count)
+            for row in timed_rows(runs, case.baselines, *rounds):
+                rows.append(row | {"threads": count} | columns_of_run[row["run"]])
+        if case.device and case.group == "rotation":
+            for row in rows:
+                row["gb_per_second"] = round(
+                    _bytes_moved_by_rotation(case) / row["milliseconds"] / 1e6, 3
+                )
+        return rows
+    finally:
+        torch.set_num_threads(threads_before)
+
+
+def _memory_rows(case: Case) -> list[dict[str, Any]]:
+    """Return a row for each run of a case, with its memory in `mib`."""
+    return [
+        {"run": run, "threads": 1, "mib": round(size / 2**20, 2)}
+        for run, size in attention_memory(case).items()
+    ]
+
+
+def attention_memory(case: Case) -> dict[str, int]:
+    """Return, by the name of each run, the peak bytes of its attention call beyond inputs, output
+    and gradients."""
+    inputs = random_q_k_v(case)
+    # The output has the size of q; the inputs were there before. A gradient has its input's size.
+    output_and_gradients = inputs[0].nbytes
+    if case.backward:
+        output_and_gradients += sum(t.nbytes for t in inputs)
+    peaks = {}
+    for run, call in attention_calls(case).items():
+        call()  # what is built and cached by the first call is not counted
+        weight_gradients = 0
+        if case.backward and run in case.runs:
+            weights = build_encoding(run.partition(", ")[0], case).parameters()
+            weight_gradients = sum(w.nbytes for w in weights if w.requires_grad)
+        peaks[run] = max(0, peak_bytes(call) - output_and_gradients - weight_gradients)
+    return peaks
+
+
+def _bytes_moved_by_rotation(case: Case) -> int:
+    """Return the bytes of a rotation: queries and keys are read once and written once."""
+    numbers = case.batch * case.q_len * (case.heads + case.kv_heads) * case.head_dim
+    return 2 * numbers * getattr(torch, case.dtype).itemsize
+
+
+def machine_facts() -> dict[str, str]:
+    """Return date, hardware and software versions, to be saved with a measurement."""
+    return {
+        "date": datetime.date.today().isoformat(),
+        "device": hardware.processor(),
+        "cores": str(hardware.num_cores()),
+        **versions("transformers", "torch", "numpy"),
+    }
 
 
 def time_interleaved_rounds(

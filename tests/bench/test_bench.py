@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import posenc
-from posenc.bench import attention_calls, cases, device_check, measure, measure_case
+from posenc.bench import calls, cases, device_check, measure
 from posenc.bench.cases import CASES, GROUPS, GROUPS_WITH_TRANSFORMERS, Case, select_cases
 from tests.test_readme import load_script
 
@@ -22,7 +22,7 @@ TINY = ("--lengths", "16", "--heads", "2", "--kv-heads", "2", "--head-dim", "8",
 def dry(monkeypatch):
     """Nothing is measured; the cases that would be."""
     found = []
-    monkeypatch.setattr(measure_case, "measure_case", lambda case, *rest: found.append(case) or [])
+    monkeypatch.setattr(measure, "measure_case", lambda case, *rest: found.append(case) or [])
     return found
 
 
@@ -235,14 +235,14 @@ def test_given_sizes_replace_those_of_each_case(call, dry):
 
 
 def test_a_wrong_result_is_not_timed(monkeypatch):
-    right = attention_calls.attention
+    right = calls.attention
     monkeypatch.setattr(
-        attention_calls,
+        calls,
         "attention",
         lambda *args, impl, **options: right(*args, impl=impl, **options) + (impl == "auto"),
     )
     with pytest.raises(AssertionError, match="not close"):
-        measure_case.measure_case(Case("attention", ("t5",), ("SDPA",), 16), (1,), (1, 0.0, 1))
+        measure.measure_case(Case("attention", ("t5",), ("SDPA",), 16), (1,), (1, 0.0, 1))
 
 
 def test_several_threads_are_timed_by_the_wall():
@@ -287,7 +287,7 @@ def test_garbage_is_collected_between_rounds_only_and_as_before_afterwards(monke
 def test_threads_are_the_callers_again():
     before = torch.get_num_threads()
     case = Case("rotation", ("half-split",), ("clone",), 16)
-    rows = measure_case.measure_case(case, (1, 2), (1, 0.0, 1))
+    rows = measure.measure_case(case, (1, 2), (1, 0.0, 1))
     assert {row["threads"] for row in rows} == {1, 2}
     assert torch.get_num_threads() == before
 
@@ -320,7 +320,7 @@ def test_a_rotation_gets_other_positions_in_each_call_unless_it_says_the_same(mo
 
     monkeypatch.setattr(posenc.RoPE, "forward", watched)
     case = Case("rotation", ("half-split", "half-split, same positions"), ("clone",), 16)
-    made = attention_calls.rotation_calls(case)
+    made = calls.rotation_calls(case)
     seen.clear()
     for name in ("half-split", "half-split, same positions"):
         for _ in range(3):
@@ -341,18 +341,18 @@ def test_live_bytes_are_those_alive_together():
 def test_memory_is_what_is_beyond_inputs_output_and_gradients(monkeypatch):
     size = 4 * 8 * 64 * 64  # of the output, and of each gradient
     assert (
-        attention_calls.attention_memory(Case("memory", (), ("SDPA",), 64))["SDPA"] < size / 2
+        measure.attention_memory(Case("memory", (), ("SDPA",), 64))["SDPA"] < size / 2
     )  # with two threads
     case = Case("memory", ("nope",), ("SDPA",), 64, backward=True)
-    small, more = attention_calls.attention_memory(case)["SDPA"], 3 * 2**20
+    small, more = measure.attention_memory(case)["SDPA"], 3 * 2**20
     assert small < 2 * size
-    plain = attention_calls._sdpa_function(case)
+    plain = calls._sdpa_function(case)
     monkeypatch.setattr(
-        attention_calls,
+        calls,
         "_sdpa_function",
         lambda case: lambda *qkv: plain(*qkv) + 0 * torch.zeros(more // 4)[0],
     )
-    large = attention_calls.attention_memory(case)["SDPA"]
+    large = measure.attention_memory(case)["SDPA"]
     assert large - small == pytest.approx(more, rel=0.2)
 
 
@@ -531,7 +531,7 @@ def test_tables_fit_the_columns_with_numbers_whole(call, monkeypatch):
                 rows.append(row | {"threads": threads})
         return rows
 
-    monkeypatch.setattr(measure_case, "measure_case", measured)
+    monkeypatch.setattr(measure, "measure_case", measured)
     monkeypatch.setattr("posenc.machine.hardware.num_cores", lambda: 2)
     monkeypatch.setattr("posenc.machine.hardware.cpu_multiplies_bfloat16", lambda: True)
     monkeypatch.setenv("COLUMNS", "80")

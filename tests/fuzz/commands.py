@@ -307,7 +307,7 @@ def without_the_work() -> Iterator[None]:
     patches = [
         mock.patch("posenc.compare.engines.run_trials.run_trials", lambda *arguments: None),
         mock.patch("posenc.compare.plan.time_estimate.measure_kinds", lambda *arguments: {}),
-        mock.patch("posenc.bench.measure_case.measure_case", lambda *arguments: []),
+        mock.patch("posenc.bench.measure.measure_case", lambda *arguments: []),
         mock.patch("posenc.extend.extension.load_checkpoint", refuse),
         mock.patch("posenc.inspect.checkpoint.measurements.load_checkpoint", refuse),
         mock.patch("posenc.inspect.encoding.run_command.measure", refuse),

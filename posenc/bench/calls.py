@@ -1,5 +1,7 @@
-"""Build calls of attention, of an attention layer, and of rotation, to be timed."""
+"""Build the calls to be timed: of attention, of an attention layer, of rotation, and of models."""
 
+import contextlib
+import copy
 import importlib.util
 import itertools
 import sys
@@ -14,24 +16,31 @@ from posenc import masks
 from posenc.attend.attention import attention
 from posenc.attend.attention_layer import Attention
 from posenc.bench.cases import Case
-from posenc.bench.measure import Call, peak_bytes
 from posenc.encodings import ModelShape, PositionEncoding, RoPE, create, encoding_of_all_layers
+from posenc.hf.attachment.attach import attach, shape_of
+from posenc.hf.transformers_compat import cache_argument_name
+from posenc.models.config import DecoderConfig
+from posenc.models.decoder import Decoder
 
+Call = Callable[[], Any]
+"""A function without arguments, whose time is measured."""
 RotationFunction = Callable[[Tensor, Tensor], Sequence[Tensor]]
 NUM_CHECKED_ROWS = 64
 """Queries, the last ones, that are compared with the reference before a call is timed: chosen."""
+VOCABULARY = 512
+"""Size of the vocabulary of all models, with tokens drawn at random: chosen."""
 
 
 def attention_calls(case: Case) -> dict[str, Call]:
     """Return calls of causal SDPA without positions and of causal attention with each encoding.
     Raise AssertionError if the last rows of an encoding differ from the reference."""
-    inputs = _random_q_k_v(case)
+    inputs = random_q_k_v(case)
     grad = torch.randn_like(inputs[0])
     runs: dict[str, Callable[..., Any]] = {"SDPA": _sdpa_function(case)}
     weights: dict[str, list[Tensor]] = {}
     for run in case.runs:
         name, _, how = run.partition(", ")
-        encoding = _build_encoding(name, case)
+        encoding = build_encoding(name, case)
         runs[run] = _attention_function(case, encoding, how)
         weights[run] = [w for w in encoding.parameters() if w.requires_grad]
         with torch.no_grad():
@@ -53,25 +62,6 @@ def attention_calls(case: Case) -> dict[str, Call]:
     }
 
 
-def attention_memory(case: Case) -> dict[str, int]:
-    """Return, by the name of each run, the peak bytes of its attention call beyond inputs, output
-    and gradients."""
-    inputs = _random_q_k_v(case)
-    # The output has the size of q; the inputs were there before. A gradient has its input's size.
-    output_and_gradients = inputs[0].nbytes
-    if case.backward:
-        output_and_gradients += sum(t.nbytes for t in inputs)
-    peaks = {}
-    for run, call in attention_calls(case).items():
-        call()  # what is built and cached by the first call is not counted
-        weight_gradients = 0
-        if case.backward and run in case.runs:
-            weights = _build_encoding(run.partition(", ")[0], case).parameters()
-            weight_gradients = sum(w.nbytes for w in weights if w.requires_grad)
-        peaks[run] = max(0, peak_bytes(call) - output_and_gradients - weight_gradients)
-    return peaks
-
-
 def layer_calls(case: Case) -> dict[str, Call]:
     """Return calls of posenc.Attention with each encoding, and of a layer without positions."""
     x = torch.randn(case.batch, case.q_len, case.width)
@@ -88,7 +78,7 @@ def layer_calls(case: Case) -> dict[str, Call]:
 
     def call_with_encoding(name: str) -> Call:
         layer = Attention(
-            case.width, case.heads, case.kv_heads, encoding=_build_encoding(name, case)
+            case.width, case.heads, case.kv_heads, encoding=build_encoding(name, case)
         )
         return lambda: layer(x, range(case.q_len), mask=masks.causal)
 
@@ -122,6 +112,83 @@ def rotation_calls(case: Case) -> dict[str, Call]:
     return {
         run: _timed_call(rotate, (q, k), [], (q, k), case.backward) for run, rotate in runs.items()
     }
+
+
+def decode_calls(case: Case) -> dict[str, Call]:
+    """Return calls that decode one token with each model after `kv_len` tokens in its cache.
+
+    Each call adds its token to the cache: a few more than the thousands that are there already.
+    """
+    prompt = torch.randint(VOCABULARY, (case.batch, case.num_keys))
+    token = prompt[:, :1]
+
+    def make_llama_call(attention: str) -> Call:
+        """Return a call of transformers' Llama with "sdpa" or "eager" attention."""
+        from transformers import DynamicCache
+
+        model = _build_llama(case, attention).eval()
+        cache: dict[str, Any] = {str(cache_argument_name(model)): DynamicCache()}
+        model(prompt, **cache, logits_to_keep=1)
+        return lambda: model(token, **cache)
+
+    def make_decoder_call(name: str) -> Call:
+        """Return a call of posenc's decoder with the encoding `name`."""
+        model = _build_decoder(case, name).eval()
+        caches = model.new_caches()
+        model(prompt, caches=caches)
+        return lambda: model(token, caches=caches)
+
+    with torch.no_grad():
+        calls = _calls_of_runs(case, make_llama_call, make_decoder_call)
+    return {name: torch.no_grad()(call) for name, call in calls.items()}
+
+
+def training_calls(case: Case) -> dict[str, Call]:
+    """Return a training step of each model, by the name of its run: forward, backward, clipping and
+    AdamW. If the case is in "bfloat16", posenc's models run under autocast, and Llama only if its
+    run is named "Llama, bfloat16"."""
+    autocast = case.dtype == "bfloat16"
+
+    def make_llama_step(variant: str) -> Call:
+        """Return a step of Llama. variant: "sdpa", "eager", or "bfloat16": sdpa with autocast."""
+        model = _build_llama(case, "eager" if variant == "eager" else "sdpa")
+        forward = lambda tokens: model(tokens, use_cache=False).logits  # noqa: E731
+        return _training_step(case, model, forward, variant == "bfloat16")
+
+    def make_decoder_step(name: str) -> Call:
+        """Return a step of posenc's decoder with the encoding `name`."""
+        model = _build_decoder(case, name)
+        return _training_step(case, model, model, autocast)
+
+    return _calls_of_runs(case, make_llama_step, make_decoder_step)
+
+
+def attach_calls(case: Case) -> dict[str, Call]:
+    """Return calls of transformers' Llama, plain ("stock") and with each encoding attached: a
+    forward pass or, with `backward`, also the gradients of all weights."""
+    tokens = torch.randint(VOCABULARY, (case.batch, case.q_len))
+    stock = _build_llama(case, "sdpa")
+
+    def make_call(model: Any) -> Call:
+        """Return the call of a model that the case times: `step` if it has `backward`, or
+        `forward`."""
+
+        def forward() -> None:
+            with torch.no_grad():
+                model.eval()(tokens, use_cache=False)
+
+        def step() -> None:
+            model.train()(tokens, labels=tokens, use_cache=False).loss.backward()
+            model.zero_grad()
+
+        return step if case.backward else forward
+
+    calls = {"stock": make_call(stock)}
+    for name in case.runs:
+        model = copy.deepcopy(stock)
+        attach(model, create(name, shape_of(model)))
+        calls[name] = make_call(model)
+    return calls
 
 
 def _rotation_function(case: Case, interleaved: bool, same_positions: bool) -> RotationFunction:
@@ -214,7 +281,7 @@ def _timed_call(
     return call
 
 
-def _build_encoding(name: str, case: Case) -> PositionEncoding:
+def build_encoding(name: str, case: Case) -> PositionEncoding:
     """Return the encoding of this name for layer 0 of a model with one layer in the sizes of the
     case."""
     torch.manual_seed(0)
@@ -223,7 +290,7 @@ def _build_encoding(name: str, case: Case) -> PositionEncoding:
     return one_layer.for_layer(0).to(case.device or "cpu")
 
 
-def _random_q_k_v(case: Case) -> tuple[Tensor, ...]:
+def random_q_k_v(case: Case) -> tuple[Tensor, ...]:
     """Return random q, k and v, (batch, heads, len, head_dim), the same in every call."""
     sizes = (
         (case.heads, case.q_len),
@@ -237,3 +304,70 @@ def _random_q_k_v(case: Case) -> tuple[Tensor, ...]:
 def _random_tensor(case: Case, *shape: int) -> Tensor:
     """Return normal random numbers in the dtype and on the device of the case."""
     return torch.randn(shape).to(case.device or "cpu", getattr(torch, case.dtype))
+
+
+def _calls_of_runs(
+    case: Case, make_llama_call: Callable[[str], Call], make_decoder_call: Callable[[str], Call]
+) -> dict[str, Call]:
+    """Return a call for each run of the case, by its name, the baselines first. All models draw
+    their weights from one seed.
+
+    make_llama_call: function of what follows the comma in the name of a run of transformers' Llama,
+        such as "eager".
+    make_decoder_call: function of the whole name of any other run, which is that of an encoding.
+    """
+    calls = {}
+    for run in (*case.baselines, *case.runs):
+        name, _, variant = run.partition(", ")
+        torch.manual_seed(0)
+        calls[run] = make_llama_call(variant) if name == "Llama" else make_decoder_call(run)
+    return calls
+
+
+def _training_step(
+    case: Case, model: nn.Module, compute_logits: Callable[[Tensor], Tensor], autocast: bool
+) -> Call:
+    """Return a call that trains a model for one step, on the same random tokens each time.
+
+    compute_logits: function of tokens (batch, len) that runs the model, to (batch, len, vocab).
+    autocast: run it under bfloat16 autocast.
+    """
+    tokens = torch.randint(VOCABULARY, (case.batch, case.q_len + 1))
+    # The values of learning rate and clipping do not change how long a step takes.
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
+
+    def step() -> None:
+        precision = torch.autocast("cpu", torch.bfloat16) if autocast else contextlib.nullcontext()
+        with precision:
+            logits = compute_logits(tokens[:, :-1])
+        F.cross_entropy(logits.float().flatten(0, 1), tokens[:, 1:].flatten()).backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+
+    return step
+
+
+def _build_decoder(case: Case, name: str) -> Decoder:
+    """Return posenc's decoder with the encoding `name` in the sizes of the case."""
+    config = DecoderConfig(
+        VOCABULARY, case.width, case.layers, case.heads, case.kv_heads, ffn_dim=case.ffn_dim
+    )
+    return Decoder(config, create(name, config.shape(train_length=case.num_keys)))
+
+
+def _build_llama(case: Case, attention: str) -> Any:
+    """Return transformers' Llama in the sizes of the case. attention: "sdpa" or "eager"."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    sizes: dict[str, Any] = {
+        "vocab_size": VOCABULARY,
+        "hidden_size": case.width,
+        "intermediate_size": case.ffn_dim,
+        "num_hidden_layers": case.layers,
+        "num_attention_heads": case.heads,
+        "num_key_value_heads": case.kv_heads,
+        "max_position_embeddings": 2 * case.num_keys,
+        "attn_implementation": attention,
+    }
+    return LlamaForCausalLM(LlamaConfig(**sizes))
