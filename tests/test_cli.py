@@ -22,7 +22,7 @@ from posenc.compare import run_study as compare
 from posenc.compare.engines import run_trials
 from posenc.compare.results import Study, TrialResult
 from posenc.files.atomic import write_atomically
-from posenc.files.lock import locked
+from posenc.files.folders import locked
 from posenc.files.sealed_json import seal
 from tests.hf_models import save
 from tests.texts import prose

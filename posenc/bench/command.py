@@ -341,8 +341,12 @@ def _cases_within_limits(
     keeps_large: run large cases, because an option asked for them; if False they are left out.
     Raises: ValueError for a case that needs more memory than there is, or more than a week.
     """
-    from posenc.machine.hardware import memory_bytes
-    from posenc.machine.limits import check_memory_or_disk, check_time, readable_size
+    from posenc.machine.hardware import (
+        check_memory_or_disk,
+        check_time,
+        memory_bytes,
+        readable_size,
+    )
 
     advice = "Take smaller --lengths, --heads or --head-dim, or fewer --repeats."
     selected: list[Case] = []

@@ -30,8 +30,7 @@ from posenc.compare.trial.config import TrialConfig
 from posenc.compare.trial.result_files import is_done, load_results
 from posenc.files.atomic import is_partial, remove_partials, write_atomically
 from posenc.files.find_texts import STUDY_FILE, STUDY_MARK
-from posenc.files.lock import LOCK_NAME, locked
-from posenc.files.new_folder import UNPROVED_SUFFIX
+from posenc.files.folders import LOCK_NAME, UNPROVED_SUFFIX, locked
 from posenc.files.opening import (
     make_folder,
     missing_folders,

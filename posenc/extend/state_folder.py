@@ -4,7 +4,7 @@ import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 
-from posenc.files.lock import locked_without_file
+from posenc.files.folders import locked_without_file
 
 PARTIAL_FILE_PATTERNS = (".search.json.*.partial", "tune/.tune*.partial")
 """Files that a kill during a write leaves behind."""

@@ -18,8 +18,7 @@ from posenc.files.atomic import prepare_page_and_figures
 from posenc.inspect.encoding.measurements import SpecSheet, measure
 from posenc.inspect.encoding.scores import decay_bytes
 from posenc.lazy import require_package
-from posenc.machine.hardware import memory_bytes
-from posenc.machine.limits import check_memory_or_disk
+from posenc.machine.hardware import check_memory_or_disk, memory_bytes
 from posenc.report.report import Report
 from posenc.report.terminal import print_report
 from posenc.testing.harness import encoding_of_first_layer

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from posenc.files.atomic import is_partial, prepare_file, remove_partials, write_atomically
-from posenc.files.lock import locked
+from posenc.files.folders import locked
 from posenc.files.sealed_json import Record, seal, unseal
 
 

@@ -5,8 +5,7 @@ import os
 import pytest
 
 from posenc.files.atomic import atomically, prepare_file, write_atomically
-from posenc.files.lock import locked, locked_without_file
-from posenc.files.new_folder import new_folder
+from posenc.files.folders import locked, locked_without_file, new_folder
 
 
 @pytest.fixture

@@ -27,8 +27,7 @@ from posenc.compare.trial.config import TrialConfig, write_trial
 from posenc.compare.trial.result_files import Cursor, is_done, save_result
 from posenc.files.atomic import atomically, prepare_file, write_atomically
 from posenc.files.find_texts import find_text
-from posenc.files.lock import LOCK_NAME, locked
-from posenc.files.new_folder import new_folder
+from posenc.files.folders import LOCK_NAME, locked, new_folder
 from posenc.files.opening import make_private_folder, open_to_change
 from posenc.hf.tune.restart_state import write_sealed
 from posenc.hf.tune.tuning import save_tuning

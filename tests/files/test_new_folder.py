@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from posenc.files import new_folder as new_folder_module
-from posenc.files.new_folder import new_folder
+from posenc.files import folders as new_folder_module
+from posenc.files.folders import new_folder
 
 
 def test_it_appears_when_the_block_ends(tmp_path):

@@ -2,8 +2,7 @@
 
 import pytest
 
-from posenc.machine.hardware import memory_bytes
-from posenc.machine.limits import check_memory_or_disk, check_time, readable_size
+from posenc.machine.hardware import check_memory_or_disk, check_time, memory_bytes, readable_size
 
 
 def test_memory_is_refused_from_the_first_byte_too_many():

@@ -20,7 +20,7 @@ from posenc.compare.trial.task_of_trial import (
 from posenc.compare.trial.train import decoder_config, encoding_shape
 from posenc.encodings import PositionEncoding, create, parse
 from posenc.machine import hardware
-from posenc.machine.limits import check_memory_or_disk, check_time
+from posenc.machine.hardware import check_memory_or_disk, check_time
 from posenc.tasks.registry import TEXT
 from posenc.tasks.task import Case
 

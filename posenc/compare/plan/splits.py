@@ -13,7 +13,7 @@ import numpy as np
 from posenc.compare.results import CorpusInfo
 from posenc.compare.trial.result_files import SPLITS, folder_of_text
 from posenc.files.find_texts import TextSource
-from posenc.files.new_folder import new_folder
+from posenc.files.folders import new_folder
 from posenc.files.opening import (
     make_folder,
     name_path_in_os_errors,
@@ -21,7 +21,7 @@ from posenc.files.opening import (
     open_ordinary,
     remove_folder,
 )
-from posenc.machine.limits import check_memory_or_disk
+from posenc.machine.hardware import check_memory_or_disk
 
 SEPARATOR = 256
 """Symbol after each file."""

@@ -15,7 +15,7 @@ from posenc.compare.trial.config import TrialConfig
 from posenc.compare.trial.objectives import objective_of
 from posenc.files.atomic import prepare_file, prepare_page_and_figures
 from posenc.files.find_texts import STUDY_FILE
-from posenc.files.lock import locked
+from posenc.files.folders import locked
 from posenc.files.opening import read_file_bytes, read_file_text
 from posenc.report.terminal import print_line, stderr
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from posenc.files.new_folder import new_folder
+from posenc.files.folders import new_folder
 from posenc.runtimes.config_model import model_of
 from posenc.runtimes.files.json_object import read_json
 from posenc.runtimes.files.paths_inside import path_inside

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from posenc.doctor.cures.check_copy import AskAboutCopy, runtimes_that_answered
 from posenc.doctor.misreading import differing_aspects_of_rotation
-from posenc.files.new_folder import new_folder
+from posenc.files.folders import new_folder
 from posenc.files.sealed_json import strict_json
 from posenc.runtimes.config_model import ORIGINAL_LENGTH_KEY, Model, language_model_key
 from posenc.runtimes.files.json_object import read_json

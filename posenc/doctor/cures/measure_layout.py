@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from posenc.command_line.options import check_choice
 from posenc.files.atomic import write_atomically
-from posenc.files.new_folder import new_folder
+from posenc.files.folders import new_folder
 from posenc.files.opening import read_file_text
 from posenc.files.sealed_json import strict_json
 from posenc.runtimes.config_model import Model, model_of

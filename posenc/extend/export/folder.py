@@ -14,7 +14,7 @@ from posenc.extend.export.prover import Proof, Prover, prove
 from posenc.extend.export.serve_commands import Export
 from posenc.extend.export.serve_page import dual_chunk_page, page_without_emulators, serving_page
 from posenc.files.atomic import write_atomically
-from posenc.files.new_folder import new_folder
+from posenc.files.folders import new_folder
 from posenc.files.opening import copy_file, make_subfolder, read_file_text
 from posenc.files.sealed_json import parse_bounded_json, strict_json
 from posenc.hf.checkpoint.files import INDEX, tokenizer_files, weight_files
