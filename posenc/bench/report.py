@@ -4,8 +4,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from posenc.bench.cases import GROUPS
-from posenc.report.report import Report, Section
-from posenc.report.table import Heading, Number, Table, Value
+from posenc.report.report import Heading, Number, Report, Section, Table, Value
 
 Row = dict[str, Any]
 """A measured run of a case, a check of an encoding on a device, or what was left out and why: a

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from posenc.doctor.case import Case
 from posenc.doctor.rule import COMMAND, SEVERITIES, Finding, Rule
-from posenc.report.report import Block, Code, Items, Labelled, Report, Section
-from posenc.report.table import Table
+from posenc.report.report import Block, Code, Items, Labelled, Report, Section, Table
 from posenc.runtimes.ask import Asked
 from posenc.runtimes.computed_positions import ComputedPositions, LayerRotation
 from posenc.runtimes.known import RUNTIMES

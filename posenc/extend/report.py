@@ -12,8 +12,18 @@ from posenc.extend.extension import Outcome
 from posenc.extend.measure.evaluation import Evaluation
 from posenc.extend.measure.tasks import TaskScore
 from posenc.extend.variants import Variant
-from posenc.report.report import Block, Code, Facts, Report, Section
-from posenc.report.table import Cell, Heading, Number, Table, Value
+from posenc.report.report import (
+    Block,
+    Cell,
+    Code,
+    Facts,
+    Heading,
+    Number,
+    Report,
+    Section,
+    Table,
+    Value,
+)
 from posenc.statistics.text_intervals import Estimate
 
 OUT_OF_DOMAIN_CAUTION = (

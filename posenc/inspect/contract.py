@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from posenc.command_line.errors import RunFailed
 from posenc.command_line.progress import replace_status_line
 from posenc.encodings import create
-from posenc.report.report import Block, Report, Section
-from posenc.report.table import Table
+from posenc.report.report import Block, Report, Section, Table
 from posenc.report.terminal import print_line, stderr
 from posenc.testing import (
     VOIDING_FAILURES,

@@ -19,11 +19,14 @@ from posenc.report.chart import describe_curve_ends
 from posenc.report.drawing import SVG_RULES, css_variables, to_svg
 from posenc.report.escaping import escape_html
 from posenc.report.report import (
+    LONG_TEXT_LENGTH,
     Block,
     Caution,
+    Cell,
     Code,
     Facts,
     Fold,
+    Heading,
     Headline,
     Items,
     Labelled,
@@ -31,10 +34,13 @@ from posenc.report.report import (
     Links,
     Plot,
     Report,
+    Table,
     TextBlock,
+    Value,
+    cell_text,
     named_tables,
+    numeric_columns,
 )
-from posenc.report.table import Table, table_html
 
 MIN_LINKED_SECTIONS = 3
 """Sections with headings from which on a page begins with links to them: chosen."""
@@ -190,7 +196,7 @@ def _block_html(block: Block, plots: Iterator[int]) -> str:
         case Plot():
             return _plot_html(block, f"f{next(plots)}")
         case Table():
-            return table_html(block)
+            return _table_html(block)
 
 
 def _text_block_html(block: TextBlock) -> str:
@@ -258,6 +264,78 @@ def _plot_html(plot: Plot, prefix: str) -> str:
         f"{svg}</div>"
         f"<figcaption>{escape_html(plot.caption)}</figcaption></figure>"
     )
+
+
+def _table_html(table: Table) -> str:
+    """Return the table as HTML, its caption above it and its notes below."""
+    headings = [h if isinstance(h, Heading) else Heading(h) for h in table.header]
+    numeric = numeric_columns(table)
+    notes: dict[str, int] = {}
+    head = "".join(map(_heading_html, headings, numeric))
+    labels = [""] * len(headings)
+    if table.cards:
+        labels = [f' data-label="{escape_html(heading.text)}"' for heading in headings]
+    rows = [_row_html(row, numeric, labels, notes) for row in table.rows]
+    caption = f"<p class=caption>{escape_html(table.caption)}</p>" if table.caption else ""
+    name = table.caption or ", ".join(heading.text for heading in headings)
+    kind = '"table cards"' if table.cards else "table"
+    below = "".join(f"<li>{escape_html(note)}</li>" for note in notes)
+    below = f"<ol class=notes>{below}</ol>" if below else ""
+    return (
+        f'{caption}<div class={kind} role=region tabindex=0 aria-label="{escape_html(name)}">'
+        f"<table><thead><tr>{head}</tr></thead>"
+        f"<tbody>{''.join(rows)}</tbody></table></div>{below}"
+    )
+
+
+def _row_html(
+    row: Sequence[Value], numeric: Sequence[bool], labels: Sequence[str], notes: dict[str, int]
+) -> str:
+    """Return a row as HTML, and number its notes; `labels` are attributes of its cells."""
+    cells = [f"<th scope=row{_class_attribute(False, row[0])}>{_cell_html(row[0], notes)}</th>"]
+    for value, is_numeric, label in zip(row[1:], numeric[1:], labels[1:], strict=True):
+        cells.append(
+            f"<td{_class_attribute(is_numeric, value)}{label}>{_cell_html(value, notes)}</td>"
+        )
+    return f"<tr>{''.join(cells)}</tr>"
+
+
+def _cell_html(value: Value, notes: dict[str, int]) -> str:
+    """Return a cell's content as HTML, with the number of its note, which `notes` keeps."""
+    if not isinstance(value, Cell):
+        return escape_html(cell_text(value))
+    cell = escape_html(str(value.text))
+    if value.strong:
+        cell = f"<strong>{cell}</strong>"
+    if value.second_line:
+        cell = f"<span>{cell}<small>{escape_html(value.second_line)}</small></span>"
+    if value.note:
+        number = notes.setdefault(value.note, len(notes) + 1)
+        cell = f"<span>{cell}<sup>{number}</sup></span>"
+    return cell
+
+
+def _heading_html(heading: Heading, is_numeric: bool) -> str:
+    """Return the heading of a column as HTML; is_numeric: of a column of numbers."""
+    meaning = f"<small>{escape_html(heading.meaning)}</small>" if heading.meaning else ""
+    return f"<th scope=col{_class_attribute(is_numeric)}>{escape_html(heading.text)}{meaning}</th>"
+
+
+def _class_attribute(is_numeric: bool, value: Value = None) -> str:
+    """Return the attribute `class` of a cell, after a space: its column has numbers, it is a long
+    text, its tone. "" without any of these.
+
+    _class_attribute(True) -> " class=number"
+    """
+    names = []
+    if is_numeric:
+        names.append("number")
+    elif isinstance(value, str) and len(value) > LONG_TEXT_LENGTH:
+        names.append("long")
+    if isinstance(value, Cell) and value.tone:
+        names.append(f"tone{value.tone}")
+    quote = '"' if len(names) > 1 else ""
+    return f" class={quote}{' '.join(names)}{quote}" if names else ""
 
 
 _PAGE_TEMPLATE = """<!doctype html>

@@ -16,10 +16,87 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from posenc.report.escaping import show_hidden_characters
-from posenc.report.table import Cell, Heading, Number, Table, Value
 
 if TYPE_CHECKING:
     from posenc.report.chart import Chart
+
+
+LONG_TEXT_LENGTH = 24
+"""A cell with more letters gets more width, against tall narrow columns."""
+
+
+@dataclass(frozen=True)
+class Number:
+    """Hold a measured number and the ends of its interval, which are None if there is none.
+
+    form: the format in which all three are written, such as ".2f".
+    unit: text directly after the number, such as " %", or a verdict.
+    """
+
+    value: float
+    low: float | None = None
+    high: float | None = None
+    form: str = ".4g"
+    unit: str = ""
+
+    def __str__(self) -> str:
+        number = f"{self.value:{self.form}}{self.unit}"
+        if self.low is None or self.high is None:
+            return number
+        to = " to " if self.form.startswith("+") else "–"
+        return f"{number} ({self.low:{self.form}}{to}{self.high:{self.form}})"
+
+
+@dataclass(frozen=True)
+class Cell:
+    """Hold a table cell with more than its text.
+
+    text: a text or a Number.
+    note: explanation that is shown below the table; "" for none.
+    strong: True for bold letters, on the page.
+    second_line: small text below the first, on the page; "" for none.
+    tone: background colour on the page, from 1 (strongest) to 4; 0 for none.
+    """
+
+    text: str | Number
+    note: str = ""
+    strong: bool = False
+    second_line: str = ""
+    tone: int = 0
+
+
+@dataclass(frozen=True)
+class Heading:
+    """Hold the heading of a column, and its meaning in small letters below."""
+
+    text: str
+    meaning: str = ""
+
+
+Value = str | int | float | Number | Cell | None
+
+
+@dataclass(frozen=True)
+class Table:
+    """Hold rows under a header. Columns of numbers are aligned right; the first names the row.
+
+    A table wider than the page scrolls sideways, and its first column stays. With `cards` a narrow
+    screen shows each row as a card instead. name: of its CSV file, and in JSON.
+    """
+
+    header: Sequence[str | Heading]
+    rows: Sequence[Sequence[Value]]
+    caption: str = ""
+    cards: bool = False
+    name: str = ""
+
+    def __post_init__(self) -> None:
+        for row in self.rows:
+            if len(row) != len(self.header):
+                raise ValueError(
+                    f"Table: every row needs {len(self.header)} cells like the header, "
+                    f"got {len(row)} in {list(row)!r}."
+                )
 
 
 @dataclass(frozen=True)
@@ -152,6 +229,43 @@ class Report:
     def tables(self) -> dict[str, Table]:
         """Return the tables that have a name, by name."""
         return named_tables(block for section in self.sections for block in section.blocks)
+
+
+def cell_text(value: Value) -> str:
+    """Return a value as the terminal and the page show it: None -> "–", 1200 -> "1,200"."""
+    if value is None:
+        return "–"
+    if isinstance(value, Cell):
+        return str(value.text)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return str(value)
+    return f"{value:,}" if isinstance(value, int) else f"{value:.4g}"
+
+
+def numeric_columns(table: Table) -> list[bool]:
+    """Return for each column True if it has at least one number and otherwise only gaps, so that it
+    is aligned right."""
+    columns = list(zip(*table.rows, strict=True)) or [()] * len(table.header)
+    return [any(map(_is_number, c)) and all(map(_is_number_or_gap, c)) for c in columns]
+
+
+def _is_number(value: Value) -> bool:
+    """Return True for a number, or a text that begins with one after a sign: "≈ 3.5 MiB"."""
+    if isinstance(value, Cell):
+        value = value.text
+    if isinstance(value, Number):
+        return True
+    if isinstance(value, str):
+        value = value.strip().lstrip("+-−<>≈≥≤")
+        return value[:1].isdigit() and ", " not in value  # a list of numbers is a text
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _is_number_or_gap(value: Value) -> bool:
+    """Return True for a number, for None or "", and for a Cell in place of a number: "–", or any
+    text with a note that says why there is no number."""
+    noted = isinstance(value, Cell) and (bool(value.note) or value.text == "–")
+    return value is None or value == "" or _is_number(value) or noted
 
 
 def named_tables(blocks: Iterable[Block]) -> dict[str, Table]:

@@ -10,20 +10,26 @@ from typing import Any, NamedTuple
 from rich.cells import cell_len
 from rich.console import Console, OverflowMethod
 from rich.markup import escape
-from rich.table import Table
+from rich.table import Table as RichTable
 from rich.text import Text
 
-from posenc.report import table as tables
 from posenc.report.escaping import show_hidden_characters
 from posenc.report.report import (
+    LONG_TEXT_LENGTH,
     Block,
+    Cell,
     Code,
     Facts,
+    Heading,
     Items,
     Labelled,
     Report,
     Section,
+    Table,
+    Value,
     as_json,
+    cell_text,
+    numeric_columns,
 )
 
 FRAME_WIDTH = 3
@@ -70,7 +76,7 @@ def text_table(
     name_column: str | None = None,
     wraps_nothing: bool = False,
     **options: Any,
-) -> Table:
+) -> RichTable:
     """Return a table of text for the terminal; `options` are passed to rich's Table.
 
     header: headings of the columns. rows: texts of the cells.
@@ -79,7 +85,7 @@ def text_table(
     columns are aligned right, as numbers. None: all columns are aligned left.
     wraps_nothing: no cell is broken into lines.
     """
-    table = Table(**options)
+    table = RichTable(**options)
     for name in header:
         side = "left" if name_column in (None, name) else "right"
         keeps_line = wraps_nothing or name == name_column
@@ -137,7 +143,7 @@ def show_section(section: Section, console: Console) -> None:
 def _show_block(block: Block, console: Console) -> None:
     """Print a block as text. A Plot, Links, Fold, Headline, Caution or Limits prints nothing."""
     match block:
-        case tables.Table():
+        case Table():
             _show_table(block, console)
         case Facts(items):
             _print_lines(console, (f"{name}: {value}" for name, value in items.items()))
@@ -157,7 +163,7 @@ def _print_lines(console: Console, lines: Iterable[str]) -> None:
         print_line(console, line)
 
 
-def _show_table(table: tables.Table, console: Console) -> None:
+def _show_table(table: Table, console: Console) -> None:
     """Print a table below its caption, in parts where it is wider than the console, and then its
     notes."""
     if table.caption:
@@ -185,7 +191,7 @@ def _labelled_lines(block: Labelled, width: int) -> Iterator[str]:
             before = indent
 
 
-def split_to_width(table: tables.Table, width: int) -> Iterator[Table]:
+def split_to_width(table: Table, width: int) -> Iterator[RichTable]:
     """Yield the table for a console of `width` columns: as many tables as its columns need, each
     with the names of the rows. No number is broken or cut; long texts are broken between words."""
     columns = _columns(table)
@@ -208,14 +214,14 @@ class _Column(NamedTuple):
     width: int
 
 
-def _columns(table: tables.Table) -> list[_Column]:
+def _columns(table: Table) -> list[_Column]:
     """Return the columns of a table, with the widths that they need in the terminal."""
     notes = _notes(table)
     columns = []
-    for i, is_numeric in enumerate(tables.numeric_columns(table)):
+    for i, is_numeric in enumerate(numeric_columns(table)):
         name = table.header[i]
-        heading = name.text if isinstance(name, tables.Heading) else name
-        cells = [_cell_text(row[i], notes) for row in table.rows]
+        heading = name.text if isinstance(name, Heading) else name
+        cells = [_noted_cell_text(row[i], notes) for row in table.rows]
         if is_numeric:
             heading = _break_heading(heading, max(map(cell_len, cells)))
         texts = [show_hidden_characters(text) for text in (*heading.split("\n"), *cells)]
@@ -228,7 +234,7 @@ def _columns(table: tables.Table) -> list[_Column]:
 def _wrapped_width(text: str) -> int:
     """Return the width that a text needs in lines: of its longest word, or of what counts as a long
     text if that is more."""
-    return max([tables.LONG_TEXT_LENGTH, *map(cell_len, text.split())])
+    return max([LONG_TEXT_LENGTH, *map(cell_len, text.split())])
 
 
 def _break_heading(heading: str, width: int) -> str:
@@ -252,9 +258,9 @@ def _count_fitting_columns(first: _Column, rest: Sequence[_Column], width: int) 
     return count
 
 
-def _table_of_columns(first: _Column, others: Sequence[_Column]) -> Table:
+def _table_of_columns(first: _Column, others: Sequence[_Column]) -> RichTable:
     """Return columns as a table; numbers and short texts are not broken into lines."""
-    table = Table()
+    table = RichTable()
     columns = [first, *others]
     for column in columns:
         side = "right" if column.is_numeric else "left"
@@ -265,17 +271,13 @@ def _table_of_columns(first: _Column, others: Sequence[_Column]) -> Table:
     return table
 
 
-def _notes(table: tables.Table) -> list[str]:
+def _notes(table: Table) -> list[str]:
     """Return the notes of a table's cells, each once, in the order of their numbers."""
-    cells = (cell for row in table.rows for cell in row if isinstance(cell, tables.Cell))
+    cells = (cell for row in table.rows for cell in row if isinstance(cell, Cell))
     return [*dict.fromkeys(cell.note for cell in cells if cell.note)]
 
 
-def _cell_text(value: tables.Value, notes: Sequence[str]) -> str:
+def _noted_cell_text(value: Value, notes: Sequence[str]) -> str:
     """Return the text of a cell, with the number of its note if it has one."""
-    noted = isinstance(value, tables.Cell) and value.note
-    return (
-        f"{tables.cell_text(value)} [{notes.index(noted) + 1}]"
-        if noted
-        else tables.cell_text(value)
-    )
+    noted = isinstance(value, Cell) and value.note
+    return f"{cell_text(value)} [{notes.index(noted) + 1}]" if noted else cell_text(value)

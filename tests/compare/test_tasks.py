@@ -24,7 +24,7 @@ from posenc.compare.trial.evaluate import score_cases
 from posenc.compare.trial.forward import likeliest_tokens, positions_for, target_loss
 from posenc.encodings.registry import create
 from posenc.report.html_page import page_of
-from posenc.report.table import Cell
+from posenc.report.report import Cell
 from posenc.tasks.offsets import grid_positions
 from posenc.tasks.registry import TASKS
 from posenc.tasks.task import Batch, Case

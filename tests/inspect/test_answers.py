@@ -16,7 +16,7 @@ from posenc.inspect.checkpoint.swap import Swap, SwapEffect
 from posenc.inspect.encoding import judgement, report, scores
 from posenc.inspect.encoding.measurements import SpecSheet
 from posenc.inspect.encoding.scores import Decay, Resolution
-from posenc.report.table import Cell
+from posenc.report.report import Cell
 from posenc.testing.harness import encoding_of_first_layer
 
 SHAPE = ModelShape(embed_dim=64, num_heads=4, head_dim=16, train_length=128)

@@ -13,7 +13,7 @@ from posenc.command_line.progress import replace_status_line
 from posenc.report.drawing import to_svg
 from posenc.report.escaping import show_hidden_characters
 from posenc.report.html_page import Page
-from posenc.report.table import Table
+from posenc.report.report import Table
 from posenc.report.terminal import Terminal, print_line, print_table
 from tests.doctor.threads import BASE
 

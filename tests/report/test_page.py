@@ -25,7 +25,7 @@ from posenc.report.drawing import (
     write_svg,
 )
 from posenc.report.html_page import Caution, Code, Facts, Headline, Items, Page, Plot
-from posenc.report.table import Cell, Table
+from posenc.report.report import Cell, Table
 from tests.browser import DESKTOP, PHONE, needs_chromium
 
 NASTY = '<script>alert(1)</script> & "x" --> </svg> $a_b$ 公司收购了竞争对手 \x07\udc80'

@@ -12,19 +12,22 @@ import pytest
 from posenc.report.chart import Chart, describe_curve_ends, long_table
 from posenc.report.html_page import page_of
 from posenc.report.report import (
+    Cell,
     Code,
     Facts,
     Fold,
+    Heading,
     Items,
     Labelled,
+    Number,
     Plot,
     Report,
     Section,
+    Table,
     as_json,
     rows_of,
     table_csv,
 )
-from posenc.report.table import Cell, Heading, Number, Table
 from posenc.report.terminal import LABELLED_WIDTH, Terminal, as_text, show
 
 PLANTED = 2.345678901234567

@@ -10,7 +10,7 @@ from posenc.report import html_page
 from posenc.report.chart import Chart
 from posenc.report.drawing import figure
 from posenc.report.html_page import Caution, Code, Headline, Page, Plot, pages_by_word
-from posenc.report.table import Cell, Heading, Table
+from posenc.report.report import Cell, Heading, Table
 from posenc.tasks.registry import TASKS
 
 DOCS = Path(__file__).parents[2] / "docs"

@@ -27,8 +27,7 @@ from posenc.compare.trial.objectives import objective_of
 from posenc.files.atomic import write_atomically
 from posenc.report.figure_files import write_page
 from posenc.report.html_page import page_of
-from posenc.report.report import Block, Code, Facts, Fold, Report, Section
-from posenc.report.table import Table
+from posenc.report.report import Block, Code, Facts, Fold, Report, Section, Table
 from posenc.report.terminal import print_line, print_report
 from posenc.tasks.registry import TASKS, TEXT
 

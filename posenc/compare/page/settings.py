@@ -5,8 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from posenc.compare.results import RATE_FACTORS, RateCheck, RateTried, Study, TrialResult
 from posenc.compare.trial.config import TrialConfig
-from posenc.report.report import Block, Links, Section
-from posenc.report.table import Heading, Number, Table, Value
+from posenc.report.report import Block, Heading, Links, Number, Section, Table, Value
 from posenc.tasks.registry import TASKS
 
 _PAPER = re.compile(r"arXiv:(\d{4}\.\d{4,5})")

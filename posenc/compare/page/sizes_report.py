@@ -20,8 +20,7 @@ from posenc.report.drawing import (
     ranked_styles,
     split_by_series,
 )
-from posenc.report.report import Plot, Report, Section
-from posenc.report.table import Heading, Number, Table, Value
+from posenc.report.report import Heading, Number, Plot, Report, Section, Table, Value
 
 _PLACES = (("near", "at the training length"), ("far", "on far bytes"))
 """Fields of SizeLosses, and where these losses are, in words."""

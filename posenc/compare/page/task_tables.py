@@ -8,7 +8,7 @@ from posenc.compare.judge.standing import Standing, order_by_standings, ranks_wi
 from posenc.compare.page import figures
 from posenc.compare.results import CaseSummary, Study, TaskSummary
 from posenc.compare.trial.config import TrialConfig
-from posenc.report.table import Cell, Heading, Number, Table, Value
+from posenc.report.report import Cell, Heading, Number, Table, Value
 from posenc.tasks.registry import TASKS
 from posenc.tasks.scoring import LEAST_LEARNED_EXACT_MATCH
 

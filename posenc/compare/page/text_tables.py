@@ -19,8 +19,7 @@ from posenc.compare.judge.summary import REACH_TOLERANCE, bits_saved_by_doubling
 from posenc.compare.results import Study
 from posenc.compare.rows import EqualTime, Row, at_equal_time, rows_by_name, rows_of
 from posenc.compare.scores import FarScore
-from posenc.report.report import Block, Section
-from posenc.report.table import Cell, Heading, Number, Table, Value
+from posenc.report.report import Block, Cell, Heading, Number, Section, Table, Value
 
 HOW_TO_READ_TEXT = (
     "Bits per byte is the loss on held-out text; lower is better. Two columns are judged: the loss "

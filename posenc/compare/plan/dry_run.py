@@ -9,8 +9,7 @@ from posenc.compare.plan.splits import TextSplits
 from posenc.compare.plan.time_estimate import kind_of_trial, measure_kinds
 from posenc.compare.trial.config import TrialConfig
 from posenc.compare.trial.task_of_trial import max_row_tokens
-from posenc.report.report import Report, Section
-from posenc.report.table import Table
+from posenc.report.report import Report, Section, Table
 
 
 def most_training_tokens(trial: TrialConfig) -> int:

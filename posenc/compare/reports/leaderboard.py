@@ -6,8 +6,7 @@ from typing import Any
 
 from posenc.files.opening import read_file_text
 from posenc.files.sealed_json import unseal
-from posenc.report.report import Report, Section
-from posenc.report.table import Number, Table
+from posenc.report.report import Number, Report, Section, Table
 from posenc.report.terminal import print_report
 
 PUBLISHED = Path("results/leaderboard")

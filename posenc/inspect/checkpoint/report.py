@@ -22,9 +22,8 @@ from posenc.inspect.checkpoint.positions import (
 )
 from posenc.inspect.checkpoint.swap import Swap, SwapEffect
 from posenc.inspect.encoding.report import ranges
-from posenc.report.report import Block, Code, Facts, Items, Report, Section
-from posenc.report.table import Number
-from posenc.report.table import Table as Rows
+from posenc.report.report import Block, Code, Facts, Items, Number, Report, Section
+from posenc.report.report import Table as Rows
 
 _ORIGINS = {
     "user": "",

@@ -15,8 +15,7 @@ from posenc.inspect.encoding.judgement import (
 from posenc.inspect.encoding.measurements import SpecSheet
 from posenc.inspect.encoding.precision import LARGEST_ANGLE_ERROR
 from posenc.inspect.encoding.scores import Decay, Resolution
-from posenc.report.report import Code, Report, Section
-from posenc.report.table import Cell, Heading, Table
+from posenc.report.report import Cell, Code, Heading, Report, Section, Table
 
 MAX_OWN_SECTIONS = 3
 """Up to this many encodings get their own sections; more share tables and curves, so that a page

@@ -21,8 +21,7 @@ from posenc.inspect.module.call_forms import (
 from posenc.inspect.module.load import load_factory
 from posenc.inspect.module.result_reader import ResultMeaning
 from posenc.inspect.module.subject import ADAPTER_COMMAND, CheckResult, Subject, find_subject
-from posenc.report.report import Report, Section
-from posenc.report.table import Table
+from posenc.report.report import Report, Section, Table
 
 CHECKS: dict[str, Callable[[Subject], CheckResult]] = {  # in the order of the table
     "position 0 leaves content as it is": check_rotation.judge_position_zero,

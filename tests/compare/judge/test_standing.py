@@ -25,8 +25,7 @@ from posenc.compare.judge.summary import summarise
 from posenc.compare.page.report import report_of
 from posenc.compare.reports import published_trials
 from posenc.compare.results import CaseScore, LengthScore, Study
-from posenc.report.report import measured_value
-from posenc.report.table import cell_text
+from posenc.report.report import cell_text, measured_value
 from posenc.statistics.seed_intervals import PairwiseComparison
 from posenc.tasks.registry import TEXT
 from tests.compare.judge.test_summary import TRIAL, result, seeds, study

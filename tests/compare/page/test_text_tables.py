@@ -15,7 +15,7 @@ from posenc.compare.page.text_tables import _sort_key, reading_sections
 from posenc.compare.results import FORMAT, Study, Timing, TrainingPoint, TrialResult
 from posenc.compare.rows import rows_of
 from posenc.compare.scores import FarScore, LengthScore, Reading
-from posenc.report.table import Table
+from posenc.report.report import Table
 from tests.compare.plan.test_equal_tuning import TRIAL, checks
 
 CONFIG = replace(TRIAL, corpus="0" * 16, test_lengths=(128, 256, 1024), num_windows=16)

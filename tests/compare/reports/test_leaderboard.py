@@ -15,8 +15,7 @@ from posenc.compare.page.report import report_of
 from posenc.compare.plan.plan import make_plan
 from posenc.compare.reports import leaderboard, published_trials, report_runs
 from posenc.files.sealed_json import HASH_KEY
-from posenc.report.report import as_json
-from posenc.report.table import cell_text
+from posenc.report.report import as_json, cell_text
 from tests.compare.judge.test_answer import six
 from tests.compare.judge.test_standing import of_tasks
 from tests.compare.judge.test_summary import result, study

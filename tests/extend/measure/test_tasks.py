@@ -26,7 +26,7 @@ from posenc.extend.measure.tasks import (
 from posenc.extend.options import Options
 from posenc.extend.report import _perplexity_rise, task_table
 from posenc.hf.checkpoint.tokenization import Windows
-from posenc.report import table as tables
+from posenc.report.report import cell_text
 from posenc.statistics.text_intervals import Estimate, share_interval
 from tests.hf_models import LENGTH, save
 
@@ -154,7 +154,7 @@ def test_a_far_score_counts_only_where_some_method_answers_the_short_text(right,
     table = task_table(outcome)
     assert table is not None
     names = [getattr(each, "text", each) for each in table.header]
-    shown = [dict(zip(names, map(tables.cell_text, row), strict=True)) for row in table.rows]
+    shown = [dict(zip(names, map(cell_text, row), strict=True)) for row in table.rows]
     exact = "40% (0%–100%)" if counted else "not learned"
     assert [row["needle, 256"] for row in shown] == [exact] * 2
     assert [row["needle, 256: loss"] for row in shown] == ["2.50"] * 2
