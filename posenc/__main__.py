@@ -8,14 +8,12 @@ def main() -> None:
     import signal  # not above: a signal.py next to the user's text would run
 
     try:
-        # Not `from posenc import cli`, for which Python asks posenc for the name before it imports
-        # the module: posenc would look for the name that was meant.
-        import posenc.cli as cli
+        from posenc.command_line import main as command_line
     except KeyboardInterrupt:
         sys.stderr.write("posenc: stopped before anything began.\n")
         sys.exit(130)
     try:
-        cli.main()
+        command_line.main()
     finally:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
 

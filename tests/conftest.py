@@ -21,7 +21,7 @@ os.environ["LANGUAGE"] = "en"  # whatever the tester's is
 # A shell's background job ignores Ctrl-C, and so would every process that a test starts.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-from posenc import cli  # noqa: E402 - after install
+from posenc.command_line import main as cli  # noqa: E402 - after install
 from posenc.encodings.registry import lookup  # noqa: E402 - after install
 from tests import forked  # noqa: E402 - after install
 

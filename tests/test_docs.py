@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import posenc
-from posenc.cli import COMMANDS
+from posenc.command_line.main import COMMANDS
 from posenc.encodings.registry import parse
 from posenc.testing import CHECKS, every_check, maker, verdicts
 from tests.texts import prose

@@ -35,7 +35,8 @@ def test_list_markdown_is_a_table_with_one_line_per_encoding(call):
 def test_list_shows_every_name_without_torch(call):
     _, out, _ = call("list")
     assert all(name in out for name in registry.names())
-    code = "import sys; from posenc import cli; sys.modules['torch'] = None; cli.main(['list'])"
+    code = "import sys; from posenc.command_line.main import main; sys.modules['torch'] = None; "
+    code += "main(['list'])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0 and "transformer_xl" in done.stdout, done.stderr
 

@@ -30,8 +30,11 @@ def run(code, *arguments, names=LIBRARIES, cwd=ROOT):
     return subprocess.run(command, capture_output=True, text=True, cwd=cwd, env=path)
 
 
+MAIN = "from posenc.command_line.main import main; main(sys.argv[1:])"
+
+
 def posenc(*arguments, **options):
-    return run("from posenc.cli import main; main(sys.argv[1:])", *arguments, **options)
+    return run(MAIN, *arguments, **options)
 
 
 @pytest.fixture
@@ -147,7 +150,7 @@ metadata.version = lambda name: {version!r} if name == "torch" else known(name)
 def test_an_old_torch_is_one_line(version, config):
     said = f"posenc needs torch 2.6 or newer, found {version}: "
     said += 'pip install --upgrade "posenc[torch]"'
-    command = OLD.format(version=version) + "from posenc.cli import main; main(sys.argv[1:])"
+    command = OLD.format(version=version) + MAIN
     done = run(command, "list", "rope", names=[])
     if version in ("2.6.0", "10.0.1"):
         assert (done.returncode, done.stderr) == (0, "")
@@ -162,7 +165,7 @@ def test_versions_are_those_of_what_is_installed():
     lines = posenc("--versions", names=[]).stdout.splitlines()
     assert lines[0].startswith("posenc ") and lines[-1] == "python " + sys.version.split()[0]
     assert f"torch {metadata.version('torch')}" in lines
-    pretend = OLD.format(version="") + "from posenc.cli import main; main(sys.argv[1:])"
+    pretend = OLD.format(version="") + MAIN
     shown = run(pretend, "--versions", names=[]).stdout.splitlines()
     assert [line for line in lines if not line.startswith("torch ")] == shown
 

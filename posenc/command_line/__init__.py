@@ -1,1 +1,1 @@
-"""What all commands share but their reports: options, progress, and errors with exit codes."""
+"""Run the command line (`main.py`), and give all commands options, progress and exit codes."""

@@ -363,7 +363,7 @@ def test_bad_options_are_refused(call, file, tmp_path):
 def test_a_config_is_judged_in_under_a_second_without_torch(file):
     path = file(config("30_"))
     code = (
-        "import sys\nfrom posenc import cli\ntry:\n"
+        "import sys\nfrom posenc.command_line import main as cli\ntry:\n"
         f" cli.main(['doctor', {str(path)!r}, '--json', '--ask', 'none'])\n"
         "except SystemExit as stop:\n assert stop.code == 1\n"
         "heavy = {'torch', 'transformers', 'matplotlib', 'numpy', 'gguf'} & set(sys.modules)\n"

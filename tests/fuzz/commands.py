@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from posenc import cli
+from posenc.command_line import main as cli
 from posenc.command_line.errors import RunFailed
 from tests.fuzz import world
 

@@ -193,7 +193,7 @@ def check(holds: bool, message: str) -> None:
 
 def child(asked: dict[str, Any]) -> None:
     """The command, writing down what it does, and killing itself inside a write if asked to."""
-    from posenc.cli import main as posenc
+    from posenc.command_line.main import main as posenc
     from posenc.extend.frequency_search import FrequencySearch
     from posenc.hf.tune import tuning
 

@@ -65,7 +65,7 @@ def fix(model: Path, out: Path, dies_before: int = 0) -> tuple[int, int]:
                 os.kill(os.getpid(), signal.SIGKILL)
 
     try:
-        from posenc import cli
+        from posenc.command_line import main as cli
 
         sys.stdout = sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: PTH123
         sys.addaudithook(step)
@@ -83,7 +83,7 @@ def content(folder: Path) -> dict[str, str]:
 
 def kill_all(home: Path, every: int = 1) -> int:
     """Kill before every `every`-th step; return the number of kills. Raises: AssertionError."""
-    import posenc.cli  # noqa: F401  # so that a child imports little
+    import posenc.command_line.main  # noqa: F401  # so that a child imports little
 
     model = home / "model"
     build(model)

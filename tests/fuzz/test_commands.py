@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from posenc import cli
+from posenc.command_line import main as cli
 from tests.fuzz import commands
 
 

@@ -81,7 +81,7 @@ ALLOWED = {
     "chinese": (DOCS / "compare.zh-CN.md").read_bytes(),
     "small": PROSE[:1500],
     "too short to tell": b"no " * 20,
-    "source": Path(posenc.__file__).with_name("cli.py").read_bytes(),
+    "source": Path(posenc.__file__).with_name("list.py").read_bytes(),
     "dna": bytes(RNG.choices(b"ACGT", k=60_000)),
     "digits": bytes(RNG.choices(b"0123456789", k=60_000)),
     "base64": base64.b64encode(NOISE),

@@ -166,7 +166,7 @@ def test_a_real_package_is_found_in_a_new_process(tmp_path):
         posenc.names(), posenc.encodings.registry.lines_on_unusable_names()
         assert "theirs" not in sys.modules, "a name needs no import"
         print(type(posenc.create("theirs", posenc.ModelShape(64, 2))).__module__)
-        from posenc import cli
+        from posenc.command_line import main as cli
         cli.main(["list"])
     """)
     path = os.pathsep.join([str(tmp_path), str(Path(posenc.__file__).parents[1])])

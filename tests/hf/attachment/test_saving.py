@@ -190,7 +190,10 @@ def test_a_model_saved_after_detach_is_not_given_the_encoding_again(
         ({"stacks": {}}, "stacks must be a list"),
         ({"stacks": [3]}, "must be an object with an encoding"),
         ({"stacks": [{"encoding": {"class": "os:system", "arguments": {}}}]}, "no encoding of pos"),
-        ({"stacks": [{"encoding": {"class": "posenc.cli:main", "arguments": {}}}]}, "no encoding"),
+        (
+            {"stacks": [{"encoding": {"class": "posenc.list:list_encodings", "arguments": {}}}]},
+            "no encoding",
+        ),
         (
             {"stacks": [{"encoding": {"class": ALIBI, "arguments": {"a": 1}}}]},
             "ALiBi: unknown argument a",

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from posenc import ALiBi, ModelShape, PositionEncoding, RoPE, create
-from posenc.cli import COMMANDS
+from posenc.command_line.main import COMMANDS
 from posenc.encodings.base.claims import Claims
 from posenc.inspect.encoding import compile_export_time, measurements, precision, scores
 from posenc.inspect.encoding.measurements import measure
