@@ -90,7 +90,7 @@ bench: .venv/.installed
 # Measures for half an hour, with one thread and two, and writes docs/performance.md from it.
 performance: .venv/.installed
 	$(BIN)/posenc bench --all --threads 1,2 --out benchmarks/results/performance.json
-	$(BIN)/python docs/update_performance.py
+	$(BIN)/python docs/scripts/update_performance.py
 
 # A broken config and its mended copy in the real runtimes, each in an environment of its own under
 # .venv-oracles; one that cannot be installed is left out, and said so.
@@ -114,16 +114,16 @@ kernels: .venv/.installed-all
 	$(BIN)/python -W ignore -m tests.encodings.queries_keys.rotation_kernel
 
 readme: .venv/.installed
-	$(BIN)/python docs/update_readme.py
-	$(BIN)/python docs/update_leaderboard.py
-	$(BIN)/python docs/update_numbers.py
-	$(BIN)/python docs/update_findings.py
-	$(BIN)/python docs/update_figures.py
+	$(BIN)/python docs/scripts/update_readme.py
+	$(BIN)/python docs/scripts/update_leaderboard.py
+	$(BIN)/python docs/scripts/update_numbers.py
+	$(BIN)/python docs/scripts/update_findings.py
+	$(BIN)/python docs/scripts/update_figures.py
 	$(BIN)/python -m experiments.claims
-	$(BIN)/python docs/update_doctor.py
-	$(BIN)/python docs/update_doctor_figure.py
-	$(BIN)/python docs/update_doctor_kinds.py
-	$(BIN)/python docs/update_explorer_figure.py
+	$(BIN)/python docs/scripts/update_doctor.py
+	$(BIN)/python docs/scripts/update_doctor_figure.py
+	$(BIN)/python docs/scripts/update_doctor_kinds.py
+	$(BIN)/python docs/scripts/update_explorer_figure.py
 
 # The site in build/docs, from docs/ and docstrings; warnings and dead links are errors.
 .venv/.installed-docs: .venv/.installed

@@ -4,8 +4,8 @@ python experiments/gpu_queue.py --minutes 12                    # on a machine w
 python experiments/gpu_queue.py --minutes 12                    # goes on where the last one stopped
 python experiments/gpu_queue.py --dry-run --out dry.jsonl  # a few tiny rows, on the CPU
 
-Writes benchmarks/results/gpu.jsonl, from which docs/update_performance.py makes its tables. After a
-change of what a row measures, delete its lines.
+Writes benchmarks/results/gpu.jsonl, from which docs/scripts/update_performance.py makes its tables.
+After a change of what a row measures, delete its lines.
 
 Needs torch and a checkout only: no installation and no network. Each row is a process of its own.
 The file gets a line when a row starts and one when it ends, with its `result`, or why it `failed`.

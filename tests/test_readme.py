@@ -28,15 +28,15 @@ def load_update_readme():
     return load_script("update_readme")
 
 
-def load_script(name: str):
-    spec = importlib.util.spec_from_file_location(name, ROOT / f"docs/{name}.py")
+def load_script(name: str, folder: str = "docs/scripts"):
+    spec = importlib.util.spec_from_file_location(name, ROOT / f"{folder}/{name}.py")
     assert spec is not None and spec.loader is not None
     module = sys.modules[name] = importlib.util.module_from_spec(spec)
-    sys.path.insert(0, str(ROOT / "docs"))  # as where it is run
+    sys.path.insert(0, str(ROOT / folder))  # as where it is run
     try:
         spec.loader.exec_module(module)
     finally:
-        sys.path.remove(str(ROOT / "docs"))
+        sys.path.remove(str(ROOT / folder))
     return module
 
 

@@ -19,7 +19,7 @@ LEARN = sorted((ROOT / "docs/learn").glob("*.md"))
 
 @pytest.fixture(scope="module")
 def site():
-    return load_script("build_site")
+    return load_script("build_site", "docs")
 
 
 def test_every_page_is_in_the_index(site):
@@ -31,7 +31,7 @@ def test_every_page_is_in_the_index(site):
 
 
 def index() -> str:
-    site = load_script("build_site")
+    site = load_script("build_site", "docs")
     page = ROOT / "docs/README.md"
     return site.linked(page.read_text(encoding="utf-8"), page, site.where())
 
@@ -124,7 +124,7 @@ def test_a_card_has_no_row_for_what_is_not_known(site):
 
 
 def test_formulas_are_literal_and_signs_escaped():
-    rst = load_script("conf").as_rst(
+    rst = load_script("conf", "docs").as_rst(
         ["Do it.", "", "score[h] += |a - b|", "", "Shapes: *where -> `x_`", "Units: q_ per |i|."]
     )
     assert rst == [

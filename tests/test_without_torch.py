@@ -234,7 +234,7 @@ def test_the_pages_name_the_floors(page):
 
 @pytest.mark.prose
 def test_documents_install_what_is_published():
-    """From a clone, until docs/update_install.py is told that the index has it."""
+    """From a clone, until docs/scripts/update_install.py is told that the index has it."""
     from docs import update_install
 
     wrong = [

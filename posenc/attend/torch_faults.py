@@ -1,9 +1,10 @@
 """Say which forms of attention torch's kernels for the CPU compute wrongly in this release.
 
 A release may compute a form wrongly, and say nothing: torch 2.6 reads memory that is not k's if
-heads of q share a head of k. Releases in KNOWN_WRONG were tried by docs/update_torch_faults.py. Any
-other release is tried once, when the first attention of a process is chosen, which takes some
-hundredths of a second. Forms that are wrong run other ways: slower, and right.
+heads of q share a head of k. Releases in KNOWN_WRONG were tried by
+docs/scripts/update_torch_faults.py. Any other release is tried once, when the first attention of a
+process is chosen, which takes some hundredths of a second. Forms that are wrong run other ways:
+slower, and right.
 """
 
 import math
@@ -32,7 +33,7 @@ KNOWN_WRONG: dict[str, tuple[str, ...]] = {
     "2.13.0": (),
     "2.14.1": (),
 }
-"""Forms that a release computes wrongly, written by docs/update_torch_faults.py."""
+"""Forms that a release computes wrongly, written by docs/scripts/update_torch_faults.py."""
 HEADS = 4
 WIDTH = 8
 QUERIES = 8

@@ -67,7 +67,7 @@ def test_page_is_written_from_the_results_and_stays_short():
     page = script.PAGE.read_text(encoding="utf-8")
     found = json.loads(script.RESULTS.read_text(encoding="utf-8"))
     gpu = script.gpu_rows(script.GPU)
-    assert page == script.page(found, gpu), "run docs/update_performance.py"
+    assert page == script.page(found, gpu), "run docs/scripts/update_performance.py"
     assert script.CSV.read_text(encoding="utf-8") == script.table_csv(found, gpu)
     assert page.count("\n") <= 120
     assert {row["group"] for row in found["rows"]} == set(GROUPS)

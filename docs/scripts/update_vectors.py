@@ -1,4 +1,6 @@
-"""Write posenc/runtimes/vectors/*.json, the conformance vectors: python docs/update_vectors.py
+"""Write posenc/runtimes/vectors/*.json, the conformance vectors.
+
+python docs/scripts/update_vectors.py
 
 The configs are those of tests/runtimes/known/vendors.json and the ones below, in the spelling of
 published models at small width. tests/runtimes/test_vectors.py holds the numbers to transformers'
@@ -12,7 +14,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "posenc/runtimes/vectors"
 FROM_VENDORS = {
     "plain": "llama-2-7b llama-3-8b codellama-34b yi-34b-200k mistral-7b-v0.1 mistral-nemo "

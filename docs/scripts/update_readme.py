@@ -71,5 +71,5 @@ def pages(root: Path) -> dict[Path, str]:
 
 if __name__ == "__main__":
     STORED_ROWS.write_text(as_json(current_rows()), encoding="utf-8")
-    for path, text in pages(Path(__file__).parents[1]).items():
+    for path, text in pages(Path(__file__).parents[2]).items():
         path.write_text(text, encoding="utf-8")

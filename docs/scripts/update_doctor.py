@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs/doctor.md"
 START = "<!-- from here on written by make readme -->\n"
 PAGES = "../posenc/doctor/pages"

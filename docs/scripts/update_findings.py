@@ -24,7 +24,7 @@ from posenc.report.chart import describe_curve_ends
 from posenc.report.drawing import INK, draw_legend_above, figure, line_styles, write_svg
 from posenc.tasks.registry import TEXT
 
-FIGURES = Path(__file__).parent / "figures"
+FIGURES = Path(__file__).parents[1] / "figures"
 OF_TEXT, OF_TASKS = "code", "tasks"
 """The studies of results/leaderboard that the findings are about."""
 TRAINED, LONGEST = "128", "1024"

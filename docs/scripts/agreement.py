@@ -20,7 +20,7 @@ from posenc.compare.results import Study
 from posenc.compare.trial.config import CAUSAL
 from posenc.tasks.registry import TEXT
 
-PAPERS = Path(__file__).parents[1] / "results" / "papers"
+PAPERS = Path(__file__).parents[2] / "results" / "papers"
 TEXT_TABLES, TASK_TABLES = "published.json", "published_tasks.json"
 NEAR = 0.05
 """How far a published length may be from the multiple of the training length that we tested."""

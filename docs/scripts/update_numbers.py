@@ -41,7 +41,7 @@ from posenc.compare.reports.leaderboard import PUBLISHED
 from posenc.compare.results import RateCheck, Study, TrialResult
 from posenc.tasks.registry import TASKS, TEXT
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 TITLES = {
     "nope": "NoPE",
     "rope": "RoPE",

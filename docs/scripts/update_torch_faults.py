@@ -11,7 +11,7 @@ import torch
 
 from posenc.attend import torch_faults
 
-FILE = Path(__file__).parents[1] / "posenc/attend/torch_faults.py"
+FILE = Path(__file__).parents[2] / "posenc/attend/torch_faults.py"
 SIZES = ((8, 8), (8, 600), (70, 1100), (300, 520), (800, 1300))
 """Queries and keys. The kernel's blocks of queries and keys depend on both."""
 

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "posenc/explore/explore.html"
 FIGURE = ROOT / "docs/figures/explore.png"
 WIDTH = 1100

@@ -21,7 +21,7 @@ from posenc.files.sealed_json import seal
 from posenc.report.drawing import write_svg
 from posenc.tasks.registry import TASKS, TEXT
 
-DOCS = Path(__file__).parent
+DOCS = Path(__file__).parents[1]
 FIGURE = "every-trial"
 START, END = "<!-- leaderboard: written by make readme -->\n", "<!-- end of leaderboard -->"
 HEADERS = {

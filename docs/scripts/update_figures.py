@@ -1,7 +1,7 @@
 """Write the figures of `posenc inspect` that the documents show, into docs/figures.
 
-make readme                                              # those of encodings
-python docs/update_figures.py NAME FOLDER TEXT WORD WORD # NAME.svg; its end says which, see PARTS
+make readme  # those of encodings
+python docs/scripts/update_figures.py NAME FOLDER TEXT WORD WORD  # NAME.svg, see PARTS
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from posenc.inspect.encoding.scores import decay
 from posenc.report.drawing import write_svg
 from posenc.report.html_page import Plot, describe_plot
 
-FIGURES = Path(__file__).parent / "figures"
+FIGURES = Path(__file__).parents[1] / "figures"
 SHAPE = ModelShape(512, 8, head_dim=64, train_length=2048)
 """What `posenc inspect encoding` takes without options."""
 CAUSAL = replace(SHAPE, causal=True)

@@ -1,7 +1,7 @@
 """Write docs/performance.md, and performance.csv with all rows and their intervals, from what
 `posenc bench` and experiments/gpu_queue.py measured; run by `make performance`.
 
-python docs/update_performance.py [RESULTS.json]
+python docs/scripts/update_performance.py [RESULTS.json]
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 from posenc.bench.cases import CASES, GROUPS
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs/performance.md"
 RESULTS = ROOT / "benchmarks/results/performance.json"
 GPU = ROOT / "benchmarks/results/gpu.jsonl"

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 FIGURE = ROOT / "docs/figures/doctor-kinds.svg"
 MODELS = {"DeepSeek-V4": "deepseek-v4", "MiniMax-M2": "minimax-m2"}
 """Name -> whose conformance vector has its rotary settings, at six layers."""

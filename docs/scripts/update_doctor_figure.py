@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.terminal_theme import MONOKAI
 from rich.text import Text
 
-FIGURE = Path(__file__).parent / "figures/doctor.svg"
+FIGURE = Path(__file__).parents[1] / "figures/doctor.svg"
 BROKEN = {
     "architectures": ["LlamaForCausalLM"],
     "model_type": "llama",
@@ -65,7 +65,7 @@ def screen() -> Text:
 
 def printed(arguments: list[str], folder: Path) -> str:
     """What `posenc doctor` prints in a process of its own."""
-    root = str(Path(__file__).parents[1])
+    root = str(Path(__file__).parents[2])
     command = [sys.executable, "-m", "posenc", "doctor", *arguments]
     environment = {**os.environ, "PYTHONPATH": root}
     done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)

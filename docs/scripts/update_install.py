@@ -8,7 +8,7 @@ from pathlib import Path
 
 PUBLISHED = False
 """True when `pip install posenc` finds this project on the index."""
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 ELSEWHERE = ("releasing.md",)
 """Pages that speak of both."""
 NAME = "posenc" if PUBLISHED else "."
