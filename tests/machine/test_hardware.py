@@ -1,4 +1,4 @@
-"""A missing device, another build of torch, and a card without bfloat16: one line each."""
+"""What is missing on a machine, and what cannot fit or end, is refused in one line."""
 
 import pytest
 import torch
@@ -56,3 +56,36 @@ def test_a_card_without_bfloat16(old_card, call, tmp_path, monkeypatch):
     assert code == 2 and "--precision bfloat16: Tesla T4 does not multiply bfloat16" in err
     assert err.strip().count("\n") == 0 and list(tmp_path.iterdir()) == []
     hardware.check_bfloat16("cpu")
+
+
+def test_memory_is_refused_from_the_first_byte_too_many():
+    hardware.check_memory_or_disk("Two models", 100, 100, "")
+    hardware.check_memory_or_disk("Two models", 10**30, None, "")  # a system that does not say
+    with pytest.raises(ValueError, match=r"Two models need at least 101 bytes .* are 100 bytes"):
+        hardware.check_memory_or_disk("Two models", 101, 100, "Take one.")
+
+
+def test_disk_is_refused_from_the_first_byte_too_many():
+    hardware.check_memory_or_disk("The copies", 100, 100, "", "disk")
+    with pytest.raises(ValueError, match="The copies need at least 101 bytes of disk"):
+        hardware.check_memory_or_disk("The copies", 101, 100, "", "disk")
+
+
+def test_a_week_is_let_pass_and_more_only_where_it_is_meant():
+    hardware.check_time("It", 7 * 86400, False, "")
+    hardware.check_time("It", 10**40, True, "")
+    with pytest.raises(ValueError, match=r"would take about 31 days\. Take less"):
+        hardware.check_time("It", 31 * 86400, False, "Take less.")
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [(0, "0 bytes"), (2**20, "1.0 MiB"), (3 * 2**29, "1.5 GiB"), (10**400, None)],
+)
+def test_sizes_of_any_size_can_be_read(count, text):
+    assert hardware.readable_size(count) == text or text is None
+
+
+def test_memory_of_this_machine_is_known_on_linux():
+    found = hardware.memory_bytes()
+    assert found is None or 2**26 < found < 2**60

@@ -3,7 +3,6 @@
 import math
 from collections.abc import Iterator, Sequence
 
-from posenc.inspect.encoding.compile_export_time import COST_LENGTH
 from posenc.inspect.encoding.judgement import (
     Judgement,
     answer_in_words,
@@ -12,7 +11,7 @@ from posenc.inspect.encoding.judgement import (
     limits_in_words,
     near_and_far_in_words,
 )
-from posenc.inspect.encoding.measurements import SpecSheet
+from posenc.inspect.encoding.measurements import COST_LENGTH, SpecSheet
 from posenc.inspect.encoding.precision import LARGEST_ANGLE_ERROR
 from posenc.inspect.encoding.scores import Decay, Resolution
 from posenc.report.report import Cell, Code, Heading, Report, Section, Table

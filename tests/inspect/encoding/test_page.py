@@ -10,7 +10,7 @@ import pytest
 
 from posenc import ModelShape, names
 from posenc.files.atomic import FIGURES_MARKER
-from posenc.inspect.encoding import compile_export_time
+from posenc.inspect.encoding import measurements
 from posenc.inspect.encoding.judgement import judge
 from posenc.inspect.encoding.measurements import measure
 from posenc.inspect.encoding.report import report_of
@@ -27,7 +27,7 @@ MEGABYTE = 1_000_000
 def sheets():
     with pytest.MonkeyPatch.context() as patch:  # slow, and tested with the spec sheet
         for name in ("compile_outcome", "export_outcome"):
-            patch.setattr(compile_export_time, name, lambda encoding, shape: "yes")
+            patch.setattr(measurements, name, lambda encoding, shape: "yes")
         return {
             name: measure(name, SHAPE)
             for name in ("sinusoidal", "yarn", "alibi", "t5", "cope", "learned", "rope")

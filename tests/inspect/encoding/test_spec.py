@@ -12,7 +12,7 @@ import torch
 from posenc import ALiBi, ModelShape, PositionEncoding, RoPE, create
 from posenc.command_line.main import COMMANDS
 from posenc.encodings.base.claims import Claims
-from posenc.inspect.encoding import compile_export_time, measurements, precision, scores
+from posenc.inspect.encoding import measurements, precision, scores
 from posenc.inspect.encoding.measurements import measure
 from posenc.inspect.encoding.report import properties_in_words
 from posenc.testing.harness import add_parameter_noise, encoding_of_first_layer
@@ -154,9 +154,9 @@ def test_standard_errors_are_those_of_the_mean():
 @pytest.fixture
 def quick(monkeypatch):
     """Sheets without what takes long and is tested elsewhere."""
-    monkeypatch.setattr(compile_export_time, "compile_outcome", lambda *_: "yes")
-    monkeypatch.setattr(compile_export_time, "export_outcome", lambda *_: "yes")
-    monkeypatch.setattr(compile_export_time, "relative_forward_time", lambda *_: (0.9, 1.0, 1.1))
+    monkeypatch.setattr(measurements, "compile_outcome", lambda *_: "yes")
+    monkeypatch.setattr(measurements, "export_outcome", lambda *_: "yes")
+    monkeypatch.setattr(measurements, "relative_forward_time", lambda *_: (0.9, 1.0, 1.1))
     monkeypatch.setattr(measurements, "measure_differences", lambda *_: dict.fromkeys(KEYS, 0.0))
 
 
@@ -194,8 +194,8 @@ def test_an_encoding_costs_itself(monkeypatch):
             return x
 
     monkeypatch.setattr(time, "perf_counter", look)
-    assert compile_export_time.relative_forward_time(PositionEncoding(), SHAPE) == (1.0, 1.0, 1.0)
-    assert compile_export_time.relative_forward_time(Slow(), SHAPE) == (3.0, 3.0, 3.0)
+    assert measurements.relative_forward_time(PositionEncoding(), SHAPE) == (1.0, 1.0, 1.0)
+    assert measurements.relative_forward_time(Slow(), SHAPE) == (3.0, 3.0, 3.0)
 
 
 @torch.no_grad()
@@ -261,8 +261,8 @@ def test_what_does_not_trace_is_named():
         def embed(self, x, positions):
             return x if x.sum() > 0 else 2 * x
 
-    assert compile_export_time.compile_outcome(Reads(), SHAPE).startswith("no: ")
-    assert compile_export_time.export_outcome(Reads(), SHAPE).startswith("no: ")
+    assert measurements.compile_outcome(Reads(), SHAPE).startswith("no: ")
+    assert measurements.export_outcome(Reads(), SHAPE).startswith("no: ")
 
 
 def test_what_cannot_be_compiled_is_exported_by_running_it():
@@ -273,8 +273,8 @@ def test_what_cannot_be_compiled_is_exported_by_running_it():
             torch._dynamo.graph_break()
             return x + positions[..., None].cos()
 
-    assert compile_export_time.compile_outcome(Breaks(), SHAPE).startswith("no: ")
-    assert compile_export_time.export_outcome(Breaks(), SHAPE) == "yes"
+    assert measurements.compile_outcome(Breaks(), SHAPE).startswith("no: ")
+    assert measurements.export_outcome(Breaks(), SHAPE) == "yes"
 
 
 @pytest.mark.slow
