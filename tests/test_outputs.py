@@ -21,7 +21,7 @@ COMMANDS = [
 def never(monkeypatch):
     """No command comes to its work."""
     for name in (
-        "posenc.inspect.encoding.run_command.measure",
+        "posenc.inspect.api.measure",
         "posenc.inspect.checkpoint.measurements.load_checkpoint",
         "posenc.bench.measure.measure_case",
         "posenc.extend.extension.load_checkpoint",

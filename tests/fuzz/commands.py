@@ -310,7 +310,7 @@ def without_the_work() -> Iterator[None]:
         mock.patch("posenc.bench.measure.measure_case", lambda *arguments: []),
         mock.patch("posenc.extend.extension.load_checkpoint", refuse),
         mock.patch("posenc.inspect.checkpoint.measurements.load_checkpoint", refuse),
-        mock.patch("posenc.inspect.encoding.run_command.measure", refuse),
+        mock.patch("posenc.inspect.api.measure", refuse),
         mock.patch("posenc.inspect.contract.every_check", refuse),
         mock.patch("torch.set_num_threads", lambda count: None),
     ]
