@@ -25,7 +25,7 @@ from posenc.positions import KeyPositions, QueryPositions
 
 @dataclass(frozen=True)
 class AttentionPlan:
-    """How `attention` runs a call: the result of `explain`."""
+    """Describe how `attention` runs a call; `explain` returns it."""
 
     impl: str
     """Implementation that runs: "reference", "blocks", "sdpa" or "flex"."""
@@ -80,8 +80,9 @@ def attention(
 ):
     """Compute attention with a position encoding.
 
-    out = softmax(scale * q' k'^T + position, over visible keys) v
+    out = softmax(scale * q' k'^T + bias, over visible keys) v
 
+    q' and k' are q and k as the encoding transforms them, `bias` is what it adds to the scores.
     scale is 1/sqrt(head_dim), unless it is given or the encoding claims `own_scale`.
 
     Args:
@@ -94,7 +95,7 @@ def attention(
             positions. Positions of several components have no order, so a mask then compares the
             order in memory, in which the queries are the last tokens.
         cache: earlier keys and values. k, v, kv_positions and kv_state are appended to it, and the
-            queries attend to all that it then has.
+            queries attend to all keys in it.
         prepared: what encoding.prepare(positions) returned. It is used instead of the encoding, and
             gives the same results; its tables were computed once for all calls.
         dropout_p: probability of dropping an attention weight.
@@ -103,8 +104,8 @@ def attention(
         scale: factor of q . k before any bias, above 0, instead of encoding.scale(head_dim).
             Encodings whose terms are multiplied by the scale (DeBERTa, Shaw, Transformer-XL, CoPE)
             use it too.
-        return_lse: also return the log-sum-exp of each row's scores, and of its head's sink; -inf
-            where nothing is visible.
+        return_lse: also return the log-sum-exp of each query's scores and of its head's sink; -inf
+            where no key is visible.
         layout: "bhtd", or "bthd" if q, k, v and the result are (batch, len, heads, head_dim).
         impl: "auto" for the fastest that can run, or one of "reference", "blocks", "sdpa" and
             "flex", which then runs or raises.
@@ -281,8 +282,9 @@ def explain(
     return_lse: bool = False,
     impl: str = "auto",
 ) -> AttentionPlan:
-    """Return how `attention` would run with the same arguments, without running it. If the encoding
-    needs several passes, the implementation is that of the first.
+    """Return how `attention` would run with the same arguments, without running it. An encoding
+    that needs several softmax attentions (Self-Extend: near keys and far keys) gets the
+    implementation of the first.
 
     >>> q = k = v = torch.randn(1, 4, 600, 16)
     >>> p = torch.arange(600)
@@ -326,7 +328,8 @@ def _extra_bytes(
 ) -> int:
     """Return the peak memory of all passes beyond inputs, output and gradients, in bytes.
 
-    costs: of each pass. arguments: q, k and v as the caller gave them.
+    problems, costs: each pass of the encoding (most have one), and its expected time and memory.
+    arguments: q, k and v as the caller gave them.
     """
     bytes_of_passes = [cost.extra_bytes for cost in costs]
     # A backward pass needs the memory of all passes; otherwise each pass frees its own.
@@ -348,7 +351,7 @@ def _scale_origin(
     scale: float, is_argument: bool, head_dim: int, encoding: PositionEncoding
 ) -> str:
     """Return where the scale of an attention comes from, such as "1/sqrt(head_dim)", for `explain`.
-    `is_argument`: the caller gave it."""
+    `is_argument`: True if the caller gave the scale."""
     usual_scale = head_dim**-0.5
     if is_argument:
         return "as given"
@@ -359,8 +362,8 @@ def _scale_origin(
 
 
 def _run_pass(problem: Problem, impl: str) -> tuple[Tensor, Any]:
-    """Run one pass; return its output (batch, num_heads, q_len, v_dim), and its log-sum-exp (batch,
-    num_heads, q_len) or None."""
+    """Run one pass of an encoding (most have one) by the implementation `impl`. Return its output
+    (batch, num_heads, q_len, v_dim), and its log-sum-exp (batch, num_heads, q_len) or None."""
     # Also without pairs, because an `impl` that is unknown or cannot run this must raise.
     choice = choose(problem, impl)
     if problem.q.numel() == 0 or problem.kv_len == 0:

@@ -103,7 +103,8 @@ class Attention(nn.Module):
         self.impl = impl
 
         def build_projection(heads: int, *kinds: Projections) -> nn.Linear | None:
-            """Return a layer to this many heads; None unless `projections` is one of the kinds."""
+            """Return a linear layer from embed_dim to this many heads; None unless `projections` is
+            one of the `kinds`."""
             if projections not in kinds:
                 return None
             return nn.Linear(embed_dim, heads * self.head_dim, bias=bias)
@@ -179,8 +180,8 @@ class Attention(nn.Module):
         self, x: Tensor, positions: Any, encoding: PositionEncoding, name: str = "x"
     ) -> Tensor | range:
         """Return the positions of the tokens x (batch, len, embed_dim). Raise TypeError or
-        ValueError if tokens and positions do not fit the layer and the encoding. name: the tokens,
-        for the message."""
+        ValueError if tokens and positions do not fit the layer and the encoding. name: what the
+        message calls the tokens, such as "context"."""
         return validated_embedding_positions(
             "Attention",
             x,
@@ -259,7 +260,8 @@ class Attention(nn.Module):
 
 
 def check_cross_attention(caller: str, encoding: PositionEncoding) -> None:
-    """Raise ValueError for an encoding that cannot act in cross-attention."""
+    """Raise ValueError for an encoding that cannot act in cross-attention, because it reads the
+    order of the tokens between a key and its query (CoPE, FoX)."""
     if not encoding.claims.permutation_invariant:
         raise ValueError(
             f"{caller}: {type(encoding).__name__} reads the order of the tokens between a key and "
@@ -271,8 +273,8 @@ def check_cross_attention(caller: str, encoding: PositionEncoding) -> None:
 def _check_sources(
     context: Any, context_positions: Any, memory: Any, memory_positions: Any
 ) -> None:
-    """Raise ValueError unless context and memory come with their positions, and not both of them
-    come."""
+    """Raise ValueError if context or memory comes without its positions, or positions without it,
+    or if both context and memory are given."""
     context_fits = (context is None) == (context_positions is None)
     memory_fits = (memory is None) == (memory_positions is None)
     has_both = context is not None and memory is not None

@@ -56,8 +56,8 @@ class KVCache:
         self._key_encoding: PositionEncoding | None = None
 
     def record_encoding(self, encoding: PositionEncoding) -> None:
-        """Record that `encoding` makes the keys of this cache. Raise ValueError if it has keys that
-        an encoding of another class or with other arguments made."""
+        """Record that `encoding` makes the keys of this cache. Raise ValueError if the cache has
+        keys that an encoding of another class or with other arguments made."""
         earlier = self._key_encoding
         if self.length and earlier is not None and not are_alike(earlier, encoding):
             raise ValueError(
@@ -68,7 +68,7 @@ class KVCache:
 
     @contextmanager
     def unchanged_on_error(self) -> Iterator[None]:
-        """Restore the cache if the block raises an exception."""
+        """Return a context manager that restores the cache if its block raises an exception."""
         attributes_before = {
             **vars(self),
             "_buffers": dict(self._buffers),
@@ -90,7 +90,11 @@ class KVCache:
     def _check_fits(
         self, new: dict[str, Tensor], positions: Tensor | range, position_axis: int
     ) -> None:
-        """Raise ValueError or TypeError if new tokens do not fit the cached ones."""
+        """Raise ValueError or TypeError if new tokens do not fit the cached ones.
+
+        new: "k", "v" and perhaps "state" of the new tokens, by name. position_axis: the axis of
+        `positions` that counts tokens.
+        """
         num_keys = new["k"].shape[2]
         num_values = new["v"].shape[2]
         if num_keys != num_values:
@@ -113,7 +117,8 @@ class KVCache:
 
     def _check_same_shape(self, name: str, new: Tensor, buffer: Tensor) -> None:
         """Raise TypeError for another dtype or device than the cached ones, ValueError if batch,
-        heads or width differ. `buffer`: (batch, heads, capacity, ...); `name`: what it holds."""
+        heads or width differ. name: "k", "v" or "state"; buffer: what is cached of it, (batch,
+        heads, capacity, ...)."""
         if new.dtype != buffer.dtype or new.device != buffer.device:
             raise TypeError(
                 f"KVCache: it has {name} in {buffer.dtype} on {buffer.device}, got {new.dtype} "
@@ -216,22 +221,23 @@ class KVCache:
         self._original_positions = self._positions_of_rows(self._original_positions, rows)
 
     def _positions_of_rows(
-        self, where: Tensor | range | None, rows: Tensor
+        self, positions: Tensor | range | None, rows: Tensor
     ) -> Tensor | range | None:
-        """Return the positions of batch rows; those that all rows share stay."""
-        if not isinstance(where, Tensor):
-            return where
-        axes_before_tokens = where.ndim + self._token_axis  # the token axis counts from the end
+        """Return the positions of some rows of the batch; positions that all rows share are
+        returned as they are."""
+        if not isinstance(positions, Tensor):
+            return positions
+        axes_before_tokens = positions.ndim + self._token_axis  # the token axis counts from the end
         if axes_before_tokens == 0:  # no batch axis
-            return where
-        return where.index_select(0, rows) if where.shape[0] > 1 else where
+            return positions
+        return positions.index_select(0, rows) if positions.shape[0] > 1 else positions
 
     @explain_misfits
     def crop(self, length: int) -> None:
         """Keep the first `length` tokens, as after rejected tokens of a draft.
 
-        Raises: ValueError if the cache has fewer tokens, or if it keeps the state of its newest
-        token only and that token goes.
+        Raises: ValueError if the cache has fewer tokens, or if it keeps only the state of its
+        newest token and would lose that token.
         """
         check_count("KVCache.crop", "length", length, 0, self.length)
         self.drop(length, self.length)
@@ -271,20 +277,20 @@ class KVCache:
         self.length -= stop - start
 
     def _positions_without(
-        self, where: Tensor | range | None, start: int, stop: int
+        self, positions: Tensor | range | None, start: int, stop: int
     ) -> Tensor | range | None:
         """Return positions without those of tokens start .. stop - 1, as a range if they still are
         one."""
-        if where is None:
+        if positions is None:
             return None
-        if isinstance(where, range) and stop == self.length:
-            return where[:start]
-        if isinstance(where, range) and start == 0:
-            return where[stop:]
-        where = as_tensor(where, self._buffers["k"].device)
+        if isinstance(positions, range) and stop == self.length:
+            return positions[:start]
+        if isinstance(positions, range) and start == 0:
+            return positions[stop:]
+        positions = as_tensor(positions, self._buffers["k"].device)
         axis = self._token_axis
-        before = where.narrow(axis, 0, start)
-        after = where.narrow(axis, stop, self.length - stop)
+        before = positions.narrow(axis, 0, start)
+        after = positions.narrow(axis, stop, self.length - stop)
         return torch.cat([before, after], dim=axis)
 
     @explain_misfits

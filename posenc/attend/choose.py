@@ -50,18 +50,18 @@ SHORT_LENGTH = 512
 """Maximum number of keys at which dense softmax attention trains faster on the CPU than the flash
 kernel, in 16 bits or with a bias. In plain float32 a step at 128 keys is 10 % faster with flash."""
 MIN_LENGTH_PER_NEAR_KEY = 16
-"""Minimum number of queries for each near key, for the form "near and far"; it also needs at least
-SHORT_LENGTH queries to train, or SHORT_LENGTH / 4 otherwise."""
+"""Factor of the form "near and far": it needs at least this many queries for each key that counts
+as near, and at least SHORT_LENGTH queries to train, or SHORT_LENGTH / 4 otherwise."""
 MAX_DENSE_BYTES = 32 * 2**20
-"""Maximum size of scores that are computed all at once."""
+"""Maximum bytes of scores and weights that are computed all at once."""
 MAX_DENSE_INFERENCE_BYTES = 4 * 2**20
-"""Maximum size of such scores on the CPU without gradients, because smaller blocks stay in the
-CPU's cache."""
+"""The same on the CPU without gradients. It is less, because smaller blocks stay in the CPU's
+cache."""
 
 
 @dataclass(frozen=True)
 class Choice:
-    """The implementation that runs an attention, and why it was chosen."""
+    """Name the implementation that runs an attention, and say why it was chosen."""
 
     impl: str
     """Name of the implementation, a key of WAYS."""
@@ -143,8 +143,8 @@ def why_cannot_run(problem: Problem, impl: str) -> str | None:
 
 
 def _cheapest_choice(problem: Problem) -> Choice:
-    """Return the implementation that is expected to be the cheapest. The first condition below that
-    holds decides. They are in the order of measured speed, and so not that of the list above:
+    """Return the implementation that is expected to be the cheapest. The first condition that holds
+    decides. The conditions are in the order of measured speed, which is not the order of WAYS:
     dense scores are the fastest for short training, and the last resort for long texts."""
     on_cpu = problem.q.device.type == "cpu"
     dense_scores_fit = _dense_scores_fit(problem)
@@ -165,9 +165,9 @@ def _cheapest_choice(problem: Problem) -> Choice:
 
 
 def _cheapest_without_fused_kernel(problem: Problem, dense_scores_fit: bool) -> Choice:
-    """Return the cheaper of "blocks" and "reference", which compute any encoding.
+    """Return the cheaper of "blocks" and "reference", one of which computes any encoding.
 
-    dense_scores_fit: what `_dense_scores_fit` returns of the problem.
+    dense_scores_fit: the result of `_dense_scores_fit` for the problem.
     """
     blocks_can_run = why_cannot_run(problem, "blocks") is None
     if blocks_can_run and blocks.takes_bias_as_mask(problem):
@@ -189,16 +189,19 @@ def _dense_scores_fit(problem: Problem) -> bool:
 
 
 def _backend_note(problem: Problem) -> str:
-    """Return ", backend NAME: WHY" for the reason of a choice: the backend of FlexAttention, and
-    why it runs."""
+    """Return ", backend NAME: WHY", which names FlexAttention's backend and says why it runs. It is
+    appended to the reason of a choice."""
     name, why = flex_options.backend_and_reason(problem)
     return f", backend {name}: {why}"
 
 
 def _repeated_heads_note(problem: Problem, impl: str, form: str = "") -> str:
-    """Return "; keys and values are repeated ..." for the reason of a choice if they are, because
-    this release of torch computes wrongly if several query heads share a head of keys. Return ""
-    if nothing is repeated. form: one of SDPA_FORMS if `impl` is "sdpa"."""
+    """Return the words "; keys and values are repeated ..." for the reason of a choice, or "" if
+    they are not. They are where this release of torch computes wrongly if several query heads share
+    a head of keys.
+
+    impl, form: the choice; `form` is one of SDPA_FORMS if `impl` is "sdpa".
+    """
     if impl == "blocks":
         runs_operators = blocks.takes_bias_as_mask(problem)
     else:
@@ -255,8 +258,8 @@ def sdpa_form(problem: Problem) -> tuple[str, str]:
 
 
 def _sdpa_form_without_term(problem: Problem) -> tuple[str, str]:
-    """Return the same as `sdpa_form`, for a problem in which nothing changes the scores: "plain" or
-    "strips"."""
+    """Return the same as `sdpa_form`, for a problem without a term: (form, ""), where the form is
+    "plain" or "strips", or ("", why not)."""
     if not problem.needs_lse and not _has_window(problem):
         return _plain_form(problem)
     why_not_strips = _why_not_strips(problem)
@@ -270,7 +273,7 @@ def _sdpa_form_without_term(problem: Problem) -> tuple[str, str]:
 def _key_rows_form(problem: Problem, why_not_strips: str) -> tuple[str, str]:
     """Return ("key rows", ""), or ("", why not) if that form cannot run the problem either.
 
-    why_not_strips: what `_why_not_strips` returns of the problem.
+    why_not_strips: why the form "strips" cannot run it, which the answer repeats.
     """
     why_not_key_rows = _why_not_key_rows(problem)
     if why_not_key_rows is None:
@@ -286,10 +289,8 @@ def _plain_form(problem: Problem) -> tuple[str, str]:
 
 
 def _why_no_lse(why_not_strips: str) -> str:
-    """Return why torch's kernel gives no log-sum-exp, where the form "strips" cannot run.
-
-    why_not_strips: what `_why_not_strips` returns of the problem.
-    """
+    """Return why torch's kernel gives no log-sum-exp: only the form "strips" does, and it cannot
+    run, for the reason `why_not_strips`."""
     return f"the log-sum-exp comes with strips of queries, and {why_not_strips}"
 
 
@@ -300,10 +301,10 @@ def _has_window(problem: Problem) -> bool:
 
 def _kernel_takes_term_as_mask(problem: Problem) -> bool:
     """Return True if a kernel of torch takes the term as an additive mask: on CUDA for any term
-    without gradients, dropout or compilation, elsewhere where `blocks` says so.
+    without gradients, dropout or compilation, elsewhere where `blocks.takes_bias_as_mask` says so.
 
-    It is the fastest for few queries: one query and 32,768 keys, 4 rows and 16 heads of 128
-    channels in bfloat16, take an H100 0.41 to 0.53 ms with such a row, 0.35 without, 1.3 by
+    This is the fastest way for few queries: one query and 32,768 keys, 4 rows and 16 heads of 128
+    channels in bfloat16, take an H100 0.41 to 0.53 ms with such a mask, 0.35 without, 1.3 by
     FlexAttention with ALiBi's formula, and 2.9 by `reference`.
     """
     if problem.q.device.type == "cuda":
@@ -352,7 +353,7 @@ def _why_not_key_rows(problem: Problem) -> str | None:
         return "its blocks depend on values that only uncompiled code on the CPU reads"
     if problem.mask is None or not problem.mask.causal:
         return "a bias per key suffices under a causal mask only"
-    if term is None or term.row_and_key is None or term.sum_values is not None:
+    if term is None or term.query_and_key_bias is None or term.sum_values is not None:
         return "the bias is no term of the query minus a term of the key"
     if problem.q.numel() == 0 or problem.kv_len == 0:
         return None  # without queries or keys no number can be too large
@@ -402,7 +403,8 @@ def _why_not_flex_on_device(problem: Problem) -> str | None:
 
 
 def _why_not_flex_on_cuda(problem: Problem) -> str | None:
-    """Return what only on CUDA keeps FlexAttention from running; None if nothing does."""
+    """Return why FlexAttention cannot run the problem on CUDA, apart from reasons that hold on
+    every device; None if it can."""
     head_width = min(problem.q.shape[-1], problem.v.shape[-1])
     if head_width < 16:  # Triton multiplies no smaller tiles, and torch refuses such heads
         return "on CUDA it needs heads of at least 16 channels"
@@ -413,7 +415,8 @@ def _why_not_flex_on_cuda(problem: Problem) -> str | None:
 
 
 def _why_not_flex_on_cpu(problem: Problem) -> str | None:
-    """Return what only on the CPU keeps FlexAttention from running; None if nothing does."""
+    """Return why FlexAttention cannot run the problem on the CPU, apart from reasons that hold on
+    every device; None if it can."""
     if problem.needs_grad:
         return "FlexAttention has no backward pass on the CPU"
     if problem.needs_lse:

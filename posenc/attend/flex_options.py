@@ -17,8 +17,8 @@ from posenc.encodings import Chain
 BLOCK_SIZE = 128
 """Queries, and keys, per block of FlexAttention's block mask."""
 TABLE_OPTIONS = {"fwd_num_stages": 2, "fwd_num_warps": 8, "bwd_num_stages": 1, "bwd_num_warps": 8}
-"""For a bias read from a table, whose numbers need shared memory and registers, as keys do. With
-these options the kernel is a fifth faster on an H200 than with torch's."""
+"""kernel_options for a bias read from a table, whose numbers need shared memory and registers, as
+keys do. With these options the kernel is a fifth faster on an H200 than with torch's."""
 FORMULA_OPTIONS = {
     "fwd_BLOCK_N": 64,
     "fwd_num_warps": 4,
@@ -29,12 +29,12 @@ FORMULA_OPTIONS = {
     "bwd_BLOCK_M2": 64,
     "bwd_BLOCK_N2": 64,
 }
-"""For a bias by formulas. Smaller tiles than torch's leave registers for the arithmetic: on an H100
-at 8,192 tokens, 16 heads of 64 channels in bfloat16, ALiBi takes 0.62 ms instead of 0.75, with the
-backward pass 2.15 instead of 2.46."""
+"""kernel_options for a bias computed by formulas. Smaller tiles than torch's leave registers for
+the arithmetic: on an H100 at 8,192 tokens, 16 heads of 64 channels in bfloat16, ALiBi takes 0.62 ms
+instead of 0.75, with the backward pass 2.15 instead of 2.46."""
 PAIR_TILES = ((128, 64), (64, 64), (64, 32), (32, 32), (16, 16))
-"""Queries and keys of a tile, the most first, of which a bias that is read for each pair takes the
-first one that fits the shared memory of the GPU."""
+"""Tiles as (queries, keys), the largest first. A kernel that reads a number of the bias for each
+pair gets the first tile that fits the shared memory of the GPU."""
 MEASURED_WIDTH = 64
 """Widest heads for which FORMULA_OPTIONS was measured."""
 MEASURED_COMPUTE_CAPABILITY = (9, 0)
@@ -43,8 +43,8 @@ card may not have the shared memory for it."""
 
 
 def backend_and_reason(problem: Problem) -> tuple[str, str]:
-    """Return FlexAttention's backend, "C++", "TRITON" or "AUTO", and why it runs. "AUTO" is torch's
-    choice, which never is the backend FLASH: that one must be named."""
+    """Return FlexAttention's backend, "C++", "TRITON" or "AUTO", and why it runs. "AUTO" leaves the
+    choice to torch, which never chooses FLASH: that backend must be named."""
     if problem.q.device.type == "cpu":
         return "C++", "compiled for the CPU"
     if adds_bias_gradient_atomically(problem):
@@ -65,13 +65,13 @@ def bias_may_learn(problem: Problem) -> bool:
 
 def adds_bias_gradient_atomically(problem: Problem) -> bool:
     """Return True if FlexAttention's kernel computes the gradient of the bias, by atomic additions
-    in any order. That of a bias by distance comes from `bias_gradient`, in a fixed order."""
+    in any order. For a bias by distance it does not: `bias_gradient` adds in a fixed order."""
     return bias_may_learn(problem) and not problem.has_bias_by_distance
 
 
 def computes_formulas(problem: Problem) -> bool:
-    """Return True if the kernel computes the bias by distance by its formulas, because none of them
-    is slower than reading a table."""
+    """Return True if the kernel computes the bias from the distance of each pair, by the term's
+    formulas. It does if none of them is slower than reading a table."""
     if not problem.has_bias_by_distance:
         return False
     assert problem.term is not None
@@ -80,18 +80,19 @@ def computes_formulas(problem: Problem) -> bool:
 
 
 def reads_pairs(problem: Problem) -> bool:
-    """Return True if the kernel reads a number for each pair of a query and a key, not for each
-    query and each key, nor for each distance."""
+    """Return True if the kernel reads a number of the bias for each pair of a query and a key.
+    Otherwise it reads fewer, such as one for each distance, or none."""
     term = problem.term
     if term is None or problem.has_bias_by_distance:
         return False
-    is_computed = term.formulas is not None or term.row_and_key is not None
+    is_computed = term.formulas is not None or term.query_and_key_bias is not None
     return bias_may_learn(problem) or not is_computed
 
 
 def bias_kind(problem: Problem) -> str:
-    """Return how the kernel gets the bias: the names of its formulas; "table" for one by distance;
-    or "pairs" and the formulas that it computes from pairs of positions."""
+    """Return how the kernel gets the bias, as a text: the names of the functions that compute it
+    from the distance; "table" if it is read by distance; otherwise "pairs", followed by the names
+    of the functions that compute a part of it from the positions of a pair."""
     term = problem.term
     formula_names = ""
     if term is not None and term.formulas is not None:
@@ -104,10 +105,10 @@ def bias_kind(problem: Problem) -> str:
 
 
 def kernel_options(problem: Problem, backend: str, num_block_masks: int) -> dict[str, Any]:
-    """Return the kernel_options of flex_attention.
+    """Return the argument kernel_options of flex_attention.
 
-    backend: as `backend_and_reason` returns it. num_block_masks: number of calls that share the
-    keys among them, one for each block mask.
+    backend: as `backend_and_reason` returns it. num_block_masks: number of block masks that share
+    the keys among them; the kernel is called once for each.
     """
     options: dict[str, Any] = {"BACKEND": backend} if backend == "TRITON" else {}
     if problem.q.device.type != "cuda":
@@ -156,12 +157,13 @@ def _largest_fitting_tile(problem: Problem) -> tuple[int, int, int]:
 
 
 def _shared_bytes_needed(problem: Problem, queries: int, keys: int, stages: int) -> int:
-    """Return the shared memory of a forward kernel in bytes, counted so that it is not too low.
+    """Return an upper estimate of the shared memory of a forward kernel, in bytes, for a tile of
+    `queries` and `keys` in `stages` stages.
 
-    It holds a tile of queries and one of weights; keys and values of each stage; and for each
-    number that a term reads for a pair a float32 of all stages but the last one, which goes to
-    registers. Tiles whose layout changes go through this memory when the others are not in it.
-    A term reads at most two numbers for a pair: of the query's vector and of the key's.
+    The memory has a tile of queries and one of weights; keys and values of each stage; and, for
+    each number that a term reads for a pair, a float32 of all stages but the last one, which goes
+    to registers. Tiles whose layout changes go through this memory when the others are not in it. A
+    term reads at most two numbers for a pair: of the query's vector and of the key's.
     """
     num_terms = len(problem.term.terms) if isinstance(problem.term, Chain) else 1
     q_width = _padded_power_of_two(problem.q.shape[-1])
@@ -178,20 +180,21 @@ def _padded_power_of_two(width: int) -> int:
 
 
 def _shared_memory_bytes(device: torch.device) -> int:
-    """Return the bytes of shared memory that one kernel can get; 0 if this torch has no name for
-    them."""
+    """Return the bytes of shared memory that one kernel can get; 0 if this release of torch does
+    not tell."""
     return getattr(torch.cuda.get_device_properties(device), "shared_memory_per_block_optin", 0)
 
 
 def _visits_visible_keys_in_order(problem: Problem) -> bool:
-    """Return True if the blocks of keys that a kernel visits for a block of queries are adjacent,
-    and if each query sees a key in the first tile that is visited for it, so that no running
-    maximum of its scores is -inf.
+    """Return True if two things hold for each block of queries: the blocks of keys that the kernel
+    visits for it are adjacent, and each query sees a key in the first tile visited, so that no
+    running maximum of scores is -inf.
 
-    Under a causal mask from the same position on, whole blocks of queries first visit the block on
-    the diagonal, whose first key all of them see, then all blocks before it. A window, or another
-    first position, can make a query see nothing of a first tile; a last block of fewer queries is
-    not next to the diagonal, where gradients of keys visit both.
+    Both hold without a mask, and for whole blocks of queries under a causal mask with queries and
+    keys from the same position on: the kernel first visits the block on the diagonal, whose first
+    key all of its queries see, then all blocks before it. A window, or another first position, can
+    hide a whole first tile from a query. A last block with fewer queries is not next to the
+    diagonal in the backward pass for keys.
     """
     mask = problem.mask
     if mask is None:
@@ -214,5 +217,5 @@ def _formula_options_were_measured(problem: Problem) -> bool:
 
 
 def _compute_capability(device: torch.device) -> tuple[int, int]:
-    """Return CUDA's version of the card, such as (9, 0) for an H100."""
+    """Return the compute capability of the GPU, such as (9, 0) for an H100."""
     return torch.cuda.get_device_capability(device)

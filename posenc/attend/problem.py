@@ -26,7 +26,7 @@ BEYOND_ANY_DISTANCE = 2**62
 
 
 class Cost(NamedTuple):
-    """Expected time and memory of one softmax attention, run in one way."""
+    """Hold the expected time and memory of one softmax attention by one implementation."""
 
     time_growth: str
     """How the time grows with the lengths, such as "O(q_len * kv_len)"."""
@@ -37,7 +37,7 @@ class Cost(NamedTuple):
 
 @dataclass(frozen=True)
 class Problem:
-    """The arguments of one softmax attention, checked and transformed."""
+    """Hold the arguments of one softmax attention, checked, and transformed by the encoding."""
 
     q: Tensor
     """Transformed queries (batch, num_heads, q_len, width)."""
@@ -48,7 +48,8 @@ class Problem:
     queries: Tokens
     """Untransformed queries, with their positions and states."""
     keys: Tokens
-    """The same for keys; vectors are left out unless the term reads them."""
+    """Untransformed keys, with their positions and states, but without vectors unless the term
+    reads them."""
     term: Term | None
     """What changes the scores and the sum of values; None for nothing."""
     encoding: PositionEncoding
@@ -66,9 +67,11 @@ class Problem:
     """Position of the first query minus that of the first key; None unless both are known, without
     waiting for the device, to be consecutive."""
     mask_query_offset: int | None = None
-    """The same for the positions to which the mask is bound, if there is one."""
+    """The same difference for the positions to which the mask is bound; without a mask equal to
+    query_offset."""
     first_key: int = 0
-    """Index of the first of these keys among those of mask and term."""
+    """Index of the first key of `k` among all keys, which mask and term count; above 0 if this
+    problem was restricted to some of them."""
 
     @property
     def q_len(self) -> int:
@@ -94,8 +97,9 @@ class Problem:
 
     @property
     def is_causal_by_index(self) -> bool:
-        """Return True if the mask equals torch's is_causal: query i sees keys 0 to i. A
-        problem that `restricted_to_keys` returned answers for all keys, not for its own."""
+        """Return True if the mask equals torch's is_causal: query i sees keys 0 to i. If
+        `restricted_to_keys` returned this problem, the answer is about all keys, not only those
+        that are left."""
         mask = self.mask
         if mask is None or not mask.causal or not mask.exact:
             return False
@@ -154,14 +158,13 @@ class Problem:
         return (first, last) if first < last else (0, 0)
 
     def mask_scores_in_place(self, scores: Tensor, start: int, stop: int) -> Tensor | None:
-        """Write -inf in place where a key is hidden from queries [start, stop).
+        """Write -inf into `scores` (batch, num_heads, stop - start, kv_len) where a key is hidden
+        from queries [start, stop).
 
-        Return the mask of these pairs, True for visible ones, which broadcasts to `scores`. It may
-        hide a key from all queries, or all keys from a query, for which a kernel needs it, see
-        `flash.attend`. Return None if it does neither: if some keys are known to be visible to all
-        queries, or if it hides nothing.
-
-        scores: (batch, num_heads, stop - start, kv_len).
+        Return the mask of these pairs, True for visible ones, which broadcasts to `scores`. Kernels
+        need it where a query may see no key, or a key may be hidden from all queries, see
+        `flash.attend`. Return None if neither can be: if nothing is hidden, or if some keys are
+        known to be visible to all queries.
         """
         first, last = self.keys_visible_to_all(start, stop)
         if first == last:
@@ -174,8 +177,9 @@ class Problem:
     def _mask_scores_of_keys(
         self, scores: Tensor, start: int, stop: int, first: int, last: int
     ) -> Tensor | None:
-        """Write -inf in place where one of keys [first, last) is hidden from queries [start, stop).
-        Return the mask of these pairs, True for visible ones; None if it hides none."""
+        """Write -inf into `scores` (batch, num_heads, stop - start, kv_len) where one of keys
+        [first, last) is hidden from queries [start, stop). Return the mask of these pairs, True for
+        visible ones; None if none is hidden."""
         if first >= last:
             return None
         visible = self.restricted_to_keys(first, last).visible_pairs(start, stop)
@@ -194,7 +198,8 @@ class Problem:
         return self if term is self.term else replace(self, term=term)
 
     def _hides_later_keys(self) -> bool:
-        """Return True if the mask hides keys that are later by the positions of the term."""
+        """Return True if the mask is known to hide all keys at later positions than the query's, as
+        the term counts positions."""
         mask = self.mask
         if mask is None or not mask.causal:
             return False
@@ -275,8 +280,8 @@ class Problem:
     def bias_of_distances(self, farthest: int, count: int) -> Tensor:
         """Return the bias of the distances farthest, farthest - 1, ..., (num_heads, count).
 
-        farthest: a distance by index, that of a query minus that of a key among all keys. By
-            position it is larger by `query_offset`.
+        farthest: index of a query minus index of a key, counted among all keys. The distance
+            between their positions is larger by `query_offset`.
         """
         assert self.term is not None and self.term.by_distance is not None
         assert self.query_offset is not None
@@ -345,11 +350,13 @@ class Problem:
 
     @property
     def key_slice(self) -> slice:
-        """Return the keys of this problem among all keys, as mask and term count them."""
+        """Return the slice that selects this problem's keys among all keys, which mask and term
+        count."""
         return slice(self.first_key, self.first_key + self.kv_len)
 
 
 def _longest_norm(vectors: Tensor, num_heads: int, dtype: torch.dtype) -> Tensor:
-    """Return the length of the longest vector for each query head, (num_heads,)."""
+    """Return the norm of the longest of the vectors (batch, heads, len, width) for each query head,
+    (num_heads,), computed in `dtype`."""
     lengths = torch.linalg.vector_norm(vectors.detach(), dim=-1, dtype=dtype)
     return repeat_kv_heads(lengths.amax((0, 2)), num_heads, 0)

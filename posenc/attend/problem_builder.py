@@ -28,8 +28,8 @@ from posenc.masks import Mask, bind_to_memory_order, check_documents, check_mask
 from posenc.masks.mask import PADDING_NAME
 from posenc.positions import offset_of_first_query, repeated_position
 
-_OWNER = "attention"
-"""Function that error messages name."""
+_CALLER = "attention"
+"""Name of the public function, with which error messages begin."""
 _AT_QUERIES_AND_KEYS = 2
 _AT_SCORES = 3
 _AT_VALUES = 4
@@ -37,7 +37,8 @@ _AT_VALUES = 4
 
 
 class CheckedCall(NamedTuple):
-    """Checked arguments of one call of `attention`; keys and values are the new ones only."""
+    """Hold the checked arguments of one call of `attention`, with the new keys and values only, not
+    the cached ones."""
 
     encoding: PositionEncoding
     queries: Tokens
@@ -50,9 +51,9 @@ class CheckedCall(NamedTuple):
 
 
 class UntransformedKeys(NamedTuple):
-    """All keys, the cached ones first, before `encoding.transform`, and their values. Each pass
-    transforms these keys for its own positions. Used without a cache, and for encodings that claim
-    needs_raw_k."""
+    """Hold all keys, the cached ones first, before `encoding.transform`, and their values. Each
+    pass transforms these keys for its own positions. Used without a cache, and for encodings that
+    claim needs_raw_k."""
 
     keys: Tokens
     v: Tensor
@@ -60,9 +61,9 @@ class UntransformedKeys(NamedTuple):
 
 
 class TransformedQueriesKeys(NamedTuple):
-    """The queries, and all keys, the cached ones first, after `encoding.transform`. Keys enter the
-    cache transformed, so that a decode step transforms only the new ones. Used with a cache, unless
-    the encoding claims needs_raw_k."""
+    """Hold the queries, and all keys, the cached ones first, after `encoding.transform`, and the
+    values. Keys enter the cache transformed, so that a decode step transforms only the new ones.
+    Used with a cache, unless the encoding claims needs_raw_k."""
 
     q: Tensor
     """Queries (batch, num_heads, q_len, width), transformed together with the new keys."""
@@ -72,7 +73,8 @@ class TransformedQueriesKeys(NamedTuple):
 
 
 class PassInputs(NamedTuple):
-    """Untransformed queries and keys at the positions that one pass of the encoding gives them."""
+    """Hold the untransformed queries and keys at the positions that one pass of the encoding gives
+    them."""
 
     queries: Tokens
     keys: Tokens
@@ -124,7 +126,7 @@ def build_problems(
     transforms = _AT_QUERIES_AND_KEYS in call.encoding.claims.places
     if isinstance(all_keys, TransformedQueriesKeys) and len(passes) > 1 and transforms:
         raise ValueError(
-            f"{_OWNER}: {type(call.encoding).__name__} changes queries and keys in each of its "
+            f"{_CALLER}: {type(call.encoding).__name__} changes queries and keys in each of its "
             f"{len(passes)} passes, and the cache stores keys that were changed once. It must "
             "claim needs_raw_k, see posenc.Claims."
         )
@@ -156,29 +158,29 @@ def _checked_call(
     num_cached: number of tokens in the cache, which a mask counts among the keys.
     Raises: as `build_problems`.
     """
-    encoding = check_inputs.require_attention_encoding(_OWNER, encoding)
-    check_inputs.check_vectors(_OWNER, q=q, k=k, v=v)
+    encoding = check_inputs.require_attention_encoding(_CALLER, encoding)
+    check_inputs.check_vectors(_CALLER, q=q, k=k, v=v)
     check_inputs.check_sizes(q, k, v)
     check_inputs.check_sinks(sinks, q)
-    check_inputs.check_scale(_OWNER, scale)
+    check_inputs.check_scale(_CALLER, scale)
     if scale is not None:
         encoding = encoding.with_scale(float(scale))
 
     num_axes = encoding.claims.num_axes
     shares_positions = kv_positions is q_positions and k.shape[2] == q.shape[2]
-    q_positions = validated_positions(_OWNER, "q_positions", q_positions, q, num_axes)
+    q_positions = validated_positions(_CALLER, "q_positions", q_positions, q, num_axes)
     queries = Tokens(q, q_positions, q_state, num_axes)
     if shares_positions:
         keys = queries.with_vectors(k).with_state(kv_state)  # positions need no second check
     else:
-        kv_positions = validated_positions(_OWNER, "kv_positions", kv_positions, k, num_axes)
+        kv_positions = validated_positions(_CALLER, "kv_positions", kv_positions, k, num_axes)
         keys = Tokens(k, kv_positions, kv_state, num_axes)
     check_inputs.check_state("q_state", q_state, q)
     check_inputs.check_state("kv_state", kv_state, k)
 
-    check_probability(_OWNER, "dropout_p", dropout_p)
-    check_flag(_OWNER, "return_lse", return_lse)
-    check_mask(_OWNER, mask, len(q), q.shape[2], k.shape[2] + num_cached)
+    check_probability(_CALLER, "dropout_p", dropout_p)
+    check_flag(_CALLER, "return_lse", return_lse)
+    check_mask(_CALLER, mask, len(q), q.shape[2], k.shape[2] + num_cached)
     return CheckedCall(
         encoding,
         queries,
@@ -222,7 +224,7 @@ def _check_new_positions(cache: KVCache, new: Tokens, mask: Mask | None) -> None
     position = repeated_position(cache.positions_or_range, new.positions_or_range)
     if position is not None:
         raise ValueError(
-            f"{_OWNER}: the cache already holds position {position:g}. One KVCache per layer; the "
+            f"{_CALLER}: the cache already holds position {position:g}. One KVCache per layer; the "
             "next position is cache.length. For packed rows: mask & masks.document(ids)."
         )
 
@@ -291,8 +293,8 @@ def _build_problem(
     call: the checked arguments, with the new keys only.
     all_keys: keys and values, the cached ones first, at their true positions.
     inputs: the same queries and keys as this pass sees them, and its own mask.
-    shared_mask: the caller's mask, bound to the true positions; it holds in every pass.
-    needs_lse: the caller, a sink or another pass needs the log-sum-exp.
+    shared_mask: the caller's mask, bound to the true positions; it applies to every pass.
+    needs_lse: True if the caller, a sink or the merging of passes needs the log-sum-exp.
     """
     encoding = call.encoding
     queries = inputs.queries
@@ -374,8 +376,9 @@ def _mask_of_pass(
 def _mask_query_offset(
     mask: Mask | None, queries: Tokens, keys: Tokens, query_offset: int | None
 ) -> int | None:
-    """Return the position of the first query minus that of the first key, as the mask is bound to
-    them; None unless both are consecutive. query_offset: that of the positions of the tokens."""
+    """Return the position of the first query minus that of the first key, by the positions to which
+    the mask is bound; None unless both are consecutive. query_offset: the same difference by the
+    positions of the tokens, which is returned without a mask."""
     if mask is None:
         return query_offset
     if (

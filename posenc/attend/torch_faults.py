@@ -26,7 +26,8 @@ FLASH_BACKWARD = getattr(
 )
 
 GROUPED_HEADS = "operators: grouped heads"
-"""The form for which there is a substitute: keys and values repeated for every head."""
+"""Key of TRIALS: the only form that can still run where torch computes it wrongly, with keys and
+values repeated for every head."""
 KNOWN_WRONG: dict[str, tuple[str, ...]] = {
     "2.6.0": ("operators: grouped heads",),
     "2.11.0": (),
@@ -49,7 +50,7 @@ Results = list[Tensor]
 
 
 class Faults(NamedTuple):
-    """What torch computes wrongly, in words for `explain`."""
+    """Hold what torch computes wrongly, in words for `explain`."""
 
     operators_fault: str
     """A sentence about FLASH_FORWARD and FLASH_BACKWARD, "" if they compute all forms right."""
@@ -61,7 +62,7 @@ class Faults(NamedTuple):
 
 
 RELEASE = torch.__version__.partition("+")[0]
-"""torch's release without the build, such as "2.13.0"."""
+"""Release of torch without the build, such as "2.13.0"."""
 
 
 def faults() -> Faults:
@@ -101,8 +102,8 @@ def _fault_sentence(names: list[str]) -> str:
 
 
 def _random_numbers(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Tensor:
-    """Return normal numbers that are the same in every process, without drawing from torch's own
-    generator."""
+    """Return normally distributed numbers that are the same in every process, without changing the
+    state of torch's own generator."""
     generator = torch.Generator("cpu").manual_seed(seed)
     return torch.randn(*shape, generator=generator, device="cpu", dtype=torch.float64).to(dtype)
 

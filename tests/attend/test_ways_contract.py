@@ -135,7 +135,7 @@ def taken(case: Setup, impl: str) -> tuple[bool, bool]:
         return False, False
     by_distance = term.by_distance is not None and exact
     causal = case.mask is not None and case.mask.causal
-    return by_distance or (term.row_and_key is not None and causal), by_distance
+    return by_distance or (term.query_and_key_bias is not None and causal), by_distance
 
 
 def assert_same(case: Setup, impl: str, *, gradients: bool = True):

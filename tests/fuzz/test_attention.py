@@ -92,12 +92,14 @@ def test_distances_of_rounded_positions_are_found(monkeypatch):
 def test_gradients_of_slopes_from_gradients_per_key_are_found(monkeypatch):
     own = alibi.ALiBi.term
 
-    def row_and_key(self, q, k):
+    def query_and_key_bias(self, q, k):
         term = own(self, q, k)
-        term.row_and_key = lambda: self._row_and_key(q.positions + 10**6, k.positions + 10**6)
+        term.query_and_key_bias = lambda: self._query_and_key_bias(
+            q.positions + 10**6, k.positions + 10**6
+        )
         return term
 
-    monkeypatch.setattr(alibi.ALiBi, "term", row_and_key)
+    monkeypatch.setattr(alibi.ALiBi, "term", query_and_key_bias)
     monkeypatch.setattr(alibi, "subtract_first_key", lambda q, k: (q.double(), k.double()))
     monkeypatch.setattr(key_rows, "why_cannot_run", lambda problem: None)
     monkeypatch.setattr(key_rows, "_block_size", lambda row: 128)

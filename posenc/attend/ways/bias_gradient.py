@@ -37,19 +37,20 @@ from posenc.encodings.numerics.precision import without_autocast
 from posenc.encodings.numerics.tensor_views import repeat_kv_heads
 
 BLOCK_SIZE = 128
-"""Queries, and keys, of a block, if plain operations of torch compute it."""
+"""Number of queries, and of keys, in a block that plain operations of torch compute."""
 MAX_CPU_SCORES_BYTES = 8 * 2**20
-"""Maximum bytes of the scores of blocks that are computed at once on the CPU."""
+"""Maximum bytes of the scores of all blocks that are computed at once, on the CPU."""
 MAX_DEVICE_SCORES_BYTES = 512 * 2**20
-"""The same for all other devices."""
+"""Maximum bytes of the scores of all blocks that are computed at once, on other devices."""
 ARRAYS_AT_ONCE = 3
-"""Number of arrays of this size that are in memory at the same time."""
+"""Number of arrays as large as these scores that are in memory at the same time."""
 
 
 def add_row_gradient(
     problem: Problem, row: Tensor, out: Tensor, lse: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Return `out` and `lse` unchanged, but such that a backward pass gives `row` its gradient.
+    """Return `out` and `lse` with the same numbers, such that a backward pass through them also
+    computes the gradient of `row`.
 
     problem: the attention whose output and log-sum-exp these are. A kernel computed them, which
         gives gradients to q, k and v, but none to a bias.
@@ -67,13 +68,15 @@ def extra_bytes(problem: Problem) -> int:
 
 
 def _max_scores_bytes(device: torch.device) -> int:
-    """Return the maximum bytes that one array of scores may take on this device."""
+    """Return the maximum bytes of the scores of all blocks that are computed at once on this
+    device."""
     return MAX_CPU_SCORES_BYTES if device.type == "cpu" else MAX_DEVICE_SCORES_BYTES
 
 
 class _RowGradient(torch.autograd.Function):
-    """Return out and lse unchanged. Their gradients pass on to the kernel that computed them, and
-    the gradient of the row is computed from them."""
+    """Return `out` and `lse` unchanged. In the backward pass their gradients go to the kernel that
+    computed them, and the gradient of `row`, the bias by falling distance, is computed from them.
+    """
 
     @staticmethod
     def forward(
@@ -108,8 +111,8 @@ class _RowGradient(torch.autograd.Function):
 
 
 class ScoreInputs(NamedTuple):
-    """Tensors from which the gradients of scores are computed, by the formulas at the head of this
-    file."""
+    """Hold tensors from which the gradients of scores are computed, by the formulas at the head of
+    this file: q, k and v as in `Problem`, and those below."""
 
     q: Tensor
     k: Tensor
@@ -117,16 +120,17 @@ class ScoreInputs(NamedTuple):
     grad: Tensor
     """Gradient of the output, (batch, num_heads, q_len, v_dim)."""
     lse: Tensor
-    """Log-sum-exp of each query's scores, inf for queries that see no key."""
+    """Log-sum-exp of each query's scores, (batch, num_heads, q_len), inf for queries that see no
+    key."""
     delta: Tensor
-    """grad . out - grad_lse of each query."""
+    """grad . out - grad_lse of each query, (batch, num_heads, q_len)."""
     row: Tensor
     """Bias by falling distance, (num_heads, q_len + kv_len - 1)."""
 
 
 def _row_gradient(problem: Problem, inputs: ScoreInputs, grad_lse: Tensor | None) -> Tensor:
-    """Return the gradient of the row, (num_heads, q_len + kv_len - 1). `grad_lse`: that of the
-    log-sum-exp, (batch, num_heads, q_len), or None."""
+    """Return the gradient of the bias by falling distance, (num_heads, q_len + kv_len - 1).
+    `grad_lse`: the gradient of the log-sum-exp, (batch, num_heads, q_len), or None."""
     row = inputs.row
     constant_from = _first_constant_distance(problem)
     if _kernel_runs(problem, inputs):
@@ -166,9 +170,13 @@ def _kernel_runs(problem: Problem, inputs: ScoreInputs) -> bool:
 
 
 def _block_offsets(problem: Problem, block_size: int, constant_from: int) -> range:
-    """Return the offsets of blocks for which sums are needed, in falling order: those with pairs
-    that the mask may show. From distance `constant_from` on the bias is one parameter, which needs
-    no sums of its own. block_size: number of queries, and of keys, of a block."""
+    """Return the offsets of blocks of scores for which sums are needed, in falling order. The
+    offset is the number of the block of queries minus that of the block of keys.
+
+    Needed are blocks with pairs that the mask may show, at distances below `constant_from`: from
+    there on the bias is one parameter, which needs no sums of its own. block_size: number of
+    queries, and of keys, of a block.
+    """
     least, most = problem.visible_distances
     most = min(most, constant_from - 1)
     # With n = block_size, blocks with an offset have pairs at distances from offset * n - (n - 1)
@@ -183,7 +191,8 @@ def _block_offsets(problem: Problem, block_size: int, constant_from: int) -> ran
 
 
 class QueryBlocks(NamedTuple):
-    """Tensors of queries in blocks, each (batch, num_heads, blocks, BLOCK_SIZE, width or 1)."""
+    """Hold tensors of queries in blocks, each (batch, num_heads, blocks, BLOCK_SIZE, width or
+    1)."""
 
     q: Tensor
     grad: Tensor
@@ -192,7 +201,7 @@ class QueryBlocks(NamedTuple):
 
 
 class KeyBlocks(NamedTuple):
-    """Tensors of keys in blocks, each (batch, num_heads, blocks, BLOCK_SIZE, width)."""
+    """Hold tensors of keys in blocks, each (batch, num_heads, blocks, BLOCK_SIZE, width)."""
 
     k: Tensor
     v: Tensor
@@ -201,8 +210,11 @@ class KeyBlocks(NamedTuple):
 def _score_gradients_by_block_offset(
     problem: Problem, inputs: ScoreInputs, offsets: range
 ) -> Tensor:
-    """Return, for each of the offsets, the sum of the gradients of the scores of all blocks with
-    this offset: (len(offsets), num_heads, BLOCK_SIZE, BLOCK_SIZE)."""
+    """Return the sums of the gradients of scores, added up over the batch and all blocks with the
+    same offset, for each of the offsets: (len(offsets), num_heads, BLOCK_SIZE, BLOCK_SIZE).
+
+    The offset of a block is the number of its block of queries minus that of its block of keys.
+    """
     q, k, v, grad, lse, delta, row = inputs
     dtype = row.dtype
     batch, heads, q_len, _ = q.shape
@@ -240,8 +252,9 @@ def _score_gradients_by_block_offset(
 
 
 def _first_constant_distance(problem: Problem) -> int:
-    """Return the distance, by index, from which on the bias is one parameter of each head; more
-    than any distance if that is not known, or if the mask hides all of these."""
+    """Return the distance, index of a query minus index of a key, from which on the bias is one
+    parameter of each head, as in T5's last bucket. Return a number above all distances if there is
+    none, or if the mask hides all of these keys."""
     term = problem.term
     mask = problem.mask
     assert term is not None and problem.query_offset is not None
@@ -258,25 +271,27 @@ def _first_constant_distance(problem: Problem) -> int:
 
 def _split_into_blocks(t: Tensor, num_blocks: int, padding: float = 0.0) -> Tensor:
     """Return t (batch, heads, len, width) as (batch, heads, num_blocks, BLOCK_SIZE, width). The
-    last block is filled up with the number `padding`."""
+    number `padding` fills up the last block."""
     num_missing = num_blocks * BLOCK_SIZE - t.shape[2]
     padded = F.pad(t, (0, 0, 0, num_missing), value=padding)
     return padded.unflatten(2, (num_blocks, BLOCK_SIZE))
 
 
 def _places_in_bias_row(offset: int, q_len: int, device: torch.device) -> Tensor:
-    """Return which element of the bias's row each pair of a block reads, (BLOCK_SIZE, BLOCK_SIZE).
+    """Return the index in `row`, the bias by falling distance, that each pair of a block reads:
+    (BLOCK_SIZE, BLOCK_SIZE).
 
-    The row has the bias of each distance, the largest first: element q_len - 1 - d is that of
-    distance d. Query i and key j of two blocks that lie `offset` blocks from each other have the
-    distance offset * BLOCK_SIZE + i - j. Pairs of padding may read outside of the row.
+    Element q_len - 1 - d of the row is the bias of distance d. Query i and key j of two blocks that
+    lie `offset` blocks from each other have the distance offset * BLOCK_SIZE + i - j. Pairs of
+    padding may read outside of the row.
     """
     index_in_block = torch.arange(BLOCK_SIZE, device=device)
     return q_len - 1 - offset * BLOCK_SIZE - index_in_block[:, None] + index_in_block
 
 
 def _block_bias(row: Tensor, offset: int, q_len: int) -> Tensor:
-    """Return the bias of all blocks with this offset, (num_heads, BLOCK_SIZE, BLOCK_SIZE)."""
+    """Return the bias of a block of scores, (num_heads, BLOCK_SIZE, BLOCK_SIZE), whose queries lie
+    `offset` blocks after its keys. row: the bias by falling distance."""
     # Padding may read outside of the row: any entry will do, its weight is 0.
     return row[:, _places_in_bias_row(offset, q_len, row.device).clamp(0, row.shape[1] - 1)]
 
@@ -289,10 +304,10 @@ def _sum_score_gradients(
     first_q_block: int,
     first_k_block: int,
 ) -> Tensor:
-    """Return the sum of the gradients of the scores of several blocks, (num_heads, BLOCK_SIZE,
-    BLOCK_SIZE).
+    """Return the gradients of the scores of several blocks with the same offset, added up over the
+    blocks and the batch: (num_heads, BLOCK_SIZE, BLOCK_SIZE).
 
-    bias: of every block, (num_heads, BLOCK_SIZE, BLOCK_SIZE).
+    bias: the bias of every one of these blocks, (num_heads, BLOCK_SIZE, BLOCK_SIZE).
     first_q_block, first_k_block: the numbers of the first block of queries, and of the first block
         of keys, counted from 0.
     """
@@ -308,8 +323,9 @@ def _sum_score_gradients(
 def _hidden_or_padding(
     problem: Problem, first_q_block: int, first_k_block: int, num_blocks: int
 ) -> Tensor:
-    """Return True for pairs that the mask hides or that are padding, in `num_blocks` blocks from
-    those numbers on: (batch or 1, num_heads or 1, num_blocks, BLOCK_SIZE, BLOCK_SIZE)."""
+    """Return True for pairs that the mask hides or that are padding, in blocks first_q_block,
+    first_q_block + 1, ... of queries with blocks first_k_block, first_k_block + 1, ... of keys:
+    (batch or 1, num_heads or 1, num_blocks, BLOCK_SIZE, BLOCK_SIZE)."""
     device = problem.q.device
     block_start = torch.arange(num_blocks, device=device)[:, None] * BLOCK_SIZE
     index_in_block = torch.arange(BLOCK_SIZE, device=device)
@@ -330,7 +346,8 @@ def _hidden_or_padding(
 
 
 def _sum_along_diagonals(block_sums: Tensor, first_offset: int, q_len: int, row_len: int) -> Tensor:
-    """Return the gradient of the row, (num_heads, row_len), from the sums of blocks of each offset.
+    """Return the gradient of the bias by falling distance, (num_heads, row_len), as sums along the
+    diagonals of sums of blocks.
 
     block_sums: (offsets, num_heads, block, block); the first is that of `first_offset`, and each
         next one that of the offset below.

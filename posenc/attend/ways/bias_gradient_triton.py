@@ -15,12 +15,12 @@ from torch import Tensor
 MAX_BLOCK_BYTES = 64 * 2**10
 """Maximum bytes of the queries, keys, values and gradients of a block."""
 MAX_SHARED_BYTES = 96 * 2**10
-"""Maximum bytes of these in shared memory: more than one block if they are small, so that the next
-one loads during this one."""
+"""Maximum bytes of shared memory for queries, keys, values and gradients. If they are small,
+several blocks fit, so that the next one loads during the computation of this one."""
 PARTS = 4
-"""Programs that share the blocks of one offset."""
+"""Number of programs that share the blocks of one offset."""
 WARPS = 8
-"""Warps of a program; chosen, not derived."""
+"""Number of warps of a program; chosen, not derived."""
 
 
 def block_size(q: Tensor, v: Tensor) -> int:

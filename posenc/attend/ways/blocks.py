@@ -13,14 +13,15 @@ from posenc.encodings import PairwiseBias
 from posenc.encodings.numerics.precision import without_autocast
 
 MAX_BLOCK_BYTES_PER_THREAD = 2 * 2**20
-"""Maximum bytes of one block's scores for each thread: they fit a core's cache."""
+"""Maximum bytes of the scores of one block for each thread, so that they fit a core's cache."""
 MAX_BLOCK_BYTES = 8 * 2**20
-"""Maximum bytes of one block's scores if it would otherwise have fewer than EFFICIENT_ROWS
-queries."""
+"""Maximum bytes of the scores of one block, where MAX_BLOCK_BYTES_PER_THREAD would leave fewer
+queries than are efficient."""
 EFFICIENT_ROWS = 64
-"""Queries of a block below which matrix products are slow on the CPU."""
+"""Number of queries of a block below which matrix products are slow on the CPU."""
 DEVICE_MEMORY_DIVISOR = 64
-"""On CUDA the scores of a block take up to this fraction of the device's memory: 1.25 of 80 GB."""
+"""On CUDA the scores of a block take up to the device's memory divided by this number: 1.25 of 80
+GB."""
 
 
 def cost(problem: Problem) -> Cost:
@@ -70,8 +71,8 @@ def takes_bias_as_mask(problem: Problem) -> bool:
 
 
 def is_inference_with_bias(problem: Problem) -> bool:
-    """Return True if the term only adds a bias, and there are no gradients, dropout or tracing:
-    then a kernel may read the bias as its mask, and hidden pairs may be written into it."""
+    """Return True if the term only adds a bias, and there are no gradients, dropout or tracing. A
+    kernel may then read the bias as its mask, and hidden pairs may be written into it."""
     term = problem.term
     only_adds = term is not None and term.additive and term.sum_values is None
     is_inference = not (problem.needs_grad or problem.dropout_p or torch.compiler.is_compiling())
@@ -107,7 +108,8 @@ def run(problem: Problem) -> tuple[Tensor, Tensor | None]:
 
 def attend_with_bias_mask(problem: Problem, start: int, stop: int) -> tuple[Tensor, Tensor | None]:
     """Attend from queries [start, stop) by torch's kernel with the bias as its mask. Return the
-    output, and the log-sum-exp if it is needed, which only the CPU's kernel gives.
+    output (batch, num_heads, stop - start, v_dim), and the log-sum-exp (batch, num_heads, stop -
+    start) if it is needed, else None. Only the CPU's kernel gives it.
 
     Autocast would round the bias, and is disabled.
     """

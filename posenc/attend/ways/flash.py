@@ -1,6 +1,6 @@
 """Run torch's flash attention on the CPU, forward and backward, and get its log-sum-exp.
 
-A torch without these two operators, or whose operators compute wrongly, runs the other ways. The
+Where torch lacks these two operators, or they compute wrongly, attention runs in another way. The
 log-sum-exp lets `join_attention` combine attention over disjoint sets of keys.
 """
 
@@ -16,12 +16,14 @@ from posenc.encodings.numerics.torch_modes import is_readable
 
 
 def runs_on(device: torch.device) -> bool:
-    """Return True if the operators exist, run on this device and compute right."""
+    """Return True if torch's two operators for flash attention exist, run on this device and
+    compute right."""
     return why_cannot_run_on(device) == ""
 
 
 def why_cannot_run_on(device: torch.device) -> str:
-    """Return why the operators cannot run on this device, "" if they can."""
+    """Return why torch's two operators for flash attention cannot run on this device, "" if they
+    can."""
     if device.type != "cpu":
         return "only torch's flash kernel for the CPU can run it"
     return torch_faults.faults().operators_fault
@@ -35,12 +37,13 @@ def attend(
     scale: float,
     visible: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Return softmax(scale * q k^T + bias) v and the log-sum-exp of each row.
+    """Return softmax(scale * q k^T + bias) v, (batch, num_heads, rows, width), and the log-sum-exp
+    of each row, (batch, num_heads, rows).
 
     q (batch, num_heads, rows, width); k, v (batch, num_kv_heads, keys, width), all of one width,
-    see `pad_to_same_width`; bias broadcasts to (batch, num_heads, rows, keys), has four axes, and
-    is -inf where `visible` is False; None: a causal mask. Queries that see no key get zeros and
-    -inf.
+    see `pad_to_same_width`. bias has four axes, broadcasts to (batch, num_heads, rows, keys), and
+    is -inf where `visible` is False; for bias=None a causal mask applies. Queries that see no key
+    get zeros and -inf.
     """
     assert torch_faults.FLASH_FORWARD is not None
     k, v = zero_hidden_keys(visible, k, v)
@@ -89,8 +92,8 @@ def attend_on_any_device(
 
 def zero_hidden_keys(visible: Tensor | None, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     """Return keys and values with zeros for those that no query sees: padding may be NaN, and 0
-    times NaN is NaN. `visible`: (batch, heads, rows, keys), True for visible pairs; None for all.
-    """
+    times NaN is NaN. `visible`: (batch, heads, rows, keys), True for visible pairs; None if all are
+    visible."""
     if visible is None:
         return k, v
     # A key counts as hidden only if no query of any head sees it: heads may share keys.
@@ -99,7 +102,7 @@ def zero_hidden_keys(visible: Tensor | None, k: Tensor, v: Tensor) -> tuple[Tens
 
 
 class QueryRows(NamedTuple):
-    """Tensors of some queries that the backward kernel reads, each (batch, num_heads, rows,
+    """Hold tensors of some queries that the backward kernel reads, each (batch, num_heads, rows,
     ...)."""
 
     grad: Tensor
@@ -115,7 +118,8 @@ def gradients(
     """Return the gradients of q, k and v from the gradient of the output.
 
     rows: the queries, with their results and the gradient of the output.
-    k_and_v: with as many heads as q; possibly only some of the keys of the softmax.
+    k_and_v: keys and values, with as many heads as q; they may be only a part of those that the
+        forward pass read.
     bias: of these rows and keys, (batch or 1, num_heads or 1, rows, keys).
     """
     assert torch_faults.FLASH_BACKWARD is not None
@@ -128,8 +132,9 @@ def gradients(
 
 
 def join_attention(results: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
-    """Join attention over disjoint sets of keys, each (output, log-sum-exp), into that over all. A
-    query that sees no key of a set has log-sum-exp -inf and output 0 in it.
+    """Join attention over disjoint sets of keys, each given as (output, log-sum-exp), and return
+    (output, log-sum-exp) of attention over all keys. A query that sees no key of a set has output 0
+    and log-sum-exp -inf in it.
 
     lse = log(sum of exp(lse_s) over sets s), out = sum of exp(lse_s - lse) out_s
     """

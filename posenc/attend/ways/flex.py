@@ -27,7 +27,8 @@ from posenc.positions import as_tensor
 LARGEST_EXACT_INTEGER = 2**24
 """float32 has all whole numbers up to this one."""
 FAR_BLOCKS = 6
-"""Least number of blocks of far keys for the last query, so that a kernel of their own pays."""
+"""Minimum number of blocks of far keys that the last query sees, for which attending to them in a
+call of their own is faster."""
 DEVICES_WITHOUT_LSE = ("cpu",)
 """Devices for which compiled FlexAttention returns no log-sum-exp, so parts cannot be joined."""
 MAX_CACHE_SIZE = 64
@@ -37,7 +38,7 @@ KERNEL_TOO_LARGE_MESSAGES = ("out of resource", "No valid triton configs")
 
 
 class KernelTooLarge(RuntimeError):
-    """Torch cannot build this kernel, which needs more shared memory than the GPU has."""
+    """Report that torch cannot build a kernel, which needs more shared memory than the GPU has."""
 
 
 _too_large_kernels: set[tuple[Any, ...]] = set()
@@ -72,7 +73,8 @@ def kernel_is_too_large(problem: Problem) -> bool:
 
 
 def _kernel_key(problem: Problem) -> tuple[Any, ...]:
-    """Return what the shared memory of a problem's kernel depends on, as a key for a set."""
+    """Return a hashable key with all that decides how much shared memory the kernel of a problem
+    needs."""
     q = problem.q
     backend, _ = backend_and_reason(problem)
     return (
@@ -104,8 +106,8 @@ def run(problem: Problem) -> tuple[Tensor, Tensor | None]:
 
 
 def _attend_with_row_gradient(problem: Problem) -> tuple[Tensor, Tensor | None]:
-    """Attend by FlexAttention; return the output and, if needed, the log-sum-exp. The gradient of a
-    learned bias by distance is computed by `bias_gradient`, not by FlexAttention."""
+    """Attend by FlexAttention; return the output and, if needed, the log-sum-exp, else None.
+    `bias_gradient` computes the gradient of a learned bias by distance, not FlexAttention."""
     row = _learned_bias_row(problem)
     with torch.set_grad_enabled(problem.needs_grad):
         if row is None:
@@ -132,20 +134,21 @@ def _learned_bias_row(problem: Problem) -> Tensor | None:
 
 
 class _ModAndMasks(NamedTuple):
-    """Arguments of FlexAttention."""
+    """Hold the arguments of FlexAttention that describe bias and mask."""
 
     mod: ScoreMod | None
-    """The score_mod, for the blocks of the first mask."""
+    """The score_mod, for the blocks of the first block mask."""
     block_masks: tuple[Any, ...]
-    """One block mask; or two, of near blocks and of far blocks, which get no score_mod."""
+    """One block mask; or two: that of near keys, and that of far keys, where no score_mod is
+    used."""
     far_bias: Tensor | None = None
-    """Bias of all far keys, (num_heads, 1), which neither call adds: the score_mod adds the bias of
-    near keys minus it. So it must be added to the log-sum-exp."""
+    """Constant bias of all far keys, (num_heads, 1), if there are two block masks. No call adds it:
+    `mod` adds the bias of near keys minus this number. It must be added to the log-sum-exp."""
 
 
 def _attend(problem: Problem, row: Tensor | None, needs_lse: bool) -> tuple[Tensor, Any]:
-    """Return the output, and the log-sum-exp if needed. `row`: the bias by falling distance if it
-    is known and needs no gradient."""
+    """Return the output, and the log-sum-exp if it is needed, else None. `row`: the bias by falling
+    distance, (num_heads, q_len + kv_len - 1), if it was computed already; None otherwise."""
     device = problem.q.device.type
     backend, _ = backend_and_reason(problem)
     mod, block_masks, far_bias = _mod_and_masks(problem, row)
@@ -176,14 +179,15 @@ def _attend(problem: Problem, row: Tensor | None, needs_lse: bool) -> tuple[Tens
 
 def _mod_and_masks(problem: Problem, row: Tensor | None) -> _ModAndMasks:
     """Return the score_mod and the block masks with which FlexAttention runs the problem. `row`:
-    the bias by falling distance if it is known and needs no gradient."""
+    the bias by falling distance, (num_heads, q_len + kv_len - 1), without a gradient, if it was
+    computed already; None otherwise."""
     can_join = problem.q.device.type not in DEVICES_WITHOUT_LSE
-    first_far = _first_far_offset(problem) if can_join else None
-    if first_far is not None:
+    first_far_offset = _first_far_offset(problem) if can_join else None
+    if first_far_offset is not None:
         row = _bias_row(problem) if row is None else row
         far_bias = row[:, :1]  # the first entry is for the farthest pair
         mod = _table_score_mod(problem, row - far_bias)
-        return _ModAndMasks(mod, _near_and_far_masks(problem, first_far), far_bias)
+        return _ModAndMasks(mod, _near_and_far_masks(problem, first_far_offset), far_bias)
     if row is None:
         mod = score_mod(problem)
     elif flex_options.computes_formulas(problem):
@@ -210,7 +214,8 @@ def score_mod(problem: Problem) -> ScoreMod | None:
 
 
 def _formula_score_mod(problem: Problem) -> ScoreMod:
-    """Return a score_mod that computes the bias from the distance by index."""
+    """Return a score_mod that computes the bias of each pair from its distance, by the formulas of
+    the term."""
     assert problem.term is not None and problem.term.formulas is not None
     assert problem.query_offset is not None
     formulas = problem.term.formulas()
@@ -237,8 +242,8 @@ def _formula_score_mod(problem: Problem) -> ScoreMod:
 
 
 def _table_score_mod(problem: Problem, row: Tensor) -> ScoreMod:
-    """Return a score_mod that reads the bias by falling distance, (num_heads, q_len + kv_len - 1),
-    whose first entry is for the last query and the first key."""
+    """Return a score_mod that reads `row`: the bias by falling distance, (num_heads, q_len + kv_len
+    - 1), whose first entry is for the last query and the first key."""
     last_query = _scalar_tensor(problem.q_len - 1, problem.q.device)
 
     def mod(score: Tensor, batch: Tensor, head: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
@@ -253,11 +258,12 @@ def _bias_row(problem: Problem) -> Tensor:
 
 
 def _first_far_offset(problem: Problem) -> int | None:
-    """Return the least offset (number of the block of queries minus that of the block of keys) at
-    which the bias of all pairs is constant. None if it is constant nowhere, or for too few blocks
-    to attend to these separately.
+    """Return the least offset of blocks (number of the block of queries minus that of the block of
+    keys) from which on the bias of all pairs is constant. Return None if it is constant nowhere, or
+    in too few blocks to attend to them separately.
 
-    FlexAttention without a bias takes half as long as with one that it reads from a table.
+    Attending to them separately pays because FlexAttention without a bias takes half as long as
+    with one that it reads from a table.
     """
     term = problem.term
     mask = problem.mask
@@ -277,8 +283,9 @@ def _first_far_offset(problem: Problem) -> int | None:
 
 
 def block_mask(problem: Problem) -> Any:
-    """Return the block mask; None if all keys are visible. One that is exact at consecutive
-    positions is built once for the same lengths, window and device."""
+    """Return the block mask of a problem; None if all keys are visible. A block mask that only
+    causality and a window decide, at consecutive positions, is cached by lengths, window and
+    device."""
     if problem.mask is None or problem.keys_visible_to_all(0, problem.q_len) == (0, problem.kv_len):
         return None
     from torch.nn.attention.flex_attention import create_block_mask
@@ -299,9 +306,9 @@ def block_mask(problem: Problem) -> Any:
     )
 
 
-def _near_and_far_masks(problem: Problem, first_far: int) -> tuple[Any, Any]:
-    """Return the block mask of all blocks with an offset below `first_far`, and that of all
-    others."""
+def _near_and_far_masks(problem: Problem, first_far_offset: int) -> tuple[Any, Any]:
+    """Return two block masks: of the blocks whose offset (number of the block of queries minus that
+    of the block of keys) is below `first_far_offset`, and of all others."""
     build = functools.partial(
         _exact_mask_builder(problem),
         *problem.visible_distances,
@@ -309,12 +316,14 @@ def _near_and_far_masks(problem: Problem, first_far: int) -> tuple[Any, Any]:
         problem.kv_len,
         problem.q.device,
     )
-    return build(-BEYOND_ANY_DISTANCE, first_far), build(first_far, BEYOND_ANY_DISTANCE)
+    return build(-BEYOND_ANY_DISTANCE, first_far_offset), build(
+        first_far_offset, BEYOND_ANY_DISTANCE
+    )
 
 
 def _exact_mask_builder(problem: Problem) -> Callable[..., Any]:
-    """Return the function `_exact_block_mask`; without its cache if q is a subclass of Tensor, such
-    as the fake tensors of a trace, whose masks no later call may get."""
+    """Return the function `_exact_block_mask`, without its cache if q is a subclass of Tensor. So
+    later calls do not get masks that were made of the fake tensors of a trace."""
     return _exact_block_mask if type(problem.q) is Tensor else _exact_block_mask.__wrapped__
 
 
@@ -339,20 +348,24 @@ def _exact_block_mask(
     q_len: int,
     kv_len: int,
     device: torch.device,
-    first: int = -BEYOND_ANY_DISTANCE,
-    stop: int = BEYOND_ANY_DISTANCE,
+    first_offset: int = -BEYOND_ANY_DISTANCE,
+    stop_offset: int = BEYOND_ANY_DISTANCE,
 ) -> Any:
-    """Return the block mask that shows distances by index, query minus key, from `nearest` to
-    `farthest`, and only blocks with offsets in [first, stop). Computed by block, not by pair."""
+    """Return the block mask that shows pairs whose distance, index of the query minus index of the
+    key, is from `nearest` to `farthest`, in blocks whose offset is in [first_offset, stop_offset).
+    It is computed from the blocks, not from all pairs."""
     from torch.nn.attention.flex_attention import BlockMask
 
     with torch.inference_mode(False):  # training may use it later
         least = _scalar_tensor(nearest, device)
         most = _scalar_tensor(farthest, device)
-        shows_any_offset = (first, stop) == (-BEYOND_ANY_DISTANCE, BEYOND_ANY_DISTANCE)
-        offset_bounds = (_scalar_tensor(first, device), _scalar_tensor(stop, device))
+        shows_any_offset = (first_offset, stop_offset) == (
+            -BEYOND_ANY_DISTANCE,
+            BEYOND_ANY_DISTANCE,
+        )
+        offset_bounds = (_scalar_tensor(first_offset, device), _scalar_tensor(stop_offset, device))
 
-        # Blocks of queries along the first axis, of keys along the second.
+        # Blocks of queries along the first_offset axis, of keys along the second.
         begin_q = torch.arange(0, q_len, BLOCK_SIZE, device=device)[:, None]
         begin_k = torch.arange(0, kv_len, BLOCK_SIZE, device=device)
         end_q = begin_q + BLOCK_SIZE
@@ -361,7 +374,7 @@ def _exact_block_mask(
         low = begin_q - end_k.clamp(max=kv_len) + 1
         high = end_q.clamp(max=q_len) - 1 - begin_k
         offset = (begin_q - begin_k) // BLOCK_SIZE
-        has_offset = (offset >= first) & (offset < stop)
+        has_offset = (offset >= first_offset) & (offset < stop_offset)
         shows_some = has_offset & (high >= least) & (low <= most)
         is_full = (end_q <= q_len) & (end_k <= kv_len)
         shows_all = has_offset & is_full & (low >= least) & (high <= most)
@@ -384,17 +397,19 @@ def _exact_block_mask(
         )
 
 
-def _block_offset_is_within(q_idx: Tensor, kv_idx: Tensor, first: Tensor, stop: Tensor) -> Tensor:
+def _block_offset_is_within(
+    q_idx: Tensor, kv_idx: Tensor, first_offset: Tensor, stop_offset: Tensor
+) -> Tensor:
     """Return True where the offset, the number of the query's block minus that of the key's block,
-    is in [first, stop)."""
+    is in [first_offset, stop_offset)."""
     offset = q_idx // BLOCK_SIZE - kv_idx // BLOCK_SIZE
-    return (offset >= first) & (offset < stop)
+    return (offset >= first_offset) & (offset < stop_offset)
 
 
 def _counts_and_columns_by_row(blocks: Tensor) -> tuple[Tensor, Tensor]:
-    """Return, for booleans (q_blocks, k_blocks), how many are True in each row, (1, 1, q_blocks),
-    and the indices of the columns in the order that BlockMask expects, those of True first, (1, 1,
-    q_blocks, k_blocks). The first two axes are batch and heads."""
+    """Return two tensors that BlockMask takes, from booleans (q_blocks, k_blocks): how many are
+    True in each row, (1, 1, q_blocks), and the indices of the columns with those of True first, (1,
+    1, q_blocks, k_blocks). The two new axes are batch and heads."""
     order = blocks.int().argsort(dim=-1, descending=True, stable=True)
     return blocks.sum(-1, dtype=torch.int32)[None, None], order.int()[None, None]
 
@@ -408,8 +423,12 @@ def _mask_with_tensors(mask: Mask, device: torch.device) -> Mask:
 
 
 def _predicate_with_tensors(predicate_or_argument: Any, device: torch.device) -> Any:
-    """Return a predicate with the whole numbers that are arguments of its partial functions, and of
-    those within these, as tensors; of an argument, a tensor if it is a whole number."""
+    """Return a mask's predicate, in which whole numbers bound by functools.partial are replaced by
+    tensors.
+
+    A partial function may have other predicates among its arguments: it is called for each
+    argument, too, and returns a whole number as a tensor and other arguments unchanged.
+    """
     if isinstance(predicate_or_argument, functools.partial):
         partial = predicate_or_argument
         args = [_predicate_with_tensors(argument, device) for argument in partial.args]
@@ -433,8 +452,8 @@ def _compiled_flex(
     num_block_masks: int,
     lengths: tuple[int, int] | None,
 ) -> Callable[..., Any]:
-    """Return `_attend_to_parts` compiled for one kind of score_mod and mask. It raises an error
-    rather than run uncompiled, which would compute all scores at once.
+    """Return `_attend_to_parts` compiled for one kind of score_mod and mask. If it cannot be
+    compiled, it raises an error: uncompiled, it would compute all scores at once.
 
     The arguments are the key of the cache: each combination has a compiled function of its own.
     lengths: (q_len, kv_len) if it is compiled for these only; None for any.
@@ -454,8 +473,12 @@ def _attend_to_parts(
     needs_lse: bool,
     **options: Any,
 ) -> tuple[Tensor, Tensor | None]:
-    """Attend by FlexAttention to the blocks of one mask; or to those of a first mask with
-    `score_mod`, of which every query sees a key, and to those of a second one without."""
+    """Attend by FlexAttention. With one block mask, use `score_mod` for all blocks. With two, use
+    it for the blocks of the first, of which every query sees a key, and none for those of the
+    second, and join the results.
+
+    Return the output, and the log-sum-exp; None if it is not needed and there is one block mask.
+    """
     from torch.nn.attention.flex_attention import flex_attention
 
     near_mask, *far_masks = block_masks

@@ -1,13 +1,15 @@
-"""Attend with a bias that is a term of the query minus a term of the key, from one row per block.
+"""Attend with a bias that is a number of the query minus a number of the key: by one row of bias
+for each block of queries.
 
-    score[i, j] += row[i] - key[j]    for query i and key j
+    score[i, j] += query_bias[i] - key_bias[j]    for query i and key j
 
-With a causal mask row[i] cancels in the softmax, so a block of queries needs only one row of bias,
-which torch's flash kernel reads as a mask with stride 0 along the queries. The bias is relative to
-the middle of the block, so it is small near the block and as precise at key 100,000 as at key 100.
-Blocks are so short that this holds for all their queries.
+With a causal mask query_bias[i] cancels in the softmax, so a block of queries needs only one row of
+bias, which torch's flash kernel reads as a mask with stride 0 along the queries. The bias is
+relative to the middle of the block, so it is small near the block and as precise at key 100,000 as
+at key 100. Blocks are so short that this holds for all their queries.
 
-`row` and `key` below are these two terms, (batch or 1, num_heads, q_len or kv_len).
+query_bias is (batch or 1, num_heads, q_len), key_bias (batch or 1, num_heads, kv_len), both in
+float64.
 """
 
 from collections.abc import Iterator
@@ -29,48 +31,49 @@ from posenc.encodings.numerics.torch_modes import is_readable
 BLOCK_ROWS = 512
 """Maximum number of queries in a block, all of which read one row of bias."""
 MAX_CHANGE_BY_BLOCK_SIZE = {BLOCK_ROWS: 64, 128: 128, 32: 128}
-"""Maximum change of row[i] within a block, by the number of queries in the block.
+"""Maximum change of query_bias[i] within a block, by the number of queries in the block.
 
 A larger change would make the bias coarse, because float32 rounds 64 by up to 4e-6. It would also
 give tiny weights, which are slow, and more of them in larger blocks. `_block_size` takes the first
 size, the largest, whose maximum holds. If none does, this form cannot run."""
 MAX_MAGNITUDE = {torch.float32: 2.0**28, torch.float64: 2.0**12}
-"""Maximum absolute value of row and key, which are float64, by the dtype of the scores: float64
-then rounds their difference by less than 1e-7 for float32, and 1e-12 for float64."""
+"""Maximum absolute value of query_bias and key_bias, by the dtype of the scores. float64 then
+rounds their difference by less than 1e-7 for float32, and 1e-12 for float64."""
 
 
 def run(problem: Problem) -> tuple[Tensor, None]:
     """Attend by blocks of queries, and return the output. The log-sum-exp is None: choose.py lets
     only problems come here that do not need it, and whose term and mask allow this way."""
-    row, key = _row_and_key_terms(problem)
+    query_bias, key_bias = _query_and_key_bias(problem)
     dtype = problem.product_dtype
     q, k, v = (t.to(dtype) for t in (problem.q, problem.k, problem.v))
-    if torch.is_grad_enabled() and (row.requires_grad or key.requires_grad):
-        # The gradients of the keys' terms cancel in their sum over keys. In 16 bits the rounding of
+    if torch.is_grad_enabled() and (query_bias.requires_grad or key_bias.requires_grad):
+        # The gradients of key_bias cancel in their sum over keys. In 16 bits the rounding of
         # the output would be all that is left of them.
         q, k, v = (t.to(at_least_float32(dtype)) for t in (q, k, v))
     with without_autocast(q.device):
-        out = _KeyRowsAttention.apply(q, k, v, row, key, replace(problem, term=None))
+        out = _KeyRowsAttention.apply(q, k, v, query_bias, key_bias, replace(problem, term=None))
     return out, None  # type: ignore[return-value]
 
 
 def why_cannot_run(problem: Problem) -> str | None:
-    """Return why the values of the two terms do not allow this way; None if they do."""
-    row, key = (t.detach() for t in _row_and_key_terms(problem))
-    largest = float(torch.maximum(row.abs().amax(), key.abs().amax()))
+    """Return why the values of query_bias and key_bias, whose difference is the bias, do not allow
+    one row of bias for a block of queries; None if they do."""
+    query_bias, key_bias = (t.detach() for t in _query_and_key_bias(problem))
+    largest = float(torch.maximum(query_bias.abs().amax(), key_bias.abs().amax()))
     if not largest <= MAX_MAGNITUDE[at_least_float32(problem.q.dtype)]:
         return "its positions or gates span too much for one row of bias per block"
-    if _block_size(row) is None:
+    if _block_size(query_bias) is None:
         return "the bias changes too much between neighbouring queries for one row per block"
     return None
 
 
-def _row_and_key_terms(problem: Problem) -> tuple[Tensor, Tensor]:
-    """Return the two parts of the bias, bias[i, j] = row[i] - key[j]: (batch or 1, num_heads,
-    q_len) and (batch or 1, num_heads, kv_len)."""
-    assert problem.term is not None and problem.term.row_and_key is not None
-    row, key = problem.term.row_and_key()
-    return _add_batch_axis(row), _add_batch_axis(key)
+def _query_and_key_bias(problem: Problem) -> tuple[Tensor, Tensor]:
+    """Return the two parts of the bias, bias[i, j] = query_bias[i] - key_bias[j]: (batch or 1,
+    num_heads, q_len) and (batch or 1, num_heads, kv_len)."""
+    assert problem.term is not None and problem.term.query_and_key_bias is not None
+    query_bias, key_bias = problem.term.query_and_key_bias()
+    return _add_batch_axis(query_bias), _add_batch_axis(key_bias)
 
 
 def _add_batch_axis(t: Tensor) -> Tensor:
@@ -79,12 +82,13 @@ def _add_batch_axis(t: Tensor) -> Tensor:
     return t if t.ndim == 3 else t[None]
 
 
-def _block_size(row: Tensor) -> int | None:
-    """Return the largest number of queries per block for which the row changes no more within a
-    block than MAX_CHANGE_BY_BLOCK_SIZE allows; None if there is none."""
+def _block_size(query_bias: Tensor) -> int | None:
+    """Return the largest number of queries per block for which query_bias, (batch or 1, num_heads,
+    q_len), changes no more within a block than MAX_CHANGE_BY_BLOCK_SIZE allows; None if there is
+    none."""
     for size, max_change in MAX_CHANGE_BY_BLOCK_SIZE.items():
-        missing = -row.shape[-1] % size
-        blocks = F.pad(row, (0, missing), mode="replicate").unflatten(-1, (-1, size))
+        missing = -query_bias.shape[-1] % size
+        blocks = F.pad(query_bias, (0, missing), mode="replicate").unflatten(-1, (-1, size))
         change = blocks.amax(-1) - blocks.amin(-1)
         if bool((change <= max_change).all()):
             return size
@@ -92,27 +96,29 @@ def _block_size(row: Tensor) -> int | None:
 
 
 class BlockPart(NamedTuple):
-    """Some queries and some keys of a block, with the bias of their scores."""
+    """Hold some queries and some keys of a block, with the bias of their scores."""
 
     rows: slice
     keys: slice
     bias: Tensor
-    """(batch, num_heads, rows, keys), -inf for hidden pairs."""
+    """Bias of these pairs, (batch, num_heads, rows, keys), -inf for hidden pairs."""
     visible: Tensor | None
-    """False for hidden pairs; None if none is hidden."""
+    """Mask of these pairs, False for hidden ones; None if none is hidden."""
 
 
-def _block_parts(problem: Problem, row: Tensor, key: Tensor) -> Iterator[list[BlockPart]]:
-    """Yield each block of queries as up to three parts: the keys that all its queries see, and the
-    keys before and after them. Keys before the first that may matter are left out."""
+def _block_parts(
+    problem: Problem, query_bias: Tensor, key_bias: Tensor
+) -> Iterator[list[BlockPart]]:
+    """Yield for each block of queries up to three parts: of the keys that all its queries see, and
+    of the keys before and after them. Keys so far away that they do not matter are left out."""
     dtype = at_least_float32(problem.q.dtype)
-    size = _block_size(row)
+    size = _block_size(query_bias)
     assert size is not None
     negligible = problem.negligible_threshold()
     for start in range(0, problem.q_len, size):
         stop = min(start + size, problem.q_len)
         first, last = problem.keys_maybe_visible(start, stop)
-        first = max(first, _first_key_that_matters(problem, key, start, stop, negligible))
+        first = max(first, _first_key_that_matters(problem, key_bias, start, stop, negligible))
         first_shared, last_shared = problem.keys_visible_to_all(start, stop)
         if first_shared == last_shared:  # none is known to be visible to all
             first_shared = first
@@ -122,7 +128,7 @@ def _block_parts(problem: Problem, row: Tensor, key: Tensor) -> Iterator[list[Bl
             last_shared = min(last_shared, last)
 
         middle = (start + stop) // 2
-        bias = (row[..., middle, None] - key).to(dtype)[:, :, None]
+        bias = (query_bias[..., middle, None] - key_bias).to(dtype)[:, :, None]
         key_ranges = ((first, first_shared), (first_shared, last_shared), (last_shared, last))
         parts = []
         for begin, end in key_ranges:
@@ -133,33 +139,33 @@ def _block_parts(problem: Problem, row: Tensor, key: Tensor) -> Iterator[list[Bl
 
 
 def _first_key_that_matters(
-    problem: Problem, key: Tensor, start: int, stop: int, negligible: Tensor
+    problem: Problem, key_bias: Tensor, start: int, stop: int, negligible: Tensor
 ) -> int:
-    """Return the index of the first key whose weight may matter to queries [start, stop); 0 if
-    that is unknown.
+    """Return the index of the first key whose weight may matter to queries [start, stop); 0 if that
+    is unknown.
 
-    A query sees the key at its own position if the mask is exact, so that a key whose bias is far
-    below that of this key has a negligible weight, however large q . k may be.
+    If the mask is exact, a query sees the key at its own position. So a key whose bias is far below
+    that of this key has a negligible weight, however large q . k may be.
 
     Args:
-        key: the keys' terms of the bias, (batch or 1, num_heads, kv_len): the bias of a query and a
-            key is row - key.
+        key_bias: (batch or 1, num_heads, kv_len); the bias of a query and a key is query_bias -
+            key_bias.
         negligible: what `Problem.negligible_threshold` returns, (num_heads,), below 0.
     """
     query_offset = problem.mask_query_offset
     is_exact = problem.mask is not None and problem.mask.exact
-    if query_offset is None or not is_exact or not is_readable(key):
+    if query_offset is None or not is_exact or not is_readable(key_bias):
         return 0
     # The keys at the positions of these queries.
     first_own = start + query_offset
     last_own = stop + query_offset
-    every_query_has_its_key = first_own >= 0 and last_own <= key.shape[-1]
+    every_query_has_its_key = first_own >= 0 and last_own <= key_bias.shape[-1]
     if not every_query_has_its_key:
         return 0
-    # The bias is row - key: the largest term gives the lowest bias that a query's key can have.
-    largest = key[..., first_own:last_own].amax(-1, keepdim=True)
+    # The largest key_bias gives the lowest bias of a query and the key at its own position.
+    largest = key_bias[..., first_own:last_own].amax(-1, keepdim=True)
     # A key is dropped if it and all before it are negligible.
-    is_dropped = (largest - key).cummax(-1).values < negligible[:, None]
+    is_dropped = (largest - key_bias).cummax(-1).values < negligible[:, None]
     return int(is_dropped.sum(-1).amin())
 
 
@@ -178,17 +184,23 @@ def _block_part(problem: Problem, bias: Tensor, rows: slice, keys: slice) -> Blo
 
 
 class _KeyRowsAttention(torch.autograd.Function):
-    """Attend by blocks of queries. Inputs: q, k, v, row and key, and the problem without its term.
-    Output: (batch, num_heads, q_len, v_dim)."""
+    """Attend by blocks of queries. Inputs: q, k, v, query_bias, key_bias, and the problem without
+    its term. Output: (batch, num_heads, q_len, v_dim)."""
 
     @staticmethod
     def forward(
-        ctx: Any, q: Tensor, k: Tensor, v: Tensor, row: Tensor, key: Tensor, problem: Problem
+        ctx: Any,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        query_bias: Tensor,
+        key_bias: Tensor,
+        problem: Problem,
     ) -> Tensor:
         wide_q, wide_k, wide_v = flash.pad_to_same_width(q, k, v)
         outs = []
         lses = []
-        for parts in _block_parts(problem, row, key):
+        for parts in _block_parts(problem, query_bias, key_bias):
             results = []
             for part in parts:
                 some_q = wide_q[:, :, part.rows]
@@ -202,21 +214,23 @@ class _KeyRowsAttention(torch.autograd.Function):
             lses.append(lse)
         out = torch.cat(outs, 2)[..., : v.shape[-1]]
         lse = torch.cat(lses, 2)
-        ctx.save_for_backward(q, k, v, row, key, out, lse)
+        ctx.save_for_backward(q, k, v, query_bias, key_bias, out, lse)
         ctx.problem = problem
         return out
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        q, k, v, row, key, out, lse = ctx.saved_tensors
+        q, k, v, query_bias, key_bias, out, lse = ctx.saved_tensors
         problem = ctx.problem
         if torch.is_grad_enabled():  # for second derivatives
             visible = problem.visible_pairs(0, problem.q_len)
-            bias = row[..., :, None] - key[..., None, :]
+            bias = query_bias[..., :, None] - key_bias[..., None, :]
             bias = bias if visible is None else bias.masked_fill(~visible, -torch.inf)
-            return *dense_gradients((q, k, v, row, key), bias, problem.scale, grads), None
+            return *dense_gradients(
+                (q, k, v, query_bias, key_bias), bias, problem.scale, grads
+            ), None
         with without_autocast(q.device):  # backward may be called inside it
-            return *_gradients(problem, q, k, v, row, key, out, lse, grads[0]), None
+            return *_gradients(problem, q, k, v, query_bias, key_bias, out, lse, grads[0]), None
 
 
 def _gradients(
@@ -224,20 +238,21 @@ def _gradients(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    row: Tensor,
-    key: Tensor,
+    query_bias: Tensor,
+    key_bias: Tensor,
     out: Tensor,
     lse: Tensor,
     grad: Tensor,
 ) -> tuple[Tensor | None, ...]:
-    """Return the gradients of q, k, v, row and key; that of row is zero, because row[i] cancels.
+    """Return the gradients of q, k, v, query_bias and key_bias. That of query_bias is zero, because
+    it cancels in the softmax.
 
     A channel of ones is appended to q and one of zeros to k, so that scores stay as they are:
 
-        score[i, j] = scale * (q[i] . k[j] + 1 * 0) + row[i] - key[j]
+        score[i, j] = scale * (q[i] . k[j] + 1 * 0) + query_bias[i] - key_bias[j]
 
     Then the gradient of that channel of k[j] is scale * (sum over i of d_score[i, j]), and the
-    gradient of key[j] is minus this sum. So the kernel's backward pass gives both.
+    gradient of key_bias[j] is minus this sum. So the kernel's backward pass gives both.
     """
     heads = q.shape[1]
     width = q.shape[-1]
@@ -256,7 +271,7 @@ def _gradients(
     d_q = torch.zeros(wide_q.shape, dtype=dtype, device=q.device)
     d_k = torch.zeros(wide_k.shape, dtype=dtype, device=k.device)
     d_v = torch.zeros(wide_v.shape, dtype=dtype, device=v.device)
-    for parts in _block_parts(problem, row, key):
+    for parts in _block_parts(problem, query_bias, key_bias):
         for part in parts:
             rows = flash.QueryRows(
                 grad=wide_grad[:, :, part.rows],
@@ -271,12 +286,12 @@ def _gradients(
             d_q[:, :, part.rows] += part_d_q
             d_k[:, :, part.keys] += part_d_k
             d_v[:, :, part.keys] += part_d_v
-    d_key = (-d_k[..., width] / problem.scale).sum_to_size(key.shape).to(key.dtype)
+    d_key = (-d_k[..., width] / problem.scale).sum_to_size(key_bias.shape).to(key_bias.dtype)
     return (
         sum_head_groups(d_q[..., :width], q),
         sum_head_groups(d_k[..., :width], k),
         sum_head_groups(d_v[..., :v_dim], v),
-        torch.zeros_like(row),
+        torch.zeros_like(query_bias),
         d_key,
     )
 

@@ -15,20 +15,22 @@ from posenc.attend.ways.second_derivatives import make_twice_differentiable
 from posenc.encodings.numerics.precision import without_autocast
 
 NEAR_ROWS = 1024
-"""Queries that attend to near keys at a time, in the form "near and far"."""
+"""Number of queries that attend to near keys at a time, in the form "near and far"."""
 MASKED_ROWS = 256
-"""Queries per call of the form "plain" if a mask is materialized for them."""
+"""Number of queries per call of the form "plain" if a mask is materialized for them."""
 # Arrays of the size of q, in float32 whatever the dtype of q, that the form "near and far" holds at
 # its peak. Their sum was chosen to fit what tests/attend/test_near_and_far.py measures, in float32
 # with heads of 16 channels.
 NEAR_ARRAYS = 4
-"""For near keys, whatever their number."""
+"""Number of arrays as large as q in float32 that the form "near and far" needs for near keys,
+however many near keys there are."""
 NEAR_ARRAYS_PER_KEY = 4.5
-"""For near keys, to be multiplied by their number divided by the width of q's heads."""
+"""Number of further such arrays for near keys, to be multiplied by the number of near keys and
+divided by the width of q's heads."""
 FAR_ARRAYS_TRAINING = 12
-"""For far keys, with gradients."""
+"""Number of such arrays that the form "near and far" needs for far keys, with gradients."""
 FAR_ARRAYS = 2
-"""For far keys, without gradients."""
+"""Number of such arrays that the form "near and far" needs for far keys, without gradients."""
 
 
 def run(problem: Problem, form: str) -> tuple[Tensor, Tensor | None]:
@@ -77,15 +79,16 @@ def cost(problem: Problem, form: str) -> Cost:
 
 
 def _row_bytes(problem: Problem) -> int:
-    """Return the bytes of the bias of all queries and of what the term needs to compute it."""
+    """Return the bytes that the form "row" needs: the bias of all queries, and what the term needs
+    to compute it."""
     assert problem.term is not None
     arrays = 1 + problem.term.extra_score_arrays(False)
     return int(arrays * problem.scores_bytes(problem.q_len))
 
 
 def _strips_bytes(problem: Problem) -> int:
-    """Return the bytes of the row of bias in float32, a copy of the output, three results of a
-    group of strips, and what the backward pass needs."""
+    """Return the bytes that the form "strips" needs: the bias by distance in float32, a copy of the
+    output, three results of a group of strips, and what the backward pass needs."""
     q = problem.q
     batch, heads, q_len, width = q.shape
     row = 4 * heads * (q_len + problem.kv_len)
@@ -100,8 +103,9 @@ def _strips_bytes(problem: Problem) -> int:
 
 
 def _near_and_far_bytes(problem: Problem) -> int:
-    """Return the bytes of arrays of the size of q in float32: those of near keys, which grow with
-    `far_from`, for NEAR_ROWS queries at a time, and the results for far keys."""
+    """Return the bytes that the form "near and far" needs: arrays of the size of q in float32 for
+    near keys, which grow with `far_from`, for NEAR_ROWS queries at a time, and the results for far
+    keys."""
     assert problem.term is not None and problem.term.far_from is not None
     near = NEAR_ARRAYS + NEAR_ARRAYS_PER_KEY * problem.term.far_from / problem.q.shape[-1]
     far = FAR_ARRAYS_TRAINING if problem.needs_grad else FAR_ARRAYS
@@ -110,7 +114,8 @@ def _near_and_far_bytes(problem: Problem) -> int:
 
 
 def _key_rows_bytes(problem: Problem) -> int:
-    """Return the bytes of a block's mask and, with gradients, of two copies each of q, k and v."""
+    """Return the bytes that the form "key rows" needs: the mask of a block and, with gradients, two
+    copies each of q, k and v."""
     # A mask is written out for keys that only some queries of a block see, about as many as the
     # block has queries. All others have one row of bias for the whole block.
     blocks_of_keys = max(1, problem.kv_len // key_rows.BLOCK_ROWS)
@@ -122,8 +127,8 @@ def _key_rows_bytes(problem: Problem) -> int:
 
 
 def _plain_form_bytes(problem: Problem) -> int:
-    """Return the bytes of the materialized mask, unless torch's kernel needs none, and of
-    copies."""
+    """Return the bytes that the form "plain" needs: the materialized mask, unless torch's kernel
+    needs none, and copies."""
     if problem.mask is None or problem.is_causal_by_index:
         return _copied_bytes(problem, 0)
     size = problem.q.element_size()
@@ -134,8 +139,8 @@ def _plain_form_bytes(problem: Problem) -> int:
 
 
 def _copied_bytes(problem: Problem, copied: int) -> int:
-    """Return the bytes of all copies of q, k and v: those by this way, padding, and the kernel's.
-    copied: number of elements that this way copies."""
+    """Return the bytes of all copies of q, k and v: those that the form itself makes, padding, and
+    the kernel's own. copied: number of elements that the form itself copies."""
     one_of_each = problem.q.numel() + problem.k.numel()
     if problem.v.shape[-1] < problem.q.shape[-1]:  # v and the output are padded to q's width
         copied += one_of_each
@@ -208,9 +213,9 @@ def _attend_far_keys(problem: Problem, far_from: int) -> tuple[Tensor, Tensor]:
 
 
 def _needs_whole_mask(problem: Problem) -> bool:
-    """Return True if one mask must be materialized for all queries, not one for MASKED_ROWS at a
-    time, because the backward pass keeps it anyway, or because a compiled graph must not depend on
-    the length."""
+    """Return True if one mask must be materialized for all queries instead of one for MASKED_ROWS
+    queries at a time: with gradients the backward pass keeps all of it anyway, and a compiled graph
+    must not depend on the length."""
     return problem.needs_grad or torch.compiler.is_compiling()
 
 

@@ -17,8 +17,8 @@ from posenc.encodings.numerics.tensor_views import grouped_matmul
 
 
 def make_twice_differentiable(problem: Problem, out: Tensor) -> Tensor:
-    """Return `out`, the output of torch's kernel for a problem without a term, such that gradients
-    of it can be differentiated again."""
+    """Return `out`, the output of torch's kernel for a problem without a term, with the same
+    numbers, such that its gradients can be differentiated again."""
     if not out.requires_grad or torch.compiler.is_compiling():
         return out
     # Only these, and not the problem: the function below lives as long as the graph, and would keep
@@ -38,8 +38,9 @@ def make_twice_differentiable(problem: Problem, out: Tensor) -> Tensor:
 
 
 class _TwiceDifferentiable(torch.autograd.Function):
-    """Return `out` unchanged. Its gradient goes to `out`, and so to the kernel's backward pass. A
-    gradient that will be differentiated again goes to q, k and v instead, by dense operations.
+    """Return `out` unchanged. In a usual backward pass its gradient goes to `out`, and so to the
+    backward pass of the kernel. If gradients will be differentiated again, it goes to q, k and v
+    instead, by dense operations.
 
     make_visible: function that returns the mask of all pairs, True for visible ones, or None.
     """

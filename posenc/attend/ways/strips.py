@@ -31,10 +31,10 @@ from posenc.encodings.numerics.precision import at_least_float32
 from posenc.encodings.numerics.torch_modes import is_readable
 
 STRIP_ROWS = 256
-"""Queries per strip. Within a strip, pairs that a causal mask hides are computed too."""
+"""Number of queries per strip. Within a strip, pairs that a causal mask hides are computed too."""
 GROUP_ROWS = 1024
-"""Queries that attend in one call to the keys visible to all of them: torch's kernel is up to a
-fifth faster with 768 queries or more."""
+"""Number of queries that attend in one call to the keys visible to all of them: torch's kernel is
+up to a fifth faster with 768 queries or more."""
 
 
 def run(problem: Problem) -> tuple[Tensor, Tensor | None]:
@@ -49,12 +49,12 @@ def run(problem: Problem) -> tuple[Tensor, Tensor | None]:
         return out[..., : problem.v.shape[-1]], lse
 
     row = bias_by_falling_distance(problem)
-    negligible = _count_negligible_entries(problem, row.detach())
-    if any(negligible):
-        num_negligible = torch.tensor(negligible, device=row.device)[:, None]
-        entry = torch.arange(row.shape[1], device=row.device)
-        row = row.masked_fill(entry < num_negligible, -torch.inf)
-    plan = _plan_heads(problem, row, negligible)
+    num_negligible = _count_negligible_entries(problem, row.detach())
+    if any(num_negligible):
+        first_kept = torch.tensor(num_negligible, device=row.device)[:, None]
+        index = torch.arange(row.shape[1], device=row.device)
+        row = row.masked_fill(index < first_kept, -torch.inf)
+    plan = _plan_heads(problem, row, num_negligible)
     if not (problem.needs_lse or problem.needs_grad):
         out, _ = forward(problem.q, problem.k, problem.v, row, problem.scale, plan)
         return out, None
@@ -74,22 +74,26 @@ def run(problem: Problem) -> tuple[Tensor, Tensor | None]:
     return out, lse.masked_fill(sees_no_key, -torch.inf)
 
 
-def _plan_heads(problem: Problem, row: Tensor, negligible: list[int]) -> StripPlan:
-    """Divide the queries of each head into groups of strips. Heads that drop about as many of the
-    row's first entries attend together. `negligible`: for each head, how many it may drop."""
-    num_heads = len(negligible)
+def _plan_heads(problem: Problem, row: Tensor, num_negligible: list[int]) -> StripPlan:
+    """Divide the queries of each head into groups of strips. Heads that can leave out about as many
+    far keys attend together.
+
+    row: the bias by falling distance, (num_heads, q_len + kv_len - 1).
+    num_negligible: for each head, how many of the first entries of `row` may be left out.
+    """
+    num_heads = len(num_negligible)
     queries_per_key_head = num_heads // problem.k.shape[1]
     heads_per_call = _heads_per_call(problem, num_heads, queries_per_key_head)
-    # For each head of keys: the fewest and the most entries that a head of its call drops.
-    dropped_by_kv_head = []
+    # For each head of keys: the fewest and the most entries that a head of its call leaves out.
+    left_out_by_kv_head = []
     for head in range(0, num_heads, queries_per_key_head):
         first = head // heads_per_call * heads_per_call
-        entries = negligible[first : first + heads_per_call]
-        dropped_by_kv_head.append((min(entries), max(entries)))
+        counts = num_negligible[first : first + heads_per_call]
+        left_out_by_kv_head.append((min(counts), max(counts)))
 
     plan = []
     kv_head = 0
-    for (fewest, most), kv_heads_alike in itertools.groupby(dropped_by_kv_head):
+    for (fewest, most), kv_heads_alike in itertools.groupby(left_out_by_kv_head):
         kv_heads = slice(kv_head, kv_head + len(list(kv_heads_alike)))
         kv_head = kv_heads.stop
         q_heads = slice(kv_heads.start * queries_per_key_head, kv_heads.stop * queries_per_key_head)
@@ -102,8 +106,8 @@ def _plan_heads(problem: Problem, row: Tensor, negligible: list[int]) -> StripPl
 
 
 def _heads_per_call(problem: Problem, num_heads: int, queries_per_key_head: int) -> int:
-    """Return how many heads of queries attend in one call of the kernel, a multiple of
-    `queries_per_key_head`: the number of heads of queries that share a head of keys."""
+    """Return how many query heads attend in one call of the kernel, a multiple of
+    `queries_per_key_head`: the number of query heads that share a head of keys."""
     if not problem.needs_grad and problem.kv_len <= GROUP_ROWS:
         return num_heads  # more calls would cost more than they save
     rows_of_batch = max(1, len(problem.q))
@@ -112,23 +116,23 @@ def _heads_per_call(problem: Problem, num_heads: int, queries_per_key_head: int)
 
 
 def _count_negligible_entries(problem: Problem, row: Tensor) -> list[int]:
-    """Return for each head of q how many of the row's first entries, those of the farthest keys, do
-    not matter, because their keys get no weight next to nearer ones. Return zeros where leaving
-    them out would save nothing.
+    """Return for each query head how many of the first entries of `row`, those of the farthest
+    keys, do not matter, because their keys get no weight next to nearer ones. Return zeros where
+    leaving them out would save nothing.
 
     row: the bias by falling distance, (num_heads, q_len + kv_len - 1), without a gradient.
     """
     q_len = problem.q_len
     kv_len = problem.kv_len
-    drops_nothing = [0] * len(row)
+    no_entries = [0] * len(row)
     # The backward pass computes in the dtype of the row, float32 or wider; the forward pass in that
     # of q. In 32 bits tiny weights are slow, so that dropping keys pays from fewer keys on.
     computes_wide = problem.needs_grad or problem.q.dtype == row.dtype
     fewest_keys = STRIP_ROWS if computes_wide else GROUP_ROWS
     if kv_len <= fewest_keys or q_len > kv_len:
-        return drops_nothing
+        return no_entries
     if not len(problem.q) or not is_readable(row):
-        return drops_nothing
+        return no_entries
     # Every query has a key for each of the entries q_len - 1 to kv_len - 1. The highest of these is
     # a bias that each query sees at some key.
     highest = row[:, q_len - 1 : kv_len].amax(-1, keepdim=True)
@@ -136,15 +140,15 @@ def _count_negligible_entries(problem: Problem, row: Tensor) -> list[int]:
     # exp(-87) is about the least normal number of float32. Hidden keys (-inf) cost no time.
     has_tiny_weights = (difference.nan_to_num(neginf=0) < -87).any()
     if not bool(has_tiny_weights):
-        return drops_nothing
+        return no_entries
     # An entry is dropped if it and all before it are negligible.
     is_dropped = difference.cummax(-1).values < problem.negligible_threshold()[:, None]
     return is_dropped.sum(-1).tolist()
 
 
 def _count_constant_entries(problem: Problem) -> int:
-    """Return how many of the row's first entries, those of the farthest keys, are one parameter of
-    each head, as in T5's last bucket."""
+    """Return how many of the first entries of the bias by falling distance, those of the farthest
+    keys, are one parameter of each head, as in T5's last bucket."""
     first_distance = None if problem.term is None else problem.term.constant_from
     causal = problem.mask is not None and problem.mask.causal
     if first_distance is None or problem.query_offset is None or not causal:
@@ -157,11 +161,16 @@ def _count_constant_entries(problem: Problem) -> int:
     return min(constant, problem.q_len + problem.kv_len - 1)
 
 
-def _plan_group(problem: Problem, row: Tensor, begin: int, fewest: int, most: int) -> Group:
-    """Return the strips of GROUP_ROWS queries from `begin` on, and the keys that all of them see.
+def _plan_group(
+    problem: Problem, row: Tensor, begin: int, fewest_left_out: int, most_left_out: int
+) -> Group:
+    """Return the strips of GROUP_ROWS queries from `begin` on, and the keys that all of these
+    queries see.
 
-    row: the bias of the heads that attend together. All of them drop its first `fewest` entries,
-        and some drop its first `most`.
+    row: the bias by falling distance of the heads that attend together, (heads, q_len + kv_len -
+        1).
+    fewest_left_out, most_left_out: how many of its first entries all of these heads leave out, and
+        how many at least one of them does.
     """
     q_len = problem.q_len
     end = min(begin + GROUP_ROWS, q_len)
@@ -170,17 +179,17 @@ def _plan_group(problem: Problem, row: Tensor, begin: int, fewest: int, most: in
     for start in range(begin, end, size):
         stop = min(start + size, end)
         strip = Strip(start, stop, *problem.keys_maybe_visible(start, stop))
-        strips.append(strip.restrict_to_entries(q_len, fewest, row.shape[1]))
+        strips.append(strip.restrict_to_entries(q_len, fewest_left_out, row.shape[1]))
 
     kv_start, kv_stop = problem.keys_visible_to_all(begin, end)
-    kv_start = max(kv_start, most - q_len + end)
+    kv_start = max(kv_start, most_left_out - q_len + end)
     # One key less on both sides, so that each query sees at least one of the remaining keys.
     shared = Strip(begin, end, kv_start + 1 if kv_start else 0, kv_stop - 1)
     if len(strips) == 1 or shared.kv_stop - shared.kv_start < STRIP_ROWS:
         return Group(strips, None)
     # The bias may hide keys, too: it must show the shared keys and those left out on both sides.
-    entries = row[:, q_len - end + kv_start : q_len - begin + kv_stop - 1]
-    all_finite = is_readable(entries) and bool(entries.isfinite().all())
+    read_entries = row[:, q_len - end + kv_start : q_len - begin + kv_stop - 1]
+    all_finite = is_readable(read_entries) and bool(read_entries.isfinite().all())
     return Group(strips, shared if all_finite else None)
 
 

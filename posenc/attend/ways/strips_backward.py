@@ -44,27 +44,29 @@ from posenc.encodings.numerics.precision import without_autocast
 from posenc.encodings.numerics.tensor_views import repeat_kv_heads
 
 ROWS_AT_ONCE = 128
-"""Queries whose scores are materialized at once."""
+"""Number of queries whose scores are materialized at once."""
 MAX_SCORES_BYTES = 2 * 2**20
 """Maximum bytes of these scores."""
 KEYS_AT_ONCE = 4096
-"""Keys per call of torch's backward kernel, which returns copies."""
+"""Number of keys per call of torch's backward kernel, which returns copies."""
 
 
 class RowEntries(NamedTuple):
-    """Facts about the entries of a row of bias, which are in falling order of distance."""
+    """Hold facts about the entries of the bias by falling distance, (num_heads, q_len + kv_len -
+    1)."""
 
     constant: int
     """Number of first entries that are one parameter of each head."""
     visible_end: int
-    """Index of the first entry that the mask hides; it hides all from there on."""
+    """Index of the first entry that the mask hides. It hides all entries from there on."""
 
 
 class StripsAttention(torch.autograd.Function):
     """Attend by strips, without materializing the scores of all pairs in the backward pass.
 
-    Inputs: q (batch, num_heads, q_len, width), k and v (batch, num_kv_heads, kv_len, ...), row
-    (num_heads, q_len + kv_len - 1), scale, plan and entries. Outputs: out and the log-sum-exp.
+    Inputs: q (batch, num_heads, q_len, width), k and v (batch, num_kv_heads, kv_len, ...), the bias
+    by falling distance (num_heads, q_len + kv_len - 1), scale, plan and entries. Outputs: the
+    output and the log-sum-exp.
     """
 
     @staticmethod
@@ -115,9 +117,9 @@ class StripsAttention(torch.autograd.Function):
 
 
 class SavedForBackward(NamedTuple):
-    """Tensors that the backward pass reads, with as many heads as the queries and all of one width:
-    q, out and grad (batch, num_heads, q_len, width), k and v (batch, num_heads, kv_len, width), lse
-    and grad_lse (batch, num_heads, q_len)."""
+    """Hold tensors that the backward pass reads, with as many heads as the queries and all of one
+    width: q, out and grad (batch, num_heads, q_len, width), k and v (batch, num_heads, kv_len,
+    width), lse and grad_lse (batch, num_heads, q_len)."""
 
     q: Tensor
     k: Tensor
@@ -132,7 +134,8 @@ class SavedForBackward(NamedTuple):
         return SavedForBackward(*(None if t is None else t[:, heads] for t in self))  # type: ignore[arg-type]
 
     def reversed_rows(self, rows: slice) -> flash.QueryRows:
-        """Return the tensors of some queries, in reverse order, as `reversed_bias` has them."""
+        """Return the tensors of some queries, in reverse order, as `reversed_bias` has their
+        bias."""
         return flash.QueryRows(
             grad=self.grad[:, :, rows].flip(2),
             q=self.q[:, :, rows].flip(2),
@@ -151,8 +154,9 @@ def _prepare_saved(
     grad_lse: Tensor | None,
     dtype: torch.dtype,
 ) -> SavedForBackward:
-    """Return the tensors for the backward pass, with as many heads as q and of one width. If there
-    is a grad_lse, it gets a channel of its own, as the head of this file explains."""
+    """Return the tensors for the backward pass, with as many heads as q and of one width. A
+    gradient of the log-sum-exp (grad_lse) becomes one more channel of grad, v and out, as the head
+    of this file explains."""
     k = repeat_kv_heads(k, q.shape[1])
     v = repeat_kv_heads(v, q.shape[1])
     if grad_lse is not None:
@@ -174,7 +178,8 @@ def sum_head_groups(grad: Tensor, t: Tensor) -> Tensor:
 def _input_gradients(
     saved: SavedForBackward, row: Tensor, scale: float, plan: StripPlan
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the gradients of q, k and v by torch's own backward kernel, in the row's dtype."""
+    """Return the gradients of q, k and v by torch's own backward kernel, in the dtype of `row`, the
+    bias by falling distance."""
     d_q = torch.zeros_like(saved.q, dtype=row.dtype)
     d_k = torch.zeros_like(saved.k, dtype=row.dtype)
     d_v = torch.zeros_like(saved.v, dtype=row.dtype)
@@ -196,7 +201,8 @@ def _input_gradients(
 
 
 def _split_keys(part: Strip) -> Iterator[Strip]:
-    """Yield the part in pieces of at most KEYS_AT_ONCE keys."""
+    """Yield a strip (queries and the keys to which they attend) in pieces of at most KEYS_AT_ONCE
+    keys."""
     for kv_start in range(part.kv_start, part.kv_stop, KEYS_AT_ONCE):
         kv_stop = min(kv_start + KEYS_AT_ONCE, part.kv_stop)
         yield part._replace(kv_start=kv_start, kv_stop=kv_stop)
@@ -205,8 +211,9 @@ def _split_keys(part: Strip) -> Iterator[Strip]:
 def _row_gradient(
     saved: SavedForBackward, row: Tensor, scale: float, plan: StripPlan, entries: RowEntries
 ) -> Tensor:
-    """Return the gradient of the row, (num_heads, q_len + kv_len - 1). All sums have a fixed order,
-    so results are reproducible bit for bit. The head of this file derives it."""
+    """Return the gradient of the bias by falling distance, (num_heads, q_len + kv_len - 1). All
+    sums have a fixed order, so results are reproducible bit for bit. The head of this file derives
+    it."""
     # With grad_lse the gradients of a query's scores do not sum to 0, and weights from vectors in
     # 16 bits do not sum to 1 closely enough.
     sums_to_zero = saved.grad_lse is None and saved.q.dtype == row.dtype
@@ -226,8 +233,9 @@ def _row_gradient(
 def _sums_along_diagonals(
     saved: SavedForBackward, row: Tensor, scale: float, plan: StripPlan, begin: int, end: int
 ) -> Tensor:
-    """Return the sums of the gradients of scores by the entry of the row that they read,
-    (num_heads, q_len + kv_len - 1). Entries outside [begin, end) may be incomplete."""
+    """Return, for each entry of the bias by falling distance, the sum of the gradients of the
+    scores that read it: (num_heads, q_len + kv_len - 1). Only sums of entries [begin, end) are
+    complete."""
     batch, _, q_len, _ = saved.q.shape
     d_row = torch.zeros_like(row)
     most_keys = min(saved.k.shape[2], end - begin + ROWS_AT_ONCE)
@@ -279,11 +287,11 @@ def _complete_score_gradients(
     saved: SavedForBackward, bias: Tensor, scale: float, strip: Strip
 ) -> Tensor:
     """Return the gradients of a strip's scores, with queries in reverse order, whose queries see no
-    other keys.
+    keys outside of the strip.
 
-    Weights are normalised here, because far from the start the log-sum-exp is too coarse for
-    weights that sum to 1. The mean is that by these weights, so that terms common to all keys
-    cancel.
+    Here weights are normalised within the strip, because far from the start the log-sum-exp is too
+    coarse for weights that sum to 1. The mean of d_weight uses the same weights, so that terms
+    common to all keys cancel.
     """
     _, scores, d_scores = _scores_and_weight_gradients(saved, bias, scale, strip)
     weights = torch.softmax(scores, -1)
@@ -302,8 +310,9 @@ def _complete_score_gradients(
 def _scores_and_weight_gradients(
     saved: SavedForBackward, bias: Tensor, scale: float, strip: Strip
 ) -> tuple[flash.QueryRows, Tensor, Tensor]:
-    """Return the tensors of a strip's queries, the scores and the gradients of the weights, the
-    latter two (batch, heads, rows, keys); in the dtype of the bias, queries in reverse order."""
+    """Return the tensors of a strip's queries, its scores, and the gradients of its weights. The
+    last two are (batch, heads, rows, keys), in the dtype of the bias, with queries in reverse
+    order."""
     rows = flash.QueryRows(*(t.to(bias.dtype) for t in saved.reversed_rows(strip.rows())))
     k = saved.k[:, :, strip.keys()].to(bias.dtype)
     v = saved.v[:, :, strip.keys()].to(bias.dtype)
@@ -312,8 +321,8 @@ def _scores_and_weight_gradients(
 
 
 def _add_diagonals(d_scores: Tensor, d_row: Tensor) -> None:
-    """Add the gradients of a strip's scores, in place, to that of the row of bias: score (i, j) has
-    read entry i + j, so d_row[h, i + j] += d_scores[h, i, j].
+    """Add the gradients of a strip's scores, in place, to the gradient of the bias by falling
+    distance. Score (i, j) has read its entry i + j, so d_row[h, i + j] += d_scores[h, i, j].
 
     d_scores: (num_heads, rows, keys), with queries in reverse order.
     d_row: (num_heads, at least rows + keys - 1), from the first entry on that the strip read.

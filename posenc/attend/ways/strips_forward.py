@@ -21,12 +21,12 @@ from torch import Tensor
 from posenc.attend.ways import flash
 
 MAX_MATERIALIZED_BIAS_BYTES = 2 * 2**20
-"""Maximum size of a bias that is materialized if there is only one strip, because torch's kernel
+"""Maximum bytes of a bias that is materialized if there is only one strip, because torch's kernel
 reads it faster than a view."""
 
 
 class Strip(NamedTuple):
-    """Queries [q_start, q_stop) and keys [kv_start, kv_stop) that attend in one call."""
+    """Name queries [q_start, q_stop) and keys [kv_start, kv_stop) that attend in one call."""
 
     q_start: int
     q_stop: int
@@ -36,20 +36,21 @@ class Strip(NamedTuple):
     # Methods, not properties, which torch.compile does not trace on named tuples up to torch 2.6.
 
     def rows(self) -> slice:
-        """Return the slice of its queries."""
+        """Return the slice of the strip's queries."""
         return slice(self.q_start, self.q_stop)
 
     def keys(self) -> slice:
-        """Return the slice of its keys."""
+        """Return the slice of the strip's keys."""
         return slice(self.kv_start, self.kv_stop)
 
     def first_entry(self, q_len: int) -> int:
-        """Return the index in the row of bias of the strip's last query and first key."""
+        """Return the index in the bias by falling distance that the strip's last query and first
+        key read."""
         return q_len - self.q_stop + self.kv_start
 
     def restrict_to_entries(self, q_len: int, begin: int, end: int) -> "Strip":
-        """Return the strip without the keys for which all of its queries read entries of the row of
-        bias outside [begin, end). The row has q_len + kv_len - 1 entries."""
+        """Return the strip without keys for which all of its queries read entries outside [begin,
+        end) of the bias by falling distance, which has q_len + kv_len - 1 entries."""
         # Query i reads entry q_len - 1 - i + j for key j.
         kv_start = begin - q_len + 1 + self.q_start
         kv_stop = end - q_len + self.q_stop
@@ -59,8 +60,8 @@ class Strip(NamedTuple):
 
 
 class Group(NamedTuple):
-    """Strips of consecutive queries. `shared`: the keys that all of them see; None if these are too
-    few to attend to in one call."""
+    """Hold the strips of consecutive queries. `shared`: these queries with the keys that all of
+    them see; None if the keys are too few to attend to in one call."""
 
     strips: list[Strip]
     shared: Strip | None
@@ -84,7 +85,8 @@ class Group(NamedTuple):
 
 
 class HeadPlan(NamedTuple):
-    """The groups in which the queries of some heads attend to keys, and the heads of these keys."""
+    """Say how the heads `q_heads`, which share the heads `kv_heads` of keys, attend: in which
+    groups of queries."""
 
     q_heads: slice
     kv_heads: slice
@@ -92,12 +94,12 @@ class HeadPlan(NamedTuple):
 
 
 StripPlan = list[HeadPlan]
-"""How all heads attend; the heads of a HeadPlan attend together."""
+"""Plans for all heads, one for each set of heads that attend together."""
 
 
 def reversed_bias(row: Tensor, q_len: int, strip: Strip) -> Tensor:
     """Return the bias (1, num_heads, rows, keys) of a strip with queries in reverse order, as a
-    view of the row (num_heads, q_len + kv_len - 1)."""
+    view of the bias by falling distance `row`, (num_heads, q_len + kv_len - 1)."""
     shape = (1, len(row), strip.q_stop - strip.q_start, strip.kv_stop - strip.kv_start)
     # One step to the next query, or to the next key, is one entry of the row.
     strides = (0, row.stride(0), 1, 1)
@@ -107,8 +109,11 @@ def reversed_bias(row: Tensor, q_len: int, strip: Strip) -> Tensor:
 def forward(
     q: Tensor, k: Tensor, v: Tensor, row: Tensor, scale: float, plan: StripPlan
 ) -> tuple[Tensor, Tensor]:
-    """Return the output (batch, num_heads, q_len, v_dim) in the dtype of q, and the log-sum-exp
-    (batch, num_heads, q_len) in that of the row."""
+    """Attend to all keys as `plan` says. Return the output (batch, num_heads, q_len, v_dim) in the
+    dtype of q, and the log-sum-exp (batch, num_heads, q_len) in that of the row.
+
+    row: the bias by falling distance, (num_heads, q_len + kv_len - 1).
+    """
     v_dim = v.shape[-1]
     q_len = q.shape[2]
     q, k, v = flash.pad_to_same_width(q, k, v)
@@ -133,7 +138,7 @@ def forward(
 
 
 def _only_strip(plan: StripPlan) -> Strip | None:
-    """Return the strip of a plan that has only one; None if it has several."""
+    """Return the strip of a plan that has only one; None if the plan has several."""
     groups = plan[0].groups
     if len(plan) == len(groups) == len(groups[0].strips) == 1:
         return groups[0].strips[0]
@@ -141,8 +146,8 @@ def _only_strip(plan: StripPlan) -> Strip | None:
 
 
 class _HeadAttention(NamedTuple):
-    """Queries of some heads (batch, heads, q_len, width), their keys and values, and their rows of
-    bias (heads, q_len + kv_len - 1)."""
+    """Hold queries of some heads (batch, heads, q_len, width), their keys and values, and their
+    bias by falling distance `row`, (heads, q_len + kv_len - 1)."""
 
     q: Tensor
     k: Tensor

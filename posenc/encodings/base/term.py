@@ -1,4 +1,5 @@
-"""Base class of terms, which change the scores or the values of an attention."""
+"""Define terms, which change the scores or the values of an attention, and the tokens that they
+get."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Self
@@ -24,8 +25,8 @@ class Tokens:
         true_positions: original positions, if `positions` come from a position map; otherwise None.
         device: device of the positions, if neither x nor positions is a tensor.
 
-    positions_or_range: the positions as a range if they are known, without waiting for the device,
-    to be consecutive; otherwise the tensor.
+    The attribute `positions_or_range` has the positions as a range if they are known, without
+    waiting for the device, to be consecutive; otherwise as a tensor.
 
     >>> import torch
     >>> keys = Tokens(torch.randn(1, 4, 10, 16), torch.arange(10))
@@ -87,7 +88,7 @@ class Tokens:
         return self.positions_or_range.shape[-1 if self.num_axes == 1 else -2]
 
     def _select_positions(self, positions: Tensor | range, span: slice) -> Tensor | range:
-        """Return those of `positions` that belong to the tokens of a slice."""
+        """Return the part of `positions` that belongs to the tokens of a slice."""
         if isinstance(positions, range):
             return positions[span]
         return positions[..., span] if self.num_axes == 1 else positions[..., span, :]
@@ -119,7 +120,7 @@ class Tokens:
 
     def at(self, positions: Positions, *, mapped: bool = True) -> "Tokens":
         """Return the same tokens at other positions. If `mapped`, these come from a position map,
-        and the original ones become true_positions."""
+        and the original ones are kept as true_positions."""
         if mapped and positions is self._tensor:
             return self
         original = None
@@ -139,8 +140,9 @@ ScoreMod = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
 """FlexAttention's signature: (score, batch, head, q_idx, kv_idx) -> score; arguments broadcast."""
 
 BiasOfDistances = Callable[[int, int, Tensor], Tensor]
-"""Function (farthest, count, like) -> (num_heads, count): the bias of the positional distances
-farthest, farthest - 1, ..., on the device of `like`, in its dtype or float32 if that is wider."""
+"""Function (farthest, count, like) -> (num_heads, count): the bias of the distances farthest,
+farthest - 1, ..., between positions, on the device of `like`, in its dtype or float32 if that is
+wider."""
 
 
 class Formula(NamedTuple):
@@ -151,8 +153,9 @@ class Formula(NamedTuple):
     compute: function of a signed distance in float32, positive for the past, and one number for
         each of `numbers_by_head`; element by element, without control flow, and finite.
     numbers_by_head: tensors (num_heads,) in float32.
-    slower_than_table: computing it takes a kernel longer than reading a table by distance, as with
-        logarithms and powers. It still needs no table of all pairs.
+    slower_than_table: True if a kernel takes longer to compute the formula than to read the bias
+        from a table by distance, as with logarithms and powers. The formula still needs no table of
+        all pairs.
     """
 
     compute: Callable[..., Tensor]
@@ -176,19 +179,20 @@ class Term:
 
     q_tokens, k_tokens: the queries and the keys, as Tokens.
 
-    Attention calls `prepare_blocks` once and then `add` for each block of the scores. The other
-    members are optional cheaper forms, None if the term has none; posenc/attend/choose.py reads
-    them.
+    Attention calls `prepare_blocks` once and then `add` for each block of the scores. The
+    attributes below describe the term and offer faster ways to compute it, None where there is
+    none; posenc/attend/choose.py reads them.
 
-    additive: `add` adds a bias that depends on neither scores nor mask. A subclass that overrides
-        `add` must set it again.
-    reads_mask: `add` reads its argument `mask`.
+    additive: True if `add` adds a bias that depends on neither scores nor mask. A subclass that
+        overrides `add` must set it again.
+    reads_mask: True if `add` reads its argument `mask`.
     by_distance: function that returns the bias of distances, if only distance and head matter.
-    formulas: function that returns the bias that by_distance returns as a sum of formulas, for
-        kernels in which arithmetic is faster than reading a table.
-    constant_from: distance from which on by_distance returns one parameter per head.
-    row_and_key: function that returns (row, key), each (num_heads, len) or (batch, num_heads,
-        len), in float64, if the term only adds row[i] - key[j] for keys not later than the query.
+    formulas: function that returns the bias of `by_distance` as formulas, whose results are added,
+        for kernels in which arithmetic is faster than reading a table.
+    constant_from: distance from which on the bias of `by_distance` is one parameter per head.
+    query_and_key_bias: function that returns (query_bias, key_bias), each (num_heads, len) or
+        (batch, num_heads, len) in float64, if the term only adds query_bias[i] - key_bias[j] to the
+        score of query i and every key j that is not later.
     make_score_mod: function that computes tables and returns a score_mod for FlexAttention, which
         only reads and combines elements of them.
     far_from: distance from which on the term adds one vector to all keys, and one to all values.
@@ -214,7 +218,7 @@ class Term:
     by_distance: BiasOfDistances | None = None
     formulas: Callable[[], list[Formula]] | None = None
     constant_from: int | None = None
-    row_and_key: Callable[[], tuple[Tensor, Tensor]] | None = None
+    query_and_key_bias: Callable[[], tuple[Tensor, Tensor]] | None = None
     far_from: int | None = None
     attend_near: Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]] | None = None
     far_terms: Callable[[Tensor], tuple[Tensor, Tensor]] | None = None
@@ -231,13 +235,13 @@ class Term:
         self.k_tokens = k
 
     def prepare_blocks(self, rows: int, causal: bool) -> "Term":
-        """Return a term that has computed what blocks of at most `rows` queries have in common; by
-        default the term itself. If `causal`, blocks need no distance below -rows."""
+        """Return a term that has computed what all blocks of at most `rows` queries read, such as
+        tables; by default the term itself. If `causal`, blocks read no distance below -rows."""
         return self
 
     def copy(self) -> Self:
-        """Copy the term, sharing its attributes. Return the term itself in compiled code, where it
-        lives for one call, and which up to torch 2.12 can trace no copy."""
+        """Copy the term, sharing its attributes. In compiled code return the term itself: it is
+        used for one call only, and up to torch 2.12 a copy cannot be traced."""
         if torch.compiler.is_compiling():
             return self
         copied = object.__new__(type(self))
@@ -245,13 +249,13 @@ class Term:
         return copied
 
     def extra_score_arrays(self, needs_grad: bool) -> float:
-        """Return how much memory `add` needs beyond the scores, in multiples of their size: 2.0 for
-        two more arrays as large as they are. What it saves for a backward pass counts, too.
-        `explain` reports it.
+        """Return how much memory `add` needs in addition to the scores, in multiples of their size:
+        2.0 means two more arrays as large as the scores. Tensors that it saves for a backward pass
+        count, too. `explain` reports the sum.
 
-        The numbers of the library's terms count the arrays that are alive at the peak.
-        tests/attend/test_explain.py compares the sum with what torch's allocator holds. This one is
-        for terms that do not say.
+        The numbers of posenc's own terms count the arrays that are alive at the peak;
+        tests/attend/test_explain.py compares them with what torch's allocator hands out. This class
+        returns a number for terms that do not override the method.
         """
         return 2.5  # chosen: terms of users that do not define it are unknown
 
@@ -264,10 +268,10 @@ class Term:
 
 
 class Chain(Term):
-    """Apply terms in order. Of the cheaper forms that Term lists, such as `make_score_mod`, the
-    chain has those that all its terms have.
+    """Apply terms in order. Of the optional attributes of Term, such as `make_score_mod`, the chain
+    has those that all of its terms have.
 
-    q, k: queries and keys, as Tokens. terms: for the same tokens.
+    q, k: queries and keys, as Tokens. terms: terms for these tokens.
     Raises: ValueError if two terms act on the values.
     """
 
@@ -284,8 +288,8 @@ class Chain(Term):
             self.by_distance = self._by_distance
         if all(t.formulas is not None for t in terms):
             self.formulas = self._formulas
-        if all(t.row_and_key is not None for t in terms):
-            self.row_and_key = self._row_and_key
+        if all(t.query_and_key_bias is not None for t in terms):
+            self.query_and_key_bias = self._query_and_key_bias
         if all(t.make_score_mod is not None for t in terms):
             self.make_score_mod = self._make_score_mod
 
@@ -305,20 +309,21 @@ class Chain(Term):
     # Term's optional forms for the whole chain. __init__ offers each only if all terms have it.
 
     def _by_distance(self, farthest: int, count: int, like: Tensor) -> Tensor:
-        """Return the sum of the terms' biases of falling distances, (num_heads, count)."""
+        """Return the sum of the terms' biases of the distances farthest, farthest - 1, ...,
+        (num_heads, count)."""
         return sum(t.by_distance(farthest, count, like) for t in self.terms)  # type: ignore[misc]
 
     def _formulas(self) -> list[Formula]:
         """Return the formulas of all terms, whose biases are added."""
         return [formula for t in self.terms for formula in t.formulas()]  # type: ignore[misc]
 
-    def _row_and_key(self) -> tuple[Tensor, Tensor]:
-        """Return the sums (row, key) of the terms' numbers per query and per key."""
-        rows, keys = zip(*(t.row_and_key() for t in self.terms), strict=True)  # type: ignore[misc]
+    def _query_and_key_bias(self) -> tuple[Tensor, Tensor]:
+        """Return (query_bias, key_bias), each added up over the terms."""
+        rows, keys = zip(*(t.query_and_key_bias() for t in self.terms), strict=True)  # type: ignore[misc]
         return sum(rows), sum(keys)  # type: ignore[return-value]
 
     def _make_score_mod(self) -> ScoreMod:
-        """Return a score_mod that applies those of all terms in order."""
+        """Return a score_mod that applies the score_mods of all terms in order."""
         mods = [t.make_score_mod() for t in self.terms]  # type: ignore[misc]
 
         def mod(score: Tensor, batch: Tensor, head: Tensor, q_idx: Tensor, kv_idx: Tensor):
@@ -337,7 +342,7 @@ class PairwiseBias(Term):
     Args:
         compute_bias: function that gets the queries and the keys of a block, as Tokens, and returns
             its bias in logits, (num_heads, rows, keys) or (batch, num_heads, rows, keys).
-        by_distance, row_and_key: as in Term.
+        by_distance, query_and_key_bias: as in Term.
     """
 
     additive = True
@@ -351,12 +356,12 @@ class PairwiseBias(Term):
         compute_bias: Callable[[Tokens, Tokens], Tensor],
         *,
         by_distance: BiasOfDistances | None = None,
-        row_and_key: Callable[[], tuple[Tensor, Tensor]] | None = None,
+        query_and_key_bias: Callable[[], tuple[Tensor, Tensor]] | None = None,
     ) -> None:
         super().__init__(q, k)
         self._compute_bias = compute_bias
         self.by_distance = by_distance
-        self.row_and_key = row_and_key
+        self.query_and_key_bias = query_and_key_bias
 
     def bias_of_block(self, rows: slice, keys: slice) -> Float[Tensor, "batch num_heads rows keys"]:
         """Return the bias of a block in logits, (batch or 1, num_heads, rows, keys)."""
@@ -385,7 +390,8 @@ class PairwiseBias(Term):
         return mod
 
     def _score_mod_by_formulas(self, formulas: list[Formula]) -> ScoreMod:
-        """Return a score_mod that computes each bias from the two positions, in O(1) memory."""
+        """Return a score_mod that computes the bias of each pair from its two positions, in O(1)
+        memory."""
         q_positions = self.q_tokens.positions
         kv_positions = self.k_tokens.positions
 

@@ -109,7 +109,7 @@ class ALiBi(DistanceBias):
         # Not for learned slopes: their gradient is a sum of score gradients times distances.
         # Computed from one gradient per key, it would be a difference of large sums.
         if self._sides is None and not needs_gradient:
-            term.row_and_key = lambda: self._row_and_key_summands(q.positions, k.positions)
+            term.query_and_key_bias = lambda: self._query_and_key_bias(q.positions, k.positions)
         if self.computes_bias_of(ALiBi):
             term.formulas = lambda: [self._formula(q.device)]
         return term
@@ -122,12 +122,12 @@ class ALiBi(DistanceBias):
             return Formula(_bias_of_both_sides, (slope,))
         return Formula(_bias_of_one_side, (slope, self._sides.like(like)))
 
-    def _row_and_key_summands(
+    def _query_and_key_bias(
         self, q_positions: Tensor, kv_positions: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Return (row, key), each (num_heads, len) or (batch, num_heads, len) in float64: the bias
-        of query i and a past key j is row[i] - key[j]. Positions are counted from the first key of
-        each batch row, so that both summands are small."""
+        """Return (query_bias, key_bias), each (num_heads, len) or (batch, num_heads, len) in
+        float64: the bias of query i and a past key j is query_bias[i] - key_bias[j]. Positions are
+        counted from the first key of each batch row, so that both numbers are small."""
         q_positions, kv_positions = subtract_first_key(q_positions, kv_positions)
         slope = self._slopes_like(q_positions)[:, None]
         return -slope * q_positions.unsqueeze(-2), -slope * kv_positions.unsqueeze(-2)

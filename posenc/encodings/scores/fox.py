@@ -120,9 +120,9 @@ class FoXTerm(PairwiseBias):
     def __init__(self, q: Tokens, k: Tokens, bidirectional: bool) -> None:
         super().__init__(q, k, _log_gates_on_either_side if bidirectional else _log_gates_since_key)
         if not bidirectional:
-            self.row_and_key = self._row_and_key
+            self.query_and_key_bias = self._query_and_key_bias
 
-    def _row_and_key(self) -> tuple[Tensor, Tensor]:
+    def _query_and_key_bias(self) -> tuple[Tensor, Tensor]:
         """Return the running sums of log gates at the queries and at the keys, each (batch,
         num_heads, len) in float64: the bias of a pair is the first minus the second."""
         assert self.q_tokens.state is not None and self.k_tokens.state is not None
@@ -140,7 +140,7 @@ class FoXTerm(PairwiseBias):
         k = self.k_tokens.state
         assert x is not None and q is not None and k is not None
         needs_gradient = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad)
-        bidirectional = self.row_and_key is None
+        bidirectional = self.query_and_key_bias is None
         if bidirectional or needs_gradient or x.dtype == torch.float64:
             return super().make_score_mod()
         q_high, q_low = _split_into_two_float32(q)

@@ -112,10 +112,10 @@ def test_mpt_scales_its_slopes():
 
 def test_the_split_term_is_the_causal_bias():
     encoding = ALiBi(5, learned=True).double().requires_grad_(False)
-    row, key = term_of(encoding).row_and_key()
+    row, key = term_of(encoding).query_and_key_bias()
     got = (row[:, :, None] - key[:, None, :]).tril()
     torch.testing.assert_close(got, encoding(POSITIONS.double(), POSITIONS.double()).tril())
-    assert term_of(ALiBi(4, form="left_right")).row_and_key is None
+    assert term_of(ALiBi(4, form="left_right")).query_and_key_bias is None
 
 
 def term_of(encoding: ALiBi):
