@@ -5,7 +5,6 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, get_args
 
-from posenc.doctor.misreading import Aspect, differing_aspects, misread_aspects
 from posenc.runtimes.ask import Asked, as_computed, as_loaded
 from posenc.runtimes.computed_positions import (
     ComputedPositions,
@@ -23,8 +22,45 @@ from posenc.runtimes.known.params_files import emulate_params_file
 from posenc.runtimes.known.releases import is_recorded
 from posenc.runtimes.meaning import Meaning, UnknownFamilyError, meaning_of, require_known_family
 from posenc.runtimes.position_record import PositionRecord, record_of, record_of_meaning
+from posenc.runtimes.writers.disagreement import Aspect, Tolerance, differences
 
 ALL = tuple(RUNTIMES)
+TOLERANCE = Tolerance(of_frequencies=1e-5, of_multipliers=5e-4)
+"""Smaller differences of frequencies are float32 rounding, and those of temperatures change no
+measured loss."""
+
+
+def differing_aspects(computed: ComputedPositions, meant: ComputedPositions) -> frozenset[Aspect]:
+    """Return the aspects in which a runtime's result differs from the one meant; empty if none.
+
+    Both must be results, not refusals. A result without a softmax scale differs in "scale".
+    """
+    return frozenset(each.aspect for each in differences(computed, meant, TOLERANCE))
+
+
+def misread_aspects(
+    computed: ComputedPositions, meant: ComputedPositions | None
+) -> frozenset[Aspect]:
+    """Return the aspects in which a runtime's result differs from the meaning: "error" or
+    "arguments" alone for a refusal, none where posenc does not know the runtime or the meaning.
+
+    meant: None where the meaning is unclear.
+    """
+    if not computed.is_known:
+        return frozenset()
+    if computed.error is not None:
+        return frozenset({"error" if _is_about_positions(computed.error) else "arguments"})
+    if meant is None:
+        return frozenset()
+    return differing_aspects(computed, meant)
+
+
+def _is_about_positions(error: str) -> bool:
+    """Return False for a missing key of a config that has nothing to do with positions: mlx-lm
+    stops for any missing key of its dataclass."""
+    if "positional argument" not in error:
+        return True
+    return any(word in error for word in ("rope", "rotary", "max_position"))
 
 
 @dataclass(frozen=True)

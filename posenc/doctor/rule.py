@@ -7,6 +7,7 @@ from importlib import resources
 from typing import Literal
 
 from posenc.doctor.case import ALL, Case
+from posenc.report.report import join_names
 
 Severity = Literal["E", "W", "I"]
 COMMAND = "    "
@@ -142,8 +143,6 @@ def rule(code: str, severity: Severity) -> Callable[[Check], Check]:
     return add
 
 
-def join_names(runtimes: Iterable[str]) -> str:
-    """Return names of runtimes or keys in words, such as "a, b and c"; "no named runtime" for
-    none."""
-    *head, last = [*runtimes] or ["no named runtime"]
-    return f"{', '.join(head)} and {last}" if head else last
+def join_runtimes(runtimes: Iterable[str]) -> str:
+    """Return names of runtimes in words, such as "a, b and c"; "no named runtime" for none."""
+    return join_names([*runtimes] or ["no named runtime"])

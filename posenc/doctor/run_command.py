@@ -38,6 +38,7 @@ from posenc.report.report import Report
 from posenc.runtimes.ask import Asked, as_computed
 from posenc.runtimes.computed_positions import ComputedPositions, RefusedError
 from posenc.runtimes.config_model import BadConfigError, model_of
+from posenc.runtimes.families import SERVERS
 from posenc.runtimes.files.attached import refuse_attached_encoding
 from posenc.runtimes.files.json_object import LARGEST_INDEX, read_json
 from posenc.runtimes.files.source import NoRotationError, Source, is_adapter, load
@@ -48,7 +49,6 @@ from posenc.runtimes.meaning import UnknownFamilyError, meaning_of, path_in_erro
 from posenc.runtimes.position_record import PositionRecord, record_of
 from posenc.runtimes.writers.config_changes import config_changes
 from posenc.runtimes.writers.overrides import (
-    SERVERS,
     check_override,
     config_after_override,
     intended_config,

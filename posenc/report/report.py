@@ -345,3 +345,13 @@ def table_csv(table: Table) -> str:
             show_hidden_characters(value) if isinstance(value, str) else value for value in line
         )
     return out.getvalue()
+
+
+def join_names(names: Iterable[str]) -> str:
+    """Return names in words, by commas and the last by "and"; "none" where there are none.
+
+    >>> join_names(["rope", "alibi", "t5"])
+    'rope, alibi and t5'
+    """
+    *head, last = [*names] or ["none"]
+    return f"{', '.join(head)} and {last}" if head else last

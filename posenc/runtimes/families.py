@@ -115,6 +115,8 @@ def family_of_class(name: str) -> str | None:
     return next(iter(own if len(found) > 1 else found), None)
 
 
+SERVERS = ("vllm", "sglang")
+"""Runtimes that serve: they limit the length, and take overrides of a config."""
 CHOOSE_BY_CLASS = ("vllm", "sglang", "llama.cpp")
 """Runtimes that choose the code by the first class in architectures; the others by model_type."""
 

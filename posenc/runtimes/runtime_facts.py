@@ -2,7 +2,8 @@
 
 `RuntimeFacts` are the fields that every runtime's file has, `ConfigFacts` those of runtimes that
 load a config.json. Each emulator adds those of its own, in its module; transformers 5's are here,
-because `Model` reads them for all. A line has the keys that
+because `Model` reads them for all. None of these classes is compared or printed, and every call of
+the doctor builds them, so that they have neither method. A line has the keys that
 its family needs; a missing one has the default of its field. A key that is no field is an error.
 """
 
@@ -83,7 +84,7 @@ def is_integer(value: Any) -> bool:
     return type(value) is int
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class RuntimeFacts:
     """What every runtime's file says of a family."""
 
@@ -109,7 +110,7 @@ class RuntimeFacts:
         return cls(**{**(line or {}), **lists})
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class ConfigFacts(RuntimeFacts):
     """How a runtime that loads a config.json reads it, and which part of a head it rotates."""
 
@@ -150,7 +151,7 @@ class ConfigFacts(RuntimeFacts):
     """The key that has the width of the rotated part of a head; "" for head_dim."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class Transformers5Facts(ConfigFacts):
     """How a family's class of transformers 5 reads its config, and how its module rotates."""
 

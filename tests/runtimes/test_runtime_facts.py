@@ -10,10 +10,9 @@ import pytest
 
 from posenc.runtimes import runtime_facts
 from posenc.runtimes.families import RUNTIME_FILES, all_families, facts_of_runtime
-from posenc.runtimes.known import llama_cpp_converter, mlx_lm, sglang, transformers4, vllm
+from posenc.runtimes.known import llama_cpp_converter, mlx_lm, transformers4, vllm
 from posenc.runtimes.known.llama_cpp_converter import LlamaCppFacts
 from posenc.runtimes.known.mlx_lm import MlxLmFacts
-from posenc.runtimes.known.sglang import SglangFacts
 from posenc.runtimes.known.transformers4 import Transformers4Facts
 from posenc.runtimes.known.vllm import VllmFacts
 from posenc.runtimes.runtime_facts import (
@@ -28,7 +27,7 @@ KINDS: dict[str, type[RuntimeFacts]] = {
     "transformers-4": Transformers4Facts,
     "transformers-5": Transformers5Facts,
     "vllm": VllmFacts,
-    "sglang": SglangFacts,
+    "sglang": ConfigFacts,
     "mlx-lm": MlxLmFacts,
     "llama.cpp": LlamaCppFacts,
 }
@@ -84,7 +83,7 @@ def test_every_field_is_used_and_none_has_its_default(runtime):
 
 
 @pytest.mark.parametrize(
-    "module", [runtime_facts, llama_cpp_converter, mlx_lm, sglang, transformers4, vllm]
+    "module", [runtime_facts, llama_cpp_converter, mlx_lm, transformers4, vllm]
 )
 def test_every_field_has_a_docstring(module):
     tree = ast.parse(inspect.getsource(module))

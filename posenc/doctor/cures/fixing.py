@@ -6,10 +6,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from posenc.doctor.case import TOLERANCE
 from posenc.doctor.cures.check_copy import AskAboutCopy, runtimes_that_answered
-from posenc.doctor.misreading import differing_aspects_of_rotation
 from posenc.files.folders import new_folder
 from posenc.files.sealed_json import strict_json
+from posenc.runtimes.computed_positions import LayerRotation
 from posenc.runtimes.config_model import ORIGINAL_LENGTH_KEY, Model, language_model_key
 from posenc.runtimes.files.json_object import read_json
 from posenc.runtimes.files.source import Source, load
@@ -24,6 +25,7 @@ from posenc.runtimes.writers.both_dialects import KEYS_WRITTEN_ANEW
 from posenc.runtimes.writers.candidates import KEYS_BEYOND_FREQUENCIES
 from posenc.runtimes.writers.config_changes import config_changes
 from posenc.runtimes.writers.copies import copy_files, write_config
+from posenc.runtimes.writers.disagreement import differences_of_rotation
 from posenc.runtimes.writers.recipes import Recipe, best_recipe, misreading_runtimes, require_static
 
 CONFIG = "config.json"
@@ -298,6 +300,12 @@ def _write_and_prove(
     return Proof(config, without_code, wrong, folded, behind, looked_at, asked)
 
 
+def _rotates_otherwise(layer: LayerRotation, meant: LayerRotation) -> bool:
+    """Return True if a kind of layer has other frequencies than are meant, or more or fewer."""
+    found = differences_of_rotation(layer, meant, TOLERANCE)
+    return any(each.aspect in ("pairs", "frequencies") for each in found)
+
+
 def _require_same_frequencies(
     written: Mapping[str, Any], meaning: Meaning, length: int | None
 ) -> None:
@@ -307,7 +315,7 @@ def _require_same_frequencies(
     copied = meaning_of(written, length).computed.layers
     for kind, layer in meaning.computed.layers.items():
         other = copied.get(kind)
-        if other is None or {"pairs", "frequencies"} & differing_aspects_of_rotation(other, layer):
+        if other is None or _rotates_otherwise(other, layer):
             raise ValueError(
                 "no spelling that the named runtimes read says what the file means "
                 f"({len(layer.inv_freq)} rotated pairs): --fix writes nothing. Name those that "

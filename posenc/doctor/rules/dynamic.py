@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from posenc.doctor.case import Case
-from posenc.doctor.rule import Hit, join_names, rule
+from posenc.doctor.rule import Hit, join_runtimes, rule
 from posenc.runtimes.files.json_object import in_json_words
 
 
@@ -24,7 +24,7 @@ def report_dynamic_ntk(case: Case) -> Iterator[Hit]:
         yield Hit(
             f"{name} is dynamic with factor {in_json_words(factor)} on "
             f"{case.model.max_positions} tokens: other frequencies, below or beyond them, "
-            f"in {join_names(concerned or readers)}",
+            f"in {join_runtimes(concerned or readers)}",
             concerned,
             readers,
         )

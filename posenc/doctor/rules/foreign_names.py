@@ -5,7 +5,8 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from posenc.doctor.case import ALL, Case
-from posenc.doctor.rule import Hit, contradiction_hit, join_names, rule
+from posenc.doctor.rule import Hit, contradiction_hit, rule
+from posenc.report.report import join_names
 from posenc.runtimes.families import letters_and_digits
 from posenc.runtimes.files.spelling import ROTARY_BASES, ROTARY_SHARES
 from posenc.runtimes.meaning import Meaning

@@ -5,8 +5,9 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from posenc.doctor.case import Case
-from posenc.doctor.rule import COMMAND, Hit, join_names, rule
+from posenc.doctor.rule import COMMAND, Hit, rule
 from posenc.frequencies import float64_formulas
+from posenc.report.report import join_names
 from posenc.runtimes.files.gguf_metadata import FACTORS, Metadata
 from posenc.runtimes.known.llama_cpp import READS_BETAS, READS_LOG_MULTIPLIER
 

@@ -4,7 +4,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from posenc.doctor.case import ALL, Case, rope_type_of
-from posenc.doctor.rule import Hit, join_names, rule
+from posenc.doctor.rule import Hit, join_runtimes, rule
+from posenc.report.report import join_names
 from posenc.runtimes.config_model import LAYER_KINDS
 from posenc.runtimes.files.json_object import in_json_words
 
@@ -66,7 +67,7 @@ def _report_nested_dicts_for_older_readers(case: Case, kinds: Sequence[str]) -> 
     if affected:
         yield Hit(
             f"rope_parameters is nested by {join_names(kinds)}; rope_theta, rope_local_base_freq "
-            f"and rope_scaling are what is read by {join_names(affected)}",
+            f"and rope_scaling are what is read by {join_runtimes(affected)}",
             case.named_and_known(affected),
             affected,
         )
@@ -87,7 +88,7 @@ def report_dropped_gemma_scaling(case: Case) -> Iterator[Hit]:
         p = scaled["full_attention"]
         yield Hit(
             f"{p['rope_type']} with factor {in_json_words(p.get('factor'))} on the full layers is "
-            f"not applied by {join_names(affected)}",
+            f"not applied by {join_runtimes(affected)}",
             case.named_and_known(affected),
             affected,
         )
@@ -166,7 +167,7 @@ def _report_share_in_rope_dict_alone(case: Case) -> Iterator[Hit]:
         name, p = inner[0]
         yield Hit(
             f"partial_rotary_factor {in_json_words(p['partial_rotary_factor'])} stands in {name} "
-            f"only; the top level is read by {join_names(affected)}",
+            f"only; the top level is read by {join_runtimes(affected)}",
             case.named_and_known(affected),
             affected,
         )

@@ -5,7 +5,8 @@ from difflib import get_close_matches
 from typing import Any
 
 from posenc.doctor.case import Case
-from posenc.doctor.rule import Hit, contradiction_hit, join_names, rule
+from posenc.doctor.rule import Hit, contradiction_hit, rule
+from posenc.report.report import join_names
 from posenc.runtimes.config_model import (
     LAYER_KINDS,
 )

@@ -4,11 +4,10 @@ import math
 from collections.abc import Iterator
 
 from posenc.doctor.case import ALL, Case
-from posenc.doctor.rule import Hit, join_names, rule
+from posenc.doctor.rule import Hit, join_runtimes, rule
 from posenc.frequencies import float64_formulas
 from posenc.runtimes.config_model import LENGTH_KEYS, ORIGINAL_LENGTH_KEY
-
-SERVERS = ("vllm", "sglang")
+from posenc.runtimes.families import SERVERS
 
 
 @rule("PD011", "E")
@@ -72,7 +71,7 @@ def report_unread_original_length(case: Case) -> Iterator[Hit]:
             if affected:
                 yield Hit(
                     f"the top-level {ORIGINAL_LENGTH_KEY} {outer} of {name} is not read by "
-                    f"{join_names(affected)}",
+                    f"{join_runtimes(affected)}",
                     case.named_and_known(affected),
                     affected,
                 )
@@ -147,7 +146,7 @@ def report_max_length_times_factor(case: Case) -> Iterator[Hit]:
         if got:
             yield Hit(
                 f"{name} has factor {factor:g}: {case.computed[got[0]].max_length} tokens are "
-                f"admitted by {join_names(got)}, max_position_embeddings says {largest}",
+                f"admitted by {join_runtimes(got)}, max_position_embeddings says {largest}",
                 (),
                 got,
             )

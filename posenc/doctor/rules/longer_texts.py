@@ -8,8 +8,9 @@ from typing import Any, NamedTuple
 from posenc.doctor.case import ALL, Case
 from posenc.doctor.rule import COMMAND, Hit, rule
 from posenc.runtimes.config_model import ORIGINAL_LENGTH_KEY, language_model_key_after_loading
+from posenc.runtimes.families import SERVERS
 from posenc.runtimes.meaning import Meaning, UnknownFamilyError, meaning_of
-from posenc.runtimes.writers.overrides import SERVERS, intended_config, override_options
+from posenc.runtimes.writers.overrides import intended_config, override_options
 
 
 class ModelCard(NamedTuple):

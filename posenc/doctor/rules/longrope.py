@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from posenc.doctor.case import ALL, Case
-from posenc.doctor.rule import Hit, join_names, rule
+from posenc.doctor.rule import Hit, join_runtimes, rule
 from posenc.runtimes.files.json_object import in_json_words
 
 OWN_LONGROPE = ("phi3", "phi4_multimodal", "phimoe", "minicpm", "minicpm3")
@@ -20,7 +20,7 @@ def report_attention_factor_under_longrope(case: Case) -> Iterator[Hit]:
         if t is not None and affected:
             yield Hit(
                 f"{name} has attention_factor {in_json_words(t)}: another temperature in "
-                f"{join_names(affected)}",
+                f"{join_runtimes(affected)}",
                 case.named_and_known(affected),
                 affected,
             )

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from posenc.doctor.case import ALL, Case
-from posenc.doctor.rule import Hit, join_names, rule
+from posenc.doctor.rule import Hit, join_runtimes, rule
 from posenc.runtimes.families import (
     CHOOSE_BY_CLASS,
     class_of_unknown_code,
@@ -51,7 +51,7 @@ def _hit(
     """Return the report of a class. whose: the class, in words; affected: runtimes."""
     right_class = case.model.facts.get("architecture", "")
     of_another = affected == ALL
-    by_class = "" if of_another else f"; {join_names(affected)} choose the code by it"
+    by_class = "" if of_another else f"; {join_runtimes(affected)} choose the code by it"
     shown = class_name or "an empty name"
     return Hit(
         f"architectures is {shown}, {whose}{by_class}, and model_type is {model_type}",

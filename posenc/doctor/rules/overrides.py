@@ -4,14 +4,15 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from posenc.doctor.case import Case
-from posenc.doctor.rule import Hit, join_names, rule
+from posenc.doctor.rule import Hit, rule
+from posenc.report.report import join_names
 from posenc.runtimes.config_model import (
     OUTSIDE,
     language_model_key_after_loading,
 )
+from posenc.runtimes.families import SERVERS
 from posenc.runtimes.writers.overrides import MERGES
 
-SERVERS = ("vllm", "sglang")
 OVERRIDES = "hf_overrides"
 """The key for command-line overrides next to a config's own keys."""
 

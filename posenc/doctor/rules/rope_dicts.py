@@ -5,7 +5,8 @@ from dataclasses import replace
 from typing import Any
 
 from posenc.doctor.case import ALL, Case, rope_type_of
-from posenc.doctor.rule import Hit, contradiction_hit, join_names, rule
+from posenc.doctor.rule import Hit, contradiction_hit, join_runtimes, rule
+from posenc.report.report import join_names
 from posenc.runtimes.files.json_object import in_json_words
 from posenc.runtimes.files.spelling import NUMBERS, ROTARY_BASES
 from posenc.runtimes.meaning import Meaning, differing_keys
@@ -28,7 +29,7 @@ def report_rope_parameters_alone(case: Case) -> Iterator[Hit]:
     affected = case.runtimes_that_differ(readers)
     yield Hit(
         f"rope_parameters alone holds {join_names(lost)}, not read by "
-        f"{join_names(affected or readers)}",
+        f"{join_runtimes(affected or readers)}",
         case.named_and_known(affected),
         affected or readers,
     )
@@ -40,8 +41,8 @@ def _unread_readers(case: Case, lost: list[str]) -> Iterator[Hit]:
     readers = tuple(r for r in OLD_READERS if case.computed[r].known == "unknown")
     if readers:
         yield Hit(
-            f"rope_parameters alone holds {join_names(lost)}; whether {join_names(readers)} would "
-            "read that is not known",
+            f"rope_parameters alone holds {join_names(lost)}; whether {join_runtimes(readers)} "
+            "would read that is not known",
             (),
             readers,
         )
@@ -172,7 +173,7 @@ def report_base_in_rope_scaling(case: Case) -> Iterator[Hit]:
     if inner and affected:
         name, theta = inner[0]
         yield Hit(
-            f"rope_theta {theta} stands only in {name}, not read by {join_names(affected)}",
+            f"rope_theta {theta} stands only in {name}, not read by {join_runtimes(affected)}",
             case.named_and_known(affected),
             affected,
             cure=f'Write "rope_theta": {theta} at the top level too.',

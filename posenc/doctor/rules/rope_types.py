@@ -4,7 +4,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from posenc.doctor.case import ALL, Case, rope_type_of
-from posenc.doctor.rule import Hit, join_names, rule
+from posenc.doctor.rule import Hit, join_runtimes, rule
+from posenc.report.report import join_names
 from posenc.runtimes.files.json_object import in_json_words
 from posenc.runtimes.known.transformers5_rope_dicts import NEEDED
 from posenc.runtimes.position_keys import COMMON, READ
@@ -59,7 +60,7 @@ def report_old_type_name(case: Case) -> Iterator[Hit]:
         if rope_type_of(p) in OLD_TYPES or p.get("type") in OLD_TYPES:
             refusing = tuple(r for r in ALL if "error" in case.differences[r])
             word = rope_type_of(p) if rope_type_of(p) in OLD_TYPES else p["type"]
-            by = f", refused by {join_names(refusing)}" if refusing else ""
+            by = f", refused by {join_runtimes(refusing)}" if refusing else ""
             yield Hit(f"{name} has the old type {word!r}{by}", (), refusing or ALL)
 
 

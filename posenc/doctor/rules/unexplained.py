@@ -3,10 +3,10 @@
 import re
 from collections.abc import Iterable, Iterator, Sequence
 
-from posenc.doctor.case import Case
-from posenc.doctor.misreading import FREQUENCY_TOLERANCE, MULTIPLIER_TOLERANCE
-from posenc.doctor.rule import TABLE, Finding, Hit, join_names, rule
+from posenc.doctor.case import TOLERANCE, Case
+from posenc.doctor.rule import TABLE, Finding, Hit, rule
 from posenc.frequencies import float64_formulas
+from posenc.report.report import join_names
 from posenc.runtimes.computed_positions import ComputedPositions, LayerRotation
 from posenc.runtimes.config_model import (
     language_model_key,
@@ -137,7 +137,7 @@ def _scaling_left_out(case: Case, computed: ComputedPositions) -> str:
 def _nearly_equal(rotation: LayerRotation, inv_freq: Sequence[float]) -> bool:
     """Return True if a rotation has these frequencies, but for rounding."""
     return all(
-        abs(ours - theirs) <= FREQUENCY_TOLERANCE * theirs
+        abs(ours - theirs) <= TOLERANCE.of_frequencies * theirs
         for ours, theirs in zip(rotation.inv_freq, inv_freq, strict=True)
     )
 
@@ -185,12 +185,12 @@ def _first_rotation_difference_in_words(
             f"{len(meant.inv_freq)}"
         )
     for i, (ours, theirs) in enumerate(zip(layer.inv_freq, meant.inv_freq, strict=True)):
-        if not abs(ours - theirs) <= FREQUENCY_TOLERANCE * abs(theirs):
+        if not abs(ours - theirs) <= TOLERANCE.of_frequencies * abs(theirs):
             return "frequencies", (
                 f"rotates pair {i} by {ours:.6g} radians per position{where}; this file was read "
                 f"as {theirs:.6g}"
             )
-    if not abs(layer.multiplier - meant.multiplier) <= MULTIPLIER_TOLERANCE * meant.multiplier:
+    if not abs(layer.multiplier - meant.multiplier) <= TOLERANCE.of_multipliers * meant.multiplier:
         return "multiplier", (
             f"multiplies cos and sin by {layer.multiplier:.6g}{where}; this file was read as "
             f"{meant.multiplier:.6g}"

@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterator
 
 from posenc.doctor.case import ALL, Case
-from posenc.doctor.rule import Hit, join_names, rule
+from posenc.doctor.rule import Hit, join_runtimes, rule
 from posenc.frequencies import float64_formulas
 from posenc.runtimes.files.json_object import in_json_words
 
@@ -34,7 +34,7 @@ def report_unread_attention_factor(case: Case) -> Iterator[Hit]:
             if affected:
                 yield Hit(
                     f"{name} has attention_factor {t:g}, yarn's own is {usual:.6g}; not read by "
-                    f"{join_names(affected)}",
+                    f"{join_runtimes(affected)}",
                     case.named_and_known(affected),
                     affected,
                 )
@@ -81,7 +81,7 @@ def report_misread_mscale(case: Case) -> Iterator[Hit]:
             yield Hit(
                 f"{name} has mscale {in_json_words(p.get('mscale'))} and mscale_all_dim "
                 f"{in_json_words(p.get('mscale_all_dim'))}: another temperature in "
-                f"{join_names(affected)}",
+                f"{join_runtimes(affected)}",
                 case.named_and_known(affected),
                 affected,
             )
@@ -125,7 +125,7 @@ def report_unread_yarn_ramp(case: Case) -> Iterator[Hit]:
                 cannot = "; gpt-oss ships so, and it cannot be cured by config"
             if affected:
                 yield Hit(
-                    f"{name} has truncate false, not read by {join_names(affected)}{cannot}",
+                    f"{name} has truncate false, not read by {join_runtimes(affected)}{cannot}",
                     case.named_and_known(affected),
                     affected,
                 )

@@ -14,6 +14,7 @@ from posenc.runtimes.computed_positions import (
     Switch,
 )
 from posenc.runtimes.config_model import Model
+from posenc.runtimes.families import SERVERS
 from posenc.runtimes.files.gguf_metadata import Metadata
 from posenc.runtimes.known.llama_cpp import compute_from_metadata
 
@@ -21,7 +22,6 @@ MOST_LETTERS = 300
 """Letters of what a runtime says that are passed on."""
 ALL_LAYERS = "all"
 FULL_ATTENTION = "full_attention"
-SERVERS = ("vllm", "sglang")
 """Runtimes that admit no text beyond a length."""
 SWITCH_OF_CHANGING_FREQUENCIES: dict[str, Switch] = {"vllm": "start", "sglang": "batch"}
 """When the frequencies of a runtime change, if they do; "length" of the others."""

@@ -24,7 +24,7 @@ WRITES_FACTORS = ("phi3", "phimoe", "minicpm3", "minicpm")
 """Architectures whose converter writes longrope's lists and their temperature."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class LlamaCppFacts(RuntimeFacts):
     """What llama_cpp.json says of a family: how llama.cpp's converter writes its file."""
 

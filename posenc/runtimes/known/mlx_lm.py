@@ -33,7 +33,7 @@ EVEN_HEADS = ("internlm3",)
 Scaling = Mapping[str, Any] | None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class MlxLmFacts(ConfigFacts):
     """What mlx_lm.json says of a family: how its model file reads the config and rotates.
 

@@ -1,7 +1,6 @@
 """SGLang: transformers 5's loader, rotary classes of its own, and a limit on the length."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from posenc.frequencies import float64_formulas
@@ -32,17 +31,6 @@ LENGTH_KEYS = tuple(
 """The first of these that is given is the model's length."""
 DUAL_CHUNK = ("qwen2", "qwen2_moe", "qwen3_moe", "glm4")
 """Families whose rotation reads dual_chunk_attention_config."""
-
-
-@dataclass(frozen=True)
-class SglangFacts(ConfigFacts):
-    """What sglang.json says of a family: how SGLang's model file rotates. A file that reads no rope
-    dict hands none on, so that every type is the plain one."""
-
-
-def _facts_of(model: Model) -> SglangFacts:
-    """Return the facts of a model's family in SGLang."""
-    return SglangFacts.of(model.facts["sglang"])
 
 
 def compute(model: Model, length: int | None) -> ComputedPositions:
@@ -89,7 +77,8 @@ def rotation(p: Mapping[str, Any], model: Model, length: int) -> LayerRotation:
     theta = require_number(p["rope_theta"], "rope_theta")
     dim = _rotated_channels(p, model)
     plain = float64_formulas.unscaled_frequencies(dim, theta)
-    if kind == "default" or not _facts_of(model).reads:
+    if kind == "default" or not ConfigFacts.of(model.facts["sglang"]).reads:
+        # A file that reads no rope dict hands none on.
         return LayerRotation(plain)
     if kind == "deepseek_yarn" or has_latent_rotation(model):
         return _yarn_rotation(p, model, theta, dim, latent=True)  # whatever the type is called

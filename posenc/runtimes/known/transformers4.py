@@ -29,7 +29,7 @@ THREE_KEYS = ("phi3", "phi4_multimodal")
 """Families whose config refuses a rope_scaling of more or less than three keys."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class Transformers4Facts(ConfigFacts):
     """How a family's class of transformers 4 reads its config, and how its module rotates.
 

@@ -51,7 +51,7 @@ SMALLEST_SERVER = 1024
 """Servers are not started for fewer tokens, so a switch below this length never shows."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class VllmFacts(RuntimeFacts):
     """What vllm.json says of a family: how vLLM's model file rotates."""
 

@@ -1,13 +1,34 @@
-"""Check with their emulators that the named runtimes compute what is meant."""
+"""Compare what runtimes compute with what is meant: one walk, for words and for aspects."""
 
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, Literal, NamedTuple
 
 from posenc.runtimes.computed_positions import ComputedPositions, LayerRotation
 from posenc.runtimes.known import AS_READ, emulate
 
-TOLERANCE = 1e-6
-"""Relative, of frequencies, multipliers and softmax scales."""
+Aspect = Literal[
+    "error", "arguments", "pairs", "frequencies", "multiplier", "scale", "layers", "switch"
+]
+"""In what a runtime's result differs from the meaning."""
+
+
+class Tolerance(NamedTuple):
+    """How much two numbers may differ, relative to the one that is meant: frequencies, and
+    multipliers or softmax scales."""
+
+    of_frequencies: float
+    of_multipliers: float
+
+
+EXACT = Tolerance(1e-6, 1e-6)
+"""For configs that posenc writes."""
+
+
+class Difference(NamedTuple):
+    """In what a runtime's result differs from the one meant, and how, in words."""
+
+    aspect: Aspect
+    words: str
 
 
 def reasons_for_disagreement(
@@ -40,42 +61,73 @@ def disagreement(computed: ComputedPositions, meant: ComputedPositions, folded: 
     computed = computed.with_stop_as_refusal
     if computed.error is not None:
         return f"refuses: {computed.error}"
+    for difference in differences(computed, meant, EXACT, folded):
+        return difference.words
+    return ""
+
+
+def differences(
+    computed: ComputedPositions,
+    meant: ComputedPositions,
+    tolerance: Tolerance,
+    folded: float = 1.0,
+) -> Iterator[Difference]:
+    """Yield each difference of a runtime's result from the one meant: first of each kind of layer,
+    then of the layers that do not rotate, last of the softmax scale.
+
+    Both must be results, not refusals. folded: as of `disagreement`.
+    """
     for kind, layer in meant.layers.items():
         same_kind = computed.rotations_of_kind(kind)
         if not same_kind:
-            return f"has no rotation for {kind}"
+            yield Difference("layers", f"has no rotation for {kind}")
         where = "" if kind == "all" else f"{kind}: "
         for other in same_kind:
-            reason = _rotation_disagreement(other, layer, folded)
-            if reason:
-                return f"{where}{reason}"
+            for aspect, words in differences_of_rotation(other, layer, tolerance, folded):
+                yield Difference(aspect, f"{where}{words}")
     unrotated = set(computed.without_rotation)
     meant_unrotated = set(meant.without_rotation)
-    if unrotated - meant_unrotated:
-        return f"the layers {sorted(unrotated - meant_unrotated)} do not rotate, and are meant to"
-    if meant_unrotated - unrotated:
-        return f"the layers {sorted(meant_unrotated - unrotated)} rotate, and are not meant to"
+    if still := sorted(unrotated - meant_unrotated):
+        yield Difference("layers", f"the layers {still} do not rotate, and are meant to")
+    if rotating := sorted(meant_unrotated - unrotated):
+        yield Difference("layers", f"the layers {rotating} rotate, and are not meant to")
     scale = computed.softmax_scale
     meant_scale = meant.softmax_scale
     if scale is None or meant_scale is None:
-        return "the softmax scale is not known"
-    if not abs(scale - meant_scale) <= TOLERANCE * meant_scale:
-        return f"the softmax scale is {scale}, {meant_scale} is meant"
-    return ""
+        yield Difference("scale", "the softmax scale is not known")
+    elif not abs(scale - meant_scale) <= tolerance.of_multipliers * meant_scale:
+        yield Difference("scale", f"the softmax scale is {scale}, {meant_scale} is meant")
 
 
-def _rotation_disagreement(layer: LayerRotation, meant: LayerRotation, folded: float) -> str:
-    """Return why one rotation differs from the one meant; empty if it does not."""
+def differences_of_rotation(
+    layer: LayerRotation, meant: LayerRotation, tolerance: Tolerance, folded: float = 1.0
+) -> Iterator[Difference]:
+    """Yield the differences of the rotation of a kind of layer from the one meant: in the number of
+    pairs, else in the first pair with another frequency; and in the multiplier.
+
+    folded: as of `disagreement`.
+    """
     if len(layer.inv_freq) != len(meant.inv_freq):
-        return f"rotates {len(layer.inv_freq)} pairs, {len(meant.inv_freq)} are meant"
+        words = f"rotates {len(layer.inv_freq)} pairs, {len(meant.inv_freq)} are meant"
+        yield Difference("pairs", words)
+    else:
+        yield from _difference_of_frequencies(layer, meant, tolerance)
+    wanted = meant.multiplier / folded
+    if not abs(layer.multiplier - wanted) <= tolerance.of_multipliers * wanted:
+        words = f"the multiplier is {layer.multiplier:.7g}, {wanted:.7g} is meant"
+        yield Difference("multiplier", words)
+
+
+def _difference_of_frequencies(
+    layer: LayerRotation, meant: LayerRotation, tolerance: Tolerance
+) -> Iterator[Difference]:
+    """Yield the first pair with another frequency than the one meant, if there is one."""
     frequencies = zip(layer.inv_freq, meant.inv_freq, strict=True)
     for i, (frequency, meant_frequency) in enumerate(frequencies):
-        if not abs(frequency - meant_frequency) <= TOLERANCE * abs(meant_frequency):
-            return (
+        if not abs(frequency - meant_frequency) <= tolerance.of_frequencies * abs(meant_frequency):
+            words = (
                 f"pair {i} rotates by {frequency:.7g} radians per position, {meant_frequency:.7g} "
                 "is meant"
             )
-    wanted = meant.multiplier / folded
-    if not abs(layer.multiplier - wanted) <= TOLERANCE * wanted:
-        return f"the multiplier is {layer.multiplier:.7g}, {wanted:.7g} is meant"
-    return ""
+            yield Difference("frequencies", words)
+            return

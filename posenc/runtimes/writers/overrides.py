@@ -24,6 +24,7 @@ from posenc.runtimes.config_model import (
     language_model_key_after_loading,
     model_of,
 )
+from posenc.runtimes.families import SERVERS
 from posenc.runtimes.known import RUNTIMES, transformers5, vllm
 from posenc.runtimes.meaning import Meaning, UnknownFamilyError, meaning_of
 from posenc.runtimes.position_keys import COMMON
@@ -31,7 +32,7 @@ from posenc.runtimes.writers import both_dialects
 from posenc.runtimes.writers.candidates import candidate_settings, max_positions_to_write
 from posenc.runtimes.writers.disagreement import disagreement
 
-SERVERS = {
+OPTIONS_OF_SERVER = {
     "vllm": ("--hf-overrides", "--max-model-len"),
     "sglang": ("--json-model-override-args", "--context-length"),
 }
@@ -70,7 +71,7 @@ def override_options(config: Mapping[str, Any], meaning: Meaning, runtime: str) 
                 computed = ComputedPositions(f"admits {computed.max_length} tokens only")
             reason = disagreement(computed, meaning.computed)
             if not reason:
-                option, length = SERVERS[runtime]
+                option, length = OPTIONS_OF_SERVER[runtime]
                 text = shlex.quote(json.dumps(given, allow_nan=False))
                 return f"{option} {text} {length} {meaning.max_length}"
             reasons.append(reason)
