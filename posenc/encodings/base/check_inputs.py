@@ -20,14 +20,15 @@ from posenc.encodings.numerics.torch_modes import autocast_enabled, extremes_if_
 from posenc.positions import as_tensor, check_flat_positions, move_placeless_to_origin
 
 _FIRST_WITH_GAPS = {torch.float32: 2**24, torch.float64: 2**53}
-"""The whole number from which on a dtype lacks some: it rounds neighbouring positions to one."""
+"""First whole number, by dtype, above which the dtype does not have all whole numbers, so that it
+rounds neighbouring positions to one."""
 _LAYOUT_HINT = ' Axis 1 has that length: layout="bthd" is (batch, len, heads, head_dim).'
 
 
 def require_attention_encoding(caller: str, encoding: Any) -> PositionEncoding:
-    """Return the encoding, or NoPE for None. Raise TypeError for anything but a PositionEncoding,
-    and ValueError for one that attention cannot use: one that acts at the embeddings, or to which
-    fully_shard was applied by itself."""
+    """Return the encoding, or NoPE for None. Raise TypeError for anything but a PositionEncoding.
+    Raise ValueError for an encoding that attention cannot use: one that acts at the embeddings, or
+    whose parameters fully_shard has sharded apart from those of its layer."""
     encoding = require_encoding(caller, encoding)
     if 1 in encoding.claims.places:
         raise ValueError(
@@ -44,8 +45,8 @@ def require_attention_encoding(caller: str, encoding: Any) -> PositionEncoding:
 
 
 def check_dtype(caller: str, x: Tensor, weight: Any) -> None:
-    """Raise TypeError if x has another dtype than the layer's weights, unless autocast casts both
-    or the weights are quantised."""
+    """Raise TypeError if x has another dtype than `weight`, a weight of the layer, unless autocast
+    casts both or the weight is quantised."""
     if not isinstance(weight, Tensor) or not weight.is_floating_point():
         return
     if autocast_enabled(x.device.type):
@@ -58,8 +59,8 @@ def check_dtype(caller: str, x: Tensor, weight: Any) -> None:
 
 
 def check_vectors(caller: str, **tensors: Any) -> None:
-    """Raise TypeError or ValueError unless all are floating-point tensors (batch, heads, len,
-    head_dim) of one dtype on one device. The arguments' names stand in the messages."""
+    """Raise TypeError or ValueError unless all `tensors`, given by their names in messages, are
+    floating-point tensors (batch, heads, len, head_dim) of one dtype on one device."""
     first_name, first = next(iter(tensors.items()))
     for name, t in tensors.items():
         if not isinstance(t, Tensor):
@@ -82,7 +83,7 @@ def check_vectors(caller: str, **tensors: Any) -> None:
 
 
 def _check_floating(caller: str, name: str, t: Tensor) -> None:
-    """Raise TypeError unless t is a tensor of real numbers in a dtype that attention takes."""
+    """Raise TypeError unless t has a floating-point dtype of at least 16 bits."""
     if not t.is_floating_point() or t.dtype.itemsize < 2:
         raise TypeError(
             f"{caller}: {name} must be floating-point numbers of 16, 32 or 64 bits, got {t.dtype}. "
@@ -99,9 +100,10 @@ def validated_embedding_positions(
     *,
     name: str = "x",
 ) -> Tensor | range:
-    """Return the checked positions of the tokens of x (..., len, embed_dim), as a tensor of shape
-    (len) or x.shape[:-1], where axes may be 1, or as a range.
+    """Return the checked positions of the tokens of x (..., len, embed_dim): a range, or a tensor
+    that broadcasts to x.shape[:-1], with a last axis of components if num_axes > 1.
 
+    name: the argument that x is, for messages.
     Raises: as validated_positions, and if x is no floating-point tensor of width embed_dim.
     """
     wanted = f"(batch, len, {embed_dim or 'embed_dim'})"
@@ -117,8 +119,8 @@ def validated_embedding_positions(
 def query_and_key_tokens(
     caller: str, q: Any, k: Any, positions: Any, num_axes: int = 1
 ) -> tuple[Tokens, Tokens]:
-    """Return q and k at their common positions, as Tokens. Raise TypeError or ValueError unless
-    they are vectors of the same tokens."""
+    """Return q and k, (batch, heads, len, head_dim) each, as Tokens at the same positions. Raise
+    TypeError or ValueError unless they have the same batch and length."""
     check_vectors(caller, q=q, k=k)
     checked = validated_positions(caller, "positions", positions, q, num_axes)
     if k.shape[2] != q.shape[2] or k.shape[0] != q.shape[0]:
@@ -131,8 +133,8 @@ def query_and_key_tokens(
 
 
 def check_tokens(caller: str, tokens: Any, vocab_size: int, name: str = "tokens") -> None:
-    """Raise TypeError or ValueError unless tokens (batch, len) are integers in the vocabulary. Ids
-    outside of the vocabulary are found on the CPU only."""
+    """Raise TypeError or ValueError unless `tokens` (batch, len) are integers from 0 to vocab_size
+    - 1. On other devices than the CPU ids outside of this range are not found."""
     if not isinstance(tokens, Tensor) or tokens.dtype not in (torch.int64, torch.int32):
         got = tokens.dtype if isinstance(tokens, Tensor) else type(tokens).__name__
         raise TypeError(f"{caller}: {name} must be a tensor of int64 or int32, got {got}.")
@@ -162,7 +164,8 @@ def check_sizes(q: Tensor, k: Tensor, v: Tensor) -> None:
 
 
 def check_state(name: str, state: Any, x: Tensor) -> None:
-    """Raise ValueError unless the state is None or has the batch and length of x."""
+    """Raise ValueError unless `state`, the argument `name` of attention, is None or has the batch
+    and length of x: (batch, heads, len, ...)."""
     if state is None:
         return
     if not isinstance(state, Tensor) or state.ndim < 3:
@@ -180,7 +183,7 @@ def check_state(name: str, state: Any, x: Tensor) -> None:
 
 def heads_first(caller: str, layout: str, *tensors: Any) -> tuple[Any, ...]:
     """Return tensors with heads before tokens, (batch, heads, len, ...): unchanged for the layout
-    "bhtd", with axes 1 and 2 swapped for "bthd". Called twice it returns the first layout."""
+    "bhtd", with axes 1 and 2 swapped for "bthd". A second call swaps them back."""
     if layout not in ("bhtd", "bthd"):
         raise ValueError(f'{caller}: layout must be "bhtd" or "bthd", got {layout!r}.')
     if layout == "bhtd":
@@ -239,13 +242,13 @@ def prepared_or_encoding(encoding: Any, prepared: Any) -> Any:
 def validated_positions(
     caller: str, name: str, positions: Any, x: Tensor, num_axes: int = 1
 ) -> Tensor | range:
-    """Return the checked positions of the tokens of x (batch, heads, len, width), as an int64,
-    float32 or float64 tensor (len) or (batch, len), with a last axis of components if num_axes > 1,
-    or as a range.
+    """Return the checked positions of the tokens of x (batch, heads, len, width): a range, or an
+    int64, float32 or float64 tensor (len) or (batch, len), with a last axis of components if
+    num_axes > 1.
 
-    Raises: TypeError for anything but positions. ValueError for a wrong shape and, found on the CPU
-    only, for numbers that are not finite, so large that their dtype lacks whole numbers, or whole
-    numbers from 2^62 on, whose differences would overflow.
+    Raises: TypeError for anything but positions. ValueError for a wrong shape and, on the CPU only,
+    for numbers that are not finite or too large: real ones whose dtype lacks whole numbers there,
+    and whole ones from 2^62 on, whose differences would overflow.
     """
     return validated_positions_of((x.shape[0], x.shape[2]), x, caller, name, positions, num_axes)
 
@@ -277,7 +280,8 @@ def validated_bias_positions(
 
 
 def require_integers(name: str, *positions: Tensor) -> None:
-    """Raise TypeError if positions are real numbers, for encodings with a table of distances."""
+    """Raise TypeError if positions are real numbers, for encodings with a table of distances. name:
+    the encoding, for the message."""
     for p in positions:
         if p.is_floating_point():
             raise TypeError(
@@ -319,8 +323,8 @@ def validated_positions_of(
 
 
 def _has_one_for_each_token(shape: Sequence[int], batch_and_len: Sequence[int]) -> bool:
-    """Return True if positions of this shape broadcast to the batch and length `batch_and_len`, and
-    have its length: (len), (1, len) or (batch, len)."""
+    """Return True if positions of this shape are (len), (1, len) or (batch, len), where
+    `batch_and_len` has the sizes: (batch, len) or (len)."""
     # Compared one by one: a set would hash the sizes, and torch.compile would recompile for each.
     if not 1 <= len(shape) <= len(batch_and_len) or shape[-1] != batch_and_len[-1]:
         return False
@@ -331,7 +335,8 @@ def _has_one_for_each_token(shape: Sequence[int], batch_and_len: Sequence[int]) 
 
 
 def _wanted_shapes(batch_and_len: Sequence[int], num_axes: int) -> str:
-    """Return the shapes that positions may have, for an error: "(5,) or (2, 5), "."""
+    """Return words for the shapes that positions may have, for an error message: "(5,) or (2, 5),
+    "."""
     *batch, length = batch_and_len
     axis = f", {num_axes}" if num_axes > 1 else ""
     flat = f"({length}{axis or ','}) "
@@ -343,7 +348,8 @@ def _wanted_shapes(batch_and_len: Sequence[int], num_axes: int) -> str:
 
 def _as_int64_or_real(caller: str, name: str, positions: Tensor, num_axes: int) -> Tensor:
     """Return integer positions as int64, and real ones unchanged. Raise ValueError for numbers that
-    are not finite or too large. On several axes NaN is allowed: a token without a place."""
+    are not finite or too large. If num_axes > 1, NaN is allowed: it marks a token without a place
+    on a grid, such as a class token."""
     if positions.is_floating_point():
         _check_floats(
             caller, name, positions if num_axes == 1 else move_placeless_to_origin(positions)
@@ -366,8 +372,8 @@ def _range_as_tensor(
 
 
 def check_span_of_integers(caller: str, name: str, positions: Tensor | range) -> None:
-    """Raise ValueError for whole positions whose differences could overflow int64. Those of a
-    tensor are read on the CPU only."""
+    """Raise ValueError for whole positions from 2^62 on, whose differences could overflow int64.
+    The numbers of a tensor are checked on the CPU only."""
     if isinstance(positions, range):
         _check_span(caller, name, positions.start, positions.stop)
     elif not positions.is_floating_point():
@@ -375,7 +381,8 @@ def check_span_of_integers(caller: str, name: str, positions: Tensor | range) ->
 
 
 def _check_span(caller: str, name: str, low: float, high: float) -> None:
-    """Raise ValueError for whole positions whose differences could overflow int64."""
+    """Raise ValueError if whole positions, from `low` to `high`, reach 2^62, so that differences
+    could overflow int64."""
     if torch.compiler.is_compiling():
         return
     furthest = max(low, high, key=abs)

@@ -1,4 +1,4 @@
-"""Claims that an encoding makes about itself; the contract tests check them."""
+"""Define the claims that an encoding makes about itself, which the contract tests check."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -61,11 +61,12 @@ class Claims:
 
     @classmethod
     def combine(cls, claims: "Sequence[Claims]") -> Self:
-        """Combine the claims of encodings that act together, or in different layers.
+        """Combine the claims of encodings that act together in one attention, or in different
+        layers.
 
-        max_positions is the smallest and num_axes the largest; causal_only holds if an encoding
-        that acts claims it; coordinates are normalized if any has such ones. scope and
-        shared_parameters are left to the caller.
+        Of max_positions the smallest counts, of num_axes the largest. causal_only holds if an
+        encoding that acts anywhere claims it; coordinates are "normalized" if any encoding has
+        normalized ones. The caller sets scope and shared_parameters.
         """
         # NoPE in a composition or a layer acts nowhere. Its causal_only, state_kept and source hold
         # for a model without any encoding: these three are read of the other members only.

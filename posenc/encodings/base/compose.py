@@ -28,7 +28,8 @@ from posenc.masks import Mask
 from posenc.positions import KeyPositionTensor, Positions, PositionTensor, QueryPositionTensor
 
 _METHODS_OF_ONE_MEMBER = {"scale": "scale", "state": "state per token", "passes": "passes"}
-"""Methods that only one of the composed encodings may define, with their names in messages."""
+"""Methods that at most one of the composed encodings may define, with words for them in
+messages."""
 
 
 class Compose(PositionEncoding):
@@ -42,9 +43,11 @@ class Compose(PositionEncoding):
     Args:
         encodings: two or more; a Compose among them is flattened.
 
-    A claim holds if it holds for every encoding; causal_only if any that acts claims it. Parameters
-    of scope "model" stay shared by all layers when another encoding is of scope "layer".
-    Raises: ValueError if two define one of these, or need different numbers of position axes.
+    A claim holds if it holds for every encoding; causal_only if any encoding that acts claims it.
+    Parameters of an encoding with scope "model" stay shared by all layers, also next to one with
+    scope "layer".
+    Raises: ValueError if two encodings define the scale, the state, the passes or the values, or if
+    they need different numbers of position axes.
     Source: the composed encodings.
 
     >>> from posenc import ALiBi, Compose, RoPE
@@ -113,7 +116,7 @@ class Compose(PositionEncoding):
 
     def _num_axes(self) -> int:
         """Return the number of components of a position. Raise ValueError unless all members that
-        read positions take the same kind."""
+        read positions take the same number of components and the same kind of coordinates."""
         members = self.members
         reading = [e for e in members if e.claims.places] or list(members)
         mapping = self._defining_member("passes")
@@ -134,8 +137,8 @@ class Compose(PositionEncoding):
         return axes.pop()
 
     def _shared_parameters(self) -> Iterator[str]:
-        """Yield the names of parameters that all layers share: the shared_parameters of a member of
-        scope "layer", and all parameters of one of scope "model"."""
+        """Yield the names of parameters that all layers share: those that a member of scope "layer"
+        claims as shared, and all of a member of scope "model"."""
         for i, e in enumerate(self.members):
             by_layer = e.claims.scope == "layer"
             shared = e.claims.shared_parameters if by_layer else dict(e.named_parameters())
@@ -147,8 +150,8 @@ class Compose(PositionEncoding):
             e.reset_parameters()
 
     def for_layer(self, index: int) -> PositionEncoding:
-        """Return the encoding without members that act only at the embeddings, where the model
-        applies them; the same for every `index`, because members do not differ per layer."""
+        """Return the encoding without members that act only at the embeddings, because the model
+        applies these. The result is the same for every `index`: members do not differ per layer."""
         if 1 not in self.claims.places:
             return self
         in_attention = [e for e in self.members if e.claims.places != (1,)]
@@ -244,26 +247,27 @@ class Compose(PositionEncoding):
         return terms[0] if len(terms) == 1 else Chain(q, k, terms)
 
     def _tokens_for(self, member: PositionEncoding, tokens: Tokens) -> Tokens:
-        """Return the tokens for one member: without the state of another member, and at their true
-        positions unless the member defines the passes."""
+        """Return the tokens as `member` gets them: without a state that another member computed,
+        and at their true positions unless the member itself is a position map, which defines the
+        passes."""
         if tokens.state is not None and member is not self._defining_member("state"):
             tokens = tokens.with_state(None)
         return tokens if member is self._defining_member("passes") else tokens.unmapped()
 
     @property
     def members(self) -> tuple[PositionEncoding, ...]:
-        """Return the encodings; prepared ones if this one was prepared."""
+        """Return the composed encodings; their prepared copies if this object was prepared."""
         return tuple(self.encodings) if self._prepared_members is None else self._prepared_members  # type: ignore[return-value]
 
     def _defining_member(self, method: str) -> PositionEncoding | None:
-        """Return the member that defines one of the methods in _METHODS_OF_ONE_MEMBER; None if none
-        does. That of `scale` is the one whose scale is not the usual one."""
+        """Return the member that defines `method`, one of _METHODS_OF_ONE_MEMBER; None if no member
+        does. A member defines `scale` if its scale differs from 1/sqrt(head_dim)."""
         index = self._indices_of_defining_members[method]
         return None if index is None else self.members[index]
 
 
 def _overrides(encoding: PositionEncoding, method: str) -> bool:
-    """Return True if the class of the encoding defines `method` itself."""
+    """Return True if the class of the encoding overrides `method` of PositionEncoding."""
     return getattr(type(encoding), method) is not getattr(PositionEncoding, method)
 
 
@@ -271,8 +275,10 @@ def _index_of_defining_member(
     method: str, what: str, members: Sequence[PositionEncoding]
 ) -> int | None:
     """Return the index of the only member that defines `method`, one of _METHODS_OF_ONE_MEMBER;
-    None if no member does. Raise ValueError if several do; `what`: what they decide, for the
-    message."""
+    None if no member does. Raise ValueError if several do.
+
+    what: words for what the method decides, for the message.
+    """
     if method == "scale":  # most classes that override it return the usual scale by default
         # 64: any size of a head tells whether the scale is 1/sqrt of it.
         defining = [i for i, e in enumerate(members) if e.scale(64) != 64**-0.5]
@@ -284,7 +290,8 @@ def _index_of_defining_member(
 
 
 def _two_definers_message(members: Sequence[PositionEncoding], what: str) -> str:
-    """Return the error message for members that all define `what`, which only one may."""
+    """Return the error message for members that each decide `what`, such as the scale, which only
+    one may."""
     return f"Compose: {_class_names(members)} each decide the {what}, and there is only one."
 
 

@@ -31,10 +31,11 @@ _NAMES_OF_SIZES = (
     "num_profiles",
     "floor_scale",
 )
-"""Arguments of posenc's encodings that are at least 1, wherever they occur.
+"""Names of arguments that are at least 1 in all encodings of posenc.
 
-Listed by name, so that no constructor repeats the check. A size with a check of its class is
-missing, and one that may be 0."""
+Listed by name, so that no constructor repeats the check. Left out are sizes that may be 0, and
+those that a class checks itself.
+"""
 _NAMES_OF_POSITIVE_NUMBERS = (
     "base",
     "rope_theta",
@@ -43,13 +44,14 @@ _NAMES_OF_POSITIVE_NUMBERS = (
     "partial_rotary_factor",
     "scale_base",
 )
-"""Arguments of posenc's encodings that are above 0, wherever they occur."""
+"""Names of arguments that are above 0 in all encodings of posenc."""
 
 
 class UnknownOption(ValueError):
-    """Report options that an encoding lacks.
+    """Report options that an encoding does not have.
 
-    name: the first of them in alphabetical order. accepted: the options that it has.
+    name: the first of these options in alphabetical order. accepted: the options that the encoding
+    has.
     """
 
     def __init__(self, caller: str, options: Iterable[str], accepted: Iterable[str]) -> None:
@@ -67,15 +69,16 @@ class UnknownOption(ValueError):
 def with_checked_arguments(init: Callable[..., None]) -> Callable[..., None]:
     """Return `init`, a constructor, wrapped so that it first checks its arguments and records them.
 
-    It then raises TypeError for an argument that does not match its annotation bool, int or float
-    (or None), and ValueError for NaN and infinity.
+    The wrapper raises TypeError for an argument that does not match its annotation bool, int or
+    float (or None), and ValueError for NaN and infinity.
     """
     signature = inspect.signature(init)
     is_posencs = init.__module__.startswith("posenc.")
 
     @functools.wraps(init)
     def check_and_init(*args: Any, **kwargs: Any) -> None:
-        """Check and record arguments, of which the first is the encoding, and call `init`."""
+        """Check and record the arguments, the first of which is the encoding itself, and call
+        `init`."""
         try:
             bound = signature.bind(*args, **kwargs)
         except TypeError:
@@ -102,7 +105,8 @@ def with_checked_arguments(init: Callable[..., None]) -> Callable[..., None]:
 
 
 def _record_arguments(encoding: Any, bound: inspect.BoundArguments) -> None:
-    """Store the arguments of the outermost constructor, which is called first, in three forms:
+    """Store the arguments of a constructor on the encoding, in three forms. If constructors call
+    one another, those of the first call are kept.
 
     _explicit_arguments: as they were given, without defaults, to be saved in files.
     _comparable_arguments: with defaults, in a form that compares equal, for `are_alike`.
@@ -137,8 +141,9 @@ def repr_in_one_line(encoding: nn.Module) -> str:
 
 
 def classes_and_arguments(encoding: nn.Module) -> tuple[Any, ...]:
-    """Return the class and the arguments of each module of an encoding, to compare encodings. Where
-    an argument is an attribute, too, that counts: a computed default replaces None."""
+    """Return the class and the arguments of each module of an encoding, to compare encodings. If an
+    argument is also an attribute, the attribute's value is taken, because a computed default
+    replaces None."""
     descriptions = []
     for module in encoding.modules():
         recorded = vars(module).get("_comparable_arguments", {})
@@ -151,7 +156,7 @@ def classes_and_arguments(encoding: nn.Module) -> tuple[Any, ...]:
 
 def _comparable(value: Any) -> Any:
     """Return an argument in a form in which equal ones compare equal: 10000 and 10000.0 become the
-    same, also in a tuple or a scaling."""
+    same, also within a tuple or a scaling."""
     if isinstance(value, Real):
         return float(value)
     if isinstance(value, tuple):
@@ -162,8 +167,8 @@ def _comparable(value: Any) -> Any:
 
 
 def arguments_in_repr(encoding: Any) -> str:
-    """Return the text between parentheses in repr(encoding): arguments that differ from their
-    default, and always rope_theta, base and scaling."""
+    """Return the text between the parentheses in repr(encoding): the arguments that differ from
+    their defaults, and in any case rope_theta, base and scaling."""
     shown = []
     for name, parameter in inspect.signature(type(encoding)).parameters.items():
         passed = getattr(encoding, "_argument_texts", {}).get(name) or _short_text(
@@ -180,7 +185,8 @@ def arguments_in_repr(encoding: Any) -> str:
 
 _ALWAYS_SHOWN = ("rope_theta", "base", "scaling")
 _MAX_CHARACTERS = 200
-"""Maximum characters that repr shows of one argument; a list of frequencies can have thousands."""
+"""Maximum number of characters that repr shows of one argument; a list of frequencies can have
+thousands."""
 
 
 def _short_text(value: Any) -> str:
@@ -206,7 +212,8 @@ def _check_argument(caller: str, name: str, value: Any, annotation: Any, is_pose
     """Raise TypeError or ValueError for an argument that does not match its annotation, if that is
     bool, int or float, or one of them and None.
 
-    `is_posencs`: the constructor is posenc's, so that the name of an argument tells its range.
+    is_posencs: True if the constructor is one of posenc's, in which the name of an argument also
+    decides its range.
     """
     text = annotation.__name__ if isinstance(annotation, type) else str(annotation)
     kind, *others = (part.strip() for part in text.split("|"))
@@ -226,7 +233,8 @@ def _check_argument(caller: str, name: str, value: Any, annotation: Any, is_pose
 
 
 def _check_range(caller: str, name: str, value: float) -> None:
-    """Raise ValueError for a size below 1, a negative deviation or a base that is not positive."""
+    """Raise ValueError for a size below 1, a negative init_std or a base that is not positive.
+    `name` decides which of these the argument is."""
     if name in _NAMES_OF_SIZES:
         check_count(caller, name, value)
     if name == "init_std" and value < 0:

@@ -34,22 +34,22 @@ class DistanceBias(PositionEncoding):
 
     claims = Claims(places=(3,), source="see the subclass")
     bias_tensors: ClassVar[tuple[str, ...] | None] = None
-    """Names of the tensors that `bias` computes with, if nothing else that it reads can change. A
-    prepared encoding then computes the bias of consecutive positions once for all layers, until one
-    of these changes. None: always again. A subclass does not inherit it, because its `bias` may
-    read more."""
+    """Names of the attributes with all tensors on which `bias` depends, if nothing else that it
+    reads can change. A prepared encoding then computes the bias of consecutive positions once for
+    all layers, until one of these tensors changes. None: compute it in each layer. A subclass does
+    not inherit it, because its `bias` may read more."""
 
     def prepare(self, positions: Positions, length: int | None = None) -> Self:
         """Return a copy that shares parameters. If the class sets `bias_tensors`, the copy computes
-        the bias of consecutive positions once, in the first layer that needs it. Otherwise it
-        computes the bias in each layer. `positions` and `length` are not read."""
+        the bias of consecutive positions once, in the first layer that needs it; otherwise in each
+        layer. `positions` and `length` are not used."""
         return self.with_table_cache()
 
     def bias(self, distance: Real[Tensor, "*where"]) -> Float[Tensor, "num_heads *where"]:
         """Return the bias in logits, (num_heads, *distance.shape). A subclass defines it.
 
         `distance` is in tokens, positive for the past, integer or real, of any shape. The result is
-        float32, or float64 if distance or parameters are; see `real` and `per_head` in
+        float32, or float64 if distance or parameters are; see `float_distance` and `per_head` in
         posenc.encodings.numerics.precision. A class whose constructor does not take num_heads may
         return one row for all heads.
         """
@@ -75,7 +75,8 @@ class DistanceBias(PositionEncoding):
         return values if values.ndim == 3 else values.movedim(0, 1)
 
     def _validated_bias(self, distance: Tensor) -> Tensor:
-        """Return the `bias` of distances. Raise TypeError if a subclass returns another shape."""
+        """Return `bias(distance)`. Raise TypeError if the result has another shape than (num_heads,
+        *distance.shape)."""
         values = self.bias(distance)
         if not isinstance(values, Tensor) or values.shape[1:] != distance.shape:
             got = tuple(values.shape) if isinstance(values, Tensor) else type(values).__name__
@@ -108,7 +109,7 @@ class DistanceBias(PositionEncoding):
         self, farthest: int, count: int, double: bool, device: torch.device
     ) -> Float[Tensor, "num_heads {count}"]:
         """Compute the bias of the distances farthest, farthest - 1, ..., `count` of them, in
-        float64 if `double`. A subclass may override it with a faster way."""
+        float64 if `double`. A subclass may override it with a faster computation."""
         distance = torch.arange(farthest, farthest - count, -1, device=device)
         if double:
             distance = distance.double()
@@ -116,9 +117,9 @@ class DistanceBias(PositionEncoding):
         return self._validated_bias(distance[None]).squeeze(1)
 
     def computes_bias_of(self, cls: type["DistanceBias"]) -> bool:
-        """Return True if this object certainly computes the bias of the class `cls`: it is of that
-        class, no subclass, and no method by which the bias is computed was replaced on the object,
-        as a test or a user may do. A table or formula of the class would ignore the new method."""
+        """Return True if this object certainly computes the bias of the class `cls`: it is no
+        subclass, and no method that computes the bias was replaced on the object, as a test or a
+        user may do. Otherwise a table or formula of the class would ignore the new method."""
         methods = (
             "bias",
             "bucket",
@@ -139,8 +140,8 @@ class DistanceBias(PositionEncoding):
         one_row = "num_heads" not in vars(self).get("_comparable_arguments", ())
 
         def for_heads(bias: Tensor, head_axis: int) -> Tensor:
-            """Return the bias for all heads: the row of a class without num_heads is expanded along
-            `head_axis`, a negative index, without copying it."""
+            """Return the bias with all heads of x. If the class has no argument num_heads, its one
+            row is expanded, without copying it, along `head_axis`, a negative index."""
             if not one_row or bias.shape[head_axis] != 1:
                 return bias
             after = [-1] * (-head_axis - 1)  # -1: the axes after that of heads keep their sizes

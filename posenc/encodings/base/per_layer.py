@@ -31,11 +31,11 @@ class PerLayer(PositionEncoding):
             such as masks.chunked(n); or None for no limit. The model's own mask still applies.
         repeat: start again with layers[0] after the last, for any number of layers.
 
-    It acts only through `for_layer(i)`, except at the embeddings, where the first layer's encoding
-    acts once per model. A claim holds if it holds in every layer; causal_only if any that acts
-    claims it.
+    Attention needs the encoding of one layer, `for_layer(i)`. At the embeddings the encoding of the
+    first layer acts, once per model. A claim holds if it holds in every layer; causal_only if any
+    layer's encoding that acts claims it.
     Raises: ValueError if layers is empty, windows has another length, only a later layer embeds, or
-    an encoding would act in no layer. A model with fewer layers than the pattern refuses it.
+    an encoding would act in no layer; `check_layers` if a model has fewer layers than the pattern.
     Source: the encodings of the layers.
 
     >>> fire = posenc.FIRE(num_heads=4)
@@ -85,7 +85,8 @@ class PerLayer(PositionEncoding):
     @classmethod
     @explain_misfits
     def replicate(cls, encoding: PositionEncoding, num_layers: int) -> "PerLayer":
-        """Copy `encoding` with new parameters for each of num_layers layers.
+        """Return a PerLayer with a copy of `encoding`, with new parameters, for each of num_layers
+        layers.
 
         Parameters named in `shared_parameters` stay shared by all layers. If `encoding` is a
         PerLayer that repeats, layer i gets a copy of layers[i % n], or the same object if its scope
@@ -100,13 +101,14 @@ class PerLayer(PositionEncoding):
 
     @property
     def period(self) -> int:
-        """Return the number of layers after which the encodings repeat, or, without `repeat`, the
-        number of layers that they are for."""
+        """Return the number of layers after which the encodings repeat. Without `repeat`, return
+        the number of layers for which there are encodings."""
         inner = [e.period for e in self.layers if isinstance(e, PerLayer) and e.repeat]
         return math.lcm(len(self.layers), *inner) if self.repeat else len(self.layers)
 
     def check_layers(self, caller: str, num_layers: int) -> None:
-        """Raise ValueError if a model of num_layers layers would leave an encoding out."""
+        """Raise ValueError if in a model of num_layers layers a part of the encodings would never
+        act."""
         if num_layers >= self.period:
             return
         name = type(self).__name__
@@ -126,16 +128,17 @@ class PerLayer(PositionEncoding):
         )
 
     def acting_encoding(self, index: int) -> PositionEncoding:
-        """Return the encoding that acts in layer `index`, also of a PerLayer among the members."""
+        """Return the encoding that acts in layer `index`. If a member is a PerLayer itself, return
+        the encoding that this one uses in the layer."""
         member = self.members[index % len(self.members)]
         return member.acting_encoding(index) if isinstance(member, PerLayer) else member
 
     def _check_every_member_acts(self) -> None:
         """Raise ValueError if an encoding acts in no layer.
 
-        In "rnope/alibi" the two take turns, so RNoPE has the even layers only. It rotates in all
-        but each fourth layer (3, 7, ...), which here is ALiBi's: its encoding without RoPE never
-        comes.
+        An example is "rnope/alibi", which alternates: RNoPE acts in even layers only. Of its own
+        pattern of four layers, the encoding of the fourth (layers 3, 7, ...) never acts, because
+        ALiBi has these layers.
         """
         acting = {id(self.acting_encoding(i)) for i in range(self.period)}
         for inner in self.layers:
@@ -196,13 +199,13 @@ class PerLayer(PositionEncoding):
 
     @property
     def members(self) -> tuple[PositionEncoding, ...]:
-        """Return the encodings of the layers; prepared ones if this one was prepared."""
+        """Return the encodings of the layers; their prepared copies if this object was prepared."""
         return tuple(self.layers) if self._prepared_members is None else self._prepared_members  # type: ignore[return-value]
 
 
 def _restrict_to_window(encoding: PositionEncoding, window: int | Mask | None) -> PositionEncoding:
-    """Return the encoding for a layer whose queries see `window` keys, counting their own, or what
-    a mask shows; for None the encoding itself."""
+    """Return the encoding combined with a window, of `window` keys that a query sees, counting its
+    own, or with a mask. For None return the encoding itself."""
     if window is None:
         return encoding
     mask = window if isinstance(window, Mask) else sliding_window(window)
@@ -210,8 +213,8 @@ def _restrict_to_window(encoding: PositionEncoding, window: int | Mask | None) -
 
 
 def _shared_or_copied(encoding: PositionEncoding) -> PositionEncoding:
-    """Return the encoding itself if all layers share it, else a copy for one more layer: its
-    parameters are new, except those that all layers share."""
+    """Return the encoding for one more layer: itself if its scope is "model", otherwise a copy with
+    new parameters, except those that all layers share."""
     if encoding.claims.scope == "model":
         return encoding
     shared = [encoding.get_parameter(name) for name in encoding.claims.shared_parameters]
@@ -221,8 +224,8 @@ def _shared_or_copied(encoding: PositionEncoding) -> PositionEncoding:
 
 
 def encoding_of_all_layers(encoding: PositionEncoding | None, num_layers: int) -> PositionEncoding:
-    """Return one encoding for a model of num_layers layers: a PerLayer of copies, one for each
-    layer, if its scope is "layer"; otherwise the encoding itself, NoPE for None.
+    """Return one encoding for a model of num_layers layers: a PerLayer with a copy for each layer
+    if the scope of `encoding` is "layer", otherwise the encoding itself; NoPE for None.
 
     Raises: ValueError for a PerLayer with a longer pattern than num_layers.
     """

@@ -1,4 +1,5 @@
-"""The base class of every position encoding, and the sizes of a model for which one is built."""
+"""Define the base class of every position encoding, and the sizes of a model for which one is
+built."""
 
 import dataclasses
 import inspect
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     from posenc.masks import Mask
 
 T = TypeVar("T")
-"""Type of what `computed_or_cached` computes."""
+"""Type of the result that `computed_or_cached` computes."""
 Embedded = Float[Tensor, "*batch len embed_dim"]
 """Embeddings, as `embed` takes and returns them."""
 EmbeddedPositions = Real[Tensor, "*#batch len"] | Real[Tensor, "*#batch len axes"]
@@ -52,7 +53,8 @@ CachedPositions = Real[Tensor, "#batch moved *axes"] | Real[Tensor, "moved *axes
 """Positions of cached keys or values, before or after they are moved."""
 Values = Float[Tensor, "batch num_kv_heads {len(v)} v_width"]
 Output = Float[Tensor, "batch num_heads {len(out)} v_width"]
-"""What `transform_output` returns, for `out` given as Tokens; Values likewise for `v`."""
+"""Sums of values as `transform_output` returns them, for `out` given as Tokens; Values likewise for
+`v`."""
 
 _PASSED_BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 _PLACES_OF_METHODS = {
@@ -117,7 +119,8 @@ class ModelShape:
 @explain_constructor_misfits
 @dataclass(frozen=True)
 class Pass:
-    """Describe one softmax attention of several that are merged by their log-sum-exp.
+    """Describe one of several softmax attentions over disjoint sets of pairs, whose results
+    attention merges by their log-sum-exp.
 
     q_positions and kv_positions are the positions that the encoding sees in this pass. `mask`
     selects the pairs that the pass computes (None: all); attention binds it to the true positions.
@@ -133,8 +136,8 @@ class Pass:
 
 
 def _is_class_default(name: str, value: Any) -> bool:
-    """Return True for an attribute of a class that an instance may set later: data, no method,
-    property or name of Python's, nor one of the two lists of names below."""
+    """Return True for an attribute of a class that an instance may set later: data, but no method,
+    property or name of Python's, nor `_attribute_names` or `_class_defaults`."""
     behaves = callable(value) or hasattr(value, "__get__")
     return not (behaves or name.startswith("__") or name in ("_attribute_names", "_class_defaults"))
 
@@ -168,25 +171,26 @@ class PositionEncoding(nn.Module):
     )
 
     embedding_encoding: str = ""
-    """Name of the encoding of the same model that acts at the embeddings: what attention sees then
-    depends on positions in a way that this encoding does not know. Set by `for_layer`."""
+    """Class name of another encoding that acts at the embeddings of the same model, which
+    `for_layer` has left out; "" if there is none. What attention sees then also depends on
+    positions by that encoding."""
 
     _table_cache: TableCache | None = None
     """Cache of tables in an encoding that `prepare` returned; otherwise None."""
 
     _attribute_names: tuple[str, ...] = tuple(vars(nn.Module()))
-    """Names of the attributes that the constructor set, for `shallow_copy` in compiled code, which
-    up to torch 2.12 cannot list them. `with_checked_arguments`, which wraps each constructor, sets
-    the names after the call. Until then they are those that each Module has: `vars` of one tells
-    them, because they differ between releases of torch."""
+    """Names of the attributes that the constructor set. In compiled code, which up to torch 2.12
+    cannot list them, `shallow_copy` reads this. `with_checked_arguments`, which wraps each
+    constructor, sets it after the call; until then it has the names of every Module, which differ
+    between releases of torch."""
     _class_defaults: tuple[str, ...] = (
         "claims",
         "embedding_encoding",
         "_table_cache",
         "_attribute_names",
     )
-    """Names of attributes that have a default in the class and that an instance may set later. For
-    `shallow_copy` in compiled code, too; __init_subclass__ adds those of a subclass."""
+    """Names of attributes that have a default in the class and that an instance may set later, also
+    for `shallow_copy` in compiled code. __init_subclass__ adds those of a subclass."""
 
     @explain_misfits
     def __init__(self) -> None:
@@ -210,7 +214,8 @@ class PositionEncoding(nn.Module):
     @classmethod
     @explain_misfits
     def from_shape(cls, shape: ModelShape, **options: Any) -> Self:
-        """Build the encoding for a model; each argument not in `options` is a field of `shape`."""
+        """Build the encoding for a model. Arguments of the constructor that are not in `options`
+        are taken from the fields of `shape` with the same name."""
         accepted = inspect.signature(cls).parameters
         fields = {f.name: getattr(shape, f.name) for f in dataclasses.fields(shape)}
         if set(options) - set(accepted):
@@ -250,8 +255,8 @@ class PositionEncoding(nn.Module):
         return copied
 
     def with_table_cache(self) -> Self:
-        """Return a copy that shares parameters, and in which `computed_or_cached` caches; for
-        `prepare`."""
+        """Return a copy that shares parameters, and in which `computed_or_cached` caches its
+        results; `prepare` of a subclass calls it."""
         prepared = self.shallow_copy()
         prepared._table_cache = TableCache()
         return prepared
@@ -261,17 +266,17 @@ class PositionEncoding(nn.Module):
     ) -> T:
         """Return `compute()`, or in a prepared encoding its cached result.
 
-        A result is cached by `key`, which is hashable and has all that decides the result except
+        Results are cached by `key`, which is hashable and has all that decides the result except
         tensors. `reads` are the tensors that `compute` reads: if one has changed, the result is
-        computed again. Do not write to it: it is shared. See TableCache.
+        computed again. Do not write to the result: it is shared. See TableCache.
         """
         if self._table_cache is None:
             return compute()
         return self._table_cache(key, compute, *reads)
 
     def for_layer(self, index: int) -> "PositionEncoding":
-        """Return the encoding that attention in layer `index` uses: NoPE if it acts only at the
-        embeddings, where the model applies it."""
+        """Return the encoding that attention in layer `index` uses: the encoding itself, or NoPE if
+        it acts only at the embeddings, where the model applies it."""
         if self.claims.places != (1,):
             return self
         nope = without_position(self.claims.num_axes)
@@ -285,23 +290,24 @@ class PositionEncoding(nn.Module):
         as `attention(prepared=...)`. Nothing is stored on the encoding itself. Before a table is
         used again, positions and weights are compared by value, so results are always those of the
         encoding. Where comparing would wait for an accelerator, the table is computed again.
-        `length` is the current length in tokens, for methods whose frequencies depend on it; None
-        means the training length.
+
+        length: the current length in tokens, for methods whose frequencies depend on it; None means
+        the training length.
         """
         return self
 
     def scale(self, head_dim: int) -> float:
-        """Return the factor of q @ k.mT in the scores; head_dim is the width before `transform`.
+        """Return the factor of q . k in the scores, 1/sqrt(head_dim); head_dim is the width before
+        `transform`.
 
-        A subclass whose method has another factor than 1/sqrt(head_dim) overrides it and claims
-        `own_scale`.
+        A subclass with another factor overrides it and claims `own_scale`.
         """
         return head_dim**-0.5
 
     def with_scale(self, scale: float) -> Self:
-        """Return a copy that shares parameters and whose `scale` is this number for every head_dim;
-        for `attention(scale=)`. An encoding whose term calls another encoding's term overrides
-        it."""
+        """Return a copy that shares parameters and whose `scale` returns this number for every
+        head_dim; for `attention(scale=...)`. An encoding whose term calls the term of another
+        encoding overrides it."""
         scaled = self.shallow_copy()
         # On the object, because terms that multiply with the scale ask the encoding for it, and
         # its class may define `scale`. The copy lives for one call of attention and is not pickled.
@@ -313,7 +319,8 @@ class PositionEncoding(nn.Module):
     def passes(
         self, q_positions: QueryPositionTensor, kv_positions: KeyPositionTensor
     ) -> tuple[Pass, ...]:
-        """Return the softmax attentions to compute: one, or several to be merged by log-sum-exp."""
+        """Return the softmax attentions to compute: one, as here, or several over disjoint sets of
+        pairs, whose results attention merges by their log-sum-exp."""
         return (Pass(q_positions, kv_positions),)
 
     def state(self, x: Hidden, positions: PositionTensor, past: Past | None = None) -> State | None:
@@ -335,11 +342,12 @@ class PositionEncoding(nn.Module):
         return q.x, k.x
 
     def move_keys(self, k: Cached, before: CachedPositions, after: CachedPositions) -> Cached:
-        """Return keys that `transform` made at the positions `before` as it makes them at `after`;
-        for `KVCache.shift`. Keys that do not depend on positions are returned as they are.
+        """Return cached keys, which `transform` made at the positions `before`, as it would make
+        them at `after`; for `KVCache.shift`. Keys that do not depend on positions are returned as
+        they are.
 
-        Raises: ValueError if they are not determined; this class, for an encoding that claims place
-        2 and does not override this method.
+        Raises: ValueError if the cached keys do not determine the moved ones. This class raises it
+        for an encoding that claims place 2 (queries and keys) and does not override the method.
         """
         if 2 in self.claims.places:
             raise ValueError(
@@ -349,7 +357,8 @@ class PositionEncoding(nn.Module):
         return k
 
     def move_values(self, v: Cached, before: CachedPositions, after: CachedPositions) -> Cached:
-        """Do for values and `transform_values` what `move_keys` does for keys."""
+        """Return cached values, which `transform_values` made at the positions `before`, as it
+        would make them at `after`; otherwise like `move_keys`."""
         if type(self).transform_values is not PositionEncoding.transform_values:
             raise ValueError(
                 f"KVCache.shift: {type(self).__name__} changes values by their positions, and does "

@@ -1,8 +1,8 @@
 """Add products of queries, of keys or of both with vectors by distance to the scores.
 
-At consecutive positions products are computed only for distances at which the table changes, and
-read through skewed views; beyond them a row has one value. Elsewhere the products with all vectors
-are computed and gathered.
+At consecutive positions, products are computed only for the distances that occur and at which the
+table changes; `skew` views them as scores. Beyond these distances all keys of a query have the same
+product. At other positions the products with all vectors are computed, and gathered for each pair.
 """
 
 from collections.abc import Callable, Hashable, Iterator
@@ -18,20 +18,22 @@ from posenc.encodings.numerics.tensor_views import ScoreColumns, add_columns, sk
 from posenc.positions import distances, offset_of_first_query, values_at
 
 VectorsOf = Callable[[Tensor], Tensor]
-"""Function from distances (distances,) to vectors, (num_heads or 1, distances, width)."""
+"""Function that reads a table: distances (distances,) -> vectors (num_heads or 1, distances,
+width)."""
 
 CachedTable = Callable[[Hashable, Callable[[], Tensor]], Tensor]
-"""Function (key, compute) -> table: compute() or its cached result for this key."""
+"""Function (key, compute) -> table, which returns compute() or its cached result for this key."""
 
 TILE_QUERIES, TILE_KEYS = 128, 64
-"""Queries or keys per tile; numbers chosen. A tile of w keys needs the vectors of w + TILE_QUERIES
-distances, one of w queries those of w + TILE_KEYS."""
+"""Number of queries, or of keys, per tile; both are chosen. A tile of w keys needs the vectors of w
++ TILE_QUERIES distances, one of w queries those of w + TILE_KEYS."""
 
 
 @dataclass(frozen=True)
 class Band:
-    """Hold a table of vectors by distance. It is constant at distances of at least `high`, and at
-    those of at most `low`: pairs between the two are a band along the diagonal of the scores.
+    """Hold a table of vectors by distance. The vector is the same for all distances of at least
+    `high`, and for all of at most `low`. Pairs at distances between the two form a band along the
+    diagonal of the scores.
 
     vectors: (num_heads or 1, distances, width); the first is for distance `first`, and the distance
         changes by `step`, 1 or -1, from one vector to the next. There are as many vectors beyond
@@ -45,17 +47,17 @@ class Band:
     high: int
 
     def vectors_from(self, distance: int, count: int = 1) -> Tensor:
-        """Return the vectors of `count` distances from `distance` on, in table order: (num_heads,
-        count, width), or (count, width) if all heads share the table."""
+        """Return the vectors of `count` distances, beginning with `distance`, in the order of the
+        table: (num_heads, count, width), or (count, width) if all heads share the table."""
         start = (distance - self.first) * self.step
         heads_share_table = len(self.vectors) == 1
         vectors = self.vectors[0] if heads_share_table else self.vectors
         return vectors.narrow(-2, start, count)
 
     def near_keys(self, shift: int, rows: int, keys: int) -> tuple[int, int]:
-        """Return (first, last): the keys first to last - 1 of a block are those whose distance to
-        some query is strictly between `low` and `high`. All queries have the vector of `high` for
-        earlier keys, and that of `low` for later ones.
+        """Return (first, last): keys first to last - 1 of a block are those whose distance to at
+        least one of its queries is strictly between `low` and `high`. For earlier keys all queries
+        have the vector of `high`, and for later ones that of `low`.
 
         shift: position of the first query minus that of the first key. rows, keys: numbers of
         queries and of keys in the block.
@@ -66,12 +68,13 @@ class Band:
 
 @dataclass(frozen=True)
 class Bands:
-    """Hold the tables that all blocks of one attention share. `shift` is the position of its first
-    query minus that of its first key.
+    """Hold the tables that all blocks of one attention share.
 
-    `q_band` multiplies queries, with falling distances; `k_band` multiplies keys, with rising
-    distances. `k_ends` are products of all keys with k_band at its lowest and at its highest
-    distance, (batch, num_heads, 1, kv_len); None if no key is that far.
+    q_band, k_band: vectors that queries, and that keys, are multiplied with. Distances fall in
+        q_band and rise in k_band.
+    k_ends: products of all keys with the vectors of k_band at its lowest and at its highest
+        distance, each (batch, num_heads, 1, kv_len); None if no key is that far.
+    shift: position of the first query minus that of the first key.
     """
 
     shift: int
@@ -92,11 +95,12 @@ class Bands:
         k_vectors: Tensor | None = None,
         table_cache: CachedTable | None = None,
     ) -> "Bands | None":
-        """Build the tables for blocks of at most `rows` queries; None unless positions are known to
-        be consecutive.
+        """Build the tables for blocks of at most `rows` queries; return None unless positions are
+        known to be consecutive.
 
-        `ends` are the lowest and highest distance at which the tables change; None: no limit. If
-        `causal`, blocks need no distance below -rows.
+        ends: the lowest and the highest distance at which the tables change; None: no limit.
+        causal: True if blocks need no distance below -rows.
+        read_q_table, read_k_table, k_vectors, table_cache: as in ProductsByDistance.
         """
         shift = offset_of_first_query(q.positions_or_range, k.positions_or_range)
         if shift is None:
@@ -106,8 +110,8 @@ class Bands:
         def make_band(
             read_table: VectorsOf | None, first_distance: int, last_distance: int, step: int
         ) -> Band | None:
-            """Return the band of vectors at distances first_distance, first_distance + step, ...,
-            last_distance; None if `read_table`, which returns vectors of distances, is None."""
+            """Return the band with the vectors at distances first_distance, first_distance + step,
+            ..., last_distance, which `read_table` returns; None if `read_table` is None."""
             if read_table is None:
                 return None
 
@@ -173,7 +177,8 @@ class Bands:
         return scores
 
     def product(self, rows: slice, keys: slice, q_vectors: Tensor) -> Tensor | None:
-        """Return what `add` adds, as a view of one matrix product; None if it needs several."""
+        """Return what `add` would add to the scores, (batch, num_heads, rows, keys), as a view of
+        one matrix product; None if it takes several products."""
         shift = self.shift + rows.start - keys.start
         width = keys.stop - keys.start
         height = q_vectors.shape[2]
@@ -189,8 +194,8 @@ class Bands:
 def _lowest_and_highest_distance(
     shift: int, q_len: int, kv_len: int, rows: int, causal: bool, ends: tuple[int, int] | None
 ) -> tuple[int, int]:
-    """Return the lowest and the highest distance at which blocks of `rows` queries need a vector of
-    their own, within `ends`. shift: position of the first query minus that of the first key."""
+    """Return the lowest and the highest distance, within `ends`, for which blocks of `rows` queries
+    need a vector of its own. shift: position of the first query minus that of the first key."""
     # From the first query to the last key. In a causal block only keys that are hidden anyway are
     # later than a query by `rows`.
     low = -rows if causal else shift + 1 - kv_len
@@ -203,9 +208,9 @@ def _lowest_and_highest_distance(
 
 
 def _products_of_queries(band: Band, shift: int, keys: int, q: Tensor) -> Iterator[ScoreColumns]:
-    """Yield products of a block's queries with the vectors of their distances, as columns of scores
-    in at most three parts: first the keys with the vector of `high`, then those that `near_keys`
-    counts, then those with the vector of `low`.
+    """Yield the products of a block's queries with the vectors of their distances to keys, as
+    columns of scores in at most three parts: keys with the vector of `high`, keys that
+    `band.near_keys` returns, and keys with the vector of `low`.
 
     shift: position of the first query minus that of the first key. keys: number of keys in the
     block. q: query vectors (batch, num_heads, rows, width).
@@ -224,8 +229,9 @@ def _products_of_queries(band: Band, shift: int, keys: int, q: Tensor) -> Iterat
 def _products_of_keys(
     band: Band, shift: int, rows: int, keys: int, k: Tensor, k_ends: list[Tensor | None]
 ) -> Iterator[ScoreColumns]:
-    """Yield products of a block's keys with the vectors of their distances, in parts as
-    `_products_of_queries` does, the near keys TILE_KEYS at a time.
+    """Yield the products of a block's keys with the vectors of their distances to queries, as
+    columns of scores in the three parts that `_products_of_queries` yields, with TILE_KEYS near
+    keys at a time.
 
     rows, keys: numbers of queries and keys in the block. k: key vectors (batch, num_heads, keys,
     width). k_ends: as in Bands, for the keys of the block.
@@ -249,9 +255,9 @@ class ProductsByDistance(Term):
     scores[i, j] += q_vectors[i] . read_q_table(D) + k_vectors[j] . read_k_table(D),
     D = position_i - position_j
 
-    At contiguous positions only the vectors of distances that occur are multiplied, and the
-    products are read through skewed views. Otherwise, or if a block has more queries than there are
-    vectors, all vectors are multiplied and the products gathered.
+    At consecutive positions only the vectors of distances that occur are multiplied, and `skew`
+    views the products as scores. Otherwise, or if a block has more queries than there are vectors,
+    all vectors are multiplied and the products gathered for each pair.
 
     Args:
         ends: (low, high); distances outside use the vector of the nearer end, and real distances
@@ -299,14 +305,15 @@ class ProductsByDistance(Term):
         return ready
 
     def _has_few_vectors(self, rows: int) -> bool:
-        """Return True if one block has all queries, and more of them than there are vectors."""
+        """Return True if one block has all queries, and more queries than there are vectors."""
         if torch.compiler.is_compiling() or self.ends is None:  # a graph must not depend on lengths
             return False
         low, high = self.ends
         return high - low < len(self.q_tokens) <= rows
 
     def _with_all_vectors(self) -> Self:
-        """Return a copy with the vectors of all distances from end to end, if there are ends."""
+        """Return a copy that has read the vectors of all distances from one end to the other, if
+        there are ends."""
         ready = self.copy()
         if self.ends is not None:
             low, high = self.ends
@@ -325,7 +332,8 @@ class ProductsByDistance(Term):
     def product(
         self, rows: slice, keys: slice
     ) -> Float[Tensor, "batch num_heads rows keys"] | None:
-        """Return what `add` adds, as a view of one matrix product; None if it needs several."""
+        """Return what `add` would add to the scores, as a view of one matrix product; None if it
+        takes several products."""
         if self.bands is None or self.q_vectors is None:
             return None
         return self.bands.product(rows, keys, self.q_vectors[:, :, rows])
@@ -338,8 +346,8 @@ class ProductsByDistance(Term):
         q_vectors: Tensor | None,
         k_vectors: Tensor | None,
     ) -> Tensor:
-        """Add the products to the scores at any positions: multiply q and k with the vectors of all
-        distances, and gather for each pair the product of its distance."""
+        """Add the products to the scores, whatever the positions: multiply q_vectors and k_vectors
+        with the vectors of all distances, and gather for each pair the product of its distance."""
         assert self.ends is not None  # see the class
         low, high = self.ends
         column = _round_down(distances(q.positions, k.positions)).clamp(low, high) - low
@@ -356,7 +364,8 @@ class ProductsByDistance(Term):
     def _products_with_all_vectors(
         self, q: Tensor | None, k: Tensor | None
     ) -> tuple[Tensor | None, Tensor | None]:
-        """Return products with the vectors of all distances: (batch, num_heads, len, distances)."""
+        """Return the products of q and of k, each (batch, num_heads, len, width) or None, with the
+        vectors of all distances: (batch, num_heads, len, distances) or None."""
         return (
             None if q is None or self._all_q is None else q @ self._all_q.mT,
             None if k is None or self._all_k is None else k @ self._all_k.mT,
