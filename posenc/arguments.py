@@ -1,4 +1,5 @@
-"""Answer a call that does not fit a public signature: which arguments to give, and as what."""
+"""Check arguments of public functions, and say which to give where a call does not fit the
+signature."""
 
 import contextlib
 import difflib
@@ -21,7 +22,7 @@ _CHOICES_IN_WORDS = {
     "q_positions": "q_positions=range(q_len)",
     "kv_positions": "kv_positions=range(kv_len)",
 }
-"""What to write for an argument that has no default."""
+"""What to write for a required argument that is missing, by its name."""
 
 _REPLACEMENTS: dict[str, tuple[str, ...]] = {
     "is_causal": ("mask=posenc.masks.causal", "causal"),
@@ -91,14 +92,15 @@ _REPLACEMENTS: dict[str, tuple[str, ...]] = {
     "v": ("value",),
     "value": ("v",),
 }
-"""What to write instead of an argument of another library: the first whose name is accepted."""
+"""What to write instead of an argument of another library, by its name: of several proposals, the
+first whose argument the function accepts."""
 
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 _COLLECTING = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
 def explain_misfits(function: Callable[P, R]) -> Callable[P, R]:
-    """Wrap a public function or method, so that a call that does not fit its signature raises a
+    """Wrap a public function or method. A call that does not fit its signature then raises a
     TypeError that says which arguments to give."""
 
     @functools.wraps(function)
@@ -115,7 +117,7 @@ def explain_misfits(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def explain_constructor_misfits(kind: C) -> C:
-    """Wrap the constructor of a class as `explain_misfits` does."""
+    """Wrap the constructor of a class as `explain_misfits` does, and return the class."""
     kind.__init__ = explain_misfits(kind.__init__)
     return kind
 
@@ -146,8 +148,8 @@ class _MisfitClauses:
     """Describe what is wrong with a call.
 
     clauses: parts of the sentence, such as "unknown argument heads, write num_heads"; empty if the
-        call fits.
-    has_unexplained_clause: True if one of the clauses does not say what to write.
+    call fits the signature.
+    has_unexplained_clause: True if one of the clauses does not say what to write instead.
     """
 
     def __init__(
@@ -175,8 +177,8 @@ class _MisfitClauses:
         return any(p.kind is kind for p in self.parameters.values())
 
     def _note_surplus(self, most: int) -> None:
-        """Add a clause if there are more positional arguments than the `most` that the function
-        takes."""
+        """Add a clause if there are more positional arguments than `most`, the number that the
+        function takes."""
         if self._takes_any(inspect.Parameter.VAR_POSITIONAL) or len(self.args) <= most:
             return
         others = [f"{name}=" for name, p in self.parameters.items() if p.kind is p.KEYWORD_ONLY]
@@ -221,7 +223,8 @@ class _MisfitClauses:
 
 
 def replacement_for(name: str, accepted: Iterable[str]) -> str:
-    """Return what to write for an argument that is not accepted; "" if nothing is near.
+    """Return what to write, such as "num_heads=", for an argument `name` that is not among the
+    `accepted` ones; "" if no accepted one is similar.
 
     >>> replacement_for("theta", ["head_dim", "rope_theta"])
     'rope_theta='
@@ -238,8 +241,8 @@ def replacement_for(name: str, accepted: Iterable[str]) -> str:
 
 
 def _list_parameters(parameters: Mapping[str, inspect.Parameter]) -> str:
-    """Return the names of parameters, with their defaults, such as "q, causal=False", without *args
-    and **kwargs; "none" if there are none."""
+    """Return the names of parameters with their defaults as a text, such as "q, causal=False",
+    without *args and **kwargs; "none" if there are no others."""
     parts = [
         name if p.default is p.empty else f"{name}={p.default!r}"
         for name, p in parameters.items()
@@ -249,9 +252,10 @@ def _list_parameters(parameters: Mapping[str, inspect.Parameter]) -> str:
 
 
 LARGEST_SIZE = 2**31
-"""Greatest value of an argument that is a size, such as a width, for which memory is allocated."""
+"""Greatest value of an argument that is a size for which memory is allocated, such as a width."""
 FARTHEST_POSITION = 2**62
-"""Positions, and whole numbers that are added to them, are below it, so that sums fit int64."""
+"""Upper bound of positions, and of whole numbers that are added to them, so that their sums fit
+int64."""
 
 
 def check_count(

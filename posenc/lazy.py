@@ -1,6 +1,7 @@
 """Import the public names of a package on first use.
 
-They are listed once, as imports in the package's stub `__init__.pyi`, for type checkers too.
+The names are listed once, as imports in the package's stub `__init__.pyi`, which type checkers read
+too.
 """
 
 import ast
@@ -16,21 +17,25 @@ EXTRAS = {"numpy": "doctor", "keras": "keras"}
 EXTRAS |= dict.fromkeys(("torch", "safetensors", "jaxtyping"), "torch")
 EXTRAS |= dict.fromkeys(("transformers", "scipy", "matplotlib"), "hf")
 EXTRAS |= dict.fromkeys(("ray", "submitit", "s3fs", "tensorboard"), "cluster")
-"""The extra of posenc that installs a package. Without extras it needs only typer and rich."""
+"""Extra of posenc that installs a package, by the package. Without extras posenc needs only typer
+and rich."""
 _EXTRAS_FROM_SMALL_TO_LARGE = ("doctor", "torch", "hf")
-"""Extras, each of which brings the packages above that the extras before it bring."""
+"""Extras of which each one installs all packages that the extras before it install."""
 _ROOT = Path(__file__).parents[1]
-"""The folder that has the package posenc."""
+"""Folder that contains the folder posenc."""
 OLDEST_TORCH = [2, 6]
-"""As in pyproject.toml, which does not hold for a torch that another package brought."""
+"""Oldest release of torch that works, as in pyproject.toml. It is checked at run time, because a
+torch that another package installed may be older."""
 
 
 def install_hint(error: ModuleNotFoundError, needed_extra: str = "torch") -> str:
-    """Return the pip command that installs the missing package; "" if it is not posenc's.
+    """Return a sentence with the pip command that installs the missing package; "" if it is none
+    that an extra of posenc installs.
 
     Args:
-        needed_extra: extra that the command needs anyway; if it includes the
-            package's, it is named, so that one installation is enough.
+        error: the error that names the missing package.
+        needed_extra: extra that the command needs anyway. If it installs the package too, it is
+            named, so that one installation is enough.
 
     ModuleNotFoundError(name="torch") -> 'torch is not installed: pip install "posenc[torch]"'
     """
@@ -44,14 +49,15 @@ def install_hint(error: ModuleNotFoundError, needed_extra: str = "torch") -> str
 
 
 def require_package(package: str, option: str) -> None:
-    """Raise ValueError if a package that an option needs is not installed."""
+    """Raise ValueError if `package` is not installed; the message names `option`, which needs
+    it."""
     if importlib.util.find_spec(package) is None:
         raise ValueError(f"{option}: {install_hint(ModuleNotFoundError(name=package))}")
 
 
 @functools.cache
 def installed_version(package: str) -> str:
-    """Return the version of an installed package, and "" for any other."""
+    """Return the version of an installed package; "" if it is not installed."""
     from importlib import metadata  # half of what `import posenc` would take
 
     try:
@@ -71,7 +77,8 @@ def load_module(module: str) -> ModuleType:
 
 
 def modules_by_stub_name(file: str) -> dict[str, str]:
-    """Return the module from which the stub next to `file` imports each name, by that name.
+    """Return the module from which the stub of a package imports each name, by that name. file: the
+    package's __init__.py, next to which the stub is.
 
     >>> modules_by_stub_name(posenc.compare.__file__)["Study"]
     'posenc.compare.results'
@@ -80,8 +87,8 @@ def modules_by_stub_name(file: str) -> dict[str, str]:
 
 
 def _modules_by_imported_name(file: Path) -> dict[str, str]:
-    """Return the module from which a file imports each name, by that name. What it imports by a
-    star has the modules from which the starred module of posenc imports it."""
+    """Return the module from which a file imports each name, by that name. A star import is
+    replaced by the imports of the module that it names."""
     modules: dict[str, str] = {}
     for node in ast.parse(file.read_text(encoding="utf-8")).body:
         if not isinstance(node, ast.ImportFrom):
@@ -97,8 +104,8 @@ def _modules_by_imported_name(file: Path) -> dict[str, str]:
 
 
 def names_for_dir(module: str, public: Iterable[str]) -> list[str]:
-    """Return what `dir` lists of a module: its public names, and Python's own such as __doc__. What
-    the module imports for itself is not completed."""
+    """Return the names that `dir` lists of a module: its public names, and Python's own such as
+    __doc__, but not what the module imports for itself."""
     of_python = [name for name in vars(sys.modules[module]) if name.startswith("__")]
     return sorted({*of_python, *public})
 

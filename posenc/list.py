@@ -23,7 +23,8 @@ KERAS_LAYERS = {
     "Kerple": "KerpleBias",
     "Shaw": "ShawAttention",
 }
-"""Class name of an encoding, and of the layer in posenc.keras that computes the same."""
+"""Class name of the layer in posenc.keras that computes the same as an encoding, by the encoding's
+class name."""
 STORED_ROWS = Path(__file__).with_suffix(".json")
 """File with the listed facts of posenc's own encodings, so that the command loads no torch."""
 
@@ -89,9 +90,9 @@ def list_encodings(
 def build_rows(
     names: Sequence[str] | None = None, stored: Sequence[dict[str, Any]] = ()
 ) -> tuple[list[dict[str, Any]], list[str]]:
-    """Return a dict for each of the named encodings (None: all that are registered): its claims,
-    parameters and source. Return also a line for each encoding of another package that cannot be
-    built.
+    """Return two lists: a dict for each of the encodings in `names` (None: all that are
+    registered), with its claims, parameters and source; and a sentence for each encoding of another
+    package that cannot be built.
 
     stored: dicts of an earlier call; these encodings are not built again.
     Raises: ValueError if an encoding in `names` cannot be built.
@@ -120,7 +121,8 @@ def build_rows(
 
 
 def _build_row(name: str, label: str, entry: "Entry") -> dict[str, Any]:
-    """Build an encoding, and return what is listed of it under its label."""
+    """Build the encoding that `name` names, and return the dict with which it is listed as
+    `label`."""
     from posenc.encodings import registry
     from posenc.encodings.base.position_encoding import ModelShape
 
@@ -163,7 +165,7 @@ def _table_cells(row: dict[str, Any]) -> list[str]:
 _CLAIMS = "shift_invariant permutation_invariant causal_only cache_safe own_scale "
 _CLAIMS += "max_positions num_axes scope"
 WIDE_TERMINAL_COLUMNS = 120
-"""Columns of a terminal that shows the whole table."""
+"""Minimum width, in characters, of a terminal that shows all columns of the table."""
 _HEADINGS = ["encoding", "place", "parameters", "claims", "checked", "keras", "source"]
 
 

@@ -79,15 +79,16 @@ def as_tensor(
 
 
 def num_tokens(positions: AnyPositions, num_axes: int = 1) -> int:
-    """Return the number of tokens of one row: the length of the axis before the components, or of
-    the last axis if num_axes is 1."""
+    """Return the number of tokens in a row: the length of the last axis, or of the axis before it
+    if positions have several components (num_axes > 1)."""
     if isinstance(positions, range):
         return len(positions)
     return positions.shape[-1 if num_axes == 1 else -2]
 
 
 def as_range(positions: AnyPositions) -> range | None:
-    """Return consecutive positions as a range; None unless all rows are known to be one range.
+    """Return consecutive positions as a range. Return None unless all rows are known to be the same
+    range.
 
     Tensors are read only on the CPU and not while tracing, where this needs no synchronisation.
     """
@@ -116,8 +117,8 @@ def values_at(
     batch: Int[Tensor, "..."],
     index: Int[Tensor, "..."],
 ) -> Shaped[Tensor, "..."]:
-    """Return what each token has, such as its position or document, for tokens `index` of the rows
-    `batch`. `values` is (len), (batch, len), a range, or None for 0, 1, 2, ..."""
+    """Return the value of each of the tokens `index` in the rows `batch`, such as its position or
+    document. `values` is (len), (batch, len), a range, or None for 0, 1, 2, ..."""
     if values is None:
         return index
     if isinstance(values, range):
@@ -151,8 +152,9 @@ def move_placeless_to_origin(positions: Real[Tensor, "*where axes"]) -> Real[Ten
 def concatenate_positions(
     first: AnyPositions, second: AnyPositions, axis: int, batch: int, device: torch.device
 ) -> AnyPositions:
-    """Concatenate positions along `axis`, which counts from the end; those without a batch are
-    repeated for `batch` rows, and those of one row for the rows of the other."""
+    """Concatenate positions along `axis`, which is negative: it counts from the end. If only one of
+    them has a batch axis, the other is repeated for `batch` rows. If one has a single row, it is
+    repeated for the rows of the other."""
     if isinstance(first, range) and isinstance(second, range):
         if first.step == second.step == 1 and first.stop == second.start:
             return range(first.start, second.stop)
@@ -168,14 +170,14 @@ def concatenate_positions(
 def positions_restart(
     positions: Real[Tensor, "*#batch len"] | range, valid: Bool[Tensor, "*#rows len"] | None = None
 ) -> bool:
-    """Return True if positions are known to restart in a row, as in packed documents: two of the
-    runs in which they do not fall have a position in common. Tokens that are not `valid` do not
-    count.
+    """Return True if positions are known to restart in a row, as in packed documents.
 
-    Repeats (0, 0, 1, 1), another order (5, 6, 0, 1) and padding on the left, as in Hugging Face's
-    generate (1, 1, 1, 0, 1, 2), are no restarts. Nor is 0, 0, 1, 2: a first document of one token
-    looks like two events at one time, or like padding. Positions are read only on the CPU and not
-    while tracing, where this needs no synchronisation.
+    They restart if two runs have a position in common; a run ends where the next position is lower.
+    Tokens that are not `valid` do not count. These are no restarts: repeats (0, 0, 1, 1), another
+    order (5, 6, 0, 1), and padding on the left, as in Hugging Face's generate (1, 1, 1, 0, 1, 2).
+    Nor is 0, 0, 1, 2: a first document of one token looks like two events at one time, or like
+    padding. Positions are read only on the CPU and not while tracing, where this needs no
+    synchronisation.
     """
     if isinstance(positions, range) or not _is_readable(positions):
         return False
@@ -211,11 +213,11 @@ def first_text_returns(
     """Return True if positions of several components are known to return to the text that begins
     their row, as in packed documents of M-RoPE.
 
-    Tokens of a text have one number on all axes, which grows by one. So a row begins with a text if
-    its first two tokens are (p, p, p) and (p + 1, p + 1, p + 1), and returns to it where the same
-    two follow one another again. Grids have no such pair, row by row or column by column, and may
-    repeat their places. Tokens that are not `valid` do not count; positions are read as by
-    `positions_restart`.
+    Tokens of a text have the same number on all axes, one more for each token. So a row begins with
+    a text if its first two tokens are (p, p, p) and (p + 1, p + 1, p + 1), and returns to it if
+    these two follow one another again. Grids have no such pair, row by row or column by column, and
+    may repeat their places. Tokens that are not `valid` do not count. Positions are read only on
+    the CPU and not while tracing.
     """
     if not _is_readable(positions):  # first: while tracing, the length must stay any length
         return False
@@ -243,8 +245,9 @@ def last_positions_differ(
     q_positions: Real[Tensor, "*#batch q_len axes"],
     kv_positions: Real[Tensor, "*#batch kv_len axes"],
 ) -> bool:
-    """Return True if the last queries are known to be at other places than the last keys. Positions
-    are read as by `positions_restart`; tokens without a place are at one place."""
+    """Return True if the last queries are known to have other positions than the last keys, as many
+    as there are of both. Positions are read only on the CPU and not while tracing; all tokens
+    without a place on a grid (NaN) count as equal."""
     if q_positions is kv_positions or not (
         _is_readable(q_positions) and _is_readable(kv_positions)
     ):
@@ -256,8 +259,8 @@ def last_positions_differ(
 
 
 def repeated_position(cached: AnyPositions, new: AnyPositions) -> int | float | None:
-    """Return the position of a new token that a cached token of its batch row has, too; None if all
-    are new, or if positions are not known, see `as_range`.
+    """Return a position that both a new token and a cached token of its batch row have. Return None
+    if there is none, or if positions are not known without waiting for a device.
 
     cached, new: positions, (len) or (rows, len), or a range; one row serves all rows of the other.
     """
@@ -295,8 +298,8 @@ def _is_readable(positions: Tensor) -> bool:
 
 
 def are_known_equal(a: AnyPositions, b: AnyPositions) -> bool:
-    """Return True if both are known to be equal without synchronising: on the CPU by value,
-    elsewhere only if they are one tensor or equal ranges."""
+    """Return True if both positions are known to be equal without waiting for a device: on the CPU
+    by value, elsewhere only if they are one tensor or equal ranges."""
     if a is b:
         return True
     if isinstance(a, range) and isinstance(b, range):
@@ -313,7 +316,8 @@ def are_known_equal(a: AnyPositions, b: AnyPositions) -> bool:
 
 
 def _all_equal(a: Tensor, b: Tensor) -> bool:
-    """Return True if all positions are equal; NaN, which marks class tokens, equals NaN."""
+    """Return True if all positions of the two tensors are equal; NaN, which marks tokens without a
+    place, equals NaN."""
     if a.is_floating_point():
         return torch.allclose(a, b, rtol=0, atol=0, equal_nan=True)
     return torch.equal(a, b)
@@ -323,8 +327,8 @@ class RememberedPositions:
     """Remember the positions for which a result was computed, to compare them with others.
 
     A range, and a copy of a tensor on the CPU, are compared by value. A tensor on another device is
-    not remembered: comparing it would wait for the device, and it may have been written to since.
-    In a trace, positions fit if they are the same tensor.
+    not remembered: comparing it would wait for the device, and it may have been changed since. In a
+    trace, positions fit if they are the same tensor.
     """
 
     def __init__(self, positions: AnyPositions) -> None:
@@ -367,15 +371,16 @@ def subtract_first_key(
 
 
 def _to_common_dtype(q_positions: Tensor, kv_positions: Tensor) -> tuple[Tensor, Tensor]:
-    """Return both in float64 if only one has whole numbers, which torch would round to the dtype of
-    the other."""
+    """Return both positions in float64 if one has whole numbers and the other real ones; otherwise
+    unchanged. torch would round whole numbers to the dtype of the real ones."""
     if q_positions.is_floating_point() == kv_positions.is_floating_point():
         return q_positions, kv_positions
     return q_positions.double(), kv_positions.double()
 
 
 def check_flat_positions(q_positions: Any, kv_positions: Any) -> None:
-    """Raise ValueError unless both are (len) or (batch, len), which q and k are not."""
+    """Raise ValueError unless both are tensors (len) or (batch, len); the message says that q and k
+    are no positions."""
     for name, positions in (("q_positions", q_positions), ("kv_positions", kv_positions)):
         if positions.ndim not in (1, 2):
             raise ValueError(
@@ -398,9 +403,9 @@ def check_tensor(caller: str, name: str, value: Any, contents: str) -> None:
 
 
 def check_valid(caller: str, valid: Any) -> None:
-    """Raise TypeError unless `valid` is a tensor, and ValueError if it is known to be a mask that
-    is added to scores, in which 0 marks the valid tokens: it has negative numbers. It is read as
-    positions are by `positions_restart`."""
+    """Raise TypeError unless `valid` is a tensor. Raise ValueError if it is known to have negative
+    numbers, as a mask that is added to scores has, in which 0 marks the valid tokens. It is read
+    only on the CPU and not while tracing."""
     check_tensor(caller, "valid", valid, "booleans, True for tokens that are no padding")
     if valid.dtype == torch.bool or not _is_readable(valid):
         return
@@ -453,8 +458,8 @@ def positions_from_documents(documents: Shaped[Tensor, "*batch len"]) -> Documen
 
 @explain_misfits
 def documents_from_positions(positions: Documents) -> Documents:
-    """Return document ids 0, 1, ... of a packed sequence: a document starts at each position that
-    is not the one before plus 1.
+    """Return document ids 0, 1, ... of a packed sequence. A new document begins at each token whose
+    position is not one more than that of the token before.
 
     Shapes: integer positions (len) or (batch, len) -> the same.
     Raises: TypeError for anything but a tensor.
@@ -511,16 +516,16 @@ def normalized_grid(
 
 
 def _check_grid(name: str, height: int, width: int, class_tokens: int) -> None:
-    """Raise TypeError or ValueError unless height and width are counts from 1 on and class_tokens
-    is one from 0 on; `name`: the function that got them."""
+    """Raise TypeError or ValueError unless height and width are whole numbers from 1 on, and
+    class_tokens is one from 0 on. name: the function that got them, for the message."""
     check_count(f"positions.{name}", "height", height)
     check_count(f"positions.{name}", "width", width)
     check_count(f"positions.{name}", "class_tokens", class_tokens, 0)
 
 
 def _after_class_tokens(count: int, cells: Tensor) -> Tensor:
-    """Put `count` tokens without a place (NaN) before cells (n, 2), which become float64; without
-    such tokens the cells stay as they are."""
+    """Return positions (count + n, 2) in float64: `count` tokens without a place (NaN) before the
+    cells (n, 2). For count 0 return the cells themselves."""
     if not count:
         return cells
     placeless = torch.full((count, cells.shape[-1]), math.nan, device=cells.device)

@@ -1,4 +1,5 @@
-"""Ready masks: causal, windows, padding, documents, prefixes, chunks, factorisation orders."""
+"""Define ready masks: causal, windows, padding, documents, prefixes, chunks, factorisation
+orders."""
 
 from functools import partial
 
@@ -15,12 +16,13 @@ from posenc.positions import check_tensor, check_valid, values_at
 
 
 def _shows_all_keys(pairs: QueryKeyPairs) -> Tensor:
-    """Return True for every pair: `full`. The comparison is made for its shape only."""
+    """Return True for every pair: the predicate of `full`. The comparison only gives the tensor its
+    shape."""
     return torch.ones_like(pairs.q_position >= pairs.kv_position)
 
 
 def _key_is_not_later(pairs: QueryKeyPairs) -> Tensor:
-    """Return True where the key's position is not above the query's: `causal`."""
+    """Return True where the key's position is not above the query's: the predicate of `causal`."""
     return pairs.q_position >= pairs.kv_position
 
 
@@ -31,15 +33,15 @@ causal = Mask(_key_is_not_later, causal=True, exact=True, separates_documents=Fa
 """Mask that shows keys at the query's own and at earlier positions, in any order in memory.
 
 Documents packed into one row, each with positions from 0 on, see one another: add `&
-document(ids)`. Without it attention raises ValueError if keys return to earlier positions, and so
-it does for every mask that compares positions, however joined. Positions are checked on the CPU
-only, and not under torch.compile, export or tracing. A first document of one token is not noticed
-by itself: 0, 0, 1, 2 may also be two events at one time.
+document(ids)`. Without it attention raises ValueError if keys return to earlier positions, as it
+does for every mask that compares positions, also within a combination of masks. Positions are
+checked on the CPU only, and not under torch.compile, export or tracing. A first document of one
+token cannot be detected: 0, 0, 1, 2 may also be two events at one time.
 
 With positions of several components (M-RoPE, rows and columns) it compares the order in memory, and
 queries are the last tokens: attention raises ValueError if they are not those of the last keys.
-There, packed documents are noticed where a row begins with a text, (p, p, p) and (p + 1, p + 1, p +
-1), and returns to it. Grids may repeat their places, and are not.
+Packed documents are then detected only where a row begins with a text, (p, p, p) and (p + 1, p + 1,
+p + 1), and returns to it. Grids may repeat their places, so they are not detected.
 """
 
 
@@ -78,7 +80,8 @@ def padding(valid: Shaped[Tensor, "batch kv_len"]) -> Mask:
 
 
 def _key_is_no_padding(valid: Tensor, pairs: QueryKeyPairs) -> Tensor:
-    """Return True where `valid` (batch, kv_len) is True for the key."""
+    """Return True where the key is a valid token by `valid` (batch, kv_len): the predicate of
+    `padding`."""
     return valid[pairs.batch, pairs.kv_idx]
 
 
@@ -118,7 +121,8 @@ def _drop_single_row(ids: Tensor) -> Tensor:
 
 
 def _key_is_in_same_document(q_ids: Tensor, kv_ids: Tensor, pairs: QueryKeyPairs) -> Tensor:
-    """Return True where query and key have the same document id; ids are (len) or (batch, len)."""
+    """Return True where query and key have the same document id, by ids (len) or (batch, len): the
+    predicate of `document`."""
     q_document = values_at(q_ids, pairs.batch, pairs.q_idx)
     kv_document = values_at(kv_ids, pairs.batch, pairs.kv_idx)
     return q_document == kv_document
@@ -149,14 +153,16 @@ def _key_is_below(length: int, pairs: QueryKeyPairs) -> Tensor:
 
 
 def _key_is_below_row_length(length: Tensor, pairs: QueryKeyPairs) -> Tensor:
-    """Return True where the key's position is below the length of its batch row, of (batch,)."""
+    """Return True where the key's position is below the length of its batch row. `length`:
+    (batch,)."""
     return pairs.kv_position < length[pairs.batch]
 
 
 @explain_misfits
 def attention_sinks(num_sinks: int, window_size: int) -> Mask:
-    """Show no later keys, and of the others those at the first `num_sinks` positions and those less
-    than `window_size` positions away (StreamingLLM). The window counts the query itself.
+    """Show keys that are not later than the query, and that either have one of the first
+    `num_sinks` positions or are less than `window_size` positions away (StreamingLLM). The window
+    counts the query itself.
 
     Source: Xiao et al. 2023, arXiv:2309.17453.
     """
@@ -177,7 +183,7 @@ def chunked(chunk_size: int) -> Mask:
 
 
 def _key_is_in_same_chunk(chunk_size: int, pairs: QueryKeyPairs) -> Tensor:
-    """Return True where the positions of query and key are in one chunk: chunks begin at the
+    """Return True where the positions of query and key are in the same chunk. Chunks begin at
     multiples of `chunk_size`."""
     return pairs.q_position // chunk_size == pairs.kv_position // chunk_size
 
@@ -239,8 +245,9 @@ def permutation(
 
 
 def _key_is_earlier_in_order(rank: Tensor, sees_itself: bool, pairs: QueryKeyPairs) -> Tensor:
-    """Return True where the key's rank is below the query's, where it is negative, which marks
-    context, and with `sees_itself` where key and query are one token."""
+    """Return True where the key's rank is below the query's; where it is negative, which marks
+    context; and, if `sees_itself`, where key and query are one token. rank: (len) or (batch, len).
+    """
     q_rank = values_at(rank, pairs.batch, pairs.q_idx)
     kv_rank = values_at(rank, pairs.batch, pairs.kv_idx)
     is_earlier = (kv_rank < q_rank) | (kv_rank < 0)

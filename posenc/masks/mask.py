@@ -1,4 +1,5 @@
-"""Attention masks in FlexAttention's signature, with what is known about their structure."""
+"""Define attention masks with FlexAttention's signature, and with what is known about their
+structure."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -23,9 +24,9 @@ Predicate = Callable[["QueryKeyPairs"], Tensor]
 
 @dataclass(frozen=True)
 class QueryKeyPairs:
-    """Hold the argument of a predicate: pairs of a query and a key, by the four indices that
-    FlexAttention gives to a mask_mod, and their positions. All six tensors broadcast to one
-    shape."""
+    """Hold the argument of a mask's predicate: pairs of a query and a key, given by the four
+    indices of FlexAttention's mask_mod and by the positions of both. The six tensors broadcast to
+    one shape."""
 
     batch: Int[Tensor, "..."]
     head: Int[Tensor, "..."]
@@ -36,18 +37,20 @@ class QueryKeyPairs:
 
 
 PADDING_NAME = "padding"
-"""`CapturedTensor.name` of what `masks.padding` reads, by which other code finds that mask."""
+"""`CapturedTensor.name` of the tensor that `masks.padding` reads. Other code recognises a padding
+mask by it."""
 
 
 @dataclass(frozen=True, eq=False)
 class CapturedTensor:
-    """Name a tensor that a predicate reads, so that its sizes can be checked."""
+    """Hold a tensor that a predicate reads, with a name and its axes, so that its sizes can be
+    checked."""
 
     name: str
-    """What it holds, such as PADDING_NAME, for messages."""
+    """Name for messages, such as PADDING_NAME."""
     tensor: Shaped[Tensor, "..."]
     axes: tuple[str, ...]
-    """What each of its axes counts: "batch", "q_len" or "kv_len"."""
+    """What each axis of the tensor counts: "batch", "q_len" or "kv_len"."""
 
 
 @explain_constructor_misfits
@@ -83,13 +86,13 @@ class Mask:
     captured: tuple[CapturedTensor, ...] = ()
     """Tensors that the predicate reads."""
     separates_documents: bool | None = True
-    """False if the mask compares positions, which documents packed into one row repeat; None if it
-    compares neither positions nor documents, as `full` and `padding`; True if it may keep documents
-    apart. Meaningless in a mask that joins others."""
+    """False if the mask compares positions, which documents packed into one row repeat. None if it
+    compares neither positions nor documents, as `full` and `padding`. True if it may keep documents
+    apart. Not used for a mask that combines others by &, | or ~."""
     operator: str = ""
-    """"&", "|" or "~" in a mask that joins others; "" otherwise."""
+    """"&", "|" or "~" if the mask combines others; otherwise ""."""
     parts: tuple["Mask", ...] = ()
-    """The masks that this one joins by its operator."""
+    """The masks that this one combines by its operator."""
 
     def __call__(self, batch: Tensor, head: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
         return self._visible_pairs(batch, head, q_idx, kv_idx)
@@ -97,8 +100,8 @@ class Mask:
     def _visible_pairs(self, batch: Tensor, head: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
         """Return True for visible pairs of a query and a key: `predicate` on their `QueryKeyPairs`.
 
-        It is no part of __call__, because torch.compile of torch 2.6 first evaluates bool(mask)
-        when it calls an object, which a Mask refuses; it calls a method directly.
+        This is a method apart from __call__, because torch.compile of torch 2.6 evaluates
+        bool(mask), which a Mask refuses, before it calls an object. It calls a method directly.
         """
         q_position = values_at(self.q_positions, batch, q_idx)
         kv_position = values_at(self.kv_positions, batch, kv_idx)
@@ -158,9 +161,9 @@ class Mask:
         )
 
     def _bind_like(self, a: "Mask", b: "Mask") -> "Mask":
-        """Return this mask, which joins `a` and `b`, bound to the positions to which one of them or
-        both are bound. Return it unbound if neither is bound. Raise ValueError if both are bound,
-        and their positions are not known to be equal."""
+        """Return this mask, a combination of `a` and `b`, bound to the positions to which they are
+        bound; unbound if neither is bound. Raise ValueError if both are bound, and their positions
+        are not known to be equal."""
         if not (a.bound or b.bound):
             return self
         if a.bound and b.bound and not _have_same_positions(a, b):
@@ -182,22 +185,23 @@ class Mask:
 
     @property
     def bound(self) -> bool:
-        """Return True if the mask knows the positions of the tokens, see `bind`."""
+        """Return True if the mask is bound to the positions of tokens, see `bind`."""
         return self.q_positions is not None
 
     def tensor(
         self, length: int | None = None, *, queries: int | None = None
     ) -> Bool[Tensor, "*batch q_len kv_len"]:
-        """Return the mask as booleans, True where a query sees a key: (length, length), or (batch,
-        length, length) if rows of the batch differ.
+        """Return the mask as booleans, True where a query sees a key: (q_len, kv_len), or (batch,
+        q_len, kv_len) if rows of the batch differ.
 
         Args:
-            length: number of tokens, at positions 0, 1, ...; None for a bound mask, which has
+            length: number of keys, at positions 0, 1, ...; None for a bound mask, which has
                 positions.
             queries: number of queries, which are the last tokens; None for all.
 
-        A mask that differs between heads is that of the first head. Raises: ValueError if the
-        lengths do not fit the tensors that the mask reads, TypeError if they are no whole numbers.
+        For a mask that differs between heads, the result is that of the first head. Raises:
+        ValueError if the lengths do not fit the tensors that the mask reads, TypeError if they are
+        no whole numbers.
 
         >>> (posenc.masks.causal & posenc.masks.sliding_window(2)).tensor(4, queries=2).int()
         tensor([[0, 1, 1, 0],
@@ -214,7 +218,8 @@ class Mask:
 
     def _bind_in_order(self, length: int | None, queries: int | None) -> "Mask":
         """Return the mask bound to `length` keys at positions 0, 1, ..., and to the last `queries`
-        of them, None for all. Raise TypeError for length None, which an unbound mask needs."""
+        of them as queries, or to all for None. Raise TypeError if length is None, because an
+        unbound mask needs it."""
         kv_len = _checked_token_count("length", length)
         q_len = kv_len if queries is None else _checked_token_count("queries", queries)
         if q_len > kv_len:
@@ -270,8 +275,9 @@ class Mask:
 
 
 def check_mask(caller: str, mask: Any, batch: int, q_len: int, kv_len: int) -> None:
-    """Raise TypeError unless `mask` is a Mask or None, ValueError unless the tensors that it reads
-    and the positions to which it is bound fit these sizes. `caller` is named in the message."""
+    """Raise TypeError unless `mask` is a Mask or None. Raise ValueError unless these sizes fit the
+    tensors that it reads and the positions to which it is bound. caller: the name with which
+    messages begin."""
     if mask is None:
         return
     if not isinstance(mask, Mask):
@@ -298,8 +304,9 @@ def _check_bound_sizes(
 ) -> None:
     """Raise ValueError if a mask is bound to positions of other sizes than those of attention.
 
-    caller, name: the function and the positions, for the message. positions: None if the mask is
-    not bound. batch, length: the sizes that attention has.
+    caller, name: the function and its positions, for the message.
+    positions: those to which the mask is bound; None if it is not bound.
+    batch, length: the number of rows and of tokens that attention has.
     """
     if positions is None:
         return
@@ -321,23 +328,23 @@ def _describe_argument(mask: Any) -> str:
 
 
 def _both_show(a: Predicate, b: Predicate, pairs: QueryKeyPairs) -> Tensor:
-    """Return True where both predicates do: the predicate of a & b."""
+    """Return True where both predicates do. This is the predicate of a & b."""
     return a(pairs) & b(pairs)
 
 
 def _either_shows(a: Predicate, b: Predicate, pairs: QueryKeyPairs) -> Tensor:
-    """Return True where at least one of the predicates does: the predicate of a | b."""
+    """Return True where at least one of the predicates does. This is the predicate of a | b."""
     return a(pairs) | b(pairs)
 
 
 def _does_not_show(a: Predicate, pairs: QueryKeyPairs) -> Tensor:
-    """Return True where the predicate does not: the predicate of ~a."""
+    """Return True where the predicate does not. This is the predicate of ~a."""
     return ~a(pairs)
 
 
 def _checked_token_count(name: str, count: Any) -> int:
     """Return `count` as an int. Raise TypeError unless it is a whole number, ValueError if it is
-    below 0; `name`: the argument, for the message."""
+    below 0. name: the argument's name, for the message."""
     if not hasattr(count, "__index__") or isinstance(count, bool):
         raise TypeError(f"Mask.tensor: {name} must be a whole number of tokens, got {count!r}.")
     if count < 0:
@@ -378,7 +385,7 @@ def _check_bind_positions(q_positions: Any, kv_positions: Any) -> None:
 
 def _check_flat_positions(name: str, positions: Any) -> None:
     """Raise TypeError unless `positions` are numbers or a range, ValueError unless they have one
-    component: (len) or (batch, len). `name`: the argument, for the message."""
+    component: (len) or (batch, len). name: the argument's name, for the message."""
     if isinstance(positions, range):
         return
     if not isinstance(positions, Tensor) or positions.dtype == torch.bool:

@@ -1,8 +1,9 @@
 """Bind masks to the order in memory, and refuse masks that show one packed document to another.
 
-Documents packed into one row repeat positions: 0, 1, 2, 0, 1. A causal mask then shows the first
-document to the second. A mask is refused if positions, where they can be read without waiting for
-a device, show such a row, and the mask does not name documents.
+Documents packed into one row repeat positions: 0, 1, 2, 0, 1. A causal mask then shows keys of the
+first document to queries of the second. A mask is refused if the positions show such a row, and the
+mask does not separate documents. Positions are checked where they can be read without waiting for a
+device.
 """
 
 from enum import IntEnum
@@ -62,11 +63,11 @@ def bind_to_memory_order(
     """Return a mask bound to the order in memory, for positions of several components: queries are
     the last tokens. With more queries than keys, the first queries precede all keys.
 
-    Raises: ValueError for a mask that compares positions, if these (read on the CPU only, and not
-    while tracing) show one of two things:
+    Raises: ValueError for a mask that compares positions, if the positions (read on the CPU only,
+    and not while tracing) show one of two things:
 
-    - the order in memory is not meant: the last queries are elsewhere than the last keys;
-    - the row returns to its first text, and the mask does not separate the two.
+    - the order in memory is not meant: the last queries have other positions than the last keys;
+    - packed documents: the row returns to its first text, and the mask does not separate the two.
     """
     if _compares_positions(mask) and last_positions_differ(q_positions, kv_positions):
         raise ValueError(_OTHER_POSITIONS_MESSAGE)
@@ -83,8 +84,8 @@ def bind_to_memory_order(
 
 
 def _compares_positions(mask: Mask) -> bool:
-    """Return True if a part of the mask compares positions, or may do so: one that the user made
-    and that names no tensor."""
+    """Return True if the mask, or a part of it, compares positions or may do so. A user's own mask
+    may do so if it names no tensor."""
     if mask.parts:
         return any(map(_compares_positions, mask.parts))
     if mask.separates_documents is None:
@@ -93,22 +94,23 @@ def _compares_positions(mask: Mask) -> bool:
 
 
 class _OtherDocuments(IntEnum):
-    """Kinds of keys of other documents in its row that a query may see by mistake, because the
-    caller has not named documents."""
+    """Name the keys of other documents in its row that a query may see by mistake, if the mask does
+    not say which documents there are."""
 
     NONE = 0
-    """None: the mask names documents. So does ~document(ids), which shows the others on purpose."""
+    """No key: the mask names documents. This holds for ~document(ids), too, which shows other
+    documents on purpose."""
     ANY = 1
     """All keys, or all that are no padding: the mask does not compare positions, so the caller is
-    taken to mean it."""
+    expected to want this."""
     BY_POSITION = 2
-    """Keys at the positions of its own document, which the other documents repeat."""
+    """Keys at the positions of the query's own document, which other documents repeat."""
 
 
 def _possible_leak(mask: Mask, inverted: bool = False) -> _OtherDocuments:
-    """Return which kind of keys of other documents a mask may show by mistake.
+    """Return which keys of other documents a mask may show to a query by mistake.
 
-    inverted: judge the inverse ~mask instead.
+    inverted: answer for the inverse ~mask instead.
     """
     if mask.operator == "~":
         return _possible_leak(mask.parts[0], not inverted)
@@ -127,8 +129,8 @@ def _possible_leak(mask: Mask, inverted: bool = False) -> _OtherDocuments:
 
 
 def _keys_without_padding(mask: Mask, inverted: bool = False) -> Tensor | None:
-    """Return booleans (batch, kv_len), True for keys that padding does not hide from all queries.
-    Return None if padding hides no key.
+    """Return booleans (batch, kv_len): False for keys that are hidden from all queries because they
+    are padding. Return None if the mask hides no padding.
 
     inverted: answer for the inverse ~mask instead.
     """
@@ -146,8 +148,8 @@ def _keys_without_padding(mask: Mask, inverted: bool = False) -> Tensor | None:
 
 
 def _padding_tensor(mask: Mask) -> Tensor | None:
-    """Return the tensor (batch, kv_len) of masks.padding, True for tokens that are no padding, of a
-    mask without parts; None for a mask of another kind."""
+    """Return the tensor (batch, kv_len) that masks.padding reads, True for tokens that are no
+    padding, if the mask is of this kind; otherwise None."""
     for captured in mask.captured:
         if captured.name == PADDING_NAME:
             return captured.tensor
@@ -155,6 +157,7 @@ def _padding_tensor(mask: Mask) -> Tensor | None:
 
 
 def _needs_all_parts(mask: Mask, inverted: bool) -> bool:
-    """Return True if a mask shows a key only where all its parts do. If `inverted`, answer for the
-    inverse ~mask and its parts ~part: the inverse of a | b is ~a & ~b."""
+    """Return True if a mask shows a key only where all its parts do, False if one part suffices. If
+    `inverted`, answer for the inverse ~mask and its parts ~part: the inverse of a | b is ~a & ~b.
+    """
     return (mask.operator == "&") != inverted

@@ -1,4 +1,4 @@
-"""Tensors that are computed once: constants per device, and tables of a prepared encoding."""
+"""Keep tensors that are computed once: constants per device, and tables of a prepared encoding."""
 
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any, TypeVar
@@ -10,8 +10,8 @@ from posenc.encodings.numerics.torch_modes import inside_functorch_transform, is
 
 T = TypeVar("T")
 MAX_TABLES = 4
-"""Maximum number of cached tables; the oldest goes first. A number chosen: a prepared encoding may
-be used for many calls, and each may ask for tables of its own."""
+"""Maximum number of cached tables; a further one replaces the oldest. The number is chosen: a
+prepared encoding may be used for many calls, and each may ask for tables of its own."""
 
 
 class Constants:
@@ -43,11 +43,13 @@ class Constants:
 
 
 class TableCache:
-    """Cache results by key, and recompute a result if a tensor from which it was made has changed.
+    """Cache results by key, and compute a result again if a tensor from which it was computed has
+    changed.
 
-    Tensors are compared by value with copies, so every change is seen, whoever wrote it. That costs
-    time in proportion to their size, and on an accelerator it would wait for the device: nothing is
-    cached there, nor while gradients are tracked, because a backward pass frees its graph.
+    Tensors are compared by value with copies, so every change is noticed, whatever wrote it. That
+    costs time in proportion to their size, and on an accelerator it would wait for the device. So
+    nothing is cached there, nor while gradients are tracked, because a backward pass frees its
+    graph.
 
     >>> from posenc.encodings.numerics.caches import TableCache
     >>> kept, weight = TableCache(), torch.ones(2)
@@ -63,8 +65,8 @@ class TableCache:
         self._entries: dict[Hashable, tuple[tuple[Tensor, ...], Any]] = {}
 
     def __call__(self, key: Hashable, compute: Callable[[], T], *reads: Tensor | None) -> T:
-        """Return `compute()`, or its cached result for this key and equal tensors. Do not write to
-        it."""
+        """Return `compute()`, or its cached result if it was called with this key and with tensors
+        `reads` of the same values. Do not write to the result: it is shared."""
         inputs = tuple(t for t in reads if t is not None)
         tracked = torch.is_grad_enabled() and any(t.requires_grad for t in inputs)
         if tracked or torch.compiler.is_compiling() or not all(map(is_readable, inputs)):
@@ -85,8 +87,8 @@ class TableCache:
 
 
 def _same_tensors(before: tuple[Tensor, ...], now: tuple[Tensor, ...]) -> bool:
-    """Return True if both are as many tensors, with the same dtypes, shapes and numbers. NaN equals
-    nothing."""
+    """Return True if both have the same number of tensors, with the same dtypes, shapes and values.
+    Tensors with NaN are never the same."""
     if len(before) != len(now):
         return False
     pairs = zip(before, now, strict=True)

@@ -63,9 +63,10 @@ class ExactFrequencies:
 
     def reduced_angles(self, positions: Tensor) -> Tensor:
         """Return the angles position * inv_freq in radians, less whole turns, within (-2 pi, 2 pi):
-        float64, (..., len(inv_freq)).
+        float64, (*shape, len(inv_freq)).
 
-        `...` is the shape of `positions`, without its axis of components if `axes` is given.
+        `shape` is that of `positions`, without its axis of components if `axes` was given to the
+        constructor.
         """
         if self.axes is None:
             positions = positions[..., None]

@@ -21,18 +21,19 @@ def per_head(values: Tensor, like: Tensor) -> Tensor:
 
 
 def without_autocast(device: torch.device) -> AbstractContextManager:
-    """Return a context that disables autocast, for results that must be float32."""
+    """Return a context manager that disables autocast, for results that must be float32."""
     kind = device.type
     return torch.autocast(kind, enabled=False) if autocast_enabled(kind) else nullcontext()
 
 
 def at_least_float32(dtype: torch.dtype) -> torch.dtype:
-    """Return float32, or float64 if `dtype` is: tables and biases are computed in it."""
+    """Return float32, or float64 if `dtype` is float64: tables and biases are computed in it."""
     return torch.promote_types(dtype, torch.float32)
 
 
 class LinearWeights(NamedTuple):
-    """Hold the weight (out, in) and the bias (out) of a linear layer; None without bias."""
+    """Hold the weight (out, in) of a linear layer, and its bias (out), or None if it has no
+    bias."""
 
     weight: Tensor
     bias: Tensor | None
@@ -41,11 +42,11 @@ class LinearWeights(NamedTuple):
 def read_linear(layer: nn.Module, dtype: torch.dtype) -> LinearWeights:
     """Return the weight and the bias of a linear layer, converted to this dtype.
 
-    Encodings compute in another dtype than their weights, or multiply by parts of a weight, so that
-    they cannot call the layer.
+    Encodings read them because they compute in another dtype than their weights, or multiply by
+    parts of a weight, and so cannot call the layer.
 
-    Raises: ValueError if calling it would compute something else than its weight says, as an
-    adapter or a quantised layer does.
+    Raises: ValueError if calling the layer would compute something else than its weight says, as
+    with an adapter or a quantised layer.
     """
     if not isinstance(layer, nn.Linear) or type(layer).forward is not nn.Linear.forward:
         raise ValueError(

@@ -1,6 +1,6 @@
-"""Slopes, buckets and rows of tables that PyTorch's and Keras's encodings both compute with.
+"""Compute slopes, buckets and rows of tables for the encodings of both PyTorch and Keras.
 
-In Python alone, so that Keras needs no torch.
+It needs only Python, so that Keras needs no torch.
 """
 
 from functools import lru_cache
@@ -21,11 +21,12 @@ def alibi_slopes(num_heads: int, bias_max: float = 8.0) -> tuple[float, ...]:
 def alibi_slopes_and_sides(
     num_heads: int, left_right: bool, bias_max: float = 8.0
 ) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Return ALiBi's slope of each head, and the side that it sees if `left_right`: 1 the past, for
-    the first half of the heads, or -1 the future. Otherwise the sides have no meaning.
+    """Return two tuples with a number for each head: ALiBi's slope, and the side that the head
+    sees. If `left_right`, the side is 1 (the past) for the first half of the heads and -1 (the
+    future) for the others; otherwise it has no meaning.
 
-    alibi_slopes_and_sides(4, True) -> ((0.0625, 0.00390625, 0.0625, 0.00390625), (1.0, 1.0,
-    -1.0, -1.0))
+    alibi_slopes_and_sides(4, True) -> ((0.0625, 0.00390625, 0.0625, 0.00390625), (1.0, 1.0, -1.0,
+    -1.0))
     """
     halves = 2 if left_right else 1  # each half has the slopes of num_heads / 2 heads
     sides = [1.0] * (num_heads // 2) + [-1.0] * (num_heads - num_heads // 2)
@@ -33,10 +34,12 @@ def alibi_slopes_and_sides(
 
 
 def bucket_edges(num_buckets: int, max_distance: int) -> tuple[int, ...]:
-    """Return the first distance of buckets 1, 2, ...: linear in the first half, then logarithmic.
+    """Return the first distance of each of the buckets 1, 2, ..., num_buckets - 1. The first half
+    of the buckets has one distance each, the others grow logarithmically.
 
     Bucket b >= e = num_buckets / 2 starts at the least x with ln(x/e) / ln(max_distance/e) *
-    (num_buckets - e) >= b - e. Whole numbers make distances on a boundary exact.
+    (num_buckets - e) >= b - e. Computed in whole numbers, so that distances on a boundary are
+    exact.
     """
     exact = num_buckets // 2
     steps = num_buckets - exact
@@ -52,8 +55,8 @@ def bucket_edges(num_buckets: int, max_distance: int) -> tuple[int, ...]:
 def t5_bucket_edges(
     num_buckets: int, max_distance: int, bidirectional: bool, name: str
 ) -> tuple[int, ...]:
-    """Return the first distances of T5's buckets 1, 2, ... of one direction, see bucket_edges.
-    Raise ValueError, which begins with `name`, for sizes that do not fit."""
+    """Return the first distance of each of T5's buckets 1, 2, ... for one direction, see
+    bucket_edges. Raise ValueError for sizes that do not fit; its message begins with `name`."""
     per_side = num_buckets // 2 if bidirectional else num_buckets
     odd = bidirectional and num_buckets % 2
     if per_side < 2 or odd or max_distance <= per_side // 2:
@@ -87,7 +90,8 @@ def deberta_bucket_ends(num_buckets: int, max_distance: int) -> tuple[int, ...]:
 
 KERPLE_MIN = 0.01
 KERPLE_POWER_MAX = 2.0
-"""Bounds to which the authors' code clamps KERPLE's r1 and r2; POWER_HIGH is for form="power"."""
+"""Bounds to which the authors' code clamps KERPLE's r1 and r2: KERPLE_MIN from below, and for
+form="power" KERPLE_POWER_MAX from above."""
 KERPLE_INITIAL_MAX = {"log": (2.0, 1.0), "power": (1.0, 2.0)}
 """Upper ends of the uniform distributions, from 0, of the initial r1 and r2."""
 
@@ -95,12 +99,13 @@ KERPLE_INITIAL_MAX = {"log": (2.0, 1.0), "power": (1.0, 2.0)}
 def rows_to_interpolate(
     num_rows: int, num_positions: int, align_corners: bool
 ) -> tuple[tuple[int, ...], tuple[int, ...], tuple[float, ...]]:
-    """Return (lower, upper, fraction), each num_positions long, that lengthen a table of num_rows
-    by linear interpolation: new row p is (1 - fraction[p]) * table[lower[p]] + fraction[p] *
-    table[upper[p]].
+    """Return (lower, upper, fraction), each num_positions long, with which linear interpolation
+    lengthens a table of num_rows rows: new row p is (1 - fraction[p]) * table[lower[p]] +
+    fraction[p] * table[upper[p]].
 
-    align_corners=True: row p reads p * (old - 1) / (new - 1); False: (p + 0.5) * old / new - 0.5,
-    within the table. Computed in whole numbers until the last division.
+    With align_corners, row p reads the table at p * (num_rows - 1) / (num_positions - 1), otherwise
+    at (p + 0.5) * num_rows / num_positions - 0.5, within the table. Computed in whole numbers until
+    the last division.
     """
     if align_corners:
         steps = max(num_positions - 1, 1)
@@ -117,7 +122,8 @@ def rows_to_interpolate(
 
 
 def check_hierarchical(num_rows: int, num_positions: int, alpha: float) -> None:
-    """Raise ValueError unless two digits in base `num_rows` give each position a row of its own."""
+    """Raise ValueError unless a table of `num_rows` rows can be lengthened to `num_positions`
+    hierarchically: at most num_rows^2 positions, and alpha in (0, 1) but not 0.5."""
     if not 0 < alpha < 1 or alpha == 0.5:
         raise ValueError(f"hierarchical: alpha must be in (0, 1) and not 0.5, got {alpha}.")
     if num_positions > num_rows**2:

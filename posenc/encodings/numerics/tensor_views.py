@@ -22,9 +22,9 @@ def grouped_matmul(a: Tensor, b: Tensor) -> Tensor:
 
 
 def repeat_kv_heads(t: Tensor, num_heads: int, dim: int = 1) -> Tensor:
-    """Return t with each head of axis `dim` repeated for the consecutive query heads that share it,
-    so that this axis has num_heads entries, a multiple of its size. If it has as many already, t
-    itself is returned."""
+    """Return t with each head of axis `dim` repeated for the consecutive query heads that share it.
+    This axis then has num_heads entries, a multiple of its size before. If it has as many already,
+    return t itself."""
     heads = t.shape[dim]
     if heads == num_heads:
         return t
@@ -35,19 +35,20 @@ def repeat_kv_heads(t: Tensor, num_heads: int, dim: int = 1) -> Tensor:
 
 
 def skew(by_distance: Tensor, kv_len: int) -> Tensor:
-    """View (..., q_len, q_len + kv_len), with a column per falling distance, as (..., q_len,
-    kv_len). The first column is for the last query and the first key, the last one is not used.
+    """View values by distance, (..., q_len, q_len + kv_len), as values by key, (..., q_len,
+    kv_len). Columns of the argument are for falling distances: the first one for the last query and
+    the first key; the last one is not used.
 
     Query i starts at column q_len - 1 - i, so each row is shifted by one column. For 3 queries and
-    2 keys, with the seen columns marked:
+    2 keys, with the columns that are returned marked:
 
         query 0    .  .  x  x  .
         query 1    .  x  x  .  .
         query 2    x  x  .  .  .
 
-    In memory, where a row has `width` numbers, the seen ones of query i begin at
-    i * width + q_len - 1 - i: at q_len - 1, and one number less than a row further for each query.
-    So from number q_len - 1 on, rows of width - 1 numbers have them in front.
+    In memory, where a row has `width` numbers, those of query i begin at i * width + q_len - 1 - i:
+    at q_len - 1 for the first query, and width - 1 further for each next one. So from number q_len
+    - 1 on, rows of width - 1 numbers begin with them.
     """
     q_len, width = by_distance.shape[-2:]
     flat = by_distance.flatten(-2).narrow(-1, q_len - 1, q_len * (width - 1))
@@ -55,16 +56,17 @@ def skew(by_distance: Tensor, kv_len: int) -> Tensor:
 
 
 ScoreColumns = tuple[int, int, Tensor]
-"""Tuple (first, last, values): numbers to add to the columns first to last - 1 of the scores, as a
-tensor (..., rows, last - first), where axes may be 1."""
+"""Tuple (first, last, values): numbers to add to the columns first to last - 1 of the scores.
+`values` is (..., rows, last - first), where axes may be 1."""
 
 
 def add_columns(scores: Tensor, *tiles: Iterable[ScoreColumns], rows: int | None = None) -> Tensor:
-    """Add a term, given in parts of some columns each, to the scores in place; return the scores.
+    """Add numbers, given for some columns at a time, to the scores (..., q_len, kv_len) in place,
+    and return the scores.
 
-    tiles: the parts of the next `rows` rows of scores (..., q_len, kv_len), a tile for each such
-        block of rows. The parts of a tile may have any order, but together they must have each
-        column once: with gradients enabled anything else raises RuntimeError.
+    tiles: one for each block of `rows` consecutive rows of scores. A tile is an iterable of
+        ScoreColumns in any order, which together must have each column once: with gradients enabled
+        anything else raises RuntimeError.
     rows: number of rows of each tile; the last may have fewer. None: one tile has all rows.
     """
     blocks = scores.split(rows or scores.shape[-2], -2)
@@ -79,6 +81,7 @@ def add_columns(scores: Tensor, *tiles: Iterable[ScoreColumns], rows: int | None
 
 
 def _concatenate_columns(parts: Iterable[ScoreColumns], like: Tensor) -> Tensor:
-    """Concatenate parts, which cover all columns of `like`, in the order of their columns."""
+    """Concatenate `parts`, which together have all columns of `like`, in the order of their
+    columns, into a tensor of its shape."""
     in_order = sorted(parts, key=lambda part: part[0])
     return torch.cat([t.expand(*like.shape[:-1], last - first) for first, last, t in in_order], -1)

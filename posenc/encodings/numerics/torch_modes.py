@@ -1,4 +1,4 @@
-"""The modes in which torch may run an encoding: tracing, export, transforms, autocast, inference.
+"""Ask in which mode torch runs an encoding: tracing, export, transforms, autocast, inference.
 
 Each function asks for one mode, or for one ability of this release of torch, and says what runs
 without it. No other file asks for the release.
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 DEVICE_KINDS = ("cpu", "cuda", "xpu", "mps", "hpu", "xla", "meta")
-"""Kinds of devices for which autocast is asked about when this module is imported."""
+"""Kinds of devices; when this module is imported, torch is asked which of them have autocast."""
 _KINDS_WITH_AUTOCAST = frozenset(
     kind for kind in DEVICE_KINDS if torch.amp.is_autocast_available(kind)
 )
@@ -31,12 +31,12 @@ def autocast_enabled(kind: str) -> bool:
 def compile_with_separate_limit(
     function: Callable[..., Any], limit: int, **options: Any
 ) -> Callable[..., Any]:
-    """Compile a function so that its recompilations, at most `limit`, are counted apart from those
-    of other compilations of the same function.
+    """Compile a function by torch.compile with `options`, and allow `limit` recompilations, which
+    are counted apart from those of other compilations of the same function.
 
-    A torch that cannot count them apart counts them for each code object, of which every call here
-    makes a new one. A torch that takes no limit for one function has its
-    general one, 8.
+    Releases of torch that cannot count them apart count them for each code object, so each call
+    here makes a new code object. Releases that take no limit for one function use their general
+    limit, 8.
     """
     parameters_of_compile = inspect.signature(torch.compile).parameters
     if "recompile_limit" in parameters_of_compile:
@@ -54,8 +54,8 @@ def compile_with_separate_limit(
 
 
 def inside_functorch_transform() -> bool:
-    """Return True inside grad, jvp or vmap of torch.func, where numbers of tensors cannot be
-    read."""
+    """Return True inside a transform of torch.func, such as grad, jvp or vmap, where the numbers of
+    tensors cannot be read."""
     return torch._C._are_functorch_transforms_active()  # torch has no public function for this
 
 
@@ -73,8 +73,8 @@ def is_readable(t: Tensor) -> bool:
 
 
 def outside_inference_mode() -> AbstractContextManager:
-    """Return a context in which tensors are made that a later backward pass can save, also within
-    inference mode."""
+    """Return a context manager in which new tensors can be saved for a later backward pass, even
+    within inference mode."""
     inside = not torch.compiler.is_compiling() and torch.is_inference_mode_enabled()
     return torch.inference_mode(False) if inside else nullcontext()
 

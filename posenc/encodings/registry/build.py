@@ -30,6 +30,7 @@ def create(name: str, shape: ModelShape, **options: Any) -> PositionEncoding:
         name: a name of `posenc.names()`, module:Class or file.py:Class, with options after a colon.
             Join encodings of one attention with +, alternate encodings by layer with /. See
             `posenc.encodings.registry.grammar`.
+        shape: sizes of the model.
         options: options of a single encoding; they override those of the text and the registry.
 
     Raises: ValueError with the column of the mistake; TypeError for anything but a text and a
@@ -76,11 +77,11 @@ def create(name: str, shape: ModelShape, **options: Any) -> PositionEncoding:
 def build_if_named(
     caller: str, encoding: Any, shape: ModelShape, *, unknown: tuple[str, ...]
 ) -> Any:
-    """Return the encoding that a text names, built for a module of this shape; return anything but
+    """Return the encoding that a text names, built for a module of this shape. Return anything but
     a text unchanged.
 
-    Raises: ValueError if the encoding depends on a field of the shape that is in `unknown`, because
-    `caller` does not know it.
+    unknown: fields of `shape` that `caller`, the module, does not know: "train_length", "causal".
+    Raises: ValueError if the encoding depends on one of these fields.
     """
     if not isinstance(encoding, str):
         return encoding
@@ -98,7 +99,7 @@ def build_if_named(
 
 
 def _build_layer(spec: Spec, parts: tuple[Part, ...], shape: ModelShape) -> PositionEncoding:
-    """Build the encoding of one layer from the parts between two slashes."""
+    """Build the encoding of one layer: of its only part, or composed of several."""
     members = [_build_part(spec, part, shape, {}) for part in parts]
     if len(members) == 1:
         return members[0]
@@ -111,8 +112,8 @@ def _build_layer(spec: Spec, parts: tuple[Part, ...], shape: ModelShape) -> Posi
 def _build_part(
     spec: Spec, part: Part, shape: ModelShape, options: dict[str, Any]
 ) -> PositionEncoding:
-    """Build one encoding with the registry's options, those of the text and `options`, of which
-    later ones win."""
+    """Build one encoding. Of options with the same name, those in `options` come before those in
+    the text, and these before the registry's."""
     cls = class_of_part(spec, part)
     defaults = {} if part.attribute else entry(part.name_or_module).defaults
     in_text = {option.key: option.value for option in part.options}

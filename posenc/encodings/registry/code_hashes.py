@@ -1,7 +1,7 @@
 """Hash the source of the encodings that a text names.
 
-The hash stands next to stored results, so that those of an edited encoding are not used again: it
-is of the named file and of the files next to it, or on PYTHONPATH, that it imports.
+The hash is stored with results, so that those of an encoding that was edited later are not used
+again. It covers the named file, and the files that it imports from its folder or from PYTHONPATH.
 """
 
 import ast
@@ -22,17 +22,18 @@ _POSENC_FOLDER = Path(__file__).resolve().parents[2]
 
 
 def hash_of_user_code(text: str) -> str:
-    """Return twelve digits that depend on the source files of the encodings outside posenc that a
-    text names; "" if all are posenc's own."""
+    """Return a hash, twelve hexadecimal digits, of the source files outside posenc that define the
+    encodings named in `text`; "" if all are posenc's own."""
     spec = parse(text)
     return hash_of_modules([module for part in spec.parts for module in _module_names(spec, part)])
 
 
 def hash_of_posenc_code(text: str) -> str:
-    """Return twelve digits that change with the files of posenc which the encodings named in `text`
-    use, and with the options that are registered with them.
+    """Return a hash, twelve hexadecimal digits, of posenc's files that the encodings named in
+    `text` use, and of the options that are registered with them.
 
-    A class outside posenc may use any encoding of posenc, so it counts all of them.
+    A class outside posenc may use any encoding of posenc, so for one of these the files of all
+    encodings count.
     """
     spec = parse(text)
     digests = []
@@ -52,8 +53,8 @@ def hash_of_posenc_code(text: str) -> str:
 
 
 def hash_of_modules(modules: Iterable[str]) -> str:
-    """Return twelve digits that depend on the source files of those modules that are not posenc's,
-    and on what they import; "" if all are posenc's own."""
+    """Return a hash, twelve hexadecimal digits, of the source files of those `modules` that are not
+    posenc's, and of what they import; "" if all are posenc's own."""
     files: dict[Path, None] = {}  # in order, each once
     for module in modules:
         if not _is_in_posenc(module):
@@ -62,8 +63,8 @@ def hash_of_modules(modules: Iterable[str]) -> str:
 
 
 def files_of_module(module: str) -> tuple[Path, ...]:
-    """Return the file of a loaded module, and the files that it imports, also indirectly: those
-    below the folder from which it was imported, and on PYTHONPATH. () if it has no file."""
+    """Return the file of a loaded module, and the files that it imports, also indirectly, from the
+    folder in which its import began and from PYTHONPATH. Return () if the module has no file."""
     name = getattr(sys.modules.get(module), "__file__", None)
     if name is None:
         return ()
@@ -76,14 +77,14 @@ def files_of_module(module: str) -> tuple[Path, ...]:
 
 
 def _module_names(spec: Spec, part: Part) -> list[str]:
-    """Return the names of the module that defines a part's class and, for a class given by file or
-    module, of that one, which may only import or make the class."""
+    """Return the name of the module that defines a part's class. For a class given by file or
+    module, return also the name of that file or module, which may only import the class."""
     named = [import_file_or_module(part.name_or_module).__name__] if part.attribute else []
     return [class_of_part(spec, part).__module__, *named]
 
 
 def _is_in_posenc(module: str) -> bool:
-    """Return True for the name of a module of this package."""
+    """Return True if `module` is the name of a module of posenc."""
     return module.partition(".")[0] == "posenc"
 
 
@@ -94,7 +95,7 @@ def _hash_files(files: Iterable[Path]) -> str:
 
 
 class _FileBelowRoot(NamedTuple):
-    """Hold a file and the folder from which it is imported."""
+    """Hold a file, and the folder from which imports find it."""
 
     file: Path
     root: Path
@@ -150,7 +151,8 @@ def _imported_names(source: bytes, package: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _iterate_imported_names(tree: ast.Module, package: tuple[str, ...]) -> Iterator[str]:
-    """Yield the full names that a parsed module of `package` imports, attributes among them."""
+    """Yield the full names that a parsed module imports, also of attributes. `package`: the folders
+    between its file and the root."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
@@ -162,8 +164,8 @@ def _iterate_imported_names(tree: ast.Module, package: tuple[str, ...]) -> Itera
 
 
 def _packages_and_module(root: Path, name: str) -> Iterator[Path]:
-    """Yield the places below `root` of what an import of a name such as "a.b.c" runs: a, a/b and
-    a/b/c."""
+    """Yield the paths below `root`, without a suffix, of all that an import of a name such as
+    "a.b.c" runs: a, a/b and a/b/c."""
     place = root
     for part in name.split("."):
         place = place / part
@@ -171,8 +173,8 @@ def _packages_and_module(root: Path, name: str) -> Iterator[Path]:
 
 
 def _files_of_package_or_module(place: Path, root: Path) -> tuple[Path, ...]:
-    """Return the files there are of the module or package at a place such as a/b below `root`:
-    a/b.py, a/b/__init__.py."""
+    """Return the files that exist of the module or package at `place`, such as a/b: a/b.py and
+    a/b/__init__.py. Links are resolved if they lead to a file below `root`."""
     files = []
     for file in (place.with_suffix(".py"), place / "__init__.py"):
         if file.is_file():

@@ -14,8 +14,8 @@ class Entry(NamedTuple):
     """What its tests compare it with: "golden" (numbers printed by the authors' code) or
     "reference" (the paper's formula in float64); "unchecked" for encodings of other packages."""
     defaults: dict[str, Any] = {}  # noqa: RUF012 - read only
-    """Arguments of the class, or of its from_shape, where a text that names the encoding gives
-    none."""
+    """Default options: arguments of the class, or of its from_shape, which a text that names the
+    encoding can override."""
     origin: str = ""
     """The package that defines it; "" for posenc."""
 
@@ -26,7 +26,8 @@ _MAPS = f"{_QK}.position_maps"
 
 
 def _entries_of_scalings() -> dict[str, Entry]:
-    """Return the entries of RoPE with each scaling that is a named encoding."""
+    """Return the registry's entries, by name, of RoPE with each scaling that is a named
+    encoding."""
     entries = {}
     for scaling in SCALINGS.values():
         encoding = scaling.encoding

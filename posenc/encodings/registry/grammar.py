@@ -1,4 +1,4 @@
-r"""The grammar by which every command reads encodings.
+r"""Define the grammar in which every command reads the names of encodings, and parse it.
 
     spec    = [label "="] layer {"/" layer} ["every" number]
     layer   = part {"+" part}                                   several in one attention
@@ -26,7 +26,8 @@ PATH = re.compile(r"(?:[A-Za-z]:[\\/])?[^\s+=,:\[\]'\"]+\.py(?![\w.])")
 
 
 class SpecError(ValueError):
-    """Report a mistake in a text that names an encoding. The message has the column, from 1."""
+    """Report a mistake in a text that names an encoding. The message names the column, counted from
+    1."""
 
     def __init__(self, text: str, column: int, problem: str) -> None:
         where = "" if column <= 1 else f", column {column}"
@@ -85,6 +86,7 @@ class Spec:
     layers: the encodings of successive layers, repeated; each is a tuple of parts to compose.
     every: None, or n of "every n": the second of two layers is used at each n-th layer.
     label: the name that the user gave it; "" means its canonical text.
+    text: the text that was parsed, for error messages.
     """
 
     layers: tuple[tuple[Part, ...], ...]
@@ -106,7 +108,8 @@ class Spec:
         return (*[most_layers] * (self.every - 1), every_nth)
 
     def error(self, column: int, problem: str) -> SpecError:
-        """Return an error to raise, for a problem at this column of the text."""
+        """Return, without raising it, an error that reports `problem` at this column of the
+        text."""
         return SpecError(self.text, column, problem)
 
     def __str__(self) -> str:
@@ -191,14 +194,14 @@ def parse(text: str) -> Spec:
 
 class _Reader:
     """Parse a text from left to right, with a method for each line of the grammar. `next_index` is
-    the index of the next character."""
+    the index of the next character to be read."""
 
     def __init__(self, text: str) -> None:
         self.text = text
         self.next_index = 0
 
     def read_spec(self) -> Spec:
-        """Read the whole text."""
+        """Read the whole text, and return what it says."""
         label = self._match_and_advance(_LABEL)
         if label is not None and not label[1]:
             self._refuse("a label is missing before the equals sign", 0)
@@ -215,14 +218,15 @@ class _Reader:
         return Spec(tuple(layers), every, label[1] if label else "", self.text)
 
     def _read_layer(self) -> tuple[Part, ...]:
-        """Read the encodings of one layer, joined by plus signs."""
+        """Read the encodings of one layer, joined by plus signs, and return them."""
         parts = [self._read_part()]
         while self._match_and_advance(re.compile(r"\s*\+")):
             parts.append(self._read_part())
         return tuple(parts)
 
     def _read_part(self) -> Part:
-        """Read one encoding: a name, a module and class, or a file and class; and its options."""
+        """Read one encoding: a name, a module and class, or a file and class; and its options.
+        Return it."""
         self._skip_white_space()
         start = self.next_index
         path = self._read_path()
@@ -237,7 +241,7 @@ class _Reader:
         return Part(where, attribute, options, start + 1, attribute_column)
 
     def _read_path(self) -> str | None:
-        """Read the path of a file, quoted or not; None if there is none here."""
+        """Read the path of a file, quoted or not, and return it; None if there is none here."""
         start = self.next_index
         if self._quote_begins():
             path = self._read_quoted()
@@ -248,7 +252,7 @@ class _Reader:
         return None if match is None else match[0]
 
     def _read_name(self) -> str:
-        """Read the name of an encoding or a module."""
+        """Read the name of an encoding or a module, and return it."""
         name = self._match_and_advance(_DOTTED)
         if name is None:
             rest = self.text[self.next_index :]
@@ -257,8 +261,9 @@ class _Reader:
         return name[0]
 
     def _read_attribute(self, where: str, is_file: bool) -> tuple[str, int]:
-        """Read a colon and the name of a class, and return the name and its column; "" if no class
-        follows, for example an option."""
+        """Read a colon and the name of a class. Return the name and its column; ("", the next
+        column) if no class follows, for example an option. `where`: the name or path before the
+        colon."""
         if self._match_and_advance(_COLON_BEFORE_A_CLASS) is None:
             return "", self.next_index + 1
         column = self.next_index + 1
@@ -269,7 +274,7 @@ class _Reader:
         return name[0], column
 
     def _read_options(self) -> tuple[Option, ...]:
-        """Read key=value, one or more, separated by commas."""
+        """Read options key=value, one or more, separated by commas, and return them."""
         options: list[Option] = []
         while True:
             self._skip_white_space()
@@ -284,7 +289,8 @@ class _Reader:
                 return tuple(options)
 
     def _read_value(self, depth: int = 0) -> Value:
-        """Read a quoted text, a list, a number or a word, inside of `depth` lists."""
+        """Read a quoted text, a list, a number or a word, inside of `depth` lists, and return its
+        value."""
         self._skip_white_space()
         if self._quote_begins():
             return self._read_quoted()
@@ -298,8 +304,8 @@ class _Reader:
         return parse_word(word[0])
 
     def _read_list(self, depth: int) -> Value:
-        """Read the values of a list, whose opening bracket is read already, up to the closing
-        one."""
+        """Read the values of a list up to its closing bracket, and return them. The opening bracket
+        was read already."""
         start = self.next_index - 1
         values: list[Value] = []
         if self._match_and_advance(re.compile(r"\s*\]")):
@@ -326,7 +332,8 @@ class _Reader:
         return re.sub(r"\\(.)", r"\1", escaped)
 
     def _read_every(self, layers: int) -> int:
-        """Read the number after the word `every`, which only a spec of two layers may have."""
+        """Read the number after the word `every` and return it. `layers`: the number of layers, of
+        which there must be two."""
         column = self.next_index
         count = self._match_and_advance(_COUNT)
         if count is None or int(count[1]) < 2:
@@ -338,15 +345,15 @@ class _Reader:
         return int(count[1])
 
     def _match_and_advance(self, pattern: re.Pattern[str]) -> re.Match[str] | None:
-        """Match the pattern at the next character, and go on after the match; None if there is
-        none."""
+        """Match the pattern at the next character. Return the match and go on behind it; return
+        None if the pattern does not match."""
         match = pattern.match(self.text, self.next_index)
         if match is not None:
             self.next_index = match.end()
         return match
 
     def _skip_white_space(self) -> None:
-        """Go on after white space."""
+        """Go on behind white space, if there is any."""
         self._match_and_advance(re.compile(r"\s*"))
 
     def _refuse(self, problem: str, at: int | None = None) -> NoReturn:

@@ -36,7 +36,8 @@ _classes: "dict[str, type[PositionEncoding]]" = {}
 
 @explain_misfits
 def names() -> tuple[str, ...]:
-    """Return the names of encodings: posenc's own, then those of `register` and of other packages.
+    """Return the names of all encodings: posenc's own, then those given by `register` and by other
+    packages.
 
     >>> "rope" in posenc.names()
     True
@@ -45,8 +46,8 @@ def names() -> tuple[str, ...]:
 
 
 def entry(name: str) -> Entry:
-    """Return the registry's entry of `name`, with class and defaults. Raise ValueError, with the
-    most similar name, if it is unknown."""
+    """Return the registry's entry of `name`, with class and defaults. Raise ValueError if it is
+    unknown; the message has the most similar name."""
     if name in _ENTRIES:  # no need to read the entry points of installed packages
         return _ENTRIES[name]
     if name in _registered:
@@ -62,8 +63,8 @@ def entry(name: str) -> Entry:
 
 
 def _nearest_name(name: str) -> str:
-    """Return the registered name of what `name` means in other libraries, or else the one that is
-    spelt most like it; "" if none is similar."""
+    """Return the registered name of the encoding that other libraries call `name`, or else the
+    registered name that is spelt most like it; "" if none is similar."""
     class_and_name = posenc_name_of(name)
     if class_and_name is not None and class_and_name[1]:
         return class_and_name[1]
@@ -94,8 +95,8 @@ def class_of(name: str) -> "type[PositionEncoding]":
 
 
 def class_of_part(spec: Spec, part: Part) -> "type[PositionEncoding]":
-    """Return the class that one part of a text names. Raise SpecError with the column of a
-    mistake."""
+    """Return the class that one part of a text names. Raise SpecError, with the column, if there is
+    no such class."""
     from posenc.encodings.registry.user_code import load_class
 
     try:
@@ -155,13 +156,14 @@ def register(name: str, encoding: "type[PositionEncoding]", **defaults: Any) -> 
 
 
 def lines_on_unusable_names() -> tuple[str, ...]:
-    """Return a line about each encoding of other packages that cannot be used by its name."""
+    """Return a sentence about each encoding of other packages that cannot be used by its name."""
     return tuple(_entries_of_packages()[1].values())
 
 
 def with_importable_classes(spec: Spec) -> Spec:
-    """Replace names that `register` gave by the file or module of their class, so that another
-    process, started in the same folder, can build the spec. Raise SpecError if it could not."""
+    """Return the spec with names that `register` gave replaced by the file or module of their
+    class. So another process, started in the same folder, can build it. Raise SpecError if no other
+    process could."""
     layers = tuple(
         tuple(_part_for_another_process(spec, part) for part in layer) for layer in spec.layers
     )
@@ -169,8 +171,7 @@ def with_importable_classes(spec: Spec) -> Spec:
 
 
 def with_relative_paths(spec: Spec) -> Spec:
-    """Return the spec with paths of files relative to the current folder where they are below
-    it."""
+    """Return the spec with relative paths for files that are below the current folder."""
     return replace(
         spec, layers=tuple(tuple(map(_with_relative_path, layer)) for layer in spec.layers)
     )
@@ -206,8 +207,8 @@ def _part_for_another_process(spec: Spec, part: Part) -> Part:
 
 
 def _importable_module_and_class(name: str) -> tuple[str, str]:
-    """Return the module or file of a name that `register` gave, and the class in it, from which
-    another process can load it.
+    """Return the module or file from which another process can load the class that `register`
+    named, and the name of the class in it.
 
     Raises: ValueError for a class that is not at the top of a file.
     """
@@ -224,8 +225,8 @@ def _importable_module_and_class(name: str) -> tuple[str, str]:
 
 
 def _with_relative_path(part: Part) -> Part:
-    """Return the part with the path of its file relative to the current folder, if it is below
-    it."""
+    """Return the part with a relative path if it names a file below the current folder; otherwise
+    unchanged."""
     if not part.is_file:
         return part
     path = Path(part.name_or_module).expanduser().resolve()
@@ -236,8 +237,9 @@ def _with_relative_path(part: Part) -> Part:
 
 @functools.cache
 def _entries_of_packages() -> tuple[dict[str, Entry], dict[str, str]]:
-    """Return the entries that installed packages define by entry points, by name, and a sentence
-    about each that cannot be used, by name. The packages are not imported."""
+    """Return two dicts by name: the entries of encodings that installed packages define by entry
+    points, and a sentence about each encoding that cannot be used. The packages are not imported.
+    """
     entries: dict[str, Entry] = {}
     reasons: dict[str, str] = {}
     try:
@@ -265,7 +267,7 @@ def _entries_of_packages() -> tuple[dict[str, Entry], dict[str, str]]:
 
 def _package_and_version(point: importlib.metadata.EntryPoint) -> str:
     """Return "name version" of the package that defines an entry point; "a package" if its metadata
-    lack or damage that."""
+    lack the name, or cannot be read."""
     try:
         return f"{point.dist.name} {point.dist.version}" if point.dist else "a package"
     except Exception:  # the package's metadata are damaged
@@ -273,8 +275,8 @@ def _package_and_version(point: importlib.metadata.EntryPoint) -> str:
 
 
 def _qualname_and_file(cls: type) -> tuple[str, str | None]:
-    """Return the qualified name of a class and the real path of its file: equal for one class that
-    was loaded under two module names."""
+    """Return the qualified name of a class and the real path of its file. Both are equal for one
+    class that was loaded under two module names."""
     file = getattr(sys.modules.get(cls.__module__), "__file__", None)
     return cls.__qualname__, file and os.path.realpath(file)
 

@@ -1,4 +1,4 @@
-"""Find what other libraries and papers call by another name."""
+"""Find the encoding that other libraries and papers call by another name."""
 
 import importlib
 import re
@@ -61,12 +61,13 @@ _ALSO_CALLED = {
     ("attention", ""): "scaleddotproductattention sdpa flexattention",
     ("KVCache", ""): "cache dynamiccache staticcache pastkeyvalues",
 }
-"""Other names, in lower case without underscores, of each public class of posenc; with it the name
-in the registry, "" if it has none. Scalings have theirs in their classes."""
+"""Other names of public classes, in lower case without underscores, by (class, name in the
+registry); the latter is "" if the class has none. Classes of scalings have their other names
+themselves."""
 
 
 def _other_names() -> dict[str, tuple[str, str]]:
-    """Return the public class and the registered name by each other name."""
+    """Return a dict from each other name to the public class and the registered name."""
     # By a string: every encoding imports the package, and with it this file, and a scaling that
     # changes must not count as a change of every encoding (see code_hashes.py).
     scalings = importlib.import_module("posenc.frequencies.scalings.lookup").SCALINGS
@@ -85,8 +86,8 @@ OTHER_NAMES = _other_names()
 
 
 def posenc_name_of(name: str) -> tuple[str, str] | None:
-    """Return the public class and the registered name ("" if it has none) of what `name` means in
-    other libraries and papers; None if this is not known.
+    """Return the public class and the registered name ("" if it has none) of what other libraries
+    and papers call `name`; None if this is not known.
 
     >>> from posenc.encodings.registry.other_names import posenc_name_of
     >>> posenc_name_of("RotaryEmbedding"), posenc_name_of("PI"), posenc_name_of("nosuch")

@@ -21,7 +21,7 @@ FILE_MODULE_PREFIX = "posenc_file_"
 
 
 def load_class(file_or_module: str, attribute: str) -> type[PositionEncoding]:
-    """Return the encoding class `attribute` of a file or module, see `load_object`.
+    """Return the encoding class `attribute` of a file or module, loaded as `load_object` does.
 
     Raises: ValueError if it cannot be loaded or is no subclass of PositionEncoding.
     """
@@ -49,9 +49,9 @@ def load_class(file_or_module: str, attribute: str) -> type[PositionEncoding]:
 def load_object(file_or_module: str, attribute: str) -> Any:
     """Return the object `attribute` of a file or module, such as "./my.py" or "my_package.mine".
 
-    A file needs no import path. Its folder is searched last, so it can import its neighbours, but
-    they cannot shadow a library. A module may be in the current folder.
-    Raises: ValueError, with the line of a file, if the import fails; AttributeError if the
+    A file need not be on the import path. Its folder is searched last, so it can import its
+    neighbours, but they cannot shadow a library. A module may be in the current folder.
+    Raises: ValueError if the import fails, with the line if it is a file; AttributeError if the
     attribute is missing.
     """
     inner: Any = import_file_or_module(file_or_module)
@@ -61,7 +61,8 @@ def load_object(file_or_module: str, attribute: str) -> Any:
 
 
 def path_of_class(kind: type) -> str:
-    """Return "module:Class" of a class; the module of a user's file is its name without ".py"."""
+    """Return "module:Class" of a class. For a class from a user's file, the module is the name of
+    the file without ".py"."""
     module = kind.__module__
     if module.startswith(FILE_MODULE_PREFIX):
         module = module.removeprefix(FILE_MODULE_PREFIX).partition("_")[2]
@@ -82,7 +83,8 @@ def import_file_or_module(file_or_module: str) -> ModuleType:
 
 
 def _import_file(path: Path) -> ModuleType:
-    """Return the module of a file, imported now unless a module of the same content is known.
+    """Return the module of a file. It is imported now, unless it was imported before with the same
+    content.
 
     Raises: as `load_object`.
     """
@@ -141,8 +143,8 @@ def _error_with_line(path: Path, error: BaseException) -> str:
 
 
 def line_in_user_code(error: BaseException) -> str:
-    """Return "file:line" of the deepest frame outside posenc, Python and installed packages, which
-    is in the user's code; "" if there is none."""
+    """Return "file:line" of the deepest frame of an error that is in the user's code: outside
+    posenc, Python and installed packages. Return "" if there is none."""
     stdlib = Path(sysconfig.get_path("stdlib"))
     posenc = Path(__file__).parents[2]
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
@@ -162,14 +164,14 @@ def _error_in_one_line(error: BaseException) -> str:
 
 @contextlib.contextmanager
 def _stdout_to_stderr() -> Iterator[None]:
-    """Redirect stdout to stderr meanwhile, so that prints of a user's module do not mix with a
-    command's output."""
+    """Return a context manager that redirects stdout to stderr, so that prints of a user's module
+    do not mix with a command's output."""
     with contextlib.redirect_stdout(sys.stderr):
         yield
 
 
 def _append_to_import_path(folder: Path) -> None:
-    """Append the folder to the import path, where it shadows no library."""
+    """Append the folder to the import path, as the last one, so that it shadows no library."""
     text = str(folder.resolve())
     if text not in sys.path:
         sys.path.append(text)
