@@ -3,4 +3,4 @@ from posenc.extend.extension import Outcome as Outcome
 from posenc.extend.extension import evaluate as evaluate
 from posenc.extend.extension import extend as extend
 from posenc.extend.options import Options as Options
-from posenc.hf.tune.config import TuneConfig as TuneConfig
+from posenc.hf.tune_config import TuneConfig as TuneConfig

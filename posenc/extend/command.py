@@ -17,7 +17,7 @@ from posenc.command_line.options import (
 )
 from posenc.extend.options import Options
 from posenc.frequencies.scalings.lookup import SCALINGS
-from posenc.hf.tune.config import TuneConfig
+from posenc.hf.tune_config import TuneConfig
 
 _NAMES_OF_SCALINGS = ", ".join(
     scaling.extend_method.name for scaling in SCALINGS.values() if scaling.extend_method is not None

@@ -35,10 +35,9 @@ from posenc.extend.variants import (
 from posenc.files.opening import remove_folder
 from posenc.hf.checkpoint.loading import Checkpoint, load_checkpoint
 from posenc.hf.checkpoint.tokenization import Windows, make_text_encoder, mask_token_id
-from posenc.hf.rope.apply import settings_applied
-from posenc.hf.tune.config import TuneConfig
-from posenc.hf.tune.lora import save_adapter
-from posenc.hf.tune.tuning import tune
+from posenc.hf.model_rotation import settings_applied
+from posenc.hf.tune_config import TuneConfig
+from posenc.hf.tuning import save_adapter, tune
 from posenc.statistics.text_intervals import Estimate
 from posenc.tasks.scoring import LEAST_LEARNED_EXACT_MATCH
 

@@ -16,9 +16,9 @@ from posenc.extend.methods import METHODS, stretch
 from posenc.frequencies.scalings.registry import LongRoPE
 from posenc.frequencies.scalings.scaling import Scaling, rope_frequencies
 from posenc.hf.checkpoint.tokenization import Windows
-from posenc.hf.rope.apply import settings_applied
-from posenc.hf.rope.settings import EXTENDED_LAYER_TYPES, RopeSetting
-from posenc.hf.tune.restart_state import identity_of_run, read_sealed, write_sealed
+from posenc.hf.model_rotation import settings_applied
+from posenc.hf.restart_state import identity_of_run, read_sealed, write_sealed
+from posenc.hf.rope_settings import EXTENDED_LAYER_TYPES, RopeSetting
 
 
 @dataclass(frozen=True)

@@ -17,8 +17,7 @@ from posenc.frequencies.scalings.registry import (
     YaRN,
 )
 from posenc.frequencies.scalings.scaling import Scaling, rope_frequencies
-from posenc.hf.rope.settings import EXTENDED_LAYER_TYPES, RopeSetting
-from posenc.hf.rope.write import NO_ROTATION_DIVISOR
+from posenc.hf.rope_settings import EXTENDED_LAYER_TYPES, NO_ROTATION_DIVISOR, RopeSetting
 
 
 @dataclass(frozen=True)

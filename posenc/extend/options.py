@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Annotated
 
 from posenc.command_line.options import option
-from posenc.hf.tune.config import TuneConfig
+from posenc.hf.tune_config import TuneConfig
 
 Progress = Callable[[str, float], None]
 """Called with the current step and the fraction of it that is done."""

@@ -21,8 +21,12 @@ from posenc.files.opening import remove_folder
 from posenc.hf import learned_tables
 from posenc.hf.checkpoint.files import read_config, tokenizer_files
 from posenc.hf.checkpoint.loading import DEVICES, DTYPES, Checkpoint
-from posenc.hf.rope.apply import attentions_with_rope_switch, frequencies_differ, rotary_frequencies
-from posenc.hf.rope.settings import EXTENDED_LAYER_TYPES
+from posenc.hf.model_rotation import (
+    attentions_with_rope_switch,
+    frequencies_differ,
+    rotary_frequencies,
+)
+from posenc.hf.rope_settings import EXTENDED_LAYER_TYPES
 from posenc.runtimes.families import all_families
 from posenc.runtimes.files.json_object import require_strict_json
 from posenc.runtimes.known.transformers5 import HUNYUAN

@@ -26,8 +26,8 @@ from posenc.hf.attachment.attach import attached
 from posenc.hf.attachment.attention import attention_is_replaceable
 from posenc.hf.checkpoint.loading import Checkpoint
 from posenc.hf.checkpoint.tokenization import Windows, mask_token_id
-from posenc.hf.rope.apply import rotation_dropped, settings_applied
-from posenc.hf.rope.settings import RopeSetting, head_dim_of
+from posenc.hf.model_rotation import rotation_dropped, settings_applied
+from posenc.hf.rope_settings import RopeSetting, head_dim_of
 
 WINDOW, DROPE, DUAL_CHUNK = "window", "drope", "dual-chunk"
 """Names of the sliding-window baseline, of the model without its rotation, and of dual chunk

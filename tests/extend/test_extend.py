@@ -26,9 +26,9 @@ from posenc.extend.variants import position_maps
 from posenc.hf import learned_tables
 from posenc.hf.checkpoint.loading import load_checkpoint
 from posenc.hf.checkpoint.tokenization import Windows
-from posenc.hf.rope.apply import rotary_frequencies, settings_applied
-from posenc.hf.tune.config import TuneConfig
-from posenc.hf.tune.tuning import next_token_loss
+from posenc.hf.model_rotation import rotary_frequencies, settings_applied
+from posenc.hf.tune_config import TuneConfig
+from posenc.hf.tuning import next_token_loss
 from posenc.report.html_page import page_of
 from posenc.report.report import as_json
 from posenc.statistics.text_intervals import estimate_mean

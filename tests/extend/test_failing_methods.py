@@ -16,7 +16,7 @@ from posenc.extend.methods import METHODS, Method
 from posenc.extend.options import Options
 from posenc.extend.variants import position_maps
 from posenc.hf.checkpoint.loading import load_checkpoint
-from posenc.hf.rope.apply import rotary_frequencies, settings_applied
+from posenc.hf.model_rotation import rotary_frequencies, settings_applied
 from tests.hf_models import COMMON, LENGTH, save
 from tests.hf_models import WORDS as DOCUMENTS
 

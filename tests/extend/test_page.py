@@ -21,7 +21,7 @@ from posenc.extend.methods import METHODS, stretch
 from posenc.extend.report import passkeys_not_found_warning, report_of
 from posenc.extend.variants import Variant
 from posenc.files.atomic import FIGURES_MARKER
-from posenc.hf.rope.settings import RopeSetting
+from posenc.hf.rope_settings import RopeSetting
 from posenc.report.figure_files import write_page
 from posenc.report.html_page import Page, page_of
 from posenc.report.report import as_json

@@ -14,16 +14,16 @@ from posenc.command_line.errors import RunFailed
 from posenc.extend.methods import METHODS, stretch
 from posenc.extend.options import Options
 from posenc.frequencies.scalings.registry import LongRoPE, Proportional
+from posenc.hf import tuning
 from posenc.hf.checkpoint.loading import load_checkpoint
-from posenc.hf.rope.apply import (
+from posenc.hf.model_rotation import (
     frequencies_differ,
     rebuild_rotary_modules,
     rotary_frequencies,
     settings_applied,
 )
-from posenc.hf.rope.settings import RopeSetting
-from posenc.hf.tune import tuning
-from posenc.hf.tune.config import TuneConfig
+from posenc.hf.rope_settings import RopeSetting
+from posenc.hf.tune_config import TuneConfig
 from posenc.inspect.checkpoint.measurements import Request, measure_checkpoint
 from posenc.inspect.checkpoint.positions import Rotation
 from tests import golden_values

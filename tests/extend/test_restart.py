@@ -16,12 +16,12 @@ from posenc.extend.measure.losses import LossReader
 from posenc.extend.methods import METHODS, stretch
 from posenc.extend.options import Options
 from posenc.extend.state_folder import default_state_folder, folder_locked
+from posenc.hf import tuning
 from posenc.hf.checkpoint.loading import load_checkpoint
 from posenc.hf.checkpoint.tokenization import Windows
-from posenc.hf.rope.apply import settings_applied
-from posenc.hf.tune import tuning
-from posenc.hf.tune.config import TuneConfig
-from posenc.hf.tune.tuning import STATE_FILE
+from posenc.hf.model_rotation import settings_applied
+from posenc.hf.tune_config import TuneConfig
+from posenc.hf.tuning import TUNING_STATE_FILE
 from tests.hf_models import LENGTH, OTHERS, save
 from tests.hf_models import WORDS as DOCUMENTS
 
@@ -171,9 +171,9 @@ DAMAGE = {
 
 @pytest.mark.quick(4)
 @pytest.mark.parametrize("damage", [*DAMAGE, "gone"])
-@pytest.mark.parametrize("name", [STATE_FILE, "tune-2.safetensors"])
+@pytest.mark.parametrize("name", [TUNING_STATE_FILE, "tune-2.safetensors"])
 def test_a_damaged_tuning_starts_again_and_says_so(name, damage, cut, whole, caplog):
-    if damage == "a digit changed" and name != STATE_FILE:
+    if damage == "a digit changed" and name != TUNING_STATE_FILE:
         pytest.skip("no text")
     path = cut.state / name
     if damage == "gone":
@@ -186,9 +186,9 @@ def test_a_damaged_tuning_starts_again_and_says_so(name, damage, cut, whole, cap
     assert losses == losses_of_whole
     assert all(torch.equal(weights[name], weights_of_whole[name]) for name in weights_of_whole)
     said = [record.getMessage() for record in caplog.records if record.name == "posenc.hf"]
-    if not (damage == "gone" and name == STATE_FILE):  # then there is nothing to miss
+    if not (damage == "gone" and name == TUNING_STATE_FILE):  # then there is nothing to miss
         (line,) = said
-        assert str(cut.state / STATE_FILE) in line
+        assert str(cut.state / TUNING_STATE_FILE) in line
         assert "is done again" in line
 
 

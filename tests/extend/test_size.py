@@ -11,7 +11,7 @@ from posenc import extend as hf
 from posenc.extend.measure import losses
 from posenc.extend.options import Options
 from posenc.hf.checkpoint.loading import load_checkpoint
-from posenc.hf.tune.config import TuneConfig
+from posenc.hf.tune_config import TuneConfig
 from tests.hf_models import LENGTH, save, transformers
 from tests.hf_models import WORDS as DOCUMENTS
 

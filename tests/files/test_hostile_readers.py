@@ -20,7 +20,7 @@ from posenc.compare.trial.result_files import CorruptResult, load_result
 from posenc.extend.api import read_documents
 from posenc.extend.export.folder import copy_sentence_transformers_files
 from posenc.files.sealed_json import unseal
-from posenc.hf.tune.restart_state import read_sealed
+from posenc.hf.restart_state import read_sealed
 from posenc.runtimes.files.gguf_metadata import read_metadata
 from posenc.runtimes.files.json_object import read_json
 from posenc.runtimes.files.safetensors_header import read_header

@@ -29,8 +29,8 @@ from posenc.files.atomic import atomically, prepare_file, write_atomically
 from posenc.files.find_texts import find_text
 from posenc.files.folders import LOCK_NAME, locked, new_folder
 from posenc.files.opening import make_private_folder, open_to_change
-from posenc.hf.tune.restart_state import write_sealed
-from posenc.hf.tune.tuning import save_tuning
+from posenc.hf.restart_state import write_sealed
+from posenc.hf.tuning import save_tuning
 from posenc.report.chart import Chart
 from posenc.report.figure_files import write_figures
 from posenc.report.html_page import Page, Plot

@@ -9,8 +9,7 @@ from posenc.extend.methods import METHODS
 from posenc.frequencies.scalings import registry
 from posenc.frequencies.scalings.lookup import ROPE_TYPES, SCALINGS
 from posenc.frequencies.scalings.scaling import RopeType, Scaling, rope_frequencies
-from posenc.hf.rope.settings import RopeSetting
-from posenc.hf.rope.write import rope_parameters
+from posenc.hf.rope_settings import RopeSetting, rope_parameters
 from posenc.runtimes.known import transformers5
 from posenc.runtimes.known.transformers5_rope_dicts import NEEDED, STRETCHED
 

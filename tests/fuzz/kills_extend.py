@@ -195,7 +195,7 @@ def child(asked: dict[str, Any]) -> None:
     """The command, writing down what it does, and killing itself inside a write if asked to."""
     from posenc.command_line.main import main as posenc
     from posenc.extend.frequency_search import FrequencySearch
-    from posenc.hf.tune import tuning
+    from posenc.hf import tuning
 
     log = Path(asked["log"]).open("a", encoding="utf-8", buffering=1)
     writes = itertools.count()

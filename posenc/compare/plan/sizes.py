@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from posenc.compare.defaults import DECODER_SIZES
 from posenc.compare.options import Options
-from posenc.hf.checkpoint.config_values import read_text_config
+from posenc.hf.checkpoint.check_config import read_text_config
 
 _CONFIG_KEYS = {
     "width": ("hidden_size", "n_embd", "d_model"),

@@ -277,7 +277,7 @@ class _Steps:
     def time_tests(self) -> None:
         """Time the validations and tests of the trial, and count its steps."""
         from posenc.compare.trial.readings.tuned import can_be_tuned
-        from posenc.hf.tune.config import TuneConfig
+        from posenc.hf.tune_config import TuneConfig
 
         trial = self.trial
         on_text = trial.task == TEXT

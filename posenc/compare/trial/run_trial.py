@@ -30,7 +30,7 @@ from posenc.compare.trial.windows import read_split
 from posenc.encodings import create
 from posenc.files.atomic import write_atomically
 from posenc.files.opening import remove_folder
-from posenc.hf.checkpoint.llama_export import can_export_llama, export_llama
+from posenc.hf.checkpoint.decoder_as_llama import can_export_llama, export_llama
 from posenc.machine import hardware
 from posenc.models import Decoder
 

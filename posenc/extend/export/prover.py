@@ -18,7 +18,7 @@ from torch import Tensor
 from posenc.command_line.errors import RunFailed
 from posenc.files.atomic import write_atomically
 from posenc.hf.checkpoint.loading import Checkpoint
-from posenc.hf.rope.apply import rotary_frequencies
+from posenc.hf.model_rotation import rotary_frequencies
 from posenc.hf.transformers_compat import cache_argument_name
 
 FREQUENCY_ERROR = 1e-6

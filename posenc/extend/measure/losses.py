@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from posenc.hf.checkpoint.loading import text_config_of
 from posenc.hf.transformers_compat import arguments_for_next_step
-from posenc.hf.tune.tuning import MASKED_SHARE
+from posenc.hf.tuning import MASKED_SHARE
 
 MAX_LOGITS_AT_ONCE = 1 << 24
 """Logits in memory at once; a longer window is read in pieces through the model's cache."""

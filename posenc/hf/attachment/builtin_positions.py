@@ -18,7 +18,7 @@ from posenc.hf.attachment.stacks import (
     run_in_evaluation,
 )
 from posenc.hf.learned_tables import position_table
-from posenc.hf.rope.apply import rotary_modules
+from posenc.hf.model_rotation import rotary_modules
 from posenc.hf.transformers_compat import cache_update_options
 
 TABLE_NAMES = ("wpe", "embed_positions", "position_embeddings", "position_embedding")

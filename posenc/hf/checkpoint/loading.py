@@ -11,10 +11,13 @@ import torch
 
 from posenc.command_line.errors import one_line
 from posenc.hf.checkpoint import files
-from posenc.hf.checkpoint.config_values import check_config_values, check_layer_count
+from posenc.hf.checkpoint.check_config import (
+    check_config_values,
+    check_layer_count,
+    check_rotary_keys,
+)
 from posenc.hf.learned_tables import position_table
-from posenc.hf.rope.check import check_rotary_keys
-from posenc.hf.rope.settings import RopeSetting, read_settings
+from posenc.hf.rope_settings import RopeSetting, read_settings
 from posenc.machine.hardware import check_device
 from posenc.runtimes.files.attached import refuse_attached_encoding
 from posenc.runtimes.files.safetensors_header import read_header

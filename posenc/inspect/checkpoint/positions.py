@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from posenc.hf import learned_tables
 from posenc.hf.checkpoint.loading import Checkpoint, text_config_of
-from posenc.hf.rope.apply import distinct_frequencies, matches_setting, rotary_modules
-from posenc.hf.rope.settings import RopeSetting, head_dim_of
+from posenc.hf.model_rotation import distinct_frequencies, matches_setting, rotary_modules
+from posenc.hf.rope_settings import RopeSetting, head_dim_of
 from posenc.machine.fingerprint import installed_version
 
 TABLE_NAMES = ("position_embeddings", "wpe", "embed_positions")

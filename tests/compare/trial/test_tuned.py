@@ -35,7 +35,7 @@ def test_a_tuning_that_was_interrupted_gives_the_same_scores(tmp_path, monkeypat
     for name in ("whole", "halves"):
         (tmp_path / name).mkdir()
     whole, _ = tuned.tune_and_read(model, TEXT, TEXT, TUNED, tmp_path / "whole")
-    from posenc.hf.tune import tuning
+    from posenc.hf import tuning
 
     monkeypatch.setattr(tuning, "SAVE_EVERY", 4)
     take_step, steps = tuning._take_optimizer_step, itertools.count()

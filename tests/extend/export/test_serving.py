@@ -16,8 +16,8 @@ from posenc.extend.frequency_search import Genome, apply_genome
 from posenc.extend.methods import METHODS, stretch
 from posenc.extend.options import Options
 from posenc.hf.checkpoint.loading import load_checkpoint
-from posenc.hf.rope.apply import rotary_frequencies, settings_applied
-from posenc.hf.tune.config import TuneConfig
+from posenc.hf.model_rotation import rotary_frequencies, settings_applied
+from posenc.hf.tune_config import TuneConfig
 from posenc.runtimes.known import RUNTIMES
 from tests.doctor.judging import judge
 from tests.hf_models import (

@@ -11,9 +11,9 @@ import torch
 from posenc import extend as hf
 from posenc.extend.methods import METHODS, stretch
 from posenc.extend.options import Options
+from posenc.hf import model_rotation
 from posenc.hf.checkpoint.loading import load_checkpoint
-from posenc.hf.rope import apply
-from posenc.hf.rope.apply import configured_score_scales, rotary_frequencies, settings_applied
+from posenc.hf.model_rotation import configured_score_scales, rotary_frequencies, settings_applied
 from tests.hf_models import COMMON, LENGTH, save
 from tests.hf_models import NUMBERS as DOCUMENTS
 
@@ -137,7 +137,7 @@ def test_the_export_has_the_new_pair_and_is_proved(tmp_path):
 
 def test_a_scale_that_stays_as_it_was_built_is_another_model(tmp_path, monkeypatch):
     """The planted case: what would be measured is not what is read back."""
-    monkeypatch.setattr(apply, "_set_score_scales", lambda scales: None)
+    monkeypatch.setattr(model_rotation, "_set_score_scales", lambda scales: None)
     checkpoint = load_checkpoint(model(tmp_path, "deepseek_v3", PAIRS[0]))
     with settings_applied(
         checkpoint.model, stretch(checkpoint.rope_settings, METHODS["yarn"], TARGET), TARGET

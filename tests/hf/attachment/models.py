@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import posenc
-from posenc.hf.rope.settings import head_dim_of, read_settings
+from posenc.hf.rope_settings import head_dim_of, read_settings
 from posenc.hf.transformers_compat import cache_argument_name
 from tests.hf_models import COMMON, OTHERS, ROPE, transformers
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import posenc
-from posenc.hf.checkpoint.llama_export import export_llama
+from posenc.hf.checkpoint.decoder_as_llama import export_llama
 from posenc.models import Decoder, DecoderConfig
 
 transformers = pytest.importorskip("transformers")

@@ -17,8 +17,8 @@ from posenc.compare.trial.objectives import objective_of
 from posenc.compare.trial.train import encoding_shape
 from posenc.encodings import ModelShape, RoPE
 from posenc.hf.checkpoint.tokenization import Windows
-from posenc.hf.tune.config import TuneConfig
-from posenc.hf.tune.tuning import tune
+from posenc.hf.tune_config import TuneConfig
+from posenc.hf.tuning import tune
 from posenc.models import Decoder
 
 TUNING_FOLDER = "tuning"

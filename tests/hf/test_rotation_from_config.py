@@ -7,12 +7,12 @@ import pytest
 import torch
 
 import posenc
-from posenc.hf.rope.apply import rotary_frequencies
+from posenc.hf.model_rotation import rotary_frequencies
 from tests.hf.attachment.models import INTERLEAVED, build
 from tests.hf.attachment.test_deepseek_v4 import model as deepseek_v4  # noqa: F401 - a fixture
 
 VENDORS = json.loads(
-    (Path(__file__).parents[2] / "runtimes/known/vendors.json").read_text(encoding="utf-8")
+    (Path(__file__).parents[1] / "runtimes/known/vendors.json").read_text(encoding="utf-8")
 )
 
 

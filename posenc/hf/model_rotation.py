@@ -8,8 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from posenc.hf.rope.settings import RopeSetting
-from posenc.hf.rope.write import write_settings
+from posenc.hf.rope_settings import RopeSetting, write_settings
 from posenc.hf.transformers_compat import validate_config
 
 _CHANGED_CONFIG_KEYS = (

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from posenc.hf.tune.tuning import MASKED_SHARE, masked_token_loss
+from posenc.hf.tuning import MASKED_SHARE, masked_token_loss
 
 MASK_TOKEN = 9
 

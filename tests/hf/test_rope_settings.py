@@ -9,11 +9,15 @@ import torch
 from posenc.extend.export.folder import config_to_write
 from posenc.extend.methods import METHODS, stretch
 from posenc.frequencies.scalings.registry import NTK, DynamicYaRN, LongRoPE, YaRN
+from posenc.hf.checkpoint.check_config import check_rotary_keys
 from posenc.hf.checkpoint.loading import load_checkpoint
-from posenc.hf.rope.apply import rotary_frequencies, settings_applied
-from posenc.hf.rope.check import check_rotary_keys
-from posenc.hf.rope.settings import RopeSetting, read_settings
-from posenc.hf.rope.write import FAMILIES_WITH_ONLY_LONGROPE, rope_parameters
+from posenc.hf.model_rotation import rotary_frequencies, settings_applied
+from posenc.hf.rope_settings import (
+    FAMILIES_WITH_ONLY_LONGROPE,
+    RopeSetting,
+    read_settings,
+    rope_parameters,
+)
 from tests.hf_models import LENGTH, ROPE, save
 
 TARGET = 4 * LENGTH

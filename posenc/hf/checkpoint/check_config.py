@@ -1,18 +1,54 @@
-"""Refuse rotary keys of config.json that contradict each other, before anything is built."""
+"""Refuse impossible values and contradictory rotary keys in config.json before building a model."""
 
+import math
 from pathlib import Path
 from typing import Any
 
 from posenc.frequencies.scalings.lookup import ROPE_TYPES
-from posenc.hf.checkpoint.config_values import is_count, is_positive
+from posenc.runtimes.files.json_object import read_json
 from posenc.runtimes.known.transformers5 import HUNYUAN
 
+REQUIRED_KEYS = ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size")
+"""Keys that must not be null if the config has them."""
+COUNT_KEYS = (
+    *REQUIRED_KEYS,
+    *"num_key_value_heads num_kv_heads head_dim max_position_embeddings "
+    "original_max_position_embeddings n_positions n_ctx n_embd n_head n_heads n_layer "
+    "n_layers d_model num_heads num_layers max_seq_len rotary_dim".split(),
+)
+POSITIVE_KEYS = tuple(
+    "rope_theta rotary_emb_base rope_local_base_freq partial_rotary_factor rotary_pct".split()
+)
+TYPES_BY_KEY: dict[str, tuple[type | tuple[type, ...], str]] = {
+    **dict.fromkeys(
+        ("auto_map", "id2label", "label2id", "quantization_config"), (dict, "an object")
+    ),
+    **dict.fromkeys(("torch_dtype", "dtype", "hidden_act", "problem_type"), (str, "a name")),
+    **dict.fromkeys(("layer_types", "no_rope_layers"), (list, "a list")),
+    **dict.fromkeys(("num_labels",), (int, "a whole number")),
+    **dict.fromkeys(("rms_norm_eps", "initializer_range"), ((int, float), "a number")),
+    **dict.fromkeys(
+        (
+            "tie_word_embeddings",
+            "attention_bias",
+            "mlp_bias",
+            "use_sliding_window",
+            "use_cache",
+            "is_decoder",
+            "is_encoder_decoder",
+        ),
+        (bool, "true or false"),
+    ),
+}
+"""Keys at whose other values transformers stops with words about Python, or, before 5.12, takes
+any text, "false" too, for true."""
+LARGEST_COUNT = 2**31 - 1
 FULL_ATTENTION = "full_attention"
-KNOWN_KEYS = frozenset(
+KNOWN_ROTARY_KEYS = frozenset(
     "rope_type type rope_theta partial_rotary_factor original_max_position_embeddings "
     "mrope_section mrope_interleaved".split()
 ).union(*((*rope_type.required, *rope_type.optional) for rope_type in ROPE_TYPES.values()))
-REQUIRED_KEYS: dict[str, tuple[str, ...]] = {
+KEYS_REQUIRED_BY_ROPE_TYPE: dict[str, tuple[str, ...]] = {
     "default": (),
     "mrope": (),
     "su": ROPE_TYPES["longrope"].required,
@@ -22,10 +58,78 @@ REQUIRED_KEYS: dict[str, tuple[str, ...]] = {
 TYPES_WITH_ORIGINAL_LENGTH = [
     name for name, rope_type in ROPE_TYPES.items() if rope_type.has_original_length
 ]
-POSITIVE_KEYS = tuple(
+POSITIVE_ROTARY_KEYS = tuple(
     "rope_theta partial_rotary_factor factor attention_factor beta_fast beta_slow mscale "
     "mscale_all_dim short_mscale long_mscale low_freq_factor high_freq_factor alpha".split()
 )
+
+
+def read_text_config(path: Path) -> dict[str, Any]:
+    """Read the part of a config.json that describes a text model.
+
+    Raises: ValueError for a file that cannot be read, or a value that no model can have.
+    """
+    raw = read_json(path)
+    inner = raw.get("text_config")
+    raw = inner if isinstance(inner, dict) else raw
+    check_config_values(raw, path)
+    return raw
+
+
+def check_config_values(raw: dict[str, Any], path: Path) -> None:
+    """Raise ValueError, naming file and key, if config.json has a value that no model can have."""
+    for key, value in raw.items():
+        if value is not None:
+            _check_value(key, value, path)
+        elif key in REQUIRED_KEYS:
+            raise _count_error(key, value, path)
+    names = raw.get("architectures")
+    if names is not None and not _is_list_of_names(names):
+        raise ValueError(f"{path}: architectures must be a list of names, got {names!r}.")
+
+
+def _check_value(key: str, value: Any, path: Path) -> None:
+    """Raise ValueError for the value of a key, not null, that no model can have."""
+    if key in COUNT_KEYS and not is_count(value):
+        raise _count_error(key, value, path)
+    expected_type, expected = TYPES_BY_KEY.get(key, (object, ""))
+    if not isinstance(value, expected_type):
+        raise ValueError(f"{path}: {key} must be {expected}, got {value!r:.60}.")
+    if key in POSITIVE_KEYS and not is_positive(value):
+        raise ValueError(f"{path}: {key} must be a positive number, got {value!r}.")
+
+
+def _count_error(key: str, value: Any, path: Path) -> ValueError:
+    """Return the error for a key that must be a whole number from 1 on."""
+    return ValueError(
+        f"{path}: {key} must be a whole number from 1 to {LARGEST_COUNT}, got {value!r}."
+    )
+
+
+def _is_list_of_names(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(name, str) for name in value)
+
+
+def check_layer_count(raw: dict[str, Any], num_tensors: int, path: Path) -> None:
+    """Raise ValueError if the config asks for many more layers than there are tensors: a million
+    layers would take hours to build before the missing weights are noticed."""
+    for key in ("num_hidden_layers", "n_layer", "n_layers", "num_layers"):
+        layers = raw.get(key) or 0
+        # Up to 128 layers build fast; the missing weights are named then.
+        if layers > max(128, num_tensors):
+            raise ValueError(
+                f"{path}: {key} is {layers}, but there are only {num_tensors} tensors."
+            )
+
+
+def is_count(value: Any) -> bool:
+    """Return True for an integer of at least 1; booleans are no integers here."""
+    return type(value) is int and 1 <= value <= LARGEST_COUNT
+
+
+def is_positive(value: Any) -> bool:
+    """Return True for a finite number above zero."""
+    return type(value) in (int, float) and 0 < value and math.isfinite(value)
 
 
 def check_rotary_keys(raw: dict[str, Any], path: Path = Path("config.json")) -> None:
@@ -73,7 +177,7 @@ def _check_parameters(parameters: dict[str, Any], raw: dict[str, Any], path: Pat
             f"{path} gives attn_factor, which multiplies YaRN's temperature, where transformers "
             "reads attention_factor, which replaces it: write attention_factor with the product."
         )
-    allowed = KNOWN_KEYS | ({"alpha"} if raw.get("model_type") in HUNYUAN else set())
+    allowed = KNOWN_ROTARY_KEYS | ({"alpha"} if raw.get("model_type") in HUNYUAN else set())
     unknown = sorted(set(parameters) - allowed)
     if unknown:
         raise ValueError(
@@ -81,10 +185,10 @@ def _check_parameters(parameters: dict[str, Any], raw: dict[str, Any], path: Pat
             f"{', '.join(sorted(allowed))}."
         )
     rope_type = parameters.get("rope_type", parameters.get("type", "default"))
-    if not isinstance(rope_type, str) or rope_type not in REQUIRED_KEYS:
+    if not isinstance(rope_type, str) or rope_type not in KEYS_REQUIRED_BY_ROPE_TYPE:
         raise ValueError(
             f"{path}: unknown rope_type {rope_type!r}; known are "
-            f"{', '.join(sorted(REQUIRED_KEYS))}."
+            f"{', '.join(sorted(KEYS_REQUIRED_BY_ROPE_TYPE))}."
         )
     _check_values(parameters, rope_type, path)
     names_original_length = bool(
@@ -119,7 +223,7 @@ def _check_theta_given(parameters: dict[str, Any], raw: dict[str, Any], path: Pa
 
 def _check_values(parameters: dict[str, Any], rope_type: str, path: Path) -> None:
     """Raise ValueError for a key that the rope_type lacks, or a value that no model can have."""
-    for key in REQUIRED_KEYS[rope_type]:
+    for key in KEYS_REQUIRED_BY_ROPE_TYPE[rope_type]:
         if parameters.get(key) is None:
             raise ValueError(f"{path}: {rope_type} without {key}.")
     _check_positive_numbers(parameters, path)
@@ -137,7 +241,7 @@ def _check_values(parameters: dict[str, Any], rope_type: str, path: Path) -> Non
 
 def _check_positive_numbers(parameters: dict[str, Any], path: Path) -> None:
     """Raise ValueError for a number that is not above 0, or no number."""
-    for key in POSITIVE_KEYS:
+    for key in POSITIVE_ROTARY_KEYS:
         value = parameters.get(key)
         means_none = value is None or (value == 0 and "mscale" in key)  # in transformers, too
         if not means_none and not is_positive(value):

@@ -1,1 +1,0 @@
-"""Read, check and write a config's rotary settings, and apply them to a loaded model."""

@@ -1,1 +1,0 @@
-"""Fine-tune at the new length."""
