@@ -22,7 +22,7 @@ from scipy import stats
 from tables import write_table
 
 from posenc.compare.trial.evaluate import TEST_SEQUENCES
-from posenc.statistics.seed_intervals import studentized_range
+from posenc.statistics.seed_intervals import studentized_range_quantile
 
 ROOT = Path(__file__).parents[1]
 HEADER = ("where", "encodings", "seeds", "level", "false_alarms", "world")
@@ -149,7 +149,7 @@ def cell(where: str, drawn: dict[str, World], k: int, n: int, studies: int) -> t
         exact = stats.studentized_range.sf(needed, k, freedom)
         level = next((level for level in LADDER if level <= exact), None)
         if level is not None:
-            critical = studentized_range(level, k, freedom)
+            critical = studentized_range_quantile(level, k, freedom)
             if where == "task" and critical * RESOLUTION > n**0.5:
                 break  # the least difference would exceed 1, and scores lie between 0 and 1
             shares = [float((each > critical).mean()) for each in found()]

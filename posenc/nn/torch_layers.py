@@ -19,8 +19,8 @@ from posenc.positions import as_range, as_tensor, consecutive_positions, positio
 
 
 def _do_nothing_before_call(module: nn.Module, args: tuple[Any, ...]) -> None:
-    """Do nothing. A forward pre-hook: torch calls a module that has one, instead of only reading
-    its weights."""
+    """Do nothing. A forward pre-hook: torch's encoder layer calls an attention that has one,
+    instead of only reading its weights."""
 
 
 class MultiheadAttention(nn.MultiheadAttention):
@@ -104,12 +104,15 @@ class MultiheadAttention(nn.MultiheadAttention):
         positions: Tensor | range | None = None,
         key_positions: Tensor | range | None = None,
     ) -> tuple[Tensor, Tensor | None]:
-        """Attend like torch's layer, with positions (len) or (batch, len) of queries and keys.
+        """Attend like torch's layer: return the output and the weights, in torch's shapes.
 
-        If key is the same tensor as query, this is self-attention, and key_positions are positions
-        by default. Otherwise both are counted from 0. Tokens that key_padding_mask hides are not
+        If key is the same tensor as query, this is self-attention, and key_positions default to
+        `positions`. Otherwise both are counted from 0. Tokens that key_padding_mask hides are not
         counted: keys, and in self-attention queries. With is_causal, attn_mask is assumed to be
-        causal.
+        causal and not read.
+
+        Args:
+            positions, key_positions: positions of queries and of keys, (len) or (batch, len).
         """
         if any(x.is_nested for x in (query, key, value)):
             raise ValueError("MultiheadAttention: nested tensors are not supported; pad the rows.")
@@ -144,13 +147,15 @@ class MultiheadAttention(nn.MultiheadAttention):
         return self._to_call_layout(out, batched), weights
 
     def _to_batch_first(self, x: Tensor, batched: bool) -> Tensor:
-        """Return an argument of a call, in the layout of the call, as (batch, len, dim)."""
+        """Return query, key or value of a call, in torch's layouts, as (batch, len, dim). batched:
+        False for (len, dim)."""
         if not batched:
             return x[None]
         return x if self.batch_first else x.transpose(0, 1)
 
     def _to_call_layout(self, out: Tensor, batched: bool) -> Tensor:
-        """Return an output (batch, len, embed_dim) with its dimensions as the call gave them."""
+        """Return an output (batch, len, embed_dim) in the layout of the call, the inverse of
+        `_to_batch_first`."""
         if not batched:
             return out[0]
         return out if self.batch_first else out.transpose(0, 1)
@@ -166,8 +171,9 @@ class MultiheadAttention(nn.MultiheadAttention):
         is_self_attention: bool,
         need_weights: bool,
     ) -> tuple[Tensor, Tensor | None]:
-        """Attend from (batch, len, dim) to (batch, len, embed_dim), with the weights of each head,
-        (batch, heads, q_len, kv_len), if they are needed."""
+        """Return the output (batch, len, embed_dim) of attention for query, key and value (batch,
+        len, dim), and the weights of each head (batch, heads, q_len, kv_len), or None unless
+        `need_weights`."""
         kv_state = self.encoding.state(key, as_tensor(key_positions, key.device))
         if is_self_attention and key_positions is positions:
             q_state = kv_state
@@ -197,7 +203,11 @@ class MultiheadAttention(nn.MultiheadAttention):
         positions: Tensor | range,
         key_positions: Tensor | range,
     ) -> Mask | None:
-        """Return the mask of a call, bound to its positions unless they have several components."""
+        """Return the mask of a call, or None if nothing is hidden. It is bound to the positions,
+        unless they have several components.
+
+        sizes: batch, num_heads, q_len, kv_len.
+        """
         run = as_range(positions)
         positions_follow_order = run is not None and run == as_range(key_positions)
         mask = mask_from_torch(
@@ -208,8 +218,8 @@ class MultiheadAttention(nn.MultiheadAttention):
         return mask
 
     def _project(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, ...]:
-        """Project to queries, keys and values (batch, len, embed_dim), at once if they are of one
-        tensor."""
+        """Return queries, keys and values (batch, len, embed_dim), by one matrix product if all
+        three are projected from one tensor."""
         if self._qkv_same_embed_dim:
             if key is query and value is query:
                 return F.linear(query, self.in_proj_weight, self.in_proj_bias).chunk(3, -1)
@@ -226,7 +236,8 @@ class MultiheadAttention(nn.MultiheadAttention):
 
 
 def _positions_without_padding(x: Tensor, padding: Tensor | None) -> Tensor | range:
-    """Return positions 0, 1, ... of the tokens of x (batch, len, embed_dim) that are no padding."""
+    """Return the positions of the tokens of x (batch, len, embed_dim): 0, 1, ... in each row,
+    without counting padding. padding: (batch, len), True or -inf for padding; None for none."""
     if padding is None:
         return consecutive_positions(0, x.shape[1], x.device)
     real = padding == 0 if padding.is_floating_point() else ~padding
@@ -242,12 +253,13 @@ def mask_from_torch(
     is_causal: bool,
     positions_follow_order: bool = True,
 ) -> Mask | None:
-    """Return the mask for `attn_mask` (q_len, kv_len) or (batch * num_heads, q_len, kv_len) and
-    `key_padding_mask` (batch, kv_len), in which True or -inf hides a key. With is_causal, attn_mask
-    is assumed to be causal.
+    """Return torch's two masks as one posenc mask; None if nothing is hidden.
 
+    attn_mask: (q_len, kv_len) or (batch * num_heads, q_len, kv_len); key_padding_mask: (batch,
+    kv_len). In both True or -inf hides a key. With is_causal, attn_mask is assumed to be causal and
+    not read.
     sizes: batch, num_heads, q_len, kv_len. positions_follow_order: True if positions grow with the
-    order in memory, which is_causal assumes.
+    index of tokens, so that a causal mask may compare them.
     """
     batch, _, q_len, kv_len = sizes
     parts: list[Mask] = []
@@ -286,9 +298,9 @@ def _mask_from_attn_mask(attn_mask: Tensor, sizes: tuple[int, int, int, int]) ->
 
 
 def _hidden_keys(name: str, mask: Tensor) -> Tensor:
-    """Convert a mask of bools or of 0 and -inf to bools, True for hidden keys.
+    """Return a mask of bools, or of 0 and -inf, as bools, True for hidden keys.
 
-    Raises: ValueError, which begins with `name`, for other numbers, which are a bias.
+    Raises: ValueError for other numbers, which would be a bias; the message begins with `name`.
     """
     if mask.dtype == torch.bool:
         return mask
@@ -355,7 +367,7 @@ class TransformerEncoderLayer(nn.TransformerEncoderLayer):
         *,
         positions: Tensor | None = None,
     ) -> Tensor:
-        """Run the layer like torch's, with positions (len) or (batch, len). By default tokens are
+        """Run the layer like torch's. positions: (len) or (batch, len); by default tokens are
         counted from 0, without padding."""
 
         def attend(x: Tensor) -> Tensor:

@@ -17,14 +17,14 @@ from posenc.positions import as_tensor, consecutive_positions, grid, normalized_
 
 _SUBMODULES = ("qkv", "q_norm", "k_norm", "attn_drop", "norm", "gate", "proj", "proj_drop")
 _FORWARD_ARGUMENTS = ("self", "x", "attn_mask", "is_causal")
-"""Arguments of the forward of timm's Attention."""
+"""Names of the arguments of timm's Attention.forward."""
 
 
 @dataclass(frozen=True)
 class _GridPositions:
-    """Make the positions of a picture's tokens from the model's current grid of patches.
+    """Compute the positions of a picture's tokens from patch_embed.grid_size.
 
-    It reads patch_embed.grid_size at each call, which the model's set_input_size changes.
+    The size is read at each call, because the model's set_input_size changes it.
     """
 
     patch_embed: Any
@@ -32,8 +32,8 @@ class _GridPositions:
     normalized: bool
 
     def positions(self, device: torch.device | None = None) -> Tensor:
-        """Return (row, column) of each token, or with `normalized` its coordinates, as (len, 2);
-        class tokens get NaN."""
+        """Return the position of each token, (len, 2): (row, column), or its coordinates from -1 to
+        1 if `normalized`. Class tokens get NaN."""
         height, width = self.patch_embed.grid_size
         make = normalized_grid if self.normalized else grid
         return make(height, width, class_tokens=self.class_tokens, device=device)
@@ -42,7 +42,7 @@ class _GridPositions:
 class VisionAttention(nn.Module):
     """Replace timm's Attention (one linear layer `qkv`) by one with a position encoding.
 
-    It takes over the modules of `attention`, so that weights, names and state dict stay the same.
+    It uses the modules of `attention`, under the same names, so that the state dict stays the same.
 
     Args:
         attention: a timm.layers.Attention, or a module with the same submodules.
@@ -50,7 +50,7 @@ class VisionAttention(nn.Module):
         positions: positions of the tokens, (len) or (len, axes); None counts tokens from 0.
 
     Raises: TypeError for a module with other submodules, parameters or arguments of forward;
-    ValueError for one that computes something else from the same parts.
+    ValueError for one that has the same parts but computes something else.
     """
 
     qkv: Any
@@ -93,7 +93,8 @@ class VisionAttention(nn.Module):
     def forward(
         self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False
     ) -> Tensor:
-        """Attend from x (batch, len, dim); attn_mask is bool, True for visible tokens."""
+        """Return the output of attention for x (batch, len, dim), in the same shape. attn_mask:
+        booleans, True for visible tokens."""
         qkv = self.qkv(x).unflatten(-1, (3, self.num_heads, -1))
         q, k, v = (part.transpose(1, 2) for part in qkv.unbind(2))
         q = self._apply_norm(self.q_norm, q)
@@ -122,15 +123,14 @@ class VisionAttention(nn.Module):
         return out if self.proj_drop is None else self.proj_drop(out)
 
     def _attention_scale(self, head_dim: int) -> float:
-        """Return the factor of the scores: that of timm's module, times the ratio of the encoding's
-        factor to the usual one, 1 / sqrt(head_dim). For an encoding with the usual factor it is
-        timm's."""
+        """Return the factor of q . k: timm's, multiplied by the encoding's factor and divided by
+        the usual one, 1 / sqrt(head_dim). So it is timm's for an encoding with the usual factor."""
         usual = head_dim**-0.5
         return self.scale / usual * self.encoding.scale(head_dim)
 
     def _token_positions(self, x: Tensor) -> Tensor | range:
-        """Return the positions of the tokens of x: those of the grid, those that were given, or 0,
-        1, 2, ... Raise ValueError if there are not as many as tokens."""
+        """Return the position of each token of x: from the grid of patches, or as given to the
+        constructor, or 0, 1, 2, ... Raise ValueError if x has another number of tokens."""
         if self._grid is not None:
             positions = self._grid.positions(x.device)
         elif self.positions is not None:
@@ -154,20 +154,22 @@ class VisionAttention(nn.Module):
 def attach_to_vit(
     model: Any, encoding: PositionEncoding | None, positions: Tensor | None = None
 ) -> Any:
-    """Put the encoding into all attentions of a Vision Transformer of timm, and return it.
+    """Give all attentions of a Vision Transformer of timm the encoding, and return the model.
 
-    Its own position embeddings stay; build it with pos_embed="none" to have none.
+    The model's own position embeddings stay; build it with pos_embed="none" to have none.
 
     Args:
         model: a model with `blocks`, each with an `attn` like timm's.
-        encoding: one of scope "layer" is copied, with fresh parameters, for every block.
-        positions: positions of the tokens. None counts tokens; an encoding with two components gets
-            the patches' rows and columns, or their normalized coordinates if it claims these
-            (AxialRoPE.dinov3), and NaN for class and register tokens. They follow the model's
-            set_input_size.
+        encoding: the position encoding. One of scope "layer" is copied, with fresh parameters, for
+            every block.
+        positions: positions of the tokens. None counts tokens. For an encoding with two components
+            None means the patches' rows and columns, or their normalized coordinates if the
+            encoding claims these (AxialRoPE.dinov3), and NaN for class and register tokens; they
+            follow the model's set_input_size.
 
     Raises: TypeError or ValueError, before anything is changed, for a model with other attention or
-    windows, and for one whose tokens have no fixed place: pictures of any size, dropped patches.
+    with windows, and for one whose tokens have no fixed position: with pictures of any size or
+    dropped patches.
     """
     blocks = list(getattr(model, "blocks", ()))
     if not blocks or not all(hasattr(block, "attn") for block in blocks):
@@ -192,8 +194,8 @@ def attach_to_vit(
 def _build_attention(
     block: Any, encoding: PositionEncoding, model: Any, positions: Tensor | None
 ) -> VisionAttention:
-    """Return the attention that replaces a block's. Raise TypeError or ValueError if the encoding
-    reads places and the tokens have no fixed ones."""
+    """Return the attention that replaces that of a block. Raise TypeError or ValueError if the
+    encoding reads positions and the model's tokens have no fixed ones."""
     attn = VisionAttention(block.attn, encoding, positions)
     several_axes = encoding.claims.num_axes > 1
     ignores_places = type(encoding) is PositionEncoding and not several_axes
@@ -206,7 +208,8 @@ def _build_attention(
 
 
 def _difference_from_timm(attention: Any) -> str:
-    """Return how a module differs from timm's Attention, "" if it does not."""
+    """Return in words how a module differs from timm's Attention, such as "without qkv"; "" if it
+    does not."""
     for name in ("qkv", "proj", "num_heads", "scale"):
         if getattr(attention, name, None) is None:
             return f"without {name}"
@@ -228,10 +231,10 @@ def _difference_from_timm(attention: Any) -> str:
 
 @torch.no_grad()
 def _check_computes_same(attention: nn.Module, replacement: VisionAttention) -> None:
-    """Raise ValueError unless both compute the same from a few random tokens, without positions.
+    """Raise ValueError unless timm's module and its replacement compute the same from a few random
+    tokens. Nothing is checked if the weights have no values yet (device "meta").
 
-    attention: timm's module. replacement: made of it, without an encoding. Nothing is checked where
-    weights have no numbers yet (device "meta").
+    attention: timm's module. replacement: built from it, still without an encoding.
     """
     width = getattr(attention.qkv, "in_features", None)
     weights = [p for p in attention.parameters() if p.is_floating_point()]
@@ -255,24 +258,24 @@ def _check_computes_same(attention: nn.Module, replacement: VisionAttention) -> 
         for module, before in training.items():
             module.training = before
     # Roundings of other kernels, in low precision more; both numbers are chosen, not derived.
-    max_share = max(1e-3, 50 * torch.finfo(x.dtype).eps)
+    max_fraction = max(1e-3, 50 * torch.finfo(x.dtype).eps)
     same_shape = actual.shape == expected.shape
-    if not same_shape or not _is_near(actual, expected, max_share):
+    if not same_shape or not _is_near(actual, expected, max_fraction):
         raise ValueError(
             f"VisionAttention: a {name} has the parts of timm.layers.Attention and computes "
             "something else from them."
         )
 
 
-def _is_near(actual: Tensor, expected: Tensor, max_share: float) -> bool:
-    """Return True if no number differs by more than `max_share` times the largest expected number;
-    False for NaN."""
-    return bool((actual - expected).abs().max() <= max_share * expected.abs().max())
+def _is_near(actual: Tensor, expected: Tensor, max_fraction: float) -> bool:
+    """Return True if no element differs by more than `max_fraction` of the largest expected
+    element; False for NaN."""
+    return bool((actual - expected).abs().max() <= max_fraction * expected.abs().max())
 
 
 def _check_token_places(model: Any, encoding: PositionEncoding, positions: Tensor | None) -> None:
-    """Raise TypeError or ValueError unless each token of the model has a fixed place that the
-    encoding can take. positions: those that the caller gave, or None."""
+    """Raise TypeError or ValueError unless each token of the model has a fixed position that the
+    encoding can read. positions: those that the caller gave, or None."""
     name = type(model).__name__
     if getattr(getattr(model, "patch_drop", None), "prob", 0):
         raise ValueError(
@@ -311,8 +314,9 @@ def _check_token_places(model: Any, encoding: PositionEncoding, positions: Tenso
 def _check_explicit_positions(
     model: Any, encoding: PositionEncoding, positions: Tensor, grid_size: Sequence[int] | None
 ) -> None:
-    """Raise ValueError unless there is a position of the encoding's shape for each token; the
-    number of tokens is known if there is a grid_size."""
+    """Raise ValueError unless `positions` has the shape that the encoding reads, and a position for
+    each token of the model. grid_size: (rows, columns) of patches; None: not fixed, so the number
+    of positions is not checked."""
     axes = encoding.claims.num_axes
     wanted = f"(len, {axes})" if axes > 1 else "(len)"
     if positions.ndim != 1 + (axes > 1) or (axes > 1 and positions.shape[-1] != axes):
@@ -333,8 +337,8 @@ def _check_explicit_positions(
 def _mask_from_timm(attn_mask: Tensor | None, is_causal: bool) -> Mask | None:
     """Return timm's two arguments as one mask; None if all tokens see one another.
 
-    attn_mask: booleans of up to four axes that broadcast to (batch, heads, len, len), True where a
-        token is seen. Raises: ValueError for numbers.
+    attn_mask: booleans of up to four axes that broadcast to (batch, heads, len, len), True for
+    visible tokens. Raises: ValueError for numbers.
     """
     if attn_mask is None:
         return causal if is_causal else None

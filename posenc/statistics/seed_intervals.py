@@ -16,24 +16,23 @@ from typing import NamedTuple
 import numpy as np
 
 LARGEST_ROUNDING_DEVIATION = 1e-12
-"""Standard deviation, relative to the largest value, below which it is rounding error: some
-thousand times float64's epsilon of 2e-16."""
+"""Standard deviation, as a fraction of the largest value, up to which it may be rounding error
+only: some thousand times float64's epsilon of 2e-16."""
 SMALLEST_DIFFERENCES = {"text": 5e-4}
-"""Bits per byte that are no difference, however equal the seeds are: they print as 0.000, and two
-computations of one formula differ by their rounding."""
+"""Smallest half-width of an interval, by the kind of values. Losses of 0.0005 bits per byte print
+as 0.000, and two computations of one formula differ as much by their rounding."""
 TEXT_LEVEL = 0.025
-"""Significance level of losses at one length: an answer judges two, near and far, and 5 % hold over
-both together."""
+"""Significance level of the losses at one length. An answer has two such tests, near and far, so it
+is half of 5 %."""
 
 
 class Prior(NamedTuple):
-    """Hold what earlier studies say of the spread over seeds.
-
-    It keeps two seeds that are alike by chance from deciding, and lets two seeds decide at all.
+    """Hold an estimate of the spread over seeds from earlier studies. With it two seeds can show a
+    difference at all, and two that are alike by chance do not show a false one.
 
     spread: standard deviation over seeds, in the unit of the values.
-    degrees_of_freedom: weight of the spread: it counts as a standard deviation that was measured
-        with so many degrees of freedom.
+    degrees_of_freedom: weight of the spread, which counts as measured with so many degrees of
+    freedom.
     """
 
     spread: float
@@ -41,8 +40,8 @@ class Prior(NamedTuple):
 
 
 class Gap(NamedTuple):
-    """Hold a difference and the half-width of its confidence interval, which holds for all pairs at
-    once; inf if it is unknown.
+    """Hold a difference of two encodings and the half-width of its confidence interval, inf if that
+    is unknown. The intervals of all pairs hold simultaneously.
 
     >>> Gap(0.15, 0.07).significant, Gap(0.08, 0.12).significant
     (True, False)
@@ -101,7 +100,8 @@ class PairwiseComparison:
 
     @property
     def means(self) -> dict[str, float]:
-        """Return the mean of each encoding, without the effect of seeds if trials are missing."""
+        """Return the mean value of each encoding, by its name. If trials are missing, it is the
+        mean that the fit expects with all seeds."""
         return dict(zip(self.names, self._fit.means.tolist(), strict=True))
 
     @property
@@ -111,9 +111,11 @@ class PairwiseComparison:
 
     @cached_property
     def level(self) -> float | None:
-        """Return the significance level for all pairs together; None if there are too few seeds.
+        """Return the significance level for all pairs together, as a probability; None if there are
+        too few seeds.
 
-        With missing trials it is that of a complete study with about as many degrees of freedom.
+        If trials are missing, it is the level of a complete study with about as many degrees of
+        freedom.
         """
         count = len(self.names)
         if count < 2:
@@ -132,13 +134,16 @@ class PairwiseComparison:
 
     @property
     def _pooled_variance(self) -> float:
-        """Return the variance of the residuals of all encodings, together with the prior."""
+        """Return the variance of the residuals of all encodings together, averaged with the
+        prior's."""
         return float(self._with_prior(self._fit.variance, self.degrees_of_freedom))
 
     def _with_prior(self, variance: np.ndarray | float, freedom: np.ndarray | int) -> np.ndarray:
-        """Return the mean of a variance and the prior's, weighted by their degrees of freedom;
-        without a prior the variance itself. `freedom`: the degrees of freedom of `variance`. Arrays
-        are combined element by element."""
+        """Return the mean of each variance and the prior's, weighted by their degrees of freedom;
+        without a prior the variance itself.
+
+        freedom: degrees of freedom of `variance`, in the same shape.
+        """
         if self.prior is None:
             return np.asarray(variance)
         of_prior = self.prior.degrees_of_freedom
@@ -146,7 +151,7 @@ class PairwiseComparison:
         return np.asarray((freedom * variance + of_prior * self.prior.spread**2) / total)
 
     def gap(self, a: str, b: str) -> Gap:
-        """Return the value of `a` minus that of `b`, with its simultaneous confidence interval."""
+        """Return the mean of `a` minus that of `b`, with its simultaneous confidence interval."""
         i = self.names.index(a)
         j = self.names.index(b)
         fit = self._fit
@@ -154,9 +159,9 @@ class PairwiseComparison:
 
     @cached_property
     def _half_widths(self) -> np.ndarray:
-        """Return the half-widths of the intervals of all pairs, (encodings, encodings); inf if no
-        chain of common seeds joins the two, or if `_half_widths_of` knows none. The diagonal has no
-        meaning."""
+        """Return the half-width of the interval of each pair, (encodings, encodings). It is inf
+        where the trials do not determine the difference, see `_are_determined`, and where
+        `_half_widths_of` returns inf. The diagonal has no meaning."""
         fit = self._fit
         count = len(self.names)
         # Variance factors of the differences: those of both means, less twice their covariance.
@@ -171,10 +176,11 @@ class PairwiseComparison:
 
     @cached_property
     def _are_determined(self) -> np.ndarray:
-        """Return True for the pairs whose difference the trials determine, (encodings, encodings).
+        """Return an array (encodings, encodings), True for the pairs whose difference the trials
+        determine: a chain of seeds that two encodings share leads from one to the other.
 
-        Such a difference is a combination of trials: it lies in the row space of the design, and
-        the projector on that space does not change it.
+        Such a difference is a combination of trials. It lies in the row space of the design, so the
+        projector on that space does not change it.
         """
         count = len(self.names)
         # What the projector changes of each encoding's effect, a column each.
@@ -186,31 +192,32 @@ class PairwiseComparison:
 
     @cached_property
     def _projector(self) -> np.ndarray:
-        """Return the projector on the row space of the design: the combinations of effects of
-        encodings and seeds that the trials determine."""
+        """Return the matrix that projects on the row space of the design, on the combinations of
+        effects of encodings and seeds that the trials determine."""
         design = self._fit.design
         return self._fit.inverse @ (design.T @ design)
 
     def _half_widths_of(
         self, variance: np.ndarray | float, factor: np.ndarray | float
     ) -> np.ndarray:
-        """Return the half-width of the simultaneous interval of a difference, whose variance is
-        factor * variance; element by element.
+        """Return the half-width of the simultaneous interval of differences with the variances
+        factor * variance, element by element.
 
-        It is inf without a significance level, and if all seeds are copies of each other. It is at
-        least the entry of SMALLEST_DIFFERENCES.
+        It is inf if there is no significance level, and if all seeds are copies of each other;
+        otherwise at least that in SMALLEST_DIFFERENCES.
         """
-        largest = max(abs(v) for seeds in self.values.values() for v in seeds.values())
-        least = self.resolution**2
+        largest_value = max(abs(v) for by_seed in self.values.values() for v in by_seed.values())
+        least_variance = self.resolution**2
         are_copies = (
-            not max(self._fit.variance, least) > (LARGEST_ROUNDING_DEVIATION * largest) ** 2
+            not max(self._fit.variance, least_variance)
+            > (LARGEST_ROUNDING_DEVIATION * largest_value) ** 2
         )
         if self.level is None or are_copies:
             return np.full(np.shape(variance), math.inf)
         freedom = self.degrees_of_freedom + (self.prior.degrees_of_freedom if self.prior else 0)
         # The range is in units of one mean's standard deviation, of which a difference has sqrt(2).
-        quantile = studentized_range(self.level, len(self.names), freedom)
-        half_widths = quantile * np.sqrt(np.maximum(variance, least) * factor / 2)
+        quantile = studentized_range_quantile(self.level, len(self.names), freedom)
+        half_widths = quantile * np.sqrt(np.maximum(variance, least_variance) * factor / 2)
         return np.maximum(half_widths, SMALLEST_DIFFERENCES.get(self.kind_of_values, 0.0))
 
     @cached_property
@@ -226,8 +233,9 @@ class PairwiseComparison:
 def _variances_of_differences(
     values: Mapping[str, Mapping[int, float]],
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return the variance over seeds of each pair's differences, from the seeds that both have, and
-    its degrees of freedom, both (encodings, encodings); 0 and 0 for fewer than two such seeds."""
+    """Return the variance over seeds of each pair's difference, and its degrees of freedom, both
+    (encodings, encodings). Only seeds that both encodings have count; both are 0 for fewer than
+    two."""
     seeds = sorted({seed for by_seed in values.values() for seed in by_seed})
     table = np.full((len(values), len(seeds)), math.nan)
     for row, by_seed in zip(table, values.values(), strict=True):
@@ -246,9 +254,10 @@ def _variances_of_differences(
 def group_into_tiers(
     order: Sequence[str], worse: frozenset[tuple[str, str]]
 ) -> tuple[tuple[str, ...], ...]:
-    """Group encodings: those that are worse than none, then those worse only than these, and so on.
+    """Group encodings into tiers: first those that are worse than no other, then those that are
+    worse only than some in the first tier, and so on.
 
-    order: names of the encodings, the best first. Within a tier it is kept, but has no meaning.
+    order: names of the encodings, the best first; each tier keeps this order.
     worse: pairs (a, b) of names in which `a` is worse than `b`.
 
     >>> group_into_tiers(["t5", "alibi", "rope"], frozenset({("rope", "t5")}))
@@ -281,8 +290,11 @@ class _LeastSquaresFit(NamedTuple):
 
 
 def _fit_least_squares(values: Mapping[str, Mapping[int, float]]) -> _LeastSquaresFit:
-    """Fit an effect of each encoding and each seed to the values, one number by encoding and seed;
-    trials that did not run are missing."""
+    """Return the least-squares fit of values by an effect of each encoding and an effect of each
+    seed.
+
+    values: a number by encoding and seed; trials that did not run are missing.
+    """
     seeds = sorted({seed for by_seed in values.values() for seed in by_seed})
     count = sum(map(len, values.values()))
     design = np.zeros((count, len(values) + len(seeds)))
@@ -305,27 +317,26 @@ def _fit_least_squares(values: Mapping[str, Mapping[int, float]]) -> _LeastSquar
 
 
 @lru_cache(maxsize=256)
-def studentized_range(level: float, count: int, freedom: int) -> float:
-    """Return the upper quantile of the studentized range of `count` means: the value that the range
-    exceeds with probability `level`, for a standard deviation with `freedom` degrees of freedom.
-    For two means it is Student's t times the square root of 2."""
+def studentized_range_quantile(level: float, num_means: int, degrees_of_freedom: int) -> float:
+    """Return the upper quantile of the studentized range of `num_means` means: the value that the
+    range exceeds with probability `level`, in units of a standard deviation that has been estimated
+    with `degrees_of_freedom`. For two means it is Student's t times the square root of 2."""
     from scipy import special, stats
 
-    if count == 2:  # exact, where scipy integrates numerically
-        return float(special.stdtrit(freedom, 1 - level / 2)) * math.sqrt(2)
-    return float(stats.studentized_range.isf(level, count, freedom))
+    if num_means == 2:  # exact, where scipy integrates numerically
+        return float(special.stdtrit(degrees_of_freedom, 1 - level / 2)) * math.sqrt(2)
+    return float(stats.studentized_range.isf(level, num_means, degrees_of_freedom))
 
 
 def significance_level(kind_of_values: str, num_encodings: int, num_seeds: int) -> float | None:
-    """Return the significance level for all pairs of so many encodings together, as a probability.
+    """Return the significance level for all pairs of `num_encodings` encodings together, as a
+    probability; None if no level is low enough, or for fewer than two seeds.
 
-    For losses on "text" it is TEXT_LEVEL. For a "task" or "tasks" it is that of `levels.csv`, which
-    simulated studies have calibrated (experiments/levels.py): with it at most 7 % of studies of
-    equal encodings find any difference. A number of encodings between two of the table gets the
-    level of the larger. Beyond the table the level falls in proportion to the number of encodings,
-    and stays that of the most seeds.
-
-    Returns: None if no level is low enough, or for fewer than two seeds.
+    kind_of_values: as in PairwiseComparison. For "text" the level is TEXT_LEVEL. For "task" and
+    "tasks" it is that of `levels.csv`, from simulated studies (experiments/levels.py): with it at
+    most 7 % of studies of equal encodings find any difference. A number of encodings between two of
+    the table gets the level of the larger one. Beyond the table the level falls in proportion to
+    the number of encodings, and stays that of the largest number of seeds.
     """
     if kind_of_values == "text":
         return TEXT_LEVEL if num_seeds > 1 else None
@@ -339,8 +350,8 @@ def significance_level(kind_of_values: str, num_encodings: int, num_seeds: int) 
 
 @lru_cache(maxsize=1)
 def _levels_from_file() -> dict[str, dict[tuple[int, int], float]]:
-    """Return the levels of `levels.csv` by the kind of values, and then by the numbers of encodings
-    and of seeds. Studies for which no level is low enough are missing."""
+    """Return the significance levels of `levels.csv`, by the kind of values and then by (number of
+    encodings, number of seeds). Sizes for which no level is low enough are missing."""
     text = resources.files("posenc.statistics").joinpath("levels.csv").read_text(encoding="utf-8")
     levels: dict[str, dict[tuple[int, int], float]] = {}
     for row in csv.DictReader(text.splitlines()):

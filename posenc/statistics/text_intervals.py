@@ -10,19 +10,21 @@ import numpy as np
 from posenc.statistics.seed_intervals import LARGEST_ROUNDING_DEVIATION, Gap
 
 DOCUMENT_SAMPLES = 200
-"""Resampled sets of documents per interval; chosen, not derived."""
+"""Number of samples of documents, drawn with replacement, from which an interval is computed;
+chosen, not derived."""
 FEWEST_DOCUMENTS = 3
-"""Documents that an interval needs; of fewer, no resampling says how much texts differ."""
+"""Number of documents below which there is no interval: resampling fewer says nothing of how much
+texts differ."""
 
 
 @dataclass(frozen=True)
 class Estimate:
     """Hold a mean and the ends of its 95 % interval.
 
-    mean: NaN without values. low, high: NaN if there is no interval, as for fewer than
-    FEWEST_DOCUMENTS.
-    tokens: number of values that the mean is of. For the share of exact answers it counts the
-    sequences.
+    mean: NaN if there are no values. low, high: NaN if there is no interval, as for fewer than
+    FEWEST_DOCUMENTS documents.
+    tokens: number of values that are averaged. For the fraction of exact answers it is the number
+    of sequences.
     """
 
     mean: float
@@ -32,16 +34,16 @@ class Estimate:
 
     @property
     def perplexity(self) -> float:
-        """Return e to the mean, of a mean in nats, at most e^50."""
+        """Return e^mean, at most e^50, for a mean in nats."""
         return math.exp(min(self.mean, 50.0))
 
 
 def estimate_mean(losses: np.ndarray, documents: np.ndarray) -> Estimate:
-    """Return the mean of all losses that are not NaN, each with the same weight, and its interval
-    from resampled documents.
+    """Return the mean of all losses that are not NaN, each with the same weight, and its 95 %
+    interval from resampled documents.
 
-    losses: floats of any shape. documents: the number of the document of each loss, integers in the
-    same shape.
+    losses: floats of any shape. documents: for each loss the number of the document that it is
+    from, integers in the same shape.
     """
     kept = ~np.isnan(losses)
     owners, index = np.unique(documents[kept], return_inverse=True)
@@ -75,8 +77,8 @@ def share_interval(right: int, total: int) -> tuple[float, float]:
 
 
 WINDOW_SAMPLES = 2000
-"""Resampled sets of windows for all pairs; chosen, not derived: about 100 lie above the 95 %
-quantile."""
+"""Number of samples of windows, drawn with replacement, from which all intervals are computed;
+chosen, not derived: about 100 of them are above the 95 % quantile."""
 FEWEST_WINDOWS = 8
 """Number of windows below which there are no intervals; chosen, not derived."""
 
@@ -84,18 +86,16 @@ FEWEST_WINDOWS = 8
 def window_gaps(
     losses: Mapping[str, Sequence[float]], encoding: str | None = None
 ) -> dict[tuple[str, str], Gap]:
-    """Return the difference of mean losses, first minus second encoding, for each pair in either
-    order; with `encoding`, only for pairs of which it is one.
+    """Return the difference of mean losses of each pair of encodings, first minus second, in both
+    orders; with `encoding`, only of pairs that have it. {} for fewer than eight windows, or if two
+    encodings have different numbers of windows.
 
-    The confidence intervals hold simultaneously with 95 %. A bootstrap sample draws the same
-    windows for all encodings. Its statistic is the largest change of a difference, in units of its
-    standard error in the sample; the 95 % quantile of it times the standard error is the
-    half-width.
+    The confidence intervals hold simultaneously with 95 %, by a bootstrap. Each sample draws the
+    same windows for all encodings. Its statistic is the largest change of a difference, in units of
+    the difference's standard error in the sample. The half-width of an interval is the 95 %
+    quantile of this statistic, times the standard error.
 
-    Args:
-        losses: for each encoding, one number per window.
-
-    Returns: {} for fewer than eight windows, or if two encodings have different numbers of windows.
+    losses: for each encoding, one number per window.
 
     >>> losses = {"t5": [2.0] * 9 + [2.2] * 9, "rope": [2.5] * 9 + [2.9] * 9}
     >>> gap = window_gaps(losses)["rope", "t5"]

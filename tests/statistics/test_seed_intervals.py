@@ -15,7 +15,7 @@ from posenc.statistics.seed_intervals import (
     Prior,
     group_into_tiers,
     significance_level,
-    studentized_range,
+    studentized_range_quantile,
 )
 from tests.experiment import experiment
 
@@ -63,8 +63,8 @@ def test_a_whole_study_is_tukeys_with_the_seeds_taken_out(k, n):
     theirs = stats.tukey_hsd(*(values - values.mean(0)))
     interval = theirs.confidence_interval(1 - found.level)
     halves = (interval.high - interval.low) / 2
-    own_error = studentized_range(found.level, k, k * (n - 1))
-    scale = studentized_range(found.level, k, found.degrees_of_freedom) / own_error
+    own_error = studentized_range_quantile(found.level, k, k * (n - 1))
+    scale = studentized_range_quantile(found.level, k, found.degrees_of_freedom) / own_error
     scale *= math.sqrt(k * (n - 1) / found.degrees_of_freedom)
     assert found.degrees_of_freedom == (k - 1) * (n - 1)
     held = 0
@@ -82,7 +82,7 @@ def test_a_pair_that_varies_more_than_the_others_is_judged_by_its_own_seeds():
     quiet[0] += [3.0, -3.0, 0.5]
     found = study(quiet)
     own = np.var(quiet[0] - quiet[1], ddof=1) / 2
-    width = studentized_range(found.level, 6, 10) * math.sqrt(own / 3)
+    width = studentized_range_quantile(found.level, 6, 10) * math.sqrt(own / 3)
     assert found.gap("e0", "e1").half_width == pytest.approx(width)
     assert (
         found.gap("e1", "e2").half_width == pytest.approx(found.least_significant_gap)
@@ -114,7 +114,7 @@ def test_missing_trials_are_left_out_by_least_squares():
         own = np.nanvar(apart, ddof=1) / 2 if (~np.isnan(apart)).sum() > 1 else 0.0
         error = contrast @ covariance @ contrast
         error *= max(1.0, own * found.degrees_of_freedom / float(left[0]))
-        quantile = studentized_range(found.level, 5, found.degrees_of_freedom)
+        quantile = studentized_range_quantile(found.level, 5, found.degrees_of_freedom)
         assert gap.half_width == pytest.approx(quantile * math.sqrt(error / 2))
     ranks = study(values, "tasks")
     # 8 degrees of freedom are those of 3 whole seeds
@@ -233,7 +233,7 @@ def test_two_seeds_that_are_alike_by_chance_decide_nothing_small_and_what_is_far
 def test_the_simulation_judges_as_the_library_does(k, n):
     random = np.random.default_rng(5)
     values = random.normal(size=(60, k, n)) + random.choice([0, 0, 3], size=(60, k, 1))
-    quantile = studentized_range(significance_level("tasks", k, n), k, (k - 1) * (n - 1))
+    quantile = studentized_range_quantile(significance_level("tasks", k, n), k, (k - 1) * (n - 1))
     simulated = levels.largest(values) > quantile
     assert [
         bool(study(each, "tasks").significantly_higher) for each in values
@@ -247,7 +247,7 @@ def test_two_thousand_trials_are_compared_in_one_pass():
     found = study(values)
     residuals = values - values.mean(1, keepdims=True) - values.mean(0) + values.mean()
     pooled = (residuals**2).sum() / (399 * 4)
-    quantile = studentized_range(found.level, 400, 399 * 4)
+    quantile = studentized_range_quantile(found.level, 400, 399 * 4)
     means = values.mean(1)
     expected = set()
     for i in range(400):
