@@ -91,7 +91,8 @@ class Decoder(Stack):
 
 
 class WindowedDecoder(nn.Module):
-    """Read a decoder with every attention limited to the last `window` tokens, itself included.
+    """Run a decoder with every attention limited to the last `window` tokens, the query's own
+    included.
 
     Nothing is trained, and positions stay as they are. A layer passes on what the layer below has
     read, so n layers reach back n * (window - 1) tokens.

@@ -104,11 +104,11 @@ class EncoderDecoder(nn.Module):
 
     Args:
         config: sizes and choices of both stacks.
-        encoder_encoding: the encoder's position encoding, built with ModelShape(causal=False); like
-            the others, also by name.
-        decoder_encoding: the decoder's.
-        cross_encoding: the position encoding of the attention to the source; None for none, as in
-            the original Transformer and T5.
+        encoder_encoding: the encoder's position encoding, built with ModelShape(causal=False), or
+            its name.
+        decoder_encoding: the decoder's position encoding, or its name.
+        cross_encoding: the position encoding of the attention to the source, or its name; None for
+            none, as in the original Transformer and T5.
 
     Shapes: source (batch, source_len), tokens (batch, len) -> logits (batch, len, vocab_size).
     Raises: ValueError for an encoding that needs causal attention in the encoder or across.
@@ -211,7 +211,7 @@ class ConditionedDecoder:
 
     Args:
         model: the model, whose decoder predicts.
-        source_hidden: what the encoder computed of the source, (batch, source_len, embed_dim).
+        source_hidden: the encoder's output, (batch, source_len, embed_dim).
         source_positions: the positions of the source's tokens.
         source_valid: (batch, source_len), False for padding of the source; None if there is none.
     """
@@ -231,7 +231,7 @@ class ConditionedDecoder:
 
     @property
     def encoding(self) -> PositionEncoding:
-        """Return the decoder's position encoding, to which the positions of tokens belong."""
+        """Return the position encoding of the decoder, which reads the positions of tokens."""
         return self.model.decoder.encoding
 
     def new_caches(self) -> list[KVCache]:
@@ -267,9 +267,9 @@ class ConditionedDecoder:
         return F.linear(x, self.model.tokens.weight) if head is None else head(x)
 
     def _context(self, batch: int) -> Context:
-        """Return the source for `batch` rows of tokens: each of its rows is repeated for the
-        consecutive rows of tokens that share it. Raise ValueError if `batch` is no multiple of the
-        number of the source's rows."""
+        """Return the source as a Context for `batch` rows of tokens. Each of its rows is repeated
+        for the consecutive rows of tokens that share it. Raise ValueError if `batch` is no multiple
+        of the number of sources."""
         rows = self.source_hidden.shape[0]
         if batch % rows:
             raise ValueError(
@@ -278,7 +278,8 @@ class ConditionedDecoder:
             )
 
         def repeat_rows(t: Tensor) -> Tensor:
-            """Repeat each row of the source for the consecutive rows of tokens that share it."""
+            """Return t with each row repeated for the consecutive rows of tokens that share the
+            source."""
             return t if batch == rows else t.repeat_interleave(batch // rows, dim=0)
 
         axes = self.model.encoder.encoding.claims.num_axes

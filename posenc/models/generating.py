@@ -13,7 +13,7 @@ from posenc.models.decoder import Decoder
 from posenc.models.encoder_decoder import ConditionedDecoder
 
 LanguageModel = Decoder | ConditionedDecoder
-"""What computes the logits of next tokens: a Decoder, or the result of
+"""A model that computes the logits of next tokens: a Decoder, or the result of
 EncoderDecoder.conditioned_on."""
 
 
@@ -77,7 +77,7 @@ def generate(
 
 @contextmanager
 def eval_mode(model: LanguageModel) -> Iterator[None]:
-    """Put the model in eval mode inside the block, and restore its mode after it."""
+    """Put the model in eval mode inside the block, and back into its earlier mode after it."""
     module = model if isinstance(model, nn.Module) else model.model
     training = [m for m in module.modules() if m.training]
     try:
@@ -142,7 +142,7 @@ class _GenerationState:
         self._feed(tokens, positions)
 
     def append(self, chosen: Tensor) -> None:
-        """Read one more token per row, `chosen` (batch,), and compute the logits after it."""
+        """Append one token to each row, `chosen` (batch,), and compute the logits after it."""
         positions = None
         if self.valid is not None:
             positions = self.valid.sum(1, keepdim=True)  # counted from 0: that of the next token
@@ -150,14 +150,15 @@ class _GenerationState:
         self._feed(chosen[:, None], positions)
 
     def reorder(self, rows: Tensor) -> None:
-        """Continue with these rows of the batch, in this order; a row may occur several times."""
+        """Keep these rows of the batch only, in this order; a row may occur several times."""
         for cache in self.caches:
             cache.reorder(rows)
         self.logits = self.logits[rows]
         self.valid = None if self.valid is None else self.valid[rows]
 
     def _feed(self, tokens: Tensor, positions: Tensor | None) -> None:
-        """Append tokens (batch, new) to the caches, and keep the logits after the last one."""
+        """Run the model on tokens (batch, new), which are appended to the caches, and store the
+        logits after the last one."""
         num_axes = self.model.encoding.claims.num_axes
         if positions is not None and num_axes > 1:  # text has the same place on every axis
             positions = positions[..., None].expand(-1, -1, num_axes)
@@ -173,12 +174,13 @@ def _beam_search(
     length_penalty: float,
     stop: int | None,
 ) -> Tensor:
-    """Extend the num_beams likeliest unfinished continuations of each row, and return the best
-    finished one. These are the rules of transformers with early_stopping=False.
+    """Return the prompts, each followed by its best continuation, by the rules of transformers with
+    early_stopping=False.
 
-    Unfinished continuations are `tokens`, with log-probabilities `scores`; finished ones are
-    `ended`, with log-probabilities per length `ended_scores`. Both have num_beams for each row. A
-    row is searched as long as its best unfinished one scores more than its worst finished one.
+    In each step the num_beams likeliest unfinished continuations of each row are extended. They are
+    `tokens`, with log-probabilities `scores`; finished ones are `ended`, with length-penalised
+    log-probabilities `ended_scores`. Both have num_beams for each row. A row is finished as soon as
+    its best unfinished continuation scores no more than its worst finished one.
 
     stop: token that ends a continuation; None for none, so that all have max_new_tokens.
     """
@@ -275,8 +277,8 @@ def _check_arguments(
 
 
 def _check_prompts(tokens: Tensor, valid: Tensor | None) -> None:
-    """Raise TypeError unless both are tensors, ValueError unless the prompts have one token or more
-    and `valid` fits them and ends with True in every row: padding is on the left."""
+    """Raise TypeError unless both are tensors. Raise ValueError unless the prompts have a token,
+    `valid` has their shape, and padding is on the left: each row of `valid` ends with True."""
     if not isinstance(tokens, Tensor):
         raise TypeError(f"generate: tokens must be a tensor, got {type(tokens).__name__}.")
     if valid is not None and not isinstance(valid, Tensor):

@@ -86,7 +86,7 @@ class FeedForward(nn.Module):
 
 @dataclass(frozen=True)
 class Context:
-    """Hold the tokens to which a decoder attends in addition to its own: those of a source."""
+    """Hold the source sequence to which a decoder attends in addition to its own tokens."""
 
     hidden: Float[Tensor, "batch context_len embed_dim"]
     """The encoder's output."""
@@ -163,7 +163,7 @@ class Layer(nn.Module):
         )
 
     def _sublayer_input(self, norm: nn.Module, x: Tensor) -> Tensor:
-        """Return what a sublayer reads of x: with pre-norm x after the norm."""
+        """Return the input of a sublayer: norm(x) with pre-norm, otherwise x."""
         return norm(x) if self.norm_first else x
 
     def _add_sublayer_output(self, norm: nn.Module, x: Tensor, y: Tensor) -> Tensor:
@@ -182,7 +182,7 @@ class Stack(nn.Module):
     """
 
     default_mask: ClassVar[Mask]
-    """Mask that is used if a call gives none."""
+    """Mask of a call that is given none."""
 
     def __init__(
         self,
@@ -201,7 +201,7 @@ class Stack(nn.Module):
 
     @property
     def last_norm(self) -> nn.Module:
-        """Return the norm that computes the output of the stack."""
+        """Return the norm whose output is that of the stack."""
         return self.layers[-1].ffn_norm if self.norm is None else self.norm  # type: ignore[return-value]
 
     def hidden_states(
@@ -215,7 +215,17 @@ class Stack(nn.Module):
         context_caches: Sequence[KVCache] | None = None,
         length: int | None = None,
     ) -> Float[Tensor, "batch len embed_dim"]:
-        """Return hidden states from the token embeddings x, to which positions are applied here."""
+        """Return the hidden states (batch, len, embed_dim) of token embeddings x without positions.
+
+        Args:
+            positions: positions of the tokens; None: they continue those in the caches, or start at
+                0.
+            mask: which keys each query sees.
+            caches: a cache for each layer, to which the tokens are appended.
+            context: the source to attend to; None for none.
+            context_caches: keys and values of the source, a cache for each layer.
+            length: the current length, for encodings whose frequencies depend on it.
+        """
         caller = type(self).__name__
         num_cached = caches[0].length if caches else 0
         check_mask(caller, mask, x.shape[0], x.shape[1], num_cached + x.shape[1])
@@ -265,8 +275,8 @@ def default_positions(
     encoding: PositionEncoding,
     valid: Shaped[Tensor, "batch len"] | None = None,
 ) -> Int[Tensor, "len *axes"] | Int[Tensor, "batch len *axes"] | range:
-    """Return positions num_cached, num_cached + 1, ..., equal in all components of the encoding's
-    positions. Rows have the same positions, unless `valid` is given.
+    """Return the positions num_cached, num_cached + 1, ... of tokens. If the encoding reads several
+    components, all are equal. Rows have the same positions, unless `valid` is given.
 
     tokens: (batch, len, ...), of which only the sizes and the device are read.
     num_cached: number of tokens in the caches, which come before these.
@@ -286,10 +296,10 @@ def default_positions(
 def bind_mask(
     mask: Mask, positions: Tensor | range, num_cached: int, encoding: PositionEncoding
 ) -> Mask:
-    """Return the mask bound to the tokens' positions, once for all layers.
+    """Return the mask bound to the tokens' positions, so that layers need not do that in each call.
 
-    Return it unchanged in two cases, in which attention binds it in each call: with tokens in a
-    cache, and for positions of several components, which have no order that a mask could compare.
+    Return it unchanged if tokens are in a cache, and for positions of several components, which
+    have no order that a mask could compare: attention then binds it in each call.
     """
     if mask.bound or num_cached or encoding.claims.num_axes > 1:
         return mask
@@ -382,8 +392,9 @@ def draw_initial_weights(
 
 
 def _fill_weight(weight: Tensor, std: float, name: str, seed: int) -> None:
-    """Fill a weight with normal numbers of mean 0 that depend only on its name, its shape, the seed
-    and `std`, so that models with other encodings begin with the same ones."""
+    """Fill a weight with normal numbers of mean 0 and standard deviation `std`. They depend only on
+    its name, its shape and the seed, so that models with different encodings begin with the same
+    weights."""
     if weight.is_meta:  # it has no memory yet; `reset_parameters` is called once it has
         return
     # A checksum, because torch's CPU generator reads 32 bits of its seed.

@@ -69,7 +69,8 @@ class FlipFlop(Task):
 
 
 def _last_read(tokens: np.ndarray) -> np.ndarray:
-    """Return for each READ the bit of the READ before it; for the first READ, the first bit.
+    """Return for each READ the bit of the READ before it, which is a guess at the answer; for the
+    first READ, the first bit.
 
     tokens: of one sequence of FlipFlop, (len,). The result has a bit for each READ.
     """
@@ -81,8 +82,8 @@ def _last_read(tokens: np.ndarray) -> np.ndarray:
 
 
 def _majority_written(tokens: np.ndarray) -> np.ndarray:
-    """Return for each READ the bit that was written more often before it. Where both were written
-    equally often, it is the bit that was written first.
+    """Return for each READ the bit that was written more often before it, which is a guess at the
+    answer; the bit that was written first if both were written equally often.
 
     tokens: of one sequence of FlipFlop, (len,). The result has a bit for each READ.
     """

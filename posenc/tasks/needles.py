@@ -21,44 +21,47 @@ FIRST_SYMBOL = 17
 NUM_SYMBOLS = 24
 """Number of symbols."""
 DEPTHS = {"at the start": 0.0, "in the middle": 0.5, "at the end": 1.0}
-"""Places of the fact that is asked for; elsewhere it is drawn uniformly."""
+"""Depths of the fact that is asked for, by the name of the test's variant. In other tests the depth
+is drawn uniformly."""
 NUM_NEEDLES = 4
-"""Needles in a text that `draw_needles_puzzle` draws."""
+"""Number of pairs in a puzzle of `draw_needles_puzzle`."""
 NUM_KEYS = 8
-"""Pairs in a text of NeedleByMeaning. With few of them, an encoding that reads nothing looks as if
-it found some: a guess among the values of the text is right in one of NUM_KEYS."""
+"""Number of pairs in a text of NeedleByMeaning. A guess among the values of the text is right in
+one of NUM_KEYS cases, so with few pairs a model that finds nothing would have a high score."""
 NUM_BESIDE = 3
-"""Of the other pairs, those next to the one that is asked for: the last pair of a text is then the
-right one in a quarter of the texts even where it is asked for at the end."""
+"""Number of other pairs next to the one that is asked for. If that is at the end of a text, the
+last pair of the text is thus the right one in a quarter of the texts only."""
 CHAIN_LENGTH = 4
-"""Names in a chain."""
+"""Number of names in a chain of assignments."""
 
 
 class Puzzle(NamedTuple):
-    """Facts of a text, a question about them, and its answer, in symbols 0, 1, 2, ...; a caller
-    chooses a word or token for each symbol."""
+    """Hold the facts of a text, a question about them, and its answer, in symbols 0, 1, 2, ... A
+    task writes each symbol as a token, `posenc extend` as a word."""
 
     facts: tuple[tuple[float, tuple[int, int]], ...]
-    """Pairs of symbols, each with its depth: from 0 at the start of the text to 1 at its end."""
+    """Each fact with its depth, from 0 at the start of the text to 1 at its end: (depth, pair of
+    symbols)."""
     question: tuple[int, ...]
-    """Symbols that the question names: those whose partners are asked for."""
+    """Symbols of the question: the answer has their partners."""
     answer: tuple[int, ...]
     """Symbols of the right answer, in order."""
 
 
 DrawPuzzle = Callable[[np.random.Generator, float], Puzzle]
-"""Draws a puzzle whose question is about a fact at the given depth."""
+"""Takes a random generator and a depth. Draws a puzzle whose question is about a fact at that
+depth."""
 
 
 def draw_needle_puzzle(
     random: np.random.Generator, depth: float, num_pairs: int = 1, num_beside: int = 0
 ) -> Puzzle:
-    """Draw `num_pairs` pairs of symbols, the first at `depth` and the others anywhere. The question
-    is the first symbol of the pair at `depth`, and the answer its second symbol.
+    """Draw a puzzle of `num_pairs` pairs of symbols, the first at `depth` and the others anywhere.
+    The question is the first symbol of the pair at `depth`, and the answer its second symbol.
 
-    num_beside: number of the other pairs that are at `depth` too, next to the first in any order,
-        so that the first or the last pair of a text is not always the one asked for. At most
-        num_pairs - 1.
+    num_beside: number of the other pairs that are at `depth` too, next to the first pair in any
+    order, so that the pair asked for is not always the first or the last of a text. At most
+    num_pairs - 1.
 
     draw_needle_puzzle(random, 0.5) -> Puzzle(facts=((0.5, (0, 1)),), question=(0,), answer=(1,))
     """
@@ -73,11 +76,11 @@ draw_needles_puzzle = partial(draw_needle_puzzle, num_pairs=NUM_NEEDLES)
 
 
 def draw_variables_puzzle(random: np.random.Generator, depth: float) -> Puzzle:
-    """Draw two chains in which a number is passed from name to name. The question is the number of
-    one chain, and the answer its names.
+    """Draw a puzzle of two chains, in each of which a number is passed from name to name. The
+    question is the number of one chain, and the answer its names.
 
-    Both chains start at `depth`, next to each other, and either is first: which one is asked for
-    shows only in the question. The numbers are the last two symbols.
+    Both chains start at `depth`, next to each other, in either order: only the question shows which
+    one is asked for. The numbers are the last two symbols.
     """
     facts: list[tuple[float, tuple[int, int]]] = []
     for chain in random.permutation(2).tolist():  # facts at one depth stay in this order
@@ -119,10 +122,11 @@ def insert_facts(text: Sequence[int], facts: Sequence[tuple[float, Sequence[int]
 
 
 class FactsInText(Task):
-    """Read BEGIN, a text, SEPARATOR and a question; predict the answer.
+    """Base class of tasks that read BEGIN, a text, SEPARATOR and a question, and predict the
+    answer.
 
-    The text is a puzzle's facts, which begin with FACT, among fillers. Beyond the training length
-    each test is repeated with the fact asked for at the start, in the middle and at the end.
+    The text has the facts of a puzzle, each after FACT, among fillers. Tests beyond the training
+    length are repeated with the fact asked for at the start, in the middle and at the end.
     """
 
     length_unit = "tokens"
@@ -132,8 +136,8 @@ class FactsInText(Task):
     puzzle: ClassVar[DrawPuzzle]
     depths: ClassVar[dict[str, float]] = DEPTHS
     question_offset: ClassVar[int] = 0
-    """Added to the token of each symbol in the question, so that the question names it by another
-    token than the text; 0 for the same token."""
+    """Number added to the token of a symbol in the question, so that the question names the symbol
+    by another token than the text; 0 for the same token."""
 
     def cases(self, test_lengths: Sequence[int]) -> tuple[Case, ...]:
         beyond = [length for length in test_lengths if length > test_lengths[0]]
@@ -157,10 +161,10 @@ class FactsInText(Task):
 
 
 class NeedleByMeaning(FactsInText):
-    """Read 8 pairs of a name and a value in a text, then another name of one of them, and predict
+    """Read a text with 8 pairs of a name and a value, then another name of one pair, and predict
     its value.
 
-    A name and its other name are two tokens that share nothing: which belong together must be
+    Each name has one other name, with which it shares no token. Which two belong together must be
     learned, as in NoLiMa.
 
     Source: Modarressi et al. 2025, arXiv:2502.05167, section 3.
@@ -183,8 +187,8 @@ class NeedleByMeaning(FactsInText):
 
 
 class Variables(FactsInText):
-    """Read assignments of a number from name to name in two chains of 4, and predict the names that
-    stand for a number.
+    """Read a text with two chains of 4 names, in each of which a number is assigned from name to
+    name, then one number, and predict the names that have it.
 
     Source: Hsieh et al. 2024, arXiv:2404.06654, section 3, variable tracking.
     """
@@ -205,7 +209,7 @@ class Variables(FactsInText):
 
 
 def _last_value(tokens: np.ndarray) -> np.ndarray:
-    """Return the value of the last pair of a text, (1,), whatever is asked for.
+    """Return the value of the last pair in a text, (1,), which is a guess at the answer.
 
     tokens: of one sequence of NeedleByMeaning, (len,).
     """
@@ -214,7 +218,7 @@ def _last_value(tokens: np.ndarray) -> np.ndarray:
 
 
 def _first_chain(tokens: np.ndarray) -> np.ndarray:
-    """Return the names of the chain that starts first in a text, whatever is asked for.
+    """Return the names of the chain that starts first in a text, which is a guess at the answer.
 
     tokens: of one sequence of Variables, (len,).
     """
@@ -228,10 +232,11 @@ def _first_chain(tokens: np.ndarray) -> np.ndarray:
 
 
 class CommonWords(FactsInText):
-    """Read words of which 3 occur much more often than the others, and predict these in order.
+    """Read a text of words, of which 3 occur much more often than the others, and predict these 3,
+    sorted by token.
 
-    Retired: counting words answers it without their order, and of few words several are right.
-    Old results of it are still read.
+    Retired, because counting words answers it without their order, and in short texts several
+    answers are right. Old results are still read.
 
     Source: Hsieh et al. 2024, arXiv:2404.06654, section 3, common words extraction.
     """
@@ -273,11 +278,11 @@ def _most_frequent_words(tokens: np.ndarray) -> np.ndarray:
 def draw_passkey_text(
     random: np.random.Generator, filler: np.ndarray, tokens: np.ndarray, depth: float, key_len: int
 ) -> list[int]:
-    """Draw a key of `key_len` different tokens, and return the tokens of a text: the filler with
-    the key at `depth`, and the key once more at the end.
+    """Draw a key of `key_len` different tokens. Return the tokens of a text: the filler with the
+    key inserted at `depth`, and the key once more at the end.
 
-    filler: tokens of a text, (len,). tokens: those of which the key is drawn, at least `key_len`,
-    all different. depth: 0 is the start of the filler, 1 its end.
+    filler: tokens of a text, (len,). tokens: different tokens, at least `key_len`, of which the key
+    is drawn. depth: 0 is the start of the filler, 1 its end.
     """
     key = random.permutation(tokens)[:key_len].tolist()
     return [*insert_facts(filler.tolist(), [(depth, key)]), *key]

@@ -59,8 +59,8 @@ class Grid(Task):
     the patch at that offset from it, if the grid has one.
 
     A length, also `train_length`, is the side of a square grid: its number of rows and of columns.
-    Training grids have 4 x 4 to 8 x 8 patches, with height and width drawn for each step. Test
-    grids are square; answers within the first 8 rows and columns are not scored.
+    Training grids have 4 x 4 to 8 x 8 patches; height and width are drawn for each step. Test grids
+    are square, and patches within the first 8 rows and columns are not scored.
     """
 
     name = "grid"
@@ -83,8 +83,8 @@ class Grid(Task):
         return case.length**2 + 1
 
     def encoding_train_length(self, train_length: int) -> int:
-        """Return the number of patches of the largest training grid, `train_length` rows and as
-        many columns. The token that names the offset has no position and does not count."""
+        """Return the number of patches of the largest training grid: train_length rows and columns.
+        The token that names the offset has no position and does not count."""
         return train_length**2
 
     def test_batch(self, case: Case, batch_size: int, train_length: int) -> Batch:
@@ -103,8 +103,8 @@ class Grid(Task):
         return replace(stack_rows(rows, len(rows[0][0])), positions=grid_positions(height, width))
 
     def _draw_row(self, random: np.random.Generator, height: int, width: int) -> Row:
-        """Draw the name of an offset and a grid of patches, row by row. The target of a patch is
-        the patch at the offset, if that is on the grid."""
+        """Draw the name of an offset and the patches of a grid, row by row: (tokens, targets). The
+        target of a patch is the patch at the offset, if that is on the grid."""
         name = int(random.integers(len(OFFSETS)))
         patches = len(OFFSETS) + random.integers(0, NUM_SYMBOLS, size=(height, width))
         up, left = OFFSETS[name]
@@ -117,6 +117,7 @@ class Grid(Task):
 
 
 def grid_positions(height: int, width: int) -> np.ndarray:
-    """Return (row, column) of each token, (height * width + 1, 2); the first is NOWHERE."""
+    """Return (row, column) of each token, (height * width + 1, 2): NOWHERE for the name of the
+    offset, then those of the patches row by row."""
     cells = np.arange(height * width)
     return np.concatenate([[NOWHERE], np.stack([cells // width, cells % width], axis=1)])

@@ -17,20 +17,20 @@ FIRST_VALUE = FIRST_KEY + NUM_KEYS
 FIRST_FILLER = FIRST_VALUE + NUM_VALUES
 MIN_PAIRS = 2
 MAX_PAIRS = 8
-"""Pairs of a training sequence. Tests have MAX_PAIRS."""
+"""Minimum and maximum number of pairs in a training sequence. Tests have MAX_PAIRS."""
 NUM_PAIRS_OF_VARIANT = 16
-"""Pairs in the test with more of them than training."""
+"""Number of pairs in the variant of the test that has more of them than training."""
 _VARIANT = f"{NUM_PAIRS_OF_VARIANT} pairs"
 
 
 class Recall(Task):
-    """Read BEGIN k v k v ... fillers SEPARATOR, where different keys k have values v. Then predict
-    the value of each key, in a new order.
+    """Read BEGIN k v k v ... fillers SEPARATOR, where different keys k have values v. Then read
+    each key, in a new order, and predict its value.
 
     Training has 2 to 8 pairs and 0 to 16 fillers. Tests have 8 pairs and longer gaps, and once 16
     pairs with the gap of training.
 
-    train_length: most fillers of a training sequence.
+    train_length: maximum number of fillers in a training sequence.
     """
 
     name = "recall"
@@ -60,8 +60,8 @@ class Recall(Task):
         return 4 * _num_pairs(case) + case.length + 1
 
     def _draw_row(self, random: np.random.Generator, num_pairs: int, num_fillers: int) -> Row:
-        """Draw keys with their values, then fillers, then the keys again in another order. Each of
-        those is followed by its value, which is its target."""
+        """Draw pairs of a key and its value, then fillers, then the same pairs in another order:
+        (tokens, targets). The targets are the values of the second part."""
         keys = FIRST_KEY + random.permutation(NUM_KEYS)[:num_pairs]
         values = FIRST_VALUE + random.integers(0, NUM_VALUES, size=num_pairs)
         fillers = FIRST_FILLER + random.integers(0, NUM_FILLERS, size=num_fillers)
@@ -77,6 +77,5 @@ class Recall(Task):
 
 
 def _num_pairs(case: Case) -> int:
-    """Return the number of pairs of a case: MAX_PAIRS, or NUM_PAIRS_OF_VARIANT for the variant with
-    more than training."""
+    """Return the number of pairs in a case: NUM_PAIRS_OF_VARIANT in the variant, else MAX_PAIRS."""
     return NUM_PAIRS_OF_VARIANT if case.variant == _VARIANT else MAX_PAIRS

@@ -15,15 +15,15 @@ from posenc.tasks.registry import TASKS
 from posenc.tasks.task import IGNORED_TARGET, Case, Shortcut, Task
 
 LEAST_LEARNED_EXACT_MATCH = 0.9
-"""The exact match at the training length below which a task is not learned, so that its scores at
-other lengths say nothing; chosen, not derived."""
+"""Exact match at the training length below which a task counts as not learned, so that scores at
+other lengths mean nothing; chosen, not derived."""
 MAX_TARGETS = 2_000
-"""About as many targets a policy is measured on at most; chosen: a score of a half is then within
-0.03."""
+"""Number of targets in a test of a policy, about and at most; chosen: the standard error of a score
+of a half is then about 0.01."""
 MAX_SEQUENCES = 128
-"""Sequences of a test that a policy is measured on at most; chosen, not derived."""
+"""Maximum number of sequences in a test of a policy; chosen, not derived."""
 NUM_TRAINING_SEQUENCES = 128
-"""Sequences of training from which a policy knows which tokens are answers."""
+"""Number of training sequences from which a policy learns which tokens are answers."""
 CHANCE, BIGRAM, BAG_OF_WORDS, ELIMINATION = "chance", "bigram", "bag of words", "elimination"
 
 
@@ -31,12 +31,13 @@ CHANCE, BIGRAM, BAG_OF_WORDS, ELIMINATION = "chance", "bigram", "bag of words", 
 class Score:
     """Hold the scores of a model's answers, fractions from 0 to 1.
 
-    exact_match: fraction of sequences with all targets right. Teacher forcing gives the same as
-        free decoding, because the first wrong token decides.
+    exact_match: fraction of sequences with all targets right. It is the same with teacher forcing
+    as with free decoding, because the first wrong token decides.
     token_accuracy: fraction of targets that are right, each predicted after the right tokens before
-        it.
-    exact_match_cut, token_accuracy_cut: the same without the end symbol as target or prediction,
-    for models that know the answer but stop too early. None if a task has no end symbol.
+    it.
+    exact_match_cut, token_accuracy_cut: the same, but without the end symbol among targets and
+    predictions, for models that know the answer but stop too early. None if a task has no end
+    symbol.
     """
 
     exact_match: float
@@ -95,19 +96,22 @@ def _fractions_right(
 
 
 Policy = Callable[[np.random.Generator, np.ndarray, np.ndarray], np.ndarray]
-"""Takes a generator, and tokens and targets of one sequence; returns a guess for each token. Of the
-targets it sees those before the one that it guesses, as a model does."""
+"""Answers one sequence without doing the task: takes a random generator, tokens and targets, (len,)
+each; returns a guess for each token. Like a model, it reads only those targets that come before the
+one it guesses."""
 
 
 @lru_cache(maxsize=512)
 def policy_scores(name: str, case: Case, train_length: int) -> dict[str, float]:
-    """Return the score of each policy on a test of the task `name`, a fraction from 0 to 1 in the
-    metric `Task.metric`. train_length: in the task's unit, as the length of `case`.
+    """Return the score of each policy on a test of the task `name`, by the policy's name: a
+    fraction from 0 to 1 in the metric `Task.metric`.
 
-    chance: any token that is an answer in training. bigram: the most frequent target after the last
-    token. bag of words: of the tokens so far, the answer that occurred most often. elimination: an
-    answer that occurred before the first question and has not been given yet. Each shortcut of the
-    task itself has a score by its own description.
+    case: the test. train_length: in the task's unit, as the length of `case`.
+
+    The policies are: "chance": any token that is an answer in training. "bigram": the most frequent
+    target after the last token. "bag of words": of the tokens so far, the answer that occurred most
+    often. "elimination": an answer that occurred before the first question and has not been given
+    yet. Each shortcut of the task has the name by which `Task.shortcuts` describes it.
     """
     task = TASKS[name]
     tokens, targets = _sequences(task, case, train_length)
@@ -123,8 +127,8 @@ def policy_scores(name: str, case: Case, train_length: int) -> dict[str, float]:
 
 
 def _sequences(task: Task, case: Case, train_length: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return tokens and targets of a test, both (sequences, len): as many sequences as have
-    MAX_TARGETS targets together, but at least 8 and at most MAX_SEQUENCES."""
+    """Return tokens and targets of a test, both (sequences, len). There are as many sequences as
+    have about MAX_TARGETS targets together, but at least 8 and at most MAX_SEQUENCES."""
     one_row = task.test_batch(case, 1, train_length)
     scored = int((one_row.targets != IGNORED_TARGET).sum())
     count = max(8, min(MAX_SEQUENCES, MAX_TARGETS // scored))
@@ -134,7 +138,7 @@ def _sequences(task: Task, case: Case, train_length: int) -> tuple[np.ndarray, n
 
 @lru_cache(maxsize=32)
 def _policies(name: str, train_length: int) -> dict[str, Policy]:
-    """Return the policies for the task `name`, by the names that tables print."""
+    """Return the policies for the task `name`, by their names in tables."""
     task = TASKS[name]
     training_batch = task.train_batch(0, 0, NUM_TRAINING_SEQUENCES, train_length)
     scored = training_batch.targets != IGNORED_TARGET
@@ -197,10 +201,11 @@ def _policies(name: str, train_length: int) -> dict[str, Policy]:
 
 
 def _policy_of_shortcut(shortcut: Shortcut) -> Policy:
-    """Return the policy that puts a shortcut's guesses at the tokens with targets, and 0 elsewhere.
+    """Return the policy whose guesses are those of a shortcut at tokens with targets, and 0
+    elsewhere.
 
-    A shortcut reads tokens alone, so it guesses for every question of the sequence. Where a test
-    has removed the first targets, because training had them, only the last guesses count.
+    A shortcut guesses for every question of a sequence. Where a test has removed the first targets,
+    because training had them, only its last guesses are used.
     """
 
     def policy(random: np.random.Generator, tokens: np.ndarray, targets: np.ndarray) -> np.ndarray:

@@ -11,13 +11,14 @@ import numpy as np
 IGNORED_TARGET = -100
 """Target of tokens that are not scored; torch's cross_entropy ignores it."""
 _VALIDATION_KEY, _TEST_KEY = 1 << 62, 1 << 63
-"""First numbers of `_random_generator` for validation and for tests. Training passes its seed
-there, which is smaller, so that no training sequence is drawn as a held-out one."""
+"""First argument of `_random_generator` for validation and for tests. For training it is the seed,
+which is smaller, so that no training sequence is drawn again as a held-out one."""
 
 Shortcut = Callable[[np.ndarray], np.ndarray]
-"""Takes the tokens of one sequence, and returns a guess for each of its targets, in order."""
+"""Answers one sequence without doing the task: takes its tokens, (len,); returns a guess for each
+of its targets, in order."""
 Row = tuple[np.ndarray, np.ndarray]
-"""Tokens of one sequence, and the target after each token."""
+"""One sequence: its tokens, and the target after each token, (len,) each."""
 
 
 @dataclass(frozen=True)
@@ -87,15 +88,16 @@ class Task(ABC):
     batch: ClassVar[int] = 64
 
     retired: ClassVar[str] = ""
-    """Why the task is not offered any more, though old results of it are read; "" if it is."""
+    """The reason why the task is not offered any more, though old results of it can be read; "" if
+    it is offered."""
 
     since_recipe: ClassVar[int] = 0
-    """The recipe of posenc.compare since which its sequences are as they are now."""
+    """The recipe of posenc.compare since which the task's sequences are drawn as they are now."""
 
     def shortcuts(self) -> dict[str, Shortcut]:
-        """Return, by a description, functions that answer this task without doing it, such as
-        {"the last value": ...}; {} if none is known. `posenc.tasks.scoring` has others, which fit
-        every task."""
+        """Return functions that answer this task without doing it, by a description such as "the
+        last value"; {} if none is known. `posenc.tasks.scoring` has others, which fit every task.
+        """
         return {}
 
     @abstractmethod
@@ -107,14 +109,14 @@ class Task(ABC):
         """Return the maximum number of tokens that a model reads in a sequence of the case."""
 
     def encoding_train_length(self, train_length: int) -> int:
-        """Return the training length in tokens, for which an encoding is built: the maximum number
-        of tokens of a training sequence. train_length: in units of `length_unit`."""
+        """Return the number of tokens in the longest training sequence, for which an encoding is
+        built. train_length: in units of `length_unit`."""
         return self.max_tokens(Case(train_length))
 
     def cases(self, test_lengths: Sequence[int]) -> tuple[Case, ...]:
         """Return the tests of a trained model: one for each length, in order, and then the variants
-        of the task. test_lengths: the first is the training length. Variants are left out if it is
-        the only one."""
+        of the task. test_lengths: the first is the training length. If it is the only one, there
+        are no variants."""
         return tuple(Case(length) for length in test_lengths)
 
     def draw_train_row(self, random: np.random.Generator, train_length: int) -> Row:
@@ -147,13 +149,14 @@ class Task(ABC):
         return held_out
 
     def tokens_of_training_length(self, case: Case, train_length: int) -> slice | np.ndarray:
-        """Return which tokens of a sequence a model that has learned the training length alone can
-        predict: a slice, or a boolean mask (len,). By default none."""
+        """Return the tokens of a test that a model can predict if it has learned the training
+        length only: a slice, or a boolean mask (len,). None of them by default."""
         return slice(0)
 
     def check_lengths(self, train_length: int, test_lengths: Sequence[int]) -> None:
         """Raise ValueError for lengths at which the task has no sequences: below its minimum, above
-        its maximum, or a test shorter than the training length."""
+        its maximum, or a test shorter than the training length. The message names the option of the
+        length."""
         for option, length, least in (
             ("--train-length", train_length, self.min_train_length),
             *(("--test-lengths", length, train_length) for length in test_lengths),
@@ -168,8 +171,8 @@ class Task(ABC):
     def _draw_training_batch(
         self, random: np.random.Generator, batch_size: int, train_length: int
     ) -> Batch:
-        """Draw `batch_size` training sequences, padded at the end to the number of tokens that one
-        of `train_length` has."""
+        """Draw `batch_size` training sequences of random lengths, padded at the end to the number
+        of tokens of the longest possible one."""
         rows = [self.draw_train_row(random, train_length) for _ in range(batch_size)]
         return stack_rows(rows, self.max_tokens(Case(train_length)))
 
