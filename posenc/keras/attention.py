@@ -61,8 +61,11 @@ class ShawAttention(PositionLayer):
         return self.max_distance - ops.clip(distance, -self.max_distance, self.max_distance)
 
     def attend(self, query: Any, key: Any, value: Any, row: Any, mask: Any) -> Any:
-        """Return the attention's output, like query. `row` has the row of the tables for each pair,
-        (q_len, kv_len) or (batch, q_len, kv_len); mask and shapes are as in the class."""
+        """Return the output of attention, like query.
+
+        row: the row of the tables for each pair, (q_len, kv_len) or (batch, q_len, kv_len). query,
+        key, value and mask are as in the class.
+        """
         groups = query.shape[2] // key.shape[2]
         q, k, v = (
             at_least_float32(query),
@@ -100,8 +103,8 @@ class ShawAttention(PositionLayer):
 
 
 def _gather_by_row(table: Any, row: Any) -> Any:
-    """Return table[..., i, row[..., i, j]] for each pair (i, j): table (..., q_len, rows), row
-    (..., q_len, kv_len).
+    """Return table[..., i, row[..., i, j]] for each pair (i, j), (..., q_len, kv_len): table (...,
+    q_len, rows), row (..., q_len, kv_len).
 
     take_along_axis would make torch compile once per length.
     """
@@ -112,8 +115,8 @@ def _gather_by_row(table: Any, row: Any) -> Any:
 
 
 def masked_softmax(scores: Any, mask: Any) -> Any:
-    """Return the softmax of scores over the keys that `mask` shows; zeros for a query that sees no
-    key."""
+    """Return the softmax of scores over the keys for which `mask` is True; zeros for a query that
+    sees no key. mask=None shows all keys."""
     if mask is None:
         return ops.softmax(scores, axis=-1)
     mask = ops.cast(mask, "bool")
@@ -205,7 +208,7 @@ class PositionAwareAttention(PositionLayer):
             self.encoding.build((*x_shape[:-1], self.num_heads, self._head_width))
 
     def _make_projection(self, name: str, width: int) -> keras.layers.Dense:
-        """Return a new dense layer with `width` output channels."""
+        """Return a new dense layer with `width` output channels and this name."""
         return keras.layers.Dense(width, use_bias=self.use_bias, name=name, dtype=self.dtype_policy)
 
     def call(

@@ -43,8 +43,8 @@ class ScoreBias(PositionLayer):
         return head_dim**-0.5
 
     def bias_of_distance(self, distance: Any) -> Any:
-        """Return the float32 bias of distances (..., q_len, kv_len): (..., num_heads, q_len,
-        kv_len)."""
+        """Return the bias of each distance in float32: (..., num_heads, q_len, kv_len) for
+        distances (..., q_len, kv_len). A subclass defines it."""
         raise NotImplementedError
 
     def bias(self, q_positions: Any, kv_positions: Any) -> Any:
@@ -104,8 +104,8 @@ class ALiBi(ScoreBias):
             )
 
     def _initial_log_slopes(self, shape: Any, dtype: Any = None) -> Any:
-        """Return the logarithms of the paper's slopes; an initializer, whose shape is known
-        already."""
+        """Return the logarithms of the paper's slopes, (num_heads,). An initializer: Keras calls it
+        with `shape`, which is not needed."""
         return ops.convert_to_tensor(np.log(self.slopes), dtype)
 
     def bias_of_distance(self, distance: Any) -> Any:
@@ -225,7 +225,7 @@ class KerpleBias(ScoreBias):
 
 
 def _clamp_keeping_gradient(weight: Any, high: float = float("inf")) -> Any:
-    """Return the weight clamped to [KERPLE_MIN, high], as (num_heads, 1, 1), with the gradient of
-    the weight itself: see posenc.encodings.scores.kerple."""
+    """Return the weight (num_heads,) clamped to [KERPLE_MIN, high], as (num_heads, 1, 1), with a
+    gradient as if it were not clamped: see posenc.encodings.scores.kerple."""
     x = at_least_float32(weight)
     return (x + ops.stop_gradient(ops.clip(x, KERPLE_MIN, high) - x))[:, None, None]

@@ -189,7 +189,8 @@ class LearnedPositionEmbedding(PositionLayer):
             )
 
     def _vectors_at(self, positions: Any) -> Any:
-        """Return the vector to add at each position, NaN at positions outside of the table."""
+        """Return the vector to add at each position, (*positions.shape, embed_dim); NaN at
+        positions outside of the table."""
         inside = (positions >= 0) & (positions < self.num_usable_positions)
         index = ops.clip(positions, 0, self.num_usable_positions - 1)
         weight = at_least_float32(self.weight)
@@ -293,7 +294,8 @@ class BertEmbedding(PositionLayer):
                 layer.build((*input_shape, width))
 
     def _draw_word_embeddings(self, shape: Any, dtype: Any = None) -> Any:
-        """Draw the word embeddings, an initializer: truncated normal, zeros for padding_idx."""
+        """Return initial word embeddings of this shape: truncated normal, and zeros for
+        padding_idx. An initializer."""
         drawn = keras.initializers.TruncatedNormal(stddev=self.init_std)(shape, dtype)
         if self.padding_idx is None:
             return drawn

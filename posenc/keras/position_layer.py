@@ -32,7 +32,8 @@ class PositionLayer(keras.layers.Layer):
         return input_shape
 
     def get_config(self) -> dict[str, Any]:
-        """Return the arguments of the constructors, read from the attributes of the same names."""
+        """Return the arguments of the constructors of the layer's class and its bases, read from
+        attributes of the same names."""
         kinds = type(self).__mro__
         arguments = {
             name: serialize_argument(getattr(self, name))
@@ -43,26 +44,27 @@ class PositionLayer(keras.layers.Layer):
         return {**super().get_config(), **arguments}
 
     def add_float_weight(self, name: str, shape: tuple[int, ...], initializer: Any) -> Any:
-        """Add a weight that mixed dtype policies do not cast, and return it."""
+        """Add a weight and return it. It stays in its own dtype under a mixed dtype policy, which
+        would cast it."""
         return self.add_weight(name=name, shape=shape, initializer=initializer, autocast=False)
 
     def to_compute_dtype(self, x: Any) -> Any:
-        """Cast x to the compute dtype of the dtype policy."""
+        """Return x in the compute dtype of the layer's dtype policy."""
         return ops.cast(x, self.compute_dtype)
 
 
 def at_least_float32(x: Any) -> Any:
-    """Convert x to float32, or keep float64."""
+    """Return x in float32, or in float64 if that is its dtype."""
     x = ops.convert_to_tensor(x)
     return x if keras.backend.standardize_dtype(x.dtype) == "float64" else ops.cast(x, "float32")
 
 
 def token_positions(name: str, length: Any, positions: Any, start_index: Any) -> Any:
-    """Return the positions of `length` tokens as a tensor: `positions`, checked, or start_index,
-    start_index + 1, ... if they are None.
+    """Return the positions of `length` tokens as a tensor: `positions`, checked, or if that is None
+    start_index, start_index + 1, ...
 
-    name: the layer's, for messages. length: from ops.shape; an int, or a tensor where TensorFlow
-    does not know the length yet.
+    name: name of the layer, for messages. length: from ops.shape: an int, or a tensor where
+    TensorFlow does not know the length yet.
     Raises: ValueError for a wrong shape, or if positions and start_index are both given.
     """
     if positions is None:
@@ -80,21 +82,22 @@ def token_positions(name: str, length: Any, positions: Any, start_index: Any) ->
 
 
 def require_integers(name: str, *positions: Any) -> None:
-    """Raise TypeError if positions are real numbers, for layers with a table of positions."""
+    """Raise TypeError for positions that are real numbers. For layers that read a table by
+    position."""
     for p in positions:
         if "int" not in keras.backend.standardize_dtype(p.dtype):
             raise TypeError(f"{name}: positions must be integers, got {p.dtype}.")
 
 
 def is_inferring_shapes() -> bool:
-    """Return True while Keras infers the shapes of outputs, from inputs whose lengths it makes
-    up."""
+    """Return True while Keras calls the layer only to infer the shape of its output. Lengths are
+    then invented and must not be checked."""
     return in_symbolic_scope()
 
 
 def numbers_if_readable(positions: Any) -> np.ndarray | None:
-    """Return the positions as a NumPy array, which waits for an accelerator; None while they are
-    traced."""
+    """Return the positions as a NumPy array, which waits for an accelerator; None while the code is
+    traced, when they have no values."""
     if is_inferring_shapes():
         return None
     backend = keras.backend.backend()
@@ -120,8 +123,9 @@ def serialize_argument(argument: Any) -> Any:
     """Return a constructor's argument in the form that `get_config` stores: a dict for an
     initializer or a layer, anything else unchanged.
 
-    The id of a layer lets Keras restore one object for all layers that shared it. Keras adds the
-    same id, but after it has copied the config of the first of them.
+    The dict of a layer has the layer's id, so that Keras restores a single object for all layers
+    that shared it. Keras adds this id itself, but only after it has copied the config of the first
+    of them.
     """
     if isinstance(argument, keras.initializers.Initializer):
         return keras.initializers.serialize(argument)
@@ -132,29 +136,30 @@ def serialize_argument(argument: Any) -> Any:
 
 
 def restore_layer(layer: Any) -> Any:
-    """Return the layer of a dict that `serialize_argument` made; return anything else unchanged."""
+    """Return the layer that a dict of `serialize_argument` describes; return anything but a dict
+    unchanged."""
     return keras.saving.deserialize_keras_object(layer) if isinstance(layer, dict) else layer
 
 
 PHASE_BITS = 30
-"""A phase counts units of 2^-30 turn, so that int32 has room for sums."""
+"""Bits of a phase: it counts units of 2^-30 turn, so that a sum of phases fits int32."""
 QUARTER_TURN = 1 << (PHASE_BITS - 2)
 FINE_BITS = 12
-"""The last bits of a phase; the others count coarse steps of 2^12 units, of which an eighth of a
-turn has 2^15, which float32 holds exactly."""
+"""Number of a phase's last bits, its fine part. The other bits count coarse steps of 2^12 units. An
+eighth of a turn has 2^15 of them, which float32 represents exactly."""
 _RADIANS_PER_COARSE_STEP = 2 * math.pi / (1 << (PHASE_BITS - FINE_BITS))
 _ROUNDED_RADIANS_PER_COARSE_STEP = round(_RADIANS_PER_COARSE_STEP * 2**23) / 2**23
 """Radians per coarse step, rounded to 8 significant bits, so that a product with a 16-bit number is
-exact in float32. What rounding leaves out is added with the fine part."""
+exact in float32. The part that rounding removes is added with the fine part."""
 
 
 class Int32Frequencies:
-    """Hold frequencies as whole numbers that fit int32, and compute cos and sin of p * inv_freq,
-    with an error below 1.5e-7 at each whole |p| < 2^31.
+    """Compute cos and sin of position times frequency in int32 and float32, with an error below
+    1.5e-7 at every whole position below 2^31 in absolute value.
 
     jax has neither int64 nor float64 by default. So turns are counted in units of 2^-30 by integers
-    that cannot overflow an int32, and only a rest below an eighth of a turn becomes a float. Real
-    positions are as exact as their dtype.
+    that cannot overflow an int32, and only a rest of at most an eighth of a turn becomes a float.
+    Real positions are as exact as their dtype.
     """
 
     def __init__(self, inv_freq: Sequence[Decimal | float]) -> None:
@@ -162,7 +167,8 @@ class Int32Frequencies:
         self.radians = tuple(float(f) for f in inv_freq)
 
     def cos_sin(self, positions: Any, factor: float = 1.0) -> tuple[Any, Any]:
-        """Return float32 cos and sin times `factor`, each (*positions.shape, pairs)."""
+        """Return float32 cos and sin of position times frequency, times `factor`, each
+        (*positions.shape, frequencies)."""
         positions = ops.expand_dims(ops.convert_to_tensor(positions), -1)
         fraction = None
         if "float" in str(positions.dtype):
@@ -183,16 +189,17 @@ class Int32Frequencies:
         return cos * sign, sin * sign
 
     def _whole_phase(self, positions: Any) -> Any:
-        """Return the phases of whole positions (..., 1), in units of 2^-30 turn, modulo one
-        turn."""
+        """Return the phase of each frequency at whole positions (..., 1), (..., frequencies), in
+        units of 2^-30 turn and modulo one turn."""
         size = ops.abs(positions)
         high = low = 0
-        for digit, (turn, part) in enumerate(zip(self.high, self.low, strict=True)):
-            count = ops.right_shift(size, digit * DIGIT_BITS)
-            count = ops.bitwise_and(count, (1 << DIGIT_BITS) - 1)
-            turn, part = (ops.convert_to_tensor(numbers, "int32") for numbers in (turn, part))
-            high = high + ops.bitwise_and(count * turn, (1 << PART_BITS) - 1)
-            low = low + ops.right_shift(count * part, 2 * PART_BITS - PHASE_BITS)
+        for index, (unit_high, unit_low) in enumerate(zip(self.high, self.low, strict=True)):
+            digit = ops.right_shift(size, index * DIGIT_BITS)
+            digit = ops.bitwise_and(digit, (1 << DIGIT_BITS) - 1)
+            unit_high = ops.convert_to_tensor(unit_high, "int32")
+            unit_low = ops.convert_to_tensor(unit_low, "int32")
+            high = high + ops.bitwise_and(digit * unit_high, (1 << PART_BITS) - 1)
+            low = low + ops.right_shift(digit * unit_low, 2 * PART_BITS - PHASE_BITS)
         high = ops.bitwise_and(high, (1 << PART_BITS) - 1)
         phase = ops.left_shift(high, PHASE_BITS - PART_BITS) + low
         phase = ops.where(positions < 0, -phase, phase)
@@ -200,8 +207,8 @@ class Int32Frequencies:
 
 
 def _cos_sin_of_rest(rest: Any, fraction: Any) -> tuple[Any, Any]:
-    """Return cos and sin of the angle `rest`, in units of 2^-30 turn and at most an eighth of a
-    turn, plus `fraction` in radians."""
+    """Return float32 cos and sin of an angle: `rest`, in units of 2^-30 turn and at most an eighth
+    of a turn, plus `fraction` in radians, None for 0."""
     coarse = ops.cast(ops.right_shift(rest, FINE_BITS), "float32")
     fine = ops.cast(ops.bitwise_and(rest, (1 << FINE_BITS) - 1), "float32")
     small = coarse * (_RADIANS_PER_COARSE_STEP - _ROUNDED_RADIANS_PER_COARSE_STEP) + fine * (

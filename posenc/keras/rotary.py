@@ -90,8 +90,8 @@ class RotaryEmbedding(PositionLayer):
         return ops.where(exempt, unscaled_cos, cos), ops.where(exempt, unscaled_sin, sin)
 
     def rotate(self, x: Any, cos: Any, sin: Any) -> Any:
-        """Return x rotated by what `cos_sin` returned, which serves any x of the same tokens,
-        rounded to the compute dtype."""
+        """Return x rotated by the tables that `cos_sin` returned for its tokens, rounded to the
+        compute dtype. One pair of tables serves queries and keys of the same tokens."""
         unrotated = ops.convert_to_tensor(x)[..., self._width :]
         x = at_least_float32(x)[..., : self._width]
         if len(x.shape) == 4:  # all heads use the same cos and sin
@@ -118,8 +118,8 @@ class RotaryEmbedding(PositionLayer):
 
     def _frequencies_at_length(self, length: int | None) -> tuple[Int32Frequencies, float]:
         """Return the frequencies and the factor of cos and sin at this length in tokens; None: the
-        training length. Raise TypeError or ValueError for a length that cannot be
-        used."""
+        training length. Raise TypeError unless `length` is an int or None, ValueError if the
+        frequencies do not depend on it."""
         if length is not None:
             if not isinstance(length, int):
                 raise TypeError(
@@ -144,8 +144,8 @@ class RotaryEmbedding(PositionLayer):
 def _cached_frequencies(
     rotary_dim: int, rope_theta: float, scaling: Scaling | None, length: int | None
 ) -> tuple[Int32Frequencies, float]:
-    """Return the frequencies of rope_frequencies, and the factor of cos and sin. Cached, because
-    decimal arithmetic is slow."""
+    """Return the frequencies of `rope_frequencies` as Int32Frequencies, and the factor of cos and
+    sin. Cached, because decimal arithmetic is slow."""
     inv_freq, factor = rope_frequencies(rotary_dim, rope_theta, scaling, length)
     return Int32Frequencies(inv_freq), factor
 
