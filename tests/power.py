@@ -59,8 +59,8 @@ MUTATIONS = (
     ),
     Mutation(
         "encodings/scores/t5.py",
-        "near = distance.abs() if self.bidirectional else distance.clamp(min=0)",
-        "near = distance.abs()",
+        "bucketed_distance = distance.abs() if self.bidirectional else distance.clamp(min=0)",
+        "bucketed_distance = distance.abs()",
         "encodings/scores",
     ),
     Mutation(
@@ -176,8 +176,8 @@ MUTATIONS = (
     ),
     Mutation(
         "models/generating.py",
-        "out = shares.cumsum(-1) - shares >= top_p",
-        "out = shares.cumsum(-1) >= top_p",
+        "is_hidden = probabilities.cumsum(-1) - probabilities >= top_p",
+        "is_hidden = probabilities.cumsum(-1) >= top_p",
         "models",
     ),
     Mutation(
@@ -219,8 +219,8 @@ MUTATIONS = (
     ),
     Mutation(
         "statistics/seed_intervals.py",
-        "half_widths = quantile * np.sqrt(np.maximum(variance, least) * factor / 2)",
-        "half_widths = quantile * np.sqrt(np.maximum(variance, least) * factor)",
+        "half_widths = quantile * np.sqrt(np.maximum(variance, least_variance) * factor / 2)",
+        "half_widths = quantile * np.sqrt(np.maximum(variance, least_variance) * factor)",
         "statistics",
     ),
     Mutation(

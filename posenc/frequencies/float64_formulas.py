@@ -42,12 +42,14 @@ def ntk_theta(theta: float, factor: float, dim: int) -> float:
     return theta * factor ** (dim / (dim - 2))
 
 
-def dynamic_theta(theta: float, factor: float, length: float, trained: float, dim: int) -> float:
-    """Return the base of dynamic NTK: theta at a length of at most `trained`, and a larger one
+def dynamic_theta(
+    theta: float, factor: float, length: float, trained_length: float, dim: int
+) -> float:
+    """Return the base of dynamic NTK: theta up to the length `trained_length`, and a larger one
     beyond it. Both lengths are in tokens."""
-    longest = max(length, trained)
+    longest = max(length, trained_length)
     # The stretch is 1 at the trained length, and grows by `factor` with each trained length more.
-    stretch = factor * longest / trained - (factor - 1)
+    stretch = factor * longest / trained_length - (factor - 1)
     return ntk_theta(theta, stretch, dim)
 
 
@@ -163,6 +165,6 @@ def proportional_frequencies(
     >>> proportional_frequencies(4, 10000.0, rotated_fraction=0.5)
     (1.0, 0.0)
     """
-    rotated = int(rotated_fraction * head_dim // 2)
-    kept = unscaled_frequencies(head_dim, theta)[:rotated]
-    return tuple(f / factor for f in kept) + (0.0,) * (head_dim // 2 - rotated)
+    num_rotated = int(rotated_fraction * head_dim // 2)
+    kept = unscaled_frequencies(head_dim, theta)[:num_rotated]
+    return tuple(f / factor for f in kept) + (0.0,) * (head_dim // 2 - num_rotated)

@@ -174,9 +174,9 @@ class LearnedPositionEmbedding(PositionLayer):
         """Return the vector to add at each position, (*positions.shape, embed_dim)."""
         positions = ops.convert_to_tensor(positions)
         require_integers("LearnedPositionEmbedding", positions)
-        numbers = numbers_if_readable(positions)
-        if numbers is not None and numbers.size:
-            self._check_inside_table(int(numbers.min()), int(numbers.max()))
+        known_positions = numbers_if_readable(positions)
+        if known_positions is not None and known_positions.size:
+            self._check_inside_table(int(known_positions.min()), int(known_positions.max()))
         return self._vectors_at(positions)
 
     def _check_inside_table(self, first: int, last: int) -> None:

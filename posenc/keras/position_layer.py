@@ -34,10 +34,10 @@ class PositionLayer(keras.layers.Layer):
     def get_config(self) -> dict[str, Any]:
         """Return the arguments of the constructors of the layer's class and its bases, read from
         attributes of the same names."""
-        kinds = type(self).__mro__
+        classes = type(self).__mro__
         arguments = {
             name: serialize_argument(getattr(self, name))
-            for kind in reversed(kinds[: kinds.index(PositionLayer)])
+            for kind in reversed(classes[: classes.index(PositionLayer)])
             for name in inspect.signature(kind.__init__).parameters
             if hasattr(self, name)
         }
@@ -170,17 +170,19 @@ class Int32Frequencies:
         """Return float32 cos and sin of position times frequency, times `factor`, each
         (*positions.shape, frequencies)."""
         positions = ops.expand_dims(ops.convert_to_tensor(positions), -1)
-        fraction = None
+        fraction_radians = None
         if "float" in str(positions.dtype):
             whole = ops.floor(positions)
-            fraction = ops.cast(positions - whole, "float32") * ops.convert_to_tensor(
+            fraction_radians = ops.cast(positions - whole, "float32") * ops.convert_to_tensor(
                 self.radians, "float32"
             )
             positions = whole
         phase = self._whole_phase(ops.cast(positions, "int32"))
         # The nearest quarter turn; the rest is at most an eighth of a turn.
         quarter = ops.right_shift(phase + QUARTER_TURN // 2, PHASE_BITS - 2)
-        cos, sin = _cos_sin_of_rest(phase - ops.left_shift(quarter, PHASE_BITS - 2), fraction)
+        cos, sin = _cos_sin_of_rest(
+            phase - ops.left_shift(quarter, PHASE_BITS - 2), fraction_radians
+        )
         # A turn by a quarter maps (cos, sin) to (-sin, cos), one by a half to (-cos, -sin).
         odd = ops.bitwise_and(quarter, 1) == 1
         half = ops.bitwise_and(quarter, 2) == 2
@@ -191,10 +193,10 @@ class Int32Frequencies:
     def _whole_phase(self, positions: Any) -> Any:
         """Return the phase of each frequency at whole positions (..., 1), (..., frequencies), in
         units of 2^-30 turn and modulo one turn."""
-        size = ops.abs(positions)
+        distance_from_zero = ops.abs(positions)
         high = low = 0
         for index, (unit_high, unit_low) in enumerate(zip(self.high, self.low, strict=True)):
-            digit = ops.right_shift(size, index * DIGIT_BITS)
+            digit = ops.right_shift(distance_from_zero, index * DIGIT_BITS)
             digit = ops.bitwise_and(digit, (1 << DIGIT_BITS) - 1)
             unit_high = ops.convert_to_tensor(unit_high, "int32")
             unit_low = ops.convert_to_tensor(unit_low, "int32")

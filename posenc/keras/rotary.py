@@ -60,16 +60,18 @@ class RotaryEmbedding(PositionLayer):
 
     def build(self, input_shape) -> None:
         head_dim = input_shape[-1]
-        self._width = head_dim if self.rotary_dim is None else self.rotary_dim
-        if self._width % 2 or not 0 < self._width <= head_dim:
+        self._rotary_width = head_dim if self.rotary_dim is None else self.rotary_dim
+        if self._rotary_width % 2 or not 0 < self._rotary_width <= head_dim:
             raise ValueError(
                 f"RotaryEmbedding: rotary_dim must be even and between 2 and head_dim={head_dim}, "
-                f"got {self._width}."
+                f"got {self._rotary_width}."
             )
-        self._frequencies, self._factor = self._frequencies_at_length(None)
+        self._frequencies, self._attention_factor = self._frequencies_at_length(None)
         self._unscaled = None
         if self.scaling is not None and self.scaling.exempt_tokens:
-            self._unscaled = Int32Frequencies(inverse_frequencies(self._width, self.rope_theta))
+            self._unscaled = Int32Frequencies(
+                inverse_frequencies(self._rotary_width, self.rope_theta)
+            )
 
     def scale(self, head_dim: int) -> float:
         """Return the factor of q . k in the scores."""
@@ -79,7 +81,7 @@ class RotaryEmbedding(PositionLayer):
         """Return float32 cos and sin of every pair, (*positions.shape, pairs), times the attention
         factor."""
         frequencies = self._frequencies
-        factor = self._factor
+        factor = self._attention_factor
         if length is not None:
             frequencies, factor = self._frequencies_at_length(length)
         cos, sin = frequencies.cos_sin(positions, factor)
@@ -92,13 +94,13 @@ class RotaryEmbedding(PositionLayer):
     def rotate(self, x: Any, cos: Any, sin: Any) -> Any:
         """Return x rotated by the tables that `cos_sin` returned for its tokens, rounded to the
         compute dtype. One pair of tables serves queries and keys of the same tokens."""
-        unrotated = ops.convert_to_tensor(x)[..., self._width :]
-        x = at_least_float32(x)[..., : self._width]
+        unrotated = ops.convert_to_tensor(x)[..., self._rotary_width :]
+        x = at_least_float32(x)[..., : self._rotary_width]
         if len(x.shape) == 4:  # all heads use the same cos and sin
             cos = ops.expand_dims(cos, -2)
             sin = ops.expand_dims(sin, -2)
         if self.interleaved:
-            pairs = ops.reshape(x, (*ops.shape(x)[:-1], self._width // 2, 2))
+            pairs = ops.reshape(x, (*ops.shape(x)[:-1], self._rotary_width // 2, 2))
             first = pairs[..., 0]
             second = pairs[..., 1]
         else:
@@ -130,7 +132,7 @@ class RotaryEmbedding(PositionLayer):
                 raise ValueError(
                     "RotaryEmbedding: length was given, and these frequencies do not depend on it."
                 )
-        return _cached_frequencies(self._width, self.rope_theta, self.scaling, length)
+        return _cached_frequencies(self._rotary_width, self.rope_theta, self.scaling, length)
 
     def get_config(self) -> dict[str, Any]:
         config = super().get_config()

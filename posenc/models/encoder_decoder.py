@@ -128,33 +128,34 @@ class EncoderDecoder(nn.Module):
         decoder_encoding: PositionEncoding | str | None = None,
         cross_encoding: PositionEncoding | str | None = None,
     ) -> None:
-        sees_all = config.shape(causal=False)
-        encoder = build_if_named(
-            "EncoderDecoder", encoder_encoding, sees_all, unknown=("train_length",)
+        bidirectional_shape = config.shape(causal=False)
+        built_encoder_encoding = build_if_named(
+            "EncoderDecoder", encoder_encoding, bidirectional_shape, unknown=("train_length",)
         )
-        cross = build_if_named(
-            "EncoderDecoder", cross_encoding, sees_all, unknown=("train_length",)
+        built_cross_encoding = build_if_named(
+            "EncoderDecoder", cross_encoding, bidirectional_shape, unknown=("train_length",)
         )
-        require_bidirectional("EncoderDecoder: encoder_encoding", encoder)
-        if cross is not None:
-            require_bidirectional("EncoderDecoder: cross_encoding", cross)
-            check_cross_attention("EncoderDecoder: cross_encoding", cross)
-            if 1 in cross.claims.places:
+        require_bidirectional("EncoderDecoder: encoder_encoding", built_encoder_encoding)
+        if built_cross_encoding is not None:
+            require_bidirectional("EncoderDecoder: cross_encoding", built_cross_encoding)
+            check_cross_attention("EncoderDecoder: cross_encoding", built_cross_encoding)
+            if 1 in built_cross_encoding.claims.places:
                 raise ValueError(
-                    f"EncoderDecoder: cross_encoding is {type(cross).__name__}, which "
-                    "acts at the embeddings; give it to the encoder or the decoder."
+                    f"EncoderDecoder: cross_encoding is {type(built_cross_encoding).__name__}, "
+                    "which acts at the embeddings; give it to the encoder or the decoder."
                 )
         super().__init__()
         self.config = config
         self.tokens = nn.Embedding(config.vocab_size, config.embed_dim)
-        self.encoder = Stack(config, encoder)
-        decoder = build_if_named(
+        self.encoder = Stack(config, built_encoder_encoding)
+        built_decoder_encoding = build_if_named(
             "EncoderDecoder", decoder_encoding, config.shape(), unknown=("train_length",)
         )
-        self.decoder = Stack(config, decoder, attends_to_context=True)
-        if cross is None:  # for the decoder's positions, whose components it does not read
-            cross = without_position(self.decoder.encoding.claims.num_axes)
-        self.cross_encoding = encoding_of_all_layers(cross, config.num_layers)
+        self.decoder = Stack(config, built_decoder_encoding, attends_to_context=True)
+        if built_cross_encoding is None:
+            # For the decoder's positions, whose components it does not read.
+            built_cross_encoding = without_position(self.decoder.encoding.claims.num_axes)
+        self.cross_encoding = encoding_of_all_layers(built_cross_encoding, config.num_layers)
         self.head = build_head(config)
         self.reset_parameters()
 

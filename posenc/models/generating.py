@@ -79,13 +79,13 @@ def generate(
 def eval_mode(model: LanguageModel) -> Iterator[None]:
     """Put the model in eval mode inside the block, and back into its earlier mode after it."""
     module = model if isinstance(model, nn.Module) else model.model
-    training = [m for m in module.modules() if m.training]
+    in_training = [m for m in module.modules() if m.training]
     try:
-        for m in training:
+        for m in in_training:
             m.training = False
         yield
     finally:
-        for m in training:
+        for m in in_training:
             m.training = True
 
 
@@ -186,8 +186,9 @@ def _beam_search(
     """
     batch = state.tokens.shape[0]
     device = state.tokens.device
-    row = torch.arange(batch, device=device)[:, None]  # (batch, 1), to index beams of each row
-    state.reorder(row.expand(-1, num_beams).flatten())
+    # (batch, 1), to index beams of each row
+    row_index = torch.arange(batch, device=device)[:, None]
+    state.reorder(row_index.expand(-1, num_beams).flatten())
     stop = -1 if stop is None else stop  # no token is -1
     tokens = state.tokens[:, None].expand(-1, num_beams, -1)
     ended = tokens
@@ -204,25 +205,25 @@ def _beam_search(
         totals, index = totals.topk(min(2 * num_beams, totals.shape[1]))
         beam = index // vocab_size
         chosen = index % vocab_size
-        extended = torch.cat([tokens[row, beam], chosen[..., None]], dim=-1)
+        extended = torch.cat([tokens[row_index, beam], chosen[..., None]], dim=-1)
         is_end = (chosen == stop) | (step == max_new_tokens)
 
         # Finished: one counts only if it is among the num_beams likeliest of a row in search.
-        counts = is_end & is_searched
-        counts[:, num_beams:] = False
-        finished = (totals / step**length_penalty).masked_fill(~counts, -torch.inf)
+        is_counted = is_end & is_searched
+        is_counted[:, num_beams:] = False
+        finished = (totals / step**length_penalty).masked_fill(~is_counted, -torch.inf)
         ended_scores, place = torch.cat([ended_scores, finished], dim=1).topk(num_beams)
         padded = nn.functional.pad(ended, (0, 1), value=stop)
-        ended = torch.cat([padded, extended], 1)[row, place]
+        ended = torch.cat([padded, extended], 1)[row_index, place]
 
         # Unfinished: the likeliest that do not end.
         scores, place = totals.masked_fill(is_end, -torch.inf).topk(num_beams)
-        tokens = extended[row, place]
+        tokens = extended[row_index, place]
         is_searched = is_searched & (scores[:, :1] / step**length_penalty > ended_scores[:, -1:])
         if not is_searched.any():
             break
         # The caches have a row for each beam: those of the beams that were extended go on.
-        state.reorder((beam.gather(1, place) + row * num_beams).flatten())
+        state.reorder((beam.gather(1, place) + row_index * num_beams).flatten())
         state.append(tokens[..., -1].flatten())
     return ended[:, 0]  # topk sorts: the best is first
 
@@ -234,12 +235,12 @@ def _hide_unlikely_tokens(logits: Tensor, top_k: int | None, top_p: float | None
         least = logits.topk(min(top_k, logits.shape[-1])).values[:, -1:]
         logits = logits.masked_fill(logits < least, -torch.inf)
     if top_p is not None:
-        values, order = logits.sort(descending=True)
-        shares = values.softmax(-1)
+        values, token_order = logits.sort(descending=True)
+        probabilities = values.softmax(-1)
         # A token stays if the likelier ones together are below top_p; the first always stays.
-        out = shares.cumsum(-1) - shares >= top_p
+        is_hidden = probabilities.cumsum(-1) - probabilities >= top_p
         # From the order of probabilities back to that of tokens.
-        logits = logits.masked_fill(out.scatter(1, order, out), -torch.inf)
+        logits = logits.masked_fill(is_hidden.scatter(1, token_order, is_hidden), -torch.inf)
     return logits
 
 

@@ -242,9 +242,9 @@ class Stack(nn.Module):
             x = F.dropout(x, self.config.dropout, self.training)
         cache_of_layer = _caches_by_layer(caches, len(self.layers))
         context_cache_of_layer = _caches_by_layer(context_caches, len(self.layers))
-        with ExitStack() as unchanged:  # if a layer fails, all caches are restored
+        with ExitStack() as restoring_on_error:  # if a layer fails, all caches are restored
             for cache in (*(caches or ()), *(context_caches or ())):
-                unchanged.enter_context(cache.unchanged_on_error())
+                restoring_on_error.enter_context(cache.unchanged_on_error())
             for index, layer in enumerate(self.layers):
                 x = layer(
                     x,
@@ -360,7 +360,7 @@ def draw_initial_weights(
         tied_to: the norm before a head that is tied to the token embeddings.
     """
     seed = torch.initial_seed() if seed is None else seed
-    gains = {
+    std_factors = {
         "q_proj": config.shape().head_dim ** -0.25,  # type: ignore[operator]
         "k_proj": config.shape().head_dim ** -0.25,  # type: ignore[operator]
         "o_proj": (2 * config.num_layers) ** -0.5,
@@ -371,15 +371,15 @@ def draw_initial_weights(
         "head": 0.25,
     }
     # Encodings draw their own parameters, in their reset_parameters.
-    skipped = tuple(
+    skipped_prefixes = tuple(
         f"{name}." for name, m in model.named_modules() if isinstance(m, PositionEncoding)
     )
     for name, module in model.named_modules():
-        if f"{name}.".startswith(skipped):
+        if f"{name}.".startswith(skipped_prefixes):
             continue
         if isinstance(module, nn.Linear):
             # A variance of 1 / fan_in keeps the size of numbers; `gains` has what differs.
-            std = gains.get(name.rpartition(".")[2], 1.0) * module.in_features**-0.5
+            std = std_factors.get(name.rpartition(".")[2], 1.0) * module.in_features**-0.5
             _fill_weight(module.weight, std, f"{name}.weight", seed)
             if module.bias is not None:
                 nn.init.zeros_(module.bias)

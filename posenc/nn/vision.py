@@ -28,7 +28,7 @@ class _GridPositions:
     """
 
     patch_embed: Any
-    class_tokens: int
+    num_class_tokens: int
     normalized: bool
 
     def positions(self, device: torch.device | None = None) -> Tensor:
@@ -36,7 +36,7 @@ class _GridPositions:
         1 if `normalized`. Class tokens get NaN."""
         height, width = self.patch_embed.grid_size
         make = normalized_grid if self.normalized else grid
-        return make(height, width, class_tokens=self.class_tokens, device=device)
+        return make(height, width, class_tokens=self.num_class_tokens, device=device)
 
 
 class VisionAttention(nn.Module):
@@ -196,15 +196,15 @@ def _build_attention(
 ) -> VisionAttention:
     """Return the attention that replaces that of a block. Raise TypeError or ValueError if the
     encoding reads positions and the model's tokens have no fixed ones."""
-    attn = VisionAttention(block.attn, encoding, positions)
+    replacement = VisionAttention(block.attn, encoding, positions)
     several_axes = encoding.claims.num_axes > 1
     ignores_places = type(encoding) is PositionEncoding and not several_axes
     if not ignores_places:
         _check_token_places(model, encoding, positions)
     if several_axes and positions is None:
         normalized = encoding.claims.coordinates == "normalized"
-        attn._grid = _GridPositions(model.patch_embed, model.num_prefix_tokens, normalized)
-    return attn
+        replacement._grid = _GridPositions(model.patch_embed, model.num_prefix_tokens, normalized)
+    return replacement
 
 
 def _difference_from_timm(attention: Any) -> str:
@@ -283,12 +283,14 @@ def _check_token_places(model: Any, encoding: PositionEncoding, positions: Tenso
             "which are left. Build it with patch_drop_rate=0, or set model.patch_drop to "
             "torch.nn.Identity()."
         )
-    patches: Any = getattr(model, "patch_embed", None)
-    has_grid = hasattr(patches, "grid_size") and hasattr(model, "num_prefix_tokens")
-    has_one_size = has_grid and patches.grid_size and getattr(patches, "strict_img_size", True)
+    patch_embed: Any = getattr(model, "patch_embed", None)
+    has_grid = hasattr(patch_embed, "grid_size") and hasattr(model, "num_prefix_tokens")
+    has_one_size = (
+        has_grid and patch_embed.grid_size and getattr(patch_embed, "strict_img_size", True)
+    )
     if positions is not None:
         _check_explicit_positions(
-            model, encoding, positions, patches.grid_size if has_one_size else None
+            model, encoding, positions, patch_embed.grid_size if has_one_size else None
         )
         return
     if not has_grid:

@@ -46,27 +46,28 @@ def estimate_mean(losses: np.ndarray, documents: np.ndarray) -> Estimate:
     from, integers in the same shape.
     """
     kept = ~np.isnan(losses)
-    owners, index = np.unique(documents[kept], return_inverse=True)
-    sums = np.bincount(index, losses[kept], len(owners))
-    counts = np.bincount(index, minlength=len(owners)).astype(float)
-    if not len(owners):
+    distinct_documents, index = np.unique(documents[kept], return_inverse=True)
+    num_documents = len(distinct_documents)
+    sums = np.bincount(index, losses[kept], num_documents)
+    counts = np.bincount(index, minlength=num_documents).astype(float)
+    if not num_documents:
         return Estimate(math.nan, math.nan, math.nan, 0)
     mean = float(sums.sum() / counts.sum())
     tokens = int(counts.sum())
-    if len(owners) < FEWEST_DOCUMENTS:
+    if num_documents < FEWEST_DOCUMENTS:
         return Estimate(mean, math.nan, math.nan, tokens)
-    draws = np.random.default_rng(0).integers(0, len(owners), (DOCUMENT_SAMPLES, len(owners)))
+    draws = np.random.default_rng(0).integers(0, num_documents, (DOCUMENT_SAMPLES, num_documents))
     low, high = np.percentile(sums[draws].sum(1) / counts[draws].sum(1), [2.5, 97.5])
     return Estimate(mean, float(low), float(high), tokens)
 
 
-def share_interval(right: int, total: int) -> tuple[float, float]:
+def fraction_interval(right: int, total: int) -> tuple[float, float]:
     """Return the lower and upper end of Wilson's 95 % interval of the fraction right / total.
 
     right: number of right answers. total: number of all answers, at least 1.
 
     Source: Wilson 1927, doi:10.1080/01621459.1927.10502953.
-    >>> [round(bound, 4) for bound in share_interval(9, 10)]
+    >>> [round(bound, 4) for bound in fraction_interval(9, 10)]
     [0.5958, 0.9821]
     """
     # Loaded here, because it takes half a second, and only tasks with answers need it.
@@ -111,14 +112,18 @@ def window_gaps(
     means = differences.mean(1)
     random = np.random.default_rng(0)  # of a fixed seed: equal losses give equal intervals
     # Share of each window in each sample, (samples, windows); a window may be drawn repeatedly.
-    shares = random.multinomial(count, np.full(count, 1 / count), size=WINDOW_SAMPLES) / count
-    changes = shares @ differences.T - means  # (samples, pairs)
+    window_fractions = (
+        random.multinomial(count, np.full(count, 1 / count), size=WINDOW_SAMPLES) / count
+    )
+    changes = window_fractions @ differences.T - means  # (samples, pairs)
     # Variance as mean square minus squared mean, which rounding may leave below 0.
-    variances = (shares @ (differences.T - means) ** 2 - changes**2).clip(0)
-    errors = np.sqrt(variances / (count - 1))
+    variances = (window_fractions @ (differences.T - means) ** 2 - changes**2).clip(0)
+    standard_errors = np.sqrt(variances / (count - 1))
     # A pair whose differences are all alike in a sample has no error to divide by.
-    varies = errors > LARGEST_ROUNDING_DEVIATION * np.abs(differences).max()
-    largest = np.divide(np.abs(changes), errors, out=np.zeros_like(changes), where=varies).max(1)
+    has_error = standard_errors > LARGEST_ROUNDING_DEVIATION * np.abs(differences).max()
+    largest = np.divide(
+        np.abs(changes), standard_errors, out=np.zeros_like(changes), where=has_error
+    ).max(1)
     half_widths = np.quantile(largest, 0.95) * differences.std(1, ddof=1) / np.sqrt(count)
     gaps = {}
     for (a, b), mean, half_width in zip(pairs, means.tolist(), half_widths.tolist(), strict=True):

@@ -10,8 +10,8 @@ WRITE = 2
 READ = 3
 IGNORE = 4
 """Tokens of the instructions; the bits are tokens 0 and 1."""
-IGNORE_SHARE = 0.8
-_SHARES = {"": IGNORE_SHARE, "98 % ignored": 0.98, "10 % ignored": 0.1}
+IGNORE_FRACTION = 0.8
+_IGNORE_FRACTIONS = {"": IGNORE_FRACTION, "98 % ignored": 0.98, "10 % ignored": 0.1}
 """Fraction of IGNORE among the instructions, by variant of the test."""
 VARIANT_LENGTH_FACTOR = 2
 """Length of the sparse and dense tests, in multiples of the training length."""
@@ -40,17 +40,21 @@ class FlipFlop(Task):
     steps = 1500
 
     def cases(self, test_lengths: Sequence[int]) -> tuple[Case, ...]:
-        usual = super().cases(test_lengths)
-        if len(usual) <= 1:
-            return usual
+        usual_cases = super().cases(test_lengths)
+        if len(usual_cases) <= 1:
+            return usual_cases
         length = VARIANT_LENGTH_FACTOR * test_lengths[0]
-        return usual + tuple(Case(length, variant) for variant in _SHARES if variant)
+        return usual_cases + tuple(
+            Case(length, variant) for variant in _IGNORE_FRACTIONS if variant
+        )
 
     def draw_row(self, random: np.random.Generator, case: Case) -> Row:
         count = case.length
-        ignored = _SHARES[case.variant]
-        others = (1 - ignored) / 2
-        kinds = random.choice([WRITE, READ, IGNORE], size=count, p=[others, others, ignored])
+        ignored_fraction = _IGNORE_FRACTIONS[case.variant]
+        others = (1 - ignored_fraction) / 2
+        kinds = random.choice(
+            [WRITE, READ, IGNORE], size=count, p=[others, others, ignored_fraction]
+        )
         kinds[0] = WRITE
         kinds[-1] = READ
         bits = random.integers(0, 2, size=count)
@@ -92,6 +96,6 @@ def _majority_written(tokens: np.ndarray) -> np.ndarray:
     guesses = []
     for read in np.flatnonzero(instructions == READ):
         written = bits[:read][instructions[:read] == WRITE]
-        share = written.mean()
-        guesses.append(int(share > 0.5) if share != 0.5 else int(written[0]))
+        fraction_of_ones = written.mean()
+        guesses.append(int(fraction_of_ones > 0.5) if fraction_of_ones != 0.5 else int(written[0]))
     return np.array(guesses)

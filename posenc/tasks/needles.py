@@ -86,10 +86,10 @@ def draw_variables_puzzle(random: np.random.Generator, depth: float) -> Puzzle:
     for chain in random.permutation(2).tolist():  # facts at one depth stay in this order
         depths = [depth, *np.sort(random.uniform(depth, 1, CHAIN_LENGTH - 1)).tolist()]
         value = 2 * CHAIN_LENGTH + chain  # the number, then the name that got it last
-        for name, place in zip(
+        for name, fact_depth in zip(
             range(CHAIN_LENGTH * chain, CHAIN_LENGTH * (chain + 1)), depths, strict=True
         ):
-            facts.append((place, (name, value)))
+            facts.append((fact_depth, (name, value)))
             value = name
     return Puzzle(tuple(facts), (2 * CHAIN_LENGTH,), tuple(range(CHAIN_LENGTH)))
 
@@ -133,7 +133,7 @@ class FactsInText(Task):
     vocab_size = FIRST_SYMBOL + 2 * NUM_SYMBOLS
     train_length = 32
     test_lengths = (32, 64, 128, 512)
-    puzzle: ClassVar[DrawPuzzle]
+    draw_puzzle: ClassVar[DrawPuzzle]
     depths: ClassVar[dict[str, float]] = DEPTHS
     question_offset: ClassVar[int] = 0
     """Number added to the token of a symbol in the question, so that the question names the symbol
@@ -141,12 +141,12 @@ class FactsInText(Task):
 
     def cases(self, test_lengths: Sequence[int]) -> tuple[Case, ...]:
         beyond = [length for length in test_lengths if length > test_lengths[0]]
-        at_depths = tuple(Case(length, depth) for length in beyond for depth in self.depths)
+        at_depths = tuple(Case(length, variant) for length in beyond for variant in self.depths)
         return super().cases(test_lengths) + at_depths
 
     def draw_row(self, random: np.random.Generator, case: Case) -> Row:
         depth = DEPTHS[case.variant] if case.variant else random.uniform()
-        puzzle = type(self).puzzle(random, depth)
+        puzzle = type(self).draw_puzzle(random, depth)
         token_of = FIRST_SYMBOL + random.permutation(NUM_SYMBOLS)  # of each symbol of the puzzle
         facts = [(at, [FACT, *token_of[list(symbols)]]) for at, symbols in puzzle.facts]
         # A fact is three tokens: FACT and two symbols.
@@ -178,7 +178,9 @@ class NeedleByMeaning(FactsInText):
     test_lengths = (64, 128, 256, 1024)
     steps = 2000
     batch = 32
-    puzzle = staticmethod(partial(draw_needle_puzzle, num_pairs=NUM_KEYS, num_beside=NUM_BESIDE))
+    draw_puzzle = staticmethod(
+        partial(draw_needle_puzzle, num_pairs=NUM_KEYS, num_beside=NUM_BESIDE)
+    )
     question_offset = NUM_SYMBOLS
     since_recipe = 7
 
@@ -201,7 +203,7 @@ class Variables(FactsInText):
     test_lengths = (64, 128, 256, 1024)
     steps = 2000
     batch = 32
-    puzzle = staticmethod(draw_variables_puzzle)
+    draw_puzzle = staticmethod(draw_variables_puzzle)
     since_recipe = 7
 
     def shortcuts(self) -> dict[str, Shortcut]:

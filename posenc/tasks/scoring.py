@@ -68,15 +68,17 @@ def score_answers(
     Score(exact_match=0.0, token_accuracy=0.6666666666666666, exact_match_cut=1.0, \
 token_accuracy_cut=1.0)
     """
-    whole = _fractions_right(targets, predicted, targets != IGNORED_TARGET)
+    fractions_with_end = _fractions_right(targets, predicted, targets != IGNORED_TARGET)
     if (end is None) != (predicted_without_end is None):
         raise ValueError(
             "score_answers: give predicted_without_end exactly if the task has an end symbol."
         )
     if predicted_without_end is None:
-        return Score(*whole, None, None)
+        return Score(*fractions_with_end, None, None)
     without_end = (targets != IGNORED_TARGET) & (targets != end)
-    return Score(*whole, *_fractions_right(targets, predicted_without_end, without_end))
+    return Score(
+        *fractions_with_end, *_fractions_right(targets, predicted_without_end, without_end)
+    )
 
 
 def _fractions_right(
@@ -143,12 +145,12 @@ def _policies(name: str, train_length: int) -> dict[str, Policy]:
     training_batch = task.train_batch(0, 0, NUM_TRAINING_SEQUENCES, train_length)
     scored = training_batch.targets != IGNORED_TARGET
     answers = np.unique(training_batch.targets[scored])
-    follows: dict[int, Counter[int]] = {}
+    targets_after: dict[int, Counter[int]] = {}
     for token, target in zip(
         training_batch.tokens[scored], training_batch.targets[scored], strict=True
     ):
-        follows.setdefault(int(token), Counter())[int(target)] += 1
-    most_frequent = {token: counts.most_common(1)[0][0] for token, counts in follows.items()}
+        targets_after.setdefault(int(token), Counter())[int(target)] += 1
+    most_frequent = {token: counts.most_common(1)[0][0] for token, counts in targets_after.items()}
 
     def guess_by_chance(
         random: np.random.Generator, tokens: np.ndarray, targets: np.ndarray
@@ -177,14 +179,14 @@ def _policies(name: str, train_length: int) -> dict[str, Policy]:
     def guess_by_elimination(
         random: np.random.Generator, tokens: np.ndarray, targets: np.ndarray
     ) -> np.ndarray:
-        asked = np.flatnonzero(targets != IGNORED_TARGET)
-        left = [int(token) for token in tokens[: asked[0] + 1] if token in answers]
+        indices_asked = np.flatnonzero(targets != IGNORED_TARGET)
+        answers_left = [int(token) for token in tokens[: indices_asked[0] + 1] if token in answers]
         guesses = guess_by_chance(random, tokens, targets)
-        for i in asked:
-            if left:
-                guesses[i] = random.choice(left)
-            if targets[i] in left:  # the right answer is read before the next question
-                left.remove(int(targets[i]))
+        for i in indices_asked:
+            if answers_left:
+                guesses[i] = random.choice(answers_left)
+            if targets[i] in answers_left:  # the right answer is read before the next question
+                answers_left.remove(int(targets[i]))
         return guesses
 
     policies_of_task = {
@@ -210,10 +212,10 @@ def _policy_of_shortcut(shortcut: Shortcut) -> Policy:
 
     def policy(random: np.random.Generator, tokens: np.ndarray, targets: np.ndarray) -> np.ndarray:
         guesses = np.zeros(len(tokens), np.int64)
-        asked = np.flatnonzero(targets != IGNORED_TARGET)
-        of_all_questions = shortcut(tokens)
-        num_removed = len(of_all_questions) - len(asked)
-        guesses[asked] = of_all_questions[num_removed:]
+        indices_asked = np.flatnonzero(targets != IGNORED_TARGET)
+        all_guesses = shortcut(tokens)
+        num_removed = len(all_guesses) - len(indices_asked)
+        guesses[indices_asked] = all_guesses[num_removed:]
         return guesses
 
     return policy

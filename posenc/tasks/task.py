@@ -182,9 +182,9 @@ def stack_rows(rows: Sequence[Row], width: int) -> Batch:
     target (IGNORED_TARGET)."""
     tokens = np.zeros((len(rows), width), np.int64)
     targets = np.full((len(rows), width), IGNORED_TARGET, np.int64)
-    for i, (row, wanted) in enumerate(rows):
-        tokens[i, : len(row)] = row
-        targets[i, : len(row)] = wanted
+    for i, (row_tokens, row_targets) in enumerate(rows):
+        tokens[i, : len(row_tokens)] = row_tokens
+        targets[i, : len(row_tokens)] = row_targets
     return Batch(tokens, targets)
 
 

@@ -95,9 +95,9 @@ def assert_places_as_claimed(make: Make) -> None:
     at_values = ("transform_values", "transform_output")
     methods = {1: ("embed",), 2: ("transform",), 3: ("term",), 4: ("term", *at_values)}
     for place, names in methods.items():
-        acts = [getattr(type(encoding), n) is not getattr(PositionEncoding, n) for n in names]
+        overrides = [getattr(type(encoding), n) is not getattr(PositionEncoding, n) for n in names]
         if place in encoding.claims.places:
-            assert any(acts), f"place {place} is claimed, but {names[0]} is not overridden"
+            assert any(overrides), f"place {place} is claimed, but {names[0]} is not overridden"
     length = possible_length(encoding, 9)
     positions, x, (q, k, v) = (
         successive_positions(encoding, length),

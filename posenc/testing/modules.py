@@ -240,9 +240,12 @@ def _assert_unchanged_in(make: Make, setting: RunInSetting) -> None:
         wanted = _outputs_and_gradients(model, x.clone().requires_grad_())
         for impl in ("auto", *(WAYS if dtype == torch.float64 else ())):
             model.attention.impl = impl
-            for spoil in (_fill_new_memory_with_nan, _fill_freed_memory_with_large_numbers):
+            for spoiled_memory in (
+                _fill_new_memory_with_nan,
+                _fill_freed_memory_with_large_numbers,
+            ):
                 try:
-                    with spoil():
+                    with spoiled_memory():
                         results = setting(model, x)
                 except ValueError as refusal:
                     if "cannot run" not in str(refusal):
@@ -250,9 +253,11 @@ def _assert_unchanged_in(make: Make, setting: RunInSetting) -> None:
                     continue
                 # A setting without gradients returns outputs only, which come first.
                 for got, want in zip(results, wanted, strict=False):
-                    most = bound * max(1.0, want.abs().max().item())
-                    off = (got - want).abs().max().item()
-                    assert off <= most, f"{impl} in {dtype}: off by {off:.3g} > {most:.3g}"
+                    allowed = bound * max(1.0, want.abs().max().item())
+                    error = (got - want).abs().max().item()
+                    assert error <= allowed, (
+                        f"{impl} in {dtype}: off by {error:.3g} > {allowed:.3g}"
+                    )
 
 
 def _whole_and_decoded_outputs(model: OneLayerModel, x: Tensor) -> list[Tensor]:

@@ -77,10 +77,10 @@ def assert_moved_keys_are_made_anew(make: Make) -> None:
     limit = encoding.claims.max_positions
     axes = encoding.claims.num_axes
     length = possible_length(encoding, 11)
-    by = 7  # any small number; less for an encoding with few positions
+    shift = 7  # any small number; less for an encoding with few positions
     if limit is not None:
         length = max(1, min(length, limit // 2)) if axes == 1 else length
-        by = min(by, limit // 2)
+        shift = min(shift, limit // 2)
     x = random_embeddings(length, batch=2)
     positions = successive_positions(encoding, length)
     if limit is not None and axes > 1:
@@ -88,14 +88,14 @@ def assert_moved_keys_are_made_anew(make: Make) -> None:
     cache = KVCache()
     model(x, positions, cache=cache)
     try:
-        cache.shift(by)
+        cache.shift(shift)
     except ValueError:
         return
     wanted = KVCache()
-    model(x, positions + by, cache=wanted)
-    assert_same(cache.k, wanted.k, f"keys that are moved by {by}")
+    model(x, positions + shift, cache=wanted)
+    assert_same(cache.k, wanted.k, f"keys that are moved by {shift}")
     if type(encoding).transform_values is not PositionEncoding.transform_values:
-        assert_same(cache.v, wanted.v, f"values that are moved by {by}")
+        assert_same(cache.v, wanted.v, f"values that are moved by {shift}")
 
 
 def assert_earlier_calls_leave_no_trace(make: Make) -> None:
@@ -211,15 +211,15 @@ def results_after_shift(model: OneLayerModel, shape: ModelShape) -> ResultPairs:
     length = LENGTH if limit is None or axes > 1 else max(1, min(LENGTH, limit // 2))
     x = random_embeddings(length, shape=shape)
     positions = successive_positions(encoding, length)
-    by = FAR_OFFSET
+    shift = FAR_OFFSET
     if limit is not None and axes > 1:  # shifted by half the limit, all stay below it
         positions = positions % max(1, limit // 2)
-        by = limit // 2
+        shift = limit // 2
     elif limit is not None:
-        by = max(1, min(FAR_OFFSET, limit - length))
+        shift = max(1, min(FAR_OFFSET, limit - length))
     elif axes == 1:  # beyond the training length: maps act there
         positions = positions * -(-2 * shape.train_length // length)
-    yield model(x, positions + by), model(x, positions), f"shifted by {by}"
+    yield model(x, positions + shift), model(x, positions), f"shifted by {shift}"
 
 
 def _assert_equal_results(pairs: ResultPairs) -> None:

@@ -36,11 +36,11 @@ def interpolate(
     """
     kept, rows = _kept_and_position_rows(table, num_positions, offset_rows)
     wide = rows.to(_work_dtype(table))
-    lower, upper, share = rows_to_interpolate(len(rows), num_positions, align_corners)
-    low = wide[torch.tensor(lower, device=table.device)]
-    high = wide[torch.tensor(upper, device=table.device)]
-    weight = torch.tensor(share, dtype=wide.dtype, device=table.device)[:, None]
-    grown = (1 - weight) * low + weight * high
+    lower, upper, upper_weights = rows_to_interpolate(len(rows), num_positions, align_corners)
+    lower_rows = wide[torch.tensor(lower, device=table.device)]
+    upper_rows = wide[torch.tensor(upper, device=table.device)]
+    upper_weight = torch.tensor(upper_weights, dtype=wide.dtype, device=table.device)[:, None]
+    grown = (1 - upper_weight) * lower_rows + upper_weight * upper_rows
     return torch.cat([kept, grown.to(table.dtype)])
 
 
@@ -92,9 +92,11 @@ def hierarchical(
     kept, rows = _kept_and_position_rows(table, num_positions, offset_rows)
     check_hierarchical(len(rows), num_positions, alpha)
     wide = rows.to(_work_dtype(table))
-    digit = (wide - alpha * wide[:1]) / (1 - alpha)
+    digit_vectors = (wide - alpha * wide[:1]) / (1 - alpha)
     index = torch.arange(num_positions, device=table.device)
-    grown = alpha * digit[index // len(rows)] + (1 - alpha) * digit[index % len(rows)]
+    grown = (
+        alpha * digit_vectors[index // len(rows)] + (1 - alpha) * digit_vectors[index % len(rows)]
+    )
     return torch.cat([kept, grown.to(table.dtype)])
 
 

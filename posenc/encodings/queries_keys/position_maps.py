@@ -134,9 +134,9 @@ class ReRoPE(PositionMap):
             kv_far = torch.zeros_like(kv_positions)
         else:
             # Small numbers, because a quotient of far positions would lose digits.
-            q_small, kv_small = subtract_first_key(q_positions, kv_positions)
-            q_far = q_small / self.leak + (self.window - self.window / self.leak)
-            kv_far = kv_small / self.leak
+            q_from_first_key, kv_from_first_key = subtract_first_key(q_positions, kv_positions)
+            q_far = q_from_first_key / self.leak + (self.window - self.window / self.leak)
+            kv_far = kv_from_first_key / self.leak
         return _near_and_far_passes(q_positions, kv_positions, self.window, q_far, kv_far)
 
 

@@ -62,11 +62,11 @@ class RNoPE(PerLayer):
             raise ValueError(
                 f"RNoPE: give window_size or chunk_size, not both; got {window_size}, {chunk_size}."
             )
-        narrow: int | Mask | None = window_size if chunk_size is None else chunked(chunk_size)
+        window: int | Mask | None = window_size if chunk_size is None else chunked(chunk_size)
         rope: PositionEncoding = RoPE(head_dim, rope_theta, interleaved=interleaved)
-        last = PositionEncoding() if floor_scale is None else Llama4Temperature(floor_scale)
-        layers = [rope] * (every - 1) + [last]
-        windows = [narrow] * (every - 1) + [None]
+        every_last = PositionEncoding() if floor_scale is None else Llama4Temperature(floor_scale)
+        layers = [rope] * (every - 1) + [every_last]
+        windows = [window] * (every - 1) + [None]
         super().__init__(layers, windows=windows, repeat=True)
 
     @classmethod

@@ -262,6 +262,6 @@ def convert_layout(
             f"convert_layout: axis {dim} must be whole heads of {head_dim} channels, "
             f"got {channels} (weight with shape {tuple(weight.shape)})."
         )
-    order = layout_permutation(head_dim, rotary_dim, to=to)
-    heads = torch.arange(0, channels, head_dim)[:, None]
-    return weight.index_select(dim, (heads + order).flatten().to(weight.device))
+    permutation = layout_permutation(head_dim, rotary_dim, to=to)
+    head_starts = torch.arange(0, channels, head_dim)[:, None]
+    return weight.index_select(dim, (head_starts + permutation).flatten().to(weight.device))

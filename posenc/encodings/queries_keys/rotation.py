@@ -108,8 +108,8 @@ class Rotation(QueryKeyEncoding):
             return self.computed_or_cached(
                 key, lambda: self._compute_cos_sin(as_tensor(positions, device), dtype)
             )
-        for ready, cos, sin in self._remembered_cos_sin:
-            if dtype == cos.dtype and ready.fits(positions):
+        for remembered, cos, sin in self._remembered_cos_sin:
+            if dtype == cos.dtype and remembered.fits(positions):
                 return cos, sin
         return self._compute_cos_sin(positions, dtype)
 
@@ -178,9 +178,9 @@ class Rotation(QueryKeyEncoding):
         """
         cos, sin = before
         new_cos, new_sin = after
-        size = cos.square() + sin.square()
-        real = (new_cos * cos + new_sin * sin) / size
-        imaginary = (new_sin * cos - new_cos * sin) / size
+        squared_norm = cos.square() + sin.square()
+        real = (new_cos * cos + new_sin * sin) / squared_norm
+        imaginary = (new_sin * cos - new_cos * sin) / squared_norm
         return self.rotate_channels((x,), real, imaginary)[0]
 
     def rotate_channels(self, xs: Vectors, cos: Pairs, sin: Pairs) -> Vectors:

@@ -237,24 +237,26 @@ def _arguments_of_unknown_family(
         raise ValueError(f"{caller}.from_config: {error}.") from error
     theta = _rope_theta_of(config)
     head_dim = _head_dim_of(config)
-    others = _keys_beyond_plain_rope(config)
+    other_keys = _keys_beyond_plain_rope(config)
     rotates_last_channels = caller == "DecoupledRoPE"
-    if None not in (theta, head_dim, interleaved) and not others and caller == "RoPE":
+    if None not in (theta, head_dim, interleaved) and not other_keys and caller == "RoPE":
         return {
             "head_dim": head_dim,
             "rope_theta": theta,
             "interleaved": interleaved,
             "rotates_last_channels": False,
         }
-    line = (
+    call = (
         f"posenc.{caller}({'head_dim' if head_dim is None else head_dim}, "
         f"rope_theta={'...' if theta is None else theta}, "
         f"interleaved={'...' if interleaved is None else interleaved}"
         f"{', rotary_dim=...' if rotates_last_channels else ''})"
     )
-    also = f" It also has {', '.join(others)}, which posenc does not read." if others else ""
+    also = (
+        f" It also has {', '.join(other_keys)}, which posenc does not read." if other_keys else ""
+    )
     raise ValueError(
-        f"{caller}.from_config: model_type {name!r} is unknown. Build it: {line}.{also}"
+        f"{caller}.from_config: model_type {name!r} is unknown. Build it: {call}.{also}"
     ) from error
 
 

@@ -148,13 +148,13 @@ class RoVE(PositionEncoding):
         return rotated
 
     def _cos_sin_without_factor(
-        self, where: Positions, dtype: torch.dtype, device: torch.device | None = None
+        self, positions: Positions, dtype: torch.dtype, device: torch.device | None = None
     ) -> tuple[Tensor, Tensor]:
         """Return cos and sin of the rotation at positions, without its attention factor: cos^2 +
         sin^2 = 1. `device` is used if positions are a range."""
         rotation = self._rotation_in_use
-        cos, sin = rotation.cos_sin(where, dtype, device)
+        cos, sin = rotation.cos_sin(positions, dtype, device)
         if rotation.attention_factor == 1:
             return cos, sin
-        size = torch.hypot(cos, sin)  # not attention_factor of every token: longrope exempts some
-        return cos / size, sin / size
+        factor = torch.hypot(cos, sin)  # not attention_factor of every token: longrope exempts some
+        return cos / factor, sin / factor

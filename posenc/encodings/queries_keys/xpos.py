@@ -68,7 +68,7 @@ class XPos(Rotation):
         self.scale_base = scale_base
         self.origin = origin
         zeta = [(2 * t + 0.4 * head_dim) / (1.4 * head_dim) for t in range(head_dim // 2)]
-        self._decay = Constants([math.log(z) / scale_base for z in zeta])
+        self._log_decay_per_token = Constants([math.log(z) / scale_base for z in zeta])
         self._set_frequencies(Frequencies(inverse_frequencies(head_dim, rope_theta)))
         limit = origin + self.reach(torch.float32) + 1
         self.claims = replace(self.claims, max_positions=limit)
@@ -79,7 +79,7 @@ class XPos(Rotation):
         compared."""
         largest = min(torch.finfo(dtype).max, torch.finfo(torch.float32).max)
         room = math.log(largest / _HEADROOM)
-        return int(room / -self._decay.values[0])  # pair 0 decays fastest
+        return int(room / -self._log_decay_per_token.values[0])  # pair 0 decays fastest
 
     def transform(self, q: Tokens, k: Tokens) -> RotatedQueriesKeys:
         return self._rotate_and_fade(q, 1), self._rotate_and_fade(k, -1)
@@ -110,7 +110,7 @@ class XPos(Rotation):
         def compute() -> tuple[Tensor, Tensor]:
             cos, sin = self.cos_sin(tokens.positions_or_range, dtype, tokens.device)
             steps = (tokens.positions - self.origin).double()[..., None]
-            fade = (sign * steps * self._decay.like(steps)).exp().to(dtype)
+            fade = (sign * steps * self._log_decay_per_token.like(steps)).exp().to(dtype)
             return cos * fade, sin * fade
 
         if not isinstance(tokens.positions_or_range, range):
@@ -122,10 +122,10 @@ class XPos(Rotation):
     def _check_reach(self, positions: Tensor, dtype: torch.dtype) -> None:
         """Raise ValueError for positions further from the origin than `reach(dtype)`. Positions
         that are not on the CPU are not checked."""
-        ends = extremes_if_readable(positions)
-        if ends is None:
+        extremes = extremes_if_readable(positions)
+        if extremes is None:
             return
-        furthest = max(abs(p - self.origin) for p in ends)
+        furthest = max(abs(p - self.origin) for p in extremes)
         reach = self.reach(dtype)
         if furthest > reach:
             raise ValueError(

@@ -154,11 +154,11 @@ class DeBERTa(PositionEncoding):
         edges = torch.tensor(
             deberta_bucket_ends(self.num_buckets, self.max_distance), device=distance.device
         )
-        size = distance.abs()
-        far = middle + torch.bucketize(size.contiguous(), edges)
+        magnitude = distance.abs()
+        far_bucket = middle + torch.bucketize(magnitude.contiguous(), edges)
         if not self.clamp:
-            far = far + (size >= self.max_distance)
-        return torch.where(size <= middle, distance, far * distance.sign())
+            far_bucket = far_bucket + (magnitude >= self.max_distance)
+        return torch.where(magnitude <= middle, distance, far_bucket * distance.sign())
 
     def row(self, distance: Int[Tensor, "*where"]) -> Int[Tensor, "*where"]:
         """Return the row of the table for each integer distance, 0 to 2 span - 1."""
@@ -228,17 +228,19 @@ class DeBERTa(PositionEncoding):
         first, last = (0, 2 * self.span - 1) if ends is None else map(int, ends)
         # If at least twice as many rows are asked for as the span has, as with buckets, each row of
         # the span is projected once and then copied. The factor 2, chosen, pays for the copy.
-        shared = 2 * (last + 1 - first) < len(rows)
-        projected = torch.arange(first, last + 1, device=rows.device) if shared else rows
-        table = self._read_table(projected, dtype)
+        projects_span = 2 * (last + 1 - first) < len(rows)
+        rows_to_project = (
+            torch.arange(first, last + 1, device=rows.device) if projects_span else rows
+        )
+        table = self._read_table(rows_to_project, dtype)
         weight, bias = read_linear(projection, dtype)
-        heads = weight @ table.mT
+        projected = weight @ table.mT
         if bias is not None:
-            heads = heads + bias[:, None]
-        heads = heads.unflatten(0, (-1, self.head_dim))  # (heads, head_dim, rows)
-        if shared:
-            heads = heads[..., rows - first]
-        return repeat_kv_heads(heads, self.num_heads, dim=0).mT
+            projected = projected + bias[:, None]
+        projected = projected.unflatten(0, (-1, self.head_dim))  # (heads, head_dim, rows)
+        if projects_span:
+            projected = projected[..., rows - first]
+        return repeat_kv_heads(projected, self.num_heads, dim=0).mT
 
     def _read_table(
         self, rows: Int[Tensor, " rows"], dtype: torch.dtype

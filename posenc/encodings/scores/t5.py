@@ -92,8 +92,10 @@ class T5Bias(DistanceBias):
 
     def bucket(self, distance: Real[Tensor, "*where"]) -> Int[Tensor, "*where"]:
         """Return the row of the table for each distance in tokens (positive: the past)."""
-        near = distance.abs() if self.bidirectional else distance.clamp(min=0)
-        bucket = torch.bucketize(near.contiguous(), self._edges.like(near), right=True)
+        bucketed_distance = distance.abs() if self.bidirectional else distance.clamp(min=0)
+        bucket = torch.bucketize(
+            bucketed_distance.contiguous(), self._edges.like(bucketed_distance), right=True
+        )
         if not self.bidirectional:
             return bucket
         buckets_per_side = len(self.edges) + 1

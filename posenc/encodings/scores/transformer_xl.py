@@ -176,16 +176,19 @@ class TransformerXLTerm(ProductsByDistance):
         that need not be contiguous, by one matrix product. Distances beyond clamp_len get the
         product of clamp_len."""
         assert q_vectors is not None
-        clamp = self.xl.clamp_len
+        clamp_len = self.xl.clamp_len
         # q . (W R) = (q W) . R: a coefficient for each sine and cosine of the distance.
         coefficients = q_vectors @ self.xl.projection_by_head(q_vectors.dtype)
         products = self._products_by_difference(coefficients, q.positions, k.positions)
-        if clamp is None:
+        if clamp_len is None:
             return scores + products
         distance = distances(q.positions, k.positions)
         if distance.ndim == 3:  # (batch, rows, keys)
             distance = distance[:, None]
-        for limit, beyond in ((clamp, distance > clamp), (-clamp, distance < -clamp)):
+        for limit, beyond in (
+            (clamp_len, distance > clamp_len),
+            (-clamp_len, distance < -clamp_len),
+        ):
             end = self.xl.sinusoid(torch.tensor([limit], device=products.device), products.dtype)
             products = torch.where(beyond, coefficients @ end.mT, products)
         return scores + products

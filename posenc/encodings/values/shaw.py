@@ -150,33 +150,33 @@ class ShawTerm(ProductsByDistance):
         """
         self._check_value_width(v)
         shaw = self.shaw
-        near = shaw.max_distance
+        window = shaw.max_distance
         heads, length = q.shape[1:3]
         q = q.to(self.dtype)
-        blocks = -(-length // near)
-        missing = blocks * near - length  # queries that the last block lacks
-        front = near - 1 - (k.shape[2] - length)  # keys that the first block lacks
-        table_rows = shaw.row(torch.arange(near - 1, -1, -1, device=q.device))
+        num_blocks = -(-length // window)
+        missing_queries = num_blocks * window - length  # queries that the last block lacks
+        missing_keys = window - 1 - (k.shape[2] - length)  # keys that the first block lacks
+        table_rows = shaw.row(torch.arange(window - 1, -1, -1, device=q.device))
 
         def by_block(t: Tensor) -> Tensor:
-            """Return the keys or values t by block of queries, (batch, heads, blocks, width, 2 near
-            - 1), with zeros where a block reaches beyond the first or the last key."""
-            t = F.pad(t.to(q.dtype), (0, 0, front, missing))
-            return repeat_kv_heads(t.unfold(2, 2 * near - 1, near), heads)
+            """Return the keys or values t by block of queries, (batch, heads, blocks, width, 2w -
+            1), with zeros where a block reaches beyond the first or the last key."""
+            t = F.pad(t.to(q.dtype), (0, 0, missing_keys, missing_queries))
+            return repeat_kv_heads(t.unfold(2, 2 * window - 1, window), heads)
 
-        queries = F.pad(q, (0, 0, 0, missing)).unflatten(2, (blocks, near))
+        queries = F.pad(q, (0, 0, 0, missing_queries)).unflatten(2, (num_blocks, window))
         # Each step takes the name of the one before, so that memory holds one of them.
         scores = _diagonals_to_columns(queries @ by_block(k)).flatten(2, 3)[:, :, :length]
         scores = scores + q @ shaw.key_table.to(q.dtype)[table_rows].mT
         scores = shaw.scale(shaw.head_dim) * scores
 
-        key = torch.arange(length, device=q.device)[:, None] - front
-        key = key + torch.arange(near, device=q.device)
-        scores = scores.masked_fill(key < 0, -torch.inf)
+        key_index = torch.arange(length, device=q.device)[:, None] - missing_keys
+        key_index = key_index + torch.arange(window, device=q.device)
+        scores = scores.masked_fill(key_index < 0, -torch.inf)
         lse = scores.logsumexp(-1)
         weights = (scores - lse[..., None]).exp()
 
-        out = F.pad(weights, (0, 0, 0, missing)).unflatten(2, (blocks, near))
+        out = F.pad(weights, (0, 0, 0, missing_queries)).unflatten(2, (num_blocks, window))
         out = _columns_to_diagonals(out) @ by_block(v).mT
         out = out.flatten(2, 3)[:, :, :length]
         if shaw.value_table is not None:

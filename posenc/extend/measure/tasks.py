@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from posenc.command_line.options import check_choice
 from posenc.extend.measure.losses import MAX_TOKENS_PER_BATCH, LossReader, last_logits
 from posenc.hf.checkpoint.tokenization import Windows
-from posenc.statistics.text_intervals import Estimate, estimate_mean, share_interval
+from posenc.statistics.text_intervals import Estimate, estimate_mean, fraction_interval
 from posenc.tasks.needles import (
     draw_needle_puzzle,
     draw_needles_puzzle,
@@ -198,7 +198,7 @@ class TaskGrid:
                 losses.append(F.cross_entropy(logits.float(), answer, reduction="none").numpy())
         right = np.array(is_right)
         share = float(right.mean())
-        exact = Estimate(share, *share_interval(int(right.sum()), len(right)), len(right))
+        exact = Estimate(share, *fraction_interval(int(right.sum()), len(right)), len(right))
         right_by_depth = right.reshape(len(self.depths), -1)
         nats_by_depth = np.array([loss.mean() for loss in losses]).reshape(right_by_depth.shape)
         by_depth = {}

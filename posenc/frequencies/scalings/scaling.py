@@ -210,11 +210,11 @@ def require_length(scaling: Scaling, length: int) -> None:
     require(scaling, length >= 1, expected, length)
 
 
-def current_or_training_length(scaling: Scaling, length: int | None, trained: int) -> int:
+def current_or_training_length(scaling: Scaling, length: int | None, training_length: int) -> int:
     """Return the current length in tokens, or the training length `trained` if that is longer or
     `length` is None. Raise ValueError for a length below 1."""
     require(scaling, length is None or length >= 1, "length must be at least 1", length)
-    return trained if length is None else max(length, trained)
+    return training_length if length is None else max(length, training_length)
 
 
 def require_attention_factor(scaling: Scaling, factor: float | None) -> None:

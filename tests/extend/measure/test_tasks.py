@@ -27,7 +27,7 @@ from posenc.extend.options import Options
 from posenc.extend.report import _perplexity_rise, task_table
 from posenc.hf.checkpoint.tokenization import Windows
 from posenc.report.report import cell_text
-from posenc.statistics.text_intervals import Estimate, share_interval
+from posenc.statistics.text_intervals import Estimate, fraction_interval
 from tests.hf_models import LENGTH, save
 
 TARGET = 8 * LENGTH
@@ -126,7 +126,7 @@ def test_exact_match_needs_every_token_and_depths_are_kept_apart():
     score = scores["needle", TARGET]
     assert [cell.exact for cell in score.by_depth.values()] == [0.0, 0.5, 1.0, 1.0, 1.0]
     assert score.exact.mean == 0.7
-    assert (score.exact.low, score.exact.high) == share_interval(7, 10)
+    assert (score.exact.low, score.exact.high) == fraction_interval(7, 10)
     losses = [cell.loss for cell in score.by_depth.values()]
     assert losses[0] > losses[1] > losses[2] == pytest.approx(0, abs=1e-6)
     assert score.loss.low <= score.loss.mean <= score.loss.high
@@ -164,7 +164,9 @@ def test_wilsons_interval_covers_what_it_should():
     rng = np.random.default_rng(0)
     for share in (0.1, 0.5, 0.9):
         seen = rng.binomial(20, share, 2000)
-        covered = [low <= share <= high for low, high in (share_interval(int(k), 20) for k in seen)]
+        covered = [
+            low <= share <= high for low, high in (fraction_interval(int(k), 20) for k in seen)
+        ]
         assert 0.92 < np.mean(covered) < 0.99
 
 
