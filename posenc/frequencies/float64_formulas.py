@@ -8,15 +8,16 @@ import math
 from collections.abc import Sequence
 
 LARGEST_DIM = 1 << 14
-"""Rotated channels of a head, as a bound of what is computed; the largest heads in use have 512."""
+"""Maximum number of rotated channels of a head for which frequencies are computed; the largest
+heads in use have 512."""
 
 
 def unscaled_frequencies(dim: int, theta: float) -> tuple[float, ...]:
     """Return the frequencies of RoPE without scaling: theta^(-2i/dim) for every i with 2i < dim.
 
-    Of an odd dim the last pair counts, too, as in the runtimes.
+    For an odd dim this is one frequency more than there are pairs, as in the runtimes.
 
-    Raises: ValueError for more dims than a head can have.
+    Raises: ValueError for a dim below 0 or above LARGEST_DIM.
 
     >>> unscaled_frequencies(4, 10000.0)
     (1.0, 0.01)
@@ -70,22 +71,22 @@ def yarn_frequencies(
     extrapolation_factor: float = 1.0,
 ) -> tuple[float, ...]:
     """Return YaRN's frequencies. A pair that makes more than beta_fast turns within the original
-    length, in tokens, keeps its frequency. One with less than beta_slow turns has it divided by
-    `factor`. Between the two there is a linear ramp over the index of the pair.
+    length, in tokens, keeps its frequency. That of a pair with less than beta_slow turns is divided
+    by `factor`. Between the two there is a linear ramp over the index of the pair.
 
     truncate: round the ends of the ramp outward to whole pairs.
     extrapolation_factor: the fraction of its own frequency that a fast pair keeps, from 0 to 1. The
-        rest of it is divided by `factor`.
+    rest of it is divided by `factor`.
 
-    Raises: ValueError for an odd dim, of which the ramp has one entry fewer than there are
-    frequencies; the runtimes stop there, too.
+    Raises: ValueError for an odd dim, at which the runtimes fail too: they have a frequency more
+    than the ramp has entries.
     """
     if dim % 2:
         raise ValueError(f"yarn's ramp needs pairs, and {dim} channels rotate, an odd number")
 
     def index_of_pair_with(turns: float) -> float:
-        """Return the index, a real number, at which a pair makes `turns` turns in
-        `original_length` tokens."""
+        """Return the index of a pair that would make `turns` turns in `original_length` tokens, as
+        a real number."""
         return dim * math.log(original_length / (turns * 2 * math.pi)) / (2 * math.log(theta))
 
     low = index_of_pair_with(beta_fast)
@@ -107,10 +108,9 @@ def yarn_frequencies(
 
 
 def stretched_length(original_length: float, factor: float) -> int:
-    """Return original_length * factor, rounded down to whole tokens: how far a factor stretches the
-    original length.
+    """Return original_length * factor, rounded down to whole tokens.
 
-    A product just below an integer, by rounding of floats, counts for that integer.
+    A product that rounding of floats leaves just below an integer counts as that integer.
 
     >>> stretched_length(3, 5 / 3)
     5

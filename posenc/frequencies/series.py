@@ -10,7 +10,8 @@ from decimal import Context, Decimal, localcontext
 from functools import lru_cache
 
 DECIMAL_CONTEXT = Context(prec=50)
-"""Decimal context of 50 digits; 64-bit phases at position 2^40 need 32."""
+"""Decimal context of 50 digits. An angle at position 2^40 with 64 bits for its fraction of a turn
+needs 32."""
 
 TWO_PI = Decimal("6.2831853071795864769252867665590057683943387987502116419498891846")
 
@@ -70,7 +71,7 @@ def sinusoidal_frequencies(
 
 
 UNITS_PER_TURN = 1 << 64
-"""A full turn in fixed point."""
+"""Number of fixed-point units in a full turn, so a unit is 2^-64 turn."""
 
 
 def turns_in_fixed_point(inv_freq: Sequence[Decimal | float]) -> tuple[int, ...]:

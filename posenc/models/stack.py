@@ -259,7 +259,8 @@ class Stack(nn.Module):
 
 
 def _check_whole_length(caller: str, length: Any) -> None:
-    """Raise TypeError unless `length` is None or a whole number, which torch.compile may trace."""
+    """Raise TypeError unless `length` is None, an int, or the torch.SymInt that torch.compile makes
+    of one."""
     if not isinstance(length, int | torch.SymInt | None):
         raise TypeError(f"{caller}: length must be a whole number of tokens, got {length!r}.")
 

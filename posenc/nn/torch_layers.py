@@ -283,7 +283,8 @@ def mask_from_torch(
 
 
 def _mask_from_attn_mask(attn_mask: Tensor, sizes: tuple[int, int, int, int]) -> Mask:
-    """Return the mask of an attn_mask (q_len, kv_len) or (batch * num_heads, q_len, kv_len)."""
+    """Return attn_mask (q_len, kv_len) or (batch * num_heads, q_len, kv_len), in which True or -inf
+    hides a key, as a Mask. sizes: batch, num_heads, q_len, kv_len."""
     batch, heads, q_len, kv_len = sizes
     visible = ~_hidden_keys("attn_mask", attn_mask)
     if visible.shape == (q_len, kv_len):

@@ -98,7 +98,8 @@ def draw_word_stream(random: np.random.Generator, num_common: int, num_rare: int
     """Yield symbols without end. Half of them are the common symbols 0 .. num_common - 1, each
     equally often. The other half are rare symbols, num_common .. num_common + num_rare - 1.
 
-    num_rare: at least `num_common`, so that as many rare symbols can be drawn at a time.
+    num_rare: at least `num_common`, because each common symbol is yielded together with a different
+    rare one.
     """
     while True:
         # As many rare ones are mixed in as there are common ones, others each time.
@@ -107,7 +108,8 @@ def draw_word_stream(random: np.random.Generator, num_common: int, num_rare: int
 
 
 def insert_facts(text: Sequence[int], facts: Sequence[tuple[float, Sequence[int]]]) -> list[int]:
-    """Insert facts (depth, tokens) into a text of tokens: depth 0 is its start, 1 its end.
+    """Return a text of tokens with facts inserted. facts: (depth, tokens) of each; depth 0 is the
+    start of the text, 1 its end.
 
     >>> insert_facts([7, 7, 7, 7], [(0.5, [1, 2])])
     [7, 7, 1, 2, 7, 7]

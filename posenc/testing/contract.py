@@ -154,7 +154,7 @@ class Verdict:
     """Hold the result of a check."""
 
     check: str
-    """Name of the check, a key of CHECKS or of `every_check`."""
+    """Name of the check, a key of CHECKS or of the result of `every_check`."""
     failure: str | None
     """Why the encoding fails, in one line; None if it passes."""
     raised: bool = False

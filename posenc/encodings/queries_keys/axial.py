@@ -184,7 +184,8 @@ class MixedRoPE(QueryKeyEncoding):
         return self._rotate(k, after - before)
 
     def _rotate(self, x: Tensor, positions: Tensor) -> Tensor:
-        """Rotate x (batch, heads, len, head_dim) at positions (len, 2) or (batch, len, 2)."""
+        """Return x (batch, heads, len, head_dim) rotated by the learned angles of its positions
+        (len, 2) or (batch, len, 2)."""
         dtype = torch.promote_types(at_least_float32(x.dtype), self.weight.dtype)
         positions = move_placeless_to_origin(positions)
         _check_reach(positions)

@@ -89,7 +89,7 @@ class FoPE(QueryKeyEncoding):
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """Draw random weights, and add 1 to that of the main frequency of each pair."""
+        """Draw random weights, and add 1 to the weight of one frequency of each pair."""
         _, frequencies, pairs = self.cos_weight.shape
         # Pair t turns mainly with frequency t * step; the last pairs may have none.
         step = -(-frequencies // pairs)
@@ -104,8 +104,8 @@ class FoPE(QueryKeyEncoding):
         return self._rotate_by_series(q.x, q.positions), self._rotate_by_series(k.x, k.positions)
 
     def _rotate_by_series(self, x: Tensor, positions: Tensor) -> Tensor:
-        """Return x (batch, heads, len, head_dim) with each pair of channels rotated by its
-        series."""
+        """Return x (batch, heads, len, head_dim) with each pair of channels rotated by the series
+        of its head and pair, see the class."""
         dtype = torch.promote_types(at_least_float32(x.dtype), self.cos_weight.dtype)
         cosines, sines = self.exact_frequencies.cos_sin(positions, dtype)
         cos = self._series_by_head(cosines, self.cos_weight, x)
@@ -114,8 +114,13 @@ class FoPE(QueryKeyEncoding):
         return rotate(rows, cos, sin, interleaved=False).view_as(x)
 
     def _series_by_head(self, wave: Tensor, weight: Tensor, x: Tensor) -> Tensor:
-        """Return the weighted sums of cosines or sines, (batch * num_heads, len, head_dim/2).
-        `wave`: (len, frequencies) or (batch, len, frequencies)."""
+        """Return the series of each head and pair, (batch * num_heads, len, head_dim/2): weighted
+        sums of cosines or of sines.
+
+        wave: cosines or sines of all frequencies, (len, frequencies) or (batch, len, frequencies).
+        weight: cos_weight or sin_weight. x: the vectors to rotate, of which only the sizes are
+        read.
+        """
         series = wave.unsqueeze(-3) @ weight.to(wave.dtype)
         others = self.head_dim // 2 - series.shape[-1]  # pairs without a frequency: c = s = 1
         series = nn.functional.pad(series, (0, others), value=1.0)

@@ -91,7 +91,8 @@ class PoPE(QueryKeyEncoding):
         return rotate(k, cos, sin, interleaved=False)  # channel c and its sine at c + head_dim
 
     def _cos_sin(self, tokens: Tokens, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """Return cos and sin of the angles, (..., 1, len, head_dim), to broadcast over heads."""
+        """Return cos and sin of position times frequency, (..., 1, len, head_dim), to broadcast
+        over heads."""
 
         def compute() -> tuple[Tensor, Tensor]:
             cos, sin = self.exact_frequencies.cos_sin(tokens.positions, dtype)
@@ -103,7 +104,7 @@ class PoPE(QueryKeyEncoding):
 
 
 def _magnitudes_at_angles(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Return vectors with the magnitudes softplus(x) at angles given by cos and sin: (..., 2
-    width), all magnitude * cos, then all magnitude * sin, in the dtype of x."""
+    """Return vectors twice as wide as x: softplus(x) * cos in the first half of the channels,
+    softplus(x) * sin in the second, in the dtype of x."""
     magnitude = F.softplus(x.to(cos.dtype))
     return torch.cat([magnitude * cos, magnitude * sin], dim=-1).to(x.dtype)

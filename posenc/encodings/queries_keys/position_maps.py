@@ -27,7 +27,9 @@ from posenc.positions import (
 
 
 class PositionMap(RoPE):
-    """Apply RoPE in several passes at mapped positions; a subclass defines `mapped_passes`.
+    """Base class of encodings that apply RoPE at positions mapped into the training length.
+    Attention is computed in several passes, each with its own map and for its own query-key pairs.
+    A subclass defines `mapped_passes`.
 
     The authors also multiply the query at position p by ln(p + 1) / ln(train_length) beyond the
     training length: Compose(ReRoPE(...), LogN(train_length)).
@@ -213,8 +215,8 @@ class SelfExtend(PositionMap):
 def _near_and_far_passes(
     q_positions: Tensor, kv_positions: Tensor, window: int, q_far: Tensor, kv_far: Tensor
 ) -> tuple[Pass, Pass]:
-    """Return two passes: pairs closer than `window` at their true positions, all others at the
-    mapped positions q_far and kv_far."""
+    """Return two passes: one for pairs closer than `window`, at their own positions, and one for
+    all other pairs, at the mapped positions q_far and kv_far."""
     beyond = Mask(lambda pairs: pairs.q_position - pairs.kv_position >= window)
     return (Pass(q_positions, kv_positions, sliding_window(window)), Pass(q_far, kv_far, beyond))
 

@@ -15,7 +15,7 @@ from posenc.encodings.queries_keys.rotation import QueryKeyEncoding
 
 Where = Real[Tensor, "*where"]
 Factors = Float[Tensor, "*where"]
-"""One number per position."""
+"""Type of a factor for each position."""
 
 
 class QueryTemperature(QueryKeyEncoding):

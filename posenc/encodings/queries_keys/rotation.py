@@ -77,9 +77,10 @@ Table = Float[Tensor, "*tokens {len(self.exact_frequencies)}"]
 
 
 class Rotation(QueryKeyEncoding):
-    """Rotate pairs of channels of q and k by frequencies that a subclass gives `_set_frequencies`.
+    """Base class of encodings that rotate pairs of channels of q and k by angles position *
+    frequency. A subclass sets the frequencies with `_set_frequencies`.
 
-    `interleaved`: pairs are (2t, 2t+1); False: (t, t + rotary_dim/2).
+    interleaved: pairs are (2t, 2t+1); False: (t, t + rotary_dim/2).
     """
 
     def __init__(self, head_dim: int, *, interleaved: bool) -> None:
@@ -114,7 +115,8 @@ class Rotation(QueryKeyEncoding):
         return self._compute_cos_sin(positions, dtype)
 
     def _compute_cos_sin(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """Compute the tables that `cos_sin` returns, for positions in a tensor."""
+        """Return cos and sin as `cos_sin` does, for positions in a tensor, without reading stored
+        tables."""
         if self.exact_frequencies.axes is not None:  # tokens without a place are not rotated
             positions = move_placeless_to_origin(positions)
         return self.exact_frequencies.cos_sin(positions, dtype, self.attention_factor)
@@ -159,8 +161,9 @@ class Rotation(QueryKeyEncoding):
         return self.rotate_further(k, self._key_cos_sin(before), self._key_cos_sin(after))
 
     def _key_cos_sin(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Return cos and sin in float64 by which `transform` rotates keys at these positions. A
-        subclass with another transform of keys overrides it."""
+        """Return cos and sin in float64, each (len, pairs), by which `transform` multiplies keys at
+        these positions. A subclass whose `transform` does more to keys than to rotate them
+        overrides this method."""
         return self.cos_sin(positions, torch.float64)
 
     def rotate_further(

@@ -126,8 +126,9 @@ def _check_layout(model: Any, interleaved: bool | None, caller: str) -> None:
 
 
 def _axes_alternate(family: str, caller: str) -> bool:
-    """Return True if the axes alternate from pair to pair, and False if their sections follow each
-    other. Raises: ValueError for a family whose code does something else, or is not known."""
+    """Return True if the axes of MRoPE alternate from pair to pair in this family of models, and
+    False if each axis has a section of its own. Raise ValueError for a family in which neither is
+    known."""
     from posenc.runtimes.families import ALTERNATING, CONTIGUOUS
 
     if family in ALTERNATING:
@@ -261,7 +262,8 @@ def _arguments_of_unknown_family(
 
 
 def _rope_theta_of(config: Mapping[str, Any]) -> float | None:
-    """Return rope_theta if the config has one positive number for it; otherwise None."""
+    """Return the config's rope_theta, from its top level or its rope_parameters. None if there is
+    none, if two differ, or if it is not positive and finite."""
     values = [config.get("rope_theta")]
     inner = config.get("rope_parameters")
     if isinstance(inner, Mapping):
@@ -276,7 +278,7 @@ def _rope_theta_of(config: Mapping[str, Any]) -> float | None:
 
 def _head_dim_of(config: Mapping[str, Any]) -> int | None:
     """Return the config's head_dim, or hidden_size / num_attention_heads; None if it has neither,
-    or one above 2^14, which is no size of a head (a limit chosen)."""
+    or if the result is above 2^14, a limit chosen above any real head."""
     if config.get("head_dim") is not None:
         head_dim = _positive_integer(config["head_dim"])
     else:
@@ -307,8 +309,8 @@ def _keys_beyond_plain_rope(config: Mapping[str, Any]) -> list[str]:
 
 
 def _is_unscaled(rope: Any) -> bool:
-    """Return True for a rope_scaling or rope_parameters that has at most a base, and no scaling;
-    False for None."""
+    """Return True for a rope_scaling or rope_parameters that has a rope_theta at most, and no
+    scaling; False for None."""
     if not isinstance(rope, Mapping):
         return False
     kind = rope.get("rope_type", rope.get("type"))

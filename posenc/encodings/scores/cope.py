@@ -34,9 +34,9 @@ class CoPE(PositionEncoding):
     Args:
         head_dim: size of one head; e is shared by all heads.
         num_positions: rows of e; larger counts use the last (npos_max).
-        scale_term: multiply the term by scale(), as scores are, which is the authors' code by
-            default; False: not, as in the paper's listing and x-transformers. The gates are scaled
-            in any case.
+        scale_term: True: the term is multiplied by scale(), like q . k, as in the authors' code;
+            False: it is not, as in the paper's listing and x-transformers. The gates are scaled in
+            any case.
         gates: vectors that are multiplied with the query to compute its gates: "key";
             "separate_key", another projection; "value", the values, passed to posenc.attention as
             kv_state.

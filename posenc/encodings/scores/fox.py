@@ -159,14 +159,14 @@ class FoXTerm(PairwiseBias):
 
 
 def _split_into_two_float32(sums: Tensor) -> tuple[Tensor, Tensor]:
-    """Return float64 sums as two float32 tensors (high, low) with high + low = sums to 2**-48 of
-    it.
+    """Return float64 sums as two float32 tensors (high, low), whose sum is `sums` up to 2**-48 of
+    their size.
 
     With q = q_high + q_low and k likewise, q - k = (q_high - k_high) + (q_low - k_low). In float32
     each of the two differences and their sum are rounded by 2**-24 of the result, and the low parts
     are at most 2**-24 of the sums. So the error is 2**-23 of q - k and 2**-46 of q and k. (That of
-    a difference in float64, rounded to float32, is 2**-24 of q - k.) A kernel needs no
-    float64, which most GPUs compute 64 times as slowly.
+    a difference in float64, rounded to float32, is 2**-24 of q - k.) A kernel needs no float64,
+    which most GPUs compute 64 times as slowly.
     """
     high = sums.to(torch.float32)
     low = (sums.double() - high.double()).to(torch.float32)

@@ -211,8 +211,8 @@ def require_length(scaling: Scaling, length: int) -> None:
 
 
 def current_or_training_length(scaling: Scaling, length: int | None, training_length: int) -> int:
-    """Return the current length in tokens, or the training length `trained` if that is longer or
-    `length` is None. Raise ValueError for a length below 1."""
+    """Return the current `length` in tokens; the training length if that is longer, or if `length`
+    is None. Raise ValueError for a length below 1."""
     require(scaling, length is None or length >= 1, "length must be at least 1", length)
     return training_length if length is None else max(length, training_length)
 
