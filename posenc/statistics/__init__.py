@@ -1,1 +1,1 @@
-"""Statistics of studies with few seeds: paired differences, pooled scores, ranks, agreement."""
+"""Confidence intervals of differences between encodings from few seeds, and of means over texts."""

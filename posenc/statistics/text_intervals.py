@@ -1,4 +1,4 @@
-"""Estimate means, shares and differences with 95 % intervals over texts: documents or windows."""
+"""Estimate means, fractions and differences with 95 % intervals over documents or windows."""
 
 import math
 from collections.abc import Mapping, Sequence

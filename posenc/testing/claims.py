@@ -1,4 +1,4 @@
-"""Check that each claim holds if and only if it is made."""
+"""Check each claim of an encoding, such as shift_invariant: it holds if and only if it is made."""
 
 from typing import Any
 

@@ -1,7 +1,7 @@
-"""Collect the checks of the contract by name, run them, and make them tests for pytest.
+"""Collect all checks of an encoding, its contract, by name; run them; make them tests for pytest.
 
-Each check takes a function that builds the encoding. Those of torch.compile and torch.export, which
-take seconds, are here too.
+Each check takes a function that builds the encoding. The checks of torch.compile and torch.export,
+which take seconds, are defined here.
 """
 
 import functools

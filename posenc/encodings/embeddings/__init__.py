@@ -1,1 +1,1 @@
-"""Encodings of the embeddings (place 1)."""
+"""Position encodings that act at the embeddings, place 1 of 4."""

@@ -1,1 +1,1 @@
-"""Encodings of queries and keys (place 2)."""
+"""Position encodings that act at queries and keys, place 2 of 4."""

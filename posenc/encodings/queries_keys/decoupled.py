@@ -1,4 +1,4 @@
-"""Decoupled rotary embeddings: part of each head is rotated, part has no position."""
+"""Decoupled rotary embeddings: one part of each head is rotated, the other is not."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""PoPE: content in the magnitude, position in the phase."""
+"""PoPE: a channel's magnitude depends on the content, its angle on the position."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""Read a rotation from the rotary keys of a model's config."""
+"""Read the arguments of RoPE from the config of a model, such as config.json."""
 
 import math
 from collections.abc import Mapping

@@ -1,1 +1,1 @@
-"""Encodings of the attention scores (place 3)."""
+"""Position encodings that act at the attention scores, place 3 of 4."""

@@ -1,4 +1,4 @@
-"""FIRE: functional interpolation for relative positions."""
+"""FIRE: a score bias that a small network computes from distance over query position."""
 
 import functools
 from collections.abc import Callable

@@ -1,1 +1,1 @@
-"""Encodings of the values (place 4)."""
+"""Position encodings that act at the values, place 4 of 4."""

@@ -1,4 +1,4 @@
-"""Proportional: stop the slow pairs."""
+"""Proportional, or p-RoPE: rotate the fast pairs only."""
 
 from dataclasses import dataclass
 from decimal import Decimal
