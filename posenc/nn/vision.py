@@ -31,7 +31,7 @@ class _GridPositions:
     num_class_tokens: int
     normalized: bool
 
-    def positions(self, device: torch.device | None = None) -> Tensor:
+    def compute(self, device: torch.device | None = None) -> Tensor:
         """Return the position of each token, (len, 2): (row, column), or its coordinates from -1 to
         1 if `normalized`. Class tokens get NaN."""
         height, width = self.patch_embed.grid_size
@@ -132,7 +132,7 @@ class VisionAttention(nn.Module):
         """Return the position of each token of x: from the grid of patches, or as given to the
         constructor, or 0, 1, 2, ... Raise ValueError if x has another number of tokens."""
         if self._grid is not None:
-            positions = self._grid.positions(x.device)
+            positions = self._grid.compute(x.device)
         elif self.positions is not None:
             positions = self.positions
         else:

@@ -47,7 +47,7 @@ class MRoPE(RoPE):
     torch.Size([1, 8, 9, 64])
     """
 
-    still_pairs = 0
+    num_still_pairs = 0
     """Number of pairs that do not rotate: the slowest ones."""
     claims = replace(
         RoPE.claims, source="Wang et al. 2024, arXiv:2409.12191, section 2.1", num_axes=3
@@ -93,14 +93,14 @@ class MRoPE(RoPE):
                 f"{pairs}{', none of the last two above a third of it' if alternating else ''}, "
                 f"got {self.sections}."
             )
-        self.still_pairs = self.sections[0] if time == "still" else 0
+        self.num_still_pairs = self.sections[0] if time == "still" else 0
         self._set_frequencies(self.frequencies(), axes)
 
     def frequencies(self, length: int | None = None) -> Frequencies:
         frequencies = super().frequencies(length)
         inv_freq = frequencies.inv_freq
-        rotating = inv_freq[: len(inv_freq) - self.still_pairs]
-        return frequencies._replace(inv_freq=rotating + (Decimal(0),) * self.still_pairs)
+        rotating = inv_freq[: len(inv_freq) - self.num_still_pairs]
+        return frequencies._replace(inv_freq=rotating + (Decimal(0),) * self.num_still_pairs)
 
 
 def _contiguous_axes(sections: Sequence[int]) -> list[int]:

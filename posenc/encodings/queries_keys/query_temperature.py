@@ -13,7 +13,7 @@ from posenc.encodings.base.term import Tokens
 from posenc.encodings.numerics.precision import at_least_float32
 from posenc.encodings.queries_keys.rotation import QueryKeyEncoding
 
-Where = Real[Tensor, "*where"]
+AnyPositions = Real[Tensor, "*where"]
 Factors = Float[Tensor, "*where"]
 """Type of a factor for each position."""
 
@@ -29,7 +29,7 @@ class QueryTemperature(QueryKeyEncoding):
         QueryKeyEncoding.claims, shift_invariant=False, causal_only=True, own_scale=True
     )
 
-    def factor(self, positions: Where, dtype: torch.dtype = torch.float32) -> Factors:
+    def factor(self, positions: AnyPositions, dtype: torch.dtype = torch.float32) -> Factors:
         """Return the factor of the query at each position. A subclass defines it."""
         raise NotImplementedError(f"{type(self).__name__} must define factor(positions)")
 
@@ -73,7 +73,7 @@ class LogN(QueryTemperature):
             raise ValueError(f"LogN: train_length must be at least 2, got {train_length}.")
         self.train_length = train_length
 
-    def factor(self, positions: Where, dtype: torch.dtype = torch.float32) -> Factors:
+    def factor(self, positions: AnyPositions, dtype: torch.dtype = torch.float32) -> Factors:
         seen = positions.double().clamp(min=0) + 1  # negative positions get factor 1
         return (seen.log() / math.log(self.train_length)).clamp(min=1).to(dtype)
 
@@ -115,6 +115,6 @@ class Llama4Temperature(QueryTemperature):
         """Build the encoding for a model; floor_scale defaults to train_length."""
         return super().from_shape(shape, **{"floor_scale": shape.train_length, **options})
 
-    def factor(self, positions: Where, dtype: torch.dtype = torch.float32) -> Factors:
+    def factor(self, positions: AnyPositions, dtype: torch.dtype = torch.float32) -> Factors:
         spans = ((positions.double() + self.offset) / self.floor_scale).floor().clamp(min=0)
         return (1 + self.attn_scale * spans.log1p()).to(dtype)
