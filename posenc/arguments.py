@@ -108,18 +108,18 @@ def explain_misfits(function: Callable[P, R]) -> Callable[P, R]:
         try:
             return function(*args, **kwargs)
         except TypeError:
-            wrong = describe_misfit(function, args, kwargs)
-            if not wrong:  # raised inside of the function
+            sentence = describe_misfit(function, args, kwargs)
+            if not sentence:  # raised inside of the function
                 raise
-        raise TypeError(wrong)
+        raise TypeError(sentence)
 
     return call
 
 
-def explain_constructor_misfits(kind: C) -> C:
+def explain_constructor_misfits(cls: C) -> C:
     """Wrap the constructor of a class as `explain_misfits` does, and return the class."""
-    kind.__init__ = explain_misfits(kind.__init__)
-    return kind
+    cls.__init__ = explain_misfits(cls.__init__)
+    return cls
 
 
 def describe_misfit(
@@ -132,16 +132,16 @@ def describe_misfit(
         return ""
     parameters = dict(signature.parameters)
     caller = function.__name__
-    bound = next(iter(parameters), "")
-    if bound in ("self", "cls") or caller == "__init__":
-        del parameters[bound]
-        kind = args[0] if bound == "cls" else type(args[0])
+    first_parameter = next(iter(parameters), "")
+    if first_parameter in ("self", "cls") or caller == "__init__":
+        del parameters[first_parameter]
+        cls = args[0] if first_parameter == "cls" else type(args[0])
         # A module is built and called by the name of its class.
-        caller = kind.__name__ if caller in ("__init__", "forward") else f"{kind.__name__}.{caller}"
+        caller = cls.__name__ if caller in ("__init__", "forward") else f"{cls.__name__}.{caller}"
         args = args[1:]
-    wrong = _MisfitClauses(parameters, args, kwargs)
-    tail = f" It takes {_list_parameters(parameters)}." if wrong.has_unexplained_clause else ""
-    return f"{caller}: {'; '.join(wrong.clauses)}.{tail}"
+    misfit = _MisfitClauses(parameters, args, kwargs)
+    tail = f" It takes {_list_parameters(parameters)}." if misfit.has_unexplained_clause else ""
+    return f"{caller}: {'; '.join(misfit.clauses)}.{tail}"
 
 
 class _MisfitClauses:
@@ -181,25 +181,25 @@ class _MisfitClauses:
         function takes."""
         if self._takes_any(inspect.Parameter.VAR_POSITIONAL) or len(self.args) <= most:
             return
-        others = [f"{name}=" for name, p in self.parameters.items() if p.kind is p.KEYWORD_ONLY]
-        by_name = f", give the others by name ({', '.join(others)})" if others else ""
-        self.clauses.append(
-            f"at most {most} arguments without a name, got {len(self.args)}{by_name}"
-        )
+        keyword_only = [
+            f"{name}=" for name, p in self.parameters.items() if p.kind is p.KEYWORD_ONLY
+        ]
+        hint = f", give the others by name ({', '.join(keyword_only)})" if keyword_only else ""
+        self.clauses.append(f"at most {most} arguments without a name, got {len(self.args)}{hint}")
 
     def _note_unknown_names(self) -> None:
         """Add a clause for each keyword that the function does not take, or that a positional
         argument has given already."""
-        any_name = self._takes_any(inspect.Parameter.VAR_KEYWORD)
+        takes_any_name = self._takes_any(inspect.Parameter.VAR_KEYWORD)
         for name in self.kwargs:
             if name in self.names_given_by_position:
                 self.clauses.append(f"{name} is given twice")
-            elif name not in self.parameters and not any_name:
-                other = replacement_for(name, self.parameters)
+            elif name not in self.parameters and not takes_any_name:
+                replacement = replacement_for(name, self.parameters)
                 self.clauses.append(
-                    f"unknown argument {name}" + (f", write {other}" if other else "")
+                    f"unknown argument {name}" + (f", write {replacement}" if replacement else "")
                 )
-                self.has_unexplained_clause |= not other
+                self.has_unexplained_clause |= not replacement
 
     def _note_missing(self) -> None:
         """Add clauses for the required arguments that are missing."""
@@ -232,12 +232,12 @@ def replacement_for(name: str, accepted: Iterable[str]) -> str:
     'interleaved='
     """
     accepted = tuple(accepted)
-    for other in _REPLACEMENTS.get(name, ()):
-        argument, equals, _ = other.partition("=")
+    for replacement in _REPLACEMENTS.get(name, ()):
+        argument, equals, _ = replacement.partition("=")
         if argument in accepted:
-            return other if equals else f"{other}="
-    near = difflib.get_close_matches(name, accepted, n=1)
-    return f"{near[0]}=" if near else ""
+            return replacement if equals else f"{replacement}="
+    nearest = difflib.get_close_matches(name, accepted, n=1)
+    return f"{nearest[0]}=" if nearest else ""
 
 
 def _list_parameters(parameters: Mapping[str, inspect.Parameter]) -> str:

@@ -71,8 +71,8 @@ def load_module(module: str) -> ModuleType:
     installed = installed_version("torch")
     if installed and [int(part) for part in installed.split(".")[:2]] < OLDEST_TORCH:
         oldest = ".".join(map(str, OLDEST_TORCH))
-        cure = 'pip install --upgrade "posenc[torch]"'
-        raise ImportError(f"posenc needs torch {oldest} or newer, found {installed}: {cure}")
+        command = 'pip install --upgrade "posenc[torch]"'
+        raise ImportError(f"posenc needs torch {oldest} or newer, found {installed}: {command}")
     return importlib.import_module(module)
 
 

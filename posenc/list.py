@@ -64,8 +64,8 @@ def list_encodings(
     from posenc.encodings import lines_on_unusable_names
 
     stored = [] if names else json.loads(STORED_ROWS.read_text(encoding="utf-8"))
-    rows, wrong = build_rows(names, stored)
-    for line in wrong if names else (*lines_on_unusable_names(), *wrong):
+    rows, error_lines = build_rows(names, stored)
+    for line in error_lines if names else (*lines_on_unusable_names(), *error_lines):
         sys.stderr.write(f"posenc: {show_hidden_characters(line)}\n")
     if as_json:
         print(show_hidden_characters(json.dumps(rows, indent=1, ensure_ascii=False)))
@@ -81,8 +81,10 @@ def list_encodings(
         count = (
             len(_HEADINGS) if console.width >= WIDE_TERMINAL_COLUMNS else _HEADINGS.index("keras")
         )
-        tight: Any = {"box": SIMPLE_HEAD, "show_edge": False, "padding": 0}
-        table = text_table(_HEADINGS[:count], (_table_cells(row)[:count] for row in rows), **tight)
+        table_style: Any = {"box": SIMPLE_HEAD, "show_edge": False, "padding": 0}
+        table = text_table(
+            _HEADINGS[:count], (_table_cells(row)[:count] for row in rows), **table_style
+        )
         table.columns[0].no_wrap = True
         console.print(table)
 
@@ -101,7 +103,7 @@ def build_rows(
 
     stored_rows = {row["name"]: row for row in stored}
     rows: list[dict[str, Any]] = []
-    wrong: list[str] = []
+    error_lines: list[str] = []
     for name in names or registry.names():
         if name in stored_rows:
             rows.append(stored_rows[name])
@@ -116,8 +118,8 @@ def build_rows(
         except Exception as error:  # of another package: its constructor may raise anything
             if names or not entry.origin:
                 raise
-            wrong.append(f"{error}" if name in str(error) else f"{name!r}: {error}")
-    return rows, wrong
+            error_lines.append(f"{error}" if name in str(error) else f"{name!r}: {error}")
+    return rows, error_lines
 
 
 def _build_row(name: str, label: str, entry: "Entry") -> dict[str, Any]:

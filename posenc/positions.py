@@ -225,19 +225,23 @@ def first_text_returns(
         return False
     if valid is not None and not _is_readable(valid):
         return False
-    number = positions[..., 0]
-    in_text = (positions == number[..., None]).all(-1)
+    first_component = positions[..., 0]
+    in_text = (positions == first_component[..., None]).all(-1)
     if valid is not None:
         in_text = in_text & valid
-        number = number.expand(in_text.shape)
+        first_component = first_component.expand(in_text.shape)
     # True where a token and the next one are two successive tokens of a text.
-    is_text_pair = in_text[..., 1:] & in_text[..., :-1] & (number[..., 1:] == number[..., :-1] + 1)
-    number = number[..., :-1]
-    first_token = torch.zeros_like(number[..., :1], dtype=torch.long)
+    is_text_pair = (
+        in_text[..., 1:]
+        & in_text[..., :-1]
+        & (first_component[..., 1:] == first_component[..., :-1] + 1)
+    )
+    first_component = first_component[..., :-1]
+    first_token = torch.zeros_like(first_component[..., :1], dtype=torch.long)
     if valid is not None:
         first_token = valid[..., :-1].int().argmax(-1, keepdim=True).expand(first_token.shape)
     begins_with_text = is_text_pair.gather(-1, first_token)
-    equals_first_pair = is_text_pair & (number == number.gather(-1, first_token))
+    equals_first_pair = is_text_pair & (first_component == first_component.gather(-1, first_token))
     return bool((begins_with_text[..., 0] & (equals_first_pair.sum(-1) > 1)).any())
 
 
@@ -253,9 +257,14 @@ def last_positions_differ(
     ):
         return False
     count = min(q_positions.shape[-2], kv_positions.shape[-2])
-    q = q_positions[..., q_positions.shape[-2] - count :, :]
-    k = kv_positions[..., kv_positions.shape[-2] - count :, :]
-    return not bool(((q == k) | (q.isnan() & k.isnan())).all())
+    last_q_positions = q_positions[..., q_positions.shape[-2] - count :, :]
+    last_kv_positions = kv_positions[..., kv_positions.shape[-2] - count :, :]
+    return not bool(
+        (
+            (last_q_positions == last_kv_positions)
+            | (last_q_positions.isnan() & last_kv_positions.isnan())
+        ).all()
+    )
 
 
 def repeated_position(cached: AnyPositions, new: AnyPositions) -> int | float | None:
@@ -451,9 +460,9 @@ def positions_from_documents(documents: Shaped[Tensor, "*batch len"]) -> Documen
     """
     check_tensor("positions_from_documents", "documents", documents, "document ids")
     index = torch.arange(documents.shape[-1], device=documents.device)
-    begins = torch.ones_like(documents, dtype=torch.bool)
-    begins[..., 1:] = documents[..., 1:] != documents[..., :-1]
-    return index - (index * begins).cummax(-1).values
+    begins_document = torch.ones_like(documents, dtype=torch.bool)
+    begins_document[..., 1:] = documents[..., 1:] != documents[..., :-1]
+    return index - (index * begins_document).cummax(-1).values
 
 
 @explain_misfits
@@ -465,9 +474,9 @@ def documents_from_positions(positions: Documents) -> Documents:
     Raises: TypeError for anything but a tensor.
     """
     check_tensor("documents_from_positions", "positions", positions, "positions")
-    begins = torch.zeros_like(positions)
-    begins[..., 1:] = positions[..., 1:] != positions[..., :-1] + 1
-    return begins.cumsum(-1)
+    begins_document = torch.zeros_like(positions)
+    begins_document[..., 1:] = positions[..., 1:] != positions[..., :-1] + 1
+    return begins_document.cumsum(-1)
 
 
 @explain_misfits

@@ -95,8 +95,10 @@ class Attention(nn.Module):
         self.projections = projections
         self._check_projections()
         shape = ModelShape(embed_dim, num_heads, num_kv_heads, self.head_dim)
-        built = build_if_named("Attention", encoding, shape, unknown=("train_length", "causal"))
-        self.encoding = require_attention_encoding("Attention", built)
+        built_encoding = build_if_named(
+            "Attention", encoding, shape, unknown=("train_length", "causal")
+        )
+        self.encoding = require_attention_encoding("Attention", built_encoding)
         check_scale("Attention", scale)
         self.dropout = dropout
         self.scale = scale
@@ -207,15 +209,19 @@ class Attention(nn.Module):
         token_axis = -1 if encoding.claims.num_axes == 1 else -2
         if context is not None:
             check_cross_attention("Attention", encoding)
-            checked = self._checked_positions(context, context_positions, encoding, "context")
+            checked_positions = self._checked_positions(
+                context, context_positions, encoding, "context"
+            )
             if cache is None or not cache.length:
-                return context, checked
+                return context, checked_positions
             # The cache has the context already: append nothing.
-            return x[:, :0], as_tensor(checked, x.device).narrow(token_axis, 0, 0)
+            return x[:, :0], as_tensor(checked_positions, x.device).narrow(token_axis, 0, 0)
         if memory is not None:
-            earlier = self._checked_positions(memory, memory_positions, encoding, "memory")
+            checked_positions = self._checked_positions(
+                memory, memory_positions, encoding, "memory"
+            )
             source_positions = concatenate_positions(
-                earlier, positions, token_axis, x.shape[0], x.device
+                checked_positions, positions, token_axis, x.shape[0], x.device
             )
             return torch.cat([memory, x], dim=1), source_positions
         return x, positions

@@ -88,22 +88,22 @@ class KVCache:
         return as_tensor(self.positions_or_range, self._buffers["k"].device)
 
     def _check_fits(
-        self, new: dict[str, Tensor], positions: Tensor | range, position_axis: int
+        self, new_tensors: dict[str, Tensor], positions: Tensor | range, position_axis: int
     ) -> None:
         """Raise ValueError or TypeError if new tokens do not fit the cached ones.
 
-        new: "k", "v" and perhaps "state" of the new tokens, by name. position_axis: the axis of
-        `positions` that counts tokens.
+        new_tensors: "k", "v" and perhaps "state" of the new tokens, by name. position_axis: the
+        axis of `positions` that counts tokens.
         """
-        num_keys = new["k"].shape[2]
-        num_values = new["v"].shape[2]
+        num_keys = new_tensors["k"].shape[2]
+        num_values = new_tensors["v"].shape[2]
         if num_keys != num_values:
             raise ValueError(f"KVCache: k has {num_keys} tokens and v has {num_values}.")
         for name, buffer in self._buffers.items():
-            if name not in new:
+            if name not in new_tensors:
                 raise ValueError(f"KVCache: it has a {name} for every token, got none.")
-            self._check_same_shape(name, new[name], buffer)
-        if self.length and "state" in new and "state" not in self._buffers:
+            self._check_same_shape(name, new_tensors[name], buffer)
+        if self.length and "state" in new_tensors and "state" not in self._buffers:
             raise ValueError("KVCache: the tokens in it have no state, but the new ones do.")
         if self.positions_or_range is None:
             return
@@ -393,13 +393,15 @@ class KVCache:
 
     def _shifted_positions(self, start: int, delta: float) -> Tensor | range:
         """Return the positions after a shift. Raise ValueError for numbers that are too large."""
-        where = self.positions_or_range
-        assert where is not None  # only an empty cache has no positions
+        positions = self.positions_or_range
+        assert positions is not None  # only an empty cache has no positions
         shifted: Tensor | range
-        if isinstance(where, range) and start == 0:
-            shifted = range(where.start + int(delta), where.stop + int(delta), where.step)
+        if isinstance(positions, range) and start == 0:
+            shifted = range(
+                positions.start + int(delta), positions.stop + int(delta), positions.step
+            )
         else:
-            shifted = as_tensor(where, self.k.device).clone()
+            shifted = as_tensor(positions, self.k.device).clone()
             shifted.narrow(self._token_axis, start, self.length - start).add_(delta)
         check_span_of_integers("KVCache.shift", "positions", shifted)
         return shifted

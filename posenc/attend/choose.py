@@ -244,8 +244,8 @@ def sdpa_form(problem: Problem) -> tuple[str, str]:
         return "", "only reference and blocks apply dropout"
     if problem.term is None:
         return _sdpa_form_without_term(problem)
-    few_queries = problem.q_len <= FEW_QUERIES and not problem.needs_lse
-    if few_queries and _kernel_takes_term_as_mask(problem):
+    has_few_queries = problem.q_len <= FEW_QUERIES and not problem.needs_lse
+    if has_few_queries and _kernel_takes_term_as_mask(problem):
         return "row", ""
     if _term_attends_to_near_keys(problem):
         return "near and far", ""
@@ -322,9 +322,9 @@ def _term_attends_to_near_keys(problem: Problem) -> bool:
     if problem.q_len < max(least_length, MIN_LENGTH_PER_NEAR_KEY * term.far_from):
         return False
     # The term computes its vectors from q as it came, and its positions are indices.
-    untransformed = problem.q is problem.queries.x
-    by_index = problem.query_offset == 0 and problem.is_causal_by_index
-    return untransformed and by_index and flash.runs_on(problem.q.device)
+    q_is_untransformed = problem.q is problem.queries.x
+    is_causal_by_index = problem.query_offset == 0 and problem.is_causal_by_index
+    return q_is_untransformed and is_causal_by_index and flash.runs_on(problem.q.device)
 
 
 def _why_not_strips(problem: Problem) -> str | None:
@@ -408,8 +408,8 @@ def _why_not_flex_on_cuda(problem: Problem) -> str | None:
     head_width = min(problem.q.shape[-1], problem.v.shape[-1])
     if head_width < 16:  # Triton multiplies no smaller tiles, and torch refuses such heads
         return "on CUDA it needs heads of at least 16 channels"
-    deterministic = torch.are_deterministic_algorithms_enabled()
-    if deterministic and flex_options.adds_bias_gradient_atomically(problem):
+    must_be_deterministic = torch.are_deterministic_algorithms_enabled()
+    if must_be_deterministic and flex_options.adds_bias_gradient_atomically(problem):
         return "it adds the bias's gradient atomically, and deterministic algorithms are enabled"
     return None
 

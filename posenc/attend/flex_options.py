@@ -117,14 +117,14 @@ def kernel_options(problem: Problem, backend: str, num_block_masks: int) -> dict
         return options | _options_for_pairs(problem)
     if not problem.has_bias_by_distance:
         return options
-    by_formulas = computes_formulas(problem)
-    if not by_formulas:
+    computes_bias = computes_formulas(problem)
+    if not computes_bias:
         options |= TABLE_OPTIONS
     elif _formula_options_were_measured(problem):
         options |= FORMULA_OPTIONS
     if num_block_masks == 1 and _visits_visible_keys_in_order(problem):
         options["BLOCKS_ARE_CONTIGUOUS"] = True
-        if by_formulas:  # a bias by formulas is finite; one from a table may be -inf
+        if computes_bias:  # a bias by formulas is finite; one from a table may be -inf
             options["ROWS_GUARANTEED_SAFE"] = True
     return options
 
@@ -136,29 +136,29 @@ def _options_for_pairs(problem: Problem) -> dict[str, Any]:
     options: dict[str, Any] = {"bwd_num_stages": 1, "bwd_num_warps": 8}
     if problem.q_len <= BLOCK_SIZE:  # torch may run its kernel for decoding, which has other tiles
         return options | {"fwd_num_stages": 1}
-    stages, queries, keys = _largest_fitting_tile(problem)
-    options["fwd_BLOCK_M"] = queries
-    options["fwd_BLOCK_N"] = keys
-    options["fwd_num_stages"] = stages
+    num_stages, num_queries, num_keys = _largest_fitting_tile(problem)
+    options["fwd_BLOCK_M"] = num_queries
+    options["fwd_BLOCK_N"] = num_keys
+    options["fwd_num_stages"] = num_stages
     # A tile of BLOCK_SIZE queries gets as many warps as in TABLE_OPTIONS, a smaller one half.
-    options["fwd_num_warps"] = 8 if queries == BLOCK_SIZE else 4
+    options["fwd_num_warps"] = 8 if num_queries == BLOCK_SIZE else 4
     return options
 
 
 def _largest_fitting_tile(problem: Problem) -> tuple[int, int, int]:
-    """Return (stages, queries, keys) of the first of PAIR_TILES that fits the shared memory, tried
-    with two stages before one; of the smallest tile with one stage if none fits."""
+    """Return (num_stages, num_queries, num_keys) of the first of PAIR_TILES that fits the shared
+    memory, tried with two stages before one; of the smallest tile with one stage if none fits."""
     available_bytes = _shared_memory_bytes(problem.q.device)
-    for stages in (2, 1):
-        for queries, keys in PAIR_TILES:
-            if _shared_bytes_needed(problem, queries, keys, stages) <= available_bytes:
-                return stages, queries, keys
+    for num_stages in (2, 1):
+        for num_queries, num_keys in PAIR_TILES:
+            if _shared_bytes_needed(problem, num_queries, num_keys, num_stages) <= available_bytes:
+                return num_stages, num_queries, num_keys
     return 1, *PAIR_TILES[-1]
 
 
-def _shared_bytes_needed(problem: Problem, queries: int, keys: int, stages: int) -> int:
-    """Return an upper estimate of the shared memory of a forward kernel, in bytes, for a tile of
-    `queries` and `keys` in `stages` stages.
+def _shared_bytes_needed(problem: Problem, num_queries: int, num_keys: int, num_stages: int) -> int:
+    """Return an upper estimate of the shared memory, in bytes, that a forward kernel needs for
+    tiles of this size.
 
     The memory has a tile of queries and one of weights; keys and values of each stage; and, for
     each number that a term reads for a pair, a float32 of all stages but the last one, which goes
@@ -168,8 +168,10 @@ def _shared_bytes_needed(problem: Problem, queries: int, keys: int, stages: int)
     num_terms = len(problem.term.terms) if isinstance(problem.term, Chain) else 1
     q_width = _padded_power_of_two(problem.q.shape[-1])
     v_width = _padded_power_of_two(problem.v.shape[-1])
-    tile_elements = queries * q_width + queries * keys + stages * keys * (q_width + v_width)
-    pair_numbers = 2 * num_terms * (stages - 1) * queries * keys
+    tile_elements = (
+        num_queries * q_width + num_queries * num_keys + num_stages * num_keys * (q_width + v_width)
+    )
+    pair_numbers = 2 * num_terms * (num_stages - 1) * num_queries * num_keys
     return problem.q.dtype.itemsize * tile_elements + 4 * pair_numbers  # 4 bytes a float32
 
 
@@ -199,9 +201,9 @@ def _visits_visible_keys_in_order(problem: Problem) -> bool:
     mask = problem.mask
     if mask is None:
         return True
-    only_causal = mask.exact and mask.causal and mask.window is None
-    same_start = problem.mask_query_offset == 0 and problem.q_len <= problem.kv_len
-    return only_causal and same_start and problem.q_len % BLOCK_SIZE == 0
+    is_only_causal = mask.exact and mask.causal and mask.window is None
+    starts_are_equal = problem.mask_query_offset == 0 and problem.q_len <= problem.kv_len
+    return is_only_causal and starts_are_equal and problem.q_len % BLOCK_SIZE == 0
 
 
 def _formula_options_were_measured(problem: Problem) -> bool:

@@ -94,8 +94,8 @@ def _attend_causally(
     sums, so that no matrix has len x len numbers.
     """
     # What all earlier chunks add: sum_j R_j f(k_j) v_j^T and sum_j f(k_j).
-    state = values.new_zeros(*q_features.shape[:2], q_features.shape[-1], values.shape[-1])
-    norm = values.new_zeros(*q_features.shape[:2], q_features.shape[-1], 1)
+    key_value_sum = values.new_zeros(*q_features.shape[:2], q_features.shape[-1], values.shape[-1])
+    key_sum = values.new_zeros(*q_features.shape[:2], q_features.shape[-1], 1)
     outputs = []
     for start in range(0, max(1, q_features.shape[2]), chunk_size):
         chunk = slice(start, start + chunk_size)
@@ -105,10 +105,10 @@ def _attend_causally(
         rotated_k_chunk = rotated_k[:, :, chunk]
         v_chunk = values[:, :, chunk]
         scores = (rotated_q_chunk @ rotated_k_chunk.mT).tril()
-        numerator = rotated_q_chunk @ state + scores @ v_chunk
+        numerator = rotated_q_chunk @ key_value_sum + scores @ v_chunk
         weights = (q_chunk @ k_chunk.mT).tril()
-        denominator = q_chunk @ norm + weights.sum(-1, keepdim=True)
+        denominator = q_chunk @ key_sum + weights.sum(-1, keepdim=True)
         outputs.append(numerator / denominator)
-        state = state + rotated_k_chunk.mT @ v_chunk
-        norm = norm + k_chunk.sum(-2)[..., None]
+        key_value_sum = key_value_sum + rotated_k_chunk.mT @ v_chunk
+        key_sum = key_sum + k_chunk.sum(-2)[..., None]
     return torch.cat(outputs, dim=2)

@@ -109,7 +109,7 @@ class Problem:
         return starts_are_equal and lengths_are_equal and mask.window is None
 
     @property
-    def every_row_sees_a_key(self) -> bool:
+    def every_query_sees_a_key(self) -> bool:
         """Return True if each query is known to see at least one key."""
         mask = self.mask
         if mask is None:
@@ -299,12 +299,12 @@ class Problem:
     def dense_bytes(self, num_rows: int) -> int:
         """Return the bytes needed to attend from `num_rows` queries at once: scores, weights,
         temporary results of the term and, if gradients are needed, saved weights."""
-        arrays: float = 2  # scores and weights
+        num_arrays: float = 2  # scores and weights
         if self.term is not None:
-            arrays += self.term.extra_score_arrays(self.needs_grad)
+            num_arrays += self.term.extra_score_arrays(self.needs_grad)
         if self.needs_grad:  # weights are saved before rows without a key are set to zero
-            arrays += 1 if self.every_row_sees_a_key else 2
-        return int(arrays * self.scores_bytes(num_rows))
+            num_arrays += 1 if self.every_query_sees_a_key else 2
+        return int(num_arrays * self.scores_bytes(num_rows))
 
     def negligible_threshold(self) -> Tensor:
         """Return a threshold for each head, (num_heads,), below 0: a key does not matter to a query
@@ -323,10 +323,10 @@ class Problem:
         longest_q = _longest_norm(self.q, num_heads, dtype)
         longest_k = _longest_norm(self.k, num_heads, dtype)
         # 2.04 instead of 2: vectors may be rounded to 16 bits.
-        difference = 2.04 * abs(self.scale) * longest_q * longest_k
+        largest_difference = 2.04 * abs(self.scale) * longest_q * longest_k
         # 0 times infinity or NaN is NaN. The norms of q and k make the sum NaN by themselves.
         nan_unless_finite = 0 * self.v.detach().sum(dtype=dtype)
-        return -40 - math.log(self.kv_len) - difference + nan_unless_finite
+        return -40 - math.log(self.kv_len) - largest_difference + nan_unless_finite
 
     def visible_pairs(self, start: int, stop: int) -> Tensor | None:
         """Return the mask of queries [start, stop), True for visible keys, which broadcasts to

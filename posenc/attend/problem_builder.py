@@ -123,8 +123,8 @@ def build_problems(
     all_keys = _join_cached_keys(call, cache)
     shared_mask = _bound_mask(call.mask, call.queries, all_keys.keys)
     passes = _pass_inputs(call.encoding, call.queries, all_keys.keys)
-    transforms = _AT_QUERIES_AND_KEYS in call.encoding.claims.places
-    if isinstance(all_keys, TransformedQueriesKeys) and len(passes) > 1 and transforms:
+    transforms_q_and_k = _AT_QUERIES_AND_KEYS in call.encoding.claims.places
+    if isinstance(all_keys, TransformedQueriesKeys) and len(passes) > 1 and transforms_q_and_k:
         raise ValueError(
             f"{_CALLER}: {type(call.encoding).__name__} changes queries and keys in each of its "
             f"{len(passes)} passes, and the cache stores keys that were changed once. It must "
@@ -203,9 +203,11 @@ def _join_cached_keys(
         _check_new_positions(cache, call.keys, call.mask)
         return UntransformedKeys(*_append_tokens(cache, call.encoding, call.keys, call.v))
     q, k = _transform_queries_keys(call.encoding, call.queries, call.keys)
-    rotated = call.keys.with_vectors(k)
-    _check_new_positions(cache, rotated, call.mask)
-    return TransformedQueriesKeys(q, *_append_tokens(cache, call.encoding, rotated, call.v))
+    transformed_keys = call.keys.with_vectors(k)
+    _check_new_positions(cache, transformed_keys, call.mask)
+    return TransformedQueriesKeys(
+        q, *_append_tokens(cache, call.encoding, transformed_keys, call.v)
+    )
 
 
 def _check_new_positions(cache: KVCache, new: Tokens, mask: Mask | None) -> None:
@@ -235,17 +237,17 @@ def _append_tokens(
     """Append the new tokens to the cache, and return all keys and values, the cached ones first."""
     assert new.x is not None
     cache.record_encoding(encoding)
-    only_last = encoding.claims.state_kept == "last"
+    keeps_only_last_state = encoding.claims.state_kept == "last"
     k, v, positions, state = cache.append(
         new.x,
         v,
         new.positions_or_range,
         new.state,
         position_axis=-1 if new.num_axes == 1 else -2,
-        keep_last_state=only_last,
+        keep_last_state=keeps_only_last_state,
     )
     # A state of which only the last token is kept does not belong to these keys.
-    return Tokens(k, positions, None if only_last else state, new.num_axes), v
+    return Tokens(k, positions, None if keeps_only_last_state else state, new.num_axes), v
 
 
 def _bound_mask(mask: Mask | None, queries: Tokens, keys: Tokens) -> Mask | None:
@@ -345,8 +347,8 @@ def _checked_term(encoding: PositionEncoding, queries: Tokens, keys: Tokens) -> 
     """Return the encoding's term. Raises: TypeError if a subclass returns anything else."""
     term: Any = encoding.term(queries, keys)
     if term is not None and not isinstance(term, Term):
-        wrong = f"must return a Term, such as PairwiseBias, or None, got {type(term).__name__}"
-        raise TypeError(f"{type(encoding).__name__}.term {wrong}.")
+        message = f"must return a Term, such as PairwiseBias, or None, got {type(term).__name__}"
+        raise TypeError(f"{type(encoding).__name__}.term {message}.")
     return term
 
 
@@ -400,15 +402,17 @@ def _transform_queries_keys(encoding: PositionEncoding, q: Tokens, k: Tokens) ->
     """Return queries and keys as `encoding.transform` changes them, each (batch, heads, len,
     width). Raises: TypeError if a subclass returns anything else."""
     result: Any = encoding.transform(q, k)
-    pair = result if isinstance(result, tuple) else (result,)
+    returned_tensors = result if isinstance(result, tuple) else (result,)
     # The width may change, nothing else may.
-    returned_sizes = [x.shape[:3] if isinstance(x, Tensor) else None for x in pair]
+    returned_sizes = [x.shape[:3] if isinstance(x, Tensor) else None for x in returned_tensors]
     expected_sizes = [t.x.shape[:3] for t in (q, k) if t.x is not None]
     if returned_sizes != expected_sizes:
-        shapes = (tuple(x.shape) if isinstance(x, Tensor) else type(x).__name__ for x in pair)
-        returned = ", ".join(map(str, shapes))
+        shapes = (
+            tuple(x.shape) if isinstance(x, Tensor) else type(x).__name__ for x in returned_tensors
+        )
+        returned_shapes = ", ".join(map(str, shapes))
         raise TypeError(
             f"{type(encoding).__name__}.transform must return (q, k), each (batch, heads, len, "
-            f"width) like those it got, got {returned}."
+            f"width) like those it got, got {returned_shapes}."
         )
     return result

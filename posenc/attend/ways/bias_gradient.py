@@ -63,8 +63,8 @@ def extra_bytes(problem: Problem) -> int:
     """Return the peak memory, in bytes, that the backward pass needs for its blocks of scores."""
     batch, heads = problem.q.shape[:2]
     longest_diagonal = -(-min(problem.q_len, problem.kv_len) // BLOCK_SIZE)  # in blocks
-    scores = 4 * batch * heads * longest_diagonal * BLOCK_SIZE**2
-    return ARRAYS_AT_ONCE * min(_max_scores_bytes(problem.q.device), scores)
+    scores_bytes = 4 * batch * heads * longest_diagonal * BLOCK_SIZE**2
+    return ARRAYS_AT_ONCE * min(_max_scores_bytes(problem.q.device), scores_bytes)
 
 
 def _max_scores_bytes(device: torch.device) -> int:
@@ -164,9 +164,9 @@ def _kernel_runs(problem: Problem, inputs: ScoreInputs) -> bool:
     if problem.q.device.type != "cuda" or not has_triton():
         return False
     mask = problem.mask
-    by_distance = mask is None or (mask.exact and problem.mask_query_offset is not None)
-    same_dtype = inputs.q.dtype == inputs.k.dtype == inputs.v.dtype == inputs.grad.dtype
-    return by_distance and same_dtype and inputs.row.dtype == torch.float32
+    mask_is_by_distance = mask is None or (mask.exact and problem.mask_query_offset is not None)
+    has_one_dtype = inputs.q.dtype == inputs.k.dtype == inputs.v.dtype == inputs.grad.dtype
+    return mask_is_by_distance and has_one_dtype and inputs.row.dtype == torch.float32
 
 
 def _block_offsets(problem: Problem, block_size: int, constant_from: int) -> range:
@@ -258,15 +258,15 @@ def _first_constant_distance(problem: Problem) -> int:
     term = problem.term
     mask = problem.mask
     assert term is not None and problem.query_offset is not None
-    beyond_all = problem.q_len + problem.kv_len
-    comparable = (
+    beyond_all_distances = problem.q_len + problem.kv_len
+    distances_are_comparable = (
         mask is not None and mask.causal and problem.mask_query_offset == problem.query_offset
     )
-    if term.constant_from is None or not comparable:
-        return beyond_all
+    if term.constant_from is None or not distances_are_comparable:
+        return beyond_all_distances
     constant_from = term.constant_from - problem.query_offset
     _, most = problem.visible_distances
-    return constant_from if constant_from <= most else beyond_all
+    return constant_from if constant_from <= most else beyond_all_distances
 
 
 def _split_into_blocks(t: Tensor, num_blocks: int, padding: float = 0.0) -> Tensor:
@@ -333,16 +333,16 @@ def _hidden_or_padding(
     q_idx = q_idx[:, :, None]  # (num_blocks, BLOCK_SIZE, 1)
     k_idx = first_k_block * BLOCK_SIZE + block_start + index_in_block
     k_idx = k_idx[:, None]  # (num_blocks, 1, BLOCK_SIZE)
-    padding = (q_idx >= problem.q_len) | (k_idx >= problem.kv_len)
+    is_padding = (q_idx >= problem.q_len) | (k_idx >= problem.kv_len)
     if problem.mask is None:
-        return padding[None, None]
+        return is_padding[None, None]
     batch = torch.arange(problem.q.shape[0], device=device).view(-1, 1, 1, 1, 1)
     heads = torch.arange(problem.q.shape[1], device=device).view(-1, 1, 1, 1)
     # Masks may look up a token by its index, and padding has none.
     q_inside = q_idx.clamp(max=problem.q_len - 1)
     k_inside = k_idx.clamp(max=problem.kv_len - 1)
     visible = problem.mask(batch, heads, q_inside, k_inside)
-    return ~visible | padding
+    return ~visible | is_padding
 
 
 def _sum_along_diagonals(block_sums: Tensor, first_offset: int, q_len: int, row_len: int) -> Tensor:

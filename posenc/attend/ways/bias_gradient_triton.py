@@ -26,15 +26,16 @@ WARPS = 8
 def block_size(q: Tensor, v: Tensor) -> int:
     """Return the number of queries, and of keys, of a block: the first of 64, 32 and 16 whose
     tensors take at most MAX_BLOCK_BYTES, or 16, the smallest that the kernel can multiply."""
-    block = 64
-    while block > 16 and _block_bytes(q, v, block) > MAX_BLOCK_BYTES:
-        block //= 2
-    return block
+    size = 64
+    while size > 16 and _block_bytes(q, v, size) > MAX_BLOCK_BYTES:
+        size //= 2
+    return size
 
 
-def _block_bytes(q: Tensor, v: Tensor, block: int) -> int:
-    """Return the bytes of q, k, v and the output's gradient of a block of queries and of keys."""
-    return 2 * block * (_padded_width(q) + _padded_width(v)) * q.element_size()
+def _block_bytes(q: Tensor, v: Tensor, size: int) -> int:
+    """Return the bytes of q, k, v and the output's gradient of a block of `size` queries and `size`
+    keys."""
+    return 2 * size * (_padded_width(q) + _padded_width(v)) * q.element_size()
 
 
 def _padded_width(t: Tensor) -> int:
@@ -178,21 +179,25 @@ def diagonal_block_sums(
     delta: Tensor,
     row: Tensor,
     scale: float,
-    visible: tuple[int, int],
+    visible_distances: tuple[int, int],
     block_offsets: range,
 ) -> Tensor:
     """Return, for each of the offsets in falling order, the sum of the gradients of the scores of
-    all blocks with this offset: (len(block_offsets), num_heads, block, block), with `block_size`
-    queries in a block.
+    all blocks with this offset: (len(block_offsets), num_heads, size, size), where `block_size`
+    returns the size. The offset of a block is the number of its block of queries minus that of its
+    block of keys.
 
     q, grad (batch, num_heads, q_len, ...), k, v (batch, num_kv_heads, kv_len, ...), all of one
     dtype; lse, delta (batch, num_heads, q_len) and row (num_heads, q_len + kv_len - 1) in float32,
-    contiguous. `visible`: the least and the greatest distance by index at which a key is visible.
+    contiguous. visible_distances: the least and the greatest distance, index of the query minus
+    index of the key, at which a key is visible.
     """
     batch, heads, q_len, width = q.shape
     block = block_size(q, v)
     out = row.new_empty(len(block_offsets), PARTS, heads, block, block)
-    least, most = (max(-(2**31), min(distance, 2**31 - 1)) for distance in visible)  # int32
+    least, most = (
+        max(-(2**31), min(distance, 2**31 - 1)) for distance in visible_distances
+    )  # int32
     kernel: Any = _sum_diagonals_kernel  # without triton, a type checker sees a plain function
     with torch.cuda.device_of(q):  # triton launches on the current device
         kernel[(PARTS, len(block_offsets), heads)](

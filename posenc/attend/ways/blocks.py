@@ -26,8 +26,8 @@ GB."""
 
 def cost(problem: Problem) -> Cost:
     """Return the expected time and memory of attention by blocks of queries."""
-    rows = min(problem.q_len, rows_per_block(problem))
-    return Cost("O(q_len * kv_len)", problem.dense_bytes(rows))
+    block_rows = min(problem.q_len, rows_per_block(problem))
+    return Cost("O(q_len * kv_len)", problem.dense_bytes(block_rows))
 
 
 def rows_per_block(problem: Problem) -> int:
@@ -36,17 +36,17 @@ def rows_per_block(problem: Problem) -> int:
     batch, heads = problem.q.shape[:2]
     row_bytes = max(1, batch * heads * problem.kv_len * max(4, problem.q.element_size()))
     if problem.q.device.type == "cuda":
-        memory = torch.cuda.get_device_properties(problem.q.device).total_memory
-        rows_that_fit = max(1, memory // DEVICE_MEMORY_DIVISOR // row_bytes)
+        memory_bytes = torch.cuda.get_device_properties(problem.q.device).total_memory
+        rows_that_fit = max(1, memory_bytes // DEVICE_MEMORY_DIVISOR // row_bytes)
         # The greatest power of two up to 2 q_len - 1 is the least one from q_len on: one block.
         rows_of_one_block = _floor_power_of_two(2 * problem.q_len - 1)
         return max(16, min(_floor_power_of_two(rows_that_fit), rows_of_one_block))
-    threads = 1 if torch.compiler.is_compiling() else torch.get_num_threads()  # not in a trace
-    rows_that_fit = MAX_BLOCK_BYTES_PER_THREAD * threads // row_bytes
+    num_threads = 1 if torch.compiler.is_compiling() else torch.get_num_threads()  # not in a trace
+    rows_that_fit = MAX_BLOCK_BYTES_PER_THREAD * num_threads // row_bytes
     max_rows = MAX_BLOCK_BYTES // row_bytes
-    rows = max(1, rows_that_fit, min(_efficient_rows(problem), max_rows))
+    num_rows = max(1, rows_that_fit, min(_efficient_rows(problem), max_rows))
     # 16 and 512 are chosen, not derived.
-    return min(512, max(16, _floor_power_of_two(rows)))
+    return min(512, max(16, _floor_power_of_two(num_rows)))
 
 
 def _efficient_rows(problem: Problem) -> int:
@@ -83,8 +83,8 @@ def run(problem: Problem) -> tuple[Tensor, Tensor | None]:
     """Attend by blocks of queries, each over only the keys that may be visible to it. Return the
     output (batch, num_heads, q_len, v_dim), and the log-sum-exp (batch, num_heads, q_len) if
     needed, else None."""
-    rows = rows_per_block(problem)
-    problem = problem.with_prepared_term(rows)
+    block_rows = rows_per_block(problem)
+    problem = problem.with_prepared_term(block_rows)
     attend = attend_with_bias_mask if takes_bias_as_mask(problem) else reference.attend
     if problem.needs_grad and not torch.compiler.is_compiling():
         attend = functools.partial(
@@ -96,8 +96,8 @@ def run(problem: Problem) -> tuple[Tensor, Tensor | None]:
         )
     outs = []
     lses = []
-    for start in range(0, problem.q_len, rows):
-        stop = min(start + rows, problem.q_len)
+    for start in range(0, problem.q_len, block_rows):
+        stop = min(start + block_rows, problem.q_len)
         first, last = problem.keys_maybe_visible(start, stop)
         out, lse = attend(problem.restricted_to_keys(first, last), start, stop)
         outs.append(out)

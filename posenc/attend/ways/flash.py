@@ -160,8 +160,8 @@ def pad_to_same_width(*tensors: Tensor) -> list[Tensor]:
 
 def _pad_width(t: Tensor, width: int) -> Tensor:
     """Append channels of zeros to t, up to `width` of them; return t itself if it has as many."""
-    missing = width - t.shape[-1]
-    return F.pad(t, (0, missing)) if missing else t
+    num_missing = width - t.shape[-1]
+    return F.pad(t, (0, num_missing)) if num_missing else t
 
 
 def make_last_axis_contiguous(t: Tensor) -> Tensor:

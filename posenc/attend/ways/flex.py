@@ -61,10 +61,10 @@ def cost(problem: Problem) -> Cost:
     else:
         mask_bytes = 2 * _num_mask_rows(problem) * pairs  # torch computes it for all pairs
     bias_bytes = 4 * problem.q.shape[1] * bias_elements_per_head  # in float32
-    extra = bias_bytes + mask_bytes
+    extra_bytes = bias_bytes + mask_bytes
     if bias_may_learn and problem.has_bias_by_distance:
-        extra += bias_gradient.extra_bytes(problem)
-    return Cost("O(visible blocks)", extra)
+        extra_bytes += bias_gradient.extra_bytes(problem)
+    return Cost("O(visible blocks)", extra_bytes)
 
 
 def kernel_is_too_large(problem: Problem) -> bool:
@@ -149,17 +149,17 @@ class _ModAndMasks(NamedTuple):
 def _attend(problem: Problem, row: Tensor | None, needs_lse: bool) -> tuple[Tensor, Any]:
     """Return the output, and the log-sum-exp if it is needed, else None. `row`: the bias by falling
     distance, (num_heads, q_len + kv_len - 1), if it was computed already; None otherwise."""
-    device = problem.q.device.type
+    device_type = problem.q.device.type
     backend, _ = backend_and_reason(problem)
     mod, block_masks, far_bias = _mod_and_masks(problem, row)
     attend = _compiled_flex(
-        device,
+        device_type,
         backend,
         flex_options.bias_kind(problem),
         _mask_depends_on_distance_only(problem),
         len(block_masks),
         # Inductor's C++ (torch 2.13) does not compile for dynamic lengths.
-        (problem.q_len, problem.kv_len) if device == "cpu" else None,
+        (problem.q_len, problem.kv_len) if device_type == "cpu" else None,
     )
     out, lse = attend(
         problem.q,
@@ -295,10 +295,10 @@ def block_mask(problem: Problem) -> Any:
         return _exact_mask_builder(problem)(
             *problem.visible_distances, problem.q_len, problem.kv_len, device
         )
-    rows = _num_mask_rows(problem)
+    num_rows = _num_mask_rows(problem)
     return create_block_mask(
         _mask_with_tensors(problem.mask, device),
-        None if rows == 1 else rows,
+        None if num_rows == 1 else num_rows,
         None,
         problem.q_len,
         problem.kv_len,
@@ -445,7 +445,7 @@ def _scalar_tensor(value: int, device: torch.device) -> Tensor:
 
 @functools.lru_cache(MAX_CACHE_SIZE)
 def _compiled_flex(
-    device: str,
+    device_type: str,
     backend: str,
     bias_kind: str,
     is_exact: bool,

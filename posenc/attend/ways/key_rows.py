@@ -87,8 +87,8 @@ def _block_size(query_bias: Tensor) -> int | None:
     q_len), changes no more within a block than MAX_CHANGE_BY_BLOCK_SIZE allows; None if there is
     none."""
     for size, max_change in MAX_CHANGE_BY_BLOCK_SIZE.items():
-        missing = -query_bias.shape[-1] % size
-        blocks = F.pad(query_bias, (0, missing), mode="replicate").unflatten(-1, (-1, size))
+        num_missing = -query_bias.shape[-1] % size
+        blocks = F.pad(query_bias, (0, num_missing), mode="replicate").unflatten(-1, (-1, size))
         change = blocks.amax(-1) - blocks.amin(-1)
         if bool((change <= max_change).all()):
             return size

@@ -82,8 +82,8 @@ def _row_bytes(problem: Problem) -> int:
     """Return the bytes that the form "row" needs: the bias of all queries, and what the term needs
     to compute it."""
     assert problem.term is not None
-    arrays = 1 + problem.term.extra_score_arrays(False)
-    return int(arrays * problem.scores_bytes(problem.q_len))
+    num_arrays = 1 + problem.term.extra_score_arrays(False)
+    return int(num_arrays * problem.scores_bytes(problem.q_len))
 
 
 def _strips_bytes(problem: Problem) -> int:
@@ -91,15 +91,15 @@ def _strips_bytes(problem: Problem) -> int:
     output, three results of a group of strips, and what the backward pass needs."""
     q = problem.q
     batch, heads, q_len, width = q.shape
-    row = 4 * heads * (q_len + problem.kv_len)
-    output = q.numel() * q.element_size()
-    group = 3 * batch * heads * min(q_len, strips.GROUP_ROWS) * width * q.element_size()
+    row_bytes = 4 * heads * (q_len + problem.kv_len)
+    output_bytes = q.numel() * q.element_size()
+    group_bytes = 3 * batch * heads * min(q_len, strips.GROUP_ROWS) * width * q.element_size()
     if not problem.needs_grad:
-        return row + output + group
+        return row_bytes + output_bytes + group_bytes
     # Scores, weights and their gradients of some queries, and the gradient of k in float32.
-    scores = problem.scores_bytes(min(q_len, strips_backward.ROWS_AT_ONCE))
-    backward = 3 * min(strips_backward.MAX_SCORES_BYTES, scores) + 4 * problem.k.numel()
-    return row + output + group + backward
+    scores_bytes = problem.scores_bytes(min(q_len, strips_backward.ROWS_AT_ONCE))
+    backward_bytes = 3 * min(strips_backward.MAX_SCORES_BYTES, scores_bytes) + 4 * problem.k.numel()
+    return row_bytes + output_bytes + group_bytes + backward_bytes
 
 
 def _near_and_far_bytes(problem: Problem) -> int:
@@ -107,10 +107,10 @@ def _near_and_far_bytes(problem: Problem) -> int:
     near keys, which grow with `far_from`, for NEAR_ROWS queries at a time, and the results for far
     keys."""
     assert problem.term is not None and problem.term.far_from is not None
-    near = NEAR_ARRAYS + NEAR_ARRAYS_PER_KEY * problem.term.far_from / problem.q.shape[-1]
-    far = FAR_ARRAYS_TRAINING if problem.needs_grad else FAR_ARRAYS
-    arrays = near * min(1, NEAR_ROWS / problem.q_len) + far
-    return int(4 * arrays * problem.q.numel())
+    near_arrays = NEAR_ARRAYS + NEAR_ARRAYS_PER_KEY * problem.term.far_from / problem.q.shape[-1]
+    far_arrays = FAR_ARRAYS_TRAINING if problem.needs_grad else FAR_ARRAYS
+    num_arrays = near_arrays * min(1, NEAR_ROWS / problem.q_len) + far_arrays
+    return int(4 * num_arrays * problem.q.numel())
 
 
 def _key_rows_bytes(problem: Problem) -> int:
@@ -119,11 +119,11 @@ def _key_rows_bytes(problem: Problem) -> int:
     # A mask is written out for keys that only some queries of a block see, about as many as the
     # block has queries. All others have one row of bias for the whole block.
     blocks_of_keys = max(1, problem.kv_len // key_rows.BLOCK_ROWS)
-    mask = problem.scores_bytes(key_rows.BLOCK_ROWS) // blocks_of_keys
-    copies = 0
+    mask_bytes = problem.scores_bytes(key_rows.BLOCK_ROWS) // blocks_of_keys
+    copied_elements = 0
     if problem.needs_grad:
-        copies = 2 * (problem.q.numel() + problem.k.numel() + problem.v.numel())
-    return mask + _copied_bytes(problem, copies)
+        copied_elements = 2 * (problem.q.numel() + problem.k.numel() + problem.v.numel())
+    return mask_bytes + _copied_bytes(problem, copied_elements)
 
 
 def _plain_form_bytes(problem: Problem) -> int:
@@ -131,24 +131,26 @@ def _plain_form_bytes(problem: Problem) -> int:
     needs none, and copies."""
     if problem.mask is None or problem.is_causal_by_index:
         return _copied_bytes(problem, 0)
-    size = problem.q.element_size()
-    rows = problem.q_len if _needs_whole_mask(problem) else min(problem.q_len, MASKED_ROWS)
-    mask = len(problem.q) * rows * problem.kv_len * (1 + size)  # torch converts it to floats
-    with_zeros = size * (problem.k.numel() + problem.v.numel())  # copies with hidden keys 0
-    return mask + with_zeros + _copied_bytes(problem, 0)
+    element_bytes = problem.q.element_size()
+    num_rows = problem.q_len if _needs_whole_mask(problem) else min(problem.q_len, MASKED_ROWS)
+    # A byte for each pair, and the numbers to which torch converts it.
+    mask_bytes = len(problem.q) * num_rows * problem.kv_len * (1 + element_bytes)
+    # Copies of k and v in which hidden keys are 0.
+    zeroed_bytes = element_bytes * (problem.k.numel() + problem.v.numel())
+    return mask_bytes + zeroed_bytes + _copied_bytes(problem, 0)
 
 
-def _copied_bytes(problem: Problem, copied: int) -> int:
+def _copied_bytes(problem: Problem, copied_elements: int) -> int:
     """Return the bytes of all copies of q, k and v: those that the form itself makes, padding, and
-    the kernel's own. copied: number of elements that the form itself copies."""
-    one_of_each = problem.q.numel() + problem.k.numel()
+    the kernel's own. copied_elements: number of elements that the form itself copies."""
+    elements_of_q_and_k = problem.q.numel() + problem.k.numel()
     if problem.v.shape[-1] < problem.q.shape[-1]:  # v and the output are padded to q's width
-        copied += one_of_each
+        copied_elements += elements_of_q_and_k
     if problem.needs_grad:
         # The kernel's own copies of q, k and v in the backward pass: as much as was copied before
         # it, or one of each.
-        copied += max(copied, one_of_each)
-    return copied * problem.q.element_size()
+        copied_elements += max(copied_elements, elements_of_q_and_k)
+    return copied_elements * problem.q.element_size()
 
 
 def _attend_near_and_far(problem: Problem) -> tuple[Tensor, Tensor | None]:
@@ -197,7 +199,7 @@ def _attend_far_keys(problem: Problem, far_from: int) -> tuple[Tensor, Tensor]:
     # last `far_from` keys are left out.
     length = problem.q_len - far_from
     indices = range(length)
-    far = replace(
+    far_problem = replace(
         problem,
         q=problem.q[:, :, far_from:],
         k=problem.k[:, :, :length],
@@ -206,10 +208,10 @@ def _attend_far_keys(problem: Problem, far_from: int) -> tuple[Tensor, Tensor]:
         term=None,
         needs_lse=True,
     )
-    out, lse = strips.run(far)
+    out, lse = strips.run(far_problem)
     assert lse is not None
-    no_out = torch.zeros_like(out[:, :, :1]).expand(-1, -1, far_from, -1)
-    return torch.cat([no_out, out], 2), F.pad(lse, (far_from, 0), value=-torch.inf)
+    zeros = torch.zeros_like(out[:, :, :1]).expand(-1, -1, far_from, -1)
+    return torch.cat([zeros, out], 2), F.pad(lse, (far_from, 0), value=-torch.inf)
 
 
 def _needs_whole_mask(problem: Problem) -> bool:
@@ -245,6 +247,6 @@ def _call_kernel(problem: Problem, start: int, stop: int) -> Tensor:
         scale=problem.scale,
         enable_gqa=bool(q.shape[1] != k.shape[1]),  # in a trace, sizes are tensors
     )
-    if visible is not None and not problem.every_row_sees_a_key:
+    if visible is not None and not problem.every_query_sees_a_key:
         out = out.masked_fill(~visible.any(-1, keepdim=True), 0)
     return out if v_dim >= width else out[..., :v_dim]

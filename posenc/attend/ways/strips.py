@@ -82,37 +82,39 @@ def _plan_heads(problem: Problem, row: Tensor, num_negligible: list[int]) -> Str
     num_negligible: for each head, how many of the first entries of `row` may be left out.
     """
     num_heads = len(num_negligible)
-    queries_per_key_head = num_heads // problem.k.shape[1]
-    heads_per_call = _heads_per_call(problem, num_heads, queries_per_key_head)
+    query_heads_per_key_head = num_heads // problem.k.shape[1]
+    heads_per_call = _heads_per_call(problem, num_heads, query_heads_per_key_head)
     # For each head of keys: the fewest and the most entries that a head of its call leaves out.
     left_out_by_kv_head = []
-    for head in range(0, num_heads, queries_per_key_head):
+    for head in range(0, num_heads, query_heads_per_key_head):
         first = head // heads_per_call * heads_per_call
         counts = num_negligible[first : first + heads_per_call]
         left_out_by_kv_head.append((min(counts), max(counts)))
 
     plan = []
     kv_head = 0
-    for (fewest, most), kv_heads_alike in itertools.groupby(left_out_by_kv_head):
+    for (fewest_left_out, most_left_out), kv_heads_alike in itertools.groupby(left_out_by_kv_head):
         kv_heads = slice(kv_head, kv_head + len(list(kv_heads_alike)))
         kv_head = kv_heads.stop
-        q_heads = slice(kv_heads.start * queries_per_key_head, kv_heads.stop * queries_per_key_head)
+        q_heads = slice(
+            kv_heads.start * query_heads_per_key_head, kv_heads.stop * query_heads_per_key_head
+        )
         groups = [
-            _plan_group(problem, row[q_heads], begin, fewest, most)
+            _plan_group(problem, row[q_heads], begin, fewest_left_out, most_left_out)
             for begin in range(0, problem.q_len, GROUP_ROWS)
         ]
         plan.append(HeadPlan(q_heads, kv_heads, groups))
     return plan
 
 
-def _heads_per_call(problem: Problem, num_heads: int, queries_per_key_head: int) -> int:
+def _heads_per_call(problem: Problem, num_heads: int, query_heads_per_key_head: int) -> int:
     """Return how many query heads attend in one call of the kernel, a multiple of
-    `queries_per_key_head`: the number of query heads that share a head of keys."""
+    `query_heads_per_key_head`: the number of query heads that share a head of keys."""
     if not problem.needs_grad and problem.kv_len <= GROUP_ROWS:
         return num_heads  # more calls would cost more than they save
     rows_of_batch = max(1, len(problem.q))
-    key_heads = -(-torch.get_num_threads() // rows_of_batch)  # a head of keys for each thread
-    return queries_per_key_head * key_heads
+    num_key_heads = -(-torch.get_num_threads() // rows_of_batch)  # a head of keys for each thread
+    return query_heads_per_key_head * num_key_heads
 
 
 def _count_negligible_entries(problem: Problem, row: Tensor) -> list[int]:
@@ -149,16 +151,16 @@ def _count_negligible_entries(problem: Problem, row: Tensor) -> list[int]:
 def _count_constant_entries(problem: Problem) -> int:
     """Return how many of the first entries of the bias by falling distance, those of the farthest
     keys, are one parameter of each head, as in T5's last bucket."""
-    first_distance = None if problem.term is None else problem.term.constant_from
-    causal = problem.mask is not None and problem.mask.causal
-    if first_distance is None or problem.query_offset is None or not causal:
+    constant_from = None if problem.term is None else problem.term.constant_from
+    is_causal = problem.mask is not None and problem.mask.causal
+    if constant_from is None or problem.query_offset is None or not is_causal:
         return 0
     _, most = problem.visible_distances
-    if most + problem.query_offset < first_distance:  # the mask hides all of them
+    if most + problem.query_offset < constant_from:  # the mask hides all of them
         return 0
     # Entry 0 is for distance q_len - 1 + query_offset, each further one for a distance less by 1.
-    constant = max(0, problem.q_len + problem.query_offset - first_distance)
-    return min(constant, problem.q_len + problem.kv_len - 1)
+    num_constant = max(0, problem.q_len + problem.query_offset - constant_from)
+    return min(num_constant, problem.q_len + problem.kv_len - 1)
 
 
 def _plan_group(
@@ -174,10 +176,10 @@ def _plan_group(
     """
     q_len = problem.q_len
     end = min(begin + GROUP_ROWS, q_len)
-    size = STRIP_ROWS if problem.mask is not None else GROUP_ROWS
+    strip_rows = STRIP_ROWS if problem.mask is not None else GROUP_ROWS
     strips = []
-    for start in range(begin, end, size):
-        stop = min(start + size, end)
+    for start in range(begin, end, strip_rows):
+        stop = min(start + strip_rows, end)
         strip = Strip(start, stop, *problem.keys_maybe_visible(start, stop))
         strips.append(strip.restrict_to_entries(q_len, fewest_left_out, row.shape[1]))
 

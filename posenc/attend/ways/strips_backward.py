@@ -20,14 +20,14 @@ The gradient of the row is computed here. Its entry e is the sum of d_s over the
 q_len - 1 - i + j = e. Two things save work and keep it exact:
 
 Entries of one parameter. Far distances may share one parameter of each head, as T5's last bucket
-does: the first `constant` entries of the row. Without grad_lse, the sum of d_s[i, j] over j is
+does: the first `num_constant` entries of the row. Without grad_lse, the sum of d_s[i, j] over j is
 mean[i] - mean[i] = 0 for each query, because weights sum to 1. So the gradients of all entries sum
-to 0, those of the first `constant` ones sum to minus the sum of the others, and only pairs that
+to 0, those of the first `num_constant` ones sum to minus the sum of the others, and only pairs that
 read the others are computed.
 
 When this is too coarse. That sum is a difference of larger numbers: if it is less than 1e-4 of the
 sum of their sizes, rounding would be much of it. The gradient is then computed again from all
-pairs, with constant = 0.
+pairs, with num_constant = 0.
 """
 
 from collections.abc import Iterator
@@ -52,10 +52,10 @@ KEYS_AT_ONCE = 4096
 
 
 class RowEntries(NamedTuple):
-    """Hold facts about the entries of the bias by falling distance, (num_heads, q_len + kv_len -
-    1)."""
+    """Hold facts about the entries of the bias by falling distance, of which there are q_len +
+    kv_len - 1 for each head."""
 
-    constant: int
+    num_constant: int
     """Number of first entries that are one parameter of each head."""
     visible_end: int
     """Index of the first entry that the mask hides. It hides all entries from there on."""
@@ -217,16 +217,16 @@ def _row_gradient(
     # With grad_lse the gradients of a query's scores do not sum to 0, and weights from vectors in
     # 16 bits do not sum to 1 closely enough.
     sums_to_zero = saved.grad_lse is None and saved.q.dtype == row.dtype
-    if entries.constant == 0 or not sums_to_zero:
+    if entries.num_constant == 0 or not sums_to_zero:
         return _sums_along_diagonals(saved, row, scale, plan, 0, entries.visible_end)
 
     d_row = _sums_along_diagonals(saved, row, scale, plan, *entries)
     constant_gradient = -d_row.sum(-1)
-    too_coarse = constant_gradient.abs() < 1e-4 * d_row.abs().sum(-1)
-    if bool(too_coarse.any()):
+    is_too_coarse = constant_gradient.abs() < 1e-4 * d_row.abs().sum(-1)
+    if bool(is_too_coarse.any()):
         return _sums_along_diagonals(saved, row, scale, plan, 0, entries.visible_end)
     # One of the constant entries gets the gradient of all of them: they are one parameter.
-    d_row[:, entries.constant - 1] += constant_gradient
+    d_row[:, entries.num_constant - 1] += constant_gradient
     return d_row
 
 

@@ -161,13 +161,15 @@ class _HeadAttention(NamedTuple):
         for group in groups:
             for strip in group.strips:
                 rows = strip.rows()
-                near = [self._attend(part) for part in group.near_parts(strip)]
-                out[:, :, rows], lse[:, :, rows] = flash.join_attention(near)
+                near_results = [self._attend(part) for part in group.near_parts(strip)]
+                out[:, :, rows], lse[:, :, rows] = flash.join_attention(near_results)
             if group.shared is not None:
                 rows = group.shared.rows()
-                near = (out[:, :, rows], lse[:, :, rows])
-                far = self._attend(group.shared)
-                out[:, :, rows], lse[:, :, rows] = flash.join_attention([near, far])
+                near_results = (out[:, :, rows], lse[:, :, rows])
+                shared_result = self._attend(group.shared)
+                out[:, :, rows], lse[:, :, rows] = flash.join_attention(
+                    [near_results, shared_result]
+                )
 
     def _attend(self, strip: Strip) -> tuple[Tensor, Tensor]:
         """Return the output of the strip's queries over its keys, (batch, heads, rows, width), and

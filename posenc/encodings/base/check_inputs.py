@@ -338,12 +338,12 @@ def _wanted_shapes(batch_and_len: Sequence[int], num_axes: int) -> str:
     """Return words for the shapes that positions may have, for an error message: "(5,) or (2, 5),
     "."""
     *batch, length = batch_and_len
-    axis = f", {num_axes}" if num_axes > 1 else ""
-    flat = f"({length}{axis or ','}) "
+    components = f", {num_axes}" if num_axes > 1 else ""
+    flat = f"({length}{components or ','}) "
     if not batch:
         return flat
     rows = "".join(f"{size}, " for size in batch)
-    return f"{flat}or ({rows}{length}{axis}), "
+    return f"{flat}or ({rows}{length}{components}), "
 
 
 def _as_int64_or_real(caller: str, name: str, positions: Tensor, num_axes: int) -> Tensor:
@@ -355,12 +355,12 @@ def _as_int64_or_real(caller: str, name: str, positions: Tensor, num_axes: int) 
             caller, name, positions if num_axes == 1 else move_placeless_to_origin(positions)
         )
         return positions
-    whole = positions if positions.dtype == torch.int64 else positions.long()
-    low, high = extremes_if_readable(whole) or (0, 0)
+    int64_positions = positions if positions.dtype == torch.int64 else positions.long()
+    low, high = extremes_if_readable(int64_positions) or (0, 0)
     if positions.dtype == torch.uint64 and low < 0:  # int64 has no such number
         high = low + 2**64
     _check_span(caller, name, low, high)
-    return whole
+    return int64_positions
 
 
 def _range_as_tensor(

@@ -96,12 +96,12 @@ class Compose(PositionEncoding):
 
     def _refuse_a_changed_scale(self) -> None:
         """Raise ValueError if one member changes the scale with which another multiplies."""
-        scaling = self._defining_member("scale")
-        readers = [e for e in self.members if e.claims.reads_scale and e is not scaling]
-        if scaling is not None and readers:
+        scale_definer = self._defining_member("scale")
+        readers = [e for e in self.members if e.claims.reads_scale and e is not scale_definer]
+        if scale_definer is not None and readers:
             raise ValueError(
                 f"Compose: {_class_names(readers)} multiplies terms of its own with the usual "
-                f"scale, which {type(scaling).__name__} changes."
+                f"scale, which {type(scale_definer).__name__} changes."
             )
 
     def _combined_claims(self) -> Claims:
@@ -119,11 +119,11 @@ class Compose(PositionEncoding):
         read positions take the same number of components and the same kind of coordinates."""
         members = self.members
         reading = [e for e in members if e.claims.places] or list(members)
-        mapping = self._defining_member("passes")
-        if mapping is not None:
-            reading.append(mapping)
-        axes = {e.claims.num_axes for e in reading}
-        if len(axes) > 1:
+        position_map = self._defining_member("passes")
+        if position_map is not None:
+            reading.append(position_map)
+        axis_counts = {e.claims.num_axes for e in reading}
+        if len(axis_counts) > 1:
             raise ValueError(
                 f"Compose: positions have one number of components, but {_class_names(members)} "
                 f"take {', '.join(str(e.claims.num_axes) for e in members)}."
@@ -134,7 +134,7 @@ class Compose(PositionEncoding):
                 f"Compose: {_class_names(members)} get the same positions, but one takes rows and "
                 "columns and another coordinates from -1 to 1 (normalized). Use one kind."
             )
-        return axes.pop()
+        return axis_counts.pop()
 
     def _shared_parameters(self) -> Iterator[str]:
         """Yield the names of parameters that all layers share: those that a member of scope "layer"
@@ -206,16 +206,16 @@ class Compose(PositionEncoding):
         return q.x, k.x
 
     def move_keys(self, k: Cached, before: CachedPositions, after: CachedPositions) -> Cached:
-        moving = []
+        moving_members = []
         moved = k
         for e in self.members:
             by_member = e.move_keys(k, before, after)
             if by_member is not k:
-                moving.append(e)
+                moving_members.append(e)
                 moved = by_member
-        if len(moving) > 1:  # their changes need not commute
+        if len(moving_members) > 1:  # their changes need not commute
             raise ValueError(
-                f"KVCache.shift: {_class_names(moving)} both change keys by their "
+                f"KVCache.shift: {_class_names(moving_members)} both change keys by their "
                 "positions, so cached keys cannot be moved exactly. Compute them again."
             )
         return moved
@@ -272,12 +272,12 @@ def _overrides(encoding: PositionEncoding, method: str) -> bool:
 
 
 def _index_of_defining_member(
-    method: str, what: str, members: Sequence[PositionEncoding]
+    method: str, decision: str, members: Sequence[PositionEncoding]
 ) -> int | None:
     """Return the index of the only member that defines `method`, one of _METHODS_OF_ONE_MEMBER;
     None if no member does. Raise ValueError if several do.
 
-    what: words for what the method decides, for the message.
+    decision: words for what the method decides, for the message.
     """
     if method == "scale":  # most classes that override it return the usual scale by default
         # 64: any size of a head tells whether the scale is 1/sqrt of it.
@@ -285,14 +285,14 @@ def _index_of_defining_member(
     else:
         defining = [i for i, e in enumerate(members) if _overrides(e, method)]
     if len(defining) > 1:
-        raise ValueError(_two_definers_message([members[i] for i in defining], what))
+        raise ValueError(_two_definers_message([members[i] for i in defining], decision))
     return defining[0] if defining else None
 
 
-def _two_definers_message(members: Sequence[PositionEncoding], what: str) -> str:
-    """Return the error message for members that each decide `what`, such as the scale, which only
-    one may."""
-    return f"Compose: {_class_names(members)} each decide the {what}, and there is only one."
+def _two_definers_message(members: Sequence[PositionEncoding], decision: str) -> str:
+    """Return the error message for members that each make a `decision`, such as "scale", which only
+    one of them may make."""
+    return f"Compose: {_class_names(members)} each decide the {decision}, and there is only one."
 
 
 def _class_names(encodings: Sequence[PositionEncoding]) -> str:

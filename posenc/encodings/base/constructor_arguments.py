@@ -73,7 +73,7 @@ def with_checked_arguments(init: Callable[..., None]) -> Callable[..., None]:
     float (or None), and ValueError for NaN and infinity.
     """
     signature = inspect.signature(init)
-    is_posencs = init.__module__.startswith("posenc.")
+    is_posenc_class = init.__module__.startswith("posenc.")
 
     @functools.wraps(init)
     def check_and_init(*args: Any, **kwargs: Any) -> None:
@@ -88,7 +88,9 @@ def with_checked_arguments(init: Callable[..., None]) -> Callable[..., None]:
         with_self = dict(bound.arguments)
         _record_arguments(encoding, bound)
         for name, value in with_self.items():
-            _check_argument(caller, name, value, signature.parameters[name].annotation, is_posencs)
+            _check_argument(
+                caller, name, value, signature.parameters[name].annotation, is_posenc_class
+            )
         early = None
         try:
             init(*args, **kwargs)
@@ -208,19 +210,21 @@ def _text(value: Any) -> str:
     return text
 
 
-def _check_argument(caller: str, name: str, value: Any, annotation: Any, is_posencs: bool) -> None:
+def _check_argument(
+    caller: str, name: str, value: Any, annotation: Any, is_posenc_class: bool
+) -> None:
     """Raise TypeError or ValueError for an argument that does not match its annotation, if that is
     bool, int or float, or one of them and None.
 
-    is_posencs: True if the constructor is one of posenc's, in which the name of an argument also
-    decides its range.
+    is_posenc_class: True if the constructor is one of posenc's, in which the name of an argument
+    also decides its range.
     """
     text = annotation.__name__ if isinstance(annotation, type) else str(annotation)
     kind, *others = (part.strip() for part in text.split("|"))
-    optional = others == ["None"]
-    if kind not in ("bool", "int", "float") or (others and not optional):
+    accepts_none = others == ["None"]
+    if kind not in ("bool", "int", "float") or (others and not accepts_none):
         return
-    if optional and value is None:
+    if accepts_none and value is None:
         return
     if kind == "bool":
         check_flag(caller, name, value)
@@ -228,7 +232,7 @@ def _check_argument(caller: str, name: str, value: Any, annotation: Any, is_pose
     check_number(caller, name, value, whole=kind == "int")
     if kind == "int" and not -FARTHEST_POSITION < value < FARTHEST_POSITION:
         raise ValueError(f"{caller}: {name} must be below 2^62, got {value}.")
-    if is_posencs:
+    if is_posenc_class:
         _check_range(caller, name, value)
 
 

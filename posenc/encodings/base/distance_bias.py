@@ -137,15 +137,15 @@ class DistanceBias(PositionEncoding):
         # `_comparable_arguments` has the constructor's arguments, see `constructor_arguments`.
         # Without num_heads a class has one row for all heads; with it one row is an error, which
         # check_heads finds.
-        one_row = "num_heads" not in vars(self).get("_comparable_arguments", ())
+        has_one_row = "num_heads" not in vars(self).get("_comparable_arguments", ())
 
         def for_heads(bias: Tensor, head_axis: int) -> Tensor:
             """Return the bias with all heads of x. If the class has no argument num_heads, its one
             row is expanded, without copying it, along `head_axis`, a negative index."""
-            if not one_row or bias.shape[head_axis] != 1:
+            if not has_one_row or bias.shape[head_axis] != 1:
                 return bias
-            after = [-1] * (-head_axis - 1)  # -1: the axes after that of heads keep their sizes
-            return bias.expand(*bias.shape[:head_axis], x.shape[1], *after)
+            later_sizes = [-1] * (-head_axis - 1)  # -1: these axes keep their sizes
+            return bias.expand(*bias.shape[:head_axis], x.shape[1], *later_sizes)
 
         def by_pair(q: Tokens, k: Tokens) -> Tensor:
             bias = for_heads(self.bias_of_pairs(q.positions, k.positions, double), head_axis=-3)

@@ -75,11 +75,11 @@ class PerLayer(PositionEncoding):
         self._prepared_members: tuple[PositionEncoding, ...] | None = None
         self._check_every_member_acts()
         # Without `repeat` there is an encoding for each layer already, and nothing to copy.
-        to_copy = repeat and any(e.claims.scope == "layer" for e in layers)
+        must_copy = repeat and any(e.claims.scope == "layer" for e in layers)
         self.claims = replace(
             Claims.combine([e.claims for e in layers]),
             source=self.claims.source,
-            scope="layer" if to_copy else "model",
+            scope="layer" if must_copy else "model",
         )
 
     @classmethod
@@ -103,8 +103,8 @@ class PerLayer(PositionEncoding):
     def period(self) -> int:
         """Return the number of layers after which the encodings repeat. Without `repeat`, return
         the number of layers for which there are encodings."""
-        inner = [e.period for e in self.layers if isinstance(e, PerLayer) and e.repeat]
-        return math.lcm(len(self.layers), *inner) if self.repeat else len(self.layers)
+        inner_periods = [e.period for e in self.layers if isinstance(e, PerLayer) and e.repeat]
+        return math.lcm(len(self.layers), *inner_periods) if self.repeat else len(self.layers)
 
     def check_layers(self, caller: str, num_layers: int) -> None:
         """Raise ValueError if in a model of num_layers layers a part of the encodings would never
@@ -117,14 +117,15 @@ class PerLayer(PositionEncoding):
                 f"{caller}: {name} has encodings for {self.period} layers, and the model has "
                 f"{num_layers}, so that the last ones never act. Give one for each layer."
             )
-        shorter = ""
+        shorter_pattern_hint = ""
         if num_layers > 1:
-            shorter = f", or a pattern of at most {num_layers}"
+            shorter_pattern_hint = f", or a pattern of at most {num_layers}"
             if self.period > 2:
-                shorter += f" (such as every={num_layers})"
+                shorter_pattern_hint += f" (such as every={num_layers})"
         raise ValueError(
             f"{caller}: {name} repeats after {self.period} layers, and the model has {num_layers}, "
-            f"so that a part of it never acts. Use {self.period} layers or more{shorter}."
+            f"so that a part of it never acts. Use {self.period} layers or more"
+            f"{shorter_pattern_hint}."
         )
 
     def acting_encoding(self, index: int) -> PositionEncoding:
@@ -140,9 +141,9 @@ class PerLayer(PositionEncoding):
         pattern of four layers, the encoding of the fourth (layers 3, 7, ...) never acts, because
         ALiBi has these layers.
         """
-        acting = {id(self.acting_encoding(i)) for i in range(self.period)}
+        acting_ids = {id(self.acting_encoding(i)) for i in range(self.period)}
         for inner in self.layers:
-            if isinstance(inner, PerLayer) and not acting.issuperset(
+            if isinstance(inner, PerLayer) and not acting_ids.issuperset(
                 map(id, inner._innermost_members())
             ):
                 raise ValueError(
@@ -175,9 +176,9 @@ class PerLayer(PositionEncoding):
 
     def prepare(self, positions: Positions, length: int | None = None) -> Self:
         members = self.members  # once: torch.export may give a module in another guise each time
-        ready = {e: e.prepare(positions, length) for e in dict.fromkeys(members)}
+        prepared_by_member = {e: e.prepare(positions, length) for e in dict.fromkeys(members)}
         prepared = self.shallow_copy()
-        prepared._prepared_members = tuple(ready[e] for e in members)
+        prepared._prepared_members = tuple(prepared_by_member[e] for e in members)
         return prepared
 
     def embed(self, x: Embedded, positions: EmbeddedPositions) -> Embedded:

@@ -54,16 +54,16 @@ class Band:
         vectors = self.vectors[0] if heads_share_table else self.vectors
         return vectors.narrow(-2, start, count)
 
-    def near_keys(self, shift: int, rows: int, keys: int) -> tuple[int, int]:
+    def near_keys(self, shift: int, num_rows: int, num_keys: int) -> tuple[int, int]:
         """Return (first, last): keys first to last - 1 of a block are those whose distance to at
         least one of its queries is strictly between `low` and `high`. For earlier keys all queries
         have the vector of `high`, and for later ones that of `low`.
 
-        shift: position of the first query minus that of the first key. rows, keys: numbers of
-        queries and of keys in the block.
+        shift: position of the first query minus that of the first key. num_rows, num_keys: numbers
+        of queries and of keys in the block.
         """
-        first = min(max(shift - self.high + 1, 0), keys)
-        return first, min(max(shift + rows - 1 - self.low, first), keys)
+        first = min(max(shift - self.high + 1, 0), num_keys)
+        return first, min(max(shift + num_rows - 1 - self.low, first), num_keys)
 
 
 @dataclass(frozen=True)
@@ -207,46 +207,48 @@ def _lowest_and_highest_distance(
     return low, high
 
 
-def _products_of_queries(band: Band, shift: int, keys: int, q: Tensor) -> Iterator[ScoreColumns]:
+def _products_of_queries(
+    band: Band, shift: int, num_keys: int, q: Tensor
+) -> Iterator[ScoreColumns]:
     """Yield the products of a block's queries with the vectors of their distances to keys, as
     columns of scores in at most three parts: keys with the vector of `high`, keys that
     `band.near_keys` returns, and keys with the vector of `low`.
 
-    shift: position of the first query minus that of the first key. keys: number of keys in the
-    block. q: query vectors (batch, num_heads, rows, width).
+    shift: position of the first query minus that of the first key. q: query vectors (batch,
+    num_heads, rows, width).
     """
     rows = q.shape[2]
-    first, last = band.near_keys(shift, rows, keys)
+    first, last = band.near_keys(shift, rows, num_keys)
     if first:
         yield 0, first, q @ band.vectors_from(band.high).mT
     if first < last:
         near = band.vectors_from(shift + rows - 1 - first, rows + last - first)
         yield first, last, skew(q @ near.mT, last - first)
-    if last < keys:
-        yield last, keys, q @ band.vectors_from(band.low).mT
+    if last < num_keys:
+        yield last, num_keys, q @ band.vectors_from(band.low).mT
 
 
 def _products_of_keys(
-    band: Band, shift: int, rows: int, keys: int, k: Tensor, k_ends: list[Tensor | None]
+    band: Band, shift: int, num_rows: int, num_keys: int, k: Tensor, k_ends: list[Tensor | None]
 ) -> Iterator[ScoreColumns]:
     """Yield the products of a block's keys with the vectors of their distances to queries, as
     columns of scores in the three parts that `_products_of_queries` yields, with TILE_KEYS near
     keys at a time.
 
-    rows, keys: numbers of queries and keys in the block. k: key vectors (batch, num_heads, keys,
-    width). k_ends: as in Bands, for the keys of the block.
+    shift: position of the first query minus that of the first key. k: key vectors (batch,
+    num_heads, keys, width). k_ends: as in Bands, for the keys of the block.
     """
-    first, last = band.near_keys(shift, rows, keys)
+    first, last = band.near_keys(shift, num_rows, num_keys)
     if first:
         assert k_ends[1] is not None
         yield 0, first, k_ends[1][..., :first]
     for start in range(first, last, TILE_KEYS):
         stop = min(start + TILE_KEYS, last)
-        rising = band.vectors_from(shift - stop + 1, stop - start + rows)
-        yield start, stop, skew(k[:, :, start:stop] @ rising.mT, rows).mT
-    if last < keys:
+        rising = band.vectors_from(shift - stop + 1, stop - start + num_rows)
+        yield start, stop, skew(k[:, :, start:stop] @ rising.mT, num_rows).mT
+    if last < num_keys:
         assert k_ends[0] is not None
-        yield last, keys, k_ends[0][..., last:]
+        yield last, num_keys, k_ends[0][..., last:]
 
 
 class ProductsByDistance(Term):

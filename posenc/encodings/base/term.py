@@ -132,8 +132,8 @@ class Tokens:
 
     def unmapped(self) -> "Tokens":
         """Return the same tokens at their original positions."""
-        true = self.true_positions
-        return self if true is None else self.at(true, mapped=False)
+        true_positions = self.true_positions
+        return self if true_positions is None else self.at(true_positions, mapped=False)
 
 
 ScoreMod = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
@@ -280,10 +280,10 @@ class Chain(Term):
         self.terms = tuple(terms)
         self.additive = all(t.additive for t in terms)
         self.reads_mask = any(t.reads_mask for t in terms)
-        combining = [t.sum_values for t in terms if t.sum_values is not None]
-        if len(combining) > 1:
+        value_sums = [t.sum_values for t in terms if t.sum_values is not None]
+        if len(value_sums) > 1:
             raise ValueError("Two encodings act on the values (place 4); at most one may.")
-        self.sum_values = combining[0] if combining else None
+        self.sum_values = value_sums[0] if value_sums else None
         if all(t.by_distance is not None for t in terms):
             self.by_distance = self._by_distance
         if all(t.formulas is not None for t in terms):
@@ -319,8 +319,8 @@ class Chain(Term):
 
     def _query_and_key_bias(self) -> tuple[Tensor, Tensor]:
         """Return (query_bias, key_bias), each added up over the terms."""
-        rows, keys = zip(*(t.query_and_key_bias() for t in self.terms), strict=True)  # type: ignore[misc]
-        return sum(rows), sum(keys)  # type: ignore[return-value]
+        query_biases, key_biases = zip(*(t.query_and_key_bias() for t in self.terms), strict=True)  # type: ignore[misc]
+        return sum(query_biases), sum(key_biases)  # type: ignore[return-value]
 
     def _make_score_mod(self) -> ScoreMod:
         """Return a score_mod that applies the score_mods of all terms in order."""
@@ -396,8 +396,10 @@ class PairwiseBias(Term):
         kv_positions = self.k_tokens.positions
 
         def mod(score: Tensor, batch: Tensor, head: Tensor, q_idx: Tensor, kv_idx: Tensor):
-            apart = values_at(q_positions, batch, q_idx) - values_at(kv_positions, batch, kv_idx)
-            distance = apart.to(torch.float32)
+            difference = values_at(q_positions, batch, q_idx) - values_at(
+                kv_positions, batch, kv_idx
+            )
+            distance = difference.to(torch.float32)
             for compute, numbers_by_head, _ in formulas:
                 score = score + compute(distance, *(number[head] for number in numbers_by_head))
             return score

@@ -68,8 +68,8 @@ class TableCache:
         """Return `compute()`, or its cached result if it was called with this key and with tensors
         `reads` of the same values. Do not write to the result: it is shared."""
         inputs = tuple(t for t in reads if t is not None)
-        tracked = torch.is_grad_enabled() and any(t.requires_grad for t in inputs)
-        if tracked or torch.compiler.is_compiling() or not all(map(is_readable, inputs)):
+        is_tracked = torch.is_grad_enabled() and any(t.requires_grad for t in inputs)
+        if is_tracked or torch.compiler.is_compiling() or not all(map(is_readable, inputs)):
             return compute()
         # Tensors made in inference mode cannot be saved for a backward pass.
         key = key, torch.is_inference_mode_enabled()

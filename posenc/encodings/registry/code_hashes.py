@@ -70,17 +70,17 @@ def files_of_module(module: str) -> tuple[Path, ...]:
         return ()
     file = Path(name).resolve()
     # a.b.c is in the folder "a/b" below its root, or in "a/b/c" if it is a package.
-    folders = 0 if module.startswith(FILE_MODULE_PREFIX) else module.count(".")
+    depth = 0 if module.startswith(FILE_MODULE_PREFIX) else module.count(".")
     if file.name == "__init__.py":
-        folders += 1
-    return tuple(sorted(_file_and_imported_files(file, root=file.parents[folders])))
+        depth += 1
+    return tuple(sorted(_file_and_imported_files(file, root=file.parents[depth])))
 
 
 def _module_names(spec: Spec, part: Part) -> list[str]:
     """Return the name of the module that defines a part's class. For a class given by file or
     module, return also the name of that file or module, which may only import the class."""
-    named = [import_file_or_module(part.name_or_module).__name__] if part.attribute else []
-    return [class_of_part(spec, part).__module__, *named]
+    named_modules = [import_file_or_module(part.name_or_module).__name__] if part.attribute else []
+    return [class_of_part(spec, part).__module__, *named_modules]
 
 
 def _is_in_posenc(module: str) -> bool:
@@ -104,14 +104,16 @@ class _FileBelowRoot(NamedTuple):
 def _file_and_imported_files(start: Path, root: Path) -> set[Path]:
     """Return the file `start` and all files that it imports, also indirectly.
 
-    For a user's file these are the files below `root` or on PYTHONPATH; for one of an installed
-    package the files of that package; for one of posenc's own those of posenc.
+    For a user's file these are the files below `root` or on PYTHONPATH; for a file of an installed
+    package the files of that package; for a file of posenc those of posenc.
     """
     is_in_posenc = start.is_relative_to(_POSENC_FOLDER)
     installed = {Path(sysconfig.get_path(n)).resolve() for n in ("purelib", "platlib", "stdlib")}
-    package = start.relative_to(root).parts[0].removesuffix(".py") if root in installed else None
+    installed_package = (
+        start.relative_to(root).parts[0].removesuffix(".py") if root in installed else None
+    )
     roots = [root]
-    if package is None and not is_in_posenc:
+    if installed_package is None and not is_in_posenc:
         roots += _python_path_folders()
 
     # Most files of a package import from the same modules: look for each of these once, and anew
@@ -120,17 +122,20 @@ def _file_and_imported_files(start: Path, root: Path) -> set[Path]:
     files: set[Path] = set()
     waiting = [_FileBelowRoot(start, root)]
     while waiting:
-        file, above = waiting.pop()
+        file, file_root = waiting.pop()
         if file in files:
             continue
         if not is_in_posenc and file.resolve().is_relative_to(_POSENC_FOLDER):
             continue  # posenc's own files, from a copy on PYTHONPATH, are not the user's
         files.add(file)
-        for name in _imported_names(_read_or_empty(file), file.relative_to(above).parent.parts):
-            if package is None or name.partition(".")[0] == package:
-                for place in roots:
-                    for where in _packages_and_module(place, name):
-                        waiting += [_FileBelowRoot(f, place) for f in files_at(where, place)]
+        for name in _imported_names(_read_or_empty(file), file.relative_to(file_root).parent.parts):
+            if installed_package is None or name.partition(".")[0] == installed_package:
+                for search_root in roots:
+                    for module_path in _packages_and_module(search_root, name):
+                        waiting += [
+                            _FileBelowRoot(f, search_root)
+                            for f in files_at(module_path, search_root)
+                        ]
     return files
 
 
@@ -158,8 +163,8 @@ def _iterate_imported_names(tree: ast.Module, package: tuple[str, ...]) -> Itera
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             # One dot is the package itself, each further one a folder above it.
-            above = package[: len(package) - node.level + 1] if node.level else ()
-            start = ".".join([*above, node.module] if node.module else above)
+            parent_folders = package[: len(package) - node.level + 1] if node.level else ()
+            start = ".".join([*parent_folders, node.module] if node.module else parent_folders)
             yield from (f"{start}.{alias.name}".lstrip(".") for alias in node.names)
 
 

@@ -30,8 +30,8 @@ class SpecError(ValueError):
     1."""
 
     def __init__(self, text: str, column: int, problem: str) -> None:
-        where = "" if column <= 1 else f", column {column}"
-        super().__init__(f"{text!r}{where}: {problem}")
+        column_words = "" if column <= 1 else f", column {column}"
+        super().__init__(f"{text!r}{column_words}: {problem}")
         self.column = column
 
 
@@ -230,15 +230,15 @@ class _Reader:
         self._skip_white_space()
         start = self.next_index
         path = self._read_path()
-        where = self._read_name() if path is None else path
+        name_or_path = self._read_name() if path is None else path
         is_file = path is not None
-        attribute, attribute_column = self._read_attribute(where, is_file)
+        attribute, attribute_column = self._read_attribute(name_or_path, is_file)
         if is_file and not attribute:
-            self._refuse(f"name a class of the file, as in {where}:MyEncoding")
-        if "." in where and not attribute:
-            self._refuse(f"name a class of the module, as in {where}:MyEncoding")
+            self._refuse(f"name a class of the file, as in {name_or_path}:MyEncoding")
+        if "." in name_or_path and not attribute:
+            self._refuse(f"name a class of the module, as in {name_or_path}:MyEncoding")
         options = self._read_options() if self._match_and_advance(re.compile(r"\s*:")) else ()
-        return Part(where, attribute, options, start + 1, attribute_column)
+        return Part(name_or_path, attribute, options, start + 1, attribute_column)
 
     def _read_path(self) -> str | None:
         """Read the path of a file, quoted or not, and return it; None if there is none here."""
@@ -260,16 +260,16 @@ class _Reader:
             self._refuse(f"expected an encoding (a name, module:Class or file.py:Class), {what}")
         return name[0]
 
-    def _read_attribute(self, where: str, is_file: bool) -> tuple[str, int]:
+    def _read_attribute(self, name_or_path: str, is_file: bool) -> tuple[str, int]:
         """Read a colon and the name of a class. Return the name and its column; ("", the next
-        column) if no class follows, for example an option. `where`: the name or path before the
+        column) if no class follows, for example an option. name_or_path: what was read before the
         colon."""
         if self._match_and_advance(_COLON_BEFORE_A_CLASS) is None:
             return "", self.next_index + 1
         column = self.next_index + 1
         name = self._match_and_advance(_DOTTED)
         if name is None:
-            wanted = "a class" if is_file or "." in where else "a class or key=value"
+            wanted = "a class" if is_file or "." in name_or_path else "a class or key=value"
             self._refuse(f"expected {wanted} after the colon")
         return name[0], column
 
@@ -331,16 +331,16 @@ class _Reader:
         escaped = in_double if in_single is None else in_single
         return re.sub(r"\\(.)", r"\1", escaped)
 
-    def _read_every(self, layers: int) -> int:
-        """Read the number after the word `every` and return it. `layers`: the number of layers, of
-        which there must be two."""
+    def _read_every(self, num_layers: int) -> int:
+        """Read the number after the word `every` and return it. num_layers: the number of layers,
+        which must be two."""
         column = self.next_index
         count = self._match_and_advance(_COUNT)
         if count is None or int(count[1]) < 2:
             self._refuse("`every` needs a whole number >= 2, as in rope/nope every 4", column)
-        if layers != 2:
+        if num_layers != 2:
             self._refuse(
-                f"`every` is for two layers, as in rope/nope every 4; got {layers}", column
+                f"`every` is for two layers, as in rope/nope every 4; got {num_layers}", column
             )
         return int(count[1])
 
@@ -356,8 +356,8 @@ class _Reader:
         """Go on behind white space, if there is any."""
         self._match_and_advance(re.compile(r"\s*"))
 
-    def _refuse(self, problem: str, at: int | None = None) -> NoReturn:
-        """Raise SpecError for a problem at the index `at`, or if that is None at the next
+    def _refuse(self, problem: str, index: int | None = None) -> NoReturn:
+        """Raise SpecError for a problem at `index` of the text, or for None at the next
         character."""
-        place = self.next_index if at is None else at
-        raise SpecError(self.text, place + 1, f"{problem}.")
+        error_index = self.next_index if index is None else index
+        raise SpecError(self.text, error_index + 1, f"{problem}.")

@@ -57,8 +57,8 @@ def entry(name: str) -> Entry:
         return installed[name]
     if name in reasons:
         raise ValueError(reasons[name])
-    near = _nearest_name(name)
-    hint = f"Did you mean {near!r}?" if near else f"Known: {', '.join(names())}."
+    nearest = _nearest_name(name)
+    hint = f"Did you mean {nearest!r}?" if nearest else f"Known: {', '.join(names())}."
     raise ValueError(f"Unknown encoding {name!r}. {hint}")
 
 
@@ -81,17 +81,17 @@ def _nearest_name(name: str) -> str:
 def class_of(name: str) -> "type[PositionEncoding]":
     """Return the class that a registered name stands for. Raise ValueError if the name is unknown,
     or if another package's class cannot be imported."""
-    registered = entry(name)
+    found_entry = entry(name)
     if name in _classes:
         return _classes[name]
     # Loaded here, because it loads torch, which the names do without.
     from posenc.encodings.registry.user_code import load_class
 
-    module, _, attribute = registered.class_path.partition(":")
+    module, _, attribute = found_entry.class_path.partition(":")
     try:
         return load_class(module, attribute)
     except ValueError as error:
-        raise ValueError(f"{name!r}, defined by {registered.origin}: {error}") from error
+        raise ValueError(f"{name!r}, defined by {found_entry.origin}: {error}") from error
 
 
 def class_of_part(spec: Spec, part: Part) -> "type[PositionEncoding]":
@@ -145,13 +145,15 @@ def register(name: str, encoding: "type[PositionEncoding]", **defaults: Any) -> 
         raise TypeError(f"register: {encoding!r} is no subclass of posenc.PositionEncoding.")
     if not _is_name(name):
         raise ValueError(f"register: a name has letters, digits and underscores, got {name!r}.")
-    path = f"{encoding.__module__}:{encoding.__qualname__}"
-    taken = _ENTRIES.get(name) or _registered.get(name) or _entries_of_packages()[0].get(name)
-    if taken is not None and taken.class_path != path:
+    class_path = f"{encoding.__module__}:{encoding.__qualname__}"
+    existing = _ENTRIES.get(name) or _registered.get(name) or _entries_of_packages()[0].get(name)
+    if existing is not None and existing.class_path != class_path:
         if name in _classes and _qualname_and_file(_classes[name]) == _qualname_and_file(encoding):
             return  # the same class of the same file, loaded under another module name
-        raise ValueError(f"register: {name!r} is {taken.class_path} already; choose another name.")
-    _registered[name] = Entry(path, "unchecked", defaults, "this program")
+        raise ValueError(
+            f"register: {name!r} is {existing.class_path} already; choose another name."
+        )
+    _registered[name] = Entry(class_path, "unchecked", defaults, "this program")
     _classes[name] = encoding
 
 
@@ -186,7 +188,7 @@ def _part_for_another_process(spec: Spec, part: Part) -> Part:
     if part.attribute or part.name_or_module not in _classes:
         return _with_relative_path(part)
     try:
-        where, attribute = _importable_module_and_class(part.name_or_module)
+        module_or_file, attribute = _importable_module_and_class(part.name_or_module)
     except ValueError as error:
         raise spec.error(part.column, str(error)) from error
     options_in_text = {option.key for option in part.options}
@@ -202,7 +204,7 @@ def _part_for_another_process(spec: Spec, part: Part) -> Part:
             raise SpecError(spec.text, part.column, why)
         defaults.append(Option(key, value))
     return _with_relative_path(
-        Part(where, attribute, (*defaults, *part.options), column=part.column)
+        Part(module_or_file, attribute, (*defaults, *part.options), column=part.column)
     )
 
 
@@ -231,8 +233,8 @@ def _with_relative_path(part: Part) -> Part:
         return part
     path = Path(part.name_or_module).expanduser().resolve()
     here = Path.cwd().resolve()
-    where = path.relative_to(here) if path.is_relative_to(here) else path
-    return replace(part, name_or_module=where.as_posix())
+    shown_path = path.relative_to(here) if path.is_relative_to(here) else path
+    return replace(part, name_or_module=shown_path.as_posix())
 
 
 @functools.cache
@@ -241,7 +243,7 @@ def _entries_of_packages() -> tuple[dict[str, Entry], dict[str, str]]:
     points, and a sentence about each encoding that cannot be used. The packages are not imported.
     """
     entries: dict[str, Entry] = {}
-    reasons: dict[str, str] = {}
+    reason_by_name: dict[str, str] = {}
     try:
         points = list(importlib.metadata.entry_points(group=ENTRY_POINT_GROUP))
     except Exception as error:  # one broken package must not break posenc
@@ -250,19 +252,23 @@ def _entries_of_packages() -> tuple[dict[str, Entry], dict[str, str]]:
         name = point.name
         origin = _package_and_version(point)
         if not _is_name(name):
-            reasons[name] = f"{origin} names an encoding {name!r}, which is no valid name."
+            reason_by_name[name] = f"{origin} names an encoding {name!r}, which is no valid name."
         elif not re.fullmatch(r"[\w.]+:[\w.]+", point.value):
-            reasons[name] = (
+            reason_by_name[name] = (
                 f"{origin} defines {name!r} as {point.value!r}, which is no module:Class."
             )
         elif name in _ENTRIES:
-            reasons[name] = f"{origin} defines {name!r}, which is an encoding of posenc."
+            reason_by_name[name] = f"{origin} defines {name!r}, which is an encoding of posenc."
         elif name in entries and entries[name].class_path != point.value:
-            reasons[name] = f"{entries[name].origin} and {origin} both define an encoding {name!r}."
+            reason_by_name[name] = (
+                f"{entries[name].origin} and {origin} both define an encoding {name!r}."
+            )
         else:
             entries[name] = Entry(point.value, "unchecked", {}, origin)
-    usable = {name: usable_entry for name, usable_entry in entries.items() if name not in reasons}
-    return usable, reasons
+    usable = {
+        name: usable_entry for name, usable_entry in entries.items() if name not in reason_by_name
+    }
+    return usable, reason_by_name
 
 
 def _package_and_version(point: importlib.metadata.EntryPoint) -> str:

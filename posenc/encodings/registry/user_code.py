@@ -35,8 +35,8 @@ def load_class(file_or_module: str, attribute: str) -> type[PositionEncoding]:
     try:
         loaded = load_object(file_or_module, attribute)
     except AttributeError:
-        near = difflib.get_close_matches(attribute, defined, n=1)
-        hint = f"; did you mean {near[0]!r}?" if near else f": {it_defines}."
+        nearest = difflib.get_close_matches(attribute, defined, n=1)
+        hint = f"; did you mean {nearest[0]!r}?" if nearest else f": {it_defines}."
         raise ValueError(f"{file_or_module} has no class {attribute!r}{hint}") from None
     if is_encoding_class(loaded):
         return loaded
@@ -54,19 +54,19 @@ def load_object(file_or_module: str, attribute: str) -> Any:
     Raises: ValueError if the import fails, with the line if it is a file; AttributeError if the
     attribute is missing.
     """
-    inner: Any = import_file_or_module(file_or_module)
+    found: Any = import_file_or_module(file_or_module)
     for name in attribute.split("."):
-        inner = getattr(inner, name)
-    return inner
+        found = getattr(found, name)
+    return found
 
 
-def path_of_class(kind: type) -> str:
+def path_of_class(cls: type) -> str:
     """Return "module:Class" of a class. For a class from a user's file, the module is the name of
     the file without ".py"."""
-    module = kind.__module__
+    module = cls.__module__
     if module.startswith(FILE_MODULE_PREFIX):
         module = module.removeprefix(FILE_MODULE_PREFIX).partition("_")[2]
-    return f"{module}:{kind.__qualname__}"
+    return f"{module}:{cls.__qualname__}"
 
 
 def is_encoding_class(value: Any) -> TypeGuard[type[PositionEncoding]]:
@@ -89,9 +89,9 @@ def _import_file(path: Path) -> ModuleType:
     Raises: as `load_object`.
     """
     if not path.is_file():
-        beside = [p.name for p in path.parent.glob("*.py")] if path.parent.is_dir() else []
-        near = difflib.get_close_matches(path.name, beside, n=1)
-        hint = f"; did you mean {path.with_name(near[0])}?" if near else "."
+        neighbours = [p.name for p in path.parent.glob("*.py")] if path.parent.is_dir() else []
+        nearest = difflib.get_close_matches(path.name, neighbours, n=1)
+        hint = f"; did you mean {path.with_name(nearest[0])}?" if nearest else "."
         raise ValueError(f"there is no file {path}{hint}")
     path = path.resolve()
     source = path.read_bytes()
@@ -150,8 +150,8 @@ def line_in_user_code(error: BaseException) -> str:
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
         path = Path(frame.filename)
         installed = {"site-packages", "dist-packages"} & set(path.parts)
-        ours = path.is_relative_to(posenc) or path.is_relative_to(stdlib)
-        if not (installed or ours or frame.filename.startswith("<")):
+        is_ours = path.is_relative_to(posenc) or path.is_relative_to(stdlib)
+        if not (installed or is_ours or frame.filename.startswith("<")):
             return f"{os.path.relpath(path)}:{frame.lineno}"
     return ""
 
