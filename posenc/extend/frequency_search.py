@@ -1,4 +1,4 @@
-"""Search a checkpoint's own frequency factors: evolution over monotone factors and a
+"""Search frequencies for one checkpoint, by evolution of a factor for each pair of channels and a
 temperature."""
 
 import itertools
@@ -23,8 +23,11 @@ from posenc.hf.rope_settings import EXTENDED_LAYER_TYPES, RopeSetting
 
 @dataclass(frozen=True)
 class Genome:
-    """The searched values: theta' = theta / factors, non-decreasing from the fastest pair on,
-    and a temperature."""
+    """Hold what the search varies: factors, one for each pair of channels, and a temperature.
+
+    The frequency of a pair is divided by its factor. Factors never fall from the fastest pair to
+    the slowest. Cos and sin are multiplied by the temperature.
+    """
 
     factors: tuple[float, ...]
     temperature: float
@@ -68,7 +71,7 @@ SHORT_WEIGHT = 1.75
 
 @dataclass(frozen=True)
 class ScoredGenome:
-    """A genome that was tried. Scores are in nats; lower is better."""
+    """Hold a genome that was tried, with its scores in nats; lower is better."""
 
     genome: Genome
     score: float
@@ -110,21 +113,23 @@ class GenomeScorer:
         losses are not finite, is given up: its score is infinite.
         """
         tokens = self.windows.tokens
-        first = -(-len(tokens) // 3)
+        num_first = -(-len(tokens) // 3)
         length = tokens.shape[1]
         settings = apply_genome(self.settings, genome, length)
         try:
             with settings_applied(self.reader.model, settings, length):
-                losses = self.reader.losses_in_batches(tokens[:first]).numpy()
-                early = self._weighted_loss(losses - self.reference_losses[:first])
-                if early > give_up_above:
-                    return ScoredGenome(genome, math.inf, early)
-                if first < len(tokens):
-                    rest = self.reader.losses_in_batches(tokens[first:]).numpy()
+                losses = self.reader.losses_in_batches(tokens[:num_first]).numpy()
+                first_score = self._weighted_loss(losses - self.reference_losses[:num_first])
+                if first_score > give_up_above:
+                    return ScoredGenome(genome, math.inf, first_score)
+                if num_first < len(tokens):
+                    rest = self.reader.losses_in_batches(tokens[num_first:]).numpy()
                     losses = np.concatenate([losses, rest])
         except NotFinite:
             return ScoredGenome(genome, math.inf, math.inf)
-        return ScoredGenome(genome, self._weighted_loss(losses - self.reference_losses), early)
+        return ScoredGenome(
+            genome, self._weighted_loss(losses - self.reference_losses), first_score
+        )
 
     def _weighted_loss(self, excess: np.ndarray) -> float:
         """Return the score in nats, see `score`. excess: losses (windows, length) minus those of
@@ -158,7 +163,7 @@ MUTATION_SIZES = (0.02, 0.07, 0.25)
 
 @dataclass(frozen=True)
 class SearchResult:
-    """The best genome, its score and the number of genomes tried."""
+    """Hold the best genome, its score and the number of genomes tried."""
 
     genome: Genome
     score: float
@@ -173,10 +178,11 @@ class FrequencySearch:
     more on windows that none of them was chosen on.
 
     Args:
-        reader: the model; settings: its rotation before.
+        reader: computes the model's losses.
+        settings: the model's rotation before the search.
         windows: texts to score on; a third is reserved for the last comparison.
         train_length: the training length in tokens.
-        state: file that keeps the score of every genome; None: nothing is kept.
+        state: file that keeps the score of every genome; None to keep nothing.
 
     Raises: ValueError where the file belongs to a search for something else.
     Source: Ding et al. 2024, arXiv:2402.13753, section 3.2 (evolution, monotone factors, seeds from

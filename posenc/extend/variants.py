@@ -36,7 +36,7 @@ NUM_SEARCH_WINDOWS = 36
 """Windows for a search, of which a third is for its finalists; chosen, not derived."""
 MAX_COMPARED_TOKENS = 128
 """Most tokens on which a map is compared with the model itself."""
-TOLERANCE, LAST_BITS = 1e-3, 16
+MAP_TOLERANCE, MAP_LAST_BITS = 1e-3, 16
 """Largest allowed difference of a logit, relative to the largest logit, and in half precision at
 least this many last bits. Rounding is far below, another rotation far above."""
 
@@ -291,7 +291,8 @@ def position_maps(checkpoint: Checkpoint, target: int) -> list[Variant]:
     """Return variants of this checkpoint that map positions up to `target` into the training
     length. Empty if layers differ in their rotation, or the attention cannot be replaced (Falcon).
 
-    Whether a map rotates as the model does is not read from names: see `checked_map_attached`.
+    A map that rotates otherwise than the model is returned as well: applying it raises ValueError,
+    see `checked_map_attached`.
     """
     model = checkpoint.model
     # A map rotates all layers alike.
@@ -313,7 +314,7 @@ def position_maps(checkpoint: Checkpoint, target: int) -> list[Variant]:
     scaling = setting.scaling
     if scaling is None and setting.compression != 1.0:
         scaling = Linear(setting.compression)
-    rope: dict[str, Any] = {
+    rope_arguments: dict[str, Any] = {
         "head_dim": head_dim_of(checkpoint.config),
         "rope_theta": setting.rope_theta,
         "interleaved": False,
@@ -321,9 +322,9 @@ def position_maps(checkpoint: Checkpoint, target: int) -> list[Variant]:
         "scaling": scaling,
     }
     maps = {
-        "self-extend": SelfExtend(**rope, window=window, group_size=group),
-        "rerope": ReRoPE(**rope, window=window),
-        DUAL_CHUNK: DualChunk(**rope, chunk_size=chunk, local_window=local),
+        "self-extend": SelfExtend(**rope_arguments, window=window, group_size=group),
+        "rerope": ReRoPE(**rope_arguments, window=window),
+        DUAL_CHUNK: DualChunk(**rope_arguments, chunk_size=chunk, local_window=local),
     }
     summaries = {
         "self-extend": f"exact to {window} tokens, then groups of {group}",
@@ -360,7 +361,7 @@ def checked_map_attached(
     tokens = torch.randint(vocabulary, (1, length), generator=torch.Generator().manual_seed(0))
     expected = _logits(checkpoint.model, tokens)
     dtype = checkpoint.model.dtype
-    half = 0.0 if dtype == torch.float32 else torch.finfo(dtype).eps
+    eps = 0.0 if dtype == torch.float32 else torch.finfo(dtype).eps
     with ExitStack() as stack:
         try:
             model = stack.enter_context(
@@ -373,7 +374,7 @@ def checked_map_attached(
             attention = f"the attention of {type(checkpoint.model).__name__}"
             raise ValueError(f"{attention} cannot run with a map ({one_line(error)})") from error
         error = float((logits - expected).abs().max() / expected.abs().max())
-        if not error <= max(TOLERANCE, LAST_BITS * half):
+        if not error <= max(MAP_TOLERANCE, MAP_LAST_BITS * eps):
             raise ValueError(
                 f"within its window it must change nothing, and it changes logits by {error:.1%}: "
                 "this model rotates in another way than the map"

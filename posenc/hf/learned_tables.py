@@ -13,7 +13,8 @@ from posenc.encodings import grow
 
 
 class TableOfFamily(NamedTuple):
-    """Where the models of one family keep their position table, and how they count its rows."""
+    """Describe where the models of one family keep their position table, and how they count its
+    rows."""
 
     path: str
     """End of the table's name in the model."""

@@ -1,4 +1,5 @@
-"""Change a loaded model's rotation through its config only, so that an export computes the same."""
+"""Read and change the rotation of a loaded model, only through its config, so that an export
+computes the same."""
 
 import copy
 from collections.abc import Iterator, Mapping
@@ -65,13 +66,18 @@ def rotary_frequencies(model: Any) -> dict[str | None, tuple[Tensor, float]]:
 
 
 def distinct_frequencies(model: Any) -> dict[str | None, list[tuple[Tensor, float]]]:
-    """Return, by layer type (None: all layers), inv_freq and attention factor of its rotary
-    modules: one pair for each different rotation, where `rotary_frequencies` returns one alone."""
+    """Return inv_freq and attention factor of each different rotation, by layer type (None: all
+    layers). Modules of one layer type may rotate differently; `rotary_frequencies` returns only the
+    last."""
     rotations: dict[str | None, list[tuple[Tensor, float]]] = {}
-    for layer_type, (inv_freq, scaling) in _iterate_frequencies(model):
+    for layer_type, (inv_freq, attention_factor) in _iterate_frequencies(model):
         of_layer_type = rotations.setdefault(layer_type, [])
-        if not any(torch.equal(inv_freq, other) and scaling == s for other, s in of_layer_type):
-            of_layer_type.append((inv_freq, scaling))
+        is_known = any(
+            torch.equal(inv_freq, other) and attention_factor == other_factor
+            for other, other_factor in of_layer_type
+        )
+        if not is_known:
+            of_layer_type.append((inv_freq, attention_factor))
     return rotations
 
 
@@ -81,10 +87,10 @@ def _iterate_frequencies(model: Any) -> Iterator[tuple[str | None, tuple[Tensor,
         for name, buffer in module.named_buffers(recurse=False):
             if name.endswith("inv_freq") and "original" not in name:
                 layer_type = name.removesuffix("inv_freq").removesuffix("_") or None
-                scaling = getattr(
+                attention_factor = getattr(
                     module, f"{layer_type}_attention_scaling" if layer_type else "attention_scaling"
                 )
-                yield layer_type, (buffer, float(scaling))
+                yield layer_type, (buffer, float(attention_factor))
 
 
 def frequencies_differ(model: Any, settings: tuple[RopeSetting, ...]) -> bool:

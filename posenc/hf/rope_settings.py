@@ -285,8 +285,8 @@ def _longrope_keys(setting: RopeSetting, scaling: LongRoPE) -> dict[str, Any]:
 
 
 def _type_and_keys(setting: RopeSetting, scaling: Scaling) -> dict[str, Any]:
-    """Return the type that transformers has for a scaling, the length of the training, if the type
-    has it, and the keys of the scaling itself."""
+    """Return the rotary keys of a scaling for which transformers has a type: rope_type,
+    original_max_position_embeddings if the type has it, and the parameters of the scaling."""
     assert scaling.rope_type is not None
     keys: dict[str, Any] = {"rope_type": scaling.rope_type.name}
     if scaling.rope_type.has_original_length:
@@ -312,8 +312,11 @@ def _stock_type_keys(setting: RopeSetting, is_proportional: bool) -> dict[str, A
 
 def _temperature_keys(setting: RopeSetting, factor: float) -> dict[str, float]:
     """Return the keys of YaRN's temperature: attention_factor and, if the model has them, mscale
-    and mscale_all_dim. Return only these two if they mean the same: next to attention_factor 1,
-    vLLM omits them in DeepSeek's scores."""
+    and mscale_all_dim.
+
+    attention_factor is left out if mscale and mscale_all_dim alone give the same temperature: next
+    to attention_factor 1, vLLM omits them in DeepSeek's scores.
+    """
     meant = setting.frequencies().attention_factor
     pair = {"mscale": setting.mscale, "mscale_all_dim": setting.mscale_all_dim}
     present = {key: value for key, value in pair.items() if value is not None}

@@ -24,14 +24,14 @@ from posenc.hf.transformers_compat import cache_argument_name
 FREQUENCY_ERROR = 1e-6
 """Largest relative error of a frequency. A config carries a float32's seven digits, and a reader
 rounds them to float32 again."""
-STEPS_APART = 16
+MAX_LAST_BITS_APART = 16
 """Last bits of half precision by which decoding may differ from one pass, because every layer
 rounds other products."""
 
 
 @dataclass(frozen=True)
 class Proof:
-    """The findings of a fresh process with stock transformers about the exported folder."""
+    """Hold the findings of a fresh process with stock transformers about the exported folder."""
 
     inv_freq_error: float
     """Largest relative error of an inverse frequency against the intended one."""
@@ -54,7 +54,7 @@ class Proof:
     def failures(self, *, cache_safe: bool) -> list[str]:
         """Return in words which checks failed and what would pass; empty if the export is
         proved."""
-        exact_steps = max(1e-3 * min(1.0, self.largest), STEPS_APART * self.rounding)
+        exact_steps = max(1e-3 * min(1.0, self.largest), MAX_LAST_BITS_APART * self.rounding)
         # Without a safe cache, decoding is expected to differ by any amount.
         decoding = exact_steps if cache_safe else math.inf
         logits = max(1e-5, self.rounding, self.logits_moved_by_frequency_error)
@@ -140,8 +140,8 @@ class Prover:
 
 @torch.inference_mode()
 def prove(checkpoint: Checkpoint, folder: Path, prover: Prover, tokens: Tensor) -> Proof:
-    """Return how what a fresh process reads from the folder differs from the model in memory.
-    tokens: (1, length), the text on which logits are compared."""
+    """Return the differences between the folder, as a fresh process reads it, and the model in
+    memory. tokens: (1, length), the text on which logits are compared."""
     model = checkpoint.model
     # Before the model runs: some frequencies change with the length that was read last.
     expected = {

@@ -23,7 +23,7 @@ MAX_QUERIES_AT_ONCE = 256
 """Queries whose attention is computed at a time, to measure its entropy."""
 MAX_SCORES_AT_ONCE = 1 << 23
 """Attention scores in memory at once."""
-IMPLEMENTATION = "posenc_entropy"
+ENTROPY_IMPLEMENTATION = "posenc_entropy"
 """The name under which `attention_entropy` registers its attention with transformers."""
 
 
@@ -215,11 +215,11 @@ def mean_loss_rise(before: np.ndarray, after: np.ndarray, documents: np.ndarray)
 
 @torch.inference_mode()
 def attention_entropy(model: Any, tokens: Tensor, *, in_one_piece: bool = False) -> Tensor | None:
-    """Return the entropy of each position's attention in nats, (length), the mean over layers and
-    heads. None if the model's attention does not go through the interface.
+    """Return the entropy of attention at each position in nats, (length), the mean over layers and
+    heads; None if the model's attention does not go through transformers' interface.
 
     A sink logit counts as one more key. Tokens are read in pieces through the model's cache, so
-    that no mask of length times length is held; `in_one_piece` reads them at once, for models
+    that no mask of length times length is held. in_one_piece: True to read them at once, for models
     without an exact cache.
     """
     from transformers import AttentionInterface, AttentionMaskInterface
@@ -243,10 +243,10 @@ def attention_entropy(model: Any, tokens: Tensor, *, in_one_piece: bool = False)
         return out.transpose(1, 2).contiguous(), None
 
     before = model.config._attn_implementation
-    AttentionInterface.register(IMPLEMENTATION, attend)
-    AttentionMaskInterface.register(IMPLEMENTATION, sdpa_mask)
+    AttentionInterface.register(ENTROPY_IMPLEMENTATION, attend)
+    AttentionMaskInterface.register(ENTROPY_IMPLEMENTATION, sdpa_mask)
     try:
-        model.set_attn_implementation(IMPLEMENTATION)
+        model.set_attn_implementation(ENTROPY_IMPLEMENTATION)
         pieces: list[Tensor] = []
         cache: dict[str, Any] = {} if in_one_piece else {"use_cache": True}
         for piece in [tokens] if in_one_piece else tokens.split(MAX_QUERIES_AT_ONCE, dim=1):

@@ -61,7 +61,8 @@ class LossReader:
 
     def _sliding_losses(self, tokens: Tensor, window: int) -> Tensor:
         """Return the losses of tokens of which each is read with at most `window` tokens. The
-        window moves by a quarter of itself, and only the tokens new in it are taken."""
+        window moves by a quarter of itself, and gives the losses of the tokens that are new in
+        it."""
         step = max(1, window // 4)
         pieces = [self._losses_at_once(tokens[:, :window])]
         for stop in range(window + step, tokens.shape[1] + step, step):
@@ -82,9 +83,11 @@ class LossReader:
 
 @torch.inference_mode()
 def next_token_losses(model: Any, tokens: Tensor, *, in_one_piece: bool = False) -> Tensor:
-    """Return the loss of tokens[:, 1:] given all before, (batch, length - 1).
+    """Return the losses (batch, length - 1) of tokens[:, 1:], each given all tokens before it, in
+    nats.
 
-    `in_one_piece` reads a window of any size in one piece, for methods whose cache is not exact.
+    in_one_piece: True to read a window of any size in one forward, for methods whose cache is not
+    exact.
     """
     tokens = tokens.to(model.device)
     batch, length = tokens.shape

@@ -24,9 +24,9 @@ from posenc.tasks.needles import (
 )
 
 NUM_COMMON_WORDS = 5
-"""Frequent words of a list."""
+"""Different words that come often in a text of the task common-words."""
 NUM_RARE_WORDS = 40
-"""Rare words of a list."""
+"""Different words that come rarely in it."""
 CONSONANTS, VOWELS = "bdfgklmnprstvz", "aeiou"
 CITIES = {
     "Paris": "France",
@@ -74,7 +74,8 @@ class DepthScore(NamedTuple):
 
 
 class Prompt(NamedTuple):
-    """A text to read: its token ids (length), and how many of them, at its end, are the answer."""
+    """Hold a text to read: its token ids, (length), and how many of them, at its end, are the
+    answer."""
 
     ids: Tensor
     answer_len: int
@@ -109,10 +110,12 @@ def parse_task_names(names: Sequence[str] | None) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class TaskGrid:
-    """Tasks at lengths and depths, on text of the user's own.
+    """Test tasks in words at several lengths and depths, in text of the user's own.
 
-    encode: text to token ids, a start token first where the tokenizer has one. trials: prompts per
-    task, length and depth. Every variant of a model reads the same prompts.
+    names: of the tasks. lengths: of the prompts, in tokens. encode: text to token ids, a start
+    token first where the tokenizer has one. trials: prompts per task, length and depth. depths: of
+    the facts, from 0 at the start of the text to 1 at its end. Every variant of a model reads the
+    same prompts.
 
     Source of the tasks: Hsieh et al. 2024, arXiv:2404.06654, section 3 (needles, variable tracking,
     common words); Modarressi et al. 2025, arXiv:2502.05167 (needle by meaning); the sentences are
@@ -292,8 +295,8 @@ class PasskeyGrid:
 
 
 class PuzzleInWords(NamedTuple):
-    """Sentences with their depths in the text, a question and its answer, and the words of the
-    text; None if any text will do."""
+    """Hold a puzzle: its facts as (depth in the text, sentence), a question, its answer, and the
+    words of the text around the facts; None if any text will do."""
 
     facts: tuple[tuple[float, str], ...]
     question: str

@@ -104,9 +104,9 @@ def attach(
 
     Its parameters become the model's: optimizers, Trainer and peft see them as `posenc_encoding`.
     The KV cache stores untransformed keys, with their positions. `model.save_pretrained` also
-    writes the encoding, for `posenc.hf.load`. A few tokens must give the same read at once, in
-    steps through the model's own cache and through a static one, where the model supports it, and
-    next to padding on either side.
+    writes the encoding, for `posenc.hf.load`. Then the model is compared with itself: a few tokens
+    must give the same outputs read at once, in steps through the model's own cache and through a
+    static one, where the model supports it, and next to padding on either side.
 
     Call `detach` before you exchange a module that carries positions (`set_input_embeddings`,
     `resize_position_embeddings`, another rotation): a forward without its hooks is refused. Compile
@@ -122,7 +122,7 @@ def attach(
         model_positions: "replace" removes the rotation, table or bias that the model has by itself.
             "keep" leaves it and adds the encoding: after the rotation, next to the bias.
         example: arguments of a small forward, for models that need more than tokens or an image.
-        check: make that comparison, about fourteen forwards of five tokens. The logger "posenc.hf"
+        check: make this comparison, about fourteen forwards of five tokens. The logger "posenc.hf"
             warns of what cannot be compared.
 
     Raises: TypeError unless it is a transformers model. ValueError if the model's attention cannot
@@ -198,7 +198,8 @@ def _attach_or_restore(
 
 
 def _check_arguments(model: Any, model_positions: Any, check: Any) -> None:
-    """Raise TypeError or ValueError for what cannot be attached to, before anything is changed."""
+    """Raise TypeError or ValueError for a model or an option that `attach` does not take, before
+    anything is changed."""
     if not isinstance(check, bool):
         raise TypeError(f"attach: check must be True or False, got {check!r}.")
     if model_positions not in ("replace", "keep"):
@@ -248,9 +249,11 @@ def attached(
     allow_other_order: bool = False,
 ) -> Iterator[nn.Module]:
     """Attach the encoding inside the block and detach it after. An encoder-decoder gets it in both
-    stacks. allow_other_order accepts layers that depend on order, such as Mamba's; the caller must
-    then compare the model with the original. Decoding and padding are not compared, see
-    `attach`."""
+    stacks. Decoding and padding are not compared, as `attach` does with check=True.
+
+    allow_other_order: True to accept layers that depend on the order of tokens, such as Mamba's;
+    the caller must then compare the model with the original.
+    """
     has_two_stacks = model.config.is_encoder_decoder
     _attach_or_restore(
         model,
@@ -273,7 +276,7 @@ def shape_of(
 ) -> ModelShape:
     """Return the sizes that encodings for this model need: those of the decoder, or of the encoder.
 
-    Raises: as attach.
+    Raises: as `attach`.
 
     >>> from transformers import GPT2Config, GPT2Model
     >>> gpt2 = GPT2Model(GPT2Config(vocab_size=90, n_embd=32, n_layer=1, n_head=4))
@@ -378,8 +381,8 @@ def _refuse_unfit_encoding(
 
 
 def _reads_tokens(stacks: Sequence[Stack], stack: Stack, example: dict[str, Any]) -> bool:
-    """Return True if the stack reads tokens, which have positions, and no images or sound. Of two
-    stacks the last is the decoder."""
+    """Return True if the stack reads tokens, which have positions, and no images or sound. The
+    second of two stacks is the decoder, which has arguments of its own."""
     names = {"input_ids", "inputs_embeds"}
     if len(stacks) == 2 and stack is stacks[-1]:
         names = {"decoder_input_ids", "decoder_inputs_embeds"}

@@ -232,7 +232,8 @@ def _running_attention(module: nn.Module, key: Tensor) -> RunningAttention | Non
     """Return the record of this module's running attention, marked as computed by posenc; None if
     it has no encoding.
 
-    Raises: ValueError if the module's hooks did not run, or positions are known of other keys.
+    Raises: ValueError if the module's hooks did not run, or the record has positions for another
+    number of keys than `key` has.
     """
     if vars(module).get(LAYER_ATTRIBUTE) is None:
         _refuse_added_attention(module)
@@ -255,8 +256,9 @@ def _running_attention(module: nn.Module, key: Tensor) -> RunningAttention | Non
 
 
 def _refuse_added_attention(module: nn.Module) -> None:
-    """Raise ValueError for an attention of a stack's kind that came after attach: it would attend
-    without the encoding."""
+    """Raise ValueError if an attention module without an encoding runs in a stack whose attentions
+    of the same class have one: it was added after `attach`, and would attend without the
+    encoding."""
     forward = RUNNING_FORWARD.get()
     if LAYER_ATTRIBUTE in vars(module) or forward is None or torch.compiler.is_compiling():
         return
@@ -289,8 +291,8 @@ def _refuse_unread_arguments(module: nn.Module, kwargs: dict[str, Any]) -> None:
 
 
 def _mask_from_tensor(tensor: Tensor, sizes: tuple[int, int, int, int], module: nn.Module) -> Mask:
-    """Return the posenc mask of a tensor (#batch, #heads, #q_len, #kv_len) that somebody handed to
-    the model. Raise ValueError for other sizes, which would hide other keys than were meant.
+    """Return the posenc mask of a tensor (#batch, #heads, #q_len, #kv_len) that the caller
+    gave the model. Raise ValueError for other sizes, which would hide other keys than were meant.
 
     sizes: (batch, heads, q_len, kv_len) of this attention.
     """
@@ -338,8 +340,8 @@ def _choose_mask(
     running: RunningAttention | None,
     module: nn.Module,
 ) -> Mask | None:
-    """Return posenc's mask for this call of the interface, None if every key is visible. Earlier
-    and later mean the order in memory, because positions may restart in a packed row.
+    """Return posenc's mask for this call of the interface, None if every key is visible. A causal
+    mask goes by the order in memory and not by positions, which may restart in a packed row.
 
     sizes: (batch, heads, q_len, kv_len). running: None for an attention without an encoding.
     """
@@ -353,7 +355,7 @@ def _choose_mask(
     if isinstance(attention_mask, LazyMask) and attention_mask.standard_mask is None:
         return _combine_masks(attention_mask.bind(q_positions, kv_positions), apart)
     if isinstance(attention_mask, Tensor):
-        if _model_made_mask(running):
+        if _mask_is_from_model(running):
             attention_mask = _cut_unseen_keys(attention_mask, kv_len)
         dense = _mask_from_tensor(attention_mask, sizes, module).bind(q_positions, kv_positions)
         # A family's own code may have made it (OPT's of early transformers 5): it knows of no
@@ -377,7 +379,7 @@ def _combine_masks(mask: Mask, documents: Mask | None) -> Mask:
     return mask if documents is None else mask & documents
 
 
-def _model_made_mask(running: RunningAttention | None) -> bool:
+def _mask_is_from_model(running: RunningAttention | None) -> bool:
     """Return True if a mask of four dimensions comes from the model's code and not from the caller:
     while `attach` tries the model out, and in a forward that was called without a mask."""
     if running is None:
@@ -396,15 +398,18 @@ def _document_mask(running: RunningAttention | None, q_len: int, kv_len: int) ->
 
 
 def _visible_keys(mask: Tensor) -> Tensor:
-    """Return a mask of bools, True for visible keys, of one with bools, or with 0 and large
-    negative numbers. Raise ValueError for numbers that would be a bias, where they can be read
-    without a graph break and without waiting for a device."""
+    """Convert a mask to booleans, True for visible keys. The mask has booleans already, or 0 for
+    visible keys and large negative numbers for hidden ones.
+
+    Raises: ValueError for other numbers, which would be a bias. They are looked for on the CPU
+    only, and not in a compiled graph, which reading them would break.
+    """
     if mask.dtype == torch.bool:
         return mask
     visible = mask == 0
-    read = mask.device.type == "cpu" and not torch.compiler.is_compiling()
-    lost = read and not bool((visible | (mask < -1000)).all())
-    if lost or not mask.is_floating_point():
+    can_be_read = mask.device.type == "cpu" and not torch.compiler.is_compiling()
+    has_bias = can_be_read and not bool((visible | (mask < -1000)).all())
+    if has_bias or not mask.is_floating_point():
         raise ValueError(
             "posenc attention: attention_mask must hold bools, or 0 and numbers below -1000 that "
             "hide keys: others are a bias, which only an encoding adds."

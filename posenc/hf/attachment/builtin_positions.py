@@ -99,8 +99,8 @@ class T5Table:
 
 
 def refresh_table(attention: Any, encoding: Any) -> None:
-    """Make `encoding`, a bias by `bias_as_encoding`, read the table that the model has now. It does
-    nothing for other biases than T5's."""
+    """Make `encoding`, an encoding from `bias_as_encoding`, read the table that the model has now.
+    Biases other than T5's have no table and stay as they are."""
     table = getattr(attention, "posenc_table", None)
     if table is None:
         return
@@ -137,7 +137,8 @@ def attributes_that_omit_bias(model: Any) -> list[tuple[nn.Module, dict[str, Any
 
 
 def empty_bias(*sizes: Any, **options: Any) -> Tensor:
-    """Return an empty bias, instead of T5Attention.compute_bias."""
+    """Return a tensor without elements, as a replacement of T5Attention.compute_bias that adds
+    nothing."""
     return torch.empty(0)
 
 

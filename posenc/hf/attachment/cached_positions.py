@@ -57,10 +57,10 @@ class AppendedChannels:
         return -(-self.bytes_per_token // k.shape[1])
 
     def require_same_layout(self, new: "AppendedChannels") -> "AppendedChannels":
-        """Return these channels, in which the cache stores new tokens too, if `new`, the channels
-        of those, differ in nothing but the dtypes of numbers.
+        """Return these channels of cached keys, in which new tokens can be stored too, after
+        comparing them with `new`, the channels of the new tokens. Only dtypes may differ.
 
-        Raises: ValueError if they differ in more, or if fractions would be cut off.
+        Raises: ValueError if more differs, or if fractions of new positions would be cut off.
         """
         # Keys are stored without the encoding, but all layers after the first have read what it
         # did to the tokens.
@@ -306,8 +306,8 @@ def _initialized_layer(cache: Any, index: int) -> Any:
 def _to_byte_channels(values: Tensor, dtype: torch.dtype) -> Tensor:
     """Return the bytes of values (..., n) as numbers from 0 to 255, (..., n * bytes), of a dtype.
 
-    Bytes have no derivative. So the first of each value carries that of the value, in a term that
-    is 0: value - (value without derivative).
+    Bytes have no gradient. So a term that is 0 is added to the first byte of each value, and the
+    gradient flows through it: value - value.detach().
     """
     numbers = values.detach().contiguous().unsqueeze(-1).view(torch.uint8).to(dtype)
     if values.requires_grad:

@@ -106,8 +106,8 @@ def forget_position_ids(model: nn.Module, args: tuple, kwargs: dict[str, Any], o
 
 
 def refuse_position_ids(stack: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
-    """Raise ValueError if a stack that keeps its own table, and counts the rows of it itself, is
-    called with position_ids."""
+    """Raise ValueError if a stack that keeps its own position table, and numbers the tokens for it
+    itself, is called with position_ids."""
     if kwargs.get("position_ids") is None:
         return
     raise ValueError(
@@ -255,7 +255,7 @@ def _find_forward(
 ) -> RunningForward:
     """Return the forward of the stack in which this attention runs: the one that its mask records,
     because gradient checkpointing recomputes a layer outside of the stack's forward, or else the
-    one that runs running. arguments: all of the module's."""
+    one in RUNNING_FORWARD. arguments: all of the module's."""
     for argument in arguments:
         if isinstance(argument, LazyMask) and argument.forward is not None:
             return argument.forward
@@ -418,7 +418,8 @@ def _split_token_numbers(ids: Tensor, num_axes: int) -> tuple[Tensor | None, Ten
 
 
 def _integers_unless_fractional(ids: Tensor) -> Tensor:
-    """Return position_ids as integers, unless one has a fraction. A graph keeps their dtype."""
+    """Return position_ids as integers, unless one has a fraction. In a compiled graph, which cannot
+    look at them, their dtype stays."""
     if not ids.is_floating_point() or torch.compiler.is_compiling():
         return ids
     whole = ids.isfinite() & (ids == ids.round())

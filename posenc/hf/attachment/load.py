@@ -42,9 +42,9 @@ def load(
 
     Args:
         folder: folder written by `model.save_pretrained`.
-        encoding, decoder: needed for encodings of your own classes, because no class outside posenc
-            is imported on behalf of a file: objects built as before saving. Parameters come from
-            the folder.
+        encoding, decoder: encodings built as before saving, needed only if their classes are your
+            own: posenc never imports a class because a file names it. Parameters come from the
+            folder.
         options: options of transformers' from_pretrained, such as dtype.
 
     Raises: ValueError if posenc.json is missing, belongs to other weights, or names another

@@ -12,14 +12,15 @@ from posenc.positions import first_text_returns
 
 
 def text_beginnings(positions: Tensor, valid: Tensor) -> Tensor:
-    """Return True for each token that begins another text than the valid one before it in its row.
+    """Return a mask that is True for each token that begins another text than the last valid token
+    before it in its row.
 
-    A text goes on where whole positions grow by one, or by as much as the token stands later in the
-    row, where the padding between is counted too: 0 1 pad 2 and 0 1 pad 3 are one text. Positions
-    with fractions may grow by anything; there a text begins where they fall.
+    With whole positions a text continues where the position grows by one, or by the distance to
+    that token in the row: 0 1 pad 2 and 0 1 pad 3 are one text. With fractional positions it
+    continues unless the position falls.
 
-    Shapes: positions (len) or (#batch, len), valid (#batch, len) -> (batch, len). Padding begins
-    none, whatever its positions are.
+    Shapes: positions (len) or (#batch, len), valid (#batch, len) -> (batch, len). Padding never
+    begins a text, whatever its positions are.
     """
     positions, valid = torch.broadcast_tensors(positions, valid)
     index = torch.arange(positions.shape[-1], device=positions.device).expand(positions.shape)
@@ -69,8 +70,8 @@ def refuse_another_text(
     """Raise ValueError if new tokens and those of a cache are not one text: a new token begins
     another one, see `text_beginnings`, or the cache holds several.
 
-    Tokens of several components that nobody has numbered may share places (those of an image do),
-    but only the first of a text has 0 on all axes.
+    Without token_numbers the positions have several components, and tokens may share one (those of
+    an image do); but only the first token of a text has 0 on all axes.
 
     Args:
         ids: positions of the new tokens.
@@ -112,8 +113,9 @@ def refuse_another_text(
 
 
 def refuse_packed_text(ids: Tensor, mask: Any) -> None:
-    """Raise ValueError if positions of several components, (axes, batch, len), return to the text
-    that begins a row. Positions of one component pass: they tell texts apart."""
+    """Raise ValueError if positions of several components, (axes, batch, len), show that a row has
+    several texts, by returning to where its first text is. Positions of one component pass: they
+    tell texts apart."""
     if ids.ndim != 3:
         return
     valid = mask.bool() if isinstance(mask, Tensor) and mask.shape == ids.shape[1:] else None
@@ -142,10 +144,11 @@ def refuse_mixed_texts(stack: nn.Module, documents: Tensor) -> None:
 def refuse_chunked_attention_in_packed_rows(
     module: nn.Module, forward: RunningForward, length: int, has_cache: bool
 ) -> None:
-    """Raise ValueError if attention is cut into chunks of a packed row that is longer than one.
+    """Raise ValueError if attention works in chunks and may cut the texts of a packed row wrongly.
 
     Without a cache and a mask newer transformers counts the chunks of Llama 4 in each text;
-    otherwise it counts them in the row, where a chunk may begin in the middle of a text.
+    otherwise it counts them in the row, where a chunk may begin in the middle of a text. A row of
+    `length` tokens that fits into one chunk passes.
     """
     chunk = getattr(getattr(module, "config", None), "attention_chunk_size", None)
     if forward.documents is None or chunk is None or length <= chunk:
@@ -166,7 +169,8 @@ def refuse_chunked_attention_in_packed_rows(
 
 
 def drop_equal_rows(ids: Tensor) -> Tensor:
-    """Return position_ids without their batch if all rows are known to be equal."""
+    """Return position_ids (batch, len) as (len) if all rows are known to be equal, else
+    unchanged."""
     on_cpu = ids.device.type == "cpu"
     if ids.ndim == 2 and (ids.shape[0] == 1 or (on_cpu and bool((ids == ids[:1]).all()))):
         return ids[0].contiguous()

@@ -203,8 +203,8 @@ def encoding_classes(encoding: nn.Module) -> list[str]:
 
 
 def shared_parameter_names(encoding: nn.Module) -> list[list[str]]:
-    """Return the names of each parameter that has several, as that of DeBERTa's table, which all
-    layers read."""
+    """Return a list of names for each parameter that has several names, as that of DeBERTa's table,
+    which all layers read."""
     names: dict[int, list[str]] = {}
     for name, parameter in encoding.named_parameters(remove_duplicate=False):
         names.setdefault(id(parameter), []).append(name)
@@ -212,7 +212,7 @@ def shared_parameter_names(encoding: nn.Module) -> list[list[str]]:
 
 
 def share_parameters(encoding: nn.Module, groups: list[list[str]]) -> None:
-    """Make the parameters of each group one again, see `shared_parameter_names`.
+    """Let the names of each group share one parameter, see `shared_parameter_names`.
 
     Raises: ValueError for a name that is no parameter, and for other shapes.
     """

@@ -142,8 +142,8 @@ def run_in_evaluation(model: Any, example: dict[str, Any]) -> Any:
 
 
 def rounding_tolerance(model: Any) -> float:
-    """Return up to which difference of hidden states, relative to the largest of them, rounding may
-    explain it: two orders of the same computation in the model's dtype differ by less."""
+    """Return the largest difference of hidden states, relative to the largest of them, that
+    rounding may explain: two orders of the same computation in the model's dtype differ by less."""
     device = model.device.type
     exact = torch.get_float32_matmul_precision() == "highest"
     is_coarse = (
@@ -159,8 +159,8 @@ def rounding_tolerance(model: Any) -> float:
 
 
 def stack_shape(stack: Stack, config: Any) -> ModelShape:
-    """Return the sizes for which an encoding of this stack is built. Of a config without a maximum
-    length the training length is taken to be 512, chosen and not derived."""
+    """Return the sizes for which an encoding of this stack is built. If the config has no maximum
+    length, the training length is 512, which is chosen and not derived."""
     first = stack.attentions[0]
     text = config.get_text_config()
     lengths = [

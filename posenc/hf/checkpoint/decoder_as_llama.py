@@ -1,4 +1,5 @@
-"""Export decoders as Hugging Face Llama folders: config.json and safetensors."""
+"""Write posenc's own Decoder as a folder that transformers loads as Llama: config.json and
+safetensors."""
 
 import json
 from collections.abc import Iterator

@@ -139,9 +139,9 @@ def load_checkpoint(
 def _auto_class(config: Any, raw: dict[str, Any], folder: Path, encoder_decoder: bool) -> Any:
     """Return the class of transformers that builds the model: for a next token, or for masked ones.
 
-    An encoder such as BERT is in both lists of transformers, which builds a decoder of it for the
-    asking, with attention to both sides: its losses would be those of tokens that it has seen. So
-    it is masked unless its config or the class that it was saved with says that it is a decoder.
+    transformers would also build a next-token model from an encoder such as BERT, which then still
+    attends to both sides, and so sees the tokens that it predicts. So a type that can be both is
+    read as masked, unless its config or the class that it was saved with says that it is a decoder.
 
     Raises: ValueError for a model that predicts no tokens, or an encoder-decoder unless accepted.
     """
