@@ -73,9 +73,10 @@ class Choice:
     """True if the caller named this implementation, so that no other may run."""
 
     def run(self, problem: Problem) -> tuple[Tensor, Tensor | None]:
-        """Return the output of attention, and the log-sum-exp if the problem needs it.
+        """Return the output of attention (batch, num_heads, q_len, v_dim), and the log-sum-exp
+        (batch, num_heads, q_len) if the problem needs it, else None.
 
-        Raises: ValueError if the caller named FlexAttention, whose kernel torch cannot build.
+        Raises: ValueError if the caller named FlexAttention, and torch cannot build its kernel.
         """
         if self.impl == "sdpa":
             return sdpa.run(problem, self.form)
@@ -282,8 +283,8 @@ def _key_rows_form(problem: Problem, why_not_strips: str) -> tuple[str, str]:
 
 
 def _plain_form(problem: Problem) -> tuple[str, str]:
-    """Return ("plain", ""), or ("", fault) on the CPU if scaled_dot_product_attention computes
-    wrongly in this release of torch."""
+    """Return ("plain", "") if torch's kernel can run the problem without a bias. Return ("", why
+    not) on the CPU if scaled_dot_product_attention computes wrongly in this release of torch."""
     fault = torch_faults.faults().function_fault if problem.q.device.type == "cpu" else ""
     return ("", fault) if fault else ("plain", "")
 
@@ -313,8 +314,8 @@ def _kernel_takes_term_as_mask(problem: Problem) -> bool:
 
 
 def _term_attends_to_near_keys(problem: Problem) -> bool:
-    """Return True if the form "near and far" can run: the term attends to near keys itself, and
-    there are enough far ones for torch's kernel."""
+    """Return True if the form "near and far" can run: the term itself attends to the keys near each
+    query, and there are enough far keys for torch's kernel."""
     term = problem.term
     if term is None or term.far_from is None or torch.compiler.is_compiling():
         return False
@@ -328,7 +329,8 @@ def _term_attends_to_near_keys(problem: Problem) -> bool:
 
 
 def _why_not_strips(problem: Problem) -> str | None:
-    """Return why the form "strips" cannot run the problem; None if it can."""
+    """Return why the form "strips", in which torch's kernel reads the bias by distance as a view of
+    one row per head, cannot run the problem; None if it can."""
     term = problem.term
     mask = problem.mask
     if why_not := flash.why_cannot_run_on(problem.q.device):
@@ -345,7 +347,8 @@ def _why_not_strips(problem: Problem) -> str | None:
 
 
 def _why_not_key_rows(problem: Problem) -> str | None:
-    """Return why the form "key rows" cannot run the problem; None if it can."""
+    """Return why the form "key rows", in which torch's kernel reads one row of bias for each block
+    of queries, cannot run the problem; None if it can."""
     term = problem.term
     if why_not := flash.why_cannot_run_on(problem.q.device):
         return why_not

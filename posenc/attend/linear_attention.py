@@ -88,7 +88,8 @@ def _attend_causally(
     values: Tensor,
     chunk_size: int,
 ) -> Tensor:
-    """Return the sums over j <= i, (batch, num_heads, len, v_dim), a chunk of queries at a time.
+    """Return the output of causal linear attention, (batch, num_heads, len, v_dim), computed for a
+    chunk of queries at a time.
 
     Keys of the same chunk are summed by a masked product, those of earlier chunks by two running
     sums, so that no matrix has len x len numbers.

@@ -73,8 +73,9 @@ class TransformedQueriesKeys(NamedTuple):
 
 
 class PassInputs(NamedTuple):
-    """Hold the untransformed queries and keys at the positions that one pass of the encoding gives
-    them."""
+    """Hold the inputs of one pass: of one of the softmax attentions that an encoding needs (most
+    need one). The queries and keys are untransformed, at the positions that the encoding gives them
+    in this pass."""
 
     queries: Tokens
     keys: Tokens
@@ -272,7 +273,8 @@ def _bind_to_tokens(mask: Mask, queries: Tokens, keys: Tokens) -> Mask:
 
 
 def _pass_inputs(encoding: PositionEncoding, queries: Tokens, keys: Tokens) -> list[PassInputs]:
-    """Return queries, keys and mask for each pass of the encoding. Most encodings have one pass.
+    """Return queries, keys and mask for each pass: each softmax attention that the encoding needs
+    (most need one).
 
     queries, keys: all tokens, the cached ones included, at their true positions.
     """
@@ -357,7 +359,7 @@ def _mask_of_pass(
 ) -> Mask | None:
     """Return a bound mask of the pairs that both masks show; None if there is no mask at all.
 
-    pass_mask: what this pass of the encoding shows.
+    pass_mask: the pairs that belong to one pass of the encoding, such as those with near keys.
     shared_mask: the mask of the call, bound to true positions.
     queries, keys: the tokens at their true positions, not at those that the pass gives them.
     """

@@ -173,7 +173,8 @@ def attention_sinks(num_sinks: int, window_size: int) -> Mask:
 
 @explain_misfits
 def chunked(chunk_size: int) -> Mask:
-    """Show only keys in the query's own chunk of positions; `causal & chunked(n)` is Llama 4's."""
+    """Show only keys in the query's own chunk of positions; chunks begin at multiples of
+    `chunk_size`. `causal & chunked(n)` is Llama 4's."""
     check_count("chunked", "chunk_size", chunk_size, most=FARTHEST_POSITION)
     # Tokens of one chunk are less than chunk_size apart, and tokens that are this near may be in
     # two chunks: the window is true, but does not describe the mask, so it is not `exact`.

@@ -423,11 +423,11 @@ def _mask_with_tensors(mask: Mask, device: torch.device) -> Mask:
 
 
 def _predicate_with_tensors(predicate_or_argument: Any, device: torch.device) -> Any:
-    """Return a mask's predicate, in which whole numbers bound by functools.partial are replaced by
-    tensors.
+    """Return a mask's predicate, in which whole numbers that functools.partial has bound are
+    replaced by tensors.
 
-    A partial function may have other predicates among its arguments: it is called for each
-    argument, too, and returns a whole number as a tensor and other arguments unchanged.
+    The function calls itself for each bound argument, which may be a predicate, too. It returns a
+    whole number as a tensor and any other argument unchanged.
     """
     if isinstance(predicate_or_argument, functools.partial):
         partial = predicate_or_argument

@@ -68,9 +68,9 @@ class Band:
 
 @dataclass(frozen=True)
 class Bands:
-    """Hold the tables that all blocks of one attention share.
+    """Hold the vectors by distance, and products with them, that all blocks of one attention share.
 
-    q_band, k_band: vectors that queries, and that keys, are multiplied with. Distances fall in
+    q_band, k_band: the vectors with which queries, and keys, are multiplied. Distances fall in
         q_band and rise in k_band.
     k_ends: products of all keys with the vectors of k_band at its lowest and at its highest
         distance, each (batch, num_heads, 1, kv_len); None if no key is that far.
