@@ -54,8 +54,8 @@ def rules() -> dict[str, Any]:
     from posenc.runtimes.config_model import INNER, LENGTH_KEYS, Model
     from posenc.runtimes.families import all_families
     from posenc.runtimes.files import spelling
+    from posenc.runtimes.files.spelling import ABOUT_POSITIONS, COMMON, NO_EFFECT, READ
     from posenc.runtimes.known.transformers5 import NEEDED
-    from posenc.runtimes.position_keys import ABOUT_POSITIONS, COMMON, NO_EFFECT, READ
 
     families = {}
     for name, facts in all_families().items():

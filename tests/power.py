@@ -274,7 +274,7 @@ MUTATIONS = (
         "runtimes doctor",
     ),
     Mutation(
-        "runtimes/weights/permute_rows.py",
+        "runtimes/weights/rows.py",
         "return [i for t in range(half) for i in (t, t + half)]",
         "return [*range(0, width, 2), *range(1, width, 2)]",
         "runtimes doctor",

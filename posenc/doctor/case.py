@@ -16,9 +16,9 @@ from posenc.runtimes.config_model import ORIGINAL_LENGTH_KEY, BadConfigError, Mo
 from posenc.runtimes.files.gguf_metadata import Metadata
 from posenc.runtimes.files.source import Source
 from posenc.runtimes.known import RELEASES, RUNTIMES, emulate
-from posenc.runtimes.known.emulator import unrecorded_version
 from posenc.runtimes.known.llama_cpp import compute_from_metadata
 from posenc.runtimes.known.params_files import emulate_params_file
+from posenc.runtimes.known.registry import unrecorded_version
 from posenc.runtimes.known.releases import is_recorded
 from posenc.runtimes.meaning import Meaning, UnknownFamilyError, meaning_of, require_known_family
 from posenc.runtimes.position_record import PositionRecord, record_of, record_of_meaning

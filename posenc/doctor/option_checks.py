@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from posenc.command_line.options import check_choice
-from posenc.doctor.options import Options
+from posenc.doctor.command import Options
 from posenc.doctor.rules import RULES
 from posenc.runtimes.files.source import is_adapter
 

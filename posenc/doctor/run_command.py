@@ -10,8 +10,8 @@ from posenc.command_line.errors import describe_os_error
 from posenc.command_line.options import check_choice
 from posenc.doctor import choose_interpreters, compare_files
 from posenc.doctor.case import Case
+from posenc.doctor.command import Options
 from posenc.doctor.option_checks import actions_asked_for, check_options, ignored_codes
-from posenc.doctor.options import Options
 from posenc.doctor.report import (
     Judgement,
     report_of,
@@ -39,15 +39,15 @@ from posenc.runtimes.ask import Asked, as_computed
 from posenc.runtimes.computed_positions import ComputedPositions, RefusedError
 from posenc.runtimes.config_model import BadConfigError, model_of
 from posenc.runtimes.families import SERVERS
-from posenc.runtimes.files.attached import refuse_attached_encoding
 from posenc.runtimes.files.json_object import LARGEST_INDEX, read_json
+from posenc.runtimes.files.model_folder import refuse_attached_encoding
 from posenc.runtimes.files.source import NoRotationError, Source, is_adapter, load
 from posenc.runtimes.files.spelling import as_transformers
 from posenc.runtimes.known import RUNTIMES, emulate
 from posenc.runtimes.known.releases import runtime_and_version
 from posenc.runtimes.meaning import UnknownFamilyError, meaning_of, path_in_errors
 from posenc.runtimes.position_record import PositionRecord, record_of
-from posenc.runtimes.writers.config_changes import config_changes
+from posenc.runtimes.writers.copies import config_changes
 from posenc.runtimes.writers.overrides import (
     check_override,
     config_after_override,

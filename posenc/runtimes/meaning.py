@@ -35,9 +35,12 @@ from posenc.runtimes.families import (
     other_architecture,
     rotates_nothing,
 )
-from posenc.runtimes.files.spelling import NUMBERS, with_vendors_keys_renamed
+from posenc.runtimes.files.spelling import (
+    NUMBERS,
+    TRAINED_LENGTH_OF_NOMIC,
+    with_vendors_keys_renamed,
+)
 from posenc.runtimes.known import transformers5
-from posenc.runtimes.position_keys import TRAINED_LENGTH_OF_NOMIC
 
 OLD_NAMES = {"su": "longrope", "mrope": "default", "deepseek_yarn": "yarn", "ntk-aware": "ntk"}
 Parameters = transformers5.Parameters

@@ -4,7 +4,7 @@ import copy
 
 import pytest
 
-from posenc.doctor.options import Options
+from posenc.doctor.command import Options
 from posenc.files.sealed_json import strict_json
 from posenc.runtimes.families import all_families
 from posenc.runtimes.files.spelling import ROTARY_SHARES

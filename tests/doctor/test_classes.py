@@ -27,7 +27,7 @@ VISION = {"model_type": "smolvlm", "architectures": ["SmolVLMForConditionalGener
 
 
 def test_another_network_with_the_same_model_type_is_not_judged(tmp_path):
-    from posenc.doctor.options import Options
+    from posenc.doctor.command import Options
     from posenc.files.sealed_json import strict_json
     from posenc.runtimes.files.json_object import read_json
     from tests.doctor.judging import run

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from posenc.doctor.case import Case
-from posenc.doctor.options import Options
+from posenc.doctor.command import Options
 from posenc.doctor.rules import findings
 from posenc.frequencies import float64_formulas
 from posenc.runtimes.computed_positions import ComputedPositions, LayerRotation

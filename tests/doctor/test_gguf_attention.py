@@ -6,7 +6,7 @@ import math
 import numpy as np
 import pytest
 
-from posenc.doctor.options import Options
+from posenc.doctor.command import Options
 from posenc.runtimes.files.gguf_metadata import Metadata, read_metadata
 from posenc.runtimes.files.source import load
 from posenc.runtimes.known import RUNTIMES

@@ -9,7 +9,7 @@ import tracemalloc
 
 import pytest
 
-from posenc.doctor.options import Options
+from posenc.doctor.command import Options
 from posenc.runtimes.files import gguf_header
 from posenc.runtimes.files.gguf_metadata import read_metadata
 from tests.doctor.judging import run

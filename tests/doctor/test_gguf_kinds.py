@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from posenc.doctor.options import Options
+from posenc.doctor.command import Options
 from posenc.frequencies import float64_formulas
 from posenc.runtimes.files.gguf_metadata import Metadata, read_metadata
 from posenc.runtimes.known.llama_cpp import compute_from_metadata

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from posenc.doctor.case import Case
-from posenc.doctor.options import Options
+from posenc.doctor.command import Options
 from posenc.doctor.rules import findings
 from posenc.runtimes.files.gguf_metadata import Metadata
 from posenc.runtimes.files.source import NoRotationError, load

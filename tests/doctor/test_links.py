@@ -6,7 +6,7 @@ import struct
 
 import pytest
 
-from posenc.runtimes.files.paths_inside import path_inside, paths_inside
+from posenc.runtimes.files.model_folder import path_inside, paths_inside
 from posenc.runtimes.files.source import load
 from posenc.runtimes.writers import copies
 from tests.doctor.test_gguf_hostile import SOUND, header

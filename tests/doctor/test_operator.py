@@ -5,7 +5,7 @@ import shlex
 
 import pytest
 
-from posenc.doctor.options import Options
+from posenc.doctor.command import Options
 from posenc.doctor.rule import COMMAND
 from posenc.doctor.rules.longer_texts import CARDS
 from posenc.files.sealed_json import strict_json

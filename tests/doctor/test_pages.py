@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from posenc.doctor.case import Case
-from posenc.doctor.options import Options
+from posenc.doctor.command import Options
 from posenc.doctor.rules import RULES, findings
 from posenc.runtimes.config_model import language_model_key, model_of
 from posenc.runtimes.files.gguf_metadata import Metadata
 from posenc.runtimes.files.source import Source, load
-from posenc.runtimes.position_keys import ABOUT_POSITIONS
+from posenc.runtimes.files.spelling import ABOUT_POSITIONS
 from tests.doctor.judging import judge, run
 
 PAGES = Path(__file__).parents[2] / "posenc/doctor/pages"

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from posenc.doctor.options import Options
+from posenc.doctor.command import Options
 from posenc.runtimes.files.json_object import read_json
 from tests.doctor.judging import judge, run
 from tests.doctor.planted import GONE, PLANTED

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from posenc.doctor.options import Options
+from posenc.doctor.command import Options
 from posenc.runtimes.files.source import NoRotationError, load
 from posenc.runtimes.known import emulate
 from posenc.runtimes.meaning import UnknownFamilyError, meaning_of

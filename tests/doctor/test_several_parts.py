@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from posenc.doctor.options import Options
+from posenc.doctor.command import Options
 from posenc.runtimes.config_model import model_of
 from posenc.runtimes.families import all_families
 from posenc.runtimes.known import emulate

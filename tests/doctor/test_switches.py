@@ -4,8 +4,8 @@ import json
 
 import pytest
 
+from posenc.doctor.command import Options
 from posenc.doctor.compare_files import lengths_around_switches
-from posenc.doctor.options import Options
 from posenc.runtimes.known import RUNTIMES
 from tests.doctor.judging import run
 

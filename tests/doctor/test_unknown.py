@@ -4,13 +4,13 @@ import json
 
 import pytest
 
-from posenc.doctor.options import Options
+from posenc.doctor.command import Options
 from posenc.runtimes.config_model import model_of
 from posenc.runtimes.families import RUNTIME_FILES, all_families
 from posenc.runtimes.files.json_object import in_json_words
+from posenc.runtimes.files.spelling import require_understood_keys
 from posenc.runtimes.known import RUNTIMES, emulate
 from posenc.runtimes.meaning import UnknownFamilyError, meaning_of
-from posenc.runtimes.position_keys import require_understood_keys
 from tests.doctor.judging import row_of, run
 from tests.doctor.threads import BASE
 

@@ -23,7 +23,7 @@ from posenc.files.sealed_json import unseal
 from posenc.hf.restart_state import read_sealed
 from posenc.runtimes.files.gguf_metadata import read_metadata
 from posenc.runtimes.files.json_object import read_json
-from posenc.runtimes.files.safetensors_header import read_header
+from posenc.runtimes.files.model_folder import read_header
 from posenc.runtimes.files.source import load
 from tests.doctor.test_gguf_hostile import ARRAY, SOUND, STRING, U32, header, text
 from tests.files.test_hostile_writers import TRIAL

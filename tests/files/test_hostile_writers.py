@@ -34,7 +34,7 @@ from posenc.hf.tuning import save_tuning
 from posenc.report.chart import Chart
 from posenc.report.figure_files import write_figures
 from posenc.report.html_page import Page, Plot
-from posenc.runtimes.weights.tensors import rewrite_tensors
+from posenc.runtimes.weights.rows import rewrite_tensors
 from posenc.runtimes.writers.copies import copy_files, write_config
 from tests.experiment import experiment
 

@@ -7,11 +7,11 @@ from typing import NamedTuple
 from posenc.files.folders import new_folder
 from posenc.runtimes.config_model import model_of
 from posenc.runtimes.files.json_object import read_json
-from posenc.runtimes.files.paths_inside import path_inside
+from posenc.runtimes.files.model_folder import path_inside
 from posenc.runtimes.files.source import ADAPTER_CONFIG, Source, load
 from posenc.runtimes.meaning import meaning_of, path_in_errors, require_known_family
 from posenc.runtimes.weights.fold import adapter_rows_to_scale, scale_rows
-from posenc.runtimes.weights.permute_rows import permute_folder
+from posenc.runtimes.weights.rows import permute_folder
 from posenc.runtimes.writers.copies import copy_files
 from posenc.runtimes.writers.recipes import best_recipe, require_static
 

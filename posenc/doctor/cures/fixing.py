@@ -14,19 +14,28 @@ from posenc.runtimes.computed_positions import LayerRotation
 from posenc.runtimes.config_model import ORIGINAL_LENGTH_KEY, Model, language_model_key
 from posenc.runtimes.files.json_object import read_json
 from posenc.runtimes.files.source import Source, load
-from posenc.runtimes.files.spelling import DICTS, DRAFT_LAYERS, ROTARY_BASES, ROTARY_SHARES
+from posenc.runtimes.files.spelling import (
+    DICTS,
+    DRAFT_LAYERS,
+    ROTARY_BASES,
+    ROTARY_SHARES,
+    require_understood_keys,
+)
 from posenc.runtimes.known import AS_READ, emulate
 from posenc.runtimes.known.llama_cpp import sliding_base
 from posenc.runtimes.meaning import Meaning, meaning_of, path_in_errors
-from posenc.runtimes.position_keys import require_understood_keys
 from posenc.runtimes.position_record import record_of
 from posenc.runtimes.writers import gguf_edit
 from posenc.runtimes.writers.both_dialects import KEYS_WRITTEN_ANEW
-from posenc.runtimes.writers.candidates import KEYS_BEYOND_FREQUENCIES
-from posenc.runtimes.writers.config_changes import config_changes
-from posenc.runtimes.writers.copies import copy_files, write_config
+from posenc.runtimes.writers.copies import config_changes, copy_files, write_config
 from posenc.runtimes.writers.disagreement import differences_of_rotation
-from posenc.runtimes.writers.recipes import Recipe, best_recipe, misreading_runtimes, require_static
+from posenc.runtimes.writers.recipes import (
+    KEYS_BEYOND_FREQUENCIES,
+    Recipe,
+    best_recipe,
+    misreading_runtimes,
+    require_static,
+)
 
 CONFIG = "config.json"
 KEYS_OF_SHARES = ("partial_rotary_factor", *ROTARY_SHARES)

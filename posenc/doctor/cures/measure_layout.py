@@ -19,7 +19,7 @@ from posenc.runtimes.config_model import Model, model_of
 from posenc.runtimes.files.json_object import read_json
 from posenc.runtimes.files.source import load
 from posenc.runtimes.meaning import require_known_family
-from posenc.runtimes.weights.permute_rows import permute_folder
+from posenc.runtimes.weights.rows import permute_folder
 from posenc.runtimes.writers.copies import copy_files
 
 FEWEST_TOKENS = 50

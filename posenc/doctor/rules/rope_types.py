@@ -7,8 +7,8 @@ from posenc.doctor.case import ALL, Case, rope_type_of
 from posenc.doctor.rule import Hit, join_runtimes, rule
 from posenc.report.report import join_names
 from posenc.runtimes.files.json_object import in_json_words
+from posenc.runtimes.files.spelling import COMMON, READ
 from posenc.runtimes.known.transformers5_rope_dicts import NEEDED
-from posenc.runtimes.position_keys import COMMON, READ
 
 COMMON_TYPES = ("default", "linear", "dynamic", "yarn", "longrope", "llama3", "proportional")
 OLD_TYPES = ("su", "mrope", "deepseek_yarn", "telechat3-yarn", "deepseek_llama_scaling")

@@ -15,7 +15,7 @@ from posenc.runtimes.config_model import (
 )
 from posenc.runtimes.families import letters_and_digits
 from posenc.runtimes.files.json_object import in_json_words
-from posenc.runtimes.position_keys import COMMON, NO_EFFECT, READ, unknown_keys
+from posenc.runtimes.files.spelling import COMMON, NO_EFFECT, READ, unknown_keys
 
 KEYS_TO_COMPARE = (
     *ROTARY,

@@ -4,8 +4,7 @@ from collections.abc import Iterator
 
 from posenc.doctor.case import ALL, Case
 from posenc.doctor.rule import Hit, rule
-from posenc.runtimes.files.paths_inside import paths_inside
-from posenc.runtimes.files.safetensors_header import read_header
+from posenc.runtimes.files.model_folder import paths_inside, read_header
 
 MOST_FILES = 256
 """Weight files whose headers are read; chosen, not derived."""

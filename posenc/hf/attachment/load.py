@@ -27,7 +27,7 @@ from posenc.hf.checkpoint.loading import (
     refuse_nonfinite_weights,
 )
 from posenc.runtimes.files.json_object import read_json
-from posenc.runtimes.files.paths_inside import path_inside
+from posenc.runtimes.files.model_folder import path_inside
 
 
 @explain_misfits

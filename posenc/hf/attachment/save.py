@@ -18,7 +18,7 @@ from posenc.files.sealed_json import strict_json
 from posenc.frequencies.scalings.scaling import Scaling
 from posenc.hf.attachment.forward_context import ATTACHMENT_ATTRIBUTE, ENCODING_MODULE
 from posenc.hf.checkpoint import files
-from posenc.runtimes.files.attached import MARK, RECORD
+from posenc.runtimes.files.model_folder import MARK, RECORD
 
 _POSENC_PREFIX = "posenc."
 _JSON_SCALARS = (bool, int, float, str, type(None))

@@ -9,7 +9,7 @@ from typing import Any
 
 from posenc.files.opening import open_ordinary
 from posenc.runtimes.files.json_object import LARGEST_INDEX, read_json
-from posenc.runtimes.files.paths_inside import TOKENIZER_FILES, path_inside
+from posenc.runtimes.files.model_folder import TOKENIZER_FILES, path_inside
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 PICKLES = ("*.bin", "*.pt", "*.pth")

@@ -19,8 +19,7 @@ from posenc.hf.checkpoint.check_config import (
 from posenc.hf.learned_tables import position_table
 from posenc.hf.rope_settings import RopeSetting, read_settings
 from posenc.machine.hardware import check_device
-from posenc.runtimes.files.attached import refuse_attached_encoding
-from posenc.runtimes.files.safetensors_header import read_header
+from posenc.runtimes.files.model_folder import read_header, refuse_attached_encoding
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 DEVICES = ("auto", "cpu", "cuda", "mps")

@@ -11,7 +11,7 @@ from posenc.runtimes.config_model import with_language_model_on_top
 from posenc.runtimes.families import rotates_nothing
 from posenc.runtimes.files.gguf_metadata import Metadata
 from posenc.runtimes.files.json_object import read_json
-from posenc.runtimes.files.paths_inside import path_inside
+from posenc.runtimes.files.model_folder import path_inside
 from posenc.runtimes.files.spelling import as_transformers, name_of_spelling
 from posenc.runtimes.meaning import path_in_errors
 

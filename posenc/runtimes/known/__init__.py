@@ -2,11 +2,10 @@
 
 A runtime has two files here. NAME.json has its facts, a line a family, and the releases they were
 read from; NAME.py has a typed field for each fact, and the emulator that computes by them.
-registry.py lists the runtimes, and says how one is added.
+registry.py lists the runtimes, says how one is added, and has what their emulators share.
 """
 
-from posenc.runtimes.known.emulator import Emulator
-from posenc.runtimes.known.registry import RUNTIMES, emulate
+from posenc.runtimes.known.registry import RUNTIMES, Emulator, emulate
 from posenc.runtimes.known.releases import AS_READ, RELEASES, RELEASES_IN_WORDS
 
 __all__ = ["AS_READ", "RELEASES", "RELEASES_IN_WORDS", "RUNTIMES", "Emulator", "emulate"]

@@ -13,8 +13,8 @@ from posenc.runtimes.computed_positions import (
 from posenc.runtimes.config_model import model_of
 from posenc.runtimes.files.gguf_metadata import Metadata
 from posenc.runtimes.known import RUNTIMES
-from posenc.runtimes.known.emulator import unrecorded_version
 from posenc.runtimes.known.llama_cpp import compute_from_metadata
+from posenc.runtimes.known.registry import unrecorded_version
 from posenc.runtimes.known.releases import AS_READ, RELEASES, is_recorded
 
 NOT_READ = {

@@ -15,8 +15,8 @@ from posenc.runtimes.weights.rows import (
     RotatedRows,
     find_rotated_rows,
     require_rows_in_all_layers,
+    rewrite_tensors,
 )
-from posenc.runtimes.weights.tensors import rewrite_tensors
 
 ONE_PLUS_WEIGHT = frozenset(
     "gemma3 minimax_m3_vl qwen3_5 qwen3_5_moe qwen3_next qwen4_exp step3p7 t5gemma2".split()

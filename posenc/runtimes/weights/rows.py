@@ -1,12 +1,89 @@
-"""Find the rotated rows of q and k in a checkpoint's tensors."""
+"""Find the rotated rows of q and k in a checkpoint's tensors, and permute them or change other
+tensors in the file itself.
+
+Rows are permuted from interleaved pairs (2i, 2i+1) to half-split ones (i, i + d/2) or back, and are
+moved unchanged, in any dtype: weights and biases, norms of q and k, LoRA's B, packed projections,
+grouped heads, partial rotation. Both sides move alike, so q.k stays the same.
+"""
 
 import re
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+
+from posenc.files.opening import open_to_change
 from posenc.runtimes.config_model import Model
-from posenc.runtimes.files.paths_inside import paths_inside
-from posenc.runtimes.weights.tensors import TensorEntry, read_entries
+from posenc.runtimes.files.model_folder import paths_inside, read_header
+
+DTYPES = {"F64": np.float64, "F32": np.float32, "F16": np.float16}
+
+
+@dataclass(frozen=True)
+class TensorEntry:
+    """A tensor of a safetensors file: its dtype and shape, and the offsets of its bytes."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    start: int
+    stop: int
+
+
+def read_entries(path: Path) -> list[TensorEntry]:
+    """Return the entries of a safetensors file's tensors.
+
+    Raises: ValueError where the file is damaged.
+    """
+    header, offset = read_header(path)
+    return [
+        TensorEntry(
+            name, info["dtype"], tuple(info["shape"]), *(offset + n for n in info["data_offsets"])
+        )
+        for name, info in header.items()
+    ]
+
+
+def rewrite_tensors(
+    path: Path, names: Iterable[str], change: Callable[[str, np.ndarray], np.ndarray]
+) -> None:
+    """Replace tensors by change(name, values as float64), rounded back to their dtype.
+
+    Raises: ValueError for a dtype without exact floats.
+    """
+    by_name = {entry.name: entry for entry in read_entries(path)}
+    with open_to_change(path) as file:
+        for name in names:
+            entry = by_name[name]
+            file.seek(entry.start)
+            data = file.read(entry.stop - entry.start)
+            values = change(name, decode_floats(data, entry.dtype).reshape(entry.shape))
+            file.seek(entry.start)
+            file.write(encode_floats(values, entry.dtype))
+
+
+def decode_floats(data: bytes, dtype: str) -> np.ndarray:
+    """Return the values of a tensor's bytes as float64.
+
+    Raises: ValueError for dtypes other than floats of 16 bits or more.
+    """
+    if dtype == "BF16":  # the upper half of a float32
+        wide = np.frombuffer(data, np.uint16).astype(np.uint32) << 16
+        return wide.view(np.float32).astype(np.float64)
+    if dtype not in DTYPES:
+        raise ValueError(f"{dtype}: expected one of {', '.join(DTYPES)}, BF16")
+    return np.frombuffer(data, DTYPES[dtype]).astype(np.float64)
+
+
+def encode_floats(values: np.ndarray, dtype: str) -> bytes:
+    """Return the bytes of float64 values in a dtype, rounded to nearest, ties to even."""
+    if dtype != "BF16":
+        return values.astype(DTYPES[dtype]).tobytes()
+    bits = values.astype(np.float32).view(np.uint32)
+    # Half of the last kept bit, less 1 where that bit is 0, so that ties go to even.
+    return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16).tobytes()
+
 
 LAYER = re.compile(
     r"(?:^|\.)layers\.(\d+)\.(?:self_attn|attention|attn)\.(\w+?)(?:\.base_layer)?"
@@ -214,3 +291,49 @@ def _require_row_count(entry: TensorEntry, expected: int) -> None:
     rows = entry.shape[0] if entry.shape else 0
     if rows != expected:
         raise ShapeError(f"{entry.name} has {rows} rows, expected {expected} by config.json.")
+
+
+def permute_folder(folder: Path, model: Model, *, to_interleaved: bool) -> list[str]:
+    """Permute the rotated rows of q and k in the safetensors of a folder, in place.
+
+    Returns: the names of the tensors that changed.
+    Raises: ValueError where rows of q or k are not to be found; nothing is changed then.
+    """
+    rows = find_rotated_rows(folder, model)
+    adapter = all("lora_" in r.entry.name for r in rows)
+    if not rows:
+        raise ValueError("the folder has no rows of q and k that are known")
+    if not adapter:
+        require_rows_in_all_layers(rows, model, "q")
+        require_rows_in_all_layers(rows, model, "k")
+    for r in rows:
+        _permute_rows(r, to_interleaved=to_interleaved)
+    return [r.entry.name for r in rows]
+
+
+def _permute_rows(rows: RotatedRows, *, to_interleaved: bool) -> None:
+    """Permute the rotated rows of one tensor in its file."""
+    entry = rows.entry
+    count = entry.shape[0]
+    with open_to_change(rows.path) as file:
+        file.seek(entry.start)
+        # Rows are moved as bytes, so that any dtype is moved exactly.
+        data = np.frombuffer(file.read(entry.stop - entry.start), np.uint8)
+        table = data.reshape(count, -1).copy()
+        for group in rows.groups:
+            width = group.stop - group.start
+            table[group] = table[group][row_permutation(width, to_interleaved=to_interleaved)]
+        file.seek(entry.start)
+        file.write(table.tobytes())
+
+
+def row_permutation(width: int, *, to_interleaved: bool) -> list[int]:
+    """Return the permutation new[i] = old[order[i]] of the `width` rotary dimensions of one head.
+
+    >>> row_permutation(6, to_interleaved=False)
+    [0, 2, 4, 1, 3, 5]
+    """
+    half = width // 2
+    if to_interleaved:
+        return [i for t in range(half) for i in (t, t + half)]
+    return [*range(0, width, 2), *range(1, width, 2)]

@@ -1,5 +1,6 @@
-"""Copy a checkpoint's files for a fixed folder."""
+"""Copy a checkpoint's files to the folder that --fix writes, and list how two configs differ."""
 
+import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -9,7 +10,7 @@ from posenc.files.atomic import write_atomically
 from posenc.files.opening import copy_file
 from posenc.files.sealed_json import strict_json
 from posenc.runtimes.files.json_object import LARGEST_INDEX, read_json
-from posenc.runtimes.files.paths_inside import TOKENIZER_FILES, path_inside
+from posenc.runtimes.files.model_folder import TOKENIZER_FILES, path_inside
 
 INDEX = "model.safetensors.index.json"
 COPIED_FILES = frozenset((*TOKENIZER_FILES, "config.json", "adapter_config.json", INDEX))
@@ -55,3 +56,32 @@ def write_config(path: Path, config: Mapping[str, Any]) -> None:
     """
     text = strict_json(config, indent=2, ensure_ascii=False) + "\n"
     write_atomically(path, re.sub("[\ud800-\udfff]", lambda m: f"\\u{ord(m[0]):x}", text))
+
+
+LONGEST = 160
+"""Letters of a value that are printed; chosen, not derived."""
+
+
+def config_changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
+    """Return one line per key that is new (+), gone (-) or changed (old -> new), with its path in
+    text_config."""
+    lines = []
+    for key in sorted(before.keys() | after.keys()):
+        was, now = before.get(key), after.get(key)
+        if key == "text_config" and isinstance(was, dict) and isinstance(now, dict):
+            lines += [f"{line[:2]}{key}.{line[2:]}" for line in config_changes(was, now)]
+            continue
+        old, new = _shortened_json(was), _shortened_json(now)
+        if key not in after:
+            lines.append(f"- {key}: {old}")
+        elif key not in before:
+            lines.append(f"+ {key}: {new}")
+        elif before[key] != after[key]:
+            lines.append(f"  {key}: {old} -> {new}")
+    return lines
+
+
+def _shortened_json(value: Any) -> str:
+    """Return a value as JSON, cut with "..." where it is long."""
+    text = json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= LONGEST else f"{text[: LONGEST - 3]}..."

@@ -25,12 +25,12 @@ from posenc.runtimes.config_model import (
     model_of,
 )
 from posenc.runtimes.families import SERVERS
+from posenc.runtimes.files.spelling import COMMON
 from posenc.runtimes.known import RUNTIMES, transformers5, vllm
 from posenc.runtimes.meaning import Meaning, UnknownFamilyError, meaning_of
-from posenc.runtimes.position_keys import COMMON
 from posenc.runtimes.writers import both_dialects
-from posenc.runtimes.writers.candidates import candidate_settings, max_positions_to_write
 from posenc.runtimes.writers.disagreement import disagreement
+from posenc.runtimes.writers.recipes import candidate_settings, max_positions_to_write
 
 OPTIONS_OF_SERVER = {
     "vllm": ("--hf-overrides", "--max-model-len"),

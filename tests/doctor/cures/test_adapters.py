@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from posenc.doctor.options import Options
+from posenc.doctor.command import Options
 from tests.doctor.cures.test_fold import checkpoint
 from tests.doctor.judging import run
 

@@ -11,7 +11,7 @@ from posenc.runtimes.config_model import model_of
 from posenc.runtimes.files.source import load
 from posenc.runtimes.known import RUNTIMES
 from posenc.runtimes.weights.fold import fold_multiplier, why_not_foldable
-from posenc.runtimes.weights.tensors import decode_floats, encode_floats, read_entries
+from posenc.runtimes.weights.rows import decode_floats, encode_floats, read_entries
 from tests.doctor.judging import fix
 from tests.doctor.threads import BASE, EIGHT
 

@@ -11,17 +11,16 @@ import pytest
 import torch
 from safetensors.numpy import load_file, save_file
 
+from posenc.doctor.command import Options
 from posenc.doctor.cures.measure_layout import (
     FEWEST_TOKENS,
     LAYOUT_NAMES,
     measure_layout,
     write_converted_copy,
 )
-from posenc.doctor.options import Options
 from posenc.runtimes.config_model import model_of
 from posenc.runtimes.weights.fold import ONE_PLUS_WEIGHT, fold_multiplier, why_not_foldable
-from posenc.runtimes.weights.permute_rows import permute_folder, row_permutation
-from posenc.runtimes.weights.rows import rotary_dim
+from posenc.runtimes.weights.rows import permute_folder, rotary_dim, row_permutation
 from tests.doctor.cures.test_fold import FAMILIES, checkpoint
 from tests.doctor.judging import run
 from tests.hf_models import transformers

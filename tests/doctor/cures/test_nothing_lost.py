@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from posenc.doctor.options import Options
+from posenc.doctor.command import Options
 from tests.doctor.judging import run
 from tests.doctor.threads import BASE, EIGHT
 from tests.runtimes.golden_cases import FOLDER

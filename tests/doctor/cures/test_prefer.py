@@ -6,8 +6,8 @@ import json
 import pytest
 
 from posenc.doctor import choose_interpreters
+from posenc.doctor.command import Options
 from posenc.doctor.cures.preferred import contradictions, with_preferred
-from posenc.doctor.options import Options
 from posenc.files.sealed_json import strict_json
 from posenc.runtimes.ask import Asked, Rotation
 from posenc.runtimes.meaning import meaning_of

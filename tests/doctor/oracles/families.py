@@ -16,7 +16,7 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
-from posenc.doctor.options import Options
+from posenc.doctor.command import Options
 from posenc.runtimes.files.json_object import read_json
 from posenc.runtimes.known import emulate
 from posenc.runtimes.meaning import meaning_of

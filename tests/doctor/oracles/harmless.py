@@ -61,7 +61,7 @@ def strangers() -> list[tuple[str, dict[str, Any], tuple[str, ...]]]:
 
 def mend(name: str, config: dict[str, Any], words: tuple[str, ...], root: Path) -> Fixed:
     """Run `--fix` for both versions of transformers."""
-    from posenc.doctor.options import Options
+    from posenc.doctor.command import Options
     from posenc.runtimes.meaning import meaning_of
     from tests.doctor.judging import run
     from tests.doctor.oracles.families import proved

@@ -23,7 +23,7 @@ from pathlib import Path
 
 import numpy as np
 
-from posenc.doctor.options import Options
+from posenc.doctor.command import Options
 from posenc.frequencies.float64_formulas import unscaled_frequencies
 from tests.doctor.judging import run
 from tests.doctor.oracles import exports

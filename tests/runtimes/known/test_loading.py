@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from posenc.doctor.options import Options
+from posenc.doctor.command import Options
 from posenc.runtimes.families import all_families
 from posenc.runtimes.known import emulate
 from posenc.runtimes.runtime_facts import Transformers5Facts

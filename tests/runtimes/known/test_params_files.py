@@ -5,7 +5,7 @@ import json
 import pytest
 
 from posenc.doctor.case import Case
-from posenc.doctor.options import Options
+from posenc.doctor.command import Options
 from posenc.frequencies import float64_formulas
 from posenc.runtimes.files.source import load
 from posenc.runtimes.known import RUNTIMES

@@ -8,7 +8,7 @@ import json
 
 import pytest
 
-from posenc.doctor.options import Options
+from posenc.doctor.command import Options
 from posenc.files.sealed_json import strict_json
 from posenc.frequencies import float64_formulas
 from posenc.runtimes.known import emulate

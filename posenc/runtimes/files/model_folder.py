@@ -1,0 +1,108 @@
+"""Look into a model's folder: which files belong to it, what is in the header of a safetensors file
+(names, dtypes and places of tensors), and whether the model has an encoding of posenc attached."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+from posenc.files.opening import NOT_ORDINARY_MESSAGE, open_ordinary
+from posenc.files.sealed_json import parse_bounded_json
+
+TOKENIZER_FILES = tuple(
+    "tokenizer.json tokenizer_config.json tokenizer.model special_tokens_map.json "
+    "added_tokens.json vocab.json vocab.txt vocab.bpe merges.txt spiece.model "
+    "sentencepiece.bpe.model spm.model tekken.json chat_template.jinja chat_template.json "
+    "generation_config.json".split()
+)
+"""Files copied next to exported weights: data, never code."""
+
+
+def path_inside(folder: Path, name: str, asked: str) -> Path:
+    """Return the path of an ordinary file that is in the folder itself.
+
+    Links of the Hub's cache from a snapshot to its blobs count as inside.
+
+    asked: what names the file, for the message.
+    Raises: ValueError where the file is elsewhere or not there.
+    """
+    path = folder / name
+    if Path(name).name != name or "\\" in name:
+        raise ValueError(f"{folder}: {asked} names {name!r}, which is not a file of the folder.")
+    if not path.exists():
+        raise ValueError(f"{folder}: {asked} names {name}, which is not there.")
+    home, target = folder.resolve(), path.resolve()
+    blobs = home.parents[1] / "blobs" if home.parent.name == "snapshots" else home
+    if target.parent not in (home, blobs):
+        raise ValueError(f"{path}: a link to {target}, outside of the folder, is not followed.")
+    if not path.is_file():
+        raise ValueError(f"{path}: {NOT_ORDINARY_MESSAGE}")
+    return path
+
+
+def paths_inside(folder: Path, pattern: str) -> list[Path]:
+    """Return the files of the folder whose names match the pattern, in order.
+
+    Raises: ValueError as `path_inside` does, also for a folder of a matching name.
+    """
+    return [path_inside(folder, path.name, "its listing") for path in sorted(folder.glob(pattern))]
+
+
+LARGEST_HEADER = 100 << 20
+
+
+def read_header(path: Path) -> tuple[dict[str, Any], int]:
+    """Return dtype, shape and data_offsets by tensor name, and the offset where data begin.
+
+    Raises: ValueError where the file is damaged or announces more than it has.
+    """
+    with open_ordinary(path) as file:
+        whole = os.fstat(file.fileno()).st_size
+        size = int.from_bytes(file.read(8), "little")
+        if not 2 <= size <= min(LARGEST_HEADER, whole - 8):
+            raise ValueError(f"{path}: damaged safetensors file, a header of {size} bytes.")
+        text = file.read(size)
+    try:
+        value = parse_bounded_json(text.decode())
+    except ValueError as error:
+        raise ValueError(f"{path}: damaged safetensors file: {error}.") from error
+    if not isinstance(value, dict):
+        raise ValueError(f"{path}: damaged safetensors file, its header is no object.")
+    tensors = {k: v for k, v in value.items() if k != "__metadata__"}
+    for name, info in tensors.items():
+        if not _is_tensor_info(info, whole - 8 - size):
+            raise ValueError(
+                f"{path}: damaged safetensors file, {name!r} has no place, or one that ends "
+                "outside of the file."
+            )
+    return tensors, 8 + size
+
+
+def _is_tensor_info(info: Any, end: int) -> bool:
+    """Return True for a tensor's dtype, shape, and two offsets in order up to `end`."""
+    if not isinstance(info, dict) or not isinstance(info.get("dtype"), str):
+        return False
+    shape, place = info.get("shape"), info.get("data_offsets")
+    if not isinstance(shape, list) or not isinstance(place, list) or len(place) != 2:
+        return False
+    return all(type(n) is int and n >= 0 for n in shape + place) and place[0] <= place[1] <= end
+
+
+RECORD = "posenc.json"
+"""Describes the encoding; no runtime reads it. It may be left of a model saved here before."""
+MARK = "posenc_encoding.attached"
+"""Name of a tensor among the weights of a model with an encoding. It tells them from the same
+weights saved after `detach`, beside which an older record may stand, and a loader that does not
+know the encoding reports it as left over."""
+
+
+def refuse_attached_encoding(folder: Path) -> None:
+    """Raise ValueError for a folder whose model has an encoding attached: the config and the
+    weights by themselves are another model."""
+    if not (folder / RECORD).is_file():
+        return
+    if any(MARK in read_header(path)[0] for path in paths_inside(folder, "*.safetensors")):
+        raise ValueError(
+            f"{folder}: its model has an encoding attached by posenc ({RECORD}), which stock "
+            "transformers and the other runtimes leave out: they compute another model. "
+            "posenc.hf.load reads both; save it again after posenc.hf.detach to go on without it."
+        )
